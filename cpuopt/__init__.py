@@ -1,0 +1,1 @@
+"""A CPU performance laboratory for LLM training, in Python with numba."""

@@ -1,0 +1,8 @@
+"""The one exception for what a user can cause and mend."""
+
+
+class UserError(Exception):
+    """A mistake in what the user gave: one line that says what came, what was expected, why, and what to do next.
+
+    The command line prints the message after ``cpuopt: `` and exits with status 2.
+    """
