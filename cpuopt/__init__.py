@@ -1,1 +1,32 @@
-"""A CPU performance laboratory for LLM training, in Python with numba."""
+"""A CPU performance laboratory for LLM training, in Python with numba.
+
+The names below are imported when first used, so that importing the package costs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Engine": "engine",
+    "build": "engine",
+    "load_kernels": "engine",
+    "Choice": "registry",
+    "kernel": "kernels.jit",
+    "helper": "kernels.jit",
+    "UserError": "errors",
+}
+_MODULES = ("nn", "functional", "ops", "models", "data")
+
+__all__ = [*_HOMES, *_MODULES]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)
+    if name in _MODULES:
+        return importlib.import_module(f".{name}", __name__)
+    raise AttributeError(f"module 'cpuopt' has no attribute {name!r}")

@@ -1,0 +1,263 @@
+"""From a model to something that steps: trace, reverse, plan, resolve, bind; then one loop over bound calls."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import sqrt
+from typing import Any
+
+import numpy as np
+from threadpoolctl import threadpool_limits
+
+from . import arena, kernels, nn, registry
+from .errors import UserError
+from .kernels import jit, threads
+from .op import Shape
+from .program import Call, Phase, Program, Scalar, Value
+from .reverse import add_update, reverse
+
+Array = np.ndarray[Any, Any]
+Spec = tuple[Shape, str]
+"""Shape and dtype of an input."""
+
+
+@dataclass
+class Bound:
+    """A call with its kernel and the very arguments that the kernel is called with."""
+
+    call: Call
+    kernel: registry.Kernel
+    args: list[Any]
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one training step gave: the loss before the update, and the global norm of the gradient before clipping."""
+
+    loss: float
+    grad_norm: float
+
+
+def run_calls(calls: Iterable[Bound]) -> None:
+    """Run bound calls in order: the whole engine. A profiler puts its own loop in this one's place."""
+    for bound in calls:
+        bound.kernel.function(*bound.args)
+
+
+def build(model: nn.Module, inputs: Mapping[str, Spec], *, train: bool = True) -> Program:
+    """Trace a model; for training, generate its backward and its update."""
+    program = nn.trace_model(model, inputs)
+    if train:
+        reverse(program)
+        add_update(program)
+    return program
+
+
+def resolve(program: Program, choice: registry.Choice) -> list[registry.Kernel]:
+    """Choose a kernel for each call."""
+    choice.check_used((c.op.name, c.layer) for c in program.calls)
+    return [choice.resolve(c.op.name, c.layer) for c in program.calls]
+
+
+def scratch_sizes(program: Program, chosen: Sequence[registry.Kernel]) -> list[dict[str, int]]:
+    """Work out the scratch of each call, in floats by name."""
+    return [{s.name: int(s.size(c.sizes)) for s in k.scratch} for c, k in zip(program.calls, chosen, strict=True)]
+
+
+class Engine:
+    """A model ready to train: one arena, bound kernels.
+
+    Parameters
+    ----------
+    model : its ``forward`` takes the inputs by name and returns the loss, alone or first in a tuple.
+    inputs : shape and dtype (``float32`` or ``int32``) of each input.
+    choice : which variant computes what; vanilla by default.
+    threads : for all kernels; numba's own number by default.
+    seed : of the initial weights. A parameter's weights depend on the seed and its name alone.
+    train : whether to generate backward and update.
+    processes : how many processes compile what the cache lacks.
+    progress : called with (compiled, to compile, kernel).
+    hint : asked for advice when the memory does not suffice.
+
+    Raises
+    ------
+    UserError
+        For a model that cannot be traced, a rule that matches nothing, or too little memory.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        inputs: Mapping[str, Spec],
+        *,
+        choice: registry.Choice | None = None,
+        threads: int | None = None,
+        seed: int = 0,
+        train: bool = True,
+        processes: int = 1,
+        kernel_files: Sequence[str] = (),
+        progress: Callable[[int, int, str], None] = lambda done, total, name: None,
+        hint: Callable[[int], str] = lambda needed: "try a smaller batch",
+    ) -> None:
+        self.program = build(model, inputs, train=train)
+        self.kernels = resolve(self.program, choice or registry.Choice())
+        self.threads = set_threads(threads, self.kernels)
+        self.plan = arena.plan(self.program, scratch_sizes(self.program, self.kernels))
+        arena.check_fits(self.plan.total_bytes, hint)
+        self.compiled = jit.compile_kernels(
+            list(dict.fromkeys(self.kernels)), processes=processes, files=kernel_files, progress=progress
+        )
+        self.base_bytes = arena.resident_bytes()
+        self.step_number = 0
+        self.runner: Callable[[Iterable[Bound]], None] = run_calls
+        self._arena = arena.Arena(self.plan.total_bytes)
+        self._scalars: dict[str, list[tuple[list[Any], int]]] = {}
+        self.calls = [self._bind(c, k) for c, k in zip(self.program.calls, self.kernels, strict=True)]
+        self._phases = {
+            p: [b for b in self.calls if b.call.phase == p] for p in ("forward", "backward", "norm", "update")
+        }
+        self._by_name = {v.name: v for v in self.program.values}
+        self._initialize(model, seed)
+
+    @property
+    def predicted_peak_bytes(self) -> int:
+        """What the process will hold at its peak: what it held before the arena, and the arena."""
+        return self.base_bytes + self.plan.total_bytes
+
+    def array(self, value: Value | str) -> Array:
+        """Return the array of a value, or of the name of one. What is pooled holds its numbers only while it lives."""
+        if isinstance(value, str):
+            if value not in self._by_name:
+                raise UserError(f"no value {value!r} in the program; {registry.nearest(value, self._by_name)}")
+            value = self._by_name[value]
+        return self._arena.view(value, self.plan.offsets[value], value.shape)
+
+    def parameters(self) -> dict[str, Array]:
+        """Return every parameter by name: views, so writing to them changes the model."""
+        return {p.name: self.array(p) for p in self.program.parameters}
+
+    def gradients(self) -> dict[str, Array]:
+        """Return the gradient of every trained parameter, by the parameter's name; valid after ``backward``."""
+        return {
+            p.name: self.array(self.program.adjoint[p]) for p in self.program.parameters if p in self.program.adjoint
+        }
+
+    def load(self, **batch: Array) -> None:
+        """Copy a batch into the inputs, after checking every index: kernels do not check bounds.
+
+        Raises
+        ------
+        UserError
+            For a missing or unknown input, a wrong shape, or an index out of range.
+        """
+        wanted = [v for v in self.program.inputs if v not in self.program.adjoint.values()]
+        if batch.keys() != {v.name for v in wanted}:
+            raise UserError(f"inputs are ({', '.join(batch)}); expected ({', '.join(v.name for v in wanted)})")
+        for v in wanted:
+            given = np.asarray(batch[v.name])
+            if given.shape != v.shape:
+                raise UserError(f"input '{v.name}' has shape {given.shape}; expected {v.shape}")
+            if v.below is not None:
+                bad = ((given < 0) | (given >= v.below)) & (given != v.allowed if v.allowed is not None else True)
+                if bad.any():
+                    at = tuple(int(i) for i in np.argwhere(bad)[0])
+                    raise UserError(f"input '{v.name}' holds {given[at]} at {at}; expected ids from 0 to {v.below - 1}")
+            np.copyto(self.array(v), given, casting="same_kind")
+
+    def run(self, *phases: Phase) -> None:
+        """Run the calls of some phases."""
+        for phase in phases:
+            self.runner(self._phases[phase])
+
+    def forward(self, **batch: Array) -> float:
+        """Run the forward on a batch and return the loss."""
+        self.load(**batch)
+        self.run("forward")
+        return self.loss
+
+    @property
+    def loss(self) -> float:
+        """The loss of the last forward."""
+        return float(self.array(self.program.outputs[0])[0])
+
+    def step(
+        self,
+        *,
+        lr: float = 1e-4,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        clip: float | None = None,
+        **batch: Array,
+    ) -> Step:
+        """Train on one batch: forward, backward, AdamW.
+
+        Parameters
+        ----------
+        clip : the global norm that gradients are scaled down to; None leaves them.
+        batch : the model's inputs, by name.
+        """
+        self.load(**batch)
+        self.run("forward", "backward", "norm")
+        norm = sqrt(sum(float(self.array(v)[0]) for v in self.program.outputs if v.name.endswith(".sumsq")))
+        self.step_number += 1
+        self._set(
+            lr=lr,
+            beta1=beta1,
+            beta2=beta2,
+            eps=eps,
+            weight_decay=weight_decay,
+            grad_scale=min(1.0, clip / (norm + 1e-6)) if clip else 1.0,
+            step=self.step_number,
+        )
+        self.run("update")
+        return Step(self.loss, norm)
+
+    def _bind(self, call: Call, kernel: registry.Kernel) -> Bound:
+        """Turn a call's values into the arguments of its kernel, in order."""
+        args: list[Any] = []
+        for a in call.op.args:
+            v = call.args[a.name]
+            if a.role == "scalar":
+                if isinstance(v, Scalar):
+                    self._scalars.setdefault(v.name, []).append((args, len(args)))
+                    v = 0
+                args.append(int(v) if a.integer else float(v))
+                continue
+            if v is None:
+                args.append(np.empty((0,) * len(a.shape), a.dtype))
+            else:
+                shape = tuple(d(call.sizes) for d in a.shape)
+                args.append(self._arena.view(v, self.plan.offsets[v], shape))
+            if a.role == "acc":
+                args.append(call.adds[a.name])
+        for v in self.plan.scratch[call].values():
+            args.append(self._arena.view(v, self.plan.offsets[v], v.shape))
+        return Bound(call, kernel, args)
+
+    def _set(self, **scalars: float) -> None:
+        for name, number in scalars.items():
+            for args, i in self._scalars.get(name, []):
+                args[i] = number
+
+    def _initialize(self, model: nn.Module, seed: int) -> None:
+        starts = dict(model.named_parameters())
+        for p in self.program.parameters:
+            rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, zlib.crc32(p.name.encode())])))
+            starts[p.name].init(rng, self.array(p))
+        if self.program.adjoint:
+            self.array(self.program.adjoint[self.program.outputs[0]]).fill(1)
+
+
+def set_threads(n: int | None, chosen: Iterable[registry.Kernel]) -> int:
+    """Set the threads of numba, and of NumPy's BLAS where a kernel uses it."""
+    count = threads.set_threads(n)
+    on_blas = any(k.variant == "blas" for k in chosen)
+    threadpool_limits(count if on_blas else 1, user_api="blas")
+    return count
+
+
+load_kernels = kernels.load_all

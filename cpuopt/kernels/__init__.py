@@ -1,0 +1,45 @@
+"""The kernels, and the loading of users' own. Importing this package registers all that cpuopt brings."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import traceback
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..errors import UserError
+from . import blas, vanilla  # noqa: F401  (they register themselves)
+
+
+def load_all(files: Sequence[str | Path]) -> None:
+    """Import users' kernel files, which register what they define.
+
+    Raises
+    ------
+    UserError
+        For a file that is missing or raises; the message names the line.
+    """
+    for file in files:
+        path = Path(file).resolve()
+        name = f"cpuopt_user_kernels.{path.stem}_{zlib.crc32(str(path).encode()):08x}"
+        if name in sys.modules:
+            continue
+        if not path.is_file():
+            raise UserError(f"--kernels {file}: no such file; expected a Python file with @kernel functions")
+        spec = importlib.util.spec_from_file_location(name, path)
+        if spec is None or spec.loader is None:
+            raise UserError(f"--kernels {file}: not a Python file; expected a name that ends in .py")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        try:
+            spec.loader.exec_module(module)
+        except UserError:
+            del sys.modules[name]
+            raise
+        except Exception as e:
+            del sys.modules[name]
+            lines = [f.lineno for f in traceback.extract_tb(e.__traceback__) if f.filename == str(path)]
+            line = lines[-1] if lines else getattr(e, "lineno", "?")
+            raise UserError(f"--kernels {file}: line {line} raised {type(e).__name__}: {e}") from e

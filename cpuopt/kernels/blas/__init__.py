@@ -1,0 +1,3 @@
+"""Matrix products on NumPy's BLAS: the honest ceiling to compare with. Its threads are those of the engine."""
+
+from . import matmul  # noqa: F401

@@ -1,0 +1,2 @@
+def attach(d): pass
+def is_cached(d, s): return False

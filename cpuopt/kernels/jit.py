@@ -1,0 +1,150 @@
+"""How kernels are compiled: the options, the signature that a declaration implies, the cache, the warm-up.
+
+This is the only module that calls ``numba.njit``.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
+from typing import Any
+
+import numba
+from numba import types
+
+from .. import registry
+from ..errors import UserError
+from ..op import Op
+from ..registry import Kernel, Scratch
+from . import cache
+
+FASTMATH = {"reassoc", "contract", "nsz", "arcp", "afn"}
+"""Sums may be reordered and multiply-adds fused; NaN and infinity keep their meaning, so a guard can see them."""
+
+OPTIONS: dict[str, Any] = {"parallel": True, "fastmath": FASTMATH, "error_model": "numpy", "boundscheck": False}
+"""``error_model="numpy"``: a division that checks for zero would keep its loop scalar."""
+
+
+def signature(op: Op, scratch: Sequence[Scratch] = ()) -> tuple[types.Type, ...]:
+    """Derive the numba types of a kernel's parameters: there is one signature for each op."""
+    sig: list[types.Type] = []
+    for arg in op.args:
+        if arg.role == "scalar":
+            sig.append(getattr(types, arg.dtype))
+        else:
+            sig.append(types.Array(getattr(types, arg.dtype), len(arg.shape), "C"))
+            if arg.role == "acc":
+                sig.append(types.boolean)
+    return (*sig, *(types.Array(types.float32, 1, "C") for _ in scratch))
+
+
+def kernel(
+    op: Op, variant: str, *, scratch: Sequence[tuple[str, Any]] = (), jit: bool = True, **options: Any
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Register a function as a way to compute an op.
+
+    Parameters
+    ----------
+    op : the declaration. The function's parameters must be exactly ``op.params``, then the names in `scratch`.
+    variant : the name that ``--variant`` and ``--swap`` use.
+    scratch : ``(name, size)`` pairs of float32 working memory; a size is an expression such as ``BT*C``, or a function
+        of the sizes.
+    jit : False for a plain Python function.
+    options : for ``numba.njit``, over the options that all kernels share.
+
+    Raises
+    ------
+    UserError
+        For parameters that are not the declared ones, or a second registration.
+    """
+    if not isinstance(op, Op):
+        raise UserError(
+            f"@kernel({op!r}, ...): expected an op from cpuopt.ops, as in @kernel(ops.gelu_forward, 'mine')"
+        )
+
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        parts = tuple(Scratch(name, size) for name, size in scratch)
+        sig = signature(op, parts)
+        where = f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}"
+        params = list(inspect.signature(function).parameters)
+        if not jit:
+            registry.register(Kernel(op, variant, function, parts, where=where), params)
+            return function
+        compiled = helper(**{**OPTIONS, **options})(function)
+        registry.register(
+            Kernel(
+                op,
+                variant,
+                compiled,
+                parts,
+                compile=lambda: compiled.compile(sig),
+                is_compiled=lambda: sig in compiled.overloads or cache.is_cached(compiled, sig),
+                where=where,
+            ),
+            params,
+        )
+        return compiled
+
+    return decorate
+
+
+def helper(**options: Any) -> Callable[[Callable[..., Any]], Any]:
+    """Compile a function that kernels call; serial unless told otherwise."""
+
+    def decorate(function: Callable[..., Any]) -> Any:
+        compiled = numba.njit(**{**OPTIONS, "parallel": False, **options})(function)
+        cache.attach(compiled)
+        return compiled
+
+    return decorate
+
+
+def compile_kernels(
+    kernels: Sequence[Kernel],
+    *,
+    processes: int = 1,
+    files: Sequence[str] = (),
+    progress: Callable[[int, int, str], None] = lambda done, total, name: None,
+) -> int:
+    """Make kernels ready to run: compile what the cache lacks, load the rest.
+
+    Parameters
+    ----------
+    processes : how many to compile in; each writes to the shared cache.
+    files : users' kernel files that a process of its own has to load first.
+    progress : called with (compiled so far, to compile, name) before each compilation and once at the end.
+
+    Returns
+    -------
+    How many were compiled.
+    """
+    missing = [k for k in kernels if not k.is_compiled()]
+    if processes > 1 and len(missing) > 1:
+        with ProcessPoolExecutor(
+            min(processes, len(missing)), mp_context=get_context("spawn"), initializer=_load, initargs=(tuple(files),)
+        ) as pool:
+            jobs = {pool.submit(_compile, k.op.name, k.variant): k for k in missing}
+            for done, job in enumerate(as_completed(jobs)):
+                progress(done, len(missing), jobs[job].name)
+                job.result()
+    for done, k in enumerate(missing):
+        if processes <= 1 or len(missing) == 1:
+            progress(done, len(missing), k.name)
+        k.compile()
+    if missing:
+        progress(len(missing), len(missing), "")
+    for k in kernels:
+        k.compile()
+    return len(missing)
+
+
+def _load(files: tuple[str, ...]) -> None:
+    from . import load_all
+
+    load_all(files)
+
+
+def _compile(op: str, variant: str) -> None:
+    registry.KERNELS[op, variant].compile()

@@ -1,0 +1,41 @@
+"""How many threads kernels run on, and by which layer numba starts them."""
+
+from __future__ import annotations
+
+import os
+
+import numba
+
+from ..errors import UserError
+
+
+def set_threads(n: int | None) -> int:
+    """Set the number of threads for kernels called from this Python thread; return the number that will run.
+
+    Raises
+    ------
+    UserError
+        For a number below 1, or above what numba was started with (``NUMBA_NUM_THREADS``).
+    """
+    most = numba.config.NUMBA_NUM_THREADS
+    n = most if n is None else n
+    if not 1 <= n <= most:
+        raise UserError(
+            f"threads = {n}: expected 1 to {most}, which numba was started with; "
+            f"set NUMBA_NUM_THREADS={n} before Python starts"
+        )
+    numba.set_num_threads(n)
+    return n
+
+
+def threading_layer() -> str:
+    """Name the layer that runs parallel kernels; call after the first of them."""
+    try:
+        return str(numba.threading_layer())
+    except ValueError:
+        return "none yet"
+
+
+def cores() -> int:
+    """Count the cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,3 @@
+"""The naive kernels, complete: one obvious loop nest each, after ``train_gpt2.c``. Every speed-up is quoted against them."""
+
+from . import adamw, attention, cross_entropy, embedding, gelu, layernorm, matmul, residual, softmax, sumsq  # noqa: F401

@@ -1,0 +1,97 @@
+"""Causal attention, naive: a row of scores at a time; backward through the whole softmax Jacobian."""
+
+import numpy as np
+from numba import prange
+
+from ... import ops
+from ...op import NH, B, T
+from ..jit import kernel
+
+
+@kernel(ops.attention_forward, "vanilla", scratch=[("att", B * NH * T)])
+def attention_forward(out, lse, qkv, att):
+    """Scores of one query, their softmax, the weighted sum of the values.
+
+    Parallel: batch and head; each owns a slice of `out`, of `lse` and of `att`.
+    Memory: one row of attention weights a head.
+    Bound: compute.
+    """
+    B, T, C = out.shape
+    NH = lse.shape[1]
+    HS = C // NH
+    scale = np.float32(1) / np.sqrt(np.float32(HS))
+    for bh in prange(B * NH):
+        b, q0 = bh // NH, (bh % NH) * HS
+        k0, v0, a = q0 + C, q0 + 2 * C, bh * T
+        for t in range(T):
+            # pass 1: q . k, and the maximum
+            top = np.float32(-np.inf)
+            for t2 in range(t + 1):
+                score = np.float32(0)
+                for i in range(HS):
+                    score += qkv[b, t, q0 + i] * qkv[b, t2, k0 + i]
+                score *= scale
+                top = max(top, score)
+                att[a + t2] = score
+            # pass 2: exp, and the sum
+            total = np.float32(0)
+            for t2 in range(t + 1):
+                e = np.exp(att[a + t2] - top)
+                total += e
+                att[a + t2] = e
+            lse[b, bh % NH, t] = np.log(total) + top
+            # pass 3: normalize, and gather the values
+            for i in range(HS):
+                out[b, t, q0 + i] = 0
+            for t2 in range(t + 1):
+                p = att[a + t2] / total
+                for i in range(HS):
+                    out[b, t, q0 + i] += p * qkv[b, t2, v0 + i]
+
+
+@kernel(ops.attention_backward, "vanilla", scratch=[("att", B * NH * T), ("datt", B * NH * T)])
+def attention_backward(dqkv, dqkv_add, dout, qkv, out, lse, att, datt):
+    """For each query: its weights again, their adjoints, the softmax Jacobian in full, then q, k and v.
+
+    The Jacobian makes it O(T^3), as in ``train_gpt2.c``.
+
+    Parallel: batch and head; each owns a slice of `dqkv` and of the scratch.
+    Memory: two rows a head.
+    Bound: compute.
+    """
+    B, T, C = dout.shape
+    NH = lse.shape[1]
+    HS = C // NH
+    scale = np.float32(1) / np.sqrt(np.float32(HS))
+    for bh in prange(B * NH):
+        b, q0 = bh // NH, (bh % NH) * HS
+        k0, v0, a = q0 + C, q0 + 2 * C, bh * T
+        if not dqkv_add:
+            for t in range(T):
+                for i in range(HS):
+                    dqkv[b, t, q0 + i] = 0
+                    dqkv[b, t, k0 + i] = 0
+                    dqkv[b, t, v0 + i] = 0
+        for t in range(T):
+            # pass 1: the weights again
+            for t2 in range(t + 1):
+                score = np.float32(0)
+                for i in range(HS):
+                    score += qkv[b, t, q0 + i] * qkv[b, t2, k0 + i]
+                att[a + t2] = np.exp(score * scale - lse[b, bh % NH, t])
+            # pass 2: out[t] += att[t2] * v[t2]
+            for t2 in range(t + 1):
+                d = np.float32(0)
+                for i in range(HS):
+                    d += qkv[b, t2, v0 + i] * dout[b, t, q0 + i]
+                    dqkv[b, t2, v0 + i] += att[a + t2] * dout[b, t, q0 + i]
+                datt[a + t2] = d
+            # pass 3: att = softmax(score), then score[t2] = scale * q[t] . k[t2]
+            for t3 in range(t + 1):
+                dscore = np.float32(0)
+                for t2 in range(t + 1):
+                    same = np.float32(1) if t2 == t3 else np.float32(0)
+                    dscore += att[a + t2] * (same - att[a + t3]) * datt[a + t2]
+                for i in range(HS):
+                    dqkv[b, t, q0 + i] += qkv[b, t3, k0 + i] * dscore * scale
+                    dqkv[b, t3, k0 + i] += qkv[b, t, q0 + i] * dscore * scale

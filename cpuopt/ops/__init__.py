@@ -1,0 +1,44 @@
+"""The declared ops, one file an op: formula, shapes, FLOPs, source and a float64 NumPy reference.
+
+Nothing here imports numba or a kernel: the references judge the kernels and share no code with them.
+"""
+
+from ..op import Op
+from .adamw import adamw
+from .attention import attention_backward, attention_forward
+from .cross_entropy import cross_entropy_backward, cross_entropy_forward
+from .embedding import embedding_backward, embedding_forward
+from .gelu import gelu_backward, gelu_forward
+from .layernorm import layernorm_backward, layernorm_forward
+from .matmul import matmul_backward_input, matmul_backward_weight, matmul_forward
+from .residual import residual_backward, residual_forward
+from .softmax import softmax_backward, softmax_forward
+from .sumsq import sumsq
+
+ALL: dict[str, Op] = {
+    op.name: op
+    for op in (
+        embedding_forward,
+        embedding_backward,
+        layernorm_forward,
+        layernorm_backward,
+        matmul_forward,
+        matmul_backward_input,
+        matmul_backward_weight,
+        attention_forward,
+        attention_backward,
+        gelu_forward,
+        gelu_backward,
+        residual_forward,
+        residual_backward,
+        softmax_forward,
+        softmax_backward,
+        cross_entropy_forward,
+        cross_entropy_backward,
+        sumsq,
+        adamw,
+    )
+}
+"""Every declared op by name, in the order of a training step."""
+
+__all__ = ["ALL", *ALL]

@@ -1,0 +1,69 @@
+"""Cross-entropy of logits against target ids, softmax included; the mean over the tokens that count.
+
+Forward::
+
+    lse[bt]    = log(sum_v exp(logits[bt, v]))
+    losses[bt] = lse[bt] - logits[bt, targets[bt]]      0 where targets[bt] = ignore_index
+    loss       = sum(losses) / n                        n: how many targets are not ignore_index
+
+With no target that counts, loss is NaN and the gradient is zero.
+
+Backward, for the rows that count (0 for the others)::
+
+    dlogits[bt, v] += dloss / n * (exp(logits[bt, v] - lse[bt]) - [v = targets[bt]])
+
+Source: ``torch.nn.functional.cross_entropy``; ``crossentropy_softmax_backward`` of llm.c.
+"""
+
+import numpy as np
+
+from ..op import BT, Op, V, acc, index, inp, out, scalar
+
+SOURCE = "torch.nn.functional.cross_entropy"
+
+
+def reference_forward(logits, targets, ignore_index):  # type: ignore[no-untyped-def]
+    top = logits.max(axis=-1)
+    lse = np.log(np.exp(logits - top[:, None]).sum(axis=-1)) + top
+    counts = targets != ignore_index
+    picked = logits[np.arange(len(targets)), np.where(counts, targets, 0)]
+    losses = np.where(counts, lse - picked, 0.0)
+    with np.errstate(invalid="ignore"):
+        return {"loss": np.array([losses.sum() / counts.sum()]), "losses": losses, "lse": lse}
+
+
+def reference_backward(dloss, logits, lse, targets, ignore_index):  # type: ignore[no-untyped-def]
+    counts = targets != ignore_index
+    grad = np.exp(logits - lse[:, None])
+    grad[np.arange(len(targets)), np.where(counts, targets, 0)] -= 1
+    return {"dlogits": grad * counts[:, None] * (dloss[0] / max(counts.sum(), 1))}
+
+
+cross_entropy_forward = Op(
+    "cross_entropy_forward",
+    out("loss", 1, reduces=BT + V),
+    out("losses", BT, reduces=V),
+    out("lse", BT, reduces=V),
+    inp("logits", BT, V),
+    index("targets", BT, below=V),
+    scalar("ignore_index", integer=True),
+    label="Softmax/Cross-entropy Forward",
+    flops=4 * BT * V,
+    reference=reference_forward,
+    source=SOURCE,
+)
+
+cross_entropy_backward = Op(
+    "cross_entropy_backward",
+    acc("dlogits", BT, V, reduces=V),
+    inp("dloss", 1),
+    inp("logits", BT, V),
+    inp("lse", BT),
+    index("targets", BT, below=V),
+    scalar("ignore_index", integer=True),
+    label="Softmax/Cross-entropy Backward",
+    flops=4 * BT * V,
+    reference=reference_backward,
+    source=SOURCE,
+    inverts=cross_entropy_forward,
+)

@@ -1,0 +1,62 @@
+"""Token embedding, with an optional position embedding added.
+
+Forward::
+
+    out[b, t, :] = wte[tokens[b, t], :] + wpe[t, :]
+
+Backward::
+
+    dwte[v, :] += sum over the (b, t) with tokens[b, t] = v of dout[b, t, :]
+    dwpe[t, :] += sum over b of dout[b, t, :]
+
+Source: Radford et al. 2019 (GPT-2); ``torch.nn.functional.embedding``; ``encoder_forward`` of llm.c.
+"""
+
+import numpy as np
+
+from ..op import B, C, Op, T, V, acc, index, inp, maxT, out
+
+SOURCE = "Radford et al. 2019 (GPT-2); torch.nn.functional.embedding"
+
+
+def reference_forward(tokens, wte, wpe):  # type: ignore[no-untyped-def]
+    x = wte[tokens]
+    return {"out": x if wpe is None else x + wpe[: tokens.shape[1]]}
+
+
+def reference_backward(dout, tokens, dwte, dwpe):  # type: ignore[no-untyped-def]
+    gwte = np.zeros(dwte.shape)
+    np.add.at(gwte, tokens, dout)
+    grads = {"dwte": gwte}
+    if dwpe is not None:
+        grads["dwpe"] = np.zeros(dwpe.shape)
+        grads["dwpe"][: dout.shape[1]] = dout.sum(axis=0)
+    return grads
+
+
+embedding_forward = Op(
+    "embedding_forward",
+    out("out", B, T, C),
+    index("tokens", B, T, below=V),
+    inp("wte", V, C),
+    inp("wpe", maxT, C, optional=True),
+    label="Encoder Forward",
+    flops=B * T * C,
+    nbytes=4 * (3 * B * T * C + B * T),
+    reference=reference_forward,
+    source=SOURCE,
+)
+
+embedding_backward = Op(
+    "embedding_backward",
+    acc("dwte", V, C, reduces=B * T),
+    acc("dwpe", maxT, C, reduces=B, optional=True),
+    inp("dout", B, T, C),
+    index("tokens", B, T, below=V),
+    label="Encoder Backward",
+    flops=2 * B * T * C,
+    nbytes=4 * (5 * B * T * C + B * T),
+    reference=reference_backward,
+    source=SOURCE,
+    inverts=embedding_forward,
+)

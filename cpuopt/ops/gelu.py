@@ -1,0 +1,51 @@
+"""GELU in its tanh form.
+
+Forward, with u = sqrt(2/pi) * (inp + 0.044715 * inp^3)::
+
+    out = inp/2 * (1 + tanh(u))
+
+Backward::
+
+    dinp += dout * ((1 + tanh(u))/2 + inp/2 * (1 - tanh(u)^2) * sqrt(2/pi) * (1 + 3 * 0.044715 * inp^2))
+
+Source: Hendrycks and Gimpel 2016 (arXiv 1606.08415), section 2; ``torch.nn.functional.gelu(approximate="tanh")``.
+"""
+
+import numpy as np
+
+from ..op import N, Op, acc, inp, out
+
+SOURCE = 'Hendrycks and Gimpel 2016, section 2; torch.nn.functional.gelu(approximate="tanh")'
+
+
+def reference_forward(inp):  # type: ignore[no-untyped-def]
+    return {"out": 0.5 * inp * (1 + np.tanh(np.sqrt(2 / np.pi) * (inp + 0.044715 * inp**3)))}
+
+
+def reference_backward(dout, inp):  # type: ignore[no-untyped-def]
+    t = np.tanh(np.sqrt(2 / np.pi) * (inp + 0.044715 * inp**3))
+    du = np.sqrt(2 / np.pi) * (1 + 3 * 0.044715 * inp**2)
+    return {"dinp": dout * (0.5 * (1 + t) + 0.5 * inp * (1 - t**2) * du)}
+
+
+gelu_forward = Op(
+    "gelu_forward",
+    out("out", N),
+    inp("inp", N),
+    label="GELU Forward",
+    flops=9 * N,
+    reference=reference_forward,
+    source=SOURCE,
+)
+
+gelu_backward = Op(
+    "gelu_backward",
+    acc("dinp", N),
+    inp("dout", N),
+    inp("inp", N),
+    label="GELU Backward",
+    flops=18 * N,
+    reference=reference_backward,
+    source=SOURCE,
+    inverts=gelu_forward,
+)

@@ -1,0 +1,70 @@
+"""Layer normalization of each row, with a learned scale and shift.
+
+Forward, for each row of ``inp``::
+
+    mean = sum(inp) / C
+    rstd = 1 / sqrt(sum((inp - mean)^2) / C + eps)
+    xhat = (inp - mean) * rstd
+    out  = xhat * weight + bias
+
+Backward, with g = dout * weight::
+
+    dinp    += rstd * (g - mean_C(g) - xhat * mean_C(g * xhat))
+    dweight += sum over rows of dout * xhat
+    dbias   += sum over rows of dout
+
+Source: Ba, Kiros and Hinton 2016 (arXiv 1607.06450), equation 4; ``torch.nn.functional.layer_norm``.
+"""
+
+import numpy as np
+
+from ..op import BT, C, Op, acc, inp, out, scalar
+
+SOURCE = "Ba, Kiros and Hinton 2016, equation 4; torch.nn.functional.layer_norm"
+
+
+def reference_forward(inp, weight, bias, eps):  # type: ignore[no-untyped-def]
+    mean = inp.mean(axis=-1)
+    rstd = 1 / np.sqrt(inp.var(axis=-1) + eps)
+    xhat = (inp - mean[:, None]) * rstd[:, None]
+    return {"out": xhat * weight + bias, "mean": mean, "rstd": rstd}
+
+
+def reference_backward(dout, inp, weight, mean, rstd):  # type: ignore[no-untyped-def]
+    xhat = (inp - mean[:, None]) * rstd[:, None]
+    g = dout * weight
+    centred = g - g.mean(axis=-1, keepdims=True) - xhat * (g * xhat).mean(axis=-1, keepdims=True)
+    return {"dinp": rstd[:, None] * centred, "dweight": (dout * xhat).sum(axis=0), "dbias": dout.sum(axis=0)}
+
+
+layernorm_forward = Op(
+    "layernorm_forward",
+    out("out", BT, C, reduces=C),
+    out("mean", BT, reduces=C),
+    out("rstd", BT, reduces=C),
+    inp("inp", BT, C),
+    inp("weight", C),
+    inp("bias", C),
+    scalar("eps"),
+    label="Layernorm Forward",
+    flops=8 * BT * C,
+    reference=reference_forward,
+    source=SOURCE,
+)
+
+layernorm_backward = Op(
+    "layernorm_backward",
+    acc("dinp", BT, C, reduces=C),
+    acc("dweight", C, reduces=BT),
+    acc("dbias", C, reduces=BT),
+    inp("dout", BT, C),
+    inp("inp", BT, C),
+    inp("weight", C),
+    inp("mean", BT),
+    inp("rstd", BT),
+    label="Layernorm Backward",
+    flops=16 * BT * C,
+    reference=reference_backward,
+    source=SOURCE,
+    inverts=layernorm_forward,
+)

@@ -1,0 +1,168 @@
+"""Which kernel computes which op in which layer.
+
+Kernels register themselves under (op, variant). A `Choice` is a list of rules ``(op pattern, layer pattern) -> variant``
+read from the command line; ``vanilla`` lies underneath and the last rule that matches wins.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any
+
+from . import ops
+from .errors import UserError
+from .op import Dim, Op
+
+BASE = "vanilla"
+"""The variant that is complete; every other may be partial."""
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """Working memory that a kernel asks for: a 1-D float32 array of `size` elements, passed after the op's arguments."""
+
+    name: str
+    size: Dim | Callable[[Mapping[str, int]], int]
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One way to compute an op."""
+
+    op: Op
+    variant: str
+    function: Callable[..., None] = field(repr=False)
+    scratch: tuple[Scratch, ...] = ()
+    compile: Callable[[], None] = field(repr=False, default=lambda: None)
+    is_compiled: Callable[[], bool] = field(repr=False, default=lambda: True)
+    where: str = ""
+
+    @property
+    def name(self) -> str:
+        """As in ``gelu_forward[vanilla]``."""
+        return f"{self.op.name}[{self.variant}]"
+
+
+KERNELS: dict[tuple[str, str], Kernel] = {}
+"""Every registered kernel, by (op name, variant)."""
+
+
+def register(kernel: Kernel, params: Sequence[str]) -> None:
+    """Add a kernel, after checking its parameters against the declaration.
+
+    Raises
+    ------
+    UserError
+        For parameters that are not the declared ones, or a second kernel under the same op and variant.
+    """
+    want = [*kernel.op.params, *(s.name for s in kernel.scratch)]
+    if list(params) != want:
+        raise UserError(
+            f"{kernel.name}: parameters are ({', '.join(params)}); the declaration says otherwise: "
+            f"write def {kernel.op.name}({', '.join(want)})  [{kernel.where}]"
+        )
+    key = kernel.op.name, kernel.variant
+    if key in KERNELS:
+        raise UserError(
+            f"{kernel.name}: registered a second time at {kernel.where}; the first stands at {KERNELS[key].where}: "
+            "give this one another variant name"
+        )
+    KERNELS[key] = kernel
+
+
+def variants(op: str) -> list[str]:
+    """List the variants that an op has."""
+    return [v for o, v in KERNELS if o == op]
+
+
+def op_matches(name: str, pattern: str) -> bool:
+    """Whether an op belongs to a pattern: its name, a glob, or the family's first words (``matmul``)."""
+    return fnmatchcase(name, pattern) or fnmatchcase(name, pattern + "_*")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Ops and layers that match take `variant`, where the op has it."""
+
+    op: str
+    layer: str
+    variant: str
+
+    def __str__(self) -> str:
+        return f"{self.op}{'' if self.layer == '*' else '@' + self.layer}={self.variant}"
+
+
+def parse_swap(text: str) -> Rule:
+    """Read ``OP[@LAYER]=VARIANT``; OP and LAYER may be globs."""
+    target, equals, variant = text.partition("=")
+    op, _, layer = target.partition("@")
+    if not (op and equals and variant) or (("@" in target) and not layer):
+        raise UserError(f"--swap {text!r}: expected OP[@LAYER]=VARIANT, as in 'attention_backward@h.0.*=vanilla'")
+    return Rule(op, layer or "*", variant)
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """Name what the user may have meant, or all there is."""
+    known = list(known)
+    close = difflib.get_close_matches(word, known, 1, 0.6)
+    return f"did you mean '{close[0]}'?" if close else f"known: {', '.join(known)}"
+
+
+class Choice:
+    """The rules of one run.
+
+    Parameters
+    ----------
+    variant : for every op that has it; the others stay vanilla.
+    swaps : ``OP[@LAYER]=VARIANT`` each, in rising precedence.
+
+    Raises
+    ------
+    UserError
+        For an op or variant that nothing registered.
+    """
+
+    def __init__(self, variant: str = BASE, swaps: Sequence[str] = ()) -> None:
+        self.variant, self.swaps = variant, [parse_swap(s) for s in swaps]
+        every = dict.fromkeys(v for _, v in KERNELS)
+        if variant not in every:
+            raise UserError(f"--variant {variant!r}: no kernel is registered under it; {nearest(variant, every)}")
+        for rule in self.swaps:
+            matched = [name for name in ops.ALL if op_matches(name, rule.op)]
+            if not matched:
+                raise UserError(f"--swap '{rule}': no op matches {rule.op!r}; {nearest(rule.op, ops.ALL)}")
+            having = [name for name in matched if (name, rule.variant) in KERNELS]
+            if not having:
+                there = dict.fromkeys(v for name in matched for v in variants(name))
+                raise UserError(
+                    f"--swap '{rule}': {matched[0]} has no variant {rule.variant!r}; {nearest(rule.variant, there)}"
+                )
+
+    def resolve(self, op: str, layer: str) -> Kernel:
+        """Choose the kernel for an op in a layer."""
+        for rule in [*reversed(self.swaps), Rule("*", "*", self.variant)]:
+            if op_matches(op, rule.op) and fnmatchcase(layer, rule.layer) and (op, rule.variant) in KERNELS:
+                return KERNELS[op, rule.variant]
+        return KERNELS[op, BASE]
+
+    def check_used(self, calls: Iterable[tuple[str, str]]) -> None:
+        """Refuse a swap that matches none of a program's (op, layer) pairs."""
+        calls = list(calls)
+        for rule in self.swaps:
+            ops_here = [(op, layer) for op, layer in calls if op_matches(op, rule.op)]
+            if not ops_here:
+                here = dict.fromkeys(op for op, _ in calls)
+                raise UserError(f"--swap '{rule}': this model does not use {rule.op!r}; it uses {', '.join(here)}")
+            layers = dict.fromkeys(layer for _, layer in ops_here)
+            if not any(fnmatchcase(layer, rule.layer) for layer in layers):
+                raise UserError(
+                    f"--swap '{rule}': no layer of the model with {rule.op} matches {rule.layer!r}; "
+                    f"{nearest(rule.layer, layers)}"
+                )
+
+    def describe(self) -> dict[str, Any]:
+        """For a run's record."""
+        return {"variant": self.variant, "swaps": [str(r) for r in self.swaps]}
