@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import mmap
 import resource
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from math import prod
@@ -127,8 +127,8 @@ def plan(program: Program, scratch: Sequence[Mapping[str, int]] = ()) -> Plan:
     for v in sorted(pooled, key=lambda v: (-v.nbytes, spans[v])):
         first, last = spans[v]
         offset = pool_start
-        for lo, hi, f, l in placed:  # in the order of offsets: the lowest gap that fits
-            if f <= last and first <= l and hi > offset:
+        for lo, hi, born, died in placed:  # in the order of offsets: the lowest gap that fits
+            if born <= last and first <= died and hi > offset:
                 if lo - offset >= align(v.nbytes):
                     break
                 offset = hi
@@ -159,7 +159,7 @@ def available_bytes() -> int:
     limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
     with suppress(OSError, ValueError):  # no cgroup, or one without a limit
         free.append(int(limit.read_text()) - int(used.read_text()))
-    return min(free)
+    return int(min(free))
 
 
 class Arena:
@@ -180,14 +180,16 @@ class Arena:
         return self._bytes[offset : offset + n].view(value.dtype).reshape(shape)
 
 
-def check_fits(needed: int, hint: str) -> None:
+def check_fits(needed: int, hint: Callable[[int], str]) -> None:
     """Refuse an arena that the memory cannot hold.
 
     Raises
     ------
     UserError
-        With what is needed, what there is, and `hint`.
+        With what is needed, what there is, and the advice of `hint`, which is given what there is.
     """
     there = available_bytes()
     if needed > there:
-        raise UserError(f"the arena needs {needed / 1e9:.2f} GB; {there / 1e9:.2f} GB of memory are available: {hint}")
+        raise UserError(
+            f"the arena needs {needed / 1e9:.2f} GB and {there / 1e9:.2f} GB of memory are available; {hint(there)}"
+        )

@@ -85,10 +85,14 @@ def prepare(
 
     Parameters
     ----------
-    name : a key of ``DATASETS``.
-    tokenizer : ``gpt2``, or ``bytes``, which needs the text alone.
-    directory : where datasets live; by default `data_directory()`.
-    progress : told of each download.
+    name
+        A key of ``DATASETS``.
+    tokenizer
+        ``gpt2``, or ``bytes``, which needs the text alone.
+    directory
+        Where datasets live; by default `data_directory()`.
+    progress
+        Told of each download.
 
     Returns
     -------

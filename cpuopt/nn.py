@@ -63,6 +63,7 @@ class Module:
         raise UserError(f"{type(self).__name__} has no forward method: write def forward(self, x): ...")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Trace ``forward`` in this module's layer."""
         with current().inside(self):
             return self.forward(*args, **kwargs)
 
@@ -184,7 +185,7 @@ def trace_model(model: Module, inputs: Mapping[str, tuple[Shape, str]]) -> Progr
     program.outputs = list(result) if isinstance(result, tuple) else [result]
     loss = program.outputs[0]
     if not isinstance(loss, Value) or loss.shape != (1,):
-        shape = getattr(loss, "shape", type(loss).__name__)
+        shape = loss.shape if isinstance(loss, Value) else type(loss).__name__
         raise UserError(f"{type(model).__name__}.forward returned {shape}; expected the loss, a value of shape (1,)")
     program.verify()
     return program

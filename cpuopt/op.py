@@ -41,6 +41,7 @@ class Dim:
     __rmul__ = __mul__
 
     def __call__(self, sizes: Mapping[str, int]) -> int:
+        """Evaluate for sizes by symbol."""
         return int(sum(v * prod(sizes[s] for s in k) for k, v in self.terms.items()))
 
     def __eq__(self, other: object) -> bool:
@@ -78,8 +79,11 @@ def as_dim(x: Dim | float) -> Dim:
     return x if isinstance(x, Dim) else Dim({(): x})
 
 
+ONE = as_dim(1)
+
+
 def symbols(names: str) -> list[Dim]:
-    """Declare size symbols: ``B, T = symbols("B T")``."""
+    """Declare size symbols, as in ``B, T = symbols("B T")``."""
     return [Dim({(n,): 1}) for n in names.split()]
 
 
@@ -109,7 +113,7 @@ class Arg:
     role: Role
     shape: tuple[Dim, ...] = ()
     optional: bool = False
-    reduces: Dim = as_dim(1)
+    reduces: Dim = ONE
     below: Dim | None = None
     integer: bool = False
 

@@ -1,7 +1,7 @@
 """Which kernel computes which op in which layer.
 
-Kernels register themselves under (op, variant). A `Choice` is a list of rules ``(op pattern, layer pattern) -> variant``
-read from the command line; ``vanilla`` lies underneath and the last rule that matches wins.
+Kernels register themselves under (op, variant). A `Choice` is a list of rules, each from an op pattern and a layer
+pattern to a variant; ``vanilla`` lies underneath and the last rule that matches wins.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BASE = "vanilla"
 
 @dataclass(frozen=True)
 class Scratch:
-    """Working memory that a kernel asks for: a 1-D float32 array of `size` elements, passed after the op's arguments."""
+    """Working memory that a kernel asks for: `size` floats, passed after the op's arguments as a 1-D array."""
 
     name: str
     size: Dim | Callable[[Mapping[str, int]], int]

@@ -1,7 +1,7 @@
 """Tokens: text to token ids and back, and the files that keep them.
 
-``bytes`` needs nothing. ``gpt2`` is tiktoken's and needs a vocabulary file, which this module only reads: fetching is the
-work of ``datasets.prepare``. A token file is llm.c's: 256 int32 (magic, version, count, zeros), then uint16 tokens.
+``bytes`` needs nothing. ``gpt2`` is tiktoken's and needs a vocabulary file, which this module only reads: to fetch it
+is the work of ``datasets.prepare``. A token file is llm.c's: 256 int32 (magic, version, count, zeros), then uint16.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import hashlib
 import os
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Buffer, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import tiktoken
 
 Tokens = NDArray[np.integer[Any]]
+Content = bytes | bytearray | memoryview
 
 
 class Tokenizer(ABC):
@@ -105,8 +106,8 @@ def get_tokenizer(name: str) -> Tokenizer:
         if GPT2_VOCABULARY.matches(content):
             return GPT2(_gpt2_encoding(content))
     raise UserError(
-        f"the gpt2 tokenizer needs its vocabulary file {str(places[0])!r}, which is missing or damaged; run `cpuopt data "
-        f"prepare tinyshakespeare --tokenizer gpt2`, or put there by hand {GPT2_VOCABULARY}"
+        f"the gpt2 tokenizer needs its vocabulary file {str(places[0])!r}, which is missing or damaged; run "
+        f"`cpuopt data prepare tinyshakespeare --tokenizer gpt2`, or put there by hand {GPT2_VOCABULARY}"
     )
 
 
@@ -118,7 +119,7 @@ class Published:
     size: int
     sha256: str
 
-    def matches(self, content: Buffer) -> bool:
+    def matches(self, content: Content) -> bool:
         """Say whether this is the file's content."""
         return memoryview(content).nbytes == self.size and hashlib.sha256(content).hexdigest() == self.sha256
 
@@ -143,8 +144,8 @@ GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s
 def vocabulary_places() -> list[Path]:
     """List the paths where gpt2's vocabulary file may lie; the first is where to put it.
 
-    tiktoken's cache directory if the user named one; else the data directory, which a cluster's compute nodes share with
-    the node that has a network, and then tiktoken's default in the temporary directory.
+    tiktoken's cache directory if the user named one; else the data directory, which a cluster's compute nodes share
+    with the node that has a network, and then tiktoken's default in the temporary directory.
     """
     name = hashlib.sha1(GPT2_VOCABULARY.url.encode()).hexdigest()  # tiktoken's own rule, so its caches serve
     named = os.environ.get("TIKTOKEN_CACHE_DIR") or os.environ.get("DATA_GYM_CACHE_DIR")
@@ -244,10 +245,10 @@ def write_tokens(path: Path, tokens: ArrayLike) -> None:
         )
     header = np.zeros(256, "<i4")
     header[:3] = MAGIC, VERSION, array.size
-    write_whole(path, header, array.astype("<u2"))
+    write_whole(path, header.data, array.astype("<u2").data)
 
 
-def write_whole(path: Path, *parts: Buffer) -> None:
+def write_whole(path: Path, *parts: Content) -> None:
     """Write a file so that, whenever the machine stops, `path` holds either all of it or what it held before.
 
     Raises

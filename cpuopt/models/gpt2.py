@@ -87,7 +87,8 @@ class Attention(nn.Module):
 
     def forward(self, x: Value) -> Value:
         """Keep the shape (B, T, C)."""
-        return self.c_proj(F.attention(self.c_attn(x), self.n_head))
+        y: Value = self.c_proj(F.attention(self.c_attn(x), self.n_head))
+        return y
 
 
 class MLP(nn.Module):
@@ -99,7 +100,8 @@ class MLP(nn.Module):
 
     def forward(self, x: Value) -> Value:
         """Keep the shape (B, T, C)."""
-        return self.c_proj(F.gelu(self.c_fc(x)))
+        y: Value = self.c_proj(F.gelu(self.c_fc(x)))
+        return y
 
 
 class Block(nn.Module):
@@ -114,7 +116,8 @@ class Block(nn.Module):
     def forward(self, x: Value) -> Value:
         """Keep the shape (B, T, C)."""
         x = x + self.attn(self.ln_1(x))
-        return x + self.mlp(self.ln_2(x))
+        x = x + self.mlp(self.ln_2(x))
+        return x
 
 
 class GPT2(nn.Module):

@@ -14,7 +14,7 @@ import numpy as np
 from ..op import N, Op, inp, scalar, state
 
 
-def reference(param, m, v, grad, lr, beta1, beta2, eps, weight_decay, grad_scale, step):  # type: ignore[no-untyped-def]
+def reference(param, m, v, grad, lr, beta1, beta2, eps, weight_decay, grad_scale, step):
     g = grad * grad_scale
     m = beta1 * m + (1 - beta1) * g
     v = beta2 * v + (1 - beta2) * g**2

@@ -1,4 +1,6 @@
-"""Causal multi-head self-attention from a fused qkv, whose last axis holds q, then k, then v, each NH heads of HS = C/NH.
+"""Causal multi-head self-attention from a fused qkv.
+
+The last axis of ``qkv`` holds q, then k, then v, each NH heads of HS = C/NH.
 
 Forward, for each b and head, with s = 1/sqrt(HS)::
 
@@ -27,19 +29,19 @@ from ..op import NH, B, C, Op, T, acc, inp, out
 SOURCE = "Vaswani et al. 2017, equation 1; Dao 2023 for lse; torch scaled_dot_product_attention(is_causal=True)"
 
 
-def heads(x, NH):  # type: ignore[no-untyped-def]
+def heads(x, NH):
     """Split (B, T, C) into (B, NH, T, HS)."""
     B, T, C = x.shape
     return x.reshape(B, T, NH, C // NH).transpose(0, 2, 1, 3)
 
 
-def rows(x):  # type: ignore[no-untyped-def]
+def rows(x):
     """Join (B, NH, T, HS) into (B, T, C)."""
     B, NH, T, HS = x.shape
     return x.transpose(0, 2, 1, 3).reshape(B, T, NH * HS)
 
 
-def scores(qkv, NH):  # type: ignore[no-untyped-def]
+def scores(qkv, NH):
     q, k, v = (heads(x, NH) for x in np.split(qkv, 3, axis=-1))
     scale = 1 / np.sqrt(q.shape[-1])
     score = scale * q @ k.transpose(0, 1, 3, 2)
@@ -47,7 +49,7 @@ def scores(qkv, NH):  # type: ignore[no-untyped-def]
     return q, k, v, scale, np.where(future, -np.inf, score)
 
 
-def reference_forward(qkv, lse):  # type: ignore[no-untyped-def]
+def reference_forward(qkv, lse):
     _, _, v, _, score = scores(qkv, lse.shape[1])
     top = score.max(axis=-1, keepdims=True)
     lse = np.log(np.exp(score - top).sum(axis=-1)) + top[..., 0]
@@ -55,7 +57,7 @@ def reference_forward(qkv, lse):  # type: ignore[no-untyped-def]
     return {"out": rows(att @ v), "lse": lse}
 
 
-def reference_backward(dout, qkv, lse):  # type: ignore[no-untyped-def]
+def reference_backward(dout, qkv, lse):
     NH = lse.shape[1]
     q, k, v, scale, score = scores(qkv, NH)
     att = np.exp(score - lse[..., None])

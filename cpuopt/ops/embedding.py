@@ -19,12 +19,12 @@ from ..op import B, C, Op, T, V, acc, index, inp, maxT, out
 SOURCE = "Radford et al. 2019 (GPT-2); torch.nn.functional.embedding"
 
 
-def reference_forward(tokens, wte, wpe):  # type: ignore[no-untyped-def]
+def reference_forward(tokens, wte, wpe):
     x = wte[tokens]
     return {"out": x if wpe is None else x + wpe[: tokens.shape[1]]}
 
 
-def reference_backward(dout, tokens, dwte, dwpe):  # type: ignore[no-untyped-def]
+def reference_backward(dout, tokens, dwte, dwpe):
     gwte = np.zeros(dwte.shape)
     np.add.at(gwte, tokens, dout)
     grads = {"dwte": gwte}

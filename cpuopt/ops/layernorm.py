@@ -23,14 +23,14 @@ from ..op import BT, C, Op, acc, inp, out, scalar
 SOURCE = "Ba, Kiros and Hinton 2016, equation 4; torch.nn.functional.layer_norm"
 
 
-def reference_forward(inp, weight, bias, eps):  # type: ignore[no-untyped-def]
+def reference_forward(inp, weight, bias, eps):
     mean = inp.mean(axis=-1)
     rstd = 1 / np.sqrt(inp.var(axis=-1) + eps)
     xhat = (inp - mean[:, None]) * rstd[:, None]
     return {"out": xhat * weight + bias, "mean": mean, "rstd": rstd}
 
 
-def reference_backward(dout, inp, weight, mean, rstd):  # type: ignore[no-untyped-def]
+def reference_backward(dout, inp, weight, mean, rstd):
     xhat = (inp - mean[:, None]) * rstd[:, None]
     g = dout * weight
     centred = g - g.mean(axis=-1, keepdims=True) - xhat * (g * xhat).mean(axis=-1, keepdims=True)

@@ -18,15 +18,15 @@ from ..op import BT, OC, C, Op, acc, inp, out
 SOURCE = "torch.nn.functional.linear"
 
 
-def reference_forward(inp, weight, bias):  # type: ignore[no-untyped-def]
+def reference_forward(inp, weight, bias):
     return {"out": inp @ weight.T + (0 if bias is None else bias)}
 
 
-def reference_backward_input(dout, weight):  # type: ignore[no-untyped-def]
+def reference_backward_input(dout, weight):
     return {"dinp": dout @ weight}
 
 
-def reference_backward_weight(dout, inp):  # type: ignore[no-untyped-def]
+def reference_backward_weight(dout, inp):
     return {"dweight": dout.T @ inp, "dbias": dout.sum(axis=0)}
 
 

@@ -17,11 +17,11 @@ from ..op import N, Op, acc, inp, out
 SOURCE = "He et al. 2015, equation 1; torch.add"
 
 
-def reference_forward(inp1, inp2):  # type: ignore[no-untyped-def]
+def reference_forward(inp1, inp2):
     return {"out": inp1 + inp2}
 
 
-def reference_backward(dout):  # type: ignore[no-untyped-def]
+def reference_backward(dout):
     return {"dinp1": dout, "dinp2": dout}
 
 
