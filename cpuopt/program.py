@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, Literal
@@ -190,13 +190,19 @@ class Program:
     def __str__(self) -> str:
         return "\n".join(self.lines())
 
-    def lines(self, *phases: Phase) -> list[str]:
-        """Show one line a call; each backward line stands below the forward line that it inverts."""
+    def lines(self, *phases: Phase, note: Callable[[Call], str] = lambda call: "") -> list[str]:
+        """Show one line a call; backward lines stand below the forward line that they invert.
+
+        Parameters
+        ----------
+        phases : to show; all if none is given.
+        note : what to add to a call's line.
+        """
         shown: list[str] = []
         above: Call | None = None
         for call in self.phase(*(phases or PHASES)):
             if call.inverts is not None and call.inverts is not above:
-                shown.append(f"# {call.inverts}")
+                shown.append(f"# inverts {call.inverts}")
             above = call.inverts
-            shown.append(str(call))
+            shown.append(f"{call}{note(call)}")
         return shown

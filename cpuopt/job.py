@@ -1,0 +1,145 @@
+"""A job: everything a run is asked to do, and the model, data and engine that it comes to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from . import arena, registry
+from .data import Corpus, load_corpus
+from .engine import Engine, Spec, build, load_kernels, resolve, scratch_sizes
+from .errors import UserError
+from .models.gpt2 import GPT2, Config, parse_config
+from .program import Program
+from .record import check_name
+
+Progress = Callable[[int, int, str], None]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All that a run is asked to do; the defaults are those of ``train_gpt2.c`` where it has them."""
+
+    model: str = "gpt2-124M"
+    data: str = "builtin"
+    B: int = 4
+    T: int = 64
+    steps: int = 40
+    variant: str = "vanilla"
+    swap: tuple[str, ...] = ()
+    kernels: tuple[str, ...] = ()
+    threads: int | None = None
+    seed: int = 0
+    lr: float = 3e-4
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    clip: float | None = None
+    val_every: int = 10
+    val_batches: int = 5
+    run: str = "train"
+    processes: int = 1
+
+    def check(self) -> None:
+        """Refuse numbers that no run can use.
+
+        Raises
+        ------
+        UserError
+            Naming the flag.
+        """
+        for flag, n, least in (
+            ("-B", self.B, 1),
+            ("-T", self.T, 1),
+            ("--steps", self.steps, 1),
+            ("--threads", 1 if self.threads is None else self.threads, 1),
+            ("--seed", self.seed, 0),
+            ("--val-every", self.val_every, 0),
+            ("--val-batches", self.val_batches, 1),
+        ):
+            if n < least:
+                raise UserError(f"{flag} {n}: expected {least} or more")
+        for flag, x in (("--lr", self.lr), ("--clip", 1.0 if self.clip is None else self.clip), ("--eps", self.eps)):
+            if not 0 < x < float("inf"):
+                raise UserError(f"{flag} {x}: expected a positive number")
+        for flag, x in (("--beta1", self.beta1), ("--beta2", self.beta2)):
+            if not 0 <= x < 1:
+                raise UserError(f"{flag} {x}: expected 0 or more, and less than 1")
+        if not 0 <= self.weight_decay < float("inf"):
+            raise UserError(f"--weight-decay {self.weight_decay}: expected 0 or more")
+        check_name(self.run)
+
+
+def specs(B: int, T: int) -> dict[str, Spec]:
+    """Shape and dtype of the inputs of a language model."""
+    return {"tokens": ((B, T), "int32"), "targets": ((B, T), "int32")}
+
+
+@dataclass
+class Job:
+    """What a configuration comes to: the model's sizes, the data, the engine."""
+
+    settings: Settings
+    name: str
+    config: Config
+    corpus: Corpus
+    engine: Engine
+    choice: registry.Choice
+
+
+def model_of(settings: Settings) -> tuple[str, Config]:
+    """Find the model's sizes and check that the sequence fits its context."""
+    settings.check()
+    name, config = parse_config(settings.model)
+    if config.block_size < settings.T:
+        raise UserError(
+            f"-T {settings.T}: {name} has a context of {config.block_size} tokens; "
+            f"take -T {config.block_size} or less, or --model with a larger block_size"
+        )
+    return name, config
+
+
+def prepare(settings: Settings, progress: Progress = lambda done, total, name: None) -> Job:
+    """Turn settings into a job, ready to step. Nothing is written.
+
+    Raises
+    ------
+    UserError
+        For whatever in the settings cannot be done.
+    """
+    name, config = model_of(settings)
+    load_kernels(settings.kernels)
+    choice = registry.Choice(settings.variant, settings.swap)
+    corpus = load_corpus(settings.data, vocab_size=config.vocab_size, T=settings.T, B=settings.B)
+    engine = Engine(
+        GPT2(config),
+        specs(settings.B, settings.T),
+        choice=choice,
+        threads=settings.threads,
+        seed=settings.seed,
+        processes=settings.processes,
+        kernel_files=settings.kernels,
+        progress=progress,
+        hint=lambda there: smaller(config, choice, settings.B, settings.T, there),
+    )
+    return Job(settings, name, config, corpus, engine, choice)
+
+
+def smaller(config: Config, choice: registry.Choice, B: int, T: int, there: int) -> str:
+    """Find a B and T whose arena fits into the memory that is there, by halving."""
+    while B > 1 or T > 1:
+        B, T = (B // 2, T) if B > 1 else (B, T // 2)
+        program = build(GPT2(config), specs(B, T))
+        if arena.plan(program, scratch_sizes(program, resolve(program, choice))).total_bytes <= there:
+            return f"try -B {B} -T {T}"
+    return "no B and T fit: try a smaller --model"
+
+
+def plan_of(settings: Settings) -> tuple[Program, list[registry.Kernel], arena.Plan]:
+    """Trace a job's program, choose its kernels and plan its memory, without any of it being compiled or allocated."""
+    _, config = model_of(settings)
+    load_kernels(settings.kernels)
+    program = build(GPT2(config), specs(settings.B, settings.T))
+    chosen = resolve(program, registry.Choice(settings.variant, settings.swap))
+    return program, chosen, arena.plan(program, scratch_sizes(program, chosen))

@@ -1,0 +1,128 @@
+"""A run's folder: what was asked, on which machine, what came of it.
+
+``runs/<time>-<name>/`` holds ``config.json``, ``machine.json``, ``metrics.jsonl``, ``main.log`` (in llm.c's format),
+``profile.json`` and ``summary.json``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import time
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from .errors import UserError
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+PACKAGES = ("cpuopt", "numba", "llvmlite", "numpy", "threadpoolctl")
+
+
+def check_name(name: str) -> str:
+    """Return a run's name, if it can be a folder's name and stays inside ``runs/``.
+
+    Raises
+    ------
+    UserError
+        For anything but letters, digits, ``.``, ``_`` and ``-``, 64 at most, starting with a letter or digit.
+    """
+    if not NAME.fullmatch(name) or ".." in name:
+        raise UserError(
+            f"--run {name!r}: expected up to 64 letters, digits, '.', '_' or '-', starting with a letter or digit, "
+            "because it names a folder in runs/"
+        )
+    return name
+
+
+def machine() -> dict[str, Any]:
+    """Describe the machine and the versions that run on it."""
+    versions = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            versions[package] = "unknown"
+    return {
+        "cpu": _cpu_name(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores_online": os.cpu_count(),
+        "caches": _caches(),
+        "memory_bytes": psutil.virtual_memory().total,
+        "load_average": list(os.getloadavg()),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "versions": versions,
+    }
+
+
+def _cpu_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or "unknown"
+
+
+def _caches() -> dict[str, str]:
+    found = {}
+    for index in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
+        try:
+            level, kind, size = ((index / f).read_text().strip() for f in ("level", "type", "size"))
+        except OSError:
+            continue
+        found[f"L{level}{'' if kind == 'Unified' else kind[0].lower()}"] = size
+    return found
+
+
+class Run:
+    """A run's folder, made when the run starts.
+
+    Parameters
+    ----------
+    root : the folder that holds all runs.
+    name : of this one, already checked.
+    config : everything that was asked for.
+    """
+
+    def __init__(self, root: Path, name: str, config: Mapping[str, Any]) -> None:
+        stem = f"{time.strftime('%Y%m%d-%H%M%S')}-{check_name(name)}"
+        root.mkdir(parents=True, exist_ok=True)
+        for n in range(1, 1000):
+            self.path = root / (stem if n == 1 else f"{stem}.{n}")
+            try:
+                self.path.mkdir()
+                break
+            except FileExistsError:
+                continue
+        self.write("config.json", config)
+        self.write("machine.json", machine())
+        self._metrics = (self.path / "metrics.jsonl").open("w", buffering=1)
+        self._log = (self.path / "main.log").open("w", buffering=1)
+
+    def write(self, name: str, content: Mapping[str, Any]) -> None:
+        """Write one JSON file, whole or not at all."""
+        part = self.path / f".{name}.part"
+        part.write_text(json.dumps(content, indent=2) + "\n")
+        part.replace(self.path / name)
+
+    def step(self, metrics: Mapping[str, Any]) -> None:
+        """Add one step to ``metrics.jsonl`` and ``main.log``."""
+        self._metrics.write(json.dumps(metrics) + "\n")
+        m = metrics
+        self._log.write(f"s:{m['step']} trl:{m['loss']:.4f} lr:{m['lr']:.6f} norm:{m['grad_norm']:.2f}\n")
+
+    def validation(self, step: int, loss: float) -> None:
+        """Add a validation loss to ``main.log``."""
+        self._log.write(f"s:{step} tel:{loss:.4f}\n")
+
+    def close(self) -> None:
+        """Close the files."""
+        self._metrics.close()
+        self._log.close()

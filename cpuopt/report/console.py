@@ -1,0 +1,199 @@
+"""What the command line shows: live progress on a terminal, plain lines elsewhere, tables at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console, RenderableType
+from rich.markup import escape
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from ..arena import Plan
+from ..program import Call, Phase, Program
+
+if TYPE_CHECKING:
+    from ..datasets import DatasetStatus
+    from ..job import Job
+    from ..registry import Kernel
+    from ..train import Result
+
+OUT = Console(highlight=False)
+ERR = Console(stderr=True, highlight=False)
+
+
+def warn(text: str) -> None:
+    """Say on stderr what the user should know."""
+    ERR.print(f"[yellow]warning:[/] {escape(text)}", soft_wrap=True)
+
+
+def show(renderables: Sequence[RenderableType]) -> None:
+    """Print tables and lines."""
+    for r in renderables:
+        OUT.print(r)
+
+
+def gb(n: float) -> str:
+    """Bytes in a unit that reads well."""
+    return f"{n / 1e9:.2f} GB" if n >= 1e8 else f"{n / 1e6:.2f} MB" if n >= 1e5 else f"{n / 1e3:.2f} kB"
+
+
+@contextmanager
+def compiling() -> Iterator[Callable[[int, int, str], None]]:
+    """Show which kernel is compiled, of how many, on stderr."""
+    bar = Progress(
+        TextColumn("compiling {task.completed}/{task.total}"),
+        BarColumn(30),
+        TextColumn("{task.fields[kernel]}"),
+        TimeElapsedColumn(),
+        console=ERR,
+        transient=True,
+    )
+    task = None
+
+    def progress(done: int, total: int, kernel: str) -> None:
+        nonlocal task
+        if not ERR.is_terminal:
+            ERR.print(f"compiled {done}/{total}{': next ' + escape(kernel) if kernel else ''}", soft_wrap=True)
+            return
+        if task is None:
+            bar.start()
+            task = bar.add_task("", total=total, kernel="")
+        bar.update(task, completed=done, kernel=escape(kernel))
+
+    try:
+        yield progress
+    finally:
+        bar.stop()
+
+
+@contextmanager
+def counting(what: str, total: int) -> Iterator[Callable[[], None]]:
+    """Show a count with the time that remains, on stderr."""
+    with Progress(
+        TextColumn(f"{what} {{task.completed}}/{{task.total}}"),
+        BarColumn(30),
+        TimeRemainingColumn(),
+        console=ERR,
+        transient=True,
+        disable=not ERR.is_terminal,
+    ) as bar:
+        task = bar.add_task("", total=total)
+        yield lambda: bar.advance(task)
+
+
+@contextmanager
+def downloading() -> Iterator[Callable[[str, int, int], None]]:
+    """Show each download, on stderr."""
+    with Progress(TextColumn("{task.description}"), BarColumn(30), DownloadColumn(), console=ERR) as bar:
+        tasks: dict[str, Any] = {}
+
+        def progress(name: str, done: int, total: int) -> None:
+            if name not in tasks:
+                tasks[name] = bar.add_task(name, total=total)
+            bar.update(tasks[name], completed=done)
+
+        yield progress
+
+
+class TrainingView:
+    """A run as it goes: one live line with the time that remains, or a plain line a step."""
+
+    def __init__(self, job: Job, quiet: bool = False) -> None:
+        self.job, self.quiet = job, quiet
+        self.live = OUT.is_terminal and not quiet
+        self.bar = Progress(
+            TextColumn("step {task.completed}/{task.total}"),
+            BarColumn(20),
+            TextColumn("{task.fields[now]}"),
+            TextColumn("remaining"),
+            TimeRemainingColumn(),
+            console=OUT,
+            transient=True,
+            disable=not self.live,
+        )
+        self.task = self.bar.add_task("", total=job.settings.steps, now="")
+
+    def __enter__(self) -> TrainingView:
+        job, engine, s = self.job, self.job.engine, self.job.settings
+        plan = engine.plan.describe()
+        swaps = "".join(f", {r}" for r in job.choice.swaps)
+        size = f"{job.config.n_params / 1e6:.1f} M parameters"
+        self.say(f"{job.name}: {size}, B {s.B}, T {s.T}, {engine.threads} threads")
+        self.say(job.corpus.description)
+        self.say(f"kernels: {job.choice.variant}{swaps}")
+        parts = ", ".join(f"{k} {gb(v)}" for k, v in plan.items() if k not in ("arena", "shared"))
+        self.say(f"memory: {parts}; shared {gb(-plan['shared'])}; arena {gb(plan['arena'])}")
+        self.say(f"expected peak of the process {gb(engine.predicted_peak_bytes)}")
+        self.bar.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None) -> None:
+        self.bar.stop()
+
+    def say(self, text: str) -> None:
+        """Print a line above the live one."""
+        if not self.quiet:
+            self.bar.console.print(escape(text), soft_wrap=True)
+
+    def step(self, metrics: Mapping[str, Any]) -> None:
+        """Show a step."""
+        now = f"loss {metrics['loss']:.4f}  norm {metrics['grad_norm']:.2f}  {metrics['tokens_per_s']:,.0f} tokens/s"
+        self.bar.update(self.task, completed=metrics["step"], now=now)
+        if not self.live:
+            self.say(f"step {metrics['step']}/{self.job.settings.steps}  {now}  {metrics['step_ms']:.0f} ms")
+
+    def validation(self, step: int, loss: float) -> None:
+        """Show a validation loss."""
+        self.say(f"step {step}/{self.job.settings.steps}  validation loss {loss:.4f}")
+
+
+def summary(result: Result) -> None:
+    """Say what a run gave and where its folder is."""
+    s = result.summary
+    if result.interrupted:
+        OUT.print(f"stopped after {s['steps']} steps")
+    val = [v for _, v in sorted((int(k), v) for k, v in s["val_loss"].items())]
+    if val:
+        OUT.print(f"validation loss {val[0]:.4f} -> {val[-1]:.4f}")
+    if s["steps"]:
+        peak, planned = s["peak_rss_bytes"], s["planned_peak_bytes"]
+        OUT.print(
+            f"{s['tokens_per_s']:,.0f} tokens/s, {s['step_ms_median']:.0f} ms a step (median); "
+            f"peak memory {gb(peak)}, planned {gb(planned)}"
+        )
+    OUT.print(escape(f"run folder {result.path}"), soft_wrap=True)
+
+
+def program(program: Program, kernels: Sequence[Kernel], plan: Plan, phases: Sequence[Phase]) -> None:
+    """Print a program, each call with its variant and where in the arena it writes, and the memory plan."""
+    variant = dict(zip(program.calls, (k.variant for k in kernels), strict=True))
+
+    def note(call: Call) -> str:
+        return f" [{variant[call]}] -> {', '.join(f'{v} @{plan.offsets[v]}' for v in call.writes)}"
+
+    for line in program.lines(*phases, note=note):
+        OUT.print(escape(line), soft_wrap=True)
+    OUT.print(f"# {program.flops / 1e9:.3f} GFLOP a step; bytes by group:")
+    for name, n in plan.describe().items():
+        OUT.print(f"#   {name:<12} {n:>15,}")
+
+
+def kernels_table(rows: Sequence[Mapping[str, str]]) -> None:
+    """Print ops and their variants."""
+    table = Table("op", "variants", box=None, header_style="bold")
+    for op in dict.fromkeys(r["op"] for r in rows):
+        table.add_row(op, ", ".join(r["variant"] for r in rows if r["op"] == op))
+    OUT.print(table)
+
+
+def datasets_table(rows: Sequence[DatasetStatus]) -> None:
+    """Print datasets, and what prepares those that are missing."""
+    table = Table("name", "tokenizer", "size", "what", "to prepare", box=None, header_style="bold")
+    for d in rows:
+        size = gb(d.nbytes) if d.nbytes else ""
+        table.add_row(d.name, d.tokenizer, size, d.what, "" if d.prepared else d.command)
+    OUT.print(table)
