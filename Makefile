@@ -1,0 +1,51 @@
+# `make train` and `make test` need Python 3.11 or newer with its venv module; they make .venv and install into it.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+ARGS ?=
+
+.PHONY: train test check lint smoke test-slow test-peers clean
+
+train: $(VENV)/.installed
+	$(BIN)/cpuopt train $(ARGS)
+
+test: $(VENV)/.dev
+	$(BIN)/python -m pytest -m "not slow and not peers" $(ARGS)
+
+check: lint test smoke
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+# the main job at a small size, with one kernel swapped
+smoke: $(VENV)/.installed
+	$(BIN)/cpuopt train --model gpt2-tiny -B 4 -T 32 --steps 20 --swap 'matmul@h.0.*=blas' --runs $(VENV)/smoke-runs
+	$(BIN)/cpuopt profile --model gpt2-tiny -B 4 -T 32 --steps 3
+
+test-slow: $(VENV)/.dev
+	$(BIN)/python -m pytest -m "slow" $(ARGS)
+
+# the full 124M against PyTorch, in an environment of its own
+test-peers: $(VENV)/.installed $(VENV)-peers/.installed
+	$(BIN)/python tests/golden/compare_124m.py --torch-python $(VENV)-peers/bin/python $(ARGS)
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	touch $@
+
+$(VENV)-peers/.installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)-peers
+	$(VENV)-peers/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 numpy
+	touch $@
+
+clean:
+	rm -rf $(VENV) $(VENV)-peers build *.egg-info
