@@ -1,0 +1,141 @@
+"""What the golden values are made from and compared by: seeded parameters, a seeded batch, compact summaries.
+
+Needs NumPy only. The scripts that make golden values and the tests that read them both call these functions.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+
+import numpy as np
+
+IGNORE = -100
+
+GPT2_2L = {"n_layer": 2, "n_head": 4, "n_embd": 48, "vocab_size": 50257, "block_size": 32}
+"""The small model: head size 12, vocabulary not padded."""
+GPT2_124M = {"n_layer": 12, "n_head": 12, "n_embd": 768, "vocab_size": 50257, "block_size": 1024}
+
+
+def param_shapes(n_layer: int, n_embd: int, vocab_size: int, block_size: int) -> dict[str, tuple[int, ...]]:
+    """Name every parameter of a GPT-2 checkpoint and give its shape."""
+    C = n_embd
+    shapes: dict[str, tuple[int, ...]] = {"wte.weight": (vocab_size, C), "wpe.weight": (block_size, C)}
+    for i in range(n_layer):
+        for ln in (f"h.{i}.ln_1", f"h.{i}.ln_2"):
+            shapes |= {f"{ln}.weight": (C,), f"{ln}.bias": (C,)}
+        linears = {"attn.c_attn": (3 * C, C), "attn.c_proj": (C, C), "mlp.c_fc": (4 * C, C), "mlp.c_proj": (C, 4 * C)}
+        for name, shape in linears.items():
+            shapes |= {f"h.{i}.{name}.weight": shape, f"h.{i}.{name}.bias": shape[:1]}
+    return shapes | {"ln_f.weight": (C,), "ln_f.bias": (C,)}
+
+
+def make_params(
+    n_layer: int, n_head: int, n_embd: int, vocab_size: int, block_size: int, seed: int
+) -> dict[str, np.ndarray]:
+    """Draw float32 parameters by name, with LayerNorms off 1 and biases off 0 so that no gradient is trivial.
+
+    Matrices have GPT-2's deviation of 0.02 at its width of 768, and more at a lesser width, so that activations spread
+    as far: with small ones GELU is all but linear and attention even, and mistakes in them would not show.
+    """
+    assert n_embd % n_head == 0
+    std = np.float32(0.02 * (768 / n_embd) ** 0.5)
+    rng = np.random.Generator(np.random.PCG64(seed))
+    params = {}
+    for name, shape in param_shapes(n_layer, n_embd, vocab_size, block_size).items():
+        x = rng.standard_normal(shape, dtype=np.float32)
+        if name.endswith("bias"):
+            x *= np.float32(0.05)
+        elif len(shape) == 1:
+            x *= np.float32(0.1)
+            x += np.float32(1)
+        else:
+            x *= std
+        params[name] = x
+    return params
+
+
+def make_batch(batch: int, time: int, vocab_size: int, seed: int, ignored: int = 1) -> tuple[np.ndarray, np.ndarray]:
+    """Draw int32 tokens and targets (batch, time); the first `ignored` targets of the last row are -100.
+
+    The first row starts with the last id of the vocabulary and has one token twice.
+    """
+    rng = np.random.Generator(np.random.PCG64(seed))
+    ids = rng.integers(0, vocab_size, (batch, time + 1), dtype=np.int32)
+    ids[0, :4] = vocab_size - 1, ids[0, 1], ids[0, 1], vocab_size - 1
+    tokens, targets = ids[:, :-1].copy(), ids[:, 1:].copy()
+    targets[-1, :ignored] = IGNORE
+    return tokens, targets
+
+
+def digest(arrays: Mapping[str, np.ndarray]) -> str:
+    """Hash names, types, shapes and bytes, to notice a generator that drifted."""
+    h = hashlib.sha256()
+    for name, a in arrays.items():
+        h.update(f"{name} {a.dtype} {a.shape}\n".encode())
+        h.update(np.ascontiguousarray(a))
+    return h.hexdigest()
+
+
+def deviation(got: np.ndarray | float, want: np.ndarray | float) -> float:
+    """Return max|got - want| / max|want|; infinite for a NaN, another shape, or anything but 0 against all 0."""
+    a, b = np.asarray(got, dtype=np.float64), np.asarray(want, dtype=np.float64)
+    if a.shape != b.shape or not (np.isfinite(a).all() and np.isfinite(b).all()):
+        return float("inf")
+    far, scale = np.abs(a - b).max(initial=0.0), np.abs(b).max(initial=0.0)
+    if far == 0:
+        return 0.0
+    return float(far / scale) if scale > 0 else float("inf")
+
+
+def summarize(
+    logits: np.ndarray, loss: float, grads: Mapping[str, np.ndarray], tokens: np.ndarray, targets: np.ndarray
+) -> dict[str, np.ndarray]:
+    """Reduce one forward and backward to the quantities that a golden file keeps, by name.
+
+    ``logits`` (B, T, V) becomes every 101st column, and ``logsumexp`` and ``argmax`` (B, T). Each gradient is kept
+    whole as ``grad/<name>``, except that of ``wte.weight`` (V, C), which is kept as rows and sums: its rows of the
+    batch's ids are larger by orders of magnitude than the others, so each kind is a quantity of its own.
+    """
+    wide = logits.astype(np.float64)
+    top = wide.max(axis=-1)
+    values = {
+        "logits": logits[..., ::101],
+        "logsumexp": np.log(np.exp(wide - top[..., None]).sum(axis=-1)) + top,
+        "argmax": logits.argmax(axis=-1),
+        "loss": np.float64(loss),
+    }
+    values |= {f"grad/{name}": g for name, g in grads.items() if name != "wte.weight"}
+    wte = grads["wte.weight"].astype(np.float64)
+    batch, other = wte_rows(tokens, targets, len(wte))
+    rest = np.ones(len(wte), dtype=bool)
+    rest[batch] = False
+    values["grad/wte.weight/batch_rows"] = grads["wte.weight"][batch]
+    values["grad/wte.weight/other_rows"] = grads["wte.weight"][other]
+    values["grad/wte.weight/column_sums"] = wte.sum(axis=0)
+    values["grad/wte.weight/column_sums_without_batch"] = wte[rest].sum(axis=0)
+    values["grad/wte.weight/norm"] = np.sqrt(np.square(wte).sum())
+    squares = (np.square(g, dtype=np.float64).sum() for g in grads.values())
+    values["grad_norm"] = np.sqrt(sum(squares))
+    return {name: np.asarray(v) for name, v in values.items()}
+
+
+def norms_of(params: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Give the norm of each parameter as ``norm_after/<name>``; of ``c_attn.bias`` only its q and v parts.
+
+    The bias of k moves every score of a row alike, so its gradient is exactly 0; Adam would step by its round-off.
+    """
+    norms = {}
+    for name, p in params.items():
+        C = len(p) // 3
+        counted = np.delete(p, slice(C, 2 * C)) if name.endswith("c_attn.bias") else p
+        norms[f"norm_after/{name}"] = np.sqrt(np.square(counted, dtype=np.float64).sum())
+    return norms
+
+
+def wte_rows(tokens: np.ndarray, targets: np.ndarray, vocab_size: int) -> tuple[np.ndarray, np.ndarray]:
+    """List the ids in the batch, and 64 others: the first 16, the last 16, and 32 spread between."""
+    batch = np.unique(np.concatenate([tokens.ravel(), targets[targets != IGNORE]]))
+    others = np.setdiff1d(np.arange(vocab_size), batch)
+    spread = others[np.linspace(16, len(others) - 17, 32).astype(int)]
+    return batch, np.concatenate([others[:16], spread, others[-16:]])
