@@ -43,6 +43,9 @@ def _kernel_flags(p: argparse.ArgumentParser) -> None:
         help="a variant for some ops in some layers, globs allowed; repeatable, the last match wins",
     )
     p.add_argument("--kernels", action="append", default=[], metavar="FILE.py", help="your own kernels; repeatable")
+    p.add_argument(
+        "--fuse", default="auto", metavar="all|none|NAME,...", help="rewrites: residual, update (%(default)s)"
+    )
     p.add_argument("--threads", type=int, help="for all kernels (the cores this process may use)")
 
 
@@ -53,7 +56,7 @@ def _parser() -> argparse.ArgumentParser:
 
     p = verbs.add_parser("train", help="train a GPT-2 and keep a record of the run")
     _job_flags(p, steps=40)
-    p.add_argument("--lr", type=float, default=3e-4, help="learning rate (%(default)s)")
+    p.add_argument("--lr", type=float, default=1e-4, help="learning rate (%(default)s)")
     p.add_argument("--beta1", type=float, default=0.9, help="(%(default)s)")
     p.add_argument("--beta2", type=float, default=0.999, help="(%(default)s)")
     p.add_argument("--eps", type=float, default=1e-8, help="of AdamW (%(default)s)")
@@ -196,10 +199,11 @@ def _profile(args: argparse.Namespace) -> int:
 
 def _program(args: argparse.Namespace) -> int:
     _start_numba(args.threads)
-    from .job import plan_of
+    from .job import build_only
     from .report import console
 
-    program, chosen, plan = plan_of(_settings(args))
+    built = build_only(_settings(args))
+    program, chosen, plan = built.program, built.kernels, built.plan()
     phases = {"all": (), "update": ("norm", "update")}.get(args.phase, (args.phase,))
     if args.json:
         calls = [
@@ -240,12 +244,12 @@ def _kernels(args: argparse.Namespace) -> int:
 def _warmup(args: argparse.Namespace) -> int:
     _start_numba(args.threads)
     from . import kernels, registry
-    from .job import plan_of
+    from .job import build_only
     from .kernels import jit
     from .report import console
 
     kernels.load_all(args.kernels)
-    wanted = list(registry.KERNELS.values()) if args.all else plan_of(_settings(args))[1]
+    wanted = list(registry.KERNELS.values()) if args.all else build_only(_settings(args)).kernels
     with console.compiling() as progress:
         compiled = jit.compile_kernels(
             list(dict.fromkeys(wanted)),

@@ -90,7 +90,7 @@ def prepare(
     tokenizer
         ``gpt2``, or ``bytes``, which needs the text alone.
     directory
-        Where datasets live; by default `data_directory()`.
+        Where datasets live; by default `data_directory()`. gpt2's vocabulary file has its own `vocabulary_places()`.
     progress
         Told of each download.
 

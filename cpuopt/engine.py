@@ -13,6 +13,7 @@ from threadpoolctl import threadpool_limits
 
 from . import arena, kernels, nn, registry
 from .errors import UserError
+from .fuse import fuse as apply_fusions
 from .kernels import jit, threads
 from .op import Shape
 from .program import Call, Phase, Program, Scalar, Value
@@ -46,24 +47,40 @@ def run_calls(calls: Iterable[Bound]) -> None:
         bound.kernel.function(*bound.args)
 
 
-def build(model: nn.Module, inputs: Mapping[str, Spec], *, train: bool = True) -> Program:
-    """Trace a model; for training, generate its backward and its update."""
-    program = nn.trace_model(model, inputs)
+@dataclass
+class Built:
+    """A program with the kernel of each call, and notes for the user on how they were chosen."""
+
+    program: Program
+    kernels: list[registry.Kernel]
+    notes: list[str]
+
+    def plan(self) -> arena.Plan:
+        """Plan the memory."""
+        sizes = [
+            {s.name: s.floats(c.sizes) for s in k.scratch}
+            for c, k in zip(self.program.calls, self.kernels, strict=True)
+        ]
+        return arena.plan(self.program, sizes)
+
+
+def build(
+    model: nn.Module,
+    inputs: Mapping[str, Spec],
+    *,
+    choice: registry.Choice | None = None,
+    fuse: Sequence[str] = (),
+    train: bool = True,
+) -> Built:
+    """Trace a model, generate its backward and its update, rewrite, and choose a kernel for each call."""
+    choice = choice or registry.Choice()
+    program, notes = nn.trace_model(model, inputs), list[str]()
     if train:
         reverse(program)
         add_update(program)
-    return program
-
-
-def resolve(program: Program, choice: registry.Choice) -> list[registry.Kernel]:
-    """Choose a kernel for each call."""
-    choice.check_used((c.op.name, c.layer) for c in program.calls)
-    return [choice.resolve(c.op.name, c.layer) for c in program.calls]
-
-
-def scratch_sizes(program: Program, chosen: Sequence[registry.Kernel]) -> list[dict[str, int]]:
-    """Work out the scratch of each call, in floats by name."""
-    return [{s.name: int(s.size(c.sizes)) for s in k.scratch} for c, k in zip(program.calls, chosen, strict=True)]
+        choice.check_used((c.op.name, c.layer) for c in program.calls)
+        notes = apply_fusions(program, fuse, choice)
+    return Built(program, [choice.resolve(c.op.name, c.layer) for c in program.calls], notes)
 
 
 class Engine:
@@ -76,6 +93,7 @@ class Engine:
     choice : which variant computes what; vanilla by default.
     threads : for all kernels; numba's own number by default.
     seed : of the initial weights. A parameter's weights depend on the seed and its name alone.
+    fuse : rewrites to apply, out of ``cpuopt.fuse.FUSIONS``.
     train : whether to generate backward and update.
     processes : how many processes compile what the cache lacks.
     progress : called with (compiled, to compile, kernel).
@@ -95,16 +113,17 @@ class Engine:
         choice: registry.Choice | None = None,
         threads: int | None = None,
         seed: int = 0,
+        fuse: Sequence[str] = (),
         train: bool = True,
         processes: int = 1,
         kernel_files: Sequence[str] = (),
         progress: Callable[[int, int, str], None] = lambda done, total, name: None,
         hint: Callable[[int], str] = lambda needed: "try a smaller batch",
     ) -> None:
-        self.program = build(model, inputs, train=train)
-        self.kernels = resolve(self.program, choice or registry.Choice())
+        built = build(model, inputs, choice=choice, fuse=fuse, train=train)
+        self.program, self.kernels, self.notes = built.program, built.kernels, built.notes
         self.threads = set_threads(threads, self.kernels)
-        self.plan = arena.plan(self.program, scratch_sizes(self.program, self.kernels))
+        self.plan = built.plan()
         arena.check_fits(self.plan.total_bytes, hint)
         self.compiled = jit.compile_kernels(
             list(dict.fromkeys(self.kernels)), processes=processes, files=kernel_files, progress=progress
@@ -139,7 +158,7 @@ class Engine:
         return {p.name: self.array(p) for p in self.program.parameters}
 
     def gradients(self) -> dict[str, Array]:
-        """Return the gradient of every trained parameter, by the parameter's name; valid after ``backward``."""
+        """Return the gradient of every parameter that has one, by the parameter's name; valid after ``backward``."""
         return {
             p.name: self.array(self.program.adjoint[p]) for p in self.program.parameters if p in self.program.adjoint
         }
@@ -200,19 +219,16 @@ class Engine:
         clip : the global norm that gradients are scaled down to; None leaves them.
         batch : the model's inputs, by name.
         """
+        if clip and len(self.gradients()) < len(self.program.parameters):
+            raise UserError(
+                "clip: some weights are updated in the backward, before the norm is known; fuse without 'update'"
+            )
         self.load(**batch)
+        self.step_number += 1
+        self._set(lr=lr, beta1=beta1, beta2=beta2, eps=eps, weight_decay=weight_decay, step=self.step_number)
         self.run("forward", "backward", "norm")
         norm = sqrt(sum(float(self.array(v)[0]) for v in self.program.outputs if v.name.endswith(".sumsq")))
-        self.step_number += 1
-        self._set(
-            lr=lr,
-            beta1=beta1,
-            beta2=beta2,
-            eps=eps,
-            weight_decay=weight_decay,
-            grad_scale=min(1.0, clip / (norm + 1e-6)) if clip else 1.0,
-            step=self.step_number,
-        )
+        self._set(grad_scale=min(1.0, clip / (norm + 1e-6)) if clip else 1.0)
         self.run("update")
         return Step(self.loss, norm)
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from . import arena, registry
+from . import registry
 from .data import Corpus, load_corpus
-from .engine import Engine, Spec, build, load_kernels, resolve, scratch_sizes
+from .engine import Built, Engine, Spec, build, load_kernels
 from .errors import UserError
+from .fuse import FUSIONS
+from .fuse import parse as parse_fusions
 from .models.gpt2 import GPT2, Config, parse_config
-from .program import Program
 from .record import check_name
 
 Progress = Callable[[int, int, str], None]
@@ -28,9 +29,10 @@ class Settings:
     variant: str = "vanilla"
     swap: tuple[str, ...] = ()
     kernels: tuple[str, ...] = ()
+    fuse: str = "auto"
     threads: int | None = None
     seed: int = 0
-    lr: float = 3e-4
+    lr: float = 1e-4
     beta1: float = 0.9
     beta2: float = 0.999
     eps: float = 1e-8
@@ -118,28 +120,40 @@ def prepare(settings: Settings, progress: Progress = lambda done, total, name: N
         choice=choice,
         threads=settings.threads,
         seed=settings.seed,
+        fuse=fusions(settings),
         processes=settings.processes,
         kernel_files=settings.kernels,
         progress=progress,
-        hint=lambda there: smaller(config, choice, settings.B, settings.T, there),
+        hint=lambda there: smaller(settings, config, choice, there),
     )
     return Job(settings, name, config, corpus, engine, choice)
 
 
-def smaller(config: Config, choice: registry.Choice, B: int, T: int, there: int) -> str:
+def fusions(settings: Settings) -> tuple[str, ...]:
+    """Choose the rewrites: those named, or by default all for ``optimized`` and none for other variants.
+
+    Clipping needs the norm of the whole gradient before the first update, so ``update`` then stays off by default.
+    """
+    if settings.fuse != "auto":
+        return parse_fusions(settings.fuse)
+    names = FUSIONS if settings.variant == "optimized" else ()
+    return tuple(n for n in names if not (settings.clip and n == "update"))
+
+
+def smaller(settings: Settings, config: Config, choice: registry.Choice, there: int) -> str:
     """Find a B and T whose arena fits into the memory that is there, by halving."""
+    B, T = settings.B, settings.T
     while B > 1 or T > 1:
         B, T = (B // 2, T) if B > 1 else (B, T // 2)
-        program = build(GPT2(config), specs(B, T))
-        if arena.plan(program, scratch_sizes(program, resolve(program, choice))).total_bytes <= there:
+        built = build(GPT2(config), specs(B, T), choice=choice, fuse=fusions(settings))
+        if built.plan().total_bytes <= there:
             return f"try -B {B} -T {T}"
     return "no B and T fit: try a smaller --model"
 
 
-def plan_of(settings: Settings) -> tuple[Program, list[registry.Kernel], arena.Plan]:
-    """Trace a job's program, choose its kernels and plan its memory, without any of it being compiled or allocated."""
+def build_only(settings: Settings) -> Built:
+    """Trace a job's program and choose its kernels; nothing is compiled or allocated."""
     _, config = model_of(settings)
     load_kernels(settings.kernels)
-    program = build(GPT2(config), specs(settings.B, settings.T))
-    chosen = resolve(program, registry.Choice(settings.variant, settings.swap))
-    return program, chosen, arena.plan(program, scratch_sizes(program, chosen))
+    choice = registry.Choice(settings.variant, settings.swap)
+    return build(GPT2(config), specs(settings.B, settings.T), choice=choice, fuse=fusions(settings))

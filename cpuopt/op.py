@@ -135,9 +135,9 @@ def acc(name: str, *shape: Dim | int, reduces: Dim | int = 1, optional: bool = F
     return Arg(name, "acc", tuple(map(as_dim, shape)), optional, as_dim(reduces))
 
 
-def state(name: str, *shape: Dim | int) -> Arg:
+def state(name: str, *shape: Dim | int, reduces: Dim | int = 1, optional: bool = False) -> Arg:
     """Declare an array that the op updates in place."""
-    return Arg(name, "state", tuple(map(as_dim, shape)))
+    return Arg(name, "state", tuple(map(as_dim, shape)), optional, as_dim(reduces))
 
 
 def inp(name: str, *shape: Dim | int, optional: bool = False) -> Arg:
@@ -168,6 +168,7 @@ class Op:
     source : paper, equation or function that it follows.
     inverts : for a backward op, the forward op whose adjoints it gives.
     nbytes : bytes moved at the least, where roles and shapes mislead.
+    fuses : for a fused op, the ops that it stands for.
     """
 
     def __init__(
@@ -180,9 +181,11 @@ class Op:
         source: str,
         inverts: Op | None = None,
         nbytes: Dim | None = None,
+        fuses: tuple[Op, ...] = (),
     ) -> None:
         self.name, self.args, self.label, self.flops = name, args, label, flops
         self.reference, self.source, self.inverts, self.nbytes = reference, source, inverts, nbytes
+        self.fuses = fuses
         self.backwards: list[Op] = []
         self.by_name = {a.name: a for a in args}
         if inverts:

@@ -25,12 +25,22 @@ class Scratch:
     """Working memory that a kernel asks for: `size` floats, passed after the op's arguments as a 1-D array."""
 
     name: str
-    size: Dim | Callable[[Mapping[str, int]], int]
+    size: Dim | Callable[[Mapping[str, int]], int] | int
+
+    def floats(self, sizes: Mapping[str, int]) -> int:
+        """Work out its length."""
+        return self.size if isinstance(self.size, int) else int(self.size(sizes))
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """One way to compute an op."""
+    """One way to compute an op.
+
+    Attributes
+    ----------
+    where : file and line, for messages.
+    same_bits : whether any number of threads gives the same bits; a library's kernel may not promise it.
+    """
 
     op: Op
     variant: str
@@ -39,6 +49,7 @@ class Kernel:
     compile: Callable[[], None] = field(repr=False, default=lambda: None)
     is_compiled: Callable[[], bool] = field(repr=False, default=lambda: True)
     where: str = ""
+    same_bits: bool = True
 
     @property
     def name(self) -> str:
@@ -90,6 +101,10 @@ class Rule:
     op: str
     layer: str
     variant: str
+
+    def covers(self, layer: str) -> bool:
+        """Whether the layer pattern matches."""
+        return fnmatchcase(layer, self.layer)
 
     def __str__(self) -> str:
         return f"{self.op}{'' if self.layer == '*' else '@' + self.layer}={self.variant}"
@@ -144,7 +159,7 @@ class Choice:
     def resolve(self, op: str, layer: str) -> Kernel:
         """Choose the kernel for an op in a layer."""
         for rule in [*reversed(self.swaps), Rule("*", "*", self.variant)]:
-            if op_matches(op, rule.op) and fnmatchcase(layer, rule.layer) and (op, rule.variant) in KERNELS:
+            if op_matches(op, rule.op) and rule.covers(layer) and (op, rule.variant) in KERNELS:
                 return KERNELS[op, rule.variant]
         return KERNELS[op, BASE]
 
@@ -157,7 +172,7 @@ class Choice:
                 here = dict.fromkeys(op for op, _ in calls)
                 raise UserError(f"--swap '{rule}': this model does not use {rule.op!r}; it uses {', '.join(here)}")
             layers = dict.fromkeys(layer for _, layer in ops_here)
-            if not any(fnmatchcase(layer, rule.layer) for layer in layers):
+            if not any(rule.covers(layer) for layer in layers):
                 raise UserError(
                     f"--swap '{rule}': no layer of the model with {rule.op} matches {rule.layer!r}; "
                     f"{nearest(rule.layer, layers)}"

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from uuid import uuid4
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -235,14 +234,11 @@ def write_tokens(path: Path, tokens: ArrayLike) -> None:
         Where an id does not fit in uint16, there is none or more than the header can count, or the disk refuses.
     """
     array = np.asarray(tokens)
+    got = f"token file {str(path)!r}: got"
     if array.ndim != 1 or not 1 <= array.size < 2**31 or array.dtype.kind not in "iu":
-        raise UserError(
-            f"token file {str(path)!r}: got {array.dtype} of shape {array.shape}; expected 1 to 2**31-1 ids"
-        )
+        raise UserError(f"{got} {array.dtype} of shape {array.shape}; expected 1 to 2**31-1 token ids")
     if array.min() < 0 or array.max() > 65535:
-        raise UserError(
-            f"token file {str(path)!r}: got ids {array.min()} to {array.max()}; expected 0 to 65535 (uint16)"
-        )
+        raise UserError(f"{got} ids from {array.min()} to {array.max()}; expected 0 to 65535, which uint16 holds")
     header = np.zeros(256, "<i4")
     header[:3] = MAGIC, VERSION, array.size
     write_whole(path, header.data, array.astype("<u2").data)
@@ -256,7 +252,7 @@ def write_whole(path: Path, *parts: Content) -> None:
     UserError
         Where the disk is full or the directory cannot be written.
     """
-    temporary = path.with_name(f".{path.name}.{uuid4().hex[:8]}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:

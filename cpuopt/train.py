@@ -13,7 +13,7 @@ from types import FrameType
 from typing import Any, Protocol
 
 from .job import Job
-from .profiler import Profiler
+from .profiler import Profiler, peak_rss_bytes
 from .record import Run
 
 
@@ -83,8 +83,7 @@ def train(job: Job, root: Path, listener: Listener, clock: Callable[[], float] =
     val: dict[int, float] = {}
 
     def measure(step: int) -> None:
-        with profiler.paused():
-            val[step] = validate(job)
+        val[step] = validate(job)
         run.validation(step, val[step])
         listener.validation(step, val[step])
 
@@ -142,6 +141,7 @@ def _summary(job: Job, history: list[dict[str, Any]], val: dict[int, float], int
         "val_loss": {str(k): v for k, v in val.items()},
         "step_ms_median": median(m["step_ms"] for m in history) if history else None,
         "tokens_per_s": median(m["tokens_per_s"] for m in history) if history else None,
+        "peak_rss_bytes": peak_rss_bytes(),
         "planned_peak_bytes": engine.predicted_peak_bytes,
         "arena": engine.plan.describe(),
         "threads": engine.threads,

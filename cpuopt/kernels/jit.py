@@ -41,7 +41,13 @@ def signature(op: Op, scratch: Sequence[Scratch] = ()) -> tuple[types.Type, ...]
 
 
 def kernel(
-    op: Op, variant: str, *, scratch: Sequence[tuple[str, Any]] = (), jit: bool = True, **options: Any
+    op: Op,
+    variant: str,
+    *,
+    scratch: Sequence[tuple[str, Any]] = (),
+    jit: bool = True,
+    same_bits: bool = True,
+    **options: Any,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Register a function as a way to compute an op.
 
@@ -49,9 +55,10 @@ def kernel(
     ----------
     op : the declaration. The function's parameters must be exactly ``op.params``, then the names in `scratch`.
     variant : the name that ``--variant`` and ``--swap`` use.
-    scratch : ``(name, size)`` pairs of float32 working memory; a size is an expression such as ``BT*C``, or a function
-        of the sizes.
+    scratch : ``(name, size)`` pairs of float32 working memory; a size is a number, an expression such as
+        ``BT*C``, or a function of the sizes.
     jit : False for a plain Python function.
+    same_bits : whether it promises the same bits for any number of threads.
     options : for ``numba.njit``, over the options that all kernels share.
 
     Raises
@@ -70,7 +77,7 @@ def kernel(
         where = f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}"
         params = list(inspect.signature(function).parameters)
         if not jit:
-            registry.register(Kernel(op, variant, function, parts, where=where), params)
+            registry.register(Kernel(op, variant, function, parts, where=where, same_bits=same_bits), params)
             return function
         compiled = helper(**{**OPTIONS, **options})(function)
         registry.register(
@@ -82,6 +89,7 @@ def kernel(
                 compile=lambda: compiled.compile(sig),
                 is_compiled=lambda: sig in compiled.overloads or cache.is_cached(compiled, sig),
                 where=where,
+                same_bits=same_bits,
             ),
             params,
         )

@@ -28,6 +28,11 @@ def set_threads(n: int | None) -> int:
     return n
 
 
+def get_threads() -> int:
+    """Return the number of threads for kernels called from this Python thread."""
+    return int(numba.get_num_threads())
+
+
 def threading_layer() -> str:
     """Name the layer that runs parallel kernels; call after the first of them."""
     try:

@@ -11,6 +11,7 @@ from .embedding import embedding_backward, embedding_forward
 from .gelu import gelu_backward, gelu_forward
 from .layernorm import layernorm_backward, layernorm_forward
 from .matmul import matmul_backward_input, matmul_backward_weight, matmul_forward
+from .matmul_update import matmul_update
 from .residual import residual_backward, residual_forward
 from .softmax import softmax_backward, softmax_forward
 from .sumsq import sumsq
@@ -25,6 +26,7 @@ ALL: dict[str, Op] = {
         matmul_forward,
         matmul_backward_input,
         matmul_backward_weight,
+        matmul_update,
         attention_forward,
         attention_backward,
         gelu_forward,

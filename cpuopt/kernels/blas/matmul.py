@@ -21,7 +21,7 @@ def product(out, add, a, b, block):
         rows += part
 
 
-@kernel(ops.matmul_forward, "blas", jit=False)
+@kernel(ops.matmul_forward, "blas", jit=False, same_bits=False)
 def matmul_forward(out, inp, weight, bias):
     """One sgemm, then the bias."""
     np.matmul(inp, weight.T, out=out)
@@ -29,13 +29,13 @@ def matmul_forward(out, inp, weight, bias):
         out += bias
 
 
-@kernel(ops.matmul_backward_input, "blas", jit=False, scratch=[("block", ROWS * C)])
+@kernel(ops.matmul_backward_input, "blas", jit=False, same_bits=False, scratch=[("block", ROWS * C)])
 def matmul_backward_input(dinp, dinp_add, dout, weight, block):
     """One sgemm, or one for each block of rows."""
     product(dinp, dinp_add, dout, weight, block)
 
 
-@kernel(ops.matmul_backward_weight, "blas", jit=False, scratch=[("block", ROWS * C)])
+@kernel(ops.matmul_backward_weight, "blas", jit=False, same_bits=False, scratch=[("block", ROWS * C)])
 def matmul_backward_weight(dweight, dweight_add, dbias, dbias_add, dout, inp, block):
     """One sgemm, or one for each block of rows, and the column sums."""
     product(dweight, dweight_add, dout.T, inp, block)

@@ -1,3 +1,18 @@
-"""The naive kernels, complete: one obvious loop nest each, after ``train_gpt2.c``. Every speed-up is quoted against them."""
+"""The naive kernels, complete: one obvious loop nest each, after ``train_gpt2.c``.
 
-from . import adamw, attention, cross_entropy, embedding, gelu, layernorm, matmul, residual, softmax, sumsq  # noqa: F401
+Every speed-up is quoted against them.
+"""
+
+from . import (
+    adamw,
+    attention,
+    cross_entropy,
+    embedding,
+    gelu,
+    layernorm,
+    matmul,
+    matmul_update,
+    residual,
+    softmax,
+    sumsq,
+)  # noqa: F401

@@ -1,0 +1,108 @@
+"""Batches of tokens, as a pure function of (seed, epoch, index): no state to save, nothing to replay on resume."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .errors import UserError
+from .tokenizers import Tokens
+
+Batch = tuple[NDArray[np.int32], NDArray[np.int32]]
+"""Inputs and targets, each (B, T)."""
+
+
+class Batches:
+    """Batches of B windows of T tokens; which windows depends on (seed, epoch, index) alone, so any can be had again.
+
+    As llm.c's shards: windows do not overlap, targets are inputs shifted by one, and an epoch has
+    ``(tokens.size - 1) // (B * T)`` batches. Each epoch shuffles single windows, so that the rows of a batch come from
+    different places; up to B - 1 windows, others each time, are left over.
+
+    Parameters
+    ----------
+    tokens : (n,) of an integer type that int32 can hold.
+    B, T : rows of a batch, and tokens of a row.
+    seed : of the order; None keeps the order of the text in every epoch.
+    vocab_size : ids are checked to lie below it, since kernels index with them unchecked.
+    name : of the tokens, for an error.
+
+    Raises
+    ------
+    UserError
+        Where there are too few tokens for one batch, or the seed is negative.
+    """
+
+    def __init__(
+        self, tokens: Tokens, B: int, T: int, *, seed: int | None = None, vocab_size: int, name: str = "tokens"
+    ) -> None:
+        if not np.can_cast(tokens.dtype, np.int32):
+            raise TypeError(f"tokens have type {tokens.dtype}; expected one that int32 can hold")
+        if seed is not None and seed < 0:
+            raise UserError(f"seed {seed} is negative; expected 0 or more")
+        require_one_batch(name, tokens.size, B, T)
+        self.tokens, self.B, self.T, self.seed, self.vocab_size, self.name = tokens, B, T, seed, vocab_size, name
+        self._shuffled: tuple[int, NDArray[np.int64]] | None = None
+
+    def __len__(self) -> int:
+        """The number of batches of an epoch."""
+        return (self.tokens.size - 1) // (self.B * self.T)
+
+    def at(self, n: int, out: Batch | None = None) -> Batch:
+        """Give the n-th batch since the beginning of training, whatever the epoch."""
+        return self.batch(*divmod(n, len(self)), out=out)
+
+    def batch(self, epoch: int, index: int, out: Batch | None = None) -> Batch:
+        """Give inputs and targets, each (B, T) int32; `out` receives them if given.
+
+        Raises
+        ------
+        UserError
+            Where a token does not lie in the vocabulary.
+        IndexError
+            Where the epoch has no such batch.
+        """
+        if not 0 <= index < len(self):
+            raise IndexError(f"batch {index} of {len(self)}")
+        windows = np.arange(index * self.B, (index + 1) * self.B)
+        if self.seed is not None:
+            windows = self._order(epoch)[windows]
+        starts = windows * self.T
+        rows = np.stack([self.tokens[start : start + self.T + 1] for start in starts]).astype(np.int32)  # (B, T+1)
+        self._check(rows, starts)
+        inputs, targets = out or (np.empty((self.B, self.T), np.int32), np.empty((self.B, self.T), np.int32))
+        inputs[...], targets[...] = rows[:, :-1], rows[:, 1:]
+        return inputs, targets
+
+    def _order(self, epoch: int) -> NDArray[np.int64]:
+        """Give the order of all windows in an epoch.
+
+        Sorting raw random words, since NumPy promises the same words in every version; of ``permutation`` it does not.
+        """
+        if self._shuffled is None or self._shuffled[0] != epoch:
+            words = np.random.PCG64(np.random.SeedSequence(self.seed, spawn_key=(epoch,)))
+            n = (self.tokens.size - 1) // self.T
+            self._shuffled = epoch, np.argsort(words.random_raw(n), kind="stable")
+        return self._shuffled[1]
+
+    def _check(self, rows: NDArray[np.int32], starts: NDArray[np.int64]) -> None:
+        if rows.min() < 0 or rows.max() >= self.vocab_size:
+            row, column = np.argwhere((rows < 0) | (rows >= self.vocab_size))[0]
+            raise UserError(
+                f"{self.name}: token {starts[row] + column} is {rows[row, column]}; expected 0 to "
+                f"{self.vocab_size - 1}, because the model's vocabulary has {self.vocab_size}; "
+                "choose other data or a larger vocabulary"
+            )
+
+
+def require_one_batch(name: str, n: int, B: int, T: int) -> None:
+    """Check that `n` tokens make a batch, and say which would fit where they do not."""
+    if B < 1 or T < 1:
+        raise UserError(f"got B = {B} rows of T = {T} tokens; expected at least 1 of each")
+    if n < B * T + 1:
+        fits = [f"B <= {(n - 1) // T} with T = {T}"] if n > T else []
+        fits += [f"T <= {(n - 1) // B} with B = {B}"] if n > B else []
+        raise UserError(
+            f"{name}: has {n} tokens; a batch of B = {B} rows of T = {T} needs {B * T + 1}, because targets are inputs "
+            f"shifted by one; take {' or '.join([*fits, 'more data'])}"
+        )

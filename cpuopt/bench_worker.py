@@ -1,0 +1,135 @@
+"""The cpuopt side of `cpuopt bench`: ``python -m cpuopt.bench_worker``, told in JSON lines what to do.
+
+``init`` compiles and sets the initial weights, ``steps`` trains and says what each step took, ``peak`` says how much
+memory that needed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .errors import UserError
+
+if TYPE_CHECKING:
+    from .engine import Bound
+
+COLUMN = {"forward": "forward", "backward": "backward", "norm": "update", "update": "update"}
+"""Where a phase of the program is counted: PyTorch has no norm of the gradient to compare with."""
+
+
+class Session:
+    """A job that steps through its batches.
+
+    Parameters
+    ----------
+    request : ``init``: what of `Settings` is not its default, and the paths of batches and weights.
+    say : hears what is compiled.
+    """
+
+    def __init__(self, request: Mapping[str, Any], say: Callable[[str], None]) -> None:
+        from .job import Settings, prepare  # numba is imported late: an idle worker is small
+
+        given = {k: tuple(v) if isinstance(v, list) else v for k, v in request["settings"].items()}
+        self.settings = Settings(**given)
+        job = prepare(self.settings, lambda done, total, name: say(f"compiling {done}/{total} {name}"))
+        self.engine = job.engine
+        self.batches = np.load(request["batches"])  # (n, 2, B, T)
+        if request["write_params"]:
+            save(Path(request["params"]), self.engine.parameters())
+        else:
+            load(Path(request["params"]), self.engine.parameters())
+        self.done = 0
+        self._ns: dict[str, int] = {}
+        self._run = self.engine.runner
+        self.engine.runner = self._run_timed
+
+    def steps(self, n: int) -> dict[str, Any]:
+        """Train for n steps."""
+        s = self.settings
+        step_ms, losses = [], []
+        phases_ms: dict[str, list[float]] = {c: [] for c in COLUMN.values()}
+        for _ in range(n):
+            tokens, targets = self.batches[self.done % len(self.batches)]
+            self._ns = dict.fromkeys(phases_ms, 0)
+            start = time.perf_counter_ns()
+            step = self.engine.step(
+                lr=s.lr,
+                beta1=s.beta1,
+                beta2=s.beta2,
+                eps=s.eps,
+                weight_decay=s.weight_decay,
+                tokens=tokens,
+                targets=targets,
+            )
+            step_ms.append((time.perf_counter_ns() - start) / 1e6)
+            losses.append(step.loss)
+            for column, ns in self._ns.items():
+                phases_ms[column].append(ns / 1e6)
+            self.done += 1
+        return {"step_ms": step_ms, "losses": losses, "phases_ms": phases_ms}
+
+    def _run_timed(self, calls: Iterable[Bound]) -> None:
+        calls = list(calls)
+        start = time.perf_counter_ns()
+        self._run(calls)
+        if calls:
+            self._ns[COLUMN[calls[0].call.phase]] += time.perf_counter_ns() - start
+
+
+def save(path: Path, params: Mapping[str, np.ndarray[Any, Any]]) -> None:
+    """Write parameters by name."""
+    with path.open("wb") as f:
+        np.savez(f, **params)  # type: ignore[arg-type]  # a name is no option of savez
+
+
+def load(path: Path, params: Mapping[str, np.ndarray[Any, Any]]) -> None:
+    """Fill parameters from a file that has the same names."""
+    with np.load(path, allow_pickle=False) as stored:
+        if set(stored) != set(params):
+            raise UserError(f"initial weights differ in {', '.join(sorted(set(stored) ^ set(params)))}")
+        for name, array in params.items():
+            np.copyto(array, stored[name], casting="no")
+
+
+def main() -> None:
+    """Answer requests until stdin closes."""
+    with os.fdopen(os.dup(1), "w") as channel, open(0) as requests:
+        os.dup2(2, 1)  # what a kernel prints must not come between the answers
+
+        def answer(**content: Any) -> None:
+            channel.write(json.dumps(content) + "\n")
+            channel.flush()
+
+        session = None
+        for line in requests:
+            request = json.loads(line)
+            try:
+                if request["do"] == "init":
+                    session = Session(request, lambda text: answer(progress=text))
+                    answer(threads=session.engine.threads, versions={})
+                elif session is None:
+                    raise UserError(f"'{request['do']}' before 'init'")
+                elif request["do"] == "steps":
+                    answer(**session.steps(request["n"]))
+                else:
+                    answer(**_peak())
+            except UserError as e:
+                answer(error=str(e))
+
+
+def _peak() -> dict[str, Any]:
+    from .kernels.threads import threading_layer
+    from .profiler import peak_rss_bytes
+
+    return {"peak_rss_mb": peak_rss_bytes() / 1e6, "versions": {"threading_layer": threading_layer()}}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,180 @@
+"""What the times of some steps say: sums by kind of op and by layer, and the object that ``profile.json`` holds.
+
+The means are over the middle half of the steps, ordered by their time: one set of whole steps for all rows, so that the
+rows add up to the step, and a step that something else disturbed does not count. All raw values are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from .engine import Bound
+
+Array = np.ndarray[Any, Any]
+UNACCOUNTED = "(unaccounted)"
+"""The row for the time of a step that no kernel accounts for."""
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """The raw times of one step, all in ns of the profiler's clock.
+
+    Attributes
+    ----------
+    number : counted from 0, with the steps that are dropped later.
+    runs : for each phase that ran, its n calls and the n + 1 readings of the clock before, between and after them.
+    """
+
+    number: int
+    start: int
+    end: int
+    runs: list[tuple[Sequence[Bound], Array]]
+
+
+@dataclass(frozen=True)
+class OpRow:
+    """One kind of op: what its calls took in a step, on average.
+
+    Attributes
+    ----------
+    share : of the step, in percent.
+    gflops, gbs : rates; 0 where there is nothing to count.
+    flops, bytes : a step's; what the mathematics needs and what must move at the least, whatever the kernel does.
+    kernels : that ran, as ``matmul_forward[vanilla]``.
+    """
+
+    op: str
+    calls: int
+    ms: float
+    share: float
+    gflops: float
+    gbs: float
+    flops: int
+    bytes: int
+    kernels: list[str]
+
+
+@dataclass(frozen=True)
+class LayerRow:
+    """One op in one layer by one variant; the attributes are those of `OpRow`."""
+
+    layer: str
+    op: str
+    variant: str
+    phase: str
+    calls: int
+    ms: float
+    share: float
+    gflops: float
+    gbs: float
+    flops: int
+    bytes: int
+
+
+@dataclass
+class Profile:
+    """What a profiled run says.
+
+    Attributes
+    ----------
+    steps : how many the figures stand on; `warmup` more came before and were dropped.
+    step_ms : ``median``, ``min`` and ``max`` of `step_ms_values`, and the ``mean`` of their middle half, which the
+        rows of `ops` add up to.
+    tokens_per_s : by the median step.
+    peak_rss_mb, planned_peak_mb : what the process held at its peak, and what was predicted, in 10^6 bytes.
+    ops : by label, in the order of a step; `UNACCOUNTED` comes last and the shares add to 100.
+    profiler_overhead_ms : what profiling adds to a step, measured.
+    checked : one entry a check of this run, with at least ``kernel`` and ``status``; the tables refuse what failed.
+    raw : the times of every step; not part of the JSON.
+    """
+
+    model: str
+    B: int
+    T: int
+    threads: int
+    threading_layer: str
+    variant: str
+    swaps: list[str]
+    steps: int
+    warmup: int
+    step_ms: dict[str, float]
+    tokens_per_s: float
+    peak_rss_mb: float
+    planned_peak_mb: float
+    ops: list[OpRow]
+    layers: list[LayerRow]
+    unaccounted_ms: float
+    profiler_overhead_ms: float
+    step_ms_values: list[float]
+    checked: list[dict[str, Any]]
+    versions: dict[str, str]
+    raw: list[StepTimes] = field(repr=False)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return one object for ``json.dumps``."""
+        plain = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "raw"}
+        return {**plain, "ops": [asdict(r) for r in self.ops], "layers": [asdict(r) for r in self.layers]}
+
+
+class Sums:
+    """The mean times of the middle half of some steps, per call."""
+
+    def __init__(self, steps: Sequence[StepTimes]) -> None:
+        cut = len(steps) // 4
+        middle = sorted(steps, key=lambda s: s.end - s.start)[cut : len(steps) - cut]
+        self.step_ns = fmean(s.end - s.start for s in middle)
+        self.bounds: list[Bound] = []
+        at: dict[int, int] = {}
+        for bound in (b for s in middle for calls, _ in s.runs for b in calls):
+            if id(bound) not in at:
+                at[id(bound)] = len(self.bounds)
+                self.bounds.append(bound)
+        self.ns, self.calls = np.zeros(len(at)), np.zeros(len(at))
+        for calls, marks in (run for s in middle for run in s.runs):
+            where = [at[id(b)] for b in calls]
+            np.add.at(self.ns, where, np.diff(marks) / len(middle))
+            np.add.at(self.calls, where, 1 / len(middle))
+
+    def op_rows(self) -> list[OpRow]:
+        """One row a label, in the order in which a step first comes to each, and the time that is left."""
+        rows = []
+        for (label,), at in self._groups(lambda b: (b.call.op.label,)).items():
+            used = dict.fromkeys(self.bounds[i].kernel.name for i in at)
+            rows.append(OpRow(label, **self._figures(at), kernels=list(used)))
+        left = float(self.step_ns - self.ns.sum())
+        return [*rows, OpRow(UNACCOUNTED, 0, left / 1e6, 100 * left / self.step_ns, 0.0, 0.0, 0, 0, [])]
+
+    def layer_rows(self) -> list[LayerRow]:
+        """One row a layer, op and variant, layer by layer."""
+        groups = self._groups(lambda b: (b.call.layer, b.call.op.name, b.kernel.variant, b.call.phase))
+        layers = list(dict.fromkeys(layer for layer, *_ in groups))
+        return [
+            LayerRow(layer, op, variant, phase, **self._figures(at))
+            for (layer, op, variant, phase), at in sorted(groups.items(), key=lambda g: layers.index(g[0][0]))
+        ]
+
+    def _groups(self, key: Callable[[Bound], tuple[str, ...]]) -> dict[tuple[str, ...], list[int]]:
+        groups: dict[tuple[str, ...], list[int]] = {}
+        for i, bound in enumerate(self.bounds):
+            groups.setdefault(key(bound), []).append(i)
+        return groups
+
+    def _figures(self, at: Sequence[int]) -> dict[str, Any]:
+        ns = float(self.ns[at].sum())
+        flops = sum(self.bounds[i].call.flops * self.calls[i] for i in at)
+        nbytes = sum(self.bounds[i].call.bytes * self.calls[i] for i in at)
+        return {
+            "calls": round(self.calls[at].sum()),
+            "ms": ns / 1e6,
+            "share": 100 * ns / self.step_ns,
+            "gflops": float(flops / ns) if ns else 0.0,
+            "gbs": float(nbytes / ns) if ns else 0.0,
+            "flops": round(flops),
+            "bytes": round(nbytes),
+        }

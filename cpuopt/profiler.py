@@ -1,0 +1,207 @@
+"""Times every call of a training step.
+
+`Profiler` puts a loop of its own in the place of the engine's one loop, so kernels contain no timing. It reads the
+clock once between two calls: a call's time runs from the end of the one before it and includes its dispatch, about
+2 µs of Python. What is left of a step is time that no kernel accounts for: copying the batch, the sum of the norm, the
+way from one phase to the next.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from copy import copy
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from . import record
+from .errors import UserError
+from .profile import Array, Profile, StepTimes, Sums
+
+if TYPE_CHECKING:
+    from .engine import Bound, Engine
+    from .job import Job
+    from .registry import Choice
+
+
+class Profiler:
+    """Times every call of the steps that run inside ``with profiler.step()``; other runs of the engine are left alone.
+
+    Parameters
+    ----------
+    engine : its runner is replaced until `remove`.
+    clock : in ns.
+    keep : how many steps are remembered; of a longer run, the newest.
+    """
+
+    def __init__(self, engine: Engine, clock: Callable[[], int] = time.perf_counter_ns, keep: int = 1000) -> None:
+        self.engine, self.clock = engine, clock
+        self.steps: deque[StepTimes] = deque(maxlen=keep)
+        self._count = 0
+        self._runs: list[tuple[Sequence[Bound], Array]] | None = None
+        self._replaced = engine.runner
+        engine.runner = self.run_calls
+
+    def remove(self) -> None:
+        """Give the engine its own loop back; what was measured stays."""
+        if self.engine.runner == self.run_calls:
+            self.engine.runner = self._replaced
+
+    def run_calls(self, calls: Iterable[Bound]) -> None:
+        """Run bound calls in order, with one reading of the clock between two."""
+        if self._runs is None:
+            self._replaced(calls)
+            return
+        calls, clock = tuple(calls), self.clock
+        marks: list[int] = []
+        mark = marks.append
+        mark(clock())
+        for bound in calls:
+            bound.kernel.function(*bound.args)
+            mark(clock())
+        self._runs.append((calls, np.array(marks, dtype=np.int64)))
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Measure a whole step; one that raises is not counted."""
+        runs: list[tuple[Sequence[Bound], Array]] = []
+        self._runs = runs
+        try:
+            start = self.clock()
+            yield
+            self.steps.append(StepTimes(self._count, start, self.clock(), runs))
+            self._count += 1
+        finally:
+            self._runs = None
+
+    def profile(
+        self,
+        *,
+        model: str,
+        B: int,
+        T: int,
+        choice: Choice,
+        warmup: int = 1,
+        checked: Sequence[dict[str, Any]] = (),
+    ) -> Profile:
+        """Work out a profile from the steps so far.
+
+        Parameters
+        ----------
+        warmup : how many of the first steps are dropped; the last step always counts.
+        checked : the results of the checks of this run.
+
+        Raises
+        ------
+        UserError
+            Where no step was measured.
+        """
+        if not self.steps:
+            raise UserError("profile: no step was measured; run at least one inside 'with profiler.step()'")
+        warmup = min(warmup, self._count - 1)
+        steps = [s for s in self.steps if s.number >= warmup]
+        step_ms = [(s.end - s.start) / 1e6 for s in steps]
+        sums = Sums(steps)
+        ops = sums.op_rows()
+        return Profile(
+            model=model,
+            B=B,
+            T=T,
+            threads=self.engine.threads,
+            threading_layer=_threading_layer(),
+            variant=choice.variant,
+            swaps=[str(r) for r in choice.swaps],
+            steps=len(steps),
+            warmup=warmup,
+            step_ms={"median": median(step_ms), "min": min(step_ms), "max": max(step_ms), "mean": sums.step_ns / 1e6},
+            tokens_per_s=B * T / (median(step_ms) / 1e3),
+            peak_rss_mb=peak_rss_bytes() / 1e6,
+            planned_peak_mb=self.engine.predicted_peak_bytes / 1e6,
+            ops=ops,
+            layers=sums.layer_rows(),
+            unaccounted_ms=ops[-1].ms,
+            profiler_overhead_ms=self.overhead_ms(),
+            step_ms_values=step_ms,
+            checked=list(checked),
+            versions=record.machine()["versions"],
+            raw=steps,
+        )
+
+    def overhead_ms(self, rounds: int = 21) -> float:
+        """Measure what profiling adds to a step, on calls that do nothing: this loop against the one that it replaced.
+
+        The clock's readings, the lists and the arrays are in it.
+
+        Parameters
+        ----------
+        rounds : how often both are run, in turn; the medians are compared.
+        """
+        idle = copy(self.engine)
+        idle.runner = self._replaced
+        calls = [replace(b, kernel=replace(b.kernel, function=_nothing)) for b in self.engine.calls]
+        probe = Profiler(idle, self.clock, keep=1)
+        plain, timed = [], []
+        for _ in range(rounds):
+            before = self.clock()
+            self._replaced(calls)
+            between = self.clock()
+            with probe.step():
+                probe.run_calls(calls)
+            plain.append(between - before)
+            timed.append(self.clock() - between)
+        return max(0.0, median(timed) - median(plain)) / 1e6
+
+
+def peak_rss_bytes() -> int:
+    """Return the most memory that this process has held.
+
+    Linux's own record comes first: ``getrusage`` starts from what the parent held when it started this process.
+    """
+    try:
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def profile(job: Job, *, warmup: int = 1, tick: Callable[[], None] = lambda: None) -> tuple[Profiler, Profile]:
+    """Train for a job's steps and some before them, and profile the last.
+
+    Parameters
+    ----------
+    warmup : the steps that come before and are dropped.
+    tick : called after each step.
+    """
+    s = job.settings
+    batches = job.corpus.batches("train", s.B, s.T, seed=s.seed)
+    profiler = Profiler(job.engine)
+    try:
+        for i in range(warmup + s.steps):
+            tokens, targets = batches.at(i)
+            with profiler.step():
+                job.engine.step(lr=s.lr, clip=s.clip, tokens=tokens, targets=targets)
+            tick()
+    finally:
+        profiler.remove()
+    return profiler, profiler.profile(model=job.name, B=s.B, T=s.T, choice=job.choice, warmup=warmup)
+
+
+def _nothing(*args: object) -> None:
+    """Stand in for a kernel."""
+
+
+def _threading_layer() -> str:
+    from .kernels.threads import threading_layer  # numba is imported late
+
+    return threading_layer()

@@ -1,0 +1,11 @@
+"""Before any test imports numba."""
+
+import os
+
+from hypothesis import settings
+
+os.environ["NUMBA_NUM_THREADS"] = "4"  # the same bits on more threads than a machine has cores
+os.environ["OMP_WAIT_POLICY"] = "passive"  # so that the surplus threads do not spin
+
+settings.register_profile("cpuopt", deadline=None, derandomize=True)  # a busy machine is slow, not wrong
+settings.load_profile("cpuopt")

@@ -1,0 +1,394 @@
+"""A check is not written until it has failed: for each thing that is checked, a kernel that is wrong in it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import numba
+import numpy as np
+import pytest
+from numpy.lib.stride_tricks import as_strided
+
+from cpuopt import kernels, ops  # noqa: F401  (importing kernels registers them)
+from cpuopt.lab.cases import ODD, SMALL, Case, case
+from cpuopt.lab.check import Result, check, check_all
+from cpuopt.op import N, Op
+from cpuopt.registry import KERNELS, Kernel, Scratch
+
+Array = np.ndarray[Any, Any]
+F32 = np.float32
+
+
+def mutant(op: Op, function: Callable[..., None], scratch: tuple[Scratch, ...] = ()) -> Kernel:
+    return Kernel(op, "mutant", function, scratch)
+
+
+def vanilla(op: Op) -> Callable[..., None]:
+    return KERNELS[op.name, "vanilla"].function
+
+
+def after(op: Op, spoil: Callable[[Any], None]) -> Kernel:
+    """The vanilla kernel; then `spoil` is given its arguments by name."""
+    original = KERNELS[op.name, "vanilla"]
+
+    def function(*args: Any) -> None:
+        original.function(*args)
+        spoil(SimpleNamespace(**dict(zip([*op.params, *(s.name for s in original.scratch)], args, strict=True))))
+
+    return mutant(op, function, original.scratch)
+
+
+def before(op: Op, **instead: Any) -> Kernel:
+    """The vanilla kernel, given other values for some arguments: functions of all of them."""
+    original = KERNELS[op.name, "vanilla"]
+
+    def function(*args: Any) -> None:
+        names = [*op.params, *(s.name for s in original.scratch)]
+        given = SimpleNamespace(**dict(zip(names, args, strict=True)))
+        original.function(*(instead[n](given) if n in instead else getattr(given, n) for n in names))
+
+    return mutant(op, function, original.scratch)
+
+
+def assert_fails(kernel: Kernel, why: str, on: Case | None = None, **options: Any) -> Result:
+    """It fails for the reason that matches, and vanilla passes the same case."""
+    on = on or case(kernel.op, SMALL)
+    result = check(kernel, on, **options)
+    assert result.verdict == "FAIL", str(result)
+    assert re.search(why, result.reason), str(result)
+    right = check(KERNELS[kernel.op.name, "vanilla"], on, **options)
+    assert (right.verdict, right.reason) == ("PASS", "")
+    return result
+
+
+EVERY = pytest.mark.parametrize("op", ops.ALL.values(), ids=str)
+WRITTEN = [(op, a.name) for op in ops.ALL.values() for a in op.written]
+EVERY_WRITTEN = pytest.mark.parametrize(("op", "name"), WRITTEN, ids=[f"{op.name}-{n}" for op, n in WRITTEN])
+
+
+# --- whatever is written ----------------------------------------
+
+
+@EVERY_WRITTEN
+def test_an_error_of_a_thousandth(op: Op, name: str) -> None:
+    def spoil(a: Any) -> None:
+        getattr(a, name)[...] *= F32(1.001)
+
+    result = assert_fails(after(op, spoil), rf"^{name}\[.*\] = .*, expected ")
+    assert result.argument == name
+    assert result.got == pytest.approx(1.001 * result.want, rel=1e-4)
+    assert 10 < result.ratio < 1e6
+
+
+@EVERY_WRITTEN
+def test_one_wrong_value(op: Op, name: str) -> None:
+    def spoil(a: Any) -> None:
+        getattr(a, name).flat[-1] += F32(0.125)
+
+    result = assert_fails(after(op, spoil), rf"^{name}\[.*\] = .*, expected ")
+    assert result.index == tuple(d(case(op, SMALL).sizes) - 1 for d in op.by_name[name].shape)
+
+
+@EVERY_WRITTEN
+def test_the_last_element_is_not_written(op: Op, name: str) -> None:
+    original = KERNELS[op.name, "vanilla"]
+    place = op.params.index(name)
+
+    def function(*args: Any) -> None:
+        last = args[place].flat[-1:].view(np.uint32)
+        original.function(*args)
+        args[place].reshape(-1)[-1:].view(np.uint32)[...] = last
+
+    state = op.by_name[name].role == "state"
+    assert_fails(mutant(op, function, original.scratch), "expected" if state else "= nan, .*so not written")
+
+
+@EVERY_WRITTEN
+@pytest.mark.parametrize("past", [1, 16, -1])
+def test_a_write_outside(op: Op, name: str, past: int) -> None:
+    def spoil(a: Any) -> None:
+        x = getattr(a, name).reshape(-1)
+        steps = x.size - 1 + past if past > 0 else past
+        as_strided(x, (2,), (4 * steps,))[1] = 0
+
+    where = f"{past} past the end" if past > 0 else "1 before the beginning"
+    assert_fails(after(op, spoil), f"wrote outside its arrays: {where} of '{name}'")
+
+
+@EVERY_WRITTEN
+def test_a_nan(op: Op, name: str) -> None:
+    def spoil(a: Any) -> None:
+        getattr(a, name).flat[0] = np.nan
+
+    assert_fails(after(op, spoil), rf"^{name}\[0.*\] = nan, expected [-\d.e]+(, \w+=\w+)*$")
+
+
+ACCS = [(op, a.name) for op, name in WRITTEN for a in op.args if a.name == name and a.role == "acc"]
+EVERY_ACC = pytest.mark.parametrize(("op", "name"), ACCS, ids=[f"{op.name}-{n}" for op, n in ACCS])
+
+
+@EVERY_ACC
+def test_add_is_ignored(op: Op, name: str) -> None:
+    kernel = before(op, **{f"{name}_add": lambda a: False})
+    assert_fails(kernel, rf"^{name}\[.*\] = .*, expected .*{name}_add=True")
+
+
+@EVERY_ACC
+def test_overwrite_is_ignored(op: Op, name: str) -> None:
+    kernel = before(op, **{f"{name}_add": lambda a: True})
+    assert_fails(kernel, rf"^{name}\[.*\] = nan, .*{name}_add=False.*: as filled .* added to though told to overwrite")
+
+
+@EVERY_ACC
+def test_a_flag_of_another_argument(op: Op, name: str) -> None:
+    others = [a.name for a in op.args if a.role == "acc" and a.name != name]
+    if others:
+        kernel = before(op, **{f"{name}_add": lambda a: getattr(a, f"{others[0]}_add")})
+        assert_fails(kernel, rf"^{name}\[.*{name}_add=(True.*{others[0]}_add=False|False)")
+
+
+READ = [(op, a.name) for op in ops.ALL.values() for a in op.arrays if a.role in ("in", "index")]
+
+
+@pytest.mark.parametrize(("op", "name"), READ, ids=[f"{op.name}-{n}" for op, n in READ])
+def test_an_input_is_changed(op: Op, name: str) -> None:
+    def spoil(a: Any) -> None:
+        getattr(a, name).flat[0] += 1
+
+    assert_fails(after(op, spoil), f"^changed '{name}', which it may only read, at element 0")
+
+
+@EVERY
+def test_it_raises(op: Op) -> None:
+    def spoil(a: Any) -> None:
+        raise ZeroDivisionError("of mine")
+
+    assert_fails(after(op, spoil), "^raised ZeroDivisionError: of mine")
+
+
+def test_it_does_not_compile() -> None:
+    def compile() -> None:
+        raise numba.TypingError("no such thing")
+
+    result = check(Kernel(ops.sumsq, "mutant", vanilla(ops.sumsq), compile=compile), {"N": 3})
+    assert (result.verdict, result.ratio) == ("FAIL", np.inf)
+    assert result.reason.startswith("does not compile, or has no scratch size: TypingError: ")
+    kernel = mutant(ops.sumsq, vanilla(ops.sumsq), (Scratch("partial", "64"),))  # type: ignore[arg-type]
+    assert check(kernel, {"N": 3}).reason.startswith("does not compile, or has no scratch size: TypeError: ")
+
+
+@EVERY
+def test_other_bits_in_a_second_call(op: Op) -> None:
+    calls = []
+
+    def spoil(a: Any) -> None:
+        calls.append(1)
+        x = getattr(a, op.written[0].name)
+        x.flat[0] = np.nextafter(x.flat[0], F32(np.inf if len(calls) % 2 else -np.inf))
+
+    assert_fails(after(op, spoil), f"^'{op.written[0].name}' has other bits in a second call")
+
+
+# --- what one op can do wrong ----------------------------------------
+
+
+def by_threads(out: Array, inp: Array) -> None:
+    """One partial sum a thread, term after term."""
+    out[0] = sum(np.cumsum(np.square(part))[-1] for part in np.array_split(inp, numba.get_num_threads()))
+
+
+def test_other_bits_with_other_threads() -> None:
+    big = Case({"N": 10007})
+    assert_fails(mutant(ops.sumsq, by_threads), "^'out' has other bits with 2 threads instead of 1", big)
+    assert_fails(mutant(ops.sumsq, by_threads), "with [34] threads instead of 2", big, threads=(2, 3, 4))
+    assert check(mutant(ops.sumsq, by_threads), big, threads=(3,)).verdict == "PASS"
+    assert check(Kernel(ops.sumsq, "blas", by_threads), big).verdict == "PASS"  # the library does not promise it
+
+
+def test_scratch_is_relied_upon() -> None:
+    def function(out: Array, inp: Array, partial: Array) -> None:
+        partial[0] += np.square(inp).sum()
+        out[0] = partial[0]
+
+    assert_fails(mutant(ops.sumsq, function, (Scratch("partial", N),)), "= nan, .*: from scratch that was read before")
+
+
+def test_a_read_outside() -> None:
+    def function(out: Array, inp: Array) -> None:
+        out[0] = np.square(as_strided(inp, (inp.size + 1,), (4,))).sum()
+
+    assert_fails(mutant(ops.sumsq, function), "= nan, .*: read from outside an array")
+
+
+def test_an_absent_argument_is_used() -> None:
+    def read(out: Array, inp: Array, weight: Array, bias: Array) -> None:
+        out[...] = inp @ weight.T + as_strided(bias, (len(weight),), (4,))
+
+    def write(a: Any) -> None:
+        as_strided(a.dbias, (1,), (4,))[0] = 0
+
+    on = case(ops.matmul_forward, SMALL, absent=["bias"])
+    assert_fails(mutant(ops.matmul_forward, read), "= nan, .*: read from outside an array", on)
+    on = case(ops.matmul_backward_weight, SMALL, absent=["dbias"])
+    assert_fails(after(ops.matmul_backward_weight, write), "1 past the end of 'dbias'", on)
+
+
+def normalize(variance: Callable[[Array], Array]) -> Callable[..., None]:
+    def function(out: Array, mean: Array, rstd: Array, inp: Array, weight: Array, bias: Array, eps: float) -> None:
+        mean[...] = inp.mean(axis=1)
+        rstd[...] = 1 / np.sqrt(variance(inp) + F32(eps))
+        out[...] = (inp - mean[:, None]) * rstd[:, None] * weight + bias
+
+    return function
+
+
+def softmax_without_maximum(out: Array, inp: Array) -> None:
+    with np.errstate(over="ignore", invalid="ignore"):
+        e = np.exp(inp)
+        out[...] = e / e.sum(axis=1, keepdims=True)
+
+
+def mean_over_all(loss: Array, losses: Array, lse: Array, logits: Array, targets: Array, ignore_index: int) -> None:
+    vanilla(ops.cross_entropy_forward)(loss, losses, lse, logits, targets, ignore_index)
+    loss[0] = losses.mean()
+
+
+def last_token_wins(dwte: Array, dwte_add: bool, dwpe: Array, dwpe_add: bool, dout: Array, tokens: Array) -> None:
+    vanilla(ops.embedding_backward)(dwte, dwte_add, dwpe, dwpe_add, dout, tokens)
+    if not dwte_add:
+        dwte[...] = 0
+        dwte[tokens.ravel()] = dout.reshape(-1, dout.shape[-1])
+
+
+def look_ahead(out: Array, lse: Array, qkv: Array, att: Array) -> None:
+    """The last query sees the first one's future as well."""
+    vanilla(ops.attention_forward)(out, lse, qkv, att)
+    out[:, 0] = (out[:, 0] + out[:, 1]) / 2
+
+
+def one_term_less(out: Array, inp: Array, weight: Array, bias: Array) -> None:
+    out[...] = inp[:, :-1] @ weight[:, :-1].T + bias
+
+
+def half_precision(out: Array, inp: Array, weight: Array, bias: Array) -> None:
+    out[...] = inp.astype(np.float16).astype(F32) @ weight.T + bias
+
+
+def targets_ignored(a: Any) -> Array:
+    return np.zeros_like(a.targets)
+
+
+def nothing_ignored(a: Any) -> int:
+    return -7
+
+
+def small(op: Op, kind: str = "normal") -> Case:
+    return case(op, SMALL, kind)
+
+
+PARTICULAR: Mapping[str, tuple[Kernel, str, str]] = {
+    "a reduction over one term less": (mutant(ops.matmul_forward, one_term_less), "normal", "out"),
+    "inputs rounded to half precision": (mutant(ops.matmul_forward, half_precision), "normal", "out"),
+    "variance over C - 1": (
+        mutant(ops.layernorm_forward, normalize(lambda x: x.var(axis=1, ddof=1))),
+        "normal",
+        "rstd out",
+    ),
+    "variance as a difference": (
+        mutant(ops.layernorm_forward, normalize(lambda x: (x * x).mean(axis=1) - x.mean(axis=1) ** 2)),
+        "offset",
+        "rstd out",
+    ),
+    "another eps": (before(ops.layernorm_forward, eps=lambda a: 2 * a.eps), "tiny", "rstd out"),
+    "exp without the maximum": (mutant(ops.softmax_forward, softmax_without_maximum), "offset", "out"),
+    "targets ignored": (
+        before(ops.cross_entropy_forward, targets=targets_ignored),
+        "a class is ignored",
+        "loss losses",
+    ),
+    "targets ignored backward": (before(ops.cross_entropy_backward, targets=targets_ignored), "normal", "dlogits"),
+    "ignore_index ignored": (
+        before(ops.cross_entropy_forward, ignore_index=nothing_ignored),
+        "a class is ignored",
+        "loss losses",
+    ),
+    "ignore_index ignored backward": (
+        before(ops.cross_entropy_backward, ignore_index=nothing_ignored),
+        "a class is ignored",
+        "dlogits",
+    ),
+    "mean over the ignored too": (mutant(ops.cross_entropy_forward, mean_over_all), "one counts", "loss losses"),
+    "no loss where none counts": (mutant(ops.cross_entropy_forward, mean_over_all), "none counts", "loss losses"),
+    "a token that comes twice": (mutant(ops.embedding_backward, last_token_wins), "normal", "dwte"),
+    "a look ahead": (after(ops.attention_forward, lambda a: look_ahead(a.out, a.lse, a.qkv, a.att)), "normal", "out"),
+    "no weight decay": (before(ops.adamw, weight_decay=lambda a: 0.0), "normal", "param"),
+    "another step": (before(ops.adamw, step=lambda a: a.step - 1), "normal", "param"),
+    "eps of the second moment": (before(ops.adamw, eps=lambda a: 2 * a.eps), "tiny", "param"),
+    "no clipping": (before(ops.adamw, grad_scale=lambda a: 1.0), "normal", "param m v"),
+}
+
+
+@pytest.mark.parametrize("name", PARTICULAR)
+def test_particular(name: str) -> None:
+    kernel, kind, arguments = PARTICULAR[name]
+    result = assert_fails(kernel, "expected", case(kernel.op, ODD, kind))
+    assert result.argument in arguments.split()
+
+
+# --- the check itself ----------------------------------------
+
+
+def test_marginal() -> None:
+    def spoil(a: Any) -> None:
+        a.out[...] *= F32(1 + 1e-5)
+
+    result = check(after(ops.gelu_forward, spoil), small(ops.gelu_forward))
+    assert result.verdict == "MARGINAL"
+    assert result.reason.startswith("out[")
+    assert str(result).startswith("MARGINAL ")
+    assert result.describe() == {
+        "kernel": "gelu_forward[mutant]",
+        "case": "N=90",
+        "status": "MARGINAL",
+        "ratio": result.ratio,
+        "reason": result.reason,
+    }
+
+
+def test_the_worst_of_all_modes_is_told() -> None:
+    def spoil(a: Any) -> None:
+        a.dinp[...] *= F32(1.01) if a.dinp_add else F32(1.001)
+
+    result = check(after(ops.gelu_backward, spoil), {"N": 9})
+    assert "dinp_add=True" in result.reason
+
+
+def test_all_of_vanilla_passes_quickly() -> None:
+    found = check_all([k for k in KERNELS.values() if k.variant == "vanilla"], quick=True)
+    assert {r.verdict for r in found} == {"PASS"}
+    assert {r.kernel for r in found} == {f"{name}[vanilla]" for name in ops.ALL}
+    assert all(r.describe().keys() == {"kernel", "case", "status", "reason", "ratio"} for r in found)
+
+
+def test_arguments_do_not_depend_on_the_variant() -> None:
+    seen = []
+    for variant in "first", "second":
+        kernel = Kernel(ops.sumsq, variant, lambda out, inp: seen.append(inp.copy()))
+        check(kernel, {"N": 5})
+    assert np.array_equal(seen[0], seen[-1])
+
+
+def test_the_number_of_threads_is_kept() -> None:
+    numba.set_num_threads(3)
+    try:
+        check(KERNELS["sumsq", "vanilla"], {"N": 5}, threads=(1, 2, 99))
+        assert numba.get_num_threads() == 3
+    finally:
+        numba.set_num_threads(4)
+
+
+def test_mutants_are_not_registered() -> None:
+    assert "mutant" not in {variant for _, variant in KERNELS}

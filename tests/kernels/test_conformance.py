@@ -1,0 +1,28 @@
+"""Every kernel against its op's float64 reference, on every awkward case."""
+
+import pytest
+
+from cpuopt import kernels, ops, registry  # noqa: F401  (importing kernels registers them)
+from cpuopt.lab.check import Case, cases, check, quick_cases
+
+EVERY = [(k, case) for k in registry.KERNELS.values() for case in cases(k.op)]
+
+
+@pytest.mark.parametrize(("kernel", "case"), EVERY, ids=[f"{k.name} {case}" for k, case in EVERY])
+def test_kernel_agrees_with_its_reference(kernel: registry.Kernel, case: Case) -> None:
+    result = check(kernel, case, threads=(1, 2, 3, 4))
+    assert result.verdict == "PASS", str(result)
+
+
+@pytest.mark.parametrize("op", ops.ALL.values(), ids=str)
+def test_cases_are_awkward(op: ops.Op) -> None:
+    found = cases(op)
+    sizes = [case.sizes for case in found]
+    for symbol, n in {"B": 1, "T": 1, "BT": 1, "V": 50257}.items():
+        assert symbol not in sizes[0] or any(s[symbol] == n for s in sizes)
+    for symbol in {"C", "T", "N", "V", "OC"} & sizes[0].keys():
+        assert any(s[symbol] % 2 for s in sizes)
+        assert any(s[symbol] % 64 == 0 for s in sizes)
+    assert {case.kind for case in found} >= {"normal", "large", "offset", "tiny", "constant"}
+    optional = frozenset(a.name for a in op.args if a.optional)
+    assert {case.absent for case in found} == {case.absent for case in quick_cases(op)} == {frozenset(), optional}

@@ -1,0 +1,330 @@
+"""The declarations, and their float64 references: these are judged by finite differences and by PyTorch."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Mapping
+from math import fsum, prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given as given_any
+from hypothesis import strategies as st
+
+from cpuopt import ops
+from cpuopt.errors import UserError
+from cpuopt.lab.cases import ODD, ONE_ROW, SIZES, SMALL, Case, arguments, case, cases, reference
+from cpuopt.op import BT, OC, B, C, Dim, N, Op, T, acc, as_dim, inp, merge, out, scalar, state
+
+Array = np.ndarray[Any, Any]
+Reference = Callable[..., Mapping[str, Array]]
+
+EVERY = pytest.mark.parametrize("op", ops.ALL.values(), ids=list(ops.ALL))
+BACKWARD = [op for op in ops.ALL.values() if op.inverts]
+EVERY_BACKWARD = pytest.mark.parametrize("op", BACKWARD, ids=[op.name for op in BACKWARD])
+
+
+# --- references against finite differences ----------------------------------------
+
+
+def wide(args: Mapping[str, Any]) -> dict[str, Any]:
+    return {n: x.astype(np.float64) if getattr(x, "dtype", None) == np.float32 else x for n, x in args.items()}
+
+
+def gradient_error(op: Op, on: Case, pullback: Reference) -> float:
+    """How far a backward reference is from finite differences of its forward's: the worst of its gradients.
+
+    With d the adjoints of the outputs, sum(d * forward(x + h u)) has the slope sum(gradient * u) in h. The error is
+    relative to the size of that sum's terms, and the least for several h.
+    """
+    assert op.inverts
+    forward, rng = op.inverts, np.random.default_rng(0)
+    args = wide(arguments(op, on, rng) | arguments(forward, on, rng))
+    args |= {n: x for n, x in reference(forward, args).items() if n in op.by_name}  # in full precision
+    gradients = pullback(**{n: args[n] for n in inspect.signature(op.reference).parameters})
+    adjoints = {n[1:]: args[n] for n in op.by_name if n[0] == "d" and n[1:] in forward.by_name and n not in gradients}
+    errors = []
+    for name, gradient in gradients.items():
+        u = rng.standard_normal(gradient.shape)
+
+        def value(h: float, name: str = name[1:], u: Array = u) -> float:
+            made = reference(forward, args | {name: args[name] + h * u})
+            return sum(float((d * made[n]).sum()) for n, d in adjoints.items())
+
+        slopes = [(value(10.0**-k) - value(-(10.0**-k))) / (2 * 10.0**-k) for k in range(2, 8)]
+        terms = gradient * u
+        errors.append(min(abs(slope - terms.sum()) for slope in slopes) / np.sqrt((terms**2).sum()))
+    return max(errors)
+
+
+@EVERY_BACKWARD
+@pytest.mark.parametrize("sizes", [SMALL, ODD, ONE_ROW], ids=["small", "odd", "one_row"])
+def test_backward_references_are_the_derivatives(op: Op, sizes: dict[str, int]) -> None:
+    assert gradient_error(op, case(op, sizes), op.reference) < 1e-8
+
+
+@pytest.mark.parametrize("kind", ["one counts", "a class is ignored"])
+def test_ignored_targets_have_no_gradient(kind: str) -> None:
+    op = ops.cross_entropy_backward
+    assert gradient_error(op, case(op, SMALL, kind), op.reference) < 1e-8
+
+
+WRONG = [(op, a.name) for op in BACKWARD for a in op.written]
+
+
+@pytest.mark.parametrize(("op", "name"), WRONG, ids=[f"{op.name}-{n}" for op, n in WRONG])
+def test_a_wrong_derivative_is_noticed(op: Op, name: str) -> None:
+    def wrong(**args: Any) -> Mapping[str, Array]:
+        found = op.reference(**args)
+        return {**found, name: found[name] * (1 + 1e-3)}
+
+    assert gradient_error(op, case(op, SMALL), wrong) > 1e-5
+
+
+# --- references against PyTorch ---------------------------------------------------
+
+GOLDEN = Path(__file__).parent / "golden" / "ops.npz"
+
+
+def golden() -> dict[tuple[str, str], dict[str, dict[str, Array]]]:
+    """Of each op and case: what went in and what came out."""
+    found: dict[tuple[str, str], dict[str, dict[str, Array]]] = {}
+    with np.load(GOLDEN) as values:
+        for key in values:
+            op, name, kind, argument = key.split("/")
+            found.setdefault((op, name), {"in": {}, "out": {}})[kind][argument] = values[key]
+    return found
+
+
+def golden_error(op: Op, name: str, factor: float = 1.0) -> float:
+    """How far a reference is from PyTorch's float64, relative to the largest number of an argument."""
+    values = golden()[op.name, name]
+    params = inspect.signature(op.reference).parameters
+    shapes = {n: np.full(x.shape, np.nan) for n, x in values["out"].items()}
+    args = wide(shapes | {n: x if x.ndim else x.item() for n, x in values["in"].items()})
+    made = op.reference(**{n: args.get(n) for n in params})
+    errors = [0.0]
+    for n, want in values["out"].items():
+        assert made[n].shape == want.shape
+        far, size = np.abs(factor * made[n] - want).max(), np.abs(want).max()
+        errors.append(float(far / size if size else far and np.inf))
+    return max(errors)
+
+
+@pytest.mark.parametrize(("op", "name"), [pytest.param(ops.ALL[op], name, id=f"{op}-{name}") for op, name in golden()])
+def test_references_agree_with_pytorch(op: Op, name: str) -> None:
+    assert golden_error(op, name) < 1e-11
+    nonzero = any(np.any(x) for x in golden()[op.name, name]["out"].values())
+    assert not nonzero or golden_error(op, name, 1 + 1e-9) > 1e-11
+
+
+def test_every_op_is_compared_with_pytorch() -> None:
+    assert {op for op, _ in golden()} == set(ops.ALL)
+    assert json.loads(GOLDEN.with_suffix(".json").read_text())["torch"].startswith("2.")
+
+
+def test_no_loss_where_no_target_counts() -> None:
+    op = ops.cross_entropy_forward
+    made = reference(op, arguments(op, case(op, SMALL, "none counts"), np.random.default_rng(0)))
+    assert np.isnan(made["loss"]).all()
+    assert not made["losses"].any()
+    op = ops.cross_entropy_backward
+    assert not reference(op, arguments(op, case(op, SMALL, "none counts"), np.random.default_rng(0)))["dlogits"].any()
+
+
+# --- references without a forward: by other formulas ------------------------------
+
+
+def test_adamw_from_all_gradients_at_once() -> None:
+    rng = np.random.default_rng(0)
+    beta1, beta2, lr, decay, eps, scale = 0.9, 0.95, 0.01, 0.1, 1e-8, 0.5
+    gradients = rng.standard_normal((4, 6))
+    start = {"param": rng.standard_normal(6), "m": np.zeros(6), "v": np.zeros(6)}
+    now, param = dict(start), start["param"]
+    for step, grad in enumerate(gradients, 1):
+        now = ops.adamw.reference(
+            **now, grad=grad, lr=lr, beta1=beta1, beta2=beta2, eps=eps, weight_decay=decay, grad_scale=scale, step=step
+        )
+        # weighted means of all gradients so far: what bias correction makes of the running ones
+        weights1, weights2 = beta1 ** np.arange(step)[::-1], beta2 ** np.arange(step)[::-1]
+        m = np.average(scale * gradients[:step], axis=0, weights=weights1)
+        v = np.average((scale * gradients[:step]) ** 2, axis=0, weights=weights2)
+        param = (1 - lr * decay) * param - lr * m / (np.sqrt(v) + eps)
+    np.testing.assert_allclose(now["param"], param, rtol=1e-12)
+    np.testing.assert_allclose(now["m"], m * (1 - beta1**4), rtol=1e-12)
+    np.testing.assert_allclose(now["v"], v * (1 - beta2**4), rtol=1e-12)
+
+
+def test_sumsq_exactly() -> None:
+    x = np.random.default_rng(0).standard_normal(1001)
+    assert ops.sumsq.reference(inp=x)["out"] == pytest.approx(fsum(x * x), rel=1e-14)
+
+
+# --- declarations -----------------------------------------------------------------
+
+
+@EVERY
+def test_a_reference_gives_what_is_written(op: Op) -> None:
+    assert inspect.signature(op.reference).parameters.keys() <= op.by_name.keys()
+    for on in [case(op, sizes) for sizes in SIZES[:4]]:
+        args = wide(arguments(op, on, np.random.default_rng(0)))
+        made = op.reference(**{n: args[n] for n in inspect.signature(op.reference).parameters})
+        assert made.keys() == {a.name for a in op.written}
+        for a in op.written:
+            assert made[a.name].shape == tuple(d(on.sizes) for d in a.shape)
+            assert made[a.name].dtype == np.float64
+
+
+@EVERY
+def test_a_declaration_is_complete(op: Op) -> None:
+    sizes = case(op, SMALL).sizes
+    assert op.flops(sizes) > 0
+    assert op.label
+    assert op.source
+    assert op.flops.symbols <= sizes.keys()
+    assert all(a.reduces.symbols <= sizes.keys() and a.reduces(sizes) >= 1 for a in op.written)
+    assert all((a.below is not None) == (a.role == "index") for a in op.args)
+    written = [a.role in ("out", "acc", "state") for a in op.args]
+    assert written == sorted(written, reverse=True)  # what is written comes first
+
+
+@EVERY_BACKWARD
+def test_a_backward_is_filled_by_name(op: Op) -> None:
+    assert op.inverts
+    assert op in op.inverts.backwards
+    forward = op.inverts.by_name
+    for a in op.args:
+        of = a.name if a.name in forward else a.name.removeprefix("d")
+        assert forward[of].shape == a.shape
+        assert (a.role == "acc") == (a.name not in forward and forward[of].role == "in")
+
+
+@EVERY
+def test_shapes_are_bound(op: Op) -> None:
+    for on in cases(op):
+        shapes = {a.name: None if a.name in on.absent else tuple(d(on.sizes) for d in a.shape) for a in op.arrays}
+        bound = op.bind(shapes)
+        assert bound.items() <= dict(on.sizes).items()
+        assert on.absent or bound == on.sizes
+
+
+# --- binding, and what it says ----------------------------------------------------
+
+
+def refusal(op: Op, shapes: Mapping[str, tuple[int, ...] | None], **given: int) -> str:
+    with pytest.raises(UserError) as caught:
+        op.bind(shapes, **given)
+    return str(caught.value)
+
+
+def test_shapes_that_disagree() -> None:
+    shapes = {"out": (10, 3072), "inp": (10, 768), "weight": (768, 768)}
+    assert refusal(ops.matmul_forward, shapes) == (
+        "matmul_forward: argument 'weight' has shape (768, 768); expected (OC, C) = (3072, 768), "
+        "because 'out' fixes OC = 3072 and 'inp' fixes C = 768"
+    )
+
+
+def test_a_wrong_number_of_axes() -> None:
+    shapes = {"out": (2, 3, 4), "mean": (6,), "rstd": (6,), "inp": (6, 4), "weight": (1, 4), "bias": (4,)}
+    assert refusal(ops.layernorm_forward, shapes) == (
+        "layernorm_forward: argument 'weight' has shape (1, 4); expected (C) = (4,), because 'out' fixes C = 4"
+    )
+
+
+def test_a_size_that_is_given() -> None:
+    shapes = {"qkv": (2, 5, 9)}
+    assert ops.attention_forward.bind(shapes, NH=3) == {"B": 2, "T": 5, "C": 3, "NH": 3}
+    assert refusal(ops.attention_forward, {"qkv": (2, 5, 9), "lse": (2, 4, 5)}, NH=3) == (
+        "attention_forward: argument 'lse' has shape (2, 4, 5); expected (B, NH, T) = (2, 3, 5), "
+        "because the call fixes NH = 3"
+    )
+
+
+def test_a_size_that_is_no_multiple() -> None:
+    assert refusal(ops.attention_forward, {"qkv": (2, 5, 10)}).startswith(
+        "attention_forward: argument 'qkv' has shape (2, 5, 10); expected (B, T, 3*C)"
+    )
+
+
+def test_leading_axes_are_merged() -> None:
+    assert ops.gelu_forward.bind({"out": (2, 3, 4), "inp": (24,)}) == {"N": 24}
+    assert ops.matmul_forward.bind({"out": (2, 3, 5), "inp": (6, 4), "weight": (5, 4), "bias": None}) == {
+        "BT": 6,
+        "OC": 5,
+        "C": 4,
+    }
+
+
+@given_any(st.lists(st.integers(1, 6), min_size=1, max_size=4), st.integers(1, 6))
+def test_merging_keeps_all_elements(leading: list[int], last: int) -> None:
+    assert merge(inp("x", BT, C), (*leading, last)) == (prod(leading), last)
+    assert merge(inp("x", N), (*leading, last)) == (prod(leading) * last,)
+    assert merge(inp("x", B, T), (*leading, last)) == (*leading, last)
+    assert merge(scalar("x"), ()) == ()
+
+
+# --- sizes ------------------------------------------------------------------------
+
+SYMBOLS = {"B": B, "C": C, "OC": OC}
+dims = st.recursive(
+    st.one_of(st.sampled_from([*SYMBOLS.values()]), st.integers(0, 5).map(as_dim)),
+    lambda d: st.one_of(st.tuples(d, d).map(lambda p: p[0] + p[1]), st.tuples(d, d).map(lambda p: p[0] * p[1])),
+    max_leaves=6,
+)
+sizes_of = st.fixed_dictionaries({name: st.integers(1, 9) for name in SYMBOLS})
+
+
+@given_any(dims, dims, dims, sizes_of)
+def test_sizes_compute_like_numbers(a: Dim, b: Dim, c: Dim, n: dict[str, int]) -> None:
+    assert (a + b)(n) == a(n) + b(n)
+    assert (a * b)(n) == a(n) * b(n)
+    assert (2 + a * 3)(n) == 2 + 3 * a(n)
+    assert a + b == b + a
+    assert a * (b + c) == a * b + a * c
+    assert hash(a * b) == hash(b * a)
+    assert eval(str(a), {}, n) == a(n)
+    assert a.symbols <= n.keys()
+
+
+@given_any(st.sampled_from(list(SYMBOLS)), st.integers(1, 9), st.integers(1, 99))
+def test_a_size_is_solved_for(name: str, factor: int, n: int) -> None:
+    assert (factor * SYMBOLS[name]).solve(factor * n) == (name, n)
+    assert (factor * SYMBOLS[name]).solve(factor * n + 1) is None or factor == 1
+    assert (SYMBOLS[name] + 1).solve(n) is None
+    assert (SYMBOLS[name] * SYMBOLS[name]).solve(n) is None
+
+
+def test_sizes_read_well() -> None:
+    assert str(3 * C) == "3*C"
+    assert str(2 * BT * C * OC) == "2*BT*C*OC"
+    assert str(as_dim(1)) == "1"
+    assert str(0 * C) == "0"
+    assert C != "C"
+
+
+# --- costs ------------------------------------------------------------------------
+
+
+def test_bytes_count_each_array_once_and_twice_what_is_read_and_written() -> None:
+    op = Op(
+        "some_backward", acc("da", N), acc("db", C), state("s", C), inp("x", N), inp("y", C, optional=True),
+        label="Some", flops=1 * N, reference=dict, source="none",
+    )  # fmt: skip
+    sizes = {"N": 10, "C": 3}
+    assert op.bytes(sizes, {}) == 4 * (10 + 3 + 2 * 3 + 10 + 3)
+    assert op.bytes(sizes, {"da": True, "db": False}) == 4 * (2 * 10 + 3 + 2 * 3 + 10 + 3)
+    assert op.bytes(sizes, {}, {"y", "db"}) == 4 * (10 + 2 * 3 + 10)
+    assert ops.embedding_forward.bytes({"B": 2, "T": 3, "C": 4, "V": 50257}, {}) == 4 * (3 * 24 + 6)
+
+
+def test_parameters_follow_the_declaration() -> None:
+    op = ops.matmul_backward_weight
+    assert op.params == ["dweight", "dweight_add", "dbias", "dbias_add", "dout", "inp"]
+    assert repr(op) == "matmul_backward_weight(dweight, dweight_add, dbias, dbias_add, dout, inp)"
+    assert [a.dtype for a in ops.cross_entropy_forward.args][-3:] == ["float32", "int32", "int64"]
+    assert ops.layernorm_forward.args[-1].dtype == "float64"
+    assert out("x", 3).shape == (as_dim(3),)
