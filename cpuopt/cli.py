@@ -179,7 +179,7 @@ def _profile(args: argparse.Namespace) -> int:
     _start_numba(args.threads)
     from .job import prepare
     from .profiler import profile
-    from .report import console
+    from .report import console, tables, trace
 
     settings = _settings(args, run="profile")
     if args.warmup < 0:
@@ -187,13 +187,13 @@ def _profile(args: argparse.Namespace) -> int:
     with console.compiling() as progress:
         job = prepare(settings, progress)
     with console.counting("steps", settings.steps + args.warmup) as tick:
-        profiler, report = profile(job, warmup=args.warmup, tick=tick)
+        report = profile(job, warmup=args.warmup, tick=tick)
     if args.trace:
-        profiler.write_trace(args.trace)
+        trace.write_trace(args.trace, report)
     if args.json:
         print(json.dumps(report.to_json()))
     else:
-        console.show(console.profile_tables(report, detail=args.detail))
+        console.show(tables.profile_tables(report, detail=args.detail))
     return 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from . import registry
 from .data import Corpus, load_corpus
@@ -11,6 +12,7 @@ from .engine import Built, Engine, Spec, build, load_kernels
 from .errors import UserError
 from .fuse import FUSIONS
 from .fuse import parse as parse_fusions
+from .lab.check import check_all
 from .models.gpt2 import GPT2, Config, parse_config
 from .record import check_name
 
@@ -80,7 +82,7 @@ def specs(B: int, T: int) -> dict[str, Spec]:
 
 @dataclass
 class Job:
-    """What a configuration comes to: the model's sizes, the data, the engine."""
+    """What a configuration comes to: sizes, data, engine, and the checks that its kernels passed."""
 
     settings: Settings
     name: str
@@ -88,6 +90,7 @@ class Job:
     corpus: Corpus
     engine: Engine
     choice: registry.Choice
+    checked: list[dict[str, Any]]
 
 
 def model_of(settings: Settings) -> tuple[str, Config]:
@@ -126,7 +129,22 @@ def prepare(settings: Settings, progress: Progress = lambda done, total, name: N
         progress=progress,
         hint=lambda there: smaller(settings, config, choice, there),
     )
-    return Job(settings, name, config, corpus, engine, choice)
+    return Job(settings, name, config, corpus, engine, choice, require_correct(engine))
+
+
+def require_correct(engine: Engine) -> list[dict[str, Any]]:
+    """Check each kernel of a job at a few small sizes, so that no speed is shown for a wrong one.
+
+    Raises
+    ------
+    UserError
+        Naming the kernel, the element that is wrong, and both values.
+    """
+    results = check_all(dict.fromkeys(engine.kernels), quick=True, threads=(engine.threads,))
+    for r in results:
+        if r.verdict == "FAIL":
+            raise UserError(f"{r.kernel} is wrong, so nothing is run with it: {r.reason} ({r.case})")
+    return [r.describe() for r in results]
 
 
 def fusions(settings: Settings) -> tuple[str, ...]:

@@ -175,7 +175,7 @@ def peak_rss_bytes() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-def profile(job: Job, *, warmup: int = 1, tick: Callable[[], None] = lambda: None) -> tuple[Profiler, Profile]:
+def profile(job: Job, *, warmup: int = 1, tick: Callable[[], None] = lambda: None) -> Profile:
     """Train for a job's steps and some before them, and profile the last.
 
     Parameters
@@ -194,7 +194,7 @@ def profile(job: Job, *, warmup: int = 1, tick: Callable[[], None] = lambda: Non
             tick()
     finally:
         profiler.remove()
-    return profiler, profiler.profile(model=job.name, B=s.B, T=s.T, choice=job.choice, warmup=warmup)
+    return profiler.profile(model=job.name, B=s.B, T=s.T, choice=job.choice, warmup=warmup, checked=job.checked)
 
 
 def _nothing(*args: object) -> None:

@@ -123,7 +123,11 @@ def train(job: Job, root: Path, listener: Listener, clock: Callable[[], float] =
             listener.step(metrics)
         interrupted = stopped()
     profiler.remove()
-    profile = profiler.profile(model=job.name, B=s.B, T=s.T, choice=job.choice).to_json() if history else {}
+    profile = (
+        profiler.profile(model=job.name, B=s.B, T=s.T, choice=job.choice, checked=job.checked).to_json()
+        if history
+        else {}
+    )
     run.write("profile.json", profile)
     summary = _summary(job, history, val, interrupted)
     run.write("summary.json", summary)

@@ -122,7 +122,7 @@ def test_references_agree_with_pytorch(op: Op, name: str) -> None:
 
 
 def test_every_op_is_compared_with_pytorch() -> None:
-    assert {op for op, _ in golden()} == set(ops.ALL)
+    assert {op for op, _ in golden()} == {name for name, op in ops.ALL.items() if not op.fuses}
     assert json.loads(GOLDEN.with_suffix(".json").read_text())["torch"].startswith("2.")
 
 

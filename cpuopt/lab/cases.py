@@ -76,7 +76,7 @@ SCALARS = {
     "step": 3,
     "ignore_index": -100,
 }
-MAKERS = {"v": np.square}
+MAKERS = {"v": np.square, "weight_v": np.square, "bias_v": np.square}
 """By argument: what makes normal numbers lie in its domain. A second moment is not negative."""
 
 

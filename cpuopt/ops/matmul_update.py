@@ -45,7 +45,7 @@ matmul_update = Op(
     state("bias", OC, reduces=BT, optional=True),
     state("bias_m", OC, reduces=BT, optional=True),
     state("bias_v", OC, reduces=BT, optional=True),
-    out("sumsq", 1, reduces=BT * OC * C),
+    out("sumsq", 1, reduces=BT + C + OC),  # summed by rows, then over rows
     inp("dout", BT, OC),
     inp("inp", BT, C),
     scalar("lr"),

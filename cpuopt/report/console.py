@@ -13,6 +13,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeE
 from rich.table import Table
 
 from ..arena import Plan
+from ..job import fusions
 from ..program import Call, Phase, Program
 
 if TYPE_CHECKING:
@@ -124,7 +125,9 @@ class TrainingView:
         size = f"{job.config.n_params / 1e6:.1f} M parameters"
         self.say(f"{job.name}: {size}, B {s.B}, T {s.T}, {engine.threads} threads")
         self.say(job.corpus.description)
-        self.say(f"kernels: {job.choice.variant}{swaps}")
+        self.say(f"kernels: {job.choice.variant}{swaps}; rewrites: {', '.join(fusions(s)) or 'none'}")
+        for note in engine.notes:
+            self.say(note)
         parts = ", ".join(f"{k} {gb(v)}" for k, v in plan.items() if k not in ("arena", "shared"))
         self.say(f"memory: {parts}; shared {gb(-plan['shared'])}; arena {gb(plan['arena'])}")
         self.say(f"expected peak of the process {gb(engine.predicted_peak_bytes)}")

@@ -1,0 +1,193 @@
+"""A profile as tables: by kind of op, by layer, and the lines around them. They fit a terminal of 80 columns."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import ceil
+from typing import TYPE_CHECKING
+
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.measure import Measurement
+from rich.segment import Segment
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from ..profile import LayerRow, OpRow, Profile
+
+GOOD = ("PASS", "MARGINAL")
+"""Results of a check after which a kernel's figures are shown."""
+BLOCK = re.compile(r"(.*?\.\d+)(?:\.|$)")
+"""The part of a layer's path that names its block: ``h.3`` of ``h.3.mlp.c_fc``."""
+COLUMNS = {"forward": 0, "backward": 1, "norm": 2, "update": 2}
+"""Which column of the table by layer a phase is counted in."""
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A bar of at most `width` cells; in ``#`` where the output has no block characters."""
+
+    part: float
+    width: int = 8
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        part = min(max(self.part, 0.0), 1.0)
+        if options.ascii_only:
+            text = "#" * round(part * self.width)
+        else:
+            whole, eighths = divmod(ceil(part * self.width * 8 - 0.5), 8)
+            text = "█" * whole + (" ▏▎▍▌▋▊▉"[eighths] if eighths else "")
+        yield Segment(text)
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        return Measurement(self.width, self.width)
+
+
+def profile_tables(profile: Profile, *, detail: bool = False) -> list[RenderableType]:
+    """Show a profile: a line on the run, the tables, a line on the whole.
+
+    No figure is shown where a kernel of the run did not pass its check in the same run.
+
+    Parameters
+    ----------
+    detail : a row for each op and variant of each layer, in place of one a layer.
+    """
+    refused = failed_kernels(profile)
+    if refused:
+        why = f"no figures, because these kernels did not pass their check in this run: {', '.join(refused)}"
+        return [header(profile), Text(why, "red")]
+    by_layer = detail_table(profile) if detail else layer_table(profile)
+    return [header(profile), "", op_table(profile), "", by_layer, "", closing(profile)]
+
+
+def used_kernels(profile: Profile) -> list[str]:
+    """List the kernels that ran, each once."""
+    return list(dict.fromkeys(k for row in profile.ops for k in row.kernels))
+
+
+def failed_kernels(profile: Profile) -> list[str]:
+    """List the kernels that ran and whose check failed or is missing; none where nothing was checked."""
+    bad = {c["kernel"] for c in profile.checked if c["status"] not in GOOD}
+    seen = {c["kernel"] for c in profile.checked}
+    return [k for k in used_kernels(profile) if k in bad or (seen and k not in seen)]
+
+
+def header(profile: Profile) -> Text:
+    """Say what was profiled."""
+    p = profile
+    swaps = "".join(f" + {s}" for s in p.swaps)
+    warmup = f" after {p.warmup} of warm-up" if p.warmup else ""
+    return Text.assemble(
+        (p.model, "bold"),
+        f" · B {p.B} · T {p.T} · {_count(p.threads, 'thread')} ({p.threading_layer})",
+        f" · {p.variant}{swaps} · {_count(p.steps, 'step')}{warmup}",
+    )
+
+
+def op_table(profile: Profile) -> Table:
+    """One row a kind of op, in the order of a step."""
+    table = _table("op", "calls", "ms", "share", "", "GFLOP/s", "GB/s")
+    digits, most = _digits(profile), max(r.share for r in profile.ops)
+    for r in profile.ops:
+        table.add_row(
+            r.op,
+            str(r.calls or ""),
+            f"{r.ms:,.{digits}f}",
+            f"{r.share:.1f}%",
+            Bar(r.share / most),
+            *_rates(profile, r.gflops, r.gbs),
+            style=None if r.kernels else "dim",
+        )
+    table.add_section()
+    table.add_row(*_total(profile, profile.ops, digits), style="bold")
+    return table
+
+
+def layer_table(profile: Profile) -> Table:
+    """One row a layer; what lies inside a block is summed."""
+    table = _table("layer", "forward ms", "backward ms", "update ms", "total ms", "share", "")
+    digits = _digits(profile)
+    sums: dict[str, list[float]] = {}
+    for r in profile.layers:
+        block = BLOCK.match(r.layer)
+        sums.setdefault(block[1] if block else r.layer, [0.0, 0.0, 0.0])[COLUMNS[r.phase]] += r.ms
+    rows = [(name, parts, sum(parts)) for name, parts in sums.items()]
+    most = max(total for *_, total in rows)
+    step_ms = profile.step_ms["mean"]
+    for name, parts, total in rows:
+        cells = [f"{ms:,.{digits}f}" if ms else "" for ms in (*parts, total)]
+        table.add_row(name, *cells, f"{100 * total / step_ms:.1f}%", Bar(total / most))
+    table.add_section()
+    sums_of = [sum(parts[i] for _, parts, _ in rows) for i in range(3)]
+    cells = [f"{ms:,.{digits}f}" for ms in (*sums_of, sum(sums_of))]
+    table.add_row("all layers", *cells, f"{100 * sum(sums_of) / step_ms:.1f}%", style="bold")
+    table.caption = "update: the gradient's norm and AdamW"
+    return table
+
+
+def detail_table(profile: Profile) -> Table:
+    """One row a layer, op and variant."""
+    table = _table("layer", "op", "variant", "calls", "ms", "share", "GFLOP/s", "GB/s", words=3)
+    digits = _digits(profile)
+    for r in profile.layers:
+        rates = _rates(profile, r.gflops, r.gbs)
+        table.add_row(r.layer, r.op, r.variant, str(r.calls), f"{r.ms:,.{digits}f}", f"{r.share:.1f}%", *rates)
+    return table
+
+
+def closing(profile: Profile) -> Text:
+    """Say how fast the whole step is, what it held, and how far to trust it."""
+    p, ms = profile, profile.step_ms
+    digits = _digits(profile)
+    middle, low, high = (f"{ms[k]:,.{digits}f}" for k in ("median", "min", "max"))
+    line = Text.assemble(
+        (f"{p.tokens_per_s:,.0f} tokens/s", "bold"),
+        f" · step {middle} ms, median of {p.steps} ({low} to {high})\n",
+        f"peak memory {p.peak_rss_mb:,.0f} MB, planned {p.planned_peak_mb:,.0f} MB",
+        f" · profiling costs {p.profiler_overhead_ms:.3f} ms a step"
+        f" ({100 * p.profiler_overhead_ms / ms['mean']:.2g}%)\n",
+    )
+    return line.append_text(_checks(profile))
+
+
+def _checks(profile: Profile) -> Text:
+    """Count the kernels that ran by their result, the worse of several."""
+    if not profile.checked:
+        return Text("kernels not checked in this run", "yellow")
+    marginal = {c["kernel"] for c in profile.checked if c["status"] == "MARGINAL"}
+    results = ["MARGINAL" if k in marginal else "PASS" for k in used_kernels(profile)]
+    return Text(
+        "checked: " + ", ".join(f"{_count(results.count(s), 'kernel')} {s}" for s in GOOD if s in results), "green"
+    )
+
+
+def _table(*names: str, words: int = 1) -> Table:
+    """Columns without lines: the first are words, which fold where room is short; the others are numbers."""
+    table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0), caption_justify="left", pad_edge=False)
+    for i, name in enumerate(names):
+        number = i >= words
+        table.add_column(name, justify="right" if number else "left", no_wrap=number, overflow="fold")
+    return table
+
+
+def _total(profile: Profile, rows: Iterable[OpRow | LayerRow], digits: int) -> Sequence[str]:
+    rows, ms = list(rows), profile.step_ms["mean"]
+    flops, nbytes = sum(r.flops for r in rows), sum(r.bytes for r in rows)
+    calls = str(sum(r.calls for r in rows))
+    return ("step", calls, f"{ms:,.{digits}f}", "100.0%", "", *_rates(profile, flops / ms / 1e6, nbytes / ms / 1e6))
+
+
+def _digits(profile: Profile) -> int:
+    """Decimals of ms, so that a step has about five digits."""
+    return max(1, min(3, 4 - len(str(int(profile.step_ms["mean"])))))
+
+
+def _rates(profile: Profile, gflops: float, gbs: float) -> tuple[str, str]:
+    digits = 2 if max(r.gflops for r in profile.ops) < 10 else 1
+    return (f"{gflops:.{digits}f}" if gflops else "", f"{gbs:.{digits}f}" if gbs else "")
+
+
+def _count(n: int, word: str) -> str:
+    return f"{n} {word}{'' if n == 1 else 's'}"

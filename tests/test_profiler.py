@@ -1,0 +1,516 @@
+"""The profiler on a GPT-2 whose kernels are the references, under a clock that only they and its own readings move."""
+
+import inspect
+import io
+import json
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from cpuopt import ops, profiler, registry
+from cpuopt.engine import Engine, run_calls
+from cpuopt.errors import UserError
+from cpuopt.models.gpt2 import GPT2, PRESETS
+from cpuopt.profile import UNACCOUNTED
+from cpuopt.profiler import Profiler
+from cpuopt.report import tables, trace
+
+B, T = 2, 8
+TICK = 10  # ns that a reading of the clock takes
+BETWEEN = 5 * TICK  # a step reads the clock at its start, its end, and around four phases
+LABELS = [
+    "Encoder Forward",
+    "Layernorm Forward",
+    "Matmul Forward",
+    "Attention Forward",
+    "Residual Forward",
+    "GELU Forward",
+    "Softmax/Cross-entropy Forward",
+    "Softmax/Cross-entropy Backward",
+    "Matmul Backward dinp",
+    "Matmul Backward dw/db",
+    "Layernorm Backward",
+    "Residual Backward",
+    "GELU Backward",
+    "Attention Backward",
+    "Encoder Backward",
+    "Gradient norm",
+    "AdamW",
+    UNACCOUNTED,
+]
+CALLS = {"Matmul Forward": 9, "Matmul Backward dw/db": 9, "GELU Backward": 2, "Encoder Forward": 1, "AdamW": 28}
+
+
+class FakeClock:
+    """Time moves by `TICK` a reading, and by what a kernel is said to cost."""
+
+    def __init__(self):
+        self.now = 10**15
+        self.reset()
+
+    def reset(self):
+        self.cost = {("fake", name): 1000 * (i + 3) + i for i, name in enumerate(ops.ALL)}
+
+    def __call__(self):
+        self.now += TICK
+        return self.now
+
+
+CLOCK = FakeClock()
+
+
+def reference_kernel(op, variant):
+    """A kernel that computes by the op's reference and takes its time from `CLOCK`."""
+    wanted = list(inspect.signature(op.reference).parameters)
+
+    def function(*args):
+        given = dict(zip(op.params, args, strict=True))
+        floats = {n: a.astype(np.float64) if getattr(a, "dtype", 0) == np.float32 else a for n, a in given.items()}
+        present = {n: None if isinstance(a, np.ndarray) and a.size == 0 else a for n, a in floats.items()}
+        for name, result in op.reference(**{n: present[n] for n in wanted}).items():
+            if given[name].size:
+                given[name][...] = result + (floats[name] if given.get(f"{name}_add", False) else 0)
+        CLOCK.now += CLOCK.cost.get((variant, op.name), CLOCK.cost["fake", op.name])
+
+    return registry.Kernel(op, variant, function)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _kernels():
+    with pytest.MonkeyPatch.context() as patch:
+        for op in ops.ALL.values():
+            patch.setitem(registry.KERNELS, (op.name, "fake"), reference_kernel(op, "fake"))
+        patch.setitem(registry.KERNELS, ("gelu_forward", "other"), reference_kernel(ops.ALL["gelu_forward"], "other"))
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _costs():
+    CLOCK.reset()
+
+
+def make_engine(*swaps):
+    inputs = {"tokens": ((B, T), "int32"), "targets": ((B, T), "int32")}
+    choice = registry.Choice("fake", swaps)
+    return Engine(GPT2(PRESETS["gpt2-tiny"]), inputs, choice=choice), choice
+
+
+@pytest.fixture(scope="module")
+def shared():
+    return make_engine()
+
+
+@pytest.fixture
+def engine(shared):
+    yield shared[0]
+    shared[0].runner = run_calls
+
+
+def batch(i=0):
+    tokens = np.random.default_rng(i).integers(0, 256, (B, T + 1))
+    return {"tokens": tokens[:, :-1], "targets": tokens[:, 1:]}
+
+
+def run(engine, choice, steps=1, warmup=0, **kw):
+    """Profile some steps of a model."""
+    p = Profiler(engine, CLOCK, **kw)
+    for i in range(warmup + steps):
+        with p.step():
+            engine.step(**batch(i))
+    p.remove()
+    return p, p.profile(model="gpt2-tiny", B=B, T=T, choice=choice, warmup=warmup)
+
+
+@pytest.fixture
+def result(engine, shared):
+    return run(engine, shared[1])[1]
+
+
+def row(profile, label):
+    return next(r for r in profile.ops if r.op == label)
+
+
+def cost(op, variant="fake"):
+    return CLOCK.cost[variant, op] + TICK
+
+
+# What a profile says
+
+
+def test_every_kind_of_op_has_its_row_in_the_order_of_a_step(result):
+    assert [r.op for r in result.ops] == LABELS
+    assert {r.op: r.calls for r in result.ops if r.op in CALLS} == CALLS
+    assert row(result, "AdamW").kernels == ["adamw[fake]"]
+
+
+def test_a_row_is_the_time_of_its_calls_and_of_nothing_else(result):
+    assert row(result, "Matmul Backward dw/db").ms == pytest.approx(9 * cost("matmul_backward_weight") / 1e6)
+    assert row(result, "Encoder Forward").ms == pytest.approx(cost("embedding_forward") / 1e6)
+    assert row(result, "Gradient norm").ms == pytest.approx(28 * cost("sumsq") / 1e6)
+
+
+def test_rates_are_those_of_the_declaration(result, engine):
+    r = row(result, "Attention Backward")
+    calls = [c for c in engine.program.calls if c.op.name == "attention_backward"]
+    assert (r.flops, r.bytes) == (sum(c.flops for c in calls), sum(c.bytes for c in calls))
+    assert r.gflops == pytest.approx(r.flops / (2 * cost("attention_backward")))
+    assert r.gbs == pytest.approx(r.bytes / (2 * cost("attention_backward")))
+    assert sum(r.flops for r in result.ops) == engine.program.flops
+
+
+def test_shares_add_to_100_and_ms_to_the_step(engine, shared):
+    _, p = run(engine, shared[1], steps=7, warmup=2)
+    assert sum(r.share for r in p.ops) == pytest.approx(100)
+    assert sum(r.ms for r in p.ops) == pytest.approx(p.step_ms["mean"])
+    assert all(r.share == pytest.approx(100 * r.ms / p.step_ms["mean"]) for r in p.ops)
+    assert sum(r.ms for r in p.layers) + p.unaccounted_ms == pytest.approx(p.step_ms["mean"])
+    assert sum(r.share for r in p.layers) + p.ops[-1].share == pytest.approx(100)
+
+
+def test_what_no_kernel_accounts_for_is_the_rest_of_the_step(engine, shared, monkeypatch):
+    load = engine.load
+
+    def slow_load(**batch):
+        CLOCK.now += 70_000
+        load(**batch)
+
+    monkeypatch.setattr(engine, "load", slow_load)
+    _, p = run(engine, shared[1])
+    assert p.unaccounted_ms == p.ops[-1].ms == pytest.approx((70_000 + BETWEEN) / 1e6)
+
+
+def test_a_kernel_twice_as_slow_shows_in_its_row_alone(engine, shared):
+    _, before = run(engine, shared[1], steps=3)
+    CLOCK.cost["fake", "gelu_backward"] *= 2
+    _, after = run(engine, shared[1], steps=3)
+    moved = {r.op: b.ms - r.ms for r, b in zip(before.ops, after.ops, strict=True) if abs(b.ms - r.ms) > 1e-9}
+    assert moved == {"GELU Backward": pytest.approx(CLOCK.cost["fake", "gelu_backward"] / 1e6)}
+
+
+def test_layers_say_which_variant_ran_where():
+    engine, choice = make_engine("gelu_forward@h.1.*=other")
+    CLOCK.cost["other", "gelu_forward"] = 123_000
+    _, p = run(engine, choice)
+    gelu = {r.layer: (r.variant, r.phase, r.ms) for r in p.layers if r.op == "gelu_forward"}
+    assert gelu == {
+        "h.0.mlp": ("fake", "forward", pytest.approx(cost("gelu_forward") / 1e6)),
+        "h.1.mlp": ("other", "forward", pytest.approx(cost("gelu_forward", "other") / 1e6)),
+    }
+    assert row(p, "GELU Forward").kernels == ["gelu_forward[fake]", "gelu_forward[other]"]
+    assert (p.variant, p.swaps) == ("fake", ["gelu_forward@h.1.*=other"])
+
+
+def test_two_calls_of_one_layer_are_one_row_and_layers_stand_together(result):
+    residual = [r for r in result.layers if (r.layer, r.op) == ("h.0", "residual_forward")]
+    assert [(r.calls, r.ms) for r in residual] == [(2, pytest.approx(2 * cost("residual_forward") / 1e6))]
+    order = [r.layer for r in result.layers]
+    assert order == sorted(order, key=order.index)
+
+
+def test_warm_up_is_dropped_and_a_disturbed_step_moves_no_row(engine, shared):
+    p = Profiler(engine, CLOCK)
+    for i, extra in enumerate([9e6, 0, 0, 5e6, 0]):
+        with p.step():
+            engine.step(**batch(i))
+            CLOCK.now += int(extra)
+    quiet = p.steps[1].end - p.steps[1].start
+    r = p.profile(model="m", B=B, T=T, choice=shared[1], warmup=1)
+    assert (r.steps, r.warmup) == (4, 1)
+    assert r.step_ms_values == pytest.approx([quiet / 1e6, quiet / 1e6, quiet / 1e6 + 5, quiet / 1e6])
+    assert r.step_ms == pytest.approx(dict.fromkeys(("median", "min", "mean"), quiet / 1e6) | {"max": quiet / 1e6 + 5})
+    assert r.tokens_per_s == pytest.approx(B * T / (quiet / 1e9))
+    assert r.unaccounted_ms == pytest.approx(BETWEEN / 1e6)
+
+
+def test_warm_up_leaves_one_step(engine, shared):
+    p, _ = run(engine, shared[1], steps=2)
+    assert (p.profile(model="m", B=B, T=T, choice=shared[1], warmup=9).steps) == 1
+
+
+def test_a_long_run_keeps_its_newest_steps(engine, shared):
+    p, r = run(engine, shared[1], steps=5, keep=2)
+    assert [s.number for s in p.steps] == [3, 4]
+    assert r.steps == len(r.step_ms_values) == 2
+
+
+def test_raw_times_of_every_call_are_kept(engine, shared):
+    p, _ = run(engine, shared[1], steps=2)
+    for step in p.steps:
+        calls = [b.call for bounds, _ in step.runs for b in bounds]
+        assert calls == engine.program.calls
+        spent = np.concatenate([np.diff(marks) for _, marks in step.runs])
+        assert spent.tolist() == [cost(c.op.name) for c in calls]
+
+
+def test_a_call_that_runs_twice_in_a_step_counts_twice(engine, shared):
+    p = Profiler(engine, CLOCK)
+    with p.step():
+        engine.forward(**batch())
+        engine.forward(**batch())
+    r = p.profile(model="m", B=B, T=T, choice=shared[1])
+    gelu = row(r, "GELU Forward")
+    assert (gelu.calls, gelu.ms) == (4, pytest.approx(4 * cost("gelu_forward") / 1e6))
+    assert gelu.flops == 4 * next(c.flops for c in engine.program.calls if c.op.name == "gelu_forward")
+    assert gelu.gflops == pytest.approx(gelu.flops / (4 * cost("gelu_forward")))
+
+
+def test_overhead_is_what_the_profiling_loop_adds(result, engine):
+    readings = len(engine.calls) + 1 + 3  # between the calls, and at the step's start and end; the last ends the timing
+    assert result.profiler_overhead_ms == pytest.approx((readings - 1) * TICK / 1e6)
+
+
+def test_overhead_leaves_the_model_alone(engine):
+    p = Profiler(engine, CLOCK)
+    before = {n: a.copy() for n, a in engine.parameters().items()}
+    p.overhead_ms()
+    assert all(np.array_equal(a, before[n]) for n, a in engine.parameters().items())
+    assert engine.runner == p.run_calls
+    assert not p.steps
+
+
+def test_json_is_one_plain_object(result):
+    got = json.loads(json.dumps(result.to_json(), allow_nan=False))
+    assert "raw" not in got
+    assert {"model", "B", "T", "threads", "variant", "swaps", "steps", "tokens_per_s", "peak_rss_mb"} <= got.keys()
+    assert {"unaccounted_ms", "profiler_overhead_ms", "threading_layer", "step_ms_values", "checked"} <= got.keys()
+    assert {"median", "min", "max"} <= got["step_ms"].keys()
+    assert {"python", "numpy", "numba"} <= got["versions"].keys()
+    assert (got["model"], got["B"], got["T"], got["steps"]) == ("gpt2-tiny", B, T, 1)
+    for r in got["ops"]:
+        assert isinstance(r["op"], str)
+        assert all(isinstance(r[k], int | float) for k in ("calls", "ms", "share", "gflops", "gbs", "flops", "bytes"))
+    for r in got["layers"]:
+        assert all(isinstance(r[k], str) for k in ("layer", "op", "variant"))
+        assert isinstance(r["ms"], float)
+
+
+def test_peak_memory_is_of_this_process_alone():
+    child = "from cpuopt.profiler import peak_rss_bytes; print(peak_rss_bytes())"
+    parent = f"import subprocess, sys; x = b'x' * 400_000_000; subprocess.run([sys.executable, '-c', {child!r}])"
+    out = subprocess.run([sys.executable, "-c", parent], capture_output=True, text=True, check=True).stdout
+    assert 10e6 < int(out) < 300e6
+
+
+# What profiling leaves as it was
+
+
+def test_profiled_or_not_the_losses_have_the_same_bits():
+    plain, choice = make_engine()
+    losses = [plain.step(**batch(i)) for i in range(3)]
+    profiled, _ = make_engine()
+    p = Profiler(profiled, CLOCK)
+    seen = []
+    for i in range(3):
+        with p.step():
+            seen.append(profiled.step(**batch(i)))
+        p.profile(model="m", B=B, T=T, choice=choice)
+    assert seen == losses
+    assert len({s.loss for s in losses}) == 3
+    assert all(np.array_equal(a, profiled.parameters()[n]) for n, a in plain.parameters().items())
+
+
+def test_remove_gives_the_engine_its_loop_back(engine):
+    p = Profiler(engine, CLOCK)
+    assert engine.runner == p.run_calls
+    p.remove()
+    assert engine.runner is run_calls
+    q = Profiler(engine, CLOCK)
+    p.remove()  # a second time, when another one has the loop
+    assert engine.runner == q.run_calls
+
+
+def test_what_runs_outside_a_step_runs_and_is_not_measured(engine):
+    p = Profiler(engine, CLOCK)
+    with p.step():
+        engine.step(**batch())
+    before = CLOCK.now
+    assert engine.forward(**batch(0)) != engine.forward(**batch(1))
+    kernels_alone = 2 * sum(CLOCK.cost["fake", c.op.name] for c in engine.program.phase("forward"))
+    assert CLOCK.now - before == kernels_alone
+    assert [len(s.runs) for s in p.steps] == [4]
+
+
+def test_a_step_that_fails_is_not_counted(engine, shared):
+    p = Profiler(engine, CLOCK)
+    with pytest.raises(UserError, match="inputs are"), p.step():
+        engine.step(tokens=batch()["tokens"])
+    with pytest.raises(UserError, match="no step was measured; run at least one inside"):
+        p.profile(model="m", B=B, T=T, choice=shared[1])
+    engine.forward(**batch())
+    with p.step():
+        engine.step(**batch())
+    assert [(s.number, len(s.runs)) for s in p.steps] == [(0, 4)]
+
+
+def test_profile_of_a_job(engine, shared):
+    settings = SimpleNamespace(B=B, T=T, seed=0, steps=3, lr=1e-3, clip=1.0)
+    corpus = SimpleNamespace(batches=lambda *a, seed: SimpleNamespace(at=lambda i: tuple(batch(i).values())))
+    checked = [{"kernel": "gelu_forward[vanilla]", "status": "PASS"}]
+    job = SimpleNamespace(
+        settings=settings, engine=engine, corpus=corpus, choice=shared[1], name="gpt2-tiny", checked=checked
+    )
+    ticks = Counter()
+    r = profiler.profile(job, warmup=2, tick=lambda: ticks.update("x"))
+    assert (ticks["x"], r.steps, r.warmup, r.model, r.checked) == (5, 3, 2, "gpt2-tiny", checked)
+    assert engine.runner is run_calls
+
+
+def test_numba_is_not_imported():
+    code = "import sys, cpuopt.profiler, cpuopt.report.tables, cpuopt.report.trace; sys.exit('numba' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+# The trace file
+
+
+def read_trace(path):
+    data = json.loads(path.read_text())
+    return [e for e in data["traceEvents"] if e["ph"] == "X"], data
+
+
+def test_trace_events_nest_exactly(engine, shared, tmp_path):
+    _, p = run(engine, shared[1], steps=3)
+    trace.write_trace(tmp_path / "t.json", p, steps=2)
+    events, _ = read_trace(tmp_path / "t.json")
+    assert Counter(e["cat"] for e in events)["step"] == 2
+    stack, depths = [], Counter()
+    for e in events:
+        while stack and stack[-1]["ts"] + stack[-1]["dur"] <= e["ts"]:
+            stack.pop()
+        if stack:
+            assert stack[-1]["ts"] <= e["ts"]
+            assert e["ts"] + e["dur"] <= stack[-1]["ts"] + stack[-1]["dur"]
+        assert all(float(8 * e[k]).is_integer() for k in ("ts", "dur")), (
+            "not exact in binary: a reader's sums may overlap"
+        )
+        stack.append(e)
+        depths[len(stack)] += 1
+        assert len(stack) == {"step": 1, "phase": 2}.get(e["cat"], 3)
+    assert depths == {1: 2, 2: 8, 3: 2 * len(engine.calls)}
+    starts = [e["ts"] for e in events]
+    assert starts[0] == 0
+    assert starts == sorted(starts)
+
+
+def test_trace_says_what_each_call_was(engine, shared, tmp_path):
+    _, p = run(engine, shared[1])
+    trace.write_trace(tmp_path / "t.json", p)
+    events, data = read_trace(tmp_path / "t.json")
+    e = next(e for e in events if e["name"] == "matmul_forward" and e["args"]["layer"] == "h.1.mlp.c_fc")
+    assert e["cat"] == "forward"
+    assert e["dur"] == pytest.approx(cost("matmul_forward") / 1e3, abs=0.25)
+    assert e["args"]["variant"] == "fake"
+    assert e["args"]["shapes"] == {"out": [B, T, 256], "inp": [B, T, 64], "weight": [256, 64], "bias": [256]}
+    assert e["args"]["flops"] == 2 * B * T * 64 * 256
+    assert {(e["pid"], e["tid"]) for e in data["traceEvents"]} == {(1, 1)}
+    assert data["displayTimeUnit"] == "ms"
+
+
+def test_trace_is_whole_or_not_there(result, tmp_path, monkeypatch):
+    with pytest.raises(UserError, match=r"--trace .*t\.json: cannot be written \(No such file"):
+        trace.write_trace(tmp_path / "none" / "t.json", result)
+    (tmp_path / "t.json").write_text("old")
+
+    def full(self, text):
+        self.open("w").close()
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(UserError, match="No space left"):
+        trace.write_trace(tmp_path / "t.json", result)
+    assert [f.name for f in tmp_path.iterdir()] == ["t.json"]
+    assert (tmp_path / "t.json").read_text() == "old"
+
+
+# The tables
+
+
+def show(profile, width=100, encoding="utf-8", **kw):
+    """What a pipe would get, line by line."""
+    raw = io.BytesIO()
+    file = io.TextIOWrapper(raw, encoding=encoding, errors="replace")
+    console = Console(file=file, width=width, highlight=False)
+    for r in tables.profile_tables(profile, **kw):
+        console.print(r)
+    file.flush()
+    return [line.rstrip() for line in raw.getvalue().decode(encoding).splitlines()]
+
+
+def checks(profile, status="PASS", **other):
+    profile.checked = [{"kernel": k, "status": status} for r in profile.ops for k in r.kernels]
+    profile.checked += [{"kernel": f"{op}[fake]", "status": s} for op, s in other.items()]
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_tables_show_every_row_whole(result, width):
+    lines = show(result, width)
+    text = "\n".join(lines)
+    assert all(any(line.startswith(label) for line in lines) for label in LABELS)
+    assert "…" not in text
+    assert all(len(line) <= width for line in lines)
+    matmul = next(line for line in lines if line.startswith("Matmul Forward")).split()
+    ms, share = row(result, "Matmul Forward").ms, row(result, "Matmul Forward").share
+    assert matmul[2:5] == ["9", f"{ms:.3f}", f"{share:.1f}%"]
+    step = next(line for line in lines if line.startswith("step")).split()
+    assert step[1:4] == ["113", f"{result.step_ms['mean']:.3f}", "100.0%"]
+    ends = {line.index("%") for line in lines if line.startswith(tuple(LABELS))}
+    assert len(ends) == 1, "numbers are aligned at the right"
+
+
+def test_table_by_layer_sums_blocks_and_phases(result):
+    cells = next(line.split() for line in show(result) if line.startswith("h.1 "))
+    mine = [r for r in result.layers if r.layer.split(".")[:2] == ["h", "1"]]
+    by_phase = {p: sum(r.ms for r in mine if r.phase in p.split()) for p in ("forward", "backward", "norm update")}
+    assert cells[1:5] == [f"{ms:.3f}" for ms in (*by_phase.values(), sum(by_phase.values()))]
+    assert not any(line.startswith("h.1.") for line in show(result))
+
+
+def test_detail_has_a_row_for_each_op_of_each_layer(result):
+    lines = [line.split() for line in show(result, detail=True)]
+    r = next(r for r in result.layers if (r.layer, r.op) == ("h.1.mlp.c_fc", "adamw"))
+    assert ["h.1.mlp.c_fc", "adamw", "fake", "2", f"{r.ms:.3f}"] in [line[:5] for line in lines]
+    assert sum(line[2:3] == ["fake"] for line in lines) == len(result.layers)
+
+
+def test_lines_around_the_tables(result):
+    result.threads, result.threading_layer, result.swaps, result.warmup = 1, "omp", ["gelu=other"], 2
+    result.tokens_per_s, result.peak_rss_mb, result.planned_peak_mb = 12345.6, 2512.3, 2540.9
+    result.step_ms = {"median": 1951.26, "min": 1930.0, "max": 2012.0, "mean": 1950.0}
+    result.profiler_overhead_ms = 0.039
+    lines = show(result)
+    assert lines[0] == "gpt2-tiny · B 2 · T 8 · 1 thread (omp) · fake + gelu=other · 1 step after 2 of warm-up"
+    assert lines[-3] == "12,346 tokens/s · step 1,951.3 ms, median of 1 (1,930.0 to 2,012.0)"
+    assert lines[-2] == "peak memory 2,512 MB, planned 2,541 MB · profiling costs 0.039 ms a step (0.002%)"
+
+
+def test_checks_are_counted_by_kernel_and_the_worst_result_holds(result):
+    assert show(result)[-1] == "kernels not checked in this run"
+    checks(result)
+    assert show(result)[-1] == "checked: 17 kernels PASS"
+    checks(result, gelu_forward="MARGINAL")
+    assert show(result)[-1] == "checked: 16 kernels PASS, 1 kernel MARGINAL"
+
+
+@pytest.mark.parametrize("status", ["FAILURE", "ERROR"])
+def test_no_figure_of_a_kernel_that_did_not_pass(result, status):
+    why = "no figures, because these kernels did not pass their check in this run: "
+    checks(result, gelu_forward=status)
+    assert show(result, 200)[1:] == [why + "gelu_forward[fake]"]
+    checks(result)
+    result.checked = [c for c in result.checked if c["kernel"] != "adamw[fake]"]
+    assert show(result, 200)[1:] == [why + "adamw[fake]"]
+    checks(result, rmsnorm_forward=status)  # which did not run
+    assert show(result)[-1] == "checked: 17 kernels PASS"
+
+
+def test_bars_without_block_characters(result):
+    bars = [line for line in show(result, encoding="ascii") if "#" in line]
+    assert any("########" in line for line in bars)
+    assert not any("?" in line for line in bars)
+    assert any("████████" in line for line in show(result))
