@@ -159,6 +159,7 @@ def _settings(args: argparse.Namespace, **more: Any) -> Settings:
 def _train(args: argparse.Namespace) -> int:
     _start_numba(args.threads)
     from .job import prepare
+    from .record import finite
     from .report import console
     from .train import train
 
@@ -169,7 +170,7 @@ def _train(args: argparse.Namespace) -> int:
     with console.TrainingView(job, quiet=args.json) as view:
         result = train(job, args.runs, view)
     if args.json:
-        print(json.dumps({**result.summary, "path": str(result.path)}))
+        print(json.dumps(finite({**result.summary, "path": str(result.path)})))
     else:
         console.summary(result)
     return 130 if result.interrupted else 0
@@ -179,6 +180,7 @@ def _profile(args: argparse.Namespace) -> int:
     _start_numba(args.threads)
     from .job import prepare
     from .profiler import profile
+    from .record import finite
     from .report import console, tables, trace
 
     settings = _settings(args, run="profile")
@@ -191,7 +193,7 @@ def _profile(args: argparse.Namespace) -> int:
     if args.trace:
         trace.write_trace(args.trace, report)
     if args.json:
-        print(json.dumps(report.to_json()))
+        print(json.dumps(finite(report.to_json())))
     else:
         console.show(tables.profile_tables(report, detail=args.detail))
     return 0

@@ -178,6 +178,8 @@ class Engine:
             given = np.asarray(batch[v.name])
             if given.shape != v.shape:
                 raise UserError(f"input '{v.name}' has shape {given.shape}; expected {v.shape}")
+            if not np.can_cast(given.dtype, v.dtype, "same_kind"):
+                raise UserError(f"input '{v.name}' has type {given.dtype}; expected {v.dtype}")
             if v.below is not None:
                 bad = ((given < 0) | (given >= v.below)) & (given != v.allowed if v.allowed is not None else True)
                 if bad.any():

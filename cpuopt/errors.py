@@ -6,3 +6,6 @@ class UserError(Exception):
 
     The command line prints the message after ``cpuopt: `` and exits with status 2.
     """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(" ".join(message.split()))

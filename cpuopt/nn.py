@@ -58,7 +58,7 @@ class Parameter:
 class Module:
     """A part of a model: parameters and submodules as attributes, and ``forward``."""
 
-    def forward(self, *args: Any) -> Any:
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Compute from values; called while tracing."""
         raise UserError(f"{type(self).__name__} has no forward method: write def forward(self, x): ...")
 

@@ -13,6 +13,8 @@ import re
 import time
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
+from itertools import count
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +83,27 @@ def _caches() -> dict[str, str]:
     return found
 
 
+def finite(x: Any) -> Any:
+    """Replace what JSON has no word for, NaN and infinity, by None."""
+    if isinstance(x, Mapping):
+        return {k: finite(v) for k, v in x.items()}
+    if isinstance(x, (list, tuple)):
+        return [finite(v) for v in x]
+    return None if isinstance(x, float) and not isfinite(x) else x
+
+
+def _new_folder(root: Path, stem: str) -> Path:
+    """Make a folder that no other run has."""
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        names = (stem if n == 1 else f"{stem}.{n}" for n in count(1))
+        path = next(root / name for name in names if not (root / name).exists())
+        path.mkdir()
+        return path
+    except OSError as e:
+        raise UserError(f"--runs {root}: {e.strerror}; name a directory that can be written with --runs DIR") from e
+
+
 class Run:
     """A run's folder, made when the run starts.
 
@@ -93,14 +116,7 @@ class Run:
 
     def __init__(self, root: Path, name: str, config: Mapping[str, Any]) -> None:
         stem = f"{time.strftime('%Y%m%d-%H%M%S')}-{check_name(name)}"
-        root.mkdir(parents=True, exist_ok=True)
-        for n in range(1, 1000):
-            self.path = root / (stem if n == 1 else f"{stem}.{n}")
-            try:
-                self.path.mkdir()
-                break
-            except FileExistsError:
-                continue
+        self.path = _new_folder(root, stem)
         self.write("config.json", config)
         self.write("machine.json", machine())
         self._metrics = (self.path / "metrics.jsonl").open("w", buffering=1)
@@ -109,12 +125,12 @@ class Run:
     def write(self, name: str, content: Mapping[str, Any]) -> None:
         """Write one JSON file, whole or not at all."""
         part = self.path / f".{name}.part"
-        part.write_text(json.dumps(content, indent=2) + "\n")
+        part.write_text(json.dumps(finite(content), indent=2) + "\n")
         part.replace(self.path / name)
 
     def step(self, metrics: Mapping[str, Any]) -> None:
         """Add one step to ``metrics.jsonl`` and ``main.log``."""
-        self._metrics.write(json.dumps(metrics) + "\n")
+        self._metrics.write(json.dumps(finite(metrics)) + "\n")
         m = metrics
         self._log.write(f"s:{m['step']} trl:{m['loss']:.4f} lr:{m['lr']:.6f} norm:{m['grad_norm']:.2f}\n")
 

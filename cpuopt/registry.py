@@ -171,11 +171,11 @@ class Choice:
             if not ops_here:
                 here = dict.fromkeys(op for op, _ in calls)
                 raise UserError(f"--swap '{rule}': this model does not use {rule.op!r}; it uses {', '.join(here)}")
-            layers = dict.fromkeys(layer for _, layer in ops_here)
+            layers = dict.fromkeys(layer for op, layer in ops_here if (op, rule.variant) in KERNELS)
             if not any(rule.covers(layer) for layer in layers):
                 raise UserError(
-                    f"--swap '{rule}': no layer of the model with {rule.op} matches {rule.layer!r}; "
-                    f"{nearest(rule.layer, layers)}"
+                    f"--swap '{rule}': no layer of the model with {rule.op} matches {rule.layer!r} "
+                    f"and has {rule.variant}; {nearest(rule.layer, layers)}"
                 )
 
     def describe(self) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
+from .. import registry
 from ..errors import UserError
 from . import blas, vanilla  # noqa: F401  (they register themselves)
 
@@ -33,13 +34,15 @@ def load_all(files: Sequence[str | Path]) -> None:
             raise UserError(f"--kernels {file}: not a Python file; expected a name that ends in .py")
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module
+        before = dict(registry.KERNELS)
         try:
             spec.loader.exec_module(module)
-        except UserError:
+        except (Exception, SystemExit) as e:
             del sys.modules[name]
-            raise
-        except Exception as e:
-            del sys.modules[name]
+            registry.KERNELS.clear()
+            registry.KERNELS.update(before)
+            if isinstance(e, UserError):
+                raise
             lines = [f.lineno for f in traceback.extract_tb(e.__traceback__) if f.filename == str(path)]
             line = lines[-1] if lines else getattr(e, "lineno", "?")
             raise UserError(f"--kernels {file}: line {line} raised {type(e).__name__}: {e}") from e

@@ -6,6 +6,7 @@ This is the only module that calls ``numba.njit``.
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
@@ -25,6 +26,9 @@ FASTMATH = {"reassoc", "contract", "nsz", "arcp", "afn"}
 
 OPTIONS: dict[str, Any] = {"parallel": True, "fastmath": FASTMATH, "error_model": "numpy", "boundscheck": False}
 """``error_model="numpy"``: a division that checks for zero would keep its loop scalar."""
+
+
+ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def signature(op: Op, scratch: Sequence[Scratch] = ()) -> tuple[types.Type, ...]:
@@ -86,7 +90,7 @@ def kernel(
                 variant,
                 compiled,
                 parts,
-                compile=lambda: compiled.compile(sig),
+                compile=lambda: _compile(compiled, sig, f"{op.name}[{variant}] at {where}"),
                 is_compiled=lambda: sig in compiled.overloads or cache.is_cached(compiled, sig),
                 where=where,
                 same_bits=same_bits,
@@ -96,6 +100,16 @@ def kernel(
         return compiled
 
     return decorate
+
+
+def _compile(dispatcher: Any, sig: tuple[types.Type, ...], name: str) -> None:
+    """Compile or load; numba's report becomes one line."""
+    try:
+        dispatcher.compile(sig)
+    except numba.core.errors.NumbaError as e:
+        lines = [s for line in str(e).splitlines() if (s := ANSI.sub("", line).strip())]
+        said = [s for s in lines if not s.startswith(("Failed in", "During:", "File "))]
+        raise UserError(f"{name} does not compile: {' '.join(said[:2])}") from e
 
 
 def helper(**options: Any) -> Callable[[Callable[..., Any]], Any]:
@@ -133,7 +147,7 @@ def compile_kernels(
         with ProcessPoolExecutor(
             min(processes, len(missing)), mp_context=get_context("spawn"), initializer=_load, initargs=(tuple(files),)
         ) as pool:
-            jobs = {pool.submit(_compile, k.op.name, k.variant): k for k in missing}
+            jobs = {pool.submit(_compile_by_name, k.op.name, k.variant): k for k in missing}
             for done, job in enumerate(as_completed(jobs)):
                 progress(done, len(missing), jobs[job].name)
                 job.result()
@@ -154,5 +168,5 @@ def _load(files: tuple[str, ...]) -> None:
     load_all(files)
 
 
-def _compile(op: str, variant: str) -> None:
+def _compile_by_name(op: str, variant: str) -> None:
     registry.KERNELS[op, variant].compile()

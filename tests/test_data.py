@@ -1,0 +1,821 @@
+"""Corpora, token files, batches, tokenizers and prepared datasets; nothing here reaches a network."""
+
+import base64
+import hashlib
+import http.client
+import io
+import os
+import socket
+import struct
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import urllib.request
+from itertools import pairwise
+from pathlib import Path
+from urllib.error import URLError
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from cpuopt import datasets, tokenizers
+from cpuopt.batches import Batches
+from cpuopt.data import Corpus, get_tokenizer, list_datasets, load_corpus, prepare, read_tokens, write_tokens
+from cpuopt.errors import UserError
+from cpuopt.tokenizers import Published, vocabulary_places, write_whole
+
+SMALL = {"vocab_size": 256, "T": 8, "B": 2}
+slowly = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@pytest.fixture(autouse=True)
+def isolated(tmp_path, monkeypatch):
+    """No network, and a home of its own."""
+
+    def refuse(*args, **kwargs):
+        raise AssertionError("a test reached for the network")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setenv("CPUOPT_DATA_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path / "tiktoken"))
+    monkeypatch.delenv("DATA_GYM_CACHE_DIR", raising=False)
+
+
+def fails(match, function, *args, **kwargs):
+    """The call raises a UserError of one line that matches; give the message."""
+    with pytest.raises(UserError, match=match) as caught:
+        function(*args, **kwargs)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def tree(folder):
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+# Batches
+
+
+def starts(batch):
+    """Where each row of a batch over ``arange`` begins."""
+    return batch[0][:, 0].tolist()
+
+
+def numbered(n, B, T, seed=None):
+    return Batches(np.arange(n, dtype=np.int32), B, T, seed=seed, vocab_size=n)
+
+
+@st.composite
+def sizes(draw):
+    B, T = draw(st.integers(1, 5)), draw(st.integers(1, 7))
+    return draw(st.integers(B * T + 1, 40 * T + 60)), B, T
+
+
+@slowly
+@given(sizes(), st.none() | st.integers(0, 2**70), st.integers(0, 3))
+def test_an_epoch_has_each_window_at_most_once_and_targets_are_inputs_shifted(size, seed, epoch):
+    n, B, T = size
+    batches = numbered(n, B, T, seed)
+    assert len(batches) == (n - 1) // (B * T)
+    seen = []
+    for index in range(len(batches)):
+        inputs, targets = batches.batch(epoch, index)
+        assert inputs.shape == targets.shape == (B, T)
+        assert inputs.dtype == targets.dtype == np.int32
+        assert (inputs == inputs[:, :1] + np.arange(T)).all()
+        assert (targets == inputs + 1).all()
+        seen += starts((inputs, targets))
+    assert len(set(seen)) == len(seen) == len(batches) * B
+    assert set(seen) <= set(range(0, n - T, T))
+
+
+@slowly
+@given(sizes(), st.integers(0, 2**32), st.permutations(range(12)))
+def test_a_batch_is_a_function_of_seed_epoch_and_index_alone(size, seed, order):
+    n, B, T = size
+    forwards = numbered(n, B, T, seed)
+    expected = [forwards.at(k)[0].copy() for k in range(12)]
+    used = numbered(n, B, T, seed)
+    for k in order:
+        assert (used.at(k)[0] == expected[k]).all()
+        assert (numbered(n, B, T, seed).batch(*divmod(k, len(used)))[0] == expected[k]).all()
+
+
+def test_the_order_of_seed_42_is_pinned():
+    batches = numbered(8 * 4 + 1, 2, 4, seed=42)
+    epochs = [[starts(batches.batch(epoch, index)) for index in range(4)] for epoch in range(2)]
+    assert epochs == [[[20, 12], [28, 8], [4, 0], [16, 24]], [[4, 28], [12, 20], [0, 8], [24, 16]]]
+
+
+def test_seeds_and_epochs_differ_and_rows_come_from_different_places():
+    def whole(seed, epoch):
+        batches = numbered(4001, 4, 10, seed)
+        return [starts(batches.batch(epoch, index)) for index in range(len(batches))]
+
+    orders = [whole(0, 0), whole(1, 0), whole(0, 1), whole(1, 1), whole(None, 0)]
+    assert all(a != b for i, a in enumerate(orders) for b in orders[:i])
+    neighbours = sum(b - a == 10 for rows in whole(0, 0) for a, b in pairwise(rows))
+    assert neighbours < 10  # of 300
+
+
+def test_without_a_seed_every_epoch_is_in_the_order_of_the_text():
+    batches = numbered(41, 2, 4)
+    for epoch in (0, 7):
+        assert [starts(batches.batch(epoch, index)) for index in range(5)] == [[8 * i, 8 * i + 4] for i in range(5)]
+
+
+def test_the_windows_left_over_differ_by_epoch():
+    batches = numbered(7 * 5 + 1, 4, 5, seed=3)  # 7 windows, one batch of 4
+    seen = [set(starts(batches.batch(epoch, 0))) for epoch in range(20)]
+    assert set.union(*seen) == set(range(0, 35, 5))
+
+
+def test_a_batch_fills_the_arrays_it_is_given():
+    batches = numbered(100, 2, 4, seed=1)
+    out = np.full((2, 4), -1, np.int32), np.full((2, 4), -1, np.int32)
+    inputs, targets = batches.at(3, out=out)
+    assert inputs is out[0]
+    assert targets is out[1]
+    assert (inputs == batches.at(3)[0]).all()
+    assert (targets == inputs + 1).all()
+
+
+def test_an_epoch_ends():
+    batches = numbered(17, 2, 4)
+    for index in (-1, 2):
+        with pytest.raises(IndexError, match=f"batch {index} of 2"):
+            batches.batch(0, index)
+
+
+@pytest.mark.parametrize("position", [0, 5, 8, 16])  # the first and last of a window, and the last target of all
+@pytest.mark.parametrize("token", [-1, 100, 2**31 - 1])
+def test_a_token_outside_the_vocabulary_is_named_with_its_place(position, token):
+    tokens = np.full(17, 99, np.int32)
+    tokens[position] = token
+    batches = Batches(tokens, 2, 4, vocab_size=100, name="a corpus")
+    bad = 0 if position <= 8 else 1
+    message = fails("vocabulary", batches.batch, 0, bad)
+    assert message.startswith(f"a corpus: token {position} is {token}; expected 0 to 99, ")
+    if position in (0, 5):
+        batches.batch(0, 1)
+
+
+def test_batches_refuse_what_they_cannot_index():
+    with pytest.raises(TypeError, match="int64"):
+        Batches(np.arange(100), 1, 4, vocab_size=100)
+    fails("negative", numbered, 100, 1, 4, seed=-1)
+    fails("B = 0", numbered, 100, 0, 4)
+    fails("T = -4", numbered, 100, 1, -4)
+
+
+@slowly
+@given(st.integers(0, 60), st.integers(1, 8), st.integers(1, 8))
+def test_too_few_tokens_say_what_would_fit(n, B, T):
+    if n > B * T:
+        assert len(numbered(n, B, T)) >= 1
+        return
+    message = fails(f"has {n} tokens; .* needs {B * T + 1},", numbered, n, B, T)
+    for other in (f"B <= {(n - 1) // T} with T = {T}", f"T <= {(n - 1) // B} with B = {B}"):
+        largest = int(other.split()[2])
+        assert (other in message) == (largest >= 1)
+    if "B <=" in message:
+        assert len(numbered(n, (n - 1) // T, T)) == 1
+    if "T <=" in message:
+        assert len(numbered(n, B, (n - 1) // B)) >= 1
+
+
+# Token files
+
+
+def token_file(path, count=None, tokens=(1, 2, 3), magic=20240520, version=1):
+    header = struct.pack("<3i", magic, version, len(tokens) if count is None else count).ljust(1024, b"\0")
+    path.write_bytes(header + struct.pack(f"<{len(tokens)}H", *tokens))
+    return path
+
+
+def test_a_token_file_is_llm_c_s_to_the_byte(tmp_path):
+    path = tmp_path / "new" / "a.bin"
+    write_tokens(path, [50256, 0, 65535])
+    assert path.read_bytes() == token_file(tmp_path / "b.bin", tokens=(50256, 0, 65535)).read_bytes()
+    tokens = read_tokens(path)
+    assert tokens.tolist() == [50256, 0, 65535]
+    assert tokens.dtype == np.uint16
+    assert not tokens.flags.writeable
+    assert oct(path.stat().st_mode & 0o444) == oct(token_file(tmp_path / "c.bin").stat().st_mode & 0o444)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"magic": 20240801}, "byte 0, the magic number, is 20240801, a file of Llama 3 tokens; expected 20240520"),
+        ({"magic": 0}, "byte 0, the magic number, is 0; expected 20240520"),
+        ({"version": 2}, "byte 4, the version, is 2; expected 1"),
+        ({"count": 0}, "byte 8, the number of tokens, is 0"),
+        ({"count": -3}, "byte 8, the number of tokens, is -3"),
+        ({"count": 4}, "has 1030 bytes; expected 1032, because byte 8 says 4 tokens"),
+        ({"count": 2}, "has 1030 bytes; expected 1028"),
+        ({"count": 2**31 - 1}, "has 1030 bytes; expected 4294968318"),
+    ],
+)
+def test_a_lying_header_is_refused_by_field(tmp_path, change, message):
+    path = token_file(tmp_path / "x.bin", **change)
+    assert str(path) in fails(message, read_tokens, path)
+
+
+def test_a_truncated_token_file_is_refused_at_every_length(tmp_path):
+    whole = token_file(tmp_path / "x.bin").read_bytes()
+    for n in [0, 1, 4, 11, 12, 1023, 1024, 1025, len(whole) - 1]:
+        (tmp_path / "x.bin").write_bytes(whole[:n])
+        fails(f"has {n} bytes; expected {'a header of 1024' if n < 1024 else 1030}", read_tokens, tmp_path / "x.bin")
+
+
+numbers = st.sampled_from([20240520, 1, 0, 3, 4, -1, 2**31 - 1]) | st.integers(-(2**31), 2**31 - 1)
+
+
+@slowly
+@given(st.binary(max_size=1040) | st.builds(
+    lambda fields, rest, data: struct.pack("<3i", *fields).ljust(1024, rest) + data,
+    st.tuples(numbers, numbers, numbers), st.sampled_from([b"\0", b"\xff"]), st.binary(max_size=10),
+))  # fmt: skip
+@example(struct.pack("<3i", 20240520, 1, 2).ljust(1024, b"\0") + b"abcd")
+def test_no_bytes_make_the_reader_believe_a_lie_or_crash(tmp_path, content):
+    path = tmp_path / "x.bin"
+    path.write_bytes(content)
+    true = len(content) > 1024 and content[:12] == struct.pack("<3i", 20240520, 1, (len(content) - 1024) // 2)
+    if true and len(content) % 2 == 0:
+        assert read_tokens(path).tobytes() == content[1024:]
+    else:
+        fails("token file", read_tokens, path)
+
+
+def test_a_token_file_that_cannot_be_opened(tmp_path):
+    fails("cannot read token file .*No such file", read_tokens, tmp_path / "none.bin")
+    fails("cannot read token file .*s a directory", read_tokens, tmp_path)
+
+
+@pytest.mark.parametrize("tokens", [np.zeros(0, int), [[1, 2]], [1.5], [-1, 3], [65536]])
+def test_tokens_that_the_format_cannot_hold_are_not_written(tmp_path, tokens):
+    fails("expected .* token ids|expected 0 to 65535", write_tokens, tmp_path / "x.bin", tokens)
+    assert tree(tmp_path) == []
+
+
+def test_tokens_beyond_two_gigabytes_are_reached(tmp_path):
+    n = 1_200_000_000  # 2.4 GB, sparse
+    path = tmp_path / "huge_train.bin"
+    with open(path, "wb") as file:
+        file.write(struct.pack("<3i", 20240520, 1, n))
+        file.truncate(1024 + 2 * n)
+        file.seek(-6, os.SEEK_END)
+        file.write(struct.pack("<3H", 7, 8, 9))
+    write_tokens(tmp_path / "huge_val.bin", [0] * 100)
+    batches = load_corpus(str(path), vocab_size=10, T=2, B=1).batches("train", 1, 2)
+    last = (n - 1) // 2 - 1
+    assert batches.batch(0, last)[1].tolist() == [[7, 8]]
+    tight = Batches(batches.tokens, 1, 2, vocab_size=8, name="huge")
+    fails(f"huge: token {n - 2} is 8;", tight.batch, 0, last)
+
+
+@pytest.mark.parametrize("step", ["fsync", "replace"])
+def test_a_failed_write_leaves_what_was_there(tmp_path, monkeypatch, step):
+    path = tmp_path / "x.bin"
+    write_tokens(path, [1, 2, 3])
+    before = path.read_bytes()
+
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, step, full)
+        fails("cannot write '.*x.bin': No space left", write_tokens, path, [9] * 100)
+    assert path.read_bytes() == before
+    assert tree(tmp_path) == ["x.bin"]
+
+    def interrupted(*args):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, step, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            write_tokens(path, [9] * 100)
+    assert tree(tmp_path) == ["x.bin"]
+
+
+def test_a_write_is_on_disk_before_it_has_its_name(tmp_path, monkeypatch):
+    calls = []
+    fsync, replace = os.fsync, os.replace
+    monkeypatch.setattr(os, "fsync", lambda fd: (calls.append(("fsync", os.fstat(fd).st_size)), fsync(fd)))
+    monkeypatch.setattr(os, "replace", lambda a, b: (calls.append(("replace", Path(b).name)), replace(a, b)))
+    write_whole(tmp_path / "x", b"ab", b"cde")
+    assert calls[:2] == [("fsync", 5), ("replace", "x")]
+    assert [name for name, _ in calls] == ["fsync", "replace", "fsync"]  # the last is the directory's
+
+
+# Corpora from files
+
+
+def text_file(path, n, letter=b"a"):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(letter * n)
+    return path
+
+
+def test_a_text_file_is_its_bytes_and_its_last_tenth_validates(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_bytes("".join(chr(32 + i % 90) for i in range(1000)).encode() + "é".encode())
+    corpus = load_corpus(str(path), **SMALL)
+    assert np.concatenate([corpus.train, corpus.val]).tobytes() == path.read_bytes()
+    assert (corpus.train.size, corpus.val.size) == (901, 101)
+    assert corpus.n_tokens == 1002
+    assert corpus.tokenizer == "bytes"
+    assert corpus.train.dtype == np.uint8
+    assert not corpus.train.flags.writeable
+    assert not corpus.val.flags.writeable
+    assert corpus.description == f"{path}: 901 tokens to train on, 101 to validate (bytes); text '{path}'"
+
+
+def test_a_large_text_is_mapped(tmp_path, monkeypatch):
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"a")
+    os.truncate(path, 1 << 27)
+    monkeypatch.setattr(np, "fromfile", lambda *args: pytest.fail("read whole"))
+    fails("not text", load_corpus, str(path), **SMALL)  # zeros; but they were mapped
+
+
+def test_a_glob_takes_files_in_order_each_with_its_last_tenth(tmp_path):
+    text_file(tmp_path / "b.txt", 100, b"b")
+    text_file(tmp_path / "deep" / "er" / "c.txt", 200, b"c")
+    text_file(tmp_path / "a.txt", 300, b"a")
+    text_file(tmp_path / "deep" / "empty.txt", 0)
+    text_file(tmp_path / "other.md", 100, b"x")
+    corpus = load_corpus(str(tmp_path / "**" / "*.txt"), **SMALL)
+    assert corpus.train.tobytes() == b"a" * 270 + b"b" * 90 + b"c" * 180
+    assert corpus.val.tobytes() == b"a" * 30 + b"b" * 10 + b"c" * 20
+    assert corpus.source == f"3 texts from '{tmp_path / 'a.txt'}' on"
+
+
+def test_many_files_validate_by_file_wherever_they_lie(tmp_path):
+    def sides(folder, names):
+        for i in names:
+            text_file(folder / f"{i % 7}" / f"{i}.txt", 20, f"<{i:03}>".encode())
+        corpus = load_corpus(str(folder / "**" / "*.txt"), **SMALL)
+        cut = [{t.tobytes()[k : k + 100] for k in range(0, t.size, 100)} for t in (corpus.train, corpus.val)]
+        assert not cut[0] & cut[1]
+        assert len(cut[0]) + len(cut[1]) == len(names)
+        return cut
+
+    here, there = sides(tmp_path / "here", range(240)), sides(tmp_path / "there" / "x", range(300))
+    assert 0.04 < len(there[1]) / 300 < 0.14
+    assert here[0] <= there[0]  # more files move none to the other side
+    assert here[1] <= there[1]
+
+
+@pytest.mark.parametrize(
+    "content", [b"text\0text" * 30, bytes(range(256)) * 4, "UTF-16".encode("utf-16") * 50, b"ab\x01" * 99]
+)
+def test_a_binary_file_is_refused_by_name(tmp_path, content):
+    text_file(tmp_path / "a.txt", 500)
+    (tmp_path / "b.txt").write_bytes(content)
+    for spec in ("b.txt", "*.txt"):
+        fails(r"b.txt' is not text.*control characters", load_corpus, str(tmp_path / spec), **SMALL)
+
+
+def test_text_with_some_odd_bytes_is_text(tmp_path):
+    (tmp_path / "a.txt").write_bytes("naïve\x1b[1m\f\r\n".encode("latin-1") * 50)
+    assert load_corpus(str(tmp_path / "a.txt"), **SMALL).n_tokens > 500
+
+
+def test_an_empty_file_and_a_too_short_one_are_refused(tmp_path):
+    path = text_file(tmp_path / "a.txt", 0)
+    fails("a.txt' is empty", load_corpus, str(path), **SMALL)
+    text_file(path, 165)  # 148 to train, 17 to validate: just enough
+    assert load_corpus(str(path), **SMALL).val.size == 17
+    text_file(path, 155)
+    message = fails(
+        r"\(val\): has 16 tokens; a batch of B = 2 rows of T = 8 needs 17,", load_corpus, str(path), **SMALL
+    )
+    assert "take B <= 1 with T = 8 or T <= 7 with B = 2 or more data" in message
+    token_file(tmp_path / "x_val.bin", tokens=[1] * 20)
+    fails(r"\(train\): has 5 tokens", load_corpus, str(token_file(tmp_path / "x_train.bin", tokens=[1] * 5)), **SMALL)
+
+
+def test_a_train_file_brings_its_val_file(tmp_path):
+    for train, val in [("s_train", "s_val"), ("fineweb_train_000007", "fineweb_val_000000")]:
+        token_file(tmp_path / f"{train}.bin", tokens=[1] * 50)
+        token_file(tmp_path / f"{val}.bin", tokens=[2] * 60)
+        corpus = load_corpus(str(tmp_path / f"{train}.bin"), **SMALL)
+        assert (corpus.train.tolist(), corpus.val.tolist()) == ([1] * 50, [2] * 60)
+        assert corpus.tokenizer == "gpt2"
+        assert f"{val}.bin" in corpus.source
+
+
+def test_a_token_file_alone_is_split(tmp_path):
+    for name in ("alone", "s_train"):
+        corpus = load_corpus(str(token_file(tmp_path / f"{name}.bin", tokens=range(500))), **SMALL)
+        assert corpus.train.tolist() + corpus.val.tolist() == list(range(500))
+        assert corpus.val.size == 50
+        assert "last tenth" in corpus.source
+
+
+def test_a_glob_takes_one_token_file_not_several(tmp_path):
+    token_file(tmp_path / "s_train.bin", tokens=[1] * 50)
+    token_file(tmp_path / "s_val.bin", tokens=[2] * 60)
+    fails("matches 2 files, among them token files", load_corpus, str(tmp_path / "*.bin"), **SMALL)
+    assert load_corpus(str(tmp_path / "*train.bin"), **SMALL).val.size == 60
+    text_file(tmp_path / "a.txt", 500)
+    fails("matches 3 files, among them token files", load_corpus, str(tmp_path / "*"), **SMALL)
+
+
+def test_a_token_beyond_the_vocabulary_is_found_in_its_batch(tmp_path):
+    tokens = [5] * 1000
+    tokens[100] = 300
+    corpus = load_corpus(str(token_file(tmp_path / "x.bin", tokens=tokens)), **SMALL)
+    batches = corpus.batches("train", 2, 8)
+    batches.batch(0, 0)
+    message = fails("token 100 is 300; expected 0 to 255", batches.batch, 0, 100 // 16)
+    assert message.startswith(f"{tmp_path / 'x.bin'} (train): ")
+
+
+def test_a_corpus_gives_batches_of_each_split(tmp_path):
+    path = token_file(tmp_path / "x_train.bin", tokens=[1] * 50)
+    token_file(tmp_path / "x_val.bin", tokens=[2] * 60)
+    corpus = load_corpus(str(path), **SMALL)
+    assert corpus.batches("train", 2, 8, seed=1).at(0)[0].tolist() == [[1] * 8] * 2
+    assert corpus.batches("val", 2, 8).at(0)[0].tolist() == [[2] * 8] * 2
+    assert corpus.batches("train", 2, 8, seed=9).seed == 9
+
+
+def test_a_fingerprint_tells_other_data():
+    def fingerprint(train, val):
+        return Corpus("x", "", "bytes", 256, np.array(train, np.uint8), np.array(val, np.uint8)).fingerprint
+
+    large = np.zeros(5 << 20)
+    tail = np.append(large[1:], 1)
+    assert len({fingerprint(large, large), fingerprint(large, tail), fingerprint(large[1:], large)}) == 3
+    same = fingerprint([1, 2, 3], [4])
+    assert same == fingerprint([1, 2, 3], [4])
+    others = [fingerprint([1, 2, 4], [4]), fingerprint([1, 2, 3], [5]), fingerprint([1, 2], [3, 4])]
+    assert len({same, *others, fingerprint([0, 1, 2, 3], [4])}) == 5
+
+
+def test_what_is_not_there_is_refused_with_what_is_near(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text_file(tmp_path / "shakespeare.txt", 500)
+    text_file(tmp_path / "d" / "plays.txt", 500)
+    assert "'shakespeare.txt'" in fails("there is no data 'shakspeare.txt'", load_corpus, "shakspeare.txt", **SMALL)
+    assert "nearest are 'd/plays.txt'" in fails("there is no data", load_corpus, "d/playz.txt", **SMALL)
+    assert "nearest are 'tinyshakespeare'" in fails("a file or a glob", load_corpus, "tinyshakespear", **SMALL)
+    assert "nearest are 'builtin'" in fails("a file or a glob", load_corpus, "buildin", **SMALL)
+    fails("no file matches 'no.*'", load_corpus, "no*.txt", **SMALL)
+    fails(r"'d' is a directory; .* try 'd/\*\*/\*.txt'", load_corpus, "d", **SMALL)
+
+
+def test_a_name_comes_before_a_file_and_a_file_before_a_glob(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text_file(tmp_path / "tinyshakespeare", 500)
+    text_file(tmp_path / "a[1].txt", 500)
+    text_file(tmp_path / "a1.txt", 900)
+    fails("not prepared", load_corpus, "tinyshakespeare", **SMALL)
+    assert load_corpus("./tinyshakespeare", **SMALL).n_tokens == 500
+    assert load_corpus("a[1].txt", **SMALL).n_tokens == 500
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert load_corpus("~/a1.txt", **SMALL).n_tokens == 900
+
+
+@slowly
+@given(st.text(st.characters(exclude_characters="*")))
+@example("x\0y")
+@example("\ud800/x")
+@example("[\0]")
+@example("x" * 5000)
+@example("/root/../../etc/none\n")
+@example("")
+def test_no_name_does_worse_than_a_user_error(tmp_path, spec):
+    if spec != "builtin" and not os.path.isfile(os.path.expanduser(spec)):
+        fails("builtin|glob", load_corpus, spec, **SMALL)
+
+
+def test_an_unreadable_file_is_named(tmp_path, monkeypatch):
+    def denied(*args, **kwargs):
+        raise PermissionError(13, "Permission denied")
+
+    path = text_file(tmp_path / "a.txt", 500)
+    monkeypatch.setattr(np, "fromfile", denied)
+    fails("cannot read '.*a.txt': Permission denied", load_corpus, str(path), **SMALL)
+
+
+# builtin
+
+
+def test_builtin_is_a_real_text_split_by_file():
+    corpus = load_corpus("builtin", vocab_size=256, T=1024, B=4)
+    root = Path(sysconfig.get_paths()["stdlib"])
+    train, val = corpus.train.tobytes(), corpus.val.tobytes()
+    assert corpus.n_tokens > 4_000_000
+    assert 0.05 < corpus.val.size / corpus.n_tokens <= 0.11
+    on_a_side = [(root / name).read_bytes() for name in ("argparse.py", "typing.py", "json/decoder.py", "abc.py")]
+    assert [(text in train, text in val) for text in on_a_side].count((True, False)) == 3
+    assert on_a_side[3] in val
+    assert (root / "pydoc_data" / "topics.py").read_bytes() not in train + val
+    assert train.decode()
+    assert corpus.source.endswith(f"source files of Python {sys.version.split()[0]}'s standard library")
+    assert corpus.tokenizer == "bytes"
+    assert load_corpus("builtin", vocab_size=256, T=1024, B=4).fingerprint == corpus.fingerprint
+
+
+def fake_stdlib(folder, monkeypatch, names):
+    for name in names:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(f"# {name}\r\n".encode())
+    monkeypatch.setattr(sysconfig, "get_paths", lambda: {"stdlib": str(folder)})
+
+
+def test_builtin_takes_sources_in_order_and_leaves_out_the_rest(tmp_path, monkeypatch):
+    kept = [f"{'pkg/' if i % 3 else ''}mod{i:03}.py" for i in range(150)] + ["testing.py", "a/mod.py", "a.py", "a-b.py"]
+    left = ["test/x.py", "lib2to3/tests/x.py", "idlelib/idle_test/x.py", "site-packages/p/x.py", "a/__pycache__/x.py"]
+    left += ["encodings/cp1.py", "_sysconfigdata__linux.py", "notes.txt", "html/entities.py", "pkg/tests/deep/x.py"]
+    fake_stdlib(tmp_path / "lib", monkeypatch, kept + left)
+    corpus = load_corpus("builtin", **SMALL)
+    lines = [tokens.tobytes().decode().splitlines() for tokens in (corpus.train, corpus.val)]
+    assert sorted(lines[0] + lines[1]) == sorted(f"# {name}" for name in kept)
+    assert lines == [sorted(lines[0]), sorted(lines[1])]
+    assert b"\r" not in corpus.train.tobytes()
+    assert corpus.source.startswith("154 source files")
+
+    fake_stdlib(tmp_path / "elsewhere", monkeypatch, [*sorted(kept, reverse=True), "new.py"])
+    others = load_corpus("builtin", **SMALL)
+    moved = [set(tokens.tobytes().decode().splitlines()) - {"# new.py"} for tokens in (others.train, others.val)]
+    assert moved == [set(lines[0]), set(lines[1])]
+
+
+def test_a_python_without_its_sources_is_told_what_to_do(tmp_path, monkeypatch):
+    fake_stdlib(tmp_path / "none", monkeypatch, [])
+    message = fails("has 0 source files; expected 100 at least", load_corpus, "builtin", **SMALL)
+    assert "--data FILE" in message
+    fake_stdlib(tmp_path / "few", monkeypatch, [f"m{i}.py" for i in range(99)])
+    fails("has 99 source files", load_corpus, "builtin", **SMALL)
+
+
+# Tokenizers
+
+
+@slowly
+@given(st.text())
+def test_bytes_go_there_and_back(text):
+    tokenizer = get_tokenizer("bytes")
+    ids = tokenizer.encode(text)
+    assert all(0 <= i < tokenizer.vocab_size == 256 for i in ids)
+    if text.isascii():
+        assert tokenizer.decode(ids) == text == tokenizer.decode(np.array(ids, np.int32))
+    assert tokenizer.decode(ids) == text.encode(errors="replace").decode()
+
+
+def test_what_is_no_text_decodes_all_the_same():
+    tokenizer = get_tokenizer("bytes")
+    assert tokenizer.decode([0xC3, 104, 256, 50256, -1, 105]) == "\ufffdh\ufffd\ufffd\ufffdi"
+    assert tokenizer.encode("a\ud800") == [97, 63]
+    fails("unknown tokenizer 'cl100k'; expected one of bytes, gpt2", get_tokenizer, "cl100k")
+
+
+VOCABULARY = [bytes([b]) for b in range(256)] + [b"he", b"ll", b"hell", b" w", b"\n\n"]
+
+
+@pytest.fixture
+def published(tmp_path, monkeypatch):
+    """A text and a vocabulary to download from files; the text has three documents."""
+    lines = [base64.b64encode(token) + b" %d\n" % rank for rank, token in enumerate(VOCABULARY)]
+    folder = tmp_path / "server"
+    folder.mkdir()
+    published = []
+    for name, content in [("input.txt", b"hello world\n\nhe\n\nworld, hell!"), ("vocabulary", b"".join(lines))]:
+        (folder / name).write_bytes(content)
+        sha = hashlib.sha256(content).hexdigest()
+        published.append(Published((folder / name).as_uri(), len(content), sha))
+    text, vocabulary = published
+    for module in (datasets, tokenizers):
+        monkeypatch.setattr(module, "GPT2_VOCABULARY", vocabulary)
+    dataset = datasets.Dataset(
+        "three lines", text, "tiny_shakespeare", datasets.DATASETS["tinyshakespeare"].documents, 6
+    )
+    monkeypatch.setitem(datasets.DATASETS, "tinyshakespeare", dataset)
+    return folder
+
+
+def test_gpt2_reads_the_vocabulary_that_tiktoken_would(tmp_path, published, monkeypatch):
+    place = tmp_path / "tiktoken" / hashlib.sha1(tokenizers.GPT2_VOCABULARY.url.encode()).hexdigest()
+    message = fails("the gpt2 tokenizer needs its vocabulary file", get_tokenizer, "gpt2")
+    assert str(place) in message
+    assert tokenizers.GPT2_VOCABULARY.sha256 in message
+    place.parent.mkdir()
+    place.write_bytes((published / "vocabulary").read_bytes() + b" ")
+    fails("missing or damaged", get_tokenizer, "gpt2")
+    place.write_bytes((published / "vocabulary").read_bytes())
+    gpt2 = get_tokenizer("gpt2")
+    assert (gpt2.name, gpt2.vocab_size, gpt2.eot) == ("gpt2", 50257, 50256)
+    assert gpt2.encode("hello world") == [258, 111, 259, *b"orld"]
+    assert gpt2.encode("<|endoftext|>") == list(b"<|endoftext|>")
+    assert gpt2.decode([50256, 258, 111, 50257, -1, 0xC3]) == "<|endoftext|>hello\ufffd\ufffd\ufffd"
+
+
+def test_the_vocabulary_s_place_and_name_are_tiktoken_s(tmp_path, monkeypatch):
+    name = "0ea1e91bbb3a60f729a8dc8f777fd2fc07cd8df4"
+    assert vocabulary_places() == [tmp_path / "tiktoken" / name]
+    monkeypatch.setenv("DATA_GYM_CACHE_DIR", str(tmp_path / "gym"))
+    assert vocabulary_places() == [tmp_path / "tiktoken" / name]
+    monkeypatch.delenv("TIKTOKEN_CACHE_DIR")
+    assert vocabulary_places() == [tmp_path / "gym" / name]
+    monkeypatch.delenv("DATA_GYM_CACHE_DIR")
+    first, second = vocabulary_places()
+    assert first == tmp_path / "cache" / "tiktoken" / name
+    assert second.parent.name == "data-gym-cache"
+
+
+def test_the_pattern_and_the_file_are_tiktoken_s(monkeypatch):
+    public = pytest.importorskip("tiktoken_ext.openai_public")
+    asked = []
+    monkeypatch.setattr(public, "load_tiktoken_bpe", lambda url, expected_hash: asked.append((url, expected_hash)))
+    encoding = public.r50k_base()
+    assert encoding["pat_str"] == tokenizers.GPT2_PATTERN
+    assert encoding["special_tokens"] == {"<|endoftext|>": 50256}
+    assert asked == [(tokenizers.GPT2_VOCABULARY.url, tokenizers.GPT2_VOCABULARY.sha256)]
+
+
+# Prepared datasets
+
+
+def test_prepare_gpt2_cuts_and_splits_as_llm_c_does(tmp_path, published):
+    seen = []
+    files = prepare("tinyshakespeare", "gpt2", progress=lambda *args: seen.append(args))
+    folder = tmp_path / "cache" / "tinyshakespeare"
+    assert files == [folder / "tiny_shakespeare_train.bin", folder / "tiny_shakespeare_val.bin"]
+    documents = [258, 111, 259, *b"orld", 260], [256, 260], [*b"world,", 32, 258, 33]
+    expected = [token for document in documents for token in (50256, *document)]
+    assert read_tokens(files[1]).tolist() == expected[:6]
+    assert read_tokens(files[0]).tolist() == expected[6:]
+    text, vocabulary = datasets.DATASETS["tinyshakespeare"].text, tokenizers.GPT2_VOCABULARY
+    assert seen == [(file.url, file.size, file.size) for file in (text, vocabulary)]
+    corpus = load_corpus("tinyshakespeare", vocab_size=50257, T=2, B=2)
+    assert (corpus.tokenizer, corpus.val.tolist()) == ("gpt2", expected[:6])
+    corpus.batches("train", 2, 2).at(0)
+
+
+def test_prepare_bytes_keeps_the_text_alone(tmp_path, published):
+    files = prepare("tinyshakespeare", "bytes")
+    assert files == [tmp_path / "cache" / "tinyshakespeare" / "input.txt"]
+    assert tree(tmp_path / "cache") == ["tinyshakespeare/input.txt"]
+    corpus = load_corpus("tinyshakespeare", vocab_size=256, T=1, B=1)
+    assert corpus.tokenizer == "bytes"
+    assert corpus.train.tobytes() + corpus.val.tobytes() == (published / "input.txt").read_bytes()
+
+
+def test_prepare_goes_where_it_is_told_and_asks_for_nothing_twice(tmp_path, published, monkeypatch):
+    for _ in range(2):
+        files = prepare("tinyshakespeare", "gpt2", directory=tmp_path / "here")
+        monkeypatch.setattr(urllib.request, "urlopen", lambda *a, **k: pytest.fail("downloaded again"))
+    assert {path.parent for path in files} == {tmp_path / "here" / "tinyshakespeare"}
+    assert not (tmp_path / "cache" / "tinyshakespeare").exists()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [URLError("no route\nto host"), TimeoutError(), http.client.IncompleteRead(b"x"), ConnectionResetError(104)],
+)
+def test_offline_one_line_names_every_file_and_its_place(tmp_path, published, monkeypatch, error):
+    def offline(*args, **kwargs):
+        raise error
+
+    monkeypatch.setattr(urllib.request, "urlopen", offline)
+    message = fails("cannot download", prepare, "tinyshakespeare", "gpt2")
+    text = tmp_path / "cache" / "tinyshakespeare" / "input.txt"
+    for path, file in [
+        (text, datasets.DATASETS["tinyshakespeare"].text),
+        (vocabulary_places()[0], tokenizers.GPT2_VOCABULARY),
+    ]:
+        assert f"put at '{path}' by hand {file.url} ({file.size} bytes, sha256 {file.sha256})" in message
+    assert tree(tmp_path) == ["server/input.txt", "server/vocabulary"]
+    assert "vocabulary" not in fails("cannot download", prepare, "tinyshakespeare", "bytes")
+
+    text.parent.mkdir(parents=True)
+    text.write_bytes((published / "input.txt").read_bytes())
+    assert prepare("tinyshakespeare", "bytes") == [text]
+    assert "input.txt" not in fails("cannot download .*vocabulary", prepare, "tinyshakespeare", "gpt2")
+    vocabulary_places()[0].parent.mkdir()
+    vocabulary_places()[0].write_bytes((published / "vocabulary").read_bytes())
+    assert len(prepare("tinyshakespeare", "gpt2")) == 2
+
+
+@pytest.mark.parametrize("served", [b"", b"<html>blocked</html>", b"x" * 29, b"x" * 10**6])
+def test_another_file_is_not_kept(tmp_path, published, monkeypatch, served):
+    response = io.BytesIO(served)
+    monkeypatch.setattr(urllib.request, "urlopen", lambda *args, **kwargs: response)
+    message = fails("are not the expected file, and were not kept", prepare, "tinyshakespeare", "bytes")
+    assert "put at" in message
+    assert tree(tmp_path) == ["server/input.txt", "server/vocabulary"]
+
+
+def test_no_more_is_read_than_the_file_has(published, monkeypatch):
+    class Endless(io.RawIOBase):
+        given = 0
+
+        def read(self, n=-1):
+            assert n > 0
+            self.given += n
+            assert self.given < 10**6
+            return b"x" * n
+
+    monkeypatch.setattr(urllib.request, "urlopen", lambda *args, **kwargs: Endless())
+    fails("not the expected file", prepare, "tinyshakespeare", "bytes")
+
+
+def test_a_vocabulary_in_tiktoken_s_own_cache_serves(tmp_path, published, monkeypatch):
+    monkeypatch.delenv("TIKTOKEN_CACHE_DIR")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    place = vocabulary_places()[1]
+    place.parent.mkdir(parents=True)
+    (published / "vocabulary").rename(place)
+    prepare("tinyshakespeare", "gpt2")
+    assert not vocabulary_places()[0].exists()
+
+
+def test_a_damaged_text_is_replaced(tmp_path, published):
+    (path,) = prepare("tinyshakespeare", "bytes")
+    path.write_bytes(path.read_bytes().swapcase())
+    prepare("tinyshakespeare", "bytes")
+    assert path.read_bytes() == (published / "input.txt").read_bytes()
+
+
+def test_a_full_disk_is_a_user_error(tmp_path, published):
+    (tmp_path / "cache").write_text("a file where the directory should be")
+    fails("cannot write '.*input.txt'", prepare, "tinyshakespeare", "bytes")
+
+
+@pytest.mark.parametrize("name", ["../../x", "/etc/passwd", "tinyshakespear", "", "a\0b", ".", "builtin"])
+def test_a_name_outside_the_registry_touches_nothing(tmp_path, published, name):
+    message = fails("unknown dataset .*expected one of tinyshakespeare", prepare, name, "gpt2")
+    assert ("did you mean 'tinyshakespeare'?" in message) == (name == "tinyshakespear")
+    fails("unknown tokenizer", prepare, "tinyshakespeare", name)
+    assert tree(tmp_path) == ["server/input.txt", "server/vocabulary"]
+
+
+def test_a_dataset_not_prepared_says_the_command(published):
+    command = "`cpuopt data prepare tinyshakespeare --tokenizer"
+    fails(f"is not prepared .* run {command} gpt2`", load_corpus, "tinyshakespeare", vocab_size=50257, T=2, B=2)
+    fails(f"run {command} bytes`", load_corpus, "tinyshakespeare", vocab_size=50256, T=2, B=2)
+    train, _ = prepare("tinyshakespeare", "gpt2")
+    train.with_name("tiny_shakespeare_val.bin").unlink()
+    fails("there is no '.*_val.bin'", load_corpus, "tinyshakespeare", vocab_size=50257, T=2, B=2)
+
+
+def test_the_list_says_what_is_prepared(tmp_path, published):
+    def rows():
+        return {(row.name, row.tokenizer): row for row in list_datasets()}
+
+    assert rows()["builtin", "bytes"].prepared
+    before = rows()["tinyshakespeare", "gpt2"]
+    assert (before.prepared, before.files, before.nbytes) == (False, (), 0)
+    assert before.command == "cpuopt data prepare tinyshakespeare --tokenizer gpt2"
+    files = prepare("tinyshakespeare", "gpt2")
+    after = rows()["tinyshakespeare", "gpt2"]
+    assert (after.prepared, list(after.files)) == (True, files)
+    assert after.nbytes == sum(path.stat().st_size for path in files) > 2048
+    assert rows()["tinyshakespeare", "bytes"].nbytes == (published / "input.txt").stat().st_size
+    files[1].unlink()
+    assert not rows()["tinyshakespeare", "gpt2"].prepared
+    assert not [row for row in list_datasets(tmp_path / "elsewhere") if row.prepared and row.name != "builtin"]
+
+
+def test_tiny_shakespeare_is_the_published_one():
+    text = datasets.DATASETS["tinyshakespeare"]
+    assert text.text.size == 1115394
+    assert text.text.sha256 == "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
+    assert text.val_tokens == 32768
+
+
+def test_the_data_directory_follows_the_environment(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", "/home/someone")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
+    assert tokenizers.data_directory() == tmp_path / "cache"
+    monkeypatch.delenv("CPUOPT_DATA_DIR")
+    assert tokenizers.data_directory() == Path("/xdg/cpuopt/data")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert tokenizers.data_directory() == Path("/home/someone/.cache/cpuopt/data")
+
+
+# The module itself
+
+
+def test_importing_is_cheap_and_loading_reaches_for_no_network():
+    program = """
+import sys, cpuopt.data
+late = {"tiktoken", "urllib.request", "http.client", "requests", "numba"}
+assert not late & set(sys.modules), late & set(sys.modules)
+cpuopt.data.load_corpus("builtin", vocab_size=256, T=64, B=4)
+cpuopt.data.list_datasets()
+assert not late & set(sys.modules), late & set(sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr, done.returncode) == ("", "", 0)

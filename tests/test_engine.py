@@ -1,0 +1,232 @@
+"""Steps: the same numbers by every route, AdamW and clipping against NumPy, and what a batch must be."""
+
+import numpy as np
+import pytest
+
+from cpuopt import Choice, Engine, nn
+from cpuopt import functional as F
+from cpuopt.engine import build
+from cpuopt.errors import UserError
+from cpuopt.job import specs
+from cpuopt.models.gpt2 import GPT2, PRESETS, Config
+from cpuopt.program import Scalar
+
+TINY = PRESETS["gpt2-tiny"]
+B, T = 2, 16
+ADAMW = {"lr": 1e-2, "beta1": 0.8, "beta2": 0.95, "eps": 1e-6, "weight_decay": 0.1}
+
+
+def batch(seed=0, vocab=TINY.vocab_size):
+    ids = np.random.default_rng(seed).integers(0, vocab, (B, T + 1))
+    return {"tokens": ids[:, :-1].copy(), "targets": ids[:, 1:].copy()}
+
+
+def gpt2(variant="vanilla", swaps=(), threads=1, config=TINY, **kw):
+    return Engine(GPT2(config), specs(B, T), choice=Choice(variant, swaps), threads=threads, **kw)
+
+
+def refused(function, *args, **kwargs):
+    """The one line of the UserError that a call raises."""
+    with pytest.raises(UserError) as caught:
+        function(*args, **kwargs)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def bits(engine):
+    return {name: array.tobytes() for name, array in engine.parameters().items()}
+
+
+# The same numbers by every route
+
+
+def test_the_same_loss_by_every_route():
+    first, second = {}, {}
+    routes = {
+        "vanilla": ("vanilla", ()),
+        "blas": ("blas", ()),
+        "blas in one layer": ("vanilla", ("matmul@h.1.*=blas",)),
+        "vanilla in one layer": ("blas", ("matmul_backward@lm_head=vanilla", "matmul@h.0.attn.*=vanilla")),
+    }
+    for name, route in routes.items():
+        engine = gpt2(*route)
+        first[name] = engine.step(**batch(0), **ADAMW, clip=1.0)
+        second[name] = engine.step(**batch(1), **ADAMW, clip=1.0)
+    assert len({step.grad_norm for step in second.values()}) > 1  # they are not all one route
+    for steps in (first, second):
+        for name, step in steps.items():
+            assert step.loss == pytest.approx(steps["vanilla"].loss, rel=1e-5), name
+            assert step.grad_norm == pytest.approx(steps["vanilla"].grad_norm, rel=1e-4), name
+
+
+def test_the_same_bits_on_any_number_of_threads():
+    runs = {}
+    for threads in (1, 2, 3, 4):
+        engine = gpt2(threads=threads)
+        assert engine.threads == threads
+        runs[threads] = [engine.step(**batch(i), **ADAMW, clip=1.0) for i in range(3)], bits(engine)
+    assert runs[1] == runs[2] == runs[3] == runs[4]
+    losses = [step.loss for step in runs[1][0]]
+    assert len(set(losses)) == 3
+
+
+def test_the_same_seed_the_same_bits_and_another_seed_others():
+    one, two, other = gpt2(seed=3), gpt2(seed=3), gpt2(seed=4)
+    assert bits(one) == bits(two)
+    differs = {name for name, b in bits(other).items() if b != bits(one)[name]}
+    assert differs == {name for name in bits(one) if ".ln_" not in f".{name}" and not name.endswith("bias")}
+    assert one.step(**batch()) == two.step(**batch()) != other.step(**batch())
+    assert bits(one) == bits(two)
+
+
+def test_initial_weights_depend_on_the_name_alone():
+    small, deep = gpt2(), gpt2(config=Config(3, 2, 64, 256, 64))
+    assert bits(small)["h.0.mlp.c_fc.weight"] == bits(deep)["h.0.mlp.c_fc.weight"]
+    assert bits(small)["h.0.mlp.c_fc.weight"] != bits(small)["h.1.mlp.c_fc.weight"]
+    weights = gpt2(config=Config(2, 2, 128, 256, 64)).parameters()
+    assert weights["wte.weight"].std() == pytest.approx(0.02, rel=0.02)
+    assert weights["h.0.mlp.c_proj.weight"].std() == pytest.approx(0.02 / 2, rel=0.02)
+    assert (weights["ln_f.weight"] == 1).all()
+    assert not weights["h.0.mlp.c_proj.bias"].any()
+
+
+def test_a_forward_alone_changes_nothing_and_an_engine_may_only_forward():
+    engine, only = gpt2(), gpt2(train=False)
+    before = bits(engine)
+    loss = engine.forward(**batch())
+    assert loss == engine.loss == only.forward(**batch()) == engine.step(**batch()).loss
+    assert bits(only) == before != bits(engine)
+    assert only.plan.total_bytes < engine.plan.total_bytes
+    assert loss == pytest.approx(np.log(TINY.vocab_size), rel=0.05)
+
+
+# The update
+
+
+def adamw(state, gradients, step, lr, beta1, beta2, eps, weight_decay):
+    """Loshchilov and Hutter 2019, algorithm 2, on a dict of (param, m, v) in float64."""
+    for name, g in gradients.items():
+        param, m, v = state[name]
+        m = beta1 * m + (1 - beta1) * g
+        v = beta2 * v + (1 - beta2) * g * g
+        param = param * (1 - lr * weight_decay) - lr * (m / (1 - beta1**step)) / (np.sqrt(v / (1 - beta2**step)) + eps)
+        state[name] = param, m, v
+
+
+@pytest.mark.parametrize("clip", [None, 0.5, 100.0])
+def test_steps_follow_adamw_with_clipping(clip):
+    engine, ghost = gpt2(), gpt2()  # the ghost gives the gradients at the same weights
+    state = {name: (p.astype(float), np.zeros(p.shape), np.zeros(p.shape)) for name, p in engine.parameters().items()}
+    for step in (1, 2, 3):
+        for name, p in ghost.parameters().items():
+            p[...] = engine.parameters()[name]
+        ghost.forward(**batch(step))
+        ghost.run("backward")
+        gradients = {name: g.astype(float) for name, g in ghost.gradients().items()}
+        norm = np.sqrt(sum((g * g).sum() for g in gradients.values()))
+        assert 0.5 < norm < 100.0
+        scale = min(1, clip / norm) if clip else 1
+        adamw(state, {name: g * scale for name, g in gradients.items()}, step, **ADAMW)
+        done = engine.step(**batch(step), **ADAMW, clip=clip)
+        assert done.loss == ghost.loss
+        assert done.grad_norm == pytest.approx(norm, rel=1e-5)
+        for name, p in engine.parameters().items():
+            want, m, v = state[name]
+            assert abs(p - want).max() <= 1e-5 * abs(want).max() + 1e-3 * ADAMW["lr"], (step, name)
+            assert abs(engine.array(f"{name}.m") - m).max() <= 1e-5 * abs(m).max() + 1e-8, (step, name)
+            assert abs(engine.array(f"{name}.v") - v).max() <= 1e-5 * abs(v).max() + 1e-12, (step, name)
+    assert engine.step_number == 3
+
+
+def test_training_on_one_batch_learns_it():
+    engine = gpt2()
+    losses = [engine.step(**batch(), lr=1e-2).loss for _ in range(30)]
+    assert losses[-1] < 0.2 * losses[0]
+
+
+def test_every_scalar_of_the_update_is_set_by_a_step():
+    engine = gpt2()
+    wanted = {v.name for c in engine.program.phase("update") for v in c.args.values() if isinstance(v, Scalar)}
+    assert wanted == {*ADAMW, "grad_scale", "step"}
+
+
+# Batches
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"targets": None}, "inputs are (tokens); expected (tokens, targets)"),
+        ({"mask": 1}, "inputs are (tokens, targets, mask); expected (tokens, targets)"),
+        ({"tokens": np.zeros((B, T + 1), int)}, "input 'tokens' has shape (2, 17); expected (2, 16)"),
+        ({"targets": np.zeros(B * T, int)}, "input 'targets' has shape (32,); expected (2, 16)"),
+        ({"tokens": (1, 5, 256)}, "input 'tokens' holds 256 at (1, 5); expected ids from 0 to 255"),
+        ({"tokens": (0, 0, -1)}, "input 'tokens' holds -1 at (0, 0); expected ids from 0 to 255"),
+        ({"tokens": (0, 3, -100)}, "input 'tokens' holds -100 at (0, 3)"),
+        ({"targets": (1, 15, 256)}, "input 'targets' holds 256 at (1, 15)"),
+        ({"targets": (0, 0, -99)}, "input 'targets' holds -99 at (0, 0)"),
+        ({"targets": (0, 0, 2**32)}, "input 'targets' holds 4294967296 at (0, 0)"),
+        ({"tokens": np.zeros((B, T))}, "input 'tokens' has type float64; expected int32"),
+    ],
+)
+def test_a_batch_that_cannot_be_is_refused(changes, words):
+    engine, given = gpt2(train=False), batch()
+    for name, change in changes.items():
+        if isinstance(change, tuple):
+            *at, given[name][tuple(at)] = change
+        else:
+            given[name] = change
+    assert words in refused(engine.load, **{name: v for name, v in given.items() if v is not None})
+
+
+def test_ignored_targets_do_not_count():
+    engine, given = gpt2(train=False), batch()
+    given["targets"][0] = -100
+    counted = engine.forward(**given)
+    given["tokens"][0], given["targets"][0] = given["tokens"][1], given["targets"][1]
+    assert counted == pytest.approx(engine.forward(**given), rel=1e-6)
+    given["targets"][:] = -100
+    assert np.isnan(engine.forward(**given))
+
+
+def test_an_id_must_suit_every_use_of_its_input():
+    class Copy(nn.Module):
+        def __init__(self):
+            self.wte, self.head = nn.Embedding(300, 8), nn.Linear(8, 300)
+
+        def forward(self, tokens):
+            return F.cross_entropy(self.head(self.wte(tokens)), tokens)
+
+    engine = Engine(Copy(), {"tokens": ((B, T), "int32")}, threads=1)
+    assert "holds -100" in refused(engine.load, tokens=np.full((B, T), -100))
+
+
+def test_ids_of_every_integer_type_are_taken():
+    engine = gpt2(train=False)
+    losses = {engine.forward(**{n: v.astype(t) for n, v in batch().items()}) for t in ("u1", "i2", "i4", "u4", "i8")}
+    assert len(losses) == 1
+
+
+def test_an_unknown_name_suggests_a_known_one():
+    engine = gpt2(train=False)
+    message = refused(engine.array, "lm_head.matmul.output")
+    assert message == "no value 'lm_head.matmul.output' in the program; did you mean 'lm_head.matmul.out'?"
+
+
+def test_too_many_threads_say_what_to_set():
+    assert "threads = 5: expected 1 to 4" in (message := refused(gpt2, threads=5))
+    assert "set NUMBA_NUM_THREADS=5 before Python starts" in message
+    assert "threads = 0" in refused(gpt2, threads=0)
+
+
+# FLOPs
+
+
+def test_the_declared_flops_are_six_a_parameter_and_token():
+    config = PRESETS["gpt2-124M"]
+    program = build(GPT2(config), specs(4, 64)).program
+    assert config.n_params == 124_439_808
+    assert program.flops == pytest.approx(6 * config.n_params * 4 * 64, rel=0.03)
+    forward, backward = (sum(c.flops for c in program.phase(p)) for p in ("forward", "backward"))
+    assert backward == pytest.approx(2 * forward, rel=0.02)

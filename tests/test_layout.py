@@ -1,0 +1,201 @@
+"""The walls between the rooms, read off the source tree; each wall is shown a planted violation too."""
+
+import ast
+import inspect
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import cpuopt.kernels  # which registers what the package brings
+from cpuopt import ops, registry
+
+ROOT = Path(cpuopt.__file__).parent
+FILES = {path.relative_to(ROOT).as_posix(): path for path in sorted(ROOT.rglob("*.py"))}
+BELOW = "op | ops | trace program | reverse arena registry | fuse | engine | job | train | cli"
+"""The way data takes, from the bottom up: a room reaches none of those to its right."""
+RANK = {room: rank for rank, rooms in enumerate(BELOW.split("|")) for room in rooms.split()}
+
+
+@cache
+def tree_of(file):
+    return ast.parse(FILES[file].read_text(encoding="utf-8"))
+
+
+def imports(tree, file):
+    """The dotted names that a file imports, relative ones made absolute; ``from a import b`` gives ``a.b``."""
+    package = ["cpuopt", *file.split("/")[:-1]]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            home = package[: len(package) - node.level + 1] if node.level else []
+            yield from (".".join([*home, *filter(None, [node.module]), alias.name]) for alias in node.names)
+
+
+def names(tree):
+    """Every name that a file mentions in code, with its last part for an attribute: ``print``, ``numba.njit``."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            yield node.id
+        elif isinstance(node, ast.Attribute):
+            yield f"{ast.unparse(node.value)}.{node.attr}"
+
+
+def uses(tree, file, pattern):
+    """What a file imports or mentions that the pattern matches whole."""
+    return sorted({name for name in (*imports(tree, file), *names(tree)) if re.fullmatch(pattern, name)})
+
+
+def within(*rooms):
+    return lambda file: file.startswith(rooms)
+
+
+WALLS = {
+    "the ops import neither numba nor kernels": (
+        r"(numba|llvmlite|cpuopt\.kernels)(\..*)?",
+        lambda file: not file.startswith(("ops/", "op.py")),
+        ("ops/gelu.py", "from ..kernels.vanilla import gelu"),
+    ),
+    "numba is imported only below kernels/": (
+        r"(numba|llvmlite)(\..*)?",
+        within("kernels/"),
+        ("engine.py", "def f():\n    import numba.core"),
+    ),
+    "only cli.py, __main__.py and report/ print": (
+        r"print|rich\..*|sys\.(stdout|stderr)(\..*)?|logging(\..*)?",
+        within("cli.py", "__main__.py", "report/"),
+        ("train.py", "print('step')"),
+    ),
+    "numba's compilers are called only in kernels/jit.py": (
+        r"(numba|nb)\.(jit|generated_jit)|(.*\.)?(njit|vectorize|guvectorize|cfunc|stencil|jitclass)",
+        within("kernels/jit.py"),
+        ("kernels/vanilla/gelu.py", "from numba import jit"),
+    ),
+    "nothing is registered with numba where the compile cache cannot see it": (
+        r"(.*\.)?(overload|overload_method|overload_attribute|register_jitable)(?<!typing\.overload)",
+        within(),
+        ("kernels/fastmath.py", "from numba.extending import overload"),
+    ),
+    "only the compile cache unpickles": (
+        r"(pickle|cPickle|_pickle|marshal|shelve|dill|joblib|cloudpickle)(\..*)?|.*\.(un)?pickle\..*",
+        within("kernels/cache.py"),
+        ("record.py", "import pickle"),
+    ),
+    "no text is run as code": (
+        r"eval|exec|builtins(\..*)?|(yaml|runpy)(\..*)?",
+        within(),
+        ("record.py", "eval('1')"),
+    ),
+    "PyTorch is never imported": (r"torch(\..*)?", within(), ("checkpoint.py", "import torch.nn as nn")),
+}
+
+
+@pytest.mark.parametrize("wall", WALLS)
+def test_wall_stands(wall):
+    pattern, allowed, _ = WALLS[wall]
+    found = {file: uses(tree_of(file), file, pattern) for file in FILES if not allowed(file)}
+    assert {file: what for file, what in found.items() if what} == {}, wall
+
+
+@pytest.mark.parametrize("wall", WALLS)
+def test_wall_notices_what_it_forbids(wall):
+    pattern, allowed, (file, planted) = WALLS[wall]
+    assert not allowed(file)
+    assert uses(ast.parse(planted), file, pattern)
+
+
+def modules(file, tree=None):
+    """The files of the package that a file imports."""
+    for name in imports(tree or tree_of(file), file):
+        package, *parts = name.split(".")
+        for path in ("/".join(parts), "/".join(parts[:-1])):
+            if package == "cpuopt":
+                yield from FILES.keys() & {f"{path}.py", f"{path}/__init__.py"}
+
+
+def room(file):
+    return file.split("/")[0].removesuffix(".py")
+
+
+def reached(file, graph):
+    """Every file that importing one may import, by whatever way."""
+    seen, todo = set(), [file]
+    while todo:
+        new = set(graph[todo.pop()]) - seen
+        seen |= new
+        todo += new
+    return seen
+
+
+def climbs(graph):
+    """Where a room reaches one that stands above it."""
+    return {
+        f"{file} reaches {other}"
+        for file in graph
+        if room(file) in RANK
+        for other in reached(file, graph)
+        if RANK.get(room(other), -1) > RANK[room(file)]
+    }
+
+
+def test_no_room_imports_one_above_it():
+    assert climbs({file: set(modules(file)) for file in FILES}) == set()
+
+
+@pytest.mark.parametrize(
+    ("file", "planted"),
+    [
+        ("trace.py", "from .reverse import reverse"),
+        ("op.py", "from . import ops"),
+        ("errors.py", "from .job import Settings"),  # by a room of no rank, which many import
+        ("registry.py", "def f():\n    from . import engine"),
+    ],
+)
+def test_an_import_upwards_is_noticed(file, planted):
+    graph = {other: set(modules(other)) for other in FILES}
+    graph[file] |= set(modules(file, ast.parse(planted)))
+    assert climbs(graph)
+
+
+def test_every_ranked_room_is_there():
+    assert RANK.keys() <= {room(file) for file in FILES}
+
+
+@pytest.mark.parametrize("variant", ["vanilla", "optimized", "blas"])
+def test_a_kernel_file_has_a_twin_in_ops(variant):
+    files = {Path(f).name for f in FILES if f.startswith(f"kernels/{variant}/")}
+    assert {f for f in files if not f.startswith("_") and f"ops/{f}" not in FILES} == set()
+    assert variant == "optimized" or len(files) > 1
+
+
+def test_every_op_file_has_a_vanilla_twin():
+    assert {f for f in FILES if f.startswith("ops/") and f"kernels/vanilla/{Path(f).name}" not in FILES} == set()
+
+
+def test_vanilla_is_complete():
+    assert [op for op in ops.ALL if (op, "vanilla") not in registry.KERNELS] == []
+
+
+def test_a_kernel_lives_in_the_file_of_its_op():
+    for kernel in registry.KERNELS.values():
+        home = f"{ROOT / 'kernels' / kernel.variant / Path(inspect.getfile(kernel.op.reference)).name}:"
+        assert kernel.where.startswith(home) or not kernel.where.startswith(str(ROOT)), kernel
+
+
+def test_every_kernel_has_the_declared_parameters():
+    for kernel in registry.KERNELS.values():
+        function = getattr(kernel.function, "py_func", kernel.function)
+        declared = []
+        for arg in kernel.op.args:
+            declared += [arg.name, f"{arg.name}_add"] if arg.role == "acc" else [arg.name]
+        assert list(inspect.signature(function).parameters) == declared + [s.name for s in kernel.scratch], kernel
+
+
+def test_every_reference_takes_declared_names_and_gives_what_is_written():
+    for op in ops.ALL.values():
+        assert set(inspect.signature(op.reference).parameters) <= set(op.by_name), op
+        if op.inverts:
+            known = {*op.inverts.by_name, *(f"d{name}" for name in op.inverts.by_name)}
+            assert set(op.by_name) <= known, op

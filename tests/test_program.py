@@ -1,0 +1,247 @@
+"""Tracing, the check of a program, and its text.
+
+The text of a one-block GPT-2 is kept in ``golden/program-1-block.txt``. To write it anew after a change that is meant::
+
+    CPUOPT_WRITE_GOLDEN=1 python -m pytest tests/test_program.py -k golden
+"""
+
+import os
+from pathlib import Path
+
+import pytest
+from golden.params import param_shapes
+
+from cpuopt import functional as F
+from cpuopt import nn, ops
+from cpuopt.engine import build
+from cpuopt.errors import UserError
+from cpuopt.job import specs
+from cpuopt.models.gpt2 import GPT2, PRESETS, Config
+from cpuopt.program import Call, Program
+from cpuopt.trace import tracing
+
+GOLDEN = Path(__file__).parent / "golden" / "program-1-block.txt"
+ONE_BLOCK = Config(n_layer=1, n_head=3, n_embd=12, vocab_size=20, block_size=10)
+TINY = PRESETS["gpt2-tiny"]
+
+BLOCK = [
+    ("h.0.ln_1", "layernorm_forward"),
+    ("h.0.attn.c_attn", "matmul_forward"),
+    ("h.0.attn", "attention_forward"),
+    ("h.0.attn.c_proj", "matmul_forward"),
+    ("h.0", "residual_forward"),
+    ("h.0.ln_2", "layernorm_forward"),
+    ("h.0.mlp.c_fc", "matmul_forward"),
+    ("h.0.mlp", "gelu_forward"),
+    ("h.0.mlp.c_proj", "matmul_forward"),
+    ("h.0", "residual_forward"),
+]
+
+
+def gpt2(config=TINY, B=2, T=8, **kw):
+    return build(GPT2(config), specs(B, T), **kw).program
+
+
+def fails(match, function, *args, **kwargs):
+    """The call raises a UserError of one line that matches."""
+    with pytest.raises(UserError, match=match) as caught:
+        function(*args, **kwargs)
+    assert "\n" not in str(caught.value)
+
+
+# Tracing
+
+
+def test_gpt2_makes_these_calls_in_these_layers():
+    second = [(layer.replace("h.0", "h.1"), op) for layer, op in BLOCK]
+    head = [("ln_f", "layernorm_forward"), ("lm_head", "matmul_forward"), ("loss", "cross_entropy_forward")]
+    calls = [(c.layer, c.op.name) for c in gpt2(train=False).calls]
+    assert calls == [("wte", "embedding_forward"), *BLOCK, *second, *head]
+
+
+def test_gpt2_has_the_parameters_of_its_checkpoint():
+    want = param_shapes(TINY.n_layer, TINY.n_embd, TINY.vocab_size, TINY.block_size)
+    program = gpt2(train=False)
+    assert {p.name: p.shape for p in program.parameters} == want
+    assert sum(p.nbytes for p in program.parameters) == 4 * TINY.n_params
+
+
+def test_backward_has_the_calls_of_the_forward_in_reverse():
+    program = gpt2()
+    inverted = [c.inverts for c in program.phase("backward")]
+    assert list(dict.fromkeys(inverted)) == list(program.phase("forward"))[::-1]
+    for call in program.phase("backward"):
+        assert call.op.inverts is call.inverts.op
+        assert call.layer == call.inverts.layer
+
+
+def test_an_update_for_every_parameter():
+    program = gpt2()
+    updates = {c.args["param"]: c for c in program.phase("update")}
+    assert list(updates) == program.parameters
+    for parameter, call in updates.items():
+        assert call.args["grad"] is program.adjoint[parameter]
+        assert call.layer == parameter.name.rpartition(".")[0]
+    assert [c.args["inp"] for c in program.phase("norm")] == [program.adjoint[p] for p in program.parameters]
+
+
+def test_values_have_the_leading_axes_of_what_they_are_made_from():
+    shape = {v.name: v.shape for v in gpt2(ONE_BLOCK).values}
+    assert shape["h.0.attn.c_attn.matmul.out"] == (2, 8, 36)
+    assert shape["h.0.ln_1.layernorm.mean"] == (2, 8)
+    assert shape["h.0.attn.attention.lse"] == (2, 3, 8)
+    assert shape["lm_head.matmul.out"] == shape["d(lm_head.matmul.out)"] == (2, 8, 20)
+    assert shape["loss.cross_entropy.loss"] == (1,)
+
+
+def test_layers_are_restored_and_lists_are_numbered():
+    class Twice(nn.Module):
+        def __init__(self):
+            self.body = nn.Sequential(nn.Linear(3, 3), nn.GELU())
+            self.loss = nn.CrossEntropyLoss()
+
+        def forward(self, x, y):
+            return self.loss(F.gelu(self.body(self.body(x))), y)
+
+    program = build(Twice(), {"x": ((4, 3), "float32"), "y": ((4,), "int32")}, train=False).program
+    assert [c.layer for c in program.calls] == ["body.layers.0", "body.layers.1"] * 2 + ["model", "loss"]
+    names = [v.name for v in program.values]
+    assert len(names) == len(set(names))
+    assert [p.name for p in program.parameters] == ["body.layers.0.weight", "body.layers.0.bias"]
+
+
+class Model(nn.Module):
+    """Whatever a test wants of its inputs."""
+
+    def __init__(self, forward, **parts):
+        self.forward = forward
+        vars(self).update(parts)
+
+
+@pytest.mark.parametrize(
+    ("forward", "match"),
+    [
+        (lambda x: F.gelu(x), r"forward returned \(2, 6\); expected the loss, a value of shape \(1,\)"),
+        (lambda x: None, "forward returned NoneType; expected the loss"),
+        (lambda x: F.linear(x, nn.Parameter((3, 5), None)), r"'weight' has shape \(3, 5\).*'inp' fixes C = 6"),
+        (lambda x: x + x, "residual: x is added to itself"),
+        (lambda x: F.attention(x, 1), r"'qkv' has shape \(2, 6\); expected \(B, T, 3\*C\)"),
+        (lambda x: F.attention(x, 4), r"6 channels; expected a multiple of 3 \* n_head = 12"),
+        (lambda x: x + nn.Linear(6, 2)(x), r"shapes \(2, 6\) and \(2, 2\) differ; there is no broadcasting"),
+        (lambda x: F.linear(x, None), "matmul_forward in layer 'model': argument 'weight' is missing"),
+        (nn.Module().forward, "no forward method"),
+    ],
+)
+def test_a_model_that_cannot_be_traced(forward, match):
+    fails(match, build, Model(forward), {"x": ((2, 6), "float32")})
+
+
+def test_a_sequence_beyond_the_context_is_refused():
+    fails("T = 11 is beyond the model's context of 10 positions", gpt2, ONE_BLOCK, 2, 11)
+
+
+def test_a_trace_that_fails_leaves_no_trace_open():
+    with pytest.raises(ZeroDivisionError), tracing():
+        raise ZeroDivisionError
+    fails(r"called outside a model: build an Engine\(model, inputs\)", F.gelu, Program().value("x", (3,)))
+
+
+# The check
+
+
+class ByHand:
+    """A program with values x (given), a, b and c of one shape, and calls to them."""
+
+    def __init__(self):
+        self.program = Program()
+        self.x, self.a, self.b, self.c = (self.program.value(name, (2, 3)) for name in "xabc")
+        self.x.group = "input"
+        self.program.inputs.append(self.x)
+
+    def call(self, op, adds=None, **args):
+        self.program.calls.append(Call(op, "layer", args, adds=adds or {}))
+
+    def gelu(self, out, inp):
+        self.call(ops.gelu_forward, out=out, inp=inp)
+
+    def gelu_backward(self, dinp, add):
+        self.call(ops.gelu_backward, {"dinp": add}, dinp=dinp, dout=self.x, inp=self.x)
+
+    def residual_backward(self, dinp1, dinp2):
+        self.call(ops.residual_backward, {"dinp1": False, "dinp2": False}, dinp1=dinp1, dinp2=dinp2, dout=self.x)
+
+
+def test_verify_lets_a_right_program_through():
+    p = ByHand()
+    p.gelu(p.a, p.x)
+    p.gelu_backward(p.b, add=False)
+    p.gelu_backward(p.b, add=True)
+    p.gelu(p.c, p.b)
+    p.program.verify()
+
+
+@pytest.mark.parametrize(
+    ("match", "break_it"),
+    [
+        ("call 0, gelu_forward in layer 'layer': reads b, which no earlier", lambda p: p.gelu(p.a, p.b)),
+        ("call 2, .*: 'out' overwrites a, which an earlier", lambda p: [p.gelu(out, p.x) for out in (p.a, p.b, p.a)]),
+        ("'out' overwrites x", lambda p: [p.gelu(p.a, p.x), p.gelu(p.x, p.a)]),
+        ("'dinp' overwrites a, which an earlier", lambda p: [p.gelu_backward(p.a, add=False) for _ in range(2)]),
+        ("call 0, .*: reads a, which no earlier", lambda p: p.gelu_backward(p.a, add=True)),
+        ("call 0, .*: x is given twice and written", lambda p: p.gelu_backward(p.x, add=True)),
+        ("a is given twice and written; .* must be distinct", lambda p: p.residual_backward(p.a, p.a)),
+        ("a is given twice", lambda p: [p.gelu(p.a, p.x), p.gelu(p.a, p.a)]),
+        ("reads c, which no earlier", lambda p: p.call(ops.sumsq, out=p.program.value("s", (1,)), inp=p.c)),
+    ],
+)
+def test_verify_notices(match, break_it):
+    p = ByHand()
+    break_it(p)
+    fails(match, p.program.verify)
+
+
+def test_a_call_of_the_wrong_shape_cannot_be_made():
+    p = ByHand()
+    why = r"gelu_forward: argument 'inp' has shape \(2, 3\); expected \(N\) = \(8,\), because 'out' fixes N = 8"
+    fails(why, p.gelu, p.program.value("wide", (2, 4)), p.x)
+
+
+def test_names_are_unique():
+    program = Program()
+    assert [program.value("v", (1,)).name for _ in range(3)] == ["v", "v.2", "v.3"]
+
+
+# The text
+
+
+def text():
+    return "\n".join(gpt2(ONE_BLOCK).lines("forward", "backward")) + "\n"
+
+
+def test_golden_text_of_one_block():
+    if os.environ.get("CPUOPT_WRITE_GOLDEN"):
+        GOLDEN.write_text(text(), encoding="utf-8")
+    assert text() == GOLDEN.read_text(encoding="utf-8"), "if this change is meant, see the top of this file"
+
+
+def test_the_same_model_prints_the_same_text():
+    assert str(gpt2()) == str(gpt2())
+    assert len({v.name for v in gpt2().values}) == len(gpt2().values)
+
+
+def test_a_line_for_each_call_and_the_forward_line_above_its_backward_lines():
+    program = gpt2(ONE_BLOCK)
+    lines = program.lines()
+    assert [line for line in lines if not line.startswith("#")] == [str(c) for c in program.calls]
+    at = lines.index(f"# inverts {next(c for c in program.calls if c.layer == 'lm_head')}")
+    below = [line.split()[1].partition("(")[0] for line in lines[at + 1 : at + 3]]
+    assert below == ["matmul_backward_input", "matmul_backward_weight"]
+
+
+def test_a_line_marks_what_is_written_and_takes_a_note():
+    p = ByHand()
+    p.gelu(p.a, p.x)
+    p.gelu_backward(p.b, add=True)
+    first, second = p.program.lines(note=lambda call: f" <{call.flops}>")
+    assert first == f"{'layer':<20} gelu_forward(out = a [2, 3], inp: x [2, 3]) <54>"
+    assert "gelu_backward(dinp += b [2, 3], dout: x" in second

@@ -1,0 +1,247 @@
+"""Registration, the choice of variants, users' kernel files, and what each says when it refuses."""
+
+import re
+
+import numpy as np
+import pytest
+
+from cpuopt import Choice, Engine, kernel, load_kernels, ops, registry
+from cpuopt.errors import UserError
+from cpuopt.job import specs
+from cpuopt.models.gpt2 import GPT2, PRESETS
+from cpuopt.registry import Kernel, op_matches
+
+
+def zeros(variant="zeros", options="", scratch=""):
+    """The text of a kernel file with a GELU that gives zeros."""
+    return (
+        "from cpuopt import kernel, ops\n\n"
+        f"@kernel(ops.gelu_forward, {variant!r}{options})\n"
+        f"def gelu_forward(out, inp{scratch}):\n"
+        "    out[:] = 0\n"
+    )
+
+
+PLAIN = ", jit=False"
+
+
+@pytest.fixture(autouse=True)
+def registry_as_it_was(monkeypatch):
+    monkeypatch.setattr(registry, "KERNELS", dict(registry.KERNELS))
+
+
+@pytest.fixture
+def file(tmp_path):
+    """Write a kernel file and give its path."""
+
+    def write(text, name="mine.py"):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return write
+
+
+def refused(function, *args, **kwargs):
+    """The one line of the UserError that a call raises."""
+    with pytest.raises(UserError) as caught:
+        function(*args, **kwargs)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def engine(*swaps, variant="vanilla", **kw):
+    return Engine(GPT2(PRESETS["gpt2-tiny"]), specs(2, 4), choice=Choice(variant, swaps), threads=1, **kw)
+
+
+def loss(*swaps, **kw):
+    tokens = np.arange(8).reshape(2, 4)
+    return engine(*swaps, **kw).forward(tokens=tokens, targets=tokens)
+
+
+def register(op, variant):
+    function = lambda *args: None  # noqa: E731
+    registry.register(Kernel(ops.ALL[op], variant, function, where=f"{variant}.py:1"), ops.ALL[op].params)
+
+
+# Registration
+
+
+def test_the_parameters_must_be_the_declared_ones():
+    def decorate():
+        @kernel(ops.gelu_backward, "mine", scratch=[("work", 8)], jit=False)
+        def gelu_backward(dinp, dinp_add, inp, dout): ...
+
+    message = refused(decorate)
+    assert message.startswith("gelu_backward[mine]: parameters are (dinp, dinp_add, inp, dout); the declaration says")
+    assert "write def gelu_backward(dinp, dinp_add, dout, inp, work)" in message
+    assert re.search(r"test_registry\.py:\d+\]$", message)
+    assert "mine" not in registry.variants("gelu_backward")
+
+
+def test_a_second_registration_names_both_places():
+    register("gelu_forward", "mine")
+    message = refused(register, "gelu_forward", "mine")
+    assert "gelu_forward[mine]: registered a second time at mine.py:1; the first stands at mine.py:1" in message
+    assert message.endswith("give this one another variant name")
+    register("gelu_backward", "mine")
+
+
+def test_what_is_not_an_op_is_refused():
+    message = refused(kernel, "gelu_forward", "mine")
+    assert "@kernel('gelu_forward', ...)" in message
+    assert "expected an op from cpuopt.ops, as in @kernel(ops.gelu_forward, 'mine')" in message
+
+
+# The choice
+
+
+@pytest.mark.parametrize(
+    ("pattern", "matches", "passes_by"),
+    [
+        ("matmul", "matmul_forward matmul_backward_input matmul_backward_weight", "gelu_forward"),
+        ("matmul_backward", "matmul_backward_input matmul_backward_weight", "matmul_forward gelu_backward"),
+        ("*_backward", "matmul_backward_input gelu_backward", "matmul_forward adamw"),
+        ("gelu_forward", "gelu_forward", "gelu_backward"),
+        ("soft*", "softmax_forward softmax_backward", "matmul_forward"),
+        ("mat", "", "matmul_forward"),
+        ("gelu_", "", "gelu_forward"),
+        ("*", " ".join(ops.ALL), ""),
+    ],
+)
+def test_an_op_pattern_is_a_name_a_glob_or_a_family(pattern, matches, passes_by):
+    assert [op for op in matches.split() if not op_matches(op, pattern)] == []
+    assert [op for op in passes_by.split() if op_matches(op, pattern)] == []
+
+
+@pytest.mark.parametrize(
+    ("swaps", "chosen"),
+    [
+        (["gelu=a", "gelu=b"], "b"),
+        (["gelu=b", "gelu=a"], "a"),
+        (["gelu@h.0.*=a"], "a"),
+        (["gelu@h.1.*=a"], "base"),
+        (["gelu@h.[12].*=b", "g*@h.?.mlp=a"], "a"),
+        (["gelu_forward@h.0.mlp=a", "gelu_backward=b"], "a"),
+        (["gelu=a", "*=only_backward"], "a"),
+        (["gelu=a", "gelu=vanilla"], "vanilla"),
+        ([], "base"),
+    ],
+)
+def test_the_last_match_wins(swaps, chosen):
+    for variant in ("a", "b", "base"):
+        register("gelu_forward", variant)
+    for variant in ("b", "only_backward"):
+        register("gelu_backward", variant)
+    assert Choice("base", swaps).resolve("gelu_forward", "h.0.mlp").variant == chosen
+
+
+def test_a_family_swap_and_a_layer_swap_reach_the_calls():
+    calls = engine("*_backward@lm_head=vanilla", variant="blas").calls
+    variants = {(bound.call.layer, bound.call.op.name): bound.kernel.variant for bound in calls}
+    assert variants["h.0.mlp", "gelu_forward"] == "vanilla"  # which lies underneath
+    assert variants["h.0.mlp.c_fc", "matmul_backward_weight"] == "blas"
+    assert variants["lm_head", "matmul_forward"] == "blas"
+    assert variants["lm_head", "matmul_backward_input"] == variants["lm_head", "matmul_backward_weight"] == "vanilla"
+
+
+@pytest.mark.parametrize(
+    ("variant", "swap", "words"),
+    [
+        ("vanila", "", "--variant 'vanila': no kernel is registered under it; did you mean 'vanilla'?"),
+        ("fast", "", "no kernel is registered under it; known: "),
+        ("", "mat_mul_forward=blas", "no op matches 'mat_mul_forward'; did you mean 'matmul_forward'?"),
+        ("", "lstm=blas", "no op matches 'lstm'; known: embedding_forward, "),
+        ("", "gelu=blas", "--swap 'gelu=blas': gelu_forward has no variant 'blas'; known: "),
+        ("", "matmul=blass", "matmul_forward has no variant 'blass'; did you mean 'blas'?"),
+        *(
+            ("", bad, f"--swap {bad!r}: expected OP[@LAYER]=VARIANT, as in 'attention_backward@h.0.*=vanilla'")
+            for bad in ("gelu", "gelu=", "=blas", "@h.0=blas", "gelu@=vanilla", "=")
+        ),
+        ("", "softmax=vanilla", "this model does not use 'softmax'; it uses embedding_forward, "),
+        (
+            "",
+            "matmul@h.2.*=blas",
+            "no layer of the model with matmul matches 'h.2.*' and has blas; known: h.0.attn.c_attn, ",
+        ),
+        ("", "gelu@h.0.mpl=vanilla", "matches 'h.0.mpl' and has vanilla; did you mean 'h.0.mlp'?"),
+        ("", "matmul@h.0.ln_1=blas", "no layer of the model with matmul matches 'h.0.ln_1'"),
+        ("", "*@loss=blas", "matches 'loss' and has blas; known: "),
+    ],
+)
+def test_a_rule_that_cannot_be_followed_says_what_to_write(variant, swap, words):
+    assert words in refused(engine, *([swap] if swap else []), variant=variant or "vanilla")
+
+
+def test_a_choice_is_described_as_it_was_written():
+    choice = Choice("blas", ["gelu=vanilla", "matmul_*@h.0.*=vanilla"])
+    assert choice.describe() == {"variant": "blas", "swaps": ["gelu=vanilla", "matmul_*@h.0.*=vanilla"]}
+
+
+# Users' files
+
+
+@pytest.mark.parametrize(
+    ("options", "scratch"), [("", ""), (f"{PLAIN}, scratch=[('work', ops.gelu_forward.flops)]", ", work")]
+)
+def test_a_users_kernel_runs_where_it_is_asked_for(file, options, scratch):
+    usual = loss()
+    load_kernels([file(zeros(options=options, scratch=scratch))])
+    assert loss() == usual
+    everywhere, in_one_layer = loss("gelu=zeros"), loss("gelu@h.1.*=zeros")
+    assert len({usual, everywhere, in_one_layer}) == 3
+    assert loss(variant="zeros") == everywhere
+
+
+def test_a_file_is_loaded_once_and_files_of_one_name_are_apart(file):
+    first, second = file(zeros(options=PLAIN)), file(zeros("nils", PLAIN), "other/mine.py")
+    load_kernels([first, second, first])
+    load_kernels([str(second)])
+    assert registry.variants("gelu_forward")[-2:] == ["zeros", "nils"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("x = 1\nraise ValueError('so it is')\n", "line 2 raised ValueError: so it is"),
+        ("def f():\n    return 1 / 0\n\nf()\n", "line 2 raised ZeroDivisionError"),
+        ("x = (1,\n", "line 1 raised SyntaxError: '(' was never closed"),
+        ("import no_such_module\n", "line 1 raised ModuleNotFoundError: No module named 'no_such_module'"),
+        (zeros(scratch=", work"), "write def gelu_forward(out, inp)"),
+        (zeros("vanilla"), "another variant name"),
+        ("raise ValueError('a\\nb')\n", "line 1 raised ValueError: a"),
+        ("raise SystemExit(3)\n", "line 1 raised SystemExit: 3"),
+    ],
+)
+def test_a_file_that_fails_says_where(file, text, words):
+    path = file(text)
+    message = refused(load_kernels, [path])
+    assert words in message
+    assert str(path) in message
+
+
+def test_what_is_not_a_python_file_is_refused(file, tmp_path):
+    missing, text = tmp_path / "missing.py", file("", "kernels.txt")
+    for path in (missing, tmp_path):
+        assert f"{path}: no such file; expected a Python file with @kernel functions" in refused(load_kernels, [path])
+    assert f"{text}: not a Python file; expected a name that ends in .py" in refused(load_kernels, [text])
+
+
+def test_a_file_that_fails_leaves_nothing_registered(file):
+    before = dict(registry.KERNELS)
+    path = file(zeros(options=PLAIN) + "\nraise ValueError\n")
+    refused(load_kernels, [path])
+    assert before == registry.KERNELS
+    file(zeros(options=PLAIN))
+    load_kernels([path])
+
+
+def test_a_kernel_that_does_not_compile_is_named(file):
+    path = file(zeros().replace("= 0", "= nothing"))
+    load_kernels([path])
+    message = refused(engine, "gelu=zeros")
+    assert "gelu_forward[zeros]" in message
+    assert str(path) in message
+    assert "nothing" in message

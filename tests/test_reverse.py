@@ -1,0 +1,228 @@
+"""The generated backward: its calls and flags, and its gradients against float64 and central differences."""
+
+import inspect
+
+import numpy as np
+import pytest
+from hypothesis import Phase, example, given, settings
+from hypothesis import strategies as st
+
+from cpuopt import Choice, Engine, UserError, nn
+from cpuopt import functional as F
+from cpuopt.engine import build
+from cpuopt.job import specs
+from cpuopt.models.gpt2 import GPT2, PRESETS
+
+B, T, W, V, HEADS = 2, 3, 4, 5, 2
+FLOATS = {"x": ((B, T, W), "float32"), "targets": ((B, T), "int32")}
+TOKENS = {"x": ((B, T), "int32"), "targets": ((B, T), "int32")}
+
+
+def program_of(model, inputs=FLOATS):
+    return build(model, inputs).program
+
+
+class Model(nn.Module):
+    """A forward of its own over named parts; what it returns goes through a head to a loss."""
+
+    def __init__(self, forward, **parts):
+        self.body = forward
+        vars(self).update(parts)
+        self.head = nn.Linear(W, V)
+
+    def forward(self, x, targets):
+        return F.cross_entropy(self.head(self.body(self, x)), targets)
+
+
+def linear(width=W):
+    return nn.Linear(W, width)
+
+
+# Calls and flags
+
+
+def backward(program, layer=None):
+    return [c for c in program.phase("backward") if layer in (None, c.layer)]
+
+
+def adds_to(program, gradient):
+    """The flags of a gradient's writers, in order."""
+    return [
+        call.adds[arg.name]
+        for call in program.phase("backward")
+        for arg in call.op.written
+        if call.args[arg.name] is gradient
+    ]
+
+
+def test_the_tied_embedding_has_one_gradient_that_the_head_overwrites():
+    program = program_of(GPT2(PRESETS["gpt2-tiny"]), specs(2, 8))
+    (wte,) = (p for p in program.parameters if p.name == "wte.weight")
+    writers = [(c.layer, c.op.name, c.adds) for c in backward(program) if program.adjoint[wte] in c.writes]
+    assert writers == [
+        ("lm_head", "matmul_backward_weight", {"dweight": False, "dbias": False}),
+        ("wte", "embedding_backward", {"dwte": True, "dwpe": False}),
+    ]
+    assert "lm_head.weight" not in {p.name for p in program.parameters}
+
+
+def test_the_first_writer_of_each_gradient_overwrites_and_the_others_add():
+    program = program_of(GPT2(PRESETS["gpt2-tiny"]), specs(2, 8))
+    flags = {primal: adds_to(program, gradient) for primal, gradient in program.adjoint.items()}
+    assert flags.pop(program.outputs[0]) == []  # the loss's own is given
+    assert all(f == [False] + [True] * (len(f) - 1) for f in flags.values())
+    assert {p.name for p, f in flags.items() if len(f) > 1} == {
+        "wte.weight",
+        *("wte.embedding.out", "h.0.residual.out", "h.0.residual.out.2", "h.1.residual.out"),
+    }
+
+
+def test_a_value_used_three_times_sums_three_gradients():
+    def forward(self, x):
+        h = self.first(x)
+        return self.second(h) + (F.gelu(h) + h)
+
+    program = program_of(Model(forward, first=linear(), second=linear()))
+    (h,) = next(c for c in program.calls if c.layer == "first").writes
+    assert adds_to(program, program.adjoint[h]) == [False, True, True]
+
+
+def test_what_the_loss_does_not_use_has_no_backward():
+    def forward(self, x):
+        self.unused(x)
+        return self.used(x)
+
+    program = program_of(Model(forward, used=linear(), unused=linear()))
+    assert backward(program, "unused") == []
+    assert [p.name for p in program.parameters if p not in program.adjoint] == ["unused.weight", "unused.bias"]
+    assert [c.layer for c in program.phase("update")] == ["used", "used", "head", "head"]
+
+
+def test_inputs_have_no_gradient():
+    program = program_of(Model(lambda self, x: self.first(F.gelu(x)), first=linear()))
+    assert [c.op.name for c in backward(program, "first")] == ["matmul_backward_weight"]
+    assert [c.op.name for c in backward(program, "head")] == ["matmul_backward_input", "matmul_backward_weight"]
+    assert not {c.op.name for c in backward(program)} & {"gelu_backward"}
+    assert {v.name for v in program.adjoint}.isdisjoint({"x", "targets"})
+
+
+def test_a_gradient_that_a_call_writes_in_vain_goes_nowhere():
+    program = program_of(Model(lambda self, x: x + self.first(x), first=linear()))
+    (call,) = backward(program, "model")[-1:]
+    assert call.op.name == "residual_backward"
+    assert call.args["dinp1"].name == "unused d(x)"
+    assert call.adds == {"dinp1": False, "dinp2": False}
+
+
+def test_a_bias_that_is_absent_has_no_gradient():
+    program = program_of(Model(lambda self, x: self.first(x), first=nn.Linear(W, W, bias=False)))
+    assert backward(program, "first")[0].args["dbias"] is None
+
+
+def test_one_parameter_given_twice_to_one_call_is_refused():
+    scale = nn.Parameter((W,), nn.constant(1))
+    model = Model(lambda self, x: F.layer_norm(x, self.scale, self.scale), scale=scale)
+    with pytest.raises(UserError, match="layernorm_forward in layer 'model' is given one value twice") as caught:
+        program_of(model)
+    assert "two distinct values" in str(caught.value)
+
+
+# Gradients
+
+
+def interpret(program, arrays, *phases):
+    """Run a program through the float64 references of its ops; `arrays` holds what is given and takes what is made."""
+    for call in program.phase(*phases):
+        shapes = {a.name: tuple(d(call.sizes) for d in a.shape) for a in call.op.arrays}
+        args = {}
+        for name in inspect.signature(call.op.reference).parameters:
+            v = call.args[name]
+            if name in shapes and v is not None:  # of what is written, a reference takes the shape only
+                v = arrays[v].reshape(shapes[name]) if v in call.reads else np.zeros(shapes[name])
+            args[name] = v
+        made = call.op.reference(**args)
+        for arg in call.op.written:
+            if (v := call.args[arg.name]) is not None:
+                result = np.asarray(made[arg.name], dtype=float).reshape(v.shape)
+                arrays[v] = arrays[v] + result if call.adds.get(arg.name) else result
+    return arrays
+
+
+class Dag(nn.Module):
+    """A random model: each step takes earlier values of shape (B, T, W) and makes one more."""
+
+    def __init__(self, steps, on_tokens, two_losses):
+        self.steps, self.two_losses = steps, two_losses
+        self.wte = nn.Embedding(V, W) if on_tokens else None
+        self.wpe = nn.Embedding(T + 1, W) if on_tokens else None
+        self.shared = linear()
+        self.parts = [self.part(kind) for kind, _, _ in steps]
+        self.head = nn.Linear(W, V)
+        if on_tokens:
+            self.head.weight = self.wte.weight
+
+    def part(self, kind):
+        made = {
+            "linear": lambda: linear(),
+            "mlp": lambda: nn.Sequential(linear(6), nn.GELU(), nn.Linear(6, W, bias=False)),
+            "norm": lambda: nn.LayerNorm(W, eps=0.1),
+            "attention": lambda: linear(3 * W),
+            "shared": lambda: self.shared,
+        }
+        return made[kind]() if kind in made else nn.Module()
+
+    def forward(self, x, targets):
+        values = [self.wte(x, self.wpe.weight) if self.wte else x]
+        for (kind, i, j), part in zip(self.steps, self.parts, strict=True):
+            a, b = values[i % len(values)], values[j % len(values)]
+            if kind in ("gelu", "softmax"):
+                values.append(getattr(F, kind)(a))
+            elif kind == "residual":
+                values.append(a + b if a is not b else F.gelu(a))
+            else:
+                values.append(F.attention(part(a), HEADS) if kind == "attention" else part(a))
+        loss = F.cross_entropy(self.head(values[-1]), targets)
+        return loss + F.cross_entropy(self.head(values[0]), targets) if self.two_losses else loss
+
+
+KINDS = ["linear", "mlp", "norm", "attention", "shared", "gelu", "softmax", "residual", "residual"]
+STEPS = st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 20), st.integers(0, 20)), max_size=8)
+
+
+@settings(max_examples=60, phases=set(Phase) - {Phase.explain})
+@given(STEPS, st.booleans(), st.booleans(), st.integers(0, 2**32 - 1))
+@example([("attention", 0, 0), ("residual", 0, 1), ("norm", 2, 0), ("mlp", 3, 0), ("residual", 2, 4)], True, True, 0)
+@example(
+    [("shared", 0, 0), ("shared", 1, 0), ("softmax", 2, 0), ("residual", 0, 3), ("residual", 4, 3)], False, True, 1
+)
+def test_gradients_of_random_models(steps, on_tokens, two_losses, seed):
+    inputs = TOKENS if on_tokens else FLOATS
+    engine = Engine(Dag(steps, on_tokens, two_losses), inputs, choice=Choice("blas"), threads=1)
+    rng = np.random.default_rng(seed)
+    for p in engine.parameters().values():
+        p += rng.normal(0, 0.5, p.shape)
+    x = rng.integers(0, V, (B, T)) if on_tokens else rng.normal(0, 1, (B, T, W)).astype(np.float32)
+    targets = rng.integers(0, V, (B, T))
+    targets[0, 0] = -100
+    loss = engine.forward(x=x, targets=targets)
+    engine.run("backward")
+
+    program, gradients = engine.program, engine.gradients()
+    start = {v: engine.array(v) for v in (*program.parameters, *program.inputs)}
+    start = {v: array.astype(np.int64 if v.dtype == "int32" else np.float64) for v, array in start.items()}
+    exact = interpret(program, dict(start), "forward", "backward")
+    scale = max(abs(exact[g]).max() for g in program.adjoint.values())
+
+    def loss_beside(p, step):
+        return interpret(program, start | {p: start[p] + step}, "forward")[program.outputs[0]][0]
+
+    assert loss == pytest.approx(exact[program.outputs[0]][0], rel=1e-5)
+    for p in program.parameters:
+        direction = rng.normal(size=p.shape)
+        slope = (loss_beside(p, 1e-5 * direction) - loss_beside(p, -1e-5 * direction)) / 2e-5
+        if p not in program.adjoint:
+            assert slope == 0, f"{p} moves the loss and has no gradient"
+            continue
+        want = exact[program.adjoint[p]]
+        assert slope == pytest.approx((want * direction).sum(), rel=1e-5, abs=1e-7 * scale), f"d({p})"
+        assert abs(gradients[p.name] - want).max() <= 1e-4 * abs(want).max() + 1e-6 * scale, f"d({p})"
