@@ -1,7 +1,7 @@
 """The cpuopt side of `cpuopt bench`: ``python -m cpuopt.bench_worker``, told in JSON lines what to do.
 
-``init`` compiles and sets the initial weights, ``steps`` trains and says what each step took, ``peak`` says how much
-memory that needed.
+``check`` looks whether the settings can be done, ``init`` compiles and sets the initial weights, ``steps`` trains and
+says what each step took, ``peak`` says how much memory that needed.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from .errors import UserError
 
 if TYPE_CHECKING:
     from .engine import Bound
+    from .job import Settings
 
 COLUMN = {"forward": "forward", "backward": "backward", "norm": "update", "update": "update"}
 """Where a phase of the program is counted: PyTorch has no norm of the gradient to compare with."""
@@ -29,18 +30,17 @@ class Session:
 
     Parameters
     ----------
-    request : ``init``: what of `Settings` is not its default, and the paths of batches and weights.
+    request : ``init``: some of `Settings`, B and T, and the paths of batches (n, 2, B, T) and weights.
     say : hears what is compiled.
     """
 
     def __init__(self, request: Mapping[str, Any], say: Callable[[str], None]) -> None:
-        from .job import Settings, prepare  # numba is imported late: an idle worker is small
+        from .job import prepare  # numba is imported late: an idle worker is small
 
-        given = {k: tuple(v) if isinstance(v, list) else v for k, v in request["settings"].items()}
-        self.settings = Settings(**given)
+        self.settings = settings_of(request)
         job = prepare(self.settings, lambda done, total, name: say(f"compiling {done}/{total} {name}"))
         self.engine = job.engine
-        self.batches = np.load(request["batches"])  # (n, 2, B, T)
+        self.batches = np.load(request["batches"])
         if request["write_params"]:
             save(Path(request["params"]), self.engine.parameters())
         else:
@@ -83,6 +83,21 @@ class Session:
             self._ns[COLUMN[calls[0].call.phase]] += time.perf_counter_ns() - start
 
 
+def settings_of(request: Mapping[str, Any]) -> Settings:
+    """Read the settings of a job from a request."""
+    from .job import Settings
+
+    given: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in request["settings"].items()}
+    return Settings(B=request["B"], T=request["T"], **given)
+
+
+def check(request: Mapping[str, Any]) -> None:
+    """Trace the model and choose its kernels, to find what in the settings cannot be done."""
+    from .job import build_only
+
+    build_only(settings_of(request))
+
+
 def save(path: Path, params: Mapping[str, np.ndarray[Any, Any]]) -> None:
     """Write parameters by name."""
     with path.open("wb") as f:
@@ -111,7 +126,10 @@ def main() -> None:
         for line in requests:
             request = json.loads(line)
             try:
-                if request["do"] == "init":
+                if request["do"] == "check":
+                    check(request)
+                    answer()
+                elif request["do"] == "init":
                     session = Session(request, lambda text: answer(progress=text))
                     answer(threads=session.engine.threads, versions={})
                 elif session is None:

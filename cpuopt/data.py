@@ -146,7 +146,7 @@ def _find(spec: str) -> list[Path]:
         raise UserError(
             f"{spec!r} is a directory; expected a file or a glob; try {os.path.join(spec, '**', '*.txt')!r}"
         )
-    beside = _glob(os.path.join(glob.escape(os.path.dirname(path)), "*"))
+    beside = _glob(os.path.join(os.path.dirname(path), "*"))
     near = get_close_matches(path, ["builtin", *DATASETS, *map(str, beside)], n=3)
     raise UserError(
         f"there is no data {spec!r}{', nearest are ' + ', '.join(map(repr, near)) if near else ''}; "

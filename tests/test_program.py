@@ -81,6 +81,7 @@ def test_an_update_for_every_parameter():
     assert list(updates) == program.parameters
     for parameter, call in updates.items():
         assert call.args["grad"] is program.adjoint[parameter]
+        assert call.args["grad"].group == "gradient"
         assert call.layer == parameter.name.rpartition(".")[0]
     assert [c.args["inp"] for c in program.phase("norm")] == [program.adjoint[p] for p in program.parameters]
 

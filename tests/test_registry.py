@@ -72,10 +72,10 @@ def register(op, variant):
 def test_the_parameters_must_be_the_declared_ones():
     def decorate():
         @kernel(ops.gelu_backward, "mine", scratch=[("work", 8)], jit=False)
-        def gelu_backward(dinp, dinp_add, inp, dout): ...
+        def gelu_backward(dinp, dinp_add, inp, dout, work): ...
 
     message = refused(decorate)
-    assert message.startswith("gelu_backward[mine]: parameters are (dinp, dinp_add, inp, dout); the declaration says")
+    assert message.startswith("gelu_backward[mine]: parameters are (dinp, dinp_add, inp, dout, work); the declaration")
     assert "write def gelu_backward(dinp, dinp_add, dout, inp, work)" in message
     assert re.search(r"test_registry\.py:\d+\]$", message)
     assert "mine" not in registry.variants("gelu_backward")

@@ -1,0 +1,115 @@
+"""Makes the tables of docs/results.md from the records of `cpuopt bench`.
+
+What stands between ``<!-- bench:NAME -->`` and ``<!-- /bench -->`` is made from ``benchmarks/records/NAME.json``, which
+``cpuopt bench --out`` wrote::
+
+    python benchmarks/tables.py [--check] [FILE.md ...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from cpuopt.bench_process import PHASES
+from cpuopt.report.bench import digits, spread
+
+ROOT = Path(__file__).resolve().parents[1]
+MARKED = re.compile(r"(<!-- bench:([\w.-]+) -->\n)(.*?)(<!-- /bench -->)", re.DOTALL)
+
+
+def fill(text: str, records: Path) -> str:
+    """Put the tables of each marked record into a page.
+
+    Raises
+    ------
+    SystemExit
+        For a marker that is not closed, a record that is missing, or a file that is none.
+    """
+    if text.count("<!-- bench:") != len(MARKED.findall(text)):
+        raise SystemExit("tables: a marker '<!-- bench:NAME -->' has no '<!-- /bench -->' after it")
+
+    def made(match: re.Match[str]) -> str:
+        if "<!-- bench:" in match[3]:
+            raise SystemExit(f"tables: '<!-- bench:{match[2]} -->' has no '<!-- /bench -->' before the next")
+        path = records / f"{match[2]}.json"
+        try:
+            record = json.loads(path.read_text())
+            return f"{match[1]}\n{markdown(record)}\n{match[4]}"
+        except (OSError, ValueError, KeyError, TypeError) as e:
+            raise SystemExit(f"tables: {path}: {type(e).__name__}: {e}; make it with: cpuopt bench --out {path}") from e
+
+    return MARKED.sub(made, text)
+
+
+def markdown(record: Mapping[str, Any]) -> str:
+    """Turn a record into a table for each peer, and a line on how it came to be."""
+    if record["kind"] != "cpuopt-bench":
+        raise ValueError(f"kind is {record['kind']!r}; expected 'cpuopt-bench'")
+    lines = []
+    for peer in dict.fromkeys(r["peer"] for r in record["results"]):
+        lines += [*peer_lines(peer, [r for r in record["results"] if r["peer"] == peer])]
+        if peer in record["geometric_mean"]:
+            lines += [f"Geometric mean of the ratios: {spread(record['geometric_mean'][peer])}.", ""]
+    machine = record["machine"]
+    versions = {**machine["versions"], **{k: v for r in record["results"] for k, v in r["versions"]["peer"].items()}}
+    used = ", ".join(f"{name} {versions[name]}" for name in ("cpuopt", "numba", "numpy", "torch") if name in versions)
+    kernels = " + ".join(f"`{k}`" for k in (record["variant"], *record["swap"]))
+    return "\n".join(
+        [
+            *lines,
+            f"{record['model']['name']}, {kernels}, {record['dtype']}, {record['threads']} threads, "
+            f"{record['rounds']} rounds in turns; {machine['cpu']}; {used}; {record['time'][:10]}. "
+            "Two figures in a cell: cpuopt / peer. Ratio: the peer's time by cpuopt's, and its 95 % interval.",
+            "",
+        ]
+    )
+
+
+def peer_lines(peer: str, results: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Make the table against one peer; a size without a ratio says why."""
+    lines = [
+        f"| B x T | cpuopt ms | {peer} ms | ratio | {' | '.join(f'{p} ms' for p in PHASES)} | peak MB |",
+        f"| --- |{' ---: |' * (4 + len(PHASES))}",
+    ]
+    for r in results:
+        size = f"| {r['B']}x{r['T']} |"
+        if not r["ratio"]:
+            lines.append(f"{size} | | refused |{' |' * (1 + len(PHASES))}")
+            continue
+        ours, theirs = r["step_ms"]["cpuopt"]["median"], r["step_ms"]["peer"]["median"]
+        n = digits(min(ours, theirs))
+        phases = [" / ".join(f"{r['phases_ms'][key][p]:.{n}f}" for key in ("cpuopt", "peer")) for p in PHASES]
+        peak = " / ".join(f"{r['peak_rss_mb'][key]:.0f}" for key in ("cpuopt", "peer"))
+        cells = [f"{ours:.{n}f}", f"{theirs:.{n}f}", spread(r["ratio"]), *phases, peak]
+        lines.append(f"{size} {' | '.join(cells)} |")
+    notes = [f"- {r['B']}x{r['T']}: {note}" for r in results for note in [r["refused"], *r["doubts"]] if note]
+    return [*lines, "", *notes, *([""] if notes else [])]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Rewrite pages in place, or with ``--check`` say which are out of date."""
+    parser = argparse.ArgumentParser(description="Fill the tables of pages from the records of cpuopt bench.")
+    parser.add_argument("--check", action="store_true", help="change nothing; exit with 1 where a page is out of date")
+    parser.add_argument("--records", type=Path, default=ROOT / "benchmarks" / "records", help="(%(default)s)")
+    parser.add_argument("pages", nargs="*", type=Path, default=[ROOT / "docs" / "results.md"])
+    args = parser.parse_args(argv)
+    status = 0
+    for page in args.pages:
+        old = page.read_text()
+        new = fill(old, args.records)
+        if args.check and new != old:
+            print(f"{page} is out of date: python benchmarks/tables.py {page}", file=sys.stderr)
+            status = 1
+        elif new != old:
+            page.write_text(new)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,119 @@
+"""What `cpuopt bench` shows: progress with the time that remains, and a table for each peer, 80 columns wide."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import RenderableType
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from ..bench import View
+from ..bench_process import PHASES
+from ..bench_stats import Result
+from .console import ERR
+
+
+class BenchView(View):
+    """One live line on stderr, or a plain line for each result where stderr is no terminal."""
+
+    def __init__(self, bar: Progress, task: TaskID) -> None:
+        self.bar, self.task = bar, task
+
+    def stage(self, text: str) -> None:
+        """Name what begins."""
+        self.bar.update(self.task, description=escape(text))
+
+    def at(self, cost: float) -> None:
+        """Move the bar."""
+        self.bar.update(self.task, completed=cost)
+
+    def result(self, result: Result) -> None:
+        """Say what came out."""
+        head = f"{result.B}x{result.T} {result.peer}"
+        if result.ratio:
+            ms = {key: f"{times['median']:,.{digits(times['median'])}f} ms" for key, times in result.step_ms.items()}
+            text = f"{head}: cpuopt {ms['cpuopt']}, {result.peer} {ms['peer']}, ratio {spread(result.ratio)}"
+        else:
+            text = f"{head}: {result.refused}"
+        self.bar.console.print(escape(text), soft_wrap=True)
+
+
+@contextmanager
+def progress(cost: float) -> Iterator[BenchView]:
+    """Show the progress of a plan of that cost, on stderr."""
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(20),
+        TextColumn("remaining"),
+        TimeRemainingColumn(),
+        console=ERR,
+        transient=True,
+        disable=not ERR.is_terminal,
+    ) as bar:
+        yield BenchView(bar, bar.add_task("start", total=cost))
+
+
+def tables(record: Mapping[str, Any]) -> list[RenderableType]:
+    """Show a record: what was measured, and a table for each peer."""
+    shown: list[RenderableType] = [header(record)]
+    results: Sequence[Mapping[str, Any]] = record["results"]
+    for peer in dict.fromkeys(r["peer"] for r in results):
+        rows = [r for r in results if r["peer"] == peer]
+        shown += ["", peer_table(peer, rows)]
+        if peer in record["geometric_mean"]:
+            mean = spread(record["geometric_mean"][peer])
+            shown.append(Text(f"geometric mean of {sum(1 for r in rows if r['ratio'])} ratios: {mean}", "bold"))
+        shown += [Text(f"{r['B']}x{r['T']}: {r['refused']}", "red") for r in rows if r["refused"]]
+        for doubt in dict.fromkeys(d for r in rows for d in r["doubts"]):
+            sizes = ", ".join(f"{r['B']}x{r['T']}" for r in rows if doubt in r["doubts"])
+            shown.append(Text(f"{sizes}: {doubt}", "yellow"))
+    return shown
+
+
+def header(record: Mapping[str, Any]) -> Text:
+    """Say what was measured, where, and how to read it."""
+    swaps = "".join(f" + {s}" for s in record["swap"])
+    cpu = record["machine"]["cpu"]
+    return Text.assemble(
+        (record["model"]["name"], "bold"),
+        f" · {record['variant']}{swaps} · {record['threads']} threads · {record['rounds']} rounds · {cpu}\n",
+        "median of whole training steps; ratio: peer's time by cpuopt's, 95 % interval",
+    )
+
+
+def peer_table(peer: str, results: Sequence[Mapping[str, Any]]) -> Table:
+    """Two rows a size: cpuopt, and the peer below it."""
+    table = Table(box=None, header_style="bold", padding=(0, 1, 0, 0), pad_edge=False)
+    for i, name in enumerate(("B x T", "", "step ms", *PHASES, "MB", "ratio")):
+        table.add_column(name, justify="right" if i > 1 else "left", no_wrap=True)
+    for r in results:
+        size = f"{r['B']}x{r['T']}"
+        if not r["ratio"]:
+            table.add_row(size, peer, *[""] * 5, "refused", style="red")
+            continue
+        for key, name in ("cpuopt", "cpuopt"), ("peer", peer):
+            times = (r["step_ms"][key]["median"], *(r["phases_ms"][key][p] for p in PHASES))
+            n = digits(times[0])
+            table.add_row(
+                size if key == "cpuopt" else "",
+                name,
+                *(f"{ms:.{n}f}" for ms in times),
+                f"{r['peak_rss_mb'][key]:.0f}",
+                Text(spread(r["ratio"]), "bold") if key == "cpuopt" else "",
+            )
+    return table
+
+
+def spread(ratio: Mapping[str, float]) -> str:
+    """As in ``1.27 [1.25, 1.29]``."""
+    return f"{ratio['median']:.2f} [{ratio['low']:.2f}, {ratio['high']:.2f}]"
+
+
+def digits(ms: float) -> int:
+    """Decimals of ms, so that a time has about four digits."""
+    return max(0, min(3, 4 - len(str(int(ms)))))

@@ -1,0 +1,467 @@
+"""`cpuopt bench` with workers that are scripts: they speak the protocol, and their times are made up."""
+
+import importlib.util
+import json
+import os
+import signal
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from rich.console import Console
+
+from cpuopt import bench_plan
+from cpuopt.bench import Bench, Plan, View, parse_sizes
+from cpuopt.bench_process import Side, Worker, ended_by_sigterm
+from cpuopt.bench_stats import disagreement, geometric_mean, interval, resample, schedule
+from cpuopt.errors import UserError
+from cpuopt.report import bench as report
+
+ROOT = Path(__file__).resolve().parents[1]
+FAKE = r"""
+import json, os, subprocess, sys, time
+
+spec = json.loads(sys.argv[1])
+log = spec["log"]
+
+
+def note(text):
+    with open(log, "a") as f:
+        f.write(text + "\n")
+
+
+note(f"pid {os.getpid()}")
+steps = turn = size = 0
+for line in sys.stdin:
+    request = json.loads(line)
+    do = request["do"]
+    size = request.get("B", size)
+    bad = spec.get(do) if size == spec.get("bad_at", size) else None
+    if bad == "hang":
+        child = subprocess.Popen(["sleep", "1000"])
+        note(f"pid {child.pid}")
+        time.sleep(1000)
+    if bad == "die":
+        print("Traceback\nValueError: no more  \x1b[31mpaper", file=sys.stderr)
+        sys.exit(3)
+    if bad == "kill":
+        os.kill(os.getpid(), 9)
+    if bad:
+        print(bad, flush=True)
+        continue
+    answer = {}
+    if do == "init":
+        open(request["params"], "a").close()
+        print(json.dumps({"progress": "warming"}))
+        answer = {"threads": spec.get("threads", 1), "versions": {"fake": "1"}}
+    elif do == "steps":
+        n = request["n"]
+        if steps < 3:
+            ms = spec["ms"][0]
+        else:
+            note(spec["letter"])
+            number = sum(line in "AB\n" for line in open(log).read().split("\n") if line)
+            ms = spec["ms"][turn % len(spec["ms"])] * (1 + spec.get("drift", 0) * number)
+            turn += 1
+        losses = [spec.get("losses", {}).get(str(steps + i), 5.0 - 0.1 * (steps + i)) for i in range(n)]
+        steps += n
+        phases = {"forward": [ms * 0.3] * n, "backward": [ms * 0.6] * n, "update": [ms * 0.1] * n}
+        answer = {"step_ms": [ms] * n, "losses": losses, "phases_ms": phases}
+    elif do == "peak":
+        answer = {"peak_rss_mb": spec["ms"][0], "versions": {}}
+    print(json.dumps(answer), flush=True)
+"""
+PLAN = Plan("gpt2-tiny", sizes=((2, 8),), peers=("torch-eager",), rounds=8)
+
+
+@pytest.fixture
+def fakes(tmp_path):
+    """Make a side of a script."""
+    script = tmp_path / "fake.py"
+    script.write_text(FAKE)
+
+    def make(letter, name=None, ms=(400,), **spec):
+        spec = {"letter": letter, "ms": ms, "log": str(tmp_path / "log"), **spec}
+        name = name or ("cpuopt" if letter == "A" else "peer")
+        return Side(name, (sys.executable, "-I", "-S", str(script), json.dumps(spec)))
+
+    yield make
+    for pid in pids(tmp_path):
+        assert is_gone(pid), "a worker is left over"
+
+
+def log_of(tmp_path):
+    return (tmp_path / "log").read_text().split("\n")
+
+
+def pids(tmp_path):
+    return (
+        [int(line[4:]) for line in log_of(tmp_path) if line.startswith("pid ")] if (tmp_path / "log").exists() else []
+    )
+
+
+def is_gone(pid):
+    for _ in range(100):
+        try:
+            if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:  # of a process that is not ours
+                return True
+        except psutil.NoSuchProcess:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def measure(ours, *theirs, plan=PLAN, **more):
+    return Bench(plan, ours=ours, theirs=theirs, pause_s=0, **more).run()
+
+
+@pytest.mark.parametrize("rounds", [2, 5, 8])
+def test_turns_go_abba_or_baab(rounds):
+    orders = {schedule(rounds, seed) for seed in range(20)}
+    for order in orders:
+        assert len(order) == 2 * rounds
+        assert {order[i : i + 4] for i in range(0, len(order) - 3, 4)} <= {"ABBA", "BAAB"}
+        assert all(set(order[i : i + 2]) == {"A", "B"} for i in range(0, len(order), 2))
+    assert len(orders) > 1
+    assert schedule(rounds, 7) == schedule(rounds, 7)
+
+
+def test_workers_take_turns_in_that_order(fakes, tmp_path):
+    record = measure(fakes("A"), fakes("B"))
+    result = record["results"][0]
+    assert result["order"] == schedule(8, 0)
+    assert "".join(line for line in log_of(tmp_path) if line in "AB") == result["order"]
+
+
+def test_twice_slower_says_2(fakes):
+    record = measure(fakes("A", ms=[400, 404, 398, 401, 399, 402, 400]), fakes("B", ms=[800, 796, 806, 801, 799]))
+    result = record["results"][0]
+    ratio = result["ratio"]
+    assert 1.95 < ratio["low"] <= ratio["median"] <= ratio["high"] < 2.05
+    assert ratio["median"] == pytest.approx(2, rel=0.01)
+    assert ratio["median"] == np.median(result["ratios"])
+    assert "no difference shown" not in result["doubts"]
+    assert result["step_ms"]["peer"]["min"] == 796
+    assert len(result["step_ms"]["cpuopt"]["values"]) == 8 * result["steps_per_turn"]
+    assert result["phases_ms"]["cpuopt"]["forward"] == pytest.approx(0.3 * result["step_ms"]["cpuopt"]["median"])
+    assert result["peak_rss_mb"] == {"cpuopt": 400, "peer": 800}
+    assert result["losses"]["peer"][:3] == [5.0, 4.9, 4.8]
+    assert len(result["losses"]["peer"]) == 3 + 8
+    assert result["versions"]["peer"] == {"fake": "1"}
+
+
+def test_a_against_a_shows_no_difference(fakes):
+    noise = [400, 412, 391, 405, 399, 420, 395, 402]
+    result = measure(fakes("A", ms=noise), fakes("B", ms=noise[3:] + noise[:3]))["results"][0]
+    assert result["ratio"]["low"] <= 1 <= result["ratio"]["high"]
+    assert "no difference shown" in result["doubts"]
+
+
+def test_a_machine_that_slows_down_meets_both_alike(fakes):
+    ratio = measure(fakes("A", drift=0.05), fakes("B", drift=0.05))["results"][0]["ratio"]
+    assert ratio["low"] <= 1 <= ratio["high"]
+    assert ratio["median"] == pytest.approx(1, abs=0.02)
+
+
+def test_short_steps_fill_a_turn(fakes):
+    result = measure(fakes("A", ms=[10]), fakes("B", ms=[20]), plan=replace(PLAN, rounds=2))["results"][0]
+    assert result["steps_per_turn"] == 15
+    assert len(result["step_ms"]["peer"]["values"]) == 30
+    assert any("2 rounds are few" in d for d in result["doubts"])
+
+
+def test_the_interval_covers_the_median_about_as_often_as_it_says():
+    rng = np.random.default_rng(1)
+    hits = 0
+    for _ in range(60):
+        ratios = np.exp(0.1 * rng.standard_normal(10))
+        ci = interval(np.median(ratios), resample(ratios))
+        assert ci["low"] <= ci["median"] <= ci["high"]
+        hits += ci["low"] <= 1 <= ci["high"]
+    assert hits >= 51
+
+
+def test_geometric_mean():
+    mean = geometric_mean([[2.0] * 5, [8.0] * 5])
+    assert mean == pytest.approx({"median": 4, "low": 4, "high": 4})
+    mean = geometric_mean([[1.9, 2.0, 2.1, 2.0], [8.0] * 5])
+    assert mean["median"] == pytest.approx(4)
+    assert mean["low"] < mean["median"] < mean["high"]
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "refused"),
+    [
+        ([5.0, 4.0, 3.0], [5.0, 4.0, 3.0], False),
+        ([5.0, 4.0, 3.0], [5.004, 4.0, 2.998], False),
+        ([5.0, 4.0, 3.0], [5.0, 4.0, 3.01], True),
+        ([5.0, 4.0, 3.0], [5.006, 4.0, 3.0], True),
+        ([float("nan")] * 3, [float("nan")] * 3, True),
+        ([float("inf")] * 3, [float("inf")] * 3, True),
+        ([5.0, float("nan"), 3.0], [5.0, 4.0, 3.0], True),
+    ],
+)
+def test_losses_that_differ_are_noticed(ours, theirs, refused):
+    assert bool(disagreement("peer", ours, theirs)) == refused
+
+
+def test_losses_that_differ_refuse_the_ratio(fakes, tmp_path):
+    record = measure(fakes("A", losses={"1": 4.5}), fakes("B", "slow"), fakes("B", "other", losses={"1": 4.5}))
+    refused, measured = record["results"]
+    assert refused["ratio"] is None
+    assert "losses of step 2 differ: cpuopt 4.5, slow 4.9" in refused["refused"]
+    assert refused["losses"] == {"cpuopt": [5.0, 4.5, 4.8], "peer": [5.0, 4.9, 4.8]}
+    assert measured["ratio"]
+    text = shown(record)
+    assert "cpuopt 4.5, slow 4.9" in text
+    assert "refused" in text
+
+
+def test_a_loss_that_is_not_finite_later_is_a_doubt(fakes):
+    result = measure(fakes("A", losses={"9": float("nan")}), fakes("B"))["results"][0]
+    assert "a loss is not finite" in result["doubts"]
+
+
+BROKEN = {
+    "die": ("steps", "cpuopt: ended with status 3 during 'steps': ValueError: no more [31mpaper"),
+    "kill": ("steps", "cpuopt: was ended by SIGKILL, perhaps because memory ran out, during 'steps': without a word"),
+    "hang": ("steps", "cpuopt: no answer to 'steps' within 1 s; it was ended"),
+    "hello there": ("init", "cpuopt: answered 'hello there' to 'init'; expected a JSON object on one line"),
+    "[1]": ("check", "cpuopt: answered '[1]' to 'check'; expected a JSON object on one line"),
+    "[" * 100000: ("check", "cpuopt: answered '[[[[[["),
+    '{"error": "no such\\nvariant"}': ("check", "cpuopt: no such variant"),
+    '{"step_ms": [1], "losses": [1], "phases_ms": {}}': ("steps", "cpuopt: the answer to 'steps' is wrong"),
+    '{"step_ms": [1, 1, NaN], "losses": [1, 1, 1], "phases_ms": {"forward": [1, 1, 1], "backward": [1, 1, 1], '
+    '"update": [1, 1, 1]}}': ("steps", "cpuopt: the answer to 'steps' is wrong (ValueError: a step took no time)"),
+    '{"peak": 1}': ("peak", "cpuopt: the answer to 'peak' is {'peak': 1}"),
+}
+
+
+@pytest.mark.parametrize("bad", BROKEN, ids=lambda bad: bad[:20])
+def test_a_worker_that_fails_says_so_in_one_line_and_leaves_no_process(fakes, bad, tmp_path):
+    do, message = BROKEN[bad]
+    side = fakes("A", **{do: bad})
+    call = {"steps": lambda w: w.steps(3), "peak": Worker.peak}.get(do, lambda w: w.ask(do))
+    with pytest.raises(UserError) as e, Worker(side, limit_s=1 if bad == "hang" else 60) as worker:
+        call(worker)
+    assert str(e.value).startswith(message)
+    assert "\n" not in str(e.value)
+    assert pids(tmp_path)
+
+
+def test_a_worker_ends_when_its_stdin_closes(fakes, tmp_path):
+    with Worker(fakes("A")) as worker:
+        worker.steps(3)
+        assert psutil.pid_exists(worker.pid)
+    assert worker._process.returncode == 0
+    worker = Worker(fakes("A", steps="hang"))
+    worker.close(grace_s=0.0)
+    assert worker._process.returncode == -signal.SIGKILL
+
+
+def test_a_program_that_cannot_be_started():
+    with pytest.raises(UserError, match=r"torch-eager: '/no/such/python' cannot be started: No such file"):
+        Worker(Side("torch-eager", ("/no/such/python", "x")))
+
+
+def test_what_fails_at_first_is_raised_and_later_is_recorded(fakes, tmp_path):
+    plan = replace(PLAN, sizes=((1, 8), (2, 8), (3, 8)), rounds=2)
+    with pytest.raises(UserError, match="peer: ended with status 3 during 'steps'"):
+        measure(fakes("A"), fakes("B", steps="die"), plan=plan)
+    out = tmp_path / "record.json"
+    ours, theirs = fakes("A"), fakes("B", steps="die", bad_at=2)
+    record = Bench(plan, ours=ours, theirs=[theirs], pause_s=0).run(out)
+    assert [bool(r["ratio"]) for r in record["results"]] == [True, False, True]
+    assert record["results"][1]["refused"].startswith("no ratio, because of peer: ended with status 3")
+    assert json.loads(out.read_text())["results"] == record["results"]
+    assert [p.name for p in tmp_path.iterdir() if "part" in p.name] == []
+    assert record["geometric_mean"]["peer"]["median"] == pytest.approx(1)
+
+
+def test_a_side_on_other_threads_is_refused(fakes):
+    with pytest.raises(UserError, match="peer: runs on 3 threads; expected 1"):
+        measure(fakes("A"), fakes("B", threads=3))
+
+
+def test_progress_reaches_the_cost_of_the_plan(fakes):
+    class Watch(View):
+        def __init__(self):
+            self.costs, self.stages, self.results = [], [], []
+
+        def stage(self, text):
+            self.stages.append(text)
+
+        def at(self, cost):
+            self.costs.append(cost)
+
+        def result(self, result):
+            self.results.append(result)
+
+    watch = Watch()
+    plan = replace(PLAN, sizes=((1, 8), (2, 8)), rounds=2)
+    measure(fakes("A"), fakes("B"), plan=plan, view=watch)
+    assert watch.costs == sorted(watch.costs)
+    assert watch.costs[-1] == pytest.approx(plan.cost)
+    assert "warming" in watch.stages
+    assert [(r.B, r.T) for r in watch.results] == [(1, 8), (2, 8)]
+
+
+def test_sigterm_unwinds():
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit), ended_by_sigterm():
+        signal.raise_signal(signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_sizes_are_read():
+    assert parse_sizes("1x16, 4x64,1x16") == ((1, 16), (4, 64))
+
+
+@pytest.mark.parametrize(
+    "text", ["", "4", "4x", "x64", "0x64", "4x0", "-1x4", "4x64,", "4x64x2", "axb", "4x٣", "1x" + "9" * 99]
+)
+def test_other_sizes_are_refused(text):
+    with pytest.raises(UserError, match="--sizes"):
+        parse_sizes(text)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"sizes": ((1, 65),)}, "--sizes 1x65: gpt2-tiny has a context of 64"),
+        ({"rounds": 1}, "--rounds 1: expected 2 or more"),
+        ({"threads": 0}, "--threads 0: expected 1 or more"),
+        ({"seed": -1}, "--seed -1"),
+        (
+            {"peers": ("vanilla",)},
+            "--peer vanilla: expected one of torch-eager, torch-compile; for a variant, --against",
+        ),
+        ({"model": "gpt3"}, "--model 'gpt3'"),
+    ],
+)
+def test_a_plan_that_cannot_be_measured_is_refused(change, message):
+    with pytest.raises(UserError, match=message):
+        Bench(replace(PLAN, **change))
+
+
+def test_a_record_that_cannot_be_written_is_refused_first(fakes, tmp_path):
+    with pytest.raises(UserError, match=r"--out .*there is no folder"):
+        Bench(PLAN, ours=fakes("A"), theirs=[fakes("B")]).run(tmp_path / "none" / "x.json")
+    assert pids(tmp_path) == []
+
+
+def test_an_installed_package_says_that_the_peer_is_not_there(monkeypatch, tmp_path):
+    monkeypatch.setattr(bench_plan, "ROOT", tmp_path)
+    with pytest.raises(UserError, match=r"--peer torch-eager: there is no .*peer_worker.py.*--against vanilla"):
+        Bench(PLAN)
+
+
+def test_a_python_without_torch_is_told_what_to_install(fakes, tmp_path):
+    (tmp_path / "torch.py").write_text("raise ImportError('no torch here')")
+    side = bench_plan.peer_sides(PLAN)[0]
+    side = replace(side, environment={**side.environment, "PYTHONPATH": str(tmp_path)})
+    with pytest.raises(UserError, match=r"no torch here.*pip install -e '.\[peers\]'.*--peer-python") as e:
+        measure(fakes("A"), side)
+    assert "\n" not in str(e.value)
+
+
+def test_compile_without_a_compiler_is_told_what_to_install(fakes, tmp_path):
+    side = bench_plan.peer_sides(replace(PLAN, peers=("torch-compile",)))[0]
+    side = replace(side, environment={**side.environment, "CXX": "/no/such/g++"})
+    with pytest.raises(UserError, match=r"torch-compile: torch.compile needs a C\+\+ compiler: install g\+\+"):
+        measure(fakes("A"), side)
+
+
+def shown(record):
+    console = Console(width=80, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    with console.file:
+        for r in report.tables(record):
+            console.print(r)
+        return console.export_text()
+
+
+def test_tables_fit_80_columns(fakes):
+    plan = replace(PLAN, sizes=((16, 16), (1, 64)), rounds=6)
+    record = measure(fakes("A", ms=[1234.5]), fakes("B", "torch-compile", ms=[2469.0]), plan=plan)
+    text = shown(record)
+    assert max(map(len, text.splitlines())) <= 80
+    rows = [line.split() for line in text.splitlines()]
+    assert ["16x16", "cpuopt", "1234", "370", "741", "123", "1234", "2.00", "[2.00,", "2.00]"] in rows
+    assert ["torch-compile", "2469", "741", "1481", "247", "2469"] in rows
+    assert "geometric mean of 2 ratios: 2.00 [2.00, 2.00]" in text
+
+
+@pytest.fixture
+def pages():
+    spec = importlib.util.spec_from_file_location("bench_tables", ROOT / "benchmarks" / "tables.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_page_is_filled_from_records(fakes, tmp_path, pages, capsys):
+    record = measure(fakes("A", ms=[400]), fakes("B", "torch-eager", ms=[800]))
+    (tmp_path / "main.json").write_text(json.dumps(record))
+    page = tmp_path / "results.md"
+    page.write_text("# Results\n\n<!-- bench:main -->\nold\n<!-- /bench -->\n\nend\n")
+    args = ["--records", str(tmp_path), str(page)]
+    assert pages.main(["--check", *args]) == 1
+    assert "out of date" in capsys.readouterr().err
+    assert pages.main(args) == 0
+    text = page.read_text()
+    assert "| 2x8 | 400.0 | 800.0 | 2.00 [2.00, 2.00] | 120.0 / 240.0 |" in text
+    assert "old" not in text
+    assert text.startswith("# Results\n")
+    assert text.endswith("<!-- /bench -->\n\nend\n")
+    assert pages.main(["--check", *args]) == 0
+
+
+@pytest.mark.parametrize("text", ["<!-- bench:none -->\n<!-- /bench -->", "<!-- bench:none -->\n"])
+def test_a_page_that_cannot_be_filled_says_why(tmp_path, pages, text):
+    with pytest.raises(SystemExit, match=r"tables: .*(none\.json|has no '<!-- /bench -->')"):
+        pages.fill(text, tmp_path)
+
+
+class Idle(View):
+    """Looks at what the workers use between turns."""
+
+    def __init__(self):
+        self.used = []
+
+    def at(self, cost):
+        workers = psutil.Process().children()
+        if len(workers) == 2 and not self.used:
+            time.sleep(0.25)  # what OpenMP's threads may spin
+            before = sum(sum(w.cpu_times()[:2]) for w in workers)
+            time.sleep(0.3)
+            self.used.append(sum(sum(w.cpu_times()[:2]) for w in workers) - before)
+
+
+def test_two_variants_of_cpuopt():
+    plan = Plan("gpt2-tiny", ((2, 8),), against=("vanilla",), swap=("matmul=blas",), threads=2, rounds=2)
+    view = Idle()
+    record = Bench(plan, view, pause_s=0).run()
+    json.dumps(record)
+    result = record["results"][0]
+    assert result["refused"] is None
+    assert result["peer"] == "vanilla"
+    assert result["ratio"]["median"] > 0
+    np.testing.assert_allclose(result["losses"]["cpuopt"], result["losses"]["peer"], rtol=1e-4)
+    for key in "cpuopt", "peer":
+        phases = result["phases_ms"][key]
+        assert 0 < sum(phases.values()) <= 1.5 * result["step_ms"][key]["max"]
+        assert result["peak_rss_mb"][key] > 50
+    assert view.used == [pytest.approx(0, abs=0.1)]
+
+
+@pytest.mark.peers
+def test_torch_computes_the_same():
+    python = os.environ.get("CPUOPT_PEER_PYTHON", str(ROOT / ".venv-peers/bin/python"))
+    plan = Plan("gpt2-tiny", ((2, 8),), peers=("torch-eager", "torch-compile"), threads=2, rounds=2, peer_python=python)
+    for result in Bench(plan).run()["results"]:
+        np.testing.assert_allclose(result["losses"]["cpuopt"][:3], result["losses"]["peer"][:3], rtol=1e-5)
+        assert result["ratio"]
