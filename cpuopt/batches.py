@@ -87,11 +87,21 @@ class Batches:
 
     def _check(self, rows: NDArray[np.int32], starts: NDArray[np.int64]) -> None:
         if rows.min() < 0 or rows.max() >= self.vocab_size:
-            row, column = np.argwhere((rows < 0) | (rows >= self.vocab_size))[0]
+            for row, start in zip(rows, starts, strict=True):
+                require_known_ids(self.name, row, self.vocab_size, int(start))
+
+
+def require_known_ids(name: str, tokens: Tokens, vocab_size: int, first: int = 0) -> None:
+    """Check that all tokens lie in the vocabulary, a part at a time; `first` is the number of the first of them."""
+    if np.iinfo(tokens.dtype).min == 0 and np.iinfo(tokens.dtype).max < vocab_size:
+        return
+    for start in range(0, tokens.size, 1 << 24):
+        part = tokens[start : start + (1 << 24)]
+        if part.min() < 0 or part.max() >= vocab_size:
+            at = int(np.argmax((part < 0) | (part >= vocab_size)))
             raise UserError(
-                f"{self.name}: token {starts[row] + column} is {rows[row, column]}; expected 0 to "
-                f"{self.vocab_size - 1}, because the model's vocabulary has {self.vocab_size}; "
-                "choose other data or a larger vocabulary"
+                f"{name}: token {first + start + at} is {part[at]}; expected 0 to {vocab_size - 1}, because the "
+                f"model's vocabulary has {vocab_size}; choose other data or a larger vocabulary"
             )
 
 

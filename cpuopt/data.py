@@ -20,7 +20,7 @@ from zlib import crc32
 
 import numpy as np
 
-from .batches import Batches, require_one_batch
+from .batches import Batches, require_known_ids, require_one_batch
 from .datasets import DATASETS, dataset_files, list_datasets, prepare, prepare_command
 from .errors import UserError
 from .tokenizers import Tokens, get_tokenizer, read_tokens, write_tokens
@@ -114,6 +114,7 @@ def load_corpus(spec: str, *, vocab_size: int, T: int, B: int) -> Corpus:
     for split, tokens in ("train", train), ("val", val):
         tokens.flags.writeable = False
         require_one_batch(f"{spec} ({split})", tokens.size, B, T)
+        require_known_ids(f"{spec} ({split})", tokens, vocab_size)
     return corpus
 
 
@@ -238,7 +239,7 @@ def _join(parts: list[Tokens]) -> Tokens:
 
 
 NOT_BUILTIN = [
-    *["test", "tests", "idle_test", "__pycache__", "site-packages", "dist-packages"],
+    *["test", "tests", "__pycache__", "site-packages", "dist-packages"],
     # Of the machine rather than of Python; then what some distributions leave out or add.
     *["_sysconfigdata*", "config-*", "*customize.py"],
     *["tkinter", "turtle*", "idlelib", "distutils", "_distutils*", "lib2to3", "ensurepip", "macholib"],

@@ -221,7 +221,9 @@ class Engine:
         clip : the global norm that gradients are scaled down to; None leaves them.
         batch : the model's inputs, by name.
         """
-        if clip and len(self.gradients()) < len(self.program.parameters):
+        if clip and any(
+            c.phase == "backward" and any(a.role == "state" for a in c.op.args) for c in self.program.calls
+        ):
             raise UserError(
                 "clip: some weights are updated in the backward, before the norm is known; fuse without 'update'"
             )

@@ -62,8 +62,8 @@ def share_residual(program: Program, allowed: Callable[[Op, str], bool]) -> None
     for call in [c for c in program.calls if c.op is ops.residual_backward]:
         source, shares = call.args["dout"], [call.args["dinp1"], call.args["dinp2"]]
         later = program.calls[program.calls.index(call) + 1 :]
-        first_written = not any(call.adds.values())
-        if allowed(ops.residual_backward, call.layer) and first_written and _can_share([source, *shares], later):
+        own = source.group == "adjoint" and not any(call.adds.values())  # the loss's own adjoint is given, not made
+        if own and allowed(ops.residual_backward, call.layer) and _can_share([source, *shares], later):
             program.calls.remove(call)
             for c in program.calls:
                 c.args = {n: source if v in shares else v for n, v in c.args.items()}

@@ -90,6 +90,7 @@ class Job:
     corpus: Corpus
     engine: Engine
     choice: registry.Choice
+    rewrites: tuple[str, ...]
     checked: list[dict[str, Any]]
 
 
@@ -114,6 +115,7 @@ def prepare(settings: Settings, progress: Progress = lambda done, total, name: N
         For whatever in the settings cannot be done.
     """
     name, config = model_of(settings)
+    rewrites = fusions(settings)
     load_kernels(settings.kernels)
     choice = registry.Choice(settings.variant, settings.swap)
     corpus = load_corpus(settings.data, vocab_size=config.vocab_size, T=settings.T, B=settings.B)
@@ -123,13 +125,13 @@ def prepare(settings: Settings, progress: Progress = lambda done, total, name: N
         choice=choice,
         threads=settings.threads,
         seed=settings.seed,
-        fuse=fusions(settings),
+        fuse=rewrites,
         processes=settings.processes,
         kernel_files=settings.kernels,
         progress=progress,
         hint=lambda there: smaller(settings, config, choice, there),
     )
-    return Job(settings, name, config, corpus, engine, choice, require_correct(engine))
+    return Job(settings, name, config, corpus, engine, choice, rewrites, require_correct(engine))
 
 
 def require_correct(engine: Engine) -> list[dict[str, Any]]:
@@ -153,9 +155,15 @@ def fusions(settings: Settings) -> tuple[str, ...]:
     Clipping needs the norm of the whole gradient before the first update, so ``update`` then stays off by default.
     """
     if settings.fuse != "auto":
-        return parse_fusions(settings.fuse)
-    names = FUSIONS if settings.variant == "optimized" else ()
-    return tuple(n for n in names if not (settings.clip and n == "update"))
+        names = parse_fusions(settings.fuse)
+        if settings.clip and "update" in names:
+            raise UserError(
+                f"--clip {settings.clip} with --fuse {settings.fuse}: 'update' applies updates in the backward, before "
+                "the norm is known; fuse without 'update'"
+            )
+        return names
+    rewrites = FUSIONS if settings.variant == "optimized" else ()
+    return tuple(n for n in rewrites if not (settings.clip and n == "update"))
 
 
 def smaller(settings: Settings, config: Config, choice: registry.Choice, there: int) -> str:

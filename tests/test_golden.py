@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from golden.params import deviation, digest, make_batch, make_params, norms_of, param_shapes, summarize
 
-from cpuopt import Choice, Engine
+from cpuopt import Choice, Engine, registry
 from cpuopt.job import specs
 from cpuopt.models.gpt2 import GPT2, Config
 
@@ -22,12 +22,13 @@ PARAMS = make_params(**CONFIG, seed=META["params_seed"])
 TOKENS, TARGETS = make_batch(**META["batch"])
 ADAMW = {name: META["adamw"][name] for name in ("lr", "eps", "weight_decay")}
 ADAMW["beta1"], ADAMW["beta2"] = META["adamw"]["betas"]
-LIMIT = 1e-4  # of max|got - want| / max|want|; PyTorch's own float32 stays below 2e-5
+LIMIT = 3e-5  # of max|got - want| / max|want|; PyTorch's own float32 stays below 1.6e-5
+VARIANTS = [v for v in ("vanilla", "blas", "optimized") if v in registry.variants("matmul_forward")]
 
 SUMMED = [name for name in WANT if not name.startswith(("adamw", "wte_"))]
 
 
-@pytest.fixture(scope="module", params=["vanilla", "blas"])
+@pytest.fixture(scope="module", params=VARIANTS)
 def engine(request):
     return Engine(GPT2(Config(**CONFIG)), specs(*TOKENS.shape), choice=Choice(request.param), threads=1)
 

@@ -13,7 +13,6 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeE
 from rich.table import Table
 
 from ..arena import Plan
-from ..job import fusions
 from ..program import Call, Phase, Program
 
 if TYPE_CHECKING:
@@ -68,7 +67,8 @@ def compiling() -> Iterator[Callable[[int, int, str], None]]:
     try:
         yield progress
     finally:
-        bar.stop()
+        if task is not None:
+            bar.stop()
 
 
 @contextmanager
@@ -125,7 +125,7 @@ class TrainingView:
         size = f"{job.config.n_params / 1e6:.1f} M parameters"
         self.say(f"{job.name}: {size}, B {s.B}, T {s.T}, {engine.threads} threads")
         self.say(job.corpus.description)
-        self.say(f"kernels: {job.choice.variant}{swaps}; rewrites: {', '.join(fusions(s)) or 'none'}")
+        self.say(f"kernels: {job.choice.variant}{swaps}; rewrites: {', '.join(job.rewrites) or 'none'}")
         for note in engine.notes:
             self.say(note)
         parts = ", ".join(f"{k} {gb(v)}" for k, v in plan.items() if k not in ("arena", "shared"))

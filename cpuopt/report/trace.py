@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,12 +44,13 @@ def write_trace(path: Path, profile: Profile, steps: int = 10) -> None:
             | profile.versions,
         }
     )
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    part = path.parent / f".{path.name}.{os.getpid()}.part"
     try:
         part.write_text(text)
         part.replace(path)
     except OSError as e:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):
+            part.unlink()
         raise UserError(f"--trace {path}: cannot be written ({e.strerror}); name a file in a folder that exists") from e
 
 

@@ -1,0 +1,382 @@
+"""The command line: what each verb prints, and what a run leaves in its folder. What it refuses: test_bad_input.py."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from cpuopt import __version__, cli, ops, registry
+from cpuopt.engine import build
+from cpuopt.job import specs
+from cpuopt.models.gpt2 import GPT2, PRESETS
+from cpuopt.program import PHASES
+
+VERBS = ["train", "profile", "program", "kernels", "warmup", "data"]
+STEP_KEYS = ["step", "loss", "lr", "grad_norm", "step_ms", "tokens_per_s"]
+LABELS = [
+    *[
+        f"{op} {way}"
+        for op in ("Encoder", "Layernorm", "Attention", "GELU", "Residual")
+        for way in ("Forward", "Backward")
+    ],
+    *["Softmax/Cross-entropy Forward", "Softmax/Cross-entropy Backward"],
+    *["Matmul Forward", "Matmul Backward dinp", "Matmul Backward dw/db", "AdamW"],
+]
+KERNEL = """
+from numba import prange
+from cpuopt import kernel, ops
+
+@kernel(ops.residual_forward, "mine")
+def residual_forward(out, inp1, inp2):
+    for i in prange(inp1.shape[0]):
+        out[i] = inp1[i] + inp2[i] if inp1[i] != {unique} else inp2[i] + {unique}
+"""
+ENVIRONMENT = {name: v for name, v in os.environ.items() if name != "NUMBA_NUM_THREADS"}
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path, monkeypatch):
+    """Run in an empty folder; keep numba's threads and the registry as they are."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NUMBA_NUM_THREADS", threads := os.environ["NUMBA_NUM_THREADS"])
+    monkeypatch.setattr(cli, "_cores", lambda: int(threads))  # numba refuses another number once it runs
+    monkeypatch.setattr(registry, "KERNELS", registry.KERNELS.copy())
+
+
+@pytest.fixture
+def run(capsys, text):
+    """Run a command in this process; give what it printed."""
+
+    def run(verb, *flags, job=True):
+        small = ["--model", "gpt2-tiny", "--data", text, "-B", "2", "-T", "16"] if job else []
+        assert cli.main([verb, *small, *flags]) == 0
+        return capsys.readouterr().out
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def text(tmp_path_factory):
+    path = tmp_path_factory.mktemp("data") / "text.txt"
+    path.write_text("".join(f"{i} squared is {i * i}.\n" for i in range(1000)))
+    return str(path)
+
+
+def cpuopt(*flags, **kw):
+    """Run the command in a process of its own, as a user does."""
+    command = [sys.executable, *kw.pop("python", ()), "-m", "cpuopt", *flags]
+    return subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=120, **kw)
+
+
+def one_object(out):
+    """The JSON object that stdout is: one line, and only what the standard allows."""
+    assert out.endswith("}\n")
+    assert out.count("\n") == 1
+    return strict(out)
+
+
+def strict(line):
+    def refuse(word):
+        raise ValueError(f"{word} is not JSON")
+
+    return json.loads(line, parse_constant=refuse)
+
+
+def unique_kernel():
+    """A kernel that no cache has."""
+    Path("mine.py").write_text(KERNEL.format(unique=f"{time.time_ns()}.0"))
+    return "--kernels", "mine.py", "--swap", "residual_forward=mine"
+
+
+# Help
+
+
+def imports(*flags):
+    """What a command shows, and the modules that it imports."""
+    shown = cpuopt(*flags, python=["-X", "importtime"])
+    assert shown.returncode == 0
+    return shown, {line.split("|")[-1].strip() for line in shown.stderr.splitlines()}
+
+
+def test_help_lists_the_verbs_and_imports_nothing_heavy():
+    seconds = []
+    for _ in range(3):
+        start = time.perf_counter()
+        shown = cpuopt("-h")
+        seconds.append(time.perf_counter() - start)
+    assert shown.returncode == 0
+    assert {*VERBS} <= {*re.findall(r"^    (\w+) ", shown.stdout, re.M)}
+    assert min(seconds) < 0.3
+
+    shown, imported = imports("train", "-h")
+    assert "cpuopt.cli" in imported
+    assert not imported & {"numba", "numpy", "llvmlite", "rich"}
+    assert all(flag in shown.stdout for flag in ("--model", "--swap", "--kernels", "--fuse", "--threads", "--run NAME"))
+
+
+def test_a_verb_that_runs_no_kernel_needs_no_numba():
+    _, imported = imports("data", "list")
+    assert "cpuopt.datasets" in imported
+    assert not imported & {"numba", "llvmlite"}
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["--version"])
+    assert capsys.readouterr().out == f"cpuopt {__version__}\n"
+
+
+# train
+
+
+def test_a_run_leaves_a_complete_folder(run):
+    out = run("train", "--steps", "3", "--val-every", "2", "--run", "a" * 64, "--lr", "1e-3")
+    (folder,) = Path("runs").iterdir()
+    assert re.fullmatch(r"\d{8}-\d{6}-a{64}", folder.name)
+    assert out.endswith(f"run folder {folder}\n")
+    files = {path.name for path in folder.iterdir()}
+    assert files == {"config.json", "machine.json", "metrics.jsonl", "main.log", "profile.json", "summary.json"}
+    config, machine, profile, summary = (
+        strict((folder / f"{name}.json").read_text()) for name in ("config", "machine", "profile", "summary")
+    )
+    steps = [strict(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+    assert {
+        "model": "gpt2-tiny",
+        "B": 2,
+        "T": 16,
+        "steps": 3,
+        "lr": 1e-3,
+        "seed": 0,
+        "fuse": "auto",
+    }.items() <= config.items()
+    assert config["sizes"]["n_embd"] == 64
+    assert "text.txt" in config["corpus"]
+    assert {"cpu", "cores", "memory_bytes", "load_average", "versions"} <= machine.keys()
+    assert machine["versions"]["cpuopt"] == __version__
+
+    assert [list(s) for s in steps] == [STEP_KEYS, [*STEP_KEYS, "val_loss"], [*STEP_KEYS, "val_loss"]]
+    assert [s["step"] for s in steps] == [1, 2, 3]
+    assert {s["lr"] for s in steps} == {1e-3}
+    for s in steps:
+        assert 0 < s["loss"] < 6
+        assert s["tokens_per_s"] == pytest.approx(2 * 16 / s["step_ms"] * 1e3)
+
+    assert summary["steps"] == profile["steps"] + profile["warmup"] == 3
+    assert summary["interrupted"] is False
+    assert (summary["loss_first"], summary["loss_last"]) == (steps[0]["loss"], steps[2]["loss"])
+    assert summary["val_loss"].keys() == {"0", "2", "3"}
+    assert summary["val_loss"]["3"] == steps[2]["val_loss"]
+    assert check_profile(profile)["variant"] == "vanilla"
+
+    val = summary["val_loss"]
+    lines = [f"s:{s['step']} trl:{s['loss']:.4f} lr:0.001000 norm:{s['grad_norm']:.2f}" for s in steps]
+    lines[1:1] = [f"s:2 tel:{val['2']:.4f}"]
+    lines[3:3] = [f"s:3 tel:{val['3']:.4f}"]
+    assert (folder / "main.log").read_text().splitlines() == [f"s:0 tel:{val['0']:.4f}", *lines]
+
+
+def test_train_tells_what_it_runs_with(run):
+    out = run(
+        "train", "--steps", "2", "--swap", "gelu@h.1.*=vanilla", "--fuse", "all", "--swap", "adamw@h.0.attn.*=vanilla"
+    )
+    for words in (
+        "gpt2-tiny: 0.1 M parameters, B 2, T 16, 4 threads",
+        "kernels: vanilla, gelu@h.1.*=vanilla, adamw@h.0.attn.*=vanilla; rewrites: residual, update",
+        "takes adamw out of matmul_update in layer 'h.0.attn.c_proj'",
+        "step 2/2  loss ",
+        "validation loss ",
+        " tokens/s, ",
+    ):
+        assert words in out
+    assert re.search(r"^memory: parameters 0\.48 MB, .*; arena [\d.]+ MB$", out, re.M)
+    assert re.search(r"^expected peak of the process [\d.]+ GB$", out, re.M)
+
+
+def test_two_runs_of_one_second_have_two_folders(run, monkeypatch):
+    monkeypatch.setattr("time.strftime", lambda form: "20240102-030405")
+    for _ in range(2):
+        run("train", "--steps", "1", "--val-every", "0", "--runs", "here/there")
+    assert {p.name for p in Path("here/there").iterdir()} == {"20240102-030405-train", "20240102-030405-train.2"}
+    assert len(list(Path("here/there").glob("*/summary.json"))) == 2
+
+
+# JSON
+
+
+def test_train_json(run):
+    summary = one_object(run("train", "--steps", "2", "--json"))
+    path = Path(summary.pop("path"))
+    assert summary == strict((path / "summary.json").read_text())
+    assert summary["steps"] == 2
+
+
+def check_profile(p):
+    """What a profile must have, whatever it was made from."""
+    keys = "model B T threads variant steps step_ms tokens_per_s peak_rss_mb ops layers unaccounted_ms"
+    assert set(keys.split()) <= p.keys()
+    assert (p["model"], p["B"], p["T"], p["threads"]) == ("gpt2-tiny", 2, 16, 4)
+    assert 0 < p["step_ms"]["min"] <= p["step_ms"]["median"] <= p["step_ms"]["max"]
+    assert p["tokens_per_s"] == pytest.approx(2 * 16 / p["step_ms"]["median"] * 1e3)
+    assert 50 < p["peak_rss_mb"] < 20_000
+    assert all({"op", "calls", "ms", "share", "gflops", "gbs"} <= row.keys() for row in p["ops"])
+    assert all({"layer", "op", "variant", "ms"} <= row.keys() for row in p["layers"])
+    assert sum(row["share"] for row in p["ops"]) == pytest.approx(100)
+    timed = p["ops"][:-1]
+    assert p["ops"][-1]["ms"] == p["unaccounted_ms"]
+    assert sum(row["ms"] for row in timed) == pytest.approx(sum(row["ms"] for row in p["layers"]))
+    assert {row["op"] for row in timed} >= set(LABELS)
+    assert all(row["ms"] > 0 and row["gbs"] > 0 for row in timed)
+    calls = {row["op"]: row["calls"] for row in p["ops"]}
+    assert (calls["Matmul Forward"], calls["GELU Backward"], calls["AdamW"]) == (9, 2, 28)
+    return p
+
+
+def test_profile_json(run):
+    p = check_profile(
+        one_object(run("profile", "--steps", "3", "--warmup", "2", "--swap", "matmul@h.1.*=blas", "--json"))
+    )
+    assert (p["steps"], p["warmup"], p["swaps"]) == (3, 2, ["matmul@h.1.*=blas"])
+    on_blas = {(row["layer"], row["op"]) for row in p["layers"] if row["variant"] == "blas"}
+    layers = [f"h.1.{part}" for part in ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")]
+    kinds = ("matmul_forward", "matmul_backward_input", "matmul_backward_weight")
+    assert on_blas == {(layer, op) for layer in layers for op in kinds}
+    checked = {c["kernel"]: c["status"] for c in p["checked"]}
+    assert checked.keys() == {k for row in p["ops"] for k in row["kernels"]}
+    assert set(checked.values()) <= {"PASS", "MARGINAL"}
+    assert not Path("runs").exists()
+
+
+def test_program_json(run):
+    program = one_object(run("program", "--json", "--swap", "matmul@lm_head=blas"))
+    built = build(GPT2(PRESETS["gpt2-tiny"]), specs(2, 16))
+    assert [(c["phase"], c["layer"], c["op"], c["text"]) for c in program["calls"]] == [
+        (c.phase, c.layer, c.op.name, str(c)) for c in built.program.calls
+    ]
+    assert {(c["layer"], c["variant"]) for c in program["calls"]} >= {("lm_head", "blas"), ("h.0.mlp", "vanilla")}
+    assert program["flops"] == built.program.flops == sum(c["flops"] for c in program["calls"])
+    assert program["plan"]["parameters"] == built.plan().describe()["parameters"] == 4 * PRESETS["gpt2-tiny"].n_params
+
+
+def test_kernels_json(run):
+    rows = one_object(run("kernels", "--json", job=False))["kernels"]
+    assert {(row["op"], row["variant"]) for row in rows} == registry.KERNELS.keys()
+    assert all(re.search(r"\.py:\d+$", row["where"]) for row in rows if row["variant"] == "vanilla")
+
+
+def test_data_list_json(run):
+    datasets = one_object(run("data", "list", "--json", job=False))["datasets"]
+    prepared = {d["name"]: d["prepared"] for d in datasets}
+    assert prepared["builtin"] is True
+    assert "tinyshakespeare" in prepared
+    assert all(d["prepared"] or d["command"].startswith("cpuopt data prepare ") for d in datasets)
+
+
+# profile
+
+
+def test_profile_prints_a_row_for_every_kind_of_op(run):
+    out = run("profile", "--steps", "2")
+    rows = [line.rstrip() for line in out.splitlines()]
+    assert all(len(row) <= 80 for row in rows)
+    assert all(any(row.startswith(label + " ") for row in rows) for label in [*LABELS, "(unaccounted)", "h.0", "h.1"])
+    assert rows[0].startswith("gpt2-tiny · B 2 · T 16 · 4 threads")
+    assert re.search(r"^step +113 .* 100\.0% ", out, re.M)
+    assert re.search(r"^[\d,]+ tokens/s · step [\d.]+ ms, median of 2 ", out, re.M)
+    assert re.search(r"^checked: 17 kernels PASS", out, re.M)
+
+
+def test_profile_in_detail_has_every_layer(run):
+    out = run("profile", "--steps", "1", "--detail")
+    assert re.search(r"^h\.1\.attn +attention_backwa", out, re.M)
+    assert out.count("vanilla") > 60
+
+
+def test_a_trace_is_valid(run):
+    run("profile", "--steps", "2", "--trace", "trace.json")
+    assert [p.name for p in Path.cwd().iterdir()] == ["trace.json"]
+    events = [e for e in strict(Path("trace.json").read_text())["traceEvents"] if e["ph"] == "X"]
+    calls = len(build(GPT2(PRESETS["gpt2-tiny"]), specs(2, 16)).program.calls)
+    kinds = [e["cat"] for e in events]
+    assert (kinds.count("step"), kinds.count("phase")) == (2, 8)
+    assert len(events) == 2 * (1 + 4 + calls)
+    assert all(e["dur"] >= 0 and e["ts"] >= 0 for e in events)
+
+
+# program, kernels, warmup, data
+
+
+def test_program_of_one_phase(run):
+    whole = run("program")
+    program = build(GPT2(PRESETS["gpt2-tiny"]), specs(2, 16)).program
+    for phase in ("forward", "backward", "update", "all"):
+        shown = {"all": PHASES, "update": ("norm", "update")}.get(phase, (phase,))
+        out = run("program", "--pass", phase)
+        calls = [line for line in out.splitlines() if not line.startswith("#")]
+        assert [re.match(r"\S+ +(\w+)\(", line)[1] for line in calls] == [c.op.name for c in program.phase(*shown)]
+        assert all(re.search(r"\) \[vanilla\] -> .+ @\d+$", line) for line in calls)
+        assert ("# inverts " in out) is (phase in ("backward", "all"))
+        assert re.search(r"^# 0\.\d+ GFLOP a step", out, re.M)
+        kinds = {c["phase"] for c in one_object(run("program", "--pass", phase, "--json"))["calls"]}
+        assert kinds == set(shown)
+    assert out == whole
+
+
+def test_kernels_lists_vanilla_for_every_op(run):
+    out = run("kernels", job=False)
+    rows = dict(re.findall(r"^ *(\w+) {2,}(\S.*?) *$", out, re.M))
+    assert rows.pop("op") == "variants"
+    assert list(rows) == list(ops.ALL)
+    assert all("vanilla" in variants.split(", ") for variants in rows.values())
+    assert "blas" in rows["matmul_forward"]
+
+
+def test_kernels_of_a_users_file_are_listed(run):
+    unique_kernel()
+    rows = one_object(run("kernels", "--kernels", "mine.py", "--json", job=False))["kernels"]
+    mine = [row for row in rows if row["variant"] == "mine"]
+    assert mine == [{"op": "residual_forward", "variant": "mine", "where": f"{Path.cwd() / 'mine.py'}:5"}]
+
+
+def test_warmup_compiles_what_the_next_command_needs():
+    job = ["--model", "gpt2-tiny", "-B", "2", "-T", "16", *unique_kernel()]
+    first, second = (cpuopt("warmup", *job) for _ in range(2))
+    assert (first.returncode, second.returncode) == (0, 0)
+    told = [re.fullmatch(r"(\d+) kernels compiled, (\d+) were there\n", r.stdout) for r in (first, second)]
+    compiled, there = ([int(m[i]) for m in told] for i in (1, 2))
+    assert compiled[0] >= 1
+    assert "residual_forward[mine]" in first.stderr
+    assert (compiled[1], there[1]) == (0, compiled[0] + there[0])
+
+
+def test_data_list(run):
+    out = run("data", "list", job=False)
+    assert re.search(r"^ *builtin +bytes", out, re.M)
+    assert re.search(r"^ *tinyshakespeare +gpt2", out, re.M)
+
+
+# Threads
+
+
+def test_more_threads_than_cores(text):
+    more = len(os.sched_getaffinity(0)) + 14
+    job = ["--model", "gpt2-tiny", "--data", text, "-B", "1", "-T", "8", "--steps", "1"]
+    done = cpuopt("profile", *job, "--threads", str(more), "--json")
+    assert done.returncode == 0, done.stderr
+    assert one_object(done.stdout)["threads"] == more
+    assert f"warning: {more} threads on {more - 14} cores" in done.stderr
+
+
+def test_one_thread_and_a_kernel_that_no_cache_has(text):
+    job = ["--model", "gpt2-tiny", "--data", text, "-B", "1", "-T", "8", "--steps", "1", *unique_kernel()]
+    done = cpuopt("profile", *job, "--threads", "1", "--json")
+    assert done.returncode == 0, done.stderr
+    profile = one_object(done.stdout)
+    assert profile["threads"] == 1
+    assert "warning" not in done.stderr
+    assert "residual_forward[mine]" in {c["kernel"] for c in profile["checked"]}
