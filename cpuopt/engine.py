@@ -151,6 +151,8 @@ class Engine:
             if value not in self._by_name:
                 raise UserError(f"no value {value!r} in the program; {registry.nearest(value, self._by_name)}")
             value = self._by_name[value]
+        if value not in self.plan.offsets:
+            raise UserError(f"{value} is not a value of this engine's program")
         return self._arena.view(value, self.plan.offsets[value], value.shape)
 
     def parameters(self) -> dict[str, Array]:
@@ -188,7 +190,8 @@ class Engine:
             np.copyto(self.array(v), given, casting="same_kind")
 
     def run(self, *phases: Phase) -> None:
-        """Run the calls of some phases."""
+        """Run the calls of some phases, on this engine's threads."""
+        threads.set_threads(self.threads)
         for phase in phases:
             self.runner(self._phases[phase])
 
@@ -221,6 +224,10 @@ class Engine:
         clip : the global norm that gradients are scaled down to; None leaves them.
         batch : the model's inputs, by name.
         """
+        if not self.program.adjoint:
+            raise UserError(
+                "this engine was built with train=False and has no backward; build it without that to train"
+            )
         if clip and any(
             c.phase == "backward" and any(a.role == "state" for a in c.op.args) for c in self.program.calls
         ):

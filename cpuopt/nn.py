@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -179,11 +180,23 @@ def trace_model(model: Module, inputs: Mapping[str, tuple[Shape, str]]) -> Progr
             value = program.value(name, parameter.shape, "parameter")
             program.parameters.append(value)
             trace.values[parameter] = value
-        for name, (shape, dtype) in inputs.items():
-            program.inputs.append(program.value(name, tuple(shape), "input", dtype=dtype))
+        taken = {p.name for p in program.parameters}
+        for name, (sizes, dtype) in inputs.items():
+            if dtype not in ("float32", "int32"):
+                raise UserError(f"input '{name}' is declared {dtype}; expected float32 or int32")
+            if name in taken:
+                raise UserError(f"input '{name}' has the name of a parameter; give it another")
+            program.inputs.append(program.value(name, tuple(sizes), "input", dtype=dtype))
+        try:
+            signature(model.forward).bind(**inputs)
+        except TypeError as e:
+            raise UserError(
+                f"{type(model).__name__}.forward does not take the inputs ({', '.join(inputs)}): {e}"
+            ) from e
         result = model(**{v.name: v for v in program.inputs})
-    program.outputs = list(result) if isinstance(result, tuple) else [result]
-    loss = program.outputs[0]
+    outputs = result if isinstance(result, tuple) else (result,)
+    program.outputs = [v for v in outputs if isinstance(v, Value)]
+    loss = outputs[0] if outputs else None
     if not isinstance(loss, Value) or loss.shape != (1,):
         shape = loss.shape if isinstance(loss, Value) else type(loss).__name__
         raise UserError(f"{type(model).__name__}.forward returned {shape}; expected the loss, a value of shape (1,)")

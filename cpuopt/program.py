@@ -114,10 +114,10 @@ class Call:
     def __str__(self) -> str:
         words = []
         for a in self.op.args:
-            v = self.args[a.name]
+            v = "-" if self.args[a.name] is None else self.args[a.name]
             mark = {True: " +=", False: " ="}.get(self.adds.get(a.name, False)) if a in self.op.written else ""
             shape = f" {list(v.shape)}" if isinstance(v, Value) else ""
-            words.append(f"{a.name}{mark} {v}{shape}" if mark else f"{a.name}: {'-' if v is None else v}{shape}")
+            words.append(f"{a.name}{mark} {v}{shape}" if mark else f"{a.name}: {v}{shape}")
         return f"{self.layer:<20} {self.op.name}({', '.join(words)})"
 
 

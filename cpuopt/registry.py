@@ -84,6 +84,10 @@ def register(kernel: Kernel, params: Sequence[str]) -> None:
     KERNELS[key] = kernel
 
 
+FAMILIES = list(dict.fromkeys(name.partition("_forward")[0].partition("_backward")[0] for name in ops.ALL))
+"""The first words of ops, which a pattern may be."""
+
+
 def variants(op: str) -> list[str]:
     """List the variants that an op has."""
     return [v for o, v in KERNELS if o == op]
@@ -148,7 +152,9 @@ class Choice:
         for rule in self.swaps:
             matched = [name for name in ops.ALL if op_matches(name, rule.op)]
             if not matched:
-                raise UserError(f"--swap '{rule}': no op matches {rule.op!r}; {nearest(rule.op, ops.ALL)}")
+                raise UserError(
+                    f"--swap '{rule}': no op matches {rule.op!r}; {nearest(rule.op, [*FAMILIES, *ops.ALL])}"
+                )
             having = [name for name in matched if (name, rule.variant) in KERNELS]
             if not having:
                 there = dict.fromkeys(v for name in matched for v in variants(name))

@@ -63,7 +63,14 @@ class Trace:
         for a in op.arrays:
             if a.role in ("in", "index") and args.get(a.name) is None and not a.optional:
                 raise UserError(f"{op.name} in layer {self.layer!r}: argument '{a.name}' is missing")
+            if isinstance(v := args.get(a.name), Value) and v.dtype != a.dtype:
+                where = f"{op.name} in layer {self.layer!r}"
+                raise UserError(f"{where}: argument '{a.name}' is {v.dtype}; expected {a.dtype}")
         known = op.bind(shapes, **sizes)
+        for a in op.arrays:
+            if args.get(a.name) is not None and not isinstance(args[a.name], Value):
+                where = f"{op.name} in layer {self.layer!r}"
+                raise UserError(f"{where}: '{a.name}' is no parameter of the model; make its module in __init__")
         lead = _leading_axes(op, args)
         made = {}
         for a in op.args:

@@ -1,5 +1,6 @@
 """Steps: the same numbers by every route, AdamW and clipping against NumPy, and what a batch must be."""
 
+import numba
 import numpy as np
 import pytest
 
@@ -245,3 +246,40 @@ def test_the_declared_flops_are_six_a_parameter_and_token():
     assert backward == pytest.approx(2 * forward, rel=0.02)
     attention = sum(c.flops for c in program.calls if c.layer == "h.0.attn")
     assert attention == pytest.approx(7 * 4 * 64 * 65 * config.n_embd, rel=0.02)  # two products forward, five backward
+
+
+def test_two_engines_keep_their_threads():
+    one, two = gpt2(train=False), Engine(GPT2(TINY), specs(B, T), threads=2, train=False)
+    seen = []
+    one.runner = two.runner = lambda calls: seen.append(numba.get_num_threads())
+    for engine in (one, two, one):
+        engine.run("forward")
+    assert seen == [1, 2, 1]
+
+
+def test_an_engine_without_a_backward_does_not_train():
+    assert "train=False" in refused(gpt2(train=False).step, **batch())
+
+
+def test_a_value_of_another_engine_is_refused():
+    other = gpt2(train=False).program.parameters[0]
+    assert "not a value of this engine's program" in refused(gpt2(train=False).array, other)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "words"),
+    [
+        ({"x": ((2, 4), "int32"), "y": ((2,), "int32")}, "argument 'inp' is int32; expected float32"),
+        ({"x": ((2, 4), "float64"), "y": ((2,), "int32")}, "input 'x' is declared float64; expected float32 or int32"),
+        ({"x": ((2, 4), "float32"), "z": ((2,), "int32")}, "does not take the inputs (x, z)"),
+    ],
+)
+def test_inputs_that_do_not_suit_the_model(inputs, words):
+    class One(nn.Module):
+        def __init__(self):
+            self.fc = nn.Linear(4, 3)
+
+        def forward(self, x, y):
+            return F.cross_entropy(self.fc(x), y)
+
+    assert words in refused(Engine, One(), inputs)
