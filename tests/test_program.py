@@ -247,3 +247,8 @@ def test_a_line_marks_what_is_written_and_takes_a_note():
     first, second = p.program.lines(note=lambda call: f" <{call.flops}>")
     assert first == f"{'layer':<20} gelu_forward(out = a [2, 3], inp: x [2, 3]) <54>"
     assert "gelu_backward(dinp += b [2, 3], dout: x" in second
+
+
+def test_a_residual_of_two_shapes_is_refused():
+    model = Model(lambda x: x + model.fc(x), fc=nn.Linear(6, 2))
+    fails("shapes .2, 6. and .2, 2. differ; there is no broadcasting", build, model, {"x": ((2, 6), "float32")})
