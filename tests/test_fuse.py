@@ -246,14 +246,23 @@ def earlier_writer(self, x, y):
     return F.cross_entropy(z + F.gelu(a), y)
 
 
-def later_writer(self, x, y):
+def writer_of_one_reads_the_other(self, x, y):
     a, b = self.a(x), self.b(x)
-    c = F.gelu(a)  # its backward adds to d(a) before b's backward reads d(b)
+    c = F.gelu(a)  # its backward adds to d(a), and reads d(c), which is d(z) too
     z = a + b
     return F.cross_entropy(z + c, y)
 
 
-@pytest.mark.parametrize("forward", [earlier_writer, later_writer])
+def writer_of_one_before_a_reader_of_the_other(self, x, y):
+    a, b = self.a(x), self.b(x)
+    c = F.gelu(a)  # its backward adds to d(a) before that of b reads d(b)
+    z = a + b
+    return F.cross_entropy(z + F.gelu(c), y)
+
+
+@pytest.mark.parametrize(
+    "forward", [earlier_writer, writer_of_one_reads_the_other, writer_of_one_before_a_reader_of_the_other]
+)
 def test_a_gradient_that_cannot_be_shared_is_copied(forward):
     program = assert_the_same_by_all_routes(forward)
     (kept,) = (c for c in program.calls if c.op.name == "residual_backward")

@@ -129,7 +129,10 @@ class Model(nn.Module):
         (lambda x: F.attention(x, 1), r"'qkv' has shape \(2, 6\); expected \(B, T, 3\*C\)"),
         (lambda x: F.attention(x, 4), r"6 channels; expected a multiple of 3 \* n_head = 12"),
         (lambda x: x + F.softmax(F.cross_entropy(x, x)), "'targets' is float32; expected int32"),
-        (lambda x: F.linear(x, nn.Parameter((3, 6), None)), "'weight' is no parameter of the model; make its module in"),
+        (
+            lambda x: F.linear(x, nn.Parameter((3, 6), None)),
+            "'weight' is no parameter of the model; make its",
+        ),
         (lambda x: F.linear(x, None), "matmul_forward in layer 'model': argument 'weight' is missing"),
         (nn.Module().forward, "no forward method"),
     ],

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
+import pkgutil
 import sys
 import traceback
 import zlib
@@ -11,7 +13,14 @@ from pathlib import Path
 
 from .. import registry
 from ..errors import UserError
-from . import blas, vanilla  # noqa: F401  (they register themselves)
+
+VARIANTS = ("vanilla", "blas")
+"""The packages of kernels; each module in them registers what it defines."""
+
+for _variant in VARIANTS:
+    _package = importlib.import_module(f".{_variant}", __name__)
+    for _module in pkgutil.iter_modules(_package.__path__):
+        importlib.import_module(f".{_variant}.{_module.name}", __name__)
 
 
 def load_all(files: Sequence[str | Path]) -> None:

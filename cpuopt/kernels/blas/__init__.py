@@ -1,3 +1,1 @@
 """Matrix products on NumPy's BLAS: the honest ceiling to compare with. Its threads are those of the engine."""
-
-from . import matmul  # noqa: F401

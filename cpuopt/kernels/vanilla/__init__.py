@@ -2,17 +2,3 @@
 
 Every speed-up is quoted against them.
 """
-
-from . import (
-    adamw,
-    attention,
-    cross_entropy,
-    embedding,
-    gelu,
-    layernorm,
-    matmul,
-    matmul_update,
-    residual,
-    softmax,
-    sumsq,
-)  # noqa: F401
