@@ -37,6 +37,11 @@ LABELS = {
 }
 
 
+def gb(n: float) -> str:
+    """Write a number of bytes in a unit that reads well."""
+    return f"{n / 1e9:.2f} GB" if n >= 1e8 else f"{n / 1e6:.2f} MB" if n >= 1e5 else f"{n / 1e3:.2f} kB"
+
+
 def align(n: int) -> int:
     """Round up to whole cache lines."""
     return -(-n // ALIGN) * ALIGN
@@ -190,6 +195,4 @@ def check_fits(needed: int, hint: Callable[[int], str]) -> None:
     """
     there = available_bytes()
     if needed > there:
-        raise UserError(
-            f"the arena needs {needed / 1e9:.2f} GB and {there / 1e9:.2f} GB of memory are available; {hint(there)}"
-        )
+        raise UserError(f"the arena needs {gb(needed)} and {gb(there)} of memory are available; {hint(there)}")

@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from . import __version__
 from .errors import UserError
@@ -49,8 +49,15 @@ def _kernel_flags(p: argparse.ArgumentParser) -> None:
     p.add_argument("--threads", type=int, help="for all kernels (the cores this process may use)")
 
 
+class _Parser(argparse.ArgumentParser):
+    """Says in one line what is wrong with the flags."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"cpuopt: {message}; see '{self.prog} -h'\n")
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="cpuopt", description=DESCRIPTION)
+    parser = _Parser(prog="cpuopt", description=DESCRIPTION)
     parser.add_argument("--version", action="version", version=f"cpuopt {__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="verb", required=True)
 
@@ -120,7 +127,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; return its exit status: 0, 2 for bad input, 130 after Ctrl-C."""
+    """Run one command; return its exit status: 0, 2 for bad input, 130 after Ctrl-C, 143 after SIGTERM."""
     args = _parser().parse_args(argv)
     try:
         return int(args.run_verb(args) or 0)
@@ -186,7 +193,7 @@ def _train(args: argparse.Namespace) -> int:
         print(json.dumps(finite({**result.summary, "path": str(result.path)})))
     else:
         console.summary(result)
-    return 130 if result.interrupted else 0
+    return 128 + result.stopped_by if result.stopped_by else 0
 
 
 def _profile(args: argparse.Namespace) -> int:

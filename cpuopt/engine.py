@@ -78,8 +78,9 @@ def build(
     if train:
         reverse(program)
         add_update(program)
-        choice.check_used((c.op.name, c.layer) for c in program.calls)
+        before = list(program.calls)
         notes = apply_fusions(program, fuse, choice)
+        choice.check_used((c.op.name, c.layer) for c in dict.fromkeys([*before, *program.calls]))
     return Built(program, [choice.resolve(c.op.name, c.layer) for c in program.calls], notes)
 
 

@@ -12,7 +12,7 @@ from . import ops
 from .errors import UserError
 from .op import Op
 from .program import Call, Program, Value
-from .registry import Choice, nearest, op_matches
+from .registry import KERNELS, Choice, nearest, op_matches
 
 Rewrite = Callable[[Program, Callable[[Op, str], bool]], None]
 
@@ -34,9 +34,10 @@ def fuse(program: Program, names: Sequence[str], choice: Choice) -> list[str]:
 
     def allowed(fused: Op, layer: str) -> bool:
         for rule in choice.swaps:
-            part = next((p for p in fused.fuses if op_matches(p.name, rule.op) and rule.covers(layer)), None)
-            if part is not None and not op_matches(fused.name, rule.op):
-                notes[f"--swap '{rule}' takes {part.name} out of {fused.name} in layer {layer!r}"] = None
+            named = [p.name for p in fused.fuses or (fused,) if op_matches(p.name, rule.op)]
+            meant = fused.fuses and op_matches(fused.name, rule.op) and (fused.name, rule.variant) in KERNELS
+            if named and rule.covers(layer) and not meant:
+                notes[f"--swap '{rule}' keeps {named[0]} in layer {layer!r} from being rewritten"] = None
                 return False
         return True
 
@@ -94,6 +95,7 @@ def update_in_backward(program: Program, allowed: Callable[[Op, str], bool]) -> 
         after = program.calls[program.calls.index(call) + 1 :]
         if (
             any(call.adds.values())
+            or any(g not in updates for g in grads)
             or any(c.op not in (ops.adamw, ops.sumsq) for c in users)
             or any(w in c.args.values() for c in after if c not in users for w in weights)
             or not allowed(ops.matmul_update, call.layer)

@@ -138,7 +138,9 @@ class Run:
         """Add a validation loss to ``main.log``."""
         self._log.write(f"s:{step} tel:{loss:.4f}\n")
 
-    def close(self) -> None:
-        """Close the files."""
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, *error: object) -> None:
         self._metrics.close()
         self._log.close()

@@ -29,17 +29,17 @@ class Listener(Protocol):
 
 @dataclass
 class Result:
-    """What a run gave."""
+    """What a run gave; `stopped_by` is the number of the signal that ended it early, or 0."""
 
     path: Path
     summary: dict[str, Any]
-    interrupted: bool = False
+    stopped_by: int = 0
     profile: dict[str, Any] = field(default_factory=dict)
 
 
 @contextmanager
-def stop_flag() -> Iterator[Callable[[], bool]]:
-    """Turn the first SIGINT or SIGTERM into a flag; a second one interrupts at once."""
+def stop_flag() -> Iterator[Callable[[], int]]:
+    """Turn the first SIGINT or SIGTERM into a flag, its number; a second one interrupts at once."""
     hit: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:
@@ -49,7 +49,7 @@ def stop_flag() -> Iterator[Callable[[], bool]]:
 
     before = {s: signal.signal(s, note) for s in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield lambda: bool(hit)
+        yield lambda: hit[0] if hit else 0
     finally:
         for s, handler in before.items():
             signal.signal(s, handler)
@@ -77,62 +77,61 @@ def train(job: Job, root: Path, listener: Listener, clock: Callable[[], float] =
     s, engine = job.settings, job.engine
     batches = job.corpus.batches("train", s.B, s.T, seed=s.seed)
     first = batches.at(0)  # a batch that cannot be had is refused before anything is written
-    run = Run(root, s.run, {**asdict(s), "sizes": asdict(job.config), "corpus": job.corpus.description})
-    profiler = Profiler(engine)
-    history: list[dict[str, Any]] = []
-    val: dict[int, float] = {}
+    with Run(root, s.run, {**asdict(s), "sizes": asdict(job.config), "corpus": job.corpus.description}) as run:
+        profiler = Profiler(engine)
+        history: list[dict[str, Any]] = []
+        val: dict[int, float] = {}
 
-    def measure(step: int) -> None:
-        val[step] = validate(job)
-        run.validation(step, val[step])
-        listener.validation(step, val[step])
+        def measure(step: int) -> None:
+            val[step] = validate(job)
+            run.validation(step, val[step])
+            listener.validation(step, val[step])
 
-    with stop_flag() as stopped:
-        if s.val_every:
-            measure(0)
-        for step in range(1, s.steps + 1):
-            if stopped():
-                break
-            tokens, targets = first if step == 1 else batches.at(step - 1)
-            start = clock()
-            with profiler.step():
-                done = engine.step(
-                    lr=s.lr,
-                    beta1=s.beta1,
-                    beta2=s.beta2,
-                    eps=s.eps,
-                    weight_decay=s.weight_decay,
-                    clip=s.clip,
-                    tokens=tokens,
-                    targets=targets,
-                )
-            elapsed_s = clock() - start
-            metrics = {
-                "step": step,
-                "loss": done.loss,
-                "lr": s.lr,
-                "grad_norm": done.grad_norm,
-                "step_ms": elapsed_s * 1e3,
-                "tokens_per_s": s.B * s.T / elapsed_s,
-            }
-            if s.val_every and (step % s.val_every == 0 or step == s.steps) and not stopped():
-                measure(step)
-                metrics["val_loss"] = val[step]
-            history.append(metrics)
-            run.step(metrics)
-            listener.step(metrics)
-        interrupted = stopped()
-    profiler.remove()
-    profile = (
-        profiler.profile(model=job.name, B=s.B, T=s.T, choice=job.choice, checked=job.checked).to_json()
-        if history
-        else {}
-    )
-    run.write("profile.json", profile)
-    summary = _summary(job, history, val, interrupted)
-    run.write("summary.json", summary)
-    run.close()
-    return Result(run.path, summary, interrupted, profile)
+        with stop_flag() as stopped:
+            if s.val_every:
+                measure(0)
+            for step in range(1, s.steps + 1):
+                if stopped():
+                    break
+                tokens, targets = first if step == 1 else batches.at(step - 1)
+                start = clock()
+                with profiler.step():
+                    done = engine.step(
+                        lr=s.lr,
+                        beta1=s.beta1,
+                        beta2=s.beta2,
+                        eps=s.eps,
+                        weight_decay=s.weight_decay,
+                        clip=s.clip,
+                        tokens=tokens,
+                        targets=targets,
+                    )
+                elapsed_s = clock() - start
+                metrics = {
+                    "step": step,
+                    "loss": done.loss,
+                    "lr": s.lr,
+                    "grad_norm": done.grad_norm,
+                    "step_ms": elapsed_s * 1e3,
+                    "tokens_per_s": s.B * s.T / elapsed_s,
+                }
+                if s.val_every and (step % s.val_every == 0 or step == s.steps) and not stopped():
+                    measure(step)
+                    metrics["val_loss"] = val[step]
+                history.append(metrics)
+                run.step(metrics)
+                listener.step(metrics)
+            stopped_by = stopped()
+        profiler.remove()
+        profile = (
+            profiler.profile(model=job.name, B=s.B, T=s.T, choice=job.choice, checked=job.checked).to_json()
+            if history
+            else {}
+        )
+        run.write("profile.json", profile)
+        summary = _summary(job, history, val, bool(stopped_by))
+        run.write("summary.json", summary)
+        return Result(run.path, summary, stopped_by, profile)
 
 
 def _summary(job: Job, history: list[dict[str, Any]], val: dict[int, float], interrupted: bool) -> dict[str, Any]:

@@ -355,5 +355,5 @@ def test_too_little_memory_names_sizes_that_fit(refused, capsys, monkeypatch, th
 
 def test_too_little_memory_for_any_batch(refused, monkeypatch):
     monkeypatch.setattr(arena, "available_bytes", lambda: 1_000_000)
-    assert refused("train").endswith(" GB of memory are available; no B and T fit: try a smaller --model")
+    assert refused("train").endswith(" and 1.00 MB of memory are available; no B and T fit: try a smaller --model")
     assert refused("profile").endswith("try a smaller --model")

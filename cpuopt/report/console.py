@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from ..arena import Plan
+from ..arena import Plan, gb
 from ..program import Call, Phase, Program
 
 if TYPE_CHECKING:
@@ -34,11 +34,6 @@ def show(renderables: Sequence[RenderableType]) -> None:
     """Print tables and lines."""
     for r in renderables:
         OUT.print(r)
-
-
-def gb(n: float) -> str:
-    """Bytes in a unit that reads well."""
-    return f"{n / 1e9:.2f} GB" if n >= 1e8 else f"{n / 1e6:.2f} MB" if n >= 1e5 else f"{n / 1e3:.2f} kB"
 
 
 @contextmanager
@@ -157,7 +152,7 @@ class TrainingView:
 def summary(result: Result) -> None:
     """Say what a run gave and where its folder is."""
     s = result.summary
-    if result.interrupted:
+    if result.stopped_by:
         OUT.print(f"stopped after {s['steps']} steps")
     val = [v for _, v in sorted((int(k), v) for k, v in s["val_loss"].items())]
     if val:

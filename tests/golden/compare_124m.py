@@ -1,11 +1,11 @@
 """Compare GPT-2 124M with PyTorch: logits, loss, every gradient by name, and ten AdamW losses, on random tokens.
 
 PyTorch computes in a process of its own, because two OpenMP runtimes must not share one; it hands over its values in
-a temporary ``.npz`` of 0.6 GB. This process needs NumPy only::
+a temporary ``.npz`` of 0.6 GB. This process imports cpuopt and no PyTorch::
 
-    python tests/golden/compare_124m.py [--torch-python PATH] [--engine torch-float64]
+    python tests/golden/compare_124m.py [--torch-python PATH] [--variant VARIANT | torch-float64]
 
-``--engine torch-float64`` puts PyTorch in float64 in the place of cpuopt, which shows what float32 alone costs.
+``torch-float64`` puts PyTorch in float64 in the place of cpuopt, which shows what float32 alone costs.
 """
 
 from __future__ import annotations
@@ -65,6 +65,34 @@ def compute_with_torch(path: Path, dtype_name: str) -> None:
 
 
 @contextmanager
+def cpuopt_values(variant: str) -> Iterator[Mapping[str, np.ndarray]]:
+    """Give cpuopt's values, by the same names. The gradients come from a program without rewrites."""
+    from cpuopt import Choice, Engine
+    from cpuopt.job import Settings, fusions, specs
+    from cpuopt.models.gpt2 import GPT2, Config
+
+    params, tokens, targets = make_inputs()
+    batch = {"tokens": tokens, "targets": targets}
+    beta1, beta2 = ADAMW["betas"]
+    hyper = {"lr": ADAMW["lr"], "beta1": beta1, "beta2": beta2, "eps": ADAMW["eps"], "weight_decay": 0.0}
+
+    def engine(fuse: tuple[str, ...]) -> Engine:
+        made = Engine(GPT2(Config(**GPT2_124M)), specs(BATCH, TIME), choice=Choice(variant), fuse=fuse)
+        for name, array in made.parameters().items():
+            array[...] = params[name]
+        return made
+
+    plain = engine(())
+    values = {"loss": np.float64(plain.forward(**batch)), "logits": plain.array("lm_head.matmul.out").copy()}
+    plain.run("backward")
+    values |= {f"grad/{name}": g.copy() for name, g in plain.gradients().items()}
+    del plain
+    trained = engine(fusions(Settings(variant=variant)))
+    values["losses"] = np.array([trained.step(**hyper, **batch).loss for _ in range(STEPS)])
+    yield values
+
+
+@contextmanager
 def torch_values(python: str = sys.executable, dtype: str = "float32") -> Iterator[Mapping[str, np.ndarray]]:
     """Run PyTorch under `python` in a subprocess and give its values, read from disk as they are asked for."""
     with tempfile.TemporaryDirectory() as folder:
@@ -91,14 +119,16 @@ def main() -> int:
     """Compare, print a row for each quantity, and return the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--torch-python", metavar="PATH", default=sys.executable, help="a Python that has PyTorch")
-    parser.add_argument("--engine", choices=["torch-float64"], default="torch-float64", help="what stands for cpuopt")
+    parser.add_argument("--variant", default="vanilla", help="of cpuopt's kernels, or torch-float64 (%(default)s)")
     parser.add_argument("--child", nargs=2, metavar=("FILE", "DTYPE"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
         compute_with_torch(Path(args.child[0]), args.child[1])
         return 0
     start = time.perf_counter()
-    with torch_values(args.torch_python) as golden, torch_values(args.torch_python, "float64") as values:
+    in_float64 = args.variant == "torch-float64"
+    ours = torch_values(args.torch_python, "float64") if in_float64 else cpuopt_values(args.variant)
+    with torch_values(args.torch_python) as golden, ours as values:
         rows = compare(golden, values)
     for name, d, ok in rows:
         print(f"{'PASS' if ok else 'FAIL'}  {d:8.1e}  {name}")

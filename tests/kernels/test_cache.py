@@ -16,6 +16,7 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from types import FunctionType, ModuleType
 from typing import NamedTuple
 
 import numba
@@ -24,6 +25,7 @@ import pytest
 from llvmlite import ir
 from numba import types
 from numba.core import config
+from numba.core.compiler import CompilerBase
 from numba.extending import intrinsic
 
 from cpuopt.kernels import cache
@@ -630,6 +632,21 @@ def test_versions_are_part_of_the_key(monkeypatch, package):
     assert not cache.is_cached(kernel, INT)
 
 
+def test_the_machine_is_part_of_the_key(monkeypatch):
+    kernel = compiled(increment)
+    kernel(1)
+    monkeypatch.setattr(kernel.targetctx.codegen(), "_tm_features", "+a-future-feature")
+    assert not cache.is_cached(kernel, INT)
+
+
+def test_an_entry_belongs_to_a_function_of_one_module():
+    """Loading imports that module."""
+    one, two = (FunctionType(increment.__code__, {"__name__": f"{name}.room.file"}) for name in ("one", "two"))
+    compiled(one)(1)
+    assert cache.is_cached(compiled(one), INT)
+    assert not cache.is_cached(compiled(two), INT)
+
+
 def cut(content):
     return content[:-1]
 
@@ -721,6 +738,20 @@ class Derived(Base):
         return 2
 
 
+def child(value):
+    class Parent:
+        rows = value
+
+    class Child(Parent):
+        pass
+
+    return Child
+
+
+class Pipeline(CompilerBase):
+    pass
+
+
 def returns(value):
     return lambda: value
 
@@ -759,6 +790,7 @@ def annotated(function, **attributes):
         (Size(1), Size(2)),
         (Slotted(1), Slotted(2)),
         (Base, Derived),
+        (child(1), child(2)),
         (returns(1), returns(2)),
         (returns(len), returns(abs)),
         (functools.partial(increment, 1), functools.partial(increment, 2)),
@@ -778,12 +810,31 @@ def annotated(function, **attributes):
         (ir.IntType(8)(1), ir.IntType(8)(2)),
         (ir.IntType(8)(1), ir.IntType(8)(ir.Undefined)),
         (numba.njit(increment), numba.njit(inline="always")(increment)),
+        (numba.njit(increment), numba.njit(locals={"x": types.float32})(increment)),
+        (numba.njit(increment), numba.njit(pipeline_class=Pipeline)(increment)),
         (numba.njit(increment), increment),
     ],
 )
 def test_what_differs_is_told_apart(one, other):
     assert digest(one) != digest(other)
     assert digest(one) == digest(one)
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "outside"),
+    [
+        ("colorsys", "colorsys.py", True),
+        ("os.path", "posixpath.py", True),
+        ("colorsys", "/home/me/colorsys.py", False),
+        ("mine", "site-packages/mine.py", False),
+        ("numba", "/home/me/numba/__init__.py", False),
+        ("__main__", "/home/me/script.py", False),
+    ],
+)
+def test_whose_code_the_versions_stand_for(name, file, outside):
+    module = ModuleType(name)
+    module.__file__ = str(Path(os.__file__).parent / file)
+    assert cache._is_outside(module) is outside
 
 
 def test_what_was_used_is_described_as_before():

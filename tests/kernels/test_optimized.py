@@ -1,0 +1,295 @@
+"""What comparing with a reference does not see: machine code, bits, NaN, and the vectors that kernels are made of."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import numba
+import numpy as np
+import pytest
+
+from cpuopt import kernels, ops  # noqa: F401  (importing kernels registers them)
+from cpuopt.kernels import jit
+from cpuopt.kernels.optimized import lanes
+from cpuopt.kernels.simd import LANES
+from cpuopt.lab.cases import Case, arguments, case
+from cpuopt.registry import KERNELS
+
+MODULES = ["adamw", "attention", "cross_entropy", "embedding", "gelu", "layernorm", "residual", "softmax", "sumsq"]
+for module in MODULES:
+    importlib.import_module(f"cpuopt.kernels.optimized.{module}")
+
+OPS = [op for op in ops.ALL.values() if not op.name.startswith("matmul")]
+SIZES = {"B": 2, "T": 70, "C": 40, "NH": 2, "V": 301, "maxT": 70}
+F32 = np.float32
+
+# Machine code ---------------------------------------------------------------------------------------------------------
+
+avx2 = pytest.mark.skipif(LANES != 8, reason="the patterns are those of AVX2")
+LIBM = re.compile(r"\$((?:exp|log|tanh|expm1|log1p|pow|sqrt|fmax|fmin)f?)\b")
+FEW = {"attention_forward": {"logf"}, "cross_entropy_forward": {"logf"}, "adamw": {"pow"}}  # one a row, two a call
+VECTORS = re.compile(r"\sv(?!mov|broadcast|xor)\w+ps\s.*%ymm")
+CORE = {  # what the busiest loop is made of; see the formulas
+    "embedding_forward": "vaddps",
+    "embedding_backward": "vaddps",
+    "layernorm_forward": "vfn?m",
+    "layernorm_backward": "vfn?m",
+    "attention_forward": "vfmadd",
+    "attention_backward": "vfmadd",
+    "gelu_forward": "vdivps",
+    "gelu_backward": "vdivps",
+    "residual_forward": "vaddps",
+    "residual_backward": "vaddps",
+    "softmax_forward": "vfn?m",
+    "softmax_backward": "vfn?m",
+    "cross_entropy_forward": "vfn?m",
+    "cross_entropy_backward": "vfn?m",
+    "sumsq": "vfmadd",
+    "adamw": "vsqrtps",
+}
+
+
+@cache
+def assembly(op: str, variant: str) -> str:
+    """Compile anew, since code from the cache cannot be read."""
+    kernel = KERNELS[op, variant]
+    fresh = numba.jit(**kernel.function.targetoptions)(kernel.function.py_func)
+    fresh.compile(jit.signature(kernel.op, kernel.scratch))
+    (text,) = fresh.inspect_asm().values()
+    return str(text)
+
+
+def innermost_loops(text: str) -> Iterator[str]:
+    """From a label to a jump back to it, with no such jump between."""
+    lines = text.splitlines()
+    labels = {line[:-1]: i for i, line in enumerate(lines) if re.fullmatch(r"\.L\w+:", line)}
+    jumps = [
+        (labels[m[1]], i)
+        for i, line in enumerate(lines)
+        if (m := re.match(r"\s+j\w+\s+(\.L\w+)$", line)) and m[1] in labels
+    ]
+    back = [(start, end) for start, end in jumps if start < end]
+    for start, end in back:
+        if not any(start <= s and e < end for s, e in back):
+            yield "\n".join(lines[start : end + 1])
+
+
+def vector_loops(op: str, variant: str = "optimized") -> list[str]:
+    return [loop for loop in innermost_loops(assembly(op, variant)) if VECTORS.search(loop)]
+
+
+@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
+def test_no_libm_but_a_logarithm_a_row(op: ops.Op) -> None:
+    assert set(LIBM.findall(assembly(op.name, "optimized"))) == FEW.get(op.name, set())
+
+
+def test_libm_is_seen() -> None:
+    assert set(LIBM.findall(assembly("gelu_forward", "vanilla"))) == {"tanhf"}
+
+
+@avx2
+@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
+def test_hot_loops_are_vector_code(op: ops.Op) -> None:
+    loops = vector_loops(op.name)
+    assert any(re.search(rf"\s{CORE[op.name]}\w*\s.*%ymm", loop) for loop in loops)
+    for loop in loops:
+        assert not re.search(r"\scall", loop), loop
+        assert not re.search(r"\svcvt\w*2[ps]d\s", loop), f"float64 in a loop:\n{loop}"
+
+
+@avx2
+def test_a_scalar_loop_is_seen() -> None:
+    assert not any("vdivps" in loop for loop in vector_loops("gelu_forward", "vanilla"))
+
+
+@avx2
+@pytest.mark.parametrize("op", ["attention_forward", "attention_backward"])
+def test_the_micro_tile_stays_in_registers(op: str) -> None:
+    products = []
+    for loop in vector_loops(op):
+        sums = re.findall(r"\svfmadd231ps\s.*, (%ymm\d+)$", loop, re.MULTILINE)
+        if len(sums) == len(VECTORS.findall(loop)) and len(set(sums)) == 8:
+            products.append(loop)
+            assert len(loop.splitlines()) <= 2.5 * len(sums), loop  # a round has 2 loads and 4 broadcasts for 8 sums
+            assert not re.search(r"\(%r[sb]p", loop), f"spills:\n{loop}"
+    assert products
+
+
+# The same bits --------------------------------------------------------------------------------------------------------
+
+MANY = """
+import importlib
+from cpuopt import kernels, registry
+from cpuopt.lab.cases import case
+from cpuopt.lab.check import check
+for module in {modules}:
+    importlib.import_module("cpuopt.kernels.optimized." + module)
+sizes = [{{"B": 3, "T": 150, "C": 140, "NH": 2, "V": 1003}}, {{"B": 2, "T": 64, "C": 70, "NH": 7, "V": 517}}]
+for kernel in registry.KERNELS.values():
+    if kernel.variant == "optimized":
+        for s in sizes:
+            result = check(kernel, case(kernel.op, s), threads=(1, 2, 3, 4, 7))
+            assert result.verdict == "PASS", result
+print("the same bits")
+"""
+
+
+def test_same_bits_on_up_to_seven_threads() -> None:
+    env = {**os.environ, "NUMBA_NUM_THREADS": "7", "OMP_WAIT_POLICY": "passive"}
+    command = [sys.executable, "-c", MANY.format(modules=MODULES)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=False)
+    assert done.stdout == "the same bits\n", done.stderr
+
+
+# NaN and infinity -----------------------------------------------------------------------------------------------------
+
+
+def call(op: ops.Op, given: dict[str, Any], sizes: dict[str, int]) -> dict[str, np.ndarray[Any, Any]]:
+    kernel = KERNELS[op.name, "optimized"]
+    args = []
+    for a in op.args:
+        args += [given[a.name], False] if a.role == "acc" else [given[a.name]]
+    kernel.compile()
+    kernel.function(*args, *(np.full(s.floats(sizes), np.nan, F32) for s in kernel.scratch))
+    return {a.name: given[a.name] for a in op.written}
+
+
+def prepared(op: ops.Op) -> tuple[Case, dict[str, Any]]:
+    """Arguments in which the first and the last element of every input matter."""
+    on = case(op, SIZES)
+    given = arguments(op, on, np.random.default_rng(0))
+    for a in op.arrays:
+        if a.role == "index":
+            ids = given[a.name]
+            ids[ids < 0] = 1
+            ids.flat[0], ids.flat[-1] = 0, a.below(on.sizes) - 1
+    return on, given
+
+
+INPUTS = [(op, a.name) for op in OPS for a in op.args if a.role in ("in", "state")]
+
+
+RIGHTLY_FINITE = {("cross_entropy_backward", "lse"), ("attention_backward", "lse")}
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf], ids=str)
+@pytest.mark.parametrize(("op", "name"), INPUTS, ids=[f"{op.name}-{name}" for op, name in INPUTS])
+def test_what_is_not_finite_shows(op: ops.Op, name: str, bad: float) -> None:
+    if bad == np.inf and (op.name, name) in RIGHTLY_FINITE:
+        pytest.skip("the formula makes it zero")
+    for where in (0, -1):
+        on, given = prepared(op)
+        given[name].flat[where] = bad
+        with np.errstate(invalid="ignore"):
+            found = call(op, given, dict(on.sizes))
+        assert any(not np.isfinite(x).all() for x in found.values()), (op.name, name, where)
+
+
+def test_finite_stays_finite() -> None:
+    for op in OPS:
+        on, given = prepared(op)
+        assert all(np.isfinite(x).all() for x in call(op, given, dict(on.sizes)).values()), op.name
+
+
+# Extremes -------------------------------------------------------------------------------------------------------------
+
+
+def test_gelu_far_out() -> None:
+    x = F32([-np.inf, -1e30, -1e4, -30, -6, -0.0, 0, 30, 1e4, 1e30, np.inf, np.nan] * 3)
+    n = {"N": x.size}
+    y = call(ops.gelu_forward, {"out": np.empty_like(x), "inp": x}, n)["out"]
+    assert (y[1:4] == 0).all()
+    assert np.array_equal(y[7:11], x[7:11])
+    assert np.isnan(y[[11, 23, 35]]).all()
+    one = np.ones_like(x)
+    d = call(ops.gelu_backward, {"dinp": np.empty_like(x), "dout": one, "inp": x[:]}, n)["dinp"]
+    assert (d[2:4] == 0).all()
+    assert (d[7:9] == 1).all()
+    assert np.isnan(d[[11, 23, 35]]).all()
+
+
+@pytest.mark.parametrize("spike", [40, 1000, 1e30])
+@pytest.mark.parametrize("at", [3, 290, 300])
+def test_a_maximum_that_the_sample_misses(spike: float, at: int) -> None:
+    """The row's first 256 numbers, which stand for its maximum, are far below it."""
+    x = np.linspace(-1, 1, 301).astype(F32)[None].copy()
+    x[0, at] = spike = F32(spike)
+    sizes = {"BT": 1, "V": 301}
+    want = np.exp(x.astype(np.float64) - np.float64(spike))
+    out = call(ops.softmax_forward, {"out": np.empty_like(x), "inp": x}, sizes)["out"]
+    np.testing.assert_allclose(out, want / want.sum(), rtol=2e-6, atol=1e-37)
+    given = {n: np.full(1, np.nan, F32) for n in ("loss", "losses", "lse")}
+    given |= {"logits": x, "targets": np.int32([at]), "ignore_index": -1}
+    lse = call(ops.cross_entropy_forward, given, sizes)["lse"]
+    np.testing.assert_allclose(lse[0], spike + np.log(want.sum()), rtol=1e-6)
+
+
+def test_one_future_token_changes_nothing_before_it() -> None:
+    on, given = prepared(ops.attention_forward)
+    before = {n: x.copy() for n, x in call(ops.attention_forward, given, dict(on.sizes)).items()}
+    given["qkv"][:, 67:] += 5
+    after = call(ops.attention_forward, given, dict(on.sizes))
+    assert np.array_equal(after["out"][:, :67], before["out"][:, :67])
+    assert np.array_equal(after["lse"][:, :, :67], before["lse"][:, :, :67])
+    assert not np.array_equal(after["out"][:, 67:], before["out"][:, 67:])
+
+
+# Vectors --------------------------------------------------------------------------------------------------------------
+
+
+@numba.njit
+def exps(out, x):
+    for i in range(0, x.size, LANES):
+        lanes.store(out, i, lanes.exp(lanes.load(x, i)))
+
+
+def exp(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    padded = np.resize(x, -(-x.size // LANES) * LANES).astype(F32)
+    out = np.empty_like(padded)
+    exps(out, padded)
+    return out[: x.size]
+
+
+def test_exp() -> None:
+    x = np.linspace(-87.6, 88.3, 4_000_001).astype(F32)
+    x = np.concatenate([x, F32(2.0) ** -np.arange(1, 60), -(F32(2.0) ** -np.arange(1, 60))])
+    want = np.exp(x.astype(np.float64))
+    assert np.abs(exp(x) / want - 1).max() < 1.3e-7
+    assert (exp(F32([0, -0.0])) == 1).all()
+    assert (exp(F32([-87.7, -100, -1e30, -np.inf])) == 0).all()
+    assert (exp(F32([88.4, 100, 1e30, np.inf])) == np.inf).all()
+    assert np.isnan(exp(np.uint32([0x7FC00000, 0x7FC0F111, 0xFFC00001, 0x7FFFFFFF]).view(F32))).all()
+
+
+@numba.njit
+def shuffle(out, x, n):
+    """Partial loads and stores, reductions, a transposition."""
+    v = lanes.load_some(x, 0, n)
+    lanes.store(out, 0, v)
+    lanes.store_some(out, LANES, lanes.spread(F32(7)), n)
+    lanes.store(out, 2 * LANES, lanes.select_some(n, v, lanes.spread(F32(-1))))
+    out[3 * LANES] = lanes.sum_lanes(v)
+    out[3 * LANES + 1] = lanes.max_lanes(v)
+    lanes.transpose(out, 4 * LANES, LANES, x, 0, LANES)
+
+
+@pytest.mark.parametrize("n", [-(2**40), -1, 0, 1, LANES - 1, LANES, LANES + 1, 2**40])
+def test_part_of_a_vector(n: int) -> None:
+    x = np.arange(1, LANES * LANES + 1, dtype=F32)
+    out = np.zeros((4 + LANES) * LANES, F32)
+    shuffle(out, x, n)
+    m = min(max(n, 0), LANES)
+    first = np.arange(LANES) < m
+    assert np.array_equal(out[:LANES], np.where(first, x[:LANES], 0))
+    assert np.array_equal(out[LANES : 2 * LANES], np.where(first, 7, 0))
+    assert np.array_equal(out[2 * LANES : 3 * LANES], np.where(first, x[:LANES], -1))
+    assert out[3 * LANES] == m * (m + 1) // 2
+    assert out[3 * LANES + 1] == m
+    assert np.array_equal(out[4 * LANES :].reshape(LANES, LANES), x.reshape(LANES, LANES).T)
