@@ -14,7 +14,7 @@ from pathlib import Path
 from .. import registry
 from ..errors import UserError
 
-VARIANTS = ("vanilla", "blas")
+VARIANTS = ("vanilla", "optimized", "blas")
 """The packages of kernels; each module in them registers what it defines."""
 
 for _variant in VARIANTS:

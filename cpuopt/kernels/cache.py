@@ -214,7 +214,7 @@ class _KernelCache:
         except _Uncacheable as reason:
             _warn(f"{self.label} is not cached: {reason}")
         except OSError as error:
-            _warn(f"kernels are not cached: {_folder()}: {error.strerror}")
+            _warn(f"kernels are not cached: {_folder()}: {error.strerror or error}")
         except Exception as error:
             _warn(f"{self.label} is not cached: {type(error).__name__}: {error}")
 
@@ -255,7 +255,7 @@ def _prepared(folder: Path) -> Path | None:
             _prune(folder)
             return folder
     except OSError as error:
-        problem = str(error.strerror)
+        problem = error.strerror or str(error)
     _warn(f"kernels are not cached: {folder}: {problem}")
     return None
 
@@ -320,7 +320,9 @@ _PARTS = {  # type: the attributes that say all about an instance
 }
 _BLIND = {"eval", "exec", "globals", "__import__", "import_module", ".import_module", ".environ", "getenv", ".getenv"}
 _COMPUTED = {"getattr", "vars", "__dict__"}
-_NOTES = re.compile("__(doc|annot.*|dataclass_.*|orig_bases|parameters|slotnames|firstlineno)__|_abc_impl")
+_NOTES = re.compile(  # in a class
+    "__(doc|annot.*|dataclass_.*|orig_bases|parameters|type_params|slotnames|firstlineno|static_.*)__|_abc_impl"
+)
 
 
 def _settings() -> tuple[Any, ...]:
@@ -376,18 +378,18 @@ class _Walk:
 
     def __init__(self, root: Any) -> None:
         self.units: list[Any] = []  # dispatchers and intrinsics reached
-        self.modules: dict[str, Any] = {}  # modules reached, without those outside
+        self.modules: list[Any] = []  # modules reached, without those outside
         self.names: set[str] = set()  # names that any function reached looks up; in which modules is not known
         self.seen: dict[int, tuple[int, Any]] = {}  # id: position, and the object, which so keeps its id
         self.place = "the signature"
-        tree, done = [self.describe(root)], set[tuple[str, str]]()
-        while pending := {(m, n) for m in self.modules for n in self.names} - done:  # for a.b.K (a, b), then (a.b, K)
-            done |= pending
-            for module, name in sorted(pending):
-                with contextlib.suppress(AttributeError):
-                    tree.append((module, *self.named(module, name, getattr(self.modules[module], name))))
-        settings = [(k, repr(v)) for k, v in vars(numba.config).items() if k in self.names]  # config.NUMBA_NUM_THREADS
-        self.digest = _sha(repr((tree, settings)).encode())
+        tree, done = [self.describe(root)], set[tuple[int, str]]()
+        while pending := {(i, n) for i in range(len(self.modules)) for n in self.names} - done:
+            done |= pending  # a.b.K is found in two rounds: b in a, then K in a.b
+            for i, name in sorted(pending):
+                if hasattr(self.modules[i], name):
+                    tree.append((i, *self.named(self.modules[i].__name__, name, getattr(self.modules[i], name))))
+        read = [(k, repr(v)) for k, v in vars(numba.config).items() if k.isupper() and k in self.names]
+        self.digest = _sha(repr((tree, read)).encode())
 
     def describe(self, value: Any) -> tuple[Any, ...]:
         kind = type(value)
@@ -412,6 +414,7 @@ class _Walk:
             return self.describe(kind), *((k, self.describe(v)) for k, v in vars(value).items() if "__cached_" not in k)
         if outside := _outside_name(value):
             return "outside", outside
+        # What follows may be reached twice, or from itself.
         if id(value) in self.seen:
             return "seen", self.seen[id(value)][0]
         self.seen[id(value)] = len(self.seen), value
@@ -423,7 +426,7 @@ class _Walk:
             return self.function(value)
         if isinstance(value, python.ModuleType):
             if not _is_outside(value):
-                self.modules[value.__name__] = value
+                self.modules.append(value)
             return name, value.__name__
         if isinstance(value, type):
             return self.cls(value)

@@ -738,6 +738,14 @@ class Derived(Base):
         return 2
 
 
+def modules(*values):
+    """A function that reads K of several modules of one name."""
+    several = [ModuleType("mine") for _ in values]
+    for module, value in zip(several, values, strict=True):
+        module.K = value
+    return lambda: [module.K for module in several]
+
+
 def child(value):
     class Parent:
         rows = value
@@ -793,6 +801,8 @@ def annotated(function, **attributes):
         (child(1), child(2)),
         (returns(1), returns(2)),
         (returns(len), returns(abs)),
+        (modules(1, 2), modules(1, 3)),
+        (modules(1, 2), modules(3, 2)),
         (functools.partial(increment, 1), functools.partial(increment, 2)),
         (functools.cache(increment), functools.cache(first)),
         (annotated(returns(1), hint=1), annotated(returns(1), hint=2)),

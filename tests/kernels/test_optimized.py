@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import re
 import subprocess
@@ -16,15 +15,10 @@ import numpy as np
 import pytest
 
 from cpuopt import kernels, ops  # noqa: F401  (importing kernels registers them)
-from cpuopt.kernels import jit
-from cpuopt.kernels.optimized import lanes
+from cpuopt.kernels import jit, lanes
 from cpuopt.kernels.simd import LANES
 from cpuopt.lab.cases import Case, arguments, case
 from cpuopt.registry import KERNELS
-
-MODULES = ["adamw", "attention", "cross_entropy", "embedding", "gelu", "layernorm", "residual", "softmax", "sumsq"]
-for module in MODULES:
-    importlib.import_module(f"cpuopt.kernels.optimized.{module}")
 
 OPS = [op for op in ops.ALL.values() if not op.name.startswith("matmul")]
 SIZES = {"B": 2, "T": 70, "C": 40, "NH": 2, "V": 301, "maxT": 70}
@@ -125,15 +119,12 @@ def test_the_micro_tile_stays_in_registers(op: str) -> None:
 # The same bits --------------------------------------------------------------------------------------------------------
 
 MANY = """
-import importlib
 from cpuopt import kernels, registry
 from cpuopt.lab.cases import case
 from cpuopt.lab.check import check
-for module in {modules}:
-    importlib.import_module("cpuopt.kernels.optimized." + module)
-sizes = [{{"B": 3, "T": 150, "C": 140, "NH": 2, "V": 1003}}, {{"B": 2, "T": 64, "C": 70, "NH": 7, "V": 517}}]
+sizes = [{"B": 3, "T": 150, "C": 140, "NH": 2, "V": 1003}, {"B": 2, "T": 64, "C": 70, "NH": 7, "V": 517}]
 for kernel in registry.KERNELS.values():
-    if kernel.variant == "optimized":
+    if kernel.variant == "optimized" and not kernel.op.name.startswith("matmul"):
         for s in sizes:
             result = check(kernel, case(kernel.op, s), threads=(1, 2, 3, 4, 7))
             assert result.verdict == "PASS", result
@@ -143,7 +134,7 @@ print("the same bits")
 
 def test_same_bits_on_up_to_seven_threads() -> None:
     env = {**os.environ, "NUMBA_NUM_THREADS": "7", "OMP_WAIT_POLICY": "passive"}
-    command = [sys.executable, "-c", MANY.format(modules=MODULES)]
+    command = [sys.executable, "-c", MANY]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=False)
     assert done.stdout == "the same bits\n", done.stderr
 

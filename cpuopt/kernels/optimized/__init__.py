@@ -1,0 +1,1 @@
+"""The fast kernels: vectorised, tiled, the same bits for any number of threads."""

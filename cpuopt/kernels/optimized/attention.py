@@ -1,0 +1,236 @@
+"""Causal attention in tiles of 64 queries by 64 keys: of the square of scores, only the causal half is computed.
+
+A tile of scores is kept transposed, a row for each key and a lane for each query: a query's maximum and sum then run
+down the rows, a vector of queries at a time. A tile on the diagonal is triangular, and computed as such.
+"""
+
+import numpy as np
+from numba import config, prange
+
+from ... import ops
+from ..jit import helper, kernel
+from ..lanes import exp, larger, load, load_some, select_some, spread, store, sum_lanes
+from ..simd import LANES, ticket
+from ..tiles import A_LOWER, A_UPPER, C_UPPER, COLS, ROWS, WHOLE, pack, product, turn, unpack, up
+
+BLOCK = 64  # queries, and keys: a tile fills 16 KB, half of the usual first-level cache
+ZERO, ONE, LOWEST = np.float32(0), np.float32(1), np.float32(-np.inf)
+
+
+def for_each_thread(floats):
+    """Size scratch of ``floats(HS)`` for each thread that may run."""
+    return lambda sizes: config.NUMBA_NUM_THREADS * floats.py_func(sizes["C"] // sizes["NH"])
+
+
+@helper()
+def softmax(w, score, top, alpha, total, n_q, n_k, diagonal):
+    """Raise `top`, turn scores into exp(score - top) and sum them; what was summed before shrinks by `alpha`."""
+    for t in range(0, n_q, LANES):
+        old = load(w, top + t)
+        m = old
+        for t2 in range(min(n_k, t + LANES) if diagonal else n_k):
+            x = load(w, score + t2 * BLOCK + t)
+            m = larger(select_some(t2 - t, spread(LOWEST), x) if diagonal else x, m)
+        shrink = exp(old - m)
+        s = load(w, total + t) * shrink
+        for t2 in range(min(n_k, t + LANES + ROWS) if diagonal else n_k):  # ROWS: zeros for A_LOWER
+            e = exp(load(w, score + t2 * BLOCK + t) - m)
+            if diagonal:
+                e = select_some(t2 - t, spread(ZERO), e)
+            store(w, score + t2 * BLOCK + t, e)
+            s = s + e
+        store(w, top + t, m)
+        store(w, alpha + t, shrink)
+        store(w, total + t, s)
+
+
+@helper()
+def forward_floats(HS):
+    """What one thread works in: packed rows, q transposed, sums of out, a tile; three numbers for each query."""
+    return BLOCK * ((HS + COLS - 1) // COLS * COLS * 3 + BLOCK + 3)
+
+
+@helper()
+def forward_block(out, lse, qkv, w, packed, b, h, t0):
+    """Attend from the queries of one block to all keys up to them."""
+    T, C, HS = out.shape[1], out.shape[2], out.shape[2] // lse.shape[1]
+    width, n_q = up(HS, COLS), min(BLOCK, T - t0)
+    qt, o, score = packed + BLOCK * width, packed + 2 * BLOCK * width, packed + 3 * BLOCK * width
+    top, alpha, total = score + BLOCK * BLOCK, score + BLOCK * BLOCK + BLOCK, score + BLOCK * BLOCK + 2 * BLOCK
+    q = b * T * 3 * C + h * HS
+    for t in range(BLOCK):
+        w[top + t], w[total + t] = LOWEST, ZERO
+    pack(w, packed, width, up(n_q, COLS), qkv, q + t0 * 3 * C, 3 * C, n_q, HS, ONE / np.sqrt(np.float32(HS)))
+    turn(w, qt, BLOCK, w, packed, width, up(n_q, COLS))
+    for t2 in range(0, t0 + 1, BLOCK):
+        diagonal = t2 == t0
+        k, v, n_k = q + C + t2 * 3 * C, q + 2 * C + t2 * 3 * C, n_q if diagonal else BLOCK
+        # pass 1: the scores, transposed
+        part = C_UPPER if diagonal else WHOLE
+        product(w, score, BLOCK, qkv, k, 3 * C, 1, w, qt, BLOCK, n_k, n_q, HS, part, False)
+        # pass 2: their exp, and the sums
+        softmax(w, score, top, alpha, total, n_q, n_k, diagonal)
+        # pass 3: gather the values
+        for t in range(n_q if t2 > 0 else 0):
+            for i in range(0, width, LANES):
+                store(w, o + t * width + i, load(w, o + t * width + i) * w[alpha + t])
+        pack(w, packed, width, n_k, qkv, v, 3 * C, n_k, HS, ONE)
+        part = A_LOWER if diagonal else WHOLE
+        product(w, o, width, w, score, 1, BLOCK, w, packed, width, n_q, width, n_k, part, t2 > 0)
+    # pass 4: normalize
+    for t in range(n_q):
+        lse[b, h, t0 + t] = np.log(w[total + t]) + w[top + t]
+        row = (b * T + t0 + t) * C + h * HS
+        unpack(out, row, C, w, o + t * width, width, 1, HS, ONE / w[total + t], False)
+
+
+@kernel(
+    ops.attention_forward,
+    "optimized",
+    scratch=[("work", for_each_thread(forward_floats)), ("counter", 1)],
+)
+def attention_forward(out, lse, qkv, work, counter):
+    """Block by block of keys, with a running maximum and sum for each query.
+
+    Parallel: blocks of queries of each head, handed out by ticket, the longest of a head first.
+    Memory: four tiles for each thread.
+    Bound: compute.
+    Source: Dao 2023 (arXiv 2307.08691), algorithm 1.
+    """
+    B, T, C = out.shape
+    NH = lse.shape[1]
+    blocks, floats = (T + BLOCK - 1) // BLOCK, forward_floats(C // NH)
+    counter[0] = ZERO  # whose bits are those of the integer 0
+    for worker in prange(work.shape[0] // floats):
+        task = ticket(counter)
+        while task < B * NH * blocks:
+            bh, t0 = task // blocks, (blocks - 1 - task % blocks) * BLOCK
+            forward_block(out, lse, qkv, work, np.int64(worker) * floats, bh // NH, bh % NH, t0)
+            task = ticket(counter)
+
+
+@helper()
+def softmax_backward(w, score, datt, lse, lse0, kept, delta, n_q, n_k, diagonal):
+    """Turn scores into weights, and the weights' adjoints into those of the scores."""
+    for t in range(0, n_q, LANES):
+        log_sum, dot = load_some(lse, lse0 + t, n_q - t), load_some(kept, delta + t, n_q - t)
+        for t2 in range(min(n_k, t + LANES + ROWS) if diagonal else n_k):  # ROWS: zeros for A_LOWER and A_UPPER
+            i = t2 * BLOCK + t
+            p = exp(load(w, score + i) - log_sum)
+            ds = p * (load(w, datt + i) - dot)
+            if diagonal:
+                p, ds = select_some(t2 - t, spread(ZERO), p), select_some(t2 - t, spread(ZERO), ds)
+            store(w, score + i, p)
+            store(w, datt + i, ds)
+
+
+Q, DOUT, DQ, K, V, DK, DV, DELTA = range(8)
+"""What is kept of a block of one head while its tiles are visited, each BLOCK rows, packed. Of q, q/sqrt(HS)."""
+
+
+@helper()
+def block_floats(HS):
+    """What is kept of a block; DELTA is one number for each query."""
+    return BLOCK * ((HS + COLS - 1) // COLS * COLS * 7 + 1)
+
+
+@helper()
+def tile_floats(HS):
+    """What one thread works in: q and dout transposed, two tiles."""
+    return BLOCK * ((HS + COLS - 1) // COLS * COLS * 2 + 2 * BLOCK)
+
+
+@helper()
+def start_block(kept, block, dout, qkv, out, b, h, t0, n, HS):
+    """Pack a block, and give ``delta[t] = dout[t] . out[t]``, which stands for the sum over att * datt."""
+    T, C, width = out.shape[1], out.shape[2], up(HS, COLS)
+    row, x, size = (b * T + t0) * C + h * HS, (b * T + t0) * 3 * C + h * HS, BLOCK * width
+    pack(kept, block + Q * size, width, up(n, COLS), qkv, x, 3 * C, n, HS, ONE / np.sqrt(np.float32(HS)))
+    pack(kept, block + K * size, width, n, qkv, x + C, 3 * C, n, HS, ONE)
+    pack(kept, block + V * size, width, n, qkv, x + 2 * C, 3 * C, n, HS, ONE)
+    pack(kept, block + DOUT * size, width, up(n, COLS), dout, row, C, n, HS, ONE)
+    for t in range(n):
+        d = spread(ZERO)
+        for i in range(0, HS, LANES):
+            d = d + load(kept, block + DOUT * size + t * width + i) * load_some(out, row + t * C + i, HS - i)
+        kept[block + DELTA * size + t] = sum_lanes(d)
+
+
+@helper()
+def backward_tile(lse, lse0, kept, q_block, k_block, w, qt, n_q, n_k, HS):
+    """Add what a tile gives to dq of its queries, dk and dv of its keys; write it on the diagonal, where all begin."""
+    width, diagonal = up(HS, COLS), q_block == k_block
+    size = BLOCK * width
+    q, do, dq, delta = q_block + Q * size, q_block + DOUT * size, q_block + DQ * size, q_block + DELTA * size
+    k, v, dk, dv = k_block + K * size, k_block + V * size, k_block + DK * size, k_block + DV * size
+    dot, score, datt = qt + size, qt + 2 * size, qt + 2 * size + BLOCK * BLOCK
+    turn(w, qt, BLOCK, kept, q, width, up(n_q, COLS))
+    turn(w, dot, BLOCK, kept, do, width, up(n_q, COLS))
+    # pass 1: score[t, t2] = s * q[t] . k[t2] and datt[t, t2] = dout[t] . v[t2], both transposed
+    part = C_UPPER if diagonal else WHOLE
+    product(w, score, BLOCK, kept, k, width, 1, w, qt, BLOCK, n_k, n_q, HS, part, False)
+    product(w, datt, BLOCK, kept, v, width, 1, w, dot, BLOCK, n_k, n_q, HS, part, False)
+    # pass 2: att = exp(score - lse), dscore = att * (datt - delta)
+    softmax_backward(w, score, datt, lse, lse0, kept, delta, n_q, n_k, diagonal)
+    # pass 3: dv[t2] += att[t, t2] * dout[t], dk[t2] += dscore[t, t2] * s * q[t], dq[t] += dscore[t, t2] * k[t2]
+    part = A_UPPER if diagonal else WHOLE
+    product(kept, dv, width, w, score, BLOCK, 1, kept, do, width, n_k, width, n_q, part, not diagonal)
+    product(kept, dk, width, w, datt, BLOCK, 1, kept, q, width, n_k, width, n_q, part, not diagonal)
+    part = A_LOWER if diagonal else WHOLE
+    product(kept, dq, width, w, datt, 1, BLOCK, kept, k, width, n_q, width, n_k, part, not diagonal)
+
+
+@helper()
+def visit(dqkv, dqkv_add, dout, qkv, out, lse, kept, slot, w, base, b, h, i, j):
+    """Do the tile of query block i and key block j, with what comes before its first and after its last tile."""
+    T, C, HS = out.shape[1], out.shape[2], out.shape[2] // lse.shape[1]
+    width, floats, t0, t2 = up(HS, COLS), block_floats(HS), i * BLOCK, j * BLOCK
+    n_q, n_k, size = min(BLOCK, T - t0), min(BLOCK, T - t2), BLOCK * width
+    q_block, k_block = (slot + i) * floats, (slot + j) * floats
+    if i == j:
+        start_block(kept, q_block, dout, qkv, out, b, h, t0, n_q, HS)
+    backward_tile(lse, (b * lse.shape[1] + h) * T + t0, kept, q_block, k_block, w, base, n_q, n_k, HS)
+    row = b * T * 3 * C + h * HS
+    if j == 0:
+        scale = ONE / np.sqrt(np.float32(HS))
+        unpack(dqkv, row + t0 * 3 * C, 3 * C, kept, q_block + DQ * size, width, n_q, HS, scale, dqkv_add)
+    if t0 + BLOCK >= T:
+        unpack(dqkv, row + C + t2 * 3 * C, 3 * C, kept, k_block + DK * size, width, n_k, HS, ONE, dqkv_add)
+        unpack(dqkv, row + 2 * C + t2 * 3 * C, 3 * C, kept, k_block + DV * size, width, n_k, HS, ONE, dqkv_add)
+
+
+def kept_floats(sizes):
+    """Size what is kept: of all blocks or, where a head has only one, of the block that each thread is at."""
+    heads, blocks = sizes["B"] * sizes["NH"], -(-sizes["T"] // BLOCK)
+    held = heads * blocks if blocks > 1 else config.NUMBA_NUM_THREADS
+    return held * block_floats.py_func(sizes["C"] // sizes["NH"])
+
+
+@kernel(
+    ops.attention_backward,
+    "optimized",
+    scratch=[("kept", kept_floats), ("work", for_each_thread(tile_floats)), ("counter", 1)],
+)
+def attention_backward(dqkv, dqkv_add, dout, qkv, out, lse, kept, work, counter):
+    """Diagonal by diagonal: tiles that lie equally far from it share no query block and no key block.
+
+    Parallel: tiles of one diagonal of all heads, handed out by ticket. Each gradient gathers its tiles in the order of
+    the diagonals, whatever the threads.
+    Memory: seven packed copies of C numbers a token, of all tokens if T > BLOCK; four tiles for each thread.
+    Bound: compute.
+    Source: Dao 2023 (arXiv 2307.08691), algorithm 2, in another order.
+    """
+    B, T, C = dout.shape
+    NH = lse.shape[1]
+    blocks, floats = (T + BLOCK - 1) // BLOCK, tile_floats(C // NH)
+    for away in range(blocks):
+        tasks = B * NH * (blocks - away)
+        counter[0] = ZERO  # whose bits are those of the integer 0
+        for worker in prange(work.shape[0] // floats):
+            w = np.int64(worker)
+            task = ticket(counter)
+            while task < tasks:
+                bh, j = task // (blocks - away), task % (blocks - away)
+                slot = bh * blocks if blocks > 1 else w
+                visit(dqkv, dqkv_add, dout, qkv, out, lse, kept, slot, work, w * floats, bh // NH, bh % NH, j + away, j)
+                task = ticket(counter)

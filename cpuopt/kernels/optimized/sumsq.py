@@ -1,0 +1,36 @@
+"""Sum of squares on vectors: chunks of fixed size, summed in order, so that the number of threads changes no bit."""
+
+import numpy as np
+from numba import prange
+
+from ... import ops
+from ..jit import helper, kernel
+
+CHUNK = 16384  # elements: 64 KB, and few enough terms that float32 sums of one chunk stay accurate
+
+
+@helper()
+def sum_squares(inp):
+    """Sum the squares of one chunk."""
+    total = np.float32(0)
+    for i in range(inp.shape[0]):
+        total += inp[i] * inp[i]
+    return total
+
+
+@kernel(ops.sumsq, "optimized", scratch=[("partial", lambda sizes: sizes["N"] // CHUNK + 1)])
+def sumsq(out, inp, partial):
+    """One partial sum for each chunk; these are added in float64.
+
+    Parallel: the chunks.
+    Memory: one element a chunk.
+    Bound: memory.
+    """
+    n = inp.shape[0]
+    chunks = (n + CHUNK - 1) // CHUNK
+    for chunk in prange(chunks):
+        partial[chunk] = sum_squares(inp[chunk * CHUNK : min(chunk * CHUNK + CHUNK, n)])
+    total = 0.0
+    for chunk in range(chunks):
+        total += partial[chunk]
+    out[0] = total
