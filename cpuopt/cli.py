@@ -34,7 +34,7 @@ def _job_flags(p: argparse.ArgumentParser, steps: int) -> None:
 
 def _kernel_flags(p: argparse.ArgumentParser) -> None:
     """Add what chooses kernels and threads."""
-    p.add_argument("--variant", default="vanilla", help="for every op that has it; else vanilla (%(default)s)")
+    p.add_argument("--variant", default="optimized", help="for every op that has it; else vanilla (%(default)s)")
     p.add_argument(
         "--swap",
         action="append",

@@ -28,7 +28,7 @@ class Settings:
     B: int = 4
     T: int = 64
     steps: int = 40
-    variant: str = "vanilla"
+    variant: str = "optimized"
     swap: tuple[str, ...] = ()
     kernels: tuple[str, ...] = ()
     fuse: str = "auto"

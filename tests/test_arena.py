@@ -138,7 +138,7 @@ def test_the_backward_lets_activations_go():
 
 
 def test_gpt2_124m_fits_into_2_2_gb():
-    built = job.build_only(Settings(model="gpt2-124M", B=4, T=64))
+    built = job.build_only(Settings(model="gpt2-124M", B=4, T=64, variant="vanilla"))
     plan, parameters = built.plan(), sum(p.nbytes for p in built.program.parameters)
     assert parameters == 4 * 124_439_808
     assert plan.groups["moment"] == 2 * parameters
@@ -179,7 +179,7 @@ def test_too_little_memory_is_refused_with_advice(monkeypatch):
 
 @pytest.mark.parametrize(("B", "T"), [(8, 64), (2, 64), (1, 64), (1, 32)])
 def test_the_advice_is_the_first_half_that_fits(B, T):
-    asked, config = Settings("gpt2-tiny", B=16, T=64), PRESETS["gpt2-tiny"]
+    asked, config = Settings("gpt2-tiny", B=16, T=64, variant="vanilla"), PRESETS["gpt2-tiny"]
     there = build(GPT2(config), specs(B, T)).plan().total_bytes
     assert job.smaller(asked, config, Choice(), there) == f"try -B {B} -T {T}"
     assert job.smaller(asked, config, Choice(), 1000) == "no B and T fit: try a smaller --model"

@@ -54,7 +54,7 @@ def run(capsys, text):
     """Run a command in this process; give what it printed."""
 
     def run(verb, *flags, job=True):
-        small = ["--model", "gpt2-tiny", "--data", text, "-B", "2", "-T", "16"] if job else []
+        small = ["--model", "gpt2-tiny", "--data", text, "-B", "2", "-T", "16", "--variant", "vanilla"] if job else []
         assert cli.main([verb, *small, *flags]) == 0
         return capsys.readouterr().out
 

@@ -30,7 +30,7 @@ def text(tmp_path_factory):
 def prepare(text):
     def prepare(**settings):
         small = {"model": "gpt2-tiny", "data": text, "B": 2, "T": 16, "steps": 3, "val_every": 0, "lr": 1e-2}
-        return job.prepare(job.Settings(**small | settings))
+        return job.prepare(job.Settings(**{"variant": "vanilla"} | small | settings))
 
     return prepare
 
