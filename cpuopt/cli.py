@@ -152,7 +152,8 @@ def _start_numba(threads: int | None) -> None:
             raise UserError(f"--threads {threads}: expected 1 or more")
         if threads > cores:
             warn(f"{threads} threads on {cores} cores: they take turns, which costs time")
-    os.environ["NUMBA_NUM_THREADS"] = str(threads or cores)
+    if "numba" not in sys.modules:  # once it runs, numba refuses another number
+        os.environ["NUMBA_NUM_THREADS"] = str(threads or cores)
 
 
 def _cores() -> int:

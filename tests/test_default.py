@@ -1,5 +1,6 @@
 """What a user gets who names nothing: the optimized kernels with their rewrites, and vanilla's losses."""
 
+import os
 from itertools import pairwise
 
 import pytest
@@ -23,6 +24,7 @@ def test_the_rewrites_are_on():
 
 
 def test_the_default_trains_as_vanilla_does(tmp_path, capsys):
+    before = os.environ["NUMBA_NUM_THREADS"]
     path = tmp_path / "text.txt"
     path.write_text("".join(f"{i} squared is {i * i}.\n" for i in range(1000)))
     job = ["train", "--model", "gpt2-tiny", "--data", str(path), "-B", "2", "-T", "13", "--steps", "6", "--json"]
@@ -36,3 +38,4 @@ def test_the_default_trains_as_vanilla_does(tmp_path, capsys):
     for one, other in pairwise(losses):
         assert one == pytest.approx(other, rel=1e-4)
     assert losses[0][-1] < losses[0][0]
+    assert os.environ["NUMBA_NUM_THREADS"] == before  # numba runs, and would refuse another number at its next compile
