@@ -9,7 +9,7 @@ NaN goes through all three; infinities give the exact limits. `tests/kernels/tes
 function  largest error                                  beyond the range
 ========  =============================================  =====================================
 exp       1e-7 of the value; 1.4e-45 where subnormal     0 below -103.98, infinite above 88.73
-tanh      3e-7 of the value; 2e-43 where below 1e-35     -1 and 1
+tanh      3e-7 of the value; 2e-42 where below 1e-35     -1 and 1
 maximum   none; NaN if either is NaN                     signs of zero are not kept apart
 ========  =============================================  =====================================
 

@@ -5,10 +5,12 @@ only micro-tiles of ROWS by COLS, whose sums stay in registers.
 """
 
 import numpy as np
+from numba import types
+from numba.extending import intrinsic
 
 from .jit import helper
-from .lanes import load, load_some, load_spread, spread, store, store_some, transpose
-from .simd import LANES
+from .lanes import INT, Lanes, load, load_some, load_spread, spread, store, store_some, transpose
+from .simd import I32, LANES
 
 ROWS, COLS = 4, 2 * LANES  # 8 sums under way fill two multiply-add pipes for four cycles, and leave registers to spare
 WHOLE, C_UPPER, A_LOWER, A_UPPER = range(4)
@@ -118,3 +120,34 @@ def unpack(x, x0, x_row, tile, tile0, width, rows, cols, scale, adds):
                 store(x, place, v)
             else:
                 store_some(x, place, v, n)
+
+
+@intrinsic
+def tell(typingctx, steps, i, n):
+    """Set the count `i` of an array to n; whoever reads it afterwards sees all that this thread has written before."""
+
+    def codegen(context, builder, signature, args):
+        steps, i, n = args
+        place = builder.bitcast(Lanes(context, builder).point(signature.args[0], steps, i), I32.as_pointer())
+        builder.store_atomic(builder.trunc(n, I32), place, "release", 4)
+        return context.get_dummy_value()
+
+    return types.void(steps, INT, INT), codegen
+
+
+@intrinsic
+def wait_for(typingctx, steps, i, n):
+    """Wait until the count `i` of an array is n. The thread that sets it must not wait for this one."""
+
+    def codegen(context, builder, signature, args):
+        steps, i, n = args
+        place = builder.bitcast(Lanes(context, builder).point(signature.args[0], steps, i), I32.as_pointer())
+        again, on = builder.append_basic_block("again"), builder.append_basic_block("on")
+        builder.branch(again)
+        builder.position_at_end(again)
+        there = builder.load_atomic(place, "acquire", 4, typ=I32)
+        builder.cbranch(builder.icmp_signed("==", there, builder.trunc(n, I32)), on, again)
+        builder.position_at_end(on)
+        return context.get_dummy_value()
+
+    return types.void(steps, INT, INT), codegen

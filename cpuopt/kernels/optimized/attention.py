@@ -11,7 +11,7 @@ from ... import ops
 from ..jit import helper, kernel
 from ..lanes import exp, larger, load, load_some, select_some, spread, store, sum_lanes
 from ..simd import LANES, ticket
-from ..tiles import A_LOWER, A_UPPER, C_UPPER, COLS, ROWS, WHOLE, pack, product, turn, unpack, up
+from ..tiles import A_LOWER, A_UPPER, C_UPPER, COLS, ROWS, WHOLE, pack, product, tell, turn, unpack, up, wait_for
 
 BLOCK = 64  # queries, and keys: a tile fills 16 KB, half of the usual first-level cache
 ZERO, ONE, LOWEST = np.float32(0), np.float32(1), np.float32(-np.inf)
@@ -209,13 +209,18 @@ def kept_floats(sizes):
 @kernel(
     ops.attention_backward,
     "optimized",
-    scratch=[("kept", kept_floats), ("work", for_each_thread(tile_floats)), ("counter", 1)],
+    scratch=[
+        ("kept", kept_floats),
+        ("work", for_each_thread(tile_floats)),
+        ("counter", 1),
+        ("steps", lambda sizes: 2 * sizes["B"] * sizes["NH"] * -(-sizes["T"] // BLOCK)),
+    ],
 )
-def attention_backward(dqkv, dqkv_add, dout, qkv, out, lse, kept, work, counter):
+def attention_backward(dqkv, dqkv_add, dout, qkv, out, lse, kept, work, counter, steps):
     """Diagonal by diagonal: tiles that lie equally far from it share no query block and no key block.
 
-    Parallel: tiles of one diagonal of all heads, handed out by ticket. Each gradient gathers its tiles in the order of
-    the diagonals, whatever the threads.
+    Parallel: tiles of all heads, handed out by ticket. A tile waits until its two blocks have been through the
+    diagonals before, whose tickets are earlier; so each gradient gathers its tiles in one order, whatever the threads.
     Memory: seven packed copies of C numbers a token, of all tokens if T > BLOCK; four tiles for each thread.
     Bound: compute.
     Source: Dao 2023 (arXiv 2307.08691), algorithm 2, in another order.
@@ -223,14 +228,25 @@ def attention_backward(dqkv, dqkv_add, dout, qkv, out, lse, kept, work, counter)
     B, T, C = dout.shape
     NH = lse.shape[1]
     blocks, floats = (T + BLOCK - 1) // BLOCK, tile_floats(C // NH)
-    for away in range(blocks):
-        tasks = B * NH * (blocks - away)
-        counter[0] = ZERO  # whose bits are those of the integer 0
-        for worker in prange(work.shape[0] // floats):
-            w = np.int64(worker)
+    tiles = NH * (blocks * (blocks + 1) // 2)
+    counter[0] = ZERO  # whose bits are those of the integer 0
+    for i in range(steps.shape[0]):
+        steps[i] = ZERO
+    for worker in prange(work.shape[0] // floats):
+        w = np.int64(worker)
+        task = ticket(counter)
+        while task < B * tiles:
+            b, j, away = task // tiles, task % tiles, 0
+            while j >= NH * (blocks - away):
+                j -= NH * (blocks - away)
+                away += 1
+            h, j = j // (blocks - away), j % (blocks - away)
+            first = (b * NH + h) * blocks
+            queries, keys = 2 * (first + j + away), 2 * (first + j) + 1
+            wait_for(steps, queries, away)
+            wait_for(steps, keys, away)
+            slot = first if blocks > 1 else w
+            visit(dqkv, dqkv_add, dout, qkv, out, lse, kept, slot, work, w * floats, b, h, j + away, j)
+            tell(steps, queries, away + 1)
+            tell(steps, keys, away + 1)
             task = ticket(counter)
-            while task < tasks:
-                bh, j = task // (blocks - away), task % (blocks - away)
-                slot = bh * blocks if blocks > 1 else w
-                visit(dqkv, dqkv_add, dout, qkv, out, lse, kept, slot, work, w * floats, bh // NH, bh % NH, j + away, j)
-                task = ticket(counter)

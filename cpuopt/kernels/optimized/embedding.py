@@ -11,7 +11,7 @@ ROWS = 64  # of a gradient to zero at a time: 196 KB at 768 channels
 ZERO = np.float32(0)
 
 
-@helper()
+@helper(forceinline=True)
 def gather(out, row, position):
     """Copy a row, or add the row of its position."""
     if position.shape[0] > 0:

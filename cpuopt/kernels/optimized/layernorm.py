@@ -11,7 +11,7 @@ CHUNKS = 32  # of rows, each with its own partial dweight and dbias: enough for 
 ZERO, ONE = np.float32(0), np.float32(1)
 
 
-@helper()
+@helper(forceinline=True)
 def forward_row(out, inp, weight, bias, eps):
     """Give the mean and 1/std of a row, and its normalized form in `out`."""
     C = inp.shape[0]
@@ -32,7 +32,7 @@ def forward_row(out, inp, weight, bias, eps):
     return m, s
 
 
-@helper()
+@helper(forceinline=True)
 def backward_row(dinp, dinp_add, dweight, dbias, dout, inp, weight, m, s):
     """Give or add the gradient of a row; add its share to dweight and dbias."""
     C = inp.shape[0]

@@ -1,16 +1,25 @@
-"""Matrix products on the micro-kernel of ``simd``: one side broadcast as it lies, the other packed into panels.
+"""Matrix products on the micro-kernel of ``simd``: the small operand is packed, the large one is read where it lies.
 
-A panel is NR neighbouring columns for each k, so the micro-kernel reads it in order. What is packed:
+A panel is NR neighbouring columns for each k, so the micro-kernel reads it in order.
 
-- **forward** ``out = inp . weight^T``: `inp`, the small operand, transposed into panels of NR tokens. `weight` is the
-  broadcast side, rows walked along k, read from memory once. Tiles come out transposed: they are gathered in a strip of
-  scratch and written to `out` with the bias.
-- **dinp** ``dout . weight``: `weight` is the vector side, columns copied into a panel where enough tokens share it; for
-  few tokens it is used as it lies and `dout` is packed.
-- **dweight** ``dout^T . inp``: `inp` is packed into panels once; columns of `dout` are packed a strip at a time.
+========  ================================  ====================================  ===================================
+          broadcast side                    vector side, in panels                loops of a chunk, from the outermost
+========  ================================  ====================================  ===================================
+forward   rows of `weight`, in place        NR tokens of `inp`, transposed once   blocks of k, panels, rows; then the
+                                                                                  sums, transposed, to `out`
+dinp      tokens of `dout`, in place        NR columns of `weight`, copied when   blocks of k, panels, tokens
+                                            their turn comes
+for few   tokens of `dout`, copied          NR columns of `weight`, in place      the same
+dweight   columns of `dout`, packed by      NR columns of `inp`, copied once      blocks of tokens, panels, rows
+          groups, a strip at a time
+========  ================================  ====================================  ===================================
 
-Work is cut into chunks that threads take by ticket, so none waits for the last. An element's sum runs over k in blocks
-whose length depends on the shape alone: chunks and threads change no bit.
+So `weight` streams from memory once, and what comes next of it is fetched while a tile is computed.
+
+Work is cut into chunks that threads take by ticket, so none waits for the last. An element is summed by one thread,
+over k in order, in blocks whose length depends on the shape alone: chunks and threads change no bit.
+
+Source: Goto and van de Geijn 2008 and BLIS for blocks and packing; what is packed for which shape is our own.
 """
 
 import numba
@@ -19,25 +28,30 @@ from numba import prange
 
 from ... import ops
 from ..jit import helper, kernel
+from ..lanes import load, load_some, spread, store, store_some
 from ..simd import LANES, MR, NR, at, copy, move, prefetch, product, ticket, transpose
 
 ZERO = np.float32(0)
 LINE = 16  # floats in a cache line
 PACKED = 0  # as a row stride: the rows of a group lie interleaved
-DEPTH = 1024  # most k of a forward block: a panel of 64 KB stays in L2 beside the rows of weight
-WIDE = 256  # tokens of a forward chunk: with TALL, a strip of sums of 48 KB
-TALL = 48  # rows of weight in a chunk, a multiple of the usual MR
 SLICE = 128  # k of a packing task
-FEW = 24  # tokens up to which weight is used as it lies: packing a panel would cost more than it saves
-INPUT_ROWS = 256  # tokens of a dinp chunk
-INPUT_DEPTH = 768  # most rows of weight in a dinp block: the panel is 48 KB
-COLUMNS = 8 * NR  # columns of dinp in a chunk
-WEIGHT_DEPTH = 512  # most tokens of a dweight block: NR columns of inp are 32 KB, the strip of dout 96 KB
+TALL = 48  # rows of weight in a chunk: of all MR, a multiple of the usual one and of LANES
+WIDE = 256  # tokens of a forward chunk: with TALL, a strip of sums of 48 KB
+DEPTH = 1024  # most k of a forward block: TALL rows (192 KB) and a panel (64 KB) take half of 512 KB of L2
+FEW = 24  # tokens up to which weight is used as it lies: copying a panel would cost more than it saves
+ALIASED = 1024  # floats: rows that a multiple of it apart start on 4 KB share their places in L1
+INPUT_ROWS = 256  # tokens of a dinp chunk: enough to pay for copying a panel
+INPUT_DEPTH = 768  # most k of a dinp block: the panel is 48 KB of L2
+SHORT = 128  # tokens up to which their part of dout and of dinp is small, and it pays
+SHORT_DEPTH = 192  # to keep the panel, 12 KB, in L1
+COLUMNS = 384  # most columns of a dinp chunk
+WEIGHT_DEPTH = 512  # most tokens of a dweight block: a panel is 32 KB, the strip of dout 96 KB, that of dweight more
+# floats of scratch for a thread
 FORWARD_SCRATCH = WIDE * TALL + TALL
 INPUT_SPARE = INPUT_ROWS * NR
-INPUT_SCRATCH = INPUT_SPARE + INPUT_DEPTH * NR + INPUT_DEPTH * FEW
+INPUT_SCRATCH = INPUT_SPARE + INPUT_DEPTH * NR + SHORT_DEPTH * FEW
 WEIGHT_BLOCK = WEIGHT_DEPTH * TALL
-WEIGHT_SCRATCH = WEIGHT_BLOCK + NR * TALL
+WEIGHT_SCRATCH = WEIGHT_BLOCK + TALL + TALL * NR
 
 
 def up(n, step):
@@ -57,98 +71,98 @@ def ceil(n, step):
 
 
 @helper()
+def even(total, most, unit):
+    """Size of the fewest equal pieces of `most` or less; `unit` divides both."""
+    return ceil(ceil(total, ceil(total, most)), unit) * unit
+
+
+@helper()
 def chunk_size(total, most, unit, others, threads):
-    """Largest size of chunk, halved while there are fewer than four for each thread."""
-    size = most
-    while size > unit and ceil(total, size) * others < 4 * threads:
-        size = ceil(size // 2, unit) * unit
-    return size
+    """Size of chunks, `most` or less, of which there are `others` for each stretch of `total`.
+
+    Where they are few, they are cut so that each thread gets as many as the next, and two or more.
+    """
+    count, turn = ceil(total, most), 2 * threads
+    if count * others < 4 * turn:
+        count = ceil(ceil(count * others, turn) * turn, others)
+    return min(most, ceil(ceil(total, count), unit) * unit)
 
 
 @helper()
-def blocks_of(total, most):
-    """Cut `total` into blocks of equal length, whole cache lines, of about `most`."""
-    return ceil(ceil(total, ceil(total, most)), LINE) * LINE
-
-
-@helper()
-def multiply(rows, a, row, b, line, c, c_row, depth, add, ahead, ahead_group, ahead_step, shift):
-    """Multiply rows of a, in even groups of at most MR, with one panel; what comes next is fetched ahead."""
+def multiply(rows, a, row, b, line, c, c_row, depth, add, ahead, ahead_group, step, shift):
+    """Multiply rows of a, in even groups of at most MR, with one panel; group g fetches from ahead[g * ahead_group]."""
     groups = ceil(rows, MR)
     size, longer = rows // groups, rows % groups
     lo = 0
     for g in range(groups):
         n = size + 1 if g < longer else size
         start, r, s = (lo * depth, 1, n) if row == PACKED else (lo * row, row, 1)
-        product(
-            n,
-            at(a, start),
-            r,
-            s,
-            b,
-            line,
-            at(c, lo * c_row),
-            c_row,
-            depth,
-            add,
-            at(ahead, g * ahead_group),
-            ahead_step,
-            shift,
-        )
+        x = at(ahead, g * ahead_group)
+        product(n, at(a, start), r, s, b, line, at(c, lo * c_row), c_row, depth, add, x, step, shift)
         lo += n
 
 
 @helper()
-def pack_tokens(panels, x, row, lo, hi):
-    """panels[row * C + k * NR + j] = x[row + j, k]."""
-    n = min(NR, x.shape[0] - row)
+def pack_columns(panel, x, row, column, depth):
+    """panel[k, j] = x[row + k, column + j], and zero beyond the last column."""
     C = x.shape[1]
-    base = row * C
-    full = lo
-    zero = panels.shape[0] - NR
-    if n == NR:
-        full = lo + (hi - lo) // LANES * LANES
-        for j in range(0, NR, LANES):
-            for k in range(lo, full, LANES):
-                transpose(at(panels, base + k * NR + j), NR, at(x, (row + j) * C + k), C, at(panels, zero))
+    if column + NR <= C:
+        copy(at(panel, 0), NR, at(x, row * C + column), C, depth)
+    else:
+        for k in range(depth):
+            for j in range(NR):
+                panel[k * NR + j] = x[row + k, column + j] if column + j < C else ZERO
+
+
+@helper()
+def add_columns(x, row, column, tile, rows, add):
+    """Write or add what lies inside of x of a tile in scratch: the edge that a whole tile would pass."""
+    for i in range(rows):
+        for j in range(x.shape[1] - column):
+            new = tile[i * NR + j]
+            x[row + i, column + j] = x[row + i, column + j] + new if add else new
+
+
+@helper()
+def pack_tokens(panels, x, row, lo, hi):
+    """panels[row * C + k * NR + j] = x[row + j, k] for k in lo..hi, and zero beyond the last row."""
+    C = x.shape[1]
+    n = min(NR, x.shape[0] - row)
+    base, zeros = row * C, panels.shape[0] - NR
+    full = lo + (hi - lo) // LANES * LANES if n == NR else lo
+    for j in range(0, NR, LANES):
+        for k in range(lo, full, LANES):
+            transpose(at(panels, base + k * NR + j), NR, at(x, (row + j) * C + k), C, at(panels, zeros))
     for k in range(full, hi):
         for j in range(NR):
             panels[base + k * NR + j] = x[row + j, k] if j < n else ZERO
 
 
 @helper()
-def forward_chunk(out, weight, bias, panels, sums, m0, m1, n0, n1, depth_most):
-    """Give out[m0:m1, n0:n1]: tiles into the strip `sums`, then transposed to `out` with the bias."""
-    N, K = weight.shape
-    rows = n1 - n0
-    groups = ceil(rows, MR)
-    for k in range(0, K, depth_most):
-        depth = min(depth_most, K - k)
+def forward_sums(sums, weight, panels, m0, m1, n0, n1, most):
+    """Give the products of rows n0..n1 of `weight` with tokens m0..m1, panel by panel: sums[m - m0, n - n0, j]."""
+    K = weight.shape[1]
+    groups = ceil(n1 - n0, MR)
+    for k in range(0, K, most):
+        depth = min(most, K - k)
+        a = at(weight, n0 * K + k)
         for m in range(m0, m1, NR):
-            a = at(weight, n0 * K + k)
-            b = m * K + k * NR
-            if m == m0:
-                ahead, ahead_group, ahead_step = at(a, MR * K), MR * K, 2 * MR
-            else:
-                ahead, ahead_group, ahead_step = at(panels, b + NR * K), depth * NR // groups, 2 * ceil(NR, groups)
-            multiply(
-                rows,
-                a,
-                K,
-                at(panels, b),
-                NR,
-                at(sums, (m - m0) * TALL),
-                NR,
-                depth,
-                k > 0,
-                ahead,
-                ahead_group,
-                ahead_step,
-                0,
-            )
-    extra = WIDE * TALL
-    for i in range(TALL):
-        sums[extra + i] = bias[n0 + i] if i < rows and bias.shape[0] > 0 else ZERO
+            b = at(panels, m * K + k * NR)
+            if m == m0:  # fetch the next group's rows: one stretch of memory where a block is all of K
+                ahead, ahead_group, step = at(a, MR * K), MR * K, 2 * MR
+            else:  # fetch the next panel, each group a part of it
+                ahead, ahead_group, step = at(b, K * NR), depth * NR // groups, 2 * ceil(NR, groups)
+            to = at(sums, (m - m0) * TALL)
+            multiply(n1 - n0, a, K, b, NR, to, NR, depth, k > 0, ahead, ahead_group, step, 0)
+
+
+@helper()
+def forward_store(out, bias, sums, m0, m1, n0, n1):
+    """Give out[m0:m1, n0:n1], with the bias; what is to be fused with the product belongs here, or after it."""
+    N = out.shape[1]
+    rows, extra = n1 - n0, WIDE * TALL
+    for i in range(rows):
+        sums[extra + i] = bias[n0 + i] if bias.shape[0] > 0 else ZERO
     for m in range(m0, m1, NR):
         base = (m - m0) * TALL
         full = rows // LANES * LANES if m + NR <= m1 else 0
@@ -175,92 +189,66 @@ def matmul_forward(out, inp, weight, bias, panels, sums, queue):
     M, K = inp.shape
     N = weight.shape[0]
     threads = sums.shape[0] // FORWARD_SCRATCH
-    for i in range(NR):
-        panels[panels.shape[0] - NR + i] = ZERO
+    for j in range(NR):
+        panels[panels.shape[0] - NR + j] = ZERO
     queue[0] = ZERO
     slices = ceil(K, SLICE)
     for i in prange(ceil(M, NR) * slices):
-        p, s = i // slices, i % slices
-        pack_tokens(panels, inp, p * NR, s * SLICE, min(K, (s + 1) * SLICE))
-    depth = min(K, 4096) if M <= NR else blocks_of(K, DEPTH)
-    m_blocks = ceil(M, WIDE)
-    tall = chunk_size(N, TALL, MR, m_blocks, threads)
-    chunks = ceil(N, tall) * m_blocks
+        lo = i % slices * SLICE
+        pack_tokens(panels, inp, i // slices * NR, lo, min(K, lo + SLICE))
+    depth = K if M <= NR else even(K, DEPTH, LINE)
+    wide = even(M, WIDE, NR)
+    m_chunks = ceil(M, wide)
+    tall = chunk_size(N, TALL, LANES, m_chunks, threads)
+    chunks = ceil(N, tall) * m_chunks
     for t in prange(threads):
         mine = sums[t * FORWARD_SCRATCH : (t + 1) * FORWARD_SCRATCH]
         chunk = ticket(queue)
         while chunk < chunks:
-            m0, n0 = chunk % m_blocks * WIDE, chunk // m_blocks * tall
-            forward_chunk(out, weight, bias, panels, mine, m0, min(M, m0 + WIDE), n0, min(N, n0 + tall), depth)
+            m0, n0 = chunk % m_chunks * wide, chunk // m_chunks * tall
+            m1, n1 = min(M, m0 + wide), min(N, n0 + tall)
+            forward_sums(mine, weight, panels, m0, m1, n0, n1, depth)
+            forward_store(out, bias, mine, m0, m1, n0, n1)
             chunk = ticket(queue)
-
-
-@helper()
-def add_columns(dst, row, column, src, rows, width, add):
-    """Write or add the first `width` columns of a tile in scratch: the edge that a whole tile would pass."""
-    for i in range(rows):
-        for j in range(width):
-            x = src[i * NR + j]
-            dst[row + i, column + j] = dst[row + i, column + j] + x if add else x
-
-
-@helper()
-def pack_columns(panel, x, row, column, depth):
-    """panel[k, j] = x[row + k, column + j]."""
-    C = x.shape[1]
-    if column + NR <= C:
-        copy(at(panel, 0), NR, at(x, row * C + column), C, depth)
-    else:
-        for k in range(depth):
-            for j in range(NR):
-                panel[k * NR + j] = x[row + k, column + j] if column + j < C else ZERO
 
 
 @helper()
 def pack_lines(block, x, row, column, rows, depth):
     """block[i, k] = x[row + i, column + k]."""
-    C = x.shape[1]
-    full = depth // LANES * LANES
     for i in range(rows):
-        for k in range(0, full, LANES):
-            move(at(block, i * depth + k), at(x, (row + i) * C + column + k))
-        for k in range(full, depth):
+        for k in range(depth):
             block[i * depth + k] = x[row + i, column + k]
 
 
 @helper()
-def input_chunk(dinp, add, dout, weight, mine, m0, m1, c0, c1, depth_most):
+def input_chunk(dinp, add, dout, weight, mine, m0, m1, c0, c1, most):
     """Give dinp[m0:m1, c0:c1]."""
     N, C = weight.shape
     rows = m1 - m0
     groups = ceil(rows, MR)
-    few = rows <= FEW
-    spare = mine[:INPUT_SPARE]
-    panel = mine[INPUT_SPARE:]
-    block = mine[INPUT_SPARE + NR * INPUT_DEPTH :]
-    shift = 0
+    few = dout.shape[0] <= FEW and C % ALIASED > 0
+    tile, panel, block = mine, mine[INPUT_SPARE:], mine[INPUT_SPARE + INPUT_DEPTH * NR :]
+    shift = 0  # so that the groups together fetch one panel
     while groups >> (shift + 2):
         shift += 1
-    for n in range(0, N, depth_most):
-        depth = min(depth_most, N - n)
+    for n in range(0, N, most):
+        depth = min(most, N - n)
         adding = add or n > 0
-        a, a_row = at(dout, m0 * N + n), N
+        a, row = at(dout, m0 * N + n), N
         if few:
             pack_lines(block, dout, m0, n, rows, depth)
-            a, a_row = at(block, 0), depth
+            a, row = at(block, 0), depth
         for c in range(c0, c1, NR):
-            b, line = at(weight, n * C + c), C
             inside = c + NR <= C
-            if not few or not inside:
+            b, line = at(weight, n * C + c), C
+            if not (few and inside):
                 pack_columns(panel, weight, n, c, depth)
                 b, line = at(panel, 0), NR
-            d, d_row = at(dinp, m0 * C + c), C
-            if not inside:
-                d, d_row = at(spare, 0), NR
+            to, to_row = (at(dinp, m0 * C + c), C) if inside else (at(tile, 0), NR)
             ahead = at(weight, n * C + c + NR if c + NR < c1 else (n + depth) * C + c0)
-            multiply(rows, a, a_row, b, line, d, d_row, depth, adding and inside, ahead, depth // groups * C, C, shift)
+            multiply(rows, a, row, b, line, to, to_row, depth, adding and inside, ahead, depth // groups * C, C, shift)
             if not inside:
-                add_columns(dinp, m0, c, spare, rows, C - c, adding)
+                add_columns(dinp, m0, c, tile, rows, adding)
 
 
 @kernel(ops.matmul_backward_input, "optimized", scratch=[("panels", each(INPUT_SCRATCH)), ("queue", LINE)])
@@ -274,99 +262,98 @@ def matmul_backward_input(dinp, dinp_add, dout, weight, panels, queue):
     M, C = dinp.shape
     queue[0] = ZERO
     threads = panels.shape[0] // INPUT_SCRATCH
-    m_blocks = ceil(M, INPUT_ROWS)
-    depth = 192 if M <= 128 else INPUT_DEPTH
-    wide = chunk_size(C, 2 * COLUMNS if M <= FEW else COLUMNS, NR, m_blocks, threads)
-    chunks = m_blocks * ceil(C, wide)
+    depth = SHORT_DEPTH if M <= SHORT else INPUT_DEPTH
+    tall = even(M, INPUT_ROWS, LINE)
+    m_chunks = ceil(M, tall)
+    wide = chunk_size(C, COLUMNS, NR, m_chunks, threads)
+    chunks = m_chunks * ceil(C, wide)
     for t in prange(threads):
         mine = panels[t * INPUT_SCRATCH : (t + 1) * INPUT_SCRATCH]
         chunk = ticket(queue)
         while chunk < chunks:
-            m0, c0 = chunk % m_blocks * INPUT_ROWS, chunk // m_blocks * wide
-            input_chunk(dinp, dinp_add, dout, weight, mine, m0, min(M, m0 + INPUT_ROWS), c0, min(C, c0 + wide), depth)
+            m0, c0 = chunk % m_chunks * tall, chunk // m_chunks * wide
+            input_chunk(dinp, dinp_add, dout, weight, mine, m0, min(M, m0 + tall), c0, min(C, c0 + wide), depth)
             chunk = ticket(queue)
 
 
 @helper()
 def pack_outputs(block, dout, m, depth, n0, rows):
-    """Groups of w columns of dout: block[lo * depth + k * w + i] = dout[m + k, n0 + lo + i]."""
+    """Pack columns of dout by groups of up to MR: block[lo * depth + k * n + i] = dout[m + k, n0 + lo + i].
+
+    Whole vectors are written; what is too much of one is overwritten by the next.
+    """
     N = dout.shape[1]
     groups = ceil(rows, MR)
     size, longer = rows // groups, rows % groups
-    safe = depth - ceil(LANES, size)
+    safe = depth - ceil(LANES, size)  # from here on, a whole vector could end outside of the group or of dout
     for k in range(depth):
-        lo = 0
-        x = (m + k) * N + n0
-        if k < safe:
-            for g in range(groups):
-                n = size + 1 if g < longer else size
+        x, lo = (m + k) * N + n0, 0
+        for g in range(groups):
+            n = size + 1 if g < longer else size
+            to = lo * depth + k * n
+            if k < safe:
                 for i in range(0, n, LANES):
-                    move(at(block, lo * depth + k * n + i), at(dout, x + lo + i))
-                lo += n
-        else:
-            for g in range(groups):
-                n = size + 1 if g < longer else size
+                    move(at(block, to + i), at(dout, x + lo + i))
+            else:
                 for i in range(n):
-                    block[lo * depth + k * n + i] = dout[m + k, n0 + lo + i]
-                lo += n
+                    block[to + i] = dout[m + k, n0 + lo + i]
+            lo += n
 
 
 @helper()
-def weight_chunk(grad, row, add, dout, panels, block, spare, n0, n1, tall, depth_most):
+def sum_columns(total, add, dout, m, depth, n0, rows):
+    """Give or add the sums of columns n0.. over `depth` tokens, in order; a vector more may be written."""
+    N = dout.shape[1]
+    for i in range(0, rows, 2 * LANES):  # two vectors, so that the sum of one does not wait for the other's
+        j, left = i + LANES, rows - i - LANES
+        s, t = spread(ZERO), spread(ZERO)
+        if add:
+            s, t = load(total, i), load_some(total, j, left)
+        for k in range(m, m + depth):
+            x = k * N + n0
+            s, t = s + load_some(dout, x + i, rows - i), t + load_some(dout, x + j, left)
+        store(total, i, s)
+        store_some(total, j, t, left)
+
+
+@helper()
+def weight_chunk(grad, row, add, dout, panels, block, spare, n0, n1, tall, most):
     """Give rows n0..n1 of the weight's gradient in rows `row`.. of `grad`, and of the bias's in `spare`."""
     M, N = dout.shape
     C = grad.shape[1]
     P = ceil(C, NR) * NR
     rows = n1 - n0
     groups = ceil(rows, MR)
-    for m in range(0, M, depth_most):
-        depth = min(depth_most, M - m)
+    tile = spare[TALL:]
+    for m in range(0, M, most):
+        depth = min(most, M - m)
         pack_outputs(block, dout, m, depth, n0, rows)
+        sum_columns(spare, m > 0, dout, m, depth, n0, rows)
         adding = add or m > 0
-        lines = ceil(tall, LINE) * depth
         next_m, next_n = (m + depth, n0) if m + depth < M else (0, n1)
-        done = 0
+        lines, done = ceil(tall, LINE) * depth, 0
         for c in range(0, C, NR):
-            todo = lines * (c + NR) // P  # of the next strip of dout, fetched ahead
-            while done < todo:
+            while done * P < lines * (c + NR):  # fetch this panel's part of the dout that is packed next
                 prefetch(at(dout, (next_m + done % depth) * N + next_n + done // depth * LINE))
                 done += 1
-            b = at(panels, m * P + c * depth)
             inside = c + NR <= C
-            g, g_row = (at(grad, row * C + c), C) if inside else (at(spare, 0), NR)
-            multiply(
-                rows,
-                at(block, 0),
-                PACKED,
-                b,
-                NR,
-                g,
-                g_row,
-                depth,
-                adding and inside,
-                at(b, depth * NR),
-                depth * NR // groups,
-                2 * ceil(NR, groups),
-                0,
-            )
+            b = at(panels, m * P + c * depth)
+            to, to_row = (at(grad, row * C + c), C) if inside else (at(tile, 0), NR)
+            ahead, ahead_group, step = at(b, depth * NR), depth * NR // groups, 2 * ceil(NR, groups)
+            x = at(block, 0)
+            multiply(rows, x, PACKED, b, NR, to, to_row, depth, adding and inside, ahead, ahead_group, step, 0)
             if not inside:
-                add_columns(grad, row, c, spare, rows, C - c, adding)
-    for i in range(rows):
-        spare[i] = ZERO
-    for m in range(M):
-        for i in range(rows):
-            spare[i] += dout[m, n0 + i]
+                add_columns(grad, row, c, tile, rows, adding)
 
 
 @helper()
 def pack_all_columns(i, panels, inp, depth):
     """Pack the i-th panel of NR columns and `depth` tokens."""
     M, C = inp.shape
-    P = ceil(C, NR) * NR
-    columns = P // NR
+    columns = ceil(C, NR)
     m, c = i // columns * depth, i % columns * NR
-    d = min(depth, M - m)
-    pack_columns(panels[m * P + c * d : m * P + (c + NR) * d], inp, m, c, d)
+    n = min(depth, M - m)
+    pack_columns(panels[m * columns * NR + c * n :], inp, m, c, n)
 
 
 @kernel(
@@ -388,7 +375,7 @@ def matmul_backward_weight(dweight, dweight_add, dbias, dbias_add, dout, inp, pa
     depth = min(M, WEIGHT_DEPTH)
     for i in prange(ceil(C, NR) * ceil(M, depth)):
         pack_all_columns(i, panels, inp, depth)
-    tall = chunk_size(N, TALL, MR, 1, threads)
+    tall = chunk_size(N, TALL, LANES, 1, threads)
     chunks = ceil(N, tall)
     for t in prange(threads):
         mine = blocks[t * WEIGHT_SCRATCH : (t + 1) * WEIGHT_SCRATCH]

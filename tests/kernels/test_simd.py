@@ -1,0 +1,332 @@
+"""The micro-kernel on any machine, what feeds it, the matrix products made of it, and the functions of `fastmath`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+
+import numba
+import numpy as np
+import pytest
+
+from cpuopt import kernels, ops  # noqa: F401  (importing kernels registers them)
+from cpuopt.kernels import jit, simd
+from cpuopt.kernels.fastmath import exp, maximum, tanh
+from cpuopt.kernels.optimized import matmul
+from cpuopt.kernels.simd import (
+    AVX2,
+    AVX512,
+    LANES,
+    MR,
+    NEON,
+    NR,
+    PLAIN,
+    Tile,
+    at,
+    copy,
+    move,
+    product,
+    ticket,
+    transpose,
+)
+from cpuopt.lab.check import check
+from cpuopt.registry import KERNELS
+
+F32 = np.float32
+LINUX = "x86_64-unknown-linux-gnu"
+SKYLAKE = {"sse2", "avx2", "fma", "avx512f"}
+TILES = [  # features, tile, where to generate it, a vector's multiply-add there, a vector register
+    (SKYLAKE, (14, 2, 16), LINUX, "skylake-avx512", r"vfmadd\w+ps\s.*%zmm", r"%[xyz]mm"),
+    (SKYLAKE, (14, 2, 16), LINUX, "znver4", r"vfmadd\w+ps\s.*%zmm", r"%[xyz]mm"),
+    ({"avx2", "fma"}, (6, 2, 8), LINUX, "haswell", r"vfmadd\w+ps\s.*%ymm", r"%[xyz]mm"),
+    ({"avx2", "fma"}, (6, 2, 8), LINUX, "znver3", r"vfmadd\w+ps\s.*%ymm", r"%[xyz]mm"),
+    ({"neon"}, (12, 2, 4), "aarch64-unknown-linux-gnu", "neoverse-n1", r"fmla\s+v", r"\b[qvsd]\d"),
+    ({"neon"}, (12, 2, 4), "aarch64-unknown-linux-gnu", "neoverse-v2", r"fmla\s+v", r"\b[qvsd]\d"),
+    ({"neon"}, (12, 2, 4), "arm64-apple-macosx", "apple-m1", r"fmla\.4s", r"\b[qvsd]\d"),
+    ({"sse2"}, (4, 2, 4), LINUX, "x86-64", r"mulps\s.*%xmm", r"%xmm"),
+    ({"avx2"}, (4, 2, 4), LINUX, "x86-64", r"mulps\s.*%xmm", r"%xmm"),
+]
+IDS = [f"{shape[0]}x{shape[1]}x{shape[2]} {cpu}" for _, shape, _, cpu, *_ in TILES]
+
+# The tile -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("features", "shape"), [t[:2] for t in TILES], ids=IDS)
+def test_tile_of_a_machine(features: set[str], shape: tuple[int, int, int]) -> None:
+    found = simd.tile(features)
+    assert (found.rows, found.vectors, found.lanes) == shape
+
+
+@pytest.mark.parametrize("machine", [AVX512, AVX2, NEON, PLAIN])
+def test_tile_fills_the_registers_and_the_pipes(machine: Tile) -> None:
+    features = {AVX512: {"avx512f"}, AVX2: {"avx2", "fma"}, NEON: {"neon"}, PLAIN: set()}[machine]
+    found = simd.tile(features)
+    used = found.rows * found.vectors + found.vectors + 1 + found.spare
+    assert used <= found.registers < used + found.vectors
+    assert found.rows * found.vectors >= 8
+
+
+def test_tile_is_for_the_machine_that_numba_compiles_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(numba.config, "CPU_NAME", "x86-64-v4")
+    monkeypatch.setattr(numba.config, "CPU_FEATURES", "")
+    assert simd.tile(simd.host_features()).lanes == 16
+    monkeypatch.setattr(numba.config, "CPU_NAME", "generic")
+    assert simd.tile(simd.host_features()).lanes == 4
+    monkeypatch.setattr(numba.config, "CPU_FEATURES", "+avx2,+fma,-avx512f")
+    assert simd.tile(simd.host_features()).lanes == 8
+
+
+# Its machine code ---------------------------------------------------------------------------------------------------
+
+
+def inner_loop(shape: Tile, rows: int, triple: str, cpu: str, fma: str) -> str:
+    """Of the parts between labels, the one with most multiply-adds, up to its jump back."""
+    parts = re.split(r"\n(?=\.?LBB)", simd.machine_code(shape, rows, triple, cpu))
+    part = max(parts, key=lambda p: len(re.findall(fma, p)))
+    (end,) = [m.end() for m in re.finditer(rf"\n\s+(?:j|b\.)\w+\s+{re.escape(part.split(':')[0])}\b", part)]
+    return part[:end]
+
+
+def spills(loop: str, vector: str) -> list[str]:
+    return [line for line in loop.splitlines() if re.search(r"%rsp|\bsp\b", line) and re.search(vector, line)]
+
+
+@pytest.mark.parametrize(("features", "shape", "triple", "cpu", "fma", "vector"), TILES, ids=IDS)
+def test_inner_loop_is_multiply_adds_in_registers(
+    features: set[str], shape: tuple[int, int, int], triple: str, cpu: str, fma: str, vector: str
+) -> None:
+    found = simd.tile(features)
+    for rows in (found.rows, found.rows - 1, 1):
+        loop = inner_loop(found, rows, triple, cpu, fma)
+        assert len(re.findall(fma, loop)) == 2 * rows * found.vectors  # k goes in pairs
+        assert not spills(loop, vector), loop
+        assert not re.search(r"\s(call|bl)\s", loop)
+    if triple == LINUX:  # else each row's address is had from the one before: a chain longer than the multiply-adds
+        assert len(re.findall(r"\s(?:add|lea)q\s", inner_loop(found, found.rows, triple, cpu, fma))) <= found.rows + 2
+
+
+@pytest.mark.parametrize(("features", "shape", "triple", "cpu", "fma", "vector"), TILES[:5], ids=IDS[:5])
+def test_a_tile_too_tall_is_seen_to_spill(
+    features: set[str], shape: tuple[int, int, int], triple: str, cpu: str, fma: str, vector: str
+) -> None:
+    found = simd.tile(features)
+    taller = replace(found, rows=found.rows + 2, spare=0)
+    assert spills(inner_loop(taller, taller.rows, triple, cpu, fma), vector)
+
+
+# What it computes ---------------------------------------------------------------------------------------------------
+
+
+@jit.helper()
+def multiply(a, row, step, b, line, c, start, c_row, rows, depth, add):
+    product(rows, at(a, 0), row, step, at(b, 0), line, at(c, start), c_row, depth, add, at(a, 0), 0, 0)
+
+
+@pytest.mark.parametrize("rows", range(1, MR + 1))
+@pytest.mark.parametrize("depth", [0, 1, 2, 7])
+@pytest.mark.parametrize("add", [False, True])
+def test_product(rows: int, depth: int, add: bool) -> None:
+    rng = np.random.default_rng(rows)
+    for row, step, line, c_row in ((depth + 3, 1, NR, NR), (1, rows, NR + 5, NR + 1)):
+        a, b = rng.random(rows * row + depth * step + 1, F32), rng.random((depth + 1) * line, F32)
+        c = rng.random((rows + 2) * c_row, F32) if add else np.full((rows + 2) * c_row, np.nan, F32)
+        x = np.lib.stride_tricks.as_strided(a, (rows, depth), (4 * row, 4 * step)).astype(np.float64)
+        y = np.lib.stride_tricks.as_strided(b, (depth, NR), (4 * line, 4)).astype(np.float64)
+        want = c.copy()
+        for i in range(rows):
+            place = slice((i + 1) * c_row, (i + 1) * c_row + NR)
+            want[place] = (want[place] if add else 0) + x[i] @ y
+        multiply(a, row, step, b, line, c, c_row, c_row, rows, depth, add)
+        np.testing.assert_allclose(c, want, rtol=1e-5)  # what lies around the tile is as it was
+
+
+@jit.helper()
+def moves(copied, moved, turned, x, width, rows, extra):
+    copy(at(copied, 0), NR, at(x, 1), width, rows)
+    move(at(moved, 1), at(x, 2))
+    transpose(at(turned, 0), LANES, at(x, 3), width, at(extra, 0))
+
+
+def test_moves() -> None:
+    x = np.random.default_rng(0).random((LANES, NR + 7), F32)
+    copied, moved, turned = np.zeros((5, NR), F32), np.zeros(LANES + 2, F32), np.zeros((LANES, LANES), F32)
+    extra = np.arange(LANES, dtype=F32)
+    moves(copied, moved, turned, x, NR + 7, 3, extra)
+    np.testing.assert_array_equal(copied, np.vstack([x[:3, 1 : NR + 1], np.zeros((2, NR), F32)]))
+    np.testing.assert_array_equal(moved, np.concatenate([[0], x[0, 2 : LANES + 2], [0]]))
+    np.testing.assert_array_equal(turned, x[:, 3 : LANES + 3].T + extra)
+
+
+@numba.njit(parallel=True)
+def draw(queue, drawn):
+    for _ in numba.prange(4):
+        n = ticket(queue)
+        while n < drawn.shape[0]:
+            drawn[n] += 1
+            n = ticket(queue)
+
+
+def test_each_ticket_is_drawn_once() -> None:
+    drawn = np.zeros(100_000, np.int64)
+    draw(np.zeros(1, F32), drawn)
+    assert (drawn == 1).all()
+
+
+# The matrix products ------------------------------------------------------------------------------------------------
+
+MATMULS = ["matmul_forward", "matmul_backward_input", "matmul_backward_weight"]
+SHAPES = [  # BT, C, OC: each takes another way through a kernel
+    (1, 1, 1),
+    (NR, NR, MR),  # whole tiles only
+    (NR + 1, NR + 1, MR + 1),  # one over
+    (3, 1024, 49),  # rows that start 4 KB apart
+    (matmul.FEW, 67, 131),
+    (matmul.FEW + 1, 67, 131),
+    (17, 2 * matmul.DEPTH + 1, 7),  # blocks of k, forward
+    (7, 35, 2 * matmul.SHORT_DEPTH + 1),  # of dinp
+    (matmul.SHORT + 1, 33, matmul.INPUT_DEPTH + 1),
+    (matmul.WEIGHT_DEPTH + 1, 31, 97),  # of dweight
+    (max(matmul.WIDE, matmul.INPUT_ROWS) + 4, 40, 100),  # chunks of tokens
+    (5, matmul.COLUMNS + 8, 3),  # of columns
+    (2, 3, 50257),
+]
+
+
+@pytest.mark.parametrize("op", MATMULS)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_matmul(op: str, shape: tuple[int, int, int]) -> None:
+    kernel = KERNELS[op, "optimized"]
+    result = check(kernel, dict(zip(("BT", "C", "OC"), shape, strict=True)), threads=(1, 2, 3, 4))
+    assert result.verdict == "PASS", str(result)
+
+
+@cache
+def assembly(op: str) -> str:
+    """Compile anew, since code from the cache cannot be read."""
+    kernel = KERNELS[op, "optimized"]
+    fresh = numba.jit(**kernel.function.targetoptions)(kernel.function.py_func)
+    fresh.compile(jit.signature(kernel.op, kernel.scratch))
+    (text,) = fresh.inspect_asm().values()
+    return str(text)
+
+
+def micro_kernels(text: str) -> Iterator[str]:
+    """Blocks that jump to themselves and multiply vectors."""
+    for part in re.split(r"\n(?=\.LBB)", text):
+        for end in re.finditer(rf"\n\s+j\w+\s+{re.escape(part.split(':')[0])}\n", part + "\n"):
+            if re.search(r"vfmadd\w+ps\s.*%[yz]mm", part):
+                yield part[: end.end()]
+
+
+@pytest.mark.skipif(LANES < 8, reason="the patterns are those of AVX")
+@pytest.mark.parametrize("op", MATMULS)
+def test_hot_loops_are_multiply_adds(op: str) -> None:
+    loops = list(micro_kernels(assembly(op)))
+    counts = sorted(len(re.findall(r"vfmadd\w+ps\s.*%[yz]mm", loop)) for loop in loops)
+    assert counts[-MR:] == [2 * simd.HOST.vectors * rows for rows in range(1, MR + 1)]
+    for loop in loops:
+        assert not re.search(r"\scall", loop), loop
+        assert not re.search(r"vfn?m\w+ss\s", loop), loop
+        assert not spills(loop, "%[xyz]mm"), loop
+
+
+# Fast functions -----------------------------------------------------------------------------------------------------
+
+
+@jit.helper()
+def exps(out, x):
+    for i in range(x.shape[0]):
+        out[i] = exp(x[i])
+
+
+@jit.helper()
+def tanhs(out, x):
+    for i in range(x.shape[0]):
+        out[i] = tanh(x[i])
+
+
+@jit.helper()
+def largest(out, x):
+    m = x[0]
+    for i in range(1, x.shape[0]):
+        m = maximum(m, x[i])
+    out[0] = m
+
+
+def of(function: object, x: object) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
+    x = np.asarray(x, F32)
+    out = np.full_like(x, 12345)
+    function(out, x)  # type: ignore[operator]
+    return out
+
+
+def every(step: int) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
+    """One in `step` of all float32, and their neighbourhoods of interest."""
+    with np.errstate(invalid="ignore"):
+        x = np.arange(0, 2**32, step, dtype=np.uint64).astype(np.uint32).view(F32)
+        near = [np.linspace(-110, 95, 500_001), np.linspace(-10, 10, 500_001)]
+        return np.concatenate([x[np.isfinite(x)], *near]).astype(F32)
+
+
+def test_exp_error() -> None:
+    x = every(2003)
+    with np.errstate(over="ignore"):
+        got, want = of(exps, x), np.exp(x.astype(np.float64))
+        rounded = want.astype(F32)
+    normal = (want >= np.finfo(F32).tiny) & np.isfinite(rounded)
+    assert np.abs(got[normal] / want[normal] - 1).max() <= 1e-7
+    small = want < np.finfo(F32).tiny
+    assert np.abs(got[small] - want[small]).max() <= 1.4e-45
+    assert np.isinf(got[want > 3.4028236e38]).all()
+    assert np.isfinite(got[np.isfinite(rounded)]).all()
+
+
+def test_tanh_error() -> None:
+    x = every(2003)
+    got, want = of(tanhs, x), np.tanh(x.astype(np.float64))
+    normal = np.abs(x) >= 1e-35
+    assert np.abs(got[normal] / want[normal] - 1).max() <= 3e-7
+    assert np.abs(got[~normal] - want[~normal]).max() <= 2e-42
+    assert np.abs(got).max() == 1
+
+
+def test_special_values() -> None:
+    x = [np.inf, -np.inf, np.nan, 0, -1e30, 1e30, -104.5, 89.5]
+    np.testing.assert_array_equal(of(exps, x), np.array([np.inf, 0, np.nan, 1, 0, np.inf, 0, np.inf], F32))
+    np.testing.assert_array_equal(of(tanhs, x), np.array([1, -1, np.nan, 0, -1, 1, -1, 1], F32))
+
+
+@pytest.mark.parametrize("n", [1, 7, 64, 1000])
+def test_maximum(n: int) -> None:
+    x = np.random.default_rng(n).standard_normal(n).astype(F32)
+    assert of(largest, x)[0] == x.max()
+    assert of(largest, np.full(n, -np.inf))[0] == -np.inf
+    x[n // 2] = np.nan
+    assert np.isnan(of(largest, x)[0])
+
+
+@jit.helper()
+def library_exps(out, x):
+    for i in range(x.shape[0]):
+        out[i] = np.exp(x[i])
+
+
+@pytest.mark.skipif(LANES != 8, reason="the patterns are those of AVX2")
+def test_loops_of_fast_functions_are_vector_code() -> None:
+    def code(function: numba.core.registry.CPUDispatcher) -> str:
+        fresh = numba.jit(**function.targetoptions)(function.py_func)
+        array = numba.types.Array(numba.float32, 1, "C")
+        fresh.compile((array, array))
+        return str(next(iter(fresh.inspect_asm().values())))
+
+    for function, core in ((exps, "vfmadd"), (tanhs, "vdivps"), (largest, "vmaxps")):
+        text = code(function)
+        assert re.search(rf"\s{core}\w*\s.*%ymm", text)
+        assert "expf" not in text
+        assert "tanhf" not in text
+        assert "fmaximum" not in text
+    text = code(library_exps)
+    assert "expf" in text
+    assert not re.search(r"\svfmadd\w*\s.*%ymm", text)
