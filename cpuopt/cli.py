@@ -57,7 +57,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="cpuopt", description=DESCRIPTION)
+    parser = _Parser(prog="cpuopt", description=DESCRIPTION, allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"cpuopt {__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="verb", required=True)
 
@@ -209,6 +209,11 @@ def _profile(args: argparse.Namespace) -> int:
         raise UserError(f"--warmup {args.warmup}: expected 0 or more")
     with console.compiling() as progress:
         job = prepare(settings, progress)
+    for note in job.engine.notes:
+        console.warn(note)
+    busy = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    if busy > _cores():
+        console.warn(f"load average {busy:.1f} on {_cores()} cores: other processes make these times too long")
     with console.counting("steps", settings.steps + args.warmup) as tick:
         report = profile(job, warmup=args.warmup, tick=tick)
     if args.trace:

@@ -34,7 +34,8 @@ def fuse(program: Program, names: Sequence[str], choice: Choice) -> list[str]:
 
     def allowed(fused: Op, layer: str) -> bool:
         for rule in choice.swaps:
-            named = [p.name for p in fused.fuses or (fused,) if op_matches(p.name, rule.op)]
+            parts = [p.name for p in fused.fuses or (fused,) if op_matches(p.name, rule.op)]
+            named = [name for name in parts if (name, rule.variant) in KERNELS]
             meant = fused.fuses and op_matches(fused.name, rule.op) and (fused.name, rule.variant) in KERNELS
             if named and rule.covers(layer) and not meant:
                 notes[f"--swap '{rule}' keeps {named[0]} in layer {layer!r} from being rewritten"] = None

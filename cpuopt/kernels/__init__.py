@@ -14,8 +14,8 @@ from pathlib import Path
 from .. import registry
 from ..errors import UserError
 
-VARIANTS = ("vanilla", "optimized", "blas")
-"""The packages of kernels; each module in them registers what it defines."""
+VARIANTS = sorted((m.name for m in pkgutil.iter_modules(__path__) if m.ispkg), key=lambda name: name != registry.BASE)
+"""The packages of kernels, vanilla first; each module in them registers what it defines."""
 
 for _variant in VARIANTS:
     _package = importlib.import_module(f".{_variant}", __name__)
