@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from cpuopt import arena, cli, registry
+from cpuopt.cli import common
 from cpuopt.data import write_tokens
 from cpuopt.engine import Engine
 
@@ -22,7 +23,7 @@ def _here(tmp_path, monkeypatch):
     """Run in a folder with one text; keep numba's threads and the registry as they are."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("NUMBA_NUM_THREADS", threads := os.environ["NUMBA_NUM_THREADS"])
-    monkeypatch.setattr(cli, "_cores", lambda: int(threads))
+    monkeypatch.setattr(common, "cores", lambda: int(threads))
     monkeypatch.setattr(registry, "KERNELS", registry.KERNELS.copy())
     Path("text.txt").write_text("".join(f"{i} squared is {i * i}.\n" for i in range(1000)))
 

@@ -14,10 +14,10 @@ import psutil
 import pytest
 from rich.console import Console
 
-from cpuopt import bench_plan
 from cpuopt.bench import Bench, Plan, View, parse_sizes
-from cpuopt.bench_process import Side, Worker, ended_by_sigterm
-from cpuopt.bench_stats import disagreement, geometric_mean, interval, resample, schedule
+from cpuopt.bench import plan as bench_plan
+from cpuopt.bench.process import Side, Worker, ended_by_sigterm
+from cpuopt.bench.stats import disagreement, geometric_mean, interval, resample, schedule
 from cpuopt.errors import UserError
 from cpuopt.report import bench as report
 

@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 
 from cpuopt import __version__, cli, ops, registry
+from cpuopt.cli import common
 from cpuopt.engine import build
 from cpuopt.job import specs
 from cpuopt.models.gpt2 import GPT2, PRESETS
 from cpuopt.program import PHASES
 
-VERBS = ["train", "profile", "program", "kernels", "warmup", "data"]
+VERBS = cli.VERBS
 STEP_KEYS = ["step", "loss", "lr", "grad_norm", "step_ms", "tokens_per_s"]
 LABELS = [
     *[
@@ -36,7 +37,7 @@ def residual_forward(out, inp1, inp2):
     for i in prange(inp1.shape[0]):
         out[i] = inp1[i] + inp2[i] if inp1[i] != {unique} else inp2[i] + {unique}
 """
-CORES = cli._cores()
+CORES = common.cores()
 ENVIRONMENT = {name: v for name, v in os.environ.items() if name != "NUMBA_NUM_THREADS"}
 
 
@@ -45,7 +46,7 @@ def _here(tmp_path, monkeypatch):
     """Run in an empty folder; keep numba's threads and the registry as they are."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("NUMBA_NUM_THREADS", threads := os.environ["NUMBA_NUM_THREADS"])
-    monkeypatch.setattr(cli, "_cores", lambda: int(threads))  # numba refuses another number once it runs
+    monkeypatch.setattr(common, "cores", lambda: int(threads))  # numba refuses another number once it runs
     monkeypatch.setattr(registry, "KERNELS", registry.KERNELS.copy())
 
 

@@ -13,8 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from ..bench import View
-from ..bench_process import PHASES
-from ..bench_stats import Result
+from ..bench.process import PHASES
+from ..bench.stats import Result
 from .console import ERR
 
 

@@ -8,14 +8,14 @@ import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from .bench_process import Side
-from .errors import UserError
-from .models.gpt2 import parse_config
+from ..errors import UserError
+from ..models.gpt2 import parse_config
+from .process import Side
 
 PEERS = {"torch-eager": "eager", "torch-compile": "compile"}
 SIZES = "1x16,1x32,2x16,1x64,4x64,16x64,1x1024"
 OPTIMIZER = {"lr": 1e-4, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.0}
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 START_ROUNDS = 5
 """Start and warm-up take about as long as so many rounds."""
 
@@ -115,7 +115,7 @@ def cpuopt_side(plan: Plan, name: str, variant: str, swap: tuple[str, ...] = (),
     }
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     environment = {"NUMBA_NUM_THREADS": str(plan.threads), "PYTHONPATH": path}
-    return Side(name, (sys.executable, "-P", "-m", "cpuopt.bench_worker"), {"settings": settings}, environment)
+    return Side(name, (sys.executable, "-P", "-m", "cpuopt.bench.worker"), {"settings": settings}, environment)
 
 
 def peer_sides(plan: Plan) -> list[Side]:

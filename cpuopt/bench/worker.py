@@ -1,4 +1,4 @@
-"""The cpuopt side of `cpuopt bench`: ``python -m cpuopt.bench_worker``, told in JSON lines what to do.
+"""The cpuopt side of `cpuopt bench`: ``python -m cpuopt.bench.worker``, told in JSON lines what to do.
 
 ``check`` looks whether the settings can be done, ``init`` compiles and sets the initial weights, ``steps`` trains and
 says what each step took, ``peak`` says how much memory that needed.
@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .errors import UserError
+from ..errors import UserError
 
 if TYPE_CHECKING:
-    from .engine import Bound
-    from .job import Settings
+    from ..engine import Bound
+    from ..job import Settings
 
 COLUMN = {"forward": "forward", "backward": "backward", "norm": "update", "update": "update"}
 """Where a phase of the program is counted: PyTorch has no norm of the gradient to compare with."""
@@ -35,7 +35,7 @@ class Session:
     """
 
     def __init__(self, request: Mapping[str, Any], say: Callable[[str], None]) -> None:
-        from .job import prepare  # numba is imported late: an idle worker is small
+        from ..job import prepare  # numba is imported late: an idle worker is small
 
         self.settings = settings_of(request)
         job = prepare(self.settings, lambda done, total, name: say(f"compiling {done}/{total} {name}"))
@@ -85,7 +85,7 @@ class Session:
 
 def settings_of(request: Mapping[str, Any]) -> Settings:
     """Read the settings of a job from a request."""
-    from .job import Settings
+    from ..job import Settings
 
     given: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in request["settings"].items()}
     return Settings(B=request["B"], T=request["T"], **given)
@@ -93,7 +93,7 @@ def settings_of(request: Mapping[str, Any]) -> Settings:
 
 def check(request: Mapping[str, Any]) -> None:
     """Trace the model and choose its kernels, to find what in the settings cannot be done."""
-    from .job import build_only
+    from ..job import build_only
 
     build_only(settings_of(request))
 
@@ -143,8 +143,8 @@ def main() -> None:
 
 
 def _peak() -> dict[str, Any]:
-    from .kernels.threads import threading_layer
-    from .profiler import peak_rss_bytes
+    from ..kernels.threads import threading_layer
+    from ..profiler import peak_rss_bytes
 
     return {"peak_rss_mb": peak_rss_bytes() / 1e6, "versions": {"threading_layer": threading_layer()}}
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from .bench_process import Steps, Worker
+from .process import Steps, Worker
 
 Array = np.ndarray[Any, Any]
 

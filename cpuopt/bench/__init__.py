@@ -20,13 +20,13 @@ from typing import Any
 
 import numpy as np
 
-from . import record
-from .bench_plan import OPTIMIZER, START_ROUNDS, Plan, cpuopt_side, parse_sizes, peer_sides, round_cost
-from .bench_process import LIMIT_S, Side, Steps, Worker, ended_by_sigterm
-from .bench_stats import CHECKED_STEPS, Others, Result, disagreement, geometric_mean, schedule
-from .data import load_corpus
-from .errors import UserError
-from .models.gpt2 import parse_config
+from .. import record
+from ..data import load_corpus
+from ..errors import UserError
+from ..models.gpt2 import parse_config
+from .plan import OPTIMIZER, START_ROUNDS, Plan, cpuopt_side, parse_sizes, peer_sides, round_cost
+from .process import LIMIT_S, Side, Steps, Worker, ended_by_sigterm
+from .stats import CHECKED_STEPS, Others, Result, disagreement, geometric_mean, schedule
 
 __all__ = ["Bench", "Plan", "View", "parse_sizes"]
 

@@ -23,7 +23,7 @@ from typing import Any
 
 import psutil
 
-from .errors import UserError
+from ..errors import UserError
 
 PHASES = ("forward", "backward", "update")
 LIMIT_S = 1800.0

@@ -1,0 +1,52 @@
+"""The command line: a module for each verb; numba is imported only by the verb that needs it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import NoReturn
+
+from .. import __version__
+from ..errors import UserError
+
+DESCRIPTION = "A CPU performance laboratory for LLM training: train, profile, and swap one kernel at a time."
+VERBS = ("train", "profile", "bench", "program", "kernels", "warmup", "data")
+"""In the order of ``cpuopt -h``; the module of that name has ``HELP``, ``flags(parser)`` and ``run(args)``."""
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says in one line what is wrong with the flags."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"cpuopt: {message}; see '{self.prog} -h'\n")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="cpuopt", description=DESCRIPTION, allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=f"cpuopt {__version__}")
+    verbs = parser.add_subparsers(dest="verb", metavar="verb", required=True)
+    for name in VERBS:
+        verb = import_module(f".{name.replace('-', '_')}", __name__)
+        p = verbs.add_parser(name, help=verb.HELP)
+        verb.flags(p)
+        p.set_defaults(run_verb=verb.run)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; return its exit status: 0, 2 for bad input, 130 after Ctrl-C, 143 after SIGTERM."""
+    args = _parser().parse_args(argv)
+    try:
+        return int(args.run_verb(args) or 0)
+    except UserError as e:
+        print(f"cpuopt: {e}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("cpuopt: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1

@@ -1,0 +1,59 @@
+"""``cpuopt bench``: whole training steps, side by side with PyTorch or another variant."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from . import common
+from .common import kernel_flags, start_numba
+
+HELP = "whole training steps, side by side with PyTorch or another variant"
+
+
+def flags(p: argparse.ArgumentParser) -> None:
+    """Add the verb's flags."""
+    p.add_argument("--model", default="gpt2-124M", help="preset, or sizes as in '{\"n_layer\": 4}' (%(default)s)")
+    p.add_argument("--peer", action="append", default=[], help="torch-eager (default) or torch-compile; repeatable")
+    p.add_argument("--against", action="append", default=[], metavar="VARIANT", help="a variant as peer; repeatable")
+    p.add_argument("--sizes", default="1x16,1x32,2x16,1x64,4x64,16x64,1x1024", help="B x T each (%(default)s)")
+    p.add_argument("--rounds", type=int, default=10, help="turns of each side (%(default)s)")
+    p.add_argument("--seed", type=int, default=0, help="of the order of turns, weights and batches (%(default)s)")
+    p.add_argument("--peer-python", default=sys.executable, metavar="PATH", help="a Python that has torch (this one)")
+    p.add_argument("--json", action="store_true", help="print the record as one JSON object")
+    p.add_argument("--out", type=Path, metavar="FILE", help="write the record there, anew after each size")
+    kernel_flags(p)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the verb; return its exit status."""
+    start_numba(args.threads)
+    from ..bench import Bench, Plan, parse_sizes
+    from ..report import bench as report
+    from ..report import console
+
+    plan = Plan(
+        model=args.model,
+        sizes=parse_sizes(args.sizes),
+        peers=tuple(dict.fromkeys(args.peer or ([] if args.against else ["torch-eager"]))),
+        against=tuple(dict.fromkeys(args.against)),
+        variant=args.variant,
+        swap=tuple(args.swap),
+        fuse=args.fuse,
+        kernels=tuple(args.kernels),
+        threads=args.threads or common.cores(),
+        rounds=args.rounds,
+        seed=args.seed,
+        peer_python=args.peer_python,
+        processes=common.cores(),
+    )
+    bench = Bench(plan)
+    with report.progress(plan.cost) as bench.view:
+        record = bench.run(args.out)
+    if args.json:
+        print(json.dumps(record))
+    else:
+        console.show(report.tables(record))
+    return 1 if any(r["refused"] for r in record["results"]) else 0

@@ -1,0 +1,79 @@
+"""What several verbs share: the flags that describe a job, and how numba is started."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import UserError
+
+if TYPE_CHECKING:
+    from ..job import Settings
+
+
+def job_flags(p: argparse.ArgumentParser, steps: int) -> None:
+    """Add what describes a training job."""
+    p.add_argument("--model", default="gpt2-124M", help="preset, or sizes as in '{\"n_layer\": 4}' (%(default)s)")
+    p.add_argument(
+        "--data", default="builtin", help="builtin, a dataset, a text file, a glob, or a .bin of tokens (%(default)s)"
+    )
+    p.add_argument("-B", type=int, default=4, help="rows of a batch (%(default)s)")
+    p.add_argument("-T", type=int, default=64, help="tokens of a row (%(default)s)")
+    p.add_argument("--steps", type=int, default=steps, help="training steps (%(default)s)")
+    p.add_argument("--seed", type=int, default=0, help="of initial weights and order of data (%(default)s)")
+    kernel_flags(p)
+
+
+def kernel_flags(p: argparse.ArgumentParser) -> None:
+    """Add what chooses kernels and threads."""
+    p.add_argument("--variant", default="optimized", help="for every op that has it; else vanilla (%(default)s)")
+    p.add_argument(
+        "--swap",
+        action="append",
+        default=[],
+        metavar="OP[@LAYER]=VARIANT",
+        help="a variant for some ops in some layers, globs allowed; repeatable, the last match wins",
+    )
+    p.add_argument("--kernels", action="append", default=[], metavar="FILE.py", help="your own kernels; repeatable")
+    p.add_argument(
+        "--fuse", default="auto", metavar="all|none|NAME,...", help="rewrites: residual, update (%(default)s)"
+    )
+    p.add_argument("--threads", type=int, help="for all kernels (the cores this process may use)")
+
+
+def start_numba(threads: int | None) -> None:
+    """Fix the number of threads, which numba and BLAS read when they are first imported."""
+    from ..report.console import warn
+
+    there = cores()
+    if threads is not None:
+        if threads < 1:
+            raise UserError(f"--threads {threads}: expected 1 or more")
+        if threads > there:
+            warn(f"{threads} threads on {there} cores: they take turns, which costs time")
+    if "numba" not in sys.modules:  # once it runs, numba refuses another number
+        os.environ["NUMBA_NUM_THREADS"] = str(threads or there)
+
+
+def cores() -> int:
+    """Count the cores that this process may use: its affinity, and the CPU quota of its container."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return max(1, min(cores, int(quota) // int(period)))
+    except (OSError, ValueError):
+        return cores
+
+
+def settings_of(args: argparse.Namespace, **more: Any) -> Settings:
+    """Build the settings of a job from flags of the same names."""
+    from dataclasses import fields
+
+    from ..job import Settings
+
+    given = {f.name: getattr(args, f.name) for f in fields(Settings) if hasattr(args, f.name)}
+    given.update(swap=tuple(args.swap), kernels=tuple(args.kernels), processes=cores(), **more)
+    return Settings(**given)

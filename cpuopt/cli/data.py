@@ -1,0 +1,48 @@
+"""``cpuopt data``: prepare and list datasets."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+HELP = "prepare and list datasets"
+
+
+def flags(p: argparse.ArgumentParser) -> None:
+    """Add the verb's flags."""
+    what = p.add_subparsers(dest="what", metavar="what", required=True)
+    q = what.add_parser("prepare", help="download and tokenize a dataset; the only verb that uses the network")
+    q.add_argument("name")
+    q.add_argument("--tokenizer", default="gpt2", choices=["gpt2", "bytes"], help="(%(default)s)")
+    q = what.add_parser("list", help="show what there is")
+    q.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the verb; return its exit status."""
+    return _prepare(args) if args.what == "prepare" else _list(args)
+
+
+def _prepare(args: argparse.Namespace) -> int:
+    from ..data import prepare
+    from ..report import console
+
+    with console.downloading() as progress:
+        files = prepare(args.name, args.tokenizer, progress=progress)
+    for file in files:
+        print(file)
+    return 0
+
+
+def _list(args: argparse.Namespace) -> int:
+    from dataclasses import asdict
+
+    from ..data import list_datasets
+    from ..report import console
+
+    datasets = list_datasets()
+    if args.json:
+        print(json.dumps({"datasets": [asdict(d) for d in datasets]}, default=str))
+    else:
+        console.datasets_table(datasets)
+    return 0

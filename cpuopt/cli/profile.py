@@ -1,0 +1,52 @@
+"""``cpuopt profile``: time per op and per layer of a training step."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from pathlib import Path
+
+from ..errors import UserError
+from . import common
+from .common import job_flags, settings_of, start_numba
+
+HELP = "time per op and per layer of a training step"
+
+
+def flags(p: argparse.ArgumentParser) -> None:
+    """Add the verb's flags."""
+    job_flags(p, steps=5)
+    p.add_argument("--warmup", type=int, default=1, help="steps that are not counted (%(default)s)")
+    p.add_argument("--detail", action="store_true", help="a row for every op of every layer")
+    p.add_argument("--json", action="store_true", help="print one JSON object")
+    p.add_argument("--trace", type=Path, metavar="FILE", help="write a Chrome/Perfetto trace of the steps")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the verb; return its exit status."""
+    start_numba(args.threads)
+    from ..job import prepare
+    from ..profiler import profile
+    from ..record import finite
+    from ..report import console, tables, trace
+
+    settings = settings_of(args, run="profile")
+    if args.warmup < 0:
+        raise UserError(f"--warmup {args.warmup}: expected 0 or more")
+    with console.compiling() as progress:
+        job = prepare(settings, progress)
+    for note in job.engine.notes:
+        console.warn(note)
+    busy = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    if busy > common.cores():
+        console.warn(f"load average {busy:.1f} on {common.cores()} cores: other processes make these times too long")
+    with console.counting("steps", settings.steps + args.warmup) as tick:
+        report = profile(job, warmup=args.warmup, tick=tick)
+    if args.trace:
+        trace.write_trace(args.trace, report)
+    if args.json:
+        print(json.dumps(finite(report.to_json())))
+    else:
+        console.show(tables.profile_tables(report, detail=args.detail))
+    return 0

@@ -1,0 +1,38 @@
+"""``cpuopt warmup``: compile what a command needs, in several processes."""
+
+from __future__ import annotations
+
+import argparse
+
+from . import common
+from .common import job_flags, settings_of, start_numba
+
+HELP = "compile what a command needs, in several processes"
+
+
+def flags(p: argparse.ArgumentParser) -> None:
+    """Add the verb's flags."""
+    job_flags(p, steps=1)
+    p.add_argument("--all", action="store_true", help="every kernel of every variant")
+    p.add_argument("--processes", type=int, help="that compile at one time (one a core)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the verb; return its exit status."""
+    start_numba(args.threads)
+    from .. import kernels, registry
+    from ..job import build_only
+    from ..kernels import jit
+    from ..report import console
+
+    kernels.load_all(args.kernels)
+    wanted = list(registry.KERNELS.values()) if args.all else build_only(settings_of(args)).kernels
+    with console.compiling() as progress:
+        compiled = jit.compile_kernels(
+            list(dict.fromkeys(wanted)),
+            processes=args.processes or common.cores(),
+            files=args.kernels,
+            progress=progress,
+        )
+    print(f"{compiled} kernels compiled, {len(set(wanted)) - compiled} were there")
+    return 0
