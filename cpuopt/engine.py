@@ -16,7 +16,7 @@ from .errors import UserError
 from .fuse import fuse as apply_fusions
 from .kernels import jit, threads
 from .op import Shape
-from .program import Call, Phase, Program, Scalar, Value
+from .program import PHASES, Call, Phase, Program, Scalar, Value
 from .reverse import add_update, reverse
 
 Array = np.ndarray[Any, Any]
@@ -135,9 +135,7 @@ class Engine:
         self._arena = arena.Arena(self.plan.total_bytes)
         self._scalars: dict[str, list[tuple[list[Any], int]]] = {}
         self.calls = [self._bind(c, k) for c, k in zip(self.program.calls, self.kernels, strict=True)]
-        self._phases = {
-            p: [b for b in self.calls if b.call.phase == p] for p in ("forward", "backward", "norm", "update")
-        }
+        self._phases = {p: [b for b in self.calls if b.call.phase == p] for p in PHASES}
         self._by_name = {v.name: v for v in self.program.values}
         self._initialize(model, seed)
 
@@ -199,7 +197,7 @@ class Engine:
     def forward(self, **batch: Array) -> float:
         """Run the forward on a batch and return the loss."""
         self.load(**batch)
-        self.run("forward")
+        self.run("forward", "evaluate")
         return self.loss
 
     @property

@@ -106,6 +106,7 @@ class Arg:
     optional : may be absent; a kernel then gets an array of length zero.
     reduces : how many terms each element sums, which sets the tolerance of its check.
     below : for an index, the size that its elements stay below.
+    ignored : for an index, the scalar argument that an element may equal instead.
     integer : for a scalar, whether it is an int64.
     """
 
@@ -115,6 +116,7 @@ class Arg:
     optional: bool = False
     reduces: Dim = ONE
     below: Dim | None = None
+    ignored: str = ""
     integer: bool = False
 
     @property
@@ -125,9 +127,9 @@ class Arg:
         return "int32" if self.role == "index" else "float32"
 
 
-def out(name: str, *shape: Dim | int, reduces: Dim | int = 1) -> Arg:
+def out(name: str, *shape: Dim | int, reduces: Dim | int = 1, optional: bool = False) -> Arg:
     """Declare an array that the op overwrites."""
-    return Arg(name, "out", tuple(map(as_dim, shape)), reduces=as_dim(reduces))
+    return Arg(name, "out", tuple(map(as_dim, shape)), optional, as_dim(reduces))
 
 
 def acc(name: str, *shape: Dim | int, reduces: Dim | int = 1, optional: bool = False) -> Arg:
@@ -145,9 +147,9 @@ def inp(name: str, *shape: Dim | int, optional: bool = False) -> Arg:
     return Arg(name, "in", tuple(map(as_dim, shape)), optional)
 
 
-def index(name: str, *shape: Dim | int, below: Dim) -> Arg:
-    """Declare an int32 array of indices below `below`."""
-    return Arg(name, "index", tuple(map(as_dim, shape)), below=below)
+def index(name: str, *shape: Dim | int, below: Dim, ignored: str = "", optional: bool = False) -> Arg:
+    """Declare an int32 array of indices below `below`, or equal to the scalar argument `ignored`."""
+    return Arg(name, "index", tuple(map(as_dim, shape)), optional, below=below, ignored=ignored)
 
 
 def scalar(name: str, integer: bool = False) -> Arg:

@@ -11,8 +11,10 @@ from .errors import UserError
 from .op import Op, Shape
 
 Group = Literal["parameter", "gradient", "moment", "input", "activation", "adjoint"]
-Phase = Literal["forward", "backward", "norm", "update"]
-PHASES: tuple[Phase, ...] = ("forward", "backward", "norm", "update")
+Phase = Literal["forward", "evaluate", "backward", "norm", "update"]
+PHASES: tuple[Phase, ...] = ("forward", "evaluate", "backward", "norm", "update")
+"""A training step leaves out ``evaluate``: what only an evaluation needs, where the backward gives the loss itself. An
+evaluation runs the first two."""
 
 
 @dataclass(eq=False)
@@ -157,7 +159,7 @@ class Program:
     @property
     def flops(self) -> int:
         """Floating-point operations of one step."""
-        return sum(c.flops for c in self.calls)
+        return sum(c.flops for c in self.calls if c.phase != "evaluate")
 
     def verify(self) -> None:
         """Check that the program makes sense; run after every pass.
@@ -170,8 +172,10 @@ class Program:
         UserError
             Naming the call and the value.
         """
-        defined = {*self.parameters, *self.inputs, *self.moments}
+        trained = {*self.parameters, *self.inputs, *self.moments}
+        evaluated: set[Value] = set()
         for number, call in enumerate(self.calls):
+            defined = trained | evaluated if call.phase == "evaluate" else trained
             where = f"program, call {number}, {call.op.name} in layer {call.layer!r}"
             for v in call.reads:
                 if v not in defined:
@@ -185,7 +189,7 @@ class Program:
                 fresh = a.role == "out" or (a.role == "acc" and not call.adds[a.name])
                 if v is not None and fresh and v in defined:
                     raise UserError(f"{where}: '{a.name}' overwrites {v}, which an earlier call has written")
-            defined.update(call.writes)
+            (evaluated if call.phase == "evaluate" else trained).update(call.writes)
 
     def __str__(self) -> str:
         return "\n".join(self.lines())

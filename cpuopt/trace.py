@@ -82,7 +82,7 @@ class Trace:
         for a in op.arrays:
             v = args.get(a.name)
             if a.role == "index" and v is not None and a.below is not None:
-                ignored, first_use = args.get("ignore_index"), v.below is None
+                ignored, first_use = args.get(a.ignored), v.below is None
                 v.allowed = ignored if first_use or v.allowed == ignored else None
                 v.below = a.below(known) if first_use else min(v.below, a.below(known))
         call = Call(op, self.layer, {a.name: made.get(a.name, args.get(a.name)) for a in op.args})

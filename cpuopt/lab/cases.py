@@ -64,6 +64,7 @@ SIZES = [
     MORE,
     {"B": 2, "T": 64, "C": 64, "NH": 1, "OC": 128, "V": 256, "maxT": 64},  # whole tiles
     {"B": 1, "T": 130, "C": 520, "NH": 8, "OC": 300, "V": 1000},  # more than one cache block
+    {"B": 3, "T": 100, "C": 24, "NH": 2, "OC": 20, "V": 40},  # more than one block of tokens
 ]
 VOCABULARY = {"B": 1, "T": 3, "C": 8, "NH": 1, "OC": 50257, "V": 50257}
 SCALARS = {
@@ -76,7 +77,7 @@ SCALARS = {
     "step": 3,
     "ignore_index": -100,
 }
-MAKERS = {"v": np.square, "weight_v": np.square, "bias_v": np.square}
+MAKERS = dict.fromkeys(("v", "weight_v", "bias_v", "wte_v"), np.square)
 """By argument: what makes normal numbers lie in its domain. A second moment is not negative."""
 
 
@@ -134,7 +135,7 @@ def _draw(op: Op, arg: Arg, case: Case, rng: np.random.Generator) -> Any:
         return None
     shape = tuple(d(case.sizes) for d in arg.shape)
     if arg.below is not None:
-        return _draw_ids(arg.below(case.sizes), shape, case.kind if "ignore_index" in op.by_name else None, rng)
+        return _draw_ids(arg.below(case.sizes), shape, case.kind if arg.ignored else None, rng)
     if arg.role in ("out", "acc"):
         return np.full(shape, np.nan, np.float32)
     x = rng.standard_normal(shape)

@@ -6,13 +6,17 @@ Nothing here imports numba or a kernel: the references judge the kernels and sha
 from ..op import Op
 from .adamw import adamw
 from .attention import attention_backward, attention_forward
+from .classifier import classifier_backward, classifier_forward, classifier_update
 from .cross_entropy import cross_entropy_backward, cross_entropy_forward
 from .embedding import embedding_backward, embedding_forward
+from .embedding_update import embedding_update
 from .gelu import gelu_backward, gelu_forward
 from .layernorm import layernorm_backward, layernorm_forward
 from .matmul import matmul_backward_input, matmul_backward_weight, matmul_forward
+from .matmul_gelu import matmul_gelu_backward, matmul_gelu_forward
 from .matmul_update import matmul_update
 from .residual import residual_backward, residual_forward
+from .residual_layernorm import residual_layernorm_forward
 from .softmax import softmax_backward, softmax_forward
 from .sumsq import sumsq
 
@@ -21,12 +25,16 @@ ALL: dict[str, Op] = {
     for op in (
         embedding_forward,
         embedding_backward,
+        embedding_update,
         layernorm_forward,
         layernorm_backward,
+        residual_layernorm_forward,
         matmul_forward,
         matmul_backward_input,
         matmul_backward_weight,
         matmul_update,
+        matmul_gelu_forward,
+        matmul_gelu_backward,
         attention_forward,
         attention_backward,
         gelu_forward,
@@ -37,6 +45,9 @@ ALL: dict[str, Op] = {
         softmax_backward,
         cross_entropy_forward,
         cross_entropy_backward,
+        classifier_forward,
+        classifier_backward,
+        classifier_update,
         sumsq,
         adamw,
     )

@@ -26,27 +26,45 @@ def sum_exp(logits, lo, hi, top):
 
 
 @helper()
-def log_sum_exp(logits, lo, hi):
-    """Give log(sum(exp(logits))); any number near the maximum or below can stand for it, as long as no exp is huge."""
+def shifted_sum(logits, lo, hi):
+    """Give sum(exp(logits - top)) and top: a number near the maximum, or below it as long as no exp is huge."""
     top = row_max(logits, lo, min(lo + SAMPLE, hi))
     total = sum_exp(logits, lo, hi, top)
     if not total < HUGE:  # NaN too
         top = row_max(logits, lo, hi)
         total = sum_exp(logits, lo, hi, top)
-    return np.log(total) + top
+    return total, top
 
 
 @helper()
-def backward_row(dlogits, dlogits_add, logits, lse, share, lo, hi):
-    """Give or add ``share * softmax(logits)``."""
+def backward_row(dlogits, dlogits_add, logits, top, share, lo, hi):
+    """Give or add ``share * exp(logits - top)``."""
     whole = hi - (hi - lo) % LANES
     n = hi - whole
     for i in range(lo, whole, LANES):
-        d = exp(load(logits, i) - lse) * share
+        d = exp(load(logits, i) - top) * share
         store(dlogits, i, load(dlogits, i) + d if dlogits_add else d)
     if n > 0:
-        d = exp(load_some(logits, whole, n) - lse) * share
+        d = exp(load_some(logits, whole, n) - top) * share
         store_some(dlogits, whole, load_some(dlogits, whole, n) + d if dlogits_add else d, n)
+
+
+@helper()
+def count(targets, ignore_index):
+    """Count the targets that are not ignored."""
+    n = 0
+    for bt in range(targets.shape[0]):
+        n += targets[bt] != ignore_index
+    return n
+
+
+@helper()
+def sum_in_order(losses):
+    """Sum the losses of the tokens, in float64."""
+    total = 0.0
+    for bt in range(losses.shape[0]):
+        total += losses[bt]
+    return total
 
 
 @kernel(ops.cross_entropy_forward, "optimized")
@@ -58,14 +76,10 @@ def cross_entropy_forward(loss, losses, lse, logits, targets, ignore_index):
     """
     BT, V = logits.shape
     for bt in prange(BT):
-        lse[bt] = log_sum_exp(logits, np.int64(bt) * V, np.int64(bt) * V + V)
+        total, top = shifted_sum(logits, np.int64(bt) * V, np.int64(bt) * V + V)
+        lse[bt] = np.log(total) + top
         losses[bt] = lse[bt] - logits[bt, targets[bt]] if targets[bt] != ignore_index else ZERO
-    total = 0.0
-    n = 0
-    for bt in range(BT):
-        total += losses[bt]
-        n += targets[bt] != ignore_index
-    loss[0] = total / n
+    loss[0] = sum_in_order(losses) / count(targets, ignore_index)
 
 
 @kernel(ops.cross_entropy_backward, "optimized")
@@ -76,10 +90,7 @@ def cross_entropy_backward(dlogits, dlogits_add, dloss, logits, lse, targets, ig
     Bound: memory and the exp, about even.
     """
     BT, V = logits.shape
-    n = 0
-    for bt in range(BT):
-        n += targets[bt] != ignore_index
-    share = dloss[0] / np.float32(max(n, 1))
+    share = dloss[0] / np.float32(max(count(targets, ignore_index), 1))
     for bt in prange(BT):
         if targets[bt] != ignore_index:
             backward_row(dlogits, dlogits_add, logits, lse[bt], share, np.int64(bt) * V, np.int64(bt) * V + V)

@@ -30,6 +30,8 @@ from ... import ops
 from ..jit import helper, kernel
 from ..lanes import load, load_some, spread, store, store_some
 from ..simd import LANES, MR, NR, at, copy, move, prefetch, product, ticket, transpose
+from .gelu import backward as gelu_slope
+from .gelu import forward as gelu
 
 ZERO = np.float32(0)
 LINE = 16  # floats in a cache line
@@ -157,8 +159,8 @@ def forward_sums(sums, weight, panels, m0, m1, n0, n1, most):
 
 
 @helper()
-def forward_store(out, bias, sums, m0, m1, n0, n1):
-    """Give out[m0:m1, n0:n1], with the bias; what is to be fused with the product belongs here, or after it."""
+def forward_store(out, activated, bias, sums, m0, m1, n0, n1):
+    """Give out[m0:m1, n0:n1], with the bias, and its GELU where `activated` is there."""
     N = out.shape[1]
     rows, extra = n1 - n0, WIDE * TALL
     for i in range(rows):
@@ -172,20 +174,17 @@ def forward_store(out, bias, sums, m0, m1, n0, n1):
         for j in range(min(NR, m1 - m)):
             for n in range(full, rows):
                 out[m + j, n0 + n] = sums[base + n * NR + j] + sums[extra + n]
+    for m in range(m0, m1 if activated.shape[0] > 0 else m0):
+        gelu(activated, out, m * N + n0, m * N + n1)
 
 
-@kernel(
-    ops.matmul_forward,
-    "optimized",
-    scratch=[("panels", lambda s: up(s["BT"], NR) * s["C"] + NR), ("sums", each(FORWARD_SCRATCH)), ("queue", LINE)],
-)
-def matmul_forward(out, inp, weight, bias, panels, sums, queue):
-    """Pack the tokens, then strips of rows of weight times all panels.
+FORWARD = [("panels", lambda s: up(s["BT"], NR) * s["C"] + NR), ("sums", each(FORWARD_SCRATCH)), ("queue", LINE)]
+"""Scratch of `linear`."""
 
-    Parallel: packing by panel and slice; then chunks by ticket, each owns a block of `out`.
-    Memory: the packed tokens; a strip of sums for each thread.
-    Bound: compute; for few tokens, the memory that weight streams through.
-    """
+
+@helper(parallel=True)
+def linear(out, activated, inp, weight, bias, panels, sums, queue):
+    """Pack the tokens, then strips of rows of weight times all panels."""
     M, K = inp.shape
     N = weight.shape[0]
     threads = sums.shape[0] // FORWARD_SCRATCH
@@ -208,8 +207,19 @@ def matmul_forward(out, inp, weight, bias, panels, sums, queue):
             m0, n0 = chunk % m_chunks * wide, chunk // m_chunks * tall
             m1, n1 = min(M, m0 + wide), min(N, n0 + tall)
             forward_sums(mine, weight, panels, m0, m1, n0, n1, depth)
-            forward_store(out, bias, mine, m0, m1, n0, n1)
+            forward_store(out, activated, bias, mine, m0, m1, n0, n1)
             chunk = ticket(queue)
+
+
+@kernel(ops.matmul_forward, "optimized", scratch=FORWARD, parallel=False)
+def matmul_forward(out, inp, weight, bias, panels, sums, queue):
+    """Pack the tokens, then strips of rows of weight times all panels.
+
+    Parallel: packing by panel and slice; then chunks by ticket, each owns a block of `out`.
+    Memory: the packed tokens; a strip of sums for each thread.
+    Bound: compute; for few tokens, the memory that weight streams through.
+    """
+    linear(out, out[:0], inp, weight, bias, panels, sums, queue)
 
 
 @helper()
@@ -221,8 +231,8 @@ def pack_lines(block, x, row, column, rows, depth):
 
 
 @helper()
-def input_chunk(dinp, add, dout, weight, mine, m0, m1, c0, c1, most):
-    """Give dinp[m0:m1, c0:c1]."""
+def input_chunk(dinp, add, dout, weight, pre, mine, m0, m1, c0, c1, most):
+    """Give dinp[m0:m1, c0:c1], times the slope of GELU at `pre` where that is there."""
     N, C = weight.shape
     rows = m1 - m0
     groups = ceil(rows, MR)
@@ -249,16 +259,17 @@ def input_chunk(dinp, add, dout, weight, mine, m0, m1, c0, c1, most):
             multiply(rows, a, row, b, line, to, to_row, depth, adding and inside, ahead, depth // groups * C, C, shift)
             if not inside:
                 add_columns(dinp, m0, c, tile, rows, adding)
+    for m in range(m0, m1 if pre.shape[0] > 0 else m0):
+        gelu_slope(dinp, False, dinp, pre, m * C + c0, m * C + c1)
 
 
-@kernel(ops.matmul_backward_input, "optimized", scratch=[("panels", each(INPUT_SCRATCH)), ("queue", LINE)])
-def matmul_backward_input(dinp, dinp_add, dout, weight, panels, queue):
-    """Blocks of tokens times panels of weight's columns; the rows of weight are summed a block at a time.
+INPUT = [("panels", each(INPUT_SCRATCH)), ("queue", LINE)]
+"""Scratch of `linear_input`."""
 
-    Parallel: chunks by ticket, each owns a block of `dinp`.
-    Memory: a panel, and a block of dout where there are few tokens, for each thread.
-    Bound: compute; for few tokens, the memory that weight streams through.
-    """
+
+@helper(parallel=True)
+def linear_input(dinp, dinp_add, dout, weight, pre, panels, queue):
+    """Blocks of tokens times panels of weight's columns; the rows of weight are summed a block at a time."""
     M, C = dinp.shape
     queue[0] = ZERO
     threads = panels.shape[0] // INPUT_SCRATCH
@@ -272,8 +283,19 @@ def matmul_backward_input(dinp, dinp_add, dout, weight, panels, queue):
         chunk = ticket(queue)
         while chunk < chunks:
             m0, c0 = chunk % m_chunks * tall, chunk // m_chunks * wide
-            input_chunk(dinp, dinp_add, dout, weight, mine, m0, min(M, m0 + tall), c0, min(C, c0 + wide), depth)
+            input_chunk(dinp, dinp_add, dout, weight, pre, mine, m0, min(M, m0 + tall), c0, min(C, c0 + wide), depth)
             chunk = ticket(queue)
+
+
+@kernel(ops.matmul_backward_input, "optimized", scratch=INPUT, parallel=False)
+def matmul_backward_input(dinp, dinp_add, dout, weight, panels, queue):
+    """Blocks of tokens times panels of weight's columns; the rows of weight are summed a block at a time.
+
+    Parallel: chunks by ticket, each owns a block of `dinp`.
+    Memory: a panel, and a block of dout where there are few tokens, for each thread.
+    Bound: compute; for few tokens, the memory that weight streams through.
+    """
+    linear_input(dinp, dinp_add, dout, weight, dinp[:0], panels, queue)
 
 
 @helper()
@@ -356,11 +378,11 @@ def pack_all_columns(i, panels, inp, depth):
     pack_columns(panels[m * columns * NR + c * n :], inp, m, c, n)
 
 
-@kernel(
-    ops.matmul_backward_weight,
-    "optimized",
-    scratch=[("panels", lambda s: s["BT"] * up(s["C"], NR)), ("blocks", each(WEIGHT_SCRATCH)), ("queue", LINE)],
-)
+WEIGHT = [("panels", lambda s: s["BT"] * up(s["C"], NR)), ("blocks", each(WEIGHT_SCRATCH)), ("queue", LINE)]
+"""Scratch of the weight's gradient."""
+
+
+@kernel(ops.matmul_backward_weight, "optimized", scratch=WEIGHT)
 def matmul_backward_weight(dweight, dweight_add, dbias, dbias_add, dout, inp, panels, blocks, queue):
     """Pack the columns of the tokens, then strips of dout's columns times all panels.
 

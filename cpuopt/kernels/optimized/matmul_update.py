@@ -39,25 +39,21 @@ def squares(x):
     return total
 
 
-@kernel(
-    ops.matmul_update,
-    "optimized",
-    scratch=[
-        ("panels", lambda s: s["BT"] * up(s["C"], NR)),
-        ("blocks", strips),
-        ("partial", OC),
-        ("queue", LINE),
-    ],
-)
-def matmul_update(
-    weight, weight_m, weight_v, bias, bias_m, bias_v, sumsq, dout, inp, lr, beta1, beta2, eps, weight_decay, step,
-    panels, blocks, partial, queue,
+@helper()
+def copy_row(to, x):
+    """Copy a row."""
+    for i in range(x.shape[0]):
+        to[i] = x[i]
+
+
+@helper(parallel=True)
+def update_linear(
+    weight, weight_m, weight_v, bias, bias_m, bias_v, held, slot, sumsq, dout, inp, lr, beta1, beta2, eps,
+    weight_decay, step, panels, blocks, partial, queue,
 ):  # fmt: skip
     """Pack the columns of the tokens, then strip by strip: the gradient, then the step.
 
-    Parallel: packing by panel; then chunks by ticket, each owns rows of the weight and its moments.
-    Memory: the packed tokens; a strip of dout and one of the gradient for each thread.
-    Bound: compute; for few tokens, the memory of weight and moments.
+    Row n takes no step where `slot` is there and slot[n] >= 0: its gradient goes to that row of `held`.
     """
     M, C = inp.shape
     N = dout.shape[1]
@@ -83,8 +79,12 @@ def matmul_update(
             weight_chunk(grad, 0, False, dout, panels, block, spare, n0, n1, tall, depth)
             for i in range(n1 - n0):
                 n = n0 + i
-                update(weight[n], weight_m[n], weight_v[n], grad[i], b1, c1, b2, c2, rate, root, small, decay, one)
-                partial[n] = squares(grad[i])
+                if slot.shape[0] > 0 and slot[n] >= 0:
+                    copy_row(held[np.int64(slot[n])], grad[i])
+                    partial[n] = np.float32(0)
+                else:
+                    update(weight[n], weight_m[n], weight_v[n], grad[i], b1, c1, b2, c2, rate, root, small, decay, one)
+                    partial[n] = squares(grad[i])
             if bias.shape[0] > 0:
                 db = spare[: n1 - n0]
                 update(bias[n0:n1], bias_m[n0:n1], bias_v[n0:n1], db, b1, c1, b2, c2, rate, root, small, decay, one)
@@ -95,3 +95,30 @@ def matmul_update(
     for n in range(N):
         total += partial[n]
     sumsq[0] = total
+
+
+@kernel(
+    ops.matmul_update,
+    "optimized",
+    scratch=[
+        ("panels", lambda s: s["BT"] * up(s["C"], NR)),
+        ("blocks", strips),
+        ("partial", OC),
+        ("queue", LINE),
+    ],
+    parallel=False,
+)
+def matmul_update(
+    weight, weight_m, weight_v, bias, bias_m, bias_v, sumsq, dout, inp, lr, beta1, beta2, eps, weight_decay, step,
+    panels, blocks, partial, queue,
+):  # fmt: skip
+    """Pack the columns of the tokens, then strip by strip: the gradient, then the step.
+
+    Parallel: packing by panel; then chunks by ticket, each owns rows of the weight and its moments.
+    Memory: the packed tokens; a strip of dout and one of the gradient for each thread.
+    Bound: compute; for few tokens, the memory of weight and moments.
+    """
+    update_linear(
+        weight, weight_m, weight_v, bias, bias_m, bias_v, weight[:0], bias[:0], sumsq, dout, inp, lr, beta1, beta2,
+        eps, weight_decay, step, panels, blocks, partial, queue,
+    )  # fmt: skip

@@ -1,0 +1,152 @@
+"""The classifier on vectors: the three products of ``matmul`` on a block of logits, which become their own gradient."""
+
+import numpy as np
+from numba import prange
+
+from ... import ops
+from ...op import BT, V
+from ...ops.classifier import BLOCK
+from ..jit import helper, kernel
+from ..simd import MR, NR
+from .cross_entropy import backward_row, count, shifted_sum, sum_in_order
+from .matmul import FORWARD_SCRATCH, INPUT_SCRATCH, LINE, WEIGHT_SCRATCH, each, linear, linear_input, up
+from .matmul import matmul_backward_weight as linear_weight
+from .matmul_update import STRIP, strips, update_linear
+
+ZERO = np.float32(0)
+
+
+def block(sizes):
+    """Tokens of a block."""
+    return min(BLOCK, sizes["BT"])
+
+
+LOGITS = [
+    ("logits", lambda s: block(s) * s["V"]),
+    ("panels", lambda s: up(block(s), NR) * up(s["C"], NR) + NR),
+    ("queue", LINE),
+]
+"""Scratch of all three: the logits, and the packed tokens of forward and weight gradient in turn."""
+
+
+@helper()
+def fill(x, value):
+    """Set every element."""
+    for i in range(x.shape[0]):
+        x[i] = value
+
+
+@helper(parallel=True)
+def loss_block(logits, losses, targets, ignore_index):
+    """Give the losses of a block."""
+    V = logits.shape[1]
+    for t in prange(logits.shape[0]):
+        total, top = shifted_sum(logits, np.int64(t) * V, np.int64(t) * V + V)
+        losses[t] = np.log(total) + (top - logits[t, targets[t]]) if targets[t] != ignore_index else ZERO
+
+
+@helper(parallel=True)
+def gradient_block(logits, losses, share, targets, ignore_index):
+    """Give the losses of a block, and turn the logits into their gradient."""
+    V = logits.shape[1]
+    for t in prange(logits.shape[0]):
+        lo, hi = np.int64(t) * V, np.int64(t) * V + V
+        if targets[t] != ignore_index:
+            total, top = shifted_sum(logits, lo, hi)
+            losses[t] = np.log(total) + (top - logits[t, targets[t]])
+            backward_row(logits, False, logits, top, share / total, lo, hi)
+            logits[t, targets[t]] -= share  # loss = sum(lse - logits[target]) / n
+        else:
+            losses[t] = ZERO
+            for v in range(V):
+                logits[t, v] = ZERO
+
+
+PER_THREAD = max(FORWARD_SCRATCH, INPUT_SCRATCH, WEIGHT_SCRATCH)
+
+
+@kernel(ops.classifier_forward, "optimized", scratch=[*LOGITS, ("work", each(PER_THREAD))], parallel=False)
+def classifier_forward(loss, losses, inp, weight, targets, ignore_index, logits, panels, queue, work):
+    """Block by block: the logits, and each row's loss.
+
+    Parallel: as the product; then the tokens of a block. The mean is serial, in the order of the tokens.
+    Memory: a block of logits.
+    Bound: compute.
+    """
+    BT, V = inp.shape[0], weight.shape[0]
+    threads = work.shape[0] // PER_THREAD
+    for lo in range(0, BT, BLOCK):
+        hi = min(BT, lo + BLOCK)
+        part = logits[: (hi - lo) * V].reshape(hi - lo, V)
+        linear(part, part[:0], inp[lo:hi], weight, loss[:0], panels, work[: threads * FORWARD_SCRATCH], queue)
+        loss_block(part, losses[lo:hi], targets[lo:hi], ignore_index)
+    loss[0] = sum_in_order(losses) / count(targets, ignore_index)
+
+
+@kernel(ops.classifier_backward, "optimized", scratch=[*LOGITS, ("work", each(PER_THREAD))], parallel=False)
+def classifier_backward(
+    loss, losses, dinp, dinp_add, dweight, dweight_add, dloss, inp, weight, targets, ignore_index,
+    logits, panels, queue, work,
+):  # fmt: skip
+    """Block by block: the logits, their gradient in their place, and the two products with it.
+
+    Parallel: as the products; between them the tokens of a block.
+    Memory: a block of logits.
+    Bound: compute.
+    """
+    BT, V = inp.shape[0], weight.shape[0]
+    threads = work.shape[0] // PER_THREAD
+    share = dloss[0] / np.float32(max(count(targets, ignore_index), 1))
+    for lo in range(0, BT, BLOCK):
+        hi = min(BT, lo + BLOCK)
+        part, x = logits[: (hi - lo) * V].reshape(hi - lo, V), inp[lo:hi]
+        linear(part, part[:0], x, weight, loss[:0], panels, work[: threads * FORWARD_SCRATCH], queue)
+        gradient_block(part, losses[lo:hi], share, targets[lo:hi], ignore_index)
+        linear_input(dinp[lo:hi], dinp_add, part, weight, part[:0], work[: threads * INPUT_SCRATCH], queue)
+        blocks = work[: threads * WEIGHT_SCRATCH]
+        linear_weight(dweight, dweight_add or lo > 0, loss[:0], False, part, x, panels, blocks, queue)
+    loss[0] = sum_in_order(losses) / count(targets, ignore_index)
+
+
+@kernel(
+    ops.classifier_update,
+    "optimized",
+    scratch=[
+        ("logits", BT * V),
+        ("panels", lambda s: up(s["BT"], NR) * up(s["C"], NR) + NR),
+        ("queue", LINE),
+        ("work", strips),
+        ("slot", V),
+        ("partial", V),
+    ],
+    parallel=False,
+)
+def classifier_update(
+    loss, losses, dinp, dinp_add, weight, weight_m, weight_v, held, sumsq, dloss, inp, targets, tokens, ignore_index,
+    lr, beta1, beta2, eps, weight_decay, step, logits, panels, queue, work, slot, partial,
+):  # fmt: skip
+    """All tokens are one block; the weight's gradient is applied strip by strip, or put aside.
+
+    Parallel: as the products; between them the tokens.
+    Memory: the logits; for each thread a strip of their gradient and one of the weight's.
+    Bound: compute; for few tokens, the memory of weight and moments.
+    """
+    BT, C = inp.shape
+    V = weight.shape[0]
+    threads = work.shape[0] // (WEIGHT_SCRATCH + max(STRIP, MR * C))
+    share = dloss[0] / np.float32(max(count(targets, ignore_index), 1))
+    slots = slot[: V if tokens.shape[0] > 0 else 0]
+    for v in range(slots.shape[0]):
+        slots[v] = -1
+    for t in range(tokens.shape[0] - 1, -1, -1):
+        slots[tokens[t]] = t  # the first of equal tokens stays
+        fill(held[t], ZERO)
+    all_logits = logits.reshape(BT, V)
+    linear(all_logits, all_logits[:0], inp, weight, loss[:0], panels, work[: threads * FORWARD_SCRATCH], queue)
+    gradient_block(all_logits, losses, share, targets, ignore_index)
+    linear_input(dinp, dinp_add, all_logits, weight, dinp[:0], work[: threads * INPUT_SCRATCH], queue)
+    update_linear(
+        weight, weight_m, weight_v, loss[:0], loss[:0], loss[:0], held, slots, sumsq, all_logits, inp, lr, beta1, beta2,
+        eps, weight_decay, step, panels, work, partial, queue,
+    )  # fmt: skip
+    loss[0] = sum_in_order(losses) / count(targets, ignore_index)

@@ -1,0 +1,27 @@
+"""A linear layer with GELU: the kernels of ``matmul`` end each chunk with what GELU makes of it."""
+
+from ... import ops
+from ..jit import kernel
+from .matmul import FORWARD, INPUT, linear, linear_input
+
+
+@kernel(ops.matmul_gelu_forward, "optimized", scratch=FORWARD, parallel=False)
+def matmul_gelu_forward(out, pre, inp, weight, bias, panels, sums, queue):
+    """Pack the tokens, then strips of rows of weight times all panels, and their GELU.
+
+    Parallel: packing by panel and slice; then chunks by ticket, each owns a block of `pre` and `out`.
+    Memory: the packed tokens; a strip of sums for each thread.
+    Bound: compute; for few tokens, the memory that weight streams through.
+    """
+    linear(pre, out, inp, weight, bias, panels, sums, queue)
+
+
+@kernel(ops.matmul_gelu_backward, "optimized", scratch=INPUT, parallel=False)
+def matmul_gelu_backward(dpre, dout, weight, pre, panels, queue):
+    """Blocks of tokens times panels of weight's columns, and the slope of what is summed up.
+
+    Parallel: chunks by ticket, each owns a block of `dpre`.
+    Memory: a panel, and a block of dout where there are few tokens, for each thread.
+    Bound: compute; for few tokens, the memory that weight streams through.
+    """
+    linear_input(dpre, False, dout, weight, pre, panels, queue)

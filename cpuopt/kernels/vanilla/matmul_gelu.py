@@ -1,0 +1,46 @@
+"""A linear layer with GELU, naive: each element through both."""
+
+import numpy as np
+from numba import prange
+
+from ... import ops
+from ..jit import kernel
+from .gelu import CUBIC, HALF, ONE, THREE, S
+
+
+@kernel(ops.matmul_gelu_forward, "vanilla")
+def matmul_gelu_forward(out, pre, inp, weight, bias):
+    """One dot product, then libm's tanh, for each element of `out`.
+
+    Parallel: the rows of `weight`; each iteration owns a column of `pre` and `out`.
+    Bound: compute.
+    """
+    BT, C = inp.shape
+    for o in prange(weight.shape[0]):
+        for bt in range(BT):
+            x = bias[o] if bias.shape[0] > 0 else np.float32(0)
+            for i in range(C):
+                x += inp[bt, i] * weight[o, i]
+            pre[bt, o] = x
+            out[bt, o] = HALF * x * (ONE + np.tanh(S * (x + CUBIC * x * x * x)))
+
+
+@kernel(ops.matmul_gelu_backward, "vanilla")
+def matmul_gelu_backward(dpre, dout, weight, pre):
+    """Each row of `dpre` gathers the rows of `weight`, scaled by `dout`; then the slope of each element.
+
+    Parallel: the rows of `dpre`.
+    Bound: the memory that `weight` streams through, once for each row.
+    """
+    OC, C = weight.shape
+    for bt in prange(dpre.shape[0]):
+        for i in range(C):
+            dpre[bt, i] = 0
+        for o in range(OC):
+            d = dout[bt, o]
+            for i in range(C):
+                dpre[bt, i] += weight[o, i] * d
+        for i in range(C):
+            x = pre[bt, i]
+            t = np.tanh(S * (x + CUBIC * x * x * x))
+            dpre[bt, i] *= HALF * (ONE + t) + HALF * x * (ONE - t * t) * S * (ONE + THREE * CUBIC * x * x)

@@ -1,0 +1,132 @@
+"""The head and its loss in one, over blocks of tokens: the logits of all tokens never exist at one time.
+
+Forward, which only an evaluation needs::
+
+    loss, losses = cross_entropy(inp @ weight^T, targets)
+
+Backward, which gives the loss as well, since it has the logits::
+
+    dlogits  = d cross_entropy(inp @ weight^T, targets) * dloss
+    dinp    += dlogits @ weight
+    dweight += dlogits^T @ inp
+
+Update, for up to ``BLOCK`` tokens: AdamW instead of dweight. Where the weight is the token embedding too, the rows of
+the tokens get more gradient later. They wait: `held` has, for the first of equal tokens, the gradient of its row, and
+zeros for the others; ``embedding_update`` finishes those rows.
+
+Source: ``matmul`` and ``cross_entropy``; blocks of tokens, and the gradient in the forward's pass, are those of Hsu et
+al. 2024 (Liger Kernel, arXiv 2410.10989), section 3.2.
+"""
+
+import numpy as np
+
+from ..op import BT, C, Op, V, acc, index, inp, out, scalar, state
+from .adamw import adamw
+from .adamw import reference as adamw_reference
+from .cross_entropy import cross_entropy_backward, cross_entropy_forward
+from .cross_entropy import reference_backward as loss_backward
+from .cross_entropy import reference_forward as loss_forward
+from .matmul import matmul_backward_input, matmul_backward_weight, matmul_forward
+from .sumsq import sumsq
+
+SOURCE = "matmul and cross_entropy; blocks of tokens after Hsu et al. 2024 (Liger Kernel), section 3.2"
+BLOCK = 256
+"""Tokens whose logits exist at one time: 51 MB with GPT-2's vocabulary."""
+
+
+def reference_forward(inp, weight, targets, ignore_index):
+    found = loss_forward(inp @ weight.T, targets, ignore_index)
+    return {"loss": found["loss"], "losses": found["losses"]}
+
+
+def reference_backward(dloss, inp, weight, targets, ignore_index):
+    logits = inp @ weight.T
+    found = loss_forward(logits, targets, ignore_index)
+    dlogits = loss_backward(dloss, logits, found["lse"], targets, ignore_index)["dlogits"]
+    grads = {"dinp": dlogits @ weight, "dweight": dlogits.T @ inp}
+    return {"loss": found["loss"], "losses": found["losses"], **grads}
+
+
+def reference_update(  # the declared arguments
+    weight, weight_m, weight_v, dloss, inp, targets, tokens, ignore_index, lr, beta1, beta2, eps, weight_decay, step
+):
+    found = reference_backward(dloss, inp, weight, targets, ignore_index)
+    grad = found.pop("dweight")
+    new = adamw_reference(weight, weight_m, weight_v, grad, lr, beta1, beta2, eps, weight_decay, 1.0, step)
+    found |= {"weight": new["param"], "weight_m": new["m"], "weight_v": new["v"]}
+    if tokens is None:
+        return found | {"sumsq": np.array([(grad**2).sum()])}
+    rows, first = np.unique(tokens, return_index=True)
+    held = np.zeros((len(tokens), grad.shape[1]))
+    held[first] = grad[rows]
+    for name, old in (("weight", weight), ("weight_m", weight_m), ("weight_v", weight_v)):
+        found[name][rows] = old[rows]
+    return found | {"held": held, "sumsq": np.array([(grad**2).sum() - (held**2).sum()])}
+
+
+classifier_forward = Op(
+    "classifier_forward",
+    out("loss", 1, reduces=BT + V + C),
+    out("losses", BT, reduces=V + C),
+    inp("inp", BT, C),
+    inp("weight", V, C),
+    index("targets", BT, below=V, ignored="ignore_index"),
+    scalar("ignore_index", integer=True),
+    label="Classifier Forward",
+    flops=2 * BT * C * V + 4 * BT * V,
+    reference=reference_forward,
+    source=SOURCE,
+    fuses=(matmul_forward, cross_entropy_forward),
+)
+
+classifier_backward = Op(
+    "classifier_backward",
+    out("loss", 1, reduces=BT + V + C),
+    out("losses", BT, reduces=V + C),
+    acc("dinp", BT, C, reduces=V + C),
+    acc("dweight", V, C, reduces=BT + V + C),
+    inp("dloss", 1),
+    inp("inp", BT, C),
+    inp("weight", V, C),
+    index("targets", BT, below=V, ignored="ignore_index"),
+    scalar("ignore_index", integer=True),
+    label="Classifier",
+    flops=6 * BT * C * V + 8 * BT * V,
+    reference=reference_backward,
+    source=SOURCE,
+    fuses=(
+        matmul_forward,
+        cross_entropy_forward,
+        cross_entropy_backward,
+        matmul_backward_input,
+        matmul_backward_weight,
+    ),
+)
+
+classifier_update = Op(
+    "classifier_update",
+    out("loss", 1, reduces=BT + V + C),
+    out("losses", BT, reduces=V + C),
+    acc("dinp", BT, C, reduces=V + C),
+    state("weight", V, C, reduces=BT + V + C),
+    state("weight_m", V, C, reduces=BT + V + C),
+    state("weight_v", V, C, reduces=BT + V + C),
+    out("held", BT, C, reduces=BT + V + C, optional=True),
+    out("sumsq", 1, reduces=BT + V + C),
+    inp("dloss", 1),
+    inp("inp", BT, C),
+    index("targets", BT, below=V, ignored="ignore_index"),
+    index("tokens", BT, below=V, optional=True),
+    scalar("ignore_index", integer=True),
+    scalar("lr"),
+    scalar("beta1"),
+    scalar("beta2"),
+    scalar("eps"),
+    scalar("weight_decay"),
+    scalar("step", integer=True),
+    label="Classifier + AdamW",
+    flops=6 * BT * C * V + 8 * BT * V + 18 * V * C,
+    reference=reference_update,
+    source=SOURCE,
+    fuses=(classifier_backward, sumsq, adamw),
+)
