@@ -42,7 +42,7 @@ def kernel_flags(p: argparse.ArgumentParser) -> None:
         "--fuse",
         default="auto",
         metavar="all|none|NAME,...",
-        help="rewrites: residual, layernorm, gelu, classifier, update (%(default)s)",
+        help="rewrites: residual, layernorm, gelu, classifier, update, recompute (%(default)s)",
     )
     p.add_argument("--threads", type=int, help="for all kernels (the cores this process may use)")
 
