@@ -12,12 +12,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from . import ops
+from . import ops, registry
 from .errors import UserError
 from .op import Op
 from .ops.classifier import BLOCK
 from .program import Call, Program, Value
-from .registry import KERNELS, Choice, nearest, op_matches
+from .registry import Choice, nearest, op_matches
 
 Allowed = Callable[[Op, Sequence[Call]], bool]
 """Whether a call of an op may take the place of some calls: no swap names one of those."""
@@ -41,10 +41,10 @@ def fuse(program: Program, names: Sequence[str], choice: Choice) -> list[str]:
 
     def allowed(fused: Op, parts: Sequence[Call]) -> bool:
         for rule in choice.swaps:
-            if op_matches(fused.name, rule.op) and fused.fuses and (fused.name, rule.variant) in KERNELS:
+            if op_matches(fused.name, rule.op) and fused.fuses and (fused.name, rule.variant) in registry.KERNELS:
                 continue
             for name, layer in dict.fromkeys((c.op.name, c.layer) for c in parts):
-                if op_matches(name, rule.op) and rule.covers(layer) and (name, rule.variant) in KERNELS:
+                if op_matches(name, rule.op) and rule.covers(layer) and (name, rule.variant) in registry.KERNELS:
                     notes[f"--swap '{rule}' keeps {name} in layer {layer!r} from being rewritten"] = None
                     return False
         return True

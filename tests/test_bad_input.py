@@ -12,6 +12,7 @@ from cpuopt import arena, cli, registry
 from cpuopt.cli import common
 from cpuopt.data import write_tokens
 from cpuopt.engine import Engine
+from cpuopt.fuse import FUSIONS
 
 JOB = ["--model", "gpt2-tiny", "--data", "text.txt", "-B", "2", "-T", "16", "--steps", "2"]
 HEAD = "from cpuopt import kernel, ops\n"
@@ -201,7 +202,7 @@ def test_data(refused, data, words):
             for text in ("gelu", "gelu=", "=vanilla", "gelu@=vanilla", "", "@h.0=vanilla")
         ],
         (["--swap", "matmul=blas", "--swap", "gelu"], "--swap 'gelu': expected"),
-        (["--fuse", "loops"], "--fuse 'loops': no such rewrite; known: residual, update, all, none"),
+        (["--fuse", "loops"], f"--fuse 'loops': no such rewrite; known: {', '.join(FUSIONS)}, all, none"),
         (["--fuse", "residual,updat"], "--fuse 'updat': no such rewrite; did you mean 'update'?"),
         (["--fuse", ""], "--fuse '': no such rewrite"),
     ],
@@ -345,7 +346,7 @@ def arena_bytes(capsys, *flags):
 def test_too_little_memory_names_sizes_that_fit(refused, capsys, monkeypatch, there):
     monkeypatch.setattr(arena, "available_bytes", lambda: there)
     monkeypatch.setattr(arena, "Arena", lambda size: pytest.fail("an arena was made"))
-    model = ["--model", "gpt2-124M", "-B", "32", "-T", "64"]
+    model = ["--model", "gpt2-124M", "-B", "128", "-T", "64"]
     line = refused("train", *model)
     needed = arena_bytes(capsys, *model)
     memory = f"the arena needs {needed / 1e9:.2f} GB and {there / 1e9:.2f} GB of memory are available"
