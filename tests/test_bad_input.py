@@ -342,11 +342,11 @@ def arena_bytes(capsys, *flags):
     return json.loads(capsys.readouterr().out)["plan"]["arena"]
 
 
-@pytest.mark.parametrize("there", [3_000_000_000, 2_020_000_000])
+@pytest.mark.parametrize("there", [2_300_000_000, 2_020_000_000])
 def test_too_little_memory_names_sizes_that_fit(refused, capsys, monkeypatch, there):
     monkeypatch.setattr(arena, "available_bytes", lambda: there)
     monkeypatch.setattr(arena, "Arena", lambda size: pytest.fail("an arena was made"))
-    model = ["--model", "gpt2-124M", "-B", "128", "-T", "64"]
+    model = ["--model", "gpt2-124M", "-B", "32", "-T", "64"]
     line = refused("train", *model)
     needed = arena_bytes(capsys, *model)
     memory = f"the arena needs {needed / 1e9:.2f} GB and {there / 1e9:.2f} GB of memory are available"
