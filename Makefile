@@ -27,9 +27,10 @@ smoke: $(VENV)/.installed
 test-slow: $(VENV)/.dev
 	$(BIN)/python -m pytest -m "slow" $(ARGS)
 
-# the full 124M against PyTorch, in an environment of its own
+# the full 124M against PyTorch, and weights exchanged with transformers, in an environment of their own
 test-peers: $(VENV)/.installed $(VENV)-peers/.installed
 	$(BIN)/python tests/golden/compare_124m.py --torch-python $(VENV)-peers/bin/python $(ARGS)
+	$(BIN)/python tests/golden/compare_transformers.py --python $(VENV)-peers/bin/python
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
@@ -44,7 +45,7 @@ $(VENV)/.dev: $(VENV)/.installed
 
 $(VENV)-peers/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)-peers
-	$(VENV)-peers/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 numpy
+	$(VENV)-peers/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 'transformers>=4.50' numpy
 	touch $@
 
 clean:

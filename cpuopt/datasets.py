@@ -8,6 +8,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from .errors import UserError
+from .files import write_whole
 from .tokenizers import (
     GPT2_VOCABULARY,
     TOKENIZERS,
@@ -16,7 +17,6 @@ from .tokenizers import (
     get_tokenizer,
     vocabulary_places,
     write_tokens,
-    write_whole,
 )
 
 Progress = Callable[[str, int, int], None]
@@ -154,7 +154,7 @@ def _fetch(missing: list[tuple[Published, Path]], progress: Progress | None) -> 
             f"{file.url} gave {len(content)} bytes that are not the expected file, and were not kept; "
             f"{by_hand}; then repeat the command"
         )
-    write_whole(path, content)
+    write_whole(path, [content])
 
 
 @dataclass(frozen=True)

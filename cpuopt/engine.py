@@ -93,7 +93,8 @@ class Engine:
     inputs : shape and dtype (``float32`` or ``int32``) of each input.
     choice : which variant computes what; vanilla by default.
     threads : for all kernels; numba's own number by default.
-    seed : of the initial weights. A parameter's weights depend on the seed and its name alone.
+    seed : of the initial weights. A parameter's weights depend on the seed and its name alone. None leaves zeros, to be
+        written over through `parameters`.
     fuse : rewrites to apply, out of ``cpuopt.fuse.FUSIONS``.
     train : whether to generate backward and update.
     processes : how many processes compile what the cache lacks.
@@ -113,7 +114,7 @@ class Engine:
         *,
         choice: registry.Choice | None = None,
         threads: int | None = None,
-        seed: int = 0,
+        seed: int | None = 0,
         fuse: Sequence[str] = (),
         train: bool = True,
         processes: int = 1,
@@ -137,7 +138,10 @@ class Engine:
         self.calls = [self._bind(c, k) for c, k in zip(self.program.calls, self.kernels, strict=True)]
         self._phases = {p: [b for b in self.calls if b.call.phase == p] for p in PHASES}
         self._by_name = {v.name: v for v in self.program.values}
-        self._initialize(model, seed)
+        if seed is not None:
+            self._initialize(model, seed)
+        if self.program.adjoint:
+            self.array(self.program.adjoint[self.program.outputs[0]]).fill(1)
 
     @property
     def predicted_peak_bytes(self) -> int:
@@ -274,8 +278,6 @@ class Engine:
         for p in self.program.parameters:
             rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, zlib.crc32(p.name.encode())])))
             starts[p.name].init(rng, self.array(p))
-        if self.program.adjoint:
-            self.array(self.program.adjoint[self.program.outputs[0]]).fill(1)
 
 
 def set_threads(n: int | None, chosen: Iterable[registry.Kernel]) -> int:

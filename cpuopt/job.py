@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from . import registry
@@ -13,8 +14,9 @@ from .errors import UserError
 from .fuse import FUSIONS
 from .fuse import parse as parse_fusions
 from .lab.check import check_all
-from .models.gpt2 import GPT2, Config, parse_config
+from .models.gpt2 import GPT2, PRESETS, Config, parse_config
 from .record import check_name
+from .weights import Weights, check_target, copy_into, open_weights
 
 Progress = Callable[[int, int, str], None]
 
@@ -23,7 +25,9 @@ Progress = Callable[[int, int, str], None]
 class Settings:
     """All that a run is asked to do; the defaults are those of ``train_gpt2.c`` where it has them."""
 
-    model: str = "gpt2-124M"
+    model: str | None = None
+    """By default that of `init`, or gpt2-124M."""
+    init: str | None = None
     data: str = "builtin"
     B: int = 4
     T: int = 64
@@ -42,6 +46,7 @@ class Settings:
     clip: float | None = None
     val_every: int = 10
     val_batches: int = 5
+    save: str | None = None
     run: str = "train"
     processes: int = 1
 
@@ -73,6 +78,8 @@ class Settings:
         if not 0 <= self.weight_decay < float("inf"):
             raise UserError(f"--weight-decay {self.weight_decay}: expected 0 or more")
         check_name(self.run)
+        if self.save is not None:
+            check_target(Path(self.save))
 
 
 def specs(B: int, T: int) -> dict[str, Spec]:
@@ -94,16 +101,28 @@ class Job:
     checked: list[dict[str, Any]]
 
 
-def model_of(settings: Settings) -> tuple[str, Config]:
-    """Find the model's sizes and check that the sequence fits its context."""
+def model_of(settings: Settings) -> tuple[str, Config, Weights | None]:
+    """Find the model's sizes, and its weights if they are given; check that the sequence fits its context."""
     settings.check()
-    name, config = parse_config(settings.model)
+    weights = open_weights(Path(settings.init)) if settings.init is not None else None
+    if weights is None:
+        name, config = parse_config("gpt2-124M" if settings.model is None else settings.model)
+    else:
+        config = weights.config
+        name = next((n for n, preset in PRESETS.items() if preset == config), "gpt2-custom")
+        asked = parse_config(settings.model)[1] if settings.model is not None else config
+        for size, there in asdict(config).items():
+            if (wanted := asdict(asked)[size]) != there:
+                raise UserError(
+                    f"--model {settings.model} has {size} {wanted}, and --init {settings.init} has {there}; "
+                    "leave --model out, since the weights fix the sizes"
+                )
     if config.block_size < settings.T:
         raise UserError(
             f"-T {settings.T}: {name} has a context of {config.block_size} tokens; "
             f"take -T {config.block_size} or less, or --model with a larger block_size"
         )
-    return name, config
+    return name, config, weights
 
 
 def prepare(settings: Settings, progress: Progress = lambda done, total, name: None) -> Job:
@@ -114,7 +133,7 @@ def prepare(settings: Settings, progress: Progress = lambda done, total, name: N
     UserError
         For whatever in the settings cannot be done.
     """
-    name, config = model_of(settings)
+    name, config, weights = model_of(settings)
     rewrites = fusions(settings)
     load_kernels(settings.kernels)
     choice = registry.Choice(settings.variant, settings.swap)
@@ -124,13 +143,15 @@ def prepare(settings: Settings, progress: Progress = lambda done, total, name: N
         specs(settings.B, settings.T),
         choice=choice,
         threads=settings.threads,
-        seed=settings.seed,
+        seed=settings.seed if weights is None else None,
         fuse=rewrites,
         processes=settings.processes,
         kernel_files=settings.kernels,
         progress=progress,
         hint=lambda there: smaller(settings, config, choice, there),
     )
+    if weights is not None:
+        copy_into(engine.parameters(), weights)
     return Job(settings, name, config, corpus, engine, choice, rewrites, require_correct(engine))
 
 
@@ -179,7 +200,7 @@ def smaller(settings: Settings, config: Config, choice: registry.Choice, there: 
 
 def build_only(settings: Settings) -> Built:
     """Trace a job's program and choose its kernels; nothing is compiled or allocated."""
-    _, config = model_of(settings)
+    _, config, _ = model_of(settings)
     load_kernels(settings.kernels)
     choice = registry.Choice(settings.variant, settings.swap)
     return build(GPT2(config), specs(settings.B, settings.T), choice=choice, fuse=fusions(settings))

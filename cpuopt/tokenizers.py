@@ -21,12 +21,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from .errors import UserError
+from .files import Content, write_whole
 
 if TYPE_CHECKING:
     import tiktoken
 
 Tokens = NDArray[np.integer[Any]]
-Content = bytes | bytearray | memoryview
 
 
 class Tokenizer(ABC):
@@ -241,40 +241,4 @@ def write_tokens(path: Path, tokens: ArrayLike) -> None:
         raise UserError(f"{got} ids from {array.min()} to {array.max()}; expected 0 to 65535, which uint16 holds")
     header = np.zeros(256, "<i4")
     header[:3] = MAGIC, VERSION, array.size
-    write_whole(path, header.data, array.astype("<u2").data)
-
-
-def write_whole(path: Path, *parts: Content) -> None:
-    """Write a file so that, whenever the machine stops, `path` holds either all of it or what it held before.
-
-    Raises
-    ------
-    UserError
-        Where the disk is full or the directory cannot be written.
-    """
-    temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with open(temporary, "xb") as file:
-                for part in parts:
-                    file.write(part)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
-        _sync_directory(path.parent)
-    except OSError as e:
-        raise UserError(f"cannot write {str(path)!r}: {e.strerror or e}; free the place or choose another") from e
-
-
-def _sync_directory(path: Path) -> None:
-    """Make a rename in this directory survive a power loss; Windows has no such call."""
-    if hasattr(os, "O_DIRECTORY"):
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+    write_whole(path, [header.data, array.astype("<u2").data])

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from .job import Job
 from .profiler import Profiler, peak_rss_bytes
 from .record import Run
+from .weights import save_weights
 
 
 class Listener(Protocol):
@@ -131,6 +132,8 @@ def train(job: Job, root: Path, listener: Listener, clock: Callable[[], float] =
         run.write("profile.json", profile)
         summary = _summary(job, history, val, bool(stopped_by))
         run.write("summary.json", summary)
+        if s.save is not None:
+            save_weights(Path(s.save), job.config, engine.parameters().__getitem__)
         return Result(run.path, summary, stopped_by, profile)
 
 

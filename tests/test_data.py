@@ -25,7 +25,8 @@ from cpuopt import datasets, tokenizers
 from cpuopt.batches import Batches
 from cpuopt.data import Corpus, get_tokenizer, list_datasets, load_corpus, prepare, read_tokens, write_tokens
 from cpuopt.errors import UserError
-from cpuopt.tokenizers import Published, vocabulary_places, write_whole
+from cpuopt.files import write_whole
+from cpuopt.tokenizers import Published, vocabulary_places
 
 SMALL = {"vocab_size": 256, "T": 8, "B": 2}
 slowly = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -308,7 +309,7 @@ def test_a_write_is_on_disk_before_it_has_its_name(tmp_path, monkeypatch):
     fsync, replace = os.fsync, os.replace
     monkeypatch.setattr(os, "fsync", lambda fd: (calls.append(("fsync", os.fstat(fd).st_size)), fsync(fd)))
     monkeypatch.setattr(os, "replace", lambda a, b: (calls.append(("replace", Path(b).name)), replace(a, b)))
-    write_whole(tmp_path / "x", b"ab", b"cde")
+    write_whole(tmp_path / "x", [b"ab", b"cde"])
     assert calls[:2] == [("fsync", 5), ("replace", "x")]
     assert [name for name, _ in calls] == ["fsync", "replace", "fsync"]  # the last is the directory's
 

@@ -22,6 +22,7 @@ def flags(p: argparse.ArgumentParser) -> None:
     p.add_argument("--clip", type=float, help="scale the gradient down to this global norm (off)")
     p.add_argument("--val-every", type=int, default=10, help="steps between validations; 0: none (%(default)s)")
     p.add_argument("--val-batches", type=int, default=5, help="batches of a validation (%(default)s)")
+    p.add_argument("--save", metavar="PATH", help="at the end, as NAME.bin (llm.c) or a Hugging Face directory")
     p.add_argument("--run", default="train", metavar="NAME", help="of the folder in runs/ (%(default)s)")
     p.add_argument("--runs", type=Path, default=Path("runs"), metavar="DIR", help="where run folders go (%(default)s)")
     p.add_argument("--json", action="store_true", help="print the summary as one JSON object")

@@ -14,6 +14,7 @@ from typing import Any
 from .. import functional as F
 from .. import nn
 from ..errors import UserError
+from ..op import Shape
 from ..program import Value
 
 
@@ -39,6 +40,10 @@ class Config:
         """Count of trained numbers; the tied head counts once."""
         C, L = self.n_embd, self.n_layer
         return (self.vocab_size + self.block_size + 2) * C + L * (12 * C * C + 13 * C)
+
+    def shapes(self) -> dict[str, Shape]:
+        """Give the shape of every parameter, by its name."""
+        return {name: p.shape for name, p in GPT2(self).named_parameters()}
 
 
 PRESETS = {

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ..job import Job
     from ..registry import Kernel
     from ..train import Result
+    from ..verify import Row
 
 OUT = Console(highlight=False)
 ERR = Console(stderr=True, highlight=False)
@@ -186,6 +187,17 @@ def kernels_table(rows: Sequence[Mapping[str, str]]) -> None:
     for op in dict.fromkeys(r["op"] for r in rows):
         table.add_row(op, ", ".join(r["variant"] for r in rows if r["op"] == op))
     OUT.print(table)
+
+
+def verify_table(rows: Sequence[Row]) -> None:
+    """Print each comparison with a debug state."""
+    table = Table("what", "value", "largest difference", "allowed", "", box=None, header_style="bold")
+    for r in rows:
+        numbers = ["" if x is None else f"{x:.6g}" for x in (r.value, r.deviation, r.allowed)]
+        table.add_row(r.what, *numbers, "" if r.allowed is None else "PASS" if r.passed else "FAIL")
+    OUT.print(table)
+    failed = sum(not r.passed for r in rows)
+    OUT.print(f"{failed} of {len(rows)} FAIL" if failed else f"all {sum(r.allowed is not None for r in rows)} PASS")
 
 
 def datasets_table(rows: Sequence[DatasetStatus]) -> None:

@@ -1,0 +1,32 @@
+"""``cpuopt convert``: weights from one format to another."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+HELP = "weights from llm.c to Hugging Face and back"
+
+
+def flags(p: argparse.ArgumentParser) -> None:
+    """Add the verb's flags."""
+    p.add_argument("source", type=Path, help="an llm.c model file, a Hugging Face directory, its .safetensors or index")
+    p.add_argument("target", type=Path, help="NAME.bin for llm.c, anything else for a Hugging Face directory")
+    p.add_argument("--dtype", choices=["f32", "bf16"], help="of the numbers written (that of the source)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the verb; return its exit status."""
+    from ..weights import check_target, open_weights, save_weights
+
+    check_target(args.target)
+    weights = open_weights(args.source)
+    dtype = args.dtype or weights.dtype
+    padded = getattr(weights, "padded_vocab", None)
+    save_weights(args.target, weights.config, weights.read, dtype, padded)
+    c = weights.config
+    print(
+        f"{args.target}: {c.n_params / 1e6:.1f} M parameters, {c.n_layer} layers of {c.n_embd}, "
+        f"vocabulary {c.vocab_size}, {dtype}"
+    )
+    return 0

@@ -1,0 +1,106 @@
+"""Weights in files: llm.c's model files and Hugging Face's directories, read and written a tensor at a time."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from ..errors import UserError
+from ..files import whole_directory, write_synced, write_whole
+from ..models.gpt2 import Config
+from . import huggingface, llmc
+from .tensors import Array, DType, Read
+
+__all__ = ["Weights", "check_target", "copy_into", "open_weights", "save_weights"]
+
+
+class Weights(Protocol):
+    """A model's weights in files that have been checked."""
+
+    @property
+    def path(self) -> Path:
+        """Where they are."""
+
+    @property
+    def config(self) -> Config:
+        """The model's sizes."""
+
+    @property
+    def dtype(self) -> DType:
+        """How the numbers are stored."""
+
+    def read(self, name: str) -> Array:
+        """Read one parameter as float32, in cpuopt's shape."""
+
+
+def open_weights(path: Path) -> Weights:
+    """Find out what a file or directory is, and check it; the numbers are read later.
+
+    Raises
+    ------
+    UserError
+        Where it is not there, is nothing known, or is damaged.
+    """
+    if not path.exists():
+        raise UserError(f"there is no {str(path)!r}; expected an llm.c model file, or a Hugging Face directory")
+    if path.is_dir() or path.name.endswith((".safetensors", ".index.json")):
+        return huggingface.open_model(path)
+    return llmc.open_model(path)
+
+
+def copy_into(parameters: Mapping[str, Array], weights: Weights) -> None:
+    """Fill a model's parameters.
+
+    Raises
+    ------
+    UserError
+        Where a weight is not a finite number.
+    """
+    for name, array in parameters.items():
+        array[...] = weights.read(name)
+        if not np.isfinite(array).all():
+            at = tuple(int(i) for i in np.argwhere(~np.isfinite(array))[0])
+            raise UserError(f"{str(weights.path)!r}: {name} holds {array[at]} at {at}; expected finite numbers")
+
+
+def check_target(path: Path) -> None:
+    """Refuse a place that weights cannot be written to, before there is anything to write.
+
+    Raises
+    ------
+    UserError
+        Where something is there already, or the name is of no known format.
+    """
+    if path.suffix in (".safetensors", ".pt", ".pth", ".npz"):
+        raise UserError(f"{str(path)!r}: expected a file ending in .bin (llm.c), or a directory (Hugging Face)")
+    if path.exists() and not (path.is_dir() and path.suffix != ".bin" and not any(path.iterdir())):
+        raise UserError(f"{str(path)!r} is there already; move it away or choose another name")
+
+
+def save_weights(path: Path, config: Config, read: Read, dtype: DType = "f32", padded_vocab: int | None = None) -> None:
+    """Write a model, whole or not at all: llm.c's file where the name ends in ``.bin``, else a Hugging Face directory.
+
+    Parameters
+    ----------
+    read : gives a parameter by its name.
+    padded_vocab : rows of ``wte`` in llm.c's file; the next multiple of 128 if not told.
+
+    Raises
+    ------
+    UserError
+        Where it cannot be written.
+    """
+    check_target(path)
+    if path.suffix == ".bin":
+        write_whole(path, llmc.model_parts(config, read, dtype, padded_vocab))
+        return
+    try:
+        with whole_directory(Path(os.path.abspath(path))) as folder:
+            write_synced(folder / huggingface.CONFIG, [huggingface.config_json(config, dtype)])
+            write_synced(folder / huggingface.WEIGHTS, huggingface.weight_parts(config, read, dtype))
+    except OSError as e:
+        raise UserError(f"cannot write {str(path)!r}: {e.strerror or e}; free the place or choose another") from e

@@ -1,0 +1,202 @@
+"""llm.c's model file and debug state.
+
+Both begin with 256 int32. A model file (magic 20240326, version 3 for float32, 5 for bfloat16) then has 16 tensors,
+grouped by kind, all layers together; rows of ``wte`` are added up to a padded vocabulary. A debug state (magic
+20240327) has a batch, its logits, its loss and its gradients, in float32 and in the same order.
+
+Source: llm.c, ``train_gpt2.py`` (``write_model``, ``write_state``) and ``train_gpt2.c``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+import numpy as np
+
+from ..errors import UserError
+from ..files import Content
+from ..models.gpt2 import Config
+from ..op import Shape
+from .tensors import Array, DType, Read, content_of, read_floats
+
+MODEL_MAGIC, STATE_MAGIC, STATE_VERSION = 20240326, 20240327, 2
+VERSIONS: dict[int, DType] = {3: "f32", 5: "bf16"}
+HEADER_BYTES = 256 * 4
+ORDER = (
+    *["wte.weight", "wpe.weight"],
+    *[
+        f"h.*.{layer}.{kind}"
+        for layer in ("ln_1", "attn.c_attn", "attn.c_proj", "ln_2", "mlp.c_fc", "mlp.c_proj")
+        for kind in ("weight", "bias")
+    ],
+    *["ln_f.weight", "ln_f.bias"],
+)
+"""The 16 tensors of a file; one with a star has all layers."""
+KNOWN = {
+    20240520: "llm.c's tokens",
+    20240522: "llm.c's evaluation data",
+    20240527: "llm.c's optimizer state",
+    20240328: "llm.c's tokenizer",
+    20240803: "llm.c's Llama 3",
+    MODEL_MAGIC: "a model",
+    STATE_MAGIC: "a debug state",
+}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where each parameter lies, from the first tensor on; in numbers, not bytes."""
+
+    config: Config
+    padded_vocab: int
+
+    def names(self) -> list[str]:
+        """List the parameters in the order of the file."""
+        L = self.config.n_layer
+        return [n for o in ORDER for n in ([o.replace("*", str(i)) for i in range(L)] if "*" in o else [o])]
+
+    def starts(self) -> dict[str, int]:
+        """Give the place of each parameter, and of the end as ``""``."""
+        place, starts = 0, {}
+        shapes = self.config.shapes()
+        for name in self.names():
+            starts[name] = place
+            rows = self.padded_vocab if name == "wte.weight" else shapes[name][0]
+            place += rows * prod(shapes[name][1:])
+        return starts | {"": place}
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model file whose header and size have been checked."""
+
+    path: Path
+    config: Config
+    dtype: DType
+    padded_vocab: int
+
+    def read(self, name: str) -> Array:
+        """Read one parameter as float32, without the rows of padding."""
+        width, dtype = (2, "<u2") if self.dtype == "bf16" else (4, "<f4")
+        start = HEADER_BYTES + width * Layout(self.config, self.padded_vocab).starts()[name]
+        return read_floats(self.path, dtype, self.config.shapes()[name], start)
+
+
+@dataclass(frozen=True)
+class State:
+    """A debug state: what PyTorch computed for one batch.
+
+    Attributes
+    ----------
+    tokens, targets : (B, T) int32; a target of -1 does not count.
+    logits : (B, T, V), without padding.
+    """
+
+    path: Path
+    layout: Layout
+    tokens: Array
+    targets: Array
+    logits: Array
+    loss: float
+    gradients_start: int
+
+    def gradient(self, name: str) -> Array:
+        """Read a parameter's gradient."""
+        start = self.gradients_start + 4 * self.layout.starts()[name]
+        return read_floats(self.path, "<f4", self.layout.config.shapes()[name], start)
+
+
+def _header(path: Path, magic: int, what: str) -> tuple[list[int], int]:
+    """Read the 256 numbers at a file's beginning, and its size."""
+    try:
+        with open(path, "rb") as file:
+            size, head = os.fstat(file.fileno()).st_size, file.read(HEADER_BYTES)
+    except OSError as e:
+        raise UserError(f"cannot read {str(path)!r}: {e.strerror or e}") from e
+    if head[:2] == b"PK" or head[:1] == b"\x80":
+        raise UserError(
+            f"{str(path)!r} is a pickle, which can run code when it is read, so it is not; "
+            "save the model with save_pretrained(..., safe_serialization=True)"
+        )
+    if len(head) < HEADER_BYTES:
+        raise UserError(f"{str(path)!r} has {size} bytes; expected {what}, whose header alone has {HEADER_BYTES}")
+    words = [int(n) for n in np.frombuffer(head, "<i4")]
+    if words[0] != magic:
+        known = f", {KNOWN[words[0]]}" if words[0] in KNOWN else ""
+        raise UserError(f"{str(path)!r}: byte 0, the magic number, is {words[0]}{known}; expected {magic}, {what}")
+    return words, size
+
+
+def open_model(path: Path) -> Model:
+    """Check a model file.
+
+    Raises
+    ------
+    UserError
+        Where magic, version, sizes and length do not agree.
+    """
+    words, size = _header(path, MODEL_MAGIC, "an llm.c model")
+    _, version, block_size, vocab_size, n_layer, n_head, n_embd, padded = words[:8]
+    if version not in VERSIONS:
+        raise UserError(f"{str(path)!r}: byte 4, the version, is {version}; expected 3 (float32) or 5 (bfloat16)")
+    numbers = (n_layer, n_head, n_embd, vocab_size, block_size)
+    if not all(1 <= n <= 1 << 20 for n in numbers) or not vocab_size <= padded <= vocab_size + (1 << 16):
+        raise UserError(f"{str(path)!r}: the header has impossible sizes {words[2:8]}; is the file whole?")
+    if n_layer * n_embd * n_embd > size:  # before a list of that many layers is made
+        raise UserError(f"{str(path)!r} has {size} bytes; {n_layer} layers of {n_embd} need more: it is cut short")
+    try:
+        model = Model(path, Config(n_layer, n_head, n_embd, vocab_size, block_size), VERSIONS[version], padded)
+    except UserError as e:
+        raise UserError(f"{str(path)!r}: {e}") from e
+    expected = HEADER_BYTES + (2 if version == 5 else 4) * Layout(model.config, padded).starts()[""]
+    if size != expected:
+        raise UserError(f"{str(path)!r} has {size} bytes; expected {expected}, because of the sizes {words[2:8]}")
+    return model
+
+
+def model_parts(config: Config, read: Read, dtype: DType, padded_vocab: int | None = None) -> Iterator[Content]:
+    """Give the parts of a model file; the vocabulary is padded to a multiple of 128, as llm.c does, if not told."""
+    padded = padded_vocab or -(-config.vocab_size // 128) * 128
+    header = np.zeros(256, "<i4")
+    version = next(v for v, d in VERSIONS.items() if d == dtype)
+    c = config
+    header[:8] = MODEL_MAGIC, version, c.block_size, c.vocab_size, c.n_layer, c.n_head, c.n_embd, padded
+    yield header.data
+    for name in Layout(config, padded).names():
+        yield content_of(read(name), dtype)
+        if name == "wte.weight":
+            yield bytes((padded - c.vocab_size) * c.n_embd * (2 if dtype == "bf16" else 4))
+
+
+def open_state(path: Path, model: Model) -> State:
+    """Read a debug state that was made with a model; the gradients stay in the file.
+
+    Raises
+    ------
+    UserError
+        Where it is none, or not this model's.
+    """
+    words, size = _header(path, STATE_MAGIC, "an llm.c debug state")
+    version, B, T = words[1:4]
+    if version != STATE_VERSION:
+        raise UserError(f"{str(path)!r}: byte 4, the version, is {version}; expected {STATE_VERSION}")
+    if not (1 <= B <= 1 << 20 and 1 <= T <= model.config.block_size):
+        raise UserError(f"{str(path)!r}: B = {B} and T = {T}; the model has a context of {model.config.block_size}")
+    layout, V = Layout(model.config, model.padded_vocab), model.config.vocab_size
+    gradients = HEADER_BYTES + 4 * (2 * B * T + B * T * V + 1)
+    expected = gradients + 4 * layout.starts()[""]
+    if size != expected:
+        raise UserError(
+            f"{str(path)!r} has {size} bytes; expected {expected} for B = {B}, T = {T} and {str(model.path)!r}"
+        )
+    shape: Shape = (B, T)
+    with open(path, "rb") as file:
+        file.seek(HEADER_BYTES)
+        tokens, targets = (np.fromfile(file, "<i4", B * T).reshape(shape) for _ in range(2))
+        logits = np.fromfile(file, "<f4", B * T * V).reshape(*shape, V)
+        (loss,) = np.fromfile(file, "<f4", 1)
+    return State(path, layout, tokens, targets, logits, float(loss), gradients)

@@ -1,0 +1,186 @@
+"""Safetensors files, read with distrust and written without a copy.
+
+A file is 8 bytes with the length of the header, a header of JSON that gives each tensor's dtype, shape and place, and
+the numbers. The ``safetensors`` library judges the header, after the checks that it does not make: no name twice, no
+strange name, no product that a file of this size cannot hold. The numbers are read, not mapped: a mapped file that
+shrinks kills the process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import safetensors
+
+from ..errors import UserError
+from ..files import Content
+from ..op import Shape
+
+Array = np.ndarray[Any, Any]
+Read = Callable[[str], Array]
+"""Gives a tensor by its name, as float32."""
+DType = Literal["f32", "bf16"]
+
+NAME = re.compile(r"[A-Za-z0-9_./-]{1,200}")
+HEADER_LIMIT = 1 << 24
+"""Bytes: a hundred thousand tensors, in a header that takes a moment to read."""
+SIZES = {"F32": 4, "F16": 2, "BF16": 2, "F64": 8, "BOOL": 1, "U8": 1, "I8": 1, "I16": 2, "I32": 4, "I64": 8}
+FLOATS = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
+"""The dtypes that weights can have, and as what NumPy reads them."""
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """Where a tensor lies: `start` is its first byte in the file."""
+
+    dtype: str
+    shape: Shape
+    start: int
+
+
+class TensorFile:
+    """A safetensors file whose header has been checked.
+
+    Attributes
+    ----------
+    tensors : by name, in the order of the header.
+
+    Raises
+    ------
+    UserError
+        Where the file cannot be read or is not what it should be. No memory is taken on the word of the header.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            with open(path, "rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                head = file.read(8)
+                length = int.from_bytes(head, "little")
+                if len(head) < 8 or not 2 <= length <= size - 8:
+                    raise self.wrong(f"says that its header has {length} bytes, and has {size} bytes in all")
+                if length > HEADER_LIMIT:
+                    raise self.wrong(f"has a header of {length} bytes; expected {HEADER_LIMIT} at most")
+                header = parse_json(file.read(length))
+            self.tensors = {n: self._tensor(n, e, 8 + length) for n, e in header.items() if n != "__metadata__"}
+            with safetensors.safe_open(path, "numpy"):
+                pass
+        except OSError as e:
+            raise UserError(f"cannot read {str(path)!r}: {e.strerror or e}") from e
+        except safetensors.SafetensorError as e:
+            raise self.wrong(str(e)) from e
+        except (ValueError, RecursionError) as e:
+            raise self.wrong(f"its header is no JSON of tensors: {e}") from e
+
+    def wrong(self, what: str) -> UserError:
+        """Make the error that says what is wrong with this file."""
+        return UserError(f"{str(self.path)!r}: {what}; give a whole safetensors file")
+
+    def _tensor(self, name: str, entry: Any, data: int) -> Tensor:
+        if not NAME.fullmatch(name):
+            raise self.wrong(f"has a tensor named {name[:50]!r}; expected letters, digits and '_./-', 200 at most")
+        if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
+            raise self.wrong(f"tensor {name!r} is described by {str(entry)[:80]}; expected dtype, shape, data_offsets")
+        dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+        if not isinstance(dtype, str) or dtype not in SIZES:
+            raise self.wrong(f"tensor {name!r} has the dtype {str(dtype)[:20]!r}; known: {', '.join(SIZES)}")
+        if not _naturals(shape) or not _naturals(offsets) or len(offsets) != 2 or len(shape) > 8:
+            raise self.wrong(f"tensor {name!r} has the shape {str(shape)[:60]} at {str(offsets)[:60]}")
+        if max(shape, default=0) > 1 << 40 or prod(shape) * SIZES[dtype] != offsets[1] - offsets[0]:
+            raise self.wrong(f"tensor {name!r} of shape {shape} does not have {offsets[1] - offsets[0]} bytes")
+        return Tensor(dtype, tuple(shape), data + offsets[0])
+
+    def read(self, name: str) -> Array:
+        """Read a tensor of floats as float32; the file is opened for this call alone.
+
+        Raises
+        ------
+        UserError
+            For another dtype, or where the file has shrunk.
+        """
+        t = self.tensors[name]
+        if t.dtype not in FLOATS:
+            raise self.wrong(f"tensor {name!r} has the dtype {t.dtype}; expected {', '.join(FLOATS)}")
+        return read_floats(self.path, FLOATS[t.dtype], t.shape, t.start)
+
+
+def _naturals(x: Any) -> bool:
+    return isinstance(x, list) and all(type(n) is int and n >= 0 for n in x)
+
+
+def parse_json(text: bytes) -> dict[str, Any]:
+    """Read a JSON object in which no name may come twice; a ValueError says what it is else."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        table = dict(pairs)
+        if len(table) < len(pairs):
+            names = [name for name, _ in pairs]
+            raise ValueError(f"{next(n for n in names if names.count(n) > 1)[:50]!r} comes twice")
+        return table
+
+    table = json.loads(text, object_pairs_hook=unique)
+    if not isinstance(table, dict):
+        raise ValueError(f"it is a {type(table).__name__}")
+    return table
+
+
+def read_floats(path: Path, dtype: str, shape: Shape, start: int) -> Array:
+    """Read an array at a place in a file; uint16 is bfloat16; what comes is float32.
+
+    Raises
+    ------
+    UserError
+        Where the file ends before.
+    """
+    try:
+        with open(path, "rb") as file:
+            file.seek(start)
+            raw = np.fromfile(file, dtype, prod(shape))
+    except OSError as e:
+        raise UserError(f"cannot read {str(path)!r}: {e.strerror or e}") from e
+    if raw.size != prod(shape):
+        raise UserError(f"{str(path)!r} ended while it was read: another program changed it; try again")
+    return (from_bf16(raw) if dtype == "<u2" else raw.astype(np.float32, copy=False)).reshape(shape)
+
+
+def from_bf16(bits: Array) -> Array:
+    """Widen bfloat16, given as uint16, to float32."""
+    wide = bits.astype(np.uint32)
+    wide <<= 16
+    return wide.view(np.float32)
+
+
+def to_bf16(x: Array) -> Array:
+    """Round float32 to the nearest bfloat16, ties to even, given as uint16; a NaN stays one."""
+    bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
+    upper = bits >> 16
+    rounded = ((bits + (0x7FFF + (upper & 1))) >> 16).astype(np.uint16)
+    return np.where(np.isnan(x), upper | 0x40, rounded).astype(np.uint16)
+
+
+def content_of(x: Array, dtype: DType) -> Content:
+    """Give the bytes of an array as a file has them."""
+    return (to_bf16(x).astype("<u2", copy=False) if dtype == "bf16" else np.ascontiguousarray(x, "<f4")).data
+
+
+def file_parts(shapes: Mapping[str, Shape], read: Read, dtype: DType = "f32") -> Iterator[Content]:
+    """Give the parts of a safetensors file, a tensor at a time."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # without it transformers refuses the file
+    end = 0
+    for name, shape in shapes.items():
+        start, end = end, end + prod(shape) * (2 if dtype == "bf16" else 4)
+        header[name] = {"dtype": dtype.upper(), "shape": list(shape), "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    yield len(text).to_bytes(8, "little") + text
+    for name in shapes:
+        yield content_of(read(name), dtype)

@@ -1,0 +1,524 @@
+"""Weights in files: llm.c and Hugging Face both ways, and files that lie."""
+
+import json
+import os
+import pickle
+import shutil
+import struct
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors
+import safetensors.numpy
+from golden.params import make_params
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cpuopt import cli, job
+from cpuopt.errors import UserError
+from cpuopt.models.gpt2 import Config
+from cpuopt.weights import copy_into, llmc, open_weights, save_weights
+from cpuopt.weights.huggingface import TRANSPOSED
+from cpuopt.weights.tensors import TensorFile, file_parts, from_bf16, parse_json, to_bf16
+
+GOLDEN = Path(__file__).parent / "golden"
+SMALL = {"n_layer": 2, "n_head": 2, "n_embd": 16, "vocab_size": 61, "block_size": 8}
+CONFIG = Config(**SMALL)
+
+
+@pytest.fixture(scope="module")
+def params():
+    return make_params(**SMALL, seed=17)
+
+
+@pytest.fixture(autouse=True)
+def _threads(monkeypatch):
+    """Verbs fix the number of threads for the process; tests have one already."""
+    monkeypatch.setenv("NUMBA_NUM_THREADS", os.environ["NUMBA_NUM_THREADS"])
+
+
+def same(weights, params):
+    return all(np.array_equal(weights.read(name), p) for name, p in params.items())
+
+
+def hf_names(params, prefix="transformer."):
+    """The arrays as transformers keeps them."""
+    return {f"{prefix}{n}": np.ascontiguousarray(p.T) if TRANSPOSED.fullmatch(n) else p for n, p in params.items()}
+
+
+def hf_folder(path, arrays, **config):
+    path.mkdir()
+    given = {"model_type": "gpt2", **{k: v for k, v in SMALL.items() if k != "block_size"}, "n_positions": 8}
+    (path / "config.json").write_text(json.dumps({**given, **config}))
+    safetensors.numpy.save_file(arrays, path / "model.safetensors", metadata={"format": "pt"})
+    return path
+
+
+# llm.c
+
+
+def test_an_llmc_model_has_pytorchs_numbers_and_is_written_byte_for_byte(tmp_path, params):
+    weights = open_weights(GOLDEN / "llmc.bin")
+    assert (weights.config, weights.dtype, weights.padded_vocab) == (CONFIG, "f32", 128)
+    assert same(weights, params)
+    save_weights(tmp_path / "again.bin", weights.config, weights.read)
+    assert (tmp_path / "again.bin").read_bytes() == (GOLDEN / "llmc.bin").read_bytes()
+
+
+@pytest.mark.parametrize("padded", [61, 64, 128, 200])
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_every_padding_and_type_is_kept(tmp_path, params, padded, dtype):
+    save_weights(one := tmp_path / "one.bin", CONFIG, params.__getitem__, dtype, padded)
+    assert one.stat().st_size == 1024 + {"f32": 4, "bf16": 2}[dtype] * (CONFIG.n_params + (padded - 61) * 16)
+    assert cli.main(["convert", str(one), str(tmp_path / "two.bin")]) == 0
+    assert (tmp_path / "two.bin").read_bytes() == one.read_bytes()
+    weights = open_weights(one)
+    assert (weights.padded_vocab, weights.dtype) == (padded, dtype)
+    near = {name: from_bf16(to_bf16(p)) if dtype == "bf16" else p for name, p in params.items()}
+    assert same(weights, near)
+
+
+def test_bfloat16_is_the_nearest_and_ties_go_to_even():
+    def rounded(bits):
+        x = np.array([bits], np.uint32).view(np.float32)
+        return int(to_bf16(x)[0])
+
+    assert rounded(0x3F800000) == 0x3F80
+    assert rounded(0x3F808000) == 0x3F80  # a tie, to even
+    assert rounded(0x3F818000) == 0x3F82  # a tie, to even
+    assert rounded(0x3F808001) == 0x3F81
+    assert rounded(0x3F807FFF) == 0x3F80
+    assert rounded(0x7F7FFFFF) == 0x7F80  # beyond the largest is infinity
+    assert rounded(0xFF800000) == 0xFF80
+    assert rounded(0x7F800001) == 0x7FC0  # a NaN does not become infinity
+    every = np.arange(1 << 16, dtype=np.uint16)
+    every = every[np.isfinite(from_bf16(every))]
+    assert np.array_equal(to_bf16(from_bf16(every)), every)
+
+
+def broken(tmp_path, change):
+    content = bytearray((GOLDEN / "llmc.bin").read_bytes())
+    changed = change(content)
+    path = tmp_path / "broken.bin"
+    path.write_bytes(content if changed is None else changed)
+    return path
+
+
+def words(**at):
+    def change(content):
+        for place, n in at.items():
+            struct.pack_into("<i", content, int(place[1:]), n)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (words(_0=20240520), "llm.c's tokens"),
+        (words(_0=7), "magic number, is 7"),
+        (words(_4=1), "version, is 1"),
+        (words(_4=5), "expected 18560"),
+        (words(_8=-1), "impossible"),
+        (words(_12=2**31 - 1), "impossible"),
+        (words(_16=2**20), "cut short"),
+        (words(_16=3), "bytes; expected"),
+        (words(_20=3), "multiple"),
+        (words(_24=2**20), "cut short"),
+        (words(_28=60), "impossible"),
+        (lambda c: c[:-1], "bytes; expected"),
+        (lambda c: c + b"x", "bytes; expected"),
+        (lambda c: c[:500], "header alone"),
+        (lambda c: b"", "header alone"),
+        (lambda c: pickle.dumps(print), "pickle"),
+        (lambda c: b"PK\3\4" + c, "pickle"),
+    ],
+)
+def test_an_llmc_file_that_lies_is_refused(tmp_path, change, said):
+    with pytest.raises(UserError, match=r"broken\.bin") as e:
+        open_weights(broken(tmp_path, change))
+    assert said in str(e.value)
+
+
+@given(st.binary(max_size=40), st.integers(0, 1100), st.integers(0, 40000))
+@settings(max_examples=200, deadline=None)
+def test_no_change_to_an_llmc_header_does_more_than_be_refused(tmp_path_factory, noise, at, size):
+    content = bytearray((GOLDEN / "llmc.bin").read_bytes())
+    content[at : at + len(noise)] = noise
+    path = tmp_path_factory.mktemp("fuzz") / "x.bin"
+    path.write_bytes(content[: size if size % 3 == 0 else None])
+    try:
+        weights = open_weights(path)
+    except UserError:
+        return
+    assert {name: weights.read(name).shape for name in weights.config.shapes()} == weights.config.shapes()
+
+
+# Hugging Face
+
+
+@pytest.mark.parametrize("prefix", ["", "transformer."])
+@pytest.mark.parametrize("head", [False, True])
+@pytest.mark.parametrize("masks", [False, True])
+def test_a_hugging_face_directory_is_read(tmp_path, params, prefix, head, masks):
+    arrays = hf_names(params, prefix)
+    if head:
+        arrays["lm_head.weight"] = params["wte.weight"]
+    if masks:
+        arrays |= {f"{prefix}h.{i}.attn.bias": np.ones((1, 1, 8, 8), bool) for i in range(2)}
+        arrays[f"{prefix}h.0.attn.masked_bias"] = np.array(-1e4, np.float32)
+    weights = open_weights(hf_folder(tmp_path / "hf", arrays))
+    assert weights.config == CONFIG
+    assert same(weights, params)
+    assert same(open_weights(tmp_path / "hf" / "model.safetensors"), params)
+
+
+def test_what_is_written_is_what_the_library_reads(tmp_path, params):
+    assert cli.main(["convert", str(GOLDEN / "llmc.bin"), str(tmp_path / "hf")]) == 0
+    arrays = safetensors.numpy.load_file(tmp_path / "hf" / "model.safetensors")
+    want = hf_names(params)
+    assert arrays.keys() == want.keys()
+    assert all(np.array_equal(arrays[n], want[n]) for n in want)
+    with safetensors.safe_open(tmp_path / "hf" / "model.safetensors", "numpy") as file:
+        assert file.metadata() == {"format": "pt"}
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["hf"]
+    assert cli.main(["convert", str(tmp_path / "hf"), str(tmp_path / "back.bin")]) == 0
+    assert (tmp_path / "back.bin").read_bytes() == (GOLDEN / "llmc.bin").read_bytes()
+
+
+def test_bfloat16_goes_through_a_directory(tmp_path):
+    assert cli.main(["convert", str(GOLDEN / "llmc.bin"), str(tmp_path / "hf"), "--dtype", "bf16"]) == 0
+    assert cli.main(["convert", str(GOLDEN / "llmc.bin"), str(tmp_path / "a.bin"), "--dtype", "bf16"]) == 0
+    assert cli.main(["convert", str(tmp_path / "hf"), str(tmp_path / "b.bin")]) == 0
+    assert (tmp_path / "a.bin").read_bytes() == (tmp_path / "b.bin").read_bytes()
+
+
+def test_float16_is_read(tmp_path, params):
+    half = {n: p.astype(np.float16) for n, p in hf_names(params).items()}
+    weights = open_weights(hf_folder(tmp_path / "hf", half))
+    assert same(weights, {n: p.astype(np.float16).astype(np.float32) for n, p in params.items()})
+
+
+def sharded(path, arrays):
+    hf_folder(path, arrays)
+    (path / "model.safetensors").unlink()
+    names = {name: f"model-0000{i % 2 + 1}-of-00002.safetensors" for i, name in enumerate(arrays)}
+    for file in set(names.values()):
+        safetensors.numpy.save_file({n: a for n, a in arrays.items() if names[n] == file}, path / file)
+    index = path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {"total_size": 1}, "weight_map": names}))
+    return names, index
+
+
+def test_shards_are_one_model(tmp_path, params):
+    sharded(tmp_path / "hf", hf_names(params))
+    assert same(open_weights(tmp_path / "hf"), params)
+    assert same(open_weights(tmp_path / "hf" / "model.safetensors.index.json"), params)
+
+
+@pytest.mark.parametrize("file", ["../model.safetensors", "/etc/passwd", "a/b.safetensors", "x.bin", 5, None])
+def test_an_index_names_files_beside_it_only(tmp_path, params, file):
+    names, index = sharded(tmp_path / "hf", hf_names(params))
+    index.write_text(json.dumps({"weight_map": {**names, next(iter(names)): file}}))
+    with pytest.raises(UserError, match="files beside it"):
+        open_weights(tmp_path / "hf")
+
+
+def test_an_index_that_lies_is_refused(tmp_path, params):
+    names, index = sharded(tmp_path / "hf", hf_names(params))
+    first, *others = names
+    index.write_text(json.dumps({"weight_map": {n: names[n] for n in others}}))
+    with pytest.raises(UserError, match="lists 27 tensors; its files have 28"):
+        open_weights(tmp_path / "hf")
+    index.write_text(json.dumps({"weight_map": {**names, first: names[others[0]]}}))
+    with pytest.raises(UserError, match="which it has not"):
+        open_weights(tmp_path / "hf")
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"model_type": "llama"}, "model_type is 'llama'"),
+        ({"activation_function": "relu"}, "activation_function is 'relu'"),
+        ({"layer_norm_epsilon": 1e-6}, "layer_norm_epsilon is 1e-06"),
+        ({"scale_attn_by_inverse_layer_idx": True}, "inverse"),
+        ({"tie_word_embeddings": False}, "tie"),
+        ({"n_inner": 5}, "n_inner is 5"),
+        ({"n_layer": 3}, "lacks 'h.2"),
+        ({"n_layer": 1}, "has 'h.1"),
+        ({"n_layer": "2"}, "whole number"),
+        ({"n_head": 3}, "multiple"),
+        ({"vocab_size": 60}, "shape (61, 16)"),
+        ({"n_positions": 9}, "shape (8, 16)"),
+    ],
+)
+def test_a_model_that_is_computed_otherwise_is_refused(tmp_path, params, config, said):
+    with pytest.raises(UserError) as e:
+        open_weights(hf_folder(tmp_path / "hf", hf_names(params), **config))
+    assert said in str(e.value)
+
+
+def test_other_contents_are_refused(tmp_path, params):
+    arrays = hf_names(params)
+    cases = {
+        "untied": arrays | {"lm_head.weight": params["wte.weight"] + 1},
+        "not transposed": arrays | {"transformer.h.0.attn.c_attn.weight": params["h.0.attn.c_attn.weight"]},
+        "whole numbers": arrays | {"transformer.ln_f.bias": np.ones(16, np.int32)},
+        "twice": arrays | {"ln_f.bias": params["ln_f.bias"]},
+        "strange": arrays | {"<script>": params["ln_f.bias"]},
+        "far": arrays | {"../../etc/x y": params["ln_f.bias"]},
+    }
+    for name, case in cases.items():
+        with pytest.raises(UserError):
+            open_weights(hf_folder(tmp_path / name.replace(" ", "-"), case))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match="neither"):
+        open_weights(tmp_path / "empty")
+    (tmp_path / "empty" / "pytorch_model.bin").write_bytes(b"\x80\4")
+    with pytest.raises(UserError, match="pickle"):
+        open_weights(tmp_path / "empty")
+
+
+def test_a_weight_that_is_no_number_is_named(tmp_path, params):
+    bad = params["h.1.mlp.c_fc.bias"].copy()
+    bad[3] = np.nan
+    weights = open_weights(hf_folder(tmp_path / "hf", hf_names(params | {"h.1.mlp.c_fc.bias": bad})))
+    arrays = {n: np.empty(s, np.float32) for n, s in CONFIG.shapes().items()}
+    with pytest.raises(UserError, match=r"h.1.mlp.c_fc.bias holds nan at \(3,\)"):
+        copy_into(arrays, weights)
+
+
+# Safetensors headers that lie
+
+ENTRY = '{"dtype":"F32","shape":[2],"data_offsets":[0,8]}'
+HOSTILE = {
+    "an empty file": b"",
+    "half a length": b"\1\0\0",
+    "a length beyond the file": struct.pack("<Q", 100) + b"{}",
+    "a length of 2**63": struct.pack("<Q", 2**63) + b"{}",
+    "no JSON": b"{'a'}",
+    "a list": b"[]",
+    "not UTF-8": b'{"\xff":1}',
+    "nested deep": b"[" * 100_000,
+    "a number of 10000 digits": b'{"a":' + b"9" * 10_000 + b"}",
+    "a name twice": f'{{"a":{ENTRY},"a":{ENTRY}}}'.encode(),
+    "a key twice": b'{"a":{"dtype":"F32","dtype":"F32","shape":[2],"data_offsets":[0,8]}}',
+    "a name for a terminal": b'{"\\u001b[2J":%s}' % ENTRY.encode(),
+    "a long name": f'{{"{"a" * 201}":{ENTRY}}}'.encode(),
+    "no entry": b'{"a":3}',
+    "a missing key": b'{"a":{"dtype":"F32","shape":[2]}}',
+    "a further key": b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8],"x":1}}',
+    "an unknown dtype": b'{"a":{"dtype":"F33","shape":[2],"data_offsets":[0,8]}}',
+    "a dtype that is a list": b'{"a":{"dtype":[],"shape":[2],"data_offsets":[0,8]}}',
+    "a negative size": b'{"a":{"dtype":"F32","shape":[-2],"data_offsets":[0,8]}}',
+    "a size of 0 x 1e18": b'{"a":{"dtype":"F32","shape":[0,1000000000000000000],"data_offsets":[0,0]}}',
+    "true as a size": b'{"a":{"dtype":"F32","shape":[true,2],"data_offsets":[0,8]}}',
+    "a fraction": b'{"a":{"dtype":"F32","shape":[2.0],"data_offsets":[0,8]}}',
+    "another size": b'{"a":{"dtype":"F32","shape":[3],"data_offsets":[0,8]}}',
+    "a product that overflows": b'{"a":{"dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,0]}}',
+    "offsets the wrong way round": b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[8,0]}}',
+    "an overlap": f'{{"a":{ENTRY},"b":{ENTRY}}}'.encode(),
+    "a hole": b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}}',
+    "bytes behind": b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}',
+    "too few bytes": b'{"a":{"dtype":"F32","shape":[4],"data_offsets":[0,16]}}',
+    "nested metadata": f'{{"__metadata__":{{"a":{{}}}},"a":{ENTRY}}}'.encode(),
+}
+
+
+def tensor_file(path, header, data=bytes(8)):
+    path.write_bytes(header if len(header) < 8 or header[7] == 0 or header[7:8] == b"\x80" else pack(header) + data)
+    return path
+
+
+def pack(header):
+    return struct.pack("<Q", len(header)) + header
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_a_hostile_header_is_refused_at_once(tmp_path, case):
+    path = tensor_file(tmp_path / "x.safetensors", HOSTILE[case])
+    start = time.perf_counter()
+    with pytest.raises(UserError, match=r"x\.safetensors") as e:
+        TensorFile(path)
+    assert time.perf_counter() - start < 1
+    assert len(str(e.value)) < 500
+    assert "\x1b" not in str(e.value)
+
+
+def test_the_headers_that_the_hostile_ones_are_made_from_are_right(tmp_path):
+    assert TensorFile(tensor_file(tmp_path / "x", f'{{"a":{ENTRY}}}'.encode())).read("a").tolist() == [0, 0]
+
+
+def test_a_large_header_is_refused_before_it_is_read(tmp_path):
+    path = tmp_path / "x.safetensors"
+    with open(path, "wb") as file:
+        file.write(struct.pack("<Q", 99 << 20))
+        file.truncate(100 << 20)
+    with pytest.raises(UserError, match=r"header of 103809024 bytes; expected 16777216"):
+        TensorFile(path)
+
+
+@given(st.binary(max_size=12), st.integers(0, 500), st.integers(0, 2000))
+@settings(max_examples=300, deadline=None)
+def test_no_change_to_a_file_does_more_than_be_refused(tmp_path_factory, noise, at, size):
+    shapes = {"a.weight": (3, 2), "b": (5,), "empty": (0, 4)}
+    content = bytearray(b"".join(bytes(p) for p in file_parts(shapes, lambda n: np.ones(shapes[n], np.float32))))
+    content[at : at + len(noise)] = noise
+    path = tmp_path_factory.mktemp("fuzz") / "x.safetensors"
+    path.write_bytes(content[: size if size % 3 == 0 else None])
+    try:
+        file = TensorFile(path)
+        for name, t in file.tensors.items():
+            assert file.read(name).shape == t.shape
+    except UserError:
+        pass
+
+
+@given(
+    st.recursive(st.none() | st.integers() | st.text(max_size=5), lambda x: st.lists(x) | st.dictionaries(st.text(), x))
+)
+def test_what_is_no_object_of_json_is_a_value_error(x):
+    text = json.dumps(x).encode()
+    if isinstance(x, dict):
+        assert parse_json(text) == x
+    else:
+        with pytest.raises(ValueError, match="it is a"):
+            parse_json(text)
+
+
+def test_a_file_that_shrinks_is_an_error_and_no_crash(tmp_path, params):
+    weights = open_weights(hf_folder(tmp_path / "hf", hf_names(params)))
+    os.truncate(tmp_path / "hf" / "model.safetensors", 5000)
+    with pytest.raises(UserError, match="ended while it was read"):
+        [weights.read(name) for name in params]
+
+
+# Writing
+
+
+@pytest.mark.parametrize("name", ["there.bin", "there", "x.safetensors", "x.pt"])
+def test_a_target_that_cannot_be_is_refused_before_anything_is_done(tmp_path, capsys, name):
+    (tmp_path / "there.bin").write_bytes(b"mine")
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "x").write_bytes(b"mine")
+    before = sorted(tmp_path.rglob("*"))
+    assert cli.main(["convert", str(GOLDEN / "llmc.bin"), str(tmp_path / name)]) == 2
+    assert name in capsys.readouterr().err
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("target", ["x.bin", "x"])
+def test_a_disk_that_fails_leaves_nothing(tmp_path, monkeypatch, params, target):
+    def full(fd):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(UserError, match="No space left"):
+        save_weights(tmp_path / target, CONFIG, params.__getitem__)
+    assert list(tmp_path.iterdir()) == []
+
+
+# In training
+
+
+def settings_for(tmp_path, **more):
+    text = tmp_path / "text.txt"
+    text.write_text("".join(chr(32 + i * i % 29) for i in range(4000)))
+    return job.Settings(**{"data": str(text), "B": 2, "T": 8, "variant": "vanilla", "val_every": 0} | more)
+
+
+def test_training_starts_from_weights_and_saves_them(tmp_path, params, capsys):
+    settings = settings_for(tmp_path)
+    flags = ["--data", settings.data, "-B", "2", "-T", "8", "--variant", "vanilla", "--runs", str(tmp_path / "runs")]
+    flags += ["--steps", "1", "--val-every", "0", "--init", str(GOLDEN / "llmc.bin")]
+    assert cli.main(["train", *flags, "--save", str(tmp_path / "a.bin")]) == 0
+    assert cli.main(["train", *flags, "--save", str(tmp_path / "b")]) == 0
+    a, b = open_weights(tmp_path / "a.bin"), open_weights(tmp_path / "b")
+    trained = {name: a.read(name) for name in params}
+    assert same(b, trained)
+    moved = {n: np.abs(trained[n] - p).max() for n, p in params.items()}
+    assert 0 < max(moved.values()) < 1.1e-4  # a step of Adam is at most the learning rate
+    ready = job.prepare(settings_for(tmp_path, init=str(tmp_path / "b")))
+    assert ready.config == CONFIG
+    assert all(np.array_equal(ready.engine.parameters()[n], p) for n, p in trained.items())
+    capsys.readouterr()
+    assert cli.main(["train", *flags, "--save", str(tmp_path / "a.bin")]) == 2
+    assert "is there already" in capsys.readouterr().err
+
+
+def test_sizes_that_the_weights_do_not_have_are_refused(tmp_path):
+    init = str(GOLDEN / "llmc.bin")
+    with pytest.raises(UserError, match=r"has n_layer 12, and --init .* has 2; leave --model out"):
+        job.prepare(settings_for(tmp_path, init=init, model="gpt2-124M"))
+    assert job.model_of(settings_for(tmp_path, init=init, model=json.dumps(SMALL)))[1] == CONFIG
+    with pytest.raises(UserError, match="there is no"):
+        job.prepare(settings_for(tmp_path, init=str(tmp_path / "nowhere")))
+
+
+# The debug state
+
+
+@pytest.mark.parametrize("variant", ["vanilla", "optimized"])
+def test_the_numbers_of_a_debug_state_are_reproduced(capsys, variant):
+    losses = (GOLDEN / "llmc_losses.json").read_text().strip("[]\n")
+    state = str(GOLDEN / "llmc_debug_state.bin")
+    assert cli.main(["verify", state, "--losses", losses, "--variant", variant, "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert len(rows) == 2 + 16 + 10
+    assert all(r["deviation"] < 2e-5 for r in rows)
+    assert cli.main(["verify", state, "--variant", variant]) == 0
+    assert "all 18 PASS" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("tensor", [*llmc.ORDER, "logits", "loss"])
+@pytest.mark.parametrize("by", [0.03, np.nan])
+def test_a_wrong_number_in_a_debug_state_fails_its_row(tmp_path, capsys, tensor, by):
+    path = tmp_path / "llmc_debug_state.bin"
+    shutil.copy(GOLDEN / "llmc.bin", tmp_path / "llmc.bin")
+    content = np.fromfile(GOLDEN / "llmc_debug_state.bin", "<f4")
+    logits, loss = 256 + 2 * 16, 256 + 2 * 16 + 16 * 61
+    starts = llmc.Layout(CONFIG, 128).starts()
+    at = {"logits": loss - 1, "loss": loss}.get(tensor)
+    content[loss + 1 + starts[tensor.replace("*", "1")] if at is None else at] += by
+    assert logits < loss
+    content.tofile(path)
+    assert cli.main(["verify", str(path), "--json"]) == 1
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    failed = [r["what"] for r in rows if not r["passed"]]
+    assert failed == [tensor if at else f"gradient of {tensor}"]
+
+
+def test_wrong_losses_fail(capsys):
+    losses = json.loads((GOLDEN / "llmc_losses.json").read_text())
+    losses[7] += 0.02
+    flags = ["verify", str(GOLDEN / "llmc_debug_state.bin"), "--losses", ",".join(map(str, losses))]
+    assert cli.main(flags) == 1
+    assert "1 of 28 FAIL" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (words(_0=20240326), "a model; expected 20240327"),
+        (words(_4=1), "version, is 1"),
+        (words(_8=3), "expected"),
+        (words(_12=9), "context of 8"),
+        (words(_8=0), "B = 0"),
+        (lambda c: c[:-4], "expected"),
+    ],
+)
+def test_a_debug_state_that_lies_is_refused(tmp_path, change, said):
+    content = bytearray((GOLDEN / "llmc_debug_state.bin").read_bytes())
+    path = tmp_path / "x_debug_state.bin"
+    path.write_bytes(change(content) or content)
+    with pytest.raises(UserError) as e:
+        llmc.open_state(path, llmc.open_model(GOLDEN / "llmc.bin"))
+    assert said in str(e.value)
+
+
+def test_a_state_without_its_model_says_so(tmp_path, capsys):
+    shutil.copy(GOLDEN / "llmc_debug_state.bin", path := tmp_path / "x_debug_state.bin")
+    assert cli.main(["verify", str(path)]) == 2
+    assert "--init MODEL.bin" in capsys.readouterr().err
