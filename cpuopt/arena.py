@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import mmap
 import resource
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from math import prod
@@ -94,8 +94,13 @@ def _overlap(a: tuple[int, int], b: tuple[int, int]) -> bool:
     return a[0] <= b[1] and b[0] <= a[1]
 
 
-def lifetimes(program: Program) -> dict[Value, tuple[int, int]]:
-    """Find the first and last call that touches each value; what persists or is an output lives to the end."""
+def lifetimes(program: Program, keep: Collection[Value] = ()) -> dict[Value, tuple[int, int]]:
+    """Find the first and last call that touches each value; what persists or is an output lives to the end.
+
+    Parameters
+    ----------
+    keep : values that live through all calls, since the program runs several times before they are used.
+    """
     last = len(program.calls)
     spans = dict.fromkeys([*program.parameters, *program.inputs, *program.moments], (-1, last))
     for i, call in enumerate(program.calls):
@@ -105,17 +110,18 @@ def lifetimes(program: Program) -> dict[Value, tuple[int, int]]:
     for v in program.outputs:
         if v not in program.inputs:
             spans[v] = (spans[v][0], last)
-    return spans
+    return spans | {v: (-1, last) for v in keep if v in spans}
 
 
-def plan(program: Program, scratch: Sequence[Mapping[str, int]] = ()) -> Plan:
+def plan(program: Program, scratch: Sequence[Mapping[str, int]] = (), keep: Collection[Value] = ()) -> Plan:
     """Give every value an offset, and check the result.
 
     Parameters
     ----------
     scratch : for each call, the floats of working memory that its kernel asks for, by name.
+    keep : values that share their bytes with none.
     """
-    spans = lifetimes(program)
+    spans = lifetimes(program, keep)
     working: dict[Call, dict[str, Value]] = {}
     for i, (call, wanted) in enumerate(zip(program.calls, scratch, strict=False)):
         working[call] = {n: Value(f"{call.layer}.{call.op.name}.{n}", (size,)) for n, size in wanted.items()}

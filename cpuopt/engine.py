@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import sqrt
+from math import fsum, sqrt
 from typing import Any
 
 import numpy as np
@@ -54,14 +54,16 @@ class Built:
     program: Program
     kernels: list[registry.Kernel]
     notes: list[str]
+    accumulate: bool = False
 
     def plan(self) -> arena.Plan:
-        """Plan the memory."""
+        """Plan the memory; gradients that are summed over micro-batches keep their place."""
         sizes = [
             {s.name: s.floats(c.sizes) for s in k.scratch}
             for c, k in zip(self.program.calls, self.kernels, strict=True)
         ]
-        return arena.plan(self.program, sizes)
+        summed = [self.program.adjoint[p] for p in self.program.parameters if p in self.program.adjoint]
+        return arena.plan(self.program, sizes, summed if self.accumulate else ())
 
 
 def build(
@@ -71,8 +73,15 @@ def build(
     choice: registry.Choice | None = None,
     fuse: Sequence[str] = (),
     train: bool = True,
+    accumulate: bool = False,
 ) -> Built:
-    """Trace a model, generate its backward and its update, rewrite, and choose a kernel for each call."""
+    """Trace a model, generate its backward and its update, rewrite, and choose a kernel for each call.
+
+    Raises
+    ------
+    UserError
+        For a model that cannot be traced, a rule that matches nothing, or `accumulate` with the rewrite ``update``.
+    """
     choice = choice or registry.Choice()
     program, notes = nn.trace_model(model, inputs), list[str]()
     if train:
@@ -81,7 +90,18 @@ def build(
         before = list(program.calls)
         notes = apply_fusions(program, fuse, choice)
         choice.check_used((c.op.name, c.layer) for c in dict.fromkeys([*before, *program.calls]))
-    return Built(program, [choice.resolve(c.op.name, c.layer) for c in program.calls], notes)
+    if accumulate and not two_pass(program):
+        raise UserError(
+            "accumulate: some weights are updated in the backward, before all is summed; fuse without 'update'"
+        )
+    if accumulate and any(program.adjoint[p].group != "gradient" for p in program.parameters if p in program.adjoint):
+        raise UserError("accumulate: a parameter shares its gradient with a residual; fuse without 'residual'")
+    return Built(program, [choice.resolve(c.op.name, c.layer) for c in program.calls], notes, accumulate)
+
+
+def two_pass(program: Program) -> bool:
+    """Whether all gradients are known before the first weight is updated."""
+    return not any(c.phase == "backward" and any(a.role == "state" for a in c.op.args) for c in program.calls)
 
 
 class Engine:
@@ -97,6 +117,7 @@ class Engine:
         written over through `parameters`.
     fuse : rewrites to apply, out of ``cpuopt.fuse.FUSIONS``.
     train : whether to generate backward and update.
+    accumulate : whether `step` is given more than one micro-batch; gradients then keep their place in memory.
     processes : how many processes compile what the cache lacks.
     progress : called with (compiled, to compile, kernel).
     hint : asked for advice when the memory does not suffice.
@@ -117,12 +138,13 @@ class Engine:
         seed: int | None = 0,
         fuse: Sequence[str] = (),
         train: bool = True,
+        accumulate: bool = False,
         processes: int = 1,
         kernel_files: Sequence[str] = (),
         progress: Callable[[int, int, str], None] = lambda done, total, name: None,
         hint: Callable[[int], str] = lambda needed: "try a smaller batch",
     ) -> None:
-        built = build(model, inputs, choice=choice, fuse=fuse, train=train)
+        built = build(model, inputs, choice=choice, fuse=fuse, train=train, accumulate=accumulate)
         self.program, self.kernels, self.notes = built.program, built.kernels, built.notes
         self.threads = set_threads(threads, self.kernels)
         self.plan = built.plan()
@@ -137,6 +159,7 @@ class Engine:
         self._scalars: dict[str, list[tuple[list[Any], int]]] = {}
         self.calls = [self._bind(c, k) for c, k in zip(self.program.calls, self.kernels, strict=True)]
         self._phases = {p: [b for b in self.calls if b.call.phase == p] for p in PHASES}
+        self._adding = [self._bind(b.call, b.kernel, add=True) for b in self._phases["backward"]] if accumulate else []
         self._by_name = {v.name: v for v in self.program.values}
         if seed is not None:
             self._initialize(model, seed)
@@ -217,37 +240,60 @@ class Engine:
         beta2: float = 0.999,
         eps: float = 1e-8,
         weight_decay: float = 0.0,
+        vector_decay: float | None = None,
         clip: float | None = None,
+        more: Sequence[Mapping[str, Array]] = (),
+        accept: Callable[[Step], bool] | None = None,
         **batch: Array,
     ) -> Step:
         """Train on one batch: forward, backward, AdamW.
 
         Parameters
         ----------
+        vector_decay : the weight decay of parameters of one axis, biases and normalizations; None: as of the others.
         clip : the global norm that gradients are scaled down to; None leaves them.
+        more : further micro-batches; the step is that of the mean over all of them.
+        accept : asked before the update; where it says no, nothing changes and `step_number` stays.
         batch : the model's inputs, by name.
         """
         if not self.program.adjoint:
             raise UserError(
                 "this engine was built with train=False and has no backward; build it without that to train"
             )
-        if clip and any(
-            c.phase == "backward" and any(a.role == "state" for a in c.op.args) for c in self.program.calls
-        ):
+        if (clip or accept) and not self.two_pass:
             raise UserError(
-                "clip: some weights are updated in the backward, before the norm is known; fuse without 'update'"
+                f"{'clip' if clip else 'accept'}: some weights are updated in the backward, before the norm is known; "
+                "fuse without 'update'"
             )
-        self.load(**batch)
-        self.step_number += 1
-        self._set(lr=lr, beta1=beta1, beta2=beta2, eps=eps, weight_decay=weight_decay, step=self.step_number)
-        self.run("forward", "backward", "norm")
+        if more and not self._adding:
+            raise UserError("more: this engine was built for one micro-batch a step; build it with accumulate=True")
+        self._set(lr=lr, beta1=beta1, beta2=beta2, eps=eps, weight_decay=weight_decay, step=self.step_number + 1)
+        self._set(vector_decay=weight_decay if vector_decay is None else vector_decay)
+        self.array(self.program.adjoint[self.program.outputs[0]]).fill(1 / (1 + len(more)))
+        losses: list[float] = []
+        for micro in (batch, *more):
+            self.load(**micro)
+            self.run("forward")
+            threads.set_threads(self.threads)
+            self.runner(self._adding if losses else self._phases["backward"])
+            losses.append(self.loss)
+        self.run("norm")
         norm = sqrt(sum(float(self.array(v)[0]) for v in self.program.outputs if v.name.endswith(".sumsq")))
+        done = Step(fsum(losses) / len(losses), norm)
+        if accept and not accept(done):
+            return done
+        self.step_number += 1
         self._set(grad_scale=min(1.0, clip / (norm + 1e-6)) if clip else 1.0)
         self.run("update")
-        return Step(self.loss, norm)
+        return done
 
-    def _bind(self, call: Call, kernel: registry.Kernel) -> Bound:
-        """Turn a call's values into the arguments of its kernel, in order."""
+    @property
+    def two_pass(self) -> bool:
+        """Whether all gradients are known before the first weight is updated."""
+        return two_pass(self.program)
+
+    def _bind(self, call: Call, kernel: registry.Kernel, add: bool = False) -> Bound:
+        """Turn a call's values into the arguments of its kernel, in order; `add` adds to every parameter's gradient."""
         args: list[Any] = []
         for a in call.op.args:
             v = call.args[a.name]
@@ -263,7 +309,7 @@ class Engine:
                 shape = tuple(d(call.sizes) for d in a.shape)
                 args.append(self._arena.view(v, self.plan.offsets[v], shape))
             if a.role == "acc":
-                args.append(call.adds[a.name])
+                args.append(call.adds[a.name] or (add and v is not None and v.group == "gradient"))
         for v in self.plan.scratch[call].values():
             args.append(self._arena.view(v, self.plan.offsets[v], v.shape))
         return Bound(call, kernel, args)

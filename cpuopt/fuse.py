@@ -194,6 +194,8 @@ def update_in_backward(program: Program, allowed: Allowed) -> None:
         for name, grad in grads.items():
             step = found.steps[grad].args
             args |= {name: step["param"], f"{name}_m": step["m"], f"{name}_v": step["v"]}
+            args[f"{name}_decay"] = step["weight_decay"]
+        args.setdefault("bias_decay", args["weight_decay"])
         _replace(program, call, ops.matmul_update, args, without=found.calls)
         program.outputs = [v for v in program.outputs if v not in found.sums[1:]]
         program.adjoint = {v: d for v, d in program.adjoint.items() if d not in grads.values()}

@@ -16,8 +16,12 @@ from .fuse import parse as parse_fusions
 from .lab.check import check_all
 from .models.gpt2 import GPT2, PRESETS, Config, parse_config
 from .record import check_name
+from .schedule import SCHEDULES
 from .weights import Weights, check_target, copy_into, open_weights
 
+GUARDS = ("auto", "skip", "stop", "off")
+"""``skip`` leaves out the update of a bad step; ``stop`` ends the run after one; ``auto`` skips where all gradients are
+known before the first update, and else stops."""
 Progress = Callable[[int, int, str], None]
 
 
@@ -39,11 +43,24 @@ class Settings:
     threads: int | None = None
     seed: int = 0
     lr: float = 1e-4
+    schedule: str = "constant"
+    warmup_steps: int = 0
+    lr_end: float = 0.0
+    """What the schedule falls to, as a share of `lr`."""
     beta1: float = 0.9
     beta2: float = 0.999
     eps: float = 1e-8
     weight_decay: float = 0.0
+    decay: str = "all"
+    """Which parameters decay: ``all``, or ``matrices``, those of two axes."""
     clip: float | None = None
+    total_batch: int | None = None
+    """Tokens of a step; by default B * T. A multiple of that is gathered over micro-batches."""
+    overfit: bool = False
+    """Train on the first batch only."""
+    guard: str = "auto"
+    """What to do about a step that is not finite or far off: one of ``GUARDS``."""
+    guard_z: float = 0.0
     val_every: int = 10
     val_batches: int = 5
     save: str | None = None
@@ -64,6 +81,7 @@ class Settings:
             ("--steps", self.steps, 1),
             ("--threads", 1 if self.threads is None else self.threads, 1),
             ("--seed", self.seed, 0),
+            ("--warmup-steps", self.warmup_steps, 0),
             ("--val-every", self.val_every, 0),
             ("--val-batches", self.val_batches, 1),
         ):
@@ -75,11 +93,44 @@ class Settings:
         for flag, x in (("--beta1", self.beta1), ("--beta2", self.beta2)):
             if not 0 <= x < 1:
                 raise UserError(f"{flag} {x}: expected 0 or more, and less than 1")
-        if not 0 <= self.weight_decay < float("inf"):
-            raise UserError(f"--weight-decay {self.weight_decay}: expected 0 or more")
+        for flag, x in (("--weight-decay", self.weight_decay), ("--guard-z", self.guard_z)):
+            if not 0 <= x < float("inf"):
+                raise UserError(f"{flag} {x}: expected 0 or more")
+        if not 0 <= self.lr_end <= 1:
+            raise UserError(f"--lr-end {self.lr_end}: expected a share of --lr, from 0 to 1")
+        if self.warmup_steps and self.warmup_steps >= self.steps:
+            raise UserError(f"--warmup-steps {self.warmup_steps}: expected less than the {self.steps} steps of --steps")
+        for flag, word, known in (
+            ("--schedule", self.schedule, tuple(SCHEDULES)),
+            ("--decay", self.decay, ("all", "matrices")),
+            ("--guard", self.guard, GUARDS),
+        ):
+            if word not in known:
+                raise UserError(f"{flag} {word!r}: expected one of {', '.join(known)}")
+        if self.total_batch is not None and (self.total_batch < 1 or self.total_batch % (self.B * self.T)):
+            near = max(1, round(self.total_batch / (self.B * self.T))) * self.B * self.T
+            raise UserError(
+                f"--total-batch {self.total_batch}: expected a multiple of {self.B * self.T}, the tokens of a "
+                f"micro-batch, "
+                f"-B {self.B} times -T {self.T}; the nearest is {near}"
+            )
         check_name(self.run)
         if self.save is not None:
             check_target(Path(self.save))
+
+    @property
+    def micro_batches(self) -> int:
+        """How many micro-batches make a step."""
+        return (self.total_batch or self.B * self.T) // (self.B * self.T)
+
+    @property
+    def two_pass(self) -> str:
+        """Name the flag that needs all gradients before the first update; empty if none does."""
+        if self.clip:
+            return f"--clip {self.clip}"
+        if self.micro_batches > 1:
+            return f"--total-batch {self.total_batch}"
+        return f"--guard {self.guard}" if self.guard == "skip" else "--guard-z" if self.guard_z else ""
 
 
 def specs(B: int, T: int) -> dict[str, Spec]:
@@ -145,6 +196,7 @@ def prepare(settings: Settings, progress: Progress = lambda done, total, name: N
         threads=settings.threads,
         seed=settings.seed if weights is None else None,
         fuse=rewrites,
+        accumulate=settings.micro_batches > 1,
         processes=settings.processes,
         kernel_files=settings.kernels,
         progress=progress,
@@ -173,18 +225,19 @@ def require_correct(engine: Engine) -> list[dict[str, Any]]:
 def fusions(settings: Settings) -> tuple[str, ...]:
     """Choose the rewrites: those named, or by default all for ``optimized`` and none for other variants.
 
-    Clipping needs the norm of the whole gradient before the first update, so ``update`` then stays off by default.
+    Clipping, accumulation and a guard that skips need the whole gradient before the first update, so ``update`` then
+    stays off by default.
     """
     if settings.fuse != "auto":
         names = parse_fusions(settings.fuse)
-        if settings.clip and "update" in names:
+        if settings.two_pass and "update" in names:
             raise UserError(
-                f"--clip {settings.clip} with --fuse {settings.fuse}: 'update' applies updates in the backward, before "
+                f"{settings.two_pass} with --fuse {settings.fuse}: 'update' applies updates in the backward, before "
                 "the norm is known; fuse without 'update'"
             )
         return names
     rewrites = FUSIONS if settings.variant == "optimized" else ()
-    return tuple(n for n in rewrites if not (settings.clip and n == "update"))
+    return tuple(n for n in rewrites if not (settings.two_pass and n == "update"))
 
 
 def smaller(settings: Settings, config: Config, choice: registry.Choice, there: int) -> str:
@@ -192,7 +245,9 @@ def smaller(settings: Settings, config: Config, choice: registry.Choice, there: 
     B, T = settings.B, settings.T
     while B > 1 or T > 1:
         B, T = (B // 2, T) if B > 1 else (B, T // 2)
-        built = build(GPT2(config), specs(B, T), choice=choice, fuse=fusions(settings))
+        built = build(
+            GPT2(config), specs(B, T), choice=choice, fuse=fusions(settings), accumulate=settings.micro_batches > 1
+        )
         if built.plan().total_bytes <= there:
             return f"try -B {B} -T {T}"
     return "no B and T fit: try a smaller --model"
@@ -203,4 +258,5 @@ def build_only(settings: Settings) -> Built:
     _, config, _ = model_of(settings)
     load_kernels(settings.kernels)
     choice = registry.Choice(settings.variant, settings.swap)
-    return build(GPT2(config), specs(settings.B, settings.T), choice=choice, fuse=fusions(settings))
+    more = settings.micro_batches > 1
+    return build(GPT2(config), specs(settings.B, settings.T), choice=choice, fuse=fusions(settings), accumulate=more)

@@ -80,7 +80,10 @@ def _output_adjoint(adjoint: dict[Value, Value], forward: Call, name: str) -> Va
 
 
 def add_update(program: Program) -> None:
-    """Append, for each parameter that has a gradient, its share of the global norm and its AdamW step."""
+    """Append, for each parameter that has a gradient, its share of the global norm and its AdamW step.
+
+    The weight decay of biases and of layer normalization is a number of its own, ``vector_decay``.
+    """
     trained = [(p, program.adjoint[p]) for p in program.parameters if p in program.adjoint]
     for parameter, gradient in trained:
         out = program.value(f"{gradient}.sumsq", (1,))
@@ -92,6 +95,8 @@ def add_update(program: Program) -> None:
             args[name] = program.value(f"{parameter}.{name}", parameter.shape, "moment")
             program.moments.append(args[name])  # type: ignore[arg-type]
         args.update({a.name: Scalar(a.name) for a in ops.adamw.args if a.role == "scalar"})
+        if len(parameter.shape) == 1:
+            args["weight_decay"] = Scalar("vector_decay")
         program.calls.append(Call(ops.adamw, _layer(parameter), args, "update"))
     program.verify()
 

@@ -12,9 +12,12 @@ from statistics import fmean, median
 from types import FrameType
 from typing import Any, Protocol
 
+from .engine import Array, Step
+from .guard import Guard, find_first
 from .job import Job
 from .profiler import Profiler, peak_rss_bytes
 from .record import Run
+from .schedule import rate
 from .weights import save_weights
 
 
@@ -27,14 +30,24 @@ class Listener(Protocol):
     def validation(self, step: int, loss: float) -> None:
         """A validation loss was measured after `step` updates."""
 
+    def note(self, text: str) -> None:
+        """Something happened that the user should know of."""
+
 
 @dataclass
 class Result:
-    """What a run gave; `stopped_by` is the number of the signal that ended it early, or 0."""
+    """What a run gave.
+
+    Attributes
+    ----------
+    stopped_by : the number of the signal that ended it early, or 0.
+    diagnosis : why the guard ended it, or ``""``.
+    """
 
     path: Path
     summary: dict[str, Any]
     stopped_by: int = 0
+    diagnosis: str = ""
     profile: dict[str, Any] = field(default_factory=dict)
 
 
@@ -67,6 +80,114 @@ def validate(job: Job) -> float:
     return fmean(losses)
 
 
+class Trainer:
+    """A job on its way.
+
+    Attributes
+    ----------
+    done : the steps so far; those that the guard skipped count.
+    history : the metrics of the steps of this process.
+    val : validation losses, by the steps before them.
+    diagnosis : why no further step makes sense, or ``""``.
+    """
+
+    def __init__(self, job: Job, listener: Listener, clock: Callable[[], float] = time.perf_counter) -> None:
+        s = job.settings
+        self.job, self.listener, self.clock = job, listener, clock
+        self.batches = job.corpus.batches("train", s.B, s.T, seed=s.seed)
+        self.guard = Guard(s.guard_z)
+        self.done = 0
+        self.history: list[dict[str, Any]] = []
+        self.val: dict[int, float] = {}
+        self.diagnosis = ""
+        self.micro_batches(1)  # what cannot be had is refused before anything is written
+
+    def micro_batches(self, step: int) -> list[dict[str, Array]]:
+        """Give the batches of a step, counted from 1; any step's can be had at any time."""
+        s = self.job.settings
+        n = s.micro_batches
+        first = 0 if s.overfit else (step - 1) * n
+        pairs = (self.batches.at(i) for i in range(first, first + n))
+        return [{"tokens": tokens, "targets": targets} for tokens, targets in pairs]
+
+    def run(self, run: Run, profiler: Profiler, stopped: Callable[[], int]) -> None:
+        """Take the steps that are left, until a signal or the guard ends it."""
+        s = self.job.settings
+        if s.val_every and not self.done:
+            self.measure(run)
+        while self.done < s.steps and not stopped() and not self.diagnosis:
+            metrics = self.step(profiler)
+            if s.val_every and (self.done % s.val_every == 0 or self.done == s.steps) and not stopped():
+                metrics["val_loss"] = self.measure(run)
+            self.history.append(metrics)
+            run.step(metrics)
+            self.listener.step(metrics)
+
+    def measure(self, run: Run) -> float:
+        """Take the validation loss."""
+        loss = self.val[self.done] = validate(self.job)
+        run.validation(self.done, loss)
+        self.listener.validation(self.done, loss)
+        return loss
+
+    def step(self, profiler: Profiler) -> dict[str, Any]:
+        """Take one step; give its metrics."""
+        s, engine = self.job.settings, self.job.engine
+        number = self.done + 1
+        lr = rate(s.schedule, number, steps=s.steps, warmup=s.warmup_steps, peak=s.lr, end=s.lr * s.lr_end)
+        first, *more = micro = self.micro_batches(number)
+        mode = s.guard if s.guard != "auto" else "skip" if engine.two_pass else "stop"
+        reasons: list[str] = []
+
+        def accept(done: Step) -> bool:
+            reasons.append(self.guard.judge(done))
+            return not reasons[0]
+
+        start = self.clock()
+        with profiler.step():
+            done = engine.step(
+                lr=lr,
+                beta1=s.beta1,
+                beta2=s.beta2,
+                eps=s.eps,
+                weight_decay=s.weight_decay,
+                vector_decay=0.0 if s.decay == "matrices" else None,
+                clip=s.clip,
+                more=more,
+                accept=accept if mode == "skip" else None,
+                **first,
+            )
+        elapsed_s = self.clock() - start
+        self.done = number
+        metrics: dict[str, Any] = {
+            "step": number,
+            "loss": done.loss,
+            "lr": lr,
+            "grad_norm": done.grad_norm,
+            "step_ms": elapsed_s * 1e3,
+            "tokens_per_s": s.B * s.T * len(micro) / elapsed_s,
+        }
+        if mode == "stop":
+            accept(done)
+        if any(reasons):
+            metrics["skipped"] = reasons[0]
+            self._refused(number, reasons[0], micro, stop=mode == "stop")
+        return metrics
+
+    def _refused(self, number: int, reason: str, micro: list[dict[str, Array]], stop: bool) -> None:
+        """Say what was wrong with a step, and decide whether the run goes on."""
+        cause = "" if "deviations" in reason else f"; {find_first(self.job.engine, micro)}"
+        what = f"step {number}: {reason}{cause}"
+        if stop:
+            self.diagnosis = (
+                f"{what}; weights were updated before this was known, so the run ends (--guard skip goes on)"
+            )
+        elif self.guard.exhausted:
+            self.diagnosis = f"{what}; {sum(self.guard.recent)} of the last {len(self.guard.recent)} steps were skipped"
+        else:
+            self.listener.note(f"{what}; its update is skipped ({self.guard.skipped} so far)")
+
+
 def train(job: Job, root: Path, listener: Listener, clock: Callable[[], float] = time.perf_counter) -> Result:
     """Run a job's steps and write its folder; the folder is complete after an interrupt too.
 
@@ -76,75 +197,37 @@ def train(job: Job, root: Path, listener: Listener, clock: Callable[[], float] =
     clock : in seconds.
     """
     s, engine = job.settings, job.engine
-    batches = job.corpus.batches("train", s.B, s.T, seed=s.seed)
-    first = batches.at(0)  # a batch that cannot be had is refused before anything is written
+    trainer = Trainer(job, listener, clock)
     with Run(root, s.run, {**asdict(s), "sizes": asdict(job.config), "corpus": job.corpus.description}) as run:
         profiler = Profiler(engine)
-        history: list[dict[str, Any]] = []
-        val: dict[int, float] = {}
-
-        def measure(step: int) -> None:
-            val[step] = validate(job)
-            run.validation(step, val[step])
-            listener.validation(step, val[step])
-
         with stop_flag() as stopped:
-            if s.val_every:
-                measure(0)
-            for step in range(1, s.steps + 1):
-                if stopped():
-                    break
-                tokens, targets = first if step == 1 else batches.at(step - 1)
-                start = clock()
-                with profiler.step():
-                    done = engine.step(
-                        lr=s.lr,
-                        beta1=s.beta1,
-                        beta2=s.beta2,
-                        eps=s.eps,
-                        weight_decay=s.weight_decay,
-                        clip=s.clip,
-                        tokens=tokens,
-                        targets=targets,
-                    )
-                elapsed_s = clock() - start
-                metrics = {
-                    "step": step,
-                    "loss": done.loss,
-                    "lr": s.lr,
-                    "grad_norm": done.grad_norm,
-                    "step_ms": elapsed_s * 1e3,
-                    "tokens_per_s": s.B * s.T / elapsed_s,
-                }
-                if s.val_every and (step % s.val_every == 0 or step == s.steps) and not stopped():
-                    measure(step)
-                    metrics["val_loss"] = val[step]
-                history.append(metrics)
-                run.step(metrics)
-                listener.step(metrics)
+            trainer.run(run, profiler, stopped)
             stopped_by = stopped()
         profiler.remove()
+        tokens = {"B": s.B * s.micro_batches, "T": s.T}
         profile = (
-            profiler.profile(model=job.name, B=s.B, T=s.T, choice=job.choice, checked=job.checked).to_json()
-            if history
+            profiler.profile(model=job.name, **tokens, choice=job.choice, checked=job.checked).to_json()
+            if trainer.history
             else {}
         )
         run.write("profile.json", profile)
-        summary = _summary(job, history, val, bool(stopped_by))
+        summary = _summary(trainer, bool(stopped_by))
         run.write("summary.json", summary)
-        if s.save is not None:
+        if s.save is not None and not trainer.diagnosis:
             save_weights(Path(s.save), job.config, engine.parameters().__getitem__)
-        return Result(run.path, summary, stopped_by, profile)
+        return Result(run.path, summary, stopped_by, trainer.diagnosis, profile)
 
 
-def _summary(job: Job, history: list[dict[str, Any]], val: dict[int, float], interrupted: bool) -> dict[str, Any]:
-    engine = job.engine
+def _summary(trainer: Trainer, interrupted: bool) -> dict[str, Any]:
+    engine, history = trainer.job.engine, trainer.history
     return {
         "steps": len(history),
         "interrupted": interrupted,
+        "skipped": trainer.guard.skipped,
+        "diagnosis": trainer.diagnosis,
         "loss_first": history[0]["loss"] if history else None,
         "loss_last": history[-1]["loss"] if history else None,
-        "val_loss": {str(k): v for k, v in val.items()},
+        "val_loss": {str(k): v for k, v in trainer.val.items()},
         "step_ms_median": median(m["step_ms"] for m in history) if history else None,
         "tokens_per_s": median(m["tokens_per_s"] for m in history) if history else None,
         "peak_rss_bytes": peak_rss_bytes(),

@@ -172,7 +172,7 @@ def test_training_on_one_batch_learns_it():
 def test_every_scalar_of_the_update_is_set_by_a_step():
     engine = gpt2()
     wanted = {v.name for c in engine.program.phase("update") for v in c.args.values() if isinstance(v, Scalar)}
-    assert wanted == {*ADAMW, "grad_scale", "step"}
+    assert wanted == {*ADAMW, "vector_decay", "grad_scale", "step"}
 
 
 def test_a_model_with_an_unused_layer_can_be_clipped():

@@ -8,12 +8,15 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from cpuopt import job
-from cpuopt.train import train
+from cpuopt.errors import UserError
+from cpuopt.train import Trainer, train
 
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
 FILES = {"config.json", "machine.json", "metrics.jsonl", "main.log", "profile.json", "summary.json"}
@@ -39,7 +42,7 @@ class Listener:
     """Hears of a run; sends `signals` when `after` steps are done."""
 
     def __init__(self, after=None, signals=()):
-        self.steps, self.vals, self.after, self.signals = [], [], after, signals
+        self.steps, self.vals, self.notes, self.after, self.signals = [], [], [], after, signals
 
     def step(self, metrics):
         self.steps.append(metrics)
@@ -50,6 +53,9 @@ class Listener:
         self.vals.append(step)
         if self.after == 0:
             self.send()
+
+    def note(self, text):
+        self.notes.append(text)
 
     def send(self):
         for number in self.signals:
@@ -166,11 +172,187 @@ def test_a_step_is_timed_by_the_clock_without_its_validation(prepare, tmp_path):
 
 
 def test_a_loss_that_is_no_number_is_recorded_as_json(prepare, tmp_path):
-    result = train(prepare(lr=1e30, val_every=3), tmp_path, Listener())
+    result = train(prepare(lr=1e30, val_every=3, guard="off"), tmp_path, Listener())
     metrics, _, summary = read(result.path)
     assert metrics[0]["loss"] > 0
     assert (metrics[2]["loss"], metrics[2]["val_loss"], summary["loss_last"]) == (None, None, None)
     assert "s:3 trl:nan" in (result.path / "main.log").read_text()
+
+
+# Accumulation, decay, schedules, one batch
+
+
+def weights_of(ready):
+    return {name: p.copy() for name, p in ready.engine.parameters().items()}
+
+
+@pytest.mark.parametrize("variant", ["vanilla", "optimized"])
+def test_micro_batches_give_the_step_of_the_whole_batch(prepare, tmp_path, variant):
+    whole = prepare(B=4, steps=1, seed=3, variant=variant, fuse="none")
+    parts = prepare(B=1, steps=1, seed=3, variant=variant, total_batch=64, fuse="none")
+    before = weights_of(whole)
+    batches = parts.corpus.batches("train", 1, 16, seed=3)
+    rows = [batches.at(i) for i in range(4)]
+    tokens, targets = (np.concatenate(x) for x in zip(*rows, strict=True))
+    done = whole.engine.step(lr=1e-2, eps=1e-2, tokens=tokens, targets=targets)
+    first, *more = [{"tokens": x, "targets": y} for x, y in rows]
+    summed = parts.engine.step(lr=1e-2, eps=1e-2, more=more, **first)
+    assert summed.loss == pytest.approx(done.loss, rel=1e-6)
+    assert summed.grad_norm == pytest.approx(done.grad_norm, rel=1e-5)
+    for name, p in whole.engine.parameters().items():
+        moved = np.abs(p - before[name]).max()
+        assert np.abs(parts.engine.parameters()[name] - p).max() < 1e-4 * moved + 1e-8, name
+
+
+def test_a_run_of_micro_batches_takes_other_tokens_each_time(prepare, tmp_path):
+    ready = prepare(B=1, steps=2, total_batch=32)
+    trainer = Trainer(ready, Listener())
+    seen = [m["tokens"].tobytes() for step in (1, 2) for m in trainer.micro_batches(step)]
+    batches = ready.corpus.batches("train", 1, 16, seed=0)
+    assert seen == [batches.at(i)[0].tobytes() for i in range(4)]
+    ticks = itertools.count(step=0.25)
+    result = train(ready, tmp_path, listener := Listener(), clock=lambda: next(ticks))
+    assert [m["tokens_per_s"] for m in listener.steps] == [128, 128]
+    assert result.profile["tokens_per_s"] > 0
+
+
+def test_accumulation_needs_every_gradient_before_the_first_update(prepare):
+    with pytest.raises(UserError, match=r"--total-batch 64 with --fuse update"):
+        prepare(B=2, total_batch=64, fuse="update", variant="optimized")
+    with pytest.raises(UserError, match=r"multiple of 32.*the nearest is 64"):
+        prepare(total_batch=63)
+    ready = prepare(variant="optimized", total_batch=64)
+    assert "update" not in ready.rewrites
+    assert ready.engine.two_pass
+    once = prepare()
+    tokens, targets = once.corpus.batches("train", 2, 16).at(0)
+    with pytest.raises(UserError, match="accumulate=True"):
+        once.engine.step(tokens=tokens, targets=targets, more=[{"tokens": tokens, "targets": targets}])
+
+
+@pytest.mark.parametrize("fuse", ["none", "all"])
+@pytest.mark.parametrize("variant", ["vanilla", "optimized"])
+def test_decay_of_matrices_leaves_vectors_alone(prepare, tmp_path, variant, fuse):
+    def run(**more):
+        ready = prepare(steps=1, variant=variant, fuse=fuse, lr=1e-2, **more)
+        train(ready, tmp_path, Listener())
+        return weights_of(ready)
+
+    free, every, matrices = run(), run(weight_decay=0.5), run(weight_decay=0.5, decay="matrices")
+    start = weights_of(prepare())
+    for name, p in free.items():
+        assert np.allclose(every[name], p - 1e-2 * 0.5 * start[name], atol=1e-6), name
+        assert np.array_equal(matrices[name], every[name] if p.ndim == 2 else p), name
+        assert p.ndim == 1 or not np.array_equal(matrices[name], p), name
+
+
+def test_one_batch_is_learnt_by_heart(prepare, tmp_path):
+    result = train(prepare(steps=60, lr=1e-2, overfit=True), tmp_path, Listener())
+    assert result.summary["loss_first"] > 5
+    assert result.summary["loss_last"] < 0.5
+    other = train(prepare(steps=60, lr=1e-2), tmp_path, Listener())
+    assert other.summary["loss_last"] > 1
+
+
+def test_the_schedule_sets_the_rate_of_each_step(prepare, tmp_path):
+    train(prepare(steps=4, schedule="linear", warmup_steps=2, lr=0.4, lr_end=0.5), tmp_path, listener := Listener())
+    assert [m["lr"] for m in listener.steps] == pytest.approx([0.2, 0.4, 0.4, 0.3])
+
+
+# The guard
+
+
+def poison(engine, at, value=np.nan, layer="h.1.mlp.c_proj", op="matmul_forward"):
+    """Spoil what a kernel gives in some of its calls, counted from 1; a bad step is computed once more."""
+    calls = itertools.count(1)
+
+    def spoil(bound):
+        right = bound.kernel.function
+
+        def function(*args):
+            right(*args)
+            if next(calls) in at:
+                engine.array(bound.call.writes[0]).reshape(-1)[5] = value
+
+        bound.kernel = replace(bound.kernel, function=function)
+
+    found = [b for b in [*engine.calls, *engine._adding] if (b.call.op.name, b.call.layer) == (op, layer)]
+    assert found
+    for bound in found:
+        spoil(bound)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize(
+    ("op", "layer"), [("matmul_forward", "h.1.mlp.c_proj"), ("matmul_backward_weight", "h.0.attn.c_attn")]
+)
+def test_a_step_that_is_not_finite_is_skipped_and_its_place_named(prepare, tmp_path, value, op, layer):
+    ready = prepare(steps=6)
+    poison(ready.engine, [3, 4], value, layer, op)  # in step 3, and when it is computed again
+    result = train(ready, tmp_path, listener := Listener())
+    steps, _, summary = read(result.path)
+    assert [("skipped" in m) for m in steps] == [False, False, True, False, False, False]
+    assert (summary["skipped"], result.diagnosis, ready.engine.step_number) == (1, "", 5)
+    (note,) = listener.notes
+    assert f"{op}[vanilla] in layer '{layer}' gave {value}" in note
+    assert "its update is skipped (1 so far)" in note
+    assert all(np.isfinite(p).all() for p in ready.engine.parameters().values())
+
+
+def test_what_is_skipped_leaves_no_trace_in_weights_and_moments(prepare):
+    one, two = prepare(), prepare()
+    batches = one.corpus.batches("train", 2, 16, seed=0)
+    for ready, order in ((one, (0, 1)), (two, (0, 2, 1))):
+        for i in order:
+            tokens, targets = batches.at(i)
+            ready.engine.step(lr=1e-2, tokens=tokens, targets=targets, accept=lambda done, i=i: i != 2)
+    for name, p in one.engine.parameters().items():
+        assert np.array_equal(p, two.engine.parameters()[name])
+
+
+def test_a_fault_that_does_not_come_again_is_said_to_be_one(prepare, tmp_path):
+    ready = prepare(steps=2)
+    poison(ready.engine, [2])
+    train(ready, tmp_path, listener := Listener())
+    assert "suspect the memory or the processor" in listener.notes[0]
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_the_micro_batch_is_named(prepare, tmp_path, number):
+    ready = prepare(steps=1, total_batch=64)
+    poison(ready.engine, [1 + number, 3 + number])  # one of two, and the same when both are computed again
+    train(ready, tmp_path, listener := Listener())
+    assert f"micro-batch {number}" in listener.notes[0]
+
+
+def test_ten_skips_end_the_run_with_a_diagnosis(prepare, tmp_path):
+    ready = prepare(steps=50, save=str(tmp_path / "never.bin"))
+    poison(ready.engine, range(4, 100))
+    result = train(ready, tmp_path / "runs", Listener())
+    assert result.summary["steps"] == 13
+    assert "10 of the last 13 steps were skipped" in result.diagnosis
+    assert "h.1.mlp.c_proj" in result.summary["diagnosis"]
+    assert not (tmp_path / "never.bin").exists()
+
+
+def test_a_fused_update_cannot_be_skipped_so_the_run_stops(prepare, tmp_path):
+    ready = prepare(steps=5, fuse="all", variant="optimized")
+    poison(ready.engine, range(2, 100), op="attention_forward", layer="h.0.attn")
+    result = train(ready, tmp_path, Listener())
+    assert result.summary["steps"] == 2
+    assert "parameter" in result.diagnosis
+    assert "--guard skip goes on" in result.diagnosis
+    with pytest.raises(UserError, match=r"--guard skip with --fuse all"):
+        prepare(fuse="all", guard="skip", variant="optimized")
+    assert "update" not in prepare(variant="optimized", guard="skip").rewrites
+
+
+def test_a_guard_that_is_off_lets_all_through(prepare, tmp_path):
+    ready = prepare(steps=3, guard="off")
+    poison(ready.engine, [2])
+    result = train(ready, tmp_path, Listener())
+    assert (result.summary["steps"], result.summary["skipped"], result.diagnosis) == (3, 0, "")
+    assert not all(np.isfinite(p).all() for p in ready.engine.parameters().values())
 
 
 # Interrupts

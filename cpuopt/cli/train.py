@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 
-from .common import job_flags, settings_of, start_numba
+from . import common
+from .common import job_flags, start_numba
+from .config import check_types, leave_out_defaults, read_config
 
 HELP = "train a GPT-2 and keep a record of the run"
 
@@ -14,29 +17,56 @@ HELP = "train a GPT-2 and keep a record of the run"
 def flags(p: argparse.ArgumentParser) -> None:
     """Add the verb's flags."""
     job_flags(p, steps=40)
-    p.add_argument("--lr", type=float, default=1e-4, help="learning rate (%(default)s)")
+    p.add_argument("--lr", type=float, default=1e-4, help="learning rate, the highest of the schedule (%(default)s)")
+    p.add_argument("--schedule", default="constant", help="constant, cosine, linear or wsd (%(default)s)")
+    p.add_argument(
+        "--warmup-steps", type=int, default=0, metavar="N", help="that the learning rate rises (%(default)s)"
+    )
+    p.add_argument("--lr-end", type=float, default=0.0, metavar="SHARE", help="of --lr, to end with (%(default)s)")
     p.add_argument("--beta1", type=float, default=0.9, help="(%(default)s)")
     p.add_argument("--beta2", type=float, default=0.999, help="(%(default)s)")
     p.add_argument("--eps", type=float, default=1e-8, help="of AdamW (%(default)s)")
     p.add_argument("--weight-decay", type=float, default=0.0, help="(%(default)s)")
+    p.add_argument("--decay", default="all", help="which parameters decay: all or matrices (%(default)s)")
     p.add_argument("--clip", type=float, help="scale the gradient down to this global norm (off)")
+    p.add_argument("--total-batch", type=int, metavar="TOKENS", help="of a step, gathered over micro-batches (B * T)")
+    p.add_argument("--overfit", action="store_true", help="train on the first batch only, to see the loss go to 0")
+    p.add_argument(
+        "--guard",
+        default="auto",
+        help="on a step that is not finite: skip its update, stop, off, or auto (%(default)s)",
+    )
+    p.add_argument(
+        "--guard-z",
+        type=float,
+        default=0.0,
+        metavar="Z",
+        help="and on one Z deviations above the last; 0: none (6 is usual)",
+    )
     p.add_argument("--val-every", type=int, default=10, help="steps between validations; 0: none (%(default)s)")
     p.add_argument("--val-batches", type=int, default=5, help="batches of a validation (%(default)s)")
     p.add_argument("--save", metavar="PATH", help="at the end, as NAME.bin (llm.c) or a Hugging Face directory")
     p.add_argument("--run", default="train", metavar="NAME", help="of the folder in runs/ (%(default)s)")
+    leave_out_defaults(p)
+    p.add_argument("--config", type=Path, metavar="FILE", help="settings in TOML, or a run's config.json; flags win")
     p.add_argument("--runs", type=Path, default=Path("runs"), metavar="DIR", help="where run folders go (%(default)s)")
     p.add_argument("--json", action="store_true", help="print the summary as one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the verb; return its exit status."""
-    start_numba(args.threads)
-    from ..job import prepare
+    written = read_config(args.config) if args.config else {}
+    given = {name: x for name, x in vars(args).items() if name not in ("verb", "run_verb", "config", "runs", "json")}
+    threads = given.get("threads", written.get("threads"))
+    start_numba(threads if isinstance(threads, int) else None)
+    from ..job import Settings, prepare
     from ..record import finite
     from ..report import console
     from ..train import train
 
-    settings = settings_of(args)
+    lists = {name: tuple(x) for name, x in given.items() if isinstance(x, list)}
+    written = check_types(written, Settings, args.config)
+    settings = Settings(**{**written, **given, **lists, "processes": common.cores()})
     settings.check()
     with console.compiling() as progress:
         job = prepare(settings, progress)
@@ -46,4 +76,7 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(finite({**result.summary, "path": str(result.path)})))
     else:
         console.summary(result)
+    if result.diagnosis:
+        print(f"cpuopt: {result.diagnosis}", file=sys.stderr)
+        return 1
     return 128 + result.stopped_by if result.stopped_by else 0

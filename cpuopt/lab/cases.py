@@ -73,6 +73,7 @@ SCALARS = {
     "beta1": 0.9,
     "beta2": 0.95,
     "weight_decay": 0.1,
+    "bias_decay": 0.03,
     "grad_scale": 0.5,
     "step": 3,
     "ignore_index": -100,

@@ -3,7 +3,7 @@
 With dweight and dbias as in ``matmul_backward_weight``::
 
     weight, weight_m, weight_v = adamw(weight, weight_m, weight_v, dweight)
-    bias, bias_m, bias_v       = adamw(bias, bias_m, bias_v, dbias)
+    bias, bias_m, bias_v       = adamw(bias, bias_m, bias_v, dbias), with bias_decay as its weight_decay
     sumsq                      = sum(dweight^2) + sum(dbias^2)
 
 It stands for ``matmul_backward_weight``, ``sumsq`` and ``adamw`` where nothing else uses the gradient: no clipping by
@@ -23,15 +23,29 @@ from .sumsq import sumsq
 
 
 def reference(  # the declared arguments
-    weight, weight_m, weight_v, bias, bias_m, bias_v, dout, inp, lr, beta1, beta2, eps, weight_decay, step
+    weight,
+    weight_m,
+    weight_v,
+    bias,
+    bias_m,
+    bias_v,
+    dout,
+    inp,
+    lr,
+    beta1,
+    beta2,
+    eps,
+    weight_decay,
+    bias_decay,
+    step,
 ):
     grads = gradients(dout, inp)
-    hyper = (lr, beta1, beta2, eps, weight_decay, 1.0, step)
-    new = adamw_reference(weight, weight_m, weight_v, grads["dweight"], *hyper)
+    hyper = (lr, beta1, beta2, eps)
+    new = adamw_reference(weight, weight_m, weight_v, grads["dweight"], *hyper, weight_decay, 1.0, step)
     result = {"weight": new["param"], "weight_m": new["m"], "weight_v": new["v"]}
     total = (grads["dweight"] ** 2).sum()
     if bias is not None:
-        new = adamw_reference(bias, bias_m, bias_v, grads["dbias"], *hyper)
+        new = adamw_reference(bias, bias_m, bias_v, grads["dbias"], *hyper, bias_decay, 1.0, step)
         result |= {"bias": new["param"], "bias_m": new["m"], "bias_v": new["v"]}
         total += (grads["dbias"] ** 2).sum()
     return result | {"sumsq": np.array([total])}
@@ -53,6 +67,7 @@ matmul_update = Op(
     scalar("beta2"),
     scalar("eps"),
     scalar("weight_decay"),
+    scalar("bias_decay"),
     scalar("step", integer=True),
     label="Matmul Backward dw/db + AdamW",
     flops=2 * BT * C * OC + 18 * OC * C,

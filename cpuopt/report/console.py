@@ -120,6 +120,8 @@ class TrainingView:
         swaps = "".join(f", {r}" for r in job.choice.swaps)
         size = f"{job.config.n_params / 1e6:.1f} M parameters"
         self.say(f"{job.name}: {size}, B {s.B}, T {s.T}, {engine.threads} threads")
+        if s.micro_batches > 1:
+            self.say(f"{s.micro_batches} micro-batches make a step of {s.total_batch:,} tokens")
         self.say(job.corpus.description)
         self.say(f"kernels: {job.choice.variant}{swaps}; rewrites: {', '.join(job.rewrites) or 'none'}")
         for note in engine.notes:
@@ -137,6 +139,13 @@ class TrainingView:
         """Print a line above the live one."""
         if not self.quiet:
             self.bar.console.print(escape(text), soft_wrap=True)
+
+    def note(self, text: str) -> None:
+        """Say what happened, on stderr where the live line does not stand."""
+        if self.live:
+            self.say(f"warning: {text}")
+        else:
+            warn(text)
 
     def step(self, metrics: Mapping[str, Any]) -> None:
         """Show a step."""

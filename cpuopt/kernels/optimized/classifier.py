@@ -147,6 +147,6 @@ def classifier_update(
     linear_input(dinp, dinp_add, all_logits, weight, dinp[:0], work[: threads * INPUT_SCRATCH], queue)
     update_linear(
         weight, weight_m, weight_v, loss[:0], loss[:0], loss[:0], held, slots, sumsq, all_logits, inp, lr, beta1, beta2,
-        eps, weight_decay, step, panels, work, partial, queue,
+        eps, weight_decay, weight_decay, step, panels, work, partial, queue,
     )  # fmt: skip
     loss[0] = sum_in_order(losses) / count(targets, ignore_index)

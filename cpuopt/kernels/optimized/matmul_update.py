@@ -49,7 +49,7 @@ def copy_row(to, x):
 @helper(parallel=True)
 def update_linear(
     weight, weight_m, weight_v, bias, bias_m, bias_v, held, slot, sumsq, dout, inp, lr, beta1, beta2, eps,
-    weight_decay, step, panels, blocks, partial, queue,
+    weight_decay, bias_decay, step, panels, blocks, partial, queue,
 ):  # fmt: skip
     """Pack the columns of the tokens, then strip by strip: the gradient, then the step.
 
@@ -60,7 +60,8 @@ def update_linear(
     queue[0] = np.float32(0)
     b1, c1, b2, c2 = np.float32(beta1), np.float32(1 - beta1), np.float32(beta2), np.float32(1 - beta2)
     rate, root = np.float32(lr / (1 - beta1**step)), np.float32(1 / np.sqrt(1 - beta2**step))
-    small, decay, one = np.float32(eps), np.float32(lr * weight_decay), np.float32(1)
+    small, one = np.float32(eps), np.float32(1)
+    decay, decay_bias = np.float32(lr * weight_decay), np.float32(lr * bias_decay)
     depth = min(M, WEIGHT_DEPTH)
     for i in prange(ceil(C, NR) * ceil(M, depth)):
         pack_all_columns(i, panels, inp, depth)
@@ -87,7 +88,8 @@ def update_linear(
                     partial[n] = squares(grad[i])
             if bias.shape[0] > 0:
                 db = spare[: n1 - n0]
-                update(bias[n0:n1], bias_m[n0:n1], bias_v[n0:n1], db, b1, c1, b2, c2, rate, root, small, decay, one)
+                b, m, v = bias[n0:n1], bias_m[n0:n1], bias_v[n0:n1]
+                update(b, m, v, db, b1, c1, b2, c2, rate, root, small, decay_bias, one)
                 for i in range(n1 - n0):
                     partial[n0 + i] += db[i] * db[i]
             chunk = ticket(queue)
@@ -109,8 +111,8 @@ def update_linear(
     parallel=False,
 )
 def matmul_update(
-    weight, weight_m, weight_v, bias, bias_m, bias_v, sumsq, dout, inp, lr, beta1, beta2, eps, weight_decay, step,
-    panels, blocks, partial, queue,
+    weight, weight_m, weight_v, bias, bias_m, bias_v, sumsq, dout, inp, lr, beta1, beta2, eps, weight_decay, bias_decay,
+    step, panels, blocks, partial, queue,
 ):  # fmt: skip
     """Pack the columns of the tokens, then strip by strip: the gradient, then the step.
 
@@ -120,5 +122,5 @@ def matmul_update(
     """
     update_linear(
         weight, weight_m, weight_v, bias, bias_m, bias_v, weight[:0], bias[:0], sumsq, dout, inp, lr, beta1, beta2,
-        eps, weight_decay, step, panels, blocks, partial, queue,
+        eps, weight_decay, bias_decay, step, panels, blocks, partial, queue,
     )  # fmt: skip

@@ -10,8 +10,8 @@ from ..jit import kernel
 
 @kernel(ops.matmul_update, "vanilla", scratch=[("row", OC * C), ("partial", OC)])
 def matmul_update(
-    weight, weight_m, weight_v, bias, bias_m, bias_v, sumsq, dout, inp, lr, beta1, beta2, eps, weight_decay, step, row,
-    partial,
+    weight, weight_m, weight_v, bias, bias_m, bias_v, sumsq, dout, inp, lr, beta1, beta2, eps, weight_decay, bias_decay,
+    step, row, partial,
 ):  # fmt: skip
     """The gradient of a row of `weight`, then the step of that row.
 
@@ -25,7 +25,8 @@ def matmul_update(
     c1, c2 = np.float32(1 - beta1), np.float32(1 - beta2)
     m_unbias = np.float32(1 / (1 - beta1**step))
     v_unbias = np.float32(1 / (1 - beta2**step))
-    rate, small, decay = np.float32(lr), np.float32(eps), np.float32(lr * weight_decay)
+    rate, small = np.float32(lr), np.float32(eps)
+    decay, decay_bias = np.float32(lr * weight_decay), np.float32(lr * bias_decay)
     for o in prange(OC):
         # pass 1: the gradient of the row, and of its bias
         g = row[o * C : (o + 1) * C]
@@ -51,7 +52,7 @@ def matmul_update(
             vi = b2 * bias_v[o] + c2 * db * db
             bias_m[o] = mi
             bias_v[o] = vi
-            bias[o] -= rate * (mi * m_unbias) / (np.sqrt(vi * v_unbias) + small) + decay * bias[o]
+            bias[o] -= rate * (mi * m_unbias) / (np.sqrt(vi * v_unbias) + small) + decay_bias * bias[o]
             total += db * db
         partial[o] = total
     total = np.float32(0)
