@@ -185,6 +185,11 @@ class Engine:
         """Return every parameter by name: views, so writing to them changes the model."""
         return {p.name: self.array(p) for p in self.program.parameters}
 
+    def moments(self) -> dict[str, tuple[Array, Array]]:
+        """Return AdamW's m and v of every trained parameter, by the parameter's name: views."""
+        pairs = zip(self.program.moments[::2], self.program.moments[1::2], strict=True)
+        return {m.name.removesuffix(".m"): (self.array(m), self.array(v)) for m, v in pairs}
+
     def gradients(self) -> dict[str, Array]:
         """Return the gradient of every parameter that has one, by the parameter's name; valid after ``backward``."""
         return {
@@ -293,26 +298,7 @@ class Engine:
         return two_pass(self.program)
 
     def _bind(self, call: Call, kernel: registry.Kernel, add: bool = False) -> Bound:
-        """Turn a call's values into the arguments of its kernel, in order; `add` adds to every parameter's gradient."""
-        args: list[Any] = []
-        for a in call.op.args:
-            v = call.args[a.name]
-            if a.role == "scalar":
-                if isinstance(v, Scalar):
-                    self._scalars.setdefault(v.name, []).append((args, len(args)))
-                    v = 0
-                args.append(int(v) if a.integer else float(v))
-                continue
-            if v is None:
-                args.append(np.empty((0,) * len(a.shape), a.dtype))
-            else:
-                shape = tuple(d(call.sizes) for d in a.shape)
-                args.append(self._arena.view(v, self.plan.offsets[v], shape))
-            if a.role == "acc":
-                args.append(call.adds[a.name] or (add and v is not None and v.group == "gradient"))
-        for v in self.plan.scratch[call].values():
-            args.append(self._arena.view(v, self.plan.offsets[v], v.shape))
-        return Bound(call, kernel, args)
+        return bind(call, kernel, self.plan, self._arena, self._scalars, add)
 
     def _set(self, **scalars: float) -> None:
         for name, number in scalars.items():
@@ -324,6 +310,41 @@ class Engine:
         for p in self.program.parameters:
             rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, zlib.crc32(p.name.encode())])))
             starts[p.name].init(rng, self.array(p))
+
+
+def bind(
+    call: Call,
+    kernel: registry.Kernel,
+    plan: arena.Plan,
+    memory: arena.Arena,
+    scalars: dict[str, list[tuple[list[Any], int]]],
+    add: bool = False,
+) -> Bound:
+    """Turn a call's values into the arguments of its kernel, in order.
+
+    Parameters
+    ----------
+    scalars : takes down where each number stands that is set later.
+    add : whether every parameter's gradient is added to.
+    """
+    args: list[Any] = []
+    for a in call.op.args:
+        v = call.args[a.name]
+        if a.role == "scalar":
+            if isinstance(v, Scalar):
+                scalars.setdefault(v.name, []).append((args, len(args)))
+                v = 0
+            args.append(int(v) if a.integer else float(v))
+            continue
+        if v is None:
+            args.append(np.empty((0,) * len(a.shape), a.dtype))
+        else:
+            args.append(memory.view(v, plan.offsets[v], tuple(d(call.sizes) for d in a.shape)))
+        if a.role == "acc":
+            args.append(call.adds[a.name] or (add and v is not None and v.group == "gradient"))
+    for v in plan.scratch[call].values():
+        args.append(memory.view(v, plan.offsets[v], v.shape))
+    return Bound(call, kernel, args)
 
 
 def set_threads(n: int | None, chosen: Iterable[registry.Kernel]) -> int:

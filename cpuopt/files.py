@@ -54,7 +54,7 @@ def write_whole(path: Path, parts: Iterable[Content]) -> None:
 def whole_directory(path: Path) -> Iterator[Path]:
     """Give a directory to write into, which becomes `path` at the end, or goes away if that is not reached.
 
-    Its files must be on the disk by then (`write_synced`); `path` must not be there, or be empty.
+    Its files must be on the disk by then (`write_synced`). What was at `path` before goes away at the end.
 
     Raises
     ------
@@ -64,14 +64,18 @@ def whole_directory(path: Path) -> Iterator[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".tmp-{path.name}-{os.getpid()}")
     temporary.mkdir()
+    aside = path.with_name(f".tmp-old-{path.name}-{os.getpid()}")
     try:
         yield temporary
         sync_directory(temporary)
+        if path.is_dir():
+            os.rename(path, aside)
         os.rename(temporary, path)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
     sync_directory(path.parent)
+    shutil.rmtree(aside, ignore_errors=True)
 
 
 def sync_directory(path: Path) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from . import registry
+from .checkpoint import Checkpoint, load, open_weights
 from .data import Corpus, load_corpus
 from .engine import Built, Engine, Spec, build, load_kernels
 from .errors import UserError
@@ -17,7 +18,7 @@ from .lab.check import check_all
 from .models.gpt2 import GPT2, PRESETS, Config, parse_config
 from .record import check_name
 from .schedule import SCHEDULES
-from .weights import Weights, check_target, copy_into, open_weights
+from .weights import Weights, check_target, copy_into
 
 GUARDS = ("auto", "skip", "stop", "off")
 """``skip`` leaves out the update of a bad step; ``stop`` ends the run after one; ``auto`` skips where all gradients are
@@ -64,6 +65,9 @@ class Settings:
     val_every: int = 10
     val_batches: int = 5
     save: str | None = None
+    save_every: int = 0
+    """Steps between checkpoints; 0 leaves them to the end of an interrupted run."""
+    keep: int = 2
     run: str = "train"
     processes: int = 1
 
@@ -84,6 +88,8 @@ class Settings:
             ("--warmup-steps", self.warmup_steps, 0),
             ("--val-every", self.val_every, 0),
             ("--val-batches", self.val_batches, 1),
+            ("--save-every", self.save_every, 0),
+            ("--keep", self.keep, 1),
         ):
             if n < least:
                 raise UserError(f"{flag} {n}: expected {least} or more")
@@ -152,11 +158,34 @@ class Job:
     checked: list[dict[str, Any]]
 
 
-def model_of(settings: Settings) -> tuple[str, Config, Weights | None]:
+FREE = {"steps", "threads", "processes", "save", "save_every", "keep", "val_every", "val_batches", "guard", "guard_z"}
+"""Settings that a resumed run may have otherwise: no number of its steps depends on them."""
+
+
+def resumed(checkpoint: Checkpoint, given: Mapping[str, Any]) -> Settings:
+    """Build the settings of a run that goes on: the checkpoint's, and what of `given` may differ.
+
+    Raises
+    ------
+    UserError
+        With what differs and must not.
+    """
+    known = {f.name for f in fields(Settings)}
+    there = {n: tuple(x) if isinstance(x, list) else x for n, x in checkpoint.state["settings"].items() if n in known}
+    other = {n: x for n, x in given.items() if n not in FREE and x != there.get(n, x)}
+    if other:
+        flags = ", ".join(f"{n} {there[n]!r}, not {x!r}" for n, x in other.items())
+        raise UserError(f"--resume {str(checkpoint.run)!r}: the run has {flags}; leave that out, or start a new run")
+    return Settings(**there | dict(given))
+
+
+def model_of(settings: Settings, resume: Checkpoint | None = None) -> tuple[str, Config, Weights | None]:
     """Find the model's sizes, and its weights if they are given; check that the sequence fits its context."""
     settings.check()
-    weights = open_weights(Path(settings.init)) if settings.init is not None else None
-    if weights is None:
+    weights = open_weights(Path(settings.init)) if settings.init is not None and resume is None else None
+    if resume is not None:
+        name, config = resume.state["model"], Config(**resume.state["sizes"])
+    elif weights is None:
         name, config = parse_config("gpt2-124M" if settings.model is None else settings.model)
     else:
         config = weights.config
@@ -176,15 +205,21 @@ def model_of(settings: Settings) -> tuple[str, Config, Weights | None]:
     return name, config, weights
 
 
-def prepare(settings: Settings, progress: Progress = lambda done, total, name: None) -> Job:
+def prepare(
+    settings: Settings, progress: Progress = lambda done, total, name: None, resume: Checkpoint | None = None
+) -> Job:
     """Turn settings into a job, ready to step. Nothing is written.
+
+    Parameters
+    ----------
+    resume : a checkpoint to go on from, with settings that agree with it (`resumed`).
 
     Raises
     ------
     UserError
         For whatever in the settings cannot be done.
     """
-    name, config, weights = model_of(settings)
+    name, config, weights = model_of(settings, resume)
     rewrites = fusions(settings)
     load_kernels(settings.kernels)
     choice = registry.Choice(settings.variant, settings.swap)
@@ -194,7 +229,7 @@ def prepare(settings: Settings, progress: Progress = lambda done, total, name: N
         specs(settings.B, settings.T),
         choice=choice,
         threads=settings.threads,
-        seed=settings.seed if weights is None else None,
+        seed=settings.seed if weights is None and resume is None else None,
         fuse=rewrites,
         accumulate=settings.micro_batches > 1,
         processes=settings.processes,
@@ -204,6 +239,11 @@ def prepare(settings: Settings, progress: Progress = lambda done, total, name: N
     )
     if weights is not None:
         copy_into(engine.parameters(), weights)
+    if resume is not None:
+        if corpus.fingerprint != resume.state["corpus"]:
+            raise UserError(f"--data {settings.data} holds other text than when {str(resume.path)!r} was written")
+        load(resume, engine)
+        engine.step_number = resume.state["updates"]
     return Job(settings, name, config, corpus, engine, choice, rewrites, require_correct(engine))
 
 

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import platform
@@ -21,6 +22,7 @@ from typing import Any
 import psutil
 
 from .errors import UserError
+from .files import write_whole
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 PACKAGES = ("cpuopt", "numba", "llvmlite", "numpy", "threadpoolctl")
@@ -104,6 +106,22 @@ def _new_folder(root: Path, stem: str) -> Path:
         raise UserError(f"--runs {root}: {e.strerror}; name a directory that can be written with --runs DIR") from e
 
 
+LOGGED = re.compile(r"s:(\d+) ")
+
+
+def _whole_lines(path: Path) -> list[str]:
+    """Read the lines that end with a line feed: the last of a killed process may not."""
+    return path.read_text(errors="replace").split("\n")[:-1]
+
+
+def _json(line: str) -> dict[str, Any] | None:
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) and isinstance(found.get("step"), int) else None
+
+
 class Run:
     """A run's folder, made when the run starts.
 
@@ -116,11 +134,44 @@ class Run:
 
     def __init__(self, root: Path, name: str, config: Mapping[str, Any]) -> None:
         stem = f"{time.strftime('%Y%m%d-%H%M%S')}-{check_name(name)}"
-        self.path = _new_folder(root, stem)
+        self._open(_new_folder(root, stem))
         self.write("config.json", config)
         self.write("machine.json", machine())
-        self._metrics = (self.path / "metrics.jsonl").open("w", buffering=1)
-        self._log = (self.path / "main.log").open("w", buffering=1)
+        for name in self._pending:
+            (self.path / name).touch()
+
+    @classmethod
+    def reopen(cls, path: Path, step: int) -> tuple[Run, list[dict[str, Any]]]:
+        """Go on with a run as it was after a step; give it, and the metrics up to there.
+
+        Raises
+        ------
+        UserError
+            Where another process has it, or its files are not there.
+        """
+        run = cls.__new__(cls)
+        run._open(path)
+        try:
+            lines = _whole_lines(path / "metrics.jsonl")
+            metrics = [m for m in map(_json, lines) if m is not None and m["step"] <= step]
+            logged = [x for x in _whole_lines(path / "main.log") if (at := LOGGED.match(x)) and int(at[1]) <= step]
+            write_whole(path / "metrics.jsonl", [f"{json.dumps(m)}\n".encode() for m in metrics])
+            write_whole(path / "main.log", [f"{line}\n".encode() for line in logged])
+        except OSError as e:
+            raise UserError(f"cannot read the run {str(path)!r}: {e.strerror or e}") from e
+        return run, metrics
+
+    def _open(self, path: Path) -> None:
+        """Take hold of a folder: no other process may write to it until this one ends."""
+        self.path = path
+        self.trouble = ""
+        self._pending = {"metrics.jsonl": b"", "main.log": b""}
+        self._lock = os.open(path, os.O_RDONLY)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as e:
+            os.close(self._lock)
+            raise UserError(f"another process is writing to the run {str(path)!r}; wait for it, or end it") from e
 
     def write(self, name: str, content: Mapping[str, Any]) -> None:
         """Write one JSON file, whole or not at all."""
@@ -130,17 +181,27 @@ class Run:
 
     def step(self, metrics: Mapping[str, Any]) -> None:
         """Add one step to ``metrics.jsonl`` and ``main.log``."""
-        self._metrics.write(json.dumps(finite(metrics)) + "\n")
         m = metrics
-        self._log.write(f"s:{m['step']} trl:{m['loss']:.4f} lr:{m['lr']:.6f} norm:{m['grad_norm']:.2f}\n")
+        self._append("metrics.jsonl", json.dumps(finite(metrics)))
+        self._append("main.log", f"s:{m['step']} trl:{m['loss']:.4f} lr:{m['lr']:.6f} norm:{m['grad_norm']:.2f}")
 
     def validation(self, step: int, loss: float) -> None:
         """Add a validation loss to ``main.log``."""
-        self._log.write(f"s:{step} tel:{loss:.4f}\n")
+        self._append("main.log", f"s:{step} tel:{loss:.4f}")
+
+    def _append(self, name: str, line: str) -> None:
+        """Add a line; what the disk does not take now goes with the next one, and `trouble` says why."""
+        self._pending[name] += f"{line}\n".encode()
+        try:
+            with open(self.path / name, "ab", buffering=0) as file:
+                written = file.write(self._pending[name])
+            self._pending[name] = self._pending[name][written:]
+            self.trouble = ""
+        except OSError as e:
+            self.trouble = f"cannot write {str(self.path / name)!r}: {e.strerror}; its lines are kept and tried again"
 
     def __enter__(self) -> Run:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._metrics.close()
-        self._log.close()
+        os.close(self._lock)

@@ -7,16 +7,19 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from math import nan
 from pathlib import Path
 from statistics import fmean, median
 from types import FrameType
 from typing import Any, Protocol
 
+from . import checkpoint
 from .engine import Array, Step
+from .errors import UserError
 from .guard import Guard, find_first
 from .job import Job
 from .profiler import Profiler, peak_rss_bytes
-from .record import Run
+from .record import Run, finite
 from .schedule import rate
 from .weights import save_weights
 
@@ -42,12 +45,14 @@ class Result:
     ----------
     stopped_by : the number of the signal that ended it early, or 0.
     diagnosis : why the guard ended it, or ``""``.
+    checkpoint : the newest one.
     """
 
     path: Path
     summary: dict[str, Any]
     stopped_by: int = 0
     diagnosis: str = ""
+    checkpoint: Path | None = None
     profile: dict[str, Any] = field(default_factory=dict)
 
 
@@ -86,8 +91,10 @@ class Trainer:
     Attributes
     ----------
     done : the steps so far; those that the guard skipped count.
-    history : the metrics of the steps of this process.
+    history : the metrics of these steps; also of those before a resume.
     val : validation losses, by the steps before them.
+    saved : where the newest checkpoint is, and after which step it was written.
+    tried : after which step the last was tried.
     diagnosis : why no further step makes sense, or ``""``.
     """
 
@@ -100,6 +107,8 @@ class Trainer:
         self.history: list[dict[str, Any]] = []
         self.val: dict[int, float] = {}
         self.diagnosis = ""
+        self.saved: tuple[Path, int] | None = None
+        self.tried = 0
         self.micro_batches(1)  # what cannot be had is refused before anything is written
 
     def micro_batches(self, step: int) -> list[dict[str, Array]]:
@@ -110,9 +119,43 @@ class Trainer:
         pairs = (self.batches.at(i) for i in range(first, first + n))
         return [{"tokens": tokens, "targets": targets} for tokens, targets in pairs]
 
+    def state(self) -> dict[str, Any]:
+        """Give what a checkpoint says besides its tensors."""
+        return {
+            "step": self.done,
+            "updates": self.job.engine.step_number,
+            "val": {str(k): v for k, v in self.val.items()},
+            "guard": self.guard.state(),
+            "model": self.job.name,
+            "sizes": asdict(self.job.config),
+            "corpus": self.job.corpus.fingerprint,
+            "settings": asdict(self.job.settings),
+        }
+
+    def restore(self, resume: checkpoint.Checkpoint, history: list[dict[str, Any]]) -> None:
+        """Stand where a checkpoint was written."""
+        state = resume.state
+        self.done, self.history, self.saved = state["step"], history, (resume.path, state["step"])
+        self.tried = self.done
+        self.val = {int(k): v if v is not None else nan for k, v in state["val"].items()}
+        self.guard.restore(state["guard"])
+
+    def save(self, run: Run) -> None:
+        """Write a checkpoint; where that fails, say so and go on."""
+        self.tried = self.done
+        try:
+            path = checkpoint.save(run.path, self.job.engine, finite(self.state()), self.job.settings.keep)
+        except (OSError, UserError) as e:
+            why = e.strerror if isinstance(e, OSError) and e.strerror else str(e)
+            old = f"{self.saved[0].name} stays" if self.saved else "there is none before it"
+            self.listener.note(f"no checkpoint after step {self.done}: {why}; {old}, and the next try comes in time")
+        else:
+            self.saved = path, self.done
+
     def run(self, run: Run, profiler: Profiler, stopped: Callable[[], int]) -> None:
-        """Take the steps that are left, until a signal or the guard ends it."""
+        """Take the steps that are left, until a signal or the guard ends it; save on the way, and at its end."""
         s = self.job.settings
+        trouble = ""
         if s.val_every and not self.done:
             self.measure(run)
         while self.done < s.steps and not stopped() and not self.diagnosis:
@@ -122,6 +165,12 @@ class Trainer:
             self.history.append(metrics)
             run.step(metrics)
             self.listener.step(metrics)
+            if run.trouble != trouble and (trouble := run.trouble):
+                self.listener.note(trouble)
+            if s.save_every and self.done % s.save_every == 0 and not self.diagnosis:
+                self.save(run)
+        if self.tried != self.done and not self.diagnosis and (stopped() or s.save_every):
+            self.save(run)
 
     def measure(self, run: Run) -> float:
         """Take the validation loss."""
@@ -188,17 +237,31 @@ class Trainer:
             self.listener.note(f"{what}; its update is skipped ({self.guard.skipped} so far)")
 
 
-def train(job: Job, root: Path, listener: Listener, clock: Callable[[], float] = time.perf_counter) -> Result:
+def train(
+    job: Job,
+    root: Path,
+    listener: Listener,
+    clock: Callable[[], float] = time.perf_counter,
+    resume: checkpoint.Checkpoint | None = None,
+) -> Result:
     """Run a job's steps and write its folder; the folder is complete after an interrupt too.
 
     Parameters
     ----------
     root : the folder that holds all runs.
     clock : in seconds.
+    resume : the checkpoint that `job` was prepared with; its run goes on.
     """
     s, engine = job.settings, job.engine
     trainer = Trainer(job, listener, clock)
-    with Run(root, s.run, {**asdict(s), "sizes": asdict(job.config), "corpus": job.corpus.description}) as run:
+    if resume is None:
+        run = Run(root, s.run, {**asdict(s), "sizes": asdict(job.config), "corpus": job.corpus.description})
+    else:
+        run, history = Run.reopen(resume.run, resume.state["step"])
+        trainer.restore(resume, history)
+    with run:
+        for name in checkpoint.clean(run.path):
+            listener.note(f"removed {name}, which an interrupted save has left")
         profiler = Profiler(engine)
         with stop_flag() as stopped:
             trainer.run(run, profiler, stopped)
@@ -207,24 +270,29 @@ def train(job: Job, root: Path, listener: Listener, clock: Callable[[], float] =
         tokens = {"B": s.B * s.micro_batches, "T": s.T}
         profile = (
             profiler.profile(model=job.name, **tokens, choice=job.choice, checked=job.checked).to_json()
-            if trainer.history
+            if profiler.steps
             else {}
         )
-        run.write("profile.json", profile)
         summary = _summary(trainer, bool(stopped_by))
-        run.write("summary.json", summary)
-        if s.save is not None and not trainer.diagnosis:
+        for name, content in (("profile.json", profile), ("summary.json", summary)):
+            try:
+                run.write(name, content)
+            except OSError as e:
+                listener.note(f"cannot write {str(run.path / name)!r}: {e.strerror}")
+        if s.save is not None and not trainer.diagnosis and not stopped_by:
             save_weights(Path(s.save), job.config, engine.parameters().__getitem__)
-        return Result(run.path, summary, stopped_by, trainer.diagnosis, profile)
+        newest = trainer.saved[0] if trainer.saved else None
+        return Result(run.path, summary, stopped_by, trainer.diagnosis, newest, profile)
 
 
 def _summary(trainer: Trainer, interrupted: bool) -> dict[str, Any]:
     engine, history = trainer.job.engine, trainer.history
     return {
-        "steps": len(history),
+        "steps": trainer.done,
         "interrupted": interrupted,
         "skipped": trainer.guard.skipped,
         "diagnosis": trainer.diagnosis,
+        "checkpoint": str(trainer.saved[0]) if trainer.saved else None,
         "loss_first": history[0]["loss"] if history else None,
         "loss_last": history[-1]["loss"] if history else None,
         "val_loss": {str(k): v for k, v in trainer.val.items()},

@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 from . import common
 from .common import job_flags, start_numba
@@ -46,9 +47,18 @@ def flags(p: argparse.ArgumentParser) -> None:
     p.add_argument("--val-every", type=int, default=10, help="steps between validations; 0: none (%(default)s)")
     p.add_argument("--val-batches", type=int, default=5, help="batches of a validation (%(default)s)")
     p.add_argument("--save", metavar="PATH", help="at the end, as NAME.bin (llm.c) or a Hugging Face directory")
+    p.add_argument("--save-every", type=int, default=0, metavar="N", help="steps between checkpoints (0: none)")
+    p.add_argument("--keep", type=int, default=2, metavar="K", help="checkpoints that stay (%(default)s)")
     p.add_argument("--run", default="train", metavar="NAME", help="of the folder in runs/ (%(default)s)")
     leave_out_defaults(p)
     p.add_argument("--config", type=Path, metavar="FILE", help="settings in TOML, or a run's config.json; flags win")
+    p.add_argument(
+        "--resume",
+        nargs="?",
+        const="",
+        metavar="RUN",
+        help="go on from the newest whole checkpoint of a run (the newest)",
+    )
     p.add_argument("--runs", type=Path, default=Path("runs"), metavar="DIR", help="where run folders go (%(default)s)")
     p.add_argument("--json", action="store_true", help="print the summary as one JSON object")
 
@@ -56,27 +66,36 @@ def flags(p: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the verb; return its exit status."""
     written = read_config(args.config) if args.config else {}
-    given = {name: x for name, x in vars(args).items() if name not in ("verb", "run_verb", "config", "runs", "json")}
+    own = ("verb", "run_verb", "config", "runs", "json", "resume")
+    given: dict[str, Any] = {
+        name: tuple(x) if isinstance(x, list) else x for name, x in vars(args).items() if name not in own
+    }
     threads = given.get("threads", written.get("threads"))
     start_numba(threads if isinstance(threads, int) else None)
-    from ..job import Settings, prepare
+    from .. import checkpoint
+    from ..job import Settings, prepare, resumed
     from ..record import finite
     from ..report import console
     from ..train import train
 
-    lists = {name: tuple(x) for name, x in given.items() if isinstance(x, list)}
-    written = check_types(written, Settings, args.config)
-    settings = Settings(**{**written, **given, **lists, "processes": common.cores()})
+    given = {**check_types(written, Settings, args.config), **given, "processes": common.cores()}
+    resume = None if args.resume is None else checkpoint.newest(checkpoint.find_run(args.runs, args.resume))
+    settings = Settings(**given) if resume is None else resumed(resume, given)
     settings.check()
+    for wrong in resume.passed_over if resume else ():
+        console.warn(f"passed over a checkpoint: {wrong}")
     with console.compiling() as progress:
-        job = prepare(settings, progress)
+        job = prepare(settings, progress, resume)
     with console.TrainingView(job, quiet=args.json) as view:
-        result = train(job, args.runs, view)
+        if resume is not None:
+            view.note_resume(resume)
+        result = train(job, args.runs, view, resume=resume)
     if args.json:
         print(json.dumps(finite({**result.summary, "path": str(result.path)})))
     else:
         console.summary(result)
     if result.diagnosis:
-        print(f"cpuopt: {result.diagnosis}", file=sys.stderr)
+        go_on = f"; the last checkpoint is {result.checkpoint}" if result.checkpoint else ""
+        print(f"cpuopt: {result.diagnosis}{go_on}", file=sys.stderr)
         return 1
     return 128 + result.stopped_by if result.stopped_by else 0

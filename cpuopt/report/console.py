@@ -16,6 +16,7 @@ from ..arena import Plan, gb
 from ..program import Call, Phase, Program
 
 if TYPE_CHECKING:
+    from ..checkpoint import Checkpoint
     from ..datasets import DatasetStatus
     from ..job import Job
     from ..registry import Kernel
@@ -140,6 +141,12 @@ class TrainingView:
         if not self.quiet:
             self.bar.console.print(escape(text), soft_wrap=True)
 
+    def note_resume(self, checkpoint: Checkpoint) -> None:
+        """Say where the run goes on."""
+        done = checkpoint.state["step"]
+        self.bar.update(self.task, completed=done)
+        self.say(f"goes on after step {done}, from {checkpoint.path}")
+
     def note(self, text: str) -> None:
         """Say what happened, on stderr where the live line does not stand."""
         if self.live:
@@ -164,6 +171,8 @@ def summary(result: Result) -> None:
     s = result.summary
     if result.stopped_by:
         OUT.print(f"stopped after {s['steps']} steps")
+    if result.stopped_by and result.checkpoint:
+        OUT.print(escape(f"go on with: cpuopt train --resume {result.path}"), soft_wrap=True)
     val = [v for _, v in sorted((int(k), v) for k, v in s["val_loss"].items())]
     if val:
         OUT.print(f"validation loss {val[0]:.4f} -> {val[-1]:.4f}")
