@@ -28,8 +28,8 @@ def job_flags(p: argparse.ArgumentParser, steps: int) -> None:
     kernel_flags(p)
 
 
-def kernel_flags(p: argparse.ArgumentParser) -> None:
-    """Add what chooses kernels and threads."""
+def kernel_flags(p: argparse.ArgumentParser, fuse: bool = True) -> None:
+    """Add what chooses kernels and threads, and, where there is training, rewrites."""
     p.add_argument("--variant", default="optimized", help="for every op that has it; else vanilla (%(default)s)")
     p.add_argument(
         "--swap",
@@ -39,12 +39,13 @@ def kernel_flags(p: argparse.ArgumentParser) -> None:
         help="a variant for some ops in some layers, globs allowed; repeatable, the last match wins",
     )
     p.add_argument("--kernels", action="append", default=[], metavar="FILE.py", help="your own kernels; repeatable")
-    p.add_argument(
-        "--fuse",
-        default="auto",
-        metavar="all|none|NAME,...",
-        help="rewrites: residual, layernorm, gelu, classifier, update, recompute (%(default)s)",
-    )
+    if fuse:
+        p.add_argument(
+            "--fuse",
+            default="auto",
+            metavar="all|none|NAME,...",
+            help="rewrites: residual, layernorm, gelu, classifier, update, recompute (%(default)s)",
+        )
     p.add_argument("--threads", type=int, help="for all kernels (the cores this process may use)")
 
 

@@ -77,6 +77,7 @@ SCALARS = {
     "grad_scale": 0.5,
     "step": 3,
     "ignore_index": -100,
+    "position": 3,
 }
 MAKERS = dict.fromkeys(("v", "weight_v", "bias_v", "wte_v"), np.square)
 """By argument: what makes normal numbers lie in its domain. A second moment is not negative."""
@@ -90,7 +91,13 @@ def symbols(op: Op) -> list[str]:
 def case(op: Op, sizes: Mapping[str, int], kind: str = "normal", absent: Iterable[str] = ()) -> Case:
     """Give a case the sizes that an op needs, from B, T, C, NH, OC and V."""
     rows = sizes["B"] * sizes["T"]
-    known = {"BT": rows, "N": rows * sizes["C"], "maxT": sizes["T"] + 2, **sizes}
+    known = {
+        "BT": rows,
+        "N": rows * sizes["C"],
+        "maxT": sizes["T"] + 2,
+        "S": sizes["T"] + int(SCALARS["position"]),
+        **sizes,
+    }
     return Case({s: known[s] for s in symbols(op)}, kind, frozenset(absent))
 
 

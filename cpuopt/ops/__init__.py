@@ -8,6 +8,7 @@ from .adamw import adamw
 from .attention import attention_backward, attention_forward
 from .classifier import classifier_backward, classifier_forward, classifier_update
 from .cross_entropy import cross_entropy_backward, cross_entropy_forward
+from .decode import attention_decode, embedding_decode
 from .embedding import embedding_backward, embedding_forward
 from .embedding_update import embedding_update
 from .gelu import gelu_backward, gelu_forward
@@ -50,8 +51,10 @@ ALL: dict[str, Op] = {
         classifier_update,
         sumsq,
         adamw,
+        embedding_decode,
+        attention_decode,
     )
 }
-"""Every declared op by name, in the order of a training step."""
+"""Every declared op by name, in the order of a training step; then those of generation."""
 
 __all__ = ["ALL", *ALL]

@@ -218,6 +218,18 @@ def verify_table(rows: Sequence[Row]) -> None:
     OUT.print(f"{failed} of {len(rows)} FAIL" if failed else f"all {sum(r.allowed is not None for r in rows)} PASS")
 
 
+def generation(figures: Mapping[str, Any]) -> None:
+    """Say on stderr how fast a text came."""
+    f = figures
+    rate = f"{f['tokens_per_s']:.1f} tokens/s, " if f["tokens_per_s"] else ""
+    share = f", {100 * f['share_of_roof']:.0f}% of what memory allows" if f["share_of_roof"] else ""
+    ERR.print(
+        f"{f['tokens']} tokens after {f['prompt_tokens']}: {rate}the first after {f['first_token_ms']:.0f} ms; "
+        f"{gb(f['weight_bytes'])} of weights a token, read at {f['read_bytes_per_s'] / 1e9:.1f} GB/s{share}",
+        soft_wrap=True,
+    )
+
+
 def datasets_table(rows: Sequence[DatasetStatus]) -> None:
     """Print datasets, and what prepares those that are missing."""
     table = Table("name", "tokenizer", "size", "what", "to prepare", box=None, header_style="bold")

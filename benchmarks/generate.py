@@ -1,0 +1,165 @@
+"""Generation of GPT-2 at batch 1 beside PyTorch with a KV cache, in turns, each in a process of its own.
+
+::
+
+    python benchmarks/generate.py [--torch-python PATH] [--model gpt2-124M] [--threads 2] [--rounds 6] [--tokens 32]
+
+Both read the same prompt and the same tokens, and give the same logits; that is checked first. PyTorch runs in
+``inference_mode`` with its caches allocated ahead and ``scaled_dot_product_attention``. The share of the roof is (bytes
+of weights a token / measured read bandwidth) / (time of a token), with the bandwidth measured in each turn of cpuopt's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "golden"))
+
+from params import deviation, make_params
+
+SEED, PROMPT = 7, 64
+Read = Callable[[list[int]], np.ndarray]
+
+
+def sizes_of(model: str) -> dict[str, int]:
+    """Give a preset's sizes."""
+    layers, heads, width, vocabulary = {
+        "gpt2-tiny": (2, 2, 64, 256),
+        "gpt2-6L": (6, 8, 256, 50257),
+        "gpt2-124M": (12, 12, 768, 50257),
+    }[model]
+    context = 64 if model == "gpt2-tiny" else 1024
+    return dict(n_layer=layers, n_head=heads, n_embd=width, vocab_size=vocabulary, block_size=context)  # noqa: C408
+
+
+def cpuopt_side(model: str, threads: int) -> tuple[Read, Callable[[], None], Callable[[], dict[str, float]]]:
+    """Give what reads tokens, what forgets them, and what measures the roof."""
+    from cpuopt.generate import Decoder, read_bandwidth
+    from cpuopt.models.gpt2 import Config
+
+    sizes = sizes_of(model)
+    decoder = Decoder(Config(**sizes), threads=threads, processes=threads)
+    params = make_params(**sizes, seed=SEED)
+    for name, p in decoder.parameters().items():
+        p[...] = params[name]
+
+    def roof() -> dict[str, float]:
+        return {"weight_bytes": decoder.weight_bytes, "read_bytes_per_s": read_bandwidth(decoder)}
+
+    return decoder.read, decoder.restart, roof
+
+
+def torch_side(model: str, threads: int) -> tuple[Read, Callable[[], None], Callable[[], dict[str, float]]]:
+    """Give the same of PyTorch; it measures no roof."""
+    import torch
+    from peer_gpt2 import GPT2, load
+    from torch.nn import functional as F
+
+    torch.set_num_threads(threads)
+    sizes = sizes_of(model)
+    gpt2 = GPT2(**sizes)
+    load(gpt2, make_params(**sizes, seed=SEED))
+    gpt2.eval()
+    NH, HS = sizes["n_head"], sizes["n_embd"] // sizes["n_head"]
+    room = (sizes["n_layer"], 2, 1, NH, sizes["block_size"], HS)
+    cache, at = torch.zeros(room), [0]
+
+    @torch.inference_mode()
+    def read(tokens: list[int]) -> np.ndarray:
+        p, n = at[0], len(tokens)
+        x = gpt2.wte(torch.tensor([tokens])) + gpt2.wpe(torch.arange(p, p + n))
+        for block, (keys, values) in zip(gpt2.h, cache, strict=True):
+            q, k, v = (y.view(1, n, NH, HS).transpose(1, 2) for y in block.attn.c_attn(block.ln_1(x)).split(NH * HS, 2))
+            keys[:, :, p : p + n], values[:, :, p : p + n] = k, v
+            y = F.scaled_dot_product_attention(q, keys[:, :, : p + n], values[:, :, : p + n], is_causal=n > 1)
+            x = x + block.attn.c_proj(y.transpose(1, 2).reshape(1, n, NH * HS))
+            x = x + block.mlp(block.ln_2(x))
+        at[0] += n
+        return F.linear(gpt2.ln_f(x[:, -1]), gpt2.wte.weight)[0].numpy()
+
+    return read, lambda: at.__setitem__(0, 0), dict
+
+
+def work(side: str, model: str, threads: int, tokens: int) -> None:
+    """Answer each line with one turn: the prompt, then token after token."""
+    read, restart, roof = (cpuopt_side if side == "cpuopt" else torch_side)(model, threads)
+    ids = np.random.Generator(np.random.PCG64(SEED)).integers(0, sizes_of(model)["vocab_size"], 4096).tolist()
+    prompt = min(PROMPT, sizes_of(model)["block_size"] // 2)
+    print("ready", flush=True)
+    for _ in sys.stdin:
+        restart()
+        marks = [time.perf_counter()]
+        for i in range(tokens + 1):
+            logits = read(ids[:prompt] if not i else [ids[prompt + i]])
+            marks.append(time.perf_counter())
+        times = np.diff(marks).tolist()
+        answer = {"first_s": times[0], "token_s": median(times[1:]), "logits": logits[::97].tolist(), **roof()}
+        print(json.dumps(answer), flush=True)
+
+
+def main() -> int:
+    """Measure and print; return the exit status."""
+    p = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    p.add_argument("--torch-python", default=sys.executable, metavar="PATH")
+    p.add_argument("--model", default="gpt2-124M")
+    p.add_argument("--threads", type=int, default=os.cpu_count())
+    p.add_argument("--rounds", type=int, default=6)
+    p.add_argument("--tokens", type=int, default=32)
+    p.add_argument("--work", metavar="SIDE", help=argparse.SUPPRESS)
+    a = p.parse_args()
+    if a.work:
+        work(a.work, a.model, a.threads, a.tokens)
+        return 0
+    flags = ["--model", a.model, "--threads", str(a.threads), "--tokens", str(a.tokens)]
+    environment = {**os.environ, "NUMBA_NUM_THREADS": str(a.threads)}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "env": environment}
+    sides = {
+        side: subprocess.Popen([python, __file__, "--work", side, *flags], **pipes)
+        for side, python in (("cpuopt", sys.executable), ("torch", a.torch_python))
+    }
+    for s in sides.values():
+        assert s.stdout.readline().strip() == "ready"
+    turns: dict[str, list[dict]] = {side: [] for side in sides}
+    for number in range(a.rounds + 1):  # the first does not count
+        for side in (("cpuopt", "torch"), ("torch", "cpuopt"))[number % 2]:
+            sides[side].stdin.write("\n")
+            sides[side].stdin.flush()
+            answer = json.loads(sides[side].stdout.readline())
+            if number:
+                turns[side].append(answer)
+    for s in sides.values():
+        s.stdin.close()
+        s.wait()
+    d = deviation(*(np.array(turns[side][0]["logits"]) for side in sides))
+    print(
+        f"{a.model}, batch 1, {a.threads} threads, prompt and {a.tokens} tokens, {a.rounds} turns of each side in turn"
+    )
+    print(f"logits of the last token deviate by {d:.1e} of the largest")
+    for side, done in turns.items():
+        token, first = (median(t[k] for t in done) for k in ("token_s", "first_s"))
+        spread = f"{min(t['token_s'] for t in done) * 1e3:.2f} to {max(t['token_s'] for t in done) * 1e3:.2f}"
+        rate = f"{1 / token:6.1f} tokens/s, {token * 1e3:.2f} ms a token ({spread})"
+        print(f"{side:7} {rate}; first after {first * 1e3:.0f} ms")
+    ratios = [t["token_s"] / c["token_s"] for c, t in zip(turns["cpuopt"], turns["torch"], strict=True)]
+    print(f"cpuopt is {median(ratios):.2f} times as fast ({min(ratios):.2f} to {max(ratios):.2f})")
+    shares = [t["weight_bytes"] / t["read_bytes_per_s"] / t["token_s"] for t in turns["cpuopt"]]
+    speeds = [t["read_bytes_per_s"] / 1e9 for t in turns["cpuopt"]]
+    share = f"{100 * median(shares):.0f}% ({100 * min(shares):.0f} to {100 * max(shares):.0f})"
+    speed = f"{median(speeds):.1f} GB/s ({min(speeds):.1f} to {max(speeds):.1f})"
+    print(f"cpuopt reaches {share} of what memory allows, which is read at {speed}")
+    return 0 if d < 1e-4 else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,84 @@
+"""``cpuopt eval``: perplexity on text, or multiple choice from an llm.c evaluation file."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from . import common
+from .common import kernel_flags, start_numba
+
+HELP = "perplexity on text, or multiple choice from an llm.c evaluation file"
+
+
+def flags(p: argparse.ArgumentParser) -> None:
+    """Add the verb's flags."""
+    p.add_argument("--init", type=Path, required=True, metavar="PATH", help="llm.c model, Hugging Face directory, run")
+    p.add_argument("--data", default="builtin", help="as for train; its held-out part is read (%(default)s)")
+    p.add_argument("--choices", type=Path, metavar="FILE.bin", help="HellaSwag or another of llm.c's evaluation files")
+    p.add_argument("-B", type=int, default=4, help="rows of a batch (%(default)s)")
+    p.add_argument("-T", type=int, help="tokens of a row (the model's context)")
+    p.add_argument("--limit", type=int, metavar="N", help="of batches or examples (all)")
+    kernel_flags(p, fuse=False)
+    p.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the verb; return its exit status."""
+    start_numba(args.threads)
+    from itertools import islice
+
+    from .. import kernels
+    from ..checkpoint import open_weights
+    from ..data import load_corpus
+    from ..engine import Engine
+    from ..errors import UserError
+    from ..evaluate import CHOICES, multiple_choice, perplexity, read_examples
+    from ..job import require_correct, specs
+    from ..models.gpt2 import GPT2
+    from ..record import finite
+    from ..registry import Choice
+    from ..report import console
+    from ..weights import copy_into
+
+    weights = open_weights(args.init)
+    c = weights.config
+    T = args.T or c.block_size
+    if not 1 <= T <= c.block_size or args.B < 1 or (args.limit is not None and args.limit < 1):
+        raise UserError(f"-B {args.B} -T {T} --limit {args.limit}: expected 1 or more, and a context of {c.block_size}")
+    if args.choices:
+        examples = read_examples(args.choices, c.vocab_size)[: args.limit]
+        longest = max(e.context.size + x.size for e in examples for x in e.completions)
+        if longest > c.block_size:
+            raise UserError(f"{args.choices}: its longest example has {longest} tokens; the model reads {c.block_size}")
+        B, T = CHOICES, longest
+    else:
+        B = args.B
+        batches = load_corpus(args.data, vocab_size=c.vocab_size, T=T, B=B).batches("val", B, T)
+    kernels.load_all(args.kernels)
+    with console.compiling() as progress:
+        engine = Engine(
+            GPT2(c),
+            specs(B, T),
+            choice=Choice(args.variant, args.swap),
+            threads=args.threads,
+            seed=None,
+            train=False,
+            processes=common.cores(),
+            kernel_files=args.kernels,
+            progress=progress,
+        )
+    require_correct(engine)
+    copy_into(engine.parameters(), weights)
+    if args.choices:
+        with console.counting("examples", len(examples)) as tick:
+            result = multiple_choice(engine, examples, T, tick)
+        text = f"{result['right']} of {result['examples']} right: {result['accuracy']:.4f}"
+    else:
+        n = min(len(batches), args.limit or len(batches))
+        with console.counting("batches", n) as tick:
+            result = perplexity(engine, islice((batches.batch(0, i) for i in range(n)), n), tick)
+        text = f"loss {result['loss']:.4f}, perplexity {result['perplexity']:.2f}, over {n * B * T:,} tokens"
+    print(json.dumps(finite(result)) if args.json else text)
+    return 0

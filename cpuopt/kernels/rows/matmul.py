@@ -1,0 +1,45 @@
+"""A linear layer for few tokens: each row of the weight is read once and multiplied with all of them."""
+
+import numpy as np
+from numba import prange
+
+from ... import ops
+from ..jit import helper, kernel
+from ..lanes import load, load_some, spread, sum_lanes
+from ..simd import LANES
+
+CHUNK = 16  # rows of the weight that a thread takes in one go: 48 KB at 768 channels
+ZERO = np.float32(0)
+
+
+@helper()
+def dot(x, i, w, j, n):
+    """Sum the products of n floats, in four sums so that no product waits for the one before it."""
+    whole, some = n - n % (4 * LANES), n - n % LANES
+    s0, s1, s2, s3 = spread(ZERO), spread(ZERO), spread(ZERO), spread(ZERO)
+    for k in range(0, whole, 4 * LANES):
+        s0 = s0 + load(x, i + k) * load(w, j + k)
+        s1 = s1 + load(x, i + k + LANES) * load(w, j + k + LANES)
+        s2 = s2 + load(x, i + k + 2 * LANES) * load(w, j + k + 2 * LANES)
+        s3 = s3 + load(x, i + k + 3 * LANES) * load(w, j + k + 3 * LANES)
+    for k in range(whole, some, LANES):
+        s0 = s0 + load(x, i + k) * load(w, j + k)
+    if n > some:
+        s1 = s1 + load_some(x, i + some, n - some) * load_some(w, j + some, n - some)
+    return sum_lanes((s0 + s1) + (s2 + s3))
+
+
+@kernel(ops.matmul_forward, "rows")
+def matmul_forward(out, inp, weight, bias):
+    """Dot products.
+
+    Parallel: chunks of rows of `weight`; each owns those columns of `out`.
+    Bound: the memory that `weight` streams through, once.
+    """
+    BT, C = inp.shape
+    OC = weight.shape[0]
+    for chunk in prange((OC + CHUNK - 1) // CHUNK):
+        for o in range(chunk * CHUNK, min(OC, chunk * CHUNK + CHUNK)):
+            start = bias[o] if bias.shape[0] > 0 else ZERO
+            for bt in range(BT):
+                out[bt, o] = dot(inp, bt * C, weight, np.int64(o) * C, C) + start

@@ -1,0 +1,184 @@
+"""Evaluation: perplexity, multiple choice, and files that lie."""
+
+import json
+import os
+import struct
+from math import exp, log
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cpuopt import cli, evaluate, job
+from cpuopt.cli import common
+from cpuopt.engine import Engine
+from cpuopt.errors import UserError
+from cpuopt.evaluate import read_examples
+from cpuopt.models.gpt2 import GPT2, Config
+from cpuopt.weights import save_weights
+
+CONFIG = Config(1, 2, 16, 256, 32)
+
+
+def stream(examples):
+    """As ``write_evalfile`` of llm.c has it."""
+    parts = []
+    for number, (label, context, completions) in enumerate(examples):
+        body = [65535, 0, number, label, len(completions), len(context), *context]
+        for c in completions:
+            body += [len(c), *c]
+        body[1] = 2 * len(body)
+        parts += body
+    return parts
+
+
+def write(path, examples, words=None):
+    header = np.zeros(256, "<i4")
+    header[:3] = 20240522, 1, len(examples)
+    path.write_bytes(header.tobytes() + np.array(words or stream(examples), "<u2").tobytes())
+    return path
+
+
+RNG = np.random.Generator(np.random.PCG64(0))
+EXAMPLES = [
+    (int(RNG.integers(4)), RNG.integers(0, 256, 5).tolist(), [RNG.integers(0, 256, n).tolist() for n in (3, 1, 7, 4)])
+    for _ in range(6)
+]
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NUMBA_NUM_THREADS", threads := os.environ["NUMBA_NUM_THREADS"])
+    monkeypatch.setattr(common, "cores", lambda: int(threads))
+
+
+@pytest.fixture(scope="module")
+def engine():
+    return Engine(GPT2(CONFIG), job.specs(4, 12), seed=2, train=False)
+
+
+def test_a_file_is_read_as_it_was_written(tmp_path):
+    got = read_examples(write(tmp_path / "x.bin", EXAMPLES), 256)
+    assert [(e.label, e.context.tolist(), [c.tolist() for c in e.completions]) for e in got] == EXAMPLES
+
+
+def test_the_choice_is_the_completion_of_the_lowest_mean_loss(tmp_path, engine):
+    """Against losses of single rows, from the logits and in float64."""
+    logits = engine.program.outputs[1]
+    right = 0
+    for example in read_examples(write(tmp_path / "x.bin", EXAMPLES), 256):
+        means = []
+        tokens, targets = evaluate.rows_of(example, 12)
+        engine.forward(tokens=tokens, targets=targets)
+        wide = engine.array(logits).astype(np.float64)
+        for row, completion in enumerate(example.completions):
+            first = example.context.size - 1
+            at = wide[row, first : first + completion.size]
+            lse = np.log(np.exp(at - at.max()).sum(axis=-1)) + at.max()
+            means.append(float(np.mean(lse - at[np.arange(completion.size), completion])))
+        assert evaluate.choose(engine, example, 12) == int(np.argmin(means))
+        right += int(np.argmin(means)) == example.label
+    found = evaluate.multiple_choice(engine, read_examples(tmp_path / "x.bin", 256), 12)
+    assert (found["right"], found["examples"], found["accuracy"]) == (right, 6, right / 6)
+
+
+def test_only_targets_of_the_completion_count(tmp_path):
+    (example,) = read_examples(write(tmp_path / "x.bin", [(1, [7, 8], [[1], [2, 3], [4], [5, 6, 9]])]), 256)
+    tokens, targets = evaluate.rows_of(example, 6)
+    assert tokens.tolist() == [[7, 8, 1, 0, 0, 0], [7, 8, 2, 3, 0, 0], [7, 8, 4, 0, 0, 0], [7, 8, 5, 6, 9, 0]]
+    n = -100
+    assert targets.tolist() == [[n, 1, n, n, n, n], [n, 2, 3, n, n, n], [n, 4, n, n, n, n], [n, 5, 6, 9, n, n]]
+    with pytest.raises(UserError, match="5 tokens; the model reads 4"):
+        evaluate.rows_of(example, 4)
+
+
+def change(**at):
+    words = stream(EXAMPLES)
+    for place, n in at.items():
+        words[int(place[1:])] = n
+    return words
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        change(_0=1),
+        change(_1=13),
+        change(_1=10),
+        change(_1=65534),
+        change(_2=1),
+        change(_3=4),
+        change(_4=3),
+        change(_4=5),
+        change(_5=60000),
+        change(_5=0),
+        change(_6=256),
+        change(_11=0),
+        [*change(), 65535],
+        change()[:-1],
+        change()[:3],
+        [1],
+    ],
+)
+def test_a_file_that_lies_is_refused(tmp_path, words):
+    with pytest.raises(UserError, match=r"x\.bin"):
+        read_examples(write(tmp_path / "x.bin", EXAMPLES, words), 256)
+
+
+@pytest.mark.parametrize("content", [b"", b"x" * 100, struct.pack("<iii", 20240520, 1, 1) + bytes(1012)])
+def test_another_file_is_refused(tmp_path, content):
+    (tmp_path / "x.bin").write_bytes(content)
+    with pytest.raises(UserError, match=r"x\.bin"):
+        read_examples(tmp_path / "x.bin", 256)
+    with pytest.raises(UserError, match="cannot read"):
+        read_examples(tmp_path / "nowhere.bin", 256)
+
+
+@given(st.binary(max_size=8), st.integers(0, 1400), st.integers(0, 3000))
+@settings(max_examples=200)
+def test_no_change_to_a_file_does_more_than_be_refused(tmp_path_factory, noise, at, size):
+    path = write(tmp_path_factory.mktemp("fuzz") / "x.bin", EXAMPLES)
+    content = bytearray(path.read_bytes())
+    content[at : at + len(noise)] = noise
+    path.write_bytes(content[: size if size % 3 == 0 else None])
+    try:
+        for e in read_examples(path, 256):
+            assert max(x.max() for x in (e.context, *e.completions)) < 256
+    except UserError:
+        pass
+
+
+def test_the_perplexity_of_a_model_that_knows_nothing_is_its_vocabulary(capsys):
+    zeros = {n: np.zeros(s, np.float32) for n, s in CONFIG.shapes().items()}
+    save_weights(Path("model.bin"), CONFIG, zeros.__getitem__)
+    Path("text.txt").write_text("abcdefgh" * 500)
+    flags = ["eval", "--init", "model.bin", "--data", "text.txt", "--variant", "vanilla"]
+    assert cli.main([*flags, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["loss"] == pytest.approx(log(256), rel=1e-6)
+    assert found["perplexity"] == pytest.approx(256, rel=1e-5)
+    assert found["batches"] == 399 // (4 * 32)
+    assert cli.main([*flags, "--limit", "2", "-B", "1", "-T", "8"]) == 0
+    assert "perplexity 256.00, over 16 tokens" in capsys.readouterr().out
+    assert cli.main([*flags, "-T", "33"]) == 2
+
+
+def test_eval_reads_choices(capsys, tmp_path, engine):
+    save_weights(Path("model.bin"), CONFIG, {n: p.copy() for n, p in engine.parameters().items()}.__getitem__)
+    write(tmp_path / "x.bin", EXAMPLES)
+    want = evaluate.multiple_choice(engine, read_examples(tmp_path / "x.bin", 256), 12)
+    assert cli.main(["eval", "--init", "model.bin", "--choices", "x.bin", "--variant", "vanilla", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == want
+    write(tmp_path / "x.bin", [(0, list(range(30)), [[1, 2, 3]] * 4)])
+    assert cli.main(["eval", "--init", "model.bin", "--choices", "x.bin"]) == 2
+    assert "longest example has 33 tokens; the model reads 32" in capsys.readouterr().err
+
+
+def test_perplexity_is_e_to_the_mean_loss(engine):
+    batches = [(np.full((4, 12), i, np.int32), np.full((4, 12), i + 1, np.int32)) for i in range(3)]
+    losses = [engine.forward(tokens=x, targets=y) for x, y in batches]
+    found = evaluate.perplexity(engine, iter(batches))
+    assert found["perplexity"] == pytest.approx(exp(sum(losses) / 3))

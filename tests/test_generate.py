@@ -1,0 +1,211 @@
+"""Generation: with its cache as without, and what the sampler may choose."""
+
+import json
+import os
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cpuopt import checkpoint, cli, generate, job
+from cpuopt.cli import common
+from cpuopt.engine import Engine
+from cpuopt.errors import UserError
+from cpuopt.generate import BLOCK, Decoder, Sampler, text_of
+from cpuopt.models.gpt2 import GPT2, Config
+from cpuopt.tokenizers import Bytes
+from cpuopt.weights import save_weights
+
+CONFIG = Config(2, 4, 64, 256, 100)
+IDS = np.random.Generator(np.random.PCG64(1)).integers(0, 256, 100)
+
+
+@pytest.fixture(scope="module")
+def whole():
+    """The parameters, and the logits of all positions by one uncached forward."""
+    engine = Engine(GPT2(CONFIG), job.specs(1, 100), seed=3, train=False)
+    tokens = IDS[None].astype(np.int32)
+    for p in engine.parameters().values():
+        if p.ndim == 2:
+            p *= 8  # so that attention is not even
+    engine.forward(tokens=tokens, targets=tokens)
+    return {n: p.copy() for n, p in engine.parameters().items()}, engine.array(engine.program.outputs[1])[0].copy()
+
+
+@pytest.fixture(scope="module")
+def decoders(whole):
+    made = {}
+    for variant in ("vanilla", "optimized"):
+        made[variant] = Decoder(CONFIG, variant=variant, check=False)
+        for name, p in made[variant].parameters().items():
+            p[...] = whole[0][name]
+    return made
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NUMBA_NUM_THREADS", threads := os.environ["NUMBA_NUM_THREADS"])
+    monkeypatch.setattr(common, "cores", lambda: int(threads))
+
+
+@pytest.mark.parametrize("variant", ["vanilla", "optimized"])
+@pytest.mark.parametrize("prompt", [1, 2, BLOCK - 1, BLOCK, BLOCK + 1, 99])
+def test_the_cache_changes_no_logit(decoders, whole, variant, prompt):
+    decoder, logits = decoders[variant], whole[1]
+    decoder.restart()
+    scale = np.abs(logits).max()
+    assert np.abs(decoder.read(IDS[:prompt]) - logits[prompt - 1]).max() < 1e-5 * scale
+    for i in range(prompt, 100):
+        assert np.abs(decoder.read([IDS[i]]) - logits[i]).max() < 1e-5 * scale, i
+    assert decoder.position == 100
+    with pytest.raises(UserError, match="do not fit in the context of 100"):
+        decoder.read([1])
+
+
+def test_a_wrong_position_is_no_rounding(decoders, whole):
+    """The mutant of the test above: one position off, or one key forgotten, shows."""
+    decoder, logits = decoders["optimized"], whole[1]
+    scale = np.abs(logits).max()
+    for wrong in (-1, 1):
+        decoder.restart()
+        decoder.read(IDS[:70])
+        decoder.position += wrong
+        assert np.abs(decoder.read([IDS[70]]) - logits[70]).max() > 1e-3 * scale
+
+
+@pytest.mark.parametrize("tokens", [[], [-1], [256], [1, 2, 999]])
+def test_tokens_that_are_none_are_refused(decoders, tokens):
+    with pytest.raises(UserError, match="from 0 to 255"):
+        decoders["vanilla"].read(tokens)
+
+
+def test_the_bits_do_not_depend_on_threads(whole):
+    def logits(threads):
+        decoder = Decoder(CONFIG, threads=threads, check=False)
+        for name, p in decoder.parameters().items():
+            p[...] = whole[0][name]
+        return [decoder.read(IDS[:70]).copy(), decoder.read([7]).copy(), decoder.read([8]).copy()]
+
+    one = logits(1)
+    for n in (2, 4):
+        assert all(np.array_equal(a, b) for a, b in zip(one, logits(n), strict=True))
+
+
+# Sampling
+
+
+LOGITS = np.log(np.array([0.1, 0.5, 0.15, 0.25], np.float32))
+
+
+def drawn(n=4000, **how):
+    sampler = Sampler(**how)
+    counts = Counter(sampler.choose(LOGITS) for _ in range(n))
+    return {t: c / n for t, c in counts.items()}
+
+
+def test_at_temperature_1_the_models_distribution_is_drawn():
+    got = drawn()
+    assert all(abs(got[i] - p) < 0.03 for i, p in enumerate([0.1, 0.5, 0.15, 0.25]))
+
+
+def test_temperature_0_takes_the_likeliest_and_a_low_one_nearly_always():
+    assert drawn(temperature=0) == {1: 1.0}
+    assert drawn(temperature=0.2)[1] > 0.95
+    flat = drawn(temperature=1e6)
+    assert all(abs(p - 0.25) < 0.03 for p in flat.values())
+
+
+def test_top_k_and_top_p_leave_the_others_out():
+    assert drawn(top_k=1) == {1: 1.0}
+    two = drawn(top_k=2)
+    assert two.keys() == {1, 3}
+    assert abs(two[1] - 2 / 3) < 0.03
+    assert drawn(top_p=0.4).keys() == {1}
+    assert drawn(top_p=0.6).keys() == {1, 3}
+    assert drawn(top_p=0.76).keys() == {1, 3, 2}
+    assert drawn(top_k=3, top_p=0.99).keys() == {1, 3, 2}
+
+
+def test_a_seed_gives_the_same_choices():
+    def choices(seed):
+        sampler = Sampler(seed=seed)
+        return [sampler.choose(LOGITS) for _ in range(30)]
+
+    assert choices(1) == choices(1) != choices(2)
+
+
+@pytest.mark.parametrize("how", [{"temperature": -1.0}, {"top_k": -1}, {"top_p": 0.0}, {"top_p": 1.1}, {"seed": -1}])
+def test_what_cannot_be_sampled_is_refused(how):
+    with pytest.raises(UserError, match="expected"):
+        Sampler(**how)
+    with pytest.raises(UserError, match="not finite"):
+        Sampler().choose(np.array([1.0, np.nan]))
+
+
+def test_generation_ends_at_its_limit_at_the_stop_and_at_the_end_of_the_context(decoders):
+    decoder = decoders["vanilla"]
+
+    def tokens(*how, **more):
+        decoder.restart()
+        return list(generate.generate(decoder, *how, **more))
+
+    greedy = tokens([1, 2], Sampler(temperature=0), 20)
+    assert len(greedy) == 20
+    assert tokens([1, 2], Sampler(temperature=0), 5) == greedy[:5]
+    stop = greedy[7]
+    assert tokens([1, 2], Sampler(temperature=0), 20, stop) == greedy[: greedy.index(stop)]
+    assert len(tokens(IDS[:95], Sampler(), 50)) == 6  # 95 and 5 fill the context; one more is chosen, not read
+
+
+def test_a_character_of_several_tokens_comes_whole():
+    ids = [*"aé€".encode(), 0xFF, 300, *b"b"]
+    pieces = list(text_of(ids, Bytes()))
+    assert "".join(pieces) == "aé€\ufffd\ufffdb"
+    assert "é" in pieces
+    assert list(text_of("é".encode()[:1], Bytes())) == ["", "\ufffd"]
+
+
+# The command line
+
+
+def test_generate_prints_a_text_and_its_figures(whole, capsys):
+    save_weights(Path("model"), CONFIG, whole[0].__getitem__)
+    flags = ["generate", "--init", "model", "--prompt", "abc", "--max-tokens", "20", "--seed", "4"]
+    assert cli.main(flags) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("abc")
+    assert "tokens/s" in err
+    assert cli.main([*flags, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert out == "abc" + found["text"] + "\n"
+    assert (found["tokens"], len(found["ids"]), found["prompt_tokens"]) == (20, 20, 3)
+    assert found["weight_bytes"] == 4 * (CONFIG.n_params - 100 * 64)
+    assert found["share_of_roof"] > 0
+    assert found["first_token_ms"] > 0
+    assert cli.main([*flags, "--variant", "vanilla", "--json", "--temperature", "0"]) == 0
+    vanilla = json.loads(capsys.readouterr().out)["ids"]
+    assert cli.main([*flags, "--json", "--temperature", "0"]) == 0
+    assert json.loads(capsys.readouterr().out)["ids"] == vanilla
+
+
+@pytest.mark.parametrize(
+    "flags", [["--max-tokens", "0"], ["--top-p", "2"], ["--init", "nowhere"], ["--prompt", "x" * 101]]
+)
+def test_generate_refuses(whole, capsys, flags):
+    save_weights(Path("model"), CONFIG, whole[0].__getitem__)
+    assert cli.main(["generate", "--init", "model", *flags]) == 2
+    assert capsys.readouterr().err.startswith("cpuopt: ") or "compiled" in capsys.readouterr().err
+
+
+def test_a_run_is_a_model(capsys):
+    Path("text.txt").write_text("".join(f"{i} squared is {i * i}.\n" for i in range(1000)))
+    train = ["train", "--model", "gpt2-tiny", "--data", "text.txt", "-B", "2", "-T", "16", "--steps", "2"]
+    assert cli.main([*train, "--val-every", "0", "--save-every", "2", "--variant", "vanilla"]) == 0
+    (run,) = Path("runs").iterdir()
+    saved = checkpoint.open_weights(run)
+    assert saved.config.vocab_size == 256
+    capsys.readouterr()
+    assert cli.main(["generate", "--init", str(run), "--max-tokens", "3", "--json", "--variant", "vanilla"]) == 0
+    assert json.loads(capsys.readouterr().out)["tokens"] == 3
