@@ -64,6 +64,10 @@ class Settings:
     guard_z: float = 0.0
     val_every: int = 10
     val_batches: int = 5
+    sample_every: int = 0
+    sample_tokens: int = 64
+    prompt: str = ""
+    """What samples begin with."""
     save: str | None = None
     save_every: int = 0
     """Steps between checkpoints; 0 leaves them to the end of an interrupted run."""
@@ -88,6 +92,8 @@ class Settings:
             ("--warmup-steps", self.warmup_steps, 0),
             ("--val-every", self.val_every, 0),
             ("--val-batches", self.val_batches, 1),
+            ("--sample-every", self.sample_every, 0),
+            ("--sample-tokens", self.sample_tokens, 1),
             ("--save-every", self.save_every, 0),
             ("--keep", self.keep, 1),
         ):
@@ -159,6 +165,7 @@ class Job:
 
 
 FREE = {"steps", "threads", "processes", "save", "save_every", "keep", "val_every", "val_batches", "guard", "guard_z"}
+FREE |= {"sample_every", "sample_tokens", "prompt"}
 """Settings that a resumed run may have otherwise: no number of its steps depends on them."""
 
 

@@ -16,11 +16,13 @@ from typing import Any, Protocol
 from . import checkpoint
 from .engine import Array, Step
 from .errors import UserError
+from .generate import Decoder, Sampler, generate, text_of
 from .guard import Guard, find_first
 from .job import Job
 from .profiler import Profiler, peak_rss_bytes
 from .record import Run, finite
 from .schedule import rate
+from .tokenizers import get_tokenizer
 from .weights import save_weights
 
 
@@ -32,6 +34,9 @@ class Listener(Protocol):
 
     def validation(self, step: int, loss: float) -> None:
         """A validation loss was measured after `step` updates."""
+
+    def sample(self, step: int, text: str) -> None:
+        """The model wrote a text after `step` updates."""
 
     def note(self, text: str) -> None:
         """Something happened that the user should know of."""
@@ -109,6 +114,7 @@ class Trainer:
         self.diagnosis = ""
         self.saved: tuple[Path, int] | None = None
         self.tried = 0
+        self.decoder: Decoder | None = None
         self.micro_batches(1)  # what cannot be had is refused before anything is written
 
     def micro_batches(self, step: int) -> list[dict[str, Array]]:
@@ -162,6 +168,8 @@ class Trainer:
             metrics = self.step(profiler)
             if s.val_every and (self.done % s.val_every == 0 or self.done == s.steps) and not stopped():
                 metrics["val_loss"] = self.measure(run)
+            if s.sample_every and self.done % s.sample_every == 0:
+                self.listener.sample(self.done, self.sample())
             self.history.append(metrics)
             run.step(metrics)
             self.listener.step(metrics)
@@ -178,6 +186,20 @@ class Trainer:
         run.validation(self.done, loss)
         self.listener.validation(self.done, loss)
         return loss
+
+    def sample(self) -> str:
+        """Let the model write; another text at each step, the same one whenever the step is taken."""
+        s, job = self.job.settings, self.job
+        if self.decoder is None:
+            choice = {"variant": s.variant, "threads": s.threads, "processes": s.processes}
+            self.decoder = Decoder(job.config, **choice, kernel_files=s.kernels)  # type: ignore[arg-type]
+        for name, p in job.engine.parameters().items():
+            self.decoder.parameters()[name][...] = p
+        self.decoder.restart()
+        tokenizer = get_tokenizer(job.corpus.tokenizer)
+        prompt = tokenizer.encode(s.prompt) or [tokenizer.eot]
+        tokens = generate(self.decoder, prompt, Sampler(0.8, seed=self.done), s.sample_tokens)
+        return s.prompt + "".join(text_of(tokens, tokenizer))
 
     def step(self, profiler: Profiler) -> dict[str, Any]:
         """Take one step; give its metrics."""

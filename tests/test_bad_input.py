@@ -3,6 +3,8 @@
 import json
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -359,3 +361,21 @@ def test_too_little_memory_for_any_batch(refused, monkeypatch):
     monkeypatch.setattr(arena, "available_bytes", lambda: 1_000_000)
     assert refused("train").endswith(" and 1.00 MB of memory are available; no B and T fit: try a smaller --model")
     assert refused("profile").endswith("try a smaller --model")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the limit is Linux's")
+def test_a_limit_on_memory_costs_one_line():
+    code = "import resource, sys; resource.setrlimit(resource.RLIMIT_AS, (3 << 30,) * 2)\nfrom cpuopt.cli import main\n"
+    job = ["train", "--model", "gpt2-355M", "--data", "text.txt", "-B", "1", "-T", "1"]
+    environment = {name: v for name, v in os.environ.items() if name != "NUMBA_NUM_THREADS"}
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}sys.exit(main({job}))"],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=300,
+    )
+    assert done.returncode == 2, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert re.search(r"the arena needs \S+ GB and \S+ GB of memory are available; no B and T fit: try a smaller", line)
+    assert not Path("runs").exists()

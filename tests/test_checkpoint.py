@@ -39,6 +39,9 @@ class Listener:
     def validation(self, step, loss):
         pass
 
+    def sample(self, step, text):
+        self.notes.append((step, text))
+
     def note(self, text):
         self.notes.append(text)
 

@@ -54,6 +54,9 @@ class Listener:
         if self.after == 0:
             self.send()
 
+    def sample(self, step, text):
+        self.notes.append((step, text))
+
     def note(self, text):
         self.notes.append(text)
 
@@ -257,6 +260,18 @@ def test_one_batch_is_learnt_by_heart(prepare, tmp_path):
 def test_the_schedule_sets_the_rate_of_each_step(prepare, tmp_path):
     train(prepare(steps=4, schedule="linear", warmup_steps=2, lr=0.4, lr_end=0.5), tmp_path, listener := Listener())
     assert [m["lr"] for m in listener.steps] == pytest.approx([0.2, 0.4, 0.4, 0.3])
+
+
+def test_samples_come_every_so_often_and_change_no_number(prepare, tmp_path, numbers):
+    ready = prepare(steps=4, sample_every=2, sample_tokens=10, prompt="1 sq")
+    train(ready, tmp_path, listener := Listener())
+    (two, first), (four, second) = listener.notes
+    assert (two, four) == (2, 4)
+    assert first.startswith("1 sq")
+    assert first != second
+    assert [(m["loss"], m["grad_norm"]) for m in listener.steps] == numbers(steps=4)
+    train(prepare(steps=4, sample_every=2, sample_tokens=10, prompt="1 sq"), tmp_path, again := Listener())
+    assert again.notes == listener.notes
 
 
 # The guard

@@ -147,6 +147,10 @@ class TrainingView:
         self.bar.update(self.task, completed=done)
         self.say(f"goes on after step {done}, from {checkpoint.path}")
 
+    def sample(self, step: int, text: str) -> None:
+        """Show what the model wrote."""
+        self.say(f"step {step}/{self.job.settings.steps}  sample: {text!r}")
+
     def note(self, text: str) -> None:
         """Say what happened, on stderr where the live line does not stand."""
         if self.live:

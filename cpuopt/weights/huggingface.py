@@ -126,7 +126,9 @@ def _config(path: Path) -> Config:
     given = _json(path)
     for name, allowed in EXPECTED.items():
         if given.get(name, allowed[0]) not in allowed:
-            raise UserError(f"{str(path)!r}: {name} is {given[name]!r}; cpuopt's GPT-2 has {allowed[0]!r} only")
+            raise UserError(
+                f"{str(path)!r}: {name} is {str(given[name])[:60]!r}; cpuopt's GPT-2 has {allowed[0]!r} only"
+            )
     if "model_type" not in given:
         raise UserError(f"{str(path)!r} does not say 'model_type'; expected 'gpt2'")
     known = {name: given[name] for name in SIZES if name in given}
@@ -135,9 +137,11 @@ def _config(path: Path) -> Config:
     try:
         config = Config(**known)
     except UserError as e:
-        raise UserError(f"{str(path)!r}: {e}") from e
+        raise UserError(f"{str(path)!r}: {str(e)[:200]}") from e
     if given.get("n_inner") not in (None, 4 * config.n_embd):
-        raise UserError(f"{str(path)!r}: n_inner is {given['n_inner']!r}; expected 4 * n_embd = {4 * config.n_embd}")
+        raise UserError(
+            f"{str(path)!r}: n_inner is {str(given['n_inner'])[:60]}; expected 4 * n_embd = {4 * config.n_embd}"
+        )
     return config
 
 

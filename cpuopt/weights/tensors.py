@@ -30,8 +30,8 @@ Read = Callable[[str], Array]
 DType = Literal["f32", "bf16"]
 
 NAME = re.compile(r"[A-Za-z0-9_./-]{1,200}")
-HEADER_LIMIT = 1 << 24
-"""Bytes: a hundred thousand tensors, in a header that takes a moment to read."""
+HEADER_LIMIT = 1 << 22
+"""Bytes: tens of thousands of tensors, in a header that is read in a moment."""
 SIZES = {"F32": 4, "F16": 2, "BF16": 2, "F64": 8, "BOOL": 1, "U8": 1, "I8": 1, "I16": 2, "I32": 4, "I64": 8}
 FLOATS = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 """The dtypes that weights can have, and as what NumPy reads them."""
