@@ -397,7 +397,7 @@ def test_a_file_that_shrinks_is_an_error_and_no_crash(tmp_path, params):
 
 
 def test_the_largest_header_that_is_read_takes_little_time_and_memory(tmp_path):
-    entries = (f'"{i:x}":{{"dtype":"F32","shape":[0],"data_offsets":[0,0]}}' for i in range(75_000))
+    entries = (f'"{i:x}":{{"dtype":"F32","shape":[0],"data_offsets":[0,0]}}' for i in range(72_000))
     header = ("{" + ",".join(entries) + "}").encode()
     assert 0.9 * HEADER_LIMIT < len(header) <= HEADER_LIMIT
     path = tensor_file(tmp_path / "x.safetensors", header, b"")
@@ -407,7 +407,7 @@ def test_the_largest_header_that_is_read_takes_little_time_and_memory(tmp_path):
         assert tracemalloc.get_traced_memory()[1] < 100e6
     finally:
         tracemalloc.stop()
-    assert len(file.tensors) == 75_000
+    assert len(file.tensors) == 72_000
 
 
 # Writing
