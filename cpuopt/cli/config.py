@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import tomllib
 from difflib import get_close_matches
 from pathlib import Path
 from types import UnionType
@@ -32,6 +31,8 @@ def read_config(path: Path) -> dict[str, Any]:
     UserError
         Where it cannot be read, or is neither.
     """
+    import tomllib  # late: help shall come at once
+
     try:
         content = path.read_bytes()
         table = json.loads(content) if path.suffix == ".json" else tomllib.loads(content.decode())
