@@ -196,10 +196,10 @@ def test_imbalance_is_the_slowest_threads_time_over_the_mean(engine, shared, mon
 
         return run
 
-    monkeypatch.setattr(engine, "_phases", dict(engine._phases))
-    for phase, calls in engine._phases.items():
+    monkeypatch.setattr(engine, "phases", dict(engine.phases))
+    for phase, calls in engine.phases.items():
         kernel = lambda b: replace(b.kernel, function=uneven(b.kernel.function, b.call.op.name))  # noqa: E731
-        engine._phases[phase] = [replace(b, kernel=kernel(b)) for b in calls]
+        engine.phases[phase] = [replace(b, kernel=kernel(b)) for b in calls]
     _, p = run(engine, shared[1], steps=2, regions=totals)
     assert row(p, "GELU Forward").imbalance == pytest.approx(1.5)
     assert row(p, "GELU Backward").imbalance == pytest.approx(1.0)

@@ -30,6 +30,34 @@ def check(request: Mapping[str, Any], say: Say) -> dict[str, Any]:
     return {"result": finite(result.to_json())}
 
 
+def ab(request: Mapping[str, Any], say: Say) -> dict[str, Any]:
+    """Compare two kernels on one size and number of threads; both are checked before and after."""
+    from .. import ops
+    from ..job import Settings
+    from ..kernels import cache, threads
+    from . import ab
+
+    given: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in request["settings"].items()}
+    settings, op = Settings(**given), ops.ALL[request["op"]]
+    pair = find(op.name, request["variants"][0]), find(op.name, request["variants"][1])
+    n = threads.set_threads(settings.threads)
+    say("checking")
+    checks = ab.require_right(pair, n)
+    more: dict[str, Any] = {"seed": request["seed"], "say": say, "looks": request["looks"]}
+    if request["in_step"]:
+        found = ab.in_step(settings, op, request["variants"], layer=request["layer"], **more)
+    else:
+        shapes = ab.shapes_of(ab.calls_of(op, settings, request["layer"]))
+        found = ab.alone(pair, shapes, flush=request["flush"], **more)
+    say("checking again")
+    checks += ab.require_right(pair, n)
+    hashes = {k.variant: cache.digest(k.function) for k in pair}
+    told: dict[str, Any] = finite(
+        {"B": settings.B, "T": settings.T, "threads": n, **found, "checks": checks, "hashes": hashes}
+    )
+    return told
+
+
 def find(op: str, variant: str) -> Any:
     """Find a kernel."""
     from .. import registry
@@ -42,7 +70,7 @@ def find(op: str, variant: str) -> Any:
 
 def main() -> None:
     """Answer requests until stdin closes."""
-    serve({"load": load, "check": check})
+    serve({"load": load, "check": check, "ab": ab})
 
 
 if __name__ == "__main__":
