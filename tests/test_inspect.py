@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import cpuopt.kernels  # noqa: F401  (which registers what the package brings)
 from cpuopt import cli, registry
 from cpuopt.lab import asm
 from cpuopt.lab.inspect import Remark, inspect, remarks
