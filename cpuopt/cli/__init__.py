@@ -27,6 +27,8 @@ VERBS = (
     "inspect",
     "new-kernel",
     "lab",
+    "runs",
+    "history",
 )
 """In the order of ``cpuopt -h``; the module of that name has ``HELP``, ``flags(parser)`` and ``run(args)``."""
 
