@@ -128,6 +128,18 @@ def test_history_follows_an_op_over_the_records_of_this_machine(tmp_path):
     assert rate == pytest.approx(100, rel=0.01)
 
 
+def test_losses_of_a_training_run(tmp_path):
+    path = tmp_path / "runs" / "20260102-030405-train"
+    path.mkdir(parents=True)
+    (path / "summary.json").write_text("{}")
+    (path / "profile.json").write_text(json.dumps(profile()))
+    (path / "metrics.jsonl").write_text('{"loss": 3.0}\n{"loss": null}\n{"loss": 2.5}\n')
+    (entry,) = records.entries(tmp_path / "runs")
+    assert (entry.kind, entry.time) == ("train", "2026-01-02T03:04:05")
+    assert records.losses(entry) == [3.0, 2.5]
+    assert records.profile_in(entry).model == "gpt2-tiny"
+
+
 def test_the_verbs(tmp_path, capsys):
     keep(tmp_path, "first", profile())
     keep(tmp_path, "second", profile({"GELU Forward": 1.5}, {"GELU Forward": "1" * 12}, seed=1))
@@ -149,6 +161,10 @@ def test_the_verbs(tmp_path, capsys):
     assert "noise between the two" in shown
     assert json.loads(out("runs", "compare", "first", "second", "--json"))["rows"]
     assert "mine" in out("history", "gelu_forward")
+    out("runs", "show", "first", "--html", "page.html")
+    assert "Matmul Forward" in (tmp_path / "page.html").read_text()
+    assert cli.main(["runs", "show", "third", "--html", "none.html"]) == 2
+    assert "has no profile to show" in capsys.readouterr().err
     assert cli.main(["runs", "compare", "first", "third"]) == 2
     assert "is of kind 'ab' and has no profile" in capsys.readouterr().err
     assert cli.main(["history", "gleu_forward"]) == 2

@@ -21,6 +21,7 @@ def flags(p: argparse.ArgumentParser) -> None:
     p.add_argument("--detail", action="store_true", help="a row for every op of every layer")
     p.add_argument("--runs", type=Path, default=Path("runs"), metavar="DIR", help="where the record goes (%(default)s)")
     p.add_argument("--json", action="store_true", help="print one JSON object")
+    p.add_argument("--html", type=Path, metavar="FILE", help="write a report to look at, in one file")
     p.add_argument("--trace", type=Path, metavar="FILE", help="write a Chrome/Perfetto trace of the steps")
 
 
@@ -32,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
     from ..lab import machine, records
     from ..profiler import profile
     from ..record import finite
-    from ..report import console, tables, trace
+    from ..report import console, html, tables, trace
 
     settings = settings_of(args, run="profile")
     if args.warmup < 0:
@@ -53,9 +54,11 @@ def run(args: argparse.Namespace) -> int:
     with console.counting("steps", settings.steps + args.warmup) as tick:
         report = profile(job, warmup=args.warmup, tick=tick, roofs=roofs, regions=watched, doubts=others.doubts)
     report.hashes = {k.name: cache.digest(k.function) for k in dict.fromkeys(job.engine.kernels)}
-    records.keep(args.runs, "profile", report.model, {"profile": report.to_json()})
     if args.trace:
         trace.write_trace(args.trace, report)
+    if args.html:
+        html.write(args.html, html.profile_data(report, job.engine.program, job.engine.plan))
+    records.keep(args.runs, "profile", report.model, {"profile": report.to_json()})
     if args.json:
         print(json.dumps(finite(report.to_json())))
     else:

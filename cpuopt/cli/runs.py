@@ -21,13 +21,17 @@ def flags(p: argparse.ArgumentParser) -> None:
         for word in words:
             q.add_argument(word.lower(), metavar=word)
         q.add_argument("--runs", type=Path, default=Path("runs"), metavar="DIR", help="where they are (%(default)s)")
+        if name == "show":
+            q.add_argument(
+                "--html", type=Path, metavar="FILE", help="write its profile, and the losses of a training run"
+            )
         q.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the verb; return its exit status."""
     from ..lab import records
-    from ..report import console
+    from ..report import console, html
     from ..report import records as report
 
     if args.what == "list":
@@ -39,6 +43,8 @@ def run(args: argparse.Namespace) -> int:
             console.show(report.listing(found))
     elif args.what == "show":
         entry = records.find(args.runs, args.run)
+        if args.html:
+            html.write(args.html, html.profile_data(records.profile_in(entry), losses=records.losses(entry)))
         if args.json:
             print(json.dumps(entry.content))
         else:

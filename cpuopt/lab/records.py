@@ -13,6 +13,7 @@ import numpy as np
 
 from .. import record
 from ..errors import UserError
+from ..profile import Profile
 from ..registry import nearest
 from .machine import machine_id
 from .verdict import LEVEL
@@ -106,6 +107,29 @@ def profile_of(e: Entry) -> Mapping[str, Any] | None:
     """Give the profile in a record, if there is one."""
     found = e.content.get("profile")
     return found if isinstance(found, dict) and "ops" in found else None
+
+
+def profile_in(e: Entry) -> Profile:
+    """Give the profile in a record.
+
+    Raises
+    ------
+    UserError
+        Where there is none.
+    """
+    found = profile_of(e)
+    if found is None:
+        raise UserError(f"runs {e.path.name!r}: a record of kind '{e.kind}' has no profile to show")
+    return Profile.from_json(found)
+
+
+def losses(e: Entry) -> list[float]:
+    """List the losses of a training run's steps; empty for other records."""
+    try:
+        lines = (e.path / "metrics.jsonl").read_text().splitlines()
+        return [float(m["loss"]) for m in map(json.loads, lines) if m["loss"] is not None]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
 
 
 def compare(a: Entry, b: Entry) -> dict[str, Any]:
