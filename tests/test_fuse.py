@@ -1,5 +1,7 @@
 """Rewrites: the same numbers with them and without, on GPT-2 and random models; what they take, and what they leave."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -12,12 +14,15 @@ from cpuopt.errors import UserError
 from cpuopt.fuse import FUSIONS, parse
 from cpuopt.job import Settings, fusions, specs
 from cpuopt.models.gpt2 import GPT2, PRESETS
+from cpuopt.ops.classifier import BLOCK
 
 TINY = PRESETS["gpt2-tiny"]
 B, T = 2, 16
 PARTS = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
 LINEARS = {f"h.{i}.{part}" for i in range(2) for part in PARTS}
-SETS = [("residual",), ("update",), ("residual", "update")]
+SETS = [*((name,) for name in FUSIONS), ("residual", "update"), ("classifier", "update"), tuple(FUSIONS)]
+EXACT = {("residual",), ("layernorm",), ("gelu",), ("recompute",)}
+"""What the vanilla kernels compute to the last bit alike."""
 ADAMW = {"lr": 1e-2, "eps": 1e-3, "weight_decay": 0.1}
 """An eps far above rounding: AdamW divides a gradient that should be zero, such as that of a key's bias, by itself."""
 
@@ -55,15 +60,19 @@ def assert_alike(one, two, exact):
 
 
 def assert_sound(program):
-    """Each weight is updated once, after its last use, and its gradient is counted once."""
+    """Each weight is updated once, after its last use, and its gradient is counted once.
+
+    A tied weight is updated in two parts: the rows that the embedding read wait for their gradient.
+    """
     program.verify()
     updated = {}
     for i, call in enumerate(program.calls):
-        for v in call.reads:
+        rest = {call.args["wte"]} if call.op.name == "embedding_update" else set()
+        for v in {*call.reads} - rest:
             assert v not in updated, f"call {i} reads {v}, which call {updated.get(v)} has updated"
         for v in call.writes:
             if v in program.parameters:
-                assert v not in updated, f"{v} is updated twice"
+                assert (v in updated) == (v in rest), f"{v} is updated twice"
                 updated[v] = i
     sums = [v for call in program.calls for v in call.writes if v.name.endswith(".sumsq")]
     assert len(sums) == len(set(sums))
@@ -81,7 +90,7 @@ def plain():
 
 @pytest.mark.parametrize("fuse", SETS)
 def test_gpt2_trains_alike(plain, fuse):
-    assert_alike(train_gpt2(fuse), plain, exact=fuse == ("residual",))
+    assert_alike(train_gpt2(fuse), plain, exact=fuse in EXACT)
 
 
 @pytest.mark.parametrize("fuse", SETS)
@@ -127,6 +136,83 @@ def test_the_order_of_names_does_not_matter():
     assert str(gpt2(("update", "update")).program) == str(gpt2(("update",)).program) != str(gpt2().program)
 
 
+def count(program, op):
+    return sum(c.op.name == op for c in program.calls)
+
+
+def test_a_sum_is_normalized_as_it_is_made():
+    program = gpt2(("layernorm",)).program
+    assert layers(program, "residual_layernorm_forward") == ["h.0.ln_2", "h.1.ln_1", "h.1.ln_2", "ln_f"]
+    assert layers(program, "residual_forward") == []
+    assert layers(program, "layernorm_forward") == ["h.0.ln_1"]
+
+
+def test_gelu_goes_into_the_products_around_it():
+    program = gpt2(("gelu",)).program
+    assert layers(program, "matmul_gelu_forward") == ["h.0.mlp.c_fc", "h.1.mlp.c_fc"]
+    assert layers(program, "matmul_gelu_backward") == ["h.1.mlp.c_proj", "h.0.mlp.c_proj"]
+    assert layers(program, "gelu_forward", "gelu_backward") == []
+    assert gpt2(("gelu",)).plan().describe()["adjoints"] < gpt2().plan().describe()["adjoints"]
+
+
+def test_the_classifier_never_has_whole_logits():
+    program = gpt2(("classifier",)).program
+    found = {c.op.name: c.phase for c in program.calls if c.layer == "lm_head"}
+    assert found == {"classifier_forward": "evaluate", "classifier_backward": "backward"}
+    assert layers(program, "cross_entropy_forward", "cross_entropy_backward") == []
+    assert [v.name for v in program.values if v.name.startswith("lm_head")] == []
+    assert program.outputs[0].shape == (1,)
+    assert program.flops == gpt2().program.flops
+
+
+def test_an_evaluation_gives_the_loss_that_a_step_gives():
+    for fuse in SETS:
+        engine = Engine(GPT2(TINY), specs(B, T), fuse=fuse, threads=1)
+        ids = np.random.default_rng(0).integers(0, TINY.vocab_size, (B, T + 1))
+        batch = {"tokens": ids[:, :-1], "targets": ids[:, 1:]}
+        before = {n: p.copy() for n, p in engine.parameters().items()}
+        loss = engine.forward(**batch)
+        assert all(np.array_equal(p, before[n]) for n, p in engine.parameters().items())
+        assert loss == engine.step(**batch).loss
+        assert engine.forward(**batch) < loss
+
+
+@pytest.mark.parametrize("tokens", [BLOCK, BLOCK + 1])
+def test_the_tied_weight_is_updated_in_the_backward_of_one_block(tokens):
+    shape = specs(1, tokens)
+    program = build(GPT2(replace(TINY, block_size=512)), shape, fuse=("classifier", "update")).program
+    assert assert_sound(program) == set(program.parameters)
+    one = tokens == BLOCK
+    assert count(program, "classifier_update") == count(program, "embedding_update") == one
+    assert count(program, "classifier_backward") == count(program, "embedding_backward") == (not one)
+    assert ("wte" in layers(program, "adamw")) is not one
+    gradients = {d.shape for p, d in program.adjoint.items() if p in program.parameters}
+    assert ((TINY.vocab_size, TINY.n_embd) in gradients) is not one
+
+
+def test_the_tied_weight_trains_alike_in_two_blocks():
+    config = replace(PRESETS["gpt2-tiny"], n_layer=1, block_size=BLOCK + 44)
+    inputs = specs(1, BLOCK + 44)
+
+    def batch(i):
+        ids = np.random.default_rng(i).integers(0, config.vocab_size, (1, BLOCK + 45))
+        return {"tokens": ids[:, :-1], "targets": ids[:, 1:]}
+
+    plain = train(GPT2(config), inputs, batch, steps=2)
+    assert_alike(train(GPT2(config), inputs, batch, tuple(FUSIONS), steps=2), plain, exact=False)
+
+
+def test_what_is_cheap_is_computed_again():
+    plain, fused = gpt2(("classifier",)), gpt2(("classifier", "recompute"))
+    again = [(c.op.name, c.layer) for c in fused.program.phase("backward") if c.op.name.endswith("_forward")]
+    assert again == [
+        (op, f"h.{i}.{layer}")
+        for i in (1, 0)
+        for op, layer in (("gelu_forward", "mlp"), ("layernorm_forward", "ln_2"), ("layernorm_forward", "ln_1"))
+    ]
+    assert fused.plan().total_bytes < plain.plan().total_bytes
+
+
 # What a swap keeps
 
 
@@ -170,6 +256,34 @@ def test_what_is_partly_fused_trains_alike_and_says_so(plain):
     assert gpt2((), swaps).notes == []
 
 
+@pytest.mark.parametrize(
+    ("fuse", "swap", "kept", "fused"),
+    [
+        ("layernorm", "layernorm_forward@ln_f=vanilla", "ln_f", "residual_layernorm_forward"),
+        ("layernorm", "residual_forward@h.0=vanilla", "h.0", "residual_layernorm_forward"),
+        ("gelu", "gelu_forward@h.1.mlp=vanilla", "h.1.mlp", "matmul_gelu_forward"),
+        ("gelu", "matmul_backward_input@h.1.mlp.c_proj=blas", "h.1.mlp.c_proj", "matmul_gelu_backward"),
+        ("classifier", "cross_entropy@loss=vanilla", "loss", "classifier_backward"),
+        ("classifier,update", "embedding_backward=vanilla", "wte", "embedding_update"),
+        ("classifier,update", "classifier_backward=vanilla", "lm_head", "classifier_update"),
+    ],
+)
+def test_a_swap_of_any_part_keeps_it(fuse, swap, kept, fused):
+    part = swap.partition("=")[0].partition("@")[0]
+    built, without = gpt2(parse(fuse), [swap]), gpt2(parse(fuse))
+    assert kept in [c.layer for c in built.program.calls if c.op.name.startswith(part)]
+    assert count(built.program, fused) < count(without.program, fused)
+    assert f"in layer {kept!r} from being rewritten" in "".join(built.notes)
+    assert_sound(built.program)
+
+
+@pytest.mark.parametrize("fused", ["matmul_gelu_forward", "classifier_update", "residual_layernorm_forward"])
+def test_a_swap_of_the_fused_op_keeps_it_fused(fused):
+    built = gpt2(tuple(FUSIONS), [f"{fused}=vanilla"])
+    assert built.notes == []
+    assert count(built.program, fused) == count(gpt2(tuple(FUSIONS)).program, fused) > 0
+
+
 def test_a_swap_of_the_residuals_backward_keeps_it():
     built = gpt2(("residual",), ["residual_backward@h.0=vanilla"])
     assert layers(built.program, "residual_backward") == ["h.0", "h.0"]
@@ -179,14 +293,14 @@ def test_a_swap_of_the_residuals_backward_keeps_it():
 
 
 def test_names():
-    assert parse("all") == tuple(FUSIONS) == ("residual", "update")
+    assert parse("all") == tuple(FUSIONS) == ("residual", "layernorm", "gelu", "classifier", "update", "recompute")
     assert parse("none") == ()
     assert parse("update") == ("update",)
     with pytest.raises(UserError, match=r"^--fuse 'updat': no such rewrite; did you mean 'update'\?$"):
         gpt2(("residual", "updat"))
     assert fusions(Settings(variant="vanilla")) == ()
-    assert fusions(Settings(variant="optimized")) == ("residual", "update")
-    assert fusions(Settings(variant="optimized", clip=1.0)) == ("residual",)
+    assert fusions(Settings(variant="optimized")) == tuple(FUSIONS)
+    assert fusions(Settings(variant="optimized", clip=1.0)) == tuple(n for n in FUSIONS if n != "update")
     assert fusions(Settings(variant="optimized", fuse="none")) == ()
     assert fusions(Settings(variant="vanilla", fuse="update")) == ("update",)
 
@@ -232,9 +346,10 @@ def assert_the_same_by_all_routes(forward, steps=3, inputs=INPUTS, batch=batch, 
     """Train with and without each rewrite; give the program with all of them."""
     plain = train(Model(forward, **parts), inputs, batch, steps=steps)
     for fuse in SETS:
-        assert_alike(train(Model(forward, **parts), inputs, batch, fuse, steps=steps), plain, fuse == ("residual",))
-    program = build(Model(forward, **parts), inputs, fuse=("residual", "update")).program
-    assert_sound(program)
+        assert_alike(train(Model(forward, **parts), inputs, batch, fuse, steps=steps), plain, fuse in EXACT)
+    for fuse in (("residual", "update"), tuple(FUSIONS)):
+        program = build(Model(forward, **parts), inputs, fuse=fuse).program
+        assert_sound(program)
     return program
 
 
@@ -324,7 +439,47 @@ def test_a_bias_is_optional():
     def bare(self, x, y):
         return F.cross_entropy(F.linear(F.linear(x, self.a.weight), self.b.weight), y)
 
-    assert len(layers(assert_the_same_by_all_routes(bare), "matmul_update")) == 2
+    program = assert_the_same_by_all_routes(bare)
+    assert [c.op.name for c in program.calls if c.op.name.endswith("_update")] == ["classifier_update", "matmul_update"]
+
+
+def logits_used_twice(self, x, y):
+    logits = F.linear(x, self.a.weight)
+    return F.cross_entropy(logits, y) + F.cross_entropy(F.gelu(logits), y)
+
+
+def loss_used_again(self, x, y):
+    loss = F.cross_entropy(F.linear(x, self.a.weight), y)
+    return loss + F.gelu(loss)
+
+
+def sum_normalized_later(self, x, y):
+    total = self.a(x) + self.b(x)
+    return F.cross_entropy(F.gelu(total) + self.norm(total), y)
+
+
+def gelus_operand_used_twice(self, x, y):
+    pre = self.a(x)
+    return F.cross_entropy(self.b(F.gelu(pre)) + pre, y)
+
+
+def gelus_result_used_twice(self, x, y):
+    h = F.gelu(self.a(x))
+    return F.cross_entropy(self.b(h) + h, y)
+
+
+@pytest.mark.parametrize(
+    ("forward", "kept"),
+    [
+        (logits_used_twice, "cross_entropy_forward"),
+        (loss_used_again, "cross_entropy_forward"),
+        (sum_normalized_later, "residual_forward"),
+        (gelus_operand_used_twice, "residual_forward"),
+        (gelus_result_used_twice, "gelu_backward"),
+    ],
+)
+def test_what_is_needed_elsewhere_is_left(forward, kept):
+    assert count(assert_the_same_by_all_routes(forward), kept)
 
 
 STEPS = st.tuples(st.sampled_from(["add", "add", "gelu", "norm", *"abcd"]), st.integers(0, 9), st.integers(1, 9))

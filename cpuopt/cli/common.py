@@ -39,7 +39,10 @@ def kernel_flags(p: argparse.ArgumentParser) -> None:
     )
     p.add_argument("--kernels", action="append", default=[], metavar="FILE.py", help="your own kernels; repeatable")
     p.add_argument(
-        "--fuse", default="auto", metavar="all|none|NAME,...", help="rewrites: residual, update (%(default)s)"
+        "--fuse",
+        default="auto",
+        metavar="all|none|NAME,...",
+        help="rewrites: residual, layernorm, gelu, classifier, update, recompute (%(default)s)",
     )
     p.add_argument("--threads", type=int, help="for all kernels (the cores this process may use)")
 

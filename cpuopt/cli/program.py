@@ -13,7 +13,7 @@ HELP = "print the traced program, its generated backward, and the memory plan"
 def flags(p: argparse.ArgumentParser) -> None:
     """Add the verb's flags."""
     job_flags(p, steps=1)
-    p.add_argument("--pass", dest="phase", choices=["forward", "backward", "update", "all"], default="all")
+    p.add_argument("--pass", dest="phase", choices=["forward", "evaluate", "backward", "update", "all"], default="all")
     p.add_argument("--json", action="store_true", help="print one JSON object")
 
 

@@ -199,16 +199,9 @@ def profile_data(
     if plan and program:
         last_call = len(program.calls) - 1
         values = [
-            {
-                "name": v.name,
-                "group": v.group,
-                "offset": o,
-                "bytes": v.nbytes,
-                "first": max(first, 0),
-                "last": min(last, last_call),
-            }
+            {"name": v.name, "group": v.group, "offset": o, "bytes": v.nbytes, "first": max(first, 0), "last": last}
             for v, o in plan.offsets.items()
-            for first, last in [plan.lifetimes[v]]
+            for first, last in [(plan.lifetimes[v][0], min(plan.lifetimes[v][1], last_call))]
         ]
         data["arena"] = {"total": plan.total_bytes, "calls": len(program.calls), "values": values}
     return data

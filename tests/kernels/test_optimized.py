@@ -28,11 +28,18 @@ F32 = np.float32
 
 avx2 = pytest.mark.skipif(LANES != 8, reason="the patterns are those of AVX2")
 LIBM = re.compile(r"\$((?:exp|log|tanh|expm1|log1p|pow|sqrt|fmax|fmin)f?)\b")
-FEW = {"attention_forward": {"logf"}, "cross_entropy_forward": {"logf"}, "adamw": {"pow"}}  # one a row, two a call
+FEW = {  # one logarithm a row, two powers a call
+    **{f"{op}_forward": {"logf"} for op in ("attention", "cross_entropy", "classifier")},
+    **{op: {"pow"} for op in ("adamw", "embedding_update")},
+    "classifier_backward": {"logf"},
+    "classifier_update": {"logf", "pow"},
+}
 VECTORS = re.compile(r"\sv(?!mov|broadcast|xor)\w+ps\s.*%ymm")
 CORE = {  # what the busiest loop is made of; see the formulas
     "embedding_forward": "vaddps",
     "embedding_backward": "vaddps",
+    "embedding_update": "vsqrtps",
+    "residual_layernorm_forward": "vfn?m",
     "layernorm_forward": "vfn?m",
     "layernorm_backward": "vfn?m",
     "attention_forward": "vfmadd",
@@ -45,6 +52,9 @@ CORE = {  # what the busiest loop is made of; see the formulas
     "softmax_backward": "vfn?m",
     "cross_entropy_forward": "vfn?m",
     "cross_entropy_backward": "vfn?m",
+    "classifier_forward": "vfmadd",
+    "classifier_backward": "vfmadd",
+    "classifier_update": "vsqrtps",
     "sumsq": "vfmadd",
     "adamw": "vsqrtps",
 }
