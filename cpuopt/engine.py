@@ -158,8 +158,8 @@ class Engine:
         self._arena = arena.Arena(self.plan.total_bytes)
         self._scalars: dict[str, list[tuple[list[Any], int]]] = {}
         self.calls = [self._bind(c, k) for c, k in zip(self.program.calls, self.kernels, strict=True)]
-        self._phases = {p: [b for b in self.calls if b.call.phase == p] for p in PHASES}
-        self._adding = [self._bind(b.call, b.kernel, add=True) for b in self._phases["backward"]] if accumulate else []
+        self.phases = {p: [b for b in self.calls if b.call.phase == p] for p in PHASES}
+        self._adding = [self._bind(b.call, b.kernel, add=True) for b in self.phases["backward"]] if accumulate else []
         self._by_name = {v.name: v for v in self.program.values}
         if seed is not None:
             self._initialize(model, seed)
@@ -224,7 +224,7 @@ class Engine:
         """Run the calls of some phases, on this engine's threads."""
         threads.set_threads(self.threads)
         for phase in phases:
-            self.runner(self._phases[phase])
+            self.runner(self.phases[phase])
 
     def forward(self, **batch: Array) -> float:
         """Run the forward on a batch and return the loss."""
@@ -280,7 +280,7 @@ class Engine:
             self.load(**micro)
             self.run("forward")
             threads.set_threads(self.threads)
-            self.runner(self._adding if losses else self._phases["backward"])
+            self.runner(self._adding if losses else self.phases["backward"])
             losses.append(self.loss)
         self.run("norm")
         norm = sqrt(sum(float(self.array(v)[0]) for v in self.program.outputs if v.name.endswith(".sumsq")))
@@ -299,6 +299,15 @@ class Engine:
 
     def _bind(self, call: Call, kernel: registry.Kernel, add: bool = False) -> Bound:
         return bind(call, kernel, self.plan, self._arena, self._scalars, add)
+
+    def rebound(self, bound: Bound, kernel: registry.Kernel) -> Bound:
+        """Give the same call on the same arrays to another kernel, with scratch of its own; `phases` says what runs."""
+        ours = len(bound.call.op.params)
+        scratch = [np.empty(s.floats(bound.call.sizes), np.float32) for s in kernel.scratch]
+        args = [*bound.args[:ours], *scratch]
+        for places in self._scalars.values():
+            places += [(args, i) for known, i in places if known is bound.args]
+        return Bound(bound.call, kernel, args)
 
     def _set(self, **scalars: float) -> None:
         for name, number in scalars.items():

@@ -289,9 +289,10 @@ def train(
             trainer.run(run, profiler, stopped)
             stopped_by = stopped()
         profiler.remove()
-        tokens = {"B": s.B * s.micro_batches, "T": s.T}
         profile = (
-            profiler.profile(model=job.name, **tokens, choice=job.choice, checked=job.checked).to_json()
+            profiler.profile(
+                model=job.name, B=s.B * s.micro_batches, T=s.T, choice=job.choice, checked=job.checked
+            ).to_json()
             if profiler.steps
             else {}
         )

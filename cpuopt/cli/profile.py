@@ -19,7 +19,9 @@ def flags(p: argparse.ArgumentParser) -> None:
     job_flags(p, steps=5)
     p.add_argument("--warmup", type=int, default=1, help="steps that are not counted (%(default)s)")
     p.add_argument("--detail", action="store_true", help="a row for every op of every layer")
+    p.add_argument("--runs", type=Path, default=Path("runs"), metavar="DIR", help="where the record goes (%(default)s)")
     p.add_argument("--json", action="store_true", help="print one JSON object")
+    p.add_argument("--html", type=Path, metavar="FILE", help="write a report to look at, in one file")
     p.add_argument("--trace", type=Path, metavar="FILE", help="write a Chrome/Perfetto trace of the steps")
 
 
@@ -27,24 +29,36 @@ def run(args: argparse.Namespace) -> int:
     """Run the verb; return its exit status."""
     start_numba(args.threads)
     from ..job import prepare
+    from ..kernels import cache, regions
+    from ..lab import machine, records
     from ..profiler import profile
     from ..record import finite
-    from ..report import console, tables, trace
+    from ..report import console, html, tables, trace
 
     settings = settings_of(args, run="profile")
     if args.warmup < 0:
         raise UserError(f"--warmup {args.warmup}: expected 0 or more")
+    watched = regions.watch()  # before any kernel is loaded
     with console.compiling() as progress:
         job = prepare(settings, progress)
+    with console.saying() as say:
+        roofs = machine.roofs(job.engine.threads, say)
+    for text in filter(None, [machine.slow_layer(), *(f"the roofs are doubtful: {d}" for d in roofs.doubts)]):
+        console.warn(text)
+    others = machine.Others()
     for note in job.engine.notes:
         console.warn(note)
     busy = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     if busy > common.cores():
         console.warn(f"load average {busy:.1f} on {common.cores()} cores: other processes make these times too long")
     with console.counting("steps", settings.steps + args.warmup) as tick:
-        report = profile(job, warmup=args.warmup, tick=tick)
+        report = profile(job, warmup=args.warmup, tick=tick, roofs=roofs, regions=watched, doubts=others.doubts)
+    report.hashes = {k.name: cache.digest(k.function) for k in dict.fromkeys(job.engine.kernels)}
     if args.trace:
         trace.write_trace(args.trace, report)
+    if args.html:
+        html.write(args.html, html.profile_data(report, job.engine.program, job.engine.plan))
+    records.keep(args.runs, "profile", report.model, {"profile": report.to_json()})
     if args.json:
         print(json.dumps(finite(report.to_json())))
     else:
