@@ -57,14 +57,14 @@ class Shape:
 
 
 def calls_of(op: Op, settings: Settings, layer: str = "*") -> list[Call]:
-    """List the calls of an op in a model, with rewrites where the op is one or is left by them, else without.
+    """List the calls of an op in a model, without rewrites, or with them where only they make such calls.
 
     Raises
     ------
     UserError
         Where the model does not call it in such a layer.
     """
-    for fuse in ("all", "none"):
+    for fuse in ("none", "all"):
         calls = [c for c in build_only(replace(settings, fuse=fuse)).program.calls if c.op is op]
         if calls:
             break
