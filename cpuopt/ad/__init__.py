@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import Any
 
 from . import emit
-from .normal import flatten, unshift
+from .normal import flatten, freeze, unshift
 from .plan import Plan, Task
 from .reverse import Interface, Line, Reverse
 from .subset import Kernel, UnsupportedError, read
@@ -83,6 +83,7 @@ def differentiate(
     if not record_all:
         kernel = unshift(kernel, {*outs, *saved})
     kernel = flatten(kernel, wrt, saved)
+    freeze(kernel)
     plan = Plan(Task(kernel, wrt, outs, saved, set(hidden), record_all))
     name = name or f"{kernel.name}_backward"
     if interface is None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Iterable
@@ -50,7 +51,7 @@ def module(kernel: Kernel, name: str, params: list[str], lines: list[Line], doc:
     """Write the module of one backward."""
     body = render(lines, kernel.source)
     code = "\n".join(body)
-    words = set("".join(c if c.isalnum() or c == "_" else " " for c in code.replace("#", "\n#")).split())
+    words = set(re.findall(r"\w+", code))
     head = [f'"""{doc}"""', ""]
     math = [n for n, v in kernel.names.items() if getattr(v, "__module__", "") == "math" and n in words]
     if math:

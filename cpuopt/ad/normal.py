@@ -37,6 +37,8 @@ Names = set[str]
 
 def flows(e: ast.AST) -> Names:
     """The names that a derivative of an expression may run through: not those of indices, tests and comparisons."""
+    if (known := getattr(e, "known_flows", None)) is not None:
+        return known  # type: ignore[no-any-return]
     match e:
         case ast.Name(id=name):
             return {name}
@@ -49,6 +51,16 @@ def flows(e: ast.AST) -> Names:
         case ast.Call(args=args):
             return set().union(*map(flows, args))
     return set().union(*map(flows, ast.iter_child_nodes(e)), set())
+
+
+def freeze(kernel: Kernel) -> None:
+    """Note at each expression which names it holds; it is not changed any more."""
+    for s in flat(kernel.body):
+        mine = [*expressions(s), *([s.target] if isinstance(s, Assign) else [])]
+        for e in [*mine, *([s.term, s.weight] if isinstance(s, LogSumExp) else [])]:
+            for node in reversed(list(ast.walk(e))):
+                found = flows(node), names(node)
+                node.known_flows, node.known_names = found  # type: ignore[attr-defined]
 
 
 def sources(kernel: Kernel, s: Assign) -> Names:
@@ -138,7 +150,8 @@ class _Flatten:
         if found := rule(self.kernel, value):
             plain = type(s) is Assign and own not in names(value)
             if plain and (isinstance(target, ast.Name) or self.kernel.root(own) in self.saved):
-                return [*out, replace(s, value=self.inside(value, found[1], s, out))] if not out else out
+                value = self.inside(value, found[1], s, out)
+                return [*out, replace(s, value=value)]
         value = self.hoist(value, s, out)
         return [*out, replace(s, value=value)]
 
@@ -226,7 +239,7 @@ def _same_element(a: ast.expr, b: ast.expr, var_a: str, var_b: str) -> bool:
 
 def rename(e: ast.expr, old: str, new: str) -> ast.expr:
     """Give a name in an expression another name."""
-    e = copy.deepcopy(e)
+    e = parse(text(e))
     for n in ast.walk(e):
         if isinstance(n, ast.Name) and n.id == old:
             n.id = new

@@ -477,12 +477,14 @@ class Plan:
             elif isinstance(s, If):
                 self.walk_if(s, need, plain)
             elif isinstance(s, For):
-                if s not in self.plain and not (why := self.dependent(s, plain, need)):
-                    self.walk_fused(s, need)
-                else:
-                    if s not in self.plain:
-                        self.plain[s] = why
+                if s not in self.plain and (why := self.dependent(s, plain, need)):
+                    self.plain[s] = why
+                    if s in self.fused:
+                        raise _Retry
+                if s in self.plain:
                     self.walk_plain(s, need)
+                else:
+                    self.walk_fused(s, need)
 
     def walk_assign(self, s: Assign, need: Names) -> None:
         name = self.kernel.root(base(s.target))

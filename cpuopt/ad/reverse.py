@@ -183,7 +183,7 @@ class Reverse:
         """Write the body of the backward."""
         forward = self.forward(self.kernel.body, self.plan.kept, push=True)
         backward = self.backward(self.kernel.body, None)
-        pushes = any(self.uses_tape(line) for line in forward)
+        pushes = any(line.mentions("tape") for line in [*forward, *backward])
         start: list[Line] = []
         for name in sorted({base(s.target) for s in self.plan.recorded if isinstance(s, Assign)}):
             if name not in self.kernel.arrays and name not in self.kernel.views:
@@ -202,9 +202,6 @@ class Reverse:
         body = [*self.copies(), *self.late_zeros(), *start, *forward, *backward]
         self.check_available(body)
         return [*self.allocations(), *body]
-
-    def uses_tape(self, line: Line) -> bool:
-        return line.mentions("tape")
 
     def check_available(self, body: list[Line]) -> None:
         """Find hidden outputs that are read: they become working memory; a hidden input that is read is refused."""

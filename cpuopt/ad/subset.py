@@ -134,6 +134,8 @@ def function_name(call: ast.Call) -> str:
 
 def names(e: ast.AST) -> set[str]:
     """The names whose values an expression reads; that of x is not read by ``x.shape``."""
+    if (known := getattr(e, "known_names", None)) is not None:
+        return known  # type: ignore[no-any-return]
     if isinstance(e, ast.Attribute):
         return set()
     if isinstance(e, ast.Call):
