@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import Any
 
 from . import emit
-from .normal import flatten, freeze, unshift
+from .normal import flatten, freeze, restore_early, unshift
 from .plan import Plan, Task
 from .reverse import Interface, Line, Reverse
 from .subset import Kernel, UnsupportedError, read
@@ -76,12 +76,14 @@ def differentiate(
     """
     kernel = forward if isinstance(forward, Kernel) else read(forward)
     wrt, outs, saved = list(wrt), list(outs), set(saved)
+    if interface:
+        kernel.arrays |= {n: len(sizes) for n, sizes in interface.sizes.items() if n in kernel.params}
     for role, given in (("wrt", wrt), ("outs", outs)):
         for n in given:
             if n not in kernel.arrays:
                 raise UnsupportedError(f"{kernel.file}: {role} names '{n}'; arrays: {', '.join(kernel.arrays)}")
     if not record_all:
-        kernel = unshift(kernel, {*outs, *saved})
+        kernel = restore_early(unshift(kernel, {*outs, *saved}, saved), saved)
     kernel = flatten(kernel, wrt, saved)
     freeze(kernel)
     plan = Plan(Task(kernel, wrt, outs, saved, set(hidden), record_all))

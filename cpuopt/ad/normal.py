@@ -211,14 +211,37 @@ def every_element(s: Stmt) -> list[ast.Subscript]:
 # Sums of exponentials --------------------------------------------------------------------------------------------------
 
 
-def unshift(kernel: Kernel, visible: Names) -> Kernel:
-    """Rewrite every shifted sum of exponentials, in every block; `visible` arrays keep what they hold at the end."""
+def restore_early(kernel: Kernel, saved: Names) -> Kernel:
+    """Move ``mean[row] = m`` up to the last line that writes m, so that a saved output gives m back from there on."""
+    kernel = replace(kernel, body=copy.deepcopy(kernel.body))
+    for block in list(_blocks(kernel.body)):
+        for s in list(block):
+            if type(s) is Assign and isinstance(s.value, ast.Name) and kernel.root(base(s.target)) in saved:
+                k = block.index(s)
+                root, fixed = kernel.root(base(s.target)), names(s.target) | {s.value.id}
+                while k and not fixed & assigned([block[k - 1]]) and not any(
+                    kernel.root(base(e)) == root for x in flat([block[k - 1]]) for e in every_element(x)
+                ):  # fmt: skip
+                    k -= 1
+                block.remove(s)
+                block.insert(k, s)
+    return kernel
+
+
+def unshift(kernel: Kernel, visible: Names, saved: Names) -> Kernel:
+    """Rewrite every shifted sum of exponentials, in every block.
+
+    Parameters
+    ----------
+    visible : arrays that somebody sees at the end, so that what they hold may not change.
+    saved : those that the backward is given.
+    """
     kernel = replace(kernel, body=copy.deepcopy(kernel.body))
     for block in list(_blocks(kernel.body)):
         k = 0
         while k < len(block):
             if isinstance(loop := block[k], For):
-                _unshift(kernel, block, k, loop, visible)
+                _unshift(kernel, block, k, loop, visible, saved)
             k += 1
     return kernel
 
@@ -246,7 +269,7 @@ def rename(e: ast.expr, old: str, new: str) -> ast.expr:
     return e
 
 
-def _unshift(kernel: Kernel, block: list[Stmt], k: int, loop: For, visible: Names) -> None:
+def _unshift(kernel: Kernel, block: list[Stmt], k: int, loop: For, visible: Names, saved: Names) -> None:
     """Rewrite the sum that `loop` computes, if it is one and all that reads it is of the two forms."""
     sums = [s for s in loop.body if type(s) is Accum and isinstance(s.target, ast.Name)]
     for s in sums:
@@ -260,7 +283,7 @@ def _unshift(kernel: Kernel, block: list[Stmt], k: int, loop: For, visible: Name
                 pass
             case _:
                 continue
-        _Shift(kernel, block, k, loop, s, held, term, top, total, visible).rewrite()
+        _Shift(kernel, block, k, loop, s, held, term, top, total, visible, saved).rewrite()
         return
 
 
@@ -269,10 +292,11 @@ class _Shift:
 
     def __init__(
         self, kernel: Kernel, block: list[Stmt], k: int, loop: For, s: Accum, held: Assign | None, term: ast.expr,
-        top: str, total: str, visible: Names,
+        top: str, total: str, visible: Names, saved: Names,
     ) -> None:  # fmt: skip
         self.kernel, self.block, self.k, self.loop, self.sum = kernel, block, k, loop, s
-        self.held, self.term, self.top, self.total, self.visible = held, term, top, total, visible
+        self.held, self.term, self.top, self.total = held, term, top, total
+        self.visible, self.saved = visible, saved
         self.store: Assign | None = None
 
     def rewrite(self) -> None:
@@ -429,24 +453,38 @@ class _Shift:
         return None
 
     def apply(self, logs: list, quotients: list) -> None:  # type: ignore[type-arg]
-        taken = {*self.kernel.params, *self.kernel.views, *assigned(self.kernel.body), *self.kernel.names}
-        lse = ast.Name(next(n for n in ["lse", *(f"lse{i}" for i in range(1, 99))] if n not in taken), ast.Load())
-        line = logs[0][0].line if logs else self.sum.line
-        value = logs[0][1] if logs else parse(f"np.log({self.total}) + {self.top}")
-        weight: ast.expr = parse("0")
+        """Put the log of the sum after its loop, and write the readers with it."""
         self.kernel.names.setdefault("np", None)
+        first = logs[0][0] if logs else None
+        if (
+            type(first) is Assign and isinstance(first.target, ast.Name) and first in self.block
+            and first.value is logs[0][1]
+            and all(text(x.target) != first.target.id for x in flat(self.kernel.body)
+                    if isinstance(x, Assign) and x is not first)
+        ):  # fmt: skip
+            lse, line, value = first.target, first.line, first.value
+            self.block.remove(first)
+            logs = logs[1:]
+        else:
+            taken = {*self.kernel.params, *self.kernel.views, *assigned(self.kernel.body), *self.kernel.names}
+            lse = ast.Name(next(f"lse{i}" for i in range(1, 99) if f"lse{i}" not in taken), ast.Load())
+            line = first.line if first else self.sum.line
+            value = logs[0][1] if logs else parse(f"np.log({self.total}) + {self.top}")
         exp_name = text((self.held.value if self.held else self.sum.value).func)  # type: ignore[attr-defined]
+        weight = parse(f"{exp_name}(0 - {lse.id})")
+        weight.args[0].left = self.term
         for s, e, var in quotients:
             new = parse(f"{exp_name}(0 - {lse.id})")
             new.args[0].left = rename(self.term, self.loop.var, var)
+            whole = isinstance(s, Assign) and type(s) is Assign and s.value is e
             _swap(s, e, new)
+            if whole and isinstance(s.target, ast.Subscript) and self.kernel.root(base(s.target)) in self.saved:
+                if any(isinstance(x, For) and s in x.body for x in self.block):
+                    weight = rename(s.target, var, self.loop.var)  # holds the same number, and the backward has it
         for s, e, _ in logs:
             _swap(s, e, lse)
-        weight = parse(f"{exp_name}(0 - {lse.id})")
-        weight.args[0].left = self.term
-        self.block.insert(
-            self.k + 1, LogSumExp(line, lse, copy.deepcopy(value), replace(self.loop, body=[]), self.term, weight)
-        )
+        made = LogSumExp(line, lse, copy.deepcopy(value), replace(self.loop, body=[]), self.term, weight)
+        self.block.insert(self.k + 1, made)
         if self.store:
             self.loop.body.remove(self.store)
 

@@ -85,11 +85,18 @@ class Plan:
         self.active = varied(k, task.wrt) & useful(k, task.outs)
         self.check_active()
         self.body = k.body
+        self.known_needs: dict[Stmt, Names] = {}
         self.parent: dict[Stmt, list[Stmt]] = {}
         self.block_of: dict[Stmt, list[Stmt]] = {}
         self.tie(self.body, [])
         self.accesses = [(s, e) for s in flat(self.body) for e in self.elements_of(s)]
         self.refuse_undefined()
+        self.stored: dict[Stmt, Stmt] = {}
+        for block in {id(b): b for b in self.block_of.values()}.values():
+            for a, b in zip(block, block[1:], strict=False):
+                if type(b) is Assign and self.kernel.root(base(b.target)) in task.saved and isinstance(a, Assign):
+                    if isinstance(a.target, ast.Name) and text(a.target) == text(b.value):
+                        self.stored[a] = b
         self.live_out: dict[For, Names] = {}
         self.find_live(self.body, set())
         self.locals = {s: self.local_names(s) for s in self.loops()}
@@ -115,7 +122,7 @@ class Plan:
     def elements_of(self, s: Stmt) -> list[ast.Subscript]:
         found = [e for x in expressions(s) for e in elements(x)]
         if isinstance(s, LogSumExp):
-            found = [*elements(s.term), *elements(s.weight)]
+            found = [*elements(s.term), *(e for e in elements(s.weight) if base(e) not in self.task.saved)]
         if isinstance(s, Assign) and isinstance(s.target, ast.Subscript):
             found.append(s.target)
         return found
@@ -179,10 +186,14 @@ class Plan:
         self.refuse(s.line, f"'{text(e)}' has no derivative", "use only + - * / and the functions of docs/ad.md")
 
     def refuse_undefined(self) -> None:
-        scalars = assigned(self.body) - self.kernel.arrays.keys()
+        scalars = self.scalars()
         for name in self.exposed(self.body, scalars):
             line = next(s.line for s in flat(self.body) if any(name in names(e) for e in self.reads(s)))
             self.refuse(line, f"'{name}' is read where it may not be assigned yet", "assign it on every path before")
+
+    def scalars(self) -> Names:
+        """The locals that are numbers."""
+        return assigned(self.body) - self.kernel.arrays.keys() - self.kernel.views.keys()
 
     def reads(self, s: Stmt) -> list[ast.expr]:
         """The expressions that a statement reads when it runs forward."""
@@ -240,7 +251,7 @@ class Plan:
     def local_names(self, loop: For) -> Names:
         """The scalars that live within one iteration."""
         here = {n for s in flat(loop.body) for e in self.reads(s) for n in names(e)} | assigned(loop.body)
-        scalars = here & (assigned(self.body) - self.kernel.arrays.keys())
+        scalars = here & self.scalars()
         return (scalars & assigned(loop.body)) - self.exposed(loop.body, scalars) - self.live_out[loop] - {loop.var}
 
     def keys(self, loop: For, e: ast.Subscript) -> set[Key]:
@@ -351,6 +362,11 @@ class Plan:
 
     def needs(self, s: Assign) -> Names:
         """The values before the statement that its adjoint reads."""
+        if s not in self.known_needs:
+            self.known_needs[s] = self.find_needs(s)
+        return self.known_needs[s]
+
+    def find_needs(self, s: Assign) -> Names:
         if not self.has_adjoint(s):
             return set()
         found: Names = set()
@@ -488,7 +504,7 @@ class Plan:
 
     def walk_assign(self, s: Assign, need: Names) -> None:
         name = self.kernel.root(base(s.target))
-        mine = self.values(self.needs(s))
+        mine = self.values(self.needs(s))  # a new set
         if name in self.task.saved:
             need |= mine | self.values(self.result(s))
             return
@@ -635,6 +651,10 @@ class Plan:
                 kept.add(s)
                 live.discard(base(s.value))
                 live |= self.values(names(s.target.slice))  # type: ignore[attr-defined]
+        elif name in live and s in self.stored and s not in self.recorded:
+            kept.add(self.stored[s])
+            live.discard(name)
+            live |= self.values(names(self.stored[s].target.slice))  # type: ignore[attr-defined]
         else:
             record = push and s in self.recorded
             if name in live or record:

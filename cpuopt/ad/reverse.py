@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import copy
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -63,12 +62,14 @@ class Interface:
     params : in call order; the flag of a gradient is its name and ``_add``.
     given : forward parameters among them, as before the call or (saved outputs) after it.
     sizes : for arrays, the size of each axis as text that two arrays share where they must agree.
+    optional : gradients that may be absent, of length zero.
     own_memory : whether the backward allocates what it needs; else it is passed, and named in `scratch`.
     scratch : name, factor and array: working memory of so many times the array's size.
     """
 
     params: list[str]
     sizes: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    optional: set[str] = field(default_factory=set)
     own_memory: bool = True
     scratch: dict[str, tuple[int, str]] = field(default_factory=dict)
 
@@ -131,7 +132,8 @@ class Reverse:
                     return ast.Attribute(ast.Name(outer.shaped(node.value.id), ast.Load()), "shape", ast.Load())
                 return node
 
-        return text(Available().visit(copy.deepcopy(e)))
+        plain = text(e)
+        return text(Available().visit(parse(plain))) if ".shape" in plain else plain
 
     def shaped(self, name: str) -> str:
         """An argument of the backward that has a forward array's shape."""
@@ -378,7 +380,7 @@ class Reverse:
             if kept:
                 new = text(total(kept[1]))
                 lines += [Line(f"{own} = {new}", s.line, "invert")] if new != own else []
-            elif not self.is_first(s):
+            elif not self.is_first(s) and not (root in self.kernel.arrays and self.plan.assigned_once(root)):
                 lines.append(Line(f"{own} = ZERO", s.line, "invert"))
         return lines
 
@@ -395,10 +397,17 @@ class Reverse:
         ):
             return False
         block = home.body if home else self.kernel.body
-        if self.plan.block_of[s] is not block:
-            return False
-        before = set(flat(block[: block.index(s)]))
-        return not any(other in before for other in homes)
+        here: Stmt = s
+        while True:
+            inside = self.plan.block_of[here]
+            before = set(flat(inside[: inside.index(here)]))
+            if any(other in before for other in homes):
+                return False
+            if inside is block:
+                return True
+            here = self.plan.parent[here][-1]
+            if not isinstance(here, If) or here in homes:
+                return False
 
     def add(self, s: Stmt, e: ast.expr, d: ast.expr) -> Line:
         """Add to the adjoint of a name or an element."""
@@ -674,8 +683,9 @@ class Reverse:
                     body = [Line(f"for j0 in range({d}.shape[0]):", body=[
                         Line(f"for {loop.var} in range({self.range(lo, hi, step)}):", body=[
                             Line(f"{d}[j0, {loop.var}] = ZERO")])])]  # fmt: skip
-            if flag := self.face.flag(d if seen == name else self.adjoint(name)):
-                body = [Line(f"if not {flag}:", body=body)]
+            if flag := self.face.flag(f"d{name}"):
+                there = f" and d{name}.size > 0" if f"d{name}" in self.face.optional else ""
+                body = [Line(f"if not {flag}{there}:", body=body)]
             lines += body
             self.zeroed.add(name)
         return lines

@@ -116,7 +116,14 @@ class Kernel:
         return self.views[name].base if name in self.views else name
 
 
-text = ast.unparse
+def text(e: ast.AST) -> str:
+    """An expression as source; that of one that is not changed any more is kept."""
+    found = getattr(e, "known_text", None)
+    if found is None:
+        found = ast.unparse(e)
+        if hasattr(e, "known_names"):
+            e.known_text = found  # type: ignore[attr-defined]
+    return found
 
 
 def parse(code: str) -> Any:
@@ -396,6 +403,7 @@ def _check(kernel: Kernel, reader: _Reader, function: Any) -> None:
         for n in ast.walk(ast.parse(textwrap.dedent("\n".join(kernel.source.values()))))
         if isinstance(n, ast.Attribute) and n.attr == "shape" and isinstance(n.value, ast.Name)
     }
+    arrays |= {v.base: arrays.get(v.base, 0) for v in kernel.views.values()}
     written = assigned(kernel.body)
     where = ast.parse("pass").body[0]
     for s in flat(kernel.body):
