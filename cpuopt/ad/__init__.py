@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import ModuleType
@@ -36,7 +37,8 @@ class Backward:
 
     def module(self) -> ModuleType:
         """Write the text to the cache and import it."""
-        return emit.load(self.text, self.name)
+        key = hashlib.sha256(self.text.encode()).hexdigest()[:32]
+        return emit.load(self.name, key, lambda: self.text)
 
     @property
     def function(self) -> Callable[..., None]:

@@ -5,13 +5,13 @@ A file, because then numba's cache, tracebacks, debuggers and ``inspect`` all se
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import os
 import re
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -74,13 +74,24 @@ def folder() -> Path:
     return Path(home if os.path.isabs(home) else os.path.expanduser("~/.cache"), "cpuopt", "ad")
 
 
-def load(text: str, name: str) -> ModuleType:
-    """Write a module's text under the hash of its content, and import it from there."""
-    digest = hashlib.sha256(text.encode()).hexdigest()[:32]
-    full = f"cpuopt_generated.{name}_{digest}"
+def load(name: str, key: str, make: Callable[[], str]) -> ModuleType:
+    """Import a generated module from the cache, after writing it there if it is new.
+
+    Parameters
+    ----------
+    key : a digest of all that the text depends on.
+    make : gives the text.
+    """
+    full = f"cpuopt_generated.{name}_{key}"
     if full in sys.modules:
         return sys.modules[full]
-    path = _write(text, f"{name}_{digest}.py")
+    path = _folder() / f"{name}_{key}.py"
+    if not path.is_file():
+        text = make()
+        handle, temporary = tempfile.mkstemp(prefix=path.name, dir=path.parent)
+        with open(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(temporary, path)
     spec = importlib.util.spec_from_file_location(full, path)
     assert spec and spec.loader
     loaded = importlib.util.module_from_spec(spec)
@@ -89,23 +100,16 @@ def load(text: str, name: str) -> ModuleType:
     return loaded
 
 
-def _write(text: str, name: str) -> Path:
-    """Write a file if its content is not there yet; elsewhere if the cache cannot be written or is not ours alone."""
+@cache
+def _folder() -> Path:
+    """The cache, or a directory of this process where the cache cannot be written or is not the user's alone."""
+    where = folder()
     try:
-        where = folder()
         where.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = where.stat()
-        if hasattr(os, "geteuid") and (status.st_uid != os.geteuid() or status.st_mode & 0o022):
-            raise OSError("others can write to it")
-        return _place(text, where / name)
+        mine = not hasattr(os, "geteuid") or status.st_uid == os.geteuid()
+        if mine and not status.st_mode & 0o022 and os.access(where, os.W_OK | os.X_OK):
+            return where
     except OSError:
-        return _place(text, Path(tempfile.mkdtemp(prefix="cpuopt-ad-")) / name)
-
-
-def _place(text: str, path: Path) -> Path:
-    if not path.is_file() or path.read_text(encoding="utf-8") != text:
-        handle, temporary = tempfile.mkstemp(prefix=path.name, dir=path.parent)
-        with open(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(temporary, path)
-    return path
+        pass
+    return Path(tempfile.mkdtemp(prefix="cpuopt-ad-"))

@@ -324,7 +324,7 @@ class Plan:
             return False
         loops = [p for p in self.between(block, s) if isinstance(p, For)]
         moving = assigned(block) - {p.var for p in loops}
-        if names(s.target) & moving:
+        if names(s.target.slice) & moving:
             return False
         for other, e in sites:
             here = [p for p in self.between(block, other) if isinstance(p, For)]
@@ -599,7 +599,7 @@ class Plan:
         demand = self.values(self.keep(loop.body, set(), True, replay)) - {loop.var}
         written = self.values({base(s.target) for s in replay if isinstance(s, Assign)}) - self.task.saved
         for name in sorted(demand & written & self.kernel.arrays.keys()):
-            if self.refreshed_in(loop, name):
+            if self.refreshed(loop.body, name):
                 demand.discard(name)
         self.demand[loop] = demand
         if (demand & written) and any(isinstance(p, For) and p not in self.fused for p in self.parent[loop]):
@@ -607,9 +607,6 @@ class Plan:
         need |= demand
         for e in loop.bounds[:2]:
             need |= self.values(names(e))
-
-    def refreshed_in(self, loop: For, name: str) -> bool:
-        return self.refreshed(loop.body, name)
 
     def take_back(self, loop: For, why: str) -> None:
         self.plain[loop] = why

@@ -29,7 +29,7 @@ from .subset import (
     text,
 )
 
-CHUNKS = 16
+CHUNKS = 32
 """Parts of a parallel loop that sum by themselves: fixed, so that the number of threads changes no bit."""
 
 
@@ -226,11 +226,12 @@ class Reverse:
         lines = []
         for name, like in self.work.items():
             axes = self.kernel.arrays[like]
+            if axes == 1 and not self.face.own_memory:
+                self.face.scratch[name] = (1, like)
+                continue
             source = like if like in self.face.params else self.shaped(like)
             if self.face.own_memory:
                 lines.append(Line(f"{name} = np.zeros({source}.shape, {source}.dtype)"))
-            elif axes == 1:
-                self.face.scratch[name] = (1, like)
             else:
                 self.face.scratch[f"{name}_memory"] = (1, like)
                 lines.append(Line(f"{name} = {name}_memory[:{source}.size].reshape({source}.shape)"))
@@ -548,7 +549,8 @@ class Reverse:
             del self.parts[d]
         lo, hi, step = s.bounds
         records = any(line.mentions(tape) for line in body)
-        if not parts and not records:
+        flat_body = not any(line.text.startswith("for ") for line in _lines(body))  # may be vectorized: fix its ends
+        if not parts and not records and not (flat_body and step == 1):
             return [Line(f"for {s.var} in prange({self.range(lo, hi, step)}):", s.line, "invert", body)]
         lines, inside, after = [], list[Line](), list[Line]()
         if records:
@@ -766,14 +768,13 @@ class Reverse:
         """Zero at the start what no loop zeroes by itself."""
         lines = []
         for name in self.needs_zero():
-            if name in self.zeroed or name in self.once:
-                continue
             d = self.adjoint(name)
-            own = f"d{name}" not in self.face.params
-            if own:
+            if f"d{name}" not in self.face.params:
                 self.work[d] = name
                 if self.face.own_memory:
                     continue  # np.zeros
+            if name in self.zeroed or name in self.once:
+                continue
             top = self.added_in_one_loop(name)
             if top and name in self.plan.partial.get(top, []):
                 continue
