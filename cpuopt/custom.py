@@ -74,7 +74,7 @@ class DifferentiableOp:
         self.generated: Backward = generate(self.backward, kernel)
         before = dict(registry.KERNELS)
         try:
-            jit.kernel(self.forward, registry.BASE)(function)
+            jit.kernel(self.forward, registry.BASE, parallel="prange" in function.__code__.co_names)(function)
             for variant in (registry.BASE, "generated"):
                 self._register(variant)
         except BaseException:

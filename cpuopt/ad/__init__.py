@@ -55,6 +55,7 @@ def differentiate(
     interface: Interface | None = None,
     saved: Iterable[str] = (),
     hidden: Iterable[str] = (),
+    fresh: Iterable[str] = (),
     record_all: bool = False,
 ) -> Backward:
     """Write the backward of a forward kernel.
@@ -69,6 +70,7 @@ def differentiate(
         `wrt` (added to). What the forward writes is then working memory: give it as it was before the forward.
     saved : outputs that the backward gets as the forward left them.
     hidden : parameters of the forward that the backward does not get.
+    fresh : outputs whose content before the call means nothing.
     record_all : record every value that is overwritten instead of planning: the slow route, to compare with.
 
     Raises
@@ -88,7 +90,7 @@ def differentiate(
         kernel = restore_early(unshift(kernel, {*outs, *saved}, saved), saved)
     kernel = flatten(kernel, wrt, saved)
     freeze(kernel)
-    plan = Plan(Task(kernel, wrt, outs, saved, set(hidden), record_all))
+    plan = Plan(Task(kernel, wrt, outs, saved, set(hidden), set(fresh), record_all))
     name = name or f"{kernel.name}_backward"
     if interface is None:
         adjoints = [f"d{n}" for n in [*outs, *(w for w in wrt if w not in outs)]]

@@ -37,6 +37,7 @@ def backward(op: Op, forward: Kernel) -> Backward:
         name=op.name,
         interface=interface,
         saved=[a.name for a in known if first.by_name[a.name].role == "out"],
+        fresh=[a.name for a in first.args if a.role == "out"],
         hidden=[a.name for a in first.arrays if a.name not in op.by_name] + [s.name for s in forward.scratch],
     )
 

@@ -53,6 +53,7 @@ class Task:
     wrt, outs : arrays whose adjoints are wanted, and given.
     saved : outputs that the backward is given as the forward left them.
     hidden : parameters that the backward is not given.
+    fresh : outputs whose content before the call means nothing, so that nothing reads an element before it is assigned.
     record_all : record whatever is overwritten, fuse nothing, compute nothing again: slow, and simple to trust.
     """
 
@@ -61,6 +62,7 @@ class Task:
     outs: list[str]
     saved: Names = field(default_factory=set)
     hidden: Names = field(default_factory=set)
+    fresh: Names = field(default_factory=set)
     record_all: bool = False
 
 
@@ -101,7 +103,12 @@ class Plan:
         self.find_live(self.body, set())
         self.locals = {s: self.local_names(s) for s in self.loops()}
         self.overwritten = {a for a in {*task.outs, *task.saved} if not self.assigned_once(a)}
-        for name in task.saved & self.overwritten:
+        for name in task.saved:
+            summed = any(type(s) is Accum and k.root(base(s.target)) == name for s in flat(self.body))
+            read = any(name in self.values(names(e)) for s in flat(self.body) for e in expressions(s))
+            if summed and read:
+                self.overwritten.add(name)
+        for name in sorted(task.saved & self.overwritten):
             raise UnsupportedError(
                 f"{k.file}: '{name}' is given to the backward, but an element of it is written more than once; "
                 "write each element of a saved output once"
@@ -287,6 +294,8 @@ class Plan:
     def assigned_once(self, name: str) -> bool:
         """Whether no element of an array is assigned twice, or touched before it is assigned."""
         sites = [(s, e) for s, e in self.accesses if self.kernel.root(base(e)) == name]
+        if name in self.task.fresh:
+            sites = [(s, e) for s, e in sites if isinstance(s, Assign) and e is s.target]
         first = [s for s, e in sites if isinstance(s, Assign) and type(s) is not Accum and e is s.target]
         if not first:
             return all(isinstance(s, Assign) and e is s.target for s, e in sites)
@@ -459,7 +468,7 @@ class Plan:
         for s in flat(body):
             if isinstance(s, Assign):
                 count[base(s.target)] = count.get(base(s.target), 0) + 1
-        written = self.values(assigned(body))
+        written = self.values(assigned(body)) - self.task.saved
         again: list[Stmt] = []
         fixed: Names = set()
         seen: Names = set()
@@ -570,7 +579,9 @@ class Plan:
         for name in sorted(assigned(loop.body)):
             if name in self.locals[loop] or name in {s.var for s in inside if isinstance(s, For)}:
                 continue
-            if root(name) in self.task.saved:
+            if root(name) in self.task.saved and not any(
+                isinstance(s, Assign) and self.has_adjoint(s) and root(name) in sources(self.kernel, s) for s in inside
+            ):
                 continue
             writes = [s for s in inside if isinstance(s, Assign) and base(s.target) == name]
             only_summed = all(type(s) is Accum for s in writes) and not any(

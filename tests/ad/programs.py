@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cpuopt.ad import UnsupportedError, differentiate
+from cpuopt.ad import Interface, UnsupportedError, differentiate
 from cpuopt.ad.subset import read
 
 B, N = 3, 4
@@ -81,6 +81,10 @@ class Writer:
             found += [f"x[(b + 1) % x.shape[0], {i}]"]
             if "a" in arrays:
                 found.append(f"a[{i}]")
+            if "z" in arrays:
+                found.append(f"z[b, {i}]")
+                if "a" in arrays:  # one iteration after the other
+                    found.append(f"(z[b - 1, {i}] if b > 0 else 0.2)")
         if indices and self.chance(30):
             found.append(f"x[b, ({indices[-1]} + 1) % n]")
         return found or ["0.7"]
@@ -157,7 +161,8 @@ class Writer:
             scalars += ["s2"] * ("s2" not in scalars)
 
     def program(self):
-        self.line(0, "def f(x, w, ix, a, y):")
+        self.line(0, "def f(x, w, ix, a, y, z):")
+        saves = self.chance(40)
         self.line(1, "n = x.shape[1]")
         scalars = []
         if self.chance(40):
@@ -174,6 +179,12 @@ class Writer:
                     self.line(2, f"s{k} = {self.number()}")
                 mine = [f"s{k}" for k in range(4)]
             arrays = [] if parallel else ["a"]
+            if saves and not any("z[b, i] =" in line for line in self.lines):
+                self.line(2, "for i in range(n):")
+                before = [] if parallel else ["(z[b - 1, i] if b > 0 else 0.2)", "(z[b - 1, 0] if b > 0 else 0.2)"]
+                self.line(3, f"z[b, i] = {self.expr(2, [*self.atoms(mine, ['i'], []), *before])}")
+            if saves:
+                arrays.append("z")
             for _ in range(1 + self.source.below(2)):
                 self.line(2, "for i in range(n):")
                 self.block(3, 1, ["i"], list(mine), arrays)
@@ -218,7 +229,9 @@ def examine(code, seed=0):
     f = compiled(code)
     try:
         kernel = read(f)
-        planned = differentiate(kernel, ["x", "w"], ["y"])
+        face = Interface([*kernel.params, "dy", "dx", "dw"])
+        fresh = {"z"} if "z[b, i] =" in code else set()
+        planned = differentiate(kernel, ["x", "w"], ["y"], interface=face, saved=fresh, fresh=fresh)
         everything = differentiate(kernel, ["x", "w"], ["y"], record_all=True)
     except UnsupportedError as e:
         return Verdict("refused", str(e))
@@ -227,13 +240,16 @@ def examine(code, seed=0):
     ix, a, y = rng.integers(0, N, (B, N)), rng.standard_normal(N), rng.standard_normal((B, N))
 
     def value(x, w):
-        z = y.copy()
-        f(x, w, ix, a.copy(), z)
-        return float((z * dy).sum())
+        out = y.copy()
+        f(x, w, ix, a.copy(), out, np.full((B, N), np.nan))
+        return float((out * dy).sum())
 
     def gradient(backward):
         dx, dw = np.zeros_like(x), np.zeros_like(w)
-        plain(backward)(x, w, ix, a.copy(), y.copy(), dy, dx, dw)
+        z = np.full((B, N), np.nan)
+        if backward.plan.task.saved:
+            f(x, w, ix, a.copy(), y.copy(), z)
+        plain(backward)(x, w, ix, a.copy(), y.copy(), z, dy, dx, dw)
         return dx, dw
 
     try:

@@ -22,7 +22,8 @@ def register(op: Any, forward: registry.Kernel, variant: str = "generated") -> N
     module = load(op, forward)
     sizes = {a.name: product(a.shape) for a in forward.op.arrays} | {s.name: s.size for s in forward.scratch}
     scratch = [(name, times(factor, sizes[like])) for name, (factor, like) in module.SCRATCH.items()]
-    kernel(op, variant, scratch=scratch)(getattr(module, op.name))
+    function = getattr(module, op.name)
+    kernel(op, variant, scratch=scratch, parallel="prange" in function.__code__.co_names)(function)
 
 
 def product(shape: tuple[Dim, ...]) -> Any:
