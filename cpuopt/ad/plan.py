@@ -87,6 +87,8 @@ class Plan:
         self.active = varied(k, task.wrt) & useful(k, task.outs)
         self.check_active()
         self.body = k.body
+        self.known_under: dict[For, list[Stmt]] = {}
+        self.known_written: dict[For, Names] = {}
         self.known_needs: dict[Stmt, Names] = {}
         self.parent: dict[Stmt, list[Stmt]] = {}
         self.block_of: dict[Stmt, list[Stmt]] = {}
@@ -125,6 +127,18 @@ class Plan:
 
     def loops(self) -> list[For]:
         return [s for s in flat(self.body) if isinstance(s, For)]
+
+    def under(self, loop: For) -> list[Stmt]:
+        """Every statement inside a loop."""
+        if loop not in self.known_under:
+            self.known_under[loop] = list(flat(loop.body))
+        return self.known_under[loop]
+
+    def written(self, loop: For) -> Names:
+        """The names that a loop writes, the variables of inner loops included."""
+        if loop not in self.known_written:
+            self.known_written[loop] = assigned(loop.body)
+        return self.known_written[loop]
 
     def elements_of(self, s: Stmt) -> list[ast.Subscript]:
         found = [e for x in expressions(s) for e in elements(x)]
@@ -257,9 +271,9 @@ class Plan:
 
     def local_names(self, loop: For) -> Names:
         """The scalars that live within one iteration."""
-        here = {n for s in flat(loop.body) for e in self.reads(s) for n in names(e)} | assigned(loop.body)
+        here = {n for s in self.under(loop) for e in self.reads(s) for n in names(e)} | self.written(loop)
         scalars = here & self.scalars()
-        return (scalars & assigned(loop.body)) - self.exposed(loop.body, scalars) - self.live_out[loop] - {loop.var}
+        return (scalars & self.written(loop)) - self.exposed(loop.body, scalars) - self.live_out[loop] - {loop.var}
 
     def keys(self, loop: For, e: ast.Subscript) -> set[Key]:
         """The ways in which an element is tied to a loop: by its bare variable, or by quotient and remainder of it."""
@@ -276,7 +290,7 @@ class Plan:
         for s in loop.body:
             if type(s) is Assign and isinstance(s.target, ast.Name) and isinstance(s.value, ast.BinOp):
                 v = s.value
-                if text(v.left) == loop.var and not names(v.right) & assigned(loop.body) - {loop.var}:
+                if text(v.left) == loop.var and not names(v.right) & self.written(loop) - {loop.var}:
                     if sum(1 for x in flat(self.body) if s.target.id in assigned([x])) > len(self.parent[s]) + 1:
                         continue
                     if isinstance(v.op, ast.FloorDiv):
@@ -575,8 +589,8 @@ class Plan:
         if self.task.record_all:
             return "everything is recorded"
         root = self.kernel.root
-        inside = set(flat(loop.body))
-        for name in sorted(assigned(loop.body)):
+        inside = set(self.under(loop))
+        for name in sorted(self.written(loop)):
             if name in self.locals[loop] or name in {s.var for s in inside if isinstance(s, For)}:
                 continue
             if root(name) in self.task.saved and not any(
@@ -598,7 +612,7 @@ class Plan:
                 return f"'{name}' is carried from one iteration to the next"
             if loop.parallel:
                 self.refuse(loop.line, f"every iteration writes the same elements of '{name}'", "give each its own")
-        if clash := self.values(assigned(loop.body)) & need - self.task.saved:
+        if clash := self.values(self.written(loop)) & need - self.task.saved:
             return f"it overwrites '{min(clash)}', which an earlier adjoint reads"
         return ""
 
@@ -695,14 +709,14 @@ class Plan:
             if before <= end:
                 break
             end |= before
-        inside = any(s in kept for s in flat(loop.body))
+        inside = any(s in kept for s in self.under(loop))
         live = after | end
         if push and loop in self.fused:
-            written = self.values({base(s.target) for s in flat(loop.body) if s in kept and isinstance(s, Assign)})
+            written = self.values({base(s.target) for s in self.under(loop) if s in kept and isinstance(s, Assign)})
             if inside and self.demand.get(loop, set()) & written - self.task.saved:
                 self.take_back(loop, "a later line reads what it overwrites in place")
             live |= self.demand.get(loop, set())
-        if inside or (push and (self.has_adjoint(loop) or any(s in self.recorded for s in flat(loop.body)))):
+        if inside or (push and (self.has_adjoint(loop) or any(s in self.recorded for s in self.under(loop)))):
             for e in loop.bounds[:2]:
                 live |= self.values(names(e))
         if inside:
@@ -711,7 +725,7 @@ class Plan:
 
     def is_free(self, loop: For) -> bool:
         """Whether the reverse of a plain loop may run upwards: nothing is recorded, and no adjoint is carried."""
-        inside = list(flat(loop.body))
+        inside = list(self.under(loop))
         if self.task.record_all or any(s in self.recorded for s in inside):
             return False
         reads, adds = set(), set()
@@ -739,7 +753,7 @@ class Plan:
     def writes(self, loop: For) -> tuple[Names, Names]:
         """The adjoints outside a fused loop's iterations that it only adds to, and those that it writes otherwise."""
         adds, others = set(), set()
-        for s in flat(loop.body):
+        for s in self.under(loop):
             if isinstance(s, Assign) and self.has_adjoint(s):
                 name = self.kernel.root(base(s.target))
                 if name not in self.locals[loop] and not self.unconsumed(name) and type(s) is not Accum:
@@ -767,7 +781,7 @@ class Plan:
             inner = rest[0]
             wanted = self.values(assigned(inner.body)) & self.kernel.arrays.keys() | adds | others
             private = self.locals[inner] | self.locals[loop]
-            fixed = not any(names(e) & (assigned(loop.body) | {loop.var}) for e in inner.bounds[:2])
+            fixed = not any(names(e) & (self.written(loop) | {loop.var}) for e in inner.bounds[:2])
             if inner in self.fused and fixed and inner.bounds[2] == loop.bounds[2] == 1:
                 if all(n in self.kernel.arrays and self.owned(inner, n, loop) for n in wanted - private):
                     self.split[loop] = inner

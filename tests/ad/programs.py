@@ -169,7 +169,7 @@ class Writer:
             for k in range(4):
                 self.line(1, f"s{k} = {self.pick(['w[0]', 'w[1] * w[2]', '0.5', '-0.3'])}")
             scalars = [f"s{k}" for k in range(4)]
-        for _ in range(1 + self.source.below(2)):
+        for _ in range(1 + self.chance(30)):
             parallel = self.chance(50)
             self.line(1, f"for b in {'prange' if parallel else 'range'}(x.shape[0]):")
             mine = list(scalars)
@@ -185,7 +185,7 @@ class Writer:
                 self.line(3, f"z[b, i] = {self.expr(2, [*self.atoms(mine, ['i'], []), *before])}")
             if saves:
                 arrays.append("z")
-            for _ in range(1 + self.source.below(2)):
+            for _ in range(1 + self.chance(40)):
                 self.line(2, "for i in range(n):")
                 self.block(3, 1, ["i"], list(mine), arrays)
                 self.block(2, 0, [], mine, arrays)
