@@ -20,7 +20,9 @@ from .trace import current
 Array = np.ndarray[Any, Any]
 
 
-def differentiable(*args: Arg, flops: Dim | int = 0, source: str = "") -> Callable[[Callable[..., None]], DifferentiableOp]:
+def differentiable(
+    *args: Arg, flops: Dim | int = 0, source: str = ""
+) -> Callable[[Callable[..., None]], DifferentiableOp]:
     """Make an op of a forward kernel: ``@differentiable(out("out", N), inp("inp", N))`` above its loops.
 
     The backward is generated from the kernel's source and registered with it, so the result can be called on the values
@@ -61,7 +63,9 @@ class DifferentiableOp:
             if taken in ops.ALL:
                 raise UserError(f"@differentiable: there is an op {taken!r} already; give the function another name")
         if wrong := [a.name for a in args if a.role not in ("out", "in", "index", "scalar")]:
-            raise UserError(f"@differentiable {name}: '{wrong[0]}' has no such role; expected out, inp, index or scalar")
+            raise UserError(
+                f"@differentiable {name}: '{wrong[0]}' has no such role; expected out, inp, index or scalar"
+            )
         if not args or args[0].role != "out":
             raise UserError(f"@differentiable {name}: the first argument must be an out; it is what a call returns")
         self.name, self.function, self.source = name, function, source or f"{function.__code__.co_filename}"
@@ -172,7 +176,9 @@ class DifferentiableOp:
 
     def _reference_forward(self, **given: Any) -> dict[str, Array]:
         """The kernel itself as plain Python in float64."""
-        sizes = self.forward.bind({a.name: np.shape(given[a.name]) for a in self.forward.arrays if given.get(a.name) is not None})
+        sizes = self.forward.bind(
+            {a.name: np.shape(given[a.name]) for a in self.forward.arrays if given.get(a.name) is not None}
+        )
         made = {a.name: np.zeros([d(sizes) for d in a.shape]) for a in self.forward.args if a.role == "out"}
         self.function(**{a.name: made.get(a.name, _present(a, given.get(a.name))) for a in self.forward.args})
         return made

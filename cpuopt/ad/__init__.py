@@ -99,6 +99,3 @@ def differentiate(
     doc = f"The backward of {kernel.name}, generated from its source."
     text = emit.module(kernel, name, interface.params, lines, doc, interface.scratch)
     return Backward(name, text, lines, plan, interface.params, interface.scratch)
-
-
-

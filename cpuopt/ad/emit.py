@@ -29,7 +29,9 @@ WIDTH = 88
 def number(value: Any) -> str:
     """A number as Python text of the same type and value."""
     if isinstance(value, np.generic):
-        return f"np.{type(value).__name__}({value.item()!r})".replace("(inf)", "(np.inf)").replace("(-inf)", "(-np.inf)")
+        return f"np.{type(value).__name__}({value.item()!r})".replace("(inf)", "(np.inf)").replace(
+            "(-inf)", "(-np.inf)"
+        )
     return repr(value).replace("inf", "np.inf")
 
 

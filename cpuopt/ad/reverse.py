@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from .normal import rename, rule
+from .normal import rule
 from .plan import Plan
 from .rules import DERIVATIVE
 from .subset import (
@@ -21,7 +21,6 @@ from .subset import (
     View,
     assigned,
     base,
-    expressions,
     flat,
     index,
     names,
@@ -127,7 +126,7 @@ class Reverse:
         outer = self
 
         class Available(ast.NodeTransformer):
-            def visit_Attribute(self, node: ast.Attribute) -> ast.AST:  # noqa: N802
+            def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
                 if node.attr == "shape" and isinstance(node.value, ast.Name):
                     return ast.Attribute(ast.Name(outer.shaped(node.value.id), ast.Load()), "shape", ast.Load())
                 return node
@@ -625,7 +624,9 @@ class Reverse:
         kept: set[Stmt] = set()
         self.plan.keep(s.body, set(), True, kept)
         forward = self.forward([x for x in s.body if x is not inner], kept, push=False)
-        nest = Line(f"for {inner.var} in range({self.range(*part.bounds)}):", inner.line, "invert", self.iteration(inner))
+        nest = Line(
+            f"for {inner.var} in range({self.range(*part.bounds)}):", inner.line, "invert", self.iteration(inner)
+        )
         lo, hi, step = s.bounds
         outer = Line(f"for {s.var} in range({self.range(lo, hi, step)}):", s.line, "invert", [*forward, nest])
         zero = self.zero_split(s, inner, part)
@@ -838,11 +839,7 @@ def substitute(e: ast.expr, x: ast.expr, y: ast.expr) -> ast.expr:
     """Put expressions for x and y."""
 
     class Put(ast.NodeTransformer):
-        def visit_Name(self, node: ast.Name) -> ast.AST:  # noqa: N802
+        def visit_Name(self, node: ast.Name) -> ast.AST:
             return x if node.id == "x" else y if node.id == "y" else node
 
     return parse(text(Put().visit(e)))  # type: ignore[no-any-return]
-
-
-
-

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from ..errors import UserError
-from .rules import CASTS, CHOICES, CONSTANTS, DERIVATIVE, INTEGER
+from .rules import CASTS, CHOICES, DERIVATIVE, INTEGER
 
 PARALLEL = {"prange"}
 MODULES = {"np", "numpy", "math", "nb", "numba"}

@@ -39,7 +39,9 @@ def run(args: argparse.Namespace) -> int:
         forward = registry.KERNELS.get((op.inverts.name, args.variant))
         if forward is None:
             there = registry.variants(op.inverts.name)
-            raise UserError(f"ad --from {args.variant}: {op.inverts.name} has no such variant; it has {', '.join(there)}")
+            raise UserError(
+                f"ad --from {args.variant}: {op.inverts.name} has no such variant; it has {', '.join(there)}"
+            )
         made = backward(op, forward)
         pages.append(made)
         print(made.text)

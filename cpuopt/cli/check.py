@@ -41,7 +41,9 @@ def check_gradients(args: argparse.Namespace) -> int:
     ]  # fmt: skip
     if not chosen:
         known = [op.name for op in ops.ALL.values() if op.inverts]
-        raise UserError(f"check --gradient {' '.join(args.ops)}: no op with a backward matches; known: {', '.join(known)}")
+        raise UserError(
+            f"check --gradient {' '.join(args.ops)}: no op with a backward matches; known: {', '.join(known)}"
+        )
     results = [r for op in chosen for r in check_gradient(op, seed=args.seed)]
     if args.json:
         print(json.dumps({"gradients": [r.describe() for r in results]}))

@@ -261,7 +261,9 @@ def test_an_input_that_the_backward_is_not_given_is_refused():
 
 
 def test_a_saved_output_that_is_written_twice_is_refused():
-    f = programs.compiled("def f(x, z, y):\n    for i in range(3):\n        z[i] = x[i]\n        z[i] *= x[i]\n        y[i] = z[i]\n")
+    f = programs.compiled(
+        "def f(x, z, y):\n    for i in range(3):\n        z[i] = x[i]\n        z[i] *= x[i]\n        y[i] = z[i]\n"
+    )
     with pytest.raises(UnsupportedError, match="more than once"):
         differentiate(f, ["x"], ["y"], saved=["z"], fresh=["z"])
 
