@@ -77,6 +77,7 @@ def steps(count):
 
 
 def main():
+    """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--steps", type=int, default=0, help="also time whole steps, this many rounds")

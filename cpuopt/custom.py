@@ -112,7 +112,7 @@ class DifferentiableOp:
             worst = max(results, key=lambda r: r.ratio)
             if worst.verdict == "FAIL":
                 raise UserError(
-                    f"{self.backward.name}: the backward by hand does not agree with the generated one: {worst.reason}; "
+                    f"{self.backward.name}: the backward by hand disagrees with the generated one: {worst.reason}; "
                     f"see 'cpuopt ad {self.name}'"
                 )
         except BaseException:

@@ -1,4 +1,4 @@
-"""An activation that cpuopt does not have: its forward loop is all there is to write. Run: python examples/activation.py"""
+"""An activation that cpuopt does not have: one forward loop, no backward. Run: python examples/activation.py"""
 
 import numpy as np
 from numba import prange

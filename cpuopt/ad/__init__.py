@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
 
 from . import emit
 from .normal import flatten, freeze, restore_early, unshift

@@ -61,7 +61,7 @@ def module(kernel: Kernel, name: str, params: list[str], lines: list[Line], doc:
     if "math" in kernel.names:
         head.append("import math")
     head += ["import numpy as np"] + ["from numba import prange"] * ("prange" in words)
-    values = {n: np.float32(v) for n, v in CONSTANTS.items()} | {"CHUNKS": CHUNKS}
+    values: dict[str, Any] = {n: np.float32(v) for n, v in CONSTANTS.items()} | {"CHUNKS": CHUNKS}
     values |= {n: v for n, v in kernel.names.items() if isinstance(v, bool | int | float | np.number)}
     head += ["", *[f"{n} = {number(v)}" for n, v in values.items() if n in words]]
     head += [f"SCRATCH = {scratch!r}", "", ""]
@@ -95,7 +95,8 @@ def load(name: str, key: str, make: Callable[[], str]) -> ModuleType:
             file.write(text)
         os.replace(temporary, path)
     spec = importlib.util.spec_from_file_location(full, path)
-    assert spec and spec.loader
+    assert spec
+    assert spec.loader
     loaded = importlib.util.module_from_spec(spec)
     sys.modules[full] = loaded
     spec.loader.exec_module(loaded)

@@ -11,6 +11,7 @@ import ast
 import copy
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 from .rules import CASTS, CHOICES, DERIVATIVE, INTEGER
 from .subset import (
@@ -120,6 +121,7 @@ class _Flatten:
         return any(self.kernel.root(n) in self.varied for n in flows(e))
 
     def fresh(self, word: str) -> ast.Name:
+        """A name that is not taken."""
         k = 1
         while f"{word}{k}" in self.taken:
             k += 1
@@ -131,6 +133,7 @@ class _Flatten:
         return [new for s in body for new in self.statement(s)]
 
     def statement(self, s: Stmt) -> list[Stmt]:
+        """Read one statement."""
         if isinstance(s, For):
             return [replace(s, body=self.block(s.body))]
         if isinstance(s, If):
@@ -145,7 +148,9 @@ class _Flatten:
         if isinstance(value, ast.Call) and function_name(value) in CHOICES:
             a, b = (self.simple(x, s, out) for x in value.args)
             op = ast.Gt() if CHOICES[function_name(value)] == ">" else ast.Lt()
-            keeps = [[] if text(x) == text(target) and type(s) is Assign else [replace(s, value=x)] for x in (b, a)]
+            keeps: list[list[Stmt]] = [
+                [] if text(x) == text(target) and type(s) is Assign else [replace(s, value=x)] for x in (b, a)
+            ]
             return [*out, If(s.line, ast.Compare(b, [op], [a]), *keeps)]
         if found := rule(self.kernel, value):
             plain = type(s) is Assign and own not in names(value)
@@ -208,7 +213,7 @@ def every_element(s: Stmt) -> list[ast.Subscript]:
     return [*found, *elements(s.target)] if isinstance(s, Assign) else found
 
 
-# Sums of exponentials --------------------------------------------------------------------------------------------------
+# Sums of exponentials -----------------------------------------------------------------------------------------------
 
 
 def restore_early(kernel: Kernel, saved: Names) -> Kernel:
@@ -499,7 +504,7 @@ def _swap(s: Stmt, old: ast.expr, new: ast.expr) -> None:
     """Replace one expression in a statement by another."""
 
     class Swap(ast.NodeTransformer):
-        def visit(self, node: ast.AST) -> ast.AST:
+        def visit(self, node: ast.AST) -> Any:
             return new if node is old else super().visit(node)
 
     if isinstance(s, Assign):

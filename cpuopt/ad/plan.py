@@ -10,8 +10,10 @@ itself, still reads it (the to-be-recorded analysis of Hascoet, Naumann and Pasc
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
 
 from .normal import flows, rename, rule, sources, useful, varied
 from .rules import CASTS
@@ -97,7 +99,7 @@ class Plan:
         self.refuse_undefined()
         self.stored: dict[Stmt, Stmt] = {}
         for block in {id(b): b for b in self.block_of.values()}.values():
-            for a, b in zip(block, block[1:], strict=False):
+            for a, b in pairwise(block):
                 if type(b) is Assign and self.kernel.root(base(b.target)) in task.saved and isinstance(a, Assign):
                     if isinstance(a.target, ast.Name) and text(a.target) == text(b.value):
                         self.stored[a] = b
@@ -126,6 +128,7 @@ class Plan:
     # Facts about the kernel ------------------------------------------------------------------------------------------
 
     def loops(self) -> list[For]:
+        """All loops of the kernel."""
         return [s for s in flat(self.body) if isinstance(s, For)]
 
     def under(self, loop: For) -> list[Stmt]:
@@ -141,6 +144,7 @@ class Plan:
         return self.known_written[loop]
 
     def elements_of(self, s: Stmt) -> list[ast.Subscript]:
+        """The array elements that a statement touches, forward or in its adjoint."""
         found = [e for x in expressions(s) for e in elements(x)]
         if isinstance(s, LogSumExp):
             found = [*elements(s.term), *(e for e in elements(s.weight) if base(e) not in self.task.saved)]
@@ -149,6 +153,7 @@ class Plan:
         return found
 
     def tie(self, block: list[Stmt], parents: list[Stmt]) -> None:
+        """Note the block and the parents of each statement."""
         for s in block:
             self.parent[s], self.block_of[s] = parents, block
             if isinstance(s, For):
@@ -158,6 +163,7 @@ class Plan:
                 self.tie(s.orelse, [*parents, s])
 
     def refuse(self, line: int, why: str, instead: str) -> None:
+        """Raise, with file, line and code."""
         code = self.kernel.source.get(line, "").strip()
         raise UnsupportedError(f"{self.kernel.file}:{line}: '{code}': {why}; {instead}")
 
@@ -180,10 +186,12 @@ class Plan:
                 self.check_expression(s, s.value)
 
     def is_active(self, e: ast.AST, of: object = None) -> bool:
+        """Whether a derivative runs through an expression."""
         found = names(e) if of is names else flows(e)
         return any(self.kernel.root(n) in self.active for n in found)
 
     def check_expression(self, s: Assign, e: ast.expr) -> None:
+        """Refuse what has no derivative."""
         if not self.is_active(e):
             return
         match e:
@@ -207,6 +215,7 @@ class Plan:
         self.refuse(s.line, f"'{text(e)}' has no derivative", "use only + - * / and the functions of docs/ad.md")
 
     def refuse_undefined(self) -> None:
+        """Refuse locals that may be read before they are assigned."""
         scalars = self.scalars()
         for name in self.exposed(self.body, scalars):
             line = next(s.line for s in flat(self.body) if any(name in names(e) for e in self.reads(s)))
@@ -317,7 +326,7 @@ class Plan:
         if order[: len(first)] != first or (len(first) > 1 and not self.exclusive(first)):
             return False
         s = first[0]
-        e = s.target  # type: ignore[attr-defined]
+        e: Any = s.target
         loops = [p for p in self.parent[s] if isinstance(p, For)]
         for loop in loops:
             mine = self.keys(loop, e)
@@ -326,9 +335,9 @@ class Plan:
             for other, x in sites:
                 if loop in self.parent[other] and not mine & self.keys(loop, x):
                     return False
-        return all(text(x.target) == text(e) for x in first)  # type: ignore[attr-defined]
+        return all(text(x.target) == text(e) for x in first)
 
-    def exclusive(self, sites: list[Stmt]) -> bool:
+    def exclusive(self, sites: Sequence[Stmt]) -> bool:
         """Whether at most one of some statements runs in an iteration: they are in branches of one if."""
         a, b = sites[0], sites[1]
         top = self.block_of[a]
@@ -379,6 +388,7 @@ class Plan:
     # What adjoints read ----------------------------------------------------------------------------------------------
 
     def has_adjoint(self, s: Stmt) -> bool:
+        """Whether the reverse of a statement does anything."""
         if isinstance(s, Assign):
             return self.kernel.root(base(s.target)) in self.active
         return any(self.has_adjoint(x) for x in [*getattr(s, "body", []), *getattr(s, "orelse", [])])
@@ -390,6 +400,7 @@ class Plan:
         return self.known_needs[s]
 
     def find_needs(self, s: Assign) -> Names:
+        """Work `needs` out."""
         if not self.has_adjoint(s):
             return set()
         found: Names = set()
@@ -456,6 +467,7 @@ class Plan:
     # Decisions -------------------------------------------------------------------------------------------------------
 
     def decide(self) -> None:
+        """Take decisions back until all hold."""
         while True:
             self.recorded: dict[Stmt, str] = {}
             self.again: dict[Stmt, str] = {}
@@ -526,6 +538,7 @@ class Plan:
                     self.walk_fused(s, need)
 
     def walk_assign(self, s: Assign, need: Names) -> None:
+        """Walk over an assignment."""
         name = self.kernel.root(base(s.target))
         mine = self.values(self.needs(s))  # a new set
         if name in self.task.saved:
@@ -545,6 +558,7 @@ class Plan:
         need |= self.values(self.result(s))
 
     def walk_if(self, s: If, need: Names, plain: bool) -> None:
+        """Walk over a branch."""
         if s in self.again:
             for inner in self.choice(s):
                 need |= self.values(self.needs(inner) | names(inner.value))
@@ -566,6 +580,7 @@ class Plan:
             need |= self.values(names(s.test))
 
     def walk_plain(self, loop: For, need: Names) -> None:
+        """Walk twice over a loop whose reverse follows its forward: an iteration may need what the next overwrites."""
         for _ in range(2):
             for s in self.temporaries(loop.body):
                 name = base(self.choice(s)[0].target)
@@ -617,6 +632,7 @@ class Plan:
         return ""
 
     def walk_fused(self, loop: For, need: Names) -> None:
+        """Walk over a loop that does both in one iteration."""
         self.fused[loop] = "its iterations are independent"
         inner: Names = set()
         self.walk(loop.body, inner, plain=False)
@@ -634,6 +650,7 @@ class Plan:
             need |= self.values(names(e))
 
     def take_back(self, loop: For, why: str) -> None:
+        """Give up fusing a loop, and start again."""
         self.plain[loop] = why
         raise _Retry
 
@@ -664,6 +681,7 @@ class Plan:
         return live
 
     def keep_assign(self, s: Assign, live: Names, push: bool, kept: set[Stmt]) -> Names:
+        """Decide on an assignment of the sweep."""
         name = self.kernel.root(base(s.target))
         live = set(live)
         if push:
@@ -695,6 +713,7 @@ class Plan:
         return type(s) is Assign and isinstance(s.value, ast.Name) and s.value.id in live
 
     def keep_loop(self, loop: For, live: Names, push: bool, kept: set[Stmt]) -> Names:
+        """Decide on a loop of the sweep."""
         after = set(live)
         own = push and loop not in self.fused
         end = set(after)
@@ -795,5 +814,6 @@ class Plan:
         self.partial[loop] = shared
 
     def serial(self, loop: For, why: str) -> None:
+        """Run a fused loop on one thread."""
         self.fused[loop] = f"its iterations are independent; on one thread, because {why}"
         self.one_thread = {*getattr(self, "one_thread", set()), loop}

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from .normal import rule
 from .plan import Plan
@@ -116,6 +117,7 @@ class Reverse:
         return self.adjoints[name]
 
     def fresh(self, name: str) -> str:
+        """A name that is not taken."""
         while name in self.taken:
             name += "_"
         self.taken.add(name)
@@ -157,6 +159,7 @@ class Reverse:
         return f"{self.parted(new)}[{first}{', '.join(self.show(i) for i in index(e))}]"
 
     def parted(self, new: str) -> str:
+        """The name under which chunks hold their parts of an adjoint."""
         return f"{new}_parts" if new in self.parts else new
 
     def of(self, e: ast.expr) -> str:
@@ -242,7 +245,7 @@ class Reverse:
         for name in self.copied:
             d = self.adjoint(name)
             self.work[d] = name
-            lines += self.nest(d, name, lambda i, d=d: f"{d}[{i}] = {d.removesuffix('_copy')}[{i}]", [], parallel=True)
+            lines += self.nest(d, name, f"{d}[{{i}}] = {d.removesuffix('_copy')}[{{i}}]", parallel=True)
         return lines
 
     # Forward ---------------------------------------------------------------------------------------------------------
@@ -263,11 +266,13 @@ class Reverse:
         return lines
 
     def forward_one(self, s: Stmt, kept: set[Stmt], push: bool) -> list[Line]:
+        """Write one statement of the forward sweep."""
         record = push and s in self.plan.recorded
         if isinstance(s, If):
             body = self.forward(s.body, kept, push) or [Line("pass")]
             orelse = self.forward(s.orelse, kept, push)
-            head, test = [], self.show(s.test)
+            head: list[Line] = []
+            test = self.show(s.test)
             if record:
                 name = self.fresh("taken")
                 head, test = [Line(f"{name} = {test}", s.line, "repeat")], name
@@ -278,8 +283,8 @@ class Reverse:
             inner = push and s not in self.plan.fused
             lo, hi, step = s.bounds
             word = "prange" if s.parallel and self.may_run_parallel(s) else "range"
-            head = f"for {s.var} in {word}({self.range(lo, hi, step)}):"
-            return [Line(head, s.line, "repeat", self.forward(s.body, kept, inner) or [Line("pass")])]
+            loop = f"for {s.var} in {word}({self.range(lo, hi, step)}):"
+            return [Line(loop, s.line, "repeat", self.forward(s.body, kept, inner) or [Line("pass")])]
         assert isinstance(s, Assign)
         if self.kernel.root(base(s.target)) in self.task.saved:
             return [Line(f"{self.show(s.value)} = {self.show(s.target)}", s.line, "repeat")]
@@ -290,7 +295,7 @@ class Reverse:
         return [*(self.push(self.show(s.target), s.line) if record else []), line]
 
     def may_run_parallel(self, loop: For) -> bool:
-        """Whether a repeated loop may be parallel: no sum runs through its iterations, whose order would change bits."""
+        """Whether a repeated loop may be parallel: no sum runs through its iterations."""
         if loop not in self.plan.fused or any(p.parallel for p in self.plan.parent[loop] if isinstance(p, For)):
             return False
         return all(
@@ -299,10 +304,12 @@ class Reverse:
         )
 
     def range(self, lo: ast.expr, hi: ast.expr, step: int) -> str:
+        """The arguments of a range."""
         parts = [] if text(lo) == "0" and step == 1 else [self.show(lo)]
         return ", ".join([*parts, self.show(hi), *([str(step)] if step != 1 else [])])
 
     def push(self, value: str, line: int) -> list[Line]:
+        """Write a record."""
         t = self.tapes[-1]
         return [
             Line(f"if {t}_top == {t}.size:", line, "record", [Line(f"{t} = np.concatenate(({t}, {t}))")]),
@@ -311,6 +318,7 @@ class Reverse:
         ]
 
     def pop(self, target: str, line: int, integer: bool = False) -> list[Line]:
+        """Write the reading of a record."""
         t = self.tapes[-1]
         value = f"int({t}[{t}_top])" if integer else f"{t}[{t}_top]"
         return [Line(f"{t}_top -= 1", line, "record"), Line(f"{target} = {value}", line, "record")]
@@ -332,6 +340,7 @@ class Reverse:
         return lines
 
     def backward_if(self, s: If, home: For | None) -> list[Line]:
+        """Write the reverse of a branch."""
         test, lines = self.show(s.test), list[Line]()
         body, orelse = self.backward(s.body, home), self.backward(s.orelse, home)
         if s in self.plan.recorded:
@@ -346,6 +355,7 @@ class Reverse:
         return lines
 
     def backward_assign(self, s: Assign) -> list[Line]:
+        """Write the reverse of an assignment, and the reading of its record on the right side of it."""
         pop: list[Line] = []
         if s in self.plan.recorded:
             pop = self.pop(self.show(s.target), s.line, base(s.target) in self.kernel.ints)
@@ -450,6 +460,7 @@ class Reverse:
         raise AssertionError(text(e))
 
     def value(self, e: ast.expr) -> ast.expr:
+        """An expression of the forward as an expression of the backward."""
         return parse(self.show(e))  # type: ignore[no-any-return]
 
     def backward_sum(self, s: LogSumExp) -> list[Line]:
@@ -468,6 +479,7 @@ class Reverse:
     # Loops -----------------------------------------------------------------------------------------------------------
 
     def backward_for(self, s: For) -> list[Line]:
+        """Write the reverse of a loop."""
         plan = self.plan
         if not plan.has_adjoint(s) and not any(x in plan.recorded for x in flat(s.body)):
             return []
@@ -567,7 +579,7 @@ class Reverse:
                 else:
                     self.face.scratch[f"{d}_memory"] = (CHUNKS, name)
                     lines.append(Line(f"{d}_parts = {d}_memory[:CHUNKS * {d}.size].reshape({shape})"))
-                inside += self.nest(d, name, lambda i, d=d: f"{d}_parts[chunk, {i}] = ZERO", [])  # type: ignore[misc]
+                inside += self.nest(d, name, f"{d}_parts[chunk, {{i}}] = ZERO")
                 after += self.gather(name)
         a, b = self.show(lo), self.show(hi)
         if a == "0":
@@ -595,14 +607,14 @@ class Reverse:
                 Line(new),
             ]
 
-        return self.nest(d, name, inner, [], parallel=True)
+        return self.nest(d, name, inner, parallel=True)
 
-    def nest(self, d, name, make, fixed, parallel=False):  # type: ignore[no-untyped-def]
+    def nest(self, d: str, name: str, make: str | Callable[[str], list[Line]], parallel: bool = False) -> list[Line]:
         """Write loops over all elements of an array."""
         axes = self.kernel.arrays[name]
         variables = [f"j{k}" for k in range(axes)]
-        made = make(", ".join(variables))
-        body = [Line(made)] if isinstance(made, str) else made
+        every = ", ".join(variables)
+        body = [Line(make.replace("{i}", every))] if isinstance(make, str) else make(every)
         for k in reversed(range(axes)):
             word = "prange" if parallel and k == 0 else "range"
             body = [Line(f"for j{k} in {word}({d}.shape[{k}]):", body=body)]
@@ -638,26 +650,27 @@ class Reverse:
         """The one outermost loop in which an adjoint is added to, if there is one."""
         from .normal import sources
 
-        tops = set()
+        tops: set[Stmt] = set()
         for s in flat(self.kernel.body):
             if isinstance(s, Assign) and self.plan.has_adjoint(s):
                 if name in sources(self.kernel, s) or self.kernel.root(base(s.target)) == name:
-                    top = [*self.plan.parent[s], s][0]
-                    tops.add(top)
-        top = tops.pop() if len(tops) == 1 else None
+                    tops.add([*self.plan.parent[s], s][0])
+        top = next(iter(tops)) if len(tops) == 1 else None
         return top if isinstance(top, For) else None
 
     def needs_zero(self) -> list[str]:
-        """Adjoint arrays that start from zero: those that the caller may want overwritten, and those in own memory."""
+        """Adjoint arrays that start from zero: those that the caller may want overwritten, those in own memory."""
         flagged = [n for n in self.task.wrt if n in self.plan.active and self.face.flag(f"d{n}")]
         own = [n for n in self.kernel.arrays if n in self.plan.active and f"d{n}" not in self.face.params]
         own = [n for n in own if n not in self.copied]
         return [*flagged, *own]
 
     def zero_slices(self, s: For) -> list[Line]:
+        """Zero what an iteration owns."""
         return self.zero(s, s)
 
     def zero_split(self, s: For, inner: For, part: For) -> list[Line]:
+        """Zero what a chunk owns."""
         return self.zero(s, inner, part)
 
     def zero(self, top: For, loop: For, part: For | None = None) -> list[Line]:
@@ -694,7 +707,7 @@ class Reverse:
         return lines
 
     def halves(self, loop: For, seen: str, axes: list[int]) -> tuple[str, str]:
-        """The quotient and the remainder by which a loop owns slices: written out, since they may not be computed yet."""
+        """The quotient and the remainder by which a loop owns slices, written out: they may not be computed yet."""
         for q, r in self.plan.halves(loop):
             for s, e in self.plan.accesses:
                 parts = [text(i) for i in index(e)]
@@ -736,7 +749,9 @@ class Reverse:
     def size(self, e: ast.expr) -> str:
         """The declared size that an expression such as ``x.shape[0]`` stands for."""
         match e:
-            case ast.Subscript(value=ast.Attribute(value=ast.Name(id=name), attr="shape"), slice=ast.Constant(value=k)):
+            case ast.Subscript(
+                value=ast.Attribute(value=ast.Name(id=name), attr="shape"), slice=ast.Constant(value=int(k))
+            ):
                 sizes = self.face.sizes.get(name, ())
                 return sizes[k] if k < len(sizes) else text(e)
         return text(e)
@@ -762,7 +777,8 @@ class Reverse:
             if isinstance(p, For)
         ) and name not in {n for parts in self.plan.partial.values() for n in parts}
 
-    def plan_leaves(self, s: Assign) -> list[tuple[ast.expr, ast.expr]]:
+    def plan_leaves(self, s: Assign) -> list[tuple[Any, ast.expr]]:
+        """The leaves of a statement, whatever the seed."""
         return self.leaves(s.value, parse("ONE"), s)
 
     def late_zeros(self) -> list[Line]:
@@ -779,7 +795,7 @@ class Reverse:
             top = self.added_in_one_loop(name)
             if top and name in self.plan.partial.get(top, []):
                 continue
-            body = self.nest(d, name, lambda i, d=d: f"{d}[{i}] = ZERO", [], parallel=True)
+            body = self.nest(d, name, f"{d}[{{i}}] = ZERO", parallel=True)
             flag = self.face.flag(d)
             lines += [Line(f"if not {flag}:", body=body)] if flag else body
         return lines
@@ -791,7 +807,7 @@ def _lines(body: Iterable[Line]) -> Iterable[Line]:
         yield from _lines(line.body or [])
 
 
-# Arithmetic on expressions ---------------------------------------------------------------------------------------------
+# Arithmetic on expressions ------------------------------------------------------------------------------------------
 
 
 def times(a: ast.expr, b: ast.expr) -> ast.expr:
@@ -816,11 +832,12 @@ def negative(a: ast.expr) -> ast.expr:
 
 def power(x: ast.expr, n: ast.expr) -> ast.expr:
     """The derivative of x ** n."""
-    if isinstance(n, ast.Constant) and n.value == 2:
+    number = n.value if isinstance(n, ast.Constant) and isinstance(n.value, int | float) else None
+    if number == 2:
         return ast.BinOp(ast.Name("TWO", ast.Load()), ast.Mult(), x)
-    if isinstance(n, ast.Constant) and n.value == 1:
+    if number == 1:
         return ast.Name("ONE", ast.Load())
-    less = ast.Constant(n.value - 1) if isinstance(n, ast.Constant) else ast.BinOp(n, ast.Sub(), parse("ONE"))
+    less = ast.Constant(number - 1) if number is not None else ast.BinOp(n, ast.Sub(), parse("ONE"))
     return ast.BinOp(n, ast.Mult(), ast.BinOp(x, ast.Pow(), less))
 
 

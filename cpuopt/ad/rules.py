@@ -20,7 +20,7 @@ CASTS = {"float32", "float64", "float"}
 """Functions whose derivative is 1."""
 
 CHOICES = {"max": ">", "min": "<", "maximum": ">", "minimum": "<", "fmax": ">", "fmin": "<"}
-"""Functions that give their second argument where it stands so to the first; of equals, the first has the derivative."""
+"""Functions that give their second argument where it stands so to the first; of equals, the first counts."""
 
 INTEGER = {"int", "int64", "int32", "len", "floor", "ceil", "bool"}
 """Functions without a derivative; their argument may not be active."""

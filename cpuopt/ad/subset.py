@@ -123,7 +123,7 @@ def text(e: ast.AST) -> str:
         found = ast.unparse(e)
         if hasattr(e, "known_names"):
             e.known_text = found  # type: ignore[attr-defined]
-    return found
+    return str(found)
 
 
 def parse(code: str) -> Any:
@@ -205,6 +205,7 @@ class _Reader:
         self.loops: list[str] = []
 
     def refuse(self, node: ast.AST, why: str, instead: str) -> NoReturn:
+        """Raise, with file, line and code."""
         line = getattr(node, "lineno", 0)
         code = self.source.get(line, text(node)).strip()
         raise UnsupportedError(f"{self.file}:{line}: '{code}': {why}; {instead}")
@@ -213,6 +214,7 @@ class _Reader:
         return [s for node in body for s in self.statement(node)]
 
     def statement(self, node: ast.stmt) -> list[Stmt]:
+        """Read one statement."""
         match node:
             case ast.Expr(value=ast.Constant()) | ast.Pass():
                 return []
@@ -302,7 +304,7 @@ class _Reader:
                 self.refuse(node, why, "compute the bound before the loop")
         return For(node.lineno, var, (lo, hi, step), body, kind in PARALLEL)
 
-    def target(self, node: ast.expr) -> ast.expr:
+    def target(self, node: ast.expr) -> Any:
         if isinstance(node, ast.Name):
             if node.id in self.views:
                 self.refuse(node, f"'{node.id}' is a view and is assigned", "give the result another name")
@@ -362,7 +364,7 @@ class _Reader:
         self.refuse(e, f"'{text(e)}' is not in the subset", "see the subset in docs/ad.md")
 
 
-def load(target: ast.expr) -> ast.expr:
+def load(target: ast.expr) -> Any:
     """Give a target as something that is read."""
     return parse(text(target))
 

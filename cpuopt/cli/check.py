@@ -36,9 +36,11 @@ def check_gradients(args: argparse.Namespace) -> int:
 
         kernels.load_all(args.kernels)
     chosen = [
-        op for name, op in ops.ALL.items()
-        if op.inverts and (not args.ops or any(registry.op_matches(n, p) for p in args.ops for n in (name, op.inverts.name)))
-    ]  # fmt: skip
+        op
+        for name, op in ops.ALL.items()
+        if op.inverts
+        and (not args.ops or any(registry.op_matches(n, p) for p in args.ops for n in (name, op.inverts.name)))
+    ]
     if not chosen:
         known = [op.name for op in ops.ALL.values() if op.inverts]
         raise UserError(

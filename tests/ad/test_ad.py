@@ -1,6 +1,7 @@
 """Generated backward kernels: right, planned as they should be, refused where they must be."""
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import cpuopt.kernels
+import cpuopt.kernels  # noqa: F401  (registers)
 from cpuopt import ops, registry
 from cpuopt.ad import Interface, UnsupportedError, differentiate
 from cpuopt.ad import plan as planning
@@ -115,7 +116,7 @@ def test_the_text_of_every_generated_backward_is_as_it_was():
     made = {n: backward(ops.ALL[n], registry.KERNELS[ops.ALL[n].inverts.name, "vanilla"]) for n in GENERATED}
     made |= {n: differentiate(f, ["x", "w"], ["y"]) for n, f in user.ALL.items()}
     texts = {n: [re.sub(r" +# \d+: .*", "", line) for line in m.text.splitlines()] for n, m in made.items()}
-    if not GOLDEN.exists():  # to renew: delete the file, run this test, and read the difference
+    if "CPUOPT_RENEW" in os.environ:  # then read the difference
         GOLDEN.write_text(json.dumps(texts, indent=0) + "\n")
     assert texts == json.loads(GOLDEN.read_text())
 
@@ -125,7 +126,7 @@ def test_no_op_needs_a_tape():
         assert "tape" not in backward(ops.ALL[n], registry.KERNELS[ops.ALL[n].inverts.name, "vanilla"]).text
 
 
-# Programs --------------------------------------------------------------------------------------------------------------
+# Programs -----------------------------------------------------------------------------------------------------------
 
 
 @settings(max_examples=300, suppress_health_check=list(HealthCheck))
@@ -207,7 +208,7 @@ def test_the_programs_catch_a_broken_planner(mutant, monkeypatch):
     assert wrong_among(150) is not None
 
 
-# Refusals --------------------------------------------------------------------------------------------------------------
+# Refusals -----------------------------------------------------------------------------------------------------------
 
 REFUSALS = {
     "while x[0] > 0:\n        y[0] = 1.0": "While",
@@ -279,7 +280,3 @@ def test_a_gradient_through_time_runs_backwards():
     f(x, z, np.zeros(1))
     programs.plain(made)(x, z, np.zeros(1), np.ones(1), dx)
     assert np.allclose(dx, [0.9 * 2 * z[0] * 0.9 * 2 * z[1], 0.9 * 2 * z[1], 1])
-
-
-def test_the_package_is_imported():
-    assert cpuopt.kernels
