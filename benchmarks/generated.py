@@ -16,6 +16,7 @@ import numpy as np
 
 import cpuopt.kernels  # noqa: F401
 from cpuopt import Choice, Engine, ops, registry
+from cpuopt.job import specs
 from cpuopt.lab.cases import arguments, case
 from cpuopt.lab.check import check_all
 from cpuopt.models import gpt2
@@ -63,8 +64,8 @@ def steps(count):
         "vanilla, backward generated": Choice("vanilla", ["*_backward*=generated"]),
         "optimized": Choice("optimized"),
     }.items():
-        model = gpt2.GPT2(gpt2.config("gpt2-124M"))
-        engines[name] = Engine(model, model.inputs(4, 64), choice=choice)
+        model = gpt2.GPT2(gpt2.PRESETS["gpt2-124M"])
+        engines[name] = Engine(model, specs(4, 64), choice=choice)
     times = {name: [] for name in engines}
     losses = {name: [] for name in engines}
     for _ in range(count):

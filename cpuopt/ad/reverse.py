@@ -382,6 +382,10 @@ class Reverse:
             for e, d in found:
                 leaves.setdefault(text(e), (e, []))[1].append(d)
             return lines + [self.add(s, e, total(ds)) for e, ds in leaves.values()]
+        if isinstance(s.target, ast.Subscript) and len(found) > 1 and not mine:
+            name = self.fresh("seed")  # read once: the compiler cannot know that no line below writes to it
+            lines.append(Line(f"{name} = {own}", s.line, "invert"))
+            found = self.leaves(s.value, parse(name), s)
         for e, d in found:
             leaves.setdefault(text(e), (e, []))[1].append(d)
         kept = leaves.pop(text(s.target), None)
