@@ -22,6 +22,7 @@ from .subset import (
     View,
     assigned,
     base,
+    elements,
     flat,
     index,
     names,
@@ -592,11 +593,22 @@ class Reverse:
             bounds = f"{a} + ({b} - {a}) * chunk // CHUNKS, {a} + ({b} - {a}) * (chunk + 1) // CHUNKS"
         if step != 1:
             raise UnsupportedError(f"{self.kernel.file}:{s.line}: a parallel loop that records has step {step}; use 1")
-        bounds = ", ".join(text(parse(x)) for x in bounds.split(", "))
+        parts_of = [text(parse(x)) for x in bounds.split(", ")]
+        if flat_body and self.only_indexes(s):  # an unsigned index needs no test for negative ones, and is vectorized
+            parts_of = [f"np.uint64({x})" for x in parts_of]
+        bounds = ", ".join(parts_of)
         inside.append(Line(f"for {s.var} in range({bounds}):", s.line, "invert", body))
         inside += [Line(f"{self.adjoint(n)}_parts[chunk] = {locals_[n]}") for n in scalars]
         lines.append(Line("for chunk in prange(CHUNKS):", s.line, "invert", inside))
         return lines + after
+
+    def only_indexes(self, s: For) -> bool:
+        """Whether a loop's variable is used as a bare index and in no other way."""
+        uses = [n for x in flat(s.body) for e in self.plan.reads(x) for n in ast.walk(e) if isinstance(n, ast.Name)]
+        bare = {id(i) for x in flat(s.body) for e in self.plan.reads(x) for y in elements(e) for i in index(y)}
+        targets = [x.target for x in flat(s.body) if isinstance(x, Assign) and isinstance(x.target, ast.Subscript)]
+        bare |= {id(i) for y in targets for i in index(y)}
+        return all(id(n) in bare for n in uses if n.id == s.var)
 
     def gather(self, name: str) -> list[Line]:
         """Sum the chunks' parts in their order."""
