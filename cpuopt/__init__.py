@@ -17,6 +17,8 @@ _HOMES = {
     "Choice": "registry",
     "kernel": "kernels.jit",
     "helper": "kernels.jit",
+    "differentiable": "custom",
+    "check_gradient": "lab.gradient",
     "UserError": "errors",
 }
 _MODULES = ("nn", "functional", "ops", "models", "data")

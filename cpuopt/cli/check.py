@@ -29,6 +29,11 @@ def flags(p: argparse.ArgumentParser) -> None:
     )
     p.add_argument("-B", type=int, default=1, help="rows of that model's batch (%(default)s)")
     p.add_argument("-T", type=int, default=64, help="tokens of a row (%(default)s)")
+    p.add_argument(
+        "--gradient",
+        action="store_true",
+        help="instead: each op's backward reference against differences of its forward",
+    )
     p.add_argument("--quick", action="store_true", help="a few sizes only, and none of a model")
     p.add_argument("--threads", default="", metavar="N,...", help="must all give the same bits (1 and all cores)")
     p.add_argument("--seed", type=int, help="of the inputs (another one each time)")
@@ -38,7 +43,9 @@ def flags(p: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the verb; return its exit status: 1 where a kernel fails."""
+    """Run the verb; return its exit status: 1 where a kernel or a gradient is wrong."""
+    if args.gradient:
+        return check_gradients(args)
     counts = common.thread_counts(args.threads)
     start_numba(max(counts))
     from ..job import Settings, build_only
@@ -115,3 +122,32 @@ def choose(
             f"check: no kernel is both one of {patterns} and of variant {variants or 'any'}; see 'cpuopt kernels'"
         )
     return found
+
+
+def check_gradients(args: argparse.Namespace) -> int:
+    """Check the gradients of the ops that match; return 1 if one is wrong."""
+    from .. import ops, registry
+    from ..lab.gradient import check_gradient
+
+    if args.kernels:
+        from .. import kernels
+
+        kernels.load_all(args.kernels)
+    chosen = [
+        op
+        for op in ops.ALL.values()
+        if op.inverts
+        and (not args.op or any(registry.op_matches(n, p) for p in args.op for n in (op.name, op.inverts.name)))
+    ]
+    if not chosen:
+        known = [op.name for op in ops.ALL.values() if op.inverts]
+        raise UserError(
+            f"check --gradient {' '.join(args.op)}: no op with a backward matches; known: {', '.join(known)}"
+        )
+    results = [r for op in chosen for r in check_gradient(op, seed=args.seed or 0)]
+    if args.json:
+        print(json.dumps({"gradients": [r.describe() for r in results]}))
+    else:
+        for r in results:
+            print(r)
+    return int(any(r.verdict != "PASS" for r in results))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -165,7 +166,6 @@ def _draw_ids(below: int, shape: tuple[int, ...], ignoring: str | None, rng: np.
 
 def reference(op: Op, given: Arguments) -> dict[str, Array]:
     """Call an op's reference in float64; its results by name, without those that are absent."""
-    code = op.reference.__code__
     wide = {n: x.astype(np.float64) if getattr(x, "dtype", None) == np.float32 else x for n, x in given.items()}
-    found = op.reference(**{n: wide[n] for n in code.co_varnames[: code.co_argcount]})
+    found = op.reference(**{n: wide[n] for n in signature(op.reference).parameters})
     return {n: np.asarray(x) for n, x in found.items() if given.get(n) is not None}

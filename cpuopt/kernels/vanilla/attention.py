@@ -19,34 +19,36 @@ def attention_forward(out, lse, qkv, att):
     B, T, C = out.shape
     NH = lse.shape[1]
     HS = C // NH
+    heads = qkv.reshape(B, T, 3, NH, HS)  # q, k, v
+    values = out.reshape(B, T, NH, HS)
+    rows = att.reshape(B * NH, T)
     scale = np.float32(1) / np.sqrt(np.float32(HS))
     for bh in prange(B * NH):
-        b, q0 = bh // NH, (bh % NH) * HS
-        k0, v0, a = q0 + C, q0 + 2 * C, bh * T
+        b, h = bh // NH, bh % NH
         for t in range(T):
             # pass 1: q . k, and the maximum
             top = np.float32(-np.inf)
             for t2 in range(t + 1):
                 score = np.float32(0)
                 for i in range(HS):
-                    score += qkv[b, t, q0 + i] * qkv[b, t2, k0 + i]
+                    score += heads[b, t, 0, h, i] * heads[b, t2, 1, h, i]
                 score *= scale
                 top = max(top, score)
-                att[a + t2] = score
+                rows[bh, t2] = score
             # pass 2: exp, and the sum
             total = np.float32(0)
             for t2 in range(t + 1):
-                e = np.exp(att[a + t2] - top)
+                e = np.exp(rows[bh, t2] - top)
                 total += e
-                att[a + t2] = e
-            lse[b, bh % NH, t] = np.log(total) + top
+                rows[bh, t2] = e
+            lse[b, h, t] = np.log(total) + top
             # pass 3: normalize, and gather the values
             for i in range(HS):
-                out[b, t, q0 + i] = 0
+                values[b, t, h, i] = 0
             for t2 in range(t + 1):
-                p = att[a + t2] / total
+                p = rows[bh, t2] / total
                 for i in range(HS):
-                    out[b, t, q0 + i] += p * qkv[b, t2, v0 + i]
+                    values[b, t, h, i] += p * heads[b, t2, 2, h, i]
 
 
 @kernel(ops.attention_backward, "vanilla", scratch=[("att", B * NH * T), ("datt", B * NH * T)])

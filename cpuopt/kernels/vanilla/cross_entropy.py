@@ -22,9 +22,10 @@ def cross_entropy_forward(loss, losses, lse, logits, targets, ignore_index):
         total = np.float32(0)
         for v in range(V):
             total += np.exp(logits[bt, v] - top)
-        lse[bt] = np.log(total) + top
+        z = np.log(total) + top
+        lse[bt] = z
         counts = targets[bt] != ignore_index
-        losses[bt] = lse[bt] - logits[bt, targets[bt]] if counts else np.float32(0)
+        losses[bt] = z - logits[bt, targets[bt]] if counts else np.float32(0)
     total_loss = 0.0
     n = 0
     for bt in range(BT):

@@ -1,0 +1,100 @@
+"""Backward kernels from the source of forward kernels: reverse-mode differentiation of loops over arrays."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from types import ModuleType
+
+from . import emit
+from .normal import flatten, freeze, restore_early, unshift
+from .plan import Plan, Task
+from .reverse import Interface, Line, Reverse
+from .subset import Kernel, UnsupportedError, read
+
+__all__ = ["Backward", "Interface", "UnsupportedError", "differentiate"]
+
+
+@dataclass
+class Backward:
+    """A generated backward kernel.
+
+    Attributes
+    ----------
+    text : the module's source.
+    lines : its body, each with the forward line that it stands for.
+    scratch : working memory that it asks for after its parameters: name, and how many times the size of which array.
+    """
+
+    name: str
+    text: str
+    lines: list[Line]
+    plan: Plan
+    params: list[str]
+    scratch: dict[str, tuple[int, str]]
+
+    def module(self) -> ModuleType:
+        """Write the text to the cache and import it."""
+        key = hashlib.sha256(self.text.encode()).hexdigest()[:32]
+        return emit.load(self.name, key, lambda: self.text)
+
+    @property
+    def function(self) -> Callable[..., None]:
+        """The backward as a plain Python function, which numba may compile."""
+        return getattr(self.module(), self.name)  # type: ignore[no-any-return]
+
+
+def differentiate(
+    forward: Callable[..., None] | Kernel,
+    wrt: Iterable[str],
+    outs: Iterable[str],
+    *,
+    name: str | None = None,
+    interface: Interface | None = None,
+    saved: Iterable[str] = (),
+    hidden: Iterable[str] = (),
+    fresh: Iterable[str] = (),
+    record_all: bool = False,
+) -> Backward:
+    """Write the backward of a forward kernel.
+
+    Parameters
+    ----------
+    forward : a function of arrays and numbers, compiled or not, in the subset that `cpuopt.ad.subset` names.
+    wrt : the arrays to differentiate with respect to.
+    outs : the arrays whose adjoints are given.
+    name : of the backward.
+    interface : its parameters; by default those of the forward, then the adjoints of `outs` (read), then those of
+        `wrt` (added to). What the forward writes is then working memory: give it as it was before the forward.
+    saved : outputs that the backward gets as the forward left them.
+    hidden : parameters of the forward that the backward does not get.
+    fresh : outputs whose content before the call means nothing.
+    record_all : record every value that is overwritten instead of planning: the slow route, to compare with.
+
+    Raises
+    ------
+    UnsupportedError
+        For what is not in the subset; the message has file, line, why, and what to write instead.
+    """
+    kernel = forward if isinstance(forward, Kernel) else read(forward)
+    wrt, outs, saved = list(wrt), list(outs), set(saved)
+    if interface:
+        kernel.arrays |= {n: len(sizes) for n, sizes in interface.sizes.items() if n in kernel.params}
+    for role, given in (("wrt", wrt), ("outs", outs)):
+        for n in given:
+            if n not in kernel.arrays:
+                raise UnsupportedError(f"{kernel.file}: {role} names '{n}'; arrays: {', '.join(kernel.arrays)}")
+    if not record_all:
+        kernel = restore_early(unshift(kernel, {*outs, *saved}, saved), saved)
+    kernel = flatten(kernel, wrt, saved)
+    freeze(kernel)
+    plan = Plan(Task(kernel, wrt, outs, saved, set(hidden), set(fresh), record_all))
+    name = name or f"{kernel.name}_backward"
+    if interface is None:
+        adjoints = [f"d{n}" for n in [*outs, *(w for w in wrt if w not in outs)]]
+        interface = Interface([*kernel.params, *adjoints])
+    lines = Reverse(plan, interface).write()
+    doc = f"The backward of {kernel.name}, generated from its source."
+    text = emit.module(kernel, name, interface.params, lines, doc, interface.scratch)
+    return Backward(name, text, lines, plan, interface.params, interface.scratch)

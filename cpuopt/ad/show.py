@@ -1,0 +1,91 @@
+"""A generated backward for a reader: the reasons of its plan, and both sources side by side."""
+
+from __future__ import annotations
+
+import html as escape
+from collections.abc import Iterable
+
+from . import Backward
+from .reverse import Line
+from .subset import Assign, For, If, flat
+
+
+def plan(made: Backward) -> list[str]:
+    """Describe each decision: line, statement, what is done, why."""
+    p = made.plan
+    rows: list[tuple[int, str, str]] = []
+    for s in flat(p.body):
+        if s in p.recorded:
+            what = f"recorded: {p.recorded[s]}"
+        elif s in p.again:
+            what = f"computed again: {p.again[s]}"
+        elif isinstance(s, For):
+            if s in p.fused:
+                what = f"forward and reverse in one iteration: {p.fused[s]}"
+                if s in p.split:
+                    what += f"; by chunks of '{p.split[s].var}', along which no two chunks add to one element"
+                if s in p.partial:
+                    what += f"; {', '.join('d' + n for n in p.partial[s])} summed by each chunk, then in order"
+            else:
+                way = "upwards: no adjoint is carried" if s in p.ascending else f"downwards: {p.plain.get(s, '')}"
+                what = f"forward, then reverse {way}"
+        elif isinstance(s, Assign) and p.kernel.root(_base(s)) in p.task.saved:
+            what = f"kept: the backward is given '{p.kernel.root(_base(s))}'"
+        elif isinstance(s, Assign) and not p.has_adjoint(s):
+            what = "no adjoint"
+        elif isinstance(s, If):
+            what = "condition evaluated again"
+        else:
+            what = "nothing to keep"
+        rows.append((s.line, p.kernel.source.get(s.line, "").split("#")[0].strip(), what))
+    width = max((len(code) for _, code, _ in rows), default=0)
+    return [f"{line:5}  {code:<{width}}  {what}" for line, code, what in rows]
+
+
+def _base(s: Assign) -> str:
+    from .subset import base
+
+    return base(s.target)
+
+
+STYLE = """
+body { font: 13px/1.45 ui-monospace, monospace; margin: 1.5em; color: #222; background: #fff }
+h1 { font: 600 16px system-ui, sans-serif } section { display: flex; gap: 2em; align-items: flex-start }
+pre { margin: 0; overflow-x: auto } pre.forward { position: sticky; top: 1em }
+span { display: block; padding: 0 .5em; white-space: pre } span.on { background: #ffe9a8 }
+span.repeat { color: #777 } span.record { color: #a33 } span i { color: #999; font-style: normal }
+"""
+SCRIPT = """
+for (const line of document.querySelectorAll("span[data-line]"))
+  for (const [event, on] of [["mouseenter", true], ["mouseleave", false]])
+    line.addEventListener(event, () => line.closest("section")
+      .querySelectorAll(`span[data-line="${line.dataset.line}"]`).forEach(x => x.classList.toggle("on", on)))
+"""
+
+
+def html(pages: Iterable[Backward]) -> str:
+    """Write a page with forward and backward side by side; pointing at a line marks those that belong to it."""
+    parts = []
+    for made in pages:
+        k = made.plan.kernel
+        left = [_span(n, "", f"<i>{n:4}</i> {escape.escape(code)}") for n, code in sorted(k.source.items())]
+        right = list(_spans(made.lines, 0))
+        parts.append(
+            f"<h1>{k.name} and {made.name}</h1><section><pre class=forward>{''.join(left)}</pre>"
+            f"<pre>{''.join(right)}</pre></section>"
+        )
+    body = "".join(parts)
+    return (
+        f"<!doctype html><html lang=en><meta charset=utf-8><title>Generated backward kernels</title>"
+        f"<style>{STYLE}</style><body>{body}<script>{SCRIPT}</script></body></html>\n"
+    )
+
+
+def _span(line: int, role: str, code: str) -> str:
+    return f'<span class="{role}"' + (f' data-line="{line}"' if line else "") + f">{code}</span>"
+
+
+def _spans(lines: Iterable[Line], indent: int) -> Iterable[str]:
+    for line in lines:
+        yield _span(line.source, line.role, "    " * indent + escape.escape(line.text))
+        yield from _spans(line.body or [], indent + 1)

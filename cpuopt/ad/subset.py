@@ -1,0 +1,457 @@
+"""A kernel's source to the four kinds of statement that can be differentiated; all else is refused, with its line.
+
+What a kernel may use: array and number parameters, scalar locals; ``name = e``, ``a[i, j] = e`` and ``+= -= *= /=`` on
+both; ``for i in range(...)`` and ``prange``; ``if``/``else``; ``+ - * /``, constant powers, ``exp log sqrt tanh sin cos
+abs max min`` and casts to float; ``x.shape[k]``; conditional expressions; integer indices, looked-up ones too; and
+``view = a.reshape(...)`` outside loops.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+import numpy as np
+
+from ..errors import UserError
+from .rules import CASTS, CHOICES, DERIVATIVE, INTEGER
+
+PARALLEL = {"prange"}
+MODULES = {"np", "numpy", "math", "nb", "numba"}
+KNOWN = {*DERIVATIVE, *CASTS, *CHOICES, *INTEGER} - {"rsqrt"}
+
+
+class UnsupportedError(UserError):
+    """Source outside the subset: file, line, code, why, and what to write instead."""
+
+
+@dataclass(eq=False)
+class Stmt:
+    """A statement, and the line that it came from."""
+
+    line: int
+
+
+@dataclass(eq=False)
+class Assign(Stmt):
+    """``target = value``."""
+
+    target: ast.expr
+    value: ast.expr
+
+
+@dataclass(eq=False)
+class Accum(Assign):
+    """``target += value``: linear in the target, so nothing of it is ever recorded."""
+
+
+@dataclass(eq=False)
+class LogSumExp(Assign):
+    """``target = log(total) + top``, where total sums ``exp(term - top)`` over a loop: the shift by top cancels.
+
+    `weight` is exp(term - target), as an expression or as the array element that holds it.
+    """
+
+    loop: For
+    term: ast.expr
+    weight: ast.expr
+
+
+@dataclass(eq=False)
+class View(Stmt):
+    """``name = base.reshape(shape)``."""
+
+    name: str
+    base: str
+    shape: list[ast.expr]
+
+
+@dataclass(eq=False)
+class For(Stmt):
+    """A loop over a range."""
+
+    var: str
+    bounds: tuple[ast.expr, ast.expr, int]
+    body: list[Stmt]
+    parallel: bool = False
+
+
+@dataclass(eq=False)
+class If(Stmt):
+    """A branch."""
+
+    test: ast.expr
+    body: list[Stmt]
+    orelse: list[Stmt]
+
+
+@dataclass
+class Kernel:
+    """A kernel in the subset.
+
+    Attributes
+    ----------
+    arrays : the parameters that are arrays, with the number of their axes.
+    ints : locals and arrays that hold integers, as far as indices and ranges tell.
+    source : its lines by number.
+    names : the globals that it uses.
+    """
+
+    name: str
+    file: str
+    params: list[str]
+    body: list[Stmt]
+    arrays: dict[str, int]
+    ints: set[str]
+    source: dict[int, str]
+    names: dict[str, Any]
+    views: dict[str, View] = field(default_factory=dict)
+
+    def root(self, name: str) -> str:
+        """The array that a view looks at, or the name itself."""
+        return self.views[name].base if name in self.views else name
+
+
+def text(e: ast.AST) -> str:
+    """An expression as source; that of one that is not changed any more is kept."""
+    found = getattr(e, "known_text", None)
+    if found is None:
+        found = ast.unparse(e)
+        if hasattr(e, "known_names"):
+            e.known_text = found  # type: ignore[attr-defined]
+    return str(found)
+
+
+def parse(code: str) -> Any:
+    """Read one expression."""
+    return ast.parse(code, mode="eval").body
+
+
+def function_name(call: ast.Call) -> str:
+    """The plain name of what is called: ``exp`` for ``np.exp``."""
+    f = call.func
+    if isinstance(f, ast.Attribute) and isinstance(f.value, ast.Name) and f.value.id in MODULES:
+        return f.attr
+    return f.id if isinstance(f, ast.Name) else text(f)
+
+
+def names(e: ast.AST) -> set[str]:
+    """The names whose values an expression reads; that of x is not read by ``x.shape``."""
+    if (known := getattr(e, "known_names", None)) is not None:
+        return known  # type: ignore[no-any-return]
+    if isinstance(e, ast.Attribute):
+        return set()
+    if isinstance(e, ast.Call):
+        return set().union(*map(names, e.args)) if e.args else set()
+    if isinstance(e, ast.Name):
+        return {e.id}
+    return set().union(*map(names, ast.iter_child_nodes(e)), set())
+
+
+def base(target: ast.expr) -> str:
+    """The name that a target writes."""
+    node = target.value if isinstance(target, ast.Subscript) else target
+    assert isinstance(node, ast.Name)
+    return node.id
+
+
+def index(e: ast.Subscript) -> list[ast.expr]:
+    """The indices of an element, one an axis."""
+    return list(e.slice.elts) if isinstance(e.slice, ast.Tuple) else [e.slice]
+
+
+def elements(e: ast.AST) -> Iterator[ast.Subscript]:
+    """The array elements that an expression reads, those in indices too."""
+    for node in ast.walk(e):
+        if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name):
+            yield node
+
+
+def flat(block: Iterable[Stmt]) -> Iterator[Stmt]:
+    """Every statement of a block, outer ones first."""
+    for s in block:
+        yield s
+        if isinstance(s, For):
+            yield from flat(s.body)
+        elif isinstance(s, If):
+            yield from flat(s.body)
+            yield from flat(s.orelse)
+
+
+def assigned(block: Iterable[Stmt]) -> set[str]:
+    """The names that a block writes, loop variables included."""
+    found = set()
+    for s in flat(block):
+        if isinstance(s, Assign):
+            found.add(base(s.target))
+        elif isinstance(s, For):
+            found.add(s.var)
+    return found
+
+
+class _Reader:
+    """Reads one function."""
+
+    def __init__(self, file: str, source: dict[int, str]) -> None:
+        self.file, self.source = file, source
+        self.index_names: set[str] = set()
+        self.axes: dict[str, int] = {}
+        self.views: dict[str, View] = {}
+        self.globals: set[str] = set()
+        self.loops: list[str] = []
+
+    def refuse(self, node: ast.AST, why: str, instead: str) -> NoReturn:
+        """Raise, with file, line and code."""
+        line = getattr(node, "lineno", 0)
+        code = self.source.get(line, text(node)).strip()
+        raise UnsupportedError(f"{self.file}:{line}: '{code}': {why}; {instead}")
+
+    def block(self, body: list[ast.stmt]) -> list[Stmt]:
+        return [s for node in body for s in self.statement(node)]
+
+    def statement(self, node: ast.stmt) -> list[Stmt]:
+        """Read one statement."""
+        match node:
+            case ast.Expr(value=ast.Constant()) | ast.Pass():
+                return []
+            case ast.Assign(targets=[ast.Tuple(elts=targets)], value=value):
+                return self.unpack(node, targets, value)
+            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call(func=ast.Attribute(attr="reshape")) as call):
+                return [self.view(node, name, call)]
+            case ast.Assign(targets=[target], value=value):
+                return [Assign(node.lineno, self.target(target), self.expr(value))]
+            case ast.AugAssign(target=target, op=op, value=value):
+                target, value = self.target(target), self.expr(value)
+                if isinstance(op, ast.Add):
+                    return [Accum(node.lineno, target, value)]
+                if isinstance(op, ast.Sub):
+                    return [Accum(node.lineno, target, ast.UnaryOp(ast.USub(), value))]
+                if not isinstance(op, ast.Mult | ast.Div):
+                    self.refuse(node, "this operator is not one of += -= *= /=", "write the assignment in full")
+                return [Assign(node.lineno, target, ast.BinOp(load(target), op, value))]
+            case ast.For():
+                return [self.loop(node)]
+            case ast.If(test=test, body=body, orelse=orelse):
+                return [If(node.lineno, self.expr(test), self.block(body), self.block(orelse))]
+        instead = {
+            ast.While: "write a for loop over a range",
+            ast.Break: "let the loop run to its end, with an if inside",
+            ast.Continue: "put the rest of the body under an if",
+            ast.Return: "write to an array parameter",
+            ast.Assign: "assign to one name or element at a time",
+            ast.AnnAssign: "write it without the annotation",
+            ast.Expr: "a kernel only assigns",
+        }.get(type(node), "see the subset in docs/ad.md")
+        self.refuse(node, f"{type(node).__name__} is not in the differentiable subset", instead)
+
+    def unpack(self, node: ast.Assign, targets: list[ast.expr], value: ast.expr) -> list[Stmt]:
+        if isinstance(value, ast.Attribute) and value.attr == "shape":
+            parts: list[ast.expr] = [ast.Subscript(value, ast.Constant(k)) for k in range(len(targets))]
+        elif isinstance(value, ast.Tuple) and len(value.elts) == len(targets):
+            parts = value.elts
+            for k, part in enumerate(parts):
+                if names(part) & {base(t) for t in targets[:k] if isinstance(t, ast.Name | ast.Subscript)}:
+                    self.refuse(node, "a later value reads what an earlier target writes", "write one line each")
+        else:
+            self.refuse(node, "only tuples of one length and .shape are unpacked", "write one line each")
+        return [
+            Assign(node.lineno, self.target(t), self.expr(ast.copy_location(v, node)))
+            for t, v in zip(targets, parts, strict=True)
+        ]
+
+    def view(self, node: ast.Assign, name: str, call: ast.Call) -> View:
+        func = call.func
+        assert isinstance(func, ast.Attribute)
+        if not isinstance(func.value, ast.Name) or call.keywords or self.loops or name in self.views:
+            self.refuse(node, "a view is made once, of a parameter, outside loops", "move it to the top of the kernel")
+        shape = call.args[0].elts if isinstance(call.args[0], ast.Tuple) else call.args
+        self.axes[name] = len(shape)
+        self.views[name] = View(node.lineno, name, func.value.id, [self.expr(e, whole=True) for e in shape])
+        return self.views[name]
+
+    def loop(self, node: ast.For) -> For:
+        call = node.iter
+        kind = text(call.func).split(".")[-1] if isinstance(call, ast.Call) else ""
+        if not isinstance(call, ast.Call) or kind not in ("range", "prange") or call.keywords or node.orelse:
+            self.refuse(node, "only 'for name in range(...)' and prange are differentiated", "loop over indices")
+        if not isinstance(node.target, ast.Name):
+            self.refuse(node, "the loop variable is not a name", "write for i in range(...)")
+        args = [self.expr(a, whole=True) for a in call.args]
+        step = 1
+        if len(args) == 3:
+            try:
+                step = ast.literal_eval(args[2])
+            except ValueError:
+                self.refuse(node, "the step of a range must be a number", "write the step out")
+        lo, hi = (parse("0"), args[0]) if len(args) == 1 else (args[0], args[1])
+        var = node.target.id
+        if var in self.loops:
+            self.refuse(node, f"'{var}' is already the variable of a loop around it", "give this one another name")
+        self.index_names.add(var)
+        self.loops.append(var)
+        body = self.block(node.body)
+        self.loops.pop()
+        written = assigned(body)
+        if var in written:
+            self.refuse(node, f"'{var}' is written in the loop", "use a variable of your own")
+        for bound in (lo, hi):
+            if clash := names(bound) & written:
+                why = f"the bound reads '{min(clash)}', which the loop writes"
+                self.refuse(node, why, "compute the bound before the loop")
+        return For(node.lineno, var, (lo, hi, step), body, kind in PARALLEL)
+
+    def target(self, node: ast.expr) -> Any:
+        if isinstance(node, ast.Name):
+            if node.id in self.views:
+                self.refuse(node, f"'{node.id}' is a view and is assigned", "give the result another name")
+            return node
+        if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name):
+            return self.expr(node)
+        self.refuse(node, "the target is neither a name nor an element of an array", "assign to one element at a time")
+
+    def expr(self, e: ast.expr, whole: bool = False) -> Any:
+        """Check an expression; `whole` where it stands for an integer, in an index or a range."""
+        match e:
+            case ast.Constant(value=bool() | int() | float()):
+                return e
+            case ast.Name(id=name):
+                if whole:
+                    self.index_names.add(name)
+                return e
+            case ast.Attribute(value=ast.Name(id=module), attr=attr) if module in MODULES and attr in ("inf", "pi"):
+                self.globals.add(module)
+                return e
+            case ast.Subscript(value=ast.Attribute(value=ast.Name(), attr="shape"), slice=ast.Constant(value=int())):
+                return e
+            case ast.Subscript(value=ast.Name(id=name)):
+                parts = index(e)
+                if any(isinstance(n, ast.Slice) for part in parts for n in ast.walk(part)):
+                    self.refuse(e, "a slice is not in the subset", "loop over the indices")
+                if self.axes.setdefault(name, len(parts)) != len(parts):
+                    self.refuse(e, f"'{name}' has {self.axes[name]} indices elsewhere", "give every index")
+                if whole:
+                    self.index_names.add(name)
+                for part in parts:
+                    self.expr(part, whole=True)
+                return e
+            case ast.UnaryOp(op=ast.USub() | ast.UAdd() | ast.Not(), operand=x):
+                return ast.copy_location(ast.UnaryOp(e.op, self.expr(x, whole)), e)
+            case ast.BinOp(left=x, op=op, right=y):
+                if isinstance(op, ast.MatMult | ast.BitAnd | ast.BitOr | ast.BitXor | ast.LShift | ast.RShift):
+                    self.refuse(e, "this operator is not in the subset", "write loops of + - * /")
+                return ast.copy_location(ast.BinOp(self.expr(x, whole), op, self.expr(y, whole)), e)
+            case ast.Compare(left=x, ops=ops, comparators=ys):
+                return ast.copy_location(ast.Compare(self.expr(x), ops, [self.expr(y) for y in ys]), e)
+            case ast.BoolOp(op=op, values=xs):
+                return ast.copy_location(ast.BoolOp(op, [self.expr(x) for x in xs]), e)
+            case ast.IfExp(test=test, body=x, orelse=y):
+                new = ast.IfExp(self.expr(test), self.expr(x, whole), self.expr(y, whole))
+                return ast.copy_location(new, e)
+            case ast.Call(func=ast.Name(id="len"), args=[ast.Name(id=name)]):
+                return parse(f"{name}.shape[0]")
+            case ast.Call(func=func, args=args, keywords=[]) if function_name(e) in KNOWN:
+                if len(args) != (2 if function_name(e) in CHOICES else 1):
+                    self.refuse(e, f"{text(func)} is given {len(args)} arguments", "give max and min two, others one")
+                self.globals.add(func.value.id if isinstance(func, ast.Attribute) else func.id)  # type: ignore
+                return ast.copy_location(ast.Call(func, [self.expr(a, whole) for a in args], []), e)
+            case ast.Call(func=func):
+                known = " ".join(sorted(KNOWN))
+                self.refuse(e, f"{text(func)} has no derivative here", f"write it out; known functions: {known}")
+        self.refuse(e, f"'{text(e)}' is not in the subset", "see the subset in docs/ad.md")
+
+
+def load(target: ast.expr) -> Any:
+    """Give a target as something that is read."""
+    return parse(text(target))
+
+
+def read(function: Callable[..., None]) -> Kernel:
+    """Read a kernel, compiled or not.
+
+    Raises
+    ------
+    UnsupportedError
+        For what is not in the subset.
+    """
+    plain = inspect.unwrap(getattr(function, "py_func", function))
+    lines, first = inspect.getsourcelines(plain)
+    first = max(first, 1)
+    source = {first + i: line.rstrip("\n") for i, line in enumerate(lines)}
+    tree = ast.parse(textwrap.dedent("".join(lines)))
+    ast.increment_lineno(tree, first - 1)
+    node = tree.body[0]
+    file = plain.__code__.co_filename
+    reader = _Reader(file, source)
+    if not isinstance(node, ast.FunctionDef):
+        reader.refuse(node, "this is not a function", "write a kernel with def")
+    a = node.args
+    if a.vararg or a.kwarg or a.kwonlyargs or a.posonlyargs or a.defaults:
+        reader.refuse(node, "a kernel has plain parameters only", "name each one, without a default")
+    params = [arg.arg for arg in a.args]
+    body = reader.block(node.body)
+    kernel = Kernel(node.name, file, params, body, {}, reader.index_names, source, {}, reader.views)
+    _check(kernel, reader, plain)
+    return kernel
+
+
+def _check(kernel: Kernel, reader: _Reader, function: Any) -> None:
+    """Check what only the whole function shows: which names are arrays, aliases, undefined names; find its globals."""
+    arrays = reader.axes | {
+        n.value.id: reader.axes.get(n.value.id, 0)
+        for n in ast.walk(ast.parse(textwrap.dedent("\n".join(kernel.source.values()))))
+        if isinstance(n, ast.Attribute) and n.attr == "shape" and isinstance(n.value, ast.Name)
+    }
+    arrays |= {v.base: arrays.get(v.base, 0) for v in kernel.views.values()}
+    written = assigned(kernel.body)
+    where = ast.parse("pass").body[0]
+    for s in flat(kernel.body):
+        where.lineno = s.line
+        reads = expressions(s)
+        for e in reads:
+            held = {id(n.value) for n in ast.walk(e) if isinstance(n, ast.Subscript | ast.Attribute)}
+            for n in ast.walk(e):
+                if isinstance(n, ast.Name) and n.id in arrays and id(n) not in held:
+                    reader.refuse(where, f"the array '{n.id}' is used whole", "loop over its elements")
+        if isinstance(s, Assign) and isinstance(s.target, ast.Name):
+            if s.target.id in kernel.params or s.target.id in arrays:
+                reader.refuse(where, f"the parameter '{s.target.id}' is assigned", "use a local of another name")
+        if isinstance(s, View) and s.base not in kernel.params:
+            reader.refuse(where, f"'{s.base}' is no parameter", "make a view of a parameter")
+        if isinstance(s, Assign) and isinstance(s.target, ast.Subscript) and base(s.target) not in arrays:
+            reader.refuse(where, f"'{base(s.target)}' is not an array parameter", "pass it as a parameter")
+    for name in arrays:
+        if name not in kernel.params and name not in kernel.views:
+            where.lineno = next(iter(kernel.source))
+            reader.refuse(where, f"the array '{name}' is no parameter", "pass it as a parameter")
+    kernel.arrays = {n: k for n, k in arrays.items() if n in kernel.params}
+    local = {*kernel.params, *written, *kernel.views}
+    used = set().union(*(names(e) for s in flat(kernel.body) for e in expressions(s)), set())
+    for name in sorted((used - local) | reader.globals):
+        value = function.__globals__.get(name)
+        if name in function.__code__.co_freevars:
+            value = function.__closure__[function.__code__.co_freevars.index(name)].cell_contents
+        builtin = name in KNOWN and name not in function.__globals__
+        known = name in MODULES or name in KNOWN or isinstance(value, bool | int | float | np.number)
+        if not known:
+            where.lineno = next((s.line for s in flat(kernel.body) for e in expressions(s) if name in names(e)), 0)
+            reader.refuse(where, f"'{name}' is not a number that is known when the module is loaded", "pass it in")
+        if not builtin:
+            kernel.names[name] = value
+
+
+def expressions(s: Stmt) -> list[ast.expr]:
+    """The expressions that a statement itself holds."""
+    match s:
+        case Assign(target=target, value=value):
+            return [value, *(index(target) if isinstance(target, ast.Subscript) else [])]
+        case For(bounds=(lo, hi, _)):
+            return [lo, hi]
+        case If(test=test):
+            return [test]
+        case View(shape=shape):
+            return shape
+    return []

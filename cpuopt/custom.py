@@ -1,0 +1,205 @@
+"""An op from one forward kernel: its declaration, its backward, its references and its check."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from inspect import Parameter, Signature
+from typing import Any
+
+import numpy as np
+
+from . import ops, registry
+from .ad import Backward
+from .ad.ops import backward as generate
+from .errors import UserError
+from .op import Arg, Dim, Op, as_dim
+from .program import Value
+from .trace import current
+
+Array = np.ndarray[Any, Any]
+
+
+def differentiable(
+    *args: Arg, flops: Dim | int = 0, source: str = ""
+) -> Callable[[Callable[..., None]], DifferentiableOp]:
+    """Make an op of a forward kernel: ``@differentiable(out("out", N), inp("inp", N))`` above its loops.
+
+    The backward is generated from the kernel's source and registered with it, so the result can be called on the values
+    of a model. The first output is what it returns, and what has a gradient; further outputs are kept for the backward.
+
+    Parameters
+    ----------
+    args : the kernel's parameters as `cpuopt.op` declares them, with roles ``out``, ``in``, ``index`` and ``scalar``.
+    flops : of one call, in size symbols; for the profiler's rates.
+    source : paper, equation or function that it follows.
+
+    Raises
+    ------
+    UserError
+        For a kernel outside the differentiable subset, with its line, or a name that is taken.
+    """
+
+    def decorate(function: Callable[..., None]) -> DifferentiableOp:
+        return DifferentiableOp(function, args, as_dim(flops), source)
+
+    return decorate
+
+
+class DifferentiableOp:
+    """An op that `differentiable` made.
+
+    Attributes
+    ----------
+    forward, backward : the declared ops.
+    generated : the backward kernel with its text and its plan.
+    """
+
+    def __init__(self, function: Callable[..., None], args: tuple[Arg, ...], flops: Dim, source: str) -> None:
+        from .kernels import jit
+
+        name = function.__name__.removesuffix("_forward")
+        for taken in (f"{name}_forward", f"{name}_backward"):
+            if taken in ops.ALL:
+                raise UserError(f"@differentiable: there is an op {taken!r} already; give the function another name")
+        if wrong := [a.name for a in args if a.role not in ("out", "in", "index", "scalar")]:
+            raise UserError(
+                f"@differentiable {name}: '{wrong[0]}' has no such role; expected out, inp, index or scalar"
+            )
+        if not args or args[0].role != "out":
+            raise UserError(f"@differentiable {name}: the first argument must be an out; it is what a call returns")
+        self.name, self.function, self.source = name, function, source or f"{function.__code__.co_filename}"
+        self.forward = Op(
+            f"{name}_forward", *args, label=f"{name} forward", flops=flops, source=self.source,
+            reference=self._named(self._reference_forward, [a.name for a in args]),
+        )  # fmt: skip
+        self.backward = self._declare_backward(flops)
+        kernel = registry.Kernel(self.forward, registry.BASE, function)
+        self.generated: Backward = generate(self.backward, kernel)
+        before = dict(registry.KERNELS)
+        try:
+            jit.kernel(self.forward, registry.BASE, parallel="prange" in function.__code__.co_names)(function)
+            for variant in (registry.BASE, "generated"):
+                self._register(variant)
+        except BaseException:
+            registry.KERNELS.clear()
+            registry.KERNELS.update(before)
+            raise
+        ops.ALL[self.forward.name], ops.ALL[self.backward.name] = self.forward, self.backward
+
+    def __call__(self, *inputs: Any) -> Value:
+        """Add a call to the model that is being traced: the inputs in their declared order."""
+        names = [a.name for a in self.forward.args if a.role != "out"]
+        if len(inputs) != len(names):
+            raise UserError(f"{self.name} is given {len(inputs)} inputs; expected {len(names)}: {', '.join(names)}")
+        return current().emit(self.forward, dict(zip(names, inputs, strict=True)))
+
+    def handwritten(self, function: Callable[..., None]) -> Callable[..., None]:
+        """Register a backward written by hand, with the declared parameters, if it agrees with the generated one.
+
+        Raises
+        ------
+        UserError
+            Where it does not: nothing is registered.
+        """
+        from .kernels import jit
+        from .lab.check import check_all
+
+        kept = registry.KERNELS.pop((self.backward.name, registry.BASE))
+        try:
+            made = jit.kernel(self.backward, registry.BASE)(function)
+            results = check_all([registry.KERNELS[self.backward.name, registry.BASE]], quick=True)
+            worst = max(results, key=lambda r: r.ratio)
+            if worst.verdict == "FAIL":
+                raise UserError(
+                    f"{self.backward.name}: the backward by hand disagrees with the generated one: {worst.reason}; "
+                    f"see 'cpuopt ad {self.name}'"
+                )
+        except BaseException:
+            registry.KERNELS[self.backward.name, registry.BASE] = kept
+            raise
+        return made
+
+    def check(self) -> list[Any]:
+        """Check the generated gradient in float64 against differences, and the compiled kernels against that."""
+        from .lab.check import check_all
+        from .lab.gradient import check_gradient
+
+        kernels = [k for (name, _), k in registry.KERNELS.items() if name in (self.forward.name, self.backward.name)]
+        return [*check_gradient(self.backward), *check_all(kernels, quick=True)]
+
+    def _declare_backward(self, flops: Dim) -> Op:
+        """Declare the backward with no more arguments than the generated kernel reads."""
+        forward = self.forward
+        adjoint = forward.args[0]
+        gradients = [Arg(f"d{a.name}", "acc", a.shape, a.optional, reduces=self._reduction(a)) for a in forward.args
+                     if a.role == "in"]  # fmt: skip
+        given = [Arg(f"d{adjoint.name}", "in", adjoint.shape)]
+        others = [a if a.role in ("index", "scalar") else Arg(a.name, "in", a.shape, a.optional) for a in forward.args]
+
+        def declare(args: list[Arg]) -> Op:
+            op = Op(
+                f"{self.name}_backward", *gradients, *given, *args, label=f"{self.name} backward", flops=flops * 2,
+                source=self.source, inverts=forward,
+                reference=self._named(self._reference_backward, [a.name for a in [*gradients, *given, *args]]),
+            )  # fmt: skip
+            forward.backwards[:] = [op]
+            return op
+
+        trial = generate(declare(others), registry.Kernel(forward, registry.BASE, self.function))
+        code = "\n".join(line.split("#")[0] for line in trial.text.split("\ndef ")[1].splitlines()[1:])
+        read = [a for a in others if re.search(rf"\b{a.name}\b", code)]
+        return declare(read)
+
+    def _reduction(self, arg: Arg) -> Dim:
+        """How many terms an element of a gradient may sum: the outputs for each element of the input."""
+        size = as_dim(1)
+        for d in self.forward.args[0].shape:
+            size = size * d
+        return size
+
+    def _register(self, variant: str) -> None:
+        from .kernels.generated import register
+
+        register(self.backward, registry.KERNELS[self.forward.name, registry.BASE], variant)
+
+    @staticmethod
+    def _named(function: Callable[..., Any], names: list[str]) -> Callable[..., Any]:
+        """Give a reference the parameters that the checks look up by name."""
+
+        def reference(**given: Any) -> Any:
+            return function(**given)
+
+        kinds = [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in names]
+        reference.__signature__ = Signature(kinds)  # type: ignore[attr-defined]
+        return reference
+
+    def _reference_forward(self, **given: Any) -> dict[str, Array]:
+        """The kernel itself as plain Python in float64."""
+        sizes = self.forward.bind(
+            {a.name: np.shape(given[a.name]) for a in self.forward.arrays if given.get(a.name) is not None}
+        )
+        made = {a.name: np.zeros([d(sizes) for d in a.shape]) for a in self.forward.args if a.role == "out"}
+        self.function(**{a.name: made.get(a.name, _present(a, given.get(a.name))) for a in self.forward.args})
+        return made
+
+    def _reference_backward(self, **given: Any) -> dict[str, Array]:
+        """The generated backward as plain Python in float64."""
+        module = self.generated.module()
+        made = {a.name: np.zeros(np.shape(given[a.name])) for a in self.backward.args
+                if a.role == "acc" and given.get(a.name) is not None}  # fmt: skip
+        args: list[Any] = []
+        shapes = {a.name: np.shape(given[a.name]) for a in self.backward.arrays if given.get(a.name) is not None}
+        sizes = self.backward.bind(shapes)
+        for a in self.backward.args:
+            args.append(made.get(a.name, _present(a, given.get(a.name))))
+            args += [False] if a.role == "acc" else []
+        for factor, like in module.SCRATCH.values():
+            args.append(np.zeros(factor * int(np.prod([d(sizes) for d in self.forward.by_name[like].shape]))))
+        getattr(module, self.backward.name)(*args)
+        return made
+
+
+def _present(arg: Arg, value: Any) -> Any:
+    """An array, of length zero where it is absent."""
+    return np.zeros((0,) * len(arg.shape)) if value is None and arg.role != "scalar" else value

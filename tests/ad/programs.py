@@ -1,0 +1,291 @@
+"""Random programs of the differentiable subset, and what is asked of their gradients.
+
+A program is drawn from any source of choices: hypothesis, which shrinks it, or a random generator for long runs.
+"""
+
+import linecache
+import math
+import random
+from dataclasses import dataclass
+
+import numpy as np
+
+from cpuopt.ad import Interface, UnsupportedError, differentiate
+from cpuopt.ad.subset import read
+
+B, N = 3, 4
+NAMES = {n: getattr(math, n) for n in ("exp", "log", "sqrt", "tanh", "sin", "cos")} | {"prange": range, "np": np}
+
+
+class Random:
+    """Choices from a seed."""
+
+    def __init__(self, seed):
+        self.rng = random.Random(seed)
+
+    def below(self, n):
+        return self.rng.randrange(n)
+
+
+class Drawn:
+    """Choices from hypothesis."""
+
+    def __init__(self, draw, integers):
+        self.draw, self.integers = draw, integers
+
+    def below(self, n):
+        return self.draw(self.integers(0, n - 1))
+
+
+class Writer:
+    """Writes one program."""
+
+    def __init__(self, source):
+        self.source, self.lines, self.sums = source, [], 0
+
+    def pick(self, choices):
+        return choices[self.source.below(len(choices))]
+
+    def chance(self, percent):
+        return self.source.below(100) < percent
+
+    def number(self):
+        return f"{(self.source.below(21) - 10) / 10:.1f}"
+
+    def line(self, depth, text):
+        self.lines.append("    " * depth + text)
+
+    def expr(self, depth, atoms):
+        if depth == 0 or self.chance(20):
+            return self.pick([*atoms, self.number()])
+        a, b = self.expr(depth - 1, atoms), self.expr(depth - 1, atoms)
+        kind = self.source.below(12)
+        if kind < 5:
+            return f"({a} {self.pick('+-*')} {b})"
+        if kind == 5:
+            return f"({a} / (1.5 + {b} ** 2))"
+        if kind < 8:
+            return f"{self.pick(['tanh', 'sin', 'cos', 'np.tanh'])}({a})"
+        if kind == 8:
+            return f"{self.pick(['max', 'min'])}({a}, {b})"
+        if kind == 9:
+            return f"({a} if {self.pick(atoms)} > {self.number()} else {b})"
+        if kind == 10:
+            return f"(1.0 / sqrt(1.1 + {a} * {a}))"
+        return f"sqrt(1.0 + {a} ** 2)"
+
+    def atoms(self, scalars, indices, arrays):
+        found = list(scalars)
+        for i in indices:
+            found += [f"x[b, {i}]", f"w[{i}]", f"y[b, {i}]", f"w[ix[b, {i}]]"]
+            found += [f"x[(b + 1) % x.shape[0], {i}]"]
+            if "a" in arrays:
+                found.append(f"a[{i}]")
+            if "z" in arrays:
+                found.append(f"z[b, {i}]")
+                if "a" in arrays:  # one iteration after the other
+                    found.append(f"(z[b - 1, {i}] if b > 0 else 0.2)")
+        if indices and self.chance(30):
+            found.append(f"x[b, ({indices[-1]} + 1) % n]")
+        return found or ["0.7"]
+
+    def block(self, depth, level, indices, scalars, arrays):
+        for _ in range(1 + self.source.below(3)):
+            atoms = self.atoms(scalars, indices, arrays)
+            kind = self.source.below(100)
+            if kind < 26:
+                name = f"s{self.source.below(4)}"
+                self.line(depth, f"{name} = {self.expr(2, atoms)}")
+                if name not in scalars:
+                    scalars.append(name)
+            elif kind < 40 and scalars:
+                self.line(depth, f"{self.pick(scalars)} {self.pick(['+=', '-=', '*='])} {self.expr(2, atoms)}")
+            elif kind < 58 and indices:
+                target = f"y[b, {self.pick(indices)}]"
+                if "a" in arrays and self.chance(30):
+                    target = f"a[{self.pick(indices)}]"
+                self.line(depth, f"{target} {self.pick(['=', '+=', '=', '-=', '*='])} {self.expr(2, atoms)}")
+            elif kind < 66 and level < 2 and "a" in arrays:
+                self.shifted_sum(depth, indices, scalars, atoms)
+            elif kind < 82 and level < 2:
+                i = "ijk"[level]
+                ranges = ["n", "1, n", "0, n, 2", "n - 1, -1, -1", *(f"{j} + 1" for j in indices)]
+                self.line(depth, f"for {i} in range({self.pick(ranges)}):")
+                self.block(depth + 1, level + 1, [*indices, i], list(scalars), arrays)
+            elif kind < 92 and depth < 6:
+                self.line(depth, f"if {self.pick(atoms)} > {self.number()}:")
+                self.block(depth + 1, level, indices, list(scalars), arrays)
+                if self.chance(50):
+                    self.line(depth, "else:")
+                    self.block(depth + 1, level, indices, list(scalars), arrays)
+            else:
+                self.line(depth, f"{self.pick(['s0', 's1'])} = {self.expr(1, atoms)}")
+                scalars += [n for n in ("s0", "s1") if f"{n} =" in self.lines[-1] and n not in scalars]
+
+    def shifted_sum(self, depth, indices, scalars, atoms):
+        """A sum of exponentials, its largest term taken off; written in one of several ways, some of them unusual."""
+        self.sums += 1
+        i = "uvpqrst"[self.sums % 7]
+        inner = [a for a in atoms if "[" in a and not a.startswith(("y", "a["))] or ["0.3"]
+        term = f"{self.pick(inner)} * x[b, {i}] + w[{i}]" if self.chance(60) else f"x[b, {i}]"
+        in_place = self.chance(30)
+        self.line(depth, "top = -9.0")
+        self.line(depth, f"for {i} in range(n):")
+        if in_place:
+            self.line(depth + 1, f"a[{i}] = {term}")
+            term = f"a[{i}]"
+        self.line(depth + 1, f"top = max(top, {term})")
+        self.line(depth, "total = 0.0")
+        self.line(depth, f"for {i} in range(n):")
+        stored = in_place or self.chance(60)
+        if stored:
+            self.line(depth + 1, f"e = exp({term} - top)")
+            self.line(depth + 1, "total += e")
+            self.line(depth + 1, f"a[{i}] = e")
+        else:
+            self.line(depth + 1, f"total += exp({term} - top)")
+        if self.chance(20):
+            self.line(depth, f"{self.pick(['total', 'top', 's0'])} += {self.pick(atoms)} * 0.1")
+        if self.chance(70):
+            self.line(depth, "s1 = log(total) + top")
+            scalars += ["s1"] * ("s1" not in scalars)
+        if stored and self.chance(70):
+            self.line(depth, f"for {i} in range({'n' if self.chance(90) else '1, n'}):")
+            if self.chance(50):
+                self.line(depth + 1, f"a[{i}] /= total")
+                self.line(depth + 1, f"y[b, {i}] += a[{i}]")
+            else:
+                self.line(depth + 1, f"y[b, {i}] += a[{i}] / total * x[b, {i}]")
+        if self.chance(15):
+            self.line(depth, f"s2 = {self.pick(['total * 0.1', 'top', 'a[0]'])}")
+            scalars += ["s2"] * ("s2" not in scalars)
+
+    def program(self):
+        self.line(0, "def f(x, w, ix, a, y, z):")
+        saves = self.chance(40)
+        self.line(1, "n = x.shape[1]")
+        scalars = []
+        if self.chance(40):
+            for k in range(4):
+                self.line(1, f"s{k} = {self.pick(['w[0]', 'w[1] * w[2]', '0.5', '-0.3'])}")
+            scalars = [f"s{k}" for k in range(4)]
+        for _ in range(1 + self.chance(30)):
+            parallel = self.chance(50)
+            self.line(1, f"for b in {'prange' if parallel else 'range'}(x.shape[0]):")
+            mine = list(scalars)
+            fresh = parallel or not scalars or self.chance(50)
+            if fresh:
+                for k in range(4):
+                    self.line(2, f"s{k} = {self.number()}")
+                mine = [f"s{k}" for k in range(4)]
+            arrays = [] if parallel else ["a"]
+            if saves and not any("z[b, i] =" in line for line in self.lines):
+                self.line(2, "for i in range(n):")
+                before = [] if parallel else ["(z[b - 1, i] if b > 0 else 0.2)", "(z[b - 1, 0] if b > 0 else 0.2)"]
+                self.line(3, f"z[b, i] = {self.expr(2, [*self.atoms(mine, ['i'], []), *before])}")
+            if saves:
+                arrays.append("z")
+            for _ in range(1 + self.chance(40)):
+                self.line(2, "for i in range(n):")
+                self.block(3, 1, ["i"], list(mine), arrays)
+                self.block(2, 0, [], mine, arrays)
+            self.line(2, "for i in range(n):")
+            self.line(3, "y[b, i] += s0 * s1 + s2 * s3")
+            if fresh and not parallel:
+                scalars = scalars and mine[:4]
+        return "\n".join(self.lines) + "\n"
+
+
+def compiled(code, names=NAMES):
+    """The function that a program's text defines; its source stays readable."""
+    file = f"<program {hash(code)}>"
+    linecache.cache[file] = (len(code), None, code.splitlines(True), file)
+    space = dict(names)
+    exec(compile(code, file, "exec"), space)
+    return space["f"]
+
+
+def plain(backward):
+    """A generated backward as plain Python, in float64, without the file that an import needs."""
+    text = backward.text.replace("from numba import prange\n", "prange = range\n")
+    text = text.replace(" = np.float32(", " = float(")  # NumPy rounds float32 times a Python float, numba does not
+    space = {}
+    file = f"<backward {hash(text)}>"
+    linecache.cache[file] = (len(text), None, text.splitlines(True), file)
+    exec(compile(text, file, "exec"), space)
+    return space[backward.name]
+
+
+@dataclass
+class Verdict:
+    """What became of a program: ``right``, ``refused``, ``wrong``, or ``unfit`` (not finite, or no smooth point)."""
+
+    kind: str
+    detail: str = ""
+
+
+def examine(code, seed=0):
+    """Compare the planned gradient with one that records everything, and both with differences."""
+    f = compiled(code)
+    try:
+        kernel = read(f)
+        face = Interface([*kernel.params, "dy", "dx", "dw"])
+        fresh = {"z"} if "z[b, i] =" in code else set()
+        planned = differentiate(kernel, ["x", "w"], ["y"], interface=face, saved=fresh, fresh=fresh)
+        everything = differentiate(kernel, ["x", "w"], ["y"], record_all=True)
+    except UnsupportedError as e:
+        return Verdict("refused", str(e))
+    rng = np.random.default_rng(seed)
+    x, w, dy = rng.standard_normal((B, N)), rng.standard_normal(N), rng.standard_normal((B, N))
+    ix, a, y = rng.integers(0, N, (B, N)), rng.standard_normal(N), rng.standard_normal((B, N))
+
+    def value(x, w):
+        out = y.copy()
+        f(x, w, ix, a.copy(), out, np.full((B, N), np.nan))
+        return float((out * dy).sum())
+
+    def gradient(backward):
+        dx, dw = np.zeros_like(x), np.zeros_like(w)
+        z = np.full((B, N), np.nan)
+        if backward.plan.task.saved:
+            f(x, w, ix, a.copy(), y.copy(), z)
+        plain(backward)(x, w, ix, a.copy(), y.copy(), z, dy, dx, dw)
+        return dx, dw
+
+    try:
+        with np.errstate(all="ignore"):
+            here = value(x, w)
+            if not abs(here) < 1e4:
+                return Verdict("unfit")
+    except (OverflowError, ValueError, ZeroDivisionError):
+        return Verdict("unfit")
+    given = dy.copy()
+    try:
+        with np.errstate(all="ignore"):
+            (dx, dw), (ex, ew) = gradient(planned), gradient(everything)
+    except Exception as e:
+        return Verdict("wrong", f"raised {type(e).__name__}: {e}")
+    if not np.array_equal(given, dy):
+        return Verdict("wrong", "the given adjoint was changed")
+    size = max(np.abs(ex).max(), np.abs(ew).max())
+    if not size < 1e8:
+        return Verdict("unfit")
+    apart = max(np.abs(dx - ex).max(), np.abs(dw - ew).max()) / (1 + size)
+    if not apart < 1e-12 * 100:
+        return Verdict("wrong", f"plan and record-everything differ by {apart:.1e}")
+    u, v = rng.standard_normal(x.shape), rng.standard_normal(w.shape)
+    slope, best = float((dx * u).sum() + (dw * v).sum()), math.inf
+    with np.errstate(all="ignore"):
+        for h in (1e-4, 1e-5, 1e-6, 1e-7, 1e-8):
+            try:
+                got = (value(x + h * u, w + h * v) - value(x - h * u, w - h * v)) / (2 * h)
+            except (OverflowError, ValueError):
+                continue
+            best = min(best, abs(got - slope) / (1e-3 + abs(got) + abs(slope)))
+    if not best < 1e-5:
+        h = 1e-6
+        right, left = value(x + h * u, w + h * v) - here, here - value(x - h * u, w - h * v)
+        if abs(right - left) > 1e-3 * h * (1 + abs(slope)):
+            return Verdict("unfit", "the point lies on a kink, as where both arguments of max are equal")
+        return Verdict("wrong", f"differences say otherwise, {best:.1e}")
+    return Verdict("right")

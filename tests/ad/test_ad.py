@@ -1,0 +1,282 @@
+"""Generated backward kernels: right, planned as they should be, refused where they must be."""
+
+import json
+import os
+import re
+from pathlib import Path
+
+import kernels as user
+import numpy as np
+import programs
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import cpuopt.kernels  # noqa: F401  (registers)
+from cpuopt import ops, registry
+from cpuopt.ad import Interface, UnsupportedError, differentiate
+from cpuopt.ad import plan as planning
+from cpuopt.ad.ops import backward
+from cpuopt.ad.reverse import Reverse
+from cpuopt.kernels import jit
+from cpuopt.kernels import threads as numba_threads
+from cpuopt.lab.cases import SMALL, arguments, case, reference
+
+GOLDEN = Path(__file__).parent / "golden.json"
+B, N = 5, 6
+GENERATED = [name for name, variant in registry.KERNELS if variant == "generated"]
+
+
+def differences(f, x, w, y, dy, h=1e-6):
+    """Central differences of sum(y * dy), element by element."""
+    found = []
+    for which in (0, 1):
+        grad = np.zeros_like((x, w)[which])
+        for i in np.ndindex(grad.shape):
+            ends = []
+            for sign in (1, -1):
+                args = [x.copy(), w.copy()]
+                args[which][i] += sign * h
+                out = y.copy()
+                f(*args, out)
+                ends.append((out * dy).sum())
+            grad[i] = (ends[0] - ends[1]) / (2 * h)
+        found.append(grad)
+    return found
+
+
+def data(seed=0):
+    rng = np.random.default_rng(seed)
+    return [rng.standard_normal(s) for s in ((B, N), N, (B, N), (B, N))]
+
+
+def run(function, x, w, y, dy):
+    dx, dw = np.zeros_like(x), np.zeros_like(w)
+    function(x, w, y.copy(), dy, dx, dw)
+    return dx, dw
+
+
+@pytest.mark.parametrize("name", user.ALL)
+def test_a_kernel_agrees_with_differences_planned_or_recorded(name):
+    f, (x, w, y, dy) = user.ALL[name], data()
+    want = differences(f, x, w, y, dy)
+    plan = run(programs.plain(differentiate(f, ["x", "w"], ["y"])), x, w, y, dy)
+    everything = run(programs.plain(differentiate(f, ["x", "w"], ["y"], record_all=True)), x, w, y, dy)
+    for a, b, c in zip(plan, everything, want, strict=True):
+        assert np.abs(a - b).max() <= 1e-12 * (1 + np.abs(b).max())
+        assert np.abs(a - c).max() <= 1e-6 * (1 + np.abs(c).max())
+
+
+def test_compiled_with_any_number_of_threads_it_gives_the_same_and_right_bits():
+    x, w, y, dy = data()
+    before = numba_threads.get_threads()
+    made = differentiate(user.neighbours, ["x", "w"], ["y"])
+    compiled = jit.helper(parallel=True)(made.function)
+    want = run(programs.plain(made), x, w, y, dy)
+    found = []
+    try:
+        for k in range(50):
+            numba_threads.set_threads(1 + k % numba_threads.set_threads(None))
+            found.append(run(compiled, x, w, y, dy))
+    finally:
+        numba_threads.set_threads(before)
+    assert np.allclose(found[0][0], want[0], rtol=1e-12)
+    assert np.allclose(found[0][1], want[1], rtol=1e-12)
+    assert all(np.array_equal(a, b) for pair in found for a, b in zip(pair, found[0], strict=True))
+
+
+@pytest.mark.parametrize("name", GENERATED)
+def test_an_ops_generated_backward_is_its_reference_in_float64(name):
+    op = ops.ALL[name]
+    forward = registry.KERNELS[op.inverts.name, "vanilla"]
+    made, on = backward(op, forward), case(op, SMALL)
+    given = arguments(op, on, np.random.default_rng(0))
+    given = {n: x.astype(float) if getattr(x, "dtype", None) == np.float32 else x for n, x in given.items()}
+    if op.inverts.name == "attention_forward":
+        given["lse"] = reference(op.inverts, {**given, "att": None})["lse"]
+    want, args, got = reference(op, given), [], {}
+    if "out" in given:  # as exact as the reference
+        given |= {n: x for n, x in reference(op.inverts, {**given, "inp": given.get("inp")}).items()
+                  if n in given} if "inp" in given or op.inverts.name != "softmax_forward" else {}  # fmt: skip
+        want = reference(op, given)
+    for a in op.args:
+        x = given[a.name]
+        got |= {a.name: np.full(x.shape, np.nan)} if a.role == "acc" else {}
+        args += [got[a.name], False] if a.role == "acc" else [x]
+    sizes = {a.name: int(np.prod([d(on.sizes) for d in a.shape])) for a in op.inverts.arrays if all(
+        s in on.sizes for d in a.shape for s in d.symbols)}  # fmt: skip
+    sizes |= {s.name: s.floats(on.sizes) for s in forward.scratch}
+    args += [np.full(factor * sizes[like], np.nan) for factor, like in made.scratch.values()]
+    programs.plain(made)(*args)
+    for n, x in got.items():
+        assert np.abs(x - want[n]).max() < 1e-6 * (1 + np.abs(want[n]).max()), n
+
+
+def test_the_text_of_every_generated_backward_is_as_it_was():
+    made = {n: backward(ops.ALL[n], registry.KERNELS[ops.ALL[n].inverts.name, "vanilla"]) for n in GENERATED}
+    made |= {n: differentiate(f, ["x", "w"], ["y"]) for n, f in user.ALL.items()}
+    texts = {n: [re.sub(r" +# \d+: .*", "", line) for line in m.text.splitlines()] for n, m in made.items()}
+    if "CPUOPT_RENEW" in os.environ:  # then read the difference
+        GOLDEN.write_text(json.dumps(texts, indent=0) + "\n")
+    assert texts == json.loads(GOLDEN.read_text())
+
+
+def test_no_op_needs_a_tape():
+    for n in GENERATED:
+        assert "tape" not in backward(ops.ALL[n], registry.KERNELS[ops.ALL[n].inverts.name, "vanilla"]).text
+
+
+# Programs -----------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=300, suppress_health_check=list(HealthCheck))
+@given(st.integers(0, 2**40))
+def test_random_programs(seed):
+    code = programs.Writer(programs.Random(seed)).program()
+    verdict = programs.examine(code, seed)
+    assert verdict.kind != "wrong", f"{verdict.detail}\n{code}"
+
+
+@st.composite
+def drawn(draw):
+    return programs.Writer(programs.Drawn(draw, st.integers)).program()
+
+
+@settings(max_examples=20, suppress_health_check=list(HealthCheck))
+@given(drawn())
+def test_random_programs_that_shrink(code):
+    verdict = programs.examine(code)
+    assert verdict.kind != "wrong", f"{verdict.detail}\n{code}"
+
+
+def wrong_among(count):
+    """The first wrong program of some."""
+    for seed in range(count):
+        code = programs.Writer(programs.Random(seed)).program()
+        try:
+            if programs.examine(code, seed).kind == "wrong":
+                return seed
+        except Exception:
+            return seed
+    return None
+
+
+def dropped_record(monkeypatch):
+    walk = planning.Plan.walk_assign
+
+    def forgetful(self, s, need):
+        walk(self, s, need)
+        if not self.task.record_all and type(s).__name__ == "Assign":
+            self.recorded.pop(s, None)
+
+    monkeypatch.setattr(planning.Plan, "walk_assign", forgetful)
+
+
+def illegal_recompute(monkeypatch):
+    found = planning.Plan.walk_plain
+
+    def careless(self, loop, need):
+        kept = set(need)
+        for s in self.temporaries(loop.body):
+            need.discard(planning.base(self.choice(s)[0].target))
+        found(self, loop, need)
+        need |= kept
+
+    monkeypatch.setattr(planning.Plan, "walk_plain", careless)
+
+
+def branch_popped_first(monkeypatch):
+    forward_one = Reverse.forward_one
+
+    def early(self, s, kept, push):
+        lines = forward_one(self, s, kept, push)
+        if type(s).__name__ == "If" and push and s in self.plan.recorded:  # pushed before the branch, not after
+            return [lines[0], *lines[-3:], *lines[1:-3]]
+        return lines
+
+    monkeypatch.setattr(Reverse, "forward_one", early)
+
+
+def carried_adjoint(monkeypatch):
+    monkeypatch.setattr(planning.Plan, "is_free", lambda self, loop: not self.task.record_all and not any(
+        s in self.recorded for s in planning.flat(loop.body)))  # fmt: skip
+
+
+@pytest.mark.parametrize("mutant", [dropped_record, illegal_recompute, branch_popped_first, carried_adjoint])
+def test_the_programs_catch_a_broken_planner(mutant, monkeypatch):
+    mutant(monkeypatch)
+    assert wrong_among(150) is not None
+
+
+# Refusals -----------------------------------------------------------------------------------------------------------
+
+REFUSALS = {
+    "while x[0] > 0:\n        y[0] = 1.0": "While",
+    "for i in range(3):\n        break": "Break",
+    "for i in range(3):\n        continue": "Continue",
+    "return": "Return",
+    "y[0] = x[0:2]": "slice",
+    "s = x": "used whole",
+    "y[0] = x * 2": "used whole",
+    "y[int(x[0])] = 1.0": "index",
+    "y[0] = foo(x[0])": "no derivative",
+    "y[0] = x[0] // 2.0": "no derivative",
+    "y[0] = x[0] % 2.0": "no derivative",
+    "y[0] = 2.0 ** x[0]": "exponent",
+    "y[0] //= 2.0": "operator",
+    "n = 3\n    for i in range(n):\n        n = 2": "bound",
+    "for i in range(3):\n        i = 2": "written in the loop",
+    "for i in range(3):\n        for i in range(2):\n            y[i] = x[i]": "already",
+    "for v in x:\n        y[0] = v": "range",
+    "if x[0] > 0:\n        s = x[1]\n    y[0] = s": "may not be assigned",
+    "x[0] = y[0] if x[0, 1] > 0 else 0.0": "indices elsewhere",
+    "y[0] = [x[0]]": "not in the subset",
+    "y[0] = max(x[0])": "arguments",
+    "with x:\n        pass": "With",
+    "a = b = x[0]": "Assign",
+    "y[0] = f(x, y)": "no derivative",
+    "y[0] = int(x[0])": "no derivative",
+    "x, s = y[0], 1.0": "parameter",
+}
+
+
+@pytest.mark.parametrize("body", REFUSALS)
+def test_what_is_outside_the_subset_is_refused_with_its_line(body):
+    f = programs.compiled(f"def f(x, y):\n    y[1] = x[1]\n    {body}\n")
+    with pytest.raises(UnsupportedError, match=REFUSALS[body]) as e:
+        differentiate(f, ["x"], ["y"])
+    assert re.search(r":\d+: '", str(e.value))
+    assert "; " in str(e.value)  # what to write instead
+
+
+def test_a_race_in_the_forward_is_refused():
+    f = programs.compiled("def f(x, a, y):\n    for i in prange(3):\n        a[0] = x[i]\n        y[i] = a[0] * a[0]\n")
+    with pytest.raises(UnsupportedError, match="every iteration writes"):
+        differentiate(f, ["x"], ["y"])
+
+
+def test_an_input_that_the_backward_is_not_given_is_refused():
+    f = programs.compiled("def f(x, y):\n    for i in prange(x.shape[0]):\n        y[i] = x[i] * x[i]\n")
+    with pytest.raises(UnsupportedError, match="which the declared backward is not given"):
+        differentiate(f, ["x"], ["y"], interface=Interface(["y", "dy", "dx"]), hidden=["x"])
+
+
+def test_a_saved_output_that_is_written_twice_is_refused():
+    f = programs.compiled(
+        "def f(x, z, y):\n    for i in range(3):\n        z[i] = x[i]\n        z[i] *= x[i]\n        y[i] = z[i]\n"
+    )
+    with pytest.raises(UnsupportedError, match="more than once"):
+        differentiate(f, ["x"], ["y"], saved=["z"], fresh=["z"])
+
+
+def test_a_gradient_through_time_runs_backwards():
+    """What an iteration saved and the next one reads carries an adjoint, though its value needs no record."""
+    f = programs.compiled(
+        "def f(x, z, y):\n    for t in range(x.shape[0]):\n"
+        "        z[t] = x[t] + (0.9 * z[t - 1] * z[t - 1] if t > 0 else 0.0)\n    y[0] = z[x.shape[0] - 1]\n"
+    )
+    made = differentiate(f, ["x"], ["y"], saved=["z"], fresh=["z"])
+    x, z, dx = np.array([0.3, 0.4, 0.5]), np.zeros(3), np.zeros(3)
+    f(x, z, np.zeros(1))
+    programs.plain(made)(x, z, np.zeros(1), np.ones(1), dx)
+    assert np.allclose(dx, [0.9 * 2 * z[0] * 0.9 * 2 * z[1], 0.9 * 2 * z[1], 1])

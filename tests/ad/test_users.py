@@ -1,0 +1,130 @@
+"""What a user sees of it: an op from one kernel, the command line, gradient checks, the variant in training."""
+
+import json
+
+import numpy as np
+import pytest
+from numba import prange
+
+from cpuopt import Choice, Engine, check_gradient, differentiable, nn, ops, registry
+from cpuopt import functional as F
+from cpuopt.cli import main
+from cpuopt.errors import UserError
+from cpuopt.lab import gradient
+from cpuopt.op import N, inp, out
+
+
+@pytest.fixture
+def registered():
+    """Bring the registry back to what it was."""
+    every, kernels = dict(ops.ALL), dict(registry.KERNELS)
+    yield
+    ops.ALL.clear()
+    ops.ALL.update(every)
+    registry.KERNELS.clear()
+    registry.KERNELS.update(kernels)
+
+
+def square_forward(out, inp):
+    for i in prange(inp.shape[0]):
+        out[i] = inp[i] * inp[i]
+
+
+def square_backward(dinp, dinp_add, dout, inp):
+    for i in prange(inp.shape[0]):
+        d = dout[i] * (inp[i] + inp[i])
+        dinp[i] = dinp[i] + d if dinp_add else d
+
+
+def square_backward_wrong(dinp, dinp_add, dout, inp):
+    for i in prange(inp.shape[0]):
+        d = dout[i] * inp[i]
+        dinp[i] = dinp[i] + d if dinp_add else d
+
+
+def test_an_op_of_ones_own_has_a_backward_and_a_check(registered):
+    square = differentiable(out("out", N), inp("inp", N), flops=N)(square_forward)
+    assert square.backward.params == ["dinp", "dinp_add", "dout", "inp"]
+    assert {r.verdict for r in square.check()} == {"PASS"}
+    with pytest.raises(UserError, match=r"disagrees with the generated one: dinp\["):
+        square.handwritten(square_backward_wrong)
+    assert registry.KERNELS["square_backward", "vanilla"].function is not square_backward_wrong
+    made = square.handwritten(square_backward)
+    assert registry.KERNELS["square_backward", "vanilla"].function is made
+    with pytest.raises(UserError, match="already"):
+        differentiable(out("out", N), inp("inp", N))(square_forward)
+
+
+def test_an_op_outside_the_subset_registers_nothing(registered):
+    def lost_forward(out, inp):
+        while inp[0] > 0:
+            out[0] = inp[0]
+
+    before = set(registry.KERNELS)
+    with pytest.raises(UserError, match="While"):
+        differentiable(out("out", N), inp("inp", N))(lost_forward)
+    assert set(registry.KERNELS) == before
+    assert "lost_forward" not in ops.ALL
+
+
+class Tiny(nn.Module):
+    def __init__(self):
+        self.wte, self.ln = nn.Embedding(11, 8), nn.LayerNorm(8)
+        self.qkv, self.head = nn.Linear(8, 24), nn.Linear(8, 11)
+        self.loss = nn.CrossEntropyLoss()
+
+    def forward(self, tokens, targets):
+        x = self.wte(tokens)
+        x = x + F.gelu(F.attention(self.qkv(self.ln(x)), 2))
+        return self.loss(self.head(x), targets)
+
+
+def test_a_model_trains_with_no_derivative_by_hand():
+    rng = np.random.default_rng(0)
+    batch = {"tokens": rng.integers(0, 11, (2, 5)), "targets": rng.integers(0, 11, (2, 5))}
+    shapes = dict.fromkeys(batch, ((2, 5), "int32"))
+    losses = {}
+    for swaps in ((), ("*_backward=generated",)):
+        engine = Engine(Tiny(), shapes, choice=Choice("vanilla", swaps))
+        losses[swaps] = [engine.step(**batch, lr=1e-2).loss for _ in range(12)]
+    backward = [k for k in engine.kernels if "backward" in k.op.name]
+    assert {k.variant for k in backward} == {"generated"}
+    a, b = losses.values()
+    assert np.allclose(a, b, rtol=1e-4)
+    assert b[-1] < 0.8 * b[0]
+
+
+def test_check_gradient_passes_for_every_op_and_fails_for_a_wrong_reference(monkeypatch, capsys):
+    assert main(["check", "--gradient", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)["gradients"]
+    assert {g["op"] for g in told} == {op.name for op in ops.ALL.values() if op.inverts}
+    assert max(g["error"] for g in told) < 1e-7
+    op = ops.gelu_backward
+    monkeypatch.setattr(op, "reference", lambda dout, inp: {"dinp": dout * inp})
+    assert check_gradient(ops.gelu_forward)[0].verdict == "FAIL"
+    assert main(["check", "--gradient", "gelu"]) == 1
+    with pytest.raises(UserError, match="no declared backward"):
+        check_gradient(ops.adamw)
+    assert main(["check", "--gradient", "gelo"]) == 2
+
+
+def test_a_result_that_is_not_a_number_fails():
+    result = gradient.GradientResult("op", None, "dx", 1.0, (float("nan"),) * 5)
+    assert result.verdict == "FAIL"
+
+
+def test_ad_prints_the_source_its_plan_and_a_page(tmp_path, capsys):
+    page = tmp_path / "page.html"
+    assert main(["ad", "layernorm", "--plan", "--html", str(page)]) == 0
+    said = capsys.readouterr().out
+    assert "def layernorm_backward(dinp, dinp_add," in said
+    assert "# 27: d = inp[bt, i] - m" in said
+    assert "kept: the backward is given 'mean'" in said
+    assert "summed by each chunk" in said
+    html = page.read_text()
+    assert html.count("<section>") == 1
+    assert 'data-line="27"' in html
+    assert main(["ad", "gelu", "--against", "vanilla"]) == 0
+    assert "PASS" in capsys.readouterr().out
+    assert main(["ad", "layernom"]) == 2
+    assert "did you mean" in capsys.readouterr().err
