@@ -135,7 +135,7 @@ class Engine:
         self._arena = arena.Arena(self.plan.total_bytes)
         self._scalars: dict[str, list[tuple[list[Any], int]]] = {}
         self.calls = [self._bind(c, k) for c, k in zip(self.program.calls, self.kernels, strict=True)]
-        self._phases = {p: [b for b in self.calls if b.call.phase == p] for p in PHASES}
+        self.phases = {p: [b for b in self.calls if b.call.phase == p] for p in PHASES}
         self._by_name = {v.name: v for v in self.program.values}
         self._initialize(model, seed)
 
@@ -192,7 +192,7 @@ class Engine:
         """Run the calls of some phases, on this engine's threads."""
         threads.set_threads(self.threads)
         for phase in phases:
-            self.runner(self._phases[phase])
+            self.runner(self.phases[phase])
 
     def forward(self, **batch: Array) -> float:
         """Run the forward on a batch and return the loss."""
@@ -263,6 +263,15 @@ class Engine:
         for v in self.plan.scratch[call].values():
             args.append(self._arena.view(v, self.plan.offsets[v], v.shape))
         return Bound(call, kernel, args)
+
+    def rebound(self, bound: Bound, kernel: registry.Kernel) -> Bound:
+        """Give the same call on the same arrays to another kernel, with scratch of its own; `phases` says what runs."""
+        ours = len(bound.call.op.params)
+        scratch = [np.empty(s.floats(bound.call.sizes), np.float32) for s in kernel.scratch]
+        args = [*bound.args[:ours], *scratch]
+        for places in self._scalars.values():
+            places += [(args, i) for known, i in places if known is bound.args]
+        return Bound(bound.call, kernel, args)
 
     def _set(self, **scalars: float) -> None:
         for name, number in scalars.items():

@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from . import roofline
+from .roofline import Roofs
+
 if TYPE_CHECKING:
     from .engine import Bound
 
@@ -29,12 +32,14 @@ class StepTimes:
     ----------
     number : counted from 0, with the steps that are dropped later.
     runs : for each phase that ran, its n calls and the n + 1 readings of the clock before, between and after them.
+    regions : for each run, (n + 1, 3) readings of what ``kernels.regions.watch`` counts; none where it does not.
     """
 
     number: int
     start: int
     end: int
     runs: list[tuple[Sequence[Bound], Array]]
+    regions: list[Array] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,9 @@ class OpRow:
     share : of the step, in percent.
     gflops, gbs : rates; 0 where there is nothing to count.
     flops, bytes : a step's; what the mathematics needs and what must move at the least, whatever the kernel does.
+    intensity : FLOPs a byte.
+    of_roof : percent of the roof that binds, whose name is `roof`; None where no roofs are known.
+    imbalance : time of the slowest thread over the mean of all; None where it was not measured.
     kernels : that ran, as ``matmul_forward[vanilla]``.
     """
 
@@ -57,6 +65,10 @@ class OpRow:
     gbs: float
     flops: int
     bytes: int
+    intensity: float
+    of_roof: float | None
+    roof: str
+    imbalance: float | None
     kernels: list[str]
 
 
@@ -75,6 +87,10 @@ class LayerRow:
     gbs: float
     flops: int
     bytes: int
+    intensity: float
+    of_roof: float | None
+    roof: str
+    imbalance: float | None
 
 
 @dataclass
@@ -91,6 +107,9 @@ class Profile:
     ops : by label, in the order of a step; `UNACCOUNTED` comes last and the shares add to 100.
     profiler_overhead_ms : what profiling adds to a step, measured.
     checked : one entry a check of this run, with at least ``kernel`` and ``status``; the tables refuse what failed.
+    roofs : what the machine can do on so many threads, if it is known.
+    mfu : the step's FLOPs in percent of the FMA peak.
+    doubts : what speaks against the figures.
     raw : the times of every step; not part of the JSON.
     """
 
@@ -115,17 +134,27 @@ class Profile:
     checked: list[dict[str, Any]]
     versions: dict[str, str]
     raw: list[StepTimes] = field(repr=False)
+    roofs: Roofs | None = None
+    mfu: float | None = None
+    doubts: list[str] = field(default_factory=list)
+
+    @property
+    def words(self) -> str:
+        """Where the time goes, in words."""
+        return roofline.words(self)
 
     def to_json(self) -> dict[str, Any]:
         """Return one object for ``json.dumps``."""
         plain = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "raw"}
+        plain |= {"roofs": self.roofs and self.roofs.to_json(), "words": self.words}
         return {**plain, "ops": [asdict(r) for r in self.ops], "layers": [asdict(r) for r in self.layers]}
 
 
 class Sums:
     """The mean times of the middle half of some steps, per call."""
 
-    def __init__(self, steps: Sequence[StepTimes]) -> None:
+    def __init__(self, steps: Sequence[StepTimes], roofs: Roofs | None = None) -> None:
+        self.roofs = roofs
         cut = len(steps) // 4
         middle = sorted(steps, key=lambda s: s.end - s.start)[cut : len(steps) - cut]
         self.step_ns = fmean(s.end - s.start for s in middle)
@@ -140,6 +169,11 @@ class Sums:
             where = [at[id(b)] for b in calls]
             np.add.at(self.ns, where, np.diff(marks) / len(middle))
             np.add.at(self.calls, where, 1 / len(middle))
+        self.threads_ns = np.zeros((len(at), 2))
+        """Of the regions of each call: threads times the slowest one's time, and the sum of all threads' times."""
+        for s in middle:
+            for (calls, _), readings in zip(s.runs, s.regions, strict=False):
+                np.add.at(self.threads_ns, [at[id(b)] for b in calls], np.diff(readings, axis=0)[:, :2])
 
     def op_rows(self) -> list[OpRow]:
         """One row a label, in the order in which a step first comes to each, and the time that is left."""
@@ -148,7 +182,10 @@ class Sums:
             used = dict.fromkeys(self.bounds[i].kernel.name for i in at)
             rows.append(OpRow(label, **self._figures(at), kernels=list(used)))
         left = float(self.step_ns - self.ns.sum())
-        return [*rows, OpRow(UNACCOUNTED, 0, left / 1e6, 100 * left / self.step_ns, 0.0, 0.0, 0, 0, [])]
+        return [
+            *rows,
+            OpRow(UNACCOUNTED, 0, left / 1e6, 100 * left / self.step_ns, 0.0, 0.0, 0, 0, 0.0, None, "", None, []),
+        ]
 
     def layer_rows(self) -> list[LayerRow]:
         """One row a layer, op and variant, layer by layer."""
@@ -169,6 +206,7 @@ class Sums:
         ns = float(self.ns[at].sum())
         flops = sum(self.bounds[i].call.flops * self.calls[i] for i in at)
         nbytes = sum(self.bounds[i].call.bytes * self.calls[i] for i in at)
+        slowest, mean = self.threads_ns[at].sum(axis=0)
         return {
             "calls": round(self.calls[at].sum()),
             "ms": ns / 1e6,
@@ -177,4 +215,18 @@ class Sums:
             "gbs": float(nbytes / ns) if ns else 0.0,
             "flops": round(flops),
             "bytes": round(nbytes),
+            "intensity": float(flops / nbytes) if nbytes else 0.0,
+            **self._roof(at, ns),
+            "imbalance": float(slowest / mean) if mean else None,
         }
+
+    def _roof(self, at: Sequence[int], ns: float) -> dict[str, Any]:
+        """Give the share of the roof that binds; of calls with several, the one that sets most of the least time."""
+        if not self.roofs or not ns:
+            return {"of_roof": None, "roof": ""}
+        least: dict[str, float] = {}
+        for i in at:
+            call = self.bounds[i].call
+            time, name = self.roofs.bound(call.flops, call.bytes)
+            least[name] = least.get(name, 0.0) + time * float(self.calls[i])
+        return {"of_roof": 100 * sum(least.values()) / ns, "roof": max(least, key=lambda name: least[name])}

@@ -22,9 +22,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from . import record
+from . import record, roofline
 from .errors import UserError
 from .profile import Array, Profile, StepTimes, Sums
+from .roofline import Roofs
 
 if TYPE_CHECKING:
     from .engine import Bound, Engine
@@ -40,13 +41,21 @@ class Profiler:
     engine : its runner is replaced until `remove`.
     clock : in ns.
     keep : how many steps are remembered; of a longer run, the newest.
+    regions : what ``kernels.regions.watch`` gave before the kernels were loaded, to learn how even the threads are.
     """
 
-    def __init__(self, engine: Engine, clock: Callable[[], int] = time.perf_counter_ns, keep: int = 1000) -> None:
-        self.engine, self.clock = engine, clock
+    def __init__(
+        self,
+        engine: Engine,
+        clock: Callable[[], int] = time.perf_counter_ns,
+        keep: int = 1000,
+        regions: Array | None = None,
+    ) -> None:
+        self.engine, self.clock, self.regions = engine, clock, regions
         self.steps: deque[StepTimes] = deque(maxlen=keep)
         self._count = 0
         self._runs: list[tuple[Sequence[Bound], Array]] | None = None
+        self._readings: list[Array] = []
         self._replaced = engine.runner
         engine.runner = self.run_calls
 
@@ -63,21 +72,32 @@ class Profiler:
         calls, clock = tuple(calls), self.clock
         marks: list[int] = []
         mark = marks.append
-        mark(clock())
-        for bound in calls:
-            bound.kernel.function(*bound.args)
+        if self.regions is None:
             mark(clock())
+            for bound in calls:
+                bound.kernel.function(*bound.args)
+                mark(clock())
+        else:
+            readings: list[bytes] = []
+            reading, totals = readings.append, self.regions.tobytes
+            reading(totals())
+            mark(clock())
+            for bound in calls:
+                bound.kernel.function(*bound.args)
+                reading(totals())
+                mark(clock())
+            self._readings.append(np.frombuffer(b"".join(readings), np.int64).reshape(-1, 3))
         self._runs.append((calls, np.array(marks, dtype=np.int64)))
 
     @contextmanager
     def step(self) -> Iterator[None]:
         """Measure a whole step; one that raises is not counted."""
         runs: list[tuple[Sequence[Bound], Array]] = []
-        self._runs = runs
+        self._runs, self._readings = runs, []
         try:
             start = self.clock()
             yield
-            self.steps.append(StepTimes(self._count, start, self.clock(), runs))
+            self.steps.append(StepTimes(self._count, start, self.clock(), runs, self._readings))
             self._count += 1
         finally:
             self._runs = None
@@ -91,6 +111,8 @@ class Profiler:
         choice: Choice,
         warmup: int = 1,
         checked: Sequence[dict[str, Any]] = (),
+        roofs: Roofs | None = None,
+        doubts: Sequence[str] = (),
     ) -> Profile:
         """Work out a profile from the steps so far.
 
@@ -98,6 +120,8 @@ class Profiler:
         ----------
         warmup : how many of the first steps are dropped; the last step always counts.
         checked : the results of the checks of this run.
+        roofs : what the machine can do on the engine's threads.
+        doubts : what speaks against the figures.
 
         Raises
         ------
@@ -109,7 +133,7 @@ class Profiler:
         warmup = min(warmup, self._count - 1)
         steps = [s for s in self.steps if s.number >= warmup]
         step_ms = [(s.end - s.start) / 1e6 for s in steps]
-        sums = Sums(steps)
+        sums = Sums(steps, roofs)
         ops = sums.op_rows()
         return Profile(
             model=model,
@@ -133,6 +157,9 @@ class Profiler:
             checked=list(checked),
             versions=record.machine()["versions"],
             raw=steps,
+            roofs=roofs,
+            mfu=100 * self.engine.program.flops / sums.step_ns / roofs.gflops if roofs else None,
+            doubts=[*doubts, *roofline.passed(ops)],
         )
 
     def overhead_ms(self, rounds: int = 21) -> float:
@@ -147,7 +174,7 @@ class Profiler:
         idle = copy(self.engine)
         idle.runner = self._replaced
         calls = [replace(b, kernel=replace(b.kernel, function=_nothing)) for b in self.engine.calls]
-        probe = Profiler(idle, self.clock, keep=1)
+        probe = Profiler(idle, self.clock, keep=1, regions=self.regions)
         plain, timed = [], []
         for _ in range(rounds):
             before = self.clock()
@@ -175,17 +202,27 @@ def peak_rss_bytes() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-def profile(job: Job, *, warmup: int = 1, tick: Callable[[], None] = lambda: None) -> Profile:
+def profile(
+    job: Job,
+    *,
+    warmup: int = 1,
+    tick: Callable[[], None] = lambda: None,
+    roofs: Roofs | None = None,
+    regions: Array | None = None,
+    doubts: Callable[[], Sequence[str]] = tuple,
+) -> Profile:
     """Train for a job's steps and some before them, and profile the last.
 
     Parameters
     ----------
     warmup : the steps that come before and are dropped.
     tick : called after each step.
+    roofs, regions : see `Profiler`.
+    doubts : asked after the last step what speaks against the figures.
     """
     s = job.settings
     batches = job.corpus.batches("train", s.B, s.T, seed=s.seed)
-    profiler = Profiler(job.engine)
+    profiler = Profiler(job.engine, regions=regions)
     try:
         for i in range(warmup + s.steps):
             tokens, targets = batches.at(i)
@@ -194,7 +231,16 @@ def profile(job: Job, *, warmup: int = 1, tick: Callable[[], None] = lambda: Non
             tick()
     finally:
         profiler.remove()
-    return profiler.profile(model=job.name, B=s.B, T=s.T, choice=job.choice, warmup=warmup, checked=job.checked)
+    return profiler.profile(
+        model=job.name,
+        B=s.B,
+        T=s.T,
+        choice=job.choice,
+        warmup=warmup,
+        checked=job.checked,
+        roofs=roofs,
+        doubts=doubts(),
+    )
 
 
 def _nothing(*args: object) -> None:

@@ -10,6 +10,7 @@ import json
 import os
 import platform
 import re
+import subprocess
 import time
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
@@ -102,6 +103,38 @@ def _new_folder(root: Path, stem: str) -> Path:
         return path
     except OSError as e:
         raise UserError(f"--runs {root}: {e.strerror}; name a directory that can be written with --runs DIR") from e
+
+
+def keep(root: Path, kind: str, name: str, content: Mapping[str, Any]) -> Path:
+    """Keep what was measured: ``<time>-<kind>-<name>/record.json`` in the folder of all runs.
+
+    Parameters
+    ----------
+    kind : ``ab``, ``bench``, ``profile`` or ``tune``.
+    name : what it was measured on; characters that no folder's name should have are replaced.
+    content : anything that JSON can hold. Kind, format, time, commit and machine are added.
+    """
+    safe = re.sub(r"[^A-Za-z0-9._-]+", "_", name).strip("._")[:48]
+    path = _new_folder(root, f"{time.strftime('%Y%m%d-%H%M%S')}-{kind}{'-' + safe if safe else ''}")
+    head = {"kind": kind, "format": 1, "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "commit": commit()}
+    part = path / ".record.json.part"
+    part.write_text(json.dumps(finite({**head, "machine": machine(), **content}), indent=1) + "\n")
+    part.replace(path / "record.json")
+    return path
+
+
+def commit() -> str | None:
+    """Name the commit of the checkout that this package runs from, with ``+`` where files differ from it."""
+    root = Path(__file__).resolve().parents[1]
+    if not (root / ".git").exists():
+        return None
+    git = ["git", "-C", str(root)]
+    try:
+        head = subprocess.run([*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, timeout=10)
+        changed = subprocess.run([*git, "status", "--porcelain", "-uno"], capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return head.stdout.strip() + ("+" if changed.stdout.strip() else "") if head.returncode == 0 else None
 
 
 class Run:

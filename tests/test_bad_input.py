@@ -3,6 +3,7 @@
 import json
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +14,11 @@ from cpuopt.cli import common
 from cpuopt.data import write_tokens
 from cpuopt.engine import Engine
 from cpuopt.fuse import FUSIONS
+from cpuopt.lab import machine
+from cpuopt.roofline import Level, Roofs
 
 JOB = ["--model", "gpt2-tiny", "--data", "text.txt", "-B", "2", "-T", "16", "--steps", "2"]
+ROOFS = Roofs(1, (Level("memory", None),), 1e4, {"memory": {"read": 1e3}}, 1.0)
 HEAD = "from cpuopt import kernel, ops\n"
 GELU = "@kernel(ops.gelu_forward, '{variant}', jit=False)\ndef gelu_forward({params}):\n    {body}\n"
 
@@ -26,6 +30,7 @@ def _here(tmp_path, monkeypatch):
     monkeypatch.setenv("NUMBA_NUM_THREADS", threads := os.environ["NUMBA_NUM_THREADS"])
     monkeypatch.setattr(common, "cores", lambda: int(threads))
     monkeypatch.setattr(registry, "KERNELS", registry.KERNELS.copy())
+    monkeypatch.setattr(machine, "roofs", lambda n, say: replace(ROOFS, threads=n))
     Path("text.txt").write_text("".join(f"{i} squared is {i * i}.\n" for i in range(1000)))
 
 

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,10 @@ from cpuopt.cli import common
 from cpuopt.engine import build
 from cpuopt.fuse import FUSIONS
 from cpuopt.job import specs
+from cpuopt.lab import machine
 from cpuopt.models.gpt2 import GPT2, PRESETS
 from cpuopt.program import PHASES
+from cpuopt.roofline import Level, Roofs
 
 VERBS = cli.VERBS
 STEP_KEYS = ["step", "loss", "lr", "grad_norm", "step_ms", "tokens_per_s"]
@@ -39,6 +42,7 @@ def residual_forward(out, inp1, inp2):
         out[i] = inp1[i] + inp2[i] if inp1[i] != {unique} else inp2[i] + {unique}
 """
 CORES = common.cores()
+ROOFS = Roofs(1, (Level("memory", None),), 1e4, {"memory": {"read": 1e3}}, 1.0)
 ENVIRONMENT = {name: v for name, v in os.environ.items() if name != "NUMBA_NUM_THREADS"}
 
 
@@ -49,6 +53,7 @@ def _here(tmp_path, monkeypatch):
     monkeypatch.setenv("NUMBA_NUM_THREADS", threads := os.environ["NUMBA_NUM_THREADS"])
     monkeypatch.setattr(common, "cores", lambda: int(threads))  # numba refuses another number once it runs
     monkeypatch.setattr(registry, "KERNELS", registry.KERNELS.copy())
+    monkeypatch.setattr(machine, "roofs", lambda n, say: replace(ROOFS, threads=n))
 
 
 @pytest.fixture
@@ -235,6 +240,10 @@ def check_profile(p):
     assert sum(row["ms"] for row in timed) == pytest.approx(sum(row["ms"] for row in p["layers"]))
     assert {row["op"] for row in timed} >= set(LABELS)
     assert all(row["ms"] > 0 and row["gbs"] > 0 for row in timed)
+    if p["roofs"]:
+        assert all(row["of_roof"] > 0 and row["roof"] in ("FMA", *p["roofs"]["gbs"]) for row in timed)
+        assert all(row["imbalance"] is None or row["imbalance"] >= 1 for row in timed)
+        assert p["words"].startswith("A step takes")
     calls = {row["op"]: row["calls"] for row in p["ops"]}
     assert (calls["Matmul Forward"], calls["GELU Backward"], calls["AdamW"]) == (9, 2, 28)
     return p

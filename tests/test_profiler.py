@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,6 +21,7 @@ from cpuopt.models.gpt2 import GPT2, PRESETS
 from cpuopt.profile import UNACCOUNTED
 from cpuopt.profiler import Profiler
 from cpuopt.report import tables, trace
+from cpuopt.roofline import Level, Roofs
 
 B, T = 2, 8
 TICK = 10  # ns that a reading of the clock takes
@@ -162,6 +164,47 @@ def test_rates_are_those_of_the_declaration(result, engine):
     assert r.gflops == pytest.approx(r.flops / (2 * cost("attention_backward")))
     assert r.gbs == pytest.approx(r.bytes / (2 * cost("attention_backward")))
     assert sum(r.flops for r in result.ops) == engine.program.flops
+
+
+def test_a_row_is_held_against_the_roof_that_binds(engine, shared):
+    levels = (Level("L1", 20_000), Level("memory", None))
+    roofs = Roofs(1, levels, 1.0, {"L1": {"read": 2.0, "copy": 3.0}, "memory": {"read": 0.5}}, 1.0)
+    p = Profiler(engine, CLOCK)
+    with p.step():
+        engine.step(**batch())
+    p.remove()
+    profile = p.profile(model="gpt2-tiny", B=B, T=T, choice=shared[1], roofs=roofs)
+    for r in profile.ops[:-1]:
+        calls = [c for c in engine.program.calls if c.op.label == r.op]
+        least = sum(max(c.flops, c.bytes / (3.0 if c.bytes <= 20_000 else 0.5)) for c in calls)
+        assert r.of_roof == pytest.approx(100 * least / (r.ms * 1e6))
+        assert r.intensity == pytest.approx(sum(c.flops for c in calls) / sum(c.bytes for c in calls))
+    assert row(profile, "Matmul Forward").roof == "FMA"
+    assert row(profile, "AdamW").roof == "memory"
+    assert profile.mfu == pytest.approx(100 * engine.program.flops / (profile.step_ms["mean"] * 1e6))
+    assert any("which cannot be" in d for d in profile.doubts)
+    assert "The most room is in" in " ".join(show(profile))
+
+
+def test_imbalance_is_the_slowest_threads_time_over_the_mean(engine, shared, monkeypatch):
+    totals = np.zeros(3, np.int64)
+
+    def uneven(function, op):
+        def run(*args):
+            function(*args)
+            totals[:] += (60, 40, 1) if op == "gelu_forward" else (10, 10, 1)
+
+        return run
+
+    monkeypatch.setattr(engine, "phases", dict(engine.phases))
+    for phase, calls in engine.phases.items():
+        kernel = lambda b: replace(b.kernel, function=uneven(b.kernel.function, b.call.op.name))  # noqa: E731
+        engine.phases[phase] = [replace(b, kernel=kernel(b)) for b in calls]
+    _, p = run(engine, shared[1], steps=2, regions=totals)
+    assert row(p, "GELU Forward").imbalance == pytest.approx(1.5)
+    assert row(p, "GELU Backward").imbalance == pytest.approx(1.0)
+    assert row(p, UNACCOUNTED).imbalance is None
+    assert row(run(engine, shared[1])[1], "GELU Forward").imbalance is None
 
 
 def test_shares_add_to_100_and_ms_to_the_step(engine, shared):

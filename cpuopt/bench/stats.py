@@ -89,9 +89,9 @@ def resample(ratios: Sequence[float], seed: int = 0) -> Array:
     return np.asarray(np.median(np.asarray(ratios)[picks], axis=1))
 
 
-def interval(middle: float, resampled: Array) -> dict[str, float]:
-    """Put a figure between the 2.5 % and 97.5 % percentiles of its resampled values."""
-    low, high = np.percentile(resampled, [2.5, 97.5])
+def interval(middle: float, resampled: Array, level: float = 95.0) -> dict[str, float]:
+    """Put a figure between the percentiles of its resampled values that hold `level` percent of them."""
+    low, high = np.percentile(resampled, [50 - level / 2, 50 + level / 2])
     return {"median": float(middle), "low": float(low), "high": float(high)}
 
 

@@ -6,8 +6,6 @@ says what each step took, ``peak`` says how much memory that needed.
 
 from __future__ import annotations
 
-import json
-import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -16,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import UserError
+from ..serve import Say, serve
 
 if TYPE_CHECKING:
     from ..engine import Bound
@@ -115,31 +114,22 @@ def load(path: Path, params: Mapping[str, np.ndarray[Any, Any]]) -> None:
 
 def main() -> None:
     """Answer requests until stdin closes."""
-    with os.fdopen(os.dup(1), "w") as channel, open(0) as requests:
-        os.dup2(2, 1)  # what a kernel prints must not come between the answers
+    sessions: list[Session] = []
 
-        def answer(**content: Any) -> None:
-            channel.write(json.dumps(content) + "\n")
-            channel.flush()
+    def checked(request: Mapping[str, Any], say: Say) -> Mapping[str, Any]:
+        check(request)
+        return {}
 
-        session = None
-        for line in requests:
-            request = json.loads(line)
-            try:
-                if request["do"] == "check":
-                    check(request)
-                    answer()
-                elif request["do"] == "init":
-                    session = Session(request, lambda text: answer(progress=text))
-                    answer(threads=session.engine.threads, versions={})
-                elif session is None:
-                    raise UserError(f"'{request['do']}' before 'init'")
-                elif request["do"] == "steps":
-                    answer(**session.steps(request["n"]))
-                else:
-                    answer(**_peak())
-            except UserError as e:
-                answer(error=str(e))
+    def init(request: Mapping[str, Any], say: Say) -> Mapping[str, Any]:
+        sessions[:] = [Session(request, say)]
+        return {"threads": sessions[0].engine.threads, "versions": {}}
+
+    def steps(request: Mapping[str, Any], say: Say) -> Mapping[str, Any]:
+        if not sessions:
+            raise UserError("'steps' before 'init'")
+        return sessions[0].steps(request["n"])
+
+    serve({"check": checked, "init": init, "steps": steps, "peak": lambda request, say: _peak()})
 
 
 def _peak() -> dict[str, Any]:

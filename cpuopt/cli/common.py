@@ -61,6 +61,20 @@ def start_numba(threads: int | None) -> None:
         os.environ["NUMBA_NUM_THREADS"] = str(threads or there)
 
 
+def thread_counts(text: str) -> list[int]:
+    """Read ``1,2,4``; by default one and all cores.
+
+    Raises
+    ------
+    UserError
+        For anything else.
+    """
+    words = [w.strip() for w in text.split(",")] if text else ["1", str(cores())]
+    if not all(w.isdecimal() and int(w) > 0 for w in words):
+        raise UserError(f"--threads {text!r}: expected numbers of threads, as in 1,2,4")
+    return sorted({int(w) for w in words})
+
+
 def cores() -> int:
     """Count the cores that this process may use: its affinity, and the CPU quota of its container."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -27,6 +27,8 @@ def run(args: argparse.Namespace) -> int:
     """Run the verb; return its exit status."""
     start_numba(args.threads)
     from ..job import prepare
+    from ..kernels import regions
+    from ..lab import machine
     from ..profiler import profile
     from ..record import finite
     from ..report import console, tables, trace
@@ -34,15 +36,21 @@ def run(args: argparse.Namespace) -> int:
     settings = settings_of(args, run="profile")
     if args.warmup < 0:
         raise UserError(f"--warmup {args.warmup}: expected 0 or more")
+    watched = regions.watch()  # before any kernel is loaded
     with console.compiling() as progress:
         job = prepare(settings, progress)
+    with console.saying() as say:
+        roofs = machine.roofs(job.engine.threads, say)
+    for text in filter(None, [machine.slow_layer(), *(f"the roofs are doubtful: {d}" for d in roofs.doubts)]):
+        console.warn(text)
+    others = machine.Others()
     for note in job.engine.notes:
         console.warn(note)
     busy = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     if busy > common.cores():
         console.warn(f"load average {busy:.1f} on {common.cores()} cores: other processes make these times too long")
     with console.counting("steps", settings.steps + args.warmup) as tick:
-        report = profile(job, warmup=args.warmup, tick=tick)
+        report = profile(job, warmup=args.warmup, tick=tick, roofs=roofs, regions=watched, doubts=others.doubts)
     if args.trace:
         trace.write_trace(args.trace, report)
     if args.json:

@@ -92,6 +92,19 @@ def is_cached(dispatcher: Any, signature: Any) -> bool:
     return False
 
 
+def digest(function: Any) -> str:
+    """Name what a kernel's machine code is made from: 12 hexadecimal digits that change when any of it changes.
+
+    Parameters
+    ----------
+    function : a dispatcher, or a plain function. ``unknown`` is returned for what the walk cannot describe.
+    """
+    try:
+        return _Walk(function).digest[:12]
+    except Exception:  # whatever it is, it is not cached either
+        return "unknown"
+
+
 def stats() -> dict[str, int]:
     """Count this process's compilations: ``hits`` loaded, ``misses`` compiled, and how many of those were ``saved``."""
     return dict(_counts)

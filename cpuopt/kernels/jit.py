@@ -112,6 +112,21 @@ def _compile(dispatcher: Any, sig: tuple[types.Type, ...], name: str) -> None:
         raise UserError(f"{name} does not compile: {' '.join(said[:2])}") from e
 
 
+def afresh(kernel: Kernel) -> tuple[Any, tuple[types.Type, ...]]:
+    """Compile a kernel anew, with the lines of its source, and return the dispatcher and the signature.
+
+    Raises
+    ------
+    UserError
+        Where it does not compile.
+    """
+    known, sig = kernel.function, signature(kernel.op, kernel.scratch)
+    options = {k: v for k, v in known.targetoptions.items() if k not in ("nopython", "nogil")}  # type: ignore[attr-defined]
+    dispatcher = numba.njit(**{**options, "debug": True})(known.py_func)  # type: ignore[attr-defined]
+    _compile(dispatcher, sig, f"{kernel.name} at {kernel.where}")
+    return dispatcher, sig
+
+
 def helper(**options: Any) -> Callable[[Callable[..., Any]], Any]:
     """Compile a function that kernels call; serial unless told otherwise."""
 

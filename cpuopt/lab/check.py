@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from math import inf, sqrt
+from math import inf, isfinite, isnan, nan, sqrt
 from typing import Any, Literal
 
 import numpy as np
@@ -89,6 +89,20 @@ class Result:
         """For a run's record."""
         told = {"kernel": self.kernel, "case": str(self.case), "status": self.verdict, "reason": self.reason}
         return told | {"ratio": self.ratio if self.ratio < inf else None}
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it; an infinite ratio is None, and so are values that are not finite."""
+        where = {"argument": self.argument, "index": list(self.index), "got": self.got, "want": self.want}
+        return {
+            k: None if isinstance(v, float) and not isfinite(v) else v for k, v in (self.describe() | where).items()
+        }
+
+    @staticmethod
+    def from_json(d: Mapping[str, Any], case: Case) -> Result:
+        """Read what `to_json` gave."""
+        ratio, got, want = (nan if d[k] is None else float(d[k]) for k in ("ratio", "got", "want"))
+        at = tuple(d["index"])
+        return Result(d["kernel"], case, inf if isnan(ratio) else ratio, d["argument"], at, got, want, d["reason"])
 
 
 def check_all(

@@ -82,6 +82,13 @@ def counting(what: str, total: int) -> Iterator[Callable[[], None]]:
 
 
 @contextmanager
+def saying() -> Iterator[Callable[[str], None]]:
+    """Show what is being done, on stderr, while it is done."""
+    with ERR.status("") as status:
+        yield lambda text: status.update(escape(text))
+
+
+@contextmanager
 def downloading() -> Iterator[Callable[[str, int, int], None]]:
     """Show each download, on stderr."""
     with Progress(TextColumn("{task.description}"), BarColumn(30), DownloadColumn(), console=ERR) as bar:

@@ -14,6 +14,8 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from .. import roofline
+
 if TYPE_CHECKING:
     from ..profile import LayerRow, OpRow, Profile
 
@@ -59,7 +61,14 @@ def profile_tables(profile: Profile, *, detail: bool = False) -> list[Renderable
         why = f"no figures, because these kernels did not pass their check in this run: {', '.join(refused)}"
         return [header(profile), Text(why, "red")]
     by_layer = detail_table(profile) if detail else layer_table(profile)
-    return [header(profile), "", op_table(profile), "", by_layer, "", closing(profile)]
+    roofs: list[RenderableType] = ["", roof_table(profile)] if profile.roofs else []
+    return [header(profile), "", op_table(profile), *roofs, "", by_layer, "", closing(profile), *in_words(profile)]
+
+
+def in_words(profile: Profile) -> list[RenderableType]:
+    """Say where the time goes, where roofs are known, and what speaks against the figures."""
+    said: list[RenderableType] = ["", Text(profile.words)] if profile.roofs else []
+    return said + [Text(f"doubt: {doubt}", "yellow") for doubt in profile.doubts]
 
 
 def used_kernels(profile: Profile) -> list[str]:
@@ -105,6 +114,27 @@ def op_table(profile: Profile) -> Table:
     return table
 
 
+def roof_table(profile: Profile) -> Table:
+    """One row a kind of op: how far it is from the roof that binds, and how much time lies between."""
+    table = _table("op", "FLOP/byte", "of roof", "roof", "ms more", "slowest")
+    table.columns[3].justify = "left"
+    digits = _digits(profile)
+    for r in profile.ops:
+        if r.kernels:
+            over = r.of_roof is not None and r.of_roof > roofline.PASSED
+            table.add_row(
+                r.op,
+                f"{r.intensity:.1f}",
+                f"{r.of_roof or 0:.0f}%{'!' if over else ''}",
+                r.roof,
+                f"{r.ms * (1 - (r.of_roof or 0) / 100):,.{digits}f}",
+                f"{r.imbalance:.2f}" if r.imbalance else "",
+                style="yellow" if over else None,
+            )
+    table.caption = "ms more: than the roof allows; slowest: thread, its time over the mean of all"
+    return table
+
+
 def layer_table(profile: Profile) -> Table:
     """One row a layer; what lies inside a block is summed."""
     table = _table("layer", "forward ms", "backward ms", "update ms", "total ms", "share", "")
@@ -129,11 +159,13 @@ def layer_table(profile: Profile) -> Table:
 
 def detail_table(profile: Profile) -> Table:
     """One row a layer, op and variant."""
-    table = _table("layer", "op", "variant", "calls", "ms", "share", "GFLOP/s", "GB/s", words=3)
+    last = "of roof" if profile.roofs else "share"
+    table = _table("layer", "op", "variant", "calls", "ms", "GFLOP/s", "GB/s", last, words=3)
     digits = _digits(profile)
     for r in profile.layers:
+        share = f"{r.of_roof or 0:.0f}% {r.roof.replace('memory', 'mem')}" if profile.roofs else f"{r.share:.1f}%"
         rates = _rates(profile, r.gflops, r.gbs)
-        table.add_row(r.layer, r.op, r.variant, str(r.calls), f"{r.ms:,.{digits}f}", f"{r.share:.1f}%", *rates)
+        table.add_row(r.layer, r.op, r.variant, str(r.calls), f"{r.ms:,.{digits}f}", *rates, share)
     return table
 
 

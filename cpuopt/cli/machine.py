@@ -1,0 +1,55 @@
+"""``cpuopt machine``: what this machine can do at the most, and what is noisy about it now."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from .common import start_numba
+
+HELP = "measured roofs of this machine, its threads, and what is noisy now"
+
+
+def flags(p: argparse.ArgumentParser) -> None:
+    """Add the verb's flags."""
+    p.add_argument("--again", action="store_true", help="measure anew, though it is known")
+    p.add_argument("--threads", type=int, help="measure with so many at the most (the cores this process may use)")
+    p.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the verb; return its exit status."""
+    start_numba(args.threads)
+    from ..kernels.threads import threading_layer
+    from ..lab import machine
+    from ..record import finite
+    from ..record import machine as describe
+    from ..report import console
+    from ..report.machine import tables
+
+    noise = machine.noise()
+    counts = [args.threads] if args.threads else machine.default_counts()
+    known = machine.stored()
+    missing = [n for n in counts if args.again or n not in known]
+    with console.saying() as say:
+        if missing:
+            if args.threads and 1 not in missing:
+                missing = [1, *missing]  # to doubt figures of several that are no better than of one
+            machine.store(machine.Measurement(say=say).run(missing))
+            known = machine.stored()
+    if warning := machine.slow_layer():
+        console.warn(warning)
+    content = {
+        "id": machine.machine_id(),
+        "machine": describe(),
+        "threading_layer": threading_layer(),
+        "roofs": {str(n): known[n].to_json() for n in sorted(known)},
+        "noise": noise,
+        "measured_now": missing,
+        "file": str(machine.folder() / f"{machine.machine_id()}.json"),
+    }
+    if args.json:
+        print(json.dumps(finite(content)))
+    else:
+        console.show(tables(content))
+    return 0

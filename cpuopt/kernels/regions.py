@@ -1,0 +1,131 @@
+"""How evenly threads are loaded: every parallel region measures each thread's part of it.
+
+Kernels contain no timing. numba starts the threads of a region through one function, ``numba_parallel_for``, whose
+address is looked up when a kernel is loaded. `watch` puts a function in its place that notes, for each thread, the time
+from when its part begins to when it ends, and then calls numba's own. Kernels loaded before are not seen.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from typing import Any
+
+import llvmlite.binding as llvm
+import numpy as np
+from numba.np.ufunc import parallel
+
+from .simd import host_features  # noqa: F401  (which initializes LLVM for this machine)
+
+SLOTS = 1024
+"""Parts of one region that are told apart; more than the threads of any machine this runs on."""
+SYMBOL = "numba_parallel_for"
+
+MODULE = """
+declare i32 @clock_gettime(i32, ptr)
+@real = global ptr null
+@body = global ptr null
+@used = global i64 0
+@parts = global [{slots} x i64] zeroinitializer
+@totals = global [3 x i64] zeroinitializer
+
+define i64 @now() {{
+  %t = alloca [2 x i64]
+  %r = call i32 @clock_gettime(i32 {clock}, ptr %t)
+  %s = load i64, ptr %t
+  %p = getelementptr i64, ptr %t, i64 1
+  %n = load i64, ptr %p
+  %a = mul i64 %s, 1000000000
+  %b = add i64 %a, %n
+  ret i64 %b
+}}
+
+define void @part(ptr %args, ptr %dims, ptr %steps, ptr %data) {{
+  %start = call i64 @now()
+  %f = load ptr, ptr @body
+  call void %f(ptr %args, ptr %dims, ptr %steps, ptr %data)
+  %end = call i64 @now()
+  %took = sub i64 %end, %start
+  %i = atomicrmw add ptr @used, i64 1 monotonic
+  %known = icmp ult i64 %i, {slots}
+  br i1 %known, label %note, label %done
+note:
+  %p = getelementptr i64, ptr @parts, i64 %i
+  store i64 %took, ptr %p
+  br label %done
+done:
+  ret void
+}}
+
+define void @region(ptr %f, ptr %args, ptr %dims, ptr %steps, ptr %data, i64 %inner, i64 %n, i32 %threads) {{
+  store ptr %f, ptr @body
+  store i64 0, ptr @used
+  %real = load ptr, ptr @real
+  call void %real(ptr @part, ptr %args, ptr %dims, ptr %steps, ptr %data, i64 %inner, i64 %n, i32 %threads)
+  %many = load i64, ptr @used
+  %fits = icmp ult i64 %many, {slots}
+  %count = select i1 %fits, i64 %many, i64 {slots}
+  br label %loop
+loop:
+  %i = phi i64 [0, %0], [%next, %add]
+  %most = phi i64 [0, %0], [%larger, %add]
+  %sum = phi i64 [0, %0], [%more, %add]
+  %go = icmp ult i64 %i, %count
+  br i1 %go, label %add, label %out
+add:
+  %p = getelementptr i64, ptr @parts, i64 %i
+  %x = load i64, ptr %p
+  %gt = icmp ugt i64 %x, %most
+  %larger = select i1 %gt, i64 %x, i64 %most
+  %more = add i64 %sum, %x
+  %next = add i64 %i, 1
+  br label %loop
+out:
+  %t32 = sext i32 %threads to i64
+  %slowest = mul i64 %most, %t32
+  %q0 = load i64, ptr @totals
+  %s0 = add i64 %q0, %slowest
+  store i64 %s0, ptr @totals
+  %p1 = getelementptr i64, ptr @totals, i64 1
+  %q1 = load i64, ptr %p1
+  %s1 = add i64 %q1, %sum
+  store i64 %s1, ptr %p1
+  %p2 = getelementptr i64, ptr @totals, i64 2
+  %q2 = load i64, ptr %p2
+  %s2 = add i64 %q2, 1
+  store i64 %s2, ptr %p2
+  ret void
+}}
+"""
+
+_kept: list[Any] = []
+"""The engine that owns the code, and the view of its totals; empty until `watch`."""
+
+
+def watch() -> np.ndarray[Any, Any] | None:
+    """Measure the regions of every kernel that is loaded from now on.
+
+    One region may run at a time, as the engine's loop has it.
+
+    Returns
+    -------
+    int64 (3,), updated by each region: the sum over regions of threads times the slowest thread's time; the sum of all
+    threads' times; the number of regions. Times in ns: the first over the second is the imbalance, 1 at best. None
+    where this numba starts threads in another way.
+    """
+    if not _kept:
+        parallel._launch_threads()
+        real = llvm.address_of_symbol(SYMBOL)
+        clock = getattr(time, "CLOCK_MONOTONIC", None)
+        if real is None or clock is None:
+            return None
+        module = llvm.parse_assembly(MODULE.format(slots=SLOTS, clock=clock))
+        module.verify()
+        engine = llvm.create_mcjit_compiler(module, llvm.Target.from_default_triple().create_target_machine())
+        engine.finalize_object()
+        ctypes.c_void_p.from_address(engine.get_global_value_address("real")).value = real
+        totals = (ctypes.c_int64 * 3).from_address(engine.get_global_value_address("totals"))
+        llvm.add_symbol(SYMBOL, engine.get_function_address("region"))
+        _kept.extend([engine, np.frombuffer(totals, np.int64)])
+    watched: np.ndarray[Any, Any] = _kept[1]
+    return watched

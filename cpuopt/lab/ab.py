@@ -1,0 +1,367 @@
+"""Two kernels of one op against each other: alone, on the shapes that a model has, or inside its real training steps.
+
+Both get the very same arrays, so that no address favours one. A turn alone is as many samples as fill `TURN_S`, of one
+call each, or of several where a call is short; its lower quartile counts, which a process that takes the core away now
+and then does not move. A turn in the step is one training step with the op's calls going to one kernel.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from typing import Any
+
+import numpy as np
+
+from ..bench.stats import CHECKED_STEPS, disagreement
+from ..errors import UserError
+from ..job import Settings, build_only, prepare
+from ..kernels import roofs
+from ..kernels import threads as numba_threads
+from ..op import Op
+from ..profiler import Profiler
+from ..program import Call
+from ..registry import KERNELS, Kernel, nearest
+from . import machine
+from .cases import Case, arguments
+from .check import BrokenKernelError, Memory, check_all, filled
+from .verdict import LOOKS, Contest, Verdict, judge
+
+TURN_S, SAMPLE_S = 8e-3, 2e-5
+"""How long a turn takes, and the least that one reading of the clock is trusted with."""
+COLD_SAMPLES = 3
+"""Samples of a turn with flushed caches."""
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a model calls an op on.
+
+    Attributes
+    ----------
+    case : sizes, and what is absent.
+    adds : the flags of its gradients.
+    layers : that call it so, once each.
+    """
+
+    case: Case
+    adds: dict[str, bool]
+    layers: tuple[str, ...]
+
+    def __str__(self) -> str:
+        added = "".join(f", {n}_add" for n, on in self.adds.items() if on)
+        return f"{self.case}{added}"
+
+
+def calls_of(op: Op, settings: Settings, layer: str = "*") -> list[Call]:
+    """List the calls of an op in a model, with rewrites where the op is one or is left by them, else without.
+
+    Raises
+    ------
+    UserError
+        Where the model does not call it in such a layer.
+    """
+    for fuse in ("all", "none"):
+        calls = [c for c in build_only(replace(settings, fuse=fuse)).program.calls if c.op is op]
+        if calls:
+            break
+    found = [c for c in calls if fnmatchcase(c.layer, layer)]
+    if not found:
+        layers = dict.fromkeys(c.layer for c in calls)
+        raise UserError(
+            f"{op.name}: {settings.model} does not call it in a layer {layer!r}; "
+            f"{nearest(layer, layers) if layers else 'it does not call it at all: name another --model'}"
+        )
+    return found
+
+
+def shapes_of(calls: Sequence[Call]) -> list[Shape]:
+    """List the distinct shapes of calls, with the layers that have them."""
+    groups: dict[Any, list[Call]] = {}
+    for c in calls:
+        key = tuple(c.sizes.items()), frozenset(c.absent), tuple(c.adds.items())
+        groups.setdefault(key, []).append(c)
+    return [
+        Shape(Case(dict(sizes), "normal", absent), dict(adds), tuple(c.layer for c in group))
+        for (sizes, absent, adds), group in groups.items()
+    ]
+
+
+class Alone:
+    """Two kernels on one shape, on the same arrays.
+
+    Parameters
+    ----------
+    kernels : A and B.
+    flush : whether caches are filled with something else before each call.
+    clock : in ns.
+    """
+
+    def __init__(
+        self,
+        kernels: tuple[Kernel, Kernel],
+        shape: Shape,
+        seed: int,
+        flush: bool = False,
+        clock: Callable[[], int] = time.perf_counter_ns,
+    ) -> None:
+        op = kernels[0].op
+        given = arguments(op, shape.case, np.random.default_rng(seed))
+        contents = {}
+        for a in op.arrays:
+            x = np.empty((0,) * len(a.shape), a.dtype) if given[a.name] is None else given[a.name]
+            contents[a.name] = np.zeros_like(x) if a.role in ("out", "acc") else x
+        for side, k in zip("AB", kernels, strict=True):
+            contents |= {f"{side} {s.name}": filled((s.floats(shape.case.sizes),), 0) for s in k.scratch}
+        self.memory = Memory(contents)
+        self.memory.reset()
+        self.may_change = [*(a.name for a in op.written), *(name for name in contents if name not in op.by_name)]
+        self.functions = {side: k.function for side, k in zip("AB", kernels, strict=True)}
+        self.args: dict[str, list[Any]] = {}
+        for side, k in zip("AB", kernels, strict=True):
+            args: list[Any] = []
+            for a in op.args:
+                args.append(given[a.name] if a.role == "scalar" else self.memory.arrays[a.name])
+                args += [shape.adds[a.name]] if a.role == "acc" else []
+            self.args[side] = args + [self.memory.arrays[f"{side} {s.name}"] for s in k.scratch]
+        self.clock, self.flush = clock, _flusher() if flush else None
+        self.calls = self.samples = 1
+        self._choose_lengths()
+
+    def _choose_lengths(self) -> None:
+        """Choose how many calls a sample has, and how many samples a turn, by the quicker side."""
+        took = []
+        for side in "AB":
+            self._sample(side)  # the first call loads, and pages in
+            took.append(min(self._sample(side) for _ in range(3)))
+        if self.flush:
+            self.samples = COLD_SAMPLES
+            return
+        call_s = max(min(took), 1) / 1e9
+        self.calls = max(1, int(SAMPLE_S / call_s))
+        self.samples = max(1, min(1000, int(TURN_S / (call_s * self.calls))))
+
+    def _sample(self, side: str) -> float:
+        function, args = self.functions[side], self.args[side]
+        if self.flush:
+            self.flush()
+        start = self.clock()
+        for _ in range(self.calls):
+            function(*args)
+        return (self.clock() - start) / self.calls
+
+    def turn(self, side: str) -> tuple[float]:
+        """Give the ns of a call: the lower quartile of a turn's samples."""
+        times = sorted(self._sample(side) for _ in range(self.samples))
+        return (times[(len(times) - 1) // 4],)
+
+    def finish(self) -> None:
+        """Raise where a kernel wrote what it may not."""
+        self.memory.require_unchanged(but=self.may_change)
+
+
+def _flusher() -> Callable[[], object]:
+    """Give what fills all caches with something else."""
+    largest = max(v.nbytes or 0 for v in machine.levels())
+    n = numba_threads.get_threads()
+    floats = int(2 * largest // 4 // n // roofs.UNIT + 1) * roofs.UNIT
+    x, sums = np.zeros(floats * n, np.float32), np.zeros(n, np.float32)
+    return lambda: roofs.update(x, sums, n, floats, 1)
+
+
+def alone(
+    kernels: tuple[Kernel, Kernel],
+    shapes: Sequence[Shape],
+    *,
+    flush: bool = False,
+    seed: int = 0,
+    looks: Sequence[int] = LOOKS,
+    say: Say = lambda text: None,
+    clock: Callable[[], int] = time.perf_counter_ns,
+) -> dict[str, Any]:
+    """Compare two kernels on some shapes, on as many threads as are set.
+
+    Raises
+    ------
+    UserError
+        Where one writes what it may not.
+    """
+    others, cases = machine.Others(), []
+    contests: list[Contest] = []
+    for shape in shapes:
+        say(f"{shape}: {len(contests) + 1} of {len(shapes)}")
+        pair = Alone(kernels, shape, seed, flush, clock)
+        contest = Contest(pair.turn, seed + len(contests), looks)
+        verdict = contest.run()
+        try:
+            pair.finish()
+        except BrokenKernelError as e:
+            raise UserError(f"{kernels[0].op.name}: {kernels[0].variant} or {kernels[1].variant} {e}") from e
+        contests.append(contest)
+        cases.append(
+            {
+                "sizes": dict(shape.case.sizes),
+                "absent": sorted(shape.case.absent),
+                "adds": shape.adds,
+                "layers": list(shape.layers),
+                **told(contest, verdict),
+                "calls_per_sample": pair.calls,
+                "samples_per_turn": pair.samples,
+            }
+        )
+        del pair
+    weights = [len(s.layers) * float(np.median(c.figures("A"))) for s, c in zip(shapes, contests, strict=True)]
+    whole = judge([c.ratios() for c in contests], [c.controls() for c in contests], weights)
+    a_ms = sum(weights) / 1e6
+    return {
+        **whole.to_json(),
+        "a_ms": a_ms,
+        "b_ms": a_ms * whole.ratio["median"],
+        "cases": cases,
+        "doubts": others.doubts(),
+    }
+
+
+def told(contest: Contest, verdict: Verdict, which: int = 0) -> dict[str, Any]:
+    """For a record: the verdict, the median times, and every turn in the order of measuring, in ns."""
+    values = {letter: contest.figures(letter, which).tolist() for letter in "ABC"}
+    return {
+        **verdict.to_json(),
+        "a_ns": float(np.median(values["A"] + values["C"])),
+        "b_ns": float(np.median(values["B"])),
+        "order": contest.order,
+        "ns": values,
+    }
+
+
+class InStep:
+    """A job whose calls of one op go to kernel A or to kernel B, from step to step.
+
+    Parameters
+    ----------
+    settings : of the job; its rewrites leave the op alone.
+    layer : a glob of the layers whose calls change; the others keep what the settings say.
+    """
+
+    def __init__(
+        self, settings: Settings, op: Op, variants: tuple[str, str], layer: str = "*", say: Say = lambda text: None
+    ) -> None:
+        swap = f"{op.name}{'' if layer == '*' else '@' + layer}={variants[1]}"
+        job = prepare(
+            replace(settings, swap=(*settings.swap, swap)),
+            lambda done, total, name: say(f"compiling {done}/{total} {name}"),
+        )
+        self.engine, self.settings = job.engine, settings
+        self.batches = job.corpus.batches("train", settings.B, settings.T, seed=settings.seed)
+        chosen = [b for b in self.engine.calls if b.call.op is op and fnmatchcase(b.call.layer, layer)]
+        self.layers = [b.call.layer for b in chosen]
+        if not chosen:
+            raise UserError(f"{op.name}: the step does not call it in a layer {layer!r}")
+        kernels = [KERNELS[op.name, v] for v in variants]
+        for k in kernels:
+            k.compile()
+        self.sides = {
+            side: {id(b): self.engine.rebound(b, k) for b in chosen} for side, k in zip("AB", kernels, strict=True)
+        }
+        self.phases = {p: list(calls) for p, calls in self.engine.phases.items()}
+        self.profiler = Profiler(self.engine, keep=1)
+        self.done = 0
+
+    def use(self, side: str) -> None:
+        """Let the op's calls go to A or B."""
+        swapped = self.sides[side]
+        self.engine.phases = {p: [swapped.get(id(b), b) for b in calls] for p, calls in self.phases.items()}
+
+    def step(self) -> float:
+        """Train for one step, and return its loss."""
+        s = self.settings
+        tokens, targets = self.batches.at(self.done)
+        self.done += 1
+        with self.profiler.step():
+            return self.engine.step(lr=s.lr, clip=s.clip, tokens=tokens, targets=targets).loss
+
+    def turn(self, side: str) -> tuple[float, float]:
+        """Give the ns of the op's calls in a step, and of the whole step."""
+        self.use(side)
+        self.step()
+        times, mine = self.profiler.steps[-1], {id(b) for b in self.sides[side].values()}
+        op_ns = sum(
+            int(ns) for calls, marks in times.runs for b, ns in zip(calls, np.diff(marks), strict=True) if id(b) in mine
+        )
+        return float(op_ns), float(times.end - times.start)
+
+    def losses(self) -> dict[str, list[float]]:
+        """Train for a few steps with A and with B, from the same weights on the same batches; give their losses."""
+        engine = self.engine
+        values = [*engine.program.parameters, *engine.program.moments]
+        before = [engine.array(v).copy() for v in values]
+        found = {}
+        for side in "AB":
+            self.use(side)
+            for v, x in zip(values, before, strict=True):
+                np.copyto(engine.array(v), x)
+            self.done = engine.step_number = 0
+            found[side] = [self.step() for _ in range(CHECKED_STEPS)]
+        return found
+
+
+def in_step(
+    settings: Settings,
+    op: Op,
+    variants: tuple[str, str],
+    *,
+    layer: str = "*",
+    seed: int = 0,
+    looks: Sequence[int] = LOOKS,
+    say: Say = lambda text: None,
+) -> dict[str, Any]:
+    """Compare two variants inside real training steps.
+
+    Returns
+    -------
+    The verdict on the op's own time, ``step`` with the verdict on the whole step, and the losses of both.
+
+    Raises
+    ------
+    UserError
+        Where the losses of the first steps differ, or the model does not call the op there.
+    """
+    pair = InStep(settings, op, variants, layer, say)
+    say("first steps")
+    losses = pair.losses()
+    refused = disagreement(variants[1], losses["A"], losses["B"])
+    if refused:
+        raise UserError(refused.replace("cpuopt", variants[0], 1))
+    others = machine.Others()
+    contest = Contest(pair.turn, seed, looks)
+    say("steps in turns")
+    verdict = contest.run()
+    whole = judge([contest.ratios(1)], [contest.controls(1)])
+    told_op = told(contest, verdict)
+    return {
+        **told_op,
+        "a_ms": told_op["a_ns"] / 1e6,
+        "b_ms": told_op["b_ns"] / 1e6,
+        "step": told(contest, whole, 1),
+        "layers": pair.layers,
+        "losses": losses,
+        "doubts": others.doubts(),
+    }
+
+
+def require_right(kernels: Sequence[Kernel], threads: int) -> list[dict[str, Any]]:
+    """Check kernels on the quick cases.
+
+    Raises
+    ------
+    UserError
+        For one that fails: no time is told of a kernel that is wrong.
+    """
+    results = check_all(dict.fromkeys(kernels), quick=True, threads=(threads,))
+    for r in results:
+        if r.verdict == "FAIL":
+            raise UserError(f"{r.kernel} is wrong, so it is not timed: {r.reason} ({r.case})")
+    return [r.describe() for r in results]

@@ -1,0 +1,90 @@
+"""Kernels in a process of their own: one that crashes or hangs ends that process, not the tool."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from ..bench.process import GRACE_S, Side, Worker
+from ..errors import UserError
+
+LIMIT_S = 120.0
+"""How long one answer may take, compilation included."""
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Child:
+    """A process that has loaded some kernel files, started when it is first asked, and again after a failure.
+
+    Parameters
+    ----------
+    kernels : files to load.
+    threads : that numba is started with.
+    limit_s : how long one answer may take before the process is ended.
+    say : hears of progress.
+    """
+
+    def __init__(
+        self,
+        kernels: Sequence[str] = (),
+        threads: int = 1,
+        limit_s: float = LIMIT_S,
+        say: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self.kernels, self.limit_s, self.say = [str(Path(k).resolve()) for k in kernels], limit_s, say
+        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        environment = {"NUMBA_NUM_THREADS": str(threads), "PYTHONPATH": path}
+        self.side = Side("kernel's process", (sys.executable, "-P", "-m", "cpuopt.lab.worker"), {}, environment)
+        self.added: list[dict[str, str]] = []
+        self._worker: Worker | None = None
+
+    def __enter__(self) -> Child:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None) -> None:
+        self.close(GRACE_S if kind is None else 0.0)
+
+    def close(self, grace_s: float = 0.0) -> None:
+        """End the process."""
+        if self._worker:
+            self._worker.close(grace_s)
+            self._worker = None
+
+    def start(self) -> list[dict[str, str]]:
+        """Start it, if it does not run, and give what its files registered.
+
+        Raises
+        ------
+        UserError
+            Where a file cannot be loaded.
+        """
+        if self._worker is None:
+            self._worker = Worker(self.side, self.say, self.limit_s)
+            self.added = self._ask("load", kernels=self.kernels)["added"]
+        return self.added
+
+    def ask(self, do: str, **more: Any) -> dict[str, Any]:
+        """Send a request and wait for its answer; the process is ended where there is none.
+
+        Raises
+        ------
+        UserError
+            For what the request gets wrong, or a kernel that crashes the process or does not end.
+        """
+        self.start()
+        return self._ask(do, **more)
+
+    def _ask(self, do: str, **more: Any) -> dict[str, Any]:
+        assert self._worker
+        try:
+            return self._worker.ask(do, **more)
+        except UserError as e:
+            self.close()
+            raise UserError(str(e).removeprefix(f"{self.side.name}: ")) from e
+        except BaseException:
+            self.close()
+            raise

@@ -1,0 +1,134 @@
+"""What the compiler made of a kernel: its innermost loops, its remarks on what it vectorized and why not."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..errors import UserError
+from .asm import Loop, loops
+from .child import ROOT
+
+LIMIT_S = 600.0
+NOTHING = re.compile(r"already been vectorized|loop not vectorized$|interleaving is not beneficial")
+REMARK = re.compile(r"remark: (?P<file>.*?):(?P<line>\d+):\d+: (?P<text>.*)")
+
+
+@dataclass(frozen=True)
+class Remark:
+    """What the compiler said about a line of Python, so many times."""
+
+    file: str
+    line: int
+    text: str
+    count: int = 1
+
+
+@dataclass
+class Inspection:
+    """What is known of a kernel's machine code.
+
+    Attributes
+    ----------
+    compiled : False for a plain Python function, of which nothing more is known.
+    innermost : its innermost loops that compute or call.
+    remarks : of the compiler's vectorizers.
+    diagnostics : numba's text on the parallel loops, if it was asked for.
+    asm : the whole text.
+    """
+
+    op: str
+    variant: str
+    where: str
+    cpu: str
+    machine: str
+    compiled: bool
+    innermost: list[Loop]
+    remarks: list[Remark]
+    diagnostics: str = ""
+    asm: str = field(default="", repr=False)
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """Sums over the loops, the widest of them, and what they call."""
+        by = {k: sum(getattr(v, k) for v in self.innermost) for k in ("fmas", "loads", "stores", "spills", "doubles")}
+        calls = sorted({c for v in self.innermost for c in v.calls})
+        scalar = sum(v.width <= 1 and not v.remainder for v in self.innermost)
+        widest = max((v.width for v in self.innermost), default=0)
+        return {"loops": len(self.innermost), "scalar_loops": scalar, "width": widest, **by, "calls": calls}
+
+    def to_json(self) -> dict[str, Any]:
+        """For ``--json``, without the assembly text."""
+        plain = {k: getattr(self, k) for k in ("op", "variant", "where", "cpu", "machine", "compiled", "diagnostics")}
+        lists = {"innermost": [v.to_json() for v in self.innermost], "remarks": [asdict(r) for r in self.remarks]}
+        return {**plain, "summary": self.summary, **lists}
+
+
+def inspect(op: str, variant: str, kernels: Sequence[str] = (), diagnostics: int = 0) -> Inspection:
+    """Compile a kernel afresh in a process of its own, and read what comes out.
+
+    Parameters
+    ----------
+    kernels : users' files to load.
+    diagnostics : 1 to 4: how much numba tells of its parallel loops; 0: nothing.
+
+    Raises
+    ------
+    UserError
+        For a kernel that does not compile.
+    """
+    with tempfile.TemporaryDirectory(prefix="cpuopt-inspect-") as folder:
+        file = Path(folder) / "inspection.json"
+        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        environment = {**os.environ, "CPUOPT_CACHE_DIR": folder, "PYTHONPATH": path}
+        command = [sys.executable, "-P", "-m", "cpuopt.kernels.inspection", str(file), op, variant, str(diagnostics)]
+        try:
+            done = subprocess.run(
+                [*command, *map(str, kernels)], capture_output=True, text=True, env=environment, timeout=LIMIT_S
+            )
+        except subprocess.TimeoutExpired:
+            raise UserError(f"{op}[{variant}]: the compiler did not end within {LIMIT_S:g} s") from None
+        if done.returncode or not file.exists():
+            lines = done.stderr.strip().splitlines()
+            last = lines[-1] if lines else f"status {done.returncode}"
+            raise UserError(f"{op}[{variant}]: cannot be compiled: {last.removeprefix('cpuopt.errors.UserError: ')}")
+        found = json.loads(file.read_text())
+    file, line = Path(found["where"].rpartition(":")[0]), int(found["where"].rpartition(":")[2])
+    return Inspection(
+        op,
+        variant,
+        found["where"],
+        found["cpu"],
+        found["machine"],
+        found["compiled"],
+        loops(found["asm"], file.name, line) if found["machine"].startswith("x86_64") else [],
+        remarks(done.stderr, file.name, line),
+        found["diagnostics"],
+        found["asm"],
+    )
+
+
+def remarks(text: str, file: str = "<string>", line: int = 0) -> list[Remark]:
+    """Read the compiler's remarks; equal ones are counted, and those that say nothing left out.
+
+    Parameters
+    ----------
+    file, line : where the kernel begins, which stand for a parallel loop that numba gives no place.
+    """
+    counts: dict[tuple[str, int, str], int] = {}
+    for said in text.splitlines():
+        m = REMARK.match(said.strip())
+        if m and int(m["line"]) and not NOTHING.search(m["text"]):
+            inside = m["file"] == "<string>"
+            at = max(int(m["line"]), line) if inside else int(m["line"])
+            key = file if inside else m["file"].split("/")[-1], at, m["text"].split(" [-R")[0]
+            counts[key] = counts.get(key, 0) + 1
+    return [Remark(*key, n) for key, n in sorted(counts.items())]

@@ -1,0 +1,77 @@
+"""What may crash or hang runs here: ``python -m cpuopt.lab.worker``, a process that `lab.child` starts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..errors import UserError
+from ..record import finite
+from ..serve import Say, serve
+
+
+def load(request: Mapping[str, Any], say: Say) -> dict[str, Any]:
+    """Load users' kernel files, and list what they registered: op, variant and place of each."""
+    from .. import kernels, registry
+
+    before = set(registry.KERNELS)
+    kernels.load_all(request["kernels"])
+    added = [k for key, k in registry.KERNELS.items() if key not in before]
+    return {"added": [{"op": k.op.name, "variant": k.variant, "where": k.where} for k in added]}
+
+
+def check(request: Mapping[str, Any], say: Say) -> dict[str, Any]:
+    """Check one kernel on one case."""
+    from .cases import Case
+    from .check import check
+
+    case = Case(request["case"]["sizes"], request["case"]["kind"], frozenset(request["case"]["absent"]))
+    result = check(find(request["op"], request["variant"]), case, threads=request["threads"], seed=request["seed"])
+    return {"result": finite(result.to_json())}
+
+
+def ab(request: Mapping[str, Any], say: Say) -> dict[str, Any]:
+    """Compare two kernels on one size and number of threads; both are checked before and after."""
+    from .. import ops
+    from ..job import Settings
+    from ..kernels import cache, threads
+    from . import ab
+
+    given: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in request["settings"].items()}
+    settings, op = Settings(**given), ops.ALL[request["op"]]
+    pair = find(op.name, request["variants"][0]), find(op.name, request["variants"][1])
+    n = threads.set_threads(settings.threads)
+    say("checking")
+    checks = ab.require_right(pair, n)
+    more: dict[str, Any] = {"seed": request["seed"], "say": say, "looks": request["looks"]}
+    if request["in_step"]:
+        found = ab.in_step(settings, op, request["variants"], layer=request["layer"], **more)
+    else:
+        shapes = ab.shapes_of(ab.calls_of(op, settings, request["layer"]))
+        found = ab.alone(pair, shapes, flush=request["flush"], **more)
+    say("checking again")
+    checks += ab.require_right(pair, n)
+    hashes = {k.variant: cache.digest(k.function) for k in pair}
+    told: dict[str, Any] = finite(
+        {"B": settings.B, "T": settings.T, "threads": n, **found, "checks": checks, "hashes": hashes}
+    )
+    return told
+
+
+def find(op: str, variant: str) -> Any:
+    """Find a kernel."""
+    from .. import registry
+
+    if (op, variant) not in registry.KERNELS:
+        there = registry.variants(op)
+        raise UserError(f"{op} has no variant {variant!r}; {registry.nearest(variant, there)}")
+    return registry.KERNELS[op, variant]
+
+
+def main() -> None:
+    """Answer requests until stdin closes."""
+    serve({"load": load, "check": check, "ab": ab})
+
+
+if __name__ == "__main__":
+    main()

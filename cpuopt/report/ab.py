@@ -1,0 +1,72 @@
+"""What `cpuopt ab` shows: the verdict, both times, and each shape. It fits 80 columns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+STYLE = {"faster": "bold green", "slower": "bold red", "no difference shown": "bold", "could not tell": "bold yellow"}
+
+
+def tables(content: Mapping[str, Any], path: str) -> list[RenderableType]:
+    """Show what was compared and what came out."""
+    c = content
+    where = "in the training step" if c["in_step"] else "alone, caches flushed" if c["flush"] else "alone"
+    shown: list[RenderableType] = [
+        Text.assemble((c["op"], "bold"), f": {c['b']} against {c['a']}, {where} · {c['model']} · layers {c['layer']}"),
+        "",
+    ]
+    table = _table("", c["a"], c["b"], "ratio", "control", "verdict")
+    for r in c["results"]:
+        name = f"{r['B']}x{r['T']}, {r['threads']} thread{'' if r['threads'] == 1 else 's'}"
+        _row(table, name, r["a_ms"], r["b_ms"], r)
+        for case in r.get("cases", []) if len(r.get("cases", [])) > 1 else []:
+            sizes = " ".join(f"{s}={n}" for s, n in case["sizes"].items())
+            _row(table, f"  {sizes}, {len(case['layers'])}x", case["a_ns"] / 1e6, case["b_ns"] / 1e6, case)
+        if "step" in r:
+            _row(table, "  the whole step", r["step"]["a_ns"] / 1e6, r["step"]["b_ns"] / 1e6, r["step"])
+    table.caption = (
+        f"ms; ratio: {c['b']}'s time over {c['a']}'s, with its 99.5 % interval; control: {c['a']}'s over its own"
+    )
+    shown += [table, "", Text.assemble(f"{c['b']} is: ", (c["verdict"], STYLE[c["verdict"]]), f"{_because(c)}")]
+    for r in c["results"]:
+        if "losses" in r:
+            last = f"losses {', '.join(f'{x:.6f}' for x in r['losses']['A'])}"
+            shown.append(Text(f"{last} with {c['a']}, {', '.join(f'{x:.6f}' for x in r['losses']['B'])} with {c['b']}"))
+        shown += [Text(f"doubt: {d}", "yellow") for d in r["doubts"]]
+    return [*shown, Text(f"record {path}")]
+
+
+def spread(ratio: Mapping[str, float]) -> str:
+    """Give a ratio with its interval."""
+    return f"{ratio['median']:.3f} [{ratio['low']:.3f}, {ratio['high']:.3f}]"
+
+
+def _because(c: Mapping[str, Any]) -> str:
+    median = c["ratio"]["median"]
+    if c["verdict"] in ("faster", "slower"):
+        return f", by {100 * abs(1 / median - 1 if median < 1 else median - 1):.1f} %"
+    return f" ({c['why']})" if c["why"] else ""
+
+
+def _table(*names: str) -> Table:
+    table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0), pad_edge=False, caption_justify="left")
+    for i, name in enumerate(names):
+        table.add_column(Text(name), justify="left" if i in (0, 5) else "right", overflow="fold")
+    return table
+
+
+def _row(table: Table, name: str, a_ms: float, b_ms: float, r: Mapping[str, Any]) -> None:
+    digits = max(0, 4 - len(str(int(a_ms))))
+    figures = [Text(f"{ms:,.{digits}f}") for ms in (a_ms, b_ms)]
+    table.add_row(
+        Text(name),
+        *figures,
+        Text(spread(r["ratio"])),
+        f"{r['control']['median']:.3f}",
+        Text(r["verdict"], STYLE[r["verdict"]]),
+    )

@@ -1,0 +1,72 @@
+"""What `cpuopt inspect` shows: sums of one or two kernels, their innermost loops, the compiler's remarks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from ..lab.inspect import Inspection
+
+WIDTHS = {0: "", 1: "scalar"}
+ROWS = {
+    "loops": "innermost loops",
+    "scalar_loops": "of them scalar",
+    "width": "floats a vector",
+    "fmas": "FMAs",
+    "loads": "loads",
+    "stores": "stores",
+    "spills": "spills and reloads",
+    "doubles": "doubles",
+    "calls": "calls",
+}
+
+
+def tables(found: Sequence[Inspection]) -> list[RenderableType]:
+    """Show kernels, those of one op side by side."""
+    head = Text.assemble((found[0].op, "bold"), f" on {found[0].cpu}")
+    table = _table("in the innermost loops", *(f.variant for f in found))
+    for key, name in ROWS.items():
+        cells = [f.summary[key] for f in found]
+        table.add_row(name, *(Text(", ".join(c) if isinstance(c, list) else str(c)) for c in cells))
+    shown: list[RenderableType] = [head, "", table]
+    for f in found:
+        shown += ["", Text.assemble((f"{f.op}[{f.variant}]", "bold"), f"  {f.where}")]
+        if not f.compiled:
+            shown.append(Text("a Python function: nothing is compiled"))
+            continue
+        if not f.machine.startswith("x86_64"):
+            shown.append(Text(f"loops are read on x86-64 only; this is {f.machine}. --asm prints the text", "yellow"))
+        shown.append(loop_table(f))
+        shown += [Text(f"{r.file}:{r.line}: {r.text}{f' ({r.count}x)' if r.count > 1 else ''}") for r in f.remarks]
+        if f.diagnostics:
+            shown.append(Text(f.diagnostics))
+    return shown
+
+
+def loop_table(f: Inspection) -> Table:
+    """One row a loop."""
+    table = _table("loop", "instr", "width", "FMA", "load", "store", "spill", "double", "calls")
+    for v in f.innermost:
+        bad = v.spills or v.doubles or v.calls or (v.width == 1 and not v.remainder)
+        numbers = (v.fmas, v.loads, v.stores, v.spills, v.doubles)
+        table.add_row(
+            Text((v.where or v.function) + (", rest" if v.remainder else "")),
+            str(v.instructions),
+            WIDTHS.get(v.width, str(v.width)),
+            *(str(n) if n else "" for n in numbers),
+            Text(", ".join(dict.fromkeys(v.calls))),
+            style="yellow" if bad else None,
+        )
+    return table
+
+
+def _table(*names: str) -> Table:
+    table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0), pad_edge=False)
+    for i, name in enumerate(names):
+        table.add_column(Text(name), justify="left" if i == 0 or name == "calls" else "right", overflow="fold")
+    return table

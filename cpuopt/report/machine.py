@@ -1,0 +1,53 @@
+"""What `cpuopt machine` shows: roofs by number of threads, and what is noisy now. It fits 80 columns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+
+def tables(content: Mapping[str, Any]) -> list[RenderableType]:
+    """Show what the verb found."""
+    m, roofs = content["machine"], content["roofs"]
+    caches = ", ".join(f"{name} {size}" for name, size in m["caches"].items())
+    head = Text.assemble(
+        (m["cpu"], "bold"), f" · {m['cores']} cores · {caches} · {m['memory_bytes'] / 1e9:.0f} GB\n",
+        f"threads start by the {content['threading_layer']} layer",
+    )  # fmt: skip
+    table = Table("", box=None, header_style="bold", padding=(0, 2, 0, 0), pad_edge=False)
+    for n in roofs:
+        table.add_column(f"{n} thread{'' if n == '1' else 's'}", justify="right")
+    table.add_row("FMA, GFLOP/s", *(f"{r['gflops']:,.1f}" for r in roofs.values()), style="bold")
+    table.add_row("starting threads, µs", *(f"{r['launch_us']:.1f}" for r in roofs.values()))
+    for level in next(iter(roofs.values()))["gbs"]:
+        for kind in next(iter(roofs.values()))["gbs"][level]:
+            table.add_row(f"{level} {kind}, GB/s", *(f"{r['gbs'][level][kind]:,.1f}" for r in roofs.values()))
+    lines = [
+        f"measured {', '.join(dict.fromkeys(r['measured'][:16] for r in roofs.values()))}; kept in {content['file']}"
+    ]
+    doubts = dict.fromkeys(d for r in roofs.values() for d in r["doubts"])
+    if doubts:
+        lines.append(f"doubts: {'; '.join(doubts)}. When it is quiet: cpuopt machine --again")
+    return [head, "", table, "", Text("\n".join(lines)), Text(noise(content["noise"]))]
+
+
+def noise(n: Mapping[str, Any]) -> str:
+    """Say what is noisy now."""
+    said = [f"other processes use {n['others_cores']:.2f} cores"]
+    if n["busiest"]:
+        said[0] += " (" + ", ".join("{name} {cores:.2f}".format(**b) for b in n["busiest"]) + ")"
+    if n["load_average"]:
+        said.append(f"load average {n['load_average'][0]:.1f}")
+    said.append(f"{n['mhz']:,.0f} MHz" if n["mhz"] else "frequency cannot be read")
+    if n["governor"]:
+        said.append(f"governor {n['governor']}")
+    said.append(f"CPU quota {n['quota_cores']:.1f} cores" if n["quota_cores"] else "no CPU quota")
+    if n["throttled"]:
+        said.append(f"throttled {n['throttled']} times")
+    if n["steal"] > 0.01:
+        said.append(f"{n['steal']:.2f} cores taken by the hypervisor")
+    return f"now: {'; '.join(said)}"

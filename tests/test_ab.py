@@ -1,0 +1,242 @@
+"""`cpuopt ab`: verdicts on made-up noise, on a clock that kernels move, and the verb itself."""
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cpuopt import cli, ops, registry
+from cpuopt.errors import UserError
+from cpuopt.job import Settings
+from cpuopt.kernels import cache
+from cpuopt.lab import ab, compare
+from cpuopt.lab.cases import Case
+from cpuopt.lab.verdict import Contest, judge, order
+
+
+class Noisy:
+    """Turns that take about 1, B's by a factor more; drift, spikes and scatter as asked."""
+
+    def __init__(self, seed, factor=1.0, scatter=0.01, spikes=0.0, drift=0.0, first=1.0):
+        self.rng, self.factor, self.scatter = np.random.default_rng(seed), factor, scatter
+        self.spikes, self.drift, self.first, self.n = spikes, drift, first, 0
+
+    def __call__(self, side):
+        self.n += 1
+        t = (self.factor if side == "B" else 1.0) * np.exp(self.scatter * self.rng.standard_normal())
+        t *= 1 + self.drift * self.n + (self.rng.random() < self.spikes) * self.rng.random()
+        return (t,)
+
+
+def words(n, **kw):
+    return [Contest(Noisy(seed, **kw), seed).run().word for seed in range(n)]
+
+
+@pytest.mark.parametrize("noise", [{"scatter": 0.01}, {"scatter": 0.02, "spikes": 0.1}, {"drift": 0.002}])
+def test_a_kernel_against_itself_has_no_difference(noise):
+    found = words(50, **noise)
+    assert sum(w in ("faster", "slower") for w in found) <= 1
+    assert found.count("no difference shown") >= 40
+
+
+@pytest.mark.parametrize(("factor", "word"), [(1.03, "slower"), (0.97, "faster"), (2.0, "slower")])
+def test_a_difference_is_found(factor, word):
+    assert words(40, factor=factor, scatter=0.015, spikes=0.1).count(word) >= 38
+
+
+def test_too_much_noise_is_said():
+    found = Contest(Noisy(0, scatter=0.5), 0).run()
+    assert found.word == "could not tell"
+    assert "wide" in found.why
+
+
+def test_a_control_that_fails_is_said():
+    rng = np.random.default_rng(0)
+    r, shifted = 1 + 0.002 * rng.standard_normal((2, 48))
+    assert judge([r * 1.03], [shifted]).word == "slower"
+    found = judge([r * 1.03], [shifted * 1.02])
+    assert found.word == "could not tell"
+    assert found.why == "the control, A against itself, differs by 2.0 %; the difference is 3.0 %"
+    assert judge([r], [shifted * 1.02]).word == "could not tell"
+    assert judge([r * 1.003], [shifted]).word == "no difference shown"  # below what an address may do
+
+
+def test_cases_are_weighed_by_their_time():
+    rng = np.random.default_rng(0)
+    slow, fast, one = (f * (1 + 0.001 * rng.standard_normal(48)) for f in (1.2, 0.9, 1.0))
+    assert judge([slow, fast], [one, one], [1, 9]).ratio["median"] == pytest.approx(0.93, rel=1e-3)
+    assert judge([slow, fast], [one, one], [9, 1]).word == "slower"
+
+
+def test_order_is_random_in_blocks_that_are_palindromes():
+    text = order(200, np.random.default_rng(0))
+    blocks = [text[i : i + 6] for i in range(0, len(text), 6)]
+    assert all(sorted(b[:3]) == ["A", "B", "C"] and b == b[::-1] for b in blocks)
+    assert len(set(blocks)) == 6
+
+
+def test_rounds_stop_when_they_tell():
+    contest = Contest(Noisy(0, factor=2.0), 0)
+    contest.run()
+    assert len(contest.times["A"]) == len(contest.times["B"]) == len(contest.times["C"]) == 12
+    contest = Contest(Noisy(0, scatter=0.5), 0)
+    contest.run()
+    assert len(contest.times["A"]) == 96
+
+
+# On kernels -----------------------------------------------------------------------------------------------------------
+
+
+class Clock:
+    """Moved by kernels."""
+
+    now = 0
+
+    def __call__(self):
+        return self.now
+
+
+def kernel(variant, ns, clock, calls=None, op=ops.gelu_forward, body=lambda out, inp: None):
+    def function(*args):
+        clock.now += ns
+        body(*args)
+        if calls is not None:
+            calls.append(args)
+
+    return registry.Kernel(op, variant, function)
+
+
+SHAPE = ab.Shape(Case({"N": 1000}), {}, ("h.0.mlp", "h.1.mlp"))
+
+
+def test_both_get_the_same_arrays_and_the_clock_decides():
+    clock, calls = Clock(), []
+    pair = kernel("a", 10_000, clock, calls), kernel("b", 20_000, clock, calls)
+    found = ab.alone(pair, [SHAPE], clock=clock)
+    assert found["verdict"] == "slower"
+    assert found["ratio"]["median"] == pytest.approx(2)
+    assert (found["a_ms"], found["b_ms"]) == pytest.approx((0.02, 0.04))  # in two layers
+    assert len({(out.ctypes.data, inp.ctypes.data) for out, inp in calls}) == 1
+    case = found["cases"][0]
+    assert (case["calls_per_sample"], case["samples_per_turn"]) == (2, 400)
+    assert len(case["ns"]["A"]) == len(case["ns"]["C"]) == 12
+    assert len(case["order"]) == 36
+    assert ab.alone((pair[0], pair[0]), [SHAPE], clock=clock)["verdict"] == "no difference shown"
+
+
+def test_a_kernel_that_writes_outside_while_it_is_timed_is_refused():
+    def outside(out, inp):
+        words = np.lib.stride_tricks.as_strided(out, (len(out) + 3,), (4,))
+        words[-1] = 7
+
+    clock = Clock()
+    with pytest.raises(UserError, match="wrote outside its arrays: 3 past the end of 'out'"):
+        ab.alone((kernel("a", 10_000, clock), kernel("b", 10_000, clock, body=outside)), [SHAPE], clock=clock)
+
+
+def test_flushed_turns_are_few_single_calls():
+    clock = Clock()
+    pair = ab.Alone((kernel("a", 10, clock), kernel("b", 10, clock)), SHAPE, 0, flush=True, clock=clock)
+    assert (pair.calls, pair.samples) == (1, ab.COLD_SAMPLES)
+
+
+def test_shapes_of_a_model_and_their_layers():
+    settings = Settings(model="gpt2-tiny", B=2, T=8)
+    calls = ab.calls_of(ops.gelu_forward, settings)
+    assert [(s.case.sizes["N"], s.layers) for s in ab.shapes_of(calls)] == [(4096, ("h.0.mlp", "h.1.mlp"))]
+    assert len(ab.calls_of(ops.gelu_forward, settings, "h.1.*")) == 1
+    assert ab.calls_of(ops.matmul_backward_weight, settings)
+    with pytest.raises(UserError, match=r"does not call it in a layer 'h.7.mlp'; did you mean 'h.\d.mlp'"):
+        ab.calls_of(ops.gelu_forward, settings, "h.7.mlp")
+
+
+def test_several_sizes_are_one_verdict_where_they_agree():
+    def result(word, median, n):
+        ratio = {"median": median, "low": median / 1.1, "high": median * 1.1}
+        return {"verdict": word, "ratio": ratio, "why": "", "B": 4, "T": 64, "threads": n}
+
+    both = [result("slower", 2.0, 1), result("slower", 8.0, 2)]
+    assert compare.summed(both)["verdict"] == "slower"
+    assert compare.summed(both)["ratio"]["median"] == pytest.approx(4)
+    found = compare.summed([both[0], result("faster", 0.5, 2)])
+    assert found["verdict"] == "could not tell"
+    assert found["why"] == "it depends: 4x64 on 1: slower; 4x64 on 2: faster"
+    assert compare.looks_up_to(60) == [12, 24, 48, 60]
+    assert compare.looks_up_to(10) == [10]
+
+
+# The verb -------------------------------------------------------------------------------------------------------------
+
+FILE = """
+from numba import prange
+from cpuopt import kernel, ops
+from cpuopt.registry import KERNELS
+
+vanilla = KERNELS["gelu_forward", "vanilla"].function
+
+@kernel(ops.gelu_forward, "thrice", jit=False)
+def gelu_forward(out, inp):
+    vanilla(out, inp); vanilla(out, inp); vanilla(out, inp)
+
+@kernel(ops.gelu_forward, "wrong", jit=False)
+def gelu_forward(out, inp):
+    out[...] = inp
+"""
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(registry, "KERNELS", registry.KERNELS.copy())
+    monkeypatch.setenv("NUMBA_NUM_THREADS", os.environ["NUMBA_NUM_THREADS"])
+    Path("mine.py").write_text(FILE)
+
+
+FLAGS = ["--kernels", "mine.py", "--model", "gpt2-tiny", "--sizes", "2x16", "--threads", "1", "--rounds", "12"]
+
+
+def test_alone(capsys):
+    assert cli.main(["ab", "gelu_forward", "vanilla", "thrice", *FLAGS, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["verdict"] == "slower"
+    assert 2 < found["ratio"]["low"] <= found["ratio"]["median"] <= found["ratio"]["high"]
+    (result,) = found["results"]
+    assert {c["status"] for c in result["checks"]} == {"PASS"}
+    assert len({(c["kernel"], c["case"]) for c in result["checks"]}) * 2 == len(result["checks"])  # before and after
+    assert result["hashes"]["vanilla"] == cache.digest(registry.KERNELS["gelu_forward", "vanilla"].function)
+    kept = json.loads((Path(found.pop("path")) / "record.json").read_text())
+    assert kept["kind"] == "ab"
+    assert {k: kept[k] for k in found} == found
+
+
+def test_in_the_step(capsys):
+    where = ["--layer", "h.1.*", "--in-step", "--variant", "vanilla"]
+    assert cli.main(["ab", "gelu_forward", "vanilla", "thrice", *FLAGS, *where, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    (result,) = found["results"]
+    assert result["layers"] == ["h.1.mlp"]
+    assert found["verdict"] == "slower"
+    assert result["ratio"]["median"] > 2
+    assert 0.9 < result["step"]["ratio"]["median"] < result["ratio"]["median"]
+    assert result["losses"]["A"] == result["losses"]["B"]
+    assert len(result["losses"]["A"]) == 3
+    assert result["losses"]["A"][0] != result["losses"]["A"][1]
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["gelu_forward", "vanilla", "wrong", *FLAGS], "gelu_forward[wrong] is wrong, so it is not timed: out["),
+        (["gelu", "vanilla", "wrong", *FLAGS], "ab 'gelu': no such op; known: embedding"),
+        (["gelu_forward", "vanilla", "thrise", *FLAGS], "no variant 'thrise'; did you mean 'thrice'?"),
+        (["gelu_forward", "vanilla", "thrice", *FLAGS, "--flush", "--in-step"], "--flush with --in-step"),
+        (["gelu_forward", "vanilla", "thrice", *FLAGS, "--rounds", "3"], "--rounds 3: expected 6 or more"),
+    ],
+)
+def test_what_is_refused(args, said, capsys):
+    assert cli.main(["ab", *args]) == 2
+    (line,) = [v for v in capsys.readouterr().err.splitlines() if v.startswith("cpuopt: ")]
+    assert said in line
+    assert not Path("runs").exists()

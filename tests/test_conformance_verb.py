@@ -1,0 +1,133 @@
+"""`cpuopt check`: kernels that are wrong, crash or hang are found, one does not keep the others from being checked."""
+
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from cpuopt import cli, ops
+from cpuopt.cli.check import choose
+from cpuopt.engine import build
+from cpuopt.errors import UserError
+from cpuopt.job import specs
+from cpuopt.lab import conformance
+from cpuopt.lab.cases import Case
+from cpuopt.lab.check import Result
+from cpuopt.lab.child import Child
+from cpuopt.models.gpt2 import GPT2, PRESETS
+
+HEAD = "import os\nfrom cpuopt import kernel, ops\n"
+BAD = {
+    "crash": "os.abort()",
+    "hang": "while True: pass",
+    "raises": "raise ValueError('no')",
+    "wrong": "out[...] = inp1 + inp2; out[3] += 1",
+    "right": "out[...] = inp1 + inp2",
+}
+
+
+def kernel(variant, body, op="residual_forward"):
+    params = ", ".join(ops.ALL[op].params)
+    return f"@kernel(ops.{op}, '{variant}', jit=False)\ndef {op}({params}):\n    {body}\n"
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NUMBA_NUM_THREADS", os.environ["NUMBA_NUM_THREADS"])
+
+
+def write(*variants):
+    Path("mine.py").write_text(HEAD + "".join(kernel(v, BAD[v], op) for v, op in variants))
+    return "mine.py"
+
+
+def test_each_kernel_gets_its_verdict_whatever_the_others_do(capsys):
+    file = write(*((v, "residual_forward") for v in ("crash", "hang", "raises", "wrong", "right")))
+    flags = ["--quick", "--limit", "8", "--threads", "1,2", "--seed", "3", "--json"]
+    assert cli.main(["check", "--kernels", file, *flags]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert (found["seed"], found["threads"]) == (3, [1, 2])
+    verdicts = {k["variant"]: (k["verdict"], k["worst"]["reason"]) for k in found["kernels"]}
+    assert {v: verdict for v, (verdict, _) in verdicts.items()} == {
+        **dict.fromkeys(["crash", "hang", "raises", "wrong"], "FAIL"),
+        "right": "PASS",
+    }
+    assert verdicts["crash"][1].startswith("was ended by SIGABRT during 'check'")
+    assert verdicts["hang"][1] == "no answer to 'check' within 8 s; it was ended"
+    assert verdicts["raises"][1].startswith("raised ValueError: no")
+    wrong = next(k for k in found["kernels"] if k["variant"] == "wrong")["worst"]
+    assert (wrong["argument"], wrong["index"]) == ("out", [3])
+    assert wrong["got"] == pytest.approx(wrong["want"] + 1, rel=1e-5)
+
+
+def test_the_table_names_the_worst_element(capsys):
+    assert cli.main(["check", "--kernels", write(("wrong", "residual_forward")), "--quick", "--seed", "1"]) == 1
+    out = capsys.readouterr().out
+    assert "FAIL  residual_forward[wrong]" in out
+    assert "0 PASS, 0 MARGINAL, 1 FAIL" in out
+    assert "--seed 1" in out
+
+
+def test_the_package_is_checked_at_the_sizes_of_a_model(capsys):
+    flags = ["--variant", "vanilla", "--model", "gpt2-tiny", "-B", "2", "-T", "8", "--detail", "--seed", "0"]
+    assert cli.main(["check", "gelu_forward", *flags]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"PASS  gelu_forward\[vanilla\] +N=4096 ", out)  # 2 * 8 * 4 * 64
+    assert "1 PASS" in out
+
+
+def test_cases_of_a_model_are_its_sizes_each_once():
+    calls = build(GPT2(PRESETS["gpt2-tiny"]), specs(2, 8)).program.calls
+    found = conformance.model_cases(ops.matmul_forward, calls)
+    assert [c.sizes["OC"] for c in found] == [192, 64, 256, 64, 256]
+    assert [sorted(c.absent) for c in found] == [[], [], [], [], ["bias"]]
+    assert conformance.too_large(ops.matmul_forward, Case({"BT": 1 << 14, "C": 1 << 12, "OC": 1 << 10}))
+    assert not conformance.too_large(ops.matmul_forward, found[0])
+
+
+def test_a_result_comes_back_from_json():
+    nan = float("nan")
+    for r in (
+        Result("k", Case({"N": 3}), 0.5, "out", (2,), 1.0, 1.5, "why"),
+        Result("k", Case({"N": 3}), float("inf"), "out", (2,), 7.0, 1.5),
+    ):
+        assert Result.from_json(json.loads(json.dumps(r.to_json())), r.case) == r
+    assert Result("k", Case({}), 0.0, got=nan).to_json()["got"] is None
+
+
+def test_a_process_that_died_is_started_again():
+    with Child([write(("crash", "residual_forward"), ("right", "residual_forward"))], 2) as child:
+        asked = {"sizes": {"N": 4}, "kind": "normal", "absent": []}
+        with pytest.raises(UserError, match="SIGABRT"):
+            child.ask("check", op="residual_forward", variant="crash", case=asked, threads=[1], seed=0)
+        answer = child.ask("check", op="residual_forward", variant="right", case=asked, threads=[1], seed=0)
+    assert answer["result"]["status"] == "PASS"
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["gleu"], "check 'gleu': no op matches; did you mean 'gelu'?"),
+        (
+            ["--variant", "optimised"],
+            "--variant 'optimised': no kernel is registered under it; did you mean 'optimized'?",
+        ),
+        (["gelu", "--variant", "blas"], "no kernel is both one of ['gelu'] and of variant ['blas']"),
+        (["--threads", "0"], "--threads '0': expected numbers of threads, as in 1,2,4"),
+        (["--limit", "0"], "--limit 0: expected a positive number of seconds"),
+        (["--kernels", "none.py"], "--kernels "),
+    ],
+)
+def test_what_is_refused(flags, words, capsys):
+    assert cli.main(["check", *flags]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert words in line
+
+
+def test_a_file_without_kernels_is_refused():
+    with pytest.raises(UserError, match="registers no kernel"):
+        choose([], [], ["mine.py"], [])
+    assert choose(["gelu"], [], ["mine.py"], [("gelu_forward", "x"), ("sumsq", "x")]) == [(ops.gelu_forward, "x")]

@@ -1,0 +1,174 @@
+"""`cpuopt inspect`: what a loop is made of, on texts and on kernels with planted faults."""
+
+import json
+import os
+import platform
+from pathlib import Path
+
+import pytest
+
+import cpuopt.kernels  # noqa: F401  (which registers what the package brings)
+from cpuopt import cli, registry
+from cpuopt.lab import asm
+from cpuopt.lab.inspect import Remark, inspect, remarks
+
+TEXT = """
+	.file	1 "/home/me" "mine.py"
+	.file	2 "<string>"
+	.type	_ZN4mine4gelu7forwardB2v1B10cABC,@function
+_ZN4mine4gelu7forwardB2v1B10cABC:
+	movabsq	$tanhf, %rbx
+	movq	%rbx, 8(%rsp)
+.LBB0_1:
+	.loc	1 30 5
+	vmovss	(%rax), %xmm0
+.LBB0_2:
+	.loc	1 31 9
+	vmovups	(%rax,%rcx,4), %ymm0
+	vfmadd213ps	32(%rax,%rcx,4), %ymm1, %ymm0
+	vmovups	%ymm0, (%rdx,%rcx,4)     # comment
+	vmovups	%ymm0, 64(%rsp)
+	vmovups	64(%rsp), %ymm3
+	.loc	1 33 9
+	addq	$8, %rcx
+	jne	.LBB0_2
+	decq	%rsi
+	jne	.LBB0_1
+.LBB0_3:
+	.loc	2 40 1
+	vcvtss2sd	%xmm0, %xmm0, %xmm0
+	vmulsd	%xmm0, %xmm1, %xmm0
+	vmovss	%xmm0, (%rdx)
+	callq	*8(%rsp)
+	jne	.LBB0_3
+	ja	.LBB0_9
+	retq
+	.type	NRT_decref,@function
+NRT_decref:
+.LBB1_1:
+	vaddps	%ymm0, %ymm0, %ymm0
+	jne	.LBB1_1
+"""
+
+
+def test_innermost_loops_of_a_text():
+    wide, scalar = asm.loops(TEXT, "my.py", 35)
+    assert wide == asm.Loop("gelu.forward", "mine.py:31-33", 7, 8, 1, 2, 1, 2)
+    assert (scalar.where, scalar.width, scalar.doubles, scalar.stores) == ("my.py:40", 1, 2, 1)
+    assert scalar.calls == ["tanhf"]
+
+
+def test_what_is_left_over_by_a_wider_loop_is_no_scalar_loop():
+    text = TEXT.replace("2 40 1", "1 31 1\n\t.loc\t1 33 1").replace("callq\t*8(%rsp)", "nop")
+    assert [v.remainder for v in asm.loops(text)] == [False, True]
+
+
+def test_remarks_are_counted_and_have_a_place():
+    text = """
+remark: /home/me/mine.py:12:3: vectorized loop (vectorization width: 8, interleaved count: 4) [-Rpass=loop-vectorize]
+remark: <string>:2:0: loop not vectorized: call instruction cannot be vectorized
+remark: <string>:2:0: loop not vectorized: call instruction cannot be vectorized
+remark: <unknown>:0:0: loop not vectorized
+something else
+"""
+    assert remarks(text, "mine.py", 9) == [
+        Remark("mine.py", 9, "loop not vectorized: call instruction cannot be vectorized", 2),
+        Remark("mine.py", 12, "vectorized loop (vectorization width: 8, interleaved count: 4)"),
+    ]
+
+
+NAMES = [f"a{i}" for i in range(20)]
+FILE = f"""
+import numpy as np
+from numba import prange
+from cpuopt import kernel, ops
+from cpuopt.kernels.lanes import LANES, load, store
+
+@kernel(ops.gelu_forward, "tanh")
+def gelu_forward(out, inp):
+    for i in prange(out.shape[0]):
+        out[i] = np.tanh(inp[i])
+
+@kernel(ops.gelu_forward, "double")
+def gelu_forward(out, inp):
+    for i in prange(out.shape[0]):
+        out[i] = inp[i] * 0.3 + inp[i]
+
+@kernel(ops.gelu_forward, "good")
+def gelu_forward(out, inp):
+    for i in prange(out.shape[0]):
+        out[i] = inp[i] * np.float32(0.3) + inp[i]
+
+@kernel(ops.gelu_forward, "spill")
+def gelu_forward(out, inp):
+    for b in prange(2):
+        {"; ".join(f"{a} = load(inp, {i} * LANES)" for i, a in enumerate(NAMES))}
+        for i in range(out.shape[0]):
+            x = load(inp, i)
+            {"; ".join(f"{a} = {a} * x + {b}" for a, b in zip(NAMES, NAMES[1:] + NAMES[:1], strict=True))}
+        store(out, b, {" + ".join(NAMES)})
+
+@kernel(ops.gelu_forward, "plain", jit=False)
+def gelu_forward(out, inp):
+    out[...] = inp
+"""
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(registry, "KERNELS", registry.KERNELS.copy())
+    monkeypatch.setenv("NUMBA_NUM_THREADS", os.environ["NUMBA_NUM_THREADS"])
+    Path("mine.py").write_text(FILE)
+
+
+x86 = pytest.mark.skipif(platform.machine() != "x86_64", reason="loops are read on x86-64")
+
+
+@x86
+def test_planted_faults_are_found_and_a_good_kernel_has_none():
+    found = {v: inspect("gelu_forward", v, ["mine.py"]) for v in ("tanh", "double", "spill", "good")}
+    summary = {v: f.summary for v, f in found.items()}
+    assert [any("tanh" in c for c in s["calls"]) for s in summary.values()] == [True, False, False, False]
+    assert [s["doubles"] > 0 for s in summary.values()] == [False, True, False, False]
+    assert summary["spill"]["spills"] > 10
+    assert summary["good"]["spills"] == summary["double"]["spills"] == 0
+    assert [s["scalar_loops"] > 0 for s in summary.values()] == [True, False, False, False]
+    assert summary["good"]["width"] == summary["double"]["width"] >= 4
+    fma = "fma" in Path("/proc/cpuinfo").read_text()
+    assert summary["spill"]["fmas"] in ((20, 40) if fma else (0,))  # 20 a round, unrolled or not
+    at = FILE.splitlines().index("        out[i] = inp[i] * 0.3 + inp[i]") + 1
+    assert any(r.line == at and "floating point conversion" in r.text for r in found["double"].remarks)
+    assert any(v.where == f"mine.py:{at}" for v in found["double"].innermost)
+
+
+@x86
+def test_the_verb(capsys):
+    assert cli.main(["inspect", "gelu_forward", "good", "plain", "--kernels", "mine.py", "--parallel", "1"]) == 0
+    out = capsys.readouterr().out
+    assert "floats a vector" in out
+    assert "a Python function: nothing is compiled" in out
+    assert "Parallel" in out
+
+
+def test_json_and_asm(capsys):
+    assert cli.main(["inspect", "gelu_forward", "good", "--kernels", "mine.py", "--json"]) == 0
+    (k,) = json.loads(capsys.readouterr().out)["kernels"]
+    assert k["compiled"]
+    assert k["where"].endswith("mine.py:17")
+    assert cli.main(["inspect", "gelu_forward", "good", "--kernels", "mine.py", "--asm"]) == 0
+    assert ",@function" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["gelu", "vanilla"], "inspect 'gelu': no such op"),
+        (["gelu_forward", "vanila"], "inspect: gelu_forward has no variant 'vanila'; did you mean 'vanilla'?"),
+        (["gelu_forward", "vanilla", "optimized", "blas"], "inspect: 3 variants; expected one or two"),
+        (["gelu_forward", "vanilla", "--parallel", "7"], "--parallel 7: expected 1 to 4"),
+    ],
+)
+def test_what_is_refused(args, said, capsys):
+    assert cli.main(["inspect", *args]) == 2
+    assert said in capsys.readouterr().err

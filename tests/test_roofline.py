@@ -1,0 +1,245 @@
+"""Roofs: what is measured, what is kept, and what the profile makes of them."""
+
+import json
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from numba import prange
+
+from cpuopt import cli, roofline
+from cpuopt.kernels import regions, threads
+from cpuopt.kernels import roofs as kernels
+from cpuopt.kernels.jit import helper
+from cpuopt.kernels.simd import LANES
+from cpuopt.lab import machine
+from cpuopt.profile import OpRow
+from cpuopt.report import machine as report
+from cpuopt.roofline import Level, Roofs
+
+LEVELS = (Level("L1", 1000), Level("L2", 10_000, 2), Level("memory", None, 4))
+ROOFS = Roofs(2, LEVELS, 100.0, {"L1": {"read": 50, "copy": 40}, "L2": {"read": 20}, "memory": {"read": 5}}, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "name", "threads"),
+    [(2000, "L1", 2), (2001, "L2", 2), (1001, "L2", 1), (10_000, "L2", 2), (10_001, "memory", 2), (20_000, "L2", 3)],
+)
+def test_a_call_is_held_against_the_smallest_level_that_can_hold_it(nbytes, name, threads):
+    assert Roofs(threads, LEVELS, 1.0, {}, 1.0).level(nbytes) == name
+
+
+@pytest.mark.parametrize(
+    ("flops", "nbytes", "ns", "roof"),
+    [(1e6, 1000, 1e4, "FMA"), (100, 1000, 20, "L1"), (1e4, 1e6, 2e5, "memory"), (0, 5000, 250, "L2")],
+)
+def test_the_roof_that_binds(flops, nbytes, ns, roof):
+    assert ROOFS.bound(flops, nbytes) == (ns, roof)
+
+
+def test_roofs_come_back_from_json():
+    assert Roofs.from_json(json.loads(json.dumps(ROOFS.to_json()))) == ROOFS
+
+
+def row(op, ms, of_roof, roof="FMA", layer="", imbalance=None):
+    return SimpleNamespace(op=op, ms=ms, of_roof=of_roof, roof=roof, kernels=["k"], layer=layer, imbalance=imbalance)
+
+
+def test_words():
+    profile = SimpleNamespace(
+        step_ms={"mean": 200.0},
+        mfu=60.0,
+        threads=2,
+        ops=[row("Matmul Forward", 90, 90), row("Matmul Backward", 60, 80), row("GELU Forward", 40, 5, "L3", "", 1.5)],
+        layers=[
+            row("matmul_forward", 90, 90, layer="h.0.mlp"),
+            row("gelu_forward", 20, 5, "L3", "h.0.mlp"),
+            row("gelu_forward", 20, 5, "L3", "h.11.mlp"),
+        ],
+    )
+    assert roofline.words(profile) == (
+        "A step takes 200.0 ms, 60 % of the FMA peak of 2 threads (MFU). Matmul is 75 % of it, at 86 % of its roof. "
+        "The most room is in gelu_forward in h.*.mlp: 38.0 ms more than its L3 roof allows (5 % of it). "
+        "Threads wait most in GELU Forward: the slowest takes 1.50 times the mean."
+    )
+    profile.mfu, profile.ops = None, [row("Matmul Forward", 150, None)]
+    assert roofline.words(profile) == "A step takes 200.0 ms. Matmul is 75 % of it."
+
+
+def test_more_than_a_roof_is_a_doubt():
+    rows = [OpRow("A", 1, 1.0, 1.0, 1.0, 1.0, 1, 1, 1.0, percent, "FMA", None, []) for percent in (104, 106, None)]
+    assert roofline.passed(rows) == ["A is at 106 % of the FMA roof, which cannot be"]
+
+
+# What is measured -----------------------------------------------------------------------------------------------------
+
+N = 2 * kernels.UNIT
+
+
+def floats():
+    return np.random.default_rng(0).standard_normal(2 * N + 64).astype(np.float32)
+
+
+def test_fma_does_the_operations_that_are_counted():
+    x, sums = np.r_[np.full(LANES, 0.5), np.ones(LANES)].astype(np.float32), np.zeros(4, np.float32)
+    kernels.fma(x, sums, 3, 2)
+    # a chain is 0.5, then 0.5 * 0.5 + 1, then 1.25 * 0.5 + 1: two multiply-adds
+    assert sums.tolist() == [kernels.CHAINS * LANES * 1.625] * 3 + [0]
+    assert kernels.FLOPS == 2 * kernels.CHAINS * LANES
+
+
+def test_streams_touch_every_float_that_is_counted_and_no_other():
+    sums = np.zeros(4, np.float32)
+    x = floats()
+    kernels.read(x, sums, 2, N, 3)
+    extra = np.array([4 * x[i * N : i * N + LANES].sum() for i in range(2)])
+    np.testing.assert_allclose(sums[:2], 3 * (x[: 2 * N].reshape(2, N).sum(1) + extra), rtol=1e-4, atol=1e-2)
+    want = x.copy()
+    want[: 2 * N] *= 0.25
+    kernels.update(x, sums, 2, N, 2)
+    np.testing.assert_array_equal(x, want)
+    want[: 2 * N].reshape(2, 2, N // 2)[:, 1] = want[: 2 * N].reshape(2, 2, N // 2)[:, 0]
+    kernels.copy(x, sums, 2, N, 1)
+    np.testing.assert_array_equal(x, want)
+    parts = want[: 2 * N].reshape(2, 3, N // 3)
+    parts[:, 0] = parts[:, 1] + np.float32(0.5) * parts[:, 2]
+    kernels.triad(x, sums, 2, N, 1)
+    np.testing.assert_allclose(x, want, rtol=1e-6)
+
+
+class FakeMachine:
+    """A clock that the kernels move: 0.25 ns a vector operation, 0.1 ns a byte."""
+
+    def __init__(self, monkeypatch):
+        self.now = 0.0
+        monkeypatch.setattr(kernels, "nothing", lambda sums, n: self.cost(3000))
+        monkeypatch.setattr(kernels, "fma", lambda x, sums, n, rounds: self.cost(rounds * kernels.CHAINS * 0.25))
+        for name in kernels.STREAMS:
+            stream = lambda x, sums, n, floats, rounds: self.cost(rounds * n * floats * 4 * 0.1)  # noqa: E731
+            monkeypatch.setitem(kernels.STREAMS, name, (stream, kernels.STREAMS[name][1]))
+
+    def cost(self, ns):
+        self.now += ns
+
+    def __call__(self):
+        return round(self.now)
+
+
+def test_figures_have_their_units(monkeypatch):
+    found = machine.Measurement(FakeMachine(monkeypatch), samples_s=1e-3).run([1, 2])
+    assert found[2].gflops == pytest.approx(2 * found[1].gflops, rel=1e-3)
+    assert found[1].gflops == pytest.approx(2 * LANES / 0.25, rel=1e-3)
+    assert found[1].launch_us == pytest.approx(3, rel=1e-3)
+    assert {n for r in found.values() for n in r.gbs} == {v.name for v in found[1].levels}
+    for by_kind in (kinds for r in found.values() for kinds in r.gbs.values()):
+        assert by_kind == pytest.approx({"read": 10, "copy": 10, "triad": 10, "update": 20}, rel=1e-3)
+
+
+def test_streams_are_too_large_for_the_level_below():
+    m = machine.Measurement()
+    m.levels = (*LEVELS[:1], Level("L2", 1 << 20), Level("L3", 32 << 20, 2), Level("memory", None, 2))
+    held = {name: 4 * 2 * m.floats(name, 2) for name in ("L2", "L3", "memory")}
+    assert 2 * 1000 < held["L2"] <= 2 << 20 < held["L3"] <= 32 << 20 < held["memory"]
+
+
+def test_threads_that_bring_nothing_are_doubted():
+    one = replace(ROOFS, threads=1)
+    slow = {**ROOFS.gbs, "L2": {"read": 15}}
+    assert machine.poor(one, one) == machine.poor(replace(ROOFS, gflops=150.0), one) == []
+    assert machine.poor(replace(ROOFS, gflops=110.0), one) == ["2 threads reach 110 GFLOP/s and one reaches 100"]
+    assert machine.poor(replace(ROOFS, gflops=150.0, gbs=slow), one) == ["2 threads get less than one from L2"]
+
+
+def test_roofs_are_kept_for_this_machine_and_measured_once(tmp_path, monkeypatch):
+    monkeypatch.setenv("CPUOPT_CACHE_DIR", str(tmp_path))
+    runs = []
+    monkeypatch.setattr(machine.Measurement, "run", lambda self, counts: runs.append(counts) or {2: ROOFS})
+    assert [machine.roofs(2), machine.roofs(2), runs] == [ROOFS, ROOFS, [[2]]]
+    monkeypatch.setattr(machine, "identity", lambda: {"cpu": "another"})
+    assert machine.stored() == {}
+
+
+def test_doubtful_figures_do_not_replace_better_ones(tmp_path, monkeypatch):
+    monkeypatch.setenv("CPUOPT_CACHE_DIR", str(tmp_path))
+    machine.store({2: ROOFS})
+    low = replace(ROOFS, gflops=50.0, launch_us=9.0, gbs={**ROOFS.gbs, "L1": {"read": 90.0, "copy": 1.0}})
+    machine.store({2: replace(low, doubts=("busy",))})
+    assert machine.stored() == {2: replace(ROOFS, gbs={**ROOFS.gbs, "L1": {"read": 90.0, "copy": 40.0}})}
+    machine.store({2: low})
+    assert machine.stored() == {2: low}
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"format": 0}', '{"format": 1, "roofs": {"2": {}}}'])
+def test_a_file_that_cannot_be_used_is_measured_anew(tmp_path, monkeypatch, text):
+    monkeypatch.setenv("CPUOPT_CACHE_DIR", str(tmp_path))
+    path = machine.store({2: ROOFS})
+    assert machine.stored() == {2: ROOFS}
+    path.write_text(text)
+    assert machine.stored() == {}
+
+
+@pytest.mark.parametrize(("cpus", "n"), [("0", 1), ("0-3", 4), ("0-1,8-9", 4), ("", 1)])
+def test_shared_caches(cpus, n):
+    assert machine.count(cpus) == n
+
+
+def test_a_slow_threading_layer_is_said_with_what_to_install(monkeypatch):
+    assert machine.slow_layer() is None
+    monkeypatch.setattr(threads, "threading_layer", lambda: "workqueue")
+    assert "'workqueue'" in machine.slow_layer()
+    assert "apt install libgomp1" in machine.slow_layer()
+
+
+def test_the_verb(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("CPUOPT_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(machine.Measurement, "run", lambda self, counts: dict.fromkeys(counts, ROOFS))
+    assert cli.main(["machine", "--json"]) == 0
+    content = json.loads(capsys.readouterr().out)
+    assert content["measured_now"] == [1, 2, 4]
+    assert Roofs.from_json(content["roofs"]["2"]) == ROOFS
+    assert content["noise"].keys() >= {"others_cores", "load_average", "mhz", "quota_cores"}
+    assert cli.main(["machine"]) == 0
+    out = capsys.readouterr().out
+    assert "FMA, GFLOP/s" in out
+    assert "L1 copy, GB/s" in out
+    assert "now: other processes use" in out
+
+
+def test_noise_is_told():
+    busy = {"name": "cc (7)", "cores": 0.9}
+    n = {"others_cores": 1.0, "busiest": [busy], "load_average": [2.0], "mhz": None, "governor": "powersave"}
+    said = report.noise({**n, "quota_cores": 1.5, "throttled": 3, "steal": 0.2})
+    assert said == (
+        "now: other processes use 1.00 cores (cc (7) 0.90); load average 2.0; frequency cannot be read; governor "
+        "powersave; CPU quota 1.5 cores; throttled 3 times; 0.20 cores taken by the hypervisor"
+    )
+
+
+# Threads of a region --------------------------------------------------------------------------------------------------
+
+
+def test_a_region_tells_how_even_its_threads_are():
+    totals = regions.watch()
+    assert regions.watch() is totals
+
+    @helper(parallel=True)
+    def work(x, first, others):
+        for i in prange(4):
+            s = np.float32(0)
+            for j in range(first if i == 0 else others):
+                s += np.sin(x[j % 8])
+            x[8 + i] = s
+
+    x = np.ones(12, np.float32)
+    threads.set_threads(4)
+    work(x, 1, 1)
+    before = totals.copy()
+    work(x, 300_000, 0)
+    alone = totals - before
+    before = totals.copy()
+    work(x, 100_000, 100_000)
+    even = totals - before
+    assert alone[2] == even[2] == 1
+    assert 3 < alone[0] / alone[1] <= 4.0
+    assert 1 <= even[0] / even[1] < alone[0] / alone[1]
