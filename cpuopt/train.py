@@ -6,15 +6,17 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean, median
 from types import FrameType
 from typing import Any, Protocol
 
 from .job import Job
+from .profile import Profile
 from .profiler import Profiler, peak_rss_bytes
 from .record import Run
+from .roofline import Roofs
 
 
 class Listener(Protocol):
@@ -34,7 +36,7 @@ class Result:
     path: Path
     summary: dict[str, Any]
     stopped_by: int = 0
-    profile: dict[str, Any] = field(default_factory=dict)
+    profile: Profile | None = None
 
 
 @contextmanager
@@ -66,13 +68,20 @@ def validate(job: Job) -> float:
     return fmean(losses)
 
 
-def train(job: Job, root: Path, listener: Listener, clock: Callable[[], float] = time.perf_counter) -> Result:
+def train(
+    job: Job,
+    root: Path,
+    listener: Listener,
+    clock: Callable[[], float] = time.perf_counter,
+    roofs: Roofs | None = None,
+) -> Result:
     """Run a job's steps and write its folder; the folder is complete after an interrupt too.
 
     Parameters
     ----------
     root : the folder that holds all runs.
     clock : in seconds.
+    roofs : what the machine can do on the engine's threads, for the profile.
     """
     s, engine = job.settings, job.engine
     batches = job.corpus.batches("train", s.B, s.T, seed=s.seed)
@@ -124,11 +133,11 @@ def train(job: Job, root: Path, listener: Listener, clock: Callable[[], float] =
             stopped_by = stopped()
         profiler.remove()
         profile = (
-            profiler.profile(model=job.name, B=s.B, T=s.T, choice=job.choice, checked=job.checked).to_json()
+            profiler.profile(model=job.name, B=s.B, T=s.T, choice=job.choice, checked=job.checked, roofs=roofs)
             if history
-            else {}
+            else None
         )
-        run.write("profile.json", profile)
+        run.write("profile.json", profile.to_json() if profile else {})
         summary = _summary(job, history, val, bool(stopped_by))
         run.write("summary.json", summary)
         return Result(run.path, summary, stopped_by, profile)

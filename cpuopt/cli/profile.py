@@ -21,6 +21,8 @@ def flags(p: argparse.ArgumentParser) -> None:
     p.add_argument("--detail", action="store_true", help="a row for every op of every layer")
     p.add_argument("--json", action="store_true", help="print one JSON object")
     p.add_argument("--trace", type=Path, metavar="FILE", help="write a Chrome/Perfetto trace of the steps")
+    p.add_argument("--speedscope", type=Path, metavar="FILE", help="write the steps for speedscope")
+    p.add_argument("--html", type=Path, metavar="FILE", help="write a report to look at, in one file")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -31,11 +33,14 @@ def run(args: argparse.Namespace) -> int:
     from ..lab import machine
     from ..profiler import profile
     from ..record import finite
-    from ..report import console, tables, trace
+    from ..report import console, files, html, speedscope, tables, trace
 
     settings = settings_of(args, run="profile")
     if args.warmup < 0:
         raise UserError(f"--warmup {args.warmup}: expected 0 or more")
+    for flag in ("trace", "speedscope", "html"):
+        if path := getattr(args, flag):
+            files.check_target(path, f"--{flag}")
     watched = regions.watch()  # before any kernel is loaded
     with console.compiling() as progress:
         job = prepare(settings, progress)
@@ -53,6 +58,10 @@ def run(args: argparse.Namespace) -> int:
         report = profile(job, warmup=args.warmup, tick=tick, roofs=roofs, regions=watched, doubts=others.doubts)
     if args.trace:
         trace.write_trace(args.trace, report)
+    if args.speedscope:
+        speedscope.write_speedscope(args.speedscope, report)
+    if args.html:
+        html.write_report(args.html, report, job.engine)
     if args.json:
         print(json.dumps(finite(report.to_json())))
     else:

@@ -24,6 +24,7 @@ def flags(p: argparse.ArgumentParser) -> None:
     p.add_argument("--val-batches", type=int, default=5, help="batches of a validation (%(default)s)")
     p.add_argument("--run", default="train", metavar="NAME", help="of the folder in runs/ (%(default)s)")
     p.add_argument("--runs", type=Path, default=Path("runs"), metavar="DIR", help="where run folders go (%(default)s)")
+    p.add_argument("--html", type=Path, metavar="FILE", help="write a report to look at, in one file")
     p.add_argument("--json", action="store_true", help="print the summary as one JSON object")
 
 
@@ -31,16 +32,23 @@ def run(args: argparse.Namespace) -> int:
     """Run the verb; return its exit status."""
     start_numba(args.threads)
     from ..job import prepare
+    from ..lab import machine
     from ..record import finite
-    from ..report import console
+    from ..report import console, files, html
     from ..train import train
 
     settings = settings_of(args)
     settings.check()
+    if args.html:
+        files.check_target(args.html, "--html")
     with console.compiling() as progress:
         job = prepare(settings, progress)
+    with console.saying() as say:
+        roofs = machine.roofs(job.engine.threads, say) if args.html else None
     with console.TrainingView(job, quiet=args.json) as view:
-        result = train(job, args.runs, view)
+        result = train(job, args.runs, view, roofs=roofs)
+    if args.html and result.profile:
+        html.write_training(args.html, result.profile, job.engine, result.path)
     if args.json:
         print(json.dumps(finite({**result.summary, "path": str(result.path)})))
     else:

@@ -83,6 +83,12 @@ def failed_kernels(profile: Profile) -> list[str]:
     return [k for k in used_kernels(profile) if k in bad or (seen and k not in seen)]
 
 
+def block_of(layer: str) -> str:
+    """Name the block that a layer lies in; the layer itself if in none."""
+    block = BLOCK.match(layer)
+    return block[1] if block else layer
+
+
 def header(profile: Profile) -> Text:
     """Say what was profiled."""
     p = profile
@@ -141,8 +147,7 @@ def layer_table(profile: Profile) -> Table:
     digits = _digits(profile)
     sums: dict[str, list[float]] = {}
     for r in profile.layers:
-        block = BLOCK.match(r.layer)
-        sums.setdefault(block[1] if block else r.layer, [0.0, 0.0, 0.0])[COLUMNS[r.phase]] += r.ms
+        sums.setdefault(block_of(r.layer), [0.0, 0.0, 0.0])[COLUMNS[r.phase]] += r.ms
     rows = [(name, parts, sum(parts)) for name, parts in sums.items()]
     most = max(total for *_, total in rows)
     step_ms = profile.step_ms["mean"]

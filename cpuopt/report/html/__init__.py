@@ -1,0 +1,117 @@
+"""Reports to look at: one HTML file without any network request, from a profile or a training run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..files import write_whole
+from ..tables import failed_kernels, used_kernels
+from .curves import Point, curve
+from .listing import LAYERS, OPS, listing
+from .markup import Markup, join, tag
+from .matrix import matrix
+from .memory import arena_map
+from .page import Section, page
+from .roofs import roofline
+from .timeline import timeline, typical
+
+if TYPE_CHECKING:
+    from ...engine import Engine
+    from ...profile import Profile
+
+
+def write_report(path: Path, profile: Profile, engine: Engine) -> None:
+    """Write the report of a profile, whole or not at all.
+
+    Parameters
+    ----------
+    engine : that ran, for its arena.
+
+    Raises
+    ------
+    UserError
+        Where the file cannot be written.
+    """
+    write_whole(path, report(profile, engine), "--html")
+
+
+def write_training(path: Path, profile: Profile, engine: Engine, run: Path) -> None:
+    """Write the report of a training run, with the losses that its folder `run` holds.
+
+    Raises
+    ------
+    UserError
+        Where the file cannot be written.
+    """
+    history = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    validation = json.loads((run / "summary.json").read_text())["val_loss"]
+    losses = {"training loss": [(m["step"], m["loss"]) for m in history]}
+    if validation:
+        losses["validation loss"] = sorted((int(step), loss) for step, loss in validation.items())
+    write_whole(path, report(profile, engine, losses), "--html")
+
+
+def report(profile: Profile, engine: Engine, losses: Mapping[str, Sequence[Point]] | None = None) -> str:
+    """Make the page; it has no figures where a kernel of the run did not pass its check in the same run.
+
+    Parameters
+    ----------
+    losses : of a training run, by name, each by its step; None is not finite.
+    """
+    title = f"{profile.model} · B {profile.B} · T {profile.T}"
+    if refused := failed_kernels(profile):
+        why = f"No figures, because these kernels did not pass their check in this run: {', '.join(refused)}"
+        return page(title, join(_heading(profile, title), tag("p", why, class_="doubts")), [])
+    first = profile.raw[0].number
+    sections = [
+        Section("timeline", "A step, layer by layer", timeline(typical(profile.raw))),
+        Section("matrix", "Layer by op", matrix(profile.layers)),
+        Section("roofline", "Roofline", roofline(profile)),
+        Section("arena", "Memory over a step", arena_map(engine.plan, engine.program.calls)),
+        Section("steps", "Time of each step", curve({"ms": list(enumerate(profile.step_ms_values, first))}, "ms", 220)),
+        Section("ops", "By op", listing(profile.ops, OPS, "ops-table")),
+        Section("layers", "By layer and op", listing(profile.layers, LAYERS, "layers-table")),
+    ]
+    if losses:
+        sections.insert(0, Section("loss", "Loss", curve(losses, "loss")))
+    return page(title, _head(profile, title), sections)
+
+
+def _heading(p: Profile, title: str) -> Markup:
+    swaps = "".join(f" + {s}" for s in p.swaps)
+    facts = [f"{p.variant}{swaps}", f"{p.threads} threads ({p.threading_layer})"]
+    facts.append(f"{p.steps} steps after {p.warmup} of warm-up")
+    facts += [f"{name} {version}" for name, version in p.versions.items()]
+    return join(tag("h1", title), tag("p", " · ".join(facts), class_="facts"))
+
+
+def _head(p: Profile, title: str) -> Markup:
+    ms = p.step_ms
+    tiles = [
+        (f"{ms['median']:,.2f} ms", f"a step, median ({ms['min']:,.2f} to {ms['max']:,.2f})"),
+        (f"{p.tokens_per_s:,.0f}", "tokens/s"),
+        (f"{p.peak_rss_mb:,.0f} MB", f"peak memory, planned {p.planned_peak_mb:,.0f}"),
+        (f"{p.profiler_overhead_ms:.3f} ms", "a step, the cost of profiling"),
+    ]
+    if p.mfu is not None:
+        tiles.insert(2, (f"{p.mfu:.1f} %", "of the FMA peak (MFU)"))
+    return join(
+        _heading(p, title),
+        tag("div", [tag("div", tag("b", figure), tag("span", what)) for figure, what in tiles], class_="tiles"),
+        tag("p", p.words, class_="words"),
+        tag("ul", [tag("li", d) for d in p.doubts], class_="doubts") if p.doubts else None,
+        tag("p", _checks(p), class_="note"),
+    )
+
+
+def _checks(p: Profile) -> str:
+    if not p.checked:
+        return "The kernels were not checked in this run."
+    marginal = sorted({c["kernel"] for c in p.checked if c["status"] == "MARGINAL"} & set(used_kernels(p)))
+    passed = (
+        f"{len(used_kernels(p)) - len(marginal)} kernels passed their check against a float64 reference in this run"
+    )
+    return f"{passed}; marginal: {', '.join(marginal)}." if marginal else f"{passed}."
