@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..files import write_whole
-from ..tables import failed_kernels, used_kernels
+from ..tables import digits_of, failed_kernels, used_kernels
 from .curves import Point, curve
-from .listing import LAYERS, OPS, listing
+from .listing import layer_columns, listing, op_columns
 from .markup import Markup, join, tag
 from .matrix import matrix
 from .memory import arena_map
@@ -65,15 +65,19 @@ def report(profile: Profile, engine: Engine, losses: Mapping[str, Sequence[Point
     if refused := failed_kernels(profile):
         why = f"No figures, because these kernels did not pass their check in this run: {', '.join(refused)}"
         return page(title, join(_heading(profile, title), tag("p", why, class_="doubts")), [])
-    first = profile.raw[0].number
+    first, digits = profile.raw[0].number, digits_of(profile)
     sections = [
         Section("timeline", "A step, layer by layer", timeline(typical(profile.raw))),
-        Section("matrix", "Layer by op", matrix(profile.layers)),
+        Section("matrix", "Layer by op", matrix(profile.layers, digits)),
         Section("roofline", "Roofline", roofline(profile)),
         Section("arena", "Memory over a step", arena_map(engine.plan, engine.program.calls)),
-        Section("steps", "Time of each step", curve({"ms": list(enumerate(profile.step_ms_values, first))}, "ms", 220)),
-        Section("ops", "By op", listing(profile.ops, OPS, "ops-table")),
-        Section("layers", "By layer and op", listing(profile.layers, LAYERS, "layers-table")),
+        Section(
+            "steps",
+            "Time of each step",
+            curve({"ms": list(enumerate(profile.step_ms_values, first))}, "ms", 220, zero=True),
+        ),
+        Section("ops", "By op", listing(profile.ops, op_columns(digits), "ops-table")),
+        Section("layers", "By layer and op", listing(profile.layers, layer_columns(digits), "layers-table")),
     ]
     if losses:
         sections.insert(0, Section("loss", "Loss", curve(losses, "loss")))

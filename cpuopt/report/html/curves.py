@@ -16,12 +16,13 @@ MOST_POINTS = 2000
 """Of a line, that a pointer can ask; a longer one is drawn whole, but is asked at each n-th step."""
 
 
-def curve(lines: Mapping[str, Sequence[Point]], y_name: str, height: int = 300) -> Markup:
+def curve(lines: Mapping[str, Sequence[Point]], y_name: str, height: int = 300, zero: bool = False) -> Markup:
     """Draw lines over steps; one is broken where its value is not finite, and the note says where.
 
     Parameters
     ----------
     lines : by name, values by step; None is not finite.
+    zero : whether the axis begins at zero.
     """
     finite = {n: [(s, v) for s, v in line if v is not None and isfinite(v)] for n, line in lines.items()}
     values = [v for line in finite.values() for _, v in line]
@@ -30,8 +31,8 @@ def curve(lines: Mapping[str, Sequence[Point]], y_name: str, height: int = 300) 
     steps = [s for line in finite.values() for s, _ in line]
     margin = (max(values) - min(values)) * 0.06 or abs(values[0]) * 0.05 or 1.0
     x = Linear(min(steps), max(max(steps), min(steps) + 1), LEFT, WIDTH - 20)
-    y = Linear(min(values) - margin, max(values) + margin, height - 45, TOP)
-    parts = axes(x, y, "step", y_name)
+    y = Linear(0 if zero else min(values) - margin, max(values) + margin, height - 45, TOP)
+    parts = axes(x, y, "step", y_name, whole=True)
     for i, (name, line) in enumerate(lines.items()):
         for fine, run in groupby(line, key=lambda p: p[1] is not None and isfinite(p[1])):
             if fine:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from .markup import Markup, tag
-from .svg import short
 
 
 @dataclass(frozen=True)
@@ -30,25 +29,28 @@ def rate(x: float) -> str:
     return f"{x:,.1f}" if x else ""
 
 
-COMMON = (
-    Column("calls", "calls", lambda n: str(n or "")),
-    Column("ms", "ms", short),
-    Column("share", "share", lambda x: f"{x:.2f} %"),
-    Column("GFLOP/s", "gflops", rate),
-    Column("GB/s", "gbs", rate),
-    Column("FLOP/byte", "intensity", rate),
-    Column("of roof", "of_roof", lambda x: f"{x:.0f} %"),
-    Column("roof", "roof"),
-    Column("slowest thread", "imbalance", lambda x: f"{x:.2f}"),
-)
-OPS = (Column("op", "op"), *COMMON, Column("kernels", "kernels", ", ".join))
-LAYERS = (
-    Column("layer", "layer"),
-    Column("op", "op"),
-    Column("variant", "variant"),
-    Column("phase", "phase"),
-    *COMMON,
-)
+def op_columns(digits: int) -> list[Column]:
+    """Give the columns of `cpuopt.profile.OpRow`; ms with so many decimals."""
+    return [Column("op", "op"), *_common(digits), Column("kernels", "kernels", ", ".join)]
+
+
+def layer_columns(digits: int) -> list[Column]:
+    """Give the columns of `cpuopt.profile.LayerRow`."""
+    return [*(Column(name, name) for name in ("layer", "op", "variant", "phase")), *_common(digits)]
+
+
+def _common(digits: int) -> list[Column]:
+    return [
+        Column("calls", "calls", lambda n: str(n or "")),
+        Column("ms", "ms", lambda ms: f"{ms:,.{digits}f}"),
+        Column("share", "share", lambda x: f"{x:.2f} %"),
+        Column("GFLOP/s", "gflops", rate),
+        Column("GB/s", "gbs", rate),
+        Column("FLOP/byte", "intensity", rate),
+        Column("of roof", "of_roof", lambda x: f"{x:.0f} %"),
+        Column("roof", "roof"),
+        Column("slowest thread", "imbalance", lambda x: f"{x:.2f}"),
+    ]
 
 
 def listing(rows: Sequence[object], columns: Sequence[Column], name: str) -> Markup:

@@ -7,8 +7,10 @@ from collections.abc import Callable, Sequence
 from math import sqrt
 from typing import TYPE_CHECKING
 
+from ...program import PHASES
 from ..tables import block_of
 from .markup import Markup, join, tag
+from .svg import PHASES as SHOWN
 from .svg import short
 
 if TYPE_CHECKING:
@@ -17,40 +19,50 @@ if TYPE_CHECKING:
 SHADES = 9
 
 
-def matrix(layers: Sequence[LayerRow]) -> Markup:
-    """Show the sums by block, and every layer below it."""
+def matrix(layers: Sequence[LayerRow], digits: int) -> Markup:
+    """Show the sums by block, and every layer below it.
+
+    Parameters
+    ----------
+    digits : decimals of ms.
+    """
     return join(
         tag(
             "p",
             "ms of a step, darker for more (by the square root). Outlined: run by another variant than most of its op.",
             class_="note",
         ),
-        _table(layers, block_of),
-        tag("details", tag("summary", "every layer"), _table(layers, lambda layer: layer)),
+        _table(layers, block_of, digits),
+        tag("details", tag("summary", "every layer"), _table(layers, lambda layer: layer, digits)),
     )
 
 
-def _table(layers: Sequence[LayerRow], key: Callable[[str], str]) -> Markup:
+def _table(layers: Sequence[LayerRow], key: Callable[[str], str], digits: int) -> Markup:
     cells: dict[tuple[str, str], list[LayerRow]] = {}
     for r in layers:
         cells.setdefault((key(r.layer), r.op), []).append(r)
     rows = list(dict.fromkeys(name for name, _ in cells))
-    ops = list(dict.fromkeys(op for _, op in cells))
+    phases = {r.op: r.phase for r in layers}
+    ops = sorted(phases, key=lambda op: PHASES.index(phases[op]))
     usual = {
         op: Counter(v for r in layers if r.op == op for v in [r.variant] * r.calls).most_common(1)[0][0] for op in ops
     }
     most = max(sum(r.ms for r in rs) for rs in cells.values())
-    head = [tag("th", tag("span", op), scope="col") for op in ops]
+    head = [tag("th", tag("span", op), scope="col", class_=SHOWN[phases[op]]) for op in ops]
     body = []
     for name in rows:
         row = [tag("th", name, scope="row")]
         for op in ops:
             found = cells.get((name, op))
-            row.append(_cell(name, op, found, usual[op], most) if found else tag("td"))
+            row.append(_cell(name, op, found, usual[op], most, digits) if found else tag("td"))
         body.append(
-            tag("tr", row, tag("td", short(sum(r.ms for (n, _), rs in cells.items() if n == name for r in rs))))
+            tag(
+                "tr",
+                row,
+                tag("td", f"{sum(r.ms for (n, _), rs in cells.items() if n == name for r in rs):,.{digits}f}"),
+            )
         )
-    total = [short(sum(r.ms for r in layers if r.op == op)) for op in ops]
+    total = [f"{sum(r.ms for r in layers if r.op == op):,.{digits}f}" for op in ops]
     foot = tag(
         "tr", tag("th", "all", scope="row"), [tag("td", t) for t in total], tag("td", short(sum(r.ms for r in layers)))
     )
@@ -59,10 +71,10 @@ def _table(layers: Sequence[LayerRow], key: Callable[[str], str]) -> Markup:
     return tag("div", table, class_="scroll")
 
 
-def _cell(name: str, op: str, rows: Sequence[LayerRow], usual: str, most: float) -> Markup:
+def _cell(name: str, op: str, rows: Sequence[LayerRow], usual: str, most: float, digits: int) -> Markup:
     ms = sum(r.ms for r in rows)
     other = any(r.variant != usual for r in rows)
     variants = ", ".join(dict.fromkeys(r.variant for r in rows))
     tip = f"{name}\n{op} [{variants}]\n{short(ms)} ms, {sum(r.share for r in rows):.2f} % of the step"
     shade = round(SHADES * sqrt(max(ms, 0) / most)) if most > 0 else 0
-    return tag("td", short(ms), class_=f"s{shade}{' other' if other else ''}", title=tip, data_value=repr(ms))
+    return tag("td", f"{ms:,.{digits}f}", class_=f"s{shade}{' other' if other else ''}", title=tip, data_value=repr(ms))

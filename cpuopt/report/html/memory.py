@@ -30,8 +30,8 @@ def arena_map(plan: Plan, calls: Sequence[Call]) -> Markup:
         _persistent(plan),
         tag(
             "p",
-            f"The pool, {gb(plan.pool_bytes)}, which all else shares: {gb(sum(plan.groups.get(g, 0) for g in groups))} "
-            "one after the other in time.",
+            f"The pool, {gb(plan.pool_bytes)}: the bytes of values of {gb(sum(plan.groups.get(g, 0) for g in groups))} "
+            "in all, which do not live at one time.",
             class_="note",
         ),
         legend((g, LABELS[g]) for g in groups),
@@ -66,7 +66,7 @@ def _pool(plan: Plan, calls: Sequence[Call], pooled: Sequence[Value], group: Cal
         parts.append(tag("text", f"{t:g}", x=LEFT - 8, y=y(t) + 4, text_anchor="end", class_="tick"))
     parts.append(tag("text", "MB", x=LEFT - 8, y=TOP - 14, text_anchor="end", class_="name"))
     parts.append(
-        tag("text", "calls of a step, in order", x=WIDTH - 10, y=BOTTOM + 34, text_anchor="end", class_="name")
+        tag("text", "calls of a step, in order", x=WIDTH - 10, y=BOTTOM + 40, text_anchor="end", class_="name")
     )
     parts += _phases(calls, x)
     last = len(calls) - 1
@@ -76,7 +76,7 @@ def _pool(plan: Plan, calls: Sequence[Call], pooled: Sequence[Value], group: Cal
         tip = f"{v.name} {list(v.shape)}\n{gb(v.nbytes)} at {gb(plan.offsets[v])}\ncalls {born} to {died}"
         tip += f": {calls[born].op.name} in {calls[born].layer} to {calls[died].op.name} in {calls[died].layer}"
         parts.append(rect(x(born), x(died + 1), y(high), max(y(low) - y(high), 0.4), f"value {group(v)}", tip))
-    return picture(BOTTOM + 40, "when and where in the pool each value lives", parts)
+    return picture(BOTTOM + 46, "when and where in the pool each value lives", parts)
 
 
 def _phases(calls: Sequence[Call], x: Linear) -> list[Markup]:

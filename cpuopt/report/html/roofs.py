@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ...roofline import Roofs
 
 HEIGHT, LEFT, BOTTOM, TOP = 470, 62, 425, 30
-CHAR = 6.2
+CHAR = 6.9
 """Width of a character of a label."""
 
 
@@ -40,6 +40,9 @@ def roofline(profile: Profile) -> Markup:
     places = [(r, x(r.intensity), y(r.gflops), 3.5 + 1.3 * sqrt(max(r.share, 0))) for r in drawn]
     places.sort(key=lambda p: -p[3])
     taken = [(cx - radius, cy - radius, cx + radius, cy + radius) for _, cx, cy, radius in places]
+    if roofs:
+        lows = [min(y.start, y(x.low * roofs.bandwidth(v.name))) for v in roofs.levels]
+        taken += [(LEFT, low - 50, LEFT + 120, low) for low in lows]  # the names of the roofs
     for r, cx, cy, radius in places:
         parts.append(_point(r, cx, cy, radius, phase[r.kernels[0].partition("[")[0]], r.op))
     for r, cx, cy, radius in places:
@@ -87,7 +90,14 @@ def _roofs(roofs: Roofs, x: Log, y: Log) -> list[Markup]:
         at = ends[0] + 8, ends[1] + 8 * slope - 5
         angle = degrees(atan(slope))
         parts.append(
-            tag("text", text, x=at[0], y=at[1], transform=f"rotate({angle:.1f} {at[0]:.1f} {at[1]:.1f})", class_="tick")
+            tag(
+                "text",
+                text,
+                x=at[0],
+                y=at[1],
+                transform=f"rotate({angle:.1f} {at[0]:.1f} {at[1]:.1f})",
+                class_="roof-name",
+            )
         )
     return parts
 
@@ -109,15 +119,15 @@ def _label(
 ) -> list[Markup]:
     """Name a point where there is room beside, above or below it."""
     width = CHAR * len(r.op)
-    for left, base in (
-        (cx + radius + 4, cy + 4),
-        (cx - radius - 4 - width, cy + 4),
-        (cx - width / 2, cy - radius - 5),
-        (cx - width / 2, cy + radius + 13),
+    for anchor, at, left, base in (
+        ("start", cx + radius + 4, cx + radius + 4, cy + 4),
+        ("end", cx - radius - 4, cx - radius - 4 - width, cy + 4),
+        ("middle", cx, cx - width / 2, cy - radius - 5),
+        ("middle", cx, cx - width / 2, cy + radius + 13),
     ):
         box = left, base - 10, left + width, base + 3
         inside = box[0] > LEFT and box[2] < WIDTH - 10 and box[1] > TOP - 12 and box[3] < BOTTOM
         if inside and not any(box[0] < t[2] and t[0] < box[2] and box[1] < t[3] and t[1] < box[3] for t in taken):
             taken.append(box)
-            return [tag("text", r.op, x=left, y=base, class_="point-name")]
+            return [tag("text", r.op, x=at, y=base, text_anchor=anchor, class_="point-name")]
     return []

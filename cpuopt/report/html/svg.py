@@ -68,11 +68,12 @@ def picture(height: float, label: str, *children: object) -> Markup:
     return tag("div", tag("svg", *children, viewBox=size, role="img", aria_label=label), class_="picture")
 
 
-def axes(x: Linear, y: Linear, x_name: str, y_name: str) -> list[Markup]:
-    """Draw a grid with numbers; the scales say where."""
-    grid = [tag("line", x1=x(t), x2=x(t), y1=y.start, y2=y.end, class_="grid") for t in x.ticks()]
+def axes(x: Linear, y: Linear, x_name: str, y_name: str, whole: bool = False) -> list[Markup]:
+    """Draw a grid with numbers; the scales say where. `whole`: x counts, so it has whole numbers only."""
+    xs = [t for t in x.ticks() if not whole or t == round(t)]
+    grid = [tag("line", x1=x(t), x2=x(t), y1=y.start, y2=y.end, class_="grid") for t in xs]
     grid += [tag("line", x1=x.start, x2=x.end, y1=y(t), y2=y(t), class_="grid") for t in y.ticks()]
-    words = [tag("text", tick(t), x=x(t), y=y.start + 16, text_anchor="middle", class_="tick") for t in x.ticks()]
+    words = [tag("text", tick(t), x=x(t), y=y.start + 16, text_anchor="middle", class_="tick") for t in xs]
     words += [tag("text", tick(t), x=x.start - 8, y=y(t) + 4, text_anchor="end", class_="tick") for t in y.ticks()]
     words.append(tag("text", x_name, x=x.end, y=y.start + 34, text_anchor="end", class_="name"))
     words.append(tag("text", y_name, x=x.start, y=y.end - 10, class_="name"))
