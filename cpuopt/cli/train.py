@@ -49,6 +49,8 @@ def run(args: argparse.Namespace) -> int:
         result = train(job, args.runs, view, roofs=roofs)
     if args.html and result.profile:
         html.write_training(args.html, result.profile, job.engine, result.path)
+    elif args.html:
+        console.warn(f"--html {args.html}: not written, because no step was done")
     if args.json:
         print(json.dumps(finite({**result.summary, "path": str(result.path)})))
     else:

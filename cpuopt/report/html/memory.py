@@ -66,7 +66,7 @@ def _pool(plan: Plan, calls: Sequence[Call], pooled: Sequence[Value], group: Cal
         parts.append(tag("text", f"{t:g}", x=LEFT - 8, y=y(t) + 4, text_anchor="end", class_="tick"))
     parts.append(tag("text", "MB", x=LEFT - 8, y=TOP - 14, text_anchor="end", class_="name"))
     parts.append(
-        tag("text", "calls of a step, in order", x=WIDTH - 10, y=BOTTOM + 40, text_anchor="end", class_="name")
+        tag("text", "calls of the program, in order", x=WIDTH - 10, y=BOTTOM + 40, text_anchor="end", class_="name")
     )
     parts += _phases(calls, x)
     last = len(calls) - 1

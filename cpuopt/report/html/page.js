@@ -19,6 +19,7 @@
     const below = e.clientY + 16;
     tip.style.top = (below + tip.offsetHeight > innerHeight ? e.clientY - tip.offsetHeight - 10 : below) + "px";
   });
+  document.addEventListener("scroll", () => (tip.hidden = true), true);
 
   const key = (row, at) => {
     const cell = row.cells[at];
