@@ -41,9 +41,10 @@ def write_whole(path: Path, text: str, flag: str) -> None:
         part.write_text(text, encoding="utf-8")
         part.replace(path)
     except OSError as e:
+        raise _cannot(path, flag, e.strerror) from e
+    finally:
         with suppress(OSError):
             part.unlink()
-        raise _cannot(path, flag, e.strerror) from e
 
 
 def _cannot(path: Path, flag: str, why: str | None) -> UserError:
