@@ -67,16 +67,18 @@ def main() -> None:
                 contest = Contest(pair.turn, seed=i)
                 found[kind].append({**contest.run().to_json(), "rounds": len(contest.times["A"])})
             print(f"\r{i + 1}/{args.runs}", end="", file=sys.stderr, flush=True)
+    except KeyboardInterrupt:
+        print("\nended early", file=sys.stderr)
     finally:
         if load:
             load.kill()
             load.wait()
     busy = others.cores()
-    took = (time.perf_counter() - start) / max(1, 2 * args.runs)
+    took = (time.perf_counter() - start) / max(1, len(found["same"]) + len(found["slower"]))
     print(f"\n{args.threads} threads, other processes used {busy:.2f} cores, {took:.2f} s a run")
     for kind, verdicts in found.items():
         counts = Counter(v["verdict"] for v in verdicts)
-        rounds = sum(v["rounds"] for v in verdicts) / len(verdicts)
+        rounds = sum(v["rounds"] for v in verdicts) / max(1, len(verdicts))
         print(f"{kind:7}", ", ".join(f"{n} {word}" for word, n in counts.most_common()), f"({rounds:.0f} rounds)")
     if args.out:
         content = {**vars(args), "out": str(args.out), "others_cores": busy, "verdicts": found}

@@ -6,7 +6,7 @@ rows add up to the step, and a step that something else disturbed does not count
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -110,6 +110,7 @@ class Profile:
     roofs : what the machine can do on so many threads, if it is known.
     mfu : the step's FLOPs in percent of the FMA peak.
     doubts : what speaks against the figures.
+    hashes : what the machine code of each kernel was made from.
     raw : the times of every step; not part of the JSON.
     """
 
@@ -137,6 +138,7 @@ class Profile:
     roofs: Roofs | None = None
     mfu: float | None = None
     doubts: list[str] = field(default_factory=list)
+    hashes: dict[str, str] = field(default_factory=dict)
 
     @property
     def words(self) -> str:
@@ -147,7 +149,25 @@ class Profile:
         """Return one object for ``json.dumps``."""
         plain = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "raw"}
         plain |= {"roofs": self.roofs and self.roofs.to_json(), "words": self.words}
+        plain["op_ms_values"] = self.op_ms_values()
         return {**plain, "ops": [asdict(r) for r in self.ops], "layers": [asdict(r) for r in self.layers]}
+
+    @staticmethod
+    def from_json(d: Mapping[str, Any]) -> Profile:
+        """Read what `to_json` gave; the raw times are not in it."""
+        given = {f.name: d[f.name] for f in fields(Profile) if f.name in d}
+        given |= {"ops": [OpRow(**r) for r in d["ops"]], "layers": [LayerRow(**r) for r in d["layers"]], "raw": []}
+        given["roofs"] = Roofs.from_json(d["roofs"]) if d.get("roofs") else None
+        return Profile(**given)
+
+    def op_ms_values(self) -> dict[str, list[float]]:
+        """Give the ms of each kind of op in each step."""
+        found: dict[str, list[float]] = {r.op: [0.0] * len(self.raw) for r in self.ops if r.kernels}
+        for i, step in enumerate(self.raw):
+            for calls, marks in step.runs:
+                for bound, ns in zip(calls, np.diff(marks).tolist(), strict=True):
+                    found[bound.call.op.label][i] += ns / 1e6
+        return found
 
 
 class Sums:

@@ -507,6 +507,11 @@ def test_train_and_profile_write_reports(tmp_path, monkeypatch, capsys):
     assert cli.main(["train", *small, "--html", "t.html", "--val-every", "2"]) == 0
     tree = read((tmp_path / "t.html").read_text())
     assert [s.attrs["id"] for s in tree.all("section")] == list(SECTIONS)
+    (folder,) = (tmp_path / "runs").glob("*-train")
+    assert cli.main(["runs", "show", folder.name, "--html", "again.html"]) == 0
+    again = read((tmp_path / "again.html").read_text())
+    assert [s.attrs["id"] for s in again.all("section")] == [s for s in SECTIONS if s not in ("timeline", "arena")]
+    assert again.one("section", id="loss").text == tree.one("section", id="loss").text
     (metrics,) = (tmp_path / "runs").glob("*/metrics.jsonl")
     losses = [json.loads(line)["loss"] for line in metrics.read_text().splitlines()]
     section = tree.one("section", id="loss")

@@ -13,7 +13,23 @@ from .. import __version__
 from ..errors import UserError
 
 DESCRIPTION = "A CPU performance laboratory for LLM training: train, profile, and swap one kernel at a time."
-VERBS = ("train", "profile", "bench", "program", "kernels", "warmup", "data", "machine", "check", "ab", "inspect")
+VERBS = (
+    "train",
+    "profile",
+    "bench",
+    "program",
+    "kernels",
+    "warmup",
+    "data",
+    "machine",
+    "check",
+    "ab",
+    "inspect",
+    "new-kernel",
+    "lab",
+    "runs",
+    "history",
+)
 """In the order of ``cpuopt -h``; the module of that name has ``HELP``, ``flags(parser)`` and ``run(args)``."""
 
 

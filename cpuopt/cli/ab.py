@@ -41,8 +41,9 @@ def run(args: argparse.Namespace) -> int:
     """Run the verb; return its exit status."""
     counts = common.thread_counts(args.threads or str(common.cores()))
     start_numba(max(counts))
-    from .. import ops, record, registry
+    from .. import ops, registry
     from ..bench.plan import parse_sizes
+    from ..lab import records
     from ..lab.child import Child
     from ..lab.compare import looks_up_to, summed
     from ..report import ab as report
@@ -73,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
                 )
     asked = {k: getattr(args, k) for k in ("op", "a", "b", "model", "layer", "in_step", "flush", "seed")}
     content = {**asked, **summed(results), "results": results}
-    path = record.keep(args.runs, "ab", f"{args.op}-{args.a}-{args.b}", content)
+    path = records.keep(args.runs, "ab", f"{args.op}-{args.a}-{args.b}", content)
     if args.json:
         print(json.dumps({**content, "path": str(path)}))
     else:

@@ -23,6 +23,7 @@ def flags(p: argparse.ArgumentParser) -> None:
     p.add_argument("--seed", type=int, default=0, help="of the order of turns, weights and batches (%(default)s)")
     p.add_argument("--peer-python", default=sys.executable, metavar="PATH", help="a Python that has torch (this one)")
     p.add_argument("--json", action="store_true", help="print the record as one JSON object")
+    p.add_argument("--runs", type=Path, default=Path("runs"), metavar="DIR", help="where the record goes (%(default)s)")
     p.add_argument("--out", type=Path, metavar="FILE", help="write the record there, anew after each size")
     kernel_flags(p)
 
@@ -31,6 +32,7 @@ def run(args: argparse.Namespace) -> int:
     """Run the verb; return its exit status."""
     start_numba(args.threads)
     from ..bench import Bench, Plan, parse_sizes
+    from ..lab import records
     from ..report import bench as report
     from ..report import console
 
@@ -52,6 +54,7 @@ def run(args: argparse.Namespace) -> int:
     bench = Bench(plan)
     with report.progress(plan.cost) as bench.view:
         record = bench.run(args.out)
+    records.keep(args.runs, "bench", args.model, record)
     if args.json:
         print(json.dumps(record))
     else:

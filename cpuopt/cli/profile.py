@@ -19,18 +19,19 @@ def flags(p: argparse.ArgumentParser) -> None:
     job_flags(p, steps=5)
     p.add_argument("--warmup", type=int, default=1, help="steps that are not counted (%(default)s)")
     p.add_argument("--detail", action="store_true", help="a row for every op of every layer")
+    p.add_argument("--runs", type=Path, default=Path("runs"), metavar="DIR", help="where the record goes (%(default)s)")
     p.add_argument("--json", action="store_true", help="print one JSON object")
+    p.add_argument("--html", type=Path, metavar="FILE", help="write a report to look at, in one file")
     p.add_argument("--trace", type=Path, metavar="FILE", help="write a Chrome/Perfetto trace of the steps")
     p.add_argument("--speedscope", type=Path, metavar="FILE", help="write the steps for speedscope")
-    p.add_argument("--html", type=Path, metavar="FILE", help="write a report to look at, in one file")
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the verb; return its exit status."""
     start_numba(args.threads)
     from ..job import prepare
-    from ..kernels import regions
-    from ..lab import machine
+    from ..kernels import cache, regions
+    from ..lab import machine, records
     from ..profiler import profile
     from ..record import finite
     from ..report import console, files, html, speedscope, tables, trace
@@ -56,12 +57,14 @@ def run(args: argparse.Namespace) -> int:
         console.warn(f"load average {busy:.1f} on {common.cores()} cores: other processes make these times too long")
     with console.counting("steps", settings.steps + args.warmup) as tick:
         report = profile(job, warmup=args.warmup, tick=tick, roofs=roofs, regions=watched, doubts=others.doubts)
+    report.hashes = {k.name: cache.digest(k.function) for k in dict.fromkeys(job.engine.kernels)}
     if args.trace:
         trace.write_trace(args.trace, report)
     if args.speedscope:
         speedscope.write_speedscope(args.speedscope, report)
     if args.html:
         html.write_report(args.html, report, job.engine)
+    records.keep(args.runs, "profile", report.model, {"profile": report.to_json()})
     if args.json:
         print(json.dumps(finite(report.to_json())))
     else:

@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     with console.TrainingView(job, quiet=args.json) as view:
         result = train(job, args.runs, view, roofs=roofs)
     if args.html and result.profile:
-        html.write_training(args.html, result.profile, job.engine, result.path)
+        html.write_report(args.html, result.profile, job.engine, result.path)
     elif args.html:
         console.warn(f"--html {args.html}: not written, because no step was done")
     if args.json:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,64 +24,65 @@ if TYPE_CHECKING:
     from ...profile import Profile
 
 
-def write_report(path: Path, profile: Profile, engine: Engine) -> None:
-    """Write the report of a profile, whole or not at all.
+def write_report(path: Path, profile: Profile, engine: Engine | None = None, run: Path | None = None) -> None:
+    """Write a report, whole or not at all.
 
     Parameters
     ----------
-    engine : that ran, for its arena.
+    engine : that ran, for its arena, if it is still there.
+    run : the folder of a training run, for its losses.
 
     Raises
     ------
     UserError
         Where the file cannot be written.
     """
-    write_whole(path, report(profile, engine), "--html")
+    write_whole(path, report(profile, engine, losses(run) if run else None), "--html")
 
 
-def write_training(path: Path, profile: Profile, engine: Engine, run: Path) -> None:
-    """Write the report of a training run, with the losses that its folder `run` holds.
+def losses(run: Path) -> dict[str, list[Point]]:
+    """Read the losses in a run's folder; it may be the record of something else, which has none."""
+    training: list[Point] = []
+    validation: list[Point] = []
+    with suppress(OSError):
+        for line in (run / "metrics.jsonl").read_text().splitlines():
+            with suppress(ValueError, KeyError):  # a line that a crash has cut short
+                metrics = json.loads(line)
+                training.append((metrics["step"], metrics["loss"]))
+    with suppress(OSError, ValueError, KeyError):
+        found = json.loads((run / "summary.json").read_text())["val_loss"]
+        validation = sorted((int(step), loss) for step, loss in found.items())
+    return {n: line for n, line in (("training loss", training), ("validation loss", validation)) if line}
 
-    Raises
-    ------
-    UserError
-        Where the file cannot be written.
-    """
-    history = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    validation = json.loads((run / "summary.json").read_text())["val_loss"]
-    losses = {"training loss": [(m["step"], m["loss"]) for m in history]}
-    if validation:
-        losses["validation loss"] = sorted((int(step), loss) for step, loss in validation.items())
-    write_whole(path, report(profile, engine, losses), "--html")
 
-
-def report(profile: Profile, engine: Engine, losses: Mapping[str, Sequence[Point]] | None = None) -> str:
+def report(profile: Profile, engine: Engine | None = None, losses: Mapping[str, Sequence[Point]] | None = None) -> str:
     """Make the page; it has no figures where a kernel of the run did not pass its check in the same run.
 
     Parameters
     ----------
+    engine : that ran, for its arena; a record has none, nor the raw times of a step, so these pictures are left out.
     losses : of a training run, by name, each by its step; None is not finite.
     """
     title = f"{profile.model} · B {profile.B} · T {profile.T}"
     if refused := failed_kernels(profile):
         why = f"No figures, because these kernels did not pass their check in this run: {', '.join(refused)}"
         return page(title, join(_heading(profile, title), tag("p", why, class_="doubts")), [])
-    first, digits = profile.raw[0].number, digits_of(profile)
-    sections = [
-        Section("timeline", "A step, layer by layer", timeline(typical(profile.raw))),
-        Section("matrix", "Layer by op", matrix(profile.layers, digits)),
-        Section("roofline", "Roofline", roofline(profile)),
-        Section("arena", "Memory over a step", arena_map(engine.plan, engine.program.calls)),
-        Section(
-            "steps",
-            "Time of each step",
-            curve({"ms": list(enumerate(profile.step_ms_values, first))}, "ms", 220, zero=True),
-        ),
+    digits = digits_of(profile)
+    sections = []
+    if losses:
+        sections.append(Section("loss", "Loss", curve(losses, "loss")))
+    if profile.raw:
+        sections.append(Section("timeline", "A step, layer by layer", timeline(typical(profile.raw))))
+    sections.append(Section("matrix", "Layer by op", matrix(profile.layers, digits)))
+    sections.append(Section("roofline", "Roofline", roofline(profile)))
+    if engine:
+        sections.append(Section("arena", "Memory over a step", arena_map(engine.plan, engine.program.calls)))
+    times = {"ms": list(enumerate(profile.step_ms_values, profile.warmup))}
+    sections += [
+        Section("steps", "Time of each step", curve(times, "ms", 220, zero=True)),
         Section("ops", "By op", listing(profile.ops, op_columns(digits), "ops-table")),
         Section("layers", "By layer and op", listing(profile.layers, layer_columns(digits), "layers-table")),
     ]
-    if losses:
-        sections.insert(0, Section("loss", "Loss", curve(losses, "loss")))
     return page(title, _head(profile, title), sections)
 
 

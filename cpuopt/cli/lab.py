@@ -1,0 +1,92 @@
+"""``cpuopt lab``: work on a file of kernels, with everything measured on each save."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import UserError
+from . import common
+from .common import start_numba
+
+if TYPE_CHECKING:
+    from ..lab.session import Plan
+    from ..report.lab import Screen
+    from ..roofline import Roofs
+
+HELP = "work on a file of kernels: check, compare, place under the roof and inspect on each save"
+
+
+def flags(p: argparse.ArgumentParser) -> None:
+    """Add the verb's flags."""
+    p.add_argument("file", type=Path, metavar="FILE.py", help="with @kernel functions; 'cpuopt new-kernel' writes one")
+    p.add_argument("--against", default="", metavar="VARIANT", help="to compare with (optimized, else vanilla)")
+    p.add_argument("--model", default="gpt2-124M", help="whose shapes and steps (%(default)s)")
+    p.add_argument("-B", type=int, default=4, help="rows of a batch (%(default)s)")
+    p.add_argument("-T", type=int, default=64, help="tokens of a row (%(default)s)")
+    p.add_argument("--threads", type=int, help="(all cores)")
+    p.add_argument("--no-step", action="store_true", help="compare alone only")
+    p.add_argument("--rounds", type=int, default=24, help="of a comparison, at the most (%(default)s)")
+    p.add_argument("--limit", type=float, default=120, metavar="S", help="seconds for one stage (%(default)s)")
+    p.add_argument("--once", action="store_true", help="do not wait for a save; status 1 where a stage fails")
+    p.add_argument("--json", action="store_true", help="with --once: print one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the verb; return its exit status."""
+    start_numba(args.threads)
+    from .. import kernels
+    from ..lab import machine, session
+    from ..lab.compare import looks_up_to
+    from ..report import console
+    from ..report.lab import Screen
+
+    if not args.file.is_file():
+        raise UserError(f"lab {args.file}: no such file; 'cpuopt new-kernel OP --out {args.file}' writes one")
+    if args.json and not args.once:
+        raise UserError("--json: a screen that lives on is no object; add --once")
+    looks_up_to(args.rounds)
+    threads = args.threads or common.cores()
+    plan = session.Plan(
+        args.file, args.model, args.B, args.T, threads, args.against, not args.no_step, args.rounds, args.limit
+    )
+    kernels.load_all([])
+    with console.saying() as say:
+        roofs = machine.roofs(threads, say)
+    if args.once:
+        screen = Screen(plan, live=False, quiet=args.json)
+        rows = session.work(plan, roofs, screen)
+        if args.json:
+            told = [{"op": r.op, "variant": r.variant, "bad": r.bad, "said": r.said, **r.found} for r in rows]
+            print(json.dumps({"problem": screen.trouble, "kernels": told}))
+        return 1 if screen.trouble or any(r.bad for r in rows) else 0
+    with Screen(plan) as screen:
+        follow(plan, roofs, screen)
+    return 0
+
+
+def follow(plan: Plan, roofs: Roofs, screen: Screen) -> None:
+    """Do a round now and after each save; a save while one is going on ends it and begins the next."""
+    from watchfiles import watch
+
+    from ..lab import session
+    from ..lab.child import Child
+
+    def begin() -> tuple[threading.Thread, Child]:
+        child = Child([str(plan.file)], plan.threads, plan.limit_s)
+        round_ = threading.Thread(target=session.work, args=(plan, roofs, screen, child), daemon=True)
+        round_.start()
+        return round_, child
+
+    going, child = begin()
+    try:
+        for changes in watch(plan.file.parent.resolve(), recursive=False):
+            if any(Path(path).name == plan.file.name for _, path in changes) and plan.file.is_file():
+                child.close()  # what runs of the earlier text ends with its process
+                going.join(30)
+                going, child = begin()
+    finally:
+        child.close()

@@ -1,0 +1,42 @@
+"""``cpuopt new-kernel``: a commented file to start a kernel from."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+
+from ..errors import UserError
+
+HELP = "write a commented file to start a kernel from"
+
+
+def flags(p: argparse.ArgumentParser) -> None:
+    """Add the verb's flags."""
+    p.add_argument("op", metavar="OP", help="as 'cpuopt kernels' lists it")
+    p.add_argument("--variant", default="mine", help="the name that it registers under (%(default)s)")
+    p.add_argument("--out", type=Path, metavar="FILE", help="a file that is not there yet (OP.py)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the verb; return its exit status."""
+    from .. import kernels, ops, registry
+    from ..lab.starter import starter
+
+    kernels.load_all([])
+    if args.op not in ops.ALL:
+        raise UserError(f"new-kernel {args.op!r}: no such op; {registry.nearest(args.op, ops.ALL)}")
+    if not re.fullmatch(r"[A-Za-z][\w-]*", args.variant) or (args.op, args.variant) in registry.KERNELS:
+        raise UserError(
+            f"--variant {args.variant!r}: expected a name that {args.op} has no kernel of, in letters, digits, - and _"
+        )
+    path = args.out or Path(f"{args.op}.py")
+    try:
+        with path.open("x") as f:
+            f.write(starter(ops.ALL[args.op], args.variant))
+    except FileExistsError:
+        raise UserError(f"--out {path}: it is there already; name another file") from None
+    except OSError as e:
+        raise UserError(f"--out {path}: {e.strerror}; name a file in a folder that can be written") from e
+    print(f"{path}\nnext: cpuopt lab {path}")
+    return 0

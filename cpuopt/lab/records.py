@@ -1,0 +1,250 @@
+"""What was measured before: records in ``runs/``, listed, compared, and followed over time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import exp, log
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .. import record
+from ..errors import UserError
+from ..profile import Profile
+from ..registry import nearest
+from .machine import machine_id
+from .verdict import LEVEL
+
+NOISE = 0.05
+"""How far two runs of the same kernels lie apart, where they share too few to tell."""
+LEAST = 0.015
+"""What two runs are never trusted to tell apart."""
+QUANTILE = 90.0
+"""Percent of the unchanged ops whose difference counts as noise."""
+RESAMPLES = 2000
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One folder in ``runs/``.
+
+    Attributes
+    ----------
+    kind : ``ab``, ``bench``, ``profile``, ``tune`` or ``train``.
+    content : the record; for a training run its summary and, as ``profile``, its profile.
+    """
+
+    path: Path
+    kind: str
+    time: str
+    content: Mapping[str, Any]
+
+    @property
+    def what(self) -> str:
+        """Say what was measured, in a few words."""
+        c = self.content
+        if self.kind == "ab":
+            return f"{c['op']}: {c['b']} against {c['a']}{' in the step' if c['in_step'] else ''}: {c['verdict']}"
+        p = profile_of(self)
+        if p:
+            said = f"{p['model']} {p['B']}x{p['T']}, {p['variant']}{''.join(f' + {s}' for s in p['swaps'])}"
+            return f"{said}: {p['step_ms']['median']:,.1f} ms a step"
+        return str(c.get("model", {}).get("name", "") if isinstance(c.get("model"), dict) else c.get("model", ""))
+
+
+def keep(root: Path, kind: str, name: str, content: Mapping[str, Any]) -> Path:
+    """Keep a record, with the machine that it was measured on."""
+    return record.keep(root, kind, name, {"machine_id": machine_id(), **content})
+
+
+def entries(root: Path) -> list[Entry]:
+    """List all that is kept, oldest first; folders that are no record, or are broken, are left out."""
+    found = []
+    for path in sorted(root.iterdir()) if root.is_dir() else []:
+        try:
+            if (path / "record.json").exists():
+                content = json.loads((path / "record.json").read_text())
+                found.append(Entry(path, content["kind"], content["time"], content))
+            elif (path / "summary.json").exists():
+                content = {"summary": json.loads((path / "summary.json").read_text())}
+                if (path / "profile.json").exists():
+                    content["profile"] = json.loads((path / "profile.json").read_text())
+                t = path.name
+                found.append(
+                    Entry(path, "train", f"{t[:4]}-{t[4:6]}-{t[6:8]}T{t[9:11]}:{t[11:13]}:{t[13:15]}", content)
+                )
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+    return found
+
+
+def find(root: Path, name: str) -> Entry:
+    """Find the record that a folder's name, a part of one that only it has, or a path names.
+
+    Raises
+    ------
+    UserError
+        Where there is none, or more than one.
+    """
+    every = entries(root)
+    exact = [e for e in every if e.path.name == name or e.path.resolve() == Path(name).resolve()]
+    found = exact or [e for e in every if name in e.path.name]
+    if not found:
+        names = [e.path.name for e in every]
+        there = nearest(name, names[-10:]) if names else f"there is none in {root}"
+        raise UserError(f"runs {name!r}: no such record; {there}")
+    if len(found) > 1:
+        raise UserError(
+            f"runs {name!r}: {len(found)} records have that in their name: {', '.join(e.path.name for e in found[:5])}"
+        )
+    return found[0]
+
+
+def profile_of(e: Entry) -> Mapping[str, Any] | None:
+    """Give the profile in a record, if there is one."""
+    found = e.content.get("profile")
+    return found if isinstance(found, dict) and "ops" in found else None
+
+
+def profile_in(e: Entry) -> Profile:
+    """Give the profile in a record.
+
+    Raises
+    ------
+    UserError
+        Where there is none.
+    """
+    found = profile_of(e)
+    if found is None:
+        raise UserError(f"runs {e.path.name!r}: a record of kind '{e.kind}' has no profile to show")
+    return Profile.from_json(found)
+
+
+def compare(a: Entry, b: Entry) -> dict[str, Any]:
+    """Compare two profiles op by op.
+
+    An op is ``slower`` or ``faster`` in `b` where the interval of the ratio of medians lies beyond the noise: what ops
+    with unchanged kernels differ by.
+
+    Raises
+    ------
+    UserError
+        Where one has no profile.
+    """
+    profiles = []
+    for e in (a, b):
+        found = profile_of(e)
+        if found is None:
+            raise UserError(f"runs compare: {e.path.name} is of kind '{e.kind}' and has no profile; take two that have")
+        profiles.append(found)
+    pa, pb = profiles
+    different = [k for k in ("model", "B", "T", "threads") if pa[k] != pb[k]]
+    doubts = [f"{k} differs: {pa[k]} and {pb[k]}" for k in different]
+    if a.content.get("machine_id") != b.content.get("machine_id"):
+        doubts.append("the machines differ")
+    rows_a, rows_b = ({r["op"]: r for r in p["ops"]} for p in profiles)
+    values_a, values_b = (p.get("op_ms_values", {}) for p in profiles)
+    step = {"op": "step", "a": pa["step_ms_values"], "b": pb["step_ms_values"], "same": False}
+    rows = [step] + [
+        {
+            "op": op,
+            "a": values_a.get(op, [rows_a[op]["ms"]]),
+            "b": values_b.get(op, [rows_b[op]["ms"]]),
+            "same": bool(rows_a[op]["kernels"]) and _kernels(pa, rows_a[op]) == _kernels(pb, rows_b[op]),
+        }
+        for op in rows_a
+        if op in rows_b
+    ]
+    unchanged = [
+        abs(log(np.median(r["b"]) / np.median(r["a"])))
+        for r in rows[1:]
+        if r["same"] and np.median(r["a"]) > 0.01 * np.median(step["a"])
+    ]
+    noise = max(LEAST, float(np.percentile(unchanged, QUANTILE))) if len(unchanged) >= 3 else NOISE
+    only = {"only_a": [op for op in rows_a if op not in rows_b], "only_b": [op for op in rows_b if op not in rows_a]}
+    return {
+        "a": a.path.name,
+        "b": b.path.name,
+        "noise": noise,
+        "doubts": doubts,
+        **only,
+        "rows": [_judged(r, noise) for r in rows],
+    }
+
+
+def _kernels(p: Mapping[str, Any], row: Mapping[str, Any]) -> list[Any]:
+    return [(k, p.get("hashes", {}).get(k)) for k in row["kernels"]]
+
+
+def _judged(r: Mapping[str, Any], noise: float) -> dict[str, Any]:
+    """Give a row its ratio, interval and verdict."""
+    rng = np.random.default_rng(0)
+    a, b = np.array(r["a"], float), np.array(r["b"], float)
+    middle = float(np.median(b) / np.median(a)) if np.median(a) > 0 else 1.0
+    told = {
+        "op": r["op"],
+        "a_ms": float(np.median(a)),
+        "b_ms": float(np.median(b)),
+        "ratio": middle,
+        "same_kernels": r["same"],
+    }
+    if len(a) < 3 or len(b) < 3 or np.median(a) <= 0 or middle <= 0:
+        return {**told, "low": middle, "high": middle, "verdict": "could not tell"}
+    drawn = [np.median(x[rng.integers(0, len(x), (RESAMPLES, len(x)))], axis=1) for x in (a, b)]
+    low, high = np.percentile(drawn[1] / drawn[0], [50 - LEVEL / 2, 50 + LEVEL / 2])
+    slower, faster = low > exp(noise), high < exp(-noise)
+    word = "slower" if slower else "faster" if faster else "no difference shown"
+    return {**told, "low": float(low), "high": float(high), "verdict": word}
+
+
+def history(found: Sequence[Entry], op: str, here: str) -> list[dict[str, Any]]:
+    """List what was measured of an op on one machine, oldest first.
+
+    Parameters
+    ----------
+    here : the machine, as `machine_id` names it.
+    """
+    rows = []
+    for e in found:
+        c = e.content
+        if c.get("machine_id") != here:
+            continue
+        head = {"time": e.time, "kind": e.kind, "commit": c.get("commit"), "run": e.path.name}
+        if e.kind == "ab" and c["op"] == op:
+            for r in c["results"]:
+                size = (
+                    f"{c['model']} {r['B']}x{r['T']}, {r['threads']} threads{', in the step' if c['in_step'] else ''}"
+                )
+                for variant, ms in (c["a"], r["a_ms"]), (c["b"], r["b_ms"]):
+                    rows.append(
+                        {
+                            **head,
+                            "size": size,
+                            "variant": variant,
+                            "ms": ms,
+                            "hash": r["hashes"].get(variant),
+                            "gflops": None,
+                        }
+                    )
+        p = profile_of(e)
+        for variant in dict.fromkeys(r["variant"] for r in (p["layers"] if p else []) if r["op"] == op):
+            assert p
+            mine = [r for r in p["layers"] if (r["op"], r["variant"]) == (op, variant)]
+            ms = sum(r["ms"] for r in mine)
+            size = f"{p['model']} {p['B']}x{p['T']}, {p['threads']} threads"
+            rate = sum(r["flops"] for r in mine) / ms / 1e6 if ms else None
+            name = f"{op}[{variant}]"
+            rows.append(
+                {
+                    **head,
+                    "size": size,
+                    "variant": variant,
+                    "ms": ms,
+                    "hash": p.get("hashes", {}).get(name),
+                    "gflops": rate,
+                }
+            )
+    return rows

@@ -1,0 +1,185 @@
+"""One round of work on a file of kernels: check, compare alone and in the step, place under the roof, inspect.
+
+Everything that runs a kernel runs in a process of its own, a new one for each round: no machine code of an earlier text
+can be in it, and a kernel that crashes or hangs ends that process only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .. import ops
+from ..errors import UserError
+from ..job import Settings, build_only
+from ..registry import BASE, KERNELS
+from ..roofline import Roofs
+from .ab import calls_of, shapes_of
+from .child import Child
+from .conformance import conform
+from .inspect import inspect
+
+STAGES = ("check", "alone", "roof", "step", "machine code")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a round does.
+
+    Attributes
+    ----------
+    against : the variant to compare with; by default ``optimized`` where the op has it, else ``vanilla``.
+    step : whether to compare inside the training step.
+    rounds : at the most, of each comparison.
+    limit_s : for one answer of the process that runs the kernels.
+    """
+
+    file: Path
+    model: str = "gpt2-124M"
+    B: int = 4
+    T: int = 64
+    threads: int = 1
+    against: str = ""
+    step: bool = True
+    rounds: int = 24
+    limit_s: float = 120.0
+
+    @property
+    def settings(self) -> Settings:
+        """Of a job of that size."""
+        return Settings(model=self.model, B=self.B, T=self.T, threads=self.threads)
+
+
+@dataclass
+class Row:
+    """What is known of one kernel of the file: a line for each stage that is done, and ``bad`` where one failed."""
+
+    op: str
+    variant: str
+    against: str
+    said: dict[str, str] = field(default_factory=dict)
+    bad: str = ""
+    now: str = ""
+    found: dict[str, Any] = field(default_factory=dict)
+
+
+class View:
+    """Who hears of a round; this one shows nothing."""
+
+    def rows(self, rows: Sequence[Row]) -> None:
+        """Something changed."""
+
+    def problem(self, text: str) -> None:
+        """The file cannot be used at all."""
+
+
+def work(plan: Plan, roofs: Roofs, view: View, child: Child | None = None) -> list[Row]:
+    """Do one round, and return what is known of each kernel; empty where the file cannot be loaded.
+
+    Parameters
+    ----------
+    child : the process to use, which is closed at the end.
+    """
+    child = child or Child([str(plan.file)], plan.threads, plan.limit_s)
+    rows: list[Row] = []
+    try:
+        with child:
+            added = child.start()
+            if not added:
+                raise UserError(f"{plan.file.name} registers no kernel; expected functions under @kernel(op, 'name')")
+            rows = [Row(k["op"], k["variant"], plan.against or default(k["op"])) for k in added]
+            for row in rows:
+                stages(plan, roofs, row, child, lambda: view.rows(rows))
+    except UserError as e:
+        view.problem(str(e))
+    return rows
+
+
+def default(op: str) -> str:
+    """Name the best variant that the package brings."""
+    return "optimized" if (op, "optimized") in KERNELS else BASE
+
+
+def stages(plan: Plan, roofs: Roofs, row: Row, child: Child, show: Callable[[], None]) -> None:
+    """Take one kernel through all stages; the first that fails is the last."""
+    for name, stage in zip(STAGES, (_check, _alone, _roof, _step, _inspect), strict=True):
+        row.now = name
+        show()
+        try:
+            row.said[name] = stage(plan, roofs, row, child)
+        except UserError as e:
+            row.bad, row.said[name] = name, str(e)
+            break
+    row.now = ""
+    show()
+
+
+def _check(plan: Plan, roofs: Roofs, row: Row, child: Child) -> str:
+    op = ops.ALL[row.op]
+    small = build_only(Settings(model=plan.model, B=1, T=min(plan.T, 16), fuse="none")).program.calls
+    counts = sorted({1, plan.threads})
+    (v,) = conform(child, [(op, row.variant)], small, threads=counts, stop_at_failure=True)
+    row.found["check"] = v.to_json()
+    if v.worst.verdict == "FAIL":
+        raise UserError(f"{v.worst.reason} ({v.worst.case})")
+    return f"{v.worst.verdict}, {len(v.results)} cases, worst ratio {v.worst.ratio:.2f}"
+
+
+def _compare(plan: Plan, row: Row, child: Child, in_step: bool) -> dict[str, Any]:
+    settings = {k: getattr(plan, k) for k in ("model", "B", "T", "threads")} | {"kernels": child.kernels}
+    return child.ask(
+        "ab",
+        op=row.op,
+        variants=[row.against, row.variant],
+        settings=settings,
+        layer="*",
+        in_step=in_step,
+        flush=False,
+        seed=0,
+        looks=[n for n in (12, 24, 48) if n < plan.rounds] + [plan.rounds],
+    )
+
+
+def _told(r: dict[str, Any], row: Row) -> str:
+    ratio, ms = r["ratio"], f"{r['b_ms']:.3g} ms against {r['a_ms']:.3g} of {row.against}"
+    return f"{r['verdict']}: {ms}, ratio {ratio['median']:.3f} [{ratio['low']:.3f}, {ratio['high']:.3f}]"
+
+
+def _alone(plan: Plan, roofs: Roofs, row: Row, child: Child) -> str:
+    row.found["alone"] = _compare(plan, row, child, in_step=False)
+    return _told(row.found["alone"], row)
+
+
+def _roof(plan: Plan, roofs: Roofs, row: Row, child: Child) -> str:
+    op, alone = ops.ALL[row.op], row.found["alone"]
+    least: dict[str, float] = {}
+    for shape in shapes_of(calls_of(op, plan.settings)):
+        nbytes = op.bytes(shape.case.sizes, shape.adds, set(shape.case.absent))
+        ns, name = roofs.bound(op.flops(shape.case.sizes), nbytes)
+        least[name] = least.get(name, 0.0) + ns * len(shape.layers)
+    total, name = sum(least.values()) / 1e6, max(least, key=lambda n: least[n])
+    shares = {"of_roof": 100 * total / alone["b_ms"], "against": 100 * total / alone["a_ms"], "roof": name}
+    row.found["roof"] = shares
+    return f"{shares['of_roof']:.0f} % of the {name} roof ({row.against}: {shares['against']:.0f} %)"
+
+
+def _step(plan: Plan, roofs: Roofs, row: Row, child: Child) -> str:
+    if not plan.step:
+        return "not asked for"
+    r = row.found["step"] = _compare(plan, row, child, in_step=True)
+    whole = r["step"]
+    return f"{_told(r, row)}; the whole step: {whole['verdict']}, {whole['ratio']['median']:.3f}"
+
+
+def _inspect(plan: Plan, roofs: Roofs, row: Row, child: Child) -> str:
+    found = inspect(row.op, row.variant, [str(plan.file)])
+    row.found["inspect"] = found.to_json()
+    if not found.compiled:
+        return "a Python function"
+    s = found.summary
+    words = [f"{s['loops']} innermost loops", f"{s['width']} floats a vector", f"{s['fmas']} FMAs"]
+    words += [f"{s['scalar_loops']} scalar"] * bool(s["scalar_loops"])
+    words += [f"{s['spills']} spills"] * bool(s["spills"]) + [f"{s['doubles']} doubles"] * bool(s["doubles"])
+    return ", ".join(words + [f"calls {c}" for c in s["calls"]])

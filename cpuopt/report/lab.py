@@ -1,0 +1,79 @@
+"""The screen of `cpuopt lab`: a block for each kernel of the file, a line for each stage."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from types import TracebackType
+
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from ..lab.session import STAGES, Plan, Row, View
+from .console import OUT
+
+STYLES = {"faster": "green", "PASS": "green", "slower": "red", "FAIL": "bold red"}
+
+
+class Screen(View):
+    """Shows a round as it goes; without `live`, at its end only."""
+
+    def __init__(self, plan: Plan, live: bool = True, quiet: bool = False) -> None:
+        self.plan, self.quiet, self.trouble = plan, quiet, ""
+        self.live = (
+            Live(console=OUT, auto_refresh=False, vertical_overflow="visible") if live and OUT.is_terminal else None
+        )
+
+    def __enter__(self) -> Screen:
+        if self.live:
+            self.live.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None) -> None:
+        if self.live:
+            self.live.stop()
+
+    def rows(self, rows: Sequence[Row]) -> None:
+        """Show what is known so far."""
+        self.trouble = ""
+        done = not any(r.now for r in rows) and all(r.bad or len(r.said) == len(STAGES) for r in rows)
+        if self.live:
+            self.live.update(self.page(rows), refresh=True)
+        elif done and not self.quiet:
+            OUT.print(self.page(rows))
+
+    def problem(self, text: str) -> None:
+        """Show what keeps the file from being used."""
+        self.trouble = text
+        said = Text.assemble(("FAIL ", "bold red"), text)
+        if self.live:
+            self.live.update(Group(self.head(), said, Text("waiting for a save", "dim")), refresh=True)
+        elif not self.quiet:
+            OUT.print(said)
+
+    def head(self) -> Text:
+        """Say what is worked on."""
+        p = self.plan
+        size = f" · {p.model} · {p.B}x{p.T} · {p.threads} thread{'' if p.threads == 1 else 's'}"
+        return Text.assemble((p.file.name, "bold"), size, f" · {time.strftime('%H:%M:%S')}")
+
+    def page(self, rows: Sequence[Row]) -> RenderableType:
+        """Make the whole screen."""
+        lines: list[RenderableType] = [self.head()]
+        for r in rows:
+            lines += [Text(), Text.assemble((f"{r.op}[{r.variant}]", "bold"), f" against {r.against}")]
+            for name in STAGES:
+                if name in r.said:
+                    lines.append(line(name, r.said[name], failed=r.bad == name))
+                elif r.now == name:
+                    lines.append(Text(f"  {name:13} ...", "dim"))
+        if self.live and not any(r.now for r in rows):
+            lines += [Text(), Text("waiting for a save; Ctrl-C ends", "dim")]
+        return Group(*lines)
+
+
+def line(name: str, said: str, failed: bool = False) -> Text:
+    """Show what a stage found."""
+    word = "FAIL" if failed else said.partition(":")[0].partition(",")[0]
+    return Text.assemble(f"  {name:13} ", ("FAIL ", STYLES["FAIL"]) if failed else "", (said, STYLES.get(word, "")))

@@ -1,0 +1,172 @@
+"""`cpuopt runs` and `cpuopt history`, on records that are written by hand."""
+
+import json
+
+import numpy as np
+import pytest
+
+from cpuopt import cli, record
+from cpuopt.errors import UserError
+from cpuopt.lab import machine, records
+from cpuopt.profile import LayerRow, OpRow, Profile
+from cpuopt.report import html
+
+OPS = {"Matmul Forward": 50.0, "GELU Forward": 10.0, "Attention Forward": 20.0, "Residual Forward": 5.0, "AdamW": 15.0}
+NAMES = {op: op.lower().replace(" ", "_") for op in OPS}
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(machine, "machine_id", lambda: "here")
+    monkeypatch.setattr(records, "machine_id", lambda: "here")
+
+
+def profile(factors=(), hashes=(), seed=0, scatter=0.004, **kw):
+    """A profile's JSON: 20 steps with some scatter; some ops slower by a factor, some with other kernels."""
+    rng, factors, hashes = np.random.default_rng(seed), dict(factors), dict(hashes)
+    values = {
+        op: (ms * factors.get(op, 1.0) * np.exp(scatter * rng.standard_normal(20))).tolist() for op, ms in OPS.items()
+    }
+    step = np.sum(list(values.values()), axis=0)
+    rows, layers = [], []
+    for op, ms in values.items():
+        figures = {"calls": 1, "ms": float(np.median(ms)), "share": 1.0, "gflops": 1.0, "gbs": 1.0, "flops": 10**9}
+        figures |= {"bytes": 1, "intensity": 1.0, "of_roof": None, "roof": "", "imbalance": None}
+        rows.append(OpRow(op, **figures, kernels=[f"{NAMES[op]}[mine]"]))
+        layers.append(LayerRow("h.0", NAMES[op], "mine", "forward", **figures))
+    ms = {"median": float(np.median(step)), "min": 1.0, "max": 2.0, "mean": float(np.mean(step))}
+    p = Profile(
+        "gpt2-tiny", kw.pop("B", 4), 64, 2, "omp", "optimized", [], 20, 1, ms, 1.0, 1.0, 1.0, rows, layers, 0.0, 0.0,
+        step.tolist(), [], {}, [], hashes={f"{n}[mine]": hashes.get(op, "0" * 12) for op, n in NAMES.items()},
+    )  # fmt: skip
+    return {**p.to_json(), "op_ms_values": values}
+
+
+def keep(tmp_path, name, p):
+    return records.keep(tmp_path / "runs", "profile", name, {"profile": p})
+
+
+def compare(tmp_path):
+    return records.compare(records.find(tmp_path / "runs", "first"), records.find(tmp_path / "runs", "second"))
+
+
+def verdicts(tmp_path):
+    return {r["op"]: r["verdict"] for r in compare(tmp_path)["rows"]}
+
+
+def test_a_record_has_machine_commit_and_time(tmp_path):
+    path = keep(tmp_path, "a <b>/../c", profile())
+    assert path.parent == tmp_path / "runs"
+    assert path.name.endswith("-profile-a_b_.._c")
+    kept = json.loads((path / "record.json").read_text())
+    assert (kept["kind"], kept["format"], kept["machine_id"]) == ("profile", 1, "here")
+    assert kept["machine"]["cpu"]
+    assert kept["commit"] == record.commit()
+
+
+def test_an_op_that_got_slower_is_found_and_the_others_are_not(tmp_path):
+    keep(tmp_path, "first", profile())
+    keep(tmp_path, "second", profile({"GELU Forward": 1.1}, {"GELU Forward": "1" * 12}, seed=1))
+    found = compare(tmp_path)
+    assert {r["op"]: r["verdict"] for r in found["rows"]} == {
+        **dict.fromkeys(["step", *OPS], "no difference shown"),
+        "GELU Forward": "slower",
+    }
+    row = next(r for r in found["rows"] if r["op"] == "GELU Forward")
+    assert row["ratio"] == pytest.approx(1.1, rel=0.01)
+    assert not row["same_kernels"]
+    assert found["noise"] == records.LEAST
+
+
+def test_noise_is_what_unchanged_kernels_differ_by(tmp_path):
+    moved = {"Matmul Forward": 1.08, "Attention Forward": 0.93, "AdamW": 1.09, "GELU Forward": 1.06}
+    keep(tmp_path, "first", profile())
+    keep(tmp_path, "second", profile(moved, {"GELU Forward": "1" * 12}, seed=1))
+    assert verdicts(tmp_path)["GELU Forward"] == "no difference shown"
+    assert 0.07 < compare(tmp_path)["noise"] < 0.1
+
+
+def test_what_makes_two_profiles_hard_to_compare_is_said(tmp_path):
+    keep(tmp_path, "first", profile())
+    keep(tmp_path, "second", profile(B=8))
+    assert compare(tmp_path)["doubts"] == ["B differs: 4 and 8"]
+
+
+def test_records_are_found_by_a_part_of_their_name(tmp_path):
+    keep(tmp_path, "first", profile())
+    keep(tmp_path, "fifth", profile())
+    root = tmp_path / "runs"
+    assert records.find(root, "first").path.name.endswith("first")
+    with pytest.raises(UserError, match="2 records have that in their name"):
+        records.find(root, "fi")
+    with pytest.raises(UserError, match="no such record"):
+        records.find(root, "sixth")
+    (root / "broken").mkdir()
+    (root / "broken" / "record.json").write_text("{")
+    assert len(records.entries(root)) == 2
+    assert records.entries(tmp_path / "none") == []
+
+
+def ab(op="gelu_forward"):
+    ratio = {"median": 0.5, "low": 0.4, "high": 0.6}
+    result = {"B": 4, "T": 64, "threads": 2, "verdict": "faster", "ratio": ratio, "control": ratio, "why": ""}
+    result |= {"a_ms": 2.0, "b_ms": 1.0, "hashes": {"vanilla": "v1", "mine": "m1"}, "doubts": [], "cases": []}
+    head = {"op": op, "a": "vanilla", "b": "mine", "model": "gpt2-tiny", "layer": "*", "in_step": False, "flush": False}
+    return {**head, "verdict": "faster", "ratio": ratio, "why": "", "results": [result]}
+
+
+def test_history_follows_an_op_over_the_records_of_this_machine(tmp_path):
+    root = tmp_path / "runs"
+    records.keep(root, "ab", "one", ab())
+    records.keep(root, "ab", "two", {**ab(), "machine_id": "elsewhere"})
+    keep(tmp_path, "three", profile(hashes={"GELU Forward": "abc"}))
+    rows = records.history(records.entries(root), "gelu_forward", "here")
+    told = sorted((r["kind"], r["variant"], round(r["ms"]), r["hash"]) for r in rows)
+    assert told == [("ab", "mine", 1, "m1"), ("ab", "vanilla", 2, "v1"), ("profile", "mine", 10, "abc")]
+    (rate,) = [r["gflops"] for r in rows if r["kind"] == "profile"]
+    assert rate == pytest.approx(100, rel=0.01)
+
+
+def test_losses_of_a_training_run(tmp_path):
+    path = tmp_path / "runs" / "20260102-030405-train"
+    path.mkdir(parents=True)
+    (path / "summary.json").write_text('{"val_loss": {"10": 2.0, "0": 4.0}}')
+    (path / "profile.json").write_text(json.dumps(profile()))
+    (path / "metrics.jsonl").write_text('{"step": 1, "loss": 3.0}\n{"step": 2, "loss": null}\n{"step": 3, "lo')
+    (entry,) = records.entries(tmp_path / "runs")
+    assert (entry.kind, entry.time) == ("train", "2026-01-02T03:04:05")
+    assert html.losses(entry.path) == {"training loss": [(1, 3.0), (2, None)], "validation loss": [(0, 4.0), (10, 2.0)]}
+    assert html.losses(tmp_path) == {}
+    assert records.profile_in(entry).model == "gpt2-tiny"
+
+
+def test_the_verbs(tmp_path, capsys):
+    keep(tmp_path, "first", profile())
+    keep(tmp_path, "second", profile({"GELU Forward": 1.5}, {"GELU Forward": "1" * 12}, seed=1))
+    records.keep(tmp_path / "runs", "ab", "third", ab())
+
+    def out(*args):
+        assert cli.main(list(args)) == 0
+        return capsys.readouterr().out
+
+    listed = out("runs", "list")
+    assert "gpt2-tiny 4x64, optimized: 100" in listed
+    assert "gelu_forward: mine against vanilla: faster" in listed
+    assert len(json.loads(out("runs", "list", "--json"))["runs"]) == 3
+    assert "Matmul Forward" in out("runs", "show", "first")
+    assert "mine is: faster" in out("runs", "show", "third")
+    shown = out("runs", "compare", "first", "second")
+    assert "GELU Forward" in shown
+    assert "slower" in shown
+    assert "noise between the two" in shown
+    assert json.loads(out("runs", "compare", "first", "second", "--json"))["rows"]
+    assert "mine" in out("history", "gelu_forward")
+    out("runs", "show", "first", "--html", "page.html")
+    assert "Matmul Forward" in (tmp_path / "page.html").read_text()
+    assert cli.main(["runs", "show", "third", "--html", "none.html"]) == 2
+    assert "has no profile to show" in capsys.readouterr().err
+    assert cli.main(["runs", "compare", "first", "third"]) == 2
+    assert "is of kind 'ab' and has no profile" in capsys.readouterr().err
+    assert cli.main(["history", "gleu_forward"]) == 2
