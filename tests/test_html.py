@@ -355,6 +355,11 @@ def test_a_bar_for_every_call_of_the_step(tree, profile):
     assert not any(n.startswith("h.0.") for n in names)
 
 
+def test_the_step_that_is_shown_is_the_one_nearest_to_the_median():
+    steps = [SimpleNamespace(start=100 * i, end=100 * i + ms) for i, ms in enumerate((90, 20, 26, 10, 22))]
+    assert [typical(steps[:n]).end % 100 for n in (1, 3, 5)] == [90, 26, 22]
+
+
 def test_every_op_lies_where_its_figures_say_under_the_roofs(tree, profile):
     svg = tree.one("section", id="roofline").one("svg")
     x, y = scale(svg, "x", log=True), scale(svg, "y", log=True)
