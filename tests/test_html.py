@@ -331,6 +331,23 @@ def scale(svg, axis, log=False):
     return number
 
 
+def test_an_op_run_again_later_counts_as_of_its_first_phase(profile, engine):
+    again = [replace(r, phase="backward") for r in profile.layers if r.op == "gelu_forward" and r.layer == "h.0.mlp"]
+    mixed = replace(profile, layers=[*again, *(r for r in profile.layers if r.layer != "h.0.mlp")])
+    tree = read(html.report(mixed, engine))
+    (head, _) = (th for th in tree.all("th", scope="col") if th.text == "gelu_forward")
+    assert head.attrs["class"] == "forward"
+
+
+def test_a_layer_is_outlined_however_many_others_are_like_it(profile, engine):
+    (one,) = (r for r in profile.layers if r.op == "gelu_forward" and r.layer == "h.1.mlp")
+    swapped = [r for r in profile.layers if r is not one] + [replace(one, variant="mine")] * 3
+    tree = read(html.report(replace(profile, layers=swapped), engine))
+    _, layers = tree.one("section", id="matrix").all("table")
+    outlined = [td.attrs["title"] for td in layers.all("td", class_="other")]
+    assert [t.splitlines()[0] for t in outlined if "gelu_forward" in t] == ["h.1.mlp"]
+
+
 def test_a_bar_for_every_call_of_the_step(tree, profile):
     step = typical(profile.raw)
     svg = tree.one("section", id="timeline").one("svg")

@@ -73,7 +73,7 @@ def report(profile: Profile, engine: Engine | None = None, losses: Mapping[str, 
         sections.append(Section("loss", "Loss", curve(losses, "loss")))
     if profile.raw:
         sections.append(Section("timeline", "A step, layer by layer", timeline(typical(profile.raw))))
-    sections.append(Section("matrix", "Layer by op", matrix(profile.layers, digits)))
+    sections.append(Section("matrix", "Layer by op", matrix(profile.layers, profile.variant, digits)))
     sections.append(Section("roofline", "Roofline", roofline(profile)))
     if engine:
         sections.append(Section("arena", "Memory over a step", arena_map(engine.plan, engine.program.calls)))

@@ -11,7 +11,7 @@ from ...program import PHASES
 from ..tables import block_of
 from .markup import Markup, join, tag
 from .svg import PHASES as SHOWN
-from .svg import short
+from .svg import first_phases, short
 
 if TYPE_CHECKING:
     from ...profile import LayerRow
@@ -19,34 +19,33 @@ if TYPE_CHECKING:
 SHADES = 9
 
 
-def matrix(layers: Sequence[LayerRow], digits: int) -> Markup:
+def matrix(layers: Sequence[LayerRow], variant: str, digits: int) -> Markup:
     """Show the sums by block, and every layer below it.
 
     Parameters
     ----------
+    variant : that the run asked for; a cell of an op that has it is outlined where another one ran.
     digits : decimals of ms.
     """
     return join(
         tag(
             "p",
-            "ms of a step, darker for more (by the square root). Outlined: run by another variant than most of its op.",
+            "ms of a step, stronger for more (by the square root). Outlined: another variant than the rest of its op.",
             class_="note",
         ),
-        _table(layers, block_of, digits),
-        tag("details", tag("summary", "every layer"), _table(layers, lambda layer: layer, digits)),
+        _table(layers, block_of, variant, digits),
+        tag("details", tag("summary", "every layer"), _table(layers, lambda layer: layer, variant, digits)),
     )
 
 
-def _table(layers: Sequence[LayerRow], key: Callable[[str], str], digits: int) -> Markup:
+def _table(layers: Sequence[LayerRow], key: Callable[[str], str], variant: str, digits: int) -> Markup:
     cells: dict[tuple[str, str], list[LayerRow]] = {}
     for r in layers:
         cells.setdefault((key(r.layer), r.op), []).append(r)
     rows = list(dict.fromkeys(name for name, _ in cells))
-    phases = {r.op: r.phase for r in layers}
+    phases = first_phases(layers)
     ops = sorted(phases, key=lambda op: PHASES.index(phases[op]))
-    usual = {
-        op: Counter(v for r in layers if r.op == op for v in [r.variant] * r.calls).most_common(1)[0][0] for op in ops
-    }
+    usual = {op: _usual([r for r in layers if r.op == op], variant) for op in ops}
     most = max(sum(r.ms for r in rs) for rs in cells.values())
     head = [tag("th", tag("span", op), scope="col", class_=SHOWN[phases[op]]) for op in ops]
     body = []
@@ -69,6 +68,12 @@ def _table(layers: Sequence[LayerRow], key: Callable[[str], str], digits: int) -
     first = tag("tr", tag("td"), head, tag("th", tag("span", "all"), scope="col"))
     table = tag("table", tag("thead", first), tag("tbody", body), tag("tfoot", foot), class_="matrix")
     return tag("div", table, class_="scroll")
+
+
+def _usual(rows: Sequence[LayerRow], variant: str) -> str:
+    """Name the variant that an op's cells are not outlined for: the run's, or, if the op lacks it, the commonest."""
+    ran = Counter(r.variant for r in rows)
+    return variant if variant in ran else ran.most_common(1)[0][0]
 
 
 def _cell(name: str, op: str, rows: Sequence[LayerRow], usual: str, most: float, digits: int) -> Markup:

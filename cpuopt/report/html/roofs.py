@@ -9,7 +9,7 @@ from math import atan, degrees, sqrt
 from typing import TYPE_CHECKING
 
 from .markup import Markup, join, tag
-from .svg import PHASES, WIDTH, Log, axes, legend, picture, short
+from .svg import PHASES, WIDTH, Log, axes, first_phases, legend, picture, short
 
 if TYPE_CHECKING:
     from ...profile import LayerRow, OpRow, Profile
@@ -36,15 +36,16 @@ def roofline(profile: Profile) -> Markup:
     for one in layers:
         name = f"{one.layer}\n{one.op} [{one.variant}]"
         parts.append(_point(one, x(one.intensity), y(one.gflops), 2.2, f"{PHASES[one.phase]} layer", name))
-    phase = {one.op: PHASES[one.phase] for one in profile.layers}
+    phase = first_phases(profile.layers)
     places = [(r, x(r.intensity), y(r.gflops), 3.5 + 1.3 * sqrt(max(r.share, 0))) for r in drawn]
     places.sort(key=lambda p: -p[3])
     taken = [(cx - radius, cy - radius, cx + radius, cy + radius) for _, cx, cy, radius in places]
     if roofs:
         lows = [min(y.start, y(x.low * roofs.bandwidth(v.name))) for v in roofs.levels]
         taken += [(LEFT, low - 50, LEFT + 120, low) for low in lows]  # the names of the roofs
+        taken.append((LEFT, y(roofs.gflops) - 4, WIDTH, y(roofs.gflops) + 4))
     for r, cx, cy, radius in places:
-        parts.append(_point(r, cx, cy, radius, phase[r.kernels[0].partition("[")[0]], r.op))
+        parts.append(_point(r, cx, cy, radius, PHASES[phase[r.kernels[0].partition("[")[0]]], r.op))
     for r, cx, cy, radius in places:
         parts += _label(r, cx, cy, radius, taken)
     notes = []

@@ -5,13 +5,29 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import ceil, floor, log10
+from typing import TYPE_CHECKING
 
+from ...program import PHASES as PROGRAM_PHASES
+from ...program import Phase
 from .markup import Markup, tag
+
+if TYPE_CHECKING:
+    from ...profile import LayerRow
 
 WIDTH = 1080
 """Of a picture, in its own units; it is shown as wide as the page."""
 PHASES = {"forward": "forward", "evaluate": "forward", "backward": "backward", "norm": "update", "update": "update"}
 """What a phase is shown as."""
+
+
+def first_phases(layers: Sequence[LayerRow]) -> dict[str, Phase]:
+    """Tell by op the earliest phase that it runs in; a rewrite may run a forward op again in the backward."""
+    found: dict[str, Phase] = {}
+    for phase in PROGRAM_PHASES:
+        for r in layers:
+            if r.phase == phase:
+                found.setdefault(r.op, phase)
+    return found
 
 
 def short(x: float) -> str:
