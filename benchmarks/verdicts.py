@@ -26,6 +26,7 @@ def main() -> None:
     """Measure, print a table, and write every verdict."""
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--runs", type=int, default=200, help="of each kind (%(default)s)")
+    p.add_argument("--seed", type=int, default=0, help="of the first run; the next have the next (%(default)s)")
     p.add_argument("--threads", type=int, default=1, help="(%(default)s)")
     p.add_argument("--slower", type=float, default=0.03, help="how much (%(default)s)")
     p.add_argument("--elements", type=int, default=50_000, help="of the GELU that is timed (%(default)s)")
@@ -60,13 +61,13 @@ def main() -> None:
     found: dict[str, list[dict]] = {"same": [], "slower": []}
     others, start = machine.Others(), time.perf_counter()
     try:
-        for i in range(args.runs):
+        for i in range(args.seed, args.seed + args.runs):
             for kind, function in ("same", same), ("slower", slower):
                 b = replace(kernel, function=function, variant="B")
                 pair = Alone((a, b), shape, seed=i)
                 contest = Contest(pair.turn, seed=i)
                 found[kind].append({**contest.run().to_json(), "rounds": len(contest.times["A"])})
-            print(f"\r{i + 1}/{args.runs}", end="", file=sys.stderr, flush=True)
+            print(f"\r{i + 1 - args.seed}/{args.runs}", end="", file=sys.stderr, flush=True)
     except KeyboardInterrupt:
         print("\nended early", file=sys.stderr)
     finally:
@@ -81,7 +82,7 @@ def main() -> None:
         rounds = sum(v["rounds"] for v in verdicts) / max(1, len(verdicts))
         print(f"{kind:7}", ", ".join(f"{n} {word}" for word, n in counts.most_common()), f"({rounds:.0f} rounds)")
     if args.out:
-        content = {**vars(args), "out": str(args.out), "others_cores": busy, "verdicts": found}
+        content = {**vars(args), "out": None, "others_cores": busy, "verdicts": found}
         args.out.write_text(json.dumps({**content, "machine": record.machine()}, indent=1) + "\n")
 
 

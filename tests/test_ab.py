@@ -144,12 +144,12 @@ def test_flushed_turns_are_few_single_calls():
 
 def test_shapes_of_a_model_and_their_layers():
     settings = Settings(model="gpt2-tiny", B=2, T=8)
-    calls = ab.calls_of(ops.gelu_forward, settings)
-    assert [(s.case.sizes["N"], s.layers) for s in ab.shapes_of(calls)] == [(4096, ("h.0.mlp", "h.1.mlp"))]
-    assert len(ab.calls_of(ops.gelu_forward, settings, "h.1.*")) == 1
-    assert ab.calls_of(ops.matmul_backward_weight, settings)
-    with pytest.raises(UserError, match=r"does not call it in a layer 'h.7.mlp'; did you mean 'h.\d.mlp'"):
-        ab.calls_of(ops.gelu_forward, settings, "h.7.mlp")
+    (shape,) = ab.shapes_of(ab.calls_of(ops.attention_forward, settings))
+    assert (shape.case.sizes, shape.layers) == ({"B": 2, "T": 8, "C": 64, "NH": 2}, ("h.0.attn", "h.1.attn"))
+    assert len(ab.calls_of(ops.attention_forward, settings, "h.1.*")) == 1
+    assert ab.calls_of(ops.residual_forward, settings)  # which rewrites leave none of
+    with pytest.raises(UserError, match=r"does not call it in a layer 'h.7.attn'; did you mean 'h.\d.attn'"):
+        ab.calls_of(ops.attention_forward, settings, "h.7.attn")
 
 
 def test_several_sizes_are_one_verdict_where_they_agree():

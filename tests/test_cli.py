@@ -118,7 +118,7 @@ def test_help_lists_the_verbs_and_imports_nothing_heavy():
         shown = cpuopt("-h")
         seconds.append(time.perf_counter() - start)
     assert shown.returncode == 0
-    assert {*VERBS} <= {*re.findall(r"^    (\w+) ", shown.stdout, re.M)}
+    assert {*VERBS} <= {*re.findall(r"^    ([\w-]+)(?: |$)", shown.stdout, re.M)}
     assert min(seconds) < 0.3
 
     shown, imported = imports("train", "-h")
@@ -261,7 +261,7 @@ def test_profile_json(run):
     checked = {c["kernel"]: c["status"] for c in p["checked"]}
     assert checked.keys() == {k for row in p["ops"] for k in row["kernels"]}
     assert set(checked.values()) <= {"PASS", "MARGINAL"}
-    assert not Path("runs").exists()
+    assert len(list(Path("runs").glob("*-profile-gpt2-tiny/record.json"))) == 1
 
 
 def test_program_json(run):
@@ -311,7 +311,7 @@ def test_profile_in_detail_has_every_layer(run):
 
 def test_a_trace_is_valid(run):
     run("profile", "--steps", "2", "--trace", "trace.json")
-    assert [p.name for p in Path.cwd().iterdir()] == ["trace.json"]
+    assert {p.name for p in Path.cwd().iterdir()} == {"trace.json", "runs"}
     events = [e for e in strict(Path("trace.json").read_text())["traceEvents"] if e["ph"] == "X"]
     calls = len(build(GPT2(PRESETS["gpt2-tiny"]), specs(2, 16)).program.calls)
     kinds = [e["cat"] for e in events]

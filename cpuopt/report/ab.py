@@ -47,9 +47,11 @@ def spread(ratio: Mapping[str, float]) -> str:
 
 
 def _because(c: Mapping[str, Any]) -> str:
-    median = c["ratio"]["median"]
+    factor = c["ratio"]["median"]
     if c["verdict"] in ("faster", "slower"):
-        return f", by {100 * abs(1 / median - 1 if median < 1 else median - 1):.1f} %"
+        factor = max(factor, 1 / factor)
+        percent = f", by {100 * (factor - 1):.1f} %"
+        return percent if factor < 2 else f", {factor:.1f} times as {'fast' if c['verdict'] == 'faster' else 'slow'}"
     return f" ({c['why']})" if c["why"] else ""
 
 
