@@ -6,7 +6,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from math import nan
 from pathlib import Path
 from statistics import fmean, median
@@ -19,8 +19,10 @@ from .errors import UserError
 from .generate import Decoder, Sampler, generate, text_of
 from .guard import Guard, find_first
 from .job import Job
+from .profile import Profile
 from .profiler import Profiler, peak_rss_bytes
 from .record import Run, finite
+from .roofline import Roofs
 from .schedule import rate
 from .tokenizers import get_tokenizer
 from .weights import save_weights
@@ -58,7 +60,7 @@ class Result:
     stopped_by: int = 0
     diagnosis: str = ""
     checkpoint: Path | None = None
-    profile: dict[str, Any] = field(default_factory=dict)
+    profile: Profile | None = None
 
 
 @contextmanager
@@ -265,6 +267,7 @@ def train(
     listener: Listener,
     clock: Callable[[], float] = time.perf_counter,
     resume: checkpoint.Checkpoint | None = None,
+    roofs: Roofs | None = None,
 ) -> Result:
     """Run a job's steps and write its folder; the folder is complete after an interrupt too.
 
@@ -273,6 +276,7 @@ def train(
     root : the folder that holds all runs.
     clock : in seconds.
     resume : the checkpoint that `job` was prepared with; its run goes on.
+    roofs : what the machine can do, for the profile.
     """
     s, engine = job.settings, job.engine
     trainer = Trainer(job, listener, clock)
@@ -291,13 +295,13 @@ def train(
         profiler.remove()
         profile = (
             profiler.profile(
-                model=job.name, B=s.B * s.micro_batches, T=s.T, choice=job.choice, checked=job.checked
-            ).to_json()
+                model=job.name, B=s.B * s.micro_batches, T=s.T, choice=job.choice, checked=job.checked, roofs=roofs
+            )
             if profiler.steps
-            else {}
+            else None
         )
         summary = _summary(trainer, bool(stopped_by))
-        for name, content in (("profile.json", profile), ("summary.json", summary)):
+        for name, content in (("profile.json", profile.to_json() if profile else {}), ("summary.json", summary)):
             try:
                 run.write(name, content)
             except OSError as e:

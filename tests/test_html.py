@@ -1,81 +1,666 @@
-"""The HTML report, opened in a headless browser where there is one."""
+"""The reports: read back with an HTML parser, and opened in a browser where `.[browser]` and Chromium are there."""
 
+import base64
+import hashlib
 import json
+import os
 import re
 import shutil
-import subprocess
+from collections import Counter
+from copy import copy
+from dataclasses import dataclass, field, fields, replace
+from html.parser import HTMLParser
+from math import log10, nan
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from cpuopt import registry
+from cpuopt import cli, registry
+from cpuopt.cli import common
 from cpuopt.engine import Engine
 from cpuopt.errors import UserError
 from cpuopt.job import specs
+from cpuopt.lab import machine
 from cpuopt.models.gpt2 import GPT2, PRESETS
 from cpuopt.profiler import Profiler
-from cpuopt.report import html
+from cpuopt.report import files, html, speedscope
+from cpuopt.report.html import curves, markup
+from cpuopt.report.html.listing import layer_columns, op_columns
+from cpuopt.report.html.svg import PHASES, Linear, Log
+from cpuopt.report.html.timeline import typical
 from cpuopt.roofline import Level, Roofs
 
-HOSTILE = "<script>document.title='run'</script><img src=x onerror=\"document.title='run'\">"
-ROOFS = Roofs(1, (Level("memory", None),), 1e3, {"memory": {"read": 50.0}}, 1.0)
-BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+B, T, STEPS = 2, 16, 4
+HOSTILE = "</title></style></script>--><script>window.hit=1</script><img src=//x.test/a onerror=hit=1>\"'`&lt;\0\udc80"
+SHOWN = HOSTILE.replace("\0", "�").replace("\udc80", "\\udc80")
+LEVELS = (Level("L1", 32 << 10), Level("memory", None))
+ROOFS = Roofs(1, LEVELS, 5e3, {"L1": {"read": 900.0, "copy": 1000.0}, "memory": {"read": 100.0}}, 1.0)
+LOSSES = {
+    "training loss": [(1, 5.5), (2, 5.0), (3, nan), (4, None), (5, 4.0)],
+    "validation loss": [(0, 5.6), (5, 4.25)],
+}
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+VOID = {"meta", "link", "input", "img"}
+
+
+@dataclass
+class Element:
+    tag: str
+    attrs: dict
+    children: list = field(default_factory=list)
+
+    def all(self, tag=None, **attrs):
+        """Every element below, in order, with that tag and those attributes; ``class_`` is one of its classes."""
+        for c in self.children:
+            if isinstance(c, Element):
+                cls = attrs.get("class_")
+                same = all(c.attrs.get(k) == v for k, v in attrs.items() if k != "class_")
+                if tag in (None, c.tag) and same and (cls is None or cls in c.attrs.get("class", "").split()):
+                    yield c
+                yield from c.all(tag, **attrs)
+
+    def one(self, tag=None, **attrs):
+        (found,) = self.all(tag, **attrs)
+        return found
+
+    @property
+    def text(self):
+        return "".join(c if isinstance(c, str) else c.text for c in self.children)
+
+
+class Reader(HTMLParser):
+    """Builds the tree, and refuses what is not balanced."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.root = Element("", {})
+        self.stack = [self.root]
+        self.feed(page)
+        self.close()
+        assert [e.tag for e in self.stack] == [""], "an element has no end"
+
+    def handle_starttag(self, tag, attrs):
+        assert len(dict(attrs)) == len(attrs), f"<{tag}> has an attribute twice"
+        element = Element(tag, {name: value or "" for name, value in attrs})
+        self.stack[-1].children.append(element)
+        if tag not in VOID:
+            self.stack.append(element)
+
+    def handle_endtag(self, tag):
+        assert self.stack.pop().tag == tag
+
+    def handle_data(self, data):
+        self.stack[-1].children.append(data)
+
+
+def read(page):
+    return Reader(page).root
 
 
 @pytest.fixture(scope="module")
-def data():
-    choice = registry.Choice("vanilla")
-    engine = Engine(GPT2(PRESETS["gpt2-tiny"]), specs(2, 8), choice=choice)
+def engine():
+    choice = registry.Choice("vanilla", ("matmul_forward@h.1.*=blas",))
+    return Engine(GPT2(PRESETS["gpt2-tiny"]), specs(B, T), choice=choice, threads=1)
+
+
+@pytest.fixture(scope="module")
+def profile(engine):
     profiler = Profiler(engine)
-    tokens = np.zeros((2, 8), np.int32)
-    for _ in range(2):
+    for i in range(STEPS + 1):
+        tokens = np.random.default_rng(i).integers(0, 256, (B, T + 1))
         with profiler.step():
-            engine.step(tokens=tokens, targets=tokens)
-    p = profiler.profile(model=HOSTILE, B=2, T=8, choice=choice, roofs=ROOFS, doubts=[HOSTILE])
-    p.layers[0] = type(p.layers[0])(**{**vars(p.layers[0]), "layer": HOSTILE, "variant": HOSTILE})
-    return html.profile_data(p, engine.program, engine.plan, [3.0, 2.5, float("nan"), 2.0])
+            engine.step(tokens=tokens[:, :-1], targets=tokens[:, 1:])
+    profiler.remove()
+    choice = registry.Choice("vanilla", ("matmul_forward@h.1.*=blas",))
+    return profiler.profile(model="gpt2-tiny", B=B, T=T, choice=choice, roofs=ROOFS, doubts=["a doubt"])
 
 
-def test_the_page_has_all_the_data_and_asks_for_nothing(data):
-    text = html.page(data)
-    (held,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', text, re.S)
-    assert json.loads(held)["timeline"] == data["timeline"]
-    assert "<" not in held
-    assert set(re.findall(r"https?://[^'\"\s]+", text)) == {"http://www.w3.org/2000/svg"}
-    assert not re.search(r"\b(src|href)\s*=\s*[\"']?(?!x )", text.replace(held, ""))
-    assert "default-src 'none'" in text
-    assert text.count("<script") == 2
+@pytest.fixture(scope="module")
+def page(profile, engine):
+    return html.report(profile, engine, LOSSES)
 
 
-def test_what_is_gathered(data):
-    assert {c["block"] for c in data["timeline"]} >= {"h.0", "h.1", "wte", "ln_f"}
-    assert [p["name"] for p in data["phases"]] == ["forward", "backward", "norm", "update"]
-    assert all(c["start"] <= c["end"] for c in data["timeline"])
-    ends = [v["offset"] + v["bytes"] for v in data["arena"]["values"]]
-    assert max(ends) <= data["arena"]["total"]
-    assert all(0 <= v["first"] <= v["last"] < data["arena"]["calls"] for v in data["arena"]["values"])
+@pytest.fixture(scope="module")
+def tree(page):
+    return read(page)
 
 
-def test_a_file_that_cannot_be_written(data, tmp_path):
-    with pytest.raises(UserError, match=r"--html .* cannot be written"):
-        html.write(tmp_path / "none" / "x.html", data)
-    html.write(tmp_path / "x.html", data)
-    assert [p.name for p in tmp_path.iterdir()] == ["x.html"]
+# Nothing leaves the page, and no name becomes markup
 
 
-@pytest.mark.skipif(not BROWSER, reason="no browser")
-def test_in_a_browser(data, tmp_path):
-    file = tmp_path / "x.html"
-    html.write(file, data)
-    command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--v=0"]
-    command += [f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=5000", "--dump-dom", file.as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert "CONSOLE" not in done.stderr
-    dom = done.stdout
-    assert 'data-done="yes"' in dom
-    assert dom.count("<svg") == 4
-    assert "One step, by layer" in dom
-    assert "<title>run" not in dom
-    body = dom[dom.index("<h1") :]
-    assert "&lt;script&gt;document.title='run'&lt;/script&gt;" in body
-    assert "<img" not in body
+def violations(page):
+    """What in a page could ask the network, or run what is not the page's own script."""
+    tree = read(page)
+    ids = [e.attrs["id"] for e in tree.all() if "id" in e.attrs]
+    found = [f"{id} twice" for id, n in Counter(ids).items() if n > 1]
+    scripts, styles = list(tree.all("script")), list(tree.all("style"))
+    found += [f"{len(x)} of script or style" for x in (scripts, styles) if len(x) != 1]
+    policy = tree.one("meta", **{"http-equiv": "Content-Security-Policy"}).attrs["content"]
+    hashes = [base64.b64encode(hashlib.sha256(e.text.encode()).digest()).decode() for e in (*styles, *scripts)]
+    expected = "default-src 'none'; img-src data:; style-src 'sha256-{}'; script-src 'sha256-{}'"
+    found += [] if policy == expected.format(*hashes) else ["policy"]
+    for e in tree.all():
+        if e.tag in ("img", "iframe", "object", "embed", "base", "form", "image", "use", "video", "audio"):
+            found.append(e.tag)
+        for name, value in e.attrs.items():
+            inside = value == "data:," or (value[:1] == "#" and value[1:] in ids)
+            if name in ("src", "href", "xlink:href", "action", "srcset", "data", "poster") and not inside:
+                found.append(f"{name}={value}")
+            if name.startswith("on") or name == "style":
+                found.append(name)
+    return found + re.findall(r"url\(|@import|fetch\(|XMLHttp|innerHTML|eval\(", styles[0].text + scripts[0].text)
+
+
+def test_nothing_in_the_page_asks_the_network(page):
+    assert violations(page) == []
+
+
+@pytest.mark.parametrize(
+    ("before", "planted"),
+    [
+        ("</main>", "<img src='//x.test'>"),
+        ("</main>", "<a href='https://x.test'>x</a>"),
+        ("</main>", "<p onclick='x()'></p>"),
+        ("</main>", "<script>x()</script>"),
+        ("</style>", "p { background: url(//x.test) }"),
+        ("</script>", "fetch('//x.test')"),
+    ],
+)
+def test_a_planted_request_is_noticed(page, before, planted):
+    assert violations(page.replace(before, planted + before, 1))
+
+
+def hostile(x):
+    """The same, with every name made hostile."""
+    if isinstance(x, str):
+        return x if x in PHASES else HOSTILE + x
+    if isinstance(x, list):
+        return [hostile(v) for v in x]
+    if isinstance(x, dict):
+        return {hostile(k): hostile(v) for k, v in x.items()}
+    return x
+
+
+def hostile_rows(rows):
+    # the checked kernels are found by name, so all names are made hostile alike
+    return [replace(r, **{f.name: hostile(getattr(r, f.name)) for f in fields(r)}) for r in rows]
+
+
+@pytest.fixture
+def attacked(profile, engine):
+    """A profile and an engine whose names are all hostile."""
+    names = {f.name: hostile(getattr(profile, f.name)) for f in fields(profile) if f.name not in ("raw", "step_ms")}
+    calls, values = {}, {}
+
+    def value(v):
+        if v not in values:
+            values[v] = copy(v)
+            values[v].name = HOSTILE + v.name
+        return values[v]
+
+    for call in engine.program.calls:
+        calls[call] = copy(call)
+        calls[call].layer = HOSTILE + call.layer
+        calls[call].op = copy(call.op)
+        object.__setattr__(calls[call].op, "name", HOSTILE + call.op.name)
+
+    def bound(b):
+        return replace(b, call=calls[b.call], kernel=replace(b.kernel, op=calls[b.call].op, variant=HOSTILE))
+
+    raw = [replace(s, runs=[([bound(b) for b in bounds], marks) for bounds, marks in s.runs]) for s in profile.raw]
+    roofs = Roofs(1, tuple(replace(v, name=hostile(v.name)) for v in LEVELS), 5e3, hostile(dict(ROOFS.gbs)), 1.0)
+    plan = replace(
+        engine.plan,
+        offsets={value(v): o for v, o in engine.plan.offsets.items()},
+        lifetimes={value(v): o for v, o in engine.plan.lifetimes.items()},
+        scratch={calls[c]: {n: value(v) for n, v in parts.items()} for c, parts in engine.plan.scratch.items()},
+    )
+    rows = {"ops": hostile_rows(profile.ops), "layers": hostile_rows(profile.layers)}
+    checked = [{"kernel": k, "status": "MARGINAL"} for r in rows["ops"] for k in r.kernels]
+    p = replace(profile, **names | rows | {"raw": raw, "roofs": roofs})
+    p.checked = checked
+    return p, SimpleNamespace(plan=plan, program=SimpleNamespace(calls=list(calls.values())))
+
+
+def kinds(tree):
+    """The tags that a page has, each with its attributes' names."""
+    return {(e.tag, *sorted(e.attrs)) for e in tree.all()}
+
+
+def test_hostile_names_are_text(attacked, tree):
+    page = html.report(*attacked, {HOSTILE + n: line for n, line in LOSSES.items()})
+    assert violations(page) == []
+    got = read(page)
+    assert kinds(got) <= kinds(tree)
+    assert got.one("script").text == tree.one("script").text
+    for place in (got.one("head"), got.one("h1"), *(got.one("section", id=s) for s in SECTIONS if s != "steps")):
+        assert SHOWN in place.text
+    assert any(SHOWN in e.attrs["title"] for e in got.all("td") if "title" in e.attrs)
+    assert SHOWN in got.one(class_="doubts").text
+
+
+def test_text_that_is_not_escaped_is_noticed(attacked, monkeypatch):
+    monkeypatch.setattr(markup.html, "escape", lambda text: text)
+    with pytest.raises(AssertionError):
+        assert violations(html.report(*attacked)) == []
+
+
+@pytest.mark.parametrize(
+    ("children", "attributes", "expected"),
+    [
+        (["a < b & c"], {}, "<p>a &lt; b &amp; c</p>"),
+        ([markup.tag("b", "<"), ["x", None, (1, 0.1234567)]], {}, "<p><b>&lt;</b>x10.123457</p>"),
+        (
+            [],
+            {"title": "\"'>", "class_": None, "text_anchor": "end"},
+            '<p title="&quot;&#x27;&gt;" text-anchor="end"></p>',
+        ),
+    ],
+)
+def test_markup(children, attributes, expected):
+    assert markup.tag("p", *children, **attributes) == expected
+
+
+# The figures are those of the profile
+
+SECTIONS = ("loss", "timeline", "matrix", "roofline", "arena", "steps", "ops", "layers")
+
+
+def test_every_picture_is_there_once_and_linked(tree):
+    assert [s.attrs["id"] for s in tree.all("section")] == list(SECTIONS)
+    assert [a.attrs["href"] for a in tree.one("nav").all("a")] == [f"#{s}" for s in SECTIONS]
+
+
+@pytest.mark.parametrize("name", ["ops", "layers"])
+def test_tables_hold_the_numbers_of_the_json(tree, profile, name):
+    rows = json.loads(json.dumps(profile.to_json()))[name]
+    columns = op_columns(3) if name == "ops" else layer_columns(3)
+    assert {c.field for c in columns} >= rows[0].keys() - {"flops", "bytes"}
+    table = tree.one("table", id=f"{name}-table")
+    assert [th.text for th in table.one("thead").all("th")] == [c.name for c in columns]
+    got = [list(tr.all("td")) for tr in table.one("tbody").all("tr")]
+    assert len(got) == len(rows)
+    for cells, row in zip(got, rows, strict=True):
+        for cell, column in zip(cells, columns, strict=True):
+            value = row[column.field]
+            if isinstance(value, int | float):
+                assert float(cell.attrs["data-value"]) == value
+                digits = re.sub(r"[^\d.-]", "", cell.text)
+                places = len(digits.partition(".")[2])
+                assert not digits or float(digits) == pytest.approx(value, abs=0.501 * 10**-places)
+            elif value is None:
+                assert (cell.attrs["data-value"], cell.text) == ("", "")
+            else:
+                assert cell.text == (value if isinstance(value, str) else ", ".join(value))
+
+
+def test_the_head_says_what_the_profile_says(tree, profile):
+    assert tree.one("h1").text == "gpt2-tiny · B 2 · T 16"
+    tiles = [b.text for b in tree.one(class_="tiles").all("b")]
+    assert tiles[0] == f"{profile.step_ms['median']:,.2f} ms"
+    assert tiles[1:3] == [f"{profile.tokens_per_s:,.0f}", f"{profile.mfu:.1f} %"]
+    assert tree.one(class_="words").text == profile.words
+    assert [li.text for li in tree.one(class_="doubts").all("li")] == profile.doubts
+
+
+def test_the_matrix_sums_to_the_step_and_outlines_the_swapped_layer(tree, profile):
+    blocks, layers = tree.one("section", id="matrix").all("table")
+    for table in (blocks, layers):
+        cells = [td for td in table.one("tbody").all("td") if "data-value" in td.attrs]
+        assert sum(float(td.attrs["data-value"]) for td in cells) == pytest.approx(sum(r.ms for r in profile.layers))
+    other = [td.attrs["title"].splitlines()[:2] for td in layers.all("td", class_="other")]
+    swapped = [f"h.1.{part}" for part in ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")]
+    assert sorted(other) == [[layer, "matmul_forward [blas]"] for layer in swapped]
+    darkest = [float(td.attrs["data-value"]) for td in layers.all("td", class_="s9")]
+    assert max(r.ms for r in profile.layers) in darkest
+
+
+def scale(svg, axis, log=False):
+    """Read a scale back off its ticks: from places to numbers."""
+    ends = {"x": "middle", "y": "end"}
+    ticks = list(svg.all("text", class_="tick", **{"text-anchor": ends[axis]}))
+    points = sorted((float(e.attrs[axis]) - (4 if axis == "y" else 0), float(e.text.replace(",", ""))) for e in ticks)
+    (a, low), (b, high) = points[0], points[-1]
+    low, high = (log10(low), log10(high)) if log else (low, high)
+
+    def number(place):
+        x = low + (float(place) - a) / (b - a) * (high - low)
+        return 10**x if log else x
+
+    return number
+
+
+def test_an_op_run_again_later_counts_as_of_its_first_phase(profile, engine):
+    again = [replace(r, phase="backward") for r in profile.layers if r.op == "gelu_forward" and r.layer == "h.0.mlp"]
+    mixed = replace(profile, layers=[*again, *(r for r in profile.layers if r.layer != "h.0.mlp")])
+    tree = read(html.report(mixed, engine))
+    (head, _) = (th for th in tree.all("th", scope="col") if th.text == "gelu_forward")
+    assert head.attrs["class"] == "forward"
+
+
+def test_a_layer_is_outlined_however_many_others_are_like_it(profile, engine):
+    (one,) = (r for r in profile.layers if r.op == "gelu_forward" and r.layer == "h.1.mlp")
+    swapped = [r for r in profile.layers if r is not one] + [replace(one, variant="mine")] * 3
+    tree = read(html.report(replace(profile, layers=swapped), engine))
+    _, layers = tree.one("section", id="matrix").all("table")
+    outlined = [td.attrs["title"] for td in layers.all("td", class_="other")]
+    assert [t.splitlines()[0] for t in outlined if "gelu_forward" in t] == ["h.1.mlp"]
+
+
+def test_a_bar_for_every_call_of_the_step(tree, profile):
+    step = typical(profile.raw)
+    svg = tree.one("section", id="timeline").one("svg")
+    bars = [r for r in svg.all("rect") if r.attrs["height"] == "13"]
+    at = scale(svg, "x")
+    calls = [
+        (b.call.layer, b.kernel.name, (start - step.start) / 1e6, (end - step.start) / 1e6)
+        for bounds, marks in step.runs
+        for b, start, end in zip(bounds, marks[:-1], marks[1:], strict=True)
+    ]
+    assert len(bars) == len(calls)
+    tolerance = (step.end - step.start) / 1e6 / 1000
+    for bar, (layer, kernel, start, end) in zip(bars, calls, strict=True):
+        x, width = float(bar.attrs["x"]), float(bar.attrs["width"])
+        assert bar.text.splitlines()[:2] == [layer, kernel]
+        assert at(x) == pytest.approx(start, abs=tolerance)
+        assert width == 0.5 or at(x + width) == pytest.approx(end, abs=tolerance)
+    phases = [r.text.split()[0] for r in svg.all("rect") if r.attrs["height"] == "6"]
+    assert phases == ["forward", "backward", "norm", "update"]
+    names = [t.text for t in svg.all("text", class_="row")]
+    assert {"wte", "h.0", "h.1", "lm_head"} <= set(names)
+    assert not any(n.startswith("h.0.") for n in names)
+
+
+def test_the_step_that_is_shown_is_the_one_nearest_to_the_median():
+    steps = [SimpleNamespace(start=100 * i, end=100 * i + ms) for i, ms in enumerate((90, 20, 26, 10, 22))]
+    assert [typical(steps[:n]).end % 100 for n in (1, 3, 5)] == [90, 26, 22]
+
+
+def test_every_op_lies_where_its_figures_say_under_the_roofs(tree, profile):
+    svg = tree.one("section", id="roofline").one("svg")
+    x, y = scale(svg, "x", log=True), scale(svg, "y", log=True)
+    points = {}
+    for c in svg.all("circle"):
+        if "layer" not in c.attrs["class"].split():
+            points[c.text.splitlines()[0]] = x(c.attrs["cx"]), y(c.attrs["cy"])
+    drawn = {r.op: (r.intensity, r.gflops) for r in profile.ops if r.gflops}
+    assert points.keys() == drawn.keys()
+    assert all(points[op] == pytest.approx(drawn[op], rel=0.01) for op in drawn)
+    small = list(svg.all("circle", class_="layer"))
+    assert len(small) == sum(r.gflops > 0 for r in profile.layers)
+    for line in svg.all("line", class_="roof"):
+        start, end = ((x(line.attrs[f"x{i}"]), y(line.attrs[f"y{i}"])) for i in (1, 2))
+        name = line.text.split()[0]
+        if name == "FMA":
+            assert (start[1], end[1]) == pytest.approx((ROOFS.gflops,) * 2, rel=0.01)
+        else:
+            assert end == pytest.approx((ROOFS.gflops / ROOFS.bandwidth(name), ROOFS.gflops), rel=0.01)
+            assert start[1] / start[0] == pytest.approx(ROOFS.bandwidth(name), rel=0.01)
+    assert len(list(svg.all("line", class_="roof"))) == 1 + len(LEVELS)
+    none = [r.op for r in profile.ops if r.kernels and not r.gflops]
+    assert all(op in tree.one("section", id="roofline").text for op in none)
+
+
+def test_without_roofs_the_points_are_drawn_all_the_same(profile, engine):
+    bare = read(html.report(replace(profile, roofs=None, mfu=None), engine)).one("section", id="roofline")
+    assert list(bare.all("circle"))
+    assert not list(bare.all("line", class_="roof"))
+    assert "not measured" in bare.text
+
+
+def test_the_arena_map_has_every_pooled_value_where_the_plan_puts_it(tree, engine):
+    plan, persistent = engine.plan, ("parameter", "moment", "input")
+    svg = list(tree.one("section", id="arena").all("svg"))[1]
+    mb = scale(svg, "y")
+    calls = len(engine.program.calls)
+
+    def lives(v):
+        first, last = (min(max(i, 0), calls - 1) for i in plan.lifetimes[v])
+        return f"calls {first} to {last}"
+
+    pooled = {(v.name, lives(v)): v for v in plan.offsets if v.group not in persistent and v.nbytes}
+    start = min(plan.offsets[v] for v in pooled.values())
+    drawn = Counter()
+    for r in svg.all("rect", class_="value"):
+        key = r.text.partition(" [")[0], r.text.splitlines()[2].partition(":")[0]
+        v = pooled[key]
+        drawn[key] += 1
+        top, height = float(r.attrs["y"]), float(r.attrs["height"])
+        low, high = (plan.offsets[v] - start) / 1e6, (plan.offsets[v] - start + v.nbytes) / 1e6
+        tolerance = plan.pool_bytes / 1e6 / 1000
+        assert mb(top) == pytest.approx(high, abs=tolerance)
+        assert height == 0.4 or mb(top + height) == pytest.approx(low, abs=tolerance)
+        first, last = (int(n) for n in key[1].split()[1::2])
+        assert float(r.attrs["width"]) == pytest.approx((last + 1 - first) / calls * 996, rel=1e-3)
+    assert drawn == Counter(list(pooled))
+
+
+def test_the_losses_are_drawn_and_a_line_breaks_where_one_is_not_finite(tree):
+    section = tree.one("section", id="loss")
+    svg = section.one("svg")
+    x, y = scale(svg, "x"), scale(svg, "y")
+
+    def points(line):
+        return [tuple(map(float, p.split(","))) for p in line.attrs["points"].split()]
+
+    train, val = (next(svg.all("polyline", class_=f"line{i}")) for i in (0, 1))
+    assert [(x(a), y(b)) for a, b in points(train)] == [pytest.approx(p, abs=0.01) for p in ((1, 5.5), (2, 5.0))]
+    assert [(x(a), y(b)) for a, b in points(val)] == [pytest.approx(p, abs=0.01) for p in ((0, 5.6), (5, 4.25))]
+    alone = svg.one("circle", class_="line0")
+    assert (x(alone.attrs["cx"]), y(alone.attrs["cy"])) == pytest.approx((5, 4.0), abs=0.01)
+    assert "training loss is not finite at step 3, 4." in section.text
+    assert "No step has a finite loss." in read(curves.curve({"loss": [(1, nan)]}, "loss")).text
+
+
+@pytest.mark.parametrize("line", [[(3, 1.5)], [(1, 0.0), (2, 0.0)], [(i, 1e-9 * i) for i in range(9)]])
+def test_curves_of_odd_lines(line):
+    places = re.findall(r'(?:[xy][12]?|c[xy]|points)="([^"]*)"', curves.curve({"loss": line}, "loss"))
+    assert not re.search("nan|inf", " ".join(places))
+
+
+@pytest.mark.parametrize("scale", [Linear(0, 7.3, 0, 100), Linear(-0.002, 0.001, 0, 100), Log(0.03, 40, 0, 100)])
+def test_ticks_are_round_and_inside(scale):
+    ticks = scale.ticks()
+    assert 3 <= len(ticks) <= 12
+    assert all(scale.low <= t <= scale.high and 0 <= scale(t) <= 100 for t in ticks)
+    assert all(f"{t:.0e}"[0].lstrip("-") in "0123456789" and float(f"{t:.1e}") == pytest.approx(t) for t in ticks)
+
+
+def test_no_figure_of_a_kernel_that_did_not_pass(profile, engine):
+    bad = replace(profile, checked=[{"kernel": k, "status": "ERROR"} for r in profile.ops for k in r.kernels])
+    tree = read(html.report(bad, engine))
+    assert not list(tree.all("section"))
+    assert "No figures, because these kernels did not pass" in tree.text
+
+
+# The files
+
+
+@pytest.mark.parametrize("flag", ["--html", "--trace", "--speedscope"])
+def test_a_file_that_cannot_be_written_is_refused_before_anything_runs(flag, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NUMBA_NUM_THREADS", os.environ["NUMBA_NUM_THREADS"])
+    monkeypatch.setattr(common, "cores", lambda: int(os.environ["NUMBA_NUM_THREADS"]))
+    for path, why in (("none/r.html", "No such directory"), (".", "Is a directory")):
+        assert cli.main(["profile", "--model", "gpt2-tiny", flag, path]) == 2
+        error = capsys.readouterr().err
+        assert error == f"cpuopt: {flag} {path}: cannot be written ({why}); name a file in a folder that exists\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_is_whole_or_not_there(tmp_path):
+    (tmp_path / "r.html").write_text("old")
+    with pytest.raises(UnicodeEncodeError):
+        files.write_whole(tmp_path / "r.html", "\udc80", "--html")
+    with pytest.raises(UserError, match=r"--html .*r\.html/x: cannot be written \(Not a directory\)"):
+        files.write_whole(tmp_path / "r.html" / "x", "new", "--html")
+    assert (tmp_path / "r.html").read_text() == "old"
+    assert [f.name for f in tmp_path.iterdir()] == ["r.html"]
+
+
+def test_train_and_profile_write_reports(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NUMBA_NUM_THREADS", threads := os.environ["NUMBA_NUM_THREADS"])
+    monkeypatch.setattr(common, "cores", lambda: int(threads))
+    monkeypatch.setattr(machine, "roofs", lambda n, say: replace(ROOFS, threads=n))
+    (tmp_path / "text.txt").write_text("".join(f"{i} squared is {i * i}.\n" for i in range(1000)))
+    small = [
+        "--model",
+        "gpt2-tiny",
+        "--data",
+        "text.txt",
+        "-B",
+        "2",
+        "-T",
+        "16",
+        "--variant",
+        "vanilla",
+        "--steps",
+        "3",
+    ]
+    assert cli.main(["profile", *small, "--html", "p.html", "--speedscope", "p.json", "--json"]) == 0
+    profile = json.loads(capsys.readouterr().out)
+    tree = read((tmp_path / "p.html").read_text())
+    cells = [td.attrs["data-value"] for td in tree.one("table", id="ops-table").all("td", class_="number")]
+    assert repr(profile["ops"][0]["ms"]) in cells
+    assert "loss" not in [s.attrs["id"] for s in tree.all("section")]
+    assert len(json.loads((tmp_path / "p.json").read_text())["profiles"]) == 3
+    assert cli.main(["train", *small, "--html", "t.html", "--val-every", "2"]) == 0
+    tree = read((tmp_path / "t.html").read_text())
+    assert [s.attrs["id"] for s in tree.all("section")] == list(SECTIONS)
+    (folder,) = (tmp_path / "runs").glob("*-train")
+    assert cli.main(["runs", "show", folder.name, "--html", "again.html"]) == 0
+    again = read((tmp_path / "again.html").read_text())
+    assert [s.attrs["id"] for s in again.all("section")] == [s for s in SECTIONS if s not in ("timeline", "arena")]
+    assert again.one("section", id="loss").text == tree.one("section", id="loss").text
+    (metrics,) = (tmp_path / "runs").glob("*/metrics.jsonl")
+    losses = [json.loads(line)["loss"] for line in metrics.read_text().splitlines()]
+    section = tree.one("section", id="loss")
+    asked = [c.text for c in section.all("circle", class_="ask")]
+    assert asked[:3] == [f"step {i + 1}\ntraining loss {loss:.4g}" for i, loss in enumerate(losses)]
+    assert [a.splitlines()[0] for a in asked[3:]] == ["step 0", "step 2", "step 3"]
+
+
+def test_speedscope_opens_and_closes_in_order(profile):
+    data = json.loads(json.dumps(speedscope.speedscope(profile.raw, "x")))
+    assert data["$schema"] == "https://www.speedscope.app/file-format-schema.json"
+    names = [f["name"] for f in data["shared"]["frames"]]
+    assert len(set(names)) == len(names)
+    for recorded, step in zip(data["profiles"], profile.raw, strict=True):
+        assert (recorded["type"], recorded["unit"], recorded["startValue"]) == ("evented", "nanoseconds", 0)
+        stack, last, spent, depth = [], 0, [], Counter()
+        for e in recorded["events"]:
+            assert last <= e["at"] <= recorded["endValue"]
+            last = e["at"]
+            if e["type"] == "O":
+                stack.append(e)
+                continue
+            assert e["type"] == "C"
+            depth[len(stack)] += 1
+            opened = stack.pop()
+            assert opened["frame"] == e["frame"]
+            if len(stack) == 2:
+                spent.append((names[e["frame"]], e["at"] - opened["at"]))
+        assert stack == []
+        calls = [
+            (b.kernel.name, int(ns))
+            for bounds, marks in step.runs
+            for b, ns in zip(bounds, np.diff(marks), strict=True)
+        ]
+        assert spent == calls
+        assert set(depth) == {1, 2, 3}
+
+
+# In a browser
+
+
+@pytest.fixture(scope="module")
+def browser():
+    api = pytest.importorskip("playwright.sync_api", reason="needs pip install -e '.[browser]'")
+    if not BROWSER:
+        pytest.skip("needs Chromium")
+    with api.sync_playwright() as p:
+        args = ["--no-sandbox"] if os.geteuid() == 0 else []  # Chromium refuses its sandbox to root
+        yield p.chromium.launch(executable_path=BROWSER, args=args)
+
+
+@pytest.fixture
+def opened(browser, tmp_path):
+    """Open pages; at the end, none may have asked for anything or complained."""
+    seen, contexts = [], []
+
+    def show(page, scheme="light"):
+        path = tmp_path / "report.html"
+        path.write_text(page)
+        context = browser.new_context(color_scheme=scheme, viewport={"width": 1200, "height": 900})
+        contexts.append(context)
+        tab = context.new_page()
+        tab.on("console", lambda m: seen.append(m.text))
+        tab.on("pageerror", lambda e: seen.append(str(e)))
+        tab.on("dialog", lambda d: seen.append(d.message))
+        tab.on("request", lambda r: seen.append(r.url) if r.url not in (path.as_uri(), "data:,") else None)
+        tab.goto(path.as_uri())
+        return tab
+
+    yield SimpleNamespace(show=show, seen=seen)
+    for context in contexts:
+        context.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_browser_shows_it_and_asks_for_nothing(opened, page, scheme):
+    tab = opened.show(page, scheme)
+    assert tab.locator("svg").count() >= 5
+    assert all(tab.locator("svg").nth(i).bounding_box()["height"] > 15 for i in range(tab.locator("svg").count()))
+    colours = tab.evaluate("[getComputedStyle(document.body).backgroundColor, getComputedStyle(document.body).color]")
+    dark = [sum(map(int, re.findall(r"\d+", c)[:3])) < 384 for c in colours]
+    assert dark == [scheme == "dark", scheme != "dark"]
+    tab.click("#theme")
+    assert tab.evaluate("document.documentElement.dataset.theme") == ("light" if scheme == "dark" else "dark")
+    assert tab.evaluate("getComputedStyle(document.body).backgroundColor") != colours[0]
+    assert opened.seen == []
+
+
+def test_tables_sort_and_filter(opened, page, profile):
+    tab = opened.show(page)
+
+    def column(n):
+        return tab.locator(f"#ops-table tbody tr:visible td:nth-child({n})").all_inner_texts()
+
+    by_ms = [r.op for r in sorted(profile.ops, key=lambda r: -r.ms)]
+    tab.click("#ops-table th:nth-child(3) button")
+    assert column(1) == by_ms
+    tab.click("#ops-table th:nth-child(3) button")
+    assert column(1) == by_ms[::-1]
+    tab.click("#ops-table th:nth-child(1) button")
+    assert column(1) == sorted(column(1), key=str.lower)
+    tab.click("#ops-table th:nth-child(8) button")
+    assert column(1)[-1] == "(unaccounted)", "what has no value comes last"
+    tab.fill("input[data-filter=ops-table]", "matmul backward")
+    assert len(column(1)) == 2
+    tab.hover("#matrix td[data-tip] >> nth=0")
+    assert " % of the step" in tab.inner_text("#tip")
+    assert opened.seen == []
+
+
+def test_a_browser_shows_hostile_names_as_text(opened, attacked):
+    tab = opened.show(html.report(*attacked, LOSSES))
+    assert SHOWN in tab.text_content("h1")
+    assert tab.locator("script").count() == 1
+    assert tab.locator("img").count() == 0
+    assert tab.evaluate("window.hit") is None
+    tab.hover("#matrix td[data-tip] >> nth=0")
+    assert SHOWN in tab.locator("#tip").text_content()
+    tab.click("#layers-table th:nth-child(1) button")
+    assert opened.seen == []
+
+
+@pytest.mark.parametrize(
+    "planted",
+    ["<img src='https://x.test/a.png'>", "<script>window.hit = 1</script>", "<p style='color: red'>x</p>"],
+)
+def test_what_a_page_should_not_do_is_seen_and_stopped(opened, page, planted):
+    tab = opened.show(page.replace("</main>", f"{planted}</main>", 1))
+    assert tab.evaluate("window.hit") is None
+    assert opened.seen

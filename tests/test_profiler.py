@@ -460,7 +460,7 @@ def test_trace_is_whole_or_not_there(result, tmp_path, monkeypatch):
         trace.write_trace(tmp_path / "none" / "t.json", result)
     (tmp_path / "t.json").write_text("old")
 
-    def full(self, text):
+    def full(self, text, encoding):
         self.open("w").close()
         raise OSError(28, "No space left on device")
 

@@ -9,6 +9,7 @@ from cpuopt import cli, record
 from cpuopt.errors import UserError
 from cpuopt.lab import machine, records
 from cpuopt.profile import LayerRow, OpRow, Profile
+from cpuopt.report import html
 
 OPS = {"Matmul Forward": 50.0, "GELU Forward": 10.0, "Attention Forward": 20.0, "Residual Forward": 5.0, "AdamW": 15.0}
 NAMES = {op: op.lower().replace(" ", "_") for op in OPS}
@@ -131,12 +132,13 @@ def test_history_follows_an_op_over_the_records_of_this_machine(tmp_path):
 def test_losses_of_a_training_run(tmp_path):
     path = tmp_path / "runs" / "20260102-030405-train"
     path.mkdir(parents=True)
-    (path / "summary.json").write_text("{}")
+    (path / "summary.json").write_text('{"val_loss": {"10": 2.0, "0": 4.0}}')
     (path / "profile.json").write_text(json.dumps(profile()))
-    (path / "metrics.jsonl").write_text('{"loss": 3.0}\n{"loss": null}\n{"loss": 2.5}\n')
+    (path / "metrics.jsonl").write_text('{"step": 1, "loss": 3.0}\n{"step": 2, "loss": null}\n{"step": 3, "lo')
     (entry,) = records.entries(tmp_path / "runs")
     assert (entry.kind, entry.time) == ("train", "2026-01-02T03:04:05")
-    assert records.losses(entry) == [3.0, 2.5]
+    assert html.losses(entry.path) == {"training loss": [(1, 3.0), (2, None)], "validation loss": [(0, 4.0), (10, 2.0)]}
+    assert html.losses(tmp_path) == {}
     assert records.profile_in(entry).model == "gpt2-tiny"
 
 

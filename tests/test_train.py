@@ -218,7 +218,7 @@ def test_a_run_of_micro_batches_takes_other_tokens_each_time(prepare, tmp_path):
     ticks = itertools.count(step=0.25)
     result = train(ready, tmp_path, listener := Listener(), clock=lambda: next(ticks))
     assert [m["tokens_per_s"] for m in listener.steps] == [128, 128]
-    assert result.profile["tokens_per_s"] > 0
+    assert result.profile.tokens_per_s > 0
 
 
 def test_accumulation_needs_every_gradient_before_the_first_update(prepare):

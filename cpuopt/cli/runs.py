@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     elif args.what == "show":
         entry = records.find(args.runs, args.run)
         if args.html:
-            html.write(args.html, html.profile_data(records.profile_in(entry), losses=records.losses(entry)))
+            html.write_report(args.html, records.profile_in(entry), run=entry.path)
         if args.json:
             print(json.dumps(entry.content))
         else:

@@ -123,15 +123,6 @@ def profile_in(e: Entry) -> Profile:
     return Profile.from_json(found)
 
 
-def losses(e: Entry) -> list[float]:
-    """List the losses of a training run's steps; empty for other records."""
-    try:
-        lines = (e.path / "metrics.jsonl").read_text().splitlines()
-        return [float(m["loss"]) for m in map(json.loads, lines) if m["loss"] is not None]
-    except (OSError, ValueError, KeyError, TypeError):
-        return []
-
-
 def compare(a: Entry, b: Entry) -> dict[str, Any]:
     """Compare two profiles op by op.
 

@@ -83,6 +83,12 @@ def failed_kernels(profile: Profile) -> list[str]:
     return [k for k in used_kernels(profile) if k in bad or (seen and k not in seen)]
 
 
+def block_of(layer: str) -> str:
+    """Name the block that a layer lies in; the layer itself if in none."""
+    block = BLOCK.match(layer)
+    return block[1] if block else layer
+
+
 def header(profile: Profile) -> Text:
     """Say what was profiled."""
     p = profile
@@ -98,7 +104,7 @@ def header(profile: Profile) -> Text:
 def op_table(profile: Profile) -> Table:
     """One row a kind of op, in the order of a step."""
     table = _table("op", "calls", "ms", "share", "", "GFLOP/s", "GB/s")
-    digits, most = _digits(profile), max(r.share for r in profile.ops)
+    digits, most = digits_of(profile), max(r.share for r in profile.ops)
     for r in profile.ops:
         table.add_row(
             r.op,
@@ -118,7 +124,7 @@ def roof_table(profile: Profile) -> Table:
     """One row a kind of op: how far it is from the roof that binds, and how much time lies between."""
     table = _table("op", "FLOP/byte", "of roof", "roof", "ms more", "slowest")
     table.columns[3].justify = "left"
-    digits = _digits(profile)
+    digits = digits_of(profile)
     for r in profile.ops:
         if r.kernels:
             over = r.of_roof is not None and r.of_roof > roofline.PASSED
@@ -138,11 +144,10 @@ def roof_table(profile: Profile) -> Table:
 def layer_table(profile: Profile) -> Table:
     """One row a layer; what lies inside a block is summed."""
     table = _table("layer", "forward ms", "backward ms", "update ms", "total ms", "share", "")
-    digits = _digits(profile)
+    digits = digits_of(profile)
     sums: dict[str, list[float]] = {}
     for r in profile.layers:
-        block = BLOCK.match(r.layer)
-        sums.setdefault(block[1] if block else r.layer, [0.0, 0.0, 0.0])[COLUMNS[r.phase]] += r.ms
+        sums.setdefault(block_of(r.layer), [0.0, 0.0, 0.0])[COLUMNS[r.phase]] += r.ms
     rows = [(name, parts, sum(parts)) for name, parts in sums.items()]
     most = max(total for *_, total in rows)
     step_ms = profile.step_ms["mean"]
@@ -161,7 +166,7 @@ def detail_table(profile: Profile) -> Table:
     """One row a layer, op and variant."""
     last = "of roof" if profile.roofs else "share"
     table = _table("layer", "op", "variant", "calls", "ms", "GFLOP/s", "GB/s", last, words=3)
-    digits = _digits(profile)
+    digits = digits_of(profile)
     for r in profile.layers:
         share = f"{r.of_roof or 0:.0f}% {r.roof.replace('memory', 'mem')}" if profile.roofs else f"{r.share:.1f}%"
         rates = _rates(profile, r.gflops, r.gbs)
@@ -172,7 +177,7 @@ def detail_table(profile: Profile) -> Table:
 def closing(profile: Profile) -> Text:
     """Say how fast the whole step is, what it held, and how far to trust it."""
     p, ms = profile, profile.step_ms
-    digits = _digits(profile)
+    digits = digits_of(profile)
     middle, low, high = (f"{ms[k]:,.{digits}f}" for k in ("median", "min", "max"))
     line = Text.assemble(
         (f"{p.tokens_per_s:,.0f} tokens/s", "bold"),
@@ -211,8 +216,8 @@ def _total(profile: Profile, rows: Iterable[OpRow | LayerRow], digits: int) -> S
     return ("step", calls, f"{ms:,.{digits}f}", "100.0%", "", *_rates(profile, flops / ms / 1e6, nbytes / ms / 1e6))
 
 
-def _digits(profile: Profile) -> int:
-    """Decimals of ms, so that a step has about five digits."""
+def digits_of(profile: Profile) -> int:
+    """Give the decimals of ms, so that a step has about five digits."""
     return max(1, min(3, 4 - len(str(int(profile.step_ms["mean"])))))
 
 

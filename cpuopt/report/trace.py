@@ -6,14 +6,12 @@ Format: ``traceEvents`` of the Trace Event Format, complete events (``ph: "X"``)
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import UserError
 from ..program import Value
+from .files import write_whole
 
 if TYPE_CHECKING:
     from ..engine import Bound
@@ -44,14 +42,7 @@ def write_trace(path: Path, profile: Profile, steps: int = 10) -> None:
             | profile.versions,
         }
     )
-    part = path.parent / f".{path.name}.{os.getpid()}.part"
-    try:
-        part.write_text(text)
-        part.replace(path)
-    except OSError as e:
-        with suppress(OSError):
-            part.unlink()
-        raise UserError(f"--trace {path}: cannot be written ({e.strerror}); name a file in a folder that exists") from e
+    write_whole(path, text, "--trace")
 
 
 def trace_events(steps: Sequence[StepTimes], process: str = "cpuopt") -> list[dict[str, Any]]:

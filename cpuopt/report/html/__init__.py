@@ -1,0 +1,123 @@
+"""Reports to look at: one HTML file without any network request, from a profile or a training run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..files import write_whole
+from ..tables import digits_of, failed_kernels, used_kernels
+from .curves import Point, curve
+from .listing import layer_columns, listing, op_columns
+from .markup import Markup, join, tag
+from .matrix import matrix
+from .memory import arena_map
+from .page import Section, page
+from .roofs import roofline
+from .timeline import timeline, typical
+
+if TYPE_CHECKING:
+    from ...engine import Engine
+    from ...profile import Profile
+
+
+def write_report(path: Path, profile: Profile, engine: Engine | None = None, run: Path | None = None) -> None:
+    """Write a report, whole or not at all.
+
+    Parameters
+    ----------
+    engine : that ran, for its arena, if it is still there.
+    run : the folder of a training run, for its losses.
+
+    Raises
+    ------
+    UserError
+        Where the file cannot be written.
+    """
+    write_whole(path, report(profile, engine, losses(run) if run else None), "--html")
+
+
+def losses(run: Path) -> dict[str, list[Point]]:
+    """Read the losses in a run's folder; it may be the record of something else, which has none."""
+    training: list[Point] = []
+    validation: list[Point] = []
+    with suppress(OSError):
+        for line in (run / "metrics.jsonl").read_text().splitlines():
+            with suppress(ValueError, KeyError):  # a line that a crash has cut short
+                metrics = json.loads(line)
+                training.append((metrics["step"], metrics["loss"]))
+    with suppress(OSError, ValueError, KeyError):
+        found = json.loads((run / "summary.json").read_text())["val_loss"]
+        validation = sorted((int(step), loss) for step, loss in found.items())
+    return {n: line for n, line in (("training loss", training), ("validation loss", validation)) if line}
+
+
+def report(profile: Profile, engine: Engine | None = None, losses: Mapping[str, Sequence[Point]] | None = None) -> str:
+    """Make the page; it has no figures where a kernel of the run did not pass its check in the same run.
+
+    Parameters
+    ----------
+    engine : that ran, for its arena; a record has none, nor the raw times of a step, so these pictures are left out.
+    losses : of a training run, by name, each by its step; None is not finite.
+    """
+    title = f"{profile.model} · B {profile.B} · T {profile.T}"
+    if refused := failed_kernels(profile):
+        why = f"No figures, because these kernels did not pass their check in this run: {', '.join(refused)}"
+        return page(title, join(_heading(profile, title), tag("p", why, class_="doubts")), [])
+    digits = digits_of(profile)
+    sections = []
+    if losses:
+        sections.append(Section("loss", "Loss", curve(losses, "loss")))
+    if profile.raw:
+        sections.append(Section("timeline", "A step, layer by layer", timeline(typical(profile.raw))))
+    sections.append(Section("matrix", "Layer by op", matrix(profile.layers, profile.variant, digits)))
+    sections.append(Section("roofline", "Roofline", roofline(profile)))
+    if engine:
+        sections.append(Section("arena", "Memory over a step", arena_map(engine.plan, engine.program.calls)))
+    times = {"ms": list(enumerate(profile.step_ms_values, profile.warmup))}
+    sections += [
+        Section("steps", "Time of each step", curve(times, "ms", 220, zero=True)),
+        Section("ops", "By op", listing(profile.ops, op_columns(digits), "ops-table")),
+        Section("layers", "By layer and op", listing(profile.layers, layer_columns(digits), "layers-table")),
+    ]
+    return page(title, _head(profile, title), sections)
+
+
+def _heading(p: Profile, title: str) -> Markup:
+    swaps = "".join(f" + {s}" for s in p.swaps)
+    facts = [f"{p.variant}{swaps}", f"{p.threads} threads ({p.threading_layer})"]
+    facts.append(f"{p.steps} steps after {p.warmup} of warm-up")
+    facts += [f"{name} {version}" for name, version in p.versions.items()]
+    return join(tag("h1", title), tag("p", " · ".join(facts), class_="facts"))
+
+
+def _head(p: Profile, title: str) -> Markup:
+    ms = p.step_ms
+    tiles = [
+        (f"{ms['median']:,.2f} ms", f"a step, median ({ms['min']:,.2f} to {ms['max']:,.2f})"),
+        (f"{p.tokens_per_s:,.0f}", "tokens/s"),
+        (f"{p.peak_rss_mb:,.0f} MB", f"peak memory, planned {p.planned_peak_mb:,.0f}"),
+        (f"{p.profiler_overhead_ms:.3f} ms", "a step, the cost of profiling"),
+    ]
+    if p.mfu is not None:
+        tiles.insert(2, (f"{p.mfu:.1f} %", "of the FMA peak (MFU)"))
+    return join(
+        _heading(p, title),
+        tag("div", [tag("div", tag("b", figure), tag("span", what)) for figure, what in tiles], class_="tiles"),
+        tag("p", p.words, class_="words"),
+        tag("ul", [tag("li", d) for d in p.doubts], class_="doubts") if p.doubts else None,
+        tag("p", _checks(p), class_="note"),
+    )
+
+
+def _checks(p: Profile) -> str:
+    if not p.checked:
+        return "The kernels were not checked in this run."
+    marginal = sorted({c["kernel"] for c in p.checked if c["status"] == "MARGINAL"} & set(used_kernels(p)))
+    passed = (
+        f"{len(used_kernels(p)) - len(marginal)} kernels passed their check against a float64 reference in this run"
+    )
+    return f"{passed}; marginal: {', '.join(marginal)}." if marginal else f"{passed}."

@@ -1,0 +1,49 @@
+"""Lines over steps: the loss, and how long each step took."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from math import isfinite
+
+from .markup import Markup, join, tag
+from .svg import WIDTH, Linear, axes, legend, path, picture, short
+
+Point = tuple[int, float | None]
+"""A step and its value; None is not finite."""
+LEFT, TOP = 62, 30
+MOST_POINTS = 2000
+"""Of a line, that a pointer can ask; a longer one is drawn whole, but is asked at each n-th step."""
+
+
+def curve(lines: Mapping[str, Sequence[Point]], y_name: str, height: int = 300, zero: bool = False) -> Markup:
+    """Draw lines over steps; one is broken where its value is not finite, and the note says where.
+
+    Parameters
+    ----------
+    lines : by name, values by step; None is not finite.
+    zero : whether the axis begins at zero.
+    """
+    finite = {n: [(s, v) for s, v in line if v is not None and isfinite(v)] for n, line in lines.items()}
+    values = [v for line in finite.values() for _, v in line]
+    if not values:
+        return tag("p", f"No step has a finite {y_name}.", class_="note")
+    steps = [s for line in finite.values() for s, _ in line]
+    margin = (max(values) - min(values)) * 0.06 or abs(values[0]) * 0.05 or 1.0
+    x = Linear(min(steps), max(max(steps), min(steps) + 1), LEFT, WIDTH - 20)
+    y = Linear(0 if zero else min(values) - margin, max(values) + margin, height - 45, TOP)
+    parts = axes(x, y, "step", y_name, whole=True)
+    for i, (name, line) in enumerate(lines.items()):
+        for fine, run in groupby(line, key=lambda p: p[1] is not None and isfinite(p[1])):
+            if fine:
+                parts.append(path([(x(s), y(v)) for s, v in run if v is not None], f"line line{i}"))
+        for s, v in finite[name][:: -(-len(finite[name]) // MOST_POINTS)]:
+            tip = tag("title", f"step {s}\n{name} {short(v) if abs(v) >= 1000 else f'{v:.4g}'}")
+            parts.append(tag("circle", tip, cx=x(s), cy=y(v), r=5, class_="ask"))
+    notes = []
+    for name, line in lines.items():
+        bad = [str(s) for s, v in line if v is None or not isfinite(v)]
+        if bad:
+            notes.append(f"{name} is not finite at step {', '.join(bad[:20])}{' and more' if len(bad) > 20 else ''}.")
+    names = legend(((f"line{i}", n) for i, n in enumerate(lines)), "line") if len(lines) > 1 else None
+    return join(names, picture(height, f"{y_name} over steps", parts), [tag("p", n, class_="note") for n in notes])

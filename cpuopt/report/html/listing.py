@@ -1,0 +1,75 @@
+"""Tables that sort: each cell has its exact value beside the text that is shown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .markup import Markup, tag
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column.
+
+    Parameters
+    ----------
+    field : of a row, which is sorted by.
+    show : turns the field's value into text; None is empty.
+    """
+
+    name: str
+    field: str
+    show: Callable[[Any], str] | None = None
+
+
+def rate(x: float) -> str:
+    """Write a rate; one of nothing is empty."""
+    return f"{x:,.1f}" if x else ""
+
+
+def op_columns(digits: int) -> list[Column]:
+    """Give the columns of `cpuopt.profile.OpRow`; ms with so many decimals."""
+    return [Column("op", "op"), *_common(digits), Column("kernels", "kernels", ", ".join)]
+
+
+def layer_columns(digits: int) -> list[Column]:
+    """Give the columns of `cpuopt.profile.LayerRow`."""
+    return [*(Column(name, name) for name in ("layer", "op", "variant", "phase")), *_common(digits)]
+
+
+def _common(digits: int) -> list[Column]:
+    return [
+        Column("calls", "calls", lambda n: str(n or "")),
+        Column("ms", "ms", lambda ms: f"{ms:,.{digits}f}"),
+        Column("share", "share", lambda x: f"{x:.2f} %"),
+        Column("GFLOP/s", "gflops", rate),
+        Column("GB/s", "gbs", rate),
+        Column("FLOP/byte", "intensity", rate),
+        Column("of roof", "of_roof", lambda x: f"{x:.0f} %"),
+        Column("roof", "roof"),
+        Column("slowest", "imbalance", lambda x: f"{x:.2f}"),
+    ]
+
+
+def listing(rows: Sequence[object], columns: Sequence[Column], name: str) -> Markup:
+    """Make a table with a button in each heading, and a field that filters."""
+    head = [tag("th", tag("button", c.name, type="button"), scope="col", class_=_side(c, rows)) for c in columns]
+    body = [tag("tr", [_cell(getattr(r, c.field), c) for c in columns]) for r in rows]
+    table = tag("table", tag("thead", tag("tr", head)), tag("tbody", body), class_="listing", id=name)
+    field = tag("input", type="search", placeholder="filter", aria_label=f"filter {name}", data_filter=name)
+    return tag("div", field, tag("div", table, class_="scroll"), class_="filtered")
+
+
+def _side(column: Column, rows: Sequence[object]) -> str | None:
+    return "number" if any(isinstance(getattr(r, column.field), int | float) for r in rows) else None
+
+
+def _cell(value: Any, column: Column) -> Markup:
+    if value is None:
+        return tag("td", data_value="", class_="number")
+    text = column.show(value) if column.show else value
+    if isinstance(value, int | float):
+        return tag("td", text, data_value=repr(value), class_="number")
+    return tag("td", text)

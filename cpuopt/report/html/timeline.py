@@ -1,0 +1,67 @@
+"""One step as it went: time to the right, a row for each layer, a bar for each call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+from typing import TYPE_CHECKING
+
+from ..tables import block_of
+from .markup import Markup, join, tag
+from .svg import PHASES, WIDTH, Linear, legend, picture, rect, short
+
+if TYPE_CHECKING:
+    from ...profile import StepTimes
+
+LEFT, TOP, ROW = 130, 44, 17
+
+
+def typical(steps: Sequence[StepTimes]) -> StepTimes:
+    """Find the step whose time is nearest to the median."""
+    middle = median(s.end - s.start for s in steps)
+    return min(steps, key=lambda s: abs(s.end - s.start - middle))
+
+
+def timeline(step: StepTimes) -> Markup:
+    """Draw a step; what lies inside a block is in the block's row."""
+    calls = [
+        (bound, int(start) - step.start, int(end) - step.start)
+        for bounds, marks in step.runs
+        for bound, start, end in zip(bounds, marks[:-1], marks[1:], strict=True)
+    ]
+    rows = {name: i for i, name in enumerate(dict.fromkeys(block_of(b.call.layer) for b, *_ in calls))}
+    bottom = TOP + ROW * len(rows)
+    x = Linear(0, (step.end - step.start) / 1e6, LEFT, WIDTH - 10)
+    parts: list[Markup] = [tag("line", x1=x(t), x2=x(t), y1=TOP - 6, y2=bottom, class_="grid") for t in x.ticks(10)]
+    parts += [tag("text", f"{t:g}", x=x(t), y=bottom + 15, text_anchor="middle", class_="tick") for t in x.ticks(10)]
+    parts.append(tag("text", "ms", x=WIDTH - 10, y=bottom + 32, text_anchor="end", class_="name"))
+    for name, i in rows.items():
+        parts.append(tag("text", shortened(name), x=LEFT - 10, y=TOP + ROW * i + 13, text_anchor="end", class_="row"))
+    parts += _phases(step, x, bottom)
+    for bound, start, end in calls:
+        c = bound.call
+        tip = f"{c.layer}\n{bound.kernel.name}\n{short((end - start) / 1e6)} ms, from {short(start / 1e6)} ms"
+        at = TOP + ROW * rows[block_of(c.layer)] + 2
+        parts.append(rect(x(start / 1e6), x(end / 1e6), at, ROW - 4, PHASES[c.phase], tip))
+    title = f"Step {step.number}, the one nearest to the median: {short((step.end - step.start) / 1e6)} ms"
+    colours = legend((p, p) for p in dict.fromkeys(PHASES.values()))
+    return join(tag("p", title, class_="note"), colours, picture(bottom + 38, "time of each call of a step", parts))
+
+
+def _phases(step: StepTimes, x: Linear, bottom: float) -> list[Markup]:
+    """Draw the phases above the rows; the name only where there is room for it."""
+    parts = []
+    for bounds, marks in step.runs:
+        if bounds:
+            start, end = ((int(t) - step.start) / 1e6 for t in (marks[0], marks[-1]))
+            phase = bounds[0].call.phase
+            text = f"{phase} {short(end - start)} ms"
+            parts.append(rect(x(start), x(end), 26, 6, PHASES[phase], text))
+            if x(end) - x(start) > 7 * len(text):
+                parts.append(tag("text", text, x=x(start), y=18, class_="name"))
+    return parts
+
+
+def shortened(name: str, most: int = 18) -> str:
+    """Cut a name that is too long for its column."""
+    return name if len(name) <= most else f"{name[: most - 1]}…"
