@@ -38,10 +38,11 @@ def behind_cache(program: Program, room: int) -> Value:
     position, caches = Scalar("position"), list[Value]()
     for i, call in enumerate(program.calls):
         if call.op is ops.attention_forward:
-            B, C = call.sizes["B"], call.sizes["C"]
-            kept = [program.value(f"{call.layer}.{name}", (B, room, C), "input") for name in ("keys", "values")]
+            shape = call.sizes["B"], call.sizes["NH"], room, call.sizes["C"] // call.sizes["NH"]
+            kept = [program.value(f"{call.layer}.{name}", shape, "input") for name in ("keys", "values")]
             caches += kept
-            args = {**call.args, "keys": kept[0], "values": kept[1], "position": position}
+            args = {"out": call.args["out"], "keys": kept[0], "values": kept[1], "qkv": call.args["qkv"]}
+            args["position"] = position
             program.calls[i] = Call(ops.attention_decode, call.layer, args)
         elif call.op is ops.embedding_forward:
             program.calls[i] = Call(ops.embedding_decode, call.layer, {**call.args, "position": position})

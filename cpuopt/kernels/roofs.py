@@ -1,0 +1,127 @@
+"""What this machine can do at the most: multiply-adds in registers, and streams from each level of its memory.
+
+Each function works on one part of an array per thread, many rounds in one call, so that starting threads does not
+count. Vectors are explicit, so that no compiler option decides what is measured.
+"""
+
+import numpy as np
+from numba import prange
+
+from .jit import helper
+from .lanes import load, store, sum_lanes
+from .simd import LANES
+
+CHAINS = 12
+"""Independent sums: two FMA units of latency 4 need 8; 12 and two operands fit 16 registers."""
+AHEAD = 8
+"""Vectors in one round of a stream."""
+
+
+@helper()
+def fma_part(x, rounds):
+    """Run 12 chains of multiply-adds."""
+    s, t = load(x, 0), load(x, LANES)
+    a0, a1, a2, a3, a4, a5 = s, s, s, s, s, s
+    a6, a7, a8, a9, a10, a11 = s, s, s, s, s, s
+    for _ in range(rounds):
+        a0, a1, a2, a3, a4, a5 = a0 * s + t, a1 * s + t, a2 * s + t, a3 * s + t, a4 * s + t, a5 * s + t
+        a6, a7, a8, a9, a10, a11 = a6 * s + t, a7 * s + t, a8 * s + t, a9 * s + t, a10 * s + t, a11 * s + t
+    return sum_lanes(((a0 + a1) + (a2 + a3)) + ((a4 + a5) + (a6 + a7)) + ((a8 + a9) + (a10 + a11)))
+
+
+@helper(parallel=True)
+def fma(x, sums, threads, rounds):
+    """Multiply and add ``threads * rounds * CHAINS * LANES`` times."""
+    for i in prange(threads):
+        sums[i] = fma_part(x, rounds)
+
+
+@helper()
+def read_part(x, start, n):
+    """Sum n floats."""
+    s0, s1, s2, s3 = load(x, start), load(x, start), load(x, start), load(x, start)
+    for i in range(start, start + n, AHEAD * LANES):
+        s0 = s0 + load(x, i) + load(x, i + 4 * LANES)
+        s1 = s1 + load(x, i + LANES) + load(x, i + 5 * LANES)
+        s2 = s2 + load(x, i + 2 * LANES) + load(x, i + 6 * LANES)
+        s3 = s3 + load(x, i + 3 * LANES) + load(x, i + 7 * LANES)
+    return sum_lanes((s0 + s1) + (s2 + s3))
+
+
+@helper(parallel=True)
+def read(x, sums, threads, n, rounds):
+    """Read n floats a thread, again and again."""
+    for i in prange(threads):
+        s = np.float32(0)
+        for _ in range(rounds):
+            s += read_part(x, i * n, n)
+        sums[i] = s
+
+
+@helper()
+def copy_part(x, start, half):
+    """Copy the first half of a part onto its second."""
+    for i in range(start, start + half, AHEAD * LANES):
+        for j in range(AHEAD):
+            store(x, i + half + j * LANES, load(x, i + j * LANES))
+
+
+@helper(parallel=True)
+def copy(x, sums, threads, n, rounds):
+    """Read n/2 floats a thread and write n/2 others."""
+    for i in prange(threads):
+        for _ in range(rounds):
+            copy_part(x, i * n, n // 2)
+        sums[i] = x[i * n]
+
+
+@helper()
+def triad_part(x, start, third):
+    """Write a third of a part from the two others: a = b + s*c."""
+    s = np.float32(0.5)
+    for i in range(start, start + third, AHEAD * LANES):
+        for j in range(AHEAD):
+            b = i + third + j * LANES
+            store(x, i + j * LANES, load(x, b) + load(x, b + third) * s)
+
+
+@helper(parallel=True)
+def triad(x, sums, threads, n, rounds):
+    """Read 2n/3 floats a thread and write n/3 others."""
+    for i in prange(threads):
+        for _ in range(rounds):
+            triad_part(x, i * n, n // 3)
+        sums[i] = x[i * n]
+
+
+@helper()
+def update_part(x, start, n):
+    """Change n floats in place."""
+    s = np.float32(0.5)
+    for i in range(start, start + n, AHEAD * LANES):
+        for j in range(AHEAD):
+            store(x, i + j * LANES, load(x, i + j * LANES) * s)
+
+
+@helper(parallel=True)
+def update(x, sums, threads, n, rounds):
+    """Read and write the same n floats a thread."""
+    for i in prange(threads):
+        for _ in range(rounds):
+            update_part(x, i * n, n)
+        sums[i] = x[i * n]
+
+
+@helper(parallel=True)
+def nothing(sums, threads):
+    """Start threads that have nothing to do."""
+    for i in prange(threads):
+        sums[i] = 0
+
+
+STREAMS = {"read": (read, 1), "copy": (copy, 1), "triad": (triad, 1), "update": (update, 2)}
+"""By name: the function of (x, sums, threads, n, rounds), and how often each of the n floats a thread is touched."""
+FLOPS = 2 * CHAINS * LANES
+"""Of one round of `fma` on one thread."""
+UNIT = 6 * AHEAD * LANES
+"""A thread's part is a multiple of so many floats, which all streams divide evenly."""
