@@ -66,8 +66,8 @@ class Decoder:
 
     Parameters
     ----------
-    variant, swaps : which variant computes what. With ``optimized``, the linear layers of few tokens are ``rows``,
-        which reads a weight once, at the speed of memory, unless a swap says otherwise.
+    variant, swaps : which variant computes what. With ``optimized``, few tokens take the kernels of ``rows``, which
+        read a weight once, at the speed of memory, unless a swap says otherwise.
     check : whether the kernels must first agree with their references.
 
     Raises
@@ -97,14 +97,13 @@ class Decoder:
         self.config, self.position = config, 0
         blocks = [T for T in BLOCKS if config.block_size >= T]
         choices = {
-            T: registry.Choice(variant, ["matmul_forward=rows"] * (variant == "optimized" and T <= FEW) + [*swaps])
-            for T in blocks
+            T: registry.Choice(variant, ["*=rows"] * (variant == "optimized" and T <= FEW) + [*swaps]) for T in blocks
         }
         programs: dict[int, Program] = {}
         for T in reversed(blocks):
             program = programs[T] = nn.trace_model(GPT2(config), specs(1, T))
             head = behind_cache(program, config.block_size + blocks[-1])
-            fuse(program, ("layernorm",) if variant == "optimized" else (), choices[T])
+            fuse(program, ("layernorm", "gelu") if variant == "optimized" else (), choices[T])
         programs[1].calls.append(head)  # of the last program traced, which is that for one token
         programs[1].outputs = head.writes
         chosen = {T: [choices[T].resolve(c.op.name, c.layer) for c in p.calls] for T, p in programs.items()}

@@ -29,6 +29,16 @@ def dot(x, i, w, j, n):
     return sum_lanes((s0 + s1) + (s2 + s3))
 
 
+@helper()
+def products(out, inp, weight, bias, lo, hi):
+    """Give columns `lo` to `hi` of out."""
+    BT, C = inp.shape
+    for o in range(lo, hi):
+        start = bias[o] if bias.shape[0] > 0 else ZERO
+        for bt in range(BT):
+            out[bt, o] = dot(inp, bt * C, weight, np.int64(o) * C, C) + start
+
+
 @kernel(ops.matmul_forward, "rows")
 def matmul_forward(out, inp, weight, bias):
     """Dot products.
@@ -36,10 +46,6 @@ def matmul_forward(out, inp, weight, bias):
     Parallel: chunks of rows of `weight`; each owns those columns of `out`.
     Bound: the memory that `weight` streams through, once.
     """
-    BT, C = inp.shape
     OC = weight.shape[0]
     for chunk in prange((OC + CHUNK - 1) // CHUNK):
-        for o in range(chunk * CHUNK, min(OC, chunk * CHUNK + CHUNK)):
-            start = bias[o] if bias.shape[0] > 0 else ZERO
-            for bt in range(BT):
-                out[bt, o] = dot(inp, bt * C, weight, np.int64(o) * C, C) + start
+        products(out, inp, weight, bias, chunk * CHUNK, min(OC, chunk * CHUNK + CHUNK))
