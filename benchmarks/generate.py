@@ -2,7 +2,7 @@
 
 ::
 
-    python benchmarks/generate.py [--torch-python PATH] [--model gpt2-124M] [--threads 2] [--rounds 6] [--tokens 32] [--prompt 64]
+    python benchmarks/generate.py [--torch-python PATH] [--model gpt2-124M] [--threads 2] [--rounds 6] [--prompt 64]
 
 Both read the same prompt and the same tokens, and give the same logits; that is checked first. PyTorch runs in
 ``inference_mode`` with its caches allocated ahead and ``scaled_dot_product_attention``. The share of the roof is (bytes
@@ -149,7 +149,7 @@ def main() -> int:
         s.wait()
     d = deviation(*(np.array(turns[side][0]["logits"]) for side in sides))
     print(
-        f"{a.model}, batch 1, {a.threads} threads, a prompt of {a.prompt} and {a.tokens} tokens, {a.rounds} turns of each side in turn"
+        f"{a.model}, batch 1, {a.threads} threads, a prompt of {a.prompt}, {a.tokens} tokens, {a.rounds} turns of each"
     )
     print(f"logits of the last token deviate by {d:.1e} of the largest")
     for side, done in turns.items():

@@ -12,7 +12,7 @@ CHUNK = 16  # rows of the weight that a thread takes in one go: 48 KB at 768 cha
 ZERO = np.float32(0)
 
 
-@helper()
+@helper(forceinline=True)
 def dot(x, i, w, j, n):
     """Sum the products of n floats, in four sums so that no product waits for the one before it.
 
@@ -36,7 +36,7 @@ def dot(x, i, w, j, n):
     return sum_lanes((s0 + s1) + (s2 + s3))
 
 
-@helper()
+@helper(forceinline=True)
 def products(out, inp, weight, bias, lo, hi):
     """Give columns `lo` to `hi` of out."""
     BT, C = inp.shape
