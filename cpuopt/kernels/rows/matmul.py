@@ -16,7 +16,7 @@ ZERO = np.float32(0)
 def dot(x, i, w, j, n):
     """Sum the products of n floats, in four sums so that no product waits for the one before it.
 
-    Eight vectors a round: with four, what a round costs besides leaves fewer loads under way.
+    Eight vectors a round come nearer to the speed of memory than four.
     """
     whole, some = n - n % (8 * LANES), n - n % LANES
     s0, s1, s2, s3 = spread(ZERO), spread(ZERO), spread(ZERO), spread(ZERO)
