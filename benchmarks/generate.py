@@ -2,7 +2,7 @@
 
 ::
 
-    python benchmarks/generate.py [--torch-python PATH] [--model gpt2-124M] [--threads 2] [--rounds 6] [--tokens 32]
+    python benchmarks/generate.py [--torch-python PATH] [--model gpt2-124M] [--threads 2] [--rounds 6] [--prompt 64]
 
 Both read the same prompt and the same tokens, and give the same logits; that is checked first. PyTorch runs in
 ``inference_mode`` with its caches allocated ahead and ``scaled_dot_product_attention``. The share of the roof is (bytes
@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "golden")
 
 from params import deviation, make_params
 
-SEED, PROMPT = 7, 64
+SEED = 7
 Read = Callable[[list[int]], np.ndarray]
 
 
@@ -91,11 +91,10 @@ def torch_side(model: str, threads: int) -> tuple[Read, Callable[[], None], Call
     return read, lambda: at.__setitem__(0, 0), dict
 
 
-def work(side: str, model: str, threads: int, tokens: int) -> None:
+def work(side: str, model: str, threads: int, tokens: int, prompt: int) -> None:
     """Answer each line with one turn: the prompt, then token after token."""
     read, restart, roof = (cpuopt_side if side == "cpuopt" else torch_side)(model, threads)
     ids = np.random.Generator(np.random.PCG64(SEED)).integers(0, sizes_of(model)["vocab_size"], 4096).tolist()
-    prompt = min(PROMPT, sizes_of(model)["block_size"] // 2)
     print("ready", flush=True)
     for _ in sys.stdin:
         restart()
@@ -104,7 +103,13 @@ def work(side: str, model: str, threads: int, tokens: int) -> None:
             logits = read(ids[:prompt] if not i else [ids[prompt + i]])
             marks.append(time.perf_counter())
         times = np.diff(marks).tolist()
-        answer = {"first_s": times[0], "token_s": median(times[1:]), "logits": logits[::97].tolist(), **roof()}
+        answer = {
+            "first_s": times[0],
+            "token_s": median(times[1:]),
+            "best_s": min(times[1:]),
+            "logits": logits[::97].tolist(),
+            **roof(),
+        }
         print(json.dumps(answer), flush=True)
 
 
@@ -116,12 +121,13 @@ def main() -> int:
     p.add_argument("--threads", type=int, default=os.cpu_count())
     p.add_argument("--rounds", type=int, default=6)
     p.add_argument("--tokens", type=int, default=32)
+    p.add_argument("--prompt", type=int, default=64, help="its tokens (%(default)s)")
     p.add_argument("--work", metavar="SIDE", help=argparse.SUPPRESS)
     a = p.parse_args()
     if a.work:
-        work(a.work, a.model, a.threads, a.tokens)
+        work(a.work, a.model, a.threads, a.tokens, a.prompt)
         return 0
-    flags = ["--model", a.model, "--threads", str(a.threads), "--tokens", str(a.tokens)]
+    flags = ["--model", a.model, "--threads", str(a.threads), "--tokens", str(a.tokens), "--prompt", str(a.prompt)]
     environment = {**os.environ, "NUMBA_NUM_THREADS": str(a.threads)}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "env": environment}
     sides = {
@@ -143,20 +149,25 @@ def main() -> int:
         s.wait()
     d = deviation(*(np.array(turns[side][0]["logits"]) for side in sides))
     print(
-        f"{a.model}, batch 1, {a.threads} threads, prompt and {a.tokens} tokens, {a.rounds} turns of each side in turn"
+        f"{a.model}, batch 1, {a.threads} threads, a prompt of {a.prompt}, {a.tokens} tokens, {a.rounds} turns of each"
     )
     print(f"logits of the last token deviate by {d:.1e} of the largest")
     for side, done in turns.items():
         token, first = (median(t[k] for t in done) for k in ("token_s", "first_s"))
         spread = f"{min(t['token_s'] for t in done) * 1e3:.2f} to {max(t['token_s'] for t in done) * 1e3:.2f}"
-        rate = f"{1 / token:6.1f} tokens/s, {token * 1e3:.2f} ms a token ({spread})"
+        best = min(t["best_s"] for t in done)
+        rate = f"{1 / token:6.1f} tokens/s, {token * 1e3:.2f} ms a token ({spread}), {best * 1e3:.2f} the best"
         print(f"{side:7} {rate}; first after {first * 1e3:.0f} ms")
     ratios = [t["token_s"] / c["token_s"] for c, t in zip(turns["cpuopt"], turns["torch"], strict=True)]
     print(f"cpuopt is {median(ratios):.2f} times as fast ({min(ratios):.2f} to {max(ratios):.2f})")
+    best = [min(t["best_s"] for t in turns[side]) for side in ("torch", "cpuopt")]
+    print(f"by the best token of each: {best[0] / best[1]:.2f} times")
     shares = [t["weight_bytes"] / t["read_bytes_per_s"] / t["token_s"] for t in turns["cpuopt"]]
     speeds = [t["read_bytes_per_s"] / 1e9 for t in turns["cpuopt"]]
     share = f"{100 * median(shares):.0f}% ({100 * min(shares):.0f} to {100 * max(shares):.0f})"
     speed = f"{median(speeds):.1f} GB/s ({min(speeds):.1f} to {max(speeds):.1f})"
+    best_read = turns["cpuopt"][0]["weight_bytes"] / max(t["read_bytes_per_s"] for t in turns["cpuopt"])
+    print(f"by the best token and the best reading of the weights: {100 * best_read / best[1]:.0f}%")
     print(f"cpuopt reaches {share} of what memory allows, which is read at {speed}")
     return 0 if d < 1e-4 else 1
 

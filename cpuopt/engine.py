@@ -162,7 +162,7 @@ class Engine:
         self._adding = [self._bind(b.call, b.kernel, add=True) for b in self.phases["backward"]] if accumulate else []
         self._by_name = {v.name: v for v in self.program.values}
         if seed is not None:
-            self._initialize(model, seed)
+            initialize(model, self.parameters(), seed)
         if self.program.adjoint:
             self.array(self.program.adjoint[self.program.outputs[0]]).fill(1)
 
@@ -314,11 +314,12 @@ class Engine:
             for args, i in self._scalars.get(name, []):
                 args[i] = number
 
-    def _initialize(self, model: nn.Module, seed: int) -> None:
-        starts = dict(model.named_parameters())
-        for p in self.program.parameters:
-            rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, zlib.crc32(p.name.encode())])))
-            starts[p.name].init(rng, self.array(p))
+
+def initialize(model: nn.Module, parameters: Mapping[str, Array], seed: int) -> None:
+    """Fill a model's parameters with initial weights: each depends on the seed and its name alone."""
+    for name, p in model.named_parameters():
+        rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, zlib.crc32(name.encode())])))
+        p.init(rng, parameters[name])
 
 
 def bind(

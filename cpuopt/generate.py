@@ -1,7 +1,8 @@
 """Generation: one token after the other, with keys and values kept.
 
-The model is traced twice, for one token and for a block of the prompt. In both, attention and embedding become their
-ops behind a cache, the loss goes, and parameters and cache lie at the same place of one arena.
+The model is traced for one token and for blocks of a prompt. In each program, attention and embedding become their ops
+behind a cache, head and loss go, and parameters and cache lie at the same place of one arena. The head is a call of its
+own, for one token: of a prompt, only the last token's logits are of use.
 """
 
 from __future__ import annotations
@@ -15,21 +16,26 @@ from typing import Any
 import numpy as np
 
 from . import arena, nn, ops, registry
-from .engine import Array, Bound, bind, run_calls, set_threads
+from .engine import Array, Bound, Built, bind, run_calls, set_threads
 from .errors import UserError
 from .fuse import fuse
-from .kernels import jit, threads
+from .job import specs
+from .kernels import jit, roofs, threads
 from .lab.check import check_all
 from .models.gpt2 import GPT2, Config
 from .program import Call, Program, Scalar, Value
 from .tokenizers import Tokenizer
 
-BLOCK = 64
-"""Tokens of a prompt that are computed at a time."""
+BLOCKS = (1, 8, 64)
+"""How many tokens are computed at a time: the least that hold what is there to read, or the most."""
+FEW = 8
+"""Tokens up to which the kernels of `rows` are the faster ones."""
+IN_CACHE = 64 << 20
+"""Bytes of weights that may be in a cache; how fast memory is says nothing about those."""
 
 
-def behind_cache(program: Program, room: int) -> Value:
-    """Turn a traced forward into one whose tokens follow others; give the logits.
+def behind_cache(program: Program, room: int) -> Call:
+    """Turn a traced forward into one whose tokens follow others; take off its head, and give that.
 
     Parameters
     ----------
@@ -38,20 +44,21 @@ def behind_cache(program: Program, room: int) -> Value:
     position, caches = Scalar("position"), list[Value]()
     for i, call in enumerate(program.calls):
         if call.op is ops.attention_forward:
-            B, C = call.sizes["B"], call.sizes["C"]
-            kept = [program.value(f"{call.layer}.{name}", (B, room, C), "input") for name in ("keys", "values")]
+            shape = call.sizes["B"], call.sizes["NH"], room, call.sizes["C"] // call.sizes["NH"]
+            kept = [program.value(f"{call.layer}.{name}", shape, "input") for name in ("keys", "values")]
             caches += kept
-            args = {**call.args, "keys": kept[0], "values": kept[1], "position": position}
+            args = {"out": call.args["out"], "keys": kept[0], "values": kept[1], "qkv": call.args["qkv"]}
+            args["position"] = position
             program.calls[i] = Call(ops.attention_decode, call.layer, args)
         elif call.op is ops.embedding_forward:
             program.calls[i] = Call(ops.embedding_decode, call.layer, {**call.args, "position": position})
     loss = next(c for c in program.calls if c.op is ops.cross_entropy_forward)
-    logits: Value = loss.args["logits"]
-    program.calls.remove(loss)
+    head = next(c for c in program.calls if loss.args["logits"] in c.writes)
+    program.calls = [c for c in program.calls if c not in (loss, head)]
     program.inputs = [*caches, *(v for v in program.inputs if v is not loss.args["targets"])]
-    program.outputs = [logits]
+    program.outputs = [head.args["inp"]]
     program.verify()
-    return logits
+    return head
 
 
 class Decoder:
@@ -59,13 +66,20 @@ class Decoder:
 
     Parameters
     ----------
-    choice : which variant computes what. For one token the linear layers default to ``rows``, which reads a weight
-        once; in a block of a prompt they are `choice`'s.
+    variant, swaps : which variant computes what. With ``optimized``, few tokens take the kernels of ``rows``, which
+        read a weight once, at the speed of memory, unless a swap says otherwise.
     check : whether the kernels must first agree with their references.
+
+    Raises
+    ------
+    UserError
+        For a rule that matches nothing, too little memory, or a kernel that fails its check.
 
     Attributes
     ----------
     position : how many tokens it has read.
+    weights : all parameters as one array, in their order.
+    weight_bytes : what one token must read of them: all but the embedding of positions, of which it needs a row.
     """
 
     def __init__(
@@ -81,44 +95,51 @@ class Decoder:
         progress: Callable[[int, int, str], None] = lambda done, total, name: None,
     ) -> None:
         self.config, self.position = config, 0
-        block = min(BLOCK, config.block_size)
-        built: dict[int, tuple[Program, Value, list[registry.Kernel]]] = {}
-        for T in dict.fromkeys((1, block)):
-            program = nn.trace_model(GPT2(config), dict.fromkeys(("tokens", "targets"), ((1, T), "int32")))
-            logits = behind_cache(program, config.block_size + block)
-            fast = ["matmul_forward=rows"] if T == 1 and variant == "optimized" else []
-            choice = registry.Choice(variant, [*fast, *swaps])
-            fuse(program, ("layernorm",) if variant == "optimized" else (), choice)
-            built[T] = program, logits, [choice.resolve(c.op.name, c.layer) for c in program.calls]
-        kernels = list(dict.fromkeys(k for *_, chosen in built.values() for k in chosen))
-        self.threads = set_threads(threads, kernels)
-        plans = {
-            T: arena.plan(
-                p, [{s.name: s.floats(c.sizes) for s in k.scratch} for c, k in zip(p.calls, chosen, strict=True)]
-            )
-            for T, (p, _, chosen) in built.items()
+        blocks = [T for T in BLOCKS if config.block_size >= T]
+        choices = {
+            T: registry.Choice(variant, ["*=rows"] * (variant == "optimized" and T <= FEW) + [*swaps]) for T in blocks
         }
-        self.arena_bytes = max(plan.total_bytes for plan in plans.values())
-        arena.check_fits(self.arena_bytes, lambda there: "take a smaller model")
-        jit.compile_kernels(kernels, processes=processes, files=kernel_files, progress=progress)
+        programs: dict[int, Program] = {}
+        for T in reversed(blocks):
+            program = programs[T] = nn.trace_model(GPT2(config), specs(1, T))
+            head = behind_cache(program, config.block_size + blocks[-1])
+            fuse(program, ("layernorm", "gelu") if variant == "optimized" else (), choices[T])
+        programs[1].calls.append(head)  # of the last program traced, which is that for one token
+        programs[1].outputs = head.writes
+        chosen = {T: [choices[T].resolve(c.op.name, c.layer) for c in p.calls] for T, p in programs.items()}
+        for choice in choices.values():
+            choice.check_used((c.op.name, c.layer) for p in programs.values() for c in p.calls)
+        self.kernels = list(dict.fromkeys(k for kernels in chosen.values() for k in kernels))
+        self.threads = set_threads(threads, self.kernels)
+        plans = {T: Built(p, chosen[T], []).plan() for T, p in programs.items()}
+        nbytes = max(plan.total_bytes for plan in plans.values())
+        arena.check_fits(nbytes, lambda there: "take a smaller model")
+        jit.compile_kernels(self.kernels, processes=processes, files=kernel_files, progress=progress)
         if check:
-            for r in check_all(kernels, quick=True, threads=(self.threads,)):
+            for r in check_all(self.kernels, quick=True, threads=(self.threads,)):
                 if r.verdict == "FAIL":
                     raise UserError(f"{r.kernel} is wrong, so nothing is run with it: {r.reason} ({r.case})")
-        memory = arena.Arena(self.arena_bytes)
+        memory = arena.Arena(nbytes)
         self._scalars: dict[str, list[tuple[list[Any], int]]] = {}
-        self._bound: dict[int, list[Bound]] = {}
+        self._calls: dict[int, list[Bound]] = {}
         self._tokens: dict[int, Array] = {}
-        self._logits: dict[int, Array] = {}
-        for T, (program, logits, chosen) in built.items():
-            plan, pairs = plans[T], zip(program.calls, chosen, strict=True)
-            self._bound[T] = [bind(c, k, plan, memory, self._scalars) for c, k in pairs]
+        self._hidden: dict[int, Array] = {}
+        fixed: list[dict[str, int]] = []
+        for T, program in programs.items():
+            plan = plans[T]
+            pairs = zip(program.calls, chosen[T], strict=True)
+            self._calls[T] = [bind(c, k, plan, memory, self._scalars) for c, k in pairs]
             tokens = next(v for v in program.inputs if v.name == "tokens")
+            hidden = program.outputs[0] if T > 1 else head.args["inp"]
             self._tokens[T] = memory.view(tokens, plan.offsets[tokens], tokens.shape)
-            self._logits[T] = memory.view(logits, plan.offsets[logits], (T, config.vocab_size))
-            self._parameters = {p.name: memory.view(p, plan.offsets[p], p.shape) for p in program.parameters}
-            shared = {v.name: plan.offsets[v] for v in [*program.parameters, *program.inputs] if v is not tokens}
-            assert shared == {n: plans[1].offsets[v] for v in plans[1].offsets if (n := v.name) in shared}
+            self._hidden[T] = memory.view(hidden, plan.offsets[hidden], (T, config.n_embd))
+            fixed.append({v.name: plan.offsets[v] for v in [*program.parameters, *program.inputs] if v is not tokens})
+        assert all(places == fixed[0] for places in fixed)
+        self._head = self._calls[1].pop()
+        self._logits = memory.view(logits := head.args["out"], plans[1].offsets[logits], (config.vocab_size,))
+        self._parameters = {p.name: memory.view(p, fixed[0][p.name], p.shape) for p in programs[1].parameters}
+        ends = [fixed[0][p.name] + p.nbytes for p in programs[1].parameters]
+        self.weights = memory.view(programs[1].parameters[0], 0, (max(ends) // 4,))
         self.weight_bytes = 4 * (config.n_params - config.block_size * config.n_embd)
 
     def parameters(self) -> dict[str, Array]:
@@ -137,25 +158,38 @@ class Decoder:
         UserError
             For no token, one that the vocabulary does not have, or more than fit in the context.
         """
-        ids, c = np.asarray(tokens, dtype=np.int64), self.config
-        if not ids.size or ids.min() < 0 or ids.max() >= c.vocab_size:
-            raise UserError(f"tokens {list(tokens)[:8]}: expected at least one, from 0 to {c.vocab_size - 1}")
-        if self.position + ids.size > c.block_size:
-            raise UserError(f"{self.position + ids.size} tokens do not fit in the context of {c.block_size}")
+        ids = check_tokens(tokens, self.config, self.position)
         threads.set_threads(self.threads)
-        block = max(self._bound)
-        while True:
-            now, ids = ids[:block], ids[block:]
-            T = 1 if now.size == 1 else block
+        while ids.size:
+            T = next((T for T in BLOCKS if T in self._calls and ids.size <= T), max(self._calls))
+            now, ids = ids[:T], ids[T:]
             self._tokens[T][0, : now.size] = now
             self._tokens[T][0, now.size :] = 0  # behind the last: what they leave in the cache is overwritten later
             for args, i in self._scalars["position"]:
                 args[i] = self.position
-            run_calls(self._bound[T])
+            run_calls(self._calls[T])
             self.position += now.size
-            if not ids.size:
-                logits: Array = self._logits[T][now.size - 1]
-                return logits
+        self._hidden[1][0] = self._hidden[T][now.size - 1]
+        run_calls([self._head])
+        return self._logits
+
+
+def check_tokens(tokens: Sequence[int], config: Config, position: int = 0) -> Array:
+    """Give tokens as an array, if a model can read them behind `position` others.
+
+    Raises
+    ------
+    UserError
+        For no token, one that the vocabulary does not have, or more than fit in the context.
+    """
+    ids = np.asarray(tokens, dtype=np.int64)
+    if not ids.size or ids.min() < 0 or ids.max() >= config.vocab_size:
+        raise UserError(f"tokens {list(tokens)[:8]}: expected at least one, from 0 to {config.vocab_size - 1}")
+    if position + ids.size > config.block_size:
+        raise UserError(
+            f"{position + ids.size} tokens do not fit in the context of {config.block_size}; take a shorter prompt"
+        )
+    return ids
 
 
 @dataclass
@@ -230,18 +264,18 @@ def text_of(tokens: Iterable[int], tokenizer: Tokenizer) -> Iterator[str]:
     yield decode(b"", True)
 
 
-def read_bandwidth(decoder: Decoder, rounds: int = 7) -> float:
-    """Measure how fast memory can be read, in bytes per second: the largest weight's squares summed, the best of some.
+def read_bandwidth(decoder: Decoder, samples: int = 7, in_cache: int = IN_CACHE) -> float | None:
+    """Measure how fast the weights can be read, in bytes per second: the best of some samples.
 
-    The kernel is that of the gradient's norm, which has no part in generation.
+    They are summed up as they lie, on the decoder's threads. None where they may lie in a cache.
     """
-    kernel = registry.KERNELS["sumsq", "optimized"]
-    jit.compile_kernels([kernel])
-    x = max(decoder.parameters().values(), key=lambda p: p.size).reshape(-1)
-    scratch = [np.empty(s.floats({"N": x.size}), np.float32) for s in kernel.scratch]
-    best = float("inf")
-    for _ in range(rounds):
+    n = decoder.weights.size // decoder.threads // roofs.UNIT * roofs.UNIT
+    if decoder.weights.nbytes <= in_cache or not n:
+        return None
+    threads.set_threads(decoder.threads)
+    sums, seconds = np.zeros(decoder.threads, np.float32), list[float]()
+    for _ in range(samples + 1):  # the first compiles
         start = time.perf_counter()
-        kernel.function(np.empty(1, np.float32), x, *scratch)
-        best = min(best, time.perf_counter() - start)
-    return float(x.nbytes / best)
+        roofs.read(decoder.weights, sums, decoder.threads, n, 1)
+        seconds.append(time.perf_counter() - start)
+    return 4 * n * decoder.threads / min(seconds[1:])

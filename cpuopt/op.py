@@ -89,8 +89,8 @@ def symbols(names: str) -> list[Dim]:
 
 B, T, C, OC, NH, V = symbols("B T C OC NH V")
 maxT, BT, N = symbols("maxT BT N")
-S = symbols("S")[0]
-"""Positions that a cache has room for."""
+S, HS = symbols("S HS")
+"""Positions that a cache has room for; channels of a head."""
 MERGES = {"BT", "N"}
 """Symbols that stand for all leading axes of a value together: a (B, T, C) value is passed as (BT, C), or as (N,)."""
 

@@ -7,13 +7,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from cpuopt import checkpoint, cli, generate, job
 from cpuopt.cli import common
 from cpuopt.engine import Engine
 from cpuopt.errors import UserError
-from cpuopt.generate import BLOCK, Decoder, Sampler, text_of
+from cpuopt.generate import BLOCKS, Decoder, Sampler, read_bandwidth, text_of
 from cpuopt.models.gpt2 import GPT2, Config
+from cpuopt.report import console
 from cpuopt.tokenizers import Bytes
 from cpuopt.weights import save_weights
 
@@ -51,7 +53,7 @@ def _here(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("variant", ["vanilla", "optimized"])
-@pytest.mark.parametrize("prompt", [1, 2, BLOCK - 1, BLOCK, BLOCK + 1, 99])
+@pytest.mark.parametrize("prompt", [1, 2, *(T + i for T in BLOCKS[1:] for i in (-1, 0, 1)), 99])
 def test_the_cache_changes_no_logit(decoders, whole, variant, prompt):
     decoder, logits = decoders[variant], whole[1]
     decoder.restart()
@@ -73,6 +75,36 @@ def test_a_wrong_position_is_no_rounding(decoders, whole):
         decoder.read(IDS[:70])
         decoder.position += wrong
         assert np.abs(decoder.read([IDS[70]]) - logits[70]).max() > 1e-3 * scale
+
+
+def test_a_forgotten_key_is_no_rounding(decoders, whole):
+    """The other mutant: what lies in the cache is read."""
+    decoder, logits = decoders["optimized"], whole[1]
+    decoder.restart()
+    decoder.read(IDS[:70])
+    attention = next(b for b in decoder._calls[1] if b.call.op.name == "attention_decode")
+    attention.args[1][0, 0, 5] = 0
+    assert np.abs(decoder.read([IDS[70]]) - logits[70]).max() > 1e-3 * np.abs(logits).max()
+
+
+def test_few_tokens_take_the_kernels_that_stream_and_a_swap_wins():
+    def variants(T, **how):
+        calls = [*(d := Decoder(CONFIG, check=False, **how))._calls[T], d._head]
+        return {b.kernel.variant for b in calls if b.call.op.name.startswith("matmul")}
+
+    assert variants(1) == variants(8) == {"rows"}
+    assert variants(64) == {"optimized", "rows"}  # the head reads one row
+    assert variants(1, swaps=["matmul=vanilla"]) == variants(1, variant="vanilla") == {"vanilla"}
+    with pytest.raises(UserError, match="does not use 'softmax'"):
+        Decoder(CONFIG, swaps=["softmax=optimized"], check=False)
+
+
+def test_the_roof_is_that_of_weights_which_no_cache_holds(decoders):
+    decoder = decoders["optimized"]
+    assert decoder.weights.size == CONFIG.n_params
+    assert all(np.shares_memory(decoder.weights, p) for p in decoder.parameters().values())
+    assert read_bandwidth(decoder) is None
+    assert 1e6 < read_bandwidth(decoder, in_cache=0) < 1e13
 
 
 @pytest.mark.parametrize("tokens", [[], [-1], [256], [1, 2, 999]])
@@ -182,12 +214,60 @@ def test_generate_prints_a_text_and_its_figures(whole, capsys):
     assert out == "abc" + found["text"] + "\n"
     assert (found["tokens"], len(found["ids"]), found["prompt_tokens"]) == (20, 20, 3)
     assert found["weight_bytes"] == 4 * (CONFIG.n_params - 100 * 64)
-    assert found["share_of_roof"] > 0
+    assert found["share_of_roof"] is None  # so small a model lies in the caches
     assert found["first_token_ms"] > 0
+    assert found["stopped"] == "max tokens"
     assert cli.main([*flags, "--variant", "vanilla", "--json", "--temperature", "0"]) == 0
     vanilla = json.loads(capsys.readouterr().out)["ids"]
     assert cli.main([*flags, "--json", "--temperature", "0"]) == 0
     assert json.loads(capsys.readouterr().out)["ids"] == vanilla
+
+
+def test_without_weights_a_preset_speaks_nonsense_by_its_seed(capsys):
+    def ids(seed, *flags):
+        assert cli.main(["generate", "--model", "gpt2-tiny", "--seed", str(seed), "--json", *flags]) == 0
+        out, err = capsys.readouterr()
+        assert f"random weights of seed {seed}" in err
+        return json.loads(out)
+
+    found = ids(1)
+    assert found["weights"] == "random, seed 1"
+    assert (found["tokens"], found["stopped"]) == (64, "context full")  # 1 and 63 fill it; one more is chosen, not read
+    again, other = ids(1, "--threads", "1"), ids(2)
+    assert found["ids"] == again["ids"] != other["ids"]
+
+
+def test_weights_or_a_model_not_both_nor_none(capsys):
+    for flags in ([], ["--init", "model", "--model", "gpt2-tiny"]):
+        assert cli.main(["generate", *flags]) == 2
+        assert "either --init" in capsys.readouterr().err
+
+
+def test_a_missing_vocabulary_says_what_to_do(capsys, monkeypatch):
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", "nothing-here")
+    assert cli.main(["generate", "--model", "gpt2-124M"]) == 2
+    err = capsys.readouterr().err
+    assert "data prepare" in err
+    assert "--tokenizer bytes" in err
+
+
+def test_what_came_before_an_interrupt_is_shown(capsys, monkeypatch):
+    def three(*_):
+        yield from b"abc"
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(generate, "generate", three)
+    assert cli.main(["generate", "--model", "gpt2-tiny", "--json"]) == 130
+    found = json.loads(capsys.readouterr().out)
+    assert (found["text"], found["stopped"]) == ("abc", "interrupted")
+
+
+def test_a_terminal_is_not_steered(capsys, monkeypatch):
+    console.stream("a\x1b[2J\n")
+    assert capsys.readouterr().out == "a\x1b[2J\n"
+    monkeypatch.setattr(console, "OUT", Console(force_terminal=True))
+    console.stream("é\t\x1b[2J\x9b\x7f\n")
+    assert capsys.readouterr().out == "é\t\ufffd[2J\ufffd\ufffd\n"
 
 
 @pytest.mark.parametrize(
@@ -196,7 +276,9 @@ def test_generate_prints_a_text_and_its_figures(whole, capsys):
 def test_generate_refuses(whole, capsys, flags):
     save_weights(Path("model"), CONFIG, whole[0].__getitem__)
     assert cli.main(["generate", "--init", "model", *flags]) == 2
-    assert capsys.readouterr().err.startswith("cpuopt: ") or "compiled" in capsys.readouterr().err
+    out, err = capsys.readouterr()
+    assert not out
+    assert err.startswith("cpuopt: ")
 
 
 def test_a_run_is_a_model(capsys):

@@ -163,7 +163,7 @@ def test_every_ranked_room_is_there():
     assert RANK.keys() <= {room(file) for file in FILES}
 
 
-@pytest.mark.parametrize("variant", ["vanilla", "optimized", "blas"])
+@pytest.mark.parametrize("variant", ["vanilla", "optimized", "blas", "rows"])
 def test_a_kernel_file_has_a_twin_in_ops(variant):
     files = {Path(f).name for f in FILES if f.startswith(f"kernels/{variant}/")}
     assert {f for f in files if not f.startswith("_") and f"ops/{f}" not in FILES} == set()

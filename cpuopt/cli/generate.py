@@ -6,27 +6,44 @@ import argparse
 import json
 import time
 from collections.abc import Iterator
-from itertools import chain
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from ..errors import UserError
 from . import common
 from .common import kernel_flags, start_numba
+
+if TYPE_CHECKING:
+    from ..tokenizers import Tokenizer
 
 HELP = "text from a model, as it comes"
 
 
 def flags(p: argparse.ArgumentParser) -> None:
     """Add the verb's flags."""
-    p.add_argument("--init", type=Path, required=True, metavar="PATH", help="llm.c model, Hugging Face directory, run")
+    p.add_argument("--init", type=Path, metavar="PATH", help="weights: llm.c model, Hugging Face directory, run")
+    p.add_argument("--model", help="without --init: a preset or sizes, with random weights, to see how fast it is")
     p.add_argument("--prompt", default="", help="what the text begins with (nothing: the start of a text)")
     p.add_argument("--max-tokens", type=int, default=100, help="(%(default)s)")
     p.add_argument("--temperature", type=float, default=0.8, help="0 takes the likeliest token (%(default)s)")
     p.add_argument("--top-k", type=int, default=0, metavar="K", help="among the K likeliest; 0: all (%(default)s)")
     p.add_argument("--top-p", type=float, default=1.0, metavar="P", help="the likeliest that have P (%(default)s)")
-    p.add_argument("--seed", type=int, default=0, help="of the choices (%(default)s)")
+    p.add_argument("--seed", type=int, default=0, help="of the choices, and of random weights (%(default)s)")
     p.add_argument("--tokenizer", choices=["gpt2", "bytes"], help="(gpt2 where the vocabulary has 50257 or more)")
     kernel_flags(p, fuse=False)
     p.add_argument("--json", action="store_true", help="print text, tokens and figures as one JSON object")
+
+
+def tokenizer_of(name: str | None, vocab_size: int) -> Tokenizer:
+    """Give the tokenizer that was named, or that goes with a vocabulary."""
+    from ..tokenizers import get_tokenizer
+
+    try:
+        return get_tokenizer(name or ("gpt2" if vocab_size >= 50257 else "bytes"))
+    except UserError as e:
+        if name is None:
+            raise UserError(f"{e}; a model that was trained on bytes takes --tokenizer bytes") from e
+        raise
 
 
 def run(args: argparse.Namespace) -> int:
@@ -34,22 +51,29 @@ def run(args: argparse.Namespace) -> int:
     start_numba(args.threads)
     from .. import kernels
     from ..checkpoint import open_weights
-    from ..errors import UserError
-    from ..generate import Decoder, Sampler, generate, read_bandwidth, text_of
+    from ..engine import initialize
+    from ..generate import Decoder, Sampler, check_tokens, generate, read_bandwidth, text_of
+    from ..models.gpt2 import GPT2, parse_config
     from ..report import console
-    from ..tokenizers import get_tokenizer
     from ..weights import copy_into
 
     if args.max_tokens < 1:
         raise UserError(f"--max-tokens {args.max_tokens}: expected 1 or more")
+    if (args.init is None) == (args.model is None):
+        raise UserError(
+            "expected either --init with weights (an llm.c model, a Hugging Face directory, a run), or --model with a "
+            "preset for random weights"
+        )
     sampler = Sampler(args.temperature, args.top_k, args.top_p, args.seed)
-    weights = open_weights(args.init)
-    tokenizer = get_tokenizer(args.tokenizer or ("gpt2" if weights.config.vocab_size >= 50257 else "bytes"))
+    weights = None if args.init is None else open_weights(args.init)
+    config = parse_config(args.model)[1] if weights is None else weights.config
+    tokenizer = tokenizer_of(args.tokenizer, config.vocab_size)
     prompt = tokenizer.encode(args.prompt) or [tokenizer.eot]
+    check_tokens(prompt, config)
     kernels.load_all(args.kernels)
     with console.compiling() as progress:
         decoder = Decoder(
-            weights.config,
+            config,
             variant=args.variant,
             swaps=args.swap,
             threads=args.threads,
@@ -57,43 +81,47 @@ def run(args: argparse.Namespace) -> int:
             kernel_files=args.kernels,
             progress=progress,
         )
-    copy_into(decoder.parameters(), weights)
+    if weights is None:
+        initialize(GPT2(config), decoder.parameters(), args.seed)
+        console.warn(f"random weights of seed {args.seed}, since there is no --init: the text will mean nothing")
+    else:
+        copy_into(decoder.parameters(), weights)
     stop = tokenizer.eot if tokenizer.name == "gpt2" else None
-    start = time.perf_counter()
-    coming = generate(decoder, prompt, sampler, args.max_tokens, stop)
-    first = next(coming, None)
-    first_s = time.perf_counter() - start
-    tokens: list[int] = []
+    marks, tokens, text, interrupted = [time.perf_counter()], list[int](), list[str](), False
 
     def noted() -> Iterator[int]:
-        for t in chain([] if first is None else [first], coming):
+        for t in generate(decoder, prompt, sampler, args.max_tokens, stop):
+            marks.append(time.perf_counter())
             tokens.append(t)
             yield t
 
-    text: list[str] = []
     try:
+        if not args.json:
+            console.stream(args.prompt)
         for piece in text_of(noted(), tokenizer):
             text.append(piece)
             if not args.json:
-                print("".join([args.prompt] * (len(text) == 1) + [piece]), end="", flush=True)
+                console.stream(piece)
     except KeyboardInterrupt:
-        pass
-    later_s = time.perf_counter() - start - first_s
+        interrupted = True
+    full = decoder.position == config.block_size
+    why = "max tokens" if len(tokens) == args.max_tokens else "context full" if full else "end of text"
     roof = read_bandwidth(decoder)
-    rate = (len(tokens) - 1) / later_s if len(tokens) > 1 else None
     figures = {
         "tokens": len(tokens),
         "prompt_tokens": len(prompt),
-        "first_token_ms": first_s * 1e3,
-        "tokens_per_s": rate,
+        "stopped": "interrupted" if interrupted else why,
+        "first_token_ms": (marks[1] - marks[0]) * 1e3 if tokens else None,
+        "tokens_per_s": (rate := (len(tokens) - 1) / (marks[-1] - marks[1]) if len(tokens) > 1 else None),
         "weight_bytes": decoder.weight_bytes,
         "read_bytes_per_s": roof,
-        "share_of_roof": rate * decoder.weight_bytes / roof if rate else None,
+        "share_of_roof": rate * decoder.weight_bytes / roof if rate and roof else None,
         "threads": decoder.threads,
+        "weights": str(args.init) if args.init else f"random, seed {args.seed}",
     }
     if args.json:
         print(json.dumps({"prompt": args.prompt, "text": "".join(text), "ids": tokens, **figures}))
     else:
         print()
         console.generation(figures)
-    return 0
+    return 130 if interrupted else 0

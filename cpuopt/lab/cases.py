@@ -97,6 +97,7 @@ def case(op: Op, sizes: Mapping[str, int], kind: str = "normal", absent: Iterabl
         "N": rows * sizes["C"],
         "maxT": sizes["T"] + 2,
         "S": sizes["T"] + int(SCALARS["position"]),
+        "HS": sizes["C"] // sizes["NH"],
         **sizes,
     }
     return Case({s: known[s] for s in symbols(op)}, kind, frozenset(absent))

@@ -1,13 +1,13 @@
 """Embedding and causal attention of new tokens behind others, whose keys and values a cache holds.
 
-With p = position, the number of tokens before; keys and values have room for S::
+With p = position, the number of tokens before; keys and values have room for S tokens, a head after the other, and q, k
+and v are the thirds of qkv, each NH heads of HS channels::
 
-    out[b, t]       = wte[tokens[b, t]] + wpe[min(p + t, maxT - 1)]                 embedding_decode
+    out[b, t]          = wte[tokens[b, t]] + wpe[min(p + t, maxT - 1)]              embedding_decode
 
-    keys[b, p + t]  = k of qkv[b, t];  values[b, p + t] = v of qkv[b, t]            attention_decode
-    score[t, t2]    = s * q[t] . keys[t2]           for t2 <= p + t, s = 1/sqrt(HS)
-    lse[t]          = log(sum over t2 <= p + t of exp(score[t, t2]))
-    out[t]          = sum over t2 <= p + t of exp(score[t, t2] - lse[t]) * values[t2]
+    keys[b, h, p + t]  = k[b, t, h];  values[b, h, p + t] = v[b, t, h]              attention_decode
+    score[t, t2]       = s * q[t] . keys[t2]           for t2 <= p + t, s = 1/sqrt(HS)
+    out[t]             = sum over t2 <= p + t of softmax(score[t])[t2] * values[t2]
 
 What is computed is what ``embedding_forward`` and ``attention_forward`` compute for the last tokens of a sequence.
 Source: Vaswani et al. 2017; the cache as in Pope et al. 2022 (arXiv 2211.05102).
@@ -15,7 +15,7 @@ Source: Vaswani et al. 2017; the cache as in Pope et al. 2022 (arXiv 2211.05102)
 
 import numpy as np
 
-from ..op import NH, B, C, Op, S, T, V, index, inp, maxT, out, scalar, state
+from ..op import HS, NH, B, C, Op, S, T, V, index, inp, maxT, out, scalar, state
 from .attention import heads, rows
 
 SOURCE = "Vaswani et al. 2017, with the keys and values kept as in Pope et al. 2022"
@@ -26,18 +26,17 @@ def reference_embedding(tokens, wte, wpe, position):
     return {"out": wte[tokens] + wpe[places]}
 
 
-def reference_attention(lse, keys, values, qkv, position):
-    NH, new = lse.shape[1], qkv.shape[1]
-    q, k, v = np.split(qkv, 3, axis=-1)
-    keys, values = keys.copy(), values.copy()
-    keys[:, position : position + new], values[:, position : position + new] = k, v
+def reference_attention(keys, values, qkv, position):
+    NH, new = keys.shape[1], qkv.shape[1]
     known = position + new
-    q, k, v = heads(q, NH), heads(keys[:, :known], NH), heads(values[:, :known], NH)
-    score = q @ k.transpose(0, 1, 3, 2) / np.sqrt(q.shape[-1])
+    q, k, v = (heads(x, NH) for x in np.split(qkv, 3, axis=-1))
+    keys, values = keys.copy(), values.copy()
+    keys[:, :, position:known], values[:, :, position:known] = k, v
+    score = q @ keys[:, :, :known].transpose(0, 1, 3, 2) / np.sqrt(q.shape[-1])
     score = np.where(np.triu(np.ones((new, known), dtype=bool), position + 1), -np.inf, score)
-    top = score.max(axis=-1, keepdims=True)
-    lse = np.log(np.exp(score - top).sum(axis=-1)) + top[..., 0]
-    return {"out": rows(np.exp(score - lse[..., None]) @ v), "lse": lse, "keys": keys, "values": values}
+    att = np.exp(score - score.max(axis=-1, keepdims=True))
+    att /= att.sum(axis=-1, keepdims=True)
+    return {"out": rows(att @ values[:, :, :known]), "keys": keys, "values": values}
 
 
 embedding_decode = Op(
@@ -56,15 +55,14 @@ embedding_decode = Op(
 
 attention_decode = Op(
     "attention_decode",
-    out("out", B, T, C, reduces=S + C),
-    out("lse", B, NH, T, reduces=S + C),
-    state("keys", B, S, C),
-    state("values", B, S, C),
-    inp("qkv", B, T, 3 * C),
+    out("out", B, T, NH * HS, reduces=S + HS),
+    state("keys", B, NH, S, HS),
+    state("values", B, NH, S, HS),
+    inp("qkv", B, T, 3 * NH * HS),
     scalar("position", integer=True),
     label="Attention Decode",
-    flops=4 * B * T * S * C,
-    nbytes=4 * (2 * B * S * C + 6 * B * T * C),
+    flops=4 * B * T * S * NH * HS,
+    nbytes=4 * (2 * B * S * NH * HS + 6 * B * T * NH * HS),
     reference=reference_attention,
     source=SOURCE,
 )

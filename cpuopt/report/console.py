@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from ..train import Result
     from ..verify import Row
 
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+"""Characters that steer a terminal, but for tab and newline."""
 OUT = Console(highlight=False)
 ERR = Console(stderr=True, highlight=False)
 
@@ -229,16 +232,28 @@ def verify_table(rows: Sequence[Row]) -> None:
     OUT.print(f"{failed} of {len(rows)} FAIL" if failed else f"all {sum(r.allowed is not None for r in rows)} PASS")
 
 
+def stream(text: str) -> None:
+    """Print a piece of a generated text at once; on a terminal, without characters that would steer it."""
+    if OUT.is_terminal:
+        text = CONTROL.sub("\ufffd", text)
+    print(text, end="", flush=True)
+
+
 def generation(figures: Mapping[str, Any]) -> None:
-    """Say on stderr how fast a text came."""
+    """Say on stderr how fast a text came, and why it ended."""
     f = figures
-    rate = f"{f['tokens_per_s']:.1f} tokens/s, " if f["tokens_per_s"] else ""
-    share = f", {100 * f['share_of_roof']:.0f}% of what memory allows" if f["share_of_roof"] else ""
-    ERR.print(
-        f"{f['tokens']} tokens after {f['prompt_tokens']}: {rate}the first after {f['first_token_ms']:.0f} ms; "
-        f"{gb(f['weight_bytes'])} of weights a token, read at {f['read_bytes_per_s'] / 1e9:.1f} GB/s{share}",
-        soft_wrap=True,
-    )
+    parts = [f"{f['tokens']} tokens after {f['prompt_tokens']} ({f['stopped']})"]
+    if f["first_token_ms"] is not None:
+        parts.append(f"the first after {f['first_token_ms']:.0f} ms")
+    if f["tokens_per_s"]:
+        parts.append(f"then {f['tokens_per_s']:.1f} tokens/s")
+    ERR.print(", ".join(parts), soft_wrap=True)
+    if f["share_of_roof"]:
+        ERR.print(
+            f"{gb(f['weight_bytes'])} of weights a token, which {f['threads']} threads read at "
+            f"{f['read_bytes_per_s'] / 1e9:.1f} GB/s: {100 * f['share_of_roof']:.0f}% of what memory allows",
+            soft_wrap=True,
+        )
 
 
 def datasets_table(rows: Sequence[DatasetStatus]) -> None:

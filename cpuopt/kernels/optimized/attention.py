@@ -51,37 +51,51 @@ def forward_floats(HS):
 
 
 @helper()
-def forward_block(out, lse, qkv, w, packed, b, h, t0):
-    """Attend from the queries of one block to all keys up to them."""
-    T, C, HS = out.shape[1], out.shape[2], out.shape[2] // lse.shape[1]
-    width, n_q = up(HS, COLS), min(BLOCK, T - t0)
+def attend(out, o0, o_row, qkv, q, q_row, keys, k0, values, v0, kv_row, before, n_q, HS, w, packed):
+    """Attend from up to BLOCK queries to `before` keys and then, causally, to as many as there are queries.
+
+    What is given are arrays, the offset of the first row in each, and how far rows lie apart. The queries' maxima stay
+    at `packed` + BLOCK * (3 * width + BLOCK) of w, their sums 2 * BLOCK behind.
+    """
+    width = up(HS, COLS)
     qt, o, score = packed + BLOCK * width, packed + 2 * BLOCK * width, packed + 3 * BLOCK * width
     top, alpha, total = score + BLOCK * BLOCK, score + BLOCK * BLOCK + BLOCK, score + BLOCK * BLOCK + 2 * BLOCK
-    q = b * T * 3 * C + h * HS
     for t in range(BLOCK):
         w[top + t], w[total + t] = LOWEST, ZERO
-    pack(w, packed, width, up(n_q, COLS), qkv, q + t0 * 3 * C, 3 * C, n_q, HS, ONE / np.sqrt(np.float32(HS)))
+    pack(w, packed, width, up(n_q, COLS), qkv, q, q_row, n_q, HS, ONE / np.sqrt(np.float32(HS)))
     turn(w, qt, BLOCK, w, packed, width, up(n_q, COLS))
-    for t2 in range(0, t0 + 1, BLOCK):
-        diagonal = t2 == t0
-        k, v, n_k = q + C + t2 * 3 * C, q + 2 * C + t2 * 3 * C, n_q if diagonal else BLOCK
+    tiles = (before + BLOCK - 1) // BLOCK
+    for tile in range(tiles + 1):
+        diagonal = tile == tiles
+        t2 = before if diagonal else tile * BLOCK
+        k, v, n_k = k0 + t2 * kv_row, v0 + t2 * kv_row, n_q if diagonal else min(BLOCK, before - t2)
         # pass 1: the scores, transposed
         part = C_UPPER if diagonal else WHOLE
-        product(w, score, BLOCK, qkv, k, 3 * C, 1, w, qt, BLOCK, n_k, n_q, HS, part, False)
+        product(w, score, BLOCK, keys, k, kv_row, 1, w, qt, BLOCK, n_k, n_q, HS, part, False)
         # pass 2: their exp, and the sums
         softmax(w, score, top, alpha, total, n_q, n_k, diagonal)
         # pass 3: gather the values
-        for t in range(n_q if t2 > 0 else 0):
+        for t in range(n_q if tile > 0 else 0):
             for i in range(0, width, LANES):
                 store(w, o + t * width + i, load(w, o + t * width + i) * w[alpha + t])
-        pack(w, packed, width, n_k, qkv, v, 3 * C, n_k, HS, ONE)
+        pack(w, packed, width, n_k, values, v, kv_row, n_k, HS, ONE)
         part = A_LOWER if diagonal else WHOLE
-        product(w, o, width, w, score, 1, BLOCK, w, packed, width, n_q, width, n_k, part, t2 > 0)
+        product(w, o, width, w, score, 1, BLOCK, w, packed, width, n_q, width, n_k, part, tile > 0)
     # pass 4: normalize
     for t in range(n_q):
-        lse[b, h, t0 + t] = np.log(w[total + t]) + w[top + t]
-        row = (b * T + t0 + t) * C + h * HS
-        unpack(out, row, C, w, o + t * width, width, 1, HS, ONE / w[total + t], False)
+        unpack(out, o0 + t * o_row, o_row, w, o + t * width, width, 1, HS, ONE / w[total + t], False)
+
+
+@helper()
+def forward_block(out, lse, qkv, w, packed, b, h, t0):
+    """Attend from the queries of one block to all keys up to them."""
+    T, C, HS = out.shape[1], out.shape[2], out.shape[2] // lse.shape[1]
+    n_q, q, row = min(BLOCK, T - t0), b * T * 3 * C + h * HS, 3 * C
+    o = (b * T + t0) * C + h * HS
+    attend(out, o, C, qkv, q + t0 * row, row, qkv, q + C, qkv, q + 2 * C, row, t0, n_q, HS, w, packed)
+    top = packed + BLOCK * (3 * up(HS, COLS) + BLOCK)
+    for t in range(n_q):
+        lse[b, h, t0 + t] = np.log(w[top + 2 * BLOCK + t]) + w[top + t]
 
 
 @kernel(

@@ -1,4 +1,4 @@
-"""Attention behind a cache on vectors: one pass over the keys for the scores, one over the values."""
+"""Attention behind a cache: few queries on vectors, one pass over the keys and one over the values; more in tiles."""
 
 import numpy as np
 from numba import prange
@@ -8,8 +8,10 @@ from ...op import NH, B, S
 from ..jit import helper, kernel
 from ..lanes import exp, larger, load, load_some, max_lanes, select_some, spread, store, store_some, sum_lanes
 from ..simd import LANES
+from .attention import BLOCK, attend, forward_floats
 
-ZERO, LOWEST = np.float32(0), np.float32(-np.inf)
+TILED = 16  # queries from which on packing them into tiles pays
+ZERO, ONE, LOWEST = np.float32(0), np.float32(1), np.float32(-np.inf)
 
 
 @helper()
@@ -36,7 +38,7 @@ def copy(to, i, x, j, n):
 
 @helper()
 def softmax(att, a, n):
-    """Turn n scores into exp(score - top); give top and the sum."""
+    """Turn n scores into exp(score - top); give the sum."""
     whole = n - n % LANES
     m = spread(LOWEST)
     for k in range(0, whole, LANES):
@@ -53,47 +55,69 @@ def softmax(att, a, n):
         e = exp(load_some(att, a + whole, n - whole) - top)
         store_some(att, a + whole, e, n - whole)
         total = total + select_some(n - whole, e, spread(ZERO))
-    return top, sum_lanes(total)
+    return sum_lanes(total)
 
 
 @helper()
-def gather(out, o, att, a, values, v, row, n, HS, scale):
-    """Sum n rows of values, weighted."""
-    whole = HS - HS % LANES
-    for i in range(0, whole, LANES):
+def gather(out, o, att, a, values, v, n, HS, scale):
+    """Sum n rows of values, weighted; four vectors of each row at a time."""
+    four, whole = HS - HS % (4 * LANES), HS - HS % LANES
+    for i in range(0, four, 4 * LANES):
+        s0, s1, s2, s3 = spread(ZERO), spread(ZERO), spread(ZERO), spread(ZERO)
+        for t in range(n):
+            p, row = att[a + t], v + t * HS + i
+            s0, s1 = s0 + load(values, row) * p, s1 + load(values, row + LANES) * p
+            s2, s3 = s2 + load(values, row + 2 * LANES) * p, s3 + load(values, row + 3 * LANES) * p
+        store(out, o + i, s0 * scale)
+        store(out, o + i + LANES, s1 * scale)
+        store(out, o + i + 2 * LANES, s2 * scale)
+        store(out, o + i + 3 * LANES, s3 * scale)
+    for i in range(four, whole, LANES):
         s = spread(ZERO)
         for t in range(n):
-            s = s + load(values, v + t * row + i) * att[a + t]
+            s = s + load(values, v + t * HS + i) * att[a + t]
         store(out, o + i, s * scale)
     if HS > whole:
         s = spread(ZERO)
         for t in range(n):
-            s = s + load_some(values, v + t * row + whole, HS - whole) * att[a + t]
+            s = s + load_some(values, v + t * HS + whole, HS - whole) * att[a + t]
         store_some(out, o + whole, s * scale, HS - whole)
 
 
-@kernel(ops.attention_decode, "optimized", scratch=[("att", B * NH * S)])
-def attention_decode(out, lse, keys, values, qkv, position, att):
+def work_floats(sizes):
+    """Size what each head works in: tiles, or a row of scores."""
+    return sizes["B"] * sizes["NH"] * (forward_floats.py_func(sizes["HS"]) if sizes["T"] >= TILED else 0)
+
+
+@kernel(ops.attention_decode, "optimized", scratch=[("att", B * NH * S), ("work", work_floats)])
+def attention_decode(out, keys, values, qkv, position, att, work):
     """Put the new keys and values away; then, for each query: scores, their softmax, the weighted sum of the values.
 
-    Parallel: batch and head; each owns its channels of `out`, of the cache, and a slice of `att`.
-    Memory: one row of attention weights a head.
-    Bound: memory.
+    Parallel: batch and head; each owns its channels of `out`, its part of the cache, and a slice of `att` and `work`.
+    Memory: one row of attention weights a head; tiles for each head where there are many queries.
+    Bound: memory for one query; compute for many.
+    Source: for many, Dao 2023 (arXiv 2307.08691), algorithm 1.
     """
     B, T, C = out.shape
-    NH, S = lse.shape[1], keys.shape[1]
-    HS = C // NH
-    scale = np.float32(1) / np.sqrt(np.float32(HS))
-    for bh in prange(B * NH):
+    NH, S, HS = keys.shape[1:]
+    scale = ONE / np.sqrt(np.float32(HS))
+    for task in prange(B * NH):
+        bh = np.int64(task)
         b, h = bh // NH, bh % NH
-        cache, a, q = b * S * C + h * HS, bh * S, b * T * 3 * C + h * HS
+        cache, a, q, o = bh * S * HS, bh * S, b * T * 3 * C + h * HS, b * T * C + h * HS
         for t in range(T):
-            copy(keys, cache + (position + t) * C, qkv, q + t * 3 * C + C, HS)
-            copy(values, cache + (position + t) * C, qkv, q + t * 3 * C + 2 * C, HS)
-        for t in range(T):
-            n = position + t + 1
-            for t2 in range(n):
-                att[a + t2] = scale * dot(qkv, q + t * 3 * C, keys, cache + t2 * C, HS)
-            top, total = softmax(att, a, n)
-            lse[b, h, t] = np.log(total) + top
-            gather(out, (b * T + t) * C + h * HS, att, a, values, cache, C, n, HS, np.float32(1) / total)
+            copy(keys, cache + (position + t) * HS, qkv, q + t * 3 * C + C, HS)
+            copy(values, cache + (position + t) * HS, qkv, q + t * 3 * C + 2 * C, HS)
+        if T >= TILED:
+            w = bh * forward_floats(HS)
+            for t in range(0, T, BLOCK):
+                x, n = q + t * 3 * C, min(BLOCK, T - t)
+                before = position + t
+                attend(out, o + t * C, C, qkv, x, 3 * C, keys, cache, values, cache, HS, before, n, HS, work, w)
+        else:
+            for t in range(T):
+                n = position + t + 1
+                for t2 in range(n):
+                    att[a + t2] = scale * dot(qkv, q + t * 3 * C, keys, cache + t2 * HS, HS)
+                total = softmax(att, a, n)
+                gather(out, o + t * C, att, a, values, cache, n, HS, ONE / total)

@@ -1,1 +1,1 @@
-"""Kernels for few rows, as generation has them: a weight is read once, at the speed of memory."""
+"""Kernels for few rows, as generation has them: a weight streams through once; what is small starts no threads."""
