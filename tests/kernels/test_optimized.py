@@ -30,7 +30,6 @@ avx2 = pytest.mark.skipif(LANES != 8, reason="the patterns are those of AVX2")
 LIBM = re.compile(r"\$((?:exp|log|tanh|expm1|log1p|pow|sqrt|fmax|fmin)f?)\b")
 FEW = {  # one logarithm a row, two powers a call
     **{f"{op}_forward": {"logf"} for op in ("attention", "cross_entropy", "classifier")},
-    "attention_decode": {"logf"},
     **{op: {"pow"} for op in ("adamw", "embedding_update")},
     "classifier_backward": {"logf"},
     "classifier_update": {"logf", "pow"},
