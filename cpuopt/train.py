@@ -286,6 +286,8 @@ def train(
         run, history = Run.reopen(resume.run, resume.state["step"])
         trainer.restore(resume, history)
     with run:
+        if s.tensorboard:
+            run.begin_events(trainer.history, trainer.val)
         for name in checkpoint.clean(run.path):
             listener.note(f"removed {name}, which an interrupted save has left")
         profiler = Profiler(engine)

@@ -53,6 +53,7 @@ def flags(p: argparse.ArgumentParser) -> None:
     p.add_argument("--save-every", type=int, default=0, metavar="N", help="steps between checkpoints (0: none)")
     p.add_argument("--keep", type=int, default=2, metavar="K", help="checkpoints that stay (%(default)s)")
     p.add_argument("--run", default="train", metavar="NAME", help="of the folder in runs/ (%(default)s)")
+    p.add_argument("--tensorboard", action=argparse.BooleanOptionalAction, default=False, help="write its events too")
     leave_out_defaults(p)
     p.add_argument("--config", type=Path, metavar="FILE", help="settings in TOML, or a run's config.json; flags win")
     p.add_argument(
