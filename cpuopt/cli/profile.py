@@ -22,8 +22,7 @@ def flags(p: argparse.ArgumentParser) -> None:
     p.add_argument("--runs", type=Path, default=Path("runs"), metavar="DIR", help="where the record goes (%(default)s)")
     p.add_argument("--json", action="store_true", help="print one JSON object")
     p.add_argument("--html", type=Path, metavar="FILE", help="write a report to look at, in one file")
-    p.add_argument("--trace", type=Path, metavar="FILE", help="write a Chrome/Perfetto trace of the steps")
-    p.add_argument("--speedscope", type=Path, metavar="FILE", help="write the steps for speedscope")
+    common.trace_flags(p)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -34,14 +33,12 @@ def run(args: argparse.Namespace) -> int:
     from ..lab import machine, records
     from ..profiler import profile
     from ..record import finite
-    from ..report import console, files, html, speedscope, tables, trace
+    from ..report import console, html, tables
 
     settings = settings_of(args, run="profile")
     if args.warmup < 0:
         raise UserError(f"--warmup {args.warmup}: expected 0 or more")
-    for flag in ("trace", "speedscope", "html"):
-        if path := getattr(args, flag):
-            files.check_target(path, f"--{flag}")
+    common.check_targets(args)
     watched = regions.watch()  # before any kernel is loaded
     with console.compiling() as progress:
         job = prepare(settings, progress)
@@ -58,10 +55,7 @@ def run(args: argparse.Namespace) -> int:
     with console.counting("steps", settings.steps + args.warmup) as tick:
         report = profile(job, warmup=args.warmup, tick=tick, roofs=roofs, regions=watched, doubts=others.doubts)
     report.hashes = {k.name: cache.digest(k.function) for k in dict.fromkeys(job.engine.kernels)}
-    if args.trace:
-        trace.write_trace(args.trace, report)
-    if args.speedscope:
-        speedscope.write_speedscope(args.speedscope, report)
+    common.write_traces(args, report)
     if args.html:
         html.write_report(args.html, report, job.engine)
     records.keep(args.runs, "profile", report.model, {"profile": report.to_json()})
