@@ -271,12 +271,6 @@ def test_the_rules_of_speedscope_notice(mutant, tmp_path):
     assert speedscope_faults(data)
 
 
-def test_times_that_are_not_exact_in_binary_would_overlap(tmp_path, monkeypatch):
-    monkeypatch.setattr(trace, "_us", lambda ns: ns / 1000)
-    gaps = np.random.default_rng(0).integers(1, 10**6, 1000).tolist()
-    assert chrome_faults(written(tmp_path, steps_of(gaps))[0])
-
-
 # From the command line ------------------------------------------------------------------------------------------------
 
 
