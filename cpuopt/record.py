@@ -19,6 +19,7 @@ from importlib.metadata import PackageNotFoundError, version
 from itertools import count
 from math import isfinite
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import psutil
@@ -165,13 +166,16 @@ class Run:
     root : the folder that holds all runs.
     name : of this one, already checked.
     config : everything that was asked for.
+    here : what to say of the machine besides `machine`.
     """
 
-    def __init__(self, root: Path, name: str, config: Mapping[str, Any]) -> None:
+    def __init__(
+        self, root: Path, name: str, config: Mapping[str, Any], here: Mapping[str, Any] = MappingProxyType({})
+    ) -> None:
         stem = f"{time.strftime('%Y%m%d-%H%M%S')}-{check_name(name)}"
         self._open(_new_folder(root, stem))
         self.write("config.json", config)
-        self.write("machine.json", machine())
+        self.write("machine.json", {**here, **machine()})
         for name in self._pending:
             (self.path / name).touch()
 

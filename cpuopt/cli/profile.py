@@ -29,9 +29,9 @@ def run(args: argparse.Namespace) -> int:
     """Run the verb; return its exit status."""
     start_numba(args.threads)
     from ..job import prepare
-    from ..kernels import cache, regions
+    from ..kernels import regions
     from ..lab import machine, records
-    from ..profiler import profile
+    from ..profiler import hashes, profile
     from ..record import finite
     from ..report import console, html, tables
 
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
         console.warn(f"load average {busy:.1f} on {common.cores()} cores: other processes make these times too long")
     with console.counting("steps", settings.steps + args.warmup) as tick:
         report = profile(job, warmup=args.warmup, tick=tick, roofs=roofs, regions=watched, doubts=others.doubts)
-    report.hashes = {k.name: cache.digest(k.function) for k in dict.fromkeys(job.engine.kernels)}
+    report.hashes = hashes(job.engine)
     common.write_traces(args, report)
     if args.html:
         html.write_report(args.html, report, job.engine)
