@@ -49,7 +49,7 @@ SAMPLES = 3
 GUARD = 512
 """Words between two arrays, one half for each."""
 FILL, SCRATCH, OUTSIDE = 0x7FC0F111, 0x7FC05C7A, 0x7FD00000  # quiet NaNs: arithmetic keeps their low bits
-"""What is there before a call. Guard words count up from `OUTSIDE`: a loop that runs too far computes with those that it
+"""What is there before a call. Guard words count up from `OUTSIDE`: a loop that runs too far computes with those it
 reads, and writes one of them back, which would go unseen if they were all the same."""
 ORIGIN = {
     FILL: ": as filled before the call, so not written, or added to though told to overwrite",

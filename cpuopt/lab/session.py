@@ -84,6 +84,7 @@ def work(plan: Plan, roofs: Roofs, view: View, child: Child | None = None) -> li
     """
     child = child or Child([str(plan.file)], plan.threads, plan.limit_s)
     rows: list[Row] = []
+    view.rows(rows)
     try:
         with child:
             added = child.start()
@@ -105,6 +106,8 @@ def default(op: str) -> str:
 def stages(plan: Plan, roofs: Roofs, row: Row, child: Child, show: Callable[[], None]) -> None:
     """Take one kernel through all stages; the first that fails is the last."""
     for name, stage in zip(STAGES, (_check, _alone, _roof, _step, _inspect), strict=True):
+        if child.ended:
+            return
         row.now = name
         show()
         try:
