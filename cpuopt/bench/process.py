@@ -216,9 +216,8 @@ class Worker:
         self._stderr.seek(0, os.SEEK_END)
         self._stderr.seek(max(0, self._stderr.tell() - 4096))
         lines = self._stderr.read().decode(errors="replace").strip().splitlines()
-        return UserError(
-            f"{self.side.name}: {how} during '{do}': {_one_line(lines[-1]) if lines else 'without a word'}"
-        )
+        last = f": {_one_line(lines[-1])}" if lines else ""
+        return UserError(f"{self.side.name}: {how} during '{do}'{last}")
 
 
 def _one_line(text: str) -> str:

@@ -99,7 +99,8 @@ class Child:
             if self.ended:  # under its hands: whatever that raised says nothing about the kernel
                 raise UserError(ENDED) from e
             if isinstance(e, UserError):
-                raise UserError(str(e).removeprefix(f"{self.side.name}: ")) from e
+                told = str(e).removeprefix(f"{self.side.name}: ")
+                raise UserError(f"its process {told}" if told.startswith(("was ", "ended ")) else told) from e
             raise
         except BaseException:
             self.close()

@@ -147,7 +147,8 @@ def _compare(plan: Plan, row: Row, child: Child, in_step: bool) -> dict[str, Any
 
 def _told(r: dict[str, Any], row: Row) -> str:
     ratio, ms = r["ratio"], f"{r['b_ms']:.3g} ms against {r['a_ms']:.3g} of {row.against}"
-    return f"{r['verdict']}: {ms}, ratio {ratio['median']:.3f} [{ratio['low']:.3f}, {ratio['high']:.3f}]"
+    why = f"; {r['why']}" if r["why"] else ""
+    return f"{r['verdict']}: {ms}, ratio {ratio['median']:.3f} [{ratio['low']:.3f}, {ratio['high']:.3f}]{why}"
 
 
 def _alone(plan: Plan, roofs: Roofs, row: Row, child: Child) -> str:
