@@ -100,6 +100,7 @@ def main() -> None:
             ) -> list[float]:
                 found = both["AB".index(letter)].ask("step")
                 sums.extend([found] * (letter == "B"))
+                print(f"\r{len(sums)}/{args.rounds + 1}", end="", file=sys.stderr, flush=True)
                 return [found["ms"]]
 
             others = machine.Others()
