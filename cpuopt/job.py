@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from . import registry
+from . import registry, tensorboard
 from .checkpoint import Checkpoint, load, open_weights
 from .data import Corpus, load_corpus
 from .engine import Built, Engine, Spec, build, load_kernels
@@ -73,6 +73,8 @@ class Settings:
     """Steps between checkpoints; 0 leaves them to the end of an interrupted run."""
     keep: int = 2
     run: str = "train"
+    tensorboard: bool = False
+    """Whether to write events for TensorBoard besides the run's own files."""
     processes: int = 1
 
     def check(self) -> None:
@@ -127,6 +129,8 @@ class Settings:
                 f"-B {self.B} times -T {self.T}; the nearest is {near}"
             )
         check_name(self.run)
+        if self.tensorboard:
+            tensorboard.require()
         if self.save is not None:
             check_target(Path(self.save))
 
@@ -165,7 +169,7 @@ class Job:
 
 
 FREE = {"steps", "threads", "processes", "save", "save_every", "keep", "val_every", "val_batches", "guard", "guard_z"}
-FREE |= {"sample_every", "sample_tokens", "prompt"}
+FREE |= {"sample_every", "sample_tokens", "prompt", "tensorboard"}
 """Settings that a resumed run may have otherwise: no number of its steps depends on them."""
 
 

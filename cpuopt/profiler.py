@@ -243,6 +243,13 @@ def profile(
     )
 
 
+def hashes(engine: Engine) -> dict[str, str]:
+    """Name what the machine code of each kernel of an engine was made from, for `Profile.hashes`."""
+    from .kernels.cache import digest  # numba is imported late
+
+    return {k.name: digest(k.function) for k in dict.fromkeys(engine.kernels)}
+
+
 def _nothing(*args: object) -> None:
     """Stand in for a kernel."""
 

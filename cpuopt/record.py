@@ -1,7 +1,7 @@
 """A run's folder: what was asked, on which machine, what came of it.
 
 ``runs/<time>-<name>/`` holds ``config.json``, ``machine.json``, ``metrics.jsonl``, ``main.log`` (in llm.c's format),
-``profile.json`` and ``summary.json``.
+``profile.json`` and ``summary.json``; with ``--tensorboard`` also ``events.out.tfevents.*``.
 """
 
 from __future__ import annotations
@@ -13,15 +13,18 @@ import platform
 import re
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from itertools import count
 from math import isfinite
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import psutil
 
+from . import tensorboard
 from .errors import UserError
 from .files import write_whole
 
@@ -163,13 +166,16 @@ class Run:
     root : the folder that holds all runs.
     name : of this one, already checked.
     config : everything that was asked for.
+    here : what to say of the machine besides `machine`.
     """
 
-    def __init__(self, root: Path, name: str, config: Mapping[str, Any]) -> None:
+    def __init__(
+        self, root: Path, name: str, config: Mapping[str, Any], here: Mapping[str, Any] = MappingProxyType({})
+    ) -> None:
         stem = f"{time.strftime('%Y%m%d-%H%M%S')}-{check_name(name)}"
         self._open(_new_folder(root, stem))
         self.write("config.json", config)
-        self.write("machine.json", machine())
+        self.write("machine.json", {**here, **machine()})
         for name in self._pending:
             (self.path / name).touch()
 
@@ -199,6 +205,7 @@ class Run:
         self.path = path
         self.trouble = ""
         self._pending = {"metrics.jsonl": b"", "main.log": b""}
+        self._events = ""
         self._lock = os.open(path, os.O_RDONLY)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -212,26 +219,48 @@ class Run:
         part.write_text(json.dumps(finite(content), indent=2) + "\n")
         part.replace(self.path / name)
 
+    def begin_events(self, history: Sequence[Mapping[str, Any]], val: Mapping[int, float]) -> None:
+        """Write TensorBoard events from now on, in a file that begins with what was before a resume.
+
+        Parameters
+        ----------
+        history : the metrics of the steps so far.
+        val : validation losses, by the steps before them.
+        """
+        before = list(self.path.glob(tensorboard.FILES))
+        self._events = tensorboard.new_name()
+        self._pending[self._events] = b""
+        told = [tensorboard.opening(), *(tensorboard.validation(n, loss) for n, loss in val.items())]
+        self._append(self._events, b"".join(told + [tensorboard.step(m) for m in history]))
+        for old in before:
+            with suppress(OSError):  # what stays is not counted, since the new file says that it begins anew
+                old.unlink()
+
     def step(self, metrics: Mapping[str, Any]) -> None:
         """Add one step to ``metrics.jsonl`` and ``main.log``."""
         m = metrics
-        self._append("metrics.jsonl", json.dumps(finite(metrics)))
-        self._append("main.log", f"s:{m['step']} trl:{m['loss']:.4f} lr:{m['lr']:.6f} norm:{m['grad_norm']:.2f}")
+        self._append("metrics.jsonl", f"{json.dumps(finite(metrics))}\n".encode())
+        line = f"s:{m['step']} trl:{m['loss']:.4f} lr:{m['lr']:.6f} norm:{m['grad_norm']:.2f}\n"
+        self._append("main.log", line.encode())
+        if self._events:
+            self._append(self._events, tensorboard.step(metrics))
 
     def validation(self, step: int, loss: float) -> None:
         """Add a validation loss to ``main.log``."""
-        self._append("main.log", f"s:{step} tel:{loss:.4f}")
+        self._append("main.log", f"s:{step} tel:{loss:.4f}\n".encode())
+        if self._events:
+            self._append(self._events, tensorboard.validation(step, loss))
 
-    def _append(self, name: str, line: str) -> None:
-        """Add a line; what the disk does not take now goes with the next one, and `trouble` says why."""
-        self._pending[name] += f"{line}\n".encode()
+    def _append(self, name: str, more: bytes) -> None:
+        """Add to a file; what the disk does not take now goes with the next piece, and `trouble` says why."""
+        self._pending[name] += more
         try:
             with open(self.path / name, "ab", buffering=0) as file:
                 written = file.write(self._pending[name])
             self._pending[name] = self._pending[name][written:]
             self.trouble = ""
         except OSError as e:
-            self.trouble = f"cannot write {str(self.path / name)!r}: {e.strerror}; its lines are kept and tried again"
+            self.trouble = f"cannot write {str(self.path / name)!r}: {e.strerror}; the rest is kept and tried again"
 
     def __enter__(self) -> Run:
         return self

@@ -19,9 +19,10 @@ from .errors import UserError
 from .generate import Decoder, Sampler, generate, text_of
 from .guard import Guard, find_first
 from .job import Job
+from .lab.machine import machine_id
 from .profile import Profile
-from .profiler import Profiler, peak_rss_bytes
-from .record import Run, finite
+from .profiler import Profiler, hashes, peak_rss_bytes
+from .record import Run, commit, finite
 from .roofline import Roofs
 from .schedule import rate
 from .tokenizers import get_tokenizer
@@ -281,11 +282,14 @@ def train(
     s, engine = job.settings, job.engine
     trainer = Trainer(job, listener, clock)
     if resume is None:
-        run = Run(root, s.run, {**asdict(s), "sizes": asdict(job.config), "corpus": job.corpus.description})
+        config = {**asdict(s), "sizes": asdict(job.config), "corpus": job.corpus.description}
+        run = Run(root, s.run, config, {"machine_id": machine_id(), "commit": commit()})
     else:
         run, history = Run.reopen(resume.run, resume.state["step"])
         trainer.restore(resume, history)
     with run:
+        if s.tensorboard:
+            run.begin_events(trainer.history, trainer.val)
         for name in checkpoint.clean(run.path):
             listener.note(f"removed {name}, which an interrupted save has left")
         profiler = Profiler(engine)
@@ -300,6 +304,8 @@ def train(
             if profiler.steps
             else None
         )
+        if profile:
+            profile.hashes = hashes(engine)
         summary = _summary(trainer, bool(stopped_by))
         for name, content in (("profile.json", profile.to_json() if profile else {}), ("summary.json", summary)):
             try:

@@ -228,7 +228,7 @@ def test_a_loss_that_is_not_finite_later_is_a_doubt(fakes):
 
 BROKEN = {
     "die": ("steps", "cpuopt: ended with status 3 during 'steps': ValueError: no more [31mpaper"),
-    "kill": ("steps", "cpuopt: was ended by SIGKILL, perhaps because memory ran out, during 'steps': without a word"),
+    "kill": ("steps", "cpuopt: was ended by SIGKILL, perhaps because memory ran out, during 'steps'"),
     "hang": ("steps", "cpuopt: no answer to 'steps' within 1 s; it was ended"),
     "hello there": ("init", "cpuopt: answered 'hello there' to 'init'; expected a JSON object on one line"),
     "[1]": ("check", "cpuopt: answered '[1]' to 'check'; expected a JSON object on one line"),

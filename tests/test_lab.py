@@ -4,19 +4,25 @@ import ast
 import io
 import json
 import os
+import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 from rich.console import Console
 
 import cpuopt.kernels
 from cpuopt import cli, ops, registry
 from cpuopt.cli import lab as verb
+from cpuopt.errors import UserError
 from cpuopt.lab import machine, session
 from cpuopt.lab.cases import quick_cases
 from cpuopt.lab.check import check
+from cpuopt.lab.child import Child
 from cpuopt.lab.starter import starter
 from cpuopt.report import lab as report
 from cpuopt.roofline import Level, Roofs
@@ -161,34 +167,102 @@ def test_the_screen_has_a_line_for_each_stage():
     ]
 
 
-def test_a_save_ends_the_round_that_is_going_on_and_begins_another(monkeypatch):
-    Path("mine.py").write_text("first")
-    began, ended = [], []
+def wait(until, seconds=120):
+    deadline = time.monotonic() + seconds
+    while not until() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert until()
 
-    def work(plan, roofs, screen, child):
-        began.append(plan.file.read_text())
-        if began[-1] == "first":
-            deadline = time.monotonic() + 60
-            while "first" not in ended and time.monotonic() < deadline:
-                time.sleep(0.01)
 
-    monkeypatch.setattr(session, "work", work)
-    monkeypatch.setattr("cpuopt.lab.child.Child.close", lambda self: ended.append(began[-1]))
+class Heard(report.Screen):
+    """A screen that remembers what it was told."""
 
-    def saves(folder, **kw):
-        while not began:
-            time.sleep(0.01)
+    def __init__(self, plan):
+        super().__init__(plan, live=False, quiet=True)
+        self.seen = []
+
+    def rows(self, rows):
+        self.seen.append([(r.now, r.bad, dict(r.said)) for r in rows])
+
+    def problem(self, text):
+        self.seen.append(text)
+
+
+def test_saves_while_rounds_go_on(monkeypatch):
+    plan = session.Plan(Path("mine.py"), "gpt2-tiny", 2, 16, 1, rounds=6, limit_s=300, step=False)
+    screen, workers, popen = Heard(plan), [], subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", lambda *a, **kw: workers.append(popen(*a, **kw)) or workers[-1])
+
+    def save(body):
+        plan.file.write_text(KERNEL.format(body=body))
+        return {(1, str(plan.file.resolve()))}
+
+    def changes(folder, **kw):
+        wait(lambda: screen.seen[-1:] == [[("check", "", {})]])  # in a kernel that never ends
         yield {(1, str(Path(folder) / "other.py"))}
-        Path("mine.py").write_text("second")
-        yield {(1, str(Path(folder) / "mine.py"))}
+        assert len(workers) == 1
+        for i in range(5):  # each ends the one before it, wherever that is: starting, loading, checking
+            yield save(f"out[...] = {i}")
+            time.sleep(0.4 * i)
+        plan.file.unlink()
+        yield set()
+        assert screen.seen[-1] == "mine.py is gone"
+        yield set()
+        save("out[...] = inp1 - inp2")
+        yield set()  # what the watcher missed is seen all the same
+        wait(lambda: screen.seen[-1] and "check" in screen.seen[-1][0][2])
+        yield set()
 
-    monkeypatch.setattr("watchfiles.watch", saves)
-    verb.follow(session.Plan(Path("mine.py")), ROOFS, None)
-    for thread in threading.enumerate():
-        if thread is not threading.current_thread() and thread.daemon and "work" in thread.name:
-            thread.join(10)
-    assert began == ["first", "second"]
-    assert ended[0] == "first"
+    save("while True: pass")
+    monkeypatch.setattr("watchfiles.watch", changes)
+    verb.follow(plan, ROOFS, screen)
+    wait(lambda: not any("work" in t.name for t in threading.enumerate()))
+    last = screen.seen.index("mine.py is gone")
+    (row,) = screen.seen[-1]
+    assert row[1] == "check"
+    assert row[2]["check"].startswith("out[")
+    assert all(not x or x[0][0] == "check" or x[0][1] == "check" for x in screen.seen[last + 1 :])
+    assert not any("ended" in str(x) for x in screen.seen)
+    assert 3 <= len(workers) <= 7
+    assert all(w.poll() is not None for w in workers)
+
+
+def test_a_round_that_is_over_is_not_heard():
+    screen = Heard(session.Plan(Path("mine.py")))
+    old, new = screen.begin(), screen.begin()
+    old.problem("stale")
+    old.rows([])
+    new.problem("fresh")
+    assert screen.seen == ["fresh"]
+
+
+def test_a_child_that_is_ended_starts_no_more():
+    child = Child([], 1)
+    child.end()
+    with pytest.raises(UserError, match="something newer"):
+        child.ask("check")
+    assert child._worker is None
+
+
+def test_ctrl_c_ends_the_screen_and_every_process(tmp_path):
+    Path("mine.py").write_text(KERNEL.format(body="while True: open('runs_here', 'w').close()"))
+    arguments = ["lab", "mine.py", "--model", "gpt2-tiny", "--threads", "1"]
+    roofs = "import cpuopt.lab.machine as m; from tests_roofs import R; m.roofs = lambda n, say: R"
+    Path("tests_roofs.py").write_text(
+        "from cpuopt.roofline import Level, Roofs\n"
+        "R = Roofs(1, (Level('memory', None),), 100.0, {'memory': {'read': 10.0}}, 1.0)\n"
+    )
+    command = [sys.executable, "-c", f"{roofs}; from cpuopt.cli import main; raise SystemExit(main({arguments!r}))"]
+    for number in (signal.SIGINT, signal.SIGHUP):
+        lab = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        wait(lambda: Path("runs_here").exists())
+        children = psutil.Process(lab.pid).children(recursive=True)
+        assert children
+        lab.send_signal(number)
+        said, _ = lab.communicate(timeout=120)
+        assert (lab.returncode, "Traceback" in said) == (0, False), said
+        assert not psutil.wait_procs(children, 30)[1]
+        Path("runs_here").unlink()
 
 
 def test_watchfiles_sees_a_save():

@@ -1,14 +1,20 @@
 """`cpuopt runs` and `cpuopt history`, on records that are written by hand."""
 
+import io
 import json
+import os
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from cpuopt import cli, record
 from cpuopt.errors import UserError
 from cpuopt.lab import machine, records
 from cpuopt.profile import LayerRow, OpRow, Profile
+from cpuopt.report import console as console_module
 from cpuopt.report import html
 
 OPS = {"Matmul Forward": 50.0, "GELU Forward": 10.0, "Attention Forward": 20.0, "Residual Forward": 5.0, "AdamW": 15.0}
@@ -21,6 +27,7 @@ def _here(tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setattr(machine, "machine_id", lambda: "here")
     monkeypatch.setattr(records, "machine_id", lambda: "here")
+    monkeypatch.setattr("cpuopt.train.machine_id", lambda: "here")
 
 
 def profile(factors=(), hashes=(), seed=0, scatter=0.004, **kw):
@@ -152,7 +159,7 @@ def test_the_verbs(tmp_path, capsys):
         return capsys.readouterr().out
 
     listed = out("runs", "list")
-    assert "gpt2-tiny 4x64, optimized: 100" in listed
+    assert "100.0 ms a step, gpt2-tiny 4x64, optimized" in listed
     assert "gelu_forward: mine against vanilla: faster" in listed
     assert len(json.loads(out("runs", "list", "--json"))["runs"]) == 3
     assert "Matmul Forward" in out("runs", "show", "first")
@@ -170,3 +177,71 @@ def test_the_verbs(tmp_path, capsys):
     assert cli.main(["runs", "compare", "first", "third"]) == 2
     assert "is of kind 'ab' and has no profile" in capsys.readouterr().err
     assert cli.main(["history", "gleu_forward"]) == 2
+
+
+def test_a_run_with_one_kernel_of_one_layer_swapped_shows_that_layer_alone(tmp_path, monkeypatch, capsys):
+    threads = os.environ["NUMBA_NUM_THREADS"]
+    monkeypatch.setenv("NUMBA_NUM_THREADS", threads)
+    (tmp_path / "text.txt").write_text("".join(f"{i} squared is {i * i}.\n" for i in range(500)))
+    job = ["train", "--model", "gpt2-tiny", "--data", "text.txt", "-B", "2", "-T", "16", "--variant", "vanilla"]
+    job += ["--threads", threads, "--val-every", "0", "--steps", "4"]
+
+    def seen(*more):
+        """What the console and the page say of layers that are unlike the rest of their op."""
+        assert cli.main([*job, *more, "--html", "page.html", "--json"]) == 0
+        name = Path(json.loads(capsys.readouterr().out)["path"]).name
+        assert cli.main(["runs", "show", name]) == 0
+        lines = [line.split(":")[0] for line in capsys.readouterr().out.splitlines() if "[blas] in " in line]
+        assert cli.main(["runs", "show", name, "--detail"]) == 0
+        rows = [line.split()[:3] for line in capsys.readouterr().out.splitlines()]
+        outlined = re.findall(
+            r'<td class="s\d other"[^>]*title="([^"\n]*)\n([^"\n]*)', (tmp_path / "page.html").read_text()
+        )
+        return lines, [r for r in rows if "blas" in r], sorted(set(outlined))
+
+    layer, op = "h.1.mlp.c_fc", "matmul_forward"
+    assert seen("--swap", f"{op}@{layer}=blas", "--run", "one") == (
+        [f"{op}[blas] in {layer}"],
+        [[layer, op, "blas"]],
+        [("h.1", f"{op} [vanilla, blas]"), (layer, f"{op} [blas]")],
+    )
+    assert seen("--run", "two") == ([], [], [])
+    lines, rows, outlined = seen("--swap", f"{op}@h.*=blas", "--run", "three")
+    assert lines == [f"{op}[blas] in 8 layers"]
+    assert len(rows) == 8
+    assert len(outlined) == 10
+    one, two = (records.profile_in(records.find(tmp_path / "runs", name)) for name in ("one", "two"))
+    assert one.hashes[f"{op}[vanilla]"] == two.hashes[f"{op}[vanilla]"] != one.hashes[f"{op}[blas]"]
+    measured = [r["variant"] for r in records.history(records.entries(tmp_path / "runs"), op, "here")]
+    assert sorted(measured) == ["blas", "blas", "vanilla", "vanilla", "vanilla"]
+
+
+def test_lists_fit_a_terminal_of_80_columns(tmp_path, monkeypatch, capsys):
+    keep(tmp_path, "first", profile())
+    keep(tmp_path, "second", profile({"GELU Forward": 1.5}, {"GELU Forward": "1" * 12}, seed=1))
+    records.keep(tmp_path / "runs", "ab", "gelu_forward-vanilla-mine", ab())
+    shown, runs = [], tmp_path / "runs"
+    for what in (["runs", "list"], ["runs", "compare", "first", "second"], ["history", "gelu_forward"]):
+        console = Console(width=80, file=io.StringIO(), highlight=False)
+        monkeypatch.setattr(console_module, "OUT", console)
+        assert cli.main(what) == 0
+        lines = [line.rstrip() for line in console.file.getvalue().splitlines()]
+        assert all(len(line) <= 80 for line in lines)
+        shown.append(lines)
+    listed, compared, moved = shown
+    assert [line.split()[0] for line in listed if "20" in line[:2]] == [e.path.name for e in records.entries(runs)]
+    (gelu,) = (x.split() for x in compared if x.startswith("GELU Forward *"))
+    assert float(gelu[5]) == pytest.approx(1.5, abs=0.02)
+    assert gelu[-1] == "slower"
+    assert "* another kernel" in compared
+    assert sum(x.endswith("no difference") for x in compared) == len(OPS) - 1
+    assert sum("mine" in line for line in moved) == 3
+
+
+def test_nothing_there_says_what_to_run(tmp_path, capsys):
+    assert cli.main(["runs", "list"]) == 0
+    assert "no records in runs; make some: cpuopt profile" in capsys.readouterr().out
+    assert cli.main(["history", "gelu_forward"]) == 0
+    assert "'cpuopt ab gelu_forward A B'" in capsys.readouterr().out
+    assert cli.main(["runs", "show", "x"]) == 2
+    assert "there is none in runs" in capsys.readouterr().err

@@ -131,12 +131,16 @@ class Worker:
         except subprocess.TimeoutExpired:
             pass
         finally:
-            if process.returncode is None:
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+            self.kill()
+            process.wait()
             process.stdout.close()
             self._stderr.close()
+
+    def kill(self) -> None:
+        """End the process by force, from any thread; who waits for its answer learns of it and closes the pipes."""
+        if self._process.poll() is None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
 
     def ask(self, do: str, **more: Any) -> dict[str, Any]:
         """Send a request and wait for its answer."""
@@ -212,9 +216,8 @@ class Worker:
         self._stderr.seek(0, os.SEEK_END)
         self._stderr.seek(max(0, self._stderr.tell() - 4096))
         lines = self._stderr.read().decode(errors="replace").strip().splitlines()
-        return UserError(
-            f"{self.side.name}: {how} during '{do}': {_one_line(lines[-1]) if lines else 'without a word'}"
-        )
+        last = f": {_one_line(lines[-1])}" if lines else ""
+        return UserError(f"{self.side.name}: {how} during '{do}'{last}")
 
 
 def _one_line(text: str) -> str:
@@ -230,7 +233,7 @@ def _numbers(values: Any, n: int) -> list[float]:
 
 @contextmanager
 def ended_by_sigterm() -> Iterator[None]:
-    """Turn SIGTERM into an exception, so that workers and temporary files go with this process."""
+    """Turn SIGTERM and SIGHUP into an exception, so that workers and temporary files go with this process."""
 
     def leave(number: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + number)
@@ -238,8 +241,9 @@ def ended_by_sigterm() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, leave)
+    before = {n: signal.signal(n, leave) for n in (signal.SIGTERM, signal.SIGHUP)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for n, handler in before.items():
+            signal.signal(n, handler)

@@ -12,6 +12,7 @@ from ..errors import UserError
 
 if TYPE_CHECKING:
     from ..job import Settings
+    from ..profile import Profile
 
 
 def job_flags(p: argparse.ArgumentParser, steps: int) -> None:
@@ -47,6 +48,35 @@ def kernel_flags(p: argparse.ArgumentParser, fuse: bool = True) -> None:
             help="rewrites: residual, layernorm, gelu, classifier, update, recompute (%(default)s)",
         )
     p.add_argument("--threads", type=int, help="for all kernels (the cores this process may use)")
+
+
+FILES = ("trace", "speedscope", "html")
+"""Flags that name a file to write at the end."""
+
+
+def trace_flags(p: argparse.ArgumentParser) -> None:
+    """Add the files that other programs show a profile with."""
+    p.add_argument("--trace", type=Path, metavar="FILE", help="write the last ten steps for ui.perfetto.dev")
+    p.add_argument("--speedscope", type=Path, metavar="FILE", help="write the last ten steps for speedscope")
+
+
+def check_targets(args: argparse.Namespace) -> None:
+    """Refuse files that cannot be written, before anything runs."""
+    from ..report import files
+
+    for flag in FILES:
+        if path := getattr(args, flag):
+            files.check_target(path, f"--{flag}")
+
+
+def write_traces(args: argparse.Namespace, profile: Profile | None) -> None:
+    """Write the files of `trace_flags`, where there is a profile."""
+    from ..report import speedscope, trace
+
+    if args.trace and profile:
+        trace.write_trace(args.trace, profile)
+    if args.speedscope and profile:
+        speedscope.write_speedscope(args.speedscope, profile)
 
 
 def start_numba(threads: int | None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,6 +40,7 @@ def run(args: argparse.Namespace) -> int:
     """Run the verb; return its exit status."""
     start_numba(args.threads)
     from .. import kernels
+    from ..bench.process import ended_by_sigterm
     from ..lab import machine, session
     from ..lab.compare import looks_up_to
     from ..report import console
@@ -63,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
             told = [{"op": r.op, "variant": r.variant, "bad": r.bad, "said": r.said, **r.found} for r in rows]
             print(json.dumps({"problem": screen.trouble, "kernels": told}))
         return 1 if screen.trouble or any(r.bad for r in rows) else 0
-    with Screen(plan) as screen:
+    with ended_by_sigterm(), Screen(plan) as screen, suppress(KeyboardInterrupt):
         follow(plan, roofs, screen)
     return 0
 
@@ -75,18 +77,30 @@ def follow(plan: Plan, roofs: Roofs, screen: Screen) -> None:
     from ..lab import session
     from ..lab.child import Child
 
-    def begin() -> tuple[threading.Thread, Child]:
+    def begin() -> Child:
         child = Child([str(plan.file)], plan.threads, plan.limit_s)
-        round_ = threading.Thread(target=session.work, args=(plan, roofs, screen, child), daemon=True)
-        round_.start()
-        return round_, child
+        view = screen.begin()  # from now on no earlier round is heard
+        threading.Thread(target=session.work, args=(plan, roofs, view, child), daemon=True).start()
+        return child
 
-    going, child = begin()
+    text, child = read(plan.file), begin()
     try:
-        for changes in watch(plan.file.parent.resolve(), recursive=False):
-            if any(Path(path).name == plan.file.name for _, path in changes) and plan.file.is_file():
-                child.close()  # what runs of the earlier text ends with its process
-                going.join(30)
-                going, child = begin()
+        for changes in watch(plan.file.parent.resolve(), recursive=False, rust_timeout=1000, yield_on_timeout=True):
+            before, text = text, read(plan.file)
+            saved = any(Path(path).name == plan.file.name for _, path in changes)
+            if text is None and before is not None:
+                child.end()
+                screen.begin().problem(f"{plan.file} is gone")
+            elif text is not None and (saved or text != before):
+                child.end()  # what runs of the earlier text ends with its process
+                child = begin()
     finally:
-        child.close()
+        child.end()
+
+
+def read(path: Path) -> bytes | None:
+    """Read a file; None where it is not there, as it is for a moment while some editors save."""
+    try:
+        return path.read_bytes()
+    except OSError:
+        return None

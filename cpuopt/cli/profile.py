@@ -22,26 +22,23 @@ def flags(p: argparse.ArgumentParser) -> None:
     p.add_argument("--runs", type=Path, default=Path("runs"), metavar="DIR", help="where the record goes (%(default)s)")
     p.add_argument("--json", action="store_true", help="print one JSON object")
     p.add_argument("--html", type=Path, metavar="FILE", help="write a report to look at, in one file")
-    p.add_argument("--trace", type=Path, metavar="FILE", help="write a Chrome/Perfetto trace of the steps")
-    p.add_argument("--speedscope", type=Path, metavar="FILE", help="write the steps for speedscope")
+    common.trace_flags(p)
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the verb; return its exit status."""
     start_numba(args.threads)
     from ..job import prepare
-    from ..kernels import cache, regions
+    from ..kernels import regions
     from ..lab import machine, records
-    from ..profiler import profile
+    from ..profiler import hashes, profile
     from ..record import finite
-    from ..report import console, files, html, speedscope, tables, trace
+    from ..report import console, html, tables
 
     settings = settings_of(args, run="profile")
     if args.warmup < 0:
         raise UserError(f"--warmup {args.warmup}: expected 0 or more")
-    for flag in ("trace", "speedscope", "html"):
-        if path := getattr(args, flag):
-            files.check_target(path, f"--{flag}")
+    common.check_targets(args)
     watched = regions.watch()  # before any kernel is loaded
     with console.compiling() as progress:
         job = prepare(settings, progress)
@@ -64,11 +61,8 @@ def run(args: argparse.Namespace) -> int:
             regions=watched,
             doubts=lambda: [*others.doubts(), *machine.lower_now(roofs)],
         )
-    report.hashes = {k.name: cache.digest(k.function) for k in dict.fromkeys(job.engine.kernels)}
-    if args.trace:
-        trace.write_trace(args.trace, report)
-    if args.speedscope:
-        speedscope.write_speedscope(args.speedscope, report)
+    report.hashes = hashes(job.engine)
+    common.write_traces(args, report)
     if args.html:
         html.write_report(args.html, report, job.engine)
     records.keep(args.runs, "profile", report.model, {"profile": report.to_json()})

@@ -22,6 +22,7 @@ def flags(p: argparse.ArgumentParser) -> None:
             q.add_argument(word.lower(), metavar=word)
         q.add_argument("--runs", type=Path, default=Path("runs"), metavar="DIR", help="where they are (%(default)s)")
         if name == "show":
+            q.add_argument("--detail", action="store_true", help="of a profile: a row for every op of every layer")
             q.add_argument(
                 "--html", type=Path, metavar="FILE", help="write its profile, and the losses of a training run"
             )
@@ -40,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
             told = [{"name": e.path.name, "kind": e.kind, "time": e.time, "what": e.what} for e in found]
             print(json.dumps({"runs": told}))
         else:
-            console.show(report.listing(found))
+            console.show(report.listing(found, args.runs))
     elif args.what == "show":
         entry = records.find(args.runs, args.run)
         if args.html:
@@ -48,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
         if args.json:
             print(json.dumps(entry.content))
         else:
-            console.show(report.shown(entry))
+            console.show(report.shown(entry, detail=args.detail))
     else:
         both = records.compare(records.find(args.runs, args.a), records.find(args.runs, args.b))
         if args.json:

@@ -53,6 +53,7 @@ def flags(p: argparse.ArgumentParser) -> None:
     p.add_argument("--save-every", type=int, default=0, metavar="N", help="steps between checkpoints (0: none)")
     p.add_argument("--keep", type=int, default=2, metavar="K", help="checkpoints that stay (%(default)s)")
     p.add_argument("--run", default="train", metavar="NAME", help="of the folder in runs/ (%(default)s)")
+    p.add_argument("--tensorboard", action=argparse.BooleanOptionalAction, default=False, help="write its events too")
     leave_out_defaults(p)
     p.add_argument("--config", type=Path, metavar="FILE", help="settings in TOML, or a run's config.json; flags win")
     p.add_argument(
@@ -64,13 +65,14 @@ def flags(p: argparse.ArgumentParser) -> None:
     )
     p.add_argument("--runs", type=Path, default=Path("runs"), metavar="DIR", help="where run folders go (%(default)s)")
     p.add_argument("--html", type=Path, metavar="FILE", help="write a report to look at, in one file")
+    common.trace_flags(p)
     p.add_argument("--json", action="store_true", help="print the summary as one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the verb; return its exit status."""
     written = read_config(args.config) if args.config else {}
-    own = ("verb", "run_verb", "config", "runs", "json", "html", "resume")
+    own = ("verb", "run_verb", "config", "runs", "json", "html", "trace", "speedscope", "resume")
     given: dict[str, Any] = {
         name: tuple(x) if isinstance(x, list) else x for name, x in vars(args).items() if name not in own
     }
@@ -80,15 +82,14 @@ def run(args: argparse.Namespace) -> int:
     from ..job import Settings, prepare, resumed
     from ..lab import machine
     from ..record import finite
-    from ..report import console, files, html
+    from ..report import console, html
     from ..train import train
 
     given = {**check_types(written, Settings, args.config), **given, "processes": common.cores()}
     resume = None if args.resume is None else checkpoint.newest(checkpoint.find_run(args.runs, args.resume))
     settings = Settings(**given) if resume is None else resumed(resume, given)
     settings.check()
-    if args.html:
-        files.check_target(args.html, "--html")
+    common.check_targets(args)
     for wrong in resume.passed_over if resume else ():
         console.warn(f"passed over a checkpoint: {wrong}")
     with console.compiling() as progress:
@@ -101,8 +102,10 @@ def run(args: argparse.Namespace) -> int:
         result = train(job, args.runs, view, resume=resume, roofs=roofs)
     if args.html and result.profile:
         html.write_report(args.html, result.profile, job.engine, result.path)
-    elif args.html:
-        console.warn(f"--html {args.html}: not written, because no step was done")
+    common.write_traces(args, result.profile)
+    for flag in common.FILES:
+        if result.profile is None and getattr(args, flag):
+            console.warn(f"--{flag} {getattr(args, flag)}: not written, because no step was done")
     if args.json:
         print(json.dumps(finite({**result.summary, "path": str(result.path)})))
     else:

@@ -48,11 +48,12 @@ SAMPLES = 3
 
 GUARD = 512
 """Words between two arrays, one half for each."""
-FILL, SCRATCH, OUTSIDE = 0x7FC0F111, 0x7FC05C7A, 0x7FC00B0B  # quiet NaNs: arithmetic keeps their low bits
+FILL, SCRATCH, OUTSIDE = 0x7FC0F111, 0x7FC05C7A, 0x7FD00000  # quiet NaNs: arithmetic keeps their low bits
+"""What is there before a call. Guard words count up from `OUTSIDE`: a loop that runs too far computes with those it
+reads, and writes one of them back, which would go unseen if they were all the same."""
 ORIGIN = {
     FILL: ": as filled before the call, so not written, or added to though told to overwrite",
     SCRATCH: ": from scratch that was read before it was written",
-    OUTSIDE: ": read from outside an array",
 }
 
 
@@ -197,7 +198,11 @@ class Memory:
         room = np.empty(end + 16, np.uint32)
         start = -room.ctypes.data // 4 % 16
         self.words = room[start : start + end]
-        self.before = np.full(end, OUTSIDE, np.uint32)
+        guards = np.ones(end, bool)
+        for span in self.spans.values():
+            guards[span] = False
+        self.before = np.empty(end, np.uint32)
+        self.before[guards] = OUTSIDE + np.arange(np.count_nonzero(guards), dtype=np.uint32)
         self.arrays: dict[str, Array] = {}
         for name, x in contents.items():
             span = self.spans[name]
@@ -293,7 +298,7 @@ class Trial:
     def judge(self, arg: Arg, bits: Array) -> Result:
         """Compare one argument, and return its worst element."""
         got, want, scale = bits.view(np.float32).astype(np.float64), self.want[arg.name], self.scale[arg.name]
-        payload = bits & 0x7FFFFFFF
+        payload = bits & 0x7FFFFFFF  # without the sign
         finite = np.isfinite(got) & np.isfinite(want)
         same = np.isnan(got) & np.isnan(want) | (got == want)
         ratio = np.where(same & (payload != FILL), 0.0, inf)
@@ -303,7 +308,8 @@ class Trial:
         where = arg.name, at, float(got[at]), float(want[at])
         text = f"{arg.name}{list(at)} = {got[at]:.9g}, expected {want[at]:.9g}{self.mode}"
         if ratio[at] == inf:
-            raise BrokenKernelError(text + ORIGIN.get(int(payload[at]), ""), *where)
+            outside = ": read from outside an array" if OUTSIDE <= payload[at] < OUTSIDE + 2**20 else ""
+            raise BrokenKernelError(text + ORIGIN.get(int(payload[at]), outside), *where)
         return Result(self.kernel.name, self.case, float(ratio[at]), *where, text if ratio[at] > 1 else "")
 
     @property

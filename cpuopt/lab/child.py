@@ -14,6 +14,7 @@ from ..errors import UserError
 
 LIMIT_S = 120.0
 """How long one answer may take, compilation included."""
+ENDED = "ended, because something newer is to be done"
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -40,6 +41,7 @@ class Child:
         environment = {"NUMBA_NUM_THREADS": str(threads), "PYTHONPATH": path}
         self.side = Side("kernel's process", (sys.executable, "-P", "-m", "cpuopt.lab.worker"), {}, environment)
         self.added: list[dict[str, str]] = []
+        self.ended = False
         self._worker: Worker | None = None
 
     def __enter__(self) -> Child:
@@ -50,9 +52,15 @@ class Child:
 
     def close(self, grace_s: float = 0.0) -> None:
         """End the process."""
-        if self._worker:
-            self._worker.close(grace_s)
-            self._worker = None
+        worker, self._worker = self._worker, None
+        if worker:
+            worker.close(grace_s)
+
+    def end(self) -> None:
+        """End the process for good, from any thread; who waits for an answer, or asks later, gets a `UserError`."""
+        self.ended = True
+        if worker := self._worker:
+            worker.kill()
 
     def start(self) -> list[dict[str, str]]:
         """Start it, if it does not run, and give what its files registered.
@@ -63,7 +71,11 @@ class Child:
             Where a file cannot be loaded.
         """
         if self._worker is None:
-            self._worker = Worker(self.side, self.say, self.limit_s)
+            if not self.ended:
+                self._worker = Worker(self.side, self.say, self.limit_s)
+            if self.ended:  # perhaps in between
+                self.close()
+                raise UserError(ENDED)
             self.added = self._ask("load", kernels=self.kernels)["added"]
         return self.added
 
@@ -79,12 +91,17 @@ class Child:
         return self._ask(do, **more)
 
     def _ask(self, do: str, **more: Any) -> dict[str, Any]:
-        assert self._worker
         try:
+            assert self._worker
             return self._worker.ask(do, **more)
-        except UserError as e:
+        except Exception as e:
             self.close()
-            raise UserError(str(e).removeprefix(f"{self.side.name}: ")) from e
+            if self.ended:  # under its hands: whatever that raised says nothing about the kernel
+                raise UserError(ENDED) from e
+            if isinstance(e, UserError):
+                told = str(e).removeprefix(f"{self.side.name}: ")
+                raise UserError(f"its process {told}" if told.startswith(("was ", "ended ")) else told) from e
+            raise
         except BaseException:
             self.close()
             raise

@@ -50,8 +50,8 @@ class Entry:
             return f"{c['op']}: {c['b']} against {c['a']}{' in the step' if c['in_step'] else ''}: {c['verdict']}"
         p = profile_of(self)
         if p:
-            said = f"{p['model']} {p['B']}x{p['T']}, {p['variant']}{''.join(f' + {s}' for s in p['swaps'])}"
-            return f"{said}: {p['step_ms']['median']:,.1f} ms a step"
+            said = f"{p['step_ms']['median']:,.1f} ms a step, {p['model']} {p['B']}x{p['T']}, {p['variant']}"
+            return f"{said}{''.join(f' + {s}' for s in p['swaps'])}"
         return str(c.get("model", {}).get("name", "") if isinstance(c.get("model"), dict) else c.get("model", ""))
 
 
@@ -72,6 +72,9 @@ def entries(root: Path) -> list[Entry]:
                 content = {"summary": json.loads((path / "summary.json").read_text())}
                 if (path / "profile.json").exists():
                     content["profile"] = json.loads((path / "profile.json").read_text())
+                if (path / "machine.json").exists():
+                    here = json.loads((path / "machine.json").read_text())
+                    content |= {k: here.get(k) for k in ("machine_id", "commit")}
                 t = path.name
                 found.append(
                     Entry(path, "train", f"{t[:4]}-{t[4:6]}-{t[6:8]}T{t[9:11]}:{t[11:13]}:{t[13:15]}", content)

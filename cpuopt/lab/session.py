@@ -84,6 +84,7 @@ def work(plan: Plan, roofs: Roofs, view: View, child: Child | None = None) -> li
     """
     child = child or Child([str(plan.file)], plan.threads, plan.limit_s)
     rows: list[Row] = []
+    view.rows(rows)
     try:
         with child:
             added = child.start()
@@ -105,6 +106,8 @@ def default(op: str) -> str:
 def stages(plan: Plan, roofs: Roofs, row: Row, child: Child, show: Callable[[], None]) -> None:
     """Take one kernel through all stages; the first that fails is the last."""
     for name, stage in zip(STAGES, (_check, _alone, _roof, _step, _inspect), strict=True):
+        if child.ended:
+            return
         row.now = name
         show()
         try:
@@ -144,7 +147,8 @@ def _compare(plan: Plan, row: Row, child: Child, in_step: bool) -> dict[str, Any
 
 def _told(r: dict[str, Any], row: Row) -> str:
     ratio, ms = r["ratio"], f"{r['b_ms']:.3g} ms against {r['a_ms']:.3g} of {row.against}"
-    return f"{r['verdict']}: {ms}, ratio {ratio['median']:.3f} [{ratio['low']:.3f}, {ratio['high']:.3f}]"
+    why = f"; {r['why']}" if r["why"] else ""
+    return f"{r['verdict']}: {ms}, ratio {ratio['median']:.3f} [{ratio['low']:.3f}, {ratio['high']:.3f}]{why}"
 
 
 def _alone(plan: Plan, roofs: Roofs, row: Row, child: Child) -> str:

@@ -36,9 +36,9 @@ def starter(op: Op, variant: str) -> str:
     own = sys.modules[op.reference.__module__]
     formula = inspect.getdoc(own) or ""
     lines = ["# " + line if line else "#" for line in formula.splitlines()]
+    if "Source:" not in formula:
+        lines += ["#", fill(f"Source: {op.source}", 118, initial_indent="# ", subsequent_indent="#   ")]
     lines += [
-        "#",
-        fill(f"Source: {op.source}", 118, initial_indent="# ", subsequent_indent="#   "),
         "#",
         "# Arguments, in call order:",
     ]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from ..errors import UserError
 
@@ -45,6 +48,12 @@ def write_whole(path: Path, text: str, flag: str) -> None:
     finally:
         with suppress(OSError):
             part.unlink()
+
+
+def write_json(path: Path, content: Mapping[str, Any], flag: str) -> None:
+    """Write an object for readers that take UTF-8 and numbers seriously: no lone surrogate, no NaN."""
+    text = json.dumps(content, ensure_ascii=False, allow_nan=False)
+    write_whole(path, text.encode("utf-8", "replace").decode(), flag)
 
 
 def _cannot(path: Path, flag: str, why: str | None) -> UserError:

@@ -21,6 +21,8 @@ class Screen(View):
 
     def __init__(self, plan: Plan, live: bool = True, quiet: bool = False) -> None:
         self.plan, self.quiet, self.trouble = plan, quiet, ""
+        self.newest: Round | None = None
+        self.since = time.strftime("%H:%M:%S")
         self.live = (
             Live(console=OUT, auto_refresh=False, vertical_overflow="visible") if live and OUT.is_terminal else None
         )
@@ -34,10 +36,15 @@ class Screen(View):
         if self.live:
             self.live.stop()
 
+    def begin(self) -> Round:
+        """Give the view of a new round; those before it are not heard any more."""
+        self.newest, self.since = Round(self), time.strftime("%H:%M:%S")
+        return self.newest
+
     def rows(self, rows: Sequence[Row]) -> None:
         """Show what is known so far."""
         self.trouble = ""
-        done = not any(r.now for r in rows) and all(r.bad or len(r.said) == len(STAGES) for r in rows)
+        done = bool(rows) and not any(r.now for r in rows) and all(r.bad or len(r.said) == len(STAGES) for r in rows)
         if self.live:
             self.live.update(self.page(rows), refresh=True)
         elif done and not self.quiet:
@@ -48,7 +55,7 @@ class Screen(View):
         self.trouble = text
         said = Text.assemble(("FAIL ", "bold red"), text)
         if self.live:
-            self.live.update(Group(self.head(), said, Text("waiting for a save", "dim")), refresh=True)
+            self.live.update(Group(self.head(), said, Text("waiting for a save; Ctrl-C ends", "dim")), refresh=True)
         elif not self.quiet:
             OUT.print(said)
 
@@ -56,11 +63,13 @@ class Screen(View):
         """Say what is worked on."""
         p = self.plan
         size = f" · {p.model} · {p.B}x{p.T} · {p.threads} thread{'' if p.threads == 1 else 's'}"
-        return Text.assemble((p.file.name, "bold"), size, f" · {time.strftime('%H:%M:%S')}")
+        return Text.assemble((p.file.name, "bold"), size, f" · {self.since}")
 
     def page(self, rows: Sequence[Row]) -> RenderableType:
         """Make the whole screen."""
         lines: list[RenderableType] = [self.head()]
+        if not rows:
+            return Group(*lines, Text("loading ...", "dim"))
         for r in rows:
             lines += [Text(), Text.assemble((f"{r.op}[{r.variant}]", "bold"), f" against {r.against}")]
             for name in STAGES:
@@ -71,6 +80,23 @@ class Screen(View):
         if self.live and not any(r.now for r in rows):
             lines += [Text(), Text("waiting for a save; Ctrl-C ends", "dim")]
         return Group(*lines)
+
+
+class Round(View):
+    """What one round says to the screen; of several only the newest."""
+
+    def __init__(self, screen: Screen) -> None:
+        self.screen = screen
+
+    def rows(self, rows: Sequence[Row]) -> None:
+        """Show what is known so far."""
+        if self.screen.newest is self:
+            self.screen.rows(rows)
+
+    def problem(self, text: str) -> None:
+        """Show what keeps the file from being used."""
+        if self.screen.newest is self:
+            self.screen.problem(text)
 
 
 def line(name: str, said: str, failed: bool = False) -> Text:

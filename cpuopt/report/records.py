@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from ..profile import UNACCOUNTED
 from . import ab, tables
 from . import bench as bench_report
 
@@ -16,15 +18,20 @@ if TYPE_CHECKING:
     from ..lab.records import Entry
 
 
-def listing(found: Sequence[Entry]) -> list[RenderableType]:
-    """One row a record."""
-    table = _table("time", "kind", "what", "folder")
+def listing(found: Sequence[Entry], root: Path) -> list[RenderableType]:
+    """One row a record; its folder's name has time and kind."""
+    if not found:
+        return [
+            Text(f"no records in {root}; make some: cpuopt profile, ab, bench, tune or train; --runs DIR looks there")
+        ]
+    table = _table("run", "what")
+    table.columns[0].no_wrap = True  # to be copied whole
     for e in found:
-        table.add_row(e.time[:16], e.kind, Text(e.what), Text(e.path.name))
-    return [table] if found else [Text("no records yet: ab, bench, profile, tune and train make some")]
+        table.add_row(Text(e.path.name), Text(e.what))
+    return [table]
 
 
-def shown(e: Entry) -> list[RenderableType]:
+def shown(e: Entry, detail: bool = False) -> list[RenderableType]:
     """Show a record as the verb that made it did."""
     from ..profile import Profile
 
@@ -34,7 +41,7 @@ def shown(e: Entry) -> list[RenderableType]:
     if e.kind == "bench":
         return [head, *bench_report.tables(e.content)]
     if e.content.get("profile"):
-        return [head, *tables.profile_tables(Profile.from_json(e.content["profile"]))]
+        return [head, *tables.profile_tables(Profile.from_json(e.content["profile"]), detail=detail)]
     table = _table("", "")
     for k, v in e.content.get("summary", e.content).items():
         table.add_row(k, Text(str(v)))
@@ -43,31 +50,47 @@ def shown(e: Entry) -> list[RenderableType]:
 
 def comparison(c: Mapping[str, Any]) -> list[RenderableType]:
     """One row an op."""
-    table = _table("op", "A ms", "B ms", "B/A", "interval", "kernels", "verdict")
+    table = _table("op", "A ms", "B ms", "B/A [interval]", "verdict")
     for r in c["rows"]:
-        kernels = "" if r["op"] == "step" else "same" if r["same_kernels"] else "changed"
-        figures = [f"{r['a_ms']:,.3f}", f"{r['b_ms']:,.3f}", f"{r['ratio']:.3f}", f"{r['low']:.3f} to {r['high']:.3f}"]
-        table.add_row(Text(r["op"]), *figures, kernels, Text(r["verdict"], ab.STYLE[r["verdict"]]))
+        if r["op"] == UNACCOUNTED:
+            continue
+        changed = "" if r["op"] == "step" or r["same_kernels"] else " *"
+        word = "no difference" if r["verdict"] == "no difference shown" else r["verdict"]
+        ratio = f"{r['ratio']:.2f} [{r['low']:.2f}, {r['high']:.2f}]"
+        table.add_row(
+            Text(r["op"] + changed), _ms(r["a_ms"]), _ms(r["b_ms"]), ratio, Text(word, ab.STYLE[r["verdict"]])
+        )
     lines: list[RenderableType] = [
         Text(f"A {c['a']}\nB {c['b']}"),
         "",
         table,
         "",
-        Text(f"noise between the two: {100 * c['noise']:.1f} %"),
+        Text(f"noise between the two: {100 * c['noise']:.1f} %, what ops with unchanged kernels differ by"),
+        *([Text("* another kernel")] if any(not r["same_kernels"] for r in c["rows"][1:]) else []),
     ]
     lines += [Text(f"only in {k[-1].upper()}: {', '.join(c[k])}") for k in ("only_a", "only_b") if c[k]]
     return [*lines, *(Text(f"doubt: {d}", "yellow") for d in c["doubts"])]
 
 
+def _ms(x: float) -> str:
+    """Show about four digits."""
+    return f"{x:,.0f}" if x >= 1000 else f"{x:.4g}"
+
+
 def history(op: str, rows: Sequence[Mapping[str, Any]]) -> list[RenderableType]:
-    """One row a measurement."""
-    table = _table("time", "size", "variant", "ms", "GFLOP/s", "kernel", "commit")
-    for r in rows:
-        rate = f"{r['gflops']:.1f}" if r["gflops"] else ""
-        table.add_row(
-            r["time"][:16], r["size"], Text(r["variant"]), f"{r['ms']:,.3f}", rate, r["hash"] or "", r["commit"] or ""
-        )
-    return [Text(op, "bold"), table] if rows else [Text(f"no record of {op} on this machine: ab and profile make some")]
+    """One table a size, one row a measurement."""
+    if not rows:
+        return [Text(f"no record of {op} on this machine; 'cpuopt ab {op} A B' and 'cpuopt profile' make some")]
+    shown: list[RenderableType] = [Text(op, "bold")]
+    for size in dict.fromkeys(r["size"] for r in rows):
+        table = _table("time", "variant", "ms", "GFLOP/s", "kernel", "commit")
+        for r in rows:
+            if r["size"] == size:
+                told = r["time"][:16].replace("T", " "), Text(r["variant"]), f"{r['ms']:,.3f}"
+                rate = f"{r['gflops']:.1f}" if r["gflops"] else ""
+                table.add_row(*told, rate, r["hash"] or "", r["commit"] or "")
+        shown += ["", Text(size), table]
+    return shown
 
 
 def _table(*names: str) -> Table:

@@ -6,13 +6,12 @@ time and properly nested.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .files import write_whole
+from .files import write_json
 
 if TYPE_CHECKING:
     from ..profile import Profile, StepTimes
@@ -29,7 +28,7 @@ def write_speedscope(path: Path, profile: Profile, steps: int = 10) -> None:
         Where the file cannot be written.
     """
     name = f"{profile.model} B {profile.B} T {profile.T}, {profile.threads} threads"
-    write_whole(path, json.dumps(speedscope(profile.raw[-steps:], name)), "--speedscope")
+    write_json(path, speedscope(profile.raw[-steps:], name), "--speedscope")
 
 
 def speedscope(steps: Sequence[StepTimes], name: str = "cpuopt") -> dict[str, Any]:

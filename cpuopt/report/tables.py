@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import ceil
@@ -62,7 +63,9 @@ def profile_tables(profile: Profile, *, detail: bool = False) -> list[Renderable
         return [header(profile), Text(why, "red")]
     by_layer = detail_table(profile) if detail else layer_table(profile)
     roofs: list[RenderableType] = ["", roof_table(profile)] if profile.roofs else []
-    return [header(profile), "", op_table(profile), *roofs, "", by_layer, "", closing(profile), *in_words(profile)]
+    unlike = [] if detail else [Text(line) for line in other_variants(profile)]
+    tables = ["", op_table(profile), *roofs, "", by_layer, *unlike]
+    return [header(profile), *tables, "", closing(profile), *in_words(profile)]
 
 
 def in_words(profile: Profile) -> list[RenderableType]:
@@ -160,6 +163,35 @@ def layer_table(profile: Profile) -> Table:
     table.add_row("all layers", *cells, f"{100 * sum(sums_of) / step_ms:.1f}%", style="bold")
     table.caption = "update: the gradient's norm and AdamW"
     return table
+
+
+def usual_variant(rows: Sequence[LayerRow], variant: str) -> str:
+    """Name the variant that an op's layers are expected to have: the run's, or the commonest where none has that.
+
+    Parameters
+    ----------
+    rows : of one op.
+    """
+    ran = Counter(r.variant for r in rows)
+    return variant if variant in ran else ran.most_common(1)[0][0]
+
+
+def other_variants(profile: Profile) -> list[str]:
+    """Say where another variant ran than in the rest of its op, a line for each op and variant."""
+    ops: dict[str, list[LayerRow]] = {}
+    for r in profile.layers:
+        ops.setdefault(r.op, []).append(r)
+    unlike: dict[str, list[LayerRow]] = {}
+    for op, rows in ops.items():
+        for r in rows:
+            if r.variant != usual_variant(rows, profile.variant):
+                unlike.setdefault(f"{op}[{r.variant}]", []).append(r)
+    digits = digits_of(profile)
+    return [
+        f"{name} in {rows[0].layer if len(rows) == 1 else f'{len(rows)} layers'}: "
+        f"{sum(r.ms for r in rows):,.{digits}f} ms"
+        for name, rows in unlike.items()
+    ]
 
 
 def detail_table(profile: Profile) -> Table:

@@ -5,13 +5,12 @@ Format: ``traceEvents`` of the Trace Event Format, complete events (``ph: "X"``)
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..program import Value
-from .files import write_whole
+from .files import write_json
 
 if TYPE_CHECKING:
     from ..engine import Bound
@@ -34,15 +33,9 @@ def write_trace(path: Path, profile: Profile, steps: int = 10) -> None:
         Where the file cannot be written.
     """
     header = f"{profile.model} B {profile.B} T {profile.T}, {profile.threads} threads"
-    text = json.dumps(
-        {
-            "traceEvents": trace_events(profile.raw[-steps:], header),
-            "displayTimeUnit": "ms",
-            "otherData": {"model": profile.model, "variant": profile.variant, "swaps": profile.swaps}
-            | profile.versions,
-        }
-    )
-    write_whole(path, text, "--trace")
+    about = {"model": profile.model, "variant": profile.variant, "swaps": ", ".join(profile.swaps)} | profile.versions
+    events = trace_events(profile.raw[-steps:], header)
+    write_json(path, {"traceEvents": events, "displayTimeUnit": "ms", "otherData": about}, "--trace")
 
 
 def trace_events(steps: Sequence[StepTimes], process: str = "cpuopt") -> list[dict[str, Any]]:

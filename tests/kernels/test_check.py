@@ -120,6 +120,24 @@ def test_a_write_outside(op: Op, name: str, past: int) -> None:
     assert_fails(after(op, spoil), f"wrote outside its arrays: {where} of '{name}'")
 
 
+@pytest.mark.parametrize("past", [8, -8])
+def test_a_loop_that_runs_too_far_and_writes_what_it_reads_there(past: int) -> None:
+    @numba.njit
+    def loop(out: Array, inp1: Array, inp2: Array) -> None:
+        for i in range(min(past, 0), len(out) + max(past, 0)):
+            out[np.uint64(i)] = inp1[np.uint64(i)] + inp2[np.uint64(i)]
+
+    @numba.njit
+    def copy(out: Array, inp: Array) -> None:
+        vanilla_gelu(out, inp)
+        for i in range(8):
+            out[np.uint64(len(out) + i)] = out[np.uint64(len(out) + i + 1)]
+
+    vanilla_gelu = vanilla(ops.gelu_forward)
+    assert_fails(mutant(ops.residual_forward, loop), "wrote outside its arrays: [18] (past|before) the .* of 'out'")
+    assert_fails(mutant(ops.gelu_forward, copy), "wrote outside its arrays: 1 past the end of 'out'")
+
+
 @EVERY_WRITTEN
 def test_a_nan(op: Op, name: str) -> None:
     def spoil(a: Any) -> None:

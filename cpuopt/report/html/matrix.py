@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from math import sqrt
 from typing import TYPE_CHECKING
 
 from ...program import PHASES
-from ..tables import block_of
+from ..tables import block_of, usual_variant
 from .markup import Markup, join, tag
 from .svg import PHASES as SHOWN
 from .svg import first_phases, short
@@ -45,7 +44,7 @@ def _table(layers: Sequence[LayerRow], key: Callable[[str], str], variant: str, 
     rows = list(dict.fromkeys(name for name, _ in cells))
     phases = first_phases(layers)
     ops = sorted(phases, key=lambda op: PHASES.index(phases[op]))
-    usual = {op: _usual([r for r in layers if r.op == op], variant) for op in ops}
+    usual = {op: usual_variant([r for r in layers if r.op == op], variant) for op in ops}
     most = max(sum(r.ms for r in rs) for rs in cells.values())
     head = [tag("th", tag("span", op), scope="col", class_=SHOWN[phases[op]]) for op in ops]
     body = []
@@ -68,12 +67,6 @@ def _table(layers: Sequence[LayerRow], key: Callable[[str], str], variant: str, 
     first = tag("tr", tag("td"), head, tag("th", tag("span", "all"), scope="col"))
     table = tag("table", tag("thead", first), tag("tbody", body), tag("tfoot", foot), class_="matrix")
     return tag("div", table, class_="scroll")
-
-
-def _usual(rows: Sequence[LayerRow], variant: str) -> str:
-    """Name the variant that an op's cells are not outlined for: the run's, or, if the op lacks it, the commonest."""
-    ran = Counter(r.variant for r in rows)
-    return variant if variant in ran else ran.most_common(1)[0][0]
 
 
 def _cell(name: str, op: str, rows: Sequence[LayerRow], usual: str, most: float, digits: int) -> Markup:

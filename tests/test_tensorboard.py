@@ -1,0 +1,159 @@
+"""TensorBoard events, read back with TensorBoard's own reader."""
+
+import contextlib
+import json
+import math
+import sys
+from pathlib import Path
+
+import pytest
+
+from cpuopt import checkpoint, cli, job, tensorboard
+from cpuopt.errors import UserError
+from cpuopt.record import Run
+from cpuopt.train import train
+
+pytest.importorskip("tensorboardX")
+accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+SIZES = '{"n_layer": 1, "n_head": 2, "n_embd": 16, "vocab_size": 256, "block_size": 16}'
+
+
+class KilledError(Exception):
+    """Stands for the end of the process."""
+
+
+class Listener:
+    def __init__(self, die_after):
+        self.die_after, self.notes = die_after, []
+
+    def step(self, metrics):
+        if metrics["step"] == self.die_after:
+            raise KilledError
+
+    def validation(self, step, loss):
+        pass
+
+    def note(self, text):
+        self.notes.append(text)
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Train for twelve steps, or go on with a run; give its folder."""
+    (tmp_path / "text.txt").write_text("".join(chr(97 + i * i % 23) for i in range(200)))
+    given = {"model": SIZES, "data": str(tmp_path / "text.txt"), "B": 2, "T": 8, "steps": 12, "val_every": 4}
+
+    def run(die_after=None, resume=None, **more):
+        settings = job.Settings(**given, lr=1e-2, save_every=5, variant="vanilla", **more) if resume is None else None
+        settings = settings or job.resumed(resume, more)
+        settings.check()
+        with contextlib.suppress(KilledError):
+            train(job.prepare(settings, resume=resume), tmp_path / "runs", Listener(die_after), resume=resume)
+        (path,) = (tmp_path / "runs").iterdir()
+        return path
+
+    return run
+
+
+def curves(folder):
+    """What TensorBoard shows of a folder: the points of each tag."""
+    reader = accumulator.EventAccumulator(str(folder), size_guidance={"scalars": 0})
+    reader.Reload()
+    assert reader.Tags()["tensors"] == []
+    return {tag: [(e.step, e.value) for e in reader.Scalars(tag)] for tag in reader.Tags()["scalars"]}
+
+
+def expected(folder):
+    """The same of the run's own record."""
+    metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    val = json.loads((folder / "summary.json").read_text())["val_loss"]
+    points = {tag: [(m["step"], pytest.approx(m[name])) for m in metrics] for name, tag in tensorboard.TAGS.items()}
+    return points | {"loss/validation": [(int(n), pytest.approx(x)) for n, x in val.items()]}
+
+
+def test_events_are_the_metrics(run):
+    folder = run(tensorboard=True)
+    got = curves(folder)
+    assert got == expected(folder)
+    assert [step for step, _ in got["loss/train"]] == [*range(1, 13)]
+    assert [step for step, _ in got["loss/validation"]] == [0, 4, 8, 12]
+
+
+@pytest.mark.parametrize("old", ["goes", "stays", "was never there"])
+def test_a_resumed_run_goes_on_with_the_same_curve(run, monkeypatch, old):
+    folder = run(tensorboard=old != "was never there", die_after=8)
+    before = list(folder.glob(tensorboard.FILES))
+    if before:  # as a killed process leaves it
+        before[0].write_bytes(before[0].read_bytes()[:-3])
+        assert curves(folder)["loss/train"][-1][0] == 7
+    if old == "stays":
+        monkeypatch.setattr(Path, "unlink", lambda self, missing_ok=False: None)
+    found = checkpoint.newest(folder)
+    assert found.state["step"] == 5
+    run(resume=found, tensorboard=True)
+    monkeypatch.undo()
+    assert curves(folder) == expected(folder)
+    assert len(curves(folder)["loss/train"]) == 12
+    files = list(folder.glob(tensorboard.FILES))
+    assert (len(files) == 1, before[0] in files if before else None) == {
+        "goes": (True, False), "stays": (False, True), "was never there": (True, None)
+    }[old]  # fmt: skip
+
+
+def test_without_a_new_beginning_the_old_points_would_show_twice(run, monkeypatch):
+    opening = tensorboard.opening
+    monkeypatch.setattr(tensorboard, "opening", lambda: opening()[:40])
+    folder = run(tensorboard=True, die_after=8)
+    monkeypatch.setattr(Path, "unlink", lambda self, missing_ok=False: None)
+    run(resume=checkpoint.newest(folder), tensorboard=True)
+    assert len(curves(folder)["loss/train"]) > 12
+
+
+def test_a_number_that_is_none_and_a_byte_that_is_wrong(tmp_path):
+    first = {"step": 1, "loss": None, "lr": 0.1, "grad_norm": math.inf, "step_ms": 1.0, "tokens_per_s": 2.0}
+    run = Run(tmp_path, "x", {})
+    run.begin_events([first], {})
+    run.step({**first, "step": 2, "loss": 3.0})
+    (file,) = run.path.glob(tensorboard.FILES)
+    (one, two), norms = (curves(run.path)[tag] for tag in ("loss/train", "grad_norm"))
+    assert math.isnan(one[1])
+    assert two == (2, 3.0)
+    assert norms[0] == (1, math.inf)
+    content = bytearray(file.read_bytes())
+    content[-8] ^= 1
+    file.write_bytes(content)
+    assert len(curves(run.path)["loss/train"]) == 1
+
+
+def test_what_the_disk_does_not_take_is_written_later(tmp_path):
+    metrics = {"step": 1, "loss": 1.5, "lr": 0.1, "grad_norm": 1.0, "step_ms": 1.0, "tokens_per_s": 2.0}
+    run = Run(tmp_path, "x", {})
+    run.begin_events([], {})
+    (file,) = run.path.glob(tensorboard.FILES)
+    away = file.rename(tmp_path / "away")
+    file.mkdir()
+    run.step(metrics)
+    assert "cannot write" in run.trouble
+    file.rmdir()
+    away.rename(file)
+    run.step({**metrics, "step": 2})
+    assert run.trouble == ""
+    assert [step for step, _ in curves(run.path)["loss/train"]] == [1, 2]
+
+
+def test_the_extra_is_named_where_it_is_missing_and_nothing_is_written(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tensorboard, "find_spec", lambda name: None)
+    assert cli.main(["train", "--model", "gpt2-tiny", "--tensorboard"]) == 2
+    assert "pip install 'cpuopt[tensorboard]'" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(UserError, match="tensorboardX, which is not installed"):
+        job.Settings(tensorboard=True).check()
+    job.Settings(tensorboard=False).check()
+
+
+def test_without_the_option_nothing_of_it_is_needed(run, monkeypatch):
+    monkeypatch.setattr(tensorboard, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "tensorboardX", None)
+    folder = run()
+    assert not list(folder.glob(tensorboard.FILES))

@@ -1,0 +1,289 @@
+"""`--trace` and `--speedscope`: the rules of the two formats, and files that break each of them.
+
+The rules are those of "Trace Event Format" (Chromium; JSON object format, complete and metadata events) as
+ui.perfetto.dev applies them, and of speedscope's file-format-schema.json and its reader of evented profiles.
+"""
+
+import json
+from copy import deepcopy
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cpuopt import cli
+from cpuopt.profile import StepTimes
+from cpuopt.report import speedscope, trace
+
+HOSTILE = "</script>\"'\\\n\0\udc80 {}[] Ω <b>"
+SCHEMA = "https://www.speedscope.app/file-format-schema.json"
+UNITS = {"none", "nanoseconds", "microseconds", "milliseconds", "seconds", "bytes"}
+
+
+def number(x):
+    return isinstance(x, int | float) and not isinstance(x, bool) and x == x and abs(x) != float("inf")
+
+
+# The rules ------------------------------------------------------------------------------------------------------------
+
+
+def chrome_faults(data):
+    """What in a trace breaks the format, one line each."""
+    faults = []
+    events = data.get("traceEvents")
+    if not isinstance(events, list):
+        return ["traceEvents is no list"]
+    if data.get("displayTimeUnit", "ms") not in ("ms", "ns"):
+        faults.append("displayTimeUnit")
+    if not isinstance(data.get("otherData", {}), dict):
+        faults.append("otherData")
+    named, used, open_ = {}, set(), {}
+    for i, e in enumerate(events):
+        where = f"event {i}"
+        if not isinstance(e.get("name"), str) or not isinstance(e.get("args", {}), dict):
+            faults.append(f"{where}: name or args")
+        if not all(isinstance(e.get(k), int) and 0 < e[k] < 2**31 for k in ("pid", "tid")):
+            faults.append(f"{where}: pid or tid")
+            continue
+        if e.get("ph") == "M":
+            if e["name"] not in ("process_name", "thread_name") or not isinstance(e["args"].get("name"), str):
+                faults.append(f"{where}: metadata")
+            named[e["name"], e["pid"], e["tid"] if e["name"] == "thread_name" else 0] = i
+            continue
+        if e.get("ph") != "X":
+            faults.append(f"{where}: phase {e.get('ph')!r}")
+            continue
+        if not isinstance(e.get("cat"), str) or not all(number(e.get(k)) and e[k] >= 0 for k in ("ts", "dur")):
+            faults.append(f"{where}: cat, ts or dur")
+            continue
+        track = e["pid"], e["tid"]
+        used.add(track)
+        stack = open_.setdefault(track, [])
+        while stack and stack[-1][1] <= e["ts"]:
+            stack.pop()
+        if stack and e["ts"] < stack[-1][0]:
+            faults.append(f"{where}: out of order")
+        if any(e["ts"] + e["dur"] > end for _, end in stack):
+            faults.append(f"{where}: overlaps")
+        stack.append((e["ts"], e["ts"] + e["dur"]))
+    for pid, tid in used:
+        faults += [f"process {pid} has no name"] * (("process_name", pid, 0) not in named)
+        faults += [f"thread {tid} has no name"] * (("thread_name", pid, tid) not in named)
+    return faults
+
+
+def speedscope_faults(data):
+    """What in a file breaks speedscope's schema or its reader's rules, one line each."""
+    faults = [k for k in ("$schema", "shared", "profiles") if k not in data]
+    if faults:
+        return faults
+    faults += ["$schema"] * (data["$schema"] != SCHEMA)
+    faults += [k for k in ("name", "exporter") if not isinstance(data.get(k, ""), str)]
+    frames = data["shared"]["frames"]
+    faults += [f"frame {i}" for i, f in enumerate(frames) if not isinstance(f.get("name"), str)]
+    if not 0 <= data.get("activeProfileIndex", 0) < max(1, len(data["profiles"])):
+        faults.append("activeProfileIndex")
+    for n, p in enumerate(data["profiles"]):
+        missing = {"type", "name", "unit", "startValue", "endValue", "events"} - p.keys()
+        if missing or p["type"] != "evented" or not isinstance(p["name"], str) or p["unit"] not in UNITS:
+            faults.append(f"profile {n}: {sorted(missing) or 'type, name or unit'}")
+            continue
+        at, stack = p["startValue"], []
+        for i, e in enumerate(p["events"]):
+            where = f"profile {n}, event {i}"
+            if not number(e.get("at")) or e.get("type") not in ("O", "C") or e.get("frame") not in range(len(frames)):
+                faults.append(f"{where}: at, type or frame")
+                continue
+            if not at <= e["at"] <= p["endValue"]:
+                faults.append(f"{where}: time goes back, or past the end")
+            at = e["at"]
+            if e["type"] == "O":
+                stack.append(e["frame"])
+            elif not stack or stack.pop() != e["frame"]:
+                faults.append(f"{where}: closes what is not open")
+        faults += [f"profile {n}: {len(stack)} frames stay open"] * bool(stack)
+    return faults
+
+
+# What is written obeys them -------------------------------------------------------------------------------------------
+
+
+def bound(name, layer, phase="forward", variant="vanilla"):
+    op = SimpleNamespace(name=name, label=name.title())
+    call = SimpleNamespace(op=op, layer=layer, phase=phase, args={}, flops=10, bytes=20)
+    return SimpleNamespace(call=call, kernel=SimpleNamespace(variant=variant, name=f"{name}[{variant}]"))
+
+
+def steps_of(gaps, start=10**18):
+    """Steps of two phases, whose readings of the clock lie so many ns apart; 10 gaps a step."""
+    calls = {
+        "forward": [bound("a", "h.0"), bound("b", "h.0", variant=HOSTILE), bound("a", HOSTILE)],
+        "backward": [bound("c", "forward", "backward"), bound("c", "h.0", "backward")],
+    }
+    steps, now = [], start
+    for n in range(len(gaps) // 10):
+        times = []
+        for gap in gaps[10 * n : 10 * n + 10]:
+            now += gap
+            times.append(now)
+        runs = [
+            (calls["forward"], np.array(times[1:5])),
+            (calls["backward"], np.array(times[5:8])),
+            ([], np.array([now])),
+        ]
+        steps.append(StepTimes(n + 3, times[0], times[9], runs))
+    return steps
+
+
+def profile_of(steps, model="gpt2-tiny"):
+    versions = {"python": "3", "cpuopt": HOSTILE}
+    return SimpleNamespace(
+        raw=steps,
+        model=model,
+        B=2,
+        T=8,
+        threads=2,
+        variant="vanilla",
+        swaps=[f"a@{HOSTILE}=vanilla"],
+        versions=versions,
+    )
+
+
+def written(folder, steps, **kw):
+    """Both files of a profile, read as strictly as a browser does."""
+
+    def refuse(word):
+        raise ValueError(f"{word} is not JSON")
+
+    trace.write_trace(folder / "t.json", profile_of(steps, **kw))
+    speedscope.write_speedscope(folder / "s.json", profile_of(steps, **kw))
+    return [json.loads((folder / n).read_bytes().decode("utf-8"), parse_constant=refuse) for n in ("t.json", "s.json")]
+
+
+GAPS = st.lists(st.sampled_from([0, 1, 3, 124, 125, 126, 999, 12345, 10**9 + 1]), min_size=10, max_size=40)
+
+
+@given(gaps=GAPS)
+def test_both_files_obey_the_rules_for_any_times(gaps, tmp_path_factory):
+    steps = steps_of(gaps)
+    folder = tmp_path_factory.mktemp("t")
+    chrome, scope = written(folder, steps)
+    assert chrome_faults(chrome) == []
+    assert speedscope_faults(scope) == []
+
+
+def test_no_step_and_hostile_names(tmp_path):
+    chrome, scope = written(tmp_path, [], model=HOSTILE)
+    assert (chrome_faults(chrome), speedscope_faults(scope)) == ([], [])
+    chrome, scope = written(tmp_path, steps_of([100] * 10), model=HOSTILE)
+    shown = HOSTILE.replace("\udc80", "?")
+    assert {e["args"]["layer"] for e in chrome["traceEvents"] if "layer" in e["args"]} == {"h.0", shown, "forward"}
+    assert {f["name"] for f in scope["shared"]["frames"]} >= {shown, f"b[{shown}]"}
+    assert chrome["traceEvents"][0]["args"]["name"].startswith(shown)
+    assert "\udc80".encode("utf-8", "surrogatepass") not in (tmp_path / "t.json").read_bytes()
+
+
+def test_times_are_microseconds_in_one_file_and_nanoseconds_in_the_other(tmp_path):
+    chrome, scope = written(tmp_path, steps_of([1000] * 20))
+    (first, second) = [e for e in chrome["traceEvents"] if e.get("cat") == "step"]
+    assert (first["ts"], first["dur"], second["ts"]) == (0, 9, 10)
+    assert [e["dur"] for e in chrome["traceEvents"] if e["name"] == "b"] == [1, 1]
+    assert [(p["unit"], p["startValue"], p["endValue"]) for p in scope["profiles"]] == [("nanoseconds", 0, 9000)] * 2
+
+
+# Each rule notices what breaks it -------------------------------------------------------------------------------------
+
+
+def change(path, to):
+    """Give a mutant: one value of the file, by its path, becomes another; ``None`` takes it away."""
+
+    def mutate(data):
+        *way, last = path
+        for key in way:
+            data = data[key]
+        if to is None:
+            del data[last]
+        else:
+            data[last] = to
+
+    return mutate
+
+
+def call(name, key, to):
+    def mutate(data):
+        event = next(e for e in data["traceEvents"] if e["name"] == name)
+        event[key] = to(event[key]) if callable(to) else to
+
+    return mutate
+
+
+CHROME = {
+    "no list": change(["traceEvents"], {}),
+    "a unit that is none": change(["displayTimeUnit"], "us"),
+    "no name of the process": change(["traceEvents", 0], None),
+    "no name of the thread": change(["traceEvents", 1], None),
+    "metadata without a name": change(["traceEvents", 0, "args"], {}),
+    "a phase that is none": call("b", "ph", "x"),
+    "a begin without an end": call("b", "ph", "B"),
+    "no phase": call("b", "ph", None),
+    "a time as text": call("b", "ts", str),
+    "a negative time": call("step 3", "ts", -1),
+    "an endless duration": call("b", "dur", float("inf")),
+    "a thread that has a name, not a number": call("b", "tid", "calls"),
+    "another thread, unnamed": call("b", "tid", 7),
+    "args as a list": call("b", "args", []),
+    "a name that is a number": call("b", "name", 3),
+    "longer than its step": call("forward", "dur", lambda x: x + 1000),
+    "overlaps the next": call("b", "dur", lambda x: x + 0.5),
+    "earlier than what it is in": call("forward", "ts", lambda x: x - 0.5),
+}
+SCOPE = {
+    "another schema": change(["$schema"], "https://example.org/"),
+    "no frames": change(["shared"], None),
+    "a frame without a name": change(["shared", "frames", 0], {}),
+    "a type that is none": change(["profiles", 0, "type"], "events"),
+    "a unit that is none": change(["profiles", 0, "unit"], "ns"),
+    "no end": change(["profiles", 0, "endValue"], None),
+    "an end too early": change(["profiles", 0, "endValue"], 5),
+    "a frame that is not there": change(["profiles", 0, "events", 2, "frame"], 99),
+    "a frame that never closes": change(["profiles", 0, "events", -1], None),
+    "closes the wrong one": change(["profiles", 0, "events", 3, "frame"], 0),
+    "time that goes back": change(["profiles", 0, "events", 4, "at"], 0),
+    "a time as text": change(["profiles", 0, "events", 4, "at"], "7"),
+    "a profile that is not there": change(["activeProfileIndex"], 9),
+}
+
+
+@pytest.mark.parametrize("mutant", CHROME)
+def test_the_rules_of_a_trace_notice(mutant, tmp_path):
+    data = deepcopy(written(tmp_path, steps_of([1000] * 20))[0])
+    CHROME[mutant](data)
+    assert chrome_faults(data)
+
+
+@pytest.mark.parametrize("mutant", SCOPE)
+def test_the_rules_of_speedscope_notice(mutant, tmp_path):
+    data = deepcopy(written(tmp_path, steps_of([1000] * 20))[1])
+    SCOPE[mutant](data)
+    assert speedscope_faults(data)
+
+
+# From the command line ------------------------------------------------------------------------------------------------
+
+
+def test_a_training_run_writes_both(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("text.txt").write_text("".join(f"{i} squared is {i * i}.\n" for i in range(500)))
+    job = ["train", "--model", "gpt2-tiny", "--data", "text.txt", "-B", "2", "-T", "16", "--variant", "vanilla"]
+    job += ["--threads", "4", "--val-every", "0", "--steps", "12"]
+    assert cli.main([*job, "--trace", "none/t.json"]) == 2
+    assert "--trace none/t.json: cannot be written (No such directory)" in capsys.readouterr().err
+    assert not Path("runs").exists()
+    assert cli.main([*job, "--trace", "t.json", "--speedscope", "s.json", "--json"]) == 0
+    chrome, scope = (json.loads(Path(n).read_text()) for n in ("t.json", "s.json"))
+    assert (chrome_faults(chrome), speedscope_faults(scope)) == ([], [])
+    steps = [e["name"] for e in chrome["traceEvents"] if e.get("cat") == "step"]
+    assert steps == [p["name"] for p in scope["profiles"]] == [f"step {n}" for n in range(2, 12)]
