@@ -1,9 +1,9 @@
 """Block sizes that a kernel file offers: with each other value, its kernels are variants of their own.
 
 ``BLOCK = offer(__name__, "BLOCK", 64, (32, 128))`` in ``optimized/attention.py`` means that there are kernels
-``optimized:BLOCK=32`` and ``optimized:BLOCK=128`` too. They are made when somebody names them: the file is executed once
-more, in a package of another name, where `offer` gives the other value. So all that follows from it is as if the file said
-so: scratch, helpers, the hash, the compile cache. All other files of the package are shared with the original.
+``optimized:BLOCK=32`` and ``optimized:BLOCK=128`` too. They are made when somebody names them: the file is executed
+once more, in a package of another name, where `offer` gives the other value. So all that follows from it is as if the
+file said so: scratch, helpers, the hash, the compile cache. The package's other files are shared with the original.
 """
 
 from __future__ import annotations

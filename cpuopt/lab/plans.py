@@ -1,8 +1,8 @@
 """What `cpuopt tune` found, kept beside the machine's roofs; `--variant auto` runs by it.
 
-A plan is for one machine, one model, one size, one number of threads and one set of rewrites: its key. It also names the
-machine code that its verdicts are about, by hash. Where the key or a hash is another, the plan is stale: that is said, and
-``optimized`` runs.
+A plan is for one machine, one model, one size, one number of threads and one set of rewrites: its key. It also names
+the machine code that its verdicts are about, by hash. Where the key or a hash is another, the plan is stale: that is
+said, and ``optimized`` runs.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def unfinished(key: Mapping[str, Any]) -> Path:
 
 
 def read(path: Path, key: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Read a plan, or what was measured for one; None where the file is not there, or says that it is for another key."""
+    """Read a plan, or what was measured for one; None where there is no file, or it is for another key."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         content: dict[str, Any] = json.loads(path.read_text())
         if content["format"] == FORMAT and content["key"] == key:
@@ -125,17 +125,18 @@ def nearest(key: Mapping[str, Any]) -> str:
     """Say that there is no plan, and what the one that comes nearest is for."""
     size = f"{key['B']}x{key['T']} on {key['threads']} thread{'' if key['threads'] == 1 else 's'}"
     none = f"there is no plan for {size}"
-    known = []
+    known: list[list[str]] = []
     for file in sorted(machine.folder().glob("plan-*.json")):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             other = json.loads(file.read_text())["key"]
-            known.append([name for name in key if other[name] != key[name]] or ["format"])
-            known[-1] = [_differs(name, other.get(name)) for name in known[-1]]
-    return f"{none}; the nearest is for {', '.join(min(known, key=len))}" if known else none
+            differs = [name for name in key if other[name] != key[name]] or ["format"]
+            known.append([_differs(name, other.get(name)) for name in differs])
+    closest = min(known, key=lambda words: len(words), default=None)
+    return f"{none}; the nearest is for {', '.join(closest)}" if closest else none
 
 
 def _differs(name: str, value: Any) -> str:
-    words = {"machine": "another machine", "format": "another version"}
+    words = {"machine": "another machine", "format": "another version", "rewrites": "other rewrites"}
     if name == "model":
         return f"the model {name_of(value)}"
-    return words.get(name) or f"{name} {','.join(value) or 'none' if isinstance(value, list) else value}"
+    return words.get(name) or f"{name} {value}"

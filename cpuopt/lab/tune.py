@@ -6,8 +6,8 @@ A kernel takes the place of the default only where
 2. it passes its check on all cases, not just on the quick ones that allow it to be timed;
 3. it is not ``slower`` in the step, where caches, memory and threads are shared with all other ops;
 
-and the plan is kept only where steps with all its kernels are ``faster`` than with the defaults, or no difference is shown.
-Rewrites are never changed: the ops to tune are those of the rewritten program.
+and the plan is kept only where steps with all its kernels are ``faster`` than with the defaults, or no difference is
+shown. Rewrites are never changed: the ops to tune are those of the rewritten program.
 """
 
 from __future__ import annotations
@@ -254,8 +254,7 @@ def tune(
                 row.tried[variant] = compare(row, variant, tuning, child, asked)
                 save(tuning)
                 view.done(row, variant)
-        view.at("whole steps")
-        confirm(tuning, child, asked)
+        confirm(tuning, child, asked, view)
     except KeyboardInterrupt:
         tuning.interrupted, tuning.rules = True, []
     tried = [t for row in tuning.rows for t in row.tried.values()]
@@ -284,7 +283,7 @@ def compare(row: Row, variant: str, tuning: Tuning, child: Asked, asked: Mapping
     return found
 
 
-def confirm(tuning: Tuning, child: Asked, asked: Mapping[str, Any]) -> None:
+def confirm(tuning: Tuning, child: Asked, asked: Mapping[str, Any], view: View) -> None:
     """Train with the defaults and the plan in turns; what is slower there goes, and the rest is tried again."""
     rows = [row for row in tuning.rows if row.best != row.default]
     tuning.rules, tuning.why = [], "" if rows else "nothing that was measured alone is faster"
@@ -293,6 +292,7 @@ def confirm(tuning: Tuning, child: Asked, asked: Mapping[str, Any]) -> None:
         changes = [{"op": r.op, "layers": r.layers, "variants": [r.default, r.best]} for r in rows]
         job = {**asked["settings"], "variant": registry.AUTO, "plan": rules}
         names = [registry.DEFAULT, registry.AUTO]
+        view.at(f"whole steps with {len(rows)} of {len(tuning.rows)} changed")
         try:
             found = child.ask("steps", **{**asked, "settings": job}, changes=changes, names=names)
         except UserError as e:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from statistics import median
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich import progress
 from rich.console import RenderableType
@@ -12,17 +13,15 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from ..lab.tune import Row, Tuning, View
 from .ab import STYLE, spread
 from .console import ERR
-
-if TYPE_CHECKING:
-    from ..lab.tune import Row, Tuning
 
 STEPS = 5
 """Comparisons that confirming the plan in whole steps takes about as long as."""
 
 
-class Progress:
+class Progress(View):
     """How far it is, with the time that remains; on what is no terminal, a line for each comparison."""
 
     def __init__(self, tuning: Tuning) -> None:
@@ -49,7 +48,7 @@ class Progress:
     def at(self, text: str) -> None:
         """Show what is measured now."""
         self.bar.update(self.task, description=escape(text))
-        if self.bar.disable and self.count == self.total:
+        if self.bar.disable and self.count == self.total:  # whole steps, which `done` will not tell
             ERR.print(escape(text), soft_wrap=True)
 
     def done(self, row: Row, variant: str) -> None:
@@ -68,13 +67,12 @@ def tables(content: Mapping[str, Any], path: str) -> list[RenderableType]:
     threads = f"{c['threads']} thread{'' if c['threads'] == 1 else 's'}"
     where = "caches flushed, as the step leaves them" if c["flush"] else "caches warm, since they hold the step"
     head = Text.assemble((c["model"], "bold"), f" · {c['B']}x{c['T']} · {threads} · alone with {where}")
-    table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0), pad_edge=False, caption_justify="left")
-    for i, name in enumerate(("", "ms", "ratio", "verdict")):
-        table.add_column(Text(name), justify="right" if i in (1, 2) else "left", overflow="fold")
+    shown: list[RenderableType] = [head, ""]
     for row in c["rows"]:
-        _rows(table, row, c["rules"])
-    table.caption = "ratio: the time over that of the line above, with its 99.5 % interval"
-    shown: list[RenderableType] = [head, "", table, ""]
+        shown += _row(row, c["rules"]) if row["tried"] else []
+    left = sum(not row["tried"] for row in c["rows"])
+    shown += [Text(f"{left} more were not measured and stay as they are", "dim")] * bool(left)
+    shown += [Text("ratio: the time over that of the first line, with its 99.5 % interval", "italic"), ""]
     shown += [Text(f"doubt: {d}", "yellow") for d in c["doubts"]]
     if c["step"]:
         step = c["step"]
@@ -90,16 +88,20 @@ def tables(content: Mapping[str, Any], path: str) -> list[RenderableType]:
     return [*shown, Text(f"record {path}")]
 
 
-def _rows(table: Table, row: Mapping[str, Any], rules: list[str]) -> None:
-    """Show an op on its shapes: the default, then the others; in bold what the plan takes."""
+def _row(row: Mapping[str, Any], rules: list[str]) -> list[RenderableType]:
+    """Show an op on its shapes: the default, then the others, and what the plan takes."""
     layers = dict.fromkeys(layer for s in row["shapes"] for layer in s["layers"])
     taken = any(f"{row['op']}@{layer}={row['best']}" in rules for layer in layers)
+    shown: list[RenderableType] = []
     for s in row["shapes"]:
         sizes = " ".join(f"{k}={n}" for k, n in s["sizes"].items())
         added = "".join(f", {n}_add" for n, on in s["adds"].items() if on)
-        table.add_row(Text.assemble((row["op"], "bold"), f" {sizes}{added}, {len(s['layers'])}x"))
+        shown.append(Text.assemble((row["op"], "bold"), f" {sizes}{added}, {len(s['layers'])}x"))
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
+    for width, justify in ((22, "left"), (8, "right"), (20, "left"), (None, "left")):
+        table.add_column(min_width=width, justify=justify, overflow="fold")  # type: ignore[arg-type]
     times = [t["a_ms"] for t in row["tried"].values() if "a_ms" in t]
-    table.add_row(f"  {row['default']}", _ms(min(times)) if times else "", "", "" if taken else "stays")
+    table.add_row(f"  {row['default']}", _ms(median(times)) if times else "", "", "" if taken else Text("stays", "dim"))
     for variant, t in row["tried"].items():
         if "ratio" not in t:
             table.add_row(Text(f"  {variant}"), "", "", Text(f"{t['verdict']}: {t['why']}", "yellow"))
@@ -109,10 +111,11 @@ def _rows(table: Table, row: Mapping[str, Any], rules: list[str]) -> None:
             word = Text(f"{t['verdict']}, but {t['check']}: {t['why']}", "bold red")
         elif variant == row["best"] and row["in_step"]:
             step = row["in_step"]
-            word.append(f"; in the step {step['verdict']}, {step['ratio']['median']:.3f}", STYLE[step["verdict"]])
-            word.append(", taken" if taken else "", "bold")
+            word.append(f"; in steps {step['ratio']['median']:.3f}, {step['verdict']}", STYLE[step["verdict"]])
+            word.append(": taken" if taken else "", "bold")
         table.add_row(Text(f"  {variant}"), _ms(t["b_ms"]), spread(t["ratio"]), word)
+    return [*shown, table]
 
 
 def _ms(ms: float) -> str:
-    return f"{ms:,.{max(0, 4 - len(str(int(ms))))}f}"
+    return f"{ms:,.{max(0, 4 - len(str(int(ms))))}f} ms"

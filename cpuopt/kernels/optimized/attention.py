@@ -14,9 +14,8 @@ from ..lanes import exp, larger, load, load_some, select_some, spread, store, su
 from ..simd import LANES, ticket
 from ..tiles import A_LOWER, A_UPPER, C_UPPER, COLS, ROWS, WHOLE, pack, product, tell, turn, unpack, up, wait_for
 
-BLOCK = offer(
-    __name__, "BLOCK", 64, (32, 128)
-)  # queries, and keys: a tile fills 16 KB, half of the usual first-level cache
+# queries, and keys: a tile fills 16 KB, half of the usual first-level cache
+BLOCK = offer(__name__, "BLOCK", 64, (32, 128))
 ZERO, ONE, LOWEST = np.float32(0), np.float32(1), np.float32(-np.inf)
 
 
