@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     from ..lab import plans, records
     from ..lab.child import Child
     from ..lab.compare import looks_up_to
-    from ..lab.tune import Tuning, compile_all, survey, tune
+    from ..lab.tune import compile_all, keep, survey, tune
     from ..report import console
     from ..report import tune as report
 
@@ -54,23 +54,16 @@ def run(args: argparse.Namespace) -> int:
     given = {k: getattr(args, k) for k in ("model", "B", "T", "threads", "fuse", "data", "seed")}
     settings = Settings(**given, kernels=tuple(str(Path(f).resolve()) for f in args.kernels))
     tuning = survey(settings, args.ops or ("*",), args.again)
-    kept, measured = plans.path(tuning.key), plans.unfinished(tuning.key)
-
-    def save(tuning: Tuning) -> None:
-        plans.write(measured, tuning.plan())
-
     with console.compiling() as progress:
         compile_all(tuning, common.cores(), progress)
     with Child(args.kernels, tuning.key["threads"], args.limit) as child, report.Progress(tuning) as view:
-        tune(tuning, settings, child, looks=looks, seed=args.seed, view=view, save=save)
-    if not tuning.interrupted:
-        plans.write(kept, tuning.plan())
-        measured.unlink(missing_ok=True)
+        tune(tuning, settings, child, looks=looks, seed=args.seed, view=view, save=keep)
+    keep(tuning)
     size = {"model": tuning.name, "B": args.B, "T": args.T, "threads": tuning.key["threads"]}
-    content = {**size, **tuning.plan(), **tuning.to_json(), "plan": None if tuning.interrupted else str(kept)}
+    content = {**size, **tuning.plan(), **tuning.to_json(), "plan": str(plans.path(tuning.key))}
     path = records.keep(args.runs, "tune", f"{tuning.name}-{args.B}x{args.T}", content)
     if args.json:
         print(json.dumps({**content, "path": str(path)}))
     else:
         console.show(report.tables(content, str(path)))
-    return 130 if tuning.interrupted else 0
+    return 0 if tuning.finished else 130

@@ -123,7 +123,7 @@ class Tuning:
     steps : each comparison of whole steps; the last one counts.
     rules : the plan.
     why : it has none.
-    interrupted : it was not finished.
+    finished : nothing is left to do.
     """
 
     key: dict[str, Any]
@@ -136,13 +136,11 @@ class Tuning:
     rules: list[str] = field(default_factory=list)
     why: str = ""
     doubts: list[str] = field(default_factory=list)
-    interrupted: bool = False
+    finished: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """For a record."""
-        plain = {
-            k: getattr(self, k) for k in ("key", "name", "flush", "steps", "rules", "why", "doubts", "interrupted")
-        }
+        plain = {k: getattr(self, k) for k in ("key", "name", "flush", "steps", "rules", "why", "doubts", "finished")}
         step = self.steps[-1]["step"] if self.steps else None
         return {**plain, "kernels": self.files, "step": step, "rows": [r.to_json() for r in self.rows]}
 
@@ -150,8 +148,8 @@ class Tuning:
         """Give what is kept beside the roofs: all but the raw times, with the hashes that the plan rests on."""
         used = [row for row in self.rows if set(row.rules) & set(self.rules)]
         hashes = {f"{row.op}[{v}]": row.hashes[v] for row in used for v in (row.default, row.best)}
-        when = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "commit": record.commit()}
-        told: dict[str, Any] = record.finite(_without_times({**self.to_json(), **when, "hashes": hashes}))
+        when = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+        told: dict[str, Any] = record.finite(_without_times({**self.to_json(), "time": when, "hashes": hashes}))
         return told
 
 
@@ -222,6 +220,15 @@ def compile_all(tuning: Tuning, processes: int, progress: Callable[[int, int, st
         jit.compile_kernels(list(dict.fromkeys(wanted)), processes=processes, files=tuning.files, progress=progress)
 
 
+def keep(tuning: Tuning) -> None:
+    """Write the plan, or, until it is finished, what was measured for it."""
+    if tuning.finished:
+        plans.write(plans.path(tuning.key), tuning.plan())
+        plans.unfinished(tuning.key).unlink(missing_ok=True)
+    else:
+        plans.write(plans.unfinished(tuning.key), tuning.plan())
+
+
 def tune(
     tuning: Tuning,
     settings: Settings,
@@ -239,6 +246,10 @@ def tune(
     settings : of the job.
     looks : rounds after which a verdict is looked for.
     save : called with what is known so far, after each comparison. After Ctrl-C, what is known is returned.
+
+    Returns
+    -------
+    The same, with `Tuning.finished` set where nothing is left to do.
     """
     view = view or View()
     job = {
@@ -255,8 +266,9 @@ def tune(
                 save(tuning)
                 view.done(row, variant)
         confirm(tuning, child, asked, view)
+        tuning.finished = True
     except KeyboardInterrupt:
-        tuning.interrupted, tuning.rules = True, []
+        tuning.rules = []
     tried = [t for row in tuning.rows for t in row.tried.values()]
     busy = sum(bool(t.get("doubts")) for t in tried)
     tuning.doubts = [f"other processes were busy during {busy} of {len(tried)} comparisons alone"] * bool(busy)

@@ -79,7 +79,7 @@ def tables(content: Mapping[str, Any], path: str) -> list[RenderableType]:
         a, b = step["a_ns"] / 1e6, step["b_ns"] / 1e6
         ratio = f"{a:,.1f} ms by default, {b:,.1f} with the plan, ratio {spread(step['ratio'])}: "
         shown.append(Text.assemble("whole steps: ", ratio, (step["verdict"], STYLE[step["verdict"]])))
-    if c["interrupted"]:
+    if not c["finished"]:
         shown.append(Text("interrupted: no plan is written; the same command goes on from here", "bold"))
     elif c["rules"]:
         shown.append(Text(f"plan {c['plan']}: --variant auto runs by it"))
