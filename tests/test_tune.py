@@ -370,6 +370,16 @@ def test_a_kernel_of_a_file_that_is_not_given_is_named():
     )
 
 
+def test_what_cannot_be_hashed_is_not_measured(monkeypatch):
+    function = registry.KERNELS["gelu_forward", "vanilla"].function
+    monkeypatch.setattr(cache, "digest", lambda f: "unknown" if f is function else DIGEST(f))
+    child = Child({("gelu_forward", "vanilla"): ("faster", 0.5)})
+    t = run(child, patterns=["gelu_forward"])
+    assert (child.measured(), t.rules) == ([], [])
+    (row,) = (r for r in t.rows if r.op == "gelu_forward")
+    assert row.tried["vanilla"]["why"] == "vanilla cannot be hashed, so no plan could tell when it is stale"
+
+
 def test_other_verbs_take_auto_for_the_default(capsys):
     built = build_only(replace(SETTINGS, variant="auto"))
     assert "there is no plan for 2x8 on 1 thread, so optimized runs; to make a plan: cpuopt tune" in built.notes[0]

@@ -30,6 +30,8 @@ from .conformance import conform
 
 HOPELESS = 1.5
 """What every turn of a kernel takes so many times as long in is given up after two rounds."""
+UNKNOWN = "unknown"
+"""The hash of what cannot be hashed."""
 KEPT = ("faster", "no difference shown")
 """Verdicts on the whole step that a plan may have."""
 
@@ -82,7 +84,7 @@ class Row:
     @property
     def candidates(self) -> list[str]:
         """The variants that are still to be measured; one that is the same code as the default is none."""
-        same = {self.hashes[self.default]} - {"unknown"}
+        same = {self.hashes[self.default]} - {UNKNOWN}
         return [v for v, h in self.hashes.items() if v != self.default and v not in self.tried and h not in same]
 
     @property
@@ -106,7 +108,7 @@ class Row:
 
     def take(self, other: Mapping[str, Any]) -> None:
         """Take what was measured before on the same shapes of the same machine code."""
-        same = {v for v, h in self.hashes.items() if other["hashes"].get(v) == h != "unknown"}
+        same = {v for v, h in self.hashes.items() if other["hashes"].get(v) == h != UNKNOWN}
         if (self.op, [s.to_json() for s in self.shapes]) == (other["op"], other["shapes"]) and self.default in same:
             self.tried |= {v: t for v, t in other["tried"].items() if v in same}
 
@@ -281,6 +283,9 @@ def compare(row: Row, variant: str, tuning: Tuning, child: Asked, asked: Mapping
     op = ops.ALL[row.op]
     more = {"shapes": [s.to_json() for s in row.shapes], "flush": tuning.flush, "hopeless": HOPELESS}
     pair = [row.default, variant]
+    for v in pair:
+        if row.hashes[v] == UNKNOWN:
+            return {"verdict": "refused", "why": f"{v} cannot be hashed, so no plan could tell when it is stale"}
     try:
         found = child.ask("ab", op=row.op, variants=pair, layer="*", in_step=False, **more, **asked)
     except UserError as e:
