@@ -95,6 +95,7 @@ class Decoder:
         progress: Callable[[int, int, str], None] = lambda done, total, name: None,
     ) -> None:
         self.config, self.position = config, 0
+        variant = registry.DEFAULT if variant == registry.AUTO else variant  # a plan is for a training step
         blocks = [T for T in BLOCKS if config.block_size >= T]
         choices = {
             T: registry.Choice(variant, ["*=rows"] * (variant == "optimized" and T <= FEW) + [*swaps]) for T in blocks

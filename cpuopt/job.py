@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,8 @@ from .engine import Built, Engine, Spec, build, load_kernels
 from .errors import UserError
 from .fuse import FUSIONS
 from .fuse import parse as parse_fusions
+from .kernels import threads as numba_threads
+from .lab import plans
 from .lab.check import check_all
 from .models.gpt2 import GPT2, PRESETS, Config, parse_config
 from .record import check_name
@@ -37,7 +39,9 @@ class Settings:
     B: int = 4
     T: int = 64
     steps: int = 40
-    variant: str = "optimized"
+    variant: str = registry.DEFAULT
+    plan: tuple[str, ...] | None = None
+    """The rules that ``--variant auto`` came to when the run began; a resumed run keeps them."""
     swap: tuple[str, ...] = ()
     kernels: tuple[str, ...] = ()
     fuse: str = "auto"
@@ -140,6 +144,11 @@ class Settings:
         return (self.total_batch or self.B * self.T) // (self.B * self.T)
 
     @property
+    def variants(self) -> list[str]:
+        """All that are named."""
+        return [self.variant, *(s.partition("=")[2] for s in (*self.swap, *(self.plan or ())))]
+
+    @property
     def two_pass(self) -> str:
         """Name the flag that needs all gradients before the first update; empty if none does."""
         if self.clip:
@@ -232,8 +241,9 @@ def prepare(
     """
     name, config, weights = model_of(settings, resume)
     rewrites = fusions(settings)
-    load_kernels(settings.kernels)
-    choice = registry.Choice(settings.variant, settings.swap)
+    load_kernels(settings.kernels, settings.variants)
+    settings, notes = planned(settings, config)
+    choice = choice_of(settings)
     corpus = load_corpus(settings.data, vocab_size=config.vocab_size, T=settings.T, B=settings.B)
     engine = Engine(
         GPT2(config),
@@ -248,6 +258,7 @@ def prepare(
         progress=progress,
         hint=lambda there: smaller(settings, config, choice, there),
     )
+    engine.notes[:0] = notes
     if weights is not None:
         copy_into(engine.parameters(), weights)
     if resume is not None:
@@ -274,7 +285,7 @@ def require_correct(engine: Engine) -> list[dict[str, Any]]:
 
 
 def fusions(settings: Settings) -> tuple[str, ...]:
-    """Choose the rewrites: those named, or by default all for ``optimized`` and none for other variants.
+    """Choose the rewrites: those named, or by default all for ``optimized`` and ``auto``, none for other variants.
 
     Clipping, accumulation and a guard that skips need the whole gradient before the first update, so ``update`` then
     stays off by default.
@@ -287,8 +298,24 @@ def fusions(settings: Settings) -> tuple[str, ...]:
                 "the norm is known; fuse without 'update'"
             )
         return names
-    rewrites = FUSIONS if settings.variant == "optimized" else ()
+    rewrites = FUSIONS if settings.variant in (registry.DEFAULT, registry.AUTO) else ()
     return tuple(n for n in rewrites if not (settings.two_pass and n == "update"))
+
+
+def planned(settings: Settings, config: Config) -> tuple[Settings, list[str]]:
+    """Fill in the rules of ``--variant auto`` from the plan for this machine and size; say what they come to."""
+    if settings.variant != registry.AUTO or settings.plan is not None:
+        return settings, []
+    threads = numba_threads.set_threads(settings.threads)
+    key = plans.key(asdict(config), settings.B, settings.T, threads, fusions(settings))
+    rules, note = plans.rules(key, settings.kernels)
+    return replace(settings, plan=rules), [note]
+
+
+def choice_of(settings: Settings) -> registry.Choice:
+    """Give the rules of a job, with those of its plan."""
+    plan = settings.plan or () if settings.variant == registry.AUTO else ()
+    return registry.Choice(settings.variant, settings.swap, plan)
 
 
 def smaller(settings: Settings, config: Config, choice: registry.Choice, there: int) -> str:
@@ -307,7 +334,8 @@ def smaller(settings: Settings, config: Config, choice: registry.Choice, there: 
 def build_only(settings: Settings) -> Built:
     """Trace a job's program and choose its kernels; nothing is compiled or allocated."""
     _, config, _ = model_of(settings)
-    load_kernels(settings.kernels)
-    choice = registry.Choice(settings.variant, settings.swap)
-    more = settings.micro_batches > 1
-    return build(GPT2(config), specs(settings.B, settings.T), choice=choice, fuse=fusions(settings), accumulate=more)
+    load_kernels(settings.kernels, settings.variants)
+    settings, notes = planned(settings, config)
+    more, inputs = settings.micro_batches > 1, specs(settings.B, settings.T)
+    built = build(GPT2(config), inputs, choice=choice_of(settings), fuse=fusions(settings), accumulate=more)
+    return replace(built, notes=[*notes, *built.notes])

@@ -18,6 +18,10 @@ from .op import Dim, Op
 
 BASE = "vanilla"
 """The variant that is complete; every other may be partial."""
+DEFAULT = "optimized"
+"""The variant that is taken where none is asked for."""
+AUTO = "auto"
+"""No variant: `DEFAULT`, but for what a plan of `cpuopt tune` says."""
 
 
 @dataclass(frozen=True)
@@ -137,6 +141,7 @@ class Choice:
     ----------
     variant : for every op that has it; the others stay vanilla.
     swaps : ``OP[@LAYER]=VARIANT`` each, in rising precedence.
+    plan : rules of the same form that lie below all swaps. They decide about kernels only, never about rewrites.
 
     Raises
     ------
@@ -144,9 +149,9 @@ class Choice:
         For an op or variant that nothing registered.
     """
 
-    def __init__(self, variant: str = BASE, swaps: Sequence[str] = ()) -> None:
-        self.variant, self.swaps = variant, [parse_swap(s) for s in swaps]
-        every = dict.fromkeys(v for _, v in KERNELS)
+    def __init__(self, variant: str = BASE, swaps: Sequence[str] = (), plan: Sequence[str] = ()) -> None:
+        self.variant, self.swaps, self.plan = variant, [parse_swap(s) for s in swaps], [parse_swap(s) for s in plan]
+        every = dict.fromkeys([*(v for _, v in KERNELS), AUTO])
         if variant not in every:
             raise UserError(f"--variant {variant!r}: no kernel is registered under it; {nearest(variant, every)}")
         for rule in self.swaps:
@@ -164,7 +169,8 @@ class Choice:
 
     def resolve(self, op: str, layer: str) -> Kernel:
         """Choose the kernel for an op in a layer."""
-        for rule in [*reversed(self.swaps), Rule("*", "*", self.variant)]:
+        rest = Rule("*", "*", DEFAULT if self.variant == AUTO else self.variant)
+        for rule in [*reversed(self.swaps), *self.plan, rest]:
             if op_matches(op, rule.op) and rule.covers(layer) and (op, rule.variant) in KERNELS:
                 return KERNELS[op, rule.variant]
         return KERNELS[op, BASE]
@@ -186,4 +192,5 @@ class Choice:
 
     def describe(self) -> dict[str, Any]:
         """For a run's record."""
-        return {"variant": self.variant, "swaps": [str(r) for r in self.swaps]}
+        told: dict[str, Any] = {"variant": self.variant, "swaps": [str(r) for r in self.swaps]}
+        return told | ({"plan": [str(r) for r in self.plan]} if self.plan else {})

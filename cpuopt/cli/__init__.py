@@ -15,7 +15,7 @@ from ..errors import UserError
 DESCRIPTION = "A CPU performance laboratory for LLM training: train, profile, and swap one kernel at a time."
 VERBS = (
     *("train", "profile", "bench", "generate", "eval", "program", "kernels"),
-    *("check", "ab", "inspect", "new-kernel", "lab", "ad", "machine", "runs", "history"),
+    *("check", "ab", "inspect", "new-kernel", "lab", "tune", "ad", "machine", "runs", "history"),
     *("convert", "verify", "data", "warmup"),
 )
 """In the order of ``cpuopt -h``; the module of that name has ``HELP``, ``flags(parser)`` and ``run(args)``."""

@@ -32,7 +32,9 @@ def run(args: argparse.Namespace) -> int:
     """Run the verb; return its exit status."""
     start_numba(args.threads)
     from ..bench import Bench, Plan, parse_sizes
+    from ..job import Settings, build_only
     from ..lab import records
+    from ..registry import AUTO
     from ..report import bench as report
     from ..report import console
 
@@ -51,6 +53,9 @@ def run(args: argparse.Namespace) -> int:
         peer_python=args.peer_python,
         processes=common.cores(),
     )
+    for B, T in plan.sizes if AUTO in (args.variant, *args.against) else ():
+        job = Settings(model=args.model, B=B, T=T, variant=AUTO, kernels=plan.kernels, threads=plan.threads)
+        console.warn(f"{B}x{T}: {build_only(job).notes[0]}")
     bench = Bench(plan)
     with report.progress(plan.cost) as bench.view:
         record = bench.run(args.out)

@@ -31,7 +31,9 @@ def job_flags(p: argparse.ArgumentParser, steps: int) -> None:
 
 def kernel_flags(p: argparse.ArgumentParser, fuse: bool = True) -> None:
     """Add what chooses kernels and threads, and, where there is training, rewrites."""
-    p.add_argument("--variant", default="optimized", help="for every op that has it; else vanilla (%(default)s)")
+    p.add_argument(
+        "--variant", default="optimized", help="for every op that has it; auto: as 'cpuopt tune' found (%(default)s)"
+    )
     p.add_argument(
         "--swap",
         action="append",

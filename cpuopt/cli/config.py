@@ -11,8 +11,8 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from ..errors import UserError
 
-RECORDED = ("sizes", "corpus", "processes")
-"""What a run's own ``config.json`` says besides its settings."""
+RECORDED = ("sizes", "corpus", "processes", "plan")
+"""What a run's own ``config.json`` says besides its settings, and what ``--variant auto`` came to."""
 
 
 def leave_out_defaults(p: argparse.ArgumentParser) -> None:

@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     from ..job import require_correct, specs
     from ..models.gpt2 import GPT2
     from ..record import finite
-    from ..registry import Choice
+    from ..registry import AUTO, Choice
     from ..report import console
     from ..weights import copy_into
 
@@ -57,6 +57,8 @@ def run(args: argparse.Namespace) -> int:
         B = args.B
         batches = load_corpus(args.data, vocab_size=c.vocab_size, T=T, B=B).batches("val", B, T)
     kernels.load_all(args.kernels)
+    if args.variant == AUTO:
+        console.warn("--variant auto: plans are for training steps; this runs with the default")
     with console.compiling() as progress:
         engine = Engine(
             GPT2(c),

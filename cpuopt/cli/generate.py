@@ -54,6 +54,7 @@ def run(args: argparse.Namespace) -> int:
     from ..engine import initialize
     from ..generate import Decoder, Sampler, check_tokens, generate, read_bandwidth, text_of
     from ..models.gpt2 import GPT2, parse_config
+    from ..registry import AUTO
     from ..report import console
     from ..weights import copy_into
 
@@ -71,6 +72,8 @@ def run(args: argparse.Namespace) -> int:
     prompt = tokenizer.encode(args.prompt) or [tokenizer.eot]
     check_tokens(prompt, config)
     kernels.load_all(args.kernels)
+    if args.variant == AUTO:
+        console.warn("--variant auto: plans are for training steps; text is generated with the default")
     with console.compiling() as progress:
         decoder = Decoder(
             config,

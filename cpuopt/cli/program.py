@@ -24,6 +24,8 @@ def run(args: argparse.Namespace) -> int:
     from ..report import console
 
     built = build_only(settings_of(args))
+    for note in built.notes:
+        console.warn(note)
     program, chosen, plan = built.program, built.kernels, built.plan()
     phases = {"all": (), "update": ("norm", "update")}.get(args.phase, (args.phase,))
     if args.json:

@@ -8,11 +8,12 @@ import pkgutil
 import sys
 import traceback
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from .. import registry
 from ..errors import UserError
+from . import choices
 
 VARIANTS = sorted((m.name for m in pkgutil.iter_modules(__path__) if m.ispkg), key=lambda name: name != registry.BASE)
 """The packages of kernels, vanilla first; each module in them registers what it defines."""
@@ -23,14 +24,16 @@ for _variant in VARIANTS:
         importlib.import_module(f".{_variant}.{_module.name}", __name__)
 
 
-def load_all(files: Sequence[str | Path]) -> None:
-    """Import users' kernel files, which register what they define.
+def load_all(files: Sequence[str | Path], variants: Iterable[str] = ()) -> None:
+    """Import users' kernel files, which register what they define, and the block sizes that some variants name.
 
     Raises
     ------
     UserError
-        For a file that is missing or raises; the message names the line.
+        For a file that is missing or raises; the message names the line. For a block size that no kernel offers.
     """
+    for variant in variants:
+        choices.load(variant)
     for file in files:
         path = Path(file).resolve()
         name = f"cpuopt_user_kernels.{path.stem}_{zlib.crc32(str(path).encode()):08x}"

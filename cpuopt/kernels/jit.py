@@ -19,7 +19,7 @@ from .. import registry
 from ..errors import UserError
 from ..op import Op
 from ..registry import Kernel, Scratch
-from . import cache
+from . import cache, choices
 
 FASTMATH = {"reassoc", "contract", "nsz", "arcp", "afn"}
 """Sums may be reordered and multiply-adds fused; NaN and infinity keep their meaning, so a guard can see them."""
@@ -76,21 +76,22 @@ def kernel(
         )
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        name = choices.variant_in(function.__module__, variant)
         parts = tuple(Scratch(name, size) for name, size in scratch)
         sig = signature(op, parts)
         where = f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}"
         params = list(inspect.signature(function).parameters)
         if not jit:
-            registry.register(Kernel(op, variant, function, parts, where=where, same_bits=same_bits), params)
+            registry.register(Kernel(op, name, function, parts, where=where, same_bits=same_bits), params)
             return function
         compiled = helper(**{**OPTIONS, **options})(function)
         registry.register(
             Kernel(
                 op,
-                variant,
+                name,
                 compiled,
                 parts,
-                compile=lambda: _compile(compiled, sig, f"{op.name}[{variant}] at {where}"),
+                compile=lambda: _compile(compiled, sig, f"{op.name}[{name}] at {where}"),
                 is_compiled=lambda: sig in compiled.overloads or cache.is_cached(compiled, sig),
                 where=where,
                 same_bits=same_bits,
@@ -184,4 +185,5 @@ def _load(files: tuple[str, ...]) -> None:
 
 
 def _compile_by_name(op: str, variant: str) -> None:
+    choices.load(variant)
     registry.KERNELS[op, variant].compile()

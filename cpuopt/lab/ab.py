@@ -8,14 +8,16 @@ and then does not move. A turn in the step is one training step with the op's ca
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from math import inf
 from typing import Any
 
 import numpy as np
 
 from ..bench.stats import CHECKED_STEPS, disagreement
+from ..engine import Bound
 from ..errors import UserError
 from ..job import Settings, build_only, prepare
 from ..kernels import roofs
@@ -54,6 +56,16 @@ class Shape:
     def __str__(self) -> str:
         added = "".join(f", {n}_add" for n, on in self.adds.items() if on)
         return f"{self.case}{added}"
+
+    def to_json(self) -> dict[str, Any]:
+        """For a request and a record."""
+        case = {"sizes": dict(self.case.sizes), "absent": sorted(self.case.absent)}
+        return {**case, "adds": self.adds, "layers": list(self.layers)}
+
+    @staticmethod
+    def from_json(d: Mapping[str, Any]) -> Shape:
+        """Read what `to_json` gave."""
+        return Shape(Case(d["sizes"], "normal", frozenset(d["absent"])), d["adds"], tuple(d["layers"]))
 
 
 def calls_of(op: Op, settings: Settings, layer: str = "*") -> list[Call]:
@@ -179,6 +191,7 @@ def alone(
     flush: bool = False,
     seed: int = 0,
     looks: Sequence[int] = LOOKS,
+    hopeless: float = inf,
     say: Say = lambda text: None,
     clock: Callable[[], int] = time.perf_counter_ns,
 ) -> dict[str, Any]:
@@ -194,7 +207,7 @@ def alone(
     for shape in shapes:
         say(f"{shape}: {len(contests) + 1} of {len(shapes)}")
         pair = Alone(kernels, shape, seed, flush, clock)
-        contest = Contest(pair.turn, seed + len(contests), looks)
+        contest = Contest(pair.turn, seed + len(contests), looks, hopeless=hopeless)
         verdict = contest.run()
         try:
             pair.finish()
@@ -203,10 +216,7 @@ def alone(
         contests.append(contest)
         cases.append(
             {
-                "sizes": dict(shape.case.sizes),
-                "absent": sorted(shape.case.absent),
-                "adds": shape.adds,
-                "layers": list(shape.layers),
+                **shape.to_json(),
                 **told(contest, verdict),
                 "calls_per_sample": pair.calls,
                 "samples_per_turn": pair.samples,
@@ -237,42 +247,53 @@ def told(contest: Contest, verdict: Verdict, which: int = 0) -> dict[str, Any]:
     }
 
 
+@dataclass(frozen=True)
+class Change:
+    """Calls of one op, in the layers that one of some globs matches, which go to kernel A or to kernel B."""
+
+    kernels: tuple[Kernel, Kernel]
+    layers: tuple[str, ...] = ("*",)
+
+    def covers(self, call: Call) -> bool:
+        """Whether a call is one of them."""
+        return call.op is self.kernels[0].op and any(fnmatchcase(call.layer, glob) for glob in self.layers)
+
+
 class InStep:
-    """A job whose calls of one op go to kernel A or to kernel B, from step to step.
+    """A job some of whose calls go to kernel A or to kernel B, from step to step.
 
     Parameters
     ----------
-    settings : of the job; its rewrites leave the op alone.
-    layer : a glob of the layers whose calls change; the others keep what the settings say.
+    settings : of the job; its rewrites leave the calls alone, and its kernels are those of B.
+    changes : which calls; all others keep what the settings say.
+
+    Attributes
+    ----------
+    layers : of each change, those that it changes.
     """
 
-    def __init__(
-        self, settings: Settings, op: Op, variants: tuple[str, str], layer: str = "*", say: Say = lambda text: None
-    ) -> None:
-        swap = f"{op.name}{'' if layer == '*' else '@' + layer}={variants[1]}"
-        job = prepare(
-            replace(settings, swap=(*settings.swap, swap)),
-            lambda done, total, name: say(f"compiling {done}/{total} {name}"),
-        )
+    def __init__(self, settings: Settings, changes: Sequence[Change], say: Say = lambda text: None) -> None:
+        job = prepare(settings, lambda done, total, name: say(f"compiling {done}/{total} {name}"))
         self.engine, self.settings = job.engine, settings
         self.batches = job.corpus.batches("train", settings.B, settings.T, seed=settings.seed)
-        chosen = [b for b in self.engine.calls if b.call.op is op and fnmatchcase(b.call.layer, layer)]
-        self.layers = [b.call.layer for b in chosen]
-        if not chosen:
-            raise UserError(f"{op.name}: the step does not call it in a layer {layer!r}")
-        kernels = [KERNELS[op.name, v] for v in variants]
-        for k in kernels:
-            k.compile()
-        self.sides = {
-            side: {id(b): self.engine.rebound(b, k) for b in chosen} for side, k in zip("AB", kernels, strict=True)
-        }
+        self.layers: list[list[str]] = []
+        self.groups: dict[str, list[dict[int, Bound]]] = {"A": [], "B": []}
+        for change in changes:
+            chosen = [b for b in self.engine.calls if change.covers(b.call)]
+            if not chosen:
+                where = " or ".join(map(repr, change.layers))
+                raise UserError(f"{change.kernels[0].op.name}: the step does not call it in a layer {where}")
+            self.layers.append([b.call.layer for b in chosen])
+            for side, k in zip("AB", change.kernels, strict=True):
+                k.compile()
+                self.groups[side].append({id(b): self.engine.rebound(b, k) for b in chosen})
         self.phases = {p: list(calls) for p, calls in self.engine.phases.items()}
         self.profiler = Profiler(self.engine, keep=1)
         self.done = 0
 
     def use(self, side: str) -> None:
-        """Let the op's calls go to A or B."""
-        swapped = self.sides[side]
+        """Let the calls go to A or B."""
+        swapped = {place: bound for group in self.groups[side] for place, bound in group.items()}
         self.engine.phases = {p: [swapped.get(id(b), b) for b in calls] for p, calls in self.phases.items()}
 
     def step(self) -> float:
@@ -283,15 +304,14 @@ class InStep:
         with self.profiler.step():
             return self.engine.step(lr=s.lr, clip=s.clip, tokens=tokens, targets=targets).loss
 
-    def turn(self, side: str) -> tuple[float, float]:
-        """Give the ns of the op's calls in a step, and of the whole step."""
+    def turn(self, side: str) -> tuple[float, ...]:
+        """Give the ns of a step: of the whole, then of the calls of each change."""
         self.use(side)
         self.step()
-        times, mine = self.profiler.steps[-1], {id(b) for b in self.sides[side].values()}
-        op_ns = sum(
-            int(ns) for calls, marks in times.runs for b, ns in zip(calls, np.diff(marks), strict=True) if id(b) in mine
-        )
-        return float(op_ns), float(times.end - times.start)
+        times = self.profiler.steps[-1]
+        took = {id(b): int(ns) for calls, marks in times.runs for b, ns in zip(calls, np.diff(marks), strict=True)}
+        mine = (sum(took[id(b)] for b in group.values()) for group in self.groups[side])
+        return (float(times.end - times.start), *map(float, mine))
 
     def losses(self) -> dict[str, list[float]]:
         """Train for a few steps with A and with B, from the same weights on the same batches; give their losses."""
@@ -329,27 +349,50 @@ def in_step(
     UserError
         Where the losses of the first steps differ, or the model does not call the op there.
     """
-    pair = InStep(settings, op, variants, layer, say)
-    say("first steps")
-    losses = pair.losses()
-    refused = disagreement(variants[1], losses["A"], losses["B"])
-    if refused:
-        raise UserError(refused.replace("cpuopt", variants[0], 1))
-    others = machine.Others()
-    contest = Contest(pair.turn, seed, looks)
-    say("steps in turns")
-    verdict = contest.run()
-    whole = judge([contest.ratios(1)], [contest.controls(1)])
-    told_op = told(contest, verdict)
+    swap = f"{op.name}{'' if layer == '*' else '@' + layer}={variants[1]}"
+    change = Change((KERNELS[op.name, variants[0]], KERNELS[op.name, variants[1]]), (layer,))
+    pair = InStep(replace(settings, swap=(*settings.swap, swap)), [change], say)
+    found, (told_op,) = steps_in_turns(pair, variants, seed, looks, say, decides=1)
     return {
         **told_op,
         "a_ms": told_op["a_ns"] / 1e6,
         "b_ms": told_op["b_ns"] / 1e6,
-        "step": told(contest, whole, 1),
-        "layers": pair.layers,
-        "losses": losses,
-        "doubts": others.doubts(),
+        "layers": pair.layers[0],
+        **found,
     }
+
+
+def steps_in_turns(
+    pair: InStep, names: tuple[str, str], seed: int, looks: Sequence[int], say: Say, decides: int = 0
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Train with A and B in turns.
+
+    Parameters
+    ----------
+    decides : which figure of `InStep.turn` says when there are rounds enough.
+
+    Returns
+    -------
+    ``step`` with the verdict on the whole step, the losses of both and doubts; then the verdict on each change.
+
+    Raises
+    ------
+    UserError
+        Where the losses of the first steps differ.
+    """
+    say("first steps")
+    losses = pair.losses()
+    refused = disagreement(names[1], losses["A"], losses["B"])
+    if refused:
+        raise UserError(refused.replace("cpuopt", names[0], 1))
+    others = machine.Others()
+    contest = Contest(pair.turn, seed, looks, decides)
+    say("steps in turns")
+    contest.run()
+    whole, *each = (
+        told(contest, judge([contest.ratios(i)], [contest.controls(i)]), i) for i in range(1 + len(pair.layers))
+    )
+    return {"step": whole, "losses": losses, "doubts": others.doubts()}, each
 
 
 def require_right(kernels: Sequence[Kernel], threads: int) -> list[dict[str, Any]]:

@@ -48,6 +48,10 @@ class Entry:
         c = self.content
         if self.kind == "ab":
             return f"{c['op']}: {c['b']} against {c['a']}{' in the step' if c['in_step'] else ''}: {c['verdict']}"
+        if self.kind == "tune":
+            step = f"steps {c['step']['verdict']}, {c['step']['ratio']['median']:.3f}" if c["step"] else c["why"]
+            changed = len({rule.partition("@")[0] for rule in c["rules"]})
+            return f"{c['model']} {c['B']}x{c['T']}, {c['threads']} threads: {changed} ops changed; {step}"
         p = profile_of(self)
         if p:
             said = f"{p['step_ms']['median']:,.1f} ms a step, {p['model']} {p['B']}x{p['T']}, {p['variant']}"

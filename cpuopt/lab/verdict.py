@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from math import log
+from math import inf, log
 from typing import Any, Literal
 
 import numpy as np
@@ -69,13 +69,22 @@ class Contest:
 
     Parameters
     ----------
-    turn : runs one turn of A or B, and gives what it took: one figure, or several, of which the first decides.
+    turn : runs one turn of A or B, and gives what it took: one figure, or several.
     seed : of the order.
     looks : rounds after which a verdict is looked for.
+    decides : the figure that it is looked for in.
+    hopeless : no more rounds are taken once every turn of B took so many times as long as any of A.
     """
 
-    def __init__(self, turn: Callable[[str], Sequence[float]], seed: int = 0, looks: Sequence[int] = LOOKS) -> None:
-        self.turn, self.looks = turn, looks
+    def __init__(
+        self,
+        turn: Callable[[str], Sequence[float]],
+        seed: int = 0,
+        looks: Sequence[int] = LOOKS,
+        decides: int = 0,
+        hopeless: float = inf,
+    ) -> None:
+        self.turn, self.looks, self.decides, self.hopeless = turn, looks, decides, hopeless
         self.rng = np.random.default_rng(seed)
         self.order = ""
         self.times: dict[str, list[Sequence[float]]] = {"A": [], "B": [], "C": []}
@@ -86,16 +95,22 @@ class Contest:
             self.turn(name)  # warm-up
         verdict = None
         for look in self.looks:
-            while len(self.times["A"]) < look:
+            while len(self.times["A"]) < look and not self.given_up():
                 for letter in order(1, self.rng):
                     self.times[letter].append(self.turn("A" if letter == "C" else letter))
                     self.order += letter
-            verdict = judge([self.ratios()], [self.controls()])
+            verdict = judge([self.ratios(self.decides)], [self.controls(self.decides)])
             narrow = verdict.ratio["low"] > 1 - NARROW and verdict.ratio["high"] < 1 + NARROW
-            if verdict.word in ("faster", "slower") or (verdict.word == "no difference shown" and narrow):
+            found = verdict.word in ("faster", "slower") or (verdict.word == "no difference shown" and narrow)
+            if found or self.given_up():
                 break
         assert verdict
         return verdict
+
+    def given_up(self) -> bool:
+        """Whether B is so slow that more rounds would be a waste."""
+        a, b, c = (self.figures(letter, self.decides) for letter in "ABC")
+        return bool(b.size) and float(b.min()) > self.hopeless * max(a.max(), c.max())
 
     def figures(self, letter: str, which: int = 0) -> Array:
         """Give one of the figures of all turns of a side."""

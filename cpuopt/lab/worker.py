@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import inf
 from typing import Any
 
 from ..errors import UserError
@@ -33,22 +34,23 @@ def check(request: Mapping[str, Any], say: Say) -> dict[str, Any]:
 def ab(request: Mapping[str, Any], say: Say) -> dict[str, Any]:
     """Compare two kernels on one size and number of threads; both are checked before and after."""
     from .. import ops
-    from ..job import Settings
-    from ..kernels import cache, threads
+    from ..engine import set_threads
+    from ..kernels import cache
     from . import ab
 
-    given: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in request["settings"].items()}
-    settings, op = Settings(**given), ops.ALL[request["op"]]
+    settings, op = settings_of(request), ops.ALL[request["op"]]
     pair = find(op.name, request["variants"][0]), find(op.name, request["variants"][1])
-    n = threads.set_threads(settings.threads)
+    n = set_threads(settings.threads, pair)
     say("checking")
     checks = ab.require_right(pair, n)
     more: dict[str, Any] = {"seed": request["seed"], "say": say, "looks": request["looks"]}
     if request["in_step"]:
         found = ab.in_step(settings, op, request["variants"], layer=request["layer"], **more)
     else:
-        shapes = ab.shapes_of(ab.calls_of(op, settings, request["layer"]))
-        found = ab.alone(pair, shapes, flush=request["flush"], **more)
+        given_shapes = [ab.Shape.from_json(s) for s in request.get("shapes", ())]
+        shapes = given_shapes or ab.shapes_of(ab.calls_of(op, settings, request["layer"]))
+        hopeless = request.get("hopeless", inf)
+        found = ab.alone(pair, shapes, flush=request["flush"], hopeless=hopeless, **more)
     say("checking again")
     checks += ab.require_right(pair, n)
     hashes = {k.variant: cache.digest(k.function) for k in pair}
@@ -58,10 +60,33 @@ def ab(request: Mapping[str, Any], say: Say) -> dict[str, Any]:
     return told
 
 
+def steps(request: Mapping[str, Any], say: Say) -> dict[str, Any]:
+    """Train in turns with the kernels of a plan and with those that they replace."""
+    from . import ab
+
+    changes = [
+        ab.Change((find(c["op"], c["variants"][0]), find(c["op"], c["variants"][1])), tuple(c["layers"]))
+        for c in request["changes"]
+    ]
+    pair = ab.InStep(settings_of(request), changes, say)
+    found, each = ab.steps_in_turns(pair, request["names"], request["seed"], request["looks"], say)
+    told: dict[str, Any] = finite({**found, "each": each})
+    return told
+
+
+def settings_of(request: Mapping[str, Any]) -> Any:
+    """Read the settings of a job from a request."""
+    from ..job import Settings
+
+    given: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in request["settings"].items()}
+    return Settings(**given)
+
+
 def find(op: str, variant: str) -> Any:
     """Find a kernel."""
-    from .. import registry
+    from .. import kernels, registry
 
+    kernels.load_all([], [variant])
     if (op, variant) not in registry.KERNELS:
         there = registry.variants(op)
         raise UserError(f"{op} has no variant {variant!r}; {registry.nearest(variant, there)}")
@@ -70,7 +95,7 @@ def find(op: str, variant: str) -> Any:
 
 def main() -> None:
     """Answer requests until stdin closes."""
-    serve({"load": load, "check": check, "ab": ab})
+    serve({"load": load, "check": check, "ab": ab, "steps": steps})
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from rich.text import Text
 from ..profile import UNACCOUNTED
 from . import ab, tables
 from . import bench as bench_report
+from . import tune as tune_report
 
 if TYPE_CHECKING:
     from ..lab.records import Entry
@@ -40,6 +41,8 @@ def shown(e: Entry, detail: bool = False) -> list[RenderableType]:
         return [head, *ab.tables(e.content, str(e.path))]
     if e.kind == "bench":
         return [head, *bench_report.tables(e.content)]
+    if e.kind == "tune":
+        return [head, *tune_report.tables(e.content, str(e.path))]
     if e.content.get("profile"):
         return [head, *tables.profile_tables(Profile.from_json(e.content["profile"]), detail=detail)]
     table = _table("", "")

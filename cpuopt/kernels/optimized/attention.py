@@ -8,12 +8,14 @@ import numpy as np
 from numba import config, prange
 
 from ... import ops
+from ..choices import offer
 from ..jit import helper, kernel
 from ..lanes import exp, larger, load, load_some, select_some, spread, store, sum_lanes
 from ..simd import LANES, MR, ticket
 from ..tiles import A_LOWER, A_UPPER, C_UPPER, COLS, WHOLE, pack, product, tell, turn, unpack, up, wait_for
 
-BLOCK = 64  # queries, and keys: a tile fills 16 KB, half of the usual first-level cache
+# queries, and keys: a tile fills 16 KB, half of the usual first-level cache
+BLOCK = offer(__name__, "BLOCK", 64, (32, 128))
 ZERO, ONE, LOWEST = np.float32(0), np.float32(1), np.float32(-np.inf)
 
 

@@ -1,0 +1,331 @@
+"""`cpuopt tune`: the fastest kernel for each op and shape of a model's training step, as a plan for `--variant auto`.
+
+A kernel takes the place of the default only where
+
+1. it is ``faster`` than it alone, by the verdict of `cpuopt ab` on the very shapes, with caches as a step leaves them;
+2. it passes its check on all cases, not just on the quick ones that allow it to be timed;
+3. it is not ``slower`` in the step, where caches, memory and threads are shared with all other ops;
+
+and the plan is kept only where steps with all its kernels are ``faster`` than with the defaults, or no difference is
+shown. Rewrites are never changed: the ops to tune are those of the rewritten program.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Protocol
+
+from .. import kernels, ops, record, registry
+from ..errors import UserError
+from ..job import Settings, build_only, fusions, model_of
+from ..kernels import cache, choices, jit
+from ..kernels import threads as numba_threads
+from ..program import Call
+from . import machine, plans
+from .ab import Shape, shapes_of
+from .conformance import conform
+
+HOPELESS = 1.5
+"""What every turn of a kernel takes so many times as long in is given up after two rounds."""
+UNKNOWN = "unknown"
+"""The hash of what cannot be hashed."""
+KEPT = ("faster", "no difference shown")
+"""Verdicts on the whole step that a plan may have."""
+
+
+class Asked(Protocol):
+    """Who runs kernels: a `Child`, or something that stands for one."""
+
+    kernels: list[str]
+
+    def ask(self, do: str, **more: Any) -> dict[str, Any]:
+        """Answer a request."""
+        ...
+
+
+class View:
+    """Who hears of the work; this one shows nothing."""
+
+    def at(self, text: str) -> None:
+        """Hear what is measured next."""
+
+    def done(self, row: Row, variant: str) -> None:
+        """Hear that one comparison is done."""
+
+
+@dataclass
+class Row:
+    """One op on the shapes that some layers call it on.
+
+    Attributes
+    ----------
+    shapes : more than one only where the same layers have them all.
+    default : the variant that runs without a plan.
+    hashes : of all variants that are to be measured, and of the default.
+    tried : what was found of each variant: the verdict of `ab`, and of the check where that was faster.
+    in_step : the verdict inside the step.
+    """
+
+    op: str
+    shapes: list[Shape]
+    default: str
+    hashes: dict[str, str]
+    tried: dict[str, dict[str, Any]] = field(default_factory=dict)
+    in_step: dict[str, Any] | None = None
+
+    @property
+    def layers(self) -> list[str]:
+        """That have these calls, each once."""
+        return list(dict.fromkeys(layer for s in self.shapes for layer in s.layers))
+
+    @property
+    def candidates(self) -> list[str]:
+        """The variants that are still to be measured; one that is the same code as the default is none."""
+        same = {self.hashes[self.default]} - {UNKNOWN}
+        return [v for v, h in self.hashes.items() if v != self.default and v not in self.tried and h not in same]
+
+    @property
+    def best(self) -> str:
+        """The variant that is surest to be faster than the default, among those that are right; else the default."""
+        faster = [v for v, t in self.tried.items() if t["verdict"] == "faster" and t.get("check") == "PASS"]
+        return min(faster, key=lambda v: float(self.tried[v]["ratio"]["high"]), default=self.default)
+
+    @property
+    def rules(self) -> list[str]:
+        """What a plan says that lets the best variant run; empty for the default."""
+        return [f"{self.op}@{layer}={self.best}" for layer in self.layers if self.best != self.default]
+
+    def __str__(self) -> str:
+        return f"{self.op} {' and '.join(str(s) for s in self.shapes)}"
+
+    def to_json(self) -> dict[str, Any]:
+        """For a record."""
+        plain = {k: getattr(self, k) for k in ("op", "default", "hashes", "tried", "in_step", "best")}
+        return {**plain, "shapes": [s.to_json() for s in self.shapes]}
+
+    def take(self, other: Mapping[str, Any]) -> None:
+        """Take what was measured before on the same shapes of the same machine code."""
+        same = {v for v, h in self.hashes.items() if other["hashes"].get(v) == h != UNKNOWN}
+        if (self.op, [s.to_json() for s in self.shapes]) == (other["op"], other["shapes"]) and self.default in same:
+            self.tried |= {v: t for v, t in other["tried"].items() if v in same}
+
+
+@dataclass
+class Tuning:
+    """A plan in the making.
+
+    Attributes
+    ----------
+    key, name : what the plan is for, and the model's name.
+    rows : all ops and shapes of the step.
+    flush : whether the step's memory is more than the caches hold, so that kernels are timed alone from memory.
+    steps : each comparison of whole steps; the last one counts.
+    rules : the plan.
+    why : it has none.
+    finished : nothing is left to do.
+    """
+
+    key: dict[str, Any]
+    name: str
+    rows: list[Row]
+    flush: bool
+    files: list[str]
+    calls: list[Call] = field(default_factory=list)
+    steps: list[dict[str, Any]] = field(default_factory=list)
+    rules: list[str] = field(default_factory=list)
+    why: str = ""
+    doubts: list[str] = field(default_factory=list)
+    finished: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """For a record."""
+        plain = {k: getattr(self, k) for k in ("key", "name", "flush", "steps", "rules", "why", "doubts", "finished")}
+        step = self.steps[-1]["step"] if self.steps else None
+        return {**plain, "kernels": self.files, "step": step, "rows": [r.to_json() for r in self.rows]}
+
+    def plan(self) -> dict[str, Any]:
+        """Give what is kept beside the roofs: all but the raw times, with the hashes that the plan rests on."""
+        used = [row for row in self.rows if set(row.rules) & set(self.rules)]
+        hashes = {f"{row.op}[{v}]": row.hashes[v] for row in used for v in (row.default, row.best)}
+        when = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+        told: dict[str, Any] = record.finite(_without_times({**self.to_json(), "time": when, "hashes": hashes}))
+        return told
+
+
+def _without_times(x: Any) -> Any:
+    if isinstance(x, dict):
+        return {k: _without_times(v) for k, v in x.items() if k not in ("ns", "order", "checks", "cases", "steps")}
+    return [_without_times(v) for v in x] if isinstance(x, list) else x
+
+
+def survey(settings: Settings, patterns: Sequence[str] = ("*",), again: bool = False) -> Tuning:
+    """List what is to be measured for a job; nothing is compiled.
+
+    Parameters
+    ----------
+    patterns : of ops; what the plan that is there says about other ops stays.
+    again : measure also what an interrupted run has measured.
+
+    Raises
+    ------
+    UserError
+        For a pattern that matches no op of the step.
+    """
+    kernels.load_all(settings.kernels, choices.offered())
+    settings = replace(settings, variant=registry.DEFAULT)
+    name, config, _ = model_of(settings)
+    built = build_only(settings)
+    n = numba_threads.set_threads(settings.threads)
+    key = plans.key(asdict(config), settings.B, settings.T, n, fusions(settings))
+    calls = [c for c in built.program.calls if c.phase != "evaluate"]
+    default = {c.op.name: k.variant for c, k in zip(built.program.calls, built.kernels, strict=True)}
+    used = list(dict.fromkeys(c.op.name for c in calls))
+    for pattern in patterns:
+        if not any(registry.op_matches(op, pattern) for op in used):
+            raise UserError(f"--ops {pattern!r}: no op of this step matches; {registry.nearest(pattern, used)}")
+    rows = []
+    for op in used:
+        variants = dict.fromkeys([default[op], *registry.variants(op)])
+        hashes = {v: cache.digest(registry.KERNELS[op, v].function) for v in variants}
+        rows += [Row(op, shapes, default[op], hashes) for shapes in groups([c for c in calls if c.op.name == op])]
+    started = None if again else plans.read(plans.unfinished(key), key)
+    finished = plans.read(plans.path(key), key)
+    for row in rows:
+        other = not any(registry.op_matches(row.op, p) for p in patterns)
+        for old in (started, finished if other else None):
+            for there in old["rows"] if old else ():
+                row.take(there)
+        if other:
+            row.hashes = {v: h for v, h in row.hashes.items() if v == row.default or v in row.tried}
+    largest = max(v.nbytes or 0 for v in machine.levels())
+    return Tuning(key, name, rows, built.plan().total_bytes > largest, list(settings.kernels), calls)
+
+
+def groups(calls: Sequence[Call]) -> list[list[Shape]]:
+    """Group the calls of one op by layers that a rule can tell apart: shapes that share a layer go together."""
+    by_layer: dict[str, list[Call]] = {}
+    for c in calls:
+        by_layer.setdefault(c.layer, []).append(c)
+    alike: dict[Any, list[Call]] = {}
+    for of_layer in by_layer.values():
+        alike.setdefault(frozenset(str(s) for s in shapes_of(of_layer)), []).extend(of_layer)
+    return [shapes_of(group) for group in alike.values()]
+
+
+def compile_all(tuning: Tuning, processes: int, progress: Callable[[int, int, str], None]) -> None:
+    """Compile what will be measured, in several processes. What does not compile is told when its turn comes."""
+    wanted = [registry.KERNELS[r.op, v] for r in tuning.rows for v in [r.default, *r.candidates]]
+    with suppress(UserError):
+        jit.compile_kernels(list(dict.fromkeys(wanted)), processes=processes, files=tuning.files, progress=progress)
+
+
+def keep(tuning: Tuning) -> None:
+    """Write the plan, or, until it is finished, what was measured for it."""
+    if tuning.finished:
+        plans.write(plans.path(tuning.key), tuning.plan())
+        plans.unfinished(tuning.key).unlink(missing_ok=True)
+    else:
+        plans.write(plans.unfinished(tuning.key), tuning.plan())
+
+
+def tune(
+    tuning: Tuning,
+    settings: Settings,
+    child: Asked,
+    *,
+    looks: Sequence[int],
+    seed: int = 0,
+    view: View | None = None,
+    save: Callable[[Tuning], object] = lambda tuning: None,
+) -> Tuning:
+    """Measure what is not measured yet, and confirm what it comes to in whole steps.
+
+    Parameters
+    ----------
+    settings : of the job.
+    looks : rounds after which a verdict is looked for.
+    save : called with what is known so far, after each comparison. After Ctrl-C, what is known is returned.
+
+    Returns
+    -------
+    The same, with `Tuning.finished` set where nothing is left to do.
+    """
+    view = view or View()
+    job = {
+        **{k: getattr(settings, k) for k in ("model", "data", "B", "T", "fuse", "seed")},
+        "threads": tuning.key["threads"],
+        "kernels": child.kernels,
+    }
+    asked = {"settings": job, "looks": list(looks), "seed": seed}
+    try:
+        for row in tuning.rows:
+            for variant in row.candidates:
+                view.at(f"{row}: {variant}")
+                row.tried[variant] = compare(row, variant, tuning, child, asked)
+                save(tuning)
+                view.done(row, variant)
+        confirm(tuning, child, asked, view)
+        tuning.finished = True
+    except KeyboardInterrupt:
+        tuning.rules = []
+    tried = [t for row in tuning.rows for t in row.tried.values()]
+    busy = sum(bool(t.get("doubts")) for t in tried)
+    tuning.doubts = [f"other processes were busy during {busy} of {len(tried)} comparisons alone"] * bool(busy)
+    tuning.doubts += [f"whole steps: {d}" for d in (tuning.steps[-1]["doubts"] if tuning.steps else ())]
+    return tuning
+
+
+def compare(row: Row, variant: str, tuning: Tuning, child: Asked, asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Compare a variant with the default alone, and check it on all cases where it is faster."""
+    op = ops.ALL[row.op]
+    more = {"shapes": [s.to_json() for s in row.shapes], "flush": tuning.flush, "hopeless": HOPELESS}
+    pair = [row.default, variant]
+    for v in pair:
+        if row.hashes[v] == UNKNOWN:
+            return {"verdict": "refused", "why": f"{v} cannot be hashed, so no plan could tell when it is stale"}
+    try:
+        found = child.ask("ab", op=row.op, variants=pair, layer="*", in_step=False, **more, **asked)
+    except UserError as e:
+        return {"verdict": "refused", "why": str(e)}
+    if found["verdict"] == "faster":
+        mine = [c for c in tuning.calls if c.op is op and c.layer in row.layers]
+        counts = sorted({1, int(tuning.key["threads"])})
+        (checked,) = conform(child, [(op, variant)], mine, threads=counts, stop_at_failure=True)  # type: ignore[arg-type]
+        found |= {"check": checked.worst.verdict, "check_ratio": checked.worst.to_json()["ratio"]}
+        if checked.worst.verdict != "PASS":
+            found["why"] = f"{checked.worst.reason} ({checked.worst.case})"
+    return found
+
+
+def confirm(tuning: Tuning, child: Asked, asked: Mapping[str, Any], view: View) -> None:
+    """Train with the defaults and the plan in turns; what is slower there goes, and the rest is tried again."""
+    rows = [row for row in tuning.rows if row.best != row.default]
+    tuning.rules, tuning.why = [], "" if rows else "nothing that was measured alone is faster"
+    while rows:
+        rules = [rule for row in rows for rule in row.rules]
+        changes = [{"op": r.op, "layers": r.layers, "variants": [r.default, r.best]} for r in rows]
+        job = {**asked["settings"], "variant": registry.AUTO, "plan": rules}
+        names = [registry.DEFAULT, registry.AUTO]
+        view.at(f"whole steps with {len(rows)} of {len(tuning.rows)} changed")
+        try:
+            found = child.ask("steps", **{**asked, "settings": job}, changes=changes, names=names)
+        except UserError as e:
+            tuning.why = f"steps could not be compared: {e}"
+            return
+        tuning.steps.append(found)
+        for row, verdict in zip(rows, found["each"], strict=True):
+            row.in_step = verdict
+        left = [row for row in rows if row.in_step and row.in_step["verdict"] != "slower"]
+        if len(left) == len(rows):
+            word = found["step"]["verdict"]
+            if word in KEPT:
+                tuning.rules = rules
+            else:
+                because = f" ({found['step']['why']})" if found["step"]["why"] else ""
+                tuning.why = f"whole steps with it: {word}{because}"
+            return
+        rows = left
+    tuning.why = tuning.why or "what is faster alone is slower in the step"

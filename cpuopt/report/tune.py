@@ -1,0 +1,121 @@
+"""What `cpuopt tune` shows: each op and shape with what was measured, what the step says, and where the plan is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from statistics import median
+from types import TracebackType
+from typing import Any
+
+from rich import progress
+from rich.console import RenderableType
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from ..lab.tune import Row, Tuning, View
+from .ab import STYLE, spread
+from .console import ERR
+
+STEPS = 5
+"""Comparisons that confirming the plan in whole steps takes about as long as."""
+
+
+class Progress(View):
+    """How far it is, with the time that remains; on what is no terminal, a line for each comparison."""
+
+    def __init__(self, tuning: Tuning) -> None:
+        self.total = sum(len(row.candidates) for row in tuning.rows)
+        self.count = 0
+        self.bar = progress.Progress(
+            progress.TextColumn("{task.completed}/{task.total}"),
+            progress.BarColumn(20),
+            progress.TimeRemainingColumn(),
+            progress.TextColumn("{task.description}"),
+            console=ERR,
+            transient=True,
+            disable=not ERR.is_terminal,
+        )
+        self.task = self.bar.add_task("", total=self.total + STEPS)
+
+    def __enter__(self) -> Progress:
+        self.bar.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None) -> None:
+        self.bar.stop()
+
+    def at(self, text: str) -> None:
+        """Show what is measured now."""
+        self.bar.update(self.task, description=escape(text))
+        if self.bar.disable and self.count == self.total:  # whole steps, which `done` will not tell
+            ERR.print(escape(text), soft_wrap=True)
+
+    def done(self, row: Row, variant: str) -> None:
+        """Count a comparison."""
+        self.count += 1
+        self.bar.advance(self.task)
+        if self.bar.disable:
+            found = row.tried[variant]
+            said = f"{found['verdict']} {spread(found['ratio'])}" if "ratio" in found else found["why"]
+            ERR.print(escape(f"{self.count}/{self.total} {row}: {variant}: {said}"), soft_wrap=True)
+
+
+def tables(content: Mapping[str, Any], path: str) -> list[RenderableType]:
+    """Show what was measured and what came out."""
+    c = content
+    threads = f"{c['threads']} thread{'' if c['threads'] == 1 else 's'}"
+    where = "caches flushed, as the step leaves them" if c["flush"] else "caches warm, since they hold the step"
+    head = Text.assemble((c["model"], "bold"), f" · {c['B']}x{c['T']} · {threads} · alone with {where}")
+    shown: list[RenderableType] = [head, ""]
+    for row in c["rows"]:
+        shown += _row(row, c["rules"]) if row["tried"] else []
+    left = sum(not row["tried"] for row in c["rows"])
+    shown += [Text(f"{left} more were not measured and stay as they are", "dim")] * bool(left)
+    shown += [Text("ratio: the time over that of the first line, with its 99.5 % interval", "italic"), ""]
+    shown += [Text(f"doubt: {d}", "yellow") for d in c["doubts"]]
+    if c["step"]:
+        step = c["step"]
+        a, b = step["a_ns"] / 1e6, step["b_ns"] / 1e6
+        ratio = f"{a:,.1f} ms by default, {b:,.1f} with the plan, ratio {spread(step['ratio'])}: "
+        shown.append(Text.assemble("whole steps: ", ratio, (step["verdict"], STYLE[step["verdict"]])))
+    if not c["finished"]:
+        shown.append(Text("interrupted: no plan is written; the same command goes on from here", "bold"))
+    elif c["rules"]:
+        shown.append(Text(f"plan {c['plan']}: --variant auto runs by it"))
+    else:
+        shown.append(Text(f"--variant auto stays with the default: {c['why']}", "bold"))
+    return [*shown, Text(f"record {path}")]
+
+
+def _row(row: Mapping[str, Any], rules: list[str]) -> list[RenderableType]:
+    """Show an op on its shapes: the default, then the others, and what the plan takes."""
+    layers = dict.fromkeys(layer for s in row["shapes"] for layer in s["layers"])
+    taken = any(f"{row['op']}@{layer}={row['best']}" in rules for layer in layers)
+    shown: list[RenderableType] = []
+    for s in row["shapes"]:
+        sizes = " ".join(f"{k}={n}" for k, n in s["sizes"].items())
+        added = "".join(f", {n}_add" for n, on in s["adds"].items() if on)
+        shown.append(Text.assemble((row["op"], "bold"), f" {sizes}{added}, {len(s['layers'])}x"))
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
+    for width, justify in ((22, "left"), (8, "right"), (20, "left"), (None, "left")):
+        table.add_column(min_width=width, justify=justify, overflow="fold")  # type: ignore[arg-type]
+    times = [t["a_ms"] for t in row["tried"].values() if "a_ms" in t]
+    table.add_row(f"  {row['default']}", _ms(median(times)) if times else "", "", "" if taken else Text("stays", "dim"))
+    for variant, t in row["tried"].items():
+        if "ratio" not in t:
+            table.add_row(Text(f"  {variant}"), "", "", Text(f"{t['verdict']}: {t['why']}", "yellow"))
+            continue
+        word = Text(t["verdict"], STYLE[t["verdict"]])
+        if t.get("check") not in (None, "PASS"):
+            word = Text(f"{t['verdict']}, but {t['check']}: {t['why']}", "bold red")
+        elif variant == row["best"] and row["in_step"]:
+            step = row["in_step"]
+            word.append(f"; in steps {step['ratio']['median']:.3f}, {step['verdict']}", STYLE[step["verdict"]])
+            word.append(": taken" if taken else "", "bold")
+        table.add_row(Text(f"  {variant}"), _ms(t["b_ms"]), spread(t["ratio"]), word)
+    return [*shown, table]
+
+
+def _ms(ms: float) -> str:
+    return f"{ms:,.{max(0, 4 - len(str(int(ms))))}f} ms"

@@ -1,0 +1,492 @@
+"""`cpuopt tune` and `--variant auto`: each rule on answers that are made up, each with a mutant; once for real."""
+
+import functools
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cpuopt import cli, job, ops, registry
+from cpuopt.errors import UserError
+from cpuopt.job import Settings, build_only
+from cpuopt.kernels import cache, choices
+from cpuopt.lab import machine, plans, tune
+from cpuopt.lab.cases import Case
+from cpuopt.lab.check import Result
+from cpuopt.lab.verdict import Contest
+
+DIGEST = functools.cache(cache.digest)
+SETTINGS = Settings(model="gpt2-tiny", B=2, T=8, threads=1)
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(registry, "KERNELS", registry.KERNELS.copy())
+    monkeypatch.setattr(cache, "digest", DIGEST)  # no test changes a function
+    monkeypatch.setattr(machine, "folder", lambda: tmp_path / "machine")
+    monkeypatch.setenv("NUMBA_NUM_THREADS", os.environ["NUMBA_NUM_THREADS"])
+
+
+def told(word, ratio=0.9):
+    spread = {"median": ratio, "low": ratio - 0.01, "high": ratio + 0.01}
+    times = {"a_ms": 1.0, "b_ms": ratio, "a_ns": 1e6, "b_ns": ratio * 1e6, "ns": [1, 2, 3]}
+    return {"verdict": word, "ratio": spread, "control": spread, "why": "", **times, "doubts": []}
+
+
+class Child:
+    """Answers as it is told: by op and variant alone, by op in the step, and one verdict on each whole step."""
+
+    def __init__(self, alone=(), check=(), each=(), whole=("faster",)):
+        self.alone, self.check, self.each, self.whole = dict(alone), dict(check), dict(each), list(whole)
+        self.kernels, self.asked = [], []
+
+    def ask(self, do, **more):
+        self.asked.append((do, more))
+        if do == "check":
+            ratio = {"PASS": 0.5, "MARGINAL": 5.0, "FAIL": 50.0}[self.check.get(more["variant"], "PASS")]
+            case = Case(more["case"]["sizes"], more["case"]["kind"], frozenset(more["case"]["absent"]))
+            return {"result": Result("k", case, ratio, reason="" if ratio < 1 else "far off").to_json()}
+        if do == "steps":
+            each = [told(*self.each.get(c["op"], ("faster", 0.9))) for c in more["changes"]]
+            return {"step": told(self.whole.pop(0)), "each": each, "losses": {}, "doubts": []}
+        found = self.alone.get((more["op"], more["variants"][1]), ("slower", 2.0))
+        if isinstance(found, BaseException):
+            raise found
+        return told(*found)
+
+    def measured(self):
+        return [(m["op"], m["variants"][1]) for do, m in self.asked if do == "ab"]
+
+
+def run(child, settings=SETTINGS, patterns=("*",), again=False):
+    """Tune, and keep the plan as the verb does."""
+    t = tune.survey(settings, patterns, again)
+    tune.tune(t, settings, child, looks=[12], save=tune.keep)
+    tune.keep(t)
+    return t
+
+
+def variants_of(settings=SETTINGS, files=()):
+    """Op, layer and variant of the step that `--variant auto` runs, and what it says."""
+    built = build_only(replace(settings, variant="auto", kernels=tuple(files)))
+    return {
+        (c.op.name, c.layer): k.variant for c, k in zip(built.program.calls, built.kernels, strict=True)
+    }, built.notes
+
+
+def changed(settings=SETTINGS):
+    return {key: v for key, v in variants_of(settings)[0].items() if v != "optimized"}
+
+
+ATTENTION = ("attention_forward", "vanilla")
+IN_LAYERS = {("attention_forward", f"h.{i}.attn"): "vanilla" for i in (0, 1)}
+
+
+# What is measured -----------------------------------------------------------------------------------------------------
+
+
+def test_ops_and_shapes_are_those_of_the_rewritten_step():
+    t = tune.survey(SETTINGS)
+    found = {row.op for row in t.rows}
+    assert {"matmul_gelu_forward", "residual_layernorm_forward", "matmul_update", "classifier_update"} <= found
+    assert not {"residual_forward", "cross_entropy_forward", "classifier_forward"} & found  # fused; not in a step
+    (row,) = (r for r in t.rows if r.op == "matmul_gelu_forward")
+    assert (row.layers, [str(s) for s in row.shapes]) == (["h.0.mlp.c_fc", "h.1.mlp.c_fc"], ["BT=16 OC=256 C=64"])
+    assert row.candidates == ["vanilla", "rows", "optimized:TALL=96"]  # and none that differs elsewhere only
+    assert not t.flush  # the step fits into the caches
+
+
+def test_shapes_that_a_rule_cannot_tell_apart_go_together():
+    t = tune.survey(replace(SETTINGS, fuse="none"))
+    (row,) = (r for r in t.rows if r.op == "adamw" and "h.0.mlp.c_fc" in r.layers)
+    assert sorted(s.case.sizes["N"] for s in row.shapes) == [256, 16384]
+    assert len({layer for r in t.rows if r.op == "adamw" for layer in r.layers}) == sum(
+        len(r.layers) for r in t.rows if r.op == "adamw"
+    )
+
+
+def test_ops_may_be_named():
+    child = Child()
+    run(child, patterns=["attention", "sumsq"])
+    assert {op for op, _ in child.measured()} == {"attention_forward", "attention_backward", "sumsq"}
+    with pytest.raises(UserError, match="--ops 'atention': no op of this step matches; did you mean 'attention_"):
+        tune.survey(SETTINGS, ["atention"])
+
+
+def test_what_takes_much_longer_is_given_up_after_two_rounds():
+    def turns(a, b):
+        contest = Contest(lambda side: (b if side == "B" else a,), looks=[12, 24], hopeless=1.5)
+        return contest.run().word, len(contest.times["B"])
+
+    assert turns(1.0, 1.6) == ("slower", 2)
+    assert turns(1.0, 1.4) == ("slower", 12)
+    assert turns(1.6, 1.0) == ("faster", 12)
+
+
+# What is chosen: scenarios, each with the mutants that it catches -----------------------------------------------------
+
+
+def a_verdict_is_needed():
+    """Not a low ratio."""
+    t = run(
+        Child({ATTENTION: ("could not tell", 0.5), ("attention_backward", "vanilla"): ("no difference shown", 0.9)})
+    )
+    assert (t.rules, t.why, changed()) == ([], "nothing that was measured alone is faster", {})
+    t = run(Child({ATTENTION: ("faster", 0.9)}))
+    assert t.rules == ["attention_forward@h.0.attn=vanilla", "attention_forward@h.1.attn=vanilla"]
+    assert changed() == IN_LAYERS
+
+
+def the_surest_is_taken():
+    """Of several that are faster."""
+    alone = {(ATTENTION[0], v): ("faster", x) for v, x in (("vanilla", 0.9), ("optimized:BLOCK=32", 0.7))}
+    run(Child(alone))
+    assert set(changed().values()) == {"optimized:BLOCK=32"}
+
+
+def a_wrong_kernel_is_never_taken():
+    """However fast; one that is only MARGINAL is not either, and the next best is."""
+    for word in ("FAIL", "MARGINAL"):
+        alone = {ATTENTION: ("faster", 0.5), ("attention_forward", "optimized:BLOCK=32"): ("faster", 0.9)}
+        t = run(Child(alone, {"vanilla": word}))
+        assert set(changed().values()) == {"optimized:BLOCK=32"}
+        (row,) = (r for r in t.rows if r.op == ATTENTION[0])
+        assert (row.tried["vanilla"]["check"], row.tried["vanilla"]["why"][:7]) == (word, "far off")
+    t = run(Child({ATTENTION: UserError("attention_forward[vanilla] is wrong, so it is not timed")}))
+    assert (t.rules, changed()) == ([], {})
+    assert len(t.rows[-1].tried) == 1  # the others were measured all the same
+
+
+def steps_confirm_it():
+    """A plan with which steps are slower, or nobody can tell, is none."""
+    for word in ("slower", "could not tell"):
+        t = run(Child({ATTENTION: ("faster", 0.5)}, whole=[word]))
+        assert (t.rules, t.why, changed()) == ([], f"whole steps with it: {word}", {})
+        assert f"stay with optimized: whole steps with it: {word}" in variants_of()[1][0]
+    run(Child({ATTENTION: ("faster", 0.5)}, whole=["no difference shown"]))
+    assert changed() == IN_LAYERS
+
+
+def what_is_slower_in_the_step_goes():
+    """And the rest is tried again."""
+    alone = {ATTENTION: ("faster", 0.5), ("sumsq", "vanilla"): ("faster", 0.5)}
+    child = Child(alone, each={"sumsq": ("slower", 1.2)}, whole=["faster", "no difference shown"])
+    run(child)
+    assert changed() == IN_LAYERS
+    assert [len(m["changes"]) for do, m in child.asked if do == "steps"] == [3, 1]  # sumsq has two shapes
+    t = run(Child(alone, each={"sumsq": ("slower", 1.2), ATTENTION[0]: ("slower", 1.2)}))
+    assert (t.why, changed()) == ("what is faster alone is slower in the step", {})
+
+
+def a_stale_key_is_not_used():
+    """Nor a file whose content is for something else than its name."""
+    run(Child({ATTENTION: ("faster", 0.5)}))
+    key = tune.survey(SETTINGS).key
+    assert plans.rules(key)[0]
+    others = {
+        "machine": "m",
+        "model": {**key["model"], "n_layer": 3},
+        "B": 3,
+        "T": 7,
+        "threads": 2,
+        "rewrites": ["gelu"],
+    }
+    said = ("another machine", "the model {", "B 2", "T 8", "threads 1", "other rewrites")
+    for (name, value), words in zip(others.items(), said, strict=True):
+        other = {**key, name: value}
+        rules, note = plans.rules(other)
+        assert rules == ()
+        assert f"the nearest is for {'' if name == 'model' else words}" in note
+        assert f"so optimized runs; to make a plan: {plans.command(other)}" in note
+        plans.path(other).write_text(plans.path(key).read_text())
+        assert plans.rules(other)[0] == ()
+    content = json.loads(plans.path(key).read_text())
+    plans.write(plans.path(key), {**content, "format": 0})
+    assert plans.rules(key)[0] == ()
+
+
+def a_changed_kernel_makes_it_stale():
+    """The one that is taken, or the one that it was compared with."""
+    run(Child({ATTENTION: ("faster", 0.5)}))
+    assert changed() == IN_LAYERS
+    for variant in ("vanilla", "optimized"):
+        before = registry.KERNELS["attention_forward", variant]
+        other = registry.KERNELS["gelu_forward", variant].function
+        registry.KERNELS["attention_forward", variant] = replace(before, function=other)
+        found, (note,) = variants_of()
+        assert set(found.values()) == {"optimized"}
+        assert f"attention_forward[{variant}] is not what it was when the plan was made, so optimized runs" in note
+        registry.KERNELS["attention_forward", variant] = before
+    assert changed() == IN_LAYERS
+
+
+def rewrites_stay():
+    """A rule about an op that a rewrite has taken elsewhere is none about the layer as it was written."""
+    plain = build_only(SETTINGS).program.calls
+    run(Child({("gelu_forward", "vanilla"): ("faster", 0.5), ("layernorm_forward", "rows"): ("faster", 0.5)}))
+    auto = build_only(replace(SETTINGS, variant="auto"))
+    assert [str(c) for c in auto.program.calls] == [str(c) for c in plain]
+    assert set(changed()) == {(c.op.name, c.layer) for c in plain if c.op in (ops.gelu_forward, ops.layernorm_forward)}
+
+
+def first_by_ratio(row):
+    tried = {v: t for v, t in row.tried.items() if "ratio" in t and t.get("check", "PASS") == "PASS"}
+    return min(tried, key=lambda v: tried[v]["ratio"]["high"], default=row.default)
+
+
+def without_check(row, accepted=("PASS", "MARGINAL", "FAIL")):
+    faster = [v for v, t in row.tried.items() if t["verdict"] == "faster" and t.get("check") in accepted]
+    return min(faster, key=lambda v: row.tried[v]["ratio"]["high"], default=row.default)
+
+
+def marginal_too(row):
+    return without_check(row, ("PASS", "MARGINAL"))
+
+
+def first_of_all(row):
+    return next((v for v, t in row.tried.items() if t["verdict"] == "faster"), row.default)
+
+
+def any_key(path, key):
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def planned_as_swaps(settings):
+    return registry.Choice("optimized", (*settings.swap, *(settings.plan or ())))
+
+
+def without_dropping(tuning, child, asked, view):
+    return CONFIRM(tuning, Blind(child), asked, view)
+
+
+class Blind:
+    """Sees nothing but whole steps."""
+
+    def __init__(self, child):
+        self.child = child
+
+    def ask(self, do, **more):
+        found = self.child.ask(do, **more)
+        return {**found, "each": [told("faster") for _ in found["each"]]}
+
+
+CONFIRM = tune.confirm
+MUTANTS = {
+    "a low ratio suffices": (a_verdict_is_needed, tune.Row, "best", property(first_by_ratio)),
+    "the first that is faster": (the_surest_is_taken, tune.Row, "best", property(first_of_all)),
+    "no check": (a_wrong_kernel_is_never_taken, tune.Row, "best", property(without_check)),
+    "MARGINAL suffices": (a_wrong_kernel_is_never_taken, tune.Row, "best", property(marginal_too)),
+    "slower steps": (steps_confirm_it, tune, "KEPT", ("faster", "no difference shown", "slower")),
+    "unknown steps": (steps_confirm_it, tune, "KEPT", ("faster", "no difference shown", "could not tell")),
+    "only faster steps": (steps_confirm_it, tune, "KEPT", ("faster",)),
+    "only whole steps": (what_is_slower_in_the_step_goes, tune, "confirm", without_dropping),
+    "any key": (a_stale_key_is_not_used, plans, "read", any_key),
+    "any hash": (a_changed_kernel_makes_it_stale, plans, "hash_of", lambda name: HASHES.get(name)),
+    "rules are swaps": (rewrites_stay, job, "choice_of", planned_as_swaps),
+}
+HASHES = {}
+
+
+@pytest.mark.parametrize("scenario", dict.fromkeys(m[0].__name__ for m in MUTANTS.values()))
+def test_rule(scenario):
+    globals()[scenario]()
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_a_mutant_is_caught(mutant, monkeypatch):
+    scenario, *change = MUTANTS[mutant]
+    HASHES.update({name: plans.hash_of(name) for name in (f"{ATTENTION[0]}[{v}]" for v in ("vanilla", "optimized"))})
+    monkeypatch.setattr(*change)
+    with pytest.raises((AssertionError, IndexError)):
+        scenario()
+
+
+# What is kept ---------------------------------------------------------------------------------------------------------
+
+
+def test_an_interrupted_run_goes_on_where_it_was():
+    alone = {ATTENTION: ("faster", 0.5), ("sumsq", "vanilla"): KeyboardInterrupt()}
+    first = Child(alone)
+    t = run(first)
+    assert not t.finished
+    assert not plans.path(t.key).exists()
+    assert changed() == {}
+    second = Child({ATTENTION: ("slower", 2.0)})  # which is not asked for again
+    run(second)
+    assert not set(second.measured()) & set(first.measured()[:-1])
+    assert second.measured()[0] == ("sumsq", "vanilla")
+    assert changed() == IN_LAYERS
+
+
+def test_again_measures_all():
+    first = Child({("sumsq", "vanilla"): KeyboardInterrupt()})
+    run(first)
+    again = Child()
+    run(again, again=True)
+    assert set(first.measured()) <= set(again.measured())
+
+
+def test_the_plan_for_other_ops_stays():
+    run(Child({ATTENTION: ("faster", 0.5)}))
+    child = Child({("gelu_forward", "vanilla"): ("faster", 0.5)})
+    run(child, patterns=["gelu"])
+    assert child.measured() == [("gelu_forward", "vanilla")]
+    assert {op for op, _ in changed()} == {"attention_forward", "gelu_forward"}
+
+
+def test_swaps_beat_the_plan():
+    run(Child({ATTENTION: ("faster", 0.5)}))
+    swapped = replace(SETTINGS, swap=("attention_forward@h.0.*=optimized",))
+    assert changed(swapped) == {("attention_forward", "h.1.attn"): "vanilla"}
+
+
+def test_a_run_keeps_the_rules_that_it_began_with():
+    run(Child({ATTENTION: ("faster", 0.5)}))
+    began, (note,) = job.planned(replace(SETTINGS, variant="auto"), job.model_of(SETTINGS)[1])
+    assert len(began.plan) == 2
+    assert "attention_forward=vanilla (2x); a step took 0.900 of the time" in note
+    run(Child())
+    assert changed() == {}
+    assert job.planned(began, job.model_of(SETTINGS)[1]) == (began, [])
+    assert began.variants == ["auto", "vanilla", "vanilla"]
+
+
+def test_a_kernel_of_a_file_that_is_not_given_is_named():
+    Path("mine.py").write_text(
+        "from cpuopt import kernel, ops\n\n\n@kernel(ops.gelu_forward, 'mine', jit=False)\n"
+        "def gelu_forward(out, inp):\n    out[...] = 0\n"
+    )
+    files = (str(Path("mine.py").resolve()),)
+    run(Child({("gelu_forward", "mine"): ("faster", 0.5)}), replace(SETTINGS, kernels=files))
+    assert variants_of(files=files)[0]["gelu_forward", "h.0.mlp.c_fc"] == "mine"
+    del registry.KERNELS["gelu_forward", "mine"]
+    found, (note,) = variants_of()
+    assert set(found.values()) == {"optimized"}
+    assert (
+        f"gelu_forward[mine], which the plan uses, is not there (add --kernels {files[0]}), so optimized runs" in note
+    )
+
+
+def test_what_cannot_be_hashed_is_not_measured(monkeypatch):
+    function = registry.KERNELS["gelu_forward", "vanilla"].function
+    monkeypatch.setattr(cache, "digest", lambda f: "unknown" if f is function else DIGEST(f))
+    child = Child({("gelu_forward", "vanilla"): ("faster", 0.5)})
+    t = run(child, patterns=["gelu_forward"])
+    assert (child.measured(), t.rules) == ([], [])
+    (row,) = (r for r in t.rows if r.op == "gelu_forward")
+    assert row.tried["vanilla"]["why"] == "vanilla cannot be hashed, so no plan could tell when it is stale"
+
+
+def test_other_verbs_take_auto_for_the_default(capsys):
+    built = build_only(replace(SETTINGS, variant="auto"))
+    assert "there is no plan for 2x8 on 1 thread, so optimized runs; to make a plan: cpuopt tune" in built.notes[0]
+    assert cli.main(["program", "--model", "gpt2-tiny", "-B", "2", "-T", "8", "--variant", "auto", "--json"]) == 0
+    assert "there is no plan for 2x8" in capsys.readouterr().err
+    with pytest.raises(UserError, match=r"known: .*auto"):
+        registry.Choice("quick")
+
+
+# Block sizes ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_file_offers_block_sizes():
+    choices.load("optimized:BLOCK=32")
+    usual, other = (registry.KERNELS["attention_forward", v] for v in ("optimized", "optimized:BLOCK=32"))
+    sizes = {"B": 1, "T": 128, "C": 64, "NH": 2}
+    assert other.scratch[0].floats(sizes) < usual.scratch[0].floats(sizes)
+    assert plans.hash_of(usual.name) != plans.hash_of(other.name)
+    assert [op for op, v in registry.KERNELS if v == "optimized:BLOCK=32"] == [
+        "attention_forward",
+        "attention_backward",
+    ]
+    choices.load("optimized:TALL=96")
+    same = "matmul_backward_input[optimized{}]"
+    assert plans.hash_of(same.format("")) == plans.hash_of(same.format(":TALL=96"))  # where it makes no difference
+    for op in ("matmul_forward", "matmul_gelu_forward", "matmul_update"):
+        assert plans.hash_of(f"{op}[optimized]") != plans.hash_of(f"{op}[optimized:TALL=96]")
+    assert registry.KERNELS["adamw", "optimized"].function.py_func.__module__ == "cpuopt.kernels.optimized.adamw"
+
+
+def test_a_block_size_is_a_variant_for_a_swap():
+    swapped = build_only(replace(SETTINGS, swap=("attention@h.1.*=optimized:BLOCK=128",)))
+    found = [k.variant for c, k in zip(swapped.program.calls, swapped.kernels, strict=True) if "attention" in c.op.name]
+    assert found == ["optimized", "optimized:BLOCK=128", "optimized:BLOCK=128", "optimized"]
+    with pytest.raises(UserError, match=r"no kernel offers it; did you mean 'optimized:BLOCK=\d+'"):
+        build_only(replace(SETTINGS, swap=("attention=optimized:BLOCK=48",)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", choices.offered())
+def test_every_block_size_is_right(variant):
+    from cpuopt.lab.check import check_all
+
+    choices.load(variant)
+    mine = [k for (op, v), k in registry.KERNELS.items() if v == variant]
+    mine = [k for k in mine if plans.hash_of(k.name) != plans.hash_of(k.name.partition(":")[0] + "]")]
+    assert mine
+    assert {r.verdict for r in check_all(mine)} == {"PASS"}
+
+
+# For real -------------------------------------------------------------------------------------------------------------
+
+FILE = """
+import time
+from cpuopt import kernel, ops
+from cpuopt.registry import KERNELS, Kernel
+
+usual = KERNELS["gelu_forward", "optimized"]
+
+def slow(out, inp):
+    time.sleep(0.01)
+    usual.function(out, inp)
+
+KERNELS["gelu_forward", "optimized"] = Kernel(ops.gelu_forward, "optimized", slow, compile=usual.compile)
+
+@kernel(ops.gelu_forward, "mine", jit=False)
+def gelu_forward(out, inp):
+    usual.function(out, inp)
+
+@kernel(ops.gelu_forward, "wrong", jit=False)
+def gelu_forward(out, inp):
+    out[...] = inp
+"""
+
+
+def test_the_verb(capsys, monkeypatch):
+    Path("mine.py").write_text(FILE)
+    size = ["--model", "gpt2-tiny", "-B", "1", "-T", "8", "--threads", "1", "--kernels", "mine.py"]
+    assert cli.main(["tune", *size, "--ops", "gelu_forward", "--rounds", "12", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    (row,) = (r for r in found["rows"] if r["op"] == "gelu_forward")
+    assert {v: t["verdict"] for v, t in row["tried"].items() if v != "generated"} == {
+        "vanilla": "faster",
+        "mine": "faster",
+        "wrong": "refused",
+    }
+    assert row["best"] in ("vanilla", "mine")
+    assert found["step"]["verdict"] == "faster"
+    assert found["step"]["ratio"]["median"] < 0.9
+    assert found["steps"][0]["losses"]["A"] == pytest.approx(found["steps"][0]["losses"]["B"], rel=1e-4)
+    assert found["rules"] == [f"gelu_forward@h.{i}.mlp.c_fc={row['best']}" for i in (0, 1)]
+    kept = json.loads((Path(found["path"]) / "record.json").read_text())
+    assert (kept["kind"], kept["rules"]) == ("tune", found["rules"])
+    assert "ns" in kept["steps"][0]["step"]  # every turn
+    assert "ns" not in json.loads(Path(found["plan"]).read_text())["step"]
+
+    assert cli.main(["train", *size, "--variant", "auto", "--steps", "2", "--val-every", "0"]) == 0
+    said = capsys.readouterr().out
+    assert f"gelu_forward={row['best']} (2x)" in said
+    run = Path(said.splitlines()[-1].removeprefix("run folder "))
+    assert json.loads((run / "config.json").read_text())["plan"] == found["rules"]
+    profile = json.loads((run / "profile.json").read_text())
+    assert {r["variant"] for r in profile["layers"] if r["op"] == "gelu_forward"} == {row["best"]}
+
+    assert cli.main(["runs", "list"]) == 0
+    assert "1 ops changed; steps faster" in " ".join(capsys.readouterr().out.split())
+    assert cli.main(["runs", "show", "tune"]) == 0
+    shown = capsys.readouterr().out
+    assert "refused: gelu_forward[wrong] is wrong" in " ".join(shown.split())
+    assert "taken" in shown
