@@ -313,11 +313,7 @@ class _Shift:
         after, later = after[:end], after[end:]
         near = set(flat([*before, self.loop, *after, *later]))
         scalars = {self.total, self.top} | ({base(self.held.target)} if self.held else set())
-        far = [
-            s
-            for s in flat(self.kernel.body)
-            if s not in near and not (isinstance(s, For | If) and near & set(flat([s])))
-        ]
+        far = [s for s in flat(self.kernel.body) if s not in near]  # the ranges and conditions around it too
         if any(self.exposed(n, later) for n in scalars) or any(
             n in names(e) for s in far for e in reads(s) for n in scalars
         ):
