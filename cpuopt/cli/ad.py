@@ -85,6 +85,7 @@ def compare(op: Op, variant: str) -> int:
     from ..lab.ab import Shape, alone
     from ..lab.cases import case
     from ..lab.check import check_all
+    from ..report.ab import spread
 
     pair = registry.KERNELS[op.name, variant], registry.KERNELS[op.name, "generated"]
     worst = [max(check_all([k], quick=True), key=lambda r: r.ratio) for k in pair]
@@ -94,9 +95,7 @@ def compare(op: Op, variant: str) -> int:
         return 1  # no time is told of a kernel that is wrong
     shape = Shape(case(op, SIZES), {a.name: False for a in op.args if a.role == "acc"}, (op.name,))
     told = alone(pair, [shape], looks=LOOKS)
-    ratio = told["ratio"]
-    print(
-        f"generated takes {ratio['median']:.2f} [{ratio['low']:.2f}, {ratio['high']:.2f}] times as long as {variant} "
-        f"({told['b_ms']:.3g} and {told['a_ms']:.3g} ms, {shape}): {told['verdict']}{told['why'] and ', ' + told['why']}"
-    )
+    said = f"{told['verdict']}{told['why'] and ', ' + told['why']}"
+    print(f"generated takes {spread(told['ratio'])} times as long as {variant}: {said}")
+    print(f"{told['b_ms']:.3g} and {told['a_ms']:.3g} ms; {shape}")
     return 0

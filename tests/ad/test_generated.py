@@ -10,6 +10,7 @@ import cpuopt.kernels  # noqa: F401  (registers)
 from cpuopt import check_gradient, ops, registry
 from cpuopt.ad import differentiate, emit
 from cpuopt.ad.ops import backward
+from cpuopt.cli import main
 from cpuopt.kernels import jit
 from cpuopt.kernels import threads as numba_threads
 from cpuopt.kernels.generated import REFUSED
@@ -99,11 +100,11 @@ def test_it_agrees_with_a_plan_that_records_everything(op):
         assert np.abs(got[n] - want[n]).max() <= 1e-12 * (1 + np.abs(want[n]).max()), n
 
 
-def test_every_op_with_a_derivative_has_a_generated_one_or_a_reason():
+def test_every_op_with_a_derivative_has_a_generated_one_or_a_reason(capsys):
     assert {op.name for op in GENERATED} == {op.name for op in ops.ALL.values() if op.inverts}
     without = {op.name for op in ops.ALL.values() if not op.backwards} - {op.name for op in GENERATED}
     assert set(REFUSED) == without
     assert "matmul_backward_input and gelu_backward" in REFUSED["matmul_gelu_backward"]
     assert "no declared backward" in REFUSED["attention_decode"]
-    with pytest.raises(UserError, match="matmul_gelu_backward: it fuses"):
-        main(["ad", "matmul_gelu_backward"])
+    assert main(["ad", "matmul_gelu_backward"]) == 2
+    assert "matmul_gelu_backward: it fuses" in capsys.readouterr().err

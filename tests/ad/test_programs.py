@@ -26,6 +26,23 @@ STORE_READ_BY_A_CONDITION = """def f(x, w, ix, a, y, z):
 """Found by a long run: the exponentials were not stored, though the next iteration's condition reads them."""
 
 
+COMPOUND_BOUNDS = [
+    "prange(n - 3, x.shape[0]):\n        for i in range(n):\n            y[b, i] += x[b, i] * w[i]",
+    "prange(n - 3, x.shape[0]):\n        s = w[0]\n        for i in range(n):\n            s *= x[b, i]\n"
+    "            y[b, i] += s",
+    "range(2):\n        s = w[0]\n        for i in range(n if b > 0 else n - 2):\n            s *= x[b, i]\n"
+    "            y[b, i] += s",
+    "range(2):\n        s = w[0]\n        for i in range(b if b > 0 else n - 1, n if b > 0 else -1, -1):\n"
+    "            s *= x[b, i] + w[i]\n            y[b, i] += s",
+]
+
+
+@pytest.mark.parametrize("body", COMPOUND_BOUNDS)
+def test_bounds_that_are_expressions(body):
+    code = f"def f(x, w, ix, a, y, z):\n    n = x.shape[1]\n    for b in {body}\n"
+    assert programs.examine(code) == programs.Verdict("right")
+
+
 def test_300_random_programs():
     """Several draws may give one program, which is examined once."""
     seen = {}
@@ -63,27 +80,27 @@ def wrong_among(count):
 
 
 def dropped_record(monkeypatch):
-    walk = planning.Plan.walk_assign
+    walk = planning.Plan.record_assign
 
     def forgetful(self, s, need):
         walk(self, s, need)
         if not self.task.record_all and type(s).__name__ == "Assign":
             self.recorded.pop(s, None)
 
-    monkeypatch.setattr(planning.Plan, "walk_assign", forgetful)
+    monkeypatch.setattr(planning.Plan, "record_assign", forgetful)
 
 
 def illegal_recompute(monkeypatch):
-    found = planning.Plan.walk_plain
+    found = planning.Plan.record_plain
 
     def careless(self, loop, need):
         kept = set(need)
-        for s in self.temporaries(loop.body):
+        for s in self.recomputable(loop.body):
             need.discard(planning.base(self.choice(s)[0].target))
         found(self, loop, need)
         need |= kept
 
-    monkeypatch.setattr(planning.Plan, "walk_plain", careless)
+    monkeypatch.setattr(planning.Plan, "record_plain", careless)
 
 
 def branch_popped_first(monkeypatch):
@@ -99,7 +116,7 @@ def branch_popped_first(monkeypatch):
 
 
 def carried_adjoint(monkeypatch):
-    monkeypatch.setattr(planning.Plan, "is_free", lambda self, loop: not self.task.record_all and not any(
+    monkeypatch.setattr(planning.Plan, "may_ascend", lambda self, loop: not self.task.record_all and not any(
         s in self.recorded for s in planning.flat(loop.body)))  # fmt: skip
 
 
@@ -107,5 +124,3 @@ def carried_adjoint(monkeypatch):
 def test_the_programs_catch_a_broken_planner(mutant, monkeypatch):
     mutant(monkeypatch)
     assert wrong_among(150) is not None
-
-
