@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 
 from .kernel import (
+    Names,
     UnsupportedError,
     assigned,
     base,
@@ -22,14 +23,14 @@ class Naming:
     Attributes
     ----------
     copied : outputs whose given adjoint is consumed, so that the backward works on a copy.
-    parts : adjoint arrays that chunks hold parts of at this place, with the index of the chunk.
+    parts : adjoint arrays of which, at this place, each chunk holds a part.
     """
 
     def __init__(self, plan: Plan, face: Interface) -> None:
         self.kernel, self.face = plan.kernel, face
         self.taken = {*self.kernel.params, *self.kernel.views, *assigned(self.kernel.body), *self.kernel.names}
         self.adjoints: dict[str, str] = {}
-        self.parts: dict[str, str] = {}
+        self.parts: Names = set()
         self.copied = [n for n in plan.task.outs if n in plan.activity.active and not plan.unconsumed(n)]
         for name in self.kernel.arrays:
             if name in plan.activity.active:
@@ -90,12 +91,8 @@ class Naming:
         if isinstance(e, ast.Name):
             return new
         assert isinstance(e, ast.Subscript)
-        first = "" if new not in self.parts else f"{self.parts[new]}, "
-        return f"{self.parted(new)}[{first}{', '.join(self.show(i) for i in index(e))}]"
-
-    def parted(self, new: str) -> str:
-        """The name under which chunks hold their parts of an adjoint."""
-        return f"{new}_parts" if new in self.parts else new
+        at = ", ".join(self.show(i) for i in index(e))
+        return f"{new}_parts[chunk, {at}]" if new in self.parts else f"{new}[{at}]"
 
     def of(self, e: ast.expr) -> str:
         """The adjoint of an expression that is a name or an element."""

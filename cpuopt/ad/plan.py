@@ -46,7 +46,7 @@ class Plan:
     Attributes
     ----------
     recorded : assignments whose old value is pushed, and branches whose outcome is, with the reason.
-    recomputed : recomputable that the reverse loop computes again, with the reason.
+    recomputed : temporaries that the reverse loop computes again, with the reason.
     fused : loops that do forward and reverse in one iteration, with the reason.
     plain : loops that do not, with the reason.
     ascending : loops whose reverse runs upwards.
@@ -103,8 +103,6 @@ class Plan:
             )
         return found
 
-    # Decisions -------------------------------------------------------------------------------------------------------
-
     def decide(self) -> None:
         """Take decisions back until all hold."""
         while True:
@@ -120,39 +118,7 @@ class Plan:
             except _TakenBackError:
                 continue
 
-    def recomputable(self, body: list[Stmt]) -> list[Stmt]:
-        """The statements of a plain loop's body whose results its reverse could compute again."""
-        if self.task.record_all:
-            return []
-        count: dict[str, int] = {}
-        for s in flat(body):
-            if isinstance(s, Assign):
-                count[base(s.target)] = count.get(base(s.target), 0) + 1
-        written = self.kernel.roots(assigned(body)) - self.task.saved
-        again: list[Stmt] = []
-        fixed: Names = set()
-        seen: Names = set()
-        for s in body:
-            parts = self.choice(s)
-            if parts:
-                name = base(parts[0].target)
-                inputs = set().union(*(names(e) for p in [s, *parts] for e in expressions(p)))
-                local = name not in seen and name not in inputs and count[name] == len(parts)
-                if local and not (self.kernel.roots(inputs) & written - fixed) and s not in self.not_recomputed:
-                    again.append(s)
-                    fixed.add(name)
-            seen |= {n for x in flat([s]) for e in reads(x) for n in names(e)} | assigned([s])
-        return again
-
-    def choice(self, s: Stmt) -> list[Assign]:
-        """The assignments to one name that a statement consists of: itself, or those in both branches of an if."""
-        if type(s) is Assign and isinstance(s.target, ast.Name):
-            return [s]
-        if isinstance(s, If) and len(s.body) == len(s.orelse) == 1:
-            a, b = s.body[0], s.orelse[0]
-            if type(a) is Assign and type(b) is Assign and isinstance(a.target, ast.Name):
-                return [a, b] if text(a.target) == text(b.target) else []
-        return []
+    # What is to be recorded ------------------------------------------------------------------------------------------
 
     def find_records(self, block: list[Stmt], need: Names) -> None:
         """Find what is to be recorded, walking forward with the values that adjoints of earlier statements read."""
@@ -233,6 +199,40 @@ class Plan:
         for e in loop.bounds[:2]:
             need |= self.kernel.roots(names(e))
 
+    def recomputable(self, body: list[Stmt]) -> list[Stmt]:
+        """The statements of a plain loop's body whose results its reverse could compute again."""
+        if self.task.record_all:
+            return []
+        count: dict[str, int] = {}
+        for s in flat(body):
+            if isinstance(s, Assign):
+                count[base(s.target)] = count.get(base(s.target), 0) + 1
+        written = self.kernel.roots(assigned(body)) - self.task.saved
+        again: list[Stmt] = []
+        fixed: Names = set()
+        seen: Names = set()
+        for s in body:
+            parts = self.choice(s)
+            if parts:
+                name = base(parts[0].target)
+                inputs = set().union(*(names(e) for p in [s, *parts] for e in expressions(p)))
+                local = name not in seen and name not in inputs and count[name] == len(parts)
+                if local and not (self.kernel.roots(inputs) & written - fixed) and s not in self.not_recomputed:
+                    again.append(s)
+                    fixed.add(name)
+            seen |= {n for x in flat([s]) for e in reads(x) for n in names(e)} | assigned([s])
+        return again
+
+    def choice(self, s: Stmt) -> list[Assign]:
+        """The assignments to one name that a statement consists of: itself, or those in both branches of an if."""
+        if type(s) is Assign and isinstance(s.target, ast.Name):
+            return [s]
+        if isinstance(s, If) and len(s.body) == len(s.orelse) == 1:
+            a, b = s.body[0], s.orelse[0]
+            if type(a) is Assign and type(b) is Assign and isinstance(a.target, ast.Name):
+                return [a, b] if text(a.target) == text(b.target) else []
+        return []
+
     def dependence(self, loop: For, need: Names) -> str:
         """Say why a loop's iterations are not independent, or why it cannot be fused here; empty where it can."""
         if self.task.record_all:
@@ -286,6 +286,8 @@ class Plan:
         """Give up fusing a loop, and start again."""
         self.plain[loop] = why
         raise _TakenBackError
+
+    # The forward sweep -----------------------------------------------------------------------------------------------
 
     def sweep(self, block: list[Stmt], live: Names, push: bool, kept: set[Stmt]) -> Names:
         """Find the statements of the forward sweep whose results are read, walking backwards; return what is live.
@@ -376,24 +378,13 @@ class Plan:
             kept.add(loop)
         return live
 
+    # The order of loops ----------------------------------------------------------------------------------------------
+
     def may_ascend(self, loop: For) -> bool:
         """Whether the reverse of a plain loop may run upwards: nothing is recorded, and no adjoint is carried."""
-        inside = list(self.facts.under(loop))
-        if self.task.record_all or any(s in self.recorded for s in inside):
+        if self.task.record_all or any(s in self.recorded for s in self.facts.under(loop)):
             return False
-        reads, adds = set(), set()
-        for s in inside:
-            if isinstance(s, Assign) and self.activity.has_adjoint(s):
-                name = self.kernel.root(base(s.target))
-                if name in self.facts.locals[loop]:
-                    continue
-                reads.add(name)
-                if type(s) is not Accum and not self.unconsumed(name):
-                    adds.add(name)
-        for s in inside:
-            if isinstance(s, Assign) and self.activity.has_adjoint(s):
-                adds |= (sources(self.kernel, s) & self.activity.active) - self.facts.locals[loop]
-        return all(n in self.kernel.arrays and self.facts.owned(loop, n) for n in reads & adds)
+        return all(self.is_owned(loop, n) for n in self.shared_adjoints(loop)[1])
 
     def unconsumed(self, name: str) -> bool:
         """Whether the given adjoint of an output is only read."""

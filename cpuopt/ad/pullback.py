@@ -54,36 +54,29 @@ class Pullback:
 
     def assignment(self, s: Assign) -> list[Line]:
         """The adjoint of one assignment: what its target's adjoint adds to those of its operands."""
-        own, lines = self.naming.of(s.target), list[Line]()
-        seed: ast.expr = parse(own)
+        own, root, lines = self.naming.of(s.target), self.kernel.root(base(s.target)), list[Line]()
+        found = self.leaves(s.value, parse(own), s)
+        mine = any(text(e) == text(s.target) for e, _ in found)
+        others = any(self.kernel.root(base(e)) == root and text(e) != text(s.target) for e, _ in found)
+        first = others or (mine and type(s) is Accum)  # read it whole before a line below adds to it
+        if first or (isinstance(s.target, ast.Subscript) and len(found) > 1 and not mine):
+            seed = self.naming.fresh("seed")  # read once: the compiler cannot know that no line below writes to it
+            lines.append(Line(f"{seed} = {own}", s.line, "adjoint"))
+            found = self.leaves(s.value, parse(seed), s)
+        if first and type(s) is not Accum:
+            lines.append(Line(f"{own} = ZERO", s.line, "adjoint"))
         leaves: dict[str, tuple[ast.expr, list[ast.expr]]] = {}
-        found = self.leaves(s.value, seed, s)
-        root = self.kernel.root(base(s.target))
-        same = [e for e, _ in found if self.kernel.root(base(e)) == root and text(e) != text(s.target)]
-        mine = [e for e, _ in found if text(e) == text(s.target)]
-        if same or (type(s) is Accum and mine):
-            name = self.naming.fresh("seed")
-            lines.append(Line(f"{name} = {own}", s.line, "adjoint"))
-            if type(s) is not Accum:
-                lines.append(Line(f"{own} = ZERO", s.line, "adjoint"))
-            found = self.leaves(s.value, parse(name), s)
-            for e, d in found:
-                leaves.setdefault(text(e), (e, []))[1].append(d)
-            return lines + [self.add(s, e, total(ds)) for e, ds in leaves.values()]
-        if isinstance(s.target, ast.Subscript) and len(found) > 1 and not mine:
-            name = self.naming.fresh("seed")  # read once: the compiler cannot know that no line below writes to it
-            lines.append(Line(f"{name} = {own}", s.line, "adjoint"))
-            found = self.leaves(s.value, parse(name), s)
         for e, d in found:
             leaves.setdefault(text(e), (e, []))[1].append(d)
-        kept = leaves.pop(text(s.target), None)
+        kept = None if first else leaves.pop(text(s.target), None)
         lines += [self.add(s, e, total(ds)) for e, ds in leaves.values()]
-        if type(s) is not Accum and not self.plan.unconsumed(root):
-            if kept:
-                new = text(total(kept[1]))
-                lines += [Line(f"{own} = {new}", s.line, "adjoint")] if new != own else []
-            elif not self.is_first(s) and not (root in self.kernel.arrays and self.plan.facts.assigned_once(root)):
-                lines.append(Line(f"{own} = ZERO", s.line, "adjoint"))
+        if first or type(s) is Accum or self.plan.unconsumed(root):
+            return lines
+        if kept:
+            new = text(total(kept[1]))
+            lines += [Line(f"{own} = {new}", s.line, "adjoint")] if new != own else []
+        elif not self.is_first(s) and not (root in self.kernel.arrays and self.plan.facts.assigned_once(root)):
+            lines.append(Line(f"{own} = ZERO", s.line, "adjoint"))
         return lines
 
     def is_first(self, s: Assign) -> bool:

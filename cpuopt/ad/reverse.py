@@ -45,7 +45,7 @@ class Reverse:
     def write(self) -> list[Line]:
         """Write the body of the backward."""
         forward = self.forward(self.kernel.body, self.plan.kept, push=True)
-        backward = self.backward(self.kernel.body, None)
+        backward = self.backward(self.kernel.body)
         pushes = any(line.mentions("tape") for line in [*forward, *backward])
         start: list[Line] = []
         for name in sorted({base(s.target) for s in self.plan.recorded if isinstance(s, Assign)}):
@@ -107,6 +107,8 @@ class Reverse:
             lines += nest(d, self.kernel.arrays[name], f"{d}[{{i}}] = {d.removesuffix('_copy')}[{{i}}]", parallel=True)
         return lines
 
+    # The forward sweep -----------------------------------------------------------------------------------------------
+
     def forward(self, block: Iterable[Stmt], kept: set[Stmt], push: bool) -> list[Line]:
         """Write the forward sweep of a block: what is kept of it, with records where the reverse needs them."""
         lines: list[Line] = []
@@ -160,6 +162,8 @@ class Reverse:
             for n in assigned(loop.body) - {x.var for x in flat(loop.body) if isinstance(x, For)}
         )
 
+    # Records ---------------------------------------------------------------------------------------------------------
+
     def push(self, value: str, line: int) -> list[Line]:
         """Write a record."""
         t = self.tapes[-1]
@@ -175,22 +179,24 @@ class Reverse:
         value = f"int({t}[{t}_top])" if integer else f"{t}[{t}_top]"
         return [Line(f"{t}_top -= 1", line, "record"), Line(f"{target} = {value}", line, "record")]
 
-    def backward(self, block: Sequence[Stmt], home: For | None) -> list[Line]:
+    # The reverse -----------------------------------------------------------------------------------------------------
+
+    def backward(self, block: Sequence[Stmt]) -> list[Line]:
         """Write the reverse of a block."""
         lines: list[Line] = []
         for s in reversed(block):
             if isinstance(s, If):
-                lines += self.backward_if(s, home)
+                lines += self.backward_if(s)
             elif isinstance(s, For):
                 lines += self.backward_for(s)
             elif isinstance(s, Assign):
                 lines += self.backward_assign(s)
         return lines
 
-    def backward_if(self, s: If, home: For | None) -> list[Line]:
+    def backward_if(self, s: If) -> list[Line]:
         """Write the reverse of a branch."""
         test, lines = self.naming.show(s.test), list[Line]()
-        body, orelse = self.backward(s.body, home), self.backward(s.orelse, home)
+        body, orelse = self.backward(s.body), self.backward(s.orelse)
         if s in self.plan.recorded:
             name = self.naming.fresh("took")
             lines += self.pop(name, s.line)
@@ -224,7 +230,7 @@ class Reverse:
         else:
             again = [x for x in s.body if x in plan.recomputed]
             kept = set(flat(again))
-            body = self.initialize(self.initial(s), self.backward(s.body, s))
+            body = self.initialize(self.initial(s), self.backward(s.body))
             body = [*self.forward(again, kept, push=False), *body]
         if not body:
             return []
@@ -235,7 +241,7 @@ class Reverse:
         kept: set[Stmt] = set()
         self.plan.sweep(s.body, set(), True, kept)
         forward = self.forward(s.body, kept, push=True)
-        return [*forward, *self.initialize(self.initial(s), self.backward(s.body, s))]
+        return [*forward, *self.initialize(self.initial(s), self.backward(s.body))]
 
     def order(self, s: For) -> str:
         """The range of a loop, upwards or downwards."""
@@ -269,60 +275,71 @@ class Reverse:
                 start.append(Line(f"{d} = ZERO"))
         return [*start, *lines]
 
+    # Parallel loops --------------------------------------------------------------------------------------------------
+
     def parallel(self, s: For) -> list[Line]:
         """Write a parallel loop: free of races, by chunks where iterations add to one adjoint or record."""
-        plan = self.plan
-        if inner := plan.split.get(s):
+        if inner := self.plan.split.get(s):
             return self.by_chunks_of(s, inner)
-        tape = f"tape{len(self.tapes) + 1}"
-        parts = plan.partial.get(s, [])
-        scalars = [n for n in parts if n not in self.kernel.arrays]
-        for name in parts:
+        tape, parts = f"tape{len(self.tapes) + 1}", self.plan.partial.get(s, [])
+        whole = {name: self.naming.adjoint(name) for name in parts}
+        outer = set(self.naming.parts)
+        for name, d in whole.items():
             if name in self.kernel.arrays:
-                self.naming.parts[self.naming.adjoint(name)] = "chunk"
-        renamed = {n: self.naming.adjoint(n) for n in scalars}
-        for n in scalars:
-            self.naming.adjoints[n] = self.naming.fresh(f"{renamed[n]}_part")
+                self.naming.parts.add(d)
+            else:
+                self.naming.adjoints[name] = self.naming.fresh(f"{d}_part")
         self.tapes.append(tape)
         body = self.zeros.in_loop(s, s) + self.iteration(s)
         self.tapes.pop()
-        locals_ = {n: self.naming.adjoints[n] for n in scalars}
-        self.naming.adjoints |= renamed
-        arrays = [self.naming.adjoint(n) for n in parts if n in self.kernel.arrays]
-        for d in arrays:
-            del self.naming.parts[d]
+        own = {name: self.naming.adjoint(name) for name in parts}
+        self.naming.adjoints |= whole
+        self.naming.parts = outer
+        return self.in_chunks(s, body, own, tape)
+
+    def in_chunks(self, s: For, body: list[Line], own: dict[str, str], tape: str) -> list[Line]:
+        """Write the chunks around the iterations of a parallel loop, where it needs them.
+
+        Parameters
+        ----------
+        own : the adjoints of which each chunk has a part, with the name that a part has within it.
+        tape : of each chunk.
+        """
         lo, hi, step = s.bounds
         records = any(line.mentions(tape) for line in body)
-        flat_body = not any(line.text.startswith("for ") for line in every_line(body))
-        if not parts and not records and not (flat_body and step == 1):  # if vectorized, its ends must not move
+        vectorized = step == 1 and not any(line.text.startswith("for ") for line in every_line(body))
+        if not own and not records and not vectorized:  # the ends of what is vectorized must not move
             return [Line(f"for {s.var} in prange({self.naming.range(lo, hi, step)}):", s.line, "adjoint", body)]
-        lines, inside, after = [], list[Line](), list[Line]()
-        if records:
-            inside.append(Line(f"{tape}, {tape}_top = np.empty(1024), 0"))
-        for name in parts:
-            d = self.naming.adjoint(name)
-            if name in scalars:
-                lines.append(Line(f"{d}_parts = np.zeros(CHUNKS)"))
-                inside.append(Line(f"{locals_[name]} = ZERO"))
-                after.append(Line("for chunk in range(CHUNKS):", body=[Line(f"{d} += {d}_parts[chunk]")]))
-            else:
-                shape = ", ".join(["CHUNKS", *(f"{d}.shape[{k}]" for k in range(self.kernel.arrays[name]))])
-                if self.face.own_memory:
-                    lines.append(Line(f"{d}_parts = np.empty(({shape}), {d}.dtype)"))
-                else:
-                    self.face.scratch[f"{d}_memory"] = (CHUNKS, name)
-                    lines.append(Line(f"{d}_parts = {d}_memory[:CHUNKS * {d}.size].reshape({shape})"))
-                inside += nest(d, self.kernel.arrays[name], f"{d}_parts[chunk, {{i}}] = ZERO")
-                after += self.gather(name)
         if step != 1:
             raise UnsupportedError(f"{self.kernel.file}:{s.line}: a parallel loop that records has step {step}; use 1")
+        before, start, end, after = list[Line](), list[Line](), list[Line](), list[Line]()
+        if records:
+            start.append(Line(f"{tape}, {tape}_top = np.empty(1024), 0"))
+        for name, part in own.items():
+            d = self.naming.adjoint(name)
+            if name in self.kernel.arrays:
+                before.append(self.allocate_parts(name))
+                start += nest(d, self.kernel.arrays[name], f"{d}_parts[chunk, {{i}}] = ZERO")
+                after += self.gather(name)
+            else:
+                before.append(Line(f"{d}_parts = np.zeros(CHUNKS)"))
+                start.append(Line(f"{part} = ZERO"))
+                end.append(Line(f"{d}_parts[chunk] = {part}"))
+                after.append(Line("for chunk in range(CHUNKS):", body=[Line(f"{d} += {d}_parts[chunk]")]))
         ends = [text(e) for e in self.chunk_bounds(lo, hi)]
-        if flat_body and self.only_indexes(s):  # an unsigned index needs no test for negative ones, and is vectorized
+        if vectorized and self.only_indexes(s):  # an unsigned index needs no test for negative ones
             ends = [f"np.uint64({e})" for e in ends]
-        inside.append(Line(f"for {s.var} in range({', '.join(ends)}):", s.line, "adjoint", body))
-        inside += [Line(f"{self.naming.adjoint(n)}_parts[chunk] = {locals_[n]}") for n in scalars]
-        lines.append(Line("for chunk in prange(CHUNKS):", s.line, "adjoint", inside))
-        return lines + after
+        loop = Line(f"for {s.var} in range({', '.join(ends)}):", s.line, "adjoint", body)
+        return [*before, Line("for chunk in prange(CHUNKS):", s.line, "adjoint", [*start, loop, *end]), *after]
+
+    def allocate_parts(self, name: str) -> Line:
+        """Give each chunk an array for its part of an adjoint."""
+        d = self.naming.adjoint(name)
+        shape = ", ".join(["CHUNKS", *(f"{d}.shape[{k}]" for k in range(self.kernel.arrays[name]))])
+        if self.face.own_memory:
+            return Line(f"{d}_parts = np.empty(({shape}), {d}.dtype)")
+        self.face.scratch[f"{d}_memory"] = (CHUNKS, name)
+        return Line(f"{d}_parts = {d}_memory[:CHUNKS * {d}.size].reshape({shape})")
 
     def chunk_bounds(self, lo: ast.expr, hi: ast.expr) -> tuple[ast.expr, ast.expr]:
         """The range of a chunk of a loop."""

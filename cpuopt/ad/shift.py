@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import copy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from .kernel import (
@@ -70,17 +70,28 @@ def _unshift(kernel: Kernel, block: list[Stmt], k: int, loop: For, visible: Name
         return
 
 
+@dataclass
 class _Shift:
-    """One shifted sum: ``total += exp(term - top)``, the exponential perhaps held by a name and stored in an array."""
+    """One shifted sum: ``total += exp(term - top)``, the exponential perhaps held by a name and stored in an array.
 
-    def __init__(
-        self, kernel: Kernel, block: list[Stmt], k: int, loop: For, s: Accum, held: Assign | None, term: ast.expr,
-        top: str, total: str, visible: Names, saved: Names,
-    ) -> None:  # fmt: skip
-        self.kernel, self.block, self.k, self.loop, self.sum = kernel, block, k, loop, s
-        self.held, self.term, self.top, self.total = held, term, top, total
-        self.visible, self.saved = visible, saved
-        self.store: Assign | None = None
+    Attributes
+    ----------
+    block, k : where the loop with the sum stands.
+    held, store : the assignments that hold and store the exponential.
+    """
+
+    kernel: Kernel
+    block: list[Stmt]
+    k: int
+    loop: For
+    sum: Accum
+    held: Assign | None
+    term: ast.expr
+    top: str
+    total: str
+    visible: Names
+    saved: Names
+    store: Assign | None = None
 
     def rewrite(self) -> None:
         """Rewrite the sum and its readers, unless something else reads or disturbs them."""
