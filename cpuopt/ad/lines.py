@@ -37,7 +37,6 @@ class Interface:
     Attributes
     ----------
     params : in call order; the flag of a gradient is its name and ``_add``.
-    given : forward parameters among them, as before the call or (saved outputs) after it.
     sizes : for arrays, the size of each axis as text that two arrays share where they must agree.
     optional : gradients that may be absent, of length zero.
     own_memory : whether the backward allocates what it needs; else it is passed, and named in `scratch`.
