@@ -46,6 +46,7 @@ class Facts:
         self.task, self.kernel, self.body = task, task.kernel, task.kernel.body
         self.known_under: dict[For, list[Stmt]] = {}
         self.known_written: dict[For, Names] = {}
+        self.known_halves: dict[For, list[tuple[str, str]]] = {}
         self.parent: dict[Stmt, list[Stmt]] = {}
         self.block_of: dict[Stmt, list[Stmt]] = {}
         self.tie(self.body, [])
@@ -167,12 +168,18 @@ class Facts:
 
     def halves(self, loop: For) -> list[tuple[str, str]]:
         """Pairs of locals that are quotient and remainder of a loop's variable by one divisor."""
+        if loop not in self.known_halves:
+            self.known_halves[loop] = self.find_halves(loop)
+        return self.known_halves[loop]
+
+    def find_halves(self, loop: For) -> list[tuple[str, str]]:
+        """Work `halves` out."""
         q, r = {}, {}
         for s in loop.body:
             if type(s) is Assign and isinstance(s.target, ast.Name) and isinstance(s.value, ast.BinOp):
                 v = s.value
                 if text(v.left) == loop.var and not names(v.right) & self.written(loop) - {loop.var}:
-                    if sum(1 for x in flat(self.body) if s.target.id in assigned([x])) > len(self.parent[s]) + 1:
+                    if sum(s.target.id in assigned([x]) for x in flat(self.body)) > len(self.parent[s]) + 1:
                         continue
                     if isinstance(v.op, ast.FloorDiv):
                         q[text(v.right)] = s.target.id
@@ -220,7 +227,8 @@ class Facts:
 
     def refreshed(self, block: list[Stmt], root: str) -> bool:
         """Whether a block writes every element of an array that it reads before it reads it."""
-        sites = [(s, e) for s, e in self.accesses if s in set(flat(block)) and self.kernel.root(base(e)) == root]
+        inside = set(flat(block))
+        sites = [(s, e) for s, e in self.accesses if s in inside and self.kernel.root(base(e)) == root]
         s, _ = sites[0]
         if type(s) is not Assign or base(s.target) in names(s.value) or not isinstance(s.target, ast.Subscript):
             return False

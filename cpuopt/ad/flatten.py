@@ -7,7 +7,6 @@ assignments under an if, so that no later step knows of them. `restore_early` le
 from __future__ import annotations
 
 import ast
-import copy
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -104,11 +103,9 @@ class _Flatten:
     def inside(self, call: ast.expr, arg: ast.expr, s: Stmt, out: list[Stmt]) -> ast.expr:
         """Flatten the argument of a function that stays."""
         new = self.hoist(arg, s, out)
-        call = copy.deepcopy(call)
-        inner = call.right if isinstance(call, ast.BinOp) else call
-        assert isinstance(inner, ast.Call)
-        inner.args = [new]
-        return call
+        if isinstance(call, ast.BinOp):  # 1 / sqrt(arg)
+            return ast.BinOp(call.left, call.op, ast.Call(call.right.func, [new], []))  # type: ignore[attr-defined]
+        return ast.Call(call.func, [new], [])  # type: ignore[attr-defined]
 
     def simple(self, e: ast.expr, s: Stmt, out: list[Stmt]) -> ast.expr:
         """Flatten to what may be written twice."""

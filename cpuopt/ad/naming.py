@@ -61,16 +61,14 @@ class Naming:
 
     def show(self, e: ast.expr) -> str:
         """An expression of the forward as text of the backward."""
-        outer = self
-
-        class Available(ast.NodeTransformer):
-            def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
-                if node.attr == "shape" and isinstance(node.value, ast.Name):
-                    return ast.Attribute(ast.Name(outer.shaped(node.value.id), ast.Load()), "shape", ast.Load())
-                return node
-
         plain = text(e)
-        return text(Available().visit(parse(plain))) if ".shape" in plain else plain
+        if ".shape" not in plain:
+            return plain
+        e = parse(plain)
+        for node in ast.walk(e):
+            if isinstance(node, ast.Attribute) and node.attr == "shape" and isinstance(node.value, ast.Name):
+                node.value = ast.Name(self.shaped(node.value.id), ast.Load())
+        return text(e)
 
     def shaped(self, name: str) -> str:
         """An argument of the backward that has a forward array's shape."""

@@ -239,15 +239,15 @@ def read(function: Callable[..., None]) -> Kernel:
     params = [arg.arg for arg in a.args]
     body = reader.block(node.body)
     kernel = Kernel(node.name, file, params, body, {}, reader.index_names, source, {}, reader.views)
-    _check(kernel, reader, plain)
+    _check(kernel, reader, plain, node)
     return kernel
 
 
-def _check(kernel: Kernel, reader: _Reader, function: Any) -> None:
+def _check(kernel: Kernel, reader: _Reader, function: Any, node: ast.FunctionDef) -> None:
     """Check what only the whole function shows: which names are arrays, aliases, undefined names; find its globals."""
     arrays = reader.axes | {
         n.value.id: reader.axes.get(n.value.id, 0)
-        for n in ast.walk(ast.parse(textwrap.dedent("\n".join(kernel.source.values()))))
+        for n in ast.walk(node)
         if isinstance(n, ast.Attribute) and n.attr == "shape" and isinstance(n.value, ast.Name)
     }
     arrays |= {v.base: arrays.get(v.base, 0) for v in kernel.views.values()}
