@@ -27,7 +27,6 @@ STORE_READ_BY_A_CONDITION = """def f(x, w, ix, a, y, z):
 
 
 COMPOUND_BOUNDS = [
-    "prange(n - 3, x.shape[0]):\n        for i in range(n):\n            y[b, i] += x[b, i] * w[i]",
     "prange(n - 3, x.shape[0]):\n        s = w[0]\n        for i in range(n):\n            s *= x[b, i]\n"
     "            y[b, i] += s",
     "range(2):\n        s = w[0]\n        for i in range(n if b > 0 else n - 2):\n            s *= x[b, i]\n"
@@ -37,7 +36,7 @@ COMPOUND_BOUNDS = [
 ]
 
 
-@pytest.mark.parametrize("body", COMPOUND_BOUNDS)
+@pytest.mark.parametrize("body", COMPOUND_BOUNDS, ids=["chunks", "downwards", "downwards by a step"])
 def test_bounds_that_are_expressions(body):
     code = f"def f(x, w, ix, a, y, z):\n    n = x.shape[1]\n    for b in {body}\n"
     assert programs.examine(code) == programs.Verdict("right")
