@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from math import fsum, prod
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 
 from cpuopt import ops
 from cpuopt.errors import UserError
-from cpuopt.lab.cases import ODD, ONE_ROW, SIZES, SMALL, Case, arguments, case, cases, reference
+from cpuopt.lab.cases import ODD, ONE_ROW, SIZES, SMALL, arguments, case, cases, reference
+from cpuopt.lab.gradient import check_gradient
 from cpuopt.op import BT, OC, B, C, Dim, N, Op, T, acc, as_dim, inp, merge, out, scalar, state
 
 Array = np.ndarray[Any, Any]
-Reference = Callable[..., Mapping[str, Array]]
 
 EVERY = pytest.mark.parametrize("op", ops.ALL.values(), ids=list(ops.ALL))
 BACKWARD = [op for op in ops.ALL.values() if op.inverts]
@@ -34,42 +34,16 @@ def wide(args: Mapping[str, Any]) -> dict[str, Any]:
     return {n: x.astype(np.float64) if getattr(x, "dtype", None) == np.float32 else x for n, x in args.items()}
 
 
-def gradient_error(op: Op, on: Case, pullback: Reference) -> float:
-    """How far a backward reference is from finite differences of its forward's: the worst of its gradients.
-
-    With d the adjoints of the outputs, sum(d * forward(x + h u)) has the slope sum(gradient * u) in h. The error is
-    relative to the size of that sum's terms, and the least for several h.
-    """
-    assert op.inverts
-    forward, rng = op.inverts, np.random.default_rng(0)
-    args = wide(arguments(op, on, rng) | arguments(forward, on, rng))
-    args |= {n: x for n, x in reference(forward, args).items() if n in op.by_name}  # in full precision
-    gradients = pullback(**{n: args[n] for n in inspect.signature(op.reference).parameters})
-    adjoints = {n[1:]: args[n] for n in op.by_name if n[0] == "d" and n[1:] in forward.by_name and n not in gradients}
-    errors = []
-    for name, gradient in gradients.items():
-        u = rng.standard_normal(gradient.shape)
-
-        def value(h: float, name: str = name[1:], u: Array = u) -> float:
-            made = reference(forward, args | {name: args[name] + h * u})
-            return sum(float((d * made[n]).sum()) for n, d in adjoints.items())
-
-        slopes = [(value(10.0**-k) - value(-(10.0**-k))) / (2 * 10.0**-k) for k in range(2, 8)]
-        terms = gradient * u
-        errors.append(min(abs(slope - terms.sum()) for slope in slopes) / np.sqrt((terms**2).sum()))
-    return max(errors)
-
-
 @EVERY_BACKWARD
 @pytest.mark.parametrize("sizes", [SMALL, ODD, ONE_ROW], ids=["small", "odd", "one_row"])
 def test_backward_references_are_the_derivatives(op: Op, sizes: dict[str, int]) -> None:
-    assert gradient_error(op, case(op, sizes), op.reference) < 1e-8
+    assert max(r.error for r in check_gradient(op, case(op, sizes))) < 1e-8
 
 
 @pytest.mark.parametrize("kind", ["one counts", "a class is ignored"])
 def test_ignored_targets_have_no_gradient(kind: str) -> None:
     op = ops.cross_entropy_backward
-    assert gradient_error(op, case(op, SMALL, kind), op.reference) < 1e-8
+    assert max(r.error for r in check_gradient(op, case(op, SMALL, kind))) < 1e-8
 
 
 WRONG = [(op, a.name) for op in BACKWARD for a in op.written]
@@ -77,11 +51,14 @@ WRONG = [(op, a.name) for op in BACKWARD for a in op.written]
 
 @pytest.mark.parametrize(("op", "name"), WRONG, ids=[f"{op.name}-{n}" for op, n in WRONG])
 def test_a_wrong_derivative_is_noticed(op: Op, name: str) -> None:
-    def wrong(**args: Any) -> Mapping[str, Array]:
-        found = op.reference(**args)
+    def wrong(given: Mapping[str, Any]) -> dict[str, Array]:
+        found = reference(op, dict(given))
         return {**found, name: found[name] * (1 + 1e-3)}
 
-    assert gradient_error(op, case(op, SMALL), wrong) > 1e-5
+    results = {r.argument: r for r in check_gradient(op, pullback=wrong)}
+    assert results[name].error > 1e-5
+    assert results[name].verdict == "FAIL"
+    assert all(r.verdict == "PASS" for n, r in results.items() if n != name)
 
 
 # --- references against PyTorch ---------------------------------------------------

@@ -8,10 +8,14 @@ from dataclasses import dataclass
 from types import ModuleType
 
 from . import emit
-from .normal import flatten, freeze, restore_early, unshift
-from .plan import Plan, Task
-from .reverse import Interface, Line, Reverse
-from .subset import Kernel, UnsupportedError, read
+from .activity import freeze
+from .flatten import flatten, restore_early
+from .kernel import Kernel, Task, UnsupportedError
+from .lines import Interface, Line
+from .plan import Plan
+from .reverse import Reverse
+from .shift import unshift
+from .subset import read
 
 __all__ = ["Backward", "Interface", "UnsupportedError", "differentiate"]
 
@@ -77,7 +81,7 @@ def differentiate(
     UnsupportedError
         For what is not in the subset; the message has file, line, why, and what to write instead.
     """
-    kernel = forward if isinstance(forward, Kernel) else read(forward)
+    kernel = forward.copy() if isinstance(forward, Kernel) else read(forward)  # rewritten in place
     wrt, outs, saved = list(wrt), list(outs), set(saved)
     if interface:
         kernel.arrays |= {n: len(sizes) for n, sizes in interface.sizes.items() if n in kernel.params}
@@ -86,7 +90,8 @@ def differentiate(
             if n not in kernel.arrays:
                 raise UnsupportedError(f"{kernel.file}: {role} names '{n}'; arrays: {', '.join(kernel.arrays)}")
     if not record_all:
-        kernel = restore_early(unshift(kernel, {*outs, *saved}, saved), saved)
+        unshift(kernel, {*outs, *saved}, saved)
+        restore_early(kernel, saved)
     kernel = flatten(kernel, wrt, saved)
     freeze(kernel)
     plan = Plan(Task(kernel, wrt, outs, saved, set(hidden), set(fresh), record_all))

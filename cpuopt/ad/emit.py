@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from .reverse import CHUNKS, Line
+from .kernel import Kernel
+from .lines import CHUNKS, Line
 from .rules import CONSTANTS
-from .subset import Kernel
 
 WIDTH = 88
 """The column at which the forward's lines are quoted."""

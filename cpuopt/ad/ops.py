@@ -12,7 +12,7 @@ from .. import __version__
 from ..op import Op
 from ..registry import Kernel
 from . import Backward, Interface, differentiate, emit
-from .reverse import CHUNKS
+from .lines import CHUNKS
 
 
 def backward(op: Op, forward: Kernel) -> Backward:

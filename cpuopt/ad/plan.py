@@ -10,62 +10,34 @@ itself, still reads it (the to-be-recorded analysis of Hascoet, Naumann and Pasc
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 from itertools import pairwise
-from typing import Any
 
-from .normal import flows, rename, rule, sources, useful, varied
-from .rules import CASTS
-from .subset import (
+from .activity import Activity, sources
+from .facts import Facts
+from .kernel import (
     Accum,
     Assign,
     For,
     If,
-    Kernel,
     LogSumExp,
+    Names,
     Stmt,
+    Task,
     UnsupportedError,
     View,
     assigned,
     base,
-    elements,
     expressions,
     flat,
-    index,
     names,
+    reads,
     text,
 )
 
-Names = set[str]
-Key = tuple[str, tuple[str, ...]]
-"""How an element is tied to a loop: the name of the array or view, and the index of each axis that carries the loop."""
 
-
-class _Retry(Exception):  # noqa: N818  (a decision was taken back)
-    pass
-
-
-@dataclass
-class Task:
-    """What to differentiate.
-
-    Attributes
-    ----------
-    wrt, outs : arrays whose adjoints are wanted, and given.
-    saved : outputs that the backward is given as the forward left them.
-    hidden : parameters that the backward is not given.
-    fresh : outputs whose content before the call means nothing, so that nothing reads an element before it is assigned.
-    record_all : record whatever is overwritten, fuse nothing, compute nothing again: slow, and simple to trust.
-    """
-
-    kernel: Kernel
-    wrt: list[str]
-    outs: list[str]
-    saved: Names = field(default_factory=set)
-    hidden: Names = field(default_factory=set)
-    fresh: Names = field(default_factory=set)
-    record_all: bool = False
+class _TakenBackError(Exception):
+    """A decision was taken back; the others are made again."""
 
 
 class Plan:
@@ -73,420 +45,161 @@ class Plan:
 
     Attributes
     ----------
-    active : names that have an adjoint.
     recorded : assignments whose old value is pushed, and branches whose outcome is, with the reason.
-    again : temporaries that the reverse loop computes again, with the reason.
+    recomputed : temporaries that the reverse loop computes again, with the reason.
     fused : loops that do forward and reverse in one iteration, with the reason.
     plain : loops that do not, with the reason.
     ascending : loops whose reverse runs upwards.
+    serial : fused parallel loops that run on one thread, with the reason.
     split : fused parallel loops that run by chunks of an inner loop instead: that loop.
     partial : adjoints that each chunk of a parallel loop sums by itself.
+    kept : the statements of the forward sweep.
     """
 
     def __init__(self, task: Task) -> None:
-        self.task, self.kernel = task, task.kernel
-        k = self.kernel
-        self.active = varied(k, task.wrt) & useful(k, task.outs)
-        self.check_active()
-        self.body = k.body
-        self.known_under: dict[For, list[Stmt]] = {}
-        self.known_written: dict[For, Names] = {}
-        self.known_needs: dict[Stmt, Names] = {}
-        self.parent: dict[Stmt, list[Stmt]] = {}
-        self.block_of: dict[Stmt, list[Stmt]] = {}
-        self.tie(self.body, [])
-        self.accesses = [(s, e) for s in flat(self.body) for e in self.elements_of(s)]
-        self.refuse_undefined()
-        self.stored: dict[Stmt, Stmt] = {}
-        for block in {id(b): b for b in self.block_of.values()}.values():
-            for a, b in pairwise(block):
-                if type(b) is Assign and self.kernel.root(base(b.target)) in task.saved and isinstance(a, Assign):
-                    if isinstance(a.target, ast.Name) and text(a.target) == text(b.value):
-                        self.stored[a] = b
-        self.live_out: dict[For, Names] = {}
-        self.find_live(self.body, set())
-        self.locals = {s: self.local_names(s) for s in self.loops()}
-        self.overwritten = {a for a in {*task.outs, *task.saved} if not self.assigned_once(a)}
-        for name in task.saved:
-            summed = any(type(s) is Accum and k.root(base(s.target)) == name for s in flat(self.body))
-            read = any(name in self.values(names(e)) for s in flat(self.body) for e in expressions(s))
-            if summed and read:
-                self.overwritten.add(name)
-        for name in sorted(task.saved & self.overwritten):
-            raise UnsupportedError(
-                f"{k.file}: '{name}' is given to the backward, but an element of it is written more than once; "
-                "write each element of a saved output once"
-            )
-        self.ascending: set[For] = set()
+        self.task, self.kernel, self.body = task, task.kernel, task.kernel.body
+        self.activity, self.facts = Activity(task), Facts(task)
+        self.stored = self.find_stored()
+        self.overwritten = self.find_overwritten()
+        self.plain: dict[For, str] = {}
+        self.not_recomputed: set[Stmt] = set()
+        self.decide()
+        self.ascending = {s for s in self.facts.loops() if s in self.fused or self.may_ascend(s)}
+        self.serial: dict[For, str] = {}
         self.split: dict[For, For] = {}
         self.partial: dict[For, list[str]] = {}
-        self.private: dict[For, Names] = {}
-        self.plain: dict[Stmt, str] = {}
-        self.not_again: dict[Stmt, str] = {}
-        self.decide()
+        for loop in self.facts.loops():
+            if loop in self.fused and loop.parallel:
+                self.parallelize(loop)
 
-    # Facts about the kernel ------------------------------------------------------------------------------------------
-
-    def loops(self) -> list[For]:
-        """All loops of the kernel."""
-        return [s for s in flat(self.body) if isinstance(s, For)]
-
-    def under(self, loop: For) -> list[Stmt]:
-        """Every statement inside a loop."""
-        if loop not in self.known_under:
-            self.known_under[loop] = list(flat(loop.body))
-        return self.known_under[loop]
-
-    def written(self, loop: For) -> Names:
-        """The names that a loop writes, the variables of inner loops included."""
-        if loop not in self.known_written:
-            self.known_written[loop] = assigned(loop.body)
-        return self.known_written[loop]
-
-    def elements_of(self, s: Stmt) -> list[ast.Subscript]:
-        """The array elements that a statement touches, forward or in its adjoint."""
-        found = [e for x in expressions(s) for e in elements(x)]
-        if isinstance(s, LogSumExp):
-            found = [*elements(s.term), *(e for e in elements(s.weight) if base(e) not in self.task.saved)]
-        if isinstance(s, Assign) and isinstance(s.target, ast.Subscript):
-            found.append(s.target)
+    def find_stored(self) -> dict[Stmt, Assign]:
+        """Find the assignments of a local that the next line stores in a saved output: that line."""
+        found: dict[Stmt, Assign] = {}
+        for block in {id(b): b for b in self.facts.block_of.values()}.values():
+            for a, b in pairwise(block):
+                if type(b) is Assign and self.kernel.root(base(b.target)) in self.task.saved and isinstance(a, Assign):
+                    if isinstance(a.target, ast.Name) and text(a.target) == text(b.value):
+                        found[a] = b
         return found
 
-    def tie(self, block: list[Stmt], parents: list[Stmt]) -> None:
-        """Note the block and the parents of each statement."""
-        for s in block:
-            self.parent[s], self.block_of[s] = parents, block
-            if isinstance(s, For):
-                self.tie(s.body, [*parents, s])
-            elif isinstance(s, If):
-                self.tie(s.body, [*parents, s])
-                self.tie(s.orelse, [*parents, s])
+    def find_overwritten(self) -> Names:
+        """Find the outputs of which an element is written more than once; a saved one may not be.
 
-    def refuse(self, line: int, why: str, instead: str) -> None:
-        """Raise, with file, line and code."""
-        code = self.kernel.source.get(line, "").strip()
-        raise UnsupportedError(f"{self.kernel.file}:{line}: '{code}': {why}; {instead}")
-
-    def check_active(self) -> None:
-        """Refuse indices, bounds and integer arithmetic on active values."""
-        k = self.kernel
-        for s in flat(k.body):
-            for e in [*expressions(s), *([s.term] if isinstance(s, LogSumExp) else [])]:
-                for element in elements(e) if not isinstance(s, For) else ():
-                    for i in index(element):
-                        if self.is_active(i, names):
-                            self.refuse(s.line, f"the index '{text(i)}' depends on what is differentiated", "use ints")
-            if isinstance(s, Assign) and isinstance(s.target, ast.Subscript):
-                for i in index(s.target):
-                    if self.is_active(i, names):
-                        self.refuse(s.line, f"the index '{text(i)}' depends on what is differentiated", "use ints")
-            if isinstance(s, For) and any(self.is_active(e, names) for e in s.bounds[:2]):
-                self.refuse(s.line, "the range depends on what is differentiated", "use integers in ranges")
-            if isinstance(s, Assign) and not isinstance(s, LogSumExp) and k.root(base(s.target)) in self.active:
-                self.check_expression(s, s.value)
-
-    def is_active(self, e: ast.AST, of: object = None) -> bool:
-        """Whether a derivative runs through an expression."""
-        found = names(e) if of is names else flows(e)
-        return any(self.kernel.root(n) in self.active for n in found)
-
-    def check_expression(self, s: Assign, e: ast.expr) -> None:
-        """Refuse what has no derivative."""
-        if not self.is_active(e):
-            return
-        match e:
-            case ast.Name() | ast.Subscript():
-                return
-            case ast.UnaryOp(op=ast.USub() | ast.UAdd(), operand=x):
-                return self.check_expression(s, x)
-            case ast.BinOp(left=x, op=ast.Add() | ast.Sub() | ast.Mult() | ast.Div(), right=y):
-                self.check_expression(s, x)
-                return self.check_expression(s, y)
-            case ast.BinOp(left=x, op=ast.Pow(), right=y) if not names(y) & self.active:
-                return self.check_expression(s, x)
-            case ast.BinOp(op=ast.Pow()):
-                self.refuse(s.line, "the exponent depends on what is differentiated", "write it with exp and log")
-        if found := rule(self.kernel, e):
-            return self.check_expression(s, found[1])
-        from .subset import function_name
-
-        if isinstance(e, ast.Call) and function_name(e) in CASTS:
-            return self.check_expression(s, e.args[0])
-        self.refuse(s.line, f"'{text(e)}' has no derivative", "use only + - * / and the functions of docs/ad.md")
-
-    def refuse_undefined(self) -> None:
-        """Refuse locals that may be read before they are assigned."""
-        scalars = self.scalars()
-        for name in self.exposed(self.body, scalars):
-            line = next(s.line for s in flat(self.body) if any(name in names(e) for e in self.reads(s)))
-            self.refuse(line, f"'{name}' is read where it may not be assigned yet", "assign it on every path before")
-
-    def scalars(self) -> Names:
-        """The locals that are numbers."""
-        return assigned(self.body) - self.kernel.arrays.keys() - self.kernel.views.keys()
-
-    def reads(self, s: Stmt) -> list[ast.expr]:
-        """The expressions that a statement reads when it runs forward."""
-        found = expressions(s)
-        return [*found, s.target] if isinstance(s, Accum) else found
-
-    def exposed(self, block: Iterable[Stmt], scalars: Names) -> Names:
-        """The scalars that a block may read before it assigns them."""
-        exposed: Names = set()
-        defined: Names = set()
-        for s in block:
-            for e in self.reads(s):
-                exposed |= (names(e) & scalars) - defined
-            match s:
-                case For(var=var, body=body):
-                    exposed |= self.exposed(body, scalars) - defined - {var}
-                case If(body=body, orelse=orelse):
-                    exposed |= (self.exposed(body, scalars) | self.exposed(orelse, scalars)) - defined
-                    defined |= self.surely(body) & self.surely(orelse)
-                case Assign(target=ast.Name(id=name)):
-                    defined.add(name)
-        return exposed
-
-    def surely(self, block: Iterable[Stmt]) -> Names:
-        """The scalars that a block assigns on every path."""
-        found: Names = set()
-        for s in block:
-            if isinstance(s, Assign) and isinstance(s.target, ast.Name):
-                found.add(s.target.id)
-            elif isinstance(s, If):
-                found |= self.surely(s.body) & self.surely(s.orelse)
+        Raises
+        ------
+        UnsupportedError
+            For a saved one.
+        """
+        task, every = self.task, list(flat(self.body))
+        found = {a for a in {*task.outs, *task.saved} if not self.facts.assigned_once(a)}
+        for name in task.saved:
+            summed = any(type(s) is Accum and self.kernel.root(base(s.target)) == name for s in every)
+            if summed and any(name in self.kernel.roots(names(e)) for s in every for e in expressions(s)):
+                found.add(name)
+        for name in sorted(task.saved & found):
+            raise UnsupportedError(
+                f"{self.kernel.file}: '{name}' is given to the backward, but an element of it is written more than "
+                "once; write each element of a saved output once"
+            )
         return found
-
-    def find_live(self, block: list[Stmt], live: Names) -> Names:
-        """Find the scalars that are live after each loop; return those before the block."""
-        for s in reversed(block):
-            if isinstance(s, For):
-                self.live_out[s] = set(live)
-                inner = live
-                while True:
-                    before = self.find_live(s.body, set(inner)) - {s.var}
-                    if before <= inner:
-                        break
-                    inner = inner | before
-                self.live_out[s] = set(live)
-                live = live | inner
-            elif isinstance(s, If):
-                live = self.find_live(s.body, set(live)) | self.find_live(s.orelse, set(live))
-            elif isinstance(s, Assign) and isinstance(s.target, ast.Name):
-                live = live - {s.target.id}
-            for e in self.reads(s):
-                live = live | names(e)
-        return live
-
-    def local_names(self, loop: For) -> Names:
-        """The scalars that live within one iteration."""
-        here = {n for s in self.under(loop) for e in self.reads(s) for n in names(e)} | self.written(loop)
-        scalars = here & self.scalars()
-        return (scalars & self.written(loop)) - self.exposed(loop.body, scalars) - self.live_out[loop] - {loop.var}
-
-    def keys(self, loop: For, e: ast.Subscript) -> set[Key]:
-        """The ways in which an element is tied to a loop: by its bare variable, or by quotient and remainder of it."""
-        parts = [text(i) for i in index(e)]
-        found: set[Key] = {(base(e), (f"{k}",)) for k, p in enumerate(parts) if p == loop.var}
-        for q, r in self.halves(loop):
-            if q in parts and r in parts:
-                found.add((base(e), (f"{parts.index(q)}", f"{parts.index(r)}")))
-        return found
-
-    def halves(self, loop: For) -> list[tuple[str, str]]:
-        """Pairs of locals that are quotient and remainder of a loop's variable by one divisor."""
-        q, r = {}, {}
-        for s in loop.body:
-            if type(s) is Assign and isinstance(s.target, ast.Name) and isinstance(s.value, ast.BinOp):
-                v = s.value
-                if text(v.left) == loop.var and not names(v.right) & self.written(loop) - {loop.var}:
-                    if sum(1 for x in flat(self.body) if s.target.id in assigned([x])) > len(self.parent[s]) + 1:
-                        continue
-                    if isinstance(v.op, ast.FloorDiv):
-                        q[text(v.right)] = s.target.id
-                    if isinstance(v.op, ast.Mod):
-                        r[text(v.right)] = s.target.id
-        return [(q[n], r[n]) for n in q if n in r]
-
-    def owned(self, loop: For, root: str, within: For | None = None) -> bool:
-        """Whether each iteration of a loop touches elements of an array that no other iteration touches."""
-        inside = set(flat((within or loop).body))
-        keys = [self.keys(loop, e) for s, e in self.accesses if s in inside and self.kernel.root(base(e)) == root]
-        return bool(keys) and bool(set.intersection(*keys)) and loop.bounds[2] != 0
-
-    def assigned_once(self, name: str) -> bool:
-        """Whether no element of an array is assigned twice, or touched before it is assigned."""
-        sites = [(s, e) for s, e in self.accesses if self.kernel.root(base(e)) == name]
-        if name in self.task.fresh:
-            sites = [(s, e) for s, e in sites if isinstance(s, Assign) and e is s.target]
-        first = [s for s, e in sites if isinstance(s, Assign) and type(s) is not Accum and e is s.target]
-        if not first:
-            return all(isinstance(s, Assign) and e is s.target for s, e in sites)
-        order = [s for s, _ in sites]
-        if order[: len(first)] != first or (len(first) > 1 and not self.exclusive(first)):
-            return False
-        s = first[0]
-        e: Any = s.target
-        loops = [p for p in self.parent[s] if isinstance(p, For)]
-        for loop in loops:
-            mine = self.keys(loop, e)
-            if not mine:
-                return False
-            for other, x in sites:
-                if loop in self.parent[other] and not mine & self.keys(loop, x):
-                    return False
-        return all(text(x.target) == text(e) for x in first)
-
-    def exclusive(self, sites: Sequence[Stmt]) -> bool:
-        """Whether at most one of some statements runs in an iteration: they are in branches of one if."""
-        a, b = sites[0], sites[1]
-        top = self.block_of[a]
-        for p in self.parent[a]:
-            if isinstance(p, If) and len(sites) == 2 and self.block_of[b] is not top:
-                return {id(self.block_of[a]), id(self.block_of[b])} == {id(p.body), id(p.orelse)}
-        return False
-
-    def refreshed(self, block: list[Stmt], root: str) -> bool:
-        """Whether a block writes every element of an array that it reads before it reads it."""
-        sites = [(s, e) for s, e in self.accesses if s in set(flat(block)) and self.kernel.root(base(e)) == root]
-        s, _ = sites[0]
-        if type(s) is not Assign or base(s.target) in names(s.value) or not isinstance(s.target, ast.Subscript):
-            return False
-        if self.kernel.root(base(s.target)) != root or any(isinstance(p, If) for p in self.between(block, s)):
-            return False
-        loops = [p for p in self.between(block, s) if isinstance(p, For)]
-        moving = assigned(block) - {p.var for p in loops}
-        if names(s.target.slice) & moving:
-            return False
-        for other, e in sites:
-            here = [p for p in self.between(block, other) if isinstance(p, For)]
-            want = s.target
-            for loop in loops:
-                if loop in here:
-                    continue
-                twin = [
-                    p
-                    for p in [*here, *([other.loop] if isinstance(other, LogSumExp) else [])]
-                    if [text(b) for b in p.bounds[:2]] == [text(b) for b in loop.bounds[:2]]
-                    and p.bounds[2] == loop.bounds[2]
-                    and not any(names(b) & moving for b in p.bounds[:2])
-                    and text(rename(s.target, loop.var, p.var)) == text(e)
-                ]
-                if not twin:
-                    return False
-                want = rename(want, loop.var, twin[0].var)  # type: ignore[assignment]
-            if text(want) != text(e):
-                return False
-        return True
-
-    def between(self, block: list[Stmt], s: Stmt) -> list[Stmt]:
-        """The statements around one, inside a block."""
-        chain = [*self.parent[s], s]
-        start = next(i for i, p in enumerate(chain) if self.block_of[p] is block)
-        return chain[start:-1]
-
-    # What adjoints read ----------------------------------------------------------------------------------------------
-
-    def has_adjoint(self, s: Stmt) -> bool:
-        """Whether the reverse of a statement does anything."""
-        if isinstance(s, Assign):
-            return self.kernel.root(base(s.target)) in self.active
-        return any(self.has_adjoint(x) for x in [*getattr(s, "body", []), *getattr(s, "orelse", [])])
-
-    def needs(self, s: Assign) -> Names:
-        """The values before the statement that its adjoint reads."""
-        if s not in self.known_needs:
-            self.known_needs[s] = self.find_needs(s)
-        return self.known_needs[s]
-
-    def find_needs(self, s: Assign) -> Names:
-        """Work `needs` out."""
-        if not self.has_adjoint(s):
-            return set()
-        found: Names = set()
-        if isinstance(s.target, ast.Subscript):
-            found |= names(s.target.slice)
-        if isinstance(s, LogSumExp):
-            for e in s.loop.bounds[:2]:
-                found |= names(e)
-            found |= names(s.weight) - {base(s.target)}
-            self.pull(s.term, found)
-            return found - {s.loop.var}
-        self.pull(s.value, found, whole=type(s) is Assign)
-        return found
-
-    def result(self, s: Assign) -> Names:
-        """The names whose value after the statement its adjoint reads."""
-        if not self.has_adjoint(s):
-            return set()
-        if isinstance(s, LogSumExp):
-            return {base(s.target)} & names(s.weight)
-        found = rule(self.kernel, s.value)
-        if found and type(s) is Assign and self.is_active(s.value):
-            from .rules import DERIVATIVE
-
-            if "y" in DERIVATIVE[found[0]].split():
-                return {base(s.target)}
-        return set()
-
-    def pull(self, e: ast.expr, found: Names, whole: bool = False) -> None:
-        """Collect what the partial derivatives of an expression read."""
-        if not self.is_active(e):
-            return
-        match e:
-            case ast.Name():
-                return
-            case ast.Subscript():
-                found |= names(e.slice)
-                return
-            case ast.UnaryOp(operand=x):
-                return self.pull(x, found)
-        if one := rule(self.kernel, e):
-            from .rules import DERIVATIVE
-
-            if "x" in DERIVATIVE[one[0]].replace("x)", "x ").replace("(", " ").split():
-                found |= names(one[1])
-            return self.pull(one[1], found)
-        if isinstance(e, ast.BinOp):
-            if isinstance(e.op, ast.Mult | ast.Div | ast.Pow):
-                if self.is_active(e.left):
-                    found |= names(e.right)
-                if isinstance(e.op, ast.Pow) or self.is_active(e.right):
-                    found |= names(e.left)
-                if isinstance(e.op, ast.Div):
-                    found |= names(e.right)
-            self.pull(e.left, found)
-            self.pull(e.right, found)
-        elif isinstance(e, ast.Call):
-            self.pull(e.args[0], found)
-
-    def values(self, found: Names) -> Names:
-        """Roots of names."""
-        return {self.kernel.root(n) for n in found}
-
-    # Decisions -------------------------------------------------------------------------------------------------------
 
     def decide(self) -> None:
         """Take decisions back until all hold."""
         while True:
             self.recorded: dict[Stmt, str] = {}
-            self.again: dict[Stmt, str] = {}
+            self.recomputed: dict[Stmt, str] = {}
             self.fused: dict[For, str] = {}
             self.demand: dict[For, Names] = {}
+            self.kept: set[Stmt] = set()
             try:
-                self.walk(self.body, set(), plain=False)
-                self.kept: set[Stmt] = set()
-                self.keep(self.body, set(), True, self.kept)
-                break
-            except _Retry:
+                self.find_records(self.body, set())
+                self.sweep(self.body, set(), True, self.kept)
+                return
+            except _TakenBackError:
                 continue
-        for loop in self.loops():
-            if loop in self.fused or self.is_free(loop):
-                self.ascending.add(loop)
-            if loop in self.fused and loop.parallel:
-                self.parallelize(loop)
 
-    def temporaries(self, body: list[Stmt]) -> list[Stmt]:
+    # What is to be recorded ------------------------------------------------------------------------------------------
+
+    def find_records(self, block: list[Stmt], need: Names) -> None:
+        """Find what is to be recorded, walking forward with the values that adjoints of earlier statements read."""
+        for s in block:
+            if isinstance(s, LogSumExp | Assign):
+                self.record_assign(s, need)
+            elif isinstance(s, If):
+                self.record_branch(s, need)
+            elif isinstance(s, For):
+                if s not in self.plain and (why := self.dependence(s, need)):
+                    self.plain[s] = why
+                    if s in self.fused:
+                        raise _TakenBackError
+                if s in self.plain:
+                    self.record_plain(s, need)
+                else:
+                    self.record_fused(s, need)
+
+    def record_assign(self, s: Assign, need: Names) -> None:
+        """Walk over an assignment."""
+        name = self.kernel.root(base(s.target))
+        mine = self.kernel.roots(self.activity.needs(s))  # a new set
+        if name in self.task.saved:
+            need |= mine | self.kernel.roots(self.activity.result(s))
+            return
+        if s in self.recomputed:
+            mine |= self.kernel.roots(names(s.value))
+        elif self.task.record_all or name in need | mine:
+            own = name in mine and name not in need
+            who = "its own adjoint" if own else "the adjoint of an earlier line"
+            self.recorded[s] = f"{name} is overwritten and {who} reads the old value"
+            if isinstance(s.target, ast.Subscript):
+                mine |= self.kernel.roots(names(s.target.slice))
+        need |= mine
+        if isinstance(s.target, ast.Name) and type(s) is not Accum:
+            need.discard(name)
+        need |= self.kernel.roots(self.activity.result(s))
+
+    def record_branch(self, s: If, need: Names) -> None:
+        """Walk over a branch."""
+        if s in self.recomputed:
+            for inner in self.choice(s):
+                need |= self.kernel.roots(self.activity.needs(inner) | names(inner.value))
+            need |= self.kernel.roots(names(s.test))
+            need.discard(base(self.choice(s)[0].target))
+            for inner in self.choice(s):
+                need |= self.kernel.roots(self.activity.result(inner))
+            return
+        writes = self.kernel.roots(assigned([*s.body, *s.orelse])) - self.task.saved
+        other = set(need)
+        self.find_records(s.body, need)
+        self.find_records(s.orelse, other)
+        need |= other
+        if not self.activity.has_adjoint(s) and not any(x in self.recorded for x in flat([*s.body, *s.orelse])):
+            return
+        if self.task.record_all or self.kernel.roots(names(s.test)) & writes:
+            self.recorded[s] = "the branch writes what its condition reads"
+        else:
+            need |= self.kernel.roots(names(s.test))
+
+    def record_plain(self, loop: For, need: Names) -> None:
+        """Walk twice over a loop whose reverse follows its forward: an iteration may need what the next overwrites."""
+        for _ in range(2):
+            for s in self.recomputable(loop.body):
+                name = base(self.choice(s)[0].target)
+                if name in need and s not in self.recomputed:
+                    self.not_recomputed.add(s)
+                    raise _TakenBackError
+                self.recomputed[s] = "its inputs are still there in the reverse loop"
+            again = {base(self.choice(s)[0].target) for s in loop.body if s in self.recomputed}
+            if clash := need & again:
+                for s in loop.body:
+                    if s in self.recomputed and base(self.choice(s)[0].target) in clash:
+                        self.not_recomputed.add(s)
+                raise _TakenBackError
+            self.find_records(loop.body, need)
+            need -= again | {loop.var}
+        for e in loop.bounds[:2]:
+            need |= self.kernel.roots(names(e))
+
+    def recomputable(self, body: list[Stmt]) -> list[Stmt]:
         """The statements of a plain loop's body whose results its reverse could compute again."""
         if self.task.record_all:
             return []
@@ -494,7 +207,7 @@ class Plan:
         for s in flat(body):
             if isinstance(s, Assign):
                 count[base(s.target)] = count.get(base(s.target), 0) + 1
-        written = self.values(assigned(body)) - self.task.saved
+        written = self.kernel.roots(assigned(body)) - self.task.saved
         again: list[Stmt] = []
         fixed: Names = set()
         seen: Names = set()
@@ -502,12 +215,12 @@ class Plan:
             parts = self.choice(s)
             if parts:
                 name = base(parts[0].target)
-                reads = set().union(*(names(e) for p in [s, *parts] for e in expressions(p)))
-                local = name not in seen and name not in reads and count[name] == len(parts)
-                if local and not (self.values(reads) & written - fixed) and s not in self.not_again:
+                inputs = set().union(*(names(e) for p in [s, *parts] for e in expressions(p)))
+                local = name not in seen and name not in inputs and count[name] == len(parts)
+                if local and not (self.kernel.roots(inputs) & written - fixed) and s not in self.not_recomputed:
                     again.append(s)
                     fixed.add(name)
-            seen |= {n for x in flat([s]) for e in self.reads(x) for n in names(e)} | assigned([s])
+            seen |= {n for x in flat([s]) for e in reads(x) for n in names(e)} | assigned([s])
         return again
 
     def choice(self, s: Stmt) -> list[Assign]:
@@ -520,97 +233,16 @@ class Plan:
                 return [a, b] if text(a.target) == text(b.target) else []
         return []
 
-    def walk(self, block: list[Stmt], need: Names, plain: bool) -> None:
-        """Find what is to be recorded, walking forward with the values that adjoints of earlier statements read."""
-        for s in block:
-            if isinstance(s, LogSumExp | Assign):
-                self.walk_assign(s, need)
-            elif isinstance(s, If):
-                self.walk_if(s, need, plain)
-            elif isinstance(s, For):
-                if s not in self.plain and (why := self.dependent(s, plain, need)):
-                    self.plain[s] = why
-                    if s in self.fused:
-                        raise _Retry
-                if s in self.plain:
-                    self.walk_plain(s, need)
-                else:
-                    self.walk_fused(s, need)
-
-    def walk_assign(self, s: Assign, need: Names) -> None:
-        """Walk over an assignment."""
-        name = self.kernel.root(base(s.target))
-        mine = self.values(self.needs(s))  # a new set
-        if name in self.task.saved:
-            need |= mine | self.values(self.result(s))
-            return
-        if s in self.again:
-            mine |= self.values(names(s.value))
-        elif self.task.record_all or name in need | mine:
-            own = name in mine and name not in need
-            who = "its own adjoint" if own else "the adjoint of an earlier line"
-            self.recorded[s] = f"{name} is overwritten and {who} reads the old value"
-            if isinstance(s.target, ast.Subscript):
-                mine |= self.values(names(s.target.slice))
-        need |= mine
-        if isinstance(s.target, ast.Name) and type(s) is not Accum:
-            need.discard(name)
-        need |= self.values(self.result(s))
-
-    def walk_if(self, s: If, need: Names, plain: bool) -> None:
-        """Walk over a branch."""
-        if s in self.again:
-            for inner in self.choice(s):
-                need |= self.values(self.needs(inner) | names(inner.value))
-            need |= self.values(names(s.test))
-            need.discard(base(self.choice(s)[0].target))
-            for inner in self.choice(s):
-                need |= self.values(self.result(inner))
-            return
-        writes = self.values(assigned([*s.body, *s.orelse])) - self.task.saved
-        other = set(need)
-        self.walk(s.body, need, plain)
-        self.walk(s.orelse, other, plain)
-        need |= other
-        if not self.has_adjoint(s) and not any(x in self.recorded for x in flat([*s.body, *s.orelse])):
-            return
-        if self.task.record_all or self.values(names(s.test)) & writes:
-            self.recorded[s] = "the branch writes what its condition reads"
-        else:
-            need |= self.values(names(s.test))
-
-    def walk_plain(self, loop: For, need: Names) -> None:
-        """Walk twice over a loop whose reverse follows its forward: an iteration may need what the next overwrites."""
-        for _ in range(2):
-            for s in self.temporaries(loop.body):
-                name = base(self.choice(s)[0].target)
-                if name in need and s not in self.again:
-                    self.not_again[s] = "an earlier adjoint reads the value it overwrites"
-                    raise _Retry
-                self.again[s] = "its inputs are still there in the reverse loop"
-            again = {base(self.choice(s)[0].target) for s in loop.body if s in self.again}
-            if clash := need & again:
-                for s in loop.body:
-                    if s in self.again and base(self.choice(s)[0].target) in clash:
-                        self.not_again[s] = "an earlier adjoint reads the value it overwrites"
-                raise _Retry
-            self.walk(loop.body, need, True)
-            need -= again | {loop.var}
-        for e in loop.bounds[:2]:
-            need |= self.values(names(e))
-
-    def dependent(self, loop: For, plain: bool, need: Names) -> str:
+    def dependence(self, loop: For, need: Names) -> str:
         """Say why a loop's iterations are not independent, or why it cannot be fused here; empty where it can."""
         if self.task.record_all:
             return "everything is recorded"
         root = self.kernel.root
-        inside = set(self.under(loop))
-        for name in sorted(self.written(loop)):
-            if name in self.locals[loop] or name in {s.var for s in inside if isinstance(s, For)}:
+        inside = set(self.facts.under(loop))
+        for name in sorted(self.facts.written(loop)):
+            if name in self.facts.locals[loop] or name in {s.var for s in inside if isinstance(s, For)}:
                 continue
-            if root(name) in self.task.saved and not any(
-                isinstance(s, Assign) and self.has_adjoint(s) and root(name) in sources(self.kernel, s) for s in inside
-            ):
+            if root(name) in self.task.saved and not self.has_adjoint_from(inside, root(name)):
                 continue
             writes = [s for s in inside if isinstance(s, Assign) and base(s.target) == name]
             only_summed = all(type(s) is Accum for s in writes) and not any(
@@ -620,41 +252,44 @@ class Plan:
                 continue
             if name not in self.kernel.arrays and name not in self.kernel.views:
                 return f"'{name}' is carried from one iteration to the next"
-            if self.owned(loop, root(name)):
+            if self.facts.owned(loop, root(name)):
                 continue
-            outside = any(root(base(e)) == root(name) and s not in inside for s, e in self.accesses)
-            if outside or root(name) in self.task.outs or not self.refreshed(loop.body, root(name)):
+            outside = any(root(base(e)) == root(name) and s not in inside for s, e in self.facts.accesses)
+            if outside or root(name) in self.task.outs or not self.facts.refreshed(loop.body, root(name)):
                 return f"'{name}' is carried from one iteration to the next"
             if loop.parallel:
-                self.refuse(loop.line, f"every iteration writes the same elements of '{name}'", "give each its own")
-        if clash := self.values(self.written(loop)) & need - self.task.saved:
+                why = f"every iteration writes the same elements of '{name}'"
+                self.kernel.refuse(loop.line, why, "give each its own")
+        if clash := self.kernel.roots(self.facts.written(loop)) & need - self.task.saved:
             return f"it overwrites '{min(clash)}', which an earlier adjoint reads"
         return ""
 
-    def walk_fused(self, loop: For, need: Names) -> None:
+    def record_fused(self, loop: For, need: Names) -> None:
         """Walk over a loop that does both in one iteration."""
         self.fused[loop] = "its iterations are independent"
         inner: Names = set()
-        self.walk(loop.body, inner, plain=False)
+        self.find_records(loop.body, inner)
         replay: set[Stmt] = set()
-        demand = self.values(self.keep(loop.body, set(), True, replay)) - {loop.var}
-        written = self.values({base(s.target) for s in replay if isinstance(s, Assign)}) - self.task.saved
+        demand = self.kernel.roots(self.sweep(loop.body, set(), True, replay)) - {loop.var}
+        written = self.kernel.roots({base(s.target) for s in replay if isinstance(s, Assign)}) - self.task.saved
         for name in sorted(demand & written & self.kernel.arrays.keys()):
-            if self.refreshed(loop.body, name):
+            if self.facts.refreshed(loop.body, name):
                 demand.discard(name)
         self.demand[loop] = demand
-        if (demand & written) and any(isinstance(p, For) and p not in self.fused for p in self.parent[loop]):
+        if (demand & written) and any(isinstance(p, For) and p not in self.fused for p in self.facts.parent[loop]):
             self.take_back(loop, f"it reads '{min(demand & written)}', which it overwrites, inside a loop that is not")
         need |= demand
         for e in loop.bounds[:2]:
-            need |= self.values(names(e))
+            need |= self.kernel.roots(names(e))
 
     def take_back(self, loop: For, why: str) -> None:
         """Give up fusing a loop, and start again."""
         self.plain[loop] = why
-        raise _Retry
+        raise _TakenBackError
 
-    def keep(self, block: list[Stmt], live: Names, push: bool, kept: set[Stmt]) -> Names:
+    # The forward sweep -----------------------------------------------------------------------------------------------
+
+    def sweep(self, block: list[Stmt], live: Names, push: bool, kept: set[Stmt]) -> Names:
         """Find the statements of the forward sweep whose results are read, walking backwards; return what is live.
 
         Parameters
@@ -664,156 +299,159 @@ class Plan:
         """
         for s in reversed(block):
             if isinstance(s, Assign):
-                live = self.keep_assign(s, live, push, kept)
+                live = self.sweep_assign(s, live, push, kept)
             elif isinstance(s, If):
-                a = self.keep(s.body, set(live), push, kept)
-                b = self.keep(s.orelse, set(live), push, kept)
+                a = self.sweep(s.body, set(live), push, kept)
+                b = self.sweep(s.orelse, set(live), push, kept)
                 live = a | b
                 inside = [x for x in flat([*s.body, *s.orelse]) if x in kept]
-                if inside or (push and (s in self.recorded or self.has_adjoint(s))):
-                    live |= self.values(names(s.test))
+                if inside or (push and (s in self.recorded or self.activity.has_adjoint(s))):
+                    live |= self.kernel.roots(names(s.test))
                 if inside or (push and s in self.recorded):
                     kept.add(s)
             elif isinstance(s, For):
-                live = self.keep_loop(s, live, push, kept)
+                live = self.sweep_loop(s, live, push, kept)
             elif isinstance(s, View):
                 live |= set().union(*map(names, s.shape))
         return live
 
-    def keep_assign(self, s: Assign, live: Names, push: bool, kept: set[Stmt]) -> Names:
+    def sweep_assign(self, s: Assign, live: Names, push: bool, kept: set[Stmt]) -> Names:
         """Decide on an assignment of the sweep."""
         name = self.kernel.root(base(s.target))
         live = set(live)
         if push:
-            live |= self.values(self.result(s))
+            live |= self.kernel.roots(self.activity.result(s))
         if name in self.task.saved:
             if self.restores(s, live):
                 kept.add(s)
                 live.discard(base(s.value))
-                live |= self.values(names(s.target.slice))  # type: ignore[attr-defined]
+                live |= self.kernel.roots(names(s.target.slice))  # type: ignore[attr-defined]
         elif name in live and s in self.stored and s not in self.recorded:
             kept.add(self.stored[s])
             live.discard(name)
-            live |= self.values(names(self.stored[s].target.slice))  # type: ignore[attr-defined]
+            live |= self.kernel.roots(names(self.stored[s].target.slice))  # type: ignore[attr-defined]
         else:
             record = push and s in self.recorded
             if name in live or record:
                 kept.add(s)
                 if isinstance(s.target, ast.Name) and type(s) is not Accum:
                     live.discard(name)
-                live |= self.values(set().union(*(names(e) for e in self.reads(s))))
+                live |= self.kernel.roots(set().union(*(names(e) for e in reads(s))))
                 if record:
-                    live |= {name} | self.values(names(s.target) - {base(s.target)})
+                    live |= {name} | self.kernel.roots(names(s.target) - {base(s.target)})
         if push:
-            live |= self.values(self.needs(s))
+            live |= self.kernel.roots(self.activity.needs(s))
         return live
 
     def restores(self, s: Assign, live: Names) -> bool:
         """Whether a saved output gives back a scalar that was stored in it."""
         return type(s) is Assign and isinstance(s.value, ast.Name) and s.value.id in live
 
-    def keep_loop(self, loop: For, live: Names, push: bool, kept: set[Stmt]) -> Names:
+    def sweep_loop(self, loop: For, live: Names, push: bool, kept: set[Stmt]) -> Names:
         """Decide on a loop of the sweep."""
         after = set(live)
         own = push and loop not in self.fused
         end = set(after)
         if own:
             for s in loop.body:
-                if s in self.again:
+                if s in self.recomputed:
                     for x in flat([s]):
                         for e in expressions(x):
-                            end |= self.values(names(e))
+                            end |= self.kernel.roots(names(e))
         while True:
-            before = self.keep(loop.body, set(end), own, kept) - {loop.var}
+            before = self.sweep(loop.body, set(end), own, kept) - {loop.var}
             if before <= end:
                 break
             end |= before
-        inside = any(s in kept for s in self.under(loop))
+        inside = any(s in kept for s in self.facts.under(loop))
         live = after | end
         if push and loop in self.fused:
-            written = self.values({base(s.target) for s in self.under(loop) if s in kept and isinstance(s, Assign)})
-            if inside and self.demand.get(loop, set()) & written - self.task.saved:
+            written = {base(s.target) for s in self.facts.under(loop) if s in kept and isinstance(s, Assign)}
+            if inside and self.demand.get(loop, set()) & self.kernel.roots(written) - self.task.saved:
                 self.take_back(loop, "a later line reads what it overwrites in place")
             live |= self.demand.get(loop, set())
-        if inside or (push and (self.has_adjoint(loop) or any(s in self.recorded for s in self.under(loop)))):
+        reversed_ = self.activity.has_adjoint(loop) or any(s in self.recorded for s in self.facts.under(loop))
+        if inside or (push and reversed_):
             for e in loop.bounds[:2]:
-                live |= self.values(names(e))
+                live |= self.kernel.roots(names(e))
         if inside:
             kept.add(loop)
         return live
 
-    def is_free(self, loop: For) -> bool:
+    # The order of loops ----------------------------------------------------------------------------------------------
+
+    def may_ascend(self, loop: For) -> bool:
         """Whether the reverse of a plain loop may run upwards: nothing is recorded, and no adjoint is carried."""
-        inside = list(self.under(loop))
-        if self.task.record_all or any(s in self.recorded for s in inside):
+        if self.task.record_all or any(s in self.recorded for s in self.facts.under(loop)):
             return False
-        reads, adds = set(), set()
-        for s in inside:
-            if isinstance(s, Assign) and self.has_adjoint(s):
-                name = self.kernel.root(base(s.target))
-                if name in self.locals[loop]:
-                    continue
-                reads.add(name)
-                if type(s) is not Accum and not self.unconsumed(name):
-                    adds.add(name)
-        for s in inside:
-            if isinstance(s, Assign) and self.has_adjoint(s):
-                adds |= (sources(self.kernel, s) & self.active) - self.locals[loop]
-        return all(n in self.kernel.arrays and self.owned(loop, n) for n in reads & adds)
+        return all(self.is_owned(loop, n) for n in self.shared_adjoints(loop)[1])
 
     def unconsumed(self, name: str) -> bool:
         """Whether the given adjoint of an output is only read."""
         if name not in self.task.outs or name in self.overwritten:
             return False
-        return not any(
-            name in sources(self.kernel, s) and self.has_adjoint(s) for s in flat(self.body) if isinstance(s, Assign)
+        return not self.has_adjoint_from(flat(self.body), name)
+
+    def has_adjoint_from(self, block: Iterable[Stmt], name: str) -> bool:
+        """Whether the adjoint of a statement adds to that of an array."""
+        return any(
+            isinstance(s, Assign) and self.activity.has_adjoint(s) and name in sources(self.kernel, s) for s in block
         )
 
-    def writes(self, loop: For) -> tuple[Names, Names]:
-        """The adjoints outside a fused loop's iterations that it only adds to, and those that it writes otherwise."""
-        adds, others = set(), set()
-        for s in self.under(loop):
-            if isinstance(s, Assign) and self.has_adjoint(s):
-                name = self.kernel.root(base(s.target))
-                if name not in self.locals[loop] and not self.unconsumed(name) and type(s) is not Accum:
-                    others.add(name)
-                elif name not in self.locals[loop] and not self.unconsumed(name):
-                    others.add(name + "?")  # is read
-                adds |= (sources(self.kernel, s) & self.active) - self.locals[loop]
-        read = {n[:-1] for n in others if n.endswith("?")}
-        others = {n for n in others if not n.endswith("?")}
-        both = adds & (read | others)
-        return adds - both - others, others | both
+    # Races -----------------------------------------------------------------------------------------------------------
 
     def parallelize(self, loop: For) -> None:
         """Find how a fused parallel loop runs without a race."""
-        adds, others = self.writes(loop)
-        if any(not (n in self.kernel.arrays and self.owned(loop, n)) for n in others):
-            self.serial(loop, "an adjoint is written by several iterations")
+        adds, others = self.shared_adjoints(loop)
+        if not all(self.is_owned(loop, n) for n in others):
+            self.serial[loop] = "an adjoint is written by several iterations"
             return
-        shared = sorted(n for n in adds if not (n in self.kernel.arrays and self.owned(loop, n)))
-        if not shared:
+        summed = sorted(n for n in adds if not self.is_owned(loop, n))
+        if not summed:
             return
+        if inner := self.inner_owner(loop, adds | others):
+            self.split[loop] = inner
+        elif any(base(e) != self.kernel.root(base(e)) for _, e in self.facts.accesses
+                 if self.kernel.root(base(e)) in summed):  # fmt: skip
+            self.serial[loop] = "an adjoint that several iterations add to is seen through a view"
+        elif loop.bounds[2] != 1:
+            self.serial[loop] = "several iterations add to one adjoint, and the step is not 1"
+        else:
+            self.partial[loop] = summed
+
+    def is_owned(self, loop: For, name: str) -> bool:
+        """Whether an adjoint is that of an array of which each iteration has elements of its own."""
+        return name in self.kernel.arrays and self.facts.owned(loop, name)
+
+    def shared_adjoints(self, loop: For) -> tuple[Names, Names]:
+        """The adjoints outside a loop's iterations that it only adds to, and those that it reads or overwrites too."""
+        adds: Names = set()
+        read: Names = set()
+        overwrites: Names = set()
+        for s in self.facts.under(loop):
+            if isinstance(s, Assign) and self.activity.has_adjoint(s):
+                adds |= sources(self.kernel, s) & self.activity.active
+                name = self.kernel.root(base(s.target))
+                if not self.unconsumed(name):
+                    (read if type(s) is Accum else overwrites).add(name)
+        inside = self.facts.locals[loop]
+        others = (overwrites | adds & read) - inside
+        return adds - inside - others, others
+
+    def inner_owner(self, loop: For, adjoints: Names) -> For | None:
+        """The one inner loop of which each iteration, over all of the outer ones, has elements of its own."""
         rest = [s for s in loop.body if isinstance(s, For)]
         simple = [s for s in loop.body if isinstance(s, Assign) and isinstance(s.target, ast.Name)]
-        if len(rest) == 1 and len(simple) + 1 == len(loop.body) and not any(map(self.has_adjoint, simple)):
-            inner = rest[0]
-            wanted = self.values(assigned(inner.body)) & self.kernel.arrays.keys() | adds | others
-            private = self.locals[inner] | self.locals[loop]
-            fixed = not any(names(e) & (self.written(loop) | {loop.var}) for e in inner.bounds[:2])
-            if inner in self.fused and fixed and inner.bounds[2] == loop.bounds[2] == 1:
-                if all(n in self.kernel.arrays and self.owned(inner, n, loop) for n in wanted - private):
-                    self.split[loop] = inner
-                    return
-        if any(base(e) != self.kernel.root(base(e)) for s, e in self.accesses if self.kernel.root(base(e)) in shared):
-            self.serial(loop, "an adjoint that several iterations add to is seen through a view")
-            return
-        if loop.bounds[2] != 1:
-            self.serial(loop, "several iterations add to one adjoint, and the step is not 1")
-            return
-        self.partial[loop] = shared
-
-    def serial(self, loop: For, why: str) -> None:
-        """Run a fused loop on one thread."""
-        self.fused[loop] = f"its iterations are independent; on one thread, because {why}"
-        self.one_thread = {*getattr(self, "one_thread", set()), loop}
+        if len(rest) != 1 or len(simple) + 1 != len(loop.body) or any(map(self.activity.has_adjoint, simple)):
+            return None
+        inner = rest[0]
+        moving = self.facts.written(loop) | {loop.var}
+        if inner not in self.fused or inner.bounds[2] != 1 or loop.bounds[2] != 1:
+            return None
+        if any(names(e) & moving for e in inner.bounds[:2]):
+            return None
+        touched = self.kernel.roots(assigned(inner.body)) & self.kernel.arrays.keys() | adjoints
+        touched -= self.facts.locals[inner] | self.facts.locals[loop]
+        if all(n in self.kernel.arrays and self.facts.owned(inner, n, loop) for n in touched):
+            return inner
+        return None

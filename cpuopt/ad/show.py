@@ -6,22 +6,24 @@ import html as escape
 from collections.abc import Iterable
 
 from . import Backward
-from .reverse import Line
-from .subset import Assign, For, If, flat
+from .kernel import Assign, For, If, base, flat
+from .lines import Line
 
 
 def plan(made: Backward) -> list[str]:
     """Describe each decision: line, statement, what is done, why."""
     p = made.plan
     rows: list[tuple[int, str, str]] = []
-    for s in flat(p.body):
+    for s in flat(p.kernel.body):
         if s in p.recorded:
             what = f"recorded: {p.recorded[s]}"
-        elif s in p.again:
-            what = f"computed again: {p.again[s]}"
+        elif s in p.recomputed:
+            what = f"computed again: {p.recomputed[s]}"
         elif isinstance(s, For):
             if s in p.fused:
                 what = f"forward and reverse in one iteration: {p.fused[s]}"
+                if s in p.serial:
+                    what += f"; on one thread, because {p.serial[s]}"
                 if s in p.split:
                     what += f"; by chunks of '{p.split[s].var}', along which no two chunks add to one element"
                 if s in p.partial:
@@ -29,9 +31,9 @@ def plan(made: Backward) -> list[str]:
             else:
                 way = "upwards: no adjoint is carried" if s in p.ascending else f"downwards: {p.plain.get(s, '')}"
                 what = f"forward, then reverse {way}"
-        elif isinstance(s, Assign) and p.kernel.root(_base(s)) in p.task.saved:
-            what = f"kept: the backward is given '{p.kernel.root(_base(s))}'"
-        elif isinstance(s, Assign) and not p.has_adjoint(s):
+        elif isinstance(s, Assign) and p.kernel.root(base(s.target)) in p.task.saved:
+            what = f"kept: the backward is given '{p.kernel.root(base(s.target))}'"
+        elif isinstance(s, Assign) and not p.activity.has_adjoint(s):
             what = "no adjoint"
         elif isinstance(s, If):
             what = "condition evaluated again"
@@ -42,18 +44,12 @@ def plan(made: Backward) -> list[str]:
     return [f"{line:5}  {code:<{width}}  {what}" for line, code, what in rows]
 
 
-def _base(s: Assign) -> str:
-    from .subset import base
-
-    return base(s.target)
-
-
 STYLE = """
 body { font: 13px/1.45 ui-monospace, monospace; margin: 1.5em; color: #222; background: #fff }
 h1 { font: 600 16px system-ui, sans-serif } section { display: flex; gap: 2em; align-items: flex-start }
 pre { margin: 0; overflow-x: auto } pre.forward { position: sticky; top: 1em }
 span { display: block; padding: 0 .5em; white-space: pre } span.on { background: #ffe9a8 }
-span.repeat { color: #777 } span.record { color: #a33 } span i { color: #999; font-style: normal }
+span.primal { color: #777 } span.record { color: #a33 } span i { color: #999; font-style: normal }
 """
 SCRIPT = """
 for (const line of document.querySelectorAll("span[data-line]"))

@@ -11,186 +11,36 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import numpy as np
 
-from ..errors import UserError
+from .kernel import (
+    MODULES,
+    Accum,
+    Assign,
+    For,
+    If,
+    Kernel,
+    Stmt,
+    UnsupportedError,
+    View,
+    assigned,
+    base,
+    expressions,
+    flat,
+    function_name,
+    index,
+    load,
+    names,
+    parse,
+    text,
+)
 from .rules import CASTS, CHOICES, DERIVATIVE, INTEGER
 
 PARALLEL = {"prange"}
-MODULES = {"np", "numpy", "math", "nb", "numba"}
 KNOWN = {*DERIVATIVE, *CASTS, *CHOICES, *INTEGER} - {"rsqrt"}
-
-
-class UnsupportedError(UserError):
-    """Source outside the subset: file, line, code, why, and what to write instead."""
-
-
-@dataclass(eq=False)
-class Stmt:
-    """A statement, and the line that it came from."""
-
-    line: int
-
-
-@dataclass(eq=False)
-class Assign(Stmt):
-    """``target = value``."""
-
-    target: ast.expr
-    value: ast.expr
-
-
-@dataclass(eq=False)
-class Accum(Assign):
-    """``target += value``: linear in the target, so nothing of it is ever recorded."""
-
-
-@dataclass(eq=False)
-class LogSumExp(Assign):
-    """``target = log(total) + top``, where total sums ``exp(term - top)`` over a loop: the shift by top cancels.
-
-    `weight` is exp(term - target), as an expression or as the array element that holds it.
-    """
-
-    loop: For
-    term: ast.expr
-    weight: ast.expr
-
-
-@dataclass(eq=False)
-class View(Stmt):
-    """``name = base.reshape(shape)``."""
-
-    name: str
-    base: str
-    shape: list[ast.expr]
-
-
-@dataclass(eq=False)
-class For(Stmt):
-    """A loop over a range."""
-
-    var: str
-    bounds: tuple[ast.expr, ast.expr, int]
-    body: list[Stmt]
-    parallel: bool = False
-
-
-@dataclass(eq=False)
-class If(Stmt):
-    """A branch."""
-
-    test: ast.expr
-    body: list[Stmt]
-    orelse: list[Stmt]
-
-
-@dataclass
-class Kernel:
-    """A kernel in the subset.
-
-    Attributes
-    ----------
-    arrays : the parameters that are arrays, with the number of their axes.
-    ints : locals and arrays that hold integers, as far as indices and ranges tell.
-    source : its lines by number.
-    names : the globals that it uses.
-    """
-
-    name: str
-    file: str
-    params: list[str]
-    body: list[Stmt]
-    arrays: dict[str, int]
-    ints: set[str]
-    source: dict[int, str]
-    names: dict[str, Any]
-    views: dict[str, View] = field(default_factory=dict)
-
-    def root(self, name: str) -> str:
-        """The array that a view looks at, or the name itself."""
-        return self.views[name].base if name in self.views else name
-
-
-def text(e: ast.AST) -> str:
-    """An expression as source; that of one that is not changed any more is kept."""
-    found = getattr(e, "known_text", None)
-    if found is None:
-        found = ast.unparse(e)
-        if hasattr(e, "known_names"):
-            e.known_text = found  # type: ignore[attr-defined]
-    return str(found)
-
-
-def parse(code: str) -> Any:
-    """Read one expression."""
-    return ast.parse(code, mode="eval").body
-
-
-def function_name(call: ast.Call) -> str:
-    """The plain name of what is called: ``exp`` for ``np.exp``."""
-    f = call.func
-    if isinstance(f, ast.Attribute) and isinstance(f.value, ast.Name) and f.value.id in MODULES:
-        return f.attr
-    return f.id if isinstance(f, ast.Name) else text(f)
-
-
-def names(e: ast.AST) -> set[str]:
-    """The names whose values an expression reads; that of x is not read by ``x.shape``."""
-    if (known := getattr(e, "known_names", None)) is not None:
-        return known  # type: ignore[no-any-return]
-    if isinstance(e, ast.Attribute):
-        return set()
-    if isinstance(e, ast.Call):
-        return set().union(*map(names, e.args)) if e.args else set()
-    if isinstance(e, ast.Name):
-        return {e.id}
-    return set().union(*map(names, ast.iter_child_nodes(e)), set())
-
-
-def base(target: ast.expr) -> str:
-    """The name that a target writes."""
-    node = target.value if isinstance(target, ast.Subscript) else target
-    assert isinstance(node, ast.Name)
-    return node.id
-
-
-def index(e: ast.Subscript) -> list[ast.expr]:
-    """The indices of an element, one an axis."""
-    return list(e.slice.elts) if isinstance(e.slice, ast.Tuple) else [e.slice]
-
-
-def elements(e: ast.AST) -> Iterator[ast.Subscript]:
-    """The array elements that an expression reads, those in indices too."""
-    for node in ast.walk(e):
-        if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name):
-            yield node
-
-
-def flat(block: Iterable[Stmt]) -> Iterator[Stmt]:
-    """Every statement of a block, outer ones first."""
-    for s in block:
-        yield s
-        if isinstance(s, For):
-            yield from flat(s.body)
-        elif isinstance(s, If):
-            yield from flat(s.body)
-            yield from flat(s.orelse)
-
-
-def assigned(block: Iterable[Stmt]) -> set[str]:
-    """The names that a block writes, loop variables included."""
-    found = set()
-    for s in flat(block):
-        if isinstance(s, Assign):
-            found.add(base(s.target))
-        elif isinstance(s, For):
-            found.add(s.var)
-    return found
 
 
 class _Reader:
@@ -364,11 +214,6 @@ class _Reader:
         self.refuse(e, f"'{text(e)}' is not in the subset", "see the subset in docs/ad.md")
 
 
-def load(target: ast.expr) -> Any:
-    """Give a target as something that is read."""
-    return parse(text(target))
-
-
 def read(function: Callable[..., None]) -> Kernel:
     """Read a kernel, compiled or not.
 
@@ -394,15 +239,15 @@ def read(function: Callable[..., None]) -> Kernel:
     params = [arg.arg for arg in a.args]
     body = reader.block(node.body)
     kernel = Kernel(node.name, file, params, body, {}, reader.index_names, source, {}, reader.views)
-    _check(kernel, reader, plain)
+    _check(kernel, reader, plain, node)
     return kernel
 
 
-def _check(kernel: Kernel, reader: _Reader, function: Any) -> None:
+def _check(kernel: Kernel, reader: _Reader, function: Any, node: ast.FunctionDef) -> None:
     """Check what only the whole function shows: which names are arrays, aliases, undefined names; find its globals."""
     arrays = reader.axes | {
         n.value.id: reader.axes.get(n.value.id, 0)
-        for n in ast.walk(ast.parse(textwrap.dedent("\n".join(kernel.source.values()))))
+        for n in ast.walk(node)
         if isinstance(n, ast.Attribute) and n.attr == "shape" and isinstance(n.value, ast.Name)
     }
     arrays |= {v.base: arrays.get(v.base, 0) for v in kernel.views.values()}
@@ -441,17 +286,3 @@ def _check(kernel: Kernel, reader: _Reader, function: Any) -> None:
             reader.refuse(where, f"'{name}' is not a number that is known when the module is loaded", "pass it in")
         if not builtin:
             kernel.names[name] = value
-
-
-def expressions(s: Stmt) -> list[ast.expr]:
-    """The expressions that a statement itself holds."""
-    match s:
-        case Assign(target=target, value=value):
-            return [value, *(index(target) if isinstance(target, ast.Subscript) else [])]
-        case For(bounds=(lo, hi, _)):
-            return [lo, hi]
-        case If(test=test):
-            return [test]
-        case View(shape=shape):
-            return shape
-    return []

@@ -1,16 +1,19 @@
 """What a user sees of it: an op from one kernel, the command line, gradient checks, the variant in training."""
 
 import json
+import re
 
 import numpy as np
 import pytest
 from numba import prange
 
-from cpuopt import Choice, Engine, check_gradient, differentiable, nn, ops, registry
+from cpuopt import Choice, Engine, check_gradient, differentiable, kernel, nn, ops, registry
 from cpuopt import functional as F
+from cpuopt.cli import ad as verb
 from cpuopt.cli import main
 from cpuopt.errors import UserError
 from cpuopt.lab import gradient
+from cpuopt.lab.cases import SMALL
 from cpuopt.op import N, inp, out
 
 
@@ -124,7 +127,26 @@ def test_ad_prints_the_source_its_plan_and_a_page(tmp_path, capsys):
     html = page.read_text()
     assert html.count("<section>") == 1
     assert 'data-line="27"' in html
-    assert main(["ad", "gelu", "--against", "vanilla"]) == 0
-    assert "PASS" in capsys.readouterr().out
     assert main(["ad", "layernom"]) == 2
     assert "did you mean" in capsys.readouterr().err
+
+
+def test_ad_compares_the_generated_kernel_with_another(monkeypatch, capsys, registered):
+    monkeypatch.setattr(verb, "SIZES", SMALL)
+    assert main(["ad", "gelu", "--against", "vanilla"]) == 0
+    said = capsys.readouterr().out
+    assert "gelu_backward[generated]" in said
+    assert said.count("PASS") == 2
+    assert re.search(r"generated takes \d\.\d+ \[.*\] times as long as vanilla: ", said)
+
+    def gelu_backward(dinp, dinp_add, dout, inp):
+        for i in range(len(inp)):
+            dinp[i] = dout[i]
+
+    kernel(ops.gelu_backward, "wrong", jit=False)(gelu_backward)
+    assert main(["ad", "gelu", "--against", "wrong"]) == 1
+    said = capsys.readouterr().out
+    assert "FAIL" in said
+    assert "times as long" not in said
+    assert main(["ad", "gelu", "--against", "mine"]) == 2
+    assert "gelu_backward has no such variant" in capsys.readouterr().err

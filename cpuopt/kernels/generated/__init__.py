@@ -10,11 +10,12 @@ from typing import Any
 from ... import ops, registry
 from ...ad import UnsupportedError
 from ...ad.ops import load
-from ...op import Dim
+from ...op import Dim, Op
 from ..jit import kernel
 
 REFUSED: dict[str, str] = {}
-"""For each backward op that has no generated kernel, the line of its forward that forbids it."""
+"""Why an op has neither a generated kernel nor one for its backward: the line of its forward that forbids it, or what
+it is."""
 
 
 def register(op: Any, forward: registry.Kernel, variant: str = "generated") -> None:
@@ -39,10 +40,19 @@ def times(factor: int, size: Any) -> Any:
     return (lambda sizes: factor * size(sizes)) if callable(size) and not isinstance(size, Dim) else size * factor
 
 
+def reason(op: Op) -> str:
+    """Say why nothing is to be generated for an op."""
+    if op.fuses:
+        parts = [part.name for part in op.fuses]
+        return f"{op.name}: it fuses {', '.join(parts[:-1])} and {parts[-1]}; a --swap of those leaves them apart"
+    return f"{op.name}: it has no declared backward, so there is nothing to differentiate"
+
+
 for _op in ops.ALL.values():
-    _forward = registry.KERNELS.get((_op.inverts.name, registry.BASE)) if _op.inverts else None
-    if _forward:
+    if _op.inverts:
         try:
-            register(_op, _forward)
+            register(_op, registry.KERNELS[_op.inverts.name, registry.BASE])
         except UnsupportedError as e:
             REFUSED[_op.name] = str(e)
+    elif not _op.backwards:
+        REFUSED[_op.name] = reason(_op)

@@ -1,239 +1,42 @@
-"""Two rewrites of a kernel before it is differentiated, neither of which changes what it computes.
+"""A rewrite before differentiation: sums of ``exp(x - top)`` are written with the log of their sum.
 
-`flatten` gives every function of an active value a name of its own, and turns conditional expressions, max and min into
-branches. `unshift` finds sums of ``exp(x - top)`` whose shift by ``top`` cancels in ``log(total) + top`` and in
-``exp(x - top) / total``, and writes both with ``lse = log(total) + top``: no derivative then runs through the maximum.
+The shift by ``top`` cancels in ``log(total) + top`` and in ``exp(x - top) / total``, whatever ``top`` is. Both are
+written with ``lse = log(total) + top``: no derivative then runs through the maximum.
 """
 
 from __future__ import annotations
 
 import ast
 import copy
-from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from .rules import CASTS, CHOICES, DERIVATIVE, INTEGER
-from .subset import (
+from .kernel import (
     Accum,
     Assign,
     For,
     If,
     Kernel,
     LogSumExp,
+    Names,
     Stmt,
     assigned,
     base,
+    blocks,
     elements,
+    every_element,
     expressions,
     flat,
     function_name,
     names,
     parse,
+    reads,
+    rename,
     text,
 )
 
-Names = set[str]
 
-
-def flows(e: ast.AST) -> Names:
-    """The names that a derivative of an expression may run through: not those of indices, tests and comparisons."""
-    if (known := getattr(e, "known_flows", None)) is not None:
-        return known  # type: ignore[no-any-return]
-    match e:
-        case ast.Name(id=name):
-            return {name}
-        case ast.Subscript(value=ast.Name(id=name)):
-            return {name}
-        case ast.Compare() | ast.BoolOp() | ast.Attribute() | ast.Subscript():
-            return set()
-        case ast.IfExp(body=x, orelse=y):
-            return flows(x) | flows(y)
-        case ast.Call(args=args):
-            return set().union(*map(flows, args))
-    return set().union(*map(flows, ast.iter_child_nodes(e)), set())
-
-
-def freeze(kernel: Kernel) -> None:
-    """Note at each expression which names it holds; it is not changed any more."""
-    for s in flat(kernel.body):
-        mine = [*expressions(s), *([s.target] if isinstance(s, Assign) else [])]
-        for e in [*mine, *([s.term, s.weight] if isinstance(s, LogSumExp) else [])]:
-            for node in reversed(list(ast.walk(e))):
-                found = flows(node), names(node)
-                node.known_flows, node.known_names = found  # type: ignore[attr-defined]
-
-
-def sources(kernel: Kernel, s: Assign) -> Names:
-    """What a statement's adjoint may go to."""
-    e = s.term if isinstance(s, LogSumExp) else s.value
-    return {kernel.root(n) for n in flows(e)}
-
-
-def varied(kernel: Kernel, wrt: Iterable[str]) -> Names:
-    """The names that depend on `wrt`, to a fixpoint."""
-    found, size = set(wrt), -1
-    while size != len(found):
-        size = len(found)
-        for s in flat(kernel.body):
-            if isinstance(s, Assign) and sources(kernel, s) & found:
-                found.add(kernel.root(base(s.target)))
-    return found
-
-
-def useful(kernel: Kernel, outs: Iterable[str]) -> Names:
-    """The names that `outs` depend on, to a fixpoint."""
-    found, size = set(outs), -1
-    while size != len(found):
-        size = len(found)
-        for s in flat(kernel.body):
-            if isinstance(s, Assign) and kernel.root(base(s.target)) in found:
-                found |= sources(kernel, s)
-    return found
-
-
-def is_one(kernel: Kernel, e: ast.expr) -> bool:
-    """Whether an expression is the number 1."""
-    if isinstance(e, ast.Call) and function_name(e) in CASTS:
-        return is_one(kernel, e.args[0])
-    if isinstance(e, ast.Name):
-        return bool(kernel.names.get(e.id) == 1)
-    return isinstance(e, ast.Constant) and e.value == 1
-
-
-def rule(kernel: Kernel, e: ast.expr) -> tuple[str, ast.expr] | None:
-    """The name of the derivative's rule, and the argument, where an expression is one function of one argument."""
-    if isinstance(e, ast.Call) and function_name(e) in DERIVATIVE:
-        return function_name(e), e.args[0]
-    if isinstance(e, ast.BinOp) and isinstance(e.op, ast.Div) and is_one(kernel, e.left):
-        inner = e.right
-        if isinstance(inner, ast.Call) and function_name(inner) == "sqrt":
-            return "rsqrt", inner.args[0]
-    return None
-
-
-class _Flatten:
-    def __init__(self, kernel: Kernel, varied: Names, saved: Names) -> None:
-        self.kernel, self.varied, self.saved = kernel, varied, saved
-        self.taken = {*kernel.params, *kernel.views, *assigned(kernel.body), *kernel.names}
-
-    def active(self, e: ast.AST) -> bool:
-        return any(self.kernel.root(n) in self.varied for n in flows(e))
-
-    def fresh(self, word: str) -> ast.Name:
-        """A name that is not taken."""
-        k = 1
-        while f"{word}{k}" in self.taken:
-            k += 1
-        self.taken.add(f"{word}{k}")
-        self.varied.add(f"{word}{k}")
-        return ast.Name(f"{word}{k}", ast.Load())
-
-    def block(self, body: list[Stmt]) -> list[Stmt]:
-        return [new for s in body for new in self.statement(s)]
-
-    def statement(self, s: Stmt) -> list[Stmt]:
-        """Read one statement."""
-        if isinstance(s, For):
-            return [replace(s, body=self.block(s.body))]
-        if isinstance(s, If):
-            return [replace(s, body=self.block(s.body), orelse=self.block(s.orelse))]
-        if not isinstance(s, Assign) or isinstance(s, LogSumExp) or not self.active(s.value):
-            return [s]
-        out: list[Stmt] = []
-        value, target, own = s.value, s.target, base(s.target)
-        if isinstance(value, ast.IfExp):
-            yes, no = replace(s, value=value.body), replace(s, value=value.orelse)
-            return [If(s.line, value.test, self.statement(yes), self.statement(no))]
-        if isinstance(value, ast.Call) and function_name(value) in CHOICES:
-            a, b = (self.simple(x, s, out) for x in value.args)
-            op = ast.Gt() if CHOICES[function_name(value)] == ">" else ast.Lt()
-            keeps: list[list[Stmt]] = [
-                [] if text(x) == text(target) and type(s) is Assign else [replace(s, value=x)] for x in (b, a)
-            ]
-            return [*out, If(s.line, ast.Compare(b, [op], [a]), *keeps)]
-        if found := rule(self.kernel, value):
-            plain = type(s) is Assign and own not in names(value)
-            if plain and (isinstance(target, ast.Name) or self.kernel.root(own) in self.saved):
-                value = self.inside(value, found[1], s, out)
-                return [*out, replace(s, value=value)]
-        value = self.hoist(value, s, out)
-        return [*out, replace(s, value=value)]
-
-    def inside(self, call: ast.expr, arg: ast.expr, s: Stmt, out: list[Stmt]) -> ast.expr:
-        """Flatten the argument of a function that stays."""
-        new = self.hoist(arg, s, out)
-        call = copy.deepcopy(call)
-        inner = call.right if isinstance(call, ast.BinOp) else call
-        assert isinstance(inner, ast.Call)
-        inner.args = [new]
-        return call
-
-    def simple(self, e: ast.expr, s: Stmt, out: list[Stmt]) -> ast.expr:
-        """Flatten to what may be written twice."""
-        e = self.hoist(e, s, out)
-        if isinstance(e, ast.Name | ast.Subscript | ast.Constant) or not self.active(e):
-            return e
-        name = self.fresh("arg")
-        out.append(Assign(s.line, name, e))
-        return name
-
-    def hoist(self, e: ast.expr, s: Stmt, out: list[Stmt]) -> ast.expr:
-        if not self.active(e):
-            return e
-        choice = isinstance(e, ast.IfExp) or (isinstance(e, ast.Call) and function_name(e) in CHOICES)
-        if choice or rule(self.kernel, e):
-            word = "either" if isinstance(e, ast.IfExp) else (rule(self.kernel, e) or [function_name(e)])[0]  # type: ignore
-            name = self.fresh(word)
-            out += self.statement(Assign(s.line, name, e))
-            return name
-        if isinstance(e, ast.BinOp):
-            return ast.BinOp(self.hoist(e.left, s, out), e.op, self.hoist(e.right, s, out))
-        if isinstance(e, ast.UnaryOp):
-            return ast.UnaryOp(e.op, self.hoist(e.operand, s, out))
-        if isinstance(e, ast.Call) and function_name(e) not in INTEGER:
-            return ast.Call(e.func, [self.hoist(a, s, out) for a in e.args], [])
-        return e
-
-
-def flatten(kernel: Kernel, wrt: Iterable[str], saved: Names) -> Kernel:
-    """Name every function of an active value, and turn choices into branches."""
-    work = _Flatten(kernel, varied(kernel, wrt), saved)
-    return replace(kernel, body=work.block(kernel.body))
-
-
-def reads(s: Stmt) -> list[ast.expr]:
-    """The expressions that a statement reads."""
-    return [*expressions(s), s.target] if isinstance(s, Accum) else expressions(s)
-
-
-def every_element(s: Stmt) -> list[ast.Subscript]:
-    """The array elements that a statement itself reads or writes."""
-    found = [e for x in expressions(s) for e in elements(x)]
-    return [*found, *elements(s.target)] if isinstance(s, Assign) else found
-
-
-# Sums of exponentials -----------------------------------------------------------------------------------------------
-
-
-def restore_early(kernel: Kernel, saved: Names) -> Kernel:
-    """Move ``mean[row] = m`` up to the last line that writes m, so that a saved output gives m back from there on."""
-    kernel = replace(kernel, body=copy.deepcopy(kernel.body))
-    for block in list(_blocks(kernel.body)):
-        for s in list(block):
-            if type(s) is Assign and isinstance(s.value, ast.Name) and kernel.root(base(s.target)) in saved:
-                k = block.index(s)
-                root, fixed = kernel.root(base(s.target)), names(s.target) | {s.value.id}
-                while k and not fixed & assigned([block[k - 1]]) and not any(
-                    kernel.root(base(e)) == root for x in flat([block[k - 1]]) for e in every_element(x)
-                ):  # fmt: skip
-                    k -= 1
-                block.remove(s)
-                block.insert(k, s)
-    return kernel
-
-
-def unshift(kernel: Kernel, visible: Names, saved: Names) -> Kernel:
+def unshift(kernel: Kernel, visible: Names, saved: Names) -> None:
     """Rewrite every shifted sum of exponentials, in every block.
 
     Parameters
@@ -241,37 +44,12 @@ def unshift(kernel: Kernel, visible: Names, saved: Names) -> Kernel:
     visible : arrays that somebody sees at the end, so that what they hold may not change.
     saved : those that the backward is given.
     """
-    kernel = replace(kernel, body=copy.deepcopy(kernel.body))
-    for block in list(_blocks(kernel.body)):
+    for block in list(blocks(kernel.body)):
         k = 0
         while k < len(block):
             if isinstance(loop := block[k], For):
                 _unshift(kernel, block, k, loop, visible, saved)
             k += 1
-    return kernel
-
-
-def _blocks(block: list[Stmt]) -> Iterable[list[Stmt]]:
-    yield block
-    for s in block:
-        if isinstance(s, For | If):
-            yield from _blocks(s.body)
-        if isinstance(s, If):
-            yield from _blocks(s.orelse)
-
-
-def _same_element(a: ast.expr, b: ast.expr, var_a: str, var_b: str) -> bool:
-    """Whether two expressions are one but for the name of the loop variable."""
-    return text(rename(a, var_a, var_b)) == text(b)
-
-
-def rename(e: ast.expr, old: str, new: str) -> ast.expr:
-    """Give a name in an expression another name."""
-    e = parse(text(e))
-    for n in ast.walk(e):
-        if isinstance(n, ast.Name) and n.id == old:
-            n.id = new
-    return e
 
 
 def _unshift(kernel: Kernel, block: list[Stmt], k: int, loop: For, visible: Names, saved: Names) -> None:
@@ -292,17 +70,28 @@ def _unshift(kernel: Kernel, block: list[Stmt], k: int, loop: For, visible: Name
         return
 
 
+@dataclass
 class _Shift:
-    """One shifted sum: ``total += exp(term - top)``, the exponential perhaps held by a name and stored in an array."""
+    """One shifted sum: ``total += exp(term - top)``, the exponential perhaps held by a name and stored in an array.
 
-    def __init__(
-        self, kernel: Kernel, block: list[Stmt], k: int, loop: For, s: Accum, held: Assign | None, term: ast.expr,
-        top: str, total: str, visible: Names, saved: Names,
-    ) -> None:  # fmt: skip
-        self.kernel, self.block, self.k, self.loop, self.sum = kernel, block, k, loop, s
-        self.held, self.term, self.top, self.total = held, term, top, total
-        self.visible, self.saved = visible, saved
-        self.store: Assign | None = None
+    Attributes
+    ----------
+    block, k : where the loop with the sum stands.
+    held, store : the assignments that hold and store the exponential.
+    """
+
+    kernel: Kernel
+    block: list[Stmt]
+    k: int
+    loop: For
+    sum: Accum
+    held: Assign | None
+    term: ast.expr
+    top: str
+    total: str
+    visible: Names
+    saved: Names
+    store: Assign | None = None
 
     def rewrite(self) -> None:
         """Rewrite the sum and its readers, unless something else reads or disturbs them."""
@@ -313,11 +102,7 @@ class _Shift:
         after, later = after[:end], after[end:]
         near = set(flat([*before, self.loop, *after, *later]))
         scalars = {self.total, self.top} | ({base(self.held.target)} if self.held else set())
-        far = [
-            s
-            for s in flat(self.kernel.body)
-            if s not in near and not (isinstance(s, For | If) and near & set(flat([s])))
-        ]
+        far = [s for s in flat(self.kernel.body) if s not in near]  # the ranges and conditions around it too
         if any(self.exposed(n, later) for n in scalars) or any(
             n in names(e) for s in far for e in reads(s) for n in scalars
         ):
@@ -498,6 +283,11 @@ class _Shift:
         self.block.insert(self.k + 1, made)
         if self.store:
             self.loop.body.remove(self.store)
+
+
+def _same_element(a: ast.expr, b: ast.expr, var_a: str, var_b: str) -> bool:
+    """Whether two expressions are one but for the name of the loop variable."""
+    return text(rename(a, var_a, var_b)) == text(b)
 
 
 def _swap(s: Stmt, old: ast.expr, new: ast.expr) -> None:

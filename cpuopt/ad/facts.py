@@ -1,0 +1,266 @@
+"""Facts of a kernel: what stands in what, which scalars live where, which elements of an array belong to which loop."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from .kernel import (
+    Accum,
+    Assign,
+    For,
+    If,
+    LogSumExp,
+    Names,
+    Stmt,
+    Task,
+    assigned,
+    base,
+    elements,
+    expressions,
+    flat,
+    index,
+    names,
+    reads,
+    rename,
+    text,
+)
+
+Key = tuple[str, tuple[str, ...]]
+"""How an element is tied to a loop: the name of the array or view, and the index of each axis that carries the loop."""
+
+
+class Facts:
+    """What holds of one kernel whatever the plan.
+
+    Attributes
+    ----------
+    parent : the statements around each, outermost first.
+    block_of : the block that each stands in.
+    accesses : every array element, with the statement that touches it, in the order of the source.
+    locals : of each loop, the scalars that live within one iteration.
+    """
+
+    def __init__(self, task: Task) -> None:
+        self.task, self.kernel, self.body = task, task.kernel, task.kernel.body
+        self.known_under: dict[For, list[Stmt]] = {}
+        self.known_written: dict[For, Names] = {}
+        self.known_halves: dict[For, list[tuple[str, str]]] = {}
+        self.parent: dict[Stmt, list[Stmt]] = {}
+        self.block_of: dict[Stmt, list[Stmt]] = {}
+        self.tie(self.body, [])
+        self.accesses = [(s, e) for s in flat(self.body) for e in self.elements_of(s)]
+        self.refuse_undefined()
+        self.live_out: dict[For, Names] = {}
+        self.find_live(self.body, set())
+        self.locals = {s: self.local_names(s) for s in self.loops()}
+
+    def loops(self) -> list[For]:
+        """All loops of the kernel."""
+        return [s for s in flat(self.body) if isinstance(s, For)]
+
+    def under(self, loop: For) -> list[Stmt]:
+        """Every statement inside a loop."""
+        if loop not in self.known_under:
+            self.known_under[loop] = list(flat(loop.body))
+        return self.known_under[loop]
+
+    def written(self, loop: For) -> Names:
+        """The names that a loop writes, the variables of inner loops included."""
+        if loop not in self.known_written:
+            self.known_written[loop] = assigned(loop.body)
+        return self.known_written[loop]
+
+    def elements_of(self, s: Stmt) -> list[ast.Subscript]:
+        """The array elements that a statement touches, forward or in its adjoint."""
+        found = [e for x in expressions(s) for e in elements(x)]
+        if isinstance(s, LogSumExp):
+            found = [*elements(s.term), *(e for e in elements(s.weight) if base(e) not in self.task.saved)]
+        if isinstance(s, Assign) and isinstance(s.target, ast.Subscript):
+            found.append(s.target)
+        return found
+
+    def tie(self, block: list[Stmt], parents: list[Stmt]) -> None:
+        """Note the block and the parents of each statement."""
+        for s in block:
+            self.parent[s], self.block_of[s] = parents, block
+            if isinstance(s, For):
+                self.tie(s.body, [*parents, s])
+            elif isinstance(s, If):
+                self.tie(s.body, [*parents, s])
+                self.tie(s.orelse, [*parents, s])
+
+    def refuse_undefined(self) -> None:
+        """Refuse locals that may be read before they are assigned."""
+        scalars = self.scalars()
+        for name in self.exposed(self.body, scalars):
+            line = next(s.line for s in flat(self.body) if any(name in names(e) for e in reads(s)))
+            why = f"'{name}' is read where it may not be assigned yet"
+            self.kernel.refuse(line, why, "assign it on every path before")
+
+    def scalars(self) -> Names:
+        """The locals that are numbers."""
+        return assigned(self.body) - self.kernel.arrays.keys() - self.kernel.views.keys()
+
+    def exposed(self, block: Iterable[Stmt], scalars: Names) -> Names:
+        """The scalars that a block may read before it assigns them."""
+        exposed: Names = set()
+        defined: Names = set()
+        for s in block:
+            for e in reads(s):
+                exposed |= (names(e) & scalars) - defined
+            match s:
+                case For(var=var, body=body):
+                    exposed |= self.exposed(body, scalars) - defined - {var}
+                case If(body=body, orelse=orelse):
+                    exposed |= (self.exposed(body, scalars) | self.exposed(orelse, scalars)) - defined
+                    defined |= self.surely(body) & self.surely(orelse)
+                case Assign(target=ast.Name(id=name)):
+                    defined.add(name)
+        return exposed
+
+    def surely(self, block: Iterable[Stmt]) -> Names:
+        """The scalars that a block assigns on every path."""
+        found: Names = set()
+        for s in block:
+            if isinstance(s, Assign) and isinstance(s.target, ast.Name):
+                found.add(s.target.id)
+            elif isinstance(s, If):
+                found |= self.surely(s.body) & self.surely(s.orelse)
+        return found
+
+    def find_live(self, block: list[Stmt], live: Names) -> Names:
+        """Find the scalars that are live after each loop; return those before the block."""
+        for s in reversed(block):
+            if isinstance(s, For):
+                self.live_out[s] = set(live)
+                inner = live
+                while True:
+                    before = self.find_live(s.body, set(inner)) - {s.var}
+                    if before <= inner:
+                        break
+                    inner = inner | before
+                self.live_out[s] = set(live)
+                live = live | inner
+            elif isinstance(s, If):
+                live = self.find_live(s.body, set(live)) | self.find_live(s.orelse, set(live))
+            elif isinstance(s, Assign) and isinstance(s.target, ast.Name):
+                live = live - {s.target.id}
+            for e in reads(s):
+                live = live | names(e)
+        return live
+
+    def local_names(self, loop: For) -> Names:
+        """The scalars that live within one iteration."""
+        here = {n for s in self.under(loop) for e in reads(s) for n in names(e)} | self.written(loop)
+        scalars = here & self.scalars()
+        return (scalars & self.written(loop)) - self.exposed(loop.body, scalars) - self.live_out[loop] - {loop.var}
+
+    def keys(self, loop: For, e: ast.Subscript) -> set[Key]:
+        """The ways in which an element is tied to a loop: by its bare variable, or by quotient and remainder of it."""
+        parts = [text(i) for i in index(e)]
+        found: set[Key] = {(base(e), (f"{k}",)) for k, p in enumerate(parts) if p == loop.var}
+        for q, r in self.halves(loop):
+            if q in parts and r in parts:
+                found.add((base(e), (f"{parts.index(q)}", f"{parts.index(r)}")))
+        return found
+
+    def halves(self, loop: For) -> list[tuple[str, str]]:
+        """Pairs of locals that are quotient and remainder of a loop's variable by one divisor."""
+        if loop not in self.known_halves:
+            self.known_halves[loop] = self.find_halves(loop)
+        return self.known_halves[loop]
+
+    def find_halves(self, loop: For) -> list[tuple[str, str]]:
+        """Work `halves` out."""
+        q, r = {}, {}
+        for s in loop.body:
+            if type(s) is Assign and isinstance(s.target, ast.Name) and isinstance(s.value, ast.BinOp):
+                v = s.value
+                if text(v.left) == loop.var and not names(v.right) & self.written(loop) - {loop.var}:
+                    if sum(s.target.id in assigned([x]) for x in flat(self.body)) > len(self.parent[s]) + 1:
+                        continue
+                    if isinstance(v.op, ast.FloorDiv):
+                        q[text(v.right)] = s.target.id
+                    if isinstance(v.op, ast.Mod):
+                        r[text(v.right)] = s.target.id
+        return [(q[n], r[n]) for n in q if n in r]
+
+    def owned(self, loop: For, root: str, within: For | None = None) -> bool:
+        """Whether each iteration of a loop touches elements of an array that no other iteration touches."""
+        inside = set(flat((within or loop).body))
+        keys = [self.keys(loop, e) for s, e in self.accesses if s in inside and self.kernel.root(base(e)) == root]
+        return bool(keys) and bool(set.intersection(*keys)) and loop.bounds[2] != 0
+
+    def assigned_once(self, name: str) -> bool:
+        """Whether no element of an array is assigned twice, or touched before it is assigned."""
+        sites = [(s, e) for s, e in self.accesses if self.kernel.root(base(e)) == name]
+        if name in self.task.fresh:
+            sites = [(s, e) for s, e in sites if isinstance(s, Assign) and e is s.target]
+        first = [s for s, e in sites if isinstance(s, Assign) and type(s) is not Accum and e is s.target]
+        if not first:
+            return all(isinstance(s, Assign) and e is s.target for s, e in sites)
+        order = [s for s, _ in sites]
+        if order[: len(first)] != first or (len(first) > 1 and not self.exclusive(first)):
+            return False
+        s = first[0]
+        e: Any = s.target
+        loops = [p for p in self.parent[s] if isinstance(p, For)]
+        for loop in loops:
+            mine = self.keys(loop, e)
+            if not mine:
+                return False
+            for other, x in sites:
+                if loop in self.parent[other] and not mine & self.keys(loop, x):
+                    return False
+        return all(text(x.target) == text(e) for x in first)
+
+    def exclusive(self, sites: Sequence[Stmt]) -> bool:
+        """Whether at most one of some statements runs in an iteration: they are in branches of one if."""
+        a, b = sites[0], sites[1]
+        top = self.block_of[a]
+        for p in self.parent[a]:
+            if isinstance(p, If) and len(sites) == 2 and self.block_of[b] is not top:
+                return {id(self.block_of[a]), id(self.block_of[b])} == {id(p.body), id(p.orelse)}
+        return False
+
+    def refreshed(self, block: list[Stmt], root: str) -> bool:
+        """Whether a block writes every element of an array that it reads before it reads it."""
+        inside = set(flat(block))
+        sites = [(s, e) for s, e in self.accesses if s in inside and self.kernel.root(base(e)) == root]
+        s, _ = sites[0]
+        if type(s) is not Assign or base(s.target) in names(s.value) or not isinstance(s.target, ast.Subscript):
+            return False
+        if self.kernel.root(base(s.target)) != root or any(isinstance(p, If) for p in self.between(block, s)):
+            return False
+        loops = [p for p in self.between(block, s) if isinstance(p, For)]
+        moving = assigned(block) - {p.var for p in loops}
+        if names(s.target.slice) & moving:
+            return False
+        for other, e in sites:
+            here = [p for p in self.between(block, other) if isinstance(p, For)]
+            want = s.target
+            for loop in loops:
+                if loop in here:
+                    continue
+                twin = [
+                    p
+                    for p in [*here, *([other.loop] if isinstance(other, LogSumExp) else [])]
+                    if [text(b) for b in p.bounds[:2]] == [text(b) for b in loop.bounds[:2]]
+                    and p.bounds[2] == loop.bounds[2]
+                    and not any(names(b) & moving for b in p.bounds[:2])
+                    and text(rename(s.target, loop.var, p.var)) == text(e)
+                ]
+                if not twin:
+                    return False
+                want = rename(want, loop.var, twin[0].var)  # type: ignore[assignment]
+            if text(want) != text(e):
+                return False
+        return True
+
+    def between(self, block: list[Stmt], s: Stmt) -> list[Stmt]:
+        """The statements around one, inside a block."""
+        chain = [*self.parent[s], s]
+        start = next(i for i, p in enumerate(chain) if self.block_of[p] is block)
+        return chain[start:-1]

@@ -1,0 +1,134 @@
+"""Rewrites before differentiation: one function to a statement, choices as branches, saved outputs written early.
+
+`flatten` gives every function of a varied value a name of its own, and makes conditional expressions, max and min plain
+assignments under an if, so that no later step knows of them. `restore_early` lets a saved output give its value back.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable
+from dataclasses import replace
+
+from .activity import flows, varied
+from .kernel import (
+    Assign,
+    For,
+    If,
+    Kernel,
+    LogSumExp,
+    Names,
+    Stmt,
+    assigned,
+    base,
+    blocks,
+    every_element,
+    flat,
+    function_name,
+    names,
+    text,
+)
+from .rules import CHOICES, INTEGER, rule
+
+
+def flatten(kernel: Kernel, wrt: Iterable[str], saved: Names) -> Kernel:
+    """Name every function of an active value, and turn choices into branches."""
+    work = _Flatten(kernel, varied(kernel, wrt), saved)
+    return replace(kernel, body=work.block(kernel.body))
+
+
+def restore_early(kernel: Kernel, saved: Names) -> None:
+    """Move ``mean[row] = m`` up to the last line that writes m, so that a saved output gives m back from there on."""
+    for block in list(blocks(kernel.body)):
+        for s in list(block):
+            if type(s) is Assign and isinstance(s.value, ast.Name) and kernel.root(base(s.target)) in saved:
+                k = block.index(s)
+                root, fixed = kernel.root(base(s.target)), names(s.target) | {s.value.id}
+                while k and not fixed & assigned([block[k - 1]]) and not any(
+                    kernel.root(base(e)) == root for x in flat([block[k - 1]]) for e in every_element(x)
+                ):  # fmt: skip
+                    k -= 1
+                block.remove(s)
+                block.insert(k, s)
+
+
+class _Flatten:
+    def __init__(self, kernel: Kernel, varied: Names, saved: Names) -> None:
+        self.kernel, self.varied, self.saved = kernel, varied, saved
+        self.taken = {*kernel.params, *kernel.views, *assigned(kernel.body), *kernel.names}
+
+    def active(self, e: ast.AST) -> bool:
+        return any(self.kernel.root(n) in self.varied for n in flows(e))
+
+    def fresh(self, word: str) -> ast.Name:
+        """A name that is not taken."""
+        k = 1
+        while f"{word}{k}" in self.taken:
+            k += 1
+        self.taken.add(f"{word}{k}")
+        self.varied.add(f"{word}{k}")
+        return ast.Name(f"{word}{k}", ast.Load())
+
+    def block(self, body: list[Stmt]) -> list[Stmt]:
+        return [new for s in body for new in self.statement(s)]
+
+    def statement(self, s: Stmt) -> list[Stmt]:
+        """Read one statement."""
+        if isinstance(s, For):
+            return [replace(s, body=self.block(s.body))]
+        if isinstance(s, If):
+            return [replace(s, body=self.block(s.body), orelse=self.block(s.orelse))]
+        if not isinstance(s, Assign) or isinstance(s, LogSumExp) or not self.active(s.value):
+            return [s]
+        out: list[Stmt] = []
+        value, target, own = s.value, s.target, base(s.target)
+        if isinstance(value, ast.IfExp):
+            yes, no = replace(s, value=value.body), replace(s, value=value.orelse)
+            return [If(s.line, value.test, self.statement(yes), self.statement(no))]
+        if isinstance(value, ast.Call) and function_name(value) in CHOICES:
+            a, b = (self.simple(x, s, out) for x in value.args)
+            op = ast.Gt() if CHOICES[function_name(value)] == ">" else ast.Lt()
+            keeps: list[list[Stmt]] = [
+                [] if text(x) == text(target) and type(s) is Assign else [replace(s, value=x)] for x in (b, a)
+            ]
+            return [*out, If(s.line, ast.Compare(b, [op], [a]), *keeps)]
+        if found := rule(self.kernel, value):
+            plain = type(s) is Assign and own not in names(value)
+            if plain and (isinstance(target, ast.Name) or self.kernel.root(own) in self.saved):
+                value = self.inside(value, found[1], s, out)
+                return [*out, replace(s, value=value)]
+        value = self.hoist(value, s, out)
+        return [*out, replace(s, value=value)]
+
+    def inside(self, call: ast.expr, arg: ast.expr, s: Stmt, out: list[Stmt]) -> ast.expr:
+        """Flatten the argument of a function that stays."""
+        new = self.hoist(arg, s, out)
+        if isinstance(call, ast.BinOp):  # 1 / sqrt(arg)
+            return ast.BinOp(call.left, call.op, ast.Call(call.right.func, [new], []))  # type: ignore[attr-defined]
+        return ast.Call(call.func, [new], [])  # type: ignore[attr-defined]
+
+    def simple(self, e: ast.expr, s: Stmt, out: list[Stmt]) -> ast.expr:
+        """Flatten to what may be written twice."""
+        e = self.hoist(e, s, out)
+        if isinstance(e, ast.Name | ast.Subscript | ast.Constant) or not self.active(e):
+            return e
+        name = self.fresh("arg")
+        out.append(Assign(s.line, name, e))
+        return name
+
+    def hoist(self, e: ast.expr, s: Stmt, out: list[Stmt]) -> ast.expr:
+        if not self.active(e):
+            return e
+        choice = isinstance(e, ast.IfExp) or (isinstance(e, ast.Call) and function_name(e) in CHOICES)
+        if choice or rule(self.kernel, e):
+            word = "either" if isinstance(e, ast.IfExp) else (rule(self.kernel, e) or [function_name(e)])[0]  # type: ignore
+            name = self.fresh(word)
+            out += self.statement(Assign(s.line, name, e))
+            return name
+        if isinstance(e, ast.BinOp):
+            return ast.BinOp(self.hoist(e.left, s, out), e.op, self.hoist(e.right, s, out))
+        if isinstance(e, ast.UnaryOp):
+            return ast.UnaryOp(e.op, self.hoist(e.operand, s, out))
+        if isinstance(e, ast.Call) and function_name(e) not in INTEGER:
+            return ast.Call(e.func, [self.hoist(a, s, out) for a in e.args], [])
+        return e

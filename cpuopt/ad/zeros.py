@@ -1,0 +1,182 @@
+"""How gradients start from zero: in the loop that owns their elements, at the start, or not at all."""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+from .activity import sources
+from .kernel import (
+    Assign,
+    For,
+    If,
+    LogSumExp,
+    Names,
+    Stmt,
+    assigned,
+    base,
+    flat,
+    index,
+    parse,
+    text,
+)
+from .lines import Interface, Line, nest
+from .naming import Naming
+from .plan import Plan
+from .pullback import Pullback
+
+
+class Zeros:
+    """Writes the zeroing of the adjoint arrays that are not only added to.
+
+    Attributes
+    ----------
+    work : adjoint arrays in working memory, with the array whose shape they have.
+    done : those that a loop zeroes by itself.
+    """
+
+    def __init__(self, plan: Plan, pullback: Pullback, naming: Naming, face: Interface) -> None:
+        self.plan, self.kernel, self.pullback, self.naming, self.face = plan, plan.kernel, pullback, naming, face
+        self.work: dict[str, str] = {}
+        self.done: Names = set()
+        pullback.once = {name for name in plan.task.wrt if self.written_once(name)}
+
+    def only_loop(self, name: str) -> For | None:
+        """The one outermost loop in which an adjoint is added to, if there is one."""
+        tops: set[Stmt] = set()
+        for s in flat(self.kernel.body):
+            if isinstance(s, Assign) and self.plan.activity.has_adjoint(s):
+                if name in sources(self.kernel, s) or self.kernel.root(base(s.target)) == name:
+                    tops.add([*self.plan.facts.parent[s], s][0])
+        top = next(iter(tops)) if len(tops) == 1 else None
+        return top if isinstance(top, For) else None
+
+    def needs_zero(self) -> list[str]:
+        """Adjoint arrays that start from zero: those that the caller may want overwritten, those in own memory."""
+        flagged = [n for n in self.plan.task.wrt if n in self.plan.activity.active and self.face.flag(f"d{n}")]
+        own = [n for n in self.kernel.arrays if n in self.plan.activity.active and f"d{n}" not in self.face.params]
+        own = [n for n in own if n not in self.naming.copied]
+        return [*flagged, *own]
+
+    def in_loop(self, top: For, loop: For, part: For | None = None) -> list[Line]:
+        """Zero, in one iteration or chunk, the slices that it owns of the adjoints that only this loop adds to."""
+        lines = []
+        for name in self.needs_zero():
+            if self.only_loop(name) is not top or name in self.pullback.once or name in self.plan.partial.get(top, []):
+                continue
+            keys = [self.plan.facts.keys(loop, e) for st, e in self.plan.facts.accesses
+                    if self.kernel.root(base(e)) == name and top in self.plan.facts.parent[st]]  # fmt: skip
+            key = next(iter(sorted(set.intersection(*keys))), None) if keys else None
+            if key is None or not self.covers(loop, name, key):
+                continue
+            seen, axes = key[0], [int(k) for k in key[1]]
+            d = self.naming.adjoint(seen)
+            count = len(self.kernel.views[seen].shape) if seen in self.kernel.views else self.kernel.arrays[seen]
+            fixed = dict(zip(axes, [loop.var] if len(axes) == 1 else list(self.halves(loop, seen, axes)), strict=True))
+            chosen = [fixed.get(k, f"j{k}") for k in range(count)]
+            body = [Line(f"{d}[{', '.join(chosen)}] = ZERO")]
+            for k in reversed([k for k in range(count) if k not in fixed]):
+                body = [Line(f"for j{k} in range({d}.shape[{k}]):", body=body)]
+            if part and len(axes) == 1:
+                lo, hi, step = part.bounds
+                body = [Line(f"for {loop.var} in range({self.naming.range(lo, hi, step)}):", body=body)]
+                if axes[0] != 0 and count == 2:  # along the rows
+                    body = [Line(f"for j0 in range({d}.shape[0]):", body=[
+                        Line(f"for {loop.var} in range({self.naming.range(lo, hi, step)}):", body=[
+                            Line(f"{d}[j0, {loop.var}] = ZERO")])])]  # fmt: skip
+            if flag := self.face.flag(f"d{name}"):
+                there = f" and d{name}.size > 0" if f"d{name}" in self.face.optional else ""
+                body = [Line(f"if not {flag}{there}:", body=body)]
+            lines += body
+            self.done.add(name)
+        return lines
+
+    def halves(self, loop: For, seen: str, axes: list[int]) -> tuple[str, str]:
+        """The quotient and the remainder by which a loop owns slices, written out: they may not be computed yet."""
+        for q, r in self.plan.facts.halves(loop):
+            for s, e in self.plan.facts.accesses:
+                parts = [text(i) for i in index(e)]
+                mine = base(e) == seen and loop in self.plan.facts.parent[s]
+                if mine and parts[axes[0]] == q and parts[axes[1]] == r:
+                    made = {base(x.target): text(x.value) for x in loop.body if type(x) is Assign}
+                    return made[q], made[r]
+        raise AssertionError(seen)
+
+    def covers(self, loop: For, name: str, key: tuple[str, tuple[str, ...]]) -> bool:
+        """Whether a loop's range is all of the axes that it owns."""
+        lo, hi, step = loop.bounds
+        if text(lo) != "0" or step != 1:
+            return False
+        seen, axes = key
+        if seen in self.kernel.views:
+            sizes = [text(self.resolve(e)) for e in self.kernel.views[seen].shape]
+        else:
+            sizes = list(self.face.sizes.get(name, ()))
+        if not sizes:
+            return False
+        want = [sizes[int(k)] for k in axes]
+        got = self.resolve(hi)
+        if len(want) == 1:
+            return self.size(got) == want[0] or text(got) == want[0]
+        if not isinstance(got, ast.BinOp) or not isinstance(got.op, ast.Mult):
+            return False
+        return [text(got.left), text(got.right)] == want
+
+    def resolve(self, e: ast.expr) -> ast.expr:
+        """Replace a local that is assigned once, outside loops, by what it is assigned."""
+        if isinstance(e, ast.BinOp):
+            return ast.BinOp(self.resolve(e.left), e.op, self.resolve(e.right))
+        if isinstance(e, ast.Name):
+            sites = [s for s in flat(self.kernel.body) if e.id in assigned([s])]
+            if len(sites) == 1 and type(sites[0]) is Assign and not self.plan.facts.parent[sites[0]]:
+                return self.resolve(sites[0].value)
+        return e
+
+    def size(self, e: ast.expr) -> str:
+        """The declared size that an expression such as ``x.shape[0]`` stands for."""
+        match e:
+            case ast.Subscript(
+                value=ast.Attribute(value=ast.Name(id=name), attr="shape"), slice=ast.Constant(value=int(k))
+            ):
+                sizes = self.face.sizes.get(name, ())
+                return sizes[k] if k < len(sizes) else text(e)
+        return text(e)
+
+    def written_once(self, name: str) -> bool:
+        """Whether every element of a gradient is added to exactly once, in a loop over all of it."""
+        sites = [s for s in flat(self.kernel.body) if isinstance(s, Assign) and self.plan.activity.has_adjoint(s)
+                 and (name in sources(self.kernel, s) or self.kernel.root(base(s.target)) == name)]  # fmt: skip
+        if len(sites) != 1 or isinstance(sites[0], LogSumExp) or self.kernel.root(base(sites[0].target)) == name:
+            return False
+        s, loops = sites[0], self.plan.facts.parent[sites[0]]
+        leaves: list[Any] = [e for e, _ in self.pullback.leaves(s.value, parse("ONE"), s)]
+        found = {text(e): e for e in leaves if self.kernel.root(base(e)) == name}
+        if len(found) != 1 or any(isinstance(p, If) for p in loops):
+            return False
+        (e,) = found.values()
+        if base(e) != name or len(loops) != self.kernel.arrays[name]:
+            return False
+        return all(
+            any(self.covers(p, name, key) for key in self.plan.facts.keys(p, e) if len(key[1]) == 1)
+            for p in loops
+            if isinstance(p, For)
+        ) and name not in {n for parts in self.plan.partial.values() for n in parts}
+
+    def at_start(self) -> list[Line]:
+        """Zero at the start what no loop zeroes by itself."""
+        lines = []
+        for name in self.needs_zero():
+            d = self.naming.adjoint(name)
+            if f"d{name}" not in self.face.params:
+                self.work[d] = name
+                if self.face.own_memory:
+                    continue  # np.zeros
+            if name in self.done or name in self.pullback.once:
+                continue
+            top = self.only_loop(name)
+            if top and name in self.plan.partial.get(top, []):
+                continue
+            body = nest(d, self.kernel.arrays[name], f"{d}[{{i}}] = ZERO", parallel=True)
+            flag = self.face.flag(d)
+            lines += [Line(f"if not {flag}:", body=body)] if flag else body
+        return lines

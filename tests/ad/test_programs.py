@@ -1,0 +1,125 @@
+"""Random programs of the subset: gradients right, whatever the program; broken planners are caught."""
+
+import programs
+import pytest
+from hypothesis import HealthCheck, example, find, given, settings
+
+from cpuopt.ad import plan as planning
+from cpuopt.ad.reverse import Reverse
+
+STORE_READ_BY_A_CONDITION = """def f(x, w, ix, a, y, z):
+    n = x.shape[1]
+    for b in range(x.shape[0]):
+        for i in range(n):
+            if a[i] > 0.5:
+                top = -9.0
+                for v in range(n):
+                    top = max(top, x[b, v])
+                total = 0.0
+                for v in range(n):
+                    e = exp(x[b, v] - top)
+                    total += e
+                    a[v] = e
+                for v in range(n):
+                    y[b, v] += a[v] / total * w[i]
+"""
+"""Found by a long run: the exponentials were not stored, though the next iteration's condition reads them."""
+
+
+COMPOUND_BOUNDS = [
+    "prange(n - 3, x.shape[0]):\n        s = w[0]\n        for i in range(n):\n            s *= x[b, i]\n"
+    "            y[b, i] += s",
+    "range(2):\n        s = w[0]\n        for i in range(n if b > 0 else n - 2):\n            s *= x[b, i]\n"
+    "            y[b, i] += s",
+    "range(2):\n        s = w[0]\n        for i in range(b if b > 0 else n - 1, n if b > 0 else -1, -1):\n"
+    "            s *= x[b, i] + w[i]\n            y[b, i] += s",
+]
+
+
+@pytest.mark.parametrize("body", COMPOUND_BOUNDS, ids=["chunks", "downwards", "downwards by a step"])
+def test_bounds_that_are_expressions(body):
+    code = f"def f(x, w, ix, a, y, z):\n    n = x.shape[1]\n    for b in {body}\n"
+    assert programs.examine(code) == programs.Verdict("right")
+
+
+def test_300_random_programs():
+    """Several draws may give one program, which is examined once."""
+    seen = {}
+
+    @settings(max_examples=600, suppress_health_check=list(HealthCheck))
+    @given(programs.drawn())
+    @example(STORE_READ_BY_A_CONDITION)
+    def every(code):
+        if code not in seen and len(seen) >= 300 and all(v.kind != "wrong" for v in seen.values()):
+            return
+        seen[code] = verdict = seen.get(code) or programs.examine(code, 1)
+        assert verdict.kind != "wrong", f"{verdict.detail}\n{code}"
+
+    every()
+    assert len(seen) == 300
+    assert sum(v.kind == "right" for v in seen.values()) > 250
+
+
+@pytest.mark.slow  # 500 steps of the shrinker
+def test_a_failing_program_shrinks():
+    nested = find(programs.drawn(), lambda code: "\n            if " in code, settings=settings(database=None))
+    assert len(nested.splitlines()) < 20
+
+
+def wrong_among(count):
+    """The first wrong program of some."""
+    for seed in range(count):
+        code = programs.Writer(programs.Random(seed)).program()
+        try:
+            if programs.examine(code, seed).kind == "wrong":
+                return seed
+        except Exception:
+            return seed
+    return None
+
+
+def dropped_record(monkeypatch):
+    walk = planning.Plan.record_assign
+
+    def forgetful(self, s, need):
+        walk(self, s, need)
+        if not self.task.record_all and type(s).__name__ == "Assign":
+            self.recorded.pop(s, None)
+
+    monkeypatch.setattr(planning.Plan, "record_assign", forgetful)
+
+
+def illegal_recompute(monkeypatch):
+    found = planning.Plan.record_plain
+
+    def careless(self, loop, need):
+        kept = set(need)
+        for s in self.recomputable(loop.body):
+            need.discard(planning.base(self.choice(s)[0].target))
+        found(self, loop, need)
+        need |= kept
+
+    monkeypatch.setattr(planning.Plan, "record_plain", careless)
+
+
+def branch_popped_first(monkeypatch):
+    forward_one = Reverse.forward_one
+
+    def early(self, s, kept, push):
+        lines = forward_one(self, s, kept, push)
+        if type(s).__name__ == "If" and push and s in self.plan.recorded:  # pushed before the branch, not after
+            return [lines[0], *lines[-3:], *lines[1:-3]]
+        return lines
+
+    monkeypatch.setattr(Reverse, "forward_one", early)
+
+
+def carried_adjoint(monkeypatch):
+    monkeypatch.setattr(planning.Plan, "may_ascend", lambda self, loop: not self.task.record_all and not any(
+        s in self.recorded for s in planning.flat(loop.body)))  # fmt: skip
+
+
+@pytest.mark.parametrize("mutant", [dropped_record, illegal_recompute, branch_popped_first, carried_adjoint])
+def test_the_programs_catch_a_broken_planner(mutant, monkeypatch):
+    mutant(monkeypatch)
+    assert wrong_among(150) is not None
