@@ -195,6 +195,7 @@ class Saved:
     path: Path
     config: Config
     read: Callable[[str], Array]
+    tokenizer: str | None
     dtype: DType = "f32"
 
 
@@ -210,7 +211,7 @@ def open_weights(path: Path) -> Weights:
         return weights.open_weights(path)
     found = newest(path)
     file = TensorFile(found.path / PARAMS)
-    return Saved(found.path, Config(**found.state["sizes"]), file.read)
+    return Saved(found.path, Config(**found.state["sizes"]), file.read, found.state.get("tokenizer"))
 
 
 def find_run(root: Path, name: str) -> Path:

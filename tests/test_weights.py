@@ -250,7 +250,10 @@ def test_an_index_that_lies_is_refused(tmp_path, params):
         ({"n_layer": 3}, "lacks 'h.2"),
         ({"n_layer": 1}, "has 'h.1"),
         ({"n_layer": "2"}, "whole number"),
-        ({"n_layer": 9 * 10**60}, "n_layer is 9000"),  # found by fuzzing: all those layers were named, until memory ended
+        (
+            {"n_layer": 9 * 10**60},
+            "n_layer is 9000",
+        ),  # found by fuzzing: all those layers were named, until memory ended
         ({"n_head": 3}, "multiple"),
         ({"vocab_size": 60}, "shape (61, 16)"),
         ({"n_positions": 9}, "shape (8, 16)"),
