@@ -310,6 +310,7 @@ def test_clipping_needs_the_norm_before_any_update(refused):
             "名",
             "a\u202eb",
             "a\x1b[2J",
+            "a\0b",
             "x" * 65,
             "x" * 300,
         ],

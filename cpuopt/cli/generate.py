@@ -29,9 +29,7 @@ def flags(p: argparse.ArgumentParser) -> None:
     p.add_argument("--top-k", type=int, default=0, metavar="K", help="among the K likeliest; 0: all (%(default)s)")
     p.add_argument("--top-p", type=float, default=1.0, metavar="P", help="the likeliest that have P (%(default)s)")
     p.add_argument("--seed", type=int, default=0, help="of the choices, and of random weights (%(default)s)")
-    p.add_argument(
-        "--tokenizer", choices=["gpt2", "bytes"], help="(what the weights say; else gpt2 from 50257 tokens on)"
-    )
+    p.add_argument("--tokenizer", choices=["gpt2", "bytes"], help="(as the weights say; else gpt2 from 50257 ids on)")
     kernel_flags(p, fuse=False)
     p.add_argument("--json", action="store_true", help="print text, tokens and figures as one JSON object")
 
@@ -69,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     sampler = Sampler(args.temperature, args.top_k, args.top_p, args.seed)
     weights = None if args.init is None else open_weights(args.init)
     config = parse_config(args.model)[1] if weights is None else weights.config
-    tokenizer = tokenizer_of(args.tokenizer or (weights and weights.tokenizer), config.vocab_size)
+    tokenizer = tokenizer_of(args.tokenizer or (weights.tokenizer if weights else None), config.vocab_size)
     prompt = tokenizer.encode(args.prompt) or [tokenizer.eot]
     check_tokens(prompt, config)
     kernels.load_all(args.kernels)

@@ -17,7 +17,6 @@ from ..errors import UserError
 from ..op import Shape
 from ..program import Value
 
-
 MOST_LAYERS = 4096
 """Each layer has names and shapes, which are listed before any memory is counted."""
 

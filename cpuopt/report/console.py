@@ -250,7 +250,7 @@ def generation(figures: Mapping[str, Any]) -> None:
     ERR.print(", ".join(parts), soft_wrap=True)
     if f["stopped"] == "context full":
         ERR.print(
-            f"the context of {f['context']} tokens is full, so the text ends here; to go on, give its end as the --prompt",
+            f"the context of {f['context']} tokens is full, so the text ends here; to go on, prompt with its end",
             soft_wrap=True,
         )
     if f["share_of_roof"]:
