@@ -208,6 +208,10 @@ def open_weights(path: Path) -> Weights:
         Where there are none, or they are damaged.
     """
     if not (path / FOLDER).is_dir():
+        if (path / "metrics.jsonl").is_file():
+            raise UserError(
+                f"the run {str(path)!r} has kept no weights; train with --save-every N for checkpoints, or --save PATH"
+            )
         return weights.open_weights(path)
     found = newest(path)
     file = TensorFile(found.path / PARAMS)

@@ -344,6 +344,11 @@ def test_warm_up_steps_below_zero(refused):
     assert refused("profile", "--warmup", "-1") == "--warmup -1: expected 0 or more"
 
 
+@pytest.mark.parametrize("place", ["text.txt/model", "text.txt/none/model.bin"])
+def test_a_place_for_weights_that_cannot_be_written_is_refused_before_the_training(refused, place):
+    assert "nothing can be written to" in refused("train", "--save", place)
+
+
 # Memory
 
 

@@ -334,3 +334,10 @@ def test_what_top_p_leaves_out_unsorted_changes_nothing():
     assert {sampler.choose(logits) for _ in range(3000)} <= kept
     best = Sampler(top_k=3, top_p=0.999999)
     assert {best.choose(logits) for _ in range(300)} == set(order[:3].tolist())
+
+
+def test_a_run_that_kept_no_weights_says_how_to(capsys):
+    Path("run").mkdir()
+    Path("run/metrics.jsonl").touch()
+    assert cli.main(["generate", "--init", "run"]) == 2
+    assert "has kept no weights; train with --save-every N" in capsys.readouterr().err

@@ -77,12 +77,15 @@ def check_target(path: Path) -> None:
     Raises
     ------
     UserError
-        Where something is there already, or the name is of no known format.
+        Where something is there already, the name is of no known format, or its directory cannot be written.
     """
     if path.suffix in (".safetensors", ".pt", ".pth", ".npz"):
         raise UserError(f"{str(path)!r}: expected a file ending in .bin (llm.c), or a directory (Hugging Face)")
     if path.exists() and not (path.is_dir() and path.suffix != ".bin" and not any(path.iterdir())):
         raise UserError(f"{str(path)!r} is there already; move it away or choose another name")
+    parent = next(p for p in Path(os.path.abspath(path)).parents if p.exists())
+    if not parent.is_dir() or not os.access(parent, os.W_OK):
+        raise UserError(f"{str(path)!r}: nothing can be written to {str(parent)!r}; choose another place")
 
 
 def save_weights(
