@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from math import fsum, sqrt
 from typing import Any
@@ -162,7 +163,7 @@ class Engine:
         self._adding = [self._bind(b.call, b.kernel, add=True) for b in self.phases["backward"]] if accumulate else []
         self._by_name = {v.name: v for v in self.program.values}
         if seed is not None:
-            initialize(model, self.parameters(), seed)
+            initialize(model, self.parameters(), seed, self.threads)
         if self.program.adjoint:
             self.array(self.program.adjoint[self.program.outputs[0]]).fill(1)
 
@@ -315,11 +316,15 @@ class Engine:
                 args[i] = number
 
 
-def initialize(model: nn.Module, parameters: Mapping[str, Array], seed: int) -> None:
+def initialize(model: nn.Module, parameters: Mapping[str, Array], seed: int, workers: int = 1) -> None:
     """Fill a model's parameters with initial weights: each depends on the seed and its name alone."""
-    for name, p in model.named_parameters():
+
+    def fill(name: str, p: nn.Parameter) -> None:
         rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, zlib.crc32(name.encode())])))
         p.init(rng, parameters[name])
+
+    with ThreadPoolExecutor(workers) as pool:  # NumPy draws without Python's lock
+        list(pool.map(lambda named: fill(*named), model.named_parameters()))
 
 
 def bind(

@@ -151,6 +151,15 @@ def test_threads_that_bring_nothing_are_doubted():
     assert machine.poor(replace(ROOFS, gflops=150.0, gbs=slow), one) == ["2 threads get less than one from L2"]
 
 
+def test_a_machine_that_is_slower_now_is_doubted(monkeypatch):
+    for share in (1.0, 0.91):
+        monkeypatch.setattr(machine.Measurement, "gflops", lambda self, n, share=share: share * ROOFS.gflops)
+        assert machine.lower_now(ROOFS) == []
+    monkeypatch.setattr(machine.Measurement, "gflops", lambda self, n: 0.75 * ROOFS.gflops)
+    (doubt,) = machine.lower_now(ROOFS)
+    assert f"reach {0.75 * ROOFS.gflops:.0f} GFLOP/s just now, 75 % of the FMA roof" in doubt
+
+
 def test_roofs_are_kept_for_this_machine_and_measured_once(tmp_path, monkeypatch):
     monkeypatch.setenv("CPUOPT_CACHE_DIR", str(tmp_path))
     runs = []

@@ -56,7 +56,14 @@ def run(args: argparse.Namespace) -> int:
     if busy > common.cores():
         console.warn(f"load average {busy:.1f} on {common.cores()} cores: other processes make these times too long")
     with console.counting("steps", settings.steps + args.warmup) as tick:
-        report = profile(job, warmup=args.warmup, tick=tick, roofs=roofs, regions=watched, doubts=others.doubts)
+        report = profile(
+            job,
+            warmup=args.warmup,
+            tick=tick,
+            roofs=roofs,
+            regions=watched,
+            doubts=lambda: [*others.doubts(), *machine.lower_now(roofs)],
+        )
     report.hashes = {k.name: cache.digest(k.function) for k in dict.fromkeys(job.engine.kernels)}
     if args.trace:
         trace.write_trace(args.trace, report)

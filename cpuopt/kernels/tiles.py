@@ -1,7 +1,7 @@
 """Products of small packed matrices, triangular ones too, for attention; and the packing.
 
 A matrix is an array and the offset of its first element. It is small enough for the caches, so there is no blocking:
-only micro-tiles of ROWS by COLS, whose sums stay in registers.
+only the micro-tiles of ``simd``, at most MR rows by COLS.
 """
 
 import numpy as np
@@ -9,14 +9,14 @@ from numba import types
 from numba.extending import intrinsic
 
 from .jit import helper
-from .lanes import INT, Lanes, load, load_some, load_spread, spread, store, store_some, transpose
-from .simd import I32, LANES
+from .lanes import INT, Lanes, load, load_some, spread, store, store_some, transpose
+from .simd import I32, LANES, MR, NR, at
+from .simd import product as micro
 
-ROWS, COLS = 4, 2 * LANES  # 8 sums under way fill two multiply-add pipes for four cycles, and leave registers to spare
+COLS, ZERO = NR, np.float32(0)
 WHOLE, C_UPPER, A_LOWER, A_UPPER = range(4)
 """What of a product c = a @ b is computed: all of it; c from each row's diagonal on; all of c, from an a that is zero
 above its diagonal, or below."""
-ZERO = np.float32(0)
 
 
 @helper()
@@ -25,65 +25,23 @@ def up(n, step):
     return (n + step - 1) // step * step
 
 
-@helper(forceinline=True)
-def put(c, i, s0, s1, adds):
-    """Write or add a row of sums."""
-    if adds:
-        s0, s1 = s0 + load(c, i), s1 + load(c, i + LANES)
-    store(c, i, s0)
-    store(c, i + LANES, s1)
-
-
-@helper()
-def four_rows(c, i, c_row, a, j, a_row, a_step, b, k, b_row, depth, adds):
-    """Give or add a micro-tile."""
-    s00 = s01 = s10 = s11 = s20 = s21 = s30 = s31 = spread(ZERO)
-    for _ in range(depth):
-        y0, y1 = load(b, k), load(b, k + LANES)
-        x0, x1 = load_spread(a, j), load_spread(a, j + a_row)
-        x2, x3 = load_spread(a, j + 2 * a_row), load_spread(a, j + 3 * a_row)
-        s00, s01 = s00 + x0 * y0, s01 + x0 * y1
-        s10, s11 = s10 + x1 * y0, s11 + x1 * y1
-        s20, s21 = s20 + x2 * y0, s21 + x2 * y1
-        s30, s31 = s30 + x3 * y0, s31 + x3 * y1
-        j += a_step
-        k += b_row
-    put(c, i, s00, s01, adds)
-    put(c, i + c_row, s10, s11, adds)
-    put(c, i + 2 * c_row, s20, s21, adds)
-    put(c, i + 3 * c_row, s30, s31, adds)
-
-
-@helper()
-def one_row(c, i, a, j, a_step, b, k, b_row, depth, adds):
-    """Give or add one row of a micro-tile: what is left where ROWS does not divide the rows."""
-    s0 = s1 = spread(ZERO)
-    for _ in range(depth):
-        x = load_spread(a, j)
-        s0, s1 = s0 + x * load(b, k), s1 + x * load(b, k + LANES)
-        j += a_step
-        k += b_row
-    put(c, i, s0, s1, adds)
-
-
 @helper()
 def product(c, c0, c_row, a, a0, a_row, a_step, b, b0, b_row, rows, cols, depth, part, adds):
     """Give or add ``c[i, j] = sum over k < depth of a[i, k] * b[k, j]`` for i < rows and j < cols.
 
     Rows lie `c_row`, `a_row` and `b_row` floats apart, neighbours in a row of a `a_step`. Columns are rounded up to
-    COLS. Of a triangle, elements less than ROWS or COLS beyond the diagonal take part as well.
+    COLS. Of a triangle, elements less than MR or COLS beyond the diagonal take part as well.
     """
+    groups = (rows + MR - 1) // MR
+    size, longer = rows // groups, rows % groups
     i = 0
-    while i < rows:
-        n = ROWS if i + ROWS <= rows else 1
+    for g in range(groups):
+        n = size + 1 if g < longer else size
         k = i if part == A_UPPER else 0
         end = min(depth, i + n) if part == A_LOWER else depth
         for j in range(i // COLS * COLS if part == C_UPPER else 0, cols, COLS):
-            to, x, y = c0 + i * c_row + j, a0 + i * a_row + k * a_step, b0 + k * b_row + j
-            if n == ROWS:
-                four_rows(c, to, c_row, a, x, a_row, a_step, b, y, b_row, end - k, adds)
-            else:
-                one_row(c, to, a, x, a_step, b, y, b_row, end - k, adds)
+            x, y, to = at(a, a0 + i * a_row + k * a_step), at(b, b0 + k * b_row + j), at(c, c0 + i * c_row + j)
+            micro(n, x, a_row, a_step, y, b_row, to, c_row, end - k, adds, y, 0, 0)
         i += n
 
 

@@ -31,6 +31,8 @@ USUAL = (("L1", 32 << 10, 1), ("L2", 512 << 10, 1), ("L3", 8 << 20, 0))
 """Taken where the system does not tell its caches; 0: shared by all."""
 LITTLE = 0.05
 """What all other processes may use of a core before it is worth saying."""
+LOWER = 0.9
+"""The part of the kept FMA roof that multiply-adds must reach now, or shares of the roofs read low."""
 PACKAGES = "Debian, Ubuntu: apt install libgomp1; Fedora: dnf install libgomp; macOS: brew install libomp"
 
 
@@ -80,7 +82,7 @@ class Measurement:
     ) -> None:
         self.clock, self.samples_s, self.say = clock, samples_s, say
         self.levels = levels()
-        self.x = np.zeros(0, np.float32)
+        self.x = np.full(kernels.UNIT, 0.5, np.float32)
         self.sums = np.zeros(256, np.float32)
 
     def run(self, counts: Iterable[int]) -> dict[int, Roofs]:
@@ -103,7 +105,7 @@ class Measurement:
         self.say(f"{n} threads: starting them")
         launch = self.best(n, lambda k, rounds: [kernels.nothing(sums, k) for _ in range(rounds)])
         self.say(f"{n} threads: FMA")
-        gflops = n * kernels.FLOPS / self.best(n, lambda k, rounds: kernels.fma(x, sums, k, rounds))
+        gflops = self.gflops(n)
         gbs: dict[str, dict[str, float]] = {}
         for level in self.levels:
             floats = self.floats(level.name, n)
@@ -114,6 +116,10 @@ class Measurement:
                 gbs[level.name][name] = 4 * n * floats * touched / self.best(n, run)
         when = time.strftime("%Y-%m-%dT%H:%M:%S%z")
         return Roofs(n, self.levels, gflops, gbs, launch / 1e3, when)
+
+    def gflops(self, n: int) -> float:
+        """Measure the multiply-adds of n threads."""
+        return n * kernels.FLOPS / self.best(n, lambda k, rounds: kernels.fma(self.x, self.sums, k, rounds))
 
     def floats(self, level: str, n: int) -> int:
         """Choose how many floats a thread streams, so that they fill half a level, and no smaller one can hold them."""
@@ -238,6 +244,20 @@ def roofs(n: int, say: Callable[[str], None] = lambda text: None) -> Roofs:
         store(found)
         known |= found
     return known[n]
+
+
+def lower_now(kept: Roofs) -> list[str]:
+    """Say it where multiply-adds are now far below the roof that is kept: a slower clock, or a busy host.
+
+    It takes `SAMPLES_S`.
+    """
+    now = Measurement().gflops(kept.threads)
+    if now >= LOWER * kept.gflops:
+        return []
+    return [
+        f"multiply-adds reach {now:.0f} GFLOP/s just now, {100 * now / kept.gflops:.0f} % of the FMA roof of "
+        f"{kept.measured[:10]}: shares of the roofs read low"
+    ]
 
 
 # What is noisy now ----------------------------------------------------------------------------------------------------

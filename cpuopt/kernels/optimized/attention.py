@@ -10,8 +10,8 @@ from numba import config, prange
 from ... import ops
 from ..jit import helper, kernel
 from ..lanes import exp, larger, load, load_some, select_some, spread, store, sum_lanes
-from ..simd import LANES, ticket
-from ..tiles import A_LOWER, A_UPPER, C_UPPER, COLS, ROWS, WHOLE, pack, product, tell, turn, unpack, up, wait_for
+from ..simd import LANES, MR, ticket
+from ..tiles import A_LOWER, A_UPPER, C_UPPER, COLS, WHOLE, pack, product, tell, turn, unpack, up, wait_for
 
 BLOCK = 64  # queries, and keys: a tile fills 16 KB, half of the usual first-level cache
 ZERO, ONE, LOWEST = np.float32(0), np.float32(1), np.float32(-np.inf)
@@ -33,7 +33,7 @@ def softmax(w, score, top, alpha, total, n_q, n_k, diagonal):
             m = larger(select_some(t2 - t, spread(LOWEST), x) if diagonal else x, m)
         shrink = exp(old - m)
         s = load(w, total + t) * shrink
-        for t2 in range(min(n_k, t + LANES + ROWS) if diagonal else n_k):  # ROWS: zeros for A_LOWER
+        for t2 in range(min(n_k, t + LANES + MR) if diagonal else n_k):  # MR: zeros for A_LOWER
             e = exp(load(w, score + t2 * BLOCK + t) - m)
             if diagonal:
                 e = select_some(t2 - t, spread(ZERO), e)
@@ -124,11 +124,11 @@ def attention_forward(out, lse, qkv, work, counter):
 
 
 @helper()
-def softmax_backward(w, score, datt, lse, lse0, kept, delta, n_q, n_k, diagonal):
+def softmax_backward(w, score, datt, lse, lse0, delta, n_q, n_k, diagonal):
     """Turn scores into weights, and the weights' adjoints into those of the scores."""
     for t in range(0, n_q, LANES):
-        log_sum, dot = load_some(lse, lse0 + t, n_q - t), load_some(kept, delta + t, n_q - t)
-        for t2 in range(min(n_k, t + LANES + ROWS) if diagonal else n_k):  # ROWS: zeros for A_LOWER and A_UPPER
+        log_sum, dot = load_some(lse, lse0 + t, n_q - t), load(w, delta + t)
+        for t2 in range(min(n_k, t + LANES + MR) if diagonal else n_k):  # MR: zeros for A_LOWER and A_UPPER
             i = t2 * BLOCK + t
             p = exp(load(w, score + i) - log_sum)
             ds = p * (load(w, datt + i) - dot)
@@ -138,79 +138,71 @@ def softmax_backward(w, score, datt, lse, lse0, kept, delta, n_q, n_k, diagonal)
             store(w, datt + i, ds)
 
 
-Q, DOUT, DQ, K, V, DK, DV, DELTA = range(8)
-"""What is kept of a block of one head while its tiles are visited, each BLOCK rows, packed. Of q, q/sqrt(HS)."""
+K, V, DK, DV = range(4)
+"""What is kept of a block of keys while its tiles are visited, each BLOCK rows, packed."""
 
 
 @helper()
 def block_floats(HS):
-    """What is kept of a block; DELTA is one number for each query."""
-    return BLOCK * ((HS + COLS - 1) // COLS * COLS * 7 + 1)
+    """What is kept of a block of keys."""
+    return 4 * BLOCK * up(HS, COLS)
 
 
 @helper()
-def tile_floats(HS):
-    """What one thread works in: q and dout transposed, two tiles."""
-    return BLOCK * ((HS + COLS - 1) // COLS * COLS * 2 + 2 * BLOCK)
+def row_floats(HS):
+    """What one thread works in: q, dout and dq, the first two transposed too, two tiles, a number for each query."""
+    return BLOCK * (5 * up(HS, COLS) + 2 * BLOCK + 1)
 
 
 @helper()
-def start_block(kept, block, dout, qkv, out, b, h, t0, n, HS):
-    """Pack a block, and give ``delta[t] = dout[t] . out[t]``, which stands for the sum over att * datt."""
-    T, C, width = out.shape[1], out.shape[2], up(HS, COLS)
-    row, x, size = (b * T + t0) * C + h * HS, (b * T + t0) * 3 * C + h * HS, BLOCK * width
-    pack(kept, block + Q * size, width, up(n, COLS), qkv, x, 3 * C, n, HS, ONE / np.sqrt(np.float32(HS)))
-    pack(kept, block + K * size, width, n, qkv, x + C, 3 * C, n, HS, ONE)
-    pack(kept, block + V * size, width, n, qkv, x + 2 * C, 3 * C, n, HS, ONE)
-    pack(kept, block + DOUT * size, width, up(n, COLS), dout, row, C, n, HS, ONE)
-    for t in range(n):
-        d = spread(ZERO)
-        for i in range(0, HS, LANES):
-            d = d + load(kept, block + DOUT * size + t * width + i) * load_some(out, row + t * C + i, HS - i)
-        kept[block + DELTA * size + t] = sum_lanes(d)
+def backward_row(dqkv, dqkv_add, dout, qkv, out, lse, kept, first, w, base, steps, done, b, h, i):
+    """Do the tiles of query block `i`, from the diagonal back to the first block of keys.
 
-
-@helper()
-def backward_tile(lse, lse0, kept, q_block, k_block, w, qt, n_q, n_k, HS):
-    """Add what a tile gives to dq of its queries, dk and dv of its keys; write it on the diagonal, where all begin."""
-    width, diagonal = up(HS, COLS), q_block == k_block
-    size = BLOCK * width
-    q, do, dq, delta = q_block + Q * size, q_block + DOUT * size, q_block + DQ * size, q_block + DELTA * size
-    k, v, dk, dv = k_block + K * size, k_block + V * size, k_block + DK * size, k_block + DV * size
-    dot, score, datt = qt + size, qt + 2 * size, qt + 2 * size + BLOCK * BLOCK
-    turn(w, qt, BLOCK, kept, q, width, up(n_q, COLS))
-    turn(w, dot, BLOCK, kept, do, width, up(n_q, COLS))
-    # pass 1: score[t, t2] = s * q[t] . k[t2] and datt[t, t2] = dout[t] . v[t2], both transposed
-    part = C_UPPER if diagonal else WHOLE
-    product(w, score, BLOCK, kept, k, width, 1, w, qt, BLOCK, n_k, n_q, HS, part, False)
-    product(w, datt, BLOCK, kept, v, width, 1, w, dot, BLOCK, n_k, n_q, HS, part, False)
-    # pass 2: att = exp(score - lse), dscore = att * (datt - delta)
-    softmax_backward(w, score, datt, lse, lse0, kept, delta, n_q, n_k, diagonal)
-    # pass 3: dv[t2] += att[t, t2] * dout[t], dk[t2] += dscore[t, t2] * s * q[t], dq[t] += dscore[t, t2] * k[t2]
-    part = A_UPPER if diagonal else WHOLE
-    product(kept, dv, width, w, score, BLOCK, 1, kept, do, width, n_k, width, n_q, part, not diagonal)
-    product(kept, dk, width, w, datt, BLOCK, 1, kept, q, width, n_k, width, n_q, part, not diagonal)
-    part = A_LOWER if diagonal else WHOLE
-    product(kept, dq, width, w, datt, 1, BLOCK, kept, k, width, n_q, width, n_k, part, not diagonal)
-
-
-@helper()
-def visit(dqkv, dqkv_add, dout, qkv, out, lse, kept, slot, w, base, b, h, i, j):
-    """Do the tile of query block i and key block j, with what comes before its first and after its last tile."""
+    A tile waits until the row before has been through its block of keys: `steps` counts the rows, from `done` on.
+    """
     T, C, HS = out.shape[1], out.shape[2], out.shape[2] // lse.shape[1]
-    width, floats, t0, t2 = up(HS, COLS), block_floats(HS), i * BLOCK, j * BLOCK
-    n_q, n_k, size = min(BLOCK, T - t0), min(BLOCK, T - t2), BLOCK * width
-    q_block, k_block = (slot + i) * floats, (slot + j) * floats
-    if i == j:
-        start_block(kept, q_block, dout, qkv, out, b, h, t0, n_q, HS)
-    backward_tile(lse, (b * lse.shape[1] + h) * T + t0, kept, q_block, k_block, w, base, n_q, n_k, HS)
-    row = b * T * 3 * C + h * HS
-    if j == 0:
-        scale = ONE / np.sqrt(np.float32(HS))
-        unpack(dqkv, row + t0 * 3 * C, 3 * C, kept, q_block + DQ * size, width, n_q, HS, scale, dqkv_add)
-    if t0 + BLOCK >= T:
-        unpack(dqkv, row + C + t2 * 3 * C, 3 * C, kept, k_block + DK * size, width, n_k, HS, ONE, dqkv_add)
-        unpack(dqkv, row + 2 * C + t2 * 3 * C, 3 * C, kept, k_block + DV * size, width, n_k, HS, ONE, dqkv_add)
+    width, floats, t0 = up(HS, COLS), block_floats(HS), i * BLOCK
+    size, n_q = BLOCK * width, min(BLOCK, T - t0)
+    q, dq, do = base, base + size, base + 2 * size
+    qt, dot, score = base + 3 * size, base + 4 * size, base + 5 * size
+    datt, delta = score + BLOCK * BLOCK, score + 2 * BLOCK * BLOCK
+    row, o_row, scale = b * T * 3 * C + h * HS, (b * T + t0) * C + h * HS, ONE / np.sqrt(np.float32(HS))
+    # pass 1: the queries, and delta[t] = dout[t] . out[t], which stands for the sum over att * datt
+    pack(w, q, width, up(n_q, COLS), qkv, row + t0 * 3 * C, 3 * C, n_q, HS, scale)
+    pack(w, do, width, up(n_q, COLS), dout, o_row, C, n_q, HS, ONE)
+    turn(w, qt, BLOCK, w, q, width, up(n_q, COLS))
+    turn(w, dot, BLOCK, w, do, width, up(n_q, COLS))
+    for t in range(n_q):
+        d = spread(ZERO)
+        for x in range(0, HS, LANES):
+            d = d + load(w, do + t * width + x) * load_some(out, o_row + t * C + x, HS - x)
+        w[delta + t] = sum_lanes(d)
+    for j in range(i, -1, -1):
+        diagonal, t2, block = j == i, j * BLOCK, (first + j) * floats
+        n_k = min(BLOCK, T - t2)
+        k, v, dk, dv = block + K * size, block + V * size, block + DK * size, block + DV * size
+        if diagonal:
+            pack(kept, k, width, n_k, qkv, row + C + t2 * 3 * C, 3 * C, n_k, HS, ONE)
+            pack(kept, v, width, n_k, qkv, row + 2 * C + t2 * 3 * C, 3 * C, n_k, HS, ONE)
+        else:
+            wait_for(steps, done + j, i - j)
+        # pass 2: score[t, t2] = s * q[t] . k[t2] and datt[t, t2] = dout[t] . v[t2], both transposed
+        part = C_UPPER if diagonal else WHOLE
+        product(w, score, BLOCK, kept, k, width, 1, w, qt, BLOCK, n_k, n_q, HS, part, False)
+        product(w, datt, BLOCK, kept, v, width, 1, w, dot, BLOCK, n_k, n_q, HS, part, False)
+        # pass 3: att = exp(score - lse), dscore = att * (datt - delta)
+        softmax_backward(w, score, datt, lse, (b * lse.shape[1] + h) * T + t0, delta, n_q, n_k, diagonal)
+        # pass 4: dv[t2] += att[t, t2] * dout[t], dk[t2] += dscore[t, t2] * s * q[t], dq[t] += dscore[t, t2] * k[t2]
+        part = A_UPPER if diagonal else WHOLE
+        product(kept, dv, width, w, score, BLOCK, 1, w, do, width, n_k, width, n_q, part, not diagonal)
+        product(kept, dk, width, w, datt, BLOCK, 1, w, q, width, n_k, width, n_q, part, not diagonal)
+        part = A_LOWER if diagonal else WHOLE
+        product(w, dq, width, w, datt, 1, BLOCK, kept, k, width, n_q, width, n_k, part, not diagonal)
+        tell(steps, done + j, i - j + 1)
+        if t0 + BLOCK >= T:
+            unpack(dqkv, row + C + t2 * 3 * C, 3 * C, kept, dk, width, n_k, HS, ONE, dqkv_add)
+            unpack(dqkv, row + 2 * C + t2 * 3 * C, 3 * C, kept, dv, width, n_k, HS, ONE, dqkv_add)
+    unpack(dqkv, row + t0 * 3 * C, 3 * C, w, dq, width, n_q, HS, scale, dqkv_add)
 
 
 def kept_floats(sizes):
@@ -225,42 +217,32 @@ def kept_floats(sizes):
     "optimized",
     scratch=[
         ("kept", kept_floats),
-        ("work", for_each_thread(tile_floats)),
+        ("work", for_each_thread(row_floats)),
         ("counter", 1),
-        ("steps", lambda sizes: 2 * sizes["B"] * sizes["NH"] * -(-sizes["T"] // BLOCK)),
+        ("steps", lambda sizes: sizes["B"] * sizes["NH"] * -(-sizes["T"] // BLOCK)),
     ],
 )
 def attention_backward(dqkv, dqkv_add, dout, qkv, out, lse, kept, work, counter, steps):
-    """Diagonal by diagonal: tiles that lie equally far from it share no query block and no key block.
+    """Row by row of tiles, from the diagonal back; what a block of keys gathers is kept until the last row.
 
-    Parallel: tiles of all heads, handed out by ticket. A tile waits until its two blocks have been through the
-    diagonals before, whose tickets are earlier; so each gradient gathers its tiles in one order, whatever the threads.
-    Memory: seven packed copies of C numbers a token, of all tokens if T > BLOCK; four tiles for each thread.
+    Parallel: rows of all heads, handed out by ticket. A row follows the one before it of the same head, whose ticket is
+    earlier, at a distance of one tile; so each gradient gathers its tiles in one order, whatever the threads.
+    Memory: four packed copies of C numbers a token, of all tokens if T > BLOCK; seven tiles for each thread.
     Bound: compute.
     Source: Dao 2023 (arXiv 2307.08691), algorithm 2, in another order.
     """
     B, T, C = dout.shape
     NH = lse.shape[1]
-    blocks, floats = (T + BLOCK - 1) // BLOCK, tile_floats(C // NH)
-    tiles = NH * (blocks * (blocks + 1) // 2)
+    blocks, floats = (T + BLOCK - 1) // BLOCK, row_floats(C // NH)
     counter[0] = ZERO  # whose bits are those of the integer 0
     for i in range(steps.shape[0]):
         steps[i] = ZERO
     for worker in prange(work.shape[0] // floats):
         w = np.int64(worker)
         task = ticket(counter)
-        while task < B * tiles:
-            b, j, away = task // tiles, task % tiles, 0
-            while j >= NH * (blocks - away):
-                j -= NH * (blocks - away)
-                away += 1
-            h, j = j // (blocks - away), j % (blocks - away)
-            first = (b * NH + h) * blocks
-            queries, keys = 2 * (first + j + away), 2 * (first + j) + 1
-            wait_for(steps, queries, away)
-            wait_for(steps, keys, away)
-            slot = first if blocks > 1 else w
-            visit(dqkv, dqkv_add, dout, qkv, out, lse, kept, slot, work, w * floats, b, h, j + away, j)
-            tell(steps, queries, away + 1)
-            tell(steps, keys, away + 1)
+        while task < B * blocks * NH:
+            b, i, h = task // (blocks * NH), task // NH % blocks, task % NH
+            head = (b * NH + h) * blocks
+            first = head if blocks > 1 else w
+            backward_row(dqkv, dqkv_add, dout, qkv, out, lse, kept, first, work, w * floats, steps, head, b, h, i)
             task = ticket(counter)
