@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: train test check lint smoke test-slow test-peers clean
+.PHONY: train test check lint smoke test-slow test-faults test-peers clean
 
 train: $(VENV)/.installed
 	$(BIN)/cpuopt train $(ARGS)
@@ -12,7 +12,7 @@ train: $(VENV)/.installed
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -m "not slow and not peers" $(ARGS)
 
-check: lint test smoke
+check: lint test test-faults smoke
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -24,6 +24,11 @@ smoke: $(VENV)/.installed
 	$(BIN)/cpuopt train --model gpt2-tiny -B 4 -T 32 --steps 20 --swap 'matmul@h.0.*=blas' --runs $(VENV)/smoke-runs
 	$(BIN)/cpuopt profile --model gpt2-tiny -B 4 -T 32 --steps 3
 
+# the slow tests that stand between a user and a lost run: 200 kills, a full disk, one that becomes read-only
+test-faults: $(VENV)/.dev
+	$(BIN)/python -m pytest -m slow tests/test_checkpoint.py $(ARGS)
+
+# all slow tests, those among them
 test-slow: $(VENV)/.dev
 	$(BIN)/python -m pytest -m "slow" $(ARGS)
 

@@ -195,6 +195,7 @@ class Saved:
     path: Path
     config: Config
     read: Callable[[str], Array]
+    tokenizer: str | None
     dtype: DType = "f32"
 
 
@@ -207,10 +208,14 @@ def open_weights(path: Path) -> Weights:
         Where there are none, or they are damaged.
     """
     if not (path / FOLDER).is_dir():
+        if (path / "metrics.jsonl").is_file():
+            raise UserError(
+                f"the run {str(path)!r} has kept no weights; train with --save-every N for checkpoints, or --save PATH"
+            )
         return weights.open_weights(path)
     found = newest(path)
     file = TensorFile(found.path / PARAMS)
-    return Saved(found.path, Config(**found.state["sizes"]), file.read)
+    return Saved(found.path, Config(**found.state["sizes"]), file.read, found.state.get("tokenizer"))
 
 
 def find_run(root: Path, name: str) -> Path:

@@ -23,7 +23,7 @@ import numpy as np
 from .batches import Batches, require_known_ids, require_one_batch
 from .datasets import DATASETS, dataset_files, list_datasets, prepare, prepare_command
 from .errors import UserError
-from .tokenizers import Tokens, get_tokenizer, read_tokens, write_tokens
+from .tokenizers import Tokens, get_tokenizer, read_tokens, usual_tokenizer, write_tokens
 
 __all__ = [
     "Batches",
@@ -109,7 +109,7 @@ def load_corpus(spec: str, *, vocab_size: int, T: int, B: int) -> Corpus:
     elif spec in DATASETS:
         source, tokenizer, (train, val) = _dataset(spec, vocab_size)
     else:
-        source, tokenizer, (train, val) = _files(spec, _find(spec))
+        source, tokenizer, (train, val) = _files(spec, _find(spec), vocab_size)
     corpus = Corpus(spec, source, tokenizer, vocab_size, train, val)
     for split, tokens in ("train", train), ("val", val):
         tokens.flags.writeable = False
@@ -123,7 +123,7 @@ Loaded = tuple[str, str, tuple[Tokens, Tokens]]
 
 
 def _dataset(name: str, vocab_size: int) -> Loaded:
-    tokenizer = "gpt2" if vocab_size >= 50257 else "bytes"
+    tokenizer = usual_tokenizer(vocab_size)
     paths = dataset_files(name, tokenizer)
     missing = [str(path) for path in paths if not path.is_file()]
     if missing:
@@ -131,7 +131,7 @@ def _dataset(name: str, vocab_size: int) -> Loaded:
             f"dataset {name!r} is not prepared for a vocabulary of {vocab_size}: there is no {missing[0]!r}; "
             f"run `{prepare_command(name, tokenizer)}`"
         )
-    return _files(name, paths[:1])
+    return _files(name, paths[:1], vocab_size)
 
 
 def _find(spec: str) -> list[Path]:
@@ -162,7 +162,7 @@ def _glob(pattern: str) -> list[Path]:
         return []
 
 
-def _files(name: str, paths: list[Path]) -> Loaded:
+def _files(name: str, paths: list[Path], vocab_size: int) -> Loaded:
     """Load one token file or any number of text files."""
     if all(path.suffix != ".bin" for path in paths):
         texts = {path: text for path in paths if (text := _read_text(path)).size}
@@ -179,12 +179,12 @@ def _files(name: str, paths: list[Path]) -> Loaded:
             "beside which NAME_val.bin is found by itself"
         )
     (path,) = paths
-    tokens = read_tokens(path)
+    tokens, tokenizer = read_tokens(path), usual_tokenizer(vocab_size)  # a token file does not say what made it
     shard = re.fullmatch(r"(.*)_train(_\d+)?\.bin", path.name)  # fineweb_train_000001.bin, fineweb_val_000000.bin
     sibling = path.with_name(f"{shard[1]}_val{'_000000' if shard[2] else ''}.bin") if shard else None
     if sibling and sibling.is_file():
-        return f"token files {str(path)!r} and {sibling.name!r}", "gpt2", (tokens, read_tokens(sibling))
-    return f"token file {str(path)!r}, its last tenth for validation", "gpt2", _split(tokens)
+        return f"token files {str(path)!r} and {sibling.name!r}", tokenizer, (tokens, read_tokens(sibling))
+    return f"token file {str(path)!r}, its last tenth for validation", tokenizer, _split(tokens)
 
 
 def _read(path: Path) -> Tokens:

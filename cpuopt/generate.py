@@ -234,12 +234,17 @@ class Sampler:
             raise UserError("the logits are not finite: the weights are damaged, or were never trained")
         if self.temperature == 0:
             return int(x.argmax())
-        order = np.argsort(-x, kind="stable")[: self.top_k or None]
-        p = np.exp((x[order] - x[order[0]]) / self.temperature)
+        ids = np.argpartition(-x, self.top_k - 1)[: self.top_k] if 0 < self.top_k < len(x) else np.arange(len(x))
+        p = np.exp((x[ids] - x.max()) / self.temperature)
         p /= p.sum()
-        p = p[: int(np.searchsorted(np.cumsum(p), self.top_p)) + 1]
-        place = int(np.searchsorted(np.cumsum(p), self.rng.random() * p.sum(), side="right"))
-        return int(order[min(place, len(p) - 1)])
+        if self.top_p < 1:
+            some = p >= (1 - self.top_p) / len(p)  # all others together have less than 1 - top_p
+            order = np.argsort(-p[some], kind="stable")
+            ids, p = ids[some][order], p[some][order]
+            p = p[: int(np.searchsorted(np.cumsum(p), self.top_p)) + 1]
+        sums = np.cumsum(p)
+        place = int(np.searchsorted(sums, self.rng.random() * sums[-1], side="right"))
+        return int(ids[min(place, len(p) - 1)])
 
 
 def generate(

@@ -87,6 +87,11 @@ class GPT2(Tokenizer):
 TOKENIZERS = ("bytes", "gpt2")
 
 
+def usual_tokenizer(vocab_size: int) -> str:
+    """Name the tokenizer that goes with a vocabulary, where nothing else tells it."""
+    return "gpt2" if vocab_size >= GPT2.vocab_size else "bytes"
+
+
 def get_tokenizer(name: str) -> Tokenizer:
     """Give the tokenizer of this name, from what is on this machine.
 

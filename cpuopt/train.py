@@ -138,6 +138,7 @@ class Trainer:
             "model": self.job.name,
             "sizes": asdict(self.job.config),
             "corpus": self.job.corpus.fingerprint,
+            "tokenizer": self.job.corpus.tokenizer,
             "settings": asdict(self.job.settings),
         }
 
@@ -313,7 +314,7 @@ def train(
             except OSError as e:
                 listener.note(f"cannot write {str(run.path / name)!r}: {e.strerror}")
         if s.save is not None and not trainer.diagnosis and not stopped_by:
-            save_weights(Path(s.save), job.config, engine.parameters().__getitem__)
+            save_weights(Path(s.save), job.config, engine.parameters().__getitem__, tokenizer=job.corpus.tokenizer)
         newest = trainer.saved[0] if trainer.saved else None
         return Result(run.path, summary, stopped_by, trainer.diagnosis, newest, profile)
 

@@ -114,7 +114,9 @@ def test_every_verb_refuses_them(refused, verb, flags, words):
         ('{"n_layer": 2', "not JSON (Expecting ',' delimiter"),
         ('{"layers": 2}', "--model: unknown size 'layers'; known: n_layer, n_head, "),
         ('{"n_embd": 65, "n_head": 2}', "model: n_embd = 65 is not a multiple of n_head = 2"),
-        ('{"n_layer": 0}', "model: n_layer is 0; expected a whole number of at least 1"),
+        ('{"n_layer": 0}', "model: n_layer is 0; expected a whole number from 1 to 4096"),
+        (f'{{"n_layer": {9 * 10**60}}}', "n_layer is 9000000"),
+        ('{"n_embd": 2147483648}', "n_embd is 2147483648; expected a whole number from 1 to 2147483647"),
         ('{"n_layer": 2.5}', "n_layer is 2.5"),
         ('{"n_layer": NaN}', "n_layer is nan"),
         ('{"n_layer": "2"}', "n_layer is '2'"),
@@ -308,6 +310,7 @@ def test_clipping_needs_the_norm_before_any_update(refused):
             "名",
             "a\u202eb",
             "a\x1b[2J",
+            "a\0b",
             "x" * 65,
             "x" * 300,
         ],
@@ -339,6 +342,11 @@ def test_a_trace_that_cannot_be_written(refused, place):
 
 def test_warm_up_steps_below_zero(refused):
     assert refused("profile", "--warmup", "-1") == "--warmup -1: expected 0 or more"
+
+
+@pytest.mark.parametrize("place", ["text.txt/model", "text.txt/none/model.bin"])
+def test_a_place_for_weights_that_cannot_be_written_is_refused_before_the_training(refused, place):
+    assert "nothing can be written to" in refused("train", "--save", place)
 
 
 # Memory

@@ -379,6 +379,34 @@ def test_a_full_disk(small, tmp_path):
         subprocess.run(["umount", str(mount)], check=True)
 
 
+@pytest.mark.slow
+def test_a_disk_that_becomes_read_only(small, tmp_path):
+    """On a real file system, remounted in the middle of a run."""
+    mount = tmp_path / "disk"
+    mount.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "none", str(mount)]).returncode:
+        pytest.skip("needs the right to mount")
+
+    def remount(ready):
+        right, calls = ready.engine.step, itertools.count(1)
+
+        def step(**more):
+            if next(calls) == 8:
+                subprocess.run(["mount", "-o", "remount,ro", str(mount)], check=True)
+            return right(**more)
+
+        ready.engine.step = step
+
+    try:
+        result, ready, listener = small(mount / "runs", change=remount)
+        assert ready.engine.step_number == 20
+        assert any("no checkpoint after step 10: Read-only file system" in n for n in listener.notes)
+        assert checkpoint.newest(folder(mount / "runs")).state["step"] == 5
+        assert result.summary["steps"] == 20
+    finally:
+        subprocess.run(["umount", str(mount)], check=True)
+
+
 # Two processes, signals, the command line
 
 

@@ -409,7 +409,8 @@ def test_a_train_file_brings_its_val_file(tmp_path):
         token_file(tmp_path / f"{val}.bin", tokens=[2] * 60)
         corpus = load_corpus(str(tmp_path / f"{train}.bin"), **SMALL)
         assert (corpus.train.tolist(), corpus.val.tolist()) == ([1] * 50, [2] * 60)
-        assert corpus.tokenizer == "gpt2"
+        assert corpus.tokenizer == "bytes"  # a token file does not say; the vocabulary does
+        assert load_corpus(str(tmp_path / f"{train}.bin"), **{**SMALL, "vocab_size": 50257}).tokenizer == "gpt2"
         assert f"{val}.bin" in corpus.source
 
 

@@ -291,3 +291,53 @@ def test_a_run_is_a_model(capsys):
     capsys.readouterr()
     assert cli.main(["generate", "--init", str(run), "--max-tokens", "3", "--json", "--variant", "vanilla"]) == 0
     assert json.loads(capsys.readouterr().out)["tokens"] == 3
+
+
+def test_a_run_and_what_it_saves_know_their_tokenizer(capsys, monkeypatch):
+    """A byte model with GPT-2's vocabulary speaks in bytes, with no word from the user."""
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", "nothing-here")
+    Path("text.txt").write_text("".join(f"{i} squared is {i * i}.\n" for i in range(1000)))
+    sizes = json.dumps({"n_layer": 1, "n_head": 1, "n_embd": 8, "vocab_size": 50257, "block_size": 16})
+    train = ["train", "--model", sizes, "--data", "text.txt", "-B", "1", "-T", "16", "--steps", "1", "--val-every", "0"]
+    assert cli.main([*train, "--save-every", "1", "--save", "saved", "--variant", "vanilla"]) == 0
+    assert cli.main(["convert", "saved", "again"]) == 0
+    assert cli.main(["convert", "saved", "model.bin"]) == 0  # llm.c's file has no place for it
+    capsys.readouterr()
+    (run,) = Path("runs").iterdir()
+    for where, tokenizer in ((str(run), "bytes"), ("saved", "bytes"), ("again", "bytes"), ("model.bin", None)):
+        flags = ["generate", "--init", where, "--max-tokens", "30", "--prompt", "12", "--variant", "vanilla"]
+        assert cli.main([*flags, "--json"]) == (0 if tokenizer else 2)
+        out, err = capsys.readouterr()
+        if tokenizer:
+            assert (json.loads(out)["tokenizer"], json.loads(out)["prompt_tokens"]) == ("bytes", 2)
+        else:
+            assert "--tokenizer bytes" in err
+    assert cli.main([*flags, "--tokenizer", "bytes"]) == 0
+    assert "the context of 16 tokens is full" in capsys.readouterr().err
+
+
+def test_a_tokenizer_that_is_none_is_refused(whole, capsys):
+    save_weights(Path("model"), CONFIG, whole[0].__getitem__, tokenizer="bytes")
+    config = Path("model/config.json")
+    config.write_text(config.read_text().replace('"bytes"', '["words"]'))
+    assert cli.main(["generate", "--init", "model"]) == 2
+    assert "cpuopt_tokenizer is ['words']; expected bytes or gpt2" in capsys.readouterr().err
+
+
+def test_what_top_p_leaves_out_unsorted_changes_nothing():
+    """Tokens are left out before they are sorted; the sampler draws as if all had been sorted."""
+    logits = np.random.Generator(np.random.PCG64(2)).standard_normal(5000).astype(np.float32) * 3
+    p = np.exp(logits.astype(np.float64) - logits.max())
+    order = np.argsort(-p)
+    kept = set(order[: np.searchsorted(np.cumsum(p[order] / p.sum()), 0.7) + 1].tolist())
+    sampler = Sampler(top_p=0.7)
+    assert {sampler.choose(logits) for _ in range(3000)} <= kept
+    best = Sampler(top_k=3, top_p=0.999999)
+    assert {best.choose(logits) for _ in range(300)} == set(order[:3].tolist())
+
+
+def test_a_run_that_kept_no_weights_says_how_to(capsys):
+    Path("run").mkdir()
+    Path("run/metrics.jsonl").touch()
+    assert cli.main(["generate", "--init", "run"]) == 2
+    assert "has kept no weights; train with --save-every N" in capsys.readouterr().err

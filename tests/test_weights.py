@@ -7,6 +7,7 @@ import shutil
 import struct
 import time
 import tracemalloc
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -250,6 +251,10 @@ def test_an_index_that_lies_is_refused(tmp_path, params):
         ({"n_layer": 3}, "lacks 'h.2"),
         ({"n_layer": 1}, "has 'h.1"),
         ({"n_layer": "2"}, "whole number"),
+        (
+            {"n_layer": 9 * 10**60},
+            "n_layer is 9000",
+        ),  # found by fuzzing: each was named
         ({"n_head": 3}, "multiple"),
         ({"vocab_size": 60}, "shape (61, 16)"),
         ({"n_positions": 9}, "shape (8, 16)"),
@@ -289,6 +294,32 @@ def test_a_weight_that_is_no_number_is_named(tmp_path, params):
     arrays = {n: np.empty(s, np.float32) for n, s in CONFIG.shapes().items()}
     with pytest.raises(UserError, match=r"h.1.mlp.c_fc.bias holds nan at \(3,\)"):
         copy_into(arrays, weights)
+
+
+class Runs:
+    """What a pickle does when it is read."""
+
+    def __reduce__(self):
+        return Path.touch, (Path("ran"),)
+
+
+def test_arrays_of_numpy_are_no_weights_and_run_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    np.save("objects.npy", np.array([Runs()], object), allow_pickle=True)
+    with zipfile.ZipFile("bomb.npz", "w", zipfile.ZIP_DEFLATED) as file, file.open("a.npy", "w") as part:
+        for _ in range(64):
+            part.write(bytes(1 << 20))
+    with pytest.raises(ValueError, match=r"magic|allow_pickle"):
+        np.load("objects.npy")
+    for name in ("objects.npy", "bomb.npz"):
+        for target in (name, "model.bin", "model.safetensors"):
+            if target != name:
+                Path(target).write_bytes(Path(name).read_bytes())
+            with pytest.raises(UserError, match=r"pickle|magic|header|bytes|config"):
+                open_weights(Path(target))
+    assert not Path("ran").exists()
+    np.load("objects.npy", allow_pickle=True)  # the mutant: what a reader of pickles would do
+    assert Path("ran").exists()
 
 
 # Safetensors headers that lie

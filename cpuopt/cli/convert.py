@@ -23,7 +23,7 @@ def run(args: argparse.Namespace) -> int:
     weights = open_weights(args.source)
     dtype = args.dtype or weights.dtype
     padded = getattr(weights, "padded_vocab", None)
-    save_weights(args.target, weights.config, weights.read, dtype, padded)
+    save_weights(args.target, weights.config, weights.read, dtype, padded, weights.tokenizer)
     c = weights.config
     print(
         f"{args.target}: {c.n_params / 1e6:.1f} M parameters, {c.n_layer} layers of {c.n_embd}, "

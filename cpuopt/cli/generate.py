@@ -29,17 +29,17 @@ def flags(p: argparse.ArgumentParser) -> None:
     p.add_argument("--top-k", type=int, default=0, metavar="K", help="among the K likeliest; 0: all (%(default)s)")
     p.add_argument("--top-p", type=float, default=1.0, metavar="P", help="the likeliest that have P (%(default)s)")
     p.add_argument("--seed", type=int, default=0, help="of the choices, and of random weights (%(default)s)")
-    p.add_argument("--tokenizer", choices=["gpt2", "bytes"], help="(gpt2 where the vocabulary has 50257 or more)")
+    p.add_argument("--tokenizer", choices=["gpt2", "bytes"], help="(as the weights say; else gpt2 from 50257 ids on)")
     kernel_flags(p, fuse=False)
     p.add_argument("--json", action="store_true", help="print text, tokens and figures as one JSON object")
 
 
 def tokenizer_of(name: str | None, vocab_size: int) -> Tokenizer:
     """Give the tokenizer that was named, or that goes with a vocabulary."""
-    from ..tokenizers import get_tokenizer
+    from ..tokenizers import get_tokenizer, usual_tokenizer
 
     try:
-        return get_tokenizer(name or ("gpt2" if vocab_size >= 50257 else "bytes"))
+        return get_tokenizer(name or usual_tokenizer(vocab_size))
     except UserError as e:
         if name is None:
             raise UserError(f"{e}; a model that was trained on bytes takes --tokenizer bytes") from e
@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     sampler = Sampler(args.temperature, args.top_k, args.top_p, args.seed)
     weights = None if args.init is None else open_weights(args.init)
     config = parse_config(args.model)[1] if weights is None else weights.config
-    tokenizer = tokenizer_of(args.tokenizer, config.vocab_size)
+    tokenizer = tokenizer_of(args.tokenizer or (weights.tokenizer if weights else None), config.vocab_size)
     prompt = tokenizer.encode(args.prompt) or [tokenizer.eot]
     check_tokens(prompt, config)
     kernels.load_all(args.kernels)
@@ -114,6 +114,8 @@ def run(args: argparse.Namespace) -> int:
         "tokens": len(tokens),
         "prompt_tokens": len(prompt),
         "stopped": "interrupted" if interrupted else why,
+        "tokenizer": tokenizer.name,
+        "context": config.block_size,
         "first_token_ms": (marks[1] - marks[0]) * 1e3 if tokens else None,
         "tokens_per_s": (rate := (len(tokens) - 1) / (marks[-1] - marks[1]) if len(tokens) > 1 else None),
         "weight_bytes": decoder.weight_bytes,

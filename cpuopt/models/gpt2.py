@@ -17,6 +17,9 @@ from ..errors import UserError
 from ..op import Shape
 from ..program import Value
 
+MOST_LAYERS = 4096
+"""Each layer has names and shapes, which are listed before any memory is counted."""
+
 
 @dataclass(frozen=True)
 class Config:
@@ -30,8 +33,9 @@ class Config:
 
     def __post_init__(self) -> None:
         for name, n in asdict(self).items():
-            if not isinstance(n, int) or isinstance(n, bool) or n < 1:
-                raise UserError(f"model: {name} is {n!r}; expected a whole number of at least 1")
+            most = MOST_LAYERS if name == "n_layer" else 2**31 - 1
+            if not isinstance(n, int) or isinstance(n, bool) or not 1 <= n <= most:
+                raise UserError(f"model: {name} is {repr(n)[:60]}; expected a whole number from 1 to {most}")
         if self.n_embd % self.n_head:
             raise UserError(f"model: n_embd = {self.n_embd} is not a multiple of n_head = {self.n_head}")
 

@@ -248,6 +248,11 @@ def generation(figures: Mapping[str, Any]) -> None:
     if f["tokens_per_s"]:
         parts.append(f"then {f['tokens_per_s']:.1f} tokens/s")
     ERR.print(", ".join(parts), soft_wrap=True)
+    if f["stopped"] == "context full":
+        ERR.print(
+            f"the context of {f['context']} tokens is full, so the text ends here; to go on, prompt with its end",
+            soft_wrap=True,
+        )
     if f["share_of_roof"]:
         ERR.print(
             f"{gb(f['weight_bytes'])} of weights a token, which {f['threads']} threads read at "

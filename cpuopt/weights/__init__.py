@@ -33,6 +33,10 @@ class Weights(Protocol):
     def dtype(self) -> DType:
         """How the numbers are stored."""
 
+    @property
+    def tokenizer(self) -> str | None:
+        """What made text into the ids that it knows: ``bytes``, ``gpt2``, or None where the file does not say."""
+
     def read(self, name: str) -> Array:
         """Read one parameter as float32, in cpuopt's shape."""
 
@@ -73,21 +77,32 @@ def check_target(path: Path) -> None:
     Raises
     ------
     UserError
-        Where something is there already, or the name is of no known format.
+        Where something is there already, the name is of no known format, or its directory cannot be written.
     """
     if path.suffix in (".safetensors", ".pt", ".pth", ".npz"):
         raise UserError(f"{str(path)!r}: expected a file ending in .bin (llm.c), or a directory (Hugging Face)")
     if path.exists() and not (path.is_dir() and path.suffix != ".bin" and not any(path.iterdir())):
         raise UserError(f"{str(path)!r} is there already; move it away or choose another name")
+    parent = next(p for p in Path(os.path.abspath(path)).parents if p.exists())
+    if not parent.is_dir() or not os.access(parent, os.W_OK):
+        raise UserError(f"{str(path)!r}: nothing can be written to {str(parent)!r}; choose another place")
 
 
-def save_weights(path: Path, config: Config, read: Read, dtype: DType = "f32", padded_vocab: int | None = None) -> None:
+def save_weights(
+    path: Path,
+    config: Config,
+    read: Read,
+    dtype: DType = "f32",
+    padded_vocab: int | None = None,
+    tokenizer: str | None = None,
+) -> None:
     """Write a model, whole or not at all: llm.c's file where the name ends in ``.bin``, else a Hugging Face directory.
 
     Parameters
     ----------
     read : gives a parameter by its name.
     padded_vocab : rows of ``wte`` in llm.c's file; the next multiple of 128 if not told.
+    tokenizer : what made text into ids, where that is known; llm.c's file has no place for it.
 
     Raises
     ------
@@ -100,7 +115,7 @@ def save_weights(path: Path, config: Config, read: Read, dtype: DType = "f32", p
         return
     try:
         with whole_directory(Path(os.path.abspath(path))) as folder:
-            write_synced(folder / huggingface.CONFIG, [huggingface.config_json(config, dtype)])
+            write_synced(folder / huggingface.CONFIG, [huggingface.config_json(config, dtype, tokenizer)])
             write_synced(folder / huggingface.WEIGHTS, huggingface.weight_parts(config, read, dtype))
     except OSError as e:
         raise UserError(f"cannot write {str(path)!r}: {e.strerror or e}; free the place or choose another") from e

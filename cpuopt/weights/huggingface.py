@@ -17,6 +17,7 @@ from ..errors import UserError
 from ..files import Content
 from ..models.gpt2 import Config
 from ..op import Shape
+from ..tokenizers import TOKENIZERS
 from .tensors import FLOATS, Array, DType, Read, TensorFile, file_parts, parse_json
 
 END_OF_TEXT = 50256
@@ -24,6 +25,8 @@ CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.
 TRANSPOSED = re.compile(r"h\.\d+\.(attn\.c_attn|attn\.c_proj|mlp\.c_fc|mlp\.c_proj)\.weight")
 MASK = re.compile(r"h\.\d+\.attn\.(bias|masked_bias)")
 SHARD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}\.safetensors")
+TOKENIZER = "cpuopt_tokenizer"
+"""In ``config.json``: what made text into ids. Others leave it alone."""
 SIZES = ("n_layer", "n_head", "n_embd", "vocab_size")
 EXPECTED: dict[str, tuple[Any, ...]] = {
     # what this GPT-2 computes; the first is the value where config.json says nothing
@@ -45,6 +48,7 @@ class Model:
     config: Config
     dtype: DType
     places: dict[str, tuple[TensorFile, str]]
+    tokenizer: str | None
 
     def read(self, name: str) -> Array:
         """Read one parameter as float32, (out, in)."""
@@ -69,7 +73,7 @@ def open_model(path: Path) -> Model:
             more = "; pytorch_model.bin is a pickle, which can run code: save with safe_serialization=True"
             raise UserError(f"{str(path)!r} has neither {WEIGHTS} nor {INDEX}{more if pickled else ''}")
         path = found[0]
-    config = _config(folder / CONFIG)
+    config, tokenizer = _config(folder / CONFIG)
     files = _shards(path) if path.name.endswith(".json") else [TensorFile(path)]
     places: dict[str, tuple[TensorFile, str]] = {}
     for file in files:
@@ -95,7 +99,7 @@ def open_model(path: Path) -> Model:
                 f"{str(file.path)!r}: tensor {there!r} is {t.dtype} of shape {t.shape}; expected {want} of "
                 f"{', '.join(FLOATS)}, because of {CONFIG}"
             )
-    model = Model(path, config, "bf16" if _all_bf16(places) else "f32", places)
+    model = Model(path, config, "bf16" if _all_bf16(places) else "f32", places, tokenizer)
     if head and not _same(head, places["wte.weight"]):
         raise UserError(f"{str(path)!r}: lm_head.weight differs from wte.weight; GPT-2 has one weight for both")
     return model
@@ -121,8 +125,8 @@ def _json(path: Path) -> dict[str, Any]:
         raise UserError(f"{str(path)!r} is no JSON object: {e}") from e
 
 
-def _config(path: Path) -> Config:
-    """Read a model's sizes, and refuse what is computed otherwise."""
+def _config(path: Path) -> tuple[Config, str | None]:
+    """Read a model's sizes and tokenizer, and refuse what is computed otherwise."""
     given = _json(path)
     for name, allowed in EXPECTED.items():
         if given.get(name, allowed[0]) not in allowed:
@@ -142,7 +146,10 @@ def _config(path: Path) -> Config:
         raise UserError(
             f"{str(path)!r}: n_inner is {str(given['n_inner'])[:60]}; expected 4 * n_embd = {4 * config.n_embd}"
         )
-    return config
+    tokenizer = given.get(TOKENIZER)
+    if tokenizer not in (None, *TOKENIZERS):
+        raise UserError(f"{str(path)!r}: {TOKENIZER} is {repr(tokenizer)[:60]}; expected {' or '.join(TOKENIZERS)}")
+    return config, tokenizer
 
 
 def _shards(index: Path) -> list[TensorFile]:
@@ -160,7 +167,7 @@ def _shards(index: Path) -> list[TensorFile]:
     return list(files.values())
 
 
-def config_json(config: Config, dtype: DType) -> bytes:
+def config_json(config: Config, dtype: DType, tokenizer: str | None = None) -> bytes:
     """Describe a model as ``transformers`` reads it."""
     return json.dumps(
         {
@@ -172,6 +179,7 @@ def config_json(config: Config, dtype: DType) -> bytes:
             "n_positions": config.block_size,
             "n_ctx": config.block_size,
             "torch_dtype": "bfloat16" if dtype == "bf16" else "float32",
+            **({TOKENIZER: tokenizer} if tokenizer else {}),
         },
         indent=2,
     ).encode()

@@ -78,6 +78,7 @@ class Model:
     config: Config
     dtype: DType
     padded_vocab: int
+    tokenizer: str | None = None
 
     def read(self, name: str) -> Array:
         """Read one parameter as float32, without the rows of padding."""

@@ -84,6 +84,24 @@ def gather(out, o, att, a, values, v, n, HS, scale):
         store_some(out, o + whole, s * scale, HS - whole)
 
 
+@helper()
+def put_away(keys, values, cache, qkv, q, position, T, C, HS):
+    """Copy a head's new keys and values behind those that are there."""
+    for t in range(T):
+        copy(keys, cache + (position + t) * HS, qkv, q + t * 3 * C + C, HS)
+        copy(values, cache + (position + t) * HS, qkv, q + t * 3 * C + 2 * C, HS)
+
+
+@helper()
+def query(out, o, keys, values, cache, qkv, q, n, HS, att, a):
+    """Give a head's result for one query: scores, their softmax, the weighted sum of the values."""
+    scale = ONE / np.sqrt(np.float32(HS))
+    for t in range(n):
+        att[a + t] = scale * dot(qkv, q, keys, cache + t * HS, HS)
+    total = softmax(att, a, n)
+    gather(out, o, att, a, values, cache, n, HS, ONE / total)
+
+
 def work_floats(sizes):
     """Size what each head works in: tiles, or a row of scores."""
     return sizes["B"] * sizes["NH"] * (forward_floats.py_func(sizes["HS"]) if sizes["T"] >= TILED else 0)
@@ -100,14 +118,11 @@ def attention_decode(out, keys, values, qkv, position, att, work):
     """
     B, T, C = out.shape
     NH, S, HS = keys.shape[1:]
-    scale = ONE / np.sqrt(np.float32(HS))
     for task in prange(B * NH):
         bh = np.int64(task)
         b, h = bh // NH, bh % NH
         cache, a, q, o = bh * S * HS, bh * S, b * T * 3 * C + h * HS, b * T * C + h * HS
-        for t in range(T):
-            copy(keys, cache + (position + t) * HS, qkv, q + t * 3 * C + C, HS)
-            copy(values, cache + (position + t) * HS, qkv, q + t * 3 * C + 2 * C, HS)
+        put_away(keys, values, cache, qkv, q, position, T, C, HS)
         if T >= TILED:
             w = bh * forward_floats(HS)
             for t in range(0, T, BLOCK):
@@ -116,8 +131,4 @@ def attention_decode(out, keys, values, qkv, position, att, work):
                 attend(out, o + t * C, C, qkv, x, 3 * C, keys, cache, values, cache, HS, before, n, HS, work, w)
         else:
             for t in range(T):
-                n = position + t + 1
-                for t2 in range(n):
-                    att[a + t2] = scale * dot(qkv, q + t * 3 * C, keys, cache + t2 * HS, HS)
-                total = softmax(att, a, n)
-                gather(out, o + t * C, att, a, values, cache, n, HS, ONE / total)
+                query(out, o + t * C, keys, values, cache, qkv, q + t * 3 * C, position + t + 1, HS, att, a)
