@@ -111,6 +111,7 @@ class Writer:
             elif kind < 82 and level < 2:
                 i = "ijk"[level]
                 ranges = ["n", "1, n", "0, n, 2", "n - 1, -1, -1", *(f"{j} + 1" for j in indices)]
+                ranges += ["n - 2 if b > 0 else n", "1 if b > 0 else 0, n, 2"]
                 self.line(depth, f"for {i} in range({self.pick(ranges)}):")
                 self.block(depth + 1, level + 1, [*indices, i], list(scalars), arrays)
             elif kind < 92 and depth < 6:
@@ -172,7 +173,8 @@ class Writer:
             scalars = [f"s{k}" for k in range(4)]
         for _ in range(1 + self.chance(30)):
             parallel = self.chance(50)
-            self.line(1, f"for b in {'prange' if parallel else 'range'}(x.shape[0]):")
+            first = "n - 3, " if not saves and self.chance(20) else ""
+            self.line(1, f"for b in {'prange' if parallel else 'range'}({first}x.shape[0]):")
             mine = list(scalars)
             fresh = parallel or not scalars or self.chance(50)
             if fresh:
