@@ -146,13 +146,15 @@ class _Shift:
         for s in before:  # its first touch writes, in a loop over the same range, what the terms are
             if set(flat([s])) & touched:
                 assert self.store
-                if not isinstance(s, For) or [text(b) for b in s.bounds[:2]] != [text(b) for b in self.loop.bounds[:2]]:
+                if not isinstance(s, For) or not self.same_range(s):
                     return False
                 first = next((x for x in s.body if set(flat([x])) & touched), None)
+                others = [e for x in flat(s.body) for e in every_element(x) if root(base(e)) == stored]
                 return (
                     type(first) is Assign
                     and text(rename(first.target, s.var, self.loop.var)) == text(self.store.target)
                     and not any(root(base(e)) == stored for e in elements(first.value))
+                    and all(text(e) == text(first.target) for e in others)  # none that it has not written yet
                 )
         return False
 
@@ -242,11 +244,14 @@ class _Shift:
         assert self.store
         for loop in flat(self.block[self.k + 1 :]):
             if isinstance(loop, For) and s in set(flat(loop.body)):
-                same = [text(a) == text(b) for a, b in zip(loop.bounds[:2], self.loop.bounds[:2], strict=True)]
-                if all(same) and loop.bounds[2] == self.loop.bounds[2]:
-                    if _same_element(e, self.store.target, loop.var, self.loop.var):
-                        return loop.var
+                if self.same_range(loop) and _same_element(e, self.store.target, loop.var, self.loop.var):
+                    return loop.var
         return None
+
+    def same_range(self, loop: For) -> bool:
+        """Whether a loop runs over the sum's range."""
+        same = [text(a) == text(b) for a, b in zip(loop.bounds[:2], self.loop.bounds[:2], strict=True)]
+        return all(same) and loop.bounds[2] == self.loop.bounds[2]
 
     def apply(self, logs: list, quotients: list) -> None:  # type: ignore[type-arg]
         """Put the log of the sum after its loop, and write the readers with it."""
