@@ -25,6 +25,28 @@ STORE_READ_BY_A_CONDITION = """def f(x, w, ix, a, y, z):
 """
 """Found by a long run: the exponentials were not stored, though the next iteration's condition reads them."""
 
+STORE_READ_BEFORE_IT_IS_WRITTEN = """def f(x, w, ix, a, y, z):
+    n = x.shape[1]
+    for b in range(x.shape[0]):
+        for i in range(n):
+            a[i] = x[b, i]
+            for j in range(n):
+                y[b, j] += a[j] * w[i]
+        top = -9.0
+        for v in range(n):
+            a[v] = 0.3 * x[b, v] + w[v]
+            top = max(top, a[v])
+        total = 0.0
+        for v in range(n):
+            e = exp(a[v] - top)
+            total += e
+            a[v] = e
+        s = log(total) + top
+        for i in range(n):
+            y[b, i] += s
+"""
+"""Found by a long run: the first loop writes all of a, but reads elements that the iteration before has left."""
+
 
 COMPOUND_BOUNDS = [
     "prange(n - 3, x.shape[0]):\n        s = w[0]\n        for i in range(n):\n            s *= x[b, i]\n"
@@ -49,6 +71,7 @@ def test_300_random_programs():
     @settings(max_examples=600, suppress_health_check=list(HealthCheck))
     @given(programs.drawn())
     @example(STORE_READ_BY_A_CONDITION)
+    @example(STORE_READ_BEFORE_IT_IS_WRITTEN)
     def every(code):
         if code not in seen and len(seen) >= 300 and all(v.kind != "wrong" for v in seen.values()):
             return
