@@ -13,7 +13,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
@@ -187,8 +187,14 @@ class Profiler:
         return max(0.0, median(timed) - median(plain)) / 1e6
 
 
+def forget_peak() -> None:
+    """Let the peak of this process's memory start from what it holds now, where the system can."""
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
 def peak_rss_bytes() -> int:
-    """Return the most memory that this process has held.
+    """Return the most memory that this process has held, since `forget_peak`.
 
     Linux's own record comes first: ``getrusage`` starts from what the parent held when it started this process.
     """

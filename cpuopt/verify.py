@@ -65,6 +65,8 @@ def model_beside(state: Path) -> Path:
     UserError
         Where there is no such file.
     """
+    if not state.is_file():
+        raise UserError(f"there is no file {str(state)!r}; expected a debug state, as llm.c's train_gpt2.py writes it")
     path = state.with_name(state.name.replace("_debug_state", ""))
     if path == state or not path.is_file():
         raise UserError(f"{str(state)!r} has no model file beside it; name it with --init MODEL.bin")

@@ -149,12 +149,14 @@ class _Shift:
                 if not isinstance(s, For) or not self.same_range(s):
                     return False
                 first = next((x for x in s.body if set(flat([x])) & touched), None)
-                others = [e for x in flat(s.body) for e in every_element(x) if root(base(e)) == stored]
+                if type(first) is not Assign:
+                    return False
+                place = text(first.target)
+                places = [e for x in flat(s.body) for e in every_element(x) if root(base(e)) == stored]
                 return (
-                    type(first) is Assign
-                    and text(rename(first.target, s.var, self.loop.var)) == text(self.store.target)
+                    text(rename(first.target, s.var, self.loop.var)) == text(self.store.target)
                     and not any(root(base(e)) == stored for e in elements(first.value))
-                    and all(text(e) == text(first.target) for e in others)  # none that it has not written yet
+                    and all(text(e) == place for e in places)  # none that it has not written yet
                 )
         return False
 

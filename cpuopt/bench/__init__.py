@@ -24,11 +24,11 @@ from .. import record
 from ..data import load_corpus
 from ..errors import UserError
 from ..models.gpt2 import parse_config
-from .plan import OPTIMIZER, START_ROUNDS, Plan, cpuopt_side, parse_sizes, peer_sides, round_cost
+from .plan import OPTIMIZER, START_ROUNDS, Plan, cpuopt_side, default_sizes, parse_sizes, peer_sides, round_cost
 from .process import LIMIT_S, Side, Steps, Worker, ended_by_sigterm
 from .stats import CHECKED_STEPS, Others, Result, disagreement, geometric_mean, schedule
 
-__all__ = ["Bench", "Plan", "View", "parse_sizes"]
+__all__ = ["Bench", "Plan", "View", "default_sizes", "parse_sizes"]
 
 BATCHES = 8
 """Batches that both sides go through again and again."""

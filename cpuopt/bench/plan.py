@@ -83,6 +83,12 @@ def round_cost(B: int, T: int) -> float:
     return 64.0 + B * T
 
 
+def default_sizes(model: str) -> tuple[tuple[int, int], ...]:
+    """Give the sizes that a model's context has room for."""
+    _, config = parse_config(model)
+    return tuple((B, T) for B, T in parse_sizes(SIZES) if config.block_size >= T)
+
+
 def parse_sizes(text: str) -> tuple[tuple[int, int], ...]:
     """Read ``4x64,16x64``: rows by tokens.
 

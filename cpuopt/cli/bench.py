@@ -18,7 +18,7 @@ def flags(p: argparse.ArgumentParser) -> None:
     p.add_argument("--model", default="gpt2-124M", help="preset, or sizes as in '{\"n_layer\": 4}' (%(default)s)")
     p.add_argument("--peer", action="append", default=[], help="torch-eager (default) or torch-compile; repeatable")
     p.add_argument("--against", action="append", default=[], metavar="VARIANT", help="a variant as peer; repeatable")
-    p.add_argument("--sizes", default="1x16,1x32,2x16,1x64,4x64,16x64,1x1024", help="B x T each (%(default)s)")
+    p.add_argument("--sizes", help="B x T each, as in 4x64,16x64 (seven from 1x16 to 1x1024 that fit the context)")
     p.add_argument("--rounds", type=int, default=10, help="turns of each side (%(default)s)")
     p.add_argument("--seed", type=int, default=0, help="of the order of turns, weights and batches (%(default)s)")
     p.add_argument("--peer-python", default=sys.executable, metavar="PATH", help="a Python that has torch (this one)")
@@ -31,7 +31,7 @@ def flags(p: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the verb; return its exit status."""
     start_numba(args.threads)
-    from ..bench import Bench, Plan, parse_sizes
+    from ..bench import Bench, Plan, default_sizes, parse_sizes
     from ..job import Settings, build_only
     from ..lab import records
     from ..registry import AUTO
@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
 
     plan = Plan(
         model=args.model,
-        sizes=parse_sizes(args.sizes),
+        sizes=parse_sizes(args.sizes) if args.sizes else default_sizes(args.model),
         peers=tuple(dict.fromkeys(args.peer or ([] if args.against else ["torch-eager"]))),
         against=tuple(dict.fromkeys(args.against)),
         variant=args.variant,

@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
     from ..job import prepare
     from ..kernels import regions
     from ..lab import machine, records
-    from ..profiler import hashes, profile
+    from ..profiler import forget_peak, hashes, profile
     from ..record import finite
     from ..report import console, html, tables
 
@@ -44,8 +44,11 @@ def run(args: argparse.Namespace) -> int:
         job = prepare(settings, progress)
     with console.saying() as say:
         roofs = machine.roofs(job.engine.threads, say)
-    for text in filter(None, [machine.slow_layer(), *(f"the roofs are doubtful: {d}" for d in roofs.doubts)]):
-        console.warn(text)
+    forget_peak()  # measuring roofs takes more memory than a small model
+    if layer := machine.slow_layer():
+        console.warn(layer)
+    if roofs.doubts:
+        console.warn(f"the roofs are doubtful: {'; '.join(roofs.doubts)}. When it is quiet: cpuopt machine --again")
     others = machine.Others()
     for note in job.engine.notes:
         console.warn(note)

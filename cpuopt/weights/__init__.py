@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
@@ -84,8 +85,10 @@ def check_target(path: Path) -> None:
     if path.exists() and not (path.is_dir() and path.suffix != ".bin" and not any(path.iterdir())):
         raise UserError(f"{str(path)!r} is there already; move it away or choose another name")
     parent = next(p for p in Path(os.path.abspath(path)).parents if p.exists())
-    if not parent.is_dir() or not os.access(parent, os.W_OK):
-        raise UserError(f"{str(path)!r}: nothing can be written to {str(parent)!r}; choose another place")
+    try:
+        tempfile.TemporaryDirectory(prefix=".cpuopt-", dir=parent).cleanup()
+    except OSError as e:
+        raise UserError(f"{str(path)!r}: nothing can be written to {str(parent)!r}; choose another place") from e
 
 
 def save_weights(
