@@ -19,6 +19,7 @@ from importlib.metadata import PackageNotFoundError, version
 from itertools import count
 from math import isfinite
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import MappingProxyType
 from typing import Any
 
@@ -107,7 +108,27 @@ def _new_folder(root: Path, stem: str) -> Path:
         path.mkdir()
         return path
     except OSError as e:
-        raise UserError(f"--runs {root}: {e.strerror}; name a directory that can be written with --runs DIR") from e
+        raise _no_root(root, e) from e
+
+
+def check_root(root: Path) -> None:
+    """Refuse a folder of runs that nothing can be written to, before what would be kept there is measured.
+
+    Raises
+    ------
+    UserError
+        Where no folder can be made in it, or in the nearest of its parents that is there. Nothing stays behind.
+    """
+    there = next(p for p in (root, *root.absolute().parents) if p.exists())
+    try:
+        with TemporaryDirectory(prefix=".cpuopt-", dir=there):
+            pass
+    except OSError as e:
+        raise _no_root(root, e) from e
+
+
+def _no_root(root: Path, e: OSError) -> UserError:
+    return UserError(f"--runs {root}: {e.strerror}; name a directory that can be written with --runs DIR")
 
 
 LOGGED = re.compile(r"s:(\d+) ")

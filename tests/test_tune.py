@@ -16,6 +16,7 @@ from cpuopt.lab import machine, plans, tune
 from cpuopt.lab.cases import Case
 from cpuopt.lab.check import Result
 from cpuopt.lab.verdict import Contest
+from cpuopt.report import tune as report
 
 DIGEST = functools.cache(cache.digest)
 SETTINGS = Settings(model="gpt2-tiny", B=2, T=8, threads=1)
@@ -51,7 +52,10 @@ class Child:
             return {"result": Result("k", case, ratio, reason="" if ratio < 1 else "far off").to_json()}
         if do == "steps":
             each = [told(*self.each.get(c["op"], ("faster", 0.9))) for c in more["changes"]]
-            return {"step": told(self.whole.pop(0)), "each": each, "losses": {}, "doubts": []}
+            whole = self.whole.pop(0)
+            if isinstance(whole, BaseException):
+                raise whole
+            return {"step": told(whole), "each": each, "losses": {}, "doubts": []}
         found = self.alone.get((more["op"], more["variants"][1]), ("slower", 2.0))
         if isinstance(found, BaseException):
             raise found
@@ -223,6 +227,24 @@ def a_changed_kernel_makes_it_stale():
     assert changed() == IN_LAYERS
 
 
+def steps_that_cannot_be_compared_end_no_run():
+    """What was measured is kept, no plan is written, and the next run tries the steps again."""
+    run(Child({("gelu_forward", "vanilla"): ("faster", 0.5)}), patterns=["gelu"])
+    before = changed()
+    first = Child({ATTENTION: ("faster", 0.5)}, whole=[UserError("steps: no answer within 600 s")])
+    t = run(first, patterns=["attention"])
+    assert (t.finished, t.rules) == (False, [])
+    assert t.why == "steps could not be compared: steps: no answer within 600 s"
+    assert changed() == before
+    content = {**t.key, "model": t.name, **t.to_json(), "plan": "p"}
+    last = " ".join(str(x) for x in report.tables(content, "r")[-2:])
+    assert "no plan is written: steps could not be compared: steps: no answer within 600 s; what was measured" in last
+    second = Child()
+    t = run(second, patterns=["attention"])
+    assert (second.measured(), t.finished) == ([], True)
+    assert changed() == before | IN_LAYERS
+
+
 def rewrites_stay():
     """A rule about an op that a rewrite has taken elsewhere is none about the layer as it was written."""
     plain = build_only(SETTINGS).program.calls
@@ -258,6 +280,11 @@ def planned_as_swaps(settings):
     return registry.Choice("optimized", (*settings.swap, *(settings.plan or ())))
 
 
+def always_finished(tuning, child, asked, view):
+    CONFIRM(tuning, child, asked, view)
+    return True
+
+
 def without_dropping(tuning, child, asked, view):
     return CONFIRM(tuning, Blind(child), asked, view)
 
@@ -283,6 +310,7 @@ MUTANTS = {
     "unknown steps": (steps_confirm_it, tune, "KEPT", ("faster", "no difference shown", "could not tell")),
     "only faster steps": (steps_confirm_it, tune, "KEPT", ("faster",)),
     "only whole steps": (what_is_slower_in_the_step_goes, tune, "confirm", without_dropping),
+    "steps that fail end it": (steps_that_cannot_be_compared_end_no_run, tune, "confirm", always_finished),
     "any key": (a_stale_key_is_not_used, plans, "read", any_key),
     "any hash": (a_changed_kernel_makes_it_stale, plans, "hash_of", lambda name: HASHES.get(name)),
     "rules are swaps": (rewrites_stay, job, "choice_of", planned_as_swaps),

@@ -53,6 +53,7 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"ab {args.op!r}: no such op; {registry.nearest(args.op, ops.ALL)}")
     if args.flush and args.in_step:
         raise UserError("--flush with --in-step: a step leaves the caches as they are; give one of the two")
+    common.check_targets(args)
     looks, results = looks_up_to(args.rounds), []
     with Child(args.kernels, max(counts), args.limit) as child, console.saying() as say:
         for B, T in parse_sizes(args.sizes):

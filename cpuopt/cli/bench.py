@@ -53,6 +53,7 @@ def run(args: argparse.Namespace) -> int:
         peer_python=args.peer_python,
         processes=common.cores(),
     )
+    common.check_targets(args)
     for B, T in plan.sizes if AUTO in (args.variant, *args.against) else ():
         job = Settings(model=args.model, B=B, T=T, variant=AUTO, kernels=plan.kernels, threads=plan.threads)
         console.warn(f"{B}x{T}: {build_only(job).notes[0]}")

@@ -63,11 +63,13 @@ def trace_flags(p: argparse.ArgumentParser) -> None:
 
 
 def check_targets(args: argparse.Namespace) -> None:
-    """Refuse files that cannot be written, before anything runs."""
+    """Refuse files, and a folder of records, that cannot be written, before anything runs."""
+    from .. import record
     from ..report import files
 
+    record.check_root(args.runs)
     for flag in FILES:
-        if path := getattr(args, flag):
+        if path := getattr(args, flag, None):
             files.check_target(path, f"--{flag}")
 
 

@@ -50,6 +50,7 @@ def run(args: argparse.Namespace) -> int:
 
     if args.limit <= 0:
         raise UserError(f"--limit {args.limit:g}: expected a positive number of seconds")
+    common.check_targets(args)
     looks = looks_up_to(args.rounds)
     given = {k: getattr(args, k) for k in ("model", "B", "T", "threads", "fuse", "data", "seed")}
     settings = Settings(**given, kernels=tuple(str(Path(f).resolve()) for f in args.kernels))
@@ -66,4 +67,6 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps({**content, "path": str(path)}))
     else:
         console.show(report.tables(content, str(path)))
-    return 0 if tuning.finished else 130
+    if tuning.finished:
+        return 0
+    return 1 if tuning.why else 130

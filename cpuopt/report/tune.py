@@ -80,7 +80,8 @@ def tables(content: Mapping[str, Any], path: str) -> list[RenderableType]:
         ratio = f"{a:,.1f} ms by default, {b:,.1f} with the plan, ratio {spread(step['ratio'])}: "
         shown.append(Text.assemble("whole steps: ", ratio, (step["verdict"], STYLE[step["verdict"]])))
     if not c["finished"]:
-        shown.append(Text("interrupted: no plan is written; the same command goes on from here", "bold"))
+        again = "what was measured alone is kept, and the same command goes on from here"
+        shown.append(Text(f"no plan is written: {c['why'] or 'interrupted'}; {again}", "bold"))
     elif c["rules"]:
         shown.append(Text(f"plan {c['plan']}: --variant auto runs by it"))
     else:
