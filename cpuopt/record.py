@@ -155,14 +155,33 @@ def keep(root: Path, kind: str, name: str, content: Mapping[str, Any]) -> Path:
     kind : ``ab``, ``bench``, ``profile`` or ``tune``.
     name : what it was measured on; characters that no folder's name should have are replaced.
     content : anything that JSON can hold. Kind, format, time, commit and machine are added.
+
+    Raises
+    ------
+    UserError
+        Where it cannot be written; no folder stays behind.
     """
     safe = re.sub(r"[^A-Za-z0-9._-]+", "_", name).strip("._")[:48]
     path = _new_folder(root, f"{time.strftime('%Y%m%d-%H%M%S')}-{kind}{'-' + safe if safe else ''}")
     head = {"kind": kind, "format": 1, "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "commit": commit()}
-    part = path / ".record.json.part"
-    part.write_text(json.dumps(finite({**head, "machine": machine(), **content}), indent=1) + "\n")
-    part.replace(path / "record.json")
+    try:
+        write_json(path / "record.json", {**head, "machine": machine(), **content}, indent=1)
+    except UserError:
+        with suppress(OSError):
+            path.rmdir()
+        raise
     return path
+
+
+def write_json(path: Path, content: Mapping[str, Any], indent: int) -> None:
+    """Write one JSON file, whole or not at all.
+
+    Raises
+    ------
+    UserError
+        Where it cannot be written.
+    """
+    write_whole(path, [json.dumps(finite(content), indent=indent).encode() + b"\n"])
 
 
 def commit() -> str | None:
@@ -235,10 +254,8 @@ class Run:
             raise UserError(f"another process is writing to the run {str(path)!r}; wait for it, or end it") from e
 
     def write(self, name: str, content: Mapping[str, Any]) -> None:
-        """Write one JSON file, whole or not at all."""
-        part = self.path / f".{name}.part"
-        part.write_text(json.dumps(finite(content), indent=2) + "\n")
-        part.replace(self.path / name)
+        """Write one JSON file of the run, whole or not at all; `UserError` where it cannot be written."""
+        write_json(self.path / name, content, indent=2)
 
     def begin_events(self, history: Sequence[Mapping[str, Any]], val: Mapping[int, float]) -> None:
         """Write TensorBoard events from now on, in a file that begins with what was before a resume.

@@ -43,7 +43,6 @@ def run(args: argparse.Namespace) -> int:
     start_numba(max(counts))
     from .. import ops, registry
     from ..bench.plan import parse_sizes
-    from ..lab import records
     from ..lab.child import Child
     from ..lab.compare import looks_up_to, summed
     from ..report import ab as report
@@ -75,9 +74,9 @@ def run(args: argparse.Namespace) -> int:
                 )
     asked = {k: getattr(args, k) for k in ("op", "a", "b", "model", "layer", "in_step", "flush", "seed")}
     content = {**asked, **summed(results), "results": results}
-    path = records.keep(args.runs, "ab", f"{args.op}-{args.a}-{args.b}", content)
+    path = common.keep(args.runs, "ab", f"{args.op}-{args.a}-{args.b}", content)
     if args.json:
-        print(json.dumps({**content, "path": str(path)}))
+        print(json.dumps({**content, "path": path}))
     else:
-        console.show(report.tables(content, str(path)))
+        console.show(report.tables(content, path))
     return 0

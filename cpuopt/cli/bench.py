@@ -33,7 +33,6 @@ def run(args: argparse.Namespace) -> int:
     start_numba(args.threads)
     from ..bench import Bench, Plan, parse_sizes
     from ..job import Settings, build_only
-    from ..lab import records
     from ..registry import AUTO
     from ..report import bench as report
     from ..report import console
@@ -60,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     bench = Bench(plan)
     with report.progress(plan.cost) as bench.view:
         record = bench.run(args.out)
-    records.keep(args.runs, "bench", args.model, record)
+    common.keep(args.runs, "bench", args.model, record)
     if args.json:
         print(json.dumps(record))
     else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -81,6 +82,18 @@ def write_traces(args: argparse.Namespace, profile: Profile | None) -> None:
         trace.write_trace(args.trace, profile)
     if args.speedscope and profile:
         speedscope.write_speedscope(args.speedscope, profile)
+
+
+def keep(root: Path, kind: str, name: str, content: Mapping[str, Any]) -> str | None:
+    """Keep a record and give its folder; None, and a warning, where it cannot be kept: it can be shown all the same."""
+    from ..lab import records
+    from ..report.console import warn
+
+    try:
+        return str(records.keep(root, kind, name, content))
+    except UserError as e:
+        warn(f"the record is not kept: {e}")
+        return None
 
 
 def start_numba(threads: int | None) -> None:

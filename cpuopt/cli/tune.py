@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     """Run the verb; return its exit status."""
     start_numba(args.threads)
     from ..job import Settings
-    from ..lab import plans, records
+    from ..lab import plans
     from ..lab.child import Child
     from ..lab.compare import looks_up_to
     from ..lab.tune import compile_all, keep, survey, tune
@@ -62,11 +62,11 @@ def run(args: argparse.Namespace) -> int:
     keep(tuning)
     size = {"model": tuning.name, "B": args.B, "T": args.T, "threads": tuning.key["threads"]}
     content = {**size, **tuning.plan(), **tuning.to_json(), "plan": str(plans.path(tuning.key))}
-    path = records.keep(args.runs, "tune", f"{tuning.name}-{args.B}x{args.T}", content)
+    path = common.keep(args.runs, "tune", f"{tuning.name}-{args.B}x{args.T}", content)
     if args.json:
-        print(json.dumps({**content, "path": str(path)}))
+        print(json.dumps({**content, "path": path}))
     else:
-        console.show(report.tables(content, str(path)))
+        console.show(report.tables(content, path))
     if tuning.finished:
         return 0
     return 1 if tuning.why else 130

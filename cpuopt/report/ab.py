@@ -12,7 +12,7 @@ from rich.text import Text
 STYLE = {"faster": "bold green", "slower": "bold red", "no difference shown": "bold", "could not tell": "bold yellow"}
 
 
-def tables(content: Mapping[str, Any], path: str) -> list[RenderableType]:
+def tables(content: Mapping[str, Any], path: str | None) -> list[RenderableType]:
     """Show what was compared and what came out."""
     c = content
     where = "in the training step" if c["in_step"] else "alone, caches flushed" if c["flush"] else "alone"
@@ -38,7 +38,7 @@ def tables(content: Mapping[str, Any], path: str) -> list[RenderableType]:
             last = f"losses {', '.join(f'{x:.6f}' for x in r['losses']['A'])}"
             shown.append(Text(f"{last} with {c['a']}, {', '.join(f'{x:.6f}' for x in r['losses']['B'])} with {c['b']}"))
         shown += [Text(f"doubt: {d}", "yellow") for d in r["doubts"]]
-    return [*shown, Text(f"record {path}")]
+    return [*shown, *[Text(f"record {path}")] * bool(path)]
 
 
 def spread(ratio: Mapping[str, float]) -> str:

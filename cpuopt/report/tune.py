@@ -61,7 +61,7 @@ class Progress(View):
             ERR.print(escape(f"{self.count}/{self.total} {row}: {variant}: {said}"), soft_wrap=True)
 
 
-def tables(content: Mapping[str, Any], path: str) -> list[RenderableType]:
+def tables(content: Mapping[str, Any], path: str | None) -> list[RenderableType]:
     """Show what was measured and what came out."""
     c = content
     threads = f"{c['threads']} thread{'' if c['threads'] == 1 else 's'}"
@@ -86,7 +86,7 @@ def tables(content: Mapping[str, Any], path: str) -> list[RenderableType]:
         shown.append(Text(f"plan {c['plan']}: --variant auto runs by it"))
     else:
         shown.append(Text(f"--variant auto stays with the default: {c['why']}", "bold"))
-    return [*shown, Text(f"record {path}")]
+    return [*shown, *[Text(f"record {path}")] * bool(path)]
 
 
 def _row(row: Mapping[str, Any], rules: list[str]) -> list[RenderableType]:
