@@ -64,7 +64,7 @@ def machine() -> dict[str, Any]:
         "caches": _caches(),
         "memory_bytes": psutil.virtual_memory().total,
         "load_average": list(os.getloadavg()),
-        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "system": platform.system(),
         "versions": versions,
     }
 

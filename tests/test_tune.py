@@ -357,6 +357,20 @@ def test_again_measures_all():
     assert set(first.measured()) <= set(again.measured())
 
 
+def test_a_file_that_is_not_whole_is_no_plan():
+    t = run(Child({ATTENTION: ("faster", 0.5)}))
+    path = plans.path(t.key)
+    content = json.loads(path.read_text())
+    assert plans.rules(t.key)[0]
+    row = {k: v for k, v in content["rows"][0].items() if k != "tried"}
+    broken = [{k: v for k, v in content.items() if k != name} for name in (*plans.FIELDS, "step", "key", "format")]
+    broken += [{**content, "rules": None}, {**content, "rows": [row]}, {**content, "step": None}, [], None]
+    for other in broken:
+        path.write_text(json.dumps(other))
+        assert plans.read(path, t.key) is None
+        assert plans.rules(t.key)[0] == ()
+
+
 def test_the_plan_for_other_ops_stays():
     run(Child({ATTENTION: ("faster", 0.5)}))
     child = Child({("gelu_forward", "vanilla"): ("faster", 0.5)})
@@ -429,13 +443,23 @@ def test_a_file_offers_block_sizes():
     assert [op for op, v in registry.KERNELS if v == "optimized:BLOCK=32"] == [
         "attention_forward",
         "attention_backward",
+        "attention_decode",
     ]
+    assert plans.hash_of("attention_decode[optimized]") != plans.hash_of("attention_decode[optimized:BLOCK=32]")
     choices.load("optimized:TALL=96")
     same = "matmul_backward_input[optimized{}]"
     assert plans.hash_of(same.format("")) == plans.hash_of(same.format(":TALL=96"))  # where it makes no difference
     for op in ("matmul_forward", "matmul_gelu_forward", "matmul_update"):
         assert plans.hash_of(f"{op}[optimized]") != plans.hash_of(f"{op}[optimized:TALL=96]")
     assert registry.KERNELS["adamw", "optimized"].function.py_func.__module__ == "cpuopt.kernels.optimized.adamw"
+
+
+def test_two_files_do_not_offer_one_name(monkeypatch):
+    monkeypatch.setattr(choices, "OFFERS", choices.OFFERS.copy())
+    home = "cpuopt.kernels.optimized"
+    assert choices.offer(f"{home}.attention", "BLOCK", 64, (32,)) == 64  # the same file, executed again
+    with pytest.raises(ValueError, match=rf"{home}\.gelu offers BLOCK, and so does {home}\.attention"):
+        choices.offer(f"{home}.gelu", "BLOCK", 8, (16,))
 
 
 def test_a_block_size_is_a_variant_for_a_swap():

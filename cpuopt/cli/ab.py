@@ -28,7 +28,7 @@ def flags(p: argparse.ArgumentParser) -> None:
     )
     p.add_argument("--in-step", action="store_true", help="inside real training steps, both on the same batches")
     p.add_argument("--data", default="builtin", help="of the steps (%(default)s)")
-    p.add_argument("--variant", default="optimized", help="of all other ops in the steps (%(default)s)")
+    p.add_argument("--variant", default=common.DEFAULT, help="of all other ops in the steps (%(default)s)")
     p.add_argument("--flush", action="store_true", help="fill the caches with something else before each call")
     p.add_argument("--rounds", type=int, default=96, help="at the most; fewer where they suffice (%(default)s)")
     p.add_argument("--seed", type=int, default=0, help="of the inputs and the order of turns (%(default)s)")

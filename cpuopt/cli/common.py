@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from ..profile import Profile
 
 
+DEFAULT = "optimized"
+"""`registry.DEFAULT`, which would import numpy before the flags are read."""
+
+
 def job_flags(p: argparse.ArgumentParser, steps: int) -> None:
     """Add what describes a training job."""
     p.add_argument("--model", help="preset, or sizes as in '{\"n_layer\": 4}' (that of --init, or gpt2-124M)")
@@ -33,7 +37,7 @@ def job_flags(p: argparse.ArgumentParser, steps: int) -> None:
 def kernel_flags(p: argparse.ArgumentParser, fuse: bool = True) -> None:
     """Add what chooses kernels and threads, and, where there is training, rewrites."""
     p.add_argument(
-        "--variant", default="optimized", help="for every op that has it; auto: as 'cpuopt tune' found (%(default)s)"
+        "--variant", default=DEFAULT, help="for every op that has it; auto: as 'cpuopt tune' found (%(default)s)"
     )
     p.add_argument(
         "--swap",

@@ -190,7 +190,7 @@ def identity() -> dict[str, Any]:
         "cores": m["cores"],
         "caches": m["caches"],
         "memory_gb": round(m["memory_bytes"] / 1e9),
-        "system": m["system"].split()[0],
+        "system": m["system"],
         "llvmlite": m["versions"]["llvmlite"],
     }
 

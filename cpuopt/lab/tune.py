@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 from .. import kernels, ops, record, registry
 from ..errors import UserError
@@ -26,6 +26,7 @@ from ..kernels import threads as numba_threads
 from ..program import Call
 from . import machine, plans
 from .ab import Shape, shapes_of
+from .child import Asked
 from .conformance import conform
 
 HOPELESS = 1.5
@@ -34,16 +35,6 @@ UNKNOWN = "unknown"
 """The hash of what cannot be hashed."""
 KEPT = ("faster", "no difference shown")
 """Verdicts on the whole step that a plan may have."""
-
-
-class Asked(Protocol):
-    """Who runs kernels: a `Child`, or something that stands for one."""
-
-    kernels: list[str]
-
-    def ask(self, do: str, **more: Any) -> dict[str, Any]:
-        """Answer a request."""
-        ...
 
 
 class View:
@@ -293,7 +284,7 @@ def compare(row: Row, variant: str, tuning: Tuning, child: Asked, asked: Mapping
     if found["verdict"] == "faster":
         mine = [c for c in tuning.calls if c.op is op and c.layer in row.layers]
         counts = sorted({1, int(tuning.key["threads"])})
-        (checked,) = conform(child, [(op, variant)], mine, threads=counts, stop_at_failure=True)  # type: ignore[arg-type]
+        (checked,) = conform(child, [(op, variant)], mine, threads=counts, stop_at_failure=True)
         found |= {"check": checked.worst.verdict, "check_ratio": checked.worst.to_json()["ratio"]}
         if checked.worst.verdict != "PASS":
             found["why"] = f"{checked.worst.reason} ({checked.worst.case})"

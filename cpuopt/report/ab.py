@@ -9,6 +9,8 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from ..wording import count, spread
+
 STYLE = {"faster": "bold green", "slower": "bold red", "no difference shown": "bold", "could not tell": "bold yellow"}
 
 
@@ -22,7 +24,7 @@ def tables(content: Mapping[str, Any], path: str | None) -> list[RenderableType]
     ]
     table = _table("", c["a"], c["b"], "ratio", "control", "verdict")
     for r in c["results"]:
-        name = f"{r['B']}x{r['T']}, {r['threads']} thread{'' if r['threads'] == 1 else 's'}"
+        name = f"{r['B']}x{r['T']}, {count(r['threads'], 'thread')}"
         _row(table, name, r["a_ms"], r["b_ms"], r)
         for case in r.get("cases", []) if len(r.get("cases", [])) > 1 else []:
             sizes = " ".join(f"{s}={n}" for s, n in case["sizes"].items())
@@ -39,11 +41,6 @@ def tables(content: Mapping[str, Any], path: str | None) -> list[RenderableType]
             shown.append(Text(f"{last} with {c['a']}, {', '.join(f'{x:.6f}' for x in r['losses']['B'])} with {c['b']}"))
         shown += [Text(f"doubt: {d}", "yellow") for d in r["doubts"]]
     return [*shown, *[Text(f"record {path}")] * bool(path)]
-
-
-def spread(ratio: Mapping[str, float]) -> str:
-    """Give a ratio with its interval."""
-    return f"{ratio['median']:.3f} [{ratio['low']:.3f}, {ratio['high']:.3f}]"
 
 
 def _because(c: Mapping[str, Any]) -> str:
