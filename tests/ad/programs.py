@@ -233,6 +233,17 @@ class Verdict:
     detail: str = ""
 
 
+class Watched(np.ndarray):
+    """An array that remembers the largest number written to it."""
+
+    largest = 0.0
+
+    def __setitem__(self, key, value):
+        """Write, and remember."""
+        self.largest = max(self.largest, abs(float(value)))
+        super().__setitem__(key, value)
+
+
 def examine(code, seed=0):
     """Compare the planned gradient with one that records everything, and both with differences."""
     f = compiled(code)
@@ -275,10 +286,10 @@ def examine(code, seed=0):
         return Verdict("wrong", f"raised {type(e).__name__}: {e}")
     if not np.array_equal(given, dy):
         return Verdict("wrong", "the given adjoint was changed")
-    size = max(np.abs(ex).max(), np.abs(ew).max())
+    size = np.max([np.abs(ex).max(), np.abs(ew).max()])  # NaN where one is: 0 times an infinite slope
     if not size < 1e8:
         return Verdict("unfit")
-    apart = max(np.abs(dx - ex).max(), np.abs(dw - ew).max()) / (1 + size)
+    apart = np.max([np.abs(dx - ex).max(), np.abs(dw - ew).max()]) / (1 + size)
     if not apart < 1e-12 * 100:
         return Verdict("wrong", f"plan and record-everything differ by {apart:.1e}")
     u, v = rng.standard_normal(x.shape), rng.standard_normal(w.shape)
@@ -294,8 +305,12 @@ def examine(code, seed=0):
             best = min(best, abs(got - slope) / (1e-3 + abs(got) + abs(slope)))
     if not best < 1e-5:
         h = 1e-6
-        right, left = value(x + h * u, w + h * v) - here, here - value(x - h * u, w - h * v)
+        with np.errstate(all="ignore"):
+            right, left = value(x + h * u, w + h * v) - here, here - value(x - h * u, w - h * v)
+            f(x, w, ix, a.copy(), out := y.copy().view(Watched), np.full((B, N), np.nan))
         if abs(right - left) > 1e-3 * h * (1 + abs(slope)):
             return Verdict("unfit", "the point lies on a kink, as where both arguments of max are equal")
+        if out.largest > 1e10 * (1 + abs(here)):
+            return Verdict("unfit", "too few digits are left, as of s in (y + s) - y where y is large")
         return Verdict("wrong", f"differences say otherwise, {best:.1e}")
     return Verdict("right")
