@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from cpuopt.bench.process import PHASES
-from cpuopt.report.bench import digits, spread
+from cpuopt.report.bench import digits
+from cpuopt.wording import spread
 
 ROOT = Path(__file__).resolve().parents[1]
 MARKED = re.compile(r"(<!-- bench:([\w.-]+) -->\n)(.*?)(<!-- /bench -->)", re.DOTALL)
@@ -55,7 +56,7 @@ def markdown(record: Mapping[str, Any]) -> str:
     for peer in dict.fromkeys(r["peer"] for r in record["results"]):
         lines += [*peer_lines(peer, [r for r in record["results"] if r["peer"] == peer])]
         if peer in record["geometric_mean"]:
-            lines += [f"Geometric mean of the ratios: {spread(record['geometric_mean'][peer])}.", ""]
+            lines += [f"Geometric mean of the ratios: {spread(record['geometric_mean'][peer], 2)}.", ""]
     machine = record["machine"]
     versions = {**machine["versions"], **{k: v for r in record["results"] for k, v in r["versions"]["peer"].items()}}
     used = ", ".join(f"{name} {versions[name]}" for name in ("cpuopt", "numba", "numpy", "torch") if name in versions)
@@ -86,7 +87,7 @@ def peer_lines(peer: str, results: Sequence[Mapping[str, Any]]) -> list[str]:
         n = digits(min(ours, theirs))
         phases = [" / ".join(f"{r['phases_ms'][key][p]:.{n}f}" for key in ("cpuopt", "peer")) for p in PHASES]
         peak = " / ".join(f"{r['peak_rss_mb'][key]:.0f}" for key in ("cpuopt", "peer"))
-        cells = [f"{ours:.{n}f}", f"{theirs:.{n}f}", spread(r["ratio"]), *phases, peak]
+        cells = [f"{ours:.{n}f}", f"{theirs:.{n}f}", spread(r["ratio"], 2), *phases, peak]
         lines.append(f"{size} {' | '.join(cells)} |")
     notes = [f"- {r['B']}x{r['T']}: {note}" for r in results for note in [r["refused"], *r["doubts"]] if note]
     return [*lines, "", *notes, *([""] if notes else [])]

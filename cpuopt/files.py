@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, whenever the machine stops."""
+"""Files that are there whole or not at all, whenever the machine stops, and where the user's cache is."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ def write_whole(path: Path, parts: Iterable[Content]) -> None:
     """
     temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}.tmp")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.parent.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
         try:
             write_synced(temporary, parts)
             os.replace(temporary, path)
@@ -48,6 +49,18 @@ def write_whole(path: Path, parts: Iterable[Content]) -> None:
         sync_directory(path.parent)
     except OSError as e:
         raise UserError(f"cannot write {str(path)!r}: {e.strerror or e}; free the place or choose another") from e
+
+
+def user_cache() -> Path:
+    """Give ``cpuopt`` in the user's cache: in ``$XDG_CACHE_HOME`` if that is absolute, as its standard says."""
+    home = os.environ.get("XDG_CACHE_HOME", "")
+    return Path(home if os.path.isabs(home) else os.path.expanduser("~/.cache"), "cpuopt")
+
+
+def cache_folder(name: str) -> Path:
+    """Give a folder for what can be made anew: in ``$CPUOPT_CACHE_DIR``, else in the user's cache."""
+    root = os.environ.get("CPUOPT_CACHE_DIR")
+    return (Path(root).absolute() if root else user_cache()) / name
 
 
 @contextmanager

@@ -86,7 +86,7 @@ class Decoder:
         self,
         config: Config,
         *,
-        variant: str = "optimized",
+        variant: str = registry.DEFAULT,
         swaps: Sequence[str] = (),
         threads: int | None = None,
         processes: int = 1,
@@ -97,14 +97,13 @@ class Decoder:
         self.config, self.position = config, 0
         variant = registry.DEFAULT if variant == registry.AUTO else variant  # a plan is for a training step
         blocks = [T for T in BLOCKS if config.block_size >= T]
-        choices = {
-            T: registry.Choice(variant, ["*=rows"] * (variant == "optimized" and T <= FEW) + [*swaps]) for T in blocks
-        }
+        usual = variant == registry.DEFAULT
+        choices = {T: registry.Choice(variant, ["*=rows"] * (usual and T <= FEW) + [*swaps]) for T in blocks}
         programs: dict[int, Program] = {}
         for T in reversed(blocks):
             program = programs[T] = nn.trace_model(GPT2(config), specs(1, T))
             head = behind_cache(program, config.block_size + blocks[-1])
-            fuse(program, ("layernorm", "gelu") if variant == "optimized" else (), choices[T])
+            fuse(program, ("layernorm", "gelu") if usual else (), choices[T])
         programs[1].calls.append(head)  # of the last program traced, which is that for one token
         programs[1].outputs = head.writes
         chosen = {T: [choices[T].resolve(c.op.name, c.layer) for c in p.calls] for T, p in programs.items()}

@@ -19,6 +19,7 @@ from importlib.metadata import PackageNotFoundError, version
 from itertools import count
 from math import isfinite
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import MappingProxyType
 from typing import Any
 
@@ -63,7 +64,7 @@ def machine() -> dict[str, Any]:
         "caches": _caches(),
         "memory_bytes": psutil.virtual_memory().total,
         "load_average": list(os.getloadavg()),
-        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "system": platform.system(),
         "versions": versions,
     }
 
@@ -107,7 +108,27 @@ def _new_folder(root: Path, stem: str) -> Path:
         path.mkdir()
         return path
     except OSError as e:
-        raise UserError(f"--runs {root}: {e.strerror}; name a directory that can be written with --runs DIR") from e
+        raise _no_root(root, e) from e
+
+
+def check_root(root: Path) -> None:
+    """Refuse a folder of runs that nothing can be written to, before what would be kept there is measured.
+
+    Raises
+    ------
+    UserError
+        Where no folder can be made in it, or in the nearest of its parents that is there. Nothing stays behind.
+    """
+    there = next(p for p in (root, *root.absolute().parents) if p.exists())
+    try:
+        with TemporaryDirectory(prefix=".cpuopt-", dir=there):
+            pass
+    except OSError as e:
+        raise _no_root(root, e) from e
+
+
+def _no_root(root: Path, e: OSError) -> UserError:
+    return UserError(f"--runs {root}: {e.strerror}; name a directory that can be written with --runs DIR")
 
 
 LOGGED = re.compile(r"s:(\d+) ")
@@ -134,14 +155,33 @@ def keep(root: Path, kind: str, name: str, content: Mapping[str, Any]) -> Path:
     kind : ``ab``, ``bench``, ``profile`` or ``tune``.
     name : what it was measured on; characters that no folder's name should have are replaced.
     content : anything that JSON can hold. Kind, format, time, commit and machine are added.
+
+    Raises
+    ------
+    UserError
+        Where it cannot be written; no folder stays behind.
     """
     safe = re.sub(r"[^A-Za-z0-9._-]+", "_", name).strip("._")[:48]
     path = _new_folder(root, f"{time.strftime('%Y%m%d-%H%M%S')}-{kind}{'-' + safe if safe else ''}")
     head = {"kind": kind, "format": 1, "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "commit": commit()}
-    part = path / ".record.json.part"
-    part.write_text(json.dumps(finite({**head, "machine": machine(), **content}), indent=1) + "\n")
-    part.replace(path / "record.json")
+    try:
+        write_json(path / "record.json", {**head, "machine": machine(), **content}, indent=1)
+    except UserError:
+        with suppress(OSError):
+            path.rmdir()
+        raise
     return path
+
+
+def write_json(path: Path, content: Mapping[str, Any], indent: int) -> None:
+    """Write one JSON file, whole or not at all.
+
+    Raises
+    ------
+    UserError
+        Where it cannot be written.
+    """
+    write_whole(path, [json.dumps(finite(content), indent=indent).encode() + b"\n"])
 
 
 def commit() -> str | None:
@@ -214,10 +254,8 @@ class Run:
             raise UserError(f"another process is writing to the run {str(path)!r}; wait for it, or end it") from e
 
     def write(self, name: str, content: Mapping[str, Any]) -> None:
-        """Write one JSON file, whole or not at all."""
-        part = self.path / f".{name}.part"
-        part.write_text(json.dumps(finite(content), indent=2) + "\n")
-        part.replace(self.path / name)
+        """Write one JSON file of the run, whole or not at all; `UserError` where it cannot be written."""
+        write_json(self.path / name, content, indent=2)
 
     def begin_events(self, history: Sequence[Mapping[str, Any]], val: Mapping[int, float]) -> None:
         """Write TensorBoard events from now on, in a file that begins with what was before a resume.

@@ -13,6 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from .wording import count
+
 if TYPE_CHECKING:
     from .profile import LayerRow, OpRow, Profile
 
@@ -115,7 +117,7 @@ def words(p: Profile) -> str:
     step = p.step_ms["mean"]
     text = f"A step takes {step:,.1f} ms"
     if p.mfu is not None:
-        text += f", {p.mfu:.0f} % of the FMA peak of {p.threads} thread{'' if p.threads == 1 else 's'} (MFU)"
+        text += f", {p.mfu:.0f} % of the FMA peak of {count(p.threads, 'thread')} (MFU)"
     rows = [r for r in p.ops if r.kernels]
     families: dict[str, list[OpRow]] = {}
     for r in rows:

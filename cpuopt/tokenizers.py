@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from .errors import UserError
-from .files import Content, write_whole
+from .files import Content, user_cache, write_whole
 
 if TYPE_CHECKING:
     import tiktoken
@@ -170,8 +170,7 @@ def data_directory() -> Path:
     """Give the directory of prepared data: ``$CPUOPT_DATA_DIR``, else ``cpuopt/data`` in the user's cache."""
     if named := os.environ.get("CPUOPT_DATA_DIR"):
         return Path(named)
-    cache_home = os.environ.get("XDG_CACHE_HOME")
-    return Path(cache_home or Path.home() / ".cache") / "cpuopt" / "data"
+    return user_cache() / "data"
 
 
 # Token files. llm.c: dev/data/data_common.py writes them, llmc/dataloader.h reads them.

@@ -311,8 +311,8 @@ def train(
         for name, content in (("profile.json", profile.to_json() if profile else {}), ("summary.json", summary)):
             try:
                 run.write(name, content)
-            except OSError as e:
-                listener.note(f"cannot write {str(run.path / name)!r}: {e.strerror}")
+            except UserError as e:
+                listener.note(str(e))
         if s.save is not None and not trainer.diagnosis and not stopped_by:
             save_weights(Path(s.save), job.config, engine.parameters().__getitem__, tokenizer=job.corpus.tokenizer)
         newest = trainer.saved[0] if trainer.saved else None

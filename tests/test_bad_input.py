@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cpuopt import arena, cli, registry
+from cpuopt import arena, cli, record, registry
 from cpuopt.cli import common
 from cpuopt.data import write_tokens
 from cpuopt.engine import Engine
@@ -323,7 +323,36 @@ def test_names_of_runs(refused, name):
 
 @pytest.mark.parametrize("runs", ["text.txt", "text.txt/runs", "/proc/none/runs"])
 def test_a_place_that_cannot_be_written(refused, runs):
-    assert f"--runs {runs}: " in refused("train", "--runs", runs, shown=True)
+    assert f"--runs {runs}: " in refused("train", "--runs", runs)
+
+
+KEEPING = {
+    "train": (JOB, "job.prepare"),
+    "profile": (JOB, "job.prepare"),
+    "ab": (["gelu_forward", "optimized", "vanilla", "--model", "gpt2-tiny"], "lab.child.Child.ask"),
+    "tune": (["--model", "gpt2-tiny", "-B", "1", "-T", "8"], "lab.tune.survey"),
+    "bench": (["--model", "gpt2-tiny", "--against", "vanilla", "--sizes", "1x8"], "bench.Bench.run"),
+}
+"""Verbs that keep a record, with what they must not come to."""
+
+
+@pytest.mark.parametrize("verb", KEEPING)
+def test_a_place_for_records_is_tried_before_anything_is_measured(refused, verb, monkeypatch):
+    base, measures = KEEPING[verb]
+
+    def never(*args, **more):
+        raise AssertionError(measures)
+
+    monkeypatch.setattr(f"cpuopt.{measures}", never)
+    for runs, why in (("text.txt/runs", "Not a directory"), ("/proc/none/runs", "No such file or directory")):
+        said = refused(verb, "--runs", runs, base=base)
+        assert said == f"--runs {runs}: {why}; name a directory that can be written with --runs DIR"
+
+
+def test_trying_a_place_for_records_leaves_nothing():
+    Path("new").mkdir()
+    record.check_root(Path("new/a/b"))
+    assert list(Path("new").iterdir()) == []
 
 
 @pytest.mark.parametrize(

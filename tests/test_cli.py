@@ -127,6 +127,10 @@ def test_help_lists_the_verbs_and_imports_nothing_heavy():
     assert all(flag in shown.stdout for flag in ("--model", "--swap", "--kernels", "--fuse", "--threads", "--run NAME"))
 
 
+def test_the_default_variant_is_spelled_as_the_registry_does():
+    assert common.DEFAULT == registry.DEFAULT
+
+
 def test_a_verb_that_runs_no_kernel_needs_no_numba():
     _, imported = imports("data", "list")
     assert "cpuopt.datasets" in imported

@@ -25,7 +25,8 @@ from cpuopt import datasets, tokenizers
 from cpuopt.batches import Batches
 from cpuopt.data import Corpus, get_tokenizer, list_datasets, load_corpus, prepare, read_tokens, write_tokens
 from cpuopt.errors import UserError
-from cpuopt.files import write_whole
+from cpuopt.files import cache_folder, write_whole
+from cpuopt.lab import machine
 from cpuopt.tokenizers import Published, vocabulary_places
 
 SMALL = {"vocab_size": 256, "T": 8, "B": 2}
@@ -312,6 +313,26 @@ def test_a_write_is_on_disk_before_it_has_its_name(tmp_path, monkeypatch):
     write_whole(tmp_path / "x", [b"ab", b"cde"])
     assert calls[:2] == [("fsync", 5), ("replace", "x")]
     assert [name for name, _ in calls] == ["fsync", "replace", "fsync"]  # the last is the directory's
+
+
+@pytest.mark.parametrize(
+    ("root", "home", "expected"),
+    [
+        ("/root", "/home", "/root/x"),
+        ("here", "/home", "{cwd}/here/x"),
+        ("", "/home", "/home/cpuopt/x"),
+        ("", "relative", "{user}/.cache/cpuopt/x"),  # to be ignored, says the XDG Base Directory Specification
+        ("", "", "{user}/.cache/cpuopt/x"),
+    ],
+)
+def test_there_is_one_cache(root, home, expected, monkeypatch):
+    monkeypatch.setenv("CPUOPT_CACHE_DIR", root)
+    monkeypatch.setenv("XDG_CACHE_HOME", home)
+    monkeypatch.delenv("CPUOPT_DATA_DIR", raising=False)
+    assert str(cache_folder("x")) == expected.format(cwd=Path.cwd(), user=Path.home())
+    assert machine.folder() == cache_folder("machine")
+    if not root:
+        assert tokenizers.data_directory() == cache_folder("data")
 
 
 # Corpora from files

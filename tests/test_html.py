@@ -491,10 +491,10 @@ def test_a_file_that_cannot_be_written_is_refused_before_anything_runs(flag, tmp
 
 def test_a_file_is_whole_or_not_there(tmp_path):
     (tmp_path / "r.html").write_text("old")
-    with pytest.raises(UnicodeEncodeError):
-        files.write_whole(tmp_path / "r.html", "\udc80", "--html")
-    with pytest.raises(UserError, match=r"--html .*r\.html/x: cannot be written \(Not a directory\)"):
-        files.write_whole(tmp_path / "r.html" / "x", "new", "--html")
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        files.write_json(tmp_path / "r.html", {"x": nan})
+    with pytest.raises(UserError, match=r"cannot write '.*r\.html/x': Not a directory; free the place or choose"):
+        files.write_json(tmp_path / "r.html" / "x", {})
     assert (tmp_path / "r.html").read_text() == "old"
     assert [f.name for f in tmp_path.iterdir()] == ["r.html"]
 

@@ -130,6 +130,18 @@ def test_a_kernel_that_never_ends_is_ended():
     assert time.monotonic() - start < 300
 
 
+def test_a_comparison_looks_as_often_as_elsewhere():
+    class Told:
+        kernels = ()
+
+        def ask(self, do, **more):
+            return more
+
+    plan = session.Plan(Path("mine.py"), rounds=120)
+    asked = session._compare(plan, session.Row("gelu_forward", "mine", session.default("gelu_forward")), Told(), False)
+    assert (asked["looks"], asked["variants"]) == ([12, 24, 48, 96, 120], ["optimized", "mine"])
+
+
 def test_a_file_that_cannot_be_loaded_is_said():
     assert one_round("return (")[1].trouble.startswith("--kernels ")
     Path("mine.py").write_text("x = 1\n")

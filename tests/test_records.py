@@ -1,5 +1,6 @@
 """`cpuopt runs` and `cpuopt history`, on records that are written by hand."""
 
+import errno
 import io
 import json
 import os
@@ -10,10 +11,12 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from cpuopt import cli, record
+from cpuopt import cli, files, record
+from cpuopt.cli import common
 from cpuopt.errors import UserError
 from cpuopt.lab import machine, records
 from cpuopt.profile import LayerRow, OpRow, Profile
+from cpuopt.report import ab as ab_report
 from cpuopt.report import console as console_module
 from cpuopt.report import html
 
@@ -245,3 +248,20 @@ def test_nothing_there_says_what_to_run(tmp_path, capsys):
     assert "'cpuopt ab gelu_forward A B'" in capsys.readouterr().out
     assert cli.main(["runs", "show", "x"]) == 2
     assert "there is none in runs" in capsys.readouterr().err
+
+
+# A full disk ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_record_that_cannot_be_kept_is_none_and_its_figures_are_shown_all_the_same(tmp_path, monkeypatch, capsys):
+    def full(path, parts):
+        path.write_bytes(b"".join(parts)[:9])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(files, "write_synced", full)
+    with pytest.raises(UserError, match=r"cannot write '.*record\.json': No space left on device"):
+        records.keep(tmp_path, "ab", "x", {})
+    assert common.keep(tmp_path, "ab", "x", {}) is None
+    assert "warning: the record is not kept: cannot write" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+    assert not any("record" in str(line) for line in ab_report.tables({**ab(), "layer": "*", "model": "m"}, None))

@@ -11,6 +11,7 @@ from numba import prange
 from cpuopt import cli, roofline
 from cpuopt.kernels import regions, threads
 from cpuopt.kernels import roofs as kernels
+from cpuopt.kernels.cache import CacheWarning
 from cpuopt.kernels.jit import helper
 from cpuopt.kernels.simd import LANES
 from cpuopt.lab import machine
@@ -177,6 +178,18 @@ def test_doubtful_figures_do_not_replace_better_ones(tmp_path, monkeypatch):
     assert machine.stored() == {2: replace(ROOFS, gbs={**ROOFS.gbs, "L1": {"read": 90.0, "copy": 40.0}})}
     machine.store({2: low})
     assert machine.stored() == {2: low}
+
+
+def test_roofs_that_cannot_be_kept_are_given_all_the_same(tmp_path, monkeypatch, capsys):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("CPUOPT_CACHE_DIR", str(tmp_path / "file"))
+    monkeypatch.setattr(machine.Measurement, "run", lambda self, counts: dict.fromkeys(counts, ROOFS))
+    with pytest.warns(CacheWarning, match=r"measured again next time: cannot write '.*file/machine/.*json': Not a dir"):
+        assert machine.roofs(2) == ROOFS
+    assert cli.main(["machine", "--threads", "1", "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["roofs"]["1"]["gflops"] == ROOFS.gflops
+    assert err.startswith("warning: the roofs are not kept: cannot write ")
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"format": 0}', '{"format": 1, "roofs": {"2": {}}}'])

@@ -16,6 +16,7 @@ from cpuopt.lab import machine, plans, tune
 from cpuopt.lab.cases import Case
 from cpuopt.lab.check import Result
 from cpuopt.lab.verdict import Contest
+from cpuopt.report import tune as report
 
 DIGEST = functools.cache(cache.digest)
 SETTINGS = Settings(model="gpt2-tiny", B=2, T=8, threads=1)
@@ -51,7 +52,10 @@ class Child:
             return {"result": Result("k", case, ratio, reason="" if ratio < 1 else "far off").to_json()}
         if do == "steps":
             each = [told(*self.each.get(c["op"], ("faster", 0.9))) for c in more["changes"]]
-            return {"step": told(self.whole.pop(0)), "each": each, "losses": {}, "doubts": []}
+            whole = self.whole.pop(0)
+            if isinstance(whole, BaseException):
+                raise whole
+            return {"step": told(whole), "each": each, "losses": {}, "doubts": []}
         found = self.alone.get((more["op"], more["variants"][1]), ("slower", 2.0))
         if isinstance(found, BaseException):
             raise found
@@ -223,6 +227,24 @@ def a_changed_kernel_makes_it_stale():
     assert changed() == IN_LAYERS
 
 
+def steps_that_cannot_be_compared_end_no_run():
+    """What was measured is kept, no plan is written, and the next run tries the steps again."""
+    run(Child({("gelu_forward", "vanilla"): ("faster", 0.5)}), patterns=["gelu"])
+    before = changed()
+    first = Child({ATTENTION: ("faster", 0.5)}, whole=[UserError("steps: no answer within 600 s")])
+    t = run(first, patterns=["attention"])
+    assert (t.finished, t.rules) == (False, [])
+    assert t.why == "steps could not be compared: steps: no answer within 600 s"
+    assert changed() == before
+    content = {**t.key, "model": t.name, **t.to_json(), "plan": "p"}
+    last = " ".join(str(x) for x in report.tables(content, "r")[-2:])
+    assert "no plan is written: steps could not be compared: steps: no answer within 600 s; what was measured" in last
+    second = Child()
+    t = run(second, patterns=["attention"])
+    assert (second.measured(), t.finished) == ([], True)
+    assert changed() == before | IN_LAYERS
+
+
 def rewrites_stay():
     """A rule about an op that a rewrite has taken elsewhere is none about the layer as it was written."""
     plain = build_only(SETTINGS).program.calls
@@ -258,6 +280,11 @@ def planned_as_swaps(settings):
     return registry.Choice("optimized", (*settings.swap, *(settings.plan or ())))
 
 
+def always_finished(tuning, child, asked, view):
+    CONFIRM(tuning, child, asked, view)
+    return True
+
+
 def without_dropping(tuning, child, asked, view):
     return CONFIRM(tuning, Blind(child), asked, view)
 
@@ -283,6 +310,7 @@ MUTANTS = {
     "unknown steps": (steps_confirm_it, tune, "KEPT", ("faster", "no difference shown", "could not tell")),
     "only faster steps": (steps_confirm_it, tune, "KEPT", ("faster",)),
     "only whole steps": (what_is_slower_in_the_step_goes, tune, "confirm", without_dropping),
+    "steps that fail end it": (steps_that_cannot_be_compared_end_no_run, tune, "confirm", always_finished),
     "any key": (a_stale_key_is_not_used, plans, "read", any_key),
     "any hash": (a_changed_kernel_makes_it_stale, plans, "hash_of", lambda name: HASHES.get(name)),
     "rules are swaps": (rewrites_stay, job, "choice_of", planned_as_swaps),
@@ -327,6 +355,20 @@ def test_again_measures_all():
     again = Child()
     run(again, again=True)
     assert set(first.measured()) <= set(again.measured())
+
+
+def test_a_file_that_is_not_whole_is_no_plan():
+    t = run(Child({ATTENTION: ("faster", 0.5)}))
+    path = plans.path(t.key)
+    content = json.loads(path.read_text())
+    assert plans.rules(t.key)[0]
+    row = {k: v for k, v in content["rows"][0].items() if k != "tried"}
+    broken = [{k: v for k, v in content.items() if k != name} for name in (*plans.FIELDS, "step", "key", "format")]
+    broken += [{**content, "rules": None}, {**content, "rows": [row]}, {**content, "step": None}, [], None]
+    for other in broken:
+        path.write_text(json.dumps(other))
+        assert plans.read(path, t.key) is None
+        assert plans.rules(t.key)[0] == ()
 
 
 def test_the_plan_for_other_ops_stays():
@@ -401,13 +443,23 @@ def test_a_file_offers_block_sizes():
     assert [op for op, v in registry.KERNELS if v == "optimized:BLOCK=32"] == [
         "attention_forward",
         "attention_backward",
+        "attention_decode",
     ]
+    assert plans.hash_of("attention_decode[optimized]") != plans.hash_of("attention_decode[optimized:BLOCK=32]")
     choices.load("optimized:TALL=96")
     same = "matmul_backward_input[optimized{}]"
     assert plans.hash_of(same.format("")) == plans.hash_of(same.format(":TALL=96"))  # where it makes no difference
     for op in ("matmul_forward", "matmul_gelu_forward", "matmul_update"):
         assert plans.hash_of(f"{op}[optimized]") != plans.hash_of(f"{op}[optimized:TALL=96]")
     assert registry.KERNELS["adamw", "optimized"].function.py_func.__module__ == "cpuopt.kernels.optimized.adamw"
+
+
+def test_two_files_do_not_offer_one_name(monkeypatch):
+    monkeypatch.setattr(choices, "OFFERS", choices.OFFERS.copy())
+    home = "cpuopt.kernels.optimized"
+    assert choices.offer(f"{home}.attention", "BLOCK", 64, (32,)) == 64  # the same file, executed again
+    with pytest.raises(ValueError, match=rf"{home}\.gelu offers BLOCK, and so does {home}\.attention"):
+        choices.offer(f"{home}.gelu", "BLOCK", 8, (16,))
 
 
 def test_a_block_size_is_a_variant_for_a_swap():

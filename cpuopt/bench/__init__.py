@@ -23,6 +23,7 @@ import numpy as np
 from .. import record
 from ..data import load_corpus
 from ..errors import UserError
+from ..files import write_whole
 from ..models.gpt2 import parse_config
 from .plan import OPTIMIZER, START_ROUNDS, Plan, cpuopt_side, default_sizes, parse_sizes, peer_sides, round_cost
 from .process import LIMIT_S, Side, Steps, Worker, ended_by_sigterm
@@ -117,7 +118,7 @@ class Bench:
                     self._cost += (START_ROUNDS + self.plan.rounds) * round_cost(B, T)
                     self.view.at(self._cost)
                     if out:
-                        _write(out, self.record())
+                        write_whole(out, [json.dumps(self.record(), indent=1).encode() + b"\n"])
                     self.view.result(result)
         return self.record()
 
@@ -209,10 +210,3 @@ class Bench:
             self.view.at(self._cost + (START_ROUNDS + (i + 1) / 2) * round_cost(result.B, result.T))
         result.add_times(times, turns)
         result.add_doubts(others.cores())
-
-
-def _write(path: Path, content: dict[str, Any]) -> None:
-    """Write a JSON file, whole or not at all."""
-    part = path.with_name(f".{path.name}.part")
-    part.write_text(json.dumps(content, indent=1) + "\n")
-    part.replace(path)

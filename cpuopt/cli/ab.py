@@ -28,7 +28,7 @@ def flags(p: argparse.ArgumentParser) -> None:
     )
     p.add_argument("--in-step", action="store_true", help="inside real training steps, both on the same batches")
     p.add_argument("--data", default="builtin", help="of the steps (%(default)s)")
-    p.add_argument("--variant", default="optimized", help="of all other ops in the steps (%(default)s)")
+    p.add_argument("--variant", default=common.DEFAULT, help="of all other ops in the steps (%(default)s)")
     p.add_argument("--flush", action="store_true", help="fill the caches with something else before each call")
     p.add_argument("--rounds", type=int, default=96, help="at the most; fewer where they suffice (%(default)s)")
     p.add_argument("--seed", type=int, default=0, help="of the inputs and the order of turns (%(default)s)")
@@ -43,7 +43,6 @@ def run(args: argparse.Namespace) -> int:
     start_numba(max(counts))
     from .. import ops, registry
     from ..bench.plan import parse_sizes
-    from ..lab import records
     from ..lab.child import Child
     from ..lab.compare import looks_up_to, summed
     from ..report import ab as report
@@ -53,6 +52,7 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"ab {args.op!r}: no such op; {registry.nearest(args.op, ops.ALL)}")
     if args.flush and args.in_step:
         raise UserError("--flush with --in-step: a step leaves the caches as they are; give one of the two")
+    common.check_targets(args)
     looks, results = looks_up_to(args.rounds), []
     with Child(args.kernels, max(counts), args.limit) as child, console.saying() as say:
         for B, T in parse_sizes(args.sizes):
@@ -74,9 +74,9 @@ def run(args: argparse.Namespace) -> int:
                 )
     asked = {k: getattr(args, k) for k in ("op", "a", "b", "model", "layer", "in_step", "flush", "seed")}
     content = {**asked, **summed(results), "results": results}
-    path = records.keep(args.runs, "ab", f"{args.op}-{args.a}-{args.b}", content)
+    path = common.keep(args.runs, "ab", f"{args.op}-{args.a}-{args.b}", content)
     if args.json:
-        print(json.dumps({**content, "path": str(path)}))
+        print(json.dumps({**content, "path": path}))
     else:
-        console.show(report.tables(content, str(path)))
+        console.show(report.tables(content, path))
     return 0

@@ -85,7 +85,7 @@ def compare(op: Op, variant: str) -> int:
     from ..lab.ab import Shape, alone
     from ..lab.cases import case
     from ..lab.check import check_all
-    from ..report.ab import spread
+    from ..wording import spread
 
     pair = registry.KERNELS[op.name, variant], registry.KERNELS[op.name, "generated"]
     worst = [max(check_all([k], quick=True), key=lambda r: r.ratio) for k in pair]

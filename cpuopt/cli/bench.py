@@ -33,7 +33,6 @@ def run(args: argparse.Namespace) -> int:
     start_numba(args.threads)
     from ..bench import Bench, Plan, default_sizes, parse_sizes
     from ..job import Settings, build_only
-    from ..lab import records
     from ..registry import AUTO
     from ..report import bench as report
     from ..report import console
@@ -53,13 +52,14 @@ def run(args: argparse.Namespace) -> int:
         peer_python=args.peer_python,
         processes=common.cores(),
     )
+    common.check_targets(args)
     for B, T in plan.sizes if AUTO in (args.variant, *args.against) else ():
         job = Settings(model=args.model, B=B, T=T, variant=AUTO, kernels=plan.kernels, threads=plan.threads)
         console.warn(f"{B}x{T}: {build_only(job).notes[0]}")
     bench = Bench(plan)
     with report.progress(plan.cost) as bench.view:
         record = bench.run(args.out)
-    records.keep(args.runs, "bench", args.model, record)
+    common.keep(args.runs, "bench", args.model, record)
     if args.json:
         print(json.dumps(record))
     else:

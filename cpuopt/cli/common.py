@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,10 @@ from ..errors import UserError
 if TYPE_CHECKING:
     from ..job import Settings
     from ..profile import Profile
+
+
+DEFAULT = "optimized"
+"""`registry.DEFAULT`, which would import numpy before the flags are read."""
 
 
 def job_flags(p: argparse.ArgumentParser, steps: int) -> None:
@@ -32,7 +37,7 @@ def job_flags(p: argparse.ArgumentParser, steps: int) -> None:
 def kernel_flags(p: argparse.ArgumentParser, fuse: bool = True) -> None:
     """Add what chooses kernels and threads, and, where there is training, rewrites."""
     p.add_argument(
-        "--variant", default="optimized", help="for every op that has it; auto: as 'cpuopt tune' found (%(default)s)"
+        "--variant", default=DEFAULT, help="for every op that has it; auto: as 'cpuopt tune' found (%(default)s)"
     )
     p.add_argument(
         "--swap",
@@ -63,11 +68,13 @@ def trace_flags(p: argparse.ArgumentParser) -> None:
 
 
 def check_targets(args: argparse.Namespace) -> None:
-    """Refuse files that cannot be written, before anything runs."""
+    """Refuse files, and a folder of records, that cannot be written, before anything runs."""
+    from .. import record
     from ..report import files
 
+    record.check_root(args.runs)
     for flag in FILES:
-        if path := getattr(args, flag):
+        if path := getattr(args, flag, None):
             files.check_target(path, f"--{flag}")
 
 
@@ -79,6 +86,18 @@ def write_traces(args: argparse.Namespace, profile: Profile | None) -> None:
         trace.write_trace(args.trace, profile)
     if args.speedscope and profile:
         speedscope.write_speedscope(args.speedscope, profile)
+
+
+def keep(root: Path, kind: str, name: str, content: Mapping[str, Any]) -> str | None:
+    """Keep a record and give its folder; None, and a warning, where it cannot be kept: it can be shown all the same."""
+    from ..lab import records
+    from ..report.console import warn
+
+    try:
+        return str(records.keep(root, kind, name, content))
+    except UserError as e:
+        warn(f"the record is not kept: {e}")
+        return None
 
 
 def start_numba(threads: int | None) -> None:

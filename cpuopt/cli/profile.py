@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
     start_numba(args.threads)
     from ..job import prepare
     from ..kernels import regions
-    from ..lab import machine, records
+    from ..lab import machine
     from ..profiler import forget_peak, hashes, profile
     from ..record import finite
     from ..report import console, html, tables
@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     common.write_traces(args, report)
     if args.html:
         html.write_report(args.html, report, job.engine)
-    records.keep(args.runs, "profile", report.model, {"profile": report.to_json()})
+    common.keep(args.runs, "profile", report.model, {"profile": report.to_json()})
     if args.json:
         print(json.dumps(finite(report.to_json())))
     else:

@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     """Run the verb; return its exit status."""
     start_numba(args.threads)
     from ..job import Settings
-    from ..lab import plans, records
+    from ..lab import plans
     from ..lab.child import Child
     from ..lab.compare import looks_up_to
     from ..lab.tune import compile_all, keep, survey, tune
@@ -50,6 +50,7 @@ def run(args: argparse.Namespace) -> int:
 
     if args.limit <= 0:
         raise UserError(f"--limit {args.limit:g}: expected a positive number of seconds")
+    common.check_targets(args)
     looks = looks_up_to(args.rounds)
     given = {k: getattr(args, k) for k in ("model", "B", "T", "threads", "fuse", "data", "seed")}
     settings = Settings(**given, kernels=tuple(str(Path(f).resolve()) for f in args.kernels))
@@ -61,9 +62,11 @@ def run(args: argparse.Namespace) -> int:
     keep(tuning)
     size = {"model": tuning.name, "B": args.B, "T": args.T, "threads": tuning.key["threads"]}
     content = {**size, **tuning.plan(), **tuning.to_json(), "plan": str(plans.path(tuning.key))}
-    path = records.keep(args.runs, "tune", f"{tuning.name}-{args.B}x{args.T}", content)
+    path = common.keep(args.runs, "tune", f"{tuning.name}-{args.B}x{args.T}", content)
     if args.json:
-        print(json.dumps({**content, "path": str(path)}))
+        print(json.dumps({**content, "path": path}))
     else:
-        console.show(report.tables(content, str(path)))
-    return 0 if tuning.finished else 130
+        console.show(report.tables(content, path))
+    if tuning.finished:
+        return 0
+    return 1 if tuning.why else 130

@@ -41,6 +41,8 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 
+from ..files import cache_folder
+
 with contextlib.suppress(ImportError):  # `unsupported` reports it
     from numba.core import bytecode, compiler, serialize, sigutils
 
@@ -246,10 +248,7 @@ def _sha(data: bytes) -> str:
 
 
 def _folder() -> Path | None:
-    if root := os.environ.get("CPUOPT_CACHE_DIR"):
-        return _prepared(Path(root).absolute() / "kernels")
-    home = os.environ.get("XDG_CACHE_HOME", "")
-    return _prepared(Path(home if os.path.isabs(home) else os.path.expanduser("~/.cache"), "cpuopt", "kernels"))
+    return _prepared(cache_folder("kernels"))
 
 
 @functools.cache

@@ -3,7 +3,8 @@
 ``BLOCK = offer(__name__, "BLOCK", 64, (32, 128))`` in ``optimized/attention.py`` means that there are kernels
 ``optimized:BLOCK=32`` and ``optimized:BLOCK=128`` too. They are made when somebody names them: the file is executed
 once more, in a package of another name, where `offer` gives the other value. So all that follows from it is as if the
-file said so: scratch, helpers, the hash, the compile cache. The package's other files are shared with the original.
+file said so: scratch, helpers, the hash, the compile cache. Files beside it that use what follows from the number are
+executed once more too; the offer names them. The package's other files are shared with the original.
 """
 
 from __future__ import annotations
@@ -48,11 +49,19 @@ def offer(module: str, name: str, value: int, others: tuple[int, ...], also: Ite
     module : the file's ``__name__``.
     value, others : the usual one, and those that it may be.
     also : files beside it that use something that follows from the number.
+
+    Raises
+    ------
+    ValueError
+        For a name that another file of the package offers.
     """
     package, _, file = module.rpartition(".")
     chosen = getattr(sys.modules[package], CHOSEN, None)
     if chosen is None:
-        OFFERS[package.rpartition(".")[2], name] = Offer(package, name, others, (file, *also))
+        key = package.rpartition(".")[2], name
+        if key in OFFERS and (OFFERS[key].package, OFFERS[key].files[0]) != (package, file):
+            raise ValueError(f"{module} offers {name}, and so does {OFFERS[key].package}.{OFFERS[key].files[0]}")
+        OFFERS[key] = Offer(package, name, others, (file, *also))
         return value
     return chosen[1] if chosen[0] == name else value
 

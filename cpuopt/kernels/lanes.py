@@ -121,17 +121,6 @@ def load_some(typingctx, x, i, n):
 
 
 @intrinsic
-def load_spread(typingctx, x, i):
-    """Load x[i] into every lane."""
-
-    def codegen(context, builder, signature, args):
-        emit = Lanes(context, builder)
-        return emit.spread(emit.load(emit.point(signature.args[0], *args), F32))
-
-    return vector(x, INT), codegen
-
-
-@intrinsic
 def store(typingctx, x, i, v):
     """Store v to x[i : i + LANES]."""
 

@@ -31,8 +31,6 @@ from ..op import Arg, Op
 from ..registry import Kernel
 from .cases import Arguments, Array, Case, arguments, cases, modes, quick_cases, reference
 
-__all__ = ["Case", "Result", "cases", "check", "check_all", "quick_cases"]
-
 K = 8.0
 """Units of rounding for each term: a float32 formula of some ten operations, one of them a libm call.
 

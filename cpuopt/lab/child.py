@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 from ..bench.process import GRACE_S, Side, Worker
 from ..errors import UserError
@@ -16,6 +16,16 @@ LIMIT_S = 120.0
 """How long one answer may take, compilation included."""
 ENDED = "ended, because something newer is to be done"
 ROOT = Path(__file__).resolve().parents[2]
+
+
+class Asked(Protocol):
+    """Who runs kernels: a `Child`, or something that stands for one."""
+
+    kernels: list[str]
+
+    def ask(self, do: str, **more: Any) -> dict[str, Any]:
+        """Answer a request."""
+        ...
 
 
 class Child:

@@ -12,7 +12,7 @@ from ..op import Op
 from ..program import Call
 from .cases import Case, cases, quick_cases
 from .check import Result
-from .child import Child
+from .child import Asked
 
 MOST_FLOATS = 1 << 26
 """Cases with more elements than this are left out: the reference would take a gigabyte for each of several copies."""
@@ -64,7 +64,7 @@ def too_large(op: Op, case: Case) -> bool:
 
 
 def conform(
-    child: Child,
+    child: Asked,
     wanted: Sequence[tuple[Op, str]],
     calls: Sequence[Call] = (),
     *,

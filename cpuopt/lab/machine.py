@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import time
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -20,8 +21,11 @@ import numpy as np
 import psutil
 
 from .. import record
+from ..errors import UserError
+from ..files import cache_folder, write_whole
 from ..kernels import roofs as kernels
 from ..kernels import threads as numba_threads
+from ..kernels.cache import CacheWarning
 from ..roofline import Level, Roofs
 
 FORMAT = 1
@@ -186,7 +190,7 @@ def identity() -> dict[str, Any]:
         "cores": m["cores"],
         "caches": m["caches"],
         "memory_gb": round(m["memory_bytes"] / 1e9),
-        "system": m["system"].split()[0],
+        "system": m["system"],
         "llvmlite": m["versions"]["llvmlite"],
     }
 
@@ -198,11 +202,8 @@ def machine_id() -> str:
 
 
 def folder() -> Path:
-    """Give the folder of what is known of machines: ``$CPUOPT_CACHE_DIR/machine``, else in the user's cache."""
-    if root := os.environ.get("CPUOPT_CACHE_DIR"):
-        return Path(root) / "machine"
-    home = os.environ.get("XDG_CACHE_HOME", "")
-    return Path(home if os.path.isabs(home) else Path.home() / ".cache", "cpuopt", "machine")
+    """Give the folder of what is known of machines."""
+    return cache_folder("machine")
 
 
 def stored() -> dict[int, Roofs]:
@@ -224,24 +225,30 @@ def better(old: Roofs, new: Roofs) -> Roofs:
 
 
 def store(found: Mapping[int, Roofs]) -> Path:
-    """Keep roofs beside those that are there; doubtful ones do not replace better figures."""
+    """Keep roofs beside those that are there; doubtful ones do not replace better figures.
+
+    Raises
+    ------
+    UserError
+        Where they cannot be written.
+    """
     path = folder() / f"{machine_id()}.json"
     known = stored()
     every = known | {n: better(known[n], r) if r.doubts and n in known else r for n, r in found.items()}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
     content = {"format": FORMAT, "machine": identity(), "roofs": {n: every[n].to_json() for n in sorted(every)}}
-    part.write_text(json.dumps(content, indent=1) + "\n")
-    part.replace(path)
+    write_whole(path, [json.dumps(content, indent=1).encode() + b"\n"])
     return path
 
 
 def roofs(n: int, say: Callable[[str], None] = lambda text: None) -> Roofs:
-    """Give the roofs of n threads: those that are kept, or measured now and kept."""
+    """Give the roofs of n threads: those that are kept, or measured now and kept; a warning where they cannot be."""
     known = stored()
     if n not in known:
         found = Measurement(say=say).run([n])
-        store(found)
+        try:
+            store(found)
+        except UserError as e:
+            warnings.warn(f"the roofs are measured again next time: {e}", CacheWarning, stacklevel=2)
         known |= found
     return known[n]
 

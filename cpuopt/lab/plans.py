@@ -21,9 +21,13 @@ from ..files import write_whole
 from ..fuse import FUSIONS
 from ..kernels import cache
 from ..models.gpt2 import PRESETS
+from ..wording import count
 from . import machine
 
 FORMAT = 1
+FIELDS = {"rules": list, "hashes": dict, "kernels": list, "rows": list, "time": str, "why": str}
+"""What a file must have besides its key; a row, `ROW`; one with rules, the ratio of its steps."""
+ROW = {"op", "shapes", "hashes", "tried"}
 
 
 def key(model: Mapping[str, Any], B: int, T: int, threads: int, rewrites: Sequence[str]) -> dict[str, Any]:
@@ -44,10 +48,13 @@ def unfinished(key: Mapping[str, Any]) -> Path:
 
 
 def read(path: Path, key: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Read a plan, or what was measured for one; None where there is no file, or it is for another key."""
+    """Read a plan, or what was measured for one; None where none is there, whole and for the key."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         content: dict[str, Any] = json.loads(path.read_text())
-        if content["format"] == FORMAT and content["key"] == key:
+        whole = all(isinstance(content[name], kind) for name, kind in FIELDS.items())
+        whole = whole and all(set(row) >= ROW for row in content["rows"])
+        whole = whole and (not content["rules"] or isinstance(content["step"]["ratio"]["median"], float))
+        if whole and content["format"] == FORMAT and content["key"] == key:
             return content
     return None
 
@@ -123,7 +130,7 @@ def _instead(why: str, key: Mapping[str, Any], files: Sequence[str]) -> str:
 
 def nearest(key: Mapping[str, Any]) -> str:
     """Say that there is no plan, and what the one that comes nearest is for."""
-    size = f"{key['B']}x{key['T']} on {key['threads']} thread{'' if key['threads'] == 1 else 's'}"
+    size = f"{key['B']}x{key['T']} on {count(key['threads'], 'thread')}"
     none = f"there is no plan for {size}"
     known: list[list[str]] = []
     for file in sorted(machine.folder().glob("plan-*.json")):

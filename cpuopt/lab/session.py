@@ -14,10 +14,12 @@ from typing import Any
 from .. import ops
 from ..errors import UserError
 from ..job import Settings, build_only
-from ..registry import BASE, KERNELS
+from ..registry import BASE, DEFAULT, KERNELS
 from ..roofline import Roofs
+from ..wording import spread
 from .ab import calls_of, shapes_of
 from .child import Child
+from .compare import looks_up_to
 from .conformance import conform
 from .inspect import inspect
 
@@ -100,7 +102,7 @@ def work(plan: Plan, roofs: Roofs, view: View, child: Child | None = None) -> li
 
 def default(op: str) -> str:
     """Name the best variant that the package brings."""
-    return "optimized" if (op, "optimized") in KERNELS else BASE
+    return DEFAULT if (op, DEFAULT) in KERNELS else BASE
 
 
 def stages(plan: Plan, roofs: Roofs, row: Row, child: Child, show: Callable[[], None]) -> None:
@@ -141,14 +143,14 @@ def _compare(plan: Plan, row: Row, child: Child, in_step: bool) -> dict[str, Any
         in_step=in_step,
         flush=False,
         seed=0,
-        looks=[n for n in (12, 24, 48) if n < plan.rounds] + [plan.rounds],
+        looks=looks_up_to(plan.rounds),
     )
 
 
 def _told(r: dict[str, Any], row: Row) -> str:
     ratio, ms = r["ratio"], f"{r['b_ms']:.3g} ms against {r['a_ms']:.3g} of {row.against}"
     why = f"; {r['why']}" if r["why"] else ""
-    return f"{r['verdict']}: {ms}, ratio {ratio['median']:.3f} [{ratio['low']:.3f}, {ratio['high']:.3f}]{why}"
+    return f"{r['verdict']}: {ms}, ratio {spread(ratio)}{why}"
 
 
 def _alone(plan: Plan, roofs: Roofs, row: Row, child: Child) -> str:

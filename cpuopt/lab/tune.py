@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 from .. import kernels, ops, record, registry
 from ..errors import UserError
@@ -26,24 +26,15 @@ from ..kernels import threads as numba_threads
 from ..program import Call
 from . import machine, plans
 from .ab import Shape, shapes_of
+from .child import Asked
 from .conformance import conform
 
 HOPELESS = 1.5
-"""What every turn of a kernel takes so many times as long in is given up after two rounds."""
+"""A kernel whose every turn takes this many times as long is given up after two rounds."""
 UNKNOWN = "unknown"
 """The hash of what cannot be hashed."""
 KEPT = ("faster", "no difference shown")
 """Verdicts on the whole step that a plan may have."""
-
-
-class Asked(Protocol):
-    """Who runs kernels: a `Child`, or something that stands for one."""
-
-    kernels: list[str]
-
-    def ask(self, do: str, **more: Any) -> dict[str, Any]:
-        """Answer a request."""
-        ...
 
 
 class View:
@@ -124,7 +115,7 @@ class Tuning:
     flush : whether the step's memory is more than the caches hold, so that kernels are timed alone from memory.
     steps : each comparison of whole steps; the last one counts.
     rules : the plan.
-    why : it has none.
+    why : it has none; empty after Ctrl-C.
     finished : nothing is left to do.
     """
 
@@ -251,7 +242,8 @@ def tune(
 
     Returns
     -------
-    The same, with `Tuning.finished` set where nothing is left to do.
+    The same, with `Tuning.finished` set where nothing is left to do; not after Ctrl-C, nor where steps could not be
+    compared, so that the next run goes on with what was measured.
     """
     view = view or View()
     job = {
@@ -267,8 +259,7 @@ def tune(
                 row.tried[variant] = compare(row, variant, tuning, child, asked)
                 save(tuning)
                 view.done(row, variant)
-        confirm(tuning, child, asked, view)
-        tuning.finished = True
+        tuning.finished = confirm(tuning, child, asked, view)
     except KeyboardInterrupt:
         tuning.rules = []
     tried = [t for row in tuning.rows for t in row.tried.values()]
@@ -293,15 +284,20 @@ def compare(row: Row, variant: str, tuning: Tuning, child: Asked, asked: Mapping
     if found["verdict"] == "faster":
         mine = [c for c in tuning.calls if c.op is op and c.layer in row.layers]
         counts = sorted({1, int(tuning.key["threads"])})
-        (checked,) = conform(child, [(op, variant)], mine, threads=counts, stop_at_failure=True)  # type: ignore[arg-type]
+        (checked,) = conform(child, [(op, variant)], mine, threads=counts, stop_at_failure=True)
         found |= {"check": checked.worst.verdict, "check_ratio": checked.worst.to_json()["ratio"]}
         if checked.worst.verdict != "PASS":
             found["why"] = f"{checked.worst.reason} ({checked.worst.case})"
     return found
 
 
-def confirm(tuning: Tuning, child: Asked, asked: Mapping[str, Any], view: View) -> None:
-    """Train with the defaults and the plan in turns; what is slower there goes, and the rest is tried again."""
+def confirm(tuning: Tuning, child: Asked, asked: Mapping[str, Any], view: View) -> bool:
+    """Train with the defaults and the plan in turns; what is slower there goes, and the rest is tried again.
+
+    Returns
+    -------
+    Whether steps could be compared. Where not, `Tuning.why` says why, and there are no rules.
+    """
     rows = [row for row in tuning.rows if row.best != row.default]
     tuning.rules, tuning.why = [], "" if rows else "nothing that was measured alone is faster"
     while rows:
@@ -314,7 +310,7 @@ def confirm(tuning: Tuning, child: Asked, asked: Mapping[str, Any], view: View) 
             found = child.ask("steps", **{**asked, "settings": job}, changes=changes, names=names)
         except UserError as e:
             tuning.why = f"steps could not be compared: {e}"
-            return
+            return False
         tuning.steps.append(found)
         for row, verdict in zip(rows, found["each"], strict=True):
             row.in_step = verdict
@@ -326,6 +322,7 @@ def confirm(tuning: Tuning, child: Asked, asked: Mapping[str, Any], view: View) 
             else:
                 because = f" ({found['step']['why']})" if found["step"]["why"] else ""
                 tuning.why = f"whole steps with it: {word}{because}"
-            return
+            return True
         rows = left
     tuning.why = tuning.why or "what is faster alone is slower in the step"
+    return True

@@ -9,10 +9,12 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from ..wording import count, spread
+
 STYLE = {"faster": "bold green", "slower": "bold red", "no difference shown": "bold", "could not tell": "bold yellow"}
 
 
-def tables(content: Mapping[str, Any], path: str) -> list[RenderableType]:
+def tables(content: Mapping[str, Any], path: str | None) -> list[RenderableType]:
     """Show what was compared and what came out."""
     c = content
     where = "in the training step" if c["in_step"] else "alone, caches flushed" if c["flush"] else "alone"
@@ -22,7 +24,7 @@ def tables(content: Mapping[str, Any], path: str) -> list[RenderableType]:
     ]
     table = _table("", c["a"], c["b"], "ratio", "control", "verdict")
     for r in c["results"]:
-        name = f"{r['B']}x{r['T']}, {r['threads']} thread{'' if r['threads'] == 1 else 's'}"
+        name = f"{r['B']}x{r['T']}, {count(r['threads'], 'thread')}"
         _row(table, name, r["a_ms"], r["b_ms"], r)
         for case in r.get("cases", []) if len(r.get("cases", [])) > 1 else []:
             sizes = " ".join(f"{s}={n}" for s, n in case["sizes"].items())
@@ -38,12 +40,7 @@ def tables(content: Mapping[str, Any], path: str) -> list[RenderableType]:
             last = f"losses {', '.join(f'{x:.6f}' for x in r['losses']['A'])}"
             shown.append(Text(f"{last} with {c['a']}, {', '.join(f'{x:.6f}' for x in r['losses']['B'])} with {c['b']}"))
         shown += [Text(f"doubt: {d}", "yellow") for d in r["doubts"]]
-    return [*shown, Text(f"record {path}")]
-
-
-def spread(ratio: Mapping[str, float]) -> str:
-    """Give a ratio with its interval."""
-    return f"{ratio['median']:.3f} [{ratio['low']:.3f}, {ratio['high']:.3f}]"
+    return [*shown, *[Text(f"record {path}")] * bool(path)]
 
 
 def _because(c: Mapping[str, Any]) -> str:

@@ -15,6 +15,7 @@ from rich.text import Text
 from ..bench import View
 from ..bench.process import PHASES
 from ..bench.stats import Result
+from ..wording import spread
 from .console import ERR
 
 
@@ -37,7 +38,7 @@ class BenchView(View):
         head = f"{result.B}x{result.T} {result.peer}"
         if result.ratio:
             ms = {key: f"{times['median']:,.{digits(times['median'])}f} ms" for key, times in result.step_ms.items()}
-            text = f"{head}: cpuopt {ms['cpuopt']}, {result.peer} {ms['peer']}, ratio {spread(result.ratio)}"
+            text = f"{head}: cpuopt {ms['cpuopt']}, {result.peer} {ms['peer']}, ratio {spread(result.ratio, 2)}"
         else:
             text = f"{head}: {result.refused}"
         self.bar.console.print(escape(text), soft_wrap=True)
@@ -66,7 +67,7 @@ def tables(record: Mapping[str, Any]) -> list[RenderableType]:
         rows = [r for r in results if r["peer"] == peer]
         shown += ["", peer_table(peer, rows)]
         if peer in record["geometric_mean"]:
-            mean = spread(record["geometric_mean"][peer])
+            mean = spread(record["geometric_mean"][peer], 2)
             shown.append(Text(f"geometric mean of {sum(1 for r in rows if r['ratio'])} ratios: {mean}", "bold"))
         shown += [Text(f"{r['B']}x{r['T']}: {r['refused']}", "red") for r in rows if r["refused"]]
         for doubt in dict.fromkeys(d for r in rows for d in r["doubts"]):
@@ -104,14 +105,9 @@ def peer_table(peer: str, results: Sequence[Mapping[str, Any]]) -> Table:
                 name,
                 *(f"{ms:.{n}f}" for ms in times),
                 f"{r['peak_rss_mb'][key]:.0f}",
-                Text(spread(r["ratio"]), "bold") if key == "cpuopt" else "",
+                Text(spread(r["ratio"], 2), "bold") if key == "cpuopt" else "",
             )
     return table
-
-
-def spread(ratio: Mapping[str, float]) -> str:
-    """As in ``1.27 [1.25, 1.29]``."""
-    return f"{ratio['median']:.2f} [{ratio['low']:.2f}, {ratio['high']:.2f}]"
 
 
 def digits(ms: float) -> int:

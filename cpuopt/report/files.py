@@ -1,15 +1,15 @@
-"""Files that a flag asks for: refused before anything runs, written whole or not at all."""
+"""Files that a flag asks for: refused before anything runs."""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
+from ..files import write_whole
 
 
 def check_target(path: Path, flag: str) -> None:
@@ -28,33 +28,15 @@ def check_target(path: Path, flag: str) -> None:
     elif not os.access(path.parent, os.W_OK):
         why = "Permission denied"
     if why:
-        raise _cannot(path, flag, why)
+        raise UserError(f"{flag} {path}: cannot be written ({why}); name a file in a folder that exists")
 
 
-def write_whole(path: Path, text: str, flag: str) -> None:
-    """Write a file, or leave what is there.
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write an object for readers that take UTF-8 and numbers seriously: no lone surrogate, no NaN.
 
     Raises
     ------
     UserError
         Where it cannot be written.
     """
-    part = path.parent / f".{path.name}.{os.getpid()}.part"
-    try:
-        part.write_text(text, encoding="utf-8")
-        part.replace(path)
-    except OSError as e:
-        raise _cannot(path, flag, e.strerror) from e
-    finally:
-        with suppress(OSError):
-            part.unlink()
-
-
-def write_json(path: Path, content: Mapping[str, Any], flag: str) -> None:
-    """Write an object for readers that take UTF-8 and numbers seriously: no lone surrogate, no NaN."""
-    text = json.dumps(content, ensure_ascii=False, allow_nan=False)
-    write_whole(path, text.encode("utf-8", "replace").decode(), flag)
-
-
-def _cannot(path: Path, flag: str, why: str | None) -> UserError:
-    return UserError(f"{flag} {path}: cannot be written ({why}); name a file in a folder that exists")
+    write_whole(path, [json.dumps(content, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace")])

@@ -11,6 +11,7 @@ from rich.live import Live
 from rich.text import Text
 
 from ..lab.session import STAGES, Plan, Row, View
+from ..wording import count
 from .console import OUT
 
 STYLES = {"faster": "green", "PASS": "green", "slower": "red", "FAIL": "bold red"}
@@ -62,7 +63,7 @@ class Screen(View):
     def head(self) -> Text:
         """Say what is worked on."""
         p = self.plan
-        size = f" · {p.model} · {p.B}x{p.T} · {p.threads} thread{'' if p.threads == 1 else 's'}"
+        size = f" · {p.model} · {p.B}x{p.T} · {count(p.threads, 'thread')}"
         return Text.assemble((p.file.name, "bold"), size, f" · {self.since}")
 
     def page(self, rows: Sequence[Row]) -> RenderableType:

@@ -9,6 +9,8 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from ..wording import count
+
 
 def tables(content: Mapping[str, Any]) -> list[RenderableType]:
     """Show what the verb found."""
@@ -20,7 +22,7 @@ def tables(content: Mapping[str, Any]) -> list[RenderableType]:
     )  # fmt: skip
     table = Table("", box=None, header_style="bold", padding=(0, 2, 0, 0), pad_edge=False)
     for n in roofs:
-        table.add_column(f"{n} thread{'' if n == '1' else 's'}", justify="right")
+        table.add_column(count(int(n), "thread"), justify="right")
     table.add_row("FMA, GFLOP/s", *(f"{r['gflops']:,.1f}" for r in roofs.values()), style="bold")
     table.add_row("starting threads, µs", *(f"{r['launch_us']:.1f}" for r in roofs.values()))
     for level in next(iter(roofs.values()))["gbs"]:

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..profile import UNACCOUNTED
+from ..wording import four
 from . import ab, tables
 from . import bench as bench_report
 from . import tune as tune_report
@@ -61,7 +62,7 @@ def comparison(c: Mapping[str, Any]) -> list[RenderableType]:
         word = "no difference" if r["verdict"] == "no difference shown" else r["verdict"]
         ratio = f"{r['ratio']:.2f} [{r['low']:.2f}, {r['high']:.2f}]"
         table.add_row(
-            Text(r["op"] + changed), _ms(r["a_ms"]), _ms(r["b_ms"]), ratio, Text(word, ab.STYLE[r["verdict"]])
+            Text(r["op"] + changed), four(r["a_ms"]), four(r["b_ms"]), ratio, Text(word, ab.STYLE[r["verdict"]])
         )
     lines: list[RenderableType] = [
         Text(f"A {c['a']}\nB {c['b']}"),
@@ -73,11 +74,6 @@ def comparison(c: Mapping[str, Any]) -> list[RenderableType]:
     ]
     lines += [Text(f"only in {k[-1].upper()}: {', '.join(c[k])}") for k in ("only_a", "only_b") if c[k]]
     return [*lines, *(Text(f"doubt: {d}", "yellow") for d in c["doubts"])]
-
-
-def _ms(x: float) -> str:
-    """Show about four digits."""
-    return f"{x:,.0f}" if x >= 1000 else f"{x:.4g}"
 
 
 def history(op: str, rows: Sequence[Mapping[str, Any]]) -> list[RenderableType]:

@@ -28,7 +28,7 @@ def write_speedscope(path: Path, profile: Profile, steps: int = 10) -> None:
         Where the file cannot be written.
     """
     name = f"{profile.model} B {profile.B} T {profile.T}, {profile.threads} threads"
-    write_json(path, speedscope(profile.raw[-steps:], name), "--speedscope")
+    write_json(path, speedscope(profile.raw[-steps:], name))
 
 
 def speedscope(steps: Sequence[StepTimes], name: str = "cpuopt") -> dict[str, Any]:

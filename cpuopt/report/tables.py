@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .. import roofline
+from ..wording import count
 
 if TYPE_CHECKING:
     from ..profile import LayerRow, OpRow, Profile
@@ -99,8 +100,8 @@ def header(profile: Profile) -> Text:
     warmup = f" after {p.warmup} of warm-up" if p.warmup else ""
     return Text.assemble(
         (p.model, "bold"),
-        f" · B {p.B} · T {p.T} · {_count(p.threads, 'thread')} ({p.threading_layer})",
-        f" · {p.variant}{swaps} · {_count(p.steps, 'step')}{warmup}",
+        f" · B {p.B} · T {p.T} · {count(p.threads, 'thread')} ({p.threading_layer})",
+        f" · {p.variant}{swaps} · {count(p.steps, 'step')}{warmup}",
     )
 
 
@@ -228,7 +229,7 @@ def _checks(profile: Profile) -> Text:
     marginal = {c["kernel"] for c in profile.checked if c["status"] == "MARGINAL"}
     results = ["MARGINAL" if k in marginal else "PASS" for k in used_kernels(profile)]
     return Text(
-        "checked: " + ", ".join(f"{_count(results.count(s), 'kernel')} {s}" for s in GOOD if s in results), "green"
+        "checked: " + ", ".join(f"{count(results.count(s), 'kernel')} {s}" for s in GOOD if s in results), "green"
     )
 
 
@@ -256,7 +257,3 @@ def digits_of(profile: Profile) -> int:
 def _rates(profile: Profile, gflops: float, gbs: float) -> tuple[str, str]:
     digits = 2 if max(r.gflops for r in profile.ops) < 10 else 1
     return (f"{gflops:.{digits}f}" if gflops else "", f"{gbs:.{digits}f}" if gbs else "")
-
-
-def _count(n: int, word: str) -> str:
-    return f"{n} {word}{'' if n == 1 else 's'}"

@@ -35,7 +35,7 @@ def write_trace(path: Path, profile: Profile, steps: int = 10) -> None:
     header = f"{profile.model} B {profile.B} T {profile.T}, {profile.threads} threads"
     about = {"model": profile.model, "variant": profile.variant, "swaps": ", ".join(profile.swaps)} | profile.versions
     events = trace_events(profile.raw[-steps:], header)
-    write_json(path, {"traceEvents": events, "displayTimeUnit": "ms", "otherData": about}, "--trace")
+    write_json(path, {"traceEvents": events, "displayTimeUnit": "ms", "otherData": about})
 
 
 def trace_events(steps: Sequence[StepTimes], process: str = "cpuopt") -> list[dict[str, Any]]:

@@ -14,7 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from ..lab.tune import Row, Tuning, View
-from .ab import STYLE, spread
+from ..wording import count, four, spread
+from .ab import STYLE
 from .console import ERR
 
 STEPS = 5
@@ -61,10 +62,10 @@ class Progress(View):
             ERR.print(escape(f"{self.count}/{self.total} {row}: {variant}: {said}"), soft_wrap=True)
 
 
-def tables(content: Mapping[str, Any], path: str) -> list[RenderableType]:
+def tables(content: Mapping[str, Any], path: str | None) -> list[RenderableType]:
     """Show what was measured and what came out."""
     c = content
-    threads = f"{c['threads']} thread{'' if c['threads'] == 1 else 's'}"
+    threads = count(c["threads"], "thread")
     where = "caches flushed, as the step leaves them" if c["flush"] else "caches warm, since they hold the step"
     head = Text.assemble((c["model"], "bold"), f" · {c['B']}x{c['T']} · {threads} · alone with {where}")
     shown: list[RenderableType] = [head, ""]
@@ -80,12 +81,13 @@ def tables(content: Mapping[str, Any], path: str) -> list[RenderableType]:
         ratio = f"{a:,.1f} ms by default, {b:,.1f} with the plan, ratio {spread(step['ratio'])}: "
         shown.append(Text.assemble("whole steps: ", ratio, (step["verdict"], STYLE[step["verdict"]])))
     if not c["finished"]:
-        shown.append(Text("interrupted: no plan is written; the same command goes on from here", "bold"))
+        again = "what was measured alone is kept, and the same command goes on from here"
+        shown.append(Text(f"no plan is written: {c['why'] or 'interrupted'}; {again}", "bold"))
     elif c["rules"]:
         shown.append(Text(f"plan {c['plan']}: --variant auto runs by it"))
     else:
         shown.append(Text(f"--variant auto stays with the default: {c['why']}", "bold"))
-    return [*shown, Text(f"record {path}")]
+    return [*shown, *[Text(f"record {path}")] * bool(path)]
 
 
 def _row(row: Mapping[str, Any], rules: list[str]) -> list[RenderableType]:
@@ -101,7 +103,9 @@ def _row(row: Mapping[str, Any], rules: list[str]) -> list[RenderableType]:
     for width, justify in ((22, "left"), (8, "right"), (20, "left"), (None, "left")):
         table.add_column(min_width=width, justify=justify, overflow="fold")  # type: ignore[arg-type]
     times = [t["a_ms"] for t in row["tried"].values() if "a_ms" in t]
-    table.add_row(f"  {row['default']}", _ms(median(times)) if times else "", "", "" if taken else Text("stays", "dim"))
+    table.add_row(
+        f"  {row['default']}", f"{four(median(times))} ms" if times else "", "", "" if taken else Text("stays", "dim")
+    )
     for variant, t in row["tried"].items():
         if "ratio" not in t:
             table.add_row(Text(f"  {variant}"), "", "", Text(f"{t['verdict']}: {t['why']}", "yellow"))
@@ -113,9 +117,5 @@ def _row(row: Mapping[str, Any], rules: list[str]) -> list[RenderableType]:
             step = row["in_step"]
             word.append(f"; in steps {step['ratio']['median']:.3f}, {step['verdict']}", STYLE[step["verdict"]])
             word.append(": taken" if taken else "", "bold")
-        table.add_row(Text(f"  {variant}"), _ms(t["b_ms"]), spread(t["ratio"]), word)
+        table.add_row(Text(f"  {variant}"), f"{four(t['b_ms'])} ms", spread(t["ratio"]), word)
     return [*shown, table]
-
-
-def _ms(ms: float) -> str:
-    return f"{ms:,.{max(0, 4 - len(str(int(ms))))}f} ms"

@@ -3,7 +3,8 @@
 import pytest
 
 from cpuopt import kernels, ops, registry  # noqa: F401  (importing kernels registers them)
-from cpuopt.lab.check import Case, cases, check, quick_cases
+from cpuopt.lab.cases import Case, cases, quick_cases
+from cpuopt.lab.check import check
 
 EVERY = [(k, case) for k in registry.KERNELS.values() for case in cases(k.op)]
 

@@ -17,7 +17,9 @@ import pytest
 from cpuopt import kernels, ops  # noqa: F401  (importing kernels registers them)
 from cpuopt.kernels import jit, lanes
 from cpuopt.kernels.simd import LANES
+from cpuopt.kernels.threads import SMALL
 from cpuopt.lab.cases import Case, arguments, case
+from cpuopt.lab.check import check
 from cpuopt.registry import KERNELS
 
 OPS = [op for op in ops.ALL.values() if not op.name.startswith("matmul") and (op.name, "optimized") in KERNELS]
@@ -163,6 +165,13 @@ def prepared(op: ops.Op) -> tuple[Case, dict[str, Any]]:
 
 
 INPUTS = [(op, a.name) for op in OPS for a in op.args if a.role in ("in", "state")]
+
+
+@pytest.mark.parametrize(("B", "alone"), [(1, True), (3, False)])
+def test_few_queries_are_right_on_one_thread_and_on_all(B: int, alone: bool) -> None:
+    found = case(ops.attention_decode, {"B": B, "T": 15, "C": 128, "NH": 2})
+    assert (8 * B * 15 * 128 * found.sizes["S"] < SMALL) is alone
+    assert check(KERNELS["attention_decode", "optimized"], found).verdict == "PASS"
 
 
 OVERWRITTEN = {("attention_decode", "keys"), ("attention_decode", "values")}

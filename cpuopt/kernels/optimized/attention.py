@@ -15,7 +15,7 @@ from ..simd import LANES, MR, ticket
 from ..tiles import A_LOWER, A_UPPER, C_UPPER, COLS, WHOLE, pack, product, tell, turn, unpack, up, wait_for
 
 # queries, and keys: a tile fills 16 KB, half of the usual first-level cache
-BLOCK = offer(__name__, "BLOCK", 64, (32, 128))
+BLOCK = offer(__name__, "BLOCK", 64, (32, 128), also=("decode",))
 ZERO, ONE, LOWEST = np.float32(0), np.float32(1), np.float32(-np.inf)
 
 

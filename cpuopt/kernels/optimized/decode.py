@@ -8,6 +8,7 @@ from ...op import NH, B, S
 from ..jit import helper, kernel
 from ..lanes import exp, larger, load, load_some, max_lanes, select_some, spread, store, store_some, sum_lanes
 from ..simd import LANES
+from ..threads import SMALL
 from .attention import BLOCK, attend, forward_floats
 
 TILED = 16  # queries from which on packing them into tiles pays
@@ -102,6 +103,31 @@ def query(out, o, keys, values, cache, qkv, q, n, HS, att, a):
     gather(out, o, att, a, values, cache, n, HS, ONE / total)
 
 
+@helper()
+def few(out, keys, values, qkv, position, att, bh):
+    """Do one head of one row of the batch, query by query."""
+    T, C = out.shape[1:]
+    NH, S, HS = keys.shape[1:]
+    b, h = bh // NH, bh % NH
+    cache, q, o = bh * S * HS, b * T * 3 * C + h * HS, b * T * C + h * HS
+    put_away(keys, values, cache, qkv, q, position, T, C, HS)
+    for t in range(T):
+        query(out, o + t * C, keys, values, cache, qkv, q + t * 3 * C, position + t + 1, HS, att, bh * S)
+
+
+@helper()
+def many(out, keys, values, qkv, position, work, bh):
+    """Do one head of one row of the batch, a block of queries at a time."""
+    T, C = out.shape[1:]
+    NH, S, HS = keys.shape[1:]
+    b, h = bh // NH, bh % NH
+    cache, q, o, w = bh * S * HS, b * T * 3 * C + h * HS, b * T * C + h * HS, bh * forward_floats(HS)
+    put_away(keys, values, cache, qkv, q, position, T, C, HS)
+    for t in range(0, T, BLOCK):
+        x, n = q + t * 3 * C, min(BLOCK, T - t)
+        attend(out, o + t * C, C, qkv, x, 3 * C, keys, cache, values, cache, HS, position + t, n, HS, work, w)
+
+
 def work_floats(sizes):
     """Size what each head works in: tiles, or a row of scores."""
     return sizes["B"] * sizes["NH"] * (forward_floats.py_func(sizes["HS"]) if sizes["T"] >= TILED else 0)
@@ -112,23 +138,20 @@ def attention_decode(out, keys, values, qkv, position, att, work):
     """Put the new keys and values away; then, for each query: scores, their softmax, the weighted sum of the values.
 
     Parallel: batch and head; each owns its channels of `out`, its part of the cache, and a slice of `att` and `work`.
+    Where there is little to read, one thread does them all.
     Memory: one row of attention weights a head; tiles for each head where there are many queries.
     Bound: memory for one query; compute for many.
     Source: for many, Dao 2023 (arXiv 2307.08691), algorithm 1.
     """
     B, T, C = out.shape
-    NH, S, HS = keys.shape[1:]
-    for task in prange(B * NH):
-        bh = np.int64(task)
-        b, h = bh // NH, bh % NH
-        cache, a, q, o = bh * S * HS, bh * S, b * T * 3 * C + h * HS, b * T * C + h * HS
-        put_away(keys, values, cache, qkv, q, position, T, C, HS)
-        if T >= TILED:
-            w = bh * forward_floats(HS)
-            for t in range(0, T, BLOCK):
-                x, n = q + t * 3 * C, min(BLOCK, T - t)
-                before = position + t
-                attend(out, o + t * C, C, qkv, x, 3 * C, keys, cache, values, cache, HS, before, n, HS, work, w)
-        else:
-            for t in range(T):
-                query(out, o + t * C, keys, values, cache, qkv, q + t * 3 * C, position + t + 1, HS, att, a)
+    heads = B * keys.shape[1]
+    if T < TILED and 8 * B * T * C * (position + T) < SMALL:
+        for bh in range(heads):
+            few(out, keys, values, qkv, position, att, bh)
+    else:
+        for task in prange(heads):
+            bh = np.int64(task)
+            if T < TILED:
+                few(out, keys, values, qkv, position, att, bh)
+            else:
+                many(out, keys, values, qkv, position, work, bh)

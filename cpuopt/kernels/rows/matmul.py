@@ -11,7 +11,7 @@ from ..jit import helper, kernel
 from ..lanes import load, load_some, spread, sum_lanes
 from ..optimized.decode import dot
 from ..simd import LANES
-from . import SMALL
+from ..threads import SMALL
 
 CHUNK = 8  # rows of each stream that a thread takes in one go
 ZERO = np.float32(0)

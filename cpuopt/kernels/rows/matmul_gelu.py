@@ -5,7 +5,7 @@ from numba import prange
 from ... import ops
 from ..jit import helper, kernel
 from ..optimized.gelu import forward as gelu
-from . import SMALL
+from ..threads import SMALL
 from .matmul import CHUNK, last_products, products
 
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..files import write_whole
+from ...files import write_whole
 from ..tables import digits_of, failed_kernels, used_kernels
 from .curves import Point, curve
 from .listing import layer_columns, listing, op_columns
@@ -37,7 +37,7 @@ def write_report(path: Path, profile: Profile, engine: Engine | None = None, run
     UserError
         Where the file cannot be written.
     """
-    write_whole(path, report(profile, engine, losses(run) if run else None), "--html")
+    write_whole(path, [report(profile, engine, losses(run) if run else None).encode("utf-8", "replace")])
 
 
 def losses(run: Path) -> dict[str, list[Point]]:
