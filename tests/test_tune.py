@@ -489,17 +489,20 @@ import time
 from cpuopt import kernel, ops
 from cpuopt.registry import KERNELS, Kernel
 
-usual = KERNELS["gelu_forward", "optimized"]
+kernel_of_the_package = KERNELS["gelu_forward", "optimized"]
+usual = kernel_of_the_package.function
 
 def slow(out, inp):
     time.sleep(0.01)
-    usual.function(out, inp)
+    usual(out, inp)
 
-KERNELS["gelu_forward", "optimized"] = Kernel(ops.gelu_forward, "optimized", slow, compile=usual.compile)
+KERNELS["gelu_forward", "optimized"] = Kernel(
+    ops.gelu_forward, "optimized", slow, compile=kernel_of_the_package.compile
+)
 
 @kernel(ops.gelu_forward, "mine", jit=False)
 def gelu_forward(out, inp):
-    usual.function(out, inp)
+    usual(out, inp)
 
 @kernel(ops.gelu_forward, "wrong", jit=False)
 def gelu_forward(out, inp):
