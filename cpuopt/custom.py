@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from inspect import Parameter, Signature
 from typing import Any
@@ -147,9 +146,7 @@ class DifferentiableOp:
             return op
 
         trial = generate(declare(others), registry.Kernel(forward, registry.BASE, self.function))
-        code = "\n".join(line.split("#")[0] for line in trial.text.split("\ndef ")[1].splitlines()[1:])
-        read = [a for a in others if re.search(rf"\b{a.name}\b", code)]
-        return declare(read)
+        return declare([a for a in others if any(line.mentions(a.name) for line in trial.lines)])
 
     def _reduction(self, arg: Arg) -> Dim:
         """How many terms an element of a gradient may sum: the outputs for each element of the input."""
