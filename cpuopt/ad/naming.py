@@ -6,6 +6,8 @@ import ast
 import keyword
 import re
 
+import numpy as np
+
 from .kernel import (
     NUMBER,
     Kernel,
@@ -45,7 +47,8 @@ def make_room(kernel: Kernel, params: list[str], name: str) -> None:
             line = next(k for k, code in kernel.source.items() if code.lstrip().startswith("def "))
             why = f"the backward needs the name of the parameter '{n}' for itself"
             kernel.refuse(line, why, "give it another name")
-    numbers = {n for n, value in kernel.names.items() if isinstance(value, NUMBER)}
+    same = {n for n, v in CONSTANTS.items() if kernel.names.get(n) == v and isinstance(kernel.names[n], np.float32)}
+    numbers = {n for n, value in kernel.names.items() if isinstance(value, NUMBER)} - same
     own = ({*assigned(kernel.body), *kernel.views} - {*kernel.params}) | numbers
     needed = {*params, *(f"d{n}" for n in kernel.arrays), name} - {*kernel.params}
     taken = own | needed | {*kernel.params, *kernel.names}
