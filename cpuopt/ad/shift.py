@@ -150,12 +150,12 @@ class _Shift:
                 if not isinstance(s, For) or not self.same_range(s):
                     return False
                 first = next((x for x in s.body if set(flat([x])) & touched), None)
-                others = [e for x in flat(s.body) for e in every_element(x) if root(base(e)) == stored]
+                mine = [e for x in flat(s.body) for e in every_element(x) if root(base(e)) == stored]
                 return (
                     type(first) is Assign
                     and text(rename(first.target, s.var, self.loop.var)) == text(self.store.target)
                     and not any(root(base(e)) == stored for e in elements(first.value))
-                    and all(text(e) == text(first.target) for e in others)  # none that it has not written yet
+                    and all(text(e) == text(first.target) for e in mine)  # none that it has not written yet
                 )
         return False
 

@@ -112,6 +112,17 @@ def test_a_gradient_is_compared_where_its_forward_is_finite(registered):
         differentiable(out("out", N), inp("inp", N))(nothing_forward).judge()
 
 
+@pytest.mark.parametrize("factor", [np.float32(2), np.float32(3)])
+def test_a_number_from_around_the_function_is_the_one_of_this_function(registered, factor):
+    def scaled_forward(out, inp):
+        for i in prange(inp.shape[0]):
+            out[i] = inp[i] * factor
+
+    op = differentiable(out("out", N), inp("inp", N))(scaled_forward)
+    function = registry.KERNELS[op.backward.name, "generated"].function
+    assert getattr(function, "py_func", function).__globals__["factor"] == factor
+
+
 def test_an_op_outside_the_subset_registers_nothing(registered):
     def lost_forward(out, inp):
         while inp[0] > 0:
