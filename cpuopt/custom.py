@@ -17,8 +17,8 @@ from .program import Value
 from .trace import current
 
 Array = np.ndarray[Any, Any]
-GROSS = 1e-3
-"""The error beyond which a gradient is wrong even if the forward casts to float32, which roughens its differences."""
+ROUGH = 2e-2
+"""The error that a gradient may have where the forward casts to float32, which roughens its differences."""
 
 
 def differentiable(
@@ -101,12 +101,11 @@ class DifferentiableOp:
         names = [a.name for a in self.forward.args if a.role != "out"]
         if len(inputs) != len(names):
             raise UserError(f"{self.name} is given {len(inputs)} inputs; expected {len(names)}: {', '.join(names)}")
-        if not self.judged:
-            self.judge()
+        self.judge()
         return current().emit(self.forward, dict(zip(names, inputs, strict=True)))
 
     def judge(self) -> None:
-        """Compare the generated gradient with differences of its forward, both in float64, where those are finite.
+        """Compare the generated gradient with differences of its forward, in float64, where those are finite; once.
 
         Raises
         ------
@@ -114,8 +113,11 @@ class DifferentiableOp:
             Where they disagree.
         """
         from .lab.cases import SMALL, case
-        from .lab.gradient import check_gradient
+        from .lab.gradient import TOLERANCE, check_gradient
 
+        if self.judged:
+            return
+        bound = ROUGH if "float32" in self.function.__code__.co_names else TOLERANCE
         for kind in ("normal", "offset", "tiny"):  # the last two for what is defined above 0, or below 1
             try:
                 with np.errstate(all="ignore"):
@@ -123,12 +125,12 @@ class DifferentiableOp:
             except (ValueError, ZeroDivisionError, OverflowError):  # Python's math refuses what NumPy calls NaN
                 continue
             worst = max(results, key=lambda r: r.error)
-            if GROSS < worst.error < float("inf"):
+            if bound < worst.error < float("inf"):
                 raise UserError(
                     f"{self.name}: its generated gradient disagrees with differences of its forward: {worst}; "
-                    f"see {self.name}.generated.text, and write a backward by hand"
+                    f"that is a fault of the generator: report it with the kernel and {self.name}.generated.text"
                 )
-            if worst.error <= GROSS:
+            if worst.error <= bound:
                 self.judged = True
                 return
         raise UserError(
@@ -147,6 +149,7 @@ class DifferentiableOp:
         from .kernels import jit
         from .lab.check import check_all
 
+        self.judge()
         kept = registry.KERNELS.pop((self.backward.name, registry.BASE))
         try:
             made = jit.kernel(self.backward, registry.BASE)(function)
