@@ -9,13 +9,12 @@ abs max min`` and casts to float; ``x.shape[k]``; conditional expressions; integ
 from __future__ import annotations
 
 import ast
-import builtins
 import inspect
 import math
 import sys
 import textwrap
 from collections.abc import Callable
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any, NoReturn
 
 import numpy as np
@@ -44,13 +43,15 @@ from .kernel import (
 from .rules import CASTS, CHOICES, DERIVATIVE, INTEGER
 
 KNOWN = {*DERIVATIVE, *CASTS, *CHOICES, *INTEGER} - {"rsqrt"}
+PYTHON = SimpleNamespace(abs=abs, bool=bool, float=float, int=int, len=len, max=max, min=min, range=range)
+"""The builtins that a kernel may call."""
 
 
 def outside(function: Any) -> dict[str, Any]:
     """What names stand for in a function if it does not assign them."""
     code, cells = function.__code__, function.__closure__ or ()
     closure = {n: c.cell_contents for n, c in zip(code.co_freevars, cells, strict=True) if _filled(c)}
-    found = {**vars(builtins), **function.__globals__, **closure}
+    found = {**vars(PYTHON), **function.__globals__, **closure}
     return {n: v for n, v in found.items() if n not in code.co_varnames}
 
 
@@ -98,7 +99,7 @@ class _Reader:
     def known(self, func: ast.expr) -> Any:
         """A known function as generated text calls it; None for any other, whatever its name."""
         found = self.found(func)
-        for home, modules in ((builtins, [builtins]), (math, [math]), (np, [np, sys.modules.get("numba")])):
+        for home, modules in ((PYTHON, [PYTHON]), (math, [math]), (np, [np, sys.modules.get("numba")])):
             for name in sorted(KNOWN - {"max", "min"} if home is np else KNOWN):  # np.max takes an axis
                 if found is None or all(getattr(m, name, None) is not found for m in modules):
                     continue
