@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from inspect import Parameter, Signature
 from typing import Any
@@ -18,6 +17,8 @@ from .program import Value
 from .trace import current
 
 Array = np.ndarray[Any, Any]
+ROUGH = 2e-2
+"""The error that a gradient may have where the forward casts to float32, which roughens its differences."""
 
 
 def differentiable(
@@ -53,6 +54,7 @@ class DifferentiableOp:
     ----------
     forward, backward : the declared ops.
     generated : the backward kernel with its text and its plan.
+    judged : whether its gradient has been compared with differences, as it is when a model first calls it.
     """
 
     def __init__(self, function: Callable[..., None], args: tuple[Arg, ...], flops: Dim, source: str) -> None:
@@ -76,6 +78,7 @@ class DifferentiableOp:
         self.backward = self._declare_backward(flops)
         kernel = registry.Kernel(self.forward, registry.BASE, function)
         self.generated: Backward = generate(self.backward, kernel)
+        self.judged = False
         before = dict(registry.KERNELS)
         try:
             jit.kernel(self.forward, registry.BASE, parallel="prange" in function.__code__.co_names)(function)
@@ -88,11 +91,52 @@ class DifferentiableOp:
         ops.ALL[self.forward.name], ops.ALL[self.backward.name] = self.forward, self.backward
 
     def __call__(self, *inputs: Any) -> Value:
-        """Add a call to the model that is being traced: the inputs in their declared order."""
+        """Add a call to the model that is being traced: the inputs in their declared order.
+
+        Raises
+        ------
+        UserError
+            For another number of inputs; at the first call, for a gradient that is wrong.
+        """
         names = [a.name for a in self.forward.args if a.role != "out"]
         if len(inputs) != len(names):
             raise UserError(f"{self.name} is given {len(inputs)} inputs; expected {len(names)}: {', '.join(names)}")
+        self.judge()
         return current().emit(self.forward, dict(zip(names, inputs, strict=True)))
+
+    def judge(self) -> None:
+        """Compare the generated gradient with differences of its forward, in float64, where those are finite; once.
+
+        Raises
+        ------
+        UserError
+            Where they disagree.
+        """
+        from .lab.cases import SMALL, case
+        from .lab.gradient import TOLERANCE, check_gradient
+
+        if self.judged:
+            return
+        bound = ROUGH if "float32" in self.function.__code__.co_names else TOLERANCE
+        for kind in ("normal", "offset", "tiny"):  # the last two for what is defined above 0, or below 1
+            try:
+                with np.errstate(all="ignore"):
+                    results = check_gradient(self.backward, case(self.backward, SMALL, kind))
+            except (ValueError, ZeroDivisionError, OverflowError):  # Python's math refuses what NumPy calls NaN
+                continue
+            worst = max(results, key=lambda r: r.error)
+            if bound < worst.error < float("inf"):
+                raise UserError(
+                    f"{self.name}: its generated gradient disagrees with differences of its forward: {worst}; "
+                    f"that is a fault of the generator: report it with the kernel and {self.name}.generated.text"
+                )
+            if worst.error <= bound:
+                self.judged = True
+                return
+        raise UserError(
+            f"{self.name}: its gradient cannot be compared with differences: one of them is not finite for normal "
+            "numbers, near 100 and near 1e-6; keep the forward finite there"
+        )
 
     def handwritten(self, function: Callable[..., None]) -> Callable[..., None]:
         """Register a backward written by hand, with the declared parameters, if it agrees with the generated one.
@@ -105,6 +149,7 @@ class DifferentiableOp:
         from .kernels import jit
         from .lab.check import check_all
 
+        self.judge()
         kept = registry.KERNELS.pop((self.backward.name, registry.BASE))
         try:
             made = jit.kernel(self.backward, registry.BASE)(function)
@@ -147,9 +192,7 @@ class DifferentiableOp:
             return op
 
         trial = generate(declare(others), registry.Kernel(forward, registry.BASE, self.function))
-        code = "\n".join(line.split("#")[0] for line in trial.text.split("\ndef ")[1].splitlines()[1:])
-        read = [a for a in others if re.search(rf"\b{a.name}\b", code)]
-        return declare(read)
+        return declare([a for a in others if any(line.mentions(a.name) for line in trial.lines)])
 
     def _reduction(self, arg: Arg) -> Dim:
         """How many terms an element of a gradient may sum: the outputs for each element of the input."""

@@ -12,6 +12,7 @@ from .activity import freeze
 from .flatten import flatten, restore_early
 from .kernel import Kernel, Task, UnsupportedError
 from .lines import Interface, Line
+from .naming import make_room
 from .plan import Plan
 from .reverse import Reverse
 from .shift import unshift
@@ -89,16 +90,17 @@ def differentiate(
         for n in given:
             if n not in kernel.arrays:
                 raise UnsupportedError(f"{kernel.file}: {role} names '{n}'; arrays: {', '.join(kernel.arrays)}")
+    name = name or f"{kernel.name}_backward"
+    if interface is None:
+        adjoints = [f"d{n}" for n in [*outs, *(w for w in wrt if w not in outs)]]
+        interface = Interface([*kernel.params, *adjoints])
+    make_room(kernel, interface.params, name)
     if not record_all:
         unshift(kernel, {*outs, *saved}, saved)
         restore_early(kernel, saved)
     kernel = flatten(kernel, wrt, saved)
     freeze(kernel)
     plan = Plan(Task(kernel, wrt, outs, saved, set(hidden), set(fresh), record_all))
-    name = name or f"{kernel.name}_backward"
-    if interface is None:
-        adjoints = [f"d{n}" for n in [*outs, *(w for w in wrt if w not in outs)]]
-        interface = Interface([*kernel.params, *adjoints])
     lines = Reverse(plan, interface).write()
     doc = f"The backward of {kernel.name}, generated from its source."
     text = emit.module(kernel, name, interface.params, lines, doc, interface.scratch)

@@ -24,6 +24,7 @@ from .kernel import (
     function_name,
     index,
     names,
+    parse,
     text,
 )
 from .rules import CASTS, DERIVATIVE, rule
@@ -108,7 +109,7 @@ class Activity:
                     self.check_index(s, element)
             if isinstance(s, Assign) and isinstance(s.target, ast.Subscript):
                 self.check_index(s, s.target)
-            if isinstance(s, For) and any(self.is_active(e, names) for e in s.bounds[:2]):
+            if isinstance(s, For) and any(self.names_active(e) for e in s.bounds[:2]):
                 self.kernel.refuse(s.line, "the range depends on what is differentiated", "use integers in ranges")
             if isinstance(s, Assign) and not isinstance(s, LogSumExp) and k.root(base(s.target)) in self.active:
                 self.check_expression(s, s.value)
@@ -116,14 +117,17 @@ class Activity:
     def check_index(self, s: Stmt, element: ast.Subscript) -> None:
         """Refuse an active index."""
         for i in index(element):
-            if self.is_active(i, names):
+            if self.names_active(i):
                 why = f"the index '{text(i)}' depends on what is differentiated"
                 self.kernel.refuse(s.line, why, "use ints")
 
-    def is_active(self, e: ast.AST, of: object = None) -> bool:
+    def is_active(self, e: ast.AST) -> bool:
         """Whether a derivative runs through an expression."""
-        found = names(e) if of is names else flows(e)
-        return any(self.kernel.root(n) in self.active for n in found)
+        return any(self.kernel.root(n) in self.active for n in flows(e))
+
+    def names_active(self, e: ast.AST) -> bool:
+        """Whether an expression reads an active value at all, in an index or a test too."""
+        return any(self.kernel.root(n) in self.active for n in names(e))
 
     def check_expression(self, s: Assign, e: ast.expr) -> None:
         """Refuse what has no derivative."""
@@ -184,7 +188,7 @@ class Activity:
             return {base(s.target)} & names(s.weight)
         found = rule(self.kernel, s.value)
         if found and type(s) is Assign and self.is_active(s.value):
-            if "y" in DERIVATIVE[found[0]].split():
+            if "y" in names(parse(DERIVATIVE[found[0]])):
                 return {base(s.target)}
         return set()
 
@@ -201,7 +205,7 @@ class Activity:
             case ast.UnaryOp(operand=x):
                 return self.pull(x, found)
         if one := rule(self.kernel, e):
-            if "x" in DERIVATIVE[one[0]].replace("x)", "x ").replace("(", " ").split():
+            if "x" in names(parse(DERIVATIVE[one[0]])):
                 found |= names(one[1])
             return self.pull(one[1], found)
         if isinstance(e, ast.BinOp):

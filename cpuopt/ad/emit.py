@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from .kernel import Kernel
+from .kernel import NUMBER, Kernel
 from .lines import CHUNKS, Line
 from .rules import CONSTANTS
 
@@ -28,11 +28,10 @@ WIDTH = 88
 
 def number(value: Any) -> str:
     """A number as Python text of the same type and value."""
-    if isinstance(value, np.generic):
-        return f"np.{type(value).__name__}({value.item()!r})".replace("(inf)", "(np.inf)").replace(
-            "(-inf)", "(-np.inf)"
-        )
-    return repr(value).replace("inf", "np.inf")
+    plain = value.item() if isinstance(value, np.generic) else value
+    kind = next(t for t in (bool, int, float) if isinstance(plain, t))  # an IntEnum is an int
+    said = re.sub("inf|nan", r"np.\g<0>", repr(kind(plain)))
+    return f"np.{type(value).__name__}({said})" if isinstance(value, np.generic) else said
 
 
 def render(lines: Iterable[Line], source: dict[int, str], indent: int = 1) -> list[str]:
@@ -62,7 +61,7 @@ def module(kernel: Kernel, name: str, params: list[str], lines: list[Line], doc:
         head.append("import math")
     head += ["import numpy as np"] + ["from numba import prange"] * ("prange" in words)
     values: dict[str, Any] = {n: np.float32(v) for n, v in CONSTANTS.items()} | {"CHUNKS": CHUNKS}
-    values |= {n: v for n, v in kernel.names.items() if isinstance(v, bool | int | float | np.number)}
+    values |= {n: v for n, v in kernel.names.items() if isinstance(v, NUMBER)}
     head += ["", *[f"{n} = {number(v)}" for n, v in values.items() if n in words]]
     head += [f"SCRATCH = {scratch!r}", "", ""]
     return "\n".join([*head, f"def {name}({', '.join([*params, *scratch])}):", *(body or ["    pass"])]) + "\n"

@@ -8,10 +8,15 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
+import numpy as np
+
 from ..errors import UserError
 
 Names = set[str]
-MODULES = {"np", "numpy", "math", "nb", "numba"}
+MODULES = {"np", "math"}
+"""The modules whose functions are called, under the names that `cpuopt.ad.subset` gives them."""
+NUMBER = bool | int | float | np.bool | np.integer | np.floating
+"""What a global may be."""
 
 
 class UnsupportedError(UserError):
@@ -87,7 +92,7 @@ class Kernel:
     arrays : the parameters that are arrays, with the number of their axes.
     ints : locals and arrays that hold integers, as far as indices and ranges tell.
     source : its lines by number.
-    names : the globals that it uses.
+    names : the numbers, functions and modules outside it that it uses.
     """
 
     name: str
@@ -108,6 +113,21 @@ class Kernel:
         """One that may be rewritten in place."""
         arrays, known = dict(self.arrays), dict(self.names)
         return replace(self, body=copy.deepcopy(self.body), arrays=arrays, names=known)
+
+    def rename(self, new: dict[str, str]) -> None:
+        """Give locals, views and globals other names, in place."""
+        for s in flat(self.body):
+            for e in [*expressions(s), *([s.target] if isinstance(s, Assign) else [])]:
+                for n in ast.walk(e):
+                    if isinstance(n, ast.Name):
+                        n.id = new.get(n.id, n.id)
+            if isinstance(s, For):
+                s.var = new.get(s.var, s.var)
+            elif isinstance(s, View):
+                s.name = new.get(s.name, s.name)
+        self.views = {s.name: s for s in flat(self.body) if isinstance(s, View)}
+        self.ints = {new.get(n, n) for n in self.ints}
+        self.names = {new.get(n, n): value for n, value in self.names.items()}
 
     def roots(self, found: Names) -> Names:
         """The roots of names."""

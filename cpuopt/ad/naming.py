@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import ast
+import keyword
+import re
+
+import numpy as np
 
 from .kernel import (
+    NUMBER,
+    Kernel,
     Names,
     UnsupportedError,
     assigned,
@@ -15,6 +21,46 @@ from .kernel import (
 )
 from .lines import Interface
 from .plan import Plan
+from .rules import CONSTANTS
+
+WORDS = {*CONSTANTS, "CHUNKS", "SCRATCH", "chunk", "part", "np", "math", "prange", "range", "int", "len"}
+PATTERNS = [r"j\d+", r"tape\d*(_top)?", r"\w+_(parts|memory|copy)"]
+KEYWORDS = {word[1:] for word in keyword.kwlist if word.startswith("d")}  # "el": its adjoint would be called "del"
+RESERVED = re.compile("|".join([*sorted(WORDS | KEYWORDS), *PATTERNS]))
+"""What generated text says besides the kernel's own names, their adjoints, and names that it knows to be free."""
+
+
+def make_room(kernel: Kernel, params: list[str], name: str) -> None:
+    """Rename the locals and globals of a kernel that have names which its backward needs.
+
+    Parameters
+    ----------
+    params, name : of the backward.
+
+    Raises
+    ------
+    UnsupportedError
+        For a parameter, whose name is not ours to change.
+    """
+    for n in kernel.params:
+        if RESERVED.fullmatch(n):
+            line = next(k for k, code in kernel.source.items() if code.lstrip().startswith("def "))
+            why = f"the backward needs the name of the parameter '{n}' for itself"
+            kernel.refuse(line, why, "give it another name")
+    same = {n for n, v in CONSTANTS.items() if kernel.names.get(n) == v and isinstance(kernel.names[n], np.float32)}
+    numbers = {n for n, value in kernel.names.items() if isinstance(value, NUMBER)} - same
+    own = ({*assigned(kernel.body), *kernel.views} - {*kernel.params}) | numbers
+    needed = {*params, *(f"d{n}" for n in kernel.arrays), name} - {*kernel.params}
+    taken = own | needed | {*kernel.params, *kernel.names}
+    new = {}
+    for n in sorted(own):
+        if n in needed or RESERVED.fullmatch(n):
+            other = f"{n}_"
+            while other in taken or RESERVED.fullmatch(other):
+                other += "_"
+            taken.add(other)
+            new[n] = other
+    kernel.rename(new)
 
 
 class Naming:

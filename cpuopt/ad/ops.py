@@ -13,6 +13,7 @@ from ..op import Op
 from ..registry import Kernel
 from . import Backward, Interface, differentiate, emit
 from .lines import CHUNKS
+from .subset import outside
 
 
 def backward(op: Op, forward: Kernel) -> Backward:
@@ -45,8 +46,9 @@ def backward(op: Op, forward: Kernel) -> Backward:
 def load(op: Op, forward: Kernel) -> ModuleType:
     """Load the module of a generated backward from the cache; write it first if the forward or the generator is new."""
     function = inspect.unwrap(getattr(forward.function, "py_func", forward.function))
-    globals_ = {n: repr(function.__globals__.get(n)) for n in function.__code__.co_names}
-    said = (inspect.getsource(function), function.__code__.co_filename, function.__code__.co_firstlineno, globals_)
+    code, seen = function.__code__, outside(function)
+    values = {n: repr(seen.get(n)) for n in (*code.co_names, *code.co_freevars)}
+    said = (inspect.getsource(function), code.co_filename, code.co_firstlineno, values)
     declared = [(a.name, a.role, str(a.shape), a.optional) for o in (op, forward.op) for a in o.args]
     key = hashlib.sha256(repr((said, declared, forward.scratch, CHUNKS, _generator())).encode()).hexdigest()[:32]
     return emit.load(op.name, key, lambda: backward(op, forward).text)

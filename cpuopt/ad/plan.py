@@ -20,7 +20,6 @@ from .kernel import (
     Assign,
     For,
     If,
-    LogSumExp,
     Names,
     Stmt,
     Task,
@@ -123,7 +122,7 @@ class Plan:
     def find_records(self, block: list[Stmt], need: Names) -> None:
         """Find what is to be recorded, walking forward with the values that adjoints of earlier statements read."""
         for s in block:
-            if isinstance(s, LogSumExp | Assign):
+            if isinstance(s, Assign):
                 self.record_assign(s, need)
             elif isinstance(s, If):
                 self.record_branch(s, need)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import copy
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import Any
 
 from .kernel import (
@@ -257,7 +258,6 @@ class _Shift:
 
     def apply(self, logs: list, quotients: list) -> None:  # type: ignore[type-arg]
         """Put the log of the sum after its loop, and write the readers with it."""
-        self.kernel.names.setdefault("np", None)
         first = logs[0][0] if logs else None
         if (
             type(first) is Assign and isinstance(first.target, ast.Name) and first in self.block
@@ -270,7 +270,7 @@ class _Shift:
             logs = logs[1:]
         else:
             taken = {*self.kernel.params, *self.kernel.views, *assigned(self.kernel.body), *self.kernel.names}
-            lse = ast.Name(next(f"lse{i}" for i in range(1, 99) if f"lse{i}" not in taken), ast.Load())
+            lse = ast.Name(next(f"lse{i}" for i in count(1) if f"lse{i}" not in taken), ast.Load())
             line = first.line if first else self.sum.line
             value = logs[0][1] if logs else parse(f"np.log({self.total}) + {self.top}")
         exp_name = text((self.held.value if self.held else self.sum.value).func)  # type: ignore[attr-defined]

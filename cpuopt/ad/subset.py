@@ -10,14 +10,17 @@ from __future__ import annotations
 
 import ast
 import inspect
+import math
+import sys
 import textwrap
 from collections.abc import Callable
+from types import ModuleType, SimpleNamespace
 from typing import Any, NoReturn
 
 import numpy as np
 
 from .kernel import (
-    MODULES,
+    NUMBER,
     Accum,
     Assign,
     For,
@@ -39,19 +42,42 @@ from .kernel import (
 )
 from .rules import CASTS, CHOICES, DERIVATIVE, INTEGER
 
-PARALLEL = {"prange"}
 KNOWN = {*DERIVATIVE, *CASTS, *CHOICES, *INTEGER} - {"rsqrt"}
+PYTHON = SimpleNamespace(abs=abs, bool=bool, float=float, int=int, len=len, max=max, min=min, range=range)
+"""The builtins that a kernel may call."""
+
+
+def outside(function: Any) -> dict[str, Any]:
+    """What names stand for in a function if it does not assign them."""
+    code, cells = function.__code__, function.__closure__ or ()
+    closure = {n: c.cell_contents for n, c in zip(code.co_freevars, cells, strict=True) if _filled(c)}
+    found = {**vars(PYTHON), **function.__globals__, **closure}
+    return {n: v for n, v in found.items() if n not in code.co_varnames}
+
+
+def _filled(cell: Any) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018
+    except ValueError:
+        return False
+    return True
 
 
 class _Reader:
-    """Reads one function."""
+    """Reads one function.
 
-    def __init__(self, file: str, source: dict[int, str]) -> None:
-        self.file, self.source = file, source
+    Attributes
+    ----------
+    outside : what its globals and builtins are.
+    functions : those that are called, with the modules named in calls, by their names in generated text.
+    """
+
+    def __init__(self, file: str, source: dict[int, str], outside: dict[str, Any]) -> None:
+        self.file, self.source, self.outside = file, source, outside
         self.index_names: set[str] = set()
         self.axes: dict[str, int] = {}
         self.views: dict[str, View] = {}
-        self.globals: set[str] = set()
+        self.functions: dict[str, Any] = {}
         self.loops: list[str] = []
 
     def refuse(self, node: ast.AST, why: str, instead: str) -> NoReturn:
@@ -59,6 +85,32 @@ class _Reader:
         line = getattr(node, "lineno", 0)
         code = self.source.get(line, text(node)).strip()
         raise UnsupportedError(f"{self.file}:{line}: '{code}': {why}; {instead}")
+
+    def found(self, e: ast.expr) -> Any:
+        """What a name, or a name in a module, stands for outside the function; None for all else."""
+        match e:
+            case ast.Name(id=name):
+                return self.outside.get(name)
+            case ast.Attribute(value=ast.Name(id=module), attr=name):
+                home = self.outside.get(module)
+                return getattr(home, name, None) if isinstance(home, ModuleType) else None
+        return None
+
+    def known(self, func: ast.expr) -> Any:
+        """A known function as generated text calls it; None for any other, whatever its name."""
+        found = self.found(func)
+        for home, modules in ((PYTHON, [PYTHON]), (math, [math]), (np, [np, sys.modules.get("numba")])):
+            for name in sorted(KNOWN - {"max", "min"} if home is np else KNOWN):  # np.max takes an axis
+                if found is None or all(getattr(m, name, None) is not found for m in modules):
+                    continue
+                bare = isinstance(func, ast.Name) and func.id == name
+                if home is np:
+                    return ast.copy_location(parse(f"np.{name}"), func)
+                if bare or home is math:
+                    if home is math:
+                        self.functions |= {name: found} if bare else {"math": math}
+                    return ast.copy_location(parse(name if bare else f"math.{name}"), func)
+        return None
 
     def block(self, body: list[ast.stmt]) -> list[Stmt]:
         return [s for node in body for s in self.statement(node)]
@@ -128,6 +180,9 @@ class _Reader:
         kind = text(call.func).split(".")[-1] if isinstance(call, ast.Call) else ""
         if not isinstance(call, ast.Call) or kind not in ("range", "prange") or call.keywords or node.orelse:
             self.refuse(node, "only 'for name in range(...)' and prange are differentiated", "loop over indices")
+        if all(self.found(call.func) is not f for f in (range, getattr(sys.modules.get("numba"), "prange", range))):
+            why = f"{text(call.func)} is neither Python's range nor numba's prange"
+            self.refuse(node, why, "give a function of one's own another name")
         if not isinstance(node.target, ast.Name):
             self.refuse(node, "the loop variable is not a name", "write for i in range(...)")
         args = [self.expr(a, whole=True) for a in call.args]
@@ -152,7 +207,7 @@ class _Reader:
             if clash := names(bound) & written:
                 why = f"the bound reads '{min(clash)}', which the loop writes"
                 self.refuse(node, why, "compute the bound before the loop")
-        return For(node.lineno, var, (lo, hi, step), body, kind in PARALLEL)
+        return For(node.lineno, var, (lo, hi, step), body, kind == "prange")
 
     def target(self, node: ast.expr) -> Any:
         if isinstance(node, ast.Name):
@@ -172,9 +227,11 @@ class _Reader:
                 if whole:
                     self.index_names.add(name)
                 return e
-            case ast.Attribute(value=ast.Name(id=module), attr=attr) if module in MODULES and attr in ("inf", "pi"):
-                self.globals.add(module)
-                return e
+            case ast.Attribute(value=module, attr="inf" | "pi" as attr) if self.found(module) is np:
+                return ast.copy_location(parse(f"np.{attr}"), e)
+            case ast.Attribute(value=module, attr="inf" | "pi" as attr) if self.found(module) is math:
+                self.functions["math"] = math
+                return ast.copy_location(parse(f"math.{attr}"), e)
             case ast.Subscript(value=ast.Attribute(value=ast.Name(), attr="shape"), slice=ast.Constant(value=int())):
                 return e
             case ast.Subscript(value=ast.Name(id=name)):
@@ -201,16 +258,20 @@ class _Reader:
             case ast.IfExp(test=test, body=x, orelse=y):
                 new = ast.IfExp(self.expr(test), self.expr(x, whole), self.expr(y, whole))
                 return ast.copy_location(new, e)
-            case ast.Call(func=ast.Name(id="len"), args=[ast.Name(id=name)]):
+            case ast.Call(func=ast.Name(id="len") as func, args=[ast.Name(id=name)]) if self.found(func) is len:
                 return parse(f"{name}.shape[0]")
-            case ast.Call(func=func, args=args, keywords=[]) if function_name(e) in KNOWN:
-                if len(args) != (2 if function_name(e) in CHOICES else 1):
+            case ast.Call(func=func, args=args, keywords=[]) if known := self.known(func):
+                call = ast.copy_location(ast.Call(known, args, []), e)
+                if len(args) != (2 if function_name(call) in CHOICES else 1):
                     self.refuse(e, f"{text(func)} is given {len(args)} arguments", "give max and min two, others one")
-                self.globals.add(func.value.id if isinstance(func, ast.Attribute) else func.id)  # type: ignore
-                return ast.copy_location(ast.Call(func, [self.expr(a, whole) for a in args], []), e)
+                call.args = [self.expr(a, whole) for a in args]
+                return call
             case ast.Call(func=func):
-                known = " ".join(sorted(KNOWN))
-                self.refuse(e, f"{text(func)} has no derivative here", f"write it out; known functions: {known}")
+                every = " ".join(sorted(KNOWN))
+                why = f"{text(func)} has no derivative here"
+                if text(func).split(".")[-1] in KNOWN and not e.keywords:
+                    why = f"{text(func)} is not the function of that name of Python, math or numpy"
+                self.refuse(e, why, f"write it out; known functions: {every}")
         self.refuse(e, f"'{text(e)}' is not in the subset", "see the subset in docs/ad.md")
 
 
@@ -230,7 +291,7 @@ def read(function: Callable[..., None]) -> Kernel:
     ast.increment_lineno(tree, first - 1)
     node = tree.body[0]
     file = plain.__code__.co_filename
-    reader = _Reader(file, source)
+    reader = _Reader(file, source, outside(plain))
     if not isinstance(node, ast.FunctionDef):
         reader.refuse(node, "this is not a function", "write a kernel with def")
     a = node.args
@@ -239,11 +300,11 @@ def read(function: Callable[..., None]) -> Kernel:
     params = [arg.arg for arg in a.args]
     body = reader.block(node.body)
     kernel = Kernel(node.name, file, params, body, {}, reader.index_names, source, {}, reader.views)
-    _check(kernel, reader, plain, node)
+    _check(kernel, reader, node)
     return kernel
 
 
-def _check(kernel: Kernel, reader: _Reader, function: Any, node: ast.FunctionDef) -> None:
+def _check(kernel: Kernel, reader: _Reader, node: ast.FunctionDef) -> None:
     """Check what only the whole function shows: which names are arrays, aliases, undefined names; find its globals."""
     arrays = reader.axes | {
         n.value.id: reader.axes.get(n.value.id, 0)
@@ -275,14 +336,10 @@ def _check(kernel: Kernel, reader: _Reader, function: Any, node: ast.FunctionDef
     kernel.arrays = {n: k for n, k in arrays.items() if n in kernel.params}
     local = {*kernel.params, *written, *kernel.views}
     used = set().union(*(names(e) for s in flat(kernel.body) for e in expressions(s)), set())
-    for name in sorted((used - local) | reader.globals):
-        value = function.__globals__.get(name)
-        if name in function.__code__.co_freevars:
-            value = function.__closure__[function.__code__.co_freevars.index(name)].cell_contents
-        builtin = name in KNOWN and name not in function.__globals__
-        known = name in MODULES or name in KNOWN or isinstance(value, bool | int | float | np.number)
-        if not known:
+    for name in sorted(used - local):
+        value = reader.outside.get(name)
+        if not isinstance(value, NUMBER):
             where.lineno = next((s.line for s in flat(kernel.body) for e in expressions(s) if name in names(e)), 0)
             reader.refuse(where, f"'{name}' is not a number that is known when the module is loaded", "pass it in")
-        if not builtin:
-            kernel.names[name] = value
+        kernel.names[name] = value
+    kernel.names |= reader.functions

@@ -90,7 +90,7 @@ def symbols(op: Op) -> list[str]:
 
 
 def case(op: Op, sizes: Mapping[str, int], kind: str = "normal", absent: Iterable[str] = ()) -> Case:
-    """Give a case the sizes that an op needs, from B, T, C, NH, OC and V."""
+    """Give a case the sizes that an op needs, from B, T, C, NH, OC and V; a symbol of one's own is as large as C."""
     rows = sizes["B"] * sizes["T"]
     known = {
         "BT": rows,
@@ -100,7 +100,7 @@ def case(op: Op, sizes: Mapping[str, int], kind: str = "normal", absent: Iterabl
         "HS": sizes["C"] // sizes["NH"],
         **sizes,
     }
-    return Case({s: known[s] for s in symbols(op)}, kind, frozenset(absent))
+    return Case({s: known.get(s, sizes["C"]) for s in symbols(op)}, kind, frozenset(absent))
 
 
 def cases(op: Op) -> list[Case]:

@@ -7,6 +7,7 @@ simplest choice is always 0, so that what hypothesis shrinks to is short.
 import linecache
 import math
 import random
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +17,10 @@ from cpuopt.ad import Interface, UnsupportedError, differentiate
 
 B, N = 3, 4
 NAMES = {n: getattr(math, n) for n in ("exp", "log", "sqrt", "tanh", "sin", "cos")} | {"prange": range, "np": np}
+NAMES |= {"TWO": 0.7, "HALF": 0.3}  # globals that generated text calls its constants
+CLASHES = ["chunk", "ONE", "j0", "tape", "CHUNKS", "ZERO", "part", "tape_top", "j1", "tape2", "dx_parts", "dy_copy"]
+CLASHES += ["el", "dx", "dz", "f_backward", "len", "int"]
+"""Names that generated text uses, for locals."""
 
 
 class Random:
@@ -196,7 +201,17 @@ class Writer:
             self.line(3, "y[b, i] += s0 * s1 + s2 * s3")
             if fresh and not parallel:
                 scalars = scalars and mine[:4]
-        return "\n".join(self.lines) + "\n"
+        code = "\n".join(self.lines) + "\n"
+        return self.with_clashes(code) if self.chance(30) else code
+
+    def with_clashes(self, code):
+        """Give some locals the names that generated text uses, and put globals of such names for numbers."""
+        free = list(CLASHES)
+        for local in ("s0", "s1", "s2", "s3", "n", "j", "top", "total", "e"):
+            if self.chance(50):
+                code = re.sub(rf"\b{local}\b", free.pop(self.source.below(len(free))), code)
+        code = re.sub(r"(?<![\d.])0\.7(?!\d)", "TWO", code)
+        return re.sub(r"(?<![\d.])0\.3(?!\d)", "HALF", code)
 
 
 @st.composite

@@ -15,6 +15,7 @@ import cpuopt.kernels  # noqa: F401  (registers)
 from cpuopt import ops, registry
 from cpuopt.ad import Interface, UnsupportedError, differentiate
 from cpuopt.ad.ops import backward
+from cpuopt.ad.rules import DERIVATIVE
 from cpuopt.kernels import jit
 from cpuopt.kernels import threads as numba_threads
 
@@ -95,6 +96,14 @@ def test_the_text_of_every_generated_backward_is_as_it_was():
     if "CPUOPT_RENEW" in os.environ:  # then read the difference
         GOLDEN.write_text(json.dumps(texts, indent=0) + "\n")
     assert texts == json.loads(GOLDEN.read_text())
+
+
+@pytest.mark.parametrize("function", [user.recurrence, user.in_place])
+def test_a_derivative_may_be_written_with_or_without_spaces(function, monkeypatch):
+    before = differentiate(function, ["x", "w"], ["y"])
+    for name, derivative in (("tanh", "ONE-y*y"), ("log", "ONE/x")):
+        monkeypatch.setitem(DERIVATIVE, name, derivative)
+    assert differentiate(function, ["x", "w"], ["y"]).text == before.text
 
 
 def test_no_op_needs_a_tape():

@@ -142,7 +142,14 @@ def carried_adjoint(monkeypatch):
         s in self.recorded for s in planning.flat(loop.body)))  # fmt: skip
 
 
-@pytest.mark.parametrize("mutant", [dropped_record, illegal_recompute, branch_popped_first, carried_adjoint])
+def captured_names(monkeypatch):
+    monkeypatch.setattr("cpuopt.ad.make_room", lambda kernel, params, name: None)
+
+
+MUTANTS = [dropped_record, illegal_recompute, branch_popped_first, carried_adjoint, captured_names]
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
 def test_the_programs_catch_a_broken_planner(mutant, monkeypatch):
     mutant(monkeypatch)
     assert wrong_among(150) is not None

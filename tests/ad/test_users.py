@@ -9,6 +9,7 @@ from numba import prange
 
 from cpuopt import Choice, Engine, check_gradient, differentiable, kernel, nn, ops, registry
 from cpuopt import functional as F
+from cpuopt.ad.pullback import Pullback
 from cpuopt.cli import ad as verb
 from cpuopt.cli import main
 from cpuopt.errors import UserError
@@ -56,6 +57,70 @@ def test_an_op_of_ones_own_has_a_backward_and_a_check(registered):
     assert registry.KERNELS["square_backward", "vanilla"].function is made
     with pytest.raises(UserError, match="already"):
         differentiable(out("out", N), inp("inp", N))(square_forward)
+
+
+class Squares(nn.Module):
+    def __init__(self, op):
+        self.op, self.head, self.loss = op, nn.Linear(4, 3), nn.CrossEntropyLoss()
+
+    def forward(self, x, y):
+        return self.loss(self.head(self.op(x)), y)
+
+
+def engine_of(op):
+    return Engine(Squares(op), {"x": ((2, 4), "float32"), "y": ((2,), "int32")})
+
+
+def halved(monkeypatch):
+    """Break the generator: a square's derivative lacks its factor."""
+    leaves = Pullback.leaves
+    monkeypatch.setattr(Pullback, "leaves", lambda self, e, seed, s: leaves(self, e, seed, s)[:1])
+
+
+def test_a_gradient_is_compared_with_differences_before_a_model_uses_it(registered, monkeypatch, tmp_path):
+    monkeypatch.setenv("CPUOPT_CACHE_DIR", str(tmp_path))
+    square = differentiable(out("out", N), inp("inp", N))(square_forward)
+    assert not square.judged
+    engine_of(square)
+    assert square.judged
+    halved(monkeypatch)
+
+    def wrong_forward(out, inp):
+        for i in prange(inp.shape[0]):
+            out[i] = inp[i] * inp[i]
+
+    wrong = differentiable(out("out", N), inp("inp", N))(wrong_forward)
+    with pytest.raises(UserError, match="wrong: its generated gradient disagrees with differences"):
+        engine_of(wrong)
+
+
+def logs_forward(out, inp):
+    for i in prange(inp.shape[0]):
+        out[i] = np.float32(np.log(inp[i]))
+
+
+def nothing_forward(out, inp):
+    for i in prange(inp.shape[0]):
+        out[i] = np.log(-inp[i] * inp[i])
+
+
+def test_a_gradient_is_compared_where_its_forward_is_finite(registered):
+    logs = differentiable(out("out", N), inp("inp", N))(logs_forward)
+    logs.judge()
+    assert logs.judged
+    with pytest.raises(UserError, match="one of them is not finite"):
+        differentiable(out("out", N), inp("inp", N))(nothing_forward).judge()
+
+
+@pytest.mark.parametrize("factor", [np.float32(2), np.float32(3)])
+def test_a_number_from_around_the_function_is_the_one_of_this_function(registered, factor):
+    def scaled_forward(out, inp):
+        for i in prange(inp.shape[0]):
+            out[i] = inp[i] * factor
+
+    op = differentiable(out("out", N), inp("inp", N))(scaled_forward)
+    function = registry.KERNELS[op.backward.name, "generated"].function
+    assert getattr(function, "py_func", function).__globals__["factor"] == factor
 
 
 def test_an_op_outside_the_subset_registers_nothing(registered):
