@@ -120,7 +120,7 @@ def test_both_get_the_same_arrays_and_the_clock_decides():
     assert (found["a_ms"], found["b_ms"]) == pytest.approx((0.02, 0.04))  # in two layers
     assert len({(out.ctypes.data, inp.ctypes.data) for out, inp in calls}) == 1
     case = found["cases"][0]
-    assert (case["calls_per_sample"], case["samples_per_turn"]) == (2, 400)
+    assert (case["calls_per_sample"], case["samples_per_turn"]) == ({"A": 2, "B": 2}, {"A": 400, "B": 400})
     assert len(case["ns"]["A"]) == len(case["ns"]["C"]) == 12
     assert len(case["order"]) == 36
     assert ab.alone((pair[0], pair[0]), [SHAPE], clock=clock)["verdict"] == "no difference shown"
@@ -136,10 +136,18 @@ def test_a_kernel_that_writes_outside_while_it_is_timed_is_refused():
         ab.alone((kernel("a", 10_000, clock), kernel("b", 10_000, clock, body=outside)), [SHAPE], clock=clock)
 
 
+def test_a_side_that_takes_far_longer_is_sampled_by_itself():
+    clock = Clock()
+    pair = ab.Alone((kernel("a", 10_000, clock), kernel("b", 10_000_000, clock)), SHAPE, 0, clock=clock)
+    assert pair.lengths == {"A": (2, 400), "B": (1, 1)}
+    pair = ab.Alone((kernel("a", 10_000, clock), kernel("b", 30_000, clock)), SHAPE, 0, clock=clock)
+    assert pair.lengths == {"A": (2, 400), "B": (2, 400)}
+
+
 def test_flushed_turns_are_few_single_calls():
     clock = Clock()
     pair = ab.Alone((kernel("a", 10, clock), kernel("b", 10, clock)), SHAPE, 0, flush=True, clock=clock)
-    assert (pair.calls, pair.samples) == (1, ab.COLD_SAMPLES)
+    assert pair.lengths == {"A": (1, ab.COLD_SAMPLES), "B": (1, ab.COLD_SAMPLES)}
 
 
 def test_shapes_of_a_model_and_their_layers():

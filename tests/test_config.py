@@ -87,7 +87,7 @@ def test_every_flag_is_a_setting_and_shows_its_default(capsys):
     p = argparse.ArgumentParser()
     verb.flags(p)
     args = p.parse_args([])
-    assert set(vars(args)) == {"config", "runs", "html", "json", "resume"}
+    assert set(vars(args)) == {"config", "runs", "html", "json", "resume", "trace", "speedscope"}
     text = " ".join(p.format_help().split())
     assert "SUPPRESS" not in text
     assert "%(" not in text

@@ -55,7 +55,7 @@ def test_each_kernel_gets_its_verdict_whatever_the_others_do(capsys):
         **dict.fromkeys(["crash", "hang", "raises", "wrong"], "FAIL"),
         "right": "PASS",
     }
-    assert verdicts["crash"][1].startswith("was ended by SIGABRT during 'check'")
+    assert verdicts["crash"][1].startswith("its process was ended by SIGABRT during 'check'")
     assert verdicts["hang"][1] == "no answer to 'check' within 8 s; it was ended"
     assert verdicts["raises"][1].startswith("raised ValueError: no")
     wrong = next(k for k in found["kernels"] if k["variant"] == "wrong")["worst"]

@@ -33,6 +33,8 @@ from .verdict import LOOKS, Contest, Verdict, judge
 
 TURN_S, SAMPLE_S = 8e-3, 2e-5
 """How long a turn takes, and the least that one reading of the clock is trusted with."""
+FAR = 4
+"""How many times as long one side may take and still be sampled as often as the other."""
 COLD_SAMPLES = 3
 """Samples of a turn with flushed caches."""
 Say = Callable[[str], None]
@@ -140,34 +142,38 @@ class Alone:
                 args += [shape.adds[a.name]] if a.role == "acc" else []
             self.args[side] = args + [self.memory.arrays[f"{side} {s.name}"] for s in k.scratch]
         self.clock, self.flush = clock, _flusher() if flush else None
-        self.calls = self.samples = 1
+        self.lengths = {"A": (1, 1), "B": (1, 1)}
         self._choose_lengths()
 
     def _choose_lengths(self) -> None:
-        """Choose how many calls a sample has, and how many samples a turn, by the quicker side."""
-        took = []
+        """Choose how many calls a sample has, and how many samples a turn: for both by the quicker side.
+
+        A side that takes `FAR` times as long is sampled by itself, or its turns would have no end.
+        """
+        took = {}
         for side in "AB":
             self._sample(side)  # the first call loads, and pages in
-            took.append(min(self._sample(side) for _ in range(3)))
-        if self.flush:
-            self.samples = COLD_SAMPLES
-            return
-        call_s = max(min(took), 1) / 1e9
-        self.calls = max(1, int(SAMPLE_S / call_s))
-        self.samples = max(1, min(1000, int(TURN_S / (call_s * self.calls))))
+            took[side] = min(self._sample(side) for _ in range(3))
+        quick = min(took.values())
+        for side, ns in took.items():
+            call_s = max(ns if ns > FAR * quick else quick, 1) / 1e9
+            calls = max(1, int(SAMPLE_S / call_s))
+            self.lengths[side] = calls, max(1, min(1000, int(TURN_S / (call_s * calls))))
+            if self.flush:
+                self.lengths[side] = 1, COLD_SAMPLES
 
     def _sample(self, side: str) -> float:
-        function, args = self.functions[side], self.args[side]
+        function, args, (calls, _) = self.functions[side], self.args[side], self.lengths[side]
         if self.flush:
             self.flush()
         start = self.clock()
-        for _ in range(self.calls):
+        for _ in range(calls):
             function(*args)
-        return (self.clock() - start) / self.calls
+        return (self.clock() - start) / calls
 
     def turn(self, side: str) -> tuple[float]:
         """Give the ns of a call: the lower quartile of a turn's samples."""
-        times = sorted(self._sample(side) for _ in range(self.samples))
+        times = sorted(self._sample(side) for _ in range(self.lengths[side][1]))
         return (times[(len(times) - 1) // 4],)
 
     def finish(self) -> None:
@@ -218,8 +224,8 @@ def alone(
             {
                 **shape.to_json(),
                 **told(contest, verdict),
-                "calls_per_sample": pair.calls,
-                "samples_per_turn": pair.samples,
+                "calls_per_sample": {side: n for side, (n, _) in pair.lengths.items()},
+                "samples_per_turn": {side: n for side, (_, n) in pair.lengths.items()},
             }
         )
         del pair
