@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from inspect import Parameter, Signature
+from types import CellType, FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,6 @@ from .program import Value
 from .trace import current
 
 Array = np.ndarray[Any, Any]
-ROUGH = 2e-2
-"""The error that a gradient may have where the forward casts to float32, which roughens its differences."""
 
 
 def differentiable(
@@ -117,7 +116,6 @@ class DifferentiableOp:
 
         if self.judged:
             return
-        bound = ROUGH if "float32" in self.function.__code__.co_names else TOLERANCE
         for kind in ("normal", "offset", "tiny"):  # the last two for what is defined above 0, or below 1
             try:
                 with np.errstate(all="ignore"):
@@ -125,12 +123,12 @@ class DifferentiableOp:
             except (ValueError, ZeroDivisionError, OverflowError):  # Python's math refuses what NumPy calls NaN
                 continue
             worst = max(results, key=lambda r: r.error)
-            if bound < worst.error < float("inf"):
+            if TOLERANCE < worst.error < float("inf"):
                 raise UserError(
                     f"{self.name}: its generated gradient disagrees with differences of its forward: {worst}; "
                     f"that is a fault of the generator: report it with the kernel and {self.name}.generated.text"
                 )
-            if worst.error <= bound:
+            if worst.error <= TOLERANCE:
                 self.judged = True
                 return
         raise UserError(
@@ -223,7 +221,7 @@ class DifferentiableOp:
             {a.name: np.shape(given[a.name]) for a in self.forward.arrays if given.get(a.name) is not None}
         )
         made = {a.name: np.zeros([d(sizes) for d in a.shape]) for a in self.forward.args if a.role == "out"}
-        self.function(**{a.name: made.get(a.name, _present(a, given.get(a.name))) for a in self.forward.args})
+        _wide(self.function)(**{a.name: made.get(a.name, _present(a, given.get(a.name))) for a in self.forward.args})
         return made
 
     def _reference_backward(self, **given: Any) -> dict[str, Array]:
@@ -239,8 +237,22 @@ class DifferentiableOp:
             args += [False] if a.role == "acc" else []
         for factor, like in module.SCRATCH.values():
             args.append(np.zeros(factor * int(np.prod([d(sizes) for d in self.forward.by_name[like].shape]))))
-        getattr(module, self.backward.name)(*args)
+        _wide(getattr(module, self.backward.name))(*args)
         return made
+
+
+def _wide(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Let what a function's text calls float32 be float64: a cast would round what differences are taken of."""
+
+    def wide(value: Any) -> Any:
+        if value is np.float32:
+            return np.float64
+        return SimpleNamespace(**{**vars(value), "float32": np.float64}) if isinstance(value, ModuleType) else value
+
+    code, known = function.__code__, function.__globals__
+    names = {n: wide(v) if n in code.co_names else v for n, v in known.items()}
+    cells = tuple(CellType(wide(c.cell_contents)) for c in function.__closure__ or ())
+    return FunctionType(code, names, function.__name__, function.__defaults__, cells)
 
 
 def _present(arg: Arg, value: Any) -> Any:

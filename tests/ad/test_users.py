@@ -215,3 +215,16 @@ def test_ad_compares_the_generated_kernel_with_another(monkeypatch, capsys, regi
     assert "times as long" not in said
     assert main(["ad", "gelu", "--against", "mine"]) == 2
     assert "gelu_backward has no such variant" in capsys.readouterr().err
+
+
+def cast_forward(out, inp):
+    for i in prange(inp.shape[0]):
+        x = np.float32(inp[i])
+        out[i] = x * x * np.float32(0.3)
+
+
+def test_a_cast_to_float32_roughens_no_comparison(registered):
+    """The reference, an op's own text, is float64 throughout."""
+    cast = differentiable(out("out", N), inp("inp", N))(cast_forward)
+    (found,) = check_gradient(cast.backward)
+    assert found.error < 1e-10
