@@ -196,14 +196,16 @@ def other_variants(profile: Profile) -> list[str]:
 
 
 def detail_table(profile: Profile) -> Table:
-    """One row a layer, op and variant."""
+    """One row a layer, op and variant; the variant is named where it is not the run's."""
     last = "of roof" if profile.roofs else "share"
-    table = _table("layer", "op", "variant", "calls", "ms", "GFLOP/s", "GB/s", last, words=3)
+    table = _table("layer", "op", "calls", "ms", "GFLOP/s", "GB/s", last, words=2)
+    table.padding = (0, 1, 0, 0)  # so that the longest names fit 80 columns
     digits = digits_of(profile)
     for r in profile.layers:
         share = f"{r.of_roof or 0:.0f}% {r.roof.replace('memory', 'mem')}" if profile.roofs else f"{r.share:.1f}%"
         rates = _rates(profile, r.gflops, r.gbs)
-        table.add_row(r.layer, r.op, r.variant, str(r.calls), f"{r.ms:,.{digits}f}", *rates, share)
+        op = r.op if r.variant == profile.variant else f"{r.op}[{r.variant}]"
+        table.add_row(r.layer, Text(op), str(r.calls), f"{r.ms:,.{digits}f}", *rates, share)
     return table
 
 
