@@ -119,8 +119,8 @@ class Engine:
     fuse : rewrites to apply, out of ``cpuopt.fuse.FUSIONS``.
     train : whether to generate backward and update.
     accumulate : whether `step` is given more than one micro-batch; gradients then keep their place in memory.
-    processes : how many processes compile what the cache lacks.
-    progress : called with (compiled, to compile, kernel).
+    processes : how many processes compile what the cache lacks; one a core by default.
+    progress : called with (compiled, to compile, kernel); by default a line on stderr tells.
     hint : asked for advice when the memory does not suffice.
 
     Raises
@@ -140,9 +140,9 @@ class Engine:
         fuse: Sequence[str] = (),
         train: bool = True,
         accumulate: bool = False,
-        processes: int = 1,
+        processes: int | None = None,
         kernel_files: Sequence[str] = (),
-        progress: Callable[[int, int, str], None] = lambda done, total, name: None,
+        progress: Callable[[int, int, str], None] | None = None,
         hint: Callable[[int], str] = lambda needed: "try a smaller batch",
     ) -> None:
         built = build(model, inputs, choice=choice, fuse=fuse, train=train, accumulate=accumulate)

@@ -89,7 +89,7 @@ class Decoder:
         variant: str = registry.DEFAULT,
         swaps: Sequence[str] = (),
         threads: int | None = None,
-        processes: int = 1,
+        processes: int | None = None,
         kernel_files: Sequence[str] = (),
         check: bool = True,
         progress: Callable[[int, int, str], None] = lambda done, total, name: None,

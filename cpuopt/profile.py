@@ -111,6 +111,7 @@ class Profile:
     mfu : the step's FLOPs in percent of the FMA peak.
     doubts : what speaks against the figures.
     hashes : what the machine code of each kernel was made from.
+    codes : the machine code itself that each kernel ran; empty for a plain Python function.
     raw : the times of every step; not part of the JSON.
     """
 
@@ -139,6 +140,7 @@ class Profile:
     mfu: float | None = None
     doubts: list[str] = field(default_factory=list)
     hashes: dict[str, str] = field(default_factory=dict)
+    codes: dict[str, str] = field(default_factory=dict)
 
     @property
     def words(self) -> str:

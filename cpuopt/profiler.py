@@ -256,6 +256,13 @@ def hashes(engine: Engine) -> dict[str, str]:
     return {k.name: digest(k.function) for k in dict.fromkeys(engine.kernels)}
 
 
+def codes(engine: Engine) -> dict[str, str]:
+    """Name the machine code of each kernel of an engine, for `Profile.codes`."""
+    from .kernels.jit import code_digest  # numba is imported late
+
+    return {k.name: code_digest(k) for k in dict.fromkeys(engine.kernels)}
+
+
 def _nothing(*args: object) -> None:
     """Stand in for a kernel."""
 

@@ -21,7 +21,7 @@ from .guard import Guard, find_first
 from .job import Job
 from .lab.machine import machine_id
 from .profile import Profile
-from .profiler import Profiler, hashes, peak_rss_bytes
+from .profiler import Profiler, codes, hashes, peak_rss_bytes
 from .record import Run, commit, finite
 from .roofline import Roofs
 from .schedule import rate
@@ -306,7 +306,7 @@ def train(
             else None
         )
         if profile:
-            profile.hashes = hashes(engine)
+            profile.hashes, profile.codes = hashes(engine), codes(engine)
         summary = _summary(trainer, bool(stopped_by))
         for name, content in (("profile.json", profile.to_json() if profile else {}), ("summary.json", summary)):
             try:

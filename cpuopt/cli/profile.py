@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
     from ..job import prepare
     from ..kernels import regions
     from ..lab import machine
-    from ..profiler import forget_peak, hashes, profile
+    from ..profiler import codes, forget_peak, hashes, profile
     from ..record import finite
     from ..report import console, html, tables
 
@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
             regions=watched,
             doubts=lambda: [*others.doubts(), *machine.lower_now(roofs)],
         )
-    report.hashes = hashes(job.engine)
+    report.hashes, report.codes = hashes(job.engine), codes(job.engine)
     common.write_traces(args, report)
     if args.html:
         html.write_report(args.html, report, job.engine)

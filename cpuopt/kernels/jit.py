@@ -6,10 +6,14 @@ This is the only module that calls ``numba.njit``.
 from __future__ import annotations
 
 import inspect
+import os
 import re
-from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from multiprocessing import get_context
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import ExitStack
+from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import numba
@@ -18,8 +22,10 @@ from numba import types
 from .. import registry
 from ..errors import UserError
 from ..op import Op
+from ..progress import Compiling
 from ..registry import Kernel, Scratch
 from . import cache, choices
+from .threads import cores
 
 FASTMATH = {"reassoc", "contract", "nsz", "arcp", "afn"}
 """Sums may be reordered and multiply-adds fused; NaN and infinity keep their meaning, so a guard can see them."""
@@ -139,51 +145,80 @@ def helper(**options: Any) -> Callable[[Callable[..., Any]], Any]:
     return decorate
 
 
+def code_digest(kernel: Kernel) -> str:
+    """Name the machine code that a kernel runs; empty for a plain Python function, and before it is compiled."""
+    compiled = hasattr(kernel.function, "py_func")
+    return cache.code_digest(kernel.function, signature(kernel.op, kernel.scratch)) if compiled else ""
+
+
 def compile_kernels(
     kernels: Sequence[Kernel],
     *,
-    processes: int = 1,
+    processes: int | None = None,
     files: Sequence[str] = (),
-    progress: Callable[[int, int, str], None] = lambda done, total, name: None,
+    progress: Callable[[int, int, str], None] | None = None,
 ) -> int:
     """Make kernels ready to run: compile what the cache lacks, load the rest.
 
     Parameters
     ----------
-    processes : how many to compile in; each writes to the shared cache.
+    processes : how many to compile in, one a core by default; each writes to the shared cache. A kernel that is in
+        neither the package nor `files`, as one of a script is, is compiled in this one.
     files : users' kernel files that a process of its own has to load first.
-    progress : called with (compiled so far, to compile, name) before each compilation and once at the end.
+    progress : called with (compiled so far, to compile, name) as it goes, and once at the end without a name; by
+        default a line on stderr tells.
 
     Returns
     -------
     How many were compiled.
     """
     missing = [k for k in kernels if not k.is_compiled()]
-    if processes > 1 and len(missing) > 1:
-        with ProcessPoolExecutor(
-            min(processes, len(missing)), mp_context=get_context("spawn"), initializer=_load, initargs=(tuple(files),)
-        ) as pool:
-            jobs = {pool.submit(_compile_by_name, k.op.name, k.variant): k for k in missing}
-            for done, job in enumerate(as_completed(jobs)):
-                progress(done, len(missing), jobs[job].name)
-                job.result()
-    for done, k in enumerate(missing):
-        if processes <= 1 or len(missing) == 1:
+    processes, progress, done = min(processes or cores(), len(missing)), progress or Compiling(), 0
+    if processes > 1:
+        for k in _compile_elsewhere(missing, processes, files):
             progress(done, len(missing), k.name)
+            done += 1
+    for k in kernels:
+        if k in missing and not k.is_compiled():
+            progress(done, len(missing), k.name)
+            done += 1
         k.compile()
     if missing:
         progress(len(missing), len(missing), "")
-    for k in kernels:
-        k.compile()
     return len(missing)
 
 
-def _load(files: tuple[str, ...]) -> None:
-    from . import load_all
+def _compile_elsewhere(kernels: Sequence[Kernel], processes: int, files: Sequence[str]) -> Iterator[Kernel]:
+    """Compile in processes of the package's own, which end with this one; give each kernel when that is done.
 
-    load_all(files)
+    Raises
+    ------
+    UserError
+        For a kernel that does not compile.
+    """
+    from ..bench.process import Side, Worker
 
+    root = str(Path(__file__).resolve().parents[2])
+    path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+    side = Side("compiler", (sys.executable, "-P", "-m", "cpuopt.kernels.worker", *files), {}, {"PYTHONPATH": path})
+    idle: SimpleQueue[Worker] = SimpleQueue()
 
-def _compile_by_name(op: str, variant: str) -> None:
-    choices.load(variant)
-    registry.KERNELS[op, variant].compile()
+    def compile_one(k: Kernel) -> None:
+        worker = idle.get()
+        try:
+            worker.ask("compile", op=k.op.name, variant=k.variant)
+        except UserError as e:
+            raise UserError(str(e).replace("compiler: ", "" if k.name in str(e) else f"compiling {k.name}: ", 1)) from e
+        finally:
+            idle.put(worker)
+
+    with ThreadPoolExecutor(processes) as pool, ExitStack() as stack:
+        for _ in range(processes):
+            worker = Worker(side)
+            stack.callback(worker.close, 0)
+            idle.put(worker)
+        jobs = {pool.submit(compile_one, k): k for k in kernels}
+        stack.callback(pool.shutdown, wait=False, cancel_futures=True)
+        for job in as_completed(jobs):
+            job.result()
+            yield jobs[job]

@@ -35,7 +35,7 @@ def ab(request: Mapping[str, Any], say: Say) -> dict[str, Any]:
     """Compare two kernels on one size and number of threads; both are checked before and after."""
     from .. import ops
     from ..engine import set_threads
-    from ..kernels import cache
+    from ..kernels import cache, jit
     from . import ab
 
     settings, op = settings_of(request), ops.ALL[request["op"]]
@@ -54,8 +54,9 @@ def ab(request: Mapping[str, Any], say: Say) -> dict[str, Any]:
     say("checking again")
     checks += ab.require_right(pair, n)
     hashes = {k.variant: cache.digest(k.function) for k in pair}
+    codes = {k.variant: jit.code_digest(k) for k in pair}
     told: dict[str, Any] = finite(
-        {"B": settings.B, "T": settings.T, "threads": n, **found, "checks": checks, "hashes": hashes}
+        {"B": settings.B, "T": settings.T, "threads": n, **found, "checks": checks, "hashes": hashes, "codes": codes}
     )
     return told
 

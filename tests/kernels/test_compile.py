@@ -1,0 +1,218 @@
+"""What runs is an entry of the cache: who compiles gets the bits and the machine code of those who load."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+import cpuopt
+
+ROOT = Path(cpuopt.__file__).parents[1]
+
+STEP = """
+import json, sys, zlib
+import numpy as np
+from cpuopt import Choice, Engine, load_kernels
+from cpuopt.kernels import cache, jit
+from cpuopt.models.gpt2 import GPT2, Config
+
+variant, processes, *files = sys.argv[1:]
+load_kernels(files)
+B, T, V = 3, 77, 1013
+engine = Engine(
+    GPT2(Config(3, 5, 85, V, T)),
+    {"tokens": ((B, T), "int32"), "targets": ((B, T), "int32")},
+    choice=Choice(variant if variant != "mine" else "vanilla", ["attention=mine"] * (variant == "mine")),
+    fuse=() if variant != "optimized" else ("residual", "layernorm", "gelu", "classifier", "update"),
+    threads=1, processes=int(processes), kernel_files=files,
+)
+tokens = np.random.default_rng(0).integers(0, V, (B, T)).astype(np.int32)
+for _ in range(2):
+    engine.step(tokens=tokens, targets=tokens[:, ::-1].copy())
+bits = zlib.crc32(b"".join(p.tobytes() for p in engine.parameters().values()))
+codes = {k.name: jit.code_digest(k) for k in engine.kernels}
+print(json.dumps([bits, codes, cache.stats()["misses"]]))
+"""
+FILE = "import inspect\nfrom cpuopt import ops, kernel\nfrom cpuopt.kernels.vanilla import attention\n" + "".join(
+    f"kernel(ops.{op}, 'mine')(attention.{op}.py_func)\n" for op in ("attention_forward", "attention_backward")
+)
+
+
+def environment(cache, **more):
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("NUMBA_", "CPUOPT_"))}
+    return env | {"PYTHONPATH": str(ROOT), "CPUOPT_CACHE_DIR": str(cache)} | more
+
+
+def run(script, *arguments, cache, **more):
+    done = subprocess.run(
+        [sys.executable, str(script), *map(str, arguments)],
+        env=environment(cache, **more),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", ["vanilla", "optimized", "generated", "mine"])
+def test_whole_steps_are_alike_whoever_compiles(tmp_path, variant):
+    (tmp_path / "step.py").write_text(STEP)
+    (tmp_path / "mine.py").write_text(FILE)
+    files = [tmp_path / "mine.py"] * (variant == "mine")
+
+    def step(processes, cache):
+        return json.loads(run(tmp_path / "step.py", variant, processes, *files, cache=tmp_path / cache).stdout)
+
+    compiling = step(1, "one")
+    loading = step(1, "one")
+    pool = step(2, "two")
+    assert compiling[:2] == loading[:2] == pool[:2]
+    assert compiling[2] > loading[2] == pool[2] == 0  # what the others compiled
+    assert all(compiling[1].values())
+
+
+SMALL = """
+import json, sys
+import numpy as np
+from cpuopt import kernel, ops, registry
+from cpuopt.kernels import cache, jit
+
+@kernel(ops.residual_forward, "mine", parallel=False)
+def residual_forward(out, inp1, inp2):
+    a, b, o = inp1.reshape(-1), inp2.reshape(-1), out.reshape(-1)
+    for i in range(o.size):
+        o[i] = a[i] + b[i]
+
+kernels = [registry.KERNELS[key] for key in (("residual_forward", "mine"), ("sumsq", "vanilla"), ("adamw", "vanilla"))]
+jit.compile_kernels(kernels, processes=2)
+print(json.dumps([cache.stats(), {k.name: jit.code_digest(k) for k in kernels}]))
+"""
+
+
+def test_a_script_without_a_main_guard_compiles_in_processes_and_says_so(tmp_path):
+    (tmp_path / "small.py").write_text(SMALL)
+    first = run(tmp_path / "small.py", cache=tmp_path / "cache")
+    second = run(tmp_path / "small.py", cache=tmp_path / "cache")
+    (stats, codes), (again, loaded) = json.loads(first.stdout), json.loads(second.stdout)
+    assert first.stderr == "cpuopt: compiling 3 kernels, once for this machine\n"
+    assert second.stderr == ""
+    assert stats == {"hits": 2, "misses": 1, "saved": 1}  # the script's own kernel is compiled where it is
+    assert again == {"hits": 3, "misses": 0, "saved": 0}
+    assert codes == loaded
+    assert all(codes.values())
+
+
+def test_without_a_cache_the_same_machine_code_runs(tmp_path):
+    (tmp_path / "small.py").write_text(SMALL)
+    (tmp_path / "a file").write_text("")
+    one, two = (run(tmp_path / "small.py", cache=tmp_path / c) for c in ("a file", "cache"))
+    assert "kernels are not cached" in one.stderr
+    assert json.loads(one.stdout)[1] == json.loads(two.stdout)[1]
+
+
+NESTED = """
+import sys
+import numba, numpy as np
+from numba import prange, types
+from cpuopt.kernels import cache
+
+def own(function, **options):
+    dispatcher = numba.njit(**options)(function)
+    cache.attach(dispatcher)
+    return dispatcher
+
+def inner(x):
+    for i in prange(x.size):
+        x[i] += 1
+
+def outer(x):
+    inner(x)
+
+inner = own(inner, parallel=True)
+outer = own(outer)
+outer.compile((types.float32[::1],))  # before any thread was started
+x = np.zeros(5, np.float32)
+outer(x)
+print(cache.stats()["misses"], x.sum())
+"""
+
+
+def test_a_kernel_that_calls_a_parallel_one_loads_before_threads_were_started(tmp_path):
+    (tmp_path / "nested.py").write_text(NESTED)
+    said = [run(tmp_path / "nested.py", cache=tmp_path / "cache").stdout.split() for _ in range(2)]
+    assert said == [["2", "5.0"], ["0", "5.0"]]
+
+
+STALE = {
+    "deep.py": "K = 2\n",
+    "helpers.py": "import numba\nimport deep\n\n@numba.njit(cache=True)\ndef factor(x):\n    return x * deep.K\n",
+    "run.py": """
+import sys
+import numba
+from cpuopt.kernels import cache
+import helpers
+
+if "first" in sys.argv:
+    print(helpers.factor(1.0))  # which numba caches, or loads from its cache
+
+def scaled(x):
+    return helpers.factor(x) + 0.5
+
+kernel = numba.njit(scaled)
+cache.attach(kernel)
+print(kernel(1.0), cache.stats()["misses"])
+""",
+}
+
+
+@pytest.mark.parametrize("first", [(), ("first",)], ids=["called by the kernel", "loaded before"])
+def test_a_helper_under_numbas_own_cache_is_never_stale(tmp_path, first):
+    for name, text in STALE.items():
+        (tmp_path / name).write_text(text)
+    assert "2.5 1" in run(tmp_path / "run.py", "first", cache=tmp_path / "cache").stdout
+    (tmp_path / "deep.py").write_text("K = 30\n")
+    for misses in (1, 0):
+        said = run(tmp_path / "run.py", *first, cache=tmp_path / "cache").stdout.split()
+        assert said[-2:] == ["30.5", str(misses)]
+
+
+BUSY = """
+from cpuopt import registry
+from cpuopt.kernels import jit
+kernels = [registry.KERNELS[op, "optimized"] for op in ("attention_backward", "attention_forward")]
+jit.compile_kernels(kernels, processes=2)
+"""
+
+
+def runs(process):
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE  # whose new parent has not taken notice
+    except psutil.NoSuchProcess:
+        return False
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_no_compiler_is_left_after_a_signal(tmp_path, number):
+    (tmp_path / "busy.py").write_text(BUSY)
+    process = subprocess.Popen(
+        [sys.executable, str(tmp_path / "busy.py")], env=environment(tmp_path / "cache"), stderr=subprocess.DEVNULL
+    )
+    parent, deadline = psutil.Process(process.pid), time.monotonic() + 60
+    while len(children := parent.children(recursive=True)) < 2:
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+        time.sleep(0.05)
+    time.sleep(1)
+    process.send_signal(number)
+    process.wait(20)
+    deadline = time.monotonic() + 5
+    while left := [c for c in children if runs(c)]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.05)
