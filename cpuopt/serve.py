@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import select
 import signal
 import sys
 import threading
@@ -52,6 +53,10 @@ def end_with_parent() -> None:
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        hung_up = select.poll()
+        hung_up.register(0, select.POLLHUP)
+        if hung_up.poll(0):  # it ended while this process was starting
+            os._exit(1)
         return
     parent = os.getppid()
 
