@@ -129,6 +129,7 @@ class Trainer:
         self.weights: Path | None = None
         self.tried = 0
         self.decoder: Decoder | None = None
+        _ = job.corpus.fingerprint  # read now, not when a signal leaves little time for a checkpoint
         self.micro_batches(1)  # what cannot be had is refused before anything is written
 
     def micro_batches(self, step: int) -> list[dict[str, Array]]:
@@ -150,6 +151,8 @@ class Trainer:
             "sizes": asdict(self.job.config),
             "corpus": self.job.corpus.fingerprint,
             "tokenizer": self.job.corpus.tokenizer,
+            "made_by": self.job.made_by,
+            "changes": self.job.changes,
             "settings": asdict(self.job.settings),
         }
 
@@ -368,6 +371,7 @@ def _summary(trainer: Trainer, interrupted: bool) -> dict[str, Any]:
         "interrupted": interrupted,
         "skipped": trainer.guard.skipped,
         "diagnosis": trainer.diagnosis,
+        "changes": trainer.job.changes,
         "checkpoint": str(trainer.saved[0]) if trainer.saved else None,
         "weights": str(trainer.weights) if trainer.weights else None,
         "loss_first": history[0]["loss"] if history else None,

@@ -63,6 +63,7 @@ def flags(p: argparse.ArgumentParser) -> None:
         metavar="RUN",
         help="go on from the newest whole checkpoint of a run (the newest)",
     )
+    p.add_argument("--accept-changes", action="store_true", help="with --resume: also where its kernels are others now")
     p.add_argument("--runs", type=Path, default=Path("runs"), metavar="DIR", help="where run folders go (%(default)s)")
     p.add_argument("--html", type=Path, metavar="FILE", help="write a report to look at, in one file")
     common.trace_flags(p)
@@ -72,7 +73,7 @@ def flags(p: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the verb; return its exit status."""
     written = read_config(args.config) if args.config else {}
-    own = ("verb", "run_verb", "config", "runs", "json", "html", "trace", "speedscope", "resume")
+    own = ("verb", "run_verb", "config", "runs", "json", "html", "trace", "speedscope", "resume", "accept_changes")
     given: dict[str, Any] = {
         name: tuple(x) if isinstance(x, list) else x for name, x in vars(args).items() if name not in own
     }
@@ -93,7 +94,9 @@ def run(args: argparse.Namespace) -> int:
     for wrong in resume.passed_over if resume else ():
         console.warn(f"passed over a checkpoint: {wrong}")
     with console.compiling() as progress:
-        job = prepare(settings, progress, resume)
+        job = prepare(settings, progress, resume, args.accept_changes)
+    for note in job.notes:
+        console.warn(f"since the checkpoint: {note}")
     with console.saying() as say:
         roofs = machine.roofs(job.engine.threads, say) if args.html else None
     with console.TrainingView(job, quiet=args.json) as view:
