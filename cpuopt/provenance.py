@@ -16,6 +16,7 @@ from .engine import Engine
 from .kernels import cache, jit
 from .kernels.target import target
 from .record import machine
+from .wording import count
 
 UNKNOWN = "unknown"
 """What `cache.digest` gives for a kernel that it cannot look through."""
@@ -53,7 +54,7 @@ def compare(then: Any, now: Mapping[str, Mapping[str, str]]) -> tuple[list[str],
     refused = [f"kernel {name!r} is not what it was" for name in dict.fromkeys([*other["kernels"], *unseen])]
     notes = [f"{name!r} has changed, but none of its kernels that run" for name in other["files"] if not refused]
     for part in ("versions", "machine", "run"):
-        notes += [f"{name} is {now[part].get(name)!r}, and was {parts[part].get(name)!r}" for name in other[part]]
+        notes += [f"{name!r} is {now[part].get(name)!r}, and was {parts[part].get(name)!r}" for name in other[part]]
     if code := [name for name in other["code"] if name not in other["kernels"]]:
-        notes.append(f"the machine code of {len(code)} kernels is other than it was, {code[0]!r} first")
+        notes.append(f"the machine code of {count(len(code), 'kernel')} is other than it was, {code[0]!r} first")
     return refused, notes

@@ -1,8 +1,10 @@
 """What a run keeps when something goes wrong around it: signals, names that are taken, folders that are links."""
 
 import errno
+import importlib
 import itertools
 import json
+import linecache
 import os
 import pty
 import signal
@@ -16,9 +18,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cpuopt import checkpoint, cli, files, job, record, weights
+from cpuopt import checkpoint, cli, files, job, provenance, record, registry, weights
 from cpuopt import train as training
 from cpuopt.cli import common
+from cpuopt.data import load_corpus
 from cpuopt.errors import UserError
 from cpuopt.report import console
 from cpuopt.train import stop_flag, train
@@ -356,3 +359,151 @@ def test_only_a_lost_terminal_is_survived():
         raise OSError(errno.EIO, "gone")
     with pytest.raises(BrokenPipeError), console.surviving_hangup():
         raise BrokenPipeError(errno.EPIPE, "no reader")
+
+
+# What a resumed run may differ in
+
+KERNELS = """
+import numpy as np
+from cpuopt import kernel, ops
+{more}
+
+@kernel(ops.gelu_forward, "mine", jit=False)
+def gelu_forward(out, inp):
+    out[:] = {half} * inp * (1 + np.tanh(np.sqrt(2 / np.pi) * (inp + 0.044715 * inp**3)))
+"""
+WORDS = ["train", "--model", SIZES, "--data", "text.txt", "-B", "2", "-T", "8", "--variant", "vanilla"]
+WORDS += ["--val-every", "0", "--swap", "gelu_forward=mine", "--steps", "2", "--save-every", "1"]
+
+
+@pytest.fixture
+def own(monkeypatch):
+    """A run whose kernel file can change, as if each command were a process of its own."""
+    monkeypatch.setattr(registry, "KERNELS", registry.KERNELS.copy())
+    before = registry.KERNELS.copy()
+
+    def command(*flags, half=0.5, more=""):
+        registry.KERNELS.clear()
+        registry.KERNELS.update(before)
+        for name in [n for n in sys.modules if n.startswith("cpuopt_user_kernels")]:
+            del sys.modules[name]
+        linecache.clearcache()
+        Path("mine.py").write_text(KERNELS.format(half=half, more=more))
+        importlib.invalidate_caches()
+        return cli.main(["train", *flags] if "--resume" in flags else [*WORDS, *flags])
+
+    assert command("--kernels", "mine.py") == 0
+    return command
+
+
+def test_an_edited_kernel_is_refused_and_accepted_on_demand(own, capsys):
+    resume = ["--resume", "--kernels", "mine.py", "--steps", "3"]
+    assert own(*resume, half=0.5000001) == 2
+    err = capsys.readouterr().err
+    assert "kernel 'gelu_forward[mine]' is not what it was" in err
+    assert "--accept-changes" in err
+    (run,) = Path("runs").iterdir()
+    assert checkpoint.newest(run).state["step"] == 2
+    assert own(*resume) == 0
+    assert checkpoint.newest(run).state["changes"] == []
+    assert own("--resume", "--kernels", "./mine.py", "--steps", "4", "--accept-changes", half=0.5000001) == 0
+    state = checkpoint.newest(run).state
+    assert (state["step"], len(state["changes"])) == (4, 1)
+    assert state["changes"][0].startswith("after step 3: kernel 'gelu_forward[mine]")
+    assert (
+        own("--resume", "--kernels", "mine.py", "--steps", "5", half=0.5000001) == 0
+    )  # what was accepted is the kernel now
+    assert len(json.loads((run / "summary.json").read_text())["changes"]) == 1
+
+
+def test_another_line_of_the_file_is_said_and_no_more(own, capsys):
+    assert own("--resume", "--kernels", "mine.py", "--steps", "3", more="# a comment") == 0
+    assert "'mine.py' has changed, but none of its kernels that run" in capsys.readouterr().err
+
+
+def test_no_file_runs_that_a_checkpoint_alone_names(own, capsys):
+    trap = "open('trap', 'w').close()"
+    assert own("--resume", "--steps", "3", more=trap) == 2
+    err = capsys.readouterr().err
+    assert "if you trust these files, name them: --kernels 'mine.py'" in err
+    assert not Path("trap").exists()
+    assert own("--resume", "--steps", "3", "--kernels", "mine.py", more=trap) == 0
+    assert Path("trap").exists()
+
+
+def altered(change):
+    """The newest checkpoint, as if its state said something else."""
+    (path,) = Path("runs").iterdir()
+    found = checkpoint.newest(path)
+    change(found.state)
+    return found
+
+
+def test_versions_processor_and_threads_are_notes():
+    run(steps=2, save_every=1)
+
+    def change(state):
+        state["made_by"]["versions"] |= {"numba": "0.1", "gone": "1"}
+        state["made_by"]["machine"]["target"] = "generic"
+        state["made_by"]["run"]["threads"] = "64"
+        state["made_by"]["code"]["gelu_forward[vanilla]"] = "x"
+
+    found = altered(change)
+    ready = job.prepare(job.resumed(found, {"steps": 3}), resume=found)
+    told = "; ".join(ready.notes)
+    for part in (
+        "'numba' is '",
+        ", and was '0.1'",
+        "'gone' is None",
+        "and was 'generic'",
+        "'threads' is '",
+        "of 1 kernel ",
+    ):
+        assert part in told
+    assert ready.changes == ()
+    found = altered(lambda state: None)
+    assert job.prepare(job.resumed(found, {"steps": 3}), resume=found).notes == ()
+
+
+@pytest.mark.parametrize("nonsense", [None, 7, [], {"kernels": 3}, {"kernels": {"gelu_forward[vanilla]": None}}])
+def test_a_checkpoint_that_says_little_of_its_kernels(nonsense):
+    run(steps=2, save_every=1)
+    found = altered(lambda state: state.pop("made_by") and nonsense is not None and state.update(made_by=nonsense))
+    settings = job.resumed(found, {"steps": 3})
+    if isinstance(nonsense, dict):
+        with pytest.raises(UserError, match="is not what it was"):
+            job.prepare(settings, resume=found)
+    else:
+        assert "does not say which kernels made it" in job.prepare(settings, resume=found).notes[0]
+
+
+def test_a_kernel_that_cannot_be_looked_through_is_judged_by_its_file():
+    now = {"kernels": {"a[x]": "unknown"}, "code": {}, "files": {"a.py": "1"}, "versions": {}, "machine": {}, "run": {}}
+    assert provenance.compare(now, now) == ([], [])
+    assert provenance.compare({**now, "files": {"a.py": "2"}}, now) == (["kernel 'a[x]' is not what it was"], [])
+
+
+def test_a_change_in_the_middle_of_a_large_text_is_refused():
+    text = bytearray(b"abcdefgh" * (6 << 17))
+    Path("large.txt").write_bytes(text)
+    run(steps=1, save_every=1, data="large.txt")
+    found = altered(lambda state: None)
+    text[3 << 20 : 4 << 20] = b"z" * (1 << 20)
+    Path("large.txt").write_bytes(text)
+    with pytest.raises(UserError, match="holds other text"):
+        job.prepare(job.resumed(found, {"steps": 2}), resume=found)
+    corpus = load_corpus("large.txt", vocab_size=256, T=8, B=2)
+    found.state["corpus"] = corpus.ends  # as an older checkpoint has it
+    assert "ends of its text only" in job.prepare(job.resumed(found, {"steps": 2}), resume=found).notes[0]
+
+
+def test_an_older_checkpoint_of_many_rows_had_another_order(monkeypatch):
+    run(steps=1, save_every=1)
+    found = altered(lambda state: None)
+    corpus = load_corpus("text.txt", vocab_size=256, T=8, B=2)
+    found.state["corpus"] = corpus.ends
+    monkeypatch.setattr(job, "SORTED", 10)
+    settings = job.resumed(found, {"steps": 2})
+    with pytest.raises(UserError, match="the order of the text, for 44 rows"):
+        job.prepare(settings, resume=found)
+    assert "order of the text" in job.prepare(settings, resume=found, accept_changes=True).changes[0]
