@@ -109,12 +109,14 @@ def run(args: argparse.Namespace) -> int:
     for flag in common.FILES:
         if result.profile is None and getattr(args, flag):
             console.warn(f"--{flag} {getattr(args, flag)}: not written, because no step was done")
-    if args.json:
-        print(json.dumps(finite({**result.summary, "path": str(result.path)})))
-    else:
-        console.summary(result)
+    with console.surviving_hangup():
+        if args.json:
+            print(json.dumps(finite({**result.summary, "path": str(result.path)})), flush=True)
+        else:
+            console.summary(result)
     if result.diagnosis:
         go_on = f"; the last checkpoint is {result.checkpoint}" if result.checkpoint else ""
-        print(f"cpuopt: {result.diagnosis}{go_on}", file=sys.stderr)
+        with console.surviving_hangup():
+            print(f"cpuopt: {result.diagnosis}{go_on}", file=sys.stderr)
         return 1
     return 128 + result.stopped_by if result.stopped_by else 0
