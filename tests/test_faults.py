@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cpuopt import checkpoint, cli, files, job, provenance, record, registry, weights
+from cpuopt import batches, checkpoint, cli, files, job, provenance, record, registry, weights
 from cpuopt import train as training
 from cpuopt.cli import common
 from cpuopt.data import load_corpus
@@ -495,6 +495,19 @@ def test_a_change_in_the_middle_of_a_large_text_is_refused():
     corpus = load_corpus("large.txt", vocab_size=256, T=8, B=2)
     found.state["corpus"] = corpus.ends  # as an older checkpoint has it
     assert "ends of its text only" in job.prepare(job.resumed(found, {"steps": 2}), resume=found).notes[0]
+
+
+def test_a_run_of_many_rows_goes_on_as_if_it_had_not_been_cut(monkeypatch):
+    """Over more than one epoch, shuffled row by row."""
+    monkeypatch.setattr(batches, "SORTED", 10)
+    _, whole, _ = run(steps=30)
+    run(steps=17, save_every=17, run="cut")
+    path = next(p for p in Path("runs").iterdir() if p.name.endswith("cut"))
+    found = checkpoint.newest(path)
+    ready = job.prepare(job.resumed(found, {"steps": 30}), resume=found)
+    train(ready, Path("runs"), Listener(), resume=found)
+    want = whole.engine.parameters()
+    assert all(np.array_equal(p, want[n]) for n, p in ready.engine.parameters().items())
 
 
 def test_an_older_checkpoint_of_many_rows_had_another_order(monkeypatch):
