@@ -167,10 +167,36 @@ def available_bytes() -> int:
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)
     if soft != resource.RLIM_INFINITY:
         free.append(soft - psutil.Process().memory_info().vms)
-    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
-    with suppress(OSError, ValueError):  # no cgroup, or one without a limit
-        free.append(int(limit.read_text()) - int(used.read_text()))
-    return int(min(free))
+    return int(min([*free, *group_limits()]))
+
+
+def group_limits(root: Path = Path("/sys/fs/cgroup"), ours: Path = Path("/proc/self/cgroup")) -> list[int]:
+    """Give what the memory limits of this process's control groups leave, of its own and of those around it.
+
+    What they hold of files counts as free, for it goes where memory is wanted. Both versions of the interface are read.
+    """
+    left: list[int] = []
+    with suppress(OSError, ValueError):
+        for line in ours.read_text().splitlines():
+            number, controllers, place = line.split(":", 2)
+            top, limit, used, prefix = root, "memory.max", "memory.current", ""
+            if "memory" in controllers.split(","):
+                top, limit, used, prefix = root / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"
+            elif number != "0":
+                continue
+            inner = [part for part in place.split("/") if part not in ("", "..")]  # a container may see its root only
+            for folder in (top.joinpath(*inner[:n]) for n in range(len(inner) + 1)):
+                with suppress(OSError, ValueError):  # no limit
+                    free = int((folder / limit).read_text()) - int((folder / used).read_text())
+                    left.append(max(0, free + _of_files(folder, prefix)))
+    return left
+
+
+def _of_files(folder: Path, prefix: str) -> int:
+    with suppress(OSError, ValueError):
+        counts = dict(line.split(maxsplit=1) for line in (folder / "memory.stat").read_text().splitlines())
+        return sum(int(counts.get(f"{prefix}{kind}_file", 0)) for kind in ("active", "inactive"))
+    return 0
 
 
 class Arena:

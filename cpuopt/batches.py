@@ -12,6 +12,10 @@ Batch = tuple[NDArray[np.int32], NDArray[np.int32]]
 """Inputs and targets, each (B, T)."""
 
 
+SORTED = 1 << 20
+"""Windows up to which an epoch is shuffled by sorting, in 25 MB; more would take memory that nobody has planned."""
+
+
 class Batches:
     """Batches of B windows of T tokens; which windows depends on (seed, epoch, index) alone, so any can be had again.
 
@@ -48,6 +52,11 @@ class Batches:
         """The number of batches of an epoch."""
         return (self.tokens.size - 1) // (self.B * self.T)
 
+    @property
+    def n_windows(self) -> int:
+        """The number of windows that an epoch draws from."""
+        return (self.tokens.size - 1) // self.T
+
     def at(self, n: int, out: Batch | None = None) -> Batch:
         """Give the n-th batch since the beginning of training, whatever the epoch."""
         return self.batch(*divmod(n, len(self)), out=out)
@@ -66,7 +75,8 @@ class Batches:
             raise IndexError(f"batch {index} of {len(self)}")
         windows = np.arange(index * self.B, (index + 1) * self.B)
         if self.seed is not None:
-            windows = self._order(epoch)[windows]
+            order = np.random.SeedSequence(self.seed, spawn_key=(epoch,))
+            windows = self._sorted(epoch, order)[windows] if self.n_windows <= SORTED else self._walked(windows, order)
         starts = windows * self.T
         rows = np.stack([self.tokens[start : start + self.T + 1] for start in starts]).astype(np.int32)  # (B, T+1)
         self._check(rows, starts)
@@ -74,21 +84,47 @@ class Batches:
         inputs[...], targets[...] = rows[:, :-1], rows[:, 1:]
         return inputs, targets
 
-    def _order(self, epoch: int) -> NDArray[np.int64]:
+    def _sorted(self, epoch: int, order: np.random.SeedSequence) -> NDArray[np.int64]:
         """Give the order of all windows in an epoch.
 
         Sorting raw random words, since NumPy promises the same words in every version; of ``permutation`` it does not.
         """
         if self._shuffled is None or self._shuffled[0] != epoch:
-            words = np.random.PCG64(np.random.SeedSequence(self.seed, spawn_key=(epoch,)))
-            n = (self.tokens.size - 1) // self.T
-            self._shuffled = epoch, np.argsort(words.random_raw(n), kind="stable")
+            words = np.random.PCG64(order).random_raw(self.n_windows)
+            self._shuffled = epoch, np.argsort(words, kind="stable")
         return self._shuffled[1]
+
+    def _walked(self, places: NDArray[np.int64], order: np.random.SeedSequence) -> NDArray[np.int64]:
+        """Give the windows at some places of an epoch's order, without the order: a number beyond is permuted again."""
+        n, keys = np.uint64(self.n_windows), order.generate_state(ROUNDS, np.uint64).astype(np.uint64)
+        x = feistel(places.astype(np.uint64), self.n_windows, keys)
+        while (beyond := x >= n).any():
+            x[beyond] = feistel(x[beyond], self.n_windows, keys)
+        return x.astype(np.int64)
 
     def _check(self, rows: NDArray[np.int32], starts: NDArray[np.int64]) -> None:
         if rows.min() < 0 or rows.max() >= self.vocab_size:
             for row, start in zip(rows, starts, strict=True):
                 require_known_ids(self.name, row, self.vocab_size, int(start))
+
+
+ROUNDS = 8
+
+
+def feistel(x: NDArray[np.uint64], n: int, keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Permute the numbers below the next power of four from `n` on: a Feistel network, a round for each key.
+
+    Source: Black and Rogaway, "Ciphers with arbitrary finite domains" (2002), with the mixer of splitmix64.
+    """
+    half = np.uint64(((n - 1).bit_length() + 1) // 2)
+    mask = (np.uint64(1) << half) - np.uint64(1)
+    left, right = x >> half, x & mask
+    for key in keys:
+        z = right + key
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        left, right = right, left ^ ((z ^ (z >> np.uint64(31))) & mask)
+    return left << half | right
 
 
 def require_known_ids(name: str, tokens: Tokens, vocab_size: int, first: int = 0) -> None:

@@ -11,22 +11,23 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from . import weights
-from .engine import Array, Engine
 from .errors import UserError
-from .files import Content, whole_directory, write_synced
+from .files import Content, remove, temporary, whole_directory, write_synced
 from .models.gpt2 import Config
 from .weights import Weights
-from .weights.tensors import DType, TensorFile, file_parts, parse_json
+from .weights.tensors import Array, DType, TensorFile, file_parts, parse_json
+
+if TYPE_CHECKING:  # numba comes with it
+    from .engine import Engine
 
 FOLDER = "checkpoints"
 NAME = re.compile(r"step-(\d{8})")
@@ -108,20 +109,17 @@ def _write(path: Path, parts: Iterator[Content]) -> dict[str, int]:
     return seen
 
 
-def discard(path: Path) -> None:
-    """Remove a directory, under a name that nobody takes for a checkpoint."""
-    aside = path if path.name.startswith(".tmp-") else path.with_name(f".tmp-old-{path.name}-{os.getpid()}")
-    if aside != path:
-        os.rename(path, aside)
-    shutil.rmtree(aside, ignore_errors=True)
+def discard(path: Path) -> bool:
+    """Remove a directory, under a name that nobody takes for a checkpoint; tell whether it is gone."""
+    if not path.name.startswith(".tmp-"):
+        os.rename(path, path := temporary(path))
+    return remove(path)
 
 
 def clean(run: Path) -> list[str]:
-    """Remove what interrupted saves have left; give their names."""
+    """Remove what interrupted saves have left; give their names. The run must be this process's own."""
     left = sorted((run / FOLDER).glob(".tmp-*")) if (run / FOLDER).is_dir() else []
-    for path in left:
-        discard(path)
-    return [path.name for path in left]
+    return [path.name for path in left if discard(path)]
 
 
 def _steps(folder: Path) -> list[Path]:

@@ -85,12 +85,13 @@ def build(
     """
     choice = choice or registry.Choice()
     program, notes = nn.trace_model(model, inputs), list[str]()
+    before = list(program.calls)
     if train:
         reverse(program)
         add_update(program)
         before = list(program.calls)
         notes = apply_fusions(program, fuse, choice)
-        choice.check_used((c.op.name, c.layer) for c in dict.fromkeys([*before, *program.calls]))
+    choice.check_used((c.op.name, c.layer) for c in dict.fromkeys([*before, *program.calls]))
     if accumulate and not two_pass(program):
         raise UserError(
             "accumulate: some weights are updated in the backward, before all is summed; fuse without 'update'"

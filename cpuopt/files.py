@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import re
 import shutil
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
 from .errors import UserError
@@ -13,8 +15,44 @@ from .errors import UserError
 Content = bytes | bytearray | memoryview
 
 
+def temporary(path: Path) -> Path:
+    """Name what becomes `path` later. By chance, not by process: in containers all processes have one number."""
+    return path.with_name(f".tmp-{path.name}-{os.urandom(4).hex()}")
+
+
+def remove(path: Path) -> bool:
+    """Remove a file, a directory or a link, but nothing that a link leads to; tell whether it is gone."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    with suppress(OSError):
+        path.unlink()
+    return not os.path.lexists(path)
+
+
+def remove_leftovers(path: Path) -> list[str]:
+    """Remove what killed processes have left of `path`, and give its names; what a living one writes is locked."""
+    ours, gone = re.compile(rf"\.tmp-{re.escape(path.name)}-[0-9a-f]{{8}}"), []
+    with suppress(OSError):
+        for left in sorted(p for p in path.parent.iterdir() if ours.fullmatch(p.name)):
+            with suppress(OSError), _locked(left, must=True):
+                gone += [left.name] if remove(left) else []
+    return gone
+
+
+@contextmanager
+def _locked(path: Path, must: bool = False) -> Iterator[None]:
+    """Hold a file or directory while it is written or removed; `OSError` where it `must` be held and cannot."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    try:
+        with nullcontext() if must else suppress(OSError):  # some file systems have no locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
+
+
 def write_synced(path: Path, parts: Iterable[Content]) -> None:
-    """Write a new file and wait until the disk has it.
+    """Write a new file and wait until the disk has it; it is locked until then.
 
     Raises
     ------
@@ -22,6 +60,8 @@ def write_synced(path: Path, parts: Iterable[Content]) -> None:
         As the system says it.
     """
     with open(path, "xb") as file:
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         for part in parts:
             file.write(part)
         file.flush()
@@ -36,15 +76,15 @@ def write_whole(path: Path, parts: Iterable[Content]) -> None:
     UserError
         Where the disk is full or the directory cannot be written.
     """
-    temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}.tmp")
+    part = temporary(path)
     try:
         if not path.parent.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            write_synced(temporary, parts)
-            os.replace(temporary, path)
+            write_synced(part, parts)
+            os.replace(part, path)
         except BaseException:
-            temporary.unlink(missing_ok=True)
+            part.unlink(missing_ok=True)
             raise
         sync_directory(path.parent)
     except OSError as e:
@@ -75,20 +115,20 @@ def whole_directory(path: Path) -> Iterator[Path]:
         As the system says it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".tmp-{path.name}-{os.getpid()}")
-    temporary.mkdir()
-    aside = path.with_name(f".tmp-old-{path.name}-{os.getpid()}")
-    try:
-        yield temporary
-        sync_directory(temporary)
-        if path.is_dir():
-            os.rename(path, aside)
-        os.rename(temporary, path)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
+    part, aside = temporary(path), temporary(path)
+    part.mkdir()
+    with _locked(part):
+        try:
+            yield part
+            sync_directory(part)
+            if path.is_dir():
+                os.rename(path, aside)
+            os.rename(part, path)
+        except BaseException:
+            shutil.rmtree(part, ignore_errors=True)
+            raise
     sync_directory(path.parent)
-    shutil.rmtree(aside, ignore_errors=True)
+    remove(aside)
 
 
 def sync_directory(path: Path) -> None:

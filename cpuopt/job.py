@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from . import registry, tensorboard
+from .batches import SORTED
 from .checkpoint import Checkpoint, load, open_weights
 from .data import Corpus, load_corpus
 from .engine import Built, Engine, Spec, build, load_kernels
@@ -18,6 +19,7 @@ from .kernels import threads as numba_threads
 from .lab import plans
 from .lab.check import check_all
 from .models.gpt2 import GPT2, PRESETS, Config, parse_config
+from .provenance import compare, made_by
 from .record import check_name
 from .schedule import SCHEDULES
 from .weights import Weights, check_target, copy_into
@@ -175,11 +177,18 @@ class Job:
     choice: registry.Choice
     rewrites: tuple[str, ...]
     checked: list[dict[str, Any]]
+    made_by: dict[str, dict[str, str]]
+    changes: tuple[str, ...] = ()
+    """What the user let change when the run was resumed."""
+    notes: tuple[str, ...] = ()
+    """What has changed since then that needs no leave."""
 
 
 FREE = {"steps", "threads", "processes", "save", "save_every", "keep", "val_every", "val_batches", "guard", "guard_z"}
-FREE |= {"sample_every", "sample_tokens", "prompt", "tensorboard"}
-"""Settings that a resumed run may have otherwise: no number of its steps depends on them."""
+FREE |= {"sample_every", "sample_tokens", "prompt", "tensorboard", "kernels"}
+"""Settings that a resumed run may have otherwise: no number of its steps depends on them.
+
+Of files of kernels, what is in them is compared, not where they lie."""
 
 
 def resumed(checkpoint: Checkpoint, given: Mapping[str, Any]) -> Settings:
@@ -196,6 +205,12 @@ def resumed(checkpoint: Checkpoint, given: Mapping[str, Any]) -> Settings:
     if other:
         flags = ", ".join(f"{n} {there[n]!r}, not {x!r}" for n, x in other.items())
         raise UserError(f"--resume {str(checkpoint.run)!r}: the run has {flags}; leave that out, or start a new run")
+    if there.get("kernels") and "kernels" not in given:
+        flags = " ".join(f"--kernels {file!r}" for file in there["kernels"])
+        raise UserError(
+            f"--resume {str(checkpoint.run)!r}: the run has kernels of its own, which are code that no checkpoint "
+            f"starts by itself; if you trust these files, name them: {flags}"
+        )
     return Settings(**there | dict(given))
 
 
@@ -226,13 +241,17 @@ def model_of(settings: Settings, resume: Checkpoint | None = None) -> tuple[str,
 
 
 def prepare(
-    settings: Settings, progress: Progress = lambda done, total, name: None, resume: Checkpoint | None = None
+    settings: Settings,
+    progress: Progress = lambda done, total, name: None,
+    resume: Checkpoint | None = None,
+    accept_changes: bool = False,
 ) -> Job:
     """Turn settings into a job, ready to step. Nothing is written.
 
     Parameters
     ----------
     resume : a checkpoint to go on from, with settings that agree with it (`resumed`).
+    accept_changes : whether to go on with other kernels than the checkpoint was made with.
 
     Raises
     ------
@@ -261,12 +280,38 @@ def prepare(
     engine.notes[:0] = notes
     if weights is not None:
         copy_into(engine.parameters(), weights)
+    ready = Job(settings, name, config, corpus, engine, choice, rewrites, [], made_by(engine, settings.kernels))
     if resume is not None:
-        if corpus.fingerprint != resume.state["corpus"]:
-            raise UserError(f"--data {settings.data} holds other text than when {str(resume.path)!r} was written")
+        ready.changes, ready.notes = since(resume, ready, accept_changes)
         load(resume, engine)
         engine.step_number = resume.state["updates"]
-    return Job(settings, name, config, corpus, engine, choice, rewrites, require_correct(engine))
+    ready.checked = require_correct(engine)
+    return ready
+
+
+def since(resume: Checkpoint, job: Job, accept: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Compare a job with the checkpoint that it goes on from; give all changes that were accepted, and notes.
+
+    Raises
+    ------
+    UserError
+        For another text, and for other kernels or another order of the text where that is not accepted.
+    """
+    s, there = job.settings, resume.state["corpus"]
+    if there not in (job.corpus.fingerprint, job.corpus.ends):
+        raise UserError(f"--data {s.data} holds other text than when {str(resume.path)!r} was written")
+    refused, notes = compare(resume.state.get("made_by"), job.made_by)
+    if there == job.corpus.ends:
+        notes.append("the checkpoint knows the sizes and the ends of its text only, so the rest may be another now")
+        if (windows := job.corpus.batches("train", s.B, s.T, seed=s.seed).n_windows) > SORTED:
+            refused.append(f"the order of the text, for {windows} rows are now shuffled without sorting them")
+    if refused and not accept:
+        raise UserError(
+            f"--resume {str(resume.run)!r}: {'; '.join(refused)}: the run would go on as another one; "
+            "restore what it was, or go on all the same with --accept-changes"
+        )
+    before = resume.state.get("changes", [])
+    return (*before, *(f"after step {resume.state['step']}: {text}" for text in refused)), (*refused, *notes)
 
 
 def require_correct(engine: Engine) -> list[dict[str, Any]]:

@@ -103,10 +103,15 @@ def _new_folder(root: Path, stem: str) -> Path:
     """Make a folder that no other run has."""
     try:
         root.mkdir(parents=True, exist_ok=True)
-        names = (stem if n == 1 else f"{stem}.{n}" for n in count(1))
-        path = next(root / name for name in names if not (root / name).exists())
-        path.mkdir()
-        return path
+        numbers = count(2)
+        path = root / stem
+        while True:
+            try:
+                path.mkdir()
+            except FileExistsError:  # perhaps only since a moment
+                path = root / f"{stem}.{next(numbers)}"
+            else:
+                return path
     except OSError as e:
         raise _no_root(root, e) from e
 
@@ -119,7 +124,7 @@ def check_root(root: Path) -> None:
     UserError
         Where no folder can be made in it, or in the nearest of its parents that is there. Nothing stays behind.
     """
-    there = next(p for p in (root, *root.absolute().parents) if p.exists())
+    there = next(p for p in (root, *root.absolute().parents) if os.path.lexists(p))
     try:
         with TemporaryDirectory(prefix=".cpuopt-", dir=there):
             pass
@@ -246,7 +251,10 @@ class Run:
         self.trouble = ""
         self._pending = {"metrics.jsonl": b"", "main.log": b""}
         self._events = ""
-        self._lock = os.open(path, os.O_RDONLY)
+        try:
+            self._lock = os.open(path, os.O_RDONLY)
+        except OSError as e:
+            raise UserError(f"cannot read the run {str(path)!r}: {e.strerror}") from e
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as e:

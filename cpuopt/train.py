@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from itertools import chain, count
 from math import nan
 from pathlib import Path
 from statistics import fmean, median
 from types import FrameType
 from typing import Any, Protocol
 
+import numpy as np
+
 from . import checkpoint
 from .engine import Array, Step
 from .errors import UserError
+from .files import remove_leftovers
 from .generate import Decoder, Sampler, generate, text_of
 from .guard import Guard, find_first
 from .job import Job
@@ -52,7 +57,7 @@ class Result:
     Attributes
     ----------
     stopped_by : the number of the signal that ended it early, or 0.
-    diagnosis : why the guard ended it, or ``""``.
+    diagnosis : why it did not come to what was asked for, or ``""``.
     checkpoint : the newest one.
     """
 
@@ -66,15 +71,19 @@ class Result:
 
 @contextmanager
 def stop_flag() -> Iterator[Callable[[], int]]:
-    """Turn the first SIGINT or SIGTERM into a flag, its number; a second one interrupts at once."""
+    """Turn SIGINT, SIGTERM and SIGHUP into a flag, the number of the first; Ctrl-C after one interrupts at once.
+
+    What ends a session sends several of the others in a row. One that was ignored before, as `nohup` has it, stays so.
+    """
     hit: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:
-        if hit:
+        if hit and number == signal.SIGINT:
             raise KeyboardInterrupt
         hit.append(number)
 
-    before = {s: signal.signal(s, note) for s in (signal.SIGINT, signal.SIGTERM)}
+    heeded = [s for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(s) != signal.SIG_IGN]
+    before = {s: signal.signal(s, note) for s in heeded}
     try:
         yield lambda: hit[0] if hit else 0
     finally:
@@ -104,6 +113,7 @@ class Trainer:
     saved : where the newest checkpoint is, and after which step it was written.
     tried : after which step the last was tried.
     diagnosis : why no further step makes sense, or ``""``.
+    weights : where they were saved at the end.
     """
 
     def __init__(self, job: Job, listener: Listener, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -116,8 +126,10 @@ class Trainer:
         self.val: dict[int, float] = {}
         self.diagnosis = ""
         self.saved: tuple[Path, int] | None = None
+        self.weights: Path | None = None
         self.tried = 0
         self.decoder: Decoder | None = None
+        _ = job.corpus.fingerprint  # read now, not when a signal leaves little time for a checkpoint
         self.micro_batches(1)  # what cannot be had is refused before anything is written
 
     def micro_batches(self, step: int) -> list[dict[str, Array]]:
@@ -139,6 +151,8 @@ class Trainer:
             "sizes": asdict(self.job.config),
             "corpus": self.job.corpus.fingerprint,
             "tokenizer": self.job.corpus.tokenizer,
+            "made_by": self.job.made_by,
+            "changes": self.job.changes,
             "settings": asdict(self.job.settings),
         }
 
@@ -183,6 +197,29 @@ class Trainer:
                 self.save(run)
         if self.tried != self.done and not self.diagnosis and (stopped() or s.save_every):
             self.save(run)
+
+    def finish(self, run: Run) -> None:
+        """Judge the weights that a run has come to, and write them where `Settings.save` says, or else near it."""
+        if self.diagnosis:
+            return
+        parameters = self.job.engine.parameters()
+        if bad := [name for name, p in parameters.items() if not np.isfinite(p).all()]:
+            self.diagnosis = f"the weights are not finite after step {self.done}: {bad[0]} and {len(bad) - 1} more"
+            self.diagnosis += "; they are not saved" if self.job.settings.save is not None else ""
+        elif self.job.settings.save is not None:
+            wanted = Path(self.job.settings.save)
+            for path in dict.fromkeys([wanted, _free(wanted), _free(run.path / wanted.name)]):
+                try:
+                    save_weights(path, self.job.config, parameters.__getitem__, tokenizer=self.job.corpus.tokenizer)
+                except UserError as e:
+                    self.listener.note(f"the weights are not saved: {e}")
+                    self.diagnosis = f"the weights are not at {str(wanted)!r}, and nowhere else"
+                else:
+                    self.weights = path
+                    self.diagnosis = (
+                        f"the weights are at {str(path)!r}, not at {str(wanted)!r}" if path != wanted else ""
+                    )
+                    return
 
     def measure(self, run: Run) -> float:
         """Take the validation loss."""
@@ -263,6 +300,12 @@ class Trainer:
             self.listener.note(f"{what}; its update is skipped ({self.guard.skipped} so far)")
 
 
+def _free(path: Path) -> Path:
+    """Give a path, or where something is there, the first free one of ``NAME-2``, ``NAME-3``, ..."""
+    others = (path.with_name(f"{path.stem}-{n}{path.suffix}") for n in count(2))
+    return next(p for p in chain([path], others) if not os.path.lexists(p))
+
+
 def train(
     job: Job,
     root: Path,
@@ -291,12 +334,16 @@ def train(
     with run:
         if s.tensorboard:
             run.begin_events(trainer.history, trainer.val)
-        for name in checkpoint.clean(run.path):
+        left = checkpoint.clean(run.path)
+        left += remove_leftovers(Path(os.path.realpath(s.save))) if s.save is not None else []
+        for name in left:
             listener.note(f"removed {name}, which an interrupted save has left")
         profiler = Profiler(engine)
         with stop_flag() as stopped:
             trainer.run(run, profiler, stopped)
             stopped_by = stopped()
+            if not stopped_by:
+                trainer.finish(run)
         profiler.remove()
         profile = (
             profiler.profile(
@@ -313,8 +360,6 @@ def train(
                 run.write(name, content)
             except UserError as e:
                 listener.note(str(e))
-        if s.save is not None and not trainer.diagnosis and not stopped_by:
-            save_weights(Path(s.save), job.config, engine.parameters().__getitem__, tokenizer=job.corpus.tokenizer)
         newest = trainer.saved[0] if trainer.saved else None
         return Result(run.path, summary, stopped_by, trainer.diagnosis, newest, profile)
 
@@ -326,7 +371,9 @@ def _summary(trainer: Trainer, interrupted: bool) -> dict[str, Any]:
         "interrupted": interrupted,
         "skipped": trainer.guard.skipped,
         "diagnosis": trainer.diagnosis,
+        "changes": trainer.job.changes,
         "checkpoint": str(trainer.saved[0]) if trainer.saved else None,
+        "weights": str(trainer.weights) if trainer.weights else None,
         "loss_first": history[0]["loss"] if history else None,
         "loss_last": history[-1]["loss"] if history else None,
         "val_loss": {str(k): v for k, v in trainer.val.items()},

@@ -271,7 +271,8 @@ def test_every_file_is_on_the_disk_before_it_has_its_name_and_the_old_go_last(tw
     monkeypatch.setattr(os, "rename", lambda a, b: (calls.append(("rename", Path(b).name)), rename(a, b)))
     monkeypatch.setattr(shutil, "rmtree", lambda p, **kw: (calls.append(("rmtree", Path(p).name)), rmtree(p, **kw)))
     checkpoint.save(two, ready.engine, {"step": 15}, keep=1)
-    part = f".tmp-step-00000015-{os.getpid()}"
+    part = calls[5][1]
+    assert part.startswith(".tmp-step-00000015-")
     assert calls[:8] == [
         *[("fsync", name) for name in (*checkpoint.FILES, checkpoint.MANIFEST)],
         ("fsync", part),
@@ -279,7 +280,7 @@ def test_every_file_is_on_the_disk_before_it_has_its_name_and_the_old_go_last(tw
         ("fsync", "checkpoints"),
     ]
     removed = [name for what, name in calls[8:] if what == "rename"]
-    assert [name.split("-")[3] for name in removed] == ["00000010", "00000005"]
+    assert [name.split("-")[2] for name in removed] == ["00000010", "00000005"]
     assert os.listdir(two / "checkpoints") == ["step-00000015"]
 
 
@@ -462,14 +463,15 @@ def test_a_killed_run_goes_on_and_ends_as_if_it_had_not_been(command, tmp_path, 
     running = command("--steps", "1000000")
     try:
         wait_for_steps(tmp_path / "runs", 7, running)
-        running.send_signal(number)
+        for each in (signal.SIGSTOP, signal.SIGCONT, number, number):
+            running.send_signal(each)
         running.communicate(timeout=120)
     finally:
         running.kill()
     run = folder(tmp_path / "runs")
     done = len((run / "metrics.jsonl").read_text().splitlines())
     saved = checkpoint.newest(run).state["step"]
-    if number == signal.SIGTERM:
+    if number == signal.SIGTERM:  # twice: what ends a machine sends it to the group, and once more to each
         assert (running.returncode, saved) == (128 + number, done)
     else:
         assert saved in (done // 5 * 5, done // 5 * 5 - 5)

@@ -87,7 +87,8 @@ def test_every_flag_is_a_setting_and_shows_its_default(capsys):
     p = argparse.ArgumentParser()
     verb.flags(p)
     args = p.parse_args([])
-    assert set(vars(args)) == {"config", "runs", "html", "json", "resume", "trace", "speedscope"}
+    own = {"config", "runs", "html", "json", "resume", "accept_changes", "trace", "speedscope"}
+    assert set(vars(args)) == own
     text = " ".join(p.format_help().split())
     assert "SUPPRESS" not in text
     assert "%(" not in text

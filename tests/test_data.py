@@ -11,6 +11,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import tracemalloc
 import urllib.request
 from itertools import pairwise
 from pathlib import Path
@@ -21,6 +22,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from cpuopt import batches as batching
 from cpuopt import datasets, tokenizers
 from cpuopt.batches import Batches
 from cpuopt.data import Corpus, get_tokenizer, list_datasets, load_corpus, prepare, read_tokens, write_tokens
@@ -111,6 +113,55 @@ def test_the_order_of_seed_42_is_pinned():
     batches = numbered(8 * 4 + 1, 2, 4, seed=42)
     epochs = [[starts(batches.batch(epoch, index)) for index in range(4)] for epoch in range(2)]
     assert epochs == [[[20, 12], [28, 8], [4, 0], [16, 24]], [[4, 28], [12, 20], [0, 8], [24, 16]]]
+
+
+@pytest.fixture
+def _walked(monkeypatch):
+    """As if there were too many windows to sort."""
+    monkeypatch.setattr(batching, "SORTED", 0)
+
+
+@pytest.mark.usefixtures("_walked")
+@pytest.mark.parametrize("windows", [1, 2, 3, 4, 5, 16, 17, 63, 64, 65, 1000])
+def test_without_sorting_an_epoch_has_each_window_once_too(windows):
+    orders = []
+    for epoch in range(3):
+        batches = numbered(windows * 4 + 1, 1, 4, seed=9)
+        orders.append([starts(batches.batch(epoch, i))[0] // 4 for i in range(windows)])
+        assert sorted(orders[-1]) == list(range(windows))
+    assert windows < 16 or len({tuple(order) for order in orders}) == 3
+
+
+@pytest.mark.usefixtures("_walked")
+def test_without_sorting_the_order_of_seed_42_is_pinned():
+    batches = numbered(8 * 4 + 1, 2, 4, seed=42)
+    epochs = [[starts(batches.batch(epoch, index)) for index in range(4)] for epoch in range(2)]
+    assert epochs == [[[28, 24], [12, 16], [20, 4], [8, 0]], [[8, 24], [0, 16], [20, 12], [4, 28]]]
+
+
+@pytest.mark.usefixtures("_walked")
+def test_without_sorting_each_window_comes_anywhere_as_often_and_beside_any_other():
+    windows, epochs = 10, 3000
+    batches = numbered(windows * 4 + 1, windows, 4, seed=1)
+    orders = np.array([starts(batches.batch(epoch, 0)) for epoch in range(epochs)]) // 4
+    counts = np.array([np.bincount(orders[:, place], minlength=windows) for place in range(windows)])
+    want = epochs / windows
+    assert ((counts - want) ** 2 / want).sum() < 130  # chi-square of 81 degrees of freedom: 1 in 2000
+    steps = np.bincount(((np.diff(orders, axis=1)) % windows).ravel(), minlength=windows)[1:]
+    assert np.abs(steps / steps.mean() - 1).max() < 0.1
+
+
+def test_a_shuffle_of_400_million_tokens_takes_no_memory():
+    tokens = np.broadcast_to(np.uint8(7), 400_000_001)
+    tracemalloc.start()
+    try:
+        batches = Batches(tokens, 4, 8, seed=0, vocab_size=256)
+        first = [batches.at(i)[0].copy() for i in range(3)]
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 1 << 20
+    assert len(first) == 3
 
 
 def test_seeds_and_epochs_differ_and_rows_come_from_different_places():
@@ -477,8 +528,10 @@ def test_a_fingerprint_tells_other_data():
         return Corpus("x", "", "bytes", 256, np.array(train, np.uint8), np.array(val, np.uint8)).fingerprint
 
     large = np.zeros(5 << 20)
-    tail = np.append(large[1:], 1)
-    assert len({fingerprint(large, large), fingerprint(large, tail), fingerprint(large[1:], large)}) == 3
+    tail, middle = np.append(large[1:], 1), large.copy()
+    middle[3 << 20] = 1
+    others = [(large, large), (large, tail), (large, middle), (middle, large), (large[1:], large)]
+    assert len({fingerprint(*each) for each in others}) == 5
     same = fingerprint([1, 2, 3], [4])
     assert same == fingerprint([1, 2, 3], [4])
     others = [fingerprint([1, 2, 4], [4]), fingerprint([1, 2, 3], [5]), fingerprint([1, 2], [3, 4])]

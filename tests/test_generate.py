@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from cpuopt import checkpoint, cli, generate, job
+from cpuopt import checkpoint, cli, generate, job, registry
 from cpuopt.cli import common
 from cpuopt.engine import Engine
 from cpuopt.errors import UserError
@@ -301,10 +301,12 @@ def test_a_run_and_what_it_saves_know_their_tokenizer(capsys, monkeypatch):
     train = ["train", "--model", sizes, "--data", "text.txt", "-B", "1", "-T", "16", "--steps", "1", "--val-every", "0"]
     assert cli.main([*train, "--save-every", "1", "--save", "saved", "--variant", "vanilla"]) == 0
     assert cli.main(["convert", "saved", "again"]) == 0
+    assert cli.main(["convert", *map(str, Path("runs").iterdir()), "from-run"]) == 0
+    assert Path("from-run/model.safetensors").read_bytes() == Path("saved/model.safetensors").read_bytes()
     assert cli.main(["convert", "saved", "model.bin"]) == 0  # llm.c's file has no place for it
     capsys.readouterr()
     (run,) = Path("runs").iterdir()
-    for where, tokenizer in ((str(run), "bytes"), ("saved", "bytes"), ("again", "bytes"), ("model.bin", None)):
+    for where, tokenizer in ((str(run), "bytes"), ("saved", "bytes"), ("from-run", "bytes"), ("model.bin", None)):
         flags = ["generate", "--init", where, "--max-tokens", "30", "--prompt", "12", "--variant", "vanilla"]
         assert cli.main([*flags, "--json"]) == (0 if tokenizer else 2)
         out, err = capsys.readouterr()
@@ -339,5 +341,31 @@ def test_what_top_p_leaves_out_unsorted_changes_nothing():
 def test_a_run_that_kept_no_weights_says_how_to(capsys):
     Path("run").mkdir()
     Path("run/metrics.jsonl").touch()
-    assert cli.main(["generate", "--init", "run"]) == 2
-    assert "has kept no weights; train with --save-every N" in capsys.readouterr().err
+    for command in (["generate", "--init", "run"], ["convert", "run", "hf"]):
+        assert cli.main(command) == 2
+        assert "has kept no weights; train with --save-every N" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("swap", ["gelu_forward@h.9.*=vanilla", "adamw=vanilla"])
+def test_a_swap_that_matches_nothing_is_refused(whole, capsys, swap):
+    save_weights(Path("model"), CONFIG, whole[0].__getitem__)
+    Path("text.txt").write_text("abcdefgh" * 500)
+    for verb in (["generate", "--init", "model"], ["eval", "--init", "model", "--data", "text.txt", "-T", "16"]):
+        assert cli.main([*verb, "--variant", "vanilla", "--swap", swap]) == 2
+        assert f"--swap '{swap}': " in capsys.readouterr().err
+
+
+def test_eval_and_generate_run_no_wrong_kernel(whole, capsys, monkeypatch):
+    monkeypatch.setattr(registry, "KERNELS", registry.KERNELS.copy())
+    save_weights(Path("model"), CONFIG, whole[0].__getitem__)
+    Path("text.txt").write_text("abcdefgh" * 500)
+    Path("mine.py").write_text(
+        "from cpuopt import kernel, ops\n\n\n@kernel(ops.gelu_forward, 'bad', jit=False)\n"
+        "def gelu_forward(out, inp):\n    out[:] = inp\n"
+    )
+    for verb in (["generate", "--init", "model"], ["eval", "--init", "model", "--data", "text.txt", "-T", "16"]):
+        flags = ["--variant", "vanilla", "--kernels", "mine.py", "--swap", "gelu_forward=bad"]
+        assert cli.main([*verb, *flags]) == 2
+        out, err = capsys.readouterr()
+        assert not out
+        assert "gelu_forward[bad] is wrong, so nothing is run with it" in err

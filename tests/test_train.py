@@ -18,7 +18,7 @@ from cpuopt import job
 from cpuopt.errors import UserError
 from cpuopt.train import Trainer, train
 
-INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
+INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 FILES = {"config.json", "machine.json", "metrics.jsonl", "main.log", "profile.json", "summary.json"}
 
 
@@ -368,7 +368,8 @@ def test_a_guard_that_is_off_lets_all_through(prepare, tmp_path):
     ready = prepare(steps=3, guard="off")
     poison(ready.engine, [2])
     result = train(ready, tmp_path, Listener())
-    assert (result.summary["steps"], result.summary["skipped"], result.diagnosis) == (3, 0, "")
+    assert (result.summary["steps"], result.summary["skipped"]) == (3, 0)
+    assert "the weights are not finite after step 3" in result.diagnosis
     assert not all(np.isfinite(p).all() for p in ready.engine.parameters().values())
 
 
@@ -402,7 +403,7 @@ def test_a_second_signal_ends_the_run_at_once(prepare, tmp_path):
     assert [signal.getsignal(n) for n in INTERRUPTS] == before
 
 
-@pytest.mark.parametrize("number", INTERRUPTS)
+@pytest.mark.parametrize("number", INTERRUPTS[:2])
 def test_ctrl_c(text, tmp_path, number):
     job = ["--model", "gpt2-tiny", "--data", text, "-B", "2", "-T", "16", "--steps", "100000", "--val-every", "7"]
     running = subprocess.Popen(

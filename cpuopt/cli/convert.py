@@ -5,19 +5,22 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-HELP = "weights from llm.c to Hugging Face and back"
+HELP = "weights from a run, llm.c or Hugging Face to one of the latter"
 
 
 def flags(p: argparse.ArgumentParser) -> None:
     """Add the verb's flags."""
-    p.add_argument("source", type=Path, help="an llm.c model file, a Hugging Face directory, its .safetensors or index")
+    p.add_argument(
+        "source", type=Path, help="an llm.c model file, a Hugging Face directory, its .safetensors or index, a run"
+    )
     p.add_argument("target", type=Path, help="NAME.bin for llm.c, anything else for a Hugging Face directory")
     p.add_argument("--dtype", choices=["f32", "bf16"], help="of the numbers written (that of the source)")
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the verb; return its exit status."""
-    from ..weights import check_target, open_weights, save_weights
+    from ..checkpoint import open_weights
+    from ..weights import check_target, save_weights
 
     check_target(args.target)
     weights = open_weights(args.source)

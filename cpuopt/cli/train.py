@@ -63,6 +63,7 @@ def flags(p: argparse.ArgumentParser) -> None:
         metavar="RUN",
         help="go on from the newest whole checkpoint of a run (the newest)",
     )
+    p.add_argument("--accept-changes", action="store_true", help="with --resume: also where its kernels are others now")
     p.add_argument("--runs", type=Path, default=Path("runs"), metavar="DIR", help="where run folders go (%(default)s)")
     p.add_argument("--html", type=Path, metavar="FILE", help="write a report to look at, in one file")
     common.trace_flags(p)
@@ -72,7 +73,7 @@ def flags(p: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the verb; return its exit status."""
     written = read_config(args.config) if args.config else {}
-    own = ("verb", "run_verb", "config", "runs", "json", "html", "trace", "speedscope", "resume")
+    own = ("verb", "run_verb", "config", "runs", "json", "html", "trace", "speedscope", "resume", "accept_changes")
     given: dict[str, Any] = {
         name: tuple(x) if isinstance(x, list) else x for name, x in vars(args).items() if name not in own
     }
@@ -93,7 +94,9 @@ def run(args: argparse.Namespace) -> int:
     for wrong in resume.passed_over if resume else ():
         console.warn(f"passed over a checkpoint: {wrong}")
     with console.compiling() as progress:
-        job = prepare(settings, progress, resume)
+        job = prepare(settings, progress, resume, args.accept_changes)
+    for note in job.notes:
+        console.warn(f"since the checkpoint: {note}")
     with console.saying() as say:
         roofs = machine.roofs(job.engine.threads, say) if args.html else None
     with console.TrainingView(job, quiet=args.json) as view:
@@ -106,12 +109,14 @@ def run(args: argparse.Namespace) -> int:
     for flag in common.FILES:
         if result.profile is None and getattr(args, flag):
             console.warn(f"--{flag} {getattr(args, flag)}: not written, because no step was done")
-    if args.json:
-        print(json.dumps(finite({**result.summary, "path": str(result.path)})))
-    else:
-        console.summary(result)
+    with console.surviving_hangup():
+        if args.json:
+            print(json.dumps(finite({**result.summary, "path": str(result.path)})), flush=True)
+        else:
+            console.summary(result)
     if result.diagnosis:
         go_on = f"; the last checkpoint is {result.checkpoint}" if result.checkpoint else ""
-        print(f"cpuopt: {result.diagnosis}{go_on}", file=sys.stderr)
+        with console.surviving_hangup():
+            print(f"cpuopt: {result.diagnosis}{go_on}", file=sys.stderr)
         return 1
     return 128 + result.stopped_by if result.stopped_by else 0

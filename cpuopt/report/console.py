@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
+import termios
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
@@ -39,6 +42,24 @@ def show(renderables: Sequence[RenderableType]) -> None:
     """Print tables and lines."""
     for r in renderables:
         OUT.print(r)
+
+
+@contextmanager
+def surviving_hangup() -> Iterator[None]:
+    """Let what is shown go nowhere once its terminal is closed, so that the work behind it goes on."""
+    try:
+        yield
+    except OSError as e:
+        if e.errno != errno.EIO:
+            raise
+        null = os.open(os.devnull, os.O_WRONLY)
+        for shown in (1, 2):
+            try:
+                termios.tcgetattr(shown)
+            except termios.error as gone:
+                if gone.args[0] == errno.EIO:
+                    os.dup2(null, shown)
+        os.close(null)
 
 
 @contextmanager
@@ -144,12 +165,14 @@ class TrainingView:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None) -> None:
-        self.bar.stop()
+        with surviving_hangup():
+            self.bar.stop()
 
     def say(self, text: str) -> None:
         """Print a line above the live one."""
         if not self.quiet:
-            self.bar.console.print(escape(text), soft_wrap=True)
+            with surviving_hangup():
+                self.bar.console.print(escape(text), soft_wrap=True)
 
     def note_resume(self, checkpoint: Checkpoint) -> None:
         """Say where the run goes on."""
@@ -166,7 +189,8 @@ class TrainingView:
         if self.live:
             self.say(f"warning: {text}")
         else:
-            warn(text)
+            with surviving_hangup():
+                warn(text)
 
     def step(self, metrics: Mapping[str, Any]) -> None:
         """Show a step."""

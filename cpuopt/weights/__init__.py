@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
@@ -11,7 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from ..errors import UserError
-from ..files import whole_directory, write_synced, write_whole
+from ..files import temporary, whole_directory, write_synced, write_whole
 from ..models.gpt2 import Config
 from . import huggingface, llmc
 from .tensors import Array, DType, Read
@@ -82,13 +81,17 @@ def check_target(path: Path) -> None:
     """
     if path.suffix in (".safetensors", ".pt", ".pth", ".npz"):
         raise UserError(f"{str(path)!r}: expected a file ending in .bin (llm.c), or a directory (Hugging Face)")
-    if path.exists() and not (path.is_dir() and path.suffix != ".bin" and not any(path.iterdir())):
-        raise UserError(f"{str(path)!r} is there already; move it away or choose another name")
-    parent = next(p for p in Path(os.path.abspath(path)).parents if p.exists())
+    parent = path
     try:
-        tempfile.TemporaryDirectory(prefix=".cpuopt-", dir=parent).cleanup()
-    except OSError as e:
-        raise UserError(f"{str(path)!r}: nothing can be written to {str(parent)!r}; choose another place") from e
+        real = Path(os.path.realpath(path))
+        if os.path.lexists(real) and not (real.is_dir() and path.suffix != ".bin" and not any(real.iterdir())):
+            raise UserError(f"{str(path)!r} is there already; move it away or choose another name")
+        parent = next(p for p in real.parents if p.exists())
+        (probe := temporary(parent / real.name)).mkdir()
+        probe.rmdir()
+    except (OSError, ValueError) as e:  # a name with a NUL is a ValueError
+        why = f" ({e.strerror})" if isinstance(e, OSError) else ""
+        raise UserError(f"{str(path)!r}: nothing can be written to {str(parent)!r}{why}; choose another place") from e
 
 
 def save_weights(
@@ -113,11 +116,12 @@ def save_weights(
         Where it cannot be written.
     """
     check_target(path)
+    real = Path(os.path.realpath(path))  # a link stays, and what it leads to is written
     if path.suffix == ".bin":
-        write_whole(path, llmc.model_parts(config, read, dtype, padded_vocab))
+        write_whole(real, llmc.model_parts(config, read, dtype, padded_vocab))
         return
     try:
-        with whole_directory(Path(os.path.abspath(path))) as folder:
+        with whole_directory(real) as folder:
             write_synced(folder / huggingface.CONFIG, [huggingface.config_json(config, dtype, tokenizer)])
             write_synced(folder / huggingface.WEIGHTS, huggingface.weight_parts(config, read, dtype))
     except OSError as e:
