@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import signal
+import sys
+import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,16 +16,19 @@ from .errors import UserError
 
 Say = Callable[[str], None]
 Handler = Callable[[Mapping[str, Any], Say], Mapping[str, Any]]
+PR_SET_PDEATHSIG = 1
+"""Of Linux's prctl: the signal that a process gets when its parent ends."""
 
 
 def serve(handlers: Mapping[str, Handler]) -> None:
-    """Answer requests until stdin closes.
+    """Answer requests until stdin closes, or until the process that asks ends.
 
     Parameters
     ----------
     handlers : by the request's ``do``; each is given the request and a function that reports progress. What a handler
         raises as `UserError` is the answer.
     """
+    end_with_parent()
     with os.fdopen(os.dup(1), "w") as channel, open(0) as requests:
         os.dup2(2, 1)  # what a kernel prints must not come between the answers
 
@@ -34,3 +42,22 @@ def serve(handlers: Mapping[str, Handler]) -> None:
                 answer(handlers[request["do"]](request, lambda text: answer({"progress": text})))
             except UserError as e:
                 answer({"error": str(e)})
+
+
+def end_with_parent() -> None:
+    """End this process when the one that started it ends, however that ends and whatever runs here.
+
+    On Linux the kernel sees to it, so that a call which never returns to Python does not delay it. There, the thread
+    that started this process counts as its parent: it must not end earlier. Elsewhere a thread looks each second.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        return
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
