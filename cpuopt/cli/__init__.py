@@ -11,6 +11,7 @@ from typing import NoReturn
 
 from .. import __version__
 from ..errors import UserError
+from ..wording import plain
 
 DESCRIPTION = "A CPU performance laboratory for LLM training: train, profile, and swap one kernel at a time."
 VERBS = (
@@ -25,7 +26,7 @@ class _Parser(argparse.ArgumentParser):
     """Says in one line what is wrong with the flags."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"cpuopt: {message}; see '{self.prog} -h'\n")
+        self.exit(2, f"cpuopt: {plain(message)}; see '{self.prog} -h'\n")
 
 
 def _parser() -> argparse.ArgumentParser:
