@@ -1,6 +1,6 @@
 """The one exception for what a user can cause and mend."""
 
-from .wording import plain
+from .wording import one_line
 
 
 class UserError(Exception):
@@ -10,4 +10,4 @@ class UserError(Exception):
     """
 
     def __init__(self, message: str) -> None:
-        super().__init__(plain(" ".join(message.split())))
+        super().__init__(one_line(message))

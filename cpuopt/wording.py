@@ -17,6 +17,11 @@ def plain(text: str) -> str:
     return STEERING.sub("\ufffd", text)
 
 
+def one_line(text: str) -> str:
+    """Give the same on one line."""
+    return " ".join(plain(text).split())
+
+
 def count(n: int, word: str) -> str:
     """As in ``1 thread`` and ``2 threads``."""
     return f"{n} {word}{'' if n == 1 else 's'}"
