@@ -172,7 +172,7 @@ class Tune(TypedDict):
     step: Compared | None
     finished: bool
     why: str
-    plan: str
+    plan: str | None
 
 
 class Figures(TypedDict):

@@ -82,6 +82,8 @@ def tables(content: Mapping[str, Any], path: str | None) -> list[RenderableType]
     if not c["finished"]:
         again = "what was measured alone is kept, and the same command goes on from here"
         shown.append(Text(f"no plan is written: {c['why'] or 'interrupted'}; {again}", "bold"))
+    elif not c["plan"]:
+        shown.append(Text("the plan could not be kept: --variant auto does not know of it", "bold red"))
     elif c["rules"]:
         shown.append(Text(f"plan {c['plan']}: --variant auto runs by it"))
     else:
