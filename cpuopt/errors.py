@@ -1,5 +1,7 @@
 """The one exception for what a user can cause and mend."""
 
+from .wording import one_line
+
 
 class UserError(Exception):
     """A mistake in what the user gave: one line that says what came, what was expected, why, and what to do next.
@@ -8,4 +10,4 @@ class UserError(Exception):
     """
 
     def __init__(self, message: str) -> None:
-        super().__init__(" ".join(message.split()))
+        super().__init__(one_line(message))

@@ -1,11 +1,17 @@
-"""Files that are there whole or not at all, whenever the machine stops, and where the user's cache is."""
+"""Files that are there whole or not at all, whenever the machine stops, and the user's cache.
+
+Whatever is cached can be made anew. So an entry carries a checksum, one that is damaged is as good as none, and a cache
+that cannot be used costs time and a warning, never a command: `read_entry`, `write_entry`.
+"""
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import re
 import shutil
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -101,6 +107,98 @@ def cache_folder(name: str) -> Path:
     """Give a folder for what can be made anew: in ``$CPUOPT_CACHE_DIR``, else in the user's cache."""
     root = os.environ.get("CPUOPT_CACHE_DIR")
     return (Path(root).absolute() if root else user_cache()) / name
+
+
+class CacheWarning(UserWarning):
+    """Something that could be kept is made anew; the message says why."""
+
+
+_warned: set[str] = set()
+
+
+def warn_once(about: Path, message: str) -> None:
+    """Warn about a cache, the first time."""
+    if f"{about}: {message}" not in _warned:
+        _warned.add(f"{about}: {message}")
+        warnings.warn(f"cache {about}: {message}", CacheWarning, stacklevel=3)
+
+
+SEAL = "\n# sha256 {}\n"
+"""The end of an entry: a digest of its name and of what stands before."""
+
+
+def seal(name: str, content: bytes) -> bytes:
+    """Give the end of an entry."""
+    return SEAL.format(hashlib.sha256(name.encode() + b"\0" + content).hexdigest()).encode()
+
+
+def read_entry(path: Path) -> bytes | None:
+    """Read what `write_entry` wrote; None where that is not there, or is not whole, which is said once a folder."""
+    try:
+        entry = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as e:
+        warn_once(path.parent, f"it cannot be read ({e.strerror or e}), so what it holds is made anew")
+        return None
+    end = len(seal("", b""))
+    if entry[-end:] == seal(path.name, entry[:-end]):
+        return entry[:-end]
+    warn_once(path.parent, "it has files that are damaged or of another version, which are made anew")
+    return None
+
+
+def write_entry(path: Path, content: bytes) -> bool:
+    """Keep what can be made anew, and tell whether that was possible; a warning says why not, once a folder."""
+    try:
+        write_whole(path, [content, seal(path.name, content)])
+    except UserError as e:
+        warn_once(path.parent, f"it keeps nothing, so all is made anew in each process: {e.__cause__}")
+        return False
+    return True
+
+
+@contextmanager
+def alone(path: Path, what: str) -> Iterator[None]:
+    """Hold a lock file, where one can be made, so that no two processes of this user do the same at once.
+
+    Raises
+    ------
+    UserError
+        Where another process holds it.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError:
+        yield
+        return
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as e:
+        os.close(lock)
+        raise UserError(f"another process {what}; wait for it, or end it") from e
+    try:
+        yield
+    finally:
+        os.close(lock)
+
+
+def not_private(folder: Path) -> str:
+    """Make a folder whose files will be run as code, and say what speaks against that; nothing where it is the user's.
+
+    Others must not be able to write there, for a checksum does not keep them from it.
+    """
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = folder.stat()
+    except OSError as e:
+        return e.strerror or str(e)
+    if hasattr(os, "geteuid") and status.st_uid != os.geteuid():
+        return "it belongs to another user; set CPUOPT_CACHE_DIR to a directory of your own"
+    if os.name == "posix" and status.st_mode & 0o022:
+        return f"other users can write to it; run: chmod go-w {folder}"
+    return ""
 
 
 @contextmanager

@@ -158,7 +158,8 @@ class Profile:
     def from_json(d: Mapping[str, Any]) -> Profile:
         """Read what `to_json` gave; the raw times are not in it."""
         given = {f.name: d[f.name] for f in fields(Profile) if f.name in d}
-        given |= {"ops": [OpRow(**r) for r in d["ops"]], "layers": [LayerRow(**r) for r in d["layers"]], "raw": []}
+        given |= {"ops": [_row(OpRow, r) for r in d["ops"]], "layers": [_row(LayerRow, r) for r in d["layers"]]}
+        given["raw"] = []
         given["roofs"] = Roofs.from_json(d["roofs"]) if d.get("roofs") else None
         return Profile(**given)
 
@@ -171,6 +172,11 @@ class Profile:
                     # a step whose update was skipped has fewer kinds than the one that is shown, or more
                     found.setdefault(bound.call.op.label, [0.0] * len(self.raw))[i] += ns / 1e6
         return found
+
+
+def _row(kind: type[Any], r: Mapping[str, Any]) -> Any:
+    """Read a row; fields that another version of cpuopt added are left out."""
+    return kind(**{f.name: r[f.name] for f in fields(kind)})
 
 
 class Sums:

@@ -98,8 +98,8 @@ class Roofs:
             float(d["gflops"]),
             d["gbs"],
             float(d["launch_us"]),
-            str(d["measured"]),
-            tuple(d["doubts"]),
+            str(d.get("measured", "")),
+            tuple(d.get("doubts", ())),
         )
 
 

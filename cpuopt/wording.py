@@ -1,8 +1,25 @@
-"""Figures as they are said everywhere."""
+"""Figures as they are said everywhere, and what others wrote as a terminal may show it."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+
+STEERING = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f"  # control characters, but for tab and newline: escape sequences begin with one
+    r"\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"  # turn or hide others
+    r"\U000e0000-\U000e0fff\ud800-\udfff]"  # tags, unseen; halves of characters, which cannot be written
+)
+
+
+def plain(text: str) -> str:
+    """Give a text without what would steer a terminal or hide something from who reads it; U+FFFD stands for each."""
+    return STEERING.sub("\ufffd", text)
+
+
+def one_line(text: str) -> str:
+    """Give the same on one line."""
+    return " ".join(plain(text).split())
 
 
 def count(n: int, word: str) -> str:

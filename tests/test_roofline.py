@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,9 +10,9 @@ import pytest
 from numba import prange
 
 from cpuopt import cli, roofline
+from cpuopt.files import CacheWarning
 from cpuopt.kernels import regions, threads
 from cpuopt.kernels import roofs as kernels
-from cpuopt.kernels.cache import CacheWarning
 from cpuopt.kernels.jit import helper
 from cpuopt.kernels.simd import LANES
 from cpuopt.lab import machine
@@ -184,21 +185,27 @@ def test_roofs_that_cannot_be_kept_are_given_all_the_same(tmp_path, monkeypatch,
     (tmp_path / "file").touch()
     monkeypatch.setenv("CPUOPT_CACHE_DIR", str(tmp_path / "file"))
     monkeypatch.setattr(machine.Measurement, "run", lambda self, counts: dict.fromkeys(counts, ROOFS))
-    with pytest.warns(CacheWarning, match=r"measured again next time: cannot write '.*file/machine/.*json': Not a dir"):
+    with pytest.warns(CacheWarning, match=r"file/machine: it keeps nothing, .*Not a directory"):
         assert machine.roofs(2) == ROOFS
     assert cli.main(["machine", "--threads", "1", "--json"]) == 0
-    out, err = capsys.readouterr()
-    assert json.loads(out)["roofs"]["1"]["gflops"] == ROOFS.gflops
-    assert err.startswith("warning: the roofs are not kept: cannot write ")
+    found = json.loads(capsys.readouterr().out)
+    assert found["roofs"]["1"]["gflops"] == ROOFS.gflops
+    assert found["file"] is None
+    assert cli.main(["machine", "--threads", "1"]) == 0
+    assert "not kept: the next command measures again" in capsys.readouterr().out
+    monkeypatch.setenv("CPUOPT_CACHE_DIR", str(tmp_path / "other"))
+    assert cli.main(["machine", "--threads", "1", "--json"]) == 0
+    assert Path(json.loads(capsys.readouterr().out)["file"]).is_file()
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"format": 0}', '{"format": 1, "roofs": {"2": {}}}'])
 def test_a_file_that_cannot_be_used_is_measured_anew(tmp_path, monkeypatch, text):
     monkeypatch.setenv("CPUOPT_CACHE_DIR", str(tmp_path))
-    path = machine.store({2: ROOFS})
+    machine.store({2: ROOFS})
     assert machine.stored() == {2: ROOFS}
-    path.write_text(text)
-    assert machine.stored() == {}
+    machine.file().write_text(text)
+    with pytest.warns(CacheWarning, match="damaged or of another version"):
+        assert machine.stored() == {}
 
 
 @pytest.mark.parametrize(("cpus", "n"), [("0", 1), ("0-3", 4), ("0-1,8-9", 4), ("", 1)])

@@ -5,19 +5,18 @@ A file, because then numba's cache, tracebacks, debuggers and ``inspect`` all se
 
 from __future__ import annotations
 
+import importlib.abc
 import importlib.util
-import os
 import re
 import sys
-import tempfile
 from collections.abc import Callable, Iterable
-from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
+from ..files import cache_folder, not_private, read_entry, warn_once, write_entry
 from .kernel import NUMBER, Kernel
 from .lines import CHUNKS, Line
 from .rules import CONSTANTS
@@ -67,16 +66,23 @@ def module(kernel: Kernel, name: str, params: list[str], lines: list[Line], doc:
     return "\n".join([*head, f"def {name}({', '.join([*params, *scratch])}):", *(body or ["    pass"])]) + "\n"
 
 
-def folder() -> Path:
-    """The directory of generated modules: ``$CPUOPT_CACHE_DIR/ad``, else ``~/.cache/cpuopt/ad``."""
-    if root := os.environ.get("CPUOPT_CACHE_DIR"):
-        return Path(root).absolute() / "ad"
-    home = os.environ.get("XDG_CACHE_HOME", "")
-    return Path(home if os.path.isabs(home) else os.path.expanduser("~/.cache"), "cpuopt", "ad")
+class Loader(importlib.abc.SourceLoader):
+    """Gives a module's text, whether or not a file has it; no bytecode is kept, which nobody would check."""
+
+    def __init__(self, path: Path, text: bytes) -> None:
+        self.path, self.text = path, text
+
+    def get_filename(self, name: str) -> str:
+        """Say where the text is, if it could be written."""
+        return str(self.path)
+
+    def get_data(self, path: str) -> bytes:
+        """Give the text."""
+        return self.text
 
 
 def load(name: str, key: str, make: Callable[[], str]) -> ModuleType:
-    """Import a generated module from the cache, after writing it there if it is new.
+    """Import a generated module from the cache, after writing it there if it is new or damaged.
 
     Parameters
     ----------
@@ -86,32 +92,20 @@ def load(name: str, key: str, make: Callable[[], str]) -> ModuleType:
     full = f"cpuopt_generated.{name}_{key}"
     if full in sys.modules:
         return sys.modules[full]
-    path = _folder() / f"{name}_{key}.py"
-    if not path.is_file():
-        text = make()
-        handle, temporary = tempfile.mkstemp(prefix=path.name, dir=path.parent)
-        with open(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(temporary, path)
-    spec = importlib.util.spec_from_file_location(full, path)
+    folder = cache_folder("ad")
+    path = folder / f"{name}_{key}.py"
+    problem = not_private(folder)
+    if problem:
+        warn_once(folder, f"generated backwards are made anew in each process: {problem}")
+    text = None if problem else read_entry(path)
+    if text is None:
+        text = make().encode()
+        if not problem:
+            write_entry(path, text)
+    loader = Loader(path, text)
+    spec = importlib.util.spec_from_loader(full, loader)
     assert spec
-    assert spec.loader
     loaded = importlib.util.module_from_spec(spec)
     sys.modules[full] = loaded
-    spec.loader.exec_module(loaded)
+    loader.exec_module(loaded)
     return loaded
-
-
-@cache
-def _folder() -> Path:
-    """The cache, or a directory of this process where the cache cannot be written or is not the user's alone."""
-    where = folder()
-    try:
-        where.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = where.stat()
-        mine = not hasattr(os, "geteuid") or status.st_uid == os.geteuid()
-        if mine and not status.st_mode & 0o022 and os.access(where, os.W_OK | os.X_OK):
-            return where
-    except OSError:
-        pass
-    return Path(tempfile.mkdtemp(prefix="cpuopt-ad-"))

@@ -236,6 +236,7 @@ def ended_by_sigterm() -> Iterator[None]:
     """Turn SIGTERM and SIGHUP into an exception, so that workers and temporary files go with this process."""
 
     def leave(number: int, frame: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_DFL)  # a second one does not wait for what the first began
         raise SystemExit(128 + number)
 
     if threading.current_thread() is not threading.main_thread():

@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from importlib import import_module
 from typing import NoReturn
 
 from .. import __version__
 from ..errors import UserError
+from ..wording import one_line, plain
 
 DESCRIPTION = "A CPU performance laboratory for LLM training: train, profile, and swap one kernel at a time."
 VERBS = (
@@ -25,7 +27,7 @@ class _Parser(argparse.ArgumentParser):
     """Says in one line what is wrong with the flags."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"cpuopt: {message}; see '{self.prog} -h'\n")
+        self.exit(2, f"cpuopt: {plain(message)}; see '{self.prog} -h'\n")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -43,6 +45,7 @@ def _parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return its exit status: 0, 2 for bad input, 130 after Ctrl-C, 143 after SIGTERM."""
     args = _parser().parse_args(argv)
+    warnings.formatwarning = lambda message, *more: f"warning: {one_line(str(message))}\n"  # without a line of source
     try:
         return int(args.run_verb(args) or 0)
     except UserError as e:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 
-from ..errors import UserError
 from .common import start_numba
 
 HELP = "measured roofs of this machine, its threads, and what is noisy now"
@@ -36,13 +35,7 @@ def run(args: argparse.Namespace) -> int:
         if missing:
             if args.threads and 1 not in missing:
                 missing = [1, *missing]  # to doubt figures of several that are no better than of one
-            found = machine.Measurement(say=say).run(missing)
-            try:
-                machine.store(found)
-                known = machine.stored()
-            except UserError as e:
-                known |= found
-                console.warn(f"the roofs are not kept: {e}")
+            known = machine.store(machine.Measurement(say=say).run(missing))
     if warning := machine.slow_layer():
         console.warn(warning)
     content = {
@@ -52,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
         "roofs": {str(n): known[n].to_json() for n in sorted(known)},
         "noise": noise,
         "measured_now": missing,
-        "file": str(machine.folder() / f"{machine.machine_id()}.json"),
+        "file": str(machine.file()) if machine.stored() == known else None,
     }
     if args.json:
         print(json.dumps(finite(content)))

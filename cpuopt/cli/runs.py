@@ -38,22 +38,28 @@ def run(args: argparse.Namespace) -> int:
     if args.what == "list":
         found = records.entries(args.runs)
         if args.json:
-            told = [{"name": e.path.name, "kind": e.kind, "time": e.time, "what": e.what} for e in found]
+            told = [
+                {"name": e.path.name, "kind": e.kind, "time": e.time, "what": e.what, "trouble": e.trouble}
+                for e in found
+            ]
             print(json.dumps({"runs": told}))
         else:
             console.show(report.listing(found, args.runs))
     elif args.what == "show":
         entry = records.find(args.runs, args.run)
-        if args.html:
-            html.write_report(args.html, records.profile_in(entry), run=entry.path)
+        with records.figures_of(entry):
+            if args.html:
+                html.write_report(args.html, records.profile_in(entry), run=entry.path)
+            shown = [] if args.json else report.shown(entry, detail=args.detail)
         if args.json:
             print(json.dumps(entry.content))
-        else:
-            console.show(report.shown(entry, detail=args.detail))
+        console.show(shown)
     else:
-        both = records.compare(records.find(args.runs, args.a), records.find(args.runs, args.b))
+        pair = records.find(args.runs, args.a), records.find(args.runs, args.b)
+        with records.figures_of(*pair):
+            both = records.compare(*pair)
+            shown = [] if args.json else report.comparison(both)
         if args.json:
             print(json.dumps(both))
-        else:
-            console.show(report.comparison(both))
+        console.show(shown)
     return 0

@@ -39,6 +39,14 @@ def flags(p: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the verb; return its exit status."""
+    from ..files import alone, cache_folder
+
+    with alone(cache_folder("machine") / "tune.lock", "runs 'cpuopt tune', and two would disturb each other's times"):
+        return work(args)
+
+
+def work(args: argparse.Namespace) -> int:
+    """Do it, as the only process that does."""
     start_numba(args.threads)
     from ..job import Settings
     from ..lab import plans
@@ -59,14 +67,14 @@ def run(args: argparse.Namespace) -> int:
         compile_all(tuning, common.cores(), progress)
     with Child(args.kernels, tuning.key["threads"], args.limit) as child, report.Progress(tuning) as view:
         tune(tuning, settings, child, looks=looks, seed=args.seed, view=view, save=keep)
-    keep(tuning)
+    kept = keep(tuning)
     size = {"model": tuning.name, "B": args.B, "T": args.T, "threads": tuning.key["threads"]}
-    content = {**size, **tuning.plan(), **tuning.to_json(), "plan": str(plans.path(tuning.key))}
+    content = {**size, **tuning.plan(), **tuning.to_json(), "plan": str(plans.path(tuning.key)) if kept else None}
     path = common.keep(args.runs, "tune", f"{tuning.name}-{args.B}x{args.T}", content)
     if args.json:
         print(json.dumps({**content, "path": path}))
     else:
         console.show(report.tables(content, path))
     if tuning.finished:
-        return 0
+        return 0 if kept else 1
     return 1 if tuning.why else 130

@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 import time
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -21,11 +20,9 @@ import numpy as np
 import psutil
 
 from .. import record
-from ..errors import UserError
-from ..files import cache_folder, write_whole
+from ..files import cache_folder, read_entry, write_entry
 from ..kernels import roofs as kernels
 from ..kernels import threads as numba_threads
-from ..kernels.cache import CacheWarning
 from ..roofline import Level, Roofs
 
 FORMAT = 1
@@ -206,15 +203,16 @@ def folder() -> Path:
     return cache_folder("machine")
 
 
+def file() -> Path:
+    """Give the file of this machine's roofs."""
+    return folder() / f"{machine_id()}.roofs"
+
+
 def stored() -> dict[int, Roofs]:
     """Read the roofs of this machine that were measured before; none where no file has them in this format."""
-    try:
-        content = json.loads((folder() / f"{machine_id()}.json").read_text())
-        if content["format"] != FORMAT:
-            return {}
-        return {int(n): Roofs.from_json(r) for n, r in content["roofs"].items()}
-    except (OSError, ValueError, KeyError, TypeError):
-        return {}
+    entry = read_entry(file())
+    content: dict[str, Any] = json.loads(entry) if entry else {"format": None}
+    return {int(n): Roofs.from_json(r) for n, r in content["roofs"].items()} if content["format"] == FORMAT else {}
 
 
 def better(old: Roofs, new: Roofs) -> Roofs:
@@ -224,33 +222,19 @@ def better(old: Roofs, new: Roofs) -> Roofs:
     return replace(new, gflops=best[0], launch_us=best[1], gbs=gbs, doubts=new.doubts if old.doubts else ())
 
 
-def store(found: Mapping[int, Roofs]) -> Path:
-    """Keep roofs beside those that are there; doubtful ones do not replace better figures.
-
-    Raises
-    ------
-    UserError
-        Where they cannot be written.
-    """
-    path = folder() / f"{machine_id()}.json"
+def store(found: Mapping[int, Roofs]) -> dict[int, Roofs]:
+    """Keep roofs beside those that are there, and give them all; doubtful ones do not replace better figures."""
     known = stored()
     every = known | {n: better(known[n], r) if r.doubts and n in known else r for n, r in found.items()}
     content = {"format": FORMAT, "machine": identity(), "roofs": {n: every[n].to_json() for n in sorted(every)}}
-    write_whole(path, [json.dumps(content, indent=1).encode() + b"\n"])
-    return path
+    write_entry(file(), json.dumps(content, indent=1).encode())
+    return every
 
 
 def roofs(n: int, say: Callable[[str], None] = lambda text: None) -> Roofs:
-    """Give the roofs of n threads: those that are kept, or measured now and kept; a warning where they cannot be."""
+    """Give the roofs of n threads: those that are kept, or measured now and kept."""
     known = stored()
-    if n not in known:
-        found = Measurement(say=say).run([n])
-        try:
-            store(found)
-        except UserError as e:
-            warnings.warn(f"the roofs are measured again next time: {e}", CacheWarning, stacklevel=2)
-        known |= found
-    return known[n]
+    return known[n] if n in known else store(Measurement(say=say).run([n]))[n]
 
 
 def lower_now(kept: Roofs) -> list[str]:

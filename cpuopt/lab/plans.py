@@ -17,7 +17,7 @@ from typing import Any
 
 from .. import kernels, registry
 from ..errors import UserError
-from ..files import write_whole
+from ..files import read_entry, write_entry
 from ..fuse import FUSIONS
 from ..kernels import cache
 from ..models.gpt2 import PRESETS
@@ -25,9 +25,6 @@ from ..wording import count
 from . import machine
 
 FORMAT = 1
-FIELDS = {"rules": list, "hashes": dict, "kernels": list, "rows": list, "time": str, "why": str}
-"""What a file must have besides its key; a row, `ROW`; one with rules, the ratio of its steps."""
-ROW = {"op", "shapes", "hashes", "tried"}
 
 
 def key(model: Mapping[str, Any], B: int, T: int, threads: int, rewrites: Sequence[str]) -> dict[str, Any]:
@@ -39,29 +36,24 @@ def key(model: Mapping[str, Any], B: int, T: int, threads: int, rewrites: Sequen
 def path(key: Mapping[str, Any]) -> Path:
     """Give the file of a plan."""
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:12]
-    return machine.folder() / f"plan-{key['B']}x{key['T']}-{key['threads']}-{digest}.json"
+    return machine.folder() / f"plan-{key['B']}x{key['T']}-{key['threads']}-{digest}.plan"
 
 
 def unfinished(key: Mapping[str, Any]) -> Path:
     """Give the file of what was measured for a plan that is not there yet."""
-    return path(key).with_suffix(".measured")
+    return path(key).with_suffix(".begun")
 
 
 def read(path: Path, key: Mapping[str, Any]) -> dict[str, Any] | None:
     """Read a plan, or what was measured for one; None where none is there, whole and for the key."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        content: dict[str, Any] = json.loads(path.read_text())
-        whole = all(isinstance(content[name], kind) for name, kind in FIELDS.items())
-        whole = whole and all(set(row) >= ROW for row in content["rows"])
-        whole = whole and (not content["rules"] or isinstance(content["step"]["ratio"]["median"], float))
-        if whole and content["format"] == FORMAT and content["key"] == key:
-            return content
-    return None
+    entry = read_entry(path)
+    content: dict[str, Any] = json.loads(entry) if entry else {"format": None}
+    return content if content["format"] == FORMAT and content["key"] == key else None
 
 
-def write(path: Path, content: Mapping[str, Any]) -> None:
-    """Keep a plan, whole or not at all."""
-    write_whole(path, [json.dumps({"format": FORMAT, **content}, indent=1).encode() + b"\n"])
+def write(path: Path, content: Mapping[str, Any]) -> bool:
+    """Keep a plan, whole or not at all; tell whether that was possible."""
+    return write_entry(path, json.dumps({"format": FORMAT, **content}, indent=1).encode())
 
 
 def name_of(model: Mapping[str, Any]) -> str:
@@ -133,10 +125,10 @@ def nearest(key: Mapping[str, Any]) -> str:
     size = f"{key['B']}x{key['T']} on {count(key['threads'], 'thread')}"
     none = f"there is no plan for {size}"
     known: list[list[str]] = []
-    for file in sorted(machine.folder().glob("plan-*.json")):
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            other = json.loads(file.read_text())["key"]
-            differs = [name for name in key if other[name] != key[name]] or ["format"]
+    for file in sorted(machine.folder().glob("plan-*.plan")):
+        if entry := read_entry(file):
+            other = json.loads(entry)["key"]
+            differs = [name for name in key if other.get(name) != key[name]] or ["format"]
             known.append([_differs(name, other.get(name)) for name in differs])
     closest = min(known, key=lambda words: len(words), default=None)
     return f"{none}; the nearest is for {', '.join(closest)}" if closest else none

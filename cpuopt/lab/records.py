@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from math import exp, log
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,9 @@ import numpy as np
 from .. import record
 from ..errors import UserError
 from ..profile import Profile
+from ..reading import read_json
 from ..registry import nearest
+from . import forms
 from .machine import machine_id
 from .verdict import LEVEL
 
@@ -35,17 +37,26 @@ class Entry:
     ----------
     kind : ``ab``, ``bench``, ``profile``, ``tune`` or ``train``.
     content : the record; for a training run its summary and, as ``profile``, its profile.
+    trouble : why it cannot be read; kind, time and content are then empty.
     """
 
     path: Path
-    kind: str
-    time: str
-    content: Mapping[str, Any]
+    kind: str = ""
+    time: str = ""
+    content: Mapping[str, Any] = field(default_factory=dict)
+    trouble: str = ""
+
+    @property
+    def name(self) -> str:
+        """Of the folder."""
+        return self.path.name
 
     @property
     def what(self) -> str:
         """Say what was measured, in a few words."""
         c = self.content
+        if self.trouble:
+            return f"cannot be read: {self.trouble}"
         if self.kind == "ab":
             return f"{c['op']}: {c['b']} against {c['a']}{' in the step' if c['in_step'] else ''}: {c['verdict']}"
         if self.kind == "tune":
@@ -65,27 +76,39 @@ def keep(root: Path, kind: str, name: str, content: Mapping[str, Any]) -> Path:
 
 
 def entries(root: Path) -> list[Entry]:
-    """List all that is kept, oldest first; folders that are no record, or are broken, are left out."""
-    found = []
-    for path in sorted(root.iterdir()) if root.is_dir() else []:
-        try:
-            if (path / "record.json").exists():
-                content = json.loads((path / "record.json").read_text())
-                found.append(Entry(path, content["kind"], content["time"], content))
-            elif (path / "summary.json").exists():
-                content = {"summary": json.loads((path / "summary.json").read_text())}
-                if (path / "profile.json").exists():
-                    content["profile"] = json.loads((path / "profile.json").read_text())
-                if (path / "machine.json").exists():
-                    here = json.loads((path / "machine.json").read_text())
-                    content |= {k: here.get(k) for k in ("machine_id", "commit")}
-                t = path.name
-                found.append(
-                    Entry(path, "train", f"{t[:4]}-{t[4:6]}-{t[6:8]}T{t[9:11]}:{t[11:13]}:{t[13:15]}", content)
-                )
-        except (OSError, ValueError, KeyError, TypeError):
-            continue
-    return found
+    """List all that is kept, oldest first; folders that are no record are left out, one that is broken says so."""
+    try:
+        folders = sorted(root.iterdir()) if root.is_dir() else []
+    except OSError as e:
+        raise UserError(f"--runs {root}: cannot be read ({e.strerror or e})") from e
+    return [e for e in map(entry, folders) if e]
+
+
+def entry(path: Path) -> Entry | None:
+    """Read one folder; None where it is no record."""
+    try:
+        if (path / "record.json").exists():
+            content = read_json(path / "record.json")
+            kind, when = content.get("kind"), content.get("time")
+        elif (path / "summary.json").exists():
+            content = {"summary": read_json(path / "summary.json")}
+            if (path / "profile.json").exists():
+                content["profile"] = read_json(path / "profile.json")
+            if (path / "machine.json").exists():
+                here = read_json(path / "machine.json")
+                content |= {k: here.get(k) for k in ("machine_id", "commit")}
+            t = path.name
+            kind, when = "train", f"{t[:4]}-{t[4:6]}-{t[6:8]}T{t[9:11]}:{t[11:13]}:{t[13:15]}"
+        else:
+            return None
+    except OSError as e:
+        return Entry(path, trouble=e.strerror or str(e))
+    except ValueError as e:
+        return Entry(path, trouble=f"it is not as cpuopt writes it: {e}")
+    if not isinstance(kind, str) or not isinstance(when, str):
+        return Entry(path, trouble="it does not say its kind and time")
+    trouble = forms.wrong(kind, content)
+    return Entry(path, trouble=trouble) if trouble else Entry(path, kind, when, content)
 
 
 def find(root: Path, name: str) -> Entry:
@@ -107,13 +130,31 @@ def find(root: Path, name: str) -> Entry:
         raise UserError(
             f"runs {name!r}: {len(found)} records have that in their name: {', '.join(e.path.name for e in found[:5])}"
         )
+    if found[0].trouble:
+        raise UserError(f"runs {found[0].path.name!r} {found[0].what}")
     return found[0]
+
+
+@contextmanager
+def figures_of(*entries: Entry) -> Iterator[None]:
+    """Say it in one line where fields have the right types, and what they say together cannot be.
+
+    Raises
+    ------
+    UserError
+        For what the block raises when it counts with them.
+    """
+    try:
+        yield
+    except (ArithmeticError, LookupError, ValueError) as e:
+        names = " or ".join(repr(e.path.name) for e in entries)
+        raise UserError(f"runs {names}: its figures contradict each other ({type(e).__name__}: {e})") from e
 
 
 def profile_of(e: Entry) -> Mapping[str, Any] | None:
     """Give the profile in a record, if there is one."""
     found = e.content.get("profile")
-    return found if isinstance(found, dict) and "ops" in found else None
+    return found or None
 
 
 def profile_in(e: Entry) -> Profile:
@@ -158,8 +199,8 @@ def compare(a: Entry, b: Entry) -> dict[str, Any]:
     rows = [step] + [
         {
             "op": op,
-            "a": values_a.get(op, [rows_a[op]["ms"]]),
-            "b": values_b.get(op, [rows_b[op]["ms"]]),
+            "a": values_a.get(op) or [rows_a[op]["ms"]],
+            "b": values_b.get(op) or [rows_b[op]["ms"]],
             "same": bool(rows_a[op]["kernels"]) and _kernels(pa, rows_a[op]) == _kernels(pb, rows_b[op]),
         }
         for op in rows_a

@@ -213,13 +213,14 @@ def compile_all(tuning: Tuning, processes: int, progress: Callable[[int, int, st
         jit.compile_kernels(list(dict.fromkeys(wanted)), processes=processes, files=tuning.files, progress=progress)
 
 
-def keep(tuning: Tuning) -> None:
-    """Write the plan, or, until it is finished, what was measured for it."""
-    if tuning.finished:
-        plans.write(plans.path(tuning.key), tuning.plan())
+def keep(tuning: Tuning) -> bool:
+    """Write the plan, or, until it is finished, what was measured for it; tell whether that was possible."""
+    if not tuning.finished:
+        return plans.write(plans.unfinished(tuning.key), tuning.plan())
+    kept = plans.write(plans.path(tuning.key), tuning.plan())
+    if kept:
         plans.unfinished(tuning.key).unlink(missing_ok=True)
-    else:
-        plans.write(plans.unfinished(tuning.key), tuning.plan())
+    return kept
 
 
 def tune(

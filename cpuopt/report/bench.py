@@ -7,8 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from rich.console import RenderableType
-from rich.markup import escape
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskID, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -16,7 +15,7 @@ from ..bench import View
 from ..bench.process import PHASES
 from ..bench.stats import Result
 from ..wording import spread
-from .console import ERR
+from .console import ERR, column
 
 
 class BenchView(View):
@@ -27,7 +26,7 @@ class BenchView(View):
 
     def stage(self, text: str) -> None:
         """Name what begins."""
-        self.bar.update(self.task, description=escape(text))
+        self.bar.update(self.task, description=text)
 
     def at(self, cost: float) -> None:
         """Move the bar."""
@@ -41,16 +40,16 @@ class BenchView(View):
             text = f"{head}: cpuopt {ms['cpuopt']}, {result.peer} {ms['peer']}, ratio {spread(result.ratio, 2)}"
         else:
             text = f"{head}: {result.refused}"
-        self.bar.console.print(escape(text), soft_wrap=True)
+        self.bar.console.print(text, soft_wrap=True)
 
 
 @contextmanager
 def progress(cost: float) -> Iterator[BenchView]:
     """Show the progress of a plan of that cost, on stderr."""
     with Progress(
-        TextColumn("{task.description}"),
+        column("{task.description}"),
         BarColumn(20),
-        TextColumn("remaining"),
+        column("remaining"),
         TimeRemainingColumn(),
         console=ERR,
         transient=True,

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import termios
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console, RenderableType
-from rich.markup import escape
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.segment import Segment
 from rich.table import Table
+from rich.text import Text
 
 from ..arena import Plan, gb
 from ..program import Call, Phase, Program
+from ..wording import plain
 
 if TYPE_CHECKING:
     from ..checkpoint import Checkpoint
@@ -27,15 +28,30 @@ if TYPE_CHECKING:
     from ..train import Result
     from ..verify import Row
 
-CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-"""Characters that steer a terminal, but for tab and newline."""
-OUT = Console(highlight=False)
-ERR = Console(stderr=True, highlight=False)
+
+class Plain(Console):
+    """A console on which text is text, whoever wrote it: no markup, no emoji codes, nothing that steers a terminal."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options, highlight=False, markup=False, emoji=False)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Render; segments with a `control` are rich's own."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(plain(segment.text), segment.style)
+
+
+OUT, ERR = Plain(), Plain(stderr=True)
+
+
+def column(form: str) -> TextColumn:
+    """Give a column of a progress bar, whose text is text too."""
+    return TextColumn(form, markup=False)
 
 
 def warn(text: str) -> None:
     """Say on stderr what the user should know."""
-    ERR.print(f"[yellow]warning:[/] {escape(text)}", soft_wrap=True)
+    ERR.print(Text.assemble(("warning: ", "yellow"), text), soft_wrap=True)
 
 
 def show(renderables: Sequence[RenderableType]) -> None:
@@ -66,9 +82,9 @@ def surviving_hangup() -> Iterator[None]:
 def compiling() -> Iterator[Callable[[int, int, str], None]]:
     """Show which kernel is compiled, of how many, on stderr."""
     bar = Progress(
-        TextColumn("compiling {task.completed}/{task.total}"),
+        column("compiling {task.completed}/{task.total}"),
         BarColumn(30),
-        TextColumn("{task.fields[kernel]}"),
+        column("{task.fields[kernel]}"),
         TimeElapsedColumn(),
         console=ERR,
         transient=True,
@@ -78,12 +94,12 @@ def compiling() -> Iterator[Callable[[int, int, str], None]]:
     def progress(done: int, total: int, kernel: str) -> None:
         nonlocal task
         if not ERR.is_terminal:
-            ERR.print(f"compiled {done}/{total}{': next ' + escape(kernel) if kernel else ''}", soft_wrap=True)
+            ERR.print(f"compiled {done}/{total}{': next ' + kernel if kernel else ''}", soft_wrap=True)
             return
         if task is None:
             bar.start()
             task = bar.add_task("", total=total, kernel="")
-        bar.update(task, completed=done, kernel=escape(kernel))
+        bar.update(task, completed=done, kernel=kernel)
 
     try:
         yield progress
@@ -96,7 +112,7 @@ def compiling() -> Iterator[Callable[[int, int, str], None]]:
 def counting(what: str, total: int) -> Iterator[Callable[[], None]]:
     """Show a count with the time that remains, on stderr."""
     with Progress(
-        TextColumn(f"{what} {{task.completed}}/{{task.total}}"),
+        column(f"{what} {{task.completed}}/{{task.total}}"),
         BarColumn(30),
         TimeRemainingColumn(),
         console=ERR,
@@ -111,13 +127,13 @@ def counting(what: str, total: int) -> Iterator[Callable[[], None]]:
 def saying() -> Iterator[Callable[[str], None]]:
     """Show what is being done, on stderr, while it is done."""
     with ERR.status("") as status:
-        yield lambda text: status.update(escape(text))
+        yield lambda text: status.update(Text(text))
 
 
 @contextmanager
 def downloading() -> Iterator[Callable[[str, int, int], None]]:
     """Show each download, on stderr."""
-    with Progress(TextColumn("{task.description}"), BarColumn(30), DownloadColumn(), console=ERR) as bar:
+    with Progress(column("{task.description}"), BarColumn(30), DownloadColumn(), console=ERR) as bar:
         tasks: dict[str, Any] = {}
 
         def progress(name: str, done: int, total: int) -> None:
@@ -135,10 +151,10 @@ class TrainingView:
         self.job, self.quiet = job, quiet
         self.live = OUT.is_terminal and not quiet
         self.bar = Progress(
-            TextColumn("step {task.completed}/{task.total}"),
+            column("step {task.completed}/{task.total}"),
             BarColumn(20),
-            TextColumn("{task.fields[now]}"),
-            TextColumn("remaining"),
+            column("{task.fields[now]}"),
+            column("remaining"),
             TimeRemainingColumn(),
             console=OUT,
             transient=True,
@@ -172,7 +188,7 @@ class TrainingView:
         """Print a line above the live one."""
         if not self.quiet:
             with surviving_hangup():
-                self.bar.console.print(escape(text), soft_wrap=True)
+                self.bar.console.print(text, soft_wrap=True)
 
     def note_resume(self, checkpoint: Checkpoint) -> None:
         """Say where the run goes on."""
@@ -210,7 +226,7 @@ def summary(result: Result) -> None:
     if result.stopped_by:
         OUT.print(f"stopped after {s['steps']} steps")
     if result.stopped_by and result.checkpoint:
-        OUT.print(escape(f"go on with: cpuopt train --resume {result.path}"), soft_wrap=True)
+        OUT.print(f"go on with: cpuopt train --resume {result.path}", soft_wrap=True)
     val = [v for _, v in sorted((int(k), v) for k, v in s["val_loss"].items())]
     if val:
         OUT.print(f"validation loss {val[0]:.4f} -> {val[-1]:.4f}")
@@ -220,7 +236,7 @@ def summary(result: Result) -> None:
             f"{s['tokens_per_s']:,.0f} tokens/s, {s['step_ms_median']:.0f} ms a step (median); "
             f"peak memory {gb(peak)}, planned {gb(planned)}"
         )
-    OUT.print(escape(f"run folder {result.path}"), soft_wrap=True)
+    OUT.print(f"run folder {result.path}", soft_wrap=True)
 
 
 def program(program: Program, kernels: Sequence[Kernel], plan: Plan, phases: Sequence[Phase]) -> None:
@@ -231,7 +247,7 @@ def program(program: Program, kernels: Sequence[Kernel], plan: Plan, phases: Seq
         return f" [{variant[call]}] -> {', '.join(f'{v} @{plan.offsets[v]}' for v in call.writes)}"
 
     for line in program.lines(*phases, note=note):
-        OUT.print(escape(line), soft_wrap=True)
+        OUT.print(line, soft_wrap=True)
     OUT.print(f"# {program.flops / 1e9:.3f} GFLOP a step; bytes by group:")
     for name, n in plan.describe().items():
         OUT.print(f"#   {name:<12} {n:>15,}")
@@ -258,9 +274,7 @@ def verify_table(rows: Sequence[Row]) -> None:
 
 def stream(text: str) -> None:
     """Print a piece of a generated text at once; on a terminal, without characters that would steer it."""
-    if OUT.is_terminal:
-        text = CONTROL.sub("\ufffd", text)
-    print(text, end="", flush=True)
+    print(plain(text) if OUT.is_terminal else text, end="", flush=True)
 
 
 def generation(figures: Mapping[str, Any]) -> None:

@@ -28,9 +28,8 @@ def tables(content: Mapping[str, Any]) -> list[RenderableType]:
     for level in next(iter(roofs.values()))["gbs"]:
         for kind in next(iter(roofs.values()))["gbs"][level]:
             table.add_row(f"{level} {kind}, GB/s", *(f"{r['gbs'][level][kind]:,.1f}" for r in roofs.values()))
-    lines = [
-        f"measured {', '.join(dict.fromkeys(r['measured'][:16] for r in roofs.values()))}; kept in {content['file']}"
-    ]
+    kept = f"kept in {content['file']}" if content["file"] else "not kept: the next command measures again"
+    lines = [f"measured {', '.join(dict.fromkeys(r['measured'][:16] for r in roofs.values()))}; {kept}"]
     doubts = dict.fromkeys(d for r in roofs.values() for d in r["doubts"])
     if doubts:
         lines.append(f"doubts: {'; '.join(doubts)}. When it is quiet: cpuopt machine --again")

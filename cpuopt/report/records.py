@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..profile import UNACCOUNTED
-from ..wording import four
+from ..wording import four, one_line
 from . import ab, tables
 from . import bench as bench_report
 from . import tune as tune_report
@@ -29,7 +29,7 @@ def listing(found: Sequence[Entry], root: Path) -> list[RenderableType]:
     table = _table("run", "what")
     table.columns[0].no_wrap = True  # to be copied whole
     for e in found:
-        table.add_row(Text(e.path.name), Text(e.what))
+        table.add_row(Text(one_line(e.path.name)), Text(one_line(e.what), "red" if e.trouble else ""))
     return [table]
 
 
@@ -37,7 +37,8 @@ def shown(e: Entry, detail: bool = False) -> list[RenderableType]:
     """Show a record as the verb that made it did."""
     from ..profile import Profile
 
-    head = Text(f"{e.path}  {e.time}  commit {e.content.get('commit') or 'unknown'}", "dim")
+    commit = f"commit {e.content.get('commit') or 'unknown'}"
+    head = Text("  ".join(map(one_line, (str(e.path), e.time, commit))), "dim")
     if e.kind == "ab":
         return [head, *ab.tables(e.content, str(e.path))]
     if e.kind == "bench":
@@ -48,7 +49,7 @@ def shown(e: Entry, detail: bool = False) -> list[RenderableType]:
         return [head, *tables.profile_tables(Profile.from_json(e.content["profile"]), detail=detail)]
     table = _table("", "")
     for k, v in e.content.get("summary", e.content).items():
-        table.add_row(k, Text(str(v)))
+        table.add_row(Text(one_line(k)), Text(one_line(str(v))))
     return [head, table]
 
 

@@ -9,14 +9,13 @@ from typing import Any
 
 from rich import progress
 from rich.console import RenderableType
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
 from ..lab.tune import Row, Tuning, View
 from ..wording import count, four, spread
 from .ab import STYLE
-from .console import ERR
+from .console import ERR, column
 
 STEPS = 5
 """Comparisons that confirming the plan in whole steps takes about as long as."""
@@ -29,10 +28,10 @@ class Progress(View):
         self.total = sum(len(row.candidates) for row in tuning.rows)
         self.count = 0
         self.bar = progress.Progress(
-            progress.TextColumn("{task.completed}/{task.total}"),
+            column("{task.completed}/{task.total}"),
             progress.BarColumn(20),
             progress.TimeRemainingColumn(),
-            progress.TextColumn("{task.description}"),
+            column("{task.description}"),
             console=ERR,
             transient=True,
             disable=not ERR.is_terminal,
@@ -48,9 +47,9 @@ class Progress(View):
 
     def at(self, text: str) -> None:
         """Show what is measured now."""
-        self.bar.update(self.task, description=escape(text))
+        self.bar.update(self.task, description=text)
         if self.bar.disable and self.count == self.total:  # whole steps, which `done` will not tell
-            ERR.print(escape(text), soft_wrap=True)
+            ERR.print(text, soft_wrap=True)
 
     def done(self, row: Row, variant: str) -> None:
         """Count a comparison."""
@@ -59,7 +58,7 @@ class Progress(View):
         if self.bar.disable:
             found = row.tried[variant]
             said = f"{found['verdict']} {spread(found['ratio'])}" if "ratio" in found else found["why"]
-            ERR.print(escape(f"{self.count}/{self.total} {row}: {variant}: {said}"), soft_wrap=True)
+            ERR.print(f"{self.count}/{self.total} {row}: {variant}: {said}", soft_wrap=True)
 
 
 def tables(content: Mapping[str, Any], path: str | None) -> list[RenderableType]:
@@ -83,6 +82,8 @@ def tables(content: Mapping[str, Any], path: str | None) -> list[RenderableType]
     if not c["finished"]:
         again = "what was measured alone is kept, and the same command goes on from here"
         shown.append(Text(f"no plan is written: {c['why'] or 'interrupted'}; {again}", "bold"))
+    elif not c["plan"]:
+        shown.append(Text("the plan could not be kept: --variant auto does not know of it", "bold red"))
     elif c["rules"]:
         shown.append(Text(f"plan {c['plan']}: --variant auto runs by it"))
     else:

@@ -23,6 +23,7 @@ import safetensors
 from ..errors import UserError
 from ..files import Content
 from ..op import Shape
+from ..reading import parse_json as parse_json
 
 Array = np.ndarray[Any, Any]
 Read = Callable[[str], Array]
@@ -115,22 +116,6 @@ class TensorFile:
 
 def _naturals(x: Any) -> bool:
     return isinstance(x, list) and all(type(n) is int and n >= 0 for n in x)
-
-
-def parse_json(text: bytes) -> dict[str, Any]:
-    """Read a JSON object in which no name may come twice; a ValueError says what it is else."""
-
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        table = dict(pairs)
-        if len(table) < len(pairs):
-            names = [name for name, _ in pairs]
-            raise ValueError(f"{next(n for n in names if names.count(n) > 1)[:50]!r} comes twice")
-        return table
-
-    table = json.loads(text, object_pairs_hook=unique)
-    if not isinstance(table, dict):
-        raise ValueError(f"it is a {type(table).__name__}")
-    return table
 
 
 def read_floats(path: Path, dtype: str, shape: Shape, start: int) -> Array:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 from ...files import write_whole
+from ...reading import misfit, parse_json, read_file, read_json
 from ..tables import digits_of, failed_kernels, used_kernels
 from .curves import Point, curve
 from .listing import layer_columns, listing, op_columns
@@ -22,6 +22,13 @@ from .timeline import timeline, typical
 if TYPE_CHECKING:
     from ...engine import Engine
     from ...profile import Profile
+
+
+class Metrics(TypedDict):
+    """What is drawn of a training step."""
+
+    step: int
+    loss: float | None
 
 
 def write_report(path: Path, profile: Profile, engine: Engine | None = None, run: Path | None = None) -> None:
@@ -44,14 +51,16 @@ def losses(run: Path) -> dict[str, list[Point]]:
     """Read the losses in a run's folder; it may be the record of something else, which has none."""
     training: list[Point] = []
     validation: list[Point] = []
-    with suppress(OSError):
-        for line in (run / "metrics.jsonl").read_text().splitlines():
-            with suppress(ValueError, KeyError):  # a line that a crash has cut short
-                metrics = json.loads(line)
-                training.append((metrics["step"], metrics["loss"]))
-    with suppress(OSError, ValueError, KeyError):
-        found = json.loads((run / "summary.json").read_text())["val_loss"]
-        validation = sorted((int(step), loss) for step, loss in found.items())
+    with suppress(OSError, ValueError):
+        for line in read_file(run / "metrics.jsonl").splitlines():
+            with suppress(ValueError):  # a line that a crash has cut short
+                metrics = parse_json(line)
+                if not misfit(metrics, Metrics):
+                    training.append((metrics["step"], metrics["loss"]))
+    with suppress(OSError, ValueError):
+        found = read_json(run / "summary.json").get("val_loss")
+        if not misfit(found, dict[str, float | None]):
+            validation = sorted((int(step), loss) for step, loss in (found or {}).items())
     return {n: line for n, line in (("training loss", training), ("validation loss", validation)) if line}
 
 

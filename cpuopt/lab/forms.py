@@ -1,0 +1,220 @@
+"""What a record must hold to be listed, shown and compared; it may hold more. `cpuopt.reading.misfit` looks.
+
+Annotations are evaluated here: of one that is text, Python does not see that it is `NotRequired`.
+"""
+
+from typing import Any, NotRequired, TypedDict
+
+from ..profile import Profile
+from ..reading import misfit
+from ..roofline import Roofs
+
+
+class Ratio(TypedDict):
+    """A ratio with its interval."""
+
+    median: float
+    low: float
+    high: float
+
+
+class Compared(TypedDict):
+    """Two times, in ns, and what they come to."""
+
+    a_ns: float
+    b_ns: float
+    ratio: Ratio
+    control: Ratio
+    verdict: str
+
+
+class Case(Compared):
+    """The same for one size of a kernel's arrays."""
+
+    sizes: dict[str, int]
+    layers: list[str]
+
+
+class Losses(TypedDict):
+    """Of both sides."""
+
+    A: list[float]
+    B: list[float]
+
+
+class Size(TypedDict):
+    """One size of `cpuopt ab`."""
+
+    B: int
+    T: int
+    threads: int
+    a_ms: float
+    b_ms: float
+    ratio: Ratio
+    control: Ratio
+    verdict: str
+    doubts: list[str]
+    hashes: dict[str, str]
+    cases: NotRequired[list[Case]]
+    step: NotRequired[Compared]
+    losses: NotRequired[Losses]
+
+
+class AB(TypedDict):
+    """What `cpuopt ab` keeps."""
+
+    op: str
+    a: str
+    b: str
+    model: str
+    layer: str
+    in_step: bool
+    flush: bool
+    verdict: str
+    ratio: Ratio
+    why: str
+    results: list[Size]
+
+
+class Times(TypedDict):
+    """Of a peer's steps."""
+
+    median: float
+
+
+class Model(TypedDict):
+    """Of a bench."""
+
+    name: str
+
+
+class Machine(TypedDict):
+    """Of a bench."""
+
+    cpu: str
+
+
+class Peer(TypedDict):
+    """One size against one peer; the figures are there where there is a ratio."""
+
+    B: int
+    T: int
+    peer: str
+    ratio: Ratio | None
+    refused: str | None
+    doubts: list[str]
+    step_ms: dict[str, Times]
+    phases_ms: dict[str, dict[str, float]]
+    peak_rss_mb: dict[str, float]
+
+
+class Bench(TypedDict):
+    """What `cpuopt bench` keeps."""
+
+    model: Model
+    variant: str
+    swap: list[str]
+    threads: int
+    rounds: int
+    machine: Machine
+    results: list[Peer]
+    geometric_mean: dict[str, Ratio]
+
+
+class Tried(TypedDict):
+    """What was found of a variant: figures, or why there are none."""
+
+    verdict: str
+    why: NotRequired[str]
+    ratio: NotRequired[Ratio]
+    a_ms: NotRequired[float]
+    b_ms: NotRequired[float]
+    check: NotRequired[str | None]
+
+
+class Verdict(TypedDict):
+    """Of an op inside the step."""
+
+    verdict: str
+    ratio: Ratio
+
+
+class Shape(TypedDict):
+    """Sizes, and the layers that have them."""
+
+    sizes: dict[str, int]
+    adds: dict[str, bool]
+    layers: list[str]
+
+
+class Row(TypedDict):
+    """An op on some shapes."""
+
+    op: str
+    default: str
+    best: str
+    shapes: list[Shape]
+    tried: dict[str, Tried]
+    in_step: Verdict | None
+
+
+class Tune(TypedDict):
+    """What `cpuopt tune` keeps."""
+
+    model: str
+    B: int
+    T: int
+    threads: int
+    flush: bool
+    rows: list[Row]
+    rules: list[str]
+    doubts: list[str]
+    step: Compared | None
+    finished: bool
+    why: str
+    plan: str | None
+
+
+class Figures(TypedDict):
+    """Of a profile's steps, in ms."""
+
+    median: float
+    min: float
+    max: float
+    mean: float
+
+
+class Checked(TypedDict):
+    """A check of a profiled run."""
+
+    kernel: str
+    status: str
+
+
+FORMS: dict[str, Any] = {"ab": AB, "bench": Bench, "tune": Tune}
+
+
+def wrong(kind: str, content: dict[str, Any]) -> str:
+    """Say what a record of this kind lacks, or holds that nobody can show; nothing where it is as it should be."""
+    found = misfit(content, FORMS.get(kind, Any))
+    if kind == "train":
+        found = misfit(content.get("summary"), dict[str, Any], "summary")
+    if "machine_id" in content:
+        found = found or misfit(content["machine_id"], str | None, "machine_id")
+    return found or misfit(content.get("commit"), str | None, "commit") or wrong_profile(content.get("profile") or {})
+
+
+def wrong_profile(p: Any) -> str:
+    """Say the same of a profile; one that is empty is none."""
+    if p == {}:
+        return ""
+    if found := misfit(p, dict[str, Any], "profile"):
+        return found
+    return (
+        misfit({**p, "raw": []}, Profile)
+        or misfit(p["step_ms"], Figures, "step_ms")
+        or ("" if p["step_ms_values"] else "step_ms_values is empty")
+        or misfit(p["checked"], list[Checked], "checked")
+        or misfit(p.get("op_ms_values", {}), dict[str, list[float]], "op_ms_values")
+        or misfit(p.get("roofs"), Roofs | None, "roofs")
+    )

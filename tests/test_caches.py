@@ -1,0 +1,154 @@
+"""What can be made anew is never the reason why a command ends: damaged entries, full disks, folders of others."""
+
+import errno
+import inspect
+import os
+import subprocess
+import sys
+import traceback
+import warnings
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cpuopt import files
+from cpuopt.ad import emit
+from cpuopt.errors import UserError
+from cpuopt.files import CacheWarning, alone, cache_folder, read_entry, write_entry
+
+TEXT = '"""Made."""\n\n\ndef made():\n    return 1\n'
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("CPUOPT_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(files, "_warned", set())
+    monkeypatch.setattr(sys, "modules", sys.modules.copy())
+    return tmp_path / "cache"
+
+
+def make(count=[]):  # noqa: B006
+    count.append(1)
+    return TEXT
+
+
+def load():
+    """Import the generated module as a new process does."""
+    sys.modules.pop("cpuopt_generated.made_key", None)
+    return emit.load("made", "key", make)
+
+
+@pytest.fixture
+def warned():
+    """Collect the warnings of a test as lines."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield lambda: [str(w.message) for w in caught if w.category is CacheWarning]
+
+
+def test_an_entry_is_read_as_it_was_written(cache, warned):
+    assert read_entry(cache / "x") is None
+    assert write_entry(cache / "x", b"content")
+    assert read_entry(cache / "x") == b"content"
+    os.rename(cache / "x", cache / "y")
+    assert warned() == []
+    assert read_entry(cache / "y") is None  # it is another's
+    assert len(warned()) == 1
+
+
+@given(st.binary(max_size=40), st.binary(max_size=3), st.integers(0, 120), st.integers(0, 130))
+def test_no_change_of_an_entry_passes(tmp_path_factory, content, noise, at, size):
+    path = tmp_path_factory.mktemp("entry") / "x"
+    write_entry(path, content)
+    whole = path.read_bytes()
+    changed = (whole[:at] + noise + whole[at + len(noise) :])[:size]
+    path.write_bytes(changed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert read_entry(path) == (content if changed == whole else None)
+
+
+def test_a_generated_module_is_made_once_and_anew_where_it_is_damaged(cache, warned):
+    assert load().made() == 1
+    path = cache / "ad" / "made_key.py"
+    whole = path.read_bytes()
+    made = len(make.__defaults__[0])
+    assert load().made() == 1
+    assert len(make.__defaults__[0]) == made
+    damaged = [b"", whole[:10], whole[:-1], whole.replace(b"return 1", b"return 2"), b"\0" * len(whole), b"def made(:"]
+    for n, content in enumerate(damaged, start=1):
+        path.write_bytes(content)
+        assert load().made() == 1
+        assert len(make.__defaults__[0]) == made + n
+        assert path.read_bytes() == whole
+    assert warned() == [
+        f"cache {cache / 'ad'}: it has files that are damaged or of another version, which are made anew"
+    ]
+    assert not list(cache.rglob("*.pyc"))  # which nothing would check
+
+
+@pytest.mark.parametrize("where", ["entry is a folder", "folder is a file", "folder cannot be made", "disk full"])
+def test_without_a_cache_a_module_is_made_all_the_same(where, cache, warned, monkeypatch):
+    if where == "entry is a folder":
+        (cache / "ad" / "made_key.py").mkdir(parents=True)
+    elif where == "folder is a file":
+        cache.mkdir()
+        (cache / "ad").touch()
+    elif where == "folder cannot be made":
+        cache.touch()
+    else:
+        full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        monkeypatch.setattr(files, "write_synced", lambda *a: (_ for _ in ()).throw(full))
+    for _ in range(3):
+        module = load()
+        assert module.made() == 1
+    if where != "entry is a folder":
+        assert inspect.getsource(module.made) == TEXT[TEXT.index("def") :]
+    assert 1 <= len(warned()) <= 2
+    assert all(line.startswith(f"cache {cache / 'ad'}: ") for line in warned())
+
+
+def test_a_folder_that_others_can_write_to_is_not_run_from(cache, warned):
+    load()
+    (cache / "ad" / "made_key.py").write_text("raise SystemExit")
+    (cache / "ad").chmod(0o777)
+    assert load().made() == 1
+    assert "other users can write to it; run: chmod go-w" in warned()[0]
+
+
+def test_a_traceback_quotes_a_generated_line(cache):
+    sys.modules.pop("cpuopt_generated.bad_key", None)
+    bad = emit.load("bad", "key", lambda: "def bad():\n    return 1 / 0  # the line\n").bad
+    try:
+        bad()
+    except ZeroDivisionError:
+        assert "return 1 / 0  # the line" in traceback.format_exc()
+
+
+def test_every_verb_works_on_emptied_caches(cache):
+    """The whole of it, in processes: what the backwards, the roofs and a plan were is made anew, with a line each."""
+    program = [sys.executable, "-c", "from cpuopt.kernels import generated; print(len(generated.REFUSED))"]
+    first = subprocess.run(program, capture_output=True, text=True, check=True)
+    made = list((cache / "ad").iterdir())
+    assert len(made) > 5
+    for i, path in enumerate(made):
+        os.truncate(path, 0 if i % 2 else 100)
+    second = subprocess.run(program, capture_output=True, text=True, check=True)
+    assert second.stdout == first.stdout
+    assert second.stderr.count("CacheWarning") == 1
+    assert subprocess.run(program, capture_output=True, text=True, check=True).stderr == ""
+
+
+def test_one_process_at_a_time_may_tune(cache):
+    what = "runs 'cpuopt tune'"
+    refused = pytest.raises(UserError, match="another process runs 'cpuopt tune'; wait for it, or end it")
+    with alone(cache / "tune.lock", what), refused, alone(cache / "tune.lock", what):
+        raise AssertionError
+    with alone(cache / "tune.lock", what), alone(Path("/proc/none/x"), what):
+        pass
+
+
+def test_cache_folders_are_where_the_user_says(cache):
+    assert cache_folder("ad") == cache / "ad"
