@@ -59,10 +59,7 @@ class Built:
 
     def plan(self) -> arena.Plan:
         """Plan the memory; gradients that are summed over micro-batches keep their place."""
-        sizes = [
-            {s.name: s.floats(c.sizes) for s in k.scratch}
-            for c, k in zip(self.program.calls, self.kernels, strict=True)
-        ]
+        sizes = [k.floats(c.sizes) for c, k in zip(self.program.calls, self.kernels, strict=True)]
         summed = [self.program.adjoint[p] for p in self.program.parameters if p in self.program.adjoint]
         return arena.plan(self.program, sizes, summed if self.accumulate else ())
 
@@ -304,7 +301,7 @@ class Engine:
     def rebound(self, bound: Bound, kernel: registry.Kernel) -> Bound:
         """Give the same call on the same arrays to another kernel, with scratch of its own; `phases` says what runs."""
         ours = len(bound.call.op.params)
-        scratch = [np.empty(s.floats(bound.call.sizes), np.float32) for s in kernel.scratch]
+        scratch = [np.empty(n, np.float32) for n in kernel.floats(bound.call.sizes).values()]
         args = [*bound.args[:ours], *scratch]
         for places in self._scalars.values():
             places += [(args, i) for known, i in places if known is bound.args]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from inspect import signature
@@ -43,8 +44,16 @@ KINDS: dict[str, Callable[[Array], Array]] = {
     "offset": lambda x: x + 100,  # a mean far above the deviation: E[x^2] - E[x]^2 loses the variance
     "tiny": lambda x: x * 1e-6,  # an epsilon of the formula, far below other numbers, decides
     "constant": lambda x: np.full_like(x, 2),  # no variance at all; state starts from zero
+    "zeros": lambda x: np.where(x > 0.5, x, np.copysign(0.0, x)),  # of both signs, between others
+    "thousands": lambda x: np.copysign(np.minimum(1e3 * (1 + 3 * np.abs(x)), 1e4), x),
+    "nan": lambda x: x,
+    "infinity": lambda x: x,
 }
 """What becomes of standard normal numbers in an op's inputs; adjoints stay normal."""
+NOT_FINITE = {"nan": np.nan, "infinity": np.inf}
+"""What one element of every array that is read has, adjoints too: it must come out wherever the reference has it."""
+PLANTED = {**NOT_FINITE, "three": 3.0}
+"""By the kind of a case; the last is what would be without."""
 IGNORING: dict[str, Callable[[int], Array]] = {
     "one counts": lambda n: np.arange(n) != n // 2,
     "none counts": lambda n: np.ones(n, bool),
@@ -110,13 +119,14 @@ def cases(op: Op) -> list[Case]:
     found = [case(op, sizes) for sizes in SIZES]
     found += [case(op, VOCABULARY)] * bool({"OC", "V"} & set(symbols(op)))
     found += [case(op, sizes, absent=optional) for sizes in (SMALL, ODD, ONE_ROW) if optional]
-    return found + [case(op, sizes, kind) for kind in kinds for sizes in (SMALL, ODD)]
+    return found + [case(op, sizes, kind) for kind in kinds if kind not in op.unfit for sizes in (SMALL, ODD)]
 
 
 def quick_cases(op: Op) -> list[Case]:
     """List the few cases that a kernel has to pass before its speed is told."""
     optional = [a.name for a in op.arrays if a.optional]
-    return [case(op, ODD), case(op, MORE)] + [case(op, SMALL, absent=optional)] * bool(optional)
+    found = [case(op, ODD), case(op, MORE), case(op, SMALL, "zeros"), case(op, SMALL, "nan")]
+    return found + [case(op, SMALL, absent=optional)] * bool(optional)
 
 
 def modes(op: Op) -> list[dict[str, bool]]:
@@ -126,14 +136,41 @@ def modes(op: Op) -> list[dict[str, bool]]:
     return [dict.fromkeys(names, False), *([dict.fromkeys(names, True)] if names else []), *alone]
 
 
-def arguments(op: Op, case: Case, rng: np.random.Generator) -> Arguments:
-    """Draw an op's arguments; what a backward op saved from its forward comes from the forward's reference."""
+def arguments(op: Op, case: Case, rng: np.random.Generator, alter: Callable[[Array], Array] = lambda x: x) -> Arguments:
+    """Draw an op's arguments; what a backward op saved from its forward comes from the forward's reference.
+
+    Parameters
+    ----------
+    alter : is given each array that is drawn, and gives the one to take.
+    """
     given: Arguments = {}
     if op.inverts:
         gone = {a.name for a in op.inverts.arrays if {a.name, f"d{a.name}"} & case.absent}
-        given = arguments(op.inverts, replace(case, absent=frozenset(gone)), rng)
-        given |= {n: x.astype(np.float32) for n, x in reference(op.inverts, given).items()}
-    return {a.name: given[a.name] if a.name in given else _draw(op, a, case, rng) for a in op.args}
+        given = arguments(op.inverts, replace(case, absent=frozenset(gone)), rng, alter)
+        if {a.name for a in op.args} & {a.name for a in op.inverts.written}:  # else all of it was for nothing
+            with np.errstate(invalid="ignore"):
+                given |= {n: x.astype(np.float32) for n, x in reference(op.inverts, given).items()}
+    return {a.name: given[a.name] if a.name in given else _drawn(op, a, case, rng, alter) for a in op.args}
+
+
+def altered(rng: np.random.Generator) -> Callable[[Array], Array]:
+    """Give what changes some elements of an array, at least one, and keeps it in its domain."""
+
+    def alter(x: Array) -> Array:
+        some = (rng.random(x.size) < 1 / 16) | (np.arange(x.size) == rng.integers(max(x.size, 1)))
+        other = np.roll(x, 1) if x.dtype.kind == "i" else x / 2
+        return np.where(some.reshape(x.shape), other, x)
+
+    return alter
+
+
+def _drawn(op: Op, arg: Arg, case: Case, rng: np.random.Generator, alter: Callable[[Array], Array]) -> Any:
+    x = _draw(op, arg, case, rng)
+    if isinstance(x, np.ndarray) and arg.role in ("in", "index", "state"):
+        x = alter(x)
+        if case.kind in PLANTED and arg.role != "index":
+            x.flat[zlib.crc32(arg.name.encode()) % x.size] = PLANTED[case.kind]  # another place in each array
+    return x
 
 
 def _draw(op: Op, arg: Arg, case: Case, rng: np.random.Generator) -> Any:
