@@ -119,6 +119,7 @@ class Engine:
     processes : how many processes compile what the cache lacks.
     progress : called with (compiled, to compile, kernel).
     hint : asked for advice when the memory does not suffice.
+    ready : told of the program and the threads when the kernels are compiled, before memory is taken.
 
     Raises
     ------
@@ -141,6 +142,7 @@ class Engine:
         kernel_files: Sequence[str] = (),
         progress: Callable[[int, int, str], None] = lambda done, total, name: None,
         hint: Callable[[int], str] = lambda needed: "try a smaller batch",
+        ready: Callable[[Built, int], None] = lambda built, threads: None,
     ) -> None:
         built = build(model, inputs, choice=choice, fuse=fuse, train=train, accumulate=accumulate)
         self.program, self.kernels, self.notes = built.program, built.kernels, built.notes
@@ -150,6 +152,7 @@ class Engine:
         self.compiled = jit.compile_kernels(
             list(dict.fromkeys(self.kernels)), processes=processes, files=kernel_files, progress=progress
         )
+        ready(built, self.threads)
         self.base_bytes = arena.resident_bytes()
         self.step_number = 0
         self.runner: Callable[[Iterable[Bound]], None] = run_calls

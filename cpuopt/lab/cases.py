@@ -6,6 +6,7 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from inspect import signature
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -77,6 +78,8 @@ SIZES = [
     {"B": 3, "T": 100, "C": 24, "NH": 2, "OC": 20, "V": 40},  # more than one block of tokens
 ]
 VOCABULARY = {"B": 1, "T": 3, "C": 8, "NH": 1, "OC": 50257, "V": 50257}
+POOL = 1 << 22
+"""Elements beyond which numbers are repeated, and what a backward saved is computed in float32."""
 SCALARS = {
     "eps": 1e-5,
     "lr": 0.01,
@@ -149,7 +152,8 @@ def arguments(op: Op, case: Case, rng: np.random.Generator, alter: Callable[[Arr
         given = arguments(op.inverts, replace(case, absent=frozenset(gone)), rng, alter)
         if {a.name for a in op.args} & {a.name for a in op.inverts.written}:  # else all of it was for nothing
             with np.errstate(invalid="ignore"):
-                given |= {n: x.astype(np.float32) for n, x in reference(op.inverts, given).items()}
+                found = reference(op.inverts, given, np.float64 if _elements(given) <= POOL else np.float32)
+            given |= {n: x.astype(np.float32) for n, x in found.items()}
     return {a.name: given[a.name] if a.name in given else _drawn(op, a, case, rng, alter) for a in op.args}
 
 
@@ -185,11 +189,22 @@ def _draw(op: Op, arg: Arg, case: Case, rng: np.random.Generator) -> Any:
         return _draw_ids(arg.below(case.sizes), shape, case.kind if arg.ignored else None, rng)
     if arg.role in ("out", "acc"):
         return np.full(shape, np.nan, np.float32)
-    x = rng.standard_normal(shape)
+    x = _normal(shape, rng)
     if not op.inverts:
         x = KINDS.get(case.kind, np.asarray)(x) * (arg.role != "state" or case.kind != "constant")
     x = MAKERS.get(arg.name, np.asarray)(x)
-    return x.astype(np.float32)
+    return x.astype(np.float32, copy=False)
+
+
+def _normal(shape: tuple[int, ...], rng: np.random.Generator) -> Array:
+    """Draw standard normal numbers; of very many, the first are repeated, which costs no time."""
+    if prod(shape) <= POOL:
+        return rng.standard_normal(shape)
+    return np.resize(rng.standard_normal(POOL - 3, np.float32), shape)
+
+
+def _elements(given: Arguments) -> int:
+    return sum(x.size for x in given.values() if isinstance(x, np.ndarray))
 
 
 def _draw_ids(below: int, shape: tuple[int, ...], ignoring: str | None, rng: np.random.Generator) -> Array:
@@ -202,8 +217,8 @@ def _draw_ids(below: int, shape: tuple[int, ...], ignoring: str | None, rng: np.
     return ids
 
 
-def reference(op: Op, given: Arguments) -> dict[str, Array]:
-    """Call an op's reference in float64; its results by name, without those that are absent."""
-    wide = {n: x.astype(np.float64) if getattr(x, "dtype", None) == np.float32 else x for n, x in given.items()}
+def reference(op: Op, given: Arguments, dtype: type = np.float64) -> dict[str, Array]:
+    """Call an op's reference, in float64 unless told otherwise; its results by name, without those that are absent."""
+    wide = {n: x.astype(dtype, copy=False) if getattr(x, "dtype", None) == np.float32 else x for n, x in given.items()}
     found = op.reference(**{n: wide[n] for n in signature(op.reference).parameters})
     return {n: np.asarray(x) for n, x in found.items() if given.get(n) is not None}

@@ -219,6 +219,19 @@ def prepare(kernel: Kernel, sizes: Mapping[str, int]) -> dict[str, int]:
     return found
 
 
+def called(kernel: Kernel, args: Sequence[Any], n: int, then: str = "") -> None:
+    """Call a kernel on n threads, which are set; raise `BrokenKernelError` where it raises, or sets others."""
+    try:
+        with np.errstate(all="ignore"):  # of a kernel in Python
+            kernel.function(*args)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as e:
+        raise BrokenKernelError(f"raised {type(e).__name__}: {e}{then}") from e
+    if (now := numba_threads.get_threads()) != n:
+        raise BrokenKernelError(f"left numba with {now} threads; it was called with {n}, which it may not change")
+
+
 class Memory:
     """The arrays of one call, absent ones too, in one buffer: each on a cache line, guard words before and after it."""
 
@@ -424,14 +437,7 @@ class Trial:
         self.memory.surround(around)
         self.memory.put({**side.contents, **(self.poison if fill is None else fill)})
         self.memory.reset()
-        try:
-            self.kernel.function(*self.args)
-        except KeyboardInterrupt:
-            raise
-        except BaseException as e:
-            raise BrokenKernelError(f"raised {type(e).__name__}: {e}{self.mode}") from e
-        if (now := numba_threads.get_threads()) != n:
-            raise BrokenKernelError(f"left numba with {now} threads; it was called with {n}, which it may not change")
+        called(self.kernel, self.args, n, self.mode)
         self.memory.require_unchanged(but=self.may_change)
         return {a.name: self.memory.arrays[a.name].view(np.uint32).copy() for a in self.written}
 
