@@ -59,10 +59,7 @@ class Built:
 
     def plan(self) -> arena.Plan:
         """Plan the memory; gradients that are summed over micro-batches keep their place."""
-        sizes = [
-            {s.name: s.floats(c.sizes) for s in k.scratch}
-            for c, k in zip(self.program.calls, self.kernels, strict=True)
-        ]
+        sizes = [k.floats(c.sizes) for c, k in zip(self.program.calls, self.kernels, strict=True)]
         summed = [self.program.adjoint[p] for p in self.program.parameters if p in self.program.adjoint]
         return arena.plan(self.program, sizes, summed if self.accumulate else ())
 
@@ -123,6 +120,7 @@ class Engine:
     processes : how many processes compile what the cache lacks; one a core by default.
     progress : called with (compiled, to compile, kernel); by default a line on stderr tells.
     hint : asked for advice when the memory does not suffice.
+    ready : told of the program and the threads when the kernels are compiled, before memory is taken.
 
     Raises
     ------
@@ -145,6 +143,7 @@ class Engine:
         kernel_files: Sequence[str] = (),
         progress: Callable[[int, int, str], None] | None = None,
         hint: Callable[[int], str] = lambda needed: "try a smaller batch",
+        ready: Callable[[Built, int], None] = lambda built, threads: None,
     ) -> None:
         built = build(model, inputs, choice=choice, fuse=fuse, train=train, accumulate=accumulate)
         self.program, self.kernels, self.notes = built.program, built.kernels, built.notes
@@ -154,6 +153,7 @@ class Engine:
         self.compiled = jit.compile_kernels(
             list(dict.fromkeys(self.kernels)), processes=processes, files=kernel_files, progress=progress
         )
+        ready(built, self.threads)
         self.base_bytes = arena.resident_bytes()
         self.step_number = 0
         self.runner: Callable[[Iterable[Bound]], None] = run_calls
@@ -305,7 +305,7 @@ class Engine:
     def rebound(self, bound: Bound, kernel: registry.Kernel) -> Bound:
         """Give the same call on the same arrays to another kernel, with scratch of its own; `phases` says what runs."""
         ours = len(bound.call.op.params)
-        scratch = [np.empty(s.floats(bound.call.sizes), np.float32) for s in kernel.scratch]
+        scratch = [np.empty(n, np.float32) for n in kernel.floats(bound.call.sizes).values()]
         args = [*bound.args[:ours], *scratch]
         for places in self._scalars.values():
             places += [(args, i) for known, i in places if known is bound.args]

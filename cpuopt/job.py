@@ -17,7 +17,8 @@ from .fuse import FUSIONS
 from .fuse import parse as parse_fusions
 from .kernels import threads as numba_threads
 from .lab import plans
-from .lab.check import check_all
+from .lab.child import Child
+from .lab.judged import Judged, require_loadable, require_right, sized_of
 from .models.gpt2 import GPT2, PRESETS, Config, parse_config
 from .provenance import compare, made_by
 from .record import check_name
@@ -260,33 +261,42 @@ def prepare(
     """
     name, config, weights = model_of(settings, resume)
     rewrites = fusions(settings)
-    load_kernels(settings.kernels, settings.variants)
-    settings, notes = planned(settings, config)
-    choice = choice_of(settings)
-    corpus = load_corpus(settings.data, vocab_size=config.vocab_size, T=settings.T, B=settings.B)
-    engine = Engine(
-        GPT2(config),
-        specs(settings.B, settings.T),
-        choice=choice,
-        threads=settings.threads,
-        seed=settings.seed if weights is None and resume is None else None,
-        fuse=rewrites,
-        accumulate=settings.micro_batches > 1,
-        processes=settings.processes,
-        kernel_files=settings.kernels,
-        progress=progress,
-        hint=lambda there: smaller(settings, config, choice, there),
-    )
-    engine.notes[:0] = notes
+    with Child(settings.kernels, numba_threads.set_threads(settings.threads)) as child:
+        require_loadable(child)  # before they are loaded here
+        load_kernels(settings.kernels, settings.variants)
+        settings, notes = planned(settings, config)
+        choice = choice_of(settings)
+        corpus = load_corpus(settings.data, vocab_size=config.vocab_size, T=settings.T, B=settings.B)
+        told: list[Judged] = []
+
+        def ready(built: Built, threads: int) -> None:
+            sizes = sized_of(built.program.calls, built.kernels)
+            told.append(require_right(built.kernels, sizes, threads=threads, child=child))
+
+        engine = Engine(
+            GPT2(config),
+            specs(settings.B, settings.T),
+            choice=choice,
+            threads=settings.threads,
+            seed=settings.seed if weights is None and resume is None else None,
+            fuse=rewrites,
+            accumulate=settings.micro_batches > 1,
+            processes=settings.processes,
+            kernel_files=settings.kernels,
+            progress=progress,
+            hint=lambda there: smaller(settings, config, choice, there),
+            ready=ready,
+        )
+    engine.notes[:0] = [*notes, *told[0].notes()]
     if weights is not None:
         copy_into(engine.parameters(), weights)
-    ready = Job(settings, name, config, corpus, engine, choice, rewrites, [], made_by(engine, settings.kernels))
+    checked = [r.describe() for r in told[0].results]
+    job = Job(settings, name, config, corpus, engine, choice, rewrites, checked, made_by(engine, settings.kernels))
     if resume is not None:
-        ready.changes, ready.notes = since(resume, ready, accept_changes)
+        job.changes, job.notes = since(resume, job, accept_changes)
         load(resume, engine)
         engine.step_number = resume.state["updates"]
-    ready.checked = require_correct(engine)
-    return ready
+    return job
 
 
 def since(resume: Checkpoint, job: Job, accept: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -315,18 +325,14 @@ def since(resume: Checkpoint, job: Job, accept: bool) -> tuple[tuple[str, ...], 
 
 
 def require_correct(engine: Engine) -> list[dict[str, Any]]:
-    """Check each kernel of a job at a few small sizes, so that no speed is shown for a wrong one.
+    """Check each kernel of an engine at a few small sizes, so that nothing is shown for a wrong one.
 
     Raises
     ------
     UserError
         Naming the kernel, the element that is wrong, and both values.
     """
-    results = check_all(dict.fromkeys(engine.kernels), quick=True, threads=(engine.threads,))
-    for r in results:
-        if r.verdict == "FAIL":
-            raise UserError(f"{r.kernel} is wrong, so nothing is run with it: {r.reason} ({r.case})")
-    return [r.describe() for r in results]
+    return [r.describe() for r in require_right(engine.kernels, threads=engine.threads).results]
 
 
 def fusions(settings: Settings) -> tuple[str, ...]:

@@ -173,6 +173,7 @@ class Op:
     inverts : for a backward op, the forward op whose adjoints it gives.
     nbytes : bytes moved at the least, where roles and shapes mislead.
     fuses : for a fused op, the ops that it stands for.
+    unfit : kinds of inputs, as checks call them, that it does not promise to be right for, each with the reason.
     """
 
     def __init__(
@@ -186,10 +187,11 @@ class Op:
         inverts: Op | None = None,
         nbytes: Dim | None = None,
         fuses: tuple[Op, ...] = (),
+        unfit: Mapping[str, str] | None = None,
     ) -> None:
         self.name, self.args, self.label, self.flops = name, args, label, flops
         self.reference, self.source, self.inverts, self.nbytes = reference, source, inverts, nbytes
-        self.fuses = fuses
+        self.fuses, self.unfit = fuses, dict(unfit or {})
         self.backwards: list[Op] = []
         self.by_name = {a.name: a for a in args}
         if inverts:

@@ -7,6 +7,7 @@ pattern to a variant; ``vanilla`` lies underneath and the last rule that matches
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -22,6 +23,8 @@ DEFAULT = "optimized"
 """The variant that is taken where none is asked for."""
 AUTO = "auto"
 """No variant: `DEFAULT`, but for what a plan of `cpuopt tune` says."""
+NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.:=+-]{0,63}")
+"""What a variant may be called: it stands in flags, globs, tables and records."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,27 @@ class Kernel:
         """As in ``gelu_forward[vanilla]``."""
         return f"{self.op.name}[{self.variant}]"
 
+    def floats(self, sizes: Mapping[str, int]) -> dict[str, int]:
+        """Work out the length of each scratch array.
+
+        Raises
+        ------
+        UserError
+            For a length that no memory has.
+        """
+        found = {s.name: s.floats(sizes) for s in self.scratch}
+        for name, n in found.items():
+            if not 0 <= n <= MOST_SCRATCH:
+                at = " ".join(f"{k}={v}" for k, v in sizes.items())
+                raise UserError(
+                    f"{self.name}: scratch '{name}' has {n} floats for {at}; expected 0 to {MOST_SCRATCH}: mend its "
+                    f"size  [{self.where}]"
+                )
+        return found
+
+
+MOST_SCRATCH = 1 << 31
+"""Floats of one scratch array: 8 GB."""
 
 KERNELS: dict[tuple[str, str], Kernel] = {}
 """Every registered kernel, by (op name, variant)."""
@@ -71,8 +95,14 @@ def register(kernel: Kernel, params: Sequence[str]) -> None:
     Raises
     ------
     UserError
-        For parameters that are not the declared ones, or a second kernel under the same op and variant.
+        For parameters that are not the declared ones, a variant whose name flags and tables cannot hold, or a second
+        kernel under the same op and variant.
     """
+    if not NAME.fullmatch(str(kernel.variant)) or kernel.variant == AUTO:
+        raise UserError(
+            f"{kernel.op.name}: variant {str(kernel.variant)[:80]!r}: expected a letter, then letters, digits and "
+            f"_ - . : = +, up to 64 in all, and not '{AUTO}', which names no variant  [{kernel.where}]"
+        )
     want = [*kernel.op.params, *(s.name for s in kernel.scratch)]
     if list(params) != want:
         raise UserError(

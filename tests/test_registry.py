@@ -89,6 +89,14 @@ def test_a_second_registration_names_both_places():
     register("gelu_backward", "mine")
 
 
+@pytest.mark.parametrize("name", ["", "*", "auto", "a\nb", "\x1b[31mred", "a b", "a/b", "9", "é", "x" * 65, "a\n", 7])
+def test_a_variant_that_flags_and_tables_cannot_hold_is_refused(name):
+    message = refused(register, "gelu_forward", name)
+    assert message.startswith(f"gelu_forward: variant {str(name)[:80]!r}: expected a letter, then letters, digits and")
+    assert "\x1b" not in message
+    assert name not in registry.variants("gelu_forward")
+
+
 def test_what_is_not_an_op_is_refused():
     message = refused(kernel, "gelu_forward", "mine")
     assert "@kernel('gelu_forward', ...)" in message
@@ -213,6 +221,7 @@ def test_a_file_is_loaded_once_and_files_of_one_name_are_apart(file):
         (zeros("vanilla"), "another variant name"),
         ("raise ValueError('a\\nb')\n", "line 1 raised ValueError: a"),
         ("raise SystemExit(3)\n", "line 1 raised SystemExit: 3"),
+        ("class Odd(BaseException): ...\n\nraise Odd('so')\n", "line 3 raised Odd: so"),
     ],
 )
 def test_a_file_that_fails_says_where(file, text, words):

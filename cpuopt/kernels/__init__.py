@@ -49,11 +49,11 @@ def load_all(files: Sequence[str | Path], variants: Iterable[str] = ()) -> None:
         before = dict(registry.KERNELS)
         try:
             spec.loader.exec_module(module)
-        except (Exception, SystemExit) as e:
+        except BaseException as e:
             del sys.modules[name]
             registry.KERNELS.clear()
             registry.KERNELS.update(before)
-            if isinstance(e, UserError):
+            if isinstance(e, UserError | KeyboardInterrupt):
                 raise
             lines = [f.lineno for f in traceback.extract_tb(e.__traceback__) if f.filename == str(path)]
             line = lines[-1] if lines else getattr(e, "lineno", "?")

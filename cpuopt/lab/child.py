@@ -52,6 +52,7 @@ class Child:
         self.side = Side("kernel's process", (sys.executable, "-P", "-m", "cpuopt.lab.worker"), {}, environment)
         self.added: list[dict[str, str]] = []
         self.ended = False
+        self.doing = ""
         self._worker: Worker | None = None
 
     def __enter__(self) -> Child:
@@ -82,12 +83,18 @@ class Child:
         """
         if self._worker is None:
             if not self.ended:
-                self._worker = Worker(self.side, self.say, self.limit_s)
+                self._worker = Worker(self.side, self._hear, self.limit_s)
             if self.ended:  # perhaps in between
                 self.close()
                 raise UserError(ENDED)
-            self.added = self._ask("load", kernels=self.kernels)["added"]
+            self.added = []
+            for file in self.kernels:
+                self.added += self._ask("load", f"--kernels {file}: ", kernels=[file])["added"]
         return self.added
+
+    def _hear(self, text: str) -> None:
+        self.doing = text
+        self.say(text)
 
     def ask(self, do: str, **more: Any) -> dict[str, Any]:
         """Send a request and wait for its answer; the process is ended where there is none.
@@ -98,9 +105,13 @@ class Child:
             For what the request gets wrong, or a kernel that crashes the process or does not end.
         """
         self.start()
-        return self._ask(do, **more)
+        variants = more.get("variants") or [more["variant"]] if "variant" in more or "variants" in more else []
+        who = f"{more['op']}[{' or '.join(variants)}]: " if variants and do != "check" else ""
+        return self._ask(do, who, **more)
 
-    def _ask(self, do: str, **more: Any) -> dict[str, Any]:
+    def _ask(self, do: str, who: str, **more: Any) -> dict[str, Any]:
+        """Ask; where the process ends, `who` is to blame."""
+        self.doing = ""
         try:
             assert self._worker
             return self._worker.ask(do, **more)
@@ -110,7 +121,10 @@ class Child:
                 raise UserError(ENDED) from e
             if isinstance(e, UserError):
                 told = str(e).removeprefix(f"{self.side.name}: ")
-                raise UserError(f"its process {told}" if told.startswith(("was ", "ended ")) else told) from e
+                if told.startswith(("was ", "ended ", "closed ")):
+                    while_ = f" ({self.doing})" if self.doing else ""
+                    raise UserError(f"{who}its process {told}{while_}") from e
+                raise UserError(f"{who}{told}" if told.startswith("no answer ") else told) from e
             raise
         except BaseException:
             self.close()

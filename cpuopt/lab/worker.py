@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from math import inf
 from typing import Any
 
@@ -22,12 +23,21 @@ def load(request: Mapping[str, Any], say: Say) -> dict[str, Any]:
 
 
 def check(request: Mapping[str, Any], say: Say) -> dict[str, Any]:
-    """Check one kernel on one case."""
+    """Check one kernel on one case, and with inaccessible pages around its arrays; or, with ``adds``, at its size."""
     from .cases import Case
     from .check import check
+    from .fences import check_fenced
+    from .sized import Sized, check_sized
 
-    case = Case(request["case"]["sizes"], request["case"]["kind"], frozenset(request["case"]["absent"]))
-    result = check(find(request["op"], request["variant"]), case, threads=request["threads"], seed=request["seed"])
+    asked, kernel = request["case"], find(request["op"], request["variant"])
+    case = Case(asked["sizes"], asked["kind"], frozenset(asked["absent"]))
+    if "adds" in asked:
+        result = check_sized(Sized(kernel, case, asked["adds"]), max(request["threads"]), request["seed"])
+    else:
+        result = check(kernel, case, threads=request["threads"], seed=request["seed"])
+        if result.verdict != "FAIL":
+            wrong = check_fenced(kernel, case, request["threads"], request["seed"], say)
+            result = replace(result, ratio=inf, reason=wrong) if wrong else result
     return {"result": finite(result.to_json())}
 
 

@@ -92,4 +92,5 @@ attention_backward = Op(
     reference=reference_backward,
     source=SOURCE,
     inverts=attention_forward,
+    unfit={"thousands": "lse is saved in float32, and of scores near 1e8 that leaves exp(score - lse) no digit"},
 )

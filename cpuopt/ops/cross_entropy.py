@@ -36,7 +36,7 @@ def reference_backward(dloss, logits, lse, targets, ignore_index):
     counts = targets != ignore_index
     grad = np.exp(logits - lse[:, None])
     grad[np.arange(len(targets)), np.where(counts, targets, 0)] -= 1
-    return {"dlogits": grad * counts[:, None] * (dloss[0] / max(counts.sum(), 1))}
+    return {"dlogits": grad * counts[:, None] * (float(dloss[0]) / max(int(counts.sum()), 1))}
 
 
 cross_entropy_forward = Op(
