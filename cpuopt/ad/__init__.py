@@ -90,8 +90,16 @@ def differentiate(
         for n in given:
             if n not in kernel.arrays:
                 raise UnsupportedError(f"{kernel.file}: {role} names '{n}'; arrays: {', '.join(kernel.arrays)}")
+    for n in wrt:
+        if line := kernel.first_write(n):
+            kernel.refuse(line, f"'{n}' is written, and is differentiated with respect to", "write to another array")
+    for n in outs:
+        if not kernel.first_write(n):
+            kernel.refuse_parameter(f"nothing is written to '{n}'", "name an array that the kernel writes")
     name = name or f"{kernel.name}_backward"
     if interface is None:
+        if clash := next((n for n in [*outs, *wrt] if f"d{n}" in kernel.params), None):
+            kernel.refuse_parameter(f"the backward needs the name 'd{clash}' for the adjoint of '{clash}'")
         adjoints = [f"d{n}" for n in [*outs, *(w for w in wrt if w not in outs)]]
         interface = Interface([*kernel.params, *adjoints])
     make_room(kernel, interface.params, name)
