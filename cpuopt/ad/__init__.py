@@ -97,9 +97,10 @@ def differentiate(
         if not kernel.first_write(n):
             kernel.refuse_parameter(f"nothing is written to '{n}'", "name an array that the kernel writes")
     name = name or f"{kernel.name}_backward"
+    for n in [*outs, *wrt]:
+        for adjoint in {f"d{n}", f"d{n}_add"} & {*kernel.params}:
+            kernel.refuse_parameter(f"the backward needs the name '{adjoint}' for the adjoint of '{n}'")
     if interface is None:
-        if clash := next((n for n in [*outs, *wrt] if f"d{n}" in kernel.params), None):
-            kernel.refuse_parameter(f"the backward needs the name 'd{clash}' for the adjoint of '{clash}'")
         adjoints = [f"d{n}" for n in [*outs, *(w for w in wrt if w not in outs)]]
         interface = Interface([*kernel.params, *adjoints])
     make_room(kernel, interface.params, name)

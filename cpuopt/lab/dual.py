@@ -108,7 +108,7 @@ def _smooth(name: str) -> Function:
     value, slope = getattr(np, name), SLOPES[name]
 
     def function(x: Any) -> Any:
-        return _chain(value(x.value), (slope(x.value), x)) if isinstance(x, Dual) else value(np.float64(x))
+        return _chain(value(x.value), (slope(x.value), x)) if isinstance(x, Dual) else value(x)
 
     return function
 
