@@ -295,8 +295,10 @@ def _reduces(body: list[Stmt], name: str) -> bool:
                 kind, parts = function_name(call), [x, y]
             case _:
                 return False
-        own = next((x for x in parts if text(x) == name), None)
-        read += [x for x in parts if x is not own]
+        own = [k for k, x in enumerate(parts) if text(x) == name]
+        if len(own) != 1 or (kind == "Div" and own != [0]):
+            return False
+        read.append(parts[1 - own[0]])
         kinds.add(kind)
     return len(kinds) == 1 and not any(name in names(e) for e in read)
 
