@@ -90,7 +90,16 @@ def differentiate(
         for n in given:
             if n not in kernel.arrays:
                 raise UnsupportedError(f"{kernel.file}: {role} names '{n}'; arrays: {', '.join(kernel.arrays)}")
+    for n in wrt:
+        if line := kernel.first_write(n):
+            kernel.refuse(line, f"'{n}' is written, and is differentiated with respect to", "write to another array")
+    for n in outs:
+        if not kernel.first_write(n):
+            kernel.refuse_parameter(f"nothing is written to '{n}'", "name an array that the kernel writes")
     name = name or f"{kernel.name}_backward"
+    for n in [*outs, *wrt]:
+        for adjoint in {f"d{n}", f"d{n}_add"} & {*kernel.params}:
+            kernel.refuse_parameter(f"the backward needs the name '{adjoint}' for the adjoint of '{n}'")
     if interface is None:
         adjoints = [f"d{n}" for n in [*outs, *(w for w in wrt if w not in outs)]]
         interface = Interface([*kernel.params, *adjoints])

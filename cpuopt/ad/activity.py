@@ -141,7 +141,7 @@ class Activity:
             case ast.BinOp(left=x, op=ast.Add() | ast.Sub() | ast.Mult() | ast.Div(), right=y):
                 self.check_expression(s, x)
                 return self.check_expression(s, y)
-            case ast.BinOp(left=x, op=ast.Pow(), right=y) if not names(y) & self.active:
+            case ast.BinOp(left=x, op=ast.Pow(), right=y) if not self.names_active(y):
                 return self.check_expression(s, x)
             case ast.BinOp(op=ast.Pow()):
                 why = "the exponent depends on what is differentiated"

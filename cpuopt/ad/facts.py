@@ -6,6 +6,8 @@ import ast
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
+
 from .kernel import (
     Accum,
     Assign,
@@ -20,12 +22,14 @@ from .kernel import (
     elements,
     expressions,
     flat,
+    function_name,
     index,
     names,
     reads,
     rename,
     text,
 )
+from .rules import CHOICES
 
 Key = tuple[str, tuple[str, ...]]
 """How an element is tied to a loop: the name of the array or view, and the index of each axis that carries the loop."""
@@ -55,6 +59,7 @@ class Facts:
         self.live_out: dict[For, Names] = {}
         self.find_live(self.body, set())
         self.locals = {s: self.local_names(s) for s in self.loops()}
+        self.refuse_races()
 
     def loops(self) -> list[For]:
         """All loops of the kernel."""
@@ -157,14 +162,60 @@ class Facts:
         scalars = here & self.scalars()
         return (scalars & self.written(loop)) - self.exposed(loop.body, scalars) - self.live_out[loop] - {loop.var}
 
+    def refuse_races(self) -> None:
+        """Refuse scalars that a parallel loop carries from one iteration to another, or out of its last one."""
+        for loop in self.loops():
+            own = self.locals[loop] | loop.reduced | {s.var for s in self.under(loop) if isinstance(s, For)}
+            if loop.parallel and (carried := self.written(loop) & self.scalars() - own):
+                name = min(carried)
+                line = next(s.line for s in self.under(loop) if isinstance(s, Assign) and text(s.target) == name)
+                why = f"'{name}' is carried over the iterations of a prange, which run in no order"
+                self.kernel.refuse(line, why, "loop over a range, or let each iteration assign it first")
+
     def keys(self, loop: For, e: ast.Subscript) -> set[Key]:
         """The ways in which an element is tied to a loop: by its bare variable, or by quotient and remainder of it."""
+        if not self.counts_from_zero(loop):  # x[-1] is an element of another iteration
+            return set()
         parts = [text(i) for i in index(e)]
         found: set[Key] = {(base(e), (f"{k}",)) for k, p in enumerate(parts) if p == loop.var}
         for q, r in self.halves(loop):
             if q in parts and r in parts:
                 found.add((base(e), (f"{parts.index(q)}", f"{parts.index(r)}")))
         return found
+
+    def counts_from_zero(self, loop: For, seen: Names = frozenset()) -> bool:  # type: ignore[assignment]
+        """Whether a loop's variable is surely never negative."""
+        lo, hi, step = loop.bounds
+        return self.nonnegative(lo, seen) if step > 0 else text(hi) == "-1" or self.nonnegative(hi, seen)
+
+    def nonnegative(self, e: ast.expr, seen: Names = frozenset()) -> bool:  # type: ignore[assignment]
+        """Whether an expression is surely an integer of at least 0; `seen` are the names that are taken to be."""
+        match e:
+            case ast.Constant(value=int() as value):
+                return value >= 0
+            case ast.Subscript(value=ast.Attribute(attr="shape")):
+                return True
+            case ast.BinOp(left=x, op=ast.Add() | ast.Mult() | ast.FloorDiv(), right=y) | ast.IfExp(body=x, orelse=y):
+                return self.nonnegative(x, seen) and self.nonnegative(y, seen)
+            case ast.BinOp(op=ast.Mod(), right=x):
+                return self.nonnegative(x, seen)
+            case ast.Call(args=args) if function_name(e) in CHOICES:
+                sure = any if CHOICES[function_name(e)] == ">" else all
+                return sure(self.nonnegative(x, seen) for x in args)
+            case ast.Name(id=name) if name in self.kernel.names:
+                return isinstance(self.kernel.names[name], int | np.integer) and self.kernel.names[name] >= 0
+            case ast.Name(id=name) if name not in self.kernel.params:
+                if name not in seen:
+                    seen = {*seen, name}
+                    values = [s.value for s in flat(self.body) if isinstance(s, Assign) and text(s.target) == name]
+                    loops = [s for s in self.loops() if s.var == name]
+                    return (
+                        bool(values or loops)
+                        and all(self.nonnegative(x, seen) for x in values)
+                        and all(self.counts_from_zero(s, seen) for s in loops)
+                    )
+                return True
+        return False
 
     def halves(self, loop: For) -> list[tuple[str, str]]:
         """Pairs of locals that are quotient and remainder of a loop's variable by one divisor."""

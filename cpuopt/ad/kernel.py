@@ -66,12 +66,18 @@ class View(Stmt):
 
 @dataclass(eq=False)
 class For(Stmt):
-    """A loop over a range."""
+    """A loop over a range.
+
+    Attributes
+    ----------
+    reduced : scalars that a parallel loop only sums, multiplies or takes the largest of, as numba's prange may.
+    """
 
     var: str
     bounds: tuple[ast.expr, ast.expr, int]
     body: list[Stmt]
     parallel: bool = False
+    reduced: Names = field(default_factory=set)
 
 
 @dataclass(eq=False)
@@ -123,6 +129,7 @@ class Kernel:
                         n.id = new.get(n.id, n.id)
             if isinstance(s, For):
                 s.var = new.get(s.var, s.var)
+                s.reduced = {new.get(n, n) for n in s.reduced}
             elif isinstance(s, View):
                 s.name = new.get(s.name, s.name)
         self.views = {s.name: s for s in flat(self.body) if isinstance(s, View)}
@@ -137,6 +144,15 @@ class Kernel:
         """Raise, with file, line and code."""
         code = self.source.get(line, "").strip()
         raise UnsupportedError(f"{self.file}:{line}: '{code}': {why}; {instead}")
+
+    def refuse_parameter(self, why: str, instead: str = "give it another name") -> NoReturn:
+        """Raise, with the line of the ``def``."""
+        self.refuse(next(k for k, code in self.source.items() if code.lstrip().startswith("def ")), why, instead)
+
+    def first_write(self, array: str) -> int:
+        """The line that first writes to an array or to a view of it; 0 for none."""
+        writes = (s.line for s in flat(self.body) if isinstance(s, Assign) and self.root(base(s.target)) == array)
+        return next(writes, 0)
 
 
 @dataclass

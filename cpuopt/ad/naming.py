@@ -44,9 +44,7 @@ def make_room(kernel: Kernel, params: list[str], name: str) -> None:
     """
     for n in kernel.params:
         if RESERVED.fullmatch(n):
-            line = next(k for k, code in kernel.source.items() if code.lstrip().startswith("def "))
-            why = f"the backward needs the name of the parameter '{n}' for itself"
-            kernel.refuse(line, why, "give it another name")
+            kernel.refuse_parameter(f"the backward needs the name of the parameter '{n}' for itself")
     same = {n for n, v in CONSTANTS.items() if kernel.names.get(n) == v and isinstance(kernel.names[n], np.float32)}
     numbers = {n for n, value in kernel.names.items() if isinstance(value, NUMBER)} - same
     own = ({*assigned(kernel.body), *kernel.views} - {*kernel.params}) | numbers
@@ -81,10 +79,7 @@ class Naming:
         for name in self.kernel.arrays:
             if name in plan.activity.active:
                 if f"d{name}" in self.taken:
-                    raise UnsupportedError(
-                        f"{self.kernel.file}: the kernel uses the name 'd{name}', which its backward needs for the "
-                        f"adjoint of '{name}'; give it another name"
-                    )
+                    plan.kernel.refuse_parameter(f"the backward needs the name 'd{name}' for the adjoint of '{name}'")
                 self.adjoints[name] = f"d{name}_copy" if name in self.copied else f"d{name}"
         self.taken |= set(self.adjoints.values()) | set(face.params)
 

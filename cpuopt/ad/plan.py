@@ -180,6 +180,7 @@ class Plan:
 
     def record_plain(self, loop: For, need: Names) -> None:
         """Walk twice over a loop whose reverse follows its forward: an iteration may need what the next overwrites."""
+        before = set(need)
         for _ in range(2):
             for s in self.recomputable(loop.body):
                 name = base(self.choice(s)[0].target)
@@ -195,6 +196,7 @@ class Plan:
                 raise _TakenBackError
             self.find_records(loop.body, need)
             need -= again | {loop.var}
+        need |= before  # the loop may have no iteration
         for e in loop.bounds[:2]:
             need |= self.kernel.roots(names(e))
 

@@ -327,7 +327,8 @@ class Reverse:
                 end.append(Line(f"{d}_parts[chunk] = {part}"))
                 after.append(Line("for chunk in range(CHUNKS):", body=[Line(f"{d} += {d}_parts[chunk]")]))
         ends = [text(e) for e in self.chunk_bounds(lo, hi)]
-        if vectorized and self.only_indexes(s):  # an unsigned index needs no test for negative ones
+        unsigned = self.only_indexes(s) and all(map(self.plan.facts.nonnegative, (lo, hi)))
+        if vectorized and unsigned:  # an unsigned index needs no test for negative ones
             ends = [f"np.uint64({e})" for e in ends]
         loop = Line(f"for {s.var} in range({', '.join(ends)}):", s.line, "adjoint", body)
         return [*before, Line("for chunk in prange(CHUNKS):", s.line, "adjoint", [*start, loop, *end]), *after]

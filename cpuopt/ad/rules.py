@@ -79,13 +79,27 @@ def negative(a: ast.expr) -> ast.expr:
 
 def power(x: ast.expr, n: ast.expr) -> ast.expr:
     """The derivative of x ** n."""
-    number = n.value if isinstance(n, ast.Constant) and isinstance(n.value, int | float) else None
+    number = literal(n)
     if number == 2:
         return ast.BinOp(ast.Name("TWO", ast.Load()), ast.Mult(), x)
     if number == 1:
         return ast.Name("ONE", ast.Load())
-    less = ast.Constant(number - 1) if number is not None else ast.BinOp(n, ast.Sub(), parse("ONE"))
-    return ast.BinOp(n, ast.Mult(), ast.BinOp(x, ast.Pow(), less))
+    if number == 0:
+        return ast.Name("ZERO", ast.Load())
+    if number is not None:
+        return ast.BinOp(n, ast.Mult(), ast.BinOp(x, ast.Pow(), ast.Constant(number - 1)))
+    slope = ast.BinOp(n, ast.Mult(), ast.BinOp(x, ast.Pow(), ast.BinOp(n, ast.Sub(), parse("1"))))
+    return ast.IfExp(ast.Compare(n, [ast.NotEq()], [parse("0")]), slope, ast.Name("ZERO", ast.Load()))
+
+
+def literal(e: ast.expr) -> float | None:
+    """The number that an expression writes out, if it does."""
+    match e:
+        case ast.Constant(value=int() | float() as value):
+            return value
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)):
+            return -value
+    return None
 
 
 def total(parts: Sequence[ast.expr]) -> ast.expr:

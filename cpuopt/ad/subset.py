@@ -191,7 +191,9 @@ class _Reader:
             try:
                 step = ast.literal_eval(args[2])
             except ValueError:
-                self.refuse(node, "the step of a range must be a number", "write the step out")
+                step = 0
+            if type(step) is not int or step == 0:
+                self.refuse(node, "the step of a range must be an integer other than 0", "write the number out")
         lo, hi = (parse("0"), args[0]) if len(args) == 1 else (args[0], args[1])
         var = node.target.id
         if var in self.loops:
@@ -203,11 +205,13 @@ class _Reader:
         written = assigned(body)
         if var in written:
             self.refuse(node, f"'{var}' is written in the loop", "use a variable of your own")
+        written |= {self.views[n].base for n in written & self.views.keys()}
         for bound in (lo, hi):
-            if clash := names(bound) & written:
+            if clash := (names(bound) | {self.views[n].base for n in names(bound) & self.views.keys()}) & written:
                 why = f"the bound reads '{min(clash)}', which the loop writes"
                 self.refuse(node, why, "compute the bound before the loop")
-        return For(node.lineno, var, (lo, hi, step), body, kind == "prange")
+        reduced = {n for n in written if kind == "prange" and _reduces(body, n)}
+        return For(node.lineno, var, (lo, hi, step), body, kind == "prange", reduced)
 
     def target(self, node: ast.expr) -> Any:
         if isinstance(node, ast.Name):
@@ -275,6 +279,30 @@ class _Reader:
         self.refuse(e, f"'{text(e)}' is not in the subset", "see the subset in docs/ad.md")
 
 
+def _reduces(body: list[Stmt], name: str) -> bool:
+    """Whether a body does nothing with a scalar but ``+=``, or ``*=``, or ``= max(...)`` and so on."""
+    kinds, read = set(), list[ast.expr]()
+    for s in flat(body):
+        if not isinstance(s, Assign) or text(s.target) != name:
+            read += expressions(s)
+            continue
+        match s.value:
+            case value if isinstance(s, Accum):
+                kind, parts = "+", [ast.Name(name), value]
+            case ast.BinOp(left=x, op=ast.Mult() | ast.Div() as op, right=y):
+                kind, parts = type(op).__name__, [x, y]
+            case ast.Call(args=[x, y]) as call if function_name(call) in CHOICES:
+                kind, parts = function_name(call), [x, y]
+            case _:
+                return False
+        own = [k for k, x in enumerate(parts) if text(x) == name]
+        if len(own) != 1 or (kind == "Div" and own != [0]):
+            return False
+        read.append(parts[1 - own[0]])
+        kinds.add(kind)
+    return len(kinds) == 1 and not any(name in names(e) for e in read)
+
+
 def read(function: Callable[..., None]) -> Kernel:
     """Read a kernel, compiled or not.
 
@@ -314,9 +342,13 @@ def _check(kernel: Kernel, reader: _Reader, node: ast.FunctionDef) -> None:
     arrays |= {v.base: arrays.get(v.base, 0) for v in kernel.views.values()}
     written = assigned(kernel.body)
     where = ast.parse("pass").body[0]
+    scalars = {base(s.target): s.line for s in flat(kernel.body) if isinstance(s, Assign)}
     for s in flat(kernel.body):
         where.lineno = s.line
         reads = expressions(s)
+        if isinstance(s, For) and s.var in {*scalars, *kernel.params, *kernel.views}:
+            also = f"assigned in line {scalars[s.var]} too" if s.var in scalars else "a parameter or a view too"
+            reader.refuse(where, f"the loop variable '{s.var}' is {also}", "give one of them another name")
         for e in reads:
             held = {id(n.value) for n in ast.walk(e) if isinstance(n, ast.Subscript | ast.Attribute)}
             for n in ast.walk(e):

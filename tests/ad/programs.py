@@ -14,6 +14,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from cpuopt.ad import Interface, UnsupportedError, differentiate
+from cpuopt.lab.dual import slope as exact_slope
 
 B, N = 3, 4
 NAMES = {n: getattr(math, n) for n in ("exp", "log", "sqrt", "tanh", "sin", "cos")} | {"prange": range, "np": np}
@@ -21,6 +22,14 @@ NAMES |= {"TWO": 0.7, "HALF": 0.3}  # globals that generated text calls its cons
 CLASHES = ["chunk", "ONE", "j0", "tape", "CHUNKS", "ZERO", "part", "tape_top", "j1", "tape2", "dx_parts", "dy_copy"]
 CLASHES += ["el", "dx", "dz", "f_backward", "len", "int"]
 """Names that generated text uses, for locals."""
+PARAMETERS = ["dx", "dw", "dy", "dz", "da", "dx_add", "dy_copy", "chunk", "dn", "ONE", "b", "i", "n_"]
+"""The same for a parameter; ``b`` and ``i`` are loop variables too."""
+RANGES = ["n", "1, n", "0, n, 2", "n - 1, -1, -1", "n - 2 if b > 0 else n", "1 if b > 0 else 0, n, 2", "-1, n"]
+RANGES += ["-n, 0", "1 - n, n", "n - 1, -2, -1", "n - 1, -n - 1, -3", "-1, n, 2", "0, n, 3", "2, 1", "b - 1, n"]
+RANGES += ["n - 1, 0, -2", "b - 1, b + 1", "max(b - 1, 0), n", "min(b, 1), n", "n // 2"]
+"""Of inner loops over n, which is 4, in a loop over b, from -1 to 2: no index is out of bounds."""
+ROWS = ["n - 3, x.shape[0]", "1, x.shape[0]", "x.shape[0] - 1, -1, -1", "0, x.shape[0], 2", "-1, x.shape[0]", "-1, 2"]
+"""Of the outer loop, besides all rows."""
 
 
 class Random:
@@ -37,7 +46,7 @@ class Drawn:
     """Choices from hypothesis, each its own draw."""
 
     def __init__(self, draw):
-        self.draw, self.upto = draw, [st.integers(0, n) for n in range(100)]
+        self.draw, self.upto = draw, [st.integers(0, n) for n in range(110)]
 
     def below(self, n):
         return self.draw(self.upto[n - 1])
@@ -47,7 +56,7 @@ class Writer:
     """Writes one program."""
 
     def __init__(self, source):
-        self.source, self.lines, self.sums = source, [], 0
+        self.source, self.lines, self.sums, self.exponents = source, [], 0, ["0"]
 
     def pick(self, choices):
         return choices[self.source.below(len(choices))]
@@ -65,7 +74,7 @@ class Writer:
         if depth == 0 or self.source.below(10) < 2:
             return self.pick([*atoms, self.number()])
         a, b = self.expr(depth - 1, atoms), self.expr(depth - 1, atoms)
-        kind = self.source.below(12)
+        kind = self.source.below(14)
         if kind < 5:
             return f"({a} {self.pick('+-*')} {b})"
         if kind == 5:
@@ -78,6 +87,10 @@ class Writer:
             return f"({a} if {self.pick(atoms)} > {self.number()} else {b})"
         if kind == 10:
             return f"(1.0 / sqrt(1.1 + {a} * {a}))"
+        if kind == 11:
+            return f"({a} ** {self.pick(self.exponents)})"
+        if kind == 12:
+            return f"((1.5 + {a} ** 2) ** {self.pick(['-1', '0.5', '2.5', '-0.5'])})"
         return f"sqrt(1.0 + {a} ** 2)"
 
     def atoms(self, scalars, indices, arrays):
@@ -98,7 +111,8 @@ class Writer:
     def block(self, depth, level, indices, scalars, arrays):
         for _ in range(1 + self.source.below(3)):
             atoms = self.atoms(scalars, indices, arrays)
-            kind = self.source.below(100)
+            self.exponents = ["0", "1", "2", "3", *(f"({i} % 3)" for i in indices), *(f"ix[b, {i}]" for i in indices)]
+            kind = self.source.below(106)
             if kind < 26:
                 name = f"s{self.source.below(4)}"
                 self.line(depth, f"{name} = {self.expr(2, atoms)}")
@@ -114,17 +128,23 @@ class Writer:
             elif kind < 66 and level < 2 and "a" in arrays:
                 self.shifted_sum(depth, indices, scalars, atoms)
             elif kind < 82 and level < 2:
-                i = "ijk"[level]
-                ranges = ["n", "1, n", "0, n, 2", "n - 1, -1, -1", *(f"{j} + 1" for j in indices)]
-                ranges += ["n - 2 if b > 0 else n", "1 if b > 0 else 0, n, 2"]
+                i = "ijk"[level] if self.chance(98) else self.pick(["i", "j", "k", "m0", "m1", "b"])
+                ranges = [*RANGES, *(f"{j} + 1" for j in indices), *(f"{j}, n" for j in indices)]
                 self.line(depth, f"for {i} in range({self.pick(ranges)}):")
                 self.block(depth + 1, level + 1, [*indices, i], list(scalars), arrays)
             elif kind < 92 and depth < 6:
                 self.line(depth, f"if {self.pick(atoms)} > {self.number()}:")
-                self.block(depth + 1, level, indices, list(scalars), arrays)
+                self.block(depth + 1, level, list(indices), list(scalars), arrays)
                 if self.chance(50):
                     self.line(depth, "else:")
-                    self.block(depth + 1, level, indices, list(scalars), arrays)
+                    self.block(depth + 1, level, list(indices), list(scalars), arrays)
+            elif kind >= 100:  # an index that is computed
+                name = f"m{self.source.below(2)}"
+                old = [f"({i} + 1) % n" for i in indices] + [f"n - 1 - abs({i})" for i in indices]
+                self.line(depth, f"{name} = {self.pick(['2', '0', '-1', *old, *(f'ix[b, {i}]' for i in indices)])}")
+                indices += [name] * (name not in indices)
+            elif kind == 99 and self.chance(25):  # an input is written; a loop's variable may be read after its loop
+                self.line(depth, self.pick(["y[b, 0] += x[b, i] * x[b, i]", "x[b, 1] = w[1] * 0.5", "y[b, 1] = w[j]"]))
             else:
                 self.line(depth, f"{self.pick(['s0', 's1'])} = {self.expr(1, atoms)}")
                 scalars += [n for n in ("s0", "s1") if f"{n} =" in self.lines[-1] and n not in scalars]
@@ -178,10 +198,12 @@ class Writer:
             scalars = [f"s{k}" for k in range(4)]
         for _ in range(1 + self.chance(30)):
             parallel = self.chance(50)
-            first = "n - 3, " if not saves and self.chance(20) else ""
-            self.line(1, f"for b in {'prange' if parallel else 'range'}({first}x.shape[0]):")
+            rows = self.pick(ROWS) if not saves and self.chance(30) else "x.shape[0]"
+            if saves and self.chance(5):
+                rows = "-1, x.shape[0]"  # writes the last row of z twice
+            self.line(1, f"for b in {'prange' if parallel else 'range'}({rows}):")
             mine = list(scalars)
-            fresh = parallel or not scalars or self.chance(50)
+            fresh = (parallel and self.chance(97)) or not scalars or self.chance(50)
             if fresh:
                 for k in range(4):
                     self.line(2, f"s{k} = {self.number()}")
@@ -202,6 +224,8 @@ class Writer:
             if fresh and not parallel:
                 scalars = scalars and mine[:4]
         code = "\n".join(self.lines) + "\n"
+        if self.chance(5):
+            return re.sub(r"\ba\b", self.pick(PARAMETERS), code)
         return self.with_clashes(code) if self.chance(30) else code
 
     def with_clashes(self, code):
@@ -242,90 +266,54 @@ def plain(backward):
 
 @dataclass
 class Verdict:
-    """What became of a program: ``right``, ``refused``, ``wrong``, or ``unfit`` (not finite, or no smooth point)."""
+    """What became of a program: ``right``, ``refused``, ``wrong``, or ``unfit`` (not finite)."""
 
     kind: str
     detail: str = ""
 
 
-class Watched(np.ndarray):
-    """An array that remembers the largest number written to it."""
-
-    largest = 0.0
-
-    def __setitem__(self, key, value):
-        """Write, and remember."""
-        self.largest = max(self.largest, abs(float(value)))
-        super().__setitem__(key, value)
-
-
 def examine(code, seed=0):
-    """Compare the planned gradient with one that records everything, and both with differences."""
+    """Compare the planned gradient with the slope that dual numbers give, and with a plan that records everything.
+
+    Each third seed gives data with zeros and equal numbers. Each fourth asks for the record of everything too.
+    """
     f = compiled(code)
+    params = f.__code__.co_varnames[: f.__code__.co_argcount]
+    saved = {"z"} if "z[b, i] =" in code else set()
     try:
-        face = Interface(["x", "w", "ix", "a", "y", "z", "dy", "dx", "dw"])
-        fresh = {"z"} if "z[b, i] =" in code else set()
-        planned = differentiate(f, ["x", "w"], ["y"], interface=face, saved=fresh, fresh=fresh)
-        everything = differentiate(f, ["x", "w"], ["y"], record_all=True)
+        face, wrt = Interface([*params, "dy", "dx", "dw"]), [n for n in ("x", "w") if f"{n}[" in code]
+        made = [differentiate(f, wrt, ["y"], interface=face, saved=saved, fresh=saved)]
+        if seed % 4 == 0:
+            made.append(differentiate(f, wrt, ["y"], interface=face, record_all=True))
     except UnsupportedError as e:
         return Verdict("refused", str(e))
     rng = np.random.default_rng(seed)
-    x, w, dy = rng.standard_normal((B, N)), rng.standard_normal(N), rng.standard_normal((B, N))
-    ix, a, y = rng.integers(0, N, (B, N)), rng.standard_normal(N), rng.standard_normal((B, N))
+    floats = {"x": (B, N), "w": N, "a": N, "y": (B, N), "dy": (B, N)}
+    x, w, a, y, dy = (np.round(v) / 2 if seed % 3 == 0 else v for v in map(rng.standard_normal, floats.values()))
+    u, v, ix = rng.standard_normal(x.shape), rng.standard_normal(w.shape), rng.integers(0, N, (B, N))
 
-    def value(x, w):
-        out = y.copy()
-        f(x, w, ix, a.copy(), out, np.full((B, N), np.nan))
-        return float((out * dy).sum())
-
-    def gradient(backward):
-        dx, dw = np.zeros_like(x), np.zeros_like(w)
-        z = np.full((B, N), np.nan)
-        if backward.plan.task.saved:
-            f(x, w, ix, a.copy(), y.copy(), z)
-        plain(backward)(x, w, ix, a.copy(), y.copy(), z, dy, dx, dw)
-        return dx, dw
+    def arguments(z):
+        return dict(zip(params, (x, w, ix, a.copy(), y.copy(), z), strict=True))
 
     try:
-        with np.errstate(all="ignore"):
-            here = value(x, w)
-            if not abs(here) < 1e4:
-                return Verdict("unfit")
-    except (OverflowError, ValueError, ZeroDivisionError):
-        return Verdict("unfit")
-    given = dy.copy()
-    try:
-        with np.errstate(all="ignore"):
-            (dx, dw), (ex, ew) = gradient(planned), gradient(everything)
-    except Exception as e:
-        return Verdict("wrong", f"raised {type(e).__name__}: {e}")
-    if not np.array_equal(given, dy):
-        return Verdict("wrong", "the given adjoint was changed")
-    size = np.max([np.abs(ex).max(), np.abs(ew).max()])  # NaN where one is: 0 times an infinite slope
-    if not size < 1e8:
-        return Verdict("unfit")
-    apart = np.max([np.abs(dx - ex).max(), np.abs(dw - ew).max()]) / (1 + size)
-    if not apart < 1e-12 * 100:
-        return Verdict("wrong", f"plan and record-everything differ by {apart:.1e}")
-    u, v = rng.standard_normal(x.shape), rng.standard_normal(w.shape)
-    slope, best = float((dx * u).sum() + (dw * v).sum()), math.inf
-    with np.errstate(all="ignore"):
-        for h in (1e-5, 1e-6, 1e-7, 1e-4, 1e-8, 1e-9, 1e-10, 1e-11):  # the last for sin(x) where x changes fast
-            if best < 1e-5:
-                break
-            try:
-                got = (value(x + h * u, w + h * v) - value(x - h * u, w - h * v)) / (2 * h)
-            except (OverflowError, ValueError):
-                continue
-            best = min(best, abs(got - slope) / (1e-3 + abs(got) + abs(slope)))
-    if not best < 1e-5:
-        h = 1e-6
-        with np.errstate(all="ignore"):
-            right, left = value(x + h * u, w + h * v) - here, here - value(x - h * u, w - h * v)
-            f(x, w, ix, a.copy(), out := y.copy().view(Watched), np.full((B, N), np.nan))
-        if abs(right - left) > 1e-3 * h * (1 + abs(slope)):
-            return Verdict("unfit", "the point lies on a kink, as where both arguments of max are equal")
-        if out.largest > 1e10 * (1 + abs(here)):
-            return Verdict("unfit", "too few digits are left, as of s in (y + s) - y where y is large")
-        return Verdict("wrong", f"differences say otherwise, {best:.1e}")
+        slope, terms = exact_slope(f, arguments(np.full((B, N), np.nan)), {"x": u, "w": v}, {"y": dy})
+    except (OverflowError, ZeroDivisionError, ValueError) as e:
+        return Verdict("unfit", str(e))
+    if not terms < 1e8:  # NaN too, as where 0 is multiplied by an infinite slope
+        return Verdict("unfit", "its slope is not finite, or too large")
+    for backward in made:
+        z, (dx, dw), given = np.full((B, N), np.nan), (np.zeros_like(x), np.zeros_like(w)), dy.copy()
+        try:
+            with np.errstate(all="ignore"):
+                if backward.plan.task.saved:
+                    f(*arguments(z).values())
+                plain(backward)(*arguments(z).values(), dy, dx, dw)
+        except Exception as e:
+            return Verdict("wrong", f"raised {type(e).__name__}: {e}")
+        if not np.array_equal(given, dy):
+            return Verdict("wrong", "the given adjoint was changed")
+        apart = abs((dx * u).sum() + (dw * v).sum() - slope) / (1e-9 + terms)
+        if not apart < 1e-10:
+            which = "record of everything" if backward.plan.task.record_all else "plan"
+            return Verdict("wrong", f"the {which} and dual numbers differ by {apart:.1e} of {terms:.1e}")
     return Verdict("right")

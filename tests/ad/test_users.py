@@ -77,7 +77,7 @@ def halved(monkeypatch):
     monkeypatch.setattr(Pullback, "leaves", lambda self, e, seed, s: leaves(self, e, seed, s)[:1])
 
 
-def test_a_gradient_is_compared_with_differences_before_a_model_uses_it(registered, monkeypatch, tmp_path):
+def test_a_gradient_is_judged_before_a_model_uses_it(registered, monkeypatch, tmp_path):
     monkeypatch.setenv("CPUOPT_CACHE_DIR", str(tmp_path))
     square = differentiable(out("out", N), inp("inp", N))(square_forward)
     assert not square.judged
@@ -90,7 +90,7 @@ def test_a_gradient_is_compared_with_differences_before_a_model_uses_it(register
             out[i] = inp[i] * inp[i]
 
     wrong = differentiable(out("out", N), inp("inp", N))(wrong_forward)
-    with pytest.raises(UserError, match="wrong: its generated gradient disagrees with differences"):
+    with pytest.raises(UserError, match="wrong: its generated gradient disagrees with the slope"):
         engine_of(wrong)
 
 
@@ -108,7 +108,7 @@ def test_a_gradient_is_compared_where_its_forward_is_finite(registered):
     logs = differentiable(out("out", N), inp("inp", N))(logs_forward)
     logs.judge()
     assert logs.judged
-    with pytest.raises(UserError, match="one of them is not finite"):
+    with pytest.raises(UserError, match=r"test_users.py:\d+: .*it is not finite for any of"):
         differentiable(out("out", N), inp("inp", N))(nothing_forward).judge()
 
 
@@ -227,4 +227,4 @@ def test_a_cast_to_float32_roughens_no_comparison(registered):
     """The reference, an op's own text, is float64 throughout."""
     cast = differentiable(out("out", N), inp("inp", N))(cast_forward)
     (found,) = check_gradient(cast.backward)
-    assert found.error < 1e-10
+    assert found.error < 1e-14

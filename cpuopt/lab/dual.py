@@ -1,0 +1,174 @@
+"""The slope of a kernel by dual numbers: its own text as plain Python in float64, each value with its slope beside it.
+
+It shares nothing with the generator of backwards, and takes no differences: there is no step that bends or rounds, and
+at a kink, as where both arguments of max are equal, it takes the branch that the kernel takes.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import sys
+from collections.abc import Callable, Mapping
+from types import CellType, FunctionType, ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from ..ad.subset import PYTHON, outside
+
+Array = np.ndarray[Any, Any]
+Function = Callable[..., Any]
+
+SLOPES: dict[str, Function] = {
+    "exp": np.exp,
+    "expm1": np.exp,
+    "log": lambda x: 1 / x,
+    "log1p": lambda x: 1 / (1 + x),
+    "sqrt": lambda x: 0.5 / np.sqrt(x),
+    "tanh": lambda x: 1 / np.cosh(x) ** 2,
+    "sin": np.cos,
+    "cos": lambda x: -np.sin(x),
+    "abs": np.sign,
+}
+"""The derivatives of functions of one argument."""
+
+
+class Dual:
+    """A number, its slope along a direction, and the size of the slope's terms, by which its rounding is measured."""
+
+    __slots__ = ("size", "slope", "value")
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, value: Any, slope: float = 0.0, size: float = 0.0) -> None:
+        self.value, self.slope, self.size = np.float64(value), slope, size
+
+    def __add__(self, other: Any) -> Dual:
+        return _chain(self.value + plain(other), (1.0, self), (1.0, other))
+
+    def __sub__(self, other: Any) -> Dual:
+        return _chain(self.value - plain(other), (1.0, self), (-1.0, other))
+
+    def __rsub__(self, other: Any) -> Dual:
+        return _chain(other - self.value, (-1.0, self))
+
+    def __mul__(self, other: Any) -> Dual:
+        return _chain(self.value * plain(other), (plain(other), self), (self.value, other))
+
+    def __truediv__(self, other: Any) -> Dual:
+        x, y = self.value, np.float64(plain(other))
+        return _chain(x / y, (1 / y, self), (-x / y / y, other))
+
+    def __rtruediv__(self, other: Any) -> Dual:
+        return _chain(other / self.value, (-other / self.value / self.value, self))
+
+    def __pow__(self, n: Any) -> Dual:
+        n = plain(n)  # the generator refuses an exponent that has a slope
+        return _chain(self.value**n, (n * self.value ** np.float64(n - 1) if n != 0 else 0.0, self))
+
+    def __neg__(self) -> Dual:
+        return _chain(-self.value, (-1.0, self))
+
+    def __abs__(self) -> Dual:
+        return _chain(abs(self.value), (np.sign(self.value), self))
+
+    def __pos__(self) -> Dual:
+        return self
+
+    def __bool__(self) -> bool:
+        return bool(self.value)
+
+    __radd__, __rmul__ = __add__, __mul__
+
+
+def _chain(value: Any, *terms: tuple[Any, Any]) -> Dual:
+    """A value with the slope that its operands, each with its derivative, give it."""
+    parts = [(d * x.slope, abs(d) * x.size) for d, x in terms if isinstance(x, Dual)]
+    return Dual(value, sum(p[0] for p in parts), sum(p[1] for p in parts))
+
+
+def _without_slope(name: str) -> None:
+    """Let an operator work on values alone: comparisons, and what the generator refuses where a slope goes through."""
+    work = getattr(operator, name)
+    setattr(Dual, f"__{name}__", lambda self, other: work(self.value, plain(other)))
+    if name in ("floordiv", "mod"):
+        setattr(Dual, f"__r{name}__", lambda self, other: work(other, self.value))
+
+
+for _name in ("lt", "le", "gt", "ge", "eq", "ne", "floordiv", "mod"):
+    _without_slope(_name)
+
+
+def plain(x: Any) -> Any:
+    """A number without its slope."""
+    return x.value if isinstance(x, Dual) else x
+
+
+def _smooth(name: str) -> Function:
+    value, slope = getattr(np, name), SLOPES[name]
+
+    def function(x: Any) -> Any:
+        return _chain(value(x.value), (slope(x.value), x)) if isinstance(x, Dual) else value(x)
+
+    return function
+
+
+def _stands() -> dict[int, Function]:
+    """What stands for the functions that a kernel may call, by the identity of each."""
+    stand: dict[str, Function] = {name: _smooth(name) for name in SLOPES}
+    stand |= dict.fromkeys(("float", "float32", "float64"), lambda x: x if isinstance(x, Dual) else np.float64(x))
+    stand |= dict.fromkeys(("max", "maximum", "fmax"), max) | dict.fromkeys(("min", "minimum", "fmin"), min)
+    stand |= {"int": lambda x: int(plain(x)), "bool": lambda x: bool(plain(x))}
+    stand |= dict.fromkeys(("int32", "int64"), stand["int"])
+    stand |= {"floor": lambda x: math.floor(plain(x)), "ceil": lambda x: math.ceil(plain(x))}
+    found: dict[int, Function] = {}
+    for home in (np, math, sys.modules.get("numba"), PYTHON):
+        for name, function in stand.items():
+            if hasattr(home, name) and (home is not np or name not in ("max", "min")):
+                found[id(getattr(home, name))] = function
+    return found
+
+
+def wide(function: Function) -> Function:
+    """A kernel as plain Python that computes in float64 throughout, on numbers or on `Dual` ones.
+
+    A cast to float32, or a float32 number from around it, would round what is compared.
+    """
+    stand = _stands()
+
+    def widen(value: Any) -> Any:
+        if isinstance(value, np.floating):
+            return np.float64(value)
+        if isinstance(value, ModuleType):
+            return SimpleNamespace(**{n: stand.get(id(v), v) for n, v in vars(value).items()})
+        return stand.get(id(value), value)
+
+    code = function.__code__
+    names = {n: widen(v) for n, v in outside(function).items() if n in code.co_names}
+    cells = tuple(CellType(widen(c.cell_contents)) for c in function.__closure__ or ())
+    return FunctionType(code, names, function.__name__, function.__defaults__, cells)
+
+
+def slope(
+    function: Function, given: Mapping[str, Any], along: Mapping[str, Array], adjoints: Mapping[str, Array]
+) -> tuple[float, float]:
+    """The slope of the sum of a kernel's outputs, each times its adjoint, and the size of the slope's terms.
+
+    Parameters
+    ----------
+    given : the kernel's arguments in their order; arrays that it writes are not changed.
+    along : the direction in which inputs change.
+    adjoints : of the outputs, by their names.
+    """
+    made = {n: np.array(x, object) if getattr(x, "dtype", None) == np.float64 else x for n, x in given.items()}
+    for name, direction in along.items():
+        made[name] = np.empty(direction.shape, object)
+        for i in np.ndindex(direction.shape):
+            made[name][i] = Dual(given[name][i], float(direction[i]), abs(float(direction[i])))
+    with np.errstate(all="ignore"):
+        wide(function)(*made.values())
+        ends = _chain(0.0)
+        for name, adjoint in adjoints.items():
+            for y, d in zip(made[name].flat, adjoint.flat, strict=True):
+                ends = ends + y * d
+    return (float(ends.slope), float(ends.size)) if np.isfinite(ends.value) else (math.nan, math.nan)

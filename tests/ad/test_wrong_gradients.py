@@ -1,0 +1,391 @@
+"""Kernels whose gradient was once wrong, or called wrong: each is right now, or refused with its line and reason."""
+
+import math
+
+import numpy as np
+import programs
+import pytest
+from numba import prange
+
+from cpuopt import differentiable, ops, registry
+from cpuopt.ad import UnsupportedError, differentiate
+from cpuopt.errors import UserError
+from cpuopt.kernels import jit
+from cpuopt.lab import dual
+from cpuopt.op import N, T, index, inp, out, scalar
+
+X = np.array([0.0, 1.5, -0.5, 1.5, 0.0, -2.0])
+"""Zeros and equal numbers."""
+
+
+def written(body, params="x, y", name="f"):
+    """A function of two arrays from its body."""
+    return programs.compiled(f"def f({params}):\n    n = x.shape[0]\n    {body}\n")
+
+
+def agrees(f, wrt=("x",), **given):
+    """Whether the gradient of all outputs agrees with dual numbers in every direction, planned or recorded."""
+    given = {"x": X, "y": np.full(len(X), 0.25), **given}
+    given = {n: given[n] for n in f.__code__.co_varnames[: f.__code__.co_argcount]}
+    dy = np.linspace(1.0, 2.0, len(X))
+    for record_all in (False, True):
+        made = differentiate(f, list(wrt), ["y"], record_all=record_all)
+        adjoints = [np.zeros_like(given[n]) for n in wrt]
+        copies = {n: x.copy() if isinstance(x, np.ndarray) else x for n, x in given.items()}
+        programs.plain(made)(*copies.values(), dy.copy(), *adjoints)
+        for name, found in zip(wrt, adjoints, strict=True):
+            for i in range(len(X)):
+                want, _ = dual.slope(f, given, {name: np.eye(len(X))[i]}, {"y": dy})
+                assert abs(found[i] - want) < 1e-12 * (1 + abs(want)), (record_all, name, i)
+    return True
+
+
+# Loops --------------------------------------------------------------------------------------------------------------
+
+OVERWRITTEN = {
+    "i = 2\n    s = x[i] * x[i]\n    for i in range(n):\n        y[i] = s * x[i]": "'i' is assigned in line",
+    "for i in range(n):\n        y[i] = x[i]\n    y[0] = x[i] * x[i]": "'i' is read where it may not be assigned",
+    "for x in range(n):\n        y[0] = 1.0": "a parameter or a view",
+    "v = x.reshape(n)\n    for v in range(n):\n        y[v] = x[v]": "a parameter or a view",
+    "m = y.reshape(n)\n    for i in range(int(y[0])):\n        m[i] = x[i] * x[i]": "the bound reads 'y'",
+    "for i in range(0, n, 0):\n        y[i] = x[i]": "step of a range",
+    "for i in range(0, n, 1.5):\n        y[i] = x[i]": "step of a range",
+}
+
+
+@pytest.mark.parametrize("body", OVERWRITTEN)
+def test_a_loop_that_overwrites_what_is_read_elsewhere_is_refused(body):
+    with pytest.raises(UnsupportedError, match=rf":\d+: '.*': .*{OVERWRITTEN[body]}.*; "):
+        differentiate(written(body), ["x"], ["y"])
+
+
+def test_loops_one_after_another_may_share_a_variable():
+    assert agrees(
+        written("for i in range(n):\n        y[i] = x[i] ** 2\n    for i in range(1, n):\n        y[i] *= x[i]")
+    )
+
+
+RANGES = ["-1, n", "-n, 0", "1 - n, n", "n - 1, -2, -1", "n - 1, -n - 1, -2", "-3, n, 2", "2, 1", "n, n - 9", "n // 2"]
+
+
+@pytest.mark.parametrize("kind", ["range", "prange"])
+@pytest.mark.parametrize("bounds", RANGES)
+def test_a_range_may_have_any_bounds(bounds, kind):
+    """Index -1 is that of the last element: two iterations may write one element."""
+    if kind == "range" or not bounds.endswith(("-1", "-2", "2")):  # a prange by steps may be refused
+        assert agrees(written(f"for i in {kind}({bounds}):\n        y[i] = x[i] * x[i]"))
+        assert agrees(written(f"for i in {kind}({bounds}):\n        y[i] *= x[i]\n        y[i] += x[i] * y[i]"))
+
+
+def test_a_range_below_zero_is_right_when_compiled():
+    """An unsigned index would lie outside of the array."""
+
+    def f(x, y):
+        for i in prange(-3, -1):
+            y[i] = x[i] * x[i]
+
+    made = differentiate(f, ["x"], ["y"])
+    dx = np.zeros_like(X)
+    jit.helper(parallel=True)(made.function)(X, np.zeros_like(X), np.ones_like(X), dx)
+    assert dx.tolist() == [0, 0, 0, 3, 0, 0]
+
+
+def test_which_loops_own_their_elements():
+    """Those whose variable is surely never negative; the others are reversed one iteration after the other."""
+    owns = {
+        "range(n)": True, "range(2, n)": True, "range(n - 1, -1, -1)": True, "range(n // 2, n)": True,
+        "range(max(0, n - 3), n)": True, "range(n % 3, n)": True, "range(-1, n)": False, "range(n - 3, n)": False,
+        "range(n - 1, -2, -1)": False, "range(m, n)": False,
+    }  # fmt: skip
+    for bounds, want in owns.items():
+        f = written(f"for i in {bounds}:\n        y[i] = x[i] * x[i]", "x, y, m")
+        plan = differentiate(f, ["x"], ["y"]).plan
+        assert (not plan.plain) == want, bounds
+
+
+# Powers -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("power", ["0", "0.0", "1", "2", "3", "NONE", "i % 3", "p[i]"])
+def test_a_power_has_a_slope_at_zero(power):
+    code = f"def f(x, y, p):\n    for i in range(x.shape[0]):\n        y[i] = 3.0 * x[i] ** ({power}) + p[i]\n"
+    f = programs.compiled(code, {**programs.NAMES, "NONE": 0})
+    assert agrees(f, p=np.array([0, 1, 2, 3, 0, 2]))
+
+
+def test_a_power_from_a_loop_has_a_slope_at_zero():
+    f = written("for i in range(n):\n        for p in range(n):\n            y[i] += w[p] * x[i] ** p", "x, w, y")
+    assert agrees(f, wrt=("x", "w"), w=np.linspace(-1, 1, len(X)))
+
+
+def test_an_exponent_seen_through_a_view_is_refused_if_it_is_differentiated():
+    f = written("v = x.reshape(n)\n    for i in range(n):\n        y[i] = 2.0 ** v[i] + v[i] ** v[i]")
+    with pytest.raises(UnsupportedError, match="exponent depends"):
+        differentiate(f, ["x"], ["y"])
+
+
+# Arrays -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "for i in range(n):\n        x[i] *= 2.0\n        y[i] = x[i]",
+        "v = x.reshape(n)\n    v[0] = 1.0\n    y[0] = x[1]",
+    ],
+)
+def test_what_is_written_and_differentiated_is_refused(body):
+    with pytest.raises(UnsupportedError, match=r":\d+: '.*': 'x' is written, and is differentiated with respect to; "):
+        differentiate(written(body), ["x"], ["y"])
+
+
+def test_one_array_in_inputs_and_outputs_is_refused():
+    with pytest.raises(UnsupportedError, match="'y' is written, and is differentiated"):
+        differentiate(written("for i in range(n):\n        y[i] *= x[i]"), ["x", "y"], ["y"])
+    with pytest.raises(UnsupportedError, match="nothing is written to 'x'"):
+        differentiate(written("y[0] = x[0]"), ["x"], ["x"])
+
+
+RACES = {
+    "s = 0.5\n    for i in prange(n):\n        s = s * 0.5 + x[i]\n        y[i] = s": "'s'",
+    "s = 0.5\n    for i in prange(n):\n        s += x[i]\n        y[i] = s": "'s'",
+    "s = 0.5\n    for i in prange(n):\n        if x[i] > s:\n            s = x[i]\n    y[0] = s": "'s'",
+    "s = 0.5\n    for i in prange(n):\n        s += x[i]\n        s *= x[i]\n    y[0] = s": "'s'",
+    "s = 0.5\n    for i in prange(n):\n        s = x[i] / s\n    y[0] = s": "'s'",
+    "t = 0.5\n    for i in prange(n):\n        t = x[i] * x[i]\n    y[0] = t": "'t'",
+}
+
+
+@pytest.mark.parametrize("body", RACES)
+def test_a_scalar_carried_over_prange_is_refused(body):
+    with pytest.raises(UnsupportedError, match=rf":\d+: '.*': {RACES[body]} is carried over .*prange.*; "):
+        differentiate(written(body), ["x"], ["y"])
+
+
+@pytest.mark.parametrize("step", ["s += x[i] * x[i]", "s -= x[i]", "s *= x[i] + 3.0", "s = max(s, x[i])"])
+def test_what_numba_reduces_over_prange_is_differentiated(step):
+    assert agrees(
+        written(f"s = 0.5\n    for i in prange(n):\n        {step}\n    for i in range(n):\n        y[i] = s")
+    )
+
+
+@pytest.mark.parametrize("name", ["dx", "dy", "dx_add", "chunk"])
+def test_a_parameter_named_like_an_adjoint_is_refused(name):
+    f = programs.compiled(f"def f(x, {name}, y):\n    y[0] = x[0] * x[0] * {name}[0]\n")
+    with pytest.raises(UnsupportedError, match=rf":1: 'def f.*': the backward needs the name .*'{name}'"):
+        differentiate(f, ["x"], ["y"])
+
+
+# The judge ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def registered():
+    """Bring the registry back to what it was."""
+    every, kernels = dict(ops.ALL), dict(registry.KERNELS)
+    yield
+    ops.ALL.clear()
+    ops.ALL.update(every)
+    registry.KERNELS.clear()
+    registry.KERNELS.update(kernels)
+
+
+def only_added(out, inp):
+    for i in range(inp.shape[0]):
+        for j in range(inp.shape[1]):
+            out[i] += inp[i, j] * inp[i, j]
+
+
+def partly_unwritten(out, inp):
+    for i in range(inp.shape[0]):
+        if inp[i, 0] > 0:
+            out[i] = inp[i, 0]
+
+
+def read_before(out, inp):
+    for i in range(inp.shape[0]):
+        out[i] = inp[i, 0] * inp[i, 1] if out[i] < 0.5 else inp[i, 0]
+
+
+def last_row_unwritten(out, inp):
+    for i in range(inp.shape[0] - 1):
+        out[i] = inp[i, 0] * inp[i, 0]
+
+
+@pytest.mark.parametrize("function", [only_added, partly_unwritten, read_before, last_row_unwritten])
+def test_an_output_that_depends_on_what_stood_in_it_is_refused(registered, function):
+    op = differentiable(out("out", N), inp("inp", N, T))(function)
+    with pytest.raises(
+        UserError, match=r":\d+: 'out\[i\] .*: 'out' depends on what stood in it.*; assign every element"
+    ):
+        op.judge()
+    assert not op.judged
+
+
+def first_assigned(out, inp):
+    for i in range(inp.shape[0]):
+        out[i] = 0.0
+        for j in range(inp.shape[1]):
+            out[i] += inp[i, j] * inp[i, j]
+
+
+def test_an_output_that_is_assigned_and_then_added_to_is_judged(registered):
+    differentiable(out("out", N), inp("inp", N, T))(first_assigned).judge()
+
+
+def refused_when_declared():
+    def over(out, inp):
+        for i in range(inp.shape[0]):
+            inp[i] = inp[i] * 2.0
+            out[i] = inp[i] * inp[i]
+
+    def indices(out, inp, ix):
+        for i in range(inp.shape[0]):
+            ix[i] = 0
+            out[i] = inp[ix[i]]
+
+    def nothing(out, inp):
+        for i in range(inp.shape[0]):
+            other = inp[i]  # noqa: F841
+
+    def adjoint(out, inp, dinp):
+        for i in range(inp.shape[0]):
+            out[i] = inp[i] * dinp[i]
+
+    def flag(out, inp, dinp_add):
+        for i in range(inp.shape[0]):
+            out[i] = inp[i] * dinp_add
+
+    y, x = out("out", N), inp("inp", N)
+    return {
+        over: ((y, x), "'inp' is declared as an input, and is written"),
+        indices: ((y, x, index("ix", N, below=N)), "'ix' is declared as an input, and is written"),
+        nothing: ((y, x), "nothing is written to 'out'"),
+        adjoint: ((y, x, inp("dinp", N)), "the name 'dinp' for the adjoint of 'inp'"),
+        flag: ((y, x, scalar("dinp_add")), "the name 'dinp_add' for the adjoint of 'inp'"),
+    }
+
+
+@pytest.mark.parametrize("function", refused_when_declared(), ids=lambda f: f.__name__)
+def test_a_declaration_that_its_kernel_contradicts_is_refused(registered, function):
+    found = {f.__name__: told for f, told in refused_when_declared().items()}
+    args, why = found[function.__name__]
+    with pytest.raises(UserError, match=rf"test_wrong_gradients.py:\d+: '.*': .*{why}.*; "):
+        differentiable(*args)(function)
+    assert f"{function.__name__}_forward" not in ops.ALL
+
+
+FACTOR = np.float32(0.7)
+
+
+def masked_scores(out, inp, mask):
+    for i in prange(inp.shape[0]):
+        out[i] = inp[i] + (-1e9 if mask[i] > 0 else 0.0)
+
+
+def scaled_tanh(out, inp):
+    for i in prange(inp.shape[0]):
+        out[i] = FACTOR * math.tanh(inp[i] * FACTOR)
+
+
+def smooth_abs(out, inp, eps):
+    for i in prange(inp.shape[0]):
+        out[i] = math.sqrt(inp[i] * inp[i] + eps * eps) - eps
+
+
+def bent(out, inp, eps):
+    for i in prange(inp.shape[0]):
+        out[i] = math.tanh(inp[i] / eps) * math.exp(-inp[i] * inp[i] / eps) + inp[i]
+
+
+def logit(out, inp):
+    for i in prange(inp.shape[0]):
+        out[i] = math.log(inp[i] / (1.0 - inp[i]))
+
+
+def acosh(out, inp):
+    for i in prange(inp.shape[0]):
+        out[i] = math.log(inp[i] + math.sqrt(inp[i] * inp[i] - 1.0))
+
+
+def cancelled(out, inp):
+    for i in prange(inp.shape[0]):
+        out[i] = ((inp[i] + 1e9) - 1e9) + inp[i] * inp[i]
+
+
+RIGHT = [masked_scores, scaled_tanh, smooth_abs, bent, logit, acosh, cancelled]
+ARGUMENTS = {"out": out("out", N), "inp": inp("inp", N), "mask": inp("mask", N), "eps": scalar("eps")}
+
+
+@pytest.mark.parametrize("function", RIGHT)
+def test_no_right_gradient_is_called_wrong(registered, function):
+    declared = [ARGUMENTS[n] for n in function.__code__.co_varnames[: function.__code__.co_argcount]]
+    op = differentiable(*declared)(function)
+    op.judge()
+    assert op.judged
+
+
+@pytest.mark.parametrize("function", RIGHT)
+def test_a_gradient_that_is_off_by_a_thousandth_is_called_wrong(registered, function, monkeypatch):
+    declared = [ARGUMENTS[n] for n in function.__code__.co_varnames[: function.__code__.co_argcount]]
+    op = differentiable(*declared)(function)
+    true = op.backward.reference
+    monkeypatch.setattr(op.backward, "reference", true_but(true, lambda x: x * 1.001))
+    with pytest.raises(UserError, match="disagrees with the slope of its forward"):
+        op.judge()
+    monkeypatch.setattr(op.backward, "reference", true_but(true, lambda x: x * np.nan))
+    with pytest.raises(UserError, match="disagrees with the slope of its forward"):
+        op.judge()
+
+
+def true_but(reference, change):
+    """A reference whose gradients are changed."""
+
+    def changed(**given):
+        return {n: change(x) for n, x in reference(**given).items()}
+
+    changed.__signature__ = reference.__signature__
+    return changed
+
+
+@pytest.mark.parametrize("name", dual.SLOPES)
+def test_dual_numbers_have_the_slopes_of_differences(name):
+    f = programs.compiled(f"def f(x, y):\n    y[0] = np.{name}(x[0]) * 2.0\n")
+    for x in (0.3, 1.7):
+        got, size = dual.slope(f, {"x": np.array([x]), "y": np.zeros(1)}, {"x": np.ones(1)}, {"y": np.ones(1)})
+        g = getattr(np, name)
+        assert abs(got - (g(x + 1e-5) - g(x - 1e-5)) / 1e-5) < 1e-8
+        assert size == abs(got)
+
+
+def test_dual_numbers_have_the_slopes_of_differences_on_random_programs():
+    """The fuzzer's judge is itself compared with differences, where the point lies on no kink."""
+    agree = 0
+    for seed in range(1, 40, 3):
+        f = programs.compiled(programs.Writer(programs.Random(seed)).program())
+        rng = np.random.default_rng(seed)
+        shapes = ((3, 4), 4, None, 4, (3, 4), (3, 4))
+        given = [rng.integers(0, 4, (3, 4)) if s is None else rng.standard_normal(s) for s in shapes]
+        u, dy = rng.standard_normal((3, 4)), rng.standard_normal((3, 4))
+
+        def value(h, f=f, given=given, u=u):
+            args = [given[0] + h * u, *(x.copy() for x in given[1:])]
+            f(*args)
+            return args[4]
+
+        names = f.__code__.co_varnames[:6]
+        try:
+            want = ((value(1e-6) - value(-1e-6)) * dy).sum() / 2e-6
+        except (OverflowError, ValueError, UnboundLocalError):
+            continue
+        got, size = dual.slope(f, dict(zip(names, given, strict=True)), {names[0]: u}, {names[4]: dy})
+        agree += abs(got - want) < 1e-5 * (1 + size)
+    assert agree >= 10
+
+
+def test_a_dual_number_shows_a_function_that_loses_its_slope():
+    """What is no known function is refused by the generator; here it cannot turn a slope into a plain number unseen."""
+    with pytest.raises(TypeError):
+        math.exp(dual.Dual(1.0, 1.0, 1.0))
+    with pytest.raises(TypeError):
+        float(dual.Dual(1.0, 1.0, 1.0))
