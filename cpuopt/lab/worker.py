@@ -36,7 +36,7 @@ def ab(request: Mapping[str, Any], say: Say) -> dict[str, Any]:
     from .. import ops
     from ..engine import set_threads
     from ..kernels import cache
-    from . import ab
+    from . import ab, machine
 
     settings, op = settings_of(request), ops.ALL[request["op"]]
     pair = find(op.name, request["variants"][0]), find(op.name, request["variants"][1])
@@ -52,10 +52,11 @@ def ab(request: Mapping[str, Any], say: Say) -> dict[str, Any]:
         hopeless = request.get("hopeless", inf)
         found = ab.alone(pair, shapes, flush=request["flush"], hopeless=hopeless, **more)
     say("checking again")
-    checks += ab.require_right(pair, n)
+    checks += found["checks"] + ab.require_right(pair, n)
+    doubts = found["doubts"] + ab.beyond_roofs(op, request["variants"], found.get("cases", ()), machine.stored().get(n))
     hashes = {k.variant: cache.digest(k.function) for k in pair}
     told: dict[str, Any] = finite(
-        {"B": settings.B, "T": settings.T, "threads": n, **found, "checks": checks, "hashes": hashes}
+        {"B": settings.B, "T": settings.T, "threads": n, **found, "checks": checks, "doubts": doubts, "hashes": hashes}
     )
     return told
 
