@@ -302,14 +302,21 @@ class Engine:
     def _bind(self, call: Call, kernel: registry.Kernel, add: bool = False) -> Bound:
         return bind(call, kernel, self.plan, self._arena, self._scalars, add)
 
-    def rebound(self, bound: Bound, kernel: registry.Kernel) -> Bound:
-        """Give the same call on the same arrays to another kernel, with scratch of its own; `phases` says what runs."""
-        ours = len(bound.call.op.params)
-        scratch = [np.empty(n, np.float32) for n in kernel.floats(bound.call.sizes).values()]
-        args = [*bound.args[:ours], *scratch]
-        for places in self._scalars.values():
-            places += [(args, i) for known, i in places if known is bound.args]
-        return Bound(bound.call, kernel, args)
+    def rebound(self, bound: Bound, *kernels: registry.Kernel) -> list[Bound]:
+        """Give the same call on the same arrays to other kernels, which share other scratch; `phases` is what runs."""
+        ours, sizes = len(bound.call.op.params), bound.call.sizes
+        needed = [list(k.floats(sizes).values()) for k in kernels]
+        floats = [[-(-n // 16) * 16 for n in mine] for mine in needed]
+        room = np.empty(max(map(sum, floats)) + 16, np.float32)
+        start, found = -room.ctypes.data // 4 % 16, []
+        for kernel, exact, mine in zip(kernels, needed, floats, strict=True):
+            ends = start + np.cumsum([0, *mine])
+            scratch = [room[i : i + n] for i, n in zip(ends.tolist(), exact, strict=False)]
+            args = [*bound.args[:ours], *scratch]
+            for places in self._scalars.values():
+                places += [(args, i) for known, i in places if known is bound.args]
+            found.append(Bound(bound.call, kernel, args))
+        return found
 
     def _set(self, **scalars: float) -> None:
         for name, number in scalars.items():

@@ -1,7 +1,8 @@
 """What the times of some steps say: sums by kind of op and by layer, and the object that ``profile.json`` holds.
 
-The means are over the middle half of the steps, ordered by their time: one set of whole steps for all rows, so that the
-rows add up to the step, and a step that something else disturbed does not count. All raw values are kept.
+There is one statistic, the mean over the middle half of the steps, ordered by their time: one set of whole steps for
+all rows, so that the rows add up to the step, and a step that something else disturbed does not count: of three, the
+middle one counts. All raw values are kept.
 """
 
 from __future__ import annotations
@@ -101,8 +102,8 @@ class Profile:
     ----------
     steps : how many the figures stand on; `warmup` more came before and were dropped.
     step_ms : ``median``, ``min`` and ``max`` of `step_ms_values`, and the ``mean`` of their middle half, which the
-        rows of `ops` add up to.
-    tokens_per_s : by the median step.
+        rows of `ops` add up to, and which is what is shown.
+    tokens_per_s : by that mean.
     peak_rss_mb, planned_peak_mb : what the process held at its peak, and what was predicted, in 10^6 bytes.
     ops : by label, in the order of a step; `UNACCOUNTED` comes last and the shares add to 100.
     profiler_overhead_ms : what profiling adds to a step, measured.
@@ -184,7 +185,7 @@ class Sums:
 
     def __init__(self, steps: Sequence[StepTimes], roofs: Roofs | None = None) -> None:
         self.roofs = roofs
-        cut = len(steps) // 4
+        cut = (len(steps) + 1) // 4
         middle = sorted(steps, key=lambda s: s.end - s.start)[cut : len(steps) - cut]
         self.step_ns = fmean(s.end - s.start for s in middle)
         self.bounds: list[Bound] = []

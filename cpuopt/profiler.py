@@ -146,7 +146,7 @@ class Profiler:
             steps=len(steps),
             warmup=warmup,
             step_ms={"median": median(step_ms), "min": min(step_ms), "max": max(step_ms), "mean": sums.step_ns / 1e6},
-            tokens_per_s=B * T / (median(step_ms) / 1e3),
+            tokens_per_s=B * T / (sums.step_ns / 1e9),
             peak_rss_mb=peak_rss_bytes() / 1e6,
             planned_peak_mb=self.engine.predicted_peak_bytes / 1e6,
             ops=ops,

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from .profile import LayerRow, OpRow, Profile
 
 FMA = "FMA"
-PASSED = 105.0
-"""Percent of a roof beyond which the profile warns; a roof is measured to a few percent."""
+PASSED = 100.0
+"""Percent of a roof beyond which there is a warning."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def passed(rows: Iterable[OpRow | LayerRow]) -> list[str]:
     found = []
     for r in rows:
         if r.of_roof is not None and r.of_roof > PASSED:
-            found.append(f"{r.op} is at {r.of_roof:.0f} % of the {r.roof} roof, which cannot be")
+            found.append(f"{r.op} is at {r.of_roof:.1f} % of the {r.roof} roof, which cannot be")
     return found
 
 

@@ -98,12 +98,16 @@ class Clock:
         return self.now
 
 
-def kernel(variant, ns, clock, calls=None, op=ops.gelu_forward, body=lambda out, inp: None):
+def gelu(out, inp):
+    out[...] = 0.5 * inp * (1 + np.tanh(np.sqrt(2 / np.pi) * (inp + 0.044715 * inp**3)))
+
+
+def kernel(variant, ns, clock, calls=None, op=ops.gelu_forward, body=gelu):
     def function(*args):
         clock.now += ns
         body(*args)
         if calls is not None:
-            calls.append(args)
+            calls.append((variant, args))
 
     return registry.Kernel(op, variant, function)
 
@@ -114,25 +118,32 @@ SHAPE = ab.Shape(Case({"N": 1000}), {}, ("h.0.mlp", "h.1.mlp"))
 def test_both_get_the_same_arrays_and_the_clock_decides():
     clock, calls = Clock(), []
     pair = kernel("a", 10_000, clock, calls), kernel("b", 20_000, clock, calls)
-    found = ab.alone(pair, [SHAPE], clock=clock)
+    found = ab.alone(pair, [SHAPE], clock=clock, looks=[4])
     assert found["verdict"] == "slower"
     assert found["ratio"]["median"] == pytest.approx(2)
     assert (found["a_ms"], found["b_ms"]) == pytest.approx((0.02, 0.04))  # in two layers
-    assert len({(out.ctypes.data, inp.ctypes.data) for out, inp in calls}) == 1
+    places = {"a": set(), "b": set()}
+    for variant, (out, inp) in calls:
+        places[variant].add((out.ctypes.data, inp.ctypes.data))
+    assert len(places["a"]) == 3  # of the first calls, and of each of a sample's two
+    assert places["a"] == places["b"]
     case = found["cases"][0]
     assert (case["calls_per_sample"], case["samples_per_turn"]) == ({"A": 2, "B": 2}, {"A": 400, "B": 400})
-    assert len(case["ns"]["A"]) == len(case["ns"]["C"]) == 12
-    assert len(case["order"]) == 36
-    assert ab.alone((pair[0], pair[0]), [SHAPE], clock=clock)["verdict"] == "no difference shown"
+    assert len(case["ns"]["A"]) == len(case["ns"]["C"]) == 4
+    assert len(case["order"]) == 12
+    assert ab.alone((pair[0], pair[0]), [SHAPE], clock=clock, looks=[4])["verdict"] == "no difference shown"
 
 
 def test_a_kernel_that_writes_outside_while_it_is_timed_is_refused():
     def outside(out, inp):
+        gelu(out, inp)
         words = np.lib.stride_tricks.as_strided(out, (len(out) + 3,), (4,))
         words[-1] = 7
 
     clock = Clock()
-    with pytest.raises(UserError, match="wrote outside its arrays: 3 past the end of 'out'"):
+    with pytest.raises(
+        UserError, match=r"\[b\] wrote outside its arrays, before it was timed: 3 past the end of 'out'"
+    ):
         ab.alone((kernel("a", 10_000, clock), kernel("b", 10_000, clock, body=outside)), [SHAPE], clock=clock)
 
 
@@ -212,7 +223,10 @@ def test_alone(capsys):
     assert 2 < found["ratio"]["low"] <= found["ratio"]["median"] <= found["ratio"]["high"]
     (result,) = found["results"]
     assert {c["status"] for c in result["checks"]} == {"PASS"}
-    assert len({(c["kernel"], c["case"]) for c in result["checks"]}) * 2 == len(result["checks"])  # before and after
+    checks = [(c["kernel"], c["case"]) for c in result["checks"]]
+    timed = [c for c in checks if checks.count(c) == 1]
+    assert sorted(timed) == [("gelu_forward[thrice]", "N=8192"), ("gelu_forward[vanilla]", "N=8192")]
+    assert len(set(checks)) * 2 == len(checks) + len(timed)  # the others before and after
     assert result["hashes"]["vanilla"] == cache.digest(registry.KERNELS["gelu_forward", "vanilla"].function)
     kept = json.loads((Path(found.pop("path")) / "record.json").read_text())
     assert kept["kind"] == "ab"

@@ -1,14 +1,15 @@
 """Two kernels of one op against each other: alone, on the shapes that a model has, or inside its real training steps.
 
-Both get the very same arrays, so that no address favours one. A turn alone is as many samples as fill `TURN_S`, of one
-call each, or of several where a call is short; its lower quartile counts, which a process that takes the core away now
-and then does not move. A turn in the step is one training step with the op's calls going to one kernel.
+Both get the very same arrays, scratch too, so that no address favours one; they are judged on these (`timed`). A turn
+alone is as many samples as fill `TURN_S`, of one call each, or of several where a call is short; its lower quartile
+counts, which a process that takes the core away now and then does not move. A turn in the step is one training step
+with the op's calls going to one kernel.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from math import inf
@@ -26,15 +27,26 @@ from ..op import Op
 from ..profiler import Profiler
 from ..program import Call
 from ..registry import KERNELS, Kernel, nearest
+from ..roofline import Roofs
+from ..wording import spread
 from . import machine
-from .cases import Case, arguments
-from .check import BrokenKernelError, Memory, check_all, filled
+from .cases import Case
+from .check import Result, check_all
+from .timed import AFTER, BEFORE, FILLS, SELDOM, Timed, judge_call
 from .verdict import LOOKS, Contest, Verdict, judge
 
 TURN_S, SAMPLE_S = 8e-3, 2e-5
 """How long a turn takes, and the least that one reading of the clock is trusted with."""
 FAR = 4
 """How many times as long one side may take and still be sampled as often as the other."""
+FILL_S = 4 * TURN_S
+"""How much of a turn may go by while arrays are filled; then it has fewer samples."""
+MOST_CALLS, POOL = 64, 4 << 20
+"""Calls of a sample at the most, and the bytes that their arrays may take together."""
+GAINS = "the whole step gains"
+"""How the doubt begins that a step gained more than its op."""
+SLACK = 0.005
+"""The part of a step that other ops may gain with a changed one, as where it leaves their data in the caches."""
 COLD_SAMPLES = 3
 """Samples of a turn with flushed caches."""
 Say = Callable[[str], None]
@@ -105,13 +117,18 @@ def shapes_of(calls: Sequence[Call]) -> list[Shape]:
 
 
 class Alone:
-    """Two kernels on one shape, on the same arrays.
+    """Two kernels on one shape, on the same arrays, which are judged before, meanwhile and after.
 
     Parameters
     ----------
     kernels : A and B.
     flush : whether caches are filled with something else before each call.
     clock : in ns.
+
+    Raises
+    ------
+    UserError
+        For a kernel that is wrong on them, here and from every turn.
     """
 
     def __init__(
@@ -122,27 +139,13 @@ class Alone:
         flush: bool = False,
         clock: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
-        op = kernels[0].op
-        given = arguments(op, shape.case, np.random.default_rng(seed))
-        contents = {}
-        for a in op.arrays:
-            x = np.empty((0,) * len(a.shape), a.dtype) if given[a.name] is None else given[a.name]
-            contents[a.name] = np.zeros_like(x) if a.role in ("out", "acc") else x
-        for side, k in zip("AB", kernels, strict=True):
-            contents |= {f"{side} {s.name}": filled((s.floats(shape.case.sizes),), 0) for s in k.scratch}
-        self.memory = Memory(contents)
-        self.memory.reset()
-        self.may_change = [*(a.name for a in op.written), *(name for name in contents if name not in op.by_name)]
+        self.timed = Timed(dict(zip("AB", kernels, strict=True)), shape.case, shape.adds, seed)
         self.functions = {side: k.function for side, k in zip("AB", kernels, strict=True)}
-        self.args: dict[str, list[Any]] = {}
-        for side, k in zip("AB", kernels, strict=True):
-            args: list[Any] = []
-            for a in op.args:
-                args.append(given[a.name] if a.role == "scalar" else self.memory.arrays[a.name])
-                args += [shape.adds[a.name]] if a.role == "acc" else []
-            self.args[side] = args + [self.memory.arrays[f"{side} {s.name}"] for s in k.scratch]
+        self.rng = np.random.default_rng(seed)
         self.clock, self.flush = clock, _flusher() if flush else None
         self.lengths = {"A": (1, 1), "B": (1, 1)}
+        for side in "AB":
+            self.timed.audit(side, BEFORE, "before it was timed")
         self._choose_lengths()
 
     def _choose_lengths(self) -> None:
@@ -150,35 +153,52 @@ class Alone:
 
         A side that takes `FAR` times as long is sampled by itself, or its turns would have no end.
         """
-        took = {}
-        for side in "AB":
-            self._sample(side)  # the first call loads, and pages in
-            took[side] = min(self._sample(side) for _ in range(3))
-        quick = min(took.values())
+        took = {side: min(self._sample(side, "nan", "nan") for _ in range(3)) for side in "AB"}
+        quick, room = min(took.values()), max(1, POOL // max(1, self.timed.nbytes))
         for side, ns in took.items():
             call_s = max(ns if ns > FAR * quick else quick, 1) / 1e9
-            calls = max(1, int(SAMPLE_S / call_s))
+            calls = max(1, min(MOST_CALLS, room, int(SAMPLE_S / call_s)))
             self.lengths[side] = calls, max(1, min(1000, int(TURN_S / (call_s * calls))))
             if self.flush:
                 self.lengths[side] = 1, COLD_SAMPLES
+        self.timed.place(max(calls for calls, _ in self.lengths.values()))
+        self.timed.swap(0)
+        for side, (calls, samples) in self.lengths.items():
+            start = self.clock()
+            self.timed.fill(side, "almost", "numbers", calls)
+            most = int(FILL_S * 1e9 / max(1, self.clock() - start))
+            self.lengths[side] = calls, max(min(samples, COLD_SAMPLES), min(samples, most))
 
-    def _sample(self, side: str) -> float:
-        function, args, (calls, _) = self.functions[side], self.args[side], self.lengths[side]
+    def _sample(self, side: str, outs: str, scratch: str) -> float:
+        function, calls = self.functions[side], self.lengths[side][0]
+        every = self.timed.args[side][:calls]
+        self.timed.fill(side, outs, scratch, calls)
         if self.flush:
             self.flush()
         start = self.clock()
-        for _ in range(calls):
+        for args in every:
             function(*args)
         return (self.clock() - start) / calls
 
     def turn(self, side: str) -> tuple[float]:
-        """Give the ns of a call: the lower quartile of a turn's samples."""
-        times = sorted(self._sample(side) for _ in range(self.lengths[side][1]))
-        return (times[(len(times) - 1) // 4],)
+        """Give the ns of a call: the lower quartile of a turn's samples, of which one drawn at random is judged."""
+        calls, samples = self.lengths[side]
+        self.timed.swap(int(self.rng.integers(2)))
+        outs, scratch = FILLS[self.rng.integers(len(FILLS))], ("nan", "numbers")[self.rng.integers(2)]
+        judged = self.rng.integers(samples) if self.rng.random() < self.timed.chance else -1
+        times = []
+        for i in range(samples):
+            times.append(self._sample(side, outs, scratch))
+            if i == judged:
+                self.timed.judge(side, calls, "while it was timed")
+        times.sort()
+        return (times[(samples - 1) // 4],)
 
-    def finish(self) -> None:
-        """Raise where a kernel wrote what it may not."""
-        self.memory.require_unchanged(but=self.may_change)
+    def finish(self) -> list[Result]:
+        """Judge both once more, and give the worst that was seen of each."""
+        for side in "AB":
+            self.timed.audit(side, AFTER, "after it was timed")
+        return list(self.timed.worst.values())
 
 
 def _flusher() -> Callable[[], object]:
@@ -206,19 +226,16 @@ def alone(
     Raises
     ------
     UserError
-        Where one writes what it may not.
+        For a kernel that is wrong on the arrays that are timed.
     """
-    others, cases = machine.Others(), []
+    others, cases, judged = machine.Others(), [], list[Result]()
     contests: list[Contest] = []
     for shape in shapes:
         say(f"{shape}: {len(contests) + 1} of {len(shapes)}")
         pair = Alone(kernels, shape, seed, flush, clock)
         contest = Contest(pair.turn, seed + len(contests), looks, hopeless=hopeless)
         verdict = contest.run()
-        try:
-            pair.finish()
-        except BrokenKernelError as e:
-            raise UserError(f"{kernels[0].op.name}: {kernels[0].variant} or {kernels[1].variant} {e}") from e
+        judged += pair.finish()
         contests.append(contest)
         cases.append(
             {
@@ -237,6 +254,7 @@ def alone(
         "a_ms": a_ms,
         "b_ms": a_ms * whole.ratio["median"],
         "cases": cases,
+        "checks": [r.describe() for r in judged],
         "doubts": others.doubts(),
     }
 
@@ -290,11 +308,17 @@ class InStep:
                 where = " or ".join(map(repr, change.layers))
                 raise UserError(f"{change.kernels[0].op.name}: the step does not call it in a layer {where}")
             self.layers.append([b.call.layer for b in chosen])
-            for side, k in zip("AB", change.kernels, strict=True):
+            for k in change.kernels:
                 k.compile()
-                self.groups[side].append({id(b): self.engine.rebound(b, k) for b in chosen})
+            a, b = change.kernels
+            rebound = [self.engine.rebound(call, a, b) for call in chosen]
+            for i, side in enumerate("AB"):
+                self.groups[side].append({id(call): both[i] for call, both in zip(chosen, rebound, strict=True)})
         self.phases = {p: list(calls) for p, calls in self.engine.phases.items()}
         self.profiler = Profiler(self.engine, keep=1)
+        self.rng = np.random.default_rng(settings.seed)
+        self.notes = list(job.engine.notes)
+        self.judged: list[Result] = []
         self.done = 0
 
     def use(self, side: str) -> None:
@@ -311,13 +335,51 @@ class InStep:
             return self.engine.step(lr=s.lr, clip=s.clip, tokens=tokens, targets=targets).loss
 
     def turn(self, side: str) -> tuple[float, ...]:
-        """Give the ns of a step: of the whole, then of the calls of each change."""
+        """Give the ns of a step: of the whole, then of the calls of each change; sometimes one is judged first."""
+        if self.rng.random() < 1 / SELDOM:
+            self.judged += self.audit("between those that were timed")
         self.use(side)
         self.step()
         times = self.profiler.steps[-1]
         took = {id(b): int(ns) for calls, marks in times.runs for b, ns in zip(calls, np.diff(marks), strict=True)}
         mine = (sum(took[id(b)] for b in group.values()) for group in self.groups[side])
         return (float(times.end - times.start), *map(float, mine))
+
+    def audit(self, when: str) -> list[Result]:
+        """Train for one step in which a call of each changed op and shape, drawn at random, is judged with A and B.
+
+        Raises
+        ------
+        UserError
+            For a kernel that is wrong on the arrays of the step.
+        """
+        alike: dict[Any, list[tuple[Bound, Bound]]] = {}
+        for a, b in zip(self.groups["A"], self.groups["B"], strict=True):
+            for place, bound in a.items():
+                call = bound.call
+                key = call.op.name, tuple(call.sizes.items()), frozenset(call.absent), tuple(call.adds.items())
+                alike.setdefault(key, []).append((bound, b[place]))
+        drawn = [pairs[self.rng.integers(len(pairs))] for pairs in alike.values()]
+        chosen, results = {id(b): (a, b) for a, b in drawn}, list[Result]()
+
+        def judged(calls: Iterable[Bound]) -> None:
+            for bound in calls:
+                if pair := chosen.get(id(bound)):
+                    call = bound.call
+                    case, kernels = Case(call.sizes, "normal", frozenset(call.absent)), [b.kernel for b in pair]
+                    results.extend(
+                        judge_call(kernels, case, [b.args for b in pair], case.absent, self.rng, f"in a step {when}")
+                    )
+                else:
+                    bound.kernel.function(*bound.args)
+
+        self.use("B")
+        usual, self.engine.runner = self.engine.runner, judged
+        try:
+            self.step()
+        finally:
+            self.engine.runner = usual
+        return results
 
     def losses(self) -> dict[str, list[float]]:
         """Train for a few steps with A and with B, from the same weights on the same batches; give their losses."""
@@ -391,14 +453,47 @@ def steps_in_turns(
     refused = disagreement(names[1], losses["A"], losses["B"])
     if refused:
         raise UserError(refused.replace("cpuopt", names[0], 1))
+    say("judging a step")
+    pair.judged += pair.audit("before any was timed")
     others = machine.Others()
     contest = Contest(pair.turn, seed, looks, decides)
     say("steps in turns")
     contest.run()
+    say("judging a step again")
+    pair.judged += pair.audit("after all were timed")
     whole, *each = (
         told(contest, judge([contest.ratios(i)], [contest.controls(i)]), i) for i in range(1 + len(pair.layers))
     )
-    return {"step": whole, "losses": losses, "doubts": others.doubts()}, each
+    doubts = [*others.doubts(), *impossible(whole, each)]
+    checks = [r.describe() for r in pair.judged]
+    return {"step": whole, "losses": losses, "doubts": doubts, "notes": pair.notes, "checks": checks}, each
+
+
+def impossible(whole: Mapping[str, Any], each: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Say it where a whole step gains more than the changed ops could: something else differs."""
+    step, gain = whole["a_ns"], 1 - whole["ratio"]["high"]
+    most = sum(r["a_ns"] * (1 - r["ratio"]["low"]) for r in each) / step
+    if gain <= max(0.0, most) + SLACK:
+        return []
+    told = f"ratio {spread(whole['ratio'])}, control {whole['control']['median']:.3f}"
+    return [
+        f"{GAINS} {100 * (1 - whole['ratio']['median']):.1f} % ({told}), more than the op can gain in it, "
+        f"{100 * max(0.0, most):.1f} % at the most: something else differs between the two"
+    ]
+
+
+def beyond_roofs(op: Op, variants: Sequence[str], cases: Sequence[Mapping[str, Any]], roofs: Roofs | None) -> list[str]:
+    """Say which times are less than what the machine's roofs allow."""
+    found = []
+    for case in cases if roofs else ():
+        assert roofs
+        shape = Shape.from_json(case)
+        nbytes = op.bytes(shape.case.sizes, shape.adds, set(shape.case.absent))
+        least, name = roofs.bound(op.flops(shape.case.sizes), nbytes)
+        for variant, ns in zip(variants, (case["a_ns"], case["b_ns"]), strict=True):
+            if least > ns:
+                found.append(f"{variant} is at {100 * least / ns:.0f} % of the {name} roof, which cannot be ({shape})")
+    return found
 
 
 def require_right(kernels: Sequence[Kernel], threads: int) -> list[dict[str, Any]]:

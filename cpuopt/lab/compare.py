@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import exp, log
 from typing import Any
 
 from ..errors import UserError
-from .verdict import LOOKS
+from .verdict import LEVEL, LOOKS
 
 
 def looks_up_to(rounds: int) -> list[int]:
@@ -28,9 +28,22 @@ def summed(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
     The ratio is the geometric mean of theirs, and of the ends of their intervals.
     """
+    level = min(r.get("level", LEVEL) for r in results)
     words = dict.fromkeys(r["verdict"] for r in results)
     ratio = {k: exp(sum(log(r["ratio"][k]) for r in results) / len(results)) for k in ("median", "low", "high")}
     if len(words) == 1:
-        return {"verdict": next(iter(words)), "ratio": ratio, "why": results[0]["why"]}
+        return {"verdict": next(iter(words)), "ratio": ratio, "why": results[0]["why"], "level": level}
     each = "; ".join(f"{r['B']}x{r['T']} on {r['threads']}: {r['verdict']}" for r in results)
-    return {"verdict": "could not tell", "ratio": ratio, "why": f"it depends: {each}"}
+    return {"verdict": "could not tell", "ratio": ratio, "why": f"it depends: {each}", "level": level}
+
+
+def marginal(results: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Say which kernels are further from the reference than rounding explains, each by its worst check."""
+    worst: dict[str, Mapping[str, Any]] = {}
+    for c in (c for r in results for c in r.get("checks", ()) if c["status"] == "MARGINAL"):
+        if c["ratio"] > worst.get(c["kernel"], {"ratio": 0.0})["ratio"]:
+            worst[c["kernel"]] = c
+    return [
+        f"MARGINAL: {name} is {c['ratio']:.1f} times what rounding explains from the reference ({c['case']})"
+        for name, c in worst.items()
+    ]

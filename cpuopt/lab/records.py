@@ -24,6 +24,8 @@ NOISE = 0.05
 """How far two runs of the same kernels lie apart, where they share too few to tell."""
 LEAST = 0.015
 """What two runs are never trusted to tell apart."""
+WIDE = 0.1
+"""Half the width of an interval, as a logarithm, beyond which it shows nothing, unless the noise is larger."""
 QUANTILE = 90.0
 """Percent of the unchanged ops whose difference counts as noise."""
 RESAMPLES = 2000
@@ -65,7 +67,7 @@ class Entry:
             return f"{c['model']} {c['B']}x{c['T']}, {c['threads']} threads: {changed} ops changed; {step}"
         p = profile_of(self)
         if p:
-            said = f"{p['step_ms']['median']:,.1f} ms a step, {p['model']} {p['B']}x{p['T']}, {p['variant']}"
+            said = f"{p['step_ms']['mean']:,.1f} ms a step, {p['model']} {p['B']}x{p['T']}, {p['variant']}"
             return f"{said}{''.join(f' + {s}' for s in p['swaps'])}"
         return str(c.get("model", {}).get("name", "") if isinstance(c.get("model"), dict) else c.get("model", ""))
 
@@ -175,7 +177,7 @@ def compare(a: Entry, b: Entry) -> dict[str, Any]:
     """Compare two profiles op by op.
 
     An op is ``slower`` or ``faster`` in `b` where the interval of the ratio of medians lies beyond the noise: what ops
-    with unchanged kernels differ by.
+    with unchanged kernels differ by; where the interval is wide, the op's verdict is ``inconclusive``.
 
     Raises
     ------
@@ -244,7 +246,8 @@ def _judged(r: Mapping[str, Any], noise: float) -> dict[str, Any]:
     drawn = [np.median(x[rng.integers(0, len(x), (RESAMPLES, len(x)))], axis=1) for x in (a, b)]
     low, high = np.percentile(drawn[1] / drawn[0], [50 - LEVEL / 2, 50 + LEVEL / 2])
     slower, faster = low > exp(noise), high < exp(-noise)
-    word = "slower" if slower else "faster" if faster else "no difference shown"
+    wide = log(high / low) > 2 * max(noise, WIDE) if low > 0 else True
+    word = "slower" if slower else "faster" if faster else "inconclusive" if wide else "no difference shown"
     return {**told, "low": float(low), "high": float(high), "verdict": word}
 
 

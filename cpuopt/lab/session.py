@@ -15,13 +15,14 @@ from .. import ops
 from ..errors import UserError
 from ..job import Settings, build_only
 from ..registry import BASE, DEFAULT, KERNELS
-from ..roofline import Roofs
+from ..roofline import PASSED, Roofs
 from ..wording import spread
-from .ab import calls_of, shapes_of
+from .ab import GAINS, calls_of, shapes_of
 from .child import Child
-from .compare import looks_up_to
+from .compare import looks_up_to, marginal
 from .conformance import conform
 from .inspect import inspect
+from .verdict import LEVEL
 
 STAGES = ("check", "alone", "roof", "step", "machine code")
 
@@ -150,7 +151,8 @@ def _compare(plan: Plan, row: Row, child: Child, in_step: bool) -> dict[str, Any
 def _told(r: dict[str, Any], row: Row) -> str:
     ratio, ms = r["ratio"], f"{r['b_ms']:.3g} ms against {r['a_ms']:.3g} of {row.against}"
     why = f"; {r['why']}" if r["why"] else ""
-    return f"{r['verdict']}: {ms}, ratio {spread(ratio)}{why}"
+    few = f" ({r['level']:g} %: few rounds)" if r["level"] < LEVEL else ""
+    return "; ".join([f"{r['verdict']}: {ms}, ratio {spread(ratio)}{few}{why}", *marginal([r])])
 
 
 def _alone(plan: Plan, roofs: Roofs, row: Row, child: Child) -> str:
@@ -168,7 +170,9 @@ def _roof(plan: Plan, roofs: Roofs, row: Row, child: Child) -> str:
     total, name = sum(least.values()) / 1e6, max(least, key=lambda n: least[n])
     shares = {"of_roof": 100 * total / alone["b_ms"], "against": 100 * total / alone["a_ms"], "roof": name}
     row.found["roof"] = shares
-    return f"{shares['of_roof']:.0f} % of the {name} roof ({row.against}: {shares['against']:.0f} %)"
+    over = [v for v, key in ((row.variant, "of_roof"), (row.against, "against")) if shares[key] > PASSED]
+    cannot = f"; {' and '.join(over)}: more than the {name} roof cannot be" if over else ""
+    return f"{shares['of_roof']:.0f} % of the {name} roof ({row.against}: {shares['against']:.0f} %){cannot}"
 
 
 def _step(plan: Plan, roofs: Roofs, row: Row, child: Child) -> str:
@@ -176,7 +180,9 @@ def _step(plan: Plan, roofs: Roofs, row: Row, child: Child) -> str:
         return "not asked for"
     r = row.found["step"] = _compare(plan, row, child, in_step=True)
     whole = r["step"]
-    return f"{_told(r, row)}; the whole step: {whole['verdict']}, {whole['ratio']['median']:.3f}"
+    step = f"the whole step: {whole['verdict']}, {spread(whole['ratio'])}, control {whole['control']['median']:.3f}"
+    more = [f"warning: {d}" for d in r["doubts"] if d.startswith(GAINS)] + [f"note: {n}" for n in r["notes"]]
+    return "; ".join([_told(r, row), step, *more])
 
 
 def _inspect(plan: Plan, roofs: Roofs, row: Row, child: Child) -> str:

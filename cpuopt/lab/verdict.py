@@ -6,16 +6,17 @@ the geometric mean of both turns of A, and the control C's over A's. The medians
 bootstrap.
 
 The verdict is looked for after some rounds, after twice as many, and so on; looking often is paid for by intervals of
-99.5 %. B is ``slower`` or ``faster`` where the whole interval lies beyond `MARGIN`, and the effect is well above what
-the control shows between A and itself. ``no difference shown`` is said where the interval is narrow and has 1 in it,
-and ``could not tell`` where it is wide, or the control fails; both come with the reason.
+99.5 %. The ends of n rounds miss the median once in 2^(n-1) times, so with few rounds they are the interval, and its
+level is lower. B is ``slower`` or ``faster`` where the whole interval lies beyond `MARGIN`, and the effect is well
+above what the control shows between A and itself. ``no difference shown`` is said where the interval is narrow and has
+1 in it, and ``could not tell`` where it is wide, or the control fails; both come with the reason.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from math import inf, log
+from math import floor, inf, log
 from typing import Any, Literal
 
 import numpy as np
@@ -27,7 +28,7 @@ Word = Literal["faster", "slower", "no difference shown", "could not tell"]
 LOOKS = (12, 24, 48, 96)
 """Rounds after which a verdict is looked for."""
 LEVEL = 99.5
-"""Percent of the intervals."""
+"""Percent of the intervals, where there are rounds enough for it."""
 MARGIN = 0.005
 """An interval must lie this far from 1: smaller effects come from where an array happens to lie."""
 NARROW = 0.02
@@ -46,12 +47,14 @@ class Verdict:
     ----------
     ratio, control : B's time over A's and A's over its own: ``median``, ``low`` and ``high``.
     why : the reason of a word that is not ``faster`` or ``slower``.
+    level : percent of the intervals.
     """
 
     word: Word
     ratio: dict[str, float]
     control: dict[str, float]
     why: str = ""
+    level: float = LEVEL
 
     def to_json(self) -> dict[str, Any]:
         """For a record."""
@@ -138,30 +141,38 @@ def judge(
     weights : the time that A takes for each.
     """
     parts = np.asarray(weights, float) / np.sum(weights)
-    ratio = _combine(ratios, parts)
-    control = _combine(controls, parts)
+    level = level_of(min(len(r) for r in ratios))
+    ratio = _combine(ratios, parts, level)
+    control = _combine(controls, parts, level)
     effect, noise = abs(log(ratio["median"])), abs(log(control["median"]))
     failed = control["low"] > 1 + MARGIN or control["high"] < 1 - MARGIN
     half = (ratio["high"] - ratio["low"]) / 2
     beyond = "slower" if ratio["low"] > 1 + MARGIN else "faster" if ratio["high"] < 1 - MARGIN else ""
     if beyond and effect <= ABOVE_CONTROL * noise:
         why = f"the control, A against itself, differs by {100 * noise:.1f} %; the difference is {100 * effect:.1f} %"
-        return Verdict("could not tell", ratio, control, why)
+        return Verdict("could not tell", ratio, control, why, level)
     if beyond:
-        return Verdict("slower" if beyond == "slower" else "faster", ratio, control)
+        return Verdict("slower" if beyond == "slower" else "faster", ratio, control, "", level)
     if failed:
         why = f"the control, A against itself, differs by {100 * noise:.1f} %: something disturbs the rounds"
-        return Verdict("could not tell", ratio, control, why)
+        return Verdict("could not tell", ratio, control, why, level)
     if half > WIDE:
         why = f"the interval is {100 * (ratio['high'] - ratio['low']):.0f} % wide: the machine is too noisy"
-        return Verdict("could not tell", ratio, control, why)
-    return Verdict(
-        "no difference shown", ratio, control, f"differences below {100 * max(half, MARGIN):.1f} % would not show"
-    )
+        return Verdict("could not tell", ratio, control, why, level)
+    why = f"differences below {100 * max(half, MARGIN):.1f} % would not show"
+    return Verdict("no difference shown", ratio, control, why, level)
 
 
-def _combine(cases: Sequence[Sequence[float] | Array], parts: Array) -> dict[str, float]:
+def level_of(rounds: int) -> float:
+    """Give the percent of an interval that so many rounds support: their ends miss the median once in 2^(n-1)."""
+    return min(LEVEL, floor(1000 * (1 - 2.0 ** (1 - rounds))) / 10)
+
+
+def _combine(cases: Sequence[Sequence[float] | Array], parts: Array, level: float) -> dict[str, float]:
     """Average the median of each case, with the interval of that average."""
     middle = float(sum(p * np.median(c) for p, c in zip(parts, cases, strict=True)))
+    if level < LEVEL:
+        low, high = (float(sum(p * end(c) for p, c in zip(parts, cases, strict=True))) for end in (np.min, np.max))
+        return {"median": middle, "low": low, "high": high}
     drawn = sum(p * resample(list(c), seed) for seed, (p, c) in enumerate(zip(parts, cases, strict=True)))
-    return interval(middle, np.asarray(drawn), LEVEL)
+    return interval(middle, np.asarray(drawn), level)

@@ -46,7 +46,7 @@ def ab(request: Mapping[str, Any], say: Say) -> dict[str, Any]:
     from .. import ops
     from ..engine import set_threads
     from ..kernels import cache, jit
-    from . import ab
+    from . import ab, machine
 
     settings, op = settings_of(request), ops.ALL[request["op"]]
     pair = find(op.name, request["variants"][0]), find(op.name, request["variants"][1])
@@ -62,11 +62,21 @@ def ab(request: Mapping[str, Any], say: Say) -> dict[str, Any]:
         hopeless = request.get("hopeless", inf)
         found = ab.alone(pair, shapes, flush=request["flush"], hopeless=hopeless, **more)
     say("checking again")
-    checks += ab.require_right(pair, n)
+    checks += found["checks"] + ab.require_right(pair, n)
+    doubts = found["doubts"] + ab.beyond_roofs(op, request["variants"], found.get("cases", ()), machine.stored().get(n))
     hashes = {k.variant: cache.digest(k.function) for k in pair}
     codes = {k.variant: jit.code_digest(k) for k in pair}
     told: dict[str, Any] = finite(
-        {"B": settings.B, "T": settings.T, "threads": n, **found, "checks": checks, "hashes": hashes, "codes": codes}
+        {
+            "B": settings.B,
+            "T": settings.T,
+            "threads": n,
+            **found,
+            "checks": checks,
+            "doubts": doubts,
+            "hashes": hashes,
+            "codes": codes,
+        }
     )
     return told
 

@@ -9,9 +9,12 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from ..lab.compare import marginal
+from ..lab.verdict import LEVEL
 from ..wording import count, spread
 
 STYLE = {"faster": "bold green", "slower": "bold red", "no difference shown": "bold", "could not tell": "bold yellow"}
+STYLE["inconclusive"] = STYLE["could not tell"]
 
 
 def tables(content: Mapping[str, Any], path: str | None) -> list[RenderableType]:
@@ -32,15 +35,24 @@ def tables(content: Mapping[str, Any], path: str | None) -> list[RenderableType]
         if "step" in r:
             _row(table, "  the whole step", r["step"]["a_ns"] / 1e6, r["step"]["b_ns"] / 1e6, r["step"])
     table.caption = (
-        f"ms; ratio: {c['b']}'s time over {c['a']}'s, with its 99.5 % interval; control: {c['a']}'s over its own"
+        f"ms; ratio: {c['b']}'s time over {c['a']}'s, with its {interval(c)}; control: {c['a']}'s over its own"
     )
     shown += [table, "", Text.assemble(f"{c['b']} is: ", (c["verdict"], STYLE[c["verdict"]]), f"{_because(c)}")]
+    shown += [Text(line, "bold yellow") for line in marginal(c["results"])]
+    if c.get("level", LEVEL) < LEVEL:
+        shown.append(Text(f"doubt: the rounds are too few for an interval of {LEVEL} %; take 9 or more", "yellow"))
     for r in c["results"]:
         if "losses" in r:
             last = f"losses {', '.join(f'{x:.6f}' for x in r['losses']['A'])}"
             shown.append(Text(f"{last} with {c['a']}, {', '.join(f'{x:.6f}' for x in r['losses']['B'])} with {c['b']}"))
+        shown += [Text(f"note: {n}") for n in r.get("notes", ())]
         shown += [Text(f"doubt: {d}", "yellow") for d in r["doubts"]]
     return [*shown, *[Text(f"record {path}")] * bool(path)]
+
+
+def interval(c: Mapping[str, Any]) -> str:
+    """Name the interval of a comparison by its level."""
+    return f"{c.get('level', LEVEL):g} % interval"
 
 
 def _because(c: Mapping[str, Any]) -> str:

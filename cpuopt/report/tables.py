@@ -213,10 +213,12 @@ def closing(profile: Profile) -> Text:
     """Say how fast the whole step is, what it held, and how far to trust it."""
     p, ms = profile, profile.step_ms
     digits = digits_of(profile)
-    middle, low, high = (f"{ms[k]:,.{digits}f}" for k in ("median", "min", "max"))
+    mean, low, high = (f"{ms[k]:,.{digits}f}" for k in ("mean", "min", "max"))
+    half = p.steps - 2 * ((p.steps + 1) // 4)
+    of = f"middle {half} of {p.steps}" if half < p.steps else f"{p.steps}"
     line = Text.assemble(
         (f"{p.tokens_per_s:,.0f} tokens/s", "bold"),
-        f" · step {middle} ms, median of {p.steps} ({low} to {high})\n",
+        f" · step {mean} ms, mean of the {of} ({low} to {high})\n",
         f"peak memory {p.peak_rss_mb:,.0f} MB, planned {p.planned_peak_mb:,.0f} MB",
         f" · profiling costs {p.profiler_overhead_ms:.3f} ms a step"
         f" ({100 * p.profiler_overhead_ms / ms['mean']:.2g}%)\n",

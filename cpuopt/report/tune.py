@@ -12,6 +12,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from ..lab.compare import marginal
 from ..lab.tune import Row, Tuning, View
 from ..wording import count, four, spread
 from .ab import STYLE
@@ -72,7 +73,10 @@ def tables(content: Mapping[str, Any], path: str | None) -> list[RenderableType]
         shown += _row(row, c["rules"]) if row["tried"] else []
     left = sum(not row["tried"] for row in c["rows"])
     shown += [Text(f"{left} more were not measured and stay as they are", "dim")] * bool(left)
-    shown += [Text("ratio: the time over that of the first line, with its 99.5 % interval", "italic"), ""]
+    shown += [
+        Text("ratio: the time over that of the first line, with its interval, of 99.5 % from 9 rounds on", "italic"),
+        "",
+    ]
     shown += [Text(f"doubt: {d}", "yellow") for d in c["doubts"]]
     if c["step"]:
         step = c["step"]
@@ -118,5 +122,7 @@ def _row(row: Mapping[str, Any], rules: list[str]) -> list[RenderableType]:
             step = row["in_step"]
             word.append(f"; in steps {step['ratio']['median']:.3f}, {step['verdict']}", STYLE[step["verdict"]])
             word.append(": taken" if taken else "", "bold")
+        for line in marginal([t]):
+            word.append(f"; {line}", "bold yellow")
         table.add_row(Text(f"  {variant}"), f"{four(t['b_ms'])} ms", spread(t["ratio"]), word)
     return [*shown, table]

@@ -106,7 +106,7 @@ def _heading(p: Profile, title: str) -> Markup:
 def _head(p: Profile, title: str) -> Markup:
     ms = p.step_ms
     tiles = [
-        (f"{ms['median']:,.2f} ms", f"a step, median ({ms['min']:,.2f} to {ms['max']:,.2f})"),
+        (f"{ms['mean']:,.2f} ms", f"a step, mean of the middle half ({ms['min']:,.2f} to {ms['max']:,.2f})"),
         (f"{p.tokens_per_s:,.0f}", "tokens/s"),
         (f"{p.peak_rss_mb:,.0f} MB", f"peak memory, planned {p.planned_peak_mb:,.0f}"),
         (f"{p.profiler_overhead_ms:.3f} ms", "a step, the cost of profiling"),
