@@ -93,6 +93,14 @@ def test_what_a_killed_save_left_costs_no_weights_and_goes_away():
     assert left == {f".tmp-out-{pid}", ".tmp-out-more-0123abcd", ".tmp-out"}  # not of the form that is ours
 
 
+def test_convert_removes_what_a_killed_one_has_left(capsys):
+    run(save="out")
+    Path(".tmp-again-0123abcd").mkdir()
+    assert cli.main(["convert", "out", "again"]) == 0
+    assert "removed .tmp-again-0123abcd" in capsys.readouterr().err
+    assert not Path(".tmp-again-0123abcd").exists()
+
+
 def test_what_a_living_process_writes_is_not_a_leftover():
     with files.whole_directory(Path("out").absolute()) as part:
         assert files.remove_leftovers(Path("out").absolute()) == []
