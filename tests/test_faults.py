@@ -491,6 +491,24 @@ def test_a_kernel_that_cannot_be_looked_through_is_judged_by_its_file():
     assert provenance.compare({**now, "files": {"a.py": "2"}}, now) == (["kernel 'a[x]' is not what it was"], [])
 
 
+def test_files_of_kernels_of_one_name_are_all_seen():
+    for folder, text in (("a", "x"), ("b", "y")):
+        Path(folder).mkdir()
+        Path(folder, "k.py").write_text(text)
+    engine = prepare().engine
+    both = ("a/k.py", "b/k.py")
+    before = provenance.made_by(engine, both)["files"]
+    for folder in "ab":
+        text = Path(folder, "k.py").read_text()
+        Path(folder, "k.py").write_text("other")
+        assert provenance.made_by(engine, both)["files"].keys() == before.keys() == {"k.py"}
+        assert provenance.made_by(engine, both)["files"] != before
+        Path(folder, "k.py").write_text(text)
+    assert provenance.made_by(engine, both)["files"] == before
+    Path("a/k.py").unlink()
+    assert provenance.made_by(engine, both)["files"] != before
+
+
 def test_a_change_in_the_middle_of_a_large_text_is_refused():
     text = bytearray(b"abcdefgh" * (6 << 17))
     Path("large.txt").write_bytes(text)
