@@ -41,7 +41,7 @@ __all__ = [
 
 Split = Literal["train", "val"]
 CHUNK = 1 << 25
-"""Tokens that are hashed at a time."""
+"""Tokens that are hashed at a time; another number gives other fingerprints."""
 
 
 @dataclass(frozen=True, eq=False)

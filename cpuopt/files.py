@@ -28,8 +28,7 @@ def temporary(path: Path) -> Path:
 
 def remove(path: Path) -> bool:
     """Remove a file, a directory or a link, but nothing that a link leads to; tell whether it is gone."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
+    shutil.rmtree(path, ignore_errors=True)  # refuses a link, and what is no directory
     with suppress(OSError):
         path.unlink()
     return not os.path.lexists(path)

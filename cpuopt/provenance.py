@@ -7,7 +7,8 @@ of the same source may round otherwise.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -29,11 +30,22 @@ def made_by(engine: Engine, files: Sequence[str]) -> dict[str, dict[str, str]]:
     return {
         "kernels": {k.name: cache.digest(k.function) for k in kernels},
         "code": {k.name: jit.code_digest(k) for k in kernels},
-        "files": {Path(f).name: sha256(Path(f).read_bytes()).hexdigest()[:16] for f in files},
+        "files": _digests(map(Path, files)),
         "versions": here["versions"],
         "machine": {"cpu": here["cpu"], "target": cpu, "features": sha256(features.encode()).hexdigest()[:16]},
         "run": {"threads": str(engine.threads)},
     }
+
+
+def _digests(files: Iterable[Path]) -> dict[str, str]:
+    """Give the digest of each file by its name, which it keeps wherever it lies; files of one name have one."""
+    found: dict[str, str] = {}
+    for file in files:
+        content = b""
+        with suppress(OSError):  # it has gone since it was imported
+            content = file.read_bytes()
+        found[file.name] = sha256(found.get(file.name, "").encode() + content).hexdigest()[:16]
+    return found
 
 
 def compare(then: Any, now: Mapping[str, Mapping[str, str]]) -> tuple[list[str], list[str]]:

@@ -23,7 +23,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from cpuopt import batches as batching
-from cpuopt import datasets, tokenizers
+from cpuopt import data, datasets, tokenizers
 from cpuopt.batches import Batches
 from cpuopt.data import Corpus, get_tokenizer, list_datasets, load_corpus, prepare, read_tokens, write_tokens
 from cpuopt.errors import UserError
@@ -523,7 +523,9 @@ def test_a_corpus_gives_batches_of_each_split(tmp_path):
     assert corpus.batches("train", 2, 8, seed=9).seed == 9
 
 
-def test_a_fingerprint_tells_other_data():
+def test_a_fingerprint_tells_other_data(monkeypatch):
+    monkeypatch.setattr(data, "CHUNK", 1 << 20)
+
     def fingerprint(train, val):
         return Corpus("x", "", "bytes", 256, np.array(train, np.uint8), np.array(val, np.uint8)).fingerprint
 

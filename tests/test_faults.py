@@ -93,6 +93,14 @@ def test_what_a_killed_save_left_costs_no_weights_and_goes_away():
     assert left == {f".tmp-out-{pid}", ".tmp-out-more-0123abcd", ".tmp-out"}  # not of the form that is ours
 
 
+def test_convert_removes_what_a_killed_one_has_left(capsys):
+    run(save="out")
+    Path(".tmp-again-0123abcd").mkdir()
+    assert cli.main(["convert", "out", "again"]) == 0
+    assert "removed .tmp-again-0123abcd" in capsys.readouterr().err
+    assert not Path(".tmp-again-0123abcd").exists()
+
+
 def test_what_a_living_process_writes_is_not_a_leftover():
     with files.whole_directory(Path("out").absolute()) as part:
         assert files.remove_leftovers(Path("out").absolute()) == []
@@ -481,6 +489,24 @@ def test_a_kernel_that_cannot_be_looked_through_is_judged_by_its_file():
     now = {"kernels": {"a[x]": "unknown"}, "code": {}, "files": {"a.py": "1"}, "versions": {}, "machine": {}, "run": {}}
     assert provenance.compare(now, now) == ([], [])
     assert provenance.compare({**now, "files": {"a.py": "2"}}, now) == (["kernel 'a[x]' is not what it was"], [])
+
+
+def test_files_of_kernels_of_one_name_are_all_seen():
+    for folder, text in (("a", "x"), ("b", "y")):
+        Path(folder).mkdir()
+        Path(folder, "k.py").write_text(text)
+    engine = prepare().engine
+    both = ("a/k.py", "b/k.py")
+    before = provenance.made_by(engine, both)["files"]
+    for folder in "ab":
+        text = Path(folder, "k.py").read_text()
+        Path(folder, "k.py").write_text("other")
+        assert provenance.made_by(engine, both)["files"].keys() == before.keys() == {"k.py"}
+        assert provenance.made_by(engine, both)["files"] != before
+        Path(folder, "k.py").write_text(text)
+    assert provenance.made_by(engine, both)["files"] == before
+    Path("a/k.py").unlink()
+    assert provenance.made_by(engine, both)["files"] != before
 
 
 def test_a_change_in_the_middle_of_a_large_text_is_refused():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 
 HELP = "weights from a run, llm.c or Hugging Face to one of the latter"
@@ -20,9 +21,13 @@ def flags(p: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the verb; return its exit status."""
     from ..checkpoint import open_weights
+    from ..files import remove_leftovers
+    from ..report import console
     from ..weights import check_target, save_weights
 
     check_target(args.target)
+    for name in remove_leftovers(Path(os.path.realpath(args.target))):
+        console.warn(f"removed {name}, which an interrupted save has left")
     weights = open_weights(args.source)
     dtype = args.dtype or weights.dtype
     padded = getattr(weights, "padded_vocab", None)
