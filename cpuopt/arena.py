@@ -9,16 +9,15 @@ from __future__ import annotations
 import mmap
 import resource
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from math import prod
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
 
 from .errors import UserError
+from .machine import memory_left
 from .program import Call, Program, Value
 
 ALIGN = 64
@@ -167,9 +166,8 @@ def available_bytes() -> int:
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)
     if soft != resource.RLIM_INFINITY:
         free.append(soft - psutil.Process().memory_info().vms)
-    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
-    with suppress(OSError, ValueError):  # no cgroup, or one without a limit
-        free.append(int(limit.read_text()) - int(used.read_text()))
+    if (left := memory_left()) is not None:
+        free.append(left)
     return int(min(free))
 
 

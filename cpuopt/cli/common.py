@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
+from ..machine import cores as cores
 
 if TYPE_CHECKING:
     from ..job import Settings
@@ -126,16 +127,6 @@ def thread_counts(text: str) -> list[int]:
     if not all(w.isdecimal() and int(w) > 0 for w in words):
         raise UserError(f"--threads {text!r}: expected numbers of threads, as in 1,2,4")
     return sorted({int(w) for w in words})
-
-
-def cores() -> int:
-    """Count the cores that this process may use: its affinity, and the CPU quota of its container."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        return max(1, min(cores, int(quota) // int(period)))
-    except (OSError, ValueError):
-        return cores
 
 
 def settings_of(args: argparse.Namespace, **more: Any) -> Settings:
