@@ -1,4 +1,4 @@
-"""What the process may use: affinity, quotas and limits of control groups, of both versions, nested, in and out of containers."""
+"""What the process may use: affinity, quotas and limits of control groups, of both versions, nested, in containers."""
 
 import os
 from pathlib import Path

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from ..profile import Profile
 
 
+LAYERS = ("default", "safe", "threadsafe", "forksafe", "omp", "tbb", "workqueue")
+"""What numba can start threads by."""
 DEFAULT = "optimized"
 """`registry.DEFAULT`, which would import numpy before the flags are read."""
 
@@ -111,6 +113,11 @@ def start_numba(threads: int | None) -> None:
             raise UserError(f"--threads {threads}: expected 1 or more")
         if threads > there:
             warn(f"{threads} threads on {there} cores: they take turns, which costs time")
+    if os.environ.get("NUMBA_DISABLE_JIT", "0") not in ("", "0"):
+        raise UserError("NUMBA_DISABLE_JIT is set: kernels would run as Python, thousands of times slower; unset it")
+    layer = os.environ.get("NUMBA_THREADING_LAYER", "default")
+    if layer not in LAYERS:
+        raise UserError(f"NUMBA_THREADING_LAYER={layer}: numba knows no such layer; unset it, or take omp or workqueue")
     if "numba" not in sys.modules:  # once it runs, numba refuses another number
         os.environ["NUMBA_NUM_THREADS"] = str(threads or there)
 
