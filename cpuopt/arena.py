@@ -9,16 +9,15 @@ from __future__ import annotations
 import mmap
 import resource
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from math import prod
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
 
 from .errors import UserError
+from .machine import memory_left
 from .program import Call, Program, Value
 
 ALIGN = 64
@@ -167,36 +166,9 @@ def available_bytes() -> int:
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)
     if soft != resource.RLIM_INFINITY:
         free.append(soft - psutil.Process().memory_info().vms)
-    return int(min([*free, *group_limits()]))
-
-
-def group_limits(root: Path = Path("/sys/fs/cgroup"), ours: Path = Path("/proc/self/cgroup")) -> list[int]:
-    """Give what the memory limits of this process's control groups leave, of its own and of those around it.
-
-    What they hold of files counts as free, for it goes where memory is wanted. Both versions of the interface are read.
-    """
-    left: list[int] = []
-    with suppress(OSError, ValueError):
-        for line in ours.read_text().splitlines():
-            number, controllers, place = line.split(":", 2)
-            top, limit, used, prefix = root, "memory.max", "memory.current", ""
-            if "memory" in controllers.split(","):
-                top, limit, used, prefix = root / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"
-            elif number != "0":
-                continue
-            inner = [part for part in place.split("/") if part not in ("", "..")]  # a container may see its root only
-            for folder in (top.joinpath(*inner[:n]) for n in range(len(inner) + 1)):
-                with suppress(OSError, ValueError):  # no limit
-                    free = int((folder / limit).read_text()) - int((folder / used).read_text())
-                    left.append(max(0, free + _of_files(folder, prefix)))
-    return left
-
-
-def _of_files(folder: Path, prefix: str) -> int:
-    with suppress(OSError, ValueError):
-        counts = dict(line.split(maxsplit=1) for line in (folder / "memory.stat").read_text().splitlines())
-        return sum(int(counts.get(f"{prefix}{kind}_file", 0)) for kind in ("active", "inactive"))
-    return 0
+    if (left := memory_left()) is not None:
+        free.append(left)
+    return int(min(free))
 
 
 class Arena:

@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from . import weights
 from .errors import UserError
 from .files import Content, remove, temporary, whole_directory, write_synced
 from .models.gpt2 import Config
+from .reading import misfit
 from .weights import Weights
 from .weights.tensors import Array, DType, TensorFile, file_parts, parse_json
 
@@ -35,6 +36,34 @@ PARAMS, STATE, MANIFEST = "params.safetensors", "state.json", "manifest.json"
 TENSORS = (PARAMS, "adam_m.safetensors", "adam_v.safetensors")
 FILES = (*TENSORS, STATE)
 CHUNK = 4 << 20
+
+
+class Windows(TypedDict):
+    """The last values of what the guard watches."""
+
+    loss: list[float]
+    grad_norm: list[float]
+
+
+class GuardState(TypedDict):
+    """What `guard.Guard.state` gives."""
+
+    skipped: int
+    recent: list[bool]
+    windows: Windows
+
+
+class State(TypedDict):
+    """What ``state.json`` must hold, besides what later versions add."""
+
+    step: int
+    updates: int
+    model: str
+    sizes: dict[str, int]
+    settings: dict[str, Any]
+    corpus: str
+    val: dict[str, float | None]
+    guard: GuardState
 
 
 @dataclass(frozen=True)
@@ -152,6 +181,9 @@ def verify(path: Path) -> Checkpoint:
         state = parse_json((path / STATE).read_bytes())
         if not state["step"] == manifest["step"] == int(path.name.removeprefix("step-")):
             raise UserError(f"{str(path)!r} has the state of step {state['step']}: it is damaged")
+        if wrong := misfit(state, State):
+            raise ValueError(wrong)
+        Config(**state["sizes"]), [int(step) for step in state["val"]]
         return Checkpoint(path, state)
     except OSError as e:
         raise UserError(f"{str(path)!r}: {e.strerror or e}: {Path(e.filename or path).name}") from e

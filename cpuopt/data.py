@@ -227,7 +227,17 @@ def _read_text(path: Path) -> Tokens:
             f"{str(path)!r} is not text: its first {len(beginning)} bytes hold {control} control characters; "
             "expected UTF-8 text (decompress or convert it), or an llm.c token file named .bin"
         )
+    for start in range(0, text.size, PIECE):
+        if (zeros := np.flatnonzero(text[start : start + PIECE] == 0)).size:
+            raise UserError(
+                f"{str(path)!r} is not text: byte {start + zeros[0]} is NUL; expected UTF-8 text, or an llm.c token "
+                "file named .bin; was it cut short and filled up?"
+            )
     return text
+
+
+PIECE = 1 << 24
+"""Bytes that are looked through at a time."""
 
 
 BY_FILE = 100

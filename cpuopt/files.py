@@ -152,7 +152,8 @@ def write_entry(path: Path, content: bytes) -> bool:
     try:
         write_whole(path, [content, seal(path.name, content)])
     except UserError as e:
-        warn_once(path.parent, f"it keeps nothing, so all is made anew in each process: {e.__cause__}")
+        why = getattr(e.__cause__, "strerror", None) or e
+        warn_once(path.parent, f"it keeps nothing, so all is made anew in each process: {why}")
         return False
     return True
 

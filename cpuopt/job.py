@@ -21,6 +21,7 @@ from .lab.child import Child
 from .lab.judged import Judged, require_loadable, require_right, sized_of
 from .models.gpt2 import GPT2, PRESETS, Config, parse_config
 from .provenance import compare, made_by
+from .reading import misfit
 from .record import check_name
 from .schedule import SCHEDULES
 from .weights import Weights, check_target, copy_into
@@ -200,6 +201,8 @@ def resumed(checkpoint: Checkpoint, given: Mapping[str, Any]) -> Settings:
     UserError
         With what differs and must not.
     """
+    if wrong := misfit(checkpoint.state["settings"], Settings, "settings"):
+        raise UserError(f"--resume {str(checkpoint.run)!r}: {wrong}, in its state.json; take another run")
     known = {f.name for f in fields(Settings)}
     there = {n: tuple(x) if isinstance(x, list) else x for n, x in checkpoint.state["settings"].items() if n in known}
     other = {n: x for n, x in given.items() if n not in FREE and x != there.get(n, x)}

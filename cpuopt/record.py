@@ -28,6 +28,7 @@ import psutil
 from . import tensorboard
 from .errors import UserError
 from .files import write_whole
+from .machine import cores
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 PACKAGES = ("cpuopt", "numba", "llvmlite", "numpy", "threadpoolctl")
@@ -59,7 +60,7 @@ def machine() -> dict[str, Any]:
             versions[package] = "unknown"
     return {
         "cpu": _cpu_name(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": cores(),
         "cores_online": os.cpu_count(),
         "caches": _caches(),
         "memory_bytes": psutil.virtual_memory().total,

@@ -22,6 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from .errors import UserError
 from .files import Content, user_cache, write_whole
+from .reading import read_file
 
 if TYPE_CHECKING:
     import tiktoken
@@ -106,7 +107,10 @@ def get_tokenizer(name: str) -> Tokenizer:
         return Bytes()
     places = vocabulary_places()
     for path in places:
-        content = path.read_bytes() if path.is_file() else b""
+        try:
+            content = read_file(path)
+        except (OSError, ValueError):  # which the next one may make good
+            continue
         if GPT2_VOCABULARY.matches(content):
             return GPT2(_gpt2_encoding(content))
     raise UserError(
@@ -129,7 +133,10 @@ class Published:
 
     def is_at(self, path: Path) -> bool:
         """Say whether it lies there, whole."""
-        return path.is_file() and path.stat().st_size == self.size and self.matches(path.read_bytes())
+        try:
+            return path.stat().st_size == self.size and self.matches(read_file(path))
+        except (OSError, ValueError):
+            return False
 
     def __str__(self) -> str:
         return f"{self.url} ({self.size} bytes, sha256 {self.sha256})"

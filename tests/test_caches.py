@@ -72,7 +72,7 @@ def test_no_change_of_an_entry_passes(tmp_path_factory, content, noise, at, size
 
 def test_a_generated_module_is_made_once_and_anew_where_it_is_damaged(cache, warned):
     assert load().made() == 1
-    path = cache / "ad" / "made_key.py"
+    path = cache / "generated" / "made_key.py"
     whole = path.read_bytes()
     made = len(make.__defaults__[0])
     assert load().made() == 1
@@ -84,7 +84,7 @@ def test_a_generated_module_is_made_once_and_anew_where_it_is_damaged(cache, war
         assert len(make.__defaults__[0]) == made + n
         assert path.read_bytes() == whole
     assert warned() == [
-        f"cache {cache / 'ad'}: it has files that are damaged or of another version, which are made anew"
+        f"cache {cache / 'generated'}: it has files that are damaged or of another version, which are made anew"
     ]
     assert not list(cache.rglob("*.pyc"))  # which nothing would check
 
@@ -92,10 +92,10 @@ def test_a_generated_module_is_made_once_and_anew_where_it_is_damaged(cache, war
 @pytest.mark.parametrize("where", ["entry is a folder", "folder is a file", "folder cannot be made", "disk full"])
 def test_without_a_cache_a_module_is_made_all_the_same(where, cache, warned, monkeypatch):
     if where == "entry is a folder":
-        (cache / "ad" / "made_key.py").mkdir(parents=True)
+        (cache / "generated" / "made_key.py").mkdir(parents=True)
     elif where == "folder is a file":
         cache.mkdir()
-        (cache / "ad").touch()
+        (cache / "generated").touch()
     elif where == "folder cannot be made":
         cache.touch()
     else:
@@ -107,13 +107,13 @@ def test_without_a_cache_a_module_is_made_all_the_same(where, cache, warned, mon
     if where != "entry is a folder":
         assert inspect.getsource(module.made) == TEXT[TEXT.index("def") :]
     assert 1 <= len(warned()) <= 2
-    assert all(line.startswith(f"cache {cache / 'ad'}: ") for line in warned())
+    assert all(line.startswith(f"cache {cache / 'generated'}: ") for line in warned())
 
 
 def test_a_folder_that_others_can_write_to_is_not_run_from(cache, warned):
     load()
-    (cache / "ad" / "made_key.py").write_text("raise SystemExit")
-    (cache / "ad").chmod(0o777)
+    (cache / "generated" / "made_key.py").write_text("raise SystemExit")
+    (cache / "generated").chmod(0o777)
     assert load().made() == 1
     assert "other users can write to it; run: chmod go-w" in warned()[0]
 
@@ -131,7 +131,7 @@ def test_every_verb_works_on_emptied_caches(cache):
     """The whole of it, in processes: what the backwards, the roofs and a plan were is made anew, with a line each."""
     program = [sys.executable, "-c", "from cpuopt.kernels import generated; print(len(generated.REFUSED))"]
     first = subprocess.run(program, capture_output=True, text=True, check=True)
-    made = list((cache / "ad").iterdir())
+    made = list((cache / "generated").iterdir())
     assert len(made) > 5
     for i, path in enumerate(made):
         os.truncate(path, 0 if i % 2 else 100)
@@ -151,4 +151,4 @@ def test_one_process_at_a_time_may_tune(cache):
 
 
 def test_cache_folders_are_where_the_user_says(cache):
-    assert cache_folder("ad") == cache / "ad"
+    assert cache_folder("generated") == cache / "generated"

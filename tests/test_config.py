@@ -55,7 +55,7 @@ def test_a_runs_own_record_is_such_a_file(tmp_path):
         ("steps = '40'", "steps is '40'; expected int"),
         ("steps = true", "steps is True; expected int"),
         ("lr = 'x'", "lr is 'x'; expected float"),
-        ("swap = [1]", "swap is [1]"),
+        ("swap = [1]", "swap[0] is 1"),
         ("threads = 'two'", "threads is 'two'"),
         ("overfit = 1", "overfit is 1; expected bool"),
         ("lr = ", "expected TOML"),

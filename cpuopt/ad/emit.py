@@ -92,7 +92,7 @@ def load(name: str, key: str, make: Callable[[], str]) -> ModuleType:
     full = f"cpuopt_generated.{name}_{key}"
     if full in sys.modules:
         return sys.modules[full]
-    folder = cache_folder("ad")
+    folder = cache_folder("generated")
     path = folder / f"{name}_{key}.py"
     problem = not_private(folder)
     if problem:

@@ -67,7 +67,7 @@ def html(pages: Iterable[Backward]) -> str:
         left = [_span(n, "", f"<i>{n:4}</i> {escape.escape(code)}") for n, code in sorted(k.source.items())]
         right = list(_spans(made.lines, 0))
         parts.append(
-            f"<h1>{k.name} and {made.name}</h1><section><pre class=forward>{''.join(left)}</pre>"
+            f"<h1>{escape.escape(f'{k.name} and {made.name}')}</h1><section><pre class=forward>{''.join(left)}</pre>"
             f"<pre>{''.join(right)}</pre></section>"
         )
     body = "".join(parts)
@@ -78,7 +78,7 @@ def html(pages: Iterable[Backward]) -> str:
 
 
 def _span(line: int, role: str, code: str) -> str:
-    return f'<span class="{role}"' + (f' data-line="{line}"' if line else "") + f">{code}</span>"
+    return f'<span class="{escape.escape(role)}"' + (f' data-line="{line}"' if line else "") + f">{code}</span>"
 
 
 def _spans(lines: Iterable[Line], indent: int) -> Iterable[str]:

@@ -6,7 +6,9 @@ import argparse
 from pathlib import Path
 
 from ..errors import UserError
+from ..files import write_whole
 from ..op import Op
+from ..wording import plain
 from . import common
 
 SIZES = {"B": 4, "T": 64, "C": 768, "NH": 12, "OC": 3072, "V": 50257, "maxT": 1024}
@@ -57,14 +59,14 @@ def run(args: argparse.Namespace) -> int:
         made.append(backward(op, forward))
     status = 0
     for one in made:
-        print(one.text)
+        print(plain(one.text))
         if args.plan:
-            print("\n".join(show.plan(one)) + "\n")
+            print(plain("\n".join(show.plan(one))) + "\n")
         if args.against:
             status |= compare(ops.ALL[one.name], args.against)
     if args.html:
-        args.html.write_text(show.html(made), encoding="utf-8")
-        print(f"wrote {args.html}")
+        write_whole(args.html, [show.html(made).encode("utf-8", "replace")])
+        print(plain(f"wrote {args.html}"))
     return status
 
 
@@ -90,7 +92,7 @@ def compare(op: Op, variant: str) -> int:
     pair = registry.KERNELS[op.name, variant], registry.KERNELS[op.name, "generated"]
     worst = [max(check_all([k], quick=True), key=lambda r: r.ratio) for k in pair]
     for result in worst:
-        print(result)
+        print(plain(str(result)))
     if any(r.verdict == "FAIL" for r in worst):
         return 1  # no time is told of a kernel that is wrong
     shape = Shape(case(op, SIZES), {a.name: False for a in op.args if a.role == "acc"}, (op.name,))

@@ -8,6 +8,7 @@ import secrets
 from typing import TYPE_CHECKING
 
 from ..errors import UserError
+from ..wording import plain
 from . import common
 from .common import start_numba
 
@@ -149,5 +150,5 @@ def check_gradients(args: argparse.Namespace) -> int:
         print(json.dumps({"gradients": [r.describe() for r in results]}))
     else:
         for r in results:
-            print(r)
+            print(plain(str(r)))
     return int(any(r.verdict != "PASS" for r in results))

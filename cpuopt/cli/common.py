@@ -10,12 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
+from ..machine import cores as cores
 
 if TYPE_CHECKING:
     from ..job import Settings
     from ..profile import Profile
 
 
+LAYERS = ("default", "safe", "threadsafe", "forksafe", "omp", "tbb", "workqueue")
+"""What numba can start threads by."""
 DEFAULT = "optimized"
 """`registry.DEFAULT`, which would import numpy before the flags are read."""
 
@@ -110,6 +113,11 @@ def start_numba(threads: int | None) -> None:
             raise UserError(f"--threads {threads}: expected 1 or more")
         if threads > there:
             warn(f"{threads} threads on {there} cores: they take turns, which costs time")
+    if os.environ.get("NUMBA_DISABLE_JIT", "0") not in ("", "0"):
+        raise UserError("NUMBA_DISABLE_JIT is set: kernels would run as Python, thousands of times slower; unset it")
+    layer = os.environ.get("NUMBA_THREADING_LAYER", "default")
+    if layer not in LAYERS:
+        raise UserError(f"NUMBA_THREADING_LAYER={layer}: numba knows no such layer; unset it, or take omp or workqueue")
     if "numba" not in sys.modules:  # once it runs, numba refuses another number
         os.environ["NUMBA_NUM_THREADS"] = str(threads or there)
 
@@ -126,16 +134,6 @@ def thread_counts(text: str) -> list[int]:
     if not all(w.isdecimal() and int(w) > 0 for w in words):
         raise UserError(f"--threads {text!r}: expected numbers of threads, as in 1,2,4")
     return sorted({int(w) for w in words})
-
-
-def cores() -> int:
-    """Count the cores that this process may use: its affinity, and the CPU quota of its container."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        return max(1, min(cores, int(quota) // int(period)))
-    except (OSError, ValueError):
-        return cores
 
 
 def settings_of(args: argparse.Namespace, **more: Any) -> Settings:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 from difflib import get_close_matches
 from pathlib import Path
-from types import UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, get_type_hints
 
 from ..errors import UserError
+from ..reading import misfit, parse_json, read_file
 
 RECORDED = ("sizes", "corpus", "processes", "plan")
 """What a run's own ``config.json`` says besides its settings, and what ``--variant auto`` came to."""
@@ -34,16 +33,14 @@ def read_config(path: Path) -> dict[str, Any]:
     import tomllib  # late: help shall come at once
 
     try:
-        content = path.read_bytes()
-        table = json.loads(content) if path.suffix == ".json" else tomllib.loads(content.decode())
+        content = read_file(path)
+        table = parse_json(content) if path.suffix == ".json" else tomllib.loads(content.decode())
     except OSError as e:
         raise UserError(f"--config {str(path)!r}: {e.strerror or e}") from e
     except (ValueError, RecursionError) as e:
         raise UserError(
             f"--config {str(path)!r}: {e}; expected TOML such as 'lr = 3e-4', or a run's config.json"
         ) from e
-    if not isinstance(table, dict):
-        raise UserError(f"--config {str(path)!r} holds a {type(table).__name__}; expected names and values")
     return {name.replace("-", "_"): x for name, x in table.items() if name not in RECORDED}
 
 
@@ -60,17 +57,6 @@ def check_types(given: dict[str, Any], settings: type, path: Path) -> dict[str, 
         if name not in hints:
             near = get_close_matches(name, hints, 1)
             raise UserError(f"--config {str(path)!r}: unknown {name!r}{f'; did you mean {near[0]!r}?' if near else ''}")
-        if not _fits(x, hints[name]):
-            kind = getattr(hints[name], "__name__", str(hints[name]))
-            raise UserError(f"--config {str(path)!r}: {name} is {x!r}; expected {kind}")
+        if wrong := misfit(x, hints[name], name):
+            raise UserError(f"--config {str(path)!r}: {wrong}")
     return {name: tuple(x) if isinstance(x, list) else x for name, x in given.items()}
-
-
-def _fits(x: Any, hint: Any) -> bool:
-    if isinstance(hint, UnionType):
-        return any(_fits(x, h) for h in get_args(hint))
-    if get_origin(hint) is tuple:
-        return isinstance(x, (list, tuple)) and all(isinstance(item, str) for item in x)
-    if hint is float:
-        return isinstance(x, (int, float)) and not isinstance(x, bool)
-    return type(x) is hint

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
-
 import numba
 
 from ..errors import UserError
+from ..machine import cores as cores
 
 SMALL = 512 << 10
 """Bytes below which one thread reads alone: to start others takes microseconds where they wait awake, 75 where not."""
@@ -42,8 +41,3 @@ def threading_layer() -> str:
         return str(numba.threading_layer())
     except ValueError:
         return "none yet"
-
-
-def cores() -> int:
-    """Count the cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -23,6 +23,7 @@ from .. import record
 from ..files import cache_folder, read_entry, write_entry
 from ..kernels import roofs as kernels
 from ..kernels import threads as numba_threads
+from ..machine import quota, throttled
 from ..roofline import Level, Roofs
 
 FORMAT = 1
@@ -300,8 +301,8 @@ def noise(seconds: float = 0.5) -> dict[str, Any]:
         "load_average": list(os.getloadavg()) if hasattr(os, "getloadavg") else [],
         "mhz": frequency.current if frequency else None,
         "governor": _read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
-        "quota_cores": _quota(),
-        "throttled": _throttled(),
+        "quota_cores": quota(),
+        "throttled": throttled(),
         "steal": (getattr(psutil.cpu_times(), "steal", 0.0) - stolen) / seconds,
     }
 
@@ -313,18 +314,6 @@ def _cpu_by_process() -> dict[int, tuple[str, float]]:
         if times and p.info["pid"] != os.getpid():
             found[p.info["pid"]] = (f"{p.info['name']} ({p.info['pid']})", times.user + times.system)
     return found
-
-
-def _quota() -> float | None:
-    words = (_read("/sys/fs/cgroup/cpu.max") or "").split()
-    return int(words[0]) / int(words[1]) if len(words) == 2 and words[0].isdigit() else None
-
-
-def _throttled() -> int | None:
-    for line in (_read("/sys/fs/cgroup/cpu.stat") or "").splitlines():
-        if line.startswith("nr_throttled "):
-            return int(line.split()[1])
-    return None
 
 
 def _read(path: str) -> str | None:

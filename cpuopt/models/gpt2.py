@@ -7,15 +7,14 @@ projections into the residual stream scaled by 1/sqrt(2 * n_layer).
 from __future__ import annotations
 
 import difflib
-import json
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
 
 from .. import functional as F
 from .. import nn
 from ..errors import UserError
 from ..op import Shape
 from ..program import Value
+from ..reading import parse_json
 
 MOST_LAYERS = 4096
 """Each layer has names and shapes, which are listed before any memory is counted."""
@@ -74,15 +73,15 @@ def parse_config(text: str) -> tuple[str, Config]:
     if not text.lstrip().startswith("{"):
         close = difflib.get_close_matches(text, PRESETS, 1)
         known = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(PRESETS)}"
-        raise UserError(f"--model {text!r}: no such preset; {known} or sizes as in '{{\"n_layer\": 4}}'")
+        raise UserError(f"--model {repr(text)[:80]}: no such preset; {known} or sizes as in '{{\"n_layer\": 4}}'")
     try:
-        sizes: dict[str, Any] = json.loads(text)
+        sizes = parse_json(text)
     except ValueError as e:
-        raise UserError(f"--model {text!r}: not JSON ({e}); expected sizes as in '{{\"n_layer\": 4}}'") from e
+        raise UserError(f"--model {repr(text)[:80]}: not JSON ({e}); expected sizes as in '{{\"n_layer\": 4}}'") from e
     names = [f.name for f in fields(Config)]
     for name in sizes:
         if name not in names:
-            raise UserError(f"--model: unknown size {name!r}; known: {', '.join(names)}")
+            raise UserError(f"--model: unknown size {name[:50]!r}; known: {', '.join(names)}")
     return "gpt2-custom", replace(Config(), **sizes)
 
 

@@ -1,0 +1,81 @@
+"""What of this computer the process may use: cores, and the limits that its container sets. It imports no numba.
+
+A container is a Linux control group (cgroup). Groups are nested, each may set a limit, and the least one binds. Version
+2 has one tree; version 1 has one for each controller. Where the process is in them, ``/proc/self/cgroup`` says; inside
+a container that may be a path outside of it, whose folders are not there, and the container's own is then the root.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+GROUPS, MEMBERSHIP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+
+
+def cores() -> int:
+    """Count the cores that this process may use: its affinity, and the CPU quota of its container."""
+    there = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(there, int(quota() or there)))
+
+
+def quota() -> float | None:
+    """Give the cores that the container may use at the most, on average; None where nothing limits them."""
+    found = []
+    for group in groups("cpu"):
+        with suppress(OSError, ValueError):  # not there, or "max"
+            used, period = map(int, _read(group / "cpu.max").split())
+            found.append(used / period)
+        with suppress(OSError, ValueError):
+            used, period = int(_read(group / "cpu.cfs_quota_us")), int(_read(group / "cpu.cfs_period_us"))
+            found += [used / period] if used > 0 else []
+    return min(found, default=None)
+
+
+def throttled() -> int | None:
+    """Tell how often the quota stopped this process's group; None where nobody counts."""
+    for group in groups("cpu"):
+        with suppress(OSError):
+            for line in _read(group / "cpu.stat").splitlines():
+                if line.startswith("nr_throttled "):
+                    return int(line.split()[1])
+    return None
+
+
+def memory_left() -> int | None:
+    """Give the bytes that the container may still take; None where nothing limits them.
+
+    What it holds of files counts as free, for it goes where memory is wanted.
+    """
+    found = []
+    for group in groups("memory"):
+        for limit, used in ("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"):
+            with suppress(OSError, ValueError):
+                free = int(_read(group / limit)) - int(_read(group / used))
+                found.append(max(0, free + _of_files(group, "total_" * limit.endswith("_in_bytes"))))
+    return min(found, default=None)
+
+
+def _of_files(group: Path, prefix: str) -> int:
+    with suppress(OSError, ValueError):
+        counts = dict(line.split(maxsplit=1) for line in _read(group / "memory.stat").splitlines())
+        return sum(int(counts.get(f"{prefix}{kind}_file", 0)) for kind in ("active", "inactive"))
+    return 0
+
+
+def groups(controller: str) -> Iterator[Path]:
+    """List the folders of this process's groups that may limit something, from the innermost, of both versions."""
+    with suppress(OSError):
+        for line in _read(MEMBERSHIP).splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controllers and controller not in controllers.split(","):
+                continue
+            roots = (controllers, controller) if controllers else (".", "unified")
+            for inner in (here := Path(path.lstrip("/")), *here.parents):
+                yield from (GROUPS / root / inner for root in dict.fromkeys(roots))
+
+
+def _read(path: Path) -> str:
+    return path.read_text().strip()

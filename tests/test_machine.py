@@ -1,0 +1,97 @@
+"""What the process may use: affinity, quotas and limits of control groups, of both versions, nested, in containers."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from cpuopt import arena, machine, record
+from cpuopt.cli import common
+from cpuopt.kernels import threads
+from cpuopt.lab import machine as lab_machine
+
+V1 = "4:memory:/jobs/a\n3:cpu,cpuacct:/jobs/a\n1:name=systemd:/x\n"
+V2 = "0::/jobs/a\n"
+BOTH = "4:memory:/jobs/a\n0::/x\n"
+
+
+@pytest.fixture(autouse=True)
+def computer(tmp_path, monkeypatch):
+    """A computer of 16 cores whose control groups are these files."""
+
+    def computer(membership, files):
+        for name, text in files.items():
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_text(f"{text}\n")
+        (tmp_path / "self").write_text(membership)
+
+    monkeypatch.setattr(machine, "GROUPS", tmp_path)
+    monkeypatch.setattr(machine, "MEMBERSHIP", tmp_path / "self")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)), raising=False)
+    return computer
+
+
+@pytest.mark.parametrize(
+    ("membership", "files", "quota", "cores"),
+    [
+        (V2, {}, None, 16),
+        (V2, {"jobs/a/cpu.max": "max 100000"}, None, 16),
+        (V2, {"jobs/a/cpu.max": "250000 100000"}, 2.5, 2),
+        (V2, {"jobs/a/cpu.max": "50000 100000"}, 0.5, 1),
+        (V2, {"jobs/a/cpu.max": "9900000 100000"}, 99, 16),
+        (V2, {"jobs/a/cpu.max": "max 100000", "jobs/cpu.max": "400000 100000"}, 4, 4),  # of the group around it
+        (V2, {"cpu.max": "300000 100000"}, 3, 3),  # in a container that does not see where it is
+        (V2, {"jobs/a/cpu.max": "nonsense", "jobs/cpu.max": "", "cpu.max": "0 0 0"}, None, 16),
+        (V1, {"cpu,cpuacct/jobs/a/cpu.cfs_quota_us": "-1", "cpu,cpuacct/jobs/a/cpu.cfs_period_us": "100000"}, None, 16),
+        (V1, {"cpu,cpuacct/jobs/a/cpu.cfs_quota_us": "200000", "cpu,cpuacct/jobs/a/cpu.cfs_period_us": "100000"}, 2, 2),
+        (V1, {"cpu/cpu.cfs_quota_us": "300000", "cpu/cpu.cfs_period_us": "100000"}, 3, 3),
+        (BOTH, {"unified/x/cpu.max": "500000 100000"}, 5, 5),
+        ("", {"cpu.max": "100000 100000"}, None, 16),
+    ],
+)
+def test_cores_are_the_same_everywhere(computer, membership, files, quota, cores):
+    computer(membership, files)
+    assert machine.quota() == quota
+    every = (
+        machine.cores(),
+        common.cores(),
+        threads.cores(),
+        record.machine()["cores"],
+        lab_machine.levels()[-1].sharers,
+    )
+    assert every == (cores,) * 5
+    assert lab_machine.noise(0.01)["quota_cores"] == quota
+    assert common.thread_counts("") == sorted({1, cores})
+
+
+@pytest.mark.parametrize(
+    ("membership", "files", "left"),
+    [
+        (V2, {"jobs/a/memory.max": "max", "jobs/a/memory.current": 5}, None),
+        (V2, {"jobs/a/memory.max": 100, "jobs/a/memory.current": 30}, 70),
+        (
+            V2,
+            {"jobs/memory.max": 100, "jobs/memory.current": 30, "jobs/a/memory.max": 90, "jobs/a/memory.current": 0},
+            70,
+        ),
+        (V1, {"memory/jobs/a/memory.limit_in_bytes": 100, "memory/jobs/a/memory.usage_in_bytes": 1}, 99),
+        (BOTH, {"memory/memory.limit_in_bytes": 100, "memory/memory.usage_in_bytes": 1}, 99),
+        (V2, {}, None),
+    ],
+)
+def test_the_arena_knows_what_its_container_has_left(computer, membership, files, left):
+    computer(membership, files)
+    assert machine.memory_left() == left
+    assert (arena.available_bytes() == left) is (left is not None)
+
+
+def test_how_often_the_quota_struck(computer):
+    computer(V2, {"jobs/cpu.stat": "usage_usec 5\nnr_throttled 7"})
+    assert (machine.throttled(), lab_machine.noise(0.01)["throttled"]) == (7, 7)
+
+
+def test_a_computer_without_control_groups(monkeypatch):
+    monkeypatch.setattr(machine, "MEMBERSHIP", Path("/none"))
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(os, "cpu_count", lambda: 3)
+    assert (machine.cores(), machine.quota(), machine.memory_left(), machine.throttled()) == (3, None, None, None)
