@@ -259,6 +259,11 @@ def gelu_forward(out, inp):
 @kernel(ops.gelu_forward, "wrong", jit=False)
 def gelu_forward(out, inp):
     out[...] = inp
+
+@kernel(ops.gelu_forward, "where_timed", jit=False)
+def gelu_forward(out, inp):
+    n = 64 if len(inp) == 8192 else len(inp)
+    vanilla(out[:n], inp[:n])
 """
 
 
@@ -308,6 +313,10 @@ def test_in_the_step(capsys):
     ("args", "said"),
     [
         (["gelu_forward", "vanilla", "wrong", *FLAGS], "gelu_forward[wrong] is wrong, so it is not timed: out["),
+        (
+            ["gelu_forward", "vanilla", "where_timed", *FLAGS],
+            "[where_timed] is wrong on the arrays that are timed: out[",
+        ),
         (["gelu", "vanilla", "wrong", *FLAGS], "ab 'gelu': no such op; known: embedding"),
         (["gelu_forward", "vanilla", "thrise", *FLAGS], "no variant 'thrise'; did you mean 'thrice'?"),
         (["gelu_forward", "vanilla", "thrice", *FLAGS, "--flush", "--in-step"], "--flush with --in-step"),
