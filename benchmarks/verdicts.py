@@ -1,9 +1,16 @@
-"""How good the verdicts of `cpuopt ab` are: kernels against themselves, and against themselves made 3 % slower.
+"""How good the verdicts of `cpuopt ab` are: kernels against themselves, against copies, and 3 % slower.
 
-Each run is what the verb does with one kernel on one shape. The kernel against itself should give neither ``faster``
-nor ``slower``; the slowed one does the first 3 % of its work twice, so that its extra time is disturbed like all else.
+Each run is what the verb does with one kernel on one shape. The kernel against itself (``same``) and against a copy of
+its text in a user's file (``copy``) should give neither ``faster`` nor ``slower``; the ``slower`` one does the first
+3 % of its work twice, so that its extra time is disturbed like all else.
 
-    python benchmarks/verdicts.py --runs 200 --load      # with another process that keeps a core busy
+    python benchmarks/verdicts.py --kinds same --runs 200                # false verdicts on one thread
+    python benchmarks/verdicts.py --kinds same --runs 60 --threads 2     # and on two
+    python benchmarks/verdicts.py --kinds slower --runs 100              # a difference of 3 % that is found
+    python benchmarks/verdicts.py --kinds copy --runs 50                 # a copy of attention, which has scratch
+    python benchmarks/verdicts.py --load                                 # with another process that keeps a core busy
+
+A kernel is loaded from the cache of compiled kernels, its copy too: the first command on a machine only fills it.
 """
 
 from __future__ import annotations
@@ -11,8 +18,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from dataclasses import replace
@@ -20,29 +29,105 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 SPIN = "while True: pass"
+KINDS = ("same", "copy", "slower")
+FALSE, FOUND = 2.0, 95.0
+"""Percent of false verdicts at the most, and of planted differences that are found at the least."""
 
 
-def main() -> None:
-    """Measure, print a table, and write every verdict."""
+def main() -> int:
+    """Measure, print a table, and write every verdict; status 1 where there were more false verdicts than promised."""
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--runs", type=int, default=200, help="of each kind (%(default)s)")
+    p.add_argument("--kinds", default=",".join(KINDS), help="(%(default)s)")
+    p.add_argument("--runs", type=int, default=50, help="of each kind (%(default)s)")
     p.add_argument("--seed", type=int, default=0, help="of the first run; the next have the next (%(default)s)")
     p.add_argument("--threads", type=int, default=1, help="(%(default)s)")
     p.add_argument("--slower", type=float, default=0.03, help="how much (%(default)s)")
-    p.add_argument("--elements", type=int, default=50_000, help="of the GELU that is timed (%(default)s)")
+    p.add_argument("--elements", type=int, default=50_000, help="of the GELU of 'same' and 'slower' (%(default)s)")
+    p.add_argument("--op", default="attention_forward", help="whose text is copied (%(default)s)")
+    p.add_argument("--tokens", type=int, default=64, help="of one row of GPT-2, what 'copy' is timed on (%(default)s)")
+    p.add_argument("--rounds", type=int, default=96, help="at the most (%(default)s)")
     p.add_argument("--load", action="store_true", help="keep one core busy meanwhile")
     p.add_argument("--out", type=Path, help="write the verdicts there, as JSON")
+    p.add_argument("--json", action="store_true", help="print one JSON object")
     args = p.parse_args()
     os.environ["NUMBA_NUM_THREADS"] = str(args.threads)
-    from cpuopt import kernels, record, registry
+    from cpuopt import kernels, record
     from cpuopt.kernels import threads
     from cpuopt.lab import machine
-    from cpuopt.lab.ab import Alone, Shape
-    from cpuopt.lab.cases import Case
+    from cpuopt.lab.ab import Alone
+    from cpuopt.lab.compare import looks_up_to
     from cpuopt.lab.verdict import Contest
 
     kernels.load_all([])
     threads.set_threads(args.threads)
+    kinds, looks = args.kinds.split(","), looks_up_to(args.rounds)
+    pairs = {k: pair(k, args) for k in kinds}
+    load = subprocess.Popen([sys.executable, "-c", SPIN]) if args.load else None
+    found: dict[str, list[dict]] = {k: [] for k in kinds}
+    others, start = machine.Others(), time.perf_counter()
+    try:
+        for i in range(args.seed, args.seed + args.runs):
+            for kind, (both, shape) in pairs.items():
+                timed = Alone(both, shape, seed=i)
+                contest = Contest(timed.turn, i, looks)
+                found[kind].append({**contest.run().to_json(), "rounds": len(contest.times["A"])})
+                timed.finish()
+            told = "; ".join(f"{k}: {said(v)}" for k, v in found.items())
+            print(f"\r\033[K{i + 1 - args.seed}/{args.runs} {told}", end="", file=sys.stderr, flush=True)
+    except KeyboardInterrupt:
+        print("\nended early", file=sys.stderr)
+    finally:
+        if load:
+            load.kill()
+            load.wait()
+    busy = others.cores()
+    took = (time.perf_counter() - start) / max(1, sum(map(len, found.values())))
+    print(file=sys.stderr)
+    told = {k: {"runs": len(v), "percent": share(k, v), "kept": kept(k, v)} for k, v in found.items()}
+    content = {**vars(args), "out": None, "others_cores": busy, "run_s": took, "kinds": told, "verdicts": found}
+    content |= {"machine": record.machine()}
+    if args.out:
+        args.out.write_text(json.dumps(content, indent=1) + "\n")
+    if args.json:
+        print(json.dumps(content))
+    else:
+        print(f"{args.threads} threads, other processes used {busy:.2f} cores, {took:.2f} s a run")
+        for kind, verdicts in found.items():
+            rounds = sum(v["rounds"] for v in verdicts) / max(1, len(verdicts))
+            word = "found" if kind == "slower" else "false"
+            print(f"{kind:7}{said(verdicts)} ({rounds:.0f} rounds): {word} {share(kind, verdicts):.1f} %")
+    return 0 if all(kept(k, v) for k, v in found.items()) else 1
+
+
+def said(verdicts: list[dict]) -> str:
+    """Count the verdicts by word."""
+    return ", ".join(f"{n} {word}" for word, n in Counter(v["verdict"] for v in verdicts).most_common())
+
+
+def share(kind: str, verdicts: list[dict]) -> float:
+    """Give the percent of false verdicts, or of those that found the planted difference."""
+    words = ("slower",) if kind == "slower" else ("faster", "slower")
+    return 100 * sum(v["verdict"] in words for v in verdicts) / max(1, len(verdicts))
+
+
+def kept(kind: str, verdicts: list[dict]) -> bool:
+    """Whether that is what is promised."""
+    return share(kind, verdicts) >= FOUND if kind == "slower" else share(kind, verdicts) <= FALSE
+
+
+def pair(kind: str, args: argparse.Namespace):
+    """Give two kernels and the shape to time them on."""
+    from cpuopt import ops, registry
+    from cpuopt.job import Settings
+    from cpuopt.lab.ab import Shape, calls_of, shapes_of
+    from cpuopt.lab.cases import Case
+
+    if kind == "copy":
+        original, again = registry.KERNELS[args.op, "optimized"], copied(args.op)
+        shape = shapes_of(calls_of(ops.ALL[args.op], Settings(model="gpt2-124M", B=1, T=args.tokens)))[0]
+        for k in (original, again):
+            k.compile()
+        return (original, again), shape
     kernel = registry.KERNELS["gelu_forward", "optimized"]
     kernel.compile()
     gelu, more = kernel.function, int(args.elements * args.slower)
@@ -55,36 +140,33 @@ def main() -> None:
         gelu(out, inp)
         gelu(out[:more], inp[:more])
 
-    a = replace(kernel, function=same, variant="A")
-    shape = Shape(Case({"N": args.elements}), {}, ("h.0.mlp",))
-    load = subprocess.Popen([sys.executable, "-c", SPIN]) if args.load else None
-    found: dict[str, list[dict]] = {"same": [], "slower": []}
-    others, start = machine.Others(), time.perf_counter()
-    try:
-        for i in range(args.seed, args.seed + args.runs):
-            for kind, function in ("same", same), ("slower", slower):
-                b = replace(kernel, function=function, variant="B")
-                pair = Alone((a, b), shape, seed=i)
-                contest = Contest(pair.turn, seed=i)
-                found[kind].append({**contest.run().to_json(), "rounds": len(contest.times["A"])})
-            print(f"\r{i + 1 - args.seed}/{args.runs}", end="", file=sys.stderr, flush=True)
-    except KeyboardInterrupt:
-        print("\nended early", file=sys.stderr)
-    finally:
-        if load:
-            load.kill()
-            load.wait()
-    busy = others.cores()
-    took = (time.perf_counter() - start) / max(1, len(found["same"]) + len(found["slower"]))
-    print(f"\n{args.threads} threads, other processes used {busy:.2f} cores, {took:.2f} s a run")
-    for kind, verdicts in found.items():
-        counts = Counter(v["verdict"] for v in verdicts)
-        rounds = sum(v["rounds"] for v in verdicts) / max(1, len(verdicts))
-        print(f"{kind:7}", ", ".join(f"{n} {word}" for word, n in counts.most_common()), f"({rounds:.0f} rounds)")
-    if args.out:
-        content = {**vars(args), "out": None, "others_cores": busy, "verdicts": found}
-        args.out.write_text(json.dumps({**content, "machine": record.machine()}, indent=1) + "\n")
+    a, b = (
+        replace(kernel, function=f, variant=v) for f, v in ((same, "A"), (slower if kind == "slower" else same, "B"))
+    )
+    return (a, b), Shape(Case({"N": args.elements}), {}, ("h.0.mlp",))
+
+
+def copied(op: str):
+    """Load the text of an op's file of `optimized` as a user's file, and give the op's kernel."""
+    from cpuopt import kernels, registry
+
+    package = Path(kernels.__file__).parent / "optimized"
+    family = next(f for f in package.glob("*.py") if f"@kernel(ops.{op}," in f.read_text().replace("\n    ops", "ops"))
+    text = family.read_text().replace('"optimized"', '"copy"')
+    text = re.sub(r"offer\(__name__, \w+\W?, (\w+),.*\)|offer\(__name__, \"\w+\", (\w+), .*\)", r"\1\2", text)
+    for dots, name in (("...", "cpuopt"), ("..", "cpuopt.kernels"), (".", "cpuopt.kernels.optimized")):
+        text = re.sub(
+            rf"^from {re.escape(dots)}( import|\w)",
+            lambda m, n=name: f"from {n}{'.' * (m[1] != ' import')}{m[1]}",
+            text,
+            flags=re.M,
+        )
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / family.name
+        file.write_text(text)
+        kernels.load_all([file])
+    return registry.KERNELS[op, "copy"]
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

@@ -11,9 +11,11 @@ from cpuopt import cli, ops, registry
 from cpuopt.errors import UserError
 from cpuopt.job import Settings
 from cpuopt.kernels import cache
-from cpuopt.lab import ab, compare
+from cpuopt.lab import ab, compare, session
 from cpuopt.lab.cases import Case
 from cpuopt.lab.verdict import Contest, judge, order
+from cpuopt.report import ab as report
+from cpuopt.roofline import Level, Roofs
 
 
 class Noisy:
@@ -84,6 +86,61 @@ def test_rounds_stop_when_they_tell():
     contest = Contest(Noisy(0, scatter=0.5), 0)
     contest.run()
     assert len(contest.times["A"]) == 96
+
+
+def test_few_rounds_say_what_their_interval_is_worth():
+    """The ends of n rounds miss the median once in 2^(n-1)."""
+    rng = np.random.default_rng(0)
+    for n, level in ((2, 50.0), (6, 96.8), (8, 99.2), (9, 99.5), (24, 99.5)):
+        r = 1.1 + 0.01 * rng.standard_normal(n)
+        found = judge([r], [np.ones(n)])
+        assert (found.word, found.level) == ("slower", level)
+        if n < 9:
+            assert (found.ratio["low"], found.ratio["high"]) == pytest.approx((r.min(), r.max()))
+    drawn = rng.standard_normal((4000, 6))
+    missed = np.mean((drawn.min(axis=1) > 0) | (drawn.max(axis=1) < 0))
+    assert 0.8 * 0.032 < missed < 1.2 * 0.032
+
+
+def shown(**more):
+    ratio = {"median": 0.5, "low": 0.4, "high": 0.6}
+    result = {"B": 1, "T": 1, "threads": 1, "a_ms": 1.0, "b_ms": 0.5, "ratio": ratio, "control": ratio, "why": ""}
+    result |= {"verdict": "faster", "doubts": [], "checks": [], "level": 99.5} | more
+    asked = {
+        "op": "gelu_forward",
+        "a": "one",
+        "b": "mine",
+        "model": "m",
+        "layer": "*",
+        "in_step": False,
+        "flush": False,
+    }
+    return "\n".join(str(t) for t in report.tables({**asked, **compare.summed([result]), "results": [result]}, None))
+
+
+def test_what_is_marginal_and_what_rounds_are_worth_stand_beside_the_verdict():
+    assert "MARGINAL" not in shown()
+    check = {"kernel": "gelu_forward[mine]", "case": "N=9", "status": "MARGINAL", "reason": "", "ratio": 8.4}
+    said = "MARGINAL: gelu_forward[mine] is 8.4 times what rounding explains from the reference (N=9)"
+    assert said in shown(checks=[check, {**check, "ratio": 2.0}])
+    assert "doubt: the rounds are too few for an interval of 99.5 %; take 9 or more" in shown(level=96.8)
+    assert "note: the swap keeps two calls apart" in shown(notes=["the swap keeps two calls apart"])
+    row = session.Row("gelu_forward", "mine", "one")
+    r = {"verdict": "faster", "a_ms": 1.0, "b_ms": 0.5, "ratio": {"median": 0.5, "low": 0.4, "high": 0.6}, "why": ""}
+    told = session._told({**r, "level": 96.8, "checks": [check]}, row)
+    assert told == f"faster: 0.5 ms against 1 of one, ratio 0.500 [0.400, 0.600] (96.8 %: few rounds); {said}"
+
+
+def test_a_time_below_the_roof_names_the_roof():
+    roofs = Roofs(1, (Level("memory", None),), 100.0, {"memory": {"read": 10.0}}, 1.0)
+    case = {**ab.Shape(Case({"N": 1000}), {}, ("x",)).to_json(), "a_ns": 900.0, "b_ns": 400.0}
+    assert ab.beyond_roofs(ops.gelu_forward, ("one", "mine"), [case], roofs) == [
+        "mine is at 200 % of the memory roof, which cannot be (N=1000)"
+    ]
+    assert ab.beyond_roofs(ops.gelu_forward, ("one", "mine"), [case], None) == []
+    row = session.Row("gelu_forward", "mine", "one", found={"alone": {"a_ms": 1.0, "b_ms": 1e-6}})
+    said = session._roof(session.Plan(Path("x"), "gpt2-tiny", 1, 8), roofs, row, None)
+    assert said.endswith("; mine: more than the memory roof cannot be")
 
 
 # On kernels -----------------------------------------------------------------------------------------------------------
@@ -202,6 +259,11 @@ def gelu_forward(out, inp):
 @kernel(ops.gelu_forward, "wrong", jit=False)
 def gelu_forward(out, inp):
     out[...] = inp
+
+@kernel(ops.gelu_forward, "where_timed", jit=False)
+def gelu_forward(out, inp):
+    n = 64 if len(inp) == 8192 else len(inp)
+    vanilla(out[:n], inp[:n])
 """
 
 
@@ -251,6 +313,10 @@ def test_in_the_step(capsys):
     ("args", "said"),
     [
         (["gelu_forward", "vanilla", "wrong", *FLAGS], "gelu_forward[wrong] is wrong, so it is not timed: out["),
+        (
+            ["gelu_forward", "vanilla", "where_timed", *FLAGS],
+            "[where_timed] is wrong on the arrays that are timed: out[",
+        ),
         (["gelu", "vanilla", "wrong", *FLAGS], "ab 'gelu': no such op; known: embedding"),
         (["gelu_forward", "vanilla", "thrise", *FLAGS], "no variant 'thrise'; did you mean 'thrice'?"),
         (["gelu_forward", "vanilla", "thrice", *FLAGS, "--flush", "--in-step"], "--flush with --in-step"),

@@ -303,7 +303,7 @@ def test_profile_prints_a_row_for_every_kind_of_op(run):
     assert all(any(row.startswith(label + " ") for row in rows) for label in [*LABELS, "(unaccounted)", "h.0", "h.1"])
     assert rows[0].startswith("gpt2-tiny · B 2 · T 16 · 4 threads")
     assert re.search(r"^step +113 .* 100\.0% ", out, re.M)
-    assert re.search(r"^[\d,]+ tokens/s · step [\d.]+ ms, median of 2 ", out, re.M)
+    assert re.search(r"^[\d,]+ tokens/s · step [\d.]+ ms, mean of 2 ", out, re.M)
     assert re.search(r"^checked: 17 kernels PASS", out, re.M)
 
 

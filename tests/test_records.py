@@ -19,6 +19,7 @@ from cpuopt.profile import LayerRow, OpRow, Profile
 from cpuopt.report import ab as ab_report
 from cpuopt.report import console as console_module
 from cpuopt.report import html
+from cpuopt.report import records as records_report
 
 OPS = {"Matmul Forward": 50.0, "GELU Forward": 10.0, "Attention Forward": 20.0, "Residual Forward": 5.0, "AdamW": 15.0}
 NAMES = {op: op.lower().replace(" ", "_") for op in OPS}
@@ -88,6 +89,17 @@ def test_an_op_that_got_slower_is_found_and_the_others_are_not(tmp_path):
     assert row["ratio"] == pytest.approx(1.1, rel=0.01)
     assert not row["same_kernels"]
     assert found["noise"] == records.LEAST
+
+
+def test_a_wide_interval_is_inconclusive():
+    rng = np.random.default_rng(0)
+    told = [
+        records._judged({"op": "x", "a": [1.0] * 9, "b": b, "same": False}, records.LEAST)
+        for b in ([0.1, 20.0, 1.0, 0.2, 9.0], [1.0, 1.3, 0.8, 1.2, 0.9], rng.normal(1, 0.01, 9), [2.0, 2.5, 3.0])
+    ]
+    assert [t["verdict"] for t in told] == ["inconclusive", "inconclusive", "no difference shown", "slower"]
+    content = {"a": "a", "b": "b", "noise": 0.015, "rows": told, "only_a": [], "only_b": [], "doubts": []}
+    assert next(str(c) for c in records_report.comparison(content)[2].columns[4].cells) == "inconclusive"
 
 
 def test_noise_is_what_unchanged_kernels_differ_by(tmp_path):

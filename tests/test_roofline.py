@@ -70,8 +70,8 @@ def test_words():
 
 
 def test_more_than_a_roof_is_a_doubt():
-    rows = [OpRow("A", 1, 1.0, 1.0, 1.0, 1.0, 1, 1, 1.0, percent, "FMA", None, []) for percent in (104, 106, None)]
-    assert roofline.passed(rows) == ["A is at 106 % of the FMA roof, which cannot be"]
+    rows = [OpRow("A", 1, 1.0, 1.0, 1.0, 1.0, 1, 1, 1.0, percent, "FMA", None, []) for percent in (99, 100.4, None)]
+    assert roofline.passed(rows) == ["A is at 100.4 % of the FMA roof, which cannot be"]
 
 
 # What is measured -----------------------------------------------------------------------------------------------------

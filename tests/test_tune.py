@@ -510,6 +510,16 @@ def gelu_forward(out, inp):
 @kernel(ops.gelu_forward, "wrong", jit=False)
 def gelu_forward(out, inp):
     out[...] = inp
+
+@kernel(ops.gelu_forward, "where_timed", jit=False)
+def gelu_forward(out, inp):
+    n = 64 if len(inp) == 2048 else len(inp)
+    usual(out[:n], inp[:n])
+
+@kernel(ops.gelu_forward, "over_poison", jit=False)
+def gelu_forward(out, inp):
+    if len(inp) != 2048 or out[0] != out[0]:
+        usual(out, inp)
 """
 
 
@@ -523,7 +533,13 @@ def test_the_verb(capsys, monkeypatch):
         "vanilla": "faster",
         "mine": "faster",
         "wrong": "refused",
+        "where_timed": "refused",
+        "over_poison": "refused",
     }
+    why = {v: t["why"] for v, t in row["tried"].items() if t["verdict"] == "refused"}
+    assert "is wrong, so it is not timed" in why["wrong"]
+    for v in ("where_timed", "over_poison"):
+        assert f"gelu_forward[{v}] is wrong on the arrays that are timed: out[" in why[v]
     assert row["best"] in ("vanilla", "mine")
     assert found["step"]["verdict"] == "faster"
     assert found["step"]["ratio"]["median"] < 0.9

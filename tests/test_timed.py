@@ -1,0 +1,338 @@
+"""What is judged on the arrays that are timed: kernels that are wrong there only, or save themselves the work."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from cpuopt import ops, registry
+from cpuopt.errors import UserError
+from cpuopt.job import Settings
+from cpuopt.kernels import threads
+from cpuopt.lab import ab, check, timed
+from cpuopt.lab.cases import Case
+from cpuopt.registry import Kernel, Scratch
+
+SMALL, LARGE = 300, 70_001
+ROWS = {"B": 2, "T": 4, "C": 8, "V": 11, "maxT": 6}
+
+
+class Clock:
+    """Moved by kernels."""
+
+    now = 0
+
+    def __call__(self):
+        return self.now
+
+
+CLOCK = Clock()
+
+
+def gelu(out, inp):
+    x = inp.astype(np.float64)
+    out[...] = 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+
+
+def half_of_what_is_large(out, inp):
+    gelu(out[: 64 if len(inp) > 70_000 else None], inp[: 64 if len(inp) > 70_000 else None])
+
+
+def slightly_wrong_where_large(out, inp):
+    gelu(out, inp)
+    if len(inp) > 70_000:
+        out[65_000] *= np.float32(1.001)
+
+
+def done_if_it_looks_right(out, inp):
+    right = np.empty(1, np.float32)
+    gelu(right, inp[:1])
+    if out[0] != right[0]:
+        gelu(out, inp)
+
+
+def only_over_poison(out, inp):
+    if np.isnan(out[0]):
+        gelu(out, inp)
+
+
+def only_over_numbers(out, inp):
+    if not np.isnan(out[0]):
+        gelu(out, inp)
+
+
+def only_what_is_poison(out, inp):
+    todo = np.isnan(out)
+    y = np.empty(int(todo.sum()), np.float32)
+    gelu(y, inp[todo])
+    out[todo] = y
+
+
+def remembers_the_place(out, inp, seen={}):  # noqa: B006
+    key = inp.ctypes.data
+    if key not in seen:
+        gelu(out, inp)
+        seen[key] = out.copy()
+    out[...] = seen[key]
+
+
+def keeps_inputs_in_scratch(out, inp, work):
+    if not np.array_equal(work, inp):
+        gelu(out, inp)
+        work[...] = inp
+
+
+def relies_on_its_scratch(out, inp, work):
+    gelu(out, inp)
+    if not np.isnan(work[0]) and work[1] != 0:
+        out[...] += work[1]
+
+
+def changes_its_input(out, inp):
+    gelu(out, inp)
+    inp[0] = 0
+
+
+def writes_past_the_end(out, inp):
+    gelu(out, inp)
+    np.lib.stride_tricks.as_strided(out, (len(out) + 3,), (4,))[-1] = 7
+
+
+def writes_before(out, inp):
+    gelu(out, inp)
+    words = np.ctypeslib.as_array((np.ctypeslib.ctypes.c_float * 4).from_address(out.ctypes.data - 16))
+    words[0] = 7
+
+
+def writes_past_its_scratch(out, inp, work):
+    gelu(out, inp)
+    np.lib.stride_tricks.as_strided(work, (len(work) + 3,), (4,))[-1] = 7
+
+
+def sets_threads(out, inp):
+    gelu(out, inp)
+    threads.set_threads(2)
+
+
+def raises_where_large(out, inp):
+    if len(inp) > 70_000:
+        raise ValueError("too large for me")
+    gelu(out, inp)
+
+
+def tires(out, inp, left=[40]):  # noqa: B006
+    left[0] -= 1
+    if left[0] > 0:
+        gelu(out, inp)
+
+
+WRONG = {
+    half_of_what_is_large: r"out\[\d+\] = nan, expected",
+    slightly_wrong_where_large: r"out\[65000\] = ",
+    done_if_it_looks_right: r"is wrong .* out\[\d+\] = 0.75, expected",
+    only_over_poison: r"is wrong .* out\[",
+    only_over_numbers: r"out\[\d+\] = nan, expected",
+    only_what_is_poison: r"is wrong .* out\[",
+    remembers_the_place: r"is wrong .* out\[",
+    keeps_inputs_in_scratch: r"is wrong .* out\[",
+    relies_on_its_scratch: r"is wrong .* out\[",
+    changes_its_input: "changed 'inp', which it may only read",
+    writes_past_the_end: "wrote outside its arrays, before it was timed: 3 past the end of 'out'",
+    writes_before: "wrote outside its arrays, before it was timed",
+    writes_past_its_scratch: "wrote outside its arrays, before it was timed, past the end of its scratch",
+    sets_threads: "left numba with 2 threads; it was called with 1",
+    raises_where_large: "raised ValueError: too large for me",
+    tires: r"is wrong .* while it was timed",
+}
+
+
+def kernel(body, ns=10_000, op=ops.gelu_forward, variant="mine"):
+    def function(*args):
+        CLOCK.now += ns
+        body(*args)
+
+    scratch = (
+        (Scratch("work", lambda sizes: sizes["N"]),)
+        if body.__code__.co_argcount == 3 and body.__code__.co_varnames[2] == "work"
+        else ()
+    )
+    return Kernel(op, variant, function, scratch)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    before = threads.get_threads()
+    threads.set_threads(1)
+    yield
+    threads.set_threads(before)
+
+
+def shape(n):
+    return ab.Shape(Case({"N": n}), {}, ("h.0.mlp",))
+
+
+@pytest.mark.parametrize("body", WRONG, ids=lambda f: f.__name__)
+def test_a_wrong_kernel_gets_no_time(body):
+    large = "large" in body.__name__
+    ns = 3_000_000 if large else 10_000
+    honest = kernel(gelu, ns, variant="honest")
+    with pytest.raises(UserError, match=rf"^gelu_forward\[mine\] .*{WRONG[body]}"):
+        ab.alone((honest, kernel(body, ns)), [shape(LARGE if large else SMALL)], clock=CLOCK, looks=[2])
+
+
+def test_what_is_large_passes_the_quick_check():
+    assert {r.verdict for r in check.check_all([kernel(half_of_what_is_large)], quick=True)} == {"PASS"}
+
+
+def test_a_right_kernel_is_timed_with_any_fill():
+    found = ab.alone((kernel(gelu), kernel(gelu, 20_000)), [shape(SMALL)], clock=CLOCK, looks=[4])
+    assert found["ratio"]["median"] == pytest.approx(2)
+    assert [c["status"] for c in found["checks"]] == ["PASS", "PASS"]
+
+
+def test_what_is_marginal_is_said():
+    def rough(out, inp):
+        gelu(out, inp)
+        out *= np.float32(1 + 8e-6)
+
+    found = ab.alone((kernel(gelu), kernel(rough)), [shape(SMALL)], clock=CLOCK, looks=[2])
+    (bad,) = (c for c in found["checks"] if c["status"] == "MARGINAL")
+    assert bad["kernel"] == "gelu_forward[mine]"
+    assert bad["ratio"] > 1
+
+
+def test_the_calls_of_a_sample_have_arrays_of_their_own_and_inputs_change():
+    seen, inputs = [], set()
+
+    def watching(out, inp):
+        seen.append(out.ctypes.data)
+        inputs.add(inp[0].item())
+        gelu(out, inp)
+
+    pair = ab.Alone((kernel(gelu, 2000), kernel(watching, 2000)), shape(SMALL), 0, clock=CLOCK)
+    calls, samples = pair.lengths["B"]
+    assert calls == 10
+    for _ in range(6):
+        del seen[:]
+        pair.turn("B")
+        assert len(set(seen)) == calls
+        assert seen == seen[:calls] * samples
+    assert len(inputs) == 2
+
+
+def test_kernels_share_their_scratch():
+    places = {}
+
+    def one(out, inp, work):
+        places["A"] = work.ctypes.data
+        gelu(out, inp)
+
+    def other(out, inp, work):
+        places["B"] = work.ctypes.data
+        gelu(out, inp)
+
+    ab.Alone((kernel(one), kernel(other)), shape(SMALL), 0, clock=CLOCK)
+    assert places["A"] == places["B"]
+    assert places["A"] % 64 == 0
+
+
+def vanilla(op):
+    """Give the kernel as plain Python; the clock takes each call for a long one."""
+    k = registry.KERNELS[op.name, "vanilla"]
+    plain = getattr(k.function, "py_func", k.function)
+
+    def function(*args):
+        CLOCK.now += 10_000_000
+        plain(*args)
+
+    return replace(k, function=function, compile=lambda: None)
+
+
+def ignoring(kernel, position):
+    """A kernel whose flag at a position is off."""
+
+    def function(*args):
+        kernel.function(*args[:position], False, *args[position + 1 :])
+
+    return replace(kernel, variant="mine", function=function)
+
+
+def test_a_flag_that_is_ignored_is_seen():
+    op = ops.embedding_backward
+    case = Case({k: ROWS[k] for k in ("V", "C", "maxT", "B", "T")})
+    right = vanilla(op)
+    added = ab.Shape(case, {"dwte": True, "dwpe": False}, ("wte",))
+    assert len(ab.Alone((right, right), added, 0, clock=CLOCK).finish()) == 2
+    with pytest.raises(UserError, match="is wrong on the arrays that are timed: dwte"):
+        ab.Alone((right, ignoring(right, op.params.index("dwte_add"))), added, 0, clock=CLOCK)
+
+
+@pytest.mark.parametrize("op", [ops.adamw, ops.layernorm_backward, ops.cross_entropy_forward], ids=lambda op: op.name)
+def test_what_is_read_and_written_starts_anew_each_time(op):
+    """A state is brought back, or a second call would be wrong; a mutant that forgets it is caught."""
+    sizes = {"N": 40, "BT": 4, "C": 8, "V": 11}
+    case = Case({s: n for s, n in sizes.items() if s in {k for a in op.arrays for d in a.shape for k in d.symbols}})
+    adds = {a.name: True for a in op.args if a.role == "acc"}
+    pair = ab.Alone((vanilla(op), vanilla(op)), ab.Shape(case, adds, ("x",)), 0, clock=CLOCK)
+    pair.turn("A")
+    assert all(r.verdict == "PASS" for r in pair.finish())
+
+
+def test_a_state_that_is_not_brought_back_is_seen(monkeypatch):
+    monkeypatch.setattr(timed.Timed, "_restore", lambda *args: None)
+    with pytest.raises(UserError, match="is wrong on the arrays that are timed"):
+        ab.Alone((vanilla(ops.adamw), vanilla(ops.adamw)), ab.Shape(Case({"N": 40}), {}, ("x",)), 0, clock=CLOCK)
+
+
+def test_rows_that_a_call_does_not_touch_are_not_copied():
+    case = Case({"V": 50, "C": 8, "maxT": 6, "B": 1, "T": 3})
+    _, sets = timed.draw(ops.embedding_backward, case, {"dwte": True, "dwpe": True}, 0)
+    assert 1 <= len(sets[0].rows["dwte"]) <= 3
+
+
+# In the step ----------------------------------------------------------------------------------------------------------
+
+
+def in_step(body, monkeypatch):
+    """Give steps whose GELU goes to a Python function as B."""
+    monkeypatch.setattr(registry, "KERNELS", registry.KERNELS.copy())
+    good = vanilla(ops.gelu_forward)
+    registry.KERNELS["gelu_forward", "mine"] = replace(good, variant="mine", function=body)
+    swap = ("gelu_forward=mine",)
+    settings = Settings(model="gpt2-tiny", B=1, T=8, threads=1, variant="vanilla", swap=swap)
+    pair = (registry.KERNELS["gelu_forward", "vanilla"], registry.KERNELS["gelu_forward", "mine"])
+    return ab.InStep(settings, [ab.Change(pair)])
+
+
+def test_calls_of_a_step_are_judged(monkeypatch):
+    step = in_step(gelu, monkeypatch)
+    found = step.audit("now")
+    assert {(r.kernel, r.verdict) for r in found} == {("gelu_forward[vanilla]", "PASS"), ("gelu_forward[mine]", "PASS")}
+    bad = {
+        "looks": lambda out, inp: gelu(out, inp) if np.isnan(out[0]) else None,
+        "half": lambda out, inp: gelu(out[:9], inp[:9]),
+    }
+    for body in bad.values():
+        for group in step.groups["B"]:
+            for place, bound in group.items():
+                group[place] = replace(bound, kernel=replace(bound.kernel, function=body))
+        said = r"gelu_forward\[mine\] is wrong on the arrays that are timed: out"
+        with pytest.raises(UserError, match=said):
+            any(step.audit("now") is None for _ in range(20))
+
+
+def test_a_step_that_gains_more_than_its_op_is_doubted():
+    def told(a_ns, low, high):
+        return {
+            "a_ns": a_ns,
+            "ratio": {"median": (low + high) / 2, "low": low, "high": high},
+            "control": {"median": 1.01},
+        }
+
+    (said,) = ab.impossible(told(100.0, 0.80, 0.85), [told(5.0, 0.90, 1.10)])
+    assert said == (
+        "the whole step gains 17.5 % (ratio 0.825 [0.800, 0.850], control 1.010), more than the op can gain in it, "
+        "0.5 % at the most: something else differs between the two"
+    )
+    assert ab.impossible(told(100.0, 0.94, 0.97), [told(50.0, 0.90, 1.10)]) == []
+    assert ab.impossible(told(100.0, 1.1, 1.2), [told(50.0, 0.90, 1.10)]) == []
