@@ -66,7 +66,7 @@ class DifferentiableOp:
     forward, backward : the declared ops.
     read : the forward as it was read.
     generated : the backward kernel with its text and its plan.
-    judged : whether its gradient has been compared with differences, as it is when a model first calls it.
+    judged : whether its gradient has been compared with the slope of its forward, as it is when a model first calls it.
     """
 
     def __init__(self, function: Callable[..., None], args: tuple[Arg, ...], flops: Dim, source: str) -> None:
