@@ -348,7 +348,8 @@ class Plan:
 
     def restores(self, s: Assign, live: Names) -> bool:
         """Whether a saved output gives back a scalar that was stored in it."""
-        return type(s) is Assign and isinstance(s.value, ast.Name) and s.value.id in live
+        outside = {*self.kernel.names, *self.kernel.params}
+        return type(s) is Assign and isinstance(s.value, ast.Name) and s.value.id in live - outside
 
     def sweep_loop(self, loop: For, live: Names, push: bool, kept: set[Stmt]) -> Names:
         """Decide on a loop of the sweep."""

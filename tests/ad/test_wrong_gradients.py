@@ -176,6 +176,14 @@ def test_a_parameter_named_like_an_adjoint_is_refused(name):
         differentiate(f, ["x"], ["y"])
 
 
+def test_a_global_that_a_saved_output_holds_is_not_assigned():
+    code = "def f(x, y, z):\n    for i in range(x.shape[0]):\n        z[i] = HALF\n        y[i] = x[i] * z[i] * HALF\n"
+    made = differentiate(programs.compiled(code), ["x"], ["y"], saved=["z"], fresh=["z"])
+    dx = np.zeros_like(X)
+    programs.plain(made)(X, np.zeros_like(X), np.full(len(X), 0.3), np.ones_like(X), dx)
+    assert np.allclose(dx, 0.09)
+
+
 # The judge ----------------------------------------------------------------------------------------------------------
 
 
