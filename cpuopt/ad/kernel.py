@@ -23,6 +23,14 @@ class UnsupportedError(UserError):
     """Source outside the subset: file, line, code, why, and what to write instead."""
 
 
+class WrittenTwiceError(UnsupportedError):
+    """An output that the backward is given may hold another value than the one that was read: `array`."""
+
+    def __init__(self, message: str, array: str) -> None:
+        super().__init__(message)
+        self.array = array
+
+
 @dataclass(eq=False)
 class Stmt:
     """A statement, and the line that it came from."""

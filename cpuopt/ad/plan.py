@@ -23,8 +23,8 @@ from .kernel import (
     Names,
     Stmt,
     Task,
-    UnsupportedError,
     View,
+    WrittenTwiceError,
     assigned,
     base,
     expressions,
@@ -86,7 +86,7 @@ class Plan:
 
         Raises
         ------
-        UnsupportedError
+        WrittenTwiceError
             For a saved one.
         """
         task, every = self.task, list(flat(self.body))
@@ -96,9 +96,11 @@ class Plan:
             if summed and any(name in self.kernel.roots(names(e)) for s in every for e in expressions(s)):
                 found.add(name)
         for name in sorted(task.saved & found):
-            raise UnsupportedError(
-                f"{self.kernel.file}: '{name}' is given to the backward, but an element of it is written more than "
-                "once; write each element of a saved output once"
+            line = [s.line for s in every if isinstance(s, Assign) and self.kernel.root(base(s.target)) == name][-1]
+            raise WrittenTwiceError(
+                f"{self.kernel.file}:{line}: '{self.kernel.source.get(line, '').strip()}': '{name}' is given to the "
+                "backward, but an element of it may be written more than once; write each element of it once",
+                name,
             )
         return found
 
@@ -346,7 +348,8 @@ class Plan:
 
     def restores(self, s: Assign, live: Names) -> bool:
         """Whether a saved output gives back a scalar that was stored in it."""
-        return type(s) is Assign and isinstance(s.value, ast.Name) and s.value.id in live
+        outside = {*self.kernel.names, *self.kernel.params}
+        return type(s) is Assign and isinstance(s.value, ast.Name) and s.value.id in live - outside
 
     def sweep_loop(self, loop: For, live: Names, push: bool, kept: set[Stmt]) -> Names:
         """Decide on a loop of the sweep."""

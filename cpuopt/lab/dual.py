@@ -35,10 +35,16 @@ SLOPES: dict[str, Function] = {
 
 
 class Dual:
-    """A number, its slope along a direction, and the size of the slope's terms, by which its rounding is measured."""
+    """A number, its slope along a direction, and the size of the slope's terms, by which its rounding is measured.
+
+    Attributes
+    ----------
+    finite : whether every number since `slope` began was finite; an infinite one times 0 is no slope.
+    """
 
     __slots__ = ("size", "slope", "value")
     __hash__ = None  # type: ignore[assignment]
+    finite = True
 
     def __init__(self, value: Any, slope: float = 0.0, size: float = 0.0) -> None:
         self.value, self.slope, self.size = np.float64(value), slope, size
@@ -84,7 +90,10 @@ class Dual:
 def _chain(value: Any, *terms: tuple[Any, Any]) -> Dual:
     """A value with the slope that its operands, each with its derivative, give it."""
     parts = [(d * x.slope, abs(d) * x.size) for d, x in terms if isinstance(x, Dual)]
-    return Dual(value, sum(p[0] for p in parts), sum(p[1] for p in parts))
+    made = Dual(value, sum(p[0] for p in parts), sum(p[1] for p in parts))
+    if not (math.isfinite(made.value) and math.isfinite(made.size)):
+        Dual.finite = False
+    return made
 
 
 def _without_slope(name: str) -> None:
@@ -154,6 +163,8 @@ def slope(
 ) -> tuple[float, float]:
     """The slope of the sum of a kernel's outputs, each times its adjoint, and the size of the slope's terms.
 
+    Both are NaN where a number on the way is not finite.
+
     Parameters
     ----------
     given : the kernel's arguments in their order; arrays that it writes are not changed.
@@ -165,10 +176,11 @@ def slope(
         made[name] = np.empty(direction.shape, object)
         for i in np.ndindex(direction.shape):
             made[name][i] = Dual(given[name][i], float(direction[i]), abs(float(direction[i])))
+    Dual.finite = True
     with np.errstate(all="ignore"):
         wide(function)(*made.values())
         ends = _chain(0.0)
         for name, adjoint in adjoints.items():
             for y, d in zip(made[name].flat, adjoint.flat, strict=True):
                 ends = ends + y * d
-    return (float(ends.slope), float(ends.size)) if np.isfinite(ends.value) else (math.nan, math.nan)
+    return (float(ends.slope), float(ends.size)) if Dual.finite else (math.nan, math.nan)

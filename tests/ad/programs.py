@@ -281,7 +281,8 @@ def examine(code, seed=0):
     params = f.__code__.co_varnames[: f.__code__.co_argcount]
     saved = {"z"} if "z[b, i] =" in code else set()
     try:
-        face, wrt = Interface([*params, "dy", "dx", "dw"]), [n for n in ("x", "w") if f"{n}[" in code]
+        wrt = [n for n in ("x", "w") if f"{n}[" in code]
+        face = Interface([*params, "dy", *(f"d{n}" for n in wrt)])
         made = [differentiate(f, wrt, ["y"], interface=face, saved=saved, fresh=saved)]
         if seed % 4 == 0:
             made.append(differentiate(f, wrt, ["y"], interface=face, record_all=True))
@@ -302,17 +303,17 @@ def examine(code, seed=0):
     if not terms < 1e8:  # NaN too, as where 0 is multiplied by an infinite slope
         return Verdict("unfit", "its slope is not finite, or too large")
     for backward in made:
-        z, (dx, dw), given = np.full((B, N), np.nan), (np.zeros_like(x), np.zeros_like(w)), dy.copy()
+        z, given, grads = np.full((B, N), np.nan), dy.copy(), {"x": np.zeros_like(x), "w": np.zeros_like(w)}
         try:
             with np.errstate(all="ignore"):
                 if backward.plan.task.saved:
                     f(*arguments(z).values())
-                plain(backward)(*arguments(z).values(), dy, dx, dw)
+                plain(backward)(*arguments(z).values(), dy, *(grads[n] for n in wrt))
         except Exception as e:
             return Verdict("wrong", f"raised {type(e).__name__}: {e}")
         if not np.array_equal(given, dy):
             return Verdict("wrong", "the given adjoint was changed")
-        apart = abs((dx * u).sum() + (dw * v).sum() - slope) / (1e-9 + terms)
+        apart = abs((grads["x"] * u).sum() + (grads["w"] * v).sum() - slope) / (1e-9 + terms)
         if not apart < 1e-10:
             which = "record of everything" if backward.plan.task.record_all else "plan"
             return Verdict("wrong", f"the {which} and dual numbers differ by {apart:.1e} of {terms:.1e}")
