@@ -45,7 +45,17 @@ class Step:
 def run_calls(calls: Iterable[Bound]) -> None:
     """Run bound calls in order: the whole engine. A profiler puts its own loop in this one's place."""
     for bound in calls:
-        bound.kernel.function(*bound.args)
+        try:
+            bound.kernel.function(*bound.args)
+        except BaseException as e:
+            raise blamed(e, bound) from e
+
+
+def blamed(e: BaseException, bound: Bound) -> BaseException:
+    """Say which kernel raised; what the user asked for, an interrupt, stays as it is."""
+    if isinstance(e, KeyboardInterrupt | UserError):
+        return e
+    return UserError(f"{bound.kernel.name} raised {type(e).__name__}: {e}, in layer {bound.call.layer!r}")
 
 
 @dataclass
