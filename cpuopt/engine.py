@@ -13,7 +13,7 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from . import arena, kernels, nn, registry
-from .errors import UserError
+from .errors import UserError, blamed
 from .fuse import fuse as apply_fusions
 from .kernels import jit, threads
 from .op import Shape
@@ -48,14 +48,7 @@ def run_calls(calls: Iterable[Bound]) -> None:
         try:
             bound.kernel.function(*bound.args)
         except BaseException as e:
-            raise blamed(e, bound) from e
-
-
-def blamed(e: BaseException, bound: Bound) -> BaseException:
-    """Say which kernel raised; what the user asked for, an interrupt, stays as it is."""
-    if isinstance(e, KeyboardInterrupt | UserError):
-        return e
-    return UserError(f"{bound.kernel.name} raised {type(e).__name__}: {e}, in layer {bound.call.layer!r}")
+            raise blamed(e, bound.kernel.name, bound.call.layer) from e
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""The one exception for what a user can cause and mend."""
+"""The one exception for what a user can cause and mend, and what a kernel raised as one."""
 
 
 class UserError(Exception):
@@ -9,3 +9,10 @@ class UserError(Exception):
 
     def __init__(self, message: str) -> None:
         super().__init__(" ".join(message.split()))
+
+
+def blamed(e: BaseException, kernel: str, layer: str) -> BaseException:
+    """Say which kernel raised; what the user asked for, an interrupt, stays as it is."""
+    if isinstance(e, KeyboardInterrupt | UserError):
+        return e
+    return UserError(f"{kernel} raised {type(e).__name__}: {e}, in layer {layer!r}")

@@ -23,8 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import record, roofline
-from .engine import blamed
-from .errors import UserError
+from .errors import UserError, blamed
 from .profile import Array, Profile, StepTimes, Sums
 from .roofline import Roofs
 
@@ -79,7 +78,7 @@ class Profiler:
                 try:
                     bound.kernel.function(*bound.args)
                 except BaseException as e:
-                    raise blamed(e, bound) from e
+                    raise blamed(e, bound.kernel.name, bound.call.layer) from e
                 mark(clock())
         else:
             readings: list[bytes] = []
@@ -90,7 +89,7 @@ class Profiler:
                 try:
                     bound.kernel.function(*bound.args)
                 except BaseException as e:
-                    raise blamed(e, bound) from e
+                    raise blamed(e, bound.kernel.name, bound.call.layer) from e
                 reading(totals())
                 mark(clock())
             self._readings.append(np.frombuffer(b"".join(readings), np.int64).reshape(-1, 3))
