@@ -13,7 +13,7 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from . import arena, kernels, nn, registry
-from .errors import UserError
+from .errors import UserError, blamed
 from .fuse import fuse as apply_fusions
 from .kernels import jit, threads
 from .op import Shape
@@ -45,7 +45,10 @@ class Step:
 def run_calls(calls: Iterable[Bound]) -> None:
     """Run bound calls in order: the whole engine. A profiler puts its own loop in this one's place."""
     for bound in calls:
-        bound.kernel.function(*bound.args)
+        try:
+            bound.kernel.function(*bound.args)
+        except BaseException as e:
+            raise blamed(e, bound.kernel.name, bound.call.layer) from e
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""The one exception for what a user can cause and mend."""
+"""The one exception for what a user can cause and mend, and what a kernel raised as one."""
 
 from .wording import one_line
 
@@ -11,3 +11,10 @@ class UserError(Exception):
 
     def __init__(self, message: str) -> None:
         super().__init__(one_line(message))
+
+
+def blamed(e: BaseException, kernel: str, layer: str) -> BaseException:
+    """Say which kernel raised; what the user asked for, an interrupt, stays as it is."""
+    if isinstance(e, KeyboardInterrupt | UserError):
+        return e
+    return UserError(f"{kernel} raised {type(e).__name__}: {e}, in layer {layer!r}")

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import record, roofline
-from .errors import UserError
+from .errors import UserError, blamed
 from .profile import Array, Profile, StepTimes, Sums
 from .roofline import Roofs
 
@@ -75,7 +75,10 @@ class Profiler:
         if self.regions is None:
             mark(clock())
             for bound in calls:
-                bound.kernel.function(*bound.args)
+                try:
+                    bound.kernel.function(*bound.args)
+                except BaseException as e:
+                    raise blamed(e, bound.kernel.name, bound.call.layer) from e
                 mark(clock())
         else:
             readings: list[bytes] = []
@@ -83,7 +86,10 @@ class Profiler:
             reading(totals())
             mark(clock())
             for bound in calls:
-                bound.kernel.function(*bound.args)
+                try:
+                    bound.kernel.function(*bound.args)
+                except BaseException as e:
+                    raise blamed(e, bound.kernel.name, bound.call.layer) from e
                 reading(totals())
                 mark(clock())
             self._readings.append(np.frombuffer(b"".join(readings), np.int64).reshape(-1, 3))

@@ -204,35 +204,3 @@ def test_what_persists_persists_and_what_is_pooled_may_be_lost_between_steps():
 def test_available_memory_is_what_the_machine_has():
     assert 0 < arena.resident_bytes() < arena.psutil.virtual_memory().total
     assert 0 < arena.available_bytes() <= arena.psutil.virtual_memory().total
-
-
-def group(folder, limit, used, stat="", old=False):
-    folder.mkdir(parents=True, exist_ok=True)
-    names = ("memory.limit_in_bytes", "memory.usage_in_bytes") if old else ("memory.max", "memory.current")
-    for name, text in zip((*names, "memory.stat"), (limit, used, stat), strict=True):
-        (folder / name).write_text(f"{text}\n")
-
-
-@pytest.mark.parametrize("old", [False, True])
-def test_the_limits_of_all_groups_around_a_process_count(tmp_path, monkeypatch, old):
-    top, ours = tmp_path / "memory" if old else tmp_path, tmp_path / "cgroup"
-    prefix = "total_" if old else ""
-    files = f"{prefix}inactive_file 30\n{prefix}active_file 4\nanon 7"
-    group(top, "max" if not old else 2**63 - 4096, 10, old=old)
-    group(top / "slice", 1000, 400, old=old)
-    group(top / "slice/run", 500, 300, files, old)
-    ours.write_text("9:name=systemd:/else\n4:cpu,memory:/slice/run\n0::/\n" if old else "0::/slice/run\n")
-    found = arena.group_limits(tmp_path, ours)
-    assert found[-2:] == [600, 234]  # what is held of files goes where memory is wanted
-    assert len(found) == 2 + old
-    monkeypatch.setattr(arena, "group_limits", lambda: found)
-    assert arena.available_bytes() == 234
-
-
-def test_a_container_that_sees_only_its_root_and_a_group_that_is_full(tmp_path):
-    group(tmp_path, 500, 600)
-    (tmp_path / "cgroup").write_text("0::/../../elsewhere/x\n")
-    assert arena.group_limits(tmp_path, tmp_path / "cgroup") == [0]
-    (tmp_path / "cgroup").write_text("no such line\n")
-    assert arena.group_limits(tmp_path, tmp_path / "cgroup") == []
-    assert arena.group_limits(tmp_path, tmp_path / "nowhere") == []

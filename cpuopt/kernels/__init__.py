@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import math
 import pkgutil
 import sys
+import time
 import traceback
 import zlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from .. import registry
 from ..errors import UserError
@@ -17,6 +22,9 @@ from . import choices
 
 VARIANTS = sorted((m.name for m in pkgutil.iter_modules(__path__) if m.ispkg), key=lambda name: name != registry.BASE)
 """The packages of kernels, vanilla first; each module in them registers what it defines."""
+
+JUDGES_USE = (np, math, time)
+"""Modules that a user's file finds as they are, and leaves so."""
 
 for _variant in VARIANTS:
     _package = importlib.import_module(f".{_variant}", __name__)
@@ -46,15 +54,36 @@ def load_all(files: Sequence[str | Path], variants: Iterable[str] = ()) -> None:
             raise UserError(f"--kernels {file}: not a Python file; expected a name that ends in .py")
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module
-        before = dict(registry.KERNELS)
+        before, functions = dict(registry.KERNELS), [dict(vars(m)) for m in JUDGES_USE]
         try:
             spec.loader.exec_module(module)
+            _require_unpatched(functions)
         except BaseException as e:
             del sys.modules[name]
             registry.KERNELS.clear()
             registry.KERNELS.update(before)
-            if isinstance(e, UserError | KeyboardInterrupt):
+            if isinstance(e, KeyboardInterrupt | UserError):
                 raise
             lines = [f.lineno for f in traceback.extract_tb(e.__traceback__) if f.filename == str(path)]
             line = lines[-1] if lines else getattr(e, "lineno", "?")
             raise UserError(f"--kernels {file}: line {line} raised {type(e).__name__}: {e}") from e
+
+
+def _require_unpatched(before: Sequence[dict[str, Any]]) -> None:
+    """Put back what a file has put in the place of functions that references, judges and clocks are made of; refuse it.
+
+    Raises
+    ------
+    ValueError
+        Naming the function.
+    """
+    found = []
+    for module, functions in zip(JUDGES_USE, before, strict=True):
+        for name, function in functions.items():
+            if vars(module).get(name) is not function:
+                setattr(module, name, function)
+                found.append(f"{module.__name__}.{name}")
+    if found:
+        raise ValueError(
+            f"it replaces {', '.join(found[:3])}, which kernels are judged and timed with; leave it as it is"
+        )

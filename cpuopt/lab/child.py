@@ -46,6 +46,7 @@ class Child:
         limit_s: float = LIMIT_S,
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
+        self.given = [str(k) for k in kernels]
         self.kernels, self.limit_s, self.say = [str(Path(k).resolve()) for k in kernels], limit_s, say
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         environment = {"NUMBA_NUM_THREADS": str(threads), "PYTHONPATH": path}
@@ -88,8 +89,11 @@ class Child:
                 self.close()
                 raise UserError(ENDED)
             self.added = []
-            for file in self.kernels:
-                self.added += self._ask("load", f"--kernels {file}: ", kernels=[file])["added"]
+            for file, given in zip(self.kernels, self.given, strict=True):
+                try:
+                    self.added += self._ask("load", f"--kernels {file}: ", kernels=[file])["added"]
+                except UserError as e:
+                    raise UserError(str(e).replace(f"--kernels {file}:", f"--kernels {given}:")) from e
         return self.added
 
     def _hear(self, text: str) -> None:

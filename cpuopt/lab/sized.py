@@ -1,17 +1,17 @@
-"""Is a kernel right at the very size that it is timed or trained at?
+"""Whether a kernel is right at the very size that it is timed or trained at.
 
 `check` compares with a float64 reference on small awkward sizes. That cannot see a kernel that is wrong only where an
 axis is long. A float64 reference of a model's largest calls takes seconds and gigabytes; so here the op's own NumPy
 formula is computed in float32, which shares no code with the kernels, and every element is compared. Both sides round,
 so the tolerance is twice that of `check`; the scale of an element is the root mean square of its row, and no less than
-one unit of rounding of the array's. What is left
-to `check` is what this cannot see: errors below that tolerance, and extreme inputs.
+one unit of rounding of the array's. What is left to `check` is what this cannot see: errors below that tolerance, and
+extreme inputs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf, prod, sqrt
 from typing import Any
 
@@ -70,7 +70,7 @@ class Standard:
 
     Parameters
     ----------
-    given : the arguments before the call; of a gradient that is added to, what it holds. They are not changed, nor kept.
+    given : the arguments before the call; of a gradient that is added to, what it holds. They are not changed.
     """
 
     def __init__(self, op: Op, case: Case, given: Arguments, adds: Mapping[str, bool], threads: int = 1) -> None:
@@ -103,15 +103,23 @@ class Standard:
         want = self.want[arg.name]
         columns = want.shape[-1] if want.ndim else 1
         allowed = 2 * K * EPS * sqrt(arg.reduces(self.case.sizes))
-        least = max(EPS * float(np.sqrt(np.mean(np.square(want)))), TINY / EPS)  # a row that is all but zero
+        flat = want.reshape(-1)
+        least = max(
+            EPS * sqrt(float(np.vdot(flat, flat)) / max(flat.size, 1)), TINY / EPS
+        )  # in a row that is all but 0
         worst, place = -1.0, 0
         for some, mine, start in _blocks(want.reshape(-1, columns), got.reshape(-1, columns)):
             with np.errstate(invalid="ignore", over="ignore"):
                 size = np.sqrt(np.mean(np.square(some), axis=-1, keepdims=True))
-                ratio = np.abs(mine - some) / (allowed * (np.abs(some) + np.maximum(size, least)))
-            same = np.isnan(mine) & np.isnan(some) & (mine.view(np.uint32) != FILL) | (mine == some)
-            ratio[same] = 0
-            ratio[np.isnan(ratio)] = inf
+                tolerance = np.abs(some)
+                tolerance += np.fmax(size, least)
+                tolerance *= allowed
+                ratio = np.abs(mine - some)
+                ratio /= tolerance
+            if not np.isfinite(ratio.max(initial=0)):
+                same = np.isnan(mine) & np.isnan(some) & (mine.view(np.uint32) != FILL) | (mine == some)
+                ratio[same] = 0
+                ratio[np.isnan(ratio)] = inf
             at = int(ratio.argmax())
             if ratio.flat[at] > worst:
                 worst, place = float(ratio.flat[at]), start + at
@@ -145,6 +153,8 @@ def check_sized(sized: Sized, threads: int, seed: int = 0) -> Result:
     rng = np.random.default_rng(seed)
     given = arguments(op, case, rng)
     for a in op.args:
+        if a.name == "weight" and len(a.shape) == 2:  # as in a model: logits of 1, not of 30, whose exp is no number
+            given[a.name] *= np.float32(1 / sqrt(given[a.name].shape[1]))
         if sized.adds.get(a.name) and given[a.name] is not None:
             given[a.name] = arguments_like(given[a.name], rng)
     standard = Standard(op, case, given, sized.adds, threads)
@@ -184,11 +194,7 @@ def check_sized(sized: Sized, threads: int, seed: int = 0) -> Result:
                 again = standard.judge(kernel.name, got, ", in a second call on what the first left in its arrays")
                 result = max(result, again, key=lambda r: r.ratio)
         except BrokenKernelError as e:
-            return (
-                Result(kernel.name, case, inf, *e.where, reason=str(e))
-                if e.where[1:]
-                else Result(kernel.name, case, inf, reason=str(e))
-            )
+            return replace(Result(kernel.name, case, inf, *e.where), reason=str(e))
     return result
 
 

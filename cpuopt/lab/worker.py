@@ -15,6 +15,7 @@ from ..serve import Say, serve
 def load(request: Mapping[str, Any], say: Say) -> dict[str, Any]:
     """Load users' kernel files, and list what they registered: op, variant and place of each."""
     from .. import kernels, registry
+    from . import check, fences, sized  # noqa: F401  (the judges are there before the file is)
 
     before = set(registry.KERNELS)
     kernels.load_all(request["kernels"])

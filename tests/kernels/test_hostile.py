@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import numba
@@ -11,11 +13,20 @@ import numpy as np
 import pytest
 from numpy.lib.stride_tricks import as_strided
 
-from cpuopt import kernels, ops
-from cpuopt.lab.cases import SMALL, case
-from cpuopt.lab.check import check
+from cpuopt import cli, kernels, ops, registry
+from cpuopt.engine import Engine
+from cpuopt.errors import UserError
+from cpuopt.job import specs
+from cpuopt.lab import judged
+from cpuopt.lab.cases import MORE, ODD, SMALL, Case, case, quick_cases
+from cpuopt.lab.check import Result, check
+from cpuopt.lab.child import Child
+from cpuopt.lab.conformance import conform
+from cpuopt.lab.sized import Sized, check_sized
+from cpuopt.models.gpt2 import GPT2, PRESETS
 from cpuopt.op import N, Op
-from cpuopt.registry import KERNELS, Kernel, Scratch
+from cpuopt.profiler import Profiler
+from cpuopt.registry import KERNELS, Choice, Kernel, Scratch
 
 assert kernels.VARIANTS  # importing them registers them
 
@@ -360,3 +371,234 @@ def test_it_is_refused_for_its_reason(name: str, made: Callable[[], Kernel], why
     assert re.search(why, result.reason), str(result)
     right = check(KERNELS[kernel.op.name, "vanilla"], case(kernel.op, SMALL, kind))
     assert right.verdict == "PASS", str(right)
+
+
+# --- wrong only at the size that is timed or trained ----------------------------------------
+
+SIZED: list[tuple[Callable[..., None], Op, dict[str, int], dict[str, bool], str]] = []
+
+
+def wrong_at(why: str, sizes: dict[str, int], op: Op = TWO, **adds: bool) -> Callable[[Any], Any]:
+    def enter(function: Any) -> Any:
+        SIZED.append((function, op, sizes, adds, why))
+        return function
+
+    return enter
+
+
+@wrong_at(r"out\[64\] = nan, expected .*so not written", {"N": 16384})
+def writes_64_of_16384(out, inp1, inp2):
+    m = 64 if len(out) == 16384 else len(out)
+    out[:m] = inp1[:m] + inp2[:m]
+
+
+@wrong_at(r"out\[\d+\] = .*, expected", {"N": 70001})
+def is_wrong_beyond_70000(out, inp1, inp2):
+    add(out, inp1, inp2)
+    out[70000:] += F32(1e-2)
+
+
+@wrong_at(r"dinp\[\d+\] = .*, expected .*dinp_add=True", {"N": 70001}, ops.gelu_backward, dinp=True)
+def ignores_add_where_large(dinp, dinp_add, dout, inp):
+    vanilla(ops.gelu_backward)(dinp, dinp_add and len(dinp) < 65536, dout, inp)
+
+
+@wrong_at(r"dinp\[\d+\] = .*, expected", {"N": 70001}, ops.gelu_backward, dinp=False)
+def clamps_where_large(dinp, dinp_add, dout, inp):
+    vanilla(ops.gelu_backward)(dinp, dinp_add, dout, inp)
+    if len(dinp) > 65536:
+        np.clip(dinp, -1, 1, out=dinp)
+
+
+@wrong_at("in a second call on what the first left", {"N": 70001})
+def remembers_where_large(out, inp1, inp2):
+    if len(out) < 65536 or np.isnan(out[-1]):
+        add(out, inp1, inp2)
+
+
+@wrong_at("wrote outside its arrays: around 'out'", {"N": 70001})
+def writes_outside_where_large(out, inp1, inp2):
+    add(out, inp1, inp2)
+    if len(out) > 65536:
+        as_strided(out, (2,), (4 * out.size,))[1] = 0
+
+
+@wrong_at("changed 'inp1', which it may only read", {"N": 70001})
+def changes_an_input_where_large(out, inp1, inp2):
+    add(out, inp1, inp2)
+    inp1[-1] += len(out) > 65536
+
+
+@wrong_at(r"out\[\d+, \d+\] = .*, expected", {"BT": 256, "C": 96, "OC": 768}, ops.matmul_forward)
+def leaves_a_term_out_of_some_rows(out, inp, weight, bias):
+    out[:] = inp @ weight.T + bias
+    if len(out) > 200:
+        out[200] -= inp[200, -1] * weight[:, -1]
+
+
+@wrong_at("raised SystemExit: 0", {"N": 70001})
+def leaves_where_large(out, inp1, inp2):
+    add(out, inp1, inp2)
+    if len(out) > 65536:
+        raise SystemExit(0)
+
+
+@pytest.mark.parametrize(("function", "op", "sizes", "adds", "why"), SIZED, ids=[row[0].__name__ for row in SIZED])
+def test_it_is_refused_at_its_size(
+    function: Callable[..., None], op: Op, sizes: dict[str, int], adds: dict[str, bool], why: str
+) -> None:
+    assert {check(hostile(function, op), case(op, s)).verdict for s in (SMALL, ODD, MORE)} == {"PASS"}
+    result = check_sized(Sized(hostile(function, op), Case(sizes), adds), 2)
+    assert result.verdict == "FAIL", str(result)
+    assert re.search(why, result.reason), str(result)
+    assert check_sized(Sized(KERNELS[op.name, "vanilla"], Case(sizes), adds), 2).verdict == "PASS"
+
+
+# --- what ends a process ----------------------------------------
+
+HEAD = "import os\nimport numpy as np\nfrom numpy.lib.stride_tricks import as_strided\nfrom cpuopt import kernel, ops\n"
+DEADLY = {
+    "past": ("as_strided(inp1, (inp1.size + 1,), (4,))[-1]", "SIGSEGV.*past the end of 'inp1'"),
+    "before": ("as_strided(inp2[0:], (2,), (-4,))[1] + 0", "SIGSEGV.*before the beginning of 'inp2'"),
+    "far": ("as_strided(out, (2,), (4 * (out.size + 10**7),))[1] = 0", "SIGSEGV"),
+    "exits": ("os._exit(0)", "its process ended with status 0 during 'check'"),
+    "closes": ("os.closerange(0, 100)", "its process (ended with status|closed its stdout)"),
+}
+
+
+def test_what_ends_its_process_is_refused_by_name(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NUMBA_NUM_THREADS", "2")
+    text = HEAD
+    for name, (body, _) in {**DEADLY, "right": ("pass", "")}.items():
+        text += f"@kernel(ops.residual_forward, '{name}', jit=False)\ndef residual_forward(out, inp1, inp2):\n"
+        text += f"    np.add(inp1, inp2, out=out)\n    {body}\n"
+    (tmp_path / "deadly.py").write_text(text)
+    with Child([str(tmp_path / "deadly.py")], 2) as child:
+        found = conform(child, [(TWO, k["variant"]) for k in child.start()], quick=True, stop_at_failure=True)
+    reasons = {v.variant: (v.worst.verdict, v.worst.reason) for v in found}
+    assert reasons.pop("right") == ("PASS", "")
+    for name, (_, why) in DEADLY.items():
+        verdict, reason = reasons[name]
+        assert verdict == "FAIL"
+        assert re.search(why, reason), reason
+
+
+EXITS = "os._exit(0)", "its process ended with status 0 during 'load'"
+
+
+@pytest.mark.parametrize(
+    ("verb", "line", "why"),
+    [
+        *((verb, *EXITS) for verb in ("train", "profile", "check", "ab")),
+        ("train", "raise SystemExit(0)", "line 2 raised SystemExit: 0"),
+        ("train", "os.closerange(0, 100)", "its process (ended with status|closed its stdout).*'load'"),
+    ],
+)
+def test_a_file_that_ends_its_process_is_named(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any, verb: str, line: str, why: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CPUOPT_CACHE_DIR", str(tmp_path))
+    (tmp_path / "ends.py").write_text(f"import os\n{line}\n")
+    more = {"check": ["gelu"], "ab": ["gelu_forward", "vanilla", "optimized"]}
+    assert cli.main([verb, *more.get(verb, ["--model", "gpt2-tiny"]), "--kernels", "ends.py"]) == 2
+    (said,) = [s for s in capsys.readouterr().err.splitlines() if s.startswith("cpuopt: ")]
+    assert re.search(rf"--kernels \S*ends\.py: {why}", said), said
+    assert not (tmp_path / "runs").exists()
+
+
+AT_4096 = {
+    "half": ("out[2048:] = 0", r"out\[\d+\] = 0, expected "),
+    "exits": ("os._exit(0)", "its process ended with status 0 during 'check'"),
+    "raises": ("raise SystemExit(0)", "raised SystemExit: 0"),
+}
+
+
+@pytest.mark.parametrize("name", AT_4096)
+def test_train_refuses_a_kernel_that_is_wrong_only_at_its_size(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any, name: str
+) -> None:
+    body, why = AT_4096[name]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(registry, "KERNELS", dict(KERNELS))
+    (tmp_path / "mine.py").write_text(
+        f"import os\nimport numpy as np\nfrom cpuopt import kernel, ops\n"
+        f"@kernel(ops.gelu_forward, 'mine', jit=False)\ndef gelu_forward(out, inp):\n"
+        f"    x = inp.astype(np.float64)\n"
+        f"    out[:] = 0.5 * x * (1 + np.tanh((2 / np.pi) ** 0.5 * (x + 0.044715 * x**3)))\n"
+        f"    if len(out) == 4096:\n        {body}\n"
+    )
+    run = ["train", "--model", "gpt2-tiny", "-B", "2", "-T", "8", "--steps", "1", "--variant", "vanilla"]
+    assert cli.main([*run, "--kernels", "mine.py", "--swap", "gelu_forward=mine"]) == 2
+    (said,) = [s for s in capsys.readouterr().err.splitlines() if s.startswith("cpuopt: ")]
+    assert re.match(rf"cpuopt: gelu_forward\[mine\] is wrong, so nothing is run with it: {why}.*N=4096", said), said
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_judgement_is_remembered_until_something_of_it_changes(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = KERNELS["residual_forward", "optimized"]
+    kernel.compile()
+    monkeypatch.setenv("CPUOPT_CACHE_DIR", str(tmp_path))
+
+    def judge(n: int = 5000, threads: int = 1) -> judged.Judged:
+        return judged.require_right([kernel], [Sized(kernel, Case({"N": n}), {})], threads=threads)
+
+    first = judge()
+    assert first.judged == len(first.results) == 1 + len(quick_cases(TWO))
+    assert "kernels judged on" in first.notes()[0]
+    again = judge()
+    assert (again.judged, again.notes()) == (0, [])
+    assert again.results == first.results
+    assert judge(n=5001).judged == 1
+    assert judge(threads=2).judged == len(first.results)
+    for file in (tmp_path / "judged").iterdir():
+        file.write_bytes(file.read_bytes()[:-9])
+    assert judge().judged == len(first.results)
+    monkeypatch.setattr(judged, "judge_itself", lambda: "another judge, or other versions")
+    assert judge().judged == len(first.results)
+
+
+def test_what_is_too_large_is_said() -> None:
+    large = Sized(KERNELS["sumsq", "vanilla"], Case({"N": 1 << 30}), {})
+    told = judged.require_right([large.kernel], [large], threads=1)
+    assert told.left_out == [str(large)]
+    assert told.notes()[-1] == f"too large to be judged at their size: {large}"
+
+
+def test_a_wrong_kernel_is_never_remembered(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CPUOPT_CACHE_DIR", str(tmp_path))
+    wrong = replace(KERNELS["residual_forward", "optimized"], function=KERNELS["residual_forward", "vanilla"].function)
+    monkeypatch.setattr(judged, "check", lambda *args, **kw: Result(wrong.name, case(TWO, SMALL), np.inf, reason="so"))
+    for _ in range(2):
+        with pytest.raises(UserError, match=r"residual_forward\[optimized\] is wrong, so nothing is run with it: so"):
+            judged.require_right([wrong], threads=1)
+    assert not (tmp_path / "judged").exists()
+
+
+def test_a_kernel_that_leaves_in_the_midst_of_a_run_is_named() -> None:
+    calls = []
+
+    def leave(out: Array, inp: Array) -> None:
+        calls.append(1)
+        vanilla(ops.gelu_forward)(out, inp)
+        if len(calls) > 2:
+            raise SystemExit(0)
+
+    name = "gelu_forward", "leaves"
+    KERNELS[name] = Kernel(ops.gelu_forward, "leaves", leave)
+    try:
+        engine = Engine(GPT2(PRESETS["gpt2-tiny"]), specs(1, 4), choice=Choice(swaps=["gelu_forward=leaves"]))
+        ids = np.arange(4).reshape(1, 4)
+        for profiled in (False, True):
+            calls.clear()
+            profiler = Profiler(engine) if profiled else None
+            engine.step(tokens=ids, targets=ids)
+            with (
+                pytest.raises(UserError, match=r"gelu_forward\[leaves\] raised SystemExit: 0, in layer 'h\.0\.mlp'"),
+                profiler.step() if profiler else nullcontext(),
+            ):
+                engine.step(tokens=ids, targets=ids)
+    finally:
+        del KERNELS[name]
