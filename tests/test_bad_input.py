@@ -118,7 +118,7 @@ def test_every_verb_refuses_them(refused, verb, flags, words):
         (f'{{"n_layer": {9 * 10**60}}}', "n_layer is 9000000"),
         ('{"n_embd": 2147483648}', "n_embd is 2147483648; expected a whole number from 1 to 2147483647"),
         ('{"n_layer": 2.5}', "n_layer is 2.5"),
-        ('{"n_layer": NaN}', "n_layer is nan"),
+        ('{"n_layer": NaN}', "NaN is no number"),
         ('{"n_layer": "2"}', "n_layer is '2'"),
         ('{"n_layer": true}', "n_layer is True"),
         ('{"vocab_size": null}', "vocab_size is None"),

@@ -287,9 +287,10 @@ def test_every_file_is_on_the_disk_before_it_has_its_name_and_the_old_go_last(tw
 def test_saving_the_same_step_again_replaces_it(two, small):
     ready = job.prepare(small.settings(seed=3))
     (two / "checkpoints" / "step-00000010" / "state.json").write_text("damaged")
-    checkpoint.save(two, ready.engine, {"step": 10}, keep=2)
+    state = {**checkpoint.newest(two).state, "step": 10}  # of step 5
+    checkpoint.save(two, ready.engine, state, keep=2)
     found = checkpoint.newest(two)
-    assert (found.state, found.passed_over) == ({"step": 10}, ())
+    assert (found.state, found.passed_over) == (state, ())
 
 
 # Disks that fail

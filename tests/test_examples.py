@@ -17,7 +17,8 @@ def test_an_example_learns(path, tmp_path):
     done = subprocess.run(
         [sys.executable, str(path)], capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=120
     )
-    assert (done.returncode, done.stderr) == (0, "")
+    said = [line for line in done.stderr.splitlines() if not re.match(r"cpuopt: compiling \d+ kernels, once", line)]
+    assert (done.returncode, said) == (0, [])
     losses = [float(x) for x in re.findall(r"\bloss +(\d+\.\d+)", done.stdout)]
     assert len(losses) >= 3
     assert losses[-1] < 0.5 * losses[0]

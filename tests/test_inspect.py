@@ -79,7 +79,7 @@ something else
     ]
 
 
-NAMES = [f"a{i}" for i in range(20)]
+NAMES = [f"a{i}" for i in range(40)]  # more than any machine has vector registers
 FILE = f"""
 import numpy as np
 from numba import prange
@@ -152,9 +152,9 @@ def test_planted_faults_are_found_and_a_good_kernel_has_none(once):
     assert summary["spill"]["spills"] > 10
     assert summary["good"]["spills"] == summary["double"]["spills"] == 0
     assert [s["scalar_loops"] > 0 for s in summary.values()] == [True, False, False, False]
-    assert summary["good"]["width"] == summary["double"]["width"] >= 4
+    assert min(summary["good"]["width"], summary["double"]["width"]) >= 4
     fma = "fma" in Path("/proc/cpuinfo").read_text()
-    assert summary["spill"]["fmas"] in ((20, 40) if fma else (0,))  # 20 a round, unrolled or not
+    assert summary["spill"]["fmas"] in ((40, 80) if fma else (0,))  # 40 a round, unrolled or not
     at = FILE.splitlines().index("        out[i] = inp[i] * 0.3 + inp[i]") + 1
     assert any(r.line == at and "floating point conversion" in r.text for r in found["double"].remarks)
     assert any(v.where == f"mine.py:{at}" for v in found["double"].innermost)

@@ -77,6 +77,25 @@ def test_cores_are_the_same_everywhere(computer, membership, files, quota, cores
         (V1, {"memory/jobs/a/memory.limit_in_bytes": 100, "memory/jobs/a/memory.usage_in_bytes": 1}, 99),
         (BOTH, {"memory/memory.limit_in_bytes": 100, "memory/memory.usage_in_bytes": 1}, 99),
         (V2, {}, None),
+        (V2, {"memory.max": 100, "memory.current": 130}, 0),
+        (  # what is held of files goes where memory is wanted
+            V2,
+            {
+                "jobs/a/memory.max": 100,
+                "jobs/a/memory.current": 60,
+                "jobs/a/memory.stat": "anon 7\ninactive_file 30\nactive_file 4",
+            },
+            74,
+        ),
+        (
+            V1,
+            {
+                "memory/memory.limit_in_bytes": 100,
+                "memory/memory.usage_in_bytes": 60,
+                "memory/memory.stat": "inactive_file 1\ntotal_inactive_file 30\ntotal_active_file 4",
+            },
+            74,
+        ),
     ],
 )
 def test_the_arena_knows_what_its_container_has_left(computer, membership, files, left):

@@ -44,7 +44,7 @@ class Tile:
     vectors: int = 0
 
 
-AVX512 = Tile(lanes=16, registers=32)
+AVX512 = Tile(lanes=16, registers=32, spare=2)  # LLVM loads the next rows of the vector side ahead of their use
 AVX2 = Tile(lanes=8, registers=16)
 NEON = Tile(lanes=4, registers=32, spare=4)  # LLVM loads some broadcasts ahead of their use
 PLAIN = Tile(lanes=4, registers=16, spare=5, fused=False)  # as SSE2: products apart from sums, operands overwritten

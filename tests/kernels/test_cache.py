@@ -521,7 +521,7 @@ import run
     assert run.stats == {"hits": 0, "misses": 0, "saved": 0}
     assert len(run.warnings) == 1
     assert "changed numba.core.compiler:CompileResult._reduce" in run.warnings[0]
-    assert {p.name for p in package.cache.iterdir()} == {"ad"}  # generated text, no machine code
+    assert {p.name for p in package.cache.iterdir()} == {"generated"}  # text, no machine code
 
 
 # In this process ------------------------------------------------------------------------------------------------------

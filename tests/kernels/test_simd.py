@@ -38,8 +38,8 @@ F32 = np.float32
 LINUX = "x86_64-unknown-linux-gnu"
 SKYLAKE = {"sse2", "avx2", "fma", "avx512f"}
 TILES = [  # features, tile, where to generate it, a vector's multiply-add there, a vector register
-    (SKYLAKE, (14, 2, 16), LINUX, "skylake-avx512", r"vfmadd\w+ps\s.*%zmm", r"%[xyz]mm"),
-    (SKYLAKE, (14, 2, 16), LINUX, "znver4", r"vfmadd\w+ps\s.*%zmm", r"%[xyz]mm"),
+    (SKYLAKE, (13, 2, 16), LINUX, "skylake-avx512", r"vfmadd\w+ps\s.*%zmm", r"%[xyz]mm"),
+    (SKYLAKE, (13, 2, 16), LINUX, "znver4", r"vfmadd\w+ps\s.*%zmm", r"%[xyz]mm"),
     ({"avx2", "fma"}, (6, 2, 8), LINUX, "haswell", r"vfmadd\w+ps\s.*%ymm", r"%[xyz]mm"),
     ({"avx2", "fma"}, (6, 2, 8), LINUX, "znver3", r"vfmadd\w+ps\s.*%ymm", r"%[xyz]mm"),
     ({"neon"}, (12, 2, 4), "aarch64-unknown-linux-gnu", "neoverse-n1", r"fmla\s+v", r"\b[qvsd]\d"),
