@@ -4,15 +4,19 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: train test check lint smoke test-slow test-faults test-peers clean
+.PHONY: train test check lint smoke test-slow test-faults test-oldest test-peers clean
+# two tests at a time and more where there are cores; whoever is done takes over what is left
+PYTEST := python -m pytest -n auto --maxprocesses 8 --dist worksteal
 
 train: $(VENV)/.installed
 	$(BIN)/cpuopt train $(ARGS)
 
+# kernels are compiled first, on all cores; a test would compile them one after another
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -m "not slow and not peers" $(ARGS)
+	$(BIN)/cpuopt warmup --all
+	$(BIN)/$(PYTEST) -m "not slow and not peers" $(ARGS)
 
-check: lint test test-faults smoke
+check: lint test test-slow smoke
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -30,7 +34,12 @@ test-faults: $(VENV)/.dev
 
 # all slow tests, those among them
 test-slow: $(VENV)/.dev
-	$(BIN)/python -m pytest -m "slow" $(ARGS)
+	$(BIN)/$(PYTEST) -m "slow" $(ARGS)
+
+# with the oldest versions that pyproject.toml admits, in an environment and with kernels of their own
+test-oldest: $(VENV)-oldest/.installed
+	CPUOPT_CACHE_DIR=$(CURDIR)/$(VENV)-oldest/cache $(VENV)-oldest/bin/cpuopt warmup --all
+	CPUOPT_CACHE_DIR=$(CURDIR)/$(VENV)-oldest/cache $(VENV)-oldest/bin/$(PYTEST) -m "not slow and not peers" $(ARGS)
 
 # the full 124M against PyTorch, and weights exchanged with transformers, in an environment of their own
 test-peers: $(VENV)/.installed $(VENV)-peers/.installed
@@ -48,10 +57,17 @@ $(VENV)/.dev: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
 	touch $@
 
+$(VENV)-oldest/.installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)-oldest
+	sed -n 's/^ *"\([A-Za-z][A-Za-z0-9]*\)>=\([0-9.]*\)",$$/\1==\2/p; /^dev = /s/[^"]*"\([A-Za-z-]*\)>=\([0-9.]*\)"[^"]*/\1==\2\n/gp' \
+		pyproject.toml > $(VENV)-oldest/constraints.txt
+	$(VENV)-oldest/bin/python -m pip install --quiet --disable-pip-version-check -e '.[dev]' -c $(VENV)-oldest/constraints.txt
+	touch $@
+
 $(VENV)-peers/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)-peers
 	$(VENV)-peers/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 'transformers>=4.50' numpy
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(VENV)-peers build *.egg-info
+	rm -rf $(VENV) $(VENV)-oldest $(VENV)-peers build *.egg-info
