@@ -45,7 +45,7 @@ def sizes_of(model: str) -> dict[str, int]:
 
 def cpuopt_side(model: str, threads: int) -> tuple[Read, Callable[[], None], Callable[[], dict[str, float]]]:
     """Give what reads tokens, what forgets them, and what measures the roof."""
-    from cpuopt.generate import Decoder, read_bandwidth
+    from cpuopt.generate.decoder import Decoder, read_bandwidth
     from cpuopt.models.gpt2 import Config
 
     sizes = sizes_of(model)

@@ -15,11 +15,11 @@ os.environ.setdefault("NUMBA_NUM_THREADS", "2")
 import numpy as np
 
 import cpuopt.kernels  # noqa: F401
-from cpuopt import Choice, Engine, ops, registry
-from cpuopt.job import specs
-from cpuopt.lab.cases import arguments, case
-from cpuopt.lab.check import check_all
-from cpuopt.models import gpt2
+from cpuopt import Choice, Engine, ops
+from cpuopt.check.cases import arguments, case
+from cpuopt.check.check import check_all
+from cpuopt.kernels import registry
+from cpuopt.models import gpt2, specs
 
 SIZES = {"B": 4, "T": 64, "C": 768, "NH": 12, "OC": 3072, "V": 50257, "maxT": 1024}
 

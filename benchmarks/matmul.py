@@ -21,10 +21,10 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from cpuopt import kernels, ops  # noqa: F401  (importing kernels registers them)
-from cpuopt.arena import ALIGN, Arena
-from cpuopt.kernels import threads
-from cpuopt.program import Value
-from cpuopt.registry import KERNELS
+from cpuopt.kernels.registry import KERNELS
+from cpuopt.kernels.toolkit import threads
+from cpuopt.program.arena import ALIGN, Arena
+from cpuopt.program.program import Value
 
 Array = np.ndarray[Any, Any]
 PRODUCTS = {

@@ -23,13 +23,13 @@ import numpy as np
 from numba import prange
 
 from cpuopt import kernels as _registered  # noqa: F401
-from cpuopt.arena import Arena
-from cpuopt.kernels import threads
-from cpuopt.kernels.jit import helper
+from cpuopt.kernels.compile.jit import helper
 from cpuopt.kernels.optimized.matmul import WIDE, pack_tokens
-from cpuopt.kernels.simd import LANES, MR, NR, at, product
-from cpuopt.program import Value
-from cpuopt.registry import KERNELS
+from cpuopt.kernels.registry import KERNELS
+from cpuopt.kernels.toolkit import threads
+from cpuopt.kernels.toolkit.simd import LANES, MR, NR, at, product
+from cpuopt.program.arena import Arena
+from cpuopt.program.program import Value
 
 Array = np.ndarray[Any, Any]
 DEPTH = 256  # of the tile that measures the peak: both operands fill 22 KB

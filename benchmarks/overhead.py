@@ -18,10 +18,10 @@ from statistics import median
 from typing import Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-from cpuopt.bench.process import Side, Worker
-from cpuopt.lab import machine
-from cpuopt.lab.verdict import Contest
-from cpuopt.serve import serve
+from cpuopt.isolate.process import Side, Worker
+from cpuopt.isolate.serve import serve
+from cpuopt.measure import rates as machine
+from cpuopt.measure.verdict import Contest
 
 ROW = "| {} | {:,.2f} | {:,.2f} | {:+.2f} % [{:+.2f}, {:+.2f}] | {:+.2f} % | {:.3f} | {:.4f} % | {:.2f} % |"
 HEAD = (
@@ -34,9 +34,9 @@ class Steps:
     """A job's steps, profiled or not."""
 
     def __init__(self, request: Mapping[str, Any]) -> None:
-        from cpuopt.job import Settings, prepare
-        from cpuopt.kernels import regions
+        from cpuopt.kernels.toolkit import regions
         from cpuopt.profiler import Profiler
+        from cpuopt.train.job import Settings, prepare
 
         watched = regions.watch() if request["profiled"] else None
         self.job = prepare(Settings(model=request["model"], B=request["B"], T=request["T"], threads=request["threads"]))

@@ -1,7 +1,7 @@
 """The PyTorch side of `cpuopt bench`, told in JSON lines what to do; it runs in a Python that has torch.
 
-The protocol is that of ``cpuopt/bench/worker.py``. A step is what a training loop does: gradients set to none, forward,
-backward, fused AdamW. This file imports nothing of cpuopt, so that only one OpenMP runtime is in the process.
+The protocol is that of ``cpuopt/lab/peers/worker.py``. A step is what a training loop does: gradients set to none,
+forward, backward, fused AdamW. This file imports nothing of cpuopt, so that only one OpenMP runtime is in the process.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from statistics import median
 
 import numpy as np
 
-from cpuopt.job import Settings, prepare
+from cpuopt.train.job import Settings, prepare
 
 
 def row(model: str, B: int, T: int, rounds: int) -> str:

@@ -22,11 +22,11 @@ from typing import Any
 import numpy as np
 
 from cpuopt import kernels, ops  # noqa: F401  (importing kernels registers them)
-from cpuopt.kernels.threads import set_threads
-from cpuopt.lab.cases import Case, arguments, symbols
-from cpuopt.lab.check import check_all
-from cpuopt.op import Op
-from cpuopt.registry import KERNELS, Kernel
+from cpuopt.check.cases import Case, arguments, symbols
+from cpuopt.check.check import check_all
+from cpuopt.kernels.registry import KERNELS, Kernel
+from cpuopt.kernels.toolkit.threads import set_threads
+from cpuopt.ops.declaration import Op
 
 MODEL = {"C": 768, "NH": 12, "V": 50257, "maxT": 1024}
 VARIANTS = ("vanilla", "optimized")

@@ -18,8 +18,8 @@ import numpy as np
 from matmul_steps import Steps
 
 from cpuopt.engine import Bound
-from cpuopt.job import Settings, prepare
-from cpuopt.kernels import threads
+from cpuopt.kernels.toolkit import threads
+from cpuopt.train.job import Settings, prepare
 
 
 def main() -> None:

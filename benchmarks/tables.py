@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cpuopt.bench.process import PHASES
+from cpuopt.isolate.process import PHASES
 from cpuopt.report.bench import digits
 from cpuopt.wording import spread
 

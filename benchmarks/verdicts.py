@@ -51,12 +51,12 @@ def main() -> int:
     p.add_argument("--json", action="store_true", help="print one JSON object")
     args = p.parse_args()
     os.environ["NUMBA_NUM_THREADS"] = str(args.threads)
-    from cpuopt import kernels, record
-    from cpuopt.kernels import threads
-    from cpuopt.lab import machine
+    from cpuopt import kernels
+    from cpuopt.kernels.toolkit import threads
     from cpuopt.lab.ab import Alone
-    from cpuopt.lab.compare import looks_up_to
-    from cpuopt.lab.verdict import Contest
+    from cpuopt.measure import rates as machine
+    from cpuopt.measure.compare import looks_up_to
+    from cpuopt.measure.verdict import Contest
 
     kernels.load_all([])
     threads.set_threads(args.threads)
@@ -85,7 +85,7 @@ def main() -> int:
     print(file=sys.stderr)
     told = {k: {"runs": len(v), "percent": share(k, v), "kept": kept(k, v)} for k, v in found.items()}
     content = {**vars(args), "out": None, "others_cores": busy, "run_s": took, "kinds": told, "verdicts": found}
-    content |= {"machine": record.machine()}
+    content |= {"machine": machine.describe()}
     if args.out:
         args.out.write_text(json.dumps(content, indent=1) + "\n")
     if args.json:
@@ -117,10 +117,11 @@ def kept(kind: str, verdicts: list[dict]) -> bool:
 
 def pair(kind: str, args: argparse.Namespace):
     """Give two kernels and the shape to time them on."""
-    from cpuopt import ops, registry
-    from cpuopt.job import Settings
+    from cpuopt import ops
+    from cpuopt.check.cases import Case
+    from cpuopt.kernels import registry
     from cpuopt.lab.ab import Shape, calls_of, shapes_of
-    from cpuopt.lab.cases import Case
+    from cpuopt.train.job import Settings
 
     if kind == "copy":
         original, again = registry.KERNELS[args.op, "optimized"], copied(args.op)
@@ -148,7 +149,8 @@ def pair(kind: str, args: argparse.Namespace):
 
 def copied(op: str):
     """Load the text of an op's file of `optimized` as a user's file, and give the op's kernel."""
-    from cpuopt import kernels, registry
+    from cpuopt import kernels
+    from cpuopt.kernels import registry
 
     package = Path(kernels.__file__).parent / "optimized"
     family = next(f for f in package.glob("*.py") if f"@kernel(ops.{op}," in f.read_text().replace("\n    ops", "ops"))

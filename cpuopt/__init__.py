@@ -14,11 +14,11 @@ _HOMES = {
     "Engine": "engine",
     "build": "engine",
     "load_kernels": "engine",
-    "Choice": "registry",
-    "kernel": "kernels.jit",
-    "helper": "kernels.jit",
-    "differentiable": "custom",
-    "check_gradient": "lab.gradient",
+    "Choice": "kernels.registry",
+    "kernel": "kernels.compile.jit",
+    "helper": "kernels.compile.jit",
+    "differentiable": "differentiable",
+    "check_gradient": "check.gradient",
     "UserError": "errors",
 }
 _MODULES = ("nn", "functional", "ops", "models", "data")

@@ -12,13 +12,16 @@ from typing import Any
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from . import arena, kernels, nn, registry
+from . import kernels, nn
 from .errors import UserError, blamed
-from .fuse import fuse as apply_fusions
-from .kernels import jit, threads
-from .op import Shape
-from .program import PHASES, Call, Phase, Program, Scalar, Value
-from .reverse import add_update, reverse
+from .kernels import registry
+from .kernels.compile import jit
+from .kernels.toolkit import threads
+from .ops.declaration import Shape
+from .program import arena
+from .program.fuse import fuse as apply_fusions
+from .program.program import PHASES, Call, Phase, Program, Scalar, Value
+from .program.reverse import add_update, reverse
 
 Array = np.ndarray[Any, Any]
 Spec = tuple[Shape, str]
@@ -117,7 +120,7 @@ class Engine:
     threads : for all kernels; numba's own number by default.
     seed : of the initial weights. A parameter's weights depend on the seed and its name alone. None leaves zeros, to be
         written over through `parameters`.
-    fuse : rewrites to apply, out of ``cpuopt.fuse.FUSIONS``.
+    fuse : rewrites to apply, out of ``cpuopt.program.fuse.FUSIONS``.
     train : whether to generate backward and update.
     accumulate : whether `step` is given more than one micro-batch; gradients then keep their place in memory.
     processes : how many processes compile what the cache lacks; one a core by default.

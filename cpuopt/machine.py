@@ -1,4 +1,4 @@
-"""What of this computer the process may use: cores, and the limits that its container sets. It imports no numba.
+"""The computer: what it is, and what of it the process may use, cores and the limits of its container; without numba.
 
 A container is a Linux control group (cgroup). Groups are nested, each may set a limit, and the least one binds. Version
 2 has one tree; version 1 has one for each controller. Where the process is in them, ``/proc/self/cgroup`` says; inside
@@ -8,11 +8,58 @@ a container that may be a path outside of it, whose folders are not there, and t
 from __future__ import annotations
 
 import os
+import platform
 from collections.abc import Iterator
 from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
+import psutil
+
+PACKAGES = ("cpuopt", "numba", "llvmlite", "numpy", "threadpoolctl")
 GROUPS, MEMBERSHIP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+
+
+def describe() -> dict[str, Any]:
+    """Describe the machine and the versions that run on it."""
+    versions = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            versions[package] = "unknown"
+    return {
+        "cpu": _cpu_name(),
+        "cores": cores(),
+        "cores_online": os.cpu_count(),
+        "caches": _caches(),
+        "memory_bytes": psutil.virtual_memory().total,
+        "load_average": list(os.getloadavg()),
+        "system": platform.system(),
+        "versions": versions,
+    }
+
+
+def _cpu_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or "unknown"
+
+
+def _caches() -> dict[str, str]:
+    found = {}
+    for index in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
+        try:
+            level, kind, size = ((index / f).read_text().strip() for f in ("level", "type", "size"))
+        except OSError:
+            continue
+        found[f"L{level}{'' if kind == 'Unified' else kind[0].lower()}"] = size
+    return found
 
 
 def cores() -> int:

@@ -18,19 +18,18 @@ from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from . import record, roofline
 from .errors import UserError, blamed
-from .profile import Array, Profile, StepTimes, Sums
-from .roofline import Roofs
+from .machine import describe
+from .measure.profile import Array, Profile, StepTimes, Sums, passed
+from .measure.roofline import Roofs
 
 if TYPE_CHECKING:
     from .engine import Bound, Engine
-    from .job import Job
-    from .registry import Choice
+    from .kernels.registry import Choice
 
 
 class Profiler:
@@ -161,11 +160,11 @@ class Profiler:
             profiler_overhead_ms=self.overhead_ms(),
             step_ms_values=step_ms,
             checked=list(checked),
-            versions=record.machine()["versions"],
+            versions=describe()["versions"],
             raw=steps,
             roofs=roofs,
             mfu=100 * self.engine.program.flops / sums.step_ns / roofs.gflops if roofs else None,
-            doubts=[*doubts, *roofline.passed(ops)],
+            doubts=[*doubts, *passed(ops)],
         )
 
     def overhead_ms(self, rounds: int = 21) -> float:
@@ -214,8 +213,19 @@ def peak_rss_bytes() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
+class Trainable(Protocol):
+    """What `profile` needs of a job."""
+
+    name: str
+    settings: Any
+    corpus: Any
+    engine: Engine
+    choice: Any
+    checked: list[dict[str, Any]]
+
+
 def profile(
-    job: Job,
+    job: Trainable,
     *,
     warmup: int = 1,
     tick: Callable[[], None] = lambda: None,
@@ -257,14 +267,14 @@ def profile(
 
 def hashes(engine: Engine) -> dict[str, str]:
     """Name what the machine code of each kernel of an engine was made from, for `Profile.hashes`."""
-    from .kernels.cache import digest  # numba is imported late
+    from .kernels.compile.cache import digest  # numba is imported late
 
     return {k.name: digest(k.function) for k in dict.fromkeys(engine.kernels)}
 
 
 def codes(engine: Engine) -> dict[str, str]:
     """Name the machine code of each kernel of an engine, for `Profile.codes`."""
-    from .kernels.jit import code_digest  # numba is imported late
+    from .kernels.compile.jit import code_digest  # numba is imported late
 
     return {k.name: code_digest(k) for k in dict.fromkeys(engine.kernels)}
 
@@ -274,6 +284,6 @@ def _nothing(*args: object) -> None:
 
 
 def _threading_layer() -> str:
-    from .kernels.threads import threading_layer  # numba is imported late
+    from .kernels.toolkit.threads import threading_layer  # numba is imported late
 
     return threading_layer()

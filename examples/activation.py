@@ -4,7 +4,7 @@ import numpy as np
 from numba import prange
 
 from cpuopt import Engine, differentiable, nn
-from cpuopt.op import N, inp, out
+from cpuopt.ops.declaration import N, inp, out
 
 
 @differentiable(out("out", N), inp("inp", N), flops=8 * N, source="Misra 2019 (arXiv 1908.08681)")

@@ -7,7 +7,7 @@ Run: python examples/burgers.py
 import numpy as np
 
 from cpuopt import Engine, differentiable, nn
-from cpuopt.op import inp, out, symbols
+from cpuopt.ops.declaration import inp, out, symbols
 
 S, X = symbols("S X")  # times, places
 DT, DX, TRUE = np.float32(0.004), np.float32(1 / 48), 0.02

@@ -7,15 +7,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cpuopt import cli, ops, registry
+from cpuopt import cli, ops
+from cpuopt.check.cases import Case
 from cpuopt.errors import UserError
-from cpuopt.job import Settings
-from cpuopt.kernels import cache
-from cpuopt.lab import ab, compare, session
-from cpuopt.lab.cases import Case
-from cpuopt.lab.verdict import Contest, judge, order
+from cpuopt.kernels import registry
+from cpuopt.kernels.compile import cache
+from cpuopt.lab import ab, session
+from cpuopt.measure import compare
+from cpuopt.measure.roofline import Level, Roofs
+from cpuopt.measure.verdict import Contest, judge, order
 from cpuopt.report import ab as report
-from cpuopt.roofline import Level, Roofs
+from cpuopt.train.job import Settings
 
 
 class Noisy:

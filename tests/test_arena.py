@@ -7,13 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpuopt import Choice, Engine, arena, job
+from cpuopt import Choice, Engine
 from cpuopt.engine import build
 from cpuopt.errors import UserError
-from cpuopt.job import Settings, specs
+from cpuopt.models import specs
 from cpuopt.models.gpt2 import GPT2, PRESETS
-from cpuopt.op import Op, inp, out, state, symbols
-from cpuopt.program import Call, Program
+from cpuopt.ops.declaration import Op, inp, out, state, symbols
+from cpuopt.program import arena
+from cpuopt.program.program import Call, Program
+from cpuopt.train import job
+from cpuopt.train.job import Settings
 
 SIZES = symbols("N0 N1 N2 N3")
 GROUPS = ["activation", "adjoint", "gradient"]

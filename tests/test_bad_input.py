@@ -11,13 +11,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cpuopt import arena, cli, record, registry
+from cpuopt import cli
 from cpuopt.cli import common
-from cpuopt.data import write_tokens
+from cpuopt.data.corpus import write_tokens
 from cpuopt.engine import Engine
-from cpuopt.fuse import FUSIONS
-from cpuopt.lab import machine
-from cpuopt.roofline import Level, Roofs
+from cpuopt.kernels import registry
+from cpuopt.measure import rates as machine
+from cpuopt.measure.roofline import Level, Roofs
+from cpuopt.program import arena
+from cpuopt.program.fuse import FUSIONS
+from cpuopt.train import record
 
 JOB = ["--model", "gpt2-tiny", "--data", "text.txt", "-B", "2", "-T", "16", "--steps", "2"]
 ROOFS = Roofs(1, (Level("memory", None),), 1e4, {"memory": {"read": 1e3}}, 1.0)

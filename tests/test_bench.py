@@ -14,11 +14,11 @@ import psutil
 import pytest
 from rich.console import Console
 
-from cpuopt.bench import Bench, Plan, View, parse_sizes
-from cpuopt.bench import plan as bench_plan
-from cpuopt.bench.process import Side, Worker, ended_by_sigterm
-from cpuopt.bench.stats import disagreement, geometric_mean, interval, resample, schedule
 from cpuopt.errors import UserError
+from cpuopt.isolate.process import Side, Worker, ended_by_sigterm
+from cpuopt.lab.peers import Bench, Plan, View, parse_sizes
+from cpuopt.lab.peers import plan as bench_plan
+from cpuopt.measure.stats import disagreement, geometric_mean, interval, resample, schedule
 from cpuopt.report import bench as report
 
 ROOT = Path(__file__).resolve().parents[1]

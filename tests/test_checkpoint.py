@@ -14,11 +14,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cpuopt import checkpoint, cli, files, job
+from cpuopt import cli, files
 from cpuopt.cli import common
 from cpuopt.errors import UserError
-from cpuopt.record import Run
-from cpuopt.train import train
+from cpuopt.train import checkpoint, job
+from cpuopt.train.record import Run
+from cpuopt.train.trainer import train
 
 FAULTS = Path(__file__).parent / "faults"
 ALL_FILES = (*checkpoint.FILES, checkpoint.MANIFEST)
@@ -312,7 +313,7 @@ def failing(monkeypatch, number, times):
 def test_a_save_that_fails_costs_one_line_and_is_tried_again(small, tmp_path, monkeypatch, number):
     small(tmp_path / "whole")
     failing(monkeypatch, number, 1)
-    monkeypatch.setattr("cpuopt.record.write_whole", lambda path, parts: path.write_bytes(b"".join(parts)))
+    monkeypatch.setattr("cpuopt.train.record.write_whole", lambda path, parts: path.write_bytes(b"".join(parts)))
     result, _, listener = small()
     (note,) = listener.notes
     assert note.startswith(f"no checkpoint after step 5: {os.strerror(number)}; there is none before it")
@@ -327,7 +328,7 @@ def test_the_old_checkpoint_stays_while_none_can_be_written(small, tmp_path, mon
     run = folder(tmp_path / "runs")
     before = {p: p.read_bytes() for p in (run / "checkpoints").rglob("*") if p.is_file()}
     failing(monkeypatch, errno.ENOSPC, 10**6)
-    monkeypatch.setattr("cpuopt.record.write_whole", lambda path, parts: path.write_bytes(b"".join(parts)))
+    monkeypatch.setattr("cpuopt.train.record.write_whole", lambda path, parts: path.write_bytes(b"".join(parts)))
     result, _, listener = small(resume=checkpoint.newest(run))
     assert [n[:28] for n in listener.notes] == [f"no checkpoint after step {n}: "[:28] for n in (10, 15, 20)]
     assert all("step-00000005 stays" in n for n in listener.notes)
@@ -416,7 +417,7 @@ def test_a_disk_that_becomes_read_only(small, tmp_path):
 def test_a_second_process_is_refused(two):
     run, _ = Run.reopen(two, 5)
     before = (two / "main.log").read_bytes()
-    code = f"from cpuopt.record import Run; from pathlib import Path; Run.reopen(Path({str(two)!r}), 10)"
+    code = f"from cpuopt.train.record import Run; from pathlib import Path; Run.reopen(Path({str(two)!r}), 10)"
     with run:
         second = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
         assert "another process is writing to the run" in second.stderr

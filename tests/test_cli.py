@@ -11,15 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from cpuopt import __version__, cli, ops, registry
+from cpuopt import __version__, cli, ops
 from cpuopt.cli import common
 from cpuopt.engine import build
-from cpuopt.fuse import FUSIONS
-from cpuopt.job import specs
-from cpuopt.lab import machine
+from cpuopt.kernels import registry
+from cpuopt.measure import rates as machine
+from cpuopt.measure.roofline import Level, Roofs
+from cpuopt.models import specs
 from cpuopt.models.gpt2 import GPT2, PRESETS
-from cpuopt.program import PHASES
-from cpuopt.roofline import Level, Roofs
+from cpuopt.program.fuse import FUSIONS
+from cpuopt.program.program import PHASES
 
 VERBS = cli.VERBS
 STEP_KEYS = ["step", "loss", "lr", "grad_norm", "step_ms", "tokens_per_s"]
@@ -133,7 +134,7 @@ def test_the_default_variant_is_spelled_as_the_registry_does():
 
 def test_a_verb_that_runs_no_kernel_needs_no_numba():
     _, imported = imports("data", "list")
-    assert "cpuopt.datasets" in imported
+    assert "cpuopt.data.datasets" in imported
     assert not imported & {"numba", "llvmlite"}
 
 

@@ -11,7 +11,7 @@ import pytest
 from cpuopt import cli
 from cpuopt.cli import common
 from cpuopt.cli import train as verb
-from cpuopt.job import Settings
+from cpuopt.train.job import Settings
 
 
 @pytest.fixture(autouse=True)

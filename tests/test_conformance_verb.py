@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from cpuopt import cli, ops
+from cpuopt.check import conformance
+from cpuopt.check.cases import Case
+from cpuopt.check.check import Result
 from cpuopt.cli.check import choose
 from cpuopt.engine import build
 from cpuopt.errors import UserError
-from cpuopt.job import specs
-from cpuopt.lab import conformance
-from cpuopt.lab.cases import Case
-from cpuopt.lab.check import Result
-from cpuopt.lab.child import Child
+from cpuopt.isolate.child import Child
+from cpuopt.models import specs
 from cpuopt.models.gpt2 import GPT2, PRESETS
 
 HEAD = "import os\nfrom cpuopt import kernel, ops\n"

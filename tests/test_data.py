@@ -22,14 +22,15 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from cpuopt import batches as batching
-from cpuopt import data, datasets, tokenizers
-from cpuopt.batches import Batches
-from cpuopt.data import Corpus, get_tokenizer, list_datasets, load_corpus, prepare, read_tokens, write_tokens
+from cpuopt import data
+from cpuopt.data import batches as batching
+from cpuopt.data import datasets, tokenizers
+from cpuopt.data.batches import Batches
+from cpuopt.data.corpus import Corpus, get_tokenizer, list_datasets, load_corpus, prepare, read_tokens, write_tokens
+from cpuopt.data.tokenizers import Published, vocabulary_places
 from cpuopt.errors import UserError
 from cpuopt.files import cache_folder, write_whole
-from cpuopt.lab import machine
-from cpuopt.tokenizers import Published, vocabulary_places
+from cpuopt.measure import rates as machine
 
 SMALL = {"vocab_size": 256, "T": 8, "B": 2}
 slowly = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

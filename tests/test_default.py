@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 
 from cpuopt import cli
-from cpuopt.job import Settings, build_only
+from cpuopt.train.job import Settings, build_only
 
 VANILLA = build_only(Settings(model="gpt2-tiny", variant="vanilla"))
 DEFAULT = build_only(Settings(model="gpt2-tiny"))

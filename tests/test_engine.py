@@ -12,9 +12,9 @@ from cpuopt import Choice, Engine, nn
 from cpuopt import functional as F
 from cpuopt.engine import build
 from cpuopt.errors import UserError
-from cpuopt.job import specs
+from cpuopt.models import specs
 from cpuopt.models.gpt2 import GPT2, PRESETS, Config
-from cpuopt.program import Scalar
+from cpuopt.program.program import Scalar
 
 TINY = PRESETS["gpt2-tiny"]
 B, T = 2, 16

@@ -11,12 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cpuopt import cli, evaluate, job
+from cpuopt import cli
 from cpuopt.cli import common
 from cpuopt.engine import Engine
 from cpuopt.errors import UserError
-from cpuopt.evaluate import read_examples
 from cpuopt.models.gpt2 import GPT2, Config
+from cpuopt.train import evaluate, job
+from cpuopt.train.evaluate import read_examples
 from cpuopt.weights import save_weights
 
 CONFIG = Config(1, 2, 16, 256, 32)

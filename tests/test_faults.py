@@ -18,13 +18,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cpuopt import batches, checkpoint, cli, files, job, provenance, record, registry, weights
-from cpuopt import train as training
+from cpuopt import cli, files, weights
 from cpuopt.cli import common
-from cpuopt.data import load_corpus
+from cpuopt.data import batches
+from cpuopt.data.corpus import load_corpus
 from cpuopt.errors import UserError
+from cpuopt.kernels import registry
 from cpuopt.report import console
-from cpuopt.train import stop_flag, train
+from cpuopt.train import checkpoint, job, provenance, record
+from cpuopt.train import trainer as training
+from cpuopt.train.trainer import stop_flag, train
 
 SIZES = '{"n_layer": 1, "n_head": 2, "n_embd": 16, "vocab_size": 256, "block_size": 16}'
 

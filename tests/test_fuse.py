@@ -11,10 +11,11 @@ from cpuopt import Choice, Engine, nn
 from cpuopt import functional as F
 from cpuopt.engine import build
 from cpuopt.errors import UserError
-from cpuopt.fuse import FUSIONS, parse
-from cpuopt.job import Settings, fusions, specs
+from cpuopt.models import specs
 from cpuopt.models.gpt2 import GPT2, PRESETS
 from cpuopt.ops.classifier import BLOCK
+from cpuopt.program.fuse import FUSIONS, parse
+from cpuopt.train.job import Settings, fusions
 
 TINY = PRESETS["gpt2-tiny"]
 B, T = 2, 16

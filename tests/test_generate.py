@@ -9,14 +9,17 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from cpuopt import checkpoint, cli, generate, job, registry
+from cpuopt import cli
 from cpuopt.cli import common
+from cpuopt.data.tokenizers import Bytes
 from cpuopt.engine import Engine
 from cpuopt.errors import UserError
-from cpuopt.generate import BLOCKS, Decoder, Sampler, read_bandwidth, text_of
+from cpuopt.generate import decoder as generate
+from cpuopt.generate.decoder import BLOCKS, Decoder, Sampler, read_bandwidth, text_of
+from cpuopt.kernels import registry
 from cpuopt.models.gpt2 import GPT2, Config
 from cpuopt.report import console
-from cpuopt.tokenizers import Bytes
+from cpuopt.train import checkpoint, job
 from cpuopt.weights import save_weights
 
 CONFIG = Config(2, 4, 64, 256, 100)

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from golden.params import deviation, digest, make_batch, make_params, norms_of, param_shapes, summarize
 
-from cpuopt import Choice, Engine, registry
-from cpuopt.job import specs
+from cpuopt import Choice, Engine
+from cpuopt.kernels import registry
+from cpuopt.models import specs
 from cpuopt.models.gpt2 import GPT2, Config
 
 HERE = Path(__file__).parent / "golden"

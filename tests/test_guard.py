@@ -7,7 +7,7 @@ import random
 import pytest
 
 from cpuopt.engine import Step
-from cpuopt.guard import LEAST, PATIENCE, TRIES, WINDOW, Guard
+from cpuopt.train.guard import LEAST, PATIENCE, TRIES, WINDOW, Guard
 
 BAD = [Step(math.nan, 1.0), Step(math.inf, 1.0), Step(3.0, math.nan), Step(3.0, math.inf)]
 

@@ -16,8 +16,9 @@ from test_records import OPS, ab, profile
 
 from cpuopt import cli
 from cpuopt.errors import UserError
-from cpuopt.lab import machine, records
-from cpuopt.reading import DEEPEST, misfit, parse_json, read_json
+from cpuopt.files.reading import DEEPEST, misfit, parse_json, read_json
+from cpuopt.lab import records
+from cpuopt.measure import rates as machine
 from cpuopt.report import console
 from cpuopt.wording import one_line, plain
 
@@ -254,7 +255,7 @@ def test_a_value_fits_its_own_type_and_no_other(x):
 
 
 def test_a_misfit_says_where(tmp_path):
-    from cpuopt.profile import Profile
+    from cpuopt.measure.profile import Profile
 
     p = {**profile(), "raw": []}
     assert misfit(p, Profile) == ""

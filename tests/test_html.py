@@ -16,12 +16,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from cpuopt import cli, registry
+from cpuopt import cli
 from cpuopt.cli import common
 from cpuopt.engine import Engine
 from cpuopt.errors import UserError
-from cpuopt.job import specs
-from cpuopt.lab import machine
+from cpuopt.kernels import registry
+from cpuopt.measure import rates as machine
+from cpuopt.measure.roofline import Level, Roofs
+from cpuopt.models import specs
 from cpuopt.models.gpt2 import GPT2, PRESETS
 from cpuopt.profiler import Profiler
 from cpuopt.report import files, html, speedscope
@@ -29,7 +31,6 @@ from cpuopt.report.html import curves, markup
 from cpuopt.report.html.listing import layer_columns, op_columns
 from cpuopt.report.html.svg import PHASES, Linear, Log
 from cpuopt.report.html.timeline import typical
-from cpuopt.roofline import Level, Roofs
 
 B, T, STEPS = 2, 16, 4
 HOSTILE = "</title></style></script>--><script>window.hit=1</script><img src=//x.test/a onerror=hit=1>\"'`&lt;\0\udc80"

@@ -13,11 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpuopt import checkpoint, cli, data, job, tokenizers
+from cpuopt import cli, data
 from cpuopt.ad import show
 from cpuopt.cli.config import read_config
+from cpuopt.data import tokenizers
 from cpuopt.errors import UserError
 from cpuopt.models.gpt2 import PRESETS, parse_config
+from cpuopt.train import checkpoint, job
 
 ROOT = Path(__file__).parents[1]
 BIG = "1" + "0" * 400
@@ -176,8 +178,9 @@ def test_a_state_is_taken_or_refused(tmp_path_factory, name, x):
 
 
 def test_the_page_of_a_generated_backward_escapes_names(monkeypatch):
-    from cpuopt import ops, registry
-    from cpuopt.ad.ops import backward
+    from cpuopt import ops
+    from cpuopt.kernels import registry
+    from cpuopt.kernels.generated.load import backward
 
     made = backward(ops.ALL["gelu_backward"], registry.KERNELS["gelu_forward", "vanilla"])
     monkeypatch.setattr(made.plan.kernel, "name", "<script>alert(1)</script>")
@@ -189,7 +192,7 @@ def test_the_page_of_a_generated_backward_escapes_names(monkeypatch):
 
 def test_a_second_sigterm_ends_at_once():
     code = (
-        "import time\nfrom cpuopt.bench.process import ended_by_sigterm\n"
+        "import time\nfrom cpuopt.isolate.process import ended_by_sigterm\n"
         "with ended_by_sigterm():\n    try:\n        print('up', flush=True)\n        time.sleep(60)\n"
         "    finally:\n        print('cleaning', flush=True)\n        time.sleep(60)\n"
     )

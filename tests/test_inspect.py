@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 import cpuopt.kernels  # noqa: F401  (which registers what the package brings)
-from cpuopt import cli, registry
+from cpuopt import cli
+from cpuopt.kernels import registry
 from cpuopt.lab import asm
 from cpuopt.lab.inspect import Remark, inspect, remarks
 

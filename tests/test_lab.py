@@ -16,16 +16,18 @@ import pytest
 from rich.console import Console
 
 import cpuopt.kernels
-from cpuopt import cli, ops, registry
+from cpuopt import cli, ops
+from cpuopt.check.cases import quick_cases
+from cpuopt.check.check import check
 from cpuopt.cli import lab as verb
 from cpuopt.errors import UserError
-from cpuopt.lab import machine, session
-from cpuopt.lab.cases import quick_cases
-from cpuopt.lab.check import check
-from cpuopt.lab.child import Child
+from cpuopt.isolate.child import Child
+from cpuopt.kernels import registry
+from cpuopt.lab import session
 from cpuopt.lab.starter import starter
+from cpuopt.measure import rates as machine
+from cpuopt.measure.roofline import Level, Roofs
 from cpuopt.report import lab as report
-from cpuopt.roofline import Level, Roofs
 
 ROOFS = Roofs(1, (Level("memory", None),), 100.0, {"memory": {"read": 10.0}}, 1.0)
 KERNEL = """
@@ -259,9 +261,9 @@ def test_a_child_that_is_ended_starts_no_more():
 def test_ctrl_c_ends_the_screen_and_every_process(tmp_path):
     Path("mine.py").write_text(KERNEL.format(body="while True: open('runs_here', 'w').close()"))
     arguments = ["lab", "mine.py", "--model", "gpt2-tiny", "--threads", "1"]
-    roofs = "import cpuopt.lab.machine as m; from tests_roofs import R; m.roofs = lambda n, say: R"
+    roofs = "import cpuopt.measure.rates as m; from tests_roofs import R; m.roofs = lambda n, say: R"
     Path("tests_roofs.py").write_text(
-        "from cpuopt.roofline import Level, Roofs\n"
+        "from cpuopt.measure.roofline import Level, Roofs\n"
         "R = Roofs(1, (Level('memory', None),), 100.0, {'memory': {'read': 10.0}}, 1.0)\n"
     )
     command = [sys.executable, "-c", f"{roofs}; from cpuopt.cli import main; raise SystemExit(main({arguments!r}))"]

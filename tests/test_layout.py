@@ -1,4 +1,4 @@
-"""The walls between the rooms, read off the source tree; each wall is shown a planted violation too."""
+"""The layering rules, read off the source tree; each rule is shown a planted violation too."""
 
 import ast
 import inspect
@@ -9,13 +9,19 @@ from pathlib import Path
 import pytest
 
 import cpuopt.kernels  # which registers what the package brings
-from cpuopt import ops, registry
+from cpuopt import ops
+from cpuopt.kernels import registry
 
 ROOT = Path(cpuopt.__file__).parent
 FILES = {path.relative_to(ROOT).as_posix(): path for path in sorted(ROOT.rglob("*.py"))}
-BELOW = "op | ops | trace program | reverse arena registry | fuse | engine | job | train | cli"
-"""The way data takes, from the bottom up: a room reaches none of those to its right."""
-RANK = {room: rank for rank, rooms in enumerate(BELOW.split("|")) for room in rooms.split()}
+ABOVE = """
+cli; report; lab; train; differentiable; generate; check; profiler; measure; weights; engine; models; functional; nn;
+program; kernels; data; ad; ops; isolate; machine; files; errors; wording
+"""
+"""All packages and root modules, from the top down: one imports only those behind it."""
+RANK = {part: -rank for rank, part in enumerate(re.split(r"[;\s]+", ABOVE.strip()))}
+ENTRY = {"__init__.py", "__main__.py"}
+"""The package's own doors: they open what is asked for."""
 
 
 @cache
@@ -68,19 +74,19 @@ WALLS = {
         within("cli/", "__main__.py", "report/", "progress.py"),
         ("train.py", "print('step')"),
     ),
-    "numba's compilers are called only in kernels/jit.py": (
+    "numba's compilers are called only in kernels/compile/jit.py": (
         r"(numba|nb)\.(jit|generated_jit)|(.*\.)?(njit|vectorize|guvectorize|cfunc|stencil|jitclass)",
-        within("kernels/jit.py"),
+        within("kernels/compile/jit.py"),
         ("kernels/vanilla/gelu.py", "from numba import jit"),
     ),
     "nothing is registered with numba where the compile cache cannot see it": (
         r"(.*\.)?(overload|overload_method|overload_attribute|register_jitable)(?<!typing\.overload)",
         within(),
-        ("kernels/fastmath.py", "from numba.extending import overload"),
+        ("kernels/toolkit/fastmath.py", "from numba.extending import overload"),
     ),
     "only the compile cache unpickles": (
         r"(pickle|cPickle|_pickle|marshal|shelve|dill|joblib|cloudpickle)(\..*)?|.*\.(un)?pickle\..*",
-        within("kernels/cache.py"),
+        within("kernels/compile/cache.py"),
         ("record.py", "import pickle"),
     ),
     "no text is run as code": (
@@ -107,60 +113,88 @@ def test_wall_notices_what_it_forbids(wall):
 
 
 def modules(file, tree=None):
-    """The files of the package that a file imports."""
+    """The files of the package that a file imports something from."""
     for name in imports(tree or tree_of(file), file):
         package, *parts = name.split(".")
-        for path in ("/".join(parts), "/".join(parts[:-1])):
-            if package == "cpuopt":
-                yield from FILES.keys() & {f"{path}.py", f"{path}/__init__.py"}
+        inner, outer = "/".join(parts), "/".join(parts[:-1])
+        for path in (f"{inner}.py", f"{inner}/__init__.py", f"{outer}.py", f"{outer}/__init__.py"):
+            if package == "cpuopt" and path in FILES:
+                yield path
+                break
 
 
-def room(file):
+def part(file):
     return file.split("/")[0].removesuffix(".py")
 
 
-def reached(file, graph):
-    """Every file that importing one may import, by whatever way."""
-    seen, todo = set(), [file]
-    while todo:
-        new = set(graph[todo.pop()]) - seen
-        seen |= new
-        todo += new
-    return seen
+def graph_with(file=None, planted=""):
+    graph = {other: set(modules(other)) for other in FILES}
+    if file:
+        graph.setdefault(file, set()).update(modules(file, ast.parse(planted)))
+    return graph
 
 
 def climbs(graph):
-    """Where a room reaches one that stands above it."""
+    """Where a file imports from a package or root module that stands above its own."""
     return {
-        f"{file} reaches {other}"
-        for file in graph
-        if room(file) in RANK
-        for other in reached(file, graph)
-        if RANK.get(room(other), -1) > RANK[room(file)]
+        f"{file} imports {other}"
+        for file, others in graph.items()
+        for other in others
+        if file not in ENTRY and RANK[part(other)] > RANK[part(file)]
     }
 
 
-def test_no_room_imports_one_above_it():
-    assert climbs({file: set(modules(file)) for file in FILES}) == set()
+def circles(graph):
+    """The files that import each other, by whatever way, when they are loaded or later."""
+    graph = {file: set(others) for file, others in graph.items()}
+    while free := {file for file, others in graph.items() if not others & graph.keys()}:
+        for file in free:
+            del graph[file]
+    while free := set(graph) - set().union(*graph.values()):
+        for file in free:
+            del graph[file]
+    return set(graph)
+
+
+def test_every_package_and_root_module_has_a_rank():
+    assert {part(file) for file in FILES if file not in ENTRY} == RANK.keys()
+
+
+def test_a_file_that_belongs_nowhere_is_noticed(monkeypatch):
+    monkeypatch.setitem(FILES, "bench/plan.py", None)
+    with pytest.raises(AssertionError):
+        test_every_package_and_root_module_has_a_rank()
+
+
+def test_nothing_imports_what_stands_above_it():
+    assert climbs(graph_with()) == set()
+
+
+def test_no_files_import_each_other():
+    assert circles(graph_with()) == set()
 
 
 @pytest.mark.parametrize(
     ("file", "planted"),
     [
-        ("trace.py", "from .reverse import reverse"),
-        ("op.py", "from . import ops"),
-        ("errors.py", "from .job import Settings"),  # by a room of no rank, which many import
-        ("registry.py", "def f():\n    from . import engine"),
+        ("nn/trace.py", "from ..engine import Engine"),
+        ("ops/declaration.py", "from ..kernels import registry"),
+        ("errors.py", "from .train.job import Settings"),
+        ("kernels/registry.py", "def f():\n    from .. import engine"),
+        ("ad/plan.py", "if TYPE_CHECKING:\n    from ..program.program import Call"),
+        ("machine.py", "from cpuopt.report import console"),
     ],
 )
 def test_an_import_upwards_is_noticed(file, planted):
-    graph = {other: set(modules(other)) for other in FILES}
-    graph[file] |= set(modules(file, ast.parse(planted)))
-    assert climbs(graph)
+    assert climbs(graph_with(file, planted))
 
 
-def test_every_ranked_room_is_there():
-    assert RANK.keys() <= {room(file) for file in FILES}
+def test_a_circle_is_noticed():
+    assert circles(graph_with("ops/declaration.py", "from .gelu import gelu_forward")) >= {"ops/gelu.py"}
+
+
+def test_the_root_of_the_package_holds_few_files():
+    assert len([file for file in FILES if "/" not in file and file not in ENTRY]) <= 8
 
 
 @pytest.mark.parametrize("variant", ["vanilla", "optimized", "blas", "rows"])

@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from cpuopt import arena, machine, record
+from cpuopt import machine
 from cpuopt.cli import common
-from cpuopt.kernels import threads
-from cpuopt.lab import machine as lab_machine
+from cpuopt.kernels.toolkit import threads
+from cpuopt.measure import rates as lab_machine
+from cpuopt.program import arena
 
 V1 = "4:memory:/jobs/a\n3:cpu,cpuacct:/jobs/a\n1:name=systemd:/x\n"
 V2 = "0::/jobs/a\n"
@@ -56,7 +57,7 @@ def test_cores_are_the_same_everywhere(computer, membership, files, quota, cores
         machine.cores(),
         common.cores(),
         threads.cores(),
-        record.machine()["cores"],
+        machine.describe()["cores"],
         lab_machine.levels()[-1].sharers,
     )
     assert every == (cores,) * 5

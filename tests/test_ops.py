@@ -15,10 +15,10 @@ from hypothesis import given as given_any
 from hypothesis import strategies as st
 
 from cpuopt import ops
+from cpuopt.check.cases import ODD, ONE_ROW, SIZES, SMALL, arguments, case, cases, reference
+from cpuopt.check.gradient import check_gradient
 from cpuopt.errors import UserError
-from cpuopt.lab.cases import ODD, ONE_ROW, SIZES, SMALL, arguments, case, cases, reference
-from cpuopt.lab.gradient import check_gradient
-from cpuopt.op import BT, OC, B, C, Dim, N, Op, T, acc, as_dim, inp, merge, out, scalar, state
+from cpuopt.ops.declaration import BT, OC, B, C, Dim, N, Op, T, acc, as_dim, inp, merge, out, scalar, state
 
 Array = np.ndarray[Any, Any]
 

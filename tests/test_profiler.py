@@ -13,14 +13,15 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from cpuopt import ops, profiler, registry
+from cpuopt import ops, profiler
 from cpuopt.engine import Engine, run_calls
 from cpuopt.errors import UserError
+from cpuopt.kernels import registry
+from cpuopt.measure.profile import UNACCOUNTED
+from cpuopt.measure.roofline import Level, Roofs
 from cpuopt.models.gpt2 import GPT2, PRESETS
-from cpuopt.profile import UNACCOUNTED
 from cpuopt.profiler import Profiler
 from cpuopt.report import tables, trace
-from cpuopt.roofline import Level, Roofs
 
 B, T = 2, 8
 TICK = 10  # ns that a reading of the clock takes

@@ -15,10 +15,10 @@ from cpuopt import functional as F
 from cpuopt import nn, ops
 from cpuopt.engine import build
 from cpuopt.errors import UserError
-from cpuopt.job import specs
+from cpuopt.models import specs
 from cpuopt.models.gpt2 import GPT2, PRESETS, Config
-from cpuopt.program import Call, Program
-from cpuopt.trace import tracing
+from cpuopt.nn.trace import tracing
+from cpuopt.program.program import Call, Program
 
 GOLDEN = Path(__file__).parent / "golden" / "program-1-block.txt"
 ONE_BLOCK = Config(n_layer=1, n_head=3, n_embd=12, vocab_size=20, block_size=10)

@@ -11,15 +11,17 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from cpuopt import cli, files, record
+from cpuopt import cli, files
 from cpuopt.cli import common
 from cpuopt.errors import UserError
-from cpuopt.lab import machine, records
-from cpuopt.profile import LayerRow, OpRow, Profile
+from cpuopt.lab import records
+from cpuopt.measure import rates as machine
+from cpuopt.measure.profile import LayerRow, OpRow, Profile
 from cpuopt.report import ab as ab_report
 from cpuopt.report import console as console_module
 from cpuopt.report import html
 from cpuopt.report import records as records_report
+from cpuopt.train import record
 
 OPS = {"Matmul Forward": 50.0, "GELU Forward": 10.0, "Attention Forward": 20.0, "Residual Forward": 5.0, "AdamW": 15.0}
 NAMES = {op: op.lower().replace(" ", "_") for op in OPS}
@@ -31,7 +33,7 @@ def _here(tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setattr(machine, "machine_id", lambda: "here")
     monkeypatch.setattr(records, "machine_id", lambda: "here")
-    monkeypatch.setattr("cpuopt.train.machine_id", lambda: "here")
+    monkeypatch.setattr("cpuopt.train.trainer.machine_id", lambda: "here")
 
 
 def profile(factors=(), hashes=(), seed=0, scatter=0.004, **kw):

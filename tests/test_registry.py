@@ -6,11 +6,12 @@ import time
 import numpy as np
 import pytest
 
-from cpuopt import Choice, Engine, kernel, load_kernels, ops, registry
+from cpuopt import Choice, Engine, kernel, load_kernels, ops
 from cpuopt.errors import UserError
-from cpuopt.job import specs
+from cpuopt.kernels import registry
+from cpuopt.kernels.registry import Kernel, op_matches
+from cpuopt.models import specs
 from cpuopt.models.gpt2 import GPT2, PRESETS
-from cpuopt.registry import Kernel, op_matches
 
 
 def zeros(variant="zeros", options="", scratch=""):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from cpuopt import Choice, Engine, UserError, nn
 from cpuopt import functional as F
 from cpuopt.engine import build
-from cpuopt.job import specs
+from cpuopt.models import specs
 from cpuopt.models.gpt2 import GPT2, PRESETS
 
 B, T, W, V, HEADS = 2, 3, 4, 5, 2

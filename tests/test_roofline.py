@@ -9,16 +9,17 @@ import numpy as np
 import pytest
 from numba import prange
 
-from cpuopt import cli, roofline
+from cpuopt import cli
 from cpuopt.files import CacheWarning
-from cpuopt.kernels import regions, threads
-from cpuopt.kernels import roofs as kernels
-from cpuopt.kernels.jit import helper
-from cpuopt.kernels.simd import LANES
-from cpuopt.lab import machine
-from cpuopt.profile import OpRow
+from cpuopt.kernels.compile.jit import helper
+from cpuopt.kernels.toolkit import regions, threads
+from cpuopt.kernels.toolkit.simd import LANES
+from cpuopt.measure import profile as profiles
+from cpuopt.measure import rates as machine
+from cpuopt.measure import roofs as kernels
+from cpuopt.measure.profile import OpRow
+from cpuopt.measure.roofline import Level, Roofs
 from cpuopt.report import machine as report
-from cpuopt.roofline import Level, Roofs
 
 LEVELS = (Level("L1", 1000), Level("L2", 10_000, 2), Level("memory", None, 4))
 ROOFS = Roofs(2, LEVELS, 100.0, {"L1": {"read": 50, "copy": 40}, "L2": {"read": 20}, "memory": {"read": 5}}, 2.0)
@@ -60,18 +61,18 @@ def test_words():
             row("gelu_forward", 20, 5, "L3", "h.11.mlp"),
         ],
     )
-    assert roofline.words(profile) == (
+    assert profiles.words(profile) == (
         "A step takes 200.0 ms, 60 % of the FMA peak of 2 threads (MFU). Matmul is 75 % of it, at 86 % of its roof. "
         "The most room is in gelu_forward in h.*.mlp: 38.0 ms more than its L3 roof allows (5 % of it). "
         "Threads wait most in GELU Forward: the slowest takes 1.50 times the mean."
     )
     profile.mfu, profile.ops = None, [row("Matmul Forward", 150, None)]
-    assert roofline.words(profile) == "A step takes 200.0 ms. Matmul is 75 % of it."
+    assert profiles.words(profile) == "A step takes 200.0 ms. Matmul is 75 % of it."
 
 
 def test_more_than_a_roof_is_a_doubt():
     rows = [OpRow("A", 1, 1.0, 1.0, 1.0, 1.0, 1, 1, 1.0, percent, "FMA", None, []) for percent in (99, 100.4, None)]
-    assert roofline.passed(rows) == ["A is at 100.4 % of the FMA roof, which cannot be"]
+    assert profiles.passed(rows) == ["A is at 100.4 % of the FMA roof, which cannot be"]
 
 
 # What is measured -----------------------------------------------------------------------------------------------------

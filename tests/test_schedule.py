@@ -4,7 +4,7 @@ from math import cos, pi, sqrt
 
 import pytest
 
-from cpuopt.schedule import SCHEDULES, rate
+from cpuopt.train.schedule import SCHEDULES, rate
 
 
 def rates(name, steps, warmup=0, peak=1.0, end=0.0):

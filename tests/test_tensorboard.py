@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from cpuopt import checkpoint, cli, job, tensorboard
+from cpuopt import cli
 from cpuopt.errors import UserError
-from cpuopt.record import Run
-from cpuopt.train import train
+from cpuopt.train import checkpoint, job, tensorboard
+from cpuopt.train.record import Run
+from cpuopt.train.trainer import train
 
 pytest.importorskip("tensorboardX")
 accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")

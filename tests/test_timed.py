@@ -5,13 +5,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cpuopt import ops, registry
+from cpuopt import ops
+from cpuopt.check import check
+from cpuopt.check.cases import Case
 from cpuopt.errors import UserError
-from cpuopt.job import Settings
-from cpuopt.kernels import threads
-from cpuopt.lab import ab, check, timed
-from cpuopt.lab.cases import Case
-from cpuopt.registry import Kernel, Scratch
+from cpuopt.kernels import registry
+from cpuopt.kernels.registry import Kernel, Scratch
+from cpuopt.kernels.toolkit import threads
+from cpuopt.lab import ab, timed
+from cpuopt.train.job import Settings
 
 SMALL, LARGE = 300, 70_001
 ROWS = {"B": 2, "T": 4, "C": 8, "V": 11, "maxT": 6}

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cpuopt import cli
-from cpuopt.profile import StepTimes
+from cpuopt.measure.profile import StepTimes
 from cpuopt.report import speedscope, trace
 
 HOSTILE = "</script>\"'\\\n\0\udc80 {}[] Ω <b>"

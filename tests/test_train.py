@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cpuopt import job
 from cpuopt.errors import UserError
-from cpuopt.train import Trainer, train
+from cpuopt.train import job
+from cpuopt.train.trainer import Trainer, train
 
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 FILES = {"config.json", "machine.json", "metrics.jsonl", "main.log", "profile.json", "summary.json"}

@@ -8,16 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from cpuopt import cli, files, job, ops, registry
+from cpuopt import cli, files, ops
+from cpuopt.check.cases import Case
+from cpuopt.check.check import Result
 from cpuopt.errors import UserError
 from cpuopt.files import CacheWarning
-from cpuopt.job import Settings, build_only
-from cpuopt.kernels import cache, choices
-from cpuopt.lab import machine, plans, tune
-from cpuopt.lab.cases import Case
-from cpuopt.lab.check import Result
-from cpuopt.lab.verdict import Contest
+from cpuopt.kernels import registry
+from cpuopt.kernels.compile import cache
+from cpuopt.kernels.toolkit import choices
+from cpuopt.lab import tune
+from cpuopt.measure import rates as machine
+from cpuopt.measure.verdict import Contest
 from cpuopt.report import tune as report
+from cpuopt.train import job, plans
+from cpuopt.train.job import Settings, build_only
 
 DIGEST = functools.cache(cache.digest)
 SETTINGS = Settings(model="gpt2-tiny", B=2, T=8, threads=1)
@@ -476,7 +480,7 @@ def test_a_block_size_is_a_variant_for_a_swap():
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", choices.offered())
 def test_every_block_size_is_right(variant):
-    from cpuopt.lab.check import check_all
+    from cpuopt.check.check import check_all
 
     choices.load(variant)
     mine = [k for (op, v), k in registry.KERNELS.items() if v == variant]

@@ -18,9 +18,10 @@ from golden.params import make_params
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cpuopt import cli, job
+from cpuopt import cli
 from cpuopt.errors import UserError
 from cpuopt.models.gpt2 import Config
+from cpuopt.train import job
 from cpuopt.weights import copy_into, llmc, open_weights, save_weights
 from cpuopt.weights.huggingface import TRANSPOSED
 from cpuopt.weights.tensors import HEADER_LIMIT, TensorFile, file_parts, from_bf16, parse_json, to_bf16

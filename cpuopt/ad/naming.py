@@ -8,17 +8,7 @@ import re
 
 import numpy as np
 
-from .kernel import (
-    NUMBER,
-    Kernel,
-    Names,
-    UnsupportedError,
-    assigned,
-    base,
-    index,
-    parse,
-    text,
-)
+from .kernel import NUMBER, Kernel, Names, UnsupportedError, assigned, base, index, parse, text
 from .lines import Interface
 from .plan import Plan
 from .rules import CONSTANTS

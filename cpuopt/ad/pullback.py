@@ -4,21 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from .kernel import (
-    Accum,
-    Assign,
-    For,
-    If,
-    LogSumExp,
-    Names,
-    Stmt,
-    base,
-    flat,
-    names,
-    parse,
-    reads,
-    text,
-)
+from .kernel import Accum, Assign, For, If, LogSumExp, Names, Stmt, base, flat, names, parse, reads, text
 from .lines import Interface, Line
 from .naming import Naming
 from .plan import Plan

@@ -6,20 +6,7 @@ import ast
 from typing import Any
 
 from .activity import sources
-from .kernel import (
-    Assign,
-    For,
-    If,
-    LogSumExp,
-    Names,
-    Stmt,
-    assigned,
-    base,
-    flat,
-    index,
-    parse,
-    text,
-)
+from .kernel import Assign, For, If, LogSumExp, Names, Stmt, assigned, base, flat, index, parse, text
 from .lines import Interface, Line, nest
 from .naming import Naming
 from .plan import Plan

@@ -41,10 +41,11 @@ def run(args: argparse.Namespace) -> int:
     """Run the verb; return its exit status."""
     counts = common.thread_counts(args.threads or str(common.cores()))
     start_numba(max(counts))
-    from .. import ops, registry
-    from ..bench.plan import parse_sizes
-    from ..lab.child import Child
-    from ..lab.compare import looks_up_to, summed
+    from .. import ops
+    from ..isolate.child import Child
+    from ..kernels import registry
+    from ..lab.peers.plan import parse_sizes
+    from ..measure.compare import looks_up_to, summed
     from ..report import ab as report
     from ..report import console
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ..errors import UserError
 from ..files import write_whole
-from ..op import Op
+from ..ops.declaration import Op
 from ..wording import plain
 from . import common
 
@@ -35,10 +35,11 @@ def flags(p: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the verb; return its exit status."""
     common.start_numba(None)
-    from .. import kernels, ops, registry
+    from .. import kernels, ops
     from ..ad import show
-    from ..ad.ops import backward
+    from ..kernels import registry
     from ..kernels.generated import REFUSED
+    from ..kernels.generated.load import backward
 
     kernels.load_all(args.kernels)
     every = [op for op in ops.ALL.values() if op.inverts]
@@ -76,17 +77,17 @@ def _family(forward: str) -> str:
 
 
 def _missing(flag: str, variant: str, op: str) -> str:
-    from .. import registry
+    from ..kernels import registry
 
     return f"ad {flag} {variant}: {op} has no such variant; it has {', '.join(registry.variants(op))}"
 
 
 def compare(op: Op, variant: str) -> int:
     """Check a variant and the generated kernel of the vanilla forward, and time the one against the other."""
-    from .. import registry
+    from ..check.cases import case
+    from ..check.check import check_all
+    from ..kernels import registry
     from ..lab.ab import Shape, alone
-    from ..lab.cases import case
-    from ..lab.check import check_all
     from ..wording import spread
 
     pair = registry.KERNELS[op.name, variant], registry.KERNELS[op.name, "generated"]

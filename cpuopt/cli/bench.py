@@ -31,11 +31,11 @@ def flags(p: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the verb; return its exit status."""
     start_numba(args.threads)
-    from ..bench import Bench, Plan, default_sizes, parse_sizes
-    from ..job import Settings, build_only
-    from ..registry import AUTO
+    from ..kernels.registry import AUTO
+    from ..lab.peers import Bench, Plan, default_sizes, parse_sizes
     from ..report import bench as report
     from ..report import console
+    from ..train.job import Settings, build_only
 
     plan = Plan(
         model=args.model,

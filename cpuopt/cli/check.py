@@ -13,7 +13,7 @@ from . import common
 from .common import start_numba
 
 if TYPE_CHECKING:
-    from ..op import Op
+    from ..ops.declaration import Op
 
 HELP = "kernels against their float64 references"
 
@@ -49,11 +49,11 @@ def run(args: argparse.Namespace) -> int:
         return check_gradients(args)
     counts = common.thread_counts(args.threads)
     start_numba(max(counts))
-    from ..job import Settings, build_only
-    from ..lab.child import Child
-    from ..lab.conformance import conform, plan
+    from ..check.conformance import conform, plan
+    from ..isolate.child import Child
     from ..report import check as report
     from ..report import console
+    from ..train.job import Settings, build_only
 
     if args.limit <= 0:
         raise UserError(f"--limit {args.limit:g}: expected a positive number of seconds")
@@ -96,7 +96,8 @@ def choose(
     UserError
         For an op or a variant that there is none of.
     """
-    from .. import kernels, ops, registry
+    from .. import kernels, ops
+    from ..kernels import registry
 
     kernels.load_all([])
     there = [key for key in registry.KERNELS if key not in added] + added
@@ -127,8 +128,9 @@ def choose(
 
 def check_gradients(args: argparse.Namespace) -> int:
     """Check the gradients of the ops that match; return 1 if one is wrong."""
-    from .. import ops, registry
-    from ..lab.gradient import check_gradient
+    from .. import ops
+    from ..check.gradient import check_gradient
+    from ..kernels import registry
 
     if args.kernels:
         from .. import kernels

@@ -13,8 +13,8 @@ from ..errors import UserError
 from ..machine import cores as cores
 
 if TYPE_CHECKING:
-    from ..job import Settings
-    from ..profile import Profile
+    from ..measure.profile import Profile
+    from ..train.job import Settings
 
 
 LAYERS = ("default", "safe", "threadsafe", "forksafe", "omp", "tbb", "workqueue")
@@ -72,8 +72,8 @@ def trace_flags(p: argparse.ArgumentParser) -> None:
 
 def check_targets(args: argparse.Namespace) -> None:
     """Refuse files, and a folder of records, that cannot be written, before anything runs."""
-    from .. import record
     from ..report import files
+    from ..train import record
 
     record.check_root(args.runs)
     for flag in FILES:
@@ -140,7 +140,7 @@ def settings_of(args: argparse.Namespace, **more: Any) -> Settings:
     """Build the settings of a job from flags of the same names."""
     from dataclasses import fields
 
-    from ..job import Settings
+    from ..train.job import Settings
 
     given = {f.name: getattr(args, f.name) for f in fields(Settings) if hasattr(args, f.name)}
     given.update(swap=tuple(args.swap), kernels=tuple(args.kernels), processes=cores(), **more)

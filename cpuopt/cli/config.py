@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from ..errors import UserError
-from ..reading import misfit, parse_json, read_file
+from ..files.reading import misfit, parse_json, read_file
 
 RECORDED = ("sizes", "corpus", "processes", "plan")
 """What a run's own ``config.json`` says besides its settings, and what ``--variant auto`` came to."""

@@ -20,9 +20,9 @@ def flags(p: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the verb; return its exit status."""
-    from ..checkpoint import open_weights
     from ..files import remove_leftovers
     from ..report import console
+    from ..train.checkpoint import open_weights
     from ..weights import check_target, save_weights
 
     check_target(args.target)

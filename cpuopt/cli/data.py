@@ -24,7 +24,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _prepare(args: argparse.Namespace) -> int:
-    from ..data import prepare
+    from ..data.corpus import prepare
     from ..report import console
 
     with console.downloading() as progress:
@@ -37,7 +37,7 @@ def _prepare(args: argparse.Namespace) -> int:
 def _list(args: argparse.Namespace) -> int:
     from dataclasses import asdict
 
-    from ..data import list_datasets
+    from ..data.corpus import list_datasets
     from ..report import console
 
     datasets = list_datasets()

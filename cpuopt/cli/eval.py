@@ -30,16 +30,17 @@ def run(args: argparse.Namespace) -> int:
     from itertools import islice
 
     from .. import kernels
-    from ..checkpoint import open_weights
-    from ..data import load_corpus
+    from ..data.corpus import load_corpus
     from ..engine import Engine
     from ..errors import UserError
-    from ..evaluate import CHOICES, multiple_choice, perplexity, read_examples
-    from ..job import require_correct, specs
+    from ..files.reading import finite
+    from ..kernels.registry import AUTO, Choice
+    from ..models import specs
     from ..models.gpt2 import GPT2
-    from ..record import finite
-    from ..registry import AUTO, Choice
     from ..report import console
+    from ..train.checkpoint import open_weights
+    from ..train.evaluate import CHOICES, multiple_choice, perplexity, read_examples
+    from ..train.job import require_correct
     from ..weights import copy_into
 
     weights = open_weights(args.init)

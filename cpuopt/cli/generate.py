@@ -14,7 +14,7 @@ from . import common
 from .common import kernel_flags, start_numba
 
 if TYPE_CHECKING:
-    from ..tokenizers import Tokenizer
+    from ..data.tokenizers import Tokenizer
 
 HELP = "text from a model, as it comes"
 
@@ -36,7 +36,7 @@ def flags(p: argparse.ArgumentParser) -> None:
 
 def tokenizer_of(name: str | None, vocab_size: int) -> Tokenizer:
     """Give the tokenizer that was named, or that goes with a vocabulary."""
-    from ..tokenizers import get_tokenizer, usual_tokenizer
+    from ..data.tokenizers import get_tokenizer, usual_tokenizer
 
     try:
         return get_tokenizer(name or usual_tokenizer(vocab_size))
@@ -50,12 +50,12 @@ def run(args: argparse.Namespace) -> int:
     """Run the verb; return its exit status."""
     start_numba(args.threads)
     from .. import kernels
-    from ..checkpoint import open_weights
     from ..engine import initialize
-    from ..generate import Decoder, Sampler, check_tokens, generate, read_bandwidth, text_of
+    from ..generate.decoder import Decoder, Sampler, check_tokens, generate, read_bandwidth, text_of
+    from ..kernels.registry import AUTO
     from ..models.gpt2 import GPT2, parse_config
-    from ..registry import AUTO
     from ..report import console
+    from ..train.checkpoint import open_weights
     from ..weights import copy_into
 
     if args.max_tokens < 1:

@@ -21,9 +21,9 @@ def flags(p: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the verb; return its exit status."""
     from .. import ops
+    from ..kernels.registry import nearest
     from ..lab import records
-    from ..lab.machine import machine_id
-    from ..registry import nearest
+    from ..measure.rates import machine_id
     from ..report import console
     from ..report import records as report
 

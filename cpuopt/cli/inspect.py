@@ -24,7 +24,8 @@ def flags(p: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the verb; return its exit status."""
     start_numba(None)
-    from .. import kernels, ops, registry
+    from .. import kernels, ops
+    from ..kernels import registry
     from ..lab.inspect import inspect
     from ..report import console
     from ..report import inspect as report

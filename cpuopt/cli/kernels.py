@@ -16,7 +16,8 @@ def flags(p: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the verb; return its exit status."""
-    from .. import kernels, ops, registry
+    from .. import kernels, ops
+    from ..kernels import registry
     from ..report import console
 
     kernels.load_all(args.kernels)

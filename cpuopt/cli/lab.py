@@ -15,8 +15,8 @@ from .common import start_numba
 
 if TYPE_CHECKING:
     from ..lab.session import Plan
+    from ..measure.roofline import Roofs
     from ..report.lab import Screen
-    from ..roofline import Roofs
 
 HELP = "work on a file of kernels: check, compare, place under the roof and inspect on each save"
 
@@ -40,9 +40,10 @@ def run(args: argparse.Namespace) -> int:
     """Run the verb; return its exit status."""
     start_numba(args.threads)
     from .. import kernels
-    from ..bench.process import ended_by_sigterm
-    from ..lab import machine, session
-    from ..lab.compare import looks_up_to
+    from ..isolate.process import ended_by_sigterm
+    from ..lab import session
+    from ..measure import rates as machine
+    from ..measure.compare import looks_up_to
     from ..report import console
     from ..report.lab import Screen
 
@@ -74,8 +75,8 @@ def follow(plan: Plan, roofs: Roofs, screen: Screen) -> None:
     """Do a round now and after each save; a save while one is going on ends it and begins the next."""
     from watchfiles import watch
 
+    from ..isolate.child import Child
     from ..lab import session
-    from ..lab.child import Child
 
     def begin() -> Child:
         child = Child([str(plan.file)], plan.threads, plan.limit_s)

@@ -20,10 +20,10 @@ def flags(p: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the verb; return its exit status."""
     start_numba(args.threads)
-    from ..kernels.threads import threading_layer
-    from ..lab import machine
-    from ..record import finite
-    from ..record import machine as describe
+    from ..files.reading import finite
+    from ..kernels.toolkit.threads import threading_layer
+    from ..machine import describe
+    from ..measure import rates as machine
     from ..report import console
     from ..report.machine import tables
 

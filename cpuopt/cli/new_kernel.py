@@ -20,7 +20,8 @@ def flags(p: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the verb; return its exit status."""
-    from .. import kernels, ops, registry
+    from .. import kernels, ops
+    from ..kernels import registry
     from ..lab.starter import starter
 
     kernels.load_all([])

@@ -28,12 +28,12 @@ def flags(p: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the verb; return its exit status."""
     start_numba(args.threads)
-    from ..job import prepare
-    from ..kernels import regions
-    from ..lab import machine
+    from ..files.reading import finite
+    from ..kernels.toolkit import regions
+    from ..measure import rates as machine
     from ..profiler import codes, forget_peak, hashes, profile
-    from ..record import finite
     from ..report import console, html, tables
+    from ..train.job import prepare
 
     settings = settings_of(args, run="profile")
     if args.warmup < 0:

@@ -20,8 +20,8 @@ def flags(p: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the verb; return its exit status."""
     start_numba(args.threads)
-    from ..job import build_only
     from ..report import console
+    from ..train.job import build_only
 
     built = build_only(settings_of(args))
     for note in built.notes:

@@ -79,12 +79,12 @@ def run(args: argparse.Namespace) -> int:
     }
     threads = given.get("threads", written.get("threads"))
     start_numba(threads if isinstance(threads, int) else None)
-    from .. import checkpoint
-    from ..job import Settings, prepare, resumed
-    from ..lab import machine
-    from ..record import finite
+    from ..files.reading import finite
+    from ..measure import rates as machine
     from ..report import console, html
-    from ..train import train
+    from ..train import checkpoint
+    from ..train.job import Settings, prepare, resumed
+    from ..train.trainer import train
 
     given = {**check_types(written, Settings, args.config), **given, "processes": common.cores()}
     resume = None if args.resume is None else checkpoint.newest(checkpoint.find_run(args.runs, args.resume))

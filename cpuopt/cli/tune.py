@@ -48,13 +48,13 @@ def run(args: argparse.Namespace) -> int:
 def work(args: argparse.Namespace) -> int:
     """Do it, as the only process that does."""
     start_numba(args.threads)
-    from ..job import Settings
-    from ..lab import plans
-    from ..lab.child import Child
-    from ..lab.compare import looks_up_to
+    from ..isolate.child import Child
     from ..lab.tune import compile_all, keep, survey, tune
+    from ..measure.compare import looks_up_to
     from ..report import console
     from ..report import tune as report
+    from ..train import plans
+    from ..train.job import Settings
 
     if args.limit <= 0:
         raise UserError(f"--limit {args.limit:g}: expected a positive number of seconds")

@@ -26,10 +26,10 @@ def run(args: argparse.Namespace) -> int:
     """Run the verb; return its exit status."""
     start_numba(args.threads)
     from .. import kernels
-    from ..job import Settings
-    from ..record import finite
+    from ..files.reading import finite
     from ..report import console
-    from ..verify import model_beside, verify
+    from ..train.job import Settings
+    from ..train.verify import model_beside, verify
     from ..weights import llmc
 
     try:

@@ -20,10 +20,11 @@ def flags(p: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the verb; return its exit status."""
     start_numba(args.threads)
-    from .. import kernels, registry
-    from ..job import build_only
-    from ..kernels import jit
+    from .. import kernels
+    from ..kernels import registry
+    from ..kernels.compile import jit
     from ..report import console
+    from ..train.job import build_only
 
     kernels.load_all(args.kernels)
     wanted = list(registry.KERNELS.values()) if args.all else build_only(settings_of(args)).kernels

@@ -16,11 +16,14 @@ from typing import Any
 
 import numpy as np
 
-from .. import registry
 from ..errors import UserError
-from . import choices
+from . import registry
+from .toolkit import choices
 
-VARIANTS = sorted((m.name for m in pkgutil.iter_modules(__path__) if m.ispkg), key=lambda name: name != registry.BASE)
+PARTS = {"compile", "toolkit"}
+"""Packages without kernels."""
+VARIANTS = [m.name for m in pkgutil.iter_modules(__path__) if m.ispkg and m.name not in PARTS]
+VARIANTS.sort(key=lambda name: name != registry.BASE)
 """The packages of kernels, vanilla first; each module in them registers what it defines."""
 
 JUDGES_USE = (np, math, time)

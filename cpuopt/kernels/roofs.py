@@ -7,9 +7,9 @@ count. Vectors are explicit, so that no compiler option decides what is measured
 import numpy as np
 from numba import prange
 
-from .jit import helper
-from .lanes import load, store, sum_lanes
-from .simd import LANES
+from .compile.jit import helper
+from .toolkit.lanes import load, store, sum_lanes
+from .toolkit.simd import LANES
 
 CHAINS = 12
 """Independent sums: two FMA units of latency 4 need 8; 12 and two operands fit 16 registers."""

@@ -17,23 +17,23 @@ from typing import Any
 
 import numpy as np
 
-from ..bench.stats import CHECKED_STEPS, disagreement
+from ..check.cases import Case
+from ..check.check import Result, check_all
 from ..engine import Bound
 from ..errors import UserError
-from ..job import Settings, build_only, prepare
 from ..kernels import roofs
-from ..kernels import threads as numba_threads
-from ..op import Op
+from ..kernels.registry import KERNELS, Kernel, nearest
+from ..kernels.toolkit import threads as numba_threads
+from ..measure import rates as machine
+from ..measure.roofline import Roofs
+from ..measure.stats import CHECKED_STEPS, disagreement
+from ..measure.verdict import LOOKS, Contest, Verdict, judge
+from ..ops.declaration import Op
 from ..profiler import Profiler
-from ..program import Call
-from ..registry import KERNELS, Kernel, nearest
-from ..roofline import Roofs
+from ..program.program import Call
+from ..train.job import Settings, build_only, prepare
 from ..wording import spread
-from . import machine
-from .cases import Case
-from .check import Result, check_all
 from .timed import AFTER, BEFORE, FILLS, SELDOM, Timed, judge_call
-from .verdict import LOOKS, Contest, Verdict, judge
 
 TURN_S, SAMPLE_S = 8e-3, 2e-5
 """How long a turn takes, and the least that one reading of the clock is trusted with."""

@@ -1,13 +1,13 @@
-"""What a record must hold to be listed, shown and compared; it may hold more. `cpuopt.reading.misfit` looks.
+"""What a record must hold to be listed, shown and compared; it may hold more. `cpuopt.files.reading.misfit` looks.
 
 Annotations are evaluated here: of one that is text, Python does not see that it is `NotRequired`.
 """
 
 from typing import Any, NotRequired, TypedDict
 
-from ..profile import Profile
-from ..reading import misfit
-from ..roofline import Roofs
+from ..files.reading import misfit
+from ..measure.profile import Profile
+from ..measure.roofline import Roofs
 
 
 class Ratio(TypedDict):

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
+from ..isolate.child import ROOT
 from .asm import Loop, loops
-from .child import ROOT
 
 LIMIT_S = 600.0
 NOTHING = re.compile(r"already been vectorized|loop not vectorized$|interleaving is not beneficial")
@@ -89,7 +89,16 @@ def inspect(op: str, variant: str, kernels: Sequence[str] = (), diagnostics: int
         file = Path(folder) / "inspection.json"
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         environment = {**os.environ, "CPUOPT_CACHE_DIR": folder, "PYTHONPATH": path}
-        command = [sys.executable, "-P", "-m", "cpuopt.kernels.inspection", str(file), op, variant, str(diagnostics)]
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            "cpuopt.kernels.compile.inspection",
+            str(file),
+            op,
+            variant,
+            str(diagnostics),
+        ]
         try:
             done = subprocess.run(
                 [*command, *map(str, kernels)], capture_output=True, text=True, env=environment, timeout=LIMIT_S

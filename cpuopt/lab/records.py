@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from .. import record
 from ..errors import UserError
-from ..profile import Profile
-from ..reading import read_json
-from ..registry import nearest
+from ..files.reading import read_json
+from ..kernels.registry import nearest
+from ..measure.profile import Profile
+from ..measure.rates import machine_id
+from ..measure.verdict import LEVEL
+from ..train import record
 from . import forms
-from .machine import machine_id
-from .verdict import LEVEL
 
 NOISE = 0.05
 """How far two runs of the same kernels lie apart, where they share too few to tell."""

@@ -12,17 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from .. import ops
+from ..check.conformance import conform
 from ..errors import UserError
-from ..job import Settings, build_only
-from ..registry import BASE, DEFAULT, KERNELS
-from ..roofline import PASSED, Roofs
+from ..isolate.child import Child
+from ..kernels.registry import BASE, DEFAULT, KERNELS
+from ..measure.compare import looks_up_to, marginal
+from ..measure.roofline import PASSED, Roofs
+from ..measure.verdict import LEVEL
+from ..train.job import Settings, build_only
 from ..wording import spread
 from .ab import GAINS, calls_of, shapes_of
-from .child import Child
-from .compare import looks_up_to, marginal
-from .conformance import conform
 from .inspect import inspect
-from .verdict import LEVEL
 
 STAGES = ("check", "alone", "roof", "step", "machine code")
 

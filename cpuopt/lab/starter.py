@@ -10,8 +10,8 @@ from textwrap import fill
 from types import ModuleType
 from typing import Any
 
-from ..op import Arg, Op
-from ..registry import BASE, KERNELS
+from ..kernels.registry import BASE, KERNELS
+from ..ops.declaration import Arg, Op
 
 ROLES = {
     "out": "overwritten; it holds anything before",

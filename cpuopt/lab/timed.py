@@ -22,12 +22,12 @@ from typing import Any
 
 import numpy as np
 
+from ..check.cases import Arguments, Array, Case, arguments, reference
+from ..check.check import EPS, FILL, GUARD, MARGIN, OUTSIDE, SAMPLES, SCRATCH, STEP, TINY, K, Result, filled, row_size
 from ..errors import UserError
-from ..kernels import threads as numba_threads
-from ..op import Op
-from ..registry import Kernel
-from .cases import Arguments, Array, Case, arguments, reference
-from .check import EPS, FILL, GUARD, MARGIN, OUTSIDE, SAMPLES, SCRATCH, STEP, TINY, K, Result, filled, row_size
+from ..kernels.registry import Kernel
+from ..kernels.toolkit import threads as numba_threads
+from ..ops.declaration import Op
 
 DEAR_FLOPS, DEAR_FLOATS = 5e9, 1 << 23
 """Beyond these, one perturbation of the reference stands for several."""

@@ -18,16 +18,20 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from .. import kernels, ops, record, registry
+from .. import kernels, ops
+from ..check.conformance import conform
 from ..errors import UserError
-from ..job import Settings, build_only, fusions, model_of
-from ..kernels import cache, choices, jit
-from ..kernels import threads as numba_threads
-from ..program import Call
-from . import machine, plans
+from ..files.reading import finite
+from ..isolate.child import Asked
+from ..kernels import registry
+from ..kernels.compile import cache, jit
+from ..kernels.toolkit import choices
+from ..kernels.toolkit import threads as numba_threads
+from ..measure import rates as machine
+from ..program.program import Call
+from ..train import plans
+from ..train.job import Settings, build_only, fusions, model_of
 from .ab import Shape, shapes_of
-from .child import Asked
-from .conformance import conform
 
 HOPELESS = 1.5
 """A kernel whose every turn takes this many times as long is given up after two rounds."""
@@ -142,7 +146,7 @@ class Tuning:
         used = [row for row in self.rows if set(row.rules) & set(self.rules)]
         hashes = {f"{row.op}[{v}]": row.hashes[v] for row in used for v in (row.default, row.best)}
         when = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-        told: dict[str, Any] = record.finite(_without_times({**self.to_json(), "time": when, "hashes": hashes}))
+        told: dict[str, Any] = finite(_without_times({**self.to_json(), "time": when, "hashes": hashes}))
         return told
 
 

@@ -8,14 +8,15 @@ from math import inf
 from typing import Any
 
 from ..errors import UserError
-from ..record import finite
-from ..serve import Say, serve
+from ..files.reading import finite
+from ..isolate.serve import Say, serve
 
 
 def load(request: Mapping[str, Any], say: Say) -> dict[str, Any]:
     """Load users' kernel files, and list what they registered: op, variant and place of each."""
-    from .. import kernels, registry
-    from . import check, fences, sized  # noqa: F401  (the judges are there before the file is)
+    from .. import kernels
+    from ..check import check, fences, sized  # noqa: F401  (the judges are there before the file is)
+    from ..kernels import registry
 
     before = set(registry.KERNELS)
     kernels.load_all(request["kernels"])
@@ -25,10 +26,10 @@ def load(request: Mapping[str, Any], say: Say) -> dict[str, Any]:
 
 def check(request: Mapping[str, Any], say: Say) -> dict[str, Any]:
     """Check one kernel on one case, and with inaccessible pages around its arrays; or, with ``adds``, at its size."""
-    from .cases import Case
-    from .check import check
-    from .fences import check_fenced
-    from .sized import Sized, check_sized
+    from ..check.cases import Case
+    from ..check.check import check
+    from ..check.fences import check_fenced
+    from ..check.sized import Sized, check_sized
 
     asked, kernel = request["case"], find(request["op"], request["variant"])
     case = Case(asked["sizes"], asked["kind"], frozenset(asked["absent"]))
@@ -46,8 +47,9 @@ def ab(request: Mapping[str, Any], say: Say) -> dict[str, Any]:
     """Compare two kernels on one size and number of threads; both are checked before and after."""
     from .. import ops
     from ..engine import set_threads
-    from ..kernels import cache, jit
-    from . import ab, machine
+    from ..kernels.compile import cache, jit
+    from ..measure import rates as machine
+    from . import ab
 
     settings, op = settings_of(request), ops.ALL[request["op"]]
     pair = find(op.name, request["variants"][0]), find(op.name, request["variants"][1])
@@ -98,7 +100,7 @@ def steps(request: Mapping[str, Any], say: Say) -> dict[str, Any]:
 
 def settings_of(request: Mapping[str, Any]) -> Any:
     """Read the settings of a job from a request."""
-    from ..job import Settings
+    from ..train.job import Settings
 
     given: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in request["settings"].items()}
     return Settings(**given)
@@ -106,7 +108,8 @@ def settings_of(request: Mapping[str, Any]) -> Any:
 
 def find(op: str, variant: str) -> Any:
     """Find a kernel."""
-    from .. import kernels, registry
+    from .. import kernels
+    from ..kernels import registry
 
     kernels.load_all([], [variant])
     if (op, variant) not in registry.KERNELS:

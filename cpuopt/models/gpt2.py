@@ -12,9 +12,9 @@ from dataclasses import asdict, dataclass, fields, replace
 from .. import functional as F
 from .. import nn
 from ..errors import UserError
-from ..op import Shape
-from ..program import Value
-from ..reading import parse_json
+from ..files.reading import parse_json
+from ..ops.declaration import Shape
+from ..program.program import Value
 
 MOST_LAYERS = 4096
 """Each layer has names and shapes, which are listed before any memory is counted."""

@@ -3,11 +3,11 @@
 Nothing here imports numba or a kernel: the references judge the kernels and share no code with them.
 """
 
-from ..op import Op
 from .adamw import adamw
 from .attention import attention_backward, attention_forward
 from .classifier import classifier_backward, classifier_forward, classifier_update
 from .cross_entropy import cross_entropy_backward, cross_entropy_forward
+from .declaration import Op
 from .decode import attention_decode, embedding_decode
 from .embedding import embedding_backward, embedding_forward
 from .embedding_update import embedding_update

@@ -11,7 +11,7 @@ Source: Loshchilov and Hutter 2019 (arXiv 1711.05101), algorithm 2; ``torch.opti
 
 import numpy as np
 
-from ..op import N, Op, inp, scalar, state
+from .declaration import N, Op, inp, scalar, state
 
 
 def reference(param, m, v, grad, lr, beta1, beta2, eps, weight_decay, grad_scale, step):

@@ -24,7 +24,7 @@ Source: Vaswani et al. 2017 (arXiv 1706.03762), equation 1; the saved lse follow
 
 import numpy as np
 
-from ..op import NH, B, C, Op, T, acc, inp, out
+from .declaration import NH, B, C, Op, T, acc, inp, out
 
 SOURCE = "Vaswani et al. 2017, equation 1; Dao 2023 for lse; torch scaled_dot_product_attention(is_causal=True)"
 

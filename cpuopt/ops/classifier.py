@@ -20,12 +20,12 @@ al. 2024 (Liger Kernel, arXiv 2410.10989), section 3.2.
 
 import numpy as np
 
-from ..op import BT, C, Op, V, acc, index, inp, out, scalar, state
 from .adamw import adamw
 from .adamw import reference as adamw_reference
 from .cross_entropy import cross_entropy_backward, cross_entropy_forward
 from .cross_entropy import reference_backward as loss_backward
 from .cross_entropy import reference_forward as loss_forward
+from .declaration import BT, C, Op, V, acc, index, inp, out, scalar, state
 from .matmul import matmul_backward_input, matmul_backward_weight, matmul_forward
 from .sumsq import sumsq
 

@@ -17,7 +17,7 @@ Source: ``torch.nn.functional.cross_entropy``; ``crossentropy_softmax_backward``
 
 import numpy as np
 
-from ..op import BT, Op, V, acc, index, inp, out, scalar
+from .declaration import BT, Op, V, acc, index, inp, out, scalar
 
 SOURCE = "torch.nn.functional.cross_entropy"
 

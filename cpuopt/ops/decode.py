@@ -15,8 +15,8 @@ Source: Vaswani et al. 2017; the cache as in Pope et al. 2022 (arXiv 2211.05102)
 
 import numpy as np
 
-from ..op import HS, NH, B, C, Op, S, T, V, index, inp, maxT, out, scalar, state
 from .attention import heads, rows
+from .declaration import HS, NH, B, C, Op, S, T, V, index, inp, maxT, out, scalar, state
 
 SOURCE = "Vaswani et al. 2017, with the keys and values kept as in Pope et al. 2022"
 

@@ -14,7 +14,7 @@ Source: Radford et al. 2019 (GPT-2); ``torch.nn.functional.embedding``; ``encode
 
 import numpy as np
 
-from ..op import B, C, Op, T, V, acc, index, inp, maxT, out
+from .declaration import B, C, Op, T, V, acc, index, inp, maxT, out
 
 SOURCE = "Radford et al. 2019 (GPT-2); torch.nn.functional.embedding"
 

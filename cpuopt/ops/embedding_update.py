@@ -12,9 +12,9 @@ Source: ``embedding_backward``, ``sumsq`` and ``adamw``.
 
 import numpy as np
 
-from ..op import B, C, Op, T, V, acc, index, inp, maxT, out, scalar, state
 from .adamw import adamw
 from .adamw import reference as adamw_reference
+from .declaration import B, C, Op, T, V, acc, index, inp, maxT, out, scalar, state
 from .embedding import embedding_backward
 from .sumsq import sumsq
 

@@ -13,7 +13,7 @@ Source: Hendrycks and Gimpel 2016 (arXiv 1606.08415), section 2; ``torch.nn.func
 
 import numpy as np
 
-from ..op import N, Op, acc, inp, out
+from .declaration import N, Op, acc, inp, out
 
 SOURCE = 'Hendrycks and Gimpel 2016, section 2; torch.nn.functional.gelu(approximate="tanh")'
 

@@ -18,7 +18,7 @@ Source: Ba, Kiros and Hinton 2016 (arXiv 1607.06450), equation 4; ``torch.nn.fun
 
 import numpy as np
 
-from ..op import BT, C, Op, acc, inp, out, scalar
+from .declaration import BT, C, Op, acc, inp, out, scalar
 
 SOURCE = "Ba, Kiros and Hinton 2016, equation 4; torch.nn.functional.layer_norm"
 

@@ -13,7 +13,7 @@ Backward, two ops that are timed and swapped apart::
 Source: ``torch.nn.functional.linear``; ``matmul_forward`` and ``matmul_backward`` of llm.c.
 """
 
-from ..op import BT, OC, C, Op, acc, inp, out
+from .declaration import BT, OC, C, Op, acc, inp, out
 
 SOURCE = "torch.nn.functional.linear"
 

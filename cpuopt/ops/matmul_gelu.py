@@ -12,7 +12,7 @@ Backward, for the linear layer that follows the GELU, with the GELU's input `pre
 Source: ``matmul_forward`` and ``gelu_forward``; ``matmul_backward_input`` and ``gelu_backward``.
 """
 
-from ..op import BT, OC, C, Op, inp, out
+from .declaration import BT, OC, C, Op, inp, out
 from .gelu import gelu_backward, gelu_forward
 from .gelu import reference_backward as gelu_slope
 from .gelu import reference_forward as gelu

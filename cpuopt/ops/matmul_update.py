@@ -14,9 +14,9 @@ Source: the three ops; the order, update in backward, is that of Lv et al. 2023 
 
 import numpy as np
 
-from ..op import BT, OC, C, Op, inp, out, scalar, state
 from .adamw import adamw
 from .adamw import reference as adamw_reference
+from .declaration import BT, OC, C, Op, inp, out, scalar, state
 from .matmul import matmul_backward_weight
 from .matmul import reference_backward_weight as gradients
 from .sumsq import sumsq

@@ -12,7 +12,7 @@ Backward::
 Source: He et al. 2015 (arXiv 1512.03385), equation 1; ``torch.add``.
 """
 
-from ..op import N, Op, acc, inp, out
+from .declaration import N, Op, acc, inp, out
 
 SOURCE = "He et al. 2015, equation 1; torch.add"
 

@@ -8,7 +8,7 @@
 Source: ``residual_forward`` and ``layernorm_forward``.
 """
 
-from ..op import BT, C, Op, inp, out, scalar
+from .declaration import BT, C, Op, inp, out, scalar
 from .layernorm import layernorm_forward
 from .layernorm import reference_forward as layernorm
 from .residual import residual_forward

@@ -13,7 +13,7 @@ Source: ``torch.nn.functional.softmax``; ``softmax_forward`` of llm.c.
 
 import numpy as np
 
-from ..op import BT, Op, V, acc, inp, out
+from .declaration import BT, Op, V, acc, inp, out
 
 SOURCE = "torch.nn.functional.softmax"
 

@@ -9,7 +9,7 @@ The norm is sqrt of the sum of all shares. Source: ``torch.nn.utils.clip_grad_no
 
 import numpy as np
 
-from ..op import N, Op, inp, out
+from .declaration import N, Op, inp, out
 
 
 def reference(inp):

@@ -9,8 +9,8 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ..lab.compare import marginal
-from ..lab.verdict import LEVEL
+from ..measure.compare import marginal
+from ..measure.verdict import LEVEL
 from ..wording import count, spread
 
 STYLE = {"faster": "bold green", "slower": "bold red", "no difference shown": "bold", "could not tell": "bold yellow"}

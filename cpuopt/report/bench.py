@@ -11,9 +11,9 @@ from rich.progress import BarColumn, Progress, TaskID, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
-from ..bench import View
-from ..bench.process import PHASES
-from ..bench.stats import Result
+from ..isolate.process import PHASES
+from ..lab.peers import View
+from ..measure.stats import Result
 from ..wording import spread
 from .console import ERR, column
 

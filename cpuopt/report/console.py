@@ -16,17 +16,17 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from ..arena import Plan, gb
-from ..program import Call, Phase, Program
+from ..program.arena import Plan, gb
+from ..program.program import Call, Phase, Program
 from ..wording import plain
 
 if TYPE_CHECKING:
-    from ..checkpoint import Checkpoint
-    from ..datasets import DatasetStatus
-    from ..job import Job
-    from ..registry import Kernel
-    from ..train import Result
-    from ..verify import Row
+    from ..data.datasets import DatasetStatus
+    from ..kernels.registry import Kernel
+    from ..train.checkpoint import Checkpoint
+    from ..train.job import Job
+    from ..train.trainer import Result
+    from ..train.verify import Row
 
 
 class Plain(Console):

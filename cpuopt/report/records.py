@@ -10,7 +10,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ..profile import UNACCOUNTED
+from ..measure.profile import UNACCOUNTED
 from ..wording import four, one_line
 from . import ab, tables
 from . import bench as bench_report
@@ -35,7 +35,7 @@ def listing(found: Sequence[Entry], root: Path) -> list[RenderableType]:
 
 def shown(e: Entry, detail: bool = False) -> list[RenderableType]:
     """Show a record as the verb that made it did."""
-    from ..profile import Profile
+    from ..measure.profile import Profile
 
     commit = f"commit {e.content.get('commit') or 'unknown'}"
     head = Text("  ".join(map(one_line, (str(e.path), e.time, commit))), "dim")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from .files import write_json
 
 if TYPE_CHECKING:
-    from ..profile import Profile, StepTimes
+    from ..measure.profile import Profile, StepTimes
 
 SCHEMA = "https://www.speedscope.app/file-format-schema.json"
 

@@ -15,11 +15,11 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from .. import roofline
+from ..measure import roofline
 from ..wording import count
 
 if TYPE_CHECKING:
-    from ..profile import LayerRow, OpRow, Profile
+    from ..measure.profile import LayerRow, OpRow, Profile
 
 GOOD = ("PASS", "MARGINAL")
 """Results of a check after which a kernel's figures are shown."""

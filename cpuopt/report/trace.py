@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..program import Value
+from ..program.program import Value
 from .files import write_json
 
 if TYPE_CHECKING:
     from ..engine import Bound
-    from ..profile import Profile, StepTimes
+    from ..measure.profile import Profile, StepTimes
 
 PID = TID = 1
 """Perfetto wants small ids, and events on one thread that nest."""

@@ -12,8 +12,8 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ..lab.compare import marginal
 from ..lab.tune import Row, Tuning, View
+from ..measure.compare import marginal
 from ..wording import count, four, spread
 from .ab import STYLE
 from .console import ERR, column

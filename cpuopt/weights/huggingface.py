@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..data.tokenizers import TOKENIZERS
 from ..errors import UserError
 from ..files import Content
 from ..models.gpt2 import Config
-from ..op import Shape
-from ..tokenizers import TOKENIZERS
+from ..ops.declaration import Shape
 from .tensors import FLOATS, Array, DType, Read, TensorFile, file_parts, parse_json
 
 END_OF_TEXT = 50256

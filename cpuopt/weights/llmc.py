@@ -20,7 +20,7 @@ import numpy as np
 from ..errors import UserError
 from ..files import Content
 from ..models.gpt2 import Config
-from ..op import Shape
+from ..ops.declaration import Shape
 from .tensors import Array, DType, Read, content_of, read_floats
 
 MODEL_MAGIC, STATE_MAGIC, STATE_VERSION = 20240326, 20240327, 2

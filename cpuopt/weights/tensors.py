@@ -22,8 +22,8 @@ import safetensors
 
 from ..errors import UserError
 from ..files import Content
-from ..op import Shape
-from ..reading import parse_json as parse_json
+from ..files.reading import parse_json as parse_json
+from ..ops.declaration import Shape
 
 Array = np.ndarray[Any, Any]
 Read = Callable[[str], Array]

@@ -6,7 +6,7 @@ from math import cos, exp, log, sin, sqrt, tanh
 import numpy as np
 from numba import prange
 
-from cpuopt.op import BT, HS, NH, OC, B, C, N, T, V, index, inp, out, scalar
+from cpuopt.ops.declaration import BT, HS, NH, OC, B, C, N, T, V, index, inp, out, scalar
 
 ALL = {}
 ALPHA = np.float32(0.2)

@@ -14,7 +14,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from cpuopt.ad import Interface, UnsupportedError, differentiate
-from cpuopt.lab.dual import slope as exact_slope
+from cpuopt.check.dual import slope as exact_slope
 
 B, N = 3, 4
 NAMES = {n: getattr(math, n) for n in ("exp", "log", "sqrt", "tanh", "sin", "cos")} | {"prange": range, "np": np}

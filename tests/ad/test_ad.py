@@ -12,12 +12,13 @@ import pytest
 from numba import prange
 
 import cpuopt.kernels  # noqa: F401  (registers)
-from cpuopt import ops, registry
+from cpuopt import ops
 from cpuopt.ad import Interface, UnsupportedError, differentiate
-from cpuopt.ad.ops import backward
 from cpuopt.ad.rules import DERIVATIVE
-from cpuopt.kernels import jit
-from cpuopt.kernels import threads as numba_threads
+from cpuopt.kernels import registry
+from cpuopt.kernels.compile import jit
+from cpuopt.kernels.generated.load import backward
+from cpuopt.kernels.toolkit import threads as numba_threads
 
 GOLDEN = Path(__file__).parent / "golden.json"
 B, N = 5, 6

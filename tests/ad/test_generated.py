@@ -7,14 +7,15 @@ import numpy as np
 import pytest
 
 import cpuopt.kernels  # noqa: F401  (registers)
-from cpuopt import check_gradient, ops, registry
+from cpuopt import check_gradient, ops
 from cpuopt.ad import differentiate, emit
-from cpuopt.ad.ops import backward
+from cpuopt.check.cases import SMALL, arguments, case, reference
 from cpuopt.cli import main
-from cpuopt.kernels import jit
-from cpuopt.kernels import threads as numba_threads
+from cpuopt.kernels import registry
+from cpuopt.kernels.compile import jit
 from cpuopt.kernels.generated import REFUSED
-from cpuopt.lab.cases import SMALL, arguments, case, reference
+from cpuopt.kernels.generated.load import backward
+from cpuopt.kernels.toolkit import threads as numba_threads
 
 GENERATED = [op for op in ops.ALL.values() if (op.name, "generated") in registry.KERNELS]
 EVERY = pytest.mark.parametrize("op", GENERATED, ids=[op.name for op in GENERATED])

@@ -3,8 +3,9 @@
 import natural
 import pytest
 
-from cpuopt import differentiable, ops, registry
-from cpuopt.op import N, inp, out
+from cpuopt import differentiable, ops
+from cpuopt.kernels import registry
+from cpuopt.ops.declaration import N, inp, out
 
 
 @pytest.fixture

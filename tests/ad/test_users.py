@@ -7,15 +7,16 @@ import numpy as np
 import pytest
 from numba import prange
 
-from cpuopt import Choice, Engine, check_gradient, differentiable, kernel, nn, ops, registry
+from cpuopt import Choice, Engine, check_gradient, differentiable, kernel, nn, ops
 from cpuopt import functional as F
 from cpuopt.ad.pullback import Pullback
+from cpuopt.check import gradient
+from cpuopt.check.cases import SMALL
 from cpuopt.cli import ad as verb
 from cpuopt.cli import main
 from cpuopt.errors import UserError
-from cpuopt.lab import gradient
-from cpuopt.lab.cases import SMALL
-from cpuopt.op import N, inp, out
+from cpuopt.kernels import registry
+from cpuopt.ops.declaration import N, inp, out
 
 
 @pytest.fixture

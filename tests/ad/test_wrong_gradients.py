@@ -7,12 +7,13 @@ import programs
 import pytest
 from numba import prange
 
-from cpuopt import differentiable, ops, registry
+from cpuopt import differentiable, ops
 from cpuopt.ad import UnsupportedError, differentiate
+from cpuopt.check import dual
 from cpuopt.errors import UserError
-from cpuopt.kernels import jit
-from cpuopt.lab import dual
-from cpuopt.op import N, T, index, inp, out, scalar
+from cpuopt.kernels import registry
+from cpuopt.kernels.compile import jit
+from cpuopt.ops.declaration import N, T, index, inp, out, scalar
 
 X = np.array([0.0, 1.5, -0.5, 1.5, 0.0, -2.0])
 """Zeros and equal numbers."""

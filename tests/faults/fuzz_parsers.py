@@ -23,9 +23,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 with atheris.instrument_imports(include=["cpuopt", "json", "tomllib"]):
     from cpuopt.cli.config import read_config
+    from cpuopt.data.tokenizers import read_tokens
     from cpuopt.errors import UserError
-    from cpuopt.evaluate import read_examples
-    from cpuopt.tokenizers import read_tokens
+    from cpuopt.train.evaluate import read_examples
     from cpuopt.weights import huggingface, llmc
     from cpuopt.weights.tensors import TensorFile, file_parts
 

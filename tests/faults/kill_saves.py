@@ -23,9 +23,9 @@ from typing import Any
 
 import numpy as np
 
-from cpuopt import checkpoint
 from cpuopt.errors import UserError
 from cpuopt.models.gpt2 import PRESETS
+from cpuopt.train import checkpoint
 
 
 class Tensors:

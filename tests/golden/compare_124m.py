@@ -68,8 +68,9 @@ def compute_with_torch(path: Path, dtype_name: str) -> None:
 def cpuopt_values(variant: str) -> Iterator[Mapping[str, np.ndarray]]:
     """Give cpuopt's values, by the same names. The gradients come from a program without rewrites."""
     from cpuopt import Choice, Engine
-    from cpuopt.job import Settings, fusions, specs
+    from cpuopt.models import specs
     from cpuopt.models.gpt2 import GPT2, Config
+    from cpuopt.train.job import Settings, fusions
 
     params, tokens, targets = make_inputs()
     batch = {"tokens": tokens, "targets": targets}

@@ -49,7 +49,7 @@ def main() -> int:
         transformers_side(*args.child)
         return 0
     from cpuopt import Engine
-    from cpuopt.job import specs
+    from cpuopt.models import specs
     from cpuopt.models.gpt2 import GPT2, Config
     from cpuopt.weights import copy_into, open_weights, save_weights
 

@@ -28,7 +28,7 @@ from numba.core import config
 from numba.core.compiler import CompilerBase
 from numba.extending import intrinsic
 
-from cpuopt.kernels import cache, dependencies
+from cpuopt.kernels.compile import cache, dependencies
 
 ROOT = Path(cache.__file__).parents[2]
 INT = (types.int64,)

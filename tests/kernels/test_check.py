@@ -13,10 +13,10 @@ import pytest
 from numpy.lib.stride_tricks import as_strided
 
 from cpuopt import kernels, ops  # noqa: F401  (importing kernels registers them)
-from cpuopt.lab.cases import ODD, SMALL, Case, case
-from cpuopt.lab.check import Result, check, check_all
-from cpuopt.op import N, Op
-from cpuopt.registry import KERNELS, Kernel, Scratch
+from cpuopt.check.cases import ODD, SMALL, Case, case
+from cpuopt.check.check import Result, check, check_all
+from cpuopt.kernels.registry import KERNELS, Kernel, Scratch
+from cpuopt.ops.declaration import N, Op
 
 Array = np.ndarray[Any, Any]
 F32 = np.float32

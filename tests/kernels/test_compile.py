@@ -74,11 +74,12 @@ def test_whole_steps_are_alike_whoever_compiles(tmp_path, variant):
     def step(processes, cache):
         return json.loads(run(tmp_path / "step.py", variant, processes, *files, cache=tmp_path / cache).stdout)
 
-    compiling = step(1, "one")
-    loading = step(1, "one")
-    pool = step(2, "two")
+    pool = step(2, "one")
+    for entry in sorted((tmp_path / "one" / "kernels").glob("*.nbc"))[::3]:
+        entry.unlink()  # a third is compiled by the process that runs it, beside those that it loads
+    compiling, loading = step(1, "one"), step(1, "one")
     assert compiling[:2] == loading[:2] == pool[:2]
-    assert compiling[2] > pool[2] >= loading[2] == 0  # the others compiled nearly all, or all
+    assert compiling[2] > loading[2] == 0
     assert all(compiling[1].values())
 
 

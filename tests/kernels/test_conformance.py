@@ -2,9 +2,10 @@
 
 import pytest
 
-from cpuopt import kernels, ops, registry  # noqa: F401  (importing kernels registers them)
-from cpuopt.lab.cases import Case, cases, quick_cases
-from cpuopt.lab.check import check
+from cpuopt import kernels, ops  # noqa: F401  (importing kernels registers them)
+from cpuopt.check.cases import Case, cases, quick_cases
+from cpuopt.check.check import check
+from cpuopt.kernels import registry
 
 EVERY = [(k, case) for k in registry.KERNELS.values() for case in cases(k.op)]
 

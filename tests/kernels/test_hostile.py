@@ -13,20 +13,21 @@ import numpy as np
 import pytest
 from numpy.lib.stride_tricks import as_strided
 
-from cpuopt import cli, kernels, ops, registry
+from cpuopt import cli, kernels, ops
+from cpuopt.check import judged
+from cpuopt.check.cases import MORE, ODD, SMALL, Case, case, quick_cases
+from cpuopt.check.check import Result, check
+from cpuopt.check.conformance import conform
+from cpuopt.check.sized import Sized, check_sized
 from cpuopt.engine import Engine
 from cpuopt.errors import UserError
-from cpuopt.job import specs
-from cpuopt.lab import judged
-from cpuopt.lab.cases import MORE, ODD, SMALL, Case, case, quick_cases
-from cpuopt.lab.check import Result, check
-from cpuopt.lab.child import Child
-from cpuopt.lab.conformance import conform
-from cpuopt.lab.sized import Sized, check_sized
+from cpuopt.isolate.child import Child
+from cpuopt.kernels import registry
+from cpuopt.kernels.registry import KERNELS, Choice, Kernel, Scratch
+from cpuopt.models import specs
 from cpuopt.models.gpt2 import GPT2, PRESETS
-from cpuopt.op import N, Op
+from cpuopt.ops.declaration import N, Op
 from cpuopt.profiler import Profiler
-from cpuopt.registry import KERNELS, Choice, Kernel, Scratch
 
 assert kernels.VARIANTS  # importing them registers them
 

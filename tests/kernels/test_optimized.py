@@ -15,12 +15,13 @@ import numpy as np
 import pytest
 
 from cpuopt import kernels, ops  # noqa: F401  (importing kernels registers them)
-from cpuopt.kernels import jit, lanes
-from cpuopt.kernels.simd import LANES
-from cpuopt.kernels.threads import SMALL
-from cpuopt.lab.cases import Case, arguments, case
-from cpuopt.lab.check import check
-from cpuopt.registry import KERNELS
+from cpuopt.check.cases import Case, arguments, case
+from cpuopt.check.check import check
+from cpuopt.kernels.compile import jit
+from cpuopt.kernels.registry import KERNELS
+from cpuopt.kernels.toolkit import lanes
+from cpuopt.kernels.toolkit.simd import LANES
+from cpuopt.kernels.toolkit.threads import SMALL
 
 OPS = [op for op in ops.ALL.values() if not op.name.startswith("matmul") and (op.name, "optimized") in KERNELS]
 SIZES = {"B": 2, "T": 70, "C": 40, "NH": 2, "V": 301, "maxT": 70}

@@ -12,10 +12,13 @@ import numpy as np
 import pytest
 
 from cpuopt import kernels, ops  # noqa: F401  (importing kernels registers them)
-from cpuopt.kernels import jit, simd
-from cpuopt.kernels.fastmath import exp, maximum, tanh
+from cpuopt.check.check import check
+from cpuopt.kernels.compile import jit
 from cpuopt.kernels.optimized import matmul
-from cpuopt.kernels.simd import (
+from cpuopt.kernels.registry import KERNELS
+from cpuopt.kernels.toolkit import simd
+from cpuopt.kernels.toolkit.fastmath import exp, maximum, tanh
+from cpuopt.kernels.toolkit.simd import (
     AVX2,
     AVX512,
     LANES,
@@ -31,8 +34,6 @@ from cpuopt.kernels.simd import (
     ticket,
     transpose,
 )
-from cpuopt.lab.check import check
-from cpuopt.registry import KERNELS
 
 F32 = np.float32
 LINUX = "x86_64-unknown-linux-gnu"

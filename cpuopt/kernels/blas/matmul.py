@@ -3,8 +3,8 @@
 import numpy as np
 
 from ... import ops
-from ...op import C
-from ..jit import kernel
+from ...ops.declaration import C
+from ..compile.jit import kernel
 
 ROWS = 256
 

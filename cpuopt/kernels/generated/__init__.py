@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from ... import ops, registry
+from ... import ops
 from ...ad import UnsupportedError
-from ...ad.ops import load
-from ...op import Dim, Op
-from ..jit import kernel
+from ...ops.declaration import Dim, Op
+from .. import registry
+from ..compile.jit import kernel
+from .load import load
 
 REFUSED: dict[str, str] = {}
 """Why an op has neither a generated kernel nor one for its backward: the line of its forward that forbids it, or what

@@ -4,7 +4,7 @@ import numpy as np
 from numba import prange
 
 from ... import ops
-from ..jit import helper, kernel
+from ..compile.jit import helper, kernel
 
 CHUNK = 8192  # elements: 32 KB a stream, so that a chunk's four arrays fill 128 KB of the L2 cache
 

@@ -8,11 +8,11 @@ import numpy as np
 from numba import config, prange
 
 from ... import ops
-from ..choices import offer
-from ..jit import helper, kernel
-from ..lanes import exp, larger, load, load_some, select_some, spread, store, sum_lanes
-from ..simd import LANES, MR, ticket
-from ..tiles import A_LOWER, A_UPPER, C_UPPER, COLS, WHOLE, pack, product, tell, turn, unpack, up, wait_for
+from ..compile.jit import helper, kernel
+from ..toolkit.choices import offer
+from ..toolkit.lanes import exp, larger, load, load_some, select_some, spread, store, sum_lanes
+from ..toolkit.simd import LANES, MR, ticket
+from ..toolkit.tiles import A_LOWER, A_UPPER, C_UPPER, COLS, WHOLE, pack, product, tell, turn, unpack, up, wait_for
 
 # queries, and keys: a tile fills 16 KB, half of the usual first-level cache
 BLOCK = offer(__name__, "BLOCK", 64, (32, 128), also=("decode",))

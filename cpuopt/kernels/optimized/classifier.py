@@ -4,10 +4,10 @@ import numpy as np
 from numba import prange
 
 from ... import ops
-from ...op import BT, V
 from ...ops.classifier import BLOCK
-from ..jit import helper, kernel
-from ..simd import MR, NR
+from ...ops.declaration import BT, V
+from ..compile.jit import helper, kernel
+from ..toolkit.simd import MR, NR
 from .cross_entropy import backward_row, count, shifted_sum, sum_in_order
 from .matmul import FORWARD_SCRATCH, INPUT_SCRATCH, LINE, WEIGHT_SCRATCH, each, linear, linear_input, up
 from .matmul import matmul_backward_weight as linear_weight

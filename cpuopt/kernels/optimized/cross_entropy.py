@@ -4,9 +4,9 @@ import numpy as np
 from numba import prange
 
 from ... import ops
-from ..jit import helper, kernel
-from ..lanes import exp, load, load_some, select_some, spread, store, store_some, sum_lanes
-from ..simd import LANES
+from ..compile.jit import helper, kernel
+from ..toolkit.lanes import exp, load, load_some, select_some, spread, store, store_some, sum_lanes
+from ..toolkit.simd import LANES
 from .softmax import HUGE, SAMPLE, row_max
 
 ZERO = np.float32(0)

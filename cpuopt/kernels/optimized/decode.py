@@ -4,11 +4,11 @@ import numpy as np
 from numba import prange
 
 from ... import ops
-from ...op import NH, B, S
-from ..jit import helper, kernel
-from ..lanes import exp, larger, load, load_some, max_lanes, select_some, spread, store, store_some, sum_lanes
-from ..simd import LANES
-from ..threads import SMALL
+from ...ops.declaration import NH, B, S
+from ..compile.jit import helper, kernel
+from ..toolkit.lanes import exp, larger, load, load_some, max_lanes, select_some, spread, store, store_some, sum_lanes
+from ..toolkit.simd import LANES
+from ..toolkit.threads import SMALL
 from .attention import BLOCK, attend, forward_floats
 
 TILED = 16  # queries from which on packing them into tiles pays

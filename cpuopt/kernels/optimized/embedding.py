@@ -4,7 +4,7 @@ import numpy as np
 from numba import prange
 
 from ... import ops
-from ..jit import helper, kernel
+from ..compile.jit import helper, kernel
 
 OWNERS = 32  # token id and position modulo this: more than threads, few enough that all may read through the tokens
 ROWS = 64  # of a gradient to zero at a time: 196 KB at 768 channels

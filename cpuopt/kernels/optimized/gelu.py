@@ -7,9 +7,9 @@ import numpy as np
 from numba import prange
 
 from ... import ops
-from ..jit import helper, kernel
-from ..lanes import exp, load, load_some, select_positive, smaller, spread, store, store_some
-from ..simd import LANES
+from ..compile.jit import helper, kernel
+from ..toolkit.lanes import exp, load, load_some, select_positive, smaller, spread, store, store_some
+from ..toolkit.simd import LANES
 
 CHUNK = 4096  # elements: 16 KB an array, a multiple of all LANES; few enough that each of many threads gets some
 TWO_S = np.float32(2 * np.sqrt(2 / np.pi))

@@ -4,8 +4,8 @@ import numpy as np
 from numba import prange
 
 from ... import ops
-from ...op import C
-from ..jit import helper, kernel
+from ...ops.declaration import C
+from ..compile.jit import helper, kernel
 
 CHUNKS = 32  # of rows, each with its own partial dweight and dbias: enough for many threads, few enough to add up fast
 ZERO, ONE = np.float32(0), np.float32(1)

@@ -27,10 +27,10 @@ import numpy as np
 from numba import prange
 
 from ... import ops
-from ..choices import offer
-from ..jit import helper, kernel
-from ..lanes import load, load_some, spread, store, store_some
-from ..simd import LANES, MR, NR, at, copy, move, prefetch, product, ticket, transpose
+from ..compile.jit import helper, kernel
+from ..toolkit.choices import offer
+from ..toolkit.lanes import load, load_some, spread, store, store_some
+from ..toolkit.simd import LANES, MR, NR, at, copy, move, prefetch, product, ticket, transpose
 from .gelu import backward as gelu_slope
 from .gelu import forward as gelu
 

@@ -1,7 +1,7 @@
 """A linear layer with GELU: the kernels of ``matmul`` end each chunk with what GELU makes of it."""
 
 from ... import ops
-from ..jit import kernel
+from ..compile.jit import kernel
 from .matmul import FORWARD, INPUT, linear, linear_input
 
 

@@ -4,9 +4,9 @@ import numpy as np
 from numba import prange
 
 from ... import ops
-from ...op import OC
-from ..jit import helper, kernel
-from ..simd import MR, NR, ticket
+from ...ops.declaration import OC
+from ..compile.jit import helper, kernel
+from ..toolkit.simd import MR, NR, ticket
 from .adamw import update
 from .matmul import (
     LINE,

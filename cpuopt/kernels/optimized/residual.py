@@ -3,7 +3,7 @@
 from numba import prange
 
 from ... import ops
-from ..jit import helper, kernel
+from ..compile.jit import helper, kernel
 
 CHUNK = 4096  # elements: what slicing costs is spread over 16 KB an array, and each thread still gets several chunks
 

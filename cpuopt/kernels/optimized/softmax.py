@@ -4,9 +4,9 @@ import numpy as np
 from numba import prange
 
 from ... import ops
-from ..jit import helper, kernel
-from ..lanes import exp, larger, load, load_some, max_lanes, select_some, spread, store, store_some, sum_lanes
-from ..simd import LANES
+from ..compile.jit import helper, kernel
+from ..toolkit.lanes import exp, larger, load, load_some, max_lanes, select_some, spread, store, store_some, sum_lanes
+from ..toolkit.simd import LANES
 
 ZERO, ONE, LOWEST = np.float32(0), np.float32(1), np.float32(-np.inf)
 SAMPLE = 256  # elements whose maximum stands for the row's, unless exp of some other is huge

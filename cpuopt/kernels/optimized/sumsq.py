@@ -4,7 +4,7 @@ import numpy as np
 from numba import prange
 
 from ... import ops
-from ..jit import helper, kernel
+from ..compile.jit import helper, kernel
 
 CHUNK = 16384  # elements: 64 KB, and few enough terms that float32 sums of one chunk stay accurate
 

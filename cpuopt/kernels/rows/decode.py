@@ -1,7 +1,7 @@
 """The embedding of few tokens behind a cache, on one thread."""
 
 from ... import ops
-from ..jit import kernel
+from ..compile.jit import kernel
 from ..optimized.embedding import gather
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from ... import ops
-from ..jit import kernel
+from ..compile.jit import kernel
 from ..optimized.layernorm import forward_row
 
 

@@ -7,11 +7,11 @@ import numpy as np
 from numba import prange
 
 from ... import ops
-from ..jit import helper, kernel
-from ..lanes import load, load_some, spread, sum_lanes
+from ..compile.jit import helper, kernel
 from ..optimized.decode import dot
-from ..simd import LANES
-from ..threads import SMALL
+from ..toolkit.lanes import load, load_some, spread, sum_lanes
+from ..toolkit.simd import LANES
+from ..toolkit.threads import SMALL
 
 CHUNK = 8  # rows of each stream that a thread takes in one go
 ZERO = np.float32(0)

@@ -3,9 +3,9 @@
 from numba import prange
 
 from ... import ops
-from ..jit import helper, kernel
+from ..compile.jit import helper, kernel
 from ..optimized.gelu import forward as gelu
-from ..threads import SMALL
+from ..toolkit.threads import SMALL
 from .matmul import CHUNK, last_products, products
 
 

@@ -4,8 +4,8 @@ import numpy as np
 from numba import prange
 
 from ... import ops
-from ...op import NH, B, T
-from ..jit import kernel
+from ...ops.declaration import NH, B, T
+from ..compile.jit import kernel
 
 
 @kernel(ops.attention_forward, "vanilla", scratch=[("att", B * NH * T)])

@@ -4,9 +4,9 @@ import numpy as np
 from numba import prange
 
 from ... import ops
-from ...op import BT, C, V
 from ...ops.classifier import BLOCK
-from ..jit import helper, kernel
+from ...ops.declaration import BT, C, V
+from ..compile.jit import helper, kernel
 
 
 @helper()

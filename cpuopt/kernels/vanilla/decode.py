@@ -4,8 +4,8 @@ import numpy as np
 from numba import prange
 
 from ... import ops
-from ...op import NH, B, S
-from ..jit import kernel
+from ...ops.declaration import NH, B, S
+from ..compile.jit import kernel
 
 
 @kernel(ops.embedding_decode, "vanilla")

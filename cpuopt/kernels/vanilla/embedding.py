@@ -3,7 +3,7 @@
 from numba import prange
 
 from ... import ops
-from ..jit import kernel
+from ..compile.jit import kernel
 
 
 @kernel(ops.embedding_forward, "vanilla")

@@ -4,8 +4,8 @@ import numpy as np
 from numba import prange
 
 from ... import ops
-from ...op import B, C, T
-from ..jit import helper, kernel
+from ...ops.declaration import B, C, T
+from ..compile.jit import helper, kernel
 
 
 @helper()

@@ -4,7 +4,7 @@ import numpy as np
 from numba import prange
 
 from ... import ops
-from ..jit import kernel
+from ..compile.jit import kernel
 
 S = np.float32(np.sqrt(2 / np.pi))
 CUBIC = np.float32(0.044715)  # Hendrycks and Gimpel 2016

@@ -4,7 +4,7 @@ import numpy as np
 from numba import prange
 
 from ... import ops
-from ..jit import kernel
+from ..compile.jit import kernel
 
 
 @kernel(ops.matmul_forward, "vanilla")

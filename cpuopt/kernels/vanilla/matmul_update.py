@@ -4,8 +4,8 @@ import numpy as np
 from numba import prange
 
 from ... import ops
-from ...op import OC, C
-from ..jit import kernel
+from ...ops.declaration import OC, C
+from ..compile.jit import kernel
 
 
 @kernel(ops.matmul_update, "vanilla", scratch=[("row", OC * C), ("partial", OC)])

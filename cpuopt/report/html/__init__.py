@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
 from ...files import write_whole
-from ...reading import misfit, parse_json, read_file, read_json
+from ...files.reading import misfit, parse_json, read_file, read_json
 from ..tables import digits_of, failed_kernels, used_kernels
 from .curves import Point, curve
 from .listing import layer_columns, listing, op_columns
@@ -21,7 +21,7 @@ from .timeline import timeline, typical
 
 if TYPE_CHECKING:
     from ...engine import Engine
-    from ...profile import Profile
+    from ...measure.profile import Profile
 
 
 class Metrics(TypedDict):

@@ -30,12 +30,12 @@ def rate(x: float) -> str:
 
 
 def op_columns(digits: int) -> list[Column]:
-    """Give the columns of `cpuopt.profile.OpRow`; ms with so many decimals."""
+    """Give the columns of `cpuopt.measure.profile.OpRow`; ms with so many decimals."""
     return [Column("op", "op"), *_common(digits), Column("kernels", "kernels", ", ".join)]
 
 
 def layer_columns(digits: int) -> list[Column]:
-    """Give the columns of `cpuopt.profile.LayerRow`."""
+    """Give the columns of `cpuopt.measure.profile.LayerRow`."""
     return [*(Column(name, name) for name in ("layer", "op", "variant", "phase")), *_common(digits)]
 
 

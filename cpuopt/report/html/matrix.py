@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 from math import sqrt
 from typing import TYPE_CHECKING
 
-from ...program import PHASES
+from ...program.program import PHASES
 from ..tables import block_of, usual_variant
 from .markup import Markup, join, tag
 from .svg import PHASES as SHOWN
 from .svg import first_phases, short
 
 if TYPE_CHECKING:
-    from ...profile import LayerRow
+    from ...measure.profile import LayerRow
 
 SHADES = 9
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from ...arena import LABELS, PERSISTENT, gb
+from ...program.arena import LABELS, PERSISTENT, gb
 from .markup import Markup, join, tag
 from .svg import PHASES, WIDTH, Linear, legend, picture, rect
 
 if TYPE_CHECKING:
-    from ...arena import Plan
-    from ...program import Call, Value
+    from ...program.arena import Plan
+    from ...program.program import Call, Value
 
 LEFT, TOP, BOTTOM = 74, 40, 440
 

@@ -12,8 +12,8 @@ from .markup import Markup, join, tag
 from .svg import PHASES, WIDTH, Log, axes, first_phases, legend, picture, short
 
 if TYPE_CHECKING:
-    from ...profile import LayerRow, OpRow, Profile
-    from ...roofline import Roofs
+    from ...measure.profile import LayerRow, OpRow, Profile
+    from ...measure.roofline import Roofs
 
 HEIGHT, LEFT, BOTTOM, TOP = 470, 62, 425, 30
 CHAR = 6.9

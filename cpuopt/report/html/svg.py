@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from math import ceil, floor, log10
 from typing import TYPE_CHECKING
 
-from ...program import PHASES as PROGRAM_PHASES
-from ...program import Phase
+from ...program.program import PHASES as PROGRAM_PHASES
+from ...program.program import Phase
 from .markup import Markup, tag
 
 if TYPE_CHECKING:
-    from ...profile import LayerRow
+    from ...measure.profile import LayerRow
 
 WIDTH = 1080
 """Of a picture, in its own units; it is shown as wide as the page."""

@@ -11,7 +11,7 @@ from .markup import Markup, join, tag
 from .svg import PHASES, WIDTH, Linear, legend, picture, rect, short
 
 if TYPE_CHECKING:
-    from ...profile import StepTimes
+    from ...measure.profile import StepTimes
 
 LEFT, TOP, ROW = 130, 44, 17
 

@@ -1,0 +1,1 @@
+"""Is it right: cases, the conformance of kernels, gradients."""

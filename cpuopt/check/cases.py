@@ -1,0 +1,224 @@
+"""What to call a kernel on: awkward sizes, random arguments, and what the float64 reference makes of them."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from inspect import signature
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from ..ops.declaration import Arg, Op
+
+Array = np.ndarray[Any, Any]
+Arguments = dict[str, Any]
+"""By name: a float32 or int32 array (of NaN where the op only writes), a number, or None for what is absent."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """What to call a kernel on.
+
+    Parameters
+    ----------
+    sizes : by symbol, all that the op's shapes contain.
+    kind : of the inputs: a name in `KINDS`, or in `IGNORING` for an op with ``ignore_index``.
+    absent : optional arguments that are not given.
+    """
+
+    sizes: Mapping[str, int]
+    kind: str = "normal"
+    absent: frozenset[str] = frozenset()
+
+    def __str__(self) -> str:
+        words = [" ".join(f"{s}={n}" for s, n in self.sizes.items())]
+        words += [f"no {name}" for name in sorted(self.absent)] + [self.kind] * (self.kind != "normal")
+        return ", ".join(words)
+
+
+KINDS: dict[str, Callable[[Array], Array]] = {
+    "normal": lambda x: x,
+    "large": lambda x: 30 * x,  # saturates tanh, peaks softmax; exp overflows unless the maximum is taken off
+    "offset": lambda x: x + 100,  # a mean far above the deviation: E[x^2] - E[x]^2 loses the variance
+    "tiny": lambda x: x * 1e-6,  # an epsilon of the formula, far below other numbers, decides
+    "constant": lambda x: np.full_like(x, 2),  # no variance at all; state starts from zero
+    "zeros": lambda x: np.where(x > 0.5, x, np.copysign(0.0, x)),  # of both signs, between others
+    "thousands": lambda x: np.copysign(np.minimum(1e3 * (1 + 3 * np.abs(x)), 1e4), x),
+    "nan": lambda x: x,
+    "infinity": lambda x: x,
+}
+"""What becomes of standard normal numbers in an op's inputs; adjoints stay normal."""
+NOT_FINITE = {"nan": np.nan, "infinity": np.inf}
+"""What one element of every array that is read has, adjoints too: it must come out wherever the reference has it."""
+PLANTED = {**NOT_FINITE, "three": 3.0}
+"""By the kind of a case; the last is what would be without."""
+IGNORING: dict[str, Callable[[int], Array]] = {
+    "one counts": lambda n: np.arange(n) != n // 2,
+    "none counts": lambda n: np.ones(n, bool),
+    "a class is ignored": lambda n: np.zeros(n, bool),
+}
+"""Which of n indices are ``ignore_index``; a quarter where nothing is said. In the last, it is the id 0."""
+
+SMALL = {"B": 2, "T": 5, "C": 9, "NH": 3, "OC": 7, "V": 11}
+ODD = {"B": 3, "T": 13, "C": 35, "NH": 5, "OC": 17, "V": 29}
+ONE_ROW = {"B": 1, "T": 1, "C": 66, "NH": 2, "OC": 37, "V": 19, "maxT": 1}
+MORE = {"B": 1, "T": 65, "C": 48, "NH": 3, "OC": 33, "V": 130}
+"""One more than whole tiles."""
+SIZES = [
+    SMALL,
+    ODD,
+    ONE_ROW,
+    {"B": 2, "T": 3, "C": 3, "NH": 3, "OC": 1, "V": 2},  # heads of one channel
+    MORE,
+    {"B": 2, "T": 64, "C": 64, "NH": 1, "OC": 128, "V": 256, "maxT": 64},  # whole tiles
+    {"B": 1, "T": 130, "C": 520, "NH": 8, "OC": 300, "V": 1000},  # more than one cache block
+    {"B": 3, "T": 100, "C": 24, "NH": 2, "OC": 20, "V": 40},  # more than one block of tokens
+]
+VOCABULARY = {"B": 1, "T": 3, "C": 8, "NH": 1, "OC": 50257, "V": 50257}
+POOL = 1 << 22
+"""Elements beyond which numbers are repeated, and what a backward saved is computed in float32."""
+SCALARS = {
+    "eps": 1e-5,
+    "lr": 0.01,
+    "beta1": 0.9,
+    "beta2": 0.95,
+    "weight_decay": 0.1,
+    "bias_decay": 0.03,
+    "grad_scale": 0.5,
+    "step": 3,
+    "ignore_index": -100,
+    "position": 3,
+}
+MAKERS = dict.fromkeys(("v", "weight_v", "bias_v", "wte_v"), np.square)
+"""By argument: what makes normal numbers lie in its domain. A second moment is not negative."""
+
+
+def symbols(op: Op) -> list[str]:
+    """List the size symbols of an op's shapes, in the order of their first use."""
+    return list(dict.fromkeys(s for a in op.arrays for d in a.shape for k in d.terms for s in k))
+
+
+def case(op: Op, sizes: Mapping[str, int], kind: str = "normal", absent: Iterable[str] = ()) -> Case:
+    """Give a case the sizes that an op needs, from B, T, C, NH, OC and V; a symbol of one's own is as large as C."""
+    rows = sizes["B"] * sizes["T"]
+    known = {
+        "BT": rows,
+        "N": rows * sizes["C"],
+        "maxT": sizes["T"] + 2,
+        "S": sizes["T"] + int(SCALARS["position"]),
+        "HS": sizes["C"] // sizes["NH"],
+        **sizes,
+    }
+    return Case({s: known.get(s, sizes["C"]) for s in symbols(op)}, kind, frozenset(absent))
+
+
+def cases(op: Op) -> list[Case]:
+    """List the awkward cases of an op: sizes, optional arguments, extreme inputs."""
+    optional = [a.name for a in op.arrays if a.optional]
+    kinds = [*KINDS, *(IGNORING if "ignore_index" in op.by_name else ())][1:]
+    found = [case(op, sizes) for sizes in SIZES]
+    found += [case(op, VOCABULARY)] * bool({"OC", "V"} & set(symbols(op)))
+    found += [case(op, sizes, absent=optional) for sizes in (SMALL, ODD, ONE_ROW) if optional]
+    return found + [case(op, sizes, kind) for kind in kinds if kind not in op.unfit for sizes in (SMALL, ODD)]
+
+
+def quick_cases(op: Op) -> list[Case]:
+    """List the few cases that a kernel has to pass before its speed is told."""
+    optional = [a.name for a in op.arrays if a.optional]
+    found = [case(op, ODD), case(op, MORE), case(op, SMALL, "zeros"), case(op, SMALL, "nan")]
+    return found + [case(op, SMALL, absent=optional)] * bool(optional)
+
+
+def modes(op: Op) -> list[dict[str, bool]]:
+    """List the values of the ``_add`` flags to try: none, all, and each one alone, so that no two are always equal."""
+    names = [a.name for a in op.args if a.role == "acc"]
+    alone = [{n: n == name for n in names} for name in names] if len(names) > 1 else []
+    return [dict.fromkeys(names, False), *([dict.fromkeys(names, True)] if names else []), *alone]
+
+
+def arguments(op: Op, case: Case, rng: np.random.Generator, alter: Callable[[Array], Array] = lambda x: x) -> Arguments:
+    """Draw an op's arguments; what a backward op saved from its forward comes from the forward's reference.
+
+    Parameters
+    ----------
+    alter : is given each array that is drawn, and gives the one to take.
+    """
+    given: Arguments = {}
+    if op.inverts:
+        gone = {a.name for a in op.inverts.arrays if {a.name, f"d{a.name}"} & case.absent}
+        given = arguments(op.inverts, replace(case, absent=frozenset(gone)), rng, alter)
+        if {a.name for a in op.args} & {a.name for a in op.inverts.written}:  # else all of it was for nothing
+            with np.errstate(invalid="ignore"):
+                found = reference(op.inverts, given, np.float64 if _elements(given) <= POOL else np.float32)
+            given |= {n: x.astype(np.float32) for n, x in found.items()}
+    return {a.name: given[a.name] if a.name in given else _drawn(op, a, case, rng, alter) for a in op.args}
+
+
+def altered(rng: np.random.Generator) -> Callable[[Array], Array]:
+    """Give what changes some elements of an array, at least one, and keeps it in its domain."""
+
+    def alter(x: Array) -> Array:
+        some = (rng.random(x.size) < 1 / 16) | (np.arange(x.size) == rng.integers(max(x.size, 1)))
+        other = np.roll(x, 1) if x.dtype.kind == "i" else x / 2
+        return np.where(some.reshape(x.shape), other, x)
+
+    return alter
+
+
+def _drawn(op: Op, arg: Arg, case: Case, rng: np.random.Generator, alter: Callable[[Array], Array]) -> Any:
+    x = _draw(op, arg, case, rng)
+    if isinstance(x, np.ndarray) and arg.role in ("in", "index", "state"):
+        x = alter(x)
+        if case.kind in PLANTED and arg.role != "index":
+            x.flat[zlib.crc32(arg.name.encode()) % x.size] = PLANTED[case.kind]  # another place in each array
+    return x
+
+
+def _draw(op: Op, arg: Arg, case: Case, rng: np.random.Generator) -> Any:
+    if arg.role == "scalar":
+        if arg.name == "ignore_index" and case.kind == "a class is ignored":
+            return 0
+        return SCALARS.get(arg.name, 3 if arg.integer else 0.5)
+    if arg.name in case.absent:
+        return None
+    shape = tuple(d(case.sizes) for d in arg.shape)
+    if arg.below is not None:
+        return _draw_ids(arg.below(case.sizes), shape, case.kind if arg.ignored else None, rng)
+    if arg.role in ("out", "acc"):
+        return np.full(shape, np.nan, np.float32)
+    x = _normal(shape, rng)
+    if not op.inverts:
+        x = KINDS.get(case.kind, np.asarray)(x) * (arg.role != "state" or case.kind != "constant")
+    x = MAKERS.get(arg.name, np.asarray)(x)
+    return x.astype(np.float32, copy=False)
+
+
+def _normal(shape: tuple[int, ...], rng: np.random.Generator) -> Array:
+    """Draw standard normal numbers; of very many, the first are repeated, which costs no time."""
+    if prod(shape) <= POOL:
+        return rng.standard_normal(shape)
+    return np.resize(rng.standard_normal(POOL - 3, np.float32), shape)
+
+
+def _elements(given: Arguments) -> int:
+    return sum(x.size for x in given.values() if isinstance(x, np.ndarray))
+
+
+def _draw_ids(below: int, shape: tuple[int, ...], ignoring: str | None, rng: np.random.Generator) -> Array:
+    ids = rng.integers(0, below, shape, dtype=np.int32)
+    ids.flat[0] = below - 1
+    if ignoring is not None:
+        quarter = (rng.random(ids.size) < 0.25) & (np.arange(ids.size) > 0)
+        ignored = IGNORING[ignoring](ids.size) if ignoring in IGNORING else quarter
+        ids[ignored.reshape(shape)] = SCALARS["ignore_index"]
+    return ids
+
+
+def reference(op: Op, given: Arguments, dtype: type = np.float64) -> dict[str, Array]:
+    """Call an op's reference, in float64 unless told otherwise; its results by name, without those that are absent."""
+    wide = {n: x.astype(dtype, copy=False) if getattr(x, "dtype", None) == np.float32 else x for n, x in given.items()}
+    found = op.reference(**{n: wide[n] for n in signature(op.reference).parameters})
+    return {n: np.asarray(x) for n, x in found.items() if given.get(n) is not None}

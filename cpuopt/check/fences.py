@@ -1,0 +1,82 @@
+"""A kernel between inaccessible pages: what it touches outside its arrays ends the process, even if it only reads.
+
+Guard words show what is written near an array, and what is read there and used. This shows every access from the first
+byte past an array, or before it, up to `FENCE` bytes away. So it is done in a process that may die, and says beforehand
+which array stands at the edge.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..kernels.registry import Kernel
+from ..kernels.toolkit import threads as numba_threads
+from .cases import Array, Case, arguments, modes
+from .check import BrokenKernelError, called, counts_up_to, keeping_threads, prepare
+
+FENCE = 256 << 20
+"""Bytes of address space on each side; they take no memory."""
+MOST_BYTES = 1 << 22
+"""Larger cases are left out, and those of other inputs: the others have shown the same loops."""
+
+
+class Fenced:
+    """A copy of an array whose end, or whose beginning, is where the accessible memory ends."""
+
+    def __init__(self, x: Array, at_end: bool) -> None:
+        room = -(-max(x.nbytes, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
+        self.map = mmap.mmap(-1, 2 * FENCE + room, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NO_RESERVE)
+        base = ctypes.addressof(ctypes.c_char.from_buffer(self.map))
+        for start, length in ((base, FENCE), (base + FENCE + room, FENCE)):
+            if LIBC.mprotect(ctypes.c_void_p(start), ctypes.c_size_t(length), 0):
+                raise OSError(ctypes.get_errno(), "mprotect")
+        offset = FENCE + (room - x.nbytes if at_end else 0)
+        self.array: Array = np.ndarray(x.shape, x.dtype, buffer=self.map, offset=offset)
+        self.array[...] = x
+
+
+LIBC = ctypes.CDLL(None, use_errno=True)
+NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0)
+
+
+def check_fenced(
+    kernel: Kernel, case: Case, threads: Sequence[int], seed: int, say: Callable[[str], None] = lambda text: None
+) -> str:
+    """Call a kernel with each array in turn at an edge; give what is wrong, or "". It returns, or the process ends.
+
+    Parameters
+    ----------
+    say : is told what the process has died of, should it die.
+    """
+    given = arguments(kernel.op, case, np.random.default_rng(seed))
+    if sum(x.nbytes for x in given.values() if isinstance(x, np.ndarray)) > MOST_BYTES or case.kind != "normal":
+        return ""
+    with keeping_threads() as most:
+        n = max(counts_up_to(most, threads))
+        work = {name: np.zeros(size, np.float32) for name, size in prepare(kernel, case.sizes).items()}
+        arrays = {a.name: np.empty((0,) * len(a.shape), a.dtype) if given[a.name] is None else given[a.name]
+                  for a in kernel.op.arrays} | work  # fmt: skip
+        for name, x in arrays.items():
+            for at_end in (True, False):
+                place = "past the end of" if at_end else "before the beginning of"
+                say(f"reading or writing {place} '{name}'")
+                edge = Fenced(x, at_end)
+                for adds in modes(kernel.op)[:2]:
+                    args: list[Any] = []
+                    for a in kernel.op.args:
+                        copy = given[a.name] if a.role == "scalar" else arrays[a.name].copy()
+                        args.append(edge.array if a.name == name else copy)
+                        args += [adds[a.name]] if a.role == "acc" else []
+                    args += [edge.array if s == name else work[s] for s in work]
+                    numba_threads.set_threads(n)
+                    try:
+                        called(kernel, args, n)
+                    except BrokenKernelError as e:
+                        return f"{e}, where '{name}' is at another address"
+    say("")
+    return ""

@@ -1,0 +1,196 @@
+"""Every kernel of a program judged once, on small awkward sizes and at each size that the program has, and remembered.
+
+What passed is remembered on disk by all that it depends on: what the kernel's machine code is made of, the sizes, the
+number of threads, the versions, the machine, and the judge itself. A kernel of a user's file is judged in a process of
+its own, which it may end or hang. One that is plain Python is judged each time: nothing tells whether it is the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cache as once
+from math import inf
+from pathlib import Path
+from typing import Any
+
+from ..errors import UserError
+from ..files import cache_folder, write_whole
+from ..files.reading import finite
+from ..isolate.child import Child
+from ..kernels.compile import cache
+from ..kernels.registry import Kernel
+from ..machine import describe
+from ..measure.rates import machine_id
+from ..program.program import Call
+from .cases import Case, quick_cases
+from .check import Result, check
+from .sized import MOST, Sized, check_sized
+
+PACKAGE = Path(__file__).resolve().parents[1]
+"""Kernels whose files lie in here are the package's own."""
+
+
+@dataclass
+class Judged:
+    """What judging came to.
+
+    Attributes
+    ----------
+    judged : how many cases were judged now; the others were remembered.
+    left_out : calls that are too large to be judged at their size.
+    """
+
+    results: list[Result] = field(default_factory=list)
+    judged: int = 0
+    seconds: float = 0.0
+    left_out: list[str] = field(default_factory=list)
+
+    def notes(self) -> list[str]:
+        """Say what it cost, and what was not judged."""
+        found = []
+        if self.judged:
+            found.append(f"kernels judged on {self.judged} cases in {self.seconds:.1f} s, which is remembered")
+        if self.left_out:
+            found.append(f"too large to be judged at their size: {', '.join(self.left_out)}")
+        return found
+
+
+def sized_of(calls: Iterable[Call], kernels: Iterable[Kernel]) -> list[Sized]:
+    """List what a program calls its kernels on, each once."""
+    found = {}
+    for call, kernel in zip(calls, kernels, strict=True):
+        sized = Sized(kernel, Case(dict(call.sizes), "normal", frozenset(call.absent)), dict(call.adds))
+        found[str(sized)] = sized
+    return list(found.values())
+
+
+def require_right(
+    kernels: Iterable[Kernel],
+    sizes: Sequence[Sized] = (),
+    *,
+    threads: int,
+    child: Child | None = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> Judged:
+    """Judge kernels on the quick cases, and at the sizes given, as far as no earlier judgement is remembered.
+
+    Parameters
+    ----------
+    child : has users' kernel files loaded, and judges their kernels; without it they are judged here.
+    say : hears what is judged.
+
+    Raises
+    ------
+    UserError
+        Naming the kernel, the element that is wrong, and both values.
+    """
+    start, told = time.perf_counter(), Judged()
+    for kernel in dict.fromkeys(kernels):
+        mine: list[Case | Sized] = [*quick_cases(kernel.op), *(s for s in sizes if s.kernel is kernel)]
+        for case in mine:
+            if isinstance(case, Sized) and case.elements > MOST:
+                told.left_out.append(str(case))
+                continue
+            key = key_of(kernel, case, threads)
+            result = recall(key, case)
+            if result is None:
+                say(f"{kernel.name}  {case.case if isinstance(case, Sized) else case}")
+                result = judge(kernel, case, threads, child if in_file(kernel, child) else None)
+                told.judged += 1
+                if result.verdict == "FAIL":
+                    raise UserError(
+                        f"{result.kernel} is wrong, so nothing is run with it: {result.reason} ({result.case})"
+                    )
+                remember(key, result)
+            told.results.append(result)
+    told.seconds = time.perf_counter() - start
+    return told
+
+
+def ours(kernel: Kernel) -> bool:
+    """Whether the package brings a kernel."""
+    return kernel.where.startswith(str(PACKAGE))
+
+
+def in_file(kernel: Kernel, child: Child | None) -> bool:
+    """Whether a kernel is defined in one of the files that a process has loaded; a caller's own is only here."""
+    return child is not None and any(kernel.where.startswith(f"{file}:") for file in child.kernels)
+
+
+def require_loadable(child: Child) -> None:
+    """Load users' files in a process of their own, where it is not known that they can be loaded.
+
+    Raises
+    ------
+    UserError
+        For a file that cannot be loaded, or that ends the process.
+    """
+    keys = []
+    for file in child.kernels:
+        with suppress(OSError):
+            keys.append(hashlib.sha256(Path(file).read_bytes() + f"{file} {judge_itself()}".encode()).hexdigest())
+    folder = cache_folder("judged")
+    if all((folder / key).exists() for key in keys) and len(keys) == len(child.kernels):
+        return
+    child.start()
+    with suppress(UserError, OSError):
+        for key in keys:
+            write_whole(folder / key, [b"loaded"])
+
+
+def judge(kernel: Kernel, case: Case | Sized, threads: int, child: Child | None) -> Result:
+    """Judge a kernel on one case, in a process of its own where one is given."""
+    if child is None:
+        return check_sized(case, threads) if isinstance(case, Sized) else check(kernel, case, threads=(threads,))
+    plain = case.case if isinstance(case, Sized) else case
+    asked: dict[str, Any] = {"sizes": dict(plain.sizes), "kind": plain.kind, "absent": sorted(plain.absent)}
+    if isinstance(case, Sized):
+        asked["adds"] = dict(case.adds)
+    try:
+        answer = child.ask("check", op=kernel.op.name, variant=kernel.variant, case=asked, threads=[threads], seed=0)
+    except UserError as e:
+        return Result(kernel.name, plain, inf, reason=str(e))
+    return Result.from_json(answer["result"], plain)
+
+
+@once
+def judge_itself() -> str:
+    """Name what a judgement depends on besides the kernel: the judge, the declarations, the versions, the machine."""
+    files = sorted((PACKAGE / "ops").glob("*.py"))
+    files += [PACKAGE / "check" / f"{name}.py" for name in ("cases", "check", "sized")]
+    text = b"".join(f.read_bytes() for f in files) + json.dumps(describe()["versions"], sort_keys=True).encode()
+    return hashlib.sha256(text + machine_id().encode()).hexdigest()
+
+
+def key_of(kernel: Kernel, case: Case | Sized, threads: int) -> str:
+    """Name a judgement; empty where it cannot be remembered."""
+    digest = cache.digest(kernel.function)
+    if digest == "unknown" or not (ours(kernel) or hasattr(kernel.function, "py_func")):
+        return ""
+    sizes = case.case.sizes if isinstance(case, Sized) else case.sizes
+    with suppress(Exception):
+        what = [kernel.name, digest, kernel.floats(sizes), kernel.same_bits, type(case).__name__, str(case), threads]
+        return hashlib.sha256(json.dumps([judge_itself(), *what]).encode()).hexdigest()
+    return ""
+
+
+def recall(key: str, case: Case | Sized) -> Result | None:
+    """Give a judgement that is remembered; None where there is none, or its file is damaged."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        content = json.loads((cache_folder("judged") / key).read_text()) if key else {}
+        found = Result.from_json(content["result"], case.case if isinstance(case, Sized) else case)
+        return found if content["key"] == key and found.ratio < inf else None
+    return None
+
+
+def remember(key: str, result: Result) -> None:
+    """Keep a judgement, if the disk lets us."""
+    with suppress(UserError, OSError):
+        if key:
+            text = json.dumps({"key": key, "result": finite(result.to_json())})
+            write_whole(cache_folder("judged") / key, [text.encode()])

@@ -1,0 +1,300 @@
+"""Data: a corpus from what the user names.
+
+Nothing here uses the network, and importing it reads no file.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+import sys
+import sysconfig
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from difflib import get_close_matches
+from fnmatch import translate
+from functools import cached_property
+from hashlib import sha256
+from pathlib import Path
+from typing import Literal
+from zlib import crc32
+
+import numpy as np
+
+from ..errors import UserError
+from .batches import Batches, require_known_ids, require_one_batch
+from .datasets import DATASETS, dataset_files, list_datasets, prepare, prepare_command
+from .tokenizers import Tokens, get_tokenizer, read_tokens, usual_tokenizer, write_tokens
+
+__all__ = [
+    "Batches",
+    "Corpus",
+    "get_tokenizer",
+    "list_datasets",
+    "load_corpus",
+    "prepare",
+    "read_tokens",
+    "write_tokens",
+]
+
+Split = Literal["train", "val"]
+CHUNK = 1 << 25
+"""Tokens that are hashed at a time; another number gives other fingerprints."""
+
+
+@dataclass(frozen=True, eq=False)
+class Corpus:
+    """Tokens to train on, and others to validate on.
+
+    Attributes
+    ----------
+    name : what the user gave: ``builtin``, a dataset, a path or a glob.
+    source : where the tokens come from, for a person.
+    tokenizer : ``bytes`` or ``gpt2``; `get_tokenizer` gives it.
+    vocab_size : of the model; each batch is checked against it.
+    train, val : (n,) uint8 or uint16, read-only; a large file is mapped, not read.
+    """
+
+    name: str
+    source: str
+    tokenizer: str
+    vocab_size: int
+    train: Tokens
+    val: Tokens
+
+    @property
+    def n_tokens(self) -> int:
+        """The tokens of both splits."""
+        return self.train.size + self.val.size
+
+    @property
+    def description(self) -> str:
+        """One line for the log."""
+        counts = f"{self.train.size:,} tokens to train on, {self.val.size:,} to validate"
+        return f"{self.name}: {counts} ({self.tokenizer}); {self.source}"
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Sixteen hex digits, from every token of both splits, by which a resumed run notices other data."""
+        parts = []
+        with ThreadPoolExecutor(os.cpu_count()) as pool:  # zlib works without Python's lock
+            for tokens in (self.train, self.val):
+                chunks = (tokens[i : i + CHUNK] for i in range(0, tokens.size, CHUNK))
+                parts.append((tokens.dtype.str, tokens.size, list(pool.map(crc32, map(np.ascontiguousarray, chunks)))))
+        return sha256(repr(parts).encode()).hexdigest()[:16]
+
+    @property
+    def ends(self) -> str:
+        """Eight hex digits, from the sizes and the ends of both splits: what older checkpoints have instead."""
+        digest = 0
+        for tokens in (self.train, self.val):
+            for part in (np.array([tokens.size]), tokens[: 1 << 20], tokens[-(1 << 20) :]):
+                digest = crc32(part.astype("<i8").data, digest)
+        return f"{digest:08x}"
+
+    def batches(self, split: Split, B: int, T: int, seed: int | None = None) -> Batches:
+        """Cut a split into batches: shuffled by `seed`, or in the order of the text without one."""
+        tokens = self.train if split == "train" else self.val
+        return Batches(tokens, B, T, seed=seed, vocab_size=self.vocab_size, name=f"{self.name} ({split})")
+
+
+def load_corpus(spec: str, *, vocab_size: int, T: int, B: int) -> Corpus:
+    """Load what the user named.
+
+    Parameters
+    ----------
+    spec
+        ``builtin``, a dataset's name, a file, or a glob such as ``src/**/*.txt``. A name comes before a file so called,
+        so that it means the same in every directory; ``./tinyshakespeare`` is the file. A ``.bin`` is read as llm.c's
+        token file, anything else as text, whose bytes are the tokens.
+    vocab_size
+        Of the model. It selects the tokenizer of a dataset: ``gpt2`` from 50257 on, else ``bytes``.
+    T, B
+        Tokens of a row and rows of a batch; both splits must have one batch at least.
+
+    Raises
+    ------
+    UserError
+        Where nothing of that name is there, or it is not what it should be, or is too short.
+    """
+    if spec == "builtin":
+        source, tokenizer, (train, val) = _builtin()
+    elif spec in DATASETS:
+        source, tokenizer, (train, val) = _dataset(spec, vocab_size)
+    else:
+        source, tokenizer, (train, val) = _files(spec, _find(spec), vocab_size)
+    corpus = Corpus(spec, source, tokenizer, vocab_size, train, val)
+    for split, tokens in ("train", train), ("val", val):
+        tokens.flags.writeable = False
+        require_one_batch(f"{spec} ({split})", tokens.size, B, T)
+        require_known_ids(f"{spec} ({split})", tokens, vocab_size)
+    return corpus
+
+
+Loaded = tuple[str, str, tuple[Tokens, Tokens]]
+"""A corpus's source, tokenizer, and splits."""
+
+
+def _dataset(name: str, vocab_size: int) -> Loaded:
+    tokenizer = usual_tokenizer(vocab_size)
+    paths = dataset_files(name, tokenizer)
+    missing = [str(path) for path in paths if not path.is_file()]
+    if missing:
+        raise UserError(
+            f"dataset {name!r} is not prepared for a vocabulary of {vocab_size}: there is no {missing[0]!r}; "
+            f"run `{prepare_command(name, tokenizer)}`"
+        )
+    return _files(name, paths[:1], vocab_size)
+
+
+def _find(spec: str) -> list[Path]:
+    """Find the file of that name, or else the files that match it as a glob, in order."""
+    path = os.path.expanduser(spec)
+    if os.path.isfile(path):
+        return [Path(path)]
+    if glob.has_magic(path):
+        if paths := _glob(path):
+            return paths
+        raise UserError(f"no file matches {spec!r}; expected a glob such as 'texts/**/*.txt', quoted for the shell")
+    if os.path.isdir(path):
+        raise UserError(
+            f"{spec!r} is a directory; expected a file or a glob; try {os.path.join(spec, '**', '*.txt')!r}"
+        )
+    beside = _glob(os.path.join(os.path.dirname(path), "*"))
+    near = get_close_matches(path, ["builtin", *DATASETS, *map(str, beside)], n=3)
+    raise UserError(
+        f"there is no data {spec!r}{', nearest are ' + ', '.join(map(repr, near)) if near else ''}; "
+        f"expected builtin, {', '.join(DATASETS)}, a file or a glob"
+    )
+
+
+def _glob(pattern: str) -> list[Path]:
+    try:
+        return sorted(Path(path) for path in glob.glob(pattern, recursive=True) if os.path.isfile(path))
+    except ValueError:  # a NUL, or a character that no file name can have
+        return []
+
+
+def _files(name: str, paths: list[Path], vocab_size: int) -> Loaded:
+    """Load one token file or any number of text files."""
+    if all(path.suffix != ".bin" for path in paths):
+        texts = {path: text for path in paths if (text := _read_text(path)).size}
+        if not texts:
+            raise UserError(f"{name!r} is empty; expected text")
+        absolute = [os.path.abspath(path) for path in texts]
+        root = os.path.commonpath([os.path.dirname(path) for path in absolute])
+        names = (path[len(root) :].lstrip(os.sep).replace(os.sep, "/") for path in absolute)
+        named = dict(zip(names, texts.values(), strict=True))
+        first, *others = map(str, texts)
+        source = f"{len(texts)} texts from {first!r} on" if others else f"text {first!r}"
+        return source, "bytes", split_texts(named)
+    if len(paths) > 1:
+        raise UserError(
+            f"{name!r} matches {len(paths)} files, among them token files (.bin); expected one NAME_train.bin, "
+            "beside which NAME_val.bin is found by itself"
+        )
+    (path,) = paths
+    tokens, tokenizer = read_tokens(path), usual_tokenizer(vocab_size)  # a token file does not say what made it
+    shard = re.fullmatch(r"(.*)_train(_\d+)?\.bin", path.name)  # fineweb_train_000001.bin, fineweb_val_000000.bin
+    sibling = path.with_name(f"{shard[1]}_val{'_000000' if shard[2] else ''}.bin") if shard else None
+    if sibling and sibling.is_file():
+        return f"token files {str(path)!r} and {sibling.name!r}", tokenizer, (tokens, read_tokens(sibling))
+    return f"token file {str(path)!r}, its last tenth for validation", tokenizer, _split(tokens)
+
+
+def _read(path: Path) -> Tokens:
+    """Read a file's bytes, or map them if they are many."""
+    try:
+        many = path.stat().st_size > 1 << 26
+        return np.asarray(np.memmap(path, np.uint8, mode="r")) if many else np.fromfile(path, np.uint8)
+    except OSError as e:
+        raise UserError(f"cannot read {str(path)!r}: {e.strerror or e}") from e
+
+
+CONTROL = bytes(c for c in range(32) if chr(c) not in "\b\t\n\v\f\r\x1b")
+"""What text does not have, as `file` sees it."""
+
+
+def _read_text(path: Path) -> Tokens:
+    """Read a text file, after a look at its beginning."""
+    text = _read(path)
+    beginning = text[:65536].tobytes()
+    control = len(beginning) - len(beginning.translate(None, CONTROL))
+    if control > 0.02 * len(beginning) or b"\0" in beginning:
+        raise UserError(
+            f"{str(path)!r} is not text: its first {len(beginning)} bytes hold {control} control characters; "
+            "expected UTF-8 text (decompress or convert it), or an llm.c token file named .bin"
+        )
+    for start in range(0, text.size, PIECE):
+        if (zeros := np.flatnonzero(text[start : start + PIECE] == 0)).size:
+            raise UserError(
+                f"{str(path)!r} is not text: byte {start + zeros[0]} is NUL; expected UTF-8 text, or an llm.c token "
+                "file named .bin; was it cut short and filled up?"
+            )
+    return text
+
+
+PIECE = 1 << 24
+"""Bytes that are looked through at a time."""
+
+
+BY_FILE = 100
+"""From this many texts on, whole files are validation; of fewer, the last tenth of each."""
+
+
+def split_texts(texts: Mapping[str, Tokens]) -> tuple[Tokens, Tokens]:
+    """Join texts into one to train on and one to validate on.
+
+    A file's side depends on its name alone, so that a file that comes or goes moves no other; one name in 12 validates.
+    """
+    if len(texts) < BY_FILE:
+        parts = [_split(text) for text in texts.values()]
+        return _join([train for train, _ in parts]), _join([val for _, val in parts])
+    held_out = {name for name in texts if crc32(name.encode(errors="surrogateescape")) % 12 == 0}
+    return (
+        _join([text for name, text in texts.items() if name not in held_out]),
+        _join([text for name, text in texts.items() if name in held_out]),
+    )
+
+
+def _split(tokens: Tokens) -> tuple[Tokens, Tokens]:
+    """Hold out the last tenth, where nanoGPT cuts too."""
+    cut = int(tokens.size * 0.9)
+    return tokens[:cut], tokens[cut:]
+
+
+def _join(parts: list[Tokens]) -> Tokens:
+    return parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, np.uint8), *parts])
+
+
+NOT_BUILTIN = [
+    *["test", "tests", "__pycache__", "site-packages", "dist-packages"],
+    # Of the machine rather than of Python; then what some distributions leave out or add.
+    *["_sysconfigdata*", "config-*", "*customize.py"],
+    *["tkinter", "turtle*", "idlelib", "distutils", "_distutils*", "lib2to3", "ensurepip", "macholib"],
+    # Generated tables: a megabyte of code points teaches nothing.
+    *["encodings", "pydoc_data", "entities.py"],
+]
+"""What of the standard library is not text to train on, so that one version of Python gives one corpus."""
+
+
+def _builtin() -> Loaded:
+    """Read the source of the running Python's standard library: a real text that each machine has."""
+    root = Path(sysconfig.get_paths()["stdlib"])
+    skip = re.compile("|".join(map(translate, NOT_BUILTIN))).match
+    found = []
+    for folder, folders, files in os.walk(root):
+        folders[:] = [name for name in folders if not skip(name)]
+        found += [Path(folder, name) for name in files if name.endswith(".py") and not skip(name)]
+    version = ".".join(map(str, sys.version_info[:3]))
+    if len(found) < BY_FILE:
+        raise UserError(
+            f"builtin: {str(root)!r} has {len(found)} source files; expected {BY_FILE} at least, because builtin is "
+            f"the source of Python {version}'s standard library, which this Python lacks; name a text: --data FILE"
+        )
+    names = sorted((path.relative_to(root).as_posix(), path) for path in found)
+    # Windows has the same files with other line ends.
+    texts = {name: np.frombuffer(_read(path).tobytes().replace(b"\r\n", b"\n"), np.uint8) for name, path in names}
+    return f"{len(texts)} source files of Python {version}'s standard library", "bytes", split_texts(texts)

@@ -1,0 +1,310 @@
+"""An op from one forward kernel: its declaration, its backward, its references and its check."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from inspect import Parameter, Signature
+from typing import Any
+
+import numpy as np
+
+from . import ops
+from .ad import Backward
+from .ad.kernel import WrittenTwiceError
+from .ad.subset import read
+from .check.cases import SMALL, arguments, case
+from .check.dual import wide
+from .check.gradient import GradientResult, check_gradient
+from .errors import UserError
+from .kernels import registry
+from .kernels.generated.load import backward as generate
+from .nn.trace import current
+from .ops.declaration import Arg, Dim, Op, as_dim
+from .program.program import Value
+
+Array = np.ndarray[Any, Any]
+DOMAINS: dict[str, Callable[[Array], Array]] = {
+    "normal numbers": lambda x: x,
+    "positive ones": lambda x: np.abs(x) + 0.1,
+    "numbers between 0 and 1": lambda x: 1 / (1 + np.exp(-x)),
+    "numbers above 1": lambda x: np.abs(x) + 1.1,
+    "numbers near 100": lambda x: x + 100,
+}
+"""What a gradient is judged on, where its forward is finite: what becomes of normal numbers."""
+
+
+def differentiable(
+    *args: Arg, flops: Dim | int = 0, source: str = ""
+) -> Callable[[Callable[..., None]], DifferentiableOp]:
+    """Make an op of a forward kernel: ``@differentiable(out("out", N), inp("inp", N))`` above its loops.
+
+    The backward is generated from the kernel's source and registered with it, so the result can be called on the values
+    of a model. The first output is what it returns, and what has a gradient; further outputs are kept for the backward.
+
+    Parameters
+    ----------
+    args : the kernel's parameters as `cpuopt.ops.declaration` declares them, with roles ``out``, ``in``, ``index`` and
+        ``scalar``.
+    flops : of one call, in size symbols; for the profiler's rates.
+    source : paper, equation or function that it follows.
+
+    Raises
+    ------
+    UserError
+        For a kernel outside the differentiable subset, with its line, or a name that is taken.
+    """
+
+    def decorate(function: Callable[..., None]) -> DifferentiableOp:
+        return DifferentiableOp(function, args, as_dim(flops), source)
+
+    return decorate
+
+
+class DifferentiableOp:
+    """An op that `differentiable` made.
+
+    Attributes
+    ----------
+    forward, backward : the declared ops.
+    read : the forward as it was read.
+    generated : the backward kernel with its text and its plan.
+    judged : whether its gradient has been compared with the slope of its forward, as it is when a model first calls it.
+    """
+
+    def __init__(self, function: Callable[..., None], args: tuple[Arg, ...], flops: Dim, source: str) -> None:
+        from .kernels.compile import jit
+
+        name = function.__name__.removesuffix("_forward")
+        for taken in (f"{name}_forward", f"{name}_backward"):
+            if taken in ops.ALL:
+                raise UserError(f"@differentiable: there is an op {taken!r} already; give the function another name")
+        if wrong := [a.name for a in args if a.role not in ("out", "in", "index", "scalar")]:
+            raise UserError(
+                f"@differentiable {name}: '{wrong[0]}' has no such role; expected out, inp, index or scalar"
+            )
+        if not args or args[0].role != "out":
+            raise UserError(f"@differentiable {name}: the first argument must be an out; it is what a call returns")
+        self.name, self.function, self.source = name, function, source or f"{function.__code__.co_filename}"
+        self.forward = Op(
+            f"{name}_forward", *args, label=f"{name} forward", flops=flops, source=self.source,
+            reference=self._named(self._reference_forward, [a.name for a in args]),
+        )  # fmt: skip
+        self.forward.reference.kernel = function  # type: ignore[attr-defined]
+        self.read = read(function)
+        self._refuse_arguments()
+        self.backward = self._declare_backward(flops)
+        kernel = registry.Kernel(self.forward, registry.BASE, function)
+        self.generated: Backward = generate(self.backward, kernel)
+        self.judged = False
+        before = dict(registry.KERNELS)
+        try:
+            jit.kernel(self.forward, registry.BASE, parallel="prange" in function.__code__.co_names)(function)
+            for variant in (registry.BASE, "generated"):
+                self._register(variant)
+        except BaseException:
+            registry.KERNELS.clear()
+            registry.KERNELS.update(before)
+            raise
+        ops.ALL[self.forward.name], ops.ALL[self.backward.name] = self.forward, self.backward
+
+    def __call__(self, *inputs: Any) -> Value:
+        """Add a call to the model that is being traced: the inputs in their declared order.
+
+        Raises
+        ------
+        UserError
+            For another number of inputs; at the first call, for a gradient that is wrong.
+        """
+        names = [a.name for a in self.forward.args if a.role != "out"]
+        if len(inputs) != len(names):
+            raise UserError(f"{self.name} is given {len(inputs)} inputs; expected {len(names)}: {', '.join(names)}")
+        self.judge()
+        return current().emit(self.forward, dict(zip(names, inputs, strict=True)))
+
+    def judge(self) -> None:
+        """Compare the generated gradient with the slope of its forward, in float64, where that is finite; once.
+
+        Raises
+        ------
+        UserError
+            Where they disagree; where an output depends on what stood in it; where nothing is finite.
+        """
+        if not self.judged:
+            self._refuse_old_values()
+            self._results()
+            self.judged = True
+
+    def _results(self) -> list[GradientResult]:
+        """The gradient compared with the forward's slope on each of `DOMAINS` that the forward is finite on.
+
+        Raises
+        ------
+        UserError
+            Where they disagree, or where there are none.
+        """
+        found = []
+        for domain in DOMAINS.values():
+            with np.errstate(all="ignore"):
+                results = check_gradient(self.backward, domain=domain)
+            if any(r.errors[0] != r.errors[0] for r in results):  # NaN: no slope to compare with
+                continue
+            worst = max(results, key=lambda r: r.error)
+            if worst.verdict == "FAIL":
+                raise UserError(
+                    f"{self.name}: its generated gradient disagrees with the slope of its forward: {worst}; "
+                    f"that is a fault of the generator: report it with the kernel and {self.name}.generated.text"
+                )
+            found += results
+        if not found:
+            self.read.refuse_parameter(
+                f"its gradient cannot be judged: it is not finite for any of {', '.join(DOMAINS)}",
+                "keep the forward finite on one of them",
+            )
+        return found
+
+    def _refuse_old_values(self) -> None:
+        """Refuse a forward of which an output depends on what stood in it before: in a model, that is garbage."""
+        for domain in DOMAINS.values():
+            given = arguments(self.forward, case(self.forward, SMALL), np.random.default_rng(0))
+            given |= {a.name: domain(given[a.name].astype(float)) for a in self.forward.args if a.role == "in"}
+            with np.errstate(all="ignore"):
+                ends = [self._run(given, start) for start in (0.0, 1.0, np.nan)]
+            for name in ends[0]:
+                if any(not np.array_equal(end[name], ends[0][name], equal_nan=True) for end in ends[1:]):
+                    self.read.refuse(
+                        self.read.first_write(name),
+                        f"'{name}' depends on what stood in it before the call: an element is added to or read before "
+                        "it is assigned, or is never assigned",
+                        f"assign every element of '{name}' first",
+                    )
+
+    def handwritten(self, function: Callable[..., None]) -> Callable[..., None]:
+        """Register a backward written by hand, with the declared parameters, if it agrees with the generated one.
+
+        Raises
+        ------
+        UserError
+            Where it does not: nothing is registered.
+        """
+        from .check.check import check_all
+        from .kernels.compile import jit
+
+        self.judge()
+        kept = registry.KERNELS.pop((self.backward.name, registry.BASE))
+        try:
+            made = jit.kernel(self.backward, registry.BASE)(function)
+            results = check_all([registry.KERNELS[self.backward.name, registry.BASE]], quick=True)
+            worst = max(results, key=lambda r: r.ratio)
+            if worst.verdict == "FAIL":
+                raise UserError(
+                    f"{self.backward.name}: the backward by hand disagrees with the generated one: {worst.reason}; "
+                    f"see 'cpuopt ad {self.name}'"
+                )
+        except BaseException:
+            registry.KERNELS[self.backward.name, registry.BASE] = kept
+            raise
+        return made
+
+    def check(self) -> list[Any]:
+        """Check the generated gradient in float64 against differences, and the compiled kernels against that."""
+        from .check.check import check_all
+
+        self.judge()
+        kernels = [k for (name, _), k in registry.KERNELS.items() if name in (self.forward.name, self.backward.name)]
+        return [*self._results(), *check_all(kernels, quick=True)]
+
+    def _refuse_arguments(self) -> None:
+        """Refuse inputs that are written, outputs that are not, and a parameter that has the name of an adjoint."""
+        for a in self.forward.args:
+            line = self.read.first_write(a.name)
+            if line and a.role != "out":
+                why = f"'{a.name}' is declared as an input, and is written"
+                self.read.refuse(line, why, "write to an array that is declared as an out")
+            if not line and a.role == "out":
+                self.read.refuse_parameter(f"nothing is written to '{a.name}', which is declared as an out")
+            for adjoint in (f"d{a.name}", f"d{a.name}_add"):
+                if adjoint in self.forward.by_name and (a.role == "in" or a is self.forward.args[0]):
+                    self.read.refuse_parameter(f"the backward needs the name '{adjoint}' for the adjoint of '{a.name}'")
+
+    def _declare_backward(self, flops: Dim) -> Op:
+        """Declare the backward with no more arguments than the generated kernel reads."""
+        forward = self.forward
+        adjoint = forward.args[0]
+        gradients = [Arg(f"d{a.name}", "acc", a.shape, a.optional, reduces=self._reduction(a)) for a in forward.args
+                     if a.role == "in"]  # fmt: skip
+        given = [Arg(f"d{adjoint.name}", "in", adjoint.shape)]
+        others = [a if a.role in ("index", "scalar") else Arg(a.name, "in", a.shape, a.optional) for a in forward.args]
+
+        def declare(args: list[Arg]) -> Op:
+            op = Op(
+                f"{self.name}_backward", *gradients, *given, *args, label=f"{self.name} backward", flops=flops * 2,
+                source=self.source, inverts=forward,
+                reference=self._named(self._reference_backward, [a.name for a in [*gradients, *given, *args]]),
+            )  # fmt: skip
+            forward.backwards[:] = [op]
+            return op
+
+        kernel = registry.Kernel(forward, registry.BASE, self.function)
+        while True:
+            try:
+                trial = generate(declare(others), kernel)
+                break
+            except WrittenTwiceError as e:  # then the backward computes it again, if it reads it
+                others = [a for a in others if a.name != e.array]
+        return declare([a for a in others if any(line.mentions(a.name) for line in trial.lines)])
+
+    def _reduction(self, arg: Arg) -> Dim:
+        """How many terms an element of a gradient may sum: the outputs for each element of the input."""
+        size = as_dim(1)
+        for d in self.forward.args[0].shape:
+            size = size * d
+        return size
+
+    def _register(self, variant: str) -> None:
+        from .kernels.generated import register
+
+        register(self.backward, registry.KERNELS[self.forward.name, registry.BASE], variant)
+
+    @staticmethod
+    def _named(function: Callable[..., Any], names: list[str]) -> Callable[..., Any]:
+        """Give a reference the parameters that the checks look up by name."""
+
+        def reference(**given: Any) -> Any:
+            return function(**given)
+
+        kinds = [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in names]
+        reference.__signature__ = Signature(kinds)  # type: ignore[attr-defined]
+        return reference
+
+    def _reference_forward(self, **given: Any) -> dict[str, Array]:
+        """The kernel itself as plain Python in float64."""
+        return self._run(given, 0.0)
+
+    def _run(self, given: Mapping[str, Any], start: float) -> dict[str, Array]:
+        """Call the kernel as plain Python in float64, with outputs that start from a number."""
+        shapes = {a.name: np.shape(given[a.name]) for a in self.forward.arrays if given.get(a.name) is not None}
+        sizes = self.forward.bind(shapes)
+        made = {a.name: np.full([d(sizes) for d in a.shape], start) for a in self.forward.args if a.role == "out"}
+        wide(self.function)(**{a.name: made.get(a.name, _present(a, given.get(a.name))) for a in self.forward.args})
+        return made
+
+    def _reference_backward(self, **given: Any) -> dict[str, Array]:
+        """The generated backward as plain Python in float64."""
+        module = self.generated.module()
+        made = {a.name: np.zeros(np.shape(given[a.name])) for a in self.backward.args
+                if a.role == "acc" and given.get(a.name) is not None}  # fmt: skip
+        args: list[Any] = []
+        shapes = {a.name: np.shape(given[a.name]) for a in self.backward.arrays if given.get(a.name) is not None}
+        sizes = self.backward.bind(shapes)
+        for a in self.backward.args:
+            args.append(made.get(a.name, _present(a, given.get(a.name))))
+            args += [False] if a.role == "acc" else []
+        for factor, like in module.SCRATCH.values():
+            args.append(np.zeros(factor * int(np.prod([d(sizes) for d in self.forward.by_name[like].shape]))))
+        wide(getattr(module, self.backward.name))(*args)
+        return made
+
+
+def _present(arg: Arg, value: Any) -> Any:
+    """An array, of length zero where it is absent."""
+    return np.zeros((0,) * len(arg.shape)) if value is None and arg.role != "scalar" else value

@@ -1,0 +1,239 @@
+"""Files that are there whole or not at all, whenever the machine stops, and the user's cache.
+
+Whatever is cached can be made anew. So an entry carries a checksum, one that is damaged is as good as none, and a cache
+that cannot be used costs time and a warning, never a command: `read_entry`, `write_entry`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
+
+from ..errors import UserError
+
+Content = bytes | bytearray | memoryview
+
+
+def temporary(path: Path) -> Path:
+    """Name what becomes `path` later. By chance, not by process: in containers all processes have one number."""
+    return path.with_name(f".tmp-{path.name}-{os.urandom(4).hex()}")
+
+
+def remove(path: Path) -> bool:
+    """Remove a file, a directory or a link, but nothing that a link leads to; tell whether it is gone."""
+    shutil.rmtree(path, ignore_errors=True)  # refuses a link, and what is no directory
+    with suppress(OSError):
+        path.unlink()
+    return not os.path.lexists(path)
+
+
+def remove_leftovers(path: Path) -> list[str]:
+    """Remove what killed processes have left of `path`, and give its names; what a living one writes is locked."""
+    ours, gone = re.compile(rf"\.tmp-{re.escape(path.name)}-[0-9a-f]{{8}}"), []
+    with suppress(OSError):
+        for left in sorted(p for p in path.parent.iterdir() if ours.fullmatch(p.name)):
+            with suppress(OSError), _locked(left, must=True):
+                gone += [left.name] if remove(left) else []
+    return gone
+
+
+@contextmanager
+def _locked(path: Path, must: bool = False) -> Iterator[None]:
+    """Hold a file or directory while it is written or removed; `OSError` where it `must` be held and cannot."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    try:
+        with nullcontext() if must else suppress(OSError):  # some file systems have no locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def write_synced(path: Path, parts: Iterable[Content]) -> None:
+    """Write a new file and wait until the disk has it; it is locked until then.
+
+    Raises
+    ------
+    OSError
+        As the system says it.
+    """
+    with open(path, "xb") as file:
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        for part in parts:
+            file.write(part)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def write_whole(path: Path, parts: Iterable[Content]) -> None:
+    """Write a file so that, whenever the machine stops, `path` holds either all of it or what it held before.
+
+    Raises
+    ------
+    UserError
+        Where the disk is full or the directory cannot be written.
+    """
+    part = temporary(path)
+    try:
+        if not path.parent.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            write_synced(part, parts)
+            os.replace(part, path)
+        except BaseException:
+            part.unlink(missing_ok=True)
+            raise
+        sync_directory(path.parent)
+    except OSError as e:
+        raise UserError(f"cannot write {str(path)!r}: {e.strerror or e}; free the place or choose another") from e
+
+
+def user_cache() -> Path:
+    """Give ``cpuopt`` in the user's cache: in ``$XDG_CACHE_HOME`` if that is absolute, as its standard says."""
+    home = os.environ.get("XDG_CACHE_HOME", "")
+    return Path(home if os.path.isabs(home) else os.path.expanduser("~/.cache"), "cpuopt")
+
+
+def cache_folder(name: str) -> Path:
+    """Give a folder for what can be made anew: in ``$CPUOPT_CACHE_DIR``, else in the user's cache."""
+    root = os.environ.get("CPUOPT_CACHE_DIR")
+    return (Path(root).absolute() if root else user_cache()) / name
+
+
+class CacheWarning(UserWarning):
+    """Something that could be kept is made anew; the message says why."""
+
+
+_warned: set[str] = set()
+
+
+def warn_once(about: Path, message: str) -> None:
+    """Warn about a cache, the first time."""
+    if f"{about}: {message}" not in _warned:
+        _warned.add(f"{about}: {message}")
+        warnings.warn(f"cache {about}: {message}", CacheWarning, stacklevel=3)
+
+
+SEAL = "\n# sha256 {}\n"
+"""The end of an entry: a digest of its name and of what stands before."""
+
+
+def seal(name: str, content: bytes) -> bytes:
+    """Give the end of an entry."""
+    return SEAL.format(hashlib.sha256(name.encode() + b"\0" + content).hexdigest()).encode()
+
+
+def read_entry(path: Path) -> bytes | None:
+    """Read what `write_entry` wrote; None where that is not there, or is not whole, which is said once a folder."""
+    try:
+        entry = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as e:
+        warn_once(path.parent, f"it cannot be read ({e.strerror or e}), so what it holds is made anew")
+        return None
+    end = len(seal("", b""))
+    if entry[-end:] == seal(path.name, entry[:-end]):
+        return entry[:-end]
+    warn_once(path.parent, "it has files that are damaged or of another version, which are made anew")
+    return None
+
+
+def write_entry(path: Path, content: bytes) -> bool:
+    """Keep what can be made anew, and tell whether that was possible; a warning says why not, once a folder."""
+    try:
+        write_whole(path, [content, seal(path.name, content)])
+    except UserError as e:
+        why = getattr(e.__cause__, "strerror", None) or e
+        warn_once(path.parent, f"it keeps nothing, so all is made anew in each process: {why}")
+        return False
+    return True
+
+
+@contextmanager
+def alone(path: Path, what: str) -> Iterator[None]:
+    """Hold a lock file, where one can be made, so that no two processes of this user do the same at once.
+
+    Raises
+    ------
+    UserError
+        Where another process holds it.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError:
+        yield
+        return
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as e:
+        os.close(lock)
+        raise UserError(f"another process {what}; wait for it, or end it") from e
+    try:
+        yield
+    finally:
+        os.close(lock)
+
+
+def not_private(folder: Path) -> str:
+    """Make a folder whose files will be run as code, and say what speaks against that; nothing where it is the user's.
+
+    Others must not be able to write there, for a checksum does not keep them from it.
+    """
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = folder.stat()
+    except OSError as e:
+        return e.strerror or str(e)
+    if hasattr(os, "geteuid") and status.st_uid != os.geteuid():
+        return "it belongs to another user; set CPUOPT_CACHE_DIR to a directory of your own"
+    if os.name == "posix" and status.st_mode & 0o022:
+        return f"other users can write to it; run: chmod go-w {folder}"
+    return ""
+
+
+@contextmanager
+def whole_directory(path: Path) -> Iterator[Path]:
+    """Give a directory to write into, which becomes `path` at the end, or goes away if that is not reached.
+
+    Its files must be on the disk by then (`write_synced`). What was at `path` before goes away at the end.
+
+    Raises
+    ------
+    OSError
+        As the system says it.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part, aside = temporary(path), temporary(path)
+    part.mkdir()
+    with _locked(part):
+        try:
+            yield part
+            sync_directory(part)
+            if path.is_dir():
+                os.rename(path, aside)
+            os.rename(part, path)
+        except BaseException:
+            shutil.rmtree(part, ignore_errors=True)
+            raise
+    sync_directory(path.parent)
+    remove(aside)
+
+
+def sync_directory(path: Path) -> None:
+    """Make the names in this directory survive a power loss; Windows has no such call."""
+    if hasattr(os, "O_DIRECTORY"):
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

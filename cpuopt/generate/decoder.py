@@ -1,0 +1,289 @@
+"""Generation: one token after the other, with keys and values kept.
+
+The model is traced for one token and for blocks of a prompt. In each program, attention and embedding become their ops
+behind a cache, head and loss go, and parameters and cache lie at the same place of one arena. The head is a call of its
+own, for one token: of a prompt, only the last token's logits are of use.
+"""
+
+from __future__ import annotations
+
+import codecs
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from .. import nn, ops
+from ..check.check import check_all
+from ..data.tokenizers import Tokenizer
+from ..engine import Array, Bound, Built, bind, run_calls, set_threads
+from ..errors import UserError
+from ..kernels import registry, roofs
+from ..kernels.compile import jit
+from ..kernels.toolkit import threads
+from ..models import specs
+from ..models.gpt2 import GPT2, Config
+from ..program import arena
+from ..program.fuse import fuse
+from ..program.program import Call, Program, Scalar, Value
+
+BLOCKS = (1, 8, 64)
+"""How many tokens are computed at a time: the least that hold what is there to read, or the most."""
+FEW = 8
+"""Tokens up to which the kernels of `rows` are the faster ones."""
+IN_CACHE = 64 << 20
+"""Bytes of weights that may be in a cache; how fast memory is says nothing about those."""
+
+
+def behind_cache(program: Program, room: int) -> Call:
+    """Turn a traced forward into one whose tokens follow others; take off its head, and give that.
+
+    Parameters
+    ----------
+    room : positions of the cache.
+    """
+    position, caches = Scalar("position"), list[Value]()
+    for i, call in enumerate(program.calls):
+        if call.op is ops.attention_forward:
+            shape = call.sizes["B"], call.sizes["NH"], room, call.sizes["C"] // call.sizes["NH"]
+            kept = [program.value(f"{call.layer}.{name}", shape, "input") for name in ("keys", "values")]
+            caches += kept
+            args = {"out": call.args["out"], "keys": kept[0], "values": kept[1], "qkv": call.args["qkv"]}
+            args["position"] = position
+            program.calls[i] = Call(ops.attention_decode, call.layer, args)
+        elif call.op is ops.embedding_forward:
+            program.calls[i] = Call(ops.embedding_decode, call.layer, {**call.args, "position": position})
+    loss = next(c for c in program.calls if c.op is ops.cross_entropy_forward)
+    head = next(c for c in program.calls if loss.args["logits"] in c.writes)
+    program.calls = [c for c in program.calls if c not in (loss, head)]
+    program.inputs = [*caches, *(v for v in program.inputs if v is not loss.args["targets"])]
+    program.outputs = [head.args["inp"]]
+    program.verify()
+    return head
+
+
+class Decoder:
+    """A model that reads tokens and gives the logits of what may follow.
+
+    Parameters
+    ----------
+    variant, swaps : which variant computes what. With ``optimized``, few tokens take the kernels of ``rows``, which
+        read a weight once, at the speed of memory, unless a swap says otherwise.
+    check : whether the kernels must first agree with their references.
+
+    Raises
+    ------
+    UserError
+        For a rule that matches nothing, too little memory, or a kernel that fails its check.
+
+    Attributes
+    ----------
+    position : how many tokens it has read.
+    weights : all parameters as one array, in their order.
+    weight_bytes : what one token must read of them: all but the embedding of positions, of which it needs a row.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        variant: str = registry.DEFAULT,
+        swaps: Sequence[str] = (),
+        threads: int | None = None,
+        processes: int | None = None,
+        kernel_files: Sequence[str] = (),
+        check: bool = True,
+        progress: Callable[[int, int, str], None] = lambda done, total, name: None,
+    ) -> None:
+        self.config, self.position = config, 0
+        variant = registry.DEFAULT if variant == registry.AUTO else variant  # a plan is for a training step
+        blocks = [T for T in BLOCKS if config.block_size >= T]
+        usual = variant == registry.DEFAULT
+        choices = {T: registry.Choice(variant, ["*=rows"] * (usual and T <= FEW) + [*swaps]) for T in blocks}
+        programs: dict[int, Program] = {}
+        for T in reversed(blocks):
+            program = programs[T] = nn.trace_model(GPT2(config), specs(1, T))
+            head = behind_cache(program, config.block_size + blocks[-1])
+            fuse(program, ("layernorm", "gelu") if usual else (), choices[T])
+        programs[1].calls.append(head)  # of the last program traced, which is that for one token
+        programs[1].outputs = head.writes
+        chosen = {T: [choices[T].resolve(c.op.name, c.layer) for c in p.calls] for T, p in programs.items()}
+        for choice in choices.values():
+            choice.check_used((c.op.name, c.layer) for p in programs.values() for c in p.calls)
+        self.kernels = list(dict.fromkeys(k for kernels in chosen.values() for k in kernels))
+        self.threads = set_threads(threads, self.kernels)
+        plans = {T: Built(p, chosen[T], []).plan() for T, p in programs.items()}
+        nbytes = max(plan.total_bytes for plan in plans.values())
+        arena.check_fits(nbytes, lambda there: "take a smaller model")
+        jit.compile_kernels(self.kernels, processes=processes, files=kernel_files, progress=progress)
+        if check:
+            for r in check_all(self.kernels, quick=True, threads=(self.threads,)):
+                if r.verdict == "FAIL":
+                    raise UserError(f"{r.kernel} is wrong, so nothing is run with it: {r.reason} ({r.case})")
+        memory = arena.Arena(nbytes)
+        self._scalars: dict[str, list[tuple[list[Any], int]]] = {}
+        self._calls: dict[int, list[Bound]] = {}
+        self._tokens: dict[int, Array] = {}
+        self._hidden: dict[int, Array] = {}
+        fixed: list[dict[str, int]] = []
+        for T, program in programs.items():
+            plan = plans[T]
+            pairs = zip(program.calls, chosen[T], strict=True)
+            self._calls[T] = [bind(c, k, plan, memory, self._scalars) for c, k in pairs]
+            tokens = next(v for v in program.inputs if v.name == "tokens")
+            hidden = program.outputs[0] if T > 1 else head.args["inp"]
+            self._tokens[T] = memory.view(tokens, plan.offsets[tokens], tokens.shape)
+            self._hidden[T] = memory.view(hidden, plan.offsets[hidden], (T, config.n_embd))
+            fixed.append({v.name: plan.offsets[v] for v in [*program.parameters, *program.inputs] if v is not tokens})
+        assert all(places == fixed[0] for places in fixed)
+        self._head = self._calls[1].pop()
+        self._logits = memory.view(logits := head.args["out"], plans[1].offsets[logits], (config.vocab_size,))
+        self._parameters = {p.name: memory.view(p, fixed[0][p.name], p.shape) for p in programs[1].parameters}
+        ends = [fixed[0][p.name] + p.nbytes for p in programs[1].parameters]
+        self.weights = memory.view(programs[1].parameters[0], 0, (max(ends) // 4,))
+        self.weight_bytes = 4 * (config.n_params - config.block_size * config.n_embd)
+
+    def parameters(self) -> dict[str, Array]:
+        """Return every parameter by name: views, so writing to them changes the model."""
+        return self._parameters
+
+    def restart(self) -> None:
+        """Forget all tokens."""
+        self.position = 0
+
+    def read(self, tokens: Sequence[int]) -> Array:
+        """Read tokens; give the logits (V,) of what may follow the last.
+
+        Raises
+        ------
+        UserError
+            For no token, one that the vocabulary does not have, or more than fit in the context.
+        """
+        ids = check_tokens(tokens, self.config, self.position)
+        threads.set_threads(self.threads)
+        while ids.size:
+            T = next((T for T in BLOCKS if T in self._calls and ids.size <= T), max(self._calls))
+            now, ids = ids[:T], ids[T:]
+            self._tokens[T][0, : now.size] = now
+            self._tokens[T][0, now.size :] = 0  # behind the last: what they leave in the cache is overwritten later
+            for args, i in self._scalars["position"]:
+                args[i] = self.position
+            run_calls(self._calls[T])
+            self.position += now.size
+        self._hidden[1][0] = self._hidden[T][now.size - 1]
+        run_calls([self._head])
+        return self._logits
+
+
+def check_tokens(tokens: Sequence[int], config: Config, position: int = 0) -> Array:
+    """Give tokens as an array, if a model can read them behind `position` others.
+
+    Raises
+    ------
+    UserError
+        For no token, one that the vocabulary does not have, or more than fit in the context.
+    """
+    ids = np.asarray(tokens, dtype=np.int64)
+    if not ids.size or ids.min() < 0 or ids.max() >= config.vocab_size:
+        raise UserError(f"tokens {list(tokens)[:8]}: expected at least one, from 0 to {config.vocab_size - 1}")
+    if position + ids.size > config.block_size:
+        raise UserError(
+            f"{position + ids.size} tokens do not fit in the context of {config.block_size}; take a shorter prompt"
+        )
+    return ids
+
+
+@dataclass
+class Sampler:
+    """Chooses a token from logits.
+
+    Parameters
+    ----------
+    temperature : 0 takes the likeliest, 1 the model's own distribution.
+    top_k : how many of the likeliest may be chosen; 0: all.
+    top_p : the likeliest that together have this probability may be chosen.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+    rng: np.random.Generator = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        for flag, x, good, want in (
+            ("--temperature", self.temperature, 0 <= self.temperature < float("inf"), "0 or more"),
+            ("--top-k", self.top_k, self.top_k >= 0, "0 or more"),
+            ("--top-p", self.top_p, 0 < self.top_p <= 1, "more than 0, and 1 at most"),
+            ("--seed", self.seed, self.seed >= 0, "0 or more"),
+        ):
+            if not good:
+                raise UserError(f"{flag} {x}: expected {want}")
+        self.rng = np.random.Generator(np.random.PCG64(self.seed))
+
+    def choose(self, logits: Array) -> int:
+        """Choose one of logits (V,).
+
+        Raises
+        ------
+        UserError
+            Where they are not finite.
+        """
+        x = logits.astype(np.float64)
+        if not np.isfinite(x).all():
+            raise UserError("the logits are not finite: the weights are damaged, or were never trained")
+        if self.temperature == 0:
+            return int(x.argmax())
+        ids = np.argpartition(-x, self.top_k - 1)[: self.top_k] if 0 < self.top_k < len(x) else np.arange(len(x))
+        p = np.exp((x[ids] - x.max()) / self.temperature)
+        p /= p.sum()
+        if self.top_p < 1:
+            some = p >= (1 - self.top_p) / len(p)  # all others together have less than 1 - top_p
+            order = np.argsort(-p[some], kind="stable")
+            ids, p = ids[some][order], p[some][order]
+            p = p[: int(np.searchsorted(np.cumsum(p), self.top_p)) + 1]
+        sums = np.cumsum(p)
+        place = int(np.searchsorted(sums, self.rng.random() * sums[-1], side="right"))
+        return int(ids[min(place, len(p) - 1)])
+
+
+def generate(
+    decoder: Decoder, prompt: Sequence[int], sampler: Sampler, max_tokens: int, stop: int | None = None
+) -> Iterator[int]:
+    """Give token after token: `max_tokens` at most, until `stop` comes, or the context is full."""
+    logits = decoder.read(prompt)
+    for left in range(max_tokens - 1, -1, -1):
+        token = sampler.choose(logits)
+        if token == stop:
+            return
+        yield token
+        if not left or decoder.position == decoder.config.block_size:
+            return
+        logits = decoder.read([token])
+
+
+def text_of(tokens: Iterable[int], tokenizer: Tokenizer) -> Iterator[str]:
+    """Give the text of tokens as it becomes known: a character that spans tokens comes whole."""
+    decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode
+    for t in tokens:
+        yield decode(tokenizer.token_bytes(t) if t < tokenizer.vocab_size else b"\xff")
+    yield decode(b"", True)
+
+
+def read_bandwidth(decoder: Decoder, samples: int = 7, in_cache: int = IN_CACHE) -> float | None:
+    """Measure how fast the weights can be read, in bytes per second: the best of some samples.
+
+    They are summed up as they lie, on the decoder's threads. None where they may lie in a cache.
+    """
+    n = decoder.weights.size // decoder.threads // roofs.UNIT * roofs.UNIT
+    if decoder.weights.nbytes <= in_cache or not n:
+        return None
+    threads.set_threads(decoder.threads)
+    sums, seconds = np.zeros(decoder.threads, np.float32), list[float]()
+    for _ in range(samples + 1):  # the first compiles
+        start = time.perf_counter()
+        roofs.read(decoder.weights, sums, decoder.threads, n, 1)
+        seconds.append(time.perf_counter() - start)
+    return 4 * n * decoder.threads / min(seconds[1:])

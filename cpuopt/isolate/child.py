@@ -1,0 +1,135 @@
+"""Kernels in a process of their own: one that crashes or hangs ends that process, not the tool."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol
+
+from ..errors import UserError
+from .process import GRACE_S, Side, Worker
+
+LIMIT_S = 120.0
+"""How long one answer may take, compilation included."""
+ENDED = "ended, because something newer is to be done"
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Asked(Protocol):
+    """Who runs kernels: a `Child`, or something that stands for one."""
+
+    kernels: list[str]
+
+    def ask(self, do: str, **more: Any) -> dict[str, Any]:
+        """Answer a request."""
+        ...
+
+
+class Child:
+    """A process that has loaded some kernel files, started when it is first asked, and again after a failure.
+
+    Parameters
+    ----------
+    kernels : files to load.
+    threads : that numba is started with.
+    limit_s : how long one answer may take before the process is ended.
+    say : hears of progress.
+    """
+
+    def __init__(
+        self,
+        kernels: Sequence[str] = (),
+        threads: int = 1,
+        limit_s: float = LIMIT_S,
+        say: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self.given = [str(k) for k in kernels]
+        self.kernels, self.limit_s, self.say = [str(Path(k).resolve()) for k in kernels], limit_s, say
+        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        environment = {"NUMBA_NUM_THREADS": str(threads), "PYTHONPATH": path}
+        self.side = Side("kernel's process", (sys.executable, "-P", "-m", "cpuopt.lab.worker"), {}, environment)
+        self.added: list[dict[str, str]] = []
+        self.ended = False
+        self.doing = ""
+        self._worker: Worker | None = None
+
+    def __enter__(self) -> Child:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None) -> None:
+        self.close(GRACE_S if kind is None else 0.0)
+
+    def close(self, grace_s: float = 0.0) -> None:
+        """End the process."""
+        worker, self._worker = self._worker, None
+        if worker:
+            worker.close(grace_s)
+
+    def end(self) -> None:
+        """End the process for good, from any thread; who waits for an answer, or asks later, gets a `UserError`."""
+        self.ended = True
+        if worker := self._worker:
+            worker.kill()
+
+    def start(self) -> list[dict[str, str]]:
+        """Start it, if it does not run, and give what its files registered.
+
+        Raises
+        ------
+        UserError
+            Where a file cannot be loaded.
+        """
+        if self._worker is None:
+            if not self.ended:
+                self._worker = Worker(self.side, self._hear, self.limit_s)
+            if self.ended:  # perhaps in between
+                self.close()
+                raise UserError(ENDED)
+            self.added = []
+            for file, given in zip(self.kernels, self.given, strict=True):
+                try:
+                    self.added += self._ask("load", f"--kernels {file}: ", kernels=[file])["added"]
+                except UserError as e:
+                    raise UserError(str(e).replace(f"--kernels {file}:", f"--kernels {given}:")) from e
+        return self.added
+
+    def _hear(self, text: str) -> None:
+        self.doing = text
+        self.say(text)
+
+    def ask(self, do: str, **more: Any) -> dict[str, Any]:
+        """Send a request and wait for its answer; the process is ended where there is none.
+
+        Raises
+        ------
+        UserError
+            For what the request gets wrong, or a kernel that crashes the process or does not end.
+        """
+        self.start()
+        variants = more.get("variants") or [more["variant"]] if "variant" in more or "variants" in more else []
+        who = f"{more['op']}[{' or '.join(variants)}]: " if variants and do != "check" else ""
+        return self._ask(do, who, **more)
+
+    def _ask(self, do: str, who: str, **more: Any) -> dict[str, Any]:
+        """Ask; where the process ends, `who` is to blame."""
+        self.doing = ""
+        try:
+            assert self._worker
+            return self._worker.ask(do, **more)
+        except Exception as e:
+            self.close()
+            if self.ended:  # under its hands: whatever that raised says nothing about the kernel
+                raise UserError(ENDED) from e
+            if isinstance(e, UserError):
+                told = str(e).removeprefix(f"{self.side.name}: ")
+                if told.startswith(("was ", "ended ", "closed ")):
+                    while_ = f" ({self.doing})" if self.doing else ""
+                    raise UserError(f"{who}its process {told}{while_}") from e
+                raise UserError(f"{who}{told}" if told.startswith("no answer ") else told) from e
+            raise
+        except BaseException:
+            self.close()
+            raise

@@ -1,0 +1,68 @@
+"""A process that answers requests: JSON lines on its stdin and stdout. `bench.process.Worker` is the other end."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ..errors import UserError
+
+Say = Callable[[str], None]
+Handler = Callable[[Mapping[str, Any], Say], Mapping[str, Any]]
+PR_SET_PDEATHSIG = 1
+"""Of Linux's prctl: the signal that a process gets when its parent ends."""
+
+
+def serve(handlers: Mapping[str, Handler]) -> None:
+    """Answer requests until stdin closes, or until the process that asks ends.
+
+    Parameters
+    ----------
+    handlers : by the request's ``do``; each is given the request and a function that reports progress. What a handler
+        raises as `UserError` is the answer.
+    """
+    end_with_parent()
+    with os.fdopen(os.dup(1), "w") as channel, open(0) as requests:
+        os.dup2(2, 1)  # what a kernel prints must not come between the answers
+
+        def answer(content: Mapping[str, Any]) -> None:
+            channel.write(json.dumps(content) + "\n")
+            channel.flush()
+
+        for line in requests:
+            request = json.loads(line)
+            try:
+                answer(handlers[request["do"]](request, lambda text: answer({"progress": text})))
+            except UserError as e:
+                answer({"error": str(e)})
+
+
+def end_with_parent() -> None:
+    """End this process when the one that started it ends, however that ends and whatever runs here.
+
+    On Linux the kernel sees to it, so that a call which never returns to Python does not delay it. There, the thread
+    that started this process counts as its parent: it must not end earlier. Elsewhere a thread looks each second.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        hung_up = select.poll()
+        hung_up.register(0, select.POLLHUP)
+        if hung_up.poll(0):  # it ended while this process was starting
+            os._exit(1)
+        return
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()

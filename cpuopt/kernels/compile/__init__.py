@@ -1,0 +1,1 @@
+"""How a kernel becomes machine code: options, cache, processes that compile."""

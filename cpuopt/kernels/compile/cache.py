@@ -1,0 +1,395 @@
+"""A compile cache for numba: never stale, and what runs is always an entry of it.
+
+An entry is named by a hash of all that its machine code depends on (`dependencies.Walk`). numba's own ``cache=True``
+looks at one source file. It runs stale code after an edit of a callee, an intrinsic or a constant in another file, and
+it recompiles a whole file for a comment.
+
+A function is compiled in an LLVM engine that is thrown away, and loaded from its entry into an engine of its own. In
+one engine for all, as numba has it, a symbol that several objects define is bound to the copy that came first. So a
+process that compiled a parallel kernel ran other machine code, and computed other bits, than one that loaded it.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import functools
+import inspect
+import itertools
+import os
+import pickle
+import pkgutil
+import re
+import secrets
+import tempfile
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import llvmlite.binding as llvm
+import numba
+from numba import types
+
+from ...files import cache_folder
+from .dependencies import UncacheableError, Walk, settings, sha
+
+with contextlib.suppress(ImportError):  # `unsupported` reports it
+    from numba.core import bytecode, caching, codegen, compiler, serialize, sigutils
+
+DAY = 24 * 3600.0
+UNUSED = 30 * DAY  # after which an entry is removed
+
+_counts = collections.Counter(hits=0, misses=0, saved=0)
+_warned: set[str] = set()
+_made_from: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+"""The digest of each dispatcher and intrinsic when this process compiled it: numba froze its globals then."""
+_loaded: weakref.WeakKeyDictionary[Any, dict[Any, str]] = weakref.WeakKeyDictionary()
+"""The digest of the object code that each dispatcher runs, by the types of its arguments."""
+
+
+class CacheWarning(UserWarning):
+    """Something is compiled anew in each process; the message says why."""
+
+
+def attach(dispatcher: Any) -> None:
+    """Give a dispatcher this cache instead of numba's.
+
+    Nothing is hashed before the first compilation, so the globals of the function may be defined after it.
+
+    Parameters
+    ----------
+    dispatcher : what ``numba.njit`` returned, without ``cache=True`` and without explicit signatures.
+    """
+    if reason := unsupported():
+        _warn(f"kernels are not cached: {reason}")
+    elif not numba.config.DISABLE_JIT:
+        dispatcher._cache = cache = _KernelCache(dispatcher)
+        dispatcher._compiler.compile = functools.partial(cache.compile, dispatcher._compiler.compile)
+
+
+def is_cached(dispatcher: Any, signature: Any) -> bool:
+    """Tell whether a compilation for `signature` would be loaded, without compiling.
+
+    Parameters
+    ----------
+    dispatcher : as given to `attach`.
+    signature : a tuple of numba types, or a signature such as ``types.void(types.float32[::1])``.
+    """
+    cache = getattr(dispatcher, "_cache", None)
+    if isinstance(cache, _KernelCache) and (folder := _folder()):
+        with contextlib.suppress(Exception):  # the compilation will say why
+            return _read(folder, cache.key(signature, Walk(dispatcher))) is not None
+    return False
+
+
+def digest(function: Any) -> str:
+    """Name what a kernel's machine code is made from: 12 hexadecimal digits that change when any of it changes.
+
+    Parameters
+    ----------
+    function : a dispatcher, or a plain function. ``unknown`` is returned for what the walk cannot describe.
+    """
+    try:
+        return Walk(function).digest[:12]
+    except Exception:  # whatever it is, it is not cached either
+        return "unknown"
+
+
+def code_digest(dispatcher: Any, signature: Any) -> str:
+    """Name the machine code that a dispatcher runs for a signature: 12 hexadecimal digits; empty where none is loaded.
+
+    It covers the instructions and constants of the loaded object, and none of the symbols' names.
+    """
+    args, _ = sigutils.normalize_signature(signature)
+    return _loaded.get(dispatcher, {}).get(tuple(args), "")
+
+
+def stats() -> dict[str, int]:
+    """Count this process's compilations: ``hits`` loaded, ``misses`` compiled, and how many of those were ``saved``."""
+    return dict(_counts)
+
+
+# What is used of numba ------------------------------------------------------------------------------------------------
+
+_INTERNALS = {  # function: its parameters, and names that its code must use
+    "bytecode:FunctionIdentity.from_function": ("pyfunc", "_unique_ids"),
+    "caching:_Cache.load_overload": ("self sig target_context", ""),
+    "caching:_Cache.save_overload": ("self sig data", ""),
+    "codegen:CPUCodegen.magic_tuple": ("self", "_tm_features"),
+    "codegen:CodeLibrary.has_dynamic_globals": ("self", ""),
+    "codegen:CPUCodeLibrary._unserialize": ("codegen state", "_set_compiled_object _finalize_final_module"),
+    "codegen:JITCPUCodegen.set_env": ("self env_name env", "_engine"),
+    "compiler:CompileResult._reduce": ("self", "serialize_using_object_code reload_init"),
+    "compiler:CompileResult._rebuild": (
+        "target_context libdata fndesc env signature objectmode lifted typeann reload_init referenced_envs",
+        "codegen unserialize_library get_executable",
+    ),
+    "cpu:CPUContext.codegen": ("self", "_internal_codegen"),
+    "cpu:CPUContext.get_executable": ("self library fndesc env", "codegen set_env"),
+    "dispatcher:Dispatcher.__init__": (
+        "self py_func locals targetoptions pipeline_class",
+        "locals targetoptions targetctx _cache _compiler",
+    ),
+    "dispatcher:Dispatcher.compile": (
+        "self sig",
+        "_cache load_overload _compiler compile insert_user_function add_overload",
+    ),
+    "dispatcher:_FunctionCompiler.__init__": (
+        "self py_func targetdescr targetoptions locals pipeline_class",
+        "pipeline_class",
+    ),
+    "dispatcher:_FunctionCompiler.compile": ("self args return_type", ""),
+    "extending:_Intrinsic.__init__": ("self name defn prefer_literal kwargs", "_defn _ctor_kwargs _prefer_literal"),
+    "serialize:dumps": ("obj", ""),
+    "sigutils:normalize_signature": ("sig", ""),
+    "typing.templates:Signature.__init__": ("self return_type args recvr pysig", "_return_type _args _recvr"),
+}
+
+
+@functools.cache
+def unsupported() -> str | None:
+    """Say what this module needs of numba and this version lacks, or None. Nothing is cached with such a numba."""
+    for path, (parameters, names) in _INTERNALS.items():
+        try:
+            found = pkgutil.resolve_name(f"numba.core.{path}")
+            found = inspect.unwrap(getattr(found, "fget", found))
+            same = " ".join(inspect.signature(found).parameters) == parameters
+            used = set(names.split()) <= set(found.__code__.co_names)
+        except (ImportError, AttributeError, TypeError) as error:
+            return f"numba {numba.__version__}: {error}"
+        if not (same and used):
+            return f"numba {numba.__version__} changed numba.core.{path}"
+    return None
+
+
+class _Numbers:
+    """The numbers that symbols end in, which numba counts from 1 in each process.
+
+    Two processes would write entries that hold different functions under one name, and a kernel that calls both would
+    run one for the other. So the numbers of an entry follow from its key: other entries have other ones, and who
+    compiles it anew gives the same.
+    """
+
+    def __init__(self) -> None:
+        self.keys: list[tuple[str, Iterator[int]]] = []
+
+    def __next__(self) -> int:
+        if not self.keys:
+            return secrets.randbits(63)
+        key, count = self.keys[-1]
+        return int(sha(f"{key} {next(count)}".encode())[:15], 16)
+
+    @contextlib.contextmanager
+    def of(self, key: str) -> Iterator[None]:
+        self.keys.append((key, itertools.count()))
+        try:
+            yield
+        finally:
+            self.keys.pop()
+
+
+_numbers = _Numbers()
+if not unsupported():
+    bytecode.FunctionIdentity._unique_ids = _numbers
+
+
+@contextlib.contextmanager
+def _own_engine(target: Any) -> Iterator[None]:
+    """Let what is compiled or loaded go into an LLVM engine of its own, which lives as long as what is in it."""
+    before, target._internal_codegen = target._internal_codegen, codegen.JITCPUCodegen("cpuopt")
+    try:
+        yield
+    finally:
+        target._internal_codegen = before
+
+
+class _KernelCache:
+    """One dispatcher's cache, as numba wants to see it (``numba.core.caching._Cache``), and its compiler."""
+
+    cache_path = property(lambda self: str(_folder()))
+
+    def __init__(self, dispatcher: Any) -> None:
+        function = dispatcher.py_func
+        room = function.__module__.split(".")[-2:][0]  # "vanilla" in cpuopt.kernels.vanilla.matmul
+        self.dispatcher = dispatcher
+        self.label = re.sub(r"[^.\w]+", "_", function.__qualname__)[-80:] + "-" + room
+        self.home = function.__module__, function.__qualname__
+        self.missing: dict[Any, tuple[str, Any]] = {}
+
+    def enable(self) -> None:
+        """Do nothing: the cache is always on."""
+
+    disable = enable
+
+    def flush(self) -> None:
+        """Forget what the dispatcher's code was made from: ``recompile()`` makes it anew. No entry on disk is wrong."""
+        _made_from.pop(self.dispatcher, None)
+
+    def key(self, signature: Any, walk: Walk) -> str:
+        args, result = sigutils.normalize_signature(signature)
+        typed = Walk((args, None if result == types.void else result)).digest
+        target = self.dispatcher.targetctx.codegen().magic_tuple()
+        return f"{self.label}-{sha(repr((self.home, typed, target, settings(), walk.digest)).encode())[:32]}"
+
+    def load_overload(self, sig: Any, target: Any) -> Any:
+        """Load the entry, if there is one; `compile` is next if not."""
+        result = None
+        target.refresh()
+        with self.or_else_a_warning():
+            if folder := _folder():
+                walk = Walk(self.dispatcher)
+                key = self.key(sig, walk)
+                if payload := _read(folder, key):
+                    result = self.load(payload, target)
+                    _made_from.setdefault(self.dispatcher, walk.digest)
+                else:
+                    self.missing[sigutils.normalize_signature(sig)] = key, sig
+        _counts["hits" if result else "misses"] += 1
+        return result
+
+    def load(self, payload: bytes, target: Any) -> Any:
+        """Bring the machine code of an entry into memory."""
+        libdata, *rest = pickle.loads(payload)
+        with _own_engine(target):
+            result = compiler.CompileResult._rebuild(target, libdata, *rest)
+        result.library._reload_init.update(result.reload_init)  # for those that it is linked into
+        _loaded.setdefault(self.dispatcher, {})[tuple(result.signature.args)] = _machine_code(libdata[2][0])
+        return result
+
+    def compile(self, compile_: Callable[..., Any], args: Any, result: Any) -> Any:
+        """Compile in an engine that nothing runs in, keep the entry, and load it."""
+        target, (key, sig) = self.dispatcher.targetctx, self.missing.pop((args, result), ("", None))
+        with _own_engine(target), _numbers.of(key or secrets.token_hex()), _without_numbas_cache(self.dispatcher):
+            made = compile_(args, result)
+        loaded = None
+        with self.or_else_a_warning():
+            if made.library.has_dynamic_globals or any(made.lifted):
+                raise UncacheableError(
+                    "it uses a ctypes pointer (get_num_threads is one), an array above 1 MB or objmode"
+                )
+            payload = serialize.dumps(made._reduce())
+            loaded = self.load(payload, target)
+            target.insert_user_function(loaded.entry_point, loaded.fndesc, [loaded.library])
+            if key and (folder := _folder()):
+                self.require_unchanged(sig, key)
+                _write(folder, key, payload)
+                _counts["saved"] += 1
+        return loaded or made
+
+    def save_overload(self, sig: Any, result: Any) -> None:
+        """Do nothing: `compile` has saved it."""
+
+    def require_unchanged(self, sig: Any, key: str) -> None:
+        """Raise where the entry's name does not describe what was compiled."""
+        walk = Walk(self.dispatcher)
+        if self.key(sig, walk) != key:
+            raise UncacheableError("something that it depends on changed while it was compiled")
+        for unit in walk.units:
+            digest = Walk(unit).digest
+            if _made_from.setdefault(unit, digest) != digest:
+                raise UncacheableError(f"something that {unit.__name__} depends on changed since that was compiled")
+
+    @contextlib.contextmanager
+    def or_else_a_warning(self) -> Iterator[None]:
+        """Let numba compile as if there were no cache when anything goes wrong, foreseen or not."""
+        try:
+            yield
+        except UncacheableError as reason:
+            _warn(f"{self.label} is not cached: {reason}")
+        except OSError as error:
+            _warn(f"kernels are not cached: {_folder()}: {error.strerror or error}")
+        except Exception as error:
+            _warn(f"{self.label} is not cached: {type(error).__name__}: {error}")
+
+
+@contextlib.contextmanager
+def _without_numbas_cache(dispatcher: Any) -> Iterator[None]:
+    """Let functions under numba's own ``cache=True`` be compiled anew: it may hold old code of theirs."""
+    before = caching.FunctionCache.load_overload
+    caching.FunctionCache.load_overload = lambda self, sig, target: None
+    try:
+        with contextlib.suppress(UncacheableError):
+            for unit in Walk(dispatcher).units:
+                if isinstance(getattr(unit, "_cache", None), caching.FunctionCache) and any(unit._cache_hits.values()):
+                    unit._cache_hits.clear()
+                    unit.recompile()
+        yield
+    finally:
+        caching.FunctionCache.load_overload = before
+
+
+def _machine_code(content: bytes) -> str:
+    """Digest the sections of an object file that a processor reads."""
+    sections = [(s.is_text(), s.name() or b"", s.data()) for s in llvm.ObjectFileRef.from_data(content).sections()]
+    code = [(name, data) for text, name, data in sections if text or name.startswith((b".rodata", b"__const"))]
+    return sha(repr(code).encode())[:12]
+
+
+def _warn(message: str) -> None:
+    if message not in _warned:
+        _warned.add(message)
+        warnings.warn(message, CacheWarning, stacklevel=2)
+
+
+# The files ------------------------------------------------------------------------------------------------------------
+
+
+def _folder() -> Path | None:
+    return _prepared(cache_folder("kernels"))
+
+
+@functools.cache
+def _prepared(folder: Path) -> Path | None:
+    """Make the directory and check that only this user can write to it, because entries are unpickled."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = folder.stat()
+        if hasattr(os, "geteuid") and status.st_uid != os.geteuid():
+            problem = "it belongs to another user; set CPUOPT_CACHE_DIR to a directory of your own"
+        elif os.name == "posix" and status.st_mode & 0o022:
+            problem = f"other users can write to it; run: chmod go-w {folder}"
+        elif not os.access(folder, os.W_OK | os.X_OK):
+            problem = "not writable"
+        else:
+            _prune(folder)
+            return folder
+    except OSError as error:
+        problem = error.strerror or str(error)
+    _warn(f"kernels are not cached: {folder}: {problem}")
+    return None
+
+
+def _prune(folder: Path) -> None:
+    """Remove, once a day, what no process has used for a month."""
+    marker, now = folder / "pruned", time.time()
+    if not marker.exists() or now - marker.stat().st_mtime > DAY:
+        marker.touch()
+        for file in folder.glob("*.nbc*"):
+            with contextlib.suppress(OSError):  # another process was faster
+                if now - file.stat().st_mtime > UNUSED:
+                    file.unlink()
+
+
+def _read(folder: Path, key: str) -> bytes | None:
+    """Return the payload of an entry that is whole, and mark it as used."""
+    with contextlib.suppress(OSError):
+        content = (folder / f"{key}.nbc").read_bytes()
+        checksum, payload = content[:64], content[64:]
+        if checksum == sha(key.encode() + payload).encode():
+            os.utime(folder / f"{key}.nbc")
+            return payload
+    return None
+
+
+def _write(folder: Path, key: str, payload: bytes) -> None:
+    handle, temporary = tempfile.mkstemp(prefix=f"{key}.nbc.", dir=folder)
+    try:
+        with open(handle, "wb") as file:
+            file.write(sha(key.encode() + payload).encode() + payload)
+        os.replace(temporary, folder / f"{key}.nbc")
+    except BaseException:
+        os.unlink(temporary)
+        raise

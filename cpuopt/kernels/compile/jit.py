@@ -1,0 +1,227 @@
+"""How kernels are compiled: the options, the signature that a declaration implies, the cache, the warm-up.
+
+This is the only module that calls ``numba.njit``.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import ExitStack
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import numba
+from numba import types
+
+from ...errors import UserError
+from ...ops.declaration import Op
+from .. import registry
+from ..registry import Kernel, Scratch
+from ..toolkit import choices
+from ..toolkit.threads import cores
+from . import cache
+from .progress import Compiling
+
+FASTMATH = {"reassoc", "contract", "nsz", "arcp", "afn"}
+"""Sums may be reordered and multiply-adds fused; NaN and infinity keep their meaning, so a guard can see them."""
+
+OPTIONS: dict[str, Any] = {"parallel": True, "fastmath": FASTMATH, "error_model": "numpy", "boundscheck": False}
+"""``error_model="numpy"``: a division that checks for zero would keep its loop scalar."""
+
+
+ANSI = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def signature(op: Op, scratch: Sequence[Scratch] = ()) -> tuple[types.Type, ...]:
+    """Derive the numba types of a kernel's parameters: there is one signature for each op."""
+    sig: list[types.Type] = []
+    for arg in op.args:
+        if arg.role == "scalar":
+            sig.append(getattr(types, arg.dtype))
+        else:
+            sig.append(types.Array(getattr(types, arg.dtype), len(arg.shape), "C"))
+            if arg.role == "acc":
+                sig.append(types.boolean)
+    return (*sig, *(types.Array(types.float32, 1, "C") for _ in scratch))
+
+
+def kernel(
+    op: Op,
+    variant: str,
+    *,
+    scratch: Sequence[tuple[str, Any]] = (),
+    jit: bool = True,
+    same_bits: bool = True,
+    **options: Any,
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Register a function as a way to compute an op.
+
+    Parameters
+    ----------
+    op : the declaration. The function's parameters must be exactly ``op.params``, then the names in `scratch`.
+    variant : the name that ``--variant`` and ``--swap`` use.
+    scratch : ``(name, size)`` pairs of float32 working memory; a size is a number, an expression such as
+        ``BT*C``, or a function of the sizes.
+    jit : False for a plain Python function.
+    same_bits : whether it promises the same bits for any number of threads.
+    options : for ``numba.njit``, over the options that all kernels share.
+
+    Raises
+    ------
+    UserError
+        For parameters that are not the declared ones, or a second registration.
+    """
+    if not isinstance(op, Op):
+        raise UserError(
+            f"@kernel({op!r}, ...): expected an op from cpuopt.ops, as in @kernel(ops.gelu_forward, 'mine')"
+        )
+
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        name = choices.variant_in(function.__module__, variant)
+        parts = tuple(Scratch(name, size) for name, size in scratch)
+        sig = signature(op, parts)
+        where = f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}"
+        params = list(inspect.signature(function).parameters)
+        if not jit:
+            registry.register(Kernel(op, name, function, parts, where=where, same_bits=same_bits), params)
+            return function
+        compiled = helper(**{**OPTIONS, **options})(function)
+        registry.register(
+            Kernel(
+                op,
+                name,
+                compiled,
+                parts,
+                compile=lambda: _compile(compiled, sig, f"{op.name}[{name}] at {where}"),
+                is_compiled=lambda: sig in compiled.overloads or cache.is_cached(compiled, sig),
+                where=where,
+                same_bits=same_bits,
+            ),
+            params,
+        )
+        return compiled
+
+    return decorate
+
+
+def _compile(dispatcher: Any, sig: tuple[types.Type, ...], name: str) -> None:
+    """Compile or load; numba's report becomes one line."""
+    try:
+        dispatcher.compile(sig)
+    except numba.core.errors.NumbaError as e:
+        lines = [s for line in str(e).splitlines() if (s := ANSI.sub("", line).strip())]
+        said = [s for s in lines if not s.startswith(("Failed in", "During:", "File "))]
+        raise UserError(f"{name} does not compile: {' '.join(said[:2])}") from e
+
+
+def afresh(kernel: Kernel) -> tuple[Any, tuple[types.Type, ...]]:
+    """Compile a kernel anew, with the lines of its source, and return the dispatcher and the signature.
+
+    Raises
+    ------
+    UserError
+        Where it does not compile.
+    """
+    known, sig = kernel.function, signature(kernel.op, kernel.scratch)
+    options = {k: v for k, v in known.targetoptions.items() if k not in ("nopython", "nogil")}  # type: ignore[attr-defined]
+    dispatcher = numba.njit(**{**options, "debug": True})(known.py_func)  # type: ignore[attr-defined]
+    _compile(dispatcher, sig, f"{kernel.name} at {kernel.where}")
+    return dispatcher, sig
+
+
+def helper(**options: Any) -> Callable[[Callable[..., Any]], Any]:
+    """Compile a function that kernels call; serial unless told otherwise."""
+
+    def decorate(function: Callable[..., Any]) -> Any:
+        compiled = numba.njit(**{**OPTIONS, "parallel": False, **options})(function)
+        cache.attach(compiled)
+        return compiled
+
+    return decorate
+
+
+def code_digest(kernel: Kernel) -> str:
+    """Name the machine code that a kernel runs; empty for a plain Python function, and before it is compiled."""
+    compiled = hasattr(kernel.function, "py_func")
+    return cache.code_digest(kernel.function, signature(kernel.op, kernel.scratch)) if compiled else ""
+
+
+def compile_kernels(
+    kernels: Sequence[Kernel],
+    *,
+    processes: int | None = None,
+    files: Sequence[str] = (),
+    progress: Callable[[int, int, str], None] | None = None,
+) -> int:
+    """Make kernels ready to run: compile what the cache lacks, load the rest.
+
+    Parameters
+    ----------
+    processes : how many to compile in, one a core by default; each writes to the shared cache. A kernel that is in
+        neither the package nor `files`, as one of a script is, is compiled in this one.
+    files : users' kernel files that a process of its own has to load first.
+    progress : called with (compiled so far, to compile, name) as it goes, and once at the end without a name; by
+        default a line on stderr tells.
+
+    Returns
+    -------
+    How many were compiled.
+    """
+    missing = [k for k in kernels if not k.is_compiled()]
+    processes, progress, done = min(processes or cores(), len(missing)), progress or Compiling(), 0
+    if processes > 1:
+        for k in _compile_elsewhere(missing, processes, files):
+            progress(done, len(missing), k.name)
+            done += 1
+    for k in kernels:
+        if k in missing and not k.is_compiled():
+            progress(done, len(missing), k.name)
+            done += 1
+        k.compile()
+    if missing:
+        progress(len(missing), len(missing), "")
+    return len(missing)
+
+
+def _compile_elsewhere(kernels: Sequence[Kernel], processes: int, files: Sequence[str]) -> Iterator[Kernel]:
+    """Compile in processes of the package's own, which end with this one; give each kernel when that is done.
+
+    Raises
+    ------
+    UserError
+        For a kernel that does not compile.
+    """
+    from ...isolate.process import Side, Worker
+
+    root = str(Path(__file__).resolve().parents[3])
+    path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+    side = Side(
+        "compiler", (sys.executable, "-P", "-m", "cpuopt.kernels.compile.worker", *files), {}, {"PYTHONPATH": path}
+    )
+    idle: SimpleQueue[Worker] = SimpleQueue()
+
+    def compile_one(k: Kernel) -> None:
+        worker = idle.get()
+        try:
+            worker.ask("compile", op=k.op.name, variant=k.variant)
+        except UserError as e:
+            raise UserError(str(e).replace("compiler: ", "" if k.name in str(e) else f"compiling {k.name}: ", 1)) from e
+        finally:
+            idle.put(worker)
+
+    with ThreadPoolExecutor(processes) as pool, ExitStack() as stack:
+        for _ in range(processes):
+            worker = Worker(side)
+            stack.callback(worker.close, 0)
+            idle.put(worker)
+        jobs = {pool.submit(compile_one, k): k for k in kernels}
+        stack.callback(pool.shutdown, wait=False, cancel_futures=True)
+        for job in as_completed(jobs):
+            job.result()
+            yield jobs[job]

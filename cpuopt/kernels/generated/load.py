@@ -1,0 +1,61 @@
+"""The backward of a declared op from one of its forward kernels: roles, names and shapes come from the declaration."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+
+from ... import __version__, ad
+from ...ad import Backward, Interface, differentiate, emit
+from ...ad.lines import CHUNKS
+from ...ad.subset import outside
+from ...ops.declaration import Op
+from ..registry import Kernel
+
+
+def backward(op: Op, forward: Kernel) -> Backward:
+    """Generate the backward `op` from a kernel of the forward that it inverts.
+
+    Raises
+    ------
+    UnsupportedError
+        Where the forward does not lie in the subset, or the declared backward is not given what its adjoint reads.
+    """
+    first = op.inverts
+    assert first is not None
+    adjoints = [a.name for a in op.args if a.role == "acc"]
+    known = [a for a in op.args if a.name in first.by_name]
+    given = [a.name for a in op.arrays if a.role != "acc" and a.name not in first.by_name]
+    sizes = {a.name: tuple(map(str, a.shape)) for a in first.arrays} | {s.name: (s.name,) for s in forward.scratch}
+    interface = Interface(op.params, sizes, {a.name for a in op.args if a.optional}, own_memory=False)
+    return differentiate(
+        forward.function,
+        [name[1:] for name in adjoints],
+        [name[1:] for name in given],
+        name=op.name,
+        interface=interface,
+        saved=[a.name for a in known if first.by_name[a.name].role == "out"],
+        fresh=[a.name for a in first.args if a.role == "out"],
+        hidden=[a.name for a in first.arrays if a.name not in op.by_name] + [s.name for s in forward.scratch],
+    )
+
+
+def load(op: Op, forward: Kernel) -> ModuleType:
+    """Load the module of a generated backward from the cache; write it first if the forward or the generator is new."""
+    function = inspect.unwrap(getattr(forward.function, "py_func", forward.function))
+    code, seen = function.__code__, outside(function)
+    values = {n: repr(seen.get(n)) for n in (*code.co_names, *code.co_freevars)}
+    said = (inspect.getsource(function), code.co_filename, code.co_firstlineno, values)
+    declared = [(a.name, a.role, str(a.shape), a.optional) for o in (op, forward.op) for a in o.args]
+    key = hashlib.sha256(repr((said, declared, forward.scratch, CHUNKS, _generator())).encode()).hexdigest()[:32]
+    return emit.load(op.name, key, lambda: backward(op, forward).text)
+
+
+@cache
+def _generator() -> str:
+    """A digest of the generator's own source."""
+    files = sorted(Path(ad.__file__).parent.glob("*.py"))
+    return __version__ + hashlib.sha256(b"".join(f.read_bytes() for f in files)).hexdigest()

@@ -1,0 +1,226 @@
+"""Which kernel computes which op in which layer.
+
+Kernels register themselves under (op, variant). A `Choice` is a list of rules, each from an op pattern and a layer
+pattern to a variant; ``vanilla`` lies underneath and the last rule that matches wins.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any
+
+from .. import ops
+from ..errors import UserError
+from ..ops.declaration import Dim, Op
+
+BASE = "vanilla"
+"""The variant that is complete; every other may be partial."""
+DEFAULT = "optimized"
+"""The variant that is taken where none is asked for."""
+AUTO = "auto"
+"""No variant: `DEFAULT`, but for what a plan of `cpuopt tune` says."""
+NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.:=+-]{0,63}")
+"""What a variant may be called: it stands in flags, globs, tables and records."""
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """Working memory that a kernel asks for: `size` floats, passed after the op's arguments as a 1-D array."""
+
+    name: str
+    size: Dim | Callable[[Mapping[str, int]], int] | int
+
+    def floats(self, sizes: Mapping[str, int]) -> int:
+        """Work out its length."""
+        return self.size if isinstance(self.size, int) else int(self.size(sizes))
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One way to compute an op.
+
+    Attributes
+    ----------
+    where : file and line, for messages.
+    same_bits : whether any number of threads gives the same bits; a library's kernel may not promise it.
+    """
+
+    op: Op
+    variant: str
+    function: Callable[..., None] = field(repr=False)
+    scratch: tuple[Scratch, ...] = ()
+    compile: Callable[[], None] = field(repr=False, default=lambda: None)
+    is_compiled: Callable[[], bool] = field(repr=False, default=lambda: True)
+    where: str = ""
+    same_bits: bool = True
+
+    @property
+    def name(self) -> str:
+        """As in ``gelu_forward[vanilla]``."""
+        return f"{self.op.name}[{self.variant}]"
+
+    def floats(self, sizes: Mapping[str, int]) -> dict[str, int]:
+        """Work out the length of each scratch array.
+
+        Raises
+        ------
+        UserError
+            For a length that no memory has.
+        """
+        found = {s.name: s.floats(sizes) for s in self.scratch}
+        for name, n in found.items():
+            if not 0 <= n <= MOST_SCRATCH:
+                at = " ".join(f"{k}={v}" for k, v in sizes.items())
+                raise UserError(
+                    f"{self.name}: scratch '{name}' has {n} floats for {at}; expected 0 to {MOST_SCRATCH}: mend its "
+                    f"size  [{self.where}]"
+                )
+        return found
+
+
+MOST_SCRATCH = 1 << 31
+"""Floats of one scratch array: 8 GB."""
+
+KERNELS: dict[tuple[str, str], Kernel] = {}
+"""Every registered kernel, by (op name, variant)."""
+
+
+def register(kernel: Kernel, params: Sequence[str]) -> None:
+    """Add a kernel, after checking its parameters against the declaration.
+
+    Raises
+    ------
+    UserError
+        For parameters that are not the declared ones, a variant whose name flags and tables cannot hold, or a second
+        kernel under the same op and variant.
+    """
+    if not NAME.fullmatch(str(kernel.variant)) or kernel.variant == AUTO:
+        raise UserError(
+            f"{kernel.op.name}: variant {str(kernel.variant)[:80]!r}: expected a letter, then letters, digits and "
+            f"_ - . : = +, up to 64 in all, and not '{AUTO}', which names no variant  [{kernel.where}]"
+        )
+    want = [*kernel.op.params, *(s.name for s in kernel.scratch)]
+    if list(params) != want:
+        raise UserError(
+            f"{kernel.name}: parameters are ({', '.join(params)}); the declaration says otherwise: "
+            f"write def {kernel.op.name}({', '.join(want)})  [{kernel.where}]"
+        )
+    key = kernel.op.name, kernel.variant
+    if key in KERNELS:
+        raise UserError(
+            f"{kernel.name}: registered a second time at {kernel.where}; the first stands at {KERNELS[key].where}: "
+            "give this one another variant name"
+        )
+    KERNELS[key] = kernel
+
+
+FAMILIES = list(dict.fromkeys(name.partition("_forward")[0].partition("_backward")[0] for name in ops.ALL))
+"""The first words of ops, which a pattern may be."""
+
+
+def variants(op: str) -> list[str]:
+    """List the variants that an op has."""
+    return [v for o, v in KERNELS if o == op]
+
+
+def op_matches(name: str, pattern: str) -> bool:
+    """Whether an op belongs to a pattern: its name, a glob, or the family's first words (``matmul``)."""
+    return fnmatchcase(name, pattern) or fnmatchcase(name, pattern + "_*")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Ops and layers that match take `variant`, where the op has it."""
+
+    op: str
+    layer: str
+    variant: str
+
+    def covers(self, layer: str) -> bool:
+        """Whether the layer pattern matches."""
+        return fnmatchcase(layer, self.layer)
+
+    def __str__(self) -> str:
+        return f"{self.op}{'' if self.layer == '*' else '@' + self.layer}={self.variant}"
+
+
+def parse_swap(text: str) -> Rule:
+    """Read ``OP[@LAYER]=VARIANT``; OP and LAYER may be globs."""
+    target, equals, variant = text.partition("=")
+    op, _, layer = target.partition("@")
+    if not (op and equals and variant) or (("@" in target) and not layer):
+        raise UserError(f"--swap {text!r}: expected OP[@LAYER]=VARIANT, as in 'attention_backward@h.0.*=vanilla'")
+    return Rule(op, layer or "*", variant)
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """Name what the user may have meant, or all there is."""
+    known = list(known)
+    close = difflib.get_close_matches(word, known, 1, 0.6)
+    return f"did you mean '{close[0]}'?" if close else f"known: {', '.join(known)}"
+
+
+class Choice:
+    """The rules of one run.
+
+    Parameters
+    ----------
+    variant : for every op that has it; the others stay vanilla.
+    swaps : ``OP[@LAYER]=VARIANT`` each, in rising precedence.
+    plan : rules of the same form that lie below all swaps. They decide about kernels only, never about rewrites.
+
+    Raises
+    ------
+    UserError
+        For an op or variant that nothing registered.
+    """
+
+    def __init__(self, variant: str = BASE, swaps: Sequence[str] = (), plan: Sequence[str] = ()) -> None:
+        self.variant, self.swaps, self.plan = variant, [parse_swap(s) for s in swaps], [parse_swap(s) for s in plan]
+        every = dict.fromkeys([*(v for _, v in KERNELS), AUTO])
+        if variant not in every:
+            raise UserError(f"--variant {variant!r}: no kernel is registered under it; {nearest(variant, every)}")
+        for rule in self.swaps:
+            matched = [name for name in ops.ALL if op_matches(name, rule.op)]
+            if not matched:
+                raise UserError(
+                    f"--swap '{rule}': no op matches {rule.op!r}; {nearest(rule.op, [*FAMILIES, *ops.ALL])}"
+                )
+            having = [name for name in matched if (name, rule.variant) in KERNELS]
+            if not having:
+                there = dict.fromkeys(v for name in matched for v in variants(name))
+                raise UserError(
+                    f"--swap '{rule}': {matched[0]} has no variant {rule.variant!r}; {nearest(rule.variant, there)}"
+                )
+
+    def resolve(self, op: str, layer: str) -> Kernel:
+        """Choose the kernel for an op in a layer."""
+        rest = Rule("*", "*", DEFAULT if self.variant == AUTO else self.variant)
+        for rule in [*reversed(self.swaps), *self.plan, rest]:
+            if op_matches(op, rule.op) and rule.covers(layer) and (op, rule.variant) in KERNELS:
+                return KERNELS[op, rule.variant]
+        return KERNELS[op, BASE]
+
+    def check_used(self, calls: Iterable[tuple[str, str]]) -> None:
+        """Refuse a swap that matches none of a program's (op, layer) pairs."""
+        calls = list(calls)
+        for rule in self.swaps:
+            ops_here = [(op, layer) for op, layer in calls if op_matches(op, rule.op)]
+            if not ops_here:
+                here = dict.fromkeys(op for op, _ in calls)
+                raise UserError(f"--swap '{rule}': this model does not use {rule.op!r}; it uses {', '.join(here)}")
+            layers = dict.fromkeys(layer for op, layer in ops_here if (op, rule.variant) in KERNELS)
+            if not any(rule.covers(layer) for layer in layers):
+                raise UserError(
+                    f"--swap '{rule}': no layer of the model with {rule.op} matches {rule.layer!r} "
+                    f"and has {rule.variant}; {nearest(rule.layer, layers)}"
+                )
+
+    def describe(self) -> dict[str, Any]:
+        """For a run's record."""
+        told: dict[str, Any] = {"variant": self.variant, "swaps": [str(r) for r in self.swaps]}
+        return told | ({"plan": [str(r) for r in self.plan]} if self.plan else {})

@@ -1,0 +1,258 @@
+"""Vectors as values in numba code: formulas that read as for one number and compute LANES at once.
+
+LLVM does not turn every loop into vector code, and where it does, loads a polynomial's constants anew in each round. A
+vector is loaded from an array at an offset counted in floats, whatever the array's shape, and combined with vectors or
+float32 by ``+ - * /``; a product and a sum become one fused multiply-add where the machine has it.
+
+``_some`` means the first `n` lanes, be `n` negative or large: the others are zero when loaded, left alone when stored.
+"""
+
+import operator
+from typing import ClassVar
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core.imputils import lower_builtin
+from numba.core.typing.templates import AbstractTemplate, infer_global, signature
+from numba.extending import intrinsic, models, register_model
+
+from ..compile.jit import helper
+from .fastmath import E0, E1, E2, E3, E4, E5, LN2_HI, LN2_LO, LOG2E, ROUND
+from .simd import F32, HOST, I32, LANES, Emit
+
+FLOATS, INTS = ir.VectorType(F32, LANES), ir.VectorType(I32, LANES)
+INT = types.int64
+
+
+class Vector(types.Type):
+    """LANES float32 in a register."""
+
+    OPERATORS: ClassVar = {operator.add: "fadd", operator.sub: "fsub", operator.mul: "fmul", operator.truediv: "fdiv"}
+    """Kept here, where the cache of compiled kernels sees a change."""
+
+    def __init__(self) -> None:
+        super().__init__(name=f"float32x{LANES}")
+
+
+@register_model(Vector)
+class VectorModel(models.PrimitiveModel):
+    """Held as LLVM's vector."""
+
+    def __init__(self, manager, kind) -> None:
+        super().__init__(manager, kind, FLOATS)
+
+
+vector = Vector()
+
+
+class Arithmetic(AbstractTemplate):
+    """A vector with a vector or a float32."""
+
+    def generic(self, args, kws):
+        """Give the signature, if there is one."""
+        if not kws and len(args) == 2 and vector in args and {*args} <= {vector, types.float32}:
+            return signature(vector, *args)
+        return None
+
+
+class Lanes(Emit):
+    """Emits what the functions below stand for."""
+
+    def __init__(self, context, builder) -> None:
+        super().__init__(builder, HOST)
+        self.context = context
+
+    def point(self, kind, array, offset):
+        """Point to a float of an array."""
+        return self.at(self.context.make_array(kind)(self.context, self.builder, array).data, offset)
+
+    def compute(self, name, *args):
+        """Combine vectors, or a vector and a float."""
+        args = [a if a.type == FLOATS else self.spread(a) for a in args]
+        return getattr(self.builder, name)(*args, flags=("contract",))
+
+    def first(self, n):
+        """Mask the first n lanes."""
+        n = self.builder.select(self.builder.icmp_signed("<", n, n.type(LANES)), n, n.type(LANES))
+        n = self.builder.select(self.builder.icmp_signed(">", n, n.type(0)), n, n.type(0))
+        none = ir.Constant(INTS, ir.Undefined)
+        n = self.builder.insert_element(none, self.builder.trunc(n, I32), I32(0))
+        n = self.builder.shuffle_vector(n, none, ir.Constant(INTS, None))
+        return self.builder.icmp_signed("<", ir.Constant(INTS, list(range(LANES))), n)
+
+
+def define(symbol: object, name: str) -> None:
+    """Let an operator take vectors."""
+
+    def compute(context, builder, sig, args):
+        return Lanes(context, builder).compute(name, *args)
+
+    infer_global(symbol)(type(name, (Arithmetic,), {"key": symbol}))
+    for kinds in ((vector, vector), (vector, types.float32), (types.float32, vector)):
+        lower_builtin(symbol, *kinds)(compute)
+
+
+for symbol, name in Vector.OPERATORS.items():
+    define(symbol, name)
+
+
+@intrinsic
+def load(typingctx, x, i):
+    """Load x[i : i + LANES]."""
+
+    def codegen(context, builder, signature, args):
+        emit = Lanes(context, builder)
+        return emit.load(emit.point(signature.args[0], *args))
+
+    return vector(x, INT), codegen
+
+
+@intrinsic
+def load_some(typingctx, x, i, n):
+    """Load x[i : i + n]."""
+
+    def codegen(context, builder, signature, args):
+        emit = Lanes(context, builder)
+        place, mask = emit.point(signature.args[0], *args[:2]), emit.first(args[2])
+        return emit.call(f"llvm.masked.load.v{LANES}f32.p0", FLOATS, place, I32(4), mask, ir.Constant(FLOATS, None))
+
+    return vector(x, INT, INT), codegen
+
+
+@intrinsic
+def store(typingctx, x, i, v):
+    """Store v to x[i : i + LANES]."""
+
+    def codegen(context, builder, signature, args):
+        emit = Lanes(context, builder)
+        emit.store(args[2], emit.point(signature.args[0], *args[:2]))
+        return context.get_dummy_value()
+
+    return types.void(x, INT, vector), codegen
+
+
+@intrinsic
+def store_some(typingctx, x, i, v, n):
+    """Store v to x[i : i + n]."""
+
+    def codegen(context, builder, signature, args):
+        emit = Lanes(context, builder)
+        place, mask = emit.point(signature.args[0], *args[:2]), emit.first(args[3])
+        emit.call(f"llvm.masked.store.v{LANES}f32.p0", ir.VoidType(), args[2], place, I32(4), mask)
+        return context.get_dummy_value()
+
+    return types.void(x, INT, vector, INT), codegen
+
+
+@intrinsic
+def transpose(typingctx, to, i, to_row, x, j, x_row):
+    """Write LANES rows of x transposed: ``to[i + n*to_row + m] = x[j + m*x_row + n]`` for n, m < LANES."""
+
+    def codegen(context, builder, signature, args):
+        emit = Lanes(context, builder)
+        to, x = emit.point(signature.args[0], *args[:2]), emit.point(signature.args[3], *args[3:5])
+        square = [emit.load(emit.at(x, emit.times(args[5], m))) for m in range(LANES)]
+        for n, row in enumerate(emit.transpose(square)):
+            emit.store(row, emit.at(to, emit.times(args[2], n)))
+        return context.get_dummy_value()
+
+    return types.void(to, INT, INT, x, INT, INT), codegen
+
+
+@intrinsic
+def spread(typingctx, x):
+    """Copy a float32 into every lane."""
+
+    def codegen(context, builder, signature, args):
+        return Lanes(context, builder).spread(args[0])
+
+    return vector(types.float32), codegen
+
+
+@intrinsic
+def select_some(typingctx, n, x, y):
+    """Take the first n lanes of x, the others of y."""
+
+    def codegen(context, builder, signature, args):
+        return builder.select(Lanes(context, builder).first(args[0]), *args[1:])
+
+    return vector(INT, vector, vector), codegen
+
+
+@intrinsic
+def select_positive(typingctx, x, y, z):
+    """Take y where x > 0, else z."""
+
+    def codegen(context, builder, signature, args):
+        return builder.select(builder.fcmp_ordered(">", args[0], ir.Constant(FLOATS, None)), *args[1:])
+
+    return vector(vector, vector, vector), codegen
+
+
+@intrinsic
+def larger(typingctx, x, y):
+    """Take the larger of x and y in each lane; y where either is NaN."""
+
+    def codegen(context, builder, signature, args):
+        return builder.select(builder.fcmp_ordered(">", *args), *args)
+
+    return vector(vector, vector), codegen
+
+
+@intrinsic
+def smaller(typingctx, x, y):
+    """Take the smaller of x and y in each lane; y where either is NaN."""
+
+    def codegen(context, builder, signature, args):
+        return builder.select(builder.fcmp_ordered("<", *args), *args)
+
+    return vector(vector, vector), codegen
+
+
+def reduce(name: str):
+    """Make the function that combines all lanes, by LLVM's name of it."""
+
+    @intrinsic
+    def combine(typingctx, x):
+        def codegen(context, builder, signature, args):
+            emit, flags = Lanes(context, builder), ("reassoc",)
+            start = [F32(-0.0)] if name == "fadd" else []
+            call = emit.call(f"llvm.vector.reduce.{name}.v{LANES}f32", F32, *start, *args)
+            call.fastmath.update(flags)
+            return call
+
+        return types.float32(vector), codegen
+
+    return combine
+
+
+sum_lanes = reduce("fadd")
+max_lanes = reduce("fmaximum")  # NaN where a lane is
+
+
+@intrinsic
+def scale_by_power(typingctx, x, y):
+    """Give x * 2^n, where adding n to ROUND gave y; 2^-127 counts as 0 and 2^128 as infinite."""
+
+    def codegen(context, builder, signature, args):
+        n = builder.shl(builder.bitcast(args[1], INTS), ir.Constant(INTS, [23] * LANES))
+        power = builder.bitcast(builder.add(n, ir.Constant(INTS, [127 << 23] * LANES)), FLOATS)
+        return builder.fmul(args[0], power)
+
+    return vector(vector, vector), codegen
+
+
+EXP_MIN, EXP_MAX = np.float32(-88), np.float32(88.5)  # n of scale_by_power reaches -127 and 128, and no further
+ONE = np.float32(1)
+
+
+@helper(forceinline=True)
+def exp(x):
+    """Give e^x by the polynomial of `fastmath`; 0 below -87.68, infinite above 88.37. NaN stays."""
+    x = smaller(spread(EXP_MAX), larger(spread(EXP_MIN), x))
+    y = x * LOG2E + ROUND
+    n = y - ROUND
+    r = x - n * LN2_HI - n * LN2_LO
+    p = ((((spread(E0) * r + E1) * r + E2) * r + E3) * r + E4) * r + E5
+    return scale_by_power(p * (r * r) + (r + ONE), y)

@@ -1,0 +1,43 @@
+"""How many threads kernels run on, and by which layer numba starts them."""
+
+from __future__ import annotations
+
+import numba
+
+from ...errors import UserError
+from ...machine import cores as cores
+
+SMALL = 512 << 10
+"""Bytes below which one thread reads alone: to start others takes microseconds where they wait awake, 75 where not."""
+
+
+def set_threads(n: int | None) -> int:
+    """Set the number of threads for kernels called from this Python thread; return the number that will run.
+
+    Raises
+    ------
+    UserError
+        For a number below 1, or above what numba was started with (``NUMBA_NUM_THREADS``).
+    """
+    most = numba.config.NUMBA_NUM_THREADS
+    n = most if n is None else n
+    if not 1 <= n <= most:
+        raise UserError(
+            f"threads = {n}: expected 1 to {most}, which numba was started with; "
+            f"set NUMBA_NUM_THREADS={n} before Python starts"
+        )
+    numba.set_num_threads(n)
+    return n
+
+
+def get_threads() -> int:
+    """Return the number of threads for kernels called from this Python thread."""
+    return int(numba.get_num_threads())
+
+
+def threading_layer() -> str:
+    """Name the layer that runs parallel kernels; call after the first of them."""
+    try:
+        return str(numba.threading_layer())
+    except ValueError:
+        return "none yet"

@@ -1,0 +1,111 @@
+"""Products of small packed matrices, triangular ones too, for attention; and the packing.
+
+A matrix is an array and the offset of its first element. It is small enough for the caches, so there is no blocking:
+only the micro-tiles of ``simd``, at most MR rows by COLS.
+"""
+
+import numpy as np
+from numba import types
+from numba.extending import intrinsic
+
+from ..compile.jit import helper
+from .lanes import INT, Lanes, load, load_some, spread, store, store_some, transpose
+from .simd import I32, LANES, MR, NR, at
+from .simd import product as micro
+
+COLS, ZERO = NR, np.float32(0)
+WHOLE, C_UPPER, A_LOWER, A_UPPER = range(4)
+"""What of a product c = a @ b is computed: all of it; c from each row's diagonal on; all of c, from an a that is zero
+above its diagonal, or below."""
+
+
+@helper()
+def up(n, step):
+    """Round up to a multiple."""
+    return (n + step - 1) // step * step
+
+
+@helper()
+def product(c, c0, c_row, a, a0, a_row, a_step, b, b0, b_row, rows, cols, depth, part, adds):
+    """Give or add ``c[i, j] = sum over k < depth of a[i, k] * b[k, j]`` for i < rows and j < cols.
+
+    Rows lie `c_row`, `a_row` and `b_row` floats apart, neighbours in a row of a `a_step`. Columns are rounded up to
+    COLS. Of a triangle, elements less than MR or COLS beyond the diagonal take part as well.
+    """
+    groups = (rows + MR - 1) // MR
+    size, longer = rows // groups, rows % groups
+    i = 0
+    for g in range(groups):
+        n = size + 1 if g < longer else size
+        k = i if part == A_UPPER else 0
+        end = min(depth, i + n) if part == A_LOWER else depth
+        for j in range(i // COLS * COLS if part == C_UPPER else 0, cols, COLS):
+            x, y, to = at(a, a0 + i * a_row + k * a_step), at(b, b0 + k * b_row + j), at(c, c0 + i * c_row + j)
+            micro(n, x, a_row, a_step, y, b_row, to, c_row, end - k, adds, y, 0, 0)
+        i += n
+
+
+@helper()
+def pack(to, to0, width, room, x, x0, x_row, rows, cols, scale):
+    """Copy rows that lie `x_row` apart side by side, scaled; zeros fill up `width` columns and `room` rows."""
+    for t in range(rows):
+        for i in range(0, cols, LANES):
+            store(to, to0 + t * width + i, load_some(x, x0 + t * x_row + i, cols - i) * scale)
+        for i in range(up(cols, LANES), width, LANES):
+            store(to, to0 + t * width + i, spread(ZERO))
+    for i in range(rows * width, room * width, LANES):
+        store(to, to0 + i, spread(ZERO))
+
+
+@helper()
+def turn(to, to0, to_row, x, x0, width, rows):
+    """Transpose packed rows, with those that fill up the last vector."""
+    for t in range(0, rows, LANES):
+        for i in range(0, width, LANES):
+            transpose(to, to0 + i * to_row + t, to_row, x, x0 + t * width + i, width)
+
+
+@helper()
+def unpack(x, x0, x_row, tile, tile0, width, rows, cols, scale, adds):
+    """Write or add packed rows, scaled, to rows that lie `x_row` apart."""
+    for t in range(rows):
+        for i in range(0, cols, LANES):
+            place, n = x0 + t * x_row + i, cols - i
+            v = load(tile, tile0 + t * width + i) * scale
+            if adds:
+                v = v + load_some(x, place, n)
+            if n >= LANES:
+                store(x, place, v)
+            else:
+                store_some(x, place, v, n)
+
+
+@intrinsic
+def tell(typingctx, steps, i, n):
+    """Set the count `i` of an array to n; whoever reads it afterwards sees all that this thread has written before."""
+
+    def codegen(context, builder, signature, args):
+        steps, i, n = args
+        place = builder.bitcast(Lanes(context, builder).point(signature.args[0], steps, i), I32.as_pointer())
+        builder.store_atomic(builder.trunc(n, I32), place, "release", 4)
+        return context.get_dummy_value()
+
+    return types.void(steps, INT, INT), codegen
+
+
+@intrinsic
+def wait_for(typingctx, steps, i, n):
+    """Wait until the count `i` of an array is n. The thread that sets it must not wait for this one."""
+
+    def codegen(context, builder, signature, args):
+        steps, i, n = args
+        place = builder.bitcast(Lanes(context, builder).point(signature.args[0], steps, i), I32.as_pointer())
+        again, on = builder.append_basic_block("again"), builder.append_basic_block("on")
+        builder.branch(again)
+        builder.position_at_end(again)
+        there = builder.load_atomic(place, "acquire", 4, typ=I32)
+        builder.cbranch(builder.icmp_signed("==", there, builder.trunc(n, I32)), on, again)
+        builder.position_at_end(on)
+        return context.get_dummy_value()
+
+    return types.void(steps, INT, INT), codegen

@@ -1,0 +1,212 @@
+"""Whole training steps, side by side with a peer: PyTorch, or another variant of cpuopt's kernels.
+
+Both sides train the same model from the same weights on the same batches, each in a process of its own, because two
+OpenMP runtimes must not share one. They take turns, A B B A or B A A B, so that what drifts meets both alike; each
+round gives one ratio, and the bootstrap over rounds gives its interval. No ratio is given where the losses of the
+first steps differ, because then the two do not compute the same.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ... import machine
+from ...data.corpus import load_corpus
+from ...errors import UserError
+from ...files import write_whole
+from ...isolate.process import LIMIT_S, Side, Steps, Worker, ended_by_sigterm
+from ...measure.stats import CHECKED_STEPS, Others, Result, disagreement, geometric_mean, schedule
+from ...models.gpt2 import parse_config
+from .plan import OPTIMIZER, START_ROUNDS, Plan, cpuopt_side, default_sizes, parse_sizes, peer_sides, round_cost
+
+__all__ = ["Bench", "Plan", "View", "default_sizes", "parse_sizes"]
+
+BATCHES = 8
+"""Batches that both sides go through again and again."""
+TURN_MS = 300.0
+"""A turn is as many steps as fill this time, at most `MOST_STEPS`; its median counts."""
+MOST_STEPS = 50
+PAUSE_S = 0.25
+"""Between turns: the OpenMP threads of the side that had its turn may spin for 0.2 s."""
+
+
+class View:
+    """Who hears of the progress; this one shows nothing."""
+
+    def stage(self, text: str) -> None:
+        """Something begins."""
+
+    def at(self, cost: float) -> None:
+        """So much of `Plan.cost` is done."""
+
+    def result(self, result: Result) -> None:
+        """One size against one peer is measured."""
+
+
+class Bench:
+    """Measures a plan.
+
+    Parameters
+    ----------
+    view : hears of the progress.
+    ours, theirs : the sides, in place of those that the plan comes to.
+    pause_s : between turns.
+    limit_s : how long a worker may take for one answer.
+
+    Raises
+    ------
+    UserError
+        For a plan that cannot be measured.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        view: View | None = None,
+        *,
+        ours: Side | None = None,
+        theirs: Sequence[Side] | None = None,
+        pause_s: float = PAUSE_S,
+        limit_s: float = LIMIT_S,
+    ) -> None:
+        plan.check()
+        self.plan, self.view, self.pause_s, self.limit_s = plan, view or View(), pause_s, limit_s
+        self.ours = ours or cpuopt_side(plan, "cpuopt", plan.variant, plan.swap, plan.fuse)
+        self.theirs = list(theirs) if theirs is not None else peer_sides(plan)
+        self.model, self.config = parse_config(plan.model)
+        self.results: list[Result] = []
+        self._machine = machine.describe()  # its load, before any of this
+        self._cost = 0.0
+
+    def run(self, out: Path | None = None) -> dict[str, Any]:
+        """Measure all sizes against all peers, and return the record.
+
+        What fails is recorded as the reason for having no ratio, and the rest is measured.
+
+        Parameters
+        ----------
+        out : a file that gets the record, anew after each result.
+
+        Raises
+        ------
+        UserError
+            Where nothing could be measured before the failure, or `out` cannot be written.
+        """
+        if out and not out.absolute().parent.is_dir():
+            raise UserError(f"--out {out}: there is no folder {str(out.absolute().parent)!r}; make it first")
+        with ended_by_sigterm(), tempfile.TemporaryDirectory(prefix="cpuopt-bench-") as folder:
+            self._check()
+            for B, T in self.plan.sizes:
+                for side in self.theirs:
+                    try:
+                        result = self._pair(side, B, T, Path(folder))
+                    except UserError as e:
+                        if not self.results:
+                            raise
+                        result = Result(side.name, B, T, self.plan.threads, refused=f"no ratio, because of {e}")
+                    self.results.append(result)
+                    self._cost += (START_ROUNDS + self.plan.rounds) * round_cost(B, T)
+                    self.view.at(self._cost)
+                    if out:
+                        write_whole(out, [json.dumps(self.record(), indent=1).encode() + b"\n"])
+                    self.view.result(result)
+        return self.record()
+
+    def record(self) -> dict[str, Any]:
+        """Return all that is known so far, for JSON."""
+        plan = {k: v for k, v in asdict(self.plan).items() if k not in ("model", "peer_python", "processes")}
+        by_peer = {s.name: [r.ratios for r in self.results if r.peer == s.name and r.ratio] for s in self.theirs}
+        return {
+            "kind": "cpuopt-bench",
+            "format": 1,
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "model": {"name": self.model, **asdict(self.config), "parameters": self.config.n_params},
+            "dtype": "float32",
+            "optimizer": {"name": "AdamW", **OPTIMIZER},
+            **plan,
+            "machine": self._machine,
+            "results": [asdict(r) for r in self.results],
+            "geometric_mean": {peer: geometric_mean(ratios) for peer, ratios in by_peer.items() if len(ratios) > 1},
+        }
+
+    def _check(self) -> None:
+        """Let each side look for what it needs, before the first of them compiles."""
+        B, T = self.plan.sizes[0]
+        for side in (self.ours, *self.theirs):
+            self.view.stage(f"{side.name}: check")
+            with Worker(side, self.view.stage, self.limit_s) as worker:
+                worker.ask("check", **side.settings, B=B, T=T)
+
+    def _pair(self, side: Side, B: int, T: int, folder: Path) -> Result:
+        """Measure one size against one peer."""
+        result = Result(side.name, B, T, self.plan.threads)
+        with ExitStack() as stack:
+            workers = {}
+            for key, s in ("cpuopt", self.ours), ("peer", side):
+                self.view.stage(f"{B}x{T} {s.name}: start")
+                workers[key] = stack.enter_context(Worker(s, self.view.stage, self.limit_s))
+                result.versions[key] = self._init(workers[key], B, T, folder)
+            self.view.stage(f"{B}x{T} {side.name}: first steps")
+            first = {key: w.steps(CHECKED_STEPS) for key, w in workers.items()}
+            result.losses = {key: steps.losses for key, steps in first.items()}
+            result.refused = disagreement(side.name, first["cpuopt"].losses, first["peer"].losses)
+            if result.refused:
+                return result
+            slower_ms = max(min(steps.step_ms) for steps in first.values())
+            result.steps_per_turn = max(1, min(MOST_STEPS, math.ceil(TURN_MS / slower_ms)))
+            self.view.stage(f"{B}x{T} {side.name}")
+            self._take_turns(workers, result)
+            for key, worker in workers.items():
+                last = worker.peak()
+                result.peak_rss_mb[key] = float(last["peak_rss_mb"])
+                result.versions[key] |= last.get("versions", {})
+        return result
+
+    def _init(self, worker: Worker, B: int, T: int, folder: Path) -> dict[str, str]:
+        """Give a worker its batches and weights; the first of all workers makes the weights."""
+        batches, params = folder / f"batches-{B}x{T}.npy", folder / "params.npz"
+        if not batches.exists():
+            corpus = load_corpus("builtin", vocab_size=self.config.vocab_size, T=T, B=B)
+            train = corpus.batches("train", B, T, seed=self.plan.seed)
+            np.save(batches, np.stack([np.stack(train.at(i)) for i in range(BATCHES)]))
+        answer = worker.ask(
+            "init",
+            **worker.side.settings,
+            B=B,
+            T=T,
+            batches=str(batches),  # (BATCHES, 2, B, T)
+            params=str(params),
+            write_params=not params.exists(),
+        )
+        if answer.get("threads") != self.plan.threads:
+            raise UserError(
+                f"{worker.side.name}: runs on {answer.get('threads')} threads; expected {self.plan.threads}, because "
+                "both sides must have as many; give --threads"
+            )
+        return dict(answer.get("versions", {}))
+
+    def _take_turns(self, workers: dict[str, Worker], result: Result) -> None:
+        """Let both sides take their turns, and work out the figures."""
+        result.order = schedule(self.plan.rounds, self.plan.seed)
+        times = {key: Steps() for key in workers}
+        turns: dict[str, list[float]] = {key: [] for key in workers}
+        others = Others(workers)
+        for i, letter in enumerate(result.order):
+            key = "cpuopt" if letter == "A" else "peer"
+            time.sleep(self.pause_s)
+            steps = workers[key].steps(result.steps_per_turn)
+            times[key].add(steps)
+            turns[key].append(float(np.median(steps.step_ms)))
+            self.view.at(self._cost + (START_ROUNDS + (i + 1) / 2) * round_cost(result.B, result.T))
+        result.add_times(times, turns)
+        result.add_doubts(others.cores())

@@ -1,0 +1,147 @@
+"""What `cpuopt bench` is asked to do, and the programs that it comes to."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from ...errors import UserError
+from ...isolate.process import Side
+from ...models.gpt2 import parse_config
+
+PEERS = {"torch-eager": "eager", "torch-compile": "compile"}
+SIZES = "1x16,1x32,2x16,1x64,4x64,16x64,1x1024"
+OPTIMIZER = {"lr": 1e-4, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.0}
+ROOT = Path(__file__).resolve().parents[3]
+START_ROUNDS = 5
+"""Start and warm-up take about as long as so many rounds."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is measured.
+
+    Attributes
+    ----------
+    model : preset or sizes, as for `train`.
+    sizes : (B, T) each.
+    peers : of `PEERS`.
+    against : variants of cpuopt, which run without the swaps and with their own rewrites.
+    variant, swap, fuse, kernels : of cpuopt's own side.
+    threads : of every side.
+    rounds : turns of each side.
+    seed : of the order of turns, the batches and the initial weights.
+    peer_python : a Python that has torch.
+    processes : how many compile.
+    """
+
+    model: str = "gpt2-124M"
+    sizes: tuple[tuple[int, int], ...] = ((4, 64),)
+    peers: tuple[str, ...] = ()
+    against: tuple[str, ...] = ()
+    variant: str = "vanilla"
+    swap: tuple[str, ...] = ()
+    fuse: str = "auto"
+    kernels: tuple[str, ...] = ()
+    threads: int = 1
+    rounds: int = 10
+    seed: int = 0
+    peer_python: str = sys.executable
+    processes: int = 1
+
+    def check(self) -> None:
+        """Refuse what cannot be measured, before anything starts.
+
+        Raises
+        ------
+        UserError
+            Naming the flag.
+        """
+        name, config = parse_config(self.model)
+        for B, T in self.sizes:
+            if config.block_size < T:
+                raise UserError(f"--sizes {B}x{T}: {name} has a context of {config.block_size} tokens; take T up to it")
+        for flag, n, least in ("--rounds", self.rounds, 2), ("--threads", self.threads, 1), ("--seed", self.seed, 0):
+            if n < least:
+                raise UserError(f"{flag} {n}: expected {least} or more")
+        for peer in self.peers:
+            if peer not in PEERS:
+                raise UserError(f"--peer {peer}: expected one of {', '.join(PEERS)}; for a variant, --against {peer}")
+
+    @property
+    def cost(self) -> float:
+        """How long it takes, in the unit of `View.at`."""
+        rounds = (self.rounds + START_ROUNDS) * (len(self.peers) + len(self.against))
+        return sum(rounds * round_cost(B, T) for B, T in self.sizes)
+
+
+def round_cost(B: int, T: int) -> float:
+    """Estimate how long a round takes, in tokens: what does not depend on the batch takes as long as about 64."""
+    return 64.0 + B * T
+
+
+def default_sizes(model: str) -> tuple[tuple[int, int], ...]:
+    """Give the sizes that a model's context has room for."""
+    _, config = parse_config(model)
+    return tuple((B, T) for B, T in parse_sizes(SIZES) if config.block_size >= T)
+
+
+def parse_sizes(text: str) -> tuple[tuple[int, int], ...]:
+    """Read ``4x64,16x64``: rows by tokens.
+
+    Raises
+    ------
+    UserError
+        For anything else.
+    """
+    sizes = []
+    for item in text.split(","):
+        size = re.fullmatch(r"([1-9][0-9]{0,6})x([1-9][0-9]{0,6})", item.strip())
+        if not size:
+            raise UserError(f"--sizes {text!r}: {item!r} is no size; expected BxT, as in 4x64,16x64")
+        sizes.append((int(size[1]), int(size[2])))
+    return tuple(dict.fromkeys(sizes))
+
+
+def cpuopt_side(plan: Plan, name: str, variant: str, swap: tuple[str, ...] = (), fuse: str = "auto") -> Side:
+    """Describe cpuopt with some kernels."""
+    settings = {
+        "model": plan.model,
+        "variant": variant,
+        "swap": swap,
+        "fuse": fuse,
+        "kernels": plan.kernels,
+        "threads": plan.threads,
+        "seed": plan.seed,
+        "processes": plan.processes,
+        **OPTIMIZER,
+    }
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    environment = {"NUMBA_NUM_THREADS": str(plan.threads), "PYTHONPATH": path}
+    return Side(name, (sys.executable, "-P", "-m", "cpuopt.lab.peers.worker"), {"settings": settings}, environment)
+
+
+def peer_sides(plan: Plan) -> list[Side]:
+    """Describe the peers of a plan.
+
+    Raises
+    ------
+    UserError
+        Where PyTorch's side is not there.
+    """
+    script = ROOT / "benchmarks" / "peer_worker.py"
+    if plan.peers and not script.is_file():
+        raise UserError(
+            f"--peer {plan.peers[0]}: there is no {str(script)!r}, because an installed package comes without it; "
+            "run from a checkout (pip install -e '.[peers]'), or compare variants: --against vanilla"
+        )
+    n = str(plan.threads)
+    environment = {"OMP_NUM_THREADS": n, "MKL_NUM_THREADS": n}
+    common = {"sizes": asdict(parse_config(plan.model)[1]), "threads": plan.threads, "optimizer": OPTIMIZER}
+    return [
+        *(Side(p, (plan.peer_python, str(script)), {"mode": PEERS[p], **common}, environment) for p in plan.peers),
+        *(cpuopt_side(plan, variant, variant) for variant in plan.against),
+    ]

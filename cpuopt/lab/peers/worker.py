@@ -1,0 +1,143 @@
+"""The cpuopt side of `cpuopt bench`: ``python -m cpuopt.lab.peers.worker``, told in JSON lines what to do.
+
+``check`` looks whether the settings can be done, ``init`` compiles and sets the initial weights, ``steps`` trains and
+says what each step took, ``peak`` says how much memory that needed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...errors import UserError
+from ...isolate.serve import Say, serve
+
+if TYPE_CHECKING:
+    from ...engine import Bound
+    from ...train.job import Settings
+
+COLUMN = {"forward": "forward", "backward": "backward", "norm": "update", "update": "update"}
+"""Where a phase of the program is counted: PyTorch has no norm of the gradient to compare with."""
+
+
+class Session:
+    """A job that steps through its batches.
+
+    Parameters
+    ----------
+    request : ``init``: some of `Settings`, B and T, and the paths of batches (n, 2, B, T) and weights.
+    say : hears what is compiled.
+    """
+
+    def __init__(self, request: Mapping[str, Any], say: Callable[[str], None]) -> None:
+        from ...train.job import prepare  # numba is imported late: an idle worker is small
+
+        self.settings = settings_of(request)
+        job = prepare(self.settings, lambda done, total, name: say(f"compiling {done}/{total} {name}"))
+        self.engine = job.engine
+        self.batches = np.load(request["batches"])
+        if request["write_params"]:
+            save(Path(request["params"]), self.engine.parameters())
+        else:
+            load(Path(request["params"]), self.engine.parameters())
+        self.done = 0
+        self._ns: dict[str, int] = {}
+        self._run = self.engine.runner
+        self.engine.runner = self._run_timed
+
+    def steps(self, n: int) -> dict[str, Any]:
+        """Train for n steps."""
+        s = self.settings
+        step_ms, losses = [], []
+        phases_ms: dict[str, list[float]] = {c: [] for c in COLUMN.values()}
+        for _ in range(n):
+            tokens, targets = self.batches[self.done % len(self.batches)]
+            self._ns = dict.fromkeys(phases_ms, 0)
+            start = time.perf_counter_ns()
+            step = self.engine.step(
+                lr=s.lr,
+                beta1=s.beta1,
+                beta2=s.beta2,
+                eps=s.eps,
+                weight_decay=s.weight_decay,
+                tokens=tokens,
+                targets=targets,
+            )
+            step_ms.append((time.perf_counter_ns() - start) / 1e6)
+            losses.append(step.loss)
+            for column, ns in self._ns.items():
+                phases_ms[column].append(ns / 1e6)
+            self.done += 1
+        return {"step_ms": step_ms, "losses": losses, "phases_ms": phases_ms}
+
+    def _run_timed(self, calls: Iterable[Bound]) -> None:
+        calls = list(calls)
+        start = time.perf_counter_ns()
+        self._run(calls)
+        if calls:
+            self._ns[COLUMN[calls[0].call.phase]] += time.perf_counter_ns() - start
+
+
+def settings_of(request: Mapping[str, Any]) -> Settings:
+    """Read the settings of a job from a request."""
+    from ...train.job import Settings
+
+    given: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in request["settings"].items()}
+    return Settings(B=request["B"], T=request["T"], **given)
+
+
+def check(request: Mapping[str, Any]) -> None:
+    """Trace the model and choose its kernels, to find what in the settings cannot be done."""
+    from ...train.job import build_only
+
+    build_only(settings_of(request))
+
+
+def save(path: Path, params: Mapping[str, np.ndarray[Any, Any]]) -> None:
+    """Write parameters by name."""
+    with path.open("wb") as f:
+        np.savez(f, **params)  # type: ignore[arg-type]  # a name is no option of savez
+
+
+def load(path: Path, params: Mapping[str, np.ndarray[Any, Any]]) -> None:
+    """Fill parameters from a file that has the same names."""
+    with np.load(path, allow_pickle=False) as stored:
+        if set(stored) != set(params):
+            raise UserError(f"initial weights differ in {', '.join(sorted(set(stored) ^ set(params)))}")
+        for name, array in params.items():
+            np.copyto(array, stored[name], casting="no")
+
+
+def main() -> None:
+    """Answer requests until stdin closes."""
+    sessions: list[Session] = []
+
+    def checked(request: Mapping[str, Any], say: Say) -> Mapping[str, Any]:
+        check(request)
+        return {}
+
+    def init(request: Mapping[str, Any], say: Say) -> Mapping[str, Any]:
+        sessions[:] = [Session(request, say)]
+        return {"threads": sessions[0].engine.threads, "versions": {}}
+
+    def steps(request: Mapping[str, Any], say: Say) -> Mapping[str, Any]:
+        if not sessions:
+            raise UserError("'steps' before 'init'")
+        return sessions[0].steps(request["n"])
+
+    serve({"check": checked, "init": init, "steps": steps, "peak": lambda request, say: _peak()})
+
+
+def _peak() -> dict[str, Any]:
+    from ...kernels.toolkit.threads import threading_layer
+    from ...profiler import peak_rss_bytes
+
+    return {"peak_rss_mb": peak_rss_bytes() / 1e6, "versions": {"threading_layer": threading_layer()}}
+
+
+if __name__ == "__main__":
+    main()

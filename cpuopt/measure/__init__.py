@@ -1,0 +1,1 @@
+"""How fast, and how sure: profiles, roofs, paired comparison."""

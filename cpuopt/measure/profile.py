@@ -1,0 +1,311 @@
+"""What the times of some steps say: sums by kind of op and by layer, and the object that ``profile.json`` holds.
+
+There is one statistic, the mean over the middle half of the steps, ordered by their time: one set of whole steps for
+all rows, so that the rows add up to the step, and a step that something else disturbed does not count: of three, the
+middle one counts. All raw values are kept.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..wording import count
+from .roofline import PASSED, Roofs
+
+if TYPE_CHECKING:
+    from ..engine import Bound
+
+Array = np.ndarray[Any, Any]
+UNACCOUNTED = "(unaccounted)"
+"""The row for the time of a step that no kernel accounts for."""
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """The raw times of one step, all in ns of the profiler's clock.
+
+    Attributes
+    ----------
+    number : counted from 0, with the steps that are dropped later.
+    runs : for each phase that ran, its n calls and the n + 1 readings of the clock before, between and after them.
+    regions : for each run, (n + 1, 3) readings of what ``kernels.regions.watch`` counts; none where it does not.
+    """
+
+    number: int
+    start: int
+    end: int
+    runs: list[tuple[Sequence[Bound], Array]]
+    regions: list[Array] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class OpRow:
+    """One kind of op: what its calls took in a step, on average.
+
+    Attributes
+    ----------
+    share : of the step, in percent.
+    gflops, gbs : rates; 0 where there is nothing to count.
+    flops, bytes : a step's; what the mathematics needs and what must move at the least, whatever the kernel does.
+    intensity : FLOPs a byte.
+    of_roof : percent of the roof that binds, whose name is `roof`; None where no roofs are known.
+    imbalance : time of the slowest thread over the mean of all; None where it was not measured.
+    kernels : that ran, as ``matmul_forward[vanilla]``.
+    """
+
+    op: str
+    calls: int
+    ms: float
+    share: float
+    gflops: float
+    gbs: float
+    flops: int
+    bytes: int
+    intensity: float
+    of_roof: float | None
+    roof: str
+    imbalance: float | None
+    kernels: list[str]
+
+
+@dataclass(frozen=True)
+class LayerRow:
+    """One op in one layer by one variant; the attributes are those of `OpRow`."""
+
+    layer: str
+    op: str
+    variant: str
+    phase: str
+    calls: int
+    ms: float
+    share: float
+    gflops: float
+    gbs: float
+    flops: int
+    bytes: int
+    intensity: float
+    of_roof: float | None
+    roof: str
+    imbalance: float | None
+
+
+@dataclass
+class Profile:
+    """What a profiled run says.
+
+    Attributes
+    ----------
+    steps : how many the figures stand on; `warmup` more came before and were dropped.
+    step_ms : ``median``, ``min`` and ``max`` of `step_ms_values`, and the ``mean`` of their middle half, which the
+        rows of `ops` add up to, and which is what is shown.
+    tokens_per_s : by that mean.
+    peak_rss_mb, planned_peak_mb : what the process held at its peak, and what was predicted, in 10^6 bytes.
+    ops : by label, in the order of a step; `UNACCOUNTED` comes last and the shares add to 100.
+    profiler_overhead_ms : what profiling adds to a step, measured.
+    checked : one entry a check of this run, with at least ``kernel`` and ``status``; the tables refuse what failed.
+    roofs : what the machine can do on so many threads, if it is known.
+    mfu : the step's FLOPs in percent of the FMA peak.
+    doubts : what speaks against the figures.
+    hashes : what the machine code of each kernel was made from.
+    codes : the machine code itself that each kernel ran; empty for a plain Python function.
+    raw : the times of every step; not part of the JSON.
+    """
+
+    model: str
+    B: int
+    T: int
+    threads: int
+    threading_layer: str
+    variant: str
+    swaps: list[str]
+    steps: int
+    warmup: int
+    step_ms: dict[str, float]
+    tokens_per_s: float
+    peak_rss_mb: float
+    planned_peak_mb: float
+    ops: list[OpRow]
+    layers: list[LayerRow]
+    unaccounted_ms: float
+    profiler_overhead_ms: float
+    step_ms_values: list[float]
+    checked: list[dict[str, Any]]
+    versions: dict[str, str]
+    raw: list[StepTimes] = field(repr=False)
+    roofs: Roofs | None = None
+    mfu: float | None = None
+    doubts: list[str] = field(default_factory=list)
+    hashes: dict[str, str] = field(default_factory=dict)
+    codes: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def words(self) -> str:
+        """Where the time goes, in words."""
+        return words(self)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return one object for ``json.dumps``."""
+        plain = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "raw"}
+        plain |= {"roofs": self.roofs and self.roofs.to_json(), "words": self.words}
+        plain["op_ms_values"] = self.op_ms_values()
+        return {**plain, "ops": [asdict(r) for r in self.ops], "layers": [asdict(r) for r in self.layers]}
+
+    @staticmethod
+    def from_json(d: Mapping[str, Any]) -> Profile:
+        """Read what `to_json` gave; the raw times are not in it."""
+        given = {f.name: d[f.name] for f in fields(Profile) if f.name in d}
+        given |= {"ops": [_row(OpRow, r) for r in d["ops"]], "layers": [_row(LayerRow, r) for r in d["layers"]]}
+        given["raw"] = []
+        given["roofs"] = Roofs.from_json(d["roofs"]) if d.get("roofs") else None
+        return Profile(**given)
+
+    def op_ms_values(self) -> dict[str, list[float]]:
+        """Give the ms of each kind of op in each step."""
+        found: dict[str, list[float]] = {r.op: [0.0] * len(self.raw) for r in self.ops if r.kernels}
+        for i, step in enumerate(self.raw):
+            for calls, marks in step.runs:
+                for bound, ns in zip(calls, np.diff(marks).tolist(), strict=True):
+                    # a step whose update was skipped has fewer kinds than the one that is shown, or more
+                    found.setdefault(bound.call.op.label, [0.0] * len(self.raw))[i] += ns / 1e6
+        return found
+
+
+def _row(kind: type[Any], r: Mapping[str, Any]) -> Any:
+    """Read a row; fields that another version of cpuopt added are left out."""
+    return kind(**{f.name: r[f.name] for f in fields(kind)})
+
+
+class Sums:
+    """The mean times of the middle half of some steps, per call."""
+
+    def __init__(self, steps: Sequence[StepTimes], roofs: Roofs | None = None) -> None:
+        self.roofs = roofs
+        cut = (len(steps) + 1) // 4
+        middle = sorted(steps, key=lambda s: s.end - s.start)[cut : len(steps) - cut]
+        self.step_ns = fmean(s.end - s.start for s in middle)
+        self.bounds: list[Bound] = []
+        at: dict[int, int] = {}
+        for bound in (b for s in middle for calls, _ in s.runs for b in calls):
+            if id(bound) not in at:
+                at[id(bound)] = len(self.bounds)
+                self.bounds.append(bound)
+        self.ns, self.calls = np.zeros(len(at)), np.zeros(len(at))
+        for calls, marks in (run for s in middle for run in s.runs):
+            where = [at[id(b)] for b in calls]
+            np.add.at(self.ns, where, np.diff(marks) / len(middle))
+            np.add.at(self.calls, where, 1 / len(middle))
+        self.threads_ns = np.zeros((len(at), 2))
+        """Of the regions of each call: threads times the slowest one's time, and the sum of all threads' times."""
+        for s in middle:
+            for (calls, _), readings in zip(s.runs, s.regions, strict=False):
+                np.add.at(self.threads_ns, [at[id(b)] for b in calls], np.diff(readings, axis=0)[:, :2])
+
+    def op_rows(self) -> list[OpRow]:
+        """One row a label, in the order in which a step first comes to each, and the time that is left."""
+        rows = []
+        for (label,), at in self._groups(lambda b: (b.call.op.label,)).items():
+            used = dict.fromkeys(self.bounds[i].kernel.name for i in at)
+            rows.append(OpRow(label, **self._figures(at), kernels=list(used)))
+        left = float(self.step_ns - self.ns.sum())
+        return [
+            *rows,
+            OpRow(UNACCOUNTED, 0, left / 1e6, 100 * left / self.step_ns, 0.0, 0.0, 0, 0, 0.0, None, "", None, []),
+        ]
+
+    def layer_rows(self) -> list[LayerRow]:
+        """One row a layer, op and variant, layer by layer."""
+        groups = self._groups(lambda b: (b.call.layer, b.call.op.name, b.kernel.variant, b.call.phase))
+        layers = list(dict.fromkeys(layer for layer, *_ in groups))
+        return [
+            LayerRow(layer, op, variant, phase, **self._figures(at))
+            for (layer, op, variant, phase), at in sorted(groups.items(), key=lambda g: layers.index(g[0][0]))
+        ]
+
+    def _groups(self, key: Callable[[Bound], tuple[str, ...]]) -> dict[tuple[str, ...], list[int]]:
+        groups: dict[tuple[str, ...], list[int]] = {}
+        for i, bound in enumerate(self.bounds):
+            groups.setdefault(key(bound), []).append(i)
+        return groups
+
+    def _figures(self, at: Sequence[int]) -> dict[str, Any]:
+        ns = float(self.ns[at].sum())
+        flops = sum(self.bounds[i].call.flops * self.calls[i] for i in at)
+        nbytes = sum(self.bounds[i].call.bytes * self.calls[i] for i in at)
+        slowest, mean = self.threads_ns[at].sum(axis=0)
+        return {
+            "calls": round(self.calls[at].sum()),
+            "ms": ns / 1e6,
+            "share": 100 * ns / self.step_ns,
+            "gflops": float(flops / ns) if ns else 0.0,
+            "gbs": float(nbytes / ns) if ns else 0.0,
+            "flops": round(flops),
+            "bytes": round(nbytes),
+            "intensity": float(flops / nbytes) if nbytes else 0.0,
+            **self._roof(at, ns),
+            "imbalance": float(slowest / mean) if mean else None,
+        }
+
+    def _roof(self, at: Sequence[int], ns: float) -> dict[str, Any]:
+        """Give the share of the roof that binds; of calls with several, the one that sets most of the least time."""
+        if not self.roofs or not ns:
+            return {"of_roof": None, "roof": ""}
+        least: dict[str, float] = {}
+        for i in at:
+            call = self.bounds[i].call
+            time, name = self.roofs.bound(call.flops, call.bytes)
+            least[name] = least.get(name, 0.0) + time * float(self.calls[i])
+        return {"of_roof": 100 * sum(least.values()) / ns, "roof": max(least, key=lambda name: least[name])}
+
+
+def passed(rows: Iterable[OpRow | LayerRow]) -> list[str]:
+    """List what is said to be faster than its roof."""
+    found = []
+    for r in rows:
+        if r.of_roof is not None and r.of_roof > PASSED:
+            found.append(f"{r.op} is at {r.of_roof:.1f} % of the {r.roof} roof, which cannot be")
+    return found
+
+
+def words(p: Profile) -> str:
+    """Say in words where the time of a step goes, and where the most of it could be saved."""
+    step = p.step_ms["mean"]
+    text = f"A step takes {step:,.1f} ms"
+    if p.mfu is not None:
+        text += f", {p.mfu:.0f} % of the FMA peak of {count(p.threads, 'thread')} (MFU)"
+    rows = [r for r in p.ops if r.kernels]
+    families: dict[str, list[OpRow]] = {}
+    for r in rows:
+        families.setdefault(r.op.split()[0], []).append(r)
+    name, most = max(families.items(), key=lambda f: sum(r.ms for r in f[1]))
+    ms = sum(r.ms for r in most)
+    text += f". {name} is {100 * ms / step:.0f} % of it"
+    if all(r.of_roof is not None for r in rows) and p.mfu is not None:
+        least = sum(r.ms * (r.of_roof or 0) / 100 for r in most)
+        text += f", at {100 * least / ms:.0f} % of its roof"
+        where, room, at, roof = largest_room(p.layers)
+        text += f". The most room is in {where}: {room:,.{1 if room >= 1 else 3}f} ms more than its {roof} roof allows"
+        text += f" ({at:.0f} % of it)"
+        uneven = max(rows, key=lambda r: ((r.imbalance or 1) - 1) * r.ms)
+        if (uneven.imbalance or 1) > 1.1:
+            text += f". Threads wait most in {uneven.op}: the slowest takes {uneven.imbalance:.2f} times the mean"
+    return text + "."
+
+
+def largest_room(layers: Sequence[LayerRow]) -> tuple[str, float, float, str]:
+    """Find the op, over all blocks alike, that is furthest from its roof in ms: its name, ms, percent and roof."""
+    groups: dict[tuple[str, str], list[LayerRow]] = {}
+    for r in layers:
+        groups.setdefault((r.op, re.sub(r"\.\d+(?=\.|$)", ".*", r.layer)), []).append(r)
+
+    def room(rows: Sequence[LayerRow]) -> float:
+        return sum(r.ms * (1 - (r.of_roof or 0) / 100) for r in rows)
+
+    (op, layer), rows = max(groups.items(), key=lambda g: room(g[1]))
+    ms = sum(r.ms for r in rows)
+    return f"{op} in {layer}", room(rows), 100 * (1 - room(rows) / ms), max(rows, key=lambda r: r.ms).roof

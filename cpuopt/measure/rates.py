@@ -1,0 +1,340 @@
+"""What this machine can do, measured: multiply-adds, bandwidth of each level of memory, the start of threads.
+
+The figures are kept in a file for each machine, beside the compiled kernels, and measured again on demand. A figure is
+the best of many short samples: a roof is what is possible, and whatever else runs can only hide it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+
+from ..files import cache_folder, read_entry, write_entry
+from ..kernels import roofs as kernels
+from ..kernels.toolkit import threads as numba_threads
+from ..machine import describe, quota, throttled
+from .roofline import Level, Roofs
+
+FORMAT = 1
+SAMPLE_S, SAMPLES_S = 5e-3, 0.12
+"""A sample takes about as long as the first; of one figure, samples are taken for the second, after 3 at least."""
+USUAL = (("L1", 32 << 10, 1), ("L2", 512 << 10, 1), ("L3", 8 << 20, 0))
+"""Taken where the system does not tell its caches; 0: shared by all."""
+LITTLE = 0.05
+"""What all other processes may use of a core before it is worth saying."""
+LOWER = 0.9
+"""The part of the kept FMA roof that multiply-adds must reach now, or shares of the roofs read low."""
+PACKAGES = "Debian, Ubuntu: apt install libgomp1; Fedora: dnf install libgomp; macOS: brew install libomp"
+
+
+def levels() -> tuple[Level, ...]:
+    """List the caches and memory, from the nearest."""
+    found = []
+    for index in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
+        try:
+            level, kind, size, shared = (
+                (index / f).read_text().strip() for f in ("level", "type", "size", "shared_cpu_list")
+            )
+        except OSError:
+            continue
+        if kind != "Instruction" and size[:-1].isdigit() and size[-1] in "KM":
+            found.append(Level(f"L{level}", int(size[:-1]) << (10 if size[-1] == "K" else 20), count(shared)))
+    found = found or [Level(name, n, k or numba_threads.cores()) for name, n, k in USUAL]
+    return (*found, Level("memory", None, numba_threads.cores()))
+
+
+def count(cpus: str) -> int:
+    """Count the processors in a list such as ``0-3,8``."""
+    ends = [[int(n) for n in part.split("-")] for part in cpus.split(",") if part]
+    return sum(e[-1] - e[0] + 1 for e in ends) or 1
+
+
+def default_counts() -> list[int]:
+    """Give the numbers of threads that are measured: powers of two, and all there are."""
+    most = numba_threads.set_threads(None)
+    return sorted({*(2**i for i in range(most.bit_length())), most})
+
+
+class Measurement:
+    """Measures the roofs of some numbers of threads.
+
+    Parameters
+    ----------
+    clock : in ns.
+    samples_s : how long one figure is sampled.
+    say : hears what is measured.
+    """
+
+    def __init__(
+        self,
+        clock: Callable[[], int] = time.perf_counter_ns,
+        samples_s: float = SAMPLES_S,
+        say: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self.clock, self.samples_s, self.say = clock, samples_s, say
+        self.levels = levels()
+        self.x = np.full(kernels.UNIT, 0.5, np.float32)
+        self.sums = np.zeros(256, np.float32)
+
+    def run(self, counts: Iterable[int]) -> dict[int, Roofs]:
+        """Measure, and return the roofs by number of threads."""
+        before = numba_threads.get_threads()
+        counts = list(counts)
+        self.x = np.full(self.floats("memory", 1), 0.5, np.float32)
+        others = Others()
+        try:
+            found = {n: self.roofs(n) for n in counts}
+        finally:
+            numba_threads.set_threads(before)
+        doubts = tuple(others.doubts())
+        one = found.get(1)
+        return {n: Roofs(**{**vars(r), "doubts": (*doubts, *(poor(r, one) if one else ()))}) for n, r in found.items()}
+
+    def roofs(self, n: int) -> Roofs:
+        """Measure with n threads."""
+        x, sums = self.x, self.sums
+        self.say(f"{n} threads: starting them")
+        launch = self.best(n, lambda k, rounds: [kernels.nothing(sums, k) for _ in range(rounds)])
+        self.say(f"{n} threads: FMA")
+        gflops = self.gflops(n)
+        gbs: dict[str, dict[str, float]] = {}
+        for level in self.levels:
+            floats = self.floats(level.name, n)
+            gbs[level.name] = {}
+            for name, (stream, touched) in kernels.STREAMS.items():
+                self.say(f"{n} threads: {level.name} {name}")
+                run = partial(_stream, stream, x, sums, floats)
+                gbs[level.name][name] = 4 * n * floats * touched / self.best(n, run)
+        when = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+        return Roofs(n, self.levels, gflops, gbs, launch / 1e3, when)
+
+    def gflops(self, n: int) -> float:
+        """Measure the multiply-adds of n threads."""
+        return n * kernels.FLOPS / self.best(n, lambda k, rounds: kernels.fma(self.x, self.sums, k, rounds))
+
+    def floats(self, level: str, n: int) -> int:
+        """Choose how many floats a thread streams, so that they fill half a level, and no smaller one can hold them."""
+        at = [v.name for v in self.levels].index(level)
+        if level == "memory":
+            largest = max(v.nbytes or 0 for v in self.levels)
+            total = min(max(8 * largest, 64 << 20), psutil.virtual_memory().available // 4)
+        else:
+            total = int(self.levels[at].holds(n) / 2)
+        return int(total // 4 // n // kernels.UNIT) * kernels.UNIT
+
+    def best(self, n: int, run: Callable[[int, int], object]) -> float:
+        """Give the least ns of one round on n threads, over samples of about `SAMPLE_S`.
+
+        How many rounds fill a sample is found on one thread, which does not have to wait for others.
+
+        Parameters
+        ----------
+        run : called with the threads and the rounds.
+        """
+        numba_threads.set_threads(1)
+        rounds = 1
+        while (took := min(self.time(run, 1, rounds) for _ in range(2))) < SAMPLE_S * 1e9 / 2:
+            rounds *= max(2, min(100, int(SAMPLE_S * 1e9 / max(took, 1))))
+        numba_threads.set_threads(n)
+        times: list[float] = []
+        end = self.clock() + self.samples_s * 1e9
+        while len(times) < 3 or self.clock() < end:
+            times.append(self.time(run, n, rounds) / rounds)
+        return min(times)
+
+    def time(self, run: Callable[[int, int], object], n: int, rounds: int) -> float:
+        """Give the ns of some rounds."""
+        start = self.clock()
+        run(n, rounds)
+        return self.clock() - start
+
+
+def _stream(stream: Any, x: Any, sums: Any, floats: int, n: int, rounds: int) -> None:
+    stream(x, sums, n, floats, rounds)
+
+
+def poor(r: Roofs, one: Roofs) -> list[str]:
+    """Doubt figures of several threads that are hardly better than one thread's."""
+    if r.threads == 1:
+        return []
+    doubts = []
+    if r.gflops < 1.2 * one.gflops:
+        doubts.append(f"{r.threads} threads reach {r.gflops:.0f} GFLOP/s and one reaches {one.gflops:.0f}")
+    slower = [v.name for v in r.levels if r.bandwidth(v.name) < 0.8 * one.bandwidth(v.name)]
+    if slower:
+        doubts.append(f"{r.threads} threads get less than one from {', '.join(slower)}")
+    return doubts
+
+
+# What is kept ---------------------------------------------------------------------------------------------------------
+
+
+def identity() -> dict[str, Any]:
+    """Say which machine this is: what the figures depend on."""
+    m = describe()
+    return {
+        "cpu": m["cpu"],
+        "cores": m["cores"],
+        "caches": m["caches"],
+        "memory_gb": round(m["memory_bytes"] / 1e9),
+        "system": m["system"],
+        "llvmlite": m["versions"]["llvmlite"],
+    }
+
+
+def machine_id() -> str:
+    """Name this machine by its processor and what the figures depend on."""
+    key = hashlib.sha256(json.dumps(identity(), sort_keys=True).encode()).hexdigest()
+    return key[:12]
+
+
+def folder() -> Path:
+    """Give the folder of what is known of machines."""
+    return cache_folder("machine")
+
+
+def file() -> Path:
+    """Give the file of this machine's roofs."""
+    return folder() / f"{machine_id()}.roofs"
+
+
+def stored() -> dict[int, Roofs]:
+    """Read the roofs of this machine that were measured before; none where no file has them in this format."""
+    entry = read_entry(file())
+    content: dict[str, Any] = json.loads(entry) if entry else {"format": None}
+    return {int(n): Roofs.from_json(r) for n, r in content["roofs"].items()} if content["format"] == FORMAT else {}
+
+
+def better(old: Roofs, new: Roofs) -> Roofs:
+    """Take the better of each figure: what was possible once is possible."""
+    gbs = {v: {kind: max(x, old.gbs[v][kind]) for kind, x in kinds.items()} for v, kinds in new.gbs.items()}
+    best = max(old.gflops, new.gflops), min(old.launch_us, new.launch_us)
+    return replace(new, gflops=best[0], launch_us=best[1], gbs=gbs, doubts=new.doubts if old.doubts else ())
+
+
+def store(found: Mapping[int, Roofs]) -> dict[int, Roofs]:
+    """Keep roofs beside those that are there, and give them all; doubtful ones do not replace better figures."""
+    known = stored()
+    every = known | {n: better(known[n], r) if r.doubts and n in known else r for n, r in found.items()}
+    content = {"format": FORMAT, "machine": identity(), "roofs": {n: every[n].to_json() for n in sorted(every)}}
+    write_entry(file(), json.dumps(content, indent=1).encode())
+    return every
+
+
+def roofs(n: int, say: Callable[[str], None] = lambda text: None) -> Roofs:
+    """Give the roofs of n threads: those that are kept, or measured now and kept."""
+    known = stored()
+    return known[n] if n in known else store(Measurement(say=say).run([n]))[n]
+
+
+def lower_now(kept: Roofs) -> list[str]:
+    """Say it where multiply-adds are now far below the roof that is kept: a slower clock, or a busy host.
+
+    It takes `SAMPLES_S`.
+    """
+    now = Measurement().gflops(kept.threads)
+    if now >= LOWER * kept.gflops:
+        return []
+    return [
+        f"multiply-adds reach {now:.0f} GFLOP/s just now, {100 * now / kept.gflops:.0f} % of the FMA roof of "
+        f"{kept.measured[:10]}: shares of the roofs read low"
+    ]
+
+
+# What is noisy now ----------------------------------------------------------------------------------------------------
+
+
+class Others:
+    """What all other processes use of the processors, from now on; time that a hypervisor takes away is in it."""
+
+    def __init__(self) -> None:
+        self._start = self._now()
+
+    def cores(self) -> float:
+        """Give their use since then, in cores."""
+        wall, busy = (b - a for a, b in zip(self._start, self._now(), strict=True))
+        return max(0.0, busy / wall) if wall > 0 else 0.0
+
+    def doubts(self) -> list[str]:
+        """Say it, where it is worth saying."""
+        cores = self.cores()
+        return [f"other processes used {cores:.2f} cores meanwhile"] if cores > LITTLE * numba_threads.cores() else []
+
+    def _now(self) -> tuple[float, float]:
+        t = psutil.cpu_times()
+        busy = sum(getattr(t, name, 0.0) for name in ("user", "nice", "system", "irq", "softirq", "steal"))
+        own = psutil.Process().cpu_times()
+        return time.monotonic(), busy - own.user - own.system
+
+
+def noise(seconds: float = 0.5) -> dict[str, Any]:
+    """Look for half a second at what disturbs measurements now.
+
+    Returns
+    -------
+    ``others_cores``; ``busiest``, the processes that use most; ``load_average``; ``mhz`` and ``governor``, if they can
+    be read; ``quota_cores`` of the container, and how often it was ``throttled``; ``steal`` in cores.
+    """
+    before, others = _cpu_by_process(), Others()
+    stolen = getattr(psutil.cpu_times(), "steal", 0.0)
+    time.sleep(seconds)
+    used = {name: (cpu - before[key][1]) / seconds for key, (name, cpu) in _cpu_by_process().items() if key in before}
+    frequency = _try(psutil.cpu_freq)
+    return {
+        "others_cores": others.cores(),
+        "busiest": [
+            {"name": name, "cores": cores}
+            for name, cores in sorted(used.items(), key=lambda u: -u[1])[:3]
+            if cores > LITTLE
+        ],
+        "load_average": list(os.getloadavg()) if hasattr(os, "getloadavg") else [],
+        "mhz": frequency.current if frequency else None,
+        "governor": _read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
+        "quota_cores": quota(),
+        "throttled": throttled(),
+        "steal": (getattr(psutil.cpu_times(), "steal", 0.0) - stolen) / seconds,
+    }
+
+
+def _cpu_by_process() -> dict[int, tuple[str, float]]:
+    found = {}
+    for p in psutil.process_iter(["pid", "name", "cpu_times"]):
+        times = p.info["cpu_times"]
+        if times and p.info["pid"] != os.getpid():
+            found[p.info["pid"]] = (f"{p.info['name']} ({p.info['pid']})", times.user + times.system)
+    return found
+
+
+def _read(path: str) -> str | None:
+    try:
+        return Path(path).read_text().strip()
+    except OSError:
+        return None
+
+
+def _try(function: Callable[[], Any]) -> Any:
+    try:
+        return function()
+    except Exception:  # psutil raises whatever the system's files make it raise
+        return None
+
+
+def slow_layer() -> str | None:
+    """Say what is wrong with the threading layer in use, and how to mend it; None where nothing is."""
+    layer = numba_threads.threading_layer()
+    if layer in ("omp", "tbb", "none yet"):
+        return None
+    return (
+        f"threads start by numba's '{layer}' layer, because no OpenMP runtime was found; with OpenMP they start "
+        f"about 50 times faster. {PACKAGES}"
+    )

@@ -1,0 +1,204 @@
+"""Modules, after PyTorch: parameters by name, ``forward`` traced with the module's path as its layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from inspect import signature
+from typing import Any
+
+import numpy as np
+
+from ..errors import UserError
+from ..ops.declaration import Shape
+from ..program.program import Program, Value
+from . import functional as F
+from .trace import current, tracing
+
+Init = Callable[[np.random.Generator, np.ndarray], None]
+
+
+def normal(std: float) -> Init:
+    """Fill with a normal distribution around 0."""
+
+    def init(rng: np.random.Generator, array: np.ndarray) -> None:
+        rng.standard_normal(out=array, dtype=np.float32)
+        array *= np.float32(std)
+
+    return init
+
+
+def uniform(bound: float) -> Init:
+    """Fill evenly between -bound and bound."""
+
+    def init(rng: np.random.Generator, array: np.ndarray) -> None:
+        rng.random(out=array, dtype=np.float32)
+        array *= np.float32(2 * bound)
+        array -= np.float32(bound)
+
+    return init
+
+
+def constant(value: float) -> Init:
+    """Fill with one value."""
+
+    def init(rng: np.random.Generator, array: np.ndarray) -> None:
+        array.fill(value)
+
+    return init
+
+
+@dataclass(eq=False)
+class Parameter:
+    """A trained array: its shape and how it starts. The numbers live in an engine's arena."""
+
+    shape: Shape
+    init: Init
+
+
+class Module:
+    """A part of a model: parameters and submodules as attributes, and ``forward``."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute from values; called while tracing."""
+        raise UserError(f"{type(self).__name__} has no forward method: write def forward(self, x): ...")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Trace ``forward`` in this module's layer."""
+        with current().inside(self):
+            return self.forward(*args, **kwargs)
+
+    def children(self) -> Iterator[tuple[str, Module]]:
+        """Pass over the direct submodules with their paths; those of a list are numbered."""
+        for name, v in vars(self).items():
+            if isinstance(v, Module):
+                yield name, v
+            elif isinstance(v, (list, tuple)):
+                yield from ((f"{name}.{i}", m) for i, m in enumerate(v) if isinstance(m, Module))
+
+    def named_modules(self, path: str = "") -> Iterator[tuple[str, Module]]:
+        """Pass over this module and all below it."""
+        yield path, self
+        for name, child in self.children():
+            yield from child.named_modules(f"{path}.{name}" if path else name)
+
+    def named_parameters(self) -> Iterator[tuple[str, Parameter]]:
+        """Pass over the parameters; a tied one comes once, under its first name."""
+        seen: set[Parameter] = set()
+        for path, module in self.named_modules():
+            for name, v in vars(module).items():
+                if isinstance(v, Parameter) and v not in seen:
+                    seen.add(v)
+                    yield f"{path}.{name}" if path else name, v
+
+    def parameters(self) -> Iterator[Parameter]:
+        """Pass over the parameters, each once."""
+        return (p for _, p in self.named_parameters())
+
+
+class Linear(Module):
+    """Rows times a weight (out, in), plus a bias. Starts as in PyTorch, unless `init` is given."""
+
+    def __init__(self, in_features: int, out_features: int, bias: bool = True, init: Init | None = None) -> None:
+        start = uniform(in_features**-0.5)
+        self.weight = Parameter((out_features, in_features), init or start)
+        self.bias = Parameter((out_features,), constant(0) if init else start) if bias else None
+
+    def forward(self, x: Value) -> Value:
+        """Map (..., in_features) to (..., out_features)."""
+        return F.linear(x, self.weight, self.bias)
+
+
+class LayerNorm(Module):
+    """Normalized rows, scaled and shifted."""
+
+    def __init__(self, features: int, eps: float = 1e-5) -> None:
+        self.weight = Parameter((features,), constant(1))
+        self.bias = Parameter((features,), constant(0))
+        self.eps = eps
+
+    def forward(self, x: Value) -> Value:
+        """Keep the shape (..., features)."""
+        return F.layer_norm(x, self.weight, self.bias, self.eps)
+
+
+class Embedding(Module):
+    """A row for each id."""
+
+    def __init__(self, num: int, features: int, init: Init | None = None) -> None:
+        self.weight = Parameter((num, features), init or normal(1))
+
+    def forward(self, tokens: Value, positions: Value | None = None) -> Value:
+        """Map ids (B, T) to rows (B, T, features), plus rows of `positions` if given."""
+        return F.embedding(tokens, self.weight, positions)
+
+
+class GELU(Module):
+    """GELU in its tanh form."""
+
+    def forward(self, x: Value) -> Value:
+        """Keep the shape."""
+        return F.gelu(x)
+
+
+class CrossEntropyLoss(Module):
+    """Mean cross-entropy, softmax included."""
+
+    def __init__(self, ignore_index: int = -100) -> None:
+        self.ignore_index = ignore_index
+
+    def forward(self, logits: Value, targets: Value) -> Value:
+        """Map logits (..., V) and ids (...) to a loss (1,)."""
+        return F.cross_entropy(logits, targets, self.ignore_index)
+
+
+class Sequential(Module):
+    """Modules one after the other."""
+
+    def __init__(self, *modules: Module) -> None:
+        self.layers = list(modules)
+
+    def forward(self, x: Any) -> Any:
+        """Pass x through each module in turn."""
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def trace_model(model: Module, inputs: Mapping[str, tuple[Shape, str]]) -> Program:
+    """Trace a model's forward, which must return the loss, alone or first in a tuple.
+
+    Parameters
+    ----------
+    inputs : for each of forward's arguments by name, its shape and its dtype, ``float32`` or ``int32``.
+    """
+    with tracing() as trace:
+        program = trace.program
+        for path, module in model.named_modules():
+            trace.paths.setdefault(module, path)
+        for name, parameter in model.named_parameters():
+            value = program.value(name, parameter.shape, "parameter")
+            program.parameters.append(value)
+            trace.values[parameter] = value
+        taken = {p.name for p in program.parameters}
+        for name, (sizes, dtype) in inputs.items():
+            if dtype not in ("float32", "int32"):
+                raise UserError(f"input '{name}' is declared {dtype}; expected float32 or int32")
+            if name in taken:
+                raise UserError(f"input '{name}' has the name of a parameter; give it another")
+            program.inputs.append(program.value(name, tuple(sizes), "input", dtype=dtype))
+        try:
+            signature(model.forward).bind(**inputs)
+        except TypeError as e:
+            raise UserError(
+                f"{type(model).__name__}.forward does not take the inputs ({', '.join(inputs)}): {e}"
+            ) from e
+        result = model(**{v.name: v for v in program.inputs})
+    outputs = result if isinstance(result, tuple) else (result,)
+    program.outputs = [v for v in outputs if isinstance(v, Value)]
+    loss = outputs[0] if outputs else None
+    if not isinstance(loss, Value) or loss.shape != (1,):
+        shape = loss.shape if isinstance(loss, Value) else type(loss).__name__
+        raise UserError(f"{type(model).__name__}.forward returned {shape}; expected the loss, a value of shape (1,)")
+    program.verify()
+    return program

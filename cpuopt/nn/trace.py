@@ -1,0 +1,125 @@
+"""Front-end calls to a program: while a trace is open, every functional call adds one call to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Protocol
+
+from ..errors import UserError
+from ..ops.declaration import MERGES, Op, Shape, merge
+from ..program.program import Call, Program, Value
+
+_CURRENT: ContextVar[Trace | None] = ContextVar("trace", default=None)
+
+
+class Array(Protocol):
+    """What a functional takes: a value or a parameter."""
+
+    @property
+    def shape(self) -> Shape:
+        """Its sizes."""
+
+
+ROOT = "model"
+"""The layer of calls that a model makes outside its submodules."""
+
+
+class Trace:
+    """A program being written, and the layer that is being traced.
+
+    Attributes
+    ----------
+    values : the value of each parameter.
+    paths : the dotted path of each module.
+    """
+
+    def __init__(self) -> None:
+        self.program = Program()
+        self.layer = ROOT
+        self.values: dict[Any, Value] = {}
+        self.paths: dict[Any, str] = {}
+
+    @contextmanager
+    def inside(self, module: Any) -> Iterator[None]:
+        """Count calls to a module's layer."""
+        outer, self.layer = self.layer, self.paths.get(module) or ROOT
+        try:
+            yield
+        finally:
+            self.layer = outer
+
+    def emit(self, op: Op, args: Mapping[str, Any], **sizes: int) -> Value:
+        """Add a call, making its outputs; return the first of them.
+
+        Parameters
+        ----------
+        args : what is read, by name: values, parameters, numbers, or None for what is absent.
+        sizes : symbols that the arguments do not fix, such as NH.
+        """
+        args = {name: self.values.get(v, v) for name, v in args.items()}
+        shapes = {a.name: v.shape if (v := args.get(a.name)) is not None else None for a in op.arrays}
+        for a in op.arrays:
+            if a.role in ("in", "index") and args.get(a.name) is None and not a.optional:
+                raise UserError(f"{op.name} in layer {self.layer!r}: argument '{a.name}' is missing")
+            if isinstance(v := args.get(a.name), Value) and v.dtype != a.dtype:
+                where = f"{op.name} in layer {self.layer!r}"
+                raise UserError(f"{where}: argument '{a.name}' is {v.dtype}; expected {a.dtype}")
+        known = op.bind(shapes, **sizes)
+        for a in op.arrays:
+            if args.get(a.name) is not None and not isinstance(args[a.name], Value):
+                where = f"{op.name} in layer {self.layer!r}"
+                raise UserError(f"{where}: '{a.name}' is no parameter of the model; make its module in __init__")
+        lead = _leading_axes(op, args)
+        made = {}
+        for a in op.args:
+            if a.role == "out":
+                shape = tuple(d(known) for d in a.shape)
+                if a.shape and a.shape[0] in lead:
+                    shape = (*lead[a.shape[0]], *shape[1:])
+                made[a.name] = self.program.value(f"{self.layer}.{op.name.removesuffix('_forward')}.{a.name}", shape)
+        for a in op.arrays:
+            v = args.get(a.name)
+            if a.role == "index" and v is not None and a.below is not None:
+                ignored, first_use = args.get(a.ignored), v.below is None
+                v.allowed = ignored if first_use or v.allowed == ignored else None
+                v.below = a.below(known) if first_use else min(v.below, a.below(known))
+        call = Call(op, self.layer, {a.name: made.get(a.name, args.get(a.name)) for a in op.args})
+        self.program.calls.append(call)
+        return next(iter(made.values()))
+
+
+def _leading_axes(op: Op, args: Mapping[str, Any]) -> dict[Any, tuple[int, ...]]:
+    """Find which axes a merged symbol stands for, from the first argument that has it."""
+    lead: dict[Any, tuple[int, ...]] = {}
+    for a in op.arrays:
+        v = args.get(a.name)
+        if v is not None and a.shape and a.shape[0].symbols & MERGES and len(merge(a, v.shape)) == len(a.shape):
+            lead.setdefault(a.shape[0], v.shape[: len(v.shape) - len(a.shape) + 1])
+    return lead
+
+
+def current() -> Trace:
+    """Return the open trace.
+
+    Raises
+    ------
+    UserError
+        Where a functional is called outside a trace.
+    """
+    trace = _CURRENT.get()
+    if trace is None:
+        raise UserError("a functional was called outside a model: build an Engine(model, inputs), which traces forward")
+    return trace
+
+
+@contextmanager
+def tracing() -> Iterator[Trace]:
+    """Open a trace."""
+    trace = Trace()
+    token = _CURRENT.set(trace)
+    try:
+        yield trace
+    finally:
+        _CURRENT.reset(token)

@@ -1,0 +1,202 @@
+"""Lifetimes to offsets to one allocation.
+
+Parameters, moments and inputs live through all steps and lie one after the other. All else shares one pool: two values
+may have the same bytes when no call needs both.
+"""
+
+from __future__ import annotations
+
+import mmap
+import resource
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import numpy as np
+import psutil
+
+from ..errors import UserError
+from ..machine import memory_left
+from .program import Call, Program, Value
+
+ALIGN = 64
+"""Bytes: a cache line, and the widest vector."""
+PAGE = 2 << 20
+"""Bytes of a huge page."""
+PERSISTENT = ("parameter", "moment", "input")
+LABELS = {
+    "parameter": "parameters",
+    "moment": "moments",
+    "input": "inputs",
+    "gradient": "gradients",
+    "activation": "activations",
+    "adjoint": "adjoints",
+    "scratch": "scratch",
+}
+
+
+def gb(n: float) -> str:
+    """Write a number of bytes in a unit that reads well."""
+    return f"{n / 1e9:.2f} GB" if n >= 1e8 else f"{n / 1e6:.2f} MB" if n >= 1e5 else f"{n / 1e3:.2f} kB"
+
+
+def align(n: int) -> int:
+    """Round up to whole cache lines."""
+    return -(-n // ALIGN) * ALIGN
+
+
+@dataclass
+class Plan:
+    """Where each value lies in the arena.
+
+    Attributes
+    ----------
+    offsets : of each value, in bytes.
+    groups : bytes of each group, each value counted once.
+    pool_bytes : size of the shared pool.
+    total_bytes : size of the arena.
+    """
+
+    offsets: dict[Value, int]
+    lifetimes: dict[Value, tuple[int, int]]
+    scratch: dict[Call, dict[str, Value]]
+    groups: dict[str, int] = field(default_factory=dict)
+    pool_bytes: int = 0
+    total_bytes: int = 0
+
+    def describe(self) -> dict[str, int]:
+        """Bytes by group, what sharing saves, and the total."""
+        pooled = sum(n for g, n in self.groups.items() if g not in PERSISTENT)
+        named = {LABELS[g]: n for g, n in self.groups.items()}
+        return {**named, "shared": self.pool_bytes - pooled, "arena": self.total_bytes}
+
+    def verify(self) -> None:
+        """Check that no two values that live at one time share a byte.
+
+        Raises
+        ------
+        UserError
+            Naming the two values.
+        """
+        spans = sorted(((o, v) for v, o in self.offsets.items() if v.nbytes), key=lambda span: span[0])
+        live: list[tuple[int, Value]] = []
+        for offset, v in spans:
+            live = [(end, u) for end, u in live if end > offset]
+            for _, u in live:
+                if _overlap(self.lifetimes[u], self.lifetimes[v]):
+                    raise UserError(f"arena: {u} and {v} live at one time and share bytes")
+            live.append((offset + v.nbytes, v))
+
+
+def _overlap(a: tuple[int, int], b: tuple[int, int]) -> bool:
+    return a[0] <= b[1] and b[0] <= a[1]
+
+
+def lifetimes(program: Program, keep: Collection[Value] = ()) -> dict[Value, tuple[int, int]]:
+    """Find the first and last call that touches each value; what persists or is an output lives to the end.
+
+    Parameters
+    ----------
+    keep : values that live through all calls, since the program runs several times before they are used.
+    """
+    last = len(program.calls)
+    spans = dict.fromkeys([*program.parameters, *program.inputs, *program.moments], (-1, last))
+    for i, call in enumerate(program.calls):
+        for v in [*call.reads, *call.writes]:
+            first, _ = spans.get(v, (i, i))
+            spans[v] = (first, spans[v][1] if v.group in PERSISTENT else i)
+    for v in program.outputs:
+        if v not in program.inputs:
+            spans[v] = (spans[v][0], last)
+    return spans | {v: (-1, last) for v in keep if v in spans}
+
+
+def plan(program: Program, scratch: Sequence[Mapping[str, int]] = (), keep: Collection[Value] = ()) -> Plan:
+    """Give every value an offset, and check the result.
+
+    Parameters
+    ----------
+    scratch : for each call, the floats of working memory that its kernel asks for, by name.
+    keep : values that share their bytes with none.
+    """
+    spans = lifetimes(program, keep)
+    working: dict[Call, dict[str, Value]] = {}
+    for i, (call, wanted) in enumerate(zip(program.calls, scratch, strict=False)):
+        working[call] = {n: Value(f"{call.layer}.{call.op.name}.{n}", (size,)) for n, size in wanted.items()}
+        spans.update(dict.fromkeys(working[call].values(), (i, i)))
+    result = Plan({}, spans, working)
+    end = 0
+    for v in spans:
+        if v.group in PERSISTENT:
+            result.offsets[v] = end
+            end += align(v.nbytes)
+    pool_start = end
+    placed: list[tuple[int, int, int, int]] = []  # offset, end, first call, last call
+    pooled = [v for v in spans if v.group not in PERSISTENT]
+    for v in sorted(pooled, key=lambda v: (-v.nbytes, spans[v])):
+        first, last = spans[v]
+        offset = pool_start
+        for lo, hi, born, died in placed:  # in the order of offsets: the lowest gap that fits
+            if born <= last and first <= died and hi > offset:
+                if lo - offset >= align(v.nbytes):
+                    break
+                offset = hi
+        result.offsets[v] = offset
+        placed.append((offset, offset + align(v.nbytes), first, last))
+        placed.sort()
+        end = max(end, offset + align(v.nbytes))
+    in_scratch = {v for parts in working.values() for v in parts.values()}
+    for v in spans:
+        group = "scratch" if v in in_scratch else v.group
+        result.groups[group] = result.groups.get(group, 0) + v.nbytes
+    result.pool_bytes, result.total_bytes = end - pool_start, end
+    result.verify()
+    return result
+
+
+def resident_bytes() -> int:
+    """Memory that this process holds now."""
+    return int(psutil.Process().memory_info().rss)
+
+
+def available_bytes() -> int:
+    """Memory that an allocation can still get: what the machine has free, or the limits of container and process."""
+    free = [psutil.virtual_memory().available]
+    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if soft != resource.RLIM_INFINITY:
+        free.append(soft - psutil.Process().memory_info().vms)
+    if (left := memory_left()) is not None:
+        free.append(left)
+    return int(min(free))
+
+
+class Arena:
+    """One aligned allocation, on huge pages where the system gives them."""
+
+    def __init__(self, total_bytes: int) -> None:
+        size = -(-max(total_bytes, 1) // PAGE) * PAGE + PAGE
+        self._map = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            self._map.madvise(mmap.MADV_HUGEPAGE)
+        raw = np.frombuffer(self._map, dtype=np.uint8)
+        start = -raw.ctypes.data % PAGE
+        self._bytes = raw[start : start + total_bytes]
+
+    def view(self, value: Value, offset: int, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+        """Return a value's bytes as an array of its dtype."""
+        n = prod(shape) * 4
+        return self._bytes[offset : offset + n].view(value.dtype).reshape(shape)
+
+
+def check_fits(needed: int, hint: Callable[[int], str]) -> None:
+    """Refuse an arena that the memory cannot hold.
+
+    Raises
+    ------
+    UserError
+        With what is needed, what there is, and the advice of `hint`, which is given what there is.
+    """
+    there = available_bytes()
+    if needed > there:
+        raise UserError(f"the arena needs {gb(needed)} and {gb(there)} of memory are available; {hint(there)}")

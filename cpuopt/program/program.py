@@ -1,0 +1,209 @@
+"""The traced program: values, calls in order, a check of both, and the text that shows them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any, ClassVar, Literal
+
+from ..errors import UserError
+from ..ops.declaration import Op, Shape
+
+Group = Literal["parameter", "gradient", "moment", "input", "activation", "adjoint"]
+Phase = Literal["forward", "evaluate", "backward", "norm", "update"]
+PHASES: tuple[Phase, ...] = ("forward", "evaluate", "backward", "norm", "update")
+"""A training step leaves out ``evaluate``: what only an evaluation needs, where the backward gives the loss itself. An
+evaluation runs the first two."""
+
+
+@dataclass(eq=False)
+class Value:
+    """An array that a program reads or writes; which bytes it gets is the arena's matter.
+
+    Parameters
+    ----------
+    name : unique in its program: a parameter's own name, or layer and op for what a call makes.
+    group : what it is for; parameters, moments and inputs live through all steps.
+    below : for int32 indices, the size that they must stay below.
+    allowed : for indices, one more value that is let through (``ignore_index``).
+    """
+
+    name: str
+    shape: Shape
+    group: Group = "activation"
+    dtype: str = "float32"
+    below: int | None = None
+    allowed: int | None = None
+    __add__: ClassVar[Callable[[Value, Value], Value]]
+    """A sum in a model is a call, which `nn.functional` gives."""
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return prod(self.shape) * 4
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """A number that the engine sets before each step, such as the learning rate."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(eq=False)
+class Call:
+    """One op applied to values, in a layer.
+
+    Parameters
+    ----------
+    args : by the op's argument names; None is an optional argument that is absent.
+    adds : for each gradient argument, whether it is added to (a later writer) or overwritten (the first).
+    inverts : for a backward call, the forward call whose adjoints it gives.
+    """
+
+    op: Op
+    layer: str
+    args: dict[str, Any]
+    phase: Phase = "forward"
+    adds: dict[str, bool] = field(default_factory=dict)
+    inverts: Call | None = None
+    sizes: dict[str, int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        shapes = {a.name: v.shape if (v := self.args[a.name]) is not None else None for a in self.op.arrays}
+        self.sizes = self.op.bind(shapes)
+
+    @property
+    def reads(self) -> list[Value]:
+        """The values that it reads, those it adds to included."""
+        read = [
+            self.args[a.name]
+            for a in self.op.arrays
+            if a.role in ("in", "index", "state") or (a.role == "acc" and self.adds[a.name])
+        ]
+        return [v for v in read if v is not None]
+
+    @property
+    def writes(self) -> list[Value]:
+        """The values that it writes, wholly or in part."""
+        return [self.args[a.name] for a in self.op.written if self.args[a.name] is not None]
+
+    @property
+    def absent(self) -> set[str]:
+        """The optional arguments that it goes without."""
+        return {n for n, v in self.args.items() if v is None}
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations that the mathematics needs."""
+        return self.op.flops(self.sizes)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that must move at the least."""
+        return self.op.bytes(self.sizes, self.adds, self.absent)
+
+    def __str__(self) -> str:
+        words = []
+        for a in self.op.args:
+            v = "-" if self.args[a.name] is None else self.args[a.name]
+            mark = {True: " +=", False: " ="}.get(self.adds.get(a.name, False)) if a in self.op.written else ""
+            shape = f" {list(v.shape)}" if isinstance(v, Value) else ""
+            words.append(f"{a.name}{mark} {v}{shape}" if mark else f"{a.name}: {v}{shape}")
+        return f"{self.layer:<20} {self.op.name}({', '.join(words)})"
+
+
+class Program:
+    """Calls in the order in which they run, with the values that they share."""
+
+    def __init__(self) -> None:
+        self.calls: list[Call] = []
+        self.parameters: list[Value] = []
+        self.inputs: list[Value] = []
+        self.outputs: list[Value] = []
+        self.moments: list[Value] = []
+        self.adjoint: dict[Value, Value] = {}
+        self._names: set[str] = set()
+
+    def value(self, name: str, shape: Shape, group: Group = "activation", **kw: Any) -> Value:
+        """Make a value under a name that is not taken yet."""
+        unique, n = name, 1
+        while unique in self._names:
+            n += 1
+            unique = f"{name}.{n}"
+        self._names.add(unique)
+        return Value(unique, shape, group, **kw)
+
+    @property
+    def values(self) -> list[Value]:
+        """Every value, each once, in the order of first mention."""
+        seen = dict.fromkeys([*self.parameters, *self.inputs, *self.moments])
+        for call in self.calls:
+            seen.update(dict.fromkeys([*call.writes, *call.reads]))
+        return list(seen)
+
+    def phase(self, *phases: Phase) -> Iterator[Call]:
+        """Pass over the calls of some phases."""
+        return (c for c in self.calls if c.phase in phases)
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations of one step."""
+        return sum(c.flops for c in self.calls if c.phase != "evaluate")
+
+    def verify(self) -> None:
+        """Check that the program makes sense; run after every pass.
+
+        Each value is defined before it is read; no ``out`` is written twice; a gradient's first writer overwrites and
+        the later ones add; no call is given one array twice where it writes it. (Shapes are checked as calls are made.)
+
+        Raises
+        ------
+        UserError
+            Naming the call and the value.
+        """
+        trained = {*self.parameters, *self.inputs, *self.moments}
+        evaluated: set[Value] = set()
+        for number, call in enumerate(self.calls):
+            defined = trained | evaluated if call.phase == "evaluate" else trained
+            where = f"program, call {number}, {call.op.name} in layer {call.layer!r}"
+            for v in call.reads:
+                if v not in defined:
+                    raise UserError(f"{where}: reads {v}, which no earlier call has written")
+            given = [v for v in call.args.values() if isinstance(v, Value)]
+            for v in call.writes:
+                if given.count(v) > 1:
+                    raise UserError(f"{where}: {v} is given twice and written; a kernel's arrays must be distinct")
+            for a in call.op.written:
+                v = call.args[a.name]
+                fresh = a.role == "out" or (a.role == "acc" and not call.adds[a.name])
+                if v is not None and fresh and v in defined:
+                    raise UserError(f"{where}: '{a.name}' overwrites {v}, which an earlier call has written")
+            (evaluated if call.phase == "evaluate" else trained).update(call.writes)
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
+
+    def lines(self, *phases: Phase, note: Callable[[Call], str] = lambda call: "") -> list[str]:
+        """Show one line a call; backward lines stand below the forward line that they invert.
+
+        Parameters
+        ----------
+        phases : to show; all if none is given.
+        note : what to add to a call's line.
+        """
+        shown: list[str] = []
+        above: Call | None = None
+        for call in self.phase(*(phases or PHASES)):
+            if call.inverts is not None and call.inverts is not above:
+                shown.append(f"# inverts {call.inverts}")
+            above = call.inverts
+            shown.append(f"{call}{note(call)}")
+        return shown

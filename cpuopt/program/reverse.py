@@ -1,0 +1,106 @@
+"""Reverse mode on a program: the backward calls are generated from the declarations, and the update after them.
+
+A backward op is filled in by name: an argument that the forward op has is that value; ``d`` and a name is its adjoint.
+The first call that writes an adjoint overwrites it, the later ones add, so nothing is filled with zeros.
+"""
+
+from __future__ import annotations
+
+from .. import ops
+from ..errors import UserError
+from .program import Call, Program, Scalar, Value
+
+
+def reverse(program: Program) -> None:
+    """Append the backward calls for the program's loss, its first output.
+
+    ``program.adjoint`` then maps each value that the loss depends on, parameters included, to its gradient. The loss's
+    own adjoint is an input, which holds 1.
+    """
+    loss = program.outputs[0]
+    adjoint = program.adjoint
+    adjoint[loss] = program.value(f"d({loss})", loss.shape, "input")
+    program.inputs.append(adjoint[loss])
+    varied = _varied(program)
+    for forward in reversed(list(program.phase("forward"))):
+        if not any(v in adjoint for v in forward.writes):
+            continue
+        for op in forward.op.backwards:
+            primals = {a.name: forward.args[a.name[1:]] for a in op.args if a.role == "acc"}
+            wanted = [v for v in primals.values() if v in varied]
+            if not wanted:
+                continue
+            if len(wanted) > len(set(wanted)):
+                raise UserError(
+                    f"{forward.op.name} in layer {forward.layer!r} is given one value twice; "
+                    "its gradient would be written twice in one call: give it two distinct values"
+                )
+            args, adds = {}, {}
+            for a in op.args:
+                if a.role == "acc":
+                    args[a.name], adds[a.name] = _gradient(program, primals[a.name], primals[a.name] in varied)
+                elif a.name in forward.args:
+                    args[a.name] = forward.args[a.name]
+                else:
+                    args[a.name] = _output_adjoint(adjoint, forward, a.name)
+            program.calls.append(Call(op, forward.layer, args, "backward", adds, inverts=forward))
+    program.verify()
+
+
+def _varied(program: Program) -> set[Value]:
+    """Find the values that depend on a parameter; the others need no gradient."""
+    varied = set(program.parameters)
+    for call in program.phase("forward"):
+        if varied.intersection(call.reads):
+            varied.update(call.writes)
+    return varied
+
+
+def _gradient(program: Program, primal: Value | None, needed: bool) -> tuple[Value | None, bool]:
+    """Find or make the adjoint that a call writes, and whether the call adds to it."""
+    if primal is None:
+        return None, False
+    if not needed:
+        return program.value(f"unused d({primal})", primal.shape, "adjoint"), False
+    add = primal in program.adjoint
+    if not add:
+        group = "gradient" if primal.group == "parameter" else "adjoint"
+        program.adjoint[primal] = program.value(f"d({primal})", primal.shape, group)  # type: ignore[arg-type]
+    return program.adjoint[primal], add
+
+
+def _output_adjoint(adjoint: dict[Value, Value], forward: Call, name: str) -> Value:
+    primal = forward.args[name[1:]]
+    if primal not in adjoint:
+        raise UserError(
+            f"{forward.op.name} in layer {forward.layer!r}: its backward needs the gradient of '{name[1:]}', "
+            "which the loss does not use"
+        )
+    return adjoint[primal]
+
+
+def add_update(program: Program) -> None:
+    """Append, for each parameter that has a gradient, its share of the global norm and its AdamW step.
+
+    The weight decay of biases and of layer normalization is a number of its own, ``vector_decay``.
+    """
+    trained = [(p, program.adjoint[p]) for p in program.parameters if p in program.adjoint]
+    for parameter, gradient in trained:
+        out = program.value(f"{gradient}.sumsq", (1,))
+        program.outputs.append(out)
+        program.calls.append(Call(ops.sumsq, _layer(parameter), {"out": out, "inp": gradient}, "norm"))
+    for parameter, gradient in trained:
+        args: dict[str, object] = {"param": parameter, "grad": gradient}
+        for name in ("m", "v"):
+            args[name] = program.value(f"{parameter}.{name}", parameter.shape, "moment")
+            program.moments.append(args[name])  # type: ignore[arg-type]
+        args.update({a.name: Scalar(a.name) for a in ops.adamw.args if a.role == "scalar"})
+        if len(parameter.shape) == 1:
+            args["weight_decay"] = Scalar("vector_decay")
+        program.calls.append(Call(ops.adamw, _layer(parameter), args, "update"))
+    program.verify()
+
+
+def _layer(parameter: Value) -> str:
+    """Name the layer that owns a parameter: its path without the last word."""
+    return parameter.name.rpartition(".")[0] or "model"

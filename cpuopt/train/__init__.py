@@ -1,0 +1,1 @@
+"""A training run: settings, job, trainer, guard, run folder, checkpoints."""

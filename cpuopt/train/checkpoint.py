@@ -1,0 +1,285 @@
+"""Checkpoints: all that a run needs to go on, bit for bit.
+
+``RUN/checkpoints/step-00001200/`` holds ``params.safetensors``, ``adam_m.safetensors``, ``adam_v.safetensors``,
+``state.json`` and, written last, ``manifest.json`` with the size and the CRC-32 of each. The directory is written under
+another name and renamed when the disk has all of it, and only then are older ones removed. So whenever the machine
+stops, the newest directory of that name is whole, or it is found out and the one before it is taken.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict
+
+import numpy as np
+
+from .. import weights
+from ..errors import UserError
+from ..files import Content, remove, temporary, whole_directory, write_synced
+from ..files.reading import misfit
+from ..models.gpt2 import Config
+from ..weights import Weights
+from ..weights.tensors import Array, DType, TensorFile, file_parts, parse_json
+
+if TYPE_CHECKING:  # numba comes with it
+    from ..engine import Engine
+
+FOLDER = "checkpoints"
+NAME = re.compile(r"step-(\d{8})")
+PARAMS, STATE, MANIFEST = "params.safetensors", "state.json", "manifest.json"
+TENSORS = (PARAMS, "adam_m.safetensors", "adam_v.safetensors")
+FILES = (*TENSORS, STATE)
+CHUNK = 4 << 20
+
+
+class Windows(TypedDict):
+    """The last values of what the guard watches."""
+
+    loss: list[float]
+    grad_norm: list[float]
+
+
+class GuardState(TypedDict):
+    """What `guard.Guard.state` gives."""
+
+    skipped: int
+    recent: list[bool]
+    windows: Windows
+
+
+class State(TypedDict):
+    """What ``state.json`` must hold, besides what later versions add."""
+
+    step: int
+    updates: int
+    model: str
+    sizes: dict[str, int]
+    settings: dict[str, Any]
+    corpus: str
+    val: dict[str, float | None]
+    guard: GuardState
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint whose files are what its manifest says.
+
+    Attributes
+    ----------
+    state : what ``state.json`` holds.
+    passed_over : what was wrong with newer ones.
+    """
+
+    path: Path
+    state: dict[str, Any]
+    passed_over: tuple[str, ...] = ()
+
+    @property
+    def run(self) -> Path:
+        """The folder of its run."""
+        return self.path.parent.parent
+
+
+def arrays(engine: Engine) -> dict[str, dict[str, Array]]:
+    """Give what each file of tensors holds, by the parameter's name."""
+    moments = engine.moments()
+    return {
+        TENSORS[0]: engine.parameters(),
+        TENSORS[1]: {name: m for name, (m, _) in moments.items()},
+        TENSORS[2]: {name: v for name, (_, v) in moments.items()},
+    }
+
+
+def save(run: Path, engine: Engine, state: Mapping[str, Any], keep: int) -> Path:
+    """Write a checkpoint; then remove all but the newest `keep`.
+
+    Raises
+    ------
+    OSError
+        Where it cannot be written; those that were there stay.
+    UserError
+        Where a parameter is not finite, for such a checkpoint would only hide a good one.
+    """
+    for name, p in engine.parameters().items():
+        if not np.isfinite(p).all():
+            raise UserError(f"parameter {name} is not finite, so there is no use in a checkpoint")
+    folder = run / FOLDER
+    path = folder / f"step-{state['step']:08d}"
+    with whole_directory(path) as part:
+        written: dict[str, dict[str, int]] = {}
+        for file, tensors in arrays(engine).items():
+            shapes = {name: x.shape for name, x in tensors.items()}
+            written[file] = _write(part / file, file_parts(shapes, tensors.__getitem__))
+        written[STATE] = _write(part / STATE, iter([json.dumps(state, indent=2, allow_nan=False).encode()]))
+        manifest = {"step": state["step"], "files": written}
+        write_synced(part / MANIFEST, [json.dumps(manifest, indent=2).encode()])
+    for old in _steps(folder)[keep:]:
+        discard(old)
+    return path
+
+
+def _write(path: Path, parts: Iterator[Content]) -> dict[str, int]:
+    """Write a file; give its size and checksum."""
+    seen = {"size": 0, "crc32": 0}
+
+    def counted() -> Iterator[Content]:
+        for part in parts:
+            seen["size"] += memoryview(part).nbytes
+            seen["crc32"] = zlib.crc32(part, seen["crc32"])
+            yield part
+
+    write_synced(path, counted())
+    return seen
+
+
+def discard(path: Path) -> bool:
+    """Remove a directory, under a name that nobody takes for a checkpoint; tell whether it is gone."""
+    if not path.name.startswith(".tmp-"):
+        os.rename(path, path := temporary(path))
+    return remove(path)
+
+
+def clean(run: Path) -> list[str]:
+    """Remove what interrupted saves have left; give their names. The run must be this process's own."""
+    left = sorted((run / FOLDER).glob(".tmp-*")) if (run / FOLDER).is_dir() else []
+    return [path.name for path in left if discard(path)]
+
+
+def _steps(folder: Path) -> list[Path]:
+    """List the directories that have a checkpoint's name, the newest first."""
+    try:
+        return sorted((p for p in folder.iterdir() if NAME.fullmatch(p.name) and p.is_dir()), reverse=True)
+    except FileNotFoundError:
+        return []
+
+
+def verify(path: Path) -> Checkpoint:
+    """Read every byte of a checkpoint and compare it with the manifest.
+
+    Raises
+    ------
+    UserError
+        Naming the file that is not what it was.
+    """
+    try:
+        manifest = parse_json((path / MANIFEST).read_bytes())
+        files = manifest["files"]
+        if files.keys() != set(FILES):
+            raise UserError(f"{str(path / MANIFEST)!r} lists {', '.join(files)}; expected {', '.join(FILES)}")
+        for name, said in files.items():
+            size, crc = _checksum(path / name)
+            if (size, crc) != (said["size"], said["crc32"]):
+                what = f"has {size} bytes" if size != said["size"] else f"has the checksum {crc:08x}"
+                want = f"{said['size']} bytes" if size != said["size"] else f"{said['crc32']:08x}"
+                raise UserError(f"{str(path / name)!r} {what}; its manifest says {want}: it is damaged")
+        state = parse_json((path / STATE).read_bytes())
+        if not state["step"] == manifest["step"] == int(path.name.removeprefix("step-")):
+            raise UserError(f"{str(path)!r} has the state of step {state['step']}: it is damaged")
+        if wrong := misfit(state, State):
+            raise ValueError(wrong)
+        Config(**state["sizes"]), [int(step) for step in state["val"]]
+        return Checkpoint(path, state)
+    except OSError as e:
+        raise UserError(f"{str(path)!r}: {e.strerror or e}: {Path(e.filename or path).name}") from e
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
+        raise UserError(f"{str(path / MANIFEST)!r} or {STATE!r} is not as cpuopt writes it ({e}): it is damaged") from e
+
+
+def _checksum(path: Path) -> tuple[int, int]:
+    size = crc = 0
+    with open(path, "rb") as file:
+        while part := file.read(CHUNK):
+            size, crc = size + len(part), zlib.crc32(part, crc)
+    return size, crc
+
+
+def newest(run: Path) -> Checkpoint:
+    """Find the newest checkpoint of a run that is whole.
+
+    Raises
+    ------
+    UserError
+        Where there is none, with what is wrong with each.
+    """
+    wrong: list[str] = []
+    for path in _steps(run / FOLDER):
+        try:
+            found = verify(path)
+        except UserError as e:
+            wrong.append(str(e))
+        else:
+            return Checkpoint(path, found.state, tuple(wrong))
+    raise UserError(f"{str(run)!r} has no checkpoint to go on from{': ' + '; '.join(wrong) if wrong else ''}")
+
+
+@dataclass(frozen=True)
+class Saved:
+    """The weights of a checkpoint, as `cpuopt.weights` gives those of other files."""
+
+    path: Path
+    config: Config
+    read: Callable[[str], Array]
+    tokenizer: str | None
+    dtype: DType = "f32"
+
+
+def open_weights(path: Path) -> Weights:
+    """Check weights of any kind: those of a run's newest checkpoint, or what `cpuopt.weights` reads.
+
+    Raises
+    ------
+    UserError
+        Where there are none, or they are damaged.
+    """
+    if not (path / FOLDER).is_dir():
+        if (path / "metrics.jsonl").is_file():
+            raise UserError(
+                f"the run {str(path)!r} has kept no weights; train with --save-every N for checkpoints, or --save PATH"
+            )
+        return weights.open_weights(path)
+    found = newest(path)
+    file = TensorFile(found.path / PARAMS)
+    return Saved(found.path, Config(**found.state["sizes"]), file.read, found.state.get("tokenizer"))
+
+
+def find_run(root: Path, name: str) -> Path:
+    """Find a run's folder: by its path, by its name in `root`, or, for ``""``, the newest that has a checkpoint.
+
+    Raises
+    ------
+    UserError
+        Where there is none.
+    """
+    if name:
+        for path in (Path(name), root / name):
+            if (path / FOLDER).is_dir():
+                return path
+        raise UserError(f"--resume {name}: there is no {str(root / name / FOLDER)!r}; list the runs with `ls {root}`")
+    runs = [p for p in root.iterdir() if (p / FOLDER).is_dir()] if root.is_dir() else []
+    if not runs:
+        raise UserError(f"--resume: no run in {str(root)!r} has a checkpoint; name one, or another --runs")
+    return max(runs, key=lambda p: p.name)
+
+
+def load(checkpoint: Checkpoint, engine: Engine) -> None:
+    """Fill parameters and moments.
+
+    Raises
+    ------
+    UserError
+        Where the tensors are not those of this engine; nothing is filled then.
+    """
+    found = {file: TensorFile(checkpoint.path / file) for file in TENSORS}
+    for file, want in arrays(engine).items():
+        there = {name: t.shape for name, t in found[file].tensors.items()}
+        if there != {name: x.shape for name, x in want.items()}:
+            raise found[file].wrong("does not have the tensors of this model")
+    for file, want in arrays(engine).items():
+        for name, x in want.items():
+            x[...] = found[file].read(name)

@@ -1,0 +1,140 @@
+"""Evaluation: perplexity on text, and multiple choice from llm.c's evaluation files.
+
+An evaluation file (magic 20240522, version 1) has 256 int32 of header, then a stream of uint16. Each example has 65535,
+its bytes, its number, the label, the number of completions, the context's length and tokens, and for each completion
+its length and tokens. The answer is the completion with the lowest mean loss of its tokens (``acc_norm``).
+
+Source: llm.c, ``dev/data/data_common.py`` (``write_evalfile``) and ``llmc/dataloader.h`` (``EvalLoader``).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from math import exp, fsum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .. import ops
+from ..engine import Array, Engine
+from ..errors import UserError
+
+MAGIC, VERSION, START = 20240522, 1, 65535
+HEADER_BYTES = 256 * 4
+CHOICES = 4
+IGNORE = -100
+
+
+@dataclass(frozen=True)
+class Example:
+    """A context, how it may go on, and which of those is right."""
+
+    label: int
+    context: Array
+    completions: list[Array]
+
+
+def read_examples(path: Path, vocab_size: int) -> list[Example]:
+    """Read an evaluation file.
+
+    Raises
+    ------
+    UserError
+        Where it is none, does not say the truth, or has tokens that the model does not know.
+    """
+
+    def wrong(what: str) -> UserError:
+        return UserError(f"evaluation file {str(path)!r}: {what}; give one from llm.c's dev/data")
+
+    try:
+        with open(path, "rb") as file:
+            head, size = file.read(HEADER_BYTES), os.fstat(file.fileno()).st_size
+            stream = np.fromfile(file, "<u2")
+    except OSError as e:
+        raise UserError(f"cannot read {str(path)!r}: {e.strerror or e}") from e
+    if len(head) < HEADER_BYTES:
+        raise wrong(f"has {size} bytes; expected a header of {HEADER_BYTES}")
+    magic, version, count = (int(n) for n in np.frombuffer(head, "<i4", 3))
+    if (magic, version) != (MAGIC, VERSION):
+        raise wrong(f"begins with {magic}, version {version}; expected {MAGIC}, version {VERSION}")
+    examples, at = [], 0
+    for number in range(count):
+        first = stream[at : at + 6].astype(int)
+        if first.size < 6 or first[0] != START or first[2] != number % 65536 or first[1] % 2 or first[1] < 12:
+            raise wrong(f"example {number} of {count} does not begin at byte {HEADER_BYTES + 2 * at}")
+        words, label, choices, n_context = first[1] // 2, first[3], first[4], first[5]
+        body = stream[at + 6 : at + words].astype(np.int64)
+        if body.size != words - 6 or choices != CHOICES or label >= choices:
+            raise wrong(f"example {number} is cut short, or has not {CHOICES} completions with one of them right")
+        context, rest, completions = body[:n_context], body[n_context:], []
+        for _ in range(choices):
+            n = int(rest[0]) if rest.size else 0
+            completions.append(rest[1 : 1 + n])
+            rest = rest[1 + n :]
+        if not n_context or rest.size or not all(c.size for c in completions):
+            raise wrong(f"example {number}: the lengths of its parts do not add up")
+        if max(int(x.max()) for x in (context, *completions)) >= vocab_size:
+            raise wrong(f"example {number} has tokens beyond the model's vocabulary of {vocab_size}")
+        examples.append(Example(int(label), context, completions))
+        at += words
+    if at != stream.size or not examples:
+        raise wrong(f"{count} examples end at byte {HEADER_BYTES + 2 * at} of {size}")
+    return examples
+
+
+def rows_of(example: Example, T: int) -> tuple[Array, Array]:
+    """Give tokens and targets, each (4, T): targets of the completions count, all others are ignored.
+
+    Raises
+    ------
+    UserError
+        Where the example is longer than T.
+    """
+    tokens, targets = np.zeros((CHOICES, T), np.int32), np.full((CHOICES, T), IGNORE, np.int32)
+    n = example.context.size
+    for row, completion in enumerate(example.completions):
+        whole = np.concatenate([example.context, completion])
+        if whole.size > T:
+            raise UserError(f"an example has {whole.size} tokens; the model reads {T}")
+        tokens[row, : whole.size] = whole
+        targets[row, n - 1 : whole.size - 1] = completion
+    return tokens, targets
+
+
+def choose(engine: Engine, example: Example, T: int) -> int:
+    """Give the completion with the lowest mean loss, by an engine for 4 rows of T tokens that keeps single losses."""
+    tokens, targets = rows_of(example, T)
+    engine.forward(tokens=tokens, targets=targets)
+    call = next(c for c in engine.program.calls if c.op is ops.cross_entropy_forward)
+    losses = engine.array(call.args["losses"]).reshape(CHOICES, T)
+    counted = targets != IGNORE
+    means = [fsum(losses[i][counted[i]].tolist()) / int(counted[i].sum()) for i in range(CHOICES)]
+    if not np.isfinite(means).all():
+        raise UserError("the losses are not finite: the weights are damaged")
+    return int(np.argmin(means))
+
+
+def multiple_choice(
+    engine: Engine, examples: list[Example], T: int, tick: Callable[[], None] = lambda: None
+) -> dict[str, Any]:
+    """Give the share of examples whose right completion is the likeliest."""
+    right = 0
+    for example in examples:
+        right += choose(engine, example, T) == example.label
+        tick()
+    return {"examples": len(examples), "right": right, "accuracy": right / len(examples)}
+
+
+def perplexity(
+    engine: Engine, batches: Iterator[tuple[Array, Array]], tick: Callable[[], None] = lambda: None
+) -> dict[str, Any]:
+    """Give the mean loss of a token, and e to that power."""
+    losses: list[float] = []
+    for tokens, targets in batches:
+        losses.append(engine.forward(tokens=tokens, targets=targets))
+        tick()
+    loss = fsum(losses) / len(losses)
+    return {"batches": len(losses), "loss": loss, "perplexity": exp(loss) if loss < 700 else float("inf")}

@@ -1,0 +1,106 @@
+"""What a run does about a step that would spoil it: a loss or a gradient norm that is no number, or far too large.
+
+Finite or not is decided first. A value that is not never enters the window, so it neither switches the guard off, as a
+running sum would, nor makes it refuse what follows. The z-score is that of the accepted values of the last steps.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from math import fsum, isfinite, sqrt
+from typing import Any
+
+import numpy as np
+
+from ..engine import Array, Engine, Step
+from ..program.program import Phase
+
+WINDOW, LEAST = 128, 32
+"""Steps that a z-score looks back on, and how many it needs; llm.c and OLMo look back on as many."""
+TRIES, PATIENCE = 20, 10
+"""A run stops when as many of so many steps were skipped."""
+
+
+class Guard:
+    """Judges steps by those that it accepted.
+
+    Parameters
+    ----------
+    z : how many standard deviations above the mean a value may be; 0 judges only whether it is finite.
+
+    Attributes
+    ----------
+    skipped : the steps that were refused, in all.
+    """
+
+    def __init__(self, z: float = 0.0) -> None:
+        self.z = z
+        self.skipped = 0
+        self.windows: dict[str, deque[float]] = {n: deque(maxlen=WINDOW) for n in ("loss", "grad_norm")}
+        self.recent: deque[bool] = deque(maxlen=TRIES)
+
+    def judge(self, step: Step) -> str:
+        """Give the reason why a step is to be skipped, or ``""``; a step that is not enters the windows."""
+        values = {"loss": step.loss, "grad_norm": step.grad_norm}
+        reason = next((f"{n} is {x}" for n, x in values.items() if not isfinite(x)), "")
+        for name, x in values.items():
+            reason = reason or self._far(name, x)
+        self.recent.append(bool(reason))
+        if reason:
+            self.skipped += 1
+        else:
+            for name, x in values.items():
+                self.windows[name].append(x)
+        return reason
+
+    def _far(self, name: str, x: float) -> str:
+        window = self.windows[name]
+        if not self.z or len(window) < LEAST:
+            return ""
+        mean = fsum(window) / len(window)
+        deviation = sqrt(fsum((w - mean) ** 2 for w in window) / len(window))
+        z = (x - mean) / max(deviation, 1e-6 * abs(mean), 1e-30)  # of values all the same, rounding is no outlier
+        return f"{name} {x:.6g} is {z:.1f} standard deviations above {mean:.6g}" if z > self.z else ""
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether too many of the last steps were skipped for the run to go on."""
+        return sum(self.recent) >= PATIENCE
+
+    def state(self) -> dict[str, Any]:
+        """Give what a resumed run needs, for JSON."""
+        windows = {name: list(w) for name, w in self.windows.items()}
+        return {"skipped": self.skipped, "recent": list(self.recent), "windows": windows}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state."""
+        self.skipped = state["skipped"]
+        self.recent.extend(state["recent"])
+        for name, window in self.windows.items():
+            window.extend(state["windows"][name])
+
+
+def find_first(engine: Engine, batches: Iterable[Mapping[str, Array]]) -> str:
+    """Compute a step again without its update, and name the first value that is not finite, its op and its layer.
+
+    Weights that a fused update has changed already are looked at only.
+    """
+    for name, array in engine.parameters().items():
+        if not np.isfinite(array).all():
+            return f"parameter {name} holds {_example(array)}"
+    phases: tuple[Phase, ...] = ("forward", "backward") if engine.two_pass else ("forward", "evaluate")
+    for number, batch in enumerate(batches):
+        engine.load(**batch)
+        for bound in (b for p in phases for b in engine.calls if b.call.phase == p):
+            engine.runner([bound])
+            for v in bound.call.writes:
+                if not np.isfinite(engine.array(v)).all():
+                    where = f"{bound.kernel.name} in layer {bound.call.layer!r}"
+                    return f"{where} gave {_example(engine.array(v))} in {v}, micro-batch {number}"
+    return "computed again all is finite: suspect the memory or the processor, or a kernel that races"
+
+
+def _example(array: Array) -> str:
+    at = tuple(int(i) for i in np.argwhere(~np.isfinite(array))[0])
+    return f"{array[at]} at {list(at)}"

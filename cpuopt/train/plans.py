@@ -1,0 +1,142 @@
+"""What `cpuopt tune` found, kept beside the machine's roofs; `--variant auto` runs by it.
+
+A plan is for one machine, one model, one size, one number of threads and one set of rewrites: its key. It also names
+the machine code that its verdicts are about, by hash. Where the key or a hash is another, the plan is stale: that is
+said, and ``optimized`` runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from .. import kernels
+from ..errors import UserError
+from ..files import read_entry, write_entry
+from ..kernels import registry
+from ..kernels.compile import cache
+from ..measure import rates as machine
+from ..models.gpt2 import PRESETS
+from ..program.fuse import FUSIONS
+from ..wording import count
+
+FORMAT = 1
+
+
+def key(model: Mapping[str, Any], B: int, T: int, threads: int, rewrites: Sequence[str]) -> dict[str, Any]:
+    """Name what a plan is for; `model` is its sizes."""
+    size = {"model": dict(model), "B": B, "T": T, "threads": threads, "rewrites": list(rewrites)}
+    return {"machine": machine.machine_id(), **size}
+
+
+def path(key: Mapping[str, Any]) -> Path:
+    """Give the file of a plan."""
+    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:12]
+    return machine.folder() / f"plan-{key['B']}x{key['T']}-{key['threads']}-{digest}.plan"
+
+
+def unfinished(key: Mapping[str, Any]) -> Path:
+    """Give the file of what was measured for a plan that is not there yet."""
+    return path(key).with_suffix(".begun")
+
+
+def read(path: Path, key: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Read a plan, or what was measured for one; None where none is there, whole and for the key."""
+    entry = read_entry(path)
+    content: dict[str, Any] = json.loads(entry) if entry else {"format": None}
+    return content if content["format"] == FORMAT and content["key"] == key else None
+
+
+def write(path: Path, content: Mapping[str, Any]) -> bool:
+    """Keep a plan, whole or not at all; tell whether that was possible."""
+    return write_entry(path, json.dumps({"format": FORMAT, **content}, indent=1).encode())
+
+
+def name_of(model: Mapping[str, Any]) -> str:
+    """Give the preset that has these sizes, else the sizes as ``--model`` takes them."""
+    return next((n for n, c in PRESETS.items() if vars(c) == dict(model)), json.dumps(dict(model)))
+
+
+def command(key: Mapping[str, Any], files: Sequence[str] = ()) -> str:
+    """Give the command that makes a plan."""
+    words = ["cpuopt", "tune", "--model", name_of(key["model"])]
+    words += ["-B", str(key["B"]), "-T", str(key["T"]), "--threads", str(key["threads"])]
+    if set(key["rewrites"]) != set(FUSIONS):
+        words += ["--fuse", ",".join(key["rewrites"]) or "none"]
+    return shlex.join([*words, *(w for f in files for w in ("--kernels", f))])
+
+
+def hash_of(name: str) -> str | None:
+    """Hash what a kernel, as in ``gelu_forward[mine]``, is made from; None where nothing is registered under it."""
+    op, _, variant = name.removesuffix("]").partition("[")
+    found = registry.KERNELS.get((op, variant))
+    return cache.digest(found.function) if found else None
+
+
+def rules(key: Mapping[str, Any], files: Sequence[str] = ()) -> tuple[tuple[str, ...], str]:
+    """Give the rules of the plan for a key, ``OP@LAYER=VARIANT`` each, and a line about them.
+
+    Parameters
+    ----------
+    files : users' kernels that are loaded.
+
+    Returns
+    -------
+    No rules where there is no such plan, or it is stale; the line then says why, and what makes one.
+    """
+    content = read(path(key), key)
+    if content is None:
+        return (), _instead(nearest(key), key, files)
+    with contextlib.suppress(UserError):  # what cannot be loaded is missing below
+        kernels.load_all([], [r.partition("=")[2] for r in content["rules"]])
+    now = {name: hash_of(name) for name in content["hashes"]}
+    missing = [name for name, h in now.items() if h is None]
+    changed = [name for name, h in now.items() if h != content["hashes"][name]]
+    if missing:
+        had = " ".join(f"--kernels {shlex.quote(f)}" for f in content["kernels"] if f not in files)
+        return (), _instead(f"{missing[0]}, which the plan uses, is not there{had and f' (add {had})'}", key, files)
+    if changed:
+        return (), _instead(f"{changed[0]} is not what it was when the plan was made", key, files)
+    return tuple(content["rules"]), f"--variant auto: {summary(content)}"
+
+
+def summary(content: Mapping[str, Any]) -> str:
+    """Say in a few words what a plan changes."""
+    when = f"the plan of {content['time'][:16].replace('T', ' ')}"
+    if not content["rules"]:
+        return f"by {when}, all ops stay with {registry.DEFAULT}: {content['why']}"
+    counts: dict[str, int] = {}
+    for rule in map(registry.parse_swap, content["rules"]):
+        counts[f"{rule.op}={rule.variant}"] = counts.get(f"{rule.op}={rule.variant}", 0) + 1
+    step = content["step"]["ratio"]["median"]
+    return f"by {when}, {', '.join(f'{k} ({n}x)' for k, n in counts.items())}; a step took {step:.3f} of the time"
+
+
+def _instead(why: str, key: Mapping[str, Any], files: Sequence[str]) -> str:
+    return f"--variant auto: {why}, so {registry.DEFAULT} runs; to make a plan: {command(key, files)}"
+
+
+def nearest(key: Mapping[str, Any]) -> str:
+    """Say that there is no plan, and what the one that comes nearest is for."""
+    size = f"{key['B']}x{key['T']} on {count(key['threads'], 'thread')}"
+    none = f"there is no plan for {size}"
+    known: list[list[str]] = []
+    for file in sorted(machine.folder().glob("plan-*.plan")):
+        if entry := read_entry(file):
+            other = json.loads(entry)["key"]
+            differs = [name for name in key if other.get(name) != key[name]] or ["format"]
+            known.append([_differs(name, other.get(name)) for name in differs])
+    closest = min(known, key=lambda words: len(words), default=None)
+    return f"{none}; the nearest is for {', '.join(closest)}" if closest else none
+
+
+def _differs(name: str, value: Any) -> str:
+    words = {"machine": "another machine", "format": "another version", "rewrites": "other rewrites"}
+    if name == "model":
+        return f"the model {name_of(value)}"
+    return words.get(name) or f"{name} {value}"

@@ -1,0 +1,72 @@
+"""What a run's numbers come from besides its settings and its text: kernels, versions, the processor.
+
+A checkpoint keeps it, and a run that goes on compares it. With other kernels it would be another training under the old
+name, so they are refused unless the user accepts them. Other versions, processors and threads are said: what they make
+of the same source may round otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from ..engine import Engine
+from ..kernels.compile import cache, jit
+from ..kernels.compile.target import target
+from ..machine import describe
+from ..wording import count
+
+UNKNOWN = "unknown"
+"""What `cache.digest` gives for a kernel that it cannot look through."""
+
+
+def made_by(engine: Engine, files: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Describe what computes a run: the digest of each kernel's source and object code, and of each file of kernels."""
+    here, (cpu, features) = describe(), target()
+    kernels = dict.fromkeys(engine.kernels)
+    return {
+        "kernels": {k.name: cache.digest(k.function) for k in kernels},
+        "code": {k.name: jit.code_digest(k) for k in kernels},
+        "files": _digests(map(Path, files)),
+        "versions": here["versions"],
+        "machine": {"cpu": here["cpu"], "target": cpu, "features": sha256(features.encode()).hexdigest()[:16]},
+        "run": {"threads": str(engine.threads)},
+    }
+
+
+def _digests(files: Iterable[Path]) -> dict[str, str]:
+    """Give the digest of each file by its name, which it keeps wherever it lies; files of one name have one."""
+    found: dict[str, str] = {}
+    for file in files:
+        content = b""
+        with suppress(OSError):  # it has gone since it was imported
+            content = file.read_bytes()
+        found[file.name] = sha256(found.get(file.name, "").encode() + content).hexdigest()[:16]
+    return found
+
+
+def compare(then: Any, now: Mapping[str, Mapping[str, str]]) -> tuple[list[str], list[str]]:
+    """Say what is otherwise now: what must not be, unless the user accepts it, and what may be.
+
+    Parameters
+    ----------
+    then : what a checkpoint holds; None in those of earlier versions.
+    """
+    if not isinstance(then, Mapping):
+        return [], ["the checkpoint does not say which kernels made it, so they may be others now"]
+    parts = {part: there if isinstance(there := then.get(part), Mapping) else {} for part in now}
+    other = {
+        part: [name for name in {**parts[part], **now[part]} if parts[part].get(name) != now[part].get(name)]
+        for part in now
+    }
+    unseen = [name for name, digest in now["kernels"].items() if digest == UNKNOWN] if other["files"] else []
+    refused = [f"kernel {name!r} is not what it was" for name in dict.fromkeys([*other["kernels"], *unseen])]
+    notes = [f"{name!r} has changed, but none of its kernels that run" for name in other["files"] if not refused]
+    for part in ("versions", "machine", "run"):
+        notes += [f"{name!r} is {now[part].get(name)!r}, and was {parts[part].get(name)!r}" for name in other[part]]
+    if code := [name for name in other["code"] if name not in other["kernels"]]:
+        notes.append(f"the machine code of {count(len(code), 'kernel')} is other than it was, {code[0]!r} first")
+    return refused, notes

@@ -1,0 +1,261 @@
+"""A run's folder: what was asked, on which machine, what came of it.
+
+``runs/<time>-<name>/`` holds ``config.json``, ``machine.json``, ``metrics.jsonl``, ``main.log`` (in llm.c's format),
+``profile.json`` and ``summary.json``; with ``--tensorboard`` also ``events.out.tfevents.*``.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import MappingProxyType
+from typing import Any
+
+from .. import machine
+from ..errors import UserError
+from ..files import write_whole
+from ..files.reading import finite
+from . import tensorboard
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+def check_name(name: str) -> str:
+    """Return a run's name, if it can be a folder's name and stays inside ``runs/``.
+
+    Raises
+    ------
+    UserError
+        For anything but letters, digits, ``.``, ``_`` and ``-``, 64 at most, starting with a letter or digit.
+    """
+    if not NAME.fullmatch(name) or ".." in name:
+        raise UserError(
+            f"--run {name!r}: expected up to 64 letters, digits, '.', '_' or '-', starting with a letter or digit, "
+            "because it names a folder in runs/"
+        )
+    return name
+
+
+def _new_folder(root: Path, stem: str) -> Path:
+    """Make a folder that no other run has."""
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        numbers = count(2)
+        path = root / stem
+        while True:
+            try:
+                path.mkdir()
+            except FileExistsError:  # perhaps only since a moment
+                path = root / f"{stem}.{next(numbers)}"
+            else:
+                return path
+    except OSError as e:
+        raise _no_root(root, e) from e
+
+
+def check_root(root: Path) -> None:
+    """Refuse a folder of runs that nothing can be written to, before what would be kept there is measured.
+
+    Raises
+    ------
+    UserError
+        Where no folder can be made in it, or in the nearest of its parents that is there. Nothing stays behind.
+    """
+    there = next(p for p in (root, *root.absolute().parents) if os.path.lexists(p))
+    try:
+        with TemporaryDirectory(prefix=".cpuopt-", dir=there):
+            pass
+    except OSError as e:
+        raise _no_root(root, e) from e
+
+
+def _no_root(root: Path, e: OSError) -> UserError:
+    return UserError(f"--runs {root}: {e.strerror}; name a directory that can be written with --runs DIR")
+
+
+LOGGED = re.compile(r"s:(\d+) ")
+
+
+def _whole_lines(path: Path) -> list[str]:
+    """Read the lines that end with a line feed: the last of a killed process may not."""
+    return path.read_text(errors="replace").split("\n")[:-1]
+
+
+def _json(line: str) -> dict[str, Any] | None:
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) and isinstance(found.get("step"), int) else None
+
+
+def keep(root: Path, kind: str, name: str, content: Mapping[str, Any]) -> Path:
+    """Keep what was measured: ``<time>-<kind>-<name>/record.json`` in the folder of all runs.
+
+    Parameters
+    ----------
+    kind : ``ab``, ``bench``, ``profile`` or ``tune``.
+    name : what it was measured on; characters that no folder's name should have are replaced.
+    content : anything that JSON can hold. Kind, format, time, commit and machine are added.
+
+    Raises
+    ------
+    UserError
+        Where it cannot be written; no folder stays behind.
+    """
+    safe = re.sub(r"[^A-Za-z0-9._-]+", "_", name).strip("._")[:48]
+    path = _new_folder(root, f"{time.strftime('%Y%m%d-%H%M%S')}-{kind}{'-' + safe if safe else ''}")
+    head = {"kind": kind, "format": 1, "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "commit": commit()}
+    try:
+        write_json(path / "record.json", {**head, "machine": machine.describe(), **content}, indent=1)
+    except UserError:
+        with suppress(OSError):
+            path.rmdir()
+        raise
+    return path
+
+
+def write_json(path: Path, content: Mapping[str, Any], indent: int) -> None:
+    """Write one JSON file, whole or not at all.
+
+    Raises
+    ------
+    UserError
+        Where it cannot be written.
+    """
+    write_whole(path, [json.dumps(finite(content), indent=indent).encode() + b"\n"])
+
+
+def commit() -> str | None:
+    """Name the commit of the checkout that this package runs from, with ``+`` where files differ from it."""
+    root = Path(__file__).resolve().parents[2]
+    if not (root / ".git").exists():
+        return None
+    git = ["git", "-C", str(root)]
+    try:
+        head = subprocess.run([*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, timeout=10)
+        changed = subprocess.run([*git, "status", "--porcelain", "-uno"], capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return head.stdout.strip() + ("+" if changed.stdout.strip() else "") if head.returncode == 0 else None
+
+
+class Run:
+    """A run's folder, made when the run starts.
+
+    Parameters
+    ----------
+    root : the folder that holds all runs.
+    name : of this one, already checked.
+    config : everything that was asked for.
+    here : what to say of the machine besides `machine`.
+    """
+
+    def __init__(
+        self, root: Path, name: str, config: Mapping[str, Any], here: Mapping[str, Any] = MappingProxyType({})
+    ) -> None:
+        stem = f"{time.strftime('%Y%m%d-%H%M%S')}-{check_name(name)}"
+        self._open(_new_folder(root, stem))
+        self.write("config.json", config)
+        self.write("machine.json", {**here, **machine.describe()})
+        for name in self._pending:
+            (self.path / name).touch()
+
+    @classmethod
+    def reopen(cls, path: Path, step: int) -> tuple[Run, list[dict[str, Any]]]:
+        """Go on with a run as it was after a step; give it, and the metrics up to there.
+
+        Raises
+        ------
+        UserError
+            Where another process has it, or its files are not there.
+        """
+        run = cls.__new__(cls)
+        run._open(path)
+        try:
+            lines = _whole_lines(path / "metrics.jsonl")
+            metrics = [m for m in map(_json, lines) if m is not None and m["step"] <= step]
+            logged = [x for x in _whole_lines(path / "main.log") if (at := LOGGED.match(x)) and int(at[1]) <= step]
+            write_whole(path / "metrics.jsonl", [f"{json.dumps(m)}\n".encode() for m in metrics])
+            write_whole(path / "main.log", [f"{line}\n".encode() for line in logged])
+        except OSError as e:
+            raise UserError(f"cannot read the run {str(path)!r}: {e.strerror or e}") from e
+        return run, metrics
+
+    def _open(self, path: Path) -> None:
+        """Take hold of a folder: no other process may write to it until this one ends."""
+        self.path = path
+        self.trouble = ""
+        self._pending = {"metrics.jsonl": b"", "main.log": b""}
+        self._events = ""
+        try:
+            self._lock = os.open(path, os.O_RDONLY)
+        except OSError as e:
+            raise UserError(f"cannot read the run {str(path)!r}: {e.strerror}") from e
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as e:
+            os.close(self._lock)
+            raise UserError(f"another process is writing to the run {str(path)!r}; wait for it, or end it") from e
+
+    def write(self, name: str, content: Mapping[str, Any]) -> None:
+        """Write one JSON file of the run, whole or not at all; `UserError` where it cannot be written."""
+        write_json(self.path / name, content, indent=2)
+
+    def begin_events(self, history: Sequence[Mapping[str, Any]], val: Mapping[int, float]) -> None:
+        """Write TensorBoard events from now on, in a file that begins with what was before a resume.
+
+        Parameters
+        ----------
+        history : the metrics of the steps so far.
+        val : validation losses, by the steps before them.
+        """
+        before = list(self.path.glob(tensorboard.FILES))
+        self._events = tensorboard.new_name()
+        self._pending[self._events] = b""
+        told = [tensorboard.opening(), *(tensorboard.validation(n, loss) for n, loss in val.items())]
+        self._append(self._events, b"".join(told + [tensorboard.step(m) for m in history]))
+        for old in before:
+            with suppress(OSError):  # what stays is not counted, since the new file says that it begins anew
+                old.unlink()
+
+    def step(self, metrics: Mapping[str, Any]) -> None:
+        """Add one step to ``metrics.jsonl`` and ``main.log``."""
+        m = metrics
+        self._append("metrics.jsonl", f"{json.dumps(finite(metrics))}\n".encode())
+        line = f"s:{m['step']} trl:{m['loss']:.4f} lr:{m['lr']:.6f} norm:{m['grad_norm']:.2f}\n"
+        self._append("main.log", line.encode())
+        if self._events:
+            self._append(self._events, tensorboard.step(metrics))
+
+    def validation(self, step: int, loss: float) -> None:
+        """Add a validation loss to ``main.log``."""
+        self._append("main.log", f"s:{step} tel:{loss:.4f}\n".encode())
+        if self._events:
+            self._append(self._events, tensorboard.validation(step, loss))
+
+    def _append(self, name: str, more: bytes) -> None:
+        """Add to a file; what the disk does not take now goes with the next piece, and `trouble` says why."""
+        self._pending[name] += more
+        try:
+            with open(self.path / name, "ab", buffering=0) as file:
+                written = file.write(self._pending[name])
+            self._pending[name] = self._pending[name][written:]
+            self.trouble = ""
+        except OSError as e:
+            self.trouble = f"cannot write {str(self.path / name)!r}: {e.strerror}; the rest is kept and tried again"
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        os.close(self._lock)

@@ -1,0 +1,130 @@
+"""llm.c's own test of a GPT-2, as ``test_gpt2.c`` has it: logits, loss, 16 gradients, and ten steps of AdamW.
+
+What is compared with was computed by PyTorch and lies in a debug state. Like the reference it takes the plain program,
+without rewrites, since gradients that no rewrite leaves out are to be seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..engine import Engine
+from ..errors import UserError
+from ..kernels.registry import Choice
+from ..models import specs
+from ..models.gpt2 import GPT2
+from ..weights import copy_into, llmc
+from .job import Progress, Settings, require_correct
+
+FAR = {"logits": 1e-2, "loss": 1e-2, "gradient": 2e-2, "step": 1e-2}
+"""How far a value may be, from ``test_gpt2.c``."""
+HYPER: dict[str, Any] = {"lr": 1e-4, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.01}
+LOSSES_124M = (
+    *(5.270007133, 4.059706688, 3.375123024, 2.800782681, 2.315382242),
+    *(1.849028587, 1.394656420, 0.999146521, 0.624080420, 0.376510978),
+)
+"""Of ``gpt2_124M_debug_state.bin``; its first loss tells it from other states."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One comparison.
+
+    Attributes
+    ----------
+    what : ``logits``, ``loss``, a tensor's name or ``loss of step 3``.
+    deviation : the largest absolute difference; NaN where one of the two is.
+    allowed : how large it may be; None where there is nothing to compare with.
+    value : what cpuopt computed, for a single number.
+    """
+
+    what: str
+    deviation: float | None
+    allowed: float | None
+    value: float | None = None
+
+    @property
+    def passed(self) -> bool:
+        """Whether it is near enough."""
+        return self.allowed is None or (self.deviation is not None and self.deviation <= self.allowed)
+
+    def to_json(self) -> dict[str, Any]:
+        """Give it as a table's row."""
+        return {**vars(self), "passed": self.passed}
+
+
+def model_beside(state: Path) -> Path:
+    """Find the model of a debug state by llm.c's naming: ``X_debug_state.bin`` has ``X.bin``.
+
+    Raises
+    ------
+    UserError
+        Where there is no such file.
+    """
+    if not state.is_file():
+        raise UserError(f"there is no file {str(state)!r}; expected a debug state, as llm.c's train_gpt2.py writes it")
+    path = state.with_name(state.name.replace("_debug_state", ""))
+    if path == state or not path.is_file():
+        raise UserError(f"{str(state)!r} has no model file beside it; name it with --init MODEL.bin")
+    return path
+
+
+def verify(
+    state: llmc.State,
+    model: llmc.Model,
+    settings: Settings,
+    losses: Sequence[float] = (),
+    progress: Progress = lambda done, total, name: None,
+) -> Iterator[Row]:
+    """Compare the computation with a debug state, a row at a time.
+
+    Parameters
+    ----------
+    losses : expected of ten steps; those of llm.c's own state are known.
+    settings : variant, swaps, kernels and threads are taken from it.
+    """
+    B, T = state.tokens.shape
+    engine = Engine(
+        GPT2(model.config),
+        specs(B, T),
+        choice=Choice(settings.variant, settings.swap),
+        threads=settings.threads,
+        seed=None,
+        processes=settings.processes,
+        kernel_files=settings.kernels,
+        progress=progress,
+    )
+    require_correct(engine)
+    copy_into(engine.parameters(), model)
+    batch: dict[str, Any] = {"tokens": state.tokens, "targets": np.where(state.targets == -1, -100, state.targets)}
+    loss = engine.forward(**batch)
+    yield Row("logits", _far(engine.array(engine.program.outputs[1]), state.logits), FAR["logits"])
+    yield Row("loss", _far(loss, state.loss), FAR["loss"], loss)
+    engine.run("backward")
+    gradients = engine.gradients()
+    for group in llmc.ORDER:
+        names = [n for n in state.layout.names() if n == group or (n.startswith("h.") and _star(n) == group)]
+        far = [_far(gradients[n], state.gradient(n)) for n in names]
+        yield Row(f"gradient of {group}", float(np.max(far)), FAR["gradient"])
+    known = not losses and model.config.n_params == 124439808 and abs(state.loss - LOSSES_124M[0]) < FAR["loss"]
+    expected = LOSSES_124M if known else tuple(losses)
+    for step in range(10):
+        loss = engine.step(**HYPER, **batch).loss
+        there = step < len(expected)
+        yield Row(
+            f"loss of step {step}", _far(loss, expected[step]) if there else None, FAR["step"] if there else None, loss
+        )
+
+
+def _star(name: str) -> str:
+    """Put a star in the place of a layer's number."""
+    return ".".join("*" if i == 1 else part for i, part in enumerate(name.split(".")))
+
+
+def _far(got: Any, want: Any) -> float:
+    return float(np.max(np.abs(np.asarray(got, np.float64) - np.asarray(want, np.float64))))
