@@ -17,11 +17,11 @@ _HOMES = {
     "Choice": "kernels.registry",
     "kernel": "kernels.compile.jit",
     "helper": "kernels.compile.jit",
-    "differentiable": "differentiable",
+    "differentiable": "custom",
     "check_gradient": "check.gradient",
     "UserError": "errors",
 }
-_MODULES = ("nn", "functional", "ops", "models", "data")
+_MODULES = {m: m for m in ("nn", "functional", "ops", "models", "data")} | {"registry": "kernels.registry"}
 
 __all__ = [*_HOMES, *_MODULES]
 
@@ -30,5 +30,5 @@ def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)
     if name in _MODULES:
-        return importlib.import_module(f".{name}", __name__)
+        return importlib.import_module(f".{_MODULES[name]}", __name__)
     raise AttributeError(f"module 'cpuopt' has no attribute {name!r}")

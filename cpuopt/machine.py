@@ -11,11 +11,8 @@ import os
 import platform
 from collections.abc import Iterator
 from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
-
-import psutil
 
 PACKAGES = ("cpuopt", "numba", "llvmlite", "numpy", "threadpoolctl")
 GROUPS, MEMBERSHIP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
@@ -23,6 +20,10 @@ GROUPS, MEMBERSHIP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 def describe() -> dict[str, Any]:
     """Describe the machine and the versions that run on it."""
+    from importlib.metadata import PackageNotFoundError, version  # late: the command line's help waits for this module
+
+    import psutil
+
     versions = {"python": platform.python_version()}
     for package in PACKAGES:
         try:

@@ -69,8 +69,8 @@ MANY = """
 from dataclasses import replace
 import numpy as np
 from cpuopt import Choice, Engine
-from cpuopt.fuse import FUSIONS
-from cpuopt.job import specs
+from cpuopt.program.fuse import FUSIONS
+from cpuopt.models import specs
 from cpuopt.models.gpt2 import GPT2, PRESETS
 
 config = replace(PRESETS["gpt2-tiny"], n_embd=96, n_head=3, vocab_size=1003)

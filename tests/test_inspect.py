@@ -85,7 +85,7 @@ FILE = f"""
 import numpy as np
 from numba import prange
 from cpuopt import kernel, ops
-from cpuopt.kernels.lanes import LANES, load, store
+from cpuopt.kernels.toolkit.lanes import LANES, load, store
 
 @kernel(ops.gelu_forward, "tanh")
 def gelu_forward(out, inp):

@@ -15,7 +15,7 @@ from cpuopt.kernels import registry
 ROOT = Path(cpuopt.__file__).parent
 FILES = {path.relative_to(ROOT).as_posix(): path for path in sorted(ROOT.rglob("*.py"))}
 ABOVE = """
-cli; report; lab; train; differentiable; generate; check; profiler; measure; weights; engine; models; functional; nn;
+cli; report; lab; train; custom; generate; check; profiler; measure; weights; engine; models; functional; nn;
 program; kernels; data; ad; ops; isolate; machine; files; errors; wording
 """
 """All packages and root modules, from the top down: one imports only those behind it."""
@@ -69,9 +69,9 @@ WALLS = {
         within("kernels/"),
         ("engine.py", "def f():\n    import numba.core"),
     ),
-    "only cli/, __main__.py, report/ and progress.py print": (
+    "only cli/, __main__.py, report/ and kernels/compile/progress.py print": (
         r"print|rich\..*|sys\.(stdout|stderr)(\..*)?|logging(\..*)?",
-        within("cli/", "__main__.py", "report/", "progress.py"),
+        within("cli/", "__main__.py", "report/", "kernels/compile/progress.py"),
         ("train.py", "print('step')"),
     ),
     "numba's compilers are called only in kernels/compile/jit.py": (
@@ -205,7 +205,9 @@ def test_a_kernel_file_has_a_twin_in_ops(variant):
 
 
 def test_every_op_file_has_a_vanilla_twin():
-    assert {f for f in FILES if f.startswith("ops/") and f"kernels/vanilla/{Path(f).name}" not in FILES} == set()
+    assert {f for f in FILES if f.startswith("ops/") and f"kernels/vanilla/{Path(f).name}" not in FILES} == {
+        "ops/declaration.py"
+    }
 
 
 def test_vanilla_is_complete():

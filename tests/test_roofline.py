@@ -11,12 +11,12 @@ from numba import prange
 
 from cpuopt import cli
 from cpuopt.files import CacheWarning
+from cpuopt.kernels import roofs as kernels
 from cpuopt.kernels.compile.jit import helper
 from cpuopt.kernels.toolkit import regions, threads
 from cpuopt.kernels.toolkit.simd import LANES
 from cpuopt.measure import profile as profiles
 from cpuopt.measure import rates as machine
-from cpuopt.measure import roofs as kernels
 from cpuopt.measure.profile import OpRow
 from cpuopt.measure.roofline import Level, Roofs
 from cpuopt.report import machine as report

@@ -7,13 +7,15 @@ from pathlib import Path
 
 from ..errors import UserError
 from ..files import write_whole
-from ..ops.declaration import Op
 from ..wording import plain
 from . import common
 
 SIZES = {"B": 4, "T": 64, "C": 768, "NH": 12, "OC": 3072, "V": 50257, "maxT": 1024}
 LOOKS = (12, 24)
 """Rounds after which a verdict is looked for."""
+if TYPE_CHECKING:
+    from ..ops.declaration import Op
+
 HELP = "print the backward kernel generated from a forward kernel, and the reasons of its plan"
 
 

@@ -258,7 +258,7 @@ def run(root, names):
 
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
-    from cpuopt.kernels import cache
+    from cpuopt.kernels.compile import cache
     roots, *names = sys.argv[1:]
     results = [run(root, names) for root in roots.split(":")]
 print(json.dumps([*results, [str(w.message) for w in caught]]))

@@ -19,7 +19,7 @@ STEP = """
 import json, sys, zlib
 import numpy as np
 from cpuopt import Choice, Engine, load_kernels
-from cpuopt.kernels import cache, jit
+from cpuopt.kernels.compile import cache, jit
 from cpuopt.models.gpt2 import GPT2, Config
 
 variant, processes, *files = sys.argv[1:]
@@ -87,7 +87,7 @@ SMALL = """
 import json, sys
 import numpy as np
 from cpuopt import kernel, ops, registry
-from cpuopt.kernels import cache, jit
+from cpuopt.kernels.compile import cache, jit
 
 @kernel(ops.residual_forward, "mine", parallel=False)
 def residual_forward(out, inp1, inp2):
@@ -126,7 +126,7 @@ NESTED = """
 import sys
 import numba, numpy as np
 from numba import prange, types
-from cpuopt.kernels import cache
+from cpuopt.kernels.compile import cache
 
 def own(function, **options):
     dispatcher = numba.njit(**options)(function)
@@ -161,7 +161,7 @@ STALE = {
     "run.py": """
 import sys
 import numba
-from cpuopt.kernels import cache
+from cpuopt.kernels.compile import cache
 import helpers
 
 if "first" in sys.argv:
@@ -190,7 +190,7 @@ def test_a_helper_under_numbas_own_cache_is_never_stale(tmp_path, first):
 
 BUSY = """
 from cpuopt import registry
-from cpuopt.kernels import jit
+from cpuopt.kernels.compile import jit
 kernels = [registry.KERNELS[op, "optimized"] for op in ("attention_backward", "attention_forward")]
 jit.compile_kernels(kernels, processes=2)
 """

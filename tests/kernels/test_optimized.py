@@ -121,8 +121,8 @@ def test_a_scalar_loop_is_seen() -> None:
 
 MANY = """
 from cpuopt import kernels, registry
-from cpuopt.lab.cases import case
-from cpuopt.lab.check import check
+from cpuopt.check.cases import case
+from cpuopt.check.check import check
 sizes = [{"B": 3, "T": 150, "C": 140, "NH": 2, "V": 1003}, {"B": 2, "T": 64, "C": 70, "NH": 7, "V": 517}]
 for kernel in registry.KERNELS.values():
     if kernel.variant == "optimized" and not kernel.op.name.startswith("matmul"):
