@@ -40,7 +40,7 @@ class Profiler:
     engine : its runner is replaced until `remove`.
     clock : in ns.
     keep : how many steps are remembered; of a longer run, the newest.
-    regions : what ``kernels.regions.watch`` gave before the kernels were loaded, to learn how even the threads are.
+    regions : what ``toolkit.regions.watch`` returned before the kernels were loaded, to learn how even the threads are.
     """
 
     def __init__(

@@ -1,1 +1,1 @@
-"""Is it right: cases, the conformance of kernels, gradients."""
+"""Correctness: test cases, conformance of kernels with their references, gradients, and the gate before a run."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 LAYERS = ("default", "safe", "threadsafe", "forksafe", "omp", "tbb", "workqueue")
 """What numba can start threads by."""
 DEFAULT = "optimized"
-"""`registry.DEFAULT`, which would import numpy before the flags are read."""
+"""`kernels.registry.DEFAULT`, which would import numpy before the flags are read."""
 
 
 def job_flags(p: argparse.ArgumentParser, steps: int) -> None:

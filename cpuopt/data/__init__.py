@@ -1,4 +1,4 @@
-"""Corpora, what is downloaded, tokenizers, batches."""
+"""Corpora, downloads, tokenizers, batches."""
 
 from .batches import *  # noqa: F403
 from .corpus import *  # noqa: F403

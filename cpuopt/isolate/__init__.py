@@ -1,1 +1,5 @@
-"""A process that may crash or hang, and who asks it: requests and answers are JSON lines."""
+"""Child processes that may crash or hang; requests and answers are JSON lines.
+
+`process` starts one and talks to it, `child` does so for a process that runs users' kernels, and `serve` is the loop
+that answers inside.
+"""

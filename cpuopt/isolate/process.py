@@ -1,4 +1,4 @@
-"""A worker process of `cpuopt bench`, from the side of who starts it: requests and answers are JSON lines.
+"""A worker process, seen by its parent: requests and answers are JSON lines.
 
 A worker blocks on its stdin when it has nothing to do, so it costs the one that works no time, and ends when its stdin
 closes, so it does not outlive its parent.

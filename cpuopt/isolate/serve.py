@@ -1,4 +1,4 @@
-"""A process that answers requests: JSON lines on its stdin and stdout. `bench.process.Worker` is the other end."""
+"""A process that answers requests: JSON lines on its stdin and stdout. `isolate.process.Worker` is the other end."""
 
 from __future__ import annotations
 

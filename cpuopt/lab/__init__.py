@@ -1,1 +1,1 @@
-"""Instruments for the kernel engineer: is a kernel right, which of two is faster, how far is it from the roof."""
+"""Instruments for the kernel engineer: A/B comparison, tuning, machine code, records, whole steps beside a peer."""

@@ -1,4 +1,4 @@
-"""What may crash or hang runs here: ``python -m cpuopt.lab.worker``, a process that `lab.child` starts."""
+"""The process that runs users' kernels, ``python -m cpuopt.lab.worker``: `isolate.child` starts it."""
 
 from __future__ import annotations
 

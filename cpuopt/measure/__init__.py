@@ -1,1 +1,1 @@
-"""How fast, and how sure: profiles, roofs, paired comparison."""
+"""Speed and its uncertainty: profiles, rates of the machine, roofline, paired comparison."""

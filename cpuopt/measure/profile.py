@@ -34,7 +34,7 @@ class StepTimes:
     ----------
     number : counted from 0, with the steps that are dropped later.
     runs : for each phase that ran, its n calls and the n + 1 readings of the clock before, between and after them.
-    regions : for each run, (n + 1, 3) readings of what ``kernels.regions.watch`` counts; none where it does not.
+    regions : for each run, (n + 1, 3) readings of what ``toolkit.regions.watch`` counts; none where it does not.
     """
 
     number: int

@@ -1,4 +1,4 @@
-"""The models that cpuopt brings."""
+"""Models that the package brings, and the inputs of a language model."""
 
 from __future__ import annotations
 

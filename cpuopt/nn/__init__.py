@@ -1,3 +1,3 @@
-"""How a model is said: modules and functions after PyTorch, traced to a program."""
+"""The front end, after PyTorch: modules and functions, and the trace that makes a program of them."""
 
 from .modules import *  # noqa: F403

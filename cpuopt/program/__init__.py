@@ -1,1 +1,1 @@
-"""A program as data: values and calls, and the passes from one program to the next."""
+"""Programs as data: values and calls, and the passes over them: reverse mode, rewrites, memory planning."""

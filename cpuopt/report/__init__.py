@@ -1,1 +1,1 @@
-"""What people see: tables, progress, files for other tools. Nothing here computes a figure that a record lacks."""
+"""Output for people and tools: tables, progress, pages, traces. Nothing here computes a figure that a record lacks."""

@@ -1,1 +1,1 @@
-"""A training run: settings, job, trainer, guard, run folder, checkpoints."""
+"""Training runs: settings, job, trainer, guard, schedule, run folder, checkpoints, evaluation."""

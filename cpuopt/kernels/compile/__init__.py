@@ -1,1 +1,1 @@
-"""How a kernel becomes machine code: options, cache, processes that compile."""
+"""Compilation of kernels: numba's options, the compile cache, worker processes."""
