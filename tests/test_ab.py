@@ -250,7 +250,7 @@ def test_several_sizes_are_one_verdict_where_they_agree():
 FILE = """
 from numba import prange
 from cpuopt import kernel, ops
-from cpuopt.registry import KERNELS
+from cpuopt.kernels.registry import KERNELS
 
 vanilla = KERNELS["gelu_forward", "vanilla"].function
 

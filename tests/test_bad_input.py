@@ -330,11 +330,11 @@ def test_a_place_that_cannot_be_written(refused, runs):
 
 
 KEEPING = {
-    "train": (JOB, "job.prepare"),
-    "profile": (JOB, "job.prepare"),
-    "ab": (["gelu_forward", "optimized", "vanilla", "--model", "gpt2-tiny"], "lab.child.Child.ask"),
+    "train": (JOB, "train.job.prepare"),
+    "profile": (JOB, "train.job.prepare"),
+    "ab": (["gelu_forward", "optimized", "vanilla", "--model", "gpt2-tiny"], "isolate.child.Child.ask"),
     "tune": (["--model", "gpt2-tiny", "-B", "1", "-T", "8"], "lab.tune.survey"),
-    "bench": (["--model", "gpt2-tiny", "--against", "vanilla", "--sizes", "1x8"], "bench.Bench.run"),
+    "bench": (["--model", "gpt2-tiny", "--against", "vanilla", "--sizes", "1x8"], "lab.peers.Bench.run"),
 }
 """Verbs that keep a record, with what they must not come to."""
 

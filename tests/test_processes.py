@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 BUSY = """
 import ctypes
-from cpuopt.serve import serve
+from cpuopt.isolate.serve import serve
 
 def kernel(request, say):  # holds the interpreter, as a kernel does, and does not come back
     say("busy")
@@ -22,7 +22,7 @@ serve({"kernel": kernel})
 """
 PARENT = f"""
 import sys
-from cpuopt.bench.process import Side, Worker
+from cpuopt.isolate.process import Side, Worker
 
 def busy(text):
     print(worker.pid, flush=True)

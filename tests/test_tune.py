@@ -494,7 +494,7 @@ def test_every_block_size_is_right(variant):
 FILE = """
 import time
 from cpuopt import kernel, ops
-from cpuopt.registry import KERNELS, Kernel
+from cpuopt.kernels.registry import KERNELS, Kernel
 
 kernel_of_the_package = KERNELS["gelu_forward", "optimized"]
 usual = kernel_of_the_package.function
