@@ -295,7 +295,7 @@ class Reverse:
         own = {name: self.naming.adjoint(name) for name in parts}
         self.naming.adjoints |= whole
         self.naming.parts = outer
-        return self.in_chunks(s, body, own, tape)
+        return self.in_chunks(s, body, own, tape) if body or own else []
 
     def in_chunks(self, s: For, body: list[Line], own: dict[str, str], tape: str) -> list[Line]:
         """Write the chunks around the iterations of a parallel loop, where it needs them.

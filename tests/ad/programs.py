@@ -297,6 +297,8 @@ def examine(code, seed=0):
         return dict(zip(params, (x, w, ix, a.copy(), y.copy(), z), strict=True))
 
     try:
+        with np.errstate(all="ignore"):
+            f(*arguments(np.full((B, N), np.nan)).values())  # its Python floats raise where NumPy's become infinite
         slope, terms = exact_slope(f, arguments(np.full((B, N), np.nan)), {"x": u, "w": v}, {"y": dy})
     except (OverflowError, ZeroDivisionError, ValueError) as e:
         return Verdict("unfit", str(e))

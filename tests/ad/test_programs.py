@@ -81,6 +81,18 @@ def test_bounds_that_are_expressions(body):
     assert programs.examine(code) == programs.Verdict("right")
 
 
+def test_a_program_whose_own_floats_overflow_is_left_out():
+    """Dual numbers compute with NumPy's, which become infinite; here no slope is lost by it."""
+    code = """def f(x, w, ix, a, y, z):
+    for b in range(x.shape[0]):
+        s0 = sqrt(1e300)
+        s1 = s0 ** 4
+        y[b, 0] = x[b, 0] * (1.0 if s1 > s0 else 2.0)
+"""
+    assert programs.examine(code).kind == "unfit"
+    assert programs.examine(code.replace("1e300", "1e30")).kind == "right"
+
+
 def test_300_random_programs():
     """Several draws may give one program, which is examined once."""
     seen = {}

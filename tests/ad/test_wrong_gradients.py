@@ -66,6 +66,13 @@ def test_loops_one_after_another_may_share_a_variable():
     )
 
 
+@pytest.mark.parametrize("line", ["y[i] = y[i]", "y[i] += 1.0", "y[i] = -(-y[i])"])
+def test_a_parallel_loop_that_changes_no_adjoint_has_no_reverse(line):
+    """It was written as a loop without a body, which is no Python."""
+    f = written(f"for i in prange(n):\n        y[i] = x[i] * x[i]\n    for i in prange(n):\n        {line}")
+    assert agrees(f)
+
+
 RANGES = ["-1, n", "-n, 0", "1 - n, n", "n - 1, -2, -1", "n - 1, -n - 1, -2", "-3, n, 2", "2, 1", "n, n - 9", "n // 2"]
 
 
