@@ -22,9 +22,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from cpuopt import data
 from cpuopt.data import batches as batching
-from cpuopt.data import datasets, tokenizers
+from cpuopt.data import corpus, datasets, tokenizers
 from cpuopt.data.batches import Batches
 from cpuopt.data.corpus import Corpus, get_tokenizer, list_datasets, load_corpus, prepare, read_tokens, write_tokens
 from cpuopt.data.tokenizers import Published, vocabulary_places
@@ -525,7 +524,7 @@ def test_a_corpus_gives_batches_of_each_split(tmp_path):
 
 
 def test_a_fingerprint_tells_other_data(monkeypatch):
-    monkeypatch.setattr(data, "CHUNK", 1 << 20)
+    monkeypatch.setattr(corpus, "CHUNK", 1 << 20)
 
     def fingerprint(train, val):
         return Corpus("x", "", "bytes", 256, np.array(train, np.uint8), np.array(val, np.uint8)).fingerprint

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from cpuopt import cli, data
 from cpuopt.ad import show
 from cpuopt.cli.config import read_config
-from cpuopt.data import tokenizers
+from cpuopt.data import corpus, tokenizers
 from cpuopt.errors import UserError
 from cpuopt.models.gpt2 import PRESETS, parse_config
 from cpuopt.train import checkpoint, job
@@ -91,7 +91,7 @@ def test_numba_set_to_what_cannot_work(name, value, monkeypatch, capsys):
 
 
 def test_a_nul_byte_anywhere_is_no_text(monkeypatch):
-    monkeypatch.setattr(data, "PIECE", 1000)
+    monkeypatch.setattr(corpus, "PIECE", 1000)
     whole = bytearray(b"some text\n" * 20_000)
     Path("a.txt").write_bytes(whole)
     assert data.load_corpus("a.txt", vocab_size=256, T=8, B=1).n_tokens == len(whole)

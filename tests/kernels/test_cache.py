@@ -37,7 +37,7 @@ INT = (types.int64,)
 PACKAGE = {
     "jit.py": """
 import numba
-from cpuopt.kernels import cache, dependencies
+from cpuopt.kernels.compile import cache, dependencies
 
 def jit(**options):
     def decorate(function):
