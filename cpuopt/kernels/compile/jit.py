@@ -215,13 +215,20 @@ def _compile_elsewhere(kernels: Sequence[Kernel], processes: int, files: Sequenc
         finally:
             idle.put(worker)
 
-    with ThreadPoolExecutor(processes) as pool, ExitStack() as stack:
-        for _ in range(processes):
-            worker = Worker(side)
+    with ExitStack() as stack:
+        workers = [Worker(side) for _ in range(processes)]
+        for worker in workers:
             stack.callback(worker.close, 0)
             idle.put(worker)
+        pool = stack.enter_context(ThreadPoolExecutor(processes))  # whose threads must end before a pipe is closed
+
+        def end() -> None:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for worker in workers:
+                worker.kill()
+
+        stack.callback(end)
         jobs = {pool.submit(compile_one, k): k for k in kernels}
-        stack.callback(pool.shutdown, wait=False, cancel_futures=True)
         for job in as_completed(jobs):
             job.result()
             yield jobs[job]
