@@ -20,8 +20,9 @@ from .kernels.toolkit import threads
 from .ops.declaration import Shape
 from .program import arena
 from .program.fuse import fuse as apply_fusions
+from .program.optimizer import add_update
 from .program.program import PHASES, Call, Phase, Program, Scalar, Value
-from .program.reverse import add_update, reverse
+from .program.reverse import reverse
 
 Array = np.ndarray[Any, Any]
 Spec = tuple[Shape, str]

@@ -1,0 +1,76 @@
+"""Rewrites of a training program that remove work; each is verified, can be switched off, and gives the same numbers.
+
+``residual`` shares the gradient of the residual stream instead of copying it. ``layernorm`` normalizes a residual sum
+as it is made. ``gelu`` takes GELU, and its slope, in the product that makes its operand. ``classifier`` makes head and
+loss one call over blocks of tokens. ``update`` applies a weight's AdamW step as its gradient is made, where nothing
+else needs that gradient. ``recompute`` keeps neither GELU's nor layer normalization's result for the backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...errors import UserError
+from ...kernels import registry
+from ...kernels.registry import Choice, nearest, op_matches
+from ...ops.declaration import Op
+from ..program import Call, Program
+from .classifier import head_with_loss
+from .edit import Rewrite
+from .gelu import gelu_with_product
+from .layernorm import normalize_sums
+from .recompute import recompute
+from .residual import share_residual
+from .update import update_in_backward
+
+FUSIONS: dict[str, Rewrite] = {
+    "residual": share_residual,
+    "layernorm": normalize_sums,
+    "gelu": gelu_with_product,
+    "classifier": head_with_loss,
+    "update": update_in_backward,
+    "recompute": recompute,
+}
+"""The rewrites by name, in the order in which they are applied."""
+
+
+def fuse(program: Program, names: Sequence[str], choice: Choice) -> list[str]:
+    """Apply rewrites in place; return a note for each layer that a swap keeps from being fused.
+
+    Parameters
+    ----------
+    names : of the rewrites, out of ``FUSIONS``.
+    choice : a swap that names an op inside a fusion keeps the layers that it names from being fused.
+
+    Raises
+    ------
+    UserError
+        For a rewrite that does not exist.
+    """
+    notes: dict[str, None] = {}
+
+    def allowed(fused: Op, parts: Sequence[Call]) -> bool:
+        for rule in choice.swaps:
+            if op_matches(fused.name, rule.op) and fused.fuses and (fused.name, rule.variant) in registry.KERNELS:
+                continue
+            for name, layer in dict.fromkeys((c.op.name, c.layer) for c in parts):
+                if op_matches(name, rule.op) and rule.covers(layer) and (name, rule.variant) in registry.KERNELS:
+                    notes[f"--swap '{rule}' keeps {name} in layer {layer!r} from being rewritten"] = None
+                    return False
+        return True
+
+    for name in names:
+        if name not in FUSIONS:
+            raise UserError(f"--fuse {name!r}: no such rewrite; {nearest(name, [*FUSIONS, 'all', 'none'])}")
+    for name, rewrite in FUSIONS.items():
+        if name in names:
+            rewrite(program, allowed)
+            program.verify()
+    return list(notes)
+
+
+def parse(text: str) -> tuple[str, ...]:
+    """Read ``all``, ``none`` or a list such as ``residual,update``."""
+    if text == "all":
+        return tuple(FUSIONS)
+    return () if text == "none" else tuple(text.split(","))
