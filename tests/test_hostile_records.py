@@ -113,7 +113,7 @@ def shown(monkeypatch, capsys):
 @pytest.mark.parametrize("kind", kinds())
 def test_a_record_with_any_field_broken_is_shown_or_refused_in_one_line(kind, shown, tmp_path):
     whole = kinds()[kind]
-    good, bad = (records.keep(tmp_path / "runs", kind, name, whole) for name in ("good", "bad"))
+    bad, good = (records.keep(tmp_path / "runs", kind, name, whole) for name in ("bad", "good"))
     file = bad / "record.json"
     content = json.loads(file.read_text())
     commands = [("list",), ("show", "bad")]
