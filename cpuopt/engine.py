@@ -1,4 +1,4 @@
-"""From a model to something that steps: trace, reverse, plan, resolve, bind; then one loop over bound calls."""
+"""The engine, from a model to a step: trace, reverse, plan, resolve, bind; then one loop over bound calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one exception for what a user can cause and mend, and what a kernel raised as one."""
+"""Errors that a user can mend: one exception, also for what a kernel raises."""
 
 from .wording import one_line
 

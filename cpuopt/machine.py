@@ -1,4 +1,4 @@
-"""The computer: what it is, and what of it the process may use, cores and the limits of its container; without numba.
+"""The computer: processor, caches, cores and memory that the process may use; without numba.
 
 A container is a Linux control group (cgroup). Groups are nested, each may set a limit, and the least one binds. Version
 2 has one tree; version 1 has one for each controller. Where the process is in them, ``/proc/self/cgroup`` says; inside

@@ -1,4 +1,4 @@
-"""Times every call of a training step.
+"""The engine's loop with a clock: times every call of a training step.
 
 `Profiler` puts a loop of its own in the place of the engine's one loop, so kernels contain no timing. It reads the
 clock once between two calls: a call's time runs from the end of the one before it and includes its dispatch, about

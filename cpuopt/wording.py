@@ -1,4 +1,4 @@
-"""Figures as they are said everywhere, and what others wrote as a terminal may show it."""
+"""Text in messages: numbers as they read everywhere, and foreign text made safe for a terminal."""
 
 from __future__ import annotations
 

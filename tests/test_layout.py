@@ -1,6 +1,7 @@
 """The layering rules, read off the source tree; each rule is shown a planted violation too."""
 
 import ast
+import importlib.util
 import inspect
 import re
 from functools import cache
@@ -191,6 +192,32 @@ def test_an_import_upwards_is_noticed(file, planted):
 
 def test_a_circle_is_noticed():
     assert circles(graph_with("ops/declaration.py", "from .gelu import gelu_forward")) >= {"ops/gelu.py"}
+
+
+def picture():
+    spec = importlib.util.spec_from_file_location("packages", ROOT.parent / "docs" / "packages.py")
+    spec.loader.exec_module(module := importlib.util.module_from_spec(spec))
+    return module
+
+
+def test_the_drawing_of_the_packages_is_of_these_imports():
+    drawn = picture()
+    assert drawn.PICTURE.read_text(encoding="utf-8") == drawn.draw()
+    graph = {part(file): set() for file in FILES if file not in ENTRY}
+    for file, others in graph_with().items():
+        if file not in ENTRY:
+            graph[part(file)] |= {part(other) for other in others if other not in ENTRY} - {part(file)}
+    assert drawn.imports() == graph
+
+
+def test_the_drawing_changes_with_the_imports(tmp_path):
+    (tmp_path / "low").mkdir()
+    (tmp_path / "low" / "__init__.py").write_text('"""The ground: it imports nothing."""')
+    (tmp_path / "high.py").write_text('"""The top."""\n')
+    before = picture().draw(tmp_path)
+    (tmp_path / "high.py").write_text('"""The top."""\ndef f():\n    from .low import deep')
+    assert picture().imports(tmp_path) == {"high": {"low"}, "low": set()}
+    assert before != picture().draw(tmp_path)
 
 
 def test_the_root_of_the_package_holds_few_files():

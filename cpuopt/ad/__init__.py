@@ -1,4 +1,4 @@
-"""Backward kernels from the source of forward kernels: reverse-mode differentiation of loops over arrays."""
+"""Generated backward kernels: reverse-mode differentiation of loops over arrays."""
 
 from __future__ import annotations
 

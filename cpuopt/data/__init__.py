@@ -1,4 +1,4 @@
-"""Corpora, downloads, tokenizers, batches."""
+"""Training data: corpora, downloads, tokenizers, batches."""
 
 from .batches import *  # noqa: F403
 from .corpus import *  # noqa: F403

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, whenever the machine stops, and the user's cache.
+"""Files: written whole or not at all, whenever the machine stops; JSON of unknown origin; the user's cache.
 
 Whatever is cached can be made anew. So an entry carries a checksum, one that is damaged is as good as none, and a cache
 that cannot be used costs time and a warning, never a command: `read_entry`, `write_entry`.

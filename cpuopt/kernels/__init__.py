@@ -1,4 +1,4 @@
-"""The kernels, and the loading of users' own. Importing this package registers all that cpuopt brings."""
+"""The kernels and their registry. Importing this package registers all that cpuopt brings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models that the package brings, and the inputs of a language model."""
+"""The models that the package brings; the inputs of a language model."""
 
 from __future__ import annotations
 

@@ -1,3 +1,3 @@
-"""The front end, after PyTorch: modules and functions, and the trace that makes a program of them."""
+"""The front end that models are written with: modules and functions, and the trace that makes a program of them."""
 
 from .modules import *  # noqa: F403
