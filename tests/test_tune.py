@@ -445,7 +445,7 @@ def test_a_file_offers_block_sizes():
     choices.load("optimized:BLOCK=32")
     usual, other = (registry.KERNELS["attention_forward", v] for v in ("optimized", "optimized:BLOCK=32"))
     sizes = {"B": 1, "T": 128, "C": 64, "NH": 2}
-    assert other.scratch[0].floats(sizes) < usual.scratch[0].floats(sizes)
+    assert other.scratch[0].elements(sizes) < usual.scratch[0].elements(sizes)
     assert plans.hash_of(usual.name) != plans.hash_of(other.name)
     assert [op for op, v in registry.KERNELS if v == "optimized:BLOCK=32"] == [
         "attention_forward",
@@ -504,7 +504,7 @@ def slow(out, inp):
     usual(out, inp)
 
 KERNELS["gelu_forward", "optimized"] = Kernel(
-    ops.gelu_forward, "optimized", slow, compile=kernel_of_the_package.compile
+    ops.gelu_forward, "optimized", slow, make=kernel_of_the_package.make
 )
 
 @kernel(ops.gelu_forward, "mine", jit=False)

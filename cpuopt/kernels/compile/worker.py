@@ -19,7 +19,7 @@ def compile_kernel(request: Mapping[str, Any], say: Say) -> dict[str, Any]:
     """Compile one kernel, if it is known here; the kernel of a script is not."""
     choices.load(request["variant"])
     if kernel := registry.KERNELS.get((request["op"], request["variant"])):
-        kernel.compile()
+        kernel.of(request["types"]).compile()
     return {}
 
 
