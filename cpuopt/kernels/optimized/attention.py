@@ -103,7 +103,7 @@ def forward_block(out, lse, qkv, w, packed, b, h, t0):
 @kernel(
     ops.attention_forward,
     "optimized",
-    scratch=[("work", for_each_thread(forward_floats)), ("counter", 1)],
+    scratch=[("work", for_each_thread(forward_floats)), ("counter", 1, "int32")],
 )
 def attention_forward(out, lse, qkv, work, counter):
     """Block by block of keys, with a running maximum and sum for each query.
@@ -116,7 +116,7 @@ def attention_forward(out, lse, qkv, work, counter):
     B, T, C = out.shape
     NH = lse.shape[1]
     blocks, floats = (T + BLOCK - 1) // BLOCK, forward_floats(C // NH)
-    counter[0] = ZERO  # whose bits are those of the integer 0
+    counter[0] = 0
     for worker in prange(work.shape[0] // floats):
         task = ticket(counter)
         while task < B * NH * blocks:
@@ -220,8 +220,8 @@ def kept_floats(sizes):
     scratch=[
         ("kept", kept_floats),
         ("work", for_each_thread(row_floats)),
-        ("counter", 1),
-        ("steps", lambda sizes: sizes["B"] * sizes["NH"] * -(-sizes["T"] // BLOCK)),
+        ("counter", 1, "int32"),
+        ("steps", lambda sizes: sizes["B"] * sizes["NH"] * -(-sizes["T"] // BLOCK), "int32"),
     ],
 )
 def attention_backward(dqkv, dqkv_add, dout, qkv, out, lse, kept, work, counter, steps):
@@ -236,9 +236,9 @@ def attention_backward(dqkv, dqkv_add, dout, qkv, out, lse, kept, work, counter,
     B, T, C = dout.shape
     NH = lse.shape[1]
     blocks, floats = (T + BLOCK - 1) // BLOCK, row_floats(C // NH)
-    counter[0] = ZERO  # whose bits are those of the integer 0
+    counter[0] = 0
     for i in range(steps.shape[0]):
-        steps[i] = ZERO
+        steps[i] = 0
     for worker in prange(work.shape[0] // floats):
         w = np.int64(worker)
         task = ticket(counter)

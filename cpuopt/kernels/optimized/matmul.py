@@ -182,7 +182,9 @@ def forward_store(out, activated, bias, sums, m0, m1, n0, n1):
         gelu(activated, out, m * N + n0, m * N + n1)
 
 
-FORWARD = [("panels", lambda s: up(s["BT"], NR) * s["C"] + NR), ("sums", each(FORWARD_SCRATCH)), ("queue", LINE)]
+QUEUE = ("queue", LINE, "int32")
+"""Scratch: the next ticket, alone on its cache line."""
+FORWARD = [("panels", lambda s: up(s["BT"], NR) * s["C"] + NR), ("sums", each(FORWARD_SCRATCH)), QUEUE]
 """Scratch of `linear`."""
 
 
@@ -194,7 +196,7 @@ def linear(out, activated, inp, weight, bias, panels, sums, queue):
     threads = sums.shape[0] // FORWARD_SCRATCH
     for j in range(NR):
         panels[panels.shape[0] - NR + j] = ZERO
-    queue[0] = ZERO
+    queue[0] = 0
     slices = ceil(K, SLICE)
     for i in prange(ceil(M, NR) * slices):
         lo = i % slices * SLICE
@@ -267,7 +269,7 @@ def input_chunk(dinp, add, dout, weight, pre, mine, m0, m1, c0, c1, most):
         gelu_slope(dinp, False, dinp, pre, m * C + c0, m * C + c1)
 
 
-INPUT = [("panels", each(INPUT_SCRATCH)), ("queue", LINE)]
+INPUT = [("panels", each(INPUT_SCRATCH)), QUEUE]
 """Scratch of `linear_input`."""
 
 
@@ -275,7 +277,7 @@ INPUT = [("panels", each(INPUT_SCRATCH)), ("queue", LINE)]
 def linear_input(dinp, dinp_add, dout, weight, pre, panels, queue):
     """Blocks of tokens times panels of weight's columns; the rows of weight are summed a block at a time."""
     M, C = dinp.shape
-    queue[0] = ZERO
+    queue[0] = 0
     threads = panels.shape[0] // INPUT_SCRATCH
     depth = SHORT_DEPTH if M <= SHORT else INPUT_DEPTH
     tall = even(M, INPUT_ROWS, LINE)
@@ -382,7 +384,7 @@ def pack_all_columns(i, panels, inp, depth):
     pack_columns(panels[m * columns * NR + c * n :], inp, m, c, n)
 
 
-WEIGHT = [("panels", lambda s: s["BT"] * up(s["C"], NR)), ("blocks", each(WEIGHT_SCRATCH)), ("queue", LINE)]
+WEIGHT = [("panels", lambda s: s["BT"] * up(s["C"], NR)), ("blocks", each(WEIGHT_SCRATCH)), QUEUE]
 """Scratch of the weight's gradient."""
 
 
@@ -396,7 +398,7 @@ def matmul_backward_weight(dweight, dweight_add, dbias, dbias_add, dout, inp, pa
     """
     M, C = inp.shape
     N = dout.shape[1]
-    queue[0] = ZERO
+    queue[0] = 0
     threads = blocks.shape[0] // WEIGHT_SCRATCH
     depth = min(M, WEIGHT_DEPTH)
     for i in prange(ceil(C, NR) * ceil(M, depth)):
