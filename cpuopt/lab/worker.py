@@ -108,10 +108,8 @@ def settings_of(request: Mapping[str, Any]) -> Any:
 
 def find(op: str, variant: str) -> Any:
     """Find a kernel."""
-    from .. import kernels
     from ..kernels import registry
 
-    kernels.load_all([], [variant])
     if (op, variant) not in registry.KERNELS:
         there = registry.variants(op)
         raise UserError(f"{op} has no variant {variant!r}; {registry.nearest(variant, there)}")

@@ -23,7 +23,6 @@ from ...errors import UserError
 from ...ops.declaration import Op
 from .. import registry
 from ..registry import Kernel, Scratch
-from ..toolkit import choices
 from ..toolkit.threads import cores
 from . import cache
 from .progress import Compiling
@@ -88,31 +87,22 @@ def kernel(
         )
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
-        name = choices.variant_in(function.__module__, variant)
         parts = tuple(Scratch(*of) for of in scratch)
         where = f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}"
         params = list(inspect.signature(function).parameters)
         if not jit:
-            registry.register(Kernel(op, name, function, parts, where=where, same_bits=same_bits), params)
+            registry.register(Kernel(op, variant, function, parts, where=where, same_bits=same_bits), params)
             return function
-        compiled = helper(**{**OPTIONS, **options})(function)
+        compiled, label = helper(**{**OPTIONS, **options})(function), f"{op.name}[{variant}] at {where}"
 
-        def is_made(sig: tuple[types.Type, ...]) -> bool:
+        def make(dtypes: Mapping[str, str]) -> None:
+            _compile(compiled, signature(op, parts, dtypes), label)
+
+        def made(dtypes: Mapping[str, str]) -> bool:
+            sig = signature(op, parts, dtypes)
             return sig in compiled.overloads or cache.is_cached(compiled, sig)
 
-        registry.register(
-            Kernel(
-                op,
-                name,
-                compiled,
-                parts,
-                make=lambda dtypes: _compile(compiled, signature(op, parts, dtypes), f"{op.name}[{name}] at {where}"),
-                made=lambda dtypes: is_made(signature(op, parts, dtypes)),
-                where=where,
-                same_bits=same_bits,
-            ),
-            params,
-        )
+        registry.register(Kernel(op, variant, compiled, parts, make, made, where, same_bits), params)
         return compiled
 
     return decorate

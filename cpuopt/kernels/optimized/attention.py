@@ -9,13 +9,11 @@ from numba import config, prange
 
 from ... import ops
 from ..compile.jit import helper, kernel
-from ..toolkit.choices import offer
 from ..toolkit.lanes import exp, larger, load, load_some, select_some, spread, store, sum_lanes
 from ..toolkit.simd import LANES, MR, ticket
 from ..toolkit.tiles import A_LOWER, A_UPPER, C_UPPER, COLS, WHOLE, pack, product, tell, turn, unpack, up, wait_for
 
-# queries, and keys: a tile fills 16 KB, half of the usual first-level cache
-BLOCK = offer(__name__, "BLOCK", 64, (32, 128), also=("decode",))
+BLOCK = 64  # queries, and keys: a tile fills 16 KB, half of the usual first-level cache
 ZERO, ONE, LOWEST = np.float32(0), np.float32(1), np.float32(-np.inf)
 
 

@@ -28,7 +28,6 @@ from numba import prange
 
 from ... import ops
 from ..compile.jit import helper, kernel
-from ..toolkit.choices import offer
 from ..toolkit.lanes import load, load_some, spread, store, store_some
 from ..toolkit.simd import LANES, MR, NR, at, copy, move, prefetch, product, ticket, transpose
 from .gelu import backward as gelu_slope
@@ -38,20 +37,17 @@ ZERO = np.float32(0)
 LINE = 16  # floats in a cache line
 PACKED = 0  # as a row stride: the rows of a group lie interleaved
 SLICE = 128  # k of a packing task
-# rows of weight in a chunk: of all MR, a multiple of the usual one and of LANES
-TALL = offer(__name__, "TALL", 48, (96,), also=("matmul_gelu", "matmul_update", "classifier"))
+TALL = 48  # rows of weight in a chunk: of all MR, a multiple of the usual one and of LANES
 WIDE = 256  # tokens of a forward chunk: with TALL, a strip of sums of 48 KB
 DEPTH = 1024  # most k of a forward block: TALL rows (192 KB) and a panel (64 KB) take half of 512 KB of L2
 FEW = 24  # tokens up to which weight is used as it lies: copying a panel would cost more than it saves
 ALIASED = 1024  # floats: rows that a multiple of it apart start on 4 KB share their places in L1
 INPUT_ROWS = 256  # tokens of a dinp chunk: enough to pay for copying a panel
-# most k of a dinp block: the panel is 48 KB of L2
-INPUT_DEPTH = offer(__name__, "INPUT_DEPTH", 768, (384,), also=("matmul_gelu", "classifier"))
+INPUT_DEPTH = 768  # most k of a dinp block: the panel is 48 KB of L2
 SHORT = 128  # tokens up to which their part of dout and of dinp is small, and it pays
 SHORT_DEPTH = 192  # to keep the panel, 12 KB, in L1
 COLUMNS = 384  # most columns of a dinp chunk
-# most tokens of a dweight block: a panel is 32 KB, the strip of dout 96 KB, that of dweight more
-WEIGHT_DEPTH = offer(__name__, "WEIGHT_DEPTH", 512, (128,), also=("matmul_update", "classifier"))
+WEIGHT_DEPTH = 512  # most tokens of a dweight block: a panel is 32 KB, the strip of dout 96 KB, that of dweight more
 # floats of scratch for a thread
 FORWARD_SCRATCH = WIDE * TALL + TALL
 INPUT_SPARE = INPUT_ROWS * NR
