@@ -23,7 +23,7 @@ bits differ from call to call. One that does not promise the same bits is compar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from math import inf, isfinite, isnan, nan, prod, sqrt
@@ -33,7 +33,7 @@ import numpy as np
 
 from ..kernels.registry import Kernel
 from ..kernels.toolkit import threads as numba_threads
-from ..ops.declaration import Arg, Op
+from ..ops.declaration import Arg, Op, Spec
 from .cases import NOT_FINITE, Arguments, Array, Case, altered, arguments, cases, modes, quick_cases, reference
 
 K = 8.0
@@ -42,7 +42,6 @@ K = 8.0
 Of a sum alone, the largest error among a million elements needs 1; tanh'(x) as 1 - tanh(x)^2 comes close to 8."""
 MARGIN = 10.0
 """A ratio up to here is MARGINAL: more than rounding explains, less than a wrong formula gives."""
-EPS, TINY = float(np.finfo(np.float32).eps), float(np.finfo(np.float32).tiny)
 STEP = 2.0**-20
 """Relative perturbation of the reference's inputs: far above float64's rounding, too small to bend a function."""
 SAMPLES = 3
@@ -54,8 +53,11 @@ GUARD = 512
 MARGINS = 1 << 16
 """Words before the first array and after the last, for what is written far outside."""
 FILL, SCRATCH, OUTSIDE = 0x7FC0F111, 0x7FC05C7A, 0x7FD00000  # quiet NaNs: arithmetic keeps their low bits
-"""What is there before a call. Guard words count up from `OUTSIDE`: a loop that runs too far computes with those it
-reads, and writes one of them back, which would go unseen if they were all the same."""
+"""What is there before a call, as float32; of another type, a NaN with the same low bits. Guard words count up from
+`OUTSIDE`: a loop that runs too far computes with those it reads, and writes one of them back, which would go unseen if
+they were all the same."""
+FLIP = {2: 1 << 8, 4: 1 << 21, 8: 1 << 50}
+"""The second bit of a float's mantissa, by itemsize."""
 HUGE = tuple(int(np.float32(x).view(np.uint32)) for x in (1e30, -1e30))
 """What guard words count up from in some calls: a maximum or a minimum takes no notice of NaN, but of these it does."""
 MOST_VARIED = 1 << 17
@@ -119,8 +121,11 @@ def check_all(
     kernels: Iterable[Kernel], *, quick: bool = False, threads: Sequence[int] = (1, 2), seed: int = 0
 ) -> list[Result]:
     """Check kernels on all cases of their ops, or on the quick ones."""
-    choose = quick_cases if quick else cases
-    return [check(k, case, threads=threads, seed=seed) for k in kernels for case in choose(k.op)]
+    return [
+        check(k, case, threads=threads, seed=seed)
+        for k in kernels
+        for case in (quick_cases(k.op, k.types) if quick else cases(k.op))
+    ]
 
 
 def check(kernel: Kernel, case: Case | Mapping[str, int], *, threads: Sequence[int] = (1, 2), seed: int = 0) -> Result:
@@ -133,7 +138,7 @@ def check(kernel: Kernel, case: Case | Mapping[str, int], *, threads: Sequence[i
     seed : of the arguments; equal for all variants of an op.
     """
     case = case if isinstance(case, Case) else Case(case)
-    rng = np.random.default_rng(seed)
+    kernel, rng = kernel.of(case.types), np.random.default_rng(seed)
     given = arguments(kernel.op, case, rng)
     wanted = [(given, *expected(kernel.op, given, rng))]
     spared: dict[str, tuple[Array, Array]] = {}
@@ -201,20 +206,55 @@ class BrokenKernelError(Exception):
         self.where = where
 
 
-def prepare(kernel: Kernel, sizes: Mapping[str, int]) -> dict[str, int]:
-    """Compile a kernel, and return how many floats of scratch it asks for, by name."""
+def rounding(dtype: str, n: int) -> float:
+    """Return the relative error that rounding may come to in a sum of n terms: summed in float32 or finer, stored once.
+
+    Parameters
+    ----------
+    dtype : what the sum is stored in.
+    """
+    stored = np.finfo(dtype)
+    summed = stored if stored.bits > 32 else np.finfo(np.float32)
+    return K * max(float(summed.eps) * sqrt(n), float(stored.eps))
+
+
+def least(dtype: str) -> float:
+    """Return the scale below which rounding is as large as for smaller numbers: where they are subnormal."""
+    stored = np.finfo(dtype)
+    summed = stored if stored.bits > 32 else np.finfo(np.float32)
+    return max(float(summed.tiny), float(stored.smallest_subnormal)) / float(stored.eps)
+
+
+def bits(x: Array) -> Array:
+    """View an array as unsigned integers."""
+    return x.view(f"u{x.itemsize}")
+
+
+def pattern(word: int, itemsize: int) -> int:
+    """Return the bits of a NaN of some type for those of a float32."""
+    return {2: 0x7E00 | word & 0x1FF, 4: word, 8: 0x7FF8 << 48 | word}[itemsize]
+
+
+def origin(payload: int, itemsize: int) -> str:
+    """Name where a NaN comes from, by its bits without the sign, if it is one that was put there."""
+    known = {pattern(word, itemsize): text for word, text in ORIGIN.items()}
+    return known.get(payload, ": read from outside an array" if OUTSIDE <= payload < OUTSIDE + 2**20 else "")
+
+
+def prepare(kernel: Kernel, sizes: Mapping[str, int]) -> dict[str, Spec]:
+    """Compile a kernel, and return the scratch that it asks for, by name."""
     try:
         kernel.compile()
-        found = kernel.floats(sizes)
+        found = kernel.work(sizes)
     except KeyboardInterrupt:
         raise
     except BaseException as e:
         raise BrokenKernelError(f"does not compile, or has no scratch size: {type(e).__name__}: {e}") from e
     most = max(1 << 22, 64 * sum(prod(d(sizes) for d in a.shape) for a in kernel.op.arrays))
-    for name, n in found.items():
+    for name, ((n,), _) in found.items():
         if n > most:
             raise BrokenKernelError(
-                f"asks for {n} floats of scratch '{name}', more than 64 for each element of its arrays"
+                f"asks for {n} elements of scratch '{name}', more than 64 for each element of its arrays"
             )
     return found
 
@@ -233,14 +273,20 @@ def called(kernel: Kernel, args: Sequence[Any], n: int, then: str = "") -> None:
 
 
 class Memory:
-    """The arrays of one call, absent ones too, in one buffer: each on a cache line, guard words before and after it."""
+    """The arrays of one call, absent ones too, in one buffer: each on a cache line, guard words before and after it.
 
-    def __init__(self, contents: Mapping[str, Array]) -> None:
+    Parameters
+    ----------
+    indices : the arrays that have zeros around them: a stray index must not be wild.
+    """
+
+    def __init__(self, contents: Mapping[str, Array], indices: Collection[str] = ()) -> None:
         self.spans: dict[str, slice] = {}
         end = MARGINS
         for name, x in contents.items():
-            self.spans[name] = slice(end, end + x.size)
-            end += -(-(x.size + GUARD) // 16) * 16
+            words = -(-x.nbytes // 4)
+            self.spans[name] = slice(end, end + words)
+            end += -(-(words + GUARD) // 16) * 16
         end += MARGINS
         room = np.empty(end + 16, np.uint32)
         start = -room.ctypes.data // 4 % 16
@@ -250,7 +296,7 @@ class Memory:
         guards = np.ones(end, bool)
         for name, x in contents.items():
             span = self.spans[name]
-            around = GUARD // 2 if x.dtype.kind == "i" else 0  # a stray index must not be wild: zeros
+            around = GUARD // 2 if name in indices else 0
             guards[span.start - around : span.stop + around] = False
             self.arrays[name] = np.ndarray(x.shape, x.dtype, buffer=self.words, offset=4 * span.start)
         self.guards = np.flatnonzero(guards)
@@ -264,7 +310,7 @@ class Memory:
     def put(self, contents: Mapping[str, Array]) -> None:
         """Choose what is in some arrays from the next reset on."""
         for name, x in contents.items():
-            self.before[self.spans[name]] = x.view(np.uint32).ravel()
+            np.ndarray(x.shape, f"u{x.itemsize}", self.before, 4 * self.spans[name].start)[...] = bits(x)
 
     def reset(self) -> None:
         """Bring every word back to what it was before the call."""
@@ -285,9 +331,10 @@ class Memory:
             raise BrokenKernelError(f"wrote outside its arrays: {where} of '{name}'", name)
 
 
-def filled(shape: tuple[int, ...], bits: int) -> Array:
-    """Return float32 of given bits."""
-    return np.full(shape, bits, np.uint32).view(np.float32)
+def filled(shape: tuple[int, ...], dtype: str, word: int) -> Array:
+    """Return an array of NaN, or of integers of the same bits."""
+    size = np.dtype(dtype).itemsize
+    return np.full(shape, pattern(word, size), f"u{size}").view(dtype)
 
 
 @dataclass
@@ -321,7 +368,7 @@ class Trial:
         case: Case,
         wanted: Sequence[tuple[Arguments, dict[str, Array], dict[str, Array]]],
         adds: Mapping[str, bool],
-        scratch: Mapping[str, int],
+        scratch: Mapping[str, Spec],
         rng: np.random.Generator,
         spared: Mapping[str, tuple[Array, Array]],
     ) -> None:
@@ -331,10 +378,12 @@ class Trial:
         self.fresh = [a.name for a in self.written if a.role != "state" and not adds.get(a.name)]
         """What holds nothing that the call needs."""
         self.sides = [self.side(*w, spared) for w in wanted]
-        self.poison = {n: filled(self.sides[0].contents[n].shape, FILL) for n in self.fresh}
-        self.poison |= {name: filled((n,), SCRATCH) for name, n in scratch.items()}
+        contents = self.sides[0].contents
+        self.poison = {n: filled(contents[n].shape, contents[n].dtype.name, FILL) for n in self.fresh}
+        self.poison |= {name: filled(*spec, SCRATCH) for name, spec in scratch.items()}
         self.scratch = list(scratch)
-        self.memory = Memory(self.sides[0].contents | self.poison)
+        indices = [a.name for a in kernel.op.arrays if a.role == "index"]
+        self.memory = Memory(contents | self.poison, indices)
         self.may_change = [*(a.name for a in self.written), *scratch]
         self.args: list[Any] = []
         for a in kernel.op.args:
@@ -352,11 +401,11 @@ class Trial:
         """Turn arguments into what the arrays hold before a call."""
         made = Side({}, dict(want), dict(scale), dict(spared))
         for a in self.kernel.op.arrays:
-            x = np.empty((0,) * len(a.shape), a.dtype) if given[a.name] is None else given[a.name]
+            x = np.empty((0,) * len(a.shape), self.kernel.dtype(a)) if given[a.name] is None else given[a.name]
             if self.adds.get(a.name) and x.size:  # it holds numbers of the size of what is added
                 finite = want[a.name][np.isfinite(want[a.name])]
                 size = float(np.sqrt(np.mean(finite**2))) if finite.size else 0.0
-                x = ((size or 1.0) * self.rng.standard_normal(x.shape)).astype(np.float32)
+                x = ((size or 1.0) * self.rng.standard_normal(x.shape)).astype(x.dtype)
                 made.want[a.name], made.scale[a.name] = want[a.name] + x, scale[a.name] + np.abs(x)
                 if spared:
                     made.spared[a.name] = spared[a.name][0] + x, spared[a.name][1] + np.abs(x)
@@ -386,12 +435,12 @@ class Trial:
         """Give what a call is to write, but for one element of each array."""
         made = {n: first[n].copy() for n in self.fresh}
         for x in made.values():
-            x.flat[self.rng.integers(x.size)] ^= 1 << 21
+            x.flat[self.rng.integers(x.size)] ^= FLIP[x.itemsize]
         return made
 
     def plausible(self, first: Mapping[str, Array]) -> dict[str, Array]:
         """Give numbers that a careless kernel would take for results, or for its own work."""
-        work = {n: self.rng.standard_normal(self.poison[n].size).astype(np.float32) for n in self.scratch}
+        work = {n: self.rng.standard_normal(x.size).astype(x.dtype) for n in self.scratch for x in [self.poison[n]]}
         return self.almost(first) | work
 
     def compared(self, first: Mapping[str, Array], n: int, fill: Mapping[str, Array], around: int) -> list[Result]:
@@ -420,10 +469,11 @@ class Trial:
         """Ask for the first call's bits, or, of a kernel that does not promise them, for right values."""
         if not self.kernel.same_bits:
             return self.judged(got, self.sides[0], n)
-        for name, bits in got.items():
-            if not np.array_equal(bits, first[name]):
-                at = np.unravel_index(int((bits != first[name]).argmax()), bits.shape)
-                value, want = float(bits.view(np.float32)[at]), float(self.sides[0].want[name][at])
+        for name, x in got.items():
+            if not np.array_equal(x, first[name]):
+                at = np.unravel_index(int((x != first[name]).argmax()), x.shape)
+                value = float(x.view(self.memory.arrays[name].dtype)[at])
+                want = float(self.sides[0].want[name][at])
                 raise BrokenKernelError(
                     f"'{name}' has other bits {why()}{self.mode}", name, tuple(map(int, at)), value, want
                 )
@@ -439,33 +489,33 @@ class Trial:
         self.memory.reset()
         called(self.kernel, self.args, n, self.mode)
         self.memory.require_unchanged(but=self.may_change)
-        return {a.name: self.memory.arrays[a.name].view(np.uint32).copy() for a in self.written}
+        return {a.name: bits(self.memory.arrays[a.name]).copy() for a in self.written}
 
     def judged(self, got: Mapping[str, Array], side: Side, n: int, then: str = "") -> list[Result]:
         """Compare what a call wrote with what it must give."""
         told = f", {n} threads" if not self.kernel.same_bits else ""
         return [self.judge(a, got[a.name], side, told + then) for a in self.written]
 
-    def judge(self, arg: Arg, bits: Array, side: Side, then: str) -> Result:
+    def judge(self, arg: Arg, words: Array, side: Side, then: str) -> Result:
         """Compare one argument, and return its worst element."""
-        got, want, scale = bits.view(np.float32).astype(np.float64), side.want[arg.name], side.scale[arg.name]
+        dtype, size = self.kernel.dtype(arg), words.itemsize
+        got, want, scale = words.view(dtype).astype(np.float64), side.want[arg.name], side.scale[arg.name]
         if arg.name in side.spared:
             spare = np.isfinite(got) & ~np.isfinite(want)
             want, scale = (np.where(spare, s, x) for s, x in zip(side.spared[arg.name], (want, scale), strict=True))
-        payload = bits & 0x7FFFFFFF  # without the sign
+        payload = words << 1 >> 1  # without the sign
         finite = np.isfinite(got) & np.isfinite(want)
         same = np.isnan(got) & np.isnan(want) | (got == want)
         if self.case.kind in NOT_FINITE:  # which of the two comes of the other depends on the order of a sum
             same |= ~np.isfinite(got) & ~np.isfinite(want)
-        ratio = np.where(same & (payload != FILL), 0.0, inf)
-        tolerance = K * EPS * sqrt(arg.reduces(self.case.sizes)) * (np.abs(want) + np.maximum(scale, TINY / EPS))
+        ratio = np.where(same & (payload != pattern(FILL, size)), 0.0, inf)
+        tolerance = rounding(dtype, arg.reduces(self.case.sizes)) * (np.abs(want) + np.maximum(scale, least(dtype)))
         ratio[finite] = np.nan_to_num(np.abs(got[finite] - want[finite]) / tolerance[finite], nan=inf)
         at = tuple(map(int, np.unravel_index(int(ratio.argmax()), ratio.shape)))
         where = arg.name, at, float(got[at]), float(side.want[arg.name][at])
         text = f"{arg.name}{list(at)} = {where[2]:.9g}, expected {where[3]:.9g}{self.mode}{then}"
         if ratio[at] == inf:
-            outside = ": read from outside an array" if OUTSIDE <= payload[at] < OUTSIDE + 2**20 else ""
-            raise BrokenKernelError(text + ORIGIN.get(int(payload[at]), outside), *where)
+            raise BrokenKernelError(text + origin(int(payload[at]), size), *where)
         return Result(self.kernel.name, self.case, float(ratio[at]), *where, text if ratio[at] > 1 else "")
 
     @property

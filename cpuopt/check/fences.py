@@ -58,8 +58,8 @@ def check_fenced(
         return ""
     with keeping_threads() as most:
         n = max(counts_up_to(most, threads))
-        work = {name: np.zeros(size, np.float32) for name, size in prepare(kernel, case.sizes).items()}
-        arrays = {a.name: np.empty((0,) * len(a.shape), a.dtype) if given[a.name] is None else given[a.name]
+        work = {name: np.zeros(*spec) for name, spec in prepare(kernel, case.sizes).items()}
+        arrays = {a.name: np.empty((0,) * len(a.shape), kernel.dtype(a)) if given[a.name] is None else given[a.name]
                   for a in kernel.op.arrays} | work  # fmt: skip
         for name, x in arrays.items():
             for at_end in (True, False):

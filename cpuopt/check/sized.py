@@ -2,10 +2,10 @@
 
 `check` compares with a float64 reference on small awkward sizes. That cannot see a kernel that is wrong only where an
 axis is long. A float64 reference of a model's largest calls takes seconds and gigabytes; so here the op's own NumPy
-formula is computed in float32, which shares no code with the kernels, and every element is compared. Both sides round,
-so the tolerance is twice that of `check`; the scale of an element is the root mean square of its row, and no less than
-one unit of rounding of the array's. What is left to `check` is what this cannot see: errors below that tolerance, and
-extreme inputs.
+formula is computed in float32, or in float64 where the call writes that, which shares no code with the kernels, and
+every element is compared. Both sides round, so the tolerance is twice that of `check`; the scale of an element is the
+root mean square of its row, and no less than one unit of rounding of the array's. What is left to `check` is what this
+cannot see: errors below that tolerance, and extreme inputs.
 """
 
 from __future__ import annotations
@@ -23,20 +23,22 @@ from ..kernels.toolkit import threads as numba_threads
 from ..ops.declaration import Arg, Op
 from .cases import Arguments, Array, Case, arguments, reference
 from .check import (
-    EPS,
     FILL,
+    FLIP,
     GUARD,
-    ORIGIN,
     OUTSIDE,
     SCRATCH,
-    TINY,
     BrokenKernelError,
-    K,
     Result,
+    bits,
     called,
     filled,
     keeping_threads,
+    least,
+    origin,
+    pattern,
     prepare,
+    rounding,
 )
 
 MOST = 1 << 27
@@ -66,7 +68,7 @@ class Sized:
 
 
 class Standard:
-    """What a call must give, by the op's formula in float32.
+    """What a call must give, by the op's formula in float32 or in the finest type that it writes.
 
     Parameters
     ----------
@@ -76,8 +78,9 @@ class Standard:
     def __init__(self, op: Op, case: Case, given: Arguments, adds: Mapping[str, bool], threads: int = 1) -> None:
         self.op, self.case, self.adds = op, case, adds
         with threadpool_limits(threads, user_api="blas"), np.errstate(invalid="ignore", over="ignore"):
-            found = reference(op, given, np.float32)
-        self.want = {n: np.asarray(x + given[n] if adds.get(n) else x, np.float32) for n, x in found.items()}
+            finest = np.result_type(np.float32, *(given[a.name] for a in op.written if given[a.name] is not None))
+            found = reference(op, given, finest)
+        self.want = {n: np.asarray(x + given[n] if adds.get(n) else x, finest) for n, x in found.items()}
 
     def judge(self, name: str, got: Mapping[str, Array], then: str = "") -> Result:
         """Compare what a kernel gave with that, element by element; a result of its worst.
@@ -102,22 +105,21 @@ class Standard:
     def _judge(self, name: str, arg: Arg, got: Array, then: str) -> Result:
         want = self.want[arg.name]
         columns = want.shape[-1] if want.ndim else 1
-        allowed = 2 * K * EPS * sqrt(arg.reduces(self.case.sizes))
+        allowed, filling = 2 * rounding(got.dtype.name, arg.reduces(self.case.sizes)), pattern(FILL, got.itemsize)
         flat = want.reshape(-1)
-        least = max(
-            EPS * sqrt(float(np.vdot(flat, flat)) / max(flat.size, 1)), TINY / EPS
-        )  # in a row that is all but 0
+        size = float(np.finfo(got.dtype).eps) * sqrt(float(np.vdot(flat, flat)) / max(flat.size, 1))
+        lowest = max(size, least(got.dtype.name))  # in a row that is all but 0
         worst, place = -1.0, 0
         for some, mine, start in _blocks(want.reshape(-1, columns), got.reshape(-1, columns)):
             with np.errstate(invalid="ignore", over="ignore"):
-                size = np.sqrt(np.mean(np.square(some), axis=-1, keepdims=True))
+                rms = np.sqrt(np.mean(np.square(some), axis=-1, keepdims=True))
                 tolerance = np.abs(some)
-                tolerance += np.fmax(size, least)
+                tolerance += np.fmax(rms, lowest)
                 tolerance *= allowed
                 ratio = np.abs(mine - some)
                 ratio /= tolerance
             if not np.isfinite(ratio.max(initial=0)):
-                same = np.isnan(mine) & np.isnan(some) & (mine.view(np.uint32) != FILL) | (mine == some)
+                same = np.isnan(mine) & np.isnan(some) & (bits(mine) != filling) | (mine == some)
                 ratio[same] = 0
                 ratio[np.isnan(ratio)] = inf
             at = int(ratio.argmax())
@@ -128,9 +130,7 @@ class Standard:
         flags = "".join(f", {n}_add={on}" for n, on in self.adds.items())
         text = f"{arg.name}{list(index)} = {where[2]:.9g}, expected {where[3]:.9g}{flags}{then}"
         if worst == inf:
-            payload = int(got[index].view(np.uint32)) & 0x7FFFFFFF
-            outside = ": read from outside an array" if OUTSIDE <= payload < OUTSIDE + 2**20 else ""
-            raise BrokenKernelError(text + ORIGIN.get(payload, outside), *where)
+            raise BrokenKernelError(text + origin(int(bits(got)[index] << 1 >> 1), got.itemsize), *where)
         return Result(name, self.case, worst, *where, text if worst > 1 else "")
 
 
@@ -161,11 +161,11 @@ def check_sized(sized: Sized, threads: int, seed: int = 0) -> Result:
     with keeping_threads() as most:
         n = min(threads, most)
         try:
-            rooms = {a.name: Room(given[a.name], a.dtype, len(a.shape)) for a in op.arrays}
+            rooms = {a.name: Room(given[a.name], kernel.dtype(a), len(a.shape)) for a in op.arrays}
             fresh = [a.name for a in op.written if a.role != "state" and not sized.adds.get(a.name)]
             for name in fresh:
-                rooms[name].words[...] = FILL
-            work = {name: Room(filled((size,), SCRATCH)) for name, size in prepare(kernel, case.sizes).items()}
+                bits(rooms[name].array)[...] = pattern(FILL, rooms[name].array.itemsize)
+            work = {name: Room(filled(*spec, SCRATCH)) for name, spec in prepare(kernel, case.sizes).items()}
             args: list[Any] = []
             for a in op.args:
                 args.append(given[a.name] if a.role == "scalar" else rooms[a.name].array)
@@ -188,8 +188,8 @@ def check_sized(sized: Sized, threads: int, seed: int = 0) -> Result:
             result = standard.judge(kernel.name, got)
             if len(fresh) == len(op.written) and sized.elements <= TWICE:
                 for name in fresh:
-                    if rooms[name].words.size:
-                        rooms[name].words[rng.integers(rooms[name].words.size)] ^= 1 << 21
+                    if (x := rooms[name].array).size:
+                        bits(x).flat[rng.integers(x.size)] ^= FLIP[x.itemsize]
                 call()
                 again = standard.judge(kernel.name, got, ", in a second call on what the first left in its arrays")
                 result = max(result, again, key=lambda r: r.ratio)
@@ -200,7 +200,7 @@ def check_sized(sized: Sized, threads: int, seed: int = 0) -> Result:
 
 def arguments_like(x: Array, rng: np.random.Generator) -> Array:
     """Give numbers to add to."""
-    return np.resize(rng.standard_normal(min(x.size, BLOCK + 7), np.float32), x.shape)
+    return np.resize(rng.standard_normal(min(x.size, BLOCK + 7), np.float32).astype(x.dtype, copy=False), x.shape)
 
 
 class Room:
@@ -208,12 +208,12 @@ class Room:
 
     def __init__(self, x: Array | None, dtype: str = "float32", axes: int = 1) -> None:
         x = np.empty((0,) * axes, dtype) if x is None else x
-        room = np.empty(x.size + 2 * GUARD + 16, np.uint32)
+        n = -(-x.nbytes // 4)
+        room = np.empty(n + 2 * GUARD + 16, np.uint32)
         start = GUARD + -(room.ctypes.data // 4 + GUARD) % 16
-        self._before, self._after = room[:start], room[start + x.size :]
-        self.words = room[start : start + x.size]
-        self.words[...] = x.reshape(-1).view(np.uint32)
-        self.array = self.words.view(x.dtype).reshape(x.shape)
+        self._before, self._words, self._after = room[:start], room[start : start + n], room[start + n :]
+        self.array: Array = np.ndarray(x.shape, x.dtype, room, 4 * start)
+        bits(self.array)[...] = bits(x)
         self._guard = 0 if x.dtype.kind == "i" else OUTSIDE
         self._before[...] = self._after[...] = self._guard
 
@@ -224,4 +224,4 @@ class Room:
 
     def sum(self) -> int:
         """A sum of its bits."""
-        return int(self.words.sum(dtype=np.uint64))
+        return int(self._words.sum(dtype=np.uint64))

@@ -17,17 +17,31 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import inf, prod, sqrt
+from math import inf
 from typing import Any
 
 import numpy as np
 
 from ..check.cases import Arguments, Array, Case, arguments, reference
-from ..check.check import EPS, FILL, GUARD, MARGIN, OUTSIDE, SAMPLES, SCRATCH, STEP, TINY, K, Result, filled, row_size
+from ..check.check import (
+    FILL,
+    GUARD,
+    MARGIN,
+    OUTSIDE,
+    SAMPLES,
+    SCRATCH,
+    STEP,
+    Result,
+    bits,
+    least,
+    pattern,
+    rounding,
+    row_size,
+)
 from ..errors import UserError
 from ..kernels.registry import Kernel
 from ..kernels.toolkit import threads as numba_threads
-from ..ops.declaration import Op
+from ..ops.declaration import ITEMSIZE, Op
 
 DEAR_FLOPS, DEAR_FLOATS = 5e9, 1 << 23
 """Beyond these, one perturbation of the reference stands for several."""
@@ -106,9 +120,9 @@ def wanted(
         scale = (np.maximum(scale, row_size(scale)) if samples == 1 else scale) + row_size(x)
         if n in starts:
             x, scale = x + starts[n], scale + np.abs(starts[n])
-        rounding = K * EPS * sqrt(op.by_name[n].reduces(sizes))
-        found.values[n] = x.astype(np.float32)
-        found.allowed[n] = (rounding * (np.abs(x) + np.maximum(scale, TINY / EPS))).astype(np.float32)
+        dtype = given[n].dtype.name
+        allowed = rounding(dtype, op.by_name[n].reduces(sizes)) * (np.abs(x) + np.maximum(scale, least(dtype)))
+        found.values[n], found.allowed[n] = x.astype(dtype), allowed.astype(np.float32)
     return found
 
 
@@ -174,7 +188,7 @@ class Timed:
         self.given, self.sets = draw(self.op, case, adds, seed)
         self.outs = [n for n in self.sets[0].wanted.values if n not in self.sets[0].contents]
         """What holds nothing that the call needs."""
-        self.floats = {side: [s.floats(case.sizes) for s in k.scratch] for side, k in kernels.items()}
+        self.work = {side: list(k.work(case.sizes).values()) for side, k in kernels.items()}
         written = sum(x.size for x in self.sets[0].wanted.values.values())
         self.chance = min(1.0, max(1 / SELDOM, JUDGED / written))
         """Of a turn to have one of its samples judged."""
@@ -185,25 +199,27 @@ class Timed:
     @property
     def nbytes(self) -> int:
         """Bytes of the arrays of one call, without scratch."""
-        return 4 * sum(x.size for x in self.given.values() if isinstance(x, np.ndarray))
+        return sum(x.nbytes for x in self.given.values() if isinstance(x, np.ndarray))
 
     def place(self, slots: int) -> None:
         """Lay out the arrays of so many calls, then scratch, where each kernel's begins at the same place."""
         self.slots: list[dict[str, Array]] = []
         self.held: list[Inputs | None] = [None] * slots
-        shapes = {a.name: (x.shape if (x := self.given[a.name]) is not None else None, a) for a in self.op.arrays}
+        like = {a.name: np.empty((0,) * len(a.shape), a.dtype) if self.given[a.name] is None else self.given[a.name]
+                for a in self.op.arrays}  # fmt: skip
         spans: list[list[tuple[str, int, int]]] = []
         end = GUARD
         for _ in range(slots):
             spans.append([])
-            for name, (shape, _) in shapes.items():
-                n = prod(shape) if shape is not None else 0
+            for name, x in like.items():
+                n = -(-x.nbytes // 4)
                 spans[-1].append((name, end, n))
                 end += -(-(n + GUARD) // 16) * 16
         scratch: dict[str, list[tuple[int, int]]] = {}
-        for side, floats in self.floats.items():
+        for side, work in self.work.items():
             at, scratch[side] = end, []
-            for n in floats:
+            for (size,), dtype in work:
+                n = -(-size * ITEMSIZE[dtype] // 4)
                 scratch[side].append((at, n))
                 at += -(-(n + GUARD) // 16) * 16
         total = max((at + n for of in scratch.values() for at, n in of), default=end) + GUARD
@@ -215,14 +231,14 @@ class Timed:
         for of in spans:
             made = {}
             for name, at, n in of:
-                shape, a = shapes[name]
-                made[name] = np.ndarray(shape or (0,) * len(a.shape), a.dtype, self.words, 4 * at)
+                made[name] = np.ndarray(like[name].shape, like[name].dtype, self.words, 4 * at)
                 guards.append(np.arange(at + n, at + -(-(n + GUARD) // 16) * 16))
-                if a.role == "index":  # a stray one must not be wild
+                if self.op.by_name[name].role == "index":  # a stray one must not be wild
                     self.words[at - GUARD // 2 : at + n + GUARD // 2] = 0
             self.slots.append(made)
         self.scratch = {
-            side: [np.ndarray((n,), np.float32, self.words, 4 * at) for at, n in of] for side, of in scratch.items()
+            side: [np.ndarray(*spec, self.words, 4 * at) for (at, _), spec in zip(of, self.work[side], strict=True)]
+            for side, of in scratch.items()
         }
         self.beyond = {side: [slice(at + n, at + n + GUARD // 2) for at, n in of] for side, of in scratch.items()}
         self.around = np.concatenate(guards)
@@ -267,7 +283,7 @@ class Timed:
             for name in self.outs:
                 x = slot[name]
                 if outs == "nan":
-                    x.view(np.uint32).fill(FILL)
+                    bits(x).fill(pattern(FILL, x.itemsize))
                 elif outs == "other":
                     np.copyto(x, self.sets[held is self.sets[0]].wanted.values[name])
                 else:
@@ -275,7 +291,7 @@ class Timed:
                     x.flat[self.rng.integers(0, x.size, -(-x.size // 16))] = 0.75
         for x, place in zip(self.scratch[side], self.beyond[side], strict=True):
             if scratch == "nan":
-                x.view(np.uint32).fill(SCRATCH)
+                bits(x).fill(pattern(SCRATCH, x.itemsize))
             elif scratch == "numbers":
                 for lo in range(0, x.size, TILE.size):
                     x[lo : lo + TILE.size] = TILE[: x.size - lo]
@@ -361,12 +377,12 @@ def judge_call(
     for kernel, mine in zip(kernels, args, strict=True):
         for name, x in kept.items():
             np.copyto(given[name], x)
-        fill = FILL if rng.random() < 0.5 else int(TILE[:1].view(np.uint32)[0])
+        word = FILL if rng.random() < 0.5 else int(TILE[:1].view(np.uint32)[0])
         for a in written:
             if not any(np.may_share_memory(given[a.name], given[name]) for name in needs):
-                given[a.name].view(np.uint32).fill(fill)
+                bits(given[a.name]).fill(pattern(word, given[a.name].itemsize))
         for x in mine[n:]:
-            np.copyto(x, filled(x.shape, SCRATCH))
+            bits(x).fill(pattern(SCRATCH, x.itemsize))
         kernel.function(*mine)
         found = needed.judge(kernel, case, {a.name: given[a.name] for a in written}, when)
         if found.ratio > MARGIN:
