@@ -11,7 +11,7 @@ import numpy as np
 
 from . import ops
 from .ad import Backward
-from .ad.kernel import WrittenTwiceError
+from .ad.kernel import WrittenTwiceError, mentioned
 from .ad.subset import read
 from .check.cases import SMALL, arguments, case
 from .check.dual import wide
@@ -257,7 +257,7 @@ class DifferentiableOp:
                 break
             except WrittenTwiceError as e:  # then the backward computes it again, if it reads it
                 others = [a for a in others if a.name != e.array]
-        return declare([a for a in others if any(line.mentions(a.name) for line in trial.lines)])
+        return declare([a for a in others if a.name in mentioned(trial.body)])
 
     def _reduction(self, arg: Arg) -> Dim:
         """How many terms an element of a gradient may sum: the outputs for each element of the input."""

@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cpuopt import cli, data
-from cpuopt.ad import show
 from cpuopt.cli.config import read_config
 from cpuopt.data import corpus, tokenizers
 from cpuopt.errors import UserError
 from cpuopt.models.gpt2 import PRESETS, parse_config
+from cpuopt.report.backward import html
 from cpuopt.train import checkpoint, job
 
 ROOT = Path(__file__).parents[1]
@@ -185,7 +185,7 @@ def test_the_page_of_a_generated_backward_escapes_names(monkeypatch):
     made = backward(ops.ALL["gelu_backward"], registry.KERNELS["gelu_forward", "vanilla"])
     monkeypatch.setattr(made.plan.kernel, "name", "<script>alert(1)</script>")
     made.plan.kernel.source[1] = "</span><img src=x>"
-    page = show.html([made])
+    page = html([made])
     assert page.count("<script>") == 1
     assert "<img" not in page
 

@@ -8,10 +8,8 @@ from dataclasses import dataclass
 from types import ModuleType
 
 from . import emit
-from .activity import freeze
 from .flatten import flatten, restore_early
-from .kernel import Kernel, Task, UnsupportedError
-from .lines import Interface, Line
+from .kernel import Interface, Kernel, Stmt, Task, UnsupportedError
 from .naming import make_room
 from .plan import Plan
 from .reverse import Reverse
@@ -28,13 +26,13 @@ class Backward:
     Attributes
     ----------
     text : the module's source.
-    lines : its body, each with the forward line that it stands for.
+    body : its statements, each with the forward line that it stands for.
     scratch : working memory that it asks for after its parameters: name, and how many times the size of which array.
     """
 
     name: str
     text: str
-    lines: list[Line]
+    body: list[Stmt]
     plan: Plan
     params: list[str]
     scratch: dict[str, tuple[int, str]]
@@ -108,9 +106,8 @@ def differentiate(
         unshift(kernel, {*outs, *saved}, saved)
         restore_early(kernel, saved)
     kernel = flatten(kernel, wrt, saved)
-    freeze(kernel)
     plan = Plan(Task(kernel, wrt, outs, saved, set(hidden), set(fresh), record_all))
-    lines = Reverse(plan, interface).write()
+    body = Reverse(plan, interface).write()
     doc = f"The backward of {kernel.name}, generated from its source."
-    text = emit.module(kernel, name, interface.params, lines, doc, interface.scratch)
-    return Backward(name, text, lines, plan, interface.params, interface.scratch)
+    text = emit.module(kernel, name, interface.params, body, doc, interface.scratch)
+    return Backward(name, text, body, plan, interface.params, interface.scratch)

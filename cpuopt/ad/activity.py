@@ -17,23 +17,21 @@ from .kernel import (
     Names,
     Stmt,
     Task,
-    base,
     elements,
-    expressions,
     flat,
     function_name,
     index,
+    kept,
     names,
-    parse,
+    quote,
     text,
 )
 from .rules import CASTS, DERIVATIVE, rule
 
 
+@kept
 def flows(e: ast.AST) -> Names:
     """The names that a derivative of an expression may run through: not those of indices, tests and comparisons."""
-    if (known := getattr(e, "known_flows", None)) is not None:
-        return known  # type: ignore[no-any-return]
     match e:
         case ast.Name(id=name):
             return {name}
@@ -46,16 +44,6 @@ def flows(e: ast.AST) -> Names:
         case ast.Call(args=args):
             return set().union(*map(flows, args))
     return set().union(*map(flows, ast.iter_child_nodes(e)), set())
-
-
-def freeze(kernel: Kernel) -> None:
-    """Note at each expression which names it holds; it is not changed any more."""
-    for s in flat(kernel.body):
-        mine = [*expressions(s), *([s.target] if isinstance(s, Assign) else [])]
-        for e in [*mine, *([s.term, s.weight] if isinstance(s, LogSumExp) else [])]:
-            for node in reversed(list(ast.walk(e))):
-                found = flows(node), names(node)
-                node.known_flows, node.known_names = found  # type: ignore[attr-defined]
 
 
 def sources(kernel: Kernel, s: Assign) -> Names:
@@ -71,7 +59,7 @@ def varied(kernel: Kernel, wrt: Iterable[str]) -> Names:
         size = len(found)
         for s in flat(kernel.body):
             if isinstance(s, Assign) and sources(kernel, s) & found:
-                found.add(kernel.root(base(s.target)))
+                found.add(kernel.written(s))
     return found
 
 
@@ -81,7 +69,7 @@ def useful(kernel: Kernel, outs: Iterable[str]) -> Names:
     while size != len(found):
         size = len(found)
         for s in flat(kernel.body):
-            if isinstance(s, Assign) and kernel.root(base(s.target)) in found:
+            if isinstance(s, Assign) and kernel.written(s) in found:
                 found |= sources(kernel, s)
     return found
 
@@ -104,14 +92,14 @@ class Activity:
         """Refuse indices, bounds and integer arithmetic on active values."""
         k = self.kernel
         for s in flat(k.body):
-            for e in [*expressions(s), *([s.term] if isinstance(s, LogSumExp) else [])]:
+            for e in [*s.held, *([s.term] if isinstance(s, LogSumExp) else [])]:
                 for element in elements(e) if not isinstance(s, For) else ():
                     self.check_index(s, element)
             if isinstance(s, Assign) and isinstance(s.target, ast.Subscript):
                 self.check_index(s, s.target)
             if isinstance(s, For) and any(self.names_active(e) for e in s.bounds[:2]):
                 self.kernel.refuse(s.line, "the range depends on what is differentiated", "use integers in ranges")
-            if isinstance(s, Assign) and not isinstance(s, LogSumExp) and k.root(base(s.target)) in self.active:
+            if isinstance(s, Assign) and not isinstance(s, LogSumExp) and k.written(s) in self.active:
                 self.check_expression(s, s.value)
 
     def check_index(self, s: Stmt, element: ast.Subscript) -> None:
@@ -155,7 +143,7 @@ class Activity:
     def has_adjoint(self, s: Stmt) -> bool:
         """Whether the reverse of a statement does anything."""
         if isinstance(s, Assign):
-            return self.kernel.root(base(s.target)) in self.active
+            return self.kernel.written(s) in self.active
         return any(self.has_adjoint(x) for x in [*getattr(s, "body", []), *getattr(s, "orelse", [])])
 
     def needs(self, s: Assign) -> Names:
@@ -174,7 +162,7 @@ class Activity:
         if isinstance(s, LogSumExp):
             for e in s.loop.bounds[:2]:
                 found |= names(e)
-            found |= names(s.weight) - {base(s.target)}
+            found |= names(s.weight) - {s.name}
             self.pull(s.term, found)
             return found - {s.loop.var}
         self.pull(s.value, found, whole=type(s) is Assign)
@@ -185,11 +173,11 @@ class Activity:
         if not self.has_adjoint(s):
             return set()
         if isinstance(s, LogSumExp):
-            return {base(s.target)} & names(s.weight)
+            return {s.name} & names(s.weight)
         found = rule(self.kernel, s.value)
         if found and type(s) is Assign and self.is_active(s.value):
-            if "y" in names(parse(DERIVATIVE[found[0]])):
-                return {base(s.target)}
+            if "y" in names(quote(DERIVATIVE[found[0]])):
+                return {s.name}
         return set()
 
     def pull(self, e: ast.expr, found: Names, whole: bool = False) -> None:
@@ -205,7 +193,7 @@ class Activity:
             case ast.UnaryOp(operand=x):
                 return self.pull(x, found)
         if one := rule(self.kernel, e):
-            if "x" in names(parse(DERIVATIVE[one[0]])):
+            if "x" in names(quote(DERIVATIVE[one[0]])):
                 found |= names(one[1])
             return self.pull(one[1], found)
         if isinstance(e, ast.BinOp):

@@ -5,11 +5,11 @@ A file, because then numba's cache, tracebacks, debuggers and ``inspect`` all se
 
 from __future__ import annotations
 
+import ast
 import importlib.abc
 import importlib.util
-import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,9 +17,8 @@ from typing import Any
 import numpy as np
 
 from ..files import cache_folder, not_private, read_entry, warn_once, write_entry
-from .kernel import NUMBER, Kernel
-from .lines import CHUNKS, Line
-from .rules import CONSTANTS
+from .kernel import CHUNKS, NUMBER, Accum, Assign, For, If, Kernel, Stmt, View, flat, mentioned, text
+from .rules import CONSTANTS, negated
 
 WIDTH = 88
 """The column at which the forward's lines are quoted."""
@@ -29,41 +28,64 @@ def number(value: Any) -> str:
     """A number as Python text of the same type and value."""
     plain = value.item() if isinstance(value, np.generic) else value
     kind = next(t for t in (bool, int, float) if isinstance(plain, t))  # an IntEnum is an int
-    said = re.sub("inf|nan", r"np.\g<0>", repr(kind(plain)))
+    said = repr(kind(plain)).replace("inf", "np.inf").replace("nan", "np.nan")
     return f"np.{type(value).__name__}({said})" if isinstance(value, np.generic) else said
 
 
-def render(lines: Iterable[Line], source: dict[int, str], indent: int = 1) -> list[str]:
-    """Write lines with the forward line that each stands for as a comment."""
-    out = []
-    for line in lines:
-        code = "    " * indent + line.text
-        if line.source and line.role != "frame":
-            quoted = source.get(line.source, "").split("#")[0].strip()
-            code = f"{code:<{WIDTH}}  # {line.source}: {quoted}"
-        out.append(code)
-        if line.body is not None:
-            out += render(line.body, source, indent + 1)
-    return out
+def bare(e: ast.expr) -> str:
+    """An expression as a statement holds it: a tuple stands without brackets."""
+    return ", ".join(map(text, e.elts)) if isinstance(e, ast.Tuple) else text(e)
 
 
-def module(kernel: Kernel, name: str, params: list[str], lines: list[Line], doc: str, scratch: dict[str, Any]) -> str:
-    """Write the module of one backward."""
-    body = render(lines, kernel.source)
-    code = "\n".join(body)
-    words = set(re.findall(r"\w+", code))
+def written(block: Iterable[Stmt], depth: int = 0) -> Iterator[tuple[Stmt, str]]:
+    """The lines of a block as text, each with the statement that it belongs to."""
+    for s in block:
+        head, second = "pass", ""
+        match s:
+            case Accum(target=target, value=value):
+                inner = negated(value)
+                head = f"{text(target)} -= {text(inner)}" if inner else f"{text(target)} += {text(value)}"
+            case Assign(target=target, value=value):
+                head = f"{bare(target)} = {bare(value)}"
+            case View(name=name, base=base, shape=shape):
+                head = f"{name} = {base}.reshape({', '.join(map(text, shape))})"
+            case For(var=var, bounds=(lo, hi, step)):
+                parts = [text(lo), text(hi), str(step)]
+                short = parts[parts[0] == "0" : 2] if step == 1 and not s.full else parts
+                head = f"for {var} in {'prange' if s.parallel else 'range'}({', '.join(short)}):"
+            case If(test=test, body=body, orelse=orelse):
+                head = f"if {text(test)}:" if body else f"if not ({text(test)}):"
+                second = "else:" if body and orelse else ""
+        yield s, "    " * depth + head
+        for k, inside in enumerate(filter(None, s.blocks)):
+            if k:
+                yield s, "    " * depth + second
+            yield from written(inside, depth + 1)
+
+
+def quoted(kernel: Kernel, line: int) -> str:
+    """A line of the forward without its comment."""
+    return kernel.source.get(line, "").split("#")[0].strip()
+
+
+def module(kernel: Kernel, name: str, params: list[str], body: list[Stmt], doc: str, scratch: dict[str, Any]) -> str:
+    """Write the module of one backward, each line with the forward line that it stands for as a comment."""
+    lines = list[str]()
+    for s, code in written(body, 1):
+        lines.append(f"{code:<{WIDTH}}  # {s.line}: {quoted(kernel, s.line)}" if s.line else code)
+    used = mentioned(body).union(*(kernel.words.get(s.line, ()) for s in flat(body)))
     head = [f'"""{doc}"""', ""]
-    math = [n for n, v in kernel.names.items() if getattr(v, "__module__", "") == "math" and n in words]
-    if math:
+    if math := [n for n, v in kernel.names.items() if getattr(v, "__module__", "") == "math" and n in used]:
         head.append(f"from math import {', '.join(sorted(math))}")
     if "math" in kernel.names:
         head.append("import math")
-    head += ["import numpy as np"] + ["from numba import prange"] * ("prange" in words)
+    parallel = "prange" in used or any(isinstance(s, For) and s.parallel for s in flat(body))
+    head += ["import numpy as np"] + ["from numba import prange"] * parallel
     values: dict[str, Any] = {n: np.float32(v) for n, v in CONSTANTS.items()} | {"CHUNKS": CHUNKS}
     values |= {n: v for n, v in kernel.names.items() if isinstance(v, NUMBER)}
-    head += ["", *[f"{n} = {number(v)}" for n, v in values.items() if n in words]]
+    head += ["", *[f"{n} = {number(v)}" for n, v in values.items() if n in used]]
     head += [f"SCRATCH = {scratch!r}", "", ""]
-    return "\n".join([*head, f"def {name}({', '.join([*params, *scratch])}):", *(body or ["    pass"])]) + "\n"
+    return "\n".join([*head, f"def {name}({', '.join([*params, *scratch])}):", *(lines or ["    pass"])]) + "\n"
 
 
 class Loader(importlib.abc.SourceLoader):

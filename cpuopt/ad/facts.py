@@ -20,13 +20,11 @@ from .kernel import (
     assigned,
     base,
     elements,
-    expressions,
     flat,
     function_name,
     index,
     names,
-    reads,
-    rename,
+    renamed,
     text,
 )
 from .rules import CHOICES
@@ -79,7 +77,7 @@ class Facts:
 
     def elements_of(self, s: Stmt) -> list[ast.Subscript]:
         """The array elements that a statement touches, forward or in its adjoint."""
-        found = [e for x in expressions(s) for e in elements(x)]
+        found = [e for x in s.held for e in elements(x)]
         if isinstance(s, LogSumExp):
             found = [*elements(s.term), *(e for e in elements(s.weight) if base(e) not in self.task.saved)]
         if isinstance(s, Assign) and isinstance(s.target, ast.Subscript):
@@ -100,7 +98,7 @@ class Facts:
         """Refuse locals that may be read before they are assigned."""
         scalars = self.scalars()
         for name in self.exposed(self.body, scalars):
-            line = next(s.line for s in flat(self.body) if any(name in names(e) for e in reads(s)))
+            line = next(s.line for s in flat(self.body) if any(name in names(e) for e in s.reads))
             why = f"'{name}' is read where it may not be assigned yet"
             self.kernel.refuse(line, why, "assign it on every path before")
 
@@ -113,7 +111,7 @@ class Facts:
         exposed: Names = set()
         defined: Names = set()
         for s in block:
-            for e in reads(s):
+            for e in s.reads:
                 exposed |= (names(e) & scalars) - defined
             match s:
                 case For(var=var, body=body):
@@ -152,13 +150,13 @@ class Facts:
                 live = self.find_live(s.body, set(live)) | self.find_live(s.orelse, set(live))
             elif isinstance(s, Assign) and isinstance(s.target, ast.Name):
                 live = live - {s.target.id}
-            for e in reads(s):
+            for e in s.reads:
                 live = live | names(e)
         return live
 
     def local_names(self, loop: For) -> Names:
         """The scalars that live within one iteration."""
-        here = {n for s in self.under(loop) for e in reads(s) for n in names(e)} | self.written(loop)
+        here = {n for s in self.under(loop) for e in s.reads for n in names(e)} | self.written(loop)
         scalars = here & self.scalars()
         return (scalars & self.written(loop)) - self.exposed(loop.body, scalars) - self.live_out[loop] - {loop.var}
 
@@ -172,7 +170,7 @@ class Facts:
                 why = f"'{name}' is carried over the iterations of a prange, which run in no order"
                 self.kernel.refuse(line, why, "loop over a range, or let each iteration assign it first")
 
-    def keys(self, loop: For, e: ast.Subscript) -> set[Key]:
+    def keys(self, loop: For, e: ast.expr) -> set[Key]:
         """The ways in which an element is tied to a loop: by its bare variable, or by quotient and remainder of it."""
         if not self.counts_from_zero(loop):  # x[-1] is an element of another iteration
             return set()
@@ -281,9 +279,9 @@ class Facts:
         inside = set(flat(block))
         sites = [(s, e) for s, e in self.accesses if s in inside and self.kernel.root(base(e)) == root]
         s, _ = sites[0]
-        if type(s) is not Assign or base(s.target) in names(s.value) or not isinstance(s.target, ast.Subscript):
+        if type(s) is not Assign or s.name in names(s.value) or not isinstance(s.target, ast.Subscript):
             return False
-        if self.kernel.root(base(s.target)) != root or any(isinstance(p, If) for p in self.between(block, s)):
+        if self.kernel.written(s) != root or any(isinstance(p, If) for p in self.between(block, s)):
             return False
         loops = [p for p in self.between(block, s) if isinstance(p, For)]
         moving = assigned(block) - {p.var for p in loops}
@@ -301,11 +299,11 @@ class Facts:
                     if [text(b) for b in p.bounds[:2]] == [text(b) for b in loop.bounds[:2]]
                     and p.bounds[2] == loop.bounds[2]
                     and not any(names(b) & moving for b in p.bounds[:2])
-                    and text(rename(s.target, loop.var, p.var)) == text(e)
+                    and text(renamed(s.target, {loop.var: p.var})) == text(e)
                 ]
                 if not twin:
                     return False
-                want = rename(want, loop.var, twin[0].var)  # type: ignore[assignment]
+                want = renamed(want, {loop.var: twin[0].var})
             if text(want) != text(e):
                 return False
         return True

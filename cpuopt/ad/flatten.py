@@ -41,9 +41,9 @@ def restore_early(kernel: Kernel, saved: Names) -> None:
     """Move ``mean[row] = m`` up to the last line that writes m, so that a saved output gives m back from there on."""
     for block in list(blocks(kernel.body)):
         for s in list(block):
-            if type(s) is Assign and isinstance(s.value, ast.Name) and kernel.root(base(s.target)) in saved:
+            if type(s) is Assign and isinstance(s.value, ast.Name) and kernel.written(s) in saved:
                 k = block.index(s)
-                root, fixed = kernel.root(base(s.target)), names(s.target) | {s.value.id}
+                root, fixed = kernel.written(s), names(s.target) | {s.value.id}
                 while k and not fixed & assigned([block[k - 1]]) and not any(
                     kernel.root(base(e)) == root for x in flat([block[k - 1]]) for e in every_element(x)
                 ):  # fmt: skip
@@ -81,7 +81,7 @@ class _Flatten:
         if not isinstance(s, Assign) or isinstance(s, LogSumExp) or not self.active(s.value):
             return [s]
         out: list[Stmt] = []
-        value, target, own = s.value, s.target, base(s.target)
+        value, target, own = s.value, s.target, s.name
         if isinstance(value, ast.IfExp):
             yes, no = replace(s, value=value.body), replace(s, value=value.orelse)
             return [If(s.line, value.test, self.statement(yes), self.statement(no))]

@@ -1,18 +1,22 @@
-"""A kernel as data: statements over `ast` expressions, what they read and write, and what to differentiate."""
+"""A kernel, and its backward, as data: statements that hold `ast` expressions, what they read and write."""
 
 from __future__ import annotations
 
 import ast
 import copy
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cache
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
 from ..errors import UserError
 
 Names = set[str]
+T = TypeVar("T")
+CHUNKS = 32
+"""Parts of a parallel loop that sum by themselves: fixed, so that the number of threads changes no bit."""
 MODULES = {"np", "math"}
 """The modules whose functions are called, under the names that `cpuopt.ad.subset` gives them."""
 NUMBER = bool | int | float | np.bool | np.integer | np.floating
@@ -31,11 +35,148 @@ class WrittenTwiceError(UnsupportedError):
         self.array = array
 
 
+# Expressions --------------------------------------------------------------------------------------------------------
+
+
+def kept(function: Callable[[ast.AST], T]) -> Callable[[ast.AST], T]:
+    """Keep what a function gives for a tree with the tree: no tree is changed once it is made."""
+    key = f"kept_{function.__name__}"
+
+    def found(e: ast.AST) -> T:
+        if key not in vars(e):
+            setattr(e, key, function(e))
+        return vars(e)[key]  # type: ignore[no-any-return]
+
+    return found
+
+
+@kept
+def text(e: ast.AST) -> str:
+    """An expression as source."""
+    return ast.unparse(swap(e, lambda _: None))  # a copy: a part that stands in two places has its own brackets in each
+
+
+@cache
+def _parsed(code: str) -> ast.expr:
+    return ast.parse(code, mode="eval").body
+
+
+def quote(code: str, **parts: ast.expr) -> Any:
+    """The tree of an expression, with other trees in place of some of its names."""
+    return swap(_parsed(code), lambda e: parts.get(e.id) if isinstance(e, ast.Name) else None)
+
+
+def swap(e: Any, new: Callable[[ast.expr], ast.expr | None]) -> Any:
+    """A copy of a tree, with `new` of each part of it that has one; no tree is ever changed in place."""
+    if isinstance(e, list | tuple):
+        return type(e)(swap(x, new) for x in e)
+    if not isinstance(e, ast.expr):
+        return e
+    if (found := new(e)) is not None:
+        return found
+    return type(e)(**{name: swap(part, new) for name, part in ast.iter_fields(e)})
+
+
+def renamed(e: ast.expr, new: dict[str, str]) -> Any:
+    """A copy of an expression with other names for some of its own."""
+    return swap(e, lambda x: ast.Name(new.get(x.id, x.id)) if isinstance(x, ast.Name) else None)
+
+
+def element(array: str, at: Sequence[ast.expr]) -> ast.Subscript:
+    """An element of an array."""
+    return ast.Subscript(ast.Name(array), at[0] if len(at) == 1 else ast.Tuple(list(at)))
+
+
+def function_name(call: ast.Call) -> str:
+    """The plain name of what is called: ``exp`` for ``np.exp``."""
+    f = call.func
+    if isinstance(f, ast.Attribute) and isinstance(f.value, ast.Name) and f.value.id in MODULES:
+        return f.attr
+    return f.id if isinstance(f, ast.Name) else text(f)
+
+
+@kept
+def words(e: ast.AST) -> Names:
+    """Every name in an expression."""
+    return {n.id for n in ast.walk(e) if isinstance(n, ast.Name)}
+
+
+@kept
+def names(e: ast.AST) -> Names:
+    """The names whose values an expression reads; that of x is not read by ``x.shape``."""
+    match e:
+        case ast.Attribute():
+            return set()
+        case ast.Call(args=args):
+            return set().union(*map(names, args))
+        case ast.Name(id=name):
+            return {name}
+    return set().union(*map(names, ast.iter_child_nodes(e)))
+
+
+def base(target: ast.expr) -> str:
+    """The name that a target writes."""
+    node = target.value if isinstance(target, ast.Subscript) else target
+    assert isinstance(node, ast.Name)
+    return node.id
+
+
+def index(e: ast.expr) -> list[ast.expr]:
+    """The indices of an element, one an axis; none of a name."""
+    if not isinstance(e, ast.Subscript):
+        return []
+    return list(e.slice.elts) if isinstance(e.slice, ast.Tuple) else [e.slice]
+
+
+@kept
+def elements(e: ast.AST) -> list[ast.Subscript]:
+    """The array elements that an expression reads, those in indices too."""
+    return [n for n in ast.walk(e) if isinstance(n, ast.Subscript) and isinstance(n.value, ast.Name)]
+
+
+# Statements ---------------------------------------------------------------------------------------------------------
+
+Bounds = tuple[ast.expr, ast.expr, int]
+
+
 @dataclass(eq=False)
 class Stmt:
-    """A statement, and the line that it came from."""
+    """A statement; this one does nothing.
+
+    Attributes
+    ----------
+    line : of the forward: where it stands there, or which it repeats or inverts in the backward; 0 for none.
+    role : in the backward: ``primal`` (the forward again), ``adjoint`` or ``record``.
+    """
 
     line: int
+    role: str = field(default="adjoint", kw_only=True)
+
+    @property
+    def blocks(self) -> list[list[Stmt]]:
+        """The blocks inside it."""
+        return []
+
+    @property
+    def trees(self) -> list[ast.expr]:
+        """The expressions that it holds, a target with its indices."""
+        return []
+
+    @property
+    def held(self) -> list[ast.expr]:
+        """The expressions that it evaluates, those in the indices of a target too."""
+        return self.trees
+
+    @property
+    def reads(self) -> list[ast.expr]:
+        """The expressions whose values it reads."""
+        return self.held
+
+    def swap(self, new: Callable[[ast.expr], ast.expr | None]) -> None:
+        """Put other expressions in place of some, in this statement alone."""
+        for f in fields(self):
+            if f.name not in ("body", "orelse"):
+                setattr(self, f.name, swap(getattr(self, f.name), new))
 
 
 @dataclass(eq=False)
@@ -45,10 +186,27 @@ class Assign(Stmt):
     target: ast.expr
     value: ast.expr
 
+    @property
+    def name(self) -> str:
+        """What it writes."""
+        return base(self.target)
+
+    @property
+    def trees(self) -> list[ast.expr]:  # noqa: D102
+        return [self.value, self.target]
+
+    @property
+    def held(self) -> list[ast.expr]:  # noqa: D102
+        return [self.value, *index(self.target)]
+
 
 @dataclass(eq=False)
 class Accum(Assign):
     """``target += value``: linear in the target, so nothing of it is ever recorded."""
+
+    @property
+    def reads(self) -> list[ast.expr]:  # noqa: D102
+        return [*self.held, self.target]
 
 
 @dataclass(eq=False)
@@ -62,6 +220,10 @@ class LogSumExp(Assign):
     term: ast.expr
     weight: ast.expr
 
+    @property
+    def trees(self) -> list[ast.expr]:  # noqa: D102
+        return [self.value, self.target, self.term, self.weight]
+
 
 @dataclass(eq=False)
 class View(Stmt):
@@ -71,6 +233,10 @@ class View(Stmt):
     base: str
     shape: list[ast.expr]
 
+    @property
+    def trees(self) -> list[ast.expr]:  # noqa: D102
+        return self.shape
+
 
 @dataclass(eq=False)
 class For(Stmt):
@@ -79,22 +245,78 @@ class For(Stmt):
     Attributes
     ----------
     reduced : scalars that a parallel loop only sums, multiplies or takes the largest of, as numba's prange may.
+    full : whether its range is written with all three arguments.
     """
 
     var: str
-    bounds: tuple[ast.expr, ast.expr, int]
+    bounds: Bounds
     body: list[Stmt]
     parallel: bool = False
     reduced: Names = field(default_factory=set)
+    full: bool = False
+
+    @property
+    def blocks(self) -> list[list[Stmt]]:  # noqa: D102
+        return [self.body]
+
+    @property
+    def trees(self) -> list[ast.expr]:  # noqa: D102
+        return list(self.bounds[:2])
 
 
 @dataclass(eq=False)
 class If(Stmt):
-    """A branch."""
+    """A branch; one without a body is written with ``not``."""
 
     test: ast.expr
     body: list[Stmt]
-    orelse: list[Stmt]
+    orelse: list[Stmt] = field(default_factory=list)
+
+    @property
+    def blocks(self) -> list[list[Stmt]]:  # noqa: D102
+        return [self.body, self.orelse]
+
+    @property
+    def trees(self) -> list[ast.expr]:  # noqa: D102
+        return [self.test]
+
+
+def flat(block: Iterable[Stmt]) -> Iterator[Stmt]:
+    """Every statement of a block, outer ones first."""
+    for s in block:
+        yield s
+        for inner in s.blocks:
+            yield from flat(inner)
+
+
+def blocks(block: list[Stmt]) -> Iterator[list[Stmt]]:
+    """A block and every block inside it."""
+    yield block
+    for s in block:
+        for inner in s.blocks:
+            yield from blocks(inner)
+
+
+def assigned(block: Iterable[Stmt]) -> Names:
+    """The names that a block writes, loop variables included."""
+    return {s.var if isinstance(s, For) else s.name for s in flat(block) if isinstance(s, Assign | For)}
+
+
+def mentioned(block: Iterable[Stmt]) -> Names:
+    """Every name in a block, wherever it stands."""
+    found: Names = set()
+    for s in flat(block):
+        found = found.union(*map(words, s.trees))
+        found |= {s.name, s.base} if isinstance(s, View) else {s.var} if isinstance(s, For) else set()
+    return found
+
+
+def every_element(s: Stmt) -> list[ast.Subscript]:
+    """The array elements that a statement itself reads or writes."""
+    return [x for e in (s.trees if type(s) in (Assign, Accum) else s.held) for x in elements(e)]
+
+
+# Kernels ------------------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -107,6 +329,7 @@ class Kernel:
     ints : locals and arrays that hold integers, as far as indices and ranges tell.
     source : its lines by number.
     names : the numbers, functions and modules outside it that it uses.
+    words : the names in each line of the source.
     """
 
     name: str
@@ -114,27 +337,41 @@ class Kernel:
     params: list[str]
     body: list[Stmt]
     arrays: dict[str, int]
-    ints: set[str]
+    ints: Names
     source: dict[int, str]
     names: dict[str, Any]
     views: dict[str, View] = field(default_factory=dict)
+    words: dict[int, Names] = field(default_factory=dict)
+
+    @property
+    def taken(self) -> Names:
+        """All names that mean something in it."""
+        return {*self.params, *self.views, *assigned(self.body), *self.names}
 
     def root(self, name: str) -> str:
         """The array that a view looks at, or the name itself."""
         return self.views[name].base if name in self.views else name
 
+    def written(self, s: Assign) -> str:
+        """The array or the local that an assignment writes."""
+        return self.root(s.name)
+
+    def read(self, trees: Iterable[ast.AST]) -> Names:
+        """The arrays and locals that expressions read."""
+        return {self.root(n) for e in trees for n in names(e)}
+
+    def roots(self, found: Names) -> Names:
+        """The roots of names."""
+        return {self.root(n) for n in found}
+
     def copy(self) -> Kernel:
         """One that may be rewritten in place."""
-        arrays, known = dict(self.arrays), dict(self.names)
-        return replace(self, body=copy.deepcopy(self.body), arrays=arrays, names=known)
+        return replace(self, body=copy.deepcopy(self.body), arrays=dict(self.arrays), names=dict(self.names))
 
     def rename(self, new: dict[str, str]) -> None:
         """Give locals, views and globals other names, in place."""
         for s in flat(self.body):
-            for e in [*expressions(s), *([s.target] if isinstance(s, Assign) else [])]:
-                for n in ast.walk(e):
-                    if isinstance(n, ast.Name):
-                        n.id = new.get(n.id, n.id)
+            s.swap(lambda e: ast.Name(new[e.id]) if isinstance(e, ast.Name) and e.id in new else None)
             if isinstance(s, For):
                 s.var = new.get(s.var, s.var)
                 s.reduced = {new.get(n, n) for n in s.reduced}
@@ -143,10 +380,6 @@ class Kernel:
         self.views = {s.name: s for s in flat(self.body) if isinstance(s, View)}
         self.ints = {new.get(n, n) for n in self.ints}
         self.names = {new.get(n, n): value for n, value in self.names.items()}
-
-    def roots(self, found: Names) -> Names:
-        """The roots of names."""
-        return {self.root(n) for n in found}
 
     def refuse(self, line: int, why: str, instead: str) -> NoReturn:
         """Raise, with file, line and code."""
@@ -159,8 +392,31 @@ class Kernel:
 
     def first_write(self, array: str) -> int:
         """The line that first writes to an array or to a view of it; 0 for none."""
-        writes = (s.line for s in flat(self.body) if isinstance(s, Assign) and self.root(base(s.target)) == array)
-        return next(writes, 0)
+        return next((s.line for s in flat(self.body) if isinstance(s, Assign) and self.written(s) == array), 0)
+
+
+@dataclass
+class Interface:
+    """The arguments of the backward.
+
+    Attributes
+    ----------
+    params : in call order; the flag of a gradient is its name and ``_add``.
+    sizes : for arrays, the size of each axis as text that two arrays share where they must agree.
+    optional : gradients that may be absent, of length zero.
+    own_memory : whether the backward allocates what it needs; else it is passed, and named in `scratch`.
+    scratch : name, factor and array: working memory of so many times the array's size.
+    """
+
+    params: list[str]
+    sizes: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    optional: Names = field(default_factory=set)
+    own_memory: bool = True
+    scratch: dict[str, tuple[int, str]] = field(default_factory=dict)
+
+    def flag(self, name: str) -> str | None:
+        """The flag that tells whether a gradient is added to."""
+        return f"{name}_add" if f"{name}_add" in self.params else None
 
 
 @dataclass
@@ -183,135 +439,3 @@ class Task:
     hidden: Names = field(default_factory=set)
     fresh: Names = field(default_factory=set)
     record_all: bool = False
-
-
-# Expressions --------------------------------------------------------------------------------------------------------
-
-
-def text(e: ast.AST) -> str:
-    """An expression as source; that of one that is not changed any more is kept."""
-    found = getattr(e, "known_text", None)
-    if found is None:
-        found = ast.unparse(e)
-        if hasattr(e, "known_names"):
-            e.known_text = found  # type: ignore[attr-defined]
-    return str(found)
-
-
-def parse(code: str) -> Any:
-    """Read one expression."""
-    return ast.parse(code, mode="eval").body
-
-
-def load(target: ast.expr) -> Any:
-    """Give a target as something that is read."""
-    return parse(text(target))
-
-
-def function_name(call: ast.Call) -> str:
-    """The plain name of what is called: ``exp`` for ``np.exp``."""
-    f = call.func
-    if isinstance(f, ast.Attribute) and isinstance(f.value, ast.Name) and f.value.id in MODULES:
-        return f.attr
-    return f.id if isinstance(f, ast.Name) else text(f)
-
-
-def names(e: ast.AST) -> set[str]:
-    """The names whose values an expression reads; that of x is not read by ``x.shape``."""
-    if (known := getattr(e, "known_names", None)) is not None:
-        return known  # type: ignore[no-any-return]
-    if isinstance(e, ast.Attribute):
-        return set()
-    if isinstance(e, ast.Call):
-        return set().union(*map(names, e.args)) if e.args else set()
-    if isinstance(e, ast.Name):
-        return {e.id}
-    return set().union(*map(names, ast.iter_child_nodes(e)), set())
-
-
-def base(target: ast.expr) -> str:
-    """The name that a target writes."""
-    node = target.value if isinstance(target, ast.Subscript) else target
-    assert isinstance(node, ast.Name)
-    return node.id
-
-
-def index(e: ast.Subscript) -> list[ast.expr]:
-    """The indices of an element, one an axis."""
-    return list(e.slice.elts) if isinstance(e.slice, ast.Tuple) else [e.slice]
-
-
-def elements(e: ast.AST) -> Iterator[ast.Subscript]:
-    """The array elements that an expression reads, those in indices too."""
-    for node in ast.walk(e):
-        if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name):
-            yield node
-
-
-def rename(e: ast.expr, old: str, new: str) -> ast.expr:
-    """Give a name in an expression another name."""
-    e = parse(text(e))
-    for n in ast.walk(e):
-        if isinstance(n, ast.Name) and n.id == old:
-            n.id = new
-    return e
-
-
-# Statements ---------------------------------------------------------------------------------------------------------
-
-
-def flat(block: Iterable[Stmt]) -> Iterator[Stmt]:
-    """Every statement of a block, outer ones first."""
-    for s in block:
-        yield s
-        if isinstance(s, For):
-            yield from flat(s.body)
-        elif isinstance(s, If):
-            yield from flat(s.body)
-            yield from flat(s.orelse)
-
-
-def blocks(block: list[Stmt]) -> Iterator[list[Stmt]]:
-    """A block and every block inside it."""
-    yield block
-    for s in block:
-        if isinstance(s, For | If):
-            yield from blocks(s.body)
-        if isinstance(s, If):
-            yield from blocks(s.orelse)
-
-
-def assigned(block: Iterable[Stmt]) -> set[str]:
-    """The names that a block writes, loop variables included."""
-    found = set()
-    for s in flat(block):
-        if isinstance(s, Assign):
-            found.add(base(s.target))
-        elif isinstance(s, For):
-            found.add(s.var)
-    return found
-
-
-def expressions(s: Stmt) -> list[ast.expr]:
-    """The expressions that a statement itself holds."""
-    match s:
-        case Assign(target=target, value=value):
-            return [value, *(index(target) if isinstance(target, ast.Subscript) else [])]
-        case For(bounds=(lo, hi, _)):
-            return [lo, hi]
-        case If(test=test):
-            return [test]
-        case View(shape=shape):
-            return shape
-    return []
-
-
-def reads(s: Stmt) -> list[ast.expr]:
-    """The expressions that a statement reads."""
-    return [*expressions(s), s.target] if isinstance(s, Accum) else expressions(s)
-
-
-def every_element(s: Stmt) -> list[ast.Subscript]:
-    """The array elements that a statement itself reads or writes."""
-    found = [e for x in expressions(s) for e in elements(x)]
-    return [*found, *elements(s.target)] if isinstance(s, Assign) else found

@@ -4,20 +4,39 @@ from __future__ import annotations
 
 import ast
 import keyword
-import re
 
 import numpy as np
 
-from .kernel import NUMBER, Kernel, Names, UnsupportedError, assigned, base, index, parse, text
-from .lines import Interface
+from .kernel import (
+    NUMBER,
+    For,
+    Interface,
+    Kernel,
+    Names,
+    Stmt,
+    UnsupportedError,
+    assigned,
+    base,
+    element,
+    index,
+    quote,
+    swap,
+)
 from .plan import Plan
 from .rules import CONSTANTS
 
 WORDS = {*CONSTANTS, "CHUNKS", "SCRATCH", "chunk", "part", "np", "math", "prange", "range", "int", "len"}
-PATTERNS = [r"j\d+", r"tape\d*(_top)?", r"\w+_(parts|memory|copy)"]
-KEYWORDS = {word[1:] for word in keyword.kwlist if word.startswith("d")}  # "el": its adjoint would be called "del"
-RESERVED = re.compile("|".join([*sorted(WORDS | KEYWORDS), *PATTERNS]))
-"""What generated text says besides the kernel's own names, their adjoints, and names that it knows to be free."""
+WORDS |= {word[1:] for word in keyword.kwlist if word.startswith("d")}  # "el": its adjoint would be called "del"
+DIGITS = "0123456789"
+
+
+def reserved(name: str) -> bool:
+    """Whether generated text says a name besides the kernel's own, their adjoints, and those that it knows to be free.
+
+    These are ``j0``, ``tape``, ``tape2``, ``tape2_top``, ``dx_parts`` and so on.
+    """
+    tape = name.removesuffix("_top").rstrip(DIGITS) == "tape"
+    return name in WORDS or tape or name.endswith(("_parts", "_memory", "_copy")) or name.rstrip(DIGITS) == "j" != name
 
 
 def make_room(kernel: Kernel, params: list[str], name: str) -> None:
@@ -33,7 +52,7 @@ def make_room(kernel: Kernel, params: list[str], name: str) -> None:
         For a parameter, whose name is not ours to change.
     """
     for n in kernel.params:
-        if RESERVED.fullmatch(n):
+        if reserved(n):
             kernel.refuse_parameter(f"the backward needs the name of the parameter '{n}' for itself")
     same = {n for n, v in CONSTANTS.items() if kernel.names.get(n) == v and isinstance(kernel.names[n], np.float32)}
     numbers = {n for n, value in kernel.names.items() if isinstance(value, NUMBER)} - same
@@ -42,9 +61,9 @@ def make_room(kernel: Kernel, params: list[str], name: str) -> None:
     taken = own | needed | {*kernel.params, *kernel.names}
     new = {}
     for n in sorted(own):
-        if n in needed or RESERVED.fullmatch(n):
+        if n in needed or reserved(n):
             other = f"{n}_"
-            while other in taken or RESERVED.fullmatch(other):
+            while other in taken or reserved(other):
                 other += "_"
             taken.add(other)
             new[n] = other
@@ -62,7 +81,7 @@ class Naming:
 
     def __init__(self, plan: Plan, face: Interface) -> None:
         self.kernel, self.face = plan.kernel, face
-        self.taken = {*self.kernel.params, *self.kernel.views, *assigned(self.kernel.body), *self.kernel.names}
+        self.taken = self.kernel.taken
         self.adjoints: dict[str, str] = {}
         self.parts: Names = set()
         self.copied = [n for n in plan.task.outs if n in plan.activity.active and not plan.unconsumed(n)]
@@ -76,11 +95,7 @@ class Naming:
     def adjoint(self, name: str) -> str:
         """The name of a value's adjoint."""
         if name not in self.adjoints:
-            new = f"d{name}"
-            while new in self.taken:
-                new += "_"
-            self.taken.add(new)
-            self.adjoints[name] = new
+            self.adjoints[name] = self.fresh(f"d{name}")
         return self.adjoints[name]
 
     def fresh(self, name: str) -> str:
@@ -90,16 +105,18 @@ class Naming:
         self.taken.add(name)
         return name
 
-    def show(self, e: ast.expr) -> str:
-        """An expression of the forward as text of the backward."""
-        plain = text(e)
-        if ".shape" not in plain:
-            return plain
-        e = parse(plain)
-        for node in ast.walk(e):
-            if isinstance(node, ast.Attribute) and node.attr == "shape" and isinstance(node.value, ast.Name):
-                node.value = ast.Name(self.shaped(node.value.id), ast.Load())
-        return text(e)
+    def show(self, e: ast.expr) -> ast.expr:
+        """An expression of the forward as one of the backward: shapes are read from its own arguments."""
+        if not any(isinstance(n, ast.Attribute) and n.attr == "shape" for n in ast.walk(e)):
+            return e
+        return swap(e, self.shape)  # type: ignore[no-any-return]
+
+    def shape(self, e: ast.expr) -> ast.expr | None:
+        """The shape of an argument of the backward for that of an array of the forward."""
+        match e:
+            case ast.Attribute(value=ast.Name(id=name), attr="shape"):
+                return ast.Attribute(ast.Name(self.shaped(name)), "shape")
+        return None
 
     def shaped(self, name: str) -> str:
         """An argument of the backward that has a forward array's shape."""
@@ -115,19 +132,32 @@ class Naming:
             "read the size from another array"
         )
 
-    def target(self, e: ast.expr, new: str) -> str:
-        """The adjoint of a name or of an element."""
-        if isinstance(e, ast.Name):
-            return new
-        assert isinstance(e, ast.Subscript)
-        at = ", ".join(self.show(i) for i in index(e))
-        return f"{new}_parts[chunk, {at}]" if new in self.parts else f"{new}[{at}]"
-
-    def of(self, e: ast.expr) -> str:
+    def of(self, e: ast.expr) -> ast.expr:
         """The adjoint of an expression that is a name or an element."""
-        return self.target(e, self.adjoint(base(e)))
+        new, at = self.adjoint(base(e)), [self.show(i) for i in index(e)]
+        if not at:
+            return ast.Name(new)
+        return element(f"{new}_parts", [quote("chunk"), *at]) if new in self.parts else element(new, at)
 
-    def range(self, lo: ast.expr, hi: ast.expr, step: int) -> str:
-        """The arguments of a range."""
-        parts = [] if text(lo) == "0" and step == 1 else [self.show(lo)]
-        return ", ".join([*parts, self.show(hi), *([str(step)] if step != 1 else [])])
+    def loop(self, s: For, body: list[Stmt], parallel: bool = False) -> For:
+        """A loop of the forward around statements of the backward."""
+        lo, hi, step = s.bounds
+        return For(s.line, s.var, (self.show(lo), self.show(hi), step), body, parallel)
+
+
+def every(axes: int) -> list[ast.expr]:
+    """The indices of an element in the loops of `nest`."""
+    return [ast.Name(f"j{k}") for k in range(axes)]
+
+
+def nest(d: str, axes: int, body: list[Stmt], parallel: bool = False) -> list[Stmt]:
+    """Loops over all elements of an array, `d` or one of its shape."""
+    for k in reversed(range(axes)):
+        body = [along(d, k, body, parallel and k == 0)]
+    return body
+
+
+def along(d: str, axis: int, body: list[Stmt], parallel: bool = False) -> For:
+    """A loop over one axis of an array."""
+    size = quote("d.shape[axis]", d=ast.Name(d), axis=ast.Constant(axis))
+    return For(0, f"j{axis}", (quote("0"), size, 1), body, parallel)

@@ -27,10 +27,8 @@ from .kernel import (
     WrittenTwiceError,
     assigned,
     base,
-    expressions,
     flat,
     names,
-    reads,
     text,
 )
 
@@ -76,7 +74,7 @@ class Plan:
         found: dict[Stmt, Assign] = {}
         for block in {id(b): b for b in self.facts.block_of.values()}.values():
             for a, b in pairwise(block):
-                if type(b) is Assign and self.kernel.root(base(b.target)) in self.task.saved and isinstance(a, Assign):
+                if type(b) is Assign and self.kernel.written(b) in self.task.saved and isinstance(a, Assign):
                     if isinstance(a.target, ast.Name) and text(a.target) == text(b.value):
                         found[a] = b
         return found
@@ -92,11 +90,11 @@ class Plan:
         task, every = self.task, list(flat(self.body))
         found = {a for a in {*task.outs, *task.saved} if not self.facts.assigned_once(a)}
         for name in task.saved:
-            summed = any(type(s) is Accum and self.kernel.root(base(s.target)) == name for s in every)
-            if summed and any(name in self.kernel.roots(names(e)) for s in every for e in expressions(s)):
+            summed = any(type(s) is Accum and self.kernel.written(s) == name for s in every)
+            if summed and any(name in self.kernel.roots(names(e)) for s in every for e in s.held):
                 found.add(name)
         for name in sorted(task.saved & found):
-            line = [s.line for s in every if isinstance(s, Assign) and self.kernel.root(base(s.target)) == name][-1]
+            line = [s.line for s in every if isinstance(s, Assign) and self.kernel.written(s) == name][-1]
             raise WrittenTwiceError(
                 f"{self.kernel.file}:{line}: '{self.kernel.source.get(line, '').strip()}': '{name}' is given to the "
                 "backward, but an element of it may be written more than once; write each element of it once",
@@ -140,7 +138,7 @@ class Plan:
 
     def record_assign(self, s: Assign, need: Names) -> None:
         """Walk over an assignment."""
-        name = self.kernel.root(base(s.target))
+        name = self.kernel.written(s)
         mine = self.kernel.roots(self.activity.needs(s))  # a new set
         if name in self.task.saved:
             need |= mine | self.kernel.roots(self.activity.result(s))
@@ -164,7 +162,7 @@ class Plan:
             for inner in self.choice(s):
                 need |= self.kernel.roots(self.activity.needs(inner) | names(inner.value))
             need |= self.kernel.roots(names(s.test))
-            need.discard(base(self.choice(s)[0].target))
+            need.discard(self.choice(s)[0].name)
             for inner in self.choice(s):
                 need |= self.kernel.roots(self.activity.result(inner))
             return
@@ -185,15 +183,15 @@ class Plan:
         before = set(need)
         for _ in range(2):
             for s in self.recomputable(loop.body):
-                name = base(self.choice(s)[0].target)
+                name = self.choice(s)[0].name
                 if name in need and s not in self.recomputed:
                     self.not_recomputed.add(s)
                     raise _TakenBackError
                 self.recomputed[s] = "its inputs are still there in the reverse loop"
-            again = {base(self.choice(s)[0].target) for s in loop.body if s in self.recomputed}
+            again = {self.choice(s)[0].name for s in loop.body if s in self.recomputed}
             if clash := need & again:
                 for s in loop.body:
-                    if s in self.recomputed and base(self.choice(s)[0].target) in clash:
+                    if s in self.recomputed and self.choice(s)[0].name in clash:
                         self.not_recomputed.add(s)
                 raise _TakenBackError
             self.find_records(loop.body, need)
@@ -209,7 +207,7 @@ class Plan:
         count: dict[str, int] = {}
         for s in flat(body):
             if isinstance(s, Assign):
-                count[base(s.target)] = count.get(base(s.target), 0) + 1
+                count[s.name] = count.get(s.name, 0) + 1
         written = self.kernel.roots(assigned(body)) - self.task.saved
         again: list[Stmt] = []
         fixed: Names = set()
@@ -218,12 +216,12 @@ class Plan:
             parts = self.choice(s)
             if parts:
                 name = base(parts[0].target)
-                inputs = set().union(*(names(e) for p in [s, *parts] for e in expressions(p)))
+                inputs = set().union(*(names(e) for p in [s, *parts] for e in p.held))
                 local = name not in seen and name not in inputs and count[name] == len(parts)
                 if local and not (self.kernel.roots(inputs) & written - fixed) and s not in self.not_recomputed:
                     again.append(s)
                     fixed.add(name)
-            seen |= {n for x in flat([s]) for e in reads(x) for n in names(e)} | assigned([s])
+            seen |= {n for x in flat([s]) for e in x.reads for n in names(e)} | assigned([s])
         return again
 
     def choice(self, s: Stmt) -> list[Assign]:
@@ -247,9 +245,9 @@ class Plan:
                 continue
             if root(name) in self.task.saved and not self.has_adjoint_from(inside, root(name)):
                 continue
-            writes = [s for s in inside if isinstance(s, Assign) and base(s.target) == name]
+            writes = [s for s in inside if isinstance(s, Assign) and s.name == name]
             only_summed = all(type(s) is Accum for s in writes) and not any(
-                root(n) == root(name) for s in inside for e in expressions(s) for n in names(e)
+                root(n) == root(name) for s in inside for e in s.held for n in names(e)
             )
             if only_summed:
                 continue
@@ -274,7 +272,7 @@ class Plan:
         self.find_records(loop.body, inner)
         replay: set[Stmt] = set()
         demand = self.kernel.roots(self.sweep(loop.body, set(), True, replay)) - {loop.var}
-        written = self.kernel.roots({base(s.target) for s in replay if isinstance(s, Assign)}) - self.task.saved
+        written = self.kernel.roots({s.name for s in replay if isinstance(s, Assign)}) - self.task.saved
         for name in sorted(demand & written & self.kernel.arrays.keys()):
             if self.facts.refreshed(loop.body, name):
                 demand.discard(name)
@@ -320,7 +318,7 @@ class Plan:
 
     def sweep_assign(self, s: Assign, live: Names, push: bool, kept: set[Stmt]) -> Names:
         """Decide on an assignment of the sweep."""
-        name = self.kernel.root(base(s.target))
+        name = self.kernel.written(s)
         live = set(live)
         if push:
             live |= self.kernel.roots(self.activity.result(s))
@@ -339,9 +337,9 @@ class Plan:
                 kept.add(s)
                 if isinstance(s.target, ast.Name) and type(s) is not Accum:
                     live.discard(name)
-                live |= self.kernel.roots(set().union(*(names(e) for e in reads(s))))
+                live |= self.kernel.roots(set().union(*(names(e) for e in s.reads)))
                 if record:
-                    live |= {name} | self.kernel.roots(names(s.target) - {base(s.target)})
+                    live |= {name} | self.kernel.roots(names(s.target) - {s.name})
         if push:
             live |= self.kernel.roots(self.activity.needs(s))
         return live
@@ -360,7 +358,7 @@ class Plan:
             for s in loop.body:
                 if s in self.recomputed:
                     for x in flat([s]):
-                        for e in expressions(x):
+                        for e in x.held:
                             end |= self.kernel.roots(names(e))
         while True:
             before = self.sweep(loop.body, set(end), own, kept) - {loop.var}
@@ -370,7 +368,7 @@ class Plan:
         inside = any(s in kept for s in self.facts.under(loop))
         live = after | end
         if push and loop in self.fused:
-            written = {base(s.target) for s in self.facts.under(loop) if s in kept and isinstance(s, Assign)}
+            written = {s.name for s in self.facts.under(loop) if s in kept and isinstance(s, Assign)}
             if inside and self.demand.get(loop, set()) & self.kernel.roots(written) - self.task.saved:
                 self.take_back(loop, "a later line reads what it overwrites in place")
             live |= self.demand.get(loop, set())
@@ -435,7 +433,7 @@ class Plan:
         for s in self.facts.under(loop):
             if isinstance(s, Assign) and self.activity.has_adjoint(s):
                 adds |= sources(self.kernel, s) & self.activity.active
-                name = self.kernel.root(base(s.target))
+                name = self.kernel.written(s)
                 if not self.unconsumed(name):
                     (read if type(s) is Accum else overwrites).add(name)
         inside = self.facts.locals[loop]

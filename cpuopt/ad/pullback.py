@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ast
 
-from .kernel import Accum, Assign, For, If, LogSumExp, Names, Stmt, base, flat, names, parse, reads, text
-from .lines import Interface, Line
+from .kernel import Accum, Assign, For, If, Interface, LogSumExp, Names, Stmt, base, flat, names, quote, text
 from .naming import Naming
 from .plan import Plan
-from .rules import DERIVATIVE, negative, power, rule, substitute, times, total
+from .rules import DERIVATIVE, added, negative, power, rule, times, total
+
+ZERO = quote("ZERO")
 
 
 class Pullback:
@@ -29,45 +30,43 @@ class Pullback:
         """For each local and each statement that mentions it, the innermost loop that it does not outlive."""
         homes: dict[str, dict[Stmt, For | None]] = {}
         for s in flat(self.kernel.body):
-            mentioned = {n for e in reads(s) for n in names(e)} | ({base(s.target)} if isinstance(s, Assign) else set())
-            if isinstance(s, LogSumExp):
-                mentioned |= names(s.term)
+            mentioned = {n for e in s.trees for n in names(e)}
             loops = [p for p in self.plan.facts.parent[s] if isinstance(p, For)]
             for name in mentioned:
                 inner = [p for p in loops if name in self.plan.facts.locals[p]]
                 homes.setdefault(name, {})[s] = inner[-1] if inner else None
         return homes
 
-    def assignment(self, s: Assign) -> list[Line]:
+    def assignment(self, s: Assign) -> list[Stmt]:
         """The adjoint of one assignment: what its target's adjoint adds to those of its operands."""
-        own, root, lines = self.naming.of(s.target), self.kernel.root(base(s.target)), list[Line]()
-        found = self.leaves(s.value, parse(own), s)
+        own, root, made = self.naming.of(s.target), self.kernel.written(s), list[Stmt]()
+        found = self.leaves(s.value, own, s)
         mine = any(text(e) == text(s.target) for e, _ in found)
         others = any(self.kernel.root(base(e)) == root and text(e) != text(s.target) for e, _ in found)
         first = others or (mine and type(s) is Accum)  # read it whole before a line below adds to it
         if first or (isinstance(s.target, ast.Subscript) and len(found) > 1 and not mine):
-            seed = self.naming.fresh("seed")  # read once: the compiler cannot know that no line below writes to it
-            lines.append(Line(f"{seed} = {own}", s.line, "adjoint"))
-            found = self.leaves(s.value, parse(seed), s)
+            seed = ast.Name(self.naming.fresh("seed"))
+            made.append(Assign(s.line, seed, own))  # read once: for the compiler, a line below might write to it
+            found = self.leaves(s.value, seed, s)
         if first and type(s) is not Accum:
-            lines.append(Line(f"{own} = ZERO", s.line, "adjoint"))
+            made.append(Assign(s.line, own, ZERO))
         leaves: dict[str, tuple[ast.expr, list[ast.expr]]] = {}
         for e, d in found:
             leaves.setdefault(text(e), (e, []))[1].append(d)
         kept = None if first else leaves.pop(text(s.target), None)
-        lines += [self.add(s, e, total(ds)) for e, ds in leaves.values()]
+        made += [self.add(s, e, total(ds)) for e, ds in leaves.values()]
         if first or type(s) is Accum or self.plan.unconsumed(root):
-            return lines
+            return made
         if kept:
-            new = text(total(kept[1]))
-            lines += [Line(f"{own} = {new}", s.line, "adjoint")] if new != own else []
+            new = total(kept[1])
+            made += [Assign(s.line, own, new)] if text(new) != text(own) else []
         elif not self.is_first(s) and not (root in self.kernel.arrays and self.plan.facts.assigned_once(root)):
-            lines.append(Line(f"{own} = ZERO", s.line, "adjoint"))
-        return lines
+            made.append(Assign(s.line, own, ZERO))
+        return made
 
     def is_first(self, s: Assign) -> bool:
         """Whether a local is first touched here in its home, so that its adjoint is not read again."""
-        name = base(s.target)
+        name = s.name
         if not isinstance(s.target, ast.Name):
             return False
         homes = self.homes[name]
@@ -88,14 +87,12 @@ class Pullback:
             if not isinstance(here, If) or here in homes:
                 return False
 
-    def add(self, s: Stmt, e: ast.expr, d: ast.expr) -> Line:
+    def add(self, s: Stmt, e: ast.expr, d: ast.expr) -> Stmt:
         """Add to the adjoint of a name or an element."""
         own, root = self.naming.of(e), self.kernel.root(base(e))
         if root in self.once and (flag := self.face.flag(f"d{root}")):
-            return Line(f"{own} = {own} + {text(d)} if {flag} else {text(d)}", s.line, "adjoint")
-        if isinstance(d, ast.UnaryOp) and isinstance(d.op, ast.USub):
-            return Line(f"{own} -= {text(d.operand)}", s.line, "adjoint")
-        return Line(f"{own} += {text(d)}", s.line, "adjoint")
+            return Assign(s.line, own, ast.IfExp(ast.Name(flag), added(own, d), d))
+        return Accum(s.line, own, d)
 
     def leaves(self, e: ast.expr, seed: ast.expr, s: Assign) -> list[tuple[ast.expr, ast.expr]]:
         """The names and elements that an expression reads, each with the derivative times `seed`."""
@@ -105,8 +102,9 @@ class Pullback:
             return [(e, seed)]
         if one := rule(self.kernel, e):
             x, y = one[1], s.target
-            d = substitute(parse(DERIVATIVE[one[0]]), self.value(x), self.value(y))
+            d = quote(DERIVATIVE[one[0]], x=self.naming.show(x), y=self.naming.show(y))
             return self.leaves(x, times(seed, d), s)
+        show = self.naming.show
         match e:
             case ast.UnaryOp(op=ast.USub(), operand=x):
                 return self.leaves(x, negative(seed), s)
@@ -117,27 +115,21 @@ class Pullback:
             case ast.BinOp(left=x, op=ast.Sub(), right=y):
                 return self.leaves(x, seed, s) + self.leaves(y, negative(seed), s)
             case ast.BinOp(left=x, op=ast.Mult(), right=y):
-                return self.leaves(x, times(seed, self.value(y)), s) + self.leaves(y, times(seed, self.value(x)), s)
+                return self.leaves(x, times(seed, show(y)), s) + self.leaves(y, times(seed, show(x)), s)
             case ast.BinOp(left=x, op=ast.Div(), right=y):
-                over = ast.BinOp(seed, ast.Div(), self.value(y))
-                down = negative(ast.BinOp(times(over, self.value(x)), ast.Div(), self.value(y)))
+                over = ast.BinOp(seed, ast.Div(), show(y))
+                down = negative(ast.BinOp(times(over, show(x)), ast.Div(), show(y)))
                 return self.leaves(x, over, s) + (self.leaves(y, down, s) if self.plan.activity.is_active(y) else [])
             case ast.BinOp(left=x, op=ast.Pow(), right=y):
-                return self.leaves(x, times(seed, power(self.value(x), y)), s)
+                return self.leaves(x, times(seed, power(show(x), y)), s)
             case ast.Call(args=[x]):
                 return self.leaves(x, seed, s)
         raise AssertionError(text(e))
 
-    def value(self, e: ast.expr) -> ast.expr:
-        """An expression of the forward as an expression of the backward."""
-        return parse(self.naming.show(e))  # type: ignore[no-any-return]
-
-    def log_sum_exp(self, s: LogSumExp) -> list[Line]:
+    def log_sum_exp(self, s: LogSumExp) -> list[Stmt]:
         """The adjoint of a log of a sum of exponentials: each term has its share, exp(term - lse)."""
         own = self.naming.of(s.target)
-        found = self.leaves(s.term, times(parse(own), self.value(s.weight)), s)
-        body = [self.add(s, e, d) for e, d in found]
-        lines = [Line(f"for {s.loop.var} in range({self.naming.range(*s.loop.bounds)}):", s.line, "adjoint", body)]
-        if not self.is_first(s):
-            lines.append(Line(f"{own} = ZERO", s.line, "adjoint"))
-        return lines
+        found = self.leaves(s.term, times(own, self.naming.show(s.weight)), s)
+        loop = self.naming.loop(s.loop, [self.add(s, e, d) for e, d in found])
+        loop.line = s.line
+        return [loop] if self.is_first(s) else [loop, Assign(s.line, own, ZERO)]

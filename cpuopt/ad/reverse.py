@@ -1,35 +1,40 @@
-"""From a kernel and its plan to the lines of its backward: the forward sweep, then every statement in reverse."""
+"""From a kernel and its plan to the statements of its backward: the forward sweep, then every statement in reverse."""
 
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from .kernel import (
+    CHUNKS,
     Accum,
     Assign,
+    Bounds,
     For,
     If,
+    Interface,
     LogSumExp,
     Stmt,
     UnsupportedError,
     View,
     assigned,
-    base,
+    element,
     elements,
     flat,
     index,
-    parse,
-    reads,
+    mentioned,
+    names,
+    quote,
     text,
 )
-from .lines import CHUNKS, Interface, Line, every_line, nest
-from .naming import Naming
+from .naming import Naming, every, nest
 from .plan import Plan
-from .pullback import Pullback
-from .rules import negative
+from .pullback import ZERO, Pullback
 from .zeros import Zeros
+
+NOTHING = Stmt(0)
+EVERY_CHUNK = (quote("0"), quote("CHUNKS"), 1)
 
 
 class Reverse:
@@ -38,120 +43,110 @@ class Reverse:
     def __init__(self, plan: Plan, interface: Interface) -> None:
         self.plan, self.kernel, self.task, self.face = plan, plan.kernel, plan.task, interface
         self.naming = Naming(plan, interface)
+        self.show = self.naming.show
         self.pullback = Pullback(plan, self.naming, interface)
         self.zeros = Zeros(plan, self.pullback, self.naming, interface)
         self.tapes = ["tape"]
 
-    def write(self) -> list[Line]:
+    def write(self) -> list[Stmt]:
         """Write the body of the backward."""
         forward = self.forward(self.kernel.body, self.plan.kept, push=True)
         backward = self.backward(self.kernel.body)
-        pushes = any(line.mentions("tape") for line in [*forward, *backward])
-        start: list[Line] = []
-        for name in sorted({base(s.target) for s in self.plan.recorded if isinstance(s, Assign)}):
+        start: list[Stmt] = []
+        for name in sorted({s.name for s in self.plan.recorded if isinstance(s, Assign)}):
             if name not in self.kernel.arrays and name not in self.kernel.views:
-                start.append(Line(f"{name} = {'0' if name in self.kernel.ints else 'ZERO'}"))
-        if pushes:
-            start += [Line("tape, tape_top = np.empty(1024), 0")]
-        scalars = self.initial(None)
-        backward = self.initialize(scalars, backward)
-        views = [line for line in forward if line.role == "view"]
-        used = [*[line for line in forward if line.role != "view"], *backward]
-        for view in reversed(views):
-            if not any(line.mentions(view.text.split(" = ")[0]) for line in used):
+                start.append(Assign(0, ast.Name(name), quote("0") if name in self.kernel.ints else ZERO))
+        if "tape" in mentioned([*forward, *backward]):
+            start.append(self.new_tape())
+        backward = self.initialize(self.initial(None), backward)
+        for view in [s for s in reversed(forward) if isinstance(s, View)]:
+            if view.name not in mentioned([*(s for s in forward if s is not view), *backward]):
                 forward.remove(view)
-            else:
-                used.append(view)
         body = [*self.copies(), *self.zeros.at_start(), *start, *forward, *backward]
         self.check_available(body)
         return [*self.allocations(), *body]
 
-    def check_available(self, body: list[Line]) -> None:
+    def check_available(self, body: list[Stmt]) -> None:
         """Find hidden outputs that are read: they become working memory; a hidden input that is read is refused."""
+        written = self.kernel.roots(assigned(self.kernel.body))
         for name in sorted(self.task.hidden):
-            uses = [line for line in every_line(body) if re.search(rf"\b{name}\b(?!\.shape)", line.text)]
-            if not uses:
-                continue
-            if name not in assigned(self.kernel.body) and not any(
-                v.base == name and v.name in assigned(self.kernel.body) for v in self.kernel.views.values()
-            ):
-                line = next((u.source for u in uses if u.source), 0)
+            uses = [s.line for s in flat(body) if name in {n for e in s.trees for n in names(e)}
+                    or (isinstance(s, View) and s.base == name)]  # fmt: skip
+            if uses and name not in written:
+                line = next(filter(None, uses), 0)
                 raise UnsupportedError(
                     f"{self.kernel.file}:{line}: '{self.kernel.source.get(line, '').strip()}': its adjoint reads "
                     f"'{name}', which the declared backward is not given; add it to the declaration of the backward"
                 )
-            self.zeros.work[name] = name
+            if uses:
+                self.zeros.work[name] = name
 
-    def allocations(self) -> list[Line]:
+    def allocations(self) -> list[Stmt]:
         """Make or shape the working memory."""
-        lines = []
+        made: list[Stmt] = []
         for name, like in self.zeros.work.items():
-            axes = self.kernel.arrays[like]
-            if axes == 1 and not self.face.own_memory:
+            if self.kernel.arrays[like] == 1 and not self.face.own_memory:
                 self.face.scratch[name] = (1, like)
                 continue
-            source = like if like in self.face.params else self.naming.shaped(like)
-            if self.face.own_memory:
-                lines.append(Line(f"{name} = np.zeros({source}.shape, {source}.dtype)"))
-            else:
+            code = "np.zeros(x.shape, x.dtype)"
+            if not self.face.own_memory:
                 self.face.scratch[f"{name}_memory"] = (1, like)
-                lines.append(Line(f"{name} = {name}_memory[:{source}.size].reshape({source}.shape)"))
-        return lines
+                code = "memory[:x.size].reshape(x.shape)"
+            x = ast.Name(like if like in self.face.params else self.naming.shaped(like))
+            made.append(Assign(0, ast.Name(name), quote(code, x=x, memory=ast.Name(f"{name}_memory"))))
+        return made
 
-    def copies(self) -> list[Line]:
+    def copies(self) -> list[Stmt]:
         """Copy the given adjoints that the reverse consumes."""
-        lines = []
+        made: list[Stmt] = []
         for name in self.naming.copied:
             d = self.naming.adjoint(name)
             self.zeros.work[d] = name
-            lines += nest(d, self.kernel.arrays[name], f"{d}[{{i}}] = {d.removesuffix('_copy')}[{{i}}]", parallel=True)
-        return lines
+            axes = self.kernel.arrays[name]
+            copy = Assign(0, element(d, every(axes)), element(f"d{name}", every(axes)))
+            made += nest(d, axes, [copy], parallel=True)
+        return made
 
     # The forward sweep -----------------------------------------------------------------------------------------------
 
-    def forward(self, block: Iterable[Stmt], kept: set[Stmt], push: bool) -> list[Line]:
+    def forward(self, block: Iterable[Stmt], kept: set[Stmt], push: bool) -> list[Stmt]:
         """Write the forward sweep of a block: what is kept of it, with records where the reverse needs them."""
-        lines: list[Line] = []
+        made: list[Stmt] = []
         for s in block:
             if isinstance(s, View):
-                shape = ", ".join(map(self.naming.show, s.shape))
-                lines.append(Line(f"{s.name} = {s.base}.reshape({shape})", s.line, "view"))
+                view = View(s.line, s.name, s.base, [self.show(e) for e in s.shape])
+                made.append(view)
                 if s.base in self.plan.activity.active:
                     d = self.naming.adjoint(s.base)
                     self.naming.adjoints[s.name] = self.naming.fresh(f"d{s.name}")
-                    lines.append(Line(f"{self.naming.adjoints[s.name]} = {d}.reshape({shape})", s.line, "view"))
+                    made.append(replace(view, name=self.naming.adjoints[s.name], base=d))
             elif s in kept:
-                lines += self.forward_one(s, kept, push)
-        return lines
+                made += self.forward_one(s, kept, push)
+        return made
 
-    def forward_one(self, s: Stmt, kept: set[Stmt], push: bool) -> list[Line]:
+    def forward_one(self, s: Stmt, kept: set[Stmt], push: bool) -> list[Stmt]:
         """Write one statement of the forward sweep."""
         record = push and s in self.plan.recorded
         if isinstance(s, If):
-            body = self.forward(s.body, kept, push) or [Line("pass")]
+            body = self.forward(s.body, kept, push) or [NOTHING]
             orelse = self.forward(s.orelse, kept, push)
-            head: list[Line] = []
-            test = self.naming.show(s.test)
-            if record:
-                name = self.naming.fresh("taken")
-                head, test = [Line(f"{name} = {test}", s.line, "primal")], name
-            lines = [*head, Line(f"if {test}:", s.line, "primal", body)]
-            lines += [Line("else:", s.line, "primal", orelse)] if orelse else []
-            return lines + (self.push(f"ONE if {test} else ZERO", s.line) if record else [])
+            test = self.show(s.test)
+            if not record:
+                return [If(s.line, test, body, orelse, role="primal")]
+            name = ast.Name(self.naming.fresh("taken"))
+            branch = If(s.line, name, body, orelse, role="primal")
+            pushes = self.push(quote("ONE if taken else ZERO", taken=name), s.line)
+            return [Assign(s.line, name, test, role="primal"), branch, *pushes]
         if isinstance(s, For):
-            inner = push and s not in self.plan.fused
-            lo, hi, step = s.bounds
-            word = "prange" if s.parallel and self.may_run_parallel(s) else "range"
-            loop = f"for {s.var} in {word}({self.naming.range(lo, hi, step)}):"
-            return [Line(loop, s.line, "primal", self.forward(s.body, kept, inner) or [Line("pass")])]
+            body = self.forward(s.body, kept, push and s not in self.plan.fused) or [NOTHING]
+            loop = self.naming.loop(s, body, s.parallel and self.may_run_parallel(s))
+            return [replace(loop, role="primal")]
         assert isinstance(s, Assign)
-        if self.kernel.root(base(s.target)) in self.task.saved:
-            return [Line(f"{self.naming.show(s.value)} = {self.naming.show(s.target)}", s.line, "primal")]
-        op = "+=" if type(s) is Accum else "="
-        line = Line(f"{self.naming.show(s.target)} {op} {self.naming.show(s.value)}", s.line, "primal")
-        if type(s) is Accum and isinstance(s.value, ast.UnaryOp) and isinstance(s.value.op, ast.USub):
-            line.text = f"{self.naming.show(s.target)} -= {self.naming.show(s.value.operand)}"
-        return [*(self.push(self.naming.show(s.target), s.line) if record else []), line]
+        target, value = self.show(s.target), self.show(s.value)
+        if self.kernel.written(s) in self.task.saved:
+            return [Assign(s.line, value, target, role="primal")]
+        kind = Accum if type(s) is Accum else Assign
+        return [*(self.push(target, s.line) if record else []), kind(s.line, target, value, role="primal")]
 
     def may_run_parallel(self, loop: For) -> bool:
         """Whether a repeated loop may be parallel: no sum runs through its iterations."""
@@ -164,61 +159,65 @@ class Reverse:
 
     # Records ---------------------------------------------------------------------------------------------------------
 
-    def push(self, value: str, line: int) -> list[Line]:
-        """Write a record."""
+    def new_tape(self) -> Assign:
+        """Make a record that holds nothing yet."""
+        return Assign(0, self.tape("tape, top"), quote("np.empty(1024), 0"))
+
+    def tape(self, code: str, **parts: ast.expr) -> ast.expr:
+        """An expression of the record in use, and of how many values it holds."""
         t = self.tapes[-1]
+        return quote(code, tape=ast.Name(t), top=ast.Name(f"{t}_top"), **parts)  # type: ignore[no-any-return]
+
+    def push(self, value: ast.expr, line: int) -> list[Stmt]:
+        """Write a record."""
+        grow = Assign(0, self.tape("tape"), self.tape("np.concatenate((tape, tape))"))
         return [
-            Line(f"if {t}_top == {t}.size:", line, "record", [Line(f"{t} = np.concatenate(({t}, {t}))")]),
-            Line(f"{t}[{t}_top] = {value}", line, "record"),
-            Line(f"{t}_top += 1", line, "record"),
+            If(line, self.tape("top == tape.size"), [grow], role="record"),
+            Assign(line, self.tape("tape[top]"), value, role="record"),
+            Accum(line, self.tape("top"), quote("1"), role="record"),
         ]
 
-    def pop(self, target: str, line: int, integer: bool = False) -> list[Line]:
+    def pop(self, target: ast.expr, line: int, integer: bool = False) -> list[Stmt]:
         """Write the reading of a record."""
-        t = self.tapes[-1]
-        value = f"int({t}[{t}_top])" if integer else f"{t}[{t}_top]"
-        return [Line(f"{t}_top -= 1", line, "record"), Line(f"{target} = {value}", line, "record")]
+        value = self.tape("int(tape[top])" if integer else "tape[top]")
+        down = Accum(line, self.tape("top"), quote("-1"), role="record")
+        return [down, Assign(line, target, value, role="record")]
 
     # The reverse -----------------------------------------------------------------------------------------------------
 
-    def backward(self, block: Sequence[Stmt]) -> list[Line]:
+    def backward(self, block: Sequence[Stmt]) -> list[Stmt]:
         """Write the reverse of a block."""
-        lines: list[Line] = []
+        made: list[Stmt] = []
         for s in reversed(block):
             if isinstance(s, If):
-                lines += self.backward_if(s)
+                made += self.backward_if(s)
             elif isinstance(s, For):
-                lines += self.backward_for(s)
+                made += self.backward_for(s)
             elif isinstance(s, Assign):
-                lines += self.backward_assign(s)
-        return lines
+                made += self.backward_assign(s)
+        return made
 
-    def backward_if(self, s: If) -> list[Line]:
+    def backward_if(self, s: If) -> list[Stmt]:
         """Write the reverse of a branch."""
-        test, lines = self.naming.show(s.test), list[Line]()
+        test, made = self.show(s.test), list[Stmt]()
         body, orelse = self.backward(s.body), self.backward(s.orelse)
         if s in self.plan.recorded:
-            name = self.naming.fresh("took")
-            lines += self.pop(name, s.line)
-            test = f"{name} != ZERO"
-        if body:
-            lines.append(Line(f"if {test}:", s.line, "adjoint", body))
-            lines += [Line("else:", s.line, "adjoint", orelse)] if orelse else []
-        elif orelse:
-            lines.append(Line(f"if not ({test}):", s.line, "adjoint", orelse))
-        return lines
+            name = ast.Name(self.naming.fresh("took"))
+            made += self.pop(name, s.line)
+            test = quote("took != ZERO", took=name)
+        return [*made, If(s.line, test, body, orelse)] if body or orelse else made
 
-    def backward_assign(self, s: Assign) -> list[Line]:
+    def backward_assign(self, s: Assign) -> list[Stmt]:
         """Write the reverse of an assignment, and the reading of its record on the right side of it."""
-        pop: list[Line] = []
+        pop: list[Stmt] = []
         if s in self.plan.recorded:
-            pop = self.pop(self.naming.show(s.target), s.line, base(s.target) in self.kernel.ints)
+            pop = self.pop(self.show(s.target), s.line, s.name in self.kernel.ints)
         if not self.plan.activity.has_adjoint(s):
             return pop
-        lines = self.pullback.log_sum_exp(s) if isinstance(s, LogSumExp) else self.pullback.assignment(s)
-        return [*lines, *pop] if self.plan.activity.result(s) else [*pop, *lines]
+        made = self.pullback.log_sum_exp(s) if isinstance(s, LogSumExp) else self.pullback.assignment(s)
+        return [*made, *pop] if self.plan.activity.result(s) else [*pop, *made]
 
-    def backward_for(self, s: For) -> list[Line]:
+    def backward_for(self, s: For) -> list[Stmt]:
         """Write the reverse of a loop."""
         plan = self.plan
         if not plan.activity.has_adjoint(s) and not any(x in plan.recorded for x in flat(s.body)):
@@ -234,23 +233,22 @@ class Reverse:
             body = [*self.forward(again, kept, push=False), *body]
         if not body:
             return []
-        return [Line(f"for {s.var} in {self.order(s)}:", s.line, "adjoint", body)]
+        up = s in plan.ascending
+        return [self.naming.loop(s, body) if up else For(s.line, s.var, self.downwards(s), body, full=True)]
 
-    def iteration(self, s: For) -> list[Line]:
+    def iteration(self, s: For) -> list[Stmt]:
         """One iteration of a fused loop: the forward again, then its reverse."""
         kept: set[Stmt] = set()
         self.plan.sweep(s.body, set(), True, kept)
         forward = self.forward(s.body, kept, push=True)
         return [*forward, *self.initialize(self.initial(s), self.backward(s.body))]
 
-    def order(self, s: For) -> str:
-        """The range of a loop, upwards or downwards."""
+    def downwards(self, s: For) -> Bounds:
+        """The range of a loop in reverse."""
         lo, hi, step = s.bounds
-        if s in self.plan.ascending:
-            return f"range({self.naming.range(lo, hi, step)})"
-        a, b = self.naming.show(lo), self.naming.show(hi)
-        last = f"({b}) - 1" if step == 1 else f"({a}) + (len(range({a}, {b}, {step})) - 1) * {step}"
-        return f"range({text(parse(last))}, {text(parse(f'({a}) - {step}'))}, {-step})"
+        parts = {"a": self.show(lo), "b": self.show(hi), "step": quote(str(step))}
+        last = "b - 1" if step == 1 else "a + (len(range(a, b, step)) - 1) * step"
+        return quote(last, **parts), quote("a - step", **parts), -step
 
     def initial(self, home: For | None) -> list[str]:
         """The locals whose adjoints start from zero in a loop, or in the kernel."""
@@ -260,28 +258,28 @@ class Reverse:
             if name in self.plan.activity.active and name not in self.kernel.arrays and home in where.values()
         )
 
-    def initialize(self, scalars: list[str], lines: list[Line]) -> list[Line]:
+    def initialize(self, scalars: list[str], block: list[Stmt]) -> list[Stmt]:
         """Start adjoints from zero, or from what is added first."""
-        start = []
+        start, block, said = list[Stmt](), list(block), [mentioned([s]) for s in block if scalars]
         for name in scalars:
             d = self.naming.adjoint(name)
-            first = next((line for line in lines if line.mentions(d)), None)
-            if first is None:
+            k = next((k for k, found in enumerate(said) if d in found), None)
+            if k is None:
                 continue
-            rest = first.text.removeprefix(f"{d} ")
-            if first.body is None and rest[:2] in ("+=", "-=") and not re.search(rf"\b{d}\b", rest):
-                first.text = f"{d} = {rest[3:]}" if rest[0] == "+" else f"{d} = {text(negative(parse(rest[3:])))}"
+            first = block[k]
+            if isinstance(first, Accum) and text(first.target) == d and d not in names(first.value):
+                block[k] = Assign(first.line, first.target, first.value)
             else:
-                start.append(Line(f"{d} = ZERO"))
-        return [*start, *lines]
+                start.append(Assign(0, ast.Name(d), ZERO))
+        return [*start, *block]
 
     # Parallel loops --------------------------------------------------------------------------------------------------
 
-    def parallel(self, s: For) -> list[Line]:
+    def parallel(self, s: For) -> list[Stmt]:
         """Write a parallel loop: free of races, by chunks where iterations add to one adjoint or record."""
         if inner := self.plan.split.get(s):
             return self.by_chunks_of(s, inner)
-        tape, parts = f"tape{len(self.tapes) + 1}", self.plan.partial.get(s, [])
+        parts = self.plan.partial.get(s, [])
         whole = {name: self.naming.adjoint(name) for name in parts}
         outer = set(self.naming.parts)
         for name, d in whole.items():
@@ -289,100 +287,93 @@ class Reverse:
                 self.naming.parts.add(d)
             else:
                 self.naming.adjoints[name] = self.naming.fresh(f"{d}_part")
-        self.tapes.append(tape)
+        self.tapes.append(f"tape{len(self.tapes) + 1}")
         body = self.zeros.in_loop(s, s) + self.iteration(s)
-        self.tapes.pop()
         own = {name: self.naming.adjoint(name) for name in parts}
         self.naming.adjoints |= whole
         self.naming.parts = outer
-        return self.in_chunks(s, body, own, tape) if body or own else []
+        made = self.in_chunks(s, body, own) if body or own else []
+        self.tapes.pop()
+        return made
 
-    def in_chunks(self, s: For, body: list[Line], own: dict[str, str], tape: str) -> list[Line]:
+    def in_chunks(self, s: For, body: list[Stmt], own: dict[str, str]) -> list[Stmt]:
         """Write the chunks around the iterations of a parallel loop, where it needs them.
 
         Parameters
         ----------
         own : the adjoints of which each chunk has a part, with the name that a part has within it.
-        tape : of each chunk.
         """
         lo, hi, step = s.bounds
-        records = any(line.mentions(tape) for line in body)
-        vectorized = step == 1 and not any(line.text.startswith("for ") for line in every_line(body))
+        records = self.tapes[-1] in mentioned(body)
+        vectorized = step == 1 and not any(isinstance(x, For) for x in flat(body))
         if not own and not records and not vectorized:  # the ends of what is vectorized must not move
-            return [Line(f"for {s.var} in prange({self.naming.range(lo, hi, step)}):", s.line, "adjoint", body)]
+            return [self.naming.loop(s, body, parallel=True)]
         if step != 1:
             raise UnsupportedError(f"{self.kernel.file}:{s.line}: a parallel loop that records has step {step}; use 1")
-        before, start, end, after = list[Line](), list[Line](), list[Line](), list[Line]()
+        before, start, end, after = list[Stmt](), list[Stmt](), list[Stmt](), list[Stmt]()
         if records:
-            start.append(Line(f"{tape}, {tape}_top = np.empty(1024), 0"))
+            start.append(self.new_tape())
         for name, part in own.items():
             d = self.naming.adjoint(name)
+            parts = f"{d}_parts"
             if name in self.kernel.arrays:
                 before.append(self.allocate_parts(name))
-                start += nest(d, self.kernel.arrays[name], f"{d}_parts[chunk, {{i}}] = ZERO")
+                axes = self.kernel.arrays[name]
+                start += nest(d, axes, [Assign(0, element(parts, [quote("chunk"), *every(axes)]), ZERO)])
                 after += self.gather(name)
             else:
-                before.append(Line(f"{d}_parts = np.zeros(CHUNKS)"))
-                start.append(Line(f"{part} = ZERO"))
-                end.append(Line(f"{d}_parts[chunk] = {part}"))
-                after.append(Line("for chunk in range(CHUNKS):", body=[Line(f"{d} += {d}_parts[chunk]")]))
-        ends = [text(e) for e in self.chunk_bounds(lo, hi)]
+                mine = element(parts, [quote("chunk")])
+                before.append(Assign(0, ast.Name(parts), quote("np.zeros(CHUNKS)")))
+                start.append(Assign(0, ast.Name(part), ZERO))
+                end.append(Assign(0, mine, ast.Name(part)))
+                after.append(For(0, "chunk", EVERY_CHUNK, [Accum(0, ast.Name(d), mine)]))
+        first, last = self.chunk_bounds(lo, hi)
         unsigned = self.only_indexes(s) and all(map(self.plan.facts.nonnegative, (lo, hi)))
         if vectorized and unsigned:  # an unsigned index needs no test for negative ones
-            ends = [f"np.uint64({e})" for e in ends]
-        loop = Line(f"for {s.var} in range({', '.join(ends)}):", s.line, "adjoint", body)
-        return [*before, Line("for chunk in prange(CHUNKS):", s.line, "adjoint", [*start, loop, *end]), *after]
+            first, last = (quote("np.uint64(e)", e=e) for e in (first, last))
+        loop = For(s.line, s.var, (first, last, 1), body)
+        return [*before, For(s.line, "chunk", EVERY_CHUNK, [*start, loop, *end], parallel=True), *after]
 
-    def allocate_parts(self, name: str) -> Line:
+    def allocate_parts(self, name: str) -> Stmt:
         """Give each chunk an array for its part of an adjoint."""
         d = self.naming.adjoint(name)
-        shape = ", ".join(["CHUNKS", *(f"{d}.shape[{k}]" for k in range(self.kernel.arrays[name]))])
-        if self.face.own_memory:
-            return Line(f"{d}_parts = np.empty(({shape}), {d}.dtype)")
-        self.face.scratch[f"{d}_memory"] = (CHUNKS, name)
-        return Line(f"{d}_parts = {d}_memory[:CHUNKS * {d}.size].reshape({shape})")
+        x, memory = ast.Name(d), ast.Name(f"{d}_memory")
+        sizes = [quote("x.shape[k]", x=x, k=ast.Constant(k)) for k in range(self.kernel.arrays[name])]
+        shape = ast.Tuple([quote("CHUNKS"), *sizes])
+        made = quote("np.empty(shape, x.dtype)", x=x, shape=shape)
+        if not self.face.own_memory:
+            self.face.scratch[memory.id] = (CHUNKS, name)
+            made = ast.Call(quote("memory[:CHUNKS * x.size].reshape", x=x, memory=memory), shape.elts, [])
+        return Assign(0, ast.Name(f"{d}_parts"), made)
 
     def chunk_bounds(self, lo: ast.expr, hi: ast.expr) -> tuple[ast.expr, ast.expr]:
         """The range of a chunk of a loop."""
-        a, b = self.naming.show(lo), self.naming.show(hi)
-        if a == "0":
-            return parse(f"({b}) * chunk // CHUNKS"), parse(f"({b}) * (chunk + 1) // CHUNKS")
-        start, size = f"({a}) + ", f"(({b}) - ({a}))"
-        return parse(f"{start}{size} * chunk // CHUNKS"), parse(f"{start}{size} * (chunk + 1) // CHUNKS")
+        a, b = self.show(lo), self.show(hi)
+        code = "b * chunk // CHUNKS" if text(a) == "0" else "a + (b - a) * chunk // CHUNKS"
+        return quote(code, a=a, b=b), quote(code, a=a, b=b, chunk=quote("chunk + 1"))
 
     def only_indexes(self, s: For) -> bool:
         """Whether a loop's variable is used as a bare index and in no other way."""
-        uses = [n for x in flat(s.body) for e in reads(x) for n in ast.walk(e) if isinstance(n, ast.Name)]
-        bare = {id(i) for x in flat(s.body) for e in reads(x) for y in elements(e) for i in index(y)}
-        targets = [x.target for x in flat(s.body) if isinstance(x, Assign) and isinstance(x.target, ast.Subscript)]
-        bare |= {id(i) for y in targets for i in index(y)}
-        return all(id(n) in bare for n in uses if n.id == s.var)
+        trees = [e for x in flat(s.body) for e in x.trees]
+        bare = {id(i) for e in trees for y in elements(e) for i in index(y)}
+        return all(id(n) in bare for e in trees for n in ast.walk(e) if isinstance(n, ast.Name) and n.id == s.var)
 
-    def gather(self, name: str) -> list[Line]:
+    def gather(self, name: str) -> list[Stmt]:
         """Sum the chunks' parts in their order."""
-        d = self.naming.adjoint(name)
-        flag = self.face.flag(d) if self.zeros.only_loop(name) else None
+        d, part, axes = self.naming.adjoint(name), quote("part"), self.kernel.arrays[name]
+        whole = element(d, every(axes))
+        add = Accum(0, part, element(f"{d}_parts", [quote("chunk"), *every(axes)]))
+        new: Stmt = Accum(0, whole, part)
+        if self.zeros.only_loop(name) and (flag := self.face.flag(d)):
+            new = Assign(0, whole, quote("d + part if flag else part", d=whole, flag=ast.Name(flag)))
+        return nest(d, axes, [Assign(0, part, ZERO), For(0, "chunk", EVERY_CHUNK, [add]), new], parallel=True)
 
-        def inner(i: str) -> list[Line]:
-            new = f"{d}[{i}] = {d}[{i}] + part if {flag} else part" if flag else f"{d}[{i}] += part"
-            return [
-                Line("part = ZERO"),
-                Line("for chunk in range(CHUNKS):", body=[Line(f"part += {d}_parts[chunk, {i}]")]),
-                Line(new),
-            ]
-
-        return nest(d, self.kernel.arrays[name], inner, parallel=True)
-
-    def by_chunks_of(self, s: For, inner: For) -> list[Line]:
+    def by_chunks_of(self, s: For, inner: For) -> list[Stmt]:
         """Write a parallel nest so that each chunk has a part of an inner loop's range, and all of the outer one."""
-        start, end = self.chunk_bounds(*inner.bounds[:2])
-        part = For(inner.line, inner.var, (start, end, 1), inner.body)
+        part = replace(inner, bounds=(*self.chunk_bounds(*inner.bounds[:2]), 1))
         kept: set[Stmt] = set()
         self.plan.sweep(s.body, set(), True, kept)
         forward = self.forward([x for x in s.body if x is not inner], kept, push=False)
-        head = f"for {inner.var} in range({self.naming.range(*part.bounds)}):"
-        nested = Line(head, inner.line, "adjoint", self.iteration(inner))
-        head = f"for {s.var} in range({self.naming.range(*s.bounds)}):"
-        outer = Line(head, s.line, "adjoint", [*forward, nested])
+        outer = self.naming.loop(s, [*forward, self.naming.loop(part, self.iteration(inner))])
         zero = self.zeros.in_loop(s, inner, part)
-        return [Line("for chunk in prange(CHUNKS):", s.line, "adjoint", [*zero, outer])]
+        return [For(s.line, "chunk", EVERY_CHUNK, [*zero, outer], parallel=True)]

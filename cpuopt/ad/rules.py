@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Sequence
 
-from .kernel import Kernel, function_name, parse, text
+from .kernel import Kernel, function_name, quote, text
 
 DERIVATIVE = {
     "exp": "y",
@@ -57,12 +57,22 @@ def rule(kernel: Kernel, e: ast.expr) -> tuple[str, ast.expr] | None:
 # Arithmetic on expressions ------------------------------------------------------------------------------------------
 
 
+def negated(e: ast.expr) -> ast.expr | None:
+    """What stands behind the sign of an expression, if it has one in front."""
+    return e.operand if isinstance(e, ast.UnaryOp) and isinstance(e.op, ast.USub) else None
+
+
+def negative(a: ast.expr) -> ast.expr:
+    """Change the sign."""
+    return negated(a) or ast.UnaryOp(ast.USub(), a)
+
+
 def times(a: ast.expr, b: ast.expr) -> ast.expr:
     """Multiply, keeping a sign in front."""
-    if isinstance(b, ast.UnaryOp) and isinstance(b.op, ast.USub):
-        return negative(times(a, b.operand))
-    if isinstance(a, ast.UnaryOp) and isinstance(a.op, ast.USub):
-        return negative(times(a.operand, b))
+    if inner := negated(b):
+        return negative(times(a, inner))
+    if inner := negated(a):
+        return negative(times(inner, b))
     if text(b) == "ONE":
         return a
     if isinstance(b, ast.BinOp) and isinstance(b.op, ast.Div) and text(b.left) == "ONE":
@@ -70,54 +80,26 @@ def times(a: ast.expr, b: ast.expr) -> ast.expr:
     return ast.BinOp(a, ast.Mult(), b)
 
 
-def negative(a: ast.expr) -> ast.expr:
-    """Change the sign."""
-    if isinstance(a, ast.UnaryOp) and isinstance(a.op, ast.USub):
-        return a.operand
-    return ast.UnaryOp(ast.USub(), a)
-
-
 def power(x: ast.expr, n: ast.expr) -> ast.expr:
     """The derivative of x ** n."""
-    number = literal(n)
-    if number == 2:
-        return ast.BinOp(ast.Name("TWO", ast.Load()), ast.Mult(), x)
-    if number == 1:
-        return ast.Name("ONE", ast.Load())
-    if number == 0:
-        return ast.Name("ZERO", ast.Load())
-    if number is not None:
-        return ast.BinOp(n, ast.Mult(), ast.BinOp(x, ast.Pow(), ast.Constant(number - 1)))
-    slope = ast.BinOp(n, ast.Mult(), ast.BinOp(x, ast.Pow(), ast.BinOp(n, ast.Sub(), parse("1"))))
-    return ast.IfExp(ast.Compare(n, [ast.NotEq()], [parse("0")]), slope, ast.Name("ZERO", ast.Load()))
-
-
-def literal(e: ast.expr) -> float | None:
-    """The number that an expression writes out, if it does."""
-    match e:
-        case ast.Constant(value=int() | float() as value):
-            return value
-        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)):
-            return -value
-    return None
+    try:
+        number = ast.literal_eval(n)
+    except ValueError:
+        return quote("n * x ** (n - 1) if n != 0 else ZERO", x=x, n=n)  # type: ignore[no-any-return]
+    written = {0: "ZERO", 1: "ONE", 2: "TWO * x"}.get(number, "n * x ** less")
+    return quote(written, x=x, n=n, less=ast.Constant(number - 1))  # type: ignore[no-any-return]
 
 
 def total(parts: Sequence[ast.expr]) -> ast.expr:
     """Add up."""
     found = parts[0]
     for p in parts[1:]:
-        if isinstance(p, ast.UnaryOp) and isinstance(p.op, ast.USub):
-            found = ast.BinOp(found, ast.Sub(), p.operand)
-        else:
-            found = ast.BinOp(found, ast.Add(), p)
+        found = ast.BinOp(found, ast.Sub() if negated(p) else ast.Add(), negated(p) or p)
     return found
 
 
-def substitute(e: ast.expr, x: ast.expr, y: ast.expr) -> ast.expr:
-    """Put expressions for x and y."""
-
-    class Put(ast.NodeTransformer):
-        def visit_Name(self, node: ast.Name) -> ast.AST:
-            return x if node.id == "x" else y if node.id == "y" else node
-
-    return parse(text(Put().visit(e)))  # type: ignore[no-any-return]
+def added(a: ast.expr, b: ast.expr) -> ast.expr:
+    """Add a sum to an expression, term by term from the left."""
+    if isinstance(b, ast.BinOp) and isinstance(b.op, ast.Add | ast.Sub):
+        return ast.BinOp(added(a, b.left), b.op, b.right)
+    return ast.BinOp(a, ast.Add(), b)

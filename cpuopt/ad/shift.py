@@ -10,13 +10,11 @@ import ast
 import copy
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import Any
 
 from .kernel import (
     Accum,
     Assign,
     For,
-    If,
     Kernel,
     LogSumExp,
     Names,
@@ -26,13 +24,11 @@ from .kernel import (
     blocks,
     elements,
     every_element,
-    expressions,
     flat,
     function_name,
     names,
-    parse,
-    reads,
-    rename,
+    quote,
+    renamed,
     text,
 )
 
@@ -57,7 +53,7 @@ def _unshift(kernel: Kernel, block: list[Stmt], k: int, loop: For, visible: Name
     """Rewrite the sum that `loop` computes, if it is one and all that reads it is of the two forms."""
     sums = [s for s in loop.body if type(s) is Accum and isinstance(s.target, ast.Name)]
     for s in sums:
-        total = base(s.target)
+        total = s.name
         held = next((a for a in loop.body if type(a) is Assign and text(a.target) == text(s.value)), None)
         power = held.value if held else s.value
         if not (isinstance(power, ast.Call) and function_name(power) == "exp"):
@@ -102,29 +98,29 @@ class _Shift:
         end = next((i for i, s in enumerate(after) if self.restarts(s)), len(after))
         after, later = after[:end], after[end:]
         near = set(flat([*before, self.loop, *after, *later]))
-        scalars = {self.total, self.top} | ({base(self.held.target)} if self.held else set())
+        scalars = {self.total, self.top} | ({self.held.name} if self.held else set())
         far = [s for s in flat(self.kernel.body) if s not in near]  # the ranges and conditions around it too
         if any(self.exposed(n, later) for n in scalars) or any(
-            n in names(e) for s in far for e in reads(s) for n in scalars
+            n in names(e) for s in far for e in s.reads for n in scalars
         ):
             return
-        if self.held and any(base(self.held.target) in names(e) for s in before for x in flat([s]) for e in reads(x)):
+        if self.held and any(self.held.name in names(e) for s in before for x in flat([s]) for e in x.reads):
             return
         root = self.kernel.root
-        stored = root(base(self.store.target)) if self.store else None
+        stored = root(self.store.name) if self.store else None
         inputs = {root(n) for n in names(self.term)}
         logs, quotients = [], []
         for s in flat(after):
-            for e in expressions(s):
+            for e in s.held:
                 found = self.uses(s, e)
                 if found is None:
                     return
                 logs += found[0]
                 quotients += found[1]
-        own = {s for s, _, _ in quotients if isinstance(s, Assign) and root(base(s.target)) == stored}
+        own = {s for s, _, _ in quotients if isinstance(s, Assign) and root(s.name) == stored}
         for s in flat(after):
             if isinstance(s, Assign):
-                written = root(base(s.target))
+                written = root(s.name)
                 if written in inputs or written in (self.top, self.total) or (written == stored and s not in own):
                     return
         if {x.var for x in flat(after) if isinstance(x, For)} & (names(self.term) - {self.loop.var}):
@@ -155,7 +151,7 @@ class _Shift:
                 place = text(first.target)
                 places = [e for x in flat(s.body) for e in every_element(x) if root(base(e)) == stored]
                 return (
-                    text(rename(first.target, s.var, self.loop.var)) == text(self.store.target)
+                    text(renamed(first.target, {s.var: self.loop.var})) == text(self.store.target)
                     and not any(root(base(e)) == stored for e in elements(first.value))
                     and all(text(e) == place for e in places)  # none that it has not written yet
                 )
@@ -182,16 +178,16 @@ class _Shift:
                 self.store = s
                 continue
             return False
-        if self.held and (not isinstance(self.held.target, ast.Name) or self.top == base(self.held.target)):
+        if self.held and (not isinstance(self.held.target, ast.Name) or self.top == self.held.name):
             return False
         order = [self.loop.body.index(s) for s in (self.held, self.sum) if s]
         if order != sorted(order) or (self.store and self.loop.body.index(self.store) < order[0]):
             return False
-        inside = {self.total, self.top, *([base(self.held.target)] if self.held else [])}
+        inside = {self.total, self.top, *([self.held.name] if self.held else [])}
         if names(self.term) & inside or any(isinstance(n, ast.Call | ast.IfExp) for n in ast.walk(self.term)):
             return False
         if self.store:
-            root = self.kernel.root(base(self.store.target))
+            root = self.kernel.root(self.store.name)
             own = [e for e in elements(self.term) if self.kernel.root(base(e)) == root]
             if any(text(e) != text(self.store.target) for e in own):
                 return False
@@ -207,7 +203,7 @@ class _Shift:
     def exposed(self, name: str, block: list[Stmt]) -> bool:
         """Whether a block reads a name before it assigns it."""
         for s in block:
-            if any(name in names(e) for inner in flat([s]) for e in expressions(inner)):
+            if any(name in names(e) for inner in flat([s]) for e in inner.held):
                 return True
             if type(s) is Assign and text(s.target) == name:
                 return False
@@ -232,8 +228,8 @@ class _Shift:
                 if isinstance(n.left, ast.Subscript) and (var := self.range_of(s, n.left)):
                     quotients.append((s, n, var))
                     seen |= {id(n.right), id(n.left)}
-        bad = {self.total, self.top, *([base(self.held.target)] if self.held else [])}
-        root = self.kernel.root(base(self.store.target)) if self.store else None
+        bad = {self.total, self.top, *([self.held.name] if self.held else [])}
+        root = self.kernel.root(self.store.name) if self.store else None
         for n in ast.walk(e):
             if isinstance(n, ast.Name) and n.id in bad and id(n) not in seen:
                 return None
@@ -272,20 +268,24 @@ class _Shift:
             taken = {*self.kernel.params, *self.kernel.views, *assigned(self.kernel.body), *self.kernel.names}
             lse = ast.Name(next(f"lse{i}" for i in count(1) if f"lse{i}" not in taken), ast.Load())
             line = first.line if first else self.sum.line
-            value = logs[0][1] if logs else parse(f"np.log({self.total}) + {self.top}")
-        exp_name = text((self.held.value if self.held else self.sum.value).func)  # type: ignore[attr-defined]
-        weight = parse(f"{exp_name}(0 - {lse.id})")
-        weight.args[0].left = self.term
+            value = (
+                logs[0][1] if logs else quote("np.log(total) + top", total=ast.Name(self.total), top=ast.Name(self.top))
+            )
+        exp = (self.held.value if self.held else self.sum.value).func  # type: ignore[attr-defined]
+
+        def share(term: ast.expr) -> ast.expr:
+            return quote("exp(term - lse)", exp=exp, term=term, lse=lse)  # type: ignore[no-any-return]
+
+        weight = share(self.term)
+        changes: dict[int, tuple[Stmt, ast.expr]] = {id(e): (s, lse) for s, e, _ in logs}
         for s, e, var in quotients:
-            new = parse(f"{exp_name}(0 - {lse.id})")
-            new.args[0].left = rename(self.term, self.loop.var, var)
-            whole = isinstance(s, Assign) and type(s) is Assign and s.value is e
-            _swap(s, e, new)
-            if whole and isinstance(s.target, ast.Subscript) and self.kernel.root(base(s.target)) in self.saved:
+            changes[id(e)] = s, share(renamed(self.term, {self.loop.var: var}))
+            whole = type(s) is Assign and s.value is e
+            if whole and isinstance(s.target, ast.Subscript) and self.kernel.written(s) in self.saved:
                 if any(isinstance(x, For) and s in x.body for x in self.block):
-                    weight = rename(s.target, var, self.loop.var)  # holds the same number, and the backward has it
-        for s, e, _ in logs:
-            _swap(s, e, lse)
+                    weight = renamed(s.target, {var: self.loop.var})  # holds the same number, and the backward has it
+        for s in {s for s, _ in changes.values()}:
+            s.swap(lambda e: changes[id(e)][1] if id(e) in changes else None)
         made = LogSumExp(line, lse, copy.deepcopy(value), replace(self.loop, body=[]), self.term, weight)
         self.block.insert(self.k + 1, made)
         if self.store:
@@ -294,17 +294,4 @@ class _Shift:
 
 def _same_element(a: ast.expr, b: ast.expr, var_a: str, var_b: str) -> bool:
     """Whether two expressions are one but for the name of the loop variable."""
-    return text(rename(a, var_a, var_b)) == text(b)
-
-
-def _swap(s: Stmt, old: ast.expr, new: ast.expr) -> None:
-    """Replace one expression in a statement by another."""
-
-    class Swap(ast.NodeTransformer):
-        def visit(self, node: ast.AST) -> Any:
-            return new if node is old else super().visit(node)
-
-    if isinstance(s, Assign):
-        s.value = Swap().visit(s.value)
-    elif isinstance(s, If):
-        s.test = Swap().visit(s.test)
+    return text(renamed(a, {var_a: var_b})) == text(b)

@@ -9,6 +9,7 @@ abs max min`` and casts to float; ``x.shape[k]``; conditional expressions; integ
 from __future__ import annotations
 
 import ast
+import copy
 import inspect
 import math
 import sys
@@ -31,13 +32,11 @@ from .kernel import (
     View,
     assigned,
     base,
-    expressions,
     flat,
     function_name,
     index,
-    load,
     names,
-    parse,
+    quote,
     text,
 )
 from .rules import CASTS, CHOICES, DERIVATIVE, INTEGER
@@ -105,11 +104,11 @@ class _Reader:
                     continue
                 bare = isinstance(func, ast.Name) and func.id == name
                 if home is np:
-                    return ast.copy_location(parse(f"np.{name}"), func)
+                    return ast.copy_location(quote("np." + name), func)
                 if bare or home is math:
                     if home is math:
                         self.functions |= {name: found} if bare else {"math": math}
-                    return ast.copy_location(parse(name if bare else f"math.{name}"), func)
+                    return ast.copy_location(quote(name if bare else "math." + name), func)
         return None
 
     def block(self, body: list[ast.stmt]) -> list[Stmt]:
@@ -134,7 +133,7 @@ class _Reader:
                     return [Accum(node.lineno, target, ast.UnaryOp(ast.USub(), value))]
                 if not isinstance(op, ast.Mult | ast.Div):
                     self.refuse(node, "this operator is not one of += -= *= /=", "write the assignment in full")
-                return [Assign(node.lineno, target, ast.BinOp(load(target), op, value))]
+                return [Assign(node.lineno, target, ast.BinOp(copy.copy(target), op, value))]
             case ast.For():
                 return [self.loop(node)]
             case ast.If(test=test, body=body, orelse=orelse):
@@ -194,7 +193,7 @@ class _Reader:
                 step = 0
             if type(step) is not int or step == 0:
                 self.refuse(node, "the step of a range must be an integer other than 0", "write the number out")
-        lo, hi = (parse("0"), args[0]) if len(args) == 1 else (args[0], args[1])
+        lo, hi = (quote("0"), args[0]) if len(args) == 1 else (args[0], args[1])
         var = node.target.id
         if var in self.loops:
             self.refuse(node, f"'{var}' is already the variable of a loop around it", "give this one another name")
@@ -232,10 +231,10 @@ class _Reader:
                     self.index_names.add(name)
                 return e
             case ast.Attribute(value=module, attr="inf" | "pi" as attr) if self.found(module) is np:
-                return ast.copy_location(parse(f"np.{attr}"), e)
+                return ast.copy_location(quote("np." + attr), e)
             case ast.Attribute(value=module, attr="inf" | "pi" as attr) if self.found(module) is math:
                 self.functions["math"] = math
-                return ast.copy_location(parse(f"math.{attr}"), e)
+                return ast.copy_location(quote("math." + attr), e)
             case ast.Subscript(value=ast.Attribute(value=ast.Name(), attr="shape"), slice=ast.Constant(value=int())):
                 return e
             case ast.Subscript(value=ast.Name(id=name)):
@@ -262,14 +261,12 @@ class _Reader:
             case ast.IfExp(test=test, body=x, orelse=y):
                 new = ast.IfExp(self.expr(test), self.expr(x, whole), self.expr(y, whole))
                 return ast.copy_location(new, e)
-            case ast.Call(func=ast.Name(id="len") as func, args=[ast.Name(id=name)]) if self.found(func) is len:
-                return parse(f"{name}.shape[0]")
+            case ast.Call(func=ast.Name(id="len") as func, args=[ast.Name()] as args) if self.found(func) is len:
+                return quote("x.shape[0]", x=args[0])
             case ast.Call(func=func, args=args, keywords=[]) if known := self.known(func):
-                call = ast.copy_location(ast.Call(known, args, []), e)
-                if len(args) != (2 if function_name(call) in CHOICES else 1):
+                if len(args) != (2 if text(known).split(".")[-1] in CHOICES else 1):
                     self.refuse(e, f"{text(func)} is given {len(args)} arguments", "give max and min two, others one")
-                call.args = [self.expr(a, whole) for a in args]
-                return call
+                return ast.copy_location(ast.Call(known, [self.expr(a, whole) for a in args], []), e)
             case ast.Call(func=func):
                 every = " ".join(sorted(KNOWN))
                 why = f"{text(func)} has no derivative here"
@@ -284,7 +281,7 @@ def _reduces(body: list[Stmt], name: str) -> bool:
     kinds, read = set(), list[ast.expr]()
     for s in flat(body):
         if not isinstance(s, Assign) or text(s.target) != name:
-            read += expressions(s)
+            read += s.held
             continue
         match s.value:
             case value if isinstance(s, Accum):
@@ -327,7 +324,11 @@ def read(function: Callable[..., None]) -> Kernel:
         reader.refuse(node, "a kernel has plain parameters only", "name each one, without a default")
     params = [arg.arg for arg in a.args]
     body = reader.block(node.body)
-    kernel = Kernel(node.name, file, params, body, {}, reader.index_names, source, {}, reader.views)
+    words: dict[int, set[str]] = {line: set() for line in source}
+    for n in ast.walk(node):
+        if isinstance(n, ast.Name | ast.Attribute):
+            words[n.lineno].add(n.id if isinstance(n, ast.Name) else n.attr)
+    kernel = Kernel(node.name, file, params, body, {}, reader.index_names, source, {}, reader.views, words)
     _check(kernel, reader, node)
     return kernel
 
@@ -342,10 +343,10 @@ def _check(kernel: Kernel, reader: _Reader, node: ast.FunctionDef) -> None:
     arrays |= {v.base: arrays.get(v.base, 0) for v in kernel.views.values()}
     written = assigned(kernel.body)
     where = ast.parse("pass").body[0]
-    scalars = {base(s.target): s.line for s in flat(kernel.body) if isinstance(s, Assign)}
+    scalars = {s.name: s.line for s in flat(kernel.body) if isinstance(s, Assign)}
     for s in flat(kernel.body):
         where.lineno = s.line
-        reads = expressions(s)
+        reads = s.held
         if isinstance(s, For) and s.var in {*scalars, *kernel.params, *kernel.views}:
             also = f"assigned in line {scalars[s.var]} too" if s.var in scalars else "a parameter or a view too"
             reader.refuse(where, f"the loop variable '{s.var}' is {also}", "give one of them another name")
@@ -359,19 +360,19 @@ def _check(kernel: Kernel, reader: _Reader, node: ast.FunctionDef) -> None:
                 reader.refuse(where, f"the parameter '{s.target.id}' is assigned", "use a local of another name")
         if isinstance(s, View) and s.base not in kernel.params:
             reader.refuse(where, f"'{s.base}' is no parameter", "make a view of a parameter")
-        if isinstance(s, Assign) and isinstance(s.target, ast.Subscript) and base(s.target) not in arrays:
-            reader.refuse(where, f"'{base(s.target)}' is not an array parameter", "pass it as a parameter")
+        if isinstance(s, Assign) and isinstance(s.target, ast.Subscript) and s.name not in arrays:
+            reader.refuse(where, f"'{s.name}' is not an array parameter", "pass it as a parameter")
     for name in arrays:
         if name not in kernel.params and name not in kernel.views:
             where.lineno = next(iter(kernel.source))
             reader.refuse(where, f"the array '{name}' is no parameter", "pass it as a parameter")
     kernel.arrays = {n: k for n, k in arrays.items() if n in kernel.params}
     local = {*kernel.params, *written, *kernel.views}
-    used = set().union(*(names(e) for s in flat(kernel.body) for e in expressions(s)), set())
+    used = set().union(*(names(e) for s in flat(kernel.body) for e in s.held), set())
     for name in sorted(used - local):
         value = reader.outside.get(name)
         if not isinstance(value, NUMBER):
-            where.lineno = next((s.line for s in flat(kernel.body) for e in expressions(s) if name in names(e)), 0)
+            where.lineno = next((s.line for s in flat(kernel.body) for e in s.held if name in names(e)), 0)
             reader.refuse(where, f"'{name}' is not a number that is known when the module is loaded", "pass it in")
         kernel.names[name] = value
     kernel.names |= reader.functions

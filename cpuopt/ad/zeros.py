@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 import ast
-from typing import Any
 
 from .activity import sources
-from .kernel import Assign, For, If, LogSumExp, Names, Stmt, assigned, base, flat, index, parse, text
-from .lines import Interface, Line, nest
-from .naming import Naming
+from .kernel import (
+    Assign,
+    For,
+    If,
+    Interface,
+    LogSumExp,
+    Names,
+    Stmt,
+    assigned,
+    base,
+    element,
+    flat,
+    index,
+    quote,
+    text,
+)
+from .naming import Naming, along, every, nest
 from .plan import Plan
-from .pullback import Pullback
+from .pullback import ZERO, Pullback
 
 
 class Zeros:
@@ -33,7 +46,7 @@ class Zeros:
         tops: set[Stmt] = set()
         for s in flat(self.kernel.body):
             if isinstance(s, Assign) and self.plan.activity.has_adjoint(s):
-                if name in sources(self.kernel, s) or self.kernel.root(base(s.target)) == name:
+                if name in sources(self.kernel, s) or self.kernel.written(s) == name:
                     tops.add([*self.plan.facts.parent[s], s][0])
         top = next(iter(tops)) if len(tops) == 1 else None
         return top if isinstance(top, For) else None
@@ -45,9 +58,9 @@ class Zeros:
         own = [n for n in own if n not in self.naming.copied]
         return [*flagged, *own]
 
-    def in_loop(self, top: For, loop: For, part: For | None = None) -> list[Line]:
+    def in_loop(self, top: For, loop: For, part: For | None = None) -> list[Stmt]:
         """Zero, in one iteration or chunk, the slices that it owns of the adjoints that only this loop adds to."""
-        lines = []
+        made: list[Stmt] = []
         for name in self.needs_zero():
             if self.only_loop(name) is not top or name in self.pullback.once or name in self.plan.partial.get(top, []):
                 continue
@@ -59,34 +72,34 @@ class Zeros:
             seen, axes = key[0], [int(k) for k in key[1]]
             d = self.naming.adjoint(seen)
             count = len(self.kernel.views[seen].shape) if seen in self.kernel.views else self.kernel.arrays[seen]
-            fixed = dict(zip(axes, [loop.var] if len(axes) == 1 else list(self.halves(loop, seen, axes)), strict=True))
-            chosen = [fixed.get(k, f"j{k}") for k in range(count)]
-            body = [Line(f"{d}[{', '.join(chosen)}] = ZERO")]
+            fixed = dict(
+                zip(axes, [ast.Name(loop.var)] if len(axes) == 1 else self.halves(loop, seen, axes), strict=True)
+            )
+            body: list[Stmt] = [Assign(0, element(d, [fixed.get(k, ast.Name(f"j{k}")) for k in range(count)]), ZERO)]
+            mine = part if len(axes) == 1 else None
+            rows = axes[0] != 0 and count == 2
+            if mine and rows:
+                body = [For(0, loop.var, mine.bounds, body)]
             for k in reversed([k for k in range(count) if k not in fixed]):
-                body = [Line(f"for j{k} in range({d}.shape[{k}]):", body=body)]
-            if part and len(axes) == 1:
-                lo, hi, step = part.bounds
-                body = [Line(f"for {loop.var} in range({self.naming.range(lo, hi, step)}):", body=body)]
-                if axes[0] != 0 and count == 2:  # along the rows
-                    body = [Line(f"for j0 in range({d}.shape[0]):", body=[
-                        Line(f"for {loop.var} in range({self.naming.range(lo, hi, step)}):", body=[
-                            Line(f"{d}[j0, {loop.var}] = ZERO")])])]  # fmt: skip
+                body = [along(d, k, body)]
+            if mine and not rows:
+                body = [For(0, loop.var, mine.bounds, body)]
             if flag := self.face.flag(f"d{name}"):
-                there = f" and d{name}.size > 0" if f"d{name}" in self.face.optional else ""
-                body = [Line(f"if not {flag}{there}:", body=body)]
-            lines += body
+                test = "not flag and d.size > 0" if f"d{name}" in self.face.optional else "not flag"
+                body = [If(0, quote(test, flag=ast.Name(flag), d=ast.Name(f"d{name}")), body)]
+            made += body
             self.done.add(name)
-        return lines
+        return made
 
-    def halves(self, loop: For, seen: str, axes: list[int]) -> tuple[str, str]:
+    def halves(self, loop: For, seen: str, axes: list[int]) -> list[ast.expr]:
         """The quotient and the remainder by which a loop owns slices, written out: they may not be computed yet."""
-        for q, r in self.plan.facts.halves(loop):
+        for pair in self.plan.facts.halves(loop):
             for s, e in self.plan.facts.accesses:
-                parts = [text(i) for i in index(e)]
-                mine = base(e) == seen and loop in self.plan.facts.parent[s]
-                if mine and parts[axes[0]] == q and parts[axes[1]] == r:
-                    made = {base(x.target): text(x.value) for x in loop.body if type(x) is Assign}
-                    return made[q], made[r]
+                if base(e) == seen and loop in self.plan.facts.parent[s]:
+                    parts = [text(i) for i in index(e)]
+                    if (parts[axes[0]], parts[axes[1]]) == pair:
+                        made = {x.name: x.value for x in loop.body if type(x) is Assign}
+                        return [made[n] for n in pair]
         raise AssertionError(seen)
 
     def covers(self, loop: For, name: str, key: tuple[str, tuple[str, ...]]) -> bool:
@@ -132,11 +145,11 @@ class Zeros:
     def written_once(self, name: str) -> bool:
         """Whether every element of a gradient is added to exactly once, in a loop over all of it."""
         sites = [s for s in flat(self.kernel.body) if isinstance(s, Assign) and self.plan.activity.has_adjoint(s)
-                 and (name in sources(self.kernel, s) or self.kernel.root(base(s.target)) == name)]  # fmt: skip
-        if len(sites) != 1 or isinstance(sites[0], LogSumExp) or self.kernel.root(base(sites[0].target)) == name:
+                 and (name in sources(self.kernel, s) or self.kernel.written(s) == name)]  # fmt: skip
+        if len(sites) != 1 or isinstance(sites[0], LogSumExp) or self.kernel.written(sites[0]) == name:
             return False
         s, loops = sites[0], self.plan.facts.parent[sites[0]]
-        leaves: list[Any] = [e for e, _ in self.pullback.leaves(s.value, parse("ONE"), s)]
+        leaves = [e for e, _ in self.pullback.leaves(s.value, quote("ONE"), s)]
         found = {text(e): e for e in leaves if self.kernel.root(base(e)) == name}
         if len(found) != 1 or any(isinstance(p, If) for p in loops):
             return False
@@ -149,9 +162,9 @@ class Zeros:
             if isinstance(p, For)
         ) and name not in {n for parts in self.plan.partial.values() for n in parts}
 
-    def at_start(self) -> list[Line]:
+    def at_start(self) -> list[Stmt]:
         """Zero at the start what no loop zeroes by itself."""
-        lines = []
+        made: list[Stmt] = []
         for name in self.needs_zero():
             d = self.naming.adjoint(name)
             if f"d{name}" not in self.face.params:
@@ -163,7 +176,8 @@ class Zeros:
             top = self.only_loop(name)
             if top and name in self.plan.partial.get(top, []):
                 continue
-            body = nest(d, self.kernel.arrays[name], f"{d}[{{i}}] = ZERO", parallel=True)
+            axes = self.kernel.arrays[name]
+            body = nest(d, axes, [Assign(0, element(d, every(axes)), ZERO)], parallel=True)
             flag = self.face.flag(d)
-            lines += [Line(f"if not {flag}:", body=body)] if flag else body
-        return lines
+            made += [If(0, quote("not flag", flag=ast.Name(flag)), body)] if flag else body
+        return made

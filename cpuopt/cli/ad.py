@@ -39,10 +39,10 @@ def run(args: argparse.Namespace) -> int:
     """Run the verb; return its exit status."""
     common.start_numba(None)
     from .. import kernels, ops
-    from ..ad import show
     from ..kernels import registry
     from ..kernels.generated import REFUSED
     from ..kernels.generated.load import backward
+    from ..report import backward as show
 
     kernels.load_all(args.kernels)
     every = [op for op in ops.ALL.values() if op.inverts]

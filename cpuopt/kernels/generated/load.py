@@ -10,7 +10,7 @@ from types import ModuleType
 
 from ... import __version__, ad
 from ...ad import Backward, Interface, differentiate, emit
-from ...ad.lines import CHUNKS
+from ...ad.kernel import CHUNKS
 from ...ad.subset import outside
 from ...ops.declaration import Op
 from ..registry import Kernel

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 from collections.abc import Iterable
 
-VOID = ("input",)
+VOID = ("input", "meta")
 """Elements without an end."""
 
 

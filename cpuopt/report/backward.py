@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import html as escape
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from . import Backward
-from .kernel import Assign, For, If, base, flat
-from .lines import Line
+from ..ad.emit import written
+from ..ad.kernel import Assign, For, If, flat
+from .html.markup import Markup, join, tag
+
+if TYPE_CHECKING:
+    from ..ad import Backward
 
 
 def plan(made: Backward) -> list[str]:
@@ -31,8 +34,8 @@ def plan(made: Backward) -> list[str]:
             else:
                 way = "upwards: no adjoint is carried" if s in p.ascending else f"downwards: {p.plain.get(s, '')}"
                 what = f"forward, then reverse {way}"
-        elif isinstance(s, Assign) and p.kernel.root(base(s.target)) in p.task.saved:
-            what = f"kept: the backward is given '{p.kernel.root(base(s.target))}'"
+        elif isinstance(s, Assign) and p.kernel.root(s.name) in p.task.saved:
+            what = f"kept: the backward is given '{p.kernel.root(s.name)}'"
         elif isinstance(s, Assign) and not p.activity.has_adjoint(s):
             what = "no adjoint"
         elif isinstance(s, If):
@@ -64,24 +67,14 @@ def html(pages: Iterable[Backward]) -> str:
     parts = []
     for made in pages:
         k = made.plan.kernel
-        left = [_span(n, "", f"<i>{n:4}</i> {escape.escape(code)}") for n, code in sorted(k.source.items())]
-        right = list(_spans(made.lines, 0))
-        parts.append(
-            f"<h1>{escape.escape(f'{k.name} and {made.name}')}</h1><section><pre class=forward>{''.join(left)}</pre>"
-            f"<pre>{''.join(right)}</pre></section>"
-        )
-    body = "".join(parts)
-    return (
-        f"<!doctype html><html lang=en><meta charset=utf-8><title>Generated backward kernels</title>"
-        f"<style>{STYLE}</style><body>{body}<script>{SCRIPT}</script></body></html>\n"
-    )
+        left = [_span(n, None, tag("i", f"{n:4}"), f" {code}") for n, code in sorted(k.source.items())]
+        right = [_span(s.line, s.role, code) for s, code in written(made.body)]
+        columns = tag("pre", left, class_="forward"), tag("pre", right)
+        parts.append(join(tag("h1", f"{k.name} and {made.name}"), tag("section", *columns)))
+    head = tag("meta", charset="utf-8"), tag("title", "Generated backward kernels"), tag("style", Markup(STYLE))
+    page = tag("html", head, tag("body", parts, tag("script", Markup(SCRIPT))), lang="en")
+    return f"<!doctype html>{page}\n"
 
 
-def _span(line: int, role: str, code: str) -> str:
-    return f'<span class="{escape.escape(role)}"' + (f' data-line="{line}"' if line else "") + f">{code}</span>"
-
-
-def _spans(lines: Iterable[Line], indent: int) -> Iterable[str]:
-    for line in lines:
-        yield _span(line.source, line.role, "    " * indent + escape.escape(line.text))
-        yield from _spans(line.body or [], indent + 1)
+def _span(line: int, role: str | None, *code: str) -> Markup:
+    return tag("span", *code, class_=role, data_line=line or None)
