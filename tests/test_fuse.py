@@ -76,8 +76,8 @@ def assert_sound(program):
                 assert (v in updated) == (v in rest), f"{v} is updated twice"
                 updated[v] = i
     sums = [v for call in program.calls for v in call.writes if v.name.endswith(".sumsq")]
-    assert len(sums) == len(set(sums))
-    assert set(sums) == {v for v in program.outputs if v.name.endswith(".sumsq")}
+    assert len(sums) == len(set(sums)) == len(program.norm_terms)
+    assert set(sums) == set(program.norm_terms)
     return set(updated)
 
 
@@ -383,6 +383,20 @@ def test_a_gradient_that_cannot_be_shared_is_copied(forward):
     added = [c for c in program.phase("forward") if c.op.name == "residual_forward"]
     assert kept.inverts is added[0]
     assert kept.adds == {"dinp1": forward is earlier_writer, "dinp2": False}
+
+
+def test_the_norm_counts_its_terms_whatever_an_output_is_called():
+    def watched(self, x, y, **more):
+        return F.cross_entropy(self.a(x), y), F.gelu(more["g.sumsq"]), more["g.sumsq"]
+
+    inputs = {**INPUTS, "g.sumsq": ((1,), "float32")}
+    found = [
+        train(Model(watched), inputs, lambda i, g=g: {**batch(i), "g.sumsq": np.full(1, g, np.float32)}, fuse)[0]
+        for g in (0, 1e6)
+        for fuse in ((), ("update",))
+    ]
+    assert_alike((found[0], {}), (found[2], {}), exact=True)
+    assert_alike((found[1], {}), (found[3], {}), exact=True)
 
 
 def test_a_gradient_that_is_only_added_to_last_is_shared():
