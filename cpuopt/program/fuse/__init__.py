@@ -17,8 +17,7 @@ from ...ops.declaration import Op
 from ..program import Call, Program
 from .classifier import head_with_loss
 from .edit import Rewrite
-from .gelu import gelu_with_product
-from .layernorm import normalize_sums
+from .pairs import activate_products, normalize_sums
 from .recompute import recompute
 from .residual import share_residual
 from .update import update_in_backward
@@ -26,7 +25,7 @@ from .update import update_in_backward
 FUSIONS: dict[str, Rewrite] = {
     "residual": share_residual,
     "layernorm": normalize_sums,
-    "gelu": gelu_with_product,
+    "gelu": activate_products,
     "classifier": head_with_loss,
     "update": update_in_backward,
     "recompute": recompute,
