@@ -53,15 +53,15 @@ class Match:
         return [v for i, c in enumerate(self.parts) for v in c.writes if any(v in d.reads for d in self.parts[i + 1 :])]
 
     @cached_property
-    def given(self) -> set[tuple[str, Any]]:
+    def named(self) -> set[tuple[str, Any]]:
         """The parts' arguments, named as the op names them; of the inner values those that it has a name for."""
-        named = {(self._name(c, n), v) for c in self.parts for n, v in c.args.items()}
-        return {(n, v) for n, v in named if v not in self.inner or n in self.op.names.values()}
+        every = {(self._name(c, n), v) for c in self.parts for n, v in c.args.items()}
+        return {(n, v) for n, v in every if v not in self.inner or n in self.op.names.values()}
 
     @cached_property
     def gone(self) -> list[Value]:
         """The inner values that no call has any more."""
-        return [v for v in self.inner if v not in dict(self.given).values()]
+        return [v for v in self.inner if v not in dict(self.named).values()]
 
     @cached_property
     def added(self) -> set[str]:
@@ -75,7 +75,7 @@ class Match:
     @property
     def complete(self) -> bool:
         """Whether the op has one argument for each that a part has, and can add where a part adds."""
-        names = [n for n, v in self.given if v is not None]
+        names = [n for n, v in self.named if v is not None]
         can_add = {a.name for a in self.op.args if a.role == "acc"}
         return set(names) <= self.op.by_name.keys() and len(set(names)) == len(names) and self.added <= can_add
 
@@ -97,7 +97,7 @@ class Match:
 
     def call(self, phase: Phase | None = None) -> Call:
         """Make the one call."""
-        place, args = self.parts[self.at], dict(self.given)
+        place, args = self.parts[self.at], dict(self.named)
         adds = {a.name: a.name in self.added for a in self.op.args if a.role == "acc"}
         return Call(self.op, place.layer, only(self.op, args), phase or place.phase, adds, place.inverts)
 
