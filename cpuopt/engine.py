@@ -290,7 +290,7 @@ class Engine:
             self.runner(self._adding if losses else self.phases["backward"])
             losses.append(self.loss)
         self.run("norm")
-        norm = sqrt(sum(float(self.array(v)[0]) for v in self.program.outputs if v.name.endswith(".sumsq")))
+        norm = sqrt(sum(float(self.array(v)[0]) for v in self.program.norm_terms))
         done = Step(fsum(losses) / len(losses), norm)
         if accept and not accept(done):
             return done

@@ -161,7 +161,7 @@ def test_views_are_aligned_writable_and_apart():
     program = tiny()
     plan = arena.plan(program)
     memory = arena.Arena(plan.total_bytes)
-    values = [*program.parameters, *program.inputs, *program.moments, *program.outputs]
+    values = [*program.parameters, *program.inputs, *program.moments, *program.outputs, *program.norm_terms]
     views = [memory.view(v, plan.offsets[v], v.shape) for v in values]
     for i, (v, view) in enumerate(zip(values, views, strict=True)):
         assert view.ctypes.data % 64 == 0

@@ -76,8 +76,8 @@ def assert_sound(program):
                 assert (v in updated) == (v in rest), f"{v} is updated twice"
                 updated[v] = i
     sums = [v for call in program.calls for v in call.writes if v.name.endswith(".sumsq")]
-    assert len(sums) == len(set(sums))
-    assert set(sums) == {v for v in program.outputs if v.name.endswith(".sumsq")}
+    assert len(sums) == len(set(sums)) == len(program.norm_terms)
+    assert set(sums) == set(program.norm_terms)
     return set(updated)
 
 
@@ -343,11 +343,11 @@ def batch(i):
     return {"x": rng.standard_normal((8, 6)).astype(np.float32), "y": rng.integers(0, 6, 8)}
 
 
-def assert_the_same_by_all_routes(forward, steps=3, inputs=INPUTS, batch=batch, **parts):
+def assert_the_same_by_all_routes(forward, steps=3, inputs=INPUTS, batch=batch, exact=EXACT, **parts):
     """Train with and without each rewrite; give the program with all of them."""
     plain = train(Model(forward, **parts), inputs, batch, steps=steps)
     for fuse in SETS:
-        assert_alike(train(Model(forward, **parts), inputs, batch, fuse, steps=steps), plain, fuse in EXACT)
+        assert_alike(train(Model(forward, **parts), inputs, batch, fuse, steps=steps), plain, fuse in exact)
     for fuse in (("residual", "update"), tuple(FUSIONS)):
         program = build(Model(forward, **parts), inputs, fuse=fuse).program
         assert_sound(program)
@@ -383,6 +383,20 @@ def test_a_gradient_that_cannot_be_shared_is_copied(forward):
     added = [c for c in program.phase("forward") if c.op.name == "residual_forward"]
     assert kept.inverts is added[0]
     assert kept.adds == {"dinp1": forward is earlier_writer, "dinp2": False}
+
+
+def test_the_norm_counts_its_terms_whatever_an_output_is_called():
+    def watched(self, x, y, **more):
+        return F.cross_entropy(self.a(x), y), F.gelu(more["g.sumsq"]), more["g.sumsq"]
+
+    inputs = {**INPUTS, "g.sumsq": ((1,), "float32")}
+    found = [
+        train(Model(watched), inputs, lambda i, g=g: {**batch(i), "g.sumsq": np.full(1, g, np.float32)}, fuse)[0]
+        for g in (0, 1e6)
+        for fuse in ((), ("update",))
+    ]
+    assert_alike((found[0], {}), (found[2], {}), exact=True)
+    assert_alike((found[1], {}), (found[3], {}), exact=True)
 
 
 def test_a_gradient_that_is_only_added_to_last_is_shared():
@@ -481,6 +495,47 @@ def gelus_result_used_twice(self, x, y):
 )
 def test_what_is_needed_elsewhere_is_left(forward, kept):
     assert count(assert_the_same_by_all_routes(forward), kept)
+
+
+def bare_head(self, x, y):
+    return F.cross_entropy(F.linear(self.b(x), self.a.weight), y)
+
+
+def head_with_bias(self, x, y):
+    return F.cross_entropy(self.a(self.b(x)), y)
+
+
+def head_of_the_input(self, x, y):
+    return F.cross_entropy(F.linear(x, self.a.weight), y)
+
+
+def head_that_is_returned(self, x, y):
+    logits = F.linear(self.b(x), self.a.weight)
+    return F.cross_entropy(logits, y), logits
+
+
+def head_of_an_activation(self, x, y):
+    return F.cross_entropy(F.linear(F.gelu(self.b(x)), self.a.weight), y)
+
+
+@pytest.mark.parametrize(
+    ("forward", "alone", "after_all"),
+    [
+        (bare_head, 1, 1),
+        (head_that_is_returned, 1, 1),
+        (head_of_an_activation, 1, 0),
+        (head_with_bias, 0, 0),
+        (head_of_the_input, 0, 0),
+        (logits_used_twice, 0, 0),
+        (loss_used_again, 0, 0),
+    ],
+)
+def test_which_heads_the_classifier_takes(forward, alone, after_all):
+    """One without a bias, with both gradients, whose logits and loss nothing else reads."""
+    program = assert_the_same_by_all_routes(forward)
+    assert count(program, "classifier_forward") == after_all
+    program = build(Model(forward), INPUTS, fuse=("classifier",)).program
+    assert count(program, "classifier_backward") == alone
 
 
 STEPS = st.tuples(st.sampled_from(["add", "add", "gelu", "norm", *"abcd"]), st.integers(0, 9), st.integers(1, 9))

@@ -51,6 +51,7 @@ cross_entropy_forward = Op(
     flops=4 * BT * V,
     reference=reference_forward,
     source=SOURCE,
+    role="loss",
 )
 
 cross_entropy_backward = Op(

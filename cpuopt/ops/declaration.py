@@ -15,6 +15,10 @@ from typing import Any, Literal
 from ..errors import UserError
 
 Role = Literal["out", "acc", "state", "in", "index", "scalar"]
+Part = Literal["product", "sum", "activation", "normalization", "loss"]
+"""What an op is in a model, for the rewrites: a ``product`` of rows with a weight; a ``sum``, whose backward hands one
+gradient on to all terms; an ``activation`` or a ``normalization``, which cost little to compute again; a ``loss``.
+Each makes its first argument from its operand, the first array that it reads."""
 Shape = tuple[int, ...]
 Spec = tuple[Shape, str]
 """Shape and dtype of an array."""
@@ -178,7 +182,9 @@ class Op:
     source : paper, equation or function that it follows.
     inverts : for a backward op, the forward op whose adjoints it gives.
     moves : elements that a call moves at the least of an argument, where its role and shape mislead.
-    fuses : for a fused op, the ops that it stands for.
+    role : its part in a model; a backward op has that of the op that it inverts.
+    fuses : for a fused op, the ops that it stands for, in the order of their calls.
+    names : for a fused op, how it calls arguments of the last of these, where it does not keep their names.
     unfit : kinds of inputs, as checks call them, that it does not promise to be right for, each with the reason.
     """
 
@@ -192,16 +198,22 @@ class Op:
         source: str,
         inverts: Op | None = None,
         moves: Mapping[str, Dim] | None = None,
+        role: Part | None = None,
         fuses: tuple[Op, ...] = (),
+        names: Mapping[str, str] | None = None,
         unfit: Mapping[str, str] | None = None,
     ) -> None:
         self.name, self.args, self.label, self.flops = name, args, label, flops
         self.reference, self.source, self.inverts, self.moves = reference, source, inverts, dict(moves or {})
-        self.fuses, self.unfit = fuses, dict(unfit or {})
+        self.fuses, self.names, self.unfit = fuses, dict(names or {}), dict(unfit or {})
+        self.role: Part | None = role or (inverts.role if inverts else None)
         self.backwards: list[Op] = []
+        self.fused: list[Op] = []
         self.by_name = {a.name: a for a in args}
         if inverts:
             inverts.backwards.append(self)
+        if fuses:
+            fuses[0].fused.append(self)
 
     def __repr__(self) -> str:
         return f"{self.name}({', '.join(self.params)})"
@@ -226,6 +238,11 @@ class Op:
         """The size symbols of its shapes and of its FLOPs, in the order of their first use."""
         dims = [*(d for a in self.arrays for d in a.shape), self.flops]
         return list(dict.fromkeys(s for d in dims for k in d.terms for s in k))
+
+    @property
+    def operand(self) -> str:
+        """The first array that it reads."""
+        return next(a.name for a in self.args if a.role == "in")
 
     def bind(self, shapes: Mapping[str, Shape | None], **given: int) -> dict[str, int]:
         """Find the size of each symbol from the shapes of arguments (None: absent), and check that they agree.

@@ -36,6 +36,7 @@ gelu_forward = Op(
     flops=9 * N,
     reference=reference_forward,
     source=SOURCE,
+    role="activation",
 )
 
 gelu_backward = Op(

@@ -50,6 +50,7 @@ layernorm_forward = Op(
     flops=8 * BT * C,
     reference=reference_forward,
     source=SOURCE,
+    role="normalization",
 )
 
 layernorm_backward = Op(

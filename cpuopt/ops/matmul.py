@@ -40,6 +40,7 @@ matmul_forward = Op(
     flops=2 * BT * C * OC,
     reference=reference_forward,
     source=SOURCE,
+    role="product",
 )
 
 matmul_backward_input = Op(

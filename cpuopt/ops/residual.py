@@ -34,6 +34,7 @@ residual_forward = Op(
     flops=1 * N,
     reference=reference_forward,
     source=SOURCE,
+    role="sum",
 )
 
 residual_backward = Op(

@@ -94,7 +94,7 @@ def _overlap(a: tuple[int, int], b: tuple[int, int]) -> bool:
 
 
 def lifetimes(program: Program, keep: Collection[Value] = ()) -> dict[Value, tuple[int, int]]:
-    """Find the first and last call that touches each value; what persists or is an output lives to the end.
+    """Find the first and last call that touches each value; what persists, outputs and norm terms live to the end.
 
     Parameters
     ----------
@@ -106,7 +106,7 @@ def lifetimes(program: Program, keep: Collection[Value] = ()) -> dict[Value, tup
         for v in [*call.reads, *call.writes]:
             first, _ = spans.get(v, (i, i))
             spans[v] = (first, spans[v][1] if v.group in PERSISTENT else i)
-    for v in program.outputs:
+    for v in [*program.outputs, *program.norm_terms]:
         if v not in program.inputs:
             spans[v] = (spans[v][0], last)
     return spans | {v: (-1, last) for v in keep if v in spans}

@@ -14,7 +14,7 @@ def add_update(program: Program) -> None:
     trained = [(p, program.adjoint[p]) for p in program.parameters if p in program.adjoint]
     for parameter, gradient in trained:
         out = program.value(f"{gradient}.sumsq", (1,))
-        program.outputs.append(out)
+        program.norm_terms.append(out)
         program.calls.append(Call(ops.sumsq, _layer(parameter), {"out": out, "inp": gradient}, "norm"))
     for parameter, gradient in trained:
         args: dict[str, object] = {"param": parameter, "grad": gradient}

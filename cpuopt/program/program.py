@@ -147,7 +147,14 @@ class Call:
 
 
 class Program:
-    """Calls in the order in which they run, with the values that they share."""
+    """Calls in the order in which they run, with the values that they share.
+
+    Attributes
+    ----------
+    outputs : what the model returns, its loss first.
+    adjoint : the gradient of each value that the loss depends on.
+    norm_terms : what sums to the square of the gradient's global norm.
+    """
 
     def __init__(self) -> None:
         self.calls: list[Call] = []
@@ -156,6 +163,7 @@ class Program:
         self.outputs: list[Value] = []
         self.moments: list[Value] = []
         self.adjoint: dict[Value, Value] = {}
+        self.norm_terms: list[Value] = []
         self._names: set[str] = set()
 
     def value(self, name: str, shape: Shape, group: Group = "activation", **kw: Any) -> Value:

@@ -1,9 +1,13 @@
 """Rewrites of a training program that remove work; each is verified, can be switched off, and gives the same numbers.
 
-``residual`` shares the gradient of the residual stream instead of copying it. ``layernorm`` normalizes a residual sum
-as it is made. ``gelu`` takes GELU, and its slope, in the product that makes its operand. ``classifier`` makes head and
-loss one call over blocks of tokens. ``update`` applies a weight's AdamW step as its gradient is made, where nothing
-else needs that gradient. ``recompute`` keeps neither GELU's nor layer normalization's result for the backward.
+``residual`` shares the gradient of a sum instead of copying it. ``layernorm`` normalizes a sum as it is made. ``gelu``
+takes an activation in the product that makes its operand, and its slope in the product that makes its gradient.
+``classifier`` makes head and loss one call over blocks of tokens. ``update`` applies a weight's AdamW step as its
+gradient is made, where nothing else needs that gradient. ``recompute`` keeps no result of an activation or a
+normalization for the backward.
+
+A rewrite is named after what it does to GPT-2, and looks for roles: ops say in their declarations which role they have,
+and which ops they fuse.
 """
 
 from __future__ import annotations
@@ -17,8 +21,7 @@ from ...ops.declaration import Op
 from ..program import Call, Program
 from .classifier import head_with_loss
 from .edit import Rewrite
-from .gelu import gelu_with_product
-from .layernorm import normalize_sums
+from .pairs import activate_products, normalize_sums
 from .recompute import recompute
 from .residual import share_residual
 from .update import update_in_backward
@@ -26,7 +29,7 @@ from .update import update_in_backward
 FUSIONS: dict[str, Rewrite] = {
     "residual": share_residual,
     "layernorm": normalize_sums,
-    "gelu": gelu_with_product,
+    "gelu": activate_products,
     "classifier": head_with_loss,
     "update": update_in_backward,
     "recompute": recompute,

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ... import ops
 from ..program import Call, Program, Value
 from .edit import Allowed
 
 
 def share_residual(program: Program, allowed: Allowed) -> None:
     """Let both gradients of a residual connection be the one that comes in, where no later write disturbs a reader."""
-    for call in [c for c in program.calls if c.op is ops.residual_backward]:
-        source, shares = call.args["dout"], [call.args["dinp1"], call.args["dinp2"]]
+    for call in [c for c in program.calls if c.op.role == "sum" and c.inverts]:
+        source, shares = call.args[call.op.operand], call.writes
         later = program.calls[program.calls.index(call) + 1 :]
         own = source.group == "adjoint" and not any(call.adds.values())  # the loss's own adjoint is given, not made
-        if own and allowed(ops.residual_backward, [call]) and _can_share([source, *shares], later):
+        if own and allowed(call.op, [call]) and _can_share([source, *shares], later):
             program.calls.remove(call)
             for c in program.calls:
                 c.args = {n: source if v in shares else v for n, v in c.args.items()}

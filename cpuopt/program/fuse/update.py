@@ -26,7 +26,7 @@ def update_in_backward(program: Program, allowed: Allowed) -> None:
             args[f"{name}_decay"] = step["weight_decay"]
         args.setdefault("bias_decay", args["weight_decay"])
         replace(program, call, ops.matmul_update, args, without=found.calls)
-        program.outputs = [v for v in program.outputs if v not in found.sums[1:]]
+        program.norm_terms = [v for v in program.norm_terms if v not in found.sums[1:]]
         program.adjoint = {v: d for v, d in program.adjoint.items() if d not in grads.values()}
     for call in [c for c in program.calls if c.op is ops.classifier_backward]:
         _update_classifier(program, call, allowed)
@@ -50,7 +50,7 @@ def _update_classifier(program: Program, call: Call, allowed: Allowed) -> None:
         dout = last.args["dout"]
         args |= {"tokens": last.args["tokens"], "held": program.value(f"{call.layer}.held", dout.shape, "gradient")}
         total = program.value(f"{args['held']}.sumsq", (1,))
-        program.outputs.append(total)
+        program.norm_terms.append(total)
         rest = {**last.args, **found.scalars, "held": args["held"], "sumsq": total}
         rest |= {"wte": step["param"], "wte_m": step["m"], "wte_v": step["v"]}
         adds = {"dwpe": last.adds["dwpe"]}

@@ -1,0 +1,24 @@
+"""Compute what follows a sum or a product while its result lies in the cache."""
+
+from __future__ import annotations
+
+from ...ops.declaration import Part
+from ..program import Program
+from .edit import Allowed, Match, pairs
+
+
+def normalize_sums(program: Program, allowed: Allowed) -> None:
+    """Normalize a sum as it is made."""
+    _fuse(program, allowed, "sum", "normalization", at=1)
+
+
+def activate_products(program: Program, allowed: Allowed) -> None:
+    """Take an activation in the product before it, and its slope in the product that makes its gradient."""
+    _fuse(program, allowed, "product", "activation", at=0)
+
+
+def _fuse(program: Program, allowed: Allowed, first: Part, second: Part, at: int) -> None:
+    for pair in pairs(program, first, second):
+        match = Match.of(*pair, at=at)
+        if match and match.holds(program) and not set(match.gone) & set(program.outputs) and allowed(match.op, pair):
+            match.apply(program)

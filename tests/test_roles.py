@@ -1,0 +1,312 @@
+"""Ops that the package does not have, with a role and fused ops: the rewrites take them as they are declared.
+
+A gated activation (SwiGLU), an activation whose backward needs its result alone (ReLU), a normalization (RMSNorm) and a
+loss (squared error). Their kernels are their references.
+"""
+
+from inspect import signature
+
+import numpy as np
+import pytest
+from test_fuse import INPUTS, Model, assert_the_same_by_all_routes, count, layers
+from test_fuse import batch as class_batch
+
+from cpuopt import Choice, nn, ops
+from cpuopt import functional as F
+from cpuopt.engine import build
+from cpuopt.kernels import registry
+from cpuopt.nn.trace import current
+from cpuopt.ops.declaration import BT, OC, C, N, Op, V, acc, inp, out, scalar
+from cpuopt.program.fuse.edit import Match
+
+
+def declare(name, *args, reference, **kw):
+    return Op(name, *args, label=name, flops=1 * args[0].shape[0], reference=reference, source="test", **kw)
+
+
+def linear(inp, weight, bias=None):
+    return inp @ weight.T + (0 if bias is None else bias)
+
+
+def swiglu(inp, up):
+    return {"out": inp / (1 + np.exp(-inp)) * up}
+
+
+def swiglu_slopes(dout, inp, up):
+    s = 1 / (1 + np.exp(-inp))
+    return {"dinp": dout * up * s * (1 + inp * (1 - s)), "dup": dout * inp * s}
+
+
+def product_swiglu(inp, weight, bias, up):
+    return {"pre": linear(inp, weight, bias), **swiglu(linear(inp, weight, bias), up)}
+
+
+def product_swiglu_slopes(dout, weight, pre, up):
+    slopes = swiglu_slopes(dout @ weight, pre, up)
+    return {"dpre": slopes["dinp"], "dup": slopes["dup"]}
+
+
+def relu_slope(dout, out):
+    return {"dinp": dout * (out > 0)}
+
+
+def rms(inp, weight, eps):
+    rstd = 1 / np.sqrt((inp**2).mean(axis=-1) + eps)
+    return {"out": inp * rstd[:, None] * weight, "rstd": rstd}
+
+
+def rms_slopes(dout, inp, weight, rstd):
+    xhat, g = inp * rstd[:, None], dout * weight
+    return {
+        "dinp": rstd[:, None] * (g - xhat * (g * xhat).mean(axis=-1, keepdims=True)),
+        "dweight": (dout * xhat).sum(axis=0),
+    }
+
+
+def squares(logits, wanted):
+    return {"loss": np.array([((logits - wanted) ** 2).mean()])}
+
+
+def square_slopes(dloss, logits, wanted):
+    return {"dlogits": dloss * 2 * (logits - wanted) / wanted.size}
+
+
+def head_squares(dloss, inp, weight, wanted):
+    dlogits = square_slopes(dloss, linear(inp, weight), wanted)["dlogits"]
+    return {**squares(linear(inp, weight), wanted), "dinp": dlogits @ weight, "dweight": dlogits.T @ inp}
+
+
+product = ops.matmul_forward
+swiglu_forward = declare(
+    "swiglu_forward", out("out", N), inp("inp", N), inp("up", N), role="activation", reference=swiglu
+)
+swiglu_backward = declare(
+    "swiglu_backward",
+    *(acc("dinp", N), acc("dup", N), inp("dout", N), inp("inp", N), inp("up", N)),
+    inverts=swiglu_forward,
+    reference=swiglu_slopes,
+)
+matmul_swiglu_forward = declare(
+    "matmul_swiglu_forward",
+    *(out("out", BT, OC), out("pre", BT, OC)),
+    *(inp("inp", BT, C), inp("weight", OC, C), inp("bias", OC, optional=True), inp("up", BT, OC)),
+    fuses=(product, swiglu_forward),
+    names={"inp": "pre"},
+    reference=product_swiglu,
+)
+matmul_swiglu_backward = declare(
+    "matmul_swiglu_backward",
+    *(out("dpre", BT, C), out("dup", BT, C)),
+    *(inp("dout", BT, OC), inp("weight", OC, C), inp("pre", BT, C), inp("up", BT, C)),
+    fuses=(ops.matmul_backward_input, swiglu_backward),
+    names={"inp": "pre", "dinp": "dpre"},
+    reference=product_swiglu_slopes,
+)
+relu_forward = declare(
+    "relu_forward", out("out", N), inp("inp", N), role="activation", reference=lambda inp: {"out": np.maximum(inp, 0)}
+)
+relu_backward = declare(
+    "relu_backward",
+    *(acc("dinp", N), inp("dout", N), inp("out", N)),
+    inverts=relu_forward,
+    reference=relu_slope,
+)
+matmul_relu_forward = declare(
+    "matmul_relu_forward",
+    *(out("out", BT, OC), inp("inp", BT, C), inp("weight", OC, C), inp("bias", OC, optional=True)),
+    fuses=(product, relu_forward),
+    reference=lambda inp, weight, bias: {"out": np.maximum(linear(inp, weight, bias), 0)},
+)
+matmul_relu_backward = declare(
+    "matmul_relu_backward",
+    *(out("dpre", BT, C), inp("dout", BT, OC), inp("weight", OC, C), inp("act", BT, C)),
+    fuses=(ops.matmul_backward_input, relu_backward),
+    names={"dinp": "dpre", "out": "act"},
+    reference=lambda dout, weight, act: {"dpre": relu_slope(dout @ weight, act)["dinp"]},
+)
+rms_forward = declare(
+    "rms_forward",
+    *(out("out", BT, C), out("rstd", BT), inp("inp", BT, C), inp("weight", C), scalar("eps")),
+    role="normalization",
+    reference=rms,
+)
+rms_backward = declare(
+    "rms_backward",
+    *(acc("dinp", BT, C), acc("dweight", C), inp("dout", BT, C), inp("inp", BT, C), inp("weight", C), inp("rstd", BT)),
+    inverts=rms_forward,
+    reference=rms_slopes,
+)
+residual_rms_forward = declare(
+    "residual_rms_forward",
+    *(out("total", BT, C), out("out", BT, C), out("rstd", BT)),
+    *(inp("inp1", BT, C), inp("inp2", BT, C), inp("weight", C), scalar("eps")),
+    fuses=(ops.residual_forward, rms_forward),
+    names={"inp": "total"},
+    reference=lambda inp1, inp2, weight, eps: {"total": inp1 + inp2, **rms(inp1 + inp2, weight, eps)},
+)
+square_forward = declare(
+    "square_forward", out("loss", 1), inp("logits", BT, V), inp("wanted", BT, V), role="loss", reference=squares
+)
+square_backward = declare(
+    "square_backward",
+    *(acc("dlogits", BT, V), inp("dloss", 1), inp("logits", BT, V), inp("wanted", BT, V)),
+    inverts=square_forward,
+    reference=square_slopes,
+)
+head_square_forward = declare(
+    "head_square_forward",
+    *(out("loss", 1), inp("inp", BT, C), inp("weight", V, C), inp("wanted", BT, V)),
+    fuses=(product, square_forward),
+    reference=lambda inp, weight, wanted: squares(linear(inp, weight), wanted),
+)
+head_square_backward = declare(
+    "head_square_backward",
+    *(out("loss", 1), acc("dinp", BT, C), acc("dweight", V, C), inp("dloss", 1)),
+    *(inp("inp", BT, C), inp("weight", V, C), inp("wanted", BT, V)),
+    fuses=(product, square_forward, square_backward, ops.matmul_backward_input, ops.matmul_backward_weight),
+    reference=head_squares,
+)
+PLANTED = [op for op in list(vars().values()) if isinstance(op, Op) and op.source == "test"]
+
+
+def reference_kernel(op):
+    def run(*args):
+        given = dict(zip(op.params, args, strict=True))
+        arrays = {n: v.astype(float) if v.size else None for n, v in given.items() if isinstance(v, np.ndarray)}
+        known = {**given, **arrays}
+        found = op.reference(**{n: known[n] for n in signature(op.reference).parameters})
+        for a in op.written:
+            if given[a.name].size:
+                given[a.name][...] = found[a.name] + (given[a.name] if given.get(f"{a.name}_add") else 0)
+
+    return run
+
+
+@pytest.fixture(autouse=True)
+def planted(monkeypatch):
+    for op in PLANTED:
+        monkeypatch.setitem(ops.ALL, op.name, op)
+        kernel = registry.Kernel(op, "vanilla", reference_kernel(op), where=__file__)
+        monkeypatch.setitem(registry.KERNELS, (op.name, "vanilla"), kernel)
+
+
+def emit(op, **args):
+    return current().emit(op, args)
+
+
+def norm(self, x):
+    return emit(rms_forward, inp=x, weight=self.norm.weight, eps=1e-5)
+
+
+def llama(self, x, y):
+    h = self.a(x)
+    n = norm(self, h)
+    up = self.b(n)
+    h = h + self.d(emit(swiglu_forward, inp=self.c(n), up=up))
+    return F.cross_entropy(F.linear(norm(self, h), self.head.weight), y)
+
+
+def gate_first(self, x, y):
+    n = norm(self, self.a(x))
+    gate = self.c(n)
+    return F.cross_entropy(self.d(emit(swiglu_forward, inp=gate, up=self.b(n))), y)
+
+
+def relu_mlp(self, x, y):
+    h = emit(relu_forward, inp=self.b(emit(relu_forward, inp=self.a(x))))
+    return F.cross_entropy(self.c(h), y)
+
+
+def everything(forward, **parts):
+    return assert_the_same_by_all_routes(forward, exact=(), head=nn.Linear(6, 6, bias=False), **parts)
+
+
+def test_a_llama_block_is_fused_as_gpt2s_is():
+    program = everything(llama)
+    assert [c.op.name for c in program.phase("forward")] == [
+        *("matmul_forward", "rms_forward", "matmul_forward", "matmul_swiglu_forward", "matmul_forward"),
+        "residual_rms_forward",
+    ]
+    assert layers(program, "matmul_swiglu_backward") == ["d"]
+    assert count(program, "classifier_update") == 1
+    assert not layers(program, "swiglu_backward", "residual_backward", "residual_forward")
+    again = [c.op for c in program.phase("backward") if c.op.name.endswith("_forward")]
+    assert again == [swiglu_forward, rms_forward]
+
+
+def test_a_swap_of_a_part_of_a_planted_op_keeps_it():
+    model = Model(llama, head=nn.Linear(6, 6, bias=False))
+    swaps = ["swiglu_forward=vanilla", "rms_forward@model=vanilla"]
+    built = build(model, INPUTS, fuse=("layernorm", "gelu"), choice=Choice("vanilla", swaps))
+    assert count(built.program, "swiglu_forward") == count(built.program, "residual_forward") == 1
+    assert sorted(built.notes) == [
+        "--swap 'rms_forward@model=vanilla' keeps rms_forward in layer 'model' from being rewritten",
+        "--swap 'swiglu_forward=vanilla' keeps swiglu_forward in layer 'model' from being rewritten",
+    ]
+
+
+def test_an_activation_waits_for_its_second_operand():
+    program = everything(gate_first)
+    made = [c.op.name for c in program.phase("forward")]
+    assert made[-5:] == [
+        "matmul_forward",
+        "matmul_forward",
+        "swiglu_forward",
+        "matmul_forward",
+        "cross_entropy_forward",
+    ]
+    assert count(program, "matmul_swiglu_backward") == 1
+
+
+def test_a_product_that_is_not_kept_goes_away():
+    program = everything(relu_mlp)
+    assert layers(program, "matmul_relu_forward") == ["a", "b"]
+    assert layers(program, "matmul_relu_backward") == ["c", "b"]
+    assert not [v for v in program.values if v.name in ("a.matmul.out", "b.matmul.out")]
+    assert not layers(program, "relu_forward")  # it cannot be made again from what is kept
+
+
+def test_a_product_that_the_model_returns_is_kept():
+    def returned(self, x, y):
+        pre = self.a(x)
+        return F.cross_entropy(self.b(emit(relu_forward, inp=pre)), y), pre
+
+    program = everything(returned)
+    assert "relu_forward" in [c.op.name for c in program.phase("forward")]
+    assert [v.name for v in program.outputs] == ["model.cross_entropy.loss", "a.matmul.out"]
+
+
+def test_another_loss_takes_its_head():
+    def regression(self, x, y, wanted):
+        return emit(square_forward, logits=F.linear(self.a(x), self.head.weight), wanted=wanted)
+
+    shape = (8, 6)
+    program = everything(
+        regression,
+        inputs={**INPUTS, "wanted": (shape, "float32")},
+        batch=lambda i: {**class_batch(i), "wanted": np.random.default_rng(i).random(shape, np.float32)},
+    )
+    found = {
+        c.op: c.phase for c in program.calls if c.op in (square_forward, *square_forward.backwards, *product.fused)
+    }
+    assert found == {head_square_forward: "evaluate", head_square_backward: "backward"}
+
+
+@pytest.mark.parametrize(("names", "fits"), [({"inp": "pre"}, False), ({"inp": "pre", "weight": "slope"}, True)])
+def test_one_name_for_two_arguments_is_no_match(names, fits):
+    prelu = declare(
+        "prelu_forward", out("out", BT, C), inp("inp", BT, C), inp("weight", C), role="activation", reference=None
+    )
+    fused = declare(
+        "matmul_prelu_forward",
+        *(out("out", BT, OC), out("pre", BT, OC), inp("inp", BT, C), inp("weight", OC, C), inp("bias", OC)),
+        inp("slope", OC),
+        fuses=(product, prelu),
+        names=names,
+        reference=None,
+    )
+    model = Model(lambda self, x, y: F.cross_entropy(emit(prelu, inp=self.a(x), weight=self.norm.weight), y))
+    program = nn.trace_model(model, INPUTS)
+    match = Match.of(*program.calls[:2], at=0)
+    assert match.op is fused
+    assert match.holds(program) is fits
