@@ -94,6 +94,11 @@ WALLS = {
         within(),
         ("record.py", "eval('1')"),
     ),
+    "only train/job.py steps an engine: the next step of a job is Job.step()": (
+        r"(.*\.)?engine\.step",
+        within("train/job.py"),
+        ("profiler.py", "job.engine.step(lr=1.0)"),
+    ),
     "PyTorch is never imported": (r"torch(\..*)?", within(), ("checkpoint.py", "import torch.nn as nn")),
 }
 
