@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from .. import models
 from ..check.judged import Judged, require_loadable, require_right, sized_of
 from ..data.batches import SORTED
 from ..data.corpus import Corpus, load_corpus
@@ -18,8 +19,7 @@ from ..files.reading import misfit
 from ..isolate.child import Child
 from ..kernels import registry
 from ..kernels.toolkit import threads as numba_threads
-from ..models import specs
-from ..models.gpt2 import GPT2, PRESETS, Config, parse_config
+from ..models import Config
 from ..program.fuse import FUSIONS
 from ..program.fuse import parse as parse_fusions
 from ..weights import Weights, check_target, copy_into
@@ -41,7 +41,7 @@ class Settings:
     """All that a run is asked to do; the defaults are those of ``train_gpt2.c`` where it has them."""
 
     model: str | None = None
-    """By default that of `init`, or gpt2-124M."""
+    """By default that of `init`, or `models.DEFAULT`."""
     init: str | None = None
     data: str = "builtin"
     B: int = 4
@@ -335,19 +335,22 @@ def model_of(settings: Settings, resume: Checkpoint | None = None) -> tuple[str,
     settings.check()
     weights = open_weights(Path(settings.init)) if settings.init is not None and resume is None else None
     if resume is not None:
-        name, config = resume.state["model"], Config(**resume.state["sizes"])
+        config = resume.config
     elif weights is None:
-        name, config = parse_config("gpt2-124M" if settings.model is None else settings.model)
+        config = models.parse(settings.model or models.DEFAULT)
     else:
         config = weights.config
-        name = next((n for n, preset in PRESETS.items() if preset == config), "gpt2-custom")
-        asked = parse_config(settings.model)[1] if settings.model is not None else config
-        for size, there in asdict(config).items():
-            if (wanted := asdict(asked)[size]) != there:
+        asked = models.parse(settings.model) if settings.model is not None else config
+        sizes = {"model": asked.model} | asdict(asked)
+        for size, there in ({"model": config.model} | asdict(config)).items():
+            if (wanted := sizes[size]) != there:
                 raise UserError(
                     f"--model {settings.model} has {size} {wanted}, and --init {settings.init} has {there}; "
                     "leave --model out, since the weights fix the sizes"
                 )
+    name = resume.state["model"] if resume else models.name_of(config)
+    if settings.save is not None:
+        check_target(Path(settings.save), config)
     if config.block_size < settings.T:
         raise UserError(
             f"-T {settings.T}: {name} has a context of {config.block_size} tokens; "
@@ -389,8 +392,8 @@ def prepare(
             told.append(require_right(built.kernels, sizes, threads=threads, child=child))
 
         engine = Engine(
-            GPT2(config),
-            specs(settings.B, settings.T),
+            config.module(),
+            config.specs(settings.B, settings.T),
             choice=choice,
             threads=settings.threads,
             seed=settings.seed if weights is None and resume is None else None,
@@ -476,7 +479,7 @@ def planned(settings: Settings, config: Config) -> tuple[Settings, list[str]]:
     if settings.variant != registry.AUTO or settings.plan is not None:
         return settings, []
     threads = numba_threads.set_threads(settings.threads)
-    key = plans.key(asdict(config), settings.B, settings.T, threads, fusions(settings))
+    key = plans.key(config.to_json(), settings.B, settings.T, threads, fusions(settings))
     rules, note = plans.rules(key, settings.kernels)
     return replace(settings, plan=rules), [note]
 
@@ -493,7 +496,11 @@ def smaller(settings: Settings, config: Config, choice: registry.Choice, there: 
     while B > 1 or T > 1:
         B, T = (B // 2, T) if B > 1 else (B, T // 2)
         built = build(
-            GPT2(config), specs(B, T), choice=choice, fuse=fusions(settings), accumulate=settings.micro_batches > 1
+            config.module(),
+            config.specs(B, T),
+            choice=choice,
+            fuse=fusions(settings),
+            accumulate=settings.micro_batches > 1,
         )
         if built.plan().total_bytes <= there:
             return f"try -B {B} -T {T}"
@@ -505,6 +512,6 @@ def build_only(settings: Settings) -> Built:
     _, config, _ = model_of(settings)
     load_kernels(settings.kernels, settings.variants)
     settings, notes = planned(settings, config)
-    more, inputs = settings.micro_batches > 1, specs(settings.B, settings.T)
-    built = build(GPT2(config), inputs, choice=choice_of(settings), fuse=fusions(settings), accumulate=more)
+    more, inputs = settings.micro_batches > 1, config.specs(settings.B, settings.T)
+    built = build(config.module(), inputs, choice=choice_of(settings), fuse=fusions(settings), accumulate=more)
     return replace(built, notes=[*notes, *built.notes])

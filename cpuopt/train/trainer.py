@@ -21,7 +21,7 @@ from ..data.tokenizers import get_tokenizer
 from ..errors import UserError
 from ..files import remove_leftovers
 from ..files.reading import finite
-from ..generate.decoder import Decoder, Sampler, generate, text_of
+from ..generate.decoder import Decoder, Sampler, generate, require_cache, text_of
 from ..measure.profile import Profile
 from ..measure.rates import machine_id
 from ..measure.roofline import Roofs
@@ -124,6 +124,8 @@ class Trainer:
         self.tried = 0
         self.decoder: Decoder | None = None
         _ = job.corpus.fingerprint  # read now, not when a signal leaves little time for a checkpoint
+        if job.settings.sample_every:
+            require_cache(job.config)
         job.micro_batches(1)  # what cannot be had is refused before anything is written
 
     @property
@@ -139,6 +141,7 @@ class Trainer:
             "val": {str(k): v for k, v in self.val.items()},
             "guard": self.job.guard.state(),
             "model": self.job.name,
+            "architecture": self.job.config.model,
             "sizes": asdict(self.job.config),
             "corpus": self.job.corpus.fingerprint,
             "tokenizer": self.job.corpus.tokenizer,
@@ -289,7 +292,12 @@ def train(
     s, engine = job.settings, job.engine
     trainer = Trainer(job, listener, clock)
     if resume is None:
-        config = {**asdict(s), "sizes": asdict(job.config), "corpus": job.corpus.description}
+        config = {
+            **asdict(s),
+            "architecture": job.config.model,
+            "sizes": asdict(job.config),
+            "corpus": job.corpus.description,
+        }
         run = Run(root, s.run, config, {"machine_id": machine_id(), "commit": commit()})
     else:
         run, history = Run.reopen(resume.run, resume.state["step"])

@@ -16,8 +16,6 @@ import numpy as np
 from ..engine import Engine
 from ..errors import UserError
 from ..kernels.registry import Choice
-from ..models import specs
-from ..models.gpt2 import GPT2
 from ..weights import copy_into, llmc
 from .job import Cycle, Progress, Settings, Steps, require_correct
 
@@ -67,7 +65,7 @@ def model_beside(state: Path) -> Path:
         Where there is no such file.
     """
     if not state.is_file():
-        raise UserError(f"there is no file {str(state)!r}; expected a debug state, as llm.c's train_gpt2.py writes it")
+        raise UserError(f"there is no file {str(state)!r}; expected a debug state, as llm.c writes it")
     path = state.with_name(state.name.replace("_debug_state", ""))
     if path == state or not path.is_file():
         raise UserError(f"{str(state)!r} has no model file beside it; name it with --init MODEL.bin")
@@ -90,8 +88,8 @@ def verify(
     """
     B, T = state.tokens.shape
     engine = Engine(
-        GPT2(model.config),
-        specs(B, T),
+        model.config.module(),
+        model.config.specs(B, T),
         choice=Choice(settings.variant, settings.swap),
         threads=settings.threads,
         seed=None,
