@@ -60,7 +60,7 @@ class Config:
         def block_size(self) -> int: ...  # noqa: D102
 
     def __post_init__(self) -> None:
-        for name in (f.name for f in fields(self) if f.type == "int"):
+        for name in (f.name for f in fields(self) if f.type in (int, "int")):
             n, most = getattr(self, name), MOST_LAYERS if name == "n_layer" else 2**31 - 1
             if not isinstance(n, int) or isinstance(n, bool) or not 1 <= n <= most:
                 raise UserError(f"model: {name} is {repr(n)[:60]}; expected a whole number from 1 to {most}")
