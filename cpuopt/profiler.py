@@ -13,7 +13,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
@@ -218,10 +218,12 @@ class Trainable(Protocol):
 
     name: str
     settings: Any
-    corpus: Any
     engine: Engine
     choice: Any
     checked: list[dict[str, Any]]
+
+    def step(self, within: Callable[[], AbstractContextManager[None]]) -> object:
+        """Train on the next batch."""
 
 
 def profile(
@@ -243,19 +245,16 @@ def profile(
     doubts : asked after the last step what speaks against the figures.
     """
     s = job.settings
-    batches = job.corpus.batches("train", s.B, s.T, seed=s.seed)
     profiler = Profiler(job.engine, regions=regions)
     try:
-        for i in range(warmup + s.steps):
-            tokens, targets = batches.at(i)
-            with profiler.step():
-                job.engine.step(lr=s.lr, clip=s.clip, tokens=tokens, targets=targets)
+        for _ in range(warmup + s.steps):
+            job.step(profiler.step)
             tick()
     finally:
         profiler.remove()
     return profiler.profile(
         model=job.name,
-        B=s.B,
+        B=s.B * s.micro_batches,
         T=s.T,
         choice=job.choice,
         warmup=warmup,

@@ -16,7 +16,7 @@ from cpuopt.cli import common
 from cpuopt.engine import Engine
 from cpuopt.errors import UserError
 from cpuopt.models.gpt2 import GPT2, Config
-from cpuopt.train import evaluate, job
+from cpuopt.train import evaluate
 from cpuopt.train.evaluate import read_examples
 from cpuopt.weights import save_weights
 
@@ -58,7 +58,7 @@ def _here(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def engine():
-    return Engine(GPT2(CONFIG), job.specs(4, 12), seed=2, train=False)
+    return Engine(GPT2(CONFIG), CONFIG.specs(4, 12), seed=2, train=False)
 
 
 def test_a_file_is_read_as_it_was_written(tmp_path):

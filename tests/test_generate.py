@@ -19,7 +19,7 @@ from cpuopt.generate.decoder import BLOCKS, Decoder, Sampler, read_bandwidth, te
 from cpuopt.kernels import registry
 from cpuopt.models.gpt2 import GPT2, Config
 from cpuopt.report import console
-from cpuopt.train import checkpoint, job
+from cpuopt.train import checkpoint
 from cpuopt.weights import save_weights
 
 CONFIG = Config(2, 4, 64, 256, 100)
@@ -29,7 +29,7 @@ IDS = np.random.Generator(np.random.PCG64(1)).integers(0, 256, 100)
 @pytest.fixture(scope="module")
 def whole():
     """The parameters, and the logits of all positions by one uncached forward."""
-    engine = Engine(GPT2(CONFIG), job.specs(1, 100), seed=3, train=False)
+    engine = Engine(GPT2(CONFIG), CONFIG.specs(1, 100), seed=3, train=False)
     tokens = IDS[None].astype(np.int32)
     for p in engine.parameters().values():
         if p.ndim == 2:

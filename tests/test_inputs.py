@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpuopt import cli, data
+from cpuopt import cli, data, models
 from cpuopt.cli.config import read_config
 from cpuopt.data import corpus, tokenizers
 from cpuopt.errors import UserError
-from cpuopt.models.gpt2 import PRESETS, parse_config
+from cpuopt.models.gpt2 import PRESETS
 from cpuopt.report.backward import html
 from cpuopt.train import checkpoint, job
 
@@ -45,7 +45,7 @@ def _here(tmp_path, monkeypatch):
 )
 def test_a_model_that_is_no_model(text, why):
     with pytest.raises(UserError, match=why) as e:
-        parse_config(text)
+        models.parse(text)
     assert len(str(e.value)) < 300
     assert str(e.value).isprintable()
 

@@ -95,8 +95,50 @@ WALLS = {
         within(),
         ("record.py", "eval('1')"),
     ),
+    "only train/job.py steps an engine: the next step of a job is Job.step()": (
+        r"(.*\.)?engine\.step",
+        within("train/job.py"),
+        ("profiler.py", "job.engine.step(lr=1.0)"),
+    ),
     "PyTorch is never imported": (r"torch(\..*)?", within(), ("checkpoint.py", "import torch.nn as nn")),
 }
+
+
+def said(tree, file):
+    """Everything that a file's code mentions, its strings included; docstrings may cite a source."""
+    cited = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    strings = (node for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in cited)
+    yield from (node.value for node in strings if isinstance(node.value, str))
+    yield from imports(tree, file)
+    yield from names(tree)
+
+
+def named_models(tree, file):
+    """What of a file names the first model; two flags name its tokenizer, as data/ does."""
+    tokenizer = "gpt2" if file in ("cli/data.py", "cli/generate.py") else None
+    return [text for text in said(tree, file) if re.search(r"(?i)gpt[-_]?2", text) and tokenizer not in text.split()]
+
+
+def test_only_models_and_weights_name_a_model():
+    files = [file for file in FILES if not file.startswith(("models/", "weights/", "data/"))]
+    assert {file: found for file in files if (found := named_models(tree_of(file), file))} == {}
+
+
+@pytest.mark.parametrize(
+    "planted",
+    [
+        "from ..models.gpt2 import Config",
+        "def f():\n    from ..models import gpt2",
+        "model = models.GPT2(config)",
+        'model: str = "gpt2-124M"',
+        'HELP = "train a GPT-2"',
+        'name = f"gpt2-{size}"',
+    ],
+)
+def test_a_model_that_is_named_elsewhere_is_noticed(planted):
+    for file in ("train/job.py", "cli/generate.py"):
+        assert named_models(ast.parse(planted), file)
+    assert not named_models(ast.parse('"""As train_gpt2.c has it."""'), "train/job.py")
 
 
 @pytest.mark.parametrize("wall", WALLS)

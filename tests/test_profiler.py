@@ -22,6 +22,7 @@ from cpuopt.measure.roofline import Level, Roofs
 from cpuopt.models.gpt2 import GPT2, PRESETS
 from cpuopt.profiler import Profiler
 from cpuopt.report import tables, trace
+from cpuopt.train.job import Cycle, Settings, Steps
 
 B, T = 2, 8
 TICK = 10  # ns that a reading of the clock takes
@@ -407,11 +408,10 @@ def test_a_step_that_fails_is_not_counted(engine, shared):
 
 
 def test_profile_of_a_job(engine, shared):
-    settings = SimpleNamespace(B=B, T=T, seed=0, steps=3, lr=1e-3, clip=1.0)
-    corpus = SimpleNamespace(batches=lambda *a, seed: SimpleNamespace(at=lambda i: tuple(batch(i).values())))
+    steps = Steps(Settings(B=B, T=T, steps=3, clip=1.0), engine, Cycle([tuple(batch(i).values()) for i in range(5)]))
     checked = [{"kernel": "gelu_forward[vanilla]", "status": "PASS"}]
     job = SimpleNamespace(
-        settings=settings, engine=engine, corpus=corpus, choice=shared[1], name="gpt2-tiny", checked=checked
+        settings=steps.settings, engine=engine, step=steps.step, choice=shared[1], name="gpt2-tiny", checked=checked
     )
     ticks = Counter()
     r = profiler.profile(job, warmup=2, tick=lambda: ticks.update("x"))

@@ -15,8 +15,11 @@ import numpy as np
 import pytest
 
 from cpuopt.errors import UserError
+from cpuopt.kernels import registry
+from cpuopt.lab import ab
+from cpuopt.profiler import profile
 from cpuopt.train import job
-from cpuopt.train.trainer import Trainer, train
+from cpuopt.train.trainer import train
 
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 FILES = {"config.json", "machine.json", "metrics.jsonl", "main.log", "profile.json", "summary.json"}
@@ -191,6 +194,24 @@ def weights_of(ready):
     return {name: p.copy() for name, p in ready.engine.parameters().items()}
 
 
+def test_every_verb_steps_as_the_settings_say(prepare, tmp_path):
+    """Also `cpuopt profile` and `cpuopt ab --in-step`, to the bits of training."""
+    how = {"schedule": "linear", "warmup_steps": 1, "beta1": 0.5, "weight_decay": 0.1, "clip": 0.5, "total_batch": 64}
+    trained, profiled, other = prepare(**how), prepare(**how), prepare(**how, decay="matrices")
+    train(trained, tmp_path, Listener())
+    profile(profiled, warmup=0)
+    vanilla = registry.KERNELS["gelu_forward", "vanilla"]
+    compared = ab.InStep(trained.settings, [ab.Change((vanilla, vanilla))])
+    for ready in (other, compared.job):
+        for _ in range(3):
+            ready.step()
+    want = weights_of(trained)
+    for ready in (profiled, compared.job):
+        assert all(np.array_equal(p, want[name]) for name, p in ready.engine.parameters().items())
+    assert {n for n, p in other.engine.parameters().items() if np.array_equal(p, want[n])} == set()
+    assert (trained.done, compared.job.step().lr) == (3, 5e-3)  # a step behind the last has its rate
+
+
 @pytest.mark.parametrize("variant", ["vanilla", "optimized"])
 def test_micro_batches_give_the_step_of_the_whole_batch(prepare, tmp_path, variant):
     whole = prepare(B=4, steps=1, seed=3, variant=variant, fuse="none")
@@ -211,8 +232,7 @@ def test_micro_batches_give_the_step_of_the_whole_batch(prepare, tmp_path, varia
 
 def test_a_run_of_micro_batches_takes_other_tokens_each_time(prepare, tmp_path):
     ready = prepare(B=1, steps=2, total_batch=32)
-    trainer = Trainer(ready, Listener())
-    seen = [m["tokens"].tobytes() for step in (1, 2) for m in trainer.micro_batches(step)]
+    seen = [m["tokens"].tobytes() for step in (1, 2) for m in ready.micro_batches(step)]
     batches = ready.corpus.batches("train", 1, 16, seed=0)
     assert seen == [batches.at(i)[0].tobytes() for i in range(4)]
     ticks = itertools.count(step=0.25)

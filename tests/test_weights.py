@@ -23,7 +23,7 @@ from cpuopt.errors import UserError
 from cpuopt.models.gpt2 import Config
 from cpuopt.train import job
 from cpuopt.weights import copy_into, llmc, open_weights, save_weights
-from cpuopt.weights.huggingface import TRANSPOSED
+from cpuopt.weights.huggingface import NAMES
 from cpuopt.weights.tensors import HEADER_LIMIT, TensorFile, file_parts, from_bf16, parse_json, to_bf16
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -48,7 +48,8 @@ def same(weights, params):
 
 def hf_names(params, prefix="transformer."):
     """The arrays as transformers keeps them."""
-    return {f"{prefix}{n}": np.ascontiguousarray(p.T) if TRANSPOSED.fullmatch(n) else p for n, p in params.items()}
+    turned = NAMES["gpt2"].transposed.fullmatch
+    return {f"{prefix}{n}": np.ascontiguousarray(p.T) if turned(n) else p for n, p in params.items()}
 
 
 def hf_folder(path, arrays, **config):
@@ -243,7 +244,7 @@ def test_an_index_that_lies_is_refused(tmp_path, params):
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        ({"model_type": "llama"}, "model_type is 'llama'"),
+        ({"model_type": "llama"}, "there is no model 'llama'"),
         ({"activation_function": "relu"}, "activation_function is 'relu'"),
         ({"layer_norm_epsilon": 1e-6}, "layer_norm_epsilon is '1e-06'"),
         ({"scale_attn_by_inverse_layer_idx": True}, "inverse"),

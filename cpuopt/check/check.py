@@ -250,7 +250,8 @@ def prepare(kernel: Kernel, sizes: Mapping[str, int]) -> dict[str, Spec]:
         raise
     except BaseException as e:
         raise BrokenKernelError(f"does not compile, or has no scratch size: {type(e).__name__}: {e}") from e
-    most = max(1 << 22, 64 * sum(prod(d(sizes) for d in a.shape) for a in kernel.op.arrays))
+    known = [a for a in kernel.op.arrays if all(d.symbols <= sizes.keys() for d in a.shape)]  # what is absent is not
+    most = max(1 << 22, 64 * sum(prod(d(sizes) for d in a.shape) for a in known))
     for name, ((n,), _) in found.items():
         if n > most:
             raise BrokenKernelError(

@@ -61,7 +61,8 @@ class Sized:
     @property
     def elements(self) -> int:
         """Of all arrays."""
-        return sum(prod(d(self.case.sizes) for d in a.shape) for a in self.kernel.op.arrays)
+        there = (a for a in self.kernel.op.arrays if a.name not in self.case.absent)
+        return sum(prod(d(self.case.sizes) for d in a.shape) for a in there)
 
     def __str__(self) -> str:
         return f"{self.kernel.name}  {self.case}" + "".join(f", {n}_add" for n, on in self.adds.items() if on)

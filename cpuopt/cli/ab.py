@@ -6,6 +6,7 @@ import argparse
 import json
 from pathlib import Path
 
+from .. import models
 from ..errors import UserError
 from . import common
 from .common import start_numba
@@ -20,7 +21,7 @@ def flags(p: argparse.ArgumentParser) -> None:
     p.add_argument("a", metavar="A", help="the variant to compare with")
     p.add_argument("b", metavar="B", help="the variant that gets the verdict")
     p.add_argument("--kernels", action="append", default=[], metavar="FILE.py", help="your own kernels; repeatable")
-    p.add_argument("--model", default="gpt2-124M", help="whose shapes and steps (%(default)s)")
+    p.add_argument("--model", default=models.DEFAULT, help="whose shapes and steps (%(default)s)")
     p.add_argument("--sizes", default=DEFAULTS, metavar="BxT,...", help="rows by tokens (%(default)s)")
     p.add_argument("--threads", default="", metavar="N,...", help="(all cores)")
     p.add_argument(

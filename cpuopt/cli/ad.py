@@ -29,7 +29,7 @@ def flags(p: argparse.ArgumentParser) -> None:
         "--against",
         metavar="VARIANT",
         help="also check it and this variant against the float64 reference, and time the one against the other, "
-        "in turns on the same arrays, at the sizes of GPT-2 124M with 4 x 64 tokens; exits with 1 if either is wrong",
+        "in turns on the same arrays, at the default model's sizes with 4 x 64 tokens; exits with 1 if either is wrong",
     )
     p.add_argument("--html", type=Path, metavar="FILE", help="write both sources side by side, linked line by line")
     p.add_argument("--kernels", action="append", default=[], metavar="FILE.py", help="your own kernels; repeatable")

@@ -7,6 +7,7 @@ import json
 import sys
 from pathlib import Path
 
+from .. import models
 from . import common
 from .common import kernel_flags, start_numba
 
@@ -15,7 +16,7 @@ HELP = "whole training steps, side by side with PyTorch or another variant"
 
 def flags(p: argparse.ArgumentParser) -> None:
     """Add the verb's flags."""
-    p.add_argument("--model", default="gpt2-124M", help="preset, or sizes as in '{\"n_layer\": 4}' (%(default)s)")
+    p.add_argument("--model", default=models.DEFAULT, help="preset, or sizes as in '{\"n_layer\": 4}' (%(default)s)")
     p.add_argument("--peer", action="append", default=[], help="torch-eager (default) or torch-compile; repeatable")
     p.add_argument("--against", action="append", default=[], metavar="VARIANT", help="a variant as peer; repeatable")
     p.add_argument("--sizes", help="B x T each, as in 4x64,16x64 (seven from 1x16 to 1x1024 that fit the context)")

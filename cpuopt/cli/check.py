@@ -7,6 +7,7 @@ import json
 import secrets
 from typing import TYPE_CHECKING
 
+from .. import models
 from ..errors import UserError
 from ..wording import plain
 from . import common
@@ -26,7 +27,7 @@ def flags(p: argparse.ArgumentParser) -> None:
     )
     p.add_argument("--kernels", action="append", default=[], metavar="FILE.py", help="your own kernels; repeatable")
     p.add_argument(
-        "--model", default="gpt2-124M", help="whose sizes are checked too; 'none': only awkward sizes (%(default)s)"
+        "--model", default=models.DEFAULT, help="whose sizes are checked too; 'none': only awkward sizes (%(default)s)"
     )
     p.add_argument("-B", type=int, default=1, help="rows of that model's batch (%(default)s)")
     p.add_argument("-T", type=int, default=64, help="tokens of a row (%(default)s)")

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .. import models
 from ..errors import UserError
 from ..machine import cores as cores
 
@@ -25,7 +26,7 @@ DEFAULT = "optimized"
 
 def job_flags(p: argparse.ArgumentParser, steps: int) -> None:
     """Add what describes a training job."""
-    p.add_argument("--model", help="preset, or sizes as in '{\"n_layer\": 4}' (that of --init, or gpt2-124M)")
+    p.add_argument("--model", help=f"preset, or sizes as in '{{\"n_layer\": 4}}' (that of --init, or {models.DEFAULT})")
     p.add_argument("--init", metavar="PATH", help="weights: an llm.c model file, a Hugging Face directory, a run")
     p.add_argument(
         "--data", default="builtin", help="builtin, a dataset, a text file, a glob, or a .bin of tokens (%(default)s)"

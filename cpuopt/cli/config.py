@@ -10,7 +10,7 @@ from typing import Any, get_type_hints
 from ..errors import UserError
 from ..files.reading import misfit, parse_json, read_file
 
-RECORDED = ("sizes", "corpus", "processes", "plan")
+RECORDED = ("architecture", "sizes", "corpus", "processes", "plan")
 """What a run's own ``config.json`` says besides its settings, and what ``--variant auto`` came to."""
 
 

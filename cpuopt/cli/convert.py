@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from dataclasses import asdict
 from pathlib import Path
 
 HELP = "weights from a run, llm.c or Hugging Face to one of the latter"
@@ -33,8 +34,6 @@ def run(args: argparse.Namespace) -> int:
     padded = getattr(weights, "padded_vocab", None)
     save_weights(args.target, weights.config, weights.read, dtype, padded, weights.tokenizer)
     c = weights.config
-    print(
-        f"{args.target}: {c.n_params / 1e6:.1f} M parameters, {c.n_layer} layers of {c.n_embd}, "
-        f"vocabulary {c.vocab_size}, {dtype}"
-    )
+    sizes = ", ".join(f"{name} {n}" for name, n in asdict(c).items())
+    print(f"{args.target}: {c.n_params / 1e6:.1f} M parameters, {sizes}, {dtype}")
     return 0

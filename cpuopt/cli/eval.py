@@ -35,8 +35,6 @@ def run(args: argparse.Namespace) -> int:
     from ..errors import UserError
     from ..files.reading import finite
     from ..kernels.registry import AUTO, Choice
-    from ..models import specs
-    from ..models.gpt2 import GPT2
     from ..report import console
     from ..train.checkpoint import open_weights
     from ..train.evaluate import CHOICES, multiple_choice, perplexity, read_examples
@@ -62,8 +60,8 @@ def run(args: argparse.Namespace) -> int:
         console.warn("--variant auto: plans are for training steps; this runs with the default")
     with console.compiling() as progress:
         engine = Engine(
-            GPT2(c),
-            specs(B, T),
+            c.module(),
+            c.specs(B, T),
             choice=Choice(args.variant, args.swap),
             threads=args.threads,
             seed=None,

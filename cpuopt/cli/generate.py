@@ -51,9 +51,9 @@ def run(args: argparse.Namespace) -> int:
     start_numba(args.threads)
     from .. import kernels
     from ..engine import initialize
-    from ..generate.decoder import Decoder, Sampler, check_tokens, generate, read_bandwidth, text_of
+    from ..generate.decoder import Decoder, Sampler, check_tokens, generate, read_bandwidth, require_cache, text_of
     from ..kernels.registry import AUTO
-    from ..models.gpt2 import GPT2, parse_config
+    from ..models import parse
     from ..report import console
     from ..train.checkpoint import open_weights
     from ..weights import copy_into
@@ -67,7 +67,8 @@ def run(args: argparse.Namespace) -> int:
         )
     sampler = Sampler(args.temperature, args.top_k, args.top_p, args.seed)
     weights = None if args.init is None else open_weights(args.init)
-    config = parse_config(args.model)[1] if weights is None else weights.config
+    config = parse(args.model) if weights is None else weights.config
+    require_cache(config)
     tokenizer = tokenizer_of(args.tokenizer or (weights.tokenizer if weights else None), config.vocab_size)
     prompt = tokenizer.encode(args.prompt) or [tokenizer.eot]
     check_tokens(prompt, config)
@@ -85,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
             progress=progress,
         )
     if weights is None:
-        initialize(GPT2(config), decoder.parameters(), args.seed)
+        initialize(config.module(), decoder.parameters(), args.seed)
         console.warn(f"random weights of seed {args.seed}, since there is no --init: the text will mean nothing")
     else:
         copy_into(decoder.parameters(), weights)

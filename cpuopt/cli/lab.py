@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .. import models
 from ..errors import UserError
 from . import common
 from .common import start_numba
@@ -25,7 +26,7 @@ def flags(p: argparse.ArgumentParser) -> None:
     """Add the verb's flags."""
     p.add_argument("file", type=Path, metavar="FILE.py", help="with @kernel functions; 'cpuopt new-kernel' writes one")
     p.add_argument("--against", default="", metavar="VARIANT", help="to compare with (optimized, else vanilla)")
-    p.add_argument("--model", default="gpt2-124M", help="whose shapes and steps (%(default)s)")
+    p.add_argument("--model", default=models.DEFAULT, help="whose shapes and steps (%(default)s)")
     p.add_argument("-B", type=int, default=4, help="rows of a batch (%(default)s)")
     p.add_argument("-T", type=int, default=64, help="tokens of a row (%(default)s)")
     p.add_argument("--threads", type=int, help="(all cores)")

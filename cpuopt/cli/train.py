@@ -1,4 +1,4 @@
-"""``cpuopt train``: train a GPT-2 and keep a record of the run."""
+"""``cpuopt train``: train a model and keep a record of the run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from . import common
 from .common import job_flags, start_numba
 from .config import check_types, leave_out_defaults, read_config
 
-HELP = "train a GPT-2 and keep a record of the run"
+HELP = "train a model and keep a record of the run"
 
 
 def flags(p: argparse.ArgumentParser) -> None:

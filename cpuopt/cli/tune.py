@@ -6,6 +6,7 @@ import argparse
 import json
 from pathlib import Path
 
+from .. import models
 from ..errors import UserError
 from . import common
 from .common import start_numba
@@ -15,7 +16,7 @@ HELP = "find the fastest kernel for each op and shape, for --variant auto"
 
 def flags(p: argparse.ArgumentParser) -> None:
     """Add the verb's flags."""
-    p.add_argument("--model", default="gpt2-124M", help="preset, or sizes as in '{\"n_layer\": 4}' (%(default)s)")
+    p.add_argument("--model", default=models.DEFAULT, help="preset, or sizes as in '{\"n_layer\": 4}' (%(default)s)")
     p.add_argument("-B", type=int, default=4, help="rows of a batch (%(default)s)")
     p.add_argument("-T", type=int, default=64, help="tokens of a row (%(default)s)")
     p.add_argument("--threads", type=int, help="for all kernels (the cores this process may use)")

@@ -15,7 +15,7 @@ HELP = "compare logits, loss, gradients and ten losses with an llm.c debug state
 
 def flags(p: argparse.ArgumentParser) -> None:
     """Add the verb's flags."""
-    p.add_argument("state", type=Path, help="gpt2_124M_debug_state.bin, or one of your own")
+    p.add_argument("state", type=Path, help="X_debug_state.bin, as llm.c writes it")
     p.add_argument("--init", type=Path, metavar="MODEL.bin", help="its model (the file of that name beside it)")
     p.add_argument("--losses", metavar="X,...", help="expected of ten steps (those of llm.c's 124M state are known)")
     kernel_flags(p)

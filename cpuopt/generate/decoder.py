@@ -1,6 +1,6 @@
 """Generation: one token after the other, with keys and values kept.
 
-The model is traced for one token and for blocks of a prompt. In each program, attention and embedding become their ops
+The model is traced for one token and for blocks of a prompt. In each program, the ops that the model names become those
 behind a cache, head and loss go, and parameters and cache lie at the same place of one arena. The head is a call of its
 own, for one token: of a prompt, only the last token's logits are of use.
 """
@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import nn, ops
+from .. import nn
 from ..check.check import check_all
 from ..data.tokenizers import Tokenizer
 from ..engine import Array, Bound, Built, bind, run_calls, set_threads
@@ -23,8 +23,7 @@ from ..errors import UserError
 from ..kernels import registry, roofs
 from ..kernels.compile import jit
 from ..kernels.toolkit import threads
-from ..models import specs
-from ..models.gpt2 import GPT2, Config
+from ..models import Config
 from ..program import arena
 from ..program.fuse import fuse
 from ..program.program import Call, Program, Scalar, Value
@@ -37,28 +36,32 @@ IN_CACHE = 64 << 20
 """Bytes of weights that may be in a cache; how fast memory is says nothing about those."""
 
 
-def behind_cache(program: Program, room: int) -> Call:
-    """Turn a traced forward into one whose tokens follow others; take off its head, and give that.
+def require_cache(config: Config) -> None:
+    """Refuse a model that cannot generate; a `UserError` says so."""
+    if not config.cached:
+        raise UserError(f"the model {config.model} has no cache, so it cannot generate text")
+
+
+def behind_cache(config: Config, program: Program, room: int) -> Call:
+    """Turn a model's traced forward into one whose tokens follow others; take off its head, and return that.
 
     Parameters
     ----------
     room : positions of the cache.
     """
-    position, caches = Scalar("position"), list[Value]()
+    position, cache = Scalar("position"), list[Value]()
     for i, call in enumerate(program.calls):
-        if call.op is ops.attention_forward:
-            shape = call.sizes["B"], call.sizes["NH"], room, call.sizes["C"] // call.sizes["NH"]
-            kept = [program.value(f"{call.layer}.{name}", shape, "input") for name in ("keys", "values")]
-            caches += kept
-            args = {"out": call.args["out"], "keys": kept[0], "values": kept[1], "qkv": call.args["qkv"]}
-            args["position"] = position
-            program.calls[i] = Call(ops.attention_decode, call.layer, args, given=call.given)
-        elif call.op is ops.embedding_forward:
-            program.calls[i] = Call(ops.embedding_decode, call.layer, {**call.args, "position": position})
-    loss = next(c for c in program.calls if c.op is ops.cross_entropy_forward)
-    head = next(c for c in program.calls if loss.args["logits"] in c.writes)
-    program.calls = [c for c in program.calls if c not in (loss, head)]
-    program.inputs = [*caches, *(v for v in program.inputs if v is not loss.args["targets"])]
+        if op := config.cached.get(call.op):
+            sizes = {**call.sizes, **config.cache_sizes, "S": room}
+            args = {**call.args, "position": position}
+            for a in (a for a in op.arrays if a.role == "state"):
+                args[a.name] = program.value(f"{call.layer}.{a.name}", tuple(d(sizes) for d in a.shape), "input")
+                cache.append(args[a.name])
+            program.calls[i] = Call(op, call.layer, {a.name: args[a.name] for a in op.args}, given=call.given)
+    at = next(i for i, call in enumerate(program.calls) if call.layer == config.head)
+    head, program.calls = program.calls[at], program.calls[:at]
+    read = {v for call in program.calls for v in call.reads}
+    program.inputs = [*cache, *(v for v in program.inputs if v in read)]
     program.outputs = [head.args["inp"]]
     program.verify()
     return head
@@ -82,7 +85,7 @@ class Decoder:
     ----------
     position : how many tokens it has read.
     weights : all parameters as one array, in their order.
-    weight_bytes : what one token must read of them: all but the embedding of positions, of which it needs a row.
+    weight_bytes : what one token must read of them: all but tables of which it needs only a row.
     """
 
     def __init__(
@@ -97,6 +100,7 @@ class Decoder:
         check: bool = True,
         progress: Callable[[int, int, str], None] = lambda done, total, name: None,
     ) -> None:
+        require_cache(config)
         self.config, self.position = config, 0
         variant = registry.DEFAULT if variant == registry.AUTO else variant  # a plan is for a training step
         blocks = [T for T in BLOCKS if config.block_size >= T]
@@ -104,8 +108,8 @@ class Decoder:
         choices = {T: registry.Choice(variant, ["*=rows"] * (usual and T <= FEW) + [*swaps]) for T in blocks}
         programs: dict[int, Program] = {}
         for T in reversed(blocks):
-            program = programs[T] = nn.trace_model(GPT2(config), specs(1, T))
-            head = behind_cache(program, config.block_size + blocks[-1])
+            program = programs[T] = nn.trace_model(config.module(), config.specs(1, T))
+            head = behind_cache(config, program, config.block_size + blocks[-1])
             fuse(program, ("layernorm", "gelu") if usual else (), choices[T])
         programs[1].calls.append(head)  # of the last program traced, which is that for one token
         programs[1].outputs = head.writes
@@ -135,7 +139,7 @@ class Decoder:
             tokens = next(v for v in program.inputs if v.name == "tokens")
             hidden = program.outputs[0] if T > 1 else head.args["inp"]
             self._tokens[T] = memory.view(tokens, plan.offsets[tokens], tokens.shape)
-            self._hidden[T] = memory.view(hidden, plan.offsets[hidden], (T, config.n_embd))
+            self._hidden[T] = memory.view(hidden, plan.offsets[hidden], hidden.shape[1:])
             fixed.append({v.name: plan.offsets[v] for v in [*program.parameters, *program.inputs] if v is not tokens})
         assert all(places == fixed[0] for places in fixed)
         self._head = self._calls[1].pop()
@@ -143,7 +147,8 @@ class Decoder:
         self._parameters = {p.name: memory.view(p, fixed[0][p.name], p.shape) for p in programs[1].parameters}
         ends = [fixed[0][p.name] + p.nbytes for p in programs[1].parameters]
         self.weights = memory.view(programs[1].parameters[0], 0, (max(ends) // 4,))
-        self.weight_bytes = 4 * (config.n_params - config.block_size * config.n_embd)
+        whole = {v for c in programs[1].calls if not any(a.role == "index" for a in c.op.args) for v in c.reads}
+        self.weight_bytes = sum(p.nbytes for p in programs[1].parameters if p in whole)
 
     def parameters(self) -> dict[str, Array]:
         """Return every parameter by name: views, so writing to them changes the model."""

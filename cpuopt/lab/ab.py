@@ -298,8 +298,7 @@ class InStep:
 
     def __init__(self, settings: Settings, changes: Sequence[Change], say: Say = lambda text: None) -> None:
         job = prepare(settings, lambda done, total, name: say(f"compiling {done}/{total} {name}"))
-        self.engine, self.settings = job.engine, settings
-        self.batches = job.corpus.batches("train", settings.B, settings.T, seed=settings.seed)
+        self.job, self.engine = job, job.engine
         self.layers: list[list[str]] = []
         self.groups: dict[str, list[dict[int, Bound]]] = {"A": [], "B": []}
         for change in changes:
@@ -319,7 +318,6 @@ class InStep:
         self.rng = np.random.default_rng(settings.seed)
         self.notes = list(job.engine.notes)
         self.judged: list[Result] = []
-        self.done = 0
 
     def use(self, side: str) -> None:
         """Let the calls go to A or B."""
@@ -328,11 +326,7 @@ class InStep:
 
     def step(self) -> float:
         """Train for one step, and return its loss."""
-        s = self.settings
-        tokens, targets = self.batches.at(self.done)
-        self.done += 1
-        with self.profiler.step():
-            return self.engine.step(lr=s.lr, clip=s.clip, tokens=tokens, targets=targets).loss
+        return self.job.step(self.profiler.step).loss
 
     def turn(self, side: str) -> tuple[float, ...]:
         """Give the ns of a step: of the whole, then of the calls of each change; sometimes one is judged first."""
@@ -391,7 +385,7 @@ class InStep:
             self.use(side)
             for v, x in zip(values, before, strict=True):
                 np.copyto(engine.array(v), x)
-            self.done = engine.step_number = 0
+            self.job.done = engine.step_number = 0
             found[side] = [self.step() for _ in range(CHECKED_STEPS)]
         return found
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .. import ops
+from .. import models, ops
 from ..check.conformance import conform
 from ..errors import UserError
 from ..isolate.child import Child
@@ -40,7 +40,7 @@ class Plan:
     """
 
     file: Path
-    model: str = "gpt2-124M"
+    model: str = models.DEFAULT
     B: int = 4
     T: int = 64
     threads: int = 1

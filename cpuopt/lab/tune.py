@@ -15,7 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .. import kernels, ops
@@ -173,7 +173,7 @@ def survey(settings: Settings, patterns: Sequence[str] = ("*",), again: bool = F
     name, config, _ = model_of(settings)
     built = build_only(settings)
     n = numba_threads.set_threads(settings.threads)
-    key = plans.key(asdict(config), settings.B, settings.T, n, fusions(settings))
+    key = plans.key(config.to_json(), settings.B, settings.T, n, fusions(settings))
     calls = [c for c in built.program.calls if c.phase != "evaluate"]
     default = {c.op.name: k.variant for c, k in zip(built.program.calls, built.kernels, strict=True)}
     used = list(dict.fromkeys(c.op.name for c in calls))

@@ -1,10 +1,211 @@
-"""The models that the package brings; the inputs of a language model."""
+"""Models by name. A file of this folder is a model: sizes, module, and how it generates; `register` makes it known."""
 
 from __future__ import annotations
 
-from ..ops.declaration import Shape
+import difflib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from functools import cache
+from importlib import import_module
+from math import prod
+from pathlib import Path
+from pkgutil import iter_modules
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from ..errors import UserError
+from ..files.reading import parse_json
+
+if TYPE_CHECKING:  # a command's help comes without ops
+    from .. import nn
+    from ..ops.declaration import Op, Shape
+
+DEFAULT = "gpt2-124M"
+"""The preset that is taken where none is named."""
+FIRST = "gpt2"
+"""The model of files that name none, which are older than the second model."""
+MOST_LAYERS = 4096
+"""Each layer has names and shapes, which are listed before any memory is counted."""
+CONFIG = "config.json"
+MODELS: dict[str, type[Config]] = {}
+PRESETS: dict[str, Config] = {}
 
 
 def specs(B: int, T: int) -> dict[str, tuple[Shape, str]]:
-    """Shape and dtype of the inputs of a language model."""
+    """Return shape and dtype of the inputs of a language model."""
     return {"tokens": ((B, T), "int32"), "targets": ((B, T), "int32")}
+
+
+@dataclass(frozen=True)
+class Config:
+    """Sizes of a language model. Each model has a subclass: a frozen dataclass in which every size has a default.
+
+    Attributes
+    ----------
+    model : its name.
+    head : the layer that turns hidden states into logits; of a prompt, only the last token needs it.
+    cached : for each op that looks at positions, the op that computes the same for tokens that follow others. Its
+        states are what the cache keeps. Empty where a model cannot generate.
+    """
+
+    model: ClassVar[str]
+    head: ClassVar[str] = "lm_head"
+    cached: ClassVar[Mapping[Op, Op]] = {}
+    if TYPE_CHECKING:
+
+        @property
+        def vocab_size(self) -> int: ...  # noqa: D102
+        @property
+        def block_size(self) -> int: ...  # noqa: D102
+
+    def __post_init__(self) -> None:
+        for name in (f.name for f in fields(self) if f.type in (int, "int")):
+            n, most = getattr(self, name), MOST_LAYERS if name == "n_layer" else 2**31 - 1
+            if not isinstance(n, int) or isinstance(n, bool) or not 1 <= n <= most:
+                raise UserError(f"model: {name} is {repr(n)[:60]}; expected a whole number from 1 to {most}")
+
+    def module(self) -> nn.Module:
+        """Make the module, whose ``forward`` maps `specs` to (loss (1,), logits (B, T, V))."""
+        raise NotImplementedError
+
+    @property
+    def cache_sizes(self) -> dict[str, int]:
+        """Sizes of what the cache keeps, by their symbols; that of the context, S, is known."""
+        return {}
+
+    def specs(self, B: int, T: int) -> dict[str, tuple[Shape, str]]:
+        """Return shape and dtype of the inputs."""
+        return specs(B, T)
+
+    def shapes(self) -> dict[str, Shape]:
+        """Return the shape of every parameter, by its name."""
+        return {name: p.shape for name, p in self.module().named_parameters()}
+
+    @property
+    def n_params(self) -> int:
+        """Count of trained numbers; a tied weight counts once."""
+        return sum(map(prod, self.shapes().values()))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the sizes as ``--model`` takes them, with the model's name if it is not `FIRST`."""
+        return ({} if self.model == FIRST else {"model": self.model}) | asdict(self)
+
+    @classmethod
+    def from_transformers(cls, given: Mapping[str, Any]) -> Config:
+        """Read the sizes in a ``config.json`` of Hugging Face, and refuse what this model does not compute."""
+        return cls(**{f.name: given[f.name] for f in fields(cls) if f.name in given})
+
+    def to_transformers(self) -> dict[str, Any]:
+        """Return what a ``config.json`` of Hugging Face says of the model."""
+        return {"model_type": self.model, **asdict(self)}
+
+
+def register(config: type[Config], presets: Mapping[str, Config]) -> None:
+    """Make a model known, and its presets for ``--model``."""
+    MODELS[config.model] = config
+    PRESETS.update(presets)
+
+
+@cache
+def load_all() -> None:
+    """Import the package's models, so that each registers itself."""
+    for module in iter_modules(__path__):
+        import_module(f"{__name__}.{module.name}")
+
+
+def load(name: str) -> tuple[Config, nn.Module]:
+    """Return the config and the module that `parse` finds under a name, or in a directory."""
+    config = parse(name)
+    return config, config.module()
+
+
+def parse(text: str) -> Config:
+    """Read a preset's name, sizes as a JSON object over a model's defaults, or a directory with a ``config.json``.
+
+    Raises
+    ------
+    UserError
+        For an unknown preset or model, a text that is not JSON, an unknown or impossible size.
+    """
+    load_all()
+    if text in PRESETS:
+        return PRESETS[text]
+    if os.path.isdir(text):
+        return read_config(Path(text) / CONFIG)[0]
+    if not text.lstrip().startswith("{"):
+        close = difflib.get_close_matches(text, PRESETS, 1)
+        known = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(PRESETS)}"
+        raise UserError(f"--model {repr(text)[:80]}: no such preset; {known} or sizes as in '{{\"n_layer\": 4}}'")
+    try:
+        return from_json(parse_json(text))
+    except ValueError as e:
+        raise UserError(f"--model {repr(text)[:80]}: not JSON ({e}); expected sizes as in '{{\"n_layer\": 4}}'") from e
+
+
+def from_json(sizes: Mapping[str, Any], model: Any = FIRST) -> Config:
+    """Read what `Config.to_json` returns; what is left out has the model's default.
+
+    Parameters
+    ----------
+    model : whose sizes they are, where they do not name one.
+    """
+    found = model_type(sizes.get("model", model))
+    names = [f.name for f in fields(found)]
+    for name in sizes:
+        if name not in (*names, "model"):
+            raise UserError(f"--model: unknown size {name[:50]!r}; known: {', '.join(names)}")
+    return found(**{name: n for name, n in sizes.items() if name != "model"})
+
+
+def model_type(name: Any) -> type[Config]:
+    """Return the config of a model; a `UserError` for a name that is none."""
+    load_all()
+    if not isinstance(name, str) or name not in MODELS:
+        raise UserError(f"there is no model {repr(name)[:60]}; known: {', '.join(MODELS)}")
+    return MODELS[name]
+
+
+def read_config(path: Path) -> tuple[Config, dict[str, Any]]:
+    """Read Hugging Face's ``config.json``; return the sizes, and all that it says.
+
+    Raises
+    ------
+    UserError
+        Where it cannot be read, or says what no model here computes.
+    """
+    given = read_object(path)
+    if "model_type" not in given:
+        raise UserError(f"{str(path)!r} does not say 'model_type'; expected {' or '.join(MODELS)!r}")
+    try:
+        return model_type(given["model_type"]).from_transformers(given), given
+    except UserError as e:
+        raise UserError(f"{str(path)!r}: {str(e)[:200]}") from e
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Read a JSON object that comes with weights; a `UserError` where there is none."""
+    try:
+        return parse_json(path.read_bytes())
+    except FileNotFoundError as e:
+        raise UserError(f"there is no {str(path)!r}, which has the model's sizes; put it beside the weights") from e
+    except OSError as e:
+        raise UserError(f"cannot read {str(path)!r}: {e.strerror or e}") from e
+    except (ValueError, RecursionError) as e:
+        raise UserError(f"{str(path)!r} is no JSON object: {e}") from e
+
+
+def preset_of(sizes: Mapping[str, Any]) -> str:
+    """Return the name of the preset with these sizes, as of `Config.to_json`, or ``""``."""
+    load_all()
+    return next((name for name, config in PRESETS.items() if config.to_json() == dict(sizes)), "")
+
+
+def name_of(config: Config) -> str:
+    """Return the name of a config's preset, or ``gpt2-custom``."""
+    return preset_of(config.to_json()) or f"{config.model}-custom"
+
+
+def argument_of(sizes: Mapping[str, Any]) -> str:
+    """Return what ``--model`` is given for these sizes."""
+    return preset_of(sizes) or json.dumps(dict(sizes))

@@ -6,22 +6,30 @@ projections into the residual stream scaled by 1/sqrt(2 * n_layer).
 
 from __future__ import annotations
 
-import difflib
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from .. import functional as F
-from .. import nn
+from .. import models, nn, ops
 from ..errors import UserError
-from ..files.reading import parse_json
-from ..ops.declaration import Shape
 from ..program.program import Value
 
-MOST_LAYERS = 4096
-"""Each layer has names and shapes, which are listed before any memory is counted."""
+END_OF_TEXT = 50256
+EXPECTED: dict[str, tuple[Any, ...]] = {
+    # what this GPT-2 computes; the first is the value where config.json says nothing
+    "model_type": ("gpt2",),
+    "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
+    "layer_norm_epsilon": (1e-5,),
+    "scale_attn_weights": (True,),
+    "scale_attn_by_inverse_layer_idx": (False,),
+    "add_cross_attention": (False,),
+    "tie_word_embeddings": (True,),
+}
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(models.Config):
     """Sizes of a GPT-2."""
 
     n_layer: int = 12
@@ -30,23 +38,49 @@ class Config:
     vocab_size: int = 50257
     block_size: int = 1024
 
+    model: ClassVar = "gpt2"
+    cached: ClassVar = {ops.attention_forward: ops.attention_decode, ops.embedding_forward: ops.embedding_decode}
+
     def __post_init__(self) -> None:
-        for name, n in asdict(self).items():
-            most = MOST_LAYERS if name == "n_layer" else 2**31 - 1
-            if not isinstance(n, int) or isinstance(n, bool) or not 1 <= n <= most:
-                raise UserError(f"model: {name} is {repr(n)[:60]}; expected a whole number from 1 to {most}")
+        super().__post_init__()
         if self.n_embd % self.n_head:
             raise UserError(f"model: n_embd = {self.n_embd} is not a multiple of n_head = {self.n_head}")
 
-    @property
-    def n_params(self) -> int:
-        """Count of trained numbers; the tied head counts once."""
-        C, L = self.n_embd, self.n_layer
-        return (self.vocab_size + self.block_size + 2) * C + L * (12 * C * C + 13 * C)
+    def module(self) -> nn.Module:
+        """Make the module."""
+        return GPT2(self)
 
-    def shapes(self) -> dict[str, Shape]:
-        """Give the shape of every parameter, by its name."""
-        return {name: p.shape for name, p in GPT2(self).named_parameters()}
+    @property
+    def cache_sizes(self) -> dict[str, int]:
+        """Heads of keys and values, and their channels."""
+        return {"NH": self.n_head, "HS": self.n_embd // self.n_head}
+
+    @classmethod
+    def from_transformers(cls, given: Mapping[str, Any]) -> Config:
+        """Read the sizes; refuse what is computed otherwise."""
+        for name, allowed in EXPECTED.items():
+            if given.get(name, allowed[0]) not in allowed:
+                raise UserError(f"{name} is {str(given[name])[:60]!r}; cpuopt's GPT-2 has {allowed[0]!r} only")
+        sizes = {name: given[name] for name in ("n_layer", "n_head", "n_embd", "vocab_size") if name in given}
+        if context := given.get("n_positions", given.get("n_ctx")):
+            sizes["block_size"] = context
+        config = cls(**sizes)
+        if given.get("n_inner") not in (None, 4 * config.n_embd):
+            raise UserError(f"n_inner is {str(given['n_inner'])[:60]}; expected 4 * n_embd = {4 * config.n_embd}")
+        return config
+
+    def to_transformers(self) -> dict[str, Any]:
+        """Describe the model as ``save_pretrained`` does."""
+        end = END_OF_TEXT if self.vocab_size > END_OF_TEXT else None
+        return {
+            "architectures": ["GPT2LMHeadModel"],
+            **{name: allowed[0] for name, allowed in EXPECTED.items()},
+            **{name: getattr(self, name) for name in ("n_layer", "n_head", "n_embd", "vocab_size")},
+            "bos_token_id": end,
+            "eos_token_id": end,
+            "n_positions": self.block_size,
+            "n_ctx": self.block_size,
+        }
 
 
 PRESETS = {
@@ -57,32 +91,8 @@ PRESETS = {
     "gpt2-774M": Config(36, 20, 1280),
     "gpt2-1558M": Config(48, 25, 1600),
 }
-"""Model sizes by name; ``gpt2-tiny`` reads bytes and trains in seconds."""
-
-
-def parse_config(text: str) -> tuple[str, Config]:
-    """Read a preset's name, or a JSON object of sizes over those of 124M.
-
-    Raises
-    ------
-    UserError
-        For an unknown preset, a text that is not JSON, an unknown or impossible size.
-    """
-    if text in PRESETS:
-        return text, PRESETS[text]
-    if not text.lstrip().startswith("{"):
-        close = difflib.get_close_matches(text, PRESETS, 1)
-        known = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(PRESETS)}"
-        raise UserError(f"--model {repr(text)[:80]}: no such preset; {known} or sizes as in '{{\"n_layer\": 4}}'")
-    try:
-        sizes = parse_json(text)
-    except ValueError as e:
-        raise UserError(f"--model {repr(text)[:80]}: not JSON ({e}); expected sizes as in '{{\"n_layer\": 4}}'") from e
-    names = [f.name for f in fields(Config)]
-    for name in sizes:
-        if name not in names:
-            raise UserError(f"--model: unknown size {name[:50]!r}; known: {', '.join(names)}")
-    return "gpt2-custom", replace(Config(), **sizes)
+"""Sizes by name; ``gpt2-tiny`` reads bytes and trains in seconds."""
+models.register(Config, PRESETS)
 
 
 class Attention(nn.Module):

@@ -16,7 +16,7 @@ import numpy as np
 
 from .declaration import B, C, Op, T, V, acc, index, inp, maxT, out
 
-SOURCE = "Radford et al. 2019 (GPT-2); torch.nn.functional.embedding"
+SOURCE = "Radford et al. 2019; torch.nn.functional.embedding"
 
 
 def reference_forward(tokens, wte, wpe):

@@ -23,7 +23,7 @@ from .. import weights
 from ..errors import UserError
 from ..files import Content, remove, temporary, whole_directory, write_synced
 from ..files.reading import misfit
-from ..models.gpt2 import Config
+from ..models import FIRST, Config, from_json
 from ..weights import Weights
 from ..weights.tensors import Array, DType, TensorFile, file_parts, parse_json
 
@@ -79,6 +79,11 @@ class Checkpoint:
     path: Path
     state: dict[str, Any]
     passed_over: tuple[str, ...] = ()
+
+    @property
+    def config(self) -> Config:
+        """The model's sizes; a checkpoint that names no model is older than the second one."""
+        return from_json(self.state["sizes"], self.state.get("architecture", FIRST))
 
     @property
     def run(self) -> Path:
@@ -183,8 +188,9 @@ def verify(path: Path) -> Checkpoint:
             raise UserError(f"{str(path)!r} has the state of step {state['step']}: it is damaged")
         if wrong := misfit(state, State):
             raise ValueError(wrong)
-        Config(**state["sizes"]), [int(step) for step in state["val"]]
-        return Checkpoint(path, state)
+        found = Checkpoint(path, state)
+        _ = found.config, [int(step) for step in state["val"]]
+        return found
     except OSError as e:
         raise UserError(f"{str(path)!r}: {e.strerror or e}: {Path(e.filename or path).name}") from e
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
@@ -245,7 +251,7 @@ def open_weights(path: Path) -> Weights:
         return weights.open_weights(path)
     found = newest(path)
     file = TensorFile(found.path / PARAMS)
-    return Saved(found.path, Config(**found.state["sizes"]), file.read, found.state.get("tokenizer"))
+    return Saved(found.path, found.config, file.read, found.state.get("tokenizer"))
 
 
 def find_run(root: Path, name: str) -> Path:

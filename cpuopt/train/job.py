@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+from .. import models
 from ..check.judged import Judged, require_loadable, require_right, sized_of
 from ..data.batches import SORTED
 from ..data.corpus import Corpus, load_corpus
-from ..engine import Built, Engine, build, load_kernels
+from ..engine import Array, Built, Engine, Step, build, load_kernels
 from ..errors import UserError
 from ..files.reading import misfit
 from ..isolate.child import Child
 from ..kernels import registry
 from ..kernels.toolkit import threads as numba_threads
-from ..models import specs
-from ..models.gpt2 import GPT2, PRESETS, Config, parse_config
+from ..models import Config
 from ..program.fuse import FUSIONS
 from ..program.fuse import parse as parse_fusions
 from ..weights import Weights, check_target, copy_into
 from . import plans, tensorboard
 from .checkpoint import Checkpoint, load, open_weights
+from .guard import Guard
 from .provenance import compare, made_by
 from .record import check_name
-from .schedule import SCHEDULES
+from .schedule import SCHEDULES, rate
 
 GUARDS = ("auto", "skip", "stop", "off")
 """``skip`` leaves out the update of a bad step; ``stop`` ends the run after one; ``auto`` skips where all gradients are
@@ -38,7 +41,7 @@ class Settings:
     """All that a run is asked to do; the defaults are those of ``train_gpt2.c`` where it has them."""
 
     model: str | None = None
-    """By default that of `init`, or gpt2-124M."""
+    """By default that of `init`, or `models.DEFAULT`."""
     init: str | None = None
     data: str = "builtin"
     B: int = 4
@@ -158,15 +161,128 @@ class Settings:
         return f"--guard {self.guard}" if self.guard == "skip" else "--guard-z" if self.guard_z else ""
 
 
+class Stream(Protocol):
+    """The batches that an engine steps through."""
+
+    def at(self, n: int) -> tuple[Array, Array]:
+        """Return the tokens and the targets of the n-th batch since training began."""
+
+
+@dataclass(frozen=True)
+class Cycle:
+    """Batches that come again and again, each a pair of tokens and targets."""
+
+    batches: Sequence[tuple[Array, Array]] | Array
+
+    def at(self, n: int) -> tuple[Array, Array]:  # noqa: D102
+        tokens, targets = self.batches[n % len(self.batches)]
+        return tokens, targets
+
+
+@dataclass(frozen=True)
+class Taken:
+    """One step that was taken.
+
+    Attributes
+    ----------
+    number : counted from 1.
+    loss, grad_norm : as in `engine.Step`.
+    seconds : the time of the engine's step; fetching its batches is not counted.
+    tokens : of all micro-batches.
+    refused : why the guard refused it, or ``""``.
+    """
+
+    number: int
+    loss: float
+    grad_norm: float
+    lr: float
+    seconds: float
+    tokens: int
+    refused: str
+
+
 @dataclass
-class Job:
-    """What a configuration comes to: sizes, data, engine, and the checks that its kernels passed."""
+class Steps:
+    """An engine, and the settings and batches that it steps by.
+
+    Attributes
+    ----------
+    done : the steps so far; those that the guard skipped count.
+    """
 
     settings: Settings
+    engine: Engine
+    batches: Stream
+    done: int = field(default=0, init=False)
+    guard: Guard = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.guard = Guard(self.settings.guard_z)
+
+    @property
+    def guarded(self) -> str:
+        """What the guard does: ``skip``, ``stop`` or ``off``."""
+        usual = "skip" if self.engine.two_pass else "stop"
+        return usual if self.settings.guard == "auto" else self.settings.guard
+
+    def micro_batches(self, number: int) -> list[dict[str, Array]]:
+        """Return the batches of a step, counted from 1; those of any step can be had at any time."""
+        n = self.settings.micro_batches
+        first = 0 if self.settings.overfit else (number - 1) * n
+        pairs = (self.batches.at(i) for i in range(first, first + n))
+        return [{"tokens": tokens, "targets": targets} for tokens, targets in pairs]
+
+    def step(
+        self,
+        within: Callable[[], AbstractContextManager[object]] = nullcontext,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> Taken:
+        """Train on the next batch as the settings say: learning rate, decay, clipping, guard.
+
+        Parameters
+        ----------
+        within : entered around the engine's step, as `Profiler.step`.
+        clock : in seconds.
+        """
+        s, number = self.settings, self.done + 1
+        at, end = min(number, s.steps), s.lr * s.lr_end
+        lr = rate(s.schedule, at, steps=s.steps, warmup=s.warmup_steps, peak=s.lr, end=end)
+        first, *more = self.micro_batches(number)
+        reasons: list[str] = []
+
+        def accept(done: Step) -> bool:
+            reasons.append(self.guard.judge(done))
+            return not reasons[0]
+
+        start = clock()
+        with within():
+            done = self.engine.step(
+                lr=lr,
+                beta1=s.beta1,
+                beta2=s.beta2,
+                eps=s.eps,
+                weight_decay=s.weight_decay,
+                vector_decay=0.0 if s.decay == "matrices" else None,
+                clip=s.clip,
+                more=more,
+                accept=accept if self.guarded == "skip" else None,
+                **first,
+            )
+        seconds = clock() - start
+        self.done = number
+        if self.guarded == "stop":
+            accept(done)
+        tokens = s.B * s.T * s.micro_batches
+        return Taken(number, done.loss, done.grad_norm, lr, seconds, tokens, "".join(reasons))
+
+
+@dataclass
+class Job(Steps):
+    """What a configuration comes to: sizes, data, engine, and the checks that its kernels passed."""
+
     name: str
     config: Config
     corpus: Corpus
-    engine: Engine
     choice: registry.Choice
     rewrites: tuple[str, ...]
     checked: list[dict[str, Any]]
@@ -214,19 +330,22 @@ def model_of(settings: Settings, resume: Checkpoint | None = None) -> tuple[str,
     settings.check()
     weights = open_weights(Path(settings.init)) if settings.init is not None and resume is None else None
     if resume is not None:
-        name, config = resume.state["model"], Config(**resume.state["sizes"])
+        config = resume.config
     elif weights is None:
-        name, config = parse_config("gpt2-124M" if settings.model is None else settings.model)
+        config = models.parse(settings.model or models.DEFAULT)
     else:
         config = weights.config
-        name = next((n for n, preset in PRESETS.items() if preset == config), "gpt2-custom")
-        asked = parse_config(settings.model)[1] if settings.model is not None else config
-        for size, there in asdict(config).items():
-            if (wanted := asdict(asked)[size]) != there:
+        asked = models.parse(settings.model) if settings.model is not None else config
+        sizes = {"model": asked.model} | asdict(asked)
+        for size, there in ({"model": config.model} | asdict(config)).items():
+            if (wanted := sizes[size]) != there:
                 raise UserError(
                     f"--model {settings.model} has {size} {wanted}, and --init {settings.init} has {there}; "
                     "leave --model out, since the weights fix the sizes"
                 )
+    name = resume.state["model"] if resume else models.name_of(config)
+    if settings.save is not None:
+        check_target(Path(settings.save), config)
     if config.block_size < settings.T:
         raise UserError(
             f"-T {settings.T}: {name} has a context of {config.block_size} tokens; "
@@ -268,8 +387,8 @@ def prepare(
             told.append(require_right(built.kernels, sizes, threads=threads, child=child))
 
         engine = Engine(
-            GPT2(config),
-            specs(settings.B, settings.T),
+            config.module(),
+            config.specs(settings.B, settings.T),
             choice=choice,
             threads=settings.threads,
             seed=settings.seed if weights is None and resume is None else None,
@@ -285,11 +404,14 @@ def prepare(
     if weights is not None:
         copy_into(engine.parameters(), weights)
     checked = [r.describe() for r in told[0].results]
-    job = Job(settings, name, config, corpus, engine, choice, rewrites, checked, made_by(engine, settings.kernels))
+    batches = corpus.batches("train", settings.B, settings.T, seed=settings.seed)
+    origin = made_by(engine, settings.kernels)
+    job = Job(settings, engine, batches, name, config, corpus, choice, rewrites, checked, origin)
     if resume is not None:
         job.changes, job.notes = since(resume, job, accept_changes)
         load(resume, engine)
-        engine.step_number = resume.state["updates"]
+        engine.step_number, job.done = resume.state["updates"], resume.state["step"]
+        job.guard.restore(resume.state["guard"])
     return job
 
 
@@ -352,7 +474,7 @@ def planned(settings: Settings, config: Config) -> tuple[Settings, list[str]]:
     if settings.variant != registry.AUTO or settings.plan is not None:
         return settings, []
     threads = numba_threads.set_threads(settings.threads)
-    key = plans.key(asdict(config), settings.B, settings.T, threads, fusions(settings))
+    key = plans.key(config.to_json(), settings.B, settings.T, threads, fusions(settings))
     rules, note = plans.rules(key, settings.kernels)
     return replace(settings, plan=rules), [note]
 
@@ -369,7 +491,11 @@ def smaller(settings: Settings, config: Config, choice: registry.Choice, there: 
     while B > 1 or T > 1:
         B, T = (B // 2, T) if B > 1 else (B, T // 2)
         built = build(
-            GPT2(config), specs(B, T), choice=choice, fuse=fusions(settings), accumulate=settings.micro_batches > 1
+            config.module(),
+            config.specs(B, T),
+            choice=choice,
+            fuse=fusions(settings),
+            accumulate=settings.micro_batches > 1,
         )
         if built.plan().total_bytes <= there:
             return f"try -B {B} -T {T}"
@@ -381,6 +507,6 @@ def build_only(settings: Settings) -> Built:
     _, config, _ = model_of(settings)
     load_kernels(settings.kernels)
     settings, notes = planned(settings, config)
-    more, inputs = settings.micro_batches > 1, specs(settings.B, settings.T)
-    built = build(GPT2(config), inputs, choice=choice_of(settings), fuse=fusions(settings), accumulate=more)
+    more, inputs = settings.micro_batches > 1, config.specs(settings.B, settings.T)
+    built = build(config.module(), inputs, choice=choice_of(settings), fuse=fusions(settings), accumulate=more)
     return replace(built, notes=[*notes, *built.notes])

@@ -18,7 +18,7 @@ from ..files import read_entry, write_entry
 from ..kernels import registry
 from ..kernels.compile import cache
 from ..measure import rates as machine
-from ..models.gpt2 import PRESETS
+from ..models import argument_of
 from ..program.fuse import FUSIONS
 from ..wording import count
 
@@ -26,7 +26,7 @@ FORMAT = 1
 
 
 def key(model: Mapping[str, Any], B: int, T: int, threads: int, rewrites: Sequence[str]) -> dict[str, Any]:
-    """Name what a plan is for; `model` is its sizes."""
+    """Name what a plan is for; `model` is its sizes, as of `Config.to_json`."""
     size = {"model": dict(model), "B": B, "T": T, "threads": threads, "rewrites": list(rewrites)}
     return {"machine": machine.machine_id(), **size}
 
@@ -54,14 +54,9 @@ def write(path: Path, content: Mapping[str, Any]) -> bool:
     return write_entry(path, json.dumps({"format": FORMAT, **content}, indent=1).encode())
 
 
-def name_of(model: Mapping[str, Any]) -> str:
-    """Give the preset that has these sizes, else the sizes as ``--model`` takes them."""
-    return next((n for n, c in PRESETS.items() if vars(c) == dict(model)), json.dumps(dict(model)))
-
-
 def command(key: Mapping[str, Any], files: Sequence[str] = ()) -> str:
     """Give the command that makes a plan."""
-    words = ["cpuopt", "tune", "--model", name_of(key["model"])]
+    words = ["cpuopt", "tune", "--model", argument_of(key["model"])]
     words += ["-B", str(key["B"]), "-T", str(key["T"]), "--threads", str(key["threads"])]
     if set(key["rewrites"]) != set(FUSIONS):
         words += ["--fuse", ",".join(key["rewrites"]) or "none"]
@@ -133,5 +128,5 @@ def nearest(key: Mapping[str, Any]) -> str:
 def _differs(name: str, value: Any) -> str:
     words = {"machine": "another machine", "format": "another version", "rewrites": "other rewrites"}
     if name == "model":
-        return f"the model {name_of(value)}"
+        return f"the model {argument_of(value)}"
     return words.get(name) or f"{name} {value}"

@@ -18,21 +18,19 @@ from typing import Any, Protocol
 import numpy as np
 
 from ..data.tokenizers import get_tokenizer
-from ..engine import Array, Step
 from ..errors import UserError
 from ..files import remove_leftovers
 from ..files.reading import finite
-from ..generate.decoder import Decoder, Sampler, generate, text_of
+from ..generate.decoder import Decoder, Sampler, generate, require_cache, text_of
 from ..measure.profile import Profile
 from ..measure.rates import machine_id
 from ..measure.roofline import Roofs
 from ..profiler import Profiler, codes, hashes, peak_rss_bytes
 from ..weights import save_weights
 from . import checkpoint
-from .guard import Guard, find_first
-from .job import Job
+from .guard import find_first
+from .job import Job, Taken
 from .record import Run, commit
-from .schedule import rate
 
 
 class Listener(Protocol):
@@ -108,7 +106,6 @@ class Trainer:
 
     Attributes
     ----------
-    done : the steps so far; those that the guard skipped count.
     history : the metrics of these steps; also of those before a resume.
     val : validation losses, by the steps before them.
     saved : where the newest checkpoint is, and after which step it was written.
@@ -118,11 +115,7 @@ class Trainer:
     """
 
     def __init__(self, job: Job, listener: Listener, clock: Callable[[], float] = time.perf_counter) -> None:
-        s = job.settings
         self.job, self.listener, self.clock = job, listener, clock
-        self.batches = job.corpus.batches("train", s.B, s.T, seed=s.seed)
-        self.guard = Guard(s.guard_z)
-        self.done = 0
         self.history: list[dict[str, Any]] = []
         self.val: dict[int, float] = {}
         self.diagnosis = ""
@@ -131,15 +124,14 @@ class Trainer:
         self.tried = 0
         self.decoder: Decoder | None = None
         _ = job.corpus.fingerprint  # read now, not when a signal leaves little time for a checkpoint
-        self.micro_batches(1)  # what cannot be had is refused before anything is written
+        if job.settings.sample_every:
+            require_cache(job.config)
+        job.micro_batches(1)  # what cannot be had is refused before anything is written
 
-    def micro_batches(self, step: int) -> list[dict[str, Array]]:
-        """Give the batches of a step, counted from 1; any step's can be had at any time."""
-        s = self.job.settings
-        n = s.micro_batches
-        first = 0 if s.overfit else (step - 1) * n
-        pairs = (self.batches.at(i) for i in range(first, first + n))
-        return [{"tokens": tokens, "targets": targets} for tokens, targets in pairs]
+    @property
+    def done(self) -> int:
+        """The steps so far."""
+        return self.job.done
 
     def state(self) -> dict[str, Any]:
         """Give what a checkpoint says besides its tensors."""
@@ -147,8 +139,9 @@ class Trainer:
             "step": self.done,
             "updates": self.job.engine.step_number,
             "val": {str(k): v for k, v in self.val.items()},
-            "guard": self.guard.state(),
+            "guard": self.job.guard.state(),
             "model": self.job.name,
+            "architecture": self.job.config.model,
             "sizes": asdict(self.job.config),
             "corpus": self.job.corpus.fingerprint,
             "tokenizer": self.job.corpus.tokenizer,
@@ -160,10 +153,8 @@ class Trainer:
     def restore(self, resume: checkpoint.Checkpoint, history: list[dict[str, Any]]) -> None:
         """Stand where a checkpoint was written."""
         state = resume.state
-        self.done, self.history, self.saved = state["step"], history, (resume.path, state["step"])
-        self.tried = self.done
+        self.history, self.saved, self.tried = history, (resume.path, state["step"]), state["step"]
         self.val = {int(k): v if v is not None else nan for k, v in state["val"].items()}
-        self.guard.restore(state["guard"])
 
     def save(self, run: Run) -> None:
         """Write a checkpoint; where that fails, say so and go on."""
@@ -245,60 +236,34 @@ class Trainer:
 
     def step(self, profiler: Profiler) -> dict[str, Any]:
         """Take one step; give its metrics."""
-        s, engine = self.job.settings, self.job.engine
-        number = self.done + 1
-        lr = rate(s.schedule, number, steps=s.steps, warmup=s.warmup_steps, peak=s.lr, end=s.lr * s.lr_end)
-        first, *more = micro = self.micro_batches(number)
-        mode = s.guard if s.guard != "auto" else "skip" if engine.two_pass else "stop"
-        reasons: list[str] = []
-
-        def accept(done: Step) -> bool:
-            reasons.append(self.guard.judge(done))
-            return not reasons[0]
-
-        start = self.clock()
-        with profiler.step():
-            done = engine.step(
-                lr=lr,
-                beta1=s.beta1,
-                beta2=s.beta2,
-                eps=s.eps,
-                weight_decay=s.weight_decay,
-                vector_decay=0.0 if s.decay == "matrices" else None,
-                clip=s.clip,
-                more=more,
-                accept=accept if mode == "skip" else None,
-                **first,
-            )
-        elapsed_s = self.clock() - start
-        self.done = number
+        taken = self.job.step(profiler.step, self.clock)
         metrics: dict[str, Any] = {
-            "step": number,
-            "loss": done.loss,
-            "lr": lr,
-            "grad_norm": done.grad_norm,
-            "step_ms": elapsed_s * 1e3,
-            "tokens_per_s": s.B * s.T * len(micro) / elapsed_s,
+            "step": taken.number,
+            "loss": taken.loss,
+            "lr": taken.lr,
+            "grad_norm": taken.grad_norm,
+            "step_ms": taken.seconds * 1e3,
+            "tokens_per_s": taken.tokens / taken.seconds,
         }
-        if mode == "stop":
-            accept(done)
-        if any(reasons):
-            metrics["skipped"] = reasons[0]
-            self._refused(number, reasons[0], micro, stop=mode == "stop")
+        if taken.refused:
+            metrics["skipped"] = taken.refused
+            self._refused(taken)
         return metrics
 
-    def _refused(self, number: int, reason: str, micro: list[dict[str, Array]], stop: bool) -> None:
+    def _refused(self, taken: Taken) -> None:
         """Say what was wrong with a step, and decide whether the run goes on."""
-        cause = "" if "deviations" in reason else f"; {find_first(self.job.engine, micro)}"
-        what = f"step {number}: {reason}{cause}"
-        if stop:
+        job, guard = self.job, self.job.guard
+        outlier = "deviations" in taken.refused
+        cause = "" if outlier else f"; {find_first(job.engine, job.micro_batches(taken.number))}"
+        what = f"step {taken.number}: {taken.refused}{cause}"
+        if job.guarded == "stop":
             self.diagnosis = (
                 f"{what}; weights were updated before this was known, so the run ends (--guard skip goes on)"
             )
-        elif self.guard.exhausted:
-            self.diagnosis = f"{what}; {sum(self.guard.recent)} of the last {len(self.guard.recent)} steps were skipped"
+        elif guard.exhausted:
+            self.diagnosis = f"{what}; {sum(guard.recent)} of the last {len(guard.recent)} steps were skipped"
         else:
-            self.listener.note(f"{what}; its update is skipped ({self.guard.skipped} so far)")
+            self.listener.note(f"{what}; its update is skipped ({guard.skipped} so far)")
 
 
 def _free(path: Path) -> Path:
@@ -327,7 +292,12 @@ def train(
     s, engine = job.settings, job.engine
     trainer = Trainer(job, listener, clock)
     if resume is None:
-        config = {**asdict(s), "sizes": asdict(job.config), "corpus": job.corpus.description}
+        config = {
+            **asdict(s),
+            "architecture": job.config.model,
+            "sizes": asdict(job.config),
+            "corpus": job.corpus.description,
+        }
         run = Run(root, s.run, config, {"machine_id": machine_id(), "commit": commit()})
     else:
         run, history = Run.reopen(resume.run, resume.state["step"])
@@ -370,7 +340,7 @@ def _summary(trainer: Trainer, interrupted: bool) -> dict[str, Any]:
     return {
         "steps": trainer.done,
         "interrupted": interrupted,
-        "skipped": trainer.guard.skipped,
+        "skipped": trainer.job.guard.skipped,
         "diagnosis": trainer.diagnosis,
         "changes": trainer.job.changes,
         "checkpoint": str(trainer.saved[0]) if trainer.saved else None,

@@ -7,7 +7,7 @@ without rewrites, since gradients that no rewrite leaves out are to be seen.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,8 @@ import numpy as np
 from ..engine import Engine
 from ..errors import UserError
 from ..kernels.registry import Choice
-from ..models import specs
-from ..models.gpt2 import GPT2
 from ..weights import copy_into, llmc
-from .job import Progress, Settings, require_correct
+from .job import Cycle, Progress, Settings, Steps, require_correct
 
 FAR = {"logits": 1e-2, "loss": 1e-2, "gradient": 2e-2, "step": 1e-2}
 """How far a value may be, from ``test_gpt2.c``."""
@@ -67,7 +65,7 @@ def model_beside(state: Path) -> Path:
         Where there is no such file.
     """
     if not state.is_file():
-        raise UserError(f"there is no file {str(state)!r}; expected a debug state, as llm.c's train_gpt2.py writes it")
+        raise UserError(f"there is no file {str(state)!r}; expected a debug state, as llm.c writes it")
     path = state.with_name(state.name.replace("_debug_state", ""))
     if path == state or not path.is_file():
         raise UserError(f"{str(state)!r} has no model file beside it; name it with --init MODEL.bin")
@@ -90,8 +88,8 @@ def verify(
     """
     B, T = state.tokens.shape
     engine = Engine(
-        GPT2(model.config),
-        specs(B, T),
+        model.config.module(),
+        model.config.specs(B, T),
         choice=Choice(settings.variant, settings.swap),
         threads=settings.threads,
         seed=None,
@@ -101,8 +99,8 @@ def verify(
     )
     require_correct(engine)
     copy_into(engine.parameters(), model)
-    batch: dict[str, Any] = {"tokens": state.tokens, "targets": np.where(state.targets == -1, -100, state.targets)}
-    loss = engine.forward(**batch)
+    targets = np.where(state.targets == -1, -100, state.targets)
+    loss = engine.forward(tokens=state.tokens, targets=targets)
     yield Row("logits", _far(engine.array(engine.program.outputs[1]), state.logits), FAR["logits"])
     yield Row("loss", _far(loss, state.loss), FAR["loss"], loss)
     engine.run("backward")
@@ -111,10 +109,11 @@ def verify(
         names = [n for n in state.layout.names() if n == group or (n.startswith("h.") and _star(n) == group)]
         far = [_far(gradients[n], state.gradient(n)) for n in names]
         yield Row(f"gradient of {group}", float(np.max(far)), FAR["gradient"])
+    steps = Steps(replace(settings, **HYPER), engine, Cycle([(state.tokens, targets)]))
     known = not losses and model.config.n_params == 124439808 and abs(state.loss - LOSSES_124M[0]) < FAR["loss"]
     expected = LOSSES_124M if known else tuple(losses)
     for step in range(10):
-        loss = engine.step(**HYPER, **batch).loss
+        loss = steps.step().loss
         there = step < len(expected)
         yield Row(
             f"loss of step {step}", _far(loss, expected[step]) if there else None, FAR["step"] if there else None, loss

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..errors import UserError
 from ..files import temporary, whole_directory, write_synced, write_whole
-from ..models.gpt2 import Config
+from ..models import CONFIG, Config
 from . import huggingface, llmc
 from .tensors import Array, DType, Read
 
@@ -71,8 +71,12 @@ def copy_into(parameters: Mapping[str, Array], weights: Weights) -> None:
             raise UserError(f"{str(weights.path)!r}: {name} holds {array[at]} at {at}; expected finite numbers")
 
 
-def check_target(path: Path) -> None:
+def check_target(path: Path, config: Config | None = None) -> None:
     """Refuse a place that weights cannot be written to, before there is anything to write.
+
+    Parameters
+    ----------
+    config : of the model, once that is known; llm.c's file has no place for others than its own.
 
     Raises
     ------
@@ -81,6 +85,8 @@ def check_target(path: Path) -> None:
     """
     if path.suffix in (".safetensors", ".pt", ".pth", ".npz"):
         raise UserError(f"{str(path)!r}: expected a file ending in .bin (llm.c), or a directory (Hugging Face)")
+    if path.suffix == ".bin" and config is not None:
+        llmc.require(config)
     parent = path
     try:
         real = Path(os.path.realpath(path))
@@ -115,14 +121,14 @@ def save_weights(
     UserError
         Where it cannot be written.
     """
-    check_target(path)
+    check_target(path, config)
     real = Path(os.path.realpath(path))  # a link stays, and what it leads to is written
     if path.suffix == ".bin":
         write_whole(real, llmc.model_parts(config, read, dtype, padded_vocab))
         return
     try:
         with whole_directory(real) as folder:
-            write_synced(folder / huggingface.CONFIG, [huggingface.config_json(config, dtype, tokenizer)])
+            write_synced(folder / CONFIG, [huggingface.config_json(config, dtype, tokenizer)])
             write_synced(folder / huggingface.WEIGHTS, huggingface.weight_parts(config, read, dtype))
     except OSError as e:
         raise UserError(f"cannot write {str(path)!r}: {e.strerror or e}; free the place or choose another") from e

@@ -1,43 +1,56 @@
-"""GPT-2 as Hugging Face's ``transformers`` keeps it: a directory with ``config.json`` and ``model.safetensors``.
+"""Models as Hugging Face's ``transformers`` keeps them: a directory with ``config.json`` and ``model.safetensors``.
 
-Four weights are stored (in, out) there and (out, in) here. The head is tied to ``wte.weight`` and may be left out;
-names may begin with ``transformer.``; masks are kept beside the weights in older files, and are skipped.
+Of GPT-2, four weights are stored (in, out) there and (out, in) here. The head is tied to ``wte.weight`` and may be left
+out; names may begin with ``transformer.``; masks are kept beside the weights in older files, and are skipped.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from ..data.tokenizers import TOKENIZERS
 from ..errors import UserError
 from ..files import Content
-from ..models.gpt2 import Config
-from ..ops.declaration import Shape
-from .tensors import FLOATS, Array, DType, Read, TensorFile, file_parts, parse_json
+from ..models import CONFIG, Config, read_config, read_object
+from .tensors import FLOATS, Array, DType, Read, TensorFile, file_parts
 
-END_OF_TEXT = 50256
-CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
-TRANSPOSED = re.compile(r"h\.\d+\.(attn\.c_attn|attn\.c_proj|mlp\.c_fc|mlp\.c_proj)\.weight")
-MASK = re.compile(r"h\.\d+\.attn\.(bias|masked_bias)")
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 SHARD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}\.safetensors")
 TOKENIZER = "cpuopt_tokenizer"
 """In ``config.json``: what made text into ids. Others leave it alone."""
-SIZES = ("n_layer", "n_head", "n_embd", "vocab_size")
-EXPECTED: dict[str, tuple[Any, ...]] = {
-    # what this GPT-2 computes; the first is the value where config.json says nothing
-    "model_type": ("gpt2",),
-    "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
-    "layer_norm_epsilon": (1e-5,),
-    "scale_attn_weights": (True,),
-    "scale_attn_by_inverse_layer_idx": (False,),
-    "add_cross_attention": (False,),
-    "tie_word_embeddings": (True,),
+
+
+@dataclass(frozen=True)
+class Names:
+    """How the files of a model differ from the module: what is not named here has the module's name and shape.
+
+    Attributes
+    ----------
+    prefix : before every name; it may be missing.
+    transposed : weights that are stored (in, out).
+    skipped : tensors that are no weights.
+    tied : tensors that may be left out, each with the weight that it must be equal to.
+    """
+
+    prefix: str = ""
+    transposed: re.Pattern[str] = re.compile(r"(?!)")
+    skipped: re.Pattern[str] = re.compile(r"(?!)")
+    tied: Mapping[str, str] = field(default_factory=dict)
+
+
+NAMES = {
+    "gpt2": Names(
+        "transformer.",
+        re.compile(r"h\.\d+\.(attn\.c_attn|attn\.c_proj|mlp\.c_fc|mlp\.c_proj)\.weight"),
+        re.compile(r"h\.\d+\.attn\.(bias|masked_bias)"),
+        {"lm_head.weight": "wte.weight"},
+    ),
 }
+"""Of the models that need it."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +67,12 @@ class Model:
         """Read one parameter as float32, (out, in)."""
         file, there = self.places[name]
         x = file.read(there)
-        return x.T if TRANSPOSED.fullmatch(name) else x
+        return x.T if names_of(self.config).transposed.fullmatch(name) else x
+
+
+def names_of(config: Config) -> Names:
+    """Return the names of a model's tensors."""
+    return NAMES.get(config.model, Names())
 
 
 def open_model(path: Path) -> Model:
@@ -63,7 +81,7 @@ def open_model(path: Path) -> Model:
     Raises
     ------
     UserError
-        Where something is missing, too much, of another shape, or no GPT-2 as cpuopt computes it.
+        Where something is missing, too much, of another shape, or no model as cpuopt computes it.
     """
     folder = path if path.is_dir() else path.parent
     if path.is_dir():
@@ -74,25 +92,26 @@ def open_model(path: Path) -> Model:
             raise UserError(f"{str(path)!r} has neither {WEIGHTS} nor {INDEX}{more if pickled else ''}")
         path = found[0]
     config, tokenizer = _config(folder / CONFIG)
+    names = names_of(config)
     files = _shards(path) if path.name.endswith(".json") else [TensorFile(path)]
     places: dict[str, tuple[TensorFile, str]] = {}
     for file in files:
         for there in file.tensors:
-            name = there.removeprefix("transformer.")
+            name = there.removeprefix(names.prefix)
             if name in places:
                 raise file.wrong(f"tensor {name!r} comes twice")
-            if not MASK.fullmatch(name):
+            if not names.skipped.fullmatch(name):
                 places[name] = file, there
     shapes = config.shapes()
-    head = places.pop("lm_head.weight", None)
+    tied = {weight: places.pop(name) for name, weight in names.tied.items() if name in places}
     missing, surplus = shapes.keys() - places.keys(), places.keys() - shapes.keys()
     if missing or surplus:
         parts = [f"lacks {sorted(missing)[0]!r} and {len(missing) - 1} more"] if missing else []
-        parts += [f"has {sorted(surplus)[0]!r} and {len(surplus) - 1} more that GPT-2 has not"] if surplus else []
-        raise UserError(f"{str(path)!r} {' and '.join(parts)}; expected a GPT-2 of the sizes in {CONFIG}")
+        parts += [f"has {sorted(surplus)[0]!r} and {len(surplus) - 1} more"] if surplus else []
+        raise UserError(f"{str(path)!r} {' and '.join(parts)}; expected a {config.model} of the sizes in {CONFIG}")
     for name, (file, there) in places.items():
         t, want = file.tensors[there], shapes[name]
-        if TRANSPOSED.fullmatch(name):
+        if names.transposed.fullmatch(name):
             want = want[::-1]
         if t.shape != want or t.dtype not in FLOATS:
             raise UserError(
@@ -100,8 +119,9 @@ def open_model(path: Path) -> Model:
                 f"{', '.join(FLOATS)}, because of {CONFIG}"
             )
     model = Model(path, config, "bf16" if _all_bf16(places) else "f32", places, tokenizer)
-    if head and not _same(head, places["wte.weight"]):
-        raise UserError(f"{str(path)!r}: lm_head.weight differs from wte.weight; GPT-2 has one weight for both")
+    for name, place in tied.items():
+        if not _same(place, places[name]):
+            raise UserError(f"{str(path)!r}: {place[1]} differs from {name}; {config.model} has one weight for both")
     return model
 
 
@@ -114,38 +134,9 @@ def _same(a: tuple[TensorFile, str], b: tuple[TensorFile, str]) -> bool:
     return file.tensors[x].shape == other.tensors[y].shape and bool((file.read(x) == other.read(y)).all())
 
 
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        return parse_json(path.read_bytes())
-    except FileNotFoundError as e:
-        raise UserError(f"there is no {str(path)!r}, which has the model's sizes; put it beside the weights") from e
-    except OSError as e:
-        raise UserError(f"cannot read {str(path)!r}: {e.strerror or e}") from e
-    except (ValueError, RecursionError) as e:
-        raise UserError(f"{str(path)!r} is no JSON object: {e}") from e
-
-
 def _config(path: Path) -> tuple[Config, str | None]:
-    """Read a model's sizes and tokenizer, and refuse what is computed otherwise."""
-    given = _json(path)
-    for name, allowed in EXPECTED.items():
-        if given.get(name, allowed[0]) not in allowed:
-            raise UserError(
-                f"{str(path)!r}: {name} is {str(given[name])[:60]!r}; cpuopt's GPT-2 has {allowed[0]!r} only"
-            )
-    if "model_type" not in given:
-        raise UserError(f"{str(path)!r} does not say 'model_type'; expected 'gpt2'")
-    known = {name: given[name] for name in SIZES if name in given}
-    if context := given.get("n_positions", given.get("n_ctx")):
-        known["block_size"] = context
-    try:
-        config = Config(**known)
-    except UserError as e:
-        raise UserError(f"{str(path)!r}: {str(e)[:200]}") from e
-    if given.get("n_inner") not in (None, 4 * config.n_embd):
-        raise UserError(
-            f"{str(path)!r}: n_inner is {str(given['n_inner'])[:60]}; expected 4 * n_embd = {4 * config.n_embd}"
-        )
+    """Read a model's sizes and tokenizer."""
+    config, given = read_config(path)
     tokenizer = given.get(TOKENIZER)
     if tokenizer not in (None, *TOKENIZERS):
         raise UserError(f"{str(path)!r}: {TOKENIZER} is {repr(tokenizer)[:60]}; expected {' or '.join(TOKENIZERS)}")
@@ -154,7 +145,7 @@ def _config(path: Path) -> tuple[Config, str | None]:
 
 def _shards(index: Path) -> list[TensorFile]:
     """Check an index and the files that it names, which must lie beside it."""
-    table = _json(index).get("weight_map")
+    table = read_object(index).get("weight_map")
     if not isinstance(table, dict) or not all(isinstance(f, str) and SHARD.fullmatch(f) for f in table.values()):
         raise UserError(f"{str(index)!r}: expected 'weight_map', from tensors to names of files beside it")
     files = {name: TensorFile(index.parent / name) for name in dict.fromkeys(table.values())}
@@ -171,13 +162,7 @@ def config_json(config: Config, dtype: DType, tokenizer: str | None = None) -> b
     """Describe a model as ``transformers`` reads it."""
     return json.dumps(
         {
-            "architectures": ["GPT2LMHeadModel"],
-            **{name: allowed[0] for name, allowed in EXPECTED.items()},
-            **{name: getattr(config, name) for name in SIZES},
-            "bos_token_id": END_OF_TEXT if config.vocab_size > END_OF_TEXT else None,
-            "eos_token_id": END_OF_TEXT if config.vocab_size > END_OF_TEXT else None,
-            "n_positions": config.block_size,
-            "n_ctx": config.block_size,
+            **config.to_transformers(),
             "torch_dtype": "bfloat16" if dtype == "bf16" else "float32",
             **({TOKENIZER: tokenizer} if tokenizer else {}),
         },
@@ -187,14 +172,14 @@ def config_json(config: Config, dtype: DType, tokenizer: str | None = None) -> b
 
 def weight_parts(config: Config, read: Read, dtype: DType) -> Iterator[Content]:
     """Give the parts of ``model.safetensors``, with the names and the transposes of ``save_pretrained``."""
-    shapes: dict[str, Shape] = {
-        f"transformer.{name}": shape[::-1] if TRANSPOSED.fullmatch(name) else shape
-        for name, shape in config.shapes().items()
-    }
+    names, shapes = names_of(config), config.shapes()
 
-    def transposed(name: str) -> Array:
-        ours = name.removeprefix("transformer.")
-        x = read(ours)
-        return x.T if TRANSPOSED.fullmatch(ours) else x
+    def turned(name: str) -> bool:
+        return names.transposed.fullmatch(name.removeprefix(names.prefix)) is not None
 
-    return file_parts(shapes, transposed, dtype)
+    def stored(name: str) -> Array:
+        x = read(name.removeprefix(names.prefix))
+        return x.T if turned(name) else x
+
+    there = {f"{names.prefix}{name}": shape[::-1] if turned(name) else shape for name, shape in shapes.items()}
+    return file_parts(there, stored, dtype)

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from .. import models
 from ..errors import UserError
 from ..files import Content
 from ..models.gpt2 import Config
@@ -159,15 +160,22 @@ def open_model(path: Path) -> Model:
     return model
 
 
-def model_parts(config: Config, read: Read, dtype: DType, padded_vocab: int | None = None) -> Iterator[Content]:
+def require(config: models.Config) -> Config:
+    """Return the config of a model that llm.c has; a `UserError` for another."""
+    if not isinstance(config, Config):
+        raise UserError(f"llm.c's file cannot hold the model {config.model}; name a directory")
+    return config
+
+
+def model_parts(config: models.Config, read: Read, dtype: DType, padded_vocab: int | None = None) -> Iterator[Content]:
     """Give the parts of a model file; the vocabulary is padded to a multiple of 128, as llm.c does, if not told."""
-    padded = padded_vocab or -(-config.vocab_size // 128) * 128
+    c = require(config)
+    padded = padded_vocab or -(-c.vocab_size // 128) * 128
     header = np.zeros(256, "<i4")
     version = next(v for v, d in VERSIONS.items() if d == dtype)
-    c = config
     header[:8] = MODEL_MAGIC, version, c.block_size, c.vocab_size, c.n_layer, c.n_head, c.n_embd, padded
     yield header.data
-    for name in Layout(config, padded).names():
+    for name in Layout(c, padded).names():
         yield content_of(read(name), dtype)
         if name == "wte.weight":
             yield bytes((padded - c.vocab_size) * c.n_embd * (2 if dtype == "bf16" else 4))

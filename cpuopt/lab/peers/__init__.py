@@ -20,13 +20,12 @@ from typing import Any
 
 import numpy as np
 
-from ... import machine
+from ... import machine, models
 from ...data.corpus import load_corpus
 from ...errors import UserError
 from ...files import write_whole
 from ...isolate.process import LIMIT_S, Side, Steps, Worker, ended_by_sigterm
 from ...measure.stats import CHECKED_STEPS, Others, Result, disagreement, geometric_mean, schedule
-from ...models.gpt2 import parse_config
 from .plan import OPTIMIZER, START_ROUNDS, Plan, cpuopt_side, default_sizes, parse_sizes, peer_sides, round_cost
 
 __all__ = ["Bench", "Plan", "View", "default_sizes", "parse_sizes"]
@@ -83,7 +82,7 @@ class Bench:
         self.plan, self.view, self.pause_s, self.limit_s = plan, view or View(), pause_s, limit_s
         self.ours = ours or cpuopt_side(plan, "cpuopt", plan.variant, plan.swap, plan.fuse)
         self.theirs = list(theirs) if theirs is not None else peer_sides(plan)
-        self.model, self.config = parse_config(plan.model)
+        self.config = models.parse(plan.model)
         self.results: list[Result] = []
         self._machine = machine.describe()  # its load, before any of this
         self._cost = 0.0
@@ -130,7 +129,7 @@ class Bench:
             "kind": "cpuopt-bench",
             "format": 1,
             "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-            "model": {"name": self.model, **asdict(self.config), "parameters": self.config.n_params},
+            "model": {"name": models.name_of(self.config), **asdict(self.config), "parameters": self.config.n_params},
             "dtype": "float32",
             "optimizer": {"name": "AdamW", **OPTIMIZER},
             **plan,

@@ -8,9 +8,9 @@ import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from ... import models
 from ...errors import UserError
 from ...isolate.process import Side
-from ...models.gpt2 import parse_config
 
 PEERS = {"torch-eager": "eager", "torch-compile": "compile"}
 SIZES = "1x16,1x32,2x16,1x64,4x64,16x64,1x1024"
@@ -38,7 +38,7 @@ class Plan:
     processes : how many compile.
     """
 
-    model: str = "gpt2-124M"
+    model: str = models.DEFAULT
     sizes: tuple[tuple[int, int], ...] = ((4, 64),)
     peers: tuple[str, ...] = ()
     against: tuple[str, ...] = ()
@@ -60,9 +60,10 @@ class Plan:
         UserError
             Naming the flag.
         """
-        name, config = parse_config(self.model)
+        config = models.parse(self.model)
         for B, T in self.sizes:
             if config.block_size < T:
+                name = models.name_of(config)
                 raise UserError(f"--sizes {B}x{T}: {name} has a context of {config.block_size} tokens; take T up to it")
         for flag, n, least in ("--rounds", self.rounds, 2), ("--threads", self.threads, 1), ("--seed", self.seed, 0):
             if n < least:
@@ -85,7 +86,7 @@ def round_cost(B: int, T: int) -> float:
 
 def default_sizes(model: str) -> tuple[tuple[int, int], ...]:
     """Give the sizes that a model's context has room for."""
-    _, config = parse_config(model)
+    config = models.parse(model)
     return tuple((B, T) for B, T in parse_sizes(SIZES) if config.block_size >= T)
 
 
@@ -140,7 +141,8 @@ def peer_sides(plan: Plan) -> list[Side]:
         )
     n = str(plan.threads)
     environment = {"OMP_NUM_THREADS": n, "MKL_NUM_THREADS": n}
-    common = {"sizes": asdict(parse_config(plan.model)[1]), "threads": plan.threads, "optimizer": OPTIMIZER}
+    config = models.parse(plan.model)
+    common = {"model": config.model, "sizes": asdict(config), "threads": plan.threads, "optimizer": OPTIMIZER}
     return [
         *(Side(p, (plan.peer_python, str(script)), {"mode": PEERS[p], **common}, environment) for p in plan.peers),
         *(cpuopt_side(plan, variant, variant) for variant in plan.against),

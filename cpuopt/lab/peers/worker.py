@@ -34,44 +34,30 @@ class Session:
     """
 
     def __init__(self, request: Mapping[str, Any], say: Callable[[str], None]) -> None:
-        from ...train.job import prepare  # numba is imported late: an idle worker is small
+        from ...train.job import Cycle, prepare  # numba is imported late: an idle worker is small
 
-        self.settings = settings_of(request)
-        job = prepare(self.settings, lambda done, total, name: say(f"compiling {done}/{total} {name}"))
-        self.engine = job.engine
-        self.batches = np.load(request["batches"])
+        self.job = prepare(settings_of(request), lambda done, total, name: say(f"compiling {done}/{total} {name}"))
+        self.job.batches = Cycle(np.load(request["batches"]))
+        self.engine = self.job.engine
         if request["write_params"]:
             save(Path(request["params"]), self.engine.parameters())
         else:
             load(Path(request["params"]), self.engine.parameters())
-        self.done = 0
         self._ns: dict[str, int] = {}
         self._run = self.engine.runner
         self.engine.runner = self._run_timed
 
     def steps(self, n: int) -> dict[str, Any]:
         """Train for n steps."""
-        s = self.settings
         step_ms, losses = [], []
         phases_ms: dict[str, list[float]] = {c: [] for c in COLUMN.values()}
         for _ in range(n):
-            tokens, targets = self.batches[self.done % len(self.batches)]
             self._ns = dict.fromkeys(phases_ms, 0)
-            start = time.perf_counter_ns()
-            step = self.engine.step(
-                lr=s.lr,
-                beta1=s.beta1,
-                beta2=s.beta2,
-                eps=s.eps,
-                weight_decay=s.weight_decay,
-                tokens=tokens,
-                targets=targets,
-            )
-            step_ms.append((time.perf_counter_ns() - start) / 1e6)
-            losses.append(step.loss)
+            taken = self.job.step()
+            step_ms.append(taken.seconds * 1e3)
+            losses.append(taken.loss)
             for column, ns in self._ns.items():
                 phases_ms[column].append(ns / 1e6)
-            self.done += 1
         return {"step_ms": step_ms, "losses": losses, "phases_ms": phases_ms}
 
     def _run_timed(self, calls: Iterable[Bound]) -> None:
