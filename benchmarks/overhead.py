@@ -18,10 +18,11 @@ from statistics import median
 from typing import Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+from cpuopt.measure.verdict import Contest
+
 from cpuopt.isolate.process import Side, Worker
 from cpuopt.isolate.serve import serve
 from cpuopt.measure import rates as machine
-from cpuopt.measure.verdict import Contest
 
 ROW = "| {} | {:,.2f} | {:,.2f} | {:+.2f} % [{:+.2f}, {:+.2f}] | {:+.2f} % | {:.3f} | {:.4f} % | {:.2f} % |"
 HEAD = (

@@ -51,12 +51,13 @@ def main() -> int:
     p.add_argument("--json", action="store_true", help="print one JSON object")
     args = p.parse_args()
     os.environ["NUMBA_NUM_THREADS"] = str(args.threads)
+    from cpuopt.measure.compare import looks_up_to
+    from cpuopt.measure.verdict import Contest
+
     from cpuopt import kernels
     from cpuopt.kernels.toolkit import threads
     from cpuopt.lab.ab import Alone
     from cpuopt.measure import rates as machine
-    from cpuopt.measure.compare import looks_up_to
-    from cpuopt.measure.verdict import Contest
 
     kernels.load_all([])
     threads.set_threads(args.threads)

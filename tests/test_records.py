@@ -182,7 +182,7 @@ def test_the_verbs(tmp_path, capsys):
     assert "gelu_forward: mine against vanilla: faster" in listed
     assert len(json.loads(out("runs", "list", "--json"))["runs"]) == 3
     assert "Matmul Forward" in out("runs", "show", "first")
-    assert "mine is: faster" in out("runs", "show", "third")
+    assert "verdict: faster" in out("runs", "show", "third")
     shown = out("runs", "compare", "first", "second")
     assert "GELU Forward" in shown
     assert "slower" in shown
