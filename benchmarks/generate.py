@@ -1,4 +1,4 @@
-"""Generation of GPT-2 at batch 1 beside PyTorch with a KV cache, in turns, each in a process of its own.
+"""Generation of GPT-2 at batch 1 beside PyTorch with a KV cache, compared in pairs, each in a process of its own.
 
 ::
 
@@ -6,7 +6,7 @@
 
 Both read the same prompt and the same tokens, and give the same logits; that is checked first. PyTorch runs in
 ``inference_mode`` with its caches allocated ahead and ``scaled_dot_product_attention``. The share of the roof is (bytes
-of weights a token / measured read bandwidth) / (time of a token), with the bandwidth measured in each turn of cpuopt's.
+of weights a token / measured read bandwidth) / (time of a token), with the bandwidth measured in each of its trials.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -33,7 +34,7 @@ Read = Callable[[list[int]], np.ndarray]
 
 
 def sizes_of(model: str) -> dict[str, int]:
-    """Give a preset's sizes."""
+    """Return a preset's sizes."""
     layers, heads, width, vocabulary = {
         "gpt2-tiny": (2, 2, 64, 256),
         "gpt2-6L": (6, 8, 256, 50257),
@@ -44,7 +45,7 @@ def sizes_of(model: str) -> dict[str, int]:
 
 
 def cpuopt_side(model: str, threads: int) -> tuple[Read, Callable[[], None], Callable[[], dict[str, float]]]:
-    """Give what reads tokens, what forgets them, and what measures the roof."""
+    """Return what reads tokens, what forgets them, and what measures the roof."""
     from cpuopt.generate.decoder import Decoder, read_bandwidth
     from cpuopt.models.gpt2 import Config
 
@@ -61,7 +62,7 @@ def cpuopt_side(model: str, threads: int) -> tuple[Read, Callable[[], None], Cal
 
 
 def torch_side(model: str, threads: int) -> tuple[Read, Callable[[], None], Callable[[], dict[str, float]]]:
-    """Give the same of PyTorch; it measures no roof."""
+    """Return the same of PyTorch; it measures no roof."""
     import torch
     from peer_gpt2 import GPT2, load
     from torch.nn import functional as F
@@ -92,10 +93,9 @@ def torch_side(model: str, threads: int) -> tuple[Read, Callable[[], None], Call
 
 
 def work(side: str, model: str, threads: int, tokens: int, prompt: int) -> None:
-    """Answer each line with one turn: the prompt, then token after token."""
+    """Answer each request with one trial: the prompt, then token after token."""
     read, restart, roof = (cpuopt_side if side == "cpuopt" else torch_side)(model, threads)
     ids = np.random.Generator(np.random.PCG64(SEED)).integers(0, sizes_of(model)["vocab_size"], 4096).tolist()
-    print("ready", flush=True)
     for _ in sys.stdin:
         restart()
         marks = [time.perf_counter()]
@@ -127,46 +127,44 @@ def main() -> int:
     if a.work:
         work(a.work, a.model, a.threads, a.tokens, a.prompt)
         return 0
+    from cpuopt.isolate.process import Side, Worker  # here, because torch's Python may not have cpuopt
+    from cpuopt.measure.comparison import compare
+
     flags = ["--model", a.model, "--threads", str(a.threads), "--tokens", str(a.tokens), "--prompt", str(a.prompt)]
-    environment = {**os.environ, "NUMBA_NUM_THREADS": str(a.threads)}
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "env": environment}
-    sides = {
-        side: subprocess.Popen([python, __file__, "--work", side, *flags], **pipes)
-        for side, python in (("cpuopt", sys.executable), ("torch", a.torch_python))
-    }
-    for s in sides.values():
-        assert s.stdout.readline().strip() == "ready"
-    turns: dict[str, list[dict]] = {side: [] for side in sides}
-    for number in range(a.rounds + 1):  # the first does not count
-        for side in (("cpuopt", "torch"), ("torch", "cpuopt"))[number % 2]:
-            sides[side].stdin.write("\n")
-            sides[side].stdin.flush()
-            answer = json.loads(sides[side].stdout.readline())
-            if number:
-                turns[side].append(answer)
-    for s in sides.values():
-        s.stdin.close()
-        s.wait()
-    d = deviation(*(np.array(turns[side][0]["logits"]) for side in sides))
-    print(
-        f"{a.model}, batch 1, {a.threads} threads, a prompt of {a.prompt}, {a.tokens} tokens, {a.rounds} turns of each"
-    )
+    pythons = {"cpuopt": sys.executable, "torch": a.torch_python}
+    trials: dict[str, list[dict]] = {side: [] for side in pythons}
+
+    def trial(side: str) -> float:
+        trials[side].append(workers[side].ask("trial"))
+        return trials[side][-1]["token_s"]
+
+    with ExitStack() as stack:
+        workers = {}
+        for side, python in pythons.items():
+            command = (python, __file__, "--work", side, *flags)
+            workers[side] = stack.enter_context(Worker(Side(side, command, {}, {"NUMBA_NUM_THREADS": str(a.threads)})))
+        sides = partial(trial, "cpuopt"), partial(trial, "torch")
+        found = compare(*sides, analyses=[a.rounds], control=False)
+    trials = {side: done[1:] for side, done in trials.items()}  # without the warm-up
+    d = deviation(*(np.array(done[0]["logits"]) for done in trials.values()))
+    print(f"{a.model}, batch 1, {a.threads} threads, a prompt of {a.prompt}, {a.tokens} tokens, {a.rounds} rounds")
     print(f"logits of the last token deviate by {d:.1e} of the largest")
-    for side, done in turns.items():
+    for side, done in trials.items():
         token, first = (median(t[k] for t in done) for k in ("token_s", "first_s"))
         spread = f"{min(t['token_s'] for t in done) * 1e3:.2f} to {max(t['token_s'] for t in done) * 1e3:.2f}"
         best = min(t["best_s"] for t in done)
         rate = f"{1 / token:6.1f} tokens/s, {token * 1e3:.2f} ms a token ({spread}), {best * 1e3:.2f} the best"
         print(f"{side:7} {rate}; first after {first * 1e3:.0f} ms")
-    ratios = [t["token_s"] / c["token_s"] for c, t in zip(turns["cpuopt"], turns["torch"], strict=True)]
-    print(f"cpuopt is {median(ratios):.2f} times as fast ({min(ratios):.2f} to {max(ratios):.2f})")
-    best = [min(t["best_s"] for t in turns[side]) for side in ("torch", "cpuopt")]
+    print(f"torch's time of a token by cpuopt's: {found.verdict()}")
+    best = [min(t["best_s"] for t in trials[side]) for side in ("torch", "cpuopt")]
     print(f"by the best token of each: {best[0] / best[1]:.2f} times")
-    shares = [t["weight_bytes"] / t["read_bytes_per_s"] / t["token_s"] for t in turns["cpuopt"]]
-    speeds = [t["read_bytes_per_s"] / 1e9 for t in turns["cpuopt"]]
+    if trials["cpuopt"][0]["read_bytes_per_s"] is None:  # the caches hold the weights
+        return 0 if d < 1e-4 else 1
+    shares = [t["weight_bytes"] / t["read_bytes_per_s"] / t["token_s"] for t in trials["cpuopt"]]
+    speeds = [t["read_bytes_per_s"] / 1e9 for t in trials["cpuopt"]]
     share = f"{100 * median(shares):.0f}% ({100 * min(shares):.0f} to {100 * max(shares):.0f})"
     speed = f"{median(speeds):.1f} GB/s ({min(speeds):.1f} to {max(speeds):.1f})"
-    best_read = turns["cpuopt"][0]["weight_bytes"] / max(t["read_bytes_per_s"] for t in turns["cpuopt"])
+    best_read = trials["cpuopt"][0]["weight_bytes"] / max(t["read_bytes_per_s"] for t in trials["cpuopt"])
     print(f"by the best token and the best reading of the weights: {100 * best_read / best[1]:.0f}%")
     print(f"cpuopt reaches {share} of what memory allows, which is read at {speed}")
     return 0 if d < 1e-4 else 1

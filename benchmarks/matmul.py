@@ -3,9 +3,9 @@
     python benchmarks/matmul.py
     python benchmarks/matmul.py --tokens 16 64 --shapes 768x50257 --variants vanilla blas optimized --rounds 9
 
-Each product is checked against float64 before its speed is told. Variants take turns, A B B A. A turn begins with a
-pause and an untimed call: the threads of OpenMP and of OpenBLAS go on spinning for a while, and slow the other down.
-Several weights are used in turn, so that they come from memory, as in training.
+Each product is checked against float64 before its speed is shown. The first variant is compared with each other one in
+pairs. A trial begins with a pause and an untimed call: the threads of OpenMP and of OpenBLAS go on spinning for a
+while, and slow the other down. Several weights are used in turn, so that they come from memory, as in training.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import argparse
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -23,6 +24,7 @@ from threadpoolctl import threadpool_limits
 from cpuopt import kernels, ops  # noqa: F401  (importing kernels registers them)
 from cpuopt.kernels.registry import KERNELS
 from cpuopt.kernels.toolkit import threads
+from cpuopt.measure.comparison import Comparison, compare, timer
 from cpuopt.program.arena import ALIGN, Arena
 from cpuopt.program.program import Value
 
@@ -104,8 +106,15 @@ class Layer:
         return float(np.abs(got[:, some] - want).max() / np.abs(want).max())
 
 
-def measure(layer: Layer, product: str, variants: list[str], rounds: int) -> dict[str, list[float]]:
-    """Check, then time: seconds of a call, its median in each round, by variant."""
+def trial(calls: list[Callable[[], None]]) -> float:
+    """Wait, warm up, and return the median ns of a call."""
+    time.sleep(PAUSE)
+    calls[-1]()
+    return float(np.median([timer(call)() for call in calls]))
+
+
+def measure(layer: Layer, product: str, variants: list[str], rounds: int) -> list[Comparison]:
+    """Check all variants, then compare the first with each other one, or with itself where it is alone."""
     calls = {v: layer.calls(product, v) for v in variants}
     for v in variants:
         layer.out.fill(np.nan)
@@ -113,18 +122,9 @@ def measure(layer: Layer, product: str, variants: list[str], rounds: int) -> dic
         calls[v][0]()
         if not (error := layer.error(product)) < 1e-5:
             raise SystemExit(f"{product}, {layer.sizes}: {v} is wrong by {error:.1e} of the largest element")
-    times: dict[str, list[float]] = {v: [] for v in variants}
-    for n in range(rounds):
-        for v in variants if n % 2 else variants[::-1]:
-            time.sleep(PAUSE)
-            calls[v][-1]()
-            taken = []
-            for call in calls[v]:
-                start = time.perf_counter()
-                call()
-                taken.append(time.perf_counter() - start)
-            times[v].append(float(np.median(taken)))
-    return times
+    first, *others = (partial(trial, calls[v]) for v in variants)
+    more = {"analyses": [rounds], "control": False, "warm_up": False}
+    return [compare(first, other, **more) for other in others or [first]]
 
 
 def main() -> None:
@@ -142,20 +142,17 @@ def main() -> None:
     first, *others = args.variants
     print(f"{count} threads, load {os.getloadavg()[0]:.1f} before the run; GFLOP/s, median of {args.rounds} rounds")
     print(f"{'tokens':>6} {'C':>5} {'OC':>6}  {'product':8}" + "".join(f"{v:>11}" for v in args.variants), end="")
-    print("".join(f"   {v} / {first} (low to high)" for v in others))
+    print("".join(f"   {v}'s time by {first}'s" for v in others))
     for M in args.tokens:
         for shape in args.shapes:
             C, OC = map(int, shape.split("x"))
             layer = Layer(M, C, OC, args.variants)
             for product in args.products:
-                times = measure(layer, product, args.variants, args.rounds)
+                found = measure(layer, product, args.variants, args.rounds)
+                times = [found[0].figures("A"), *(c.figures("B") for c in found)][: len(args.variants)]
                 print(f"{M:6} {C:5} {OC:6}  {product:8}", end="")
-                print("".join(f"{2e-9 * M * C * OC / np.median(times[v]):11.1f}" for v in args.variants), end="")
-                for v in others:
-                    ratios = np.array(times[first]) / np.array(times[v])
-                    low, middle, high = np.quantile(ratios, [0.25, 0.5, 0.75])
-                    print(f"{middle:10.2f} ({low:.2f} to {high:.2f})", end="")
-                print(flush=True)
+                print("".join(f"{2 * M * C * OC / np.median(t):11.1f}" for t in times), end="")
+                print("".join(f"   {found[i].verdict()}" for i in range(len(others))), flush=True)
 
 
 if __name__ == "__main__":

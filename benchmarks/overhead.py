@@ -1,8 +1,8 @@
-"""What `cpuopt profile` costs, and whether its rows add up: profiled and plain training steps, in turns.
+"""The cost of `cpuopt profile`, and whether its rows add up: profiled and plain training steps, in pairs.
 
 Two processes train the same model on the same batches: one as `cpuopt train` does without a profiler, the other as
-`cpuopt profile` does, with every kernel's threads watched. Their steps take turns, A B C in random order and then
-backwards, where C is A once more. The wall time of a profiled step is taken outside of the profiler.
+`cpuopt profile` does, with every kernel's threads watched. The wall time of a profiled step is taken outside of the
+profiler.
 
     python benchmarks/overhead.py --sizes 4x64 1x64 --rounds 24
 """
@@ -21,7 +21,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 from cpuopt.isolate.process import Side, Worker
 from cpuopt.isolate.serve import serve
 from cpuopt.measure import rates as machine
-from cpuopt.measure.verdict import Contest
+from cpuopt.measure.comparison import compare
 
 ROW = "| {} | {:,.2f} | {:,.2f} | {:+.2f} % [{:+.2f}, {:+.2f}] | {:+.2f} % | {:.3f} | {:.4f} % | {:.2f} % |"
 HEAD = (
@@ -43,7 +43,7 @@ class Steps:
         self.profiler = Profiler(self.job.engine, keep=1, regions=watched) if request["profiled"] else None
 
     def step(self) -> dict[str, Any]:
-        """Take one; give its ms, and of a profiled one the sums of its rows."""
+        """Take one; return its ms, and of a profiled one the sums of its rows."""
         ms = self.job.step(self.profiler.step if self.profiler else nullcontext).seconds * 1e3
         if self.profiler is None:
             return {"ms": ms}
@@ -80,25 +80,22 @@ def main() -> None:
         B, T = map(int, size.split("x"))
         side = Side("steps", (sys.executable, __file__, "--serve"), {}, {"NUMBA_NUM_THREADS": str(args.threads)})
         with Worker(side) as plain, Worker(side) as profiled:
-            told = {"model": args.model, "B": B, "T": T, "threads": args.threads}
-            plain.ask("init", **told, profiled=False)
-            profiled.ask("init", **told, profiled=True)
+            asked = {"model": args.model, "B": B, "T": T, "threads": args.threads}
+            plain.ask("init", **asked, profiled=False)
+            profiled.ask("init", **asked, profiled=True)
             sums: list[dict[str, float]] = []
 
-            def turn(
-                letter: str, both: tuple[Worker, Worker] = (plain, profiled), sums: list[Any] = sums
-            ) -> list[float]:
-                found = both["AB".index(letter)].ask("step")
-                sums.extend([found] * (letter == "B"))
+            def profiled_step(worker: Worker = profiled, sums: list[dict[str, float]] = sums) -> float:
+                sums.append(worker.ask("step"))
                 print(f"\r{len(sums)}/{args.rounds + 1}", end="", file=sys.stderr, flush=True)
-                return [found["ms"]]
+                return sums[-1]["ms"]
 
-            others = machine.Others()
-            contest = Contest(turn, looks=[args.rounds])
-            v = contest.run()
+            others = machine.Others([plain, profiled])
+            found = compare(lambda worker=plain: worker.ask("step")["ms"], profiled_step, analyses=[args.rounds])
+        v = found.verdict()
         moved = [100 * (v.ratio[k] - 1) for k in ("median", "low", "high")]
         whole, kernels = (100 * median(s[k] / s["ms"] for s in sums) for k in ("rows", "kernels"))
-        times = median(contest.figures("A")), median(contest.figures("B"))
+        times = median(found.figures("A")), median(found.figures("B"))
         loop = median(s["loop"] for s in sums)
         print(ROW.format(size, *times, *moved, 100 * (v.control["median"] - 1), loop, whole, kernels), flush=True)
         print(f"other processes used {others.cores():.2f} cores", file=sys.stderr)

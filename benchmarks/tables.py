@@ -60,13 +60,14 @@ def markdown(record: Mapping[str, Any]) -> str:
     machine = record["machine"]
     versions = {**machine["versions"], **{k: v for r in record["results"] for k, v in r["versions"]["peer"].items()}}
     used = ", ".join(f"{name} {versions[name]}" for name in ("cpuopt", "numba", "numpy", "torch") if name in versions)
+    level = min(r.get("level", 95) for r in record["results"])  # records of earlier versions have none
     kernels = " + ".join(f"`{k}`" for k in (record["variant"], *record["swap"]))
     return "\n".join(
         [
             *lines,
             f"{record['model']['name']}, {kernels}, {record['dtype']}, {record['threads']} threads, "
             f"{record['rounds']} rounds in turns; {machine['cpu']}; {used}; {record['time'][:10]}. "
-            "Two figures in a cell: cpuopt / peer. Ratio: the peer's time by cpuopt's, and its 95 % interval.",
+            f"Two figures in a cell: cpuopt / peer. Ratio: the peer's time by cpuopt's, and its {level:g} % interval.",
             "",
         ]
     )

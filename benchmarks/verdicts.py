@@ -25,6 +25,7 @@ import tempfile
 import time
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -51,16 +52,16 @@ def main() -> int:
     p.add_argument("--json", action="store_true", help="print one JSON object")
     args = p.parse_args()
     os.environ["NUMBA_NUM_THREADS"] = str(args.threads)
+
     from cpuopt import kernels
     from cpuopt.kernels.toolkit import threads
     from cpuopt.lab.ab import Alone
     from cpuopt.measure import rates as machine
-    from cpuopt.measure.compare import looks_up_to
-    from cpuopt.measure.verdict import Contest
+    from cpuopt.measure.comparison import analyses_up_to, compare
 
     kernels.load_all([])
     threads.set_threads(args.threads)
-    kinds, looks = args.kinds.split(","), looks_up_to(args.rounds)
+    kinds, analyses = args.kinds.split(","), analyses_up_to(args.rounds)
     pairs = {k: pair(k, args) for k in kinds}
     load = subprocess.Popen([sys.executable, "-c", SPIN]) if args.load else None
     found: dict[str, list[dict]] = {k: [] for k in kinds}
@@ -69,11 +70,11 @@ def main() -> int:
         for i in range(args.seed, args.seed + args.runs):
             for kind, (both, shape) in pairs.items():
                 timed = Alone(both, shape, seed=i)
-                contest = Contest(timed.turn, i, looks)
-                found[kind].append({**contest.run().to_json(), "rounds": len(contest.times["A"])})
+                done = compare(partial(timed.trial, "A"), partial(timed.trial, "B"), seed=i, analyses=analyses)
+                found[kind].append({**done.verdict().to_json(), "rounds": done.rounds})
                 timed.finish()
-            told = "; ".join(f"{k}: {said(v)}" for k, v in found.items())
-            print(f"\r\033[K{i + 1 - args.seed}/{args.runs} {told}", end="", file=sys.stderr, flush=True)
+            so_far = "; ".join(f"{k}: {counts(v)}" for k, v in found.items())
+            print(f"\r\033[K{i + 1 - args.seed}/{args.runs} {so_far}", end="", file=sys.stderr, flush=True)
     except KeyboardInterrupt:
         print("\nended early", file=sys.stderr)
     finally:
@@ -83,8 +84,8 @@ def main() -> int:
     busy = others.cores()
     took = (time.perf_counter() - start) / max(1, sum(map(len, found.values())))
     print(file=sys.stderr)
-    told = {k: {"runs": len(v), "percent": share(k, v), "kept": kept(k, v)} for k, v in found.items()}
-    content = {**vars(args), "out": None, "others_cores": busy, "run_s": took, "kinds": told, "verdicts": found}
+    kinds = {k: {"runs": len(v), "percent": share(k, v), "kept": kept(k, v)} for k, v in found.items()}
+    content = {**vars(args), "out": None, "others_cores": busy, "run_s": took, "kinds": kinds, "verdicts": found}
     content |= {"machine": machine.describe()}
     if args.out:
         args.out.write_text(json.dumps(content, indent=1) + "\n")
@@ -95,28 +96,28 @@ def main() -> int:
         for kind, verdicts in found.items():
             rounds = sum(v["rounds"] for v in verdicts) / max(1, len(verdicts))
             word = "found" if kind == "slower" else "false"
-            print(f"{kind:7}{said(verdicts)} ({rounds:.0f} rounds): {word} {share(kind, verdicts):.1f} %")
+            print(f"{kind:7}{counts(verdicts)} ({rounds:.0f} rounds): {word} {share(kind, verdicts):.1f} %")
     return 0 if all(kept(k, v) for k, v in found.items()) else 1
 
 
-def said(verdicts: list[dict]) -> str:
+def counts(verdicts: list[dict]) -> str:
     """Count the verdicts by word."""
     return ", ".join(f"{n} {word}" for word, n in Counter(v["verdict"] for v in verdicts).most_common())
 
 
 def share(kind: str, verdicts: list[dict]) -> float:
-    """Give the percent of false verdicts, or of those that found the planted difference."""
+    """Return the percent of false verdicts, or of those that found the planted difference."""
     words = ("slower",) if kind == "slower" else ("faster", "slower")
     return 100 * sum(v["verdict"] in words for v in verdicts) / max(1, len(verdicts))
 
 
 def kept(kind: str, verdicts: list[dict]) -> bool:
-    """Whether that is what is promised."""
+    """Return whether that is what is promised."""
     return share(kind, verdicts) >= FOUND if kind == "slower" else share(kind, verdicts) <= FALSE
 
 
 def pair(kind: str, args: argparse.Namespace):
-    """Give two kernels and the shape to time them on."""
+    """Return two kernels and the shape to time them on."""
     from cpuopt import ops
     from cpuopt.check.cases import Case
     from cpuopt.kernels import registry
@@ -148,7 +149,7 @@ def pair(kind: str, args: argparse.Namespace):
 
 
 def copied(op: str):
-    """Load the text of an op's file of `optimized` as a user's file, and give the op's kernel."""
+    """Load the text of an op's file of `optimized` as a user's file, and return the op's kernel."""
     from cpuopt import kernels
     from cpuopt.kernels import registry
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -13,15 +14,15 @@ from cpuopt.errors import UserError
 from cpuopt.kernels import registry
 from cpuopt.kernels.compile import cache
 from cpuopt.lab import ab, session
-from cpuopt.measure import compare
+from cpuopt.measure import comparison
+from cpuopt.measure.comparison import compare, judge, schedule, timer
 from cpuopt.measure.roofline import Level, Roofs
-from cpuopt.measure.verdict import Contest, judge, order
 from cpuopt.report import ab as report
 from cpuopt.train.job import Settings
 
 
 class Noisy:
-    """Turns that take about 1, B's by a factor more; drift, spikes and scatter as asked."""
+    """Trials that take about 1, B's by a factor more; drift, spikes and scatter as asked."""
 
     def __init__(self, seed, factor=1.0, scatter=0.01, spikes=0.0, drift=0.0, first=1.0):
         self.rng, self.factor, self.scatter = np.random.default_rng(seed), factor, scatter
@@ -31,11 +32,16 @@ class Noisy:
         self.n += 1
         t = (self.factor if side == "B" else 1.0) * np.exp(self.scatter * self.rng.standard_normal())
         t *= 1 + self.drift * self.n + (self.rng.random() < self.spikes) * self.rng.random()
-        return (t,)
+        return t
+
+
+def noisy(seed, **kw):
+    trial = Noisy(seed, **kw)
+    return compare(lambda: trial("A"), lambda: trial("B"), seed=seed)
 
 
 def words(n, **kw):
-    return [Contest(Noisy(seed, **kw), seed).run().word for seed in range(n)]
+    return [noisy(seed, **kw).verdict().word for seed in range(n)]
 
 
 @pytest.mark.parametrize("noise", [{"scatter": 0.01}, {"scatter": 0.02, "spikes": 0.1}, {"drift": 0.002}])
@@ -51,8 +57,8 @@ def test_a_difference_is_found(factor, word):
 
 
 def test_too_much_noise_is_said():
-    found = Contest(Noisy(0, scatter=0.5), 0).run()
-    assert found.word == "could not tell"
+    found = noisy(0, scatter=0.5).verdict()
+    assert found.word == "inconclusive"
     assert "wide" in found.why
 
 
@@ -61,9 +67,9 @@ def test_a_control_that_fails_is_said():
     r, shifted = 1 + 0.002 * rng.standard_normal((2, 48))
     assert judge([r * 1.03], [shifted]).word == "slower"
     found = judge([r * 1.03], [shifted * 1.02])
-    assert found.word == "could not tell"
+    assert found.word == "inconclusive"
     assert found.why == "the control, A against itself, differs by 2.0 %; the difference is 3.0 %"
-    assert judge([r], [shifted * 1.02]).word == "could not tell"
+    assert judge([r], [shifted * 1.02]).word == "inconclusive"
     assert judge([r * 1.003], [shifted]).word == "no difference shown"  # below what an address may do
 
 
@@ -75,19 +81,36 @@ def test_cases_are_weighed_by_their_time():
 
 
 def test_order_is_random_in_blocks_that_are_palindromes():
-    text = order(200, np.random.default_rng(0))
-    blocks = [text[i : i + 6] for i in range(0, len(text), 6)]
-    assert all(sorted(b[:3]) == ["A", "B", "C"] and b == b[::-1] for b in blocks)
-    assert len(set(blocks)) == 6
+    for letters, orders in ("AB", 2), ("ABC", 6):
+        rounds = list(islice(schedule(letters, np.random.default_rng(0)), 400))
+        assert all(sorted(r) == list(letters) for r in rounds)
+        assert rounds[1::2] == [r[::-1] for r in rounds[::2]]
+        assert len(set(rounds)) == orders
 
 
-def test_rounds_stop_when_they_tell():
-    contest = Contest(Noisy(0, factor=2.0), 0)
-    contest.run()
-    assert len(contest.times["A"]) == len(contest.times["B"]) == len(contest.times["C"]) == 12
-    contest = Contest(Noisy(0, scatter=0.5), 0)
-    contest.run()
-    assert len(contest.times["A"]) == 96
+def test_an_interim_analysis_ends_the_comparison():
+    found = noisy(0, factor=2.0)
+    assert [len(found.times[letter]) for letter in "ABC"] == [12, 12, 12]
+    assert noisy(0, scatter=0.5).rounds == 96
+
+
+def test_without_a_control_each_round_is_a_pair():
+    clock, calls = Clock(), []
+
+    def side(letter, ns):
+        def function():
+            clock.now += ns
+            calls.append(letter)
+
+        return timer(function, clock)
+
+    found = compare(side("A", 100), side("B", 103), analyses=[7], control=False)
+    assert "".join(calls[2:]) == found.order  # without the warm-up
+    assert (found.rounds, len(found.order), found.controls()) == (7, 14, None)
+    assert {found.order[i : i + 4] for i in range(0, 12, 4)} <= {"ABBA", "BAAB"}
+    assert found.ratios() == pytest.approx([1.03] * 7)
+    assert str(found.verdict()) == "1.030 [1.030, 1.030] (98.4 % interval): slower"
+    assert compare(side("A", 100), side("B", 100), analyses=[2], control=False).verdict().control is None
 
 
 def test_few_rounds_say_what_their_interval_is_worth():
@@ -117,7 +140,7 @@ def shown(**more):
         "in_step": False,
         "flush": False,
     }
-    return "\n".join(str(t) for t in report.tables({**asked, **compare.summed([result]), "results": [result]}, None))
+    return "\n".join(str(t) for t in report.tables({**asked, **comparison.summed([result]), "results": [result]}, None))
 
 
 def test_what_is_marginal_and_what_rounds_are_worth_stand_beside_the_verdict():
@@ -125,7 +148,7 @@ def test_what_is_marginal_and_what_rounds_are_worth_stand_beside_the_verdict():
     check = {"kernel": "gelu_forward[mine]", "case": "N=9", "status": "MARGINAL", "reason": "", "ratio": 8.4}
     said = "MARGINAL: gelu_forward[mine] is 8.4 times what rounding explains from the reference (N=9)"
     assert said in shown(checks=[check, {**check, "ratio": 2.0}])
-    assert "doubt: the rounds are too few for an interval of 99.5 %; take 9 or more" in shown(level=96.8)
+    assert "warning: the rounds are too few for an interval of 99.5 %; take 9 or more" in shown(level=96.8)
     assert "note: the swap keeps two calls apart" in shown(notes=["the swap keeps two calls apart"])
     row = session.Row("gelu_forward", "mine", "one")
     r = {"verdict": "faster", "a_ms": 1.0, "b_ms": 0.5, "ratio": {"median": 0.5, "low": 0.4, "high": 0.6}, "why": ""}
@@ -177,7 +200,7 @@ SHAPE = ab.Shape(Case({"N": 1000}), {}, ("h.0.mlp", "h.1.mlp"))
 def test_both_get_the_same_arrays_and_the_clock_decides():
     clock, calls = Clock(), []
     pair = kernel("a", 10_000, clock, calls), kernel("b", 20_000, clock, calls)
-    found = ab.alone(pair, [SHAPE], clock=clock, looks=[4])
+    found = ab.alone(pair, [SHAPE], clock=clock, analyses=[4])
     assert found["verdict"] == "slower"
     assert found["ratio"]["median"] == pytest.approx(2)
     assert (found["a_ms"], found["b_ms"]) == pytest.approx((0.02, 0.04))  # in two layers
@@ -187,10 +210,10 @@ def test_both_get_the_same_arrays_and_the_clock_decides():
     assert len(places["a"]) == 3  # of the first calls, and of each of a sample's two
     assert places["a"] == places["b"]
     case = found["cases"][0]
-    assert (case["calls_per_sample"], case["samples_per_turn"]) == ({"A": 2, "B": 2}, {"A": 400, "B": 400})
+    assert (case["calls_per_sample"], case["samples_per_trial"]) == ({"A": 2, "B": 2}, {"A": 400, "B": 400})
     assert len(case["ns"]["A"]) == len(case["ns"]["C"]) == 4
     assert len(case["order"]) == 12
-    assert ab.alone((pair[0], pair[0]), [SHAPE], clock=clock, looks=[4])["verdict"] == "no difference shown"
+    assert ab.alone((pair[0], pair[0]), [SHAPE], clock=clock, analyses=[4])["verdict"] == "no difference shown"
 
 
 def test_a_kernel_that_writes_outside_while_it_is_timed_is_refused():
@@ -236,13 +259,13 @@ def test_several_sizes_are_one_verdict_where_they_agree():
         return {"verdict": word, "ratio": ratio, "why": "", "B": 4, "T": 64, "threads": n}
 
     both = [result("slower", 2.0, 1), result("slower", 8.0, 2)]
-    assert compare.summed(both)["verdict"] == "slower"
-    assert compare.summed(both)["ratio"]["median"] == pytest.approx(4)
-    found = compare.summed([both[0], result("faster", 0.5, 2)])
-    assert found["verdict"] == "could not tell"
+    assert comparison.summed(both)["verdict"] == "slower"
+    assert comparison.summed(both)["ratio"]["median"] == pytest.approx(4)
+    found = comparison.summed([both[0], result("faster", 0.5, 2)])
+    assert found["verdict"] == "inconclusive"
     assert found["why"] == "it depends: 4x64 on 1: slower; 4x64 on 2: faster"
-    assert compare.looks_up_to(60) == [12, 24, 48, 60]
-    assert compare.looks_up_to(10) == [10]
+    assert comparison.analyses_up_to(60) == [12, 24, 48, 60]
+    assert comparison.analyses_up_to(10) == [10]
 
 
 # The verb -------------------------------------------------------------------------------------------------------------

@@ -47,8 +47,8 @@ def profile(factors=(), hashes=(), seed=0, scatter=0.004, **kw):
     for op, ms in values.items():
         figures = {"calls": 1, "ms": float(np.median(ms)), "share": 1.0, "gflops": 1.0, "gbs": 1.0, "flops": 10**9}
         figures |= {"bytes": 1, "intensity": 1.0, "of_roof": None, "roof": "", "imbalance": None}
-        rows.append(OpRow(op, **figures, kernels=[f"{NAMES[op]}[mine]"]))
-        layers.append(LayerRow("h.0", NAMES[op], "mine", "forward", **figures))
+        rows.append(OpRow(op=op, **figures, kernels=[f"{NAMES[op]}[mine]"]))
+        layers.append(LayerRow(op=NAMES[op], layer="h.0", variant="mine", phase="forward", **figures))
     ms = {"median": float(np.median(step)), "min": 1.0, "max": 2.0, "mean": float(np.mean(step))}
     p = Profile(
         "gpt2-tiny", kw.pop("B", 4), 64, 2, "omp", "optimized", [], 20, 1, ms, 1.0, 1.0, 1.0, rows, layers, 0.0, 0.0,
@@ -182,7 +182,7 @@ def test_the_verbs(tmp_path, capsys):
     assert "gelu_forward: mine against vanilla: faster" in listed
     assert len(json.loads(out("runs", "list", "--json"))["runs"]) == 3
     assert "Matmul Forward" in out("runs", "show", "first")
-    assert "mine is: faster" in out("runs", "show", "third")
+    assert "verdict: faster" in out("runs", "show", "third")
     shown = out("runs", "compare", "first", "second")
     assert "GELU Forward" in shown
     assert "slower" in shown

@@ -179,7 +179,7 @@ def test_a_wrong_kernel_gets_no_time(body):
     ns = 3_000_000 if large else 10_000
     honest = kernel(gelu, ns, variant="honest")
     with pytest.raises(UserError, match=rf"^gelu_forward\[mine\] .*{WRONG[body]}"):
-        ab.alone((honest, kernel(body, ns)), [shape(LARGE if large else SMALL)], clock=CLOCK, looks=[2])
+        ab.alone((honest, kernel(body, ns)), [shape(LARGE if large else SMALL)], clock=CLOCK, analyses=[2])
 
 
 def test_what_is_large_passes_the_quick_check():
@@ -187,7 +187,7 @@ def test_what_is_large_passes_the_quick_check():
 
 
 def test_a_right_kernel_is_timed_with_any_fill():
-    found = ab.alone((kernel(gelu), kernel(gelu, 20_000)), [shape(SMALL)], clock=CLOCK, looks=[4])
+    found = ab.alone((kernel(gelu), kernel(gelu, 20_000)), [shape(SMALL)], clock=CLOCK, analyses=[4])
     assert found["ratio"]["median"] == pytest.approx(2)
     assert [c["status"] for c in found["checks"]] == ["PASS", "PASS"]
 
@@ -197,7 +197,7 @@ def test_what_is_marginal_is_said():
         gelu(out, inp)
         out *= np.float32(1 + 8e-6)
 
-    found = ab.alone((kernel(gelu), kernel(rough)), [shape(SMALL)], clock=CLOCK, looks=[2])
+    found = ab.alone((kernel(gelu), kernel(rough)), [shape(SMALL)], clock=CLOCK, analyses=[2])
     (bad,) = (c for c in found["checks"] if c["status"] == "MARGINAL")
     assert bad["kernel"] == "gelu_forward[mine]"
     assert bad["ratio"] > 1
@@ -216,7 +216,7 @@ def test_the_calls_of_a_sample_have_arrays_of_their_own_and_inputs_change():
     assert calls == 10
     for _ in range(6):
         del seen[:]
-        pair.turn("B")
+        pair.trial("B")
         assert len(set(seen)) == calls
         assert seen == seen[:calls] * samples
     assert len(inputs) == 2
@@ -276,7 +276,7 @@ def test_what_is_read_and_written_starts_anew_each_time(op):
     case = Case({s: n for s, n in sizes.items() if s in {k for a in op.arrays for d in a.shape for k in d.symbols}})
     adds = {a.name: True for a in op.args if a.role == "acc"}
     pair = ab.Alone((vanilla(op), vanilla(op)), ab.Shape(case, adds, ("x",)), 0, clock=CLOCK)
-    pair.turn("A")
+    pair.trial("A")
     assert all(r.verdict == "PASS" for r in pair.finish())
 
 

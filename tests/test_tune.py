@@ -17,7 +17,7 @@ from cpuopt.kernels import registry
 from cpuopt.kernels.compile import cache
 from cpuopt.lab import tune
 from cpuopt.measure import rates as machine
-from cpuopt.measure.verdict import Contest
+from cpuopt.measure.comparison import compare
 from cpuopt.report import tune as report
 from cpuopt.train import job, plans
 from cpuopt.train.job import Settings, build_only
@@ -76,7 +76,7 @@ class Child:
 def run(child, settings=SETTINGS, patterns=("*",), again=False):
     """Tune, and keep the plan as the verb does."""
     t = tune.survey(settings, patterns, again)
-    tune.tune(t, settings, child, looks=[12], save=tune.keep)
+    tune.tune(t, settings, child, analyses=[12], save=tune.keep)
     tune.keep(t)
     return t
 
@@ -128,14 +128,14 @@ def test_ops_may_be_named():
         tune.survey(SETTINGS, ["atention"])
 
 
-def test_what_takes_much_longer_is_given_up_after_two_rounds():
-    def turns(a, b):
-        contest = Contest(lambda side: (b if side == "B" else a,), looks=[12, 24], hopeless=1.5)
-        return contest.run().word, len(contest.times["B"])
+def test_what_takes_much_longer_is_stopped_after_two_rounds():
+    def rounds(a, b):
+        found = compare(lambda: a, lambda: b, analyses=[12, 24], stop_above=1.5)
+        return found.verdict().word, found.rounds
 
-    assert turns(1.0, 1.6) == ("slower", 2)
-    assert turns(1.0, 1.4) == ("slower", 12)
-    assert turns(1.6, 1.0) == ("faster", 12)
+    assert rounds(1.0, 1.6) == ("slower", 2)
+    assert rounds(1.0, 1.4) == ("slower", 12)
+    assert rounds(1.6, 1.0) == ("faster", 12)
 
 
 # What is chosen: scenarios, each with the mutants that it catches -----------------------------------------------------
@@ -143,9 +143,7 @@ def test_what_takes_much_longer_is_given_up_after_two_rounds():
 
 def a_verdict_is_needed():
     """Not a low ratio."""
-    t = run(
-        Child({ATTENTION: ("could not tell", 0.5), ("attention_backward", "vanilla"): ("no difference shown", 0.9)})
-    )
+    t = run(Child({ATTENTION: ("inconclusive", 0.5), ("attention_backward", "vanilla"): ("no difference shown", 0.9)}))
     assert (t.rules, t.why, changed()) == ([], "nothing that was measured alone is faster", {})
     t = run(Child({ATTENTION: ("faster", 0.9)}))
     assert t.rules == ["attention_forward@h.0.attn=vanilla", "attention_forward@h.1.attn=vanilla"]
@@ -174,7 +172,7 @@ def a_wrong_kernel_is_never_taken():
 
 def steps_confirm_it():
     """A plan with which steps are slower, or nobody can tell, is none."""
-    for word in ("slower", "could not tell"):
+    for word in ("slower", "inconclusive"):
         t = run(Child({ATTENTION: ("faster", 0.5)}, whole=[word]))
         assert (t.rules, t.why, changed()) == ([], f"whole steps with it: {word}", {})
         assert f"stay with optimized: whole steps with it: {word}" in variants_of()[1][0]
@@ -318,7 +316,7 @@ MUTANTS = {
     "no check": (a_wrong_kernel_is_never_taken, tune.Row, "best", property(without_check)),
     "MARGINAL suffices": (a_wrong_kernel_is_never_taken, tune.Row, "best", property(marginal_too)),
     "slower steps": (steps_confirm_it, tune, "KEPT", ("faster", "no difference shown", "slower")),
-    "unknown steps": (steps_confirm_it, tune, "KEPT", ("faster", "no difference shown", "could not tell")),
+    "unknown steps": (steps_confirm_it, tune, "KEPT", ("faster", "no difference shown", "inconclusive")),
     "only faster steps": (steps_confirm_it, tune, "KEPT", ("faster",)),
     "only whole steps": (what_is_slower_in_the_step_goes, tune, "confirm", without_dropping),
     "steps that fail end it": (steps_that_cannot_be_compared_end_no_run, tune, "confirm", always_finished),

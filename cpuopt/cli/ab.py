@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     from ..isolate.child import Child
     from ..kernels import registry
     from ..lab.peers.plan import parse_sizes
-    from ..measure.compare import looks_up_to, summed
+    from ..measure.comparison import analyses_up_to, summed
     from ..report import ab as report
     from ..report import console
 
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     if args.flush and args.in_step:
         raise UserError("--flush with --in-step: a step leaves the caches as they are; give one of the two")
     common.check_targets(args)
-    looks, results = looks_up_to(args.rounds), []
+    analyses, results = analyses_up_to(args.rounds), []
     with Child(args.kernels, max(counts), args.limit) as child, console.saying() as say:
         for B, T in parse_sizes(args.sizes):
             for n in counts:
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
                         in_step=args.in_step,
                         flush=args.flush,
                         seed=args.seed,
-                        looks=looks,
+                        analyses=analyses,
                     )
                 )
     asked = {k: getattr(args, k) for k in ("op", "a", "b", "model", "layer", "in_step", "flush", "seed")}

@@ -12,7 +12,7 @@ from ..wording import plain
 from . import common
 
 SIZES = {"B": 4, "T": 64, "C": 768, "NH": 12, "OC": 3072, "V": 50257, "maxT": 1024}
-LOOKS = (12, 24)
+ANALYSES = (12, 24)
 """Rounds after which a verdict is looked for."""
 if TYPE_CHECKING:
     from ..ops.declaration import Op
@@ -100,7 +100,7 @@ def compare(op: Op, variant: str) -> int:
     if any(r.verdict == "FAIL" for r in worst):
         return 1  # no time is told of a kernel that is wrong
     shape = Shape(case(op, SIZES), {a.name: False for a in op.args if a.role == "acc"}, (op.name,))
-    told = alone(pair, [shape], looks=LOOKS)
+    told = alone(pair, [shape], analyses=ANALYSES)
     said = f"{told['verdict']}{told['why'] and ', ' + told['why']}"
     print(f"generated takes {spread(told['ratio'])} times as long as {variant}: {said}")
     print(f"{told['b_ms']:.3g} and {told['a_ms']:.3g} ms; {shape}")

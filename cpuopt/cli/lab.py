@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     from ..isolate.process import ended_by_sigterm
     from ..lab import session
     from ..measure import rates as machine
-    from ..measure.compare import looks_up_to
+    from ..measure.comparison import analyses_up_to
     from ..report import console
     from ..report.lab import Screen
 
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"lab {args.file}: no such file; 'cpuopt new-kernel OP --out {args.file}' writes one")
     if args.json and not args.once:
         raise UserError("--json: a screen that lives on is no object; add --once")
-    looks_up_to(args.rounds)
+    analyses_up_to(args.rounds)
     threads = args.threads or common.cores()
     plan = session.Plan(
         args.file, args.model, args.B, args.T, threads, args.against, not args.no_step, args.rounds, args.limit

@@ -51,7 +51,7 @@ def work(args: argparse.Namespace) -> int:
     start_numba(args.threads)
     from ..isolate.child import Child
     from ..lab.tune import compile_all, keep, survey, tune
-    from ..measure.compare import looks_up_to
+    from ..measure.comparison import analyses_up_to
     from ..report import console
     from ..report import tune as report
     from ..train import plans
@@ -60,14 +60,14 @@ def work(args: argparse.Namespace) -> int:
     if args.limit <= 0:
         raise UserError(f"--limit {args.limit:g}: expected a positive number of seconds")
     common.check_targets(args)
-    looks = looks_up_to(args.rounds)
+    analyses = analyses_up_to(args.rounds)
     given = {k: getattr(args, k) for k in ("model", "B", "T", "threads", "fuse", "data", "seed")}
     settings = Settings(**given, kernels=tuple(str(Path(f).resolve()) for f in args.kernels))
     tuning = survey(settings, args.ops or ("*",), args.again)
     with console.compiling() as progress:
         compile_all(tuning, common.cores(), progress)
     with Child(args.kernels, tuning.key["threads"], args.limit) as child, report.Progress(tuning) as view:
-        tune(tuning, settings, child, looks=looks, seed=args.seed, view=view, save=keep)
+        tune(tuning, settings, child, analyses=analyses, seed=args.seed, view=view, save=keep)
     kept = keep(tuning)
     size = {"model": tuning.name, "B": args.B, "T": args.T, "threads": tuning.key["threads"]}
     content = {**size, **tuning.plan(), **tuning.to_json(), "plan": str(plans.path(tuning.key)) if kept else None}

@@ -1,9 +1,9 @@
 """Two kernels of one op against each other: alone, on the shapes that a model has, or inside its real training steps.
 
-Both get the very same arrays, scratch too, so that no address favours one; they are judged on these (`timed`). A turn
-alone is as many samples as fill `TURN_S`, of one call each, or of several where a call is short; its lower quartile
-counts, which a process that takes the core away now and then does not move. A turn in the step is one training step
-with the op's calls going to one kernel.
+Both get the very same arrays, scratch too, so that no address favours one; they are judged on these (`timed`). A
+trial alone is as many samples as fill `TRIAL_S`, of one call each, or of several where a call is short; its lower
+quartile counts, which a process that takes the core away now and then does not move. A trial in the step is one
+training step with the op's calls going to one kernel.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from functools import partial
 from math import inf
 from typing import Any
 
@@ -25,9 +26,8 @@ from ..kernels import roofs
 from ..kernels.registry import KERNELS, Kernel, nearest
 from ..kernels.toolkit import threads as numba_threads
 from ..measure import rates as machine
+from ..measure.comparison import ANALYSES, CHECKED_STEPS, Comparison, compare, disagreement, judge
 from ..measure.roofline import Roofs
-from ..measure.stats import CHECKED_STEPS, disagreement
-from ..measure.verdict import LOOKS, Contest, Verdict, judge
 from ..ops.declaration import Op
 from ..profiler import Profiler
 from ..program.program import Call
@@ -35,20 +35,20 @@ from ..train.job import Settings, build_only, prepare
 from ..wording import spread
 from .timed import AFTER, BEFORE, FILLS, SELDOM, Timed, judge_call
 
-TURN_S, SAMPLE_S = 8e-3, 2e-5
-"""How long a turn takes, and the least that one reading of the clock is trusted with."""
+TRIAL_S, SAMPLE_S = 8e-3, 2e-5
+"""How long a trial takes, and the least that one reading of the clock is trusted with."""
 FAR = 4
 """How many times as long one side may take and still be sampled as often as the other."""
-FILL_S = 4 * TURN_S
-"""How much of a turn may go by while arrays are filled; then it has fewer samples."""
+FILL_S = 4 * TRIAL_S
+"""How much of a trial may go by while arrays are filled; then it has fewer samples."""
 MOST_CALLS, POOL = 64, 4 << 20
 """Calls of a sample at the most, and the bytes that their arrays may take together."""
 GAINS = "the whole step gains"
-"""How the doubt begins that a step gained more than its op."""
+"""How the warning begins that a step gained more than its op."""
 SLACK = 0.005
 """The part of a step that other ops may gain with a changed one, as where it leaves their data in the caches."""
 COLD_SAMPLES = 3
-"""Samples of a turn with flushed caches."""
+"""Samples of a trial with flushed caches."""
 Say = Callable[[str], None]
 
 
@@ -128,7 +128,7 @@ class Alone:
     Raises
     ------
     UserError
-        For a kernel that is wrong on them, here and from every turn.
+        For a kernel that is wrong on them, here and from every trial.
     """
 
     def __init__(
@@ -149,16 +149,16 @@ class Alone:
         self._choose_lengths()
 
     def _choose_lengths(self) -> None:
-        """Choose how many calls a sample has, and how many samples a turn: for both by the quicker side.
+        """Choose how many calls a sample has, and how many samples a trial: for both by the quicker side.
 
-        A side that takes `FAR` times as long is sampled by itself, or its turns would have no end.
+        A side that takes `FAR` times as long is sampled by itself, or its trials would have no end.
         """
         took = {side: min(self._sample(side, "nan", "nan") for _ in range(3)) for side in "AB"}
         quick, room = min(took.values()), max(1, POOL // max(1, self.timed.nbytes))
         for side, ns in took.items():
             call_s = max(ns if ns > FAR * quick else quick, 1) / 1e9
             calls = max(1, min(MOST_CALLS, room, int(SAMPLE_S / call_s)))
-            self.lengths[side] = calls, max(1, min(1000, int(TURN_S / (call_s * calls))))
+            self.lengths[side] = calls, max(1, min(1000, int(TRIAL_S / (call_s * calls))))
             if self.flush:
                 self.lengths[side] = 1, COLD_SAMPLES
         self.timed.place(max(calls for calls, _ in self.lengths.values()))
@@ -180,8 +180,8 @@ class Alone:
             function(*args)
         return (self.clock() - start) / calls
 
-    def turn(self, side: str) -> tuple[float]:
-        """Give the ns of a call: the lower quartile of a turn's samples, of which one drawn at random is judged."""
+    def trial(self, side: str) -> float:
+        """Return the ns of a call: the lower quartile of the samples, of which one drawn at random is judged."""
         calls, samples = self.lengths[side]
         self.timed.swap(int(self.rng.integers(2)))
         outs, scratch = FILLS[self.rng.integers(len(FILLS))], ("nan", "numbers")[self.rng.integers(2)]
@@ -192,17 +192,17 @@ class Alone:
             if i == judged:
                 self.timed.judge(side, calls, "while it was timed")
         times.sort()
-        return (times[(samples - 1) // 4],)
+        return times[(samples - 1) // 4]
 
     def finish(self) -> list[Result]:
-        """Judge both once more, and give the worst that was seen of each."""
+        """Judge both once more, and return the worst that was seen of each."""
         for side in "AB":
             self.timed.audit(side, AFTER, "after it was timed")
         return list(self.timed.worst.values())
 
 
 def _flusher() -> Callable[[], object]:
-    """Give what fills all caches with something else."""
+    """Make a function that fills all caches with something else."""
     largest = max(v.nbytes or 0 for v in machine.levels())
     n = numba_threads.get_threads()
     floats = int(2 * largest // 4 // n // roofs.UNIT + 1) * roofs.UNIT
@@ -216,8 +216,8 @@ def alone(
     *,
     flush: bool = False,
     seed: int = 0,
-    looks: Sequence[int] = LOOKS,
-    hopeless: float = inf,
+    analyses: Sequence[int] = ANALYSES,
+    stop_above: float = inf,
     say: Say = lambda text: None,
     clock: Callable[[], int] = time.perf_counter_ns,
 ) -> dict[str, Any]:
@@ -229,25 +229,19 @@ def alone(
         For a kernel that is wrong on the arrays that are timed.
     """
     others, cases, judged = machine.Others(), [], list[Result]()
-    contests: list[Contest] = []
-    for shape in shapes:
-        say(f"{shape}: {len(contests) + 1} of {len(shapes)}")
+    done: list[Comparison] = []
+    for i, shape in enumerate(shapes):
+        say(f"{shape}: {i + 1} of {len(shapes)}")
         pair = Alone(kernels, shape, seed, flush, clock)
-        contest = Contest(pair.turn, seed + len(contests), looks, hopeless=hopeless)
-        verdict = contest.run()
+        a, b = partial(pair.trial, "A"), partial(pair.trial, "B")
+        done.append(compare(a, b, seed=seed + i, analyses=analyses, stop_above=stop_above))
         judged += pair.finish()
-        contests.append(contest)
-        cases.append(
-            {
-                **shape.to_json(),
-                **told(contest, verdict),
-                "calls_per_sample": {side: n for side, (n, _) in pair.lengths.items()},
-                "samples_per_turn": {side: n for side, (_, n) in pair.lengths.items()},
-            }
-        )
-        del pair
-    weights = [len(s.layers) * float(np.median(c.figures("A"))) for s, c in zip(shapes, contests, strict=True)]
-    whole = judge([c.ratios() for c in contests], [c.controls() for c in contests], weights)
+        calls, samples = (dict(zip("AB", n, strict=True)) for n in zip(*pair.lengths.values(), strict=True))
+        counts = {"calls_per_sample": calls, "samples_per_trial": samples}
+        cases.append({**shape.to_json(), **entry(done[-1]), **counts})
+        del pair, a, b
+    weights = [len(s.layers) * float(np.median(c.figures("A"))) for s, c in zip(shapes, done, strict=True)]
+    whole = judge([c.ratios() for c in done], [c.controls() for c in done], weights)
     a_ms = sum(weights) / 1e6
     return {
         **whole.to_json(),
@@ -259,16 +253,11 @@ def alone(
     }
 
 
-def told(contest: Contest, verdict: Verdict, which: int = 0) -> dict[str, Any]:
-    """For a record: the verdict, the median times, and every turn in the order of measuring, in ns."""
-    values = {letter: contest.figures(letter, which).tolist() for letter in "ABC"}
-    return {
-        **verdict.to_json(),
-        "a_ns": float(np.median(values["A"] + values["C"])),
-        "b_ns": float(np.median(values["B"])),
-        "order": contest.order,
-        "ns": values,
-    }
+def entry(found: Comparison, which: int = 0) -> dict[str, Any]:
+    """Return what a record holds: the verdict, the median times, and every trial in the order of measuring, in ns."""
+    values = {letter: found.figures(letter, which).tolist() for letter in found.times}
+    medians = {"a_ns": float(np.median(values["A"] + values["C"])), "b_ns": float(np.median(values["B"]))}
+    return {**found.verdict(which).to_json(), **medians, "order": found.order, "ns": values}
 
 
 @dataclass(frozen=True)
@@ -328,8 +317,8 @@ class InStep:
         """Train for one step, and return its loss."""
         return self.job.step(self.profiler.step).loss
 
-    def turn(self, side: str) -> tuple[float, ...]:
-        """Give the ns of a step: of the whole, then of the calls of each change; sometimes one is judged first."""
+    def trial(self, side: str) -> tuple[float, ...]:
+        """Return the ns of a step: of the whole, then of the calls of each change; sometimes one is judged first."""
         if self.rng.random() < 1 / SELDOM:
             self.judged += self.audit("between those that were timed")
         self.use(side)
@@ -376,7 +365,7 @@ class InStep:
         return results
 
     def losses(self) -> dict[str, list[float]]:
-        """Train for a few steps with A and with B, from the same weights on the same batches; give their losses."""
+        """Train for a few steps with A and with B, from the same weights on the same batches; return their losses."""
         engine = self.engine
         values = [*engine.program.parameters, *engine.program.moments]
         before = [engine.array(v).copy() for v in values]
@@ -397,7 +386,7 @@ def in_step(
     *,
     layer: str = "*",
     seed: int = 0,
-    looks: Sequence[int] = LOOKS,
+    analyses: Sequence[int] = ANALYSES,
     say: Say = lambda text: None,
 ) -> dict[str, Any]:
     """Compare two variants inside real training steps.
@@ -414,28 +403,23 @@ def in_step(
     swap = f"{op.name}{'' if layer == '*' else '@' + layer}={variants[1]}"
     change = Change((KERNELS[op.name, variants[0]], KERNELS[op.name, variants[1]]), (layer,))
     pair = InStep(replace(settings, swap=(*settings.swap, swap)), [change], say)
-    found, (told_op,) = steps_in_turns(pair, variants, seed, looks, say, decides=1)
-    return {
-        **told_op,
-        "a_ms": told_op["a_ns"] / 1e6,
-        "b_ms": told_op["b_ns"] / 1e6,
-        "layers": pair.layers[0],
-        **found,
-    }
+    found, (of_op,) = compare_steps(pair, variants, seed, analyses, say, decides=1)
+    ms = {"a_ms": of_op["a_ns"] / 1e6, "b_ms": of_op["b_ns"] / 1e6}
+    return {**of_op, **ms, "layers": pair.layers[0], **found}
 
 
-def steps_in_turns(
-    pair: InStep, names: tuple[str, str], seed: int, looks: Sequence[int], say: Say, decides: int = 0
+def compare_steps(
+    pair: InStep, names: tuple[str, str], seed: int, analyses: Sequence[int], say: Say, decides: int = 0
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Train with A and B in turns.
+    """Train with A and B in turn.
 
     Parameters
     ----------
-    decides : which figure of `InStep.turn` says when there are rounds enough.
+    decides : index of the figure of `InStep.trial` that ends the comparison.
 
     Returns
     -------
-    ``step`` with the verdict on the whole step, the losses of both and doubts; then the verdict on each change.
+    ``step`` with the verdict on the whole step, the losses of both and warnings; then the verdict on each change.
 
     Raises
     ------
@@ -444,40 +428,37 @@ def steps_in_turns(
     """
     say("first steps")
     losses = pair.losses()
-    refused = disagreement(names[1], losses["A"], losses["B"])
-    if refused:
-        raise UserError(refused.replace("cpuopt", names[0], 1))
+    if refused := disagreement(names, losses["A"], losses["B"]):
+        raise UserError(refused)
     say("judging a step")
     pair.judged += pair.audit("before any was timed")
     others = machine.Others()
-    contest = Contest(pair.turn, seed, looks, decides)
-    say("steps in turns")
-    contest.run()
+    say("steps in turn")
+    trials = partial(pair.trial, "A"), partial(pair.trial, "B")
+    done = compare(*trials, seed=seed, analyses=analyses, decides=decides)
     say("judging a step again")
     pair.judged += pair.audit("after all were timed")
-    whole, *each = (
-        told(contest, judge([contest.ratios(i)], [contest.controls(i)]), i) for i in range(1 + len(pair.layers))
-    )
+    whole, *each = (entry(done, i) for i in range(1 + len(pair.layers)))
     doubts = [*others.doubts(), *impossible(whole, each)]
     checks = [r.describe() for r in pair.judged]
     return {"step": whole, "losses": losses, "doubts": doubts, "notes": pair.notes, "checks": checks}, each
 
 
 def impossible(whole: Mapping[str, Any], each: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Say it where a whole step gains more than the changed ops could: something else differs."""
+    """Warn where a whole step gains more than the changed ops could: something else differs."""
     step, gain = whole["a_ns"], 1 - whole["ratio"]["high"]
     most = sum(r["a_ns"] * (1 - r["ratio"]["low"]) for r in each) / step
     if gain <= max(0.0, most) + SLACK:
         return []
-    told = f"ratio {spread(whole['ratio'])}, control {whole['control']['median']:.3f}"
+    figures = f"ratio {spread(whole['ratio'])}, control {whole['control']['median']:.3f}"
     return [
-        f"{GAINS} {100 * (1 - whole['ratio']['median']):.1f} % ({told}), more than the op can gain in it, "
+        f"{GAINS} {100 * (1 - whole['ratio']['median']):.1f} % ({figures}), more than the op can gain in it, "
         f"{100 * max(0.0, most):.1f} % at the most: something else differs between the two"
     ]
 
 
 def beyond_roofs(op: Op, variants: Sequence[str], cases: Sequence[Mapping[str, Any]], roofs: Roofs | None) -> list[str]:
-    """Say which times are less than what the machine's roofs allow."""
+    """Warn of times that are less than what the machine's roofs allow."""
     found = []
     for case in cases if roofs else ():
         assert roofs

@@ -101,6 +101,7 @@ class Peer(TypedDict):
     T: int
     peer: str
     ratio: Ratio | None
+    level: NotRequired[float]
     refused: str | None
     doubts: list[str]
     step_ms: dict[str, Times]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from math import exp, log
+from math import log
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,9 @@ import numpy as np
 from ..errors import UserError
 from ..files.reading import read_json
 from ..kernels.registry import nearest
+from ..measure.comparison import judge
 from ..measure.profile import Profile
 from ..measure.rates import machine_id
-from ..measure.verdict import LEVEL
 from ..train import record
 from . import forms
 
@@ -25,10 +25,9 @@ NOISE = 0.05
 LEAST = 0.015
 """What two runs are never trusted to tell apart."""
 WIDE = 0.1
-"""Half the width of an interval, as a logarithm, beyond which it shows nothing, unless the noise is larger."""
+"""Half the width of an interval beyond which it shows nothing, unless the noise is larger."""
 QUANTILE = 90.0
 """Percent of the unchanged ops whose difference counts as noise."""
-RESAMPLES = 2000
 
 
 @dataclass(frozen=True)
@@ -174,10 +173,9 @@ def profile_in(e: Entry) -> Profile:
 
 
 def compare(a: Entry, b: Entry) -> dict[str, Any]:
-    """Compare two profiles op by op.
+    """Compare two profiles op by op, in pairs of steps of the same number.
 
-    An op is ``slower`` or ``faster`` in `b` where the interval of the ratio of medians lies beyond the noise: what ops
-    with unchanged kernels differ by; where the interval is wide, the op's verdict is ``inconclusive``.
+    The margin of the verdicts is the noise, what ops with unchanged kernels differ by: the two did not run in turn.
 
     Raises
     ------
@@ -230,25 +228,20 @@ def _kernels(p: Mapping[str, Any], row: Mapping[str, Any]) -> list[Any]:
 
 
 def _judged(r: Mapping[str, Any], noise: float) -> dict[str, Any]:
-    """Give a row its ratio, interval and verdict."""
-    rng = np.random.default_rng(0)
-    a, b = np.array(r["a"], float), np.array(r["b"], float)
-    middle = float(np.median(b) / np.median(a)) if np.median(a) > 0 else 1.0
-    told = {
+    """Add ratio, interval and verdict to a row."""
+    pairs = [(a, b) for a, b in zip(r["a"], r["b"], strict=False) if a > 0 and b > 0]
+    found = {
         "op": r["op"],
-        "a_ms": float(np.median(a)),
-        "b_ms": float(np.median(b)),
-        "ratio": middle,
+        "a_ms": float(np.median(r["a"])),
+        "b_ms": float(np.median(r["b"])),
         "same_kernels": r["same"],
     }
-    if len(a) < 3 or len(b) < 3 or np.median(a) <= 0 or middle <= 0:
-        return {**told, "low": middle, "high": middle, "verdict": "could not tell"}
-    drawn = [np.median(x[rng.integers(0, len(x), (RESAMPLES, len(x)))], axis=1) for x in (a, b)]
-    low, high = np.percentile(drawn[1] / drawn[0], [50 - LEVEL / 2, 50 + LEVEL / 2])
-    slower, faster = low > exp(noise), high < exp(-noise)
-    wide = log(high / low) > 2 * max(noise, WIDE) if low > 0 else True
-    word = "slower" if slower else "faster" if faster else "inconclusive" if wide else "no difference shown"
-    return {**told, "low": float(low), "high": float(high), "verdict": word}
+    if len(pairs) < 3:
+        ratio = found["b_ms"] / found["a_ms"] if found["a_ms"] > 0 and found["b_ms"] > 0 else 1.0
+        return {**found, "ratio": ratio, "low": ratio, "high": ratio, "level": 0.0, "verdict": "inconclusive"}
+    v = judge([[b / a for a, b in pairs]], margin=noise, wide=max(noise, WIDE))
+    ends = {"low": v.ratio["low"], "high": v.ratio["high"]}
+    return {**found, "ratio": v.ratio["median"], **ends, "level": v.level, "verdict": v.word}
 
 
 def history(found: Sequence[Entry], op: str, here: str) -> list[dict[str, Any]]:

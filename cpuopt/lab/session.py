@@ -16,9 +16,8 @@ from ..check.conformance import conform
 from ..errors import UserError
 from ..isolate.child import Child
 from ..kernels.registry import BASE, DEFAULT, KERNELS
-from ..measure.compare import looks_up_to, marginal
+from ..measure.comparison import LEVEL, analyses_up_to, marginal
 from ..measure.roofline import PASSED, Roofs
-from ..measure.verdict import LEVEL
 from ..train.job import Settings, build_only
 from ..wording import spread
 from .ab import GAINS, calls_of, shapes_of
@@ -144,7 +143,7 @@ def _compare(plan: Plan, row: Row, child: Child, in_step: bool) -> dict[str, Any
         in_step=in_step,
         flush=False,
         seed=0,
-        looks=looks_up_to(plan.rounds),
+        analyses=analyses_up_to(plan.rounds),
     )
 
 
@@ -192,6 +191,6 @@ def _inspect(plan: Plan, roofs: Roofs, row: Row, child: Child) -> str:
         return "a Python function"
     s = found.summary
     words = [f"{s['loops']} innermost loops", f"{s['width']} floats a vector", f"{s['fmas']} FMAs"]
-    words += [f"{s['scalar_loops']} scalar"] * bool(s["scalar_loops"])
-    words += [f"{s['spills']} spills"] * bool(s["spills"]) + [f"{s['doubles']} doubles"] * bool(s["doubles"])
+    named = {"scalar": s["scalar_loops"], "spills": s["spills"], "doubles": s["doubles"]}
+    words += [f"{n} {name}" for name, n in named.items() if n]
     return ", ".join(words + [f"calls {c}" for c in s["calls"]])

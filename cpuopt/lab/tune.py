@@ -32,8 +32,8 @@ from ..train import plans
 from ..train.job import Settings, build_only, fusions, model_of
 from .ab import Shape, shapes_of
 
-HOPELESS = 1.5
-"""A kernel whose every turn takes this many times as long is given up after two rounds."""
+STOP_ABOVE = 1.5
+"""The comparison with a kernel whose every trial takes this many times as long stops after two rounds."""
 UNKNOWN = "unknown"
 """The hash of what cannot be hashed."""
 KEPT = ("faster", "no difference shown")
@@ -41,13 +41,13 @@ KEPT = ("faster", "no difference shown")
 
 
 class View:
-    """Who hears of the work; this one shows nothing."""
+    """Observer of progress; this one does nothing."""
 
     def at(self, text: str) -> None:
-        """Hear what is measured next."""
+        """Called with what is measured next."""
 
     def done(self, row: Row, variant: str) -> None:
-        """Hear that one comparison is done."""
+        """Called after each comparison."""
 
 
 @dataclass
@@ -141,12 +141,12 @@ class Tuning:
         return {**plain, "kernels": self.files, "step": step, "rows": [r.to_json() for r in self.rows]}
 
     def plan(self) -> dict[str, Any]:
-        """Give what is kept beside the roofs: all but the raw times, with the hashes that the plan rests on."""
+        """Return what is kept beside the roofs: all but the raw times, with the hashes that the plan rests on."""
         used = [row for row in self.rows if set(row.rules) & set(self.rules)]
         hashes = {f"{row.op}[{v}]": row.hashes[v] for row in used for v in (row.default, row.best)}
         when = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-        told: dict[str, Any] = finite(_without_times({**self.to_json(), "time": when, "hashes": hashes}))
-        return told
+        kept: dict[str, Any] = finite(_without_times({**self.to_json(), "time": when, "hashes": hashes}))
+        return kept
 
 
 def _without_times(x: Any) -> Any:
@@ -210,14 +210,14 @@ def groups(calls: Sequence[Call]) -> list[list[Shape]]:
 
 
 def compile_all(tuning: Tuning, processes: int, progress: Callable[[int, int, str], None]) -> None:
-    """Compile what will be measured, in several processes. What does not compile is told when its turn comes."""
+    """Compile what will be measured, in several processes. What does not compile is reported when it is compared."""
     wanted = [registry.KERNELS[r.op, v] for r in tuning.rows for v in [r.default, *r.candidates]]
     with suppress(UserError):
         jit.compile_kernels(list(dict.fromkeys(wanted)), processes=processes, files=tuning.files, progress=progress)
 
 
 def keep(tuning: Tuning) -> bool:
-    """Write the plan, or, until it is finished, what was measured for it; tell whether that was possible."""
+    """Write the plan, or, until it is finished, what was measured for it; return whether that was possible."""
     if not tuning.finished:
         return plans.write(plans.unfinished(tuning.key), tuning.plan())
     kept = plans.write(plans.path(tuning.key), tuning.plan())
@@ -231,7 +231,7 @@ def tune(
     settings: Settings,
     child: Asked,
     *,
-    looks: Sequence[int],
+    analyses: Sequence[int],
     seed: int = 0,
     view: View | None = None,
     save: Callable[[Tuning], object] = lambda tuning: None,
@@ -241,7 +241,7 @@ def tune(
     Parameters
     ----------
     settings : of the job.
-    looks : rounds after which a verdict is looked for.
+    analyses : rounds of the interim analyses of each comparison.
     save : called with what is known so far, after each comparison. After Ctrl-C, what is known is returned.
 
     Returns
@@ -255,7 +255,7 @@ def tune(
         "threads": tuning.key["threads"],
         "kernels": child.kernels,
     }
-    asked = {"settings": job, "looks": list(looks), "seed": seed}
+    asked = {"settings": job, "analyses": list(analyses), "seed": seed}
     try:
         for row in tuning.rows:
             for variant in row.candidates:
@@ -268,7 +268,9 @@ def tune(
         tuning.rules = []
     tried = [t for row in tuning.rows for t in row.tried.values()]
     busy = sum(bool(t.get("doubts")) for t in tried)
-    tuning.doubts = [f"other processes were busy during {busy} of {len(tried)} comparisons alone"] * bool(busy)
+    tuning.doubts = []
+    if busy:
+        tuning.doubts.append(f"other processes were busy during {busy} of {len(tried)} comparisons alone")
     tuning.doubts += [f"whole steps: {d}" for d in (tuning.steps[-1]["doubts"] if tuning.steps else ())]
     return tuning
 
@@ -276,7 +278,7 @@ def tune(
 def compare(row: Row, variant: str, tuning: Tuning, child: Asked, asked: Mapping[str, Any]) -> dict[str, Any]:
     """Compare a variant with the default alone, and check it on all cases where it is faster."""
     op = ops.ALL[row.op]
-    more = {"shapes": [s.to_json() for s in row.shapes], "flush": tuning.flush, "hopeless": HOPELESS}
+    more = {"shapes": [s.to_json() for s in row.shapes], "flush": tuning.flush, "stop_above": STOP_ABOVE}
     pair = [row.default, variant]
     for v in pair:
         if row.hashes[v] == UNKNOWN:
@@ -296,7 +298,7 @@ def compare(row: Row, variant: str, tuning: Tuning, child: Asked, asked: Mapping
 
 
 def confirm(tuning: Tuning, child: Asked, asked: Mapping[str, Any], view: View) -> bool:
-    """Train with the defaults and the plan in turns; what is slower there goes, and the rest is tried again.
+    """Train with the defaults and the plan in turn; what is slower there goes, and the rest is tried again.
 
     Returns
     -------

@@ -56,14 +56,14 @@ def ab(request: Mapping[str, Any], say: Say) -> dict[str, Any]:
     n = set_threads(settings.threads, pair)
     say("checking")
     checks = ab.require_right(pair, n)
-    more: dict[str, Any] = {"seed": request["seed"], "say": say, "looks": request["looks"]}
+    more: dict[str, Any] = {"seed": request["seed"], "say": say, "analyses": request["analyses"]}
     if request["in_step"]:
         found = ab.in_step(settings, op, request["variants"], layer=request["layer"], **more)
     else:
         given_shapes = [ab.Shape.from_json(s) for s in request.get("shapes", ())]
         shapes = given_shapes or ab.shapes_of(ab.calls_of(op, settings, request["layer"]))
-        hopeless = request.get("hopeless", inf)
-        found = ab.alone(pair, shapes, flush=request["flush"], hopeless=hopeless, **more)
+        stop_above = request.get("stop_above", inf)
+        found = ab.alone(pair, shapes, flush=request["flush"], stop_above=stop_above, **more)
     say("checking again")
     checks += found["checks"] + ab.require_right(pair, n)
     doubts = found["doubts"] + ab.beyond_roofs(op, request["variants"], found.get("cases", ()), machine.stored().get(n))
@@ -85,7 +85,7 @@ def ab(request: Mapping[str, Any], say: Say) -> dict[str, Any]:
 
 
 def steps(request: Mapping[str, Any], say: Say) -> dict[str, Any]:
-    """Train in turns with the kernels of a plan and with those that they replace."""
+    """Train in turn with the kernels of a plan and with those that they replace."""
     from . import ab
 
     changes = [
@@ -93,7 +93,7 @@ def steps(request: Mapping[str, Any], say: Say) -> dict[str, Any]:
         for c in request["changes"]
     ]
     pair = ab.InStep(settings_of(request), changes, say)
-    found, each = ab.steps_in_turns(pair, request["names"], request["seed"], request["looks"], say)
+    found, each = ab.compare_steps(pair, request["names"], request["seed"], request["analyses"], say)
     told: dict[str, Any] = finite({**found, "each": each})
     return told
 

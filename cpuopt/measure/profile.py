@@ -44,9 +44,9 @@ class StepTimes:
     regions: list[Array] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class OpRow:
-    """One kind of op: what its calls took in a step, on average.
+@dataclass(frozen=True, kw_only=True)
+class Figures:
+    """What some calls took in a step, on average.
 
     Attributes
     ----------
@@ -56,7 +56,6 @@ class OpRow:
     intensity : FLOPs a byte.
     of_roof : percent of the roof that binds, whose name is `roof`; None where no roofs are known.
     imbalance : time of the slowest thread over the mean of all; None where it was not measured.
-    kernels : that ran, as ``matmul_forward[vanilla]``.
     """
 
     op: str
@@ -71,28 +70,22 @@ class OpRow:
     of_roof: float | None
     roof: str
     imbalance: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpRow(Figures):
+    """One kind of op, and the kernels that ran, as ``matmul_forward[vanilla]``."""
+
     kernels: list[str]
 
 
-@dataclass(frozen=True)
-class LayerRow:
-    """One op in one layer by one variant; the attributes are those of `OpRow`."""
+@dataclass(frozen=True, kw_only=True)
+class LayerRow(Figures):
+    """One op in one layer by one variant."""
 
     layer: str
-    op: str
     variant: str
     phase: str
-    calls: int
-    ms: float
-    share: float
-    gflops: float
-    gbs: float
-    flops: int
-    bytes: int
-    intensity: float
-    of_roof: float | None
-    roof: str
-    imbalance: float | None
 
 
 @dataclass
@@ -211,19 +204,17 @@ class Sums:
         rows = []
         for (label,), at in self._groups(lambda b: (b.call.op.label,)).items():
             used = dict.fromkeys(self.bounds[i].kernel.name for i in at)
-            rows.append(OpRow(label, **self._figures(at), kernels=list(used)))
+            rows.append(OpRow(op=label, **self._figures(at), kernels=list(used)))
         left = float(self.step_ns - self.ns.sum())
-        return [
-            *rows,
-            OpRow(UNACCOUNTED, 0, left / 1e6, 100 * left / self.step_ns, 0.0, 0.0, 0, 0, 0.0, None, "", None, []),
-        ]
+        rest = self._figures([]) | {"ms": left / 1e6, "share": 100 * left / self.step_ns}
+        return [*rows, OpRow(op=UNACCOUNTED, **rest, kernels=[])]
 
     def layer_rows(self) -> list[LayerRow]:
         """One row a layer, op and variant, layer by layer."""
         groups = self._groups(lambda b: (b.call.layer, b.call.op.name, b.kernel.variant, b.call.phase))
         layers = list(dict.fromkeys(layer for layer, *_ in groups))
         return [
-            LayerRow(layer, op, variant, phase, **self._figures(at))
+            LayerRow(op=op, layer=layer, variant=variant, phase=phase, **self._figures(at))
             for (layer, op, variant, phase), at in sorted(groups.items(), key=lambda g: layers.index(g[0][0]))
         ]
 

@@ -20,6 +20,7 @@ import numpy as np
 import psutil
 
 from ..files import cache_folder, read_entry, write_entry
+from ..isolate.process import Worker
 from ..kernels import roofs as kernels
 from ..kernels.toolkit import threads as numba_threads
 from ..machine import describe, quota, throttled
@@ -255,18 +256,24 @@ def lower_now(kept: Roofs) -> list[str]:
 
 
 class Others:
-    """What all other processes use of the processors, from now on; time that a hypervisor takes away is in it."""
+    """What other processes use of the processors, from now on; time that a hypervisor takes away is in it.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    workers : processes that count as this one.
+    """
+
+    def __init__(self, workers: Iterable[Worker] = ()) -> None:
+        self.workers = list(workers)
         self._start = self._now()
 
     def cores(self) -> float:
-        """Give their use since then, in cores."""
+        """Return their use since then, in cores."""
         wall, busy = (b - a for a, b in zip(self._start, self._now(), strict=True))
         return max(0.0, busy / wall) if wall > 0 else 0.0
 
     def doubts(self) -> list[str]:
-        """Say it, where it is worth saying."""
+        """Warn of it, where it is more than a little."""
         cores = self.cores()
         return [f"other processes used {cores:.2f} cores meanwhile"] if cores > LITTLE * numba_threads.cores() else []
 
@@ -274,7 +281,7 @@ class Others:
         t = psutil.cpu_times()
         busy = sum(getattr(t, name, 0.0) for name in ("user", "nice", "system", "irq", "softirq", "steal"))
         own = psutil.Process().cpu_times()
-        return time.monotonic(), busy - own.user - own.system
+        return time.monotonic(), busy - own.user - own.system - sum(w.cpu_s() for w in self.workers)
 
 
 def noise(seconds: float = 0.5) -> dict[str, Any]:

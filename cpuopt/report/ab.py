@@ -9,12 +9,11 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ..measure.compare import marginal
-from ..measure.verdict import LEVEL
+from ..measure.comparison import LEVEL, marginal
 from ..wording import count, spread
 
-STYLE = {"faster": "bold green", "slower": "bold red", "no difference shown": "bold", "could not tell": "bold yellow"}
-STYLE["inconclusive"] = STYLE["could not tell"]
+STYLE = {"faster": "bold green", "slower": "bold red", "no difference shown": "bold", "inconclusive": "bold yellow"}
+STYLE["could not tell"] = STYLE["inconclusive"]  # in records of earlier versions
 
 
 def tables(content: Mapping[str, Any], path: str | None) -> list[RenderableType]:
@@ -37,17 +36,19 @@ def tables(content: Mapping[str, Any], path: str | None) -> list[RenderableType]
     table.caption = (
         f"ms; ratio: {c['b']}'s time over {c['a']}'s, with its {interval(c)}; control: {c['a']}'s over its own"
     )
-    shown += [table, "", Text.assemble(f"{c['b']} is: ", (c["verdict"], STYLE[c["verdict"]]), f"{_because(c)}")]
+    shown += [table, "", Text.assemble("verdict: ", (c["verdict"], STYLE[c["verdict"]]), _because(c))]
     shown += [Text(line, "bold yellow") for line in marginal(c["results"])]
     if c.get("level", LEVEL) < LEVEL:
-        shown.append(Text(f"doubt: the rounds are too few for an interval of {LEVEL} %; take 9 or more", "yellow"))
+        shown.append(Text(f"warning: the rounds are too few for an interval of {LEVEL} %; take 9 or more", "yellow"))
     for r in c["results"]:
         if "losses" in r:
             last = f"losses {', '.join(f'{x:.6f}' for x in r['losses']['A'])}"
             shown.append(Text(f"{last} with {c['a']}, {', '.join(f'{x:.6f}' for x in r['losses']['B'])} with {c['b']}"))
         shown += [Text(f"note: {n}") for n in r.get("notes", ())]
-        shown += [Text(f"doubt: {d}", "yellow") for d in r["doubts"]]
-    return [*shown, *[Text(f"record {path}")] * bool(path)]
+        shown += [Text(f"warning: {d}", "yellow") for d in r["doubts"]]
+    if path:
+        shown.append(Text(f"record {path}"))
+    return shown
 
 
 def interval(c: Mapping[str, Any]) -> str:

@@ -12,8 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..isolate.process import PHASES
-from ..lab.peers import View
-from ..measure.stats import Result
+from ..lab.peers import Result, View
 from ..wording import spread
 from .console import ERR, column
 
@@ -79,10 +78,11 @@ def header(record: Mapping[str, Any]) -> Text:
     """Say what was measured, where, and how to read it."""
     swaps = "".join(f" + {s}" for s in record["swap"])
     cpu = record["machine"]["cpu"]
+    level = min(r.get("level", 95) for r in record["results"])  # records of earlier versions have none
     return Text.assemble(
         (record["model"]["name"], "bold"),
         f" · {record['variant']}{swaps} · {record['threads']} threads · {record['rounds']} rounds · {cpu}\n",
-        "median of whole training steps; ratio: peer's time by cpuopt's, 95 % interval",
+        f"median of whole training steps; ratio: peer's time by cpuopt's, {level:g} % interval",
     )
 
 

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..lab.tune import Row, Tuning, View
-from ..measure.compare import marginal
+from ..measure.comparison import marginal
 from ..wording import count, four, spread
 from .ab import STYLE
 from .console import ERR, column
@@ -72,12 +72,13 @@ def tables(content: Mapping[str, Any], path: str | None) -> list[RenderableType]
     for row in c["rows"]:
         shown += _row(row, c["rules"]) if row["tried"] else []
     left = sum(not row["tried"] for row in c["rows"])
-    shown += [Text(f"{left} more were not measured and stay as they are", "dim")] * bool(left)
+    if left:
+        shown.append(Text(f"{left} more were not measured and stay as they are", "dim"))
     shown += [
         Text("ratio: the time over that of the first line, with its interval, of 99.5 % from 9 rounds on", "italic"),
         "",
     ]
-    shown += [Text(f"doubt: {d}", "yellow") for d in c["doubts"]]
+    shown += [Text(f"warning: {d}", "yellow") for d in c["doubts"]]
     if c["step"]:
         step = c["step"]
         a, b = step["a_ns"] / 1e6, step["b_ns"] / 1e6
@@ -92,7 +93,9 @@ def tables(content: Mapping[str, Any], path: str | None) -> list[RenderableType]
         shown.append(Text(f"plan {c['plan']}: --variant auto runs by it"))
     else:
         shown.append(Text(f"--variant auto stays with the default: {c['why']}", "bold"))
-    return [*shown, *[Text(f"record {path}")] * bool(path)]
+    if path:
+        shown.append(Text(f"record {path}"))
+    return shown
 
 
 def _row(row: Mapping[str, Any], rules: list[str]) -> list[RenderableType]:

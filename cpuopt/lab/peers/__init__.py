@@ -1,9 +1,8 @@
 """Whole training steps, side by side with a peer: PyTorch, or another variant of cpuopt's kernels.
 
 Both sides train the same model from the same weights on the same batches, each in a process of its own, because two
-OpenMP runtimes must not share one. They take turns, A B B A or B A A B, so that what drifts meets both alike; each
-round gives one ratio, and the bootstrap over rounds gives its interval. No ratio is given where the losses of the
-first steps differ, because then the two do not compute the same.
+OpenMP runtimes must not share one. They are compared in pairs (`measure.comparison`), without a control. No ratio is
+given where the losses of the first steps differ, because then the two do not compute the same.
 """
 
 from __future__ import annotations
@@ -12,9 +11,10 @@ import json
 import math
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,22 +25,56 @@ from ...data.corpus import load_corpus
 from ...errors import UserError
 from ...files import write_whole
 from ...isolate.process import LIMIT_S, Side, Steps, Worker, ended_by_sigterm
-from ...measure.stats import CHECKED_STEPS, Others, Result, disagreement, geometric_mean, schedule
+from ...measure.comparison import CHECKED_STEPS, LEVEL, compare, disagreement, geometric_mean
+from ...measure.rates import Others
 from .plan import OPTIMIZER, START_ROUNDS, Plan, cpuopt_side, default_sizes, parse_sizes, peer_sides, round_cost
 
 __all__ = ["Bench", "Plan", "View", "default_sizes", "parse_sizes"]
 
 BATCHES = 8
 """Batches that both sides go through again and again."""
-TURN_MS = 300.0
-"""A turn is as many steps as fill this time, at most `MOST_STEPS`; its median counts."""
+TRIAL_MS = 300.0
+"""A trial is as many steps as fill this time, at most `MOST_STEPS`; its median counts."""
 MOST_STEPS = 50
 PAUSE_S = 0.25
-"""Between turns: the OpenMP threads of the side that had its turn may spin for 0.2 s."""
+"""Between trials: the OpenMP threads of the side that ran last may spin for 0.2 s."""
+
+
+@dataclass
+class Result:
+    """One size against one peer; what has two sides is keyed ``cpuopt`` and ``peer``, and is in the order of measuring.
+
+    Attributes
+    ----------
+    refused : why there is no ratio.
+    order : who trained, from first to last: A is cpuopt, B the peer.
+    ratios : the peer's time over cpuopt's in each round; a round compares the medians of two trials.
+    ratio : their median, and its interval, which is one of `level` percent.
+    verdict : on the peer.
+    doubts : what speaks against the figures.
+    """
+
+    peer: str
+    B: int
+    T: int
+    threads: int
+    refused: str | None = None
+    order: str = ""
+    steps_per_trial: int = 0
+    ratio: dict[str, float] | None = None
+    level: float = LEVEL
+    verdict: str = ""
+    ratios: list[float] = field(default_factory=list)
+    step_ms: dict[str, dict[str, Any]] = field(default_factory=dict)
+    phases_ms: dict[str, dict[str, float]] = field(default_factory=dict)
+    peak_rss_mb: dict[str, float] = field(default_factory=dict)
+    losses: dict[str, list[float]] = field(default_factory=dict)
+    versions: dict[str, dict[str, str]] = field(default_factory=dict)
+    doubts: list[str] = field(default_factory=list)
 
 
 class View:
-    """Who hears of the progress; this one shows nothing."""
+    """Observer of progress; this one does nothing."""
 
     def stage(self, text: str) -> None:
         """Something begins."""
@@ -57,9 +91,9 @@ class Bench:
 
     Parameters
     ----------
-    view : hears of the progress.
+    view : observer of progress.
     ours, theirs : the sides, in place of those that the plan comes to.
-    pause_s : between turns.
+    pause_s : between trials.
     limit_s : how long a worker may take for one answer.
 
     Raises
@@ -124,7 +158,7 @@ class Bench:
     def record(self) -> dict[str, Any]:
         """Return all that is known so far, for JSON."""
         plan = {k: v for k, v in asdict(self.plan).items() if k not in ("model", "peer_python", "processes")}
-        by_peer = {s.name: [r.ratios for r in self.results if r.peer == s.name and r.ratio] for s in self.theirs}
+        by_peer = {s.name: [r.ratio for r in self.results if r.peer == s.name and r.ratio] for s in self.theirs}
         return {
             "kind": "cpuopt-bench",
             "format": 1,
@@ -158,13 +192,14 @@ class Bench:
             self.view.stage(f"{B}x{T} {side.name}: first steps")
             first = {key: w.steps(CHECKED_STEPS) for key, w in workers.items()}
             result.losses = {key: steps.losses for key, steps in first.items()}
-            result.refused = disagreement(side.name, first["cpuopt"].losses, first["peer"].losses)
+            names = "cpuopt", side.name
+            result.refused = disagreement(names, first["cpuopt"].losses, first["peer"].losses) or None
             if result.refused:
                 return result
             slower_ms = max(min(steps.step_ms) for steps in first.values())
-            result.steps_per_turn = max(1, min(MOST_STEPS, math.ceil(TURN_MS / slower_ms)))
+            result.steps_per_trial = max(1, min(MOST_STEPS, math.ceil(TRIAL_MS / slower_ms)))
             self.view.stage(f"{B}x{T} {side.name}")
-            self._take_turns(workers, result)
+            self._compare(workers, result)
             for key, worker in workers.items():
                 last = worker.peak()
                 result.peak_rss_mb[key] = float(last["peak_rss_mb"])
@@ -172,7 +207,7 @@ class Bench:
         return result
 
     def _init(self, worker: Worker, B: int, T: int, folder: Path) -> dict[str, str]:
-        """Give a worker its batches and weights; the first of all workers makes the weights."""
+        """Hand a worker its batches and weights; the first of all workers makes the weights."""
         batches, params = folder / f"batches-{B}x{T}.npy", folder / "params.npz"
         if not batches.exists():
             corpus = load_corpus("builtin", vocab_size=self.config.vocab_size, T=T, B=B)
@@ -194,18 +229,35 @@ class Bench:
             )
         return dict(answer.get("versions", {}))
 
-    def _take_turns(self, workers: dict[str, Worker], result: Result) -> None:
-        """Let both sides take their turns, and work out the figures."""
-        result.order = schedule(self.plan.rounds, self.plan.seed)
+    def _compare(self, workers: Mapping[str, Worker], result: Result) -> None:
+        """Let both sides train in turn, and work out the figures."""
         times = {key: Steps() for key in workers}
-        turns: dict[str, list[float]] = {key: [] for key in workers}
-        others = Others(workers)
-        for i, letter in enumerate(result.order):
-            key = "cpuopt" if letter == "A" else "peer"
+        trials = 0
+
+        def train(key: str) -> float:
+            nonlocal trials
             time.sleep(self.pause_s)
-            steps = workers[key].steps(result.steps_per_turn)
+            steps = workers[key].steps(result.steps_per_trial)
             times[key].add(steps)
-            turns[key].append(float(np.median(steps.step_ms)))
-            self.view.at(self._cost + (START_ROUNDS + (i + 1) / 2) * round_cost(result.B, result.T))
-        result.add_times(times, turns)
-        result.add_doubts(others.cores())
+            trials += 1
+            self.view.at(self._cost + (START_ROUNDS + trials / 2) * round_cost(result.B, result.T))
+            return float(np.median(steps.step_ms))
+
+        others = Others(workers.values())
+        sides = partial(train, "cpuopt"), partial(train, "peer")
+        found = compare(*sides, seed=self.plan.seed, analyses=[self.plan.rounds], control=False, warm_up=False)
+        verdict = found.verdict()
+        result.order, result.ratios = found.order, found.ratios().tolist()
+        result.ratio, result.level, result.verdict = verdict.ratio, verdict.level, verdict.word
+        for key, steps in times.items():
+            ms = steps.step_ms
+            result.step_ms[key] = {"median": float(np.median(ms)), "min": min(ms), "max": max(ms), "values": ms}
+            result.phases_ms[key] = {p: float(np.median(v)) for p, v in steps.phases_ms.items()}
+            result.losses[key] += steps.losses
+        result.doubts = others.doubts()
+        if verdict.level < LEVEL:
+            result.doubts.append(f"{found.rounds} rounds are few: the interval is one of {verdict.level:g} %")
+        if not all(math.isfinite(loss) for losses in result.losses.values() for loss in losses):
+            result.doubts.append("a loss is not finite")
+        if verdict.why:
+            result.doubts.append(f"{verdict.word}: {verdict.why}")
