@@ -286,8 +286,15 @@ def test_another_loss_takes_its_head():
     assert found == {head_square_forward: "evaluate", head_square_backward: "backward"}
 
 
-@pytest.mark.parametrize(("renames", "fits"), [({"inp": "pre"}, False), ({"inp": "pre", "weight": "slope"}, True)])
-def test_one_name_for_two_arguments_is_no_match(renames, fits):
+@pytest.mark.parametrize(
+    ("renames", "fits"),
+    [
+        ({"inp": "pre", "weight": "slope"}, True),
+        ({"inp": "pre"}, False),  # one name for the weights of both
+        ({"inp": "pre", "weight": "angle"}, False),
+    ],
+)
+def test_each_argument_has_a_place_of_its_own(renames, fits):
     prelu = declare(
         "prelu_forward", out("out", BT, C), inp("inp", BT, C), inp("weight", C), role="activation", reference=None
     )
