@@ -459,12 +459,12 @@ def test_a_bias_is_optional():
 
 
 def logits_used_twice(self, x, y):
-    logits = F.linear(x, self.a.weight)
+    logits = F.linear(self.b(x), self.a.weight)
     return F.cross_entropy(logits, y) + F.cross_entropy(F.gelu(logits), y)
 
 
 def loss_used_again(self, x, y):
-    loss = F.cross_entropy(F.linear(x, self.a.weight), y)
+    loss = F.cross_entropy(F.linear(self.b(x), self.a.weight), y)
     return loss + F.gelu(loss)
 
 
@@ -483,9 +483,15 @@ def gelus_result_used_twice(self, x, y):
     return F.cross_entropy(self.b(h) + h, y)
 
 
+def gelus_gradient_read_later(self, x, y):
+    b = self.b(x)
+    return F.cross_entropy(self.c(F.gelu(self.a(x)) + b), y)
+
+
 @pytest.mark.parametrize(
     ("forward", "kept"),
     [
+        (gelus_gradient_read_later, "gelu_backward"),
         (logits_used_twice, "cross_entropy_forward"),
         (loss_used_again, "cross_entropy_forward"),
         (sum_normalized_later, "residual_forward"),

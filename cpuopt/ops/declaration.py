@@ -184,7 +184,7 @@ class Op:
     moves : elements that a call moves at the least of an argument, where its role and shape mislead.
     role : its part in a model; a backward op has that of the op that it inverts.
     fuses : for a fused op, the ops that it stands for, in the order of their calls.
-    names : for a fused op, how it calls arguments of the last of these, where it does not keep their names.
+    renames : for a fused op, its names of the last part's arguments, where they differ.
     unfit : kinds of inputs, as checks call them, that it does not promise to be right for, each with the reason.
     """
 
@@ -200,20 +200,20 @@ class Op:
         moves: Mapping[str, Dim] | None = None,
         role: Part | None = None,
         fuses: tuple[Op, ...] = (),
-        names: Mapping[str, str] | None = None,
+        renames: Mapping[str, str] | None = None,
         unfit: Mapping[str, str] | None = None,
     ) -> None:
         self.name, self.args, self.label, self.flops = name, args, label, flops
         self.reference, self.source, self.inverts, self.moves = reference, source, inverts, dict(moves or {})
-        self.fuses, self.names, self.unfit = fuses, dict(names or {}), dict(unfit or {})
+        self.fuses, self.renames, self.unfit = fuses, dict(renames or {}), dict(unfit or {})
         self.role: Part | None = role or (inverts.role if inverts else None)
         self.backwards: list[Op] = []
-        self.fused: list[Op] = []
+        self.fusions: list[Op] = []
         self.by_name = {a.name: a for a in args}
         if inverts:
             inverts.backwards.append(self)
         if fuses:
-            fuses[0].fused.append(self)
+            fuses[0].fusions.append(self)
 
     def __repr__(self) -> str:
         return f"{self.name}({', '.join(self.params)})"

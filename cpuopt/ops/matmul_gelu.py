@@ -41,7 +41,7 @@ matmul_gelu_forward = Op(
     reference=reference_forward,
     source="matmul_forward and gelu_forward",
     fuses=(matmul_forward, gelu_forward),
-    names={"inp": "pre"},
+    renames={"inp": "pre"},
 )
 
 matmul_gelu_backward = Op(
@@ -55,5 +55,5 @@ matmul_gelu_backward = Op(
     reference=reference_backward,
     source="matmul_backward_input and gelu_backward",
     fuses=(matmul_backward_input, gelu_backward),
-    names={"inp": "pre", "dinp": "dpre"},
+    renames={"inp": "pre", "dinp": "dpre"},
 )

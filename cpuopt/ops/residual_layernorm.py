@@ -34,5 +34,5 @@ residual_layernorm_forward = Op(
     reference=reference,
     source="residual_forward and layernorm_forward",
     fuses=(residual_forward, layernorm_forward),
-    names={"inp": "residual"},
+    renames={"inp": "residual"},
 )

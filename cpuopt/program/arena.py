@@ -10,7 +10,7 @@ import mmap
 import resource
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import psutil
@@ -18,22 +18,14 @@ import psutil
 from ..errors import UserError
 from ..machine import memory_left
 from ..ops.declaration import Spec
-from .program import Call, Program, Value
+from .program import Call, Group, Program, Value
 
 ALIGN = 64
 """Bytes: a cache line, and the widest vector."""
 PAGE = 2 << 20
 """Bytes of a huge page."""
 PERSISTENT = ("parameter", "moment", "input")
-LABELS = {
-    "parameter": "parameters",
-    "moment": "moments",
-    "input": "inputs",
-    "gradient": "gradients",
-    "activation": "activations",
-    "adjoint": "adjoints",
-    "scratch": "scratch",
-}
+LABELS = {**{group: f"{group}s" for group in get_args(Group)}, "scratch": "scratch"}
 
 
 def gb(n: float) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -13,18 +13,6 @@ from ..program import Call, Phase, Program, Value
 Allowed = Callable[[Op, Sequence[Call]], bool]
 """Whether a call of an op may take the place of some calls: no swap names one of those."""
 Rewrite = Callable[[Program, Allowed], None]
-
-
-def pairs(program: Program, first: Part, second: Part) -> list[tuple[Call, Call]]:
-    """Find the calls of one role whose result a call of another is the first to use, as its operand."""
-    found = []
-    for i, call in enumerate(program.calls):
-        if call.op.role == first:
-            made = call.writes[0]
-            user = next((c for c in program.calls[i + 1 :] if made in c.args.values()), None)
-            if user and user.op.role == second and user.args[user.op.operand] is made:
-                found.append((call, user))
-    return found
 
 
 @dataclass(frozen=True)
@@ -45,7 +33,7 @@ class Match:
     def of(cls, *parts: Call, at: int) -> Match | None:
         """Find the op that fuses those of some calls."""
         fused = tuple(c.op for c in parts)
-        return next((cls(op, parts, at) for op in fused[0].fused if op.fuses == fused), None)
+        return next((cls(op, parts, at) for op in fused[0].fusions if op.fuses == fused), None)
 
     @cached_property
     def inner(self) -> list[Value]:
@@ -53,20 +41,17 @@ class Match:
         return [v for i, c in enumerate(self.parts) for v in c.writes if any(v in d.reads for d in self.parts[i + 1 :])]
 
     @cached_property
-    def named(self) -> set[tuple[str, Any]]:
-        """The parts' arguments, named as the op names them; of the inner values those that it has a name for."""
-        every = {(self._name(c, n), v) for c in self.parts for n, v in c.args.items()}
-        return {(n, v) for n, v in every if v not in self.inner or n in self.op.names.values()}
+    def given(self) -> set[tuple[str, Any, bool]]:
+        """The parts' arguments: name in the op, value, whether it is added to; inner values if the op names them."""
+        last, renames = self.parts[-1], self.op.renames
+        every = [(c, n, renames.get(n, n) if c is last else n) for c in self.parts for n in c.args]
+        kept = [(c, n, new) for c, n, new in every if c.args[n] not in self.inner or new in renames.values()]
+        return {(new, c.args[n], c.adds.get(n, False)) for c, n, new in kept}
 
     @cached_property
     def gone(self) -> list[Value]:
         """The inner values that no call has any more."""
-        return [v for v in self.inner if v not in dict(self.named).values()]
-
-    @cached_property
-    def added(self) -> set[str]:
-        """The arguments that a part adds to."""
-        return {self._name(c, n) for c in self.parts for n, add in c.adds.items() if add}
+        return [v for v in self.inner if all(v is not other for _, other, _ in self.given)]
 
     def holds(self, program: Program) -> bool:
         """Whether one call does what the parts do, and nothing else in the program notices."""
@@ -74,44 +59,49 @@ class Match:
 
     @property
     def complete(self) -> bool:
-        """Whether the op has one argument for each that a part has, and can add where a part adds."""
-        names = [n for n, v in self.named if v is not None]
-        can_add = {a.name for a in self.op.args if a.role == "acc"}
-        return set(names) <= self.op.by_name.keys() and len(set(names)) == len(names) and self.added <= can_add
+        """Whether the op has an argument for each that a part has, and can add where a part adds."""
+        args = [(self.op.by_name.get(n), add) for n, v, add in self.given if v is not None]
+        return len(dict(args)) == len(args) and all(a and (a.role == "acc" or not add) for a, add in args)
 
     def private(self, program: Program) -> bool:
         """Whether the parts alone use the values that go away."""
-        return all(c in self.parts for c in program.calls if not set(self.gone).isdisjoint(c.args.values()))
+        return all(c in self.parts for c in program.calls if _uses(c, self.gone))
 
     def undisturbed(self, program: Program) -> bool:
         """Whether no call on a part's way to the place uses what the part makes, or writes what it reads."""
-        there = program.calls.index(self.parts[self.at])
-        for part in self.parts:
-            here = program.calls.index(part)
-            between = [c for c in program.calls[min(here, there) + 1 : max(here, there)] if c not in self.parts]
-            if any(v in c.args.values() for c in between for v in part.writes):
-                return False
-            if any(v in part.reads for c in between for v in c.writes):
-                return False
-        return True
+        at = program.calls.index
+        there = at(self.parts[self.at])
+        ways = [(part, program.calls[min(at(part), there) : max(at(part), there)]) for part in self.parts]
+        passed = [(part, c) for part, calls in ways for c in calls if c not in self.parts]
+        return not any(_uses(c, part.writes) or set(c.writes) & set(part.reads) for part, c in passed)
 
     def call(self, phase: Phase | None = None) -> Call:
         """Make the one call."""
-        place, args = self.parts[self.at], dict(self.named)
-        adds = {a.name: a.name in self.added for a in self.op.args if a.role == "acc"}
-        given = {s: n for c in self.parts for s, n in c.given.items()}
-        return Call(self.op, place.layer, only(self.op, args), phase or place.phase, adds, place.inverts, given)
+        place, args = self.parts[self.at], {n: v for n, v, _ in self.given}
+        adds = {n: add for n, _, add in self.given if n in self.op.by_name and self.op.by_name[n].role == "acc"}
+        sizes = {s: n for c in self.parts for s, n in c.given.items()}
+        return Call(self.op, place.layer, only(self.op, args), phase or place.phase, adds, place.inverts, sizes)
 
     def apply(self, program: Program) -> None:
         """Put the one call in the place of the parts; what goes away is no output, and has no adjoint."""
-        gone = self.gone
         program.calls[program.calls.index(self.parts[self.at])] = self.call()
         program.calls = [c for c in program.calls if c not in self.parts]
-        program.outputs = [v for v in program.outputs if v not in gone]
-        program.adjoint = {v: d for v, d in program.adjoint.items() if v not in gone and d not in gone}
+        program.outputs = [v for v in program.outputs if v not in self.gone]
+        program.adjoint = {v: d for v, d in program.adjoint.items() if v not in self.gone and d not in self.gone}
 
-    def _name(self, part: Call, name: str) -> str:
-        return self.op.names.get(name, name) if part is self.parts[-1] else name
+
+def matches(program: Program, first: Part, second: Part, at: int) -> Iterator[Match]:
+    """Find the calls of one role whose result a call of another is the first to use, as its operand."""
+    calls = list(program.calls)
+    for i, call in enumerate(calls):
+        made = call.writes[:1] if call.op.role == first else []
+        user = next((c for c in calls[i + 1 :] if _uses(c, made)), None)
+        if user and user.op.role == second and user.args[user.op.operand] in made:
+            yield from filter(None, [Match.of(call, user, at=at)])
+
+
+def _uses(call: Call, values: Sequence[Value]) -> bool:
+    return any(v in call.args.values() for v in values)
 
 
 def only(op: Op, args: dict[str, Any]) -> dict[str, Any]:

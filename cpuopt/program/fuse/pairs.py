@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...ops.declaration import Part
 from ..program import Program
-from .edit import Allowed, Match, pairs
+from .edit import Allowed, matches
 
 
 def normalize_sums(program: Program, allowed: Allowed) -> None:
@@ -18,7 +18,6 @@ def activate_products(program: Program, allowed: Allowed) -> None:
 
 
 def _fuse(program: Program, allowed: Allowed, first: Part, second: Part, at: int) -> None:
-    for pair in pairs(program, first, second):
-        match = Match.of(*pair, at=at)
-        if match and match.holds(program) and not set(match.gone) & set(program.outputs) and allowed(match.op, pair):
-            match.apply(program)
+    for m in matches(program, first, second, at):
+        if m.holds(program) and not set(m.gone) & set(program.outputs) and allowed(m.op, m.parts):
+            m.apply(program)

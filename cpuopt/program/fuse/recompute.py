@@ -12,15 +12,15 @@ CHEAP = ("activation", "normalization")
 def recompute(program: Program, allowed: Allowed) -> None:
     """Compute activations and normalizations again in the backward, instead of keeping what they gave until then."""
     forward = list(program.phase("forward"))
-    for call in forward:
-        op, names = call.op.fuses[-1] if call.op.fuses else call.op, call.op.names
-        if op.role not in CHEAP or (call.op.fuses and op.operand not in names):
+    for number, call in enumerate(forward):
+        op, renames = call.op.fuses[-1] if call.op.fuses else call.op, call.op.renames
+        if op.role not in CHEAP or (call.op.fuses and op.operand not in renames):
             continue
-        args = {a.name: call.args[names.get(a.name, a.name)] for a in op.args}
+        args = {a.name: call.args[renames.get(a.name, a.name)] for a in op.args}
         old = args[op.written[0].name]
         readers = [c for c in program.phase("backward") if old in c.args.values()]
-        kept = forward[-1] is not call and any(old not in c.args.values() for c in forward[forward.index(call) + 1 :])
-        if not readers or not kept or old in program.outputs:
+        at_hand = all(old in c.args.values() for c in forward[number + 1 :])
+        if not readers or at_hand or old in program.outputs:
             continue
         at = program.calls.index(readers[0])
         if any(v in c.writes for c in program.calls[:at] for v in args.values() if v in program.parameters):
