@@ -330,7 +330,7 @@ def model_of(settings: Settings, resume: Checkpoint | None = None) -> tuple[str,
     if resume is not None:
         config = resume.config
     elif weights is None:
-        config = models.parse(settings.model or models.DEFAULT)
+        config = models.parse(models.DEFAULT if settings.model is None else settings.model)
     else:
         config = weights.config
         asked = models.parse(settings.model) if settings.model is not None else config
