@@ -91,7 +91,9 @@ class Session:
 
 
 def check(request: dict[str, Any]) -> None:
-    """Look for the compiler that torch.compile needs, and for PyTorch."""
+    """Look for the model, the compiler that torch.compile needs, and PyTorch."""
+    if request["model"] != "gpt2":
+        raise PeerError(f"PyTorch's side has no model {request['model']!r}; compare variants: --against vanilla")
     if request["mode"] == "compile" and not shutil.which(os.environ.get("CXX", "g++")):
         raise PeerError("torch.compile needs a C++ compiler: install g++, or name one in CXX")
     try:

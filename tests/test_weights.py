@@ -527,7 +527,7 @@ def test_a_wrong_number_in_a_debug_state_fails_its_row(tmp_path, capsys, tensor,
     shutil.copy(GOLDEN / "llmc.bin", tmp_path / "llmc.bin")
     content = np.fromfile(GOLDEN / "llmc_debug_state.bin", "<f4")
     logits, loss = 256 + 2 * 16, 256 + 2 * 16 + 16 * 61
-    starts = llmc.Layout(CONFIG, 128).starts()
+    starts = llmc.places_of(CONFIG, 128)
     at = {"logits": loss - 1, "loss": loss}.get(tensor)
     content[loss + 1 + starts[tensor.replace("*", "1")] if at is None else at] += by
     assert logits < loss

@@ -31,9 +31,8 @@ def run(args: argparse.Namespace) -> int:
         console.warn(f"removed {name}, which an interrupted save has left")
     weights = open_weights(args.source)
     dtype = args.dtype or weights.dtype
-    padded = getattr(weights, "padded_vocab", None)
-    save_weights(args.target, weights.config, weights.read, dtype, padded, weights.tokenizer)
     c = weights.config
+    save_weights(args.target, c, weights.read, dtype, weights.padded_vocab, weights.tokenizer)
     sizes = ", ".join(f"{name} {n}" for name, n in asdict(c).items())
     print(f"{args.target}: {c.n_params / 1e6:.1f} M parameters, {sizes}, {dtype}")
     return 0

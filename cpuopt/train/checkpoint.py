@@ -12,7 +12,7 @@ import json
 import os
 import re
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -25,7 +25,7 @@ from ..files import Content, remove, temporary, whole_directory, write_synced
 from ..files.reading import misfit
 from ..models import FIRST, Config, from_json
 from ..weights import Weights
-from ..weights.tensors import Array, DType, TensorFile, file_parts, parse_json
+from ..weights.tensors import Array, TensorFile, file_parts, parse_json
 
 if TYPE_CHECKING:  # numba comes with it
     from ..engine import Engine
@@ -224,17 +224,6 @@ def newest(run: Path) -> Checkpoint:
     raise UserError(f"{str(run)!r} has no checkpoint to go on from{': ' + '; '.join(wrong) if wrong else ''}")
 
 
-@dataclass(frozen=True)
-class Saved:
-    """The weights of a checkpoint, as `cpuopt.weights` gives those of other files."""
-
-    path: Path
-    config: Config
-    read: Callable[[str], Array]
-    tokenizer: str | None
-    dtype: DType = "f32"
-
-
 def open_weights(path: Path) -> Weights:
     """Check weights of any kind: those of a run's newest checkpoint, or what `cpuopt.weights` reads.
 
@@ -251,7 +240,7 @@ def open_weights(path: Path) -> Weights:
         return weights.open_weights(path)
     found = newest(path)
     file = TensorFile(found.path / PARAMS)
-    return Saved(found.path, found.config, file.read, found.state.get("tokenizer"))
+    return Weights(found.path, found.config, "f32", file.read, found.state.get("tokenizer"))
 
 
 def find_run(root: Path, name: str) -> Path:

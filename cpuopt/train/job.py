@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from .. import models
 from ..check.judged import Judged, require_loadable, require_right, sized_of
-from ..data.batches import SORTED
+from ..data.batches import SORTED, Batches
 from ..data.corpus import Corpus, load_corpus
 from ..engine import Array, Built, Engine, Step, build, load_kernels
 from ..errors import UserError
@@ -161,13 +161,6 @@ class Settings:
         return f"--guard {self.guard}" if self.guard == "skip" else "--guard-z" if self.guard_z else ""
 
 
-class Stream(Protocol):
-    """The batches that an engine steps through."""
-
-    def at(self, n: int) -> tuple[Array, Array]:
-        """Return the tokens and the targets of the n-th batch since training began."""
-
-
 @dataclass(frozen=True)
 class Cycle:
     """Batches that come again and again, each a pair of tokens and targets."""
@@ -212,7 +205,7 @@ class Steps:
 
     settings: Settings
     engine: Engine
-    batches: Stream
+    batches: Batches | Cycle
     done: int = field(default=0, init=False)
     guard: Guard = field(init=False)
 
@@ -332,7 +325,7 @@ def model_of(settings: Settings, resume: Checkpoint | None = None) -> tuple[str,
     if resume is not None:
         config = resume.config
     elif weights is None:
-        config = models.parse(settings.model or models.DEFAULT)
+        config = models.parse(models.DEFAULT if settings.model is None else settings.model)
     else:
         config = weights.config
         asked = models.parse(settings.model) if settings.model is not None else config
@@ -485,19 +478,18 @@ def choice_of(settings: Settings) -> registry.Choice:
     return registry.Choice(settings.variant, settings.swap, plan)
 
 
+def traced(settings: Settings, config: Config, choice: registry.Choice) -> Built:
+    """Trace a job's program and choose its kernels."""
+    more, inputs = settings.micro_batches > 1, config.specs(settings.B, settings.T)
+    return build(config.module(), inputs, choice=choice, fuse=fusions(settings), accumulate=more)
+
+
 def smaller(settings: Settings, config: Config, choice: registry.Choice, there: int) -> str:
     """Find a B and T whose arena fits into the memory that is there, by halving."""
     B, T = settings.B, settings.T
     while B > 1 or T > 1:
         B, T = (B // 2, T) if B > 1 else (B, T // 2)
-        built = build(
-            config.module(),
-            config.specs(B, T),
-            choice=choice,
-            fuse=fusions(settings),
-            accumulate=settings.micro_batches > 1,
-        )
-        if built.plan().total_bytes <= there:
+        if traced(replace(settings, B=B, T=T), config, choice).plan().total_bytes <= there:
             return f"try -B {B} -T {T}"
     return "no B and T fit: try a smaller --model"
 
@@ -507,6 +499,5 @@ def build_only(settings: Settings) -> Built:
     _, config, _ = model_of(settings)
     load_kernels(settings.kernels)
     settings, notes = planned(settings, config)
-    more, inputs = settings.micro_batches > 1, config.specs(settings.B, settings.T)
-    built = build(config.module(), inputs, choice=choice_of(settings), fuse=fusions(settings), accumulate=more)
+    built = traced(settings, config, choice_of(settings))
     return replace(built, notes=[*notes, *built.notes])

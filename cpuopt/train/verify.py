@@ -16,7 +16,7 @@ import numpy as np
 from ..engine import Engine
 from ..errors import UserError
 from ..kernels.registry import Choice
-from ..weights import copy_into, llmc
+from ..weights import Weights, copy_into, llmc
 from .job import Cycle, Progress, Settings, Steps, require_correct
 
 FAR = {"logits": 1e-2, "loss": 1e-2, "gradient": 2e-2, "step": 1e-2}
@@ -74,7 +74,7 @@ def model_beside(state: Path) -> Path:
 
 def verify(
     state: llmc.State,
-    model: llmc.Model,
+    model: Weights,
     settings: Settings,
     losses: Sequence[float] = (),
     progress: Progress = lambda done, total, name: None,
@@ -106,7 +106,7 @@ def verify(
     engine.run("backward")
     gradients = engine.gradients()
     for group in llmc.ORDER:
-        names = [n for n in state.layout.names() if n == group or (n.startswith("h.") and _star(n) == group)]
+        names = [n for n in state.places if n == group or (n.startswith("h.") and _star(n) == group)]
         far = [_far(gradients[n], state.gradient(n)) for n in names]
         yield Row(f"gradient of {group}", float(np.max(far)), FAR["gradient"])
     steps = Steps(replace(settings, **HYPER), engine, Cycle([(state.tokens, targets)]))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
@@ -13,32 +12,9 @@ from ..errors import UserError
 from ..files import temporary, whole_directory, write_synced, write_whole
 from ..models import CONFIG, Config
 from . import huggingface, llmc
-from .tensors import Array, DType, Read
+from .tensors import Array, DType, Read, Weights
 
 __all__ = ["Weights", "check_target", "copy_into", "open_weights", "save_weights"]
-
-
-class Weights(Protocol):
-    """A model's weights in files that have been checked."""
-
-    @property
-    def path(self) -> Path:
-        """Where they are."""
-
-    @property
-    def config(self) -> Config:
-        """The model's sizes."""
-
-    @property
-    def dtype(self) -> DType:
-        """How the numbers are stored."""
-
-    @property
-    def tokenizer(self) -> str | None:
-        """What made text into the ids that it knows: ``bytes``, ``gpt2``, or None where the file does not say."""
-
-    def read(self, name: str) -> Array:
-        """Read one parameter as float32, in cpuopt's shape."""
 
 
 def open_weights(path: Path) -> Weights:

@@ -16,7 +16,7 @@ from ..data.tokenizers import TOKENIZERS
 from ..errors import UserError
 from ..files import Content
 from ..models import CONFIG, Config, read_config, read_object
-from .tensors import FLOATS, Array, DType, Read, TensorFile, file_parts
+from .tensors import FLOATS, Array, DType, Read, TensorFile, Weights, file_parts
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 SHARD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}\.safetensors")
@@ -50,32 +50,10 @@ NAMES = {
         {"lm_head.weight": "wte.weight"},
     ),
 }
-"""Of the models that need it."""
+"""Of the models whose files differ."""
 
 
-@dataclass(frozen=True)
-class Model:
-    """Checkpoint files whose headers have been checked; `places` gives each parameter's file and its name there."""
-
-    path: Path
-    config: Config
-    dtype: DType
-    places: dict[str, tuple[TensorFile, str]]
-    tokenizer: str | None
-
-    def read(self, name: str) -> Array:
-        """Read one parameter as float32, (out, in)."""
-        file, there = self.places[name]
-        x = file.read(there)
-        return x.T if names_of(self.config).transposed.fullmatch(name) else x
-
-
-def names_of(config: Config) -> Names:
-    """Return the names of a model's tensors."""
-    return NAMES.get(config.model, Names())
-
-
-def open_model(path: Path) -> Model:
+def open_model(path: Path) -> Weights:
     """Check a directory, a ``.safetensors`` file with a ``config.json`` beside it, or an index of shards.
 
     Raises
@@ -92,7 +70,7 @@ def open_model(path: Path) -> Model:
             raise UserError(f"{str(path)!r} has neither {WEIGHTS} nor {INDEX}{more if pickled else ''}")
         path = found[0]
     config, tokenizer = _config(folder / CONFIG)
-    names = names_of(config)
+    names = NAMES.get(config.model, Names())
     files = _shards(path) if path.name.endswith(".json") else [TensorFile(path)]
     places: dict[str, tuple[TensorFile, str]] = {}
     for file in files:
@@ -118,15 +96,17 @@ def open_model(path: Path) -> Model:
                 f"{str(file.path)!r}: tensor {there!r} is {t.dtype} of shape {t.shape}; expected {want} of "
                 f"{', '.join(FLOATS)}, because of {CONFIG}"
             )
-    model = Model(path, config, "bf16" if _all_bf16(places) else "f32", places, tokenizer)
     for name, place in tied.items():
         if not _same(place, places[name]):
             raise UserError(f"{str(path)!r}: {place[1]} differs from {name}; {config.model} has one weight for both")
-    return model
 
+    def read(name: str) -> Array:
+        file, there = places[name]
+        x = file.read(there)
+        return x.T if names.transposed.fullmatch(name) else x
 
-def _all_bf16(places: dict[str, tuple[TensorFile, str]]) -> bool:
-    return all(file.tensors[there].dtype == "BF16" for file, there in places.values())
+    bf16 = all(file.tensors[there].dtype == "BF16" for file, there in places.values())
+    return Weights(path, config, "bf16" if bf16 else "f32", read, tokenizer)
 
 
 def _same(a: tuple[TensorFile, str], b: tuple[TensorFile, str]) -> bool:
@@ -172,7 +152,7 @@ def config_json(config: Config, dtype: DType, tokenizer: str | None = None) -> b
 
 def weight_parts(config: Config, read: Read, dtype: DType) -> Iterator[Content]:
     """Give the parts of ``model.safetensors``, with the names and the transposes of ``save_pretrained``."""
-    names, shapes = names_of(config), config.shapes()
+    names, shapes = NAMES.get(config.model, Names()), config.shapes()
 
     def turned(name: str) -> bool:
         return names.transposed.fullmatch(name.removeprefix(names.prefix)) is not None

@@ -22,7 +22,7 @@ from ..errors import UserError
 from ..files import Content
 from ..models.gpt2 import Config
 from ..ops.declaration import Shape
-from .tensors import Array, DType, Read, content_of, read_floats
+from .tensors import STORED, Array, DType, Read, Weights, content_of, read_floats
 
 MODEL_MAGIC, STATE_MAGIC, STATE_VERSION = 20240326, 20240327, 2
 VERSIONS: dict[int, DType] = {3: "f32", 5: "bf16"}
@@ -48,44 +48,14 @@ KNOWN = {
 }
 
 
-@dataclass(frozen=True)
-class Layout:
-    """Where each parameter lies, from the first tensor on; in numbers, not bytes."""
-
-    config: Config
-    padded_vocab: int
-
-    def names(self) -> list[str]:
-        """List the parameters in the order of the file."""
-        L = self.config.n_layer
-        return [n for o in ORDER for n in ([o.replace("*", str(i)) for i in range(L)] if "*" in o else [o])]
-
-    def starts(self) -> dict[str, int]:
-        """Give the place of each parameter, and of the end as ``""``."""
-        place, starts = 0, {}
-        shapes = self.config.shapes()
-        for name in self.names():
-            starts[name] = place
-            rows = self.padded_vocab if name == "wte.weight" else shapes[name][0]
-            place += rows * prod(shapes[name][1:])
-        return starts | {"": place}
-
-
-@dataclass(frozen=True)
-class Model:
-    """A model file whose header and size have been checked."""
-
-    path: Path
-    config: Config
-    dtype: DType
-    padded_vocab: int
-    tokenizer: str | None = None
-
-    def read(self, name: str) -> Array:
-        """Read one parameter as float32, without the rows of padding."""
-        width, dtype = (2, "<u2") if self.dtype == "bf16" else (4, "<f4")
-        start = HEADER_BYTES + width * Layout(self.config, self.padded_vocab).starts()[name]
-        return read_floats(self.path, dtype, self.config.shapes()[name], start)
+def places_of(config: Config, padded_vocab: int) -> dict[str, int]:
+    """Find where each parameter lies, in numbers from the first tensor on and in their order; ``""`` is the end."""
+    layers = [str(i) for i in range(config.n_layer)]
+    shapes, place, places = config.shapes(), 0, {}
+    for name in (o.replace("*", i) for o in ORDER for i in (layers if "*" in o else [""])):
+        places[name] = place
+        place += (padded_vocab if name == "wte.weight" else shapes[name][0]) * prod(shapes[name][1:])
+    return places | {"": place}
 
 
 @dataclass(frozen=True)
@@ -94,12 +64,14 @@ class State:
 
     Attributes
     ----------
+    places : of each gradient, as `places_of` finds them.
     tokens, targets : (B, T) int32; a target of -1 does not count.
     logits : (B, T, V), without padding.
     """
 
     path: Path
-    layout: Layout
+    config: Config
+    places: dict[str, int]
     tokens: Array
     targets: Array
     logits: Array
@@ -108,8 +80,8 @@ class State:
 
     def gradient(self, name: str) -> Array:
         """Read a parameter's gradient."""
-        start = self.gradients_start + 4 * self.layout.starts()[name]
-        return read_floats(self.path, "<f4", self.layout.config.shapes()[name], start)
+        start = self.gradients_start + 4 * self.places[name]
+        return read_floats(self.path, "<f4", self.config.shapes()[name], start)
 
 
 def _header(path: Path, magic: int, what: str) -> tuple[list[int], int]:
@@ -133,7 +105,7 @@ def _header(path: Path, magic: int, what: str) -> tuple[list[int], int]:
     return words, size
 
 
-def open_model(path: Path) -> Model:
+def open_model(path: Path) -> Weights:
     """Check a model file.
 
     Raises
@@ -151,13 +123,18 @@ def open_model(path: Path) -> Model:
     if n_layer * n_embd * n_embd > size:  # before a list of that many layers is made
         raise UserError(f"{str(path)!r} has {size} bytes; {n_layer} layers of {n_embd} need more: it is cut short")
     try:
-        model = Model(path, Config(n_layer, n_head, n_embd, vocab_size, block_size), VERSIONS[version], padded)
+        config = Config(n_layer, n_head, n_embd, vocab_size, block_size)
     except UserError as e:
         raise UserError(f"{str(path)!r}: {e}") from e
-    expected = HEADER_BYTES + (2 if version == 5 else 4) * Layout(model.config, padded).starts()[""]
+    (width, stored), places, shapes = STORED[VERSIONS[version]], places_of(config, padded), config.shapes()
+    expected = HEADER_BYTES + width * places[""]
     if size != expected:
         raise UserError(f"{str(path)!r} has {size} bytes; expected {expected}, because of the sizes {words[2:8]}")
-    return model
+
+    def read(name: str) -> Array:
+        return read_floats(path, stored, shapes[name], HEADER_BYTES + width * places[name])
+
+    return Weights(path, config, VERSIONS[version], read, padded_vocab=padded)
 
 
 def require(config: models.Config) -> Config:
@@ -175,13 +152,13 @@ def model_parts(config: models.Config, read: Read, dtype: DType, padded_vocab: i
     version = next(v for v, d in VERSIONS.items() if d == dtype)
     header[:8] = MODEL_MAGIC, version, c.block_size, c.vocab_size, c.n_layer, c.n_head, c.n_embd, padded
     yield header.data
-    for name in Layout(c, padded).names():
+    for name in list(places_of(c, padded))[:-1]:
         yield content_of(read(name), dtype)
         if name == "wte.weight":
-            yield bytes((padded - c.vocab_size) * c.n_embd * (2 if dtype == "bf16" else 4))
+            yield bytes((padded - c.vocab_size) * c.n_embd * STORED[dtype][0])
 
 
-def open_state(path: Path, model: Model) -> State:
+def open_state(path: Path, model: Weights) -> State:
     """Read a debug state that was made with a model; the gradients stay in the file.
 
     Raises
@@ -195,9 +172,10 @@ def open_state(path: Path, model: Model) -> State:
         raise UserError(f"{str(path)!r}: byte 4, the version, is {version}; expected {STATE_VERSION}")
     if not (1 <= B <= 1 << 20 and 1 <= T <= model.config.block_size):
         raise UserError(f"{str(path)!r}: B = {B} and T = {T}; the model has a context of {model.config.block_size}")
-    layout, V = Layout(model.config, model.padded_vocab), model.config.vocab_size
+    config, V = require(model.config), model.config.vocab_size
+    places = places_of(config, model.padded_vocab or V)
     gradients = HEADER_BYTES + 4 * (2 * B * T + B * T * V + 1)
-    expected = gradients + 4 * layout.starts()[""]
+    expected = gradients + 4 * places[""]
     if size != expected:
         raise UserError(
             f"{str(path)!r} has {size} bytes; expected {expected} for B = {B}, T = {T} and {str(model.path)!r}"
@@ -208,4 +186,4 @@ def open_state(path: Path, model: Model) -> State:
         tokens, targets = (np.fromfile(file, "<i4", B * T).reshape(shape) for _ in range(2))
         logits = np.fromfile(file, "<f4", B * T * V).reshape(*shape, V)
         (loss,) = np.fromfile(file, "<f4", 1)
-    return State(path, layout, tokens, targets, logits, float(loss), gradients)
+    return State(path, config, places, tokens, targets, logits, float(loss), gradients)

@@ -23,12 +23,15 @@ import safetensors
 from ..errors import UserError
 from ..files import Content
 from ..files.reading import parse_json as parse_json
+from ..models import Config
 from ..ops.declaration import Shape
 
 Array = np.ndarray[Any, Any]
 Read = Callable[[str], Array]
 """Gives a tensor by its name, as float32."""
 DType = Literal["f32", "bf16"]
+STORED: dict[DType, tuple[int, str]] = {"f32": (4, "<f4"), "bf16": (2, "<u2")}
+"""Bytes of a number, and as what NumPy reads it."""
 
 NAME = re.compile(r"[A-Za-z0-9_./-]{1,200}")
 HEADER_LIMIT = 1 << 22
@@ -36,6 +39,26 @@ HEADER_LIMIT = 1 << 22
 SIZES = {"F32": 4, "F16": 2, "BF16": 2, "F64": 8, "BOOL": 1, "U8": 1, "I8": 1, "I16": 2, "I32": 4, "I64": 8}
 FLOATS = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 """The dtypes that weights can have, and as what NumPy reads them."""
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A model's weights in files that have been checked; the numbers are read later.
+
+    Attributes
+    ----------
+    dtype : how the numbers are stored.
+    read : reads one parameter as float32, in cpuopt's shape.
+    tokenizer : what made text into ids, ``bytes`` or ``gpt2``; None where the files do not say.
+    padded_vocab : rows of the embedding in llm.c's file.
+    """
+
+    path: Path
+    config: Config
+    dtype: DType
+    read: Read
+    tokenizer: str | None = None
+    padded_vocab: int | None = None
 
 
 @dataclass(frozen=True)
@@ -162,7 +185,7 @@ def file_parts(shapes: Mapping[str, Shape], read: Read, dtype: DType = "f32") ->
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # without it transformers refuses the file
     end = 0
     for name, shape in shapes.items():
-        start, end = end, end + prod(shape) * (2 if dtype == "bf16" else 4)
+        start, end = end, end + prod(shape) * STORED[dtype][0]
         header[name] = {"dtype": dtype.upper(), "shape": list(shape), "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
