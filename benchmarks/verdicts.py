@@ -24,7 +24,6 @@ import tempfile
 import time
 from collections import Counter
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -69,7 +68,7 @@ def main() -> int:
         for i in range(args.seed, args.seed + args.runs):
             for kind, (both, shape) in pairs.items():
                 timed = Alone(both, shape, seed=i)
-                done = compare(partial(timed.trial, "A"), partial(timed.trial, "B"), seed=i, analyses=analyses)
+                done = compare(*timed.trials, seed=i, analyses=analyses)
                 found[kind].append({**done.verdict().to_json(), "rounds": done.rounds})
                 timed.finish()
             so_far = "; ".join(f"{k}: {counts(v)}" for k, v in found.items())
