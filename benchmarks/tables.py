@@ -60,7 +60,7 @@ def markdown(record: Mapping[str, Any]) -> str:
     machine = record["machine"]
     versions = {**machine["versions"], **{k: v for r in record["results"] for k, v in r["versions"]["peer"].items()}}
     used = ", ".join(f"{name} {versions[name]}" for name in ("cpuopt", "numba", "numpy", "torch") if name in versions)
-    level = min(r.get("level", 95) for r in record["results"])  # records of earlier versions have none
+    level = min((r.get("level", 95) for r in record["results"]), default=95)  # records of earlier versions have none
     kernels = " + ".join(f"`{k}`" for k in (record["variant"], *record["swap"]))
     return "\n".join(
         [

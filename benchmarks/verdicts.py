@@ -18,14 +18,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -70,7 +68,7 @@ def main() -> int:
         for i in range(args.seed, args.seed + args.runs):
             for kind, (both, shape) in pairs.items():
                 timed = Alone(both, shape, seed=i)
-                done = compare(partial(timed.trial, "A"), partial(timed.trial, "B"), seed=i, analyses=analyses)
+                done = compare(*timed.trials, seed=i, analyses=analyses)
                 found[kind].append({**done.verdict().to_json(), "rounds": done.rounds})
                 timed.finish()
             so_far = "; ".join(f"{k}: {counts(v)}" for k, v in found.items())
@@ -149,24 +147,14 @@ def pair(kind: str, args: argparse.Namespace):
 
 
 def copied(op: str):
-    """Load the text of an op's file of `optimized` as a user's file, and return the op's kernel."""
-    from cpuopt import kernels
+    """Load a copy of the optimized kernel's text as a user's file, and return its kernel."""
+    from cpuopt import kernels, ops
     from cpuopt.kernels import registry
+    from cpuopt.lab.starter import starter
 
-    package = Path(kernels.__file__).parent / "optimized"
-    family = next(f for f in package.glob("*.py") if f"@kernel(ops.{op}," in f.read_text().replace("\n    ops", "ops"))
-    text = family.read_text().replace('"optimized"', '"copy"')
-    text = re.sub(r"offer\(__name__, \w+\W?, (\w+),.*\)|offer\(__name__, \"\w+\", (\w+), .*\)", r"\1\2", text)
-    for dots, name in (("...", "cpuopt"), ("..", "cpuopt.kernels"), (".", "cpuopt.kernels.optimized")):
-        text = re.sub(
-            rf"^from {re.escape(dots)}( import|\w)",
-            lambda m, n=name: f"from {n}{'.' * (m[1] != ' import')}{m[1]}",
-            text,
-            flags=re.M,
-        )
     with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / family.name
-        file.write_text(text)
+        file = Path(folder) / f"{op}.py"
+        file.write_text(starter(ops.ALL[op], "copy", "optimized"))
         kernels.load_all([file])
     return registry.KERNELS[op, "copy"]
 

@@ -53,8 +53,9 @@ def kinds():
     one = ab()
     one["results"][0] |= {"cases": [case, case], "step": compared(), "losses": {"A": [1.0], "B": [1.0]}}
     one["results"][0]["doubts"] = ["busy"]
+    one["level"] = 96.8
     side = {"cpuopt": 1.0, "peer": 2.0}
-    result = {"B": 4, "T": 64, "peer": "torch", "ratio": ratio(), "refused": None, "doubts": ["busy"]}
+    result = {"B": 4, "T": 64, "peer": "torch", "ratio": ratio(), "level": 99.5, "refused": None, "doubts": ["busy"]}
     result |= {"step_ms": {k: {"median": v} for k, v in side.items()}, "peak_rss_mb": side}
     result |= {"phases_ms": {k: {"forward": 1.0, "backward": 1.0, "update": 1.0} for k in side}}
     bench = {"model": {"name": "gpt2-tiny"}, "variant": "optimized", "swap": [], "threads": 1, "rounds": 2}

@@ -26,7 +26,7 @@ from ..kernels import roofs
 from ..kernels.registry import KERNELS, Kernel, nearest
 from ..kernels.toolkit import threads as numba_threads
 from ..measure import rates as machine
-from ..measure.comparison import ANALYSES, CHECKED_STEPS, Comparison, compare, disagreement, judge
+from ..measure.comparison import ANALYSES, CHECKED_STEPS, Comparison, Trial, compare, disagreement, judge
 from ..measure.roofline import Roofs
 from ..ops.declaration import Op
 from ..profiler import Profiler
@@ -180,6 +180,11 @@ class Alone:
             function(*args)
         return (self.clock() - start) / calls
 
+    @property
+    def trials(self) -> tuple[Trial, Trial]:
+        """Trials of A and B, to be compared."""
+        return partial(self.trial, "A"), partial(self.trial, "B")
+
     def trial(self, side: str) -> float:
         """Return the ns of a call: the lower quartile of the samples, of which one drawn at random is judged."""
         calls, samples = self.lengths[side]
@@ -233,13 +238,13 @@ def alone(
     for i, shape in enumerate(shapes):
         say(f"{shape}: {i + 1} of {len(shapes)}")
         pair = Alone(kernels, shape, seed, flush, clock)
-        a, b = partial(pair.trial, "A"), partial(pair.trial, "B")
-        done.append(compare(a, b, seed=seed + i, analyses=analyses, stop_above=stop_above))
+        done.append(compare(*pair.trials, seed=seed + i, analyses=analyses, stop_above=stop_above))
         judged += pair.finish()
-        calls, samples = (dict(zip("AB", n, strict=True)) for n in zip(*pair.lengths.values(), strict=True))
+        calls = {side: n for side, (n, _) in pair.lengths.items()}
+        samples = {side: n for side, (_, n) in pair.lengths.items()}
         counts = {"calls_per_sample": calls, "samples_per_trial": samples}
         cases.append({**shape.to_json(), **entry(done[-1]), **counts})
-        del pair, a, b
+        del pair
     weights = [len(s.layers) * float(np.median(c.figures("A"))) for s, c in zip(shapes, done, strict=True)]
     whole = judge([c.ratios() for c in done], [c.controls() for c in done], weights)
     a_ms = sum(weights) / 1e6
@@ -316,6 +321,11 @@ class InStep:
     def step(self) -> float:
         """Train for one step, and return its loss."""
         return self.job.step(self.profiler.step).loss
+
+    @property
+    def trials(self) -> tuple[Trial, Trial]:
+        """Trials of A and B, to be compared."""
+        return partial(self.trial, "A"), partial(self.trial, "B")
 
     def trial(self, side: str) -> tuple[float, ...]:
         """Return the ns of a step: of the whole, then of the calls of each change; sometimes one is judged first."""
@@ -434,8 +444,7 @@ def compare_steps(
     pair.judged += pair.audit("before any was timed")
     others = machine.Others()
     say("steps in turn")
-    trials = partial(pair.trial, "A"), partial(pair.trial, "B")
-    done = compare(*trials, seed=seed, analyses=analyses, decides=decides)
+    done = compare(*pair.trials, seed=seed, analyses=analyses, decides=decides)
     say("judging a step again")
     pair.judged += pair.audit("after all were timed")
     whole, *each = (entry(done, i) for i in range(1 + len(pair.layers)))

@@ -73,6 +73,7 @@ class AB(TypedDict):
     verdict: str
     ratio: Ratio
     why: str
+    level: NotRequired[float]
     results: list[Size]
 
 

@@ -257,22 +257,11 @@ def history(found: Sequence[Entry], op: str, here: str) -> list[dict[str, Any]]:
         if c.get("machine_id") != here:
             continue
         head = {"time": e.time, "kind": e.kind, "commit": c.get("commit"), "run": e.path.name}
-        if e.kind == "ab" and c["op"] == op:
-            for r in c["results"]:
-                size = (
-                    f"{c['model']} {r['B']}x{r['T']}, {r['threads']} threads{', in the step' if c['in_step'] else ''}"
-                )
-                for variant, ms in (c["a"], r["a_ms"]), (c["b"], r["b_ms"]):
-                    rows.append(
-                        {
-                            **head,
-                            "size": size,
-                            "variant": variant,
-                            "ms": ms,
-                            "hash": r["hashes"].get(variant),
-                            "gflops": None,
-                        }
-                    )
+        for r in c["results"] if e.kind == "ab" and c["op"] == op else ():
+            size = f"{c['model']} {r['B']}x{r['T']}, {r['threads']} threads{', in the step' if c['in_step'] else ''}"
+            for variant, ms in (c["a"], r["a_ms"]), (c["b"], r["b_ms"]):
+                kernel = {"variant": variant, "ms": ms, "hash": r["hashes"].get(variant), "gflops": None}
+                rows.append({**head, "size": size, **kernel})
         p = profile_of(e)
         for variant in dict.fromkeys(r["variant"] for r in (p["layers"] if p else []) if r["op"] == op):
             assert p
@@ -280,15 +269,6 @@ def history(found: Sequence[Entry], op: str, here: str) -> list[dict[str, Any]]:
             ms = sum(r["ms"] for r in mine)
             size = f"{p['model']} {p['B']}x{p['T']}, {p['threads']} threads"
             rate = sum(r["flops"] for r in mine) / ms / 1e6 if ms else None
-            name = f"{op}[{variant}]"
-            rows.append(
-                {
-                    **head,
-                    "size": size,
-                    "variant": variant,
-                    "ms": ms,
-                    "hash": p.get("hashes", {}).get(name),
-                    "gflops": rate,
-                }
-            )
+            kernel = {"variant": variant, "ms": ms, "hash": p.get("hashes", {}).get(f"{op}[{variant}]"), "gflops": rate}
+            rows.append({**head, "size": size, **kernel})
     return rows

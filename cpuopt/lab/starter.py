@@ -38,7 +38,7 @@ Working memory: @kernel(..., scratch=[("tile", 64 * C)]) gives one more paramete
 Next:  cpuopt lab THIS_FILE      checks, times and inspects it on every save
        cpuopt train --kernels THIS_FILE --swap {op.name}={variant}"""
 FILE = '''\
-"""{op.name}, {variant}: a copy of the naive kernel, to be made fast."""
+"""{op.name}, {variant}: a copy of the {of} kernel, to be made fast."""
 
 {imports}
 
@@ -48,16 +48,17 @@ FILE = '''\
 {kernel}'''
 
 
-def starter(op: Op, variant: str) -> str:
-    """Write the text of a file that registers a kernel, right and slow, to be made fast.
+def starter(op: Op, variant: str, of: str = BASE) -> str:
+    """Write the text of a file that registers a copy of a kernel: vanilla is right and slow, to be made fast.
 
     Parameters
     ----------
     variant : the name it registers under.
+    of : the variant whose text it is.
     """
-    function = KERNELS[op.name, BASE].function
+    function = KERNELS[op.name, of].function
     function = getattr(function, "py_func", function)
-    kernel = inspect.getsource(function).replace(f'"{BASE}"', f'"{variant}"', 1)
+    kernel = inspect.getsource(function).replace(f'"{of}"', f'"{variant}"', 1)
     names = {n.id for n in ast.walk(ast.parse(kernel)) if isinstance(n, ast.Name)}
     imports = [line for name, line in IMPORTS.items() if name in names]
     if others := sorted(names & vars(sys.modules[function.__module__]).keys() - IMPORTS.keys()):
@@ -69,7 +70,7 @@ def starter(op: Op, variant: str) -> str:
     comments = COMMENTS.format(formula=formula, arguments=arguments, op=op, variant=variant)
     comments = indent(comments, "# ", lambda line: True).replace("# \n", "#\n")
     unique = "\n".join(dict.fromkeys(imports))
-    return FILE.format(op=op, variant=variant, imports=unique, comments=comments, kernel=kernel)
+    return FILE.format(op=op, variant=variant, of=of, imports=unique, comments=comments, kernel=kernel)
 
 
 def describe(a: Arg) -> str:

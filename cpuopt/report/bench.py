@@ -78,7 +78,7 @@ def header(record: Mapping[str, Any]) -> Text:
     """Say what was measured, where, and how to read it."""
     swaps = "".join(f" + {s}" for s in record["swap"])
     cpu = record["machine"]["cpu"]
-    level = min(r.get("level", 95) for r in record["results"])  # records of earlier versions have none
+    level = min((r.get("level", 95) for r in record["results"]), default=95)  # records of earlier versions have none
     return Text.assemble(
         (record["model"]["name"], "bold"),
         f" · {record['variant']}{swaps} · {record['threads']} threads · {record['rounds']} rounds · {cpu}\n",

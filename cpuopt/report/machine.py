@@ -32,7 +32,7 @@ def tables(content: Mapping[str, Any]) -> list[RenderableType]:
     lines = [f"measured {', '.join(dict.fromkeys(r['measured'][:16] for r in roofs.values()))}; {kept}"]
     doubts = dict.fromkeys(d for r in roofs.values() for d in r["doubts"])
     if doubts:
-        lines.append(f"doubts: {'; '.join(doubts)}. When it is quiet: cpuopt machine --again")
+        lines.append(f"warnings: {'; '.join(doubts)}. When it is quiet: cpuopt machine --again")
     return [head, "", table, "", Text("\n".join(lines)), Text(noise(content["noise"]))]
 
 

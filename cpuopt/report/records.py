@@ -71,7 +71,7 @@ def comparison(c: Mapping[str, Any]) -> list[RenderableType]:
         table,
         "",
         Text(f"noise between the two: {100 * c['noise']:.1f} %, what ops with unchanged kernels differ by"),
-        Text(f"intervals of {min(r['level'] for r in c['rows']):g} %; a ratio is of steps with the same number"),
+        Text(f"intervals of {c['rows'][0]['level']:g} %; a ratio is of steps with the same number"),
         *([Text("* another kernel")] if any(not r["same_kernels"] for r in c["rows"][1:]) else []),
     ]
     lines += [Text(f"only in {k[-1].upper()}: {', '.join(c[k])}") for k in ("only_a", "only_b") if c[k]]

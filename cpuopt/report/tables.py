@@ -72,7 +72,7 @@ def profile_tables(profile: Profile, *, detail: bool = False) -> list[Renderable
 def in_words(profile: Profile) -> list[RenderableType]:
     """Say where the time goes, where roofs are known, and what speaks against the figures."""
     said: list[RenderableType] = ["", Text(profile.words)] if profile.roofs else []
-    return said + [Text(f"doubt: {doubt}", "yellow") for doubt in profile.doubts]
+    return said + [Text(f"warning: {d}", "yellow") for d in profile.doubts]
 
 
 def used_kernels(profile: Profile) -> list[str]:
