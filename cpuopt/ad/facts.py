@@ -4,30 +4,14 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
 
-from .kernel import (
-    Accum,
-    Assign,
-    For,
-    If,
-    LogSumExp,
-    Names,
-    Stmt,
-    Task,
-    assigned,
-    base,
-    elements,
-    flat,
-    function_name,
-    index,
-    names,
-    renamed,
-    text,
-)
+from .kernel import Accum, Assign, For, If, LogSumExp, Stmt, Task, assigned, flat
 from .rules import CHOICES
+from .trees import Names, base, elements, function_name, index, names, renamed, text
 
 Key = tuple[str, tuple[str, ...]]
 """How an element is tied to a loop: the name of the array or view, and the index of each axis that carries the loop."""
@@ -42,13 +26,15 @@ class Facts:
     block_of : the block that each stands in.
     accesses : every array element, with the statement that touches it, in the order of the source.
     locals : of each loop, the scalars that live within one iteration.
+    under, written : of each loop, every statement inside, and the names that it writes, those of inner loops too.
+    halves : of each loop, what `find_halves` finds.
     """
 
     def __init__(self, task: Task) -> None:
         self.task, self.kernel, self.body = task, task.kernel, task.kernel.body
-        self.known_under: dict[For, list[Stmt]] = {}
-        self.known_written: dict[For, Names] = {}
-        self.known_halves: dict[For, list[tuple[str, str]]] = {}
+        self.under = cache(lambda loop: list(flat(loop.body)))
+        self.written = cache(lambda loop: assigned(loop.body))
+        self.halves = cache(self.find_halves)
         self.parent: dict[Stmt, list[Stmt]] = {}
         self.block_of: dict[Stmt, list[Stmt]] = {}
         self.tie(self.body, [])
@@ -63,18 +49,6 @@ class Facts:
         """All loops of the kernel."""
         return [s for s in flat(self.body) if isinstance(s, For)]
 
-    def under(self, loop: For) -> list[Stmt]:
-        """Every statement inside a loop."""
-        if loop not in self.known_under:
-            self.known_under[loop] = list(flat(loop.body))
-        return self.known_under[loop]
-
-    def written(self, loop: For) -> Names:
-        """The names that a loop writes, the variables of inner loops included."""
-        if loop not in self.known_written:
-            self.known_written[loop] = assigned(loop.body)
-        return self.known_written[loop]
-
     def elements_of(self, s: Stmt) -> list[ast.Subscript]:
         """The array elements that a statement touches, forward or in its adjoint."""
         found = [e for x in s.held for e in elements(x)]
@@ -88,11 +62,8 @@ class Facts:
         """Note the block and the parents of each statement."""
         for s in block:
             self.parent[s], self.block_of[s] = parents, block
-            if isinstance(s, For):
-                self.tie(s.body, [*parents, s])
-            elif isinstance(s, If):
-                self.tie(s.body, [*parents, s])
-                self.tie(s.orelse, [*parents, s])
+            for inner in s.blocks:
+                self.tie(inner, [*parents, s])
 
     def refuse_undefined(self) -> None:
         """Refuse locals that may be read before they are assigned."""
@@ -215,14 +186,8 @@ class Facts:
                 return True
         return False
 
-    def halves(self, loop: For) -> list[tuple[str, str]]:
-        """Pairs of locals that are quotient and remainder of a loop's variable by one divisor."""
-        if loop not in self.known_halves:
-            self.known_halves[loop] = self.find_halves(loop)
-        return self.known_halves[loop]
-
     def find_halves(self, loop: For) -> list[tuple[str, str]]:
-        """Work `halves` out."""
+        """Pairs of locals that are quotient and remainder of a loop's variable by one divisor."""
         q, r = {}, {}
         for s in loop.body:
             if type(s) is Assign and isinstance(s.target, ast.Name) and isinstance(s.value, ast.BinOp):

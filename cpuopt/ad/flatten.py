@@ -11,24 +11,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from .activity import flows, varied
-from .kernel import (
-    Assign,
-    For,
-    If,
-    Kernel,
-    LogSumExp,
-    Names,
-    Stmt,
-    assigned,
-    base,
-    blocks,
-    every_element,
-    flat,
-    function_name,
-    names,
-    text,
-)
+from .kernel import Assign, For, If, Kernel, LogSumExp, Stmt, assigned, blocks, every_element, flat
 from .rules import CHOICES, INTEGER, rule
+from .trees import Names, base, function_name, names, text
 
 
 def flatten(kernel: Kernel, wrt: Iterable[str], saved: Names) -> Kernel:

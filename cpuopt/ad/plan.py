@@ -15,22 +15,8 @@ from itertools import pairwise
 
 from .activity import Activity, sources
 from .facts import Facts
-from .kernel import (
-    Accum,
-    Assign,
-    For,
-    If,
-    Names,
-    Stmt,
-    Task,
-    View,
-    WrittenTwiceError,
-    assigned,
-    base,
-    flat,
-    names,
-    text,
-)
+from .kernel import Accum, Assign, For, If, Stmt, Task, View, WrittenTwiceError, assigned, flat
+from .trees import Names, base, names, text
 
 
 class _TakenBackError(Exception):
@@ -139,9 +125,9 @@ class Plan:
     def record_assign(self, s: Assign, need: Names) -> None:
         """Walk over an assignment."""
         name = self.kernel.written(s)
-        mine = self.kernel.roots(self.activity.needs(s))  # a new set
+        mine = self.kernel.roots(self.activity.needs[s])  # a new set
         if name in self.task.saved:
-            need |= mine | self.kernel.roots(self.activity.result(s))
+            need |= mine | self.kernel.roots(self.activity.result[s])
             return
         if s in self.recomputed:
             mine |= self.kernel.roots(names(s.value))
@@ -154,17 +140,17 @@ class Plan:
         need |= mine
         if isinstance(s.target, ast.Name) and type(s) is not Accum:
             need.discard(name)
-        need |= self.kernel.roots(self.activity.result(s))
+        need |= self.kernel.roots(self.activity.result[s])
 
     def record_branch(self, s: If, need: Names) -> None:
         """Walk over a branch."""
         if s in self.recomputed:
             for inner in self.choice(s):
-                need |= self.kernel.roots(self.activity.needs(inner) | names(inner.value))
+                need |= self.kernel.roots(self.activity.needs[inner] | names(inner.value))
             need |= self.kernel.roots(names(s.test))
             need.discard(self.choice(s)[0].name)
             for inner in self.choice(s):
-                need |= self.kernel.roots(self.activity.result(inner))
+                need |= self.kernel.roots(self.activity.result[inner])
             return
         writes = self.kernel.roots(assigned([*s.body, *s.orelse])) - self.task.saved
         other = set(need)
@@ -321,7 +307,7 @@ class Plan:
         name = self.kernel.written(s)
         live = set(live)
         if push:
-            live |= self.kernel.roots(self.activity.result(s))
+            live |= self.kernel.roots(self.activity.result[s])
         if name in self.task.saved:
             if self.restores(s, live):
                 kept.add(s)
@@ -341,7 +327,7 @@ class Plan:
                 if record:
                     live |= {name} | self.kernel.roots(names(s.target) - {s.name})
         if push:
-            live |= self.kernel.roots(self.activity.needs(s))
+            live |= self.kernel.roots(self.activity.needs[s])
         return live
 
     def restores(self, s: Assign, live: Names) -> bool:

@@ -19,18 +19,13 @@ from .kernel import (
     UnsupportedError,
     View,
     assigned,
-    element,
-    elements,
     flat,
-    index,
     mentioned,
-    names,
-    quote,
-    text,
 )
 from .naming import Naming, every, nest
 from .plan import Plan
 from .pullback import ZERO, Pullback
+from .trees import element, elements, index, names, quote, text
 from .zeros import Zeros
 
 NOTHING = Stmt(0)
@@ -215,7 +210,7 @@ class Reverse:
         if not self.plan.activity.has_adjoint(s):
             return pop
         made = self.pullback.log_sum_exp(s) if isinstance(s, LogSumExp) else self.pullback.assignment(s)
-        return [*made, *pop] if self.plan.activity.result(s) else [*pop, *made]
+        return [*made, *pop] if self.plan.activity.result[s] else [*pop, *made]
 
     def backward_for(self, s: For) -> list[Stmt]:
         """Write the reverse of a loop."""

@@ -11,26 +11,8 @@ import copy
 from dataclasses import dataclass, replace
 from itertools import count
 
-from .kernel import (
-    Accum,
-    Assign,
-    For,
-    Kernel,
-    LogSumExp,
-    Names,
-    Stmt,
-    assigned,
-    base,
-    blocks,
-    elements,
-    every_element,
-    flat,
-    function_name,
-    names,
-    quote,
-    renamed,
-    text,
-)
+from .kernel import Accum, Assign, For, Kernel, LogSumExp, Stmt, assigned, blocks, every_element, flat
+from .trees import Names, base, elements, function_name, names, quote, renamed, text
 
 
 def unshift(kernel: Kernel, visible: Names, saved: Names) -> None:

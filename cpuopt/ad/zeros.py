@@ -5,25 +5,11 @@ from __future__ import annotations
 import ast
 
 from .activity import sources
-from .kernel import (
-    Assign,
-    For,
-    If,
-    Interface,
-    LogSumExp,
-    Names,
-    Stmt,
-    assigned,
-    base,
-    element,
-    flat,
-    index,
-    quote,
-    text,
-)
+from .kernel import Assign, For, If, Interface, LogSumExp, Stmt, assigned, flat
 from .naming import Naming, along, every, nest
 from .plan import Plan
 from .pullback import ZERO, Pullback
+from .trees import Names, base, element, index, quote, text
 
 
 class Zeros:
@@ -149,8 +135,8 @@ class Zeros:
         if len(sites) != 1 or isinstance(sites[0], LogSumExp) or self.kernel.written(sites[0]) == name:
             return False
         s, loops = sites[0], self.plan.facts.parent[sites[0]]
-        leaves = [e for e, _ in self.pullback.leaves(s.value, quote("ONE"), s)]
-        found = {text(e): e for e in leaves if self.kernel.root(base(e)) == name}
+        leaves = self.plan.activity.derivatives[s]
+        found = {text(e): e for e, _ in leaves if self.kernel.root(base(e)) == name}
         if len(found) != 1 or any(isinstance(p, If) for p in loops):
             return False
         (e,) = found.values()
