@@ -41,25 +41,16 @@ def sources(kernel: Kernel, s: Assign) -> Names:
     return {kernel.root(n) for n in flows(e)}
 
 
-def varied(kernel: Kernel, wrt: Iterable[str]) -> Names:
-    """The names that depend on `wrt`, to a fixpoint."""
-    found, size = set(wrt), -1
+def reached(kernel: Kernel, start: Iterable[str], forward: bool) -> Names:
+    """The names that depend on some, or that they depend on, to a fixpoint."""
+    found, size = set(start), -1
     while size != len(found):
         size = len(found)
         for s in flat(kernel.body):
-            if isinstance(s, Assign) and sources(kernel, s) & found:
-                found.add(kernel.written(s))
-    return found
-
-
-def useful(kernel: Kernel, outs: Iterable[str]) -> Names:
-    """The names that `outs` depend on, to a fixpoint."""
-    found, size = set(outs), -1
-    while size != len(found):
-        size = len(found)
-        for s in flat(kernel.body):
-            if isinstance(s, Assign) and kernel.written(s) in found:
-                found |= sources(kernel, s)
+            if isinstance(s, Assign):
+                ends = sources(kernel, s), {kernel.written(s)}
+                if ends[not forward] & found:
+                    found |= ends[forward]
     return found
 
 
@@ -76,7 +67,7 @@ class Activity:
 
     def __init__(self, task: Task) -> None:
         self.kernel = task.kernel
-        self.active = varied(self.kernel, task.wrt) & useful(self.kernel, task.outs)
+        self.active = reached(self.kernel, task.wrt, forward=True) & reached(self.kernel, task.outs, forward=False)
         self.derivatives: dict[Stmt, list[Leaf]] = {}
         self.needs: dict[Stmt, Names] = {}
         self.result: dict[Stmt, Names] = {}

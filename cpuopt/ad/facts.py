@@ -68,7 +68,7 @@ class Facts:
     def refuse_undefined(self) -> None:
         """Refuse locals that may be read before they are assigned."""
         scalars = self.scalars()
-        for name in self.exposed(self.body, scalars):
+        for name in self.flow(self.body, scalars)[0]:
             line = next(s.line for s in flat(self.body) if any(name in names(e) for e in s.reads))
             why = f"'{name}' is read where it may not be assigned yet"
             self.kernel.refuse(line, why, "assign it on every path before")
@@ -77,59 +77,41 @@ class Facts:
         """The locals that are numbers."""
         return assigned(self.body) - self.kernel.arrays.keys() - self.kernel.views.keys()
 
-    def exposed(self, block: Iterable[Stmt], scalars: Names) -> Names:
-        """The scalars that a block may read before it assigns them."""
+    def flow(self, block: Iterable[Stmt], scalars: Names) -> tuple[Names, Names]:
+        """The scalars that a block may read before it assigns them, and those that it assigns on every path."""
         exposed: Names = set()
         defined: Names = set()
         for s in block:
-            for e in s.reads:
-                exposed |= (names(e) & scalars) - defined
-            match s:
-                case For(var=var, body=body):
-                    exposed |= self.exposed(body, scalars) - defined - {var}
-                case If(body=body, orelse=orelse):
-                    exposed |= (self.exposed(body, scalars) | self.exposed(orelse, scalars)) - defined
-                    defined |= self.surely(body) & self.surely(orelse)
-                case Assign(target=ast.Name(id=name)):
-                    defined.add(name)
-        return exposed
-
-    def surely(self, block: Iterable[Stmt]) -> Names:
-        """The scalars that a block assigns on every path."""
-        found: Names = set()
-        for s in block:
-            if isinstance(s, Assign) and isinstance(s.target, ast.Name):
-                found.add(s.target.id)
-            elif isinstance(s, If):
-                found |= self.surely(s.body) & self.surely(s.orelse)
-        return found
+            inner = [self.flow(b, scalars) for b in s.blocks]
+            own = {s.var} if isinstance(s, For) else set()
+            read = set().union(*map(names, s.reads), *(before - own for before, _ in inner))
+            exposed |= (read & scalars) - defined
+            if isinstance(s, If):
+                defined |= inner[0][1] & inner[1][1]
+            elif isinstance(s, Assign) and isinstance(s.target, ast.Name):
+                defined.add(s.name)
+        return exposed, defined
 
     def find_live(self, block: list[Stmt], live: Names) -> Names:
         """Find the scalars that are live after each loop; return those before the block."""
         for s in reversed(block):
             if isinstance(s, For):
-                self.live_out[s] = set(live)
-                inner = live
-                while True:
-                    before = self.find_live(s.body, set(inner)) - {s.var}
-                    if before <= inner:
-                        break
+                self.live_out[s] = inner = live
+                while (before := self.find_live(s.body, inner) - {s.var}) - inner:
                     inner = inner | before
-                self.live_out[s] = set(live)
                 live = live | inner
             elif isinstance(s, If):
-                live = self.find_live(s.body, set(live)) | self.find_live(s.orelse, set(live))
+                live = self.find_live(s.body, live) | self.find_live(s.orelse, live)
             elif isinstance(s, Assign) and isinstance(s.target, ast.Name):
                 live = live - {s.target.id}
-            for e in s.reads:
-                live = live | names(e)
+            live = live.union(*map(names, s.reads))
         return live
 
     def local_names(self, loop: For) -> Names:
         """The scalars that live within one iteration."""
         here = {n for s in self.under(loop) for e in s.reads for n in names(e)} | self.written(loop)
         scalars = here & self.scalars()
-        return (scalars & self.written(loop)) - self.exposed(loop.body, scalars) - self.live_out[loop] - {loop.var}
+        return (scalars & self.written(loop)) - self.flow(loop.body, scalars)[0] - self.live_out[loop] - {loop.var}
 
     def refuse_races(self) -> None:
         """Refuse scalars that a parallel loop carries from one iteration to another, or out of its last one."""

@@ -33,8 +33,6 @@ class WrittenTwiceError(UnsupportedError):
 
 # Statements ---------------------------------------------------------------------------------------------------------
 
-Bounds = tuple[ast.expr, ast.expr, int]
-
 
 @dataclass(eq=False)
 class Stmt:
@@ -135,7 +133,7 @@ class For(Stmt):
     """
 
     var: str
-    bounds: Bounds
+    bounds: tuple[ast.expr, ast.expr, int]
     body: list[Stmt]
     parallel: bool = False
     reduced: Names = field(default_factory=set)
@@ -251,10 +249,13 @@ class Kernel:
         self.ints = {new.get(n, n) for n in self.ints}
         self.names = {new.get(n, n): value for n, value in self.names.items()}
 
+    def at(self, line: int, why: str, instead: str) -> str:
+        """A message with file, line and code."""
+        return f"{self.file}:{line}: '{self.source.get(line, '').strip()}': {why}; {instead}"
+
     def refuse(self, line: int, why: str, instead: str) -> NoReturn:
         """Raise, with file, line and code."""
-        code = self.source.get(line, "").strip()
-        raise UnsupportedError(f"{self.file}:{line}: '{code}': {why}; {instead}")
+        raise UnsupportedError(self.at(line, why, instead))
 
     def refuse_parameter(self, why: str, instead: str = "give it another name") -> NoReturn:
         """Raise, with the line of the ``def``."""

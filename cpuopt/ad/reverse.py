@@ -6,22 +6,7 @@ import ast
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from .kernel import (
-    CHUNKS,
-    Accum,
-    Assign,
-    Bounds,
-    For,
-    If,
-    Interface,
-    LogSumExp,
-    Stmt,
-    UnsupportedError,
-    View,
-    assigned,
-    flat,
-    mentioned,
-)
+from .kernel import CHUNKS, Accum, Assign, For, If, Interface, LogSumExp, Stmt, View, assigned, flat, mentioned
 from .naming import Naming, every, nest
 from .plan import Plan
 from .pullback import ZERO, Pullback
@@ -69,10 +54,8 @@ class Reverse:
                     or (isinstance(s, View) and s.base == name)]  # fmt: skip
             if uses and name not in written:
                 line = next(filter(None, uses), 0)
-                raise UnsupportedError(
-                    f"{self.kernel.file}:{line}: '{self.kernel.source.get(line, '').strip()}': its adjoint reads "
-                    f"'{name}', which the declared backward is not given; add it to the declaration of the backward"
-                )
+                why = f"its adjoint reads '{name}', which the declared backward is not given"
+                self.kernel.refuse(line, why, "add it to the declaration of the backward")
             if uses:
                 self.zeros.work[name] = name
 
@@ -238,7 +221,7 @@ class Reverse:
         forward = self.forward(s.body, kept, push=True)
         return [*forward, *self.initialize(self.initial(s), self.backward(s.body))]
 
-    def downwards(self, s: For) -> Bounds:
+    def downwards(self, s: For) -> tuple[ast.expr, ast.expr, int]:
         """The range of a loop in reverse."""
         lo, hi, step = s.bounds
         parts = {"a": self.show(lo), "b": self.show(hi), "step": quote(str(step))}
@@ -304,7 +287,7 @@ class Reverse:
         if not own and not records and not vectorized:  # the ends of what is vectorized must not move
             return [self.naming.loop(s, body, parallel=True)]
         if step != 1:
-            raise UnsupportedError(f"{self.kernel.file}:{s.line}: a parallel loop that records has step {step}; use 1")
+            self.kernel.refuse(s.line, f"a parallel loop that records has step {step}", "use 1")
         before, start, end, after = list[Stmt](), list[Stmt](), list[Stmt](), list[Stmt]()
         if records:
             start.append(self.new_tape())

@@ -27,13 +27,14 @@ class Zeros:
         self.done: Names = set()
         pullback.once = {name for name in plan.task.wrt if self.written_once(name)}
 
+    def sites(self, name: str) -> list[Assign]:
+        """The assignments of which the adjoint reads or adds to that of an array."""
+        return [s for s in flat(self.kernel.body) if isinstance(s, Assign) and self.plan.activity.has_adjoint(s)
+                and (name in sources(self.kernel, s) or self.kernel.written(s) == name)]  # fmt: skip
+
     def only_loop(self, name: str) -> For | None:
         """The one outermost loop in which an adjoint is added to, if there is one."""
-        tops: set[Stmt] = set()
-        for s in flat(self.kernel.body):
-            if isinstance(s, Assign) and self.plan.activity.has_adjoint(s):
-                if name in sources(self.kernel, s) or self.kernel.written(s) == name:
-                    tops.add([*self.plan.facts.parent[s], s][0])
+        tops = {[*self.plan.facts.parent[s], s][0] for s in self.sites(name)}
         top = next(iter(tops)) if len(tops) == 1 else None
         return top if isinstance(top, For) else None
 
@@ -130,8 +131,7 @@ class Zeros:
 
     def written_once(self, name: str) -> bool:
         """Whether every element of a gradient is added to exactly once, in a loop over all of it."""
-        sites = [s for s in flat(self.kernel.body) if isinstance(s, Assign) and self.plan.activity.has_adjoint(s)
-                 and (name in sources(self.kernel, s) or self.kernel.written(s) == name)]  # fmt: skip
+        sites = self.sites(name)
         if len(sites) != 1 or isinstance(sites[0], LogSumExp) or self.kernel.written(sites[0]) == name:
             return False
         s, loops = sites[0], self.plan.facts.parent[sites[0]]
