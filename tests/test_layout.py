@@ -105,6 +105,16 @@ WALLS = {
         within("measure/comparison.py", "lab/records.py"),
         ("lab/ab.py", "low = np.percentile(ratios, 2.5)"),
     ),
+    "the generator of backwards works on trees: it searches and takes apart no text": (
+        r"(re|regex|sre_\w+|tokenize|token|string|difflib)(\..*)?|.*\.(partition|rpartition|rsplit|find|rfind|translate)",
+        lambda file: not file.startswith("ad/"),
+        ("ad/reverse.py", "from re import sub"),
+    ),
+    "the generator turns a tree into text in one place, and text into a tree where it reads and quotes": (
+        r"ast\.(unparse|parse|literal_eval|get_source_segment)|compile",
+        lambda file: not file.startswith("ad/") or file in ("ad/trees.py", "ad/subset.py", "ad/rules.py"),
+        ("ad/pullback.py", "value = ast.parse(line[3:])"),
+    ),
     "PyTorch is never imported": (r"torch(\..*)?", within(), ("checkpoint.py", "import torch.nn as nn")),
 }
 
@@ -158,6 +168,27 @@ def test_wall_notices_what_it_forbids(wall):
     pattern, allowed, (file, planted) = WALLS[wall]
     assert not allowed(file)
     assert uses(ast.parse(planted), file, pattern)
+
+
+def assembled(tree):
+    """Where a tree is quoted from text that was put together, or a part of a tree's text is taken."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(func=ast.Name("quote"), args=[code, *_]):
+                yield from (n.lineno for n in ast.walk(code) if isinstance(n, ast.JoinedStr))
+            case ast.Subscript(value=ast.Call(func=ast.Name("text" | "written"))):
+                yield node.lineno
+            case ast.Attribute(value=ast.Call(func=ast.Name("text" | "written"))):
+                yield node.lineno
+
+
+def test_the_generator_of_backwards_edits_no_emitted_text():
+    assert {file: found for file in FILES if file.startswith("ad/") and (found := [*assembled(tree_of(file))])} == {}
+
+
+@pytest.mark.parametrize("planted", ['quote(f"{own} + {d}")', "text(e)[3:]", 'text(e).removeprefix("d")'])
+def test_an_edit_of_emitted_text_is_noticed(planted):
+    assert [*assembled(ast.parse(planted))]
 
 
 def modules(file, tree=None):

@@ -9,24 +9,13 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable
 
-from .kernel import (
-    Assign,
-    For,
-    Kernel,
-    LogSumExp,
-    Names,
-    Stmt,
-    Task,
-    elements,
-    flat,
-    function_name,
-    index,
-    kept,
-    names,
-    quote,
-    text,
-)
-from .rules import CASTS, DERIVATIVE, rule
+from .kernel import Assign, For, Kernel, LogSumExp, Stmt, Task, flat
+from .rules import CASTS, DERIVATIVE, negative, power, rule, times
+from .trees import Names, elements, function_name, index, kept, names, quote, text
+
+Leaf = tuple[ast.expr, ast.expr]
+SEED = ast.Name("<the adjoint of the target>")
+RESULT = ast.Name("<the target after the assignment>")
 
 
 @kept
@@ -52,25 +41,16 @@ def sources(kernel: Kernel, s: Assign) -> Names:
     return {kernel.root(n) for n in flows(e)}
 
 
-def varied(kernel: Kernel, wrt: Iterable[str]) -> Names:
-    """The names that depend on `wrt`, to a fixpoint."""
-    found, size = set(wrt), -1
+def reached(kernel: Kernel, start: Iterable[str], forward: bool) -> Names:
+    """The names that depend on some, or that they depend on, to a fixpoint."""
+    found, size = set(start), -1
     while size != len(found):
         size = len(found)
         for s in flat(kernel.body):
-            if isinstance(s, Assign) and sources(kernel, s) & found:
-                found.add(kernel.written(s))
-    return found
-
-
-def useful(kernel: Kernel, outs: Iterable[str]) -> Names:
-    """The names that `outs` depend on, to a fixpoint."""
-    found, size = set(outs), -1
-    while size != len(found):
-        size = len(found)
-        for s in flat(kernel.body):
-            if isinstance(s, Assign) and kernel.written(s) in found:
-                found |= sources(kernel, s)
+            if isinstance(s, Assign):
+                ends = sources(kernel, s), {kernel.written(s)}
+                if ends[not forward] & found:
+                    found |= ends[forward]
     return found
 
 
@@ -80,12 +60,17 @@ class Activity:
     Attributes
     ----------
     active : names that have an adjoint.
+    derivatives : of each assignment that has an adjoint: its leaves, each with the derivative times `SEED`.
+    needs : of each assignment, the names whose value before it its adjoint reads.
+    result : of each assignment, the names whose value after it its adjoint reads.
     """
 
     def __init__(self, task: Task) -> None:
         self.kernel = task.kernel
-        self.active = varied(self.kernel, task.wrt) & useful(self.kernel, task.outs)
-        self.known_needs: dict[Stmt, Names] = {}
+        self.active = reached(self.kernel, task.wrt, forward=True) & reached(self.kernel, task.outs, forward=False)
+        self.derivatives: dict[Stmt, list[Leaf]] = {}
+        self.needs: dict[Stmt, Names] = {}
+        self.result: dict[Stmt, Names] = {}
         self.check_active()
 
     def check_active(self) -> None:
@@ -99,8 +84,8 @@ class Activity:
                 self.check_index(s, s.target)
             if isinstance(s, For) and any(self.names_active(e) for e in s.bounds[:2]):
                 self.kernel.refuse(s.line, "the range depends on what is differentiated", "use integers in ranges")
-            if isinstance(s, Assign) and not isinstance(s, LogSumExp) and k.written(s) in self.active:
-                self.check_expression(s, s.value)
+            if isinstance(s, Assign):
+                self.differentiate(s)
 
     def check_index(self, s: Stmt, element: ast.Subscript) -> None:
         """Refuse an active index."""
@@ -117,27 +102,40 @@ class Activity:
         """Whether an expression reads an active value at all, in an index or a test too."""
         return any(self.kernel.root(n) in self.active for n in names(e))
 
-    def check_expression(self, s: Assign, e: ast.expr) -> None:
-        """Refuse what has no derivative."""
+    def leaves(self, s: Assign, e: ast.expr, seed: ast.expr) -> list[Leaf]:
+        """The active names and elements that an expression reads, each with the derivative times `seed`.
+
+        The derivative may read `RESULT`, the value of the whole statement.
+        """
         if not self.is_active(e):
-            return
+            return []
+        if one := rule(self.kernel, e):
+            return self.leaves(s, one[1], times(seed, quote(DERIVATIVE[one[0]], x=one[1], y=RESULT)))
         match e:
             case ast.Name() | ast.Subscript():
-                return
-            case ast.UnaryOp(op=ast.USub() | ast.UAdd(), operand=x):
-                return self.check_expression(s, x)
-            case ast.BinOp(left=x, op=ast.Add() | ast.Sub() | ast.Mult() | ast.Div(), right=y):
-                self.check_expression(s, x)
-                return self.check_expression(s, y)
-            case ast.BinOp(left=x, op=ast.Pow(), right=y) if not self.names_active(y):
-                return self.check_expression(s, x)
+                return [(e, seed)]
+            case ast.UnaryOp(op=ast.USub(), operand=x):
+                return self.leaves(s, x, negative(seed))
+            case ast.UnaryOp(op=ast.UAdd(), operand=x):
+                return self.leaves(s, x, seed)
+            case ast.BinOp(left=x, op=ast.Add(), right=y):
+                return self.leaves(s, x, seed) + self.leaves(s, y, seed)
+            case ast.BinOp(left=x, op=ast.Sub(), right=y):
+                return self.leaves(s, x, seed) + self.leaves(s, y, negative(seed))
+            case ast.BinOp(left=x, op=ast.Mult(), right=y):
+                return self.leaves(s, x, times(seed, y)) + self.leaves(s, y, times(seed, x))
+            case ast.BinOp(left=x, op=ast.Div(), right=y):
+                over = ast.BinOp(seed, ast.Div(), y)
+                down = negative(ast.BinOp(times(over, x), ast.Div(), y))
+                return self.leaves(s, x, over) + self.leaves(s, y, down)
+            case ast.BinOp(left=x, op=ast.Pow(), right=n) if not self.names_active(n):
+                self.needs[s] |= names(x)  # for the exponents 0 and 1 too
+                return self.leaves(s, x, times(seed, power(x, n)))
             case ast.BinOp(op=ast.Pow()):
                 why = "the exponent depends on what is differentiated"
                 self.kernel.refuse(s.line, why, "write it with exp and log")
-        if found := rule(self.kernel, e):
-            return self.check_expression(s, found[1])
-        if isinstance(e, ast.Call) and function_name(e) in CASTS:
-            return self.check_expression(s, e.args[0])
+            case ast.Call(args=[x]) if function_name(e) in CASTS:
+                return self.leaves(s, x, seed)
         self.kernel.refuse(s.line, f"'{text(e)}' has no derivative", "use only + - * / and the functions of docs/ad.md")
 
     def has_adjoint(self, s: Stmt) -> bool:
@@ -146,65 +144,20 @@ class Activity:
             return self.kernel.written(s) in self.active
         return any(self.has_adjoint(x) for x in [*getattr(s, "body", []), *getattr(s, "orelse", [])])
 
-    def needs(self, s: Assign) -> Names:
-        """The values before the statement that its adjoint reads."""
-        if s not in self.known_needs:
-            self.known_needs[s] = self.find_needs(s)
-        return self.known_needs[s]
-
-    def find_needs(self, s: Assign) -> Names:
-        """Work `needs` out."""
+    def differentiate(self, s: Assign) -> None:
+        """Find the derivatives of an assignment, and the values that its adjoint reads: before it, and after it."""
+        self.needs[s], self.result[s] = set(), set()
         if not self.has_adjoint(s):
-            return set()
-        found: Names = set()
-        if isinstance(s.target, ast.Subscript):
-            found |= names(s.target.slice)
-        if isinstance(s, LogSumExp):
-            for e in s.loop.bounds[:2]:
-                found |= names(e)
-            found |= names(s.weight) - {s.name}
-            self.pull(s.term, found)
-            return found - {s.loop.var}
-        self.pull(s.value, found, whole=type(s) is Assign)
-        return found
-
-    def result(self, s: Assign) -> Names:
-        """The names whose value after the statement its adjoint reads."""
-        if not self.has_adjoint(s):
-            return set()
-        if isinstance(s, LogSumExp):
-            return {s.name} & names(s.weight)
-        found = rule(self.kernel, s.value)
-        if found and type(s) is Assign and self.is_active(s.value):
-            if "y" in names(quote(DERIVATIVE[found[0]])):
-                return {s.name}
-        return set()
-
-    def pull(self, e: ast.expr, found: Names, whole: bool = False) -> None:
-        """Collect what the partial derivatives of an expression read."""
-        if not self.is_active(e):
             return
-        match e:
-            case ast.Name():
-                return
-            case ast.Subscript():
-                found |= names(e.slice)
-                return
-            case ast.UnaryOp(operand=x):
-                return self.pull(x, found)
-        if one := rule(self.kernel, e):
-            if "x" in names(quote(DERIVATIVE[one[0]])):
-                found |= names(one[1])
-            return self.pull(one[1], found)
-        if isinstance(e, ast.BinOp):
-            if isinstance(e.op, ast.Mult | ast.Div | ast.Pow):
-                if self.is_active(e.left):
-                    found |= names(e.right)
-                if isinstance(e.op, ast.Pow) or self.is_active(e.right):
-                    found |= names(e.left)
-                if isinstance(e.op, ast.Div):
-                    found |= names(e.right)
-            self.pull(e.left, found)
-            self.pull(e.right, found)
-        elif isinstance(e, ast.Call):
-            self.pull(e.args[0], found)
+        self.needs[s] |= names(s.target.slice) if isinstance(s.target, ast.Subscript) else set()
+        if isinstance(s, LogSumExp):
+            found = self.derivatives[s] = self.leaves(s, s.term, times(SEED, s.weight))
+            self.needs[s] = self.needs[s].union(*map(names, s.loop.bounds[:2]))
+            self.result[s] = {s.name} & names(s.weight)
+        else:
+            found = self.derivatives[s] = self.leaves(s, s.value, SEED)
+        for e, d in found:
+            self.needs[s] |= names(d) | {n for i in index(e) for n in names(i)}
+        if RESULT.id in self.needs[s]:
+            self.result[s] = {s.name}
+        self.needs[s] -= {RESULT.id, SEED.id} | ({s.loop.var, s.name} if isinstance(s, LogSumExp) else set())

@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 
 from ..files import cache_folder, not_private, read_entry, warn_once, write_entry
-from .kernel import CHUNKS, NUMBER, Accum, Assign, For, If, Kernel, Stmt, View, flat, mentioned, text
+from .kernel import CHUNKS, NUMBER, Accum, Assign, For, If, Kernel, Stmt, View, flat, mentioned
 from .rules import CONSTANTS, negated
+from .trees import text
 
 WIDTH = 88
 """The column at which the forward's lines are quoted."""

@@ -4,30 +4,14 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
 
-from .kernel import (
-    Accum,
-    Assign,
-    For,
-    If,
-    LogSumExp,
-    Names,
-    Stmt,
-    Task,
-    assigned,
-    base,
-    elements,
-    flat,
-    function_name,
-    index,
-    names,
-    renamed,
-    text,
-)
+from .kernel import Accum, Assign, For, If, LogSumExp, Stmt, Task, assigned, flat
 from .rules import CHOICES
+from .trees import Names, base, elements, function_name, index, names, renamed, text
 
 Key = tuple[str, tuple[str, ...]]
 """How an element is tied to a loop: the name of the array or view, and the index of each axis that carries the loop."""
@@ -42,13 +26,15 @@ class Facts:
     block_of : the block that each stands in.
     accesses : every array element, with the statement that touches it, in the order of the source.
     locals : of each loop, the scalars that live within one iteration.
+    under, written : of each loop, every statement inside, and the names that it writes, those of inner loops too.
+    halves : of each loop, what `find_halves` finds.
     """
 
     def __init__(self, task: Task) -> None:
         self.task, self.kernel, self.body = task, task.kernel, task.kernel.body
-        self.known_under: dict[For, list[Stmt]] = {}
-        self.known_written: dict[For, Names] = {}
-        self.known_halves: dict[For, list[tuple[str, str]]] = {}
+        self.under = cache(lambda loop: list(flat(loop.body)))
+        self.written = cache(lambda loop: assigned(loop.body))
+        self.halves = cache(self.find_halves)
         self.parent: dict[Stmt, list[Stmt]] = {}
         self.block_of: dict[Stmt, list[Stmt]] = {}
         self.tie(self.body, [])
@@ -63,18 +49,6 @@ class Facts:
         """All loops of the kernel."""
         return [s for s in flat(self.body) if isinstance(s, For)]
 
-    def under(self, loop: For) -> list[Stmt]:
-        """Every statement inside a loop."""
-        if loop not in self.known_under:
-            self.known_under[loop] = list(flat(loop.body))
-        return self.known_under[loop]
-
-    def written(self, loop: For) -> Names:
-        """The names that a loop writes, the variables of inner loops included."""
-        if loop not in self.known_written:
-            self.known_written[loop] = assigned(loop.body)
-        return self.known_written[loop]
-
     def elements_of(self, s: Stmt) -> list[ast.Subscript]:
         """The array elements that a statement touches, forward or in its adjoint."""
         found = [e for x in s.held for e in elements(x)]
@@ -88,16 +62,13 @@ class Facts:
         """Note the block and the parents of each statement."""
         for s in block:
             self.parent[s], self.block_of[s] = parents, block
-            if isinstance(s, For):
-                self.tie(s.body, [*parents, s])
-            elif isinstance(s, If):
-                self.tie(s.body, [*parents, s])
-                self.tie(s.orelse, [*parents, s])
+            for inner in s.blocks:
+                self.tie(inner, [*parents, s])
 
     def refuse_undefined(self) -> None:
         """Refuse locals that may be read before they are assigned."""
         scalars = self.scalars()
-        for name in self.exposed(self.body, scalars):
+        for name in self.flow(self.body, scalars)[0]:
             line = next(s.line for s in flat(self.body) if any(name in names(e) for e in s.reads))
             why = f"'{name}' is read where it may not be assigned yet"
             self.kernel.refuse(line, why, "assign it on every path before")
@@ -106,59 +77,41 @@ class Facts:
         """The locals that are numbers."""
         return assigned(self.body) - self.kernel.arrays.keys() - self.kernel.views.keys()
 
-    def exposed(self, block: Iterable[Stmt], scalars: Names) -> Names:
-        """The scalars that a block may read before it assigns them."""
+    def flow(self, block: Iterable[Stmt], scalars: Names) -> tuple[Names, Names]:
+        """The scalars that a block may read before it assigns them, and those that it assigns on every path."""
         exposed: Names = set()
         defined: Names = set()
         for s in block:
-            for e in s.reads:
-                exposed |= (names(e) & scalars) - defined
-            match s:
-                case For(var=var, body=body):
-                    exposed |= self.exposed(body, scalars) - defined - {var}
-                case If(body=body, orelse=orelse):
-                    exposed |= (self.exposed(body, scalars) | self.exposed(orelse, scalars)) - defined
-                    defined |= self.surely(body) & self.surely(orelse)
-                case Assign(target=ast.Name(id=name)):
-                    defined.add(name)
-        return exposed
-
-    def surely(self, block: Iterable[Stmt]) -> Names:
-        """The scalars that a block assigns on every path."""
-        found: Names = set()
-        for s in block:
-            if isinstance(s, Assign) and isinstance(s.target, ast.Name):
-                found.add(s.target.id)
-            elif isinstance(s, If):
-                found |= self.surely(s.body) & self.surely(s.orelse)
-        return found
+            inner = [self.flow(b, scalars) for b in s.blocks]
+            own = {s.var} if isinstance(s, For) else set()
+            read = set().union(*map(names, s.reads), *(before - own for before, _ in inner))
+            exposed |= (read & scalars) - defined
+            if isinstance(s, If):
+                defined |= inner[0][1] & inner[1][1]
+            elif isinstance(s, Assign) and isinstance(s.target, ast.Name):
+                defined.add(s.name)
+        return exposed, defined
 
     def find_live(self, block: list[Stmt], live: Names) -> Names:
         """Find the scalars that are live after each loop; return those before the block."""
         for s in reversed(block):
             if isinstance(s, For):
-                self.live_out[s] = set(live)
-                inner = live
-                while True:
-                    before = self.find_live(s.body, set(inner)) - {s.var}
-                    if before <= inner:
-                        break
+                self.live_out[s] = inner = live
+                while (before := self.find_live(s.body, inner) - {s.var}) - inner:
                     inner = inner | before
-                self.live_out[s] = set(live)
                 live = live | inner
             elif isinstance(s, If):
-                live = self.find_live(s.body, set(live)) | self.find_live(s.orelse, set(live))
+                live = self.find_live(s.body, live) | self.find_live(s.orelse, live)
             elif isinstance(s, Assign) and isinstance(s.target, ast.Name):
                 live = live - {s.target.id}
-            for e in s.reads:
-                live = live | names(e)
+            live = live.union(*map(names, s.reads))
         return live
 
     def local_names(self, loop: For) -> Names:
         """The scalars that live within one iteration."""
         here = {n for s in self.under(loop) for e in s.reads for n in names(e)} | self.written(loop)
         scalars = here & self.scalars()
-        return (scalars & self.written(loop)) - self.exposed(loop.body, scalars) - self.live_out[loop] - {loop.var}
+        return (scalars & self.written(loop)) - self.flow(loop.body, scalars)[0] - self.live_out[loop] - {loop.var}
 
     def refuse_races(self) -> None:
         """Refuse scalars that a parallel loop carries from one iteration to another, or out of its last one."""
@@ -215,14 +168,8 @@ class Facts:
                 return True
         return False
 
-    def halves(self, loop: For) -> list[tuple[str, str]]:
-        """Pairs of locals that are quotient and remainder of a loop's variable by one divisor."""
-        if loop not in self.known_halves:
-            self.known_halves[loop] = self.find_halves(loop)
-        return self.known_halves[loop]
-
     def find_halves(self, loop: For) -> list[tuple[str, str]]:
-        """Work `halves` out."""
+        """Pairs of locals that are quotient and remainder of a loop's variable by one divisor."""
         q, r = {}, {}
         for s in loop.body:
             if type(s) is Assign and isinstance(s.target, ast.Name) and isinstance(s.value, ast.BinOp):

@@ -9,31 +9,17 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
-from .activity import flows, varied
-from .kernel import (
-    Assign,
-    For,
-    If,
-    Kernel,
-    LogSumExp,
-    Names,
-    Stmt,
-    assigned,
-    base,
-    blocks,
-    every_element,
-    flat,
-    function_name,
-    names,
-    text,
-)
+from .activity import flows, reached
+from .kernel import Assign, For, If, Kernel, LogSumExp, Stmt, assigned, blocks, every_element, flat
 from .rules import CHOICES, INTEGER, rule
+from .trees import Names, base, function_name, names, swap, text
 
 
 def flatten(kernel: Kernel, wrt: Iterable[str], saved: Names) -> Kernel:
     """Name every function of an active value, and turn choices into branches."""
-    work = _Flatten(kernel, varied(kernel, wrt), saved)
+    work = _Flatten(kernel, reached(kernel, wrt, forward=True), saved)
     return replace(kernel, body=work.block(kernel.body))
 
 
@@ -55,7 +41,7 @@ def restore_early(kernel: Kernel, saved: Names) -> None:
 class _Flatten:
     def __init__(self, kernel: Kernel, varied: Names, saved: Names) -> None:
         self.kernel, self.varied, self.saved = kernel, varied, saved
-        self.taken = {*kernel.params, *kernel.views, *assigned(kernel.body), *kernel.names}
+        self.taken = kernel.taken
 
     def active(self, e: ast.AST) -> bool:
         return any(self.kernel.root(n) in self.varied for n in flows(e))
@@ -95,17 +81,10 @@ class _Flatten:
         if found := rule(self.kernel, value):
             plain = type(s) is Assign and own not in names(value)
             if plain and (isinstance(target, ast.Name) or self.kernel.root(own) in self.saved):
-                value = self.inside(value, found[1], s, out)
-                return [*out, replace(s, value=value)]
+                arg = self.hoist(found[1], s, out)
+                return [*out, replace(s, value=swap(value, lambda e: arg if e is found[1] else None))]
         value = self.hoist(value, s, out)
         return [*out, replace(s, value=value)]
-
-    def inside(self, call: ast.expr, arg: ast.expr, s: Stmt, out: list[Stmt]) -> ast.expr:
-        """Flatten the argument of a function that stays."""
-        new = self.hoist(arg, s, out)
-        if isinstance(call, ast.BinOp):  # 1 / sqrt(arg)
-            return ast.BinOp(call.left, call.op, ast.Call(call.right.func, [new], []))  # type: ignore[attr-defined]
-        return ast.Call(call.func, [new], [])  # type: ignore[attr-defined]
 
     def simple(self, e: ast.expr, s: Stmt, out: list[Stmt]) -> ast.expr:
         """Flatten to what may be written twice."""
@@ -116,19 +95,18 @@ class _Flatten:
         out.append(Assign(s.line, name, e))
         return name
 
-    def hoist(self, e: ast.expr, s: Stmt, out: list[Stmt]) -> ast.expr:
-        if not self.active(e):
-            return e
-        choice = isinstance(e, ast.IfExp) or (isinstance(e, ast.Call) and function_name(e) in CHOICES)
-        if choice or rule(self.kernel, e):
-            word = "either" if isinstance(e, ast.IfExp) else (rule(self.kernel, e) or [function_name(e)])[0]  # type: ignore
-            name = self.fresh(word)
-            out += self.statement(Assign(s.line, name, e))
-            return name
-        if isinstance(e, ast.BinOp):
-            return ast.BinOp(self.hoist(e.left, s, out), e.op, self.hoist(e.right, s, out))
-        if isinstance(e, ast.UnaryOp):
-            return ast.UnaryOp(e.op, self.hoist(e.operand, s, out))
-        if isinstance(e, ast.Call) and function_name(e) not in INTEGER:
-            return ast.Call(e.func, [self.hoist(a, s, out) for a in e.args], [])
-        return e
+    def hoist(self, e: ast.expr, s: Stmt, out: list[Stmt]) -> Any:
+        """Flatten an expression: its functions and choices are assigned to names of their own before it."""
+
+        def new(x: ast.expr) -> ast.expr | None:
+            if not self.active(x):
+                return x
+            found = rule(self.kernel, x)
+            if found or isinstance(x, ast.IfExp) or (isinstance(x, ast.Call) and function_name(x) in CHOICES):
+                name = self.fresh(found[0] if found else function_name(x) if isinstance(x, ast.Call) else "either")
+                out.extend(self.statement(Assign(s.line, name, x)))
+                return name
+            inner = isinstance(x, ast.BinOp | ast.UnaryOp)
+            return None if inner or (isinstance(x, ast.Call) and function_name(x) not in INTEGER) else x
+
+        return swap(e, new)

@@ -1,24 +1,20 @@
-"""A kernel, and its backward, as data: statements that hold `ast` expressions, what they read and write."""
+"""A kernel, and its backward, as data: statements that hold expression trees, and what they read and write."""
 
 from __future__ import annotations
 
 import ast
 import copy
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, fields, replace
-from functools import cache
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 import numpy as np
 
 from ..errors import UserError
+from .trees import Names, base, elements, index, names, swap, words
 
-Names = set[str]
-T = TypeVar("T")
 CHUNKS = 32
 """Parts of a parallel loop that sum by themselves: fixed, so that the number of threads changes no bit."""
-MODULES = {"np", "math"}
-"""The modules whose functions are called, under the names that `cpuopt.ad.subset` gives them."""
 NUMBER = bool | int | float | np.bool | np.integer | np.floating
 """What a global may be."""
 
@@ -35,108 +31,7 @@ class WrittenTwiceError(UnsupportedError):
         self.array = array
 
 
-# Expressions --------------------------------------------------------------------------------------------------------
-
-
-def kept(function: Callable[[ast.AST], T]) -> Callable[[ast.AST], T]:
-    """Keep what a function gives for a tree with the tree: no tree is changed once it is made."""
-    key = f"kept_{function.__name__}"
-
-    def found(e: ast.AST) -> T:
-        if key not in vars(e):
-            setattr(e, key, function(e))
-        return vars(e)[key]  # type: ignore[no-any-return]
-
-    return found
-
-
-@kept
-def text(e: ast.AST) -> str:
-    """An expression as source."""
-    return ast.unparse(swap(e, lambda _: None))  # a copy: a part that stands in two places has its own brackets in each
-
-
-@cache
-def _parsed(code: str) -> ast.expr:
-    return ast.parse(code, mode="eval").body
-
-
-def quote(code: str, **parts: ast.expr) -> Any:
-    """The tree of an expression, with other trees in place of some of its names."""
-    return swap(_parsed(code), lambda e: parts.get(e.id) if isinstance(e, ast.Name) else None)
-
-
-def swap(e: Any, new: Callable[[ast.expr], ast.expr | None]) -> Any:
-    """A copy of a tree, with `new` of each part of it that has one; no tree is ever changed in place."""
-    if isinstance(e, list | tuple):
-        return type(e)(swap(x, new) for x in e)
-    if not isinstance(e, ast.expr):
-        return e
-    if (found := new(e)) is not None:
-        return found
-    return type(e)(**{name: swap(part, new) for name, part in ast.iter_fields(e)})
-
-
-def renamed(e: ast.expr, new: dict[str, str]) -> Any:
-    """A copy of an expression with other names for some of its own."""
-    return swap(e, lambda x: ast.Name(new.get(x.id, x.id)) if isinstance(x, ast.Name) else None)
-
-
-def element(array: str, at: Sequence[ast.expr]) -> ast.Subscript:
-    """An element of an array."""
-    return ast.Subscript(ast.Name(array), at[0] if len(at) == 1 else ast.Tuple(list(at)))
-
-
-def function_name(call: ast.Call) -> str:
-    """The plain name of what is called: ``exp`` for ``np.exp``."""
-    f = call.func
-    if isinstance(f, ast.Attribute) and isinstance(f.value, ast.Name) and f.value.id in MODULES:
-        return f.attr
-    return f.id if isinstance(f, ast.Name) else text(f)
-
-
-@kept
-def words(e: ast.AST) -> Names:
-    """Every name in an expression."""
-    return {n.id for n in ast.walk(e) if isinstance(n, ast.Name)}
-
-
-@kept
-def names(e: ast.AST) -> Names:
-    """The names whose values an expression reads; that of x is not read by ``x.shape``."""
-    match e:
-        case ast.Attribute():
-            return set()
-        case ast.Call(args=args):
-            return set().union(*map(names, args))
-        case ast.Name(id=name):
-            return {name}
-    return set().union(*map(names, ast.iter_child_nodes(e)))
-
-
-def base(target: ast.expr) -> str:
-    """The name that a target writes."""
-    node = target.value if isinstance(target, ast.Subscript) else target
-    assert isinstance(node, ast.Name)
-    return node.id
-
-
-def index(e: ast.expr) -> list[ast.expr]:
-    """The indices of an element, one an axis; none of a name."""
-    if not isinstance(e, ast.Subscript):
-        return []
-    return list(e.slice.elts) if isinstance(e.slice, ast.Tuple) else [e.slice]
-
-
-@kept
-def elements(e: ast.AST) -> list[ast.Subscript]:
-    """The array elements that an expression reads, those in indices too."""
-    return [n for n in ast.walk(e) if isinstance(n, ast.Subscript) and isinstance(n.value, ast.Name)]
-
-
 # Statements ---------------------------------------------------------------------------------------------------------
-
-Bounds = tuple[ast.expr, ast.expr, int]
 
 
 @dataclass(eq=False)
@@ -155,22 +50,31 @@ class Stmt:
     @property
     def blocks(self) -> list[list[Stmt]]:
         """The blocks inside it."""
-        return []
+        return [self.body, self.orelse] if isinstance(self, If) else [self.body] if isinstance(self, For) else []
 
     @property
     def trees(self) -> list[ast.expr]:
         """The expressions that it holds, a target with its indices."""
-        return []
+        match self:
+            case LogSumExp():
+                return [self.value, self.target, self.term, self.weight]
+            case Assign():
+                return [self.value, self.target]
+            case For():
+                return list(self.bounds[:2])
+            case If():
+                return [self.test]
+        return self.shape if isinstance(self, View) else []
 
     @property
     def held(self) -> list[ast.expr]:
         """The expressions that it evaluates, those in the indices of a target too."""
-        return self.trees
+        return [self.value, *index(self.target)] if isinstance(self, Assign) else self.trees
 
     @property
     def reads(self) -> list[ast.expr]:
         """The expressions whose values it reads."""
-        return self.held
+        return [*self.held, self.target] if isinstance(self, Accum) else self.held
 
     def swap(self, new: Callable[[ast.expr], ast.expr | None]) -> None:
         """Put other expressions in place of some, in this statement alone."""
@@ -191,22 +95,10 @@ class Assign(Stmt):
         """What it writes."""
         return base(self.target)
 
-    @property
-    def trees(self) -> list[ast.expr]:  # noqa: D102
-        return [self.value, self.target]
-
-    @property
-    def held(self) -> list[ast.expr]:  # noqa: D102
-        return [self.value, *index(self.target)]
-
 
 @dataclass(eq=False)
 class Accum(Assign):
     """``target += value``: linear in the target, so nothing of it is ever recorded."""
-
-    @property
-    def reads(self) -> list[ast.expr]:  # noqa: D102
-        return [*self.held, self.target]
 
 
 @dataclass(eq=False)
@@ -220,10 +112,6 @@ class LogSumExp(Assign):
     term: ast.expr
     weight: ast.expr
 
-    @property
-    def trees(self) -> list[ast.expr]:  # noqa: D102
-        return [self.value, self.target, self.term, self.weight]
-
 
 @dataclass(eq=False)
 class View(Stmt):
@@ -232,10 +120,6 @@ class View(Stmt):
     name: str
     base: str
     shape: list[ast.expr]
-
-    @property
-    def trees(self) -> list[ast.expr]:  # noqa: D102
-        return self.shape
 
 
 @dataclass(eq=False)
@@ -249,19 +133,11 @@ class For(Stmt):
     """
 
     var: str
-    bounds: Bounds
+    bounds: tuple[ast.expr, ast.expr, int]
     body: list[Stmt]
     parallel: bool = False
     reduced: Names = field(default_factory=set)
     full: bool = False
-
-    @property
-    def blocks(self) -> list[list[Stmt]]:  # noqa: D102
-        return [self.body]
-
-    @property
-    def trees(self) -> list[ast.expr]:  # noqa: D102
-        return list(self.bounds[:2])
 
 
 @dataclass(eq=False)
@@ -271,14 +147,6 @@ class If(Stmt):
     test: ast.expr
     body: list[Stmt]
     orelse: list[Stmt] = field(default_factory=list)
-
-    @property
-    def blocks(self) -> list[list[Stmt]]:  # noqa: D102
-        return [self.body, self.orelse]
-
-    @property
-    def trees(self) -> list[ast.expr]:  # noqa: D102
-        return [self.test]
 
 
 def flat(block: Iterable[Stmt]) -> Iterator[Stmt]:
@@ -381,10 +249,13 @@ class Kernel:
         self.ints = {new.get(n, n) for n in self.ints}
         self.names = {new.get(n, n): value for n, value in self.names.items()}
 
+    def at(self, line: int, why: str, instead: str) -> str:
+        """A message with file, line and code."""
+        return f"{self.file}:{line}: '{self.source.get(line, '').strip()}': {why}; {instead}"
+
     def refuse(self, line: int, why: str, instead: str) -> NoReturn:
         """Raise, with file, line and code."""
-        code = self.source.get(line, "").strip()
-        raise UnsupportedError(f"{self.file}:{line}: '{code}': {why}; {instead}")
+        raise UnsupportedError(self.at(line, why, instead))
 
     def refuse_parameter(self, why: str, instead: str = "give it another name") -> NoReturn:
         """Raise, with the line of the ``def``."""

@@ -7,23 +7,10 @@ import keyword
 
 import numpy as np
 
-from .kernel import (
-    NUMBER,
-    For,
-    Interface,
-    Kernel,
-    Names,
-    Stmt,
-    UnsupportedError,
-    assigned,
-    base,
-    element,
-    index,
-    quote,
-    swap,
-)
+from .kernel import NUMBER, For, Interface, Kernel, Stmt, UnsupportedError, assigned
 from .plan import Plan
 from .rules import CONSTANTS
+from .trees import Names, base, element, index, quote, swap
 
 WORDS = {*CONSTANTS, "CHUNKS", "SCRATCH", "chunk", "part", "np", "math", "prange", "range", "int", "len"}
 WORDS |= {word[1:] for word in keyword.kwlist if word.startswith("d")}  # "el": its adjoint would be called "del"

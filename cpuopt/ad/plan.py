@@ -15,22 +15,8 @@ from itertools import pairwise
 
 from .activity import Activity, sources
 from .facts import Facts
-from .kernel import (
-    Accum,
-    Assign,
-    For,
-    If,
-    Names,
-    Stmt,
-    Task,
-    View,
-    WrittenTwiceError,
-    assigned,
-    base,
-    flat,
-    names,
-    text,
-)
+from .kernel import Accum, Assign, For, If, Stmt, Task, View, WrittenTwiceError, assigned, flat
+from .trees import Names, base, names, text
 
 
 class _TakenBackError(Exception):
@@ -91,15 +77,12 @@ class Plan:
         found = {a for a in {*task.outs, *task.saved} if not self.facts.assigned_once(a)}
         for name in task.saved:
             summed = any(type(s) is Accum and self.kernel.written(s) == name for s in every)
-            if summed and any(name in self.kernel.roots(names(e)) for s in every for e in s.held):
+            if summed and any(name in self.kernel.read([e]) for s in every for e in s.held):
                 found.add(name)
         for name in sorted(task.saved & found):
             line = [s.line for s in every if isinstance(s, Assign) and self.kernel.written(s) == name][-1]
-            raise WrittenTwiceError(
-                f"{self.kernel.file}:{line}: '{self.kernel.source.get(line, '').strip()}': '{name}' is given to the "
-                "backward, but an element of it may be written more than once; write each element of it once",
-                name,
-            )
+            why = f"'{name}' is given to the backward, but an element of it may be written more than once"
+            raise WrittenTwiceError(self.kernel.at(line, why, "write each element of it once"), name)
         return found
 
     def decide(self) -> None:
@@ -139,32 +122,31 @@ class Plan:
     def record_assign(self, s: Assign, need: Names) -> None:
         """Walk over an assignment."""
         name = self.kernel.written(s)
-        mine = self.kernel.roots(self.activity.needs(s))  # a new set
+        mine = self.kernel.roots(self.activity.needs[s])  # a new set
         if name in self.task.saved:
-            need |= mine | self.kernel.roots(self.activity.result(s))
+            need |= mine | self.kernel.roots(self.activity.result[s])
             return
         if s in self.recomputed:
-            mine |= self.kernel.roots(names(s.value))
+            mine |= self.kernel.read([s.value])
         elif self.task.record_all or name in need | mine:
             own = name in mine and name not in need
             who = "its own adjoint" if own else "the adjoint of an earlier line"
             self.recorded[s] = f"{name} is overwritten and {who} reads the old value"
             if isinstance(s.target, ast.Subscript):
-                mine |= self.kernel.roots(names(s.target.slice))
+                mine |= self.kernel.read([s.target.slice])
         need |= mine
         if isinstance(s.target, ast.Name) and type(s) is not Accum:
             need.discard(name)
-        need |= self.kernel.roots(self.activity.result(s))
+        need |= self.kernel.roots(self.activity.result[s])
 
     def record_branch(self, s: If, need: Names) -> None:
         """Walk over a branch."""
         if s in self.recomputed:
             for inner in self.choice(s):
-                need |= self.kernel.roots(self.activity.needs(inner) | names(inner.value))
-            need |= self.kernel.roots(names(s.test))
+                need |= self.kernel.roots(self.activity.needs[inner] | names(inner.value))
+            need |= self.kernel.read([s.test])
             need.discard(self.choice(s)[0].name)
-            for inner in self.choice(s):
-                need |= self.kernel.roots(self.activity.result(inner))
+            need |= self.kernel.roots(set().union(*(self.activity.result[x] for x in self.choice(s))))
             return
         writes = self.kernel.roots(assigned([*s.body, *s.orelse])) - self.task.saved
         other = set(need)
@@ -173,10 +155,10 @@ class Plan:
         need |= other
         if not self.activity.has_adjoint(s) and not any(x in self.recorded for x in flat([*s.body, *s.orelse])):
             return
-        if self.task.record_all or self.kernel.roots(names(s.test)) & writes:
+        if self.task.record_all or self.kernel.read([s.test]) & writes:
             self.recorded[s] = "the branch writes what its condition reads"
         else:
-            need |= self.kernel.roots(names(s.test))
+            need |= self.kernel.read([s.test])
 
     def record_plain(self, loop: For, need: Names) -> None:
         """Walk twice over a loop whose reverse follows its forward: an iteration may need what the next overwrites."""
@@ -197,8 +179,7 @@ class Plan:
             self.find_records(loop.body, need)
             need -= again | {loop.var}
         need |= before  # the loop may have no iteration
-        for e in loop.bounds[:2]:
-            need |= self.kernel.roots(names(e))
+        need |= self.kernel.read(loop.trees)
 
     def recomputable(self, body: list[Stmt]) -> list[Stmt]:
         """The statements of a plain loop's body whose results its reverse could compute again."""
@@ -280,8 +261,7 @@ class Plan:
         if (demand & written) and any(isinstance(p, For) and p not in self.fused for p in self.facts.parent[loop]):
             self.take_back(loop, f"it reads '{min(demand & written)}', which it overwrites, inside a loop that is not")
         need |= demand
-        for e in loop.bounds[:2]:
-            need |= self.kernel.roots(names(e))
+        need |= self.kernel.read(loop.trees)
 
     def take_back(self, loop: For, why: str) -> None:
         """Give up fusing a loop, and start again."""
@@ -307,7 +287,7 @@ class Plan:
                 live = a | b
                 inside = [x for x in flat([*s.body, *s.orelse]) if x in kept]
                 if inside or (push and (s in self.recorded or self.activity.has_adjoint(s))):
-                    live |= self.kernel.roots(names(s.test))
+                    live |= self.kernel.read([s.test])
                 if inside or (push and s in self.recorded):
                     kept.add(s)
             elif isinstance(s, For):
@@ -321,12 +301,12 @@ class Plan:
         name = self.kernel.written(s)
         live = set(live)
         if push:
-            live |= self.kernel.roots(self.activity.result(s))
+            live |= self.kernel.roots(self.activity.result[s])
         if name in self.task.saved:
             if self.restores(s, live):
                 kept.add(s)
                 live.discard(base(s.value))
-                live |= self.kernel.roots(names(s.target.slice))  # type: ignore[attr-defined]
+                live |= self.kernel.read([s.target.slice])  # type: ignore[attr-defined]
         elif name in live and s in self.stored and s not in self.recorded:
             kept.add(self.stored[s])
             live.discard(name)
@@ -337,11 +317,11 @@ class Plan:
                 kept.add(s)
                 if isinstance(s.target, ast.Name) and type(s) is not Accum:
                     live.discard(name)
-                live |= self.kernel.roots(set().union(*(names(e) for e in s.reads)))
+                live |= self.kernel.read(s.reads)
                 if record:
                     live |= {name} | self.kernel.roots(names(s.target) - {s.name})
         if push:
-            live |= self.kernel.roots(self.activity.needs(s))
+            live |= self.kernel.roots(self.activity.needs[s])
         return live
 
     def restores(self, s: Assign, live: Names) -> bool:
@@ -355,15 +335,9 @@ class Plan:
         own = push and loop not in self.fused
         end = set(after)
         if own:
-            for s in loop.body:
-                if s in self.recomputed:
-                    for x in flat([s]):
-                        for e in x.held:
-                            end |= self.kernel.roots(names(e))
-        while True:
-            before = self.sweep(loop.body, set(end), own, kept) - {loop.var}
-            if before <= end:
-                break
+            again = flat(s for s in loop.body if s in self.recomputed)
+            end |= self.kernel.read(e for s in again for e in s.held)
+        while (before := self.sweep(loop.body, set(end), own, kept) - {loop.var}) - end:
             end |= before
         inside = any(s in kept for s in self.facts.under(loop))
         live = after | end
@@ -374,8 +348,7 @@ class Plan:
             live |= self.demand.get(loop, set())
         reversed_ = self.activity.has_adjoint(loop) or any(s in self.recorded for s in self.facts.under(loop))
         if inside or (push and reversed_):
-            for e in loop.bounds[:2]:
-                live |= self.kernel.roots(names(e))
+            live |= self.kernel.read(loop.trees)
         if inside:
             kept.add(loop)
         return live

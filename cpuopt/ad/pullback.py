@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ast
 
-from .kernel import Accum, Assign, For, If, Interface, LogSumExp, Names, Stmt, base, flat, names, quote, text
+from .activity import RESULT, SEED, Leaf
+from .kernel import Accum, Assign, For, If, Interface, LogSumExp, Stmt, flat
 from .naming import Naming
 from .plan import Plan
-from .rules import DERIVATIVE, added, negative, power, rule, times, total
+from .rules import added, total
+from .trees import Names, base, names, quote, swap, text
 
 ZERO = quote("ZERO")
 
@@ -40,14 +42,14 @@ class Pullback:
     def assignment(self, s: Assign) -> list[Stmt]:
         """The adjoint of one assignment: what its target's adjoint adds to those of its operands."""
         own, root, made = self.naming.of(s.target), self.kernel.written(s), list[Stmt]()
-        found = self.leaves(s.value, own, s)
+        found = self.leaves(s, own)
         mine = any(text(e) == text(s.target) for e, _ in found)
         others = any(self.kernel.root(base(e)) == root and text(e) != text(s.target) for e, _ in found)
         first = others or (mine and type(s) is Accum)  # read it whole before a line below adds to it
         if first or (isinstance(s.target, ast.Subscript) and len(found) > 1 and not mine):
             seed = ast.Name(self.naming.fresh("seed"))
             made.append(Assign(s.line, seed, own))  # read once: for the compiler, a line below might write to it
-            found = self.leaves(s.value, seed, s)
+            found = self.leaves(s, seed)
         if first and type(s) is not Accum:
             made.append(Assign(s.line, own, ZERO))
         leaves: dict[str, tuple[ast.expr, list[ast.expr]]] = {}
@@ -94,42 +96,18 @@ class Pullback:
             return Assign(s.line, own, ast.IfExp(ast.Name(flag), added(own, d), d))
         return Accum(s.line, own, d)
 
-    def leaves(self, e: ast.expr, seed: ast.expr, s: Assign) -> list[tuple[ast.expr, ast.expr]]:
-        """The names and elements that an expression reads, each with the derivative times `seed`."""
-        if not self.plan.activity.is_active(e):
-            return []
-        if isinstance(e, ast.Name | ast.Subscript):
-            return [(e, seed)]
-        if one := rule(self.kernel, e):
-            x, y = one[1], s.target
-            d = quote(DERIVATIVE[one[0]], x=self.naming.show(x), y=self.naming.show(y))
-            return self.leaves(x, times(seed, d), s)
-        show = self.naming.show
-        match e:
-            case ast.UnaryOp(op=ast.USub(), operand=x):
-                return self.leaves(x, negative(seed), s)
-            case ast.UnaryOp(operand=x):
-                return self.leaves(x, seed, s)
-            case ast.BinOp(left=x, op=ast.Add(), right=y):
-                return self.leaves(x, seed, s) + self.leaves(y, seed, s)
-            case ast.BinOp(left=x, op=ast.Sub(), right=y):
-                return self.leaves(x, seed, s) + self.leaves(y, negative(seed), s)
-            case ast.BinOp(left=x, op=ast.Mult(), right=y):
-                return self.leaves(x, times(seed, show(y)), s) + self.leaves(y, times(seed, show(x)), s)
-            case ast.BinOp(left=x, op=ast.Div(), right=y):
-                over = ast.BinOp(seed, ast.Div(), show(y))
-                down = negative(ast.BinOp(times(over, show(x)), ast.Div(), show(y)))
-                return self.leaves(x, over, s) + (self.leaves(y, down, s) if self.plan.activity.is_active(y) else [])
-            case ast.BinOp(left=x, op=ast.Pow(), right=y):
-                return self.leaves(x, times(seed, power(show(x), y)), s)
-            case ast.Call(args=[x]):
-                return self.leaves(x, seed, s)
-        raise AssertionError(text(e))
+    def leaves(self, s: Assign, seed: ast.expr) -> list[Leaf]:
+        """The names and elements that an assignment reads, each with the derivative times `seed`."""
+        parts = {SEED.id: seed, RESULT.id: self.naming.show(s.target)}
+
+        def put(e: ast.expr) -> ast.expr | None:
+            return parts.get(e.id) if isinstance(e, ast.Name) else self.naming.shape(e)
+
+        return [(e, swap(d, put)) for e, d in self.plan.activity.derivatives[s]]
 
     def log_sum_exp(self, s: LogSumExp) -> list[Stmt]:
         """The adjoint of a log of a sum of exponentials: each term has its share, exp(term - lse)."""
         own = self.naming.of(s.target)
-        found = self.leaves(s.term, times(own, self.naming.show(s.weight)), s)
-        loop = self.naming.loop(s.loop, [self.add(s, e, d) for e, d in found])
+        loop = self.naming.loop(s.loop, [self.add(s, e, d) for e, d in self.leaves(s, own)])
         loop.line = s.line
         return [loop] if self.is_first(s) else [loop, Assign(s.line, own, ZERO)]

@@ -6,31 +6,11 @@ import ast
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from .kernel import (
-    CHUNKS,
-    Accum,
-    Assign,
-    Bounds,
-    For,
-    If,
-    Interface,
-    LogSumExp,
-    Stmt,
-    UnsupportedError,
-    View,
-    assigned,
-    element,
-    elements,
-    flat,
-    index,
-    mentioned,
-    names,
-    quote,
-    text,
-)
+from .kernel import CHUNKS, Accum, Assign, For, If, Interface, LogSumExp, Stmt, View, assigned, flat, mentioned
 from .naming import Naming, every, nest
 from .plan import Plan
 from .pullback import ZERO, Pullback
+from .trees import element, elements, index, names, quote, text
 from .zeros import Zeros
 
 NOTHING = Stmt(0)
@@ -74,10 +54,8 @@ class Reverse:
                     or (isinstance(s, View) and s.base == name)]  # fmt: skip
             if uses and name not in written:
                 line = next(filter(None, uses), 0)
-                raise UnsupportedError(
-                    f"{self.kernel.file}:{line}: '{self.kernel.source.get(line, '').strip()}': its adjoint reads "
-                    f"'{name}', which the declared backward is not given; add it to the declaration of the backward"
-                )
+                why = f"its adjoint reads '{name}', which the declared backward is not given"
+                self.kernel.refuse(line, why, "add it to the declaration of the backward")
             if uses:
                 self.zeros.work[name] = name
 
@@ -215,7 +193,7 @@ class Reverse:
         if not self.plan.activity.has_adjoint(s):
             return pop
         made = self.pullback.log_sum_exp(s) if isinstance(s, LogSumExp) else self.pullback.assignment(s)
-        return [*made, *pop] if self.plan.activity.result(s) else [*pop, *made]
+        return [*made, *pop] if self.plan.activity.result[s] else [*pop, *made]
 
     def backward_for(self, s: For) -> list[Stmt]:
         """Write the reverse of a loop."""
@@ -243,7 +221,7 @@ class Reverse:
         forward = self.forward(s.body, kept, push=True)
         return [*forward, *self.initialize(self.initial(s), self.backward(s.body))]
 
-    def downwards(self, s: For) -> Bounds:
+    def downwards(self, s: For) -> tuple[ast.expr, ast.expr, int]:
         """The range of a loop in reverse."""
         lo, hi, step = s.bounds
         parts = {"a": self.show(lo), "b": self.show(hi), "step": quote(str(step))}
@@ -309,7 +287,7 @@ class Reverse:
         if not own and not records and not vectorized:  # the ends of what is vectorized must not move
             return [self.naming.loop(s, body, parallel=True)]
         if step != 1:
-            raise UnsupportedError(f"{self.kernel.file}:{s.line}: a parallel loop that records has step {step}; use 1")
+            self.kernel.refuse(s.line, f"a parallel loop that records has step {step}", "use 1")
         before, start, end, after = list[Stmt](), list[Stmt](), list[Stmt](), list[Stmt]()
         if records:
             start.append(self.new_tape())

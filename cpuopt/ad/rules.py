@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Sequence
 
-from .kernel import Kernel, function_name, quote, text
+from .kernel import Kernel
+from .trees import function_name, quote, text
 
 DERIVATIVE = {
     "exp": "y",

@@ -11,26 +11,8 @@ import copy
 from dataclasses import dataclass, replace
 from itertools import count
 
-from .kernel import (
-    Accum,
-    Assign,
-    For,
-    Kernel,
-    LogSumExp,
-    Names,
-    Stmt,
-    assigned,
-    base,
-    blocks,
-    elements,
-    every_element,
-    flat,
-    function_name,
-    names,
-    quote,
-    renamed,
-    text,
-)
+from .kernel import Accum, Assign, For, Kernel, LogSumExp, Stmt, assigned, blocks, every_element, flat
+from .trees import Names, base, elements, function_name, names, quote, renamed, text
 
 
 def unshift(kernel: Kernel, visible: Names, saved: Names) -> None:
@@ -265,8 +247,7 @@ class _Shift:
             self.block.remove(first)
             logs = logs[1:]
         else:
-            taken = {*self.kernel.params, *self.kernel.views, *assigned(self.kernel.body), *self.kernel.names}
-            lse = ast.Name(next(f"lse{i}" for i in count(1) if f"lse{i}" not in taken), ast.Load())
+            lse = ast.Name(next(f"lse{i}" for i in count(1) if f"lse{i}" not in self.kernel.taken))
             line = first.line if first else self.sum.line
             value = (
                 logs[0][1] if logs else quote("np.log(total) + top", total=ast.Name(self.total), top=ast.Name(self.top))

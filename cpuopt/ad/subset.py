@@ -20,26 +20,9 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from .kernel import (
-    NUMBER,
-    Accum,
-    Assign,
-    For,
-    If,
-    Kernel,
-    Stmt,
-    UnsupportedError,
-    View,
-    assigned,
-    base,
-    flat,
-    function_name,
-    index,
-    names,
-    quote,
-    text,
-)
+from .kernel import NUMBER, Accum, Assign, For, If, Kernel, Stmt, UnsupportedError, View, assigned, flat
 from .rules import CASTS, CHOICES, DERIVATIVE, INTEGER
+from .trees import base, function_name, index, last_name, names, quote, text
 
 KNOWN = {*DERIVATIVE, *CASTS, *CHOICES, *INTEGER} - {"rsqrt"}
 PYTHON = SimpleNamespace(abs=abs, bool=bool, float=float, int=int, len=len, max=max, min=min, range=range)
@@ -176,7 +159,7 @@ class _Reader:
 
     def loop(self, node: ast.For) -> For:
         call = node.iter
-        kind = text(call.func).split(".")[-1] if isinstance(call, ast.Call) else ""
+        kind = last_name(call.func) if isinstance(call, ast.Call) else ""
         if not isinstance(call, ast.Call) or kind not in ("range", "prange") or call.keywords or node.orelse:
             self.refuse(node, "only 'for name in range(...)' and prange are differentiated", "loop over indices")
         if all(self.found(call.func) is not f for f in (range, getattr(sys.modules.get("numba"), "prange", range))):
@@ -264,13 +247,13 @@ class _Reader:
             case ast.Call(func=ast.Name(id="len") as func, args=[ast.Name()] as args) if self.found(func) is len:
                 return quote("x.shape[0]", x=args[0])
             case ast.Call(func=func, args=args, keywords=[]) if known := self.known(func):
-                if len(args) != (2 if text(known).split(".")[-1] in CHOICES else 1):
+                if len(args) != (2 if last_name(known) in CHOICES else 1):
                     self.refuse(e, f"{text(func)} is given {len(args)} arguments", "give max and min two, others one")
                 return ast.copy_location(ast.Call(known, [self.expr(a, whole) for a in args], []), e)
             case ast.Call(func=func):
                 every = " ".join(sorted(KNOWN))
                 why = f"{text(func)} has no derivative here"
-                if text(func).split(".")[-1] in KNOWN and not e.keywords:
+                if last_name(func) in KNOWN and not e.keywords:
                     why = f"{text(func)} is not the function of that name of Python, math or numpy"
                 self.refuse(e, why, f"write it out; known functions: {every}")
         self.refuse(e, f"'{text(e)}' is not in the subset", "see the subset in docs/ad.md")

@@ -5,25 +5,11 @@ from __future__ import annotations
 import ast
 
 from .activity import sources
-from .kernel import (
-    Assign,
-    For,
-    If,
-    Interface,
-    LogSumExp,
-    Names,
-    Stmt,
-    assigned,
-    base,
-    element,
-    flat,
-    index,
-    quote,
-    text,
-)
+from .kernel import Assign, For, If, Interface, LogSumExp, Stmt, assigned, flat
 from .naming import Naming, along, every, nest
 from .plan import Plan
 from .pullback import ZERO, Pullback
+from .trees import Names, base, element, index, quote, text
 
 
 class Zeros:
@@ -41,13 +27,14 @@ class Zeros:
         self.done: Names = set()
         pullback.once = {name for name in plan.task.wrt if self.written_once(name)}
 
+    def sites(self, name: str) -> list[Assign]:
+        """The assignments of which the adjoint reads or adds to that of an array."""
+        return [s for s in flat(self.kernel.body) if isinstance(s, Assign) and self.plan.activity.has_adjoint(s)
+                and (name in sources(self.kernel, s) or self.kernel.written(s) == name)]  # fmt: skip
+
     def only_loop(self, name: str) -> For | None:
         """The one outermost loop in which an adjoint is added to, if there is one."""
-        tops: set[Stmt] = set()
-        for s in flat(self.kernel.body):
-            if isinstance(s, Assign) and self.plan.activity.has_adjoint(s):
-                if name in sources(self.kernel, s) or self.kernel.written(s) == name:
-                    tops.add([*self.plan.facts.parent[s], s][0])
+        tops = {[*self.plan.facts.parent[s], s][0] for s in self.sites(name)}
         top = next(iter(tops)) if len(tops) == 1 else None
         return top if isinstance(top, For) else None
 
@@ -144,13 +131,12 @@ class Zeros:
 
     def written_once(self, name: str) -> bool:
         """Whether every element of a gradient is added to exactly once, in a loop over all of it."""
-        sites = [s for s in flat(self.kernel.body) if isinstance(s, Assign) and self.plan.activity.has_adjoint(s)
-                 and (name in sources(self.kernel, s) or self.kernel.written(s) == name)]  # fmt: skip
+        sites = self.sites(name)
         if len(sites) != 1 or isinstance(sites[0], LogSumExp) or self.kernel.written(sites[0]) == name:
             return False
         s, loops = sites[0], self.plan.facts.parent[sites[0]]
-        leaves = [e for e, _ in self.pullback.leaves(s.value, quote("ONE"), s)]
-        found = {text(e): e for e in leaves if self.kernel.root(base(e)) == name}
+        leaves = self.plan.activity.derivatives[s]
+        found = {text(e): e for e, _ in leaves if self.kernel.root(base(e)) == name}
         if len(found) != 1 or any(isinstance(p, If) for p in loops):
             return False
         (e,) = found.values()

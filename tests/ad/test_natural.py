@@ -3,20 +3,8 @@
 import natural
 import pytest
 
-from cpuopt import differentiable, ops
-from cpuopt.kernels import registry
+from cpuopt import differentiable
 from cpuopt.ops.declaration import N, inp, out
-
-
-@pytest.fixture
-def registered():
-    """Bring the registry back to what it was."""
-    every, kernels = dict(ops.ALL), dict(registry.KERNELS)
-    yield
-    ops.ALL.clear()
-    ops.ALL.update(every)
-    registry.KERNELS.clear()
-    registry.KERNELS.update(kernels)
 
 
 @pytest.mark.parametrize("name", natural.ALL)

@@ -11,7 +11,6 @@ from cpuopt import differentiable, ops
 from cpuopt.ad import UnsupportedError, differentiate
 from cpuopt.check import dual
 from cpuopt.errors import UserError
-from cpuopt.kernels import registry
 from cpuopt.kernels.compile import jit
 from cpuopt.ops.declaration import N, T, index, inp, out, scalar
 
@@ -193,17 +192,6 @@ def test_a_global_that_a_saved_output_holds_is_not_assigned():
 
 
 # The judge ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def registered():
-    """Bring the registry back to what it was."""
-    every, kernels = dict(ops.ALL), dict(registry.KERNELS)
-    yield
-    ops.ALL.clear()
-    ops.ALL.update(every)
-    registry.KERNELS.clear()
-    registry.KERNELS.update(kernels)
 
 
 def only_added(out, inp):
