@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from cpuopt import ops
-from cpuopt.check import check
+from cpuopt.check import check, timed
 from cpuopt.check.cases import Case
 from cpuopt.errors import UserError
 from cpuopt.kernels import registry
 from cpuopt.kernels.registry import Kernel, Scratch
 from cpuopt.kernels.toolkit import threads
-from cpuopt.lab import ab, timed
+from cpuopt.lab import ab
 from cpuopt.train.job import Settings
 
 SMALL, LARGE = 300, 70_001

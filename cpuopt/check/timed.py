@@ -22,12 +22,27 @@ from typing import Any
 
 import numpy as np
 
-from ..check.cases import Arguments, Array, Case, arguments, reference
-from ..check.check import EPS, FILL, GUARD, MARGIN, OUTSIDE, SAMPLES, SCRATCH, STEP, TINY, K, Result, filled, row_size
 from ..errors import UserError
 from ..kernels.registry import Kernel
 from ..kernels.toolkit import threads as numba_threads
 from ..ops.declaration import Op
+from .cases import Arguments, Array, Case, arguments, reference
+from .check import (
+    EPS,
+    FILL,
+    GUARD,
+    MARGIN,
+    OUTSIDE,
+    SAMPLES,
+    SCRATCH,
+    STEP,
+    TINY,
+    K,
+    Result,
+    check_all,
+    filled,
+    row_size,
+)
 
 DEAR_FLOPS, DEAR_FLOATS = 5e9, 1 << 23
 """Beyond these, one perturbation of the reference stands for several."""
@@ -373,3 +388,18 @@ def judge_call(
             raise UserError(f"{kernel.name} is wrong on the arrays that are timed: {found.reason} ({case})")
         results.append(found)
     return results
+
+
+def require_right(kernels: Sequence[Kernel], threads: int) -> list[dict[str, Any]]:
+    """Check kernels on the quick cases.
+
+    Raises
+    ------
+    UserError
+        For one that fails: no time is told of a kernel that is wrong.
+    """
+    results = check_all(dict.fromkeys(kernels), quick=True, threads=(threads,))
+    for r in results:
+        if r.verdict == "FAIL":
+            raise UserError(f"{r.kernel} is wrong, so it is not timed: {r.reason} ({r.case})")
+    return [r.describe() for r in results]
