@@ -10,7 +10,7 @@ import pytest
 from cpuopt import cli, ops
 from cpuopt.check import conformance
 from cpuopt.check.cases import Case
-from cpuopt.check.check import Result
+from cpuopt.check.judge import Result
 from cpuopt.cli.check import choose
 from cpuopt.engine import build
 from cpuopt.errors import UserError

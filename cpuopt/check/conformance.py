@@ -12,7 +12,7 @@ from ..isolate.child import Asked
 from ..ops.declaration import Op
 from ..program.program import Call
 from .cases import Case, cases, quick_cases
-from .check import Result
+from .judge import Result
 
 MOST_FLOATS = 1 << 26
 """Cases with more elements than this are left out: the reference would take a gigabyte for each of several copies."""

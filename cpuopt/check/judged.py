@@ -28,7 +28,8 @@ from ..machine import describe
 from ..measure.rates import machine_id
 from ..program.program import Call
 from .cases import Case, quick_cases
-from .check import Result, check
+from .check import check
+from .judge import Result
 from .sized import MOST, Sized, check_sized
 
 PACKAGE = Path(__file__).resolve().parents[1]
@@ -162,7 +163,7 @@ def judge(kernel: Kernel, case: Case | Sized, threads: int, child: Child | None)
 def judge_itself() -> str:
     """Name what a judgement depends on besides the kernel: the judge, the declarations, the versions, the machine."""
     files = sorted((PACKAGE / "ops").glob("*.py"))
-    files += [PACKAGE / "check" / f"{name}.py" for name in ("cases", "check", "sized")]
+    files += [PACKAGE / "check" / f"{name}.py" for name in ("cases", "check", "judge", "memory", "sized")]
     text = b"".join(f.read_bytes() for f in files) + json.dumps(describe()["versions"], sort_keys=True).encode()
     return hashlib.sha256(text + machine_id().encode()).hexdigest()
 

@@ -15,9 +15,10 @@ are two sets of inputs, and both come often.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from math import inf, prod, sqrt
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -26,32 +27,16 @@ from ..errors import UserError
 from ..kernels.registry import Kernel
 from ..kernels.toolkit import threads as numba_threads
 from ..ops.declaration import Op
-from .cases import Arguments, Array, Case, arguments, reference
-from .check import (
-    EPS,
-    FILL,
-    GUARD,
-    MARGIN,
-    OUTSIDE,
-    SAMPLES,
-    SCRATCH,
-    STEP,
-    TINY,
-    K,
-    Result,
-    check_all,
-    filled,
-    row_size,
-)
+from .cases import Arguments, Array, Case, arguments
+from .check import check_all
+from .judge import MARGIN, Result, Wanted, called, expected, worst
+from .memory import FILL, GUARD, OUTSIDE, SCRATCH, BrokenKernelError, Memory, absent_as_empty, call_args, fill
 
-DEAR_FLOPS, DEAR_FLOATS = 5e9, 1 << 23
-"""Beyond these, one perturbation of the reference stands for several."""
 LARGE = 1 << 22
 """Elements beyond which an input stays as it is from turn to turn, where a smaller one changes."""
 JUDGED = 1 << 20
 """Elements of outputs up to which a sample of every turn is judged; of larger ones fewer, but one turn in `SELDOM`."""
 SELDOM = 32
-CHUNK = 1 << 20
 TILE = np.random.default_rng(0).standard_normal(1 << 16).astype(np.float32)
 """Plausible numbers."""
 FILLS = ("nan", "other", "almost")
@@ -59,72 +44,6 @@ FILLS = ("nan", "other", "almost")
 BEFORE = ((0, "nan", "nan"), (0, "almost", "kept"), (1, "other", "kept"), (1, "almost", "numbers"), (0, "nan", "kept"))
 """The calls before the timing: set of inputs, outputs, scratch; ``kept`` is what the last call left there."""
 AFTER = ((1, "almost", "nan"), (0, "other", "kept"))
-
-
-@dataclass
-class Wanted:
-    """What a call must give, by argument: values, and how far from them each may lie for a ratio of 1."""
-
-    values: dict[str, Array]
-    allowed: dict[str, Array]
-
-    def judge(self, kernel: Kernel, case: Case, got: Mapping[str, Array], when: str) -> Result:
-        """Compare what a call wrote, and return its worst element; what is not finite has an infinite ratio."""
-        worst = Result(kernel.name, case, 0.0)
-        for name, want in self.values.items():
-            ratio, at = _worst(got[name].ravel(), want.ravel(), self.allowed[name].ravel())
-            if ratio > worst.ratio:
-                index = tuple(map(int, np.unravel_index(at, want.shape)))
-                x, y = float(got[name][index]), float(want[index])
-                reason = f"{name}{list(index)} = {x:.9g}, expected {y:.9g}, {when}" if ratio > 1 else ""
-                worst = Result(kernel.name, case, ratio, name, index, x, y, reason)
-        return worst
-
-
-def _worst(got: Array, want: Array, allowed: Array) -> tuple[float, int]:
-    """Find the largest ratio, and where it is."""
-    most, where = -1.0, 0
-    for lo in range(0, got.size, CHUNK):
-        g, w = (x[lo : lo + CHUNK].astype(np.float64) for x in (got, want))
-        with np.errstate(invalid="ignore"):
-            ratio = np.abs(g - w) / allowed[lo : lo + CHUNK]
-        ratio[np.isnan(ratio)] = inf
-        ratio[(g == w) | (np.isnan(g) & np.isnan(w))] = 0
-        at = int(ratio.argmax())
-        if ratio[at] > most:
-            most, where = float(ratio[at]), lo + at
-    return most, where
-
-
-def wanted(
-    op: Op, sizes: Mapping[str, int], given: Arguments, starts: Mapping[str, Array], rng: np.random.Generator
-) -> Wanted:
-    """Work out what a call must give: by the reference, within the tolerance of ``check``.
-
-    Parameters
-    ----------
-    starts : of the gradients that are added to.
-    """
-    values = reference(op, given)
-    floats = sum(x.size for x in given.values() if isinstance(x, np.ndarray))
-    samples = 1 if op.flops(sizes) > DEAR_FLOPS or floats > DEAR_FLOATS else SAMPLES
-    read = [a.name for a in op.arrays if a.role in ("in", "state") and given[a.name] is not None]
-    moved = {n: np.zeros(x.shape) for n, x in values.items()}
-    for _ in range(samples):
-        signs = {n: rng.choice(np.array([-STEP, STEP], np.float32), given[n].shape) for n in read}
-        nudged = reference(op, given | {n: given[n] * (1 + signs[n].astype(np.float64)) for n in read})
-        for n, x in nudged.items():
-            moved[n] += ((x - values[n]) / STEP) ** 2 / samples
-    found = Wanted({}, {})
-    for n, x in values.items():
-        scale = np.sqrt(moved.pop(n))
-        scale = (np.maximum(scale, row_size(scale)) if samples == 1 else scale) + row_size(x)
-        if n in starts:
-            x, scale = x + starts[n], scale + np.abs(starts[n])
-        rounding = K * EPS * sqrt(op.by_name[n].reduces(sizes))
-        found.values[n] = x.astype(np.float32)
-        found.allowed[n] = (rounding * (np.abs(x) + np.maximum(scale, TINY / EPS))).astype(np.float32)
-    return found
 
 
 @dataclass
@@ -159,7 +78,7 @@ def draw(op: Op, case: Case, adds: Mapping[str, bool], seed: int) -> tuple[Argum
         for a in op.arrays:
             if adds.get(a.name) and given[a.name] is not None:
                 shared[a.name] = starts[a.name] = shared.get(a.name, np.resize(TILE, given[a.name].shape))
-        one = Inputs(contents | starts, wanted(op, case.sizes, given, starts, rng))
+        one = Inputs(contents | starts, expected(op, case, given, rng).added_to(starts, adds).narrow())
         for name, x in one.contents.items():
             if name in one.wanted.values and x.ndim > 1:
                 rows = np.flatnonzero((one.wanted.values[name] != x).any(axis=tuple(range(1, x.ndim))))
@@ -200,56 +119,31 @@ class Timed:
     @property
     def nbytes(self) -> int:
         """Bytes of the arrays of one call, without scratch."""
-        return 4 * sum(x.size for x in self.given.values() if isinstance(x, np.ndarray))
+        return sum(x.nbytes for x in self.given.values() if isinstance(x, np.ndarray))
 
     def place(self, slots: int) -> None:
         """Lay out the arrays of so many calls, then scratch, where each kernel's begins at the same place."""
-        self.slots: list[dict[str, Array]] = []
         self.held: list[Inputs | None] = [None] * slots
-        shapes = {a.name: (x.shape if (x := self.given[a.name]) is not None else None, a) for a in self.op.arrays}
-        spans: list[list[tuple[str, int, int]]] = []
-        end = GUARD
-        for _ in range(slots):
-            spans.append([])
-            for name, (shape, _) in shapes.items():
-                n = prod(shape) if shape is not None else 0
-                spans[-1].append((name, end, n))
-                end += -(-(n + GUARD) // 16) * 16
-        scratch: dict[str, list[tuple[int, int]]] = {}
+        arrays, room = absent_as_empty(self.op, self.given), 0
+        spans: dict[str, list[slice]] = {side: [] for side in self.kernels}
         for side, floats in self.floats.items():
-            at, scratch[side] = end, []
+            at = 0
             for n in floats:
-                scratch[side].append((at, n))
+                spans[side].append(slice(at, at + n))
                 at += -(-(n + GUARD) // 16) * 16
-        total = max((at + n for of in scratch.values() for at, n in of), default=end) + GUARD
-        room = np.empty(total + 16, np.uint32)
-        start = -room.ctypes.data // 4 % 16
-        self.words = room[start : start + total]
-        guards = [np.arange(0, GUARD)]
-        self.words[:end] = OUTSIDE
-        for of in spans:
-            made = {}
-            for name, at, n in of:
-                shape, a = shapes[name]
-                made[name] = np.ndarray(shape or (0,) * len(a.shape), a.dtype, self.words, 4 * at)
-                guards.append(np.arange(at + n, at + -(-(n + GUARD) // 16) * 16))
-                if a.role == "index":  # a stray one must not be wild
-                    self.words[at - GUARD // 2 : at + n + GUARD // 2] = 0
-            self.slots.append(made)
-        self.scratch = {
-            side: [np.ndarray((n,), np.float32, self.words, 4 * at) for at, n in of] for side, of in scratch.items()
+            room = max(room, at)
+        indices = [a.name for a in self.op.arrays if a.role == "index"]
+        every = {(i, name): x for i in range(slots) for name, x in arrays.items()}
+        self.memory = Memory(every | {"scratch": np.empty(room, np.float32)}, indices)
+        placed, scratch = self.memory.arrays, self.memory.arrays["scratch"]
+        self.slots = [{name: placed[i, name] for name in arrays} for i in range(slots)]
+        self.scratch = {side: [scratch[span] for span in of] for side, of in spans.items()}
+        words = scratch.view(np.uint32)
+        self.beyond = {side: [words[span.stop : span.stop + GUARD // 2] for span in of] for side, of in spans.items()}
+        self.args = {
+            side: [call_args(self.op, slot, self.given, self.adds) + of for slot in self.slots]
+            for side, of in self.scratch.items()
         }
-        self.beyond = {side: [slice(at + n, at + n + GUARD // 2) for at, n in of] for side, of in scratch.items()}
-        self.around = np.concatenate(guards)
-        self.before = self.words[self.around]
-        self.args = {side: [self._args(side, slot) for slot in self.slots] for side in self.kernels}
-
-    def _args(self, side: str, slot: Mapping[str, Array]) -> list[Any]:
-        args: list[Any] = []
-        for a in self.op.args:
-            args.append(self.given[a.name] if a.role == "scalar" else slot[a.name])
-            args += [self.adds[a.name]] if a.role == "acc" else []
-        return args + self.scratch[side]
 
     def swap(self, which: int) -> None:
         """Change the inputs: neighbours among the calls of a sample get different ones."""
@@ -282,19 +176,19 @@ class Timed:
             for name in self.outs:
                 x = slot[name]
                 if outs == "nan":
-                    x.view(np.uint32).fill(FILL)
+                    fill(x, FILL)
                 elif outs == "other":
                     np.copyto(x, self.sets[held is self.sets[0]].wanted.values[name])
                 else:
                     np.copyto(x, held.wanted.values[name])
                     x.flat[self.rng.integers(0, x.size, -(-x.size // 16))] = 0.75
-        for x, place in zip(self.scratch[side], self.beyond[side], strict=True):
+        for x, beyond in zip(self.scratch[side], self.beyond[side], strict=True):
             if scratch == "nan":
-                x.view(np.uint32).fill(SCRATCH)
+                fill(x, SCRATCH)
             elif scratch == "numbers":
                 for lo in range(0, x.size, TILE.size):
                     x[lo : lo + TILE.size] = TILE[: x.size - lo]
-            self.words[place] = OUTSIDE
+            beyond[...] = OUTSIDE
 
     def judge(self, side: str, calls: int, when: str) -> None:
         """Judge the last sample.
@@ -304,42 +198,49 @@ class Timed:
         UserError
             For what a kernel did wrong.
         """
-        kernel = self.kernels[side]
-        for slot, held in zip(self.slots[:calls], self.held, strict=False):
-            assert held
-            found = held.wanted.judge(kernel, self.case, slot, when)
-            if found.ratio > MARGIN:
-                raise UserError(f"{kernel.name} is wrong on the arrays that are timed: {found.reason} ({self.case})")
-            self.worst[side] = max(self.worst[side], found, key=lambda r: r.ratio)
-            for name, x in held.contents.items():
-                if name not in held.wanted.values and not np.array_equal(slot[name], x):
-                    raise UserError(f"{kernel.name} changed '{name}', which it may only read, {when} ({self.case})")
-        around = self.words[self.around] != self.before
-        past = any((self.words[place] != OUTSIDE).any() for place in self.beyond[side])
-        if around.any() or past:
-            raise UserError(f"{kernel.name} wrote outside its arrays, {when}{self._nearest(around)} ({self.case})")
-        if (now := numba_threads.get_threads()) != self.threads:
-            raise UserError(f"{kernel.name} left numba with {now} threads; it was called with {self.threads}")
-
-    def _nearest(self, around: Array) -> str:
-        """Name the array behind which a word changed."""
-        if not around.any():
-            return ", past the end of its scratch"
-        at = int(self.around[around.argmax()]) * 4 + self.words.ctypes.data
-        ends = [(x.ctypes.data + x.nbytes, name) for slot in self.slots for name, x in slot.items()]
-        end, name = max((e for e in ends if e[0] <= at), default=(0, ""))
-        return f": {(at - end) // 4 + 1} past the end of '{name}'" if name else f": before '{ends[0][1]}'"
+        with named(self.kernels[side], self.case, when):
+            for i, held in enumerate(self.held[:calls]):
+                assert held
+                found = right(held.wanted.judge(self.kernels[side], self.slots[i], f", {when}"))
+                self.worst[side] = worst([self.worst[side], found])
+                read = {(i, n): x for n, x in held.contents.items() if n not in held.wanted.values}
+                self.memory.require_same(read)
+            self.memory.require_whole()
+            if any((beyond != OUTSIDE).any() for beyond in self.beyond[side]):
+                raise BrokenKernelError("wrote outside its arrays: past the end of its scratch")
+            if (now := numba_threads.get_threads()) != self.threads:
+                raise BrokenKernelError(f"left numba with {now} threads; it was called with {self.threads}")
 
     def audit(self, side: str, calls: Sequence[tuple[int, str, str]], when: str) -> None:
         """Call a kernel some times, and judge each call."""
         for which, outs, scratch in calls:
             self.swap(which)
             self.fill(side, outs, scratch, 1)
-            try:
-                self.kernels[side].function(*self.args[side][0])
-            except Exception as e:
-                raise UserError(f"{self.kernels[side].name} raised {type(e).__name__}: {e}, {when}") from e
+            with named(self.kernels[side], self.case, when):
+                called(self.kernels[side], self.args[side][0], self.threads)
             self.judge(side, 1, when)
+
+
+@contextmanager
+def named(kernel: Kernel, case: Case, when: str) -> Iterator[None]:
+    """Refuse a kernel for what it does wrong, by its name."""
+    try:
+        yield
+    except BrokenKernelError as e:
+        raise UserError(f"{kernel.name} {e}, {when} ({case})") from e
+
+
+def right(result: Result) -> Result:
+    """Return a result that allows the kernel to be timed.
+
+    Raises
+    ------
+    UserError
+        For one that does not.
+    """
+    if result.ratio > MARGIN:
+        raise UserError(f"{result.kernel} is wrong on the arrays that are timed: {result.reason} ({result.case})")
+    return result
 
 
 def judge_call(
@@ -362,31 +263,30 @@ def judge_call(
         For one that is wrong.
     """
     op, results, n = kernels[0].op, [], len(kernels[0].op.params)
-    named = dict(zip(op.params, args[0], strict=False))
-    given: Arguments = {a.name: None if a.name in absent else named[a.name] for a in op.args}
-    written = [a for a in op.written if given[a.name] is not None]
-    added = [a.name for a in written if named.get(f"{a.name}_add")]
-    needed = wanted(op, case.sizes, given, {name: given[name].copy() for name in added}, rng)
-    needs = [a.name for a in op.arrays if a.role in ("in", "index", "state") and given[a.name] is not None] + added
-    kept = {
-        name: given[name].copy()
-        for name in needs
-        if any(np.may_share_memory(given[name], given[w.name]) for w in written)
-    }
+    called_with = dict(zip(op.params, args[0], strict=False))
+    given: Arguments = {a.name: None if a.name in absent else called_with[a.name] for a in op.args}
+    written = {a.name: given[a.name] for a in op.written if given[a.name] is not None}
+    adds = {name: bool(called_with[f"{name}_add"]) for name in written if f"{name}_add" in called_with}
+    starts = {name: given[name].copy() for name, on in adds.items() if on}
+    wanted = expected(op, case, given, rng).added_to(starts, adds)
+    reads = [a.name for a in op.arrays if a.role in ("in", "index", "state") and given[a.name] is not None]
+    needs = {name: given[name] for name in (*reads, *starts)}
+
+    def shared(x: Array, others: Mapping[str, Array]) -> bool:
+        return any(np.may_share_memory(x, other) for other in others.values())
+
+    kept = {name: x.copy() for name, x in needs.items() if shared(x, written)}
     for kernel, mine in zip(kernels, args, strict=True):
         for name, x in kept.items():
             np.copyto(given[name], x)
-        fill = FILL if rng.random() < 0.5 else int(TILE[:1].view(np.uint32)[0])
-        for a in written:
-            if not any(np.may_share_memory(given[a.name], given[name]) for name in needs):
-                given[a.name].view(np.uint32).fill(fill)
+        word = FILL if rng.random() < 0.5 else int(TILE[:1].view(np.uint32)[0])
+        for x in written.values():
+            if not shared(x, needs):
+                fill(x, word)
         for x in mine[n:]:
-            np.copyto(x, filled(x.shape, SCRATCH))
+            fill(x, SCRATCH)
         kernel.function(*mine)
-        found = needed.judge(kernel, case, {a.name: given[a.name] for a in written}, when)
-        if found.ratio > MARGIN:
-            raise UserError(f"{kernel.name} is wrong on the arrays that are timed: {found.reason} ({case})")
-        results.append(found)
+        results.append(right(wanted.judge(kernel, written, f", {when}")))
     return results
 
 

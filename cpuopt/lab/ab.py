@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from ..check.cases import Case
-from ..check.check import Result
+from ..check.judge import Result
 from ..check.timed import AFTER, BEFORE, FILLS, SELDOM, Timed, judge_call
 from ..engine import Bound
 from ..errors import UserError
