@@ -31,7 +31,7 @@ def prepared(kernel, op, given, sizes):
         x = given[a.name]
         args.append(np.empty((0,) * len(a.shape), a.dtype) if x is None else x)
         args += [False] if a.role == "acc" else []
-    args += [np.empty(s.floats(sizes), np.float32) for s in kernel.scratch]
+    args += [np.empty(s.elements(sizes), np.float32) for s in kernel.scratch]
     return args
 
 

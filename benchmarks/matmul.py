@@ -62,7 +62,7 @@ class Layer:
     def __init__(self, M: int, C: int, OC: int, variants: list[str]) -> None:
         self.sizes = {"BT": M, "C": C, "OC": OC}
         self.scratch = {
-            (op.name, v): [s.floats(self.sizes) for s in KERNELS[op.name, v].scratch]
+            (op.name, v): [s.elements(self.sizes) for s in KERNELS[op.name, v].scratch]
             for op in PRODUCTS.values()
             for v in variants
         }

@@ -119,7 +119,7 @@ class Steps:
         kernel = KERNELS["matmul_forward", "optimized"]
         kernel.compile()
         sizes = {"BT": tokens, "C": features, "OC": outputs}
-        scratch = [self.array(s.floats(sizes)) for s in kernel.scratch]
+        scratch = [self.array(s.elements(sizes)) for s in kernel.scratch]
         none = np.empty(0, np.float32)
         self.tiles = self.array(MR * DEPTH, rng=rng), self.array(NR * DEPTH, rng=rng), self.array(cores, 1024)
         self.steps: dict[str, tuple[int, Callable[[], None]]] = {

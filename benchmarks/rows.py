@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from cpuopt import kernels, ops  # noqa: F401  (importing kernels registers them)
-from cpuopt.check.cases import Case, arguments, symbols
+from cpuopt.check.cases import Case, arguments
 from cpuopt.check.check import check_all
 from cpuopt.kernels.registry import KERNELS, Kernel
 from cpuopt.kernels.toolkit.threads import set_threads
@@ -42,9 +42,9 @@ def sizes(op: Op, b: int, t: int) -> dict[str, int]:
     """Give an op the sizes that it has in GPT-2: GELU on 4C channels, AdamW and the norm on the largest weight."""
     tokens = b * t
     n = {"gelu": tokens * 4 * 768, "residual": tokens * 768}.get(op.name.split("_")[0], 50257 * 768)
-    rows = min(tokens, 256) if "V" in symbols(op) else tokens  # logits of more would take gigabytes to check
+    rows = min(tokens, 256) if "V" in op.symbols else tokens  # logits of more would take gigabytes to check
     known = {**MODEL, "B": b, "T": t, "BT": rows, "N": n}
-    return {s: known[s] for s in symbols(op)}
+    return {s: known[s] for s in op.symbols}
 
 
 def aligned(x: Any) -> Any:
@@ -63,7 +63,7 @@ def bind(kernel: Kernel, given: Mapping[str, Any], on: Mapping[str, int]) -> lis
     args: list[Any] = []
     for a in kernel.op.args:
         args += [given[a.name], (kernel.op.name, a.name) in ADDS] if a.role == "acc" else [given[a.name]]
-    return args + [aligned(np.zeros(s.floats(on), np.float32)) for s in kernel.scratch]
+    return args + [aligned(np.zeros(s.elements(on), np.float32)) for s in kernel.scratch]
 
 
 def difference(op: Op, given: Mapping[str, Any], calls: list[tuple[Any, list[Any]]]) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from inspect import Parameter, Signature
 from typing import Any
 
@@ -19,7 +20,7 @@ from .errors import UserError
 from .kernels import registry
 from .kernels.generated.load import backward as generate
 from .nn.trace import current
-from .ops.declaration import Arg, Dim, Op, as_dim
+from .ops.declaration import Arg, Dim, Op, as_dim, inp
 from .program.program import Value
 
 Array = np.ndarray[Any, Any]
@@ -107,8 +108,13 @@ class DifferentiableOp:
             raise
         ops.ALL[self.forward.name], ops.ALL[self.backward.name] = self.forward, self.backward
 
-    def __call__(self, *inputs: Any) -> Value:
-        """Add a call to the model that is being traced: the inputs in their declared order.
+    def __call__(self, *inputs: Any, **sizes: int) -> Value:
+        """Add a call to the model that is being traced.
+
+        Parameters
+        ----------
+        inputs : in their declared order.
+        sizes : of symbols that the inputs do not fix.
 
         Raises
         ------
@@ -119,7 +125,7 @@ class DifferentiableOp:
         if len(inputs) != len(names):
             raise UserError(f"{self.name} is given {len(inputs)} inputs; expected {len(names)}: {', '.join(names)}")
         self.judge()
-        return current().emit(self.forward, dict(zip(names, inputs, strict=True)))
+        return current().emit(self.forward, dict(zip(names, inputs, strict=True)), **sizes)
 
     def judge(self) -> None:
         """Compare the generated gradient with the slope of its forward, in float64, where that is finite; once.
@@ -230,10 +236,10 @@ class DifferentiableOp:
         """Declare the backward with no more arguments than the generated kernel reads."""
         forward = self.forward
         adjoint = forward.args[0]
-        gradients = [Arg(f"d{a.name}", "acc", a.shape, a.optional, reduces=self._reduction(a)) for a in forward.args
+        gradients = [replace(a, name=f"d{a.name}", role="acc", reduces=self._reduction(a)) for a in forward.args
                      if a.role == "in"]  # fmt: skip
-        given = [Arg(f"d{adjoint.name}", "in", adjoint.shape)]
-        others = [a if a.role in ("index", "scalar") else Arg(a.name, "in", a.shape, a.optional) for a in forward.args]
+        given = [inp(f"d{adjoint.name}", *adjoint.shape, types=adjoint.types)]
+        others = [a if a.role in ("index", "scalar") else replace(a, role="in") for a in forward.args]
 
         def declare(args: list[Arg]) -> Op:
             op = Op(

@@ -17,7 +17,7 @@ from .errors import UserError, blamed
 from .kernels import registry
 from .kernels.compile import jit
 from .kernels.toolkit import threads
-from .ops.declaration import Shape
+from .ops.declaration import Spec
 from .program import arena
 from .program.fuse import fuse as apply_fusions
 from .program.optimizer import add_update
@@ -25,8 +25,6 @@ from .program.program import PHASES, Call, Phase, Program, Scalar, Value
 from .program.reverse import reverse
 
 Array = np.ndarray[Any, Any]
-Spec = tuple[Shape, str]
-"""Shape and dtype of an input."""
 
 
 @dataclass
@@ -66,9 +64,9 @@ class Built:
 
     def plan(self) -> arena.Plan:
         """Plan the memory; gradients that are summed over micro-batches keep their place."""
-        sizes = [k.floats(c.sizes) for c, k in zip(self.program.calls, self.kernels, strict=True)]
+        work = [k.work(c.sizes) for c, k in zip(self.program.calls, self.kernels, strict=True)]
         summed = [self.program.adjoint[p] for p in self.program.parameters if p in self.program.adjoint]
-        return arena.plan(self.program, sizes, summed if self.accumulate else ())
+        return arena.plan(self.program, work, summed if self.accumulate else ())
 
 
 def build(
@@ -102,7 +100,7 @@ def build(
         )
     if accumulate and any(program.adjoint[p].group != "gradient" for p in program.parameters if p in program.adjoint):
         raise UserError("accumulate: a parameter shares its gradient with a residual; fuse without 'residual'")
-    return Built(program, [choice.resolve(c.op.name, c.layer) for c in program.calls], notes, accumulate)
+    return Built(program, [choice.resolve(c.op.name, c.layer).of(c.types) for c in program.calls], notes, accumulate)
 
 
 def two_pass(program: Program) -> bool:
@@ -116,7 +114,7 @@ class Engine:
     Parameters
     ----------
     model : its ``forward`` takes the inputs by name and returns the loss, alone or first in a tuple.
-    inputs : shape and dtype (``float32`` or ``int32``) of each input.
+    inputs : shape and dtype of each input.
     choice : which variant computes what; vanilla by default.
     threads : for all kernels; numba's own number by default.
     seed : of the initial weights. A parameter's weights depend on the seed and its name alone. None leaves zeros, to be
@@ -311,15 +309,12 @@ class Engine:
 
     def rebound(self, bound: Bound, *kernels: registry.Kernel) -> list[Bound]:
         """Give the same call on the same arrays to other kernels, which share other scratch; `phases` is what runs."""
-        ours, sizes = len(bound.call.op.params), bound.call.sizes
-        needed = [list(k.floats(sizes).values()) for k in kernels]
-        floats = [[-(-n // 16) * 16 for n in mine] for mine in needed]
-        room = np.empty(max(map(sum, floats)) + 16, np.float32)
-        start, found = -room.ctypes.data // 4 % 16, []
-        for kernel, exact, mine in zip(kernels, needed, floats, strict=True):
-            ends = start + np.cumsum([0, *mine])
-            scratch = [room[i : i + n] for i, n in zip(ends.tolist(), exact, strict=False)]
-            args = [*bound.args[:ours], *scratch]
+        ours, found = len(bound.call.op.params), []
+        work = [[Value(n, shape, dtype=of) for n, (shape, of) in k.work(bound.call.sizes).items()] for k in kernels]
+        memory = arena.Arena(max(sum(arena.align(v.nbytes) for v in mine) for mine in work))
+        for kernel, mine in zip(kernels, work, strict=True):
+            ends = np.cumsum([0, *(arena.align(v.nbytes) for v in mine)]).tolist()
+            args = [*bound.args[:ours], *(memory.view(v, end, v.shape) for v, end in zip(mine, ends, strict=False))]
             for places in self._scalars.values():
                 places += [(args, i) for known, i in places if known is bound.args]
             found.append(Bound(bound.call, kernel, args))
@@ -336,7 +331,10 @@ def initialize(model: nn.Module, parameters: Mapping[str, Array], seed: int, wor
 
     def fill(name: str, p: nn.Parameter) -> None:
         rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, zlib.crc32(name.encode())])))
-        p.init(rng, parameters[name])
+        drawn = parameters[name] if p.dtype == "float32" else np.empty(p.shape, np.float32)
+        p.init(rng, drawn)
+        if drawn is not parameters[name]:
+            np.copyto(parameters[name], drawn, casting="same_kind")
 
     with ThreadPoolExecutor(workers) as pool:  # NumPy draws without Python's lock
         list(pool.map(lambda named: fill(*named), model.named_parameters()))
@@ -364,7 +362,7 @@ def bind(
             if isinstance(v, Scalar):
                 scalars.setdefault(v.name, []).append((args, len(args)))
                 v = 0
-            args.append(int(v) if a.integer else float(v))
+            args.append(int(v) if a.dtype == "int64" else float(v))
             continue
         if v is None:
             args.append(np.empty((0,) * len(a.shape), a.dtype))

@@ -12,7 +12,7 @@ from cpuopt.engine import build
 from cpuopt.errors import UserError
 from cpuopt.models import specs
 from cpuopt.models.gpt2 import GPT2, PRESETS
-from cpuopt.ops.declaration import Op, inp, out, state, symbols
+from cpuopt.ops.declaration import ITEMSIZE, Op, inp, out, state, symbols
 from cpuopt.program import arena
 from cpuopt.program.program import Call, Program
 from cpuopt.train import job
@@ -20,13 +20,14 @@ from cpuopt.train.job import Settings
 
 SIZES = symbols("N0 N1 N2 N3")
 GROUPS = ["activation", "adjoint", "gradient"]
+TYPES = tuple(ITEMSIZE)
 
 
 def op(reads, updates):
-    """An op that writes one array, updates as many and reads as many as are asked for."""
-    args = [out("out", SIZES[0])]
-    args += [state(f"state{i}", n) for i, n in enumerate(SIZES[1 : updates + 1])]
-    args += [inp(f"inp{i}", n) for i, n in enumerate(SIZES[updates + 1 : updates + reads + 1])]
+    """An op that writes one array, updates as many and reads as many as are asked for, each of any type."""
+    args = [out("out", SIZES[0], types=TYPES)]
+    args += [state(f"state{i}", n, types=TYPES) for i, n in enumerate(SIZES[1 : updates + 1])]
+    args += [inp(f"inp{i}", n, types=TYPES) for i, n in enumerate(SIZES[updates + 1 : updates + reads + 1])]
     return Op("test", *args, label="", flops=SIZES[0], reference=dict, source="")
 
 
@@ -34,19 +35,21 @@ def op(reads, updates):
 def programs(draw):
     """A program of random sizes and lifetimes, and the scratch of each call."""
     program = Program()
-    size = st.integers(0, 60)
+    size, dtype = st.integers(0, 60), st.sampled_from(TYPES)
     for group, values in {"parameter": program.parameters, "input": program.inputs, "moment": program.moments}.items():
-        values += [program.value(group, (draw(size),), group) for _ in range(draw(st.integers(0, 2)))]
+        values += [
+            program.value(group, (draw(size),), group, dtype=draw(dtype)) for _ in range(draw(st.integers(0, 2)))
+        ]
     there, scratch = program.values, []
     for _ in range(draw(st.integers(1, 10))):
         touched = draw(st.lists(st.sampled_from(there), max_size=3, unique=True)) if there else []
         updated = draw(st.integers(0, len(touched)))
-        made = program.value("value", (draw(size),), draw(st.sampled_from(GROUPS)))
+        made = program.value("value", (draw(size),), draw(st.sampled_from(GROUPS)), dtype=draw(dtype))
         which = op(len(touched) - updated, updated)
         args = dict(zip((a.name for a in which.args), [made, *touched], strict=True))
         program.calls.append(Call(which, "layer", args))
         there.append(made)
-        scratch.append(draw(st.dictionaries(st.sampled_from(["s", "t"]), size)))
+        scratch.append(draw(st.dictionaries(st.sampled_from(["s", "t"]), st.tuples(st.tuples(size), dtype))))
     made = [v for v in there if v.group in GROUPS]
     program.outputs = draw(st.lists(st.sampled_from(made), max_size=2, unique=True))
     return program, scratch
@@ -67,12 +70,15 @@ def live_during(program, plan, number):
 def test_no_byte_is_given_to_two_live_values(case):
     program, scratch = case
     plan = arena.plan(program, scratch)
+    memory = arena.Arena(plan.total_bytes)
     most = 0
     for number in range(len(program.calls)):
         live = live_during(program, plan, number)
         owners = np.zeros(plan.total_bytes, dtype=int)
         for v in live:
             owners[plan.offsets[v] : plan.offsets[v] + v.nbytes] += 1
+            x = memory.view(v, plan.offsets[v], v.shape)
+            assert (x.dtype, x.shape, x.nbytes) == (v.dtype, v.shape, v.nbytes)
         assert owners.max(initial=0) <= 1
         assert owners.sum() == sum(v.nbytes for v in live)  # none lies beyond the end
         most = max(most, sum(v.nbytes for v in live))
@@ -98,7 +104,7 @@ def chain():
 
 def test_values_that_never_meet_share_bytes_and_scratch_too():
     program, a, b, c = chain()
-    plan = arena.plan(program, [{"s": 16}, {}, {}])
+    plan = arena.plan(program, [{"s": ((16,), "float32")}, {}, {}])
     (s,) = plan.scratch[program.calls[0]].values()
     assert plan.offsets[a] == plan.offsets[c] != plan.offsets[b] == plan.offsets[s]
     assert plan.describe() == {"activations": 192, "scratch": 64, "shared": -128, "arena": 128}

@@ -15,7 +15,6 @@ from cpuopt.errors import UserError
 from cpuopt.files import CacheWarning
 from cpuopt.kernels import registry
 from cpuopt.kernels.compile import cache
-from cpuopt.kernels.toolkit import choices
 from cpuopt.lab import tune
 from cpuopt.measure import rates as machine
 from cpuopt.measure.verdict import Contest
@@ -31,6 +30,10 @@ SETTINGS = Settings(model="gpt2-tiny", B=2, T=8, threads=1)
 def _here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(registry, "KERNELS", registry.KERNELS.copy())
+    for name in ("attention_forward", "matmul_gelu_forward"):
+        usual, other = registry.KERNELS[name, "optimized"], registry.KERNELS["gelu_forward", "optimized"]
+        registry.KERNELS[name, "mine"] = replace(usual, variant="mine", function=other.function)
+        registry.KERNELS[name, "twin"] = replace(usual, variant="twin")
     monkeypatch.setattr(cache, "digest", DIGEST)  # no test changes a function
     monkeypatch.setattr(machine, "folder", lambda: tmp_path / "machine")
     monkeypatch.setenv("NUMBA_NUM_THREADS", os.environ["NUMBA_NUM_THREADS"])
@@ -104,7 +107,7 @@ def test_ops_and_shapes_are_those_of_the_rewritten_step():
     assert not {"residual_forward", "cross_entropy_forward", "classifier_forward"} & found  # fused; not in a step
     (row,) = (r for r in t.rows if r.op == "matmul_gelu_forward")
     assert (row.layers, [str(s) for s in row.shapes]) == (["h.0.mlp.c_fc", "h.1.mlp.c_fc"], ["BT=16 OC=256 C=64"])
-    assert row.candidates == ["vanilla", "rows", "optimized:TALL=96"]  # and none that differs elsewhere only
+    assert row.candidates == ["vanilla", "rows", "mine"]  # and not "twin", which is the same code
     assert not t.flush  # the step fits into the caches
 
 
@@ -151,17 +154,17 @@ def a_verdict_is_needed():
 
 def the_surest_is_taken():
     """Of several that are faster."""
-    alone = {(ATTENTION[0], v): ("faster", x) for v, x in (("vanilla", 0.9), ("optimized:BLOCK=32", 0.7))}
+    alone = {(ATTENTION[0], v): ("faster", x) for v, x in (("vanilla", 0.9), ("mine", 0.7))}
     run(Child(alone))
-    assert set(changed().values()) == {"optimized:BLOCK=32"}
+    assert set(changed().values()) == {"mine"}
 
 
 def a_wrong_kernel_is_never_taken():
     """However fast; one that is only MARGINAL is not either, and the next best is."""
     for word in ("FAIL", "MARGINAL"):
-        alone = {ATTENTION: ("faster", 0.5), ("attention_forward", "optimized:BLOCK=32"): ("faster", 0.9)}
+        alone = {ATTENTION: ("faster", 0.5), ("attention_forward", "mine"): ("faster", 0.9)}
         t = run(Child(alone, {"vanilla": word}))
-        assert set(changed().values()) == {"optimized:BLOCK=32"}
+        assert set(changed().values()) == {"mine"}
         (row,) = (r for r in t.rows if r.op == ATTENTION[0])
         assert (row.tried["vanilla"]["check"], row.tried["vanilla"]["why"][:7]) == (word, "far off")
     t = run(Child({ATTENTION: UserError("attention_forward[vanilla] is wrong, so it is not timed")}))
@@ -400,7 +403,6 @@ def test_a_run_keeps_the_rules_that_it_began_with():
     run(Child())
     assert changed() == {}
     assert job.planned(began, job.model_of(SETTINGS)[1]) == (began, [])
-    assert began.variants == ["auto", "vanilla", "vanilla"]
 
 
 def test_a_kernel_of_a_file_that_is_not_given_is_named():
@@ -438,57 +440,6 @@ def test_other_verbs_take_auto_for_the_default(capsys):
         registry.Choice("quick")
 
 
-# Block sizes ----------------------------------------------------------------------------------------------------------
-
-
-def test_a_file_offers_block_sizes():
-    choices.load("optimized:BLOCK=32")
-    usual, other = (registry.KERNELS["attention_forward", v] for v in ("optimized", "optimized:BLOCK=32"))
-    sizes = {"B": 1, "T": 128, "C": 64, "NH": 2}
-    assert other.scratch[0].floats(sizes) < usual.scratch[0].floats(sizes)
-    assert plans.hash_of(usual.name) != plans.hash_of(other.name)
-    assert [op for op, v in registry.KERNELS if v == "optimized:BLOCK=32"] == [
-        "attention_forward",
-        "attention_backward",
-        "attention_decode",
-    ]
-    assert plans.hash_of("attention_decode[optimized]") != plans.hash_of("attention_decode[optimized:BLOCK=32]")
-    choices.load("optimized:TALL=96")
-    same = "matmul_backward_input[optimized{}]"
-    assert plans.hash_of(same.format("")) == plans.hash_of(same.format(":TALL=96"))  # where it makes no difference
-    for op in ("matmul_forward", "matmul_gelu_forward", "matmul_update"):
-        assert plans.hash_of(f"{op}[optimized]") != plans.hash_of(f"{op}[optimized:TALL=96]")
-    assert registry.KERNELS["adamw", "optimized"].function.py_func.__module__ == "cpuopt.kernels.optimized.adamw"
-
-
-def test_two_files_do_not_offer_one_name(monkeypatch):
-    monkeypatch.setattr(choices, "OFFERS", choices.OFFERS.copy())
-    home = "cpuopt.kernels.optimized"
-    assert choices.offer(f"{home}.attention", "BLOCK", 64, (32,)) == 64  # the same file, executed again
-    with pytest.raises(ValueError, match=rf"{home}\.gelu offers BLOCK, and so does {home}\.attention"):
-        choices.offer(f"{home}.gelu", "BLOCK", 8, (16,))
-
-
-def test_a_block_size_is_a_variant_for_a_swap():
-    swapped = build_only(replace(SETTINGS, swap=("attention@h.1.*=optimized:BLOCK=128",)))
-    found = [k.variant for c, k in zip(swapped.program.calls, swapped.kernels, strict=True) if "attention" in c.op.name]
-    assert found == ["optimized", "optimized:BLOCK=128", "optimized:BLOCK=128", "optimized"]
-    with pytest.raises(UserError, match=r"no kernel offers it; did you mean 'optimized:BLOCK=\d+'"):
-        build_only(replace(SETTINGS, swap=("attention=optimized:BLOCK=48",)))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("variant", choices.offered())
-def test_every_block_size_is_right(variant):
-    from cpuopt.check.check import check_all
-
-    choices.load(variant)
-    mine = [k for (op, v), k in registry.KERNELS.items() if v == variant]
-    mine = [k for k in mine if plans.hash_of(k.name) != plans.hash_of(k.name.partition(":")[0] + "]")]
-    assert mine
-    assert {r.verdict for r in check_all(mine)} == {"PASS"}
-
-
 # For real -------------------------------------------------------------------------------------------------------------
 
 FILE = """
@@ -504,7 +455,7 @@ def slow(out, inp):
     usual(out, inp)
 
 KERNELS["gelu_forward", "optimized"] = Kernel(
-    ops.gelu_forward, "optimized", slow, compile=kernel_of_the_package.compile
+    ops.gelu_forward, "optimized", slow, make=kernel_of_the_package.make
 )
 
 @kernel(ops.gelu_forward, "mine", jit=False)

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache as once
 from inspect import signature
 from math import prod
 from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from ..ops.declaration import Arg, Op
+from ..program.program import Call
 
 Array = np.ndarray[Any, Any]
 Arguments = dict[str, Any]
-"""By name: a float32 or int32 array (of NaN where the op only writes), a number, or None for what is absent."""
+"""By name: an array (of NaN where the op only writes), a number, or None for what is absent."""
 
 
 @dataclass(frozen=True)
@@ -28,14 +30,31 @@ class Case:
     sizes : by symbol, all that the op's shapes contain.
     kind : of the inputs: a name in `KINDS`, or in `IGNORING` for an op with ``ignore_index``.
     absent : optional arguments that are not given.
+    types : of the arguments that do not have their usual one.
     """
 
     sizes: Mapping[str, int]
     kind: str = "normal"
     absent: frozenset[str] = frozenset()
+    types: Mapping[str, str] = field(default_factory=dict)
+
+    @staticmethod
+    def of(call: Call) -> Case:
+        """Return what a program calls a kernel on."""
+        return Case(dict(call.sizes), "normal", frozenset(call.absent), call.types)
+
+    def to_json(self) -> dict[str, Any]:
+        """For a request."""
+        return {"sizes": dict(self.sizes), "kind": self.kind, "absent": sorted(self.absent), "types": dict(self.types)}
+
+    @staticmethod
+    def from_json(d: Mapping[str, Any]) -> Case:
+        """Read what `to_json` gave."""
+        return Case(d["sizes"], d["kind"], frozenset(d["absent"]), d["types"])
 
     def __str__(self) -> str:
         words = [" ".join(f"{s}={n}" for s, n in self.sizes.items())]
+        words += [f"{name} {dtype}" for name, dtype in self.types.items()]
         words += [f"no {name}" for name in sorted(self.absent)] + [self.kind] * (self.kind != "normal")
         return ", ".join(words)
 
@@ -97,12 +116,13 @@ MAKERS = dict.fromkeys(("v", "weight_v", "bias_v", "wte_v"), np.square)
 """By argument: what makes normal numbers lie in its domain. A second moment is not negative."""
 
 
-def symbols(op: Op) -> list[str]:
-    """List the size symbols of an op's shapes, in the order of their first use."""
-    return list(dict.fromkeys(s for a in op.arrays for d in a.shape for k in d.terms for s in k))
-
-
-def case(op: Op, sizes: Mapping[str, int], kind: str = "normal", absent: Iterable[str] = ()) -> Case:
+def case(
+    op: Op,
+    sizes: Mapping[str, int],
+    kind: str = "normal",
+    absent: Iterable[str] = (),
+    types: Mapping[str, str] | None = None,
+) -> Case:
     """Give a case the sizes that an op needs, from B, T, C, NH, OC and V; a symbol of one's own is as large as C."""
     rows = sizes["B"] * sizes["T"]
     known = {
@@ -113,7 +133,7 @@ def case(op: Op, sizes: Mapping[str, int], kind: str = "normal", absent: Iterabl
         "HS": sizes["C"] // sizes["NH"],
         **sizes,
     }
-    return Case({s: known.get(s, sizes["C"]) for s in symbols(op)}, kind, frozenset(absent))
+    return Case({s: known.get(s, sizes["C"]) for s in op.symbols}, kind, frozenset(absent), types or {})
 
 
 def cases(op: Op) -> list[Case]:
@@ -121,16 +141,24 @@ def cases(op: Op) -> list[Case]:
     optional = [a.name for a in op.arrays if a.optional]
     kinds = [*KINDS, *(IGNORING if "ignore_index" in op.by_name else ())][1:]
     found = [case(op, sizes) for sizes in SIZES]
-    found += [case(op, VOCABULARY)] * bool({"OC", "V"} & set(symbols(op)))
+    found += [case(op, VOCABULARY)] * bool({"OC", "V"} & set(op.symbols))
+    found += [case(op, sizes, types=types) for types in other_types(op) for sizes in (SMALL, ODD)]
     found += [case(op, sizes, absent=optional) for sizes in (SMALL, ODD, ONE_ROW) if optional]
     return found + [case(op, sizes, kind) for kind in kinds if kind not in op.unfit for sizes in (SMALL, ODD)]
 
 
-def quick_cases(op: Op) -> list[Case]:
-    """List the few cases that a kernel has to pass before its speed is told."""
+def quick_cases(op: Op, types: Mapping[str, str] | None = None) -> list[Case]:
+    """List the few cases that a kernel has to pass, for arguments of some types, before its speed is told."""
     optional = [a.name for a in op.arrays if a.optional]
-    found = [case(op, ODD), case(op, MORE), case(op, SMALL, "zeros"), case(op, SMALL, "nan")]
-    return found + [case(op, SMALL, absent=optional)] * bool(optional)
+    kinds = [(ODD, "normal"), (MORE, "normal"), (SMALL, "zeros"), (SMALL, "nan")]
+    found = [case(op, sizes, kind, types=types) for sizes, kind in kinds]
+    return found + [case(op, SMALL, absent=optional, types=types)] * bool(optional)
+
+
+def other_types(op: Op) -> list[dict[str, str]]:
+    """List the types that arguments may have besides their usual ones: each with all the arguments that take it."""
+    every = dict.fromkeys(t for a in op.arrays for t in a.types[1:])
+    return [{a.name: t for a in op.arrays if t in a.types[1:]} for t in every]
 
 
 def modes(op: Op) -> list[dict[str, bool]]:
@@ -154,7 +182,8 @@ def arguments(op: Op, case: Case, rng: np.random.Generator, alter: Callable[[Arr
         if {a.name for a in op.args} & {a.name for a in op.inverts.written}:  # else all of it was for nothing
             with np.errstate(invalid="ignore"):
                 found = reference(op.inverts, given, np.float64 if _elements(given) <= POOL else np.float32)
-            given |= {n: x.astype(np.float32) for n, x in found.items()}
+            types = {a.name: case.types.get(a.name, a.dtype) for a in op.inverts.args}
+            given |= {n: x.astype(types[n]) for n, x in found.items()}
     return {a.name: given[a.name] if a.name in given else _drawn(op, a, case, rng, alter) for a in op.args}
 
 
@@ -182,18 +211,18 @@ def _draw(op: Op, arg: Arg, case: Case, rng: np.random.Generator) -> Any:
     if arg.role == "scalar":
         if arg.name == "ignore_index" and case.kind == "a class is ignored":
             return 0
-        return SCALARS.get(arg.name, 3 if arg.integer else 0.5)
+        return SCALARS.get(arg.name, 3 if arg.dtype == "int64" else 0.5)
     if arg.name in case.absent:
         return None
-    shape = tuple(d(case.sizes) for d in arg.shape)
+    shape, dtype = tuple(d(case.sizes) for d in arg.shape), case.types.get(arg.name, arg.dtype)
     if arg.below is not None:
         return _draw_ids(arg.below(case.sizes), shape, case.kind if arg.ignored else None, rng)
     if arg.role in ("out", "acc"):
-        return np.full(shape, np.nan, np.float32)
+        return np.full(shape, np.nan, dtype)
     x = normal(shape, rng)
     if not op.inverts:
         x = KINDS.get(case.kind, np.asarray)(x) * (arg.role != "state" or case.kind != "constant")
-    x = MAKERS.get(arg.name, np.asarray)(x).astype(np.float32, copy=False)
+    x = MAKERS.get(arg.name, np.asarray)(x).astype(dtype, copy=False)
     return x if x.shape == shape else np.resize(x, shape)
 
 
@@ -221,8 +250,14 @@ def _draw_ids(below: int, shape: tuple[int, ...], ignoring: str | None, rng: np.
     return ids
 
 
-def reference(op: Op, given: Arguments, dtype: type = np.float64) -> dict[str, Array]:
+def widened(given: Arguments, dtype: DTypeLike = np.float64) -> Arguments:
+    """Turn the arrays of floats into another type."""
+    floats = {n for n, x in given.items() if isinstance(x, np.ndarray) and x.dtype.kind == "f"}
+    return {n: x.astype(dtype, copy=False) if n in floats else x for n, x in given.items()}
+
+
+def reference(op: Op, given: Arguments, dtype: DTypeLike = np.float64) -> dict[str, Array]:
     """Call an op's reference, in float64 unless told otherwise; its results by name, without those that are absent."""
-    wide = {n: x.astype(dtype, copy=False) if getattr(x, "dtype", None) == np.float32 else x for n, x in given.items()}
+    wide = widened(given, dtype)
     found = op.reference(**{n: wide[n] for n in signature(op.reference).parameters})
     return {n: np.asarray(x) for n, x in found.items() if given.get(n) is not None}

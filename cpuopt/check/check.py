@@ -18,6 +18,7 @@ from math import inf
 import numpy as np
 
 from ..kernels.registry import Kernel
+from ..ops.declaration import Spec
 from .cases import NOT_FINITE, Arguments, Array, Case, altered, arguments, cases, modes, quick_cases
 from .judge import Result, Wanted, broken, called, counts_up_to, expected, flags, keeping_threads, prepare, worst
 from .memory import (
@@ -42,8 +43,8 @@ def check_all(
     kernels: Iterable[Kernel], *, quick: bool = False, threads: Sequence[int] = (1, 2), seed: int = 0
 ) -> list[Result]:
     """Check kernels on all cases of their ops, or on the quick ones."""
-    choose = quick_cases if quick else cases
-    return [check(k, case, threads=threads, seed=seed) for k in kernels for case in choose(k.op)]
+    every = [(k, case) for k in kernels for case in (quick_cases(k.op, k.types) if quick else cases(k.op))]
+    return [check(k, case, threads=threads, seed=seed) for k, case in every]
 
 
 def check(kernel: Kernel, case: Case | Mapping[str, int], *, threads: Sequence[int] = (1, 2), seed: int = 0) -> Result:
@@ -56,7 +57,7 @@ def check(kernel: Kernel, case: Case | Mapping[str, int], *, threads: Sequence[i
     seed : of the arguments; equal for all variants of an op.
     """
     case = case if isinstance(case, Case) else Case(case)
-    op, rng = kernel.op, np.random.default_rng(seed)
+    kernel, op, rng = kernel.of(case.types), kernel.op, np.random.default_rng(seed)
     given = arguments(op, case, rng)
     tried = [(given, expected(op, case, given, rng))]
     if case.kind in NOT_FINITE:
@@ -88,7 +89,7 @@ class Trial:
         kernel: Kernel,
         tried: Sequence[tuple[Arguments, Wanted]],
         adds: Mapping[str, bool],
-        scratch: Mapping[str, int],
+        scratch: Mapping[str, Spec],
         rng: np.random.Generator,
     ) -> None:
         self.kernel, self.adds, self.rng = kernel, adds, rng
@@ -100,7 +101,7 @@ class Trial:
         """What holds nothing that the call needs."""
         self.scratch = list(scratch)
         self.poison = {n: np.empty_like(contents[n]) for n in self.fresh}
-        self.poison |= {name: np.empty(n, np.float32) for name, n in scratch.items()}
+        self.poison |= {name: np.empty(*spec) for name, spec in scratch.items()}
         for name, x in self.poison.items():
             fill(x, SCRATCH if name in scratch else FILL)
         self.memory = Memory(contents | self.poison, [a.name for a in kernel.op.arrays if a.role == "index"])
@@ -115,7 +116,7 @@ class Trial:
             size = float(np.sqrt(np.mean(finite**2))) if finite.size else 0.0
             x = (size or 1.0) * self.rng.standard_normal(given[name].shape)
             starts[name] = x.astype(given[name].dtype)
-        return absent_as_empty(self.kernel.op, given) | starts, wanted.added_to(starts, self.adds)
+        return absent_as_empty(self.kernel, given) | starts, wanted.added_to(starts, self.adds)
 
     def run(self, counts: Sequence[int]) -> Result:
         """Call with each number of threads and in every circumstance; judge the first call, and compare the others."""
@@ -145,7 +146,7 @@ class Trial:
 
     def plausible(self, first: Mapping[str, Array]) -> dict[str, Array]:
         """Return numbers that a careless kernel would take for results, or for its own work."""
-        work = {n: self.rng.standard_normal(self.poison[n].size).astype(np.float32) for n in self.scratch}
+        work = {n: self.rng.standard_normal(x.size).astype(x.dtype) for n in self.scratch for x in [self.poison[n]]}
         return self.almost(first) | work
 
     def compared(self, first: Mapping[str, Array], n: int, before: Mapping[str, Array], around: int) -> list[Result]:

@@ -54,8 +54,8 @@ class Verdict:
 
 def model_cases(op: Op, calls: Iterable[Call]) -> list[Case]:
     """List the sizes at which a program calls an op, each once."""
-    found = {(tuple(c.sizes.items()), frozenset(c.absent)): c for c in calls if c.op is op}
-    return [Case(dict(sizes), "normal", absent) for sizes, absent in found]
+    found = [Case.of(c) for c in calls if c.op is op]
+    return list({str(case): case for case in found}.values())
 
 
 def too_large(op: Op, case: Case) -> bool:
@@ -92,9 +92,10 @@ def conform(
                 verdict.skipped += 1
                 continue
             tick(f"{op.name}[{variant}]  {case}")
-            asked = {"sizes": dict(case.sizes), "kind": case.kind, "absent": sorted(case.absent)}
             try:
-                answer = child.ask("check", op=op.name, variant=variant, case=asked, threads=list(threads), seed=seed)
+                answer = child.ask(
+                    "check", op=op.name, variant=variant, case=case.to_json(), threads=list(threads), seed=seed
+                )
             except UserError as e:  # it ended its process, or was ended; it would be waited for again and again
                 verdict.results.append(Result(f"{op.name}[{variant}]", case, inf, reason=str(e)))
                 break

@@ -57,8 +57,8 @@ def check_fenced(
         return ""
     with keeping_threads() as most:
         n = max(counts_up_to(most, threads))
-        work = {name: np.zeros(size, np.float32) for name, size in prepare(kernel, case.sizes).items()}
-        arrays = absent_as_empty(kernel.op, given) | work
+        work = {name: np.zeros(*spec) for name, spec in prepare(kernel, case.sizes).items()}
+        arrays = absent_as_empty(kernel, given) | work
         for name, x in arrays.items():
             for at_end in (True, False):
                 place = "past the end of" if at_end else "before the beginning of"

@@ -16,7 +16,7 @@ import numpy as np
 
 from ..errors import UserError
 from ..ops.declaration import Op
-from .cases import SMALL, Arguments, Array, Case, arguments, case, reference
+from .cases import SMALL, Arguments, Array, Case, arguments, case, reference, widened
 from .dual import slope as exact_slope
 
 STEPS = (1e-3, 1e-4, 1e-5, 1e-6, 1e-7)
@@ -111,7 +111,7 @@ def _check(
     assert forward is not None
     sizes = {**on.sizes, **{s: n for s, n in case(forward, SMALL).sizes.items() if s not in on.sizes}}
     gone = {a.name for a in forward.arrays if f"d{a.name}" in on.absent or a.name in on.absent}
-    given = _wide(arguments(forward, replace(on, sizes=sizes, absent=frozenset(gone)), rng))
+    given = widened(arguments(forward, replace(on, sizes=sizes, absent=frozenset(gone)), rng))
     given |= {a.name: domain(given[a.name]) for a in forward.args if a.role == "in" and given[a.name] is not None}
     outs = reference(forward, given)
     adjoints: Arguments = {a.name: rng.standard_normal(outs[a.name[1:]].shape) for a in op.args if a.name[1:] in outs
@@ -142,7 +142,3 @@ def _check(
             errors = [abs(found - slope) / (size + abs(found) + 1e-12) for found in ends]
         results.append(GradientResult(op.name, on, name, slope, tuple(errors)))
     return results
-
-
-def _wide(given: Arguments) -> Arguments:
-    return {n: x.astype(np.float64) if getattr(x, "dtype", None) == np.float32 else x for n, x in given.items()}

@@ -30,7 +30,7 @@ from numpy.typing import DTypeLike
 from ..kernels.registry import Kernel
 from ..kernels.toolkit import threads as numba_threads
 from ..machine import cores
-from ..ops.declaration import Arg, Op
+from ..ops.declaration import Arg, Op, Spec
 from .cases import NOT_FINITE, Arguments, Array, Case, reference
 from .memory import FILL, BrokenKernelError, bits, origin, pattern
 
@@ -165,8 +165,9 @@ class Wanted:
         return replace(self, values=values, scale=scale, adds=adds, spared=spared)
 
     def narrow(self) -> Wanted:
-        """Return the same in float32, which takes half the memory."""
-        values, scale = ({n: x.astype(np.float32) for n, x in of.items()} for of in (self.values, self.scale))
+        """Return the same in float32 where the call writes no finer type: it takes half the memory."""
+        types = {a.name: np.result_type(np.float32, self.case.types.get(a.name, a.dtype)) for a in self.op.written}
+        values, scale = ({n: x.astype(types[n]) for n, x in of.items()} for of in (self.values, self.scale))
         return replace(self, values=values, scale=scale)
 
     def judge(self, kernel: Kernel, got: Mapping[str, Array], then: str = "") -> Result:
@@ -258,20 +259,20 @@ def expected(op: Op, case: Case, given: Arguments, rng: np.random.Generator) -> 
         return Wanted(op, case, want, {n: x + row_size(want[n]) for n, x in scale.items()})
 
 
-def prepare(kernel: Kernel, sizes: Mapping[str, int]) -> dict[str, int]:
-    """Compile a kernel, and return how many floats of scratch it asks for, by name."""
+def prepare(kernel: Kernel, sizes: Mapping[str, int]) -> dict[str, Spec]:
+    """Compile a kernel, and return the scratch that it asks for, by name."""
     try:
         kernel.compile()
-        found = kernel.floats(sizes)
+        found = kernel.work(sizes)
     except KeyboardInterrupt:
         raise
     except BaseException as e:
         raise BrokenKernelError(f"does not compile, or has no scratch size: {type(e).__name__}: {e}") from e
     most = max(1 << 22, 64 * sum(prod(d(sizes) for d in a.shape) for a in kernel.op.arrays))
-    for name, n in found.items():
+    for name, ((n,), _) in found.items():
         if n > most:
             raise BrokenKernelError(
-                f"asks for {n} floats of scratch '{name}', more than 64 for each element of its arrays"
+                f"asks for {n} elements of scratch '{name}', more than 64 for each element of its arrays"
             )
     return found
 

@@ -65,7 +65,7 @@ def sized_of(calls: Iterable[Call], kernels: Iterable[Kernel]) -> list[Sized]:
     """List what a program calls its kernels on, each once."""
     found = {}
     for call, kernel in zip(calls, kernels, strict=True):
-        sized = Sized(kernel, Case(dict(call.sizes), "normal", frozenset(call.absent)), dict(call.adds))
+        sized = Sized(kernel, Case.of(call), dict(call.adds))
         found[str(sized)] = sized
     return list(found.values())
 
@@ -92,7 +92,7 @@ def require_right(
     """
     start, told = time.perf_counter(), Judged()
     for kernel in dict.fromkeys(kernels):
-        mine: list[Case | Sized] = [*quick_cases(kernel.op), *(s for s in sizes if s.kernel is kernel)]
+        mine: list[Case | Sized] = [*quick_cases(kernel.op, kernel.types), *(s for s in sizes if s.kernel is kernel)]
         for case in mine:
             if isinstance(case, Sized) and case.elements > MOST:
                 told.left_out.append(str(case))
@@ -149,7 +149,7 @@ def judge(kernel: Kernel, case: Case | Sized, threads: int, child: Child | None)
     if child is None:
         return check_sized(case, threads) if isinstance(case, Sized) else check(kernel, case, threads=(threads,))
     plain = case.case if isinstance(case, Sized) else case
-    asked: dict[str, Any] = {"sizes": dict(plain.sizes), "kind": plain.kind, "absent": sorted(plain.absent)}
+    asked: dict[str, Any] = plain.to_json()
     if isinstance(case, Sized):
         asked["adds"] = dict(case.adds)
     try:
@@ -175,7 +175,7 @@ def key_of(kernel: Kernel, case: Case | Sized, threads: int) -> str:
         return ""
     sizes = case.case.sizes if isinstance(case, Sized) else case.sizes
     with suppress(Exception):
-        what = [kernel.name, digest, kernel.floats(sizes), kernel.same_bits, type(case).__name__, str(case), threads]
+        what = [kernel.name, digest, kernel.work(sizes), kernel.same_bits, type(case).__name__, str(case), threads]
         return hashlib.sha256(json.dumps([judge_itself(), *what]).encode()).hexdigest()
     return ""
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ..kernels.registry import Kernel
 from ..ops.declaration import Op
 from .cases import Arguments, Array
 
@@ -138,10 +139,11 @@ def name_of(key: Any) -> str:
     return str(key[-1] if isinstance(key, tuple) else key)
 
 
-def absent_as_empty(op: Op, given: Arguments) -> dict[str, Array]:
-    """Return the arrays of an op; what is absent is an array of length zero."""
+def absent_as_empty(kernel: Kernel, given: Arguments) -> dict[str, Array]:
+    """Return the arrays that a kernel is given; what is absent is an array of length zero."""
     return {
-        a.name: np.empty((0,) * len(a.shape), a.dtype) if given[a.name] is None else given[a.name] for a in op.arrays
+        a.name: np.empty((0,) * len(a.shape), kernel.dtype(a)) if given[a.name] is None else given[a.name]
+        for a in kernel.op.arrays
     }
 
 

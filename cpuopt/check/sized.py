@@ -27,7 +27,6 @@ MOST = 1 << 27
 each."""
 TWICE = 1 << 24
 """Elements up to which a kernel is called a second time, on what it left behind."""
-EPS = float(np.finfo(np.float32).eps)
 
 
 @dataclass(frozen=True)
@@ -66,8 +65,8 @@ def check_sized(sized: Sized, threads: int, seed: int = 0) -> Result:
         n = min(threads, most)
         try:
             scratch = prepare(kernel, case.sizes)
-            work = {name: np.empty(size, np.float32) for name, size in scratch.items()}
-            memory = Memory(absent_as_empty(op, given) | work, [a.name for a in op.arrays if a.role == "index"])
+            work = {name: np.empty(*spec) for name, spec in scratch.items()}
+            memory = Memory(absent_as_empty(kernel, given) | work, [a.name for a in op.arrays if a.role == "index"])
             given |= {name: memory.arrays[name] for name, x in given.items() if isinstance(x, np.ndarray)}
             wanted = standard(sized, given, n)
             fresh = [a.name for a in op.written if a.role != "state" and not adds.get(a.name)]
@@ -96,7 +95,7 @@ def check_sized(sized: Sized, threads: int, seed: int = 0) -> Result:
 
 
 def standard(sized: Sized, given: Mapping[str, Array], threads: int) -> Wanted:
-    """Return what a call must give, by the op's formula in float32.
+    """Return what a call must give, by the op's formula in float32, or in the finest type that the call writes.
 
     Parameters
     ----------
@@ -104,14 +103,15 @@ def standard(sized: Sized, given: Mapping[str, Array], threads: int) -> Wanted:
     """
     op, case, adds = sized.kernel.op, sized.case, sized.adds
     with threadpool_limits(threads, user_api="blas"), np.errstate(invalid="ignore", over="ignore"):
-        found = reference(op, dict(given), np.float32)
+        finest = np.result_type(np.float32, *(given[a.name] for a in op.written if given[a.name] is not None))
+        found = reference(op, dict(given), finest)
     values, scale = {}, {}
     for name, x in found.items():
-        x = np.asarray(x + given[name] if adds.get(name) else x, np.float32)
+        x = np.asarray(x + given[name] if adds.get(name) else x, finest)
         values[name] = x.copy() if np.may_share_memory(x, given[name]) else x
         rows = x.reshape(-1, x.shape[-1])
         squares = np.array([np.vdot(row, row) for row in rows])
-        lowest = EPS * sqrt(float(squares.sum()) / x.size)
+        lowest = float(np.finfo(given[name].dtype).eps) * sqrt(float(squares.sum()) / x.size)
         scale[name] = np.fmax(np.sqrt(squares / x.shape[-1]), lowest).reshape(-1, 1)  # in a row that is all but 0
     return Wanted(op, case, values, scale, adds, rounded=2)
 

@@ -26,7 +26,7 @@ import numpy as np
 from ..errors import UserError
 from ..kernels.registry import Kernel
 from ..kernels.toolkit import threads as numba_threads
-from ..ops.declaration import Op
+from ..ops.declaration import ITEMSIZE, Op
 from .cases import Arguments, Array, Case, arguments
 from .check import check_all
 from .judge import MARGIN, Result, Wanted, called, expected, worst
@@ -76,8 +76,8 @@ def draw(op: Op, case: Case, adds: Mapping[str, bool], seed: int) -> tuple[Argum
         contents = {n: x for n, x in contents.items() if x is not None}
         starts = {}
         for a in op.arrays:
-            if adds.get(a.name) and given[a.name] is not None:
-                shared[a.name] = starts[a.name] = shared.get(a.name, np.resize(TILE, given[a.name].shape))
+            if adds.get(a.name) and (x := given[a.name]) is not None:
+                shared[a.name] = starts[a.name] = shared.get(a.name, np.resize(TILE, x.shape).astype(x.dtype))
         one = Inputs(contents | starts, expected(op, case, given, rng).added_to(starts, adds).narrow())
         for name, x in one.contents.items():
             if name in one.wanted.values and x.ndim > 1:
@@ -108,7 +108,7 @@ class Timed:
         self.given, self.sets = draw(self.op, case, adds, seed)
         self.outs = [n for n in self.sets[0].wanted.values if n not in self.sets[0].contents]
         """What holds nothing that the call needs."""
-        self.floats = {side: [s.floats(case.sizes) for s in k.scratch] for side, k in kernels.items()}
+        self.work = {side: list(k.work(case.sizes).values()) for side, k in kernels.items()}
         written = sum(x.size for x in self.sets[0].wanted.values.values())
         self.chance = min(1.0, max(1 / SELDOM, JUDGED / written))
         """Of a turn to have one of its samples judged."""
@@ -124,22 +124,25 @@ class Timed:
     def place(self, slots: int) -> None:
         """Lay out the arrays of so many calls, then scratch, where each kernel's begins at the same place."""
         self.held: list[Inputs | None] = [None] * slots
-        arrays, room = absent_as_empty(self.op, self.given), 0
+        arrays, room = absent_as_empty(next(iter(self.kernels.values())), self.given), 0
         spans: dict[str, list[slice]] = {side: [] for side in self.kernels}
-        for side, floats in self.floats.items():
+        for side, work in self.work.items():
             at = 0
-            for n in floats:
+            for (size,), dtype in work:
+                n = -(-size * ITEMSIZE[dtype] // 4)
                 spans[side].append(slice(at, at + n))
                 at += -(-(n + GUARD) // 16) * 16
             room = max(room, at)
         indices = [a.name for a in self.op.arrays if a.role == "index"]
         every = {(i, name): x for i in range(slots) for name, x in arrays.items()}
-        self.memory = Memory(every | {"scratch": np.empty(room, np.float32)}, indices)
+        self.memory = Memory(every | {"scratch": np.empty(room, np.uint32)}, indices)
         placed, scratch = self.memory.arrays, self.memory.arrays["scratch"]
         self.slots = [{name: placed[i, name] for name in arrays} for i in range(slots)]
-        self.scratch = {side: [scratch[span] for span in of] for side, of in spans.items()}
-        words = scratch.view(np.uint32)
-        self.beyond = {side: [words[span.stop : span.stop + GUARD // 2] for span in of] for side, of in spans.items()}
+        self.scratch = {
+            side: [np.ndarray(*spec, scratch[span]) for span, spec in zip(of, self.work[side], strict=True)]
+            for side, of in spans.items()
+        }
+        self.beyond = {side: [scratch[span.stop : span.stop + GUARD // 2] for span in of] for side, of in spans.items()}
         self.args = {
             side: [call_args(self.op, slot, self.given, self.adds) + of for slot in self.slots]
             for side, of in self.scratch.items()

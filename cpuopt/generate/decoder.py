@@ -52,7 +52,7 @@ def behind_cache(program: Program, room: int) -> Call:
             caches += kept
             args = {"out": call.args["out"], "keys": kept[0], "values": kept[1], "qkv": call.args["qkv"]}
             args["position"] = position
-            program.calls[i] = Call(ops.attention_decode, call.layer, args)
+            program.calls[i] = Call(ops.attention_decode, call.layer, args, given=call.given)
         elif call.op is ops.embedding_forward:
             program.calls[i] = Call(ops.embedding_decode, call.layer, {**call.args, "position": position})
     loss = next(c for c in program.calls if c.op is ops.cross_entropy_forward)
@@ -109,7 +109,7 @@ class Decoder:
             fuse(program, ("layernorm", "gelu") if usual else (), choices[T])
         programs[1].calls.append(head)  # of the last program traced, which is that for one token
         programs[1].outputs = head.writes
-        chosen = {T: [choices[T].resolve(c.op.name, c.layer) for c in p.calls] for T, p in programs.items()}
+        chosen = {T: [choices[T].resolve(c.op.name, c.layer).of(c.types) for c in p.calls] for T, p in programs.items()}
         for choice in choices.values():
             choice.check_used((c.op.name, c.layer) for p in programs.values() for c in p.calls)
         self.kernels = list(dict.fromkeys(k for kernels in chosen.values() for k in kernels))

@@ -10,7 +10,7 @@ import sys
 import time
 import traceback
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ import numpy as np
 
 from ..errors import UserError
 from . import registry
-from .toolkit import choices
 
 PARTS = {"compile", "toolkit"}
 """Packages without kernels."""
@@ -35,16 +34,14 @@ for _variant in VARIANTS:
         importlib.import_module(f".{_variant}.{_module.name}", __name__)
 
 
-def load_all(files: Sequence[str | Path], variants: Iterable[str] = ()) -> None:
-    """Import users' kernel files, which register what they define, and the block sizes that some variants name.
+def load_all(files: Sequence[str | Path]) -> None:
+    """Import users' kernel files, which register what they define.
 
     Raises
     ------
     UserError
-        For a file that is missing or raises; the message names the line. For a block size that no kernel offers.
+        For a file that is missing or raises; the message names the line.
     """
-    for variant in variants:
-        choices.load(variant)
     for file in files:
         path = Path(file).resolve()
         name = f"cpuopt_user_kernels.{path.stem}_{zlib.crc32(str(path).encode()):08x}"

@@ -9,13 +9,13 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
 from .. import ops
 from ..errors import UserError
-from ..ops.declaration import Dim, Op
+from ..ops.declaration import Arg, Dim, Op, Spec
 
 BASE = "vanilla"
 """The variant that is complete; every other may be partial."""
@@ -29,12 +29,13 @@ NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.:=+-]{0,63}")
 
 @dataclass(frozen=True)
 class Scratch:
-    """Working memory that a kernel asks for: `size` floats, passed after the op's arguments as a 1-D array."""
+    """Working memory that a kernel asks for: `size` elements, passed after the op's arguments as a 1-D array."""
 
     name: str
     size: Dim | Callable[[Mapping[str, int]], int] | int
+    dtype: str = "float32"
 
-    def floats(self, sizes: Mapping[str, int]) -> int:
+    def elements(self, sizes: Mapping[str, int]) -> int:
         """Work out its length."""
         return self.size if isinstance(self.size, int) else int(self.size(sizes))
 
@@ -45,45 +46,66 @@ class Kernel:
 
     Attributes
     ----------
+    make, made : compile it for arguments of some types, and whether that is done.
     where : file and line, for messages.
     same_bits : whether any number of threads gives the same bits; a library's kernel may not promise it.
+    types : of the arguments that do not have their usual one.
     """
 
     op: Op
     variant: str
     function: Callable[..., None] = field(repr=False)
     scratch: tuple[Scratch, ...] = ()
-    compile: Callable[[], None] = field(repr=False, default=lambda: None)
-    is_compiled: Callable[[], bool] = field(repr=False, default=lambda: True)
+    make: Callable[[Mapping[str, str]], None] = field(repr=False, default=lambda types: None)
+    made: Callable[[Mapping[str, str]], bool] = field(repr=False, default=lambda types: True)
     where: str = ""
     same_bits: bool = True
+    types: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     @property
     def name(self) -> str:
         """As in ``gelu_forward[vanilla]``."""
         return f"{self.op.name}[{self.variant}]"
 
-    def floats(self, sizes: Mapping[str, int]) -> dict[str, int]:
-        """Work out the length of each scratch array.
+    def compile(self) -> None:
+        """Compile it, or load it from the cache."""
+        self.make(self.types)
+
+    def is_compiled(self) -> bool:
+        """Whether it is compiled, or in the cache."""
+        return self.made(self.types)
+
+    def of(self, types: Mapping[str, str]) -> Kernel:
+        """Return the kernel for arguments of some types; those that are not named have their usual one."""
+        return self if types == self.types else replace(self, types=types)
+
+    def dtype(self, arg: Arg) -> str:
+        """Type of an argument."""
+        return self.types.get(arg.name, arg.dtype)
+
+    def work(self, sizes: Mapping[str, int]) -> dict[str, Spec]:
+        """Work out each scratch array.
 
         Raises
         ------
         UserError
             For a length that no memory has.
         """
-        found = {s.name: s.floats(sizes) for s in self.scratch}
-        for name, n in found.items():
+        found = {}
+        for s in self.scratch:
+            n = s.elements(sizes)
             if not 0 <= n <= MOST_SCRATCH:
                 at = " ".join(f"{k}={v}" for k, v in sizes.items())
                 raise UserError(
-                    f"{self.name}: scratch '{name}' has {n} floats for {at}; expected 0 to {MOST_SCRATCH}: mend its "
-                    f"size  [{self.where}]"
+                    f"{self.name}: scratch '{s.name}' has {n} elements for {at}; expected 0 to {MOST_SCRATCH}: mend "
+                    f"its size  [{self.where}]"
                 )
+            found[s.name] = (n,), s.dtype
         return found
 
 
 MOST_SCRATCH = 1 << 31
-"""Floats of one scratch array: 8 GB."""
+"""Elements of one scratch array: 8 GB of float32."""
 
 KERNELS: dict[tuple[str, str], Kernel] = {}
 """Every registered kernel, by (op name, variant)."""

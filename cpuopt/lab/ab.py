@@ -366,7 +366,7 @@ class InStep:
             for bound in calls:
                 if pair := chosen.get(id(bound)):
                     call = bound.call
-                    case, kernels = Case(call.sizes, "normal", frozenset(call.absent)), [b.kernel for b in pair]
+                    case, kernels = Case.of(call), [b.kernel for b in pair]
                     results.extend(
                         judge_call(kernels, case, [b.args for b in pair], case.absent, self.rng, f"in a step {when}")
                     )

@@ -25,7 +25,6 @@ from ..files.reading import finite
 from ..isolate.child import Asked
 from ..kernels import registry
 from ..kernels.compile import cache, jit
-from ..kernels.toolkit import choices
 from ..kernels.toolkit import threads as numba_threads
 from ..measure import rates as machine
 from ..program.program import Call
@@ -169,7 +168,7 @@ def survey(settings: Settings, patterns: Sequence[str] = ("*",), again: bool = F
     UserError
         For a pattern that matches no op of the step.
     """
-    kernels.load_all(settings.kernels, choices.offered())
+    kernels.load_all(settings.kernels)
     settings = replace(settings, variant=registry.DEFAULT)
     name, config, _ = model_of(settings)
     built = build_only(settings)

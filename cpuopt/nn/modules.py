@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import UserError
-from ..ops.declaration import Shape
+from ..ops.declaration import ITEMSIZE, Shape, Spec
 from ..program.program import Program, Value
 from . import functional as F
 from .trace import current, tracing
@@ -50,10 +50,16 @@ def constant(value: float) -> Init:
 
 @dataclass(eq=False)
 class Parameter:
-    """A trained array: its shape and how it starts. The numbers live in an engine's arena."""
+    """A trained array: its shape and how it starts. The numbers live in an engine's arena.
+
+    Parameters
+    ----------
+    init : fills a float32 array, whatever the dtype.
+    """
 
     shape: Shape
     init: Init
+    dtype: str = "float32"
 
 
 class Module:
@@ -165,25 +171,25 @@ class Sequential(Module):
         return x
 
 
-def trace_model(model: Module, inputs: Mapping[str, tuple[Shape, str]]) -> Program:
+def trace_model(model: Module, inputs: Mapping[str, Spec]) -> Program:
     """Trace a model's forward, which must return the loss, alone or first in a tuple.
 
     Parameters
     ----------
-    inputs : for each of forward's arguments by name, its shape and its dtype, ``float32`` or ``int32``.
+    inputs : for each of forward's arguments by name, its shape and its dtype.
     """
     with tracing() as trace:
         program = trace.program
         for path, module in model.named_modules():
             trace.paths.setdefault(module, path)
         for name, parameter in model.named_parameters():
-            value = program.value(name, parameter.shape, "parameter")
+            value = program.value(name, parameter.shape, "parameter", dtype=parameter.dtype)
             program.parameters.append(value)
             trace.values[parameter] = value
         taken = {p.name for p in program.parameters}
         for name, (sizes, dtype) in inputs.items():
-            if dtype not in ("float32", "int32"):
-                raise UserError(f"input '{name}' is declared {dtype}; expected float32 or int32")
+            if dtype not in ITEMSIZE:
+                raise UserError(f"input '{name}' is declared {dtype}; expected {', '.join(ITEMSIZE)}")
             if name in taken:
                 raise UserError(f"input '{name}' has the name of a parameter; give it another")
             program.inputs.append(program.value(name, tuple(sizes), "input", dtype=dtype))

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from ..errors import UserError
 from ..ops.declaration import MERGES, Op, Shape, merge
-from ..program.program import Call, Program, Value
+from ..program.program import Call, Program, Value, types_of
 
 _CURRENT: ContextVar[Trace | None] = ContextVar("trace", default=None)
 
@@ -56,21 +56,22 @@ class Trace:
         Parameters
         ----------
         args : what is read, by name: values, parameters, numbers, or None for what is absent.
-        sizes : symbols that the arguments do not fix, such as NH.
+        sizes : of symbols that the arguments do not fix, such as NH; the call keeps them.
         """
+        where = f"{op.name} in layer {self.layer!r}"
         args = {name: self.values.get(v, v) for name, v in args.items()}
         shapes = {a.name: v.shape if (v := args.get(a.name)) is not None else None for a in op.arrays}
         for a in op.arrays:
             if a.role in ("in", "index") and args.get(a.name) is None and not a.optional:
-                raise UserError(f"{op.name} in layer {self.layer!r}: argument '{a.name}' is missing")
-            if isinstance(v := args.get(a.name), Value) and v.dtype != a.dtype:
-                where = f"{op.name} in layer {self.layer!r}"
-                raise UserError(f"{where}: argument '{a.name}' is {v.dtype}; expected {a.dtype}")
+                raise UserError(f"{where}: argument '{a.name}' is missing")
+        types_of(op, self.layer, args)
         known = op.bind(shapes, **sizes)
         for a in op.arrays:
             if args.get(a.name) is not None and not isinstance(args[a.name], Value):
-                where = f"{op.name} in layer {self.layer!r}"
                 raise UserError(f"{where}: '{a.name}' is no parameter of the model; make its module in __init__")
+        needed = [op.flops, *(d for a in op.args if a.role == "out" for d in a.shape)]
+        if unknown := [s for d in needed for s in d.symbols if s not in known]:
+            raise UserError(f"{where}: no argument fixes {unknown[0]}; give its size: emit(..., {unknown[0]}=...)")
         lead = _leading_axes(op, args)
         made = {}
         for a in op.args:
@@ -78,15 +79,16 @@ class Trace:
                 shape = tuple(d(known) for d in a.shape)
                 if a.shape and a.shape[0] in lead:
                     shape = (*lead[a.shape[0]], *shape[1:])
-                made[a.name] = self.program.value(f"{self.layer}.{op.name.removesuffix('_forward')}.{a.name}", shape)
+                name = f"{self.layer}.{op.name.removesuffix('_forward')}.{a.name}"
+                made[a.name] = self.program.value(name, shape, dtype=a.dtype)
         for a in op.arrays:
             v = args.get(a.name)
             if a.role == "index" and v is not None and a.below is not None:
                 ignored, first_use = args.get(a.ignored), v.below is None
                 v.allowed = ignored if first_use or v.allowed == ignored else None
                 v.below = a.below(known) if first_use else min(v.below, a.below(known))
-        call = Call(op, self.layer, {a.name: made.get(a.name, args.get(a.name)) for a in op.args})
-        self.program.calls.append(call)
+        args = {a.name: made.get(a.name, args.get(a.name)) for a in op.args}
+        self.program.calls.append(Call(op, self.layer, args, given=sizes))
         return next(iter(made.values()))
 
 

@@ -6,8 +6,9 @@ checks read the declaration; none of them knows an op by name. This module needs
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 from typing import Any, Literal
 
@@ -15,6 +16,12 @@ from ..errors import UserError
 
 Role = Literal["out", "acc", "state", "in", "index", "scalar"]
 Shape = tuple[int, ...]
+Spec = tuple[Shape, str]
+"""Shape and dtype of an array."""
+ITEMSIZE = {"float16": 2, "float32": 4, "float64": 8, "int32": 4, "int64": 8}
+"""Bytes of an element, for each type that a value or scratch may have, by NumPy's name."""
+Types = tuple[str, ...]
+FLOAT32: Types = ("float32",)
 
 
 class Dim:
@@ -103,13 +110,14 @@ class Arg:
     ----------
     name : as kernels and references call it.
     role : ``out`` is overwritten; ``acc`` is a gradient, added to or overwritten as the call says; ``state`` is updated
-        in place; ``in`` is read; ``index`` holds int32 that have no adjoint; ``scalar`` is one float64 or int64.
+        in place; ``in`` is read; ``index`` holds integers that have no adjoint; ``scalar`` is one number.
     shape : of the array, in size symbols.
     optional : may be absent; a kernel then gets an array of length zero.
     reduces : how many terms each element sums, which sets the tolerance of its check.
     below : for an index, the size that its elements stay below.
     ignored : for an index, the scalar argument that an element may equal instead.
-    integer : for a scalar, whether it is an int64.
+    types : the types that its elements may have, by NumPy's names; the first is usual, and what an ``out`` is made of.
+        Every kernel of the op takes each of them.
     """
 
     name: str
@@ -119,44 +127,42 @@ class Arg:
     reduces: Dim = ONE
     below: Dim | None = None
     ignored: str = ""
-    integer: bool = False
+    types: Types = FLOAT32
 
     @property
     def dtype(self) -> str:
-        """NumPy's name of the type a kernel is given."""
-        if self.role == "scalar":
-            return "int64" if self.integer else "float64"
-        return "int32" if self.role == "index" else "float32"
+        """The usual type."""
+        return self.types[0]
 
 
-def out(name: str, *shape: Dim | int, reduces: Dim | int = 1, optional: bool = False) -> Arg:
+def out(name: str, *shape: Dim | int, reduces: Dim | int = 1, optional: bool = False, types: Types = FLOAT32) -> Arg:
     """Declare an array that the op overwrites."""
-    return Arg(name, "out", tuple(map(as_dim, shape)), optional, as_dim(reduces))
+    return Arg(name, "out", tuple(map(as_dim, shape)), optional, as_dim(reduces), types=types)
 
 
-def acc(name: str, *shape: Dim | int, reduces: Dim | int = 1, optional: bool = False) -> Arg:
+def acc(name: str, *shape: Dim | int, reduces: Dim | int = 1, optional: bool = False, types: Types = FLOAT32) -> Arg:
     """Declare a gradient: added to where its ``_add`` flag is set, else overwritten."""
-    return Arg(name, "acc", tuple(map(as_dim, shape)), optional, as_dim(reduces))
+    return Arg(name, "acc", tuple(map(as_dim, shape)), optional, as_dim(reduces), types=types)
 
 
-def state(name: str, *shape: Dim | int, reduces: Dim | int = 1, optional: bool = False) -> Arg:
+def state(name: str, *shape: Dim | int, reduces: Dim | int = 1, optional: bool = False, types: Types = FLOAT32) -> Arg:
     """Declare an array that the op updates in place."""
-    return Arg(name, "state", tuple(map(as_dim, shape)), optional, as_dim(reduces))
+    return Arg(name, "state", tuple(map(as_dim, shape)), optional, as_dim(reduces), types=types)
 
 
-def inp(name: str, *shape: Dim | int, optional: bool = False) -> Arg:
-    """Declare a float32 array that the op reads."""
-    return Arg(name, "in", tuple(map(as_dim, shape)), optional)
+def inp(name: str, *shape: Dim | int, optional: bool = False, types: Types = FLOAT32) -> Arg:
+    """Declare an array that the op reads."""
+    return Arg(name, "in", tuple(map(as_dim, shape)), optional, types=types)
 
 
 def index(name: str, *shape: Dim | int, below: Dim, ignored: str = "", optional: bool = False) -> Arg:
     """Declare an int32 array of indices below `below`, or equal to the scalar argument `ignored`."""
-    return Arg(name, "index", tuple(map(as_dim, shape)), optional, below=below, ignored=ignored)
+    return Arg(name, "index", tuple(map(as_dim, shape)), optional, below=below, ignored=ignored, types=("int32",))
 
 
 def scalar(name: str, integer: bool = False) -> Arg:
-    """Declare one number."""
-    return Arg(name, "scalar", integer=integer)
+    """Declare one number, float64 or int64."""
+    return Arg(name, "scalar", types=("int64" if integer else "float64",))
 
 
 class Op:
@@ -171,7 +177,7 @@ class Op:
     reference : float64 NumPy function of the arguments it names; returns a dict of what is written, by name.
     source : paper, equation or function that it follows.
     inverts : for a backward op, the forward op whose adjoints it gives.
-    nbytes : bytes moved at the least, where roles and shapes mislead.
+    moves : elements that a call moves at the least of an argument, where its role and shape mislead.
     fuses : for a fused op, the ops that it stands for.
     unfit : kinds of inputs, as checks call them, that it does not promise to be right for, each with the reason.
     """
@@ -185,12 +191,12 @@ class Op:
         reference: Callable[..., Mapping[str, Any]],
         source: str,
         inverts: Op | None = None,
-        nbytes: Dim | None = None,
+        moves: Mapping[str, Dim] | None = None,
         fuses: tuple[Op, ...] = (),
         unfit: Mapping[str, str] | None = None,
     ) -> None:
         self.name, self.args, self.label, self.flops = name, args, label, flops
-        self.reference, self.source, self.inverts, self.nbytes = reference, source, inverts, nbytes
+        self.reference, self.source, self.inverts, self.moves = reference, source, inverts, dict(moves or {})
         self.fuses, self.unfit = fuses, dict(unfit or {})
         self.backwards: list[Op] = []
         self.by_name = {a.name: a for a in args}
@@ -215,15 +221,25 @@ class Op:
         """The arguments that a call writes."""
         return [a for a in self.args if a.role in ("out", "acc", "state")]
 
+    @cached_property
+    def symbols(self) -> list[str]:
+        """The size symbols of its shapes and of its FLOPs, in the order of their first use."""
+        dims = [*(d for a in self.arrays for d in a.shape), self.flops]
+        return list(dict.fromkeys(s for d in dims for k in d.terms for s in k))
+
     def bind(self, shapes: Mapping[str, Shape | None], **given: int) -> dict[str, int]:
         """Find the size of each symbol from the shapes of arguments (None: absent), and check that they agree.
+
+        Parameters
+        ----------
+        given : sizes that the shapes need not fix.
 
         Raises
         ------
         UserError
             Where an argument's shape disagrees with its declaration or with another argument.
         """
-        sizes = dict(given)
+        sizes: dict[str, int] = {}
         fixed_by = dict.fromkeys(given, "the call")
         args = [a for a in self.arrays if shapes.get(a.name) is not None]
         for arg in args:
@@ -231,7 +247,9 @@ class Op:
             for dim, n in zip(arg.shape, shape, strict=len(shape) == len(arg.shape)):
                 solved = dim.solve(n)
                 if solved and solved[0] not in sizes:
-                    sizes[solved[0]], fixed_by[solved[0]] = solved[1], f"'{arg.name}'"
+                    sizes[solved[0]] = given.get(*solved)
+                    fixed_by.setdefault(solved[0], f"'{arg.name}'")
+        sizes |= given
         for arg in args:
             shape = merge(arg, shapes[arg.name] or ())
             known = all(d.symbols <= sizes.keys() for d in arg.shape)
@@ -246,16 +264,29 @@ class Op:
                 )
         return sizes
 
-    def bytes(self, sizes: Mapping[str, int], adds: Mapping[str, bool], absent: set[str] | None = None) -> int:
-        """Count the bytes that one call must move: each array once, twice where it is read and written."""
-        if self.nbytes is not None:
-            return self.nbytes(sizes)
-        total = 0
-        for a in self.arrays:
-            if a.name not in (absent or set()):
-                twice = a.role == "state" or (a.role == "acc" and adds.get(a.name, False))
-                total += 4 * prod(d(sizes) for d in a.shape) * (2 if twice else 1)
-        return total
+    def bytes(
+        self,
+        sizes: Mapping[str, int],
+        adds: Mapping[str, bool],
+        absent: Collection[str] = (),
+        types: Mapping[str, str] | None = None,
+    ) -> int:
+        """Count the bytes that one call must move: each array once, twice where it is read and written.
+
+        Parameters
+        ----------
+        types : of the arguments that do not have their usual one.
+        """
+        types = types or {}
+
+        def moved(a: Arg) -> int:
+            itemsize = ITEMSIZE[types.get(a.name, a.dtype)]
+            if a.name in self.moves:
+                return self.moves[a.name](sizes) * itemsize
+            twice = a.role == "state" or (a.role == "acc" and adds.get(a.name, False))
+            return prod(d(sizes) for d in a.shape) * itemsize * (2 if twice else 1)
+
+        return sum(moved(a) for a in self.arrays if a.name not in absent)
 
 
 def merge(arg: Arg, shape: Shape) -> Shape:

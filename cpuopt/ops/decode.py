@@ -48,7 +48,7 @@ embedding_decode = Op(
     scalar("position", integer=True),
     label="Encoder Decode",
     flops=B * T * C,
-    nbytes=4 * (3 * B * T * C + B * T),
+    moves={"wte": B * T * C, "wpe": B * T * C},
     reference=reference_embedding,
     source=SOURCE,
 )
@@ -62,7 +62,7 @@ attention_decode = Op(
     scalar("position", integer=True),
     label="Attention Decode",
     flops=4 * B * T * S * NH * HS,
-    nbytes=4 * (2 * B * S * NH * HS + 6 * B * T * NH * HS),
+    moves=dict.fromkeys(("keys", "values"), B * S * NH * HS + B * T * NH * HS),
     reference=reference_attention,
     source=SOURCE,
 )

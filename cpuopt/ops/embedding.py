@@ -42,7 +42,7 @@ embedding_forward = Op(
     inp("wpe", maxT, C, optional=True),
     label="Encoder Forward",
     flops=B * T * C,
-    nbytes=4 * (3 * B * T * C + B * T),
+    moves={"wte": B * T * C, "wpe": B * T * C},
     reference=reference_forward,
     source=SOURCE,
 )
@@ -55,7 +55,7 @@ embedding_backward = Op(
     index("tokens", B, T, below=V),
     label="Encoder Backward",
     flops=2 * B * T * C,
-    nbytes=4 * (5 * B * T * C + B * T),
+    moves={"dwte": 2 * B * T * C, "dwpe": 2 * B * T * C},
     reference=reference_backward,
     source=SOURCE,
     inverts=embedding_forward,

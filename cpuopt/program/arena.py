@@ -10,7 +10,6 @@ import mmap
 import resource
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ import psutil
 
 from ..errors import UserError
 from ..machine import memory_left
+from ..ops.declaration import Spec
 from .program import Call, Program, Value
 
 ALIGN = 64
@@ -112,18 +112,19 @@ def lifetimes(program: Program, keep: Collection[Value] = ()) -> dict[Value, tup
     return spans | {v: (-1, last) for v in keep if v in spans}
 
 
-def plan(program: Program, scratch: Sequence[Mapping[str, int]] = (), keep: Collection[Value] = ()) -> Plan:
+def plan(program: Program, scratch: Sequence[Mapping[str, Spec]] = (), keep: Collection[Value] = ()) -> Plan:
     """Give every value an offset, and check the result.
 
     Parameters
     ----------
-    scratch : for each call, the floats of working memory that its kernel asks for, by name.
+    scratch : for each call, the working memory that its kernel asks for, by name.
     keep : values that share their bytes with none.
     """
     spans = lifetimes(program, keep)
     working: dict[Call, dict[str, Value]] = {}
     for i, (call, wanted) in enumerate(zip(program.calls, scratch, strict=False)):
-        working[call] = {n: Value(f"{call.layer}.{call.op.name}.{n}", (size,)) for n, size in wanted.items()}
+        name = f"{call.layer}.{call.op.name}"
+        working[call] = {n: Value(f"{name}.{n}", shape, dtype=dtype) for n, (shape, dtype) in wanted.items()}
         spans.update(dict.fromkeys(working[call].values(), (i, i)))
     result = Plan({}, spans, working)
     end = 0
@@ -185,8 +186,7 @@ class Arena:
 
     def view(self, value: Value, offset: int, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
         """Return a value's bytes as an array of its dtype."""
-        n = prod(shape) * 4
-        return self._bytes[offset : offset + n].view(value.dtype).reshape(shape)
+        return np.ndarray(shape, value.dtype, self._bytes, offset)
 
 
 def check_fits(needed: int, hint: Callable[[int], str]) -> None:

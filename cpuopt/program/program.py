@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, ClassVar, Literal
 
 from ..errors import UserError
-from ..ops.declaration import Op, Shape
+from ..ops.declaration import ITEMSIZE, Op, Shape
 
 Group = Literal["parameter", "gradient", "moment", "input", "activation", "adjoint"]
 Phase = Literal["forward", "evaluate", "backward", "norm", "update"]
@@ -25,7 +25,7 @@ class Value:
     ----------
     name : unique in its program: a parameter's own name, or layer and op for what a call makes.
     group : what it is for; parameters, moments and inputs live through all steps.
-    below : for int32 indices, the size that they must stay below.
+    below : for indices, the size that they must stay below.
     allowed : for indices, one more value that is let through (``ignore_index``).
     """
 
@@ -41,7 +41,7 @@ class Value:
     @property
     def nbytes(self) -> int:
         """Size in bytes."""
-        return prod(self.shape) * 4
+        return prod(self.shape) * ITEMSIZE[self.dtype]
 
     def __str__(self) -> str:
         return self.name
@@ -57,6 +57,22 @@ class Scalar:
         return self.name
 
 
+def types_of(op: Op, layer: str, args: Mapping[str, Any]) -> dict[str, str]:
+    """Return the types of those arguments that do not have their usual one.
+
+    Raises
+    ------
+    UserError
+        For an argument of a type that the op does not take.
+    """
+    found = {a.name: v.dtype for a in op.arrays if isinstance(v := args.get(a.name), Value) and v.dtype != a.dtype}
+    for name, dtype in found.items():
+        if dtype not in op.by_name[name].types:
+            expected = " or ".join(op.by_name[name].types)
+            raise UserError(f"{op.name} in layer {layer!r}: argument '{name}' is {dtype}; expected {expected}")
+    return found
+
+
 @dataclass(eq=False)
 class Call:
     """One op applied to values, in a layer.
@@ -66,6 +82,12 @@ class Call:
     args : by the op's argument names; None is an optional argument that is absent.
     adds : for each gradient argument, whether it is added to (a later writer) or overwritten (the first).
     inverts : for a backward call, the forward call whose adjoints it gives.
+    given : sizes that its arguments need not fix, by symbol; what it inverts hands its own on.
+
+    Attributes
+    ----------
+    sizes : of all symbols that the arguments fix or that are given.
+    types : of the arguments that do not have their usual one.
     """
 
     op: Op
@@ -74,11 +96,15 @@ class Call:
     phase: Phase = "forward"
     adds: dict[str, bool] = field(default_factory=dict)
     inverts: Call | None = None
+    given: dict[str, int] = field(default_factory=dict)
     sizes: dict[str, int] = field(init=False)
+    types: dict[str, str] = field(init=False)
 
     def __post_init__(self) -> None:
+        given = (self.inverts.given if self.inverts else {}) | self.given
+        self.given = {s: n for s, n in given.items() if s in self.op.symbols}
         shapes = {a.name: v.shape if (v := self.args[a.name]) is not None else None for a in self.op.arrays}
-        self.sizes = self.op.bind(shapes)
+        self.types, self.sizes = types_of(self.op, self.layer, self.args), self.op.bind(shapes, **self.given)
 
     @property
     def reads(self) -> list[Value]:
@@ -108,7 +134,7 @@ class Call:
     @property
     def bytes(self) -> int:
         """Bytes that must move at the least."""
-        return self.op.bytes(self.sizes, self.adds, self.absent)
+        return self.op.bytes(self.sizes, self.adds, self.absent, self.types)
 
     def __str__(self) -> str:
         words = []

@@ -7,7 +7,7 @@ The first call that writes an adjoint overwrites it, the later ones add, so noth
 from __future__ import annotations
 
 from ..errors import UserError
-from .program import Call, Program, Value
+from .program import Call, Group, Program, Value
 
 
 def reverse(program: Program) -> None:
@@ -18,7 +18,7 @@ def reverse(program: Program) -> None:
     """
     loss = program.outputs[0]
     adjoint = program.adjoint
-    adjoint[loss] = program.value(f"d({loss})", loss.shape, "input")
+    adjoint[loss] = program.value(f"d({loss})", loss.shape, "input", dtype=loss.dtype)
     program.inputs.append(adjoint[loss])
     varied = _varied(program)
     for forward in reversed(list(program.phase("forward"))):
@@ -60,11 +60,11 @@ def _gradient(program: Program, primal: Value | None, needed: bool) -> tuple[Val
     if primal is None:
         return None, False
     if not needed:
-        return program.value(f"unused d({primal})", primal.shape, "adjoint"), False
+        return program.value(f"unused d({primal})", primal.shape, "adjoint", dtype=primal.dtype), False
     add = primal in program.adjoint
     if not add:
-        group = "gradient" if primal.group == "parameter" else "adjoint"
-        program.adjoint[primal] = program.value(f"d({primal})", primal.shape, group)  # type: ignore[arg-type]
+        group: Group = "gradient" if primal.group == "parameter" else "adjoint"
+        program.adjoint[primal] = program.value(f"d({primal})", primal.shape, group, dtype=primal.dtype)
     return program.adjoint[primal], add
 
 

@@ -149,11 +149,6 @@ class Settings:
         return (self.total_batch or self.B * self.T) // (self.B * self.T)
 
     @property
-    def variants(self) -> list[str]:
-        """All that are named."""
-        return [self.variant, *(s.partition("=")[2] for s in (*self.swap, *(self.plan or ())))]
-
-    @property
     def two_pass(self) -> str:
         """Name the flag that needs all gradients before the first update; empty if none does."""
         if self.clip:
@@ -262,7 +257,7 @@ def prepare(
     rewrites = fusions(settings)
     with Child(settings.kernels, numba_threads.set_threads(settings.threads)) as child:
         require_loadable(child)  # before they are loaded here
-        load_kernels(settings.kernels, settings.variants)
+        load_kernels(settings.kernels)
         settings, notes = planned(settings, config)
         choice = choice_of(settings)
         corpus = load_corpus(settings.data, vocab_size=config.vocab_size, T=settings.T, B=settings.B)
@@ -384,7 +379,7 @@ def smaller(settings: Settings, config: Config, choice: registry.Choice, there: 
 def build_only(settings: Settings) -> Built:
     """Trace a job's program and choose its kernels; nothing is compiled or allocated."""
     _, config, _ = model_of(settings)
-    load_kernels(settings.kernels, settings.variants)
+    load_kernels(settings.kernels)
     settings, notes = planned(settings, config)
     more, inputs = settings.micro_batches > 1, specs(settings.B, settings.T)
     built = build(GPT2(config), inputs, choice=choice_of(settings), fuse=fusions(settings), accumulate=more)

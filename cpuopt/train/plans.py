@@ -7,7 +7,6 @@ said, and ``optimized`` runs.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import shlex
@@ -15,8 +14,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .. import kernels
-from ..errors import UserError
 from ..files import read_entry, write_entry
 from ..kernels import registry
 from ..kernels.compile import cache
@@ -92,8 +89,6 @@ def rules(key: Mapping[str, Any], files: Sequence[str] = ()) -> tuple[tuple[str,
     content = read(path(key), key)
     if content is None:
         return (), _instead(nearest(key), key, files)
-    with contextlib.suppress(UserError):  # what cannot be loaded is missing below
-        kernels.load_all([], [r.partition("=")[2] for r in content["rules"]])
     now = {name: hash_of(name) for name in content["hashes"]}
     missing = [name for name, h in now.items() if h is None]
     changed = [name for name, h in now.items() if h != content["hashes"][name]]

@@ -36,7 +36,7 @@ def sizes_of(op):
     """How many elements each array of the forward has, and its scratch."""
     sizes = case(op.inverts, SMALL).sizes
     found = {a.name: prod(d(sizes) for d in a.shape) for a in op.inverts.arrays}
-    return found | {s.name: s.floats(sizes) for s in vanilla(op).scratch}
+    return found | {s.name: s.elements(sizes) for s in vanilla(op).scratch}
 
 
 def pullback(op, made, function):

@@ -191,10 +191,10 @@ def test_it_raises(op: Op) -> None:
 
 
 def test_it_does_not_compile() -> None:
-    def compile() -> None:
+    def make(types: Any) -> None:
         raise numba.TypingError("no such thing")
 
-    result = check(Kernel(ops.sumsq, "mutant", vanilla(ops.sumsq), compile=compile), {"N": 3})
+    result = check(Kernel(ops.sumsq, "mutant", vanilla(ops.sumsq), make=make), {"N": 3})
     assert (result.verdict, result.ratio) == ("FAIL", np.inf)
     assert result.reason.startswith("does not compile, or has no scratch size: TypingError: ")
     kernel = mutant(ops.sumsq, vanilla(ops.sumsq), (Scratch("partial", "64"),))  # type: ignore[arg-type]

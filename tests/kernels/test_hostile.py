@@ -345,17 +345,17 @@ def raises_generator_exit(out, inp1, inp2):
     raise GeneratorExit
 
 
-@refused(r"hostile\]: scratch 'work' has -90 floats for N=\d+; expected 0 to", scratch=(("work", -1 * N),))
+@refused(r"hostile\]: scratch 'work' has -90 elements for N=\d+; expected 0 to", scratch=(("work", -1 * N),))
 def has_negative_scratch(out, inp1, inp2, work):
     add(out, inp1, inp2)
 
 
-@refused(r"asks for 1000000000 floats of scratch 'work'", scratch=(("work", 10**9),))
+@refused(r"asks for 1000000000 elements of scratch 'work'", scratch=(("work", 10**9),))
 def has_absurd_scratch(out, inp1, inp2, work):
     add(out, inp1, inp2)
 
 
-@refused(r"hostile\]: scratch 'work' has 10{30} floats", scratch=(("work", 10**30),))
+@refused(r"hostile\]: scratch 'work' has 10{30} elements", scratch=(("work", 10**30),))
 def has_scratch_of_no_machine(out, inp1, inp2, work):
     add(out, inp1, inp2)
 

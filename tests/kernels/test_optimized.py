@@ -149,7 +149,7 @@ def call(op: ops.Op, given: dict[str, Any], sizes: dict[str, int]) -> dict[str, 
     for a in op.args:
         args += [given[a.name], False] if a.role == "acc" else [given[a.name]]
     kernel.compile()
-    kernel.function(*args, *(np.full(s.floats(sizes), np.nan, F32) for s in kernel.scratch))
+    kernel.function(*args, *(np.full(s.elements(sizes), np.nan, F32) for s in kernel.scratch))
     return {a.name: given[a.name] for a in op.written}
 
 

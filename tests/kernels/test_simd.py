@@ -171,7 +171,7 @@ def draw(queue, drawn):
 
 def test_each_ticket_is_drawn_once() -> None:
     drawn = np.zeros(100_000, np.int64)
-    draw(np.zeros(1, F32), drawn)
+    draw(np.zeros(1, np.int32), drawn)
     assert (drawn == 1).all()
 
 

@@ -9,7 +9,7 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack
 from pathlib import Path
@@ -23,7 +23,6 @@ from ...errors import UserError
 from ...ops.declaration import Op
 from .. import registry
 from ..registry import Kernel, Scratch
-from ..toolkit import choices
 from ..toolkit.threads import cores
 from . import cache
 from .progress import Compiling
@@ -38,24 +37,29 @@ OPTIONS: dict[str, Any] = {"parallel": True, "fastmath": FASTMATH, "error_model"
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
-def signature(op: Op, scratch: Sequence[Scratch] = ()) -> tuple[types.Type, ...]:
-    """Derive the numba types of a kernel's parameters: there is one signature for each op."""
+def signature(
+    op: Op, scratch: Sequence[Scratch] = (), dtypes: Mapping[str, str] | None = None
+) -> tuple[types.Type, ...]:
+    """Derive the numba types of a kernel's parameters.
+
+    Parameters
+    ----------
+    dtypes : of the arguments that do not have their usual one.
+    """
     sig: list[types.Type] = []
     for arg in op.args:
-        if arg.role == "scalar":
-            sig.append(getattr(types, arg.dtype))
-        else:
-            sig.append(types.Array(getattr(types, arg.dtype), len(arg.shape), "C"))
-            if arg.role == "acc":
-                sig.append(types.boolean)
-    return (*sig, *(types.Array(types.float32, 1, "C") for _ in scratch))
+        dtype = getattr(types, (dtypes or {}).get(arg.name, arg.dtype))
+        sig.append(dtype if arg.role == "scalar" else types.Array(dtype, len(arg.shape), "C"))
+        if arg.role == "acc":
+            sig.append(types.boolean)
+    return (*sig, *(types.Array(getattr(types, s.dtype), 1, "C") for s in scratch))
 
 
 def kernel(
     op: Op,
     variant: str,
     *,
-    scratch: Sequence[tuple[str, Any]] = (),
+    scratch: Sequence[tuple[Any, ...]] = (),
     jit: bool = True,
     same_bits: bool = True,
     **options: Any,
@@ -66,8 +70,8 @@ def kernel(
     ----------
     op : the declaration. The function's parameters must be exactly ``op.params``, then the names in `scratch`.
     variant : the name that ``--variant`` and ``--swap`` use.
-    scratch : ``(name, size)`` pairs of float32 working memory; a size is a number, an expression such as
-        ``BT*C``, or a function of the sizes.
+    scratch : ``(name, size)`` of float32 working memory, or ``(name, size, dtype)``; a size is a number, an expression
+        such as ``BT*C``, or a function of the sizes.
     jit : False for a plain Python function.
     same_bits : whether it promises the same bits for any number of threads.
     options : for ``numba.njit``, over the options that all kernels share.
@@ -83,28 +87,22 @@ def kernel(
         )
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
-        name = choices.variant_in(function.__module__, variant)
-        parts = tuple(Scratch(name, size) for name, size in scratch)
-        sig = signature(op, parts)
+        parts = tuple(Scratch(*of) for of in scratch)
         where = f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}"
         params = list(inspect.signature(function).parameters)
         if not jit:
-            registry.register(Kernel(op, name, function, parts, where=where, same_bits=same_bits), params)
+            registry.register(Kernel(op, variant, function, parts, where=where, same_bits=same_bits), params)
             return function
-        compiled = helper(**{**OPTIONS, **options})(function)
-        registry.register(
-            Kernel(
-                op,
-                name,
-                compiled,
-                parts,
-                compile=lambda: _compile(compiled, sig, f"{op.name}[{name}] at {where}"),
-                is_compiled=lambda: sig in compiled.overloads or cache.is_cached(compiled, sig),
-                where=where,
-                same_bits=same_bits,
-            ),
-            params,
-        )
+        compiled, label = helper(**{**OPTIONS, **options})(function), f"{op.name}[{variant}] at {where}"
+
+        def make(dtypes: Mapping[str, str]) -> None:
+            _compile(compiled, signature(op, parts, dtypes), label)
+
+        def made(dtypes: Mapping[str, str]) -> bool:
+            sig = signature(op, parts, dtypes)
+            return sig in compiled.overloads or cache.is_cached(compiled, sig)
+
+        registry.register(Kernel(op, variant, compiled, parts, make, made, where, same_bits), params)
         return compiled
 
     return decorate
@@ -128,7 +126,7 @@ def afresh(kernel: Kernel) -> tuple[Any, tuple[types.Type, ...]]:
     UserError
         Where it does not compile.
     """
-    known, sig = kernel.function, signature(kernel.op, kernel.scratch)
+    known, sig = kernel.function, signature(kernel.op, kernel.scratch, kernel.types)
     options = {k: v for k, v in known.targetoptions.items() if k not in ("nopython", "nogil")}  # type: ignore[attr-defined]
     dispatcher = numba.njit(**{**options, "debug": True})(known.py_func)  # type: ignore[attr-defined]
     _compile(dispatcher, sig, f"{kernel.name} at {kernel.where}")
@@ -148,8 +146,9 @@ def helper(**options: Any) -> Callable[[Callable[..., Any]], Any]:
 
 def code_digest(kernel: Kernel) -> str:
     """Name the machine code that a kernel runs; empty for a plain Python function, and before it is compiled."""
-    compiled = hasattr(kernel.function, "py_func")
-    return cache.code_digest(kernel.function, signature(kernel.op, kernel.scratch)) if compiled else ""
+    if not hasattr(kernel.function, "py_func"):
+        return ""
+    return cache.code_digest(kernel.function, signature(kernel.op, kernel.scratch, kernel.types))
 
 
 def compile_kernels(
@@ -209,7 +208,7 @@ def _compile_elsewhere(kernels: Sequence[Kernel], processes: int, files: Sequenc
     def compile_one(k: Kernel) -> None:
         worker = idle.get()
         try:
-            worker.ask("compile", op=k.op.name, variant=k.variant)
+            worker.ask("compile", op=k.op.name, variant=k.variant, types=dict(k.types))
         except UserError as e:
             raise UserError(str(e).replace("compiler: ", "" if k.name in str(e) else f"compiling {k.name}: ", 1)) from e
         finally:

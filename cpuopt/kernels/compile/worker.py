@@ -12,14 +12,12 @@ from typing import Any
 
 from ...isolate.serve import Say, serve
 from .. import load_all, registry
-from ..toolkit import choices
 
 
 def compile_kernel(request: Mapping[str, Any], say: Say) -> dict[str, Any]:
     """Compile one kernel, if it is known here; the kernel of a script is not."""
-    choices.load(request["variant"])
     if kernel := registry.KERNELS.get((request["op"], request["variant"])):
-        kernel.compile()
+        kernel.of(request["types"]).compile()
     return {}
 
 

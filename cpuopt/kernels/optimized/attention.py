@@ -9,13 +9,11 @@ from numba import config, prange
 
 from ... import ops
 from ..compile.jit import helper, kernel
-from ..toolkit.choices import offer
 from ..toolkit.lanes import exp, larger, load, load_some, select_some, spread, store, sum_lanes
 from ..toolkit.simd import LANES, MR, ticket
 from ..toolkit.tiles import A_LOWER, A_UPPER, C_UPPER, COLS, WHOLE, pack, product, tell, turn, unpack, up, wait_for
 
-# queries, and keys: a tile fills 16 KB, half of the usual first-level cache
-BLOCK = offer(__name__, "BLOCK", 64, (32, 128), also=("decode",))
+BLOCK = 64  # queries, and keys: a tile fills 16 KB, half of the usual first-level cache
 ZERO, ONE, LOWEST = np.float32(0), np.float32(1), np.float32(-np.inf)
 
 
@@ -103,7 +101,7 @@ def forward_block(out, lse, qkv, w, packed, b, h, t0):
 @kernel(
     ops.attention_forward,
     "optimized",
-    scratch=[("work", for_each_thread(forward_floats)), ("counter", 1)],
+    scratch=[("work", for_each_thread(forward_floats)), ("counter", 1, "int32")],
 )
 def attention_forward(out, lse, qkv, work, counter):
     """Block by block of keys, with a running maximum and sum for each query.
@@ -116,7 +114,7 @@ def attention_forward(out, lse, qkv, work, counter):
     B, T, C = out.shape
     NH = lse.shape[1]
     blocks, floats = (T + BLOCK - 1) // BLOCK, forward_floats(C // NH)
-    counter[0] = ZERO  # whose bits are those of the integer 0
+    counter[0] = 0
     for worker in prange(work.shape[0] // floats):
         task = ticket(counter)
         while task < B * NH * blocks:
@@ -220,8 +218,8 @@ def kept_floats(sizes):
     scratch=[
         ("kept", kept_floats),
         ("work", for_each_thread(row_floats)),
-        ("counter", 1),
-        ("steps", lambda sizes: sizes["B"] * sizes["NH"] * -(-sizes["T"] // BLOCK)),
+        ("counter", 1, "int32"),
+        ("steps", lambda sizes: sizes["B"] * sizes["NH"] * -(-sizes["T"] // BLOCK), "int32"),
     ],
 )
 def attention_backward(dqkv, dqkv_add, dout, qkv, out, lse, kept, work, counter, steps):
@@ -236,9 +234,9 @@ def attention_backward(dqkv, dqkv_add, dout, qkv, out, lse, kept, work, counter,
     B, T, C = dout.shape
     NH = lse.shape[1]
     blocks, floats = (T + BLOCK - 1) // BLOCK, row_floats(C // NH)
-    counter[0] = ZERO  # whose bits are those of the integer 0
+    counter[0] = 0
     for i in range(steps.shape[0]):
-        steps[i] = ZERO
+        steps[i] = 0
     for worker in prange(work.shape[0] // floats):
         w = np.int64(worker)
         task = ticket(counter)

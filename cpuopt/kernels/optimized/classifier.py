@@ -24,7 +24,7 @@ def block(sizes):
 LOGITS = [
     ("logits", lambda s: block(s) * s["V"]),
     ("panels", lambda s: up(block(s), NR) * up(s["C"], NR) + NR),
-    ("queue", LINE),
+    ("queue", LINE, "int32"),
 ]
 """Scratch of all three: the logits, and the packed tokens of forward and weight gradient in turn."""
 
@@ -114,9 +114,9 @@ def classifier_backward(
     scratch=[
         ("logits", BT * V),
         ("panels", lambda s: up(s["BT"], NR) * up(s["C"], NR) + NR),
-        ("queue", LINE),
+        ("queue", LINE, "int32"),
         ("work", strips),
-        ("slot", V),
+        ("slot", V, "int32"),
         ("partial", V),
     ],
     parallel=False,

@@ -28,7 +28,6 @@ from numba import prange
 
 from ... import ops
 from ..compile.jit import helper, kernel
-from ..toolkit.choices import offer
 from ..toolkit.lanes import load, load_some, spread, store, store_some
 from ..toolkit.simd import LANES, MR, NR, at, copy, move, prefetch, product, ticket, transpose
 from .gelu import backward as gelu_slope
@@ -38,20 +37,17 @@ ZERO = np.float32(0)
 LINE = 16  # floats in a cache line
 PACKED = 0  # as a row stride: the rows of a group lie interleaved
 SLICE = 128  # k of a packing task
-# rows of weight in a chunk: of all MR, a multiple of the usual one and of LANES
-TALL = offer(__name__, "TALL", 48, (96,), also=("matmul_gelu", "matmul_update", "classifier"))
+TALL = 48  # rows of weight in a chunk: of all MR, a multiple of the usual one and of LANES
 WIDE = 256  # tokens of a forward chunk: with TALL, a strip of sums of 48 KB
 DEPTH = 1024  # most k of a forward block: TALL rows (192 KB) and a panel (64 KB) take half of 512 KB of L2
 FEW = 24  # tokens up to which weight is used as it lies: copying a panel would cost more than it saves
 ALIASED = 1024  # floats: rows that a multiple of it apart start on 4 KB share their places in L1
 INPUT_ROWS = 256  # tokens of a dinp chunk: enough to pay for copying a panel
-# most k of a dinp block: the panel is 48 KB of L2
-INPUT_DEPTH = offer(__name__, "INPUT_DEPTH", 768, (384,), also=("matmul_gelu", "classifier"))
+INPUT_DEPTH = 768  # most k of a dinp block: the panel is 48 KB of L2
 SHORT = 128  # tokens up to which their part of dout and of dinp is small, and it pays
 SHORT_DEPTH = 192  # to keep the panel, 12 KB, in L1
 COLUMNS = 384  # most columns of a dinp chunk
-# most tokens of a dweight block: a panel is 32 KB, the strip of dout 96 KB, that of dweight more
-WEIGHT_DEPTH = offer(__name__, "WEIGHT_DEPTH", 512, (128,), also=("matmul_update", "classifier"))
+WEIGHT_DEPTH = 512  # most tokens of a dweight block: a panel is 32 KB, the strip of dout 96 KB, that of dweight more
 # floats of scratch for a thread
 FORWARD_SCRATCH = WIDE * TALL + TALL
 INPUT_SPARE = INPUT_ROWS * NR
@@ -182,7 +178,9 @@ def forward_store(out, activated, bias, sums, m0, m1, n0, n1):
         gelu(activated, out, m * N + n0, m * N + n1)
 
 
-FORWARD = [("panels", lambda s: up(s["BT"], NR) * s["C"] + NR), ("sums", each(FORWARD_SCRATCH)), ("queue", LINE)]
+QUEUE = ("queue", LINE, "int32")
+"""Scratch: the next ticket, alone on its cache line."""
+FORWARD = [("panels", lambda s: up(s["BT"], NR) * s["C"] + NR), ("sums", each(FORWARD_SCRATCH)), QUEUE]
 """Scratch of `linear`."""
 
 
@@ -194,7 +192,7 @@ def linear(out, activated, inp, weight, bias, panels, sums, queue):
     threads = sums.shape[0] // FORWARD_SCRATCH
     for j in range(NR):
         panels[panels.shape[0] - NR + j] = ZERO
-    queue[0] = ZERO
+    queue[0] = 0
     slices = ceil(K, SLICE)
     for i in prange(ceil(M, NR) * slices):
         lo = i % slices * SLICE
@@ -267,7 +265,7 @@ def input_chunk(dinp, add, dout, weight, pre, mine, m0, m1, c0, c1, most):
         gelu_slope(dinp, False, dinp, pre, m * C + c0, m * C + c1)
 
 
-INPUT = [("panels", each(INPUT_SCRATCH)), ("queue", LINE)]
+INPUT = [("panels", each(INPUT_SCRATCH)), QUEUE]
 """Scratch of `linear_input`."""
 
 
@@ -275,7 +273,7 @@ INPUT = [("panels", each(INPUT_SCRATCH)), ("queue", LINE)]
 def linear_input(dinp, dinp_add, dout, weight, pre, panels, queue):
     """Blocks of tokens times panels of weight's columns; the rows of weight are summed a block at a time."""
     M, C = dinp.shape
-    queue[0] = ZERO
+    queue[0] = 0
     threads = panels.shape[0] // INPUT_SCRATCH
     depth = SHORT_DEPTH if M <= SHORT else INPUT_DEPTH
     tall = even(M, INPUT_ROWS, LINE)
@@ -382,7 +380,7 @@ def pack_all_columns(i, panels, inp, depth):
     pack_columns(panels[m * columns * NR + c * n :], inp, m, c, n)
 
 
-WEIGHT = [("panels", lambda s: s["BT"] * up(s["C"], NR)), ("blocks", each(WEIGHT_SCRATCH)), ("queue", LINE)]
+WEIGHT = [("panels", lambda s: s["BT"] * up(s["C"], NR)), ("blocks", each(WEIGHT_SCRATCH)), QUEUE]
 """Scratch of the weight's gradient."""
 
 
@@ -396,7 +394,7 @@ def matmul_backward_weight(dweight, dweight_add, dbias, dbias_add, dout, inp, pa
     """
     M, C = inp.shape
     N = dout.shape[1]
-    queue[0] = ZERO
+    queue[0] = 0
     threads = blocks.shape[0] // WEIGHT_SCRATCH
     depth = min(M, WEIGHT_DEPTH)
     for i in prange(ceil(C, NR) * ceil(M, depth)):

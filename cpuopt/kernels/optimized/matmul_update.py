@@ -57,7 +57,7 @@ def update_linear(
     """
     M, C = inp.shape
     N = dout.shape[1]
-    queue[0] = np.float32(0)
+    queue[0] = 0
     b1, c1, b2, c2 = np.float32(beta1), np.float32(1 - beta1), np.float32(beta2), np.float32(1 - beta2)
     rate, root = np.float32(lr / (1 - beta1**step)), np.float32(1 / np.sqrt(1 - beta2**step))
     small, one = np.float32(eps), np.float32(1)
@@ -106,7 +106,7 @@ def update_linear(
         ("panels", lambda s: s["BT"] * up(s["C"], NR)),
         ("blocks", strips),
         ("partial", OC),
-        ("queue", LINE),
+        ("queue", LINE, "int32"),
     ],
     parallel=False,
 )

@@ -1,1 +1,1 @@
-"""What kernel files are made of: SIMD, tiles, math, block sizes, threads."""
+"""What kernel files are made of: SIMD, tiles, math, threads."""

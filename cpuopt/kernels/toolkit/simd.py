@@ -297,7 +297,7 @@ def prefetch(typingctx, place):
 
 @intrinsic
 def ticket(typingctx, counter):
-    """Take the next number from a counter that threads share: the first four bytes of an array, zero to begin with."""
+    """Take the next number from a counter that threads share: the first of an int32 array, zero to begin with."""
 
     def codegen(context, builder, signature, args):
         data = context.make_array(signature.args[0])(context, builder, args[0]).data

@@ -82,7 +82,7 @@ def unpack(x, x0, x_row, tile, tile0, width, rows, cols, scale, adds):
 
 @intrinsic
 def tell(typingctx, steps, i, n):
-    """Set the count `i` of an array to n; whoever reads it afterwards sees all that this thread has written before."""
+    """Set the int32 `i` of an array to n; whoever reads it afterwards sees all that this thread has written before."""
 
     def codegen(context, builder, signature, args):
         steps, i, n = args
@@ -95,7 +95,7 @@ def tell(typingctx, steps, i, n):
 
 @intrinsic
 def wait_for(typingctx, steps, i, n):
-    """Wait until the count `i` of an array is n. The thread that sets it must not wait for this one."""
+    """Wait until the int32 `i` of an array is n. The thread that sets it must not wait for this one."""
 
     def codegen(context, builder, signature, args):
         steps, i, n = args

@@ -109,7 +109,11 @@ def classifier_backward(
     loss[0] = mean_loss(losses, targets, ignore_index)
 
 
-@kernel(ops.classifier_update, "vanilla", scratch=[("logits", BT * V), ("grad", V * C), ("slot", V), ("partial", V)])
+@kernel(
+    ops.classifier_update,
+    "vanilla",
+    scratch=[("logits", BT * V), ("grad", V * C), ("slot", V, "int32"), ("partial", V)],
+)
 def classifier_update(
     loss, losses, dinp, dinp_add, weight, weight_m, weight_v, held, sumsq, dloss, inp, targets, tokens, ignore_index,
     lr, beta1, beta2, eps, weight_decay, step, logits, grad, slot, partial,
@@ -148,7 +152,7 @@ def classifier_update(
         total = np.float32(0)
         if slot[v] >= 0:
             for i in range(C):
-                held[int(slot[v]), i] = g[i]
+                held[slot[v], i] = g[i]
         else:
             for i in range(C):
                 mi = b1 * weight_m[v, i] + c1 * g[i]

@@ -31,7 +31,8 @@ def head_with_loss(program: Program, allowed: Allowed) -> None:
         ):
             continue
         given = {**head.args, **loss.args}
-        evaluated = Call(ops.classifier_forward, head.layer, only(ops.classifier_forward, given), "evaluate")
+        args = only(ops.classifier_forward, given)
+        evaluated = Call(ops.classifier_forward, head.layer, args, "evaluate", given=head.given)
         program.calls[program.calls.index(backward[0])] = evaluated
         for c in backward[1:]:
             given |= c.args

@@ -33,6 +33,7 @@ def replace(
     adds: dict[str, bool] | None = None,
 ) -> None:
     """Put a call of another op in the place of one, and drop those whose work it does too."""
-    new = Call(op, call.layer, only(op, args), call.phase, adds or {}, call.inverts)
+    given = {s: n for c in [*without, call] for s, n in c.given.items()}
+    new = Call(op, call.layer, only(op, args), call.phase, adds or {}, call.inverts, given)
     program.calls[program.calls.index(call)] = new
     program.calls = [c for c in program.calls if c not in without]

@@ -29,7 +29,7 @@ def recompute(program: Program, allowed: Allowed) -> None:
         args = {n: call.args[n] for n in (a.name for a in op.args) if n in call.args} | {"inp": call.args[source]}
         if any(v in c.writes for c in program.calls[:at] for v in args.values() if v in program.parameters):
             continue  # by an update in the backward
-        args |= {a.name: program.value(f"{args[a.name]}.again", args[a.name].shape) for a in op.written}
-        program.calls.insert(at, Call(op, call.layer, args, "backward"))
+        args |= {a.name: program.value(f"{(v := args[a.name])}.again", v.shape, dtype=v.dtype) for a in op.written}
+        program.calls.insert(at, Call(op, call.layer, args, "backward", given=call.given))
         for c in readers:
             c.args = {n: args["out"] if v is old else v for n, v in c.args.items()}
