@@ -59,40 +59,36 @@ def read(x, sums, threads, n, rounds):
         sums[i] = s
 
 
+def stream(part):
+    """Make a function of (x, sums, threads, n, rounds) that does `part` to n floats a thread, again and again."""
+
+    @helper(parallel=True)
+    def run(x, sums, threads, n, rounds):
+        for i in prange(threads):
+            for _ in range(rounds):
+                part(x, i * n, n)
+            sums[i] = x[i * n]
+
+    return run
+
+
 @helper()
-def copy_part(x, start, half):
+def copy_part(x, start, n):
     """Copy the first half of a part onto its second."""
+    half = n // 2
     for i in range(start, start + half, AHEAD * LANES):
         for j in range(AHEAD):
             store(x, i + half + j * LANES, load(x, i + j * LANES))
 
 
-@helper(parallel=True)
-def copy(x, sums, threads, n, rounds):
-    """Read n/2 floats a thread and write n/2 others."""
-    for i in prange(threads):
-        for _ in range(rounds):
-            copy_part(x, i * n, n // 2)
-        sums[i] = x[i * n]
-
-
 @helper()
-def triad_part(x, start, third):
+def triad_part(x, start, n):
     """Write a third of a part from the two others: a = b + s*c."""
-    s = np.float32(0.5)
+    s, third = np.float32(0.5), n // 3
     for i in range(start, start + third, AHEAD * LANES):
         for j in range(AHEAD):
             b = i + third + j * LANES
             store(x, i + j * LANES, load(x, b) + load(x, b + third) * s)
-
-
-@helper(parallel=True)
-def triad(x, sums, threads, n, rounds):
-    """Read 2n/3 floats a thread and write n/3 others."""
-    for i in prange(threads):
-        for _ in range(rounds):
-            triad_part(x, i * n, n // 3)
-        sums[i] = x[i * n]
 
 
 @helper()
@@ -104,13 +100,7 @@ def update_part(x, start, n):
             store(x, i + j * LANES, load(x, i + j * LANES) * s)
 
 
-@helper(parallel=True)
-def update(x, sums, threads, n, rounds):
-    """Read and write the same n floats a thread."""
-    for i in prange(threads):
-        for _ in range(rounds):
-            update_part(x, i * n, n)
-        sums[i] = x[i * n]
+copy, triad, update = map(stream, (copy_part, triad_part, update_part))
 
 
 @helper(parallel=True)
