@@ -56,7 +56,7 @@ def test_each_kernel_gets_its_verdict_whatever_the_others_do(capsys):
         "right": "PASS",
     }
     assert verdicts["crash"][1].startswith("its process was ended by SIGABRT during 'check'")
-    assert verdicts["hang"][1] == "no answer to 'check' within 8 s; it was ended"
+    assert verdicts["hang"][1] == "no answer to 'check' within 8 s, in residual_forward[hang]; it was ended"
     assert verdicts["raises"][1].startswith("raised ValueError: no")
     wrong = next(k for k in found["kernels"] if k["variant"] == "wrong")["worst"]
     assert (wrong["argument"], wrong["index"]) == ("out", [3])
@@ -99,7 +99,9 @@ def test_a_result_comes_back_from_json():
 
 
 def test_a_process_that_died_is_started_again():
-    with Child([write(("crash", "residual_forward"), ("right", "residual_forward"))], 2) as child:
+    with Child(
+        "cpuopt.check.worker", [write(("crash", "residual_forward"), ("right", "residual_forward"))], 2
+    ) as child:
         asked = {"sizes": {"N": 4}, "kind": "normal", "absent": []}
         with pytest.raises(UserError, match="SIGABRT"):
             child.ask("check", op="residual_forward", variant="crash", case=asked, threads=[1], seed=0)

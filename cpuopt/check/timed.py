@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import UserError
+from ..isolate.serve import doing
 from ..kernels.registry import Kernel
 from ..kernels.toolkit import threads as numba_threads
 from ..ops.declaration import Op
@@ -170,6 +171,7 @@ class Timed:
 
     def fill(self, side: str, outs: str, scratch: str, calls: int) -> None:
         """Bring the arrays of the next sample to what they hold before it."""
+        doing(self.kernels[side].name)
         for slot, held in zip(self.slots[:calls], self.held, strict=False):
             assert held
             self._restore(slot, held)
@@ -285,6 +287,7 @@ def judge_call(
                 fill(x, word)
         for x in mine[n:]:
             fill(x, SCRATCH)
+        doing(kernel.name)
         kernel.function(*mine)
         results.append(right(wanted.judge(kernel, written, f", {when}")))
     return results

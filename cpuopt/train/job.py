@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from ..check import worker
 from ..check.judged import Judged, require_loadable, require_right, sized_of
 from ..data.batches import SORTED
 from ..data.corpus import Corpus, load_corpus
@@ -260,7 +261,7 @@ def prepare(
     """
     name, config, weights = model_of(settings, resume)
     rewrites = fusions(settings)
-    with Child(settings.kernels, numba_threads.set_threads(settings.threads)) as child:
+    with Child(worker.__name__, settings.kernels, numba_threads.set_threads(settings.threads)) as child:
         require_loadable(child)  # before they are loaded here
         load_kernels(settings.kernels, settings.variants)
         settings, notes = planned(settings, config)

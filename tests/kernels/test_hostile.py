@@ -475,7 +475,7 @@ def test_what_ends_its_process_is_refused_by_name(tmp_path: Any, monkeypatch: py
         text += f"@kernel(ops.residual_forward, '{name}', jit=False)\ndef residual_forward(out, inp1, inp2):\n"
         text += f"    np.add(inp1, inp2, out=out)\n    {body}\n"
     (tmp_path / "deadly.py").write_text(text)
-    with Child([str(tmp_path / "deadly.py")], 2) as child:
+    with Child("cpuopt.check.worker", [str(tmp_path / "deadly.py")], 2) as child:
         found = conform(child, [(TWO, k["variant"]) for k in child.start()], quick=True, stop_at_failure=True)
     reasons = {v.variant: (v.worst.verdict, v.worst.reason) for v in found}
     assert reasons.pop("right") == ("PASS", "")
