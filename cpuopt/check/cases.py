@@ -97,6 +97,11 @@ MAKERS = dict.fromkeys(("v", "weight_v", "bias_v", "wte_v"), np.square)
 """By argument: what makes normal numbers lie in its domain. A second moment is not negative."""
 
 
+def elements(op: Op, case: Case) -> int:
+    """Count the elements of all arrays."""
+    return sum(prod(d(case.sizes) for d in a.shape) for a in op.arrays)
+
+
 def symbols(op: Op) -> list[str]:
     """List the size symbols of an op's shapes, in the order of their first use."""
     return list(dict.fromkeys(s for a in op.arrays for d in a.shape for k in d.terms for s in k))

@@ -29,7 +29,6 @@ from ..kernels.registry import Kernel
 from ..kernels.toolkit import threads as numba_threads
 from ..ops.declaration import Op
 from .cases import Arguments, Array, Case, arguments
-from .check import check_all
 from .judge import MARGIN, Result, Wanted, called, expected, worst
 from .memory import FILL, GUARD, OUTSIDE, SCRATCH, BrokenKernelError, Memory, absent_as_empty, call_args, fill
 
@@ -291,18 +290,3 @@ def judge_call(
         kernel.function(*mine)
         results.append(right(wanted.judge(kernel, written, f", {when}")))
     return results
-
-
-def require_right(kernels: Sequence[Kernel], threads: int) -> list[dict[str, Any]]:
-    """Check kernels on the quick cases.
-
-    Raises
-    ------
-    UserError
-        For one that fails: no time is told of a kernel that is wrong.
-    """
-    results = check_all(dict.fromkeys(kernels), quick=True, threads=(threads,))
-    for r in results:
-        if r.verdict == "FAIL":
-            raise UserError(f"{r.kernel} is wrong, so it is not timed: {r.reason} ({r.case})")
-    return [r.describe() for r in results]

@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     counts = common.thread_counts(args.threads)
     start_numba(max(counts))
     from ..check import worker
-    from ..check.conformance import conform, plan
+    from ..check.gate import conform, plan
     from ..isolate.child import Child
     from ..report import check as report
     from ..report import console

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import ops
-from ..check.conformance import conform
+from ..check.gate import conform
 from ..errors import UserError
 from ..isolate.child import Child
 from ..kernels.registry import BASE, DEFAULT, KERNELS

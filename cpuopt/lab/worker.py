@@ -14,7 +14,7 @@ from ..isolate.serve import Say, serve
 def ab(request: Mapping[str, Any], say: Say) -> dict[str, Any]:
     """Compare two kernels on one size and number of threads; both are checked before and after."""
     from .. import ops
-    from ..check.timed import require_right
+    from ..check.gate import require_quick
     from ..engine import set_threads
     from ..kernels.compile import cache, jit
     from ..measure import rates as machine
@@ -24,7 +24,7 @@ def ab(request: Mapping[str, Any], say: Say) -> dict[str, Any]:
     pair = find(op.name, request["variants"][0]), find(op.name, request["variants"][1])
     n = set_threads(settings.threads, pair)
     say("checking")
-    checks = require_right(pair, n)
+    checks = require_quick(pair, n)
     more: dict[str, Any] = {"seed": request["seed"], "say": say, "looks": request["looks"]}
     if request["in_step"]:
         found = ab.in_step(settings, op, request["variants"], layer=request["layer"], **more)
@@ -34,7 +34,7 @@ def ab(request: Mapping[str, Any], say: Say) -> dict[str, Any]:
         hopeless = request.get("hopeless", inf)
         found = ab.alone(pair, shapes, flush=request["flush"], hopeless=hopeless, **more)
     say("checking again")
-    checks += found["checks"] + require_right(pair, n)
+    checks += found["checks"] + require_quick(pair, n)
     doubts = found["doubts"] + ab.beyond_roofs(op, request["variants"], found.get("cases", ()), machine.stored().get(n))
     hashes = {k.variant: cache.digest(k.function) for k in pair}
     codes = {k.variant: jit.code_digest(k) for k in pair}

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..check import worker
-from ..check.judged import Judged, require_loadable, require_right, sized_of
+from ..check.gate import Judged, require_loadable, require_right, sized_of
 from ..data.batches import SORTED
 from ..data.corpus import Corpus, load_corpus
 from ..engine import Built, Engine, build, load_kernels
