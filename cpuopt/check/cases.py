@@ -116,6 +116,11 @@ MAKERS = dict.fromkeys(("v", "weight_v", "bias_v", "wte_v"), np.square)
 """By argument: what makes normal numbers lie in its domain. A second moment is not negative."""
 
 
+def elements(op: Op, case: Case) -> int:
+    """Count the elements of all arrays."""
+    return sum(prod(d(case.sizes) for d in a.shape) for a in op.arrays)
+
+
 def case(
     op: Op,
     sizes: Mapping[str, int],

@@ -27,6 +27,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import DTypeLike
 
+from ..isolate.serve import doing
 from ..kernels.registry import Kernel
 from ..kernels.toolkit import threads as numba_threads
 from ..machine import cores
@@ -179,7 +180,8 @@ class Wanted:
         then : in which circumstances, for the reason.
         """
         written = [a for a in self.op.written if a.name in self.values]
-        return worst([self._judge(kernel, a, got[a.name], then) for a in written])
+        exact = Result(kernel.name, self.case, 0.0)
+        return worst([exact, *(self._judge(kernel, a, got[a.name], then) for a in written)])
 
     def _judge(self, kernel: Kernel, arg: Arg, got: Array, then: str) -> Result:
         want, scale = self.values[arg.name], self.scale[arg.name]
@@ -280,6 +282,7 @@ def prepare(kernel: Kernel, sizes: Mapping[str, int]) -> dict[str, Spec]:
 def called(kernel: Kernel, args: Sequence[Any], n: int, then: str = "") -> None:
     """Call a kernel on n threads, which are set; raise `BrokenKernelError` where it raises, or sets others."""
     numba_threads.set_threads(n)
+    doing(kernel.name)
     try:
         with np.errstate(all="ignore"):  # of a kernel in Python
             kernel.function(*args)

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import inf, prod, sqrt
+from math import inf, sqrt
 
 import numpy as np
 from threadpoolctl import threadpool_limits
 
 from ..kernels.registry import Kernel
-from .cases import Array, Case, arguments, normal, reference
+from .cases import Array, Case, arguments, elements, normal, reference
 from .judge import Result, Wanted, broken, called, keeping_threads, prepare, worst
 from .memory import FILL, SCRATCH, BrokenKernelError, Memory, absent_as_empty, bits, call_args, fill, spoil
 
@@ -40,7 +40,7 @@ class Sized:
     @property
     def elements(self) -> int:
         """Of all arrays."""
-        return sum(prod(d(self.case.sizes) for d in a.shape) for a in self.kernel.op.arrays)
+        return elements(self.kernel.op, self.case)
 
     def __str__(self) -> str:
         return f"{self.kernel.name}  {self.case}" + "".join(f", {n}_add" for n, on in self.adds.items() if on)

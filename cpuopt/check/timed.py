@@ -24,11 +24,11 @@ from typing import Any
 import numpy as np
 
 from ..errors import UserError
+from ..isolate.serve import doing
 from ..kernels.registry import Kernel
 from ..kernels.toolkit import threads as numba_threads
 from ..ops.declaration import ITEMSIZE, Op
 from .cases import Arguments, Array, Case, arguments
-from .check import check_all
 from .judge import MARGIN, Result, Wanted, called, expected, worst
 from .memory import FILL, GUARD, OUTSIDE, SCRATCH, BrokenKernelError, Memory, absent_as_empty, call_args, fill
 
@@ -173,6 +173,7 @@ class Timed:
 
     def fill(self, side: str, outs: str, scratch: str, calls: int) -> None:
         """Bring the arrays of the next sample to what they hold before it."""
+        doing(self.kernels[side].name)
         for slot, held in zip(self.slots[:calls], self.held, strict=False):
             assert held
             self._restore(slot, held)
@@ -288,21 +289,7 @@ def judge_call(
                 fill(x, word)
         for x in mine[n:]:
             fill(x, SCRATCH)
+        doing(kernel.name)
         kernel.function(*mine)
         results.append(right(wanted.judge(kernel, written, f", {when}")))
     return results
-
-
-def require_right(kernels: Sequence[Kernel], threads: int) -> list[dict[str, Any]]:
-    """Check kernels on the quick cases.
-
-    Raises
-    ------
-    UserError
-        For one that fails: no time is told of a kernel that is wrong.
-    """
-    results = check_all(dict.fromkeys(kernels), quick=True, threads=(threads,))
-    for r in results:
-        if r.verdict == "FAIL":
-            raise UserError(f"{r.kernel} is wrong, so it is not timed: {r.reason} ({r.case})")
-    return [r.describe() for r in results]

@@ -22,6 +22,7 @@ from ..check.judge import Result
 from ..check.timed import AFTER, BEFORE, FILLS, SELDOM, Timed, judge_call
 from ..engine import Bound
 from ..errors import UserError
+from ..isolate.serve import doing
 from ..kernels import roofs
 from ..kernels.registry import KERNELS, Kernel, nearest
 from ..kernels.toolkit import threads as numba_threads
@@ -324,6 +325,7 @@ class InStep:
     def use(self, side: str) -> None:
         """Let the calls go to A or B."""
         swapped = {place: bound for group in self.groups[side] for place, bound in group.items()}
+        doing(f"a step with {', '.join(sorted({bound.kernel.name for bound in swapped.values()}))}")
         self.engine.phases = {p: [swapped.get(id(b), b) for b in calls] for p, calls in self.phases.items()}
 
     def step(self) -> float:

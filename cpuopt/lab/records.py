@@ -154,23 +154,21 @@ def figures_of(*entries: Entry) -> Iterator[None]:
 
 
 def profile_of(e: Entry) -> Mapping[str, Any] | None:
-    """Give the profile in a record, if there is one."""
-    found = e.content.get("profile")
-    return found or None
+    """Return the profile in a record, if there is one."""
+    return e.content.get("profile") or None
 
 
 def profile_in(e: Entry) -> Profile:
-    """Give the profile in a record.
+    """Return the profile in a record.
 
     Raises
     ------
     UserError
         Where there is none.
     """
-    found = profile_of(e)
-    if found is None:
-        raise UserError(f"runs {e.path.name!r}: a record of kind '{e.kind}' has no profile to show")
-    return Profile.from_json(found)
+    if found := profile_of(e):
+        return Profile.from_json(found)
+    raise UserError(f"runs {e.path.name!r}: a record of kind '{e.kind}' has no profile to show")
 
 
 def compare(a: Entry, b: Entry) -> dict[str, Any]:
@@ -270,16 +268,8 @@ def history(found: Sequence[Entry], op: str, here: str) -> list[dict[str, Any]]:
                     f"{c['model']} {r['B']}x{r['T']}, {r['threads']} threads{', in the step' if c['in_step'] else ''}"
                 )
                 for variant, ms in (c["a"], r["a_ms"]), (c["b"], r["b_ms"]):
-                    rows.append(
-                        {
-                            **head,
-                            "size": size,
-                            "variant": variant,
-                            "ms": ms,
-                            "hash": r["hashes"].get(variant),
-                            "gflops": None,
-                        }
-                    )
+                    row = {"variant": variant, "ms": ms, "hash": r["hashes"].get(variant), "gflops": None}
+                    rows.append({**head, "size": size, **row})
         p = profile_of(e)
         for variant in dict.fromkeys(r["variant"] for r in (p["layers"] if p else []) if r["op"] == op):
             assert p
@@ -287,15 +277,6 @@ def history(found: Sequence[Entry], op: str, here: str) -> list[dict[str, Any]]:
             ms = sum(r["ms"] for r in mine)
             size = f"{p['model']} {p['B']}x{p['T']}, {p['threads']} threads"
             rate = sum(r["flops"] for r in mine) / ms / 1e6 if ms else None
-            name = f"{op}[{variant}]"
-            rows.append(
-                {
-                    **head,
-                    "size": size,
-                    "variant": variant,
-                    "ms": ms,
-                    "hash": p.get("hashes", {}).get(name),
-                    "gflops": rate,
-                }
-            )
+            digest = p.get("hashes", {}).get(f"{op}[{variant}]")
+            rows.append({**head, "size": size, "variant": variant, "ms": ms, "hash": digest, "gflops": rate})
     return rows

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from ..check.conformance import Verdict
+    from ..check.gate import Verdict
     from ..check.judge import Result
 
 STYLE = {"PASS": "green", "MARGINAL": "yellow", "FAIL": "bold red"}

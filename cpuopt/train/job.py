@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from ..check.judged import Judged, require_loadable, require_right, sized_of
+from ..check import worker
+from ..check.gate import Judged, require_loadable, require_right, sized_of
 from ..data.batches import SORTED
 from ..data.corpus import Corpus, load_corpus
 from ..engine import Built, Engine, build, load_kernels
@@ -255,7 +256,7 @@ def prepare(
     """
     name, config, weights = model_of(settings, resume)
     rewrites = fusions(settings)
-    with Child(settings.kernels, numba_threads.set_threads(settings.threads)) as child:
+    with Child(worker.__name__, settings.kernels, numba_threads.set_threads(settings.threads)) as child:
         require_loadable(child)  # before they are loaded here
         load_kernels(settings.kernels)
         settings, notes = planned(settings, config)
