@@ -50,7 +50,7 @@ class Case:
     @staticmethod
     def from_json(d: Mapping[str, Any]) -> Case:
         """Read what `to_json` gave."""
-        return Case(d["sizes"], d["kind"], frozenset(d["absent"]), d["types"])
+        return Case(d["sizes"], d["kind"], frozenset(d["absent"]), d.get("types", {}))
 
     def __str__(self) -> str:
         words = [" ".join(f"{s}={n}" for s, n in self.sizes.items())]
