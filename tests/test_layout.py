@@ -31,7 +31,7 @@ def tree_of(file):
 
 
 def imports(tree, file):
-    """The dotted names that a file imports, relative ones made absolute; ``from a import b`` gives ``a.b``."""
+    """The dotted names that a file imports or holds in a string, made absolute; ``from a import b`` gives ``a.b``."""
     package = ["cpuopt", *file.split("/")[:-1]]
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -39,6 +39,8 @@ def imports(tree, file):
         elif isinstance(node, ast.ImportFrom):
             home = package[: len(package) - node.level + 1] if node.level else []
             yield from (".".join([*home, *filter(None, [node.module]), alias.name]) for alias in node.names)
+        elif isinstance(node, ast.Constant) and re.fullmatch(r"cpuopt(\.\w+)+", str(node.value)):
+            yield node.value  # as of a process to start
 
 
 def names(tree):
@@ -262,6 +264,7 @@ def test_no_files_import_each_other():
         ("kernels/registry.py", "def f():\n    from .. import engine"),
         ("ad/plan.py", "if TYPE_CHECKING:\n    from ..program.program import Call"),
         ("machine.py", "from cpuopt.report import console"),
+        ("isolate/child.py", "module = 'cpuopt.lab.worker'"),
     ],
 )
 def test_an_import_upwards_is_noticed(file, planted):

@@ -1,5 +1,6 @@
 """What processes leave behind: no child outlives its parent, however that ends and whatever the child runs."""
 
+import re
 import signal
 import subprocess
 import sys
@@ -8,6 +9,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+
+from cpuopt import cli
 
 ROOT = Path(__file__).parents[1]
 BUSY = """
@@ -29,6 +32,13 @@ def busy(text):
 
 with Worker(Side("child", (sys.executable, "-c", {BUSY!r})), busy) as worker:
     worker.ask("kernel")
+"""
+
+
+INSPECTING = """
+from cpuopt.lab.inspect import inspect
+
+inspect("gelu_forward", "vanilla", ["sleeps.py"])
 """
 
 
@@ -55,3 +65,49 @@ def test_a_worker_in_a_kernel_that_never_returns_ends_with_its_parent(name):
         parent.send_signal(getattr(signal, name))
         assert gone(parent.pid)
         assert gone(worker)
+
+
+def test_an_inspection_ends_with_its_parent(tmp_path):
+    (tmp_path / "sleeps.py").write_text("import ctypes\nopen('began', 'w').close()\nctypes.PyDLL(None).sleep(60)\n")
+    with subprocess.Popen([sys.executable, "-c", INSPECTING], cwd=tmp_path) as parent:
+        end = time.monotonic() + 60
+        while not (tmp_path / "began").exists() and time.monotonic() < end:
+            time.sleep(0.05)
+        (compiler,) = psutil.Process(parent.pid).children()
+        parent.kill()
+        assert gone(compiler.pid)
+
+
+ENDS = """
+import os, sys, warnings
+from cpuopt import kernel, ops
+
+calls = []
+
+@kernel(ops.residual_forward, "silent", jit=False)
+def residual_forward(out, inp1, inp2):
+    print("a stray line", file=sys.stderr, flush=True)
+    calls.append(1)
+    out[...] = inp1 + inp2
+    if len(calls) > 250:  # when it is timed
+        os._exit(0)
+
+@kernel(ops.residual_forward, "loud", jit=False)
+def residual_forward(out, inp1, inp2):
+    print("out of paper", file=sys.stderr)
+    warnings.warn("thin paper")
+    os._exit(7)
+"""
+
+
+def test_a_kernel_that_ends_its_process_is_named_without_stray_lines(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("NUMBA_NUM_THREADS", "1")
+    (tmp_path / "ends.py").write_text(ENDS)
+    size = ["--kernels", str(tmp_path / "ends.py"), "--model", "gpt2-tiny", "--sizes", "1x8", "--threads", "1"]
+    said = {}
+    for variant in ("silent", "loud"):
+        assert cli.main(["ab", "residual_forward", "vanilla", variant, *size, "--rounds", "6"]) == 2
+        (said[variant],) = (line for line in capsys.readouterr().err.splitlines() if line.startswith("cpuopt: "))
+    assert re.search(r"its process ended with status 0 during 'ab', in residual_forward\[silent\] \(", said["silent"])
+    assert "stray" not in said["silent"]
+    assert "ended with status 7 during 'ab', in residual_forward[loud]: out of paper" in said["loud"]

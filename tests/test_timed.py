@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from cpuopt import ops
-from cpuopt.check import check
+from cpuopt.check import check, timed
 from cpuopt.check.cases import Case
 from cpuopt.errors import UserError
 from cpuopt.kernels import registry
 from cpuopt.kernels.registry import Kernel, Scratch
 from cpuopt.kernels.toolkit import threads
-from cpuopt.lab import ab, timed
+from cpuopt.lab import ab
 from cpuopt.train.job import Settings
 
 SMALL, LARGE = 300, 70_001
@@ -139,9 +139,9 @@ WRONG = {
     keeps_inputs_in_scratch: r"is wrong .* out\[",
     relies_on_its_scratch: r"is wrong .* out\[",
     changes_its_input: "changed 'inp', which it may only read",
-    writes_past_the_end: "wrote outside its arrays, before it was timed: 3 past the end of 'out'",
-    writes_before: "wrote outside its arrays, before it was timed",
-    writes_past_its_scratch: "wrote outside its arrays, before it was timed, past the end of its scratch",
+    writes_past_the_end: "wrote outside its arrays: 3 past the end of 'out', before it was timed",
+    writes_before: "wrote outside its arrays: 4 before the beginning of 'out', before it was timed",
+    writes_past_its_scratch: "wrote outside its arrays: past the end of its scratch, before it was timed",
     sets_threads: "left numba with 2 threads; it was called with 1",
     raises_where_large: "raised ValueError: too large for me",
     tires: r"is wrong .* while it was timed",

@@ -10,7 +10,7 @@ import pytest
 
 from cpuopt import cli, files, ops
 from cpuopt.check.cases import Case
-from cpuopt.check.check import Result
+from cpuopt.check.judge import Result
 from cpuopt.errors import UserError
 from cpuopt.files import CacheWarning
 from cpuopt.kernels import registry

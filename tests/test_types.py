@@ -8,9 +8,10 @@ from numpy.lib.stride_tricks import as_strided
 from cpuopt import Engine, nn
 from cpuopt import functional as F
 from cpuopt.check.cases import SMALL, Case, case, cases
-from cpuopt.check.check import check, least, rounding
+from cpuopt.check.check import check
 from cpuopt.check.fences import check_fenced
 from cpuopt.check.gradient import check_gradient
+from cpuopt.check.judge import least, rounding
 from cpuopt.check.sized import Sized, check_sized
 from cpuopt.errors import UserError
 from cpuopt.kernels import registry

@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache as once
 from inspect import signature
 from math import prod
 from typing import Any
@@ -115,6 +116,11 @@ MAKERS = dict.fromkeys(("v", "weight_v", "bias_v", "wte_v"), np.square)
 """By argument: what makes normal numbers lie in its domain. A second moment is not negative."""
 
 
+def elements(op: Op, case: Case) -> int:
+    """Count the elements of all arrays."""
+    return sum(prod(d(case.sizes) for d in a.shape) for a in op.arrays if a.name not in case.absent)
+
+
 def case(
     op: Op,
     sizes: Mapping[str, int],
@@ -218,18 +224,21 @@ def _draw(op: Op, arg: Arg, case: Case, rng: np.random.Generator) -> Any:
         return _draw_ids(arg.below(case.sizes), shape, case.kind if arg.ignored else None, rng)
     if arg.role in ("out", "acc"):
         return np.full(shape, np.nan, dtype)
-    x = _normal(shape, rng)
+    x = normal(shape, rng)
     if not op.inverts:
         x = KINDS.get(case.kind, np.asarray)(x) * (arg.role != "state" or case.kind != "constant")
-    x = MAKERS.get(arg.name, np.asarray)(x)
-    return x.astype(dtype, copy=False)
+    x = MAKERS.get(arg.name, np.asarray)(x).astype(dtype, copy=False)
+    return x if x.shape == shape else np.resize(x, shape)
 
 
-def _normal(shape: tuple[int, ...], rng: np.random.Generator) -> Array:
-    """Draw standard normal numbers; of very many, the first are repeated, which costs no time."""
-    if prod(shape) <= POOL:
-        return rng.standard_normal(shape)
-    return np.resize(rng.standard_normal(POOL - 3, np.float32), shape)
+def normal(shape: tuple[int, ...], rng: np.random.Generator) -> Array:
+    """Draw standard normal numbers; of very many, those to repeat, from a place of one stock of them."""
+    return rng.standard_normal(shape) if prod(shape) <= POOL else np.roll(_stock(), rng.integers(POOL))
+
+
+@once
+def _stock() -> Array:
+    return np.random.default_rng(0).standard_normal(POOL - 3, np.float32)
 
 
 def _elements(given: Arguments) -> int:

@@ -10,14 +10,13 @@ from __future__ import annotations
 import ctypes
 import mmap
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
 from ..kernels.registry import Kernel
-from ..kernels.toolkit import threads as numba_threads
 from .cases import Array, Case, arguments, modes
-from .check import BrokenKernelError, called, counts_up_to, keeping_threads, prepare
+from .judge import called, counts_up_to, keeping_threads, prepare
+from .memory import BrokenKernelError, absent_as_empty, call_args
 
 FENCE = 256 << 20
 """Bytes of address space on each side; they take no memory."""
@@ -59,21 +58,17 @@ def check_fenced(
     with keeping_threads() as most:
         n = max(counts_up_to(most, threads))
         work = {name: np.zeros(*spec) for name, spec in prepare(kernel, case.sizes).items()}
-        arrays = {a.name: np.empty((0,) * len(a.shape), kernel.dtype(a)) if given[a.name] is None else given[a.name]
-                  for a in kernel.op.arrays} | work  # fmt: skip
+        arrays = absent_as_empty(kernel, given) | work
         for name, x in arrays.items():
             for at_end in (True, False):
                 place = "past the end of" if at_end else "before the beginning of"
                 say(f"reading or writing {place} '{name}'")
                 edge = Fenced(x, at_end)
                 for adds in modes(kernel.op)[:2]:
-                    args: list[Any] = []
-                    for a in kernel.op.args:
-                        copy = given[a.name] if a.role == "scalar" else arrays[a.name].copy()
-                        args.append(edge.array if a.name == name else copy)
-                        args += [adds[a.name]] if a.role == "acc" else []
-                    args += [edge.array if s == name else work[s] for s in work]
-                    numba_threads.set_threads(n)
+                    copies = {other: y if other in work else y.copy() for other, y in arrays.items()} | {
+                        name: edge.array
+                    }
+                    args = call_args(kernel.op, copies, given, adds) + [copies[s] for s in work]
                     try:
                         called(kernel, args, n)
                     except BrokenKernelError as e:

@@ -45,6 +45,7 @@ def run(args: argparse.Namespace) -> int:
     from .. import ops
     from ..isolate.child import Child
     from ..kernels import registry
+    from ..lab import worker
     from ..lab.peers.plan import parse_sizes
     from ..measure.comparison import analyses_up_to, summed
     from ..report import ab as report
@@ -56,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
         raise UserError("--flush with --in-step: a step leaves the caches as they are; give one of the two")
     common.check_targets(args)
     analyses, results = analyses_up_to(args.rounds), []
-    with Child(args.kernels, max(counts), args.limit) as child, console.saying() as say:
+    with Child(worker.__name__, args.kernels, max(counts), args.limit) as child, console.saying() as say:
         for B, T in parse_sizes(args.sizes):
             for n in counts:
                 child.say = lambda text, at=f"{B}x{T}, {n} threads: ": say(at + text)  # type: ignore[misc]

@@ -50,7 +50,8 @@ def run(args: argparse.Namespace) -> int:
         return check_gradients(args)
     counts = common.thread_counts(args.threads)
     start_numba(max(counts))
-    from ..check.conformance import conform, plan
+    from ..check import worker
+    from ..check.gate import conform, plan
     from ..isolate.child import Child
     from ..report import check as report
     from ..report import console
@@ -59,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     if args.limit <= 0:
         raise UserError(f"--limit {args.limit:g}: expected a positive number of seconds")
     seed = secrets.randbelow(10**6) if args.seed is None else args.seed
-    with Child(args.kernels, max(counts), args.limit) as child:
+    with Child(worker.__name__, args.kernels, max(counts), args.limit) as child:
         wanted = choose(args.op, args.variant, args.kernels, [(k["op"], k["variant"]) for k in child.start()])
         calls = []
         if not args.quick and args.model != "none":

@@ -77,10 +77,10 @@ def follow(plan: Plan, roofs: Roofs, screen: Screen) -> None:
     from watchfiles import watch
 
     from ..isolate.child import Child
-    from ..lab import session
+    from ..lab import session, worker
 
     def begin() -> Child:
-        child = Child([str(plan.file)], plan.threads, plan.limit_s)
+        child = Child(worker.__name__, [str(plan.file)], plan.threads, plan.limit_s)
         view = screen.begin()  # from now on no earlier round is heard
         threading.Thread(target=session.work, args=(plan, roofs, view, child), daemon=True).start()
         return child

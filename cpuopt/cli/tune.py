@@ -50,6 +50,7 @@ def work(args: argparse.Namespace) -> int:
     """Do it, as the only process that does."""
     start_numba(args.threads)
     from ..isolate.child import Child
+    from ..lab import worker
     from ..lab.tune import compile_all, keep, survey, tune
     from ..measure.comparison import analyses_up_to
     from ..report import console
@@ -66,7 +67,8 @@ def work(args: argparse.Namespace) -> int:
     tuning = survey(settings, args.ops or ("*",), args.again)
     with console.compiling() as progress:
         compile_all(tuning, common.cores(), progress)
-    with Child(args.kernels, tuning.key["threads"], args.limit) as child, report.Progress(tuning) as view:
+    threads = tuning.key["threads"]
+    with Child(worker.__name__, args.kernels, threads, args.limit) as child, report.Progress(tuning) as view:
         tune(tuning, settings, child, analyses=analyses, seed=args.seed, view=view, save=keep)
     kept = keep(tuning)
     size = {"model": tuning.name, "B": args.B, "T": args.T, "threads": tuning.key["threads"]}

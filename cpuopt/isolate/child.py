@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -15,7 +13,6 @@ from .process import GRACE_S, Side, Worker
 LIMIT_S = 120.0
 """How long one answer may take, compilation included."""
 ENDED = "ended, because something newer is to be done"
-ROOT = Path(__file__).resolve().parents[2]
 
 
 class Asked(Protocol):
@@ -33,6 +30,7 @@ class Child:
 
     Parameters
     ----------
+    module : the worker's; it answers ``load``, and the requests that it is asked.
     kernels : files to load.
     threads : that numba is started with.
     limit_s : how long one answer may take before the process is ended.
@@ -41,6 +39,7 @@ class Child:
 
     def __init__(
         self,
+        module: str,
         kernels: Sequence[str] = (),
         threads: int = 1,
         limit_s: float = LIMIT_S,
@@ -48,9 +47,7 @@ class Child:
     ) -> None:
         self.given = [str(k) for k in kernels]
         self.kernels, self.limit_s, self.say = [str(Path(k).resolve()) for k in kernels], limit_s, say
-        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-        environment = {"NUMBA_NUM_THREADS": str(threads), "PYTHONPATH": path}
-        self.side = Side("kernel's process", (sys.executable, "-P", "-m", "cpuopt.lab.worker"), {}, environment)
+        self.side = Side.module("kernel's process", module, NUMBA_NUM_THREADS=str(threads))
         self.added: list[dict[str, str]] = []
         self.ended = False
         self.doing = ""

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import selectors
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -18,16 +20,22 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from math import isfinite
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
 import psutil
 
 from ..errors import UserError
+from .serve import DOING
+from .serve import LONGEST as WORDS
 
+ROOT = Path(__file__).resolve().parents[2]
 PHASES = ("forward", "backward", "update")
 LIMIT_S = 1800.0
 """How long one answer may take; compiling is part of the first."""
+WARNING = re.compile(r"^\s|Warning: ")
+"""Lines of stderr that do not tell why a process ended."""
 GRACE_S = 10.0
 """How long a worker may take to end by itself."""
 LONGEST = 1 << 24
@@ -50,6 +58,12 @@ class Side:
     command: tuple[str, ...]
     settings: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
+
+    @staticmethod
+    def module(name: str, module: str, *args: str, **environment: str) -> Side:
+        """Return a side that is a module of this package, wherever the package lies."""
+        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        return Side(name, (sys.executable, "-P", "-m", module, *args), {}, {"PYTHONPATH": path, **environment})
 
 
 @dataclass
@@ -86,8 +100,8 @@ class Worker:
 
     def __init__(self, side: Side, say: Callable[[str], None] = lambda text: None, limit_s: float = LIMIT_S) -> None:
         self.side, self.say, self.limit_s = side, say, limit_s
-        self._buffer = b""
-        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  (closed in close)
+        self._buffer, self._heard = b"", 0
+        self._stderr, self._doing = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115  (closed in close)
         try:
             self._process = subprocess.Popen(
                 side.command,
@@ -95,11 +109,12 @@ class Worker:
                 stdout=subprocess.PIPE,
                 stderr=self._stderr,
                 bufsize=0,
-                env={**os.environ, **side.environment},
+                env={**os.environ, **side.environment, DOING: str(self._doing.fileno())},
+                pass_fds=[self._doing.fileno()],
                 start_new_session=True,  # so that what it starts can be ended with it
             )
         except OSError as e:
-            self._stderr.close()
+            self._close_files()
             raise UserError(f"{side.name}: {side.command[0]!r} cannot be started: {e.strerror or e}") from e
 
     def __enter__(self) -> Worker:
@@ -134,7 +149,11 @@ class Worker:
             self.kill()
             process.wait()
             process.stdout.close()
-            self._stderr.close()
+            self._close_files()
+
+    def _close_files(self) -> None:
+        self._stderr.close()
+        self._doing.close()
 
     def kill(self) -> None:
         """End the process by force, from any thread; who waits for its answer learns of it and closes the pipes."""
@@ -146,6 +165,7 @@ class Worker:
         """Send a request and wait for its answer."""
         assert self._process.stdin is not None
         deadline = time.monotonic() + self.limit_s
+        self._doing.truncate(0)
         try:
             self._process.stdin.write(json.dumps({"do": do, **more}).encode() + b"\n")
         except BrokenPipeError:
@@ -162,6 +182,7 @@ class Worker:
             if "error" in answer:
                 raise UserError(f"{self.side.name}: {_one_line(str(answer['error']))}")
             if "progress" not in answer:
+                self._heard = self._said()
                 return answer
             self.say(str(answer["progress"]))
 
@@ -194,7 +215,8 @@ class Worker:
             selector.register(self._process.stdout, selectors.EVENT_READ)
             while b"\n" not in self._buffer:
                 if not selector.select(max(0.0, deadline - time.monotonic())):
-                    raise UserError(f"{self.side.name}: no answer to '{do}' within {self.limit_s:g} s; it was ended")
+                    late = f"no answer to '{do}' within {self.limit_s:g} s{self._where()}; it was ended"
+                    raise UserError(f"{self.side.name}: {late}")
                 more = os.read(self._process.stdout.fileno(), 1 << 16)
                 if not more:
                     raise self._died(do)
@@ -204,20 +226,27 @@ class Worker:
         line, _, self._buffer = self._buffer.partition(b"\n")
         return line
 
+    def _said(self) -> int:
+        return os.fstat(self._stderr.fileno()).st_size
+
+    def _where(self) -> str:
+        """Name the kernel that ran last in the request."""
+        running = os.pread(self._doing.fileno(), WORDS, 0).decode(errors="replace").strip("\0 ")
+        return f", in {_one_line(running)}" if running else ""
+
     def _died(self, do: str) -> UserError:
-        """Say how the process ended, and its last words."""
+        """Return how the process ended, and its last words in this request if it did not end as if all were well."""
         try:
             status = self._process.wait(GRACE_S)
         except subprocess.TimeoutExpired:
-            how = "closed its stdout"
+            status, how = 1, "closed its stdout"
         else:
             how = f"ended with status {status}" if status >= 0 else f"was ended by {signal.Signals(-status).name}"
             how += ", perhaps because memory ran out," if status == -signal.SIGKILL else ""
-        self._stderr.seek(0, os.SEEK_END)
-        self._stderr.seek(max(0, self._stderr.tell() - 4096))
-        lines = self._stderr.read().decode(errors="replace").strip().splitlines()
-        last = f": {_one_line(lines[-1])}" if lines else ""
-        return UserError(f"{self.side.name}: {how} during '{do}'{last}")
+        said = os.pread(self._stderr.fileno(), 4096, max(self._heard, self._said() - 4096)).decode(errors="replace")
+        words = [line for line in said.splitlines() if line.strip() and not WARNING.search(line)] if status else []
+        last = f": {_one_line(words[-1])}" if words else ""
+        return UserError(f"{self.side.name}: {how} during '{do}'{self._where()}{last}")
 
 
 def _one_line(text: str) -> str:

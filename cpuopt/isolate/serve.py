@@ -11,12 +11,17 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from ..errors import UserError
 
+LONGEST = 120
+"""Bytes that the parent is told of what runs."""
 Say = Callable[[str], None]
 Handler = Callable[[Mapping[str, Any], Say], Mapping[str, Any]]
+DOING = "CPUOPT_DOING"
+"""Environment variable: the descriptor of the file that `doing` writes to."""
 PR_SET_PDEATHSIG = 1
 """Of Linux's prctl: the signal that a process gets when its parent ends."""
 
@@ -29,6 +34,8 @@ def serve(handlers: Mapping[str, Handler]) -> None:
     handlers : by the request's ``do``; each is given the request and a function that reports progress. What a handler
         raises as `UserError` is the answer.
     """
+    global _doing
+    _doing = int(os.environ.pop(DOING, -1))
     end_with_parent()
     with os.fdopen(os.dup(1), "w") as channel, open(0) as requests:
         os.dup2(2, 1)  # what a kernel prints must not come between the answers
@@ -43,6 +50,16 @@ def serve(handlers: Mapping[str, Handler]) -> None:
                 answer(handlers[request["do"]](request, lambda text: answer({"progress": text})))
             except UserError as e:
                 answer({"error": str(e)})
+
+
+_doing = -1
+
+
+def doing(text: str) -> None:
+    """Note what runs now, which the parent names if this process ends; nothing where there is no such parent."""
+    if _doing >= 0:
+        with suppress(OSError):
+            os.pwrite(_doing, text.encode()[:LONGEST].ljust(LONGEST), 0)
 
 
 def end_with_parent() -> None:

@@ -1,6 +1,6 @@
 """Two kernels of one op against each other: alone, on the shapes that a model has, or inside its real training steps.
 
-Both get the very same arrays, scratch too, so that no address favours one; they are judged on these (`timed`). A
+Both get the very same arrays, scratch too, so that no address favours one; they are judged on these by `check.timed`. A
 trial alone is as many samples as fill `TRIAL_S`, of one call each, or of several where a call is short; its lower
 quartile counts, which a process that takes the core away now and then does not move. A trial in the step is one
 training step with the op's calls going to one kernel.
@@ -19,9 +19,11 @@ from typing import Any
 import numpy as np
 
 from ..check.cases import Case
-from ..check.check import Result, check_all
+from ..check.judge import Result
+from ..check.timed import AFTER, BEFORE, FILLS, SELDOM, Timed, judge_call
 from ..engine import Bound
 from ..errors import UserError
+from ..isolate.serve import doing
 from ..kernels import roofs
 from ..kernels.registry import KERNELS, Kernel, nearest
 from ..kernels.toolkit import threads as numba_threads
@@ -33,7 +35,6 @@ from ..profiler import Profiler
 from ..program.program import Call
 from ..train.job import Settings, build_only, prepare
 from ..wording import spread
-from .timed import AFTER, BEFORE, FILLS, SELDOM, Timed, judge_call
 
 TRIAL_S, SAMPLE_S = 8e-3, 2e-5
 """How long a trial takes, and the least that one reading of the clock is trusted with."""
@@ -316,6 +317,7 @@ class InStep:
     def use(self, side: str) -> None:
         """Let the calls go to A or B."""
         swapped = {place: bound for group in self.groups[side] for place, bound in group.items()}
+        doing(f"a step with {', '.join(sorted({bound.kernel.name for bound in swapped.values()}))}")
         self.engine.phases = {p: [swapped.get(id(b), b) for b in calls] for p, calls in self.phases.items()}
 
     def step(self) -> float:
@@ -478,18 +480,3 @@ def beyond_roofs(op: Op, variants: Sequence[str], cases: Sequence[Mapping[str, A
             if least > ns:
                 found.append(f"{variant} is at {100 * least / ns:.0f} % of the {name} roof, which cannot be ({shape})")
     return found
-
-
-def require_right(kernels: Sequence[Kernel], threads: int) -> list[dict[str, Any]]:
-    """Check kernels on the quick cases.
-
-    Raises
-    ------
-    UserError
-        For one that fails: no time is told of a kernel that is wrong.
-    """
-    results = check_all(dict.fromkeys(kernels), quick=True, threads=(threads,))
-    for r in results:
-        if r.verdict == "FAIL":
-            raise UserError(f"{r.kernel} is wrong, so it is not timed: {r.reason} ({r.case})")
-    return [r.describe() for r in results]

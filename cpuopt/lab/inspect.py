@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -14,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from ..isolate.child import ROOT
+from ..isolate.process import Side, Worker
 from .asm import Loop, loops
 
 LIMIT_S = 600.0
@@ -86,30 +82,13 @@ def inspect(op: str, variant: str, kernels: Sequence[str] = (), diagnostics: int
         For a kernel that does not compile.
     """
     with tempfile.TemporaryDirectory(prefix="cpuopt-inspect-") as folder:
-        file = Path(folder) / "inspection.json"
-        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-        environment = {**os.environ, "CPUOPT_CACHE_DIR": folder, "PYTHONPATH": path}
-        command = [
-            sys.executable,
-            "-P",
-            "-m",
-            "cpuopt.kernels.compile.inspection",
-            str(file),
-            op,
-            variant,
-            str(diagnostics),
-        ]
+        side = Side.module("compiler", "cpuopt.kernels.compile.inspection", CPUOPT_CACHE_DIR=folder)
         try:
-            done = subprocess.run(
-                [*command, *map(str, kernels)], capture_output=True, text=True, env=environment, timeout=LIMIT_S
-            )
-        except subprocess.TimeoutExpired:
-            raise UserError(f"{op}[{variant}]: the compiler did not end within {LIMIT_S:g} s") from None
-        if done.returncode or not file.exists():
-            lines = done.stderr.strip().splitlines()
-            last = lines[-1] if lines else f"status {done.returncode}"
-            raise UserError(f"{op}[{variant}]: cannot be compiled: {last.removeprefix('cpuopt.errors.UserError: ')}")
-        found = json.loads(file.read_text())
+            with Worker(side, limit_s=LIMIT_S) as worker:
+                asked = {"op": op, "variant": variant, "kernels": [str(k) for k in kernels], "level": diagnostics}
+                found = worker.ask("inspect", **asked)
+        except UserError as e:
+            raise UserError(f"{op}[{variant}]: {str(e).removeprefix('compiler: ')}") from e
     file, line = Path(found["where"].rpartition(":")[0]), int(found["where"].rpartition(":")[2])
     return Inspection(
         op,
@@ -119,7 +98,7 @@ def inspect(op: str, variant: str, kernels: Sequence[str] = (), diagnostics: int
         found["machine"],
         found["compiled"],
         loops(found["asm"], file.name, line) if found["machine"].startswith("x86_64") else [],
-        remarks(done.stderr, file.name, line),
+        remarks(found["remarks"], file.name, line),
         found["diagnostics"],
         found["asm"],
     )

@@ -153,23 +153,21 @@ def figures_of(*entries: Entry) -> Iterator[None]:
 
 
 def profile_of(e: Entry) -> Mapping[str, Any] | None:
-    """Give the profile in a record, if there is one."""
-    found = e.content.get("profile")
-    return found or None
+    """Return the profile in a record, if there is one."""
+    return e.content.get("profile") or None
 
 
 def profile_in(e: Entry) -> Profile:
-    """Give the profile in a record.
+    """Return the profile in a record.
 
     Raises
     ------
     UserError
         Where there is none.
     """
-    found = profile_of(e)
-    if found is None:
-        raise UserError(f"runs {e.path.name!r}: a record of kind '{e.kind}' has no profile to show")
-    return Profile.from_json(found)
+    if found := profile_of(e):
+        return Profile.from_json(found)
+    raise UserError(f"runs {e.path.name!r}: a record of kind '{e.kind}' has no profile to show")
 
 
 def compare(a: Entry, b: Entry) -> dict[str, Any]:

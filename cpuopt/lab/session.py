@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import models, ops
-from ..check.conformance import conform
+from ..check.gate import conform
 from ..errors import UserError
 from ..isolate.child import Child
 from ..kernels.registry import BASE, DEFAULT, KERNELS
@@ -20,6 +20,7 @@ from ..measure.comparison import LEVEL, analyses_up_to, marginal
 from ..measure.roofline import PASSED, Roofs
 from ..train.job import Settings, build_only
 from ..wording import spread
+from . import worker
 from .ab import GAINS, calls_of, shapes_of
 from .inspect import inspect
 
@@ -84,7 +85,7 @@ def work(plan: Plan, roofs: Roofs, view: View, child: Child | None = None) -> li
     ----------
     child : the process to use, which is closed at the end.
     """
-    child = child or Child([str(plan.file)], plan.threads, plan.limit_s)
+    child = child or Child(worker.__name__, [str(plan.file)], plan.threads, plan.limit_s)
     rows: list[Row] = []
     view.rows(rows)
     try:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .. import kernels, ops
-from ..check.conformance import conform
+from ..check.gate import conform
 from ..errors import UserError
 from ..files.reading import finite
 from ..isolate.child import Asked

@@ -1,51 +1,20 @@
-"""The process that runs users' kernels, ``python -m cpuopt.lab.worker``: `isolate.child` starts it."""
+"""A process that runs users' kernels, to check and to time them: ``python -m cpuopt.lab.worker``."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from math import inf
 from typing import Any
 
-from ..errors import UserError
+from ..check.worker import HANDLERS, find
 from ..files.reading import finite
 from ..isolate.serve import Say, serve
-
-
-def load(request: Mapping[str, Any], say: Say) -> dict[str, Any]:
-    """Load users' kernel files, and list what they registered: op, variant and place of each."""
-    from .. import kernels
-    from ..check import check, fences, sized  # noqa: F401  (the judges are there before the file is)
-    from ..kernels import registry
-
-    before = set(registry.KERNELS)
-    kernels.load_all(request["kernels"])
-    added = [k for key, k in registry.KERNELS.items() if key not in before]
-    return {"added": [{"op": k.op.name, "variant": k.variant, "where": k.where} for k in added]}
-
-
-def check(request: Mapping[str, Any], say: Say) -> dict[str, Any]:
-    """Check one kernel on one case, and with inaccessible pages around its arrays; or, with ``adds``, at its size."""
-    from ..check.cases import Case
-    from ..check.check import check
-    from ..check.fences import check_fenced
-    from ..check.sized import Sized, check_sized
-
-    asked, case = request["case"], Case.from_json(request["case"])
-    kernel = find(request["op"], request["variant"]).of(case.types)
-    if "adds" in asked:
-        result = check_sized(Sized(kernel, case, asked["adds"]), max(request["threads"]), request["seed"])
-    else:
-        result = check(kernel, case, threads=request["threads"], seed=request["seed"])
-        if result.verdict != "FAIL":
-            wrong = check_fenced(kernel, case, request["threads"], request["seed"], say)
-            result = replace(result, ratio=inf, reason=wrong) if wrong else result
-    return {"result": finite(result.to_json())}
 
 
 def ab(request: Mapping[str, Any], say: Say) -> dict[str, Any]:
     """Compare two kernels on one size and number of threads; both are checked before and after."""
     from .. import ops
+    from ..check.gate import require_quick
     from ..engine import set_threads
     from ..kernels.compile import cache, jit
     from ..measure import rates as machine
@@ -55,8 +24,8 @@ def ab(request: Mapping[str, Any], say: Say) -> dict[str, Any]:
     pair = find(op.name, request["variants"][0]), find(op.name, request["variants"][1])
     n = set_threads(settings.threads, pair)
     say("checking")
-    checks = ab.require_right(pair, n)
     more: dict[str, Any] = {"seed": request["seed"], "say": say, "analyses": request["analyses"]}
+    checks = require_quick(pair, n)
     if request["in_step"]:
         found = ab.in_step(settings, op, request["variants"], layer=request["layer"], **more)
     else:
@@ -65,7 +34,7 @@ def ab(request: Mapping[str, Any], say: Say) -> dict[str, Any]:
         stop_above = request.get("stop_above", inf)
         found = ab.alone(pair, shapes, flush=request["flush"], stop_above=stop_above, **more)
     say("checking again")
-    checks += found["checks"] + ab.require_right(pair, n)
+    checks += found["checks"] + require_quick(pair, n)
     doubts = found["doubts"] + ab.beyond_roofs(op, request["variants"], found.get("cases", ()), machine.stored().get(n))
     hashes = {k.variant: cache.digest(k.function) for k in pair}
     codes = {k.variant: jit.code_digest(k) for k in pair}
@@ -106,20 +75,5 @@ def settings_of(request: Mapping[str, Any]) -> Any:
     return Settings(**given)
 
 
-def find(op: str, variant: str) -> Any:
-    """Find a kernel."""
-    from ..kernels import registry
-
-    if (op, variant) not in registry.KERNELS:
-        there = registry.variants(op)
-        raise UserError(f"{op} has no variant {variant!r}; {registry.nearest(variant, there)}")
-    return registry.KERNELS[op, variant]
-
-
-def main() -> None:
-    """Answer requests until stdin closes."""
-    serve({"load": load, "check": check, "ab": ab, "steps": steps})
-
-
 if __name__ == "__main__":
-    main()
+    serve({**HANDLERS, "ab": ab, "steps": steps})

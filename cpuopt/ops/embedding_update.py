@@ -22,16 +22,14 @@ from .sumsq import sumsq
 def reference(  # the declared arguments
     wte, wte_m, wte_v, dwpe, held, dout, tokens, lr, beta1, beta2, eps, weight_decay, step
 ):
-    grad = np.zeros(wte.shape)
-    np.add.at(grad, tokens, held + dout)
-    new = adamw_reference(wte, wte_m, wte_v, grad, lr, beta1, beta2, eps, weight_decay, 1.0, step)
-    named = np.isin(np.arange(len(wte)), tokens)[:, None]
-    found = {
-        "wte": np.where(named, new["param"], wte),
-        "wte_m": np.where(named, new["m"], wte_m),
-        "wte_v": np.where(named, new["v"], wte_v),
-        "sumsq": np.array([(grad**2).sum()]),
-    }
+    rows, place = np.unique(tokens, return_inverse=True)
+    grad = np.zeros((len(rows), wte.shape[1]))
+    np.add.at(grad, place.reshape(tokens.shape), held + dout)
+    hyper = (lr, beta1, beta2, eps, weight_decay, 1.0, step)
+    new = adamw_reference(wte[rows], wte_m[rows], wte_v[rows], grad, *hyper)
+    found = {"wte": wte.copy(), "wte_m": wte_m.copy(), "wte_v": wte_v.copy(), "sumsq": np.array([(grad**2).sum()])}
+    for name, x in zip(("wte", "wte_m", "wte_v"), new.values(), strict=True):
+        found[name][rows] = x
     if dwpe is not None:
         found["dwpe"] = np.zeros(dwpe.shape)
         found["dwpe"][: dout.shape[1]] = dout.sum(axis=0)

@@ -11,8 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from ..check.check import Result
-    from ..check.conformance import Verdict
+    from ..check.gate import Verdict
+    from ..check.judge import Result
 
 STYLE = {"PASS": "green", "MARGINAL": "yellow", "FAIL": "bold red"}
 

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from .. import models
-from ..check.judged import Judged, require_loadable, require_right, sized_of
+from ..check import worker
+from ..check.gate import Judged, require_loadable, require_right, sized_of
 from ..data.batches import SORTED, Batches
 from ..data.corpus import Corpus, load_corpus
 from ..engine import Array, Built, Engine, Step, build, load_kernels
@@ -367,7 +368,7 @@ def prepare(
     """
     name, config, weights = model_of(settings, resume)
     rewrites = fusions(settings)
-    with Child(settings.kernels, numba_threads.set_threads(settings.threads)) as child:
+    with Child(worker.__name__, settings.kernels, numba_threads.set_threads(settings.threads)) as child:
         require_loadable(child)  # before they are loaded here
         load_kernels(settings.kernels)
         settings, notes = planned(settings, config)

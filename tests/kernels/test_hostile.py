@@ -14,10 +14,11 @@ import pytest
 from numpy.lib.stride_tricks import as_strided
 
 from cpuopt import cli, kernels, ops
-from cpuopt.check import judged
+from cpuopt.check import gate
 from cpuopt.check.cases import MORE, ODD, SMALL, Case, case, quick_cases
-from cpuopt.check.check import Result, check
-from cpuopt.check.conformance import conform
+from cpuopt.check.check import check
+from cpuopt.check.gate import conform
+from cpuopt.check.judge import Result
 from cpuopt.check.sized import Sized, check_sized
 from cpuopt.engine import Engine
 from cpuopt.errors import UserError
@@ -417,7 +418,7 @@ def remembers_where_large(out, inp1, inp2):
         add(out, inp1, inp2)
 
 
-@wrong_at("wrote outside its arrays: around 'out'", {"N": 70001})
+@wrong_at("wrote outside its arrays: 1 past the end of 'out'", {"N": 70001})
 def writes_outside_where_large(out, inp1, inp2):
     add(out, inp1, inp2)
     if len(out) > 65536:
@@ -474,7 +475,7 @@ def test_what_ends_its_process_is_refused_by_name(tmp_path: Any, monkeypatch: py
         text += f"@kernel(ops.residual_forward, '{name}', jit=False)\ndef residual_forward(out, inp1, inp2):\n"
         text += f"    np.add(inp1, inp2, out=out)\n    {body}\n"
     (tmp_path / "deadly.py").write_text(text)
-    with Child([str(tmp_path / "deadly.py")], 2) as child:
+    with Child("cpuopt.check.worker", [str(tmp_path / "deadly.py")], 2) as child:
         found = conform(child, [(TWO, k["variant"]) for k in child.start()], quick=True, stop_at_failure=True)
     reasons = {v.variant: (v.worst.verdict, v.worst.reason) for v in found}
     assert reasons.pop("right") == ("PASS", "")
@@ -543,8 +544,8 @@ def test_a_judgement_is_remembered_until_something_of_it_changes(
     kernel.compile()
     monkeypatch.setenv("CPUOPT_CACHE_DIR", str(tmp_path))
 
-    def judge(n: int = 5000, threads: int = 1) -> judged.Judged:
-        return judged.require_right([kernel], [Sized(kernel, Case({"N": n}), {})], threads=threads)
+    def judge(n: int = 5000, threads: int = 1) -> gate.Judged:
+        return gate.require_right([kernel], [Sized(kernel, Case({"N": n}), {})], threads=threads)
 
     first = judge()
     assert first.judged == len(first.results) == 1 + len(quick_cases(TWO))
@@ -557,13 +558,13 @@ def test_a_judgement_is_remembered_until_something_of_it_changes(
     for file in (tmp_path / "judged").iterdir():
         file.write_bytes(file.read_bytes()[:-9])
     assert judge().judged == len(first.results)
-    monkeypatch.setattr(judged, "judge_itself", lambda: "another judge, or other versions")
+    monkeypatch.setattr(gate, "judge_itself", lambda: "another judge, or other versions")
     assert judge().judged == len(first.results)
 
 
 def test_what_is_too_large_is_said() -> None:
     large = Sized(KERNELS["sumsq", "vanilla"], Case({"N": 1 << 30}), {})
-    told = judged.require_right([large.kernel], [large], threads=1)
+    told = gate.require_right([large.kernel], [large], threads=1)
     assert told.left_out == [str(large)]
     assert told.notes()[-1] == f"too large to be judged at their size: {large}"
 
@@ -571,10 +572,10 @@ def test_what_is_too_large_is_said() -> None:
 def test_a_wrong_kernel_is_never_remembered(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CPUOPT_CACHE_DIR", str(tmp_path))
     wrong = replace(KERNELS["residual_forward", "optimized"], function=KERNELS["residual_forward", "vanilla"].function)
-    monkeypatch.setattr(judged, "check", lambda *args, **kw: Result(wrong.name, case(TWO, SMALL), np.inf, reason="so"))
+    monkeypatch.setattr(gate, "check", lambda *args, **kw: Result(wrong.name, case(TWO, SMALL), np.inf, reason="so"))
     for _ in range(2):
         with pytest.raises(UserError, match=r"residual_forward\[optimized\] is wrong, so nothing is run with it: so"):
-            judged.require_right([wrong], threads=1)
+            gate.require_right([wrong], threads=1)
     assert not (tmp_path / "judged").exists()
 
 

@@ -1,44 +1,65 @@
-"""Compiles one kernel afresh, with its source lines, and writes what the compiler made of it and said about it.
+"""A process that compiles a kernel afresh, with its source lines, and tells what the compiler made of it.
 
-``python -m cpuopt.kernels.compile.inspection FILE OP VARIANT LEVEL [KERNELS.py ...]``: a process of its own, because
-LLVM's options cannot be taken back. Remarks come on stderr. FILE gets one JSON object.
+``python -m cpuopt.kernels.compile.inspection``, which `lab.inspect` starts: a process of its own, because LLVM's
+options cannot be taken back.
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
-import json
-import sys
-from pathlib import Path
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from typing import Any, BinaryIO
 
 import llvmlite.binding as llvm
+
+from ...errors import UserError
+from ...isolate.serve import Say, serve
 
 PASSES = "loop-vectorize|slp-vectorizer"
 REMARKS = ("-pass-remarks=", "-pass-remarks-missed=", "-pass-remarks-analysis=")
 
 
-def main(file: str, op: str, variant: str, level: str, *kernels: str) -> None:
-    """Compile, and write the assembly text, the parallel diagnostics, the signature and the machine."""
+def inspect(request: Mapping[str, Any], say: Say) -> dict[str, Any]:
+    """Compile, and return the assembly text, the remarks, the parallel diagnostics, the place and the machine."""
     for option in REMARKS:
         llvm.set_option("", option + PASSES)
     from .. import load_all, registry
     from . import jit
 
-    load_all(kernels)
-    kernel = registry.KERNELS[op, variant]
-    if not hasattr(kernel.function, "py_func"):
-        content = {"asm": "", "diagnostics": "", "compiled": False}
-    else:
-        dispatcher, sig = jit.afresh(kernel)
+    load_all(request["kernels"])
+    kernel, level = registry.KERNELS[request["op"], request["variant"]], request["level"]
+    found = {"asm": "", "remarks": "", "diagnostics": "", "compiled": hasattr(kernel.function, "py_func")}
+    if found["compiled"]:
         said = io.StringIO()
-        if int(level):
+        with tempfile.TemporaryFile() as remarks:
+            try:
+                with _stderr_to(remarks):
+                    dispatcher, sig = jit.afresh(kernel)
+            except Exception as e:
+                raise UserError(f"cannot be compiled: {type(e).__name__}: {str(e).strip().splitlines()[-1]}") from e
+            remarks.seek(0)
+            found["remarks"] = remarks.read().decode(errors="replace")
+        if level:
             with contextlib.redirect_stdout(said):
-                dispatcher.parallel_diagnostics(sig, level=int(level))
-        content = {"asm": dispatcher.inspect_asm(sig), "diagnostics": said.getvalue(), "compiled": True}
-    content |= {"where": kernel.where, "machine": llvm.get_process_triple(), "cpu": llvm.get_host_cpu_name()}
-    Path(file).write_text(json.dumps(content))
+                dispatcher.parallel_diagnostics(sig, level=level)
+        found |= {"asm": dispatcher.inspect_asm(sig), "diagnostics": said.getvalue()}
+    return found | {"where": kernel.where, "machine": llvm.get_process_triple(), "cpu": llvm.get_host_cpu_name()}
+
+
+@contextlib.contextmanager
+def _stderr_to(file: BinaryIO) -> Iterator[None]:
+    """Let the compiler, which writes to the descriptor, write to a file."""
+    before = os.dup(2)
+    os.dup2(file.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(before, 2)
+        os.close(before)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    serve({"inspect": inspect})

@@ -6,13 +6,10 @@ This is the only module that calls ``numba.njit``.
 from __future__ import annotations
 
 import inspect
-import os
 import re
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack
-from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
@@ -198,11 +195,7 @@ def _compile_elsewhere(kernels: Sequence[Kernel], processes: int, files: Sequenc
     """
     from ...isolate.process import Side, Worker
 
-    root = str(Path(__file__).resolve().parents[3])
-    path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
-    side = Side(
-        "compiler", (sys.executable, "-P", "-m", "cpuopt.kernels.compile.worker", *files), {}, {"PYTHONPATH": path}
-    )
+    side = Side.module("compiler", "cpuopt.kernels.compile.worker", *files)
     idle: SimpleQueue[Worker] = SimpleQueue()
 
     def compile_one(k: Kernel) -> None:

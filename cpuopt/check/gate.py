@@ -1,8 +1,13 @@
-"""Every kernel of a program judged once, on small awkward sizes and at each size that the program has, and remembered.
+"""The gate that every speed passes: kernels are refused for what any of the checks finds.
 
-What passed is remembered on disk by all that it depends on: what the kernel's machine code is made of, the sizes, the
-number of threads, the versions, the machine, and the judge itself. A kernel of a user's file is judged in a process of
-its own, which it may end or hang. One that is plain Python is judged each time: nothing tells whether it is the same.
+`require_right` stands before a program that is trained, profiled or generated with: each kernel on small awkward sizes
+(`check`) and at each size that the program has (`sized`). What passed is remembered on disk by all that it depends on:
+what the kernel's machine code is made of, the sizes, the number of threads, the versions, the machine, and the judge
+itself. One that is plain Python is judged each time: nothing tells whether it is the same. `require_quick` stands
+before and after two kernels are compared, and `timed` judges the arrays that they are compared on. `conform` takes
+kernels through all awkward cases; it refuses nothing, and reports.
+
+A kernel of a user's file is judged in a process of its own, which it may end or hang.
 """
 
 from __future__ import annotations
@@ -10,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache as once
@@ -21,16 +26,20 @@ from typing import Any
 from ..errors import UserError
 from ..files import cache_folder, write_whole
 from ..files.reading import finite
-from ..isolate.child import Child
+from ..isolate.child import Asked, Child
 from ..kernels.compile import cache
 from ..kernels.registry import Kernel
 from ..machine import describe
 from ..measure.rates import machine_id
+from ..ops.declaration import Op
 from ..program.program import Call
-from .cases import Case, quick_cases
-from .check import Result, check
+from .cases import Case, cases, elements, quick_cases
+from .check import check, check_all
+from .judge import Result, worst
 from .sized import MOST, Sized, check_sized
 
+MOST_FLOATS = 1 << 26
+"""Cases with more elements than this are left out: the reference would take a gigabyte for each of several copies."""
 PACKAGE = Path(__file__).resolve().parents[1]
 """Kernels whose files lie in here are the package's own."""
 
@@ -102,10 +111,7 @@ def require_right(
                 say(f"{kernel.name}  {case.case if isinstance(case, Sized) else case}")
                 result = judge(kernel, case, threads, child if in_file(kernel, child) else None)
                 told.judged += 1
-                if result.verdict == "FAIL":
-                    raise UserError(
-                        f"{result.kernel} is wrong, so nothing is run with it: {result.reason} ({result.case})"
-                    )
+                refuse(result, "nothing is run with it")
                 remember(key, result)
             told.results.append(result)
     told.seconds = time.perf_counter() - start
@@ -147,22 +153,59 @@ def judge(kernel: Kernel, case: Case | Sized, threads: int, child: Child | None)
     """Judge a kernel on one case, in a process of its own where one is given."""
     if child is None:
         return check_sized(case, threads) if isinstance(case, Sized) else check(kernel, case, threads=(threads,))
-    plain = case.case if isinstance(case, Sized) else case
-    asked: dict[str, Any] = plain.to_json()
-    if isinstance(case, Sized):
-        asked["adds"] = dict(case.adds)
+    plain, adds = (case.case, case.adds) if isinstance(case, Sized) else (case, None)
     try:
-        answer = child.ask("check", op=kernel.op.name, variant=kernel.variant, case=asked, threads=[threads], seed=0)
+        return ask(child, kernel.op, kernel.variant, plain, (threads,), adds=adds)
     except UserError as e:
         return Result(kernel.name, plain, inf, reason=str(e))
-    return Result.from_json(answer["result"], plain)
+
+
+def ask(
+    child: Asked,
+    op: Op,
+    variant: str,
+    case: Case,
+    threads: Sequence[int],
+    seed: int = 0,
+    adds: Mapping[str, bool] | None = None,
+) -> Result:
+    """Let another process check a kernel; at its size where the flags of gradients are given.
+
+    Raises
+    ------
+    UserError
+        For a kernel that ends the process, or hangs.
+    """
+    asked = case.to_json() | ({} if adds is None else {"adds": dict(adds)})
+    answer = child.ask("check", op=op.name, variant=variant, case=asked, threads=list(threads), seed=seed)
+    return Result.from_json(answer["result"], case)
+
+
+def refuse(result: Result, so: str) -> None:
+    """Raise for a kernel that is wrong.
+
+    Raises
+    ------
+    UserError
+        Naming the kernel, the element that is wrong, and both values.
+    """
+    if result.verdict == "FAIL":
+        raise UserError(f"{result.kernel} is wrong, so {so}: {result.reason} ({result.case})")
+
+
+def require_quick(kernels: Sequence[Kernel], threads: int) -> list[dict[str, Any]]:
+    """Check kernels on the quick cases, whatever is remembered of them: no time is reported of one that is wrong."""
+    results = check_all(dict.fromkeys(kernels), quick=True, threads=(threads,))
+    for r in results:
+        refuse(r, "it is not timed")
+    return [r.describe() for r in results]
 
 
 @once
 def judge_itself() -> str:
     """Name what a judgement depends on besides the kernel: the judge, the declarations, the versions, the machine."""
     files = sorted((PACKAGE / "ops").glob("*.py"))
-    files += [PACKAGE / "check" / f"{name}.py" for name in ("cases", "check", "sized")]
+    files += [PACKAGE / "check" / f"{name}.py" for name in ("cases", "check", "judge", "memory", "sized")]
     text = b"".join(f.read_bytes() for f in files) + json.dumps(describe()["versions"], sort_keys=True).encode()
     return hashlib.sha256(text + machine_id().encode()).hexdigest()
 
@@ -194,3 +237,88 @@ def remember(key: str, result: Result) -> None:
         if key:
             text = json.dumps({"key": key, "result": finite(result.to_json())})
             write_whole(cache_folder("judged") / key, [text.encode()])
+
+
+@dataclass
+class Verdict:
+    """The results of all checks of one kernel.
+
+    Attributes
+    ----------
+    worst : the result with the largest ratio.
+    skipped : cases that are too large for the float64 reference.
+    """
+
+    op: str
+    variant: str
+    results: list[Result] = field(default_factory=list)
+    skipped: int = 0
+
+    @property
+    def worst(self) -> Result:
+        """The result with the largest ratio."""
+        return worst(self.results)
+
+    def to_json(self) -> dict[str, Any]:
+        """For ``--json``."""
+        worst = self.worst.to_json()
+        return {
+            "op": self.op,
+            "variant": self.variant,
+            "verdict": self.worst.verdict,
+            "ratio": worst["ratio"],
+            "worst": worst,
+            "cases": [r.to_json() for r in self.results],
+            "skipped": self.skipped,
+        }
+
+
+def model_cases(op: Op, calls: Iterable[Call]) -> list[Case]:
+    """List the sizes at which a program calls an op, each once."""
+    found = [Case.of(c) for c in calls if c.op is op]
+    return list({str(case): case for case in found}.values())
+
+
+def plan(op: Op, calls: Sequence[Call], quick: bool) -> list[Case]:
+    """List the cases of an op, those of a program's calls too."""
+    return [*(quick_cases(op) if quick else cases(op)), *model_cases(op, calls)]
+
+
+def conform(
+    child: Asked,
+    wanted: Sequence[tuple[Op, str]],
+    calls: Sequence[Call] = (),
+    *,
+    quick: bool = False,
+    threads: Sequence[int] = (1, 2),
+    seed: int = 0,
+    tick: Callable[[str], None] = lambda text: None,
+    stop_at_failure: bool = False,
+) -> list[Verdict]:
+    """Check kernels; one that crashes or hangs fails, and the others are checked all the same.
+
+    Parameters
+    ----------
+    child : has their files loaded.
+    wanted : op and variant of each.
+    calls : of a model, whose sizes are cases too.
+    tick : called before each case.
+    stop_at_failure : leave a kernel's other cases out after the first that fails.
+    """
+    found = []
+    for op, variant in wanted:
+        verdict = Verdict(op.name, variant)
+        for case in plan(op, calls, quick):
+            if elements(op, case) > MOST_FLOATS:
+                verdict.skipped += 1
+                continue
+            tick(f"{op.name}[{variant}]  {case}")
+            try:
+                verdict.results.append(ask(child, op, variant, case, threads, seed))
+            except UserError as e:  # it ended its process, or was ended; it would be waited for again and again
+                verdict.results.append(Result(f"{op.name}[{variant}]", case, inf, reason=str(e)))
+                break
+            if stop_at_failure and verdict.results[-1].verdict == "FAIL":
+                break
+        found.append(verdict)
+    return found

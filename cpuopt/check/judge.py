@@ -1,0 +1,310 @@
+"""What a kernel must give, and whether it gave it: the rule that every check judges by.
+
+An element passes by the ratio of its error to what rounding explains::
+
+    ratio = |got - want| / (rtol * (|want| + scale)),   rtol = K * eps * sqrt(n)
+
+n is the declared reduction: the rounding errors of a float32 sum of n terms grow as sqrt(n) times the sum's own size.
+The scale of an element comes from the reference, and has two parts. One is how far the element moves, relative to the
+perturbation, when every float that the op reads is perturbed with a random sign: for a sum, the root of the sum of its
+squared terms; for an ill-conditioned function, what no algorithm on rounded inputs can avoid. The other is the root
+mean square of the element's row (its last axis), since float32 formulas cancel, as 1 + tanh(x) does. Where both are
+zero (an ignored token, the row of an embedding that no token names) the kernel must be exact.
+
+Before any threshold: an element fails that is not written, that is NaN or infinite where the reference is not, or a
+number where the reference is neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from math import inf, isfinite, isnan, nan, prod, sqrt
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from ..isolate.serve import doing
+from ..kernels.registry import Kernel
+from ..kernels.toolkit import threads as numba_threads
+from ..machine import cores
+from ..ops.declaration import Arg, Op, Spec
+from .cases import NOT_FINITE, Arguments, Array, Case, reference
+from .memory import FILL, BrokenKernelError, bits, origin, pattern
+
+K = 8.0
+"""Units of rounding for each term: a float32 formula of some ten operations, one of them a libm call.
+
+Of a sum alone, the largest error among a million elements needs 1; tanh'(x) as 1 - tanh(x)^2 comes close to 8."""
+MARGIN = 10.0
+"""A ratio up to here is MARGINAL: more than rounding explains, less than a wrong formula gives."""
+STEP = 2.0**-20
+"""Relative perturbation of the reference's inputs: far above float64's rounding, too small to bend a function."""
+SAMPLES = 3
+"""Perturbations that the scale is estimated from."""
+DEAR_FLOPS, DEAR_FLOATS = 5e9, 1 << 23
+"""Beyond these, one perturbation of the reference stands for several."""
+BLOCK = 1 << 17
+"""Elements that are compared at one time: they stay in a core's cache."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """The result of a check.
+
+    Attributes
+    ----------
+    ratio : the worst of all elements and modes; infinite where no threshold applies.
+    argument, index : where the worst element is.
+    got, want : its value, and the reference's.
+    reason : of a verdict that is not PASS.
+    """
+
+    kernel: str
+    case: Case
+    ratio: float
+    argument: str = ""
+    index: tuple[int, ...] = ()
+    got: float = 0.0
+    want: float = 0.0
+    reason: str = ""
+
+    @property
+    def verdict(self) -> Literal["PASS", "MARGINAL", "FAIL"]:
+        """PASS, MARGINAL or FAIL."""
+        return "PASS" if self.ratio <= 1 else "MARGINAL" if self.ratio <= MARGIN else "FAIL"
+
+    def __str__(self) -> str:
+        return f"{self.verdict:8} {self.ratio:8.3g}  {self.kernel}  {self.case}{self.reason and ': ' + self.reason}"
+
+    def describe(self) -> dict[str, Any]:
+        """For a run's record."""
+        told = {"kernel": self.kernel, "case": str(self.case), "status": self.verdict, "reason": self.reason}
+        return told | {"ratio": self.ratio if self.ratio < inf else None}
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it; an infinite ratio is None, and so are values that are not finite."""
+        where = {"argument": self.argument, "index": list(self.index), "got": self.got, "want": self.want}
+        return {
+            k: None if isinstance(v, float) and not isfinite(v) else v for k, v in (self.describe() | where).items()
+        }
+
+    @staticmethod
+    def from_json(d: Mapping[str, Any], case: Case) -> Result:
+        """Read what `to_json` gave."""
+        ratio, got, want = (nan if d[k] is None else float(d[k]) for k in ("ratio", "got", "want"))
+        at = tuple(d["index"])
+        return Result(d["kernel"], case, inf if isnan(ratio) else ratio, d["argument"], at, got, want, d["reason"])
+
+
+def worst(results: Sequence[Result]) -> Result:
+    """Return the result with the largest ratio."""
+    return max(results, key=lambda r: r.ratio)
+
+
+def broken(kernel: Kernel, case: Case, e: BrokenKernelError) -> Result:
+    """Return the result of a kernel that no tolerance excuses."""
+    return replace(Result(kernel.name, case, inf, *e.where), reason=str(e))
+
+
+def rounding(dtype: DTypeLike, n: int) -> float:
+    """Return the relative error that rounding may come to in a sum of n terms: summed in float32 or finer, stored once.
+
+    Parameters
+    ----------
+    dtype : what the sum is stored in.
+    """
+    stored = np.finfo(dtype)
+    summed = stored if stored.bits > 32 else np.finfo(np.float32)
+    return K * max(float(summed.eps) * sqrt(n), float(stored.eps))
+
+
+def least(dtype: DTypeLike) -> float:
+    """Return the scale below which rounding is as large as for smaller numbers: where they are subnormal."""
+    stored = np.finfo(dtype)
+    summed = stored if stored.bits > 32 else np.finfo(np.float32)
+    return max(float(summed.tiny), float(stored.smallest_subnormal)) / float(stored.eps)
+
+
+def row_size(x: Array) -> Array:
+    """Return the root mean square of what is finite in each row."""
+    return np.asarray(
+        np.sqrt(np.mean(np.square(x, where=np.isfinite(x), out=np.zeros_like(x)), axis=-1, keepdims=True))
+    )
+
+
+@dataclass
+class Wanted:
+    """What a call must give.
+
+    Attributes
+    ----------
+    values : by argument.
+    scale : of each element, or of each row.
+    adds : the flags of gradients.
+    spared : where NaN or infinity was put in, value and scale of what it would be without: a kernel may leave out what
+        the formula multiplies by zero, as a token that is masked, and its result is then as if a number stood there.
+    rounded : how many of the two sides have rounding errors.
+    """
+
+    op: Op
+    case: Case
+    values: dict[str, Array]
+    scale: dict[str, Array]
+    adds: Mapping[str, bool] = field(default_factory=dict)
+    spared: Mapping[str, tuple[Array, Array]] = field(default_factory=dict)
+    rounded: int = 1
+
+    def added_to(self, starts: Mapping[str, Array], adds: Mapping[str, bool]) -> Wanted:
+        """Return the same for gradients that hold `starts` before the call."""
+        spared = {n: (x + starts.get(n, 0), s + np.abs(starts.get(n, 0))) for n, (x, s) in self.spared.items()}
+        values = self.values | {n: self.values[n] + x for n, x in starts.items()}
+        scale = self.scale | {n: self.scale[n] + np.abs(x) for n, x in starts.items()}
+        return replace(self, values=values, scale=scale, adds=adds, spared=spared)
+
+    def narrow(self) -> Wanted:
+        """Return the same in float32 where the call writes no finer type: it takes half the memory."""
+        types = {a.name: np.result_type(np.float32, self.case.types.get(a.name, a.dtype)) for a in self.op.written}
+        values, scale = ({n: x.astype(types[n]) for n, x in of.items()} for of in (self.values, self.scale))
+        return replace(self, values=values, scale=scale)
+
+    def judge(self, kernel: Kernel, got: Mapping[str, Array], then: str = "") -> Result:
+        """Compare what a kernel wrote, element by element, and return the result of the worst.
+
+        Parameters
+        ----------
+        got : by argument.
+        then : in which circumstances, for the reason.
+        """
+        written = [a for a in self.op.written if a.name in self.values]
+        exact = Result(kernel.name, self.case, 0.0)
+        return worst([exact, *(self._judge(kernel, a, got[a.name], then) for a in written)])
+
+    def _judge(self, kernel: Kernel, arg: Arg, got: Array, then: str) -> Result:
+        want, scale = self.values[arg.name], self.scale[arg.name]
+        if arg.name in self.spared:
+            spare = np.isfinite(got) & ~np.isfinite(want)
+            want, scale = (np.where(spare, s, x) for s, x in zip(self.spared[arg.name], (want, scale), strict=True))
+        columns = want.shape[-1]
+        allowed, lowest = self.rounded * rounding(got.dtype, arg.reduces(self.case.sizes)), least(got.dtype)
+        mine, right = got.reshape(-1, columns), want.reshape(-1, columns)
+        scales = np.broadcast_to(scale.reshape(len(right), -1), right.shape)
+
+        def compared(block: tuple[slice, slice]) -> tuple[float, int]:
+            """Return the largest ratio of a block, and where it is."""
+            g, w = mine[block], right[block]
+            start = block[0].start * columns + block[1].start
+            if np.array_equal(g, w):
+                return 0.0, start
+            with np.errstate(invalid="ignore", over="ignore"):
+                tolerance = np.abs(w)
+                tolerance += np.maximum(scales[block], lowest)
+                tolerance *= allowed
+                ratio = np.abs(g - w)
+                ratio /= tolerance
+            if not np.isfinite(ratio.max()):
+                same = np.isnan(g) & np.isnan(w) | (g == w)
+                if self.case.kind in NOT_FINITE:  # which of the two comes of the other depends on the order of a sum
+                    same |= ~np.isfinite(g) & ~np.isfinite(w)
+                ratio[same & (bits(g) << 1 >> 1 != pattern(FILL, g.itemsize))] = 0
+                ratio[np.isnan(ratio)] = inf
+            row, column = divmod(int(ratio.argmax()), g.shape[1])
+            return float(ratio[row, column]), start + row * columns + column
+
+        blocks = list(_blocks(*right.shape))
+        if len(blocks) > 1:
+            with ThreadPoolExecutor(cores()) as pool:
+                found = list(pool.map(compared, blocks))
+        else:
+            found = [compared(block) for block in blocks]
+        ratio, place = max(found, key=lambda f: f[0])
+        index = tuple(map(int, np.unravel_index(place, want.shape)))
+        where = arg.name, index, float(got[index]), float(self.values[arg.name][index])
+        text = f"{arg.name}{list(index)} = {where[2]:.9g}, expected {where[3]:.9g}{flags(self.adds)}{then}"
+        if ratio == inf:
+            text += origin(got[index])
+        return Result(kernel.name, self.case, ratio, *where, text if ratio > 1 else "")
+
+
+def flags(adds: Mapping[str, bool]) -> str:
+    """Name the flags of gradients, for a reason."""
+    return "".join(f", {n}_add={on}" for n, on in adds.items())
+
+
+def _blocks(rows: int, columns: int) -> Iterator[tuple[slice, slice]]:
+    """Cut a matrix into rows that are compared at one time; a row that is too long is cut as well."""
+    height = max(1, BLOCK // columns)
+    for i in range(0, rows, height):
+        for j in range(0, columns, BLOCK):
+            yield slice(i, i + height), slice(j, j + BLOCK)
+
+
+def expected(op: Op, case: Case, given: Arguments, rng: np.random.Generator) -> Wanted:
+    """Return what the float64 reference gives, and the scale of each element."""
+    floats = sum(x.size for x in given.values() if isinstance(x, np.ndarray))
+    samples = 1 if op.flops(case.sizes) > DEAR_FLOPS or floats > DEAR_FLOATS else SAMPLES
+    with np.errstate(invalid="ignore", over="ignore"):  # where NaN and infinity go in
+        want = reference(op, given)
+        read = [a.name for a in op.arrays if a.role in ("in", "state") and given[a.name] is not None]
+        moved = {n: np.zeros(x.shape) for n, x in want.items()}
+        for _ in range(samples):
+            signs = {n: rng.choice(np.array([-STEP, STEP], np.float32), given[n].shape) for n in read}
+            nudged = reference(op, given | {n: given[n] * (1 + signs[n].astype(np.float64)) for n in read})
+            for n, x in nudged.items():
+                moved[n] += ((x - want[n]) / STEP) ** 2 / samples
+        scale = {n: np.sqrt(x) for n, x in moved.items()}
+        if samples == 1:
+            scale = {n: np.maximum(x, row_size(x)) for n, x in scale.items()}
+        return Wanted(op, case, want, {n: x + row_size(want[n]) for n, x in scale.items()})
+
+
+def prepare(kernel: Kernel, sizes: Mapping[str, int]) -> dict[str, Spec]:
+    """Compile a kernel, and return the scratch that it asks for, by name."""
+    try:
+        kernel.compile()
+        found = kernel.work(sizes)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as e:
+        raise BrokenKernelError(f"does not compile, or has no scratch size: {type(e).__name__}: {e}") from e
+    known = [a for a in kernel.op.arrays if all(d.symbols <= sizes.keys() for d in a.shape)]  # what is absent is not
+    most = max(1 << 22, 64 * sum(prod(d(sizes) for d in a.shape) for a in known))
+    for name, ((n,), _) in found.items():
+        if n > most:
+            raise BrokenKernelError(
+                f"asks for {n} elements of scratch '{name}', more than 64 for each element of its arrays"
+            )
+    return found
+
+
+def called(kernel: Kernel, args: Sequence[Any], n: int, then: str = "") -> None:
+    """Call a kernel on n threads, which are set; raise `BrokenKernelError` where it raises, or sets others."""
+    numba_threads.set_threads(n)
+    doing(kernel.name)
+    try:
+        with np.errstate(all="ignore"):  # of a kernel in Python
+            kernel.function(*args)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as e:
+        raise BrokenKernelError(f"raised {type(e).__name__}: {e}{then}") from e
+    if (now := numba_threads.get_threads()) != n:
+        raise BrokenKernelError(f"left numba with {now} threads; it was called with {n}, which it may not change")
+
+
+def counts_up_to(most: int, threads: Sequence[int]) -> list[int]:
+    """List the numbers of threads that a check runs on, where numba was started with `most`."""
+    return [n for n in threads if n <= most] or [most]
+
+
+@contextmanager
+def keeping_threads() -> Iterator[int]:
+    """Give the most threads there are; bring the number back to what it was."""
+    before = numba_threads.get_threads()
+    try:
+        yield numba_threads.set_threads(None)
+    finally:
+        numba_threads.set_threads(before)

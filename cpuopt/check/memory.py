@@ -1,0 +1,156 @@
+"""The arrays that a kernel is called with: poison in what it writes, and guard words around each."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import numpy as np
+
+from ..kernels.registry import Kernel
+from ..ops.declaration import Op
+from .cases import Arguments, Array
+
+GUARD = 512
+"""Words between two arrays, one half for each."""
+MARGINS = 1 << 16
+"""Words before the first array and after the last, for what is written far outside."""
+FILL, SCRATCH, OUTSIDE = 0x7FC0F111, 0x7FC05C7A, 0x7FD00000  # quiet NaNs: arithmetic keeps their low bits
+"""What is there before a call, as float32; of another type, a NaN with the same low bits. Guard words count up from
+`OUTSIDE`: a loop that runs too far computes with those it reads, and writes one of them back, which would go unseen if
+they were all the same."""
+HUGE = tuple(int(np.float32(x).view(np.uint32)) for x in (1e30, -1e30))
+"""What guard words count up from in some calls: a maximum or a minimum takes no notice of NaN, but of these it does."""
+FLIP = {2: 1 << 8, 4: 1 << 21, 8: 1 << 50}
+"""The second bit of a float's mantissa, by itemsize."""
+ORIGIN = {
+    FILL: ": as filled before the call, so not written, or added to though told to overwrite",
+    SCRATCH: ": from scratch that was read before it was written",
+}
+
+
+class BrokenKernelError(Exception):
+    """A kernel does what no tolerance excuses; `where` has the argument to blame, its index and both values, if any."""
+
+    def __init__(self, reason: str, *where: Any) -> None:
+        super().__init__(reason)
+        self.where = where
+
+
+def bits(x: Array) -> Array:
+    """View an array as unsigned integers."""
+    return x.view(f"u{x.itemsize}")
+
+
+def pattern(word: int, itemsize: int) -> int:
+    """Return the bits of a NaN of some type for those of a float32."""
+    return {2: 0x7E00 | word & 0x1FF, 4: word, 8: 0x7FF8 << 48 | word}[itemsize]
+
+
+def origin(x: Any) -> str:
+    """Name where a value comes from, if it is a NaN that was put there."""
+    payload = int(bits(x)) & (1 << 8 * x.itemsize - 1) - 1  # without the sign
+    known = {pattern(word, x.itemsize): text for word, text in ORIGIN.items()}
+    return known.get(payload, ": read from outside an array" if OUTSIDE <= payload < OUTSIDE + 2**20 else "")
+
+
+def fill(x: Array, word: int) -> None:
+    """Fill an array with NaN of given low bits."""
+    bits(x).fill(pattern(word, x.itemsize))
+
+
+def spoil(x: Array, rng: np.random.Generator) -> None:
+    """Change one element a little."""
+    if x.size:
+        bits(x).flat[rng.integers(x.size)] ^= FLIP[x.itemsize]
+
+
+class Memory:
+    """Arrays in one buffer: each on a cache line, guard words before and after it.
+
+    Parameters
+    ----------
+    contents : by name, what they hold, absent ones too; or by a tuple that ends with the name.
+    indices : those that have zeros around them: a stray index must not be wild.
+    """
+
+    def __init__(self, contents: Mapping[Any, Array], indices: Collection[str] = ()) -> None:
+        self.spans: dict[Any, slice] = {}
+        end = MARGINS
+        for key, x in contents.items():
+            words = -(-x.nbytes // 4)
+            self.spans[key] = slice(end, end + words)
+            end += -(-(words + GUARD) // 16) * 16
+        end += MARGINS
+        room = np.empty(end + 16, np.uint32)
+        start = -room.ctypes.data // 4 % 16
+        self.words = room[start : start + end]
+        self.arrays: dict[Any, Array] = {
+            key: np.ndarray(x.shape, x.dtype, self.words, 4 * self.spans[key].start) for key, x in contents.items()
+        }
+        edges = [0, *(at for span in self.spans.values() for at in (span.start, span.stop)), end]
+        self._gaps = [slice(*edges[i : i + 2]) for i in range(0, len(edges), 2)]
+        self._calm = [self.spans[key] for key in contents if name_of(key) in indices]
+        self.surround(OUTSIDE)
+        self.put(contents)
+
+    def surround(self, word: int) -> None:
+        """Fill what lies around the arrays with words that count up from `word`."""
+        self.guards: list[Array] = []
+        for gap in self._gaps:
+            self.guards.append(np.arange(word, word + gap.stop - gap.start, dtype=np.uint32))
+            word += gap.stop - gap.start
+            for span in self._calm:
+                if gap.stop == span.start:
+                    self.guards[-1][-GUARD // 2 :] = 0
+                if gap.start == span.stop:
+                    self.guards[-1][: GUARD // 2] = 0
+            self.words[gap] = self.guards[-1]
+
+    def put(self, contents: Mapping[Any, Array]) -> None:
+        """Copy into some arrays."""
+        for key, x in contents.items():
+            np.copyto(self.arrays[key], x)
+
+    def require_whole(self) -> None:
+        """Raise where a word around the arrays changed."""
+        for gap, guards in zip(self._gaps, self.guards, strict=True):
+            if not np.array_equal(self.words[gap], guards):
+                at = gap.start + int((self.words[gap] != guards).argmax())
+                key, span = min(self.spans.items(), key=lambda s: max(s[1].start - at, at - s[1].stop + 1))
+                past = at - span.stop + 1
+                where = f"{past} past the end" if past > 0 else f"{span.start - at} before the beginning"
+                name = name_of(key)
+                raise BrokenKernelError(f"wrote outside its arrays: {where} of '{name}'", name)
+
+    def require_same(self, contents: Mapping[Any, Array]) -> None:
+        """Raise where arrays do not hold these, bit by bit."""
+        for key, x in contents.items():
+            changed = bits(self.arrays[key]).ravel() != bits(x).ravel()
+            if changed.any():
+                name = name_of(key)
+                raise BrokenKernelError(
+                    f"changed '{name}', which it may only read, at element {changed.argmax()}", name
+                )
+
+
+def name_of(key: Any) -> str:
+    """Return the name in a key of `Memory`."""
+    return str(key[-1] if isinstance(key, tuple) else key)
+
+
+def absent_as_empty(kernel: Kernel, given: Arguments) -> dict[str, Array]:
+    """Return the arrays that a kernel is given; what is absent is an array of length zero."""
+    return {
+        a.name: np.empty((0,) * len(a.shape), kernel.dtype(a)) if given[a.name] is None else given[a.name]
+        for a in kernel.op.arrays
+    }
+
+
+def call_args(op: Op, arrays: Mapping[str, Array], given: Arguments, adds: Mapping[str, bool]) -> list[Any]:
+    """List the arguments of a call, scratch aside."""
+    args: list[Any] = []
+    for a in op.args:
+        args.append(given[a.name] if a.role == "scalar" else arrays[a.name])
+        args += [adds.get(a.name, False)] if a.role == "acc" else []
+    return args

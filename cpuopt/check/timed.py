@@ -1,0 +1,295 @@
+"""The arrays of a timed kernel: what they hold before each sample, and whether what they hold after it is right.
+
+A kernel that was right on small arrays may be wrong on those that are timed, or may save itself the work once it has
+done it. So every sample starts from arrays whose outputs hold something else: NaN, numbers that belong to other inputs,
+or the right ones but for one in sixteen; scratch holds NaN or numbers; and inputs change from turn to turn, in the same
+places. None of this is timed, and it is the same for both kernels. They share all arrays, scratch too: a kernel on
+scratch in another place may take 15 % longer, the very same machine code.
+
+A sample of several calls has arrays of its own for each of them, so no call finds the work of another.
+
+What is judged: some calls before and after the timing, and samples drawn at random, by the tolerance of ``check``. What
+is not seen: a kernel that keeps results outside its arguments and returns them when the same inputs come again. There
+are two sets of inputs, and both come often.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from math import inf
+from typing import Any
+
+import numpy as np
+
+from ..errors import UserError
+from ..isolate.serve import doing
+from ..kernels.registry import Kernel
+from ..kernels.toolkit import threads as numba_threads
+from ..ops.declaration import ITEMSIZE, Op
+from .cases import Arguments, Array, Case, arguments
+from .judge import MARGIN, Result, Wanted, called, expected, worst
+from .memory import FILL, GUARD, OUTSIDE, SCRATCH, BrokenKernelError, Memory, absent_as_empty, call_args, fill
+
+LARGE = 1 << 22
+"""Elements beyond which an input stays as it is from turn to turn, where a smaller one changes."""
+JUDGED = 1 << 20
+"""Elements of outputs up to which a sample of every turn is judged; of larger ones fewer, but one turn in `SELDOM`."""
+SELDOM = 32
+TILE = np.random.default_rng(0).standard_normal(1 << 16).astype(np.float32)
+"""Plausible numbers."""
+FILLS = ("nan", "other", "almost")
+"""What outputs hold before a call: NaN, what belongs to other inputs, what is right but for one element in 16."""
+BEFORE = ((0, "nan", "nan"), (0, "almost", "kept"), (1, "other", "kept"), (1, "almost", "numbers"), (0, "nan", "kept"))
+"""The calls before the timing: set of inputs, outputs, scratch; ``kept`` is what the last call left there."""
+AFTER = ((1, "almost", "nan"), (0, "other", "kept"))
+
+
+@dataclass
+class Inputs:
+    """One set of inputs: what all that is read holds before a call, what the call must give, and the rows it changes.
+
+    Attributes
+    ----------
+    rows : of what is read and written, where a call changes few of them.
+    """
+
+    contents: dict[str, Array]
+    wanted: Wanted
+    rows: dict[str, Array] = field(default_factory=dict)
+
+
+def draw(op: Op, case: Case, adds: Mapping[str, bool], seed: int) -> tuple[Arguments, list[Inputs]]:
+    """Draw the scalars and shapes of a call, and two sets of inputs; large inputs may be the same in both."""
+    rng = np.random.default_rng(seed)
+    first = arguments(op, case, rng)
+    if op.inverts:  # what was saved from the forward belongs to it
+        second = arguments(op, case, rng)
+    else:
+        reads = [x for a in op.arrays if a.role in ("in", "index", "state") and (x := first[a.name]) is not None]
+        stays = LARGE if any(x.size <= LARGE for x in reads) else inf
+        second = {n: _turned(x) if isinstance(x, np.ndarray) and x.size <= stays else x for n, x in first.items()}
+    sets, shared = [], dict[str, Array]()
+    for given in (first, second):
+        contents = {a.name: given[a.name] for a in op.arrays if a.role in ("in", "index", "state")}
+        contents = {n: x for n, x in contents.items() if x is not None}
+        starts = {}
+        for a in op.arrays:
+            if adds.get(a.name) and (x := given[a.name]) is not None:
+                shared[a.name] = starts[a.name] = shared.get(a.name, np.resize(TILE, x.shape).astype(x.dtype))
+        one = Inputs(contents | starts, expected(op, case, given, rng).added_to(starts, adds).narrow())
+        for name, x in one.contents.items():
+            if name in one.wanted.values and x.ndim > 1:
+                rows = np.flatnonzero((one.wanted.values[name] != x).any(axis=tuple(range(1, x.ndim))))
+                if 2 * len(rows) < len(x):
+                    one.rows[name] = rows
+        sets.append(one)
+    return first, sets
+
+
+def _turned(x: Array) -> Array:
+    return np.ascontiguousarray(x.ravel()[::-1].reshape(x.shape))
+
+
+class Timed:
+    """Some kernels of one op on the same arrays.
+
+    Parameters
+    ----------
+    kernels : by side.
+    adds : the flags of gradients.
+    """
+
+    def __init__(self, kernels: Mapping[str, Kernel], case: Case, adds: Mapping[str, bool], seed: int) -> None:
+        self.kernels, self.case, self.adds = kernels, case, adds
+        self.op = next(iter(kernels.values())).op
+        self.rng = np.random.default_rng(seed)
+        self.given, self.sets = draw(self.op, case, adds, seed)
+        self.outs = [n for n in self.sets[0].wanted.values if n not in self.sets[0].contents]
+        """What holds nothing that the call needs."""
+        self.work = {side: list(k.work(case.sizes).values()) for side, k in kernels.items()}
+        written = sum(x.size for x in self.sets[0].wanted.values.values())
+        self.chance = min(1.0, max(1 / SELDOM, JUDGED / written))
+        """Of a turn to have one of its samples judged."""
+        self.threads = numba_threads.get_threads()
+        self.worst = {side: Result(k.name, case, 0.0) for side, k in kernels.items()}
+        self.place(1)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays of one call, without scratch."""
+        return sum(x.nbytes for x in self.given.values() if isinstance(x, np.ndarray))
+
+    def place(self, slots: int) -> None:
+        """Lay out the arrays of so many calls, then scratch, where each kernel's begins at the same place."""
+        self.held: list[Inputs | None] = [None] * slots
+        arrays, room = absent_as_empty(next(iter(self.kernels.values())), self.given), 0
+        spans: dict[str, list[slice]] = {side: [] for side in self.kernels}
+        for side, work in self.work.items():
+            at = 0
+            for (size,), dtype in work:
+                n = -(-size * ITEMSIZE[dtype] // 4)
+                spans[side].append(slice(at, at + n))
+                at += -(-(n + GUARD) // 16) * 16
+            room = max(room, at)
+        indices = [a.name for a in self.op.arrays if a.role == "index"]
+        every = {(i, name): x for i in range(slots) for name, x in arrays.items()}
+        self.memory = Memory(every | {"scratch": np.empty(room, np.uint32)}, indices)
+        placed, scratch = self.memory.arrays, self.memory.arrays["scratch"]
+        self.slots = [{name: placed[i, name] for name in arrays} for i in range(slots)]
+        self.scratch = {
+            side: [np.ndarray(*spec, scratch[span]) for span, spec in zip(of, self.work[side], strict=True)]
+            for side, of in spans.items()
+        }
+        self.beyond = {side: [scratch[span.stop : span.stop + GUARD // 2] for span in of] for side, of in spans.items()}
+        self.args = {
+            side: [call_args(self.op, slot, self.given, self.adds) + of for slot in self.slots]
+            for side, of in self.scratch.items()
+        }
+
+    def swap(self, which: int) -> None:
+        """Change the inputs: neighbours among the calls of a sample get different ones."""
+        for i, slot in enumerate(self.slots):
+            old, new = self.held[i], self.sets[(i + which) % 2]
+            if old is new:
+                continue
+            if old:
+                self._restore(slot, old)
+            for name, x in new.contents.items():
+                if old is None or old.contents[name] is not x:
+                    np.copyto(slot[name], x)
+            self.held[i] = new
+
+    def _restore(self, slot: Mapping[str, Array], held: Inputs) -> None:
+        """Bring back what the last call changed of what it reads."""
+        for name in held.wanted.values:
+            if name in held.contents:
+                rows = held.rows.get(name)
+                if rows is None:
+                    np.copyto(slot[name], held.contents[name])
+                else:
+                    slot[name][rows] = held.contents[name][rows]
+
+    def fill(self, side: str, outs: str, scratch: str, calls: int) -> None:
+        """Bring the arrays of the next sample to what they hold before it."""
+        doing(self.kernels[side].name)
+        for slot, held in zip(self.slots[:calls], self.held, strict=False):
+            assert held
+            self._restore(slot, held)
+            for name in self.outs:
+                x = slot[name]
+                if outs == "nan":
+                    fill(x, FILL)
+                elif outs == "other":
+                    np.copyto(x, self.sets[held is self.sets[0]].wanted.values[name])
+                else:
+                    np.copyto(x, held.wanted.values[name])
+                    x.flat[self.rng.integers(0, x.size, -(-x.size // 16))] = 0.75
+        for x, beyond in zip(self.scratch[side], self.beyond[side], strict=True):
+            if scratch == "nan":
+                fill(x, SCRATCH)
+            elif scratch == "numbers":
+                for lo in range(0, x.size, TILE.size):
+                    x[lo : lo + TILE.size] = TILE[: x.size - lo]
+            beyond[...] = OUTSIDE
+
+    def judge(self, side: str, calls: int, when: str) -> None:
+        """Judge the last sample.
+
+        Raises
+        ------
+        UserError
+            For what a kernel did wrong.
+        """
+        with named(self.kernels[side], self.case, when):
+            for i, held in enumerate(self.held[:calls]):
+                assert held
+                found = right(held.wanted.judge(self.kernels[side], self.slots[i], f", {when}"))
+                self.worst[side] = worst([self.worst[side], found])
+                read = {(i, n): x for n, x in held.contents.items() if n not in held.wanted.values}
+                self.memory.require_same(read)
+            self.memory.require_whole()
+            if any((beyond != OUTSIDE).any() for beyond in self.beyond[side]):
+                raise BrokenKernelError("wrote outside its arrays: past the end of its scratch")
+            if (now := numba_threads.get_threads()) != self.threads:
+                raise BrokenKernelError(f"left numba with {now} threads; it was called with {self.threads}")
+
+    def audit(self, side: str, calls: Sequence[tuple[int, str, str]], when: str) -> None:
+        """Call a kernel some times, and judge each call."""
+        for which, outs, scratch in calls:
+            self.swap(which)
+            self.fill(side, outs, scratch, 1)
+            with named(self.kernels[side], self.case, when):
+                called(self.kernels[side], self.args[side][0], self.threads)
+            self.judge(side, 1, when)
+
+
+@contextmanager
+def named(kernel: Kernel, case: Case, when: str) -> Iterator[None]:
+    """Refuse a kernel for what it does wrong, by its name."""
+    try:
+        yield
+    except BrokenKernelError as e:
+        raise UserError(f"{kernel.name} {e}, {when} ({case})") from e
+
+
+def right(result: Result) -> Result:
+    """Return a result that allows the kernel to be timed.
+
+    Raises
+    ------
+    UserError
+        For one that does not.
+    """
+    if result.ratio > MARGIN:
+        raise UserError(f"{result.kernel} is wrong on the arrays that are timed: {result.reason} ({result.case})")
+    return result
+
+
+def judge_call(
+    kernels: Sequence[Kernel],
+    case: Case,
+    args: Sequence[Sequence[Any]],
+    absent: frozenset[str],
+    rng: np.random.Generator,
+    when: str,
+) -> list[Result]:
+    """Judge several kernels on the arrays of a call of an engine; what the last of them wrote stays there.
+
+    Parameters
+    ----------
+    args : of each kernel: those of the op, the same for all, then its scratch.
+
+    Raises
+    ------
+    UserError
+        For one that is wrong.
+    """
+    op, results, n = kernels[0].op, [], len(kernels[0].op.params)
+    called_with = dict(zip(op.params, args[0], strict=False))
+    given: Arguments = {a.name: None if a.name in absent else called_with[a.name] for a in op.args}
+    written = {a.name: given[a.name] for a in op.written if given[a.name] is not None}
+    adds = {name: bool(called_with[f"{name}_add"]) for name in written if f"{name}_add" in called_with}
+    starts = {name: given[name].copy() for name, on in adds.items() if on}
+    wanted = expected(op, case, given, rng).added_to(starts, adds)
+    reads = [a.name for a in op.arrays if a.role in ("in", "index", "state") and given[a.name] is not None]
+    needs = {name: given[name] for name in (*reads, *starts)}
+
+    def shared(x: Array, others: Mapping[str, Array]) -> bool:
+        return any(np.may_share_memory(x, other) for other in others.values())
+
+    kept = {name: x.copy() for name, x in needs.items() if shared(x, written)}
+    for kernel, mine in zip(kernels, args, strict=True):
+        for name, x in kept.items():
+            np.copyto(given[name], x)
+        word = FILL if rng.random() < 0.5 else int(TILE[:1].view(np.uint32)[0])
+        for x in written.values():
+            if not shared(x, needs):
+                fill(x, word)
+        for x in mine[n:]:
+            fill(x, SCRATCH)
+        doing(kernel.name)
+        kernel.function(*mine)
+        results.append(right(wanted.judge(kernel, written, f", {when}")))
+    return results

@@ -1,0 +1,59 @@
+"""A process that runs users' kernels, to check them: ``python -m cpuopt.check.worker``, which a `Child` starts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from math import inf
+from typing import Any
+
+from ..errors import UserError
+from ..files.reading import finite
+from ..isolate.serve import Say, serve
+
+
+def load(request: Mapping[str, Any], say: Say) -> dict[str, Any]:
+    """Load users' kernel files, and list what they registered: op, variant and place of each."""
+    from .. import kernels
+    from ..kernels import registry
+    from . import check, fences, sized  # noqa: F401  (the judges are there before the file is)
+
+    before = set(registry.KERNELS)
+    kernels.load_all(request["kernels"])
+    added = [k for key, k in registry.KERNELS.items() if key not in before]
+    return {"added": [{"op": k.op.name, "variant": k.variant, "where": k.where} for k in added]}
+
+
+def check(request: Mapping[str, Any], say: Say) -> dict[str, Any]:
+    """Check one kernel on one case, and with inaccessible pages around its arrays; or, with ``adds``, at its size."""
+    from .cases import Case
+    from .check import check
+    from .fences import check_fenced
+    from .sized import Sized, check_sized
+
+    asked, case = request["case"], Case.from_json(request["case"])
+    kernel = find(request["op"], request["variant"]).of(case.types)
+    if "adds" in asked:
+        result = check_sized(Sized(kernel, case, asked["adds"]), max(request["threads"]), request["seed"])
+    else:
+        result = check(kernel, case, threads=request["threads"], seed=request["seed"])
+        if result.verdict != "FAIL":
+            wrong = check_fenced(kernel, case, request["threads"], request["seed"], say)
+            result = replace(result, ratio=inf, reason=wrong) if wrong else result
+    return {"result": finite(result.to_json())}
+
+
+def find(op: str, variant: str) -> Any:
+    """Find a kernel."""
+    from ..kernels import registry
+
+    if (op, variant) not in registry.KERNELS:
+        there = registry.variants(op)
+        raise UserError(f"{op} has no variant {variant!r}; {registry.nearest(variant, there)}")
+    return registry.KERNELS[op, variant]
+
+
+HANDLERS = {"load": load, "check": check}
+
+if __name__ == "__main__":
+    serve(HANDLERS)
