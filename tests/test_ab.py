@@ -224,7 +224,7 @@ def test_a_kernel_that_writes_outside_while_it_is_timed_is_refused():
 
     clock = Clock()
     with pytest.raises(
-        UserError, match=r"\[b\] wrote outside its arrays, before it was timed: 3 past the end of 'out'"
+        UserError, match=r"\[b\] wrote outside its arrays: 3 past the end of 'out', before it was timed"
     ):
         ab.alone((kernel("a", 10_000, clock), kernel("b", 10_000, clock, body=outside)), [SHAPE], clock=clock)
 

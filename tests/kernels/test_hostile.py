@@ -400,6 +400,13 @@ def is_wrong_beyond_70000(out, inp1, inp2):
     out[70000:] += F32(1e-2)
 
 
+@wrong_at(r"out\[\d+\] = .*, expected", {"N": 300_001})
+def is_wrong_in_one_element_at_a_random_place(out, inp1, inp2):
+    add(out, inp1, inp2)
+    if len(out) > 65536:
+        out[np.random.default_rng().integers(len(out))] += F32(1e-2)
+
+
 @wrong_at(r"dinp\[\d+\] = .*, expected .*dinp_add=True", {"N": 70001}, ops.gelu_backward, dinp=True)
 def ignores_add_where_large(dinp, dinp_add, dout, inp):
     vanilla(ops.gelu_backward)(dinp, dinp_add and len(dinp) < 65536, dout, inp)
