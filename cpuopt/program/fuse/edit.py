@@ -78,7 +78,7 @@ class Match:
     def call(self, phase: Phase | None = None) -> Call:
         """Make the one call."""
         place, args = self.parts[self.at], {n: v for n, v, _ in self.given}
-        adds = {n: add for n, _, add in self.given if n in self.op.by_name and self.op.by_name[n].role == "acc"}
+        adds = {a.name: (a.name, args[a.name], True) in self.given for a in self.op.args if a.role == "acc"}
         sizes = {s: n for c in self.parts for s, n in c.given.items()}
         return Call(self.op, place.layer, only(self.op, args), phase or place.phase, adds, place.inverts, sizes)
 
