@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
     from ..data.corpus import load_corpus
     from ..engine import Engine
     from ..errors import UserError
-    from ..files.reading import finite
+    from ..files.reading import to_json
     from ..kernels.registry import AUTO, Choice
     from ..models import specs
     from ..models.gpt2 import GPT2
@@ -83,5 +83,5 @@ def run(args: argparse.Namespace) -> int:
         with console.counting("batches", n) as tick:
             result = perplexity(engine, islice((batches.batch(0, i) for i in range(n)), n), tick)
         text = f"loss {result['loss']:.4f}, perplexity {result['perplexity']:.2f}, over {n * B * T:,} tokens"
-    print(json.dumps(finite(result)) if args.json else text)
+    print(json.dumps(to_json(result)) if args.json else text)
     return 0

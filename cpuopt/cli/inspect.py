@@ -25,6 +25,7 @@ def run(args: argparse.Namespace) -> int:
     """Run the verb; return its exit status."""
     start_numba(None)
     from .. import kernels, ops
+    from ..files.reading import to_json
     from ..kernels import registry
     from ..lab.inspect import inspect
     from ..report import console
@@ -51,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     if args.asm:
         print(found[0].asm)
     elif args.json:
-        print(json.dumps({"kernels": [f.to_json() for f in found]}))
+        print(json.dumps({"kernels": to_json(found)}))
     else:
         console.show(report.tables(found))
     return 0

@@ -20,7 +20,7 @@ def flags(p: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the verb; return its exit status."""
     start_numba(args.threads)
-    from ..files.reading import finite
+    from ..files.reading import to_json
     from ..kernels.toolkit.threads import threading_layer
     from ..machine import describe
     from ..measure import rates as machine
@@ -38,17 +38,19 @@ def run(args: argparse.Namespace) -> int:
             known = machine.store(machine.Measurement(say=say).run(missing))
     if warning := machine.slow_layer():
         console.warn(warning)
-    content = {
-        "id": machine.machine_id(),
-        "machine": describe(),
-        "threading_layer": threading_layer(),
-        "roofs": {str(n): known[n].to_json() for n in sorted(known)},
-        "noise": noise,
-        "measured_now": missing,
-        "file": str(machine.file()) if machine.stored() == known else None,
-    }
+    content = to_json(
+        {
+            "id": machine.machine_id(),
+            "machine": describe(),
+            "threading_layer": threading_layer(),
+            "roofs": {str(n): known[n] for n in sorted(known)},
+            "noise": noise,
+            "measured_now": missing,
+            "file": str(machine.file()) if machine.stored() == known else None,
+        }
+    )
     if args.json:
-        print(json.dumps(finite(content)))
+        print(json.dumps(content))
     else:
         console.show(tables(content))
     return 0

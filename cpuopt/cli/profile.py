@@ -28,7 +28,7 @@ def flags(p: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the verb; return its exit status."""
     start_numba(args.threads)
-    from ..files.reading import finite
+    from ..files.reading import to_json
     from ..kernels.toolkit import regions
     from ..measure import rates as machine
     from ..profiler import codes, forget_peak, hashes, profile
@@ -68,9 +68,9 @@ def run(args: argparse.Namespace) -> int:
     common.write_traces(args, report)
     if args.html:
         html.write_report(args.html, report, job.engine)
-    common.keep(args.runs, "profile", report.model, {"profile": report.to_json()})
+    common.keep(args.runs, "profile", report.model, {"profile": report})
     if args.json:
-        print(json.dumps(finite(report.to_json())))
+        print(json.dumps(to_json(report)))
     else:
         console.show(tables.profile_tables(report, detail=args.detail))
     return 0

@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
     }
     threads = given.get("threads", written.get("threads"))
     start_numba(threads if isinstance(threads, int) else None)
-    from ..files.reading import finite
+    from ..files.reading import to_json
     from ..measure import rates as machine
     from ..report import console, html
     from ..train import checkpoint
@@ -111,7 +111,7 @@ def run(args: argparse.Namespace) -> int:
             console.warn(f"--{flag} {getattr(args, flag)}: not written, because no step was done")
     with console.surviving_hangup():
         if args.json:
-            print(json.dumps(finite({**result.summary, "path": str(result.path)})), flush=True)
+            print(json.dumps(to_json({**result.summary, "path": str(result.path)})), flush=True)
         else:
             console.summary(result)
     if result.diagnosis:

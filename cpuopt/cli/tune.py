@@ -48,6 +48,7 @@ def run(args: argparse.Namespace) -> int:
 def work(args: argparse.Namespace) -> int:
     """Do it, as the only process that does."""
     start_numba(args.threads)
+    from ..files.reading import to_json
     from ..isolate.child import Child
     from ..lab.tune import compile_all, keep, survey, tune
     from ..measure.compare import looks_up_to
@@ -69,7 +70,7 @@ def work(args: argparse.Namespace) -> int:
         tune(tuning, settings, child, looks=looks, seed=args.seed, view=view, save=keep)
     kept = keep(tuning)
     size = {"model": tuning.name, "B": args.B, "T": args.T, "threads": tuning.key["threads"]}
-    content = {**size, **tuning.plan(), **tuning.to_json(), "plan": str(plans.path(tuning.key)) if kept else None}
+    content = {**size, **tuning.plan(), **to_json(tuning), "plan": str(plans.path(tuning.key)) if kept else None}
     path = common.keep(args.runs, "tune", f"{tuning.name}-{args.B}x{args.T}", content)
     if args.json:
         print(json.dumps({**content, "path": path}))

@@ -26,7 +26,7 @@ def run(args: argparse.Namespace) -> int:
     """Run the verb; return its exit status."""
     start_numba(args.threads)
     from .. import kernels
-    from ..files.reading import finite
+    from ..files.reading import to_json
     from ..report import console
     from ..train.job import Settings
     from ..train.verify import model_beside, verify
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     with console.compiling() as progress:
         rows = list(verify(state, model, settings, losses, progress))
     if args.json:
-        print(json.dumps(finite({"rows": [r.to_json() for r in rows], "passed": all(r.passed for r in rows)})))
+        print(json.dumps(to_json({"rows": rows, "passed": all(r.passed for r in rows)})))
     else:
         console.verify_table(rows)
     return 0 if all(r.passed for r in rows) else 1

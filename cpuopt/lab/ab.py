@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from math import inf
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from ..check.cases import Case
 from ..check.check import Result, check_all
 from ..engine import Bound
 from ..errors import UserError
+from ..files.reading import from_json, to_json
 from ..kernels import roofs
 from ..kernels.registry import KERNELS, Kernel, nearest
 from ..kernels.toolkit import threads as numba_threads
@@ -63,6 +64,7 @@ class Shape:
     layers : that call it so, once each.
     """
 
+    JSON: ClassVar = ("sizes", "absent", "adds", "layers")
     case: Case
     adds: dict[str, bool]
     layers: tuple[str, ...]
@@ -71,15 +73,20 @@ class Shape:
         added = "".join(f", {n}_add" for n, on in self.adds.items() if on)
         return f"{self.case}{added}"
 
-    def to_json(self) -> dict[str, Any]:
-        """For a request and a record."""
-        case = {"sizes": dict(self.case.sizes), "absent": sorted(self.case.absent)}
-        return {**case, "adds": self.adds, "layers": list(self.layers)}
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """The case's sizes, by symbol."""
+        return self.case.sizes
+
+    @property
+    def absent(self) -> frozenset[str]:
+        """Optional arguments that are not given."""
+        return self.case.absent
 
     @staticmethod
-    def from_json(d: Mapping[str, Any]) -> Shape:
-        """Read what `to_json` gave."""
-        return Shape(Case(d["sizes"], "normal", frozenset(d["absent"])), d["adds"], tuple(d["layers"]))
+    def read(d: Mapping[str, Any]) -> Shape:
+        """Build a shape from a request or a record, which hold its case's sizes beside the rest."""
+        return Shape(from_json(Case, d), d["adds"], tuple(d["layers"]))
 
 
 def calls_of(op: Op, settings: Settings, layer: str = "*") -> list[Call]:
@@ -239,7 +246,7 @@ def alone(
         contests.append(contest)
         cases.append(
             {
-                **shape.to_json(),
+                **to_json(shape),
                 **told(contest, verdict),
                 "calls_per_sample": {side: n for side, (n, _) in pair.lengths.items()},
                 "samples_per_turn": {side: n for side, (_, n) in pair.lengths.items()},
@@ -487,7 +494,7 @@ def beyond_roofs(op: Op, variants: Sequence[str], cases: Sequence[Mapping[str, A
     found = []
     for case in cases if roofs else ():
         assert roofs
-        shape = Shape.from_json(case)
+        shape = Shape.read(case)
         nbytes = op.bytes(shape.case.sizes, shape.adds, set(shape.case.absent))
         least, name = roofs.bound(op.flops(shape.case.sizes), nbytes)
         for variant, ns in zip(variants, (case["a_ns"], case["b_ns"]), strict=True):

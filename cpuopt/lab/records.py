@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import UserError
-from ..files.reading import read_json
+from ..files.reading import from_json, read_json
 from ..kernels.registry import nearest
 from ..measure.profile import Profile
 from ..measure.rates import machine_id
@@ -170,7 +170,8 @@ def profile_in(e: Entry) -> Profile:
     found = profile_of(e)
     if found is None:
         raise UserError(f"runs {e.path.name!r}: a record of kind '{e.kind}' has no profile to show")
-    return Profile.from_json(found)
+    profile: Profile = from_json(Profile, found)
+    return profile
 
 
 def compare(a: Entry, b: Entry) -> dict[str, Any]:

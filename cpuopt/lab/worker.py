@@ -8,7 +8,7 @@ from math import inf
 from typing import Any
 
 from ..errors import UserError
-from ..files.reading import finite
+from ..files.reading import from_json, to_json
 from ..isolate.serve import Say, serve
 
 
@@ -32,7 +32,7 @@ def check(request: Mapping[str, Any], say: Say) -> dict[str, Any]:
     from ..check.sized import Sized, check_sized
 
     asked, kernel = request["case"], find(request["op"], request["variant"])
-    case = Case(asked["sizes"], asked["kind"], frozenset(asked["absent"]))
+    case = from_json(Case, asked)
     if "adds" in asked:
         result = check_sized(Sized(kernel, case, asked["adds"]), max(request["threads"]), request["seed"])
     else:
@@ -40,7 +40,7 @@ def check(request: Mapping[str, Any], say: Say) -> dict[str, Any]:
         if result.verdict != "FAIL":
             wrong = check_fenced(kernel, case, request["threads"], request["seed"], say)
             result = replace(result, ratio=inf, reason=wrong) if wrong else result
-    return {"result": finite(result.to_json())}
+    return {"result": to_json(result.to_json())}
 
 
 def ab(request: Mapping[str, Any], say: Say) -> dict[str, Any]:
@@ -60,7 +60,7 @@ def ab(request: Mapping[str, Any], say: Say) -> dict[str, Any]:
     if request["in_step"]:
         found = ab.in_step(settings, op, request["variants"], layer=request["layer"], **more)
     else:
-        given_shapes = [ab.Shape.from_json(s) for s in request.get("shapes", ())]
+        given_shapes = [ab.Shape.read(s) for s in request.get("shapes", ())]
         shapes = given_shapes or ab.shapes_of(ab.calls_of(op, settings, request["layer"]))
         hopeless = request.get("hopeless", inf)
         found = ab.alone(pair, shapes, flush=request["flush"], hopeless=hopeless, **more)
@@ -69,7 +69,7 @@ def ab(request: Mapping[str, Any], say: Say) -> dict[str, Any]:
     doubts = found["doubts"] + ab.beyond_roofs(op, request["variants"], found.get("cases", ()), machine.stored().get(n))
     hashes = {k.variant: cache.digest(k.function) for k in pair}
     codes = {k.variant: jit.code_digest(k) for k in pair}
-    told: dict[str, Any] = finite(
+    told: dict[str, Any] = to_json(
         {
             "B": settings.B,
             "T": settings.T,
@@ -94,7 +94,7 @@ def steps(request: Mapping[str, Any], say: Say) -> dict[str, Any]:
     ]
     pair = ab.InStep(settings_of(request), changes, say)
     found, each = ab.steps_in_turns(pair, request["names"], request["seed"], request["looks"], say)
-    told: dict[str, Any] = finite({**found, "each": each})
+    told: dict[str, Any] = to_json({**found, "each": each})
     return told
 
 
@@ -102,8 +102,7 @@ def settings_of(request: Mapping[str, Any]) -> Any:
     """Read the settings of a job from a request."""
     from ..train.job import Settings
 
-    given: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in request["settings"].items()}
-    return Settings(**given)
+    return from_json(Settings, request["settings"])
 
 
 def find(op: str, variant: str) -> Any:

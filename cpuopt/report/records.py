@@ -10,6 +10,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from ..files.reading import from_json
 from ..measure.profile import UNACCOUNTED
 from ..wording import four, one_line
 from . import ab, tables
@@ -46,7 +47,7 @@ def shown(e: Entry, detail: bool = False) -> list[RenderableType]:
     if e.kind == "tune":
         return [head, *tune_report.tables(e.content, str(e.path))]
     if e.content.get("profile"):
-        return [head, *tables.profile_tables(Profile.from_json(e.content["profile"]), detail=detail)]
+        return [head, *tables.profile_tables(from_json(Profile, e.content["profile"]), detail=detail)]
     table = _table("", "")
     for k, v in e.content.get("summary", e.content).items():
         table.add_row(Text(one_line(k)), Text(one_line(str(v))))

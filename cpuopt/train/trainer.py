@@ -7,7 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import chain, count
 from math import nan
 from pathlib import Path
@@ -21,7 +21,7 @@ from ..data.tokenizers import get_tokenizer
 from ..engine import Array, Step
 from ..errors import UserError
 from ..files import remove_leftovers
-from ..files.reading import finite
+from ..files.reading import to_json
 from ..generate.decoder import Decoder, Sampler, generate, text_of
 from ..measure.profile import Profile
 from ..measure.rates import machine_id
@@ -149,12 +149,12 @@ class Trainer:
             "val": {str(k): v for k, v in self.val.items()},
             "guard": self.guard.state(),
             "model": self.job.name,
-            "sizes": asdict(self.job.config),
+            "sizes": self.job.config,
             "corpus": self.job.corpus.fingerprint,
             "tokenizer": self.job.corpus.tokenizer,
             "made_by": self.job.made_by,
             "changes": self.job.changes,
-            "settings": asdict(self.job.settings),
+            "settings": self.job.settings,
         }
 
     def restore(self, resume: checkpoint.Checkpoint, history: list[dict[str, Any]]) -> None:
@@ -169,7 +169,7 @@ class Trainer:
         """Write a checkpoint; where that fails, say so and go on."""
         self.tried = self.done
         try:
-            path = checkpoint.save(run.path, self.job.engine, finite(self.state()), self.job.settings.keep)
+            path = checkpoint.save(run.path, self.job.engine, to_json(self.state()), self.job.settings.keep)
         except (OSError, UserError) as e:
             why = e.strerror if isinstance(e, OSError) and e.strerror else str(e)
             old = f"{self.saved[0].name} stays" if self.saved else "there is none before it"
@@ -327,7 +327,7 @@ def train(
     s, engine = job.settings, job.engine
     trainer = Trainer(job, listener, clock)
     if resume is None:
-        config = {**asdict(s), "sizes": asdict(job.config), "corpus": job.corpus.description}
+        config = {**vars(s), "sizes": job.config, "corpus": job.corpus.description}
         run = Run(root, s.run, config, {"machine_id": machine_id(), "commit": commit()})
     else:
         run, history = Run.reopen(resume.run, resume.state["step"])
@@ -356,7 +356,7 @@ def train(
         if profile:
             profile.hashes, profile.codes = hashes(engine), codes(engine)
         summary = _summary(trainer, bool(stopped_by))
-        for name, content in (("profile.json", profile.to_json() if profile else {}), ("summary.json", summary)):
+        for name, content in (("profile.json", profile or {}), ("summary.json", summary)):
             try:
                 run.write(name, content)
             except UserError as e:
