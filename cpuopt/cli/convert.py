@@ -1,12 +1,10 @@
-"""``cpuopt convert``: weights from one format to another."""
+"""``cpuopt convert``: weights from a run, llm.c or Hugging Face to one of the latter."""
 
 from __future__ import annotations
 
 import argparse
 import os
 from pathlib import Path
-
-HELP = "weights from a run, llm.c or Hugging Face to one of the latter"
 
 
 def flags(p: argparse.ArgumentParser) -> None:

@@ -1,20 +1,18 @@
-"""``cpuopt machine``: what this machine can do at the most, and what is noisy about it now."""
+"""``cpuopt machine``: measured roofs of this machine, its threads, and what is noisy now."""
 
 from __future__ import annotations
 
 import argparse
-import json
 
-from .common import start_numba
-
-HELP = "measured roofs of this machine, its threads, and what is noisy now"
+from ..train import settings
+from .common import shared, show, start_numba
 
 
 def flags(p: argparse.ArgumentParser) -> None:
     """Add the verb's flags."""
-    p.add_argument("--again", action="store_true", help="measure anew, though it is known")
-    p.add_argument("--threads", type=int, help="measure with so many at the most (the cores this process may use)")
-    p.add_argument("--json", action="store_true", help="print one JSON object")
+    p.add_argument("--again", action="store_true", help="new measurements, though there are some")
+    settings.flags(p, "threads")
+    shared(p, "--json")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -49,8 +47,5 @@ def run(args: argparse.Namespace) -> int:
             "file": str(machine.file()) if machine.stored() == known else None,
         }
     )
-    if args.json:
-        print(json.dumps(content))
-    else:
-        console.show(tables(content))
+    show(args, content, lambda: tables(content))
     return 0

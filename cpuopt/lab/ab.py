@@ -23,7 +23,7 @@ from ..engine import Bound
 from ..errors import UserError
 from ..files.reading import from_json, to_json
 from ..kernels import roofs
-from ..kernels.registry import KERNELS, Kernel, nearest
+from ..kernels.registry import KERNELS, Kernel
 from ..kernels.toolkit import threads as numba_threads
 from ..measure import rates as machine
 from ..measure.roofline import Roofs
@@ -33,7 +33,7 @@ from ..ops.declaration import Op
 from ..profiler import Profiler
 from ..program.program import Call
 from ..train.job import Settings, build_only, prepare
-from ..wording import spread
+from ..wording import nearest, spread
 from .timed import AFTER, BEFORE, FILLS, SELDOM, Timed, judge_call
 
 TURN_S, SAMPLE_S = 8e-3, 2e-5

@@ -13,11 +13,11 @@ import numpy as np
 
 from ..errors import UserError
 from ..files.reading import from_json, read_json
-from ..kernels.registry import nearest
 from ..measure.profile import Profile
 from ..measure.rates import machine_id
 from ..measure.verdict import LEVEL
 from ..train import record
+from ..wording import nearest
 from . import forms
 
 NOISE = 0.05

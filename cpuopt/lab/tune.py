@@ -31,6 +31,7 @@ from ..measure import rates as machine
 from ..program.program import Call
 from ..train import plans
 from ..train.job import Settings, build_only, fusions, model_of
+from ..wording import nearest
 from .ab import Shape, shapes_of
 
 HOPELESS = 1.5
@@ -178,7 +179,7 @@ def survey(settings: Settings, patterns: Sequence[str] = ("*",), again: bool = F
     used = list(dict.fromkeys(c.op.name for c in calls))
     for pattern in patterns:
         if not any(registry.op_matches(op, pattern) for op in used):
-            raise UserError(f"--ops {pattern!r}: no op of this step matches; {registry.nearest(pattern, used)}")
+            raise UserError(f"--ops {pattern!r}: no op of this step matches; {nearest(pattern, used)}")
     rows = []
     for op in used:
         variants = dict.fromkeys([default[op], *registry.variants(op)])

@@ -10,6 +10,7 @@ from typing import Any
 from ..errors import UserError
 from ..files.reading import from_json, to_json
 from ..isolate.serve import Say, serve
+from ..wording import nearest
 
 
 def load(request: Mapping[str, Any], say: Say) -> dict[str, Any]:
@@ -113,7 +114,7 @@ def find(op: str, variant: str) -> Any:
     kernels.load_all([], [variant])
     if (op, variant) not in registry.KERNELS:
         there = registry.variants(op)
-        raise UserError(f"{op} has no variant {variant!r}; {registry.nearest(variant, there)}")
+        raise UserError(f"{op} has no variant {variant!r}; {nearest(variant, there)}")
     return registry.KERNELS[op, variant]
 
 

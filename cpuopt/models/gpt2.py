@@ -6,7 +6,6 @@ projections into the residual stream scaled by 1/sqrt(2 * n_layer).
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import asdict, dataclass, fields, replace
 
 from .. import functional as F
@@ -15,6 +14,7 @@ from ..errors import UserError
 from ..files.reading import parse_json
 from ..ops.declaration import Shape
 from ..program.program import Value
+from ..wording import nearest
 
 MOST_LAYERS = 4096
 """Each layer has names and shapes, which are listed before any memory is counted."""
@@ -71,8 +71,7 @@ def parse_config(text: str) -> tuple[str, Config]:
     if text in PRESETS:
         return text, PRESETS[text]
     if not text.lstrip().startswith("{"):
-        close = difflib.get_close_matches(text, PRESETS, 1)
-        known = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(PRESETS)}"
+        known = nearest(text, PRESETS)
         raise UserError(f"--model {repr(text)[:80]}: no such preset; {known} or sizes as in '{{\"n_layer\": 4}}'")
     try:
         sizes = parse_json(text)

@@ -55,9 +55,9 @@ def warn(text: str) -> None:
 
 
 def show(renderables: Sequence[RenderableType]) -> None:
-    """Print tables and lines."""
+    """Print tables and lines; a string is one line, however long."""
     for r in renderables:
-        OUT.print(r)
+        OUT.print(r, soft_wrap=isinstance(r, str))
 
 
 @contextmanager
@@ -220,56 +220,52 @@ class TrainingView:
         self.say(f"step {step}/{self.job.settings.steps}  validation loss {loss:.4f}")
 
 
-def summary(result: Result) -> None:
+def summary(result: Result) -> list[str]:
     """Say what a run gave and where its folder is."""
-    s = result.summary
+    s, lines = result.summary, []
     if result.stopped_by:
-        OUT.print(f"stopped after {s['steps']} steps")
-    if result.stopped_by and result.checkpoint:
-        OUT.print(f"go on with: cpuopt train --resume {result.path}", soft_wrap=True)
+        lines.append(f"stopped after {s['steps']} steps")
+        lines += [f"go on with: cpuopt train --resume {result.path}"] * bool(result.checkpoint)
     val = [v for _, v in sorted((int(k), v) for k, v in s["val_loss"].items())]
     if val:
-        OUT.print(f"validation loss {val[0]:.4f} -> {val[-1]:.4f}")
+        lines.append(f"validation loss {val[0]:.4f} -> {val[-1]:.4f}")
     if s["steps"]:
-        peak, planned = s["peak_rss_bytes"], s["planned_peak_bytes"]
-        OUT.print(
+        lines.append(
             f"{s['tokens_per_s']:,.0f} tokens/s, {s['step_ms_median']:.0f} ms a step (median); "
-            f"peak memory {gb(peak)}, planned {gb(planned)}"
+            f"peak memory {gb(s['peak_rss_bytes'])}, planned {gb(s['planned_peak_bytes'])}"
         )
-    OUT.print(f"run folder {result.path}", soft_wrap=True)
+    return [*lines, f"run folder {result.path}"]
 
 
-def program(program: Program, kernels: Sequence[Kernel], plan: Plan, phases: Sequence[Phase]) -> None:
-    """Print a program, each call with its variant and where in the arena it writes, and the memory plan."""
+def program(program: Program, kernels: Sequence[Kernel], plan: Plan, phases: Sequence[Phase]) -> list[str]:
+    """Show a program, each call with its variant and where in the arena it writes, and the memory plan."""
     variant = dict(zip(program.calls, (k.variant for k in kernels), strict=True))
 
     def note(call: Call) -> str:
         return f" [{variant[call]}] -> {', '.join(f'{v} @{plan.offsets[v]}' for v in call.writes)}"
 
-    for line in program.lines(*phases, note=note):
-        OUT.print(line, soft_wrap=True)
-    OUT.print(f"# {program.flops / 1e9:.3f} GFLOP a step; bytes by group:")
-    for name, n in plan.describe().items():
-        OUT.print(f"#   {name:<12} {n:>15,}")
+    groups = [f"#   {name:<12} {n:>15,}" for name, n in plan.describe().items()]
+    last = f"# {program.flops / 1e9:.3f} GFLOP a step; bytes by group:"
+    return [*program.lines(*phases, note=note), last, *groups]
 
 
-def kernels_table(rows: Sequence[Mapping[str, str]]) -> None:
-    """Print ops and their variants."""
+def kernels_table(rows: Sequence[Mapping[str, str]]) -> list[RenderableType]:
+    """Show ops and their variants."""
     table = Table("op", "variants", box=None, header_style="bold")
     for op in dict.fromkeys(r["op"] for r in rows):
         table.add_row(op, ", ".join(r["variant"] for r in rows if r["op"] == op))
-    OUT.print(table)
+    return [table]
 
 
-def verify_table(rows: Sequence[Row]) -> None:
-    """Print each comparison with a debug state."""
+def verify_table(rows: Sequence[Row]) -> list[RenderableType]:
+    """Show each comparison with a debug state."""
     table = Table("what", "value", "largest difference", "allowed", "", box=None, header_style="bold")
     for r in rows:
         numbers = ["" if x is None else f"{x:.6g}" for x in (r.value, r.deviation, r.allowed)]
         table.add_row(r.what, *numbers, "" if r.allowed is None else "PASS" if r.passed else "FAIL")
-    OUT.print(table)
     failed = sum(not r.passed for r in rows)
-    OUT.print(f"{failed} of {len(rows)} FAIL" if failed else f"all {sum(r.allowed is not None for r in rows)} PASS")
+    passed = sum(r.allowed is not None for r in rows)
+    return [table, f"{failed} of {len(rows)} FAIL" if failed else f"all {passed} PASS"]
 
 
 def stream(text: str) -> None:
@@ -299,10 +295,10 @@ def generation(figures: Mapping[str, Any]) -> None:
         )
 
 
-def datasets_table(rows: Sequence[DatasetStatus]) -> None:
-    """Print datasets, and what prepares those that are missing."""
+def datasets_table(rows: Sequence[DatasetStatus]) -> list[RenderableType]:
+    """Show datasets, and what prepares those that are missing."""
     table = Table("name", "tokenizer", "size", "what", "to prepare", box=None, header_style="bold")
     for d in rows:
         size = gb(d.nbytes) if d.nbytes else ""
         table.add_row(d.name, d.tokenizer, size, d.what, "" if d.prepared else d.command)
-    OUT.print(table)
+    return [table]

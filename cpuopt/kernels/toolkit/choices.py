@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from types import ModuleType
 
 from ...errors import UserError
+from ...wording import nearest
 from .. import registry
 
 
@@ -86,7 +87,7 @@ def load(variant: str) -> None:
     name, _, value = said.partition("=")
     found = OFFERS.get((original, name))
     if found is None or variant not in found.variants:
-        raise UserError(f"variant {variant!r}: no kernel offers it; {registry.nearest(variant, offered())}")
+        raise UserError(f"variant {variant!r}: no kernel offers it; {nearest(variant, offered())}")
     if variant in {v for _, v in registry.KERNELS}:
         return
     package, source = f"{found.package}_{name}_{value}", sys.modules[found.package]
