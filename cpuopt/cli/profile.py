@@ -24,7 +24,7 @@ def run(args: argparse.Namespace) -> int:
     start_numba(args.threads)
     from ..kernels.toolkit import regions
     from ..measure import rates as machine
-    from ..profiler import codes, forget_peak, hashes, profile
+    from ..profiler import profile
     from ..report import console, html, tables
     from ..train.job import prepare
 
@@ -37,27 +37,17 @@ def run(args: argparse.Namespace) -> int:
         job = prepare(asked, progress)
     with console.saying() as say:
         roofs = machine.roofs(job.engine.threads, say)
-    forget_peak()  # measuring roofs takes more memory than a small model
     if layer := machine.slow_layer():
         console.warn(layer)
     if roofs.doubts:
         console.warn(f"the roofs are doubtful: {'; '.join(roofs.doubts)}. When it is quiet: cpuopt machine --again")
-    others = machine.Others()
     for note in job.engine.notes:
         console.warn(note)
     busy = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     if busy > common.cores():
         console.warn(f"load average {busy:.1f} on {common.cores()} cores: other processes make these times too long")
     with console.counting("steps", args.steps + args.warmup) as tick:
-        report = profile(
-            job,
-            warmup=args.warmup,
-            tick=tick,
-            roofs=roofs,
-            regions=watched,
-            doubts=lambda: [*others.doubts(), *machine.lower_now(roofs)],
-        )
-    report.hashes, report.codes = hashes(job.engine), codes(job.engine)
+        report = profile(job, warmup=args.warmup, tick=tick, roofs=roofs, regions=watched)
     common.write_traces(args, report)
     if args.html:
         html.write_report(args.html, report, job.engine)

@@ -26,7 +26,7 @@ from ..generate.decoder import Decoder, Sampler, generate, text_of
 from ..measure.profile import Profile
 from ..measure.rates import machine_id
 from ..measure.roofline import Roofs
-from ..profiler import Profiler, codes, hashes, peak_rss_bytes
+from ..profiler import Profiler, peak_rss_bytes
 from ..weights import save_weights
 from . import checkpoint
 from .guard import Guard, find_first
@@ -353,8 +353,6 @@ def train(
             if profiler.steps
             else None
         )
-        if profile:
-            profile.hashes, profile.codes = hashes(engine), codes(engine)
         summary = _summary(trainer, bool(stopped_by))
         for name, content in (("profile.json", profile or {}), ("summary.json", summary)):
             try:
