@@ -23,6 +23,7 @@ from .program.fuse import fuse as apply_fusions
 from .program.optimizer import add_update
 from .program.program import PHASES, Call, Phase, Program, Scalar, Value
 from .program.reverse import reverse
+from .wording import nearest
 
 Array = np.ndarray[Any, Any]
 
@@ -182,7 +183,7 @@ class Engine:
         """Return the array of a value, or of the name of one. What is pooled holds its numbers only while it lives."""
         if isinstance(value, str):
             if value not in self._by_name:
-                raise UserError(f"no value {value!r} in the program; {registry.nearest(value, self._by_name)}")
+                raise UserError(f"no value {value!r} in the program; {nearest(value, self._by_name)}")
             value = self._by_name[value]
         if value not in self.plan.offsets:
             raise UserError(f"{value} is not a value of this engine's program")

@@ -165,6 +165,8 @@ class Profiler:
             roofs=roofs,
             mfu=100 * self.engine.program.flops / sums.step_ns / roofs.gflops if roofs else None,
             doubts=[*doubts, *passed(ops)],
+            hashes=hashes(self.engine),
+            codes=codes(self.engine),
         )
 
     def overhead_ms(self, rounds: int = 21) -> float:
@@ -233,18 +235,21 @@ def profile(
     tick: Callable[[], None] = lambda: None,
     roofs: Roofs | None = None,
     regions: Array | None = None,
-    doubts: Callable[[], Sequence[str]] = tuple,
 ) -> Profile:
-    """Train for a job's steps and some before them, and profile the last.
+    """Train for a job's steps and some before them, and profile the last, as ``cpuopt profile`` does.
 
     Parameters
     ----------
     warmup : the steps that come before and are dropped.
     tick : called after each step.
-    roofs, regions : see `Profiler`.
-    doubts : asked after the last step what speaks against the figures.
+    roofs : what the machine can do, as `measure.rates.roofs` gives it; measured again at the end, to learn whether it
+        could do less meanwhile.
+    regions : see `Profiler`.
     """
-    s = job.settings
+    from .measure import rates  # numba is imported late
+
+    forget_peak()  # measuring roofs takes more memory than a small model
+    s, others = job.settings, rates.Others()
     profiler = Profiler(job.engine, regions=regions)
     try:
         for _ in range(warmup + s.steps):
@@ -260,7 +265,7 @@ def profile(
         warmup=warmup,
         checked=job.checked,
         roofs=roofs,
-        doubts=doubts(),
+        doubts=[*others.doubts(), *(rates.lower_now(roofs) if roofs else ())],
     )
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
 
 STEERING = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f"  # control characters, but for tab and newline: escape sequences begin with one
@@ -35,3 +36,10 @@ def spread(ratio: Mapping[str, float], digits: int = 3) -> str:
 def four(x: float) -> str:
     """Give about four digits."""
     return f"{x:,.0f}" if x >= 1000 else f"{x:.4g}"
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """Name what the user may have meant, or all there is."""
+    known = list(known)
+    close = get_close_matches(word, known, 1)
+    return f"did you mean '{close[0]}'?" if close else f"known: {', '.join(known)}"

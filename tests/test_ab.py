@@ -11,6 +11,7 @@ import pytest
 from cpuopt import cli, ops
 from cpuopt.check.cases import Case
 from cpuopt.errors import UserError
+from cpuopt.files.reading import to_json
 from cpuopt.kernels import registry
 from cpuopt.kernels.compile import cache
 from cpuopt.lab import ab, session
@@ -158,7 +159,7 @@ def test_what_is_marginal_and_what_rounds_are_worth_stand_beside_the_verdict():
 
 def test_a_time_below_the_roof_names_the_roof():
     roofs = Roofs(1, (Level("memory", None),), 100.0, {"memory": {"read": 10.0}}, 1.0)
-    case = {**ab.Shape(Case({"N": 1000}), {}, ("x",)).to_json(), "a_ns": 900.0, "b_ns": 400.0}
+    case = {**to_json(ab.Shape(Case({"N": 1000}), {}, ("x",))), "a_ns": 900.0, "b_ns": 400.0}
     assert ab.beyond_roofs(ops.gelu_forward, ("one", "mine"), [case], roofs) == [
         "mine is at 200 % of the memory roof, which cannot be (N=1000)"
     ]

@@ -8,6 +8,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -21,6 +22,7 @@ from cpuopt.models import specs
 from cpuopt.models.gpt2 import GPT2, PRESETS
 from cpuopt.program.fuse import FUSIONS
 from cpuopt.program.program import PHASES
+from cpuopt.train.settings import Settings
 
 VERBS = cli.VERBS
 STEP_KEYS = ["step", "loss", "lr", "grad_norm", "step_ms", "tokens_per_s"]
@@ -129,7 +131,19 @@ def test_help_lists_the_verbs_and_imports_nothing_heavy():
 
 
 def test_the_default_variant_is_spelled_as_the_registry_does():
-    assert common.DEFAULT == registry.DEFAULT
+    assert Settings().variant == registry.DEFAULT
+
+
+def test_a_verb_is_a_module_and_a_line_of_the_list(monkeypatch, capsys):
+    verb = ModuleType("cpuopt.cli.greet", "``cpuopt greet``: a greeting.\n\nMore of it.")
+    verb.flags = lambda p: p.add_argument("name")
+    verb.run = lambda args: print(f"hello {args.name}")
+    monkeypatch.setitem(sys.modules, "cpuopt.cli.greet", verb)
+    monkeypatch.setattr(cli, "VERBS", (*VERBS, "greet"))
+    assert cli.main(["greet", "you"]) == 0
+    with pytest.raises(SystemExit):
+        cli.main(["-h"])
+    assert re.search(r"^hello you\n(?s:.*)^ +greet +a greeting$", capsys.readouterr().out, re.M)
 
 
 def test_a_verb_that_runs_no_kernel_needs_no_numba():

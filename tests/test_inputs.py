@@ -14,12 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cpuopt import cli, data, models
-from cpuopt.cli.config import read_config
 from cpuopt.data import corpus, tokenizers
 from cpuopt.errors import UserError
 from cpuopt.models.gpt2 import PRESETS
 from cpuopt.report.backward import html
-from cpuopt.train import checkpoint, job
+from cpuopt.train import checkpoint, job, settings
 
 ROOT = Path(__file__).parents[1]
 BIG = "1" + "0" * 400
@@ -76,7 +75,7 @@ def test_a_config_that_is_none(file, text, why, capsys):
 
 def test_a_config_is_still_read():
     Path("a.toml").write_text("lr = 1\nB = 2\nkernels = []\nclip = 1.5\n")
-    assert read_config(Path("a.toml")) == {"lr": 1, "B": 2, "kernels": [], "clip": 1.5}
+    assert settings.read(Path("a.toml")) == {"lr": 1, "B": 2, "kernels": (), "clip": 1.5}
 
 
 @pytest.mark.parametrize(

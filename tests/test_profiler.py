@@ -16,6 +16,7 @@ from rich.console import Console
 from cpuopt import ops, profiler
 from cpuopt.engine import Engine, run_calls
 from cpuopt.errors import UserError
+from cpuopt.files.reading import to_json
 from cpuopt.kernels import registry
 from cpuopt.measure.profile import UNACCOUNTED
 from cpuopt.measure.roofline import Level, Roofs
@@ -334,7 +335,7 @@ def test_overhead_leaves_the_model_alone(engine):
 
 
 def test_json_is_one_plain_object(result):
-    got = json.loads(json.dumps(result.to_json(), allow_nan=False))
+    got = json.loads(json.dumps(to_json(result), allow_nan=False))
     assert "raw" not in got
     assert {"model", "B", "T", "threads", "variant", "swaps", "steps", "tokens_per_s", "peak_rss_mb"} <= got.keys()
     assert {"unaccounted_ms", "profiler_overhead_ms", "threading_layer", "step_ms_values", "checked"} <= got.keys()
@@ -416,6 +417,8 @@ def test_profile_of_a_job(engine, shared):
     ticks = Counter()
     r = profiler.profile(job, warmup=2, tick=lambda: ticks.update("x"))
     assert (ticks["x"], r.steps, r.warmup, r.model, r.checked) == (5, 3, 2, "gpt2-tiny", checked)
+    assert r.hashes.keys() == r.codes.keys() == {k.name for k in engine.kernels}
+    assert all(len(digest) == 12 for digest in r.hashes.values())
     assert engine.runner is run_calls
 
 

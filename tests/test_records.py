@@ -14,6 +14,7 @@ from rich.console import Console
 from cpuopt import cli, files
 from cpuopt.cli import common
 from cpuopt.errors import UserError
+from cpuopt.files.reading import to_json
 from cpuopt.lab import records
 from cpuopt.measure import rates as machine
 from cpuopt.measure.profile import LayerRow, OpRow, Profile
@@ -54,7 +55,7 @@ def profile(factors=(), hashes=(), seed=0, scatter=0.004, **kw):
         "gpt2-tiny", kw.pop("B", 4), 64, 2, "omp", "optimized", [], 20, 1, ms, 1.0, 1.0, 1.0, rows, layers, 0.0, 0.0,
         step.tolist(), [], {}, [], hashes={f"{n}[mine]": hashes.get(op, "0" * 12) for op, n in NAMES.items()},
     )  # fmt: skip
-    return {**p.to_json(), "op_ms_values": values}
+    return {**to_json(p), "op_ms_values": values}
 
 
 def keep(tmp_path, name, p):

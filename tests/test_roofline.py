@@ -11,6 +11,7 @@ from numba import prange
 
 from cpuopt import cli
 from cpuopt.files import CacheWarning
+from cpuopt.files.reading import from_json, to_json
 from cpuopt.kernels import roofs as kernels
 from cpuopt.kernels.compile.jit import helper
 from cpuopt.kernels.toolkit import regions, threads
@@ -42,7 +43,7 @@ def test_the_roof_that_binds(flops, nbytes, ns, roof):
 
 
 def test_roofs_come_back_from_json():
-    assert Roofs.from_json(json.loads(json.dumps(ROOFS.to_json()))) == ROOFS
+    assert from_json(Roofs, json.loads(json.dumps(to_json(ROOFS)))) == ROOFS
 
 
 def row(op, ms, of_roof, roof="FMA", layer="", imbalance=None):
@@ -229,7 +230,7 @@ def test_the_verb(tmp_path, monkeypatch, capsys):
     assert cli.main(["machine", "--json"]) == 0
     content = json.loads(capsys.readouterr().out)
     assert content["measured_now"] == [1, 2, 4]
-    assert Roofs.from_json(content["roofs"]["2"]) == ROOFS
+    assert from_json(Roofs, content["roofs"]["2"]) == ROOFS
     assert content["noise"].keys() >= {"others_cores", "load_average", "mhz", "quota_cores"}
     assert cli.main(["machine"]) == 0
     out = capsys.readouterr().out

@@ -13,6 +13,7 @@ from cpuopt.check.cases import Case
 from cpuopt.check.judge import Result
 from cpuopt.errors import UserError
 from cpuopt.files import CacheWarning
+from cpuopt.files.reading import to_json
 from cpuopt.kernels import registry
 from cpuopt.kernels.compile import cache
 from cpuopt.lab import tune
@@ -245,7 +246,7 @@ def steps_that_cannot_be_compared_end_no_run():
     assert (t.finished, t.rules) == (False, [])
     assert t.why == "steps could not be compared: steps: no answer within 600 s"
     assert changed() == before
-    content = {**t.key, "model": t.name, **t.to_json(), "plan": "p"}
+    content = {**t.key, "model": t.name, **to_json(t), "plan": "p"}
     last = " ".join(str(x) for x in report.tables(content, "r")[-2:])
     assert "no plan is written: steps could not be compared: steps: no answer within 600 s; what was measured" in last
     second = Child()

@@ -25,7 +25,7 @@ from typing import Any
 
 from ..errors import UserError
 from ..files import cache_folder, write_whole
-from ..files.reading import finite
+from ..files.reading import to_json
 from ..isolate.child import Asked, Child
 from ..kernels.compile import cache
 from ..kernels.registry import Kernel
@@ -235,7 +235,7 @@ def remember(key: str, result: Result) -> None:
     """Keep a judgement, if the disk lets us."""
     with suppress(UserError, OSError):
         if key:
-            text = json.dumps({"key": key, "result": finite(result.to_json())})
+            text = json.dumps({"key": key, "result": to_json(result.to_json())})
             write_whole(cache_folder("judged") / key, [text.encode()])
 
 

@@ -8,8 +8,9 @@ from math import inf
 from typing import Any
 
 from ..errors import UserError
-from ..files.reading import finite
+from ..files.reading import to_json
 from ..isolate.serve import Say, serve
+from ..wording import nearest
 
 
 def load(request: Mapping[str, Any], say: Say) -> dict[str, Any]:
@@ -40,7 +41,7 @@ def check(request: Mapping[str, Any], say: Say) -> dict[str, Any]:
         if result.verdict != "FAIL":
             wrong = check_fenced(kernel, case, request["threads"], request["seed"], say)
             result = replace(result, ratio=inf, reason=wrong) if wrong else result
-    return {"result": finite(result.to_json())}
+    return {"result": to_json(result.to_json())}
 
 
 def find(op: str, variant: str) -> Any:
@@ -49,7 +50,7 @@ def find(op: str, variant: str) -> Any:
 
     if (op, variant) not in registry.KERNELS:
         there = registry.variants(op)
-        raise UserError(f"{op} has no variant {variant!r}; {registry.nearest(variant, there)}")
+        raise UserError(f"{op} has no variant {variant!r}; {nearest(variant, there)}")
     return registry.KERNELS[op, variant]
 
 

@@ -20,7 +20,8 @@ VERBS = (
     *("check", "ab", "inspect", "new-kernel", "lab", "tune", "ad", "machine", "runs", "history"),
     *("convert", "verify", "data", "warmup"),
 )
-"""In the order of ``cpuopt -h``; the module of that name has ``HELP``, ``flags(parser)`` and ``run(args)``."""
+"""In the order of ``cpuopt -h``. The module of that name has ``flags(parser)`` and ``run(args)``; its help is the first
+line of its docstring."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -36,7 +37,8 @@ def _parser() -> argparse.ArgumentParser:
     verbs = parser.add_subparsers(dest="verb", metavar="verb", required=True)
     for name in VERBS:
         verb = import_module(f".{name.replace('-', '_')}", __name__)
-        p = verbs.add_parser(name, help=verb.HELP)
+        help_ = (verb.__doc__ or "").partition("\n")[0].partition(": ")[2].rstrip(".")
+        p = verbs.add_parser(name, help=help_)
         verb.flags(p)
         p.set_defaults(run_verb=verb.run)
     return parser

@@ -1,58 +1,46 @@
-"""``cpuopt ab``: two kernels of one op against each other, alone or inside real training steps."""
+"""``cpuopt ab``: two kernels of one op against each other, alone or in real training steps."""
 
 from __future__ import annotations
 
 import argparse
-import json
-from pathlib import Path
 
 from .. import models
 from ..errors import UserError
+from ..train import settings
 from . import common
-from .common import start_numba
+from .common import known_op, shared, show, start_numba
 
-HELP = "two kernels of one op against each other, alone or in real training steps"
 DEFAULTS = "4x64"
 
 
 def flags(p: argparse.ArgumentParser) -> None:
     """Add the verb's flags."""
-    p.add_argument("op", metavar="OP", help="as 'cpuopt kernels' lists it")
-    p.add_argument("a", metavar="A", help="the variant to compare with")
-    p.add_argument("b", metavar="B", help="the variant that gets the verdict")
-    p.add_argument("--kernels", action="append", default=[], metavar="FILE.py", help="your own kernels; repeatable")
-    p.add_argument("--model", default=models.DEFAULT, help="whose shapes and steps (%(default)s)")
+    shared(p, "op", "--json", "--runs")
+    p.add_argument("a", metavar="A", help="variant to compare with")
+    p.add_argument("b", metavar="B", help="variant that gets the verdict")
+    settings.flags(p, "kernels", "data", "variant", model=models.DEFAULT)
     p.add_argument("--sizes", default=DEFAULTS, metavar="BxT,...", help="rows by tokens (%(default)s)")
-    p.add_argument("--threads", default="", metavar="N,...", help="(all cores)")
-    p.add_argument(
-        "--layer", default="*", metavar="GLOB", help="only the shapes, or with --in-step the calls, of these"
-    )
-    p.add_argument("--in-step", action="store_true", help="inside real training steps, both on the same batches")
-    p.add_argument("--data", default="builtin", help="of the steps (%(default)s)")
-    p.add_argument("--variant", default=common.DEFAULT, help="of all other ops in the steps (%(default)s)")
-    p.add_argument("--flush", action="store_true", help="fill the caches with something else before each call")
-    p.add_argument("--rounds", type=int, default=96, help="at the most; fewer where they suffice (%(default)s)")
-    p.add_argument("--seed", type=int, default=0, help="of the inputs and the order of turns (%(default)s)")
-    p.add_argument("--limit", type=float, default=600, metavar="S", help="seconds that one size may take (%(default)s)")
-    p.add_argument("--json", action="store_true", help="print one JSON object")
-    p.add_argument("--runs", type=Path, default=Path("runs"), metavar="DIR", help="where the record goes (%(default)s)")
+    p.add_argument("--threads", default="", metavar="N,...", help="numbers of threads (all cores)")
+    p.add_argument("--layer", default="*", metavar="GLOB", help="layers whose shapes, or with --in-step calls, count")
+    p.add_argument("--in-step", action="store_true", help="comparison inside real training steps, on the same batches")
+    p.add_argument("--flush", action="store_true", help="caches filled with something else before each call")
+    p.add_argument("--seed", type=int, default=0, help="random seed for inputs and the order of turns (%(default)s)")
+    shared(p, "--rounds", default=96)
+    shared(p, "--limit", default=600)
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the verb; return its exit status."""
     counts = common.thread_counts(args.threads or str(common.cores()))
     start_numba(max(counts))
-    from .. import ops
     from ..isolate.child import Child
-    from ..kernels import registry
     from ..lab import worker
     from ..lab.peers.plan import parse_sizes
     from ..measure.comparison import analyses_up_to, summed
     from ..report import ab as report
     from ..report import console
 
-    if args.op not in ops.ALL:
-        raise UserError(f"ab {args.op!r}: no such op; {registry.nearest(args.op, ops.ALL)}")
+    known_op("ab", args.op)
     if args.flush and args.in_step:
         raise UserError("--flush with --in-step: a step leaves the caches as they are; give one of the two")
     common.check_targets(args)
@@ -61,13 +49,13 @@ def run(args: argparse.Namespace) -> int:
         for B, T in parse_sizes(args.sizes):
             for n in counts:
                 child.say = lambda text, at=f"{B}x{T}, {n} threads: ": say(at + text)  # type: ignore[misc]
-                settings = {"model": args.model, "data": args.data, "variant": args.variant, "kernels": child.kernels}
+                job = {"model": args.model, "data": args.data, "variant": args.variant, "kernels": child.kernels}
                 results.append(
                     child.ask(
                         "ab",
                         op=args.op,
                         variants=[args.a, args.b],
-                        settings={**settings, "B": B, "T": T, "threads": n, "seed": args.seed},
+                        settings={**job, "B": B, "T": T, "threads": n, "seed": args.seed},
                         layer=args.layer,
                         in_step=args.in_step,
                         flush=args.flush,
@@ -78,8 +66,5 @@ def run(args: argparse.Namespace) -> int:
     asked = {k: getattr(args, k) for k in ("op", "a", "b", "model", "layer", "in_step", "flush", "seed")}
     content = {**asked, **summed(results), "results": results}
     path = common.keep(args.runs, "ab", f"{args.op}-{args.a}-{args.b}", content)
-    if args.json:
-        print(json.dumps({**content, "path": path}))
-    else:
-        console.show(report.tables(content, path))
+    show(args, {**content, "path": path}, lambda: report.tables(content, path))
     return 0

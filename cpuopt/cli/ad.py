@@ -1,4 +1,4 @@
-"""``cpuopt ad``: print a generated backward kernel, each line with the forward line that it inverts."""
+"""``cpuopt ad``: print the backward kernel generated from a forward kernel, and the reasons of its plan."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from ..errors import UserError
 from ..files import write_whole
-from ..wording import plain
+from ..train import settings
+from ..wording import nearest, plain
 from . import common
 
 SIZES = {"B": 4, "T": 64, "C": 768, "NH": 12, "OC": 3072, "V": 50257, "maxT": 1024}
@@ -17,22 +18,20 @@ ANALYSES = (12, 24)
 if TYPE_CHECKING:
     from ..ops.declaration import Op
 
-HELP = "print the backward kernel generated from a forward kernel, and the reasons of its plan"
-
 
 def flags(p: argparse.ArgumentParser) -> None:
     """Add the verb's flags."""
     p.add_argument("op", metavar="OP", help="a backward op, or a forward one for all its backwards")
-    p.add_argument("--from", dest="variant", default="vanilla", help="the forward's variant (%(default)s)")
+    p.add_argument("--from", dest="variant", default="vanilla", help="variant of the forward (%(default)s)")
     p.add_argument("--plan", action="store_true", help="what is kept, computed again or recorded, and why")
     p.add_argument(
         "--against",
         metavar="VARIANT",
-        help="also check it and this variant against the float64 reference, and time the one against the other, "
-        "in turns on the same arrays, at the default model's sizes with 4 x 64 tokens; exits with 1 if either is wrong",
+        help="variant to check too, and to time against, in turns on the same arrays, at the default model's sizes "
+        "with 4 x 64 tokens; exits with 1 if either is wrong",
     )
-    p.add_argument("--html", type=Path, metavar="FILE", help="write both sources side by side, linked line by line")
-    p.add_argument("--kernels", action="append", default=[], metavar="FILE.py", help="your own kernels; repeatable")
+    p.add_argument("--html", type=Path, metavar="FILE", help="both sources side by side, linked line by line")
+    settings.flags(p, "kernels")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -51,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
         if args.op in REFUSED:
             raise UserError(f"ad {REFUSED[args.op]}")
         known = [op.name for op in every]
-        raise UserError(f"ad {args.op}: no op with a backward; {registry.nearest(args.op, known)}")
+        raise UserError(f"ad {args.op}: no op with a backward; {nearest(args.op, known)}")
     made = []
     for op in chosen:
         assert op.inverts is not None

@@ -3,30 +3,26 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
 from .. import models
+from ..train import settings
 from . import common
-from .common import kernel_flags, start_numba
-
-HELP = "whole training steps, side by side with PyTorch or another variant"
+from .common import shared, show, start_numba
 
 
 def flags(p: argparse.ArgumentParser) -> None:
     """Add the verb's flags."""
-    p.add_argument("--model", default=models.DEFAULT, help="preset, or sizes as in '{\"n_layer\": 4}' (%(default)s)")
+    settings.flags(p, *settings.KERNELS, model=models.DEFAULT)
     p.add_argument("--peer", action="append", default=[], help="torch-eager (default) or torch-compile; repeatable")
     p.add_argument("--against", action="append", default=[], metavar="VARIANT", help="a variant as peer; repeatable")
     p.add_argument("--sizes", help="B x T each, as in 4x64,16x64 (seven from 1x16 to 1x1024 that fit the context)")
     p.add_argument("--rounds", type=int, default=10, help="turns of each side (%(default)s)")
-    p.add_argument("--seed", type=int, default=0, help="of the order of turns, weights and batches (%(default)s)")
-    p.add_argument("--peer-python", default=sys.executable, metavar="PATH", help="a Python that has torch (this one)")
-    p.add_argument("--json", action="store_true", help="print the record as one JSON object")
-    p.add_argument("--runs", type=Path, default=Path("runs"), metavar="DIR", help="where the record goes (%(default)s)")
-    p.add_argument("--out", type=Path, metavar="FILE", help="write the record there, anew after each size")
-    kernel_flags(p)
+    p.add_argument("--seed", type=int, default=0, help="random seed for weights and the order of turns (%(default)s)")
+    p.add_argument("--peer-python", default=sys.executable, metavar="PATH", help="Python that has torch (this one)")
+    p.add_argument("--out", type=Path, metavar="FILE", help="file for the record, written anew after each size")
+    shared(p, "--json", "--runs")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -61,8 +57,5 @@ def run(args: argparse.Namespace) -> int:
     with report.progress(plan.cost) as bench.view:
         record = bench.run(args.out)
     common.keep(args.runs, "bench", args.model, record)
-    if args.json:
-        print(json.dumps(record))
-    else:
-        console.show(report.tables(record))
+    show(args, record, lambda: report.tables(record))
     return 1 if any(r["refused"] for r in record["results"]) else 0

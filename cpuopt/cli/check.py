@@ -3,45 +3,43 @@
 from __future__ import annotations
 
 import argparse
-import json
 import secrets
 from typing import TYPE_CHECKING
 
 from .. import models
 from ..errors import UserError
-from ..wording import plain
+from ..train import settings
+from ..wording import nearest
 from . import common
-from .common import start_numba
+from .common import shared, show, start_numba
 
 if TYPE_CHECKING:
     from ..ops.declaration import Op
-
-HELP = "kernels against their float64 references"
 
 
 def flags(p: argparse.ArgumentParser) -> None:
     """Add the verb's flags."""
     p.add_argument("op", nargs="*", metavar="OP", help="ops, globs or families such as matmul (all)")
     p.add_argument(
-        "--variant", action="append", default=[], help="only this one; repeatable (all, or those of --kernels)"
+        "--variant", action="append", default=[], help="variant to check; repeatable (all, or those of --kernels)"
     )
-    p.add_argument("--kernels", action="append", default=[], metavar="FILE.py", help="your own kernels; repeatable")
+    settings.flags(p, "kernels", "T", B=1)
     p.add_argument(
-        "--model", default=models.DEFAULT, help="whose sizes are checked too; 'none': only awkward sizes (%(default)s)"
+        "--model",
+        default=models.DEFAULT,
+        help="model whose sizes are checked; 'none': awkward ones only (%(default)s)",
     )
-    p.add_argument("-B", type=int, default=1, help="rows of that model's batch (%(default)s)")
-    p.add_argument("-T", type=int, default=64, help="tokens of a row (%(default)s)")
     p.add_argument(
-        "--gradient",
-        action="store_true",
-        help="instead: each op's backward reference against differences of its forward",
+        "--gradient", action="store_true", help="backward references against differences of the forward ones"
     )
     p.add_argument("--quick", action="store_true", help="a few sizes only, and none of a model")
-    p.add_argument("--threads", default="", metavar="N,...", help="must all give the same bits (1 and all cores)")
-    p.add_argument("--seed", type=int, help="of the inputs (another one each time)")
-    p.add_argument("--limit", type=float, default=120, metavar="S", help="seconds that a case may take (%(default)s)")
+    p.add_argument(
+        "--threads", default="", metavar="N,...", help="numbers of threads that must agree bitwise (1 and all cores)"
+    )
+    p.add_argument("--seed", type=int, help="random seed for the inputs (another one each time)")
+    shared(p, "--limit", default=120)
     p.add_argument("--detail", action="store_true", help="a row for every case")
-    p.add_argument("--json", action="store_true", help="print one JSON object")
+    shared(p, "--json")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -57,8 +55,7 @@ def run(args: argparse.Namespace) -> int:
     from ..report import console
     from ..train.job import Settings, build_only
 
-    if args.limit <= 0:
-        raise UserError(f"--limit {args.limit:g}: expected a positive number of seconds")
+    common.check_limit(args.limit)
     seed = secrets.randbelow(10**6) if args.seed is None else args.seed
     with Child(worker.__name__, args.kernels, max(counts), args.limit) as child:
         wanted = choose(args.op, args.variant, args.kernels, [(k["op"], k["variant"]) for k in child.start()])
@@ -77,10 +74,8 @@ def run(args: argparse.Namespace) -> int:
                 seed=seed,
                 tick=lambda text: advance(),
             )
-    if args.json:
-        print(json.dumps({"seed": seed, "threads": counts, "kernels": [v.to_json() for v in found]}))
-    else:
-        console.show(report.tables(found, seed, counts, detail=args.detail))
+    content = {"seed": seed, "threads": counts, "kernels": [v.to_json() for v in found]}
+    show(args, content, lambda: report.tables(found, seed, counts, detail=args.detail))
     return 1 if any(v.worst.verdict == "FAIL" for v in found) else 0
 
 
@@ -105,14 +100,12 @@ def choose(
     there = [key for key in registry.KERNELS if key not in added] + added
     for pattern in patterns:
         if not any(registry.op_matches(name, pattern) for name in ops.ALL):
-            raise UserError(
-                f"check {pattern!r}: no op matches; {registry.nearest(pattern, [*registry.FAMILIES, *ops.ALL])}"
-            )
+            raise UserError(f"check {pattern!r}: no op matches; {nearest(pattern, [*registry.FAMILIES, *ops.ALL])}")
     for variant in variants:
         if not any(v == variant for _, v in there):
             raise UserError(
                 f"--variant {variant!r}: no kernel is registered under it; "
-                f"{registry.nearest(variant, dict.fromkeys(v for _, v in there))}"
+                f"{nearest(variant, dict.fromkeys(v for _, v in there))}"
             )
     if files and not added:
         raise UserError(f"--kernels {files[0]}: registers no kernel; expected functions under @kernel(op, 'name')")
@@ -130,14 +123,11 @@ def choose(
 
 def check_gradients(args: argparse.Namespace) -> int:
     """Check the gradients of the ops that match; return 1 if one is wrong."""
-    from .. import ops
+    from .. import kernels, ops
     from ..check.gradient import check_gradient
     from ..kernels import registry
 
-    if args.kernels:
-        from .. import kernels
-
-        kernels.load_all(args.kernels)
+    kernels.load_all(args.kernels)
     chosen = [
         op
         for op in ops.ALL.values()
@@ -150,9 +140,5 @@ def check_gradients(args: argparse.Namespace) -> int:
             f"check --gradient {' '.join(args.op)}: no op with a backward matches; known: {', '.join(known)}"
         )
     results = [r for op in chosen for r in check_gradient(op, seed=args.seed or 0)]
-    if args.json:
-        print(json.dumps({"gradients": [r.describe() for r in results]}))
-    else:
-        for r in results:
-            print(plain(str(r)))
+    show(args, {"gradients": [r.describe() for r in results]}, lambda: [str(r) for r in results])
     return int(any(r.verdict != "PASS" for r in results))

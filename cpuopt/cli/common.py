@@ -1,74 +1,72 @@
-"""What several verbs share: the flags that describe a job, and how numba is started."""
+"""What several verbs share: flags, how numba is started, and how a result is shown."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import models
 from ..errors import UserError
+from ..files.reading import to_json
 from ..machine import cores as cores
+from ..train.settings import FLAGS, Settings
+from ..wording import nearest
 
 if TYPE_CHECKING:
-    from ..measure.profile import Profile
-    from ..train.job import Settings
+    from rich.console import RenderableType
 
+    from ..measure.profile import Profile
 
 LAYERS = ("default", "safe", "threadsafe", "forksafe", "omp", "tbb", "workqueue")
 """What numba can start threads by."""
-DEFAULT = "optimized"
-"""`kernels.registry.DEFAULT`, which would import numpy before the flags are read."""
-
-
-def job_flags(p: argparse.ArgumentParser, steps: int) -> None:
-    """Add what describes a training job."""
-    p.add_argument("--model", help=f"preset, or sizes as in '{{\"n_layer\": 4}}' (that of --init, or {models.DEFAULT})")
-    p.add_argument("--init", metavar="PATH", help="weights: an llm.c model file, a Hugging Face directory, a run")
-    p.add_argument(
-        "--data", default="builtin", help="builtin, a dataset, a text file, a glob, or a .bin of tokens (%(default)s)"
-    )
-    p.add_argument("-B", type=int, default=4, help="rows of a batch (%(default)s)")
-    p.add_argument("-T", type=int, default=64, help="tokens of a row (%(default)s)")
-    p.add_argument("--steps", type=int, default=steps, help="training steps (%(default)s)")
-    p.add_argument("--seed", type=int, default=0, help="of initial weights and order of data (%(default)s)")
-    kernel_flags(p)
-
-
-def kernel_flags(p: argparse.ArgumentParser, fuse: bool = True) -> None:
-    """Add what chooses kernels and threads, and, where there is training, rewrites."""
-    p.add_argument(
-        "--variant", default=DEFAULT, help="for every op that has it; auto: as 'cpuopt tune' found (%(default)s)"
-    )
-    p.add_argument(
-        "--swap",
-        action="append",
-        default=[],
-        metavar="OP[@LAYER]=VARIANT",
-        help="a variant for some ops in some layers, globs allowed; repeatable, the last match wins",
-    )
-    p.add_argument("--kernels", action="append", default=[], metavar="FILE.py", help="your own kernels; repeatable")
-    if fuse:
-        p.add_argument(
-            "--fuse",
-            default="auto",
-            metavar="all|none|NAME,...",
-            help="rewrites: residual, layernorm, gelu, classifier, update, recompute (%(default)s)",
-        )
-    p.add_argument("--threads", type=int, help="for all kernels (the cores this process may use)")
-
-
+SHARED: Mapping[str, Mapping[str, Any]] = {
+    "op": {"metavar": "OP", "help": "op, as 'cpuopt kernels' lists it"},
+    "--rounds": {"type": int, "help": "rounds of a comparison at the most (%(default)s)"},
+    "--limit": {"type": float, "metavar": "S", "help": "seconds for one comparison or check (%(default)s)"},
+    "--runs": {"type": Path, "default": Path("runs"), "metavar": "DIR", "help": "folder of the records (%(default)s)"},
+    "--html": {"type": Path, "metavar": "FILE", "help": "report to look at, in one file"},
+    "--trace": {"type": Path, "metavar": "FILE", "help": "last ten steps for ui.perfetto.dev"},
+    "--speedscope": {"type": Path, "metavar": "FILE", "help": "last ten steps for speedscope"},
+    "--json": {"action": "store_true", "help": "one JSON object in place of text"},
+}
+"""Flags that mean the same for every verb."""
 FILES = ("trace", "speedscope", "html")
 """Flags that name a file to write at the end."""
 
 
-def trace_flags(p: argparse.ArgumentParser) -> None:
-    """Add the files that other programs show a profile with."""
-    p.add_argument("--trace", type=Path, metavar="FILE", help="write the last ten steps for ui.perfetto.dev")
-    p.add_argument("--speedscope", type=Path, metavar="FILE", help="write the last ten steps for speedscope")
+def shared(p: argparse.ArgumentParser, *names: str, **more: Any) -> None:
+    """Add flags that several verbs have; `more` is for the one that is named alone."""
+    for name in names:
+        p.add_argument(name, **{**SHARED[name], **more})
+
+
+def given(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the settings of a job that the flags of a verb give."""
+    return {n: tuple(x) if isinstance(x, list) else x for n, x in vars(args).items() if n in FLAGS}
+
+
+def settings_of(args: argparse.Namespace, **more: Any) -> Settings:
+    """Build the settings of a job from the flags of a verb."""
+    return Settings(**given(args) | {"processes": cores()} | more)
+
+
+def known_op(verb: str, name: str) -> str:
+    """Return the name of an op, if there is one; `UserError` if not."""
+    from .. import ops
+
+    if name not in ops.ALL:
+        raise UserError(f"{verb} {name!r}: no such op; {nearest(name, ops.ALL)}")
+    return name
+
+
+def check_limit(seconds: float) -> None:
+    """Refuse a ``--limit`` that is no time."""
+    if seconds <= 0:
+        raise UserError(f"--limit {seconds:g}: expected a positive number of seconds")
 
 
 def check_targets(args: argparse.Namespace) -> None:
@@ -83,7 +81,7 @@ def check_targets(args: argparse.Namespace) -> None:
 
 
 def write_traces(args: argparse.Namespace, profile: Profile | None) -> None:
-    """Write the files of `trace_flags`, where there is a profile."""
+    """Write the files of ``--trace`` and ``--speedscope``, where there is a profile."""
     from ..report import speedscope, trace
 
     if args.trace and profile:
@@ -93,7 +91,7 @@ def write_traces(args: argparse.Namespace, profile: Profile | None) -> None:
 
 
 def keep(root: Path, kind: str, name: str, content: Mapping[str, Any]) -> str | None:
-    """Keep a record and give its folder; None, and a warning, where it cannot be kept: it can be shown all the same."""
+    """Keep a record and return its folder; None, and a warning, where it cannot be kept."""
     from ..lab import records
     from ..report.console import warn
 
@@ -102,6 +100,16 @@ def keep(root: Path, kind: str, name: str, content: Mapping[str, Any]) -> str | 
     except UserError as e:
         warn(f"the record is not kept: {e}")
         return None
+
+
+def show(args: argparse.Namespace, content: Any, shown: Callable[[], Sequence[RenderableType]]) -> None:
+    """Print a result: with ``--json`` as one object, else as the tables that `shown` makes."""
+    from ..report import console
+
+    if args.json:
+        print(json.dumps(to_json(content)), flush=True)
+    else:
+        console.show(shown())
 
 
 def start_numba(threads: int | None) -> None:
@@ -135,14 +143,3 @@ def thread_counts(text: str) -> list[int]:
     if not all(w.isdecimal() and int(w) > 0 for w in words):
         raise UserError(f"--threads {text!r}: expected numbers of threads, as in 1,2,4")
     return sorted({int(w) for w in words})
-
-
-def settings_of(args: argparse.Namespace, **more: Any) -> Settings:
-    """Build the settings of a job from flags of the same names."""
-    from dataclasses import fields
-
-    from ..train.job import Settings
-
-    given = {f.name: getattr(args, f.name) for f in fields(Settings) if hasattr(args, f.name)}
-    given.update(swap=tuple(args.swap), kernels=tuple(args.kernels), processes=cores(), **more)
-    return Settings(**given)

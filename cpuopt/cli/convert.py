@@ -1,4 +1,4 @@
-"""``cpuopt convert``: weights from one format to another."""
+"""``cpuopt convert``: weights from a run, llm.c or Hugging Face to one of the latter."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import argparse
 import os
 from dataclasses import asdict
 from pathlib import Path
-
-HELP = "weights from a run, llm.c or Hugging Face to one of the latter"
 
 
 def flags(p: argparse.ArgumentParser) -> None:

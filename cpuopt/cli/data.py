@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import json
 
-HELP = "prepare and list datasets"
+from .common import shared, show
 
 
 def flags(p: argparse.ArgumentParser) -> None:
@@ -13,9 +12,8 @@ def flags(p: argparse.ArgumentParser) -> None:
     what = p.add_subparsers(dest="what", metavar="what", required=True)
     q = what.add_parser("prepare", help="download and tokenize a dataset; the only verb that uses the network")
     q.add_argument("name")
-    q.add_argument("--tokenizer", default="gpt2", choices=["gpt2", "bytes"], help="(%(default)s)")
-    q = what.add_parser("list", help="show what there is")
-    q.add_argument("--json", action="store_true", help="print one JSON object")
+    q.add_argument("--tokenizer", default="gpt2", choices=["gpt2", "bytes"], help="unit of the text (%(default)s)")
+    shared(what.add_parser("list", help="show what there is"), "--json")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -35,14 +33,9 @@ def _prepare(args: argparse.Namespace) -> int:
 
 
 def _list(args: argparse.Namespace) -> int:
-    from dataclasses import asdict
-
     from ..data.corpus import list_datasets
     from ..report import console
 
     datasets = list_datasets()
-    if args.json:
-        print(json.dumps({"datasets": [asdict(d) for d in datasets]}, default=str))
-    else:
-        console.datasets_table(datasets)
+    show(args, {"datasets": datasets}, lambda: console.datasets_table(datasets))
     return 0

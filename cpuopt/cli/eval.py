@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 
+from ..train import settings
 from . import common
-from .common import kernel_flags, start_numba
-
-HELP = "perplexity on text, or multiple choice from an llm.c evaluation file"
+from .common import shared, show, start_numba
 
 
 def flags(p: argparse.ArgumentParser) -> None:
     """Add the verb's flags."""
-    p.add_argument("--init", type=Path, required=True, metavar="PATH", help="llm.c model, Hugging Face directory, run")
-    p.add_argument("--data", default="builtin", help="as for train; its held-out part is read (%(default)s)")
-    p.add_argument("--choices", type=Path, metavar="FILE.bin", help="HellaSwag or another of llm.c's evaluation files")
-    p.add_argument("-B", type=int, default=4, help="rows of a batch (%(default)s)")
+    p.add_argument("--init", type=Path, required=True, metavar="PATH", help=settings.FLAGS["init"].metadata["help"])
+    settings.flags(p, "data", "B", "variant", "swap", "kernels", "threads")
     p.add_argument("-T", type=int, help="tokens of a row (the model's context)")
-    p.add_argument("--limit", type=int, metavar="N", help="of batches or examples (all)")
-    kernel_flags(p, fuse=False)
-    p.add_argument("--json", action="store_true", help="print one JSON object")
+    p.add_argument("--choices", type=Path, metavar="FILE.bin", help="HellaSwag or another of llm.c's evaluation files")
+    p.add_argument("--limit", type=int, metavar="N", help="batches or examples at the most (all)")
+    shared(p, "--json")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -33,7 +29,6 @@ def run(args: argparse.Namespace) -> int:
     from ..data.corpus import load_corpus
     from ..engine import Engine
     from ..errors import UserError
-    from ..files.reading import finite
     from ..kernels.registry import AUTO, Choice
     from ..report import console
     from ..train.checkpoint import open_weights
@@ -81,5 +76,5 @@ def run(args: argparse.Namespace) -> int:
         with console.counting("batches", n) as tick:
             result = perplexity(engine, islice((batches.batch(0, i) for i in range(n)), n), tick)
         text = f"loss {result['loss']:.4f}, perplexity {result['perplexity']:.2f}, over {n * B * T:,} tokens"
-    print(json.dumps(finite(result)) if args.json else text)
+    show(args, result, lambda: [text])
     return 0

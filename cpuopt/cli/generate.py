@@ -1,4 +1,4 @@
-"""``cpuopt generate``: text from a model."""
+"""``cpuopt generate``: text from a model, as it comes."""
 
 from __future__ import annotations
 
@@ -10,28 +10,30 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import UserError
+from ..train import settings
 from . import common
-from .common import kernel_flags, start_numba
+from .common import shared, start_numba
 
 if TYPE_CHECKING:
     from ..data.tokenizers import Tokenizer
 
-HELP = "text from a model, as it comes"
-
 
 def flags(p: argparse.ArgumentParser) -> None:
     """Add the verb's flags."""
-    p.add_argument("--init", type=Path, metavar="PATH", help="weights: llm.c model, Hugging Face directory, run")
-    p.add_argument("--model", help="without --init: a preset or sizes, with random weights, to see how fast it is")
-    p.add_argument("--prompt", default="", help="what the text begins with (nothing: the start of a text)")
-    p.add_argument("--max-tokens", type=int, default=100, help="(%(default)s)")
-    p.add_argument("--temperature", type=float, default=0.8, help="0 takes the likeliest token (%(default)s)")
-    p.add_argument("--top-k", type=int, default=0, metavar="K", help="among the K likeliest; 0: all (%(default)s)")
-    p.add_argument("--top-p", type=float, default=1.0, metavar="P", help="the likeliest that have P (%(default)s)")
-    p.add_argument("--seed", type=int, default=0, help="of the choices, and of random weights (%(default)s)")
+    settings.flags(p, "init", "variant", "swap", "kernels", "threads")
+    p.add_argument("--model", help="without --init: preset or sizes, with random weights, to see how fast it is")
+    p.add_argument("--prompt", default="", help="beginning of the text (nothing: the start of a text)")
+    p.add_argument("--max-tokens", type=int, default=100, help="tokens to generate at the most (%(default)s)")
+    p.add_argument(
+        "--temperature", type=float, default=0.8, help="temperature; 0 takes the likeliest token (%(default)s)"
+    )
+    p.add_argument(
+        "--top-k", type=int, default=0, metavar="K", help="likeliest tokens that count; 0: all (%(default)s)"
+    )
+    p.add_argument("--top-p", type=float, default=1.0, metavar="P", help="probability that these have (%(default)s)")
+    p.add_argument("--seed", type=int, default=0, help="random seed for the choices and random weights (%(default)s)")
     p.add_argument("--tokenizer", choices=["gpt2", "bytes"], help="(as the weights say; else gpt2 from 50257 ids on)")
-    kernel_flags(p, fuse=False)
-    p.add_argument("--json", action="store_true", help="print text, tokens and figures as one JSON object")
+    shared(p, "--json")
 
 
 def tokenizer_of(name: str | None, vocab_size: int) -> Tokenizer:
@@ -66,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
             "preset for random weights"
         )
     sampler = Sampler(args.temperature, args.top_k, args.top_p, args.seed)
-    weights = None if args.init is None else open_weights(args.init)
+    weights = None if args.init is None else open_weights(Path(args.init))
     config = parse(args.model) if weights is None else weights.config
     require_cache(config)
     tokenizer = tokenizer_of(args.tokenizer or (weights.tokenizer if weights else None), config.vocab_size)

@@ -1,38 +1,35 @@
-"""``cpuopt inspect``: what the compiler made of a kernel, or of two side by side."""
+"""``cpuopt inspect``: vector width, FMAs, spills and calls of a kernel's loops, and the compiler's remarks."""
 
 from __future__ import annotations
 
 import argparse
-import json
 
 from ..errors import UserError
-from .common import start_numba
-
-HELP = "vector width, FMAs, spills and calls of a kernel's loops, and the compiler's remarks"
+from ..train import settings
+from ..wording import nearest
+from .common import known_op, shared, show, start_numba
 
 
 def flags(p: argparse.ArgumentParser) -> None:
     """Add the verb's flags."""
-    p.add_argument("op", metavar="OP", help="as 'cpuopt kernels' lists it")
+    shared(p, "op", "--json")
     p.add_argument("variant", metavar="VARIANT", nargs="+", help="one, or two side by side")
-    p.add_argument("--kernels", action="append", default=[], metavar="FILE.py", help="your own kernels; repeatable")
-    p.add_argument("--parallel", type=int, default=0, metavar="1-4", help="numba's diagnostics of the parallel loops")
-    p.add_argument("--asm", action="store_true", help="print the assembly text of one variant, and nothing else")
-    p.add_argument("--json", action="store_true", help="print one JSON object")
+    settings.flags(p, "kernels")
+    p.add_argument("--parallel", type=int, default=0, metavar="1-4", help="level of numba's parallel diagnostics")
+    p.add_argument("--asm", action="store_true", help="the assembly text of one variant, and nothing else")
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the verb; return its exit status."""
     start_numba(None)
-    from .. import kernels, ops
+    from .. import kernels
     from ..kernels import registry
     from ..lab.inspect import inspect
     from ..report import console
     from ..report import inspect as report
 
     kernels.load_all(args.kernels)
-    if args.op not in ops.ALL:
-        raise UserError(f"inspect {args.op!r}: no such op; {registry.nearest(args.op, ops.ALL)}")
+    known_op("inspect", args.op)
     if len(args.variant) > (1 if args.asm else 2):
         raise UserError(
             f"inspect: {len(args.variant)} variants; expected {'one with --asm' if args.asm else 'one or two'}"
@@ -42,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
     for v in args.variant:
         if (args.op, v) not in registry.KERNELS:
             there = registry.variants(args.op)
-            raise UserError(f"inspect: {args.op} has no variant {v!r}; {registry.nearest(v, there)}")
+            raise UserError(f"inspect: {args.op} has no variant {v!r}; {nearest(v, there)}")
     with console.saying() as say:
         found = []
         for v in args.variant:
@@ -50,8 +47,6 @@ def run(args: argparse.Namespace) -> int:
             found.append(inspect(args.op, v, args.kernels, args.parallel))
     if args.asm:
         print(found[0].asm)
-    elif args.json:
-        print(json.dumps({"kernels": [f.to_json() for f in found]}))
     else:
-        console.show(report.tables(found))
+        show(args, {"kernels": found}, lambda: report.tables(found))
     return 0

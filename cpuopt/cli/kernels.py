@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import json
 
-HELP = "list ops and the variants that compute them"
+from ..train import settings
+from .common import shared, show
 
 
 def flags(p: argparse.ArgumentParser) -> None:
     """Add the verb's flags."""
-    p.add_argument("--kernels", action="append", default=[], metavar="FILE.py", help="your own kernels; repeatable")
-    p.add_argument("--json", action="store_true", help="print one JSON object")
+    settings.flags(p, "kernels")
+    shared(p, "--json")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -26,8 +26,5 @@ def run(args: argparse.Namespace) -> int:
         for name in ops.ALL
         for v in registry.variants(name)
     ]
-    if args.json:
-        print(json.dumps({"kernels": table}))
-    else:
-        console.kernels_table(table)
+    show(args, {"kernels": table}, lambda: console.kernels_table(table))
     return 0

@@ -1,4 +1,4 @@
-"""``cpuopt lab``: work on a file of kernels, with everything measured on each save."""
+"""``cpuopt lab``: work on a file of kernels: check, compare, place under the roof and inspect on each save."""
 
 from __future__ import annotations
 
@@ -11,30 +11,28 @@ from typing import TYPE_CHECKING
 
 from .. import models
 from ..errors import UserError
+from ..train import settings
 from . import common
-from .common import start_numba
+from .common import shared, start_numba
 
 if TYPE_CHECKING:
     from ..lab.session import Plan
     from ..measure.roofline import Roofs
     from ..report.lab import Screen
 
-HELP = "work on a file of kernels: check, compare, place under the roof and inspect on each save"
-
 
 def flags(p: argparse.ArgumentParser) -> None:
     """Add the verb's flags."""
     p.add_argument("file", type=Path, metavar="FILE.py", help="with @kernel functions; 'cpuopt new-kernel' writes one")
-    p.add_argument("--against", default="", metavar="VARIANT", help="to compare with (optimized, else vanilla)")
-    p.add_argument("--model", default=models.DEFAULT, help="whose shapes and steps (%(default)s)")
-    p.add_argument("-B", type=int, default=4, help="rows of a batch (%(default)s)")
-    p.add_argument("-T", type=int, default=64, help="tokens of a row (%(default)s)")
-    p.add_argument("--threads", type=int, help="(all cores)")
-    p.add_argument("--no-step", action="store_true", help="compare alone only")
-    p.add_argument("--rounds", type=int, default=24, help="of a comparison, at the most (%(default)s)")
-    p.add_argument("--limit", type=float, default=120, metavar="S", help="seconds for one stage (%(default)s)")
-    p.add_argument("--once", action="store_true", help="do not wait for a save; status 1 where a stage fails")
-    p.add_argument("--json", action="store_true", help="with --once: print one JSON object")
+    p.add_argument("--against", default="", metavar="VARIANT", help="variant to compare with (optimized, else vanilla)")
+    settings.flags(p, "B", "T", "threads", model=models.DEFAULT)
+    p.add_argument("--no-step", action="store_true", help="no comparison inside training steps")
+    shared(p, "--rounds", default=24)
+    shared(p, "--limit", default=120)
+    p.add_argument(
+        "--once", action="store_true", help="one round, not waiting for a save; status 1 where a stage fails"
+    )
+    p.add_argument("--json", action="store_true", help="with --once: one JSON object in place of text")
 
 
 def run(args: argparse.Namespace) -> int:

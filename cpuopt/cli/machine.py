@@ -1,26 +1,24 @@
-"""``cpuopt machine``: what this machine can do at the most, and what is noisy about it now."""
+"""``cpuopt machine``: measured roofs of this machine, its threads, and what is noisy now."""
 
 from __future__ import annotations
 
 import argparse
-import json
 
-from .common import start_numba
-
-HELP = "measured roofs of this machine, its threads, and what is noisy now"
+from ..train import settings
+from .common import shared, show, start_numba
 
 
 def flags(p: argparse.ArgumentParser) -> None:
     """Add the verb's flags."""
-    p.add_argument("--again", action="store_true", help="measure anew, though it is known")
-    p.add_argument("--threads", type=int, help="measure with so many at the most (the cores this process may use)")
-    p.add_argument("--json", action="store_true", help="print one JSON object")
+    p.add_argument("--again", action="store_true", help="new measurements, though there are some")
+    settings.flags(p, "threads")
+    shared(p, "--json")
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the verb; return its exit status."""
     start_numba(args.threads)
-    from ..files.reading import finite
+    from ..files.reading import to_json
     from ..kernels.toolkit.threads import threading_layer
     from ..machine import describe
     from ..measure import rates as machine
@@ -38,17 +36,16 @@ def run(args: argparse.Namespace) -> int:
             known = machine.store(machine.Measurement(say=say).run(missing))
     if warning := machine.slow_layer():
         console.warn(warning)
-    content = {
-        "id": machine.machine_id(),
-        "machine": describe(),
-        "threading_layer": threading_layer(),
-        "roofs": {str(n): known[n].to_json() for n in sorted(known)},
-        "noise": noise,
-        "measured_now": missing,
-        "file": str(machine.file()) if machine.stored() == known else None,
-    }
-    if args.json:
-        print(json.dumps(finite(content)))
-    else:
-        console.show(tables(content))
+    content = to_json(
+        {
+            "id": machine.machine_id(),
+            "machine": describe(),
+            "threading_layer": threading_layer(),
+            "roofs": {str(n): known[n] for n in sorted(known)},
+            "noise": noise,
+            "measured_now": missing,
+            "file": str(machine.file()) if machine.stored() == known else None,
+        }
+    )
+    show(args, content, lambda: tables(content))
     return 0

@@ -1,4 +1,4 @@
-"""``cpuopt new-kernel``: a commented file to start a kernel from."""
+"""``cpuopt new-kernel``: write a commented file to start a kernel from."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ import re
 from pathlib import Path
 
 from ..errors import UserError
-
-HELP = "write a commented file to start a kernel from"
+from .common import known_op, shared
 
 
 def flags(p: argparse.ArgumentParser) -> None:
     """Add the verb's flags."""
-    p.add_argument("op", metavar="OP", help="as 'cpuopt kernels' lists it")
-    p.add_argument("--variant", default="mine", help="the name that it registers under (%(default)s)")
-    p.add_argument("--out", type=Path, metavar="FILE", help="a file that is not there yet (OP.py)")
+    shared(p, "op")
+    p.add_argument("--variant", default="mine", help="name that it registers under (%(default)s)")
+    p.add_argument("--out", type=Path, metavar="FILE", help="file that is not there yet (OP.py)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -25,8 +24,7 @@ def run(args: argparse.Namespace) -> int:
     from ..lab.starter import starter
 
     kernels.load_all([])
-    if args.op not in ops.ALL:
-        raise UserError(f"new-kernel {args.op!r}: no such op; {registry.nearest(args.op, ops.ALL)}")
+    known_op("new-kernel", args.op)
     if not re.fullmatch(r"[A-Za-z][\w-]*", args.variant) or (args.op, args.variant) in registry.KERNELS:
         raise UserError(
             f"--variant {args.variant!r}: expected a name that {args.op} has no kernel of, in letters, digits, - and _"

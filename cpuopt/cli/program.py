@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import argparse
-import json
 
-from .common import job_flags, settings_of, start_numba
-
-HELP = "print the traced program, its generated backward, and the memory plan"
+from ..train import settings
+from .common import settings_of, shared, show, start_numba
 
 
 def flags(p: argparse.ArgumentParser) -> None:
     """Add the verb's flags."""
-    job_flags(p, steps=1)
-    p.add_argument("--pass", dest="phase", choices=["forward", "evaluate", "backward", "update", "all"], default="all")
-    p.add_argument("--json", action="store_true", help="print one JSON object")
+    settings.flags(p, *settings.JOB, *settings.KERNELS, steps=1)
+    p.add_argument(
+        *("--pass",),
+        dest="phase",
+        choices=["forward", "evaluate", "backward", "update", "all"],
+        default="all",
+        help="part",
+    )
+    shared(p, "--json")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -28,20 +32,11 @@ def run(args: argparse.Namespace) -> int:
         console.warn(note)
     program, chosen, plan = built.program, built.kernels, built.plan()
     phases = {"all": (), "update": ("norm", "update")}.get(args.phase, (args.phase,))
-    if args.json:
-        calls = [
-            {
-                "phase": c.phase,
-                "layer": c.layer,
-                "op": c.op.name,
-                "variant": k.variant,
-                "flops": c.flops,
-                "text": str(c),
-            }
-            for c, k in zip(program.calls, chosen, strict=True)
-            if not phases or c.phase in phases
-        ]
-        print(json.dumps({"calls": calls, "plan": plan.describe(), "flops": program.flops}))
-    else:
-        console.program(program, chosen, plan, phases)
+    calls = [
+        {"phase": c.phase, "layer": c.layer, "op": c.op.name, "variant": k.variant, "flops": c.flops, "text": str(c)}
+        for c, k in zip(program.calls, chosen, strict=True)
+        if not phases or c.phase in phases
+    ]
+    content = {"calls": calls, "plan": plan.describe(), "flops": program.flops}
+    show(args, content, lambda: console.program(program, chosen, plan, phases))
     return 0

@@ -1,41 +1,31 @@
-"""``cpuopt tune``: the fastest kernel for each op and shape of a model's step, for ``--variant auto``."""
+"""``cpuopt tune``: find the fastest kernel for each op and shape, for --variant auto."""
 
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 
 from .. import models
-from ..errors import UserError
+from ..train import settings
 from . import common
-from .common import start_numba
-
-HELP = "find the fastest kernel for each op and shape, for --variant auto"
+from .common import settings_of, shared, show, start_numba
 
 
 def flags(p: argparse.ArgumentParser) -> None:
     """Add the verb's flags."""
-    p.add_argument("--model", default=models.DEFAULT, help="preset, or sizes as in '{\"n_layer\": 4}' (%(default)s)")
-    p.add_argument("-B", type=int, default=4, help="rows of a batch (%(default)s)")
-    p.add_argument("-T", type=int, default=64, help="tokens of a row (%(default)s)")
-    p.add_argument("--threads", type=int, help="for all kernels (the cores this process may use)")
-    p.add_argument("--kernels", action="append", default=[], metavar="FILE.py", help="your own kernels; repeatable")
-    p.add_argument("--fuse", default="auto", metavar="all|none|NAME,...", help="rewrites of the step (%(default)s)")
+    settings.flags(p, "B", "T", "threads", "kernels", "fuse", "data", model=models.DEFAULT)
     p.add_argument(
         "--ops",
         action="append",
         default=[],
         metavar="PATTERN",
-        help="measure only these, globs and families allowed; repeatable. The plan for the others stays",
+        help="ops to measure, globs and families allowed; repeatable. The plan for the others stays",
     )
-    p.add_argument("--data", default="builtin", help="of the steps (%(default)s)")
-    p.add_argument("--rounds", type=int, default=24, help="of a comparison, at the most (%(default)s)")
-    p.add_argument("--seed", type=int, default=0, help="of the inputs and the order of turns (%(default)s)")
-    p.add_argument("--again", action="store_true", help="measure also what an interrupted run has measured")
-    p.add_argument("--limit", type=float, default=600, metavar="S", help="seconds for a comparison (%(default)s)")
-    p.add_argument("--json", action="store_true", help="print one JSON object")
-    p.add_argument("--runs", type=Path, default=Path("runs"), metavar="DIR", help="where the record goes (%(default)s)")
+    p.add_argument("--seed", type=int, default=0, help="random seed for inputs and the order of turns (%(default)s)")
+    p.add_argument("--again", action="store_true", help="new measurements also of what an interrupted run has measured")
+    shared(p, "--rounds", default=24)
+    shared(p, "--limit", default=600)
+    shared(p, "--json", "--runs")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -49,6 +39,9 @@ def run(args: argparse.Namespace) -> int:
 def work(args: argparse.Namespace) -> int:
     """Do it, as the only process that does."""
     start_numba(args.threads)
+    from dataclasses import replace
+
+    from ..files.reading import to_json
     from ..isolate.child import Child
     from ..lab import worker
     from ..lab.tune import compile_all, keep, survey, tune
@@ -56,28 +49,22 @@ def work(args: argparse.Namespace) -> int:
     from ..report import console
     from ..report import tune as report
     from ..train import plans
-    from ..train.job import Settings
 
-    if args.limit <= 0:
-        raise UserError(f"--limit {args.limit:g}: expected a positive number of seconds")
+    common.check_limit(args.limit)
     common.check_targets(args)
     analyses = analyses_up_to(args.rounds)
-    given = {k: getattr(args, k) for k in ("model", "B", "T", "threads", "fuse", "data", "seed")}
-    settings = Settings(**given, kernels=tuple(str(Path(f).resolve()) for f in args.kernels))
-    tuning = survey(settings, args.ops or ("*",), args.again)
+    job = replace(settings_of(args), kernels=tuple(str(Path(f).resolve()) for f in args.kernels), processes=1)
+    tuning = survey(job, args.ops or ("*",), args.again)
     with console.compiling() as progress:
         compile_all(tuning, common.cores(), progress)
     threads = tuning.key["threads"]
     with Child(worker.__name__, args.kernels, threads, args.limit) as child, report.Progress(tuning) as view:
-        tune(tuning, settings, child, analyses=analyses, seed=args.seed, view=view, save=keep)
+        tune(tuning, job, child, analyses=analyses, seed=args.seed, view=view, save=keep)
     kept = keep(tuning)
     size = {"model": tuning.name, "B": args.B, "T": args.T, "threads": tuning.key["threads"]}
-    content = {**size, **tuning.plan(), **tuning.to_json(), "plan": str(plans.path(tuning.key)) if kept else None}
+    content = {**size, **tuning.plan(), **to_json(tuning), "plan": str(plans.path(tuning.key)) if kept else None}
     path = common.keep(args.runs, "tune", f"{tuning.name}-{args.B}x{args.T}", content)
-    if args.json:
-        print(json.dumps({**content, "path": path}))
-    else:
-        console.show(report.tables(content, path))
+    show(args, {**content, "path": path}, lambda: report.tables(content, path))
     if tuning.finished:
         return 0 if kept else 1
     return 1 if tuning.why else 130

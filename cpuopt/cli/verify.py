@@ -1,34 +1,29 @@
-"""``cpuopt verify``: compare with an llm.c debug state, as ``test_gpt2.c`` does."""
+"""``cpuopt verify``: compare logits, loss, gradients and ten losses with an llm.c debug state."""
 
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 
 from ..errors import UserError
-from . import common
-from .common import kernel_flags, start_numba
-
-HELP = "compare logits, loss, gradients and ten losses with an llm.c debug state"
+from ..train import settings
+from .common import settings_of, shared, show, start_numba
 
 
 def flags(p: argparse.ArgumentParser) -> None:
     """Add the verb's flags."""
     p.add_argument("state", type=Path, help="X_debug_state.bin, as llm.c writes it")
     p.add_argument("--init", type=Path, metavar="MODEL.bin", help="its model (the file of that name beside it)")
-    p.add_argument("--losses", metavar="X,...", help="expected of ten steps (those of llm.c's 124M state are known)")
-    kernel_flags(p)
-    p.add_argument("--json", action="store_true", help="print one JSON object")
+    p.add_argument("--losses", metavar="X,...", help="expected losses of ten steps (known for llm.c's 124M state)")
+    settings.flags(p, *settings.KERNELS)
+    shared(p, "--json")
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the verb; return its exit status."""
     start_numba(args.threads)
     from .. import kernels
-    from ..files.reading import finite
     from ..report import console
-    from ..train.job import Settings
     from ..train.verify import model_beside, verify
     from ..weights import llmc
 
@@ -39,17 +34,8 @@ def run(args: argparse.Namespace) -> int:
     model = llmc.open_model(args.init or model_beside(args.state))
     state = llmc.open_state(args.state, model)
     kernels.load_all(args.kernels)
-    settings = Settings(
-        variant=args.variant,
-        swap=tuple(args.swap),
-        kernels=tuple(args.kernels),
-        threads=args.threads,
-        processes=common.cores(),
-    )
     with console.compiling() as progress:
-        rows = list(verify(state, model, settings, losses, progress))
-    if args.json:
-        print(json.dumps(finite({"rows": [r.to_json() for r in rows], "passed": all(r.passed for r in rows)})))
-    else:
-        console.verify_table(rows)
-    return 0 if all(r.passed for r in rows) else 1
+        rows = list(verify(state, model, settings_of(args), losses, progress))
+    passed = all(r.passed for r in rows)
+    show(args, {"rows": rows, "passed": passed}, lambda: console.verify_table(rows))
+    return 0 if passed else 1

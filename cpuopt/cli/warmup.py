@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import argparse
 
+from ..train import settings
 from . import common
-from .common import job_flags, settings_of, start_numba
-
-HELP = "compile what a command needs, in several processes"
+from .common import settings_of, start_numba
 
 
 def flags(p: argparse.ArgumentParser) -> None:
     """Add the verb's flags."""
-    job_flags(p, steps=1)
+    settings.flags(p, *settings.JOB, *settings.KERNELS, steps=1)
     p.add_argument("--all", action="store_true", help="every kernel of every variant")
-    p.add_argument("--processes", type=int, help="that compile at one time (one a core)")
+    p.add_argument("--processes", type=int, help="processes that compile at one time (one a core)")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 
 from ..errors import UserError
 from ..files import write_whole
+from ..wording import nearest
 from .tokenizers import (
     GPT2_VOCABULARY,
     TOKENIZERS,
@@ -105,9 +105,7 @@ def prepare(
         For an unknown name; where a download fails or differs from its checksum, saying which file to put where.
     """
     if name not in DATASETS:
-        near = get_close_matches(name, DATASETS, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise UserError(f"unknown dataset {name!r}; {hint}expected one of {', '.join(DATASETS)}")
+        raise UserError(f"unknown dataset {name!r}; {nearest(name, DATASETS)}")
     if tokenizer not in TOKENIZERS:
         raise UserError(f"unknown tokenizer {tokenizer!r}; expected one of {', '.join(TOKENIZERS)}")
     dataset = DATASETS[name]

@@ -1,6 +1,7 @@
-"""What others wrote, read with distrust: JSON of bounded size and depth in which no name comes twice, field by field.
+"""JSON: what others wrote, read with distrust, and the one way from dataclasses to objects and back.
 
-A reader says with types what a file must hold (`misfit`), and finds out in one place, before anything is done with it.
+Its size and depth are bounded, and no name comes twice. A reader says with types what a file must hold (`from_json`),
+and finds out in one place, before anything is done with it.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from math import isfinite
 from pathlib import Path
@@ -79,55 +80,88 @@ def read_file(path: Path) -> bytes:
         return file.read()
 
 
-def misfit(x: Any, hint: Any, at: str = "it") -> str:
-    """Say where a value is not of a type, as in ``ops[3].ms is 'x'; expected float``; nothing where it is.
+def from_json(hint: Any, x: Any, at: str = "it") -> Any:
+    """Build what a type says from JSON, field by field.
 
     Parameters
     ----------
-    hint : a type; None; a union; ``list[T]``, ``tuple[T, ...]``, ``dict[str, T]``; a dataclass or a ``TypedDict``,
-        which stand for an object with these fields and any others. A float may be whole; no number is beyond `MOST`.
+    hint : a type; None; a union; ``list[T]``, ``tuple[T, ...]``, ``frozenset[T]``, ``dict[str, T]``; a dataclass or a
+        ``TypedDict``, which stand for an object with these fields and any others: a dataclass is built without the
+        others, a ``TypedDict`` keeps them. A float may be whole; no number is beyond `MOST`.
+    at : the value's place, for the message.
+
+    Raises
+    ------
+    ValueError
+        Naming the first value that does not fit, as in ``ops[3].ms is 'x'; expected float``.
     """
     origin, args = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
-        found = [misfit(x, h, at) for h in args]
-        return "" if "" in found else max(found, key=len)
-    if origin in (list, tuple) and isinstance(x, list | tuple):
-        return next(_bad((misfit(v, args[0], f"{at}[{i}]") for i, v in enumerate(x))), "")
+        return _either(args, x, at)
+    if origin in (list, tuple, frozenset) and isinstance(x, list | tuple):
+        return origin(from_json(args[0], v, f"{at}[{i}]") for i, v in enumerate(x))
     if origin in (dict, Mapping) and isinstance(x, dict):
-        return next(_bad((misfit(v, args[1], _field(at, name)) for name, v in x.items())), "")
+        return {name: from_json(args[1], v, _field(at, name)) for name, v in x.items()}
     if is_typeddict(hint) or (is_dataclass(hint) and isinstance(hint, type)):
-        return _object(x, hint, at)
+        return _object(hint, x, at)
     number = hint in MOST and type(x) in (int, hint)
     if hint is Any or (number and abs(x) < MOST[hint]) or (hint not in MOST and type(x) is (hint or NoneType)):
-        return ""
-    return f"{at} is {repr(x)[:60]}; expected {getattr(origin or hint, '__name__', hint)}"
+        return x
+    raise ValueError(f"{at} is {repr(x)[:60]}; expected {getattr(origin or hint, '__name__', hint)}")
 
 
-def _object(x: Any, hint: Any, at: str) -> str:
-    """Check the fields of an object."""
+def _either(hints: tuple[Any, ...], x: Any, at: str) -> Any:
+    """Build the first type of a union that fits; of their complaints the longest is the most telling."""
+    wrong = []
+    for hint in hints:
+        try:
+            return from_json(hint, x, at)
+        except ValueError as e:
+            wrong.append(e)
+    raise max(wrong, key=lambda e: len(str(e)))
+
+
+def _object(hint: Any, x: Any, at: str) -> Any:
+    """Build an object from its fields."""
     if not isinstance(x, dict):
-        return f"{at} is {repr(x)[:60]}; expected an object"
-    if is_dataclass(hint):
-        needed = {f.name for f in fields(hint) if f.default is MISSING and f.default_factory is MISSING}
-    else:
+        raise ValueError(f"{at} is {repr(x)[:60]}; expected an object")
+    hints = get_type_hints(hint)
+    if is_typeddict(hint):
         needed = hint.__required_keys__
+    else:
+        hints = {f.name: hints[f.name] for f in fields(hint) if f.name in getattr(hint, "JSON", (f.name,))}
+        needed = {f.name for f in fields(hint) if f.default is MISSING and f.default_factory is MISSING}
     if missing := sorted(needed - x.keys()):
-        return f"{at} lacks {missing[0]!r}"
-    return next(_bad((misfit(x[n], h, _field(at, n)) for n, h in get_type_hints(hint).items() if n in x)), "")
+        raise ValueError(f"{at} lacks {missing[0]!r}")
+    built = {n: from_json(h, x[n], _field(at, n)) for n, h in hints.items() if n in x}
+    return x | built if is_typeddict(hint) else hint(**built)
 
 
 def _field(at: str, name: str) -> str:
     return name[:50] if at == "it" else f"{at}.{name[:50]}"
 
 
-def _bad(found: Iterator[str]) -> Iterator[str]:
-    return (text for text in found if text)
+def misfit(x: Any, hint: Any, at: str = "it") -> str:
+    """Return what keeps `from_json` from building a type; empty where it can."""
+    try:
+        from_json(hint, x, at)
+    except ValueError as e:
+        return str(e)
+    return ""
 
 
-def finite(x: Any) -> Any:
-    """Replace what JSON has no word for, NaN and infinity, by None."""
+def to_json(x: Any) -> Any:
+    """Turn dataclasses, mappings, sequences and sets, at any depth, into what ``json.dumps`` takes.
+
+    A dataclass becomes an object of its fields, or of the attributes that its ``JSON`` names, in that order. NaN and
+    infinity, which JSON has no word for, become None.
+    """
+    if is_dataclass(x) and not isinstance(x, type):
+        return {name: to_json(getattr(x, name)) for name in getattr(x, "JSON", ()) or [f.name for f in fields(x)]}
     if isinstance(x, Mapping):
-        return {k: finite(v) for k, v in x.items()}
-    if isinstance(x, (list, tuple)):
-        return [finite(v) for v in x]
+        return {k: to_json(v) for k, v in x.items()}
+    if isinstance(x, list | tuple):
+        return [to_json(v) for v in x]
+    if isinstance(x, set | frozenset):
+        return sorted(x)
     return None if isinstance(x, float) and not isfinite(x) else x

@@ -6,7 +6,6 @@ pattern to a variant; ``vanilla`` lies underneath and the last rule that matches
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,6 +15,7 @@ from typing import Any
 from .. import ops
 from ..errors import UserError
 from ..ops.declaration import Arg, Dim, Op, Spec
+from ..wording import nearest
 
 BASE = "vanilla"
 """The variant that is complete; every other may be partial."""
@@ -177,13 +177,6 @@ def parse_swap(text: str) -> Rule:
     if not (op and equals and variant) or (("@" in target) and not layer):
         raise UserError(f"--swap {text!r}: expected OP[@LAYER]=VARIANT, as in 'attention_backward@h.0.*=vanilla'")
     return Rule(op, layer or "*", variant)
-
-
-def nearest(word: str, known: Iterable[str]) -> str:
-    """Name what the user may have meant, or all there is."""
-    known = list(known)
-    close = difflib.get_close_matches(word, known, 1, 0.6)
-    return f"did you mean '{close[0]}'?" if close else f"known: {', '.join(known)}"
 
 
 class Choice:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import partial
 from math import inf
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -23,9 +23,10 @@ from ..check.judge import Result
 from ..check.timed import AFTER, BEFORE, FILLS, SELDOM, Timed, judge_call
 from ..engine import Bound
 from ..errors import UserError
+from ..files.reading import from_json, to_json
 from ..isolate.serve import doing
 from ..kernels import roofs
-from ..kernels.registry import KERNELS, Kernel, nearest
+from ..kernels.registry import KERNELS, Kernel
 from ..kernels.toolkit import threads as numba_threads
 from ..measure import rates as machine
 from ..measure.comparison import ANALYSES, CHECKED_STEPS, Comparison, Trial, compare, disagreement, judge
@@ -34,7 +35,7 @@ from ..ops.declaration import Op
 from ..profiler import Profiler
 from ..program.program import Call
 from ..train.job import Settings, build_only, prepare
-from ..wording import spread
+from ..wording import nearest, spread
 
 TRIAL_S, SAMPLE_S = 8e-3, 2e-5
 """How long a trial takes, and the least that one reading of the clock is trusted with."""
@@ -64,6 +65,7 @@ class Shape:
     layers : that call it so, once each.
     """
 
+    JSON: ClassVar = ("sizes", "absent", "adds", "layers")
     case: Case
     adds: dict[str, bool]
     layers: tuple[str, ...]
@@ -72,15 +74,20 @@ class Shape:
         added = "".join(f", {n}_add" for n, on in self.adds.items() if on)
         return f"{self.case}{added}"
 
-    def to_json(self) -> dict[str, Any]:
-        """For a request and a record."""
-        case = {"sizes": dict(self.case.sizes), "absent": sorted(self.case.absent)}
-        return {**case, "adds": self.adds, "layers": list(self.layers)}
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """The case's sizes, by symbol."""
+        return self.case.sizes
+
+    @property
+    def absent(self) -> frozenset[str]:
+        """Optional arguments that are not given."""
+        return self.case.absent
 
     @staticmethod
-    def from_json(d: Mapping[str, Any]) -> Shape:
-        """Read what `to_json` gave."""
-        return Shape(Case(d["sizes"], "normal", frozenset(d["absent"])), d["adds"], tuple(d["layers"]))
+    def read(d: Mapping[str, Any]) -> Shape:
+        """Build a shape from a request or a record, which hold its case's sizes beside the rest."""
+        return Shape(from_json(Case, d), d["adds"], tuple(d["layers"]))
 
 
 def calls_of(op: Op, settings: Settings, layer: str = "*") -> list[Call]:
@@ -244,7 +251,7 @@ def alone(
         calls = {side: n for side, (n, _) in pair.lengths.items()}
         samples = {side: n for side, (_, n) in pair.lengths.items()}
         counts = {"calls_per_sample": calls, "samples_per_trial": samples}
-        cases.append({**shape.to_json(), **entry(done[-1]), **counts})
+        cases.append({**to_json(shape), **entry(done[-1]), **counts})
         del pair
     weights = [len(s.layers) * float(np.median(c.figures("A"))) for s, c in zip(shapes, done, strict=True)]
     whole = judge([c.ratios() for c in done], [c.controls() for c in done], weights)
@@ -473,7 +480,7 @@ def beyond_roofs(op: Op, variants: Sequence[str], cases: Sequence[Mapping[str, A
     found = []
     for case in cases if roofs else ():
         assert roofs
-        shape = Shape.from_json(case)
+        shape = Shape.read(case)
         nbytes = op.bytes(shape.case.sizes, shape.adds, set(shape.case.absent))
         least, name = roofs.bound(op.flops(shape.case.sizes), nbytes)
         for variant, ns in zip(variants, (case["a_ns"], case["b_ns"]), strict=True):

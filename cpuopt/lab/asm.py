@@ -9,8 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 OURS = re.compile(r"^(?!NRT_|cfunc\.|_ZN7cpython|__gufunc__|numba_|\.)")
 """Names of functions that come from a kernel's text, and not from what numba puts around it."""
@@ -52,10 +51,6 @@ class Loop:
     calls: list[str] = field(default_factory=list)
     remainder: bool = False
     """Whether it does what is left over by a wider loop of the same lines."""
-
-    def to_json(self) -> dict[str, Any]:
-        """For ``--json``."""
-        return asdict(self)
 
 
 def loops(asm: str, file: str = "<string>", line: int = 0) -> list[Loop]:

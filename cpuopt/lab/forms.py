@@ -213,7 +213,7 @@ def wrong_profile(p: Any) -> str:
     if found := misfit(p, dict[str, Any], "profile"):
         return found
     return (
-        misfit({**p, "raw": []}, Profile)
+        misfit(p, Profile)
         or misfit(p["step_ms"], Figures, "step_ms")
         or ("" if p["step_ms_values"] else "step_ms_values is empty")
         or misfit(p["checked"], list[Checked], "checked")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from ..errors import UserError
 from ..isolate.process import Side, Worker
@@ -41,6 +41,9 @@ class Inspection:
     asm : the whole text.
     """
 
+    JSON: ClassVar = (
+        *("op", "variant", "where", "cpu", "machine", "compiled", "diagnostics", "summary", "innermost", "remarks"),
+    )
     op: str
     variant: str
     where: str
@@ -60,12 +63,6 @@ class Inspection:
         scalar = sum(v.width <= 1 and not v.remainder for v in self.innermost)
         widest = max((v.width for v in self.innermost), default=0)
         return {"loops": len(self.innermost), "scalar_loops": scalar, "width": widest, **by, "calls": calls}
-
-    def to_json(self) -> dict[str, Any]:
-        """For ``--json``, without the assembly text."""
-        plain = {k: getattr(self, k) for k in ("op", "variant", "where", "cpu", "machine", "compiled", "diagnostics")}
-        lists = {"innermost": [v.to_json() for v in self.innermost], "remarks": [asdict(r) for r in self.remarks]}
-        return {**plain, "summary": self.summary, **lists}
 
 
 def inspect(op: str, variant: str, kernels: Sequence[str] = (), diagnostics: int = 0) -> Inspection:

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 
 from ..errors import UserError
-from ..files.reading import read_json
-from ..kernels.registry import nearest
+from ..files.reading import from_json, read_json
 from ..measure.comparison import judge
 from ..measure.profile import Profile
 from ..measure.rates import machine_id
 from ..train import record
+from ..wording import nearest
 from . import forms
 
 NOISE = 0.05
@@ -165,9 +165,11 @@ def profile_in(e: Entry) -> Profile:
     UserError
         Where there is none.
     """
-    if found := profile_of(e):
-        return Profile.from_json(found)
-    raise UserError(f"runs {e.path.name!r}: a record of kind '{e.kind}' has no profile to show")
+    found = profile_of(e)
+    if found is None:
+        raise UserError(f"runs {e.path.name!r}: a record of kind '{e.kind}' has no profile to show")
+    profile: Profile = from_json(Profile, found)
+    return profile
 
 
 def compare(a: Entry, b: Entry) -> dict[str, Any]:

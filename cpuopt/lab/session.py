@@ -14,6 +14,7 @@ from typing import Any
 from .. import models, ops
 from ..check.gate import conform
 from ..errors import UserError
+from ..files.reading import to_json
 from ..isolate.child import Child
 from ..kernels.registry import BASE, DEFAULT, KERNELS
 from ..measure.comparison import LEVEL, analyses_up_to, marginal
@@ -187,7 +188,7 @@ def _step(plan: Plan, roofs: Roofs, row: Row, child: Child) -> str:
 
 def _inspect(plan: Plan, roofs: Roofs, row: Row, child: Child) -> str:
     found = inspect(row.op, row.variant, [str(plan.file)])
-    row.found["inspect"] = found.to_json()
+    row.found["inspect"] = to_json(found)
     if not found.compiled:
         return "a Python function"
     s = found.summary

@@ -16,12 +16,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from .. import kernels, ops
 from ..check.gate import conform
 from ..errors import UserError
-from ..files.reading import finite
+from ..files.reading import to_json
 from ..isolate.child import Asked
 from ..kernels import registry
 from ..kernels.compile import cache, jit
@@ -30,6 +30,7 @@ from ..measure import rates as machine
 from ..program.program import Call
 from ..train import plans
 from ..train.job import Settings, build_only, fusions, model_of
+from ..wording import nearest
 from .ab import Shape, shapes_of
 
 STOP_ABOVE = 1.5
@@ -63,6 +64,7 @@ class Row:
     in_step : the verdict inside the step.
     """
 
+    JSON: ClassVar = ("op", "default", "hashes", "tried", "in_step", "best", "shapes")
     op: str
     shapes: list[Shape]
     default: str
@@ -95,15 +97,10 @@ class Row:
     def __str__(self) -> str:
         return f"{self.op} {' and '.join(str(s) for s in self.shapes)}"
 
-    def to_json(self) -> dict[str, Any]:
-        """For a record."""
-        plain = {k: getattr(self, k) for k in ("op", "default", "hashes", "tried", "in_step", "best")}
-        return {**plain, "shapes": [s.to_json() for s in self.shapes]}
-
     def take(self, other: Mapping[str, Any]) -> None:
         """Take what was measured before on the same shapes of the same machine code."""
         same = {v for v, h in self.hashes.items() if other["hashes"].get(v) == h != UNKNOWN}
-        if (self.op, [s.to_json() for s in self.shapes]) == (other["op"], other["shapes"]) and self.default in same:
+        if (self.op, to_json(self.shapes)) == (other["op"], other["shapes"]) and self.default in same:
             self.tried |= {v: t for v, t in other["tried"].items() if v in same}
 
 
@@ -122,11 +119,14 @@ class Tuning:
     finished : nothing is left to do.
     """
 
+    JSON: ClassVar = (
+        *("key", "name", "flush", "steps", "rules", "why", "doubts", "finished", "kernels", "step", "rows"),
+    )
     key: dict[str, Any]
     name: str
     rows: list[Row]
     flush: bool
-    files: list[str]
+    kernels: list[str]
     calls: list[Call] = field(default_factory=list)
     steps: list[dict[str, Any]] = field(default_factory=list)
     rules: list[str] = field(default_factory=list)
@@ -134,19 +134,18 @@ class Tuning:
     doubts: list[str] = field(default_factory=list)
     finished: bool = False
 
-    def to_json(self) -> dict[str, Any]:
-        """For a record."""
-        plain = {k: getattr(self, k) for k in ("key", "name", "flush", "steps", "rules", "why", "doubts", "finished")}
-        step = self.steps[-1]["step"] if self.steps else None
-        return {**plain, "kernels": self.files, "step": step, "rows": [r.to_json() for r in self.rows]}
+    @property
+    def step(self) -> dict[str, Any] | None:
+        """The last comparison of whole steps."""
+        return self.steps[-1]["step"] if self.steps else None
 
     def plan(self) -> dict[str, Any]:
         """Return what is kept beside the roofs: all but the raw times, with the hashes that the plan rests on."""
         used = [row for row in self.rows if set(row.rules) & set(self.rules)]
         hashes = {f"{row.op}[{v}]": row.hashes[v] for row in used for v in (row.default, row.best)}
         when = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-        kept: dict[str, Any] = finite(_without_times({**self.to_json(), "time": when, "hashes": hashes}))
-        return kept
+        told: dict[str, Any] = _without_times({**to_json(self), "time": when, "hashes": hashes})
+        return told
 
 
 def _without_times(x: Any) -> Any:
@@ -179,7 +178,7 @@ def survey(settings: Settings, patterns: Sequence[str] = ("*",), again: bool = F
     used = list(dict.fromkeys(c.op.name for c in calls))
     for pattern in patterns:
         if not any(registry.op_matches(op, pattern) for op in used):
-            raise UserError(f"--ops {pattern!r}: no op of this step matches; {registry.nearest(pattern, used)}")
+            raise UserError(f"--ops {pattern!r}: no op of this step matches; {nearest(pattern, used)}")
     rows = []
     for op in used:
         variants = dict.fromkeys([default[op], *registry.variants(op)])
@@ -213,7 +212,7 @@ def compile_all(tuning: Tuning, processes: int, progress: Callable[[int, int, st
     """Compile what will be measured, in several processes. What does not compile is reported when it is compared."""
     wanted = [registry.KERNELS[r.op, v] for r in tuning.rows for v in [r.default, *r.candidates]]
     with suppress(UserError):
-        jit.compile_kernels(list(dict.fromkeys(wanted)), processes=processes, files=tuning.files, progress=progress)
+        jit.compile_kernels(list(dict.fromkeys(wanted)), processes=processes, files=tuning.kernels, progress=progress)
 
 
 def keep(tuning: Tuning) -> bool:
@@ -278,7 +277,7 @@ def tune(
 def compare(row: Row, variant: str, tuning: Tuning, child: Asked, asked: Mapping[str, Any]) -> dict[str, Any]:
     """Compare a variant with the default alone, and check it on all cases where it is faster."""
     op = ops.ALL[row.op]
-    more = {"shapes": [s.to_json() for s in row.shapes], "flush": tuning.flush, "stop_above": STOP_ABOVE}
+    more = {"shapes": to_json(row.shapes), "flush": tuning.flush, "stop_above": STOP_ABOVE}
     pair = [row.default, variant]
     for v in pair:
         if row.hashes[v] == UNKNOWN:

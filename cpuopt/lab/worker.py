@@ -7,7 +7,7 @@ from math import inf
 from typing import Any
 
 from ..check.worker import HANDLERS, find
-from ..files.reading import finite
+from ..files.reading import from_json, to_json
 from ..isolate.serve import Say, serve
 
 
@@ -29,7 +29,7 @@ def ab(request: Mapping[str, Any], say: Say) -> dict[str, Any]:
     if request["in_step"]:
         found = ab.in_step(settings, op, request["variants"], layer=request["layer"], **more)
     else:
-        given_shapes = [ab.Shape.from_json(s) for s in request.get("shapes", ())]
+        given_shapes = [ab.Shape.read(s) for s in request.get("shapes", ())]
         shapes = given_shapes or ab.shapes_of(ab.calls_of(op, settings, request["layer"]))
         stop_above = request.get("stop_above", inf)
         found = ab.alone(pair, shapes, flush=request["flush"], stop_above=stop_above, **more)
@@ -38,7 +38,7 @@ def ab(request: Mapping[str, Any], say: Say) -> dict[str, Any]:
     doubts = found["doubts"] + ab.beyond_roofs(op, request["variants"], found.get("cases", ()), machine.stored().get(n))
     hashes = {k.variant: cache.digest(k.function) for k in pair}
     codes = {k.variant: jit.code_digest(k) for k in pair}
-    told: dict[str, Any] = finite(
+    told: dict[str, Any] = to_json(
         {
             "B": settings.B,
             "T": settings.T,
@@ -63,7 +63,7 @@ def steps(request: Mapping[str, Any], say: Say) -> dict[str, Any]:
     ]
     pair = ab.InStep(settings_of(request), changes, say)
     found, each = ab.compare_steps(pair, request["names"], request["seed"], request["analyses"], say)
-    told: dict[str, Any] = finite({**found, "each": each})
+    told: dict[str, Any] = to_json({**found, "each": each})
     return told
 
 
@@ -71,8 +71,7 @@ def settings_of(request: Mapping[str, Any]) -> Any:
     """Read the settings of a job from a request."""
     from ..train.job import Settings
 
-    given: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in request["settings"].items()}
-    return Settings(**given)
+    return from_json(Settings, request["settings"])
 
 
 if __name__ == "__main__":

@@ -8,10 +8,10 @@ middle one counts. All raw values are kept.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, fields
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -110,6 +110,7 @@ class Profile:
     raw : the times of every step; not part of the JSON.
     """
 
+    JSON: ClassVar[tuple[str, ...]]
     model: str
     B: int
     T: int
@@ -130,7 +131,7 @@ class Profile:
     step_ms_values: list[float]
     checked: list[dict[str, Any]]
     versions: dict[str, str]
-    raw: list[StepTimes] = field(repr=False)
+    raw: list[StepTimes] = field(default_factory=list, repr=False)
     roofs: Roofs | None = None
     mfu: float | None = None
     doubts: list[str] = field(default_factory=list)
@@ -142,22 +143,7 @@ class Profile:
         """Where the time goes, in words."""
         return words(self)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return one object for ``json.dumps``."""
-        plain = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "raw"}
-        plain |= {"roofs": self.roofs and self.roofs.to_json(), "words": self.words}
-        plain["op_ms_values"] = self.op_ms_values()
-        return {**plain, "ops": [asdict(r) for r in self.ops], "layers": [asdict(r) for r in self.layers]}
-
-    @staticmethod
-    def from_json(d: Mapping[str, Any]) -> Profile:
-        """Read what `to_json` gave; the raw times are not in it."""
-        given = {f.name: d[f.name] for f in fields(Profile) if f.name in d}
-        given |= {"ops": [_row(OpRow, r) for r in d["ops"]], "layers": [_row(LayerRow, r) for r in d["layers"]]}
-        given["raw"] = []
-        given["roofs"] = Roofs.from_json(d["roofs"]) if d.get("roofs") else None
-        return Profile(**given)
-
+    @property
     def op_ms_values(self) -> dict[str, list[float]]:
         """Give the ms of each kind of op in each step."""
         found: dict[str, list[float]] = {r.op: [0.0] * len(self.raw) for r in self.ops if r.kernels}
@@ -169,9 +155,7 @@ class Profile:
         return found
 
 
-def _row(kind: type[Any], r: Mapping[str, Any]) -> Any:
-    """Read a row; fields that another version of cpuopt added are left out."""
-    return kind(**{f.name: r[f.name] for f in fields(kind)})
+Profile.JSON = (*(f.name for f in fields(Profile) if f.name != "raw"), "words", "op_ms_values")
 
 
 class Sums:

@@ -20,6 +20,7 @@ import numpy as np
 import psutil
 
 from ..files import cache_folder, read_entry, write_entry
+from ..files.reading import from_json, to_json
 from ..isolate.process import Worker
 from ..kernels import roofs as kernels
 from ..kernels.toolkit import threads as numba_threads
@@ -213,7 +214,7 @@ def stored() -> dict[int, Roofs]:
     """Read the roofs of this machine that were measured before; none where no file has them in this format."""
     entry = read_entry(file())
     content: dict[str, Any] = json.loads(entry) if entry else {"format": None}
-    return {int(n): Roofs.from_json(r) for n, r in content["roofs"].items()} if content["format"] == FORMAT else {}
+    return {int(n): from_json(Roofs, r) for n, r in content["roofs"].items()} if content["format"] == FORMAT else {}
 
 
 def better(old: Roofs, new: Roofs) -> Roofs:
@@ -227,8 +228,8 @@ def store(found: Mapping[int, Roofs]) -> dict[int, Roofs]:
     """Keep roofs beside those that are there, and give them all; doubtful ones do not replace better figures."""
     known = stored()
     every = known | {n: better(known[n], r) if r.doubts and n in known else r for n, r in found.items()}
-    content = {"format": FORMAT, "machine": identity(), "roofs": {n: every[n].to_json() for n in sorted(every)}}
-    write_entry(file(), json.dumps(content, indent=1).encode())
+    content = {"format": FORMAT, "machine": identity(), "roofs": {n: every[n] for n in sorted(every)}}
+    write_entry(file(), json.dumps(to_json(content), indent=1).encode())
     return every
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import ClassVar
 
 FMA = "FMA"
 PASSED = 100.0
@@ -49,6 +49,7 @@ class Roofs:
     doubts : what spoke against the figures when they were measured.
     """
 
+    JSON: ClassVar = ("threads", "gflops", "gbs", "launch_us", "levels", "measured", "doubts")
     threads: int
     levels: tuple[Level, ...]
     gflops: float
@@ -70,28 +71,3 @@ class Roofs:
         level = self.level(nbytes)
         compute, memory = flops / self.gflops, nbytes / self.bandwidth(level)
         return (compute, FMA) if compute >= memory else (memory, level)
-
-    def to_json(self) -> dict[str, Any]:
-        """For a record."""
-        return {
-            "threads": self.threads,
-            "gflops": self.gflops,
-            "gbs": {level: dict(kinds) for level, kinds in self.gbs.items()},
-            "launch_us": self.launch_us,
-            "levels": [vars(v) for v in self.levels],
-            "measured": self.measured,
-            "doubts": list(self.doubts),
-        }
-
-    @staticmethod
-    def from_json(d: Mapping[str, Any]) -> Roofs:
-        """Read what `to_json` gave."""
-        return Roofs(
-            int(d["threads"]),
-            tuple(Level(**v) for v in d["levels"]),
-            float(d["gflops"]),
-            d["gbs"],
-            float(d["launch_us"]),
-            str(d.get("measured", "")),
-            tuple(d.get("doubts", ())),
-        )

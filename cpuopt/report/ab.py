@@ -11,9 +11,8 @@ from rich.text import Text
 
 from ..measure.comparison import LEVEL, marginal
 from ..wording import count, spread
-
-STYLE = {"faster": "bold green", "slower": "bold red", "no difference shown": "bold", "inconclusive": "bold yellow"}
-STYLE["could not tell"] = STYLE["inconclusive"]  # in records of earlier versions
+from . import style
+from .style import verdict
 
 
 def tables(content: Mapping[str, Any], path: str | None) -> list[RenderableType]:
@@ -24,7 +23,7 @@ def tables(content: Mapping[str, Any], path: str | None) -> list[RenderableType]
         Text.assemble((c["op"], "bold"), f": {c['b']} against {c['a']}, {where} · {c['model']} · layers {c['layer']}"),
         "",
     ]
-    table = _table("", c["a"], c["b"], "ratio", "control", "verdict")
+    table = style.table("", f">{c['a']}", f">{c['b']}", ">ratio", ">control", "verdict")
     for r in c["results"]:
         name = f"{r['B']}x{r['T']}, {count(r['threads'], 'thread')}"
         _row(table, name, r["a_ms"], r["b_ms"], r)
@@ -36,19 +35,17 @@ def tables(content: Mapping[str, Any], path: str | None) -> list[RenderableType]
     table.caption = (
         f"ms; ratio: {c['b']}'s time over {c['a']}'s, with its {interval(c)}; control: {c['a']}'s over its own"
     )
-    shown += [table, "", Text.assemble("verdict: ", (c["verdict"], STYLE[c["verdict"]]), _because(c))]
+    shown += [table, "", Text.assemble("verdict: ", verdict(c["verdict"]), _because(c))]
     shown += [Text(line, "bold yellow") for line in marginal(c["results"])]
     if c.get("level", LEVEL) < LEVEL:
-        shown.append(Text(f"warning: the rounds are too few for an interval of {LEVEL} %; take 9 or more", "yellow"))
+        shown += style.doubts([f"the rounds are too few for an interval of {LEVEL} %; take 9 or more"])
     for r in c["results"]:
         if "losses" in r:
             last = f"losses {', '.join(f'{x:.6f}' for x in r['losses']['A'])}"
             shown.append(Text(f"{last} with {c['a']}, {', '.join(f'{x:.6f}' for x in r['losses']['B'])} with {c['b']}"))
         shown += [Text(f"note: {n}") for n in r.get("notes", ())]
-        shown += [Text(f"warning: {d}", "yellow") for d in r["doubts"]]
-    if path:
-        shown.append(Text(f"record {path}"))
-    return shown
+        shown += style.doubts(r["doubts"])
+    return [*shown, *[Text(f"record {path}")] * bool(path)]
 
 
 def interval(c: Mapping[str, Any]) -> str:
@@ -65,20 +62,7 @@ def _because(c: Mapping[str, Any]) -> str:
     return f" ({c['why']})" if c["why"] else ""
 
 
-def _table(*names: str) -> Table:
-    table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0), pad_edge=False, caption_justify="left")
-    for i, name in enumerate(names):
-        table.add_column(Text(name), justify="left" if i in (0, 5) else "right", overflow="fold")
-    return table
-
-
 def _row(table: Table, name: str, a_ms: float, b_ms: float, r: Mapping[str, Any]) -> None:
-    digits = max(0, 4 - len(str(int(a_ms))))
-    figures = [Text(f"{ms:,.{digits}f}") for ms in (a_ms, b_ms)]
-    table.add_row(
-        Text(name),
-        *figures,
-        Text(spread(r["ratio"])),
-        f"{r['control']['median']:.3f}",
-        Text(r["verdict"], STYLE[r["verdict"]]),
-    )
+    digits = style.digits(a_ms)
+    figures = [f"{a_ms:,.{digits}f}", f"{b_ms:,.{digits}f}", spread(r["ratio"]), f"{r['control']['median']:.3f}"]
+    table.add_row(name, *figures, verdict(r["verdict"]))

@@ -7,14 +7,16 @@ from contextlib import contextmanager
 from typing import Any
 
 from rich.console import RenderableType
-from rich.progress import BarColumn, Progress, TaskID, TimeRemainingColumn
+from rich.progress import Progress, TaskID, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
 from ..isolate.process import PHASES
 from ..lab.peers import Result, View
 from ..wording import spread
-from .console import ERR, column
+from . import style
+from .console import on_stderr
+from .style import digits as digits
 
 
 class BenchView(View):
@@ -45,15 +47,7 @@ class BenchView(View):
 @contextmanager
 def progress(cost: float) -> Iterator[BenchView]:
     """Show the progress of a plan of that cost, on stderr."""
-    with Progress(
-        column("{task.description}"),
-        BarColumn(20),
-        column("remaining"),
-        TimeRemainingColumn(),
-        console=ERR,
-        transient=True,
-        disable=not ERR.is_terminal,
-    ) as bar:
+    with on_stderr("{task.description}", style.BAR, "remaining", TimeRemainingColumn()) as bar:
         yield BenchView(bar, bar.add_task("start", total=cost))
 
 
@@ -88,9 +82,7 @@ def header(record: Mapping[str, Any]) -> Text:
 
 def peer_table(peer: str, results: Sequence[Mapping[str, Any]]) -> Table:
     """Two rows a size: cpuopt, and the peer below it."""
-    table = Table(box=None, header_style="bold", padding=(0, 1, 0, 0), pad_edge=False)
-    for i, name in enumerate(("B x T", "", "step ms", *PHASES, "MB", "ratio")):
-        table.add_column(name, justify="right" if i > 1 else "left", no_wrap=True)
+    table = style.table("B x T", "", ">step ms", *(f">{p}" for p in PHASES), ">MB", ">ratio", gap=1)
     for r in results:
         size = f"{r['B']}x{r['T']}"
         if not r["ratio"]:
@@ -107,8 +99,3 @@ def peer_table(peer: str, results: Sequence[Mapping[str, Any]]) -> Table:
                 Text(spread(r["ratio"], 2), "bold") if key == "cpuopt" else "",
             )
     return table
-
-
-def digits(ms: float) -> int:
-    """Decimals of ms, so that a time has about four digits."""
-    return max(0, min(3, 4 - len(str(int(ms)))))

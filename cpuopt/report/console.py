@@ -11,14 +11,14 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import DownloadColumn, Progress, ProgressColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.segment import Segment
-from rich.table import Table
 from rich.text import Text
 
 from ..program.arena import Plan, gb
 from ..program.program import Call, Phase, Program
 from ..wording import plain
+from .style import BAR, progress, table
 
 if TYPE_CHECKING:
     from ..data.datasets import DatasetStatus
@@ -44,9 +44,9 @@ class Plain(Console):
 OUT, ERR = Plain(), Plain(stderr=True)
 
 
-def column(form: str) -> TextColumn:
-    """Give a column of a progress bar, whose text is text too."""
-    return TextColumn(form, markup=False)
+def on_stderr(*columns: str | ProgressColumn) -> Progress:
+    """Make a live line on stderr, where that is a terminal."""
+    return progress(*columns, console=ERR, disable=not ERR.is_terminal)
 
 
 def warn(text: str) -> None:
@@ -55,9 +55,9 @@ def warn(text: str) -> None:
 
 
 def show(renderables: Sequence[RenderableType]) -> None:
-    """Print tables and lines."""
+    """Print tables and lines; a string is one line, however long."""
     for r in renderables:
-        OUT.print(r)
+        OUT.print(r, soft_wrap=isinstance(r, str))
 
 
 @contextmanager
@@ -81,17 +81,10 @@ def surviving_hangup() -> Iterator[None]:
 @contextmanager
 def compiling() -> Iterator[Callable[[int, int, str], None]]:
     """Show which kernel is compiled, of how many, on stderr."""
-    bar = Progress(
-        column("compiling {task.completed}/{task.total}"),
-        BarColumn(30),
-        column("{task.fields[kernel]}"),
-        TimeElapsedColumn(),
-        console=ERR,
-        transient=True,
-    )
+    bar = on_stderr("compiling {task.completed}/{task.total}", BAR, "{task.fields[kernel]}", TimeElapsedColumn())
     task = None
 
-    def progress(done: int, total: int, kernel: str) -> None:
+    def noted(done: int, total: int, kernel: str) -> None:
         nonlocal task
         if not ERR.is_terminal:
             ERR.print(f"compiled {done}/{total}{': next ' + kernel if kernel else ''}", soft_wrap=True)
@@ -102,7 +95,7 @@ def compiling() -> Iterator[Callable[[int, int, str], None]]:
         bar.update(task, completed=done, kernel=kernel)
 
     try:
-        yield progress
+        yield noted
     finally:
         if task is not None:
             bar.stop()
@@ -111,14 +104,7 @@ def compiling() -> Iterator[Callable[[int, int, str], None]]:
 @contextmanager
 def counting(what: str, total: int) -> Iterator[Callable[[], None]]:
     """Show a count with the time that remains, on stderr."""
-    with Progress(
-        column(f"{what} {{task.completed}}/{{task.total}}"),
-        BarColumn(30),
-        TimeRemainingColumn(),
-        console=ERR,
-        transient=True,
-        disable=not ERR.is_terminal,
-    ) as bar:
+    with on_stderr(f"{what} {{task.completed}}/{{task.total}}", BAR, TimeRemainingColumn()) as bar:
         task = bar.add_task("", total=total)
         yield lambda: bar.advance(task)
 
@@ -133,15 +119,15 @@ def saying() -> Iterator[Callable[[str], None]]:
 @contextmanager
 def downloading() -> Iterator[Callable[[str, int, int], None]]:
     """Show each download, on stderr."""
-    with Progress(column("{task.description}"), BarColumn(30), DownloadColumn(), console=ERR) as bar:
+    with progress("{task.description}", BAR, DownloadColumn(), console=ERR) as bar:
         tasks: dict[str, Any] = {}
 
-        def progress(name: str, done: int, total: int) -> None:
+        def noted(name: str, done: int, total: int) -> None:
             if name not in tasks:
                 tasks[name] = bar.add_task(name, total=total)
             bar.update(tasks[name], completed=done)
 
-        yield progress
+        yield noted
 
 
 class TrainingView:
@@ -150,16 +136,8 @@ class TrainingView:
     def __init__(self, job: Job, quiet: bool = False) -> None:
         self.job, self.quiet = job, quiet
         self.live = OUT.is_terminal and not quiet
-        self.bar = Progress(
-            column("step {task.completed}/{task.total}"),
-            BarColumn(20),
-            column("{task.fields[now]}"),
-            column("remaining"),
-            TimeRemainingColumn(),
-            console=OUT,
-            transient=True,
-            disable=not self.live,
-        )
+        columns = "step {task.completed}/{task.total}", BAR, "{task.fields[now]}", "remaining", TimeRemainingColumn()
+        self.bar = progress(*columns, console=OUT, disable=not self.live)
         self.task = self.bar.add_task("", total=job.settings.steps, now="")
 
     def __enter__(self) -> TrainingView:
@@ -220,56 +198,51 @@ class TrainingView:
         self.say(f"step {step}/{self.job.settings.steps}  validation loss {loss:.4f}")
 
 
-def summary(result: Result) -> None:
+def summary(result: Result) -> list[str]:
     """Say what a run gave and where its folder is."""
-    s = result.summary
+    s, lines = result.summary, []
     if result.stopped_by:
-        OUT.print(f"stopped after {s['steps']} steps")
-    if result.stopped_by and result.checkpoint:
-        OUT.print(f"go on with: cpuopt train --resume {result.path}", soft_wrap=True)
+        lines.append(f"stopped after {s['steps']} steps")
+        lines += [f"go on with: cpuopt train --resume {result.path}"] * bool(result.checkpoint)
     val = [v for _, v in sorted((int(k), v) for k, v in s["val_loss"].items())]
     if val:
-        OUT.print(f"validation loss {val[0]:.4f} -> {val[-1]:.4f}")
+        lines.append(f"validation loss {val[0]:.4f} -> {val[-1]:.4f}")
     if s["steps"]:
-        peak, planned = s["peak_rss_bytes"], s["planned_peak_bytes"]
-        OUT.print(
+        lines.append(
             f"{s['tokens_per_s']:,.0f} tokens/s, {s['step_ms_median']:.0f} ms a step (median); "
-            f"peak memory {gb(peak)}, planned {gb(planned)}"
+            f"peak memory {gb(s['peak_rss_bytes'])}, planned {gb(s['planned_peak_bytes'])}"
         )
-    OUT.print(f"run folder {result.path}", soft_wrap=True)
+    return [*lines, f"run folder {result.path}"]
 
 
-def program(program: Program, kernels: Sequence[Kernel], plan: Plan, phases: Sequence[Phase]) -> None:
-    """Print a program, each call with its variant and where in the arena it writes, and the memory plan."""
+def program(program: Program, kernels: Sequence[Kernel], plan: Plan, phases: Sequence[Phase]) -> list[str]:
+    """Show a program, each call with its variant and where in the arena it writes, and the memory plan."""
     variant = dict(zip(program.calls, (k.variant for k in kernels), strict=True))
 
     def note(call: Call) -> str:
         return f" [{variant[call]}] -> {', '.join(f'{v} @{plan.offsets[v]}' for v in call.writes)}"
 
-    for line in program.lines(*phases, note=note):
-        OUT.print(line, soft_wrap=True)
-    OUT.print(f"# {program.flops / 1e9:.3f} GFLOP a step; bytes by group:")
-    for name, n in plan.describe().items():
-        OUT.print(f"#   {name:<12} {n:>15,}")
+    groups = [f"#   {name:<12} {n:>15,}" for name, n in plan.describe().items()]
+    last = f"# {program.flops / 1e9:.3f} GFLOP a step; bytes by group:"
+    return [*program.lines(*phases, note=note), last, *groups]
 
 
-def kernels_table(rows: Sequence[Mapping[str, str]]) -> None:
-    """Print ops and their variants."""
-    table = Table("op", "variants", box=None, header_style="bold")
+def kernels_table(rows: Sequence[Mapping[str, str]]) -> list[RenderableType]:
+    """Show ops and their variants."""
+    shown = table("op", "variants")
     for op in dict.fromkeys(r["op"] for r in rows):
-        table.add_row(op, ", ".join(r["variant"] for r in rows if r["op"] == op))
-    OUT.print(table)
+        shown.add_row(op, ", ".join(r["variant"] for r in rows if r["op"] == op))
+    return [shown]
 
 
-def verify_table(rows: Sequence[Row]) -> None:
-    """Print each comparison with a debug state."""
-    table = Table("what", "value", "largest difference", "allowed", "", box=None, header_style="bold")
+def verify_table(rows: Sequence[Row]) -> list[RenderableType]:
+    """Show each comparison with a debug state."""
+    shown = table("what", ">value", ">largest difference", ">allowed", "")
     for r in rows:
         numbers = ["" if x is None else f"{x:.6g}" for x in (r.value, r.deviation, r.allowed)]
-        table.add_row(r.what, *numbers, "" if r.allowed is None else "PASS" if r.passed else "FAIL")
-    OUT.print(table)
-    failed = sum(not r.passed for r in rows)
-    OUT.print(f"{failed} of {len(rows)} FAIL" if failed else f"all {sum(r.allowed is not None for r in rows)} PASS")
+        shown.add_row(r.what, *numbers, "" if r.allowed is None else "PASS" if r.passed else "FAIL")
+    failed, judged = sum(not r.passed for r in rows), sum(r.allowed is not None for r in rows)
+    return [shown, f"{failed} of {len(rows)} FAIL" if failed else f"all {judged} PASS"]
 
 
 def stream(text: str) -> None:
@@ -299,10 +272,10 @@ def generation(figures: Mapping[str, Any]) -> None:
         )
 
 
-def datasets_table(rows: Sequence[DatasetStatus]) -> None:
-    """Print datasets, and what prepares those that are missing."""
-    table = Table("name", "tokenizer", "size", "what", "to prepare", box=None, header_style="bold")
+def datasets_table(rows: Sequence[DatasetStatus]) -> list[RenderableType]:
+    """Show datasets, and what prepares those that are missing."""
+    shown = table("name", "tokenizer", ">size", "what", "to prepare")
     for d in rows:
         size = gb(d.nbytes) if d.nbytes else ""
-        table.add_row(d.name, d.tokenizer, size, d.what, "" if d.prepared else d.command)
-    OUT.print(table)
+        shown.add_row(d.name, d.tokenizer, size, d.what, "" if d.prepared else d.command)
+    return [shown]

@@ -9,6 +9,8 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from .style import table
+
 if TYPE_CHECKING:
     from ..lab.inspect import Inspection
 
@@ -29,11 +31,11 @@ ROWS = {
 def tables(found: Sequence[Inspection]) -> list[RenderableType]:
     """Show kernels, those of one op side by side."""
     head = Text.assemble((found[0].op, "bold"), f" on {found[0].cpu}")
-    table = _table("in the innermost loops", *(f.variant for f in found))
+    made = table("in the innermost loops", *(f">{f.variant}" for f in found))
     for key, name in ROWS.items():
         cells = [f.summary[key] for f in found]
-        table.add_row(name, *(Text(", ".join(c) if isinstance(c, list) else str(c)) for c in cells))
-    shown: list[RenderableType] = [head, "", table]
+        made.add_row(name, *(Text(", ".join(c) if isinstance(c, list) else str(c)) for c in cells))
+    shown: list[RenderableType] = [head, "", made]
     for f in found:
         shown += ["", Text.assemble((f"{f.op}[{f.variant}]", "bold"), f"  {f.where}")]
         if not f.compiled:
@@ -50,11 +52,11 @@ def tables(found: Sequence[Inspection]) -> list[RenderableType]:
 
 def loop_table(f: Inspection) -> Table:
     """One row a loop."""
-    table = _table("loop", "instr", "width", "FMA", "load", "store", "spill", "double", "calls")
+    made = table("loop", *(f">{n}" for n in ["instr", "width", "FMA", "load", "store", "spill", "double"]), "calls")
     for v in f.innermost:
         bad = v.spills or v.doubles or v.calls or (v.width == 1 and not v.remainder)
         numbers = (v.fmas, v.loads, v.stores, v.spills, v.doubles)
-        table.add_row(
+        made.add_row(
             Text((v.where or v.function) + (", rest" if v.remainder else "")),
             str(v.instructions),
             WIDTHS.get(v.width, str(v.width)),
@@ -62,11 +64,4 @@ def loop_table(f: Inspection) -> Table:
             Text(", ".join(dict.fromkeys(v.calls))),
             style="yellow" if bad else None,
         )
-    return table
-
-
-def _table(*names: str) -> Table:
-    table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0), pad_edge=False)
-    for i, name in enumerate(names):
-        table.add_column(Text(name), justify="left" if i == 0 or name == "calls" else "right", overflow="fold")
-    return table
+    return made

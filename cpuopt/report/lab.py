@@ -13,8 +13,7 @@ from rich.text import Text
 from ..lab.session import STAGES, Plan, Row, View
 from ..wording import count
 from .console import OUT
-
-STYLES = {"faster": "green", "PASS": "green", "slower": "red", "FAIL": "bold red"}
+from .style import STYLE
 
 
 class Screen(View):
@@ -103,4 +102,4 @@ class Round(View):
 def line(name: str, said: str, failed: bool = False) -> Text:
     """Show what a stage found."""
     word = "FAIL" if failed else said.partition(":")[0].partition(",")[0]
-    return Text.assemble(f"  {name:13} ", ("FAIL ", STYLES["FAIL"]) if failed else "", (said, STYLES.get(word, "")))
+    return Text.assemble(f"  {name:13} ", ("FAIL ", STYLE["FAIL"]) if failed else "", (said, STYLE.get(word, "")))

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from rich.console import RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from ..wording import count
+from . import style
 
 
 def tables(content: Mapping[str, Any]) -> list[RenderableType]:
@@ -20,9 +20,7 @@ def tables(content: Mapping[str, Any]) -> list[RenderableType]:
         (m["cpu"], "bold"), f" · {m['cores']} cores · {caches} · {m['memory_bytes'] / 1e9:.0f} GB\n",
         f"threads start by the {content['threading_layer']} layer",
     )  # fmt: skip
-    table = Table("", box=None, header_style="bold", padding=(0, 2, 0, 0), pad_edge=False)
-    for n in roofs:
-        table.add_column(count(int(n), "thread"), justify="right")
+    table = style.table("", *(f">{count(int(n), 'thread')}" for n in roofs))
     table.add_row("FMA, GFLOP/s", *(f"{r['gflops']:,.1f}" for r in roofs.values()), style="bold")
     table.add_row("starting threads, µs", *(f"{r['launch_us']:.1f}" for r in roofs.values()))
     for level in next(iter(roofs.values()))["gbs"]:

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import RenderableType
-from rich.table import Table
 from rich.text import Text
 
+from ..files.reading import from_json
 from ..measure.profile import UNACCOUNTED
 from ..wording import four, one_line
-from . import ab, tables
+from . import ab, style, tables
 from . import bench as bench_report
 from . import tune as tune_report
 
@@ -26,7 +26,7 @@ def listing(found: Sequence[Entry], root: Path) -> list[RenderableType]:
         return [
             Text(f"no records in {root}; make some: cpuopt profile, ab, bench, tune or train; --runs DIR looks there")
         ]
-    table = _table("run", "what")
+    table = style.table("run", "what")
     table.columns[0].no_wrap = True  # to be copied whole
     for e in found:
         table.add_row(Text(one_line(e.path.name)), Text(one_line(e.what), "red" if e.trouble else ""))
@@ -46,8 +46,8 @@ def shown(e: Entry, detail: bool = False) -> list[RenderableType]:
     if e.kind == "tune":
         return [head, *tune_report.tables(e.content, str(e.path))]
     if e.content.get("profile"):
-        return [head, *tables.profile_tables(Profile.from_json(e.content["profile"]), detail=detail)]
-    table = _table("", "")
+        return [head, *tables.profile_tables(from_json(Profile, e.content["profile"]), detail=detail)]
+    table = style.table("", "")
     for k, v in e.content.get("summary", e.content).items():
         table.add_row(Text(one_line(k)), Text(one_line(str(v))))
     return [head, table]
@@ -55,7 +55,7 @@ def shown(e: Entry, detail: bool = False) -> list[RenderableType]:
 
 def comparison(c: Mapping[str, Any]) -> list[RenderableType]:
     """One row an op."""
-    table = _table("op", "A ms", "B ms", "B/A [interval]", "verdict")
+    table = style.table("op", ">A ms", ">B ms", "B/A [interval]", "verdict")
     for r in c["rows"]:
         if r["op"] == UNACCOUNTED:
             continue
@@ -63,7 +63,7 @@ def comparison(c: Mapping[str, Any]) -> list[RenderableType]:
         word = "no difference" if r["verdict"] == "no difference shown" else r["verdict"]
         ratio = f"{r['ratio']:.2f} [{r['low']:.2f}, {r['high']:.2f}]"
         table.add_row(
-            Text(r["op"] + changed), four(r["a_ms"]), four(r["b_ms"]), ratio, Text(word, ab.STYLE[r["verdict"]])
+            Text(r["op"] + changed), four(r["a_ms"]), four(r["b_ms"]), ratio, Text(word, style.STYLE[r["verdict"]])
         )
     lines: list[RenderableType] = [
         Text(f"A {c['a']}\nB {c['b']}"),
@@ -75,7 +75,7 @@ def comparison(c: Mapping[str, Any]) -> list[RenderableType]:
         *([Text("* another kernel")] if any(not r["same_kernels"] for r in c["rows"][1:]) else []),
     ]
     lines += [Text(f"only in {k[-1].upper()}: {', '.join(c[k])}") for k in ("only_a", "only_b") if c[k]]
-    return [*lines, *(Text(f"warning: {d}", "yellow") for d in c["doubts"])]
+    return [*lines, *style.doubts(c["doubts"])]
 
 
 def history(op: str, rows: Sequence[Mapping[str, Any]]) -> list[RenderableType]:
@@ -84,7 +84,7 @@ def history(op: str, rows: Sequence[Mapping[str, Any]]) -> list[RenderableType]:
         return [Text(f"no record of {op} on this machine; 'cpuopt ab {op} A B' and 'cpuopt profile' make some")]
     shown: list[RenderableType] = [Text(op, "bold")]
     for size in dict.fromkeys(r["size"] for r in rows):
-        table = _table("time", "variant", "ms", "GFLOP/s", "kernel", "commit")
+        table = style.table("time", "variant", ">ms", ">GFLOP/s", "kernel", "commit")
         for r in rows:
             if r["size"] == size:
                 told = r["time"][:16].replace("T", " "), Text(r["variant"]), f"{r['ms']:,.3f}"
@@ -92,11 +92,3 @@ def history(op: str, rows: Sequence[Mapping[str, Any]]) -> list[RenderableType]:
                 table.add_row(*told, rate, r["hash"] or "", r["commit"] or "")
         shown += ["", Text(size), table]
     return shown
-
-
-def _table(*names: str) -> Table:
-    numbers = ("ms", "A ms", "B ms", "B/A", "GFLOP/s")
-    table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0), pad_edge=False)
-    for name in names:
-        table.add_column(name, justify="right" if name in numbers else "left", overflow="fold")
-    return table

@@ -1,7 +1,8 @@
 """A profile for speedscope, which also works offline: phase, layer and call, one below the other, a profile a step.
 
 Format: https://www.speedscope.app/file-format-schema.json, evented profiles: each frame opens and closes, in order of
-time and properly nested.
+time and properly nested. The trace that `trace` writes would not do: speedscope makes the arguments of an event part of
+its name, so no two calls of a kernel would be one function in its views.
 """
 
 from __future__ import annotations
@@ -36,35 +37,24 @@ def speedscope(steps: Sequence[StepTimes], name: str = "cpuopt") -> dict[str, An
     frames: dict[str, int] = {}
     profiles = []
     for step in steps:
-        events: list[dict[str, Any]] = []
-
-        def event(kind: str, frame: str, at: int, events: list[Any] = events, start: int = step.start) -> None:
-            events.append({"type": kind, "frame": frames.setdefault(frame, len(frames)), "at": at - start})
-
+        events: list[tuple[str, str, int]] = []
         for bounds, marks in step.runs:
             if not bounds:
                 continue
-            times = [int(t) for t in marks]
-            event("O", bounds[0].call.phase, times[0])
+            times = [int(t) - step.start for t in marks]
+            phase = bounds[0].call.phase
+            events.append(("O", phase, times[0]))
             calls = zip(bounds, times[:-1], times[1:], strict=True)
             for layer, inside in groupby(calls, key=lambda c: c[0].call.layer):
                 group = list(inside)
-                event("O", layer, group[0][1])
+                events.append(("O", layer, group[0][1]))
                 for bound, start, end in group:
-                    event("O", bound.kernel.name, start)
-                    event("C", bound.kernel.name, end)
-                event("C", layer, group[-1][2])
-            event("C", bounds[0].call.phase, times[-1])
-        profiles.append(
-            {
-                "type": "evented",
-                "name": f"step {step.number}",
-                "unit": "nanoseconds",
-                "startValue": 0,
-                "endValue": step.end - step.start,
-                "events": events,
-            }
-        )
+                    events += [("O", bound.kernel.name, start), ("C", bound.kernel.name, end)]
+                events.append(("C", layer, group[-1][2]))
+            events.append(("C", phase, times[-1]))
+        told = [{"type": kind, "frame": frames.setdefault(f, len(frames)), "at": at} for kind, f, at in events]
+        about = {"type": "evented", "name": f"step {step.number}", "unit": "nanoseconds"}
+        profiles.append(about | {"startValue": 0, "endValue": step.end - step.start, "events": told})
     return {
         "$schema": SCHEMA,
         "name": name,

@@ -17,6 +17,7 @@ from rich.text import Text
 
 from ..measure import roofline
 from ..wording import count
+from . import style
 
 if TYPE_CHECKING:
     from ..measure.profile import LayerRow, OpRow, Profile
@@ -72,7 +73,7 @@ def profile_tables(profile: Profile, *, detail: bool = False) -> list[Renderable
 def in_words(profile: Profile) -> list[RenderableType]:
     """Say where the time goes, where roofs are known, and what speaks against the figures."""
     said: list[RenderableType] = ["", Text(profile.words)] if profile.roofs else []
-    return said + [Text(f"warning: {d}", "yellow") for d in profile.doubts]
+    return [*said, *style.doubts(profile.doubts)]
 
 
 def used_kernels(profile: Profile) -> list[str]:
@@ -107,7 +108,7 @@ def header(profile: Profile) -> Text:
 
 def op_table(profile: Profile) -> Table:
     """One row a kind of op, in the order of a step."""
-    table = _table("op", "calls", "ms", "share", "", "GFLOP/s", "GB/s")
+    table = style.table("op", ">calls", ">ms", ">share", "", ">GFLOP/s", ">GB/s")
     digits, most = digits_of(profile), max(r.share for r in profile.ops)
     for r in profile.ops:
         table.add_row(
@@ -126,8 +127,7 @@ def op_table(profile: Profile) -> Table:
 
 def roof_table(profile: Profile) -> Table:
     """One row a kind of op: how far it is from the roof that binds, and how much time lies between."""
-    table = _table("op", "FLOP/byte", "of roof", "roof", "ms more", "slowest")
-    table.columns[3].justify = "left"
+    table = style.table("op", ">FLOP/byte", ">of roof", "roof", ">ms more", ">slowest")
     digits = digits_of(profile)
     for r in profile.ops:
         if r.kernels:
@@ -147,7 +147,7 @@ def roof_table(profile: Profile) -> Table:
 
 def layer_table(profile: Profile) -> Table:
     """One row a layer; what lies inside a block is summed."""
-    table = _table("layer", "forward ms", "backward ms", "update ms", "total ms", "share", "")
+    table = style.table("layer", ">forward ms", ">backward ms", ">update ms", ">total ms", ">share", "")
     digits = digits_of(profile)
     sums: dict[str, list[float]] = {}
     for r in profile.layers:
@@ -198,8 +198,7 @@ def other_variants(profile: Profile) -> list[str]:
 def detail_table(profile: Profile) -> Table:
     """One row a layer, op and variant; the variant is named where it is not the run's."""
     last = "of roof" if profile.roofs else "share"
-    table = _table("layer", "op", "calls", "ms", "GFLOP/s", "GB/s", last, words=2)
-    table.padding = (0, 1, 0, 0)  # so that the longest names fit 80 columns
+    table = style.table("layer", "op", ">calls", ">ms", ">GFLOP/s", ">GB/s", f">{last}", gap=1)
     digits = digits_of(profile)
     for r in profile.layers:
         share = f"{r.of_roof or 0:.0f}% {r.roof.replace('memory', 'mem')}" if profile.roofs else f"{r.share:.1f}%"
@@ -237,15 +236,6 @@ def _checks(profile: Profile) -> Text:
     )
 
 
-def _table(*names: str, words: int = 1) -> Table:
-    """Columns without lines: the first are words, which fold where room is short; the others are numbers."""
-    table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0), caption_justify="left", pad_edge=False)
-    for i, name in enumerate(names):
-        number = i >= words
-        table.add_column(name, justify="right" if number else "left", no_wrap=number, overflow="fold")
-    return table
-
-
 def _total(profile: Profile, rows: Iterable[OpRow | LayerRow], digits: int) -> Sequence[str]:
     rows, ms = list(rows), profile.step_ms["mean"]
     flops, nbytes = sum(r.flops for r in rows), sum(r.bytes for r in rows)
@@ -255,7 +245,7 @@ def _total(profile: Profile, rows: Iterable[OpRow | LayerRow], digits: int) -> S
 
 def digits_of(profile: Profile) -> int:
     """Give the decimals of ms, so that a step has about five digits."""
-    return max(1, min(3, 4 - len(str(int(profile.step_ms["mean"])))))
+    return style.digits(profile.step_ms["mean"], 1)
 
 
 def _rates(profile: Profile, gflops: float, gbs: float) -> tuple[str, str]:

@@ -7,16 +7,16 @@ from statistics import median
 from types import TracebackType
 from typing import Any
 
-from rich import progress
 from rich.console import RenderableType
-from rich.table import Table
+from rich.progress import TimeRemainingColumn
 from rich.text import Text
 
 from ..lab.tune import Row, Tuning, View
 from ..measure.comparison import marginal
 from ..wording import count, four, spread
-from .ab import STYLE
-from .console import ERR, column
+from . import style
+from .console import ERR, on_stderr
+from .style import STYLE
 
 STEPS = 5
 """Comparisons that confirming the plan in whole steps takes about as long as."""
@@ -28,15 +28,8 @@ class Progress(View):
     def __init__(self, tuning: Tuning) -> None:
         self.total = sum(len(row.candidates) for row in tuning.rows)
         self.count = 0
-        self.bar = progress.Progress(
-            column("{task.completed}/{task.total}"),
-            progress.BarColumn(20),
-            progress.TimeRemainingColumn(),
-            column("{task.description}"),
-            console=ERR,
-            transient=True,
-            disable=not ERR.is_terminal,
-        )
+        columns = "{task.completed}/{task.total}", style.BAR, TimeRemainingColumn(), "{task.description}"
+        self.bar = on_stderr(*columns)
         self.task = self.bar.add_task("", total=self.total + STEPS)
 
     def __enter__(self) -> Progress:
@@ -78,7 +71,7 @@ def tables(content: Mapping[str, Any], path: str | None) -> list[RenderableType]
         Text("ratio: the time over that of the first line, with its interval, of 99.5 % from 9 rounds on", "italic"),
         "",
     ]
-    shown += [Text(f"warning: {d}", "yellow") for d in c["doubts"]]
+    shown += style.doubts(c["doubts"])
     if c["step"]:
         step = c["step"]
         a, b = step["a_ns"] / 1e6, step["b_ns"] / 1e6
@@ -107,9 +100,9 @@ def _row(row: Mapping[str, Any], rules: list[str]) -> list[RenderableType]:
         sizes = " ".join(f"{k}={n}" for k, n in s["sizes"].items())
         added = "".join(f", {n}_add" for n, on in s["adds"].items() if on)
         shown.append(Text.assemble((row["op"], "bold"), f" {sizes}{added}, {len(s['layers'])}x"))
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
-    for width, justify in ((22, "left"), (8, "right"), (20, "left"), (None, "left")):
-        table.add_column(min_width=width, justify=justify, overflow="fold")  # type: ignore[arg-type]
+    table = style.table("", ">", "", "")
+    for column, width in zip(table.columns, (22, 8, 20), strict=False):
+        column.min_width = width
     times = [t["a_ms"] for t in row["tried"].values() if "a_ms" in t]
     table.add_row(
         f"  {row['default']}", f"{four(median(times))} ms" if times else "", "", "" if taken else Text("stays", "dim")

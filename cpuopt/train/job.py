@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from ..data.batches import SORTED, Batches
 from ..data.corpus import Corpus, load_corpus
 from ..engine import Array, Built, Engine, Step, build, load_kernels
 from ..errors import UserError
-from ..files.reading import misfit
+from ..files.reading import from_json
 from ..isolate.child import Child
 from ..kernels import registry
 from ..kernels.toolkit import threads as numba_threads
@@ -24,142 +24,15 @@ from ..models import Config
 from ..program.fuse import FUSIONS
 from ..program.fuse import parse as parse_fusions
 from ..weights import Weights, check_target, copy_into
-from . import plans, tensorboard
+from . import plans
 from .checkpoint import Checkpoint, load, open_weights
 from .guard import Guard
 from .provenance import compare, made_by
-from .record import check_name
-from .schedule import SCHEDULES, rate
+from .schedule import rate
+from .settings import FREE
+from .settings import Settings as Settings
 
-GUARDS = ("auto", "skip", "stop", "off")
-"""``skip`` leaves out the update of a bad step; ``stop`` ends the run after one; ``auto`` skips where all gradients are
-known before the first update, and else stops."""
 Progress = Callable[[int, int, str], None]
-
-
-@dataclass(frozen=True)
-class Settings:
-    """All that a run is asked to do; the defaults are those of ``train_gpt2.c`` where it has them."""
-
-    model: str | None = None
-    """By default that of `init`, or `models.DEFAULT`."""
-    init: str | None = None
-    data: str = "builtin"
-    B: int = 4
-    T: int = 64
-    steps: int = 40
-    variant: str = registry.DEFAULT
-    plan: tuple[str, ...] | None = None
-    """The rules that ``--variant auto`` came to when the run began; a resumed run keeps them."""
-    swap: tuple[str, ...] = ()
-    kernels: tuple[str, ...] = ()
-    fuse: str = "auto"
-    threads: int | None = None
-    seed: int = 0
-    lr: float = 1e-4
-    schedule: str = "constant"
-    warmup_steps: int = 0
-    lr_end: float = 0.0
-    """What the schedule falls to, as a share of `lr`."""
-    beta1: float = 0.9
-    beta2: float = 0.999
-    eps: float = 1e-8
-    weight_decay: float = 0.0
-    decay: str = "all"
-    """Which parameters decay: ``all``, or ``matrices``, those of two axes."""
-    clip: float | None = None
-    total_batch: int | None = None
-    """Tokens of a step; by default B * T. A multiple of that is gathered over micro-batches."""
-    overfit: bool = False
-    """Train on the first batch only."""
-    guard: str = "auto"
-    """What to do about a step that is not finite or far off: one of ``GUARDS``."""
-    guard_z: float = 0.0
-    val_every: int = 10
-    val_batches: int = 5
-    sample_every: int = 0
-    sample_tokens: int = 64
-    prompt: str = ""
-    """What samples begin with."""
-    save: str | None = None
-    save_every: int = 0
-    """Steps between checkpoints; 0 leaves them to the end of an interrupted run."""
-    keep: int = 2
-    run: str = "train"
-    tensorboard: bool = False
-    """Whether to write events for TensorBoard besides the run's own files."""
-    processes: int = 1
-
-    def check(self) -> None:
-        """Refuse numbers that no run can use.
-
-        Raises
-        ------
-        UserError
-            Naming the flag.
-        """
-        for flag, n, least in (
-            ("-B", self.B, 1),
-            ("-T", self.T, 1),
-            ("--steps", self.steps, 1),
-            ("--threads", 1 if self.threads is None else self.threads, 1),
-            ("--seed", self.seed, 0),
-            ("--warmup-steps", self.warmup_steps, 0),
-            ("--val-every", self.val_every, 0),
-            ("--val-batches", self.val_batches, 1),
-            ("--sample-every", self.sample_every, 0),
-            ("--sample-tokens", self.sample_tokens, 1),
-            ("--save-every", self.save_every, 0),
-            ("--keep", self.keep, 1),
-        ):
-            if n < least:
-                raise UserError(f"{flag} {n}: expected {least} or more")
-        for flag, x in (("--lr", self.lr), ("--clip", 1.0 if self.clip is None else self.clip), ("--eps", self.eps)):
-            if not 0 < x < float("inf"):
-                raise UserError(f"{flag} {x}: expected a positive number")
-        for flag, x in (("--beta1", self.beta1), ("--beta2", self.beta2)):
-            if not 0 <= x < 1:
-                raise UserError(f"{flag} {x}: expected 0 or more, and less than 1")
-        for flag, x in (("--weight-decay", self.weight_decay), ("--guard-z", self.guard_z)):
-            if not 0 <= x < float("inf"):
-                raise UserError(f"{flag} {x}: expected 0 or more")
-        if not 0 <= self.lr_end <= 1:
-            raise UserError(f"--lr-end {self.lr_end}: expected a share of --lr, from 0 to 1")
-        if self.warmup_steps and self.warmup_steps >= self.steps:
-            raise UserError(f"--warmup-steps {self.warmup_steps}: expected less than the {self.steps} steps of --steps")
-        for flag, word, known in (
-            ("--schedule", self.schedule, tuple(SCHEDULES)),
-            ("--decay", self.decay, ("all", "matrices")),
-            ("--guard", self.guard, GUARDS),
-        ):
-            if word not in known:
-                raise UserError(f"{flag} {word!r}: expected one of {', '.join(known)}")
-        if self.total_batch is not None and (self.total_batch < 1 or self.total_batch % (self.B * self.T)):
-            near = max(1, round(self.total_batch / (self.B * self.T))) * self.B * self.T
-            raise UserError(
-                f"--total-batch {self.total_batch}: expected a multiple of {self.B * self.T}, the tokens of a "
-                f"micro-batch, "
-                f"-B {self.B} times -T {self.T}; the nearest is {near}"
-            )
-        check_name(self.run)
-        if self.tensorboard:
-            tensorboard.require()
-        if self.save is not None:
-            check_target(Path(self.save))
-
-    @property
-    def micro_batches(self) -> int:
-        """How many micro-batches make a step."""
-        return (self.total_batch or self.B * self.T) // (self.B * self.T)
-
-    @property
-    def two_pass(self) -> str:
-        """Name the flag that needs all gradients before the first update; empty if none does."""
-        if self.clip:
-            return f"--clip {self.clip}"
-        if self.micro_batches > 1:
-            return f"--total-batch {self.total_batch}"
-        return f"--guard {self.guard}" if self.guard == "skip" else "--guard-z" if self.guard_z else ""
 
 
 @dataclass(frozen=True)
@@ -287,13 +160,6 @@ class Job(Steps):
     """What has changed since then that needs no leave."""
 
 
-FREE = {"steps", "threads", "processes", "save", "save_every", "keep", "val_every", "val_batches", "guard", "guard_z"}
-FREE |= {"sample_every", "sample_tokens", "prompt", "tensorboard", "kernels"}
-"""Settings that a resumed run may have otherwise: no number of its steps depends on them.
-
-Of files of kernels, what is in them is compared, not where they lie."""
-
-
 def resumed(checkpoint: Checkpoint, given: Mapping[str, Any]) -> Settings:
     """Build the settings of a run that goes on: the checkpoint's, and what of `given` may differ.
 
@@ -302,15 +168,15 @@ def resumed(checkpoint: Checkpoint, given: Mapping[str, Any]) -> Settings:
     UserError
         With what differs and must not.
     """
-    if wrong := misfit(checkpoint.state["settings"], Settings, "settings"):
-        raise UserError(f"--resume {str(checkpoint.run)!r}: {wrong}, in its state.json; take another run")
-    known = {f.name for f in fields(Settings)}
-    there = {n: tuple(x) if isinstance(x, list) else x for n, x in checkpoint.state["settings"].items() if n in known}
-    other = {n: x for n, x in given.items() if n not in FREE and x != there.get(n, x)}
+    try:
+        there = vars(from_json(Settings, checkpoint.state["settings"], "settings"))
+    except ValueError as e:
+        raise UserError(f"--resume {str(checkpoint.run)!r}: {e}, in its state.json; take another run") from e
+    other = {n: x for n, x in given.items() if n not in FREE and x != there[n]}
     if other:
         flags = ", ".join(f"{n} {there[n]!r}, not {x!r}" for n, x in other.items())
         raise UserError(f"--resume {str(checkpoint.run)!r}: the run has {flags}; leave that out, or start a new run")
-    if there.get("kernels") and "kernels" not in given:
+    if there["kernels"] and "kernels" not in given:
         flags = " ".join(f"--kernels {file!r}" for file in there["kernels"])
         raise UserError(
             f"--resume {str(checkpoint.run)!r}: the run has kernels of its own, which are code that no checkpoint "

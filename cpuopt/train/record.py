@@ -23,7 +23,7 @@ from typing import Any
 from .. import machine
 from ..errors import UserError
 from ..files import write_whole
-from ..files.reading import finite
+from ..files.reading import to_json
 from . import tensorboard
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -124,7 +124,7 @@ def keep(root: Path, kind: str, name: str, content: Mapping[str, Any]) -> Path:
     return path
 
 
-def write_json(path: Path, content: Mapping[str, Any], indent: int) -> None:
+def write_json(path: Path, content: Any, indent: int) -> None:
     """Write one JSON file, whole or not at all.
 
     Raises
@@ -132,7 +132,7 @@ def write_json(path: Path, content: Mapping[str, Any], indent: int) -> None:
     UserError
         Where it cannot be written.
     """
-    write_whole(path, [json.dumps(finite(content), indent=indent).encode() + b"\n"])
+    write_whole(path, [json.dumps(to_json(content), indent=indent).encode() + b"\n"])
 
 
 def commit() -> str | None:
@@ -207,7 +207,7 @@ class Run:
             os.close(self._lock)
             raise UserError(f"another process is writing to the run {str(path)!r}; wait for it, or end it") from e
 
-    def write(self, name: str, content: Mapping[str, Any]) -> None:
+    def write(self, name: str, content: Any) -> None:
         """Write one JSON file of the run, whole or not at all; `UserError` where it cannot be written."""
         write_json(self.path / name, content, indent=2)
 
@@ -231,7 +231,7 @@ class Run:
     def step(self, metrics: Mapping[str, Any]) -> None:
         """Add one step to ``metrics.jsonl`` and ``main.log``."""
         m = metrics
-        self._append("metrics.jsonl", f"{json.dumps(finite(metrics))}\n".encode())
+        self._append("metrics.jsonl", f"{json.dumps(to_json(metrics))}\n".encode())
         line = f"s:{m['step']} trl:{m['loss']:.4f} lr:{m['lr']:.6f} norm:{m['grad_norm']:.2f}\n"
         self._append("main.log", line.encode())
         if self._events:

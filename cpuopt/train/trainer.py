@@ -7,7 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import chain, count
 from math import nan
 from pathlib import Path
@@ -20,12 +20,12 @@ import numpy as np
 from ..data.tokenizers import get_tokenizer
 from ..errors import UserError
 from ..files import remove_leftovers
-from ..files.reading import finite
+from ..files.reading import to_json
 from ..generate.decoder import Decoder, Sampler, generate, require_cache, text_of
 from ..measure.profile import Profile
 from ..measure.rates import machine_id
 from ..measure.roofline import Roofs
-from ..profiler import Profiler, codes, hashes, peak_rss_bytes
+from ..profiler import Profiler, peak_rss_bytes
 from ..weights import save_weights
 from . import checkpoint
 from .guard import find_first
@@ -142,12 +142,12 @@ class Trainer:
             "guard": self.job.guard.state(),
             "model": self.job.name,
             "architecture": self.job.config.model,
-            "sizes": asdict(self.job.config),
+            "sizes": self.job.config,
             "corpus": self.job.corpus.fingerprint,
             "tokenizer": self.job.corpus.tokenizer,
             "made_by": self.job.made_by,
             "changes": self.job.changes,
-            "settings": asdict(self.job.settings),
+            "settings": self.job.settings,
         }
 
     def restore(self, resume: checkpoint.Checkpoint, history: list[dict[str, Any]]) -> None:
@@ -160,7 +160,7 @@ class Trainer:
         """Write a checkpoint; where that fails, say so and go on."""
         self.tried = self.done
         try:
-            path = checkpoint.save(run.path, self.job.engine, finite(self.state()), self.job.settings.keep)
+            path = checkpoint.save(run.path, self.job.engine, to_json(self.state()), self.job.settings.keep)
         except (OSError, UserError) as e:
             why = e.strerror if isinstance(e, OSError) and e.strerror else str(e)
             old = f"{self.saved[0].name} stays" if self.saved else "there is none before it"
@@ -292,12 +292,8 @@ def train(
     s, engine = job.settings, job.engine
     trainer = Trainer(job, listener, clock)
     if resume is None:
-        config = {
-            **asdict(s),
-            "architecture": job.config.model,
-            "sizes": asdict(job.config),
-            "corpus": job.corpus.description,
-        }
+        sizes = {"architecture": job.config.model, "sizes": job.config}
+        config = {**vars(s), **sizes, "corpus": job.corpus.description}
         run = Run(root, s.run, config, {"machine_id": machine_id(), "commit": commit()})
     else:
         run, history = Run.reopen(resume.run, resume.state["step"])
@@ -323,10 +319,8 @@ def train(
             if profiler.steps
             else None
         )
-        if profile:
-            profile.hashes, profile.codes = hashes(engine), codes(engine)
         summary = _summary(trainer, bool(stopped_by))
-        for name, content in (("profile.json", profile.to_json() if profile else {}), ("summary.json", summary)):
+        for name, content in (("profile.json", profile or {}), ("summary.json", summary)):
             try:
                 run.write(name, content)
             except UserError as e:

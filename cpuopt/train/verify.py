@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -41,6 +41,7 @@ class Row:
     value : what cpuopt computed, for a single number.
     """
 
+    JSON: ClassVar = ("what", "deviation", "allowed", "value", "passed")
     what: str
     deviation: float | None
     allowed: float | None
@@ -50,10 +51,6 @@ class Row:
     def passed(self) -> bool:
         """Whether it is near enough."""
         return self.allowed is None or (self.deviation is not None and self.deviation <= self.allowed)
-
-    def to_json(self) -> dict[str, Any]:
-        """Give it as a table's row."""
-        return {**vars(self), "passed": self.passed}
 
 
 def model_beside(state: Path) -> Path:

@@ -22,10 +22,10 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 with atheris.instrument_imports(include=["cpuopt", "json", "tomllib"]):
-    from cpuopt.cli.config import read_config
     from cpuopt.data.tokenizers import read_tokens
     from cpuopt.errors import UserError
     from cpuopt.train.evaluate import read_examples
+    from cpuopt.train.settings import read as read_config
     from cpuopt.weights import huggingface, llmc
     from cpuopt.weights.tensors import TensorFile, file_parts
 

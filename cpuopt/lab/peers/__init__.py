@@ -24,6 +24,7 @@ from ... import machine, models
 from ...data.corpus import load_corpus
 from ...errors import UserError
 from ...files import write_whole
+from ...files.reading import to_json
 from ...isolate.process import LIMIT_S, Side, Steps, Worker, ended_by_sigterm
 from ...measure.comparison import CHECKED_STEPS, LEVEL, compare, disagreement, geometric_mean
 from ...measure.rates import Others
@@ -168,7 +169,7 @@ class Bench:
             "optimizer": {"name": "AdamW", **OPTIMIZER},
             **plan,
             "machine": self._machine,
-            "results": [asdict(r) for r in self.results],
+            "results": to_json(self.results),
             "geometric_mean": {peer: geometric_mean(ratios) for peer, ratios in by_peer.items() if len(ratios) > 1},
         }
 

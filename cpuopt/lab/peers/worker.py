@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...errors import UserError
+from ...files.reading import from_json
 from ...isolate.serve import Say, serve
 
 if TYPE_CHECKING:
@@ -72,8 +73,8 @@ def settings_of(request: Mapping[str, Any]) -> Settings:
     """Read the settings of a job from a request."""
     from ...train.job import Settings
 
-    given: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in request["settings"].items()}
-    return Settings(B=request["B"], T=request["T"], **given)
+    settings: Settings = from_json(Settings, {"B": request["B"], "T": request["T"], **request["settings"]})
+    return settings
 
 
 def check(request: Mapping[str, Any]) -> None:

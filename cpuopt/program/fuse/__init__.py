@@ -16,8 +16,9 @@ from collections.abc import Sequence
 
 from ...errors import UserError
 from ...kernels import registry
-from ...kernels.registry import Choice, nearest, op_matches
+from ...kernels.registry import Choice, op_matches
 from ...ops.declaration import Op
+from ...wording import nearest
 from ..program import Call, Program
 from .classifier import head_with_loss
 from .edit import Rewrite

@@ -125,8 +125,7 @@ def _head(p: Profile, title: str) -> Markup:
 def _checks(p: Profile) -> str:
     if not p.checked:
         return "The kernels were not checked in this run."
-    marginal = sorted({c["kernel"] for c in p.checked if c["status"] == "MARGINAL"} & set(used_kernels(p)))
-    passed = (
-        f"{len(used_kernels(p)) - len(marginal)} kernels passed their check against a float64 reference in this run"
-    )
+    used = used_kernels(p)
+    marginal = sorted({c["kernel"] for c in p.checked if c["status"] == "MARGINAL"} & set(used))
+    passed = f"{len(used) - len(marginal)} kernels passed their check against a float64 reference in this run"
     return f"{passed}; marginal: {', '.join(marginal)}." if marginal else f"{passed}."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from ...program.arena import LABELS, PERSISTENT, gb
@@ -81,12 +82,11 @@ def _pool(plan: Plan, calls: Sequence[Call], pooled: Sequence[Value], group: Cal
 
 def _phases(calls: Sequence[Call], x: Linear) -> list[Markup]:
     """Draw the phases below the map."""
-    parts, first = [], 0
-    for i in range(1, len(calls) + 1):
-        if i == len(calls) or calls[i].phase != calls[first].phase:
-            phase = calls[first].phase
-            parts.append(rect(x(first), x(i) - 1, BOTTOM + 4, 5, PHASES[phase], f"{phase}: calls {first} to {i - 1}"))
-            if x(i) - x(first) > 7 * len(phase):
-                parts.append(tag("text", phase, x=x(first), y=BOTTOM + 22, class_="tick"))
-            first = i
+    parts = []
+    for phase, run in groupby(range(len(calls)), key=lambda i: calls[i].phase):
+        first, *more = run
+        end = first + 1 + len(more)
+        parts.append(rect(x(first), x(end) - 1, BOTTOM + 4, 5, PHASES[phase], f"{phase}: calls {first} to {end - 1}"))
+        if x(end) - x(first) > 7 * len(phase):
+            parts.append(tag("text", phase, x=x(first), y=BOTTOM + 22, class_="tick"))
     return parts

@@ -1,0 +1,63 @@
+"""How everything that is shown looks: tables, verdicts, doubts, times, progress."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn
+from rich.table import Table
+from rich.text import Text
+
+STYLE = {
+    "faster": "bold green",
+    "slower": "bold red",
+    "no difference shown": "bold",
+    "inconclusive": "bold yellow",
+    "could not tell": "bold yellow",  # in records of earlier versions
+    "PASS": "green",
+    "MARGINAL": "yellow",
+    "FAIL": "bold red",
+}
+"""Of verdicts."""
+
+
+def table(*columns: str, gap: int = 2) -> Table:
+    """Make a table without lines.
+
+    Parameters
+    ----------
+    columns : names; ``>`` before one aligns it to the right and keeps each of its cells, figures, on one line.
+    gap : spaces between two columns.
+    """
+    made = Table(box=None, header_style="bold", padding=(0, gap, 0, 0), pad_edge=False, caption_justify="left")
+    made.show_header = any(name.strip(">") for name in columns)
+    for name in columns:
+        number = name.startswith(">")
+        side = "right" if number else "left"
+        made.add_column(Text(name.removeprefix(">")), justify=side, no_wrap=number, overflow="fold")  # type: ignore
+    return made
+
+
+def verdict(word: str) -> Text:
+    """Colour a verdict."""
+    return Text(word, STYLE[word])
+
+
+def doubts(found: Iterable[str]) -> list[Text]:
+    """Show what speaks against figures."""
+    return [Text(f"warning: {d}", "yellow") for d in found]
+
+
+def digits(ms: float, least: int = 0) -> int:
+    """Return the decimals with which a time has about four digits."""
+    return max(least, 4 - len(str(int(ms))))
+
+
+def progress(*columns: str | ProgressColumn, **options: Any) -> Progress:
+    """Make a live line that goes away at its end: text is text, and a number is the width of a bar."""
+    made = [TextColumn(c, markup=False) if isinstance(c, str) else c for c in columns]
+    return Progress(*made, transient=True, **options)
+
+
+BAR = BarColumn(24)

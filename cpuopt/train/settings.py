@@ -1,0 +1,247 @@
+"""All settings of a run, one line each: default, help, what may be said, and how the flag shows it.
+
+This table gives the flags of the command line (`flags`), what a file of settings may say (`read`), the checks
+(`Settings.check`), what a checkpoint keeps, and the table in docs/training.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, fields
+from math import inf
+from pathlib import Path
+from types import NoneType
+from typing import Any, get_args, get_type_hints
+
+from .. import models
+from ..errors import UserError
+from ..files.reading import from_json, parse_json, read_file
+from ..wording import nearest
+from .schedule import SCHEDULES
+
+GUARDS = ("auto", "skip", "stop", "off")
+"""``skip`` leaves out the update of a bad step; ``stop`` ends the run after one; ``auto`` skips where all gradients are
+known before the first update, and else stops."""
+DECAYS = ("all", "matrices")
+Allowed = tuple[Callable[[Any], bool], str]
+"""A check of a value, and the words for what passes it."""
+POSITIVE: Allowed = (lambda x: 0 < x < inf, "a positive number")
+NOT_NEGATIVE: Allowed = (lambda x: 0 <= x < inf, "0 or more")
+FRACTION: Allowed = (lambda x: 0 <= x < 1, "0 or more, and less than 1")
+SHARE: Allowed = (lambda x: 0 <= x <= 1, "a share of --lr, from 0 to 1")
+
+
+def least(n: int) -> Allowed:
+    """Allow whole numbers from n on."""
+    return lambda x: x >= n, f"{n} or more"
+
+
+def one_of(words: Iterable[str]) -> Allowed:
+    """Allow some words."""
+    return lambda word: word in words, f"one of {', '.join(words)}"
+
+
+def setting(
+    default: Any, help: str, allowed: Allowed | None = None, *, metavar: str = "", shown: str = "", free: bool = False
+) -> Any:
+    """Declare a setting that has a flag.
+
+    Parameters
+    ----------
+    shown : what the help says of the default, where the default does not speak for itself.
+    free : whether a resumed run may have it otherwise, since no number of its steps depends on it.
+    """
+    told = {"help": help, "allowed": allowed, "metavar": metavar or None, "shown": shown, "free": free}
+    return field(default=default, metadata=told)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All that a run is asked to do; the defaults are those of ``train_gpt2.c`` where it has them."""
+
+    model: str | None = setting(
+        None, "preset, or sizes as in '{\"n_layer\": 4}'", shown=f"that of --init, or {models.DEFAULT}"
+    )
+    init: str | None = setting(
+        None, "weights to start from: llm.c model file, Hugging Face directory, run", metavar="PATH"
+    )
+    data: str = setting("builtin", "text: builtin, a dataset, a text file, a glob, or a .bin of tokens")
+    B: int = setting(4, "rows of a batch", least(1))
+    T: int = setting(64, "tokens of a row", least(1))
+    steps: int = setting(40, "training steps", least(1), free=True)
+    variant: str = setting("optimized", "kernels of every op that has them; auto: as 'cpuopt tune' found")
+    plan: tuple[str, ...] | None = None
+    """The rules that ``--variant auto`` came to when the run began; a resumed run keeps them."""
+    swap: tuple[str, ...] = setting(
+        (),
+        "variant of some ops in some layers, globs allowed; repeatable, the last match wins",
+        metavar="OP[@LAYER]=VARIANT",
+    )
+    # of files of kernels, what is in them is compared, not where they lie
+    kernels: tuple[str, ...] = setting((), "your own kernels; repeatable", metavar="FILE.py", free=True)
+    fuse: str = setting(
+        "auto", "rewrites: residual, layernorm, gelu, classifier, update, recompute", metavar="all|none|NAME,..."
+    )
+    threads: int | None = setting(
+        None, "threads of all kernels", least(1), shown="the cores this process may use", free=True
+    )
+    seed: int = setting(0, "random seed for initial weights and data order", least(0))
+    lr: float = setting(1e-4, "learning rate, the highest of the schedule", POSITIVE)
+    schedule: str = setting("constant", "learning rate over time: constant, cosine, linear or wsd", one_of(SCHEDULES))
+    warmup_steps: int = setting(0, "first steps, over which the learning rate rises", least(0), metavar="N")
+    lr_end: float = setting(0.0, "last learning rate, as a share of --lr", SHARE, metavar="SHARE")
+    beta1: float = setting(0.9, "AdamW's decay rate of the first moment", FRACTION)
+    beta2: float = setting(0.999, "AdamW's decay rate of the second moment", FRACTION)
+    eps: float = setting(1e-8, "AdamW's term against division by zero", POSITIVE)
+    weight_decay: float = setting(0.0, "AdamW's decoupled weight decay", NOT_NEGATIVE)
+    decay: str = setting("all", "parameters that decay: all, or matrices, those of two axes", one_of(DECAYS))
+    clip: float | None = setting(None, "global norm that the gradient is scaled down to", POSITIVE, shown="off")
+    total_batch: int | None = setting(
+        None, "tokens of a step, gathered over micro-batches", metavar="TOKENS", shown="B * T"
+    )
+    overfit: bool = setting(False, "training on the first batch only, to see the loss go to 0")
+    guard: str = setting(
+        "auto", "answer to a step that is not finite: skip its update, stop, off, or auto", one_of(GUARDS), free=True
+    )
+    guard_z: float = setting(
+        0.0,
+        "deviations above the last that count as such; 0: none, 6 is usual",
+        NOT_NEGATIVE,
+        metavar="Z",
+        free=True,
+    )
+    val_every: int = setting(10, "steps between validations; 0: none", least(0), free=True)
+    val_batches: int = setting(5, "batches of a validation", least(1), free=True)
+    sample_every: int = setting(0, "steps between samples of text; 0: none", least(0), metavar="N", free=True)
+    sample_tokens: int = setting(64, "tokens of a sample", least(1), metavar="N", free=True)
+    prompt: str = setting("", "beginning of the samples", free=True)
+    save: str | None = setting(
+        None, "weights at the end, as NAME.bin (llm.c) or a Hugging Face directory", metavar="PATH", free=True
+    )
+    save_every: int = setting(
+        0, "steps between checkpoints; 0: one where a run is interrupted", least(0), metavar="N", free=True
+    )
+    keep: int = setting(2, "checkpoints that stay", least(1), metavar="K", free=True)
+    run: str = setting("train", "name of the folder in runs/", metavar="NAME")
+    tensorboard: bool = setting(False, "events for TensorBoard besides the run's own files", free=True)
+    processes: int = 1
+
+    def check(self) -> None:
+        """Refuse what no run can use.
+
+        Raises
+        ------
+        UserError
+            Naming the flag.
+        """
+        from ..weights import check_target
+        from . import tensorboard
+        from .record import check_name
+
+        for f in FLAGS.values():
+            value, allowed = getattr(self, f.name), f.metadata["allowed"]
+            if allowed and value is not None and not allowed[0](value):
+                raise UserError(f"{flag(f.name)} {value!r}: expected {allowed[1]}")
+        if self.warmup_steps and self.warmup_steps >= self.steps:
+            raise UserError(f"--warmup-steps {self.warmup_steps}: expected less than the {self.steps} steps of --steps")
+        if self.total_batch is not None and (self.total_batch < 1 or self.total_batch % (self.B * self.T)):
+            near = max(1, round(self.total_batch / (self.B * self.T))) * self.B * self.T
+            raise UserError(
+                f"--total-batch {self.total_batch}: expected a multiple of {self.B * self.T}, the tokens of a "
+                f"micro-batch, -B {self.B} times -T {self.T}; the nearest is {near}"
+            )
+        check_name(self.run)
+        if self.tensorboard:
+            tensorboard.require()
+        if self.save is not None:
+            check_target(Path(self.save))
+
+    @property
+    def micro_batches(self) -> int:
+        """How many micro-batches make a step."""
+        return (self.total_batch or self.B * self.T) // (self.B * self.T)
+
+    @property
+    def two_pass(self) -> str:
+        """The flag that needs all gradients before the first update; empty if none does."""
+        if self.clip:
+            return f"--clip {self.clip}"
+        if self.micro_batches > 1:
+            return f"--total-batch {self.total_batch}"
+        return f"--guard {self.guard}" if self.guard == "skip" else "--guard-z" if self.guard_z else ""
+
+
+FLAGS = {f.name: f for f in fields(Settings) if f.metadata}
+"""The settings that have a flag."""
+FREE = {name for name, f in FLAGS.items() if f.metadata["free"]} | {"processes"}
+"""Settings that a resumed run may have otherwise."""
+TYPES = get_type_hints(Settings)
+JOB = ("model", "init", "data", "B", "T", "steps", "seed")
+KERNELS = ("variant", "swap", "kernels", "fuse", "threads")
+
+
+def flag(name: str) -> str:
+    """Return the flag of a setting."""
+    return f"-{name}" if len(name) == 1 else f"--{name.replace('_', '-')}"
+
+
+def default(name: str, value: Any) -> str:
+    """Return what the help and the docs say of a default."""
+    return str(FLAGS[name].metadata["shown"] or ("" if value in (None, "", ()) or value is False else value))
+
+
+def flags(p: argparse.ArgumentParser, *names: str, only_given: bool = False, **defaults: Any) -> None:
+    """Add the flags of some settings to a parser.
+
+    Parameters
+    ----------
+    only_given : leave what is not given out of the namespace, so that a file can stand between it and the defaults.
+    defaults : other than those of the table.
+    """
+    for name in dict.fromkeys((*names, *defaults)):
+        told, value = FLAGS[name].metadata, defaults.get(name, FLAGS[name].default)
+        kind = next((t for t in get_args(TYPES[name]) if t is not NoneType), TYPES[name])
+        words = default(name, value)
+        more: dict[str, Any] = {"help": f"{told['help']} ({words})" if words else told["help"]}
+        if kind is bool:
+            more |= {"action": argparse.BooleanOptionalAction}
+        else:
+            more |= {"type": kind if kind in (int, float) else None, "metavar": told["metavar"]}
+        if isinstance(value, tuple):
+            value = list(value)
+            more |= {"action": "append"}
+        p.add_argument(flag(name), default=argparse.SUPPRESS if only_given else value, **more)
+
+
+RECORDED = ("architecture", "sizes", "corpus", "processes", "plan")
+"""What a run's own ``config.json`` says besides its settings, and what ``--variant auto`` came to."""
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Read a TOML or JSON file of settings, named as the flags are.
+
+    Raises
+    ------
+    UserError
+        Where it cannot be read, or is neither; for an unknown name, or a value of another type.
+    """
+    import tomllib  # late: help shall come at once
+
+    try:
+        content = read_file(path)
+        table = parse_json(content) if path.suffix == ".json" else tomllib.loads(content.decode())
+    except OSError as e:
+        raise UserError(f"--config {str(path)!r}: {e.strerror or e}") from e
+    except (ValueError, RecursionError) as e:
+        raise UserError(
+            f"--config {str(path)!r}: {e}; expected TOML such as 'lr = 3e-4', or a run's config.json"
+        ) from e
+    given = {name.replace("-", "_"): x for name, x in table.items() if name not in RECORDED}
+    for name in given:
+        if name not in TYPES:
+            raise UserError(f"--config {str(path)!r}: unknown {name!r}; {nearest(name, TYPES)}")
+    try:
+        return {name: from_json(TYPES[name], x, name) for name, x in given.items()}
+    except ValueError as e:
+        raise UserError(f"--config {str(path)!r}: {e}") from e

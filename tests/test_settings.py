@@ -1,0 +1,56 @@
+"""The table of settings: the docs show it, each check refuses, and a new line is a flag, a key and a check."""
+
+import argparse
+from dataclasses import fields, make_dataclass
+from pathlib import Path
+
+import pytest
+
+from cpuopt.errors import UserError
+from cpuopt.train import settings
+from cpuopt.train.settings import FLAGS, Settings
+
+DOCS = Path(__file__).parents[1] / "docs" / "training.md"
+
+
+def documented(flags):
+    return [f"| `{settings.flag(n)}` | {settings.default(n, f.default)} | {f.metadata['help']} |" for n, f in flags]
+
+
+def test_the_docs_have_the_table():
+    lines = DOCS.read_text().splitlines()
+    start = lines.index("| flag | default | meaning |") + 2
+    assert lines[start : lines.index("", start)] == documented(FLAGS.items())
+
+
+def test_a_help_stands_alone():
+    for name, f in FLAGS.items():
+        first = f.metadata["help"].split()[0]
+        assert first not in {"of", "for", "that", "to", "what", "whether"}, name
+
+
+@pytest.mark.parametrize("name", [n for n, f in FLAGS.items() if f.metadata["allowed"]])
+def test_each_check_refuses_and_takes_its_default(name):
+    bad = "x" if isinstance(FLAGS[name].default, str) else -1
+    with pytest.raises(UserError, match=rf"^{settings.flag(name)} '?{bad}'?: expected "):
+        Settings(**{name: bad}).check()
+    allowed = FLAGS[name].metadata["allowed"][0]
+    assert FLAGS[name].default is None or allowed(FLAGS[name].default)
+
+
+def test_one_line_is_a_flag_a_key_and_a_check(tmp_path, monkeypatch):
+    line = ("ema", float, settings.setting(0.5, "share of the average that stays", settings.FRACTION))
+    more = make_dataclass("More", [line], bases=(Settings,), frozen=True)
+    monkeypatch.setattr(settings, "FLAGS", {f.name: f for f in fields(more) if f.metadata})
+    monkeypatch.setattr(settings, "TYPES", {**settings.TYPES, "ema": float})
+    p = argparse.ArgumentParser()
+    settings.flags(p, "ema", "B")
+    assert p.parse_args(["--ema", "0.25"]).ema == 0.25
+    assert "share of the average that stays (0.5)" in p.format_help()
+    (tmp_path / "a.toml").write_text("ema = 0.75\n")
+    assert settings.read(tmp_path / "a.toml") == {"ema": 0.75}
+    (tmp_path / "a.toml").write_text("emma = 0.75\n")
+    with pytest.raises(UserError, match="unknown 'emma'; did you mean 'ema'"):
+        settings.read(tmp_path / "a.toml")
+    with pytest.raises(UserError, match="--ema 1: expected 0 or more, and less than 1"):
+        more(ema=1).check()
