@@ -110,6 +110,7 @@ class Arg:
     below : for an index, the size that its elements stay below.
     ignored : for an index, the scalar argument that an element may equal instead.
     integer : for a scalar, whether it is an int64.
+    negative : whether an element may be below zero.
     """
 
     name: str
@@ -120,6 +121,7 @@ class Arg:
     below: Dim | None = None
     ignored: str = ""
     integer: bool = False
+    negative: bool = True
 
     @property
     def dtype(self) -> str:

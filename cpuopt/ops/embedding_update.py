@@ -1,63 +1,55 @@
-"""The embedding's gradient and AdamW step for the rows that tokens name, where ``classifier_update`` did the others.
+"""The embedding's gradient and its optimizer's step for the rows that tokens name; ``classifier_update`` did the others.
 
-The gradient of row v, for each v among `tokens`, is that which the head has put aside, and the embedding's own::
+The gradient of row v, for each v among `tokens`, is that which the head has put aside, and the embedding's own; with
+AdamW as the optimizer::
 
     dwte[v]              = sum over the (b, t) with tokens[b, t] = v of held[b, t] + dout[b, t]
     wte[v], m[v], v[v]   = adamw(wte[v], m[v], v[v], dwte[v])
     sumsq                = sum of dwte[v]^2
     dwpe[t]             += sum over b of dout[b, t]
 
-Source: ``embedding_backward``, ``sumsq`` and ``adamw``.
+Source: ``embedding_backward``, ``sumsq`` and the optimizer.
 """
 
 import numpy as np
 
-from .adamw import adamw
-from .adamw import reference as adamw_reference
-from .declaration import B, C, Op, T, V, acc, index, inp, maxT, out, scalar, state
+from .declaration import B, C, Op, T, V, acc, index, inp, maxT, out
 from .embedding import embedding_backward
+from .optimizer import Optimizer
 from .sumsq import sumsq
 
 
-def reference(  # the declared arguments
-    wte, wte_m, wte_v, dwpe, held, dout, tokens, lr, beta1, beta2, eps, weight_decay, step
-):
-    grad = np.zeros(wte.shape)
-    np.add.at(grad, tokens, held + dout)
-    new = adamw_reference(wte, wte_m, wte_v, grad, lr, beta1, beta2, eps, weight_decay, 1.0, step)
-    named = np.isin(np.arange(len(wte)), tokens)[:, None]
-    found = {
-        "wte": np.where(named, new["param"], wte),
-        "wte_m": np.where(named, new["m"], wte_m),
-        "wte_v": np.where(named, new["v"], wte_v),
-        "sumsq": np.array([(grad**2).sum()]),
-    }
-    if dwpe is not None:
-        found["dwpe"] = np.zeros(dwpe.shape)
-        found["dwpe"][: dout.shape[1]] = dout.sum(axis=0)
-    return found
+def embedding_update(optimizer: Optimizer) -> Op:
+    """Declare it for an optimizer."""
 
+    def reference(**given):
+        wte, dout, tokens = given["wte"], given["dout"], given["tokens"]
+        grad = np.zeros(wte.shape)
+        np.add.at(grad, tokens, given["held"] + dout)
+        named = np.isin(np.arange(len(wte)), tokens)[:, None]
+        found = {n: np.where(named, x, given[n]) for n, x in optimizer.apply(given, "wte", grad).items()}
+        found["sumsq"] = np.array([(grad**2).sum()])
+        if given["dwpe"] is not None:
+            found["dwpe"] = np.zeros(given["dwpe"].shape)
+            found["dwpe"][: dout.shape[1]] = dout.sum(axis=0)
+        return found
 
-embedding_update = Op(
-    "embedding_update",
-    state("wte", V, C, reduces=B * T),
-    state("wte_m", V, C, reduces=B * T),
-    state("wte_v", V, C, reduces=B * T),
-    acc("dwpe", maxT, C, reduces=B, optional=True),
-    out("sumsq", 1, reduces=B * T + C),
-    inp("held", B, T, C),
-    inp("dout", B, T, C),
-    index("tokens", B, T, below=V),
-    scalar("lr"),
-    scalar("beta1"),
-    scalar("beta2"),
-    scalar("eps"),
-    scalar("weight_decay"),
-    scalar("step", integer=True),
-    label="Encoder Backward + AdamW",
-    flops=21 * B * T * C,
-    nbytes=4 * (11 * B * T * C + B * T),
-    reference=reference,
-    source="embedding_backward, sumsq and adamw",
-    fuses=(embedding_backward, sumsq, adamw),
-)
+    return optimizer.fuse(
+        "embedding_update",
+        [
+            *optimizer.places("wte", V, C, reduces=B * T),
+            acc("dwpe", maxT, C, reduces=B, optional=True),
+            out("sumsq", 1, reduces=B * T + C),
+            inp("held", B, T, C),
+            inp("dout", B, T, C),
+            index("tokens", B, T, below=V),
+            *optimizer.scalars(),
+            *optimizer.counts,
+        ],
+        reference,
+        label="Encoder Backward",
+        flops=(5 + optimizer.each) * B * T * C,
+        nbytes=4 * ((7 + 2 * len(optimizer.states)) * B * T * C + B * T),
+        source=f"embedding_backward, sumsq and {optimizer.name}",
+        fuses=(embedding_backward, sumsq),
+    )

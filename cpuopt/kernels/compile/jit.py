@@ -51,6 +51,17 @@ def signature(op: Op, scratch: Sequence[Scratch] = ()) -> tuple[types.Type, ...]
     return (*sig, *(types.Array(types.float32, 1, "C") for _ in scratch))
 
 
+def takes_all(function: Callable[..., None]) -> bool:
+    """Return whether a function has the one parameter ``*args``, which numba compiles for one tuple."""
+    return bool(function.__code__.co_flags & inspect.CO_VARARGS)
+
+
+def signature_of(kernel: Kernel) -> tuple[types.Type, ...]:
+    """Derive the types that a compiled kernel is compiled for."""
+    sig = signature(kernel.op, kernel.scratch)
+    return (types.Tuple(sig),) if takes_all(kernel.function.py_func) else sig  # type: ignore[attr-defined]
+
+
 def kernel(
     op: Op,
     variant: str,
@@ -58,18 +69,21 @@ def kernel(
     scratch: Sequence[tuple[str, Any]] = (),
     jit: bool = True,
     same_bits: bool = True,
+    shown: Callable[..., None] | None = None,
     **options: Any,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Register a function as a way to compute an op.
 
     Parameters
     ----------
-    op : the declaration. The function's parameters must be exactly ``op.params``, then the names in `scratch`.
+    op : the declaration. The function's parameters must be exactly ``op.params``, then the names in `scratch`; or it
+        takes all of them as ``*args``.
     variant : the name that ``--variant`` and ``--swap`` use.
     scratch : ``(name, size)`` pairs of float32 working memory; a size is a number, an expression such as
         ``BT*C``, or a function of the sizes.
     jit : False for a plain Python function.
     same_bits : whether it promises the same bits for any number of threads.
+    shown : the function whose file and line stand for the kernel; by default the decorated one.
     options : for ``numba.njit``, over the options that all kernels share.
 
     Raises
@@ -83,11 +97,14 @@ def kernel(
         )
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
-        name = choices.variant_in(function.__module__, variant)
+        here = shown or function
+        name = choices.variant_in(here.__module__, variant)
         parts = tuple(Scratch(name, size) for name, size in scratch)
         sig = signature(op, parts)
-        where = f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}"
+        where = f"{here.__code__.co_filename}:{here.__code__.co_firstlineno}"
         params = list(inspect.signature(function).parameters)
+        if takes_all(function):
+            params, sig = [*op.params, *(s.name for s in parts)], (types.Tuple(sig),)
         if not jit:
             registry.register(Kernel(op, name, function, parts, where=where, same_bits=same_bits), params)
             return function
@@ -128,7 +145,7 @@ def afresh(kernel: Kernel) -> tuple[Any, tuple[types.Type, ...]]:
     UserError
         Where it does not compile.
     """
-    known, sig = kernel.function, signature(kernel.op, kernel.scratch)
+    known, sig = kernel.function, signature_of(kernel)
     options = {k: v for k, v in known.targetoptions.items() if k not in ("nopython", "nogil")}  # type: ignore[attr-defined]
     dispatcher = numba.njit(**{**options, "debug": True})(known.py_func)  # type: ignore[attr-defined]
     _compile(dispatcher, sig, f"{kernel.name} at {kernel.where}")
@@ -149,7 +166,7 @@ def helper(**options: Any) -> Callable[[Callable[..., Any]], Any]:
 def code_digest(kernel: Kernel) -> str:
     """Name the machine code that a kernel runs; empty for a plain Python function, and before it is compiled."""
     compiled = hasattr(kernel.function, "py_func")
-    return cache.code_digest(kernel.function, signature(kernel.op, kernel.scratch)) if compiled else ""
+    return cache.code_digest(kernel.function, signature_of(kernel)) if compiled else ""
 
 
 def compile_kernels(
