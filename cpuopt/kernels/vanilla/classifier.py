@@ -122,7 +122,7 @@ def classifier_update(rule):
     Parallel: the tokens, then the rows of `weight`.
     Bound: the memory that `weight` streams through, twice for each token.
     """
-    rows, step = rule.rows, rule.step
+    rows, update = rule.rows, rule.update
 
     @helper(parallel=True)
     def classifier_update(
@@ -155,9 +155,8 @@ def classifier_update(rule):
                 for i in range(C):
                     held[int(slot[v]), i] = g[i]
             else:
-                arrays = rows(weight, v)
+                update(rows(weight, v), g, np.float32(1), weight_numbers)
                 for i in range(C):
-                    step(arrays, i, g[i], weight_numbers)
                     total += g[i] * g[i]
             partial[v] = total
         loss[0] = mean_loss(losses, targets, ignore_index)

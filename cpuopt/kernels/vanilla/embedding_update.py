@@ -25,7 +25,7 @@ def embedding_update(rule):
     Parallel: the tokens; then the positions. The squares are summed in the order of the tokens.
     Bound: memory.
     """
-    rows, step = rule.rows, rule.step
+    rows, update = rule.rows, rule.update
 
     @helper(parallel=True)
     def embedding_update(wte, wte_numbers, dwpe, dwpe_add, sumsq, held, dout, tokens, row, partial):
@@ -42,9 +42,8 @@ def embedding_update(rule):
                     if tokens[b, t] == v:
                         for i in range(C):
                             g[i] += held[b, t, i] + dout[b, t, i]
-                arrays = rows(wte, v)
+                update(rows(wte, v), g, np.float32(1), wte_numbers)
                 for i in range(C):
-                    step(arrays, i, g[i], wte_numbers)
                     total += g[i] * g[i]
             partial[bt] = total
         for t in prange(dwpe.shape[0]):

@@ -16,7 +16,7 @@ def matmul_update(rule):
     Memory: the gradient, a row at a time.
     Bound: compute.
     """
-    rows, step = rule.rows, rule.step
+    rows, update, step = rule.rows, rule.update, rule.step
 
     @helper(parallel=True)
     def matmul_update(weight, bias, weight_numbers, bias_numbers, sumsq, dout, inp, row, partial):
@@ -34,10 +34,9 @@ def matmul_update(rule):
                 for i in range(C):
                     g[i] += inp[bt, i] * d
             # pass 2: the optimizer
-            arrays = rows(weight, o)
+            update(rows(weight, o), g, np.float32(1), weight_numbers)
             total = np.float32(0)
             for i in range(C):
-                step(arrays, i, g[i], weight_numbers)
                 total += g[i] * g[i]
             if bias[0].shape[0] > 0:
                 step(bias, o, db, bias_numbers)
