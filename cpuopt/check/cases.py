@@ -92,8 +92,6 @@ SCALARS = {
     "ignore_index": -100,
     "position": 3,
 }
-MAKERS = dict.fromkeys(("v", "weight_v", "bias_v", "wte_v"), np.square)
-"""By argument: what makes normal numbers lie in its domain. A second moment is not negative."""
 
 
 def symbols(op: Op) -> list[str]:
@@ -192,7 +190,7 @@ def _draw(op: Op, arg: Arg, case: Case, rng: np.random.Generator) -> Any:
     x = _normal(shape, rng)
     if not op.inverts:
         x = KINDS.get(case.kind, np.asarray)(x) * (arg.role != "state" or case.kind != "constant")
-    x = MAKERS.get(arg.name, np.asarray)(x)
+    x = x if arg.negative else np.square(x)
     return x.astype(np.float32, copy=False)
 
 

@@ -33,6 +33,7 @@ def job_flags(p: argparse.ArgumentParser, steps: int) -> None:
     p.add_argument("-B", type=int, default=4, help="rows of a batch (%(default)s)")
     p.add_argument("-T", type=int, default=64, help="tokens of a row (%(default)s)")
     p.add_argument("--steps", type=int, default=steps, help="training steps (%(default)s)")
+    p.add_argument("--optimizer", default="adamw", help="adamw, sgd (with momentum) or lion (%(default)s)")
     p.add_argument("--seed", type=int, default=0, help="of initial weights and order of data (%(default)s)")
     kernel_flags(p)
 

@@ -24,10 +24,13 @@ def flags(p: argparse.ArgumentParser) -> None:
         "--warmup-steps", type=int, default=0, metavar="N", help="that the learning rate rises (%(default)s)"
     )
     p.add_argument("--lr-end", type=float, default=0.0, metavar="SHARE", help="of --lr, to end with (%(default)s)")
-    p.add_argument("--beta1", type=float, default=0.9, help="(%(default)s)")
-    p.add_argument("--beta2", type=float, default=0.999, help="(%(default)s)")
-    p.add_argument("--eps", type=float, default=1e-8, help="of AdamW (%(default)s)")
-    p.add_argument("--weight-decay", type=float, default=0.0, help="(%(default)s)")
+    p.add_argument("--beta1", type=float, help="decay of the first moment, AdamW and Lion (0.9)")
+    p.add_argument(
+        "--beta2", type=float, help="decay of the second moment, AdamW (0.999); of the momentum, Lion (0.99)"
+    )
+    p.add_argument("--eps", type=float, help="term in the denominator, AdamW (1e-08)")
+    p.add_argument("--momentum", type=float, help="share of the velocity that stays, SGD (0.9)")
+    p.add_argument("--weight-decay", type=float, help="weight decay (0.0)")
     p.add_argument("--decay", default="all", help="which parameters decay: all or matrices (%(default)s)")
     p.add_argument("--clip", type=float, help="scale the gradient down to this global norm (off)")
     p.add_argument("--total-batch", type=int, metavar="TOKENS", help="of a step, gathered over micro-batches (B * T)")

@@ -1,4 +1,4 @@
-"""The embedding's gradient and its optimizer's step for the rows that tokens name; ``classifier_update`` did the others.
+"""The embedding's gradient and its update for the rows that tokens name, where ``classifier_update`` did the others.
 
 The gradient of row v, for each v among `tokens`, is that which the head has put aside, and the embedding's own; with
 AdamW as the optimizer::

@@ -12,7 +12,7 @@ from inspect import Parameter, Signature, signature
 from math import inf
 from typing import Any
 
-from .declaration import ONE, Arg, Dim, N, Op, inp, scalar, state
+from .declaration import ONE, Arg, Dim, N, Op, inp, scalar
 
 USUAL = "adamw"
 """The optimizer that is taken where none is asked for; ops that fuse it go without its name in theirs."""

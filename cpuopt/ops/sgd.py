@@ -5,8 +5,8 @@ With g = grad * grad_scale + weight_decay * param::
     velocity = momentum * velocity + g
     param   -= lr * velocity
 
-Source: Sutskever et al. 2013 (On the importance of initialization and momentum in deep learning), section 2, in the form
-of ``torch.optim.SGD``, where the learning rate is no part of the velocity.
+Source: Sutskever et al. 2013 (On the importance of initialization and momentum in deep learning), section 2, in the
+form of ``torch.optim.SGD``, where the learning rate is no part of the velocity.
 """
 
 from .optimizer import Number, Optimizer, State

@@ -36,8 +36,8 @@ def add_update(program: Program, choice: Choice = ops.USUAL) -> None:
             s.name: program.value(f"{parameter}.{s.name}", parameter.shape, "moment", dtype=s.dtype)
             for s in optimizer.states
         }
-        args = {"param": parameter, "grad": gradient, **program.states[parameter]}
-        args |= {a.name: Scalar(a.name, optimizer.name) for a in optimizer.args if a.role == "scalar"}
+        args: dict[str, object] = {"param": parameter, "grad": gradient, **program.states[parameter]}
+        args.update({a.name: Scalar(a.name, optimizer.name) for a in optimizer.args if a.role == "scalar"})
         if len(parameter.shape) == 1 and "weight_decay" in args:
             args["weight_decay"] = Scalar("vector_decay", optimizer.name)
         program.calls.append(Call(optimizer, _layer(parameter), args, "update"))
@@ -53,7 +53,9 @@ def chosen(parameters: list[Value], choice: Choice) -> dict[Value, ops.Optimizer
             raise UserError(f"optimizer {name!r}: there is no such; {nearest(name, ops.OPTIMIZERS)}")
         matched = [p for p in parameters if fnmatchcase(p.name, pattern)]
         if not matched and parameters:
-            raise UserError(f"optimizer: no parameter matches {pattern!r}; {nearest(pattern, [p.name for p in parameters])}")
+            raise UserError(
+                f"optimizer: no parameter matches {pattern!r}; {nearest(pattern, [p.name for p in parameters])}"
+            )
         found |= dict.fromkeys(matched, ops.OPTIMIZERS[name])
     if left := [p.name for p in parameters if p not in found]:
         raise UserError(f"optimizer: no pattern matches {left[0]!r}; add '*' before the others")

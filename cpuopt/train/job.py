@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from .. import ops
 from ..check.judged import Judged, require_loadable, require_right, sized_of
 from ..data.batches import SORTED
 from ..data.corpus import Corpus, load_corpus
@@ -57,10 +58,13 @@ class Settings:
     warmup_steps: int = 0
     lr_end: float = 0.0
     """What the schedule falls to, as a share of `lr`."""
-    beta1: float = 0.9
-    beta2: float = 0.999
-    eps: float = 1e-8
-    weight_decay: float = 0.0
+    optimizer: str = ops.USUAL
+    beta1: float | None = None
+    """This and the next four: by default as the optimizer declares; None where it has no such number."""
+    beta2: float | None = None
+    eps: float | None = None
+    momentum: float | None = None
+    weight_decay: float | None = None
     decay: str = "all"
     """Which parameters decay: ``all``, or ``matrices``, those of two axes."""
     clip: float | None = None
@@ -86,6 +90,42 @@ class Settings:
     """Whether to write events for TensorBoard besides the run's own files."""
     processes: int = 1
 
+    def __post_init__(self) -> None:
+        for name, default in self._numbers.items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, default)
+
+    @property
+    def _numbers(self) -> dict[str, float]:
+        return ops.OPTIMIZERS[self.optimizer].defaults if self.optimizer in ops.OPTIMIZERS else {}
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """The optimizer's numbers for `Engine.step`, without the learning rate."""
+        return {name: getattr(self, name) for name in self._numbers}
+
+    def check_optimizer(self) -> None:
+        """Refuse an optimizer that does not exist, and numbers that it does not have or cannot use.
+
+        Raises
+        ------
+        UserError
+            Naming the flag.
+        """
+        if self.optimizer not in ops.OPTIMIZERS:
+            raise UserError(
+                f"--optimizer {self.optimizer!r}: there is no such; {registry.nearest(self.optimizer, ops.OPTIMIZERS)}"
+            )
+        for name in dict.fromkeys(name for o in ops.OPTIMIZERS.values() for name in o.defaults):
+            x, flag = getattr(self, name), f"--{name.replace('_', '-')}"
+            if x is not None and name not in self._numbers:
+                has = ", ".join(f"--{n.replace('_', '-')}" for n in self._numbers)
+                raise UserError(f"{flag} {x}: {self.optimizer} has no {name.replace('_', ' ')}; it has --lr, {has}")
+        for number in ops.OPTIMIZERS[self.optimizer].numbers:
+            x = getattr(self, number.name)
+            if wrong := number.wrong(x):
+                raise UserError(f"--{number.name.replace('_', '-')} {x}: expected {wrong}")
+
     def check(self) -> None:
         """Refuse numbers that no run can use.
 
@@ -110,15 +150,12 @@ class Settings:
         ):
             if n < least:
                 raise UserError(f"{flag} {n}: expected {least} or more")
-        for flag, x in (("--lr", self.lr), ("--clip", 1.0 if self.clip is None else self.clip), ("--eps", self.eps)):
+        self.check_optimizer()
+        for flag, x in (("--lr", self.lr), ("--clip", 1.0 if self.clip is None else self.clip)):
             if not 0 < x < float("inf"):
                 raise UserError(f"{flag} {x}: expected a positive number")
-        for flag, x in (("--beta1", self.beta1), ("--beta2", self.beta2)):
-            if not 0 <= x < 1:
-                raise UserError(f"{flag} {x}: expected 0 or more, and less than 1")
-        for flag, x in (("--weight-decay", self.weight_decay), ("--guard-z", self.guard_z)):
-            if not 0 <= x < float("inf"):
-                raise UserError(f"{flag} {x}: expected 0 or more")
+        if not 0 <= self.guard_z < float("inf"):
+            raise UserError(f"--guard-z {self.guard_z}: expected 0 or more")
         if not 0 <= self.lr_end <= 1:
             raise UserError(f"--lr-end {self.lr_end}: expected a share of --lr, from 0 to 1")
         if self.warmup_steps and self.warmup_steps >= self.steps:
@@ -200,7 +237,8 @@ def resumed(checkpoint: Checkpoint, given: Mapping[str, Any]) -> Settings:
     if wrong := misfit(checkpoint.state["settings"], Settings, "settings"):
         raise UserError(f"--resume {str(checkpoint.run)!r}: {wrong}, in its state.json; take another run")
     known = {f.name for f in fields(Settings)}
-    there = {n: tuple(x) if isinstance(x, list) else x for n, x in checkpoint.state["settings"].items() if n in known}
+    there = {"optimizer": ops.USUAL}  # where an earlier version does not say
+    there |= {n: tuple(x) if isinstance(x, list) else x for n, x in checkpoint.state["settings"].items() if n in known}
     other = {n: x for n, x in given.items() if n not in FREE and x != there.get(n, x)}
     if other:
         flags = ", ".join(f"{n} {there[n]!r}, not {x!r}" for n, x in other.items())
@@ -280,6 +318,7 @@ def prepare(
             seed=settings.seed if weights is None and resume is None else None,
             fuse=rewrites,
             accumulate=settings.micro_batches > 1,
+            optimizer=settings.optimizer,
             processes=settings.processes,
             kernel_files=settings.kernels,
             progress=progress,
@@ -373,9 +412,8 @@ def smaller(settings: Settings, config: Config, choice: registry.Choice, there: 
     B, T = settings.B, settings.T
     while B > 1 or T > 1:
         B, T = (B // 2, T) if B > 1 else (B, T // 2)
-        built = build(
-            GPT2(config), specs(B, T), choice=choice, fuse=fusions(settings), accumulate=settings.micro_batches > 1
-        )
+        asked = {"fuse": fusions(settings), "accumulate": settings.micro_batches > 1, "optimizer": settings.optimizer}
+        built = build(GPT2(config), specs(B, T), choice=choice, **asked)  # type: ignore[arg-type]
         if built.plan().total_bytes <= there:
             return f"try -B {B} -T {T}"
     return "no B and T fit: try a smaller --model"
@@ -386,6 +424,12 @@ def build_only(settings: Settings) -> Built:
     _, config, _ = model_of(settings)
     load_kernels(settings.kernels, settings.variants)
     settings, notes = planned(settings, config)
-    more, inputs = settings.micro_batches > 1, specs(settings.B, settings.T)
-    built = build(GPT2(config), inputs, choice=choice_of(settings), fuse=fusions(settings), accumulate=more)
+    built = build(
+        GPT2(config),
+        specs(settings.B, settings.T),
+        choice=choice_of(settings),
+        fuse=fusions(settings),
+        accumulate=settings.micro_batches > 1,
+        optimizer=settings.optimizer,
+    )
     return replace(built, notes=[*notes, *built.notes])

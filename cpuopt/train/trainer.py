@@ -260,10 +260,7 @@ class Trainer:
         with profiler.step():
             done = engine.step(
                 lr=lr,
-                beta1=s.beta1,
-                beta2=s.beta2,
-                eps=s.eps,
-                weight_decay=s.weight_decay,
+                **s.numbers,
                 vector_decay=0.0 if s.decay == "matrices" else None,
                 clip=s.clip,
                 more=more,

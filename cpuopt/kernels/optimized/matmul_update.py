@@ -1,4 +1,4 @@
-"""Weight gradient and its optimizer's step in one: a strip of the gradient stays in the cache until its weights are updated."""
+"""Weight gradient and update in one: a strip of the gradient stays in the cache until its weights are updated."""
 
 from functools import cache
 

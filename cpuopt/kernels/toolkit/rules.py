@@ -53,7 +53,7 @@ def _rule(optimizer: Optimizer, file: ModuleType) -> Rule:
 
     @helper(inline="always")
     def step(arrays, i, g, numbers):
-        put(arrays, i, rule(*(get(arrays, i) + (g,) + numbers)))
+        put(arrays, i, rule(*(get(arrays, i) + (g,) + numbers)))  # noqa: RUF005
 
     @helper()
     def update(arrays, grad, scale, numbers):
@@ -82,7 +82,7 @@ def accessors(n: int) -> tuple[Any, Any]:
 
         @helper(inline="always")
         def get(arrays, i):
-            return get_others(arrays, i) + (arrays[last][i],)
+            return get_others(arrays, i) + (arrays[last][i],)  # noqa: RUF005
 
         @helper(inline="always")
         def put(arrays, i, new):
@@ -97,8 +97,8 @@ def by_rule(
 ) -> Callable[[Callable[[Rule], Any]], None]:
     """Register a kernel for each optimizer: the decorated function makes it from a rule.
 
-    The kernel takes the arrays of each parameter as a tuple, the numbers of each, and then all other arguments, flags and
-    scratch in their order, without the optimizer's scalars.
+    The kernel takes the arrays of each parameter as a tuple, the numbers of each, and then all other arguments, flags
+    and scratch in their order, without the optimizer's scalars.
 
     Parameters
     ----------
@@ -144,10 +144,10 @@ def flattened(
             inner(args[p], numbers(*(args[i] + args[j])), *(args[x] + args[y] + args[z]))
 
         return flat
-    (q,), (k, l) = spans(args, arrays[1], 1), spans(args, scalars[1], 2)
+    (q,), (k, m) = spans(args, arrays[1], 1), spans(args, scalars[1], 2)
 
     def flat_of_two(*args):
-        p_numbers, q_numbers = numbers(*(args[i] + args[j])), numbers(*(args[k] + args[l]))
+        p_numbers, q_numbers = numbers(*(args[i] + args[j])), numbers(*(args[k] + args[m]))
         inner(args[p], args[q], p_numbers, q_numbers, *(args[x] + args[y] + args[z]))
 
     return flat_of_two

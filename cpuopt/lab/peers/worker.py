@@ -58,15 +58,7 @@ class Session:
             tokens, targets = self.batches[self.done % len(self.batches)]
             self._ns = dict.fromkeys(phases_ms, 0)
             start = time.perf_counter_ns()
-            step = self.engine.step(
-                lr=s.lr,
-                beta1=s.beta1,
-                beta2=s.beta2,
-                eps=s.eps,
-                weight_decay=s.weight_decay,
-                tokens=tokens,
-                targets=targets,
-            )
+            step = self.engine.step(lr=s.lr, **s.numbers, tokens=tokens, targets=targets)  # type: ignore[arg-type]
             step_ms.append((time.perf_counter_ns() - start) / 1e6)
             losses.append(step.loss)
             for column, ns in self._ns.items():

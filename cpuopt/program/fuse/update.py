@@ -85,7 +85,7 @@ def _updates(program: Program, call: Call, grads: list[Value], but: Sequence[Cal
     """Find the updates from gradients that a call makes; None where another call needs a gradient, or its parameter."""
     users = [c for c in program.calls if c is not call and c not in but and any(g in c.args.values() for g in grads)]
     steps = {c.args["grad"]: c for c in users if isinstance(c.op, ops.Optimizer)}
-    optimizers = {c.op for c in steps.values()}
+    optimizers = {c.op for c in steps.values() if isinstance(c.op, ops.Optimizer)}
     weights = [steps[g].args["param"] for g in grads if g in steps]
     after = program.calls[program.calls.index(call) + 1 :]
     if (
