@@ -53,6 +53,7 @@ def test_five_steps_follow_the_formula(name, clip):
     """Weights in float64 of their own: the gradients of each step are those at the engine's."""
     one, ghost = engine(name), engine(ops.USUAL)
     want = {n: (p.astype(float), None) for n, p in one.parameters().items()}
+    sure = {n: np.ones(p.shape, bool) for n, p in one.parameters().items()}
     for step in range(5):
         for n, p in ghost.parameters().items():
             p[...] = one.parameters()[n]
@@ -63,14 +64,15 @@ def test_five_steps_follow_the_formula(name, clip):
         scale = min(1.0, clip / norm) if clip else 1.0
         for n, (p, state) in want.items():
             decay = 0.0 if p.ndim == 1 else DECAY
+            if name == "lion":  # rounding decides the sign where two terms cancel
+                direction = 0.8 * (0.0 if state is None else state) + 0.2 * scale * gradients[n]
+                sure[n] &= (direction == 0) | (abs(direction) > 1e-5 * abs(direction).max())
             want[n] = FORMULA[name](p, state, gradients[n] * scale, decay, **HYPER[name])
         one.step(**batch(step), **HYPER[name], weight_decay=DECAY, vector_decay=0.0, clip=clip)
         ((_, states),) = one.states().items()
         for n, p in one.parameters().items():
-            far = abs(p - want[n][0])
-            close = far <= 1e-5 * abs(want[n][0]).max() + 1e-7
-            # a sign may turn where the two terms cancel to rounding, or a gradient is zero but for it
-            assert close.all() if name == "sgd" else close.mean() > 0.99 or far.max() <= 2.1 * (step + 1) * 1e-3, n
+            assert abs(p - want[n][0])[sure[n]].max() <= 1e-5 * abs(want[n][0]).max() + 1e-7, n
+            assert sure[n].mean() > 0.6, n
             assert abs(states[n] - want[n][1]).max() <= 1e-5 * abs(want[n][1]).max() + 1e-7, n
 
 
@@ -100,7 +102,7 @@ def test_a_wrong_momentum_is_seen():
     made = engine("sgd")
     other = [made.step(**batch(i), lr=0.1, momentum=0.7, weight_decay=DECAY).loss for i in range(4)]
     assert found[:2] == other[:2]
-    assert abs(found[3] - other[3]) > 1e-3
+    assert abs(found[3] - other[3]) > 5 * 2e-5 * found[3]
 
 
 # Patterns
@@ -140,16 +142,32 @@ def test_a_number_that_the_optimizer_does_not_have_is_refused():
 # The command line
 
 
-SMALL = ["--model", '{"n_layer": 1, "n_head": 2, "n_embd": 16, "vocab_size": 256, "block_size": 16}', "-B", "2", "-T", "8"]
+SMALL = [
+    "--model",
+    '{"n_layer": 1, "n_head": 2, "n_embd": 16, "vocab_size": 256, "block_size": 16}',
+    "-B",
+    "2",
+    "-T",
+    "8",
+]
 TRAIN = ["train", *SMALL, "--variant", "vanilla", "--lr", "0.01", "--val-every", "0"]
 
 
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--momentum", "0.5"], "--momentum 0.5: adamw has no momentum; it has --lr, --beta1, --beta2, --eps, --weight-d"),
-        (["--optimizer", "sgd", "--beta1", "0.5"], "--beta1 0.5: sgd has no beta1; it has --lr, --momentum, --weight-de"),
-        (["--optimizer", "lion", "--eps", "1"], "--eps 1.0: lion has no eps; it has --lr, --beta1, --beta2, --weight-d"),
+        (
+            ["--momentum", "0.5"],
+            "--momentum 0.5: adamw has no momentum; it has --lr, --beta1, --beta2, --eps, --weight-d",
+        ),
+        (
+            ["--optimizer", "sgd", "--beta1", "0.5"],
+            "--beta1 0.5: sgd has no beta1; it has --lr, --momentum, --weight-de",
+        ),
+        (
+            ["--optimizer", "lion", "--eps", "1"],
+            "--eps 1.0: lion has no eps; it has --lr, --beta1, --beta2, --weight-d",
+        ),
         (["--optimizer", "sgd", "--momentum", "1"], "--momentum 1.0: expected 0 or more, and less than 1"),
         (["--optimizer", "lyon"], "--optimizer 'lyon': there is no such; did you mean 'lion'?"),
     ],

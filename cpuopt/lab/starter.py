@@ -6,10 +6,11 @@ import ast
 import inspect
 import sys
 from pathlib import Path
-from textwrap import fill
+from textwrap import fill, wrap
 from types import ModuleType
 from typing import Any
 
+from ..kernels.compile.jit import takes_all
 from ..kernels.registry import BASE, KERNELS
 from ..ops.declaration import Arg, Op
 
@@ -53,6 +54,8 @@ def starter(op: Op, variant: str) -> str:
         "# Next:  cpuopt lab THIS_FILE      checks, times and inspects it on every save",
         f"#        cpuopt train --kernels THIS_FILE --swap {op.name}={variant}",
     ]
+    if takes_all(function):
+        return f'"""{op.name}, {variant}: the naive kernel, to be made fast."""\n\n' + call(op, variant, lines)
     return f'"""{op.name}, {variant}: a copy of the naive kernel, to be made fast."""\n\n' + body(
         module, op, variant, lines
     )
@@ -63,6 +66,30 @@ def describe(a: Arg) -> str:
     shape = f" ({', '.join(map(str, a.shape))})" if a.shape else ""
     optional = "; may be absent, and is then of length zero" if a.optional else ""
     return f"{a.name}{shape}: {ROLES[a.role].format(name=a.name)}{optional}"
+
+
+def call(op: Op, variant: str, comments: list[str]) -> str:
+    """Write a kernel that calls the naive one, which is made from a rule of an optimizer and has no text of its own."""
+    naive = KERNELS[op.name, BASE]
+    params = ", ".join([*op.params, *(s.name for s in naive.scratch)])
+    return "\n".join(
+        [
+            "from cpuopt import kernel, ops",
+            "from cpuopt.kernels.registry import KERNELS",
+            "",
+            f'NAIVE = KERNELS["{op.name}", "{BASE}"]',
+            "naive = NAIVE.function",
+            "",
+            *comments,
+            "",
+            "",
+            f'@kernel(ops.{op.name}, "{variant}", scratch=[(s.name, s.size) for s in NAIVE.scratch], parallel=False)',
+            *wrap(f"def {op.name}({params}):", 118, subsequent_indent="    " * 2),
+            f'    """The loops are in cpuopt/kernels/{BASE}/{Path(naive.where.rpartition(":")[0]).name}."""',
+            *wrap(f"    naive({params})", 118, subsequent_indent="    " * 2),
+            "",
+        ]
+    )
 
 
 def body(module: ModuleType, op: Op, variant: str, comments: list[str]) -> str:
