@@ -107,7 +107,9 @@ def body(module: ModuleType, op: Op, variant: str, comments: list[str]) -> str:
             imports.append(source)
         elif isinstance(node, ast.FunctionDef) and node.name == op.name:
             target = source.replace(f'"{BASE}"', f'"{variant}"', 1)
-        elif isinstance(node, ast.FunctionDef) and any("kernel(" in ast.unparse(d) for d in node.decorator_list):
+        elif isinstance(node, ast.FunctionDef) and any(
+            word in ast.unparse(d) for d in node.decorator_list for word in ("kernel(", "by_rule(")
+        ):
             continue
         elif not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)):
             rest.append(source)
