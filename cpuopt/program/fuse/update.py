@@ -22,7 +22,7 @@ def update_in_backward(program: Program, allowed: Allowed) -> None:
         op = found.optimizer.fused["matmul_update"]
         if not allowed(op, [call, *found.calls]):
             continue
-        args = {**dict.fromkeys(a.name for a in op.args), **call.args, **found.scalars, "sumsq": found.sums[0]}
+        args = {**dict.fromkeys(a.name for a in op.arrays), **call.args, **found.scalars, "sumsq": found.sums[0]}
         for name, grad in grads.items():
             args |= found.arrays(name, grad)
             args[f"{name}_decay"] = found.steps[grad].args.get("weight_decay")
