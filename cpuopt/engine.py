@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from . import kernels, nn
+from . import kernels, nn, ops
 from .errors import UserError, blamed
 from .kernels import registry
 from .kernels.compile import jit
@@ -20,6 +20,7 @@ from .kernels.toolkit import threads
 from .ops.declaration import Spec
 from .program import arena
 from .program.fuse import fuse as apply_fusions
+from .program.optimizer import Choice as OptimizerChoice
 from .program.optimizer import add_update
 from .program.program import PHASES, Call, Phase, Program, Scalar, Value
 from .program.reverse import reverse
@@ -78,6 +79,7 @@ def build(
     fuse: Sequence[str] = (),
     train: bool = True,
     accumulate: bool = False,
+    optimizer: OptimizerChoice = ops.USUAL,
 ) -> Built:
     """Trace a model, generate its backward and its update, rewrite, and choose a kernel for each call.
 
@@ -91,7 +93,7 @@ def build(
     before = list(program.calls)
     if train:
         reverse(program)
-        add_update(program)
+        add_update(program, optimizer)
         before = list(program.calls)
         notes = apply_fusions(program, fuse, choice)
     choice.check_used((c.op.name, c.layer) for c in dict.fromkeys([*before, *program.calls]))
@@ -123,6 +125,8 @@ class Engine:
     fuse : rewrites to apply, out of ``cpuopt.program.fuse.FUSIONS``.
     train : whether to generate backward and update.
     accumulate : whether `step` is given more than one micro-batch; gradients then keep their place in memory.
+    optimizer : the name of one in ``cpuopt.ops.OPTIMIZERS``; or names by patterns of parameters, of which the last that
+        matches wins, as in ``{"*": "adamw", "*.bias": "sgd"}``.
     processes : how many processes compile what the cache lacks; one a core by default.
     progress : called with (compiled, to compile, kernel); by default a line on stderr tells.
     hint : asked for advice when the memory does not suffice.
@@ -145,13 +149,15 @@ class Engine:
         fuse: Sequence[str] = (),
         train: bool = True,
         accumulate: bool = False,
+        optimizer: OptimizerChoice = ops.USUAL,
         processes: int | None = None,
         kernel_files: Sequence[str] = (),
         progress: Callable[[int, int, str], None] | None = None,
         hint: Callable[[int], str] = lambda needed: "try a smaller batch",
         ready: Callable[[Built, int], None] = lambda built, threads: None,
     ) -> None:
-        built = build(model, inputs, choice=choice, fuse=fuse, train=train, accumulate=accumulate)
+        asked = {"choice": choice, "fuse": fuse, "train": train, "accumulate": accumulate, "optimizer": optimizer}
+        built = build(model, inputs, **asked)  # type: ignore[arg-type]
         self.program, self.kernels, self.notes = built.program, built.kernels, built.notes
         self.threads = set_threads(threads, self.kernels)
         self.plan = built.plan()
@@ -164,7 +170,7 @@ class Engine:
         self.step_number = 0
         self.runner: Callable[[Iterable[Bound]], None] = run_calls
         self._arena = arena.Arena(self.plan.total_bytes)
-        self._scalars: dict[str, list[tuple[list[Any], int]]] = {}
+        self._scalars: dict[Scalar, list[tuple[list[Any], int]]] = {}
         self.calls = [self._bind(c, k) for c, k in zip(self.program.calls, self.kernels, strict=True)]
         self.phases = {p: [b for b in self.calls if b.call.phase == p] for p in PHASES}
         self._adding = [self._bind(b.call, b.kernel, add=True) for b in self.phases["backward"]] if accumulate else []
@@ -173,6 +179,10 @@ class Engine:
             initialize(model, self.parameters(), seed, self.threads)
         if self.program.adjoint:
             self.array(self.program.adjoint[self.program.outputs[0]]).fill(1)
+        for parameter, states in self.program.states.items():
+            for state in self.program.optimizers[parameter].states:
+                if state.start:  # memory is zero, and takes no room before it is written
+                    self.array(states[state.name]).fill(state.start)
 
     @property
     def predicted_peak_bytes(self) -> int:
@@ -193,10 +203,14 @@ class Engine:
         """Return every parameter by name: views, so writing to them changes the model."""
         return {p.name: self.array(p) for p in self.program.parameters}
 
-    def moments(self) -> dict[str, tuple[Array, Array]]:
-        """Return AdamW's m and v of every trained parameter, by the parameter's name: views."""
-        pairs = zip(self.program.moments[::2], self.program.moments[1::2], strict=True)
-        return {m.name.removesuffix(".m"): (self.array(m), self.array(v)) for m, v in pairs}
+    def states(self) -> dict[str, dict[str, Array]]:
+        """Return what optimizers keep, as in ``lion_m``, for each parameter by its name: views."""
+        found: dict[str, dict[str, Array]] = {}
+        for parameter, states in self.program.states.items():
+            for name, value in states.items():
+                file = f"{self.program.optimizers[parameter].files}_{name}"
+                found.setdefault(file, {})[parameter.name] = self.array(value)
+        return found
 
     def gradients(self) -> dict[str, Array]:
         """Return the gradient of every parameter that has one, by the parameter's name; valid after ``backward``."""
@@ -249,17 +263,13 @@ class Engine:
         self,
         *,
         lr: float = 1e-4,
-        beta1: float = 0.9,
-        beta2: float = 0.999,
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
         vector_decay: float | None = None,
         clip: float | None = None,
         more: Sequence[Mapping[str, Array]] = (),
         accept: Callable[[Step], bool] | None = None,
-        **batch: Array,
+        **given: Any,
     ) -> Step:
-        """Train on one batch: forward, backward, AdamW.
+        """Train on one batch: forward, backward, update.
 
         Parameters
         ----------
@@ -267,7 +277,13 @@ class Engine:
         clip : the global norm that gradients are scaled down to; None leaves them.
         more : further micro-batches; the step is that of the mean over all of them.
         accept : asked before the update; where it says no, nothing changes and `step_number` stays.
-        batch : the model's inputs, by name.
+        given : the model's inputs, by name; numbers of the optimizer, such as ``beta1``, in place of their defaults.
+            Where there are several optimizers, ``sgd={"lr": 0.1}`` is for one of them.
+
+        Raises
+        ------
+        UserError
+            For what none of the optimizers has, an input that does not suit, or an engine that cannot do what is asked.
         """
         if not self.program.adjoint:
             raise UserError(
@@ -280,8 +296,7 @@ class Engine:
             )
         if more and not self._adding:
             raise UserError("more: this engine was built for one micro-batch a step; build it with accumulate=True")
-        self._set(lr=lr, beta1=beta1, beta2=beta2, eps=eps, weight_decay=weight_decay, step=self.step_number + 1)
-        self._set(vector_decay=weight_decay if vector_decay is None else vector_decay)
+        batch = self._set_numbers(given, lr, vector_decay)
         self.array(self.program.adjoint[self.program.outputs[0]]).fill(1 / (1 + len(more)))
         losses: list[float] = []
         for micro in (batch, *more):
@@ -296,7 +311,8 @@ class Engine:
         if accept and not accept(done):
             return done
         self.step_number += 1
-        self._set(grad_scale=min(1.0, clip / (norm + 1e-6)) if clip else 1.0)
+        for optimizer in self.optimizers:
+            self._set(optimizer, grad_scale=min(1.0, clip / (norm + 1e-6)) if clip else 1.0)
         self.run("update")
         return done
 
@@ -321,9 +337,26 @@ class Engine:
             found.append(Bound(bound.call, kernel, args))
         return found
 
-    def _set(self, **scalars: float) -> None:
+    @property
+    def optimizers(self) -> list[ops.Optimizer]:
+        """The optimizers of its parameters, each once."""
+        return list(dict.fromkeys(self.program.optimizers.values()))
+
+    def _set_numbers(self, given: Mapping[str, Any], lr: float, vector_decay: float | None) -> dict[str, Array]:
+        """Set the optimizers' numbers for the next step; return what else was given."""
+        names = {n for o in self.optimizers for n in (o.name, *o.defaults)}
+        known = {n for o in ops.OPTIMIZERS.values() for n in (o.name, *o.defaults)}
+        if stray := [n for n in given if n in known - names and n not in self._by_name]:
+            raise UserError(f"{stray[0]}: {' and '.join(o.name for o in self.optimizers)} has no such number")
+        for o in self.optimizers:
+            numbers = {n: given.get(n, x) for n, x in o.defaults.items()} | {"lr": lr, **given.get(o.name, {})}
+            decay = numbers.get("weight_decay", 0.0) if vector_decay is None else vector_decay
+            self._set(o, **numbers, vector_decay=decay, step=self.step_number + 1)
+        return {n: x for n, x in given.items() if n not in names}
+
+    def _set(self, optimizer: ops.Optimizer, **scalars: float) -> None:
         for name, number in scalars.items():
-            for args, i in self._scalars.get(name, []):
+            for args, i in self._scalars.get(Scalar(name, optimizer.name), []):
                 args[i] = number
 
 
@@ -346,7 +379,7 @@ def bind(
     kernel: registry.Kernel,
     plan: arena.Plan,
     memory: arena.Arena,
-    scalars: dict[str, list[tuple[list[Any], int]]],
+    scalars: dict[Scalar, list[tuple[list[Any], int]]],
     add: bool = False,
 ) -> Bound:
     """Turn a call's values into the arguments of its kernel, in order.
@@ -361,7 +394,7 @@ def bind(
         v = call.args[a.name]
         if a.role == "scalar":
             if isinstance(v, Scalar):
-                scalars.setdefault(v.name, []).append((args, len(args)))
+                scalars.setdefault(v, []).append((args, len(args)))
                 v = 0
             args.append(int(v) if a.dtype == "int64" else float(v))
             continue

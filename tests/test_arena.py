@@ -36,10 +36,13 @@ def programs(draw):
     """A program of random sizes and lifetimes, and the scratch of each call."""
     program = Program()
     size, dtype = st.integers(0, 60), st.sampled_from(TYPES)
-    for group, values in {"parameter": program.parameters, "input": program.inputs, "moment": program.moments}.items():
+    for group, values in {"parameter": program.parameters, "input": program.inputs}.items():
         values += [
             program.value(group, (draw(size),), group, dtype=draw(dtype)) for _ in range(draw(st.integers(0, 2)))
         ]
+    program.states = {
+        p: {"m": program.value("moment", (draw(size),), "moment", dtype=draw(dtype))} for p in program.parameters
+    }
     there, scratch = program.values, []
     for _ in range(draw(st.integers(1, 10))):
         touched = draw(st.lists(st.sampled_from(there), max_size=3, unique=True)) if there else []

@@ -22,7 +22,8 @@ from cpuopt.train.record import Run
 from cpuopt.train.trainer import train
 
 FAULTS = Path(__file__).parent / "faults"
-ALL_FILES = (*checkpoint.FILES, checkpoint.MANIFEST)
+TENSORS = checkpoint.TENSORS["adamw"]
+ALL_FILES = (*TENSORS, checkpoint.STATE, checkpoint.MANIFEST)
 
 
 class KilledError(Exception):
@@ -90,7 +91,7 @@ def folder(root):
 def content(run, step=20):
     """What a run leaves that must be the same byte for byte."""
     path = run / "checkpoints" / f"step-{step:08d}"
-    parts = {name: (path / name).read_bytes() for name in checkpoint.TENSORS}
+    parts = {name: (path / name).read_bytes() for name in TENSORS}
     return parts | {name: (run / name).read_bytes() for name in ("metrics.jsonl", "main.log")}
 
 
@@ -155,7 +156,7 @@ def test_more_steps_go_on_from_the_end(small, tmp_path):
     run = folder(tmp_path / "cut")
     small(resume=checkpoint.newest(run), steps=30)
     assert [json.loads(x)["step"] for x in (run / "metrics.jsonl").read_text().splitlines()] == [*range(1, 31)]
-    same = checkpoint.TENSORS
+    same = TENSORS
     assert {n: content(run, 30)[n] for n in same} == {n: content(folder(tmp_path / "whole"), 30)[n] for n in same}
 
 
@@ -275,7 +276,7 @@ def test_every_file_is_on_the_disk_before_it_has_its_name_and_the_old_go_last(tw
     part = calls[5][1]
     assert part.startswith(".tmp-step-00000015-")
     assert calls[:8] == [
-        *[("fsync", name) for name in (*checkpoint.FILES, checkpoint.MANIFEST)],
+        *[("fsync", name) for name in ALL_FILES],
         ("fsync", part),
         ("rename", "step-00000015"),
         ("fsync", "checkpoints"),
@@ -485,7 +486,7 @@ def test_a_killed_run_goes_on_and_ends_as_if_it_had_not_been(command, tmp_path, 
     whole = command("--steps", steps, "--runs", "whole")
     whole.communicate(timeout=120)
     one, two = content(run, done + 8), content(folder(tmp_path / "whole"), done + 8)
-    assert {n: one[n] for n in checkpoint.TENSORS} == {n: two[n] for n in checkpoint.TENSORS}
+    assert {n: one[n] for n in TENSORS} == {n: two[n] for n in TENSORS}
     assert one["main.log"] == two["main.log"]
 
 

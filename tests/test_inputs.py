@@ -134,7 +134,7 @@ def saved(state):
     path = Path("run", checkpoint.FOLDER, "step-00000003")
     path.mkdir(parents=True, exist_ok=True)
     written = {}
-    for name in checkpoint.FILES:
+    for name in (*checkpoint.TENSORS["adamw"], checkpoint.STATE):
         content = json.dumps(state).encode() if name == checkpoint.STATE else b"x"
         (path / name).unlink(missing_ok=True)
         written[name] = checkpoint._write(path / name, iter([content]))

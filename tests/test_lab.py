@@ -65,7 +65,7 @@ def test_a_starter_registers_its_kernel_and_says_what_is_declared(op, tmp_path):
     assert imported <= names
 
 
-@pytest.mark.parametrize("op", ["gelu_forward", "layernorm_backward"])
+@pytest.mark.parametrize("op", ["gelu_forward", "layernorm_backward", "sgd"])
 def test_a_starter_is_right(op):
     Path("new.py").write_text(starter(ops.ALL[op], "mine"))
     cpuopt.kernels.load_all(["new.py"])

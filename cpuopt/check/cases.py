@@ -112,8 +112,6 @@ SCALARS = {
     "ignore_index": -100,
     "position": 3,
 }
-MAKERS = dict.fromkeys(("v", "weight_v", "bias_v", "wte_v"), np.square)
-"""By argument: what makes normal numbers lie in its domain. A second moment is not negative."""
 
 
 def elements(op: Op, case: Case) -> int:
@@ -227,7 +225,7 @@ def _draw(op: Op, arg: Arg, case: Case, rng: np.random.Generator) -> Any:
     x = normal(shape, rng)
     if not op.inverts:
         x = KINDS.get(case.kind, np.asarray)(x) * (arg.role != "state" or case.kind != "constant")
-    x = MAKERS.get(arg.name, np.asarray)(x).astype(dtype, copy=False)
+    x = (x if arg.negative else np.square(x)).astype(dtype, copy=False)
     return x if x.shape == shape else np.resize(x, shape)
 
 

@@ -127,7 +127,7 @@ class Decoder:
                 if r.verdict == "FAIL":
                     raise UserError(f"{r.kernel} is wrong, so nothing is run with it: {r.reason} ({r.case})")
         memory = arena.Arena(nbytes)
-        self._scalars: dict[str, list[tuple[list[Any], int]]] = {}
+        self._scalars: dict[Scalar, list[tuple[list[Any], int]]] = {}
         self._calls: dict[int, list[Bound]] = {}
         self._tokens: dict[int, Array] = {}
         self._hidden: dict[int, Array] = {}
@@ -173,7 +173,7 @@ class Decoder:
             now, ids = ids[:T], ids[T:]
             self._tokens[T][0, : now.size] = now
             self._tokens[T][0, now.size :] = 0  # behind the last: what they leave in the cache is overwritten later
-            for args, i in self._scalars["position"]:
+            for args, i in self._scalars[Scalar("position")]:
                 args[i] = self.position
             run_calls(self._calls[T])
             self.position += now.size

@@ -5,8 +5,9 @@ from __future__ import annotations
 import ast
 import inspect
 import sys
-from textwrap import fill, indent
+from textwrap import fill, indent, wrap
 
+from ..kernels.compile.jit import takes_all
 from ..kernels.registry import BASE, KERNELS
 from ..ops.declaration import Arg, Op
 
@@ -58,11 +59,7 @@ def starter(op: Op, variant: str, of: str = BASE) -> str:
     """
     function = KERNELS[op.name, of].function
     function = getattr(function, "py_func", function)
-    kernel = inspect.getsource(function).replace(f'"{of}"', f'"{variant}"', 1)
-    names = {n.id for n in ast.walk(ast.parse(kernel)) if isinstance(n, ast.Name)}
-    imports = [line for name, line in IMPORTS.items() if name in names]
-    if others := sorted(names & vars(sys.modules[function.__module__]).keys() - IMPORTS.keys()):
-        imports.append(f"from {function.__module__} import {', '.join(others)}")
+    imports, kernel = caller(op, variant, of) if takes_all(function) else copied(op, variant, of)
     formula = inspect.getdoc(sys.modules[op.reference.__module__]) or ""
     if "Source:" not in formula:
         formula += "\n\n" + fill(f"Source: {op.source}", 118, subsequent_indent="  ")
@@ -73,8 +70,37 @@ def starter(op: Op, variant: str, of: str = BASE) -> str:
     return FILE.format(op=op, variant=variant, of=of, imports=unique, comments=comments, kernel=kernel)
 
 
+def copied(op: Op, variant: str, of: str) -> tuple[list[str], str]:
+    """Copy the text of a kernel, and find what it imports."""
+    function = KERNELS[op.name, of].function
+    function = getattr(function, "py_func", function)
+    kernel = inspect.getsource(function).replace(f'"{of}"', f'"{variant}"', 1)
+    names = {n.id for n in ast.walk(ast.parse(kernel)) if isinstance(n, ast.Name)}
+    imports = [line for name, line in IMPORTS.items() if name in names]
+    if others := sorted(names & vars(sys.modules[function.__module__]).keys() - IMPORTS.keys()):
+        imports.append(f"from {function.__module__} import {', '.join(others)}")
+    return imports, kernel
+
+
 def describe(a: Arg) -> str:
     """Describe an argument on one line."""
     shape = f" ({', '.join(map(str, a.shape))})" if a.shape else ""
     optional = "; may be absent, and is then of length zero" if a.optional else ""
     return f"{a.name}{shape}: {ROLES[a.role].format(name=a.name)}{optional}"
+
+
+def caller(op: Op, variant: str, of: str) -> tuple[list[str], str]:
+    """Write a kernel that calls one which is made from an optimizer's rule, and so has no text of its own."""
+    params = ", ".join([*op.params, *(s.name for s in KERNELS[op.name, of].scratch)])
+    scratch = "[(s.name, s.size, s.dtype) for s in MADE.scratch]"
+    kernel = [
+        f'MADE = KERNELS["{op.name}", "{of}"]',
+        "made = MADE.function",
+        "",
+        "",
+        f'@kernel(ops.{op.name}, "{variant}", scratch={scratch}, parallel=False)',
+        *wrap(f"def {op.name}({params}):", 118, subsequent_indent="    " * 2),
+        *wrap(f"    made({params})", 118, subsequent_indent="    " * 2),
+        "",
+    ]
+    return ["from cpuopt import kernel, ops", "from cpuopt.kernels.registry import KERNELS"], "\n".join(kernel)

@@ -13,27 +13,29 @@ from .embedding import embedding_backward, embedding_forward
 from .embedding_update import embedding_update
 from .gelu import gelu_backward, gelu_forward
 from .layernorm import layernorm_backward, layernorm_forward
+from .lion import lion
 from .matmul import matmul_backward_input, matmul_backward_weight, matmul_forward
 from .matmul_gelu import matmul_gelu_backward, matmul_gelu_forward
 from .matmul_update import matmul_update
+from .optimizer import USUAL, Optimizer
 from .residual import residual_backward, residual_forward
 from .residual_layernorm import residual_layernorm_forward
+from .sgd import sgd
 from .softmax import softmax_backward, softmax_forward
 from .sumsq import sumsq
 
+OPTIMIZERS = {o.name: o for o in (adamw, sgd, lion)}
 ALL: dict[str, Op] = {
     op.name: op
     for op in (
         embedding_forward,
         embedding_backward,
-        embedding_update,
         layernorm_forward,
         layernorm_backward,
         residual_layernorm_forward,
         matmul_forward,
         matmul_backward_input,
         matmul_backward_weight,
-        matmul_update,
         matmul_gelu_forward,
         matmul_gelu_backward,
         attention_forward,
@@ -48,13 +50,14 @@ ALL: dict[str, Op] = {
         cross_entropy_backward,
         classifier_forward,
         classifier_backward,
-        classifier_update,
         sumsq,
-        adamw,
+        *OPTIMIZERS.values(),
+        *(make(o) for o in OPTIMIZERS.values() for make in (matmul_update, classifier_update, embedding_update)),
         embedding_decode,
         attention_decode,
     )
 }
 """Every declared op by name, in the order of a training step; then those of generation."""
 
-__all__ = ["ALL", *ALL]
+globals().update(ALL)
+__all__ = ["ALL", "OPTIMIZERS", "USUAL", "Op", "Optimizer", *ALL]

@@ -11,7 +11,7 @@ Source: Loshchilov and Hutter 2019 (arXiv 1711.05101), algorithm 2; ``torch.opti
 
 import numpy as np
 
-from .declaration import N, Op, inp, scalar, state
+from .optimizer import Number, Optimizer, State
 
 
 def reference(param, m, v, grad, lr, beta1, beta2, eps, weight_decay, grad_scale, step):
@@ -22,21 +22,18 @@ def reference(param, m, v, grad, lr, beta1, beta2, eps, weight_decay, grad_scale
     return {"param": param - lr * (direction + weight_decay * param), "m": m, "v": v}
 
 
-adamw = Op(
+adamw = Optimizer(
     "adamw",
-    state("param", N),
-    state("m", N),
-    state("v", N),
-    inp("grad", N),
-    scalar("lr"),
-    scalar("beta1"),
-    scalar("beta2"),
-    scalar("eps"),
-    scalar("weight_decay"),
-    scalar("grad_scale"),
-    scalar("step", integer=True),
+    states=(State("m"), State("v", negative=False)),
+    numbers=(
+        Number("beta1", 0.9, below=1),
+        Number("beta2", 0.999, below=1),
+        Number("eps", 1e-8, positive=True),
+        Number("weight_decay", 0.0),
+    ),
     label="AdamW",
-    flops=16 * N,
+    flops=16,
     reference=reference,
     source="Loshchilov and Hutter 2019, algorithm 2; torch.optim.AdamW",
+    files="adam",
 )

@@ -10,9 +10,9 @@ Backward, which gives the loss as well, since it has the logits::
     dinp    += dlogits @ weight
     dweight += dlogits^T @ inp
 
-Update, for up to ``BLOCK`` tokens: AdamW instead of dweight. Where the weight is the token embedding too, the rows of
-the tokens get more gradient later. They wait: `held` has, for the first of equal tokens, the gradient of its row, and
-zeros for the others; ``embedding_update`` finishes those rows.
+Update, for up to ``BLOCK`` tokens: an optimizer's step instead of dweight. Where the weight is the token embedding too,
+the rows of the tokens get more gradient later. They wait: `held` has, for the first of equal tokens, the gradient of
+its row, and zeros for the others; ``embedding_update`` finishes those rows.
 
 Source: ``matmul`` and ``cross_entropy``; blocks of tokens, and the gradient in the forward's pass, are those of Hsu et
 al. 2024 (Liger Kernel, arXiv 2410.10989), section 3.2.
@@ -20,13 +20,12 @@ al. 2024 (Liger Kernel, arXiv 2410.10989), section 3.2.
 
 import numpy as np
 
-from .adamw import adamw
-from .adamw import reference as adamw_reference
 from .cross_entropy import cross_entropy_backward, cross_entropy_forward
 from .cross_entropy import reference_backward as loss_backward
 from .cross_entropy import reference_forward as loss_forward
-from .declaration import BT, C, Op, V, acc, index, inp, out, scalar, state
+from .declaration import BT, C, Op, V, acc, index, inp, out, scalar
 from .matmul import matmul_backward_input, matmul_backward_weight, matmul_forward
+from .optimizer import Optimizer
 from .sumsq import sumsq
 
 SOURCE = "matmul and cross_entropy; blocks of tokens after Hsu et al. 2024 (Liger Kernel), section 3.2"
@@ -45,23 +44,6 @@ def reference_backward(dloss, inp, weight, targets, ignore_index):
     dlogits = loss_backward(dloss, logits, found["lse"], targets, ignore_index)["dlogits"]
     grads = {"dinp": dlogits @ weight, "dweight": dlogits.T @ inp}
     return {"loss": found["loss"], "losses": found["losses"], **grads}
-
-
-def reference_update(  # the declared arguments
-    weight, weight_m, weight_v, dloss, inp, targets, tokens, ignore_index, lr, beta1, beta2, eps, weight_decay, step
-):
-    found = reference_backward(dloss, inp, weight, targets, ignore_index)
-    grad = found.pop("dweight")
-    new = adamw_reference(weight, weight_m, weight_v, grad, lr, beta1, beta2, eps, weight_decay, 1.0, step)
-    found |= {"weight": new["param"], "weight_m": new["m"], "weight_v": new["v"]}
-    if tokens is None:
-        return found | {"sumsq": np.array([(grad**2).sum()])}
-    rows, first = np.unique(tokens, return_index=True)
-    held = np.zeros((len(tokens), grad.shape[1]))
-    held[first] = grad[rows]
-    for name, old in (("weight", weight), ("weight_m", weight_m), ("weight_v", weight_v)):
-        found[name][rows] = old[rows]
-    return found | {"held": held, "sumsq": np.array([(grad**2).sum() - (held**2).sum()])}
 
 
 classifier_forward = Op(
@@ -103,30 +85,44 @@ classifier_backward = Op(
     ),
 )
 
-classifier_update = Op(
-    "classifier_update",
-    out("loss", 1, reduces=BT + V + C),
-    out("losses", BT, reduces=V + C),
-    acc("dinp", BT, C, reduces=V + C),
-    state("weight", V, C, reduces=BT + V + C),
-    state("weight_m", V, C, reduces=BT + V + C),
-    state("weight_v", V, C, reduces=BT + V + C),
-    out("held", BT, C, reduces=BT + V + C, optional=True),
-    out("sumsq", 1, reduces=BT + V + C),
-    inp("dloss", 1),
-    inp("inp", BT, C),
-    index("targets", BT, below=V, ignored="ignore_index"),
-    index("tokens", BT, below=V, optional=True),
-    scalar("ignore_index", integer=True),
-    scalar("lr"),
-    scalar("beta1"),
-    scalar("beta2"),
-    scalar("eps"),
-    scalar("weight_decay"),
-    scalar("step", integer=True),
-    label="Classifier + AdamW",
-    flops=6 * BT * C * V + 8 * BT * V + 18 * V * C,
-    reference=reference_update,
-    source=SOURCE,
-    fuses=(classifier_backward, sumsq, adamw),
-)
+
+def classifier_update(optimizer: Optimizer) -> Op:
+    """Declare the update for an optimizer."""
+
+    def reference(**given):
+        weight, tokens = given["weight"], given["tokens"]
+        found = reference_backward(given["dloss"], given["inp"], weight, given["targets"], given["ignore_index"])
+        grad = found.pop("dweight")
+        new = optimizer.apply(given, "weight", grad)
+        if tokens is None:
+            return found | new | {"sumsq": np.array([(grad**2).sum()])}
+        rows, first = np.unique(tokens, return_index=True)
+        held = np.zeros((len(tokens), grad.shape[1]))
+        held[first] = grad[rows]
+        for name, x in new.items():
+            x[rows] = given[name][rows]
+        return found | new | {"held": held, "sumsq": np.array([(grad**2).sum() - (held**2).sum()])}
+
+    return optimizer.fuse(
+        "classifier_update",
+        [
+            out("loss", 1, reduces=BT + V + C),
+            out("losses", BT, reduces=V + C),
+            acc("dinp", BT, C, reduces=V + C),
+            *optimizer.places("weight", V, C, reduces=BT + V + C),
+            out("held", BT, C, reduces=BT + V + C, optional=True),
+            out("sumsq", 1, reduces=BT + V + C),
+            inp("dloss", 1),
+            inp("inp", BT, C),
+            index("targets", BT, below=V, ignored="ignore_index"),
+            index("tokens", BT, below=V, optional=True),
+            scalar("ignore_index", integer=True),
+            *optimizer.scalars(),
+            *optimizer.counts,
+        ],
+        reference,
+        label="Classifier",
+        flops=6 * BT * C * V + 8 * BT * V + (2 + optimizer.each) * V * C,
+        source=SOURCE,
+        fuses=(classifier_backward, sumsq),
+    )

@@ -122,6 +122,7 @@ class Arg:
     ignored : for an index, the scalar argument that an element may equal instead.
     types : the types that its elements may have, by NumPy's names; the first is usual, and what an ``out`` is made of.
         Every kernel of the op takes each of them.
+    negative : whether an element may be below zero.
     """
 
     name: str
@@ -132,6 +133,7 @@ class Arg:
     below: Dim | None = None
     ignored: str = ""
     types: Types = FLOAT32
+    negative: bool = True
 
     @property
     def dtype(self) -> str:

@@ -2,30 +2,64 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+
 from .. import ops
+from ..errors import UserError
+from ..wording import nearest
 from .program import Call, Program, Scalar, Value
 
+Choice = str | Mapping[str, str]
+"""An optimizer's name, or names by patterns of parameters, of which the last that matches wins."""
 
-def add_update(program: Program) -> None:
-    """Append, for each parameter that has a gradient, its share of the global norm and its AdamW step.
+
+def add_update(program: Program, choice: Choice = ops.USUAL) -> None:
+    """Append, for each parameter that has a gradient, its share of the global norm and its optimizer's step.
 
     The weight decay of biases and of layer normalization is a number of its own, ``vector_decay``.
+
+    Raises
+    ------
+    UserError
+        For an optimizer that does not exist, a pattern that matches nothing, a parameter that none matches.
     """
     trained = [(p, program.adjoint[p]) for p in program.parameters if p in program.adjoint]
     for parameter, gradient in trained:
         out = program.value(f"{gradient}.sumsq", (1,))
         program.norm_terms.append(out)
         program.calls.append(Call(ops.sumsq, _layer(parameter), {"out": out, "inp": gradient}, "norm"))
+    program.optimizers = chosen([p for p, _ in trained], choice)
     for parameter, gradient in trained:
-        args: dict[str, object] = {"param": parameter, "grad": gradient}
-        for name in ("m", "v"):
-            args[name] = program.value(f"{parameter}.{name}", parameter.shape, "moment")
-            program.moments.append(args[name])  # type: ignore[arg-type]
-        args.update({a.name: Scalar(a.name) for a in ops.adamw.args if a.role == "scalar"})
-        if len(parameter.shape) == 1:
-            args["weight_decay"] = Scalar("vector_decay")
-        program.calls.append(Call(ops.adamw, _layer(parameter), args, "update"))
+        optimizer = program.optimizers[parameter]
+        program.states[parameter] = {
+            s.name: program.value(f"{parameter}.{s.name}", parameter.shape, "moment", dtype=s.dtype)
+            for s in optimizer.states
+        }
+        args: dict[str, object] = {"param": parameter, "grad": gradient, **program.states[parameter]}
+        args.update({a.name: Scalar(a.name, optimizer.name) for a in optimizer.args if a.role == "scalar"})
+        if len(parameter.shape) == 1 and "weight_decay" in args:
+            args["weight_decay"] = Scalar("vector_decay", optimizer.name)
+        program.calls.append(Call(optimizer, _layer(parameter), args, "update"))
     program.verify()
+
+
+def chosen(parameters: list[Value], choice: Choice) -> dict[Value, ops.Optimizer]:
+    """Find the optimizer of each parameter."""
+    patterns = {"*": choice} if isinstance(choice, str) else choice
+    found: dict[Value, ops.Optimizer] = {}
+    for pattern, name in patterns.items():
+        if name not in ops.OPTIMIZERS:
+            raise UserError(f"optimizer {name!r}: there is no such; {nearest(name, ops.OPTIMIZERS)}")
+        matched = [p for p in parameters if fnmatchcase(p.name, pattern)]
+        if not matched and parameters:
+            raise UserError(
+                f"optimizer: no parameter matches {pattern!r}; {nearest(pattern, [p.name for p in parameters])}"
+            )
+        found |= dict.fromkeys(matched, ops.OPTIMIZERS[name])
+    if left := [p.name for p in parameters if p not in found]:
+        raise UserError(f"optimizer: no pattern matches {left[0]!r}; add '*' before the others")
+    return found
 
 
 def _layer(parameter: Value) -> str:

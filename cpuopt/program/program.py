@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 
 from ..errors import UserError
 from ..ops.declaration import ITEMSIZE, Op, Shape
+from ..ops.optimizer import Optimizer
 
 Group = Literal["parameter", "gradient", "moment", "input", "activation", "adjoint"]
 Phase = Literal["forward", "evaluate", "backward", "norm", "update"]
@@ -49,9 +50,10 @@ class Value:
 
 @dataclass(frozen=True)
 class Scalar:
-    """A number that the engine sets before each step, such as the learning rate."""
+    """A number that the engine sets before each step, such as the learning rate, and the optimizer that it is for."""
 
     name: str
+    optimizer: str = ""
 
     def __str__(self) -> str:
         return self.name
@@ -161,9 +163,11 @@ class Program:
         self.parameters: list[Value] = []
         self.inputs: list[Value] = []
         self.outputs: list[Value] = []
-        self.moments: list[Value] = []
         self.adjoint: dict[Value, Value] = {}
         self.norm_terms: list[Value] = []
+        self.optimizers: dict[Value, Optimizer] = {}
+        self.states: dict[Value, dict[str, Value]] = {}
+        """What the optimizer of a parameter keeps for it, by name."""
         self._names: set[str] = set()
 
     def value(self, name: str, shape: Shape, group: Group = "activation", **kw: Any) -> Value:
@@ -174,6 +178,11 @@ class Program:
             unique = f"{name}.{n}"
         self._names.add(unique)
         return Value(unique, shape, group, **kw)
+
+    @property
+    def moments(self) -> list[Value]:
+        """All that optimizers keep."""
+        return [v for states in self.states.values() for v in states.values()]
 
     @property
     def values(self) -> list[Value]:

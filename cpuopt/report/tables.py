@@ -162,7 +162,7 @@ def layer_table(profile: Profile) -> Table:
     sums_of = [sum(parts[i] for _, parts, _ in rows) for i in range(3)]
     cells = [f"{ms:,.{digits}f}" for ms in (*sums_of, sum(sums_of))]
     table.add_row("all layers", *cells, f"{100 * sum(sums_of) / step_ms:.1f}%", style="bold")
-    table.caption = "update: the gradient's norm and AdamW"
+    table.caption = "update: the gradient's norm and the optimizer"
     return table
 
 

@@ -1,7 +1,8 @@
 """Checkpoints: all that a run needs to go on, bit for bit.
 
-``RUN/checkpoints/step-00001200/`` holds ``params.safetensors``, ``adam_m.safetensors``, ``adam_v.safetensors``,
-``state.json`` and, written last, ``manifest.json`` with the size and the CRC-32 of each. The directory is written under
+``RUN/checkpoints/step-00001200/`` holds ``params.safetensors``, a file for each state of the optimizer
+(``adam_m.safetensors`` and ``adam_v.safetensors`` for AdamW), ``state.json`` and, written last, ``manifest.json`` with
+the size and the CRC-32 of each. The directory is written under
 another name and renamed when the disk has all of it, and only then are older ones removed. So whenever the machine
 stops, the newest directory of that name is whole, or it is found out and the one before it is taken.
 """
@@ -24,6 +25,7 @@ from ..errors import UserError
 from ..files import Content, remove, temporary, whole_directory, write_synced
 from ..files.reading import misfit
 from ..models import FIRST, Config, from_json
+from ..ops import OPTIMIZERS, USUAL
 from ..weights import Weights
 from ..weights.tensors import Array, TensorFile, file_parts, parse_json
 
@@ -33,8 +35,8 @@ if TYPE_CHECKING:  # numba comes with it
 FOLDER = "checkpoints"
 NAME = re.compile(r"step-(\d{8})")
 PARAMS, STATE, MANIFEST = "params.safetensors", "state.json", "manifest.json"
-TENSORS = (PARAMS, "adam_m.safetensors", "adam_v.safetensors")
-FILES = (*TENSORS, STATE)
+TENSORS = {o.name: (PARAMS, *(f"{o.files}_{s.name}.safetensors" for s in o.states)) for o in OPTIMIZERS.values()}
+"""The files of tensors, by the run's optimizer."""
 CHUNK = 4 << 20
 
 
@@ -93,12 +95,7 @@ class Checkpoint:
 
 def arrays(engine: Engine) -> dict[str, dict[str, Array]]:
     """Give what each file of tensors holds, by the parameter's name."""
-    moments = engine.moments()
-    return {
-        TENSORS[0]: engine.parameters(),
-        TENSORS[1]: {name: m for name, (m, _) in moments.items()},
-        TENSORS[2]: {name: v for name, (_, v) in moments.items()},
-    }
+    return {PARAMS: engine.parameters()} | {f"{name}.safetensors": x for name, x in engine.states().items()}
 
 
 def save(run: Path, engine: Engine, state: Mapping[str, Any], keep: int) -> Path:
@@ -175,8 +172,12 @@ def verify(path: Path) -> Checkpoint:
     try:
         manifest = parse_json((path / MANIFEST).read_bytes())
         files = manifest["files"]
-        if files.keys() != set(FILES):
-            raise UserError(f"{str(path / MANIFEST)!r} lists {', '.join(files)}; expected {', '.join(FILES)}")
+        optimizer = next((o for o, tensors in TENSORS.items() if files.keys() == {*tensors, STATE}), None)
+        if optimizer is None:
+            usual = ", ".join((*TENSORS[USUAL], STATE))
+            raise UserError(
+                f"{str(path / MANIFEST)!r} lists {', '.join(files)}; expected {usual}, or another optimizer's"
+            )
         for name, said in files.items():
             size, crc = _checksum(path / name)
             if (size, crc) != (said["size"], said["crc32"]):
@@ -186,6 +187,8 @@ def verify(path: Path) -> Checkpoint:
         state = parse_json((path / STATE).read_bytes())
         if not state["step"] == manifest["step"] == int(path.name.removeprefix("step-")):
             raise UserError(f"{str(path)!r} has the state of step {state['step']}: it is damaged")
+        if (there := state["settings"].get("optimizer", USUAL)) != optimizer:
+            raise UserError(f"{str(path)!r} has the settings of {there} and the states of {optimizer}: it is damaged")
         if wrong := misfit(state, State):
             raise ValueError(wrong)
         found = Checkpoint(path, state)
@@ -263,14 +266,14 @@ def find_run(root: Path, name: str) -> Path:
 
 
 def load(checkpoint: Checkpoint, engine: Engine) -> None:
-    """Fill parameters and moments.
+    """Fill parameters and the optimizer's states.
 
     Raises
     ------
     UserError
         Where the tensors are not those of this engine; nothing is filled then.
     """
-    found = {file: TensorFile(checkpoint.path / file) for file in TENSORS}
+    found = {file: TensorFile(checkpoint.path / file) for file in arrays(engine)}
     for file, want in arrays(engine).items():
         there = {name: t.shape for name, t in found[file].tensors.items()}
         if there != {name: x.shape for name, x in want.items()}:

@@ -125,10 +125,7 @@ class Steps:
         with within():
             done = self.engine.step(
                 lr=lr,
-                beta1=s.beta1,
-                beta2=s.beta2,
-                eps=s.eps,
-                weight_decay=s.weight_decay,
+                **s.numbers,
                 vector_decay=0.0 if s.decay == "matrices" else None,
                 clip=s.clip,
                 more=more,
@@ -254,6 +251,7 @@ def prepare(
             seed=settings.seed if weights is None and resume is None else None,
             fuse=rewrites,
             accumulate=settings.micro_batches > 1,
+            optimizer=settings.optimizer,
             processes=settings.processes,
             kernel_files=settings.kernels,
             progress=progress,
@@ -347,8 +345,9 @@ def choice_of(settings: Settings) -> registry.Choice:
 
 def traced(settings: Settings, config: Config, choice: registry.Choice) -> Built:
     """Trace a job's program and choose its kernels."""
-    more, inputs = settings.micro_batches > 1, config.specs(settings.B, settings.T)
-    return build(config.module(), inputs, choice=choice, fuse=fusions(settings), accumulate=more)
+    asked: dict[str, Any] = {"fuse": fusions(settings), "accumulate": settings.micro_batches > 1}
+    inputs = config.specs(settings.B, settings.T)
+    return build(config.module(), inputs, choice=choice, optimizer=settings.optimizer, **asked)
 
 
 def smaller(settings: Settings, config: Config, choice: registry.Choice, there: int) -> str:

@@ -91,10 +91,15 @@ class Settings:
     schedule: str = setting("constant", "learning rate over time: constant, cosine, linear or wsd", one_of(SCHEDULES))
     warmup_steps: int = setting(0, "first steps, over which the learning rate rises", least(0), metavar="N")
     lr_end: float = setting(0.0, "last learning rate, as a share of --lr", SHARE, metavar="SHARE")
-    beta1: float = setting(0.9, "AdamW's decay rate of the first moment", FRACTION)
-    beta2: float = setting(0.999, "AdamW's decay rate of the second moment", FRACTION)
-    eps: float = setting(1e-8, "AdamW's term against division by zero", POSITIVE)
-    weight_decay: float = setting(0.0, "AdamW's decoupled weight decay", NOT_NEGATIVE)
+    optimizer: str = setting("adamw", "update of the weights: adamw, sgd (with momentum) or lion")
+    # by default as the optimizer declares; None where it has no such number
+    beta1: float | None = setting(None, "decay rate of the first moment, AdamW and Lion", shown="0.9")
+    beta2: float | None = setting(
+        None, "decay rate of the second moment, AdamW, or of the momentum, Lion", shown="0.999, Lion 0.99"
+    )
+    eps: float | None = setting(None, "term against division by zero, AdamW", shown="1e-08")
+    momentum: float | None = setting(None, "share of the velocity that stays, SGD", shown="0.9")
+    weight_decay: float | None = setting(None, "weight decay", shown="0.0")
     decay: str = setting("all", "parameters that decay: all, or matrices, those of two axes", one_of(DECAYS))
     clip: float | None = setting(None, "global norm that the gradient is scaled down to", POSITIVE, shown="off")
     total_batch: int | None = setting(
@@ -127,6 +132,45 @@ class Settings:
     tensorboard: bool = setting(False, "events for TensorBoard besides the run's own files", free=True)
     processes: int = 1
 
+    def __post_init__(self) -> None:
+        for name, default in self._numbers.items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, default)
+
+    @property
+    def _numbers(self) -> dict[str, float]:
+        from .. import ops  # late: help shall come at once
+
+        return ops.OPTIMIZERS[self.optimizer].defaults if self.optimizer in ops.OPTIMIZERS else {}
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """The optimizer's numbers for `Engine.step`, without the learning rate."""
+        return {name: getattr(self, name) for name in self._numbers}
+
+    def check_optimizer(self) -> None:
+        """Refuse an optimizer that does not exist, and numbers that it does not have or cannot use.
+
+        Raises
+        ------
+        UserError
+            Naming the flag.
+        """
+        from ..ops import OPTIMIZERS
+
+        if self.optimizer not in OPTIMIZERS:
+            raise UserError(f"--optimizer {self.optimizer!r}: there is no such; {nearest(self.optimizer, OPTIMIZERS)}")
+        for name in dict.fromkeys(name for o in OPTIMIZERS.values() for name in o.defaults):
+            x = getattr(self, name)
+            if x is not None and name not in self._numbers:
+                has = ", ".join(map(flag, self._numbers))
+                words = name.replace("_", " ")
+                raise UserError(f"{flag(name)} {x}: {self.optimizer} has no {words}; it has --lr, {has}")
+        for number in OPTIMIZERS[self.optimizer].numbers:
+            x = getattr(self, number.name)
+            if wrong := number.wrong(x):
+                raise UserError(f"{flag(number.name)} {x}: expected {wrong}")
+
     def check(self) -> None:
         """Refuse what no run can use.
 
@@ -143,6 +187,7 @@ class Settings:
             value, allowed = getattr(self, f.name), f.metadata["allowed"]
             if allowed and value is not None and not allowed[0](value):
                 raise UserError(f"{flag(f.name)} {value!r}: expected {allowed[1]}")
+        self.check_optimizer()
         if self.warmup_steps and self.warmup_steps >= self.steps:
             raise UserError(f"--warmup-steps {self.warmup_steps}: expected less than the {self.steps} steps of --steps")
         if self.total_batch is not None and (self.total_batch < 1 or self.total_batch % (self.B * self.T)):

@@ -39,9 +39,9 @@ class Tensors:
         """Give the parameters."""
         return self.p
 
-    def moments(self):
-        """Give the moments."""
-        return {n: (self.m[n], self.v[n]) for n in self.m}
+    def states(self):
+        """Give the optimizer's states."""
+        return {"adam_m": self.m, "adam_v": self.v}
 
 
 def state(step: int) -> dict[str, Any]:

@@ -69,7 +69,7 @@ def assembly(op: str, variant: str) -> str:
     """Compile anew, since code from the cache cannot be read."""
     kernel = KERNELS[op, variant]
     fresh = numba.jit(**kernel.function.targetoptions)(kernel.function.py_func)
-    fresh.compile(jit.signature(kernel.op, kernel.scratch))
+    fresh.compile(jit.signature_of(kernel))
     (text,) = fresh.inspect_asm().values()
     return str(text)
 

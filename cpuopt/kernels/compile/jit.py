@@ -52,6 +52,17 @@ def signature(
     return (*sig, *(types.Array(getattr(types, s.dtype), 1, "C") for s in scratch))
 
 
+def takes_all(function: Callable[..., None]) -> bool:
+    """Return whether a function has the one parameter ``*args``, which numba compiles for one tuple."""
+    return bool(function.__code__.co_flags & inspect.CO_VARARGS)
+
+
+def signature_of(kernel: Kernel) -> tuple[types.Type, ...]:
+    """Derive the types that a compiled kernel is compiled for."""
+    sig = signature(kernel.op, kernel.scratch, kernel.types)
+    return (types.Tuple(sig),) if takes_all(kernel.function.py_func) else sig  # type: ignore[attr-defined]
+
+
 def kernel(
     op: Op,
     variant: str,
@@ -59,18 +70,21 @@ def kernel(
     scratch: Sequence[tuple[Any, ...]] = (),
     jit: bool = True,
     same_bits: bool = True,
+    shown: Callable[..., None] | None = None,
     **options: Any,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Register a function as a way to compute an op.
 
     Parameters
     ----------
-    op : the declaration. The function's parameters must be exactly ``op.params``, then the names in `scratch`.
+    op : the declaration. The function's parameters must be exactly ``op.params``, then the names in `scratch`; or it
+        takes all of them as ``*args``.
     variant : the name that ``--variant`` and ``--swap`` use.
     scratch : ``(name, size)`` of float32 working memory, or ``(name, size, dtype)``; a size is a number, an expression
         such as ``BT*C``, or a function of the sizes.
     jit : False for a plain Python function.
     same_bits : whether it promises the same bits for any number of threads.
+    shown : the function whose file and line stand for the kernel; by default the decorated one.
     options : for ``numba.njit``, over the options that all kernels share.
 
     Raises
@@ -84,19 +98,26 @@ def kernel(
         )
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        here = shown or function
         parts = tuple(Scratch(*of) for of in scratch)
-        where = f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}"
+        where = f"{here.__code__.co_filename}:{here.__code__.co_firstlineno}"
         params = list(inspect.signature(function).parameters)
+        if takes_all(function):
+            params = [*op.params, *(s.name for s in parts)]
         if not jit:
             registry.register(Kernel(op, variant, function, parts, where=where, same_bits=same_bits), params)
             return function
         compiled, label = helper(**{**OPTIONS, **options})(function), f"{op.name}[{variant}] at {where}"
 
+        def types_of(dtypes: Mapping[str, str]) -> tuple[types.Type, ...]:
+            sig = signature(op, parts, dtypes)
+            return (types.Tuple(sig),) if takes_all(function) else sig
+
         def make(dtypes: Mapping[str, str]) -> None:
-            _compile(compiled, signature(op, parts, dtypes), label)
+            _compile(compiled, types_of(dtypes), label)
 
         def made(dtypes: Mapping[str, str]) -> bool:
-            sig = signature(op, parts, dtypes)
+            sig = types_of(dtypes)
             return sig in compiled.overloads or cache.is_cached(compiled, sig)
 
         registry.register(Kernel(op, variant, compiled, parts, make, made, where, same_bits), params)
@@ -123,7 +144,7 @@ def afresh(kernel: Kernel) -> tuple[Any, tuple[types.Type, ...]]:
     UserError
         Where it does not compile.
     """
-    known, sig = kernel.function, signature(kernel.op, kernel.scratch, kernel.types)
+    known, sig = kernel.function, signature_of(kernel)
     options = {k: v for k, v in known.targetoptions.items() if k not in ("nopython", "nogil")}  # type: ignore[attr-defined]
     dispatcher = numba.njit(**{**options, "debug": True})(known.py_func)  # type: ignore[attr-defined]
     _compile(dispatcher, sig, f"{kernel.name} at {kernel.where}")
@@ -143,9 +164,8 @@ def helper(**options: Any) -> Callable[[Callable[..., Any]], Any]:
 
 def code_digest(kernel: Kernel) -> str:
     """Name the machine code that a kernel runs; empty for a plain Python function, and before it is compiled."""
-    if not hasattr(kernel.function, "py_func"):
-        return ""
-    return cache.code_digest(kernel.function, signature(kernel.op, kernel.scratch, kernel.types))
+    compiled = hasattr(kernel.function, "py_func")
+    return cache.code_digest(kernel.function, signature_of(kernel)) if compiled else ""
 
 
 def compile_kernels(

@@ -7,6 +7,7 @@ from ... import ops
 from ...ops.classifier import BLOCK
 from ...ops.declaration import BT, V
 from ..compile.jit import helper, kernel
+from ..toolkit.rules import by_rule
 from ..toolkit.simd import MR, NR
 from .cross_entropy import backward_row, count, shifted_sum, sum_in_order
 from .matmul import FORWARD_SCRATCH, INPUT_SCRATCH, LINE, WEIGHT_SCRATCH, each, linear, linear_input, up
@@ -108,9 +109,10 @@ def classifier_backward(
     loss[0] = sum_in_order(losses) / count(targets, ignore_index)
 
 
-@kernel(
-    ops.classifier_update,
+@by_rule(
     "optimized",
+    "classifier_update",
+    "weight",
     scratch=[
         ("logits", BT * V),
         ("panels", lambda s: up(s["BT"], NR) * up(s["C"], NR) + NR),
@@ -119,34 +121,40 @@ def classifier_backward(
         ("slot", V, "int32"),
         ("partial", V),
     ],
-    parallel=False,
 )
-def classifier_update(
-    loss, losses, dinp, dinp_add, weight, weight_m, weight_v, held, sumsq, dloss, inp, targets, tokens, ignore_index,
-    lr, beta1, beta2, eps, weight_decay, step, logits, panels, queue, work, slot, partial,
-):  # fmt: skip
+def classifier_update(rule):
     """All tokens are one block; the weight's gradient is applied strip by strip, or put aside.
 
     Parallel: as the products; between them the tokens.
     Memory: the logits; for each thread a strip of their gradient and one of the weight's.
-    Bound: compute; for few tokens, the memory of weight and moments.
+    Bound: compute; for few tokens, the memory of weight and states.
     """
-    BT, C = inp.shape
-    V = weight.shape[0]
-    threads = work.shape[0] // (WEIGHT_SCRATCH + max(STRIP, MR * C))
-    share = dloss[0] / np.float32(max(count(targets, ignore_index), 1))
-    slots = slot[: V if tokens.shape[0] > 0 else 0]
-    for v in range(slots.shape[0]):
-        slots[v] = -1
-    for t in range(tokens.shape[0] - 1, -1, -1):
-        slots[tokens[t]] = t  # the first of equal tokens stays
-        fill(held[t], ZERO)
-    all_logits = logits.reshape(BT, V)
-    linear(all_logits, all_logits[:0], inp, weight, loss[:0], panels, work[: threads * FORWARD_SCRATCH], queue)
-    gradient_block(all_logits, losses, share, targets, ignore_index)
-    linear_input(dinp, dinp_add, all_logits, weight, dinp[:0], work[: threads * INPUT_SCRATCH], queue)
-    update_linear(
-        weight, weight_m, weight_v, loss[:0], loss[:0], loss[:0], held, slots, sumsq, all_logits, inp, lr, beta1, beta2,
-        eps, weight_decay, weight_decay, step, panels, work, partial, queue,
-    )  # fmt: skip
-    loss[0] = sum_in_order(losses) / count(targets, ignore_index)
+    update, rows = update_linear(rule), rule.rows
+
+    @helper()
+    def classifier_update(
+        weight, weight_numbers, loss, losses, dinp, dinp_add, held, sumsq, dloss, inp, targets, tokens, ignore_index,
+        logits, panels, queue, work, slot, partial,
+    ):  # fmt: skip
+        BT, C = inp.shape
+        V = weight[0].shape[0]
+        threads = work.shape[0] // (WEIGHT_SCRATCH + max(STRIP, MR * C))
+        share = dloss[0] / np.float32(max(count(targets, ignore_index), 1))
+        slots = slot[: V if tokens.shape[0] > 0 else 0]
+        for v in range(slots.shape[0]):
+            slots[v] = -1
+        for t in range(tokens.shape[0] - 1, -1, -1):
+            slots[tokens[t]] = t  # the first of equal tokens stays
+            fill(held[t], ZERO)
+        all_logits = logits.reshape(BT, V)
+        linear(all_logits, all_logits[:0], inp, weight[0], loss[:0], panels, work[: threads * FORWARD_SCRATCH], queue)
+        gradient_block(all_logits, losses, share, targets, ignore_index)
+        linear_input(dinp, dinp_add, all_logits, weight[0], dinp[:0], work[: threads * INPUT_SCRATCH], queue)
+        no_bias = rows(rows(weight, 0), slice(0, 0))
+        update(
+            weight, no_bias, weight_numbers, weight_numbers, held, slots, sumsq, all_logits, inp, panels, work,
+            partial, queue,
+        )  # fmt: skip
+        loss[0] = sum_in_order(losses) / count(targets, ignore_index)
+
+    return classifier_update

@@ -1,13 +1,14 @@
-"""Weight gradient and AdamW step in one: a strip of the gradient stays in the cache until its weights are updated."""
+"""Weight gradient and update in one: a strip of the gradient stays in the cache until its weights are updated."""
+
+from functools import cache
 
 import numpy as np
 from numba import prange
 
-from ... import ops
 from ...ops.declaration import OC
-from ..compile.jit import helper, kernel
+from ..compile.jit import helper
+from ..toolkit.rules import by_rule
 from ..toolkit.simd import MR, NR, ticket
-from .adamw import update
 from .matmul import (
     LINE,
     TALL,
@@ -22,6 +23,7 @@ from .matmul import (
 )
 from .matmul import each as for_each_thread
 
+ONE = np.float32(1)
 STRIP = 65536  # floats of gradient in a strip: half of a 512 KB L2
 
 
@@ -46,81 +48,87 @@ def copy_row(to, x):
         to[i] = x[i]
 
 
-@helper(parallel=True)
-def update_linear(
-    weight, weight_m, weight_v, bias, bias_m, bias_v, held, slot, sumsq, dout, inp, lr, beta1, beta2, eps,
-    weight_decay, bias_decay, step, panels, blocks, partial, queue,
-):  # fmt: skip
-    """Pack the columns of the tokens, then strip by strip: the gradient, then the step.
+@cache
+def update_linear(rule):
+    """Make the function that packs the columns of the tokens, and then strip by strip makes the gradient and updates.
 
-    Row n takes no step where `slot` is there and slot[n] >= 0: its gradient goes to that row of `held`.
+    Row n is not updated where `slot` is there and slot[n] >= 0: its gradient goes to that row of `held`.
     """
-    M, C = inp.shape
-    N = dout.shape[1]
-    queue[0] = 0
-    b1, c1, b2, c2 = np.float32(beta1), np.float32(1 - beta1), np.float32(beta2), np.float32(1 - beta2)
-    rate, root = np.float32(lr / (1 - beta1**step)), np.float32(1 / np.sqrt(1 - beta2**step))
-    small, one = np.float32(eps), np.float32(1)
-    decay, decay_bias = np.float32(lr * weight_decay), np.float32(lr * bias_decay)
-    depth = min(M, WEIGHT_DEPTH)
-    for i in prange(ceil(C, NR) * ceil(M, depth)):
-        pack_all_columns(i, panels, inp, depth)
-    size = WEIGHT_SCRATCH + max(STRIP, MR * C)
-    threads = blocks.shape[0] // size
-    fits = max(MR, STRIP // C // MR * MR)
-    tall = min(fits, chunk_size(N, TALL, MR, 1, threads))
-    chunks = ceil(N, tall)
-    for t in prange(threads):
-        mine = blocks[t * size : (t + 1) * size]
-        block, spare = mine[:WEIGHT_BLOCK], mine[WEIGHT_BLOCK:WEIGHT_SCRATCH]
-        grad = mine[WEIGHT_SCRATCH : WEIGHT_SCRATCH + tall * C].reshape(tall, C)
-        chunk = ticket(queue)
-        while chunk < chunks:
-            n0, n1 = chunk * tall, min(N, chunk * tall + tall)
-            weight_chunk(grad, 0, False, dout, panels, block, spare, n0, n1, tall, depth)
-            for i in range(n1 - n0):
-                n = n0 + i
-                if slot.shape[0] > 0 and slot[n] >= 0:
-                    copy_row(held[np.int64(slot[n])], grad[i])
-                    partial[n] = np.float32(0)
-                else:
-                    update(weight[n], weight_m[n], weight_v[n], grad[i], b1, c1, b2, c2, rate, root, small, decay, one)
-                    partial[n] = squares(grad[i])
-            if bias.shape[0] > 0:
-                db = spare[: n1 - n0]
-                b, m, v = bias[n0:n1], bias_m[n0:n1], bias_v[n0:n1]
-                update(b, m, v, db, b1, c1, b2, c2, rate, root, small, decay_bias, one)
-                for i in range(n1 - n0):
-                    partial[n0 + i] += db[i] * db[i]
+    rows, update = rule.rows, rule.update
+
+    @helper(parallel=True)
+    def update_linear(
+        weight, bias, weight_numbers, bias_numbers, held, slot, sumsq, dout, inp, panels, blocks, partial, queue
+    ):
+        M, C = inp.shape
+        N = dout.shape[1]
+        queue[0] = 0
+        depth = min(M, WEIGHT_DEPTH)
+        for i in prange(ceil(C, NR) * ceil(M, depth)):
+            pack_all_columns(i, panels, inp, depth)
+        size = WEIGHT_SCRATCH + max(STRIP, MR * C)
+        threads = blocks.shape[0] // size
+        fits = max(MR, STRIP // C // MR * MR)
+        tall = min(fits, chunk_size(N, TALL, MR, 1, threads))
+        chunks = ceil(N, tall)
+        for t in prange(threads):
+            mine = blocks[t * size : (t + 1) * size]
+            block, spare = mine[:WEIGHT_BLOCK], mine[WEIGHT_BLOCK:WEIGHT_SCRATCH]
+            grad = mine[WEIGHT_SCRATCH : WEIGHT_SCRATCH + tall * C].reshape(tall, C)
             chunk = ticket(queue)
-    total = np.float32(0)
-    for n in range(N):
-        total += partial[n]
-    sumsq[0] = total
+            while chunk < chunks:
+                n0, n1 = chunk * tall, min(N, chunk * tall + tall)
+                weight_chunk(grad, 0, False, dout, panels, block, spare, n0, n1, tall, depth)
+                for i in range(n1 - n0):
+                    n = n0 + i
+                    if slot.shape[0] > 0 and slot[n] >= 0:
+                        copy_row(held[slot[n]], grad[i])
+                        partial[n] = np.float32(0)
+                    else:
+                        update(rows(weight, n), grad[i], ONE, weight_numbers)
+                        partial[n] = squares(grad[i])
+                if bias[0].shape[0] > 0:
+                    db = spare[: n1 - n0]
+                    update(rows(bias, slice(n0, n1)), db, ONE, bias_numbers)
+                    for i in range(n1 - n0):
+                        partial[n0 + i] += db[i] * db[i]
+                chunk = ticket(queue)
+        total = np.float32(0)
+        for n in range(N):
+            total += partial[n]
+        sumsq[0] = total
+
+    return update_linear
 
 
-@kernel(
-    ops.matmul_update,
+@by_rule(
     "optimized",
+    "matmul_update",
+    "weight",
+    "bias",
     scratch=[
         ("panels", lambda s: s["BT"] * up(s["C"], NR)),
         ("blocks", strips),
         ("partial", OC),
         ("queue", LINE, "int32"),
     ],
-    parallel=False,
 )
-def matmul_update(
-    weight, weight_m, weight_v, bias, bias_m, bias_v, sumsq, dout, inp, lr, beta1, beta2, eps, weight_decay, bias_decay,
-    step, panels, blocks, partial, queue,
-):  # fmt: skip
+def matmul_update(rule):
     """Pack the columns of the tokens, then strip by strip: the gradient, then the step.
 
-    Parallel: packing by panel; then chunks by ticket, each owns rows of the weight and its moments.
+    Parallel: packing by panel; then chunks by ticket, each owns rows of the weight and its states.
     Memory: the packed tokens; a strip of dout and one of the gradient for each thread.
-    Bound: compute; for few tokens, the memory of weight and moments.
+    Bound: compute; for few tokens, the memory of weight and states.
     """
-    update_linear(
-        weight, weight_m, weight_v, bias, bias_m, bias_v, weight[:0], bias[:0], sumsq, dout, inp, lr, beta1, beta2,
-        eps, weight_decay, bias_decay, step, panels, blocks, partial, queue,
-    )  # fmt: skip
+    update = update_linear(rule)
+
+    @helper()
+    def matmul_update(
+        weight, bias, weight_numbers, bias_numbers, sumsq, dout, inp, panels, blocks, partial, queue
+    ):  # fmt: skip
+        none = weight[0][:0], queue[:0]
+        update(
+            weight, bias, weight_numbers, bias_numbers, *none, sumsq, dout, inp, panels, blocks, partial, queue
+        )  # fmt: skip
+
+    return matmul_update

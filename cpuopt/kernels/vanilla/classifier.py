@@ -7,6 +7,7 @@ from ... import ops
 from ...ops.classifier import BLOCK
 from ...ops.declaration import BT, C, V
 from ..compile.jit import helper, kernel
+from ..toolkit.rules import by_rule
 
 
 @helper()
@@ -109,61 +110,59 @@ def classifier_backward(
     loss[0] = mean_loss(losses, targets, ignore_index)
 
 
-@kernel(
-    ops.classifier_update,
+@by_rule(
     "vanilla",
+    "classifier_update",
+    "weight",
     scratch=[("logits", BT * V), ("grad", V * C), ("slot", V, "int32"), ("partial", V)],
 )
-def classifier_update(
-    loss, losses, dinp, dinp_add, weight, weight_m, weight_v, held, sumsq, dloss, inp, targets, tokens, ignore_index,
-    lr, beta1, beta2, eps, weight_decay, step, logits, grad, slot, partial,
-):  # fmt: skip
+def classifier_update(rule):
     """As the backward, of all tokens at once; then a row of the gradient at a time, which is put aside or applied.
 
     Parallel: the tokens, then the rows of `weight`.
     Bound: the memory that `weight` streams through, twice for each token.
     """
-    BT, C = inp.shape
-    V = weight.shape[0]
-    b1, b2 = np.float32(beta1), np.float32(beta2)
-    c1, c2 = np.float32(1 - beta1), np.float32(1 - beta2)
-    m_unbias = np.float32(1 / (1 - beta1**step))
-    v_unbias = np.float32(1 / (1 - beta2**step))
-    rate, small, decay = np.float32(lr), np.float32(eps), np.float32(lr * weight_decay)
-    share = dloss[0] / np.float32(max(count(targets, ignore_index), 1))
-    for v in range(V):
-        slot[v] = -1
-    for t in range(tokens.shape[0] - 1, -1, -1):
-        slot[tokens[t]] = t  # the first of equal tokens stays
-        for i in range(C):
-            held[t, i] = 0
-    for bt in prange(BT):
-        row = logits[np.int64(bt) * V : np.int64(bt) * V + V]
-        top, total, losses[bt] = row_losses(row, inp[bt], weight, targets[bt], ignore_index)
-        row_backward(row, dinp[bt], dinp_add, weight, top, total, share, targets[bt], ignore_index)
-    for v in prange(V):
-        g = grad[np.int64(v) * C : np.int64(v) * C + C]
-        for i in range(C):
-            g[i] = 0
-        for t in range(BT):
-            d = logits[t * V + v]
+    rows, update = rule.rows, rule.update
+
+    @helper(parallel=True)
+    def classifier_update(
+        weight, weight_numbers, loss, losses, dinp, dinp_add, held, sumsq, dloss, inp, targets, tokens, ignore_index,
+        logits, grad, slot, partial,
+    ):  # fmt: skip
+        BT, C = inp.shape
+        V = weight[0].shape[0]
+        share = dloss[0] / np.float32(max(count(targets, ignore_index), 1))
+        for v in range(V):
+            slot[v] = -1
+        for t in range(tokens.shape[0] - 1, -1, -1):
+            slot[tokens[t]] = t  # the first of equal tokens stays
             for i in range(C):
-                g[i] += inp[t, i] * d
+                held[t, i] = 0
+        for bt in prange(BT):
+            row = logits[np.int64(bt) * V : np.int64(bt) * V + V]
+            top, total, losses[bt] = row_losses(row, inp[bt], weight[0], targets[bt], ignore_index)
+            row_backward(row, dinp[bt], dinp_add, weight[0], top, total, share, targets[bt], ignore_index)
+        for v in prange(V):
+            g = grad[np.int64(v) * C : np.int64(v) * C + C]
+            for i in range(C):
+                g[i] = 0
+            for t in range(BT):
+                d = logits[t * V + v]
+                for i in range(C):
+                    g[i] += inp[t, i] * d
+            total = np.float32(0)
+            if slot[v] >= 0:
+                for i in range(C):
+                    held[slot[v], i] = g[i]
+            else:
+                update(rows(weight, v), g, np.float32(1), weight_numbers)
+                for i in range(C):
+                    total += g[i] * g[i]
+            partial[v] = total
+        loss[0] = mean_loss(losses, targets, ignore_index)
         total = np.float32(0)
-        if slot[v] >= 0:
-            for i in range(C):
-                held[slot[v], i] = g[i]
-        else:
-            for i in range(C):
-                mi = b1 * weight_m[v, i] + c1 * g[i]
-                vi = b2 * weight_v[v, i] + c2 * g[i] * g[i]
-                weight_m[v, i] = mi
-                weight_v[v, i] = vi
-                weight[v, i] -= rate * (mi * m_unbias) / (np.sqrt(vi * v_unbias) + small) + decay * weight[v, i]
-                total += g[i] * g[i]
-        partial[v] = total
-    loss[0] = mean_loss(losses, targets, ignore_index)
-    total = np.float32(0)
-    for v in range(V):
-        total += partial[v]
-    sumsq[0] = total
+        for v in range(V):
+            total += partial[v]
+        sumsq[0] = total
+
+    return classifier_update

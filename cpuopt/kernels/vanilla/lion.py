@@ -1,0 +1,22 @@
+"""Lion, naive."""
+
+import numpy as np
+
+from ..compile.jit import helper
+
+ONE = np.float32(1)
+
+
+@helper()
+def numbers(lr, beta1, beta2, weight_decay):
+    """What is the same for all elements, in float64 until the end."""
+    b1, c1, b2, c2 = np.float32(beta1), np.float32(1 - beta1), np.float32(beta2), np.float32(1 - beta2)
+    return b1, c1, b2, c2, np.float32(lr), np.float32(lr * weight_decay)
+
+
+@helper()
+def rule(param, m, g, b1, c1, b2, c2, rate, decay):
+    """As the formula has it; the sign of zero is zero, and NaN stays."""
+    c = b1 * m + c1 * g
+    sign = ONE if c > 0 else -ONE if c < 0 else c
+    return param - (rate * sign + decay * param), b2 * m + c2 * g

@@ -1,0 +1,142 @@
+"""What a declaration of an optimizer is: its states, its scalars, its rule; the ops that fuse it follow from that.
+
+An optimizer is an op that updates one parameter in place, element by element. Its file declares all that is its own.
+What a fused op needs of it, such as ``weight``, ``weight_m`` and ``weight_v`` for AdamW, is asked for here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from inspect import Parameter, Signature, signature
+from math import inf
+from typing import Any
+
+from .declaration import ONE, Arg, Dim, N, Op, inp, scalar
+
+USUAL = "adamw"
+"""The optimizer that is taken where none is asked for; ops that fuse it go without its name in theirs."""
+
+
+@dataclass(frozen=True)
+class State:
+    """An array that an optimizer keeps for each parameter, of the parameter's shape.
+
+    Parameters
+    ----------
+    start : what every element is before the first step.
+    negative : whether an element may be below zero.
+    """
+
+    name: str
+    start: float = 0.0
+    dtype: str = "float32"
+    negative: bool = True
+
+
+@dataclass(frozen=True)
+class Number:
+    """A scalar of an optimizer, with its default: at least 0, or more than that where it is `positive`."""
+
+    name: str
+    default: float
+    below: float = inf
+    positive: bool = False
+
+    def wrong(self, x: float) -> str:
+        """Return what was expected of a number that this one may not be; empty where it may."""
+        if 0 <= x < self.below and (x or not self.positive):
+            return ""
+        least = "a positive number" if self.positive else "0 or more"
+        return least + (f", and less than {self.below:g}" if self.below < inf else "")
+
+
+class Optimizer(Op):
+    """The declaration of an elementwise update of one parameter.
+
+    Parameters
+    ----------
+    states : in the order in which the rule takes and gives them, after the parameter.
+    numbers : its scalars, besides ``lr``, ``grad_scale`` and, where the reference takes it, ``step``, counted from 1.
+        One called ``weight_decay`` may differ between parameters of one axis and the others.
+    flops : for each element.
+    reference : of ``param``, the states, ``grad`` and the scalars, by name.
+    files : the first word of a checkpoint's files of states; by default the name.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        states: tuple[State, ...],
+        numbers: tuple[Number, ...],
+        label: str,
+        flops: int,
+        reference: Callable[..., Mapping[str, Any]],
+        source: str,
+        files: str = "",
+    ) -> None:
+        self.states, self.numbers, self.each, self.files = states, numbers, flops, files or name
+        self.counts = [scalar("step", integer=True)] if "step" in signature(reference).parameters else []
+        args = [*self.places("param", N), inp("grad", N), *self.scalars(), scalar("grad_scale"), *self.counts]
+        super().__init__(name, *args, label=label, flops=flops * N, reference=reference, source=source)
+        self.fused: dict[str, Op] = {}
+        """The ops that it is fused in, by the first words of their names."""
+
+    @property
+    def defaults(self) -> dict[str, float]:
+        """The default of each number."""
+        return {n.name: n.default for n in self.numbers}
+
+    def scalars(self, *more: str) -> list[Arg]:
+        """Declare the scalars of a step; `more` follow the weight decay."""
+        names = ["lr", *(n.name for n in self.numbers)]
+        if "weight_decay" in names:
+            after = names.index("weight_decay") + 1
+            names[after:after] = more
+        return [scalar(name) for name in names]
+
+    def names(self, parameter: str) -> dict[str, str]:
+        """Name the arrays of a parameter in a fused op, by their names here."""
+        own = "" if parameter == "param" else f"{parameter}_"
+        return {"param": parameter, **{s.name: own + s.name for s in self.states}}
+
+    def places(self, parameter: str, *shape: Dim, reduces: Dim = ONE, optional: bool = False) -> list[Arg]:
+        """Declare a parameter and its states."""
+        domain = {s.name: s.negative for s in self.states}
+        return [
+            Arg(to, "state", shape, optional, reduces, negative=domain.get(name, True))
+            for name, to in self.names(parameter).items()
+        ]
+
+    def apply(self, given: Mapping[str, Any], parameter: str, grad: Any, decay: str = "weight_decay") -> dict[str, Any]:
+        """Compute the update of a parameter of a fused op from the gradient, by the reference."""
+        names = self.names(parameter)
+        own = {**given, **{n: given[to] for n, to in names.items()}, "grad": grad, "grad_scale": 1.0}
+        own["weight_decay"] = given.get(decay)
+        found = self.reference(**{n: own[n] for n in signature(self.reference).parameters})
+        return {to: found[n] for n, to in names.items()}
+
+    def fuse(
+        self,
+        name: str,
+        args: Iterable[Arg],
+        reference: Callable[..., Mapping[str, Any]],
+        *,
+        fuses: tuple[Op, ...],
+        label: str,
+        **declared: Any,
+    ) -> Op:
+        """Declare an op that makes a gradient and applies this update; its reference takes all that is read."""
+        args = list(args)
+        read = [Parameter(a.name, Parameter.KEYWORD_ONLY) for a in args if a.role != "out"]
+        reference.__signature__ = Signature(read)  # type: ignore[attr-defined]  # which is not known as it is written
+        self.fused[name] = Op(
+            name if self.name == USUAL else f"{name}_{self.name}",
+            *args,
+            label=f"{label} + {self.label}",
+            reference=reference,
+            fuses=(*fuses, self),
+            **declared,
+        )
+        return self.fused[name]

@@ -1,0 +1,225 @@
+"""Optimizers: each against its formula in float64, by every route, through checkpoints, flags and patterns."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from cpuopt import Choice, Engine, cli, ops
+from cpuopt.engine import build
+from cpuopt.errors import UserError
+from cpuopt.models import specs
+from cpuopt.models.gpt2 import GPT2, PRESETS
+from cpuopt.program.fuse import FUSIONS
+from cpuopt.train import checkpoint, job
+from cpuopt.train.job import Settings
+
+TINY, B, T = replace(PRESETS["gpt2-tiny"], n_layer=1), 2, 16
+NEW = [name for name in ops.OPTIMIZERS if name != ops.USUAL]
+HYPER = {"sgd": {"lr": 0.1, "momentum": 0.8}, "lion": {"lr": 1e-3, "beta1": 0.8, "beta2": 0.95}}
+DECAY = 0.1
+
+
+def batch(i):
+    ids = np.random.default_rng(i).integers(0, TINY.vocab_size, (B, T + 1))
+    return {"tokens": ids[:, :-1], "targets": ids[:, 1:]}
+
+
+def engine(optimizer, variant="vanilla", fuse=(), **more):
+    return Engine(GPT2(TINY), specs(B, T), choice=Choice(variant), fuse=fuse, optimizer=optimizer, threads=1, **more)
+
+
+def sgd(p, state, g, decay, lr, momentum):
+    """``torch.optim.SGD(momentum=momentum, weight_decay=decay)``, whose first velocity is the first gradient."""
+    g = g + decay * p
+    velocity = g if state is None else momentum * state + g
+    return p - lr * velocity, velocity
+
+
+def lion(p, state, g, decay, lr, beta1, beta2):
+    """Chen et al. 2023, algorithm 2, as its authors' ``lion_pytorch.py`` has it: decay first."""
+    m = np.zeros(p.shape) if state is None else state
+    p = p * (1 - lr * decay)
+    return p - lr * np.sign(m * beta1 + g * (1 - beta1)), m * beta2 + g * (1 - beta2)
+
+
+FORMULA = {"sgd": sgd, "lion": lion}
+
+
+@pytest.mark.parametrize("name", NEW)
+@pytest.mark.parametrize("clip", [None, 0.5])
+def test_five_steps_follow_the_formula(name, clip):
+    """Weights in float64 of their own: the gradients of each step are those at the engine's."""
+    one, ghost = engine(name), engine(ops.USUAL)
+    want = {n: (p.astype(float), None) for n, p in one.parameters().items()}
+    sure = {n: np.ones(p.shape, bool) for n, p in one.parameters().items()}
+    for step in range(5):
+        for n, p in ghost.parameters().items():
+            p[...] = one.parameters()[n]
+        ghost.forward(**batch(step))
+        ghost.run("backward")
+        gradients = {n: g.astype(float) for n, g in ghost.gradients().items()}
+        norm = np.sqrt(sum((g * g).sum() for g in gradients.values()))
+        scale = min(1.0, clip / norm) if clip else 1.0
+        for n, (p, state) in want.items():
+            decay = 0.0 if p.ndim == 1 else DECAY
+            if name == "lion":  # rounding decides the sign where two terms cancel
+                direction = 0.8 * (0.0 if state is None else state) + 0.2 * scale * gradients[n]
+                sure[n] &= (direction == 0) | (abs(direction) > 1e-5 * abs(direction).max())
+            want[n] = FORMULA[name](p, state, gradients[n] * scale, decay, **HYPER[name])
+        one.step(**batch(step), **HYPER[name], weight_decay=DECAY, vector_decay=0.0, clip=clip)
+        ((_, states),) = one.states().items()
+        for n, p in one.parameters().items():
+            assert abs(p - want[n][0])[sure[n]].max() <= 1e-5 * abs(want[n][0]).max() + 1e-7, n
+            assert sure[n].mean() > 0.6, n
+            assert abs(states[n] - want[n][1]).max() <= 1e-5 * abs(want[n][1]).max() + 1e-7, n
+
+
+ROUTES = [("vanilla", ()), ("optimized", ()), ("vanilla", tuple(FUSIONS)), ("optimized", tuple(FUSIONS))]
+
+
+def losses(name, variant, fuse):
+    made = engine(name, variant, fuse)
+    return [made.step(**batch(i), **HYPER[name], weight_decay=DECAY).loss for i in range(4)], made
+
+
+@pytest.mark.parametrize("name", NEW)
+def test_the_same_by_every_route(name):
+    plain, _ = losses(name, *ROUTES[0])
+    assert plain[0] != plain[-1]
+    for variant, fuse in ROUTES[1:]:
+        found, made = losses(name, variant, fuse)
+        np.testing.assert_allclose(found, plain, rtol=2e-5)
+        called = {c.op.name for c in made.program.calls}
+        fused = {f"{op}_{name}" for op in ("matmul_update", "classifier_update", "embedding_update")}
+        assert fused <= called if fuse else not fused & called
+        assert {k.variant for k in made.kernels if k.op.name in fused} <= {variant}
+
+
+def test_a_wrong_momentum_is_seen():
+    found, _ = losses("sgd", *ROUTES[0])
+    made = engine("sgd")
+    other = [made.step(**batch(i), lr=0.1, momentum=0.7, weight_decay=DECAY).loss for i in range(4)]
+    assert found[:2] == other[:2]
+    assert abs(found[3] - other[3]) > 5 * 2e-5 * found[3]
+
+
+# Patterns
+
+
+def test_optimizers_by_pattern():
+    mixed = engine({"*": "adamw", "*.bias": "sgd"}, fuse=("update",))
+    assert set(mixed.states()) == {"adam_m", "adam_v", "sgd_velocity"}
+    assert all(n.endswith(".bias") for n in mixed.states()["sgd_velocity"])
+    assert {c.op.name for c in mixed.program.calls} & {"matmul_update", "matmul_update_sgd"} == set()  # of two kinds
+    before = {n: p.copy() for n, p in mixed.parameters().items()}
+    mixed.step(**batch(0), lr=0.0, sgd={"lr": 0.1})
+    changed = {n for n, p in mixed.parameters().items() if not np.array_equal(p, before[n])}
+    assert changed
+    assert all(n.endswith(".bias") for n in changed)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "words"),
+    [
+        ("adam", "optimizer 'adam': there is no such; did you mean 'adamw'?"),
+        ({"*": "sgd", "*.byas": "lion"}, "no parameter matches '*.byas'"),
+        ({"*.bias": "lion"}, "no pattern matches 'wte.weight'; add '*' before the others"),
+    ],
+)
+def test_what_no_optimizer_can_be(optimizer, words):
+    with pytest.raises(UserError) as e:
+        build(GPT2(TINY), specs(B, T), optimizer=optimizer)
+    assert words in str(e.value)
+
+
+def test_a_number_that_the_optimizer_does_not_have_is_refused():
+    with pytest.raises(UserError, match="momentum: adamw has no such number"):
+        engine("adamw").step(**batch(0), momentum=0.5)
+
+
+# The command line
+
+
+SMALL = [
+    "--model",
+    '{"n_layer": 1, "n_head": 2, "n_embd": 16, "vocab_size": 256, "block_size": 16}',
+    "-B",
+    "2",
+    "-T",
+    "8",
+]
+TRAIN = ["train", *SMALL, "--variant", "vanilla", "--lr", "0.01", "--val-every", "0"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (
+            ["--momentum", "0.5"],
+            "--momentum 0.5: adamw has no momentum; it has --lr, --beta1, --beta2, --eps, --weight-d",
+        ),
+        (
+            ["--optimizer", "sgd", "--beta1", "0.5"],
+            "--beta1 0.5: sgd has no beta1; it has --lr, --momentum, --weight-de",
+        ),
+        (
+            ["--optimizer", "lion", "--eps", "1"],
+            "--eps 1.0: lion has no eps; it has --lr, --beta1, --beta2, --weight-d",
+        ),
+        (["--optimizer", "sgd", "--momentum", "1"], "--momentum 1.0: expected 0 or more, and less than 1"),
+        (["--optimizer", "lyon"], "--optimizer 'lyon': there is no such; did you mean 'lion'?"),
+    ],
+)
+def test_flags_that_do_not_suit_the_optimizer(flags, words, capsys, tmp_path):
+    assert cli.main([*TRAIN, *flags, "--runs", str(tmp_path)]) == 2
+    assert words in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_defaults_are_those_of_the_optimizer():
+    assert Settings().numbers == {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.0}
+    assert Settings(optimizer="lion", beta1=0.5).numbers == {"beta1": 0.5, "beta2": 0.99, "weight_decay": 0.0}
+    assert replace(Settings(optimizer="sgd"), B=2).numbers == {"momentum": 0.9, "weight_decay": 0.0}
+
+
+@pytest.mark.parametrize("name", NEW)
+def test_a_run_goes_on_bit_for_bit(name, tmp_path, capsys):
+    """Ten steps at once, and five and five; the states are in files of the optimizer's own."""
+    flags = [*TRAIN, "--optimizer", name, "--weight-decay", "0.1", "--save-every", "5", "--keep", "9"]
+    assert cli.main([*flags, "--steps", "10", "--runs", str(tmp_path / "whole")]) == 0
+    cut = tmp_path / "cut"
+    assert cli.main([*flags, "--steps", "5", "--runs", str(cut)]) == 0
+    assert cli.main(["train", "--resume", "--steps", "10", "--runs", str(cut), "--optimizer", "adamw"]) == 2
+    assert f"the run has optimizer '{name}', not 'adamw'" in capsys.readouterr().err
+    assert cli.main(["train", "--resume", "--steps", "10", "--runs", str(cut)]) == 0
+    (one,), (two,) = (list(root.glob("*/checkpoints/step-00000010")) for root in (tmp_path / "whole", cut))
+    (state,) = (f"{name}_{s.name}.safetensors" for s in ops.OPTIMIZERS[name].states)
+    assert checkpoint.TENSORS[name] == ("params.safetensors", state)
+    for file in checkpoint.TENSORS[name]:
+        assert (one / file).read_bytes() == (two / file).read_bytes()
+    assert json.loads((one / "state.json").read_text())["settings"]["optimizer"] == name
+
+
+def test_states_of_another_optimizer_are_damage(tmp_path):
+    flags = [*TRAIN, "--optimizer", "sgd", "--save-every", "1", "--steps", "1", "--runs", str(tmp_path)]
+    assert cli.main(flags) == 0
+    (path,) = tmp_path.glob("*/checkpoints/step-00000001")
+    manifest = json.loads((path / "manifest.json").read_text())
+    manifest["files"]["lion_m.safetensors"] = manifest["files"].pop("sgd_velocity.safetensors")
+    (path / "sgd_velocity.safetensors").rename(path / "lion_m.safetensors")
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(UserError, match="has the settings of sgd and the states of lion: it is damaged"):
+        checkpoint.verify(path)
+
+
+def test_a_run_of_an_earlier_version_has_adamw(tmp_path):
+    assert cli.main([*TRAIN, "--save-every", "1", "--steps", "1", "--runs", str(tmp_path)]) == 0
+    (path,) = tmp_path.glob("*/checkpoints/step-00000001")
+    found = checkpoint.verify(path)
+    settings = {n: x for n, x in found.state["settings"].items() if n not in ("optimizer", "momentum")}
+    old = replace(found, state={**found.state, "settings": settings})
+    assert job.resumed(old, {}).optimizer == "adamw"
+    with pytest.raises(UserError, match="the run has optimizer 'adamw', not 'sgd'"):
+        job.resumed(old, {"optimizer": "sgd"})
