@@ -33,9 +33,10 @@ avx2 = pytest.mark.skipif(LANES != 8, reason="the patterns are those of AVX2")
 LIBM = re.compile(r"\$((?:exp|log|tanh|expm1|log1p|pow|sqrt|fmax|fmin)f?)\b")
 FEW = {  # one logarithm a row, two powers a call
     **{f"{op}_forward": {"logf"} for op in ("attention", "cross_entropy", "classifier")},
-    **{op: {"pow"} for op in ("adamw", "embedding_update")},
+    **{op: {"pow"} for op in ("adamw", "embedding_update")},  # of the numbers of AdamW
     "classifier_backward": {"logf"},
     "classifier_update": {"logf", "pow"},
+    **{f"classifier_update_{name}": {"logf"} for name in ("sgd", "lion")},
 }
 VECTORS = re.compile(r"\sv(?!mov|broadcast|xor)\w+ps\s.*%ymm")
 CORE = {  # what the busiest loop is made of; see the formulas
@@ -61,6 +62,11 @@ CORE = {  # what the busiest loop is made of; see the formulas
     "classifier_update": "vsqrtps",
     "sumsq": "vfmadd",
     "adamw": "vsqrtps",
+    **{
+        op: "vfn?m"
+        for name in ("sgd", "lion")
+        for op in (name, f"embedding_update_{name}", f"classifier_update_{name}")
+    },
 }
 
 

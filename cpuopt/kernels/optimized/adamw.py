@@ -14,8 +14,12 @@ def numbers(lr, beta1, beta2, eps, weight_decay, step):
 
 
 @helper()
-def rule(param, m, v, g, b1, c1, b2, c2, rate, root, small, decay):
+def update(param, m, v, grad, scale, b1, c1, b2, c2, rate, root, small, decay):
     """Divide once."""
-    m = b1 * m + c1 * g
-    v = b2 * v + c2 * (g * g)
-    return param - (rate * m / (np.sqrt(v) * root + small) + decay * param), m, v
+    for i in range(param.shape[0]):
+        g = grad[i] * scale
+        mi = b1 * m[i] + c1 * g
+        vi = b2 * v[i] + c2 * (g * g)
+        m[i] = mi
+        v[i] = vi
+        param[i] -= rate * mi / (np.sqrt(vi) * root + small) + decay * param[i]

@@ -1,9 +1,9 @@
 """Kernels from an optimizer's rule: one text serves its update alone, and every update that is fused with a gradient.
 
 The file of an optimizer among the kernels has two helpers. ``numbers`` turns its scalars, without ``grad_scale``, into
-float32 numbers that are the same for all elements. ``rule`` takes an element of the parameter and of each state, its
-gradient and these numbers, and gives what the elements become. A package of variants that has no such file takes that
-of vanilla.
+float32 numbers that are the same for all elements. ``update`` steps a stretch of elements: it takes that of the
+parameter, of each state and of the gradient, the gradient's scale, and the numbers. A package of variants that has no
+such file takes that of vanilla.
 """
 
 import inspect
@@ -31,13 +31,11 @@ class Rule:
     ----------
     numbers : of an optimizer's file.
     rows : ``rows(arrays, i)`` takes ``[i]`` of each array, by an index or a slice.
-    step : ``step(arrays, i, g, numbers)`` updates element i by the gradient g.
-    update : ``update(arrays, grad, scale, numbers)`` updates every element, each by that of `grad`, scaled.
+    update : ``update(arrays, grad, scale, numbers)``.
     """
 
     numbers: Any
     rows: Any
-    step: Any
     update: Any
 
 
@@ -49,47 +47,33 @@ def rule_of(optimizer: Optimizer, package: str) -> Rule:
 
 @cache
 def _rule(optimizer: Optimizer, file: ModuleType) -> Rule:
-    rule, (get, put) = file.rule, accessors(1 + len(optimizer.states))
+    step = file.update
 
     @helper(inline="always")
-    def step(arrays, i, g, numbers):
-        put(arrays, i, rule(*(get(arrays, i) + (g,) + numbers)))  # noqa: RUF005
-
-    @helper()
     def update(arrays, grad, scale, numbers):
-        for i in range(grad.shape[0]):
-            step(arrays, i, grad[i] * scale, numbers)
+        step(*(arrays + (grad, scale) + numbers))  # noqa: RUF005  # numba knows no other way
 
-    return Rule(file.numbers, get, step, update)
+    return Rule(file.numbers, rows_of(1 + len(optimizer.states)), update)
 
 
 @cache
-def accessors(n: int) -> tuple[Any, Any]:
-    """Make the functions that read and write ``[i]`` of each of n arrays."""
+def rows_of(n: int) -> Any:
+    """Make the function that takes ``[i]`` of each of n arrays."""
     last = n - 1
     if not last:
 
         @helper(inline="always")
-        def get(arrays, i):
+        def rows(arrays, i):
             return (arrays[0][i],)
 
-        @helper(inline="always")
-        def put(arrays, i, new):
-            arrays[0][i] = new[0]
-
     else:
-        get_others, put_others = accessors(last)
+        others = rows_of(last)
 
         @helper(inline="always")
-        def get(arrays, i):
-            return get_others(arrays, i) + (arrays[last][i],)  # noqa: RUF005
+        def rows(arrays, i):
+            return others(arrays, i) + (arrays[last][i],)  # noqa: RUF005
 
-        @helper(inline="always")
-        def put(arrays, i, new):
-            put_others(arrays, i, new)
-            arrays[last][i] = new[last]
-
-    return get, put
+    return rows
 
 
 def by_rule(

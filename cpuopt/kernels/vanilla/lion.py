@@ -15,8 +15,11 @@ def numbers(lr, beta1, beta2, weight_decay):
 
 
 @helper()
-def rule(param, m, g, b1, c1, b2, c2, rate, decay):
+def update(param, m, grad, scale, b1, c1, b2, c2, rate, decay):
     """As the formula has it; the sign of zero is zero, and NaN stays."""
-    c = b1 * m + c1 * g
-    sign = ONE if c > 0 else -ONE if c < 0 else c
-    return param - (rate * sign + decay * param), b2 * m + c2 * g
+    for i in range(param.shape[0]):
+        g = grad[i] * scale
+        c = b1 * m[i] + c1 * g
+        m[i] = b2 * m[i] + c2 * g
+        sign = ONE if c > 0 else -ONE if c < 0 else c
+        param[i] -= rate * sign + decay * param[i]

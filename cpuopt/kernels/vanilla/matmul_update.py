@@ -16,7 +16,7 @@ def matmul_update(rule):
     Memory: the gradient, a row at a time.
     Bound: compute.
     """
-    rows, update, step = rule.rows, rule.update, rule.step
+    rows, update = rule.rows, rule.update
 
     @helper(parallel=True)
     def matmul_update(weight, bias, weight_numbers, bias_numbers, sumsq, dout, inp, row, partial):
@@ -39,7 +39,8 @@ def matmul_update(rule):
             for i in range(C):
                 total += g[i] * g[i]
             if bias[0].shape[0] > 0:
-                step(bias, o, db, bias_numbers)
+                g[0] = db
+                update(rows(bias, slice(o, o + 1)), g[:1], np.float32(1), bias_numbers)
                 total += db * db
             partial[o] = total
         total = np.float32(0)

@@ -12,7 +12,8 @@ def numbers(lr, momentum, weight_decay):
 
 
 @helper()
-def rule(param, velocity, g, rate, momentum, decay):
+def update(param, velocity, grad, scale, rate, momentum, decay):
     """As the formula has it."""
-    velocity = momentum * velocity + (g + decay * param)
-    return param - rate * velocity, velocity
+    for i in range(param.shape[0]):
+        velocity[i] = momentum * velocity[i] + (grad[i] * scale + decay * param[i])
+        param[i] -= rate * velocity[i]
