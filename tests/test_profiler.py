@@ -418,7 +418,7 @@ def test_profile_of_a_job(engine, shared):
     r = profiler.profile(job, warmup=2, tick=lambda: ticks.update("x"))
     assert (ticks["x"], r.steps, r.warmup, r.model, r.checked) == (5, 3, 2, "gpt2-tiny", checked)
     assert r.hashes.keys() == r.codes.keys() == {k.name for k in engine.kernels}
-    assert all(len(digest) == 12 for digest in r.hashes.values())
+    assert set(r.hashes.values()) == {"unknown"}  # of plain Python functions
     assert engine.runner is run_calls
 
 
