@@ -171,11 +171,14 @@ class Alone:
                 self.lengths[side] = 1, COLD_SAMPLES
         self.timed.place(max(calls for calls, _ in self.lengths.values()))
         self.timed.swap(0)
+        most = int(FILL_S * 1e9 / max(1, *(min(self._filling(side) for _ in range(3)) for side in "AB")))
         for side, (calls, samples) in self.lengths.items():
-            start = self.clock()
-            self.timed.fill(side, "almost", "numbers", calls)
-            most = int(FILL_S * 1e9 / max(1, self.clock() - start))
             self.lengths[side] = calls, max(min(samples, COLD_SAMPLES), min(samples, most))
+
+    def _filling(self, side: str) -> float:
+        start = self.clock()
+        self.timed.fill(side, "almost", "numbers", self.lengths[side][0])
+        return self.clock() - start
 
     def _sample(self, side: str, outs: str, scratch: str) -> float:
         function, calls = self.functions[side], self.lengths[side][0]
