@@ -24,6 +24,7 @@ from zlib import crc32
 import numpy as np
 
 from ..errors import UserError
+from ..machine import cores
 from .batches import Batches, require_known_ids, require_one_batch
 from .datasets import DATASETS, dataset_files, list_datasets, prepare, prepare_command
 from .tokenizers import Tokens, get_tokenizer, read_tokens, usual_tokenizer, write_tokens
@@ -79,7 +80,7 @@ class Corpus:
     def fingerprint(self) -> str:
         """Sixteen hex digits, from every token of both splits, by which a resumed run notices other data."""
         parts = []
-        with ThreadPoolExecutor(os.cpu_count()) as pool:  # zlib works without Python's lock
+        with ThreadPoolExecutor(cores()) as pool:  # zlib works without Python's lock
             for tokens in (self.train, self.val):
                 chunks = (tokens[i : i + CHUNK] for i in range(0, tokens.size, CHUNK))
                 parts.append((tokens.dtype.str, tokens.size, list(pool.map(crc32, map(np.ascontiguousarray, chunks)))))
