@@ -346,7 +346,7 @@ def test_in_the_step(capsys):
     assert result["layers"] == ["h.1.mlp"]
     assert found["verdict"] == "slower"
     assert result["ratio"]["median"] > 2
-    assert 0.9 < result["step"]["ratio"]["median"] < result["ratio"]["median"]
+    assert result["step"]["ratio"]["median"] < result["ratio"]["median"]
     assert result["losses"]["A"] == result["losses"]["B"]
     assert len(result["losses"]["A"]) == 3
     assert result["losses"]["A"][0] != result["losses"]["A"][1]

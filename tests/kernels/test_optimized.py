@@ -155,7 +155,8 @@ def call(op: ops.Op, given: dict[str, Any], sizes: dict[str, int]) -> dict[str, 
     for a in op.args:
         args += [given[a.name], False] if a.role == "acc" else [given[a.name]]
     kernel.compile()
-    kernel.function(*args, *(np.full(s.elements(sizes), np.nan, F32) for s in kernel.scratch))
+    poison = {"float32": np.nan, "int32": 2**30}
+    kernel.function(*args, *(np.full(s.elements(sizes), poison[s.dtype], s.dtype) for s in kernel.scratch))
     return {a.name: given[a.name] for a in op.written}
 
 
