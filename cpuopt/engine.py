@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from math import fsum, sqrt
+from math import fsum, inf, sqrt
 from typing import Any
 
 import numpy as np
@@ -289,6 +289,8 @@ class Engine:
             raise UserError(
                 "this engine was built with train=False and has no backward; build it without that to train"
             )
+        if clip is not None and not 0 < clip < inf:
+            raise UserError(f"clip {clip}: expected a positive number, or None")
         if (clip or accept) and not self.two_pass:
             raise UserError(
                 f"{'clip' if clip else 'accept'}: some weights are updated in the backward, before the norm is known; "
@@ -349,15 +351,33 @@ class Engine:
         if stray := [n for n in given if n in known - names and n not in self._by_name]:
             raise UserError(f"{stray[0]}: {' and '.join(o.name for o in self.optimizers)} has no such number")
         for o in self.optimizers:
-            numbers = {n: given.get(n, x) for n, x in o.defaults.items()} | {"lr": lr, **given.get(o.name, {})}
-            decay = numbers.get("weight_decay", 0.0) if vector_decay is None else vector_decay
-            self._set(o, **numbers, vector_decay=decay, step=self.step_number + 1)
+            own = given.get(o.name, {})
+            if not isinstance(own, Mapping) or not own.keys() <= {"lr", *o.defaults}:
+                raise UserError(
+                    f"{o.name}: {str(own)[:60]}; expected numbers by name, of {', '.join(['lr', *o.defaults])}"
+                )
+            numbers = {n: given.get(n, x) for n, x in o.defaults.items()} | {"lr": lr, **own}
+            numbers["vector_decay"] = numbers.get("weight_decay", 0.0) if vector_decay is None else vector_decay
+            ranges = {n.name: n for n in o.numbers}
+            exact = {n: in_range(ranges.get(n) or ops.Number(n, 0.0), x) for n, x in numbers.items()}
+            self._set(o, **exact, step=self.step_number + 1)
         return {n: x for n, x in given.items() if n not in names}
 
     def _set(self, optimizer: ops.Optimizer, **scalars: float) -> None:
         for name, number in scalars.items():
             for args, i in self._scalars.get(Scalar(name, optimizer.name), []):
                 args[i] = number
+
+
+def in_range(number: ops.Number, x: Any) -> float:
+    """Return a number of an optimizer as a float; a `UserError` where it is none, or out of range."""
+    try:
+        wrong = number.wrong(exact := float(x))
+    except (TypeError, ValueError):
+        exact, wrong = 0.0, "a number"
+    if wrong:
+        raise UserError(f"{number.name} {str(x)[:60]}: expected {wrong}")
+    return exact
 
 
 def initialize(model: nn.Module, parameters: Mapping[str, Array], seed: int, workers: int = 1) -> None:

@@ -518,3 +518,10 @@ def test_the_verb(capsys, monkeypatch):
     shown = capsys.readouterr().out
     assert "refused:" in shown
     assert "taken" in shown
+
+
+def test_a_plan_is_for_the_usual_optimizer():
+    settings = Settings(model="gpt2-tiny", variant="auto", optimizer="lion")
+    settings, notes = job.planned(settings, models.parse("gpt2-tiny"))
+    assert settings.plan == ()
+    assert notes == ["--variant auto: plans are for adamw; all ops stay with optimized"]

@@ -118,7 +118,7 @@ def _either(hints: tuple[Any, ...], x: Any, at: str) -> Any:
             return from_json(hint, x, at)
         except ValueError as e:
             wrong.append(e)
-    raise max(wrong, key=lambda e: len(str(e)))
+    raise max(wrong, key=lambda e: (not str(e).endswith("expected NoneType"), len(str(e))))
 
 
 def _object(hint: Any, x: Any, at: str) -> Any:

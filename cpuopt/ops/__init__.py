@@ -17,7 +17,7 @@ from .lion import lion
 from .matmul import matmul_backward_input, matmul_backward_weight, matmul_forward
 from .matmul_gelu import matmul_gelu_backward, matmul_gelu_forward
 from .matmul_update import matmul_update
-from .optimizer import USUAL, Optimizer
+from .optimizer import USUAL, Number, Optimizer
 from .residual import residual_backward, residual_forward
 from .residual_layernorm import residual_layernorm_forward
 from .sgd import sgd
@@ -60,4 +60,4 @@ ALL: dict[str, Op] = {
 """Every declared op by name, in the order of a training step; then those of generation."""
 
 globals().update(ALL)
-__all__ = ["ALL", "OPTIMIZERS", "USUAL", "Op", "Optimizer", *ALL]
+__all__ = ["ALL", "OPTIMIZERS", "USUAL", "Number", "Op", "Optimizer", *ALL]

@@ -21,6 +21,7 @@ from ..isolate.child import Child
 from ..kernels import registry
 from ..kernels.toolkit import threads as numba_threads
 from ..models import Config
+from ..ops import USUAL
 from ..program.fuse import FUSIONS
 from ..program.fuse import parse as parse_fusions
 from ..weights import Weights, check_target, copy_into
@@ -331,6 +332,10 @@ def planned(settings: Settings, config: Config) -> tuple[Settings, list[str]]:
     """Fill in the rules of ``--variant auto`` from the plan for this machine and size; say what they come to."""
     if settings.variant != registry.AUTO or settings.plan is not None:
         return settings, []
+    if settings.optimizer != USUAL:
+        return replace(settings, plan=()), [
+            f"--variant auto: plans are for {USUAL}; all ops stay with {registry.DEFAULT}"
+        ]
     threads = numba_threads.set_threads(settings.threads)
     key = plans.key(config.to_json(), settings.B, settings.T, threads, fusions(settings))
     rules, note = plans.rules(key, settings.kernels)

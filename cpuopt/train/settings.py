@@ -283,6 +283,8 @@ def read(path: Path) -> dict[str, Any]:
             f"--config {str(path)!r}: {e}; expected TOML such as 'lr = 3e-4', or a run's config.json"
         ) from e
     given = {name.replace("-", "_"): x for name, x in table.items() if name not in RECORDED}
+    if twice := [name for name in table if name.replace("-", "_") in table and "-" in name]:
+        raise UserError(f"--config {str(path)!r}: {twice[0]!r} is there with - and with _; leave one of them out")
     for name in given:
         if name not in TYPES:
             raise UserError(f"--config {str(path)!r}: unknown {name!r}; {nearest(name, TYPES)}")
