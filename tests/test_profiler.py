@@ -184,7 +184,7 @@ def test_a_row_is_held_against_the_roof_that_binds(engine, shared):
     assert row(profile, "Matmul Forward").roof == "FMA"
     assert row(profile, "AdamW").roof == "memory"
     assert profile.mfu == pytest.approx(100 * engine.program.flops / (profile.step_ms["mean"] * 1e6))
-    assert any("which cannot be" in d for d in profile.doubts)
+    assert any("which is impossible" in d for d in profile.doubts)
     assert "The most room is in" in " ".join(show(profile))
 
 
