@@ -185,7 +185,7 @@ def test_a_row_is_held_against_the_roof_that_binds(engine, shared):
     assert row(profile, "AdamW").roof == "memory"
     assert profile.mfu == pytest.approx(100 * engine.program.flops / (profile.step_ms["mean"] * 1e6))
     assert any("which is impossible" in d for d in profile.doubts)
-    assert "The most room is in" in " ".join(show(profile))
+    assert "Furthest above its bound is" in " ".join(show(profile))
 
 
 def test_imbalance_is_the_slowest_threads_time_over_the_mean(engine, shared, monkeypatch):

@@ -75,7 +75,7 @@ def test_more_than_a_roof_is_a_doubt():
     figures = dict.fromkeys(("calls", "ms", "share", "gflops", "gbs", "flops", "bytes", "intensity"), 1)
     figures |= {"op": "A", "roof": "FMA", "imbalance": None, "kernels": []}
     rows = [OpRow(**figures, of_roof=percent) for percent in (99, 100.4, None)]
-    assert profiles.passed(rows) == ["A is at 100.4 % of the FMA roof, which cannot be"]
+    assert profiles.passed(rows) == ["A is at 100.4 % of the FMA roof, which is impossible"]
 
 
 # What is measured -----------------------------------------------------------------------------------------------------
