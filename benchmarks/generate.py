@@ -4,7 +4,7 @@
 
     python benchmarks/generate.py [--torch-python PATH] [--model gpt2-124M] [--threads 2] [--rounds 6] [--prompt 64]
 
-Both read the same prompt and the same tokens, and give the same logits; that is checked first. PyTorch runs in
+Both read the same prompt and the same tokens, and compute the same logits, which is checked first. PyTorch runs in
 ``inference_mode`` with its caches allocated ahead and ``scaled_dot_product_attention``. The share of the roof is (bytes
 of weights a token / measured read bandwidth) / (time of a token), with the bandwidth measured in each of its trials.
 """
@@ -45,7 +45,7 @@ def sizes_of(model: str) -> dict[str, int]:
 
 
 def cpuopt_side(model: str, threads: int) -> tuple[Read, Callable[[], None], Callable[[], dict[str, float]]]:
-    """Return what reads tokens, what forgets them, and what measures the roof."""
+    """Return functions that read tokens, forget them, and measure the roof."""
     from cpuopt.generate.decoder import Decoder, read_bandwidth
     from cpuopt.models.gpt2 import Config
 
@@ -62,7 +62,7 @@ def cpuopt_side(model: str, threads: int) -> tuple[Read, Callable[[], None], Cal
 
 
 def torch_side(model: str, threads: int) -> tuple[Read, Callable[[], None], Callable[[], dict[str, float]]]:
-    """Return the same of PyTorch; it measures no roof."""
+    """Return the same functions of PyTorch, without a measured roof."""
     import torch
     from peer_gpt2 import GPT2, load
     from torch.nn import functional as F
@@ -73,8 +73,8 @@ def torch_side(model: str, threads: int) -> tuple[Read, Callable[[], None], Call
     load(gpt2, make_params(**sizes, seed=SEED))
     gpt2.eval()
     NH, HS = sizes["n_head"], sizes["n_embd"] // sizes["n_head"]
-    room = (sizes["n_layer"], 2, 1, NH, sizes["block_size"], HS)
-    cache, at = torch.zeros(room), [0]
+    shape = (sizes["n_layer"], 2, 1, NH, sizes["block_size"], HS)
+    cache, at = torch.zeros(shape), [0]
 
     @torch.inference_mode()
     def read(tokens: list[int]) -> np.ndarray:
@@ -121,7 +121,7 @@ def main() -> int:
     p.add_argument("--threads", type=int, default=os.cpu_count())
     p.add_argument("--rounds", type=int, default=6)
     p.add_argument("--tokens", type=int, default=32)
-    p.add_argument("--prompt", type=int, default=64, help="its tokens (%(default)s)")
+    p.add_argument("--prompt", type=int, default=64, help="tokens of the prompt (%(default)s)")
     p.add_argument("--work", metavar="SIDE", help=argparse.SUPPRESS)
     a = p.parse_args()
     if a.work:
@@ -155,7 +155,7 @@ def main() -> int:
         best = min(t["best_s"] for t in done)
         rate = f"{1 / token:6.1f} tokens/s, {token * 1e3:.2f} ms a token ({spread}), {best * 1e3:.2f} the best"
         print(f"{side:7} {rate}; first after {first * 1e3:.0f} ms")
-    print(f"torch's time of a token by cpuopt's: {found.verdict()}")
+    print(f"torch's time of a token over cpuopt's: {found.verdict()}")
     best = [min(t["best_s"] for t in trials[side]) for side in ("torch", "cpuopt")]
     print(f"by the best token of each: {best[0] / best[1]:.2f} times")
     if trials["cpuopt"][0]["read_bytes_per_s"] is None:  # the caches hold the weights

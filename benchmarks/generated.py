@@ -58,7 +58,7 @@ def main():
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--steps", type=int, default=0, help="also time whole steps, this many rounds")
+    parser.add_argument("--steps", type=int, default=0, help="rounds of whole steps, timed too (%(default)s)")
     parser.add_argument("--ops", nargs="*")
     args = parser.parse_args()
     print("| op | vanilla, ms | generated, ms | ratio |\n| --- | ---: | ---: | ---: |")

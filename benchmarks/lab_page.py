@@ -1,4 +1,4 @@
-"""Makes the screens of docs/lab.md: runs each command of the page, and puts what it printed there.
+"""Generator of the screens of docs/lab.md: it runs each command of the page, and inserts its output.
 
 A block of the page that begins with ``<!-- $ command -->`` gets the command's output; ``<!-- file name -->`` before a
 Python block says that the block is written to that file first. Run from the root of the checkout:

@@ -5,7 +5,7 @@
 
 Each product is checked against float64 before its speed is shown. The first variant is compared with each other one in
 pairs. A trial begins with a pause and an untimed call: the threads of OpenMP and of OpenBLAS go on spinning for a
-while, and slow the other down. Several weights are used in turn, so that they come from memory, as in training.
+while, and slow the other down. Several weights alternate, so that they come from memory, as in training.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ GPT2 = ["768x2304", "768x768", "768x3072", "3072x768", "768x50257"]
 PAUSE = 0.15
 """Seconds: OpenBLAS's threads have stopped spinning by then."""
 COLD = 48 << 20
-"""Bytes of weights that are used in turn: more than a core's share of any cache."""
+"""Bytes of the alternating weights: more than a core's share of any cache."""
 SAMPLE = 64
 """Rows or columns of a product that are checked against float64; all of it must be finite."""
 
@@ -51,7 +51,7 @@ class Memory:
         self.arena, self.end = Arena(4 * floats), 0
 
     def array(self, *shape: int) -> Array:
-        """Allocate; everything is written once here, so that no page is touched for the first time later."""
+        """Allocate, and write everything once, so that no page is touched for the first time later."""
         found = self.arena.view(Value("", shape), self.end, shape)
         self.end += -(-4 * prod(shape) // ALIGN) * ALIGN
         found.fill(0)
@@ -142,7 +142,7 @@ def main() -> None:
     first, *others = args.variants
     print(f"{count} threads, load {os.getloadavg()[0]:.1f} before the run; GFLOP/s, median of {args.rounds} rounds")
     print(f"{'tokens':>6} {'C':>5} {'OC':>6}  {'product':8}" + "".join(f"{v:>11}" for v in args.variants), end="")
-    print("".join(f"   {v}'s time by {first}'s" for v in others))
+    print("".join(f"   {v}'s time over {first}'s" for v in others))
     for M in args.tokens:
         for shape in args.shapes:
             C, OC = map(int, shape.split("x"))

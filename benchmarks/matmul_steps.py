@@ -2,10 +2,10 @@
 
     python benchmarks/matmul_steps.py [--tokens 256] [--shape 768x3072] [--rounds 9] [--into docs/kernels/matmul.md]
 
-Every step computes out = inp @ weight^T and is checked against float64 before it is timed. The steps take turns, forth
-and back; each turn also times the multiply-adds of one tile that stays in the first-level cache, on one thread and on
-all: the peak that a step is compared with, since a shared machine's clock is not the same from one minute to the next.
-With --into, the table replaces what stands between ``<!-- steps -->`` and ``<!-- /steps -->`` in a file.
+Every step computes out = inp @ weight^T and is checked against float64 before it is timed. The trials of the steps
+alternate, forth and back; each also times the multiply-adds of one tile that stays in the first-level cache, on one
+thread and on all: the peak that a step is compared with, since a shared machine's clock varies. With --into, the table
+replaces the text between ``<!-- steps -->`` and ``<!-- /steps -->`` in a file.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def tiled(out, inp, weight, panels, tile, rows, whole):
 
 @helper()
 def one_tile(out, weight, panels, tile, m, n, rows):
-    """Give `rows` columns of `out` for a panel of tokens."""
+    """Compute `rows` columns of `out` for a panel of tokens."""
     K = weight.shape[1]
     product(rows, at(weight, n * K), K, 1, at(panels, m * K), NR, at(tile, 0), NR, K, False, at(panels, 0), 0, 0)
     for j in range(min(NR, out.shape[0] - m)):
@@ -108,7 +108,7 @@ def peak(a, b, c, n):
 
 
 class Steps:
-    """The arrays, and what is called on them."""
+    """The arrays, and the functions that are timed on them."""
 
     def __init__(self, tokens: int, features: int, outputs: int, cores: int) -> None:
         self.cores, self.flops = cores, 2 * tokens * features * outputs
@@ -128,7 +128,7 @@ class Steps:
             "weight outside, tokens inside": (1, lambda: weight_outside(self.out, self.inp, self.weight)),
             **{f"tile of {n} x {NR} sums": (1, lambda n=n: self.tiled(n, whole=True)) for n in sorted({1, 2, 4, MR})},
             "rows of weight outside": (1, lambda: self.tiled(MR, whole=False)),
-            "blocks, and what comes next is fetched": (1, lambda: self.optimized(kernel, none, scratch, 1)),
+            "blocks, with prefetching": (1, lambda: self.optimized(kernel, none, scratch, 1)),
             f"{cores} threads": (cores, lambda: self.optimized(kernel, none, scratch, cores)),
         }
 
@@ -175,7 +175,7 @@ class Steps:
         return 2 * MR * NR * DEPTH * rounds * cores / (time.perf_counter() - start) / 1e9
 
     def measure(self, rounds: int) -> list[str]:
-        """Time all steps in turns; return the rows of a table."""
+        """Time all steps in alternating trials; return the rows of a table."""
         found: dict[str, list[tuple[float, float]]] = {name: [] for name in self.steps}
         self.peak(self.cores)
         for r in range(rounds):

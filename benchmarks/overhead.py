@@ -43,7 +43,7 @@ class Steps:
         self.profiler = Profiler(self.job.engine, keep=1, regions=watched) if request["profiled"] else None
 
     def step(self) -> dict[str, Any]:
-        """Take one; return its ms, and of a profiled one the sums of its rows."""
+        """Take a step; return its ms, and the sums of a profile's rows."""
         ms = self.job.step(self.profiler.step if self.profiler else nullcontext).seconds * 1e3
         if self.profiler is None:
             return {"ms": ms}
@@ -68,8 +68,8 @@ def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--sizes", nargs="+", default=["4x64"], metavar="BxT")
     p.add_argument("--model", default="gpt2-124M")
-    p.add_argument("--rounds", type=int, default=24, help="of three steps (%(default)s)")
-    p.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="(%(default)s)")
+    p.add_argument("--rounds", type=int, default=24, help="rounds of three steps (%(default)s)")
+    p.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="number of threads (%(default)s)")
     p.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     args = p.parse_args()
     if args.serve:

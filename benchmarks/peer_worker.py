@@ -1,4 +1,4 @@
-"""The PyTorch side of `cpuopt bench`, told in JSON lines what to do; it runs in a Python that has torch.
+"""The PyTorch side of `cpuopt bench`, driven by requests in JSON lines; it runs in a Python that has torch.
 
 The protocol is that of ``cpuopt/lab/peers/worker.py``. A step is what a training loop does: gradients set to none,
 forward, backward, fused AdamW. This file imports nothing of cpuopt, so that only one OpenMP runtime is in the process.
@@ -18,7 +18,7 @@ from typing import Any
 
 
 class PeerError(Exception):
-    """What the user has to mend."""
+    """An error that the user has to fix."""
 
 
 class Session:
@@ -91,7 +91,7 @@ class Session:
 
 
 def check(request: dict[str, Any]) -> None:
-    """Look for the model, the compiler that torch.compile needs, and PyTorch."""
+    """Check for the model, the compiler that torch.compile needs, and PyTorch."""
     if request["model"] != "gpt2":
         raise PeerError(f"PyTorch's side has no model {request['model']!r}; compare variants: --against vanilla")
     if request["mode"] == "compile" and not shutil.which(os.environ.get("CXX", "g++")):
@@ -100,7 +100,7 @@ def check(request: dict[str, Any]) -> None:
         import peer_gpt2  # noqa: F401  (which imports torch and numpy)
     except ImportError as e:
         raise PeerError(
-            f"{sys.executable} cannot import what it needs ({e}); pip install -e '.[peers]', or name a Python that "
+            f"{sys.executable} cannot import a module ({e}); pip install -e '.[peers]', or name a Python that "
             "has torch: --peer-python PATH"
         ) from e
 

@@ -5,7 +5,7 @@
     python benchmarks/rows.py [--threads N] [--sizes 4x64,1x1024] [--ops 'attention*']
 
 Each is compared as by `cpuopt ab`: in pairs on the same arrays, on which both are judged. GB/s counts each array once
-(twice where it is read and written), so it says how far from memory's speed an op is, not what it really moves.
+(twice where it is read and written), so it shows the distance of an op from memory's speed, not the real traffic.
 """
 
 from __future__ import annotations

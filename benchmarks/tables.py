@@ -1,6 +1,6 @@
-"""Makes the tables of docs/results.md from the records of `cpuopt bench`.
+"""Generator of the tables of docs/results.md from the records of `cpuopt bench`.
 
-What stands between ``<!-- bench:NAME -->`` and ``<!-- /bench -->`` is made from ``benchmarks/records/NAME.json``, which
+The text between ``<!-- bench:NAME -->`` and ``<!-- /bench -->`` is made from ``benchmarks/records/NAME.json``, which
 ``cpuopt bench --out`` wrote::
 
     python benchmarks/tables.py [--check] [FILE.md ...]
@@ -49,7 +49,7 @@ def fill(text: str, records: Path) -> str:
 
 
 def markdown(record: Mapping[str, Any]) -> str:
-    """Turn a record into a table for each peer, and a line on how it came to be."""
+    """Turn a record into a table for each peer, and a line on the measurement."""
     if record["kind"] != "cpuopt-bench":
         raise ValueError(f"kind is {record['kind']!r}; expected 'cpuopt-bench'")
     lines = []
@@ -66,15 +66,15 @@ def markdown(record: Mapping[str, Any]) -> str:
         [
             *lines,
             f"{record['model']['name']}, {kernels}, {record['dtype']}, {record['threads']} threads, "
-            f"{record['rounds']} rounds in turns; {machine['cpu']}; {used}; {record['time'][:10]}. "
-            f"Two figures in a cell: cpuopt / peer. Ratio: the peer's time by cpuopt's, and its {level:g} % interval.",
+            f"{record['rounds']} alternating rounds; {machine['cpu']}; {used}; {record['time'][:10]}. "
+            f"Two figures in a cell: cpuopt / peer. Ratio: peer's time over cpuopt's, and its {level:g} % interval.",
             "",
         ]
     )
 
 
 def peer_lines(peer: str, results: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Make the table against one peer; a size without a ratio says why."""
+    """Make the table against one peer; a size without a ratio has the reason."""
     lines = [
         f"| B x T | cpuopt ms | {peer} ms | ratio | {' | '.join(f'{p} ms' for p in PHASES)} | peak MB |",
         f"| --- |{' ---: |' * (4 + len(PHASES))}",
@@ -97,8 +97,10 @@ def peer_lines(peer: str, results: Sequence[Mapping[str, Any]]) -> list[str]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Rewrite pages in place, or with ``--check`` say which are out of date."""
     parser = argparse.ArgumentParser(description="Fill the tables of pages from the records of cpuopt bench.")
-    parser.add_argument("--check", action="store_true", help="change nothing; exit with 1 where a page is out of date")
-    parser.add_argument("--records", type=Path, default=ROOT / "benchmarks" / "records", help="(%(default)s)")
+    parser.add_argument("--check", action="store_true", help="check only; exit status 1 where a page is out of date")
+    parser.add_argument(
+        "--records", type=Path, default=ROOT / "benchmarks" / "records", help="folder of the records (%(default)s)"
+    )
     parser.add_argument("pages", nargs="*", type=Path, default=[ROOT / "docs" / "results.md"])
     args = parser.parse_args(argv)
     status = 0

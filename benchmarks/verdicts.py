@@ -1,6 +1,6 @@
-"""How good the verdicts of `cpuopt ab` are: kernels against themselves, against copies, and 3 % slower.
+"""The quality of the verdicts of `cpuopt ab`: kernels against themselves, against copies, and 3 % slower.
 
-Each run is what the verb does with one kernel on one shape. The kernel against itself (``same``) and against a copy of
+Each run is the work of the verb on one kernel and one shape. The kernel against itself (``same``) and against a copy of
 its text in a user's file (``copy``) should give neither ``faster`` nor ``slower``; the ``slower`` one does the first
 3 % of its work twice, so that its extra time is disturbed like all else.
 
@@ -30,24 +30,24 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 SPIN = "while True: pass"
 KINDS = ("same", "copy", "slower")
 FALSE, FOUND = 2.0, 95.0
-"""Percent of false verdicts at the most, and of planted differences that are found at the least."""
+"""The promises: the largest percentage of false verdicts, and the least of planted differences that are found."""
 
 
 def main() -> int:
     """Measure, print a table, and write every verdict; status 1 where there were more false verdicts than promised."""
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--kinds", default=",".join(KINDS), help="(%(default)s)")
-    p.add_argument("--runs", type=int, default=50, help="of each kind (%(default)s)")
-    p.add_argument("--seed", type=int, default=0, help="of the first run; the next have the next (%(default)s)")
-    p.add_argument("--threads", type=int, default=1, help="(%(default)s)")
-    p.add_argument("--slower", type=float, default=0.03, help="how much (%(default)s)")
-    p.add_argument("--elements", type=int, default=50_000, help="of the GELU of 'same' and 'slower' (%(default)s)")
-    p.add_argument("--op", default="attention_forward", help="whose text is copied (%(default)s)")
-    p.add_argument("--tokens", type=int, default=64, help="of one row of GPT-2, what 'copy' is timed on (%(default)s)")
-    p.add_argument("--rounds", type=int, default=96, help="at the most (%(default)s)")
-    p.add_argument("--load", action="store_true", help="keep one core busy meanwhile")
-    p.add_argument("--out", type=Path, help="write the verdicts there, as JSON")
-    p.add_argument("--json", action="store_true", help="print one JSON object")
+    p.add_argument("--kinds", default=",".join(KINDS), help="kinds of runs (%(default)s)")
+    p.add_argument("--runs", type=int, default=50, help="number of runs of each kind (%(default)s)")
+    p.add_argument("--seed", type=int, default=0, help="random seed of the first run (%(default)s)")
+    p.add_argument("--threads", type=int, default=1, help="number of threads (%(default)s)")
+    p.add_argument("--slower", type=float, default=0.03, help="planted difference (%(default)s)")
+    p.add_argument("--elements", type=int, default=50_000, help="size of the GELU of 'same' and 'slower' (%(default)s)")
+    p.add_argument("--op", default="attention_forward", help="op whose text is copied (%(default)s)")
+    p.add_argument("--tokens", type=int, default=64, help="tokens of the row of GPT-2 that times 'copy' (%(default)s)")
+    p.add_argument("--rounds", type=int, default=96, help="largest number of rounds (%(default)s)")
+    p.add_argument("--load", action="store_true", help="another process that keeps one core busy")
+    p.add_argument("--out", type=Path, help="file for the verdicts, as JSON")
+    p.add_argument("--json", action="store_true", help="one JSON object in place of text")
     args = p.parse_args()
     os.environ["NUMBA_NUM_THREADS"] = str(args.threads)
 
@@ -110,7 +110,7 @@ def share(kind: str, verdicts: list[dict]) -> float:
 
 
 def kept(kind: str, verdicts: list[dict]) -> bool:
-    """Return whether that is what is promised."""
+    """Return whether the promise is kept."""
     return share(kind, verdicts) >= FOUND if kind == "slower" else share(kind, verdicts) <= FALSE
 
 

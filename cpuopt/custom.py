@@ -31,23 +31,23 @@ DOMAINS: dict[str, Callable[[Array], Array]] = {
     "numbers above 1": lambda x: np.abs(x) + 1.1,
     "numbers near 100": lambda x: x + 100,
 }
-"""What a gradient is judged on, where its forward is finite: what becomes of normal numbers."""
+"""The domains on which a gradient is judged, where its forward is finite: functions of normal numbers."""
 
 
 def differentiable(
     *args: Arg, flops: Dim | int = 0, source: str = ""
 ) -> Callable[[Callable[..., None]], DifferentiableOp]:
-    """Make an op of a forward kernel: ``@differentiable(out("out", N), inp("inp", N))`` above its loops.
+    """Make an op from a forward kernel: ``@differentiable(out("out", N), inp("inp", N))`` above its loops.
 
     The backward is generated from the kernel's source and registered with it, so the result can be called on the values
-    of a model. The first output is what it returns, and what has a gradient; further outputs are kept for the backward.
+    of a model. The first output is returned and has a gradient; further outputs are kept for the backward.
 
     Parameters
     ----------
     args : the kernel's parameters as `cpuopt.ops.declaration` declares them, with roles ``out``, ``in``, ``index`` and
         ``scalar``.
-    flops : of one call, in size symbols; for the profiler's rates.
-    source : paper, equation or function that it follows.
+    flops : the FLOPs of one call, in size symbols; for the profiler's rates.
+    source : the paper, equation or function that it follows.
 
     Raises
     ------
@@ -67,7 +67,7 @@ class DifferentiableOp:
     Attributes
     ----------
     forward, backward : the declared ops.
-    read : the forward as it was read.
+    read : the parsed forward.
     generated : the backward kernel with its text and its plan.
     judged : whether its gradient has been compared with the slope of its forward, as it is when a model first calls it.
     """
@@ -114,7 +114,7 @@ class DifferentiableOp:
         Parameters
         ----------
         inputs : in their declared order.
-        sizes : of symbols that the inputs do not fix.
+        sizes : the sizes of symbols that the inputs do not fix.
 
         Raises
         ------
@@ -133,7 +133,7 @@ class DifferentiableOp:
         Raises
         ------
         UserError
-            Where they disagree; where an output depends on what stood in it; where nothing is finite.
+            Where they disagree, an output depends on its earlier content, or nothing is finite.
         """
         if not self.judged:
             self._refuse_old_values()
@@ -141,7 +141,7 @@ class DifferentiableOp:
             self.judged = True
 
     def _results(self) -> list[GradientResult]:
-        """The gradient compared with the forward's slope on each of `DOMAINS` that the forward is finite on.
+        """Compare the gradient with the forward's slope on each of `DOMAINS` where the forward is finite.
 
         Raises
         ------
@@ -169,7 +169,7 @@ class DifferentiableOp:
         return found
 
     def _refuse_old_values(self) -> None:
-        """Refuse a forward of which an output depends on what stood in it before: in a model, that is garbage."""
+        """Refuse a forward with an output that depends on its earlier content: in a model, that is garbage."""
         for domain in DOMAINS.values():
             given = arguments(self.forward, case(self.forward, SMALL), np.random.default_rng(0))
             given |= {a.name: domain(given[a.name].astype(float)) for a in self.forward.args if a.role == "in"}
@@ -179,7 +179,7 @@ class DifferentiableOp:
                 if any(not np.array_equal(end[name], ends[0][name], equal_nan=True) for end in ends[1:]):
                     self.read.refuse(
                         self.read.first_write(name),
-                        f"'{name}' depends on what stood in it before the call: an element is added to or read before "
+                        f"'{name}' depends on its content before the call: an element is added to or read before "
                         "it is assigned, or is never assigned",
                         f"assign every element of '{name}' first",
                     )
@@ -220,7 +220,7 @@ class DifferentiableOp:
         return [*self._results(), *check_all(kernels, quick=True)]
 
     def _refuse_arguments(self) -> None:
-        """Refuse inputs that are written, outputs that are not, and a parameter that has the name of an adjoint."""
+        """Refuse inputs that are written, outputs that are not, and a parameter with the name of an adjoint."""
         for a in self.forward.args:
             line = self.read.first_write(a.name)
             if line and a.role != "out":
@@ -260,7 +260,7 @@ class DifferentiableOp:
         return declare([a for a in others if a.name in mentioned(trial.body)])
 
     def _reduction(self, arg: Arg) -> Dim:
-        """How many terms an element of a gradient may sum: the outputs for each element of the input."""
+        """Return the largest number of terms in an element of a gradient: the outputs for each element of the input."""
         size = as_dim(1)
         for d in self.forward.args[0].shape:
             size = size * d
@@ -273,7 +273,7 @@ class DifferentiableOp:
 
     @staticmethod
     def _named(function: Callable[..., Any], names: list[str]) -> Callable[..., Any]:
-        """Give a reference the parameters that the checks look up by name."""
+        """Set a reference's signature, in which the checks look parameters up by name."""
 
         def reference(**given: Any) -> Any:
             return function(**given)
@@ -283,7 +283,7 @@ class DifferentiableOp:
         return reference
 
     def _reference_forward(self, **given: Any) -> dict[str, Array]:
-        """The kernel itself as plain Python in float64."""
+        """Run the kernel itself as plain Python in float64."""
         return self._run(given, 0.0)
 
     def _run(self, given: Mapping[str, Any], start: float) -> dict[str, Array]:
@@ -295,7 +295,7 @@ class DifferentiableOp:
         return made
 
     def _reference_backward(self, **given: Any) -> dict[str, Array]:
-        """The generated backward as plain Python in float64."""
+        """Run the generated backward as plain Python in float64."""
         module = self.generated.module()
         made = {a.name: np.zeros(np.shape(given[a.name])) for a in self.backward.args
                 if a.role == "acc" and given.get(a.name) is not None}  # fmt: skip
@@ -312,5 +312,5 @@ class DifferentiableOp:
 
 
 def _present(arg: Arg, value: Any) -> Any:
-    """An array, of length zero where it is absent."""
+    """Return an array, of length zero where it is absent."""
     return np.zeros((0,) * len(arg.shape)) if value is None and arg.role != "scalar" else value

@@ -31,7 +31,7 @@ Array = np.ndarray[Any, Any]
 
 @dataclass
 class Bound:
-    """A call with its kernel and the very arguments that the kernel is called with."""
+    """A call with its kernel and the arguments of the kernel."""
 
     call: Call
     kernel: registry.Kernel
@@ -40,14 +40,14 @@ class Bound:
 
 @dataclass(frozen=True)
 class Step:
-    """What one training step gave: the loss before the update, and the global norm of the gradient before clipping."""
+    """The result of a training step: the loss before the update, and the gradient's global norm before clipping."""
 
     loss: float
     grad_norm: float
 
 
 def run_calls(calls: Iterable[Bound]) -> None:
-    """Run bound calls in order: the whole engine. A profiler puts its own loop in this one's place."""
+    """Run bound calls in order. A profiler replaces this loop with its own."""
     for bound in calls:
         try:
             bound.kernel.function(*bound.args)
@@ -107,7 +107,7 @@ def build(
 
 
 def two_pass(program: Program) -> bool:
-    """Whether all gradients are known before the first weight is updated."""
+    """Return whether all gradients are known before the first weight is updated."""
     return not any(c.phase == "backward" and any(a.role == "state" for a in c.op.args) for c in program.calls)
 
 
@@ -118,19 +118,19 @@ class Engine:
     ----------
     model : its ``forward`` takes the inputs by name and returns the loss, alone or first in a tuple.
     inputs : shape and dtype of each input.
-    choice : which variant computes what; vanilla by default.
-    threads : for all kernels; numba's own number by default.
-    seed : of the initial weights. A parameter's weights depend on the seed and its name alone. None leaves zeros, to be
-        written over through `parameters`.
+    choice : the variant of each op; vanilla by default.
+    threads : the number for all kernels; numba's own by default.
+    seed : the random seed of the initial weights. A parameter's weights depend on the seed and its name alone. None
+        leaves zeros, to be filled through `parameters`.
     fuse : rewrites to apply, out of ``cpuopt.program.fuse.FUSIONS``.
     train : whether to generate backward and update.
     accumulate : whether `step` is given more than one micro-batch; gradients then keep their place in memory.
     optimizer : the name of one in ``cpuopt.ops.OPTIMIZERS``; or names by patterns of parameters, of which the last that
         matches wins, as in ``{"*": "adamw", "*.bias": "sgd"}``.
     processes : how many processes compile what the cache lacks; one a core by default.
-    progress : called with (compiled, to compile, kernel); by default a line on stderr tells.
-    hint : asked for advice when the memory does not suffice.
-    ready : told of the program and the threads when the kernels are compiled, before memory is taken.
+    progress : called with (compiled, to compile, kernel); by default a line on stderr.
+    hint : function that returns advice when the memory does not suffice.
+    ready : called with the program and the threads when the kernels are compiled, before memory is allocated.
 
     Raises
     ------
@@ -181,16 +181,16 @@ class Engine:
             self.array(self.program.adjoint[self.program.outputs[0]]).fill(1)
         for parameter, states in self.program.states.items():
             for state in self.program.optimizers[parameter].states:
-                if state.start:  # memory is zero, and takes no room before it is written
+                if state.start:  # fresh memory is zero, and is not allocated before it is written
                     self.array(states[state.name]).fill(state.start)
 
     @property
     def predicted_peak_bytes(self) -> int:
-        """What the process will hold at its peak: what it held before the arena, and the arena."""
+        """The predicted peak memory of the process: its use before the arena, and the arena."""
         return self.base_bytes + self.plan.total_bytes
 
     def array(self, value: Value | str) -> Array:
-        """Return the array of a value, or of the name of one. What is pooled holds its numbers only while it lives."""
+        """Return the array of a value, or of the name of one. A pooled value holds its numbers only while it lives."""
         if isinstance(value, str):
             if value not in self._by_name:
                 raise UserError(f"no value {value!r} in the program; {nearest(value, self._by_name)}")
@@ -204,7 +204,7 @@ class Engine:
         return {p.name: self.array(p) for p in self.program.parameters}
 
     def states(self) -> dict[str, dict[str, Array]]:
-        """Return what optimizers keep, as in ``lion_m``, for each parameter by its name: views."""
+        """Return the optimizers' states, such as ``lion_m``, for each parameter by its name: views."""
         found: dict[str, dict[str, Array]] = {}
         for parameter, states in self.program.states.items():
             for name, value in states.items():
@@ -273,17 +273,17 @@ class Engine:
 
         Parameters
         ----------
-        vector_decay : the weight decay of parameters of one axis, biases and normalizations; None: as of the others.
-        clip : the global norm that gradients are scaled down to; None leaves them.
+        vector_decay : the weight decay of parameters of one axis, biases and normalizations; None: that of the others.
+        clip : the largest global norm of the gradients, which are scaled down to it; None: no limit.
         more : further micro-batches; the step is that of the mean over all of them.
-        accept : asked before the update; where it says no, nothing changes and `step_number` stays.
+        accept : called before the update; where it returns False, nothing changes and `step_number` stays.
         given : the model's inputs, by name; numbers of the optimizer, such as ``beta1``, in place of their defaults.
             Where there are several optimizers, ``sgd={"lr": 0.1}`` is for one of them.
 
         Raises
         ------
         UserError
-            For what none of the optimizers has, an input that does not suit, or an engine that cannot do what is asked.
+            For a number that no optimizer has, a wrong input, or an engine that was built for other steps.
         """
         if not self.program.adjoint:
             raise UserError(
@@ -320,14 +320,14 @@ class Engine:
 
     @property
     def two_pass(self) -> bool:
-        """Whether all gradients are known before the first weight is updated."""
+        """Return whether all gradients are known before the first weight is updated."""
         return two_pass(self.program)
 
     def _bind(self, call: Call, kernel: registry.Kernel, add: bool = False) -> Bound:
         return bind(call, kernel, self.plan, self._arena, self._scalars, add)
 
     def rebound(self, bound: Bound, *kernels: registry.Kernel) -> list[Bound]:
-        """Give the same call on the same arrays to other kernels, which share other scratch; `phases` is what runs."""
+        """Bind a call to other kernels, on the same arrays and with other scratch, which they share."""
         ours, found = len(bound.call.op.params), []
         work = [[Value(n, shape, dtype=of) for n, (shape, of) in k.work(bound.call.sizes).items()] for k in kernels]
         memory = arena.Arena(max(sum(arena.align(v.nbytes) for v in mine) for mine in work))
@@ -345,7 +345,7 @@ class Engine:
         return list(dict.fromkeys(self.program.optimizers.values()))
 
     def _set_numbers(self, given: Mapping[str, Any], lr: float, vector_decay: float | None) -> dict[str, Array]:
-        """Set the optimizers' numbers for the next step; return what else was given."""
+        """Set the optimizers' numbers for the next step; return the other arguments, which are inputs."""
         names = {n for o in self.optimizers for n in (o.name, *o.defaults)}
         known = {n for o in ops.OPTIMIZERS.values() for n in (o.name, *o.defaults)}
         if stray := [n for n in given if n in known - names and n not in self._by_name]:
@@ -402,11 +402,11 @@ def bind(
     scalars: dict[Scalar, list[tuple[list[Any], int]]],
     add: bool = False,
 ) -> Bound:
-    """Turn a call's values into the arguments of its kernel, in order.
+    """Make the arguments of a call's kernel from its values, in order.
 
     Parameters
     ----------
-    scalars : takes down where each number stands that is set later.
+    scalars : receives the place of each number that is set later.
     add : whether every parameter's gradient is added to.
     """
     args: list[Any] = []

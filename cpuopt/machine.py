@@ -1,8 +1,8 @@
 """The computer: processor, caches, cores and memory that the process may use; without numba.
 
 A container is a Linux control group (cgroup). Groups are nested, each may set a limit, and the least one binds. Version
-2 has one tree; version 1 has one for each controller. Where the process is in them, ``/proc/self/cgroup`` says; inside
-a container that may be a path outside of it, whose folders are not there, and the container's own is then the root.
+2 has one tree; version 1 has one for each controller. ``/proc/self/cgroup`` names those of the process. Inside
+a container that may be a path outside of it, whose folders do not exist; the container's own group is then the root.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def cores() -> int:
 
 
 def quota() -> float | None:
-    """Give the cores that the container may use at the most, on average; None where nothing limits them."""
+    """Return the limit of the container in cores, on average; None where there is none."""
     found = []
     for group in groups("cpu"):
         with suppress(OSError, ValueError):  # not there, or "max"
@@ -83,7 +83,7 @@ def quota() -> float | None:
 
 
 def throttled() -> int | None:
-    """Tell how often the quota stopped this process's group; None where nobody counts."""
+    """Return how often the quota stopped this process's group; None where that is not counted."""
     for group in groups("cpu"):
         with suppress(OSError):
             for line in _read(group / "cpu.stat").splitlines():
@@ -93,9 +93,9 @@ def throttled() -> int | None:
 
 
 def memory_left() -> int | None:
-    """Give the bytes that the container may still take; None where nothing limits them.
+    """Return the bytes that the container may still allocate; None where there is no limit.
 
-    What it holds of files counts as free, for it goes where memory is wanted.
+    Its file cache counts as free, since the system drops it on demand.
     """
     found = []
     for group in groups("memory"):
@@ -114,7 +114,7 @@ def _of_files(group: Path, prefix: str) -> int:
 
 
 def groups(controller: str) -> Iterator[Path]:
-    """List the folders of this process's groups that may limit something, from the innermost, of both versions."""
+    """List the folders of this process's groups, from the innermost, of both versions."""
     with suppress(OSError):
         for line in _read(MEMBERSHIP).splitlines():
             _, controllers, path = line.split(":", 2)

@@ -33,13 +33,13 @@ if TYPE_CHECKING:
 
 
 class Profiler:
-    """Times every call of the steps that run inside ``with profiler.step()``; other runs of the engine are left alone.
+    """Timer of every call of the steps inside ``with profiler.step()``; other runs of the engine are not timed.
 
     Parameters
     ----------
-    engine : its runner is replaced until `remove`.
+    engine : the engine whose runner is replaced until `remove`.
     clock : in ns.
-    keep : how many steps are remembered; of a longer run, the newest.
+    keep : the number of steps to remember; of a longer run, the newest.
     regions : what ``toolkit.regions.watch`` returned before the kernels were loaded, to learn how even the threads are.
     """
 
@@ -59,7 +59,7 @@ class Profiler:
         engine.runner = self.run_calls
 
     def remove(self) -> None:
-        """Give the engine its own loop back; what was measured stays."""
+        """Restore the engine's own loop; the measurements stay."""
         if self.engine.runner == self.run_calls:
             self.engine.runner = self._replaced
 
@@ -96,7 +96,7 @@ class Profiler:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Measure a whole step; one that raises is not counted."""
+        """Time a whole step; one that raises is not counted."""
         runs: list[tuple[Sequence[Bound], Array]] = []
         self._runs, self._readings = runs, []
         try:
@@ -119,14 +119,14 @@ class Profiler:
         roofs: Roofs | None = None,
         doubts: Sequence[str] = (),
     ) -> Profile:
-        """Work out a profile from the steps so far.
+        """Compute a profile from the steps so far.
 
         Parameters
         ----------
-        warmup : how many of the first steps are dropped; the last step always counts.
+        warmup : the number of first steps to drop; the last step always counts.
         checked : the results of the checks of this run.
-        roofs : what the machine can do on the engine's threads.
-        doubts : what speaks against the figures.
+        roofs : the machine's roofs on the engine's threads.
+        doubts : warnings about the figures.
 
         Raises
         ------
@@ -170,13 +170,13 @@ class Profiler:
         )
 
     def overhead_ms(self, rounds: int = 21) -> float:
-        """Measure what profiling adds to a step, on calls that do nothing: this loop against the one that it replaced.
+        """Measure the cost of profiling a step, on calls that do nothing: this loop against the one that it replaced.
 
         The clock's readings, the lists and the arrays are in it.
 
         Parameters
         ----------
-        rounds : how often both are run, in turn; the medians are compared.
+        rounds : how often both run, alternating; the medians are compared.
         """
         idle = copy(self.engine)
         idle.runner = self._replaced
@@ -195,7 +195,7 @@ class Profiler:
 
 
 def forget_peak() -> None:
-    """Let the peak of this process's memory start from what it holds now, where the system can."""
+    """Reset the peak of this process's memory to its current use, where the system can."""
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 
@@ -216,7 +216,7 @@ def peak_rss_bytes() -> int:
 
 
 class Trainable(Protocol):
-    """What `profile` needs of a job."""
+    """The part of a job that `profile` uses."""
 
     name: str
     settings: Any
@@ -242,8 +242,7 @@ def profile(
     ----------
     warmup : the steps that come before and are dropped.
     tick : called after each step.
-    roofs : what the machine can do, as `measure.rates.roofs` gives it; measured again at the end, to learn whether it
-        could do less meanwhile.
+    roofs : the machine's roofs, from `measure.rates.roofs`; measured again at the end, to notice a slower machine.
     regions : see `Profiler`.
     """
     from .measure import rates  # numba is imported late
@@ -265,26 +264,26 @@ def profile(
         warmup=warmup,
         checked=job.checked,
         roofs=roofs,
-        doubts=[*others.doubts(), *(rates.lower_now(roofs) if roofs else ())],
+        doubts=[*others.warnings(), *(rates.lower_now(roofs) if roofs else ())],
     )
 
 
 def hashes(engine: Engine) -> dict[str, str]:
-    """Name what the machine code of each kernel of an engine was made from, for `Profile.hashes`."""
+    """Return the hash of the sources of each kernel of an engine, for `Profile.hashes`."""
     from .kernels.compile.cache import digest  # numba is imported late
 
     return {k.name: digest(k.function) for k in dict.fromkeys(engine.kernels)}
 
 
 def codes(engine: Engine) -> dict[str, str]:
-    """Name the machine code of each kernel of an engine, for `Profile.codes`."""
+    """Return the hash of the machine code of each kernel of an engine, for `Profile.codes`."""
     from .kernels.compile.jit import code_digest  # numba is imported late
 
     return {k.name: code_digest(k) for k in dict.fromkeys(engine.kernels)}
 
 
 def _nothing(*args: object) -> None:
-    """Stand in for a kernel."""
+    """Do nothing, in place of a kernel."""
 
 
 def _threading_layer() -> str:

@@ -1,4 +1,4 @@
-"""Text in messages: numbers as they read everywhere, and foreign text made safe for a terminal."""
+"""Text in messages: the format of numbers, and text of others made safe for a terminal."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ STEERING = re.compile(
 
 
 def plain(text: str) -> str:
-    """Give a text without what would steer a terminal or hide something from who reads it; U+FFFD stands for each."""
+    """Return a text in which U+FFFD replaces control characters and invisible ones."""
     return STEERING.sub("\ufffd", text)
 
 
 def one_line(text: str) -> str:
-    """Give the same on one line."""
+    """Return `plain` text on one line."""
     return " ".join(plain(text).split())
 
 
 def count(n: int, word: str) -> str:
-    """As in ``1 thread`` and ``2 threads``."""
+    """Format a count, as in ``1 thread`` and ``2 threads``."""
     return f"{n} {word}{'' if n == 1 else 's'}"
 
 
 def spread(ratio: Mapping[str, float], digits: int = 3) -> str:
-    """Give a ratio with its interval, as in ``1.270 [1.251, 1.292]``."""
+    """Format a ratio with its interval, as in ``1.270 [1.251, 1.292]``."""
     return f"{ratio['median']:.{digits}f} [{ratio['low']:.{digits}f}, {ratio['high']:.{digits}f}]"
 
 
 def four(x: float) -> str:
-    """Give about four digits."""
+    """Format a number with about four digits."""
     return f"{x:,.0f}" if x >= 1000 else f"{x:.4g}"
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """Name what the user may have meant, or all there is."""
+    """Return the name that the user may have meant, or all names."""
     known = list(known)
     close = get_close_matches(word, known, 1)
     return f"did you mean '{close[0]}'?" if close else f"known: {', '.join(known)}"

@@ -238,7 +238,7 @@ def test_what_is_no_checkpoint_is_ignored_and_leftovers_are_removed(two, small):
     (two / "checkpoints" / "step-00000099").write_text("a file")
     assert checkpoint.newest(two).state["step"] == 10
     _, _, listener = small(resume=checkpoint.newest(two))
-    assert listener.notes == ["removed .tmp-step-00000015-1, which an interrupted save has left"]
+    assert listener.notes == ["removed .tmp-step-00000015-1, left by an interrupted save"]
     assert not list((two / "checkpoints").glob(".tmp-*"))
     (two / "checkpoints" / "step-00000050").mkdir()
     assert checkpoint.newest(two).state["step"] == 20

@@ -87,11 +87,11 @@ def test_what_a_killed_save_left_costs_no_weights_and_goes_away():
         Path(name, "model.safetensors").write_bytes(b"half")
     Path(".tmp-model.bin-0123abcd").write_bytes(b"half")
     _, ready, listener = run(save="out")
-    assert listener.notes == ["removed .tmp-out-0123abcd, which an interrupted save has left"]
+    assert listener.notes == ["removed .tmp-out-0123abcd, left by an interrupted save"]
     read = weights.open_weights(Path("out")).read
     assert all(np.array_equal(read(n), p) for n, p in ready.engine.parameters().items())
     _, _, listener = run(save="model.bin")
-    assert listener.notes == ["removed .tmp-model.bin-0123abcd, which an interrupted save has left"]
+    assert listener.notes == ["removed .tmp-model.bin-0123abcd, left by an interrupted save"]
     left = {p.name for p in Path.cwd().iterdir() if p.name.startswith(".tmp")}
     assert left == {f".tmp-out-{pid}", ".tmp-out-more-0123abcd", ".tmp-out"}  # not of the form that is ours
 
@@ -207,7 +207,7 @@ def test_a_folder_of_runs_and_one_of_checkpoints_may_be_links():
     settings = job.resumed(found, {"steps": 8})
     listener = Listener()
     train(job.prepare(settings, resume=found), Path("runs"), listener, resume=found)
-    assert listener.notes == ["removed .tmp-step-00000009-0123abcd, which an interrupted save has left"]
+    assert listener.notes == ["removed .tmp-step-00000009-0123abcd, left by an interrupted save"]
     assert sorted(os.listdir("disk/checkpoints")) == ["step-00000006", "step-00000008"]
     assert (outside / "file").read_text() == "mine"
     assert checkpoint.newest(result.path).state["step"] == 8

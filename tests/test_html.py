@@ -239,7 +239,7 @@ def test_hostile_names_are_text(attacked, tree):
     for place in (got.one("head"), got.one("h1"), *(got.one("section", id=s) for s in SECTIONS if s != "steps")):
         assert SHOWN in place.text
     assert any(SHOWN in e.attrs["title"] for e in got.all("td") if "title" in e.attrs)
-    assert SHOWN in got.one(class_="doubts").text
+    assert SHOWN in got.one(class_="warnings").text
 
 
 def test_text_that_is_not_escaped_is_noticed(attacked, monkeypatch):
@@ -303,7 +303,7 @@ def test_the_head_says_what_the_profile_says(tree, profile):
     assert tiles[0] == f"{profile.step_ms['mean']:,.2f} ms"
     assert tiles[1:3] == [f"{profile.tokens_per_s:,.0f}", f"{profile.mfu:.1f} %"]
     assert tree.one(class_="words").text == profile.words
-    assert [li.text for li in tree.one(class_="doubts").all("li")] == profile.doubts
+    assert [li.text for li in tree.one(class_="warnings").all("li")] == profile.doubts
 
 
 def test_the_matrix_sums_to_the_step_and_outlines_the_swapped_layer(tree, profile):

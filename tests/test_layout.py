@@ -57,11 +57,11 @@ def uses(tree, file, pattern):
     return sorted({name for name in (*imports(tree, file), *names(tree)) if re.fullmatch(pattern, name)})
 
 
-def within(*rooms):
-    return lambda file: file.startswith(rooms)
+def within(*places):
+    return lambda file: file.startswith(places)
 
 
-WALLS = {
+RULES = {
     "the ops import neither numba nor kernels": (
         r"(numba|llvmlite|cpuopt\.kernels)(\..*)?",
         lambda file: not file.startswith(("ops/", "op.py")),
@@ -158,18 +158,37 @@ def test_a_model_that_is_named_elsewhere_is_noticed(planted):
     assert not named_models(ast.parse('"""As train_gpt2.c has it."""'), "train/job.py")
 
 
-@pytest.mark.parametrize("wall", WALLS)
-def test_wall_stands(wall):
-    pattern, allowed, _ = WALLS[wall]
+@pytest.mark.parametrize("rule", RULES)
+def test_a_layering_rule_holds(rule):
+    pattern, allowed, _ = RULES[rule]
     found = {file: uses(tree_of(file), file, pattern) for file in FILES if not allowed(file)}
-    assert {file: what for file, what in found.items() if what} == {}, wall
+    assert {file: what for file, what in found.items() if what} == {}, rule
 
 
-@pytest.mark.parametrize("wall", WALLS)
-def test_wall_notices_what_it_forbids(wall):
-    pattern, allowed, (file, planted) = WALLS[wall]
+@pytest.mark.parametrize("rule", RULES)
+def test_a_layering_rule_notices_what_it_forbids(rule):
+    pattern, allowed, (file, planted) = RULES[rule]
     assert not allowed(file)
     assert uses(ast.parse(planted), file, pattern)
+
+
+def misworded(tree):
+    """The public docstrings that begin as an order to speak, such as "Give" or "Say", and not as "Return" or a noun."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+            docstring, private = ast.get_docstring(node) or "", getattr(node, "name", "").startswith("_")
+            if not private and re.match(r"(Gives?|Says?)\b", docstring):
+                yield docstring.splitlines()[0]
+
+
+def test_no_public_docstring_begins_with_give_or_say():
+    assert {file: found for file in FILES if (found := [*misworded(tree_of(file))])} == {}
+
+
+@pytest.mark.parametrize("word", ["Give", "Say"])
+def test_a_docstring_that_begins_with_give_or_say_is_noticed(word):
+    assert [*misworded(ast.parse(f'class Clock:\n    def time(self):\n        """{word} the time."""'))]
+    assert not [*misworded(ast.parse('def time():\n    """Return the time."""'))]
 
 
 def assembled(tree):

@@ -64,7 +64,7 @@ def test_words():
     )
     assert profiles.words(profile) == (
         "A step takes 200.0 ms, 60 % of the FMA peak of 2 threads (MFU). Matmul is 75 % of it, at 86 % of its roof. "
-        "The most room is in gelu_forward in h.*.mlp: 38.0 ms more than its L3 roof allows (5 % of it). "
+        "Furthest above its bound is gelu_forward in h.*.mlp: 38.0 ms above the L3 roof (5 % of it). "
         "Threads wait most in GELU Forward: the slowest takes 1.50 times the mean."
     )
     profile.mfu, profile.ops = None, [row("Matmul Forward", 150, None)]
@@ -75,7 +75,7 @@ def test_more_than_a_roof_is_a_doubt():
     figures = dict.fromkeys(("calls", "ms", "share", "gflops", "gbs", "flops", "bytes", "intensity"), 1)
     figures |= {"op": "A", "roof": "FMA", "imbalance": None, "kernels": []}
     rows = [OpRow(**figures, of_roof=percent) for percent in (99, 100.4, None)]
-    assert profiles.passed(rows) == ["A is at 100.4 % of the FMA roof, which cannot be"]
+    assert profiles.passed(rows) == ["A is at 100.4 % of the FMA roof, which is impossible"]
 
 
 # What is measured -----------------------------------------------------------------------------------------------------

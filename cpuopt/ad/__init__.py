@@ -26,7 +26,7 @@ class Backward:
     Attributes
     ----------
     text : the module's source.
-    body : its statements, each with the forward line that it stands for.
+    body : its statements, each with its forward line.
     scratch : working memory that it asks for after its parameters: name, and how many times the size of which array.
     """
 
@@ -67,18 +67,18 @@ def differentiate(
     forward : a function of arrays and numbers, compiled or not, in the subset that `cpuopt.ad.subset` names.
     wrt : the arrays to differentiate with respect to.
     outs : the arrays whose adjoints are given.
-    name : of the backward.
+    name : the name of the backward.
     interface : its parameters; by default those of the forward, then the adjoints of `outs` (read), then those of
-        `wrt` (added to). What the forward writes is then working memory: give it as it was before the forward.
+        `wrt` (added to). The forward's outputs are then working memory: pass them as they were before the forward.
     saved : outputs that the backward gets as the forward left them.
     hidden : parameters of the forward that the backward does not get.
-    fresh : outputs whose content before the call means nothing.
-    record_all : record every value that is overwritten instead of planning: the slow route, to compare with.
+    fresh : outputs whose content before the call is not read.
+    record_all : whether every overwritten value is recorded, without a plan: slow, for comparison.
 
     Raises
     ------
     UnsupportedError
-        For what is not in the subset; the message has file, line, why, and what to write instead.
+        For code outside the subset; the message has file, line, reason, and what to write instead.
     """
     kernel = forward.copy() if isinstance(forward, Kernel) else read(forward)  # rewritten in place
     wrt, outs, saved = list(wrt), list(outs), set(saved)

@@ -1,4 +1,4 @@
-"""Activity: which values have an adjoint, and what the adjoint of a statement reads.
+"""Activity: the values that have an adjoint, and the values that the adjoint of a statement reads.
 
 A value is *varied* if it depends on an input to differentiate with respect to, *useful* if an output depends on it, and
 active if it is both. Only active values have adjoints.
@@ -36,13 +36,13 @@ def flows(e: ast.AST) -> Names:
 
 
 def sources(kernel: Kernel, s: Assign) -> Names:
-    """What a statement's adjoint may go to."""
+    """The expressions to whose adjoints that of a statement may add."""
     e = s.term if isinstance(s, LogSumExp) else s.value
     return {kernel.root(n) for n in flows(e)}
 
 
 def reached(kernel: Kernel, start: Iterable[str], forward: bool) -> Names:
-    """The names that depend on some, or that they depend on, to a fixpoint."""
+    """Return the names that depend on some names, or on which they depend, to a fixpoint."""
     found, size = set(start), -1
     while size != len(found):
         size = len(found)
@@ -55,14 +55,14 @@ def reached(kernel: Kernel, start: Iterable[str], forward: bool) -> Names:
 
 
 class Activity:
-    """What is active in one task.
+    """The active values of one task.
 
     Attributes
     ----------
     active : names that have an adjoint.
-    derivatives : of each assignment that has an adjoint: its leaves, each with the derivative times `SEED`.
-    needs : of each assignment, the names whose value before it its adjoint reads.
-    result : of each assignment, the names whose value after it its adjoint reads.
+    derivatives : for each assignment that has an adjoint, its leaves, each with the derivative times `SEED`.
+    needs : for each assignment, the names whose value before it its adjoint reads.
+    result : for each assignment, the names whose value after it its adjoint reads.
     """
 
     def __init__(self, task: Task) -> None:
@@ -95,11 +95,11 @@ class Activity:
                 self.kernel.refuse(s.line, why, "use ints")
 
     def is_active(self, e: ast.AST) -> bool:
-        """Whether a derivative runs through an expression."""
+        """Return whether a derivative runs through an expression."""
         return any(self.kernel.root(n) in self.active for n in flows(e))
 
     def names_active(self, e: ast.AST) -> bool:
-        """Whether an expression reads an active value at all, in an index or a test too."""
+        """Return whether an expression reads an active value at all, in an index or a test too."""
         return any(self.kernel.root(n) in self.active for n in names(e))
 
     def leaves(self, s: Assign, e: ast.expr, seed: ast.expr) -> list[Leaf]:
@@ -139,7 +139,7 @@ class Activity:
         self.kernel.refuse(s.line, f"'{text(e)}' has no derivative", "use only + - * / and the functions of docs/ad.md")
 
     def has_adjoint(self, s: Stmt) -> bool:
-        """Whether the reverse of a statement does anything."""
+        """Return whether the reverse of a statement does anything."""
         if isinstance(s, Assign):
             return self.kernel.written(s) in self.active
         return any(self.has_adjoint(x) for x in [*getattr(s, "body", []), *getattr(s, "orelse", [])])

@@ -1,6 +1,6 @@
-"""From lines to a module of text, kept in a file that is named by its content and imported from there.
+"""From statements to a module of text, which is kept in a file named by its content and imported from there.
 
-A file, because then numba's cache, tracebacks, debuggers and ``inspect`` all see the generated source.
+With a file, numba's cache, tracebacks, debuggers and ``inspect`` all see the generated source.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def number(value: Any) -> str:
 
 
 def bare(e: ast.expr) -> str:
-    """An expression as a statement holds it: a tuple stands without brackets."""
+    """Return an expression as the text of a statement: a tuple has no brackets."""
     return ", ".join(map(text, e.elts)) if isinstance(e, ast.Tuple) else text(e)
 
 
@@ -70,7 +70,7 @@ def quoted(kernel: Kernel, line: int) -> str:
 
 
 def module(kernel: Kernel, name: str, params: list[str], body: list[Stmt], doc: str, scratch: dict[str, Any]) -> str:
-    """Write the module of one backward, each line with the forward line that it stands for as a comment."""
+    """Write the module of one backward, each line with its forward line as a comment."""
     lines = list[str]()
     for s, code in written(body, 1):
         lines.append(f"{code:<{WIDTH}}  # {s.line}: {quoted(kernel, s.line)}" if s.line else code)
@@ -90,17 +90,17 @@ def module(kernel: Kernel, name: str, params: list[str], body: list[Stmt], doc: 
 
 
 class Loader(importlib.abc.SourceLoader):
-    """Gives a module's text, whether or not a file has it; no bytecode is kept, which nobody would check."""
+    """Loader of a module from its text, with or without a file. It keeps no bytecode, which would not be checked."""
 
     def __init__(self, path: Path, text: bytes) -> None:
         self.path, self.text = path, text
 
     def get_filename(self, name: str) -> str:
-        """Say where the text is, if it could be written."""
+        """Return the path of the text, if it could be written."""
         return str(self.path)
 
     def get_data(self, path: str) -> bytes:
-        """Give the text."""
+        """Return the text."""
         return self.text
 
 
@@ -110,7 +110,7 @@ def load(name: str, key: str, make: Callable[[], str]) -> ModuleType:
     Parameters
     ----------
     key : a digest of all that the text depends on.
-    make : gives the text.
+    make : function that returns the text.
     """
     full = f"cpuopt_generated.{name}_{key}"
     if full in sys.modules:

@@ -1,4 +1,4 @@
-"""Facts of a kernel: what stands in what, which scalars live where, which elements of an array belong to which loop."""
+"""Facts of a kernel: the nesting of its statements, live scalars, and the elements of an array that each loop owns."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from .rules import CHOICES
 from .trees import Names, base, elements, function_name, index, names, renamed, text
 
 Key = tuple[str, tuple[str, ...]]
-"""How an element is tied to a loop: the name of the array or view, and the index of each axis that carries the loop."""
+"""The tie of an element to a loop: the name of the array or view, and the index of each axis that carries the loop."""
 
 
 class Facts:
-    """What holds of one kernel whatever the plan.
+    """The facts of one kernel that do not depend on the plan.
 
     Attributes
     ----------
-    parent : the statements around each, outermost first.
-    block_of : the block that each stands in.
+    parent : the statements around each statement, outermost first.
+    block_of : the block of each statement.
     accesses : every array element, with the statement that touches it, in the order of the source.
-    locals : of each loop, the scalars that live within one iteration.
-    under, written : of each loop, every statement inside, and the names that it writes, those of inner loops too.
-    halves : of each loop, what `find_halves` finds.
+    locals : for each loop, the scalars that live within one iteration.
+    under, written : for each loop, every statement inside, and the names that it writes, with those of inner loops.
+    halves : for each loop, the result of `find_halves`.
     """
 
     def __init__(self, task: Task) -> None:
@@ -135,12 +135,12 @@ class Facts:
         return found
 
     def counts_from_zero(self, loop: For, seen: Names = frozenset()) -> bool:  # type: ignore[assignment]
-        """Whether a loop's variable is surely never negative."""
+        """Return whether a loop's variable is surely never negative."""
         lo, hi, step = loop.bounds
         return self.nonnegative(lo, seen) if step > 0 else text(hi) == "-1" or self.nonnegative(hi, seen)
 
     def nonnegative(self, e: ast.expr, seen: Names = frozenset()) -> bool:  # type: ignore[assignment]
-        """Whether an expression is surely an integer of at least 0; `seen` are the names that are taken to be."""
+        """Return whether an expression is surely an integer of at least 0; the names in `seen` are assumed to be."""
         match e:
             case ast.Constant(value=int() as value):
                 return value >= 0
@@ -184,13 +184,13 @@ class Facts:
         return [(q[n], r[n]) for n in q if n in r]
 
     def owned(self, loop: For, root: str, within: For | None = None) -> bool:
-        """Whether each iteration of a loop touches elements of an array that no other iteration touches."""
+        """Return whether each iteration of a loop touches elements of an array that no other iteration touches."""
         inside = set(flat((within or loop).body))
         keys = [self.keys(loop, e) for s, e in self.accesses if s in inside and self.kernel.root(base(e)) == root]
         return bool(keys) and bool(set.intersection(*keys)) and loop.bounds[2] != 0
 
     def assigned_once(self, name: str) -> bool:
-        """Whether no element of an array is assigned twice, or touched before it is assigned."""
+        """Return whether no element of an array is assigned twice, or touched before it is assigned."""
         sites = [(s, e) for s, e in self.accesses if self.kernel.root(base(e)) == name]
         if name in self.task.fresh:
             sites = [(s, e) for s, e in sites if isinstance(s, Assign) and e is s.target]
@@ -213,7 +213,7 @@ class Facts:
         return all(text(x.target) == text(e) for x in first)
 
     def exclusive(self, sites: Sequence[Stmt]) -> bool:
-        """Whether at most one of some statements runs in an iteration: they are in branches of one if."""
+        """Return whether at most one of some statements runs in an iteration: they are in branches of one if."""
         a, b = sites[0], sites[1]
         top = self.block_of[a]
         for p in self.parent[a]:
@@ -222,7 +222,7 @@ class Facts:
         return False
 
     def refreshed(self, block: list[Stmt], root: str) -> bool:
-        """Whether a block writes every element of an array that it reads before it reads it."""
+        """Return whether a block writes every element of an array that it reads before it reads it."""
         inside = set(flat(block))
         sites = [(s, e) for s, e in self.accesses if s in inside and self.kernel.root(base(e)) == root]
         s, _ = sites[0]

@@ -87,7 +87,7 @@ class _Flatten:
         return [*out, replace(s, value=value)]
 
     def simple(self, e: ast.expr, s: Stmt, out: list[Stmt]) -> ast.expr:
-        """Flatten to what may be written twice."""
+        """Flatten to an expression that may be written twice."""
         e = self.hoist(e, s, out)
         if isinstance(e, ast.Name | ast.Subscript | ast.Constant) or not self.active(e):
             return e

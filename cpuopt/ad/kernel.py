@@ -1,4 +1,4 @@
-"""A kernel, and its backward, as data: statements that hold expression trees, and what they read and write."""
+"""A kernel, and its backward, as data: statements that hold expression trees, with their reads and writes."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from .trees import Names, base, elements, index, names, swap, words
 CHUNKS = 32
 """Parts of a parallel loop that sum by themselves: fixed, so that the number of threads changes no bit."""
 NUMBER = bool | int | float | np.bool | np.integer | np.floating
-"""What a global may be."""
+"""The types that a global may have."""
 
 
 class UnsupportedError(UserError):
-    """Source outside the subset: file, line, code, why, and what to write instead."""
+    """Source outside the subset: file, line, code, reason, and what to write instead."""
 
 
 class WrittenTwiceError(UnsupportedError):
@@ -92,13 +92,13 @@ class Assign(Stmt):
 
     @property
     def name(self) -> str:
-        """What it writes."""
+        """The name that it writes."""
         return base(self.target)
 
 
 @dataclass(eq=False)
 class Accum(Assign):
-    """``target += value``: linear in the target, so nothing of it is ever recorded."""
+    """``target += value``: linear in the target, so it is never recorded."""
 
 
 @dataclass(eq=False)
@@ -213,11 +213,11 @@ class Kernel:
 
     @property
     def taken(self) -> Names:
-        """All names that mean something in it."""
+        """All names with a meaning in it."""
         return {*self.params, *self.views, *assigned(self.body), *self.names}
 
     def root(self, name: str) -> str:
-        """The array that a view looks at, or the name itself."""
+        """Return the array of a view, or the name itself."""
         return self.views[name].base if name in self.views else name
 
     def written(self, s: Assign) -> str:
@@ -233,11 +233,11 @@ class Kernel:
         return {self.root(n) for n in found}
 
     def copy(self) -> Kernel:
-        """One that may be rewritten in place."""
+        """Return a copy that may be rewritten in place."""
         return replace(self, body=copy.deepcopy(self.body), arrays=dict(self.arrays), names=dict(self.names))
 
     def rename(self, new: dict[str, str]) -> None:
-        """Give locals, views and globals other names, in place."""
+        """Rename locals, views and globals, in place."""
         for s in flat(self.body):
             s.swap(lambda e: ast.Name(new[e.id]) if isinstance(e, ast.Name) and e.id in new else None)
             if isinstance(s, For):
@@ -250,7 +250,7 @@ class Kernel:
         self.names = {new.get(n, n): value for n, value in self.names.items()}
 
     def at(self, line: int, why: str, instead: str) -> str:
-        """A message with file, line and code."""
+        """Return an error with file, line and code."""
         return f"{self.file}:{line}: '{self.source.get(line, '').strip()}': {why}; {instead}"
 
     def refuse(self, line: int, why: str, instead: str) -> NoReturn:
@@ -275,7 +275,7 @@ class Interface:
     params : in call order; the flag of a gradient is its name and ``_add``.
     sizes : for arrays, the size of each axis as text that two arrays share where they must agree.
     optional : gradients that may be absent, of length zero.
-    own_memory : whether the backward allocates what it needs; else it is passed, and named in `scratch`.
+    own_memory : whether the backward allocates its working memory; else it is passed, and named in `scratch`.
     scratch : name, factor and array: working memory of so many times the array's size.
     """
 
@@ -292,15 +292,15 @@ class Interface:
 
 @dataclass
 class Task:
-    """What to differentiate.
+    """The differentiation of one kernel.
 
     Attributes
     ----------
     wrt, outs : arrays whose adjoints are wanted, and given.
     saved : outputs that the backward is given as the forward left them.
     hidden : parameters that the backward is not given.
-    fresh : outputs whose content before the call means nothing, so that nothing reads an element before it is assigned.
-    record_all : record whatever is overwritten, fuse nothing, compute nothing again: slow, and simple to trust.
+    fresh : outputs whose content before the call is not read.
+    record_all : whether every overwritten value is recorded, without fusing or recomputing: slow and simple.
     """
 
     kernel: Kernel

@@ -1,4 +1,4 @@
-"""What the values of the forward, and their adjoints, are called in the backward."""
+"""The names of the forward's values, and of their adjoints, in the backward."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DIGITS = "0123456789"
 
 
 def reserved(name: str) -> bool:
-    """Whether generated text says a name besides the kernel's own, their adjoints, and those that it knows to be free.
+    """Return whether generated text may use a name for its own values.
 
     These are ``j0``, ``tape``, ``tape2``, ``tape2_top``, ``dx_parts`` and so on.
     """
@@ -31,12 +31,12 @@ def make_room(kernel: Kernel, params: list[str], name: str) -> None:
 
     Parameters
     ----------
-    params, name : of the backward.
+    params, name : parameters and name of the backward.
 
     Raises
     ------
     UnsupportedError
-        For a parameter, whose name is not ours to change.
+        For a parameter, whose name must stay.
     """
     for n in kernel.params:
         if reserved(n):
@@ -63,7 +63,7 @@ class Naming:
     Attributes
     ----------
     copied : outputs whose given adjoint is consumed, so that the backward works on a copy.
-    parts : adjoint arrays of which, at this place, each chunk holds a part.
+    parts : adjoint arrays of which each chunk holds a part at this place.
     """
 
     def __init__(self, plan: Plan, face: Interface) -> None:

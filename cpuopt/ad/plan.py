@@ -1,10 +1,10 @@
-"""What the backward of a kernel keeps, computes again or records, in which order its loops run, and why.
+"""The plan of a backward: the values that it keeps, recomputes or records, the order of its loops, and the reasons.
 
 The backward runs a forward sweep, then the statements in reverse; a loop whose iterations are independent does both in
-one iteration (`fused`), so that what it needs is still in cache. The plan starts from the best that could be (every
-loop fused, every temporary computed again, nothing recorded) and takes back what does not hold, until nothing does.
-What is left is recorded: a value that is overwritten while an adjoint of an earlier statement, or of the statement
-itself, still reads it (the to-be-recorded analysis of Hascoet, Naumann and Pascual 2005).
+one iteration (`fused`), so that its operands are still in cache. The plan starts from the best case (every loop fused,
+every temporary recomputed, nothing recorded) and drops assumptions that fail, until none does. A value is then recorded
+only where it is overwritten while an adjoint of an earlier statement, or of the statement itself, still reads it (the
+to-be-recorded analysis of Hascoet, Naumann and Pascual 2005).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .trees import Names, base, names, text
 
 
 class _TakenBackError(Exception):
-    """A decision was taken back; the others are made again."""
+    """A decision was dropped; the others are made again."""
 
 
 class Plan:
@@ -28,10 +28,10 @@ class Plan:
 
     Attributes
     ----------
-    recorded : assignments whose old value is pushed, and branches whose outcome is, with the reason.
+    recorded : assignments whose old value is pushed, and branches whose outcome is pushed, with the reason.
     recomputed : temporaries that the reverse loop computes again, with the reason.
     fused : loops that do forward and reverse in one iteration, with the reason.
-    plain : loops that do not, with the reason.
+    plain : the other loops, with the reason.
     ascending : loops whose reverse runs upwards.
     serial : fused parallel loops that run on one thread, with the reason.
     split : fused parallel loops that run by chunks of an inner loop instead: that loop.
@@ -86,7 +86,7 @@ class Plan:
         return found
 
     def decide(self) -> None:
-        """Take decisions back until all hold."""
+        """Drop decisions that fail, until all hold."""
         while True:
             self.recorded: dict[Stmt, str] = {}
             self.recomputed: dict[Stmt, str] = {}
@@ -103,7 +103,7 @@ class Plan:
     # What is to be recorded ------------------------------------------------------------------------------------------
 
     def find_records(self, block: list[Stmt], need: Names) -> None:
-        """Find what is to be recorded, walking forward with the values that adjoints of earlier statements read."""
+        """Find the assignments to record, walking forward with the values that adjoints of earlier statements read."""
         for s in block:
             if isinstance(s, Assign):
                 self.record_assign(s, need)
@@ -216,7 +216,7 @@ class Plan:
         return []
 
     def dependence(self, loop: For, need: Names) -> str:
-        """Say why a loop's iterations are not independent, or why it cannot be fused here; empty where it can."""
+        """Return why a loop cannot be fused here, such as dependent iterations; empty where it can."""
         if self.task.record_all:
             return "everything is recorded"
         root = self.kernel.root
@@ -247,7 +247,7 @@ class Plan:
         return ""
 
     def record_fused(self, loop: For, need: Names) -> None:
-        """Walk over a loop that does both in one iteration."""
+        """Walk over a fused loop."""
         self.fused[loop] = "its iterations are independent"
         inner: Names = set()
         self.find_records(loop.body, inner)
@@ -264,7 +264,7 @@ class Plan:
         need |= self.kernel.read(loop.trees)
 
     def take_back(self, loop: For, why: str) -> None:
-        """Give up fusing a loop, and start again."""
+        """Drop the fusion of a loop, and start again."""
         self.plain[loop] = why
         raise _TakenBackError
 
@@ -325,7 +325,7 @@ class Plan:
         return live
 
     def restores(self, s: Assign, live: Names) -> bool:
-        """Whether a saved output gives back a scalar that was stored in it."""
+        """Return whether a scalar can be read back from a saved output."""
         outside = {*self.kernel.names, *self.kernel.params}
         return type(s) is Assign and isinstance(s.value, ast.Name) and s.value.id in live - outside
 
@@ -356,19 +356,19 @@ class Plan:
     # The order of loops ----------------------------------------------------------------------------------------------
 
     def may_ascend(self, loop: For) -> bool:
-        """Whether the reverse of a plain loop may run upwards: nothing is recorded, and no adjoint is carried."""
+        """Return whether the reverse of a plain loop may run upwards, without records or a carried adjoint."""
         if self.task.record_all or any(s in self.recorded for s in self.facts.under(loop)):
             return False
         return all(self.is_owned(loop, n) for n in self.shared_adjoints(loop)[1])
 
     def unconsumed(self, name: str) -> bool:
-        """Whether the given adjoint of an output is only read."""
+        """Return whether the given adjoint of an output is only read."""
         if name not in self.task.outs or name in self.overwritten:
             return False
         return not self.has_adjoint_from(flat(self.body), name)
 
     def has_adjoint_from(self, block: Iterable[Stmt], name: str) -> bool:
-        """Whether the adjoint of a statement adds to that of an array."""
+        """Return whether the adjoint of a statement adds to that of an array."""
         return any(
             isinstance(s, Assign) and self.activity.has_adjoint(s) and name in sources(self.kernel, s) for s in block
         )
@@ -395,7 +395,7 @@ class Plan:
             self.partial[loop] = summed
 
     def is_owned(self, loop: For, name: str) -> bool:
-        """Whether an adjoint is that of an array of which each iteration has elements of its own."""
+        """Return whether an adjoint is that of an array of which each iteration has elements of its own."""
         return name in self.kernel.arrays and self.facts.owned(loop, name)
 
     def shared_adjoints(self, loop: For) -> tuple[Names, Names]:

@@ -15,7 +15,7 @@ ZERO = quote("ZERO")
 
 
 class Pullback:
-    """Writes the adjoints of single assignments.
+    """Writer of the adjoints of single assignments.
 
     Attributes
     ----------
@@ -29,7 +29,7 @@ class Pullback:
         self.once: Names = set()
 
     def find_homes(self) -> dict[str, dict[Stmt, For | None]]:
-        """For each local and each statement that mentions it, the innermost loop that it does not outlive."""
+        """Find, for each local and each statement that mentions it, the innermost loop that it does not outlive."""
         homes: dict[str, dict[Stmt, For | None]] = {}
         for s in flat(self.kernel.body):
             mentioned = {n for e in s.trees for n in names(e)}
@@ -67,7 +67,7 @@ class Pullback:
         return made
 
     def is_first(self, s: Assign) -> bool:
-        """Whether a local is first touched here in its home, so that its adjoint is not read again."""
+        """Return whether a local is first touched here in its home, so that its adjoint is not read again."""
         name = s.name
         if not isinstance(s.target, ast.Name):
             return False

@@ -18,7 +18,7 @@ EVERY_CHUNK = (quote("0"), quote("CHUNKS"), 1)
 
 
 class Reverse:
-    """Writes the backward of one plan."""
+    """Writer of the backward of one plan."""
 
     def __init__(self, plan: Plan, interface: Interface) -> None:
         self.plan, self.kernel, self.task, self.face = plan, plan.kernel, plan.task, interface
@@ -88,7 +88,7 @@ class Reverse:
     # The forward sweep -----------------------------------------------------------------------------------------------
 
     def forward(self, block: Iterable[Stmt], kept: set[Stmt], push: bool) -> list[Stmt]:
-        """Write the forward sweep of a block: what is kept of it, with records where the reverse needs them."""
+        """Write the forward sweep of a block: the kept statements, with records where the reverse needs them."""
         made: list[Stmt] = []
         for s in block:
             if isinstance(s, View):
@@ -127,7 +127,7 @@ class Reverse:
         return [*(self.push(target, s.line) if record else []), kind(s.line, target, value, role="primal")]
 
     def may_run_parallel(self, loop: For) -> bool:
-        """Whether a repeated loop may be parallel: no sum runs through its iterations."""
+        """Return whether a repeated loop may be parallel: no sum runs through its iterations."""
         if loop not in self.plan.fused or any(p.parallel for p in self.plan.facts.parent[loop] if isinstance(p, For)):
             return False
         return all(
@@ -313,7 +313,7 @@ class Reverse:
         return [*before, For(s.line, "chunk", EVERY_CHUNK, [*start, loop, *end], parallel=True), *after]
 
     def allocate_parts(self, name: str) -> Stmt:
-        """Give each chunk an array for its part of an adjoint."""
+        """Allocate for each chunk an array for its part of an adjoint."""
         d = self.naming.adjoint(name)
         x, memory = ast.Name(d), ast.Name(f"{d}_memory")
         sizes = [quote("x.shape[k]", x=x, k=ast.Constant(k)) for k in range(self.kernel.arrays[name])]
@@ -331,7 +331,7 @@ class Reverse:
         return quote(code, a=a, b=b), quote(code, a=a, b=b, chunk=quote("chunk + 1"))
 
     def only_indexes(self, s: For) -> bool:
-        """Whether a loop's variable is used as a bare index and in no other way."""
+        """Return whether a loop's variable is used as a bare index and in no other way."""
         trees = [e for x in flat(s.body) for e in x.trees]
         bare = {id(i) for e in trees for y in elements(e) for i in index(y)}
         return all(id(n) in bare for e in trees for n in ast.walk(e) if isinstance(n, ast.Name) and n.id == s.var)

@@ -20,13 +20,13 @@ DERIVATIVE = {
     "abs": "np.sign(x)",
     "rsqrt": "-(HALF * y * y * y)",  # written 1 / sqrt(x)
 }
-"""Of each function of one argument, as text in x (the argument) and y (the result). At 0, that of ``abs`` is 0."""
+"""The derivative of each function of x as text, in x and in the result y. At 0, that of ``abs`` is 0."""
 
 CASTS = {"float32", "float64", "float"}
 """Functions whose derivative is 1."""
 
 CHOICES = {"max": ">", "min": "<", "maximum": ">", "minimum": "<", "fmax": ">", "fmin": "<"}
-"""Functions that give their second argument where it stands so to the first; of equals, the first counts."""
+"""The comparison with which each function returns its second argument; of equals it returns the first."""
 
 INTEGER = {"int", "int64", "int32", "len", "floor", "ceil", "bool"}
 """Functions without a derivative; their argument may not be active."""
@@ -36,7 +36,7 @@ CONSTANTS = {"ZERO": 0.0, "HALF": 0.5, "ONE": 1.0, "TWO": 2.0}
 
 
 def is_one(kernel: Kernel, e: ast.expr) -> bool:
-    """Whether an expression is the number 1."""
+    """Return whether an expression is the number 1."""
     if isinstance(e, ast.Call) and function_name(e) in CASTS:
         return is_one(kernel, e.args[0])
     if isinstance(e, ast.Name):
@@ -59,7 +59,7 @@ def rule(kernel: Kernel, e: ast.expr) -> tuple[str, ast.expr] | None:
 
 
 def negated(e: ast.expr) -> ast.expr | None:
-    """What stands behind the sign of an expression, if it has one in front."""
+    """Return an expression without the minus in front; None where it has none."""
     return e.operand if isinstance(e, ast.UnaryOp) and isinstance(e.op, ast.USub) else None
 
 

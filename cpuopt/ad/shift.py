@@ -20,8 +20,8 @@ def unshift(kernel: Kernel, visible: Names, saved: Names) -> None:
 
     Parameters
     ----------
-    visible : arrays that somebody sees at the end, so that what they hold may not change.
-    saved : those that the backward is given.
+    visible : arrays that are read after the kernel, whose content must stay.
+    saved : the arrays that the backward gets.
     """
     for block in list(blocks(kernel.body)):
         k = 0
@@ -32,7 +32,7 @@ def unshift(kernel: Kernel, visible: Names, saved: Names) -> None:
 
 
 def _unshift(kernel: Kernel, block: list[Stmt], k: int, loop: For, visible: Names, saved: Names) -> None:
-    """Rewrite the sum that `loop` computes, if it is one and all that reads it is of the two forms."""
+    """Rewrite the sum that `loop` computes, if it is a shifted sum that is read only in the two forms."""
     sums = [s for s in loop.body if type(s) is Accum and isinstance(s.target, ast.Name)]
     for s in sums:
         total = s.name
@@ -73,7 +73,7 @@ class _Shift:
     store: Assign | None = None
 
     def rewrite(self) -> None:
-        """Rewrite the sum and its readers, unless something else reads or disturbs them."""
+        """Rewrite the sum and its readers, unless another statement reads or changes them."""
         before, after = self.block[: self.k], self.block[self.k + 1 :]
         if not self.starts_at_zero(before) or not self.has_only_known_parts():
             return
@@ -113,7 +113,7 @@ class _Shift:
             self.apply(logs, quotients)
 
     def store_is_private(self, stored: str, normalized: bool, before: list[Stmt], others: list[Stmt]) -> bool:
-        """Whether nothing but the stretch sees what the loop stores."""
+        """Return whether only the stretch reads the array that the loop stores."""
         root = self.kernel.root
         if stored in self.visible and not normalized:
             return False
@@ -149,7 +149,7 @@ class _Shift:
         return False
 
     def has_only_known_parts(self) -> bool:
-        """Whether the loop holds the sum, its exponential and one store of it, and nothing that disturbs them."""
+        """Return whether the loop holds only the sum, its exponential, one store of it, and unrelated statements."""
         power = text(self.sum.value)
         for s in self.loop.body:
             if s is self.sum or s is self.held:
@@ -183,7 +183,7 @@ class _Shift:
         )  # fmt: skip
 
     def exposed(self, name: str, block: list[Stmt]) -> bool:
-        """Whether a block reads a name before it assigns it."""
+        """Return whether a block reads a name before it assigns it."""
         for s in block:
             if any(name in names(e) for inner in flat([s]) for e in inner.held):
                 return True
@@ -230,7 +230,7 @@ class _Shift:
         return None
 
     def same_range(self, loop: For) -> bool:
-        """Whether a loop runs over the sum's range."""
+        """Return whether a loop runs over the sum's range."""
         same = [text(a) == text(b) for a, b in zip(loop.bounds[:2], self.loop.bounds[:2], strict=True)]
         return all(same) and loop.bounds[2] == self.loop.bounds[2]
 
@@ -274,5 +274,5 @@ class _Shift:
 
 
 def _same_element(a: ast.expr, b: ast.expr, var_a: str, var_b: str) -> bool:
-    """Whether two expressions are one but for the name of the loop variable."""
+    """Return whether two expressions are equal up to the name of the loop variable."""
     return text(renamed(a, {var_a: var_b})) == text(b)

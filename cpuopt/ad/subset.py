@@ -1,6 +1,6 @@
-"""A kernel's source to the four kinds of statement that can be differentiated; all else is refused, with its line.
+"""The parser of a kernel's source to the statements that can be differentiated; others are refused with their line.
 
-What a kernel may use: array and number parameters, scalar locals; ``name = e``, ``a[i, j] = e`` and ``+= -= *= /=`` on
+A kernel may use array and number parameters, scalar locals; ``name = e``, ``a[i, j] = e`` and ``+= -= *= /=`` on
 both; ``for i in range(...)`` and ``prange``; ``if``/``else``; ``+ - * /``, constant powers, ``exp log sqrt tanh sin cos
 abs max min`` and casts to float; ``x.shape[k]``; conditional expressions; integer indices, looked-up ones too; and
 ``view = a.reshape(...)`` outside loops.
@@ -30,7 +30,7 @@ PYTHON = SimpleNamespace(abs=abs, bool=bool, float=float, int=int, len=len, max=
 
 
 def outside(function: Any) -> dict[str, Any]:
-    """What names stand for in a function if it does not assign them."""
+    """Return the objects that names stand for in a function if it does not assign them."""
     code, cells = function.__code__, function.__closure__ or ()
     closure = {n: c.cell_contents for n, c in zip(code.co_freevars, cells, strict=True) if _filled(c)}
     found = {**vars(PYTHON), **function.__globals__, **closure}
@@ -46,11 +46,11 @@ def _filled(cell: Any) -> bool:
 
 
 class _Reader:
-    """Reads one function.
+    """Parser of one function.
 
     Attributes
     ----------
-    outside : what its globals and builtins are.
+    outside : its globals and builtins.
     functions : those that are called, with the modules named in calls, by their names in generated text.
     """
 
@@ -69,7 +69,7 @@ class _Reader:
         raise UnsupportedError(f"{self.file}:{line}: '{code}': {why}; {instead}")
 
     def found(self, e: ast.expr) -> Any:
-        """What a name, or a name in a module, stands for outside the function; None for all else."""
+        """Return the object of a name, or of a name in a module, outside the function; None for other expressions."""
         match e:
             case ast.Name(id=name):
                 return self.outside.get(name)
@@ -260,7 +260,7 @@ class _Reader:
 
 
 def _reduces(body: list[Stmt], name: str) -> bool:
-    """Whether a body does nothing with a scalar but ``+=``, or ``*=``, or ``= max(...)`` and so on."""
+    """Return whether a body does nothing with a scalar but ``+=``, or ``*=``, or ``= max(...)`` and so on."""
     kinds, read = set(), list[ast.expr]()
     for s in flat(body):
         if not isinstance(s, Assign) or text(s.target) != name:
@@ -289,7 +289,7 @@ def read(function: Callable[..., None]) -> Kernel:
     Raises
     ------
     UnsupportedError
-        For what is not in the subset.
+        For code outside the subset.
     """
     plain = inspect.unwrap(getattr(function, "py_func", function))
     lines, first = inspect.getsourcelines(plain)
@@ -317,7 +317,7 @@ def read(function: Callable[..., None]) -> Kernel:
 
 
 def _check(kernel: Kernel, reader: _Reader, node: ast.FunctionDef) -> None:
-    """Check what only the whole function shows: which names are arrays, aliases, undefined names; find its globals."""
+    """Check the function as a whole: arrays, aliases, undefined names; find its globals."""
     arrays = reader.axes | {
         n.value.id: reader.axes.get(n.value.id, 0)
         for n in ast.walk(node)

@@ -14,7 +14,7 @@ MODULES = {"np", "math"}
 
 
 def kept(function: Callable[[ast.AST], T]) -> Callable[[ast.AST], T]:
-    """Keep what a function gives for a tree with the tree: no tree is changed once it is made."""
+    """Cache a function's result for a tree with the tree, which is never changed."""
     key = f"kept_{function.__name__}"
 
     def found(e: ast.AST) -> T:
@@ -68,7 +68,7 @@ def last_name(e: ast.expr) -> str:
 
 
 def function_name(call: ast.Call) -> str:
-    """The plain name of what is called: ``exp`` for ``np.exp``."""
+    """Return the plain name of a called function: ``exp`` for ``np.exp``."""
     f = call.func
     if isinstance(f, ast.Attribute) and isinstance(f.value, ast.Name) and f.value.id in MODULES:
         return f.attr

@@ -13,7 +13,7 @@ from .trees import Names, base, element, index, quote, text
 
 
 class Zeros:
-    """Writes the zeroing of the adjoint arrays that are not only added to.
+    """Writer of the zeroing of the adjoint arrays that are not only added to.
 
     Attributes
     ----------
@@ -90,7 +90,7 @@ class Zeros:
         raise AssertionError(seen)
 
     def covers(self, loop: For, name: str, key: tuple[str, tuple[str, ...]]) -> bool:
-        """Whether a loop's range is all of the axes that it owns."""
+        """Return whether a loop's range is all of the axes that it owns."""
         lo, hi, step = loop.bounds
         if text(lo) != "0" or step != 1:
             return False
@@ -110,7 +110,7 @@ class Zeros:
         return [text(got.left), text(got.right)] == want
 
     def resolve(self, e: ast.expr) -> ast.expr:
-        """Replace a local that is assigned once, outside loops, by what it is assigned."""
+        """Replace a local that is assigned once, outside loops, by its value."""
         if isinstance(e, ast.BinOp):
             return ast.BinOp(self.resolve(e.left), e.op, self.resolve(e.right))
         if isinstance(e, ast.Name):
@@ -130,7 +130,7 @@ class Zeros:
         return text(e)
 
     def written_once(self, name: str) -> bool:
-        """Whether every element of a gradient is added to exactly once, in a loop over all of it."""
+        """Return whether every element of a gradient is added to exactly once, in a loop over all of it."""
         sites = self.sites(name)
         if len(sites) != 1 or isinstance(sites[0], LogSumExp) or self.kernel.written(sites[0]) == name:
             return False
@@ -149,7 +149,7 @@ class Zeros:
         ) and name not in {n for parts in self.plan.partial.values() for n in parts}
 
     def at_start(self) -> list[Stmt]:
-        """Zero at the start what no loop zeroes by itself."""
+        """Zero at the start the adjoints that no loop zeroes."""
         made: list[Stmt] = []
         for name in self.needs_zero():
             d = self.naming.adjoint(name)

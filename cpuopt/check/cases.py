@@ -1,4 +1,4 @@
-"""What to call a kernel on: awkward sizes, random arguments, and what the float64 reference makes of them."""
+"""Test cases of kernels: awkward sizes, random arguments, and the results of the float64 reference."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from ..program.program import Call
 
 Array = np.ndarray[Any, Any]
 Arguments = dict[str, Any]
-"""By name: an array (of NaN where the op only writes), a number, or None for what is absent."""
+"""Arguments by name: an array (of NaN where the op only writes), a number, or None where absent."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """What to call a kernel on.
+    """The sizes and the kind of arguments for a call of a kernel.
 
     Parameters
     ----------
-    sizes : by symbol, all that the op's shapes contain.
-    kind : of the inputs: a name in `KINDS`, or in `IGNORING` for an op with ``ignore_index``.
+    sizes : the sizes of all symbols in the op's shapes, by symbol.
+    kind : the kind of the inputs: a name in `KINDS`, or in `IGNORING` for an op with ``ignore_index``.
     absent : optional arguments that are not given.
-    types : of the arguments that do not have their usual one.
+    types : the types of the arguments that do not have their usual one.
     """
 
     sizes: Mapping[str, int]
@@ -40,16 +40,16 @@ class Case:
 
     @staticmethod
     def of(call: Call) -> Case:
-        """Return what a program calls a kernel on."""
+        """Return the case of a program's call."""
         return Case(dict(call.sizes), "normal", frozenset(call.absent), call.types)
 
     def to_json(self) -> dict[str, Any]:
-        """For a request."""
+        """Return the case for a request, as JSON."""
         return {"sizes": dict(self.sizes), "kind": self.kind, "absent": sorted(self.absent), "types": dict(self.types)}
 
     @staticmethod
     def from_json(d: Mapping[str, Any]) -> Case:
-        """Read what `to_json` gave."""
+        """Build a case from the result of `to_json`."""
         return Case(d["sizes"], d["kind"], frozenset(d["absent"]), d.get("types", {}))
 
     def __str__(self) -> str:
@@ -70,17 +70,17 @@ KINDS: dict[str, Callable[[Array], Array]] = {
     "nan": lambda x: x,
     "infinity": lambda x: x,
 }
-"""What becomes of standard normal numbers in an op's inputs; adjoints stay normal."""
+"""Functions from standard normal numbers to an op's inputs, by kind; adjoints stay normal."""
 NOT_FINITE = {"nan": np.nan, "infinity": np.inf}
-"""What one element of every array that is read has, adjoints too: it must come out wherever the reference has it."""
+"""Values put into one element of every array that is read; each must come out wherever the reference has it."""
 PLANTED = {**NOT_FINITE, "three": 3.0}
-"""By the kind of a case; the last is what would be without."""
+"""By the kind of a case; the last is the result without it."""
 IGNORING: dict[str, Callable[[int], Array]] = {
     "one counts": lambda n: np.arange(n) != n // 2,
     "none counts": lambda n: np.ones(n, bool),
     "a class is ignored": lambda n: np.zeros(n, bool),
 }
-"""Which of n indices are ``ignore_index``; a quarter where nothing is said. In the last, it is the id 0."""
+"""Functions that choose which of n indices are ``ignore_index``, a quarter by default. In the last, it is the id 0."""
 
 SMALL = {"B": 2, "T": 5, "C": 9, "NH": 3, "OC": 7, "V": 11}
 ODD = {"B": 3, "T": 13, "C": 35, "NH": 5, "OC": 17, "V": 29}
@@ -99,7 +99,7 @@ SIZES = [
 ]
 VOCABULARY = {"B": 1, "T": 3, "C": 8, "NH": 1, "OC": 50257, "V": 50257}
 POOL = 1 << 22
-"""Elements beyond which numbers are repeated, and what a backward saved is computed in float32."""
+"""Elements beyond which numbers are repeated, and the saved inputs of a backward are computed in float32."""
 SCALARS = {
     "eps": 1e-5,
     "lr": 0.01,
@@ -126,7 +126,7 @@ def case(
     absent: Iterable[str] = (),
     types: Mapping[str, str] | None = None,
 ) -> Case:
-    """Give a case the sizes that an op needs, from B, T, C, NH, OC and V; a symbol of one's own is as large as C."""
+    """Make a case of an op from the sizes B, T, C, NH, OC and V; any other symbol is as large as C."""
     rows = sizes["B"] * sizes["T"]
     known = {
         "BT": rows,
@@ -151,7 +151,7 @@ def cases(op: Op) -> list[Case]:
 
 
 def quick_cases(op: Op, types: Mapping[str, str] | None = None) -> list[Case]:
-    """List the few cases that a kernel has to pass, for arguments of some types, before its speed is told."""
+    """List the few cases that a kernel has to pass, for arguments of some types, before its speed is reported."""
     optional = [a.name for a in op.arrays if a.optional]
     kinds = [(ODD, "normal"), (MORE, "normal"), (SMALL, "zeros"), (SMALL, "nan")]
     found = [case(op, sizes, kind, types=types) for sizes, kind in kinds]
@@ -172,17 +172,17 @@ def modes(op: Op) -> list[dict[str, bool]]:
 
 
 def arguments(op: Op, case: Case, rng: np.random.Generator, alter: Callable[[Array], Array] = lambda x: x) -> Arguments:
-    """Draw an op's arguments; what a backward op saved from its forward comes from the forward's reference.
+    """Draw an op's arguments; the saved inputs of a backward op come from its forward's reference.
 
     Parameters
     ----------
-    alter : is given each array that is drawn, and gives the one to take.
+    alter : function from each array that is drawn to the one to use.
     """
     given: Arguments = {}
     if op.inverts:
         gone = {a.name for a in op.inverts.arrays if {a.name, f"d{a.name}"} & case.absent}
         given = arguments(op.inverts, replace(case, absent=frozenset(gone)), rng, alter)
-        if {a.name for a in op.args} & {a.name for a in op.inverts.written}:  # else all of it was for nothing
+        if {a.name for a in op.args} & {a.name for a in op.inverts.written}:  # else nothing would change
             with np.errstate(invalid="ignore"):
                 found = reference(op.inverts, given, np.float64 if _elements(given) <= POOL else np.float32)
             types = {a.name: case.types.get(a.name, a.dtype) for a in op.inverts.args}
@@ -191,7 +191,7 @@ def arguments(op: Op, case: Case, rng: np.random.Generator, alter: Callable[[Arr
 
 
 def altered(rng: np.random.Generator) -> Callable[[Array], Array]:
-    """Give what changes some elements of an array, at least one, and keeps it in its domain."""
+    """Return a function that changes some elements of an array, at least one, and keeps it in its domain."""
 
     def alter(x: Array) -> Array:
         some = (rng.random(x.size) < 1 / 16) | (np.arange(x.size) == rng.integers(max(x.size, 1)))
@@ -230,7 +230,7 @@ def _draw(op: Op, arg: Arg, case: Case, rng: np.random.Generator) -> Any:
 
 
 def normal(shape: tuple[int, ...], rng: np.random.Generator) -> Array:
-    """Draw standard normal numbers; of very many, those to repeat, from a place of one stock of them."""
+    """Draw standard normal numbers; a very large array repeats a part of one stock of numbers."""
     return rng.standard_normal(shape) if prod(shape) <= POOL else np.roll(_stock(), rng.integers(POOL))
 
 
@@ -254,13 +254,13 @@ def _draw_ids(below: int, shape: tuple[int, ...], ignoring: str | None, rng: np.
 
 
 def widened(given: Arguments, dtype: DTypeLike = np.float64) -> Arguments:
-    """Turn the arrays of floats into another type."""
+    """Convert the arrays of floats to another type."""
     floats = {n for n, x in given.items() if isinstance(x, np.ndarray) and x.dtype.kind == "f"}
     return {n: x.astype(dtype, copy=False) if n in floats else x for n, x in given.items()}
 
 
 def reference(op: Op, given: Arguments, dtype: DTypeLike = np.float64) -> dict[str, Array]:
-    """Call an op's reference, in float64 unless told otherwise; its results by name, without those that are absent."""
+    """Call an op's reference, in float64 by default; return its results by name, without absent ones."""
     wide = widened(given, dtype)
     found = op.reference(**{n: wide[n] for n in signature(op.reference).parameters})
     return {n: np.asarray(x) for n, x in found.items() if given.get(n) is not None}

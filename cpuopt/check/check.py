@@ -1,12 +1,12 @@
-"""Is a kernel right? Called on small awkward cases, in every mixture of adding and overwriting.
+"""The check of a kernel on small awkward cases, in every mixture of adding and overwriting.
 
-`judge` compares what it gives with the op's float64 reference. A kernel also fails that raises, that changes what it
-may only read, that writes outside its arrays, or that leaves numba with another number of threads.
+`judge` compares its results with the op's float64 reference. A kernel also fails if it raises, changes an input, writes
+outside its arrays, or leaves numba with another number of threads.
 
 The same arguments are given several times: with poison, and with plausible numbers in what is written and in scratch;
 with NaN, 1e30 and -1e30 around the arrays; on each number of threads; before and after other numbers were in the same
-arrays. All of these must give the same bits, so a kernel fails that remembers, that reads outside its arrays, or whose
-bits differ from call to call. One that does not promise the same bits is compared with the reference each time.
+arrays. All of these must give the same bits, so a kernel fails if it keeps state, reads outside its arrays, or
+varies from call to call. One that does not promise identical bits is compared with the reference each time.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from .memory import (
 )
 
 MOST_VARIED = 1 << 17
-"""Elements up to which a case is also given other inputs in the same arrays: the reference is computed for them too."""
+"""Elements up to which a case is repeated with other inputs in the same arrays, for which the reference runs too."""
 
 
 def check_all(
@@ -48,13 +48,13 @@ def check_all(
 
 
 def check(kernel: Kernel, case: Case | Mapping[str, int], *, threads: Sequence[int] = (1, 2), seed: int = 0) -> Result:
-    """Check one kernel on one case. What the kernel does wrong is in the result; nothing is raised for it.
+    """Check one kernel on one case. An error of the kernel is in the result; nothing is raised for it.
 
     Parameters
     ----------
     case : or its sizes alone, by symbol.
-    threads : numbers of threads to run on; those that numba was not started with are left out.
-    seed : of the arguments; equal for all variants of an op.
+    threads : numbers of threads to run on; numbers above numba's own are left out.
+    seed : the random seed of the arguments, the same for all variants of an op.
     """
     case = case if isinstance(case, Case) else Case(case)
     kernel, op, rng = kernel.of(case.types), kernel.op, np.random.default_rng(seed)
@@ -81,7 +81,7 @@ class Trial:
 
     Parameters
     ----------
-    tried : arguments, and what a call must give for them; then the same of others, if they are tried.
+    tried : arguments with the wanted results; then, if they are tried, other arguments with theirs.
     """
 
     def __init__(
@@ -94,11 +94,11 @@ class Trial:
     ) -> None:
         self.kernel, self.adds, self.rng = kernel, adds, rng
         self.sides = [self.side(*w) for w in tried]
-        """Of each: what the arrays hold before a call, and what it must give."""
+        """Two sides, one for each arguments: the content of the arrays before a call, and the wanted results."""
         contents, wanted = self.sides[0]
         self.written = [a.name for a in kernel.op.written if a.name in wanted.values]
         self.fresh = [n for n in self.written if kernel.op.by_name[n].role != "state" and not adds.get(n)]
-        """What holds nothing that the call needs."""
+        """The arrays whose content the call must not use."""
         self.scratch = list(scratch)
         self.poison = {n: np.empty_like(contents[n]) for n in self.fresh}
         self.poison |= {name: np.empty(*spec) for name, spec in scratch.items()}
@@ -109,7 +109,7 @@ class Trial:
         self.args += [self.memory.arrays[name] for name in scratch]
 
     def side(self, given: Arguments, wanted: Wanted) -> tuple[dict[str, Array], Wanted]:
-        """Put numbers where gradients are added to, of the size of what is added."""
+        """Fill gradients that are added to with numbers as large as the terms."""
         starts = {}
         for name in (n for n, on in self.adds.items() if on and n in wanted.values):
             finite = wanted.values[name][np.isfinite(wanted.values[name])]
@@ -134,18 +134,18 @@ class Trial:
             left = {n: self.memory.arrays[n].copy() for n in self.poison}
             results.append(self.judged(self.call(most, left, other=1), most, f", {then}", other=1))
             left = {n: self.memory.arrays[n].copy() for n in self.scratch} | self.almost(first)
-            results += self.told(first, self.call(most, left), most, lambda: then)
+            results += self.require_same(first, self.call(most, left), most, lambda: then)
         return next((r for r in results if r.verdict == "FAIL"), worst(results))  # the first says it most plainly
 
     def almost(self, first: Mapping[str, Array]) -> dict[str, Array]:
-        """Return what a call is to write, but for one element of each array."""
+        """Return the right results of a call, but for one element of each array."""
         made = {n: first[n].copy() for n in self.fresh}
         for x in made.values():
             spoil(x, self.rng)
         return made
 
     def plausible(self, first: Mapping[str, Array]) -> dict[str, Array]:
-        """Return numbers that a careless kernel would take for results, or for its own work."""
+        """Return plausible numbers, which a wrong kernel might use as results or as its own scratch."""
         work = {n: self.rng.standard_normal(x.size).astype(x.dtype) for n in self.scratch for x in [self.poison[n]]}
         return self.almost(first) | work
 
@@ -162,17 +162,17 @@ class Trial:
                 return "when other numbers lie around its arrays: it reads outside them"
             return "when other numbers are in its outputs and scratch before the call: it relies on them"
 
-        return self.told(first, self.call(n, before, around), n, why)
+        return self.require_same(first, self.call(n, before, around), n, why)
 
     def differs(self, first: Mapping[str, Array], n: int, before: Mapping[str, Array], around: int) -> bool:
         """Return whether a call gives other bits than the first."""
         got = self.call(n, before, around)
         return any(not np.array_equal(bits(x), bits(first[name])) for name, x in got.items())
 
-    def told(
+    def require_same(
         self, first: Mapping[str, Array], got: Mapping[str, Array], n: int, why: Callable[[], str]
     ) -> list[Result]:
-        """Require the first call's bits, or, of a kernel that does not promise them, right values."""
+        """Require the bits of the first call or, of a kernel that does not promise them, right values."""
         if not self.kernel.same_bits:
             return [self.judged(got, n)]
         for name, x in got.items():
@@ -186,11 +186,11 @@ class Trial:
     def call(
         self, n: int, before: Mapping[str, Array] | None = None, around: int = OUTSIDE, other: int = 0
     ) -> dict[str, Array]:
-        """Call once, and return what was written.
+        """Call once, and return the arrays that were written.
 
         Parameters
         ----------
-        before : what outputs and scratch hold; poison by default.
+        before : the content of outputs and scratch before the call; poison by default.
         other : 1 for the other arguments.
         """
         contents, memory = self.sides[other][0], self.memory
@@ -202,9 +202,9 @@ class Trial:
         return {name: memory.arrays[name].copy() for name in self.written}
 
     def judged(self, got: Mapping[str, Array], n: int, then: str = "", other: int = 0) -> Result:
-        """Compare what a call wrote with what it must give."""
-        told = f", {n} threads" if not self.kernel.same_bits else ""
-        result = self.sides[other][1].judge(self.kernel, got, told + then)
+        """Compare the results of a call with the wanted ones."""
+        on = f", {n} threads" if not self.kernel.same_bits else ""
+        result = self.sides[other][1].judge(self.kernel, got, on + then)
         if result.ratio == inf:
             raise BrokenKernelError(result.reason, result.argument, result.index, result.got, result.want)
         return result

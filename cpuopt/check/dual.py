@@ -88,7 +88,7 @@ class Dual:
 
 
 def _chain(value: Any, *terms: tuple[Any, Any]) -> Dual:
-    """A value with the slope that its operands, each with its derivative, give it."""
+    """Make a value with its slope from its operands, each with the derivative."""
     parts = [(d * x.slope, abs(d) * x.size) for d, x in terms if isinstance(x, Dual)]
     made = Dual(value, sum(p[0] for p in parts), sum(p[1] for p in parts))
     if not (math.isfinite(made.value) and math.isfinite(made.size)):
@@ -97,7 +97,7 @@ def _chain(value: Any, *terms: tuple[Any, Any]) -> Dual:
 
 
 def _without_slope(name: str) -> None:
-    """Let an operator work on values alone: comparisons, and what the generator refuses where a slope goes through."""
+    """Make an operator work on values alone: comparisons, and operators that the generator refuses on active values."""
     work = getattr(operator, name)
     setattr(Dual, f"__{name}__", lambda self, other: work(self.value, plain(other)))
     if name in ("floordiv", "mod"):
@@ -109,7 +109,7 @@ for _name in ("lt", "le", "gt", "ge", "eq", "ne", "floordiv", "mod"):
 
 
 def plain(x: Any) -> Any:
-    """A number without its slope."""
+    """Return a number without its slope."""
     return x.value if isinstance(x, Dual) else x
 
 
@@ -123,7 +123,7 @@ def _smooth(name: str) -> Function:
 
 
 def _stands() -> dict[int, Function]:
-    """What stands for the functions that a kernel may call, by the identity of each."""
+    """Make the replacements of the functions that a kernel may call, by the identity of each."""
     stand: dict[str, Function] = {name: _smooth(name) for name in SLOPES}
     stand |= dict.fromkeys(("float", "float32", "float64"), lambda x: x if isinstance(x, Dual) else np.float64(x))
     stand |= dict.fromkeys(("max", "maximum", "fmax"), max) | dict.fromkeys(("min", "minimum", "fmin"), min)
@@ -139,7 +139,7 @@ def _stands() -> dict[int, Function]:
 
 
 def wide(function: Function) -> Function:
-    """A kernel as plain Python that computes in float64 throughout, on numbers or on `Dual` ones.
+    """Return a kernel as plain Python that computes in float64 throughout, on numbers or on `Dual` ones.
 
     A cast to float32, or a float32 number from around it, would round what is compared.
     """
@@ -161,7 +161,7 @@ def wide(function: Function) -> Function:
 def slope(
     function: Function, given: Mapping[str, Any], along: Mapping[str, Array], adjoints: Mapping[str, Array]
 ) -> tuple[float, float]:
-    """The slope of the sum of a kernel's outputs, each times its adjoint, and the size of the slope's terms.
+    """Return the slope of the sum of a kernel's outputs, each times its adjoint, and the size of the slope's terms.
 
     Both are NaN where a number on the way is not finite.
 

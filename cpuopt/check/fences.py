@@ -1,6 +1,6 @@
-"""A kernel between inaccessible pages: what it touches outside its arrays ends the process, even if it only reads.
+"""A kernel between inaccessible pages: any access outside its arrays ends the process, even a read.
 
-Guard words show what is written near an array, and what is read there and used. This shows every access from the first
+Guard words show writes near an array, and reads there whose values are used. This shows every access from the first
 byte past an array, or before it, up to `FENCE` bytes away. So it is done in a process that may die, and says beforehand
 which array stands at the edge.
 """
@@ -21,7 +21,7 @@ from .memory import BrokenKernelError, absent_as_empty, call_args
 FENCE = 256 << 20
 """Bytes of address space on each side; they take no memory."""
 MOST_BYTES = 1 << 22
-"""Larger cases are left out, and those of other inputs: the others have shown the same loops."""
+"""Larger cases are left out, and cases of other inputs, which run the same loops."""
 
 
 class Fenced:
@@ -46,11 +46,11 @@ NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0)
 def check_fenced(
     kernel: Kernel, case: Case, threads: Sequence[int], seed: int, say: Callable[[str], None] = lambda text: None
 ) -> str:
-    """Call a kernel with each array in turn at an edge; give what is wrong, or "". It returns, or the process ends.
+    """Call a kernel with one array after the other at an edge; return the error, or "". A bad access ends the process.
 
     Parameters
     ----------
-    say : is told what the process has died of, should it die.
+    say : called with the reason that holds if the process dies now.
     """
     given = arguments(kernel.op, case, np.random.default_rng(seed))
     if sum(x.nbytes for x in given.values() if isinstance(x, np.ndarray)) > MOST_BYTES or case.kind != "normal":

@@ -1,9 +1,9 @@
-"""The gate that every speed passes: kernels are refused for what any of the checks finds.
+"""The gate before every measurement of speed: it refuses kernels that fail any check.
 
 `require_right` stands before a program that is trained, profiled or generated with: each kernel on small awkward sizes
 (`check`) and at each size that the program has (`sized`). What passed is remembered on disk by all that it depends on:
 what the kernel's machine code is made of, the sizes, the number of threads, the versions, the machine, and the judge
-itself. One that is plain Python is judged each time: nothing tells whether it is the same. `require_quick` stands
+itself. Plain Python is judged each time, since it has no such hash. `require_quick` stands
 before and after two kernels are compared, and `timed` judges the arrays that they are compared on. `conform` takes
 kernels through all awkward cases; it refuses nothing, and reports.
 
@@ -39,18 +39,18 @@ from .judge import Result, worst
 from .sized import MOST, Sized, check_sized
 
 MOST_FLOATS = 1 << 26
-"""Cases with more elements than this are left out: the reference would take a gigabyte for each of several copies."""
+"""Larger cases, in elements, are left out: the reference would take a gigabyte for each of several copies."""
 PACKAGE = Path(__file__).resolve().parents[1]
-"""Kernels whose files lie in here are the package's own."""
+"""The folder of the package's own kernels."""
 
 
 @dataclass
 class Judged:
-    """What judging came to.
+    """The results of judging.
 
     Attributes
     ----------
-    judged : how many cases were judged now; the others were remembered.
+    judged : the number of cases judged now; the others were remembered.
     left_out : calls that are too large to be judged at their size.
     """
 
@@ -60,17 +60,17 @@ class Judged:
     left_out: list[str] = field(default_factory=list)
 
     def notes(self) -> list[str]:
-        """Say what it cost, and what was not judged."""
+        """Return notes on the time that it took, and on the calls that were not judged."""
         found = []
         if self.judged:
-            found.append(f"kernels judged on {self.judged} cases in {self.seconds:.1f} s, which is remembered")
+            found.append(f"kernels judged on {self.judged} cases in {self.seconds:.1f} s, and the results are kept")
         if self.left_out:
             found.append(f"too large to be judged at their size: {', '.join(self.left_out)}")
         return found
 
 
 def sized_of(calls: Iterable[Call], kernels: Iterable[Kernel]) -> list[Sized]:
-    """List what a program calls its kernels on, each once."""
+    """List the distinct calls of a program's kernels."""
     found = {}
     for call, kernel in zip(calls, kernels, strict=True):
         sized = Sized(kernel, Case.of(call), dict(call.adds))
@@ -90,46 +90,46 @@ def require_right(
 
     Parameters
     ----------
-    child : has users' kernel files loaded, and judges their kernels; without it they are judged here.
-    say : hears what is judged.
+    child : the process that has users' files of kernels loaded and judges them; without it they are judged here.
+    say : called with each case that is judged.
 
     Raises
     ------
     UserError
         Naming the kernel, the element that is wrong, and both values.
     """
-    start, told = time.perf_counter(), Judged()
+    start, found = time.perf_counter(), Judged()
     for kernel in dict.fromkeys(kernels):
         mine: list[Case | Sized] = [*quick_cases(kernel.op, kernel.types), *(s for s in sizes if s.kernel is kernel)]
         for case in mine:
             if isinstance(case, Sized) and case.elements > MOST:
-                told.left_out.append(str(case))
+                found.left_out.append(str(case))
                 continue
             key = key_of(kernel, case, threads)
             result = recall(key, case)
             if result is None:
                 say(f"{kernel.name}  {case.case if isinstance(case, Sized) else case}")
                 result = judge(kernel, case, threads, child if in_file(kernel, child) else None)
-                told.judged += 1
+                found.judged += 1
                 refuse(result, "nothing is run with it")
                 remember(key, result)
-            told.results.append(result)
-    told.seconds = time.perf_counter() - start
-    return told
+            found.results.append(result)
+    found.seconds = time.perf_counter() - start
+    return found
 
 
 def ours(kernel: Kernel) -> bool:
-    """Whether the package brings a kernel."""
+    """Return whether a kernel is the package's own."""
     return kernel.where.startswith(str(PACKAGE))
 
 
 def in_file(kernel: Kernel, child: Child | None) -> bool:
-    """Whether a kernel is defined in one of the files that a process has loaded; a caller's own is only here."""
+    """Return whether a kernel is defined in one of the files that a process has loaded; a caller's own is only here."""
     return child is not None and any(kernel.where.startswith(f"{file}:") for file in child.kernels)
 
 
 def require_loadable(child: Child) -> None:
-    """Load users' files in a process of their own, where it is not known that they can be loaded.
+    """Load users' files in a process of their own, unless they are known to load.
 
     Raises
     ------
@@ -169,7 +169,7 @@ def ask(
     seed: int = 0,
     adds: Mapping[str, bool] | None = None,
 ) -> Result:
-    """Let another process check a kernel; at its size where the flags of gradients are given.
+    """Check a kernel in another process; at its size where the flags of gradients are given.
 
     Raises
     ------
@@ -194,7 +194,7 @@ def refuse(result: Result, so: str) -> None:
 
 
 def require_quick(kernels: Sequence[Kernel], threads: int) -> list[dict[str, Any]]:
-    """Check kernels on the quick cases, whatever is remembered of them: no time is reported of one that is wrong."""
+    """Check kernels on the quick cases, without earlier judgements; no time is reported for a wrong one."""
     results = check_all(dict.fromkeys(kernels), quick=True, threads=(threads,))
     for r in results:
         refuse(r, "it is not timed")
@@ -203,7 +203,7 @@ def require_quick(kernels: Sequence[Kernel], threads: int) -> list[dict[str, Any
 
 @once
 def judge_itself() -> str:
-    """Name what a judgement depends on besides the kernel: the judge, the declarations, the versions, the machine."""
+    """Return a digest of the dependencies of a judgement besides the kernel: judge, declarations, versions, machine."""
     files = sorted((PACKAGE / "ops").glob("*.py"))
     files += [PACKAGE / "check" / f"{name}.py" for name in ("cases", "check", "judge", "memory", "sized")]
     text = b"".join(f.read_bytes() for f in files) + json.dumps(describe()["versions"], sort_keys=True).encode()
@@ -211,7 +211,7 @@ def judge_itself() -> str:
 
 
 def key_of(kernel: Kernel, case: Case | Sized, threads: int) -> str:
-    """Name a judgement; empty where it cannot be remembered."""
+    """Return the name of a judgement; empty where it cannot be remembered."""
     digest = cache.digest(kernel.function)
     if digest == "unknown" or not (ours(kernel) or hasattr(kernel.function, "py_func")):
         return ""
@@ -223,7 +223,7 @@ def key_of(kernel: Kernel, case: Case | Sized, threads: int) -> str:
 
 
 def recall(key: str, case: Case | Sized) -> Result | None:
-    """Give a judgement that is remembered; None where there is none, or its file is damaged."""
+    """Return a remembered judgement; None where there is none, or its file is damaged."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         content = json.loads((cache_folder("judged") / key).read_text()) if key else {}
         found = Result.from_json(content["result"], case.case if isinstance(case, Sized) else case)
@@ -232,7 +232,7 @@ def recall(key: str, case: Case | Sized) -> Result | None:
 
 
 def remember(key: str, result: Result) -> None:
-    """Keep a judgement, if the disk lets us."""
+    """Keep a judgement, where the disk allows it."""
     with suppress(UserError, OSError):
         if key:
             text = json.dumps({"key": key, "result": to_json(result.to_json())})
@@ -260,7 +260,7 @@ class Verdict:
         return worst(self.results)
 
     def to_json(self) -> dict[str, Any]:
-        """For ``--json``."""
+        """Return the results for ``--json``."""
         worst = self.worst.to_json()
         return {
             "op": self.op,
@@ -280,7 +280,7 @@ def model_cases(op: Op, calls: Iterable[Call]) -> list[Case]:
 
 
 def plan(op: Op, calls: Sequence[Call], quick: bool) -> list[Case]:
-    """List the cases of an op, those of a program's calls too."""
+    """List the cases of an op, including those of a program's calls."""
     return [*(quick_cases(op) if quick else cases(op)), *model_cases(op, calls)]
 
 
@@ -299,11 +299,11 @@ def conform(
 
     Parameters
     ----------
-    child : has their files loaded.
+    child : the process that has their files loaded.
     wanted : op and variant of each.
-    calls : of a model, whose sizes are cases too.
+    calls : the calls of a model, whose sizes are cases too.
     tick : called before each case.
-    stop_at_failure : leave a kernel's other cases out after the first that fails.
+    stop_at_failure : whether a kernel's other cases are left out after the first that fails.
     """
     found = []
     for op, variant in wanted:
@@ -315,7 +315,7 @@ def conform(
             tick(f"{op.name}[{variant}]  {case}")
             try:
                 verdict.results.append(ask(child, op, variant, case, threads, seed))
-            except UserError as e:  # it ended its process, or was ended; it would be waited for again and again
+            except UserError as e:  # it crashed or hung, and would do so in every other case
                 verdict.results.append(Result(f"{op.name}[{variant}]", case, inf, reason=str(e)))
                 break
             if stop_at_failure and verdict.results[-1].verdict == "FAIL":

@@ -1,4 +1,4 @@
-"""Is a gradient right? A float64 backward against the slope of its forward's reference, in random directions.
+"""The check of a gradient: a float64 backward against the slope of its forward's reference, in random directions.
 
 For a backward op and a random direction u of one input, the slope that the backward gives, ``sum(dx * u)``, is compared
 with ``(L(x + h u) - L(x - h u)) / 2h`` for several h, where L is the sum of the outputs, each times its adjoint. Too
@@ -21,23 +21,23 @@ from .dual import slope as exact_slope
 
 STEPS = (1e-3, 1e-4, 1e-5, 1e-6, 1e-7)
 TOLERANCE = 1e-6
-"""Relative to the size of the slope's terms; a difference with the best step is good to about 1e-9."""
+"""The tolerance relative to the slope's terms; a difference with the best step is good to about 1e-9."""
 EXACT = 1e-9
-"""The same for a slope by dual numbers, which is good to about 1e-15."""
+"""The tolerance for a slope by dual numbers, which is good to about 1e-15."""
 
 Pullback = Callable[[Arguments], dict[str, Array]]
-"""From a backward's arguments by name, float64, to its gradients."""
+"""A function from a backward's arguments by name, float64, to its gradients."""
 
 
 @dataclass(frozen=True)
 class GradientResult:
-    """What was found of one input's gradient.
+    """The result of the check of one gradient.
 
     Attributes
     ----------
-    argument : the gradient.
-    slope : along the direction, as the backward gives it.
-    errors : of the difference for each of `STEPS`, or of the slope by dual numbers, relative to the size of the slope's
+    argument : the name of the gradient.
+    slope : the slope along the direction by the backward.
+    errors : for each of `STEPS`, or of the slope by dual numbers, relative to the size of the slope's
         terms; NaN where there is nothing finite to compare with.
     """
 
@@ -59,13 +59,13 @@ class GradientResult:
 
     def __str__(self) -> str:
         ways = [f"{h:.0e}" for h in STEPS] if len(self.errors) > 1 else ["dual numbers"]
-        told = "  ".join(f"{way}: {e:.1e}" for way, e in zip(ways, self.errors, strict=True))
-        return f"{self.verdict}  {self.error:8.1e}  {self.op} {self.argument:8} {told}"
+        each = "  ".join(f"{way}: {e:.1e}" for way, e in zip(ways, self.errors, strict=True))
+        return f"{self.verdict}  {self.error:8.1e}  {self.op} {self.argument:8} {each}"
 
     def describe(self) -> dict[str, Any]:
-        """For a record."""
-        told = {"op": self.op, "case": str(self.case), "argument": self.argument, "status": self.verdict}
-        return told | {"error": self.error if self.error < float("inf") else None, "slope": self.slope}
+        """Return the result for a record."""
+        content = {"op": self.op, "case": str(self.case), "argument": self.argument, "status": self.verdict}
+        return content | {"error": self.error if self.error < float("inf") else None, "slope": self.slope}
 
 
 def check_gradient(
@@ -83,7 +83,7 @@ def check_gradient(
     op : a forward op with a declared backward, or a backward op.
     on : the sizes and the kind of inputs; small normal ones by default.
     pullback : a backward to check in place of the reference; gradients that it overwrites come filled with NaN.
-    domain : what becomes of an input's numbers before the forward is given them.
+    domain : function from an input's numbers to those that the forward gets.
 
     Returns
     -------

@@ -1,6 +1,6 @@
-"""What a kernel must give, and whether it gave it: the rule that every check judges by.
+"""The tolerance of all checks: the wanted results of a kernel, and the comparison with its own.
 
-An element passes by the ratio of its error to what rounding explains::
+An element passes by the ratio of its error to the error that rounding explains::
 
     ratio = |got - want| / (rtol * (|want| + scale)),   rtol = K * eps * sqrt(n)
 
@@ -40,15 +40,15 @@ K = 8.0
 
 Of a sum alone, the largest error among a million elements needs 1; tanh'(x) as 1 - tanh(x)^2 comes close to 8."""
 MARGIN = 10.0
-"""A ratio up to here is MARGINAL: more than rounding explains, less than a wrong formula gives."""
+"""The largest MARGINAL ratio: more than rounding explains, less than a wrong formula causes."""
 STEP = 2.0**-20
 """Relative perturbation of the reference's inputs: far above float64's rounding, too small to bend a function."""
 SAMPLES = 3
-"""Perturbations that the scale is estimated from."""
+"""The number of perturbations from which the scale is estimated."""
 DEAR_FLOPS, DEAR_FLOATS = 5e9, 1 << 23
-"""Beyond these, one perturbation of the reference stands for several."""
+"""Elements beyond which a single perturbation of the reference is used."""
 BLOCK = 1 << 17
-"""Elements that are compared at one time: they stay in a core's cache."""
+"""Elements that are compared at one time, so that they stay in a core's cache."""
 
 
 @dataclass(frozen=True)
@@ -57,10 +57,10 @@ class Result:
 
     Attributes
     ----------
-    ratio : the worst of all elements and modes; infinite where no threshold applies.
+    ratio : the largest of all elements and modes; infinite where no threshold applies.
     argument, index : where the worst element is.
     got, want : its value, and the reference's.
-    reason : of a verdict that is not PASS.
+    reason : the reason of a verdict that is not PASS.
     """
 
     kernel: str
@@ -81,12 +81,12 @@ class Result:
         return f"{self.verdict:8} {self.ratio:8.3g}  {self.kernel}  {self.case}{self.reason and ': ' + self.reason}"
 
     def describe(self) -> dict[str, Any]:
-        """For a run's record."""
-        told = {"kernel": self.kernel, "case": str(self.case), "status": self.verdict, "reason": self.reason}
-        return told | {"ratio": self.ratio if self.ratio < inf else None}
+        """Return the result for a run's record."""
+        content = {"kernel": self.kernel, "case": str(self.case), "status": self.verdict, "reason": self.reason}
+        return content | {"ratio": self.ratio if self.ratio < inf else None}
 
     def to_json(self) -> dict[str, Any]:
-        """All of it; an infinite ratio is None, and so are values that are not finite."""
+        """Return the whole result; an infinite ratio is None, and so are values that are not finite."""
         where = {"argument": self.argument, "index": list(self.index), "got": self.got, "want": self.want}
         return {
             k: None if isinstance(v, float) and not isfinite(v) else v for k, v in (self.describe() | where).items()
@@ -94,7 +94,7 @@ class Result:
 
     @staticmethod
     def from_json(d: Mapping[str, Any], case: Case) -> Result:
-        """Read what `to_json` gave."""
+        """Build a result from that of `to_json`."""
         ratio, got, want = (nan if d[k] is None else float(d[k]) for k in ("ratio", "got", "want"))
         at = tuple(d["index"])
         return Result(d["kernel"], case, inf if isnan(ratio) else ratio, d["argument"], at, got, want, d["reason"])
@@ -106,16 +106,16 @@ def worst(results: Sequence[Result]) -> Result:
 
 
 def broken(kernel: Kernel, case: Case, e: BrokenKernelError) -> Result:
-    """Return the result of a kernel that no tolerance excuses."""
+    """Return the result of a kernel that fails whatever the tolerance."""
     return replace(Result(kernel.name, case, inf, *e.where), reason=str(e))
 
 
 def rounding(dtype: DTypeLike, n: int) -> float:
-    """Return the relative error that rounding may come to in a sum of n terms: summed in float32 or finer, stored once.
+    """Return the largest relative rounding error of a sum of n terms, summed in float32 or finer and stored once.
 
     Parameters
     ----------
-    dtype : what the sum is stored in.
+    dtype : the type in which the sum is stored.
     """
     stored = np.finfo(dtype)
     summed = stored if stored.bits > 32 else np.finfo(np.float32)
@@ -123,14 +123,14 @@ def rounding(dtype: DTypeLike, n: int) -> float:
 
 
 def least(dtype: DTypeLike) -> float:
-    """Return the scale below which rounding is as large as for smaller numbers: where they are subnormal."""
+    """Return the scale below which numbers are subnormal, and rounding errors do not shrink with them."""
     stored = np.finfo(dtype)
     summed = stored if stored.bits > 32 else np.finfo(np.float32)
     return max(float(summed.tiny), float(stored.smallest_subnormal)) / float(stored.eps)
 
 
 def row_size(x: Array) -> Array:
-    """Return the root mean square of what is finite in each row."""
+    """Return the root mean square of the finite elements of each row."""
     return np.asarray(
         np.sqrt(np.mean(np.square(x, where=np.isfinite(x), out=np.zeros_like(x)), axis=-1, keepdims=True))
     )
@@ -138,12 +138,12 @@ def row_size(x: Array) -> Array:
 
 @dataclass
 class Wanted:
-    """What a call must give.
+    """The wanted results of a call.
 
     Attributes
     ----------
-    values : by argument.
-    scale : of each element, or of each row.
+    values : the values by argument.
+    scale : the scale of each element, or of each row.
     adds : the flags of gradients.
     spared : where NaN or infinity was put in, value and scale of what it would be without: a kernel may leave out what
         the formula multiplies by zero, as a token that is masked, and its result is then as if a number stood there.
@@ -172,12 +172,12 @@ class Wanted:
         return replace(self, values=values, scale=scale)
 
     def judge(self, kernel: Kernel, got: Mapping[str, Array], then: str = "") -> Result:
-        """Compare what a kernel wrote, element by element, and return the result of the worst.
+        """Compare a kernel's results, element by element, and return the result of the worst.
 
         Parameters
         ----------
-        got : by argument.
-        then : in which circumstances, for the reason.
+        got : the arrays by argument.
+        then : the circumstances, for the reason.
         """
         written = [a for a in self.op.written if a.name in self.values]
         exact = Result(kernel.name, self.case, 0.0)
@@ -243,7 +243,7 @@ def _blocks(rows: int, columns: int) -> Iterator[tuple[slice, slice]]:
 
 
 def expected(op: Op, case: Case, given: Arguments, rng: np.random.Generator) -> Wanted:
-    """Return what the float64 reference gives, and the scale of each element."""
+    """Return the results of the float64 reference, and the scale of each element."""
     floats = sum(x.size for x in given.values() if isinstance(x, np.ndarray))
     samples = 1 if op.flops(case.sizes) > DEAR_FLOPS or floats > DEAR_FLOATS else SAMPLES
     with np.errstate(invalid="ignore", over="ignore"):  # where NaN and infinity go in
@@ -270,7 +270,7 @@ def prepare(kernel: Kernel, sizes: Mapping[str, int]) -> dict[str, Spec]:
         raise
     except BaseException as e:
         raise BrokenKernelError(f"does not compile, or has no scratch size: {type(e).__name__}: {e}") from e
-    known = [a for a in kernel.op.arrays if all(d.symbols <= sizes.keys() for d in a.shape)]  # what is absent is not
+    known = [a for a in kernel.op.arrays if all(d.symbols <= sizes.keys() for d in a.shape)]  # absent arguments are not
     most = max(1 << 22, 64 * sum(prod(d(sizes) for d in a.shape) for a in known))
     for name, ((n,), _) in found.items():
         if n > most:
@@ -302,7 +302,7 @@ def counts_up_to(most: int, threads: Sequence[int]) -> list[int]:
 
 @contextmanager
 def keeping_threads() -> Iterator[int]:
-    """Give the most threads there are; bring the number back to what it was."""
+    """Yield the largest number of threads; restore the current number at the end."""
     before = numba_threads.get_threads()
     try:
         yield numba_threads.set_threads(None)

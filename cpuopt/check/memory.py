@@ -1,4 +1,4 @@
-"""The arrays that a kernel is called with: poison in what it writes, and guard words around each."""
+"""The arrays of a call: poison in those that it writes, and guard words around each."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from .cases import Arguments, Array
 GUARD = 512
 """Words between two arrays, one half for each."""
 MARGINS = 1 << 16
-"""Words before the first array and after the last, for what is written far outside."""
+"""Words before the first array and after the last, to catch writes far outside."""
 FILL, SCRATCH, OUTSIDE = 0x7FC0F111, 0x7FC05C7A, 0x7FD00000  # quiet NaNs: arithmetic keeps their low bits
-"""What is there before a call, as float32; of another type, a NaN with the same low bits. Guard words count up from
+"""The poison before a call, as float32; for another type, a NaN with the same low bits. Guard words count up from
 `OUTSIDE`: a loop that runs too far computes with those it reads, and writes one of them back, which would go unseen if
 they were all the same."""
 HUGE = tuple(int(np.float32(x).view(np.uint32)) for x in (1e30, -1e30))
-"""What guard words count up from in some calls: a maximum or a minimum takes no notice of NaN, but of these it does."""
+"""The first guard words of some calls, which count up from them: max and min may ignore NaN, but not these."""
 FLIP = {2: 1 << 8, 4: 1 << 21, 8: 1 << 50}
 """The second bit of a float's mantissa, by itemsize."""
 ORIGIN = {
-    FILL: ": as filled before the call, so not written, or added to though told to overwrite",
+    FILL: ": as filled before the call, so not written, or added to in place of being overwritten",
     SCRATCH: ": from scratch that was read before it was written",
 }
 
 
 class BrokenKernelError(Exception):
-    """A kernel does what no tolerance excuses; `where` has the argument to blame, its index and both values, if any."""
+    """A kernel fails whatever the tolerance; `where` has the argument at fault, its index and both values, if any."""
 
     def __init__(self, reason: str, *where: Any) -> None:
         super().__init__(reason)
@@ -43,12 +43,12 @@ def bits(x: Array) -> Array:
 
 
 def pattern(word: int, itemsize: int) -> int:
-    """Return the bits of a NaN of some type for those of a float32."""
+    """Convert the bits of a NaN from float32 to another type."""
     return {2: 0x7E00 | word & 0x1FF, 4: word, 8: 0x7FF8 << 48 | word}[itemsize]
 
 
 def origin(x: Any) -> str:
-    """Name where a value comes from, if it is a NaN that was put there."""
+    """Return the origin of a value, if it is one of the NaNs above."""
     payload = int(bits(x)) & (1 << 8 * x.itemsize - 1) - 1  # without the sign
     known = {pattern(word, x.itemsize): text for word, text in ORIGIN.items()}
     return known.get(payload, ": read from outside an array" if OUTSIDE <= payload < OUTSIDE + 2**20 else "")
@@ -70,8 +70,8 @@ class Memory:
 
     Parameters
     ----------
-    contents : by name, what they hold, absent ones too; or by a tuple that ends with the name.
-    indices : those that have zeros around them: a stray index must not be wild.
+    contents : the content of each array, absent ones too, by name or by a tuple that ends with the name.
+    indices : the arrays of indices, which have zeros around them, so that an index read from there is valid.
     """
 
     def __init__(self, contents: Mapping[Any, Array], indices: Collection[str] = ()) -> None:
@@ -95,7 +95,7 @@ class Memory:
         self.put(contents)
 
     def surround(self, word: int) -> None:
-        """Fill what lies around the arrays with words that count up from `word`."""
+        """Fill the memory around the arrays with words that count up from `word`."""
         self.guards: list[Array] = []
         for gap in self._gaps:
             self.guards.append(np.arange(word, word + gap.stop - gap.start, dtype=np.uint32))
@@ -124,7 +124,7 @@ class Memory:
                 raise BrokenKernelError(f"wrote outside its arrays: {where} of '{name}'", name)
 
     def require_same(self, contents: Mapping[Any, Array]) -> None:
-        """Raise where arrays do not hold these, bit by bit."""
+        """Raise where arrays differ from these in any bit."""
         for key, x in contents.items():
             changed = bits(self.arrays[key]).ravel() != bits(x).ravel()
             if changed.any():
@@ -140,7 +140,7 @@ def name_of(key: Any) -> str:
 
 
 def absent_as_empty(kernel: Kernel, given: Arguments) -> dict[str, Array]:
-    """Return the arrays that a kernel is given; what is absent is an array of length zero."""
+    """Return the arrays for a kernel; an absent one has length zero."""
     return {
         a.name: np.empty((0,) * len(a.shape), kernel.dtype(a)) if given[a.name] is None else given[a.name]
         for a in kernel.op.arrays

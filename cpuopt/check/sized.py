@@ -1,4 +1,4 @@
-"""Whether a kernel is right at the very size that it is timed or trained at.
+"""The check of a kernel at the very size at which it is timed or trained.
 
 `check` compares with a float64 reference on small awkward sizes. That cannot see a kernel that is wrong only where an
 axis is long. A float64 reference of a model's largest calls takes seconds and gigabytes; so here the op's own NumPy
@@ -26,12 +26,12 @@ MOST = 1 << 27
 """Elements of a call up to which it is judged: the arrays, what they must become, and the formula's own take 16 bytes
 each."""
 TWICE = 1 << 24
-"""Elements up to which a kernel is called a second time, on what it left behind."""
+"""Elements up to which a kernel is called a second time, on its own results."""
 
 
 @dataclass(frozen=True)
 class Sized:
-    """What a program calls a kernel on: sizes, what is absent, and the flags of its gradients."""
+    """A program's call of a kernel: sizes, absent arguments, and the flags of its gradients."""
 
     kernel: Kernel
     case: Case
@@ -39,7 +39,7 @@ class Sized:
 
     @property
     def elements(self) -> int:
-        """Of all arrays."""
+        """The number of elements of all arrays."""
         return elements(self.kernel.op, self.case)
 
     def __str__(self) -> str:
@@ -47,7 +47,7 @@ class Sized:
 
 
 def check_sized(sized: Sized, threads: int, seed: int = 0) -> Result:
-    """Judge a kernel at one size on some number of threads; what it does wrong is in the result.
+    """Judge a kernel at one size on some number of threads; an error is in the result.
 
     It is called with poison in what it writes and in scratch, and, where the arrays are not too large, once more in the
     same arrays on what it left behind there, with an element changed in each.
@@ -95,7 +95,7 @@ def check_sized(sized: Sized, threads: int, seed: int = 0) -> Result:
 
 
 def standard(sized: Sized, given: Mapping[str, Array], threads: int) -> Wanted:
-    """Return what a call must give, by the op's formula in float32, or in the finest type that the call writes.
+    """Return the wanted results, by the op's formula in float32, or in the finest type that the call writes.
 
     Parameters
     ----------
@@ -112,7 +112,7 @@ def standard(sized: Sized, given: Mapping[str, Array], threads: int) -> Wanted:
         rows = x.reshape(-1, x.shape[-1])
         squares = np.array([np.vdot(row, row) for row in rows])
         lowest = float(np.finfo(given[name].dtype).eps) * sqrt(float(squares.sum()) / x.size)
-        scale[name] = np.fmax(np.sqrt(squares / x.shape[-1]), lowest).reshape(-1, 1)  # in a row that is all but 0
+        scale[name] = np.fmax(np.sqrt(squares / x.shape[-1]), lowest).reshape(-1, 1)  # in a row that is almost 0
     return Wanted(op, case, values, scale, adds, rounded=2)
 
 

@@ -1,16 +1,16 @@
-"""The arrays of a timed kernel: what they hold before each sample, and whether what they hold after it is right.
+"""The arrays of a timed kernel: their content before each sample, and the check of the results after it.
 
 A kernel that was right on small arrays may be wrong on those that are timed, or may save itself the work once it has
 done it. So every sample starts from arrays whose outputs hold something else: NaN, numbers that belong to other inputs,
-or the right ones but for one in sixteen; scratch holds NaN or numbers; and inputs change from turn to turn, in the same
-places. None of this is timed, and it is the same for both kernels. They share all arrays, scratch too: a kernel on
-scratch in another place may take 15 % longer, the very same machine code.
+or the right ones but for one in sixteen; scratch holds NaN or numbers; and inputs change from trial to trial, in the
+same places. None of this is timed, and it is the same for both kernels. They share all arrays, scratch too: the same
+machine code may take 15 % longer on scratch in another place.
 
 A sample of several calls has arrays of its own for each of them, so no call finds the work of another.
 
-What is judged: some calls before and after the timing, and samples drawn at random, by the tolerance of ``check``. What
-is not seen: a kernel that keeps results outside its arguments and returns them when the same inputs come again. There
-are two sets of inputs, and both come often.
+Judged are some calls before and after the timing, and samples drawn at random, by the tolerance of ``check``. Not seen
+is a kernel that keeps results outside its arguments and returns them when the same inputs come again. There are two
+sets of inputs, and both come often.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from .judge import MARGIN, Result, Wanted, called, expected, worst
 from .memory import FILL, GUARD, OUTSIDE, SCRATCH, BrokenKernelError, Memory, absent_as_empty, call_args, fill
 
 LARGE = 1 << 22
-"""Elements beyond which an input stays as it is from turn to turn, where a smaller one changes."""
+"""Elements beyond which an input stays as it is from trial to trial, where a smaller one changes."""
 JUDGED = 1 << 20
-"""Elements of outputs up to which a sample of every turn is judged; of larger ones fewer, but one turn in `SELDOM`."""
+"""Elements of outputs up to which a sample of every trial is judged; of larger ones one trial in `SELDOM` or more."""
 SELDOM = 32
 TILE = np.random.default_rng(0).standard_normal(1 << 16).astype(np.float32)
 """Plausible numbers."""
 FILLS = ("nan", "other", "almost")
-"""What outputs hold before a call: NaN, what belongs to other inputs, what is right but for one element in 16."""
+"""The content of outputs before a call: NaN, results of other inputs, or right results but for one element in 16."""
 BEFORE = ((0, "nan", "nan"), (0, "almost", "kept"), (1, "other", "kept"), (1, "almost", "numbers"), (0, "nan", "kept"))
 """The calls before the timing: set of inputs, outputs, scratch; ``kept`` is what the last call left there."""
 AFTER = ((1, "almost", "nan"), (0, "other", "kept"))
@@ -48,11 +48,11 @@ AFTER = ((1, "almost", "nan"), (0, "other", "kept"))
 
 @dataclass
 class Inputs:
-    """One set of inputs: what all that is read holds before a call, what the call must give, and the rows it changes.
+    """One set of inputs: the content of all arrays that are read, the wanted results, and the rows that change.
 
     Attributes
     ----------
-    rows : of what is read and written, where a call changes few of them.
+    rows : the rows of updated arrays that a call changes, where these are few.
     """
 
     contents: dict[str, Array]
@@ -64,7 +64,7 @@ def draw(op: Op, case: Case, adds: Mapping[str, bool], seed: int) -> tuple[Argum
     """Draw the scalars and shapes of a call, and two sets of inputs; large inputs may be the same in both."""
     rng = np.random.default_rng(seed)
     first = arguments(op, case, rng)
-    if op.inverts:  # what was saved from the forward belongs to it
+    if op.inverts:  # the saved inputs belong to it
         second = arguments(op, case, rng)
     else:
         reads = [x for a in op.arrays if a.role in ("in", "index", "state") and (x := first[a.name]) is not None]
@@ -97,7 +97,7 @@ class Timed:
 
     Parameters
     ----------
-    kernels : by side.
+    kernels : the kernel of each side.
     adds : the flags of gradients.
     """
 
@@ -107,11 +107,11 @@ class Timed:
         self.rng = np.random.default_rng(seed)
         self.given, self.sets = draw(self.op, case, adds, seed)
         self.outs = [n for n in self.sets[0].wanted.values if n not in self.sets[0].contents]
-        """What holds nothing that the call needs."""
+        """The arrays whose content the call must not use."""
         self.work = {side: list(k.work(case.sizes).values()) for side, k in kernels.items()}
         written = sum(x.size for x in self.sets[0].wanted.values.values())
         self.chance = min(1.0, max(1 / SELDOM, JUDGED / written))
-        """Of a turn to have one of its samples judged."""
+        """The probability that a sample of a trial is judged."""
         self.threads = numba_threads.get_threads()
         self.worst = {side: Result(k.name, case, 0.0) for side, k in kernels.items()}
         self.place(1)
@@ -162,7 +162,7 @@ class Timed:
             self.held[i] = new
 
     def _restore(self, slot: Mapping[str, Array], held: Inputs) -> None:
-        """Bring back what the last call changed of what it reads."""
+        """Restore the inputs that the last call changed."""
         for name in held.wanted.values:
             if name in held.contents:
                 rows = held.rows.get(name)
@@ -172,7 +172,7 @@ class Timed:
                     slot[name][rows] = held.contents[name][rows]
 
     def fill(self, side: str, outs: str, scratch: str, calls: int) -> None:
-        """Bring the arrays of the next sample to what they hold before it."""
+        """Prepare the arrays of the next sample."""
         doing(self.kernels[side].name)
         for slot, held in zip(self.slots[:calls], self.held, strict=False):
             assert held
@@ -200,7 +200,7 @@ class Timed:
         Raises
         ------
         UserError
-            For what a kernel did wrong.
+            For an error of a kernel.
         """
         with named(self.kernels[side], self.case, when):
             for i, held in enumerate(self.held[:calls]):
@@ -227,7 +227,7 @@ class Timed:
 
 @contextmanager
 def named(kernel: Kernel, case: Case, when: str) -> Iterator[None]:
-    """Refuse a kernel for what it does wrong, by its name."""
+    """Turn an error of a kernel into a `UserError` with its name."""
     try:
         yield
     except BrokenKernelError as e:
@@ -255,11 +255,11 @@ def judge_call(
     rng: np.random.Generator,
     when: str,
 ) -> list[Result]:
-    """Judge several kernels on the arrays of a call of an engine; what the last of them wrote stays there.
+    """Judge several kernels on the arrays of a call of an engine; the results of the last stay there.
 
     Parameters
     ----------
-    args : of each kernel: those of the op, the same for all, then its scratch.
+    args : the arguments of each kernel: those of the op, the same for all, then its scratch.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""A process that runs users' kernels, to check them: ``python -m cpuopt.check.worker``, which a `Child` starts."""
+"""The process that checks users' kernels: ``python -m cpuopt.check.worker``, which a `Child` starts."""
 
 from __future__ import annotations
 

@@ -20,12 +20,13 @@ VERBS = (
     *("check", "ab", "inspect", "new-kernel", "lab", "tune", "ad", "machine", "runs", "history"),
     *("convert", "verify", "data", "warmup"),
 )
-"""In the order of ``cpuopt -h``. The module of that name has ``flags(parser)`` and ``run(args)``; its help is the first
+"""The verbs in the order of ``cpuopt -h``. The module of a verb has ``flags(parser)`` and ``run(args)``; its help is
+the first
 line of its docstring."""
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says in one line what is wrong with the flags."""
+    """A parser that reports a wrong flag in one line."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"cpuopt: {plain(message)}; see '{self.prog} -h'\n")

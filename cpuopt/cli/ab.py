@@ -1,4 +1,4 @@
-"""``cpuopt ab``: two kernels of one op against each other, alone or in real training steps."""
+"""``cpuopt ab``: compare two kernels of one op, alone or in real training steps."""
 
 from __future__ import annotations
 
@@ -16,15 +16,17 @@ DEFAULTS = "4x64"
 def flags(p: argparse.ArgumentParser) -> None:
     """Add the verb's flags."""
     shared(p, "op", "--json", "--runs")
-    p.add_argument("a", metavar="A", help="variant to compare with")
-    p.add_argument("b", metavar="B", help="variant that gets the verdict")
+    p.add_argument("a", metavar="A", help="baseline variant")
+    p.add_argument("b", metavar="B", help="variant that the verdict is about")
     settings.flags(p, "kernels", "data", "variant", model=models.DEFAULT)
-    p.add_argument("--sizes", default=DEFAULTS, metavar="BxT,...", help="rows by tokens (%(default)s)")
+    p.add_argument("--sizes", default=DEFAULTS, metavar="BxT,...", help="batch sizes, rows by tokens (%(default)s)")
     p.add_argument("--threads", default="", metavar="N,...", help="numbers of threads (all cores)")
-    p.add_argument("--layer", default="*", metavar="GLOB", help="layers whose shapes, or with --in-step calls, count")
+    p.add_argument(
+        "--layer", default="*", metavar="GLOB", help="layers to compare on: their shapes, or with --in-step their calls"
+    )
     p.add_argument("--in-step", action="store_true", help="comparison inside real training steps, on the same batches")
-    p.add_argument("--flush", action="store_true", help="caches filled with something else before each call")
-    p.add_argument("--seed", type=int, default=0, help="random seed for inputs and the order of turns (%(default)s)")
+    p.add_argument("--flush", action="store_true", help="cold caches: other data fill them before each call")
+    p.add_argument("--seed", type=int, default=0, help="random seed for inputs and the order of trials (%(default)s)")
     shared(p, "--rounds", default=96)
     shared(p, "--limit", default=600)
 

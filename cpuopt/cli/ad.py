@@ -14,20 +14,22 @@ from . import common
 
 SIZES = {"B": 4, "T": 64, "C": 768, "NH": 12, "OC": 3072, "V": 50257, "maxT": 1024}
 ANALYSES = (12, 24)
-"""Rounds after which a verdict is looked for."""
+"""Rounds after which the interim analyses of a comparison take place."""
 if TYPE_CHECKING:
     from ..ops.declaration import Op
 
 
 def flags(p: argparse.ArgumentParser) -> None:
     """Add the verb's flags."""
-    p.add_argument("op", metavar="OP", help="a backward op, or a forward one for all its backwards")
+    p.add_argument("op", metavar="OP", help="backward op, or a forward op for all its backwards")
     p.add_argument("--from", dest="variant", default="vanilla", help="variant of the forward (%(default)s)")
-    p.add_argument("--plan", action="store_true", help="what is kept, computed again or recorded, and why")
+    p.add_argument(
+        "--plan", action="store_true", help="list of the values that are kept, recomputed or recorded, and why"
+    )
     p.add_argument(
         "--against",
         metavar="VARIANT",
-        help="variant to check too, and to time against, in turns on the same arrays, at the default model's sizes "
+        help="variant to check and to compare with, on the same arrays, at the default model's sizes "
         "with 4 x 64 tokens; exits with 1 if either is wrong",
     )
     p.add_argument("--html", type=Path, metavar="FILE", help="both sources side by side, linked line by line")
@@ -97,10 +99,10 @@ def compare(op: Op, variant: str) -> int:
     for result in worst:
         print(plain(str(result)))
     if any(r.verdict == "FAIL" for r in worst):
-        return 1  # no time is told of a kernel that is wrong
+        return 1  # no time is reported for a wrong kernel
     shape = Shape(case(op, SIZES), {a.name: False for a in op.args if a.role == "acc"}, (op.name,))
-    told = alone(pair, [shape], analyses=ANALYSES)
-    said = f"{told['verdict']}{told['why'] and ', ' + told['why']}"
-    print(f"generated takes {spread(told['ratio'])} times as long as {variant}: {said}")
-    print(f"{told['b_ms']:.3g} and {told['a_ms']:.3g} ms; {shape}")
+    found = alone(pair, [shape], analyses=ANALYSES)
+    said = f"{found['verdict']}{found['why'] and ', ' + found['why']}"
+    print(f"generated takes {spread(found['ratio'])} times as long as {variant}: {said}")
+    print(f"{found['b_ms']:.3g} and {found['a_ms']:.3g} ms; {shape}")
     return 0

@@ -1,4 +1,4 @@
-"""``cpuopt bench``: whole training steps, side by side with PyTorch or another variant."""
+"""``cpuopt bench``: compare whole training steps with PyTorch or another variant."""
 
 from __future__ import annotations
 
@@ -15,12 +15,18 @@ from .common import shared, show, start_numba
 def flags(p: argparse.ArgumentParser) -> None:
     """Add the verb's flags."""
     settings.flags(p, *settings.KERNELS, model=models.DEFAULT)
-    p.add_argument("--peer", action="append", default=[], help="torch-eager (default) or torch-compile; repeatable")
-    p.add_argument("--against", action="append", default=[], metavar="VARIANT", help="a variant as peer; repeatable")
-    p.add_argument("--sizes", help="B x T each, as in 4x64,16x64 (seven from 1x16 to 1x1024 that fit the context)")
-    p.add_argument("--rounds", type=int, default=10, help="turns of each side (%(default)s)")
-    p.add_argument("--seed", type=int, default=0, help="random seed for weights and the order of turns (%(default)s)")
-    p.add_argument("--peer-python", default=sys.executable, metavar="PATH", help="Python that has torch (this one)")
+    p.add_argument(
+        "--peer", action="append", default=[], help="peer: torch-eager (default) or torch-compile; repeatable"
+    )
+    p.add_argument(
+        "--against", action="append", default=[], metavar="VARIANT", help="variant of the kernels as peer; repeatable"
+    )
+    p.add_argument("--sizes", help="batch sizes, as in 4x64,16x64 (up to seven that fit the context, 1x16 to 1x1024)")
+    p.add_argument("--rounds", type=int, default=10, help="rounds, each with a trial of both sides (%(default)s)")
+    p.add_argument("--seed", type=int, default=0, help="random seed for weights and the order of trials (%(default)s)")
+    p.add_argument(
+        "--peer-python", default=sys.executable, metavar="PATH", help="Python interpreter that has torch (this one)"
+    )
     p.add_argument("--out", type=Path, metavar="FILE", help="file for the record, written anew after each size")
     shared(p, "--json", "--runs")
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def flags(p: argparse.ArgumentParser) -> None:
     """Add the verb's flags."""
-    p.add_argument("op", nargs="*", metavar="OP", help="ops, globs or families such as matmul (all)")
+    p.add_argument("op", nargs="*", metavar="OP", help="ops to check: names, globs or families such as matmul (all)")
     p.add_argument(
         "--variant", action="append", default=[], help="variant to check; repeatable (all, or those of --kernels)"
     )
@@ -27,16 +27,18 @@ def flags(p: argparse.ArgumentParser) -> None:
     p.add_argument(
         "--model",
         default=models.DEFAULT,
-        help="model whose sizes are checked; 'none': awkward ones only (%(default)s)",
+        help="model whose sizes are checked; 'none': only awkward sizes (%(default)s)",
     )
     p.add_argument(
-        "--gradient", action="store_true", help="backward references against differences of the forward ones"
+        "--gradient",
+        action="store_true",
+        help="check of the backward references by differences of the forward references",
     )
-    p.add_argument("--quick", action="store_true", help="a few sizes only, and none of a model")
+    p.add_argument("--quick", action="store_true", help="a few small sizes only, none of a model")
     p.add_argument(
         "--threads", default="", metavar="N,...", help="numbers of threads that must agree bitwise (1 and all cores)"
     )
-    p.add_argument("--seed", type=int, help="random seed for the inputs (another one each time)")
+    p.add_argument("--seed", type=int, help="random seed for the inputs (a new one each time)")
     shared(p, "--limit", default=120)
     p.add_argument("--detail", action="store_true", help="a row for every case")
     shared(p, "--json")
@@ -82,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
 def choose(
     patterns: list[str], variants: list[str], files: list[str], added: list[tuple[str, str]]
 ) -> list[tuple[Op, str]]:
-    """List the kernels that the flags ask for; those of --kernels alone, where no variant is named.
+    """List the kernels that the flags ask for: without --variant, only those of --kernels.
 
     Parameters
     ----------
@@ -91,7 +93,7 @@ def choose(
     Raises
     ------
     UserError
-        For an op or a variant that there is none of.
+        For an op or a variant that does not exist.
     """
     from .. import kernels, ops
     from ..kernels import registry

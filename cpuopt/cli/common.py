@@ -1,4 +1,4 @@
-"""What several verbs share: flags, how numba is started, and how a result is shown."""
+"""Shared parts of the verbs: flags, the start of numba, and the display of results."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
     from ..measure.profile import Profile
 
 LAYERS = ("default", "safe", "threadsafe", "forksafe", "omp", "tbb", "workqueue")
-"""What numba can start threads by."""
+"""The names of numba's threading layers."""
 SHARED: Mapping[str, Mapping[str, Any]] = {
     "op": {"metavar": "OP", "help": "op, as 'cpuopt kernels' lists it"},
-    "--rounds": {"type": int, "help": "rounds of a comparison at the most (%(default)s)"},
-    "--limit": {"type": float, "metavar": "S", "help": "seconds for one comparison or check (%(default)s)"},
+    "--rounds": {"type": int, "help": "largest number of rounds of a comparison (%(default)s)"},
+    "--limit": {"type": float, "metavar": "S", "help": "seconds that one comparison or check may take (%(default)s)"},
     "--runs": {"type": Path, "default": Path("runs"), "metavar": "DIR", "help": "folder of the records (%(default)s)"},
-    "--html": {"type": Path, "metavar": "FILE", "help": "report to look at, in one file"},
-    "--trace": {"type": Path, "metavar": "FILE", "help": "last ten steps for ui.perfetto.dev"},
-    "--speedscope": {"type": Path, "metavar": "FILE", "help": "last ten steps for speedscope"},
+    "--html": {"type": Path, "metavar": "FILE", "help": "HTML report in one file"},
+    "--trace": {"type": Path, "metavar": "FILE", "help": "trace of the last ten steps, for ui.perfetto.dev"},
+    "--speedscope": {"type": Path, "metavar": "FILE", "help": "profile of the last ten steps, for speedscope"},
     "--json": {"action": "store_true", "help": "one JSON object in place of text"},
 }
 """Flags that mean the same for every verb."""
@@ -39,7 +39,7 @@ FILES = ("trace", "speedscope", "html")
 
 
 def shared(p: argparse.ArgumentParser, *names: str, **more: Any) -> None:
-    """Add flags that several verbs have; `more` is for the one that is named alone."""
+    """Add flags that several verbs have; `more` changes the flag where only one is named."""
     for name in names:
         p.add_argument(name, **{**SHARED[name], **more})
 
@@ -55,7 +55,7 @@ def settings_of(args: argparse.Namespace, **more: Any) -> Settings:
 
 
 def known_op(verb: str, name: str) -> str:
-    """Return the name of an op, if there is one; `UserError` if not."""
+    """Return the name of an op; raise `UserError` where no op has it."""
     from .. import ops
 
     if name not in ops.ALL:
@@ -64,7 +64,7 @@ def known_op(verb: str, name: str) -> str:
 
 
 def check_limit(seconds: float) -> None:
-    """Refuse a ``--limit`` that is no time."""
+    """Refuse a ``--limit`` that is not positive."""
     if seconds <= 0:
         raise UserError(f"--limit {seconds:g}: expected a positive number of seconds")
 
@@ -121,7 +121,7 @@ def start_numba(threads: int | None) -> None:
         if threads < 1:
             raise UserError(f"--threads {threads}: expected 1 or more")
         if threads > there:
-            warn(f"{threads} threads on {there} cores: they take turns, which costs time")
+            warn(f"{threads} threads on {there} cores: threads that share a core slow each other down")
     if os.environ.get("NUMBA_DISABLE_JIT", "0") not in ("", "0"):
         raise UserError("NUMBA_DISABLE_JIT is set: kernels would run as Python, thousands of times slower; unset it")
     layer = os.environ.get("NUMBA_THREADING_LAYER", "default")

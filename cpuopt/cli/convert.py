@@ -11,10 +11,14 @@ from pathlib import Path
 def flags(p: argparse.ArgumentParser) -> None:
     """Add the verb's flags."""
     p.add_argument(
-        "source", type=Path, help="an llm.c model file, a Hugging Face directory, its .safetensors or index, a run"
+        "source",
+        type=Path,
+        help="weights to read: llm.c model file, Hugging Face directory, .safetensors file, index or run",
     )
-    p.add_argument("target", type=Path, help="NAME.bin for llm.c, anything else for a Hugging Face directory")
-    p.add_argument("--dtype", choices=["f32", "bf16"], help="of the numbers written (that of the source)")
+    p.add_argument(
+        "target", type=Path, help="path to write: NAME.bin for llm.c, anything else for a Hugging Face directory"
+    )
+    p.add_argument("--dtype", choices=["f32", "bf16"], help="type of the numbers written (that of the source)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -26,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
 
     check_target(args.target)
     for name in remove_leftovers(Path(os.path.realpath(args.target))):
-        console.warn(f"removed {name}, which an interrupted save has left")
+        console.warn(f"removed {name}, left by an interrupted save")
     weights = open_weights(args.source)
     dtype = args.dtype or weights.dtype
     c = weights.config

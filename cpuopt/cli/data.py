@@ -11,9 +11,9 @@ def flags(p: argparse.ArgumentParser) -> None:
     """Add the verb's flags."""
     what = p.add_subparsers(dest="what", metavar="what", required=True)
     q = what.add_parser("prepare", help="download and tokenize a dataset; the only verb that uses the network")
-    q.add_argument("name")
+    q.add_argument("name", help="name of the dataset")
     q.add_argument("--tokenizer", default="gpt2", choices=["gpt2", "bytes"], help="unit of the text (%(default)s)")
-    shared(what.add_parser("list", help="show what there is"), "--json")
+    shared(what.add_parser("list", help="list the datasets and which are prepared"), "--json")
 
 
 def run(args: argparse.Namespace) -> int:

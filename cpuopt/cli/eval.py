@@ -15,8 +15,8 @@ def flags(p: argparse.ArgumentParser) -> None:
     p.add_argument("--init", type=Path, required=True, metavar="PATH", help=settings.FLAGS["init"].metadata["help"])
     settings.flags(p, "data", "B", "variant", "swap", "kernels", "threads")
     p.add_argument("-T", type=int, help="tokens of a row (the model's context)")
-    p.add_argument("--choices", type=Path, metavar="FILE.bin", help="HellaSwag or another of llm.c's evaluation files")
-    p.add_argument("--limit", type=int, metavar="N", help="batches or examples at the most (all)")
+    p.add_argument("--choices", type=Path, metavar="FILE.bin", help="evaluation file of llm.c, such as HellaSwag")
+    p.add_argument("--limit", type=int, metavar="N", help="largest number of batches or examples (all)")
     shared(p, "--json")
 
 

@@ -1,4 +1,4 @@
-"""``cpuopt generate``: text from a model, as it comes."""
+"""``cpuopt generate``: generate text from a model, token by token."""
 
 from __future__ import annotations
 
@@ -21,23 +21,37 @@ if TYPE_CHECKING:
 def flags(p: argparse.ArgumentParser) -> None:
     """Add the verb's flags."""
     settings.flags(p, "init", "variant", "swap", "kernels", "threads")
-    p.add_argument("--model", help="without --init: preset or sizes, with random weights, to see how fast it is")
-    p.add_argument("--prompt", default="", help="beginning of the text (nothing: the start of a text)")
-    p.add_argument("--max-tokens", type=int, default=100, help="tokens to generate at the most (%(default)s)")
+    p.add_argument("--model", help="preset or sizes of a model with random weights, without --init, to measure speed")
+    p.add_argument("--prompt", default="", help="beginning of the text (empty: the token that starts a text)")
+    p.add_argument("--max-tokens", type=int, default=100, help="largest number of tokens to generate (%(default)s)")
     p.add_argument(
-        "--temperature", type=float, default=0.8, help="temperature; 0 takes the likeliest token (%(default)s)"
+        "--temperature", type=float, default=0.8, help="sampling temperature; 0 takes the likeliest token (%(default)s)"
     )
     p.add_argument(
-        "--top-k", type=int, default=0, metavar="K", help="likeliest tokens that count; 0: all (%(default)s)"
+        "--top-k",
+        type=int,
+        default=0,
+        metavar="K",
+        help="number of likeliest tokens to sample from; 0: all (%(default)s)",
     )
-    p.add_argument("--top-p", type=float, default=1.0, metavar="P", help="probability that these have (%(default)s)")
-    p.add_argument("--seed", type=int, default=0, help="random seed for the choices and random weights (%(default)s)")
-    p.add_argument("--tokenizer", choices=["gpt2", "bytes"], help="(as the weights say; else gpt2 from 50257 ids on)")
+    p.add_argument(
+        "--top-p",
+        type=float,
+        default=1.0,
+        metavar="P",
+        help="least total probability of the tokens to sample from (%(default)s)",
+    )
+    p.add_argument("--seed", type=int, default=0, help="random seed for sampling and random weights (%(default)s)")
+    p.add_argument(
+        "--tokenizer",
+        choices=["gpt2", "bytes"],
+        help="unit of the text (as the weights say; else gpt2 from 50257 ids on)",
+    )
     shared(p, "--json")
 
 
 def tokenizer_of(name: str | None, vocab_size: int) -> Tokenizer:
-    """Give the tokenizer that was named, or that goes with a vocabulary."""
+    """Return the tokenizer that was named, or else the one that fits the vocabulary."""
     from ..data.tokenizers import get_tokenizer, usual_tokenizer
 
     try:

@@ -1,4 +1,4 @@
-"""``cpuopt history``: how the speed of an op moved over the records of this machine."""
+"""``cpuopt history``: show the speed of an op over the records of this machine."""
 
 from __future__ import annotations
 

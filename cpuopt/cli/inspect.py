@@ -1,4 +1,4 @@
-"""``cpuopt inspect``: vector width, FMAs, spills and calls of a kernel's loops, and the compiler's remarks."""
+"""``cpuopt inspect``: show vector width, FMAs, spills and calls of a kernel's loops, and the compiler's remarks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .common import known_op, shared, show, start_numba
 def flags(p: argparse.ArgumentParser) -> None:
     """Add the verb's flags."""
     shared(p, "op", "--json")
-    p.add_argument("variant", metavar="VARIANT", nargs="+", help="one, or two side by side")
+    p.add_argument("variant", metavar="VARIANT", nargs="+", help="variant to inspect; two are shown side by side")
     settings.flags(p, "kernels")
     p.add_argument("--parallel", type=int, default=0, metavar="1-4", help="level of numba's parallel diagnostics")
     p.add_argument("--asm", action="store_true", help="the assembly text of one variant, and nothing else")

@@ -1,4 +1,4 @@
-"""``cpuopt lab``: work on a file of kernels: check, compare, place under the roof and inspect on each save."""
+"""``cpuopt lab``: check, compare, place under the roof and inspect a file of kernels on each save."""
 
 from __future__ import annotations
 
@@ -23,16 +23,18 @@ if TYPE_CHECKING:
 
 def flags(p: argparse.ArgumentParser) -> None:
     """Add the verb's flags."""
-    p.add_argument("file", type=Path, metavar="FILE.py", help="with @kernel functions; 'cpuopt new-kernel' writes one")
-    p.add_argument("--against", default="", metavar="VARIANT", help="variant to compare with (optimized, else vanilla)")
+    p.add_argument(
+        "file", type=Path, metavar="FILE.py", help="file with @kernel functions; 'cpuopt new-kernel' writes one"
+    )
+    p.add_argument("--against", default="", metavar="VARIANT", help="baseline variant (optimized, else vanilla)")
     settings.flags(p, "B", "T", "threads", model=models.DEFAULT)
-    p.add_argument("--no-step", action="store_true", help="no comparison inside training steps")
+    p.add_argument("--no-step", action="store_true", help="comparison alone only, without training steps")
     shared(p, "--rounds", default=24)
     shared(p, "--limit", default=120)
     p.add_argument(
-        "--once", action="store_true", help="one round, not waiting for a save; status 1 where a stage fails"
+        "--once", action="store_true", help="one round without waiting for a save; exit status 1 where a stage fails"
     )
-    p.add_argument("--json", action="store_true", help="with --once: one JSON object in place of text")
+    p.add_argument("--json", action="store_true", help="one JSON object in place of text; needs --once")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -49,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.file.is_file():
         raise UserError(f"lab {args.file}: no such file; 'cpuopt new-kernel OP --out {args.file}' writes one")
     if args.json and not args.once:
-        raise UserError("--json: a screen that lives on is no object; add --once")
+        raise UserError("--json: only a single round can be one JSON object; add --once")
     analyses_up_to(args.rounds)
     threads = args.threads or common.cores()
     plan = session.Plan(
@@ -62,8 +64,8 @@ def run(args: argparse.Namespace) -> int:
         screen = Screen(plan, live=False, quiet=args.json)
         rows = session.work(plan, roofs, screen)
         if args.json:
-            told = [{"op": r.op, "variant": r.variant, "bad": r.bad, "said": r.said, **r.found} for r in rows]
-            print(json.dumps({"problem": screen.trouble, "kernels": told}))
+            results = [{"op": r.op, "variant": r.variant, "bad": r.bad, "said": r.said, **r.found} for r in rows]
+            print(json.dumps({"problem": screen.trouble, "kernels": results}))
         return 1 if screen.trouble or any(r.bad for r in rows) else 0
     with ended_by_sigterm(), Screen(plan) as screen, suppress(KeyboardInterrupt):
         follow(plan, roofs, screen)
@@ -71,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def follow(plan: Plan, roofs: Roofs, screen: Screen) -> None:
-    """Do a round now and after each save; a save while one is going on ends it and begins the next."""
+    """Do a round now and after each save. A save during a round ends it and begins the next."""
     from watchfiles import watch
 
     from ..isolate.child import Child
@@ -79,7 +81,7 @@ def follow(plan: Plan, roofs: Roofs, screen: Screen) -> None:
 
     def begin() -> Child:
         child = Child(worker.__name__, [str(plan.file)], plan.threads, plan.limit_s)
-        view = screen.begin()  # from now on no earlier round is heard
+        view = screen.begin()  # from now on no earlier round is shown
         threading.Thread(target=session.work, args=(plan, roofs, view, child), daemon=True).start()
         return child
 
@@ -92,14 +94,14 @@ def follow(plan: Plan, roofs: Roofs, screen: Screen) -> None:
                 child.end()
                 screen.begin().problem(f"{plan.file} is gone")
             elif text is not None and (saved or text != before):
-                child.end()  # what runs of the earlier text ends with its process
+                child.end()  # code of the earlier text ends with its process
                 child = begin()
     finally:
         child.end()
 
 
 def read(path: Path) -> bytes | None:
-    """Read a file; None where it is not there, as it is for a moment while some editors save."""
+    """Read a file; None where it is missing, as it is for a moment while some editors save."""
     try:
         return path.read_bytes()
     except OSError:

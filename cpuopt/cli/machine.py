@@ -1,4 +1,4 @@
-"""``cpuopt machine``: measured roofs of this machine, its threads, and what is noisy now."""
+"""``cpuopt machine``: show the measured roofs of this machine, its threads, and the noise now."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .common import shared, show, start_numba
 
 def flags(p: argparse.ArgumentParser) -> None:
     """Add the verb's flags."""
-    p.add_argument("--again", action="store_true", help="new measurements, though there are some")
+    p.add_argument("--again", action="store_true", help="new measurements in place of the kept ones")
     settings.flags(p, "threads")
     shared(p, "--json")
 
@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
     with console.saying() as say:
         if missing:
             if args.threads and 1 not in missing:
-                missing = [1, *missing]  # to doubt figures of several that are no better than of one
+                missing = [1, *missing]  # several threads should be faster than one: `rates.poor` compares
             known = machine.store(machine.Measurement(say=say).run(missing))
     if warning := machine.slow_layer():
         console.warn(warning)

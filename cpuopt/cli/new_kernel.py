@@ -13,8 +13,8 @@ from .common import known_op, shared
 def flags(p: argparse.ArgumentParser) -> None:
     """Add the verb's flags."""
     shared(p, "op")
-    p.add_argument("--variant", default="mine", help="name that it registers under (%(default)s)")
-    p.add_argument("--out", type=Path, metavar="FILE", help="file that is not there yet (OP.py)")
+    p.add_argument("--variant", default="mine", help="variant name to register (%(default)s)")
+    p.add_argument("--out", type=Path, metavar="FILE", help="new file to write (OP.py)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -27,7 +27,7 @@ def run(args: argparse.Namespace) -> int:
     known_op("new-kernel", args.op)
     if not re.fullmatch(r"[A-Za-z][\w-]*", args.variant) or (args.op, args.variant) in registry.KERNELS:
         raise UserError(
-            f"--variant {args.variant!r}: expected a name that {args.op} has no kernel of, in letters, digits, - and _"
+            f"--variant {args.variant!r}: expected a new variant name for {args.op}, in letters, digits, - and _"
         )
     path = args.out or Path(f"{args.op}.py")
     try:

@@ -1,4 +1,4 @@
-"""``cpuopt profile``: time per op and per layer of a training step."""
+"""``cpuopt profile``: show the time of each op and layer of a training step."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from .common import settings_of, shared, show, start_numba
 def flags(p: argparse.ArgumentParser) -> None:
     """Add the verb's flags."""
     settings.flags(p, *settings.JOB, *settings.KERNELS, steps=5)
-    p.add_argument("--warmup", type=int, default=1, help="steps that are not counted (%(default)s)")
-    p.add_argument("--detail", action="store_true", help="a row for every op of every layer")
+    p.add_argument("--warmup", type=int, default=1, help="warm-up steps that are not counted (%(default)s)")
+    p.add_argument("--detail", action="store_true", help="one row for every op of every layer")
     shared(p, "--runs", "--json", "--html", "--trace", "--speedscope")
 
 
@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     if layer := machine.slow_layer():
         console.warn(layer)
     if roofs.doubts:
-        console.warn(f"the roofs are doubtful: {'; '.join(roofs.doubts)}. When it is quiet: cpuopt machine --again")
+        console.warn(f"the roofs may be too low: {'; '.join(roofs.doubts)}. When it is quiet: cpuopt machine --again")
     for note in job.engine.notes:
         console.warn(note)
     busy = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0

@@ -20,7 +20,7 @@ def flags(p: argparse.ArgumentParser) -> None:
             q.add_argument(word.lower(), metavar=word)
         shared(q, "--runs", "--json")
         if name == "show":
-            q.add_argument("--detail", action="store_true", help="of a profile: a row for every op of every layer")
+            q.add_argument("--detail", action="store_true", help="one row for every op of every layer of a profile")
             shared(q, "--html")
 
 
@@ -32,8 +32,8 @@ def run(args: argparse.Namespace) -> int:
 
     if args.what == "list":
         found = records.entries(args.runs)
-        told = [{k: getattr(e, k) for k in ("name", "kind", "time", "what", "trouble")} for e in found]
-        show(args, {"runs": told}, lambda: report.listing(found, args.runs))
+        rows = [{k: getattr(e, k) for k in ("name", "kind", "time", "what", "trouble")} for e in found]
+        show(args, {"runs": rows}, lambda: report.listing(found, args.runs))
     elif args.what == "show":
         entry = records.find(args.runs, args.run)
         with records.figures_of(entry):

@@ -20,9 +20,11 @@ def flags(p: argparse.ArgumentParser) -> None:
         nargs="?",
         const="",
         metavar="RUN",
-        help="run whose newest whole checkpoint goes on (the newest)",
+        help="run to continue from its newest whole checkpoint (the newest run)",
     )
-    p.add_argument("--accept-changes", action="store_true", help="consent to --resume with kernels that are others now")
+    p.add_argument(
+        "--accept-changes", action="store_true", help="permission to --resume with kernels that have changed since"
+    )
     shared(p, "--runs", "--html", "--trace", "--speedscope", "--json")
 
 

@@ -19,10 +19,10 @@ def flags(p: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="PATTERN",
-        help="ops to measure, globs and families allowed; repeatable. The plan for the others stays",
+        help="op to measure: name, glob or family; repeatable. The plan for other ops stays",
     )
-    p.add_argument("--seed", type=int, default=0, help="random seed for inputs and the order of turns (%(default)s)")
-    p.add_argument("--again", action="store_true", help="new measurements also of what an interrupted run has measured")
+    p.add_argument("--seed", type=int, default=0, help="random seed for inputs and the order of trials (%(default)s)")
+    p.add_argument("--again", action="store_true", help="new measurements in place of those of an interrupted run")
     shared(p, "--rounds", default=24)
     shared(p, "--limit", default=600)
     shared(p, "--json", "--runs")
@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def work(args: argparse.Namespace) -> int:
-    """Do it, as the only process that does."""
+    """Tune while this process holds the lock."""
     start_numba(args.threads)
     from dataclasses import replace
 

@@ -12,8 +12,8 @@ from .common import settings_of, shared, show, start_numba
 
 def flags(p: argparse.ArgumentParser) -> None:
     """Add the verb's flags."""
-    p.add_argument("state", type=Path, help="X_debug_state.bin, as llm.c writes it")
-    p.add_argument("--init", type=Path, metavar="MODEL.bin", help="its model (the file of that name beside it)")
+    p.add_argument("state", type=Path, help="debug state of llm.c, X_debug_state.bin")
+    p.add_argument("--init", type=Path, metavar="MODEL.bin", help="model of the debug state (X.bin in the same folder)")
     p.add_argument("--losses", metavar="X,...", help="expected losses of ten steps (known for llm.c's 124M state)")
     settings.flags(p, *settings.KERNELS)
     shared(p, "--json")

@@ -13,7 +13,7 @@ def flags(p: argparse.ArgumentParser) -> None:
     """Add the verb's flags."""
     settings.flags(p, *settings.JOB, *settings.KERNELS, steps=1)
     p.add_argument("--all", action="store_true", help="every kernel of every variant")
-    p.add_argument("--processes", type=int, help="processes that compile at one time (one a core)")
+    p.add_argument("--processes", type=int, help="number of processes that compile (one a core)")
 
 
 def run(args: argparse.Namespace) -> int:

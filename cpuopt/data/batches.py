@@ -13,11 +13,11 @@ Batch = tuple[NDArray[np.int32], NDArray[np.int32]]
 
 
 SORTED = 1 << 20
-"""Windows up to which an epoch is shuffled by sorting, in 25 MB; more would take memory that nobody has planned."""
+"""Windows up to which an epoch is shuffled by sorting, in 25 MB; larger ones are shuffled without a table."""
 
 
 class Batches:
-    """Batches of B windows of T tokens; which windows depends on (seed, epoch, index) alone, so any can be had again.
+    """Batches of B windows of T tokens. The windows depend on (seed, epoch, index) alone, so any batch can be repeated.
 
     As llm.c's shards: windows do not overlap, targets are inputs shifted by one, and an epoch has
     ``(tokens.size - 1) // (B * T)`` batches. Each epoch shuffles single windows, so that the rows of a batch come from
@@ -27,9 +27,9 @@ class Batches:
     ----------
     tokens : (n,) of an integer type that int32 can hold.
     B, T : rows of a batch, and tokens of a row.
-    seed : of the order; None keeps the order of the text in every epoch.
+    seed : the random seed of the order; None keeps the order of the text in every epoch.
     vocab_size : ids are checked to lie below it, since kernels index with them unchecked.
-    name : of the tokens, for an error.
+    name : the name of the tokens, for an error.
 
     Raises
     ------
@@ -58,11 +58,11 @@ class Batches:
         return (self.tokens.size - 1) // self.T
 
     def at(self, n: int, out: Batch | None = None) -> Batch:
-        """Give the n-th batch since the beginning of training, whatever the epoch."""
+        """Return the n-th batch since the beginning of training, whatever the epoch."""
         return self.batch(*divmod(n, len(self)), out=out)
 
     def batch(self, epoch: int, index: int, out: Batch | None = None) -> Batch:
-        """Give inputs and targets, each (B, T) int32; `out` receives them if given.
+        """Return inputs and targets, each (B, T) int32; `out` receives them if given.
 
         Raises
         ------
@@ -85,7 +85,7 @@ class Batches:
         return inputs, targets
 
     def _sorted(self, epoch: int, order: np.random.SeedSequence) -> NDArray[np.int64]:
-        """Give the order of all windows in an epoch.
+        """Return the order of all windows in an epoch.
 
         Sorting raw random words, since NumPy promises the same words in every version; of ``permutation`` it does not.
         """
@@ -95,7 +95,7 @@ class Batches:
         return self._shuffled[1]
 
     def _walked(self, places: NDArray[np.int64], order: np.random.SeedSequence) -> NDArray[np.int64]:
-        """Give the windows at some places of an epoch's order, without the order: a number beyond is permuted again."""
+        """Return the windows at some places of an epoch's order, without computing the whole order."""
         n, keys = np.uint64(self.n_windows), order.generate_state(ROUNDS, np.uint64).astype(np.uint64)
         x = feistel(places.astype(np.uint64), self.n_windows, keys)
         while (beyond := x >= n).any():
@@ -142,7 +142,7 @@ def require_known_ids(name: str, tokens: Tokens, vocab_size: int, first: int = 0
 
 
 def require_one_batch(name: str, n: int, B: int, T: int) -> None:
-    """Check that `n` tokens make a batch, and say which would fit where they do not."""
+    """Check that `n` tokens make a batch; the error names sizes that fit."""
     if B < 1 or T < 1:
         raise UserError(f"got B = {B} rows of T = {T} tokens; expected at least 1 of each")
     if n < B * T + 1:

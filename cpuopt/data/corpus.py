@@ -1,7 +1,4 @@
-"""Data: a corpus from what the user names.
-
-Nothing here uses the network, and importing it reads no file.
-"""
+"""A corpus from the name that a user gives. Nothing here uses the network, and importing it reads no file."""
 
 from __future__ import annotations
 
@@ -51,10 +48,10 @@ class Corpus:
 
     Attributes
     ----------
-    name : what the user gave: ``builtin``, a dataset, a path or a glob.
-    source : where the tokens come from, for a person.
-    tokenizer : ``bytes`` or ``gpt2``; `get_tokenizer` gives it.
-    vocab_size : of the model; each batch is checked against it.
+    name : the name that the user gave: ``builtin``, a dataset, a path or a glob.
+    source : a description of the origin of the tokens.
+    tokenizer : ``bytes`` or ``gpt2``, for `get_tokenizer`.
+    vocab_size : that of the model; each batch is checked against it.
     train, val : (n,) uint8 or uint16, read-only; a large file is mapped, not read.
     """
 
@@ -88,7 +85,7 @@ class Corpus:
 
     @property
     def ends(self) -> str:
-        """Eight hex digits, from the sizes and the ends of both splits: what older checkpoints have instead."""
+        """Eight hex digits, from the sizes and the ends of both splits, as in checkpoints of earlier versions."""
         digest = 0
         for tokens in (self.train, self.val):
             for part in (np.array([tokens.size]), tokens[: 1 << 20], tokens[-(1 << 20) :]):
@@ -102,7 +99,7 @@ class Corpus:
 
 
 def load_corpus(spec: str, *, vocab_size: int, T: int, B: int) -> Corpus:
-    """Load what the user named.
+    """Load the corpus of a name.
 
     Parameters
     ----------
@@ -111,14 +108,14 @@ def load_corpus(spec: str, *, vocab_size: int, T: int, B: int) -> Corpus:
         so that it means the same in every directory; ``./tinyshakespeare`` is the file. A ``.bin`` is read as llm.c's
         token file, anything else as text, whose bytes are the tokens.
     vocab_size
-        Of the model. It selects the tokenizer of a dataset: ``gpt2`` from 50257 on, else ``bytes``.
+        The model's vocabulary, which selects the tokenizer of a dataset: ``gpt2`` from 50257 on, else ``bytes``.
     T, B
         Tokens of a row and rows of a batch; both splits must have one batch at least.
 
     Raises
     ------
     UserError
-        Where nothing of that name is there, or it is not what it should be, or is too short.
+        Where no data have that name, or they are invalid or too short.
     """
     if spec == "builtin":
         source, tokenizer, (train, val) = _builtin()
@@ -215,11 +212,11 @@ def _read(path: Path) -> Tokens:
 
 
 CONTROL = bytes(c for c in range(32) if chr(c) not in "\b\t\n\v\f\r\x1b")
-"""What text does not have, as `file` sees it."""
+"""Bytes that text does not have, as in the program `file`."""
 
 
 def _read_text(path: Path) -> Tokens:
-    """Read a text file, after a look at its beginning."""
+    """Read a text file, after a check of its beginning."""
     text = _read(path)
     beginning = text[:65536].tobytes()
     control = len(beginning) - len(beginning.translate(None, CONTROL))
@@ -238,7 +235,7 @@ def _read_text(path: Path) -> Tokens:
 
 
 PIECE = 1 << 24
-"""Bytes that are looked through at a time."""
+"""Bytes that are searched at a time."""
 
 
 BY_FILE = 100
@@ -248,7 +245,7 @@ BY_FILE = 100
 def split_texts(texts: Mapping[str, Tokens]) -> tuple[Tokens, Tokens]:
     """Join texts into one to train on and one to validate on.
 
-    A file's side depends on its name alone, so that a file that comes or goes moves no other; one name in 12 validates.
+    A file's side depends on its name alone, so that adding or removing a file moves no other; one name in 12 validates.
     """
     if len(texts) < BY_FILE:
         parts = [_split(text) for text in texts.values()]
@@ -278,11 +275,11 @@ NOT_BUILTIN = [
     # Generated tables: a megabyte of code points teaches nothing.
     *["encodings", "pydoc_data", "entities.py"],
 ]
-"""What of the standard library is not text to train on, so that one version of Python gives one corpus."""
+"""Folders of the standard library that are left out, so that one version of Python gives one corpus."""
 
 
 def _builtin() -> Loaded:
-    """Read the source of the running Python's standard library: a real text that each machine has."""
+    """Read the source of the running Python's standard library, a text that each machine has."""
     root = Path(sysconfig.get_paths()["stdlib"])
     skip = re.compile("|".join(map(translate, NOT_BUILTIN))).match
     found = []

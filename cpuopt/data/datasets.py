@@ -25,14 +25,14 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class Dataset:
-    """A published text and how to cut it.
+    """A published text and its division.
 
     Parameters
     ----------
     what : one line for a list.
     text : the file; UTF-8.
     stem : llm.c's name of its token files: ``<stem>_train.bin`` and ``<stem>_val.bin``.
-    documents : cuts the text into what <|endoftext|> separates.
+    documents : function that cuts the text into the parts that <|endoftext|> separates.
     val_tokens : as many of the first tokens are validation.
     """
 
@@ -66,7 +66,7 @@ DATASETS = {
 
 
 def dataset_files(name: str, tokenizer: str, directory: Path | None = None) -> list[Path]:
-    """Give the paths of a prepared dataset, there or not: the text for ``bytes``, else the two token files."""
+    """Return the paths of a prepared dataset, existing or not: the text for ``bytes``, else the two token files."""
     folder = (directory or data_directory()) / name
     if tokenizer == "bytes":
         return [folder / "input.txt"]
@@ -74,14 +74,14 @@ def dataset_files(name: str, tokenizer: str, directory: Path | None = None) -> l
 
 
 def prepare_command(name: str, tokenizer: str) -> str:
-    """Give the command line that prepares a dataset."""
+    """Return the command line that prepares a dataset."""
     return f"cpuopt data prepare {name} --tokenizer {tokenizer}"
 
 
 def prepare(
     name: str, tokenizer: str, *, directory: Path | None = None, progress: Progress | None = None
 ) -> list[Path]:
-    """Download and tokenize a dataset; what is there already, whole, is not downloaded again.
+    """Download and tokenize a dataset; files that are already whole are not downloaded again.
 
     Parameters
     ----------
@@ -92,7 +92,7 @@ def prepare(
     directory
         Where datasets live; by default `data_directory()`. gpt2's vocabulary file has its own `vocabulary_places()`.
     progress
-        Told of each download.
+        Called during each download.
 
     Returns
     -------
@@ -131,7 +131,7 @@ def prepare(
 
 
 def _fetch(missing: list[tuple[Published, Path]], progress: Progress | None) -> None:
-    """Download the first of the missing files; where that fails, name them all, so that one trip brings them."""
+    """Download the first of the missing files; where that fails, the error names them all."""
     from http.client import HTTPException
     from urllib.request import urlopen
 
@@ -161,11 +161,11 @@ class DatasetStatus:
 
     Attributes
     ----------
-    name, what, tokenizer : of the dataset.
-    files : where it is prepared; none where it is not, or needs no file.
-    nbytes : of those files.
+    name, what, tokenizer : the dataset's name, description and tokenizer.
+    files : its prepared files; none where it is not prepared, or needs no file.
+    nbytes : the size of those files.
     prepared : whether `load_corpus` can use it now.
-    command : what prepares it; empty where there is nothing to do.
+    command : the command that prepares it; empty where there is nothing to do.
     """
 
     name: str
@@ -178,7 +178,7 @@ class DatasetStatus:
 
 
 def list_datasets(directory: Path | None = None) -> list[DatasetStatus]:
-    """List what `load_corpus` knows by name, prepared or not."""
+    """List the datasets that `load_corpus` knows by name, prepared or not."""
     rows = [DatasetStatus("builtin", "the source of Python's standard library", "bytes", (), 0, True, "")]
     for name, dataset in DATASETS.items():
         for tokenizer in TOKENIZERS:

@@ -36,8 +36,8 @@ class Tokenizer(ABC):
     Attributes
     ----------
     name : ``bytes`` or ``gpt2``.
-    vocab_size : ids are 0 .. vocab_size - 1.
-    eot : the id that stands before a text: where sampling starts when no prompt is given.
+    vocab_size : the number of ids, which are 0 .. vocab_size - 1.
+    eot : the id before a text, from which sampling starts without a prompt.
     """
 
     name: str
@@ -50,16 +50,16 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def token_bytes(self, token: int) -> bytes:
-        """Give the bytes of one id below vocab_size."""
+        """Return the bytes of one id below vocab_size."""
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """Turn ids into text: U+FFFD stands for what is no UTF-8, and for an id that the vocabulary does not have."""
+        """Turn ids into text, with U+FFFD for invalid UTF-8 and for an id that the vocabulary does not have."""
         known = range(self.vocab_size)
         return b"".join(self.token_bytes(int(t)) if t in known else b"\xff" for t in tokens).decode(errors="replace")
 
 
 class Bytes(Tokenizer):
-    """The 256 bytes of UTF-8; a text begins after a newline, the nearest to a boundary that a byte can be."""
+    """The 256 bytes of UTF-8; a text begins after a newline, the closest byte to a boundary."""
 
     name, vocab_size, eot = "bytes", 256, ord("\n")
 
@@ -89,12 +89,12 @@ TOKENIZERS = ("bytes", "gpt2")
 
 
 def usual_tokenizer(vocab_size: int) -> str:
-    """Name the tokenizer that goes with a vocabulary, where nothing else tells it."""
+    """Return the name of the tokenizer for a vocabulary, where nothing else names one."""
     return "gpt2" if vocab_size >= GPT2.vocab_size else "bytes"
 
 
 def get_tokenizer(name: str) -> Tokenizer:
-    """Give the tokenizer of this name, from what is on this machine.
+    """Return the tokenizer of this name, from files on this machine.
 
     Raises
     ------
@@ -128,11 +128,11 @@ class Published:
     sha256: str
 
     def matches(self, content: Content) -> bool:
-        """Say whether this is the file's content."""
+        """Return whether this is the file's content."""
         return hashlib.sha256(content).hexdigest() == self.sha256
 
     def is_at(self, path: Path) -> bool:
-        """Say whether it lies there, whole."""
+        """Return whether the whole file is at a path."""
         try:
             return path.stat().st_size == self.size and self.matches(read_file(path))
         except (OSError, ValueError):
@@ -174,7 +174,7 @@ def _gpt2_encoding(content: bytes) -> tiktoken.Encoding:
 
 
 def data_directory() -> Path:
-    """Give the directory of prepared data: ``$CPUOPT_DATA_DIR``, else ``cpuopt/data`` in the user's cache."""
+    """Return the directory of prepared data: ``$CPUOPT_DATA_DIR``, else ``cpuopt/data`` in the user's cache."""
     if named := os.environ.get("CPUOPT_DATA_DIR"):
         return Path(named)
     return user_cache() / "data"
@@ -196,7 +196,7 @@ OTHER_MAGIC = {
 
 
 def read_tokens(path: Path) -> Tokens:
-    """Map a token file into memory, read-only, after checking that its header tells the truth.
+    """Map a token file into memory, read-only, after a check of its header.
 
     Raises
     ------
@@ -214,7 +214,7 @@ def read_tokens(path: Path) -> Tokens:
 
 
 def _check_header(path: str, head: bytes, size: int) -> int:
-    """Give the number of tokens, where magic, version, count and file size agree."""
+    """Return the number of tokens, where magic, version, count and file size agree."""
 
     def wrong(what: str) -> UserError:
         return UserError(f"token file {path!r}: {what}; give a file from llm.c's dev/data or `cpuopt data prepare`")

@@ -22,12 +22,12 @@ Content = bytes | bytearray | memoryview
 
 
 def temporary(path: Path) -> Path:
-    """Name what becomes `path` later. By chance, not by process: in containers all processes have one number."""
+    """Return a random temporary name for `path`. Process ids would not do: in containers they repeat."""
     return path.with_name(f".tmp-{path.name}-{os.urandom(4).hex()}")
 
 
 def remove(path: Path) -> bool:
-    """Remove a file, a directory or a link, but nothing that a link leads to; tell whether it is gone."""
+    """Remove a file, a directory or a link, but not the target of a link; return whether it is gone."""
     shutil.rmtree(path, ignore_errors=True)  # refuses a link, and what is no directory
     with suppress(OSError):
         path.unlink()
@@ -35,7 +35,7 @@ def remove(path: Path) -> bool:
 
 
 def remove_leftovers(path: Path) -> list[str]:
-    """Remove what killed processes have left of `path`, and give its names; what a living one writes is locked."""
+    """Remove the temporary files of killed processes for `path`; return their names. Living processes lock theirs."""
     ours, gone = re.compile(rf"\.tmp-{re.escape(path.name)}-[0-9a-f]{{8}}"), []
     with suppress(OSError):
         for left in sorted(p for p in path.parent.iterdir() if ours.fullmatch(p.name)):
@@ -57,12 +57,12 @@ def _locked(path: Path, must: bool = False) -> Iterator[None]:
 
 
 def write_synced(path: Path, parts: Iterable[Content]) -> None:
-    """Write a new file and wait until the disk has it; it is locked until then.
+    """Write a new file and wait until it is on the disk; it is locked until then.
 
     Raises
     ------
     OSError
-        As the system says it.
+        The error of the system.
     """
     with open(path, "xb") as file:
         with suppress(OSError):  # a file system without locks
@@ -97,19 +97,19 @@ def write_whole(path: Path, parts: Iterable[Content]) -> None:
 
 
 def user_cache() -> Path:
-    """Give ``cpuopt`` in the user's cache: in ``$XDG_CACHE_HOME`` if that is absolute, as its standard says."""
+    """Return ``cpuopt`` in the user's cache: in ``$XDG_CACHE_HOME`` if that is absolute, as its standard says."""
     home = os.environ.get("XDG_CACHE_HOME", "")
     return Path(home if os.path.isabs(home) else os.path.expanduser("~/.cache"), "cpuopt")
 
 
 def cache_folder(name: str) -> Path:
-    """Give a folder for what can be made anew: in ``$CPUOPT_CACHE_DIR``, else in the user's cache."""
+    """Return a folder for cached files: in ``$CPUOPT_CACHE_DIR``, else in the user's cache."""
     root = os.environ.get("CPUOPT_CACHE_DIR")
     return (Path(root).absolute() if root else user_cache()) / name
 
 
 class CacheWarning(UserWarning):
-    """Something that could be kept is made anew; the message says why."""
+    """A cache that cannot be used; the message gives the reason."""
 
 
 _warned: set[str] = set()
@@ -123,22 +123,22 @@ def warn_once(about: Path, message: str) -> None:
 
 
 SEAL = "\n# sha256 {}\n"
-"""The end of an entry: a digest of its name and of what stands before."""
+"""The end of an entry: a digest of its name and content."""
 
 
 def seal(name: str, content: bytes) -> bytes:
-    """Give the end of an entry."""
+    """Return the end of an entry."""
     return SEAL.format(hashlib.sha256(name.encode() + b"\0" + content).hexdigest()).encode()
 
 
 def read_entry(path: Path) -> bytes | None:
-    """Read what `write_entry` wrote; None where that is not there, or is not whole, which is said once a folder."""
+    """Read an entry of `write_entry`; None where it is missing or damaged, with one warning a folder."""
     try:
         entry = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as e:
-        warn_once(path.parent, f"it cannot be read ({e.strerror or e}), so what it holds is made anew")
+        warn_once(path.parent, f"it cannot be read ({e.strerror or e}), so its content is made anew")
         return None
     end = len(seal("", b""))
     if entry[-end:] == seal(path.name, entry[:-end]):
@@ -148,7 +148,7 @@ def read_entry(path: Path) -> bytes | None:
 
 
 def write_entry(path: Path, content: bytes) -> bool:
-    """Keep what can be made anew, and tell whether that was possible; a warning says why not, once a folder."""
+    """Write an entry of a cache, and return whether that was possible; a failure gives one warning a folder."""
     try:
         write_whole(path, [content, seal(path.name, content)])
     except UserError as e:
@@ -185,7 +185,7 @@ def alone(path: Path, what: str) -> Iterator[None]:
 
 
 def not_private(folder: Path) -> str:
-    """Make a folder whose files will be run as code, and say what speaks against that; nothing where it is the user's.
+    """Make a folder whose files will be run as code; return a warning, or an empty text where it is safe.
 
     Others must not be able to write there, for a checksum does not keep them from it.
     """
@@ -203,14 +203,14 @@ def not_private(folder: Path) -> str:
 
 @contextmanager
 def whole_directory(path: Path) -> Iterator[Path]:
-    """Give a directory to write into, which becomes `path` at the end, or goes away if that is not reached.
+    """Yield a directory to write into, which becomes `path` at the end, or is removed after an error.
 
-    Its files must be on the disk by then (`write_synced`). What was at `path` before goes away at the end.
+    Its files must be on the disk by then (`write_synced`). Earlier content of `path` is removed at the end.
 
     Raises
     ------
     OSError
-        As the system says it.
+        The error of the system.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     part, aside = temporary(path), temporary(path)

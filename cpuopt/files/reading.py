@@ -1,7 +1,7 @@
-"""JSON: what others wrote, read with distrust, and the one way from dataclasses to objects and back.
+"""JSON: strict reading of untrusted files, and the conversion between dataclasses and objects.
 
-Its size and depth are bounded, and no name comes twice. A reader says with types what a file must hold (`from_json`),
-and finds out in one place, before anything is done with it.
+Its size and depth are bounded, and no name comes twice. A reader describes the content of a file by types, and
+`from_json` checks it before any use.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 DEEPEST = 32
-"""How far objects and lists may be nested; cpuopt's own files need 8."""
+"""The deepest nesting of objects and lists; cpuopt's own files need 8."""
 LARGEST = 256 << 20
-"""Bytes of a file; a profile of 1000 steps of the largest model has 1 % of that."""
+"""The largest size of a file in bytes; a profile of 1000 steps of the largest model has 1 % of that."""
 MOST = {int: 2.0**63, float: 1e300}
-"""What a number may be at the most, so that it can be counted with."""
+"""The largest number, so that arithmetic on numbers does not overflow."""
 
 
 def parse_json(text: bytes | str) -> dict[str, Any]:
@@ -30,7 +30,7 @@ def parse_json(text: bytes | str) -> dict[str, Any]:
     Raises
     ------
     ValueError
-        For any other text, a name that comes twice, NaN, and what is nested more than `DEEPEST` deep.
+        For any other text, a name that comes twice, NaN, and nesting deeper than `DEEPEST`.
     """
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -64,14 +64,14 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_file(path: Path) -> bytes:
-    """Read a file; a pipe or a device is not waited for.
+    """Read a file, without waiting for a pipe or a device.
 
     Raises
     ------
     OSError
         As the system says it.
     ValueError
-        For what is no file, or a very large one.
+        Where it is no regular file, or a very large one.
     """
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
         status = os.fstat(file.fileno())
@@ -81,7 +81,7 @@ def read_file(path: Path) -> bytes:
 
 
 def from_json(hint: Any, x: Any, at: str = "it") -> Any:
-    """Build what a type says from JSON, field by field.
+    """Build an object of a type from JSON, field by field.
 
     Parameters
     ----------
@@ -111,7 +111,7 @@ def from_json(hint: Any, x: Any, at: str = "it") -> Any:
 
 
 def _either(hints: tuple[Any, ...], x: Any, at: str) -> Any:
-    """Build the first type of a union that fits; of their complaints the longest is the most telling."""
+    """Build the first type of a union that fits; the longest of their errors is raised if none does."""
     wrong = []
     for hint in hints:
         try:
@@ -142,7 +142,7 @@ def _field(at: str, name: str) -> str:
 
 
 def misfit(x: Any, hint: Any, at: str = "it") -> str:
-    """Return what keeps `from_json` from building a type; empty where it can."""
+    """Return the error of `from_json` for a type; empty where it has none."""
     try:
         from_json(hint, x, at)
     except ValueError as e:
@@ -151,10 +151,10 @@ def misfit(x: Any, hint: Any, at: str = "it") -> str:
 
 
 def to_json(x: Any) -> Any:
-    """Turn dataclasses, mappings, sequences and sets, at any depth, into what ``json.dumps`` takes.
+    """Convert dataclasses, mappings, sequences and sets, at any depth, to objects for ``json.dumps``.
 
     A dataclass becomes an object of its fields, or of the attributes that its ``JSON`` names, in that order. NaN and
-    infinity, which JSON has no word for, become None.
+    infinity, which JSON lacks, become None.
     """
     if is_dataclass(x) and not isinstance(x, type):
         return {name: to_json(getattr(x, name)) for name in getattr(x, "JSON", ()) or [f.name for f in fields(x)]}

@@ -29,30 +29,30 @@ from ..program.fuse import fuse
 from ..program.program import Call, Program, Scalar, Value
 
 BLOCKS = (1, 8, 64)
-"""How many tokens are computed at a time: the least that hold what is there to read, or the most."""
+"""Numbers of tokens computed at a time: the smallest that holds the remaining prompt, or else the largest."""
 FEW = 8
-"""Tokens up to which the kernels of `rows` are the faster ones."""
+"""The largest number of tokens for which the kernels of `rows` are faster."""
 IN_CACHE = 64 << 20
-"""Bytes of weights that may be in a cache; how fast memory is says nothing about those."""
+"""Bytes of weights that may lie in a cache, so that the speed of memory does not apply."""
 
 
 def require_cache(config: Config) -> None:
-    """Refuse a model that cannot generate; a `UserError` says so."""
+    """Refuse a model that cannot generate text with a `UserError`."""
     if not config.cached:
         raise UserError(f"the model {config.model} has no cache, so it cannot generate text")
 
 
-def behind_cache(config: Config, program: Program, room: int) -> Call:
-    """Turn a model's traced forward into one whose tokens follow others; take off its head, and return that.
+def behind_cache(config: Config, program: Program, positions: int) -> Call:
+    """Rewrite a model's traced forward for tokens behind a cache; remove its head, and return the head's call.
 
     Parameters
     ----------
-    room : positions of the cache.
+    positions : the length of the cache.
     """
     position, cache = Scalar("position"), list[Value]()
     for i, call in enumerate(program.calls):
         if op := config.cached.get(call.op):
-            sizes = {**call.sizes, **config.cache_sizes, "S": room}
+            sizes = {**call.sizes, **config.cache_sizes, "S": positions}
             args = {**call.args, "position": position}
             for a in (a for a in op.arrays if a.role == "state"):
                 args[a.name] = program.value(f"{call.layer}.{a.name}", tuple(d(sizes) for d in a.shape), "input")
@@ -68,12 +68,12 @@ def behind_cache(config: Config, program: Program, room: int) -> Call:
 
 
 class Decoder:
-    """A model that reads tokens and gives the logits of what may follow.
+    """A model that reads tokens and computes the logits of the next token.
 
     Parameters
     ----------
-    variant, swaps : which variant computes what. With ``optimized``, few tokens take the kernels of ``rows``, which
-        read a weight once, at the speed of memory, unless a swap says otherwise.
+    variant, swaps : the variants of the ops. With ``optimized``, few tokens take the kernels of ``rows``, which
+        read a weight once, at the speed of memory, except where a swap names another variant.
     check : whether the kernels must first agree with their references.
 
     Raises
@@ -83,9 +83,9 @@ class Decoder:
 
     Attributes
     ----------
-    position : how many tokens it has read.
+    position : the number of tokens read.
     weights : all parameters as one array, in their order.
-    weight_bytes : what one token must read of them: all but tables of which it needs only a row.
+    weight_bytes : the bytes of them that one token reads: all but tables of which it needs only a row.
     """
 
     def __init__(
@@ -159,7 +159,7 @@ class Decoder:
         self.position = 0
 
     def read(self, tokens: Sequence[int]) -> Array:
-        """Read tokens; give the logits (V,) of what may follow the last.
+        """Read tokens; return the logits (V,) of the next token.
 
         Raises
         ------
@@ -172,7 +172,7 @@ class Decoder:
             T = next((T for T in BLOCKS if T in self._calls and ids.size <= T), max(self._calls))
             now, ids = ids[:T], ids[T:]
             self._tokens[T][0, : now.size] = now
-            self._tokens[T][0, now.size :] = 0  # behind the last: what they leave in the cache is overwritten later
+            self._tokens[T][0, now.size :] = 0  # padding behind the last: its part of the cache is overwritten later
             for args, i in self._scalars[Scalar("position")]:
                 args[i] = self.position
             run_calls(self._calls[T])
@@ -183,7 +183,7 @@ class Decoder:
 
 
 def check_tokens(tokens: Sequence[int], config: Config, position: int = 0) -> Array:
-    """Give tokens as an array, if a model can read them behind `position` others.
+    """Return tokens as an array, after checking that a model can read them behind `position` others.
 
     Raises
     ------
@@ -202,13 +202,13 @@ def check_tokens(tokens: Sequence[int], config: Config, position: int = 0) -> Ar
 
 @dataclass
 class Sampler:
-    """Chooses a token from logits.
+    """Sampler of a token from logits.
 
     Parameters
     ----------
     temperature : 0 takes the likeliest, 1 the model's own distribution.
-    top_k : how many of the likeliest may be chosen; 0: all.
-    top_p : the likeliest that together have this probability may be chosen.
+    top_k : the number of likeliest tokens to choose from; 0: all.
+    top_p : the least total probability of the likeliest tokens to choose from.
     """
 
     temperature: float = 1.0
@@ -257,7 +257,7 @@ class Sampler:
 def generate(
     decoder: Decoder, prompt: Sequence[int], sampler: Sampler, max_tokens: int, stop: int | None = None
 ) -> Iterator[int]:
-    """Give token after token: `max_tokens` at most, until `stop` comes, or the context is full."""
+    """Yield one token after the other, until there are `max_tokens`, `stop` comes, or the context is full."""
     logits = decoder.read(prompt)
     for left in range(max_tokens - 1, -1, -1):
         token = sampler.choose(logits)
@@ -270,7 +270,7 @@ def generate(
 
 
 def text_of(tokens: Iterable[int], tokenizer: Tokenizer) -> Iterator[str]:
-    """Give the text of tokens as it becomes known: a character that spans tokens comes whole."""
+    """Yield the text of tokens as they come; a character that spans tokens comes whole."""
     decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode
     for t in tokens:
         yield decode(tokenizer.token_bytes(t) if t < tokenizer.vocab_size else b"\xff")
@@ -280,7 +280,7 @@ def text_of(tokens: Iterable[int], tokenizer: Tokenizer) -> Iterator[str]:
 def read_bandwidth(decoder: Decoder, samples: int = 7, in_cache: int = IN_CACHE) -> float | None:
     """Measure how fast the weights can be read, in bytes per second: the best of some samples.
 
-    They are summed up as they lie, on the decoder's threads. None where they may lie in a cache.
+    The weights are summed in place, on the decoder's threads. None where they may lie in a cache.
     """
     n = decoder.weights.size // decoder.threads // roofs.UNIT * roofs.UNIT
     if decoder.weights.nbytes <= in_cache or not n:

@@ -1,4 +1,4 @@
-"""Kernels in a process of their own: one that crashes or hangs ends that process, not the tool."""
+"""Kernels in a process of their own: a crash or a hang ends that process, not the tool."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from ..errors import UserError
 from .process import GRACE_S, Side, Worker
 
 LIMIT_S = 120.0
-"""How long one answer may take, compilation included."""
-ENDED = "ended, because something newer is to be done"
+"""Seconds that one answer may take, compilation included."""
+ENDED = "ended, because a newer request replaces it"
 
 
 class Asked(Protocol):
-    """Who runs kernels: a `Child`, or something that stands for one."""
+    """A runner of kernels: a `Child`, or a substitute."""
 
     kernels: list[str]
 
@@ -26,15 +26,15 @@ class Asked(Protocol):
 
 
 class Child:
-    """A process that has loaded some kernel files, started when it is first asked, and again after a failure.
+    """A process that has loaded some kernel files, started at the first request, and again after a failure.
 
     Parameters
     ----------
-    module : the worker's; it answers ``load``, and the requests that it is asked.
+    module : the module of the worker, which answers ``load`` and the other requests.
     kernels : files to load.
-    threads : that numba is started with.
-    limit_s : how long one answer may take before the process is ended.
-    say : hears of progress.
+    threads : the number of threads with which numba starts.
+    limit_s : the seconds of one answer after which the process is ended.
+    say : called with progress.
     """
 
     def __init__(
@@ -66,13 +66,13 @@ class Child:
             worker.close(grace_s)
 
     def end(self) -> None:
-        """End the process for good, from any thread; who waits for an answer, or asks later, gets a `UserError`."""
+        """End the process for good, from any thread; waiting and later requests get a `UserError`."""
         self.ended = True
         if worker := self._worker:
             worker.kill()
 
     def start(self) -> list[dict[str, str]]:
-        """Start it, if it does not run, and give what its files registered.
+        """Start it, if it does not run, and return the kernels that its files registered.
 
         Raises
         ------
@@ -103,7 +103,7 @@ class Child:
         Raises
         ------
         UserError
-            For what the request gets wrong, or a kernel that crashes the process or does not end.
+            For a wrong request, or a kernel that crashes the process or does not end.
         """
         self.start()
         variants = more.get("variants") or [more["variant"]] if "variant" in more or "variants" in more else []
@@ -111,21 +111,21 @@ class Child:
         return self._ask(do, who, **more)
 
     def _ask(self, do: str, who: str, **more: Any) -> dict[str, Any]:
-        """Ask; where the process ends, `who` is to blame."""
+        """Send a request; an error names `who` where the process ends."""
         self.doing = ""
         try:
             assert self._worker
             return self._worker.ask(do, **more)
         except Exception as e:
             self.close()
-            if self.ended:  # under its hands: whatever that raised says nothing about the kernel
+            if self.ended:  # `stop` ended it: the exception says nothing about the kernel
                 raise UserError(ENDED) from e
             if isinstance(e, UserError):
-                told = str(e).removeprefix(f"{self.side.name}: ")
-                if told.startswith(("was ", "ended ", "closed ")):
+                message = str(e).removeprefix(f"{self.side.name}: ")
+                if message.startswith(("was ", "ended ", "closed ")):
                     while_ = f" ({self.doing})" if self.doing else ""
-                    raise UserError(f"{who}its process {told}{while_}") from e
-                raise UserError(f"{who}{told}" if told.startswith("no answer ") else told) from e
+                    raise UserError(f"{who}its process {message}{while_}") from e
+                raise UserError(f"{who}{message}" if message.startswith("no answer ") else message) from e
             raise
         except BaseException:
             self.close()

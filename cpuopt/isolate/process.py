@@ -1,6 +1,6 @@
 """A worker process, seen by its parent: requests and answers are JSON lines.
 
-A worker blocks on its stdin when it has nothing to do, so it costs the one that works no time, and ends when its stdin
+A worker blocks on its stdin when it has nothing to do, so it costs the working process no time, and ends when its stdin
 closes, so it does not outlive its parent.
 """
 
@@ -33,25 +33,25 @@ from .serve import LONGEST as WORDS
 ROOT = Path(__file__).resolve().parents[2]
 PHASES = ("forward", "backward", "update")
 LIMIT_S = 1800.0
-"""How long one answer may take; compiling is part of the first."""
+"""Seconds that one answer may take; the first includes compilation."""
 WARNING = re.compile(r"^\s|Warning: ")
-"""Lines of stderr that do not tell why a process ended."""
+"""Lines of stderr that give no reason for the end of a process."""
 GRACE_S = 10.0
-"""How long a worker may take to end by itself."""
+"""Seconds that a worker may take to end by itself."""
 LONGEST = 1 << 24
-"""Bytes of an answer, beyond which it is none."""
+"""The largest answer in bytes."""
 
 
 @dataclass(frozen=True)
 class Side:
-    """What is measured: a program that speaks the protocol, and what it is told at the start.
+    """A program that speaks the protocol, and its settings.
 
     Attributes
     ----------
-    name : in tables and errors.
-    command : that starts it.
-    settings : sent with ``init``, besides what all sides are told.
-    environment : added to this process's own.
+    name : its name in tables and errors.
+    command : the command that starts it.
+    settings : the settings sent with ``init``, besides those of all sides.
+    environment : variables added to those of this process.
     """
 
     name: str
@@ -75,7 +75,7 @@ class Steps:
     phases_ms: dict[str, list[float]] = field(default_factory=lambda: {p: [] for p in PHASES})
 
     def add(self, more: Steps) -> None:
-        """Append the steps of a later turn."""
+        """Append the steps of a later trial."""
         self.step_ms += more.step_ms
         self.losses += more.losses
         for p in PHASES:
@@ -87,9 +87,9 @@ class Worker:
 
     Parameters
     ----------
-    side : what to start.
-    say : hears what the worker does during a long request.
-    limit_s : how long one answer may take.
+    side : the program to start.
+    say : called with the worker's progress during a long request.
+    limit_s : the seconds that one answer may take.
 
     Raises
     ------
@@ -125,11 +125,11 @@ class Worker:
 
     @property
     def pid(self) -> int:
-        """Of the process."""
+        """The id of the process."""
         return self._process.pid
 
     def cpu_s(self) -> float:
-        """Processor time that it has used; 0 where it is gone."""
+        """The processor time that it has used; 0 where it has ended."""
         with suppress(psutil.Error):
             times = psutil.Process(self.pid).cpu_times()
             return float(times.user + times.system)
@@ -156,7 +156,7 @@ class Worker:
         self._doing.close()
 
     def kill(self) -> None:
-        """End the process by force, from any thread; who waits for its answer learns of it and closes the pipes."""
+        """End the process by force, from any thread; a waiting thread gets an error and closes the pipes."""
         if self._process.poll() is None:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -187,7 +187,7 @@ class Worker:
             self.say(str(answer["progress"]))
 
     def steps(self, n: int) -> Steps:
-        """Let it train for n steps."""
+        """Make it train for n steps."""
         answer = self.ask("steps", n=n)
         try:
             phases = {p: _numbers(answer["phases_ms"][p], n) for p in PHASES}
@@ -202,7 +202,7 @@ class Worker:
         return steps
 
     def peak(self) -> dict[str, Any]:
-        """Ask for the most memory that it has held, ``peak_rss_mb``, and what else it has to say at its end."""
+        """Return its last report: its peak memory ``peak_rss_mb``, and more."""
         answer = self.ask("peak")
         if not isinstance(answer.get("peak_rss_mb"), int | float):
             raise UserError(f"{self.side.name}: the answer to 'peak' is {answer}; expected a number peak_rss_mb")
@@ -230,12 +230,12 @@ class Worker:
         return os.fstat(self._stderr.fileno()).st_size
 
     def _where(self) -> str:
-        """Name the kernel that ran last in the request."""
+        """Describe the kernel that ran last in the request."""
         running = os.pread(self._doing.fileno(), WORDS, 0).decode(errors="replace").strip("\0 ")
         return f", in {_one_line(running)}" if running else ""
 
     def _died(self, do: str) -> UserError:
-        """Return how the process ended, and its last words in this request if it did not end as if all were well."""
+        """Return how the process ended, and its last line on stderr in this request if it failed."""
         try:
             status = self._process.wait(GRACE_S)
         except subprocess.TimeoutExpired:
@@ -262,10 +262,10 @@ def _numbers(values: Any, n: int) -> list[float]:
 
 @contextmanager
 def ended_by_sigterm() -> Iterator[None]:
-    """Turn SIGTERM and SIGHUP into an exception, so that workers and temporary files go with this process."""
+    """Turn SIGTERM and SIGHUP into an exception, so that workers and temporary files are cleaned up."""
 
     def leave(number: int, frame: FrameType | None) -> None:
-        signal.signal(number, signal.SIG_DFL)  # a second one does not wait for what the first began
+        signal.signal(number, signal.SIG_DFL)  # a second one ends the process at once
         raise SystemExit(128 + number)
 
     if threading.current_thread() is not threading.main_thread():

@@ -17,13 +17,13 @@ from typing import Any
 from ..errors import UserError
 
 LONGEST = 120
-"""Bytes that the parent is told of what runs."""
+"""The length of the text about the running kernel, in bytes."""
 Say = Callable[[str], None]
 Handler = Callable[[Mapping[str, Any], Say], Mapping[str, Any]]
 DOING = "CPUOPT_DOING"
 """Environment variable: the descriptor of the file that `doing` writes to."""
 PR_SET_PDEATHSIG = 1
-"""Of Linux's prctl: the signal that a process gets when its parent ends."""
+"""The option of Linux's prctl for the signal that a process gets when its parent ends."""
 
 
 def serve(handlers: Mapping[str, Handler]) -> None:
@@ -31,8 +31,8 @@ def serve(handlers: Mapping[str, Handler]) -> None:
 
     Parameters
     ----------
-    handlers : by the request's ``do``; each is given the request and a function that reports progress. What a handler
-        raises as `UserError` is the answer.
+    handlers : by the request's ``do``; each takes the request and a function that reports progress. A `UserError` of a
+        handler becomes the answer.
     """
     global _doing
     _doing = int(os.environ.pop(DOING, -1))
@@ -56,7 +56,7 @@ _doing = -1
 
 
 def doing(text: str) -> None:
-    """Note what runs now, which the parent names if this process ends; nothing where there is no such parent."""
+    """Note the running kernel, which the parent names if this process ends; do nothing without such a parent."""
     if _doing >= 0:
         with suppress(OSError):
             os.pwrite(_doing, text.encode()[:LONGEST].ljust(LONGEST), 0)
@@ -65,8 +65,9 @@ def doing(text: str) -> None:
 def end_with_parent() -> None:
     """End this process when the one that started it ends, however that ends and whatever runs here.
 
-    On Linux the kernel sees to it, so that a call which never returns to Python does not delay it. There, the thread
-    that started this process counts as its parent: it must not end earlier. Elsewhere a thread looks each second.
+    On Linux the operating system does this, so that a call which never returns to Python does not delay it. There, the
+    thread that started this process counts as its parent: it must not end earlier. Elsewhere a thread checks each
+    second.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""The kernels and their registry. Importing this package registers all that cpuopt brings."""
+"""The kernels and their registry. Importing this package registers all kernels of cpuopt."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ VARIANTS.sort(key=lambda name: name != registry.BASE)
 """The packages of kernels, vanilla first; each module in them registers what it defines."""
 
 JUDGES_USE = (np, math, time)
-"""Modules that a user's file finds as they are, and leaves so."""
+"""Modules whose functions a user's file must not replace."""
 
 for _variant in VARIANTS:
     _package = importlib.import_module(f".{_variant}", __name__)
@@ -70,7 +70,7 @@ def load_all(files: Sequence[str | Path]) -> None:
 
 
 def _require_unpatched(before: Sequence[dict[str, Any]]) -> None:
-    """Put back what a file has put in the place of functions that references, judges and clocks are made of; refuse it.
+    """Restore functions of references, judges and clocks that a file has replaced, and refuse the file.
 
     Raises
     ------

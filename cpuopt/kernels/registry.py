@@ -1,4 +1,4 @@
-"""Which kernel computes which op in which layer.
+"""The choice of a kernel for each op and layer.
 
 Kernels register themselves under (op, variant). A `Choice` is a list of rules, each from an op pattern and a layer
 pattern to a variant; ``vanilla`` lies underneath and the last rule that matches wins.
@@ -18,13 +18,13 @@ from ..ops.declaration import Arg, Dim, Op, Spec
 from ..wording import nearest
 
 BASE = "vanilla"
-"""The variant that is complete; every other may be partial."""
+"""The complete variant; every other may be partial."""
 DEFAULT = "optimized"
-"""The variant that is taken where none is asked for."""
+"""The default variant."""
 AUTO = "auto"
-"""No variant: `DEFAULT`, but for what a plan of `cpuopt tune` says."""
+"""No variant of its own: `DEFAULT`, changed by the rules of a plan of `cpuopt tune`."""
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.:=+-]{0,63}")
-"""What a variant may be called: it stands in flags, globs, tables and records."""
+"""The pattern of variants' names, which appear in flags, globs, tables and records."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Scratch:
     dtype: str = "float32"
 
     def elements(self, sizes: Mapping[str, int]) -> int:
-        """Work out its length."""
+        """Compute its length."""
         return self.size if isinstance(self.size, int) else int(self.size(sizes))
 
 
@@ -46,10 +46,10 @@ class Kernel:
 
     Attributes
     ----------
-    make, made : compile it for arguments of some types, and whether that is done.
+    make, made : functions that compile it for arguments of some types, and return whether that is done.
     where : file and line, for messages.
-    same_bits : whether any number of threads gives the same bits; a library's kernel may not promise it.
-    types : of the arguments that do not have their usual one.
+    same_bits : whether any number of threads gives identical bits; a library's kernel may not promise it.
+    types : the types of the arguments that do not have their usual one.
     """
 
     op: Op
@@ -64,7 +64,7 @@ class Kernel:
 
     @property
     def name(self) -> str:
-        """As in ``gelu_forward[vanilla]``."""
+        """The name, as in ``gelu_forward[vanilla]``."""
         return f"{self.op.name}[{self.variant}]"
 
     def compile(self) -> None:
@@ -72,24 +72,24 @@ class Kernel:
         self.make(self.types)
 
     def is_compiled(self) -> bool:
-        """Whether it is compiled, or in the cache."""
+        """Return whether it is compiled, or in the cache."""
         return self.made(self.types)
 
     def of(self, types: Mapping[str, str]) -> Kernel:
-        """Return the kernel for arguments of some types; those that are not named have their usual one."""
+        """Return the kernel for arguments of some types; the others have their usual one."""
         return self if types == self.types else replace(self, types=types)
 
     def dtype(self, arg: Arg) -> str:
-        """Type of an argument."""
+        """Return the type of an argument."""
         return self.types.get(arg.name, arg.dtype)
 
     def work(self, sizes: Mapping[str, int]) -> dict[str, Spec]:
-        """Work out each scratch array.
+        """Compute shape and type of each scratch array.
 
         Raises
         ------
         UserError
-            For a length that no memory has.
+            For a negative or impossibly large length.
         """
         found = {}
         for s in self.scratch:
@@ -105,7 +105,7 @@ class Kernel:
 
 
 MOST_SCRATCH = 1 << 31
-"""Elements of one scratch array: 8 GB of float32."""
+"""The largest number of elements of a scratch array: 8 GB of float32."""
 
 KERNELS: dict[tuple[str, str], Kernel] = {}
 """Every registered kernel, by (op name, variant)."""
@@ -141,7 +141,7 @@ def register(kernel: Kernel, params: Sequence[str]) -> None:
 
 
 FAMILIES = list(dict.fromkeys(name.partition("_forward")[0].partition("_backward")[0] for name in ops.ALL))
-"""The first words of ops, which a pattern may be."""
+"""The families of ops: their first words, which a pattern may be."""
 
 
 def variants(op: str) -> list[str]:
@@ -150,20 +150,20 @@ def variants(op: str) -> list[str]:
 
 
 def op_matches(name: str, pattern: str) -> bool:
-    """Whether an op belongs to a pattern: its name, a glob, or the family's first words (``matmul``)."""
+    """Return whether an op belongs to a pattern: its name, a glob, or the family's first words (``matmul``)."""
     return fnmatchcase(name, pattern) or fnmatchcase(name, pattern + "_*")
 
 
 @dataclass(frozen=True)
 class Rule:
-    """Ops and layers that match take `variant`, where the op has it."""
+    """A rule: ops and layers that match use `variant`, where the op has it."""
 
     op: str
     layer: str
     variant: str
 
     def covers(self, layer: str) -> bool:
-        """Whether the layer pattern matches."""
+        """Return whether the layer pattern matches."""
         return fnmatchcase(layer, self.layer)
 
     def __str__(self) -> str:
@@ -184,14 +184,14 @@ class Choice:
 
     Parameters
     ----------
-    variant : for every op that has it; the others stay vanilla.
+    variant : the variant of every op that has it; the others use vanilla.
     swaps : ``OP[@LAYER]=VARIANT`` each, in rising precedence.
-    plan : rules of the same form that lie below all swaps. They decide about kernels only, never about rewrites.
+    plan : rules of the same form that lie below all swaps. They choose kernels only, never rewrites.
 
     Raises
     ------
     UserError
-        For an op or variant that nothing registered.
+        For an op or variant that is not registered.
     """
 
     def __init__(self, variant: str = BASE, swaps: Sequence[str] = (), plan: Sequence[str] = ()) -> None:
@@ -236,6 +236,6 @@ class Choice:
                 )
 
     def describe(self) -> dict[str, Any]:
-        """For a run's record."""
-        told: dict[str, Any] = {"variant": self.variant, "swaps": [str(r) for r in self.swaps]}
-        return told | ({"plan": [str(r) for r in self.plan]} if self.plan else {})
+        """Return the choice for a run's record."""
+        content: dict[str, Any] = {"variant": self.variant, "swaps": [str(r) for r in self.swaps]}
+        return content | ({"plan": [str(r) for r in self.plan]} if self.plan else {})

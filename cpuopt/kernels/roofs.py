@@ -1,7 +1,7 @@
-"""What this machine can do at the most: multiply-adds in registers, and streams from each level of its memory.
+"""Kernels that measure the machine's roofs: multiply-adds in registers, and streams from each level of its memory.
 
 Each function works on one part of an array per thread, many rounds in one call, so that starting threads does not
-count. Vectors are explicit, so that no compiler option decides what is measured.
+count. Vectors are explicit, so that no compiler option changes the measurement.
 """
 
 import numpy as np
@@ -105,7 +105,7 @@ copy, triad, update = map(stream, (copy_part, triad_part, update_part))
 
 @helper(parallel=True)
 def nothing(sums, threads):
-    """Start threads that have nothing to do."""
+    """Start threads that do nothing."""
     for i in prange(threads):
         sums[i] = 0
 
@@ -113,6 +113,6 @@ def nothing(sums, threads):
 STREAMS = {"read": (read, 1), "copy": (copy, 1), "triad": (triad, 1), "update": (update, 2)}
 """By name: the function of (x, sums, threads, n, rounds), and how often each of the n floats a thread is touched."""
 FLOPS = 2 * CHAINS * LANES
-"""Of one round of `fma` on one thread."""
+"""The floating-point operations of one round of `fma` on one thread."""
 UNIT = 6 * AHEAD * LANES
-"""A thread's part is a multiple of so many floats, which all streams divide evenly."""
+"""A thread's part is a multiple of this number of floats, which all streams divide evenly."""

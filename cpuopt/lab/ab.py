@@ -1,4 +1,4 @@
-"""Two kernels of one op against each other: alone, on the shapes that a model has, or inside its real training steps.
+"""The comparison of two kernels of one op: alone, on the shapes that a model has, or inside its real training steps.
 
 Both get the very same arrays, scratch too, so that no address favours one; they are judged on these by `check.timed`. A
 trial alone is as many samples as fill `TRIAL_S`, of one call each, or of several where a call is short; its lower
@@ -38,17 +38,17 @@ from ..train.job import Settings, build_only, prepare
 from ..wording import nearest, spread
 
 TRIAL_S, SAMPLE_S = 8e-3, 2e-5
-"""How long a trial takes, and the least that one reading of the clock is trusted with."""
+"""The length of a trial, and the shortest time that one pair of clock readings measures well enough."""
 FAR = 4
-"""How many times as long one side may take and still be sampled as often as the other."""
+"""The largest ratio of both times with which both sides are sampled equally often."""
 FILL_S = 4 * TRIAL_S
-"""How much of a trial may go by while arrays are filled; then it has fewer samples."""
+"""The largest share of a trial in which arrays are filled; a trial that would take more has fewer samples."""
 MOST_CALLS, POOL = 64, 4 << 20
-"""Calls of a sample at the most, and the bytes that their arrays may take together."""
+"""The largest number of calls in a sample, and the bytes that their arrays may take together."""
 GAINS = "the whole step gains"
-"""How the warning begins that a step gained more than its op."""
+"""The first words of the warning that a step gained more than its op."""
 SLACK = 0.005
-"""The part of a step that other ops may gain with a changed one, as where it leaves their data in the caches."""
+"""The share of a step that other ops may gain from a changed one, for example by data left in the caches."""
 COLD_SAMPLES = 3
 """Samples of a trial with flushed caches."""
 Say = Callable[[str], None]
@@ -56,13 +56,13 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Shape:
-    """What a model calls an op on.
+    """The shape of an op's calls in a model.
 
     Attributes
     ----------
-    case : sizes, and what is absent.
-    adds : the flags of its gradients.
-    layers : that call it so, once each.
+    case : sizes, and the absent arguments.
+    adds : the ``_add`` flags of its gradients.
+    layers : the layers with such a call, each once.
     """
 
     JSON: ClassVar = ("sizes", "absent", "adds", "layers")
@@ -81,17 +81,17 @@ class Shape:
 
     @property
     def absent(self) -> frozenset[str]:
-        """Optional arguments that are not given."""
+        """The optional arguments that are not given."""
         return self.case.absent
 
     @staticmethod
     def read(d: Mapping[str, Any]) -> Shape:
-        """Build a shape from a request or a record, which hold its case's sizes beside the rest."""
+        """Build a shape from a request or a record, which hold the sizes of its case beside the other fields."""
         return Shape(from_json(Case, d), d["adds"], tuple(d["layers"]))
 
 
 def calls_of(op: Op, settings: Settings, layer: str = "*") -> list[Call]:
-    """List the calls of an op in a model, without rewrites, or with them where only they make such calls.
+    """List the calls of an op in a model without rewrites; for an op that only rewrites call, with rewrites.
 
     Raises
     ------
@@ -125,12 +125,12 @@ def shapes_of(calls: Sequence[Call]) -> list[Shape]:
 
 
 class Alone:
-    """Two kernels on one shape, on the same arrays, which are judged before, meanwhile and after.
+    """Two kernels on the same arrays of one shape; their results are judged before, during and after the timing.
 
     Parameters
     ----------
     kernels : A and B.
-    flush : whether caches are filled with something else before each call.
+    flush : whether other data fill the caches before each call.
     clock : in ns.
 
     Raises
@@ -157,7 +157,7 @@ class Alone:
         self._choose_lengths()
 
     def _choose_lengths(self) -> None:
-        """Choose how many calls a sample has, and how many samples a trial: for both by the quicker side.
+        """Choose the number of calls in a sample and of samples in a trial: for both sides by the faster one.
 
         A side that takes `FAR` times as long is sampled by itself, or its trials would have no end.
         """
@@ -193,7 +193,7 @@ class Alone:
 
     @property
     def trials(self) -> tuple[Trial, Trial]:
-        """Trials of A and B, to be compared."""
+        """The trials of A and B, for a comparison."""
         return partial(self.trial, "A"), partial(self.trial, "B")
 
     def trial(self, side: str) -> float:
@@ -211,14 +211,14 @@ class Alone:
         return times[(samples - 1) // 4]
 
     def finish(self) -> list[Result]:
-        """Judge both once more, and return the worst that was seen of each."""
+        """Judge both once more, and return the worst result of each."""
         for side in "AB":
             self.timed.audit(side, AFTER, "after it was timed")
         return list(self.timed.worst.values())
 
 
 def _flusher() -> Callable[[], object]:
-    """Make a function that fills all caches with something else."""
+    """Make a function that fills all caches with other data."""
     largest = max(v.nbytes or 0 for v in machine.levels())
     n = numba_threads.get_threads()
     floats = int(2 * largest // 4 // n // roofs.UNIT + 1) * roofs.UNIT
@@ -265,12 +265,12 @@ def alone(
         "b_ms": a_ms * whole.ratio["median"],
         "cases": cases,
         "checks": [r.describe() for r in judged],
-        "doubts": others.doubts(),
+        "doubts": others.warnings(),
     }
 
 
 def entry(found: Comparison, which: int = 0) -> dict[str, Any]:
-    """Return what a record holds: the verdict, the median times, and every trial in the order of measuring, in ns."""
+    """Return the part of a record: the verdict, the median times, and every trial in the order of measuring, in ns."""
     values = {letter: found.figures(letter, which).tolist() for letter in found.times}
     medians = {"a_ns": float(np.median(values["A"] + values["C"])), "b_ns": float(np.median(values["B"]))}
     return {**found.verdict(which).to_json(), **medians, "order": found.order, "ns": values}
@@ -284,21 +284,21 @@ class Change:
     layers: tuple[str, ...] = ("*",)
 
     def covers(self, call: Call) -> bool:
-        """Whether a call is one of them."""
+        """Return whether a call is one of them."""
         return call.op is self.kernels[0].op and any(fnmatchcase(call.layer, glob) for glob in self.layers)
 
 
 class InStep:
-    """A job some of whose calls go to kernel A or to kernel B, from step to step.
+    """A job in which some calls switch between kernel A and kernel B from step to step.
 
     Parameters
     ----------
-    settings : of the job; its rewrites leave the calls alone, and its kernels are those of B.
-    changes : which calls; all others keep what the settings say.
+    settings : those of the job with the kernels of B; its rewrites keep the calls.
+    changes : the calls that switch; all others keep the kernels of the settings.
 
     Attributes
     ----------
-    layers : of each change, those that it changes.
+    layers : the layers of each change.
     """
 
     def __init__(self, settings: Settings, changes: Sequence[Change], say: Say = lambda text: None) -> None:
@@ -325,7 +325,7 @@ class InStep:
         self.judged: list[Result] = []
 
     def use(self, side: str) -> None:
-        """Let the calls go to A or B."""
+        """Switch the calls to A or B."""
         swapped = {place: bound for group in self.groups[side] for place, bound in group.items()}
         doing(f"a step with {', '.join(sorted({bound.kernel.name for bound in swapped.values()}))}")
         self.engine.phases = {p: [swapped.get(id(b), b) for b in calls] for p, calls in self.phases.items()}
@@ -336,11 +336,11 @@ class InStep:
 
     @property
     def trials(self) -> tuple[Trial, Trial]:
-        """Trials of A and B, to be compared."""
+        """The trials of A and B, for a comparison."""
         return partial(self.trial, "A"), partial(self.trial, "B")
 
     def trial(self, side: str) -> tuple[float, ...]:
-        """Return the ns of a step: of the whole, then of the calls of each change; sometimes one is judged first."""
+        """Return the ns of a whole step, then of the calls of each change; in some trials a step is judged first."""
         if self.rng.random() < 1 / SELDOM:
             self.judged += self.audit("between those that were timed")
         self.use(side)
@@ -387,7 +387,7 @@ class InStep:
         return results
 
     def losses(self) -> dict[str, list[float]]:
-        """Train for a few steps with A and with B, from the same weights on the same batches; return their losses."""
+        """Return the losses of a few steps with A and with B, from the same weights on the same batches."""
         engine = self.engine
         values = [*engine.program.parameters, *engine.program.moments]
         before = [engine.array(v).copy() for v in values]
@@ -433,7 +433,7 @@ def in_step(
 def compare_steps(
     pair: InStep, names: tuple[str, str], seed: int, analyses: Sequence[int], say: Say, decides: int = 0
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Train with A and B in turn.
+    """Compare training steps with A and with B.
 
     Parameters
     ----------
@@ -455,14 +455,14 @@ def compare_steps(
     say("judging a step")
     pair.judged += pair.audit("before any was timed")
     others = machine.Others()
-    say("steps in turn")
+    say("alternating steps")
     done = compare(*pair.trials, seed=seed, analyses=analyses, decides=decides)
     say("judging a step again")
     pair.judged += pair.audit("after all were timed")
     whole, *each = (entry(done, i) for i in range(1 + len(pair.layers)))
-    doubts = [*others.doubts(), *impossible(whole, each)]
+    warnings = [*others.warnings(), *impossible(whole, each)]
     checks = [r.describe() for r in pair.judged]
-    return {"step": whole, "losses": losses, "doubts": doubts, "notes": pair.notes, "checks": checks}, each
+    return {"step": whole, "losses": losses, "doubts": warnings, "notes": pair.notes, "checks": checks}, each
 
 
 def impossible(whole: Mapping[str, Any], each: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -488,5 +488,6 @@ def beyond_roofs(op: Op, variants: Sequence[str], cases: Sequence[Mapping[str, A
         least, name = roofs.bound(op.flops(shape.case.sizes), nbytes)
         for variant, ns in zip(variants, (case["a_ns"], case["b_ns"]), strict=True):
             if least > ns:
-                found.append(f"{variant} is at {100 * least / ns:.0f} % of the {name} roof, which cannot be ({shape})")
+                share = f"{100 * least / ns:.0f} % of the {name} roof"
+                found.append(f"{variant} is at {share}, which is impossible ({shape})")
     return found

@@ -1,7 +1,7 @@
-"""What a kernel's innermost loops are made of, read off its machine code in AT&T syntax for x86-64.
+"""The instructions of a kernel's innermost loops, counted in its machine code (AT&T syntax for x86-64).
 
 A loop is what lies between a label and a jump back to it; it is innermost where no other loop lies inside. Only loops
-that compute with floats, or call something, are told.
+that compute with floats, or call something, are listed.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 OURS = re.compile(r"^(?!NRT_|cfunc\.|_ZN7cpython|__gufunc__|numba_|\.)")
-"""Names of functions that come from a kernel's text, and not from what numba puts around it."""
+"""The names of functions that come from a kernel's text, not from numba's wrappers."""
 AROUND = re.compile(r"printf|Py|NRT_|numba_(un)?pickle|.*parfor_gufunc")
-"""Calls that numba puts there, for errors and to start threads."""
+"""Calls that numba adds, for errors and to start threads."""
 JUMP = re.compile(r"j[a-z]+$")
 FLOAT = re.compile(r"v?(u?comis|add|sub|mul|div|max|min|sqrt|fn?m(add|sub)|rsqrt|rcp|and|or|xor|cvt|cmp|round|dp)\w*$")
 WIDE = re.compile(r"[a-z0-9]*(ps|ss)$")
@@ -50,7 +50,7 @@ class Loop:
     doubles: int = 0
     calls: list[str] = field(default_factory=list)
     remainder: bool = False
-    """Whether it does what is left over by a wider loop of the same lines."""
+    """True for the remainder of a wider loop of the same lines."""
 
 
 def loops(asm: str, file: str = "<string>", line: int = 0) -> list[Loop]:
@@ -77,7 +77,7 @@ def loops(asm: str, file: str = "<string>", line: int = 0) -> list[Loop]:
 
 
 def plain(symbol: str) -> str:
-    """Give the last two names in a mangled symbol: ``gelu.forward``; other symbols stay as they are."""
+    """Return the last two names in a mangled symbol: ``gelu.forward``; other symbols stay as they are."""
     names, rest = [], symbol.removeprefix("_ZN")
     while rest != symbol and (m := re.match(r"(\d+)", rest)):
         start, n = len(m[1]), int(m[1])
@@ -113,7 +113,7 @@ def innermost(lines: Sequence[str]) -> list[tuple[int, int]]:
 
 
 def read(name: str, lines: Sequence[str], start: int, end: int, files: dict[str, str], kernel: tuple[str, int]) -> Loop:
-    """Count what a loop is made of."""
+    """Count the instructions of a loop."""
     home, first = kernel
     loop, where = Loop(name), Counter[tuple[str, int]]()
     for i in range(start, end + 1):
@@ -153,7 +153,7 @@ def read(name: str, lines: Sequence[str], start: int, end: int, files: dict[str,
 
 
 def target(lines: Sequence[str], i: int, operand: str) -> str:
-    """Name what a call goes to; a register or a place on the stack is followed to where it was set."""
+    """Return the target of a call; a register or a stack slot is followed to its last write."""
     for _ in range(3):
         if not operand.startswith("*"):
             return operand.removesuffix("@PLT")

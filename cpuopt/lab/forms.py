@@ -1,6 +1,6 @@
-"""What a record must hold to be listed, shown and compared; it may hold more. `cpuopt.files.reading.misfit` looks.
+"""The forms of records: the fields that listing, showing and comparing need. `cpuopt.files.reading.misfit` checks them.
 
-Annotations are evaluated here: of one that is text, Python does not see that it is `NotRequired`.
+Annotations are evaluated here: Python does not recognise `NotRequired` in an annotation that is text.
 """
 
 from typing import Any, NotRequired, TypedDict
@@ -19,7 +19,7 @@ class Ratio(TypedDict):
 
 
 class Compared(TypedDict):
-    """Two times, in ns, and what they come to."""
+    """Two times, in ns, their ratio, and the verdict."""
 
     a_ns: float
     b_ns: float
@@ -29,14 +29,14 @@ class Compared(TypedDict):
 
 
 class Case(Compared):
-    """The same for one size of a kernel's arrays."""
+    """The comparison of one size of a kernel's arrays."""
 
     sizes: dict[str, int]
     layers: list[str]
 
 
 class Losses(TypedDict):
-    """Of both sides."""
+    """The losses of both sides."""
 
     A: list[float]
     B: list[float]
@@ -61,7 +61,7 @@ class Size(TypedDict):
 
 
 class AB(TypedDict):
-    """What `cpuopt ab` keeps."""
+    """A record of `cpuopt ab`."""
 
     op: str
     a: str
@@ -78,7 +78,7 @@ class AB(TypedDict):
 
 
 class Times(TypedDict):
-    """Of a peer's steps."""
+    """The times of a side's steps."""
 
     median: float
 
@@ -96,7 +96,7 @@ class Machine(TypedDict):
 
 
 class Peer(TypedDict):
-    """One size against one peer; the figures are there where there is a ratio."""
+    """One size against one peer; the figures exist where there is a ratio."""
 
     B: int
     T: int
@@ -111,7 +111,7 @@ class Peer(TypedDict):
 
 
 class Bench(TypedDict):
-    """What `cpuopt bench` keeps."""
+    """A record of `cpuopt bench`."""
 
     model: Model
     variant: str
@@ -124,7 +124,7 @@ class Bench(TypedDict):
 
 
 class Tried(TypedDict):
-    """What was found of a variant: figures, or why there are none."""
+    """The result of a variant: figures, or the reason why there are none."""
 
     verdict: str
     why: NotRequired[str]
@@ -135,7 +135,7 @@ class Tried(TypedDict):
 
 
 class Verdict(TypedDict):
-    """Of an op inside the step."""
+    """The verdict on an op inside the step."""
 
     verdict: str
     ratio: Ratio
@@ -161,7 +161,7 @@ class Row(TypedDict):
 
 
 class Tune(TypedDict):
-    """What `cpuopt tune` keeps."""
+    """A record of `cpuopt tune`."""
 
     model: str
     B: int
@@ -178,7 +178,7 @@ class Tune(TypedDict):
 
 
 class Figures(TypedDict):
-    """Of a profile's steps, in ms."""
+    """The figures of a profile's steps, in ms."""
 
     median: float
     min: float
@@ -197,7 +197,7 @@ FORMS: dict[str, Any] = {"ab": AB, "bench": Bench, "tune": Tune}
 
 
 def wrong(kind: str, content: dict[str, Any]) -> str:
-    """Say what a record of this kind lacks, or holds that nobody can show; nothing where it is as it should be."""
+    """Return the first misfit of a record of this kind, or an empty text where it has none."""
     found = misfit(content, FORMS.get(kind, Any))
     if kind == "train":
         found = misfit(content.get("summary"), dict[str, Any], "summary")
@@ -207,7 +207,7 @@ def wrong(kind: str, content: dict[str, Any]) -> str:
 
 
 def wrong_profile(p: Any) -> str:
-    """Say the same of a profile; one that is empty is none."""
+    """Return the first misfit of a profile; an empty profile has no misfit."""
     if p == {}:
         return ""
     if found := misfit(p, dict[str, Any], "profile"):

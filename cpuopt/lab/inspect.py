@@ -1,4 +1,4 @@
-"""What the compiler made of a kernel: its innermost loops, its remarks on what it vectorized and why not."""
+"""The compiler's output for a kernel: innermost loops, and remarks on what was vectorized and why not."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ REMARK = re.compile(r"remark: (?P<file>.*?):(?P<line>\d+):\d+: (?P<text>.*)")
 
 @dataclass(frozen=True)
 class Remark:
-    """What the compiler said about a line of Python, so many times."""
+    """A remark of the compiler on a line of Python, and how often it came."""
 
     file: str
     line: int
@@ -30,11 +30,11 @@ class Remark:
 
 @dataclass
 class Inspection:
-    """What is known of a kernel's machine code.
+    """The findings about a kernel's machine code.
 
     Attributes
     ----------
-    compiled : False for a plain Python function, of which nothing more is known.
+    compiled : False for a plain Python function, which has no machine code.
     innermost : its innermost loops that compute or call.
     remarks : of the compiler's vectorizers.
     diagnostics : numba's text on the parallel loops, if it was asked for.
@@ -57,7 +57,7 @@ class Inspection:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """Sums over the loops, the widest of them, and what they call."""
+        """Sums over the loops, the largest vector width, and the functions called."""
         by = {k: sum(getattr(v, k) for v in self.innermost) for k in ("fmas", "loads", "stores", "spills", "doubles")}
         calls = sorted({c for v in self.innermost for c in v.calls})
         scalar = sum(v.width <= 1 and not v.remainder for v in self.innermost)
@@ -66,12 +66,12 @@ class Inspection:
 
 
 def inspect(op: str, variant: str, kernels: Sequence[str] = (), diagnostics: int = 0) -> Inspection:
-    """Compile a kernel afresh in a process of its own, and read what comes out.
+    """Compile a kernel afresh in a process of its own, and analyse its machine code.
 
     Parameters
     ----------
     kernels : users' files to load.
-    diagnostics : 1 to 4: how much numba tells of its parallel loops; 0: nothing.
+    diagnostics : 1 to 4: level of numba's diagnostics of parallel loops; 0: none.
 
     Raises
     ------
@@ -102,7 +102,7 @@ def inspect(op: str, variant: str, kernels: Sequence[str] = (), diagnostics: int
 
 
 def remarks(text: str, file: str = "<string>", line: int = 0) -> list[Remark]:
-    """Read the compiler's remarks; equal ones are counted, and those that say nothing left out.
+    """Read the compiler's remarks; equal ones are counted, and uninformative ones are left out.
 
     Parameters
     ----------

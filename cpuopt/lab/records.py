@@ -1,4 +1,4 @@
-"""What was measured before: records in ``runs/``, listed, compared, and followed over time."""
+"""The records of earlier measurements in ``runs/``, listed, compared, and followed over time."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from ..wording import nearest
 from . import forms
 
 NOISE = 0.05
-"""How far two runs of the same kernels lie apart, where they share too few to tell."""
+"""The assumed difference between two runs of the same kernels, where too few ops are shared to measure it."""
 LEAST = 0.015
-"""What two runs are never trusted to tell apart."""
+"""The smallest noise that is assumed between two runs."""
 WIDE = 0.1
-"""Half the width of an interval beyond which it shows nothing, unless the noise is larger."""
+"""Half the width of an interval beyond which the verdict is inconclusive, unless the noise is larger."""
 QUANTILE = 90.0
-"""Percent of the unchanged ops whose difference counts as noise."""
+"""The percentile of the unchanged ops' differences that counts as noise."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Entry:
     ----------
     kind : ``ab``, ``bench``, ``profile``, ``tune`` or ``train``.
     content : the record; for a training run its summary and, as ``profile``, its profile.
-    trouble : why it cannot be read; kind, time and content are then empty.
+    trouble : the reason why it cannot be read; kind, time and content are then empty.
     """
 
     path: Path
@@ -49,12 +49,12 @@ class Entry:
 
     @property
     def name(self) -> str:
-        """Of the folder."""
+        """The name of the folder."""
         return self.path.name
 
     @property
     def what(self) -> str:
-        """Say what was measured, in a few words."""
+        """A summary of the measurement, in a few words."""
         c = self.content
         if self.trouble:
             return f"cannot be read: {self.trouble}"
@@ -77,7 +77,7 @@ def keep(root: Path, kind: str, name: str, content: Mapping[str, Any]) -> Path:
 
 
 def entries(root: Path) -> list[Entry]:
-    """List all that is kept, oldest first; folders that are no record are left out, one that is broken says so."""
+    """List all records, oldest first. Other folders are left out; a broken record has `Entry.trouble`."""
     try:
         folders = sorted(root.iterdir()) if root.is_dir() else []
     except OSError as e:
@@ -86,7 +86,7 @@ def entries(root: Path) -> list[Entry]:
 
 
 def entry(path: Path) -> Entry | None:
-    """Read one folder; None where it is no record."""
+    """Read one folder; None where it holds no record."""
     try:
         if (path / "record.json").exists():
             content = read_json(path / "record.json")
@@ -107,7 +107,7 @@ def entry(path: Path) -> Entry | None:
     except ValueError as e:
         return Entry(path, trouble=f"it is not as cpuopt writes it: {e}")
     if not isinstance(kind, str) or not isinstance(when, str):
-        return Entry(path, trouble="it does not say its kind and time")
+        return Entry(path, trouble="kind and time are missing")
     trouble = forms.wrong(kind, content)
     return Entry(path, trouble=trouble) if trouble else Entry(path, kind, when, content)
 
@@ -138,12 +138,12 @@ def find(root: Path, name: str) -> Entry:
 
 @contextmanager
 def figures_of(*entries: Entry) -> Iterator[None]:
-    """Say it in one line where fields have the right types, and what they say together cannot be.
+    """Turn errors from inconsistent figures of a record into one `UserError`.
 
     Raises
     ------
     UserError
-        For what the block raises when it counts with them.
+        For an arithmetic error or a misfit in the block.
     """
     try:
         yield
@@ -153,7 +153,7 @@ def figures_of(*entries: Entry) -> Iterator[None]:
 
 
 def profile_of(e: Entry) -> Mapping[str, Any] | None:
-    """Return the profile in a record, if there is one."""
+    """Return the profile in a record, or None where it has none."""
     return e.content.get("profile") or None
 
 
@@ -175,7 +175,8 @@ def profile_in(e: Entry) -> Profile:
 def compare(a: Entry, b: Entry) -> dict[str, Any]:
     """Compare two profiles op by op, in pairs of steps of the same number.
 
-    The margin of the verdicts is the noise, what ops with unchanged kernels differ by: the two did not run in turn.
+    The margin of the verdicts is the noise, the difference between ops with unchanged kernels, since the two
+    did not alternate.
 
     Raises
     ------
@@ -190,9 +191,9 @@ def compare(a: Entry, b: Entry) -> dict[str, Any]:
         profiles.append(found)
     pa, pb = profiles
     different = [k for k in ("model", "B", "T", "threads") if pa[k] != pb[k]]
-    doubts = [f"{k} differs: {pa[k]} and {pb[k]}" for k in different]
+    warnings = [f"{k} differs: {pa[k]} and {pb[k]}" for k in different]
     if a.content.get("machine_id") != b.content.get("machine_id"):
-        doubts.append("the machines differ")
+        warnings.append("the machines differ")
     rows_a, rows_b = ({r["op"]: r for r in p["ops"]} for p in profiles)
     values_a, values_b = (p.get("op_ms_values", {}) for p in profiles)
     step = {"op": "step", "a": pa["step_ms_values"], "b": pb["step_ms_values"], "same": False}
@@ -217,7 +218,7 @@ def compare(a: Entry, b: Entry) -> dict[str, Any]:
         "a": a.path.name,
         "b": b.path.name,
         "noise": noise,
-        "doubts": doubts,
+        "doubts": warnings,
         **only,
         "rows": [_judged(r, noise) for r in rows],
     }

@@ -1,7 +1,7 @@
-"""One round of work on a file of kernels: check, compare alone and in the step, place under the roof, inspect.
+"""One round on a file of kernels: check, compare alone and in the step, place under the roof, inspect.
 
-Everything that runs a kernel runs in a process of its own, a new one for each round: no machine code of an earlier text
-can be in it, and a kernel that crashes or hangs ends that process only.
+Kernels run in a process of their own, a new one for each round. So no machine code of an earlier text is left,
+and a kernel that crashes or hangs ends that process only.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ STAGES = ("check", "alone", "roof", "step", "machine code")
 
 @dataclass(frozen=True)
 class Plan:
-    """What a round does.
+    """The settings of a round.
 
     Attributes
     ----------
     against : the variant to compare with; by default ``optimized`` where the op has it, else ``vanilla``.
     step : whether to compare inside the training step.
-    rounds : at the most, of each comparison.
-    limit_s : for one answer of the process that runs the kernels.
+    rounds : the largest number of rounds of each comparison.
+    limit_s : seconds for one answer of the process that runs the kernels.
     """
 
     file: Path
@@ -52,13 +52,13 @@ class Plan:
 
     @property
     def settings(self) -> Settings:
-        """Of a job of that size."""
+        """The settings of a job of that size."""
         return Settings(model=self.model, B=self.B, T=self.T, threads=self.threads)
 
 
 @dataclass
 class Row:
-    """What is known of one kernel of the file: a line for each stage that is done, and ``bad`` where one failed."""
+    """The results of one kernel of the file: a line for each stage that is done, and ``bad`` for one that failed."""
 
     op: str
     variant: str
@@ -70,17 +70,17 @@ class Row:
 
 
 class View:
-    """Who hears of a round; this one shows nothing."""
+    """Observer of a round; this one does nothing."""
 
     def rows(self, rows: Sequence[Row]) -> None:
-        """Something changed."""
+        """The results changed."""
 
     def problem(self, text: str) -> None:
         """The file cannot be used at all."""
 
 
 def work(plan: Plan, roofs: Roofs, view: View, child: Child | None = None) -> list[Row]:
-    """Do one round, and return what is known of each kernel; empty where the file cannot be loaded.
+    """Do one round, and return the results of each kernel; empty where the file cannot be loaded.
 
     Parameters
     ----------
@@ -103,12 +103,12 @@ def work(plan: Plan, roofs: Roofs, view: View, child: Child | None = None) -> li
 
 
 def default(op: str) -> str:
-    """Name the best variant that the package brings."""
+    """Return the best variant of the package: optimized, else vanilla."""
     return DEFAULT if (op, DEFAULT) in KERNELS else BASE
 
 
 def stages(plan: Plan, roofs: Roofs, row: Row, child: Child, show: Callable[[], None]) -> None:
-    """Take one kernel through all stages; the first that fails is the last."""
+    """Run the stages of one kernel up to the first that fails."""
     for name, stage in zip(STAGES, (_check, _alone, _roof, _step, _inspect), strict=True):
         if child.ended:
             return
@@ -172,7 +172,7 @@ def _roof(plan: Plan, roofs: Roofs, row: Row, child: Child) -> str:
     shares = {"of_roof": 100 * total / alone["b_ms"], "against": 100 * total / alone["a_ms"], "roof": name}
     row.found["roof"] = shares
     over = [v for v, key in ((row.variant, "of_roof"), (row.against, "against")) if shares[key] > PASSED]
-    cannot = f"; {' and '.join(over)}: more than the {name} roof cannot be" if over else ""
+    cannot = f"; {' and '.join(over)}: more than 100 % of the {name} roof is impossible" if over else ""
     return f"{shares['of_roof']:.0f} % of the {name} roof ({row.against}: {shares['against']:.0f} %){cannot}"
 
 

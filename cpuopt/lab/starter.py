@@ -50,12 +50,12 @@ FILE = '''\
 
 
 def starter(op: Op, variant: str, of: str = BASE) -> str:
-    """Write the text of a file that registers a copy of a kernel: vanilla is right and slow, to be made fast.
+    """Write the text of a file that registers a copy of a kernel: a correct, slow start for a fast kernel.
 
     Parameters
     ----------
-    variant : the name it registers under.
-    of : the variant whose text it is.
+    variant : the name that the copy registers under.
+    of : the variant that is copied.
     """
     function = KERNELS[op.name, of].function
     function = getattr(function, "py_func", function)
@@ -90,7 +90,7 @@ def describe(a: Arg) -> str:
 
 
 def caller(op: Op, variant: str, of: str) -> tuple[list[str], str]:
-    """Write a kernel that calls one which is made from an optimizer's rule, and so has no text of its own."""
+    """Write a kernel that calls the one made from an optimizer's rule, which has no text of its own."""
     params = ", ".join([*op.params, *(s.name for s in KERNELS[op.name, of].scratch)])
     scratch = "[(s.name, s.size, s.dtype) for s in MADE.scratch]"
     kernel = [

@@ -34,21 +34,21 @@ from ..wording import nearest
 from .ab import Shape, shapes_of
 
 STOP_ABOVE = 1.5
-"""The comparison with a kernel whose every trial takes this many times as long stops after two rounds."""
+"""The ratio for an early stop: a kernel whose every trial takes this many times as long gets two rounds."""
 UNKNOWN = "unknown"
-"""The hash of what cannot be hashed."""
+"""The hash of a kernel that cannot be hashed."""
 KEPT = ("faster", "no difference shown")
-"""Verdicts on the whole step that a plan may have."""
+"""The verdicts on the whole step with which a plan is kept."""
 
 
 class View:
     """Observer of progress; this one does nothing."""
 
     def at(self, text: str) -> None:
-        """Called with what is measured next."""
+        """The next measurement begins."""
 
     def done(self, row: Row, variant: str) -> None:
-        """Called after each comparison."""
+        """A comparison is done."""
 
 
 @dataclass
@@ -59,8 +59,8 @@ class Row:
     ----------
     shapes : more than one only where the same layers have them all.
     default : the variant that runs without a plan.
-    hashes : of all variants that are to be measured, and of the default.
-    tried : what was found of each variant: the verdict of `ab`, and of the check where that was faster.
+    hashes : the hashes of all variants to measure, and of the default.
+    tried : the result of each variant: the verdict of `ab`, and that of the check where the variant was faster.
     in_step : the verdict inside the step.
     """
 
@@ -74,31 +74,31 @@ class Row:
 
     @property
     def layers(self) -> list[str]:
-        """That have these calls, each once."""
+        """The layers with these calls, each once."""
         return list(dict.fromkeys(layer for s in self.shapes for layer in s.layers))
 
     @property
     def candidates(self) -> list[str]:
-        """The variants that are still to be measured; one that is the same code as the default is none."""
+        """The variants that are still to be measured, without those of the same code as the default."""
         same = {self.hashes[self.default]} - {UNKNOWN}
         return [v for v, h in self.hashes.items() if v != self.default and v not in self.tried and h not in same]
 
     @property
     def best(self) -> str:
-        """The variant that is surest to be faster than the default, among those that are right; else the default."""
+        """The correct variant with the strongest evidence of being faster than the default; else the default."""
         faster = [v for v, t in self.tried.items() if t["verdict"] == "faster" and t.get("check") == "PASS"]
         return min(faster, key=lambda v: float(self.tried[v]["ratio"]["high"]), default=self.default)
 
     @property
     def rules(self) -> list[str]:
-        """What a plan says that lets the best variant run; empty for the default."""
+        """The rules of a plan with which the best variant runs; empty for the default."""
         return [f"{self.op}@{layer}={self.best}" for layer in self.layers if self.best != self.default]
 
     def __str__(self) -> str:
         return f"{self.op} {' and '.join(str(s) for s in self.shapes)}"
 
     def take(self, other: Mapping[str, Any]) -> None:
-        """Take what was measured before on the same shapes of the same machine code."""
+        """Reuse earlier measurements on the same shapes of the same machine code."""
         same = {v for v, h in self.hashes.items() if other["hashes"].get(v) == h != UNKNOWN}
         if (self.op, to_json(self.shapes)) == (other["op"], other["shapes"]) and self.default in same:
             self.tried |= {v: t for v, t in other["tried"].items() if v in same}
@@ -115,7 +115,7 @@ class Tuning:
     flush : whether the step's memory is more than the caches hold, so that kernels are timed alone from memory.
     steps : each comparison of whole steps; the last one counts.
     rules : the plan.
-    why : it has none; empty after Ctrl-C.
+    why : the reason why it has none; empty after Ctrl-C.
     finished : nothing is left to do.
     """
 
@@ -140,12 +140,12 @@ class Tuning:
         return self.steps[-1]["step"] if self.steps else None
 
     def plan(self) -> dict[str, Any]:
-        """Return what is kept beside the roofs: all but the raw times, with the hashes that the plan rests on."""
+        """Return the content of the plan's file: all but the raw times, with the hashes that the plan depends on."""
         used = [row for row in self.rows if set(row.rules) & set(self.rules)]
         hashes = {f"{row.op}[{v}]": row.hashes[v] for row in used for v in (row.default, row.best)}
         when = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-        told: dict[str, Any] = _without_times({**to_json(self), "time": when, "hashes": hashes})
-        return told
+        content: dict[str, Any] = _without_times({**to_json(self), "time": when, "hashes": hashes})
+        return content
 
 
 def _without_times(x: Any) -> Any:
@@ -155,12 +155,12 @@ def _without_times(x: Any) -> Any:
 
 
 def survey(settings: Settings, patterns: Sequence[str] = ("*",), again: bool = False) -> Tuning:
-    """List what is to be measured for a job; nothing is compiled.
+    """List the measurements for a job; nothing is compiled.
 
     Parameters
     ----------
-    patterns : of ops; what the plan that is there says about other ops stays.
-    again : measure also what an interrupted run has measured.
+    patterns : patterns of ops; rules of an existing plan for other ops stay.
+    again : whether measurements of an interrupted run are repeated.
 
     Raises
     ------
@@ -209,14 +209,14 @@ def groups(calls: Sequence[Call]) -> list[list[Shape]]:
 
 
 def compile_all(tuning: Tuning, processes: int, progress: Callable[[int, int, str], None]) -> None:
-    """Compile what will be measured, in several processes. What does not compile is reported when it is compared."""
+    """Compile the kernels to measure, in several processes. One that does not compile is reported at its comparison."""
     wanted = [registry.KERNELS[r.op, v] for r in tuning.rows for v in [r.default, *r.candidates]]
     with suppress(UserError):
         jit.compile_kernels(list(dict.fromkeys(wanted)), processes=processes, files=tuning.kernels, progress=progress)
 
 
 def keep(tuning: Tuning) -> bool:
-    """Write the plan, or, until it is finished, what was measured for it; return whether that was possible."""
+    """Write the plan or, until it is finished, its measurements; return whether that was possible."""
     if not tuning.finished:
         return plans.write(plans.unfinished(tuning.key), tuning.plan())
     kept = plans.write(plans.path(tuning.key), tuning.plan())
@@ -235,13 +235,13 @@ def tune(
     view: View | None = None,
     save: Callable[[Tuning], object] = lambda tuning: None,
 ) -> Tuning:
-    """Measure what is not measured yet, and confirm what it comes to in whole steps.
+    """Do the missing measurements, and confirm the plan in whole steps.
 
     Parameters
     ----------
-    settings : of the job.
+    settings : those of the job.
     analyses : rounds of the interim analyses of each comparison.
-    save : called with what is known so far, after each comparison. After Ctrl-C, what is known is returned.
+    save : called with the results so far after each comparison. After Ctrl-C they are returned.
 
     Returns
     -------
@@ -297,14 +297,14 @@ def compare(row: Row, variant: str, tuning: Tuning, child: Asked, asked: Mapping
 
 
 def confirm(tuning: Tuning, child: Asked, asked: Mapping[str, Any], view: View) -> bool:
-    """Train with the defaults and the plan in turn; what is slower there goes, and the rest is tried again.
+    """Compare steps with the defaults and with the plan; drop what is slower there, and try the rest again.
 
     Returns
     -------
-    Whether steps could be compared. Where not, `Tuning.why` says why, and there are no rules.
+    Whether steps could be compared. Where not, `Tuning.why` holds the reason, and there are no rules.
     """
     rows = [row for row in tuning.rows if row.best != row.default]
-    tuning.rules, tuning.why = [], "" if rows else "nothing that was measured alone is faster"
+    tuning.rules, tuning.why = [], "" if rows else "no variant is faster alone"
     while rows:
         rules = [rule for row in rows for rule in row.rules]
         changes = [{"op": r.op, "layers": r.layers, "variants": [r.default, r.best]} for r in rows]
@@ -329,5 +329,5 @@ def confirm(tuning: Tuning, child: Asked, asked: Mapping[str, Any], view: View) 
                 tuning.why = f"whole steps with it: {word}{because}"
             return True
         rows = left
-    tuning.why = tuning.why or "what is faster alone is slower in the step"
+    tuning.why = tuning.why or "the variants that are faster alone are slower in the step"
     return True

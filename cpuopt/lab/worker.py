@@ -1,4 +1,4 @@
-"""A process that runs users' kernels, to check and to time them: ``python -m cpuopt.lab.worker``."""
+"""The process that checks and times users' kernels: ``python -m cpuopt.lab.worker``."""
 
 from __future__ import annotations
 
@@ -35,26 +35,27 @@ def ab(request: Mapping[str, Any], say: Say) -> dict[str, Any]:
         found = ab.alone(pair, shapes, flush=request["flush"], stop_above=stop_above, **more)
     say("checking again")
     checks += found["checks"] + require_quick(pair, n)
-    doubts = found["doubts"] + ab.beyond_roofs(op, request["variants"], found.get("cases", ()), machine.stored().get(n))
+    roofs = machine.stored().get(n)
+    warnings = found["doubts"] + ab.beyond_roofs(op, request["variants"], found.get("cases", ()), roofs)
     hashes = {k.variant: cache.digest(k.function) for k in pair}
     codes = {k.variant: jit.code_digest(k) for k in pair}
-    told: dict[str, Any] = to_json(
+    answer: dict[str, Any] = to_json(
         {
             "B": settings.B,
             "T": settings.T,
             "threads": n,
             **found,
             "checks": checks,
-            "doubts": doubts,
+            "doubts": warnings,
             "hashes": hashes,
             "codes": codes,
         }
     )
-    return told
+    return answer
 
 
 def steps(request: Mapping[str, Any], say: Say) -> dict[str, Any]:
-    """Train in turn with the kernels of a plan and with those that they replace."""
+    """Compare training steps with the kernels of a plan and with those that they replace."""
     from . import ab
 
     changes = [
@@ -63,8 +64,8 @@ def steps(request: Mapping[str, Any], say: Say) -> dict[str, Any]:
     ]
     pair = ab.InStep(settings_of(request), changes, say)
     found, each = ab.compare_steps(pair, request["names"], request["seed"], request["analyses"], say)
-    told: dict[str, Any] = to_json({**found, "each": each})
-    return told
+    answer: dict[str, Any] = to_json({**found, "each": each})
+    return answer
 
 
 def settings_of(request: Mapping[str, Any]) -> Any:

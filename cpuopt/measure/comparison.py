@@ -1,4 +1,4 @@
-"""The paired comparison of A and B: their times in turn, the ratio with its interval, and a verdict on B.
+"""The paired comparison of A and B: alternating trials, the ratio with its interval, and a verdict on B.
 
 A round is one trial each of A and B, and with a control of C, which is A once more. Two rounds make a block, a random
 order and then the same backwards (A B B A, or B A C C A B), so that what drifts steadily meets all alike. A round gives
@@ -29,24 +29,24 @@ from ..wording import spread
 Array = np.ndarray[Any, Any]
 Word = Literal["faster", "slower", "no difference shown", "inconclusive"]
 Trial = Callable[[], float | Sequence[float]]
-"""Runs once, and returns the time that it took: one figure, or several."""
+"""A function that runs once and returns its time: one figure, or several."""
 ANALYSES = (12, 24, 48, 96)
-"""Rounds after which the verdict is worked out."""
+"""Rounds after which the interim analyses take place."""
 LEVEL = 99.5
-"""Percent of the intervals, where there are rounds enough for it."""
+"""The level of the intervals in percent, where there are enough rounds for it."""
 MARGIN = 0.005
-"""An interval must lie this far from 1: smaller effects come from where an array happens to lie."""
+"""The least distance of an interval from 1: smaller effects come from the addresses of arrays."""
 NARROW = 0.02
-"""An interval that stays this close to 1 shows that there is no difference worth more rounds."""
+"""The largest distance from 1 of an interval that shows no difference worth more rounds."""
 WIDE = 0.02
-"""Half an interval's width, beyond which it shows nothing."""
+"""Half the width of an interval beyond which the verdict is inconclusive."""
 ABOVE_CONTROL = 2.0
-"""How many times the control's effect an effect must be."""
+"""The least ratio of an effect to the control's."""
 RESAMPLES = 10_000
 CHECKED_STEPS = 3
-"""Training steps of both sides whose losses must agree before their times are compared."""
+"""The number of training steps whose losses must agree before times are compared."""
 TOLERANCE = 1e-3
-"""How far the losses of one step may differ, relative to B's."""
+"""The largest difference between the losses of one step, relative to B's."""
 
 
 @dataclass(frozen=True)
@@ -55,9 +55,9 @@ class Verdict:
 
     Attributes
     ----------
-    ratio, control : of B's time to A's, and of A's to its own: ``median``, ``low`` and ``high``.
+    ratio, control : the ratio of B's time to A's, and of A's to its own: ``median``, ``low`` and ``high``.
     why : the reason of a word that is not ``faster`` or ``slower``.
-    level : percent of the intervals.
+    level : the level of the intervals in percent.
     """
 
     word: Word
@@ -81,8 +81,8 @@ class Comparison:
 
     Attributes
     ----------
-    times : figures of each trial, by letter: A, B, and C for the control.
-    order : letters of the trials, from first to last.
+    times : the figures of each trial, by letter: A, B, and C for the control.
+    order : the letters of the trials, from first to last.
     """
 
     times: dict[str, list[Array]]
@@ -94,7 +94,7 @@ class Comparison:
         return len(self.times["A"])
 
     def figures(self, letter: str, which: int = 0) -> Array:
-        """Return one of the figures of all trials of a letter."""
+        """Return one figure of all trials of a letter."""
         return np.array([t[which] for t in self.times[letter]])
 
     def ratios(self, which: int = 0) -> Array:
@@ -111,7 +111,7 @@ class Comparison:
         return judge([self.ratios(which)], [self.controls(which)])
 
     def slower_than(self, factor: float, which: int = 0) -> bool:
-        """Return whether every trial of B took more than so many times as long as any of A."""
+        """Return whether every trial of B took longer than any trial of A, by more than this factor."""
         a = np.concatenate([self.figures(letter, which) for letter in self.times if letter != "B"])
         return bool(self.figures("B", which).min() > factor * a.max())
 
@@ -127,15 +127,15 @@ def compare(
     stop_above: float = inf,
     warm_up: bool = True,
 ) -> Comparison:
-    """Run trials of A and B in pairs, until an interim analysis settles it.
+    """Run trials of A and B in pairs, until an interim analysis reaches a verdict.
 
     Parameters
     ----------
-    seed : of the order.
+    seed : the random seed of the order.
     analyses : rounds after which there is one; the last of them ends the comparison.
     control : whether A runs twice in a round.
     decides : index of the figure that is analysed.
-    stop_above : from two rounds on, none is added once `Comparison.slower_than` so many times.
+    stop_above : the factor of `Comparison.slower_than` for an early stop, from two rounds on.
     warm_up : whether A and B run once before.
     """
     trials = {"A": a, "B": b} | ({"C": a} if control else {})
@@ -187,13 +187,13 @@ def judge(
     margin: float = MARGIN,
     wide: float = WIDE,
 ) -> Verdict:
-    """Work out the verdict over some cases.
+    """Compute the verdict over some cases.
 
     Parameters
     ----------
-    ratios, controls : of the rounds of each case; None where there is no control.
-    weights : the time that A takes for each.
-    margin, wide : what takes the place of `MARGIN` and `WIDE`.
+    ratios, controls : those of the rounds of each case; None where there is no control.
+    weights : the time of A for each case.
+    margin, wide : values in place of `MARGIN` and `WIDE`.
     """
     parts = np.asarray(weights, float) / np.sum(weights)
     level = level_of(min(len(r) for r in ratios))
@@ -220,7 +220,7 @@ def judge(
 
 
 def level_of(rounds: int) -> float:
-    """Return the percent of an interval that so many rounds support."""
+    """Return the level in percent of an interval that this number of rounds supports."""
     return min(LEVEL, floor(1000 * (1 - 2.0 ** (1 - rounds))) / 10)
 
 
@@ -245,7 +245,7 @@ def _medians(ratios: Sequence[float] | Array, seed: int) -> Array:
 
 
 def analyses_up_to(rounds: int) -> list[int]:
-    """Return the rounds of the interim analyses of at most so many rounds.
+    """Return the rounds of the interim analyses, for a largest number of rounds.
 
     Raises
     ------
@@ -253,7 +253,7 @@ def analyses_up_to(rounds: int) -> list[int]:
         For too few.
     """
     if rounds < 6:
-        raise UserError(f"--rounds {rounds}: expected 6 or more, because fewer have no interval to speak of")
+        raise UserError(f"--rounds {rounds}: expected 6 or more, because fewer give no useful interval")
     return [*(n for n in ANALYSES if n < rounds), rounds]
 
 
@@ -263,7 +263,7 @@ def geometric_mean(ratios: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def summed(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Sum up the verdicts of several sizes and numbers of threads: theirs if they agree, else ``inconclusive``."""
+    """Combine the verdicts of several sizes and numbers of threads: theirs if they agree, else ``inconclusive``."""
     level, ratio = min(r.get("level", LEVEL) for r in results), geometric_mean([r["ratio"] for r in results])
     words = dict.fromkeys(r["verdict"] for r in results)
     if len(words) == 1:
@@ -285,7 +285,7 @@ def marginal(results: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def disagreement(names: Sequence[str], ours: Sequence[float], theirs: Sequence[float]) -> str:
-    """Name the first step whose losses differ by too much or are not finite; empty where there is none."""
+    """Describe the first step whose losses differ by too much or are not finite; empty where there is none."""
     for i, (a, b) in enumerate(zip(ours, theirs, strict=True), start=1):
         if not (isfinite(a) and isfinite(b) and abs(a - b) <= TOLERANCE * abs(b)):
             return (

@@ -1,4 +1,4 @@
-"""What the times of some steps say: sums by kind of op and by layer, and the object that ``profile.json`` holds.
+"""The analysis of the times of some steps: sums by kind of op and by layer, and the object in ``profile.json``.
 
 There is one statistic, the mean over the middle half of the steps, ordered by their time: one set of whole steps for
 all rows, so that the rows add up to the step, and a step that something else disturbed does not count: of three, the
@@ -34,7 +34,7 @@ class StepTimes:
     ----------
     number : counted from 0, with the steps that are dropped later.
     runs : for each phase that ran, its n calls and the n + 1 readings of the clock before, between and after them.
-    regions : for each run, (n + 1, 3) readings of what ``toolkit.regions.watch`` counts; none where it does not.
+    regions : for each run, (n + 1, 3) readings of the counters of ``toolkit.regions.watch``; none where it is off.
     """
 
     number: int
@@ -46,13 +46,13 @@ class StepTimes:
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """What some calls took in a step, on average.
+    """The average time and the rates of some calls of a step.
 
     Attributes
     ----------
-    share : of the step, in percent.
+    share : the share of the step, in percent.
     gflops, gbs : rates; 0 where there is nothing to count.
-    flops, bytes : a step's; what the mathematics needs and what must move at the least, whatever the kernel does.
+    flops, bytes : those of a step that the mathematics needs, whatever the kernel does.
     intensity : FLOPs a byte.
     of_roof : percent of the roof that binds, whose name is `roof`; None where no roofs are known.
     imbalance : time of the slowest thread over the mean of all; None where it was not measured.
@@ -90,23 +90,24 @@ class LayerRow(Figures):
 
 @dataclass
 class Profile:
-    """What a profiled run says.
+    """The profile of a run.
 
     Attributes
     ----------
-    steps : how many the figures stand on; `warmup` more came before and were dropped.
-    step_ms : ``median``, ``min`` and ``max`` of `step_ms_values`, and the ``mean`` of their middle half, which the
-        rows of `ops` add up to, and which is what is shown.
-    tokens_per_s : by that mean.
-    peak_rss_mb, planned_peak_mb : what the process held at its peak, and what was predicted, in 10^6 bytes.
+    steps : the number of steps measured; `warmup` more came before and were dropped.
+    step_ms : ``median``, ``min`` and ``max`` of `step_ms_values`, and the ``mean`` of their middle half, which is
+        shown, and to which the rows of `ops` add up.
+    tokens_per_s : the rate by that mean.
+    peak_rss_mb, planned_peak_mb : the peak memory of the process, measured and predicted, in 10^6 bytes.
     ops : by label, in the order of a step; `UNACCOUNTED` comes last and the shares add to 100.
-    profiler_overhead_ms : what profiling adds to a step, measured.
-    checked : one entry a check of this run, with at least ``kernel`` and ``status``; the tables refuse what failed.
-    roofs : what the machine can do on so many threads, if it is known.
+    profiler_overhead_ms : the measured cost of profiling a step.
+    checked : one entry a check of this run, with at least ``kernel`` and ``status``; without figures where one
+        failed.
+    roofs : the machine's roofs on this number of threads, if they are known.
     mfu : the step's FLOPs in percent of the FMA peak.
-    doubts : what speaks against the figures.
-    hashes : what the machine code of each kernel was made from.
-    codes : the machine code itself that each kernel ran; empty for a plain Python function.
+    doubts : warnings about the figures.
+    hashes : the hash of the sources of each kernel.
+    codes : the hash of the machine code of each kernel; empty for a plain Python function.
     raw : the times of every step; not part of the JSON.
     """
 
@@ -140,12 +141,12 @@ class Profile:
 
     @property
     def words(self) -> str:
-        """Where the time goes, in words."""
+        """A summary in words of where the time goes."""
         return words(self)
 
     @property
     def op_ms_values(self) -> dict[str, list[float]]:
-        """Give the ms of each kind of op in each step."""
+        """Return the ms of each kind of op in each step."""
         found: dict[str, list[float]] = {r.op: [0.0] * len(self.raw) for r in self.ops if r.kernels}
         for i, step in enumerate(self.raw):
             for calls, marks in step.runs:
@@ -178,13 +179,13 @@ class Sums:
             np.add.at(self.ns, where, np.diff(marks) / len(middle))
             np.add.at(self.calls, where, 1 / len(middle))
         self.threads_ns = np.zeros((len(at), 2))
-        """Of the regions of each call: threads times the slowest one's time, and the sum of all threads' times."""
+        """For the regions of each call: threads times the slowest one's time, and the sum of all threads' times."""
         for s in middle:
             for (calls, _), readings in zip(s.runs, s.regions, strict=False):
                 np.add.at(self.threads_ns, [at[id(b)] for b in calls], np.diff(readings, axis=0)[:, :2])
 
     def op_rows(self) -> list[OpRow]:
-        """One row a label, in the order in which a step first comes to each, and the time that is left."""
+        """Return one row a label, in the order of their first call in a step, and the remaining time."""
         rows = []
         for (label,), at in self._groups(lambda b: (b.call.op.label,)).items():
             used = dict.fromkeys(self.bounds[i].kernel.name for i in at)
@@ -194,7 +195,7 @@ class Sums:
         return [*rows, OpRow(op=UNACCOUNTED, **rest, kernels=[])]
 
     def layer_rows(self) -> list[LayerRow]:
-        """One row a layer, op and variant, layer by layer."""
+        """Return one row a layer, op and variant, layer by layer."""
         groups = self._groups(lambda b: (b.call.layer, b.call.op.name, b.kernel.variant, b.call.phase))
         layers = list(dict.fromkeys(layer for layer, *_ in groups))
         return [
@@ -227,7 +228,7 @@ class Sums:
         }
 
     def _roof(self, at: Sequence[int], ns: float) -> dict[str, Any]:
-        """Give the share of the roof that binds; of calls with several, the one that sets most of the least time."""
+        """Return the share of the roof that binds; where calls have several, the one that bounds most of the time."""
         if not self.roofs or not ns:
             return {"of_roof": None, "roof": ""}
         least: dict[str, float] = {}
@@ -239,16 +240,16 @@ class Sums:
 
 
 def passed(rows: Iterable[OpRow | LayerRow]) -> list[str]:
-    """List what is said to be faster than its roof."""
+    """List the ops that exceed their roof."""
     found = []
     for r in rows:
         if r.of_roof is not None and r.of_roof > PASSED:
-            found.append(f"{r.op} is at {r.of_roof:.1f} % of the {r.roof} roof, which cannot be")
+            found.append(f"{r.op} is at {r.of_roof:.1f} % of the {r.roof} roof, which is impossible")
     return found
 
 
 def words(p: Profile) -> str:
-    """Say in words where the time of a step goes, and where the most of it could be saved."""
+    """Describe where the time of a step goes, and where most of it could be saved."""
     step = p.step_ms["mean"]
     text = f"A step takes {step:,.1f} ms"
     if p.mfu is not None:
@@ -263,8 +264,8 @@ def words(p: Profile) -> str:
     if all(r.of_roof is not None for r in rows) and p.mfu is not None:
         least = sum(r.ms * (r.of_roof or 0) / 100 for r in most)
         text += f", at {100 * least / ms:.0f} % of its roof"
-        where, room, at, roof = largest_room(p.layers)
-        text += f". The most room is in {where}: {room:,.{1 if room >= 1 else 3}f} ms more than its {roof} roof allows"
+        where, excess, at, roof = most_above_roof(p.layers)
+        text += f". Furthest above its bound is {where}: {excess:,.{1 if excess >= 1 else 3}f} ms above the {roof} roof"
         text += f" ({at:.0f} % of it)"
         uneven = max(rows, key=lambda r: ((r.imbalance or 1) - 1) * r.ms)
         if (uneven.imbalance or 1) > 1.1:
@@ -272,15 +273,15 @@ def words(p: Profile) -> str:
     return text + "."
 
 
-def largest_room(layers: Sequence[LayerRow]) -> tuple[str, float, float, str]:
-    """Find the op, over all blocks alike, that is furthest from its roof in ms: its name, ms, percent and roof."""
+def most_above_roof(layers: Sequence[LayerRow]) -> tuple[str, float, float, str]:
+    """Find the op, summed over all blocks, with the most ms above its roof; return name, ms, percent and roof."""
     groups: dict[tuple[str, str], list[LayerRow]] = {}
     for r in layers:
         groups.setdefault((r.op, re.sub(r"\.\d+(?=\.|$)", ".*", r.layer)), []).append(r)
 
-    def room(rows: Sequence[LayerRow]) -> float:
+    def excess(rows: Sequence[LayerRow]) -> float:
         return sum(r.ms * (1 - (r.of_roof or 0) / 100) for r in rows)
 
-    (op, layer), rows = max(groups.items(), key=lambda g: room(g[1]))
+    (op, layer), rows = max(groups.items(), key=lambda g: excess(g[1]))
     ms = sum(r.ms for r in rows)
-    return f"{op} in {layer}", room(rows), 100 * (1 - room(rows) / ms), max(rows, key=lambda r: r.ms).roof
+    return f"{op} in {layer}", excess(rows), 100 * (1 - excess(rows) / ms), max(rows, key=lambda r: r.ms).roof

@@ -1,7 +1,7 @@
-"""What this machine can do, measured: multiply-adds, bandwidth of each level of memory, the start of threads.
+"""The measured roofs of this machine: multiply-adds, bandwidth of each level of memory, the start of threads.
 
 The figures are kept in a file for each machine, beside the compiled kernels, and measured again on demand. A figure is
-the best of many short samples: a roof is what is possible, and whatever else runs can only hide it.
+the best of many short samples: other processes can only lower a figure, and a roof is the highest possible one.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from .roofline import Level, Roofs
 
 FORMAT = 1
 SAMPLE_S, SAMPLES_S = 5e-3, 0.12
-"""A sample takes about as long as the first; of one figure, samples are taken for the second, after 3 at least."""
+"""Seconds of a sample, and of all samples of one figure, which are at least 3."""
 USUAL = (("L1", 32 << 10, 1), ("L2", 512 << 10, 1), ("L3", 8 << 20, 0))
-"""Taken where the system does not tell its caches; 0: shared by all."""
+"""Caches assumed where the system does not list them; 0: shared by all."""
 LITTLE = 0.05
-"""What all other processes may use of a core before it is worth saying."""
+"""The share of a core that other processes may use without a warning."""
 LOWER = 0.9
-"""The part of the kept FMA roof that multiply-adds must reach now, or shares of the roofs read low."""
+"""The share of the kept FMA roof that multiply-adds must reach now; below it a warning says that shares read low."""
 PACKAGES = "Debian, Ubuntu: apt install libgomp1; Fedora: dnf install libgomp; macOS: brew install libomp"
 
 
@@ -62,7 +62,7 @@ def count(cpus: str) -> int:
 
 
 def default_counts() -> list[int]:
-    """Give the numbers of threads that are measured: powers of two, and all there are."""
+    """Return the numbers of threads that are measured: powers of two, and all there are."""
     most = numba_threads.set_threads(None)
     return sorted({*(2**i for i in range(most.bit_length())), most})
 
@@ -73,8 +73,8 @@ class Measurement:
     Parameters
     ----------
     clock : in ns.
-    samples_s : how long one figure is sampled.
-    say : hears what is measured.
+    samples_s : seconds for which one figure is sampled.
+    say : called with each figure that is measured.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Measurement:
         self.sums = np.zeros(256, np.float32)
 
     def run(self, counts: Iterable[int]) -> dict[int, Roofs]:
-        """Measure, and return the roofs by number of threads."""
+        """Measure and return the roofs by number of threads."""
         before = numba_threads.get_threads()
         counts = list(counts)
         self.x = np.full(self.floats("memory", 1), 0.5, np.float32)
@@ -98,9 +98,9 @@ class Measurement:
             found = {n: self.roofs(n) for n in counts}
         finally:
             numba_threads.set_threads(before)
-        doubts = tuple(others.doubts())
+        busy = tuple(others.warnings())
         one = found.get(1)
-        return {n: Roofs(**{**vars(r), "doubts": (*doubts, *(poor(r, one) if one else ()))}) for n, r in found.items()}
+        return {n: replace(r, doubts=(*busy, *(poor(r, one) if one else ()))) for n, r in found.items()}
 
     def roofs(self, n: int) -> Roofs:
         """Measure with n threads."""
@@ -125,7 +125,7 @@ class Measurement:
         return n * kernels.FLOPS / self.best(n, lambda k, rounds: kernels.fma(self.x, self.sums, k, rounds))
 
     def floats(self, level: str, n: int) -> int:
-        """Choose how many floats a thread streams, so that they fill half a level, and no smaller one can hold them."""
+        """Choose the number of floats that a thread streams: half a level, and more than smaller levels hold."""
         at = [v.name for v in self.levels].index(level)
         if level == "memory":
             largest = max(v.nbytes or 0 for v in self.levels)
@@ -135,9 +135,9 @@ class Measurement:
         return int(total // 4 // n // kernels.UNIT) * kernels.UNIT
 
     def best(self, n: int, run: Callable[[int, int], object]) -> float:
-        """Give the least ns of one round on n threads, over samples of about `SAMPLE_S`.
+        """Return the least ns of one round on n threads, over samples of about `SAMPLE_S`.
 
-        How many rounds fill a sample is found on one thread, which does not have to wait for others.
+        The number of rounds in a sample is found on one thread, which does not have to wait for others.
 
         Parameters
         ----------
@@ -155,7 +155,7 @@ class Measurement:
         return min(times)
 
     def time(self, run: Callable[[int, int], object], n: int, rounds: int) -> float:
-        """Give the ns of some rounds."""
+        """Return the ns of some rounds."""
         start = self.clock()
         run(n, rounds)
         return self.clock() - start
@@ -166,23 +166,23 @@ def _stream(stream: Any, x: Any, sums: Any, floats: int, n: int, rounds: int) ->
 
 
 def poor(r: Roofs, one: Roofs) -> list[str]:
-    """Doubt figures of several threads that are hardly better than one thread's."""
+    """List warnings where the figures of several threads are hardly better than one thread's."""
     if r.threads == 1:
         return []
-    doubts = []
+    warnings = []
     if r.gflops < 1.2 * one.gflops:
-        doubts.append(f"{r.threads} threads reach {r.gflops:.0f} GFLOP/s and one reaches {one.gflops:.0f}")
+        warnings.append(f"{r.threads} threads reach {r.gflops:.0f} GFLOP/s and one reaches {one.gflops:.0f}")
     slower = [v.name for v in r.levels if r.bandwidth(v.name) < 0.8 * one.bandwidth(v.name)]
     if slower:
-        doubts.append(f"{r.threads} threads get less than one from {', '.join(slower)}")
-    return doubts
+        warnings.append(f"{r.threads} threads get less than one from {', '.join(slower)}")
+    return warnings
 
 
-# What is kept ---------------------------------------------------------------------------------------------------------
+# The kept figures------------------------------------------------------------------------------------------------------
 
 
 def identity() -> dict[str, Any]:
-    """Say which machine this is: what the figures depend on."""
+    """Return the identity of this machine: all that the figures depend on."""
     m = describe()
     return {
         "cpu": m["cpu"],
@@ -195,18 +195,18 @@ def identity() -> dict[str, Any]:
 
 
 def machine_id() -> str:
-    """Name this machine by its processor and what the figures depend on."""
+    """Return the id of this machine: its processor, and a digest of its identity."""
     key = hashlib.sha256(json.dumps(identity(), sort_keys=True).encode()).hexdigest()
     return key[:12]
 
 
 def folder() -> Path:
-    """Give the folder of what is known of machines."""
+    """Return the folder of the kept facts of machines."""
     return cache_folder("machine")
 
 
 def file() -> Path:
-    """Give the file of this machine's roofs."""
+    """Return the file of this machine's roofs."""
     return folder() / f"{machine_id()}.roofs"
 
 
@@ -218,14 +218,14 @@ def stored() -> dict[int, Roofs]:
 
 
 def better(old: Roofs, new: Roofs) -> Roofs:
-    """Take the better of each figure: what was possible once is possible."""
+    """Combine the better of each figure: a rate reached once is possible."""
     gbs = {v: {kind: max(x, old.gbs[v][kind]) for kind, x in kinds.items()} for v, kinds in new.gbs.items()}
     best = max(old.gflops, new.gflops), min(old.launch_us, new.launch_us)
     return replace(new, gflops=best[0], launch_us=best[1], gbs=gbs, doubts=new.doubts if old.doubts else ())
 
 
 def store(found: Mapping[int, Roofs]) -> dict[int, Roofs]:
-    """Keep roofs beside those that are there, and give them all; doubtful ones do not replace better figures."""
+    """Keep roofs beside earlier ones, and return all; roofs with warnings do not replace better figures."""
     known = stored()
     every = known | {n: better(known[n], r) if r.doubts and n in known else r for n, r in found.items()}
     content = {"format": FORMAT, "machine": identity(), "roofs": {n: every[n] for n in sorted(every)}}
@@ -234,15 +234,16 @@ def store(found: Mapping[int, Roofs]) -> dict[int, Roofs]:
 
 
 def roofs(n: int, say: Callable[[str], None] = lambda text: None) -> Roofs:
-    """Give the roofs of n threads: those that are kept, or measured now and kept."""
+    """Return the roofs of n threads: those that are kept, or measured now and kept."""
     known = stored()
     return known[n] if n in known else store(Measurement(say=say).run([n]))[n]
 
 
 def lower_now(kept: Roofs) -> list[str]:
-    """Say it where multiply-adds are now far below the roof that is kept: a slower clock, or a busy host.
+    """List a warning where multiply-adds are now far below the kept roof: a slower clock, or a busy host.
 
     It takes `SAMPLES_S`.
+
     """
     now = Measurement().gflops(kept.threads)
     if now >= LOWER * kept.gflops:
@@ -257,7 +258,7 @@ def lower_now(kept: Roofs) -> list[str]:
 
 
 class Others:
-    """What other processes use of the processors, from now on; time that a hypervisor takes away is in it.
+    """The use of the processors by other processes from now on; time taken by a hypervisor counts too.
 
     Parameters
     ----------
@@ -269,12 +270,12 @@ class Others:
         self._start = self._now()
 
     def cores(self) -> float:
-        """Return their use since then, in cores."""
+        """Return their use since the start, in cores."""
         wall, busy = (b - a for a, b in zip(self._start, self._now(), strict=True))
         return max(0.0, busy / wall) if wall > 0 else 0.0
 
-    def doubts(self) -> list[str]:
-        """Warn of it, where it is more than a little."""
+    def warnings(self) -> list[str]:
+        """List a warning where the use is more than a little."""
         cores = self.cores()
         return [f"other processes used {cores:.2f} cores meanwhile"] if cores > LITTLE * numba_threads.cores() else []
 
@@ -286,7 +287,7 @@ class Others:
 
 
 def noise(seconds: float = 0.5) -> dict[str, Any]:
-    """Look for half a second at what disturbs measurements now.
+    """Watch for half a second what disturbs measurements now.
 
     Returns
     -------
@@ -338,7 +339,7 @@ def _try(function: Callable[[], Any]) -> Any:
 
 
 def slow_layer() -> str | None:
-    """Say what is wrong with the threading layer in use, and how to mend it; None where nothing is."""
+    """Describe a slow threading layer and the remedy; None where the layer in use is fast."""
     layer = numba_threads.threading_layer()
     if layer in ("omp", "tbb", "none yet"):
         return None

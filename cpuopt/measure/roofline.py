@@ -1,4 +1,4 @@
-"""How far a kernel is from what the machine can do: the roofline of Williams, Waterman and Patterson (2009).
+"""The distance of a kernel from the limits of the machine: the roofline of Williams, Waterman and Patterson (2009).
 
 A call must do its FLOPs and move its compulsory bytes; whichever takes longer at the machine's measured peak is the
 roof that binds. The bytes are held against the bandwidth of the smallest level of the memory hierarchy that could hold
@@ -14,7 +14,7 @@ from typing import ClassVar
 
 FMA = "FMA"
 PASSED = 100.0
-"""Percent of a roof beyond which there is a warning."""
+"""The percentage of a roof beyond which there is a warning."""
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,8 @@ class Level:
 
     Attributes
     ----------
-    nbytes : of one cache; None for memory.
-    sharers : how many cores share it.
+    nbytes : the size of one cache; None for memory.
+    sharers : the number of cores that share it.
     """
 
     name: str
@@ -32,21 +32,21 @@ class Level:
     sharers: int = 1
 
     def holds(self, threads: int) -> float:
-        """Give the bytes that so many threads, each on a core, have of it."""
+        """Return the bytes of it for n threads, each on a core."""
         return float("inf") if self.nbytes is None else self.nbytes * -(-threads // self.sharers)
 
 
 @dataclass(frozen=True)
 class Roofs:
-    """What so many threads of a machine can do at the most.
+    """The roofs of a machine for some number of threads.
 
     Attributes
     ----------
     gflops : multiply-adds in registers, two operations each.
-    gbs : by level, by pattern of access.
-    launch_us : from calling an empty parallel kernel to its return.
-    measured : when.
-    doubts : what spoke against the figures when they were measured.
+    gbs : bandwidth by level, by pattern of access.
+    launch_us : the time of a call of an empty parallel kernel.
+    measured : the time of the measurement.
+    doubts : warnings about the figures at their measurement.
     """
 
     JSON: ClassVar = ("threads", "gflops", "gbs", "launch_us", "levels", "measured", "doubts")
@@ -59,15 +59,15 @@ class Roofs:
     doubts: tuple[str, ...] = ()
 
     def bandwidth(self, level: str) -> float:
-        """Give a level's GB/s by the best of all patterns."""
+        """Return a level's highest GB/s of all patterns."""
         return max(self.gbs[level].values())
 
     def level(self, nbytes: float) -> str:
-        """Name the smallest level that can hold so many bytes."""
+        """Return the smallest level that can hold this many bytes."""
         return next(v.name for v in self.levels if v.holds(self.threads) >= nbytes)
 
     def bound(self, flops: float, nbytes: float) -> tuple[float, str]:
-        """Give the least time of a call, in ns, and the roof that sets it: `FMA`, or a level's name."""
+        """Return the least time of a call, in ns, and the roof that sets it: `FMA`, or a level's name."""
         level = self.level(nbytes)
         compute, memory = flops / self.gflops, nbytes / self.bandwidth(level)
         return (compute, FMA) if compute >= memory else (memory, level)

@@ -1,4 +1,4 @@
-"""Models by name. A file of this folder is a model: sizes, module, and how it generates; `register` makes it known."""
+"""Models by name. A file of this folder is a model: sizes, module, and how it generates; `register` adds it."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:  # a command's help comes without ops
     from ..ops.declaration import Op, Shape
 
 DEFAULT = "gpt2-124M"
-"""The preset that is taken where none is named."""
+"""The default preset."""
 FIRST = "gpt2"
-"""The model of files that name none, which are older than the second model."""
+"""The model of files of earlier versions, which name none."""
 MOST_LAYERS = 4096
-"""Each layer has names and shapes, which are listed before any memory is counted."""
+"""The largest number of layers: their names and shapes are listed before memory is checked."""
 CONFIG = "config.json"
 MODELS: dict[str, type[Config]] = {}
 PRESETS: dict[str, Config] = {}
@@ -44,9 +44,9 @@ class Config:
     Attributes
     ----------
     model : its name.
-    head : the layer that turns hidden states into logits; of a prompt, only the last token needs it.
-    cached : for each op that looks at positions, the op that computes the same for tokens that follow others. Its
-        states are what the cache keeps. Empty where a model cannot generate.
+    head : the layer from hidden states to logits; of a prompt, only the last token needs it.
+    cached : for each op that depends on positions, the op that computes the same for tokens behind a cache. Its states
+        are the cache. Empty where a model cannot generate.
     """
 
     model: ClassVar[str]
@@ -71,7 +71,7 @@ class Config:
 
     @property
     def cache_sizes(self) -> dict[str, int]:
-        """Sizes of what the cache keeps, by their symbols; that of the context, S, is known."""
+        """The sizes of the cache by their symbols, without the length S."""
         return {}
 
     def specs(self, B: int, T: int) -> dict[str, tuple[Shape, str]]:
@@ -84,25 +84,25 @@ class Config:
 
     @property
     def n_params(self) -> int:
-        """Count of trained numbers; a tied weight counts once."""
+        """The number of trained numbers; a tied weight counts once."""
         return sum(map(prod, self.shapes().values()))
 
     def to_json(self) -> dict[str, Any]:
-        """Return the sizes as ``--model`` takes them, with the model's name if it is not `FIRST`."""
+        """Return the sizes in the form of ``--model``, with the model's name if it is not `FIRST`."""
         return ({} if self.model == FIRST else {"model": self.model}) | asdict(self)
 
     @classmethod
     def from_transformers(cls, given: Mapping[str, Any]) -> Config:
-        """Read the sizes in a ``config.json`` of Hugging Face, and refuse what this model does not compute."""
+        """Read the sizes in a ``config.json`` of Hugging Face; refuse options that this model does not have."""
         return cls(**{f.name: given[f.name] for f in fields(cls) if f.name in given})
 
     def to_transformers(self) -> dict[str, Any]:
-        """Return what a ``config.json`` of Hugging Face says of the model."""
+        """Return the content of a ``config.json`` of Hugging Face for the model."""
         return {"model_type": self.model, **asdict(self)}
 
 
 def register(config: type[Config], presets: Mapping[str, Config]) -> None:
-    """Make a model known, and its presets for ``--model``."""
+    """Register a model, and its presets for ``--model``."""
     MODELS[config.model] = config
     PRESETS.update(presets)
 
@@ -144,11 +144,11 @@ def parse(text: str) -> Config:
 
 
 def from_json(sizes: Mapping[str, Any], model: Any = FIRST) -> Config:
-    """Read what `Config.to_json` returns; what is left out has the model's default.
+    """Build a config from the result of `Config.to_json`; missing sizes have the model's defaults.
 
     Parameters
     ----------
-    model : whose sizes they are, where they do not name one.
+    model : the model of sizes that do not name one.
     """
     found = model_type(sizes.get("model", model))
     names = [f.name for f in fields(found)]
@@ -159,7 +159,7 @@ def from_json(sizes: Mapping[str, Any], model: Any = FIRST) -> Config:
 
 
 def model_type(name: Any) -> type[Config]:
-    """Return the config of a model; a `UserError` for a name that is none."""
+    """Return the config class of a model; raise a `UserError` for an unknown name."""
     load_all()
     if not isinstance(name, str) or name not in MODELS:
         raise UserError(f"there is no model {repr(name)[:60]}; known: {', '.join(MODELS)}")
@@ -167,12 +167,12 @@ def model_type(name: Any) -> type[Config]:
 
 
 def read_config(path: Path) -> tuple[Config, dict[str, Any]]:
-    """Read Hugging Face's ``config.json``; return the sizes, and all that it says.
+    """Read Hugging Face's ``config.json``; return the sizes, and the whole content.
 
     Raises
     ------
     UserError
-        Where it cannot be read, or says what no model here computes.
+        Where it cannot be read, or describes a model that cpuopt does not have.
     """
     given = read_object(path)
     if "model_type" not in given:
@@ -184,7 +184,7 @@ def read_config(path: Path) -> tuple[Config, dict[str, Any]]:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Read a JSON object that comes with weights; a `UserError` where there is none."""
+    """Read a JSON object that comes with weights; raise a `UserError` where there is none."""
     try:
         return parse_json(path.read_bytes())
     except FileNotFoundError as e:
@@ -207,5 +207,5 @@ def name_of(config: Config) -> str:
 
 
 def argument_of(sizes: Mapping[str, Any]) -> str:
-    """Return what ``--model`` is given for these sizes."""
+    """Return the value of ``--model`` for these sizes."""
     return preset_of(sizes) or json.dumps(dict(sizes))

@@ -17,7 +17,7 @@ from ..program.program import Value
 
 END_OF_TEXT = 50256
 EXPECTED: dict[str, tuple[Any, ...]] = {
-    # what this GPT-2 computes; the first is the value where config.json says nothing
+    # the values that this GPT-2 computes; the first is the default of config.json
     "model_type": ("gpt2",),
     "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
     "layer_norm_epsilon": (1e-5,),
@@ -52,12 +52,12 @@ class Config(models.Config):
 
     @property
     def cache_sizes(self) -> dict[str, int]:
-        """Heads of keys and values, and their channels."""
+        """The sizes of the cache: heads of keys and values, and their channels."""
         return {"NH": self.n_head, "HS": self.n_embd // self.n_head}
 
     @classmethod
     def from_transformers(cls, given: Mapping[str, Any]) -> Config:
-        """Read the sizes; refuse what is computed otherwise."""
+        """Read the sizes; refuse other variants of the model."""
         for name, allowed in EXPECTED.items():
             if given.get(name, allowed[0]) not in allowed:
                 raise UserError(f"{name} is {str(given[name])[:60]!r}; cpuopt's GPT-2 has {allowed[0]!r} only")
@@ -70,7 +70,7 @@ class Config(models.Config):
         return config
 
     def to_transformers(self) -> dict[str, Any]:
-        """Describe the model as ``save_pretrained`` does."""
+        """Return the content of ``config.json`` as ``save_pretrained`` writes it."""
         end = END_OF_TEXT if self.vocab_size > END_OF_TEXT else None
         return {
             "architectures": ["GPT2LMHeadModel"],

@@ -1,3 +1,3 @@
-"""The front end that models are written with: modules and functions, and the trace that makes a program of them."""
+"""The front end of models: modules and functions, and the trace that makes a program from them."""
 
 from .modules import *  # noqa: F403

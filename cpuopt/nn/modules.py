@@ -50,11 +50,11 @@ def constant(value: float) -> Init:
 
 @dataclass(eq=False)
 class Parameter:
-    """A trained array: its shape and how it starts. The numbers live in an engine's arena.
+    """A trained array: its shape and its initial values. The numbers live in an engine's arena.
 
     Parameters
     ----------
-    init : fills a float32 array, whatever the dtype.
+    init : function that fills a float32 array, whatever the dtype.
     """
 
     shape: Shape
@@ -75,7 +75,7 @@ class Module:
             return self.forward(*args, **kwargs)
 
     def children(self) -> Iterator[tuple[str, Module]]:
-        """Pass over the direct submodules with their paths; those of a list are numbered."""
+        """Iterate over the direct submodules with their paths; those of a list are numbered."""
         for name, v in vars(self).items():
             if isinstance(v, Module):
                 yield name, v
@@ -83,13 +83,13 @@ class Module:
                 yield from ((f"{name}.{i}", m) for i, m in enumerate(v) if isinstance(m, Module))
 
     def named_modules(self, path: str = "") -> Iterator[tuple[str, Module]]:
-        """Pass over this module and all below it."""
+        """Iterate over this module and all below it."""
         yield path, self
         for name, child in self.children():
             yield from child.named_modules(f"{path}.{name}" if path else name)
 
     def named_parameters(self) -> Iterator[tuple[str, Parameter]]:
-        """Pass over the parameters; a tied one comes once, under its first name."""
+        """Iterate over the parameters; a tied one comes once, under its first name."""
         seen: set[Parameter] = set()
         for path, module in self.named_modules():
             for name, v in vars(module).items():
@@ -98,7 +98,7 @@ class Module:
                     yield f"{path}.{name}" if path else name, v
 
     def parameters(self) -> Iterator[Parameter]:
-        """Pass over the parameters, each once."""
+        """Iterate over the parameters, each once."""
         return (p for _, p in self.named_parameters())
 
 

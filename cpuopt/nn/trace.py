@@ -15,7 +15,7 @@ _CURRENT: ContextVar[Trace | None] = ContextVar("trace", default=None)
 
 
 class Array(Protocol):
-    """What a functional takes: a value or a parameter."""
+    """The argument of a functional: a value or a parameter."""
 
     @property
     def shape(self) -> Shape:
@@ -27,7 +27,7 @@ ROOT = "model"
 
 
 class Trace:
-    """A program being written, and the layer that is being traced.
+    """A program under construction, and the layer that is being traced.
 
     Attributes
     ----------
@@ -55,8 +55,8 @@ class Trace:
 
         Parameters
         ----------
-        args : what is read, by name: values, parameters, numbers, or None for what is absent.
-        sizes : of symbols that the arguments do not fix, such as NH; the call keeps them.
+        args : the inputs by name: values, parameters, numbers, or None where absent.
+        sizes : the sizes of symbols that the arguments do not fix, such as NH; the call keeps them.
         """
         where = f"{op.name} in layer {self.layer!r}"
         args = {name: self.values.get(v, v) for name, v in args.items()}

@@ -1,4 +1,4 @@
-"""What a declaration of an op is: its arguments, their roles and shapes, its cost, its reference.
+"""The declaration of an op: its arguments, their roles and shapes, its cost, its reference.
 
 An op is declared once, in ``cpuopt/ops/``. The registry, the tracer, reverse mode, the arena, the profiler and the
 checks read the declaration; none of them knows an op by name. This module needs neither NumPy nor numba.
@@ -16,7 +16,7 @@ from ..errors import UserError
 
 Role = Literal["out", "acc", "state", "in", "index", "scalar"]
 Part = Literal["product", "sum", "activation", "normalization", "loss"]
-"""What an op is in a model, for the rewrites: a ``product`` of rows with a weight; a ``sum``, whose backward hands one
+"""The role of an op, for the rewrites: a ``product`` of rows with a weight; a ``sum``, whose backward hands one
 gradient on to all terms; an ``activation`` or a ``normalization``, which cost little to compute again; a ``loss``.
 Each makes its first argument from its operand, the first array that it reads."""
 Shape = tuple[int, ...]
@@ -76,7 +76,7 @@ class Dim:
         return {s for k in self.terms for s in k}
 
     def solve(self, value: int) -> tuple[str, int] | None:
-        """For a multiple of one symbol, that symbol and the size that gives `value`; None where there is no such."""
+        """Return the one symbol of a multiple, and its size at `value`; None where there is no such."""
         if len(self.terms) != 1:
             return None
         ((symbols, factor),) = self.terms.items()
@@ -101,7 +101,7 @@ def symbols(names: str) -> list[Dim]:
 B, T, C, OC, NH, V = symbols("B T C OC NH V")
 maxT, BT, N = symbols("maxT BT N")
 S, HS = symbols("S HS")
-"""Positions that a cache has room for; channels of a head."""
+"""Symbols for the positions of a cache, and for the channels of a head."""
 MERGES = {"BT", "N"}
 """Symbols that stand for all leading axes of a value together: a (B, T, C) value is passed as (BT, C), or as (N,)."""
 
@@ -112,15 +112,15 @@ class Arg:
 
     Parameters
     ----------
-    name : as kernels and references call it.
+    name : its name in kernels and references.
     role : ``out`` is overwritten; ``acc`` is a gradient, added to or overwritten as the call says; ``state`` is updated
         in place; ``in`` is read; ``index`` holds integers that have no adjoint; ``scalar`` is one number.
     shape : of the array, in size symbols.
-    optional : may be absent; a kernel then gets an array of length zero.
-    reduces : how many terms each element sums, which sets the tolerance of its check.
+    optional : whether it may be absent; a kernel then gets an array of length zero.
+    reduces : the number of terms in the sum of each element, which sets the tolerance of its check.
     below : for an index, the size that its elements stay below.
     ignored : for an index, the scalar argument that an element may equal instead.
-    types : the types that its elements may have, by NumPy's names; the first is usual, and what an ``out`` is made of.
+    types : the types that its elements may have, by NumPy's names; the first is the usual one, and that of an ``out``.
         Every kernel of the op takes each of them.
     negative : whether an element may be below zero.
     """
@@ -177,17 +177,17 @@ class Op:
     Parameters
     ----------
     name : ``layernorm_forward``.
-    args : in call order, what is written first.
+    args : the arguments in call order, written ones first.
     label : the row of the profile that it is counted in.
-    flops : floating-point operations of one call, in size symbols; what the mathematics needs, whatever a variant does.
-    reference : float64 NumPy function of the arguments it names; returns a dict of what is written, by name.
-    source : paper, equation or function that it follows.
-    inverts : for a backward op, the forward op whose adjoints it gives.
-    moves : elements that a call moves at the least of an argument, where its role and shape mislead.
+    flops : floating-point operations of one call that the mathematics needs, in size symbols.
+    reference : float64 NumPy function of the arguments it names; returns a dict of the written arrays by name.
+    source : the paper, equation or function that it follows.
+    inverts : for a backward op, the forward op whose adjoints it computes.
+    moves : the least number of elements of an argument that a call moves, where role and shape mislead.
     role : its part in a model; a backward op has that of the op that it inverts.
     fuses : for a fused op, the ops that it stands for, in the order of their calls.
     renames : for a fused op, its names of the last part's arguments, where they differ.
-    unfit : kinds of inputs, as checks call them, that it does not promise to be right for, each with the reason.
+    unfit : kinds of inputs, named as in the checks, for which it need not be right, each with the reason.
     """
 
     def __init__(
@@ -294,7 +294,7 @@ class Op:
 
         Parameters
         ----------
-        types : of the arguments that do not have their usual one.
+        types : the types of the arguments that do not have their usual one.
         """
         types = types or {}
 

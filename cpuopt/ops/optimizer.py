@@ -1,7 +1,7 @@
-"""What a declaration of an optimizer is: its states, its scalars, its rule; the ops that fuse it follow from that.
+"""The declaration of an optimizer: its states, its scalars, its rule, from which the ops that fuse it follow.
 
-An optimizer is an op that updates one parameter in place, element by element. Its file declares all that is its own.
-What a fused op needs of it, such as ``weight``, ``weight_m`` and ``weight_v`` for AdamW, is asked for here.
+An optimizer is an op that updates one parameter in place, element by element. Its file declares these. This
+file derives the arguments of a fused op, such as ``weight``, ``weight_m`` and ``weight_v`` for AdamW.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from .declaration import ONE, Arg, Dim, N, Op, inp, scalar
 
 USUAL = "adamw"
-"""The optimizer that is taken where none is asked for; ops that fuse it go without its name in theirs."""
+"""The default optimizer; the names of ops that fuse it do not contain its own."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class State:
 
     Parameters
     ----------
-    start : what every element is before the first step.
+    start : the value of every element before the first step.
     negative : whether an element may be below zero.
     """
 
@@ -36,7 +36,7 @@ class State:
 
 @dataclass(frozen=True)
 class Number:
-    """A scalar of an optimizer, with its default: at least 0, or more than that where it is `positive`."""
+    """A scalar of an optimizer, with its default: at least 0, or more than 0 where it is `positive`."""
 
     name: str
     default: float
@@ -44,7 +44,7 @@ class Number:
     positive: bool = False
 
     def wrong(self, x: float) -> str:
-        """Return what was expected of a number that this one may not be; empty where it may."""
+        """Return the expectation that a value fails, such as "0 or more"; empty where it passes."""
         if 0 <= x < self.below and (x or not self.positive):
             return ""
         least = "a positive number" if self.positive else "0 or more"
@@ -56,11 +56,11 @@ class Optimizer(Op):
 
     Parameters
     ----------
-    states : in the order in which the rule takes and gives them, after the parameter.
+    states : the states in the order in which the rule takes and returns them, after the parameter.
     numbers : its scalars, besides ``lr``, ``grad_scale`` and, where the reference takes it, ``step``, counted from 1.
         One called ``weight_decay`` may differ between parameters of one axis and the others.
-    flops : for each element.
-    reference : of ``param``, the states, ``grad`` and the scalars, by name.
+    flops : the FLOPs for each element.
+    reference : function of ``param``, the states, ``grad`` and the scalars, by name.
     files : the first word of a checkpoint's files of states; by default the name.
     """
 
@@ -81,7 +81,7 @@ class Optimizer(Op):
         args = [*self.places("param", N), inp("grad", N), *self.scalars(), scalar("grad_scale"), *self.counts]
         super().__init__(name, *args, label=label, flops=flops * N, reference=reference, source=source)
         self.fused: dict[str, Op] = {}
-        """The ops that it is fused in, by the first words of their names."""
+        """The ops that fuse it, by the first words of their names."""
 
     @property
     def defaults(self) -> dict[str, float]:
@@ -97,7 +97,7 @@ class Optimizer(Op):
         return [scalar(name) for name in names]
 
     def names(self, parameter: str) -> dict[str, str]:
-        """Name the arrays of a parameter in a fused op, by their names here."""
+        """Return the names of a parameter's arrays in a fused op, by their names here."""
         own = "" if parameter == "param" else f"{parameter}_"
         return {"param": parameter, **{s.name: own + s.name for s in self.states}}
 
@@ -127,7 +127,7 @@ class Optimizer(Op):
         label: str,
         **declared: Any,
     ) -> Op:
-        """Declare an op that makes a gradient and applies this update; its reference takes all that is read."""
+        """Declare an op that makes a gradient and applies this update; its reference takes all inputs."""
         args = list(args)
         read = [Parameter(a.name, Parameter.KEYWORD_ONLY) for a in args if a.role != "out"]
         reference.__signature__ = Signature(read)  # type: ignore[attr-defined]  # which is not known as it is written

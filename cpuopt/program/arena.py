@@ -1,6 +1,6 @@
-"""Lifetimes to offsets to one allocation.
+"""Memory planning: from lifetimes to offsets to one allocation.
 
-Parameters, moments and inputs live through all steps and lie one after the other. All else shares one pool: two values
+Parameters, moments and inputs live through all steps and lie one after the other. All others share one pool: two values
 may have the same bytes when no call needs both.
 """
 
@@ -29,7 +29,7 @@ LABELS = {**{group: f"{group}s" for group in get_args(Group)}, "scratch": "scrat
 
 
 def gb(n: float) -> str:
-    """Write a number of bytes in a unit that reads well."""
+    """Format a number of bytes in a suitable unit."""
     return f"{n / 1e9:.2f} GB" if n >= 1e8 else f"{n / 1e6:.2f} MB" if n >= 1e5 else f"{n / 1e3:.2f} kB"
 
 
@@ -40,12 +40,12 @@ def align(n: int) -> int:
 
 @dataclass
 class Plan:
-    """Where each value lies in the arena.
+    """The place of each value in the arena.
 
     Attributes
     ----------
-    offsets : of each value, in bytes.
-    groups : bytes of each group, each value counted once.
+    offsets : the offset of each value, in bytes.
+    groups : the bytes of each group, each value counted once.
     pool_bytes : size of the shared pool.
     total_bytes : size of the arena.
     """
@@ -58,7 +58,7 @@ class Plan:
     total_bytes: int = 0
 
     def describe(self) -> dict[str, int]:
-        """Bytes by group, what sharing saves, and the total."""
+        """Bytes by group, the bytes saved by sharing, and the total."""
         pooled = sum(n for g, n in self.groups.items() if g not in PERSISTENT)
         named = {LABELS[g]: n for g, n in self.groups.items()}
         return {**named, "shared": self.pool_bytes - pooled, "arena": self.total_bytes}
@@ -86,7 +86,7 @@ def _overlap(a: tuple[int, int], b: tuple[int, int]) -> bool:
 
 
 def lifetimes(program: Program, keep: Collection[Value] = ()) -> dict[Value, tuple[int, int]]:
-    """Find the first and last call that touches each value; what persists, outputs and norm terms live to the end.
+    """Find the first and last call that touches each value; persistent values, outputs and norm terms live to the end.
 
     Parameters
     ----------
@@ -105,7 +105,7 @@ def lifetimes(program: Program, keep: Collection[Value] = ()) -> dict[Value, tup
 
 
 def plan(program: Program, scratch: Sequence[Mapping[str, Spec]] = (), keep: Collection[Value] = ()) -> Plan:
-    """Give every value an offset, and check the result.
+    """Assign an offset to every value, and check the result.
 
     Parameters
     ----------
@@ -149,12 +149,12 @@ def plan(program: Program, scratch: Sequence[Mapping[str, Spec]] = (), keep: Col
 
 
 def resident_bytes() -> int:
-    """Memory that this process holds now."""
+    """The memory that this process holds now."""
     return int(psutil.Process().memory_info().rss)
 
 
 def available_bytes() -> int:
-    """Memory that an allocation can still get: what the machine has free, or the limits of container and process."""
+    """The memory that can still be allocated: the free memory, or the limits of container and process."""
     free = [psutil.virtual_memory().available]
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)
     if soft != resource.RLIM_INFINITY:
@@ -165,7 +165,7 @@ def available_bytes() -> int:
 
 
 class Arena:
-    """One aligned allocation, on huge pages where the system gives them."""
+    """One aligned allocation, on huge pages where the system offers them."""
 
     def __init__(self, total_bytes: int) -> None:
         size = -(-max(total_bytes, 1) // PAGE) * PAGE + PAGE
@@ -187,7 +187,7 @@ def check_fits(needed: int, hint: Callable[[int], str]) -> None:
     Raises
     ------
     UserError
-        With what is needed, what there is, and the advice of `hint`, which is given what there is.
+        With both sizes, and the advice of `hint`, which takes the available one.
     """
     there = available_bytes()
     if needed > there:

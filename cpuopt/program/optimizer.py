@@ -63,5 +63,5 @@ def chosen(parameters: list[Value], choice: Choice) -> dict[Value, ops.Optimizer
 
 
 def _layer(parameter: Value) -> str:
-    """Name the layer that owns a parameter: its path without the last word."""
+    """Return the layer that owns a parameter: its path without the last word."""
     return parameter.name.rpartition(".")[0] or "model"

@@ -1,4 +1,4 @@
-"""The traced program: values, calls in order, a check of both, and the text that shows them."""
+"""The traced program: values, calls in order, a check of both, and their text."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from ..ops.optimizer import Optimizer
 Group = Literal["parameter", "gradient", "moment", "input", "activation", "adjoint"]
 Phase = Literal["forward", "evaluate", "backward", "norm", "update"]
 PHASES: tuple[Phase, ...] = ("forward", "evaluate", "backward", "norm", "update")
-"""A training step leaves out ``evaluate``: what only an evaluation needs, where the backward gives the loss itself. An
-evaluation runs the first two."""
+"""The parts of a program. A training step leaves out ``evaluate``, calls that only an evaluation needs because the
+backward computes the loss itself. An evaluation runs the first two."""
 
 
 @dataclass(eq=False)
 class Value:
-    """An array that a program reads or writes; which bytes it gets is the arena's matter.
+    """An array that a program reads or writes; the arena assigns its memory.
 
     Parameters
     ----------
-    name : unique in its program: a parameter's own name, or layer and op for what a call makes.
-    group : what it is for; parameters, moments and inputs live through all steps.
+    name : unique in its program: a parameter's own name, or layer and op for the result of a call.
+    group : the purpose; parameters, moments and inputs live through all steps.
     below : for indices, the size that they must stay below.
-    allowed : for indices, one more value that is let through (``ignore_index``).
+    allowed : for indices, one more value that is allowed (``ignore_index``).
     """
 
     name: str
@@ -37,7 +37,7 @@ class Value:
     below: int | None = None
     allowed: int | None = None
     __add__: ClassVar[Callable[[Value, Value], Value]]
-    """A sum in a model is a call, which `nn.functional` gives."""
+    """A sum in a model is a call; `nn.functional` defines it."""
 
     @property
     def nbytes(self) -> int:
@@ -50,7 +50,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Scalar:
-    """A number that the engine sets before each step, such as the learning rate, and the optimizer that it is for."""
+    """A number that the engine sets before each step, such as the learning rate, and its optimizer."""
 
     name: str
     optimizer: str = ""
@@ -60,7 +60,7 @@ class Scalar:
 
 
 def types_of(op: Op, layer: str, args: Mapping[str, Any]) -> dict[str, str]:
-    """Return the types of those arguments that do not have their usual one.
+    """Return the types of the arguments that do not have their usual one.
 
     Raises
     ------
@@ -81,15 +81,15 @@ class Call:
 
     Parameters
     ----------
-    args : by the op's argument names; None is an optional argument that is absent.
+    args : the arguments by the op's names; None is an absent optional argument.
     adds : for each gradient argument, whether it is added to (a later writer) or overwritten (the first).
     inverts : for a backward call, the forward call whose adjoints it gives.
-    given : sizes that its arguments need not fix, by symbol; what it inverts hands its own on.
+    given : sizes that its arguments need not fix, by symbol; a backward call has those of its forward call.
 
     Attributes
     ----------
-    sizes : of all symbols that the arguments fix or that are given.
-    types : of the arguments that do not have their usual one.
+    sizes : the sizes of all symbols that the arguments fix or that are given.
+    types : the types of the arguments that do not have their usual one.
     """
 
     op: Op
@@ -125,7 +125,7 @@ class Call:
 
     @property
     def absent(self) -> set[str]:
-        """The optional arguments that it goes without."""
+        """The optional arguments that are absent."""
         return {n for n, v in self.args.items() if v is None}
 
     @property
@@ -135,7 +135,7 @@ class Call:
 
     @property
     def bytes(self) -> int:
-        """Bytes that must move at the least."""
+        """The least number of bytes that must move."""
         return self.op.bytes(self.sizes, self.adds, self.absent, self.types)
 
     def __str__(self) -> str:
@@ -155,7 +155,7 @@ class Program:
     ----------
     outputs : what the model returns, its loss first.
     adjoint : the gradient of each value that the loss depends on.
-    norm_terms : what sums to the square of the gradient's global norm.
+    norm_terms : the terms that sum to the square of the gradient's global norm.
     """
 
     def __init__(self) -> None:
@@ -167,7 +167,7 @@ class Program:
         self.norm_terms: list[Value] = []
         self.optimizers: dict[Value, Optimizer] = {}
         self.states: dict[Value, dict[str, Value]] = {}
-        """What the optimizer of a parameter keeps for it, by name."""
+        """The optimizer's states of each parameter, by name."""
         self._names: set[str] = set()
 
     def value(self, name: str, shape: Shape, group: Group = "activation", **kw: Any) -> Value:
@@ -181,7 +181,7 @@ class Program:
 
     @property
     def moments(self) -> list[Value]:
-        """All that optimizers keep."""
+        """All states of the optimizers."""
         return [v for states in self.states.values() for v in states.values()]
 
     @property
@@ -193,7 +193,7 @@ class Program:
         return list(seen)
 
     def phase(self, *phases: Phase) -> Iterator[Call]:
-        """Pass over the calls of some phases."""
+        """Iterate over the calls of some phases."""
         return (c for c in self.calls if c.phase in phases)
 
     @property
@@ -202,7 +202,7 @@ class Program:
         return sum(c.flops for c in self.calls if c.phase != "evaluate")
 
     def verify(self) -> None:
-        """Check that the program makes sense; run after every pass.
+        """Check that the program is valid; run after every pass.
 
         Each value is defined before it is read; no ``out`` is written twice; a gradient's first writer overwrites and
         the later ones add; no call is given one array twice where it writes it. (Shapes are checked as calls are made.)
@@ -239,8 +239,8 @@ class Program:
 
         Parameters
         ----------
-        phases : to show; all if none is given.
-        note : what to add to a call's line.
+        phases : the phases to show; all if none is given.
+        note : function that returns an addition to a call's line.
         """
         shown: list[str] = []
         above: Call | None = None

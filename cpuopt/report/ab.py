@@ -1,4 +1,4 @@
-"""What `cpuopt ab` shows: the verdict, both times, and each shape. It fits 80 columns."""
+"""The tables of `cpuopt ab`: the verdict, both times, and each shape, in 80 columns."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def tables(content: Mapping[str, Any], path: str | None) -> list[RenderableType]
     shown += [table, "", Text.assemble("verdict: ", verdict(c["verdict"]), _because(c))]
     shown += [Text(line, "bold yellow") for line in marginal(c["results"])]
     if c.get("level", LEVEL) < LEVEL:
-        shown += style.doubts([f"the rounds are too few for an interval of {LEVEL} %; take 9 or more"])
+        shown += style.warnings([f"the rounds are too few for an interval of {LEVEL} %; take 9 or more"])
     for r in c["results"]:
         if "losses" in r:
             last = f"losses {', '.join(f'{x:.6f}' for x in r['losses']['A'])}"
             shown.append(Text(f"{last} with {c['a']}, {', '.join(f'{x:.6f}' for x in r['losses']['B'])} with {c['b']}"))
         shown += [Text(f"note: {n}") for n in r.get("notes", ())]
-        shown += style.doubts(r["doubts"])
+        shown += style.warnings(r["doubts"])
     return [*shown, *[Text(f"record {path}")] * bool(path)]
 
 

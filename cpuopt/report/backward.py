@@ -1,4 +1,4 @@
-"""A generated backward for a reader: the reasons of its plan, and both sources side by side."""
+"""A generated backward as text and HTML: the reasons of its plan, and both sources side by side."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `cpuopt bench` shows: progress with the time that remains, and a table for each peer, 80 columns wide."""
+"""The display of `cpuopt bench`: progress with the time that remains, and a table for each peer, in 80 columns."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class BenchView(View):
         self.bar, self.task = bar, task
 
     def stage(self, text: str) -> None:
-        """Name what begins."""
+        """Show the part that begins."""
         self.bar.update(self.task, description=text)
 
     def at(self, cost: float) -> None:
@@ -34,7 +34,7 @@ class BenchView(View):
         self.bar.update(self.task, completed=cost)
 
     def result(self, result: Result) -> None:
-        """Say what came out."""
+        """Print a result."""
         head = f"{result.B}x{result.T} {result.peer}"
         if result.ratio:
             ms = {key: f"{times['median']:,.{digits(times['median'])}f} ms" for key, times in result.step_ms.items()}
@@ -62,26 +62,26 @@ def tables(record: Mapping[str, Any]) -> list[RenderableType]:
             mean = spread(record["geometric_mean"][peer], 2)
             shown.append(Text(f"geometric mean of {sum(1 for r in rows if r['ratio'])} ratios: {mean}", "bold"))
         shown += [Text(f"{r['B']}x{r['T']}: {r['refused']}", "red") for r in rows if r["refused"]]
-        for doubt in dict.fromkeys(d for r in rows for d in r["doubts"]):
-            sizes = ", ".join(f"{r['B']}x{r['T']}" for r in rows if doubt in r["doubts"])
-            shown.append(Text(f"{sizes}: {doubt}", "yellow"))
+        for warning in dict.fromkeys(w for r in rows for w in r["doubts"]):
+            sizes = ", ".join(f"{r['B']}x{r['T']}" for r in rows if warning in r["doubts"])
+            shown.append(Text(f"{sizes}: {warning}", "yellow"))
     return shown
 
 
 def header(record: Mapping[str, Any]) -> Text:
-    """Say what was measured, where, and how to read it."""
+    """Make the lines on the model, the machine and the figures."""
     swaps = "".join(f" + {s}" for s in record["swap"])
     cpu = record["machine"]["cpu"]
     level = min((r.get("level", 95) for r in record["results"]), default=95)  # records of earlier versions have none
     return Text.assemble(
         (record["model"]["name"], "bold"),
         f" · {record['variant']}{swaps} · {record['threads']} threads · {record['rounds']} rounds · {cpu}\n",
-        f"median of whole training steps; ratio: peer's time by cpuopt's, {level:g} % interval",
+        f"median of whole training steps; ratio: the peer's time over cpuopt's, {level:g} % interval",
     )
 
 
 def peer_table(peer: str, results: Sequence[Mapping[str, Any]]) -> Table:
-    """Two rows a size: cpuopt, and the peer below it."""
+    """Make a table with two rows a size: cpuopt, and the peer below it."""
     table = style.table("B x T", "", ">step ms", *(f">{p}" for p in PHASES), ">MB", ">ratio", gap=1)
     for r in results:
         size = f"{r['B']}x{r['T']}"

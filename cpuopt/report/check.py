@@ -1,4 +1,4 @@
-"""What `cpuopt check` shows: a row a kernel, the worst element of each, and what is wrong. It fits 80 columns."""
+"""The table of `cpuopt check`: a row a kernel, its worst element, and the errors found, in 80 columns."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def tables(
     found: Sequence[Verdict], seed: int, threads: Sequence[int], *, detail: bool = False
 ) -> list[RenderableType]:
-    """Show what checks found, and sum it up."""
+    """Show the results of checks, and a summary."""
     table = style.table("", "kernel", "cases" if detail else ">cases", ">ratio", "worst element")
     for v in found:
         for r in v.results if detail else [v.worst]:
@@ -40,5 +40,5 @@ def tables(
 
 
 def element(r: Result) -> str:
-    """Say where a result's worst element is, and both values."""
+    """Describe a result's worst element: its place, and both values."""
     return f"{r.argument}{list(r.index)} {r.got:.6g}, expected {r.want:.6g}" if r.argument else ""

@@ -1,4 +1,4 @@
-"""What the command line shows: live progress on a terminal, plain lines elsewhere, tables at the end."""
+"""The output of the command line: live progress on a terminal, plain lines elsewhere, tables at the end."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class Plain(Console):
-    """A console on which text is text, whoever wrote it: no markup, no emoji codes, nothing that steers a terminal."""
+    """A console that prints any text as it is: no markup, no emoji codes, no control characters."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options, highlight=False, markup=False, emoji=False)
@@ -50,7 +50,7 @@ def on_stderr(*columns: str | ProgressColumn) -> Progress:
 
 
 def warn(text: str) -> None:
-    """Say on stderr what the user should know."""
+    """Print a warning on stderr."""
     ERR.print(Text.assemble(("warning: ", "yellow"), text), soft_wrap=True)
 
 
@@ -62,7 +62,7 @@ def show(renderables: Sequence[RenderableType]) -> None:
 
 @contextmanager
 def surviving_hangup() -> Iterator[None]:
-    """Let what is shown go nowhere once its terminal is closed, so that the work behind it goes on."""
+    """Discard output once the terminal is closed, so that the work goes on."""
     try:
         yield
     except OSError as e:
@@ -111,7 +111,7 @@ def counting(what: str, total: int) -> Iterator[Callable[[], None]]:
 
 @contextmanager
 def saying() -> Iterator[Callable[[str], None]]:
-    """Show what is being done, on stderr, while it is done."""
+    """Show a task on stderr while it runs."""
     with ERR.status("") as status:
         yield lambda text: status.update(Text(text))
 
@@ -131,7 +131,7 @@ def downloading() -> Iterator[Callable[[str, int, int], None]]:
 
 
 class TrainingView:
-    """A run as it goes: one live line with the time that remains, or a plain line a step."""
+    """The progress of a run: one live line with the time that remains, or a plain line a step."""
 
     def __init__(self, job: Job, quiet: bool = False) -> None:
         self.job, self.quiet = job, quiet
@@ -169,17 +169,17 @@ class TrainingView:
                 self.bar.console.print(text, soft_wrap=True)
 
     def note_resume(self, checkpoint: Checkpoint) -> None:
-        """Say where the run goes on."""
+        """Show the checkpoint that the run continues from."""
         done = checkpoint.state["step"]
         self.bar.update(self.task, completed=done)
         self.say(f"goes on after step {done}, from {checkpoint.path}")
 
     def sample(self, step: int, text: str) -> None:
-        """Show what the model wrote."""
+        """Show a sample of generated text."""
         self.say(f"step {step}/{self.job.settings.steps}  sample: {text!r}")
 
     def note(self, text: str) -> None:
-        """Say what happened, on stderr where the live line does not stand."""
+        """Print a warning, on stderr where no live line is shown."""
         if self.live:
             self.say(f"warning: {text}")
         else:
@@ -199,7 +199,7 @@ class TrainingView:
 
 
 def summary(result: Result) -> list[str]:
-    """Say what a run gave and where its folder is."""
+    """Show the results of a run and its folder."""
     s, lines = result.summary, []
     if result.stopped_by:
         lines.append(f"stopped after {s['steps']} steps")
@@ -246,12 +246,12 @@ def verify_table(rows: Sequence[Row]) -> list[RenderableType]:
 
 
 def stream(text: str) -> None:
-    """Print a piece of a generated text at once; on a terminal, without characters that would steer it."""
+    """Print a piece of a generated text at once; on a terminal, without control characters."""
     print(plain(text) if OUT.is_terminal else text, end="", flush=True)
 
 
 def generation(figures: Mapping[str, Any]) -> None:
-    """Say on stderr how fast a text came, and why it ended."""
+    """Show on stderr the speed of a generated text, and why it ended."""
     f = figures
     parts = [f"{f['tokens']} tokens after {f['prompt_tokens']} ({f['stopped']})"]
     if f["first_token_ms"] is not None:
@@ -273,7 +273,7 @@ def generation(figures: Mapping[str, Any]) -> None:
 
 
 def datasets_table(rows: Sequence[DatasetStatus]) -> list[RenderableType]:
-    """Show datasets, and what prepares those that are missing."""
+    """Show datasets, and the commands that prepare the missing ones."""
     shown = table("name", "tokenizer", ">size", "what", "to prepare")
     for d in rows:
         size = gb(d.nbytes) if d.nbytes else ""

@@ -1,4 +1,4 @@
-"""Files that a flag asks for: refused before anything runs."""
+"""Checks of the files that a flag names, before anything runs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def check_target(path: Path, flag: str) -> None:
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write an object for readers that take UTF-8 and numbers seriously: no lone surrogate, no NaN.
+    """Write an object as strict JSON: valid UTF-8, without lone surrogates, and no NaN.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""What `cpuopt inspect` shows: sums of one or two kernels, their innermost loops, the compiler's remarks."""
+"""The tables of `cpuopt inspect`: sums of one or two kernels, their innermost loops, the compiler's remarks."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def tables(found: Sequence[Inspection]) -> list[RenderableType]:
 
 
 def loop_table(f: Inspection) -> Table:
-    """One row a loop."""
+    """Make a table with one row a loop."""
     made = table("loop", *(f">{n}" for n in ["instr", "width", "FMA", "load", "store", "spill", "double"]), "calls")
     for v in f.innermost:
         bad = v.spills or v.doubles or v.calls or (v.width == 1 and not v.remainder)

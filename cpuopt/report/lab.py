@@ -17,7 +17,7 @@ from .style import STYLE
 
 
 class Screen(View):
-    """Shows a round as it goes; without `live`, at its end only."""
+    """The display of a round: live, or without `live` at its end only."""
 
     def __init__(self, plan: Plan, live: bool = True, quiet: bool = False) -> None:
         self.plan, self.quiet, self.trouble = plan, quiet, ""
@@ -37,12 +37,12 @@ class Screen(View):
             self.live.stop()
 
     def begin(self) -> Round:
-        """Give the view of a new round; those before it are not heard any more."""
+        """Return the view of a new round; the views of earlier rounds show nothing any more."""
         self.newest, self.since = Round(self), time.strftime("%H:%M:%S")
         return self.newest
 
     def rows(self, rows: Sequence[Row]) -> None:
-        """Show what is known so far."""
+        """Show the results so far."""
         self.trouble = ""
         done = bool(rows) and not any(r.now for r in rows) and all(r.bad or len(r.said) == len(STAGES) for r in rows)
         if self.live:
@@ -51,7 +51,7 @@ class Screen(View):
             OUT.print(self.page(rows))
 
     def problem(self, text: str) -> None:
-        """Show what keeps the file from being used."""
+        """Show why the file cannot be used."""
         self.trouble = text
         said = Text.assemble(("FAIL ", "bold red"), text)
         if self.live:
@@ -60,13 +60,13 @@ class Screen(View):
             OUT.print(said)
 
     def head(self) -> Text:
-        """Say what is worked on."""
+        """Make the first line: the file, the model and the sizes."""
         p = self.plan
         size = f" · {p.model} · {p.B}x{p.T} · {count(p.threads, 'thread')}"
         return Text.assemble((p.file.name, "bold"), size, f" · {self.since}")
 
     def page(self, rows: Sequence[Row]) -> RenderableType:
-        """Make the whole screen."""
+        """Make the page of all kernels."""
         lines: list[RenderableType] = [self.head()]
         if not rows:
             return Group(*lines, Text("loading ...", "dim"))
@@ -83,23 +83,23 @@ class Screen(View):
 
 
 class Round(View):
-    """What one round says to the screen; of several only the newest."""
+    """The view of one round; only the newest of several reaches the screen."""
 
     def __init__(self, screen: Screen) -> None:
         self.screen = screen
 
     def rows(self, rows: Sequence[Row]) -> None:
-        """Show what is known so far."""
+        """Show the results so far."""
         if self.screen.newest is self:
             self.screen.rows(rows)
 
     def problem(self, text: str) -> None:
-        """Show what keeps the file from being used."""
+        """Show why the file cannot be used."""
         if self.screen.newest is self:
             self.screen.problem(text)
 
 
 def line(name: str, said: str, failed: bool = False) -> Text:
-    """Show what a stage found."""
+    """Make the line of a stage."""
     word = "FAIL" if failed else said.partition(":")[0].partition(",")[0]
     return Text.assemble(f"  {name:13} ", ("FAIL ", STYLE["FAIL"]) if failed else "", (said, STYLE.get(word, "")))

@@ -1,4 +1,4 @@
-"""What `cpuopt machine` shows: roofs by number of threads, and what is noisy now. It fits 80 columns."""
+"""The tables of `cpuopt machine`: roofs by number of threads, and the noise now, in 80 columns."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from . import style
 
 
 def tables(content: Mapping[str, Any]) -> list[RenderableType]:
-    """Show what the verb found."""
+    """Show the roofs and the noise of a machine."""
     m, roofs = content["machine"], content["roofs"]
     caches = ", ".join(f"{name} {size}" for name, size in m["caches"].items())
     head = Text.assemble(
@@ -28,25 +28,25 @@ def tables(content: Mapping[str, Any]) -> list[RenderableType]:
             table.add_row(f"{level} {kind}, GB/s", *(f"{r['gbs'][level][kind]:,.1f}" for r in roofs.values()))
     kept = f"kept in {content['file']}" if content["file"] else "not kept: the next command measures again"
     lines = [f"measured {', '.join(dict.fromkeys(r['measured'][:16] for r in roofs.values()))}; {kept}"]
-    doubts = dict.fromkeys(d for r in roofs.values() for d in r["doubts"])
-    if doubts:
-        lines.append(f"warnings: {'; '.join(doubts)}. When it is quiet: cpuopt machine --again")
+    warnings = dict.fromkeys(w for r in roofs.values() for w in r["doubts"])
+    if warnings:
+        lines.append(f"warnings: {'; '.join(warnings)}. When it is quiet: cpuopt machine --again")
     return [head, "", table, "", Text("\n".join(lines)), Text(noise(content["noise"]))]
 
 
 def noise(n: Mapping[str, Any]) -> str:
-    """Say what is noisy now."""
-    said = [f"other processes use {n['others_cores']:.2f} cores"]
+    """Describe the noise on the machine now."""
+    found = [f"other processes use {n['others_cores']:.2f} cores"]
     if n["busiest"]:
-        said[0] += " (" + ", ".join("{name} {cores:.2f}".format(**b) for b in n["busiest"]) + ")"
+        found[0] += " (" + ", ".join("{name} {cores:.2f}".format(**b) for b in n["busiest"]) + ")"
     if n["load_average"]:
-        said.append(f"load average {n['load_average'][0]:.1f}")
-    said.append(f"{n['mhz']:,.0f} MHz" if n["mhz"] else "frequency cannot be read")
+        found.append(f"load average {n['load_average'][0]:.1f}")
+    found.append(f"{n['mhz']:,.0f} MHz" if n["mhz"] else "frequency cannot be read")
     if n["governor"]:
-        said.append(f"governor {n['governor']}")
-    said.append(f"CPU quota {n['quota_cores']:.1f} cores" if n["quota_cores"] else "no CPU quota")
+        found.append(f"governor {n['governor']}")
+    found.append(f"CPU quota {n['quota_cores']:.1f} cores" if n["quota_cores"] else "no CPU quota")
     if n["throttled"]:
-        said.append(f"throttled {n['throttled']} times")
+        found.append(f"throttled {n['throttled']} times")
     if n["steal"] > 0.01:
-        said.append(f"{n['steal']:.2f} cores taken by the hypervisor")
-    return f"now: {'; '.join(said)}"
+        found.append(f"{n['steal']:.2f} cores taken by the hypervisor")
+    return f"now: {'; '.join(found)}"

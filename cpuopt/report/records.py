@@ -1,4 +1,4 @@
-"""What `cpuopt runs` and `cpuopt history` show."""
+"""The tables of `cpuopt runs` and `cpuopt history`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def listing(found: Sequence[Entry], root: Path) -> list[RenderableType]:
-    """One row a record; its folder's name has time and kind."""
+    """Make a table with one row a record; the folder's name holds time and kind."""
     if not found:
         return [
             Text(f"no records in {root}; make some: cpuopt profile, ab, bench, tune or train; --runs DIR looks there")
@@ -34,7 +34,7 @@ def listing(found: Sequence[Entry], root: Path) -> list[RenderableType]:
 
 
 def shown(e: Entry, detail: bool = False) -> list[RenderableType]:
-    """Show a record as the verb that made it did."""
+    """Show a record in the form of the verb that made it."""
     from ..measure.profile import Profile
 
     commit = f"commit {e.content.get('commit') or 'unknown'}"
@@ -54,7 +54,7 @@ def shown(e: Entry, detail: bool = False) -> list[RenderableType]:
 
 
 def comparison(c: Mapping[str, Any]) -> list[RenderableType]:
-    """One row an op."""
+    """Make a table with one row an op."""
     table = style.table("op", ">A ms", ">B ms", "B/A [interval]", "verdict")
     for r in c["rows"]:
         if r["op"] == UNACCOUNTED:
@@ -70,16 +70,16 @@ def comparison(c: Mapping[str, Any]) -> list[RenderableType]:
         "",
         table,
         "",
-        Text(f"noise between the two: {100 * c['noise']:.1f} %, what ops with unchanged kernels differ by"),
+        Text(f"noise: {100 * c['noise']:.1f} %, the difference between ops with unchanged kernels"),
         Text(f"intervals of {c['rows'][0]['level']:g} %; a ratio is of steps with the same number"),
         *([Text("* another kernel")] if any(not r["same_kernels"] for r in c["rows"][1:]) else []),
     ]
     lines += [Text(f"only in {k[-1].upper()}: {', '.join(c[k])}") for k in ("only_a", "only_b") if c[k]]
-    return [*lines, *style.doubts(c["doubts"])]
+    return [*lines, *style.warnings(c["doubts"])]
 
 
 def history(op: str, rows: Sequence[Mapping[str, Any]]) -> list[RenderableType]:
-    """One table a size, one row a measurement."""
+    """Make one table a size, with one row a measurement."""
     if not rows:
         return [Text(f"no record of {op} on this machine; 'cpuopt ab {op} A B' and 'cpuopt profile' make some")]
     shown: list[RenderableType] = [Text(op, "bold")]
@@ -87,8 +87,8 @@ def history(op: str, rows: Sequence[Mapping[str, Any]]) -> list[RenderableType]:
         table = style.table("time", "variant", ">ms", ">GFLOP/s", "kernel", "commit")
         for r in rows:
             if r["size"] == size:
-                told = r["time"][:16].replace("T", " "), Text(r["variant"]), f"{r['ms']:,.3f}"
+                first = r["time"][:16].replace("T", " "), Text(r["variant"]), f"{r['ms']:,.3f}"
                 rate = f"{r['gflops']:.1f}" if r["gflops"] else ""
-                table.add_row(*told, rate, r["hash"] or "", r["commit"] or "")
+                table.add_row(*first, rate, r["hash"] or "", r["commit"] or "")
         shown += ["", Text(size), table]
     return shown

@@ -1,7 +1,7 @@
 """A profile for speedscope, which also works offline: phase, layer and call, one below the other, a profile a step.
 
 Format: https://www.speedscope.app/file-format-schema.json, evented profiles: each frame opens and closes, in order of
-time and properly nested. The trace that `trace` writes would not do: speedscope makes the arguments of an event part of
+time and properly nested. The file of `trace` does not serve: speedscope makes the arguments of an event part of
 its name, so no two calls of a kernel would be one function in its views.
 """
 
@@ -33,7 +33,7 @@ def write_speedscope(path: Path, profile: Profile, steps: int = 10) -> None:
 
 
 def speedscope(steps: Sequence[StepTimes], name: str = "cpuopt") -> dict[str, Any]:
-    """Turn raw times into speedscope's object; times are in ns from a step's start."""
+    """Convert raw times to speedscope's object; times are in ns from a step's start."""
     frames: dict[str, int] = {}
     profiles = []
     for step in steps:
@@ -52,9 +52,9 @@ def speedscope(steps: Sequence[StepTimes], name: str = "cpuopt") -> dict[str, An
                     events += [("O", bound.kernel.name, start), ("C", bound.kernel.name, end)]
                 events.append(("C", layer, group[-1][2]))
             events.append(("C", phase, times[-1]))
-        told = [{"type": kind, "frame": frames.setdefault(f, len(frames)), "at": at} for kind, f, at in events]
+        opened = [{"type": kind, "frame": frames.setdefault(f, len(frames)), "at": at} for kind, f, at in events]
         about = {"type": "evented", "name": f"step {step.number}", "unit": "nanoseconds"}
-        profiles.append(about | {"startValue": 0, "endValue": step.end - step.start, "events": told})
+        profiles.append(about | {"startValue": 0, "endValue": step.end - step.start, "events": opened})
     return {
         "$schema": SCHEMA,
         "name": name,

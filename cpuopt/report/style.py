@@ -1,4 +1,4 @@
-"""How everything that is shown looks: tables, verdicts, doubts, times, progress."""
+"""The style of the output: tables, verdicts, warnings, times, progress."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STYLE = {
     "MARGINAL": "yellow",
     "FAIL": "bold red",
 }
-"""Of verdicts."""
+"""The colours of verdicts."""
 
 
 def table(*columns: str, gap: int = 2) -> Table:
@@ -27,7 +27,7 @@ def table(*columns: str, gap: int = 2) -> Table:
 
     Parameters
     ----------
-    columns : names; ``>`` before one aligns it to the right and keeps each of its cells, figures, on one line.
+    columns : names. ``>`` before a name aligns the column to the right and keeps each of its cells on one line.
     gap : spaces between two columns.
     """
     made = Table(box=None, header_style="bold", padding=(0, gap, 0, 0), pad_edge=False, caption_justify="left")
@@ -44,9 +44,9 @@ def verdict(word: str) -> Text:
     return Text(word, STYLE[word])
 
 
-def doubts(found: Iterable[str]) -> list[Text]:
-    """Show what speaks against figures."""
-    return [Text(f"warning: {d}", "yellow") for d in found]
+def warnings(found: Iterable[str]) -> list[Text]:
+    """Format warnings about figures."""
+    return [Text(f"warning: {w}", "yellow") for w in found]
 
 
 def digits(ms: float, least: int = 0) -> int:
@@ -55,7 +55,7 @@ def digits(ms: float, least: int = 0) -> int:
 
 
 def progress(*columns: str | ProgressColumn, **options: Any) -> Progress:
-    """Make a live line that goes away at its end: text is text, and a number is the width of a bar."""
+    """Make a live line that disappears at its end."""
     made = [TextColumn(c, markup=False) if isinstance(c, str) else c for c in columns]
     return Progress(*made, transient=True, **options)
 

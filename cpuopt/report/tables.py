@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from ..measure.profile import LayerRow, OpRow, Profile
 
 GOOD = ("PASS", "MARGINAL")
-"""Results of a check after which a kernel's figures are shown."""
+"""The results of a check with which a kernel's figures are shown."""
 BLOCK = re.compile(r"(.*?\.\d+)(?:\.|$)")
 """The part of a layer's path that names its block: ``h.3`` of ``h.3.mlp.c_fc``."""
 COLUMNS = {"forward": 0, "backward": 1, "norm": 2, "update": 2}
-"""Which column of the table by layer a phase is counted in."""
+"""The column of the table by layer that each phase counts in."""
 
 
 @dataclass(frozen=True)
@@ -71,9 +71,9 @@ def profile_tables(profile: Profile, *, detail: bool = False) -> list[Renderable
 
 
 def in_words(profile: Profile) -> list[RenderableType]:
-    """Say where the time goes, where roofs are known, and what speaks against the figures."""
-    said: list[RenderableType] = ["", Text(profile.words)] if profile.roofs else []
-    return [*said, *style.doubts(profile.doubts)]
+    """Describe where the time goes, where roofs are known, and list the warnings."""
+    lines: list[RenderableType] = ["", Text(profile.words)] if profile.roofs else []
+    return [*lines, *style.warnings(profile.doubts)]
 
 
 def used_kernels(profile: Profile) -> list[str]:
@@ -89,13 +89,13 @@ def failed_kernels(profile: Profile) -> list[str]:
 
 
 def block_of(layer: str) -> str:
-    """Name the block that a layer lies in; the layer itself if in none."""
+    """Return the block that a layer lies in, or the layer itself if it lies in none."""
     block = BLOCK.match(layer)
     return block[1] if block else layer
 
 
 def header(profile: Profile) -> Text:
-    """Say what was profiled."""
+    """Make the lines on the run: model, sizes, kernels."""
     p = profile
     swaps = "".join(f" + {s}" for s in p.swaps)
     warmup = f" after {p.warmup} of warm-up" if p.warmup else ""
@@ -107,7 +107,7 @@ def header(profile: Profile) -> Text:
 
 
 def op_table(profile: Profile) -> Table:
-    """One row a kind of op, in the order of a step."""
+    """Make a table with one row a kind of op, in the order of a step."""
     table = style.table("op", ">calls", ">ms", ">share", "", ">GFLOP/s", ">GB/s")
     digits, most = digits_of(profile), max(r.share for r in profile.ops)
     for r in profile.ops:
@@ -126,8 +126,8 @@ def op_table(profile: Profile) -> Table:
 
 
 def roof_table(profile: Profile) -> Table:
-    """One row a kind of op: how far it is from the roof that binds, and how much time lies between."""
-    table = style.table("op", ">FLOP/byte", ">of roof", "roof", ">ms more", ">slowest")
+    """Make a table with one row a kind of op: its share of the roof that binds, and the ms above that bound."""
+    table = style.table("op", ">FLOP/byte", ">of roof", "roof", ">ms above", ">imbalance")
     digits = digits_of(profile)
     for r in profile.ops:
         if r.kernels:
@@ -141,12 +141,12 @@ def roof_table(profile: Profile) -> Table:
                 f"{r.imbalance:.2f}" if r.imbalance else "",
                 style="yellow" if over else None,
             )
-    table.caption = "ms more: than the roof allows; slowest: thread, its time over the mean of all"
+    table.caption = "ms above: the roofline bound; imbalance: slowest thread / mean"
     return table
 
 
 def layer_table(profile: Profile) -> Table:
-    """One row a layer; what lies inside a block is summed."""
+    """Make a table with one row a layer; the layers inside a block are summed."""
     table = style.table("layer", ">forward ms", ">backward ms", ">update ms", ">total ms", ">share", "")
     digits = digits_of(profile)
     sums: dict[str, list[float]] = {}
@@ -167,18 +167,18 @@ def layer_table(profile: Profile) -> Table:
 
 
 def usual_variant(rows: Sequence[LayerRow], variant: str) -> str:
-    """Name the variant that an op's layers are expected to have: the run's, or the commonest where none has that.
+    """Return the variant that an op's layers are expected to have: the run's, or else the most common one.
 
     Parameters
     ----------
-    rows : of one op.
+    rows : the rows of one op.
     """
     ran = Counter(r.variant for r in rows)
     return variant if variant in ran else ran.most_common(1)[0][0]
 
 
 def other_variants(profile: Profile) -> list[str]:
-    """Say where another variant ran than in the rest of its op, a line for each op and variant."""
+    """List where a variant ran other than in the rest of its op, a line for each op and variant."""
     ops: dict[str, list[LayerRow]] = {}
     for r in profile.layers:
         ops.setdefault(r.op, []).append(r)
@@ -196,7 +196,7 @@ def other_variants(profile: Profile) -> list[str]:
 
 
 def detail_table(profile: Profile) -> Table:
-    """One row a layer, op and variant; the variant is named where it is not the run's."""
+    """Make a table with one row a layer, op and variant, which is shown where it is not the run's."""
     last = "of roof" if profile.roofs else "share"
     table = style.table("layer", "op", ">calls", ">ms", ">GFLOP/s", ">GB/s", f">{last}", gap=1)
     digits = digits_of(profile)
@@ -209,7 +209,7 @@ def detail_table(profile: Profile) -> Table:
 
 
 def closing(profile: Profile) -> Text:
-    """Say how fast the whole step is, what it held, and how far to trust it."""
+    """Describe the whole step: its speed, its memory, the cost of profiling."""
     p, ms = profile, profile.step_ms
     digits = digits_of(profile)
     mean, low, high = (f"{ms[k]:,.{digits}f}" for k in ("mean", "min", "max"))
@@ -226,7 +226,7 @@ def closing(profile: Profile) -> Text:
 
 
 def _checks(profile: Profile) -> Text:
-    """Count the kernels that ran by their result, the worse of several."""
+    """Count the kernels that ran by their result; of several results of a kernel, the worst counts."""
     if not profile.checked:
         return Text("kernels not checked in this run", "yellow")
     marginal = {c["kernel"] for c in profile.checked if c["status"] == "MARGINAL"}
@@ -244,7 +244,7 @@ def _total(profile: Profile, rows: Iterable[OpRow | LayerRow], digits: int) -> S
 
 
 def digits_of(profile: Profile) -> int:
-    """Give the decimals of ms, so that a step has about five digits."""
+    """Return the number of decimals with which a step in ms has about five digits."""
     return style.digits(profile.step_ms["mean"], 1)
 
 

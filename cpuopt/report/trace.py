@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ..measure.profile import Profile, StepTimes
 
 PID = TID = 1
-"""Perfetto wants small ids, and events on one thread that nest."""
+"""Ids of the process and its thread: Perfetto expects small ids, and events on one thread that nest."""
 
 
 def write_trace(path: Path, profile: Profile, steps: int = 10) -> None:
@@ -25,7 +25,7 @@ def write_trace(path: Path, profile: Profile, steps: int = 10) -> None:
 
     Parameters
     ----------
-    steps : how many at most; a call takes about half a kilobyte.
+    steps : the largest number of steps; a call takes about half a kilobyte.
 
     Raises
     ------
@@ -39,7 +39,7 @@ def write_trace(path: Path, profile: Profile, steps: int = 10) -> None:
 
 
 def trace_events(steps: Sequence[StepTimes], process: str = "cpuopt") -> list[dict[str, Any]]:
-    """Turn raw times into events, an outer one before those inside it."""
+    """Convert raw times to events, an outer one before those inside it."""
     events: list[dict[str, Any]] = [
         {"name": "process_name", "ph": "M", "pid": PID, "tid": TID, "args": {"name": process}},
         {"name": "thread_name", "ph": "M", "pid": PID, "tid": TID, "args": {"name": "calls"}},
@@ -65,7 +65,7 @@ def trace_events(steps: Sequence[StepTimes], process: str = "cpuopt") -> list[di
 
 
 def _us(ns: int) -> float:
-    """Cut ns to eighths of a µs: floats hold these exactly, so that what nests in ns also nests in the file."""
+    """Cut ns to eighths of a µs. Floats hold these exactly, so events that nest in ns also nest in the file."""
     return ns // 125 / 8
 
 

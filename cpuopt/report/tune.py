@@ -1,4 +1,4 @@
-"""What `cpuopt tune` shows: each op and shape with what was measured, what the step says, and where the plan is."""
+"""The display of `cpuopt tune`: measurements of each op and shape, the verdict on the step, and the plan."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from .console import ERR, on_stderr
 from .style import STYLE
 
 STEPS = 5
-"""Comparisons that confirming the plan in whole steps takes about as long as."""
+"""The estimated time of confirming the plan in whole steps, in comparisons."""
 
 
 class Progress(View):
-    """How far it is, with the time that remains; on what is no terminal, a line for each comparison."""
+    """Progress with the time that remains; without a terminal, a line for each comparison."""
 
     def __init__(self, tuning: Tuning) -> None:
         self.total = sum(len(row.candidates) for row in tuning.rows)
@@ -40,9 +40,9 @@ class Progress(View):
         self.bar.stop()
 
     def at(self, text: str) -> None:
-        """Show what is measured now."""
+        """Show the measurement that begins."""
         self.bar.update(self.task, description=text)
-        if self.bar.disable and self.count == self.total:  # whole steps, which `done` will not tell
+        if self.bar.disable and self.count == self.total:  # whole steps, which `done` does not count
             ERR.print(text, soft_wrap=True)
 
     def done(self, row: Row, variant: str) -> None:
@@ -56,22 +56,22 @@ class Progress(View):
 
 
 def tables(content: Mapping[str, Any], path: str | None) -> list[RenderableType]:
-    """Show what was measured and what came out."""
+    """Show the measurements and the plan."""
     c = content
     threads = count(c["threads"], "thread")
-    where = "caches flushed, as the step leaves them" if c["flush"] else "caches warm, since they hold the step"
+    where = "cold caches, as in the step" if c["flush"] else "warm caches, since they hold the step"
     head = Text.assemble((c["model"], "bold"), f" · {c['B']}x{c['T']} · {threads} · alone with {where}")
     shown: list[RenderableType] = [head, ""]
     for row in c["rows"]:
         shown += _row(row, c["rules"]) if row["tried"] else []
     left = sum(not row["tried"] for row in c["rows"])
     if left:
-        shown.append(Text(f"{left} more were not measured and stay as they are", "dim"))
+        shown.append(Text(f"{left} more were not measured and keep the default", "dim"))
     shown += [
-        Text("ratio: the time over that of the first line, with its interval, of 99.5 % from 9 rounds on", "italic"),
+        Text("ratio: the time over that of the first line, with its 99.5 % interval (lower below 9 rounds)", "italic"),
         "",
     ]
-    shown += style.doubts(c["doubts"])
+    shown += style.warnings(c["doubts"])
     if c["step"]:
         step = c["step"]
         a, b = step["a_ns"] / 1e6, step["b_ns"] / 1e6
@@ -81,9 +81,9 @@ def tables(content: Mapping[str, Any], path: str | None) -> list[RenderableType]
         again = "what was measured alone is kept, and the same command goes on from here"
         shown.append(Text(f"no plan is written: {c['why'] or 'interrupted'}; {again}", "bold"))
     elif not c["plan"]:
-        shown.append(Text("the plan could not be kept: --variant auto does not know of it", "bold red"))
+        shown.append(Text("the plan could not be kept: --variant auto will not use it", "bold red"))
     elif c["rules"]:
-        shown.append(Text(f"plan {c['plan']}: --variant auto runs by it"))
+        shown.append(Text(f"plan {c['plan']}: --variant auto uses it"))
     else:
         shown.append(Text(f"--variant auto stays with the default: {c['why']}", "bold"))
     if path:
@@ -92,7 +92,7 @@ def tables(content: Mapping[str, Any], path: str | None) -> list[RenderableType]
 
 
 def _row(row: Mapping[str, Any], rules: list[str]) -> list[RenderableType]:
-    """Show an op on its shapes: the default, then the others, and what the plan takes."""
+    """Show an op on its shapes: the default, the other variants, and the choice of the plan."""
     layers = dict.fromkeys(layer for s in row["shapes"] for layer in s["layers"])
     taken = any(f"{row['op']}@{layer}={row['best']}" in rules for layer in layers)
     shown: list[RenderableType] = []

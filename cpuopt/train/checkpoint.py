@@ -1,10 +1,10 @@
-"""Checkpoints: all that a run needs to go on, bit for bit.
+"""Checkpoints: the full state of a run, which continues from it bit for bit.
 
 ``RUN/checkpoints/step-00001200/`` holds ``params.safetensors``, a file for each state of the optimizer
 (``adam_m.safetensors`` and ``adam_v.safetensors`` for AdamW), ``state.json`` and, written last, ``manifest.json`` with
 the size and the CRC-32 of each. The directory is written under
 another name and renamed when the disk has all of it, and only then are older ones removed. So whenever the machine
-stops, the newest directory of that name is whole, or it is found out and the one before it is taken.
+stops, the newest directory of that name is whole, or it fails its check and the one before it is used.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ CHUNK = 4 << 20
 
 
 class Windows(TypedDict):
-    """The last values of what the guard watches."""
+    """The last values that the guard watches."""
 
     loss: list[float]
     grad_norm: list[float]
 
 
 class GuardState(TypedDict):
-    """What `guard.Guard.state` gives."""
+    """The result of `guard.Guard.state`."""
 
     skipped: int
     recent: list[bool]
@@ -56,7 +56,7 @@ class GuardState(TypedDict):
 
 
 class State(TypedDict):
-    """What ``state.json`` must hold, besides what later versions add."""
+    """The required content of ``state.json``; later versions may add to it."""
 
     step: int
     updates: int
@@ -70,12 +70,12 @@ class State(TypedDict):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint whose files are what its manifest says.
+    """A checkpoint whose files agree with its manifest.
 
     Attributes
     ----------
-    state : what ``state.json`` holds.
-    passed_over : what was wrong with newer ones.
+    state : the content of ``state.json``.
+    passed_over : the errors in newer ones.
     """
 
     path: Path
@@ -84,7 +84,7 @@ class Checkpoint:
 
     @property
     def config(self) -> Config:
-        """The model's sizes; a checkpoint that names no model is older than the second one."""
+        """The model's config; a checkpoint of an earlier version names no model and has `FIRST`."""
         return from_json(self.state["sizes"], self.state.get("architecture", FIRST))
 
     @property
@@ -94,7 +94,7 @@ class Checkpoint:
 
 
 def arrays(engine: Engine) -> dict[str, dict[str, Array]]:
-    """Give what each file of tensors holds, by the parameter's name."""
+    """Return the arrays of each file of tensors, by the parameter's name."""
     return {PARAMS: engine.parameters()} | {f"{name}.safetensors": x for name, x in engine.states().items()}
 
 
@@ -104,9 +104,9 @@ def save(run: Path, engine: Engine, state: Mapping[str, Any], keep: int) -> Path
     Raises
     ------
     OSError
-        Where it cannot be written; those that were there stay.
+        Where it cannot be written; earlier checkpoints stay.
     UserError
-        Where a parameter is not finite, for such a checkpoint would only hide a good one.
+        Where a parameter is not finite, since such a checkpoint would only hide a good one.
     """
     for name, p in engine.parameters().items():
         if not np.isfinite(p).all():
@@ -127,7 +127,7 @@ def save(run: Path, engine: Engine, state: Mapping[str, Any], keep: int) -> Path
 
 
 def _write(path: Path, parts: Iterator[Content]) -> dict[str, int]:
-    """Write a file; give its size and checksum."""
+    """Write a file; return its size and checksum."""
     seen = {"size": 0, "crc32": 0}
 
     def counted() -> Iterator[Content]:
@@ -141,14 +141,14 @@ def _write(path: Path, parts: Iterator[Content]) -> dict[str, int]:
 
 
 def discard(path: Path) -> bool:
-    """Remove a directory, under a name that nobody takes for a checkpoint; tell whether it is gone."""
+    """Remove a directory, renamed first to no checkpoint's name; return whether it is gone."""
     if not path.name.startswith(".tmp-"):
         os.rename(path, path := temporary(path))
     return remove(path)
 
 
 def clean(run: Path) -> list[str]:
-    """Remove what interrupted saves have left; give their names. The run must be this process's own."""
+    """Remove the leftovers of interrupted saves; return their names. This process must own the run."""
     left = sorted((run / FOLDER).glob(".tmp-*")) if (run / FOLDER).is_dir() else []
     return [path.name for path in left if discard(path)]
 
@@ -167,7 +167,7 @@ def verify(path: Path) -> Checkpoint:
     Raises
     ------
     UserError
-        Naming the file that is not what it was.
+        Naming the file that differs.
     """
     try:
         manifest = parse_json((path / MANIFEST).read_bytes())
@@ -214,7 +214,7 @@ def newest(run: Path) -> Checkpoint:
     Raises
     ------
     UserError
-        Where there is none, with what is wrong with each.
+        Where there is none, with the error of each.
     """
     wrong: list[str] = []
     for path in _steps(run / FOLDER):
@@ -228,7 +228,7 @@ def newest(run: Path) -> Checkpoint:
 
 
 def open_weights(path: Path) -> Weights:
-    """Check weights of any kind: those of a run's newest checkpoint, or what `cpuopt.weights` reads.
+    """Check weights of any kind: those of a run's newest checkpoint, or files that `cpuopt.weights` reads.
 
     Raises
     ------

@@ -30,7 +30,7 @@ IGNORE = -100
 
 @dataclass(frozen=True)
 class Example:
-    """A context, how it may go on, and which of those is right."""
+    """A context, its possible completions, and the index of the right one."""
 
     label: int
     context: Array
@@ -43,7 +43,7 @@ def read_examples(path: Path, vocab_size: int) -> list[Example]:
     Raises
     ------
     UserError
-        Where it is none, does not say the truth, or has tokens that the model does not know.
+        Where it is no such file, is inconsistent, or has tokens that the model does not know.
     """
 
     def wrong(what: str) -> UserError:
@@ -86,7 +86,7 @@ def read_examples(path: Path, vocab_size: int) -> list[Example]:
 
 
 def rows_of(example: Example, T: int) -> tuple[Array, Array]:
-    """Give tokens and targets, each (4, T): targets of the completions count, all others are ignored.
+    """Return tokens and targets, each (4, T): targets of the completions count, all others are ignored.
 
     Raises
     ------
@@ -105,7 +105,7 @@ def rows_of(example: Example, T: int) -> tuple[Array, Array]:
 
 
 def choose(engine: Engine, example: Example, T: int) -> int:
-    """Give the completion with the lowest mean loss, by an engine for 4 rows of T tokens that keeps single losses."""
+    """Return the completion with the lowest mean loss; the engine (4 rows of T tokens) keeps each token's loss."""
     tokens, targets = rows_of(example, T)
     engine.forward(tokens=tokens, targets=targets)
     call = next(c for c in engine.program.calls if c.op is ops.cross_entropy_forward)
@@ -120,7 +120,7 @@ def choose(engine: Engine, example: Example, T: int) -> int:
 def multiple_choice(
     engine: Engine, examples: list[Example], T: int, tick: Callable[[], None] = lambda: None
 ) -> dict[str, Any]:
-    """Give the share of examples whose right completion is the likeliest."""
+    """Return the accuracy: the share of examples whose right completion is the likeliest."""
     right = 0
     for example in examples:
         right += choose(engine, example, T) == example.label
@@ -131,7 +131,7 @@ def multiple_choice(
 def perplexity(
     engine: Engine, batches: Iterator[tuple[Array, Array]], tick: Callable[[], None] = lambda: None
 ) -> dict[str, Any]:
-    """Give the mean loss of a token, and e to that power."""
+    """Return the mean loss of a token, and the perplexity, e to that power."""
     losses: list[float] = []
     for tokens, targets in batches:
         losses.append(engine.forward(tokens=tokens, targets=targets))

@@ -1,7 +1,7 @@
-"""What a run does about a step that would spoil it: a loss or a gradient norm that is no number, or far too large.
+"""The guard against steps that would spoil a run: a loss or a gradient norm that is not finite, or an outlier.
 
-Finite or not is decided first. A value that is not never enters the window, so it neither switches the guard off, as a
-running sum would, nor makes it refuse what follows. The z-score is that of the accepted values of the last steps.
+Finite or not is decided first. Other values never enter the window, so they neither switch the guard off, as in a
+running sum, nor make it refuse later steps. The z-score is that of the accepted values of the last steps.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from ..engine import Array, Engine, Step
 from ..program.program import Phase
 
 WINDOW, LEAST = 128, 32
-"""Steps that a z-score looks back on, and how many it needs; llm.c and OLMo look back on as many."""
+"""The window of a z-score in steps, as in llm.c and OLMo, and the least number of steps that it needs."""
 TRIES, PATIENCE = 20, 10
-"""A run stops when as many of so many steps were skipped."""
+"""A run stops when this many of the last steps, out of this window, were skipped."""
 
 
 class Guard:
@@ -27,11 +27,11 @@ class Guard:
 
     Parameters
     ----------
-    z : how many standard deviations above the mean a value may be; 0 judges only whether it is finite.
+    z : the largest allowed z-score; 0 checks only that values are finite.
 
     Attributes
     ----------
-    skipped : the steps that were refused, in all.
+    skipped : the number of refused steps.
     """
 
     def __init__(self, z: float = 0.0) -> None:
@@ -41,7 +41,7 @@ class Guard:
         self.recent: deque[bool] = deque(maxlen=TRIES)
 
     def judge(self, step: Step) -> str:
-        """Give the reason why a step is to be skipped, or ``""``; a step that is not enters the windows."""
+        """Return the reason to skip a step, or ``""``; an accepted step enters the windows."""
         values = {"loss": step.loss, "grad_norm": step.grad_norm}
         reason = next((f"{n} is {x}" for n, x in values.items() if not isfinite(x)), "")
         for name, x in values.items():
@@ -60,16 +60,16 @@ class Guard:
             return ""
         mean = fsum(window) / len(window)
         deviation = sqrt(fsum((w - mean) ** 2 for w in window) / len(window))
-        z = (x - mean) / max(deviation, 1e-6 * abs(mean), 1e-30)  # of values all the same, rounding is no outlier
+        z = (x - mean) / max(deviation, 1e-6 * abs(mean), 1e-30)  # where all values are equal, rounding is no outlier
         return f"{name} {x:.6g} is {z:.1f} standard deviations above {mean:.6g}" if z > self.z else ""
 
     @property
     def exhausted(self) -> bool:
-        """Whether too many of the last steps were skipped for the run to go on."""
+        """Return whether too many of the last steps were skipped for the run to go on."""
         return sum(self.recent) >= PATIENCE
 
     def state(self) -> dict[str, Any]:
-        """Give what a resumed run needs, for JSON."""
+        """Return the state that a resumed run needs, for JSON."""
         windows = {name: list(w) for name, w in self.windows.items()}
         return {"skipped": self.skipped, "recent": list(self.recent), "windows": windows}
 
@@ -82,9 +82,9 @@ class Guard:
 
 
 def find_first(engine: Engine, batches: Iterable[Mapping[str, Array]]) -> str:
-    """Compute a step again without its update, and name the first value that is not finite, its op and its layer.
+    """Repeat a step without its update, and name the first value that is not finite, its op and its layer.
 
-    Weights that a fused update has changed already are looked at only.
+    Where updates are fused, the backward is not repeated: it would change the weights.
     """
     for name, array in engine.parameters().items():
         if not np.isfinite(array).all():

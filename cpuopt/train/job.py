@@ -1,4 +1,4 @@
-"""A job: everything a run is asked to do, and the model, data and engine that it comes to."""
+"""A job: the settings of a run, and the model, data and engine that they give."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Progress = Callable[[int, int, str], None]
 
 @dataclass(frozen=True)
 class Cycle:
-    """Batches that come again and again, each a pair of tokens and targets."""
+    """A source of batches, each a pair of tokens and targets."""
 
     batches: Sequence[tuple[Array, Array]] | Array
 
@@ -57,7 +57,7 @@ class Taken:
     loss, grad_norm : as in `engine.Step`.
     seconds : the time of the engine's step; fetching its batches is not counted.
     tokens : of all micro-batches.
-    refused : why the guard refused it, or ``""``.
+    refused : the guard's reason for refusing it, or ``""``.
     """
 
     number: int
@@ -71,7 +71,7 @@ class Taken:
 
 @dataclass
 class Steps:
-    """An engine, and the settings and batches that it steps by.
+    """An engine with the settings and batches of its steps.
 
     Attributes
     ----------
@@ -89,12 +89,12 @@ class Steps:
 
     @property
     def guarded(self) -> str:
-        """What the guard does: ``skip``, ``stop`` or ``off``."""
+        """The guard's action: ``skip``, ``stop`` or ``off``."""
         usual = "skip" if self.engine.two_pass else "stop"
         return usual if self.settings.guard == "auto" else self.settings.guard
 
     def micro_batches(self, number: int) -> list[dict[str, Array]]:
-        """Return the batches of a step, counted from 1; those of any step can be had at any time."""
+        """Return the batches of a step, counted from 1, in any order of steps."""
         n = self.settings.micro_batches
         first = 0 if self.settings.overfit else (number - 1) * n
         pairs = (self.batches.at(i) for i in range(first, first + n))
@@ -105,11 +105,11 @@ class Steps:
         within: Callable[[], AbstractContextManager[object]] = nullcontext,
         clock: Callable[[], float] = time.perf_counter,
     ) -> Taken:
-        """Train on the next batch as the settings say: learning rate, decay, clipping, guard.
+        """Train on the next batches with the learning rate, decay, clipping and guard of the settings.
 
         Parameters
         ----------
-        within : entered around the engine's step, as `Profiler.step`.
+        within : a context manager for the engine's step, such as `Profiler.step`.
         clock : in seconds.
         """
         s, number = self.settings, self.done + 1
@@ -143,7 +143,7 @@ class Steps:
 
 @dataclass
 class Job(Steps):
-    """What a configuration comes to: sizes, data, engine, and the checks that its kernels passed."""
+    """A job with its model's config, its corpus, and the checks that its kernels passed."""
 
     name: str
     config: Config
@@ -153,18 +153,18 @@ class Job(Steps):
     checked: list[dict[str, Any]]
     made_by: dict[str, dict[str, str]]
     changes: tuple[str, ...] = ()
-    """What the user let change when the run was resumed."""
+    """The changes that the user accepted when the run was resumed."""
     notes: tuple[str, ...] = ()
-    """What has changed since then that needs no leave."""
+    """The changes since the checkpoint that need no acceptance."""
 
 
 def resumed(checkpoint: Checkpoint, given: Mapping[str, Any]) -> Settings:
-    """Build the settings of a run that goes on: the checkpoint's, and what of `given` may differ.
+    """Build the settings of a resumed run: the checkpoint's, with the changes in `given` that are allowed.
 
     Raises
     ------
     UserError
-        With what differs and must not.
+        Naming the settings that must not change.
     """
     try:
         there = vars(from_json(Settings, checkpoint.state["settings"], "settings"))
@@ -184,7 +184,7 @@ def resumed(checkpoint: Checkpoint, given: Mapping[str, Any]) -> Settings:
 
 
 def model_of(settings: Settings, resume: Checkpoint | None = None) -> tuple[str, Config, Weights | None]:
-    """Find the model's sizes, and its weights if they are given; check that the sequence fits its context."""
+    """Find the model's config, and its weights if they are given; check that the sequence fits its context."""
     settings.check()
     weights = open_weights(Path(settings.init)) if settings.init is not None and resume is None else None
     if resume is not None:
@@ -222,13 +222,13 @@ def prepare(
 
     Parameters
     ----------
-    resume : a checkpoint to go on from, with settings that agree with it (`resumed`).
-    accept_changes : whether to go on with other kernels than the checkpoint was made with.
+    resume : a checkpoint to continue from, with settings that agree with it (`resumed`).
+    accept_changes : whether to continue with kernels that differ from the checkpoint's.
 
     Raises
     ------
     UserError
-        For whatever in the settings cannot be done.
+        For settings that cannot be met.
     """
     name, config, weights = model_of(settings, resume)
     rewrites = fusions(settings)
@@ -238,11 +238,11 @@ def prepare(
         settings, notes = planned(settings, config)
         choice = choice_of(settings)
         corpus = load_corpus(settings.data, vocab_size=config.vocab_size, T=settings.T, B=settings.B)
-        told: list[Judged] = []
+        judged: list[Judged] = []
 
         def ready(built: Built, threads: int) -> None:
             sizes = sized_of(built.program.calls, built.kernels)
-            told.append(require_right(built.kernels, sizes, threads=threads, child=child))
+            judged.append(require_right(built.kernels, sizes, threads=threads, child=child))
 
         engine = Engine(
             config.module(),
@@ -259,10 +259,10 @@ def prepare(
             hint=lambda there: smaller(settings, config, choice, there),
             ready=ready,
         )
-    engine.notes[:0] = [*notes, *told[0].notes()]
+    engine.notes[:0] = [*notes, *judged[0].notes()]
     if weights is not None:
         copy_into(engine.parameters(), weights)
-    checked = [r.describe() for r in told[0].results]
+    checked = [r.describe() for r in judged[0].results]
     batches = corpus.batches("train", settings.B, settings.T, seed=settings.seed)
     origin = made_by(engine, settings.kernels)
     job = Job(settings, engine, batches, name, config, corpus, choice, rewrites, checked, origin)
@@ -275,7 +275,7 @@ def prepare(
 
 
 def since(resume: Checkpoint, job: Job, accept: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Compare a job with the checkpoint that it goes on from; give all changes that were accepted, and notes.
+    """Compare a job with the checkpoint that it continues from; return all accepted changes, and notes.
 
     Raises
     ------
@@ -300,7 +300,7 @@ def since(resume: Checkpoint, job: Job, accept: bool) -> tuple[tuple[str, ...], 
 
 
 def require_correct(engine: Engine) -> list[dict[str, Any]]:
-    """Check each kernel of an engine at a few small sizes, so that nothing is shown for a wrong one.
+    """Check each kernel of an engine at a few small sizes.
 
     Raises
     ------
@@ -329,7 +329,7 @@ def fusions(settings: Settings) -> tuple[str, ...]:
 
 
 def planned(settings: Settings, config: Config) -> tuple[Settings, list[str]]:
-    """Fill in the rules of ``--variant auto`` from the plan for this machine and size; say what they come to."""
+    """Fill in the rules of ``--variant auto`` from the plan for this machine and size; return them with a note."""
     if settings.variant != registry.AUTO or settings.plan is not None:
         return settings, []
     if settings.optimizer != USUAL:
@@ -343,7 +343,7 @@ def planned(settings: Settings, config: Config) -> tuple[Settings, list[str]]:
 
 
 def choice_of(settings: Settings) -> registry.Choice:
-    """Give the rules of a job, with those of its plan."""
+    """Return the rules of a job, with those of its plan."""
     plan = settings.plan or () if settings.variant == registry.AUTO else ()
     return registry.Choice(settings.variant, settings.swap, plan)
 
@@ -356,7 +356,7 @@ def traced(settings: Settings, config: Config, choice: registry.Choice) -> Built
 
 
 def smaller(settings: Settings, config: Config, choice: registry.Choice, there: int) -> str:
-    """Find a B and T whose arena fits into the memory that is there, by halving."""
+    """Find a B and T whose arena fits into the available memory, by halving."""
     B, T = settings.B, settings.T
     while B > 1 or T > 1:
         B, T = (B // 2, T) if B > 1 else (B, T // 2)

@@ -1,8 +1,8 @@
-"""What `cpuopt tune` found, kept beside the machine's roofs; `--variant auto` runs by it.
+"""The plans of `cpuopt tune`, kept beside the machine's roofs; `--variant auto` uses them.
 
 A plan is for one machine, one model, one size, one number of threads and one set of rewrites: its key. It also names
-the machine code that its verdicts are about, by hash. Where the key or a hash is another, the plan is stale: that is
-said, and ``optimized`` runs.
+the machine code that its verdicts are about, by hash. Where the key or a hash differs, the plan is stale: a note says
+so, and ``optimized`` runs.
 """
 
 from __future__ import annotations
@@ -26,36 +26,36 @@ FORMAT = 1
 
 
 def key(model: Mapping[str, Any], B: int, T: int, threads: int, rewrites: Sequence[str]) -> dict[str, Any]:
-    """Name what a plan is for; `model` is its sizes, as of `Config.to_json`."""
+    """Make the key of a plan; `model` is the result of `Config.to_json`."""
     size = {"model": dict(model), "B": B, "T": T, "threads": threads, "rewrites": list(rewrites)}
     return {"machine": machine.machine_id(), **size}
 
 
 def path(key: Mapping[str, Any]) -> Path:
-    """Give the file of a plan."""
+    """Return the file of a plan."""
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:12]
     return machine.folder() / f"plan-{key['B']}x{key['T']}-{key['threads']}-{digest}.plan"
 
 
 def unfinished(key: Mapping[str, Any]) -> Path:
-    """Give the file of what was measured for a plan that is not there yet."""
+    """Return the file of the measurements for an unfinished plan."""
     return path(key).with_suffix(".begun")
 
 
 def read(path: Path, key: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Read a plan, or what was measured for one; None where none is there, whole and for the key."""
+    """Read a plan or the measurements for one; None where there is no whole one for the key."""
     entry = read_entry(path)
     content: dict[str, Any] = json.loads(entry) if entry else {"format": None}
     return content if content["format"] == FORMAT and content["key"] == key else None
 
 
 def write(path: Path, content: Mapping[str, Any]) -> bool:
-    """Keep a plan, whole or not at all; tell whether that was possible."""
+    """Keep a plan, whole or not at all; return whether that was possible."""
     return write_entry(path, json.dumps({"format": FORMAT, **content}, indent=1).encode())
 
 
 def command(key: Mapping[str, Any], files: Sequence[str] = ()) -> str:
-    """Give the command that makes a plan."""
+    """Return the command that makes a plan."""
     words = ["cpuopt", "tune", "--model", argument_of(key["model"])]
     words += ["-B", str(key["B"]), "-T", str(key["T"]), "--threads", str(key["threads"])]
     if set(key["rewrites"]) != set(FUSIONS):
@@ -64,22 +64,22 @@ def command(key: Mapping[str, Any], files: Sequence[str] = ()) -> str:
 
 
 def hash_of(name: str) -> str | None:
-    """Hash what a kernel, as in ``gelu_forward[mine]``, is made from; None where nothing is registered under it."""
+    """Hash the sources of a kernel such as ``gelu_forward[mine]``; None where no such kernel is registered."""
     op, _, variant = name.removesuffix("]").partition("[")
     found = registry.KERNELS.get((op, variant))
     return cache.digest(found.function) if found else None
 
 
 def rules(key: Mapping[str, Any], files: Sequence[str] = ()) -> tuple[tuple[str, ...], str]:
-    """Give the rules of the plan for a key, ``OP@LAYER=VARIANT`` each, and a line about them.
+    """Return the rules of the plan for a key, ``OP@LAYER=VARIANT`` each, and a line about them.
 
     Parameters
     ----------
-    files : users' kernels that are loaded.
+    files : the users' files of kernels that are loaded.
 
     Returns
     -------
-    No rules where there is no such plan, or it is stale; the line then says why, and what makes one.
+    No rules where there is no such plan, or it is stale; the line then gives the reason and the command that makes one.
     """
     content = read(path(key), key)
     if content is None:
@@ -96,7 +96,7 @@ def rules(key: Mapping[str, Any], files: Sequence[str] = ()) -> tuple[tuple[str,
 
 
 def summary(content: Mapping[str, Any]) -> str:
-    """Say in a few words what a plan changes."""
+    """Describe in a few words what a plan changes."""
     when = f"the plan of {content['time'][:16].replace('T', ' ')}"
     if not content["rules"]:
         return f"by {when}, all ops stay with {registry.DEFAULT}: {content['why']}"
@@ -112,7 +112,7 @@ def _instead(why: str, key: Mapping[str, Any], files: Sequence[str]) -> str:
 
 
 def nearest(key: Mapping[str, Any]) -> str:
-    """Say that there is no plan, and what the one that comes nearest is for."""
+    """Describe the missing plan, and the nearest one that exists."""
     size = f"{key['B']}x{key['T']} on {count(key['threads'], 'thread')}"
     none = f"there is no plan for {size}"
     known: list[list[str]] = []

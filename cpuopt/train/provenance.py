@@ -1,4 +1,4 @@
-"""What a run's numbers come from besides its settings and its text: kernels, versions, the processor.
+"""The provenance of a run's numbers besides its settings and its text: kernels, versions, the processor.
 
 A checkpoint keeps it, and a run that goes on compares it. With other kernels it would be another training under the old
 name, so they are refused unless the user accepts them. Other versions, processors and threads are said: what they make
@@ -20,11 +20,11 @@ from ..machine import describe
 from ..wording import count
 
 UNKNOWN = "unknown"
-"""What `cache.digest` gives for a kernel that it cannot look through."""
+"""The result of `cache.digest` for a kernel that it cannot analyse."""
 
 
 def made_by(engine: Engine, files: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Describe what computes a run: the digest of each kernel's source and object code, and of each file of kernels."""
+    """Describe the code of a run: the digest of each kernel's source and object code, and of each file of kernels."""
     here, (cpu, features) = describe(), target()
     kernels = dict.fromkeys(engine.kernels)
     return {
@@ -38,22 +38,22 @@ def made_by(engine: Engine, files: Sequence[str]) -> dict[str, dict[str, str]]:
 
 
 def _digests(files: Iterable[Path]) -> dict[str, str]:
-    """Give the digest of each file by its name, which it keeps wherever it lies; files of one name have one."""
+    """Return the digest of each file by its name without folders; files of the same name share one digest."""
     found: dict[str, str] = {}
     for file in files:
         content = b""
-        with suppress(OSError):  # it has gone since it was imported
+        with suppress(OSError):  # the file was removed after its import
             content = file.read_bytes()
         found[file.name] = sha256(found.get(file.name, "").encode() + content).hexdigest()[:16]
     return found
 
 
 def compare(then: Any, now: Mapping[str, Mapping[str, str]]) -> tuple[list[str], list[str]]:
-    """Say what is otherwise now: what must not be, unless the user accepts it, and what may be.
+    """Return the changes since a checkpoint: those that the user must accept, and those that are only noted.
 
     Parameters
     ----------
-    then : what a checkpoint holds; None in those of earlier versions.
+    then : the provenance in a checkpoint; None in those of earlier versions.
     """
     if not isinstance(then, Mapping):
         return [], ["the checkpoint does not say which kernels made it, so they may be others now"]

@@ -1,4 +1,4 @@
-"""A run's folder: what was asked, on which machine, what came of it.
+"""A run's folder: its settings, its machine, its results.
 
 ``runs/<time>-<name>/`` holds ``config.json``, ``machine.json``, ``metrics.jsonl``, ``main.log`` (in llm.c's format),
 ``profile.json`` and ``summary.json``; with ``--tensorboard`` also ``events.out.tfevents.*``.
@@ -63,7 +63,7 @@ def _new_folder(root: Path, stem: str) -> Path:
 
 
 def check_root(root: Path) -> None:
-    """Refuse a folder of runs that nothing can be written to, before what would be kept there is measured.
+    """Refuse a folder of runs that cannot be written to, before anything is measured.
 
     Raises
     ------
@@ -86,7 +86,7 @@ LOGGED = re.compile(r"s:(\d+) ")
 
 
 def _whole_lines(path: Path) -> list[str]:
-    """Read the lines that end with a line feed: the last of a killed process may not."""
+    """Read the complete lines; the last line of a killed process may be cut."""
     return path.read_text(errors="replace").split("\n")[:-1]
 
 
@@ -99,13 +99,13 @@ def _json(line: str) -> dict[str, Any] | None:
 
 
 def keep(root: Path, kind: str, name: str, content: Mapping[str, Any]) -> Path:
-    """Keep what was measured: ``<time>-<kind>-<name>/record.json`` in the folder of all runs.
+    """Keep a measurement: ``<time>-<kind>-<name>/record.json`` in the folder of all runs.
 
     Parameters
     ----------
     kind : ``ab``, ``bench``, ``profile`` or ``tune``.
-    name : what it was measured on; characters that no folder's name should have are replaced.
-    content : anything that JSON can hold. Kind, format, time, commit and machine are added.
+    name : the subject of the measurement; characters that do not suit a folder's name are replaced.
+    content : any JSON content. Kind, format, time, commit and machine are added.
 
     Raises
     ------
@@ -136,7 +136,7 @@ def write_json(path: Path, content: Any, indent: int) -> None:
 
 
 def commit() -> str | None:
-    """Name the commit of the checkout that this package runs from, with ``+`` where files differ from it."""
+    """Return the commit of the checkout that this package runs from, with ``+`` where files differ from it."""
     root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():
         return None
@@ -155,9 +155,9 @@ class Run:
     Parameters
     ----------
     root : the folder that holds all runs.
-    name : of this one, already checked.
-    config : everything that was asked for.
-    here : what to say of the machine besides `machine`.
+    name : the run's name, already checked.
+    config : all settings.
+    here : facts of the machine besides those of `machine`.
     """
 
     def __init__(
@@ -172,12 +172,12 @@ class Run:
 
     @classmethod
     def reopen(cls, path: Path, step: int) -> tuple[Run, list[dict[str, Any]]]:
-        """Go on with a run as it was after a step; give it, and the metrics up to there.
+        """Continue a run as it was after a step; return it, and the metrics up to there.
 
         Raises
         ------
         UserError
-            Where another process has it, or its files are not there.
+            Where another process holds it, or its files are missing.
         """
         run = cls.__new__(cls)
         run._open(path)
@@ -192,7 +192,7 @@ class Run:
         return run, metrics
 
     def _open(self, path: Path) -> None:
-        """Take hold of a folder: no other process may write to it until this one ends."""
+        """Lock a folder: no other process may write to it until this one ends."""
         self.path = path
         self.trouble = ""
         self._pending = {"metrics.jsonl": b"", "main.log": b""}
@@ -212,7 +212,7 @@ class Run:
         write_json(self.path / name, content, indent=2)
 
     def begin_events(self, history: Sequence[Mapping[str, Any]], val: Mapping[int, float]) -> None:
-        """Write TensorBoard events from now on, in a file that begins with what was before a resume.
+        """Write TensorBoard events from now on, in a file that begins with the events before a resume.
 
         Parameters
         ----------
@@ -222,10 +222,10 @@ class Run:
         before = list(self.path.glob(tensorboard.FILES))
         self._events = tensorboard.new_name()
         self._pending[self._events] = b""
-        told = [tensorboard.opening(), *(tensorboard.validation(n, loss) for n, loss in val.items())]
-        self._append(self._events, b"".join(told + [tensorboard.step(m) for m in history]))
+        events = [tensorboard.opening(), *(tensorboard.validation(n, loss) for n, loss in val.items())]
+        self._append(self._events, b"".join(events + [tensorboard.step(m) for m in history]))
         for old in before:
-            with suppress(OSError):  # what stays is not counted, since the new file says that it begins anew
+            with suppress(OSError):  # the old file is not shown twice, since the new one marks a restart
                 old.unlink()
 
     def step(self, metrics: Mapping[str, Any]) -> None:
@@ -244,7 +244,7 @@ class Run:
             self._append(self._events, tensorboard.validation(step, loss))
 
     def _append(self, name: str, more: bytes) -> None:
-        """Add to a file; what the disk does not take now goes with the next piece, and `trouble` says why."""
+        """Add to a file. Text that the disk refuses now is written with the next piece; `trouble` holds the reason."""
         self._pending[name] += more
         try:
             with open(self.path / name, "ab", buffering=0) as file:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from math import cos, pi, sqrt
 
 COOLDOWN = 0.2
-"""The share of ``wsd``'s steps in which the rate falls."""
+"""The share of ``wsd``'s steps in which the rate decays."""
 
 
 def _wsd(s: int, n: int) -> float:
@@ -31,16 +31,16 @@ SCHEDULES: dict[str, Callable[[int, int, int], float]] = {
     "linear": lambda s, w, n: 1 - (s - w) / (n - w),
     "wsd": lambda s, w, n: _wsd(s, n),
 }
-"""How far between last and peak rate a step is, after the warm-up."""
+"""The position of a step between last and peak rate, after the warm-up."""
 
 
 def rate(name: str, step: int, *, steps: int, warmup: int, peak: float, end: float) -> float:
-    """Give the learning rate of a step.
+    """Return the learning rate of a step.
 
     Parameters
     ----------
     step : counted from 1.
-    steps, warmup : how many there are in all, and how many of them warm up.
+    steps, warmup : the number of all steps, and of the warm-up steps among them.
     peak, end : the highest rate, and where it falls to.
     """
     s = step - 1

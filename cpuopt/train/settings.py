@@ -1,7 +1,7 @@
-"""All settings of a run, one line each: default, help, what may be said, and how the flag shows it.
+"""All settings of a run, one line each: default, help, allowed values, and how the flag shows it.
 
-This table gives the flags of the command line (`flags`), what a file of settings may say (`read`), the checks
-(`Settings.check`), what a checkpoint keeps, and the table in docs/training.md.
+This table defines the flags of the command line (`flags`), the names in a file of settings (`read`), the checks
+(`Settings.check`), the contents of a checkpoint, and the table in docs/training.md.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ GUARDS = ("auto", "skip", "stop", "off")
 known before the first update, and else stops."""
 DECAYS = ("all", "matrices")
 Allowed = tuple[Callable[[Any], bool], str]
-"""A check of a value, and the words for what passes it."""
+"""A check of a value, and a description of the values that pass."""
 POSITIVE: Allowed = (lambda x: 0 < x < inf, "a positive number")
 NOT_NEGATIVE: Allowed = (lambda x: 0 <= x < inf, "0 or more")
 FRACTION: Allowed = (lambda x: 0 <= x < 1, "0 or more, and less than 1")
@@ -38,7 +38,7 @@ def least(n: int) -> Allowed:
 
 
 def one_of(words: Iterable[str]) -> Allowed:
-    """Allow some words."""
+    """Allow one of some words."""
     return lambda word: word in words, f"one of {', '.join(words)}"
 
 
@@ -49,16 +49,16 @@ def setting(
 
     Parameters
     ----------
-    shown : what the help says of the default, where the default does not speak for itself.
-    free : whether a resumed run may have it otherwise, since no number of its steps depends on it.
+    shown : the help's words for the default, where the value alone is not clear.
+    free : whether a resumed run may change it, since no number of its steps depends on it.
     """
-    told = {"help": help, "allowed": allowed, "metavar": metavar or None, "shown": shown, "free": free}
-    return field(default=default, metadata=told)
+    about = {"help": help, "allowed": allowed, "metavar": metavar or None, "shown": shown, "free": free}
+    return field(default=default, metadata=about)
 
 
 @dataclass(frozen=True)
 class Settings:
-    """All that a run is asked to do; the defaults are those of ``train_gpt2.c`` where it has them."""
+    """All settings of a run; the defaults are those of ``train_gpt2.c`` where it has them."""
 
     model: str | None = setting(
         None, "preset, or sizes as in '{\"n_layer\": 4}'", shown=f"that of --init, or {models.DEFAULT}"
@@ -70,7 +70,7 @@ class Settings:
     B: int = setting(4, "rows of a batch", least(1))
     T: int = setting(64, "tokens of a row", least(1))
     steps: int = setting(40, "training steps", least(1), free=True)
-    variant: str = setting("optimized", "kernels of every op that has them; auto: as 'cpuopt tune' found")
+    variant: str = setting("optimized", "variant of the kernels; auto: the plan of 'cpuopt tune'")
     plan: tuple[str, ...] | None = None
     """The rules that ``--variant auto`` came to when the run began; a resumed run keeps them."""
     swap: tuple[str, ...] = setting(
@@ -79,31 +79,33 @@ class Settings:
         metavar="OP[@LAYER]=VARIANT",
     )
     # of files of kernels, what is in them is compared, not where they lie
-    kernels: tuple[str, ...] = setting((), "your own kernels; repeatable", metavar="FILE.py", free=True)
+    kernels: tuple[str, ...] = setting((), "file of your own kernels; repeatable", metavar="FILE.py", free=True)
     fuse: str = setting(
         "auto", "rewrites: residual, layernorm, gelu, classifier, update, recompute", metavar="all|none|NAME,..."
     )
     threads: int | None = setting(
-        None, "threads of all kernels", least(1), shown="the cores this process may use", free=True
+        None, "number of threads", least(1), shown="the cores this process may use", free=True
     )
     seed: int = setting(0, "random seed for initial weights and data order", least(0))
-    lr: float = setting(1e-4, "learning rate, the highest of the schedule", POSITIVE)
+    lr: float = setting(1e-4, "peak learning rate", POSITIVE)
     schedule: str = setting("constant", "learning rate over time: constant, cosine, linear or wsd", one_of(SCHEDULES))
-    warmup_steps: int = setting(0, "first steps, over which the learning rate rises", least(0), metavar="N")
-    lr_end: float = setting(0.0, "last learning rate, as a share of --lr", SHARE, metavar="SHARE")
-    optimizer: str = setting("adamw", "update of the weights: adamw, sgd (with momentum) or lion")
+    warmup_steps: int = setting(0, "warm-up steps, in which the learning rate rises", least(0), metavar="N")
+    lr_end: float = setting(0.0, "final learning rate, as a share of --lr", SHARE, metavar="SHARE")
+    optimizer: str = setting("adamw", "optimizer: adamw, sgd (with momentum) or lion")
     # by default as the optimizer declares; None where it has no such number
     beta1: float | None = setting(None, "decay rate of the first moment, AdamW and Lion", shown="0.9")
     beta2: float | None = setting(
         None, "decay rate of the second moment, AdamW, or of the momentum, Lion", shown="0.999, Lion 0.99"
     )
-    eps: float | None = setting(None, "term against division by zero, AdamW", shown="1e-08")
-    momentum: float | None = setting(None, "share of the velocity that stays, SGD", shown="0.9")
+    eps: float | None = setting(None, "term added to the denominator, AdamW", shown="1e-08")
+    momentum: float | None = setting(None, "momentum factor, SGD", shown="0.9")
     weight_decay: float | None = setting(None, "weight decay", shown="0.0")
     decay: str = setting("all", "parameters that decay: all, or matrices, those of two axes", one_of(DECAYS))
-    clip: float | None = setting(None, "global norm that the gradient is scaled down to", POSITIVE, shown="off")
+    clip: float | None = setting(
+        None, "largest global norm of the gradient, which is scaled down to it", POSITIVE, shown="off"
+    )
     total_batch: int | None = setting(
-        None, "tokens of a step, gathered over micro-batches", metavar="TOKENS", shown="B * T"
+        None, "tokens of a step, accumulated over micro-batches", metavar="TOKENS", shown="B * T"
     )
     overfit: bool = setting(False, "training on the first batch only, to see the loss go to 0")
     guard: str = setting(
@@ -111,7 +113,7 @@ class Settings:
     )
     guard_z: float = setting(
         0.0,
-        "deviations above the last that count as such; 0: none, 6 is usual",
+        "z-score from which --guard refuses a loss or norm; 0: none, 6 is usual",
         NOT_NEGATIVE,
         metavar="Z",
         free=True,
@@ -122,12 +124,12 @@ class Settings:
     sample_tokens: int = setting(64, "tokens of a sample", least(1), metavar="N", free=True)
     prompt: str = setting("", "beginning of the samples", free=True)
     save: str | None = setting(
-        None, "weights at the end, as NAME.bin (llm.c) or a Hugging Face directory", metavar="PATH", free=True
+        None, "path for the final weights: NAME.bin (llm.c) or a Hugging Face directory", metavar="PATH", free=True
     )
     save_every: int = setting(
         0, "steps between checkpoints; 0: one where a run is interrupted", least(0), metavar="N", free=True
     )
-    keep: int = setting(2, "checkpoints that stay", least(1), metavar="K", free=True)
+    keep: int = setting(2, "number of checkpoints to keep", least(1), metavar="K", free=True)
     run: str = setting("train", "name of the folder in runs/", metavar="NAME")
     tensorboard: bool = setting(False, "events for TensorBoard besides the run's own files", free=True)
     processes: int = 1
@@ -139,7 +141,7 @@ class Settings:
 
     @property
     def _numbers(self) -> dict[str, float]:
-        from .. import ops  # late: help shall come at once
+        from .. import ops  # late: the help must come at once
 
         return ops.OPTIMIZERS[self.optimizer].defaults if self.optimizer in ops.OPTIMIZERS else {}
 
@@ -172,7 +174,7 @@ class Settings:
                 raise UserError(f"{flag(number.name)} {x}: expected {wrong}")
 
     def check(self) -> None:
-        """Refuse what no run can use.
+        """Refuse settings that no run can use.
 
         Raises
         ------
@@ -204,7 +206,7 @@ class Settings:
 
     @property
     def micro_batches(self) -> int:
-        """How many micro-batches make a step."""
+        """The number of micro-batches in a step."""
         return (self.total_batch or self.B * self.T) // (self.B * self.T)
 
     @property
@@ -220,7 +222,7 @@ class Settings:
 FLAGS = {f.name: f for f in fields(Settings) if f.metadata}
 """The settings that have a flag."""
 FREE = {name for name, f in FLAGS.items() if f.metadata["free"]} | {"processes"}
-"""Settings that a resumed run may have otherwise."""
+"""The settings that a resumed run may change."""
 TYPES = get_type_hints(Settings)
 JOB = ("model", "init", "data", "B", "T", "steps", "seed")
 KERNELS = ("variant", "swap", "kernels", "fuse", "threads")
@@ -232,7 +234,7 @@ def flag(name: str) -> str:
 
 
 def default(name: str, value: Any) -> str:
-    """Return what the help and the docs say of a default."""
+    """Return the words of the help and the docs for a default."""
     return str(FLAGS[name].metadata["shown"] or ("" if value in (None, "", ()) or value is False else value))
 
 
@@ -241,18 +243,18 @@ def flags(p: argparse.ArgumentParser, *names: str, only_given: bool = False, **d
 
     Parameters
     ----------
-    only_given : leave what is not given out of the namespace, so that a file can stand between it and the defaults.
-    defaults : other than those of the table.
+    only_given : whether the namespace holds only given flags, so that a file of settings can supply the others.
+    defaults : defaults that differ from those of the table.
     """
     for name in dict.fromkeys((*names, *defaults)):
-        told, value = FLAGS[name].metadata, defaults.get(name, FLAGS[name].default)
+        about, value = FLAGS[name].metadata, defaults.get(name, FLAGS[name].default)
         kind = next((t for t in get_args(TYPES[name]) if t is not NoneType), TYPES[name])
         words = default(name, value)
-        more: dict[str, Any] = {"help": f"{told['help']} ({words})" if words else told["help"]}
+        more: dict[str, Any] = {"help": f"{about['help']} ({words})" if words else about["help"]}
         if kind is bool:
             more |= {"action": argparse.BooleanOptionalAction}
         else:
-            more |= {"type": kind if kind in (int, float) else None, "metavar": told["metavar"]}
+            more |= {"type": kind if kind in (int, float) else None, "metavar": about["metavar"]}
         if isinstance(value, tuple):
             value = list(value)
             more |= {"action": "append"}
@@ -260,7 +262,7 @@ def flags(p: argparse.ArgumentParser, *names: str, only_given: bool = False, **d
 
 
 RECORDED = ("architecture", "sizes", "corpus", "processes", "plan")
-"""What a run's own ``config.json`` says besides its settings, and what ``--variant auto`` came to."""
+"""The keys of a run's ``config.json`` besides its settings, among them the plan of ``--variant auto``."""
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -271,7 +273,7 @@ def read(path: Path) -> dict[str, Any]:
     UserError
         Where it cannot be read, or is neither; for an unknown name, or a value of another type.
     """
-    import tomllib  # late: help shall come at once
+    import tomllib  # late: the help must come at once
 
     try:
         content = read_file(path)

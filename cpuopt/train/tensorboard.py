@@ -2,7 +2,7 @@
 
 A file is a sequence of records: length, its checksum, a serialised ``Event``, its checksum. ``tensorboardX`` brings the
 message types and the checksum; its writer is not used, since it puts events on a queue of ten for a thread that ends
-where the disk is full, and the training would then wait for ever.
+where the disk is full, and then the training would hang.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ TAGS = {
     "step_ms": "speed/step_ms",
     "tokens_per_s": "speed/tokens_per_s",
 }
-"""The metrics of a step, by the names under which TensorBoard shows them."""
+"""The metrics of a step, by their names in TensorBoard."""
 VALIDATION = "loss/validation"
 FILES = "events.out.tfevents.*"
-"""TensorBoard reads what is called so, and takes each folder of ``runs/`` for a run."""
+"""The beginning of an event file's name, by which TensorBoard finds it; each folder of ``runs/`` is a run to it."""
 
 
 def require() -> None:
@@ -45,12 +45,12 @@ def require() -> None:
 
 
 def new_name() -> str:
-    """Name a file that TensorBoard reads after those that were named before."""
+    """Return a file name that sorts after those of earlier event files."""
     return FILES.replace("*", f"{time.time():017.6f}.cpuopt")
 
 
 def opening() -> bytes:
-    """Begin a file; whatever a reader saw in files before it counts no more."""
+    """Return the first events of a file, which also tell a reader to discard earlier files."""
     from tensorboardX.proto.event_pb2 import Event, SessionLog
 
     version = Event(wall_time=time.time(), file_version="brain.Event:2")
@@ -59,12 +59,12 @@ def opening() -> bytes:
 
 
 def step(metrics: Mapping[str, Any]) -> bytes:
-    """Tell the metrics of a step; None stands for a number that is not finite."""
+    """Return the event with the metrics of a step; None stands for a number that is not finite."""
     return _scalars(metrics["step"], {tag: metrics[name] for name, tag in TAGS.items()})
 
 
 def validation(step: int, loss: float) -> bytes:
-    """Tell a validation loss."""
+    """Return the event with a validation loss."""
     return _scalars(step, {VALIDATION: loss})
 
 
@@ -72,8 +72,8 @@ def _scalars(step: int, values: Mapping[str, float | None]) -> bytes:
     from tensorboardX.proto.event_pb2 import Event
     from tensorboardX.proto.summary_pb2 import Summary
 
-    told = [Summary.Value(tag=tag, simple_value=nan if x is None else x) for tag, x in values.items()]
-    return _record(Event(wall_time=time.time(), step=step, summary=Summary(value=told)))
+    values_of = [Summary.Value(tag=tag, simple_value=nan if x is None else x) for tag, x in values.items()]
+    return _record(Event(wall_time=time.time(), step=step, summary=Summary(value=values_of)))
 
 
 def _record(event: Any) -> bytes:

@@ -1,4 +1,4 @@
-"""The training loop: a job's steps, and what they leave in the run's folder."""
+"""The training loop: a job's steps, and the files of the run's folder."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from .record import Run, commit
 
 
 class Listener(Protocol):
-    """Who hears of a run's progress."""
+    """Observer of a run's progress."""
 
     def step(self, metrics: dict[str, Any]) -> None:
         """One step is done."""
@@ -43,20 +43,20 @@ class Listener(Protocol):
         """A validation loss was measured after `step` updates."""
 
     def sample(self, step: int, text: str) -> None:
-        """The model wrote a text after `step` updates."""
+        """The model generated a sample after `step` updates."""
 
     def note(self, text: str) -> None:
-        """Something happened that the user should know of."""
+        """A note to the user."""
 
 
 @dataclass
 class Result:
-    """What a run gave.
+    """The result of a run.
 
     Attributes
     ----------
     stopped_by : the number of the signal that ended it early, or 0.
-    diagnosis : why it did not come to what was asked for, or ``""``.
+    diagnosis : the reason why it ended too early or without weights, or ``""``.
     checkpoint : the newest one.
     """
 
@@ -70,9 +70,10 @@ class Result:
 
 @contextmanager
 def stop_flag() -> Iterator[Callable[[], int]]:
-    """Turn SIGINT, SIGTERM and SIGHUP into a flag, the number of the first; Ctrl-C after one interrupts at once.
+    """Catch SIGINT, SIGTERM and SIGHUP; yield a function that returns the number of the first, or 0.
 
-    What ends a session sends several of the others in a row. One that was ignored before, as `nohup` has it, stays so.
+    A Ctrl-C after the first interrupts at once; the end of a session sends several of the others in a row. A signal
+    that was ignored before, as with `nohup`, stays ignored.
     """
     hit: list[int] = []
 
@@ -102,16 +103,16 @@ def validate(job: Job) -> float:
 
 
 class Trainer:
-    """A job on its way.
+    """A job in progress.
 
     Attributes
     ----------
     history : the metrics of these steps; also of those before a resume.
     val : validation losses, by the steps before them.
-    saved : where the newest checkpoint is, and after which step it was written.
-    tried : after which step the last was tried.
-    diagnosis : why no further step makes sense, or ``""``.
-    weights : where they were saved at the end.
+    saved : the newest checkpoint, and the step after which it was written.
+    tried : the step after which a checkpoint was last tried.
+    diagnosis : the reason to take no further step, or ``""``.
+    weights : the path of the final weights.
     """
 
     def __init__(self, job: Job, listener: Listener, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -126,15 +127,15 @@ class Trainer:
         _ = job.corpus.fingerprint  # read now, not when a signal leaves little time for a checkpoint
         if job.settings.sample_every:
             require_cache(job.config)
-        job.micro_batches(1)  # what cannot be had is refused before anything is written
+        job.micro_batches(1)  # settings that cannot be met are refused before anything is written
 
     @property
     def done(self) -> int:
-        """The steps so far."""
+        """The number of steps so far."""
         return self.job.done
 
     def state(self) -> dict[str, Any]:
-        """Give what a checkpoint says besides its tensors."""
+        """Return the content of a checkpoint besides its tensors."""
         return {
             "step": self.done,
             "updates": self.job.engine.step_number,
@@ -151,13 +152,13 @@ class Trainer:
         }
 
     def restore(self, resume: checkpoint.Checkpoint, history: list[dict[str, Any]]) -> None:
-        """Stand where a checkpoint was written."""
+        """Restore the state of a checkpoint."""
         state = resume.state
         self.history, self.saved, self.tried = history, (resume.path, state["step"]), state["step"]
         self.val = {int(k): v if v is not None else nan for k, v in state["val"].items()}
 
     def save(self, run: Run) -> None:
-        """Write a checkpoint; where that fails, say so and go on."""
+        """Write a checkpoint; where that fails, warn and continue."""
         self.tried = self.done
         try:
             path = checkpoint.save(run.path, self.job.engine, to_json(self.state()), self.job.settings.keep)
@@ -169,7 +170,7 @@ class Trainer:
             self.saved = path, self.done
 
     def run(self, run: Run, profiler: Profiler, stopped: Callable[[], int]) -> None:
-        """Take the steps that are left, until a signal or the guard ends it; save on the way, and at its end."""
+        """Take the remaining steps, until a signal or the guard ends the run; save checkpoints on the way."""
         s = self.job.settings
         trouble = ""
         if s.val_every and not self.done:
@@ -191,7 +192,7 @@ class Trainer:
             self.save(run)
 
     def finish(self, run: Run) -> None:
-        """Judge the weights that a run has come to, and write them where `Settings.save` says, or else near it."""
+        """Check that the final weights are finite, and write them to `Settings.save`, or else to a path near it."""
         if self.diagnosis:
             return
         parameters = self.job.engine.parameters()
@@ -214,14 +215,14 @@ class Trainer:
                     return
 
     def measure(self, run: Run) -> float:
-        """Take the validation loss."""
+        """Measure the validation loss."""
         loss = self.val[self.done] = validate(self.job)
         run.validation(self.done, loss)
         self.listener.validation(self.done, loss)
         return loss
 
     def sample(self) -> str:
-        """Let the model write; another text at each step, the same one whenever the step is taken."""
+        """Generate a sample; its seed depends only on the run's seed and the step."""
         s, job = self.job.settings, self.job
         if self.decoder is None:
             choice = {"variant": s.variant, "threads": s.threads, "processes": s.processes}
@@ -235,7 +236,7 @@ class Trainer:
         return s.prompt + "".join(text_of(tokens, tokenizer))
 
     def step(self, profiler: Profiler) -> dict[str, Any]:
-        """Take one step; give its metrics."""
+        """Take one step; return its metrics."""
         taken = self.job.step(profiler.step, self.clock)
         metrics: dict[str, Any] = {
             "step": taken.number,
@@ -251,7 +252,7 @@ class Trainer:
         return metrics
 
     def _refused(self, taken: Taken) -> None:
-        """Say what was wrong with a step, and decide whether the run goes on."""
+        """Report a refused step, and decide whether the run goes on."""
         job, guard = self.job, self.job.guard
         outlier = "deviations" in taken.refused
         cause = "" if outlier else f"; {find_first(job.engine, job.micro_batches(taken.number))}"
@@ -267,7 +268,7 @@ class Trainer:
 
 
 def _free(path: Path) -> Path:
-    """Give a path, or where something is there, the first free one of ``NAME-2``, ``NAME-3``, ..."""
+    """Return a path, or where it exists the first free one of ``NAME-2``, ``NAME-3``, ..."""
     others = (path.with_name(f"{path.stem}-{n}{path.suffix}") for n in count(2))
     return next(p for p in chain([path], others) if not os.path.lexists(p))
 
@@ -286,8 +287,8 @@ def train(
     ----------
     root : the folder that holds all runs.
     clock : in seconds.
-    resume : the checkpoint that `job` was prepared with; its run goes on.
-    roofs : what the machine can do, for the profile.
+    resume : the checkpoint that `job` was prepared with, whose run continues.
+    roofs : the machine's roofs, for the profile.
     """
     s, engine = job.settings, job.engine
     trainer = Trainer(job, listener, clock)
@@ -304,7 +305,7 @@ def train(
         left = checkpoint.clean(run.path)
         left += remove_leftovers(Path(os.path.realpath(s.save))) if s.save is not None else []
         for name in left:
-            listener.note(f"removed {name}, which an interrupted save has left")
+            listener.note(f"removed {name}, left by an interrupted save")
         profiler = Profiler(engine)
         with stop_flag() as stopped:
             trainer.run(run, profiler, stopped)

@@ -20,13 +20,13 @@ from ..weights import Weights, copy_into, llmc
 from .job import Cycle, Progress, Settings, Steps, require_correct
 
 FAR = {"logits": 1e-2, "loss": 1e-2, "gradient": 2e-2, "step": 1e-2}
-"""How far a value may be, from ``test_gpt2.c``."""
+"""The tolerance of each kind of value, from ``test_gpt2.c``."""
 HYPER: dict[str, Any] = {"lr": 1e-4, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.01}
 LOSSES_124M = (
     *(5.270007133, 4.059706688, 3.375123024, 2.800782681, 2.315382242),
     *(1.849028587, 1.394656420, 0.999146521, 0.624080420, 0.376510978),
 )
-"""Of ``gpt2_124M_debug_state.bin``; its first loss tells it from other states."""
+"""The losses of ``gpt2_124M_debug_state.bin``, which is recognised by the first of them."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,8 @@ class Row:
     ----------
     what : ``logits``, ``loss``, a tensor's name or ``loss of step 3``.
     deviation : the largest absolute difference; NaN where one of the two is.
-    allowed : how large it may be; None where there is nothing to compare with.
-    value : what cpuopt computed, for a single number.
+    allowed : the largest deviation that passes; None where there is nothing to compare with.
+    value : cpuopt's value, for a single number.
     """
 
     JSON: ClassVar = ("what", "deviation", "allowed", "value", "passed")
@@ -49,7 +49,7 @@ class Row:
 
     @property
     def passed(self) -> bool:
-        """Whether it is near enough."""
+        """Return whether the deviation is within the tolerance."""
         return self.allowed is None or (self.deviation is not None and self.deviation <= self.allowed)
 
 
@@ -80,8 +80,8 @@ def verify(
 
     Parameters
     ----------
-    losses : expected of ten steps; those of llm.c's own state are known.
-    settings : variant, swaps, kernels and threads are taken from it.
+    losses : the expected losses of ten steps; those of llm.c's own state are known.
+    settings : the source of variant, swaps, kernels and threads.
     """
     B, T = state.tokens.shape
     engine = Engine(

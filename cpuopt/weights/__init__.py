@@ -18,12 +18,12 @@ __all__ = ["Weights", "check_target", "copy_into", "open_weights", "save_weights
 
 
 def open_weights(path: Path) -> Weights:
-    """Find out what a file or directory is, and check it; the numbers are read later.
+    """Find the format of a file or directory, and check it; the numbers are read later.
 
     Raises
     ------
     UserError
-        Where it is not there, is nothing known, or is damaged.
+        Where it is missing, of no known format, or damaged.
     """
     if not path.exists():
         raise UserError(f"there is no {str(path)!r}; expected an llm.c model file, or a Hugging Face directory")
@@ -48,11 +48,11 @@ def copy_into(parameters: Mapping[str, Array], weights: Weights) -> None:
 
 
 def check_target(path: Path, config: Config | None = None) -> None:
-    """Refuse a place that weights cannot be written to, before there is anything to write.
+    """Refuse a path that weights cannot be written to, before any work.
 
     Parameters
     ----------
-    config : of the model, once that is known; llm.c's file has no place for others than its own.
+    config : the model's config, once it is known; llm.c's file holds its own model only.
 
     Raises
     ------
@@ -88,9 +88,9 @@ def save_weights(
 
     Parameters
     ----------
-    read : gives a parameter by its name.
-    padded_vocab : rows of ``wte`` in llm.c's file; the next multiple of 128 if not told.
-    tokenizer : what made text into ids, where that is known; llm.c's file has no place for it.
+    read : function from a parameter's name to its array.
+    padded_vocab : rows of ``wte`` in llm.c's file; the next multiple of 128 by default.
+    tokenizer : the name of the tokenizer, where it is known; llm.c's file cannot hold it.
 
     Raises
     ------

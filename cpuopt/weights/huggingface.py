@@ -1,4 +1,4 @@
-"""Models as Hugging Face's ``transformers`` keeps them: a directory with ``config.json`` and ``model.safetensors``.
+"""Models in the format of Hugging Face's ``transformers``: a directory with ``config.json`` and ``model.safetensors``.
 
 Of GPT-2, four weights are stored (in, out) there and (out, in) here. The head is tied to ``wte.weight`` and may be left
 out; names may begin with ``transformer.``; masks are kept beside the weights in older files, and are skipped.
@@ -21,19 +21,19 @@ from .tensors import FLOATS, Array, DType, Read, TensorFile, Weights, file_parts
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 SHARD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}\.safetensors")
 TOKENIZER = "cpuopt_tokenizer"
-"""In ``config.json``: what made text into ids. Others leave it alone."""
+"""The key of the tokenizer in ``config.json``, which other programs ignore."""
 
 
 @dataclass(frozen=True)
 class Names:
-    """How the files of a model differ from the module: what is not named here has the module's name and shape.
+    """The differences between the files of a model and its module; other weights have the module's name and shape.
 
     Attributes
     ----------
-    prefix : before every name; it may be missing.
+    prefix : the prefix of every name; it may be missing.
     transposed : weights that are stored (in, out).
     skipped : tensors that are no weights.
-    tied : tensors that may be left out, each with the weight that it must be equal to.
+    tied : tensors that may be missing, each with the weight that it must equal.
     """
 
     prefix: str = ""
@@ -50,7 +50,7 @@ NAMES = {
         {"lm_head.weight": "wte.weight"},
     ),
 }
-"""Of the models whose files differ."""
+"""The differences of each model whose files differ."""
 
 
 def open_model(path: Path) -> Weights:
@@ -59,7 +59,7 @@ def open_model(path: Path) -> Weights:
     Raises
     ------
     UserError
-        Where something is missing, too much, of another shape, or no model as cpuopt computes it.
+        Where a tensor is missing, superfluous or of another shape, or the model is not one of cpuopt's.
     """
     folder = path if path.is_dir() else path.parent
     if path.is_dir():
@@ -139,7 +139,7 @@ def _shards(index: Path) -> list[TensorFile]:
 
 
 def config_json(config: Config, dtype: DType, tokenizer: str | None = None) -> bytes:
-    """Describe a model as ``transformers`` reads it."""
+    """Return the content of ``config.json`` for a model."""
     return json.dumps(
         {
             **config.to_transformers(),
@@ -151,7 +151,7 @@ def config_json(config: Config, dtype: DType, tokenizer: str | None = None) -> b
 
 
 def weight_parts(config: Config, read: Read, dtype: DType) -> Iterator[Content]:
-    """Give the parts of ``model.safetensors``, with the names and the transposes of ``save_pretrained``."""
+    """Return the parts of ``model.safetensors``, with the names and the transposes of ``save_pretrained``."""
     names, shapes = NAMES.get(config.model, Names()), config.shapes()
 
     def turned(name: str) -> bool:

@@ -49,7 +49,7 @@ KNOWN = {
 
 
 def places_of(config: Config, padded_vocab: int) -> dict[str, int]:
-    """Find where each parameter lies, in numbers from the first tensor on and in their order; ``""`` is the end."""
+    """Return the offset of each parameter in the file, counted in numbers from the first tensor; ``""`` is the end."""
     layers = [str(i) for i in range(config.n_layer)]
     shapes, place, places = config.shapes(), 0, {}
     for name in (o.replace("*", i) for o in ORDER for i in (layers if "*" in o else [""])):
@@ -60,12 +60,12 @@ def places_of(config: Config, padded_vocab: int) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class State:
-    """A debug state: what PyTorch computed for one batch.
+    """A debug state: PyTorch's results for one batch.
 
     Attributes
     ----------
-    places : of each gradient, as `places_of` finds them.
-    tokens, targets : (B, T) int32; a target of -1 does not count.
+    places : the offset of each gradient, from `places_of`.
+    tokens, targets : (B, T) int32; a target of -1 is ignored.
     logits : (B, T, V), without padding.
     """
 
@@ -138,14 +138,14 @@ def open_model(path: Path) -> Weights:
 
 
 def require(config: models.Config) -> Config:
-    """Return the config of a model that llm.c has; a `UserError` for another."""
+    """Return the config of a model that llm.c has; raise a `UserError` for another."""
     if not isinstance(config, Config):
         raise UserError(f"llm.c's file cannot hold the model {config.model}; name a directory")
     return config
 
 
 def model_parts(config: models.Config, read: Read, dtype: DType, padded_vocab: int | None = None) -> Iterator[Content]:
-    """Give the parts of a model file; the vocabulary is padded to a multiple of 128, as llm.c does, if not told."""
+    """Yield the parts of a model file; the vocabulary is padded, by default to a multiple of 128 like llm.c's."""
     c = require(config)
     padded = padded_vocab or -(-c.vocab_size // 128) * 128
     header = np.zeros(256, "<i4")
@@ -164,7 +164,7 @@ def open_state(path: Path, model: Weights) -> State:
     Raises
     ------
     UserError
-        Where it is none, or not this model's.
+        Where it is no debug state, or not this model's.
     """
     words, size = _header(path, STATE_MAGIC, "an llm.c debug state")
     version, B, T = words[1:4]

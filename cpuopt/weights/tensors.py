@@ -1,4 +1,4 @@
-"""Safetensors files, read with distrust and written without a copy.
+"""Safetensors files, read with strict checks and written without a copy.
 
 A file is 8 bytes with the length of the header, a header of JSON that gives each tensor's dtype, shape and place, and
 the numbers. The ``safetensors`` library judges the header, after the checks that it does not make: no name twice, no
@@ -28,17 +28,17 @@ from ..ops.declaration import Shape
 
 Array = np.ndarray[Any, Any]
 Read = Callable[[str], Array]
-"""Gives a tensor by its name, as float32."""
+"""A function from a tensor's name to the tensor, as float32."""
 DType = Literal["f32", "bf16"]
 STORED: dict[DType, tuple[int, str]] = {"f32": (4, "<f4"), "bf16": (2, "<u2")}
-"""Bytes of a number, and as what NumPy reads it."""
+"""Bytes of a number of each dtype."""
 
 NAME = re.compile(r"[A-Za-z0-9_./-]{1,200}")
 HEADER_LIMIT = 1 << 22
-"""Bytes: tens of thousands of tensors, in a header that is read in a moment."""
+"""The largest header in bytes, enough for tens of thousands of tensors."""
 SIZES = {"F32": 4, "F16": 2, "BF16": 2, "F64": 8, "BOOL": 1, "U8": 1, "I8": 1, "I16": 2, "I32": 4, "I64": 8}
 FLOATS = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
-"""The dtypes that weights can have, and as what NumPy reads them."""
+"""The dtypes that weights can have, and the NumPy types that read them."""
 
 
 @dataclass(frozen=True)
@@ -47,9 +47,9 @@ class Weights:
 
     Attributes
     ----------
-    dtype : how the numbers are stored.
-    read : reads one parameter as float32, in cpuopt's shape.
-    tokenizer : what made text into ids, ``bytes`` or ``gpt2``; None where the files do not say.
+    dtype : the stored type of the numbers.
+    read : function that reads one parameter as float32, in cpuopt's shape.
+    tokenizer : ``bytes`` or ``gpt2``; None where the files do not name it.
     padded_vocab : rows of the embedding in llm.c's file.
     """
 
@@ -63,7 +63,7 @@ class Weights:
 
 @dataclass(frozen=True)
 class Tensor:
-    """Where a tensor lies: `start` is its first byte in the file."""
+    """The place of a tensor: `start` is its first byte in the file."""
 
     dtype: str
     shape: Shape
@@ -80,7 +80,7 @@ class TensorFile:
     Raises
     ------
     UserError
-        Where the file cannot be read or is not what it should be. No memory is taken on the word of the header.
+        Where the file cannot be read or is invalid. No memory is allocated before the header is checked.
     """
 
     def __init__(self, path: Path) -> None:
@@ -106,7 +106,7 @@ class TensorFile:
             raise self.wrong(f"its header is no JSON of tensors: {e}") from e
 
     def wrong(self, what: str) -> UserError:
-        """Make the error that says what is wrong with this file."""
+        """Make the error about this file."""
         return UserError(f"{str(self.path)!r}: {what}; give a whole safetensors file")
 
     def _tensor(self, name: str, entry: Any, data: int) -> Tensor:
@@ -176,12 +176,12 @@ def to_bf16(x: Array) -> Array:
 
 
 def content_of(x: Array, dtype: DType) -> Content:
-    """Give the bytes of an array as a file has them."""
+    """Return the bytes of an array in the format of a file."""
     return (to_bf16(x).astype("<u2", copy=False) if dtype == "bf16" else np.ascontiguousarray(x, "<f4")).data
 
 
 def file_parts(shapes: Mapping[str, Shape], read: Read, dtype: DType = "f32") -> Iterator[Content]:
-    """Give the parts of a safetensors file, a tensor at a time."""
+    """Yield the parts of a safetensors file, a tensor at a time."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # without it transformers refuses the file
     end = 0
     for name, shape in shapes.items():

@@ -220,7 +220,7 @@ def last_row_unwritten(out, inp):
 def test_an_output_that_depends_on_what_stood_in_it_is_refused(registered, function):
     op = differentiable(out("out", N), inp("inp", N, T))(function)
     with pytest.raises(
-        UserError, match=r":\d+: 'out\[i\] .*: 'out' depends on what stood in it.*; assign every element"
+        UserError, match=r":\d+: 'out\[i\] .*: 'out' depends on its content before the call.*; assign every element"
     ):
         op.judge()
     assert not op.judged

@@ -1,1 +1,1 @@
-"""Matrix products on NumPy's BLAS: the honest ceiling to compare with. Its threads are those of the engine."""
+"""Matrix products on NumPy's BLAS: the baseline of a tuned library. Its threads are those of the engine."""

@@ -10,7 +10,7 @@ ROWS = 256
 
 
 def product(out, add, a, b, block):
-    """Give ``out = a @ b``, or add it, ROWS rows at a time."""
+    """Compute ``out = a @ b``, or add it, ROWS rows at a time."""
     if not add:
         np.matmul(a, b, out=out)
         return

@@ -1,7 +1,7 @@
-"""A compile cache for numba: never stale, and what runs is always an entry of it.
+"""A compile cache for numba: never stale, and only its entries run.
 
 An entry is named by a hash of all that its machine code depends on (`dependencies.Walk`). numba's own ``cache=True``
-looks at one source file. It runs stale code after an edit of a callee, an intrinsic or a constant in another file, and
+checks one source file. It runs stale code after an edit of a callee, an intrinsic or a constant in another file, and
 it recompiles a whole file for a comment.
 
 A function is compiled in an LLVM engine that is thrown away, and loaded from its entry into an engine of its own. In
@@ -51,11 +51,11 @@ _loaded: weakref.WeakKeyDictionary[Any, dict[Any, str]] = weakref.WeakKeyDiction
 
 
 class CacheWarning(UserWarning):
-    """Something is compiled anew in each process; the message says why."""
+    """The warning that a kernel is compiled anew in each process; the message gives the reason."""
 
 
 def attach(dispatcher: Any) -> None:
-    """Give a dispatcher this cache instead of numba's.
+    """Make a dispatcher use this cache instead of numba's.
 
     Nothing is hashed before the first compilation, so the globals of the function may be defined after it.
 
@@ -71,7 +71,7 @@ def attach(dispatcher: Any) -> None:
 
 
 def is_cached(dispatcher: Any, signature: Any) -> bool:
-    """Tell whether a compilation for `signature` would be loaded, without compiling.
+    """Return whether a compilation for `signature` would be loaded, without compiling.
 
     Parameters
     ----------
@@ -86,7 +86,7 @@ def is_cached(dispatcher: Any, signature: Any) -> bool:
 
 
 def digest(function: Any) -> str:
-    """Name what a kernel's machine code is made from: 12 hexadecimal digits that change when any of it changes.
+    """Hash the sources of a kernel's machine code: 12 hexadecimal digits that change with any of them.
 
     Parameters
     ----------
@@ -99,7 +99,7 @@ def digest(function: Any) -> str:
 
 
 def code_digest(dispatcher: Any, signature: Any) -> str:
-    """Name the machine code that a dispatcher runs for a signature: 12 hexadecimal digits; empty where none is loaded.
+    """Hash the machine code that a dispatcher runs for a signature: 12 hexadecimal digits; empty where none is loaded.
 
     It covers the instructions and constants of the loaded object, and none of the symbols' names.
     """
@@ -151,7 +151,7 @@ _INTERNALS = {  # function: its parameters, and names that its code must use
 
 @functools.cache
 def unsupported() -> str | None:
-    """Say what this module needs of numba and this version lacks, or None. Nothing is cached with such a numba."""
+    """Return a feature that this module needs and this numba lacks, or None. Without it nothing is cached."""
     for path, (parameters, names) in _INTERNALS.items():
         try:
             found = pkgutil.resolve_name(f"numba.core.{path}")
@@ -198,7 +198,7 @@ if not unsupported():
 
 @contextlib.contextmanager
 def _own_engine(target: Any) -> Iterator[None]:
-    """Let what is compiled or loaded go into an LLVM engine of its own, which lives as long as what is in it."""
+    """Compile or load code in an LLVM engine of its own, which lives as long as the code."""
     before, target._internal_codegen = target._internal_codegen, codegen.JITCPUCodegen("cpuopt")
     try:
         yield
@@ -207,15 +207,15 @@ def _own_engine(target: Any) -> Iterator[None]:
 
 
 class _KernelCache:
-    """One dispatcher's cache, as numba wants to see it (``numba.core.caching._Cache``), and its compiler."""
+    """One dispatcher's cache, with the interface of numba's (``numba.core.caching._Cache``), and its compiler."""
 
     cache_path = property(lambda self: str(_folder()))
 
     def __init__(self, dispatcher: Any) -> None:
         function = dispatcher.py_func
-        room = function.__module__.split(".")[-2:][0]  # "vanilla" in cpuopt.kernels.vanilla.matmul
+        package = function.__module__.split(".")[-2:][0]  # "vanilla" in cpuopt.kernels.vanilla.matmul
         self.dispatcher = dispatcher
-        self.label = re.sub(r"[^.\w]+", "_", function.__qualname__)[-80:] + "-" + room
+        self.label = re.sub(r"[^.\w]+", "_", function.__qualname__)[-80:] + "-" + package
         self.home = function.__module__, function.__qualname__
         self.missing: dict[Any, tuple[str, Any]] = {}
 
@@ -225,7 +225,7 @@ class _KernelCache:
     disable = enable
 
     def flush(self) -> None:
-        """Forget what the dispatcher's code was made from: ``recompile()`` makes it anew. No entry on disk is wrong."""
+        """Forget the sources of the dispatcher's code: ``recompile()`` makes it anew. No entry on disk is wrong."""
         _made_from.pop(self.dispatcher, None)
 
     def key(self, signature: Any, walk: Walk) -> str:
@@ -283,7 +283,7 @@ class _KernelCache:
         """Do nothing: `compile` has saved it."""
 
     def require_unchanged(self, sig: Any, key: str) -> None:
-        """Raise where the entry's name does not describe what was compiled."""
+        """Raise where the entry's name does not describe the compiled code."""
         walk = Walk(self.dispatcher)
         if self.key(sig, walk) != key:
             raise UncacheableError("something that it depends on changed while it was compiled")
@@ -294,7 +294,7 @@ class _KernelCache:
 
     @contextlib.contextmanager
     def or_else_a_warning(self) -> Iterator[None]:
-        """Let numba compile as if there were no cache when anything goes wrong, foreseen or not."""
+        """Fall back to numba without a cache after any error."""
         try:
             yield
         except UncacheableError as reason:
@@ -307,7 +307,7 @@ class _KernelCache:
 
 @contextlib.contextmanager
 def _without_numbas_cache(dispatcher: Any) -> Iterator[None]:
-    """Let functions under numba's own ``cache=True`` be compiled anew: it may hold old code of theirs."""
+    """Compile functions under numba's own ``cache=True`` anew, since that cache may hold old code."""
     before = caching.FunctionCache.load_overload
     caching.FunctionCache.load_overload = lambda self, sig, target: None
     try:
@@ -363,7 +363,7 @@ def _prepared(folder: Path) -> Path | None:
 
 
 def _prune(folder: Path) -> None:
-    """Remove, once a day, what no process has used for a month."""
+    """Remove, once a day, entries that no process has used for a month."""
     marker, now = folder / "pruned", time.time()
     if not marker.exists() or now - marker.stat().st_mtime > DAY:
         marker.touch()

@@ -1,11 +1,11 @@
-"""What the machine code of a function depends on: a walk over all that its bytecode reaches, as one digest.
+"""The dependencies of a function's machine code: a walk over all that its bytecode reaches, as one digest.
 
 `Walk` follows bytecode to the constants, functions, intrinsics and plain-Python code emitters that it reaches, wherever
-they are defined. Only Python, NumPy, numba and llvmlite are not walked: their versions stand for their code. What the
-walk cannot describe is never left out: it raises `UncacheableError`, with the reason.
+they are defined. Only Python, NumPy, numba and llvmlite are not walked; their versions are hashed instead. For an
+object that it cannot describe, the walk raises `UncacheableError`, with the reason.
 
-The walk follows names. It cannot see what has none: implementations registered with ``@overload`` (banned in kernels),
-files that a code emitter reads, options set inside LLVM.
+The walk follows names. It cannot see things without a name: implementations registered with ``@overload`` (banned in
+kernels), files that a code emitter reads, options set inside LLVM.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SCHEME = 2  # raise it when the walk or the layout of an entry changes
 
 
 class UncacheableError(Exception):
-    """Something that the walk cannot describe, or numba cannot store."""
+    """A function that the walk cannot describe, or numba cannot store."""
 
 
 def sha(data: bytes) -> str:
@@ -77,7 +77,7 @@ def settings() -> tuple[Any, ...]:
 
 
 def _is_outside(module: python.ModuleType | None) -> bool:
-    """Tell whether the versions in `settings` stand for a module's content."""
+    """Return whether the versions in `settings` cover a module's content."""
     name = getattr(module, "__name__", "")
     if name.partition(".")[0] in ("numba", "llvmlite", "numpy"):
         return sys.modules.get(name) is module
@@ -96,7 +96,7 @@ def _outside_name(value: Any) -> str | None:
 
 @functools.cache
 def _names(code: python.CodeType) -> frozenset[str]:
-    """Return all names that a function looks up, functions defined inside it included."""
+    """Return all global names in a function, including functions defined inside it."""
     return frozenset(code.co_names).union(*(_names(c) for c in code.co_consts if isinstance(c, python.CodeType)))
 
 
@@ -124,7 +124,7 @@ class Walk:
     def __init__(self, root: Any) -> None:
         self.units: list[Any] = []  # dispatchers and intrinsics reached
         self.modules: list[Any] = []  # modules reached, without those outside
-        self.names: set[str] = set()  # names that any function reached looks up; in which modules is not known
+        self.names: set[str] = set()  # global names in all functions reached; their modules are not known
         self.seen: dict[int, tuple[int, Any]] = {}  # id: position, and the object, which so keeps its id
         self.place = "the signature"
         tree, done = [self.describe(root)], set[tuple[int, str]]()

@@ -1,7 +1,7 @@
-"""A process that compiles a kernel afresh, with its source lines, and tells what the compiler made of it.
+"""A process that compiles a kernel afresh, with its source lines, and reports the compiler's output.
 
 ``python -m cpuopt.kernels.compile.inspection``, which `lab.inspect` starts: a process of its own, because LLVM's
-options cannot be taken back.
+options cannot be reset.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def inspect(request: Mapping[str, Any], say: Say) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _stderr_to(file: BinaryIO) -> Iterator[None]:
-    """Let the compiler, which writes to the descriptor, write to a file."""
+    """Redirect stderr at the descriptor, to which the compiler writes, to a file."""
     before = os.dup(2)
     os.dup2(file.fileno(), 2)
     try:

@@ -41,7 +41,7 @@ def signature(
 
     Parameters
     ----------
-    dtypes : of the arguments that do not have their usual one.
+    dtypes : the types of the arguments that do not have their usual one.
     """
     sig: list[types.Type] = []
     for arg in op.args:
@@ -58,7 +58,7 @@ def takes_all(function: Callable[..., None]) -> bool:
 
 
 def signature_of(kernel: Kernel) -> tuple[types.Type, ...]:
-    """Derive the types that a compiled kernel is compiled for."""
+    """Derive the types for which a kernel is compiled."""
     sig = signature(kernel.op, kernel.scratch, kernel.types)
     return (types.Tuple(sig),) if takes_all(kernel.function.py_func) else sig  # type: ignore[attr-defined]
 
@@ -83,7 +83,7 @@ def kernel(
     scratch : ``(name, size)`` of float32 working memory, or ``(name, size, dtype)``; a size is a number, an expression
         such as ``BT*C``, or a function of the sizes.
     jit : False for a plain Python function.
-    same_bits : whether it promises the same bits for any number of threads.
+    same_bits : whether it promises identical bits for any number of threads.
     shown : the function whose file and line stand for the kernel; by default the decorated one.
     options : for ``numba.njit``, over the options that all kernels share.
 
@@ -152,7 +152,7 @@ def afresh(kernel: Kernel) -> tuple[Any, tuple[types.Type, ...]]:
 
 
 def helper(**options: Any) -> Callable[[Callable[..., Any]], Any]:
-    """Compile a function that kernels call; serial unless told otherwise."""
+    """Compile a function that kernels call; serial by default."""
 
     def decorate(function: Callable[..., Any]) -> Any:
         compiled = numba.njit(**{**OPTIONS, "parallel": False, **options})(function)
@@ -163,7 +163,7 @@ def helper(**options: Any) -> Callable[[Callable[..., Any]], Any]:
 
 
 def code_digest(kernel: Kernel) -> str:
-    """Name the machine code that a kernel runs; empty for a plain Python function, and before it is compiled."""
+    """Hash the machine code that a kernel runs; empty for a plain Python function, and before it is compiled."""
     compiled = hasattr(kernel.function, "py_func")
     return cache.code_digest(kernel.function, signature_of(kernel)) if compiled else ""
 
@@ -179,15 +179,15 @@ def compile_kernels(
 
     Parameters
     ----------
-    processes : how many to compile in, one a core by default; each writes to the shared cache. A kernel that is in
-        neither the package nor `files`, as one of a script is, is compiled in this one.
+    processes : the number of processes that compile, one a core by default; each writes to the shared cache. A kernel
+        that is in neither the package nor `files`, as one of a script is, is compiled in this one.
     files : users' kernel files that a process of its own has to load first.
     progress : called with (compiled so far, to compile, name) as it goes, and once at the end without a name; by
-        default a line on stderr tells.
+        default a line on stderr.
 
     Returns
     -------
-    How many were compiled.
+    The number of kernels compiled.
     """
     missing = [k for k in kernels if not k.is_compiled()]
     processes, progress, done = min(processes or cores(), len(missing)), progress or Compiling(), 0
@@ -206,7 +206,7 @@ def compile_kernels(
 
 
 def _compile_elsewhere(kernels: Sequence[Kernel], processes: int, files: Sequence[str]) -> Iterator[Kernel]:
-    """Compile in processes of the package's own, which end with this one; give each kernel when that is done.
+    """Compile in processes of the package's own, which end with this one; yield each kernel when it is done.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""What a program that uses the library sees of a compilation: one line on stderr, which moves on a terminal."""
+"""The progress of a compilation for users of the library: one line on stderr, which is updated on a terminal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Compiling:
         self.start = time.monotonic()
 
     def __call__(self, done: int, total: int, kernel: str) -> None:
-        """Write how far it is, and about how long it still takes; elsewhere than on a terminal, only that it begins."""
+        """Write the progress and the remaining time; without a terminal, only a line at the start."""
         if sys.stderr.isatty():
             left = (time.monotonic() - self.start) / done * (total - done) if done else 0.0
             said = f"cpuopt: compiling {done + 1}/{total} {kernel}" + f", about {left:.0f} s left" * (left >= 1)

@@ -1,4 +1,4 @@
-"""Which processor kernels are compiled for."""
+"""The processor for which kernels are compiled."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ from numba.core.registry import cpu_target
 
 
 def target() -> tuple[str, str]:
-    """Name the processor that code is made for, and its features: this one, or what ``NUMBA_CPU_NAME`` says."""
+    """Return the processor for which code is compiled, and its features: this one, or that of ``NUMBA_CPU_NAME``."""
     _, name, features = cpu_target.target_context.codegen().magic_tuple()
     return str(name), str(features)

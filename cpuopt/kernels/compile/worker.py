@@ -1,4 +1,4 @@
-"""Compiles kernels into the cache: ``python -m cpuopt.kernels.compile.worker [FILE.py ...]``, which `jit` starts.
+"""The process that compiles kernels: ``python -m cpuopt.kernels.compile.worker [FILE.py ...]``, started by `jit`.
 
 It loads the package and the users' kernel files that it is given, and nothing else: a script that trains is not
 imported again.
@@ -15,7 +15,7 @@ from .. import load_all, registry
 
 
 def compile_kernel(request: Mapping[str, Any], say: Say) -> dict[str, Any]:
-    """Compile one kernel, if it is known here; the kernel of a script is not."""
+    """Compile one kernel, if it is known here; a script's kernel is not."""
     if kernel := registry.KERNELS.get((request["op"], request["variant"])):
         kernel.of(request["types"]).compile()
     return {}

@@ -15,8 +15,7 @@ from ..compile.jit import kernel
 from .load import load
 
 REFUSED: dict[str, str] = {}
-"""Why an op has neither a generated kernel nor one for its backward: the line of its forward that forbids it, or what
-it is."""
+"""The reason why an op has neither a generated kernel nor one for its backward."""
 
 
 def register(op: Any, forward: registry.Kernel, variant: str = "generated") -> None:
@@ -29,7 +28,7 @@ def register(op: Any, forward: registry.Kernel, variant: str = "generated") -> N
 
 
 def product(shape: tuple[Dim, ...]) -> Any:
-    """The size of an array."""
+    """Return the size of an array."""
     size: Any = 1
     for dim in shape:
         size = dim * size
@@ -37,12 +36,12 @@ def product(shape: tuple[Dim, ...]) -> Any:
 
 
 def times(factor: int, size: Any) -> Any:
-    """A multiple of a scratch size, which may be a function of the sizes."""
+    """Return a multiple of a scratch size, which may be a function of the sizes."""
     return (lambda sizes: factor * size(sizes)) if callable(size) and not isinstance(size, Dim) else size * factor
 
 
 def reason(op: Op) -> str:
-    """Say why nothing is to be generated for an op."""
+    """Return the reason why nothing is generated for an op."""
     if op.fuses:
         parts = [part.name for part in op.fuses]
         return f"{op.name}: it fuses {', '.join(parts[:-1])} and {parts[-1]}; a --swap of those leaves them apart"

@@ -22,7 +22,7 @@ def backward(op: Op, forward: Kernel) -> Backward:
     Raises
     ------
     UnsupportedError
-        Where the forward does not lie in the subset, or the declared backward is not given what its adjoint reads.
+        Where the forward lies outside the subset, or the declared backward lacks an argument that its adjoint reads.
     """
     first = op.inverts
     assert first is not None
@@ -56,6 +56,6 @@ def load(op: Op, forward: Kernel) -> ModuleType:
 
 @cache
 def _generator() -> str:
-    """A digest of the generator's own source."""
+    """Return a digest of the generator's own source."""
     files = sorted(Path(ad.__file__).parent.glob("*.py"))
     return __version__ + hashlib.sha256(b"".join(f.read_bytes() for f in files)).hexdigest()

@@ -1,1 +1,1 @@
-"""The fast kernels: vectorised, tiled, the same bits for any number of threads."""
+"""The fast kernels: vectorised, tiled, bitwise identical for any number of threads."""

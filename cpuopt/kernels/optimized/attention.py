@@ -46,7 +46,7 @@ def softmax(w, score, top, alpha, total, n_q, n_k, diagonal):
 
 @helper()
 def forward_floats(HS):
-    """What one thread works in: packed rows, q transposed, sums of out, a tile; three numbers for each query."""
+    """Working memory of one thread: packed rows, q transposed, sums of out, a tile; three numbers for each query."""
     return BLOCK * ((HS + COLS - 1) // COLS * COLS * 3 + BLOCK + 3)
 
 
@@ -54,7 +54,7 @@ def forward_floats(HS):
 def attend(out, o0, o_row, qkv, q, q_row, keys, k0, values, v0, kv_row, before, n_q, HS, w, packed):
     """Attend from up to BLOCK queries to `before` keys and then, causally, to as many as there are queries.
 
-    What is given are arrays, the offset of the first row in each, and how far rows lie apart. The queries' maxima stay
+    The arguments are arrays, the offset of the first row in each, and the distance of rows. The queries' maxima stay
     at `packed` + BLOCK * (3 * width + BLOCK) of w, their sums 2 * BLOCK behind.
     """
     width = up(HS, COLS)
@@ -139,18 +139,18 @@ def softmax_backward(w, score, datt, lse, lse0, delta, n_q, n_k, diagonal):
 
 
 K, V, DK, DV = range(4)
-"""What is kept of a block of keys while its tiles are visited, each BLOCK rows, packed."""
+"""The packed arrays of a block of keys, each of BLOCK rows, kept while its tiles are visited."""
 
 
 @helper()
 def block_floats(HS):
-    """What is kept of a block of keys."""
+    """Working memory of a block of keys."""
     return 4 * BLOCK * up(HS, COLS)
 
 
 @helper()
 def row_floats(HS):
-    """What one thread works in: q, dout and dq, the first two transposed too, two tiles, a number for each query."""
+    """Working memory of one thread: q, dout and dq, two of them transposed too, two tiles, a number for each query."""
     return BLOCK * (5 * up(HS, COLS) + 2 * BLOCK + 1)
 
 
@@ -206,7 +206,7 @@ def backward_row(dqkv, dqkv_add, dout, qkv, out, lse, kept, first, w, base, step
 
 
 def kept_floats(sizes):
-    """Size what is kept: of all blocks or, where a head has only one, of the block that each thread is at."""
+    """Size the memory of blocks of keys: of all blocks or, where a head has only one, of one block for each thread."""
     heads, blocks = sizes["B"] * sizes["NH"], -(-sizes["T"] // BLOCK)
     held = heads * blocks if blocks > 1 else config.NUMBA_NUM_THREADS
     return held * block_floats.py_func(sizes["C"] // sizes["NH"])

@@ -39,7 +39,7 @@ def fill(x, value):
 
 @helper(parallel=True)
 def loss_block(logits, losses, targets, ignore_index):
-    """Give the losses of a block."""
+    """Compute the losses of a block."""
     V = logits.shape[1]
     for t in prange(logits.shape[0]):
         total, top = shifted_sum(logits, np.int64(t) * V, np.int64(t) * V + V)
@@ -48,7 +48,7 @@ def loss_block(logits, losses, targets, ignore_index):
 
 @helper(parallel=True)
 def gradient_block(logits, losses, share, targets, ignore_index):
-    """Give the losses of a block, and turn the logits into their gradient."""
+    """Compute the losses of a block, and turn the logits into their gradient."""
     V = logits.shape[1]
     for t in prange(logits.shape[0]):
         lo, hi = np.int64(t) * V, np.int64(t) * V + V

@@ -27,7 +27,7 @@ def sum_exp(logits, lo, hi, top):
 
 @helper()
 def shifted_sum(logits, lo, hi):
-    """Give sum(exp(logits - top)) and top: a number near the maximum, or below it as long as no exp is huge."""
+    """Compute sum(exp(logits - top)) and top: a number near the maximum, or below it as long as no exp is huge."""
     top = row_max(logits, lo, min(lo + SAMPLE, hi))
     total = sum_exp(logits, lo, hi, top)
     if not total < HUGE:  # NaN too
@@ -38,7 +38,7 @@ def shifted_sum(logits, lo, hi):
 
 @helper()
 def backward_row(dlogits, dlogits_add, logits, top, share, lo, hi):
-    """Give or add ``share * exp(logits - top)``."""
+    """Compute or add ``share * exp(logits - top)``."""
     whole = hi - (hi - lo) % LANES
     n = hi - whole
     for i in range(lo, whole, LANES):

@@ -39,7 +39,7 @@ def copy(to, i, x, j, n):
 
 @helper()
 def softmax(att, a, n):
-    """Turn n scores into exp(score - top); give the sum."""
+    """Turn n scores into exp(score - top); return the sum."""
     whole = n - n % LANES
     m = spread(LOWEST)
     for k in range(0, whole, LANES):
@@ -95,7 +95,7 @@ def put_away(keys, values, cache, qkv, q, position, T, C, HS):
 
 @helper()
 def query(out, o, keys, values, cache, qkv, q, n, HS, att, a):
-    """Give a head's result for one query: scores, their softmax, the weighted sum of the values."""
+    """Compute a head's result for one query: scores, their softmax, the weighted sum of the values."""
     scale = ONE / np.sqrt(np.float32(HS))
     for t in range(n):
         att[a + t] = scale * dot(qkv, q, keys, cache + t * HS, HS)

@@ -12,7 +12,7 @@ from .matmul_update import ONE, squares
 
 @helper()
 def first_of(tokens, bt):
-    """Whether no earlier token is the same."""
+    """Return whether no earlier token is the same."""
     for i in range(bt):
         if tokens[i] == tokens[bt]:
             return False

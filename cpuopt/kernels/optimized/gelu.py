@@ -19,13 +19,13 @@ ZERO, ONE, THREE = np.float32(0), np.float32(1), np.float32(3)
 
 @helper(forceinline=True)
 def value(x):
-    """Give x/2 * (1 + tanh(u))."""
+    """Compute x/2 * (1 + tanh(u))."""
     return x / (exp((x * x * CUBIC + ONE) * x * -TWO_S) + ONE)
 
 
 @helper(forceinline=True)
 def slope(x):
-    """Give logistic(2u) + x * logistic'(2u) * 2u'; by z = exp(-|2u|) nothing overflows and nothing cancels."""
+    """Compute logistic(2u) + x * logistic'(2u) * 2u'; by z = exp(-|2u|) nothing overflows and nothing cancels."""
     x2 = x * x * CUBIC
     u2 = (x2 + ONE) * x * TWO_S
     z = exp(smaller(u2, ZERO - u2))

@@ -13,7 +13,7 @@ ZERO, ONE = np.float32(0), np.float32(1)
 
 @helper(forceinline=True)
 def forward_row(out, inp, weight, bias, eps):
-    """Give the mean and 1/std of a row, and its normalized form in `out`."""
+    """Compute the mean and 1/std of a row, and its normalized form in `out`."""
     C = inp.shape[0]
     # pass 1: mean
     m = ZERO
@@ -34,7 +34,7 @@ def forward_row(out, inp, weight, bias, eps):
 
 @helper(forceinline=True)
 def backward_row(dinp, dinp_add, dweight, dbias, dout, inp, weight, m, s):
-    """Give or add the gradient of a row; add its share to dweight and dbias."""
+    """Compute or add the gradient of a row; add its share to dweight and dbias."""
     C = inp.shape[0]
     # pass 1: the two means
     g_mean, g_xhat_mean = ZERO, ZERO

@@ -142,7 +142,7 @@ def pack_tokens(panels, x, row, lo, hi):
 
 @helper()
 def forward_sums(sums, weight, panels, m0, m1, n0, n1, most):
-    """Give the products of rows n0..n1 of `weight` with tokens m0..m1, panel by panel: sums[m - m0, n - n0, j]."""
+    """Compute the products of rows n0..n1 of `weight` with tokens m0..m1, panel by panel: sums[m - m0, n - n0, j]."""
     K = weight.shape[1]
     groups = ceil(n1 - n0, MR)
     for k in range(0, K, most):
@@ -160,7 +160,7 @@ def forward_sums(sums, weight, panels, m0, m1, n0, n1, most):
 
 @helper()
 def forward_store(out, activated, bias, sums, m0, m1, n0, n1):
-    """Give out[m0:m1, n0:n1], with the bias, and its GELU where `activated` is there."""
+    """Compute out[m0:m1, n0:n1], with the bias, and its GELU where `activated` is there."""
     N = out.shape[1]
     rows, extra = n1 - n0, WIDE * TALL
     for i in range(rows):
@@ -234,7 +234,7 @@ def pack_lines(block, x, row, column, rows, depth):
 
 @helper()
 def input_chunk(dinp, add, dout, weight, pre, mine, m0, m1, c0, c1, most):
-    """Give dinp[m0:m1, c0:c1], times the slope of GELU at `pre` where that is there."""
+    """Compute dinp[m0:m1, c0:c1], times the slope of GELU at `pre` where that is there."""
     N, C = weight.shape
     rows = m1 - m0
     groups = ceil(rows, MR)
@@ -326,7 +326,7 @@ def pack_outputs(block, dout, m, depth, n0, rows):
 
 @helper()
 def sum_columns(total, add, dout, m, depth, n0, rows):
-    """Give or add the sums of columns n0.. over `depth` tokens, in order; a vector more may be written."""
+    """Compute or add the sums of columns n0.. over `depth` tokens, in order; a vector more may be written."""
     N = dout.shape[1]
     for i in range(0, rows, 2 * LANES):  # two vectors, so that the sum of one does not wait for the other's
         j, left = i + LANES, rows - i - LANES
@@ -342,7 +342,7 @@ def sum_columns(total, add, dout, m, depth, n0, rows):
 
 @helper()
 def weight_chunk(grad, row, add, dout, panels, block, spare, n0, n1, tall, most):
-    """Give rows n0..n1 of the weight's gradient in rows `row`.. of `grad`, and of the bias's in `spare`."""
+    """Compute rows n0..n1 of the weight's gradient in rows `row`.. of `grad`, and of the bias's in `spare`."""
     M, N = dout.shape
     C = grad.shape[1]
     P = ceil(C, NR) * NR

@@ -1,4 +1,4 @@
-"""A linear layer with GELU: the kernels of ``matmul`` end each chunk with what GELU makes of it."""
+"""A linear layer with GELU: the kernels of ``matmul`` end each chunk with its GELU."""
 
 from ... import ops
 from ..compile.jit import kernel

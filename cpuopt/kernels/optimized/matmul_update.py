@@ -28,7 +28,7 @@ STRIP = 65536  # floats of gradient in a strip: half of a 512 KB L2
 
 
 def strips(sizes):
-    """Scratch of the threads: what ``weight_chunk`` needs, and a strip of the gradient."""
+    """Scratch of the threads: that of ``weight_chunk``, and a strip of the gradient."""
     return for_each_thread(WEIGHT_SCRATCH + max(STRIP, MR * sizes["C"]))(sizes)
 
 

@@ -15,7 +15,7 @@ HUGE = np.float32(1e30)  # the sum of exp that a row may reach: it and its inver
 
 @helper()
 def row_max(x, lo, hi):
-    """Give the largest of x[lo:hi]; NaN is passed over, and shows when it comes to the sum of exp.
+    """Compute the largest of x[lo:hi]; NaN is passed over, and shows when it comes to the sum of exp.
 
     Four maxima are under way at a time, because each waits for the one before.
     """
@@ -33,7 +33,7 @@ def row_max(x, lo, hi):
 
 @helper()
 def exps(out, inp, lo, hi, top):
-    """Write exp(inp - top), and give the sum."""
+    """Write exp(inp - top), and return the sum."""
     whole = hi - (hi - lo) % LANES
     n = hi - whole
     total = spread(ZERO)

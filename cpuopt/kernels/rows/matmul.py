@@ -40,7 +40,7 @@ def four(x, i, w, j, stride, C):
 
 @helper()
 def products(out, inp, weight, bias, lo, hi):
-    """Give columns `lo` to `hi` of out, and those one, two and three quarters of all columns further."""
+    """Compute columns `lo` to `hi` of out, and those one, two and three quarters of all columns further."""
     BT, C = inp.shape
     quarter = weight.shape[0] // 4
     for o in range(lo, hi):
@@ -55,7 +55,7 @@ def products(out, inp, weight, bias, lo, hi):
 
 @helper()
 def last_products(out, inp, weight, bias):
-    """Give the last columns, three at most, which quarters leave over."""
+    """Compute the last columns, three at most, which quarters leave over."""
     BT, C = inp.shape
     OC = weight.shape[0]
     for o in range(OC - OC % 4, OC):

@@ -11,7 +11,7 @@ from .matmul import CHUNK, last_products, products
 
 @helper()
 def activated(out, pre, inp, weight, bias, lo, hi):
-    """Give columns `lo` to `hi` of out and pre, and those one, two and three quarters of all columns further."""
+    """Compute columns `lo` to `hi` of out and pre, and those one, two and three quarters of all columns further."""
     BT, OC = pre.shape
     products(pre, inp, weight, bias, lo, hi)
     for bt in range(BT):

@@ -1,1 +1,1 @@
-"""What kernel files are made of: SIMD, tiles, math, threads."""
+"""Building blocks of kernel files: SIMD, tiles, math, threads."""

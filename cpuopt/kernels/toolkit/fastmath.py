@@ -1,6 +1,6 @@
 """``exp``, ``tanh`` and ``maximum`` of one float32, as kernels call them in a loop.
 
-They are polynomials in plain float32, without a branch or a call: LLVM turns a loop around them into vector code for
+They are polynomials in plain float32, without a branch or a call: LLVM vectorizes a loop around them for
 whatever the machine has. NumPy's functions of the same name become one call of libm for each element.
 
 NaN goes through all three; infinities give the exact limits. `tests/kernels/test_simd.py` holds the errors to:
@@ -52,7 +52,7 @@ def as_float(typingctx, n):
 
 @intrinsic
 def maximum(typingctx, a, b):
-    """Give the larger of two float32, NaN if either is; unlike ``max`` and ``if``, a loop of it becomes vector code."""
+    """Compute the larger of two float32, NaN if either is; unlike ``max`` and ``if``, it vectorizes in a loop."""
 
     def codegen(context, builder, signature, args):
         function = builder.module.globals.get("llvm.maximum.f32") or ir.Function(

@@ -1,4 +1,4 @@
-"""Vectors as values in numba code: formulas that read as for one number and compute LANES at once.
+"""Vectors as values in numba code: formulas are written as for one number, and compute LANES at once.
 
 LLVM does not turn every loop into vector code, and where it does, loads a polynomial's constants anew in each round. A
 vector is loaded from an array at an offset counted in floats, whatever the array's shape, and combined with vectors or
@@ -50,14 +50,14 @@ class Arithmetic(AbstractTemplate):
     """A vector with a vector or a float32."""
 
     def generic(self, args, kws):
-        """Give the signature, if there is one."""
+        """Return the signature, if there is one."""
         if not kws and len(args) == 2 and vector in args and {*args} <= {vector, types.float32}:
             return signature(vector, *args)
         return None
 
 
 class Lanes(Emit):
-    """Emits what the functions below stand for."""
+    """Emitter of the code of the functions below."""
 
     def __init__(self, context, builder) -> None:
         super().__init__(builder, HOST)
@@ -83,7 +83,7 @@ class Lanes(Emit):
 
 
 def define(symbol: object, name: str) -> None:
-    """Let an operator take vectors."""
+    """Make an operator accept vectors."""
 
     def compute(context, builder, sig, args):
         return Lanes(context, builder).compute(name, *args)
@@ -233,7 +233,7 @@ max_lanes = reduce("fmaximum")  # NaN where a lane is
 
 @intrinsic
 def scale_by_power(typingctx, x, y):
-    """Give x * 2^n, where adding n to ROUND gave y; 2^-127 counts as 0 and 2^128 as infinite."""
+    """Compute x * 2^n, where adding n to ROUND gave y; 2^-127 counts as 0 and 2^128 as infinite."""
 
     def codegen(context, builder, signature, args):
         n = builder.shl(builder.bitcast(args[1], INTS), ir.Constant(INTS, [23] * LANES))
@@ -249,7 +249,7 @@ ONE = np.float32(1)
 
 @helper(forceinline=True)
 def exp(x):
-    """Give e^x by the polynomial of `fastmath`; 0 below -87.68, infinite above 88.37. NaN stays."""
+    """Compute e^x by the polynomial of `fastmath`; 0 below -87.68, infinite above 88.37. NaN stays."""
     x = smaller(spread(EXP_MAX), larger(spread(EXP_MIN), x))
     y = x * LOG2E + ROUND
     n = y - ROUND

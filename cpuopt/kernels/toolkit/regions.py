@@ -1,4 +1,4 @@
-"""How evenly threads are loaded: every parallel region measures each thread's part of it.
+"""The load balance of threads: every parallel region measures each thread's part of it.
 
 Kernels contain no timing. numba starts the threads of a region through one function, ``numba_parallel_for``, whose
 address is looked up when a kernel is loaded. `watch` puts a function in its place that notes, for each thread, the time
@@ -18,7 +18,7 @@ from numba.np.ufunc import parallel
 from .simd import host_features  # noqa: F401  (which initializes LLVM for this machine)
 
 SLOTS = 1024
-"""Parts of one region that are told apart; more than the threads of any machine this runs on."""
+"""The largest number of parts of a region, more than the threads of any supported machine."""
 SYMBOL = "numba_parallel_for"
 
 MODULE = """
@@ -107,11 +107,9 @@ def watch() -> np.ndarray[Any, Any] | None:
 
     One region may run at a time, as the engine's loop has it.
 
-    Returns
-    -------
-    int64 (3,), updated by each region: the sum over regions of threads times the slowest thread's time; the sum of all
-    threads' times; the number of regions. Times in ns: the first over the second is the imbalance, 1 at best. None
-    where this numba starts threads in another way.
+    Returns ------- int64 (3,), updated by each region: the sum over regions of threads times the slowest thread's time;
+    the sum of all threads' times; the number of regions. Times in ns: the first over the second is the imbalance, 1 at
+    best. None where this version of numba starts threads differently.
     """
     if not _kept:
         parallel._launch_threads()

@@ -1,6 +1,6 @@
 """Kernels from an optimizer's rule: one text serves its update alone, and every update that is fused with a gradient.
 
-The file of an optimizer among the kernels has two helpers. ``numbers`` turns its scalars, without ``grad_scale``, into
+The file of an optimizer among the kernels has two helpers. ``numbers`` converts its scalars, without ``grad_scale``, to
 float32 numbers that are the same for all elements. ``update`` steps a stretch of elements: it takes that of the
 parameter, of each state and of the gradient, the gradient's scale, and the numbers. A package of variants that has no
 such file takes that of vanilla.
@@ -25,11 +25,11 @@ from ..registry import BASE
 
 @dataclass(frozen=True)
 class Rule:
-    """What kernels are made of; a parameter and its states come as a tuple of arrays.
+    """The functions of an optimizer for its kernels; a parameter and its states come as a tuple of arrays.
 
     Attributes
     ----------
-    numbers : of an optimizer's file.
+    numbers : the function of an optimizer's file.
     rows : ``rows(arrays, i)`` takes ``[i]`` of each array, by an index or a slice.
     update : ``update(arrays, grad, scale, numbers)``.
     """
@@ -86,8 +86,8 @@ def by_rule(
 
     Parameters
     ----------
-    fused : what the optimizers are fused in; empty for their own ops.
-    parameters : what is updated. Where there is a second, its weight decay is the argument ``NAME_decay``.
+    fused : the op in which the optimizers are fused; empty for their own ops.
+    parameters : the updated parameters. The weight decay of a second one is the argument ``NAME_decay``.
     scratch, options : as for `kernel`.
     """
 

@@ -1,4 +1,4 @@
-"""Vector code that LLVM would not find by itself: the micro-kernel of the matrix products, and what feeds it.
+"""Vector code that LLVM would not generate by itself: the micro-kernel of the matrix products, and its packing.
 
 `product` multiplies a few rows of one operand with a panel of the other, and keeps all sums in registers::
 
@@ -31,8 +31,8 @@ class Tile:
 
     Attributes
     ----------
-    registers : that vector code has.
-    spare : of them, how many the sums must leave free beyond what the multiply-adds read.
+    registers : the number of vector registers.
+    spare : the number of registers that must stay free beyond the sums and the operands of the multiply-adds.
     fused : whether the machine has a fused multiply-add; without it, LLVM is left to choose.
     """
 
@@ -72,7 +72,7 @@ def tile(features: Iterable[str]) -> Tile:
 
 
 def host_features() -> set[str]:
-    """Name the features of the machine that numba compiles for: this one, unless ``NUMBA_CPU_NAME`` says otherwise."""
+    """Return the features of the machine for which numba compiles: this one, or that of ``NUMBA_CPU_NAME``."""
     if numba.config.CPU_NAME is None and numba.config.CPU_FEATURES is None:
         return {name for name, there in llvm.get_host_cpu_features().items() if there}
     implied = {"x86-64-v3": {"avx2", "fma"}, "x86-64-v4": {"avx2", "fma", "avx512f"}}
@@ -85,7 +85,7 @@ LANES, MR, NR = HOST.lanes, HOST.rows, HOST.lanes * HOST.vectors
 
 
 class Emit:
-    """Emits vector code through an IRBuilder; strides and offsets count floats."""
+    """Emitter of vector code through an IRBuilder; strides and offsets count floats."""
 
     def __init__(self, builder: ir.IRBuilder, shape: Tile) -> None:
         self.builder, self.tile = builder, shape
@@ -125,14 +125,14 @@ class Emit:
         return self.builder.shuffle_vector(one, none, ir.Constant(ir.VectorType(I32, self.tile.lanes), None))
 
     def hidden(self, x):
-        """Keep from LLVM where a value comes from; no instruction.
+        """Hide the origin of a value from LLVM, without an instruction.
 
         It would derive each row's address from that of the row before: a chain longer than the multiply-adds take.
         """
         return self.builder.asm(ir.FunctionType(x.type, [x.type]), "", "=r,0", [x], side_effect=False)
 
     def multiply_add(self, x, y, z):
-        """Give x * y + z, rounded once where the machine can."""
+        """Compute x * y + z, rounded once where the machine can."""
         name = "fma" if self.tile.fused else "fmuladd"
         return self.call(f"llvm.{name}.v{self.tile.lanes}f32", self.vector, x, y, z)
 

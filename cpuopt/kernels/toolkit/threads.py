@@ -1,4 +1,4 @@
-"""How many threads kernels run on, and by which layer numba starts them."""
+"""The number of threads of kernels, and the layer by which numba starts them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ...errors import UserError
 from ...machine import cores as cores
 
 SMALL = 512 << 10
-"""Bytes below which one thread reads alone: to start others takes microseconds where they wait awake, 75 where not."""
+"""Bytes below which one thread reads alone: starting others takes microseconds where they spin, 75 where they sleep."""
 
 
 def set_threads(n: int | None) -> int:
@@ -17,7 +17,7 @@ def set_threads(n: int | None) -> int:
     Raises
     ------
     UserError
-        For a number below 1, or above what numba was started with (``NUMBA_NUM_THREADS``).
+        For a number below 1, or above that with which numba was started (``NUMBA_NUM_THREADS``).
     """
     most = numba.config.NUMBA_NUM_THREADS
     n = most if n is None else n

@@ -15,7 +15,7 @@ from .simd import product as micro
 
 COLS, ZERO = NR, np.float32(0)
 WHOLE, C_UPPER, A_LOWER, A_UPPER = range(4)
-"""What of a product c = a @ b is computed: all of it; c from each row's diagonal on; all of c, from an a that is zero
+"""The computed part of a product c = a @ b: all of it; c from each row's diagonal on; all of c, from an a that is zero
 above its diagonal, or below."""
 
 
@@ -27,7 +27,7 @@ def up(n, step):
 
 @helper()
 def product(c, c0, c_row, a, a0, a_row, a_step, b, b0, b_row, rows, cols, depth, part, adds):
-    """Give or add ``c[i, j] = sum over k < depth of a[i, k] * b[k, j]`` for i < rows and j < cols.
+    """Compute or add ``c[i, j] = sum over k < depth of a[i, k] * b[k, j]`` for i < rows and j < cols.
 
     Rows lie `c_row`, `a_row` and `b_row` floats apart, neighbours in a row of a `a_step`. Columns are rounded up to
     COLS. Of a triangle, elements less than MR or COLS beyond the diagonal take part as well.
@@ -59,7 +59,7 @@ def pack(to, to0, width, room, x, x0, x_row, rows, cols, scale):
 
 @helper()
 def turn(to, to0, to_row, x, x0, width, rows):
-    """Transpose packed rows, with those that fill up the last vector."""
+    """Transpose packed rows, including the padding of the last vector."""
     for t in range(0, rows, LANES):
         for i in range(0, width, LANES):
             transpose(to, to0 + i * to_row + t, to_row, x, x0 + t * width + i, width)

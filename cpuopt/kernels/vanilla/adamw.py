@@ -7,7 +7,7 @@ from ..compile.jit import helper
 
 @helper()
 def numbers(lr, beta1, beta2, eps, weight_decay, step):
-    """What is the same for all elements, in float64 until the end."""
+    """The numbers shared by all elements, in float64 until the end."""
     b1, c1, b2, c2 = np.float32(beta1), np.float32(1 - beta1), np.float32(beta2), np.float32(1 - beta2)
     m_unbias = np.float32(1 / (1 - beta1**step))
     v_unbias = np.float32(1 / (1 - beta2**step))
@@ -16,7 +16,7 @@ def numbers(lr, beta1, beta2, eps, weight_decay, step):
 
 @helper()
 def update(param, m, v, grad, scale, b1, c1, b2, c2, m_unbias, v_unbias, rate, small, decay):
-    """As the formula has it."""
+    """Follow the formula."""
     for i in range(param.shape[0]):
         g = grad[i] * scale
         mi = b1 * m[i] + c1 * g

@@ -53,7 +53,7 @@ def attention_forward(out, lse, qkv, att):
 
 @kernel(ops.attention_backward, "vanilla", scratch=[("att", B * NH * T), ("datt", B * NH * T)])
 def attention_backward(dqkv, dqkv_add, dout, qkv, out, lse, att, datt):
-    """For each query: its weights again, their adjoints, the softmax Jacobian in full, then q, k and v.
+    """Per query: its weights again, their adjoints, the softmax Jacobian in full, then q, k and v.
 
     The Jacobian makes it O(T^3), as in ``train_gpt2.c``.
 

@@ -12,7 +12,7 @@ from ..toolkit.rules import by_rule
 
 @helper()
 def row_losses(logits, inp, weight, target, ignore_index):
-    """Give the logits of a token, their maximum, the sum of exp(logits - maximum), and the loss."""
+    """Compute the logits of a token, their maximum, the sum of exp(logits - maximum), and the loss."""
     V, C = weight.shape
     top = np.float32(-np.inf)
     for v in range(V):
@@ -30,7 +30,7 @@ def row_losses(logits, inp, weight, target, ignore_index):
 
 @helper()
 def mean_loss(losses, targets, ignore_index):
-    """Give the mean of the losses that count, in the order of the rows."""
+    """Compute the mean of the losses that count, in the order of the rows."""
     total = 0.0
     n = 0
     for bt in range(losses.shape[0]):
@@ -41,7 +41,7 @@ def mean_loss(losses, targets, ignore_index):
 
 @helper()
 def row_backward(dlogits, dinp, dinp_add, weight, top, total, share, target, ignore_index):
-    """Turn the logits of a token into their gradient; give or add that of the token."""
+    """Turn the logits of a token into their gradient; compute or add that of the token."""
     V, C = weight.shape
     if not dinp_add:
         for i in range(C):

@@ -10,7 +10,7 @@ from ..toolkit.rules import by_rule
 
 @helper()
 def is_first(tokens, bt):
-    """Whether no earlier token is the same."""
+    """Return whether no earlier token is the same."""
     T = tokens.shape[1]
     for i in range(bt):
         if tokens[i // T, i % T] == tokens[bt // T, bt % T]:

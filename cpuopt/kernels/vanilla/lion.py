@@ -9,14 +9,14 @@ ONE = np.float32(1)
 
 @helper()
 def numbers(lr, beta1, beta2, weight_decay):
-    """What is the same for all elements, in float64 until the end."""
+    """The numbers shared by all elements, in float64 until the end."""
     b1, c1, b2, c2 = np.float32(beta1), np.float32(1 - beta1), np.float32(beta2), np.float32(1 - beta2)
     return b1, c1, b2, c2, np.float32(lr), np.float32(lr * weight_decay)
 
 
 @helper()
 def update(param, m, grad, scale, b1, c1, b2, c2, rate, decay):
-    """As the formula has it; the sign of zero is zero, and NaN stays."""
+    """Follow the formula; the sign of zero is zero, and NaN stays."""
     for i in range(param.shape[0]):
         g = grad[i] * scale
         c = b1 * m[i] + c1 * g

@@ -13,7 +13,7 @@ def numbers(lr, momentum, weight_decay):
 
 @helper()
 def update(param, velocity, grad, scale, rate, momentum, decay):
-    """As the formula has it."""
+    """Follow the formula."""
     for i in range(param.shape[0]):
         velocity[i] = momentum * velocity[i] + (grad[i] * scale + decay * param[i])
         param[i] -= rate * velocity[i]

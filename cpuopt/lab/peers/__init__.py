@@ -1,4 +1,4 @@
-"""Whole training steps, side by side with a peer: PyTorch, or another variant of cpuopt's kernels.
+"""The comparison of whole training steps with a peer: PyTorch, or another variant of cpuopt's kernels.
 
 Both sides train the same model from the same weights on the same batches, each in a process of its own, because two
 OpenMP runtimes must not share one. They are compared in pairs (`measure.comparison`), without a control. No ratio is
@@ -33,7 +33,7 @@ from .plan import OPTIMIZER, START_ROUNDS, Plan, cpuopt_side, default_sizes, par
 __all__ = ["Bench", "Plan", "View", "default_sizes", "parse_sizes"]
 
 BATCHES = 8
-"""Batches that both sides go through again and again."""
+"""The number of batches that both sides repeat."""
 TRIAL_MS = 300.0
 """A trial is as many steps as fill this time, at most `MOST_STEPS`; its median counts."""
 MOST_STEPS = 50
@@ -43,16 +43,16 @@ PAUSE_S = 0.25
 
 @dataclass
 class Result:
-    """One size against one peer; what has two sides is keyed ``cpuopt`` and ``peer``, and is in the order of measuring.
+    """The result of one size against one peer; fields of both sides have the keys ``cpuopt`` and ``peer``.
 
     Attributes
     ----------
     refused : why there is no ratio.
-    order : who trained, from first to last: A is cpuopt, B the peer.
+    order : the side of each trial, from first to last: A is cpuopt, B the peer.
     ratios : the peer's time over cpuopt's in each round; a round compares the medians of two trials.
     ratio : their median, and its interval, which is one of `level` percent.
     verdict : on the peer.
-    doubts : what speaks against the figures.
+    doubts : warnings about the figures.
     """
 
     peer: str
@@ -78,10 +78,10 @@ class View:
     """Observer of progress; this one does nothing."""
 
     def stage(self, text: str) -> None:
-        """Something begins."""
+        """A part of the work begins."""
 
     def at(self, cost: float) -> None:
-        """So much of `Plan.cost` is done."""
+        """Some of `Plan.cost` is done."""
 
     def result(self, result: Result) -> None:
         """One size against one peer is measured."""
@@ -93,9 +93,9 @@ class Bench:
     Parameters
     ----------
     view : observer of progress.
-    ours, theirs : the sides, in place of those that the plan comes to.
-    pause_s : between trials.
-    limit_s : how long a worker may take for one answer.
+    ours, theirs : the sides, in place of those of the plan.
+    pause_s : seconds between trials.
+    limit_s : seconds that a worker may take for one answer.
 
     Raises
     ------
@@ -125,7 +125,7 @@ class Bench:
     def run(self, out: Path | None = None) -> dict[str, Any]:
         """Measure all sizes against all peers, and return the record.
 
-        What fails is recorded as the reason for having no ratio, and the rest is measured.
+        A failure is recorded as the reason for a missing ratio, and the other sizes are measured.
 
         Parameters
         ----------
@@ -157,7 +157,7 @@ class Bench:
         return self.record()
 
     def record(self) -> dict[str, Any]:
-        """Return all that is known so far, for JSON."""
+        """Return the record so far, for JSON."""
         plan = {k: v for k, v in asdict(self.plan).items() if k not in ("model", "peer_python", "processes")}
         by_peer = {s.name: [r.ratio for r in self.results if r.peer == s.name and r.ratio] for s in self.theirs}
         return {
@@ -174,7 +174,7 @@ class Bench:
         }
 
     def _check(self) -> None:
-        """Let each side look for what it needs, before the first of them compiles."""
+        """Make each side check its requirements, before the first of them compiles."""
         B, T = self.plan.sizes[0]
         for side in (self.ours, *self.theirs):
             self.view.stage(f"{side.name}: check")
@@ -208,7 +208,7 @@ class Bench:
         return result
 
     def _init(self, worker: Worker, B: int, T: int, folder: Path) -> dict[str, str]:
-        """Hand a worker its batches and weights; the first of all workers makes the weights."""
+        """Pass batches and weights to a worker; the first of all workers makes the weights."""
         batches, params = folder / f"batches-{B}x{T}.npy", folder / "params.npz"
         if not batches.exists():
             corpus = load_corpus("builtin", vocab_size=self.config.vocab_size, T=T, B=B)
@@ -231,7 +231,7 @@ class Bench:
         return dict(answer.get("versions", {}))
 
     def _compare(self, workers: Mapping[str, Worker], result: Result) -> None:
-        """Let both sides train in turn, and work out the figures."""
+        """Train with both sides in alternating trials, and compute the figures."""
         times = {key: Steps() for key in workers}
         trials = 0
 
@@ -255,7 +255,7 @@ class Bench:
             result.step_ms[key] = {"median": float(np.median(ms)), "min": min(ms), "max": max(ms), "values": ms}
             result.phases_ms[key] = {p: float(np.median(v)) for p, v in steps.phases_ms.items()}
             result.losses[key] += steps.losses
-        result.doubts = others.doubts()
+        result.doubts = others.warnings()
         if verdict.level < LEVEL:
             result.doubts.append(f"{found.rounds} rounds are few: the interval is one of {verdict.level:g} %")
         if not all(math.isfinite(loss) for losses in result.losses.values() for loss in losses):

@@ -1,4 +1,4 @@
-"""What `cpuopt bench` is asked to do, and the programs that it comes to."""
+"""The plan of `cpuopt bench`, and the programs that it compares."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ SIZES = "1x16,1x32,2x16,1x64,4x64,16x64,1x1024"
 OPTIMIZER = {"lr": 1e-4, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.0}
 ROOT = Path(__file__).resolve().parents[3]
 START_ROUNDS = 5
-"""Start and warm-up take about as long as so many rounds."""
+"""The estimated time of start and warm-up, in rounds."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is measured.
+    """The sizes and sides to measure.
 
     Attributes
     ----------
     model : preset or sizes, as for `train`.
     sizes : (B, T) each.
-    peers : of `PEERS`.
+    peers : names from `PEERS`.
     against : variants of cpuopt, which run without the swaps and with their own rewrites.
-    variant, swap, fuse, kernels : of cpuopt's own side.
-    threads : of every side.
-    rounds : turns of each side.
-    seed : of the order of turns, the batches and the initial weights.
+    variant, swap, fuse, kernels : the settings of cpuopt's own side.
+    threads : the number of threads of every side.
+    rounds : the number of rounds, each with a trial of both sides.
+    seed : the random seed for the order of trials, the batches and the initial weights.
     peer_python : a Python that has torch.
-    processes : how many compile.
+    processes : the number of processes that compile.
     """
 
     model: str = models.DEFAULT
@@ -53,7 +53,7 @@ class Plan:
     processes: int = 1
 
     def check(self) -> None:
-        """Refuse what cannot be measured, before anything starts.
+        """Refuse a plan that cannot be measured, before anything starts.
 
         Raises
         ------
@@ -74,18 +74,18 @@ class Plan:
 
     @property
     def cost(self) -> float:
-        """How long it takes, in the unit of `View.at`."""
+        """The estimated time of the plan, in the unit of `View.at`."""
         rounds = (self.rounds + START_ROUNDS) * (len(self.peers) + len(self.against))
         return sum(rounds * round_cost(B, T) for B, T in self.sizes)
 
 
 def round_cost(B: int, T: int) -> float:
-    """Estimate how long a round takes, in tokens: what does not depend on the batch takes as long as about 64."""
+    """Estimate the time of a round, in tokens. The part that does not depend on the batch counts as 64 tokens."""
     return 64.0 + B * T
 
 
 def default_sizes(model: str) -> tuple[tuple[int, int], ...]:
-    """Give the sizes that a model's context has room for."""
+    """Return the default sizes that fit a model's context."""
     config = models.parse(model)
     return tuple((B, T) for B, T in parse_sizes(SIZES) if config.block_size >= T)
 
@@ -131,12 +131,12 @@ def peer_sides(plan: Plan) -> list[Side]:
     Raises
     ------
     UserError
-        Where PyTorch's side is not there.
+        Where the script of PyTorch's side is missing.
     """
     script = ROOT / "benchmarks" / "peer_worker.py"
     if plan.peers and not script.is_file():
         raise UserError(
-            f"--peer {plan.peers[0]}: there is no {str(script)!r}, because an installed package comes without it; "
+            f"--peer {plan.peers[0]}: there is no {str(script)!r}, because an installed package does not include it; "
             "run from a checkout (pip install -e '.[peers]'), or compare variants: --against vanilla"
         )
     n = str(plan.threads)

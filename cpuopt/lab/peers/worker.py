@@ -1,7 +1,7 @@
-"""The cpuopt side of `cpuopt bench`: ``python -m cpuopt.lab.peers.worker``, told in JSON lines what to do.
+"""The cpuopt side of `cpuopt bench`: ``python -m cpuopt.lab.peers.worker``, driven by requests in JSON lines.
 
-``check`` looks whether the settings can be done, ``init`` compiles and sets the initial weights, ``steps`` trains and
-says what each step took, ``peak`` says how much memory that needed.
+``check`` validates the settings, ``init`` compiles and sets the initial weights, ``steps`` trains and
+returns the time of each step, ``peak`` returns the peak memory.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ...train.job import Settings
 
 COLUMN = {"forward": "forward", "backward": "backward", "norm": "update", "update": "update"}
-"""Where a phase of the program is counted: PyTorch has no norm of the gradient to compare with."""
+"""The part of a step that each phase counts in; the norm of the gradient counts as part of the update."""
 
 
 class Session:
@@ -31,7 +31,7 @@ class Session:
     Parameters
     ----------
     request : ``init``: some of `Settings`, B and T, and the paths of batches (n, 2, B, T) and weights.
-    say : hears what is compiled.
+    say : called with the name of each kernel that is compiled.
     """
 
     def __init__(self, request: Mapping[str, Any], say: Callable[[str], None]) -> None:
@@ -78,7 +78,7 @@ def settings_of(request: Mapping[str, Any]) -> Settings:
 
 
 def check(request: Mapping[str, Any]) -> None:
-    """Trace the model and choose its kernels, to find what in the settings cannot be done."""
+    """Trace the model and choose its kernels, to find errors in the settings."""
     from ...train.job import build_only
 
     build_only(settings_of(request))

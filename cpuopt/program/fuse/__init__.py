@@ -1,13 +1,13 @@
-"""Rewrites of a training program that remove work; each is verified, can be switched off, and gives the same numbers.
+"""Rewrites of a training program that remove work; each is verified, can be switched off, and keeps the results.
 
 ``residual`` shares the gradient of a sum instead of copying it. ``layernorm`` normalizes a sum as it is made. ``gelu``
-takes an activation in the product that makes its operand, and its slope in the product that makes its gradient.
-``classifier`` makes head and loss one call over blocks of tokens. ``update`` applies a weight's AdamW step as its
-gradient is made, where nothing else needs that gradient. ``recompute`` keeps no result of an activation or a
-normalization for the backward.
+fuses an activation into the product that makes its operand, and its slope into the product that makes its gradient.
+``classifier`` makes head and loss one call over blocks of tokens. ``update`` applies a weight's optimizer step as its
+gradient is made, where nothing else needs that gradient. ``recompute`` recomputes the results of activations and
+normalizations in the backward.
 
-A rewrite is named after what it does to GPT-2, and looks for roles: ops say in their declarations which role they have,
-and which ops they fuse.
+A rewrite is named after its effect on GPT-2, and works by roles: the declaration of an op names its role, and the ops
+that it fuses.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def fuse(program: Program, names: Sequence[str], choice: Choice) -> list[str]:
 
     Parameters
     ----------
-    names : of the rewrites, out of ``FUSIONS``.
+    names : the names of rewrites, out of ``FUSIONS``.
     choice : a swap that names an op inside a fusion keeps the layers that it names from being fused.
 
     Raises

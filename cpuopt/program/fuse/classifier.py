@@ -7,7 +7,7 @@ from .edit import Allowed, Match, matches
 
 
 def head_with_loss(program: Program, allowed: Allowed) -> None:
-    """Make a head, its loss and their backwards one call; the logits are no output any more."""
+    """Make a head, its loss and their backwards one call; the logits are then no output."""
     for evaluation in matches(program, "product", "loss", at=0):
         backwards = [c for c in program.calls if c.inverts in evaluation.parts]
         training = Match.of(*evaluation.parts, *backwards, at=-1)

@@ -1,4 +1,4 @@
-"""What the rewrites share: calls that one call of another op can stand for, and the edit that puts it there."""
+"""The common parts of the rewrites: calls that one call of another op can replace, and the edit that does so."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from ...ops.declaration import Op, Part
 from ..program import Call, Phase, Program, Value
 
 Allowed = Callable[[Op, Sequence[Call]], bool]
-"""Whether a call of an op may take the place of some calls: no swap names one of those."""
+"""A function that returns whether a call of an op may replace some calls: no swap names one of those."""
 Rewrite = Callable[[Program, Allowed], None]
 
 
 @dataclass(frozen=True)
 class Match:
-    """Calls whose ops another op fuses; one call of it can stand for them where `holds` says so.
+    """Calls whose ops another op fuses; one call of it can replace them where `holds` is true.
 
     Parameters
     ----------
-    parts : in the order of the program.
-    at : which of the parts gives the one call its place, layer and phase.
+    parts : the calls in the order of the program.
+    at : the index of the part whose place, layer and phase the one call gets.
     """
 
     op: Op
@@ -31,7 +31,7 @@ class Match:
 
     @classmethod
     def of(cls, *parts: Call, at: int) -> Match | None:
-        """Find the op that fuses those of some calls."""
+        """Find the op that fuses the ops of some calls."""
         fused = tuple(c.op for c in parts)
         return next((cls(op, parts, at) for op in fused[0].fusions if op.fuses == fused), None)
 
@@ -54,21 +54,21 @@ class Match:
         return [v for v in self.inner if all(v is not other for _, other, _ in self.given)]
 
     def holds(self, program: Program) -> bool:
-        """Whether one call does what the parts do, and nothing else in the program notices."""
+        """Return whether one call computes the same as the parts, without an effect on other calls."""
         return self.complete and self.private(program) and self.undisturbed(program)
 
     @property
     def complete(self) -> bool:
-        """Whether the op has an argument for each that a part has, and can add where a part adds."""
+        """Return whether the op has an argument for each that a part has, and can add where a part adds."""
         args = [(self.op.by_name.get(n), add) for n, v, add in self.given if v is not None]
         return len(dict(args)) == len(args) and all(a and (a.role == "acc" or not add) for a, add in args)
 
     def private(self, program: Program) -> bool:
-        """Whether the parts alone use the values that go away."""
+        """Return whether the parts alone use the values that go away."""
         return all(c in self.parts for c in program.calls if _uses(c, self.gone))
 
     def undisturbed(self, program: Program) -> bool:
-        """Whether no call on a part's way to the place uses what the part makes, or writes what it reads."""
+        """Return whether no call on a part's way to the place uses what the part makes, or writes what it reads."""
         at = program.calls.index
         there = at(self.parts[self.at])
         ways = [(part, program.calls[min(at(part), there) : max(at(part), there)]) for part in self.parts]
@@ -76,14 +76,14 @@ class Match:
         return not any(_uses(c, part.writes) or set(c.writes) & set(part.reads) for part, c in passed)
 
     def call(self, phase: Phase | None = None) -> Call:
-        """Make the one call."""
+        """Make the call that replaces the parts."""
         place, args = self.parts[self.at], {n: v for n, v, _ in self.given}
         adds = {a.name: (a.name, args[a.name], True) in self.given for a in self.op.args if a.role == "acc"}
         sizes = {s: n for c in self.parts for s, n in c.given.items()}
         return Call(self.op, place.layer, only(self.op, args), phase or place.phase, adds, place.inverts, sizes)
 
     def apply(self, program: Program) -> None:
-        """Put the one call in the place of the parts; what goes away is no output, and has no adjoint."""
+        """Replace the parts by the one call; values that go away are no outputs, and have no adjoint."""
         program.calls[program.calls.index(self.parts[self.at])] = self.call()
         program.calls = [c for c in program.calls if c not in self.parts]
         program.outputs = [v for v in program.outputs if v not in self.gone]
@@ -105,7 +105,7 @@ def _uses(call: Call, values: Sequence[Value]) -> bool:
 
 
 def only(op: Op, args: dict[str, Any]) -> dict[str, Any]:
-    """Pick the arguments that an op declares."""
+    """Select the arguments that an op declares."""
     return {a.name: args[a.name] for a in op.args}
 
 
@@ -118,7 +118,7 @@ def replace(
     without: Sequence[Call],
     adds: dict[str, bool] | None = None,
 ) -> None:
-    """Put a call of another op in the place of one, and drop those whose work it does too."""
+    """Replace a call by one of another op, and drop the calls whose work it does too."""
     given = {s: n for c in [*without, call] for s, n in c.given.items()}
     new = Call(op, call.layer, only(op, args), call.phase, adds or {}, call.inverts, given)
     program.calls[program.calls.index(call)] = new

@@ -1,4 +1,4 @@
-"""Compute what follows a sum or a product while its result lies in the cache."""
+"""Fuse the op after a sum or a product, which then reads its operand from the cache."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from .edit import Allowed, matches
 
 
 def normalize_sums(program: Program, allowed: Allowed) -> None:
-    """Normalize a sum as it is made."""
+    """Fuse a normalization into the sum before it."""
     _fuse(program, allowed, "sum", "normalization", at=1)
 
 
 def activate_products(program: Program, allowed: Allowed) -> None:
-    """Take an activation in the product before it, and its slope in the product that makes its gradient."""
+    """Fuse an activation into the product before it, and its slope into the product that makes its gradient."""
     _fuse(program, allowed, "product", "activation", at=0)
 
 

@@ -1,4 +1,4 @@
-"""Compute what is cheap again in the backward, instead of keeping it from the forward."""
+"""Recompute cheap results in the backward, instead of keeping them from the forward."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from ..program import Call, Program
 from .edit import Allowed
 
 CHEAP = ("activation", "normalization")
-"""The roles of ops that take no longer than reading what they gave."""
+"""The roles of ops that take no longer than reading their results."""
 
 
 def recompute(program: Program, allowed: Allowed) -> None:
-    """Compute activations and normalizations again in the backward, instead of keeping what they gave until then."""
+    """Recompute activations and normalizations in the backward, instead of keeping their results until then."""
     forward = list(program.phase("forward"))
     for number, call in enumerate(forward):
         op, renames = call.op.fuses[-1] if call.op.fuses else call.op, call.op.renames

@@ -9,7 +9,7 @@ from .edit import Allowed
 
 
 def share_residual(program: Program, allowed: Allowed) -> None:
-    """Let both gradients of a residual connection be the one that comes in, where no later write disturbs a reader."""
+    """Share the incoming gradient of a residual connection, where no later write disturbs a reader."""
     for call in [c for c in program.calls if c.op.role == "sum" and c.inverts]:
         source, shares = call.args[call.op.operand], call.writes
         later = program.calls[program.calls.index(call) + 1 :]
@@ -22,7 +22,7 @@ def share_residual(program: Program, allowed: Allowed) -> None:
 
 
 def _can_share(values: list[Value], later: Sequence[Call]) -> bool:
-    """Whether values that are equal now can be one: after the first write to one, only that one may be used."""
+    """Return whether values that are equal now can be one: after the first write to one, only that one may be used."""
     written: Value | None = None
     for call in later:
         used = {v for v in call.args.values() if isinstance(v, Value) and v in values}

@@ -59,7 +59,7 @@ def _update_classifier(program: Program, call: Call, allowed: Allowed) -> None:
 
 @dataclass(frozen=True)
 class Updates:
-    """The calls of ``sumsq`` and of one optimizer that read some gradients, with the values that they bring along."""
+    """The calls of ``sumsq`` and of one optimizer that read some gradients, with their other values."""
 
     calls: list[Call]
     steps: dict[Value, Call]
@@ -67,17 +67,17 @@ class Updates:
 
     @property
     def sums(self) -> list[Value]:
-        """The shares of the norm."""
+        """The terms of the norm."""
         return [c.args["out"] for c in self.calls if c.op is ops.sumsq]
 
     @property
     def scalars(self) -> dict[str, Any]:
-        """The numbers that the optimizer is given; the scale of the gradient, which is 1 here, is left over."""
+        """The optimizer's numbers without the scale of the gradient, which is 1 here."""
         step = next(iter(self.steps.values()))
         return {a.name: step.args[a.name] for a in self.optimizer.args if a.role == "scalar"}
 
     def arrays(self, parameter: str, grad: Value) -> dict[str, Any]:
-        """The parameter of a gradient and its states, as a fused op calls them."""
+        """The parameter of a gradient and its states, by their names in a fused op."""
         return {to: self.steps[grad].args[name] for name, to in self.optimizer.names(parameter).items()}
 
 

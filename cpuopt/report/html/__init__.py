@@ -1,4 +1,4 @@
-"""Reports to look at: one HTML file without any network request, from a profile or a training run."""
+"""HTML reports of a profile or a training run: one file, without any network request."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Metrics(TypedDict):
-    """What is drawn of a training step."""
+    """The metrics of a training step that are drawn."""
 
     step: int
     loss: float | None
@@ -36,7 +36,7 @@ def write_report(path: Path, profile: Profile, engine: Engine | None = None, run
 
     Parameters
     ----------
-    engine : that ran, for its arena, if it is still there.
+    engine : the engine that ran, for its arena, if it still exists.
     run : the folder of a training run, for its losses.
 
     Raises
@@ -48,7 +48,7 @@ def write_report(path: Path, profile: Profile, engine: Engine | None = None, run
 
 
 def losses(run: Path) -> dict[str, list[Point]]:
-    """Read the losses in a run's folder; it may be the record of something else, which has none."""
+    """Read the losses in a run's folder; a record of another kind has none."""
     training: list[Point] = []
     validation: list[Point] = []
     with suppress(OSError, ValueError):
@@ -69,13 +69,13 @@ def report(profile: Profile, engine: Engine | None = None, losses: Mapping[str, 
 
     Parameters
     ----------
-    engine : that ran, for its arena; a record has none, nor the raw times of a step, so these pictures are left out.
-    losses : of a training run, by name, each by its step; None is not finite.
+    engine : the engine that ran, for its arena. A record has none, nor the raw times, so these pictures are left out.
+    losses : those of a training run, by name, each by its step; None is not finite.
     """
     title = f"{profile.model} · B {profile.B} · T {profile.T}"
     if refused := failed_kernels(profile):
         why = f"No figures, because these kernels did not pass their check in this run: {', '.join(refused)}"
-        return page(title, join(_heading(profile, title), tag("p", why, class_="doubts")), [])
+        return page(title, join(_heading(profile, title), tag("p", why, class_="warnings")), [])
     digits = digits_of(profile)
     sections = []
     if losses:
@@ -117,7 +117,7 @@ def _head(p: Profile, title: str) -> Markup:
         _heading(p, title),
         tag("div", [tag("div", tag("b", figure), tag("span", what)) for figure, what in tiles], class_="tiles"),
         tag("p", p.words, class_="words"),
-        tag("ul", [tag("li", d) for d in p.doubts], class_="doubts") if p.doubts else None,
+        tag("ul", [tag("li", d) for d in p.doubts], class_="warnings") if p.doubts else None,
         tag("p", _checks(p), class_="note"),
     )
 

@@ -13,15 +13,15 @@ Point = tuple[int, float | None]
 """A step and its value; None is not finite."""
 LEFT, TOP = 62, 30
 MOST_POINTS = 2000
-"""Of a line, that a pointer can ask; a longer one is drawn whole, but is asked at each n-th step."""
+"""The points of a line that show a tooltip. A longer line is drawn whole, with a tooltip at each n-th step."""
 
 
 def curve(lines: Mapping[str, Sequence[Point]], y_name: str, height: int = 300, zero: bool = False) -> Markup:
-    """Draw lines over steps; one is broken where its value is not finite, and the note says where.
+    """Draw lines over steps. A line is broken where its value is not finite, and a note lists these steps.
 
     Parameters
     ----------
-    lines : by name, values by step; None is not finite.
+    lines : values by step, by the line's name; None is not finite.
     zero : whether the axis begins at zero.
     """
     finite = {n: [(s, v) for s, v in line if v is not None and isfinite(v)] for n, line in lines.items()}

@@ -1,4 +1,4 @@
-"""Tables that sort: each cell has its exact value beside the text that is shown."""
+"""Tables that sort: each cell holds its exact value beside the text that is shown."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class Column:
 
     Parameters
     ----------
-    field : of a row, which is sorted by.
-    show : turns the field's value into text; None is empty.
+    field : the field of a row that the column shows and sorts by.
+    show : function from the field's value to text; None is empty.
     """
 
     name: str
@@ -25,17 +25,17 @@ class Column:
 
 
 def rate(x: float) -> str:
-    """Write a rate; one of nothing is empty."""
+    """Format a rate; zero is empty."""
     return f"{x:,.1f}" if x else ""
 
 
 def op_columns(digits: int) -> list[Column]:
-    """Give the columns of `cpuopt.measure.profile.OpRow`; ms with so many decimals."""
+    """Return the columns of `cpuopt.measure.profile.OpRow`, with the given decimals of ms."""
     return [Column("op", "op"), *_common(digits), Column("kernels", "kernels", ", ".join)]
 
 
 def layer_columns(digits: int) -> list[Column]:
-    """Give the columns of `cpuopt.measure.profile.LayerRow`."""
+    """Return the columns of `cpuopt.measure.profile.LayerRow`."""
     return [*(Column(name, name) for name in ("layer", "op", "variant", "phase")), *_common(digits)]
 
 

@@ -1,4 +1,4 @@
-"""Markup from Python, and the one place where text is escaped: what is not `Markup` already is text."""
+"""Markup from Python, and the one place where text is escaped: anything that is not `Markup` counts as text."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import html
 from collections.abc import Iterable
 
 VOID = ("input", "meta")
-"""Elements without an end."""
+"""Elements without an end tag."""
 
 
 class Markup(str):
@@ -16,7 +16,7 @@ class Markup(str):
 
 
 def escape(x: object) -> Markup:
-    """Turn anything into text that a browser shows as it is, whatever it is called; numbers to 6 digits."""
+    """Convert anything to text that a browser shows as it is; numbers to 6 digits."""
     if isinstance(x, Markup):
         return x
     text = f"{x:.6g}" if isinstance(x, float) else str(x)

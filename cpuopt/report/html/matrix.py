@@ -1,4 +1,4 @@
-"""Layer by op, coloured by time: where a step spends it, and which layer is unlike the others."""
+"""A matrix of layers and ops, coloured by time: it shows where a step spends it, and which layer differs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def matrix(layers: Sequence[LayerRow], variant: str, digits: int) -> Markup:
 
     Parameters
     ----------
-    variant : that the run asked for; a cell of an op that has it is outlined where another one ran.
+    variant : the run's variant. A cell is outlined where another one ran though the op has this one.
     digits : decimals of ms.
     """
     return join(

@@ -1,4 +1,4 @@
-"""The arena over a step: when each value lives, and where. What lives at one time shares no byte."""
+"""The arena over a step: when each value lives, and where. Values that live at one time share no byte."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LEFT, TOP, BOTTOM = 74, 40, 440
 
 
 def arena_map(plan: Plan, calls: Sequence[Call]) -> Markup:
-    """Draw what persists as one bar, and the pool that all else shares as a map: calls to the right, bytes upwards."""
+    """Draw persistent values as one bar, and the pool of all others as a map: calls to the right, bytes upwards."""
     scratch = {v for parts in plan.scratch.values() for v in parts.values()}
 
     def group(v: Value) -> str:
@@ -41,7 +41,7 @@ def arena_map(plan: Plan, calls: Sequence[Call]) -> Markup:
 
 
 def _persistent(plan: Plan) -> Markup:
-    """Draw a bar of what lives through all steps, and of the pool."""
+    """Draw a bar of the values that live through all steps, and of the pool."""
     sizes = {**{g: plan.groups[g] for g in PERSISTENT if plan.groups.get(g)}, "pool": plan.pool_bytes}
     x = Linear(0, max(sum(sizes.values()), 1), 0, WIDTH)
     parts, at = [], 0

@@ -1,4 +1,4 @@
-"""The roofline: GFLOP/s over FLOPs a byte, both in powers of ten, under what the machine can do at the most.
+"""The roofline: GFLOP/s over FLOPs a byte, both in powers of ten, under the roofs of the machine.
 
 A kind of op is a point as large as its share of the step; a small one is an op in one layer.
 """
@@ -21,7 +21,7 @@ CHAR = 6.9
 
 
 def roofline(profile: Profile) -> Markup:
-    """Draw every op that has FLOPs; those that have none are named below."""
+    """Draw every op that has FLOPs; the others are listed below."""
     rows = [r for r in profile.ops if r.kernels]
     drawn = [r for r in rows if r.gflops > 0 and r.intensity > 0]
     layers = [r for r in profile.layers if r.gflops > 0 and r.intensity > 0]
@@ -72,7 +72,7 @@ def _scales(rows: list[OpRow | LayerRow], roofs: Roofs | None) -> tuple[Log, Log
 
 
 def _roofs(roofs: Roofs, x: Log, y: Log) -> list[Markup]:
-    """Draw a line for each level up to where the multiply-adds bind, and one for these."""
+    """Draw a line for each level of memory up to the roof of the multiply-adds, and one for that roof."""
     ridges = {v.name: roofs.gflops / roofs.bandwidth(v.name) for v in roofs.levels}
     first = min(ridges.values())
     flat = f"FMA {short(roofs.gflops)} GFLOP/s"
@@ -118,7 +118,7 @@ def _point(r: OpRow | LayerRow, cx: float, cy: float, radius: float, class_: str
 def _label(
     r: OpRow, cx: float, cy: float, radius: float, taken: list[tuple[float, float, float, float]]
 ) -> list[Markup]:
-    """Name a point where there is room beside, above or below it."""
+    """Label a point where there is space beside, above or below it."""
     width = CHAR * len(r.op)
     for anchor, at, left, base in (
         ("start", cx + radius + 4, cx + radius + 4, cy + 4),

@@ -1,4 +1,4 @@
-"""What the pictures are made of: scales with round ticks, a frame with axes, a legend, numbers that read well."""
+"""Parts of the pictures: scales with round ticks, a frame with axes, a legend, formatted numbers."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from ...measure.profile import LayerRow
 
 WIDTH = 1080
-"""Of a picture, in its own units; it is shown as wide as the page."""
+"""Width of a picture in its own units; the page scales it to its own width."""
 PHASES = {"forward": "forward", "evaluate": "forward", "backward": "backward", "norm": "update", "update": "update"}
-"""What a phase is shown as."""
+"""The label of each phase."""
 
 
 def first_phases(layers: Sequence[LayerRow]) -> dict[str, Phase]:
-    """Tell by op the earliest phase that it runs in; a rewrite may run a forward op again in the backward."""
+    """Return for each op the earliest phase that it runs in; a rewrite may run a forward op again in the backward."""
     found: dict[str, Phase] = {}
     for phase in PROGRAM_PHASES:
         for r in layers:
@@ -40,7 +40,7 @@ def short(x: float) -> str:
 
 @dataclass(frozen=True)
 class Linear:
-    """From numbers to places."""
+    """A linear scale from numbers to positions."""
 
     low: float
     high: float
@@ -48,7 +48,7 @@ class Linear:
     end: float
 
     def __call__(self, x: float) -> float:
-        """Give the place of a number."""
+        """Return the position of a number."""
         return self.start + (x - self.low) / (self.high - self.low) * (self.end - self.start)
 
     def ticks(self, about: int = 6) -> list[float]:
@@ -62,14 +62,14 @@ class Linear:
 
 @dataclass(frozen=True)
 class Log(Linear):
-    """From numbers to places, each factor of ten as long as any other."""
+    """A logarithmic scale from numbers to positions."""
 
     def __call__(self, x: float) -> float:
-        """Give the place of a number."""
+        """Return the position of a number."""
         return self.start + log10(x / self.low) / log10(self.high / self.low) * (self.end - self.start)
 
     def ticks(self, about: int = 6) -> list[float]:
-        """Choose the powers of ten, and 2 and 5 times them where they are few."""
+        """Choose the powers of ten; where they are few, 2 and 5 times them too."""
         powers = range(floor(log10(self.low)), ceil(log10(self.high)) + 1)
         for factors in ((1,), (1, 2, 5)):
             found = [m * 10.0**p for p in powers for m in factors if self.low <= m * 10.0**p <= self.high]
@@ -79,13 +79,13 @@ class Log(Linear):
 
 
 def picture(height: float, label: str, *children: object) -> Markup:
-    """Make a picture of a height; `label` says what it shows to those who do not see it."""
+    """Make a picture of a height; `label` describes it for screen readers."""
     size = f"0 0 {WIDTH} {height:g}"
     return tag("div", tag("svg", *children, viewBox=size, role="img", aria_label=label), class_="picture")
 
 
 def axes(x: Linear, y: Linear, x_name: str, y_name: str, whole: bool = False) -> list[Markup]:
-    """Draw a grid with numbers; the scales say where. `whole`: x counts, so it has whole numbers only."""
+    """Draw a grid with numbers at the scales' ticks. `whole`: x has whole numbers only."""
     xs = [t for t in x.ticks() if not whole or t == round(t)]
     grid = [tag("line", x1=x(t), x2=x(t), y1=y.start, y2=y.end, class_="grid") for t in xs]
     grid += [tag("line", x1=x.start, x2=x.end, y1=y(t), y2=y(t), class_="grid") for t in y.ticks()]
@@ -102,12 +102,12 @@ def tick(t: float) -> str:
 
 
 def rect(x0: float, x1: float, y: float, height: float, class_: str, tip: str) -> Markup:
-    """Draw a bar from x0 to x1 that says what it is; it is never too thin to be seen."""
+    """Draw a bar from x0 to x1 with a tooltip; it is never too thin to be seen."""
     return tag("rect", tag("title", tip), x=x0, y=y, width=max(x1 - x0, 0.5), height=height, class_=class_)
 
 
 def legend(entries: Iterable[tuple[str, str]], shape: str = "box") -> Markup:
-    """Say what the colours mean.
+    """Draw the legend of the colours.
 
     Parameters
     ----------
@@ -118,7 +118,7 @@ def legend(entries: Iterable[tuple[str, str]], shape: str = "box") -> Markup:
 
 
 def path(points: Sequence[tuple[float, float]], class_: str) -> Markup:
-    """Draw a line through points; a single one is a dot."""
+    """Draw a line through points; a single point is a dot."""
     if len(points) == 1:
         return tag("circle", cx=points[0][0], cy=points[0][1], r=3, class_=class_)
     return tag("polyline", points=" ".join(f"{x:.6g},{y:.6g}" for x, y in points), class_=class_)

@@ -1,4 +1,4 @@
-"""One step as it went: time to the right, a row for each layer, a bar for each call."""
+"""The timeline of one step: time to the right, a row for each layer, a bar for each call."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def typical(steps: Sequence[StepTimes]) -> StepTimes:
 
 
 def timeline(step: StepTimes) -> Markup:
-    """Draw a step; what lies inside a block is in the block's row."""
+    """Draw a step; the layers inside a block share the block's row."""
     calls = [
         (bound, int(start) - step.start, int(end) - step.start)
         for bounds, marks in step.runs
@@ -49,7 +49,7 @@ def timeline(step: StepTimes) -> Markup:
 
 
 def _phases(step: StepTimes, x: Linear, bottom: float) -> list[Markup]:
-    """Draw the phases above the rows; the name only where there is room for it."""
+    """Draw the phases above the rows; with its name where there is space for it."""
     parts = []
     for bounds, marks in step.runs:
         if bounds:
