@@ -178,6 +178,28 @@ def test_flags_that_do_not_suit_the_optimizer(flags, words, capsys, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("numbers", "words"),
+    [
+        ({"sgd": {"mometum": 0.5}}, "sgd: .*expected numbers by name, of lr, momentum"),
+        ({"sgd": 0.1}, "sgd: 0.1; expected numbers by name"),
+        ({"sgd": {"step": 1}}, "expected numbers by name"),
+        ({"lr": float("nan")}, "lr nan: expected 0 or more"),
+        ({"lr": "fast"}, "lr fast: expected a number"),
+        ({"momentum": 2}, "momentum 2: expected 0 or more, and less than 1"),
+        ({"momentum": None}, "momentum None: expected a number"),
+        ({"vector_decay": float("nan")}, "vector_decay nan: expected 0 or more"),
+        ({"clip": -1.0}, "clip -1.0: expected a positive number"),
+    ],
+)
+def test_numbers_that_no_step_can_use(numbers, words):
+    made = engine("sgd")
+    before = {n: x.copy() for n, x in made.parameters().items()}
+    with pytest.raises(UserError, match=words):
+        made.step(**batch(0), **numbers)
+    assert all((before[n] == x).all() for n, x in made.parameters().items())
+
+
 def test_defaults_are_those_of_the_optimizer():
     assert Settings().numbers == {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.0}
     assert Settings(optimizer="lion", beta1=0.5).numbers == {"beta1": 0.5, "beta2": 0.99, "weight_decay": 0.0}

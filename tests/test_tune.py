@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cpuopt import cli, files, ops
+from cpuopt import cli, files, models, ops
 from cpuopt.check.cases import Case
 from cpuopt.check.judge import Result
 from cpuopt.errors import UserError

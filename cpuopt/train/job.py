@@ -333,9 +333,8 @@ def planned(settings: Settings, config: Config) -> tuple[Settings, list[str]]:
     if settings.variant != registry.AUTO or settings.plan is not None:
         return settings, []
     if settings.optimizer != USUAL:
-        return replace(settings, plan=()), [
-            f"--variant auto: plans are for {USUAL}; all ops stay with {registry.DEFAULT}"
-        ]
+        note = f"--variant auto: plans are for {USUAL}; all ops stay with {registry.DEFAULT}"
+        return replace(settings, plan=()), [note]
     threads = numba_threads.set_threads(settings.threads)
     key = plans.key(config.to_json(), settings.B, settings.T, threads, fusions(settings))
     rules, note = plans.rules(key, settings.kernels)
