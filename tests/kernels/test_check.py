@@ -160,7 +160,9 @@ def test_add_is_ignored(op: Op, name: str) -> None:
 @EVERY_ACC
 def test_overwrite_is_ignored(op: Op, name: str) -> None:
     kernel = before(op, **{f"{name}_add": lambda a: True})
-    assert_fails(kernel, rf"^{name}\[.*\] = nan, .*{name}_add=False.*: as filled .* added to in place of being overwritten")
+    assert_fails(
+        kernel, rf"^{name}\[.*\] = nan, .*{name}_add=False.*: as filled .* added to in place of being overwritten"
+    )
 
 
 @EVERY_ACC
