@@ -84,13 +84,13 @@ class Times(TypedDict):
 
 
 class Model(TypedDict):
-    """Of a bench."""
+    """The model of a bench."""
 
     name: str
 
 
 class Machine(TypedDict):
-    """Of a bench."""
+    """The machine of a bench."""
 
     cpu: str
 
