@@ -71,7 +71,7 @@ def test_what_is_not_finite_becomes_none():
         (Shape, {"points": [], "seen": "ab"}, "seen is 'ab'; expected frozenset"),
         (Named, {"name": "a", "at": {}}, "at lacks 'x'"),
         (dict[str, list[int]], {"a": [1, None]}, "a[1] is None; expected int"),
-        (int | None, "x", "it is 'x'; expected NoneType"),
+        (int | None, "x", "it is 'x'; expected int"),
     ],
 )
 def test_what_does_not_fit_is_named(hint, x, said):

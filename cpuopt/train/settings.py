@@ -136,7 +136,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         for name, default in self._numbers.items():
-            if getattr(self, name) is None:
+            if getattr(self, name, None) is None:
                 object.__setattr__(self, name, default)
 
     @property
@@ -163,7 +163,7 @@ class Settings:
         if self.optimizer not in OPTIMIZERS:
             raise UserError(f"--optimizer {self.optimizer!r}: there is no such; {nearest(self.optimizer, OPTIMIZERS)}")
         for name in dict.fromkeys(name for o in OPTIMIZERS.values() for name in o.defaults):
-            x = getattr(self, name)
+            x = getattr(self, name, None)
             if x is not None and name not in self._numbers:
                 has = ", ".join(map(flag, self._numbers))
                 words = name.replace("_", " ")
