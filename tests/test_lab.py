@@ -253,7 +253,7 @@ def test_a_round_that_is_over_is_not_heard():
 def test_a_child_that_is_ended_starts_no_more():
     child = Child("cpuopt.lab.worker", [], 1)
     child.end()
-    with pytest.raises(UserError, match="something newer"):
+    with pytest.raises(UserError, match="a newer request replaces it"):
         child.ask("check")
     assert child._worker is None
 
