@@ -125,6 +125,9 @@ def test_optimizers_by_pattern():
     [
         ("adam", "optimizer 'adam': there is no such; did you mean 'adamw'?"),
         ({"*": "sgd", "*.byas": "lion"}, "no parameter matches '*.byas'"),
+        (None, "optimizer 'None': expected a name, or names by patterns of parameters"),
+        (["sgd"], "expected a name, or names by patterns"),
+        ({"*": None}, "expected a name, or names by patterns"),
         ({"*.bias": "lion"}, "no pattern matches 'wte.weight'; add '*' before the others"),
     ],
 )

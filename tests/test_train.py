@@ -407,6 +407,23 @@ def test_a_signal_ends_the_run_after_its_step(prepare, tmp_path, number):
     assert [signal.getsignal(n) for n in INTERRUPTS] == before
 
 
+def test_a_signal_ends_a_long_validation(prepare, tmp_path, monkeypatch):
+    job, seen = prepare(steps=9, val_every=2, val_batches=50), []
+    forward = job.engine.forward
+
+    def forwards(**batch):
+        seen.append(batch)
+        if len(seen) == 55:  # in the validation after step 2; the one before the first step had 50
+            signal.raise_signal(signal.SIGTERM)
+        return forward(**batch)
+
+    monkeypatch.setattr(job.engine, "forward", forwards)
+    result = train(job, tmp_path, Listener())
+    metrics, _, summary = read(result.path)
+    assert (result.stopped_by, len(seen), len(metrics)) == (signal.SIGTERM, 55, 2)
+    assert summary["val_loss"].keys() == {"0"}
+
+
 def test_a_signal_before_the_first_step(prepare, tmp_path):
     result = train(prepare(steps=9, val_every=2), tmp_path, Listener(after=0, signals=[signal.SIGINT]))
     metrics, profile, summary = read(result.path)

@@ -47,6 +47,8 @@ def add_update(program: Program, choice: Choice = ops.USUAL) -> None:
 def chosen(parameters: list[Value], choice: Choice) -> dict[Value, ops.Optimizer]:
     """Find the optimizer of each parameter."""
     patterns = {"*": choice} if isinstance(choice, str) else choice
+    if not isinstance(patterns, Mapping) or not all(isinstance(x, str) for pair in patterns.items() for x in pair):
+        raise UserError(f"optimizer {str(choice)[:60]!r}: expected a name, or names by patterns of parameters")
     found: dict[Value, ops.Optimizer] = {}
     for pattern, name in patterns.items():
         if name not in ops.OPTIMIZERS:

@@ -91,12 +91,14 @@ def stop_flag() -> Iterator[Callable[[], int]]:
             signal.signal(s, handler)
 
 
-def validate(job: Job) -> float:
-    """Mean loss over the first batches of the held-out tokens, in the order of the text."""
+def validate(job: Job, stopped: Callable[[], int]) -> float | None:
+    """Mean loss over the first batches of the held-out tokens, in the order of the text; None once `stopped`."""
     s = job.settings
     batches = job.corpus.batches("val", s.B, s.T)
     losses = []
     for i in range(min(s.val_batches, len(batches))):
+        if stopped():
+            return None
         tokens, targets = batches.batch(0, i)
         losses.append(job.engine.forward(tokens=tokens, targets=targets))
     return fmean(losses)
@@ -174,11 +176,11 @@ class Trainer:
         s = self.job.settings
         trouble = ""
         if s.val_every and not self.done:
-            self.measure(run)
+            self.measure(run, stopped)
         while self.done < s.steps and not stopped() and not self.diagnosis:
             metrics = self.step(profiler)
-            if s.val_every and (self.done % s.val_every == 0 or self.done == s.steps) and not stopped():
-                metrics["val_loss"] = self.measure(run)
+            if s.val_every and (self.done % s.val_every == 0 or self.done == s.steps):
+                metrics |= self.measure(run, stopped)
             if s.sample_every and self.done % s.sample_every == 0:
                 self.listener.sample(self.done, self.sample())
             self.history.append(metrics)
@@ -214,12 +216,14 @@ class Trainer:
                     )
                     return
 
-    def measure(self, run: Run) -> float:
-        """Measure the validation loss."""
-        loss = self.val[self.done] = validate(self.job)
+    def measure(self, run: Run, stopped: Callable[[], int]) -> dict[str, float]:
+        """Measure the validation loss, for the step's metrics; a signal leaves it out."""
+        if (loss := validate(self.job, stopped)) is None:
+            return {}
+        self.val[self.done] = loss
         run.validation(self.done, loss)
         self.listener.validation(self.done, loss)
-        return loss
+        return {"val_loss": loss}
 
     def sample(self) -> str:
         """Generate a sample; its seed depends only on the run's seed and the step."""
