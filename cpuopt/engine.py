@@ -19,6 +19,7 @@ from .kernels.compile import jit
 from .kernels.toolkit import threads
 from .ops.declaration import Spec
 from .program import arena
+from .program.fuse import BEFORE
 from .program.fuse import fuse as apply_fusions
 from .program.optimizer import Choice as OptimizerChoice
 from .program.optimizer import add_update
@@ -92,10 +93,11 @@ def build(
     program, notes = nn.trace_model(model, inputs), list[str]()
     before = list(program.calls)
     if train:
+        notes = apply_fusions(program, [name for name in fuse if name in BEFORE], choice)
         reverse(program)
         add_update(program, optimizer)
-        before = list(program.calls)
-        notes = apply_fusions(program, fuse, choice)
+        before += program.calls
+        notes += apply_fusions(program, [name for name in fuse if name not in BEFORE], choice)
     choice.check_used((c.op.name, c.layer) for c in dict.fromkeys([*before, *program.calls]))
     if accumulate and not two_pass(program):
         raise UserError(
@@ -177,6 +179,8 @@ class Engine:
         self._by_name = {v.name: v for v in self.program.values}
         if seed is not None:
             initialize(model, self.parameters(), seed, self.threads)
+        for value, make in self.program.constants.items():
+            np.copyto(self.array(value), make())
         if self.program.adjoint:
             self.array(self.program.adjoint[self.program.outputs[0]]).fill(1)
         for parameter, states in self.program.states.items():

@@ -82,8 +82,8 @@ IGNORING: dict[str, Callable[[int], Array]] = {
 }
 """Functions that choose which of n indices are ``ignore_index``, a quarter by default. In the last, it is the id 0."""
 
-SMALL = {"B": 2, "T": 5, "C": 9, "NH": 3, "OC": 7, "V": 11}
-ODD = {"B": 3, "T": 13, "C": 35, "NH": 5, "OC": 17, "V": 29}
+SMALL = {"B": 2, "T": 5, "C": 9, "NH": 3, "OC": 7, "V": 11, "G": 2}
+ODD = {"B": 3, "T": 13, "C": 35, "NH": 5, "OC": 17, "V": 29, "NKV": 5}
 ONE_ROW = {"B": 1, "T": 1, "C": 66, "NH": 2, "OC": 37, "V": 19, "maxT": 1}
 MORE = {"B": 1, "T": 65, "C": 48, "NH": 3, "OC": 33, "V": 130}
 """One more than whole tiles."""
@@ -94,8 +94,8 @@ SIZES = [
     {"B": 2, "T": 3, "C": 3, "NH": 3, "OC": 1, "V": 2},  # heads of one channel
     MORE,
     {"B": 2, "T": 64, "C": 64, "NH": 1, "OC": 128, "V": 256, "maxT": 64},  # whole tiles
-    {"B": 1, "T": 130, "C": 520, "NH": 8, "OC": 300, "V": 1000},  # more than one cache block
-    {"B": 3, "T": 100, "C": 24, "NH": 2, "OC": 20, "V": 40},  # more than one block of tokens
+    {"B": 1, "T": 130, "C": 520, "NH": 8, "OC": 300, "V": 1000, "NKV": 2},  # more than one cache block
+    {"B": 3, "T": 100, "C": 24, "NH": 2, "OC": 20, "V": 40, "G": 3},  # more than one block of tokens
 ]
 VOCABULARY = {"B": 1, "T": 3, "C": 8, "NH": 1, "OC": 50257, "V": 50257}
 POOL = 1 << 22
@@ -134,6 +134,9 @@ def case(
         "maxT": sizes["T"] + 2,
         "S": sizes["T"] + int(SCALARS["position"]),
         "HS": sizes["C"] // sizes["NH"],
+        "NKV": 1,
+        "G": 1,
+        "P": max(1, sizes["C"] // sizes["NH"] // 2),
         **sizes,
     }
     return Case({s: known.get(s, sizes["C"]) for s in op.symbols}, kind, frozenset(absent), types or {})

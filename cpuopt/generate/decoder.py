@@ -110,7 +110,7 @@ class Decoder:
         for T in reversed(blocks):
             program = programs[T] = nn.trace_model(config.module(), config.specs(1, T))
             head = behind_cache(config, program, config.block_size + blocks[-1])
-            fuse(program, ("layernorm", "gelu") if usual else (), choices[T])
+            fuse(program, ("gate", "layernorm", "gelu") if usual else (), choices[T])
         programs[1].calls.append(head)  # of the last program traced, which is that for one token
         programs[1].outputs = head.writes
         chosen = {T: [choices[T].resolve(c.op.name, c.layer).of(c.types) for c in p.calls] for T, p in programs.items()}
@@ -140,11 +140,14 @@ class Decoder:
             hidden = program.outputs[0] if T > 1 else head.args["inp"]
             self._tokens[T] = memory.view(tokens, plan.offsets[tokens], tokens.shape)
             self._hidden[T] = memory.view(hidden, plan.offsets[hidden], hidden.shape[1:])
-            fixed.append({v.name: plan.offsets[v] for v in [*program.parameters, *program.inputs] if v is not tokens})
+            shared = [*program.parameters, *program.constants, *program.inputs]
+            fixed.append({v.name: plan.offsets[v] for v in shared if v is not tokens})
         assert all(places == fixed[0] for places in fixed)
         self._head = self._calls[1].pop()
         self._logits = memory.view(logits := head.args["out"], plans[1].offsets[logits], (config.vocab_size,))
         self._parameters = {p.name: memory.view(p, fixed[0][p.name], p.shape) for p in programs[1].parameters}
+        for v, make in programs[1].constants.items():
+            np.copyto(memory.view(v, fixed[0][v.name], v.shape), make())
         ends = [fixed[0][p.name] + p.nbytes for p in programs[1].parameters]
         self.weights = memory.view(programs[1].parameters[0], 0, (max(ends) // 4,))
         whole = {v for c in programs[1].calls if not any(a.role == "index" for a in c.op.args) for v in c.reads}

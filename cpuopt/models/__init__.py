@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import cache
 from importlib import import_module
-from math import prod
+from math import inf, prod
 from pathlib import Path
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -27,6 +27,7 @@ FIRST = "gpt2"
 """The model of files of earlier versions, which name none."""
 MOST_LAYERS = 4096
 """The largest number of layers: their names and shapes are listed before memory is checked."""
+LAYERS = ("n_layer", "num_hidden_layers")
 CONFIG = "config.json"
 MODELS: dict[str, type[Config]] = {}
 PRESETS: dict[str, Config] = {}
@@ -60,10 +61,16 @@ class Config:
         def block_size(self) -> int: ...  # noqa: D102
 
     def __post_init__(self) -> None:
-        for name in (f.name for f in fields(self) if f.type in (int, "int")):
-            n, most = getattr(self, name), MOST_LAYERS if name == "n_layer" else 2**31 - 1
-            if not isinstance(n, int) or isinstance(n, bool) or not 1 <= n <= most:
-                raise UserError(f"model: {name} is {repr(n)[:60]}; expected a whole number from 1 to {most}")
+        for name, kind in ((f.name, f.type) for f in fields(self)):
+            x, most = getattr(self, name), MOST_LAYERS if name in LAYERS else 2**31 - 1
+            right, expected = {
+                "int": (type(x) is int and 1 <= x <= most, f"a whole number from 1 to {most}"),
+                "float": (type(x) in (int, float) and 0 < x < inf, "a positive number"),
+                "bool": (type(x) is bool, "true or false"),
+                "str": (type(x) is str, "a text"),
+            }[str(kind)]
+            if not right:
+                raise UserError(f"model: {name} is {repr(x)[:60]}; expected {expected}")
 
     def module(self) -> nn.Module:
         """Make the module, whose ``forward`` maps `specs` to (loss (1,), logits (B, T, V))."""

@@ -18,6 +18,14 @@ def layer_norm(x: Array, weight: Array, bias: Array, eps: float = 1e-5) -> Value
     return current().emit(ops.layernorm_forward, {"inp": x, "weight": weight, "bias": bias, "eps": eps})
 
 
+def rms_norm(x: Array, weight: Array, eps: float = 1e-5) -> Value:
+    """Normalize by the root mean square, and scale by weight (C,): the rows of (..., C), or the groups of (..., G*C)."""
+    if x.shape[-1] % weight.shape[0]:
+        raise UserError(f"rms_norm: rows of {x.shape[-1]} channels; expected a multiple of weight's {weight.shape[0]}")
+    args = {"inp": x, "weight": weight, "eps": eps}
+    return current().emit(ops.rmsnorm_forward, args, G=x.shape[-1] // weight.shape[0])
+
+
 def embedding(tokens: Array, weight: Array, positions: Array | None = None) -> Value:
     """Look up tokens (B, T) in weight (V, C), and add rows of positions (maxT, C) if given: (B, T, C)."""
     if positions is not None and len(tokens.shape) == 2 and tokens.shape[1] > positions.shape[0]:
@@ -34,18 +42,62 @@ def attention(qkv: Array, n_head: int) -> Value:
     return current().emit(ops.attention_forward, {"qkv": qkv}, NH=n_head)
 
 
+def scaled_dot_product_attention(
+    q: Array, k: Array, v: Array, is_causal: bool = True, enable_gqa: bool = True, *, head_size: int
+) -> Value:
+    """Causal attention of q (B, T, NH*HS) over k and v (B, T, NKV*HS): (B, T, NH*HS).
+
+    Query head h reads head h // (NH / NKV) of k and v. Heads lie side by side in the last axis.
+    """
+    if not is_causal:
+        raise UserError("scaled_dot_product_attention: only is_causal=True is there")
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if x.shape[-1] % head_size:
+            raise UserError(f"attention: {name} has {x.shape[-1]} channels; expected a multiple of head_size = {head_size}")
+    NH, NKV = q.shape[-1] // head_size, k.shape[-1] // head_size
+    if NH % NKV or (NH != NKV and not enable_gqa):
+        more = "" if enable_gqa else ", since enable_gqa=False"
+        raise UserError(f"attention: {NH} query heads and {NKV} key heads; expected {'a multiple' if enable_gqa else 'as many'}{more}")
+    return current().emit(ops.gqa_forward, {"q": q, "k": k, "v": v}, NH=NH, NKV=NKV, HS=head_size)
+
+
+def rotary_embedding(x: Array, cos: Array, sin: Array) -> Value:
+    """Rotate the heads of x (B, T, NH*HS), side by side in the last axis, by tables (positions, HS/2), rotate-half."""
+    positions, pairs = cos.shape
+    if x.shape[-1] % (2 * pairs):
+        raise UserError(f"rotary_embedding: {x.shape[-1]} channels; expected a multiple of the head size {2 * pairs}")
+    if len(x.shape) == 3 and x.shape[1] > positions:
+        raise UserError(f"T = {x.shape[1]} is beyond the model's context of {positions} positions")
+    return current().emit(ops.rope_forward, {"inp": x, "cos": cos, "sin": sin}, NH=x.shape[-1] // (2 * pairs))
+
+
 def gelu(x: Array) -> Value:
     """GELU in its tanh form, element by element."""
     return current().emit(ops.gelu_forward, {"inp": x})
+
+
+def silu(x: Array) -> Value:
+    """SiLU (swish), element by element."""
+    return current().emit(ops.silu_forward, {"inp": x})
 
 
 def residual(x: Array, y: Array) -> Value:
     """Sum of two values of one shape; ``x + y`` is the same."""
     if x.shape != y.shape:
         raise UserError(f"residual: shapes {x.shape} and {y.shape} differ; there is no broadcasting")
-    if x is y:
-        raise UserError(f"residual: {x} is added to itself; the two must be distinct values")
-    return current().emit(ops.residual_forward, {"inp1": x, "inp2": y})
+    return scale(x, 2) if x is y else current().emit(ops.residual_forward, {"inp1": x, "inp2": y})
+
+
+def mul(x: Array, y: Array) -> Value:
+    """Product of two values of one shape, element by element; ``x * y`` is the same."""
+    if x.shape != y.shape:
+        raise UserError(f"mul: shapes {x.shape} and {y.shape} differ; there is no broadcasting")
+    return current().emit(ops.mul_forward, {"inp1": x, "inp2": scale(y, 1) if x is y else y})
+
+
+def scale(x: Array, factor: float) -> Value:
+    """Product of a value and a number; ``factor * x`` is the same."""
+    return current().emit(ops.scale_forward, {"inp": x, "factor": float(factor)})
 
 
 def softmax(x: Array) -> Value:
@@ -59,4 +111,11 @@ def cross_entropy(logits: Array, targets: Array, ignore_index: int = -100) -> Va
     return current().emit(ops.cross_entropy_forward, args)
 
 
+def _times(x: Value, y: Value | float) -> Value:
+    return scale(x, y) if isinstance(y, (int, float)) else mul(x, y)
+
+
 Value.__add__ = residual
+Value.__sub__ = lambda x, y: residual(x, scale(y, -1))
+Value.__neg__ = lambda x: scale(x, -1)
+Value.__mul__ = Value.__rmul__ = _times

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from inspect import signature
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from ..program.program import Program, Value
 from . import functional as F
 from .trace import current, tracing
 
+T = TypeVar("T")
 Init = Callable[[np.random.Generator, np.ndarray], None]
 
 
@@ -62,8 +63,21 @@ class Parameter:
     dtype: str = "float32"
 
 
+@dataclass(eq=False)
+class Buffer:
+    """A constant array of a module, such as a table: not trained, and in no checkpoint.
+
+    Parameters
+    ----------
+    make : function that computes the array, float32; called once for each engine.
+    """
+
+    shape: Shape
+    make: Callable[[], np.ndarray]
+
+
 class Module:
-    """A part of a model: parameters and submodules as attributes, and ``forward``."""
+    """A part of a model: parameters, buffers and submodules as attributes, and ``forward``."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Compute from values; called while tracing."""
@@ -90,10 +104,17 @@ class Module:
 
     def named_parameters(self) -> Iterator[tuple[str, Parameter]]:
         """Iterate over the parameters; a tied one comes once, under its first name."""
-        seen: set[Parameter] = set()
+        return self._named(Parameter)
+
+    def named_buffers(self) -> Iterator[tuple[str, Buffer]]:
+        """Iterate over the buffers, each once."""
+        return self._named(Buffer)
+
+    def _named(self, kind: type[T]) -> Iterator[tuple[str, T]]:
+        seen: set[T] = set()
         for path, module in self.named_modules():
             for name, v in vars(module).items():
-                if isinstance(v, Parameter) and v not in seen:
+                if isinstance(v, kind) and v not in seen:
                     seen.add(v)
                     yield f"{path}.{name}" if path else name, v
 
@@ -128,6 +149,47 @@ class LayerNorm(Module):
         return F.layer_norm(x, self.weight, self.bias, self.eps)
 
 
+class RMSNorm(Module):
+    """Rows normalized by their root mean square, and scaled; or each group of `features` channels of a row."""
+
+    def __init__(self, features: int, eps: float = 1e-6) -> None:
+        self.weight = Parameter((features,), constant(1))
+        self.eps = eps
+
+    def forward(self, x: Value) -> Value:
+        """Keep the shape (..., G * features)."""
+        return F.rms_norm(x, self.weight, self.eps)
+
+
+class RotaryEmbedding(Module):
+    """Rotary positions for heads of `head_size` channels, rotate-half; the angles are computed in float32.
+
+    Parameters
+    ----------
+    positions : the longest context.
+    scaling : function that changes the inverse frequencies (head_size / 2,), float32, before the angles are computed.
+    """
+
+    def __init__(
+        self,
+        head_size: int,
+        positions: int,
+        base: float = 10000.0,
+        scaling: Callable[[np.ndarray], np.ndarray] = lambda frequencies: frequencies,
+    ) -> None:
+        def angles() -> np.ndarray:
+            exponents = np.arange(0, head_size, 2, dtype=np.float32) / np.float32(head_size)
+            frequencies = scaling(np.float32(1) / np.float32(base) ** exponents)
+            return np.arange(positions, dtype=np.float32)[:, None] * frequencies
+
+        self.cos = Buffer((positions, head_size // 2), lambda: np.cos(angles()))
+        self.sin = Buffer((positions, head_size // 2), lambda: np.sin(angles()))
+
+    def forward(self, x: Value) -> Value:
+        """Rotate the heads of x (B, T, NH * head_size)."""
+        return F.rotary_embedding(x, self.cos, self.sin)
+
+
 class Embedding(Module):
     """A row for each id."""
 
@@ -145,6 +207,14 @@ class GELU(Module):
     def forward(self, x: Value) -> Value:
         """Keep the shape."""
         return F.gelu(x)
+
+
+class SiLU(Module):
+    """SiLU, also called swish."""
+
+    def forward(self, x: Value) -> Value:
+        """Keep the shape."""
+        return F.silu(x)
 
 
 class CrossEntropyLoss(Module):
@@ -186,6 +256,9 @@ def trace_model(model: Module, inputs: Mapping[str, Spec]) -> Program:
             value = program.value(name, parameter.shape, "parameter", dtype=parameter.dtype)
             program.parameters.append(value)
             trace.values[parameter] = value
+        for name, buffer in model.named_buffers():
+            value = trace.values[buffer] = program.value(name, buffer.shape, "constant")
+            program.constants[value] = buffer.make
         taken = {p.name for p in program.parameters}
         for name, (sizes, dtype) in inputs.items():
             if dtype not in ITEMSIZE:

@@ -13,16 +13,24 @@ from .embedding import embedding_backward, embedding_forward
 from .embedding_update import embedding_update
 from .gelu import gelu_backward, gelu_forward
 from .layernorm import layernorm_backward, layernorm_forward
+from .gqa import gqa_backward, gqa_decode, gqa_forward
 from .lion import lion
 from .matmul import matmul_backward_input, matmul_backward_weight, matmul_forward
 from .matmul_gelu import matmul_gelu_backward, matmul_gelu_forward
+from .matmul_swiglu import matmul_swiglu_backward, matmul_swiglu_forward
 from .matmul_update import matmul_update
+from .mul import mul_backward, mul_forward, scale_backward, scale_forward
 from .optimizer import USUAL, Number, Optimizer
 from .residual import residual_backward, residual_forward
 from .residual_layernorm import residual_layernorm_forward
+from .residual_rmsnorm import residual_rmsnorm_forward
+from .rmsnorm import rmsnorm_backward, rmsnorm_forward
+from .rope import rope_backward, rope_decode, rope_forward
 from .sgd import sgd
+from .silu import silu_backward, silu_forward
 from .softmax import softmax_backward, softmax_forward
 from .sumsq import sumsq
+from .swiglu import swiglu_backward, swiglu_forward
 
 OPTIMIZERS = {o.name: o for o in (adamw, sgd, lion)}
 ALL: dict[str, Op] = {
@@ -33,15 +41,32 @@ ALL: dict[str, Op] = {
         layernorm_forward,
         layernorm_backward,
         residual_layernorm_forward,
+        rmsnorm_forward,
+        rmsnorm_backward,
+        residual_rmsnorm_forward,
         matmul_forward,
         matmul_backward_input,
         matmul_backward_weight,
         matmul_gelu_forward,
         matmul_gelu_backward,
+        matmul_swiglu_forward,
+        matmul_swiglu_backward,
+        rope_forward,
+        rope_backward,
         attention_forward,
         attention_backward,
+        gqa_forward,
+        gqa_backward,
         gelu_forward,
         gelu_backward,
+        silu_forward,
+        silu_backward,
+        mul_forward,
+        mul_backward,
+        swiglu_forward,
+        swiglu_backward,
+        scale_forward,
+        scale_backward,
         residual_forward,
         residual_backward,
         softmax_forward,
@@ -54,7 +79,9 @@ ALL: dict[str, Op] = {
         *OPTIMIZERS.values(),
         *(make(o) for o in OPTIMIZERS.values() for make in (matmul_update, classifier_update, embedding_update)),
         embedding_decode,
+        rope_decode,
         attention_decode,
+        gqa_decode,
     )
 }
 """Every declared op by name, in the order of a training step; then those of generation."""

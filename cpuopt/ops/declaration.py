@@ -15,9 +15,10 @@ from typing import Any, Literal
 from ..errors import UserError
 
 Role = Literal["out", "acc", "state", "in", "index", "scalar"]
-Part = Literal["product", "sum", "activation", "normalization", "loss"]
+Part = Literal["product", "sum", "activation", "gate", "normalization", "loss"]
 """The role of an op, for the rewrites: a ``product`` of rows with a weight; a ``sum``, whose backward hands one
-gradient on to all terms; an ``activation`` or a ``normalization``, which cost little to compute again; a ``loss``.
+gradient on to all terms; an ``activation`` or a ``normalization``, which cost little to compute again; a ``gate``, which
+multiplies two values element by element; a ``loss``.
 Each makes its first argument from its operand, the first array that it reads."""
 Shape = tuple[int, ...]
 Spec = tuple[Shape, str]
@@ -100,8 +101,10 @@ def symbols(names: str) -> list[Dim]:
 
 B, T, C, OC, NH, V = symbols("B T C OC NH V")
 maxT, BT, N = symbols("maxT BT N")
-S, HS = symbols("S HS")
-"""Symbols for the positions of a cache, and for the channels of a head."""
+S, HS, NKV = symbols("S HS NKV")
+"""Symbols for the positions of a cache, the channels of a head, and the heads of keys and values."""
+G, P = symbols("G P")
+"""Symbols for the groups of channels in a row, and for the pairs of channels in a head."""
 MERGES = {"BT", "N"}
 """Symbols that stand for all leading axes of a value together: a (B, T, C) value is passed as (BT, C), or as (N,)."""
 

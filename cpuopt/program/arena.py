@@ -1,6 +1,6 @@
 """Memory planning: from lifetimes to offsets to one allocation.
 
-Parameters, moments and inputs live through all steps and lie one after the other. All others share one pool: two values
+Parameters, constants, moments and inputs live through all steps and lie one after the other. All others share one pool: two values
 may have the same bytes when no call needs both.
 """
 
@@ -24,7 +24,7 @@ ALIGN = 64
 """Bytes: a cache line, and the widest vector."""
 PAGE = 2 << 20
 """Bytes of a huge page."""
-PERSISTENT = ("parameter", "moment", "input")
+PERSISTENT = ("parameter", "constant", "moment", "input")
 LABELS = {**{group: f"{group}s" for group in get_args(Group)}, "scratch": "scratch"}
 
 
@@ -93,7 +93,9 @@ def lifetimes(program: Program, keep: Collection[Value] = ()) -> dict[Value, tup
     keep : values that live through all calls, since the program runs several times before they are used.
     """
     last = len(program.calls)
-    spans = dict.fromkeys([*program.parameters, *program.inputs, *program.moments], (-1, last))
+    spans = dict.fromkeys(
+        [*program.parameters, *program.constants, *program.inputs, *program.moments], (-1, last)
+    )
     for i, call in enumerate(program.calls):
         for v in [*call.reads, *call.writes]:
             first, _ = spans.get(v, (i, i))

@@ -11,7 +11,7 @@ from ..errors import UserError
 from ..ops.declaration import ITEMSIZE, Op, Shape
 from ..ops.optimizer import Optimizer
 
-Group = Literal["parameter", "gradient", "moment", "input", "activation", "adjoint"]
+Group = Literal["parameter", "constant", "gradient", "moment", "input", "activation", "adjoint"]
 Phase = Literal["forward", "evaluate", "backward", "norm", "update"]
 PHASES: tuple[Phase, ...] = ("forward", "evaluate", "backward", "norm", "update")
 """The parts of a program. A training step leaves out ``evaluate``, calls that only an evaluation needs because the
@@ -25,7 +25,7 @@ class Value:
     Parameters
     ----------
     name : unique in its program: a parameter's own name, or layer and op for the result of a call.
-    group : the purpose; parameters, moments and inputs live through all steps.
+    group : the purpose; parameters, constants, moments and inputs live through all steps.
     below : for indices, the size that they must stay below.
     allowed : for indices, one more value that is allowed (``ignore_index``).
     """
@@ -37,7 +37,11 @@ class Value:
     below: int | None = None
     allowed: int | None = None
     __add__: ClassVar[Callable[[Value, Value], Value]]
-    """A sum in a model is a call; `nn.functional` defines it."""
+    __sub__: ClassVar[Callable[[Value, Value], Value]]
+    __neg__: ClassVar[Callable[[Value], Value]]
+    __mul__: ClassVar[Callable[[Value, Value | float], Value]]
+    __rmul__: ClassVar[Callable[[Value, Value | float], Value]]
+    """A sum or a product in a model is a call; `nn.functional` defines them."""
 
     @property
     def nbytes(self) -> int:
@@ -154,6 +158,7 @@ class Program:
     Attributes
     ----------
     outputs : what the model returns, its loss first.
+    constants : the values that never change, such as tables of angles, each with the function that makes its array.
     adjoint : the gradient of each value that the loss depends on.
     norm_terms : the terms that sum to the square of the gradient's global norm.
     """
@@ -161,6 +166,7 @@ class Program:
     def __init__(self) -> None:
         self.calls: list[Call] = []
         self.parameters: list[Value] = []
+        self.constants: dict[Value, Callable[[], Any]] = {}
         self.inputs: list[Value] = []
         self.outputs: list[Value] = []
         self.adjoint: dict[Value, Value] = {}
@@ -187,7 +193,7 @@ class Program:
     @property
     def values(self) -> list[Value]:
         """Every value, each once, in the order of first mention."""
-        seen = dict.fromkeys([*self.parameters, *self.inputs, *self.moments])
+        seen = dict.fromkeys([*self.parameters, *self.constants, *self.inputs, *self.moments])
         for call in self.calls:
             seen.update(dict.fromkeys([*call.writes, *call.reads]))
         return list(seen)
@@ -212,7 +218,7 @@ class Program:
         UserError
             Naming the call and the value.
         """
-        trained = {*self.parameters, *self.inputs, *self.moments}
+        trained = {*self.parameters, *self.constants, *self.inputs, *self.moments}
         evaluated: set[Value] = set()
         for number, call in enumerate(self.calls):
             defined = trained | evaluated if call.phase == "evaluate" else trained

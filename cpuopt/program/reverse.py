@@ -24,6 +24,7 @@ def reverse(program: Program) -> None:
     for forward in reversed(list(program.phase("forward"))):
         if not any(v in adjoint for v in forward.writes):
             continue
+        _require_adjoints(forward, varied)
         for op in forward.op.backwards:
             primals = {a.name: forward.args[a.name[1:]] for a in op.args if a.role == "acc"}
             wanted = [v for v in primals.values() if v in varied]
@@ -44,6 +45,17 @@ def reverse(program: Program) -> None:
                     args[a.name] = _output_adjoint(adjoint, forward, a.name)
             program.calls.append(Call(op, forward.layer, args, "backward", adds, inverts=forward))
     program.verify()
+
+
+def _require_adjoints(forward: Call, varied: set[Value]) -> None:
+    """Refuse a trained value in an argument that the op does not differentiate, such as a table of angles."""
+    known = {a.name[1:] for op in forward.op.backwards for a in op.args if a.role == "acc"}
+    for a in forward.op.args:
+        if a.role == "in" and a.name not in known and forward.args[a.name] in varied:
+            raise UserError(
+                f"{forward.op.name} in layer {forward.layer!r} has no gradient for '{a.name}', and "
+                f"{forward.args[a.name]} depends on a parameter; make it a constant (nn.Buffer)"
+            )
 
 
 def _varied(program: Program) -> set[Value]:

@@ -14,4 +14,5 @@ def embedding_decode(out, tokens, wte, wpe, position):
     B, T, _ = out.shape
     for b in range(B):
         for t in range(T):
-            gather(out[b, t], wte[tokens[b, t]], wpe[min(position + t, wpe.shape[0] - 1)])
+            row = wte[tokens[b, t]]
+            gather(out[b, t], row, wpe[min(position + t, wpe.shape[0] - 1)] if wpe.shape[0] > 0 else row[:0])

@@ -20,7 +20,9 @@ def embedding_decode(out, tokens, wte, wpe, position):
         b, t = bt // T, bt % T
         place = min(position + t, wpe.shape[0] - 1)
         for i in range(C):
-            out[b, t, i] = wte[tokens[b, t], i] + wpe[place, i]
+            out[b, t, i] = wte[tokens[b, t], i]
+            if wpe.shape[0] > 0:
+                out[b, t, i] += wpe[place, i]
 
 
 @kernel(ops.attention_decode, "vanilla", scratch=[("att", B * NH * S)])

@@ -1,5 +1,6 @@
 """Rewrites of a training program that remove work; each is verified, can be switched off, and keeps the results.
 
+``gate`` makes an activation and the value that it gates one call, in the forward, so that the backward is that of one.
 ``residual`` shares the gradient of a sum instead of copying it. ``layernorm`` normalizes a sum as it is made. ``gelu``
 fuses an activation into the product that makes its operand, and its slope into the product that makes its gradient.
 ``classifier`` makes head and loss one call over blocks of tokens. ``update`` applies a weight's optimizer step as its
@@ -22,12 +23,13 @@ from ...wording import nearest
 from ..program import Call, Program
 from .classifier import head_with_loss
 from .edit import Rewrite
-from .pairs import activate_products, normalize_sums
+from .pairs import activate_products, gate_activations, normalize_sums
 from .recompute import recompute
 from .residual import share_residual
 from .update import update_in_backward
 
 FUSIONS: dict[str, Rewrite] = {
+    "gate": gate_activations,
     "residual": share_residual,
     "layernorm": normalize_sums,
     "gelu": activate_products,
@@ -36,6 +38,8 @@ FUSIONS: dict[str, Rewrite] = {
     "recompute": recompute,
 }
 """The rewrites by name, in the order in which they are applied."""
+BEFORE = ("gate",)
+"""Those of the forward alone, which come before the backward is generated."""
 
 
 def fuse(program: Program, names: Sequence[str], choice: Choice) -> list[str]:
@@ -57,7 +61,8 @@ def fuse(program: Program, names: Sequence[str], choice: Choice) -> list[str]:
         for rule in choice.swaps:
             if op_matches(fused.name, rule.op) and fused.fuses and (fused.name, rule.variant) in registry.KERNELS:
                 continue
-            for name, layer in dict.fromkeys((c.op.name, c.layer) for c in parts):
+            concerned = [(op.name, c.layer) for c in parts for op in (c.op, *(() if program.adjoint else c.op.backwards))]
+            for name, layer in dict.fromkeys(concerned):
                 if op_matches(name, rule.op) and rule.covers(layer) and (name, rule.variant) in registry.KERNELS:
                     notes[f"--swap '{rule}' keeps {name} in layer {layer!r} from being rewritten"] = None
                     return False

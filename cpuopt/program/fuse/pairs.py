@@ -15,6 +15,12 @@ def normalize_sums(program: Program, allowed: Allowed) -> None:
 def activate_products(program: Program, allowed: Allowed) -> None:
     """Fuse an activation into the product before it, and its slope into the product that makes its gradient."""
     _fuse(program, allowed, "product", "activation", at=0)
+    _fuse(program, allowed, "product", "activation", at=1)  # a gated one, whose other operand is made in between
+
+
+def gate_activations(program: Program, allowed: Allowed) -> None:
+    """Fuse an activation into the product, element by element, that it gates."""
+    _fuse(program, allowed, "activation", "gate", at=1)
 
 
 def _fuse(program: Program, allowed: Allowed, first: Part, second: Part, at: int) -> None:

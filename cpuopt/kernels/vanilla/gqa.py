@@ -1,0 +1,150 @@
+"""Grouped-query attention, naive: a row of scores at a time; backward through the whole softmax Jacobian."""
+
+import numpy as np
+from numba import prange
+
+from ... import ops
+from ...ops.declaration import NH, NKV, B, S, T
+from ..compile.jit import kernel
+
+
+@kernel(ops.gqa_forward, "vanilla", scratch=[("att", B * NH * T)])
+def gqa_forward(out, lse, q, k, v, att):
+    """Scores of one query, their softmax, the weighted sum of the values.
+
+    Parallel: batch and query head; each owns a slice of `out`, of `lse` and of `att`.
+    Memory: one row of attention weights a query head.
+    Bound: compute.
+    """
+    B, T, C = out.shape
+    NH = lse.shape[1]
+    HS = C // NH
+    NKV = k.shape[2] // HS
+    rows = att.reshape(B * NH, T)
+    scale = np.float32(1) / np.sqrt(np.float32(HS))
+    for bh in prange(B * NH):
+        b, h = bh // NH, bh % NH
+        q0 = h * HS
+        k0 = h // (NH // NKV) * HS
+        for t in range(T):
+            # pass 1: q . k, and the maximum
+            top = np.float32(-np.inf)
+            for t2 in range(t + 1):
+                score = np.float32(0)
+                for i in range(HS):
+                    score += q[b, t, q0 + i] * k[b, t2, k0 + i]
+                score *= scale
+                top = max(top, score)
+                rows[bh, t2] = score
+            # pass 2: exp, and the sum
+            total = np.float32(0)
+            for t2 in range(t + 1):
+                e = np.exp(rows[bh, t2] - top)
+                total += e
+                rows[bh, t2] = e
+            lse[b, h, t] = np.log(total) + top
+            # pass 3: normalize, and gather the values
+            for i in range(HS):
+                out[b, t, q0 + i] = 0
+            for t2 in range(t + 1):
+                p = rows[bh, t2] / total
+                for i in range(HS):
+                    out[b, t, q0 + i] += p * v[b, t2, k0 + i]
+
+
+@kernel(ops.gqa_backward, "vanilla", scratch=[("att", B * NKV * T), ("datt", B * NKV * T)])
+def gqa_backward(dq, dq_add, dk, dk_add, dv, dv_add, dout, q, k, v, out, lse, att, datt):
+    """Per query: its weights again, their adjoints, the softmax Jacobian in full, then q, k and v.
+
+    Parallel: batch and key head, with all query heads of its group; each owns slices of `dq`, `dk`, `dv` and scratch.
+    Memory: two rows a key head.
+    Bound: compute.
+    """
+    B, T, C = dout.shape
+    NH = lse.shape[1]
+    HS = C // NH
+    NKV = k.shape[2] // HS
+    group = NH // NKV
+    scale = np.float32(1) / np.sqrt(np.float32(HS))
+    for bg in prange(B * NKV):
+        b, k0, a = bg // NKV, (bg % NKV) * HS, bg * T
+        first = (bg % NKV) * group
+        for t in range(T):
+            for i in range(HS):
+                if not dk_add:
+                    dk[b, t, k0 + i] = 0
+                if not dv_add:
+                    dv[b, t, k0 + i] = 0
+            if not dq_add:
+                for i in range(group * HS):
+                    dq[b, t, first * HS + i] = 0
+        for h in range(first, first + group):
+            q0 = h * HS
+            for t in range(T):
+                # pass 1: the weights again
+                for t2 in range(t + 1):
+                    score = np.float32(0)
+                    for i in range(HS):
+                        score += q[b, t, q0 + i] * k[b, t2, k0 + i]
+                    att[a + t2] = np.exp(score * scale - lse[b, h, t])
+                # pass 2: out[t] += att[t2] * v[t2]
+                for t2 in range(t + 1):
+                    d = np.float32(0)
+                    for i in range(HS):
+                        d += v[b, t2, k0 + i] * dout[b, t, q0 + i]
+                        dv[b, t2, k0 + i] += att[a + t2] * dout[b, t, q0 + i]
+                    datt[a + t2] = d
+                # pass 3: att = softmax(score), then score[t2] = scale * q[t] . k[t2]
+                for t3 in range(t + 1):
+                    dscore = np.float32(0)
+                    for t2 in range(t + 1):
+                        same = np.float32(1) if t2 == t3 else np.float32(0)
+                        dscore += att[a + t2] * (same - att[a + t3]) * datt[a + t2]
+                    for i in range(HS):
+                        dq[b, t, q0 + i] += k[b, t3, k0 + i] * dscore * scale
+                        dk[b, t3, k0 + i] += q[b, t, q0 + i] * dscore * scale
+
+
+@kernel(ops.gqa_decode, "vanilla", scratch=[("att", B * NKV * S)])
+def gqa_decode(out, keys, values, q, k, v, position, att):
+    """Put the new keys and values away; then, for each query: scores, their softmax, the weighted sum of the values.
+
+    Parallel: batch and key head; each owns its channels of `out`, its part of the cache, and a slice of `att`.
+    Memory: one row of attention weights a key head.
+    Bound: memory.
+    """
+    B, T, C = out.shape
+    NKV, S, HS = keys.shape[1:]
+    group = C // HS // NKV
+    scale = np.float32(1) / np.sqrt(np.float32(HS))
+    for bg in prange(B * NKV):
+        b, g, a = bg // NKV, bg % NKV, bg * S
+        # pass 1: the cache
+        for t in range(T):
+            for i in range(HS):
+                keys[b, g, position + t, i] = k[b, t, g * HS + i]
+                values[b, g, position + t, i] = v[b, t, g * HS + i]
+        for h in range(g * group, g * group + group):
+            for t in range(T):
+                # pass 2: q . k, and the maximum
+                top = np.float32(-np.inf)
+                for t2 in range(position + t + 1):
+                    score = np.float32(0)
+                    for i in range(HS):
+                        score += q[b, t, h * HS + i] * keys[b, g, t2, i]
+                    score *= scale
+                    top = max(top, score)
+                    att[a + t2] = score
+                # pass 3: exp, and the sum
+                total = np.float32(0)
+                for t2 in range(position + t + 1):
+                    e = np.exp(att[a + t2] - top)
+                    total += e
+                    att[a + t2] = e
+                # pass 4: gather the values
+                for i in range(HS):
+                    out[b, t, h * HS + i] = 0
+                for t2 in range(position + t + 1):
+                    p = att[a + t2] / total
+                    for i in range(HS):
+                        out[b, t, h * HS + i] += p * values[b, g, t2, i]

@@ -1,0 +1,48 @@
+"""A linear layer with SwiGLU, naive: each element through both."""
+
+import numpy as np
+from numba import prange
+
+from ... import ops
+from ..compile.jit import kernel
+
+ONE = np.float32(1)
+
+
+@kernel(ops.matmul_swiglu_forward, "vanilla")
+def matmul_swiglu_forward(out, pre, inp, weight, bias, up):
+    """One dot product, then libm's exp, for each element of `out`.
+
+    Parallel: the rows of `weight`; each iteration owns a column of `pre` and `out`.
+    Bound: compute.
+    """
+    BT, C = inp.shape
+    for o in prange(weight.shape[0]):
+        for bt in range(BT):
+            x = bias[o] if bias.shape[0] > 0 else np.float32(0)
+            for i in range(C):
+                x += inp[bt, i] * weight[o, i]
+            pre[bt, o] = x
+            out[bt, o] = x / (ONE + np.exp(-x)) * up[bt, o]
+
+
+@kernel(ops.matmul_swiglu_backward, "vanilla")
+def matmul_swiglu_backward(dpre, dup, dout, weight, pre, up):
+    """Each row of `dpre` gathers the rows of `weight`, scaled by `dout`; then the two slopes of each element.
+
+    Parallel: the rows of `dpre`.
+    Bound: the memory that `weight` streams through, once for each row.
+    """
+    OC, C = weight.shape
+    for bt in prange(dpre.shape[0]):
+        for i in range(C):
+            dpre[bt, i] = 0
+        for o in range(OC):
+            d = dout[bt, o]
+            for i in range(C):
+                dpre[bt, i] += weight[o, i] * d
+        for i in range(C):
+            x, d = pre[bt, i], dpre[bt, i]
+            s = ONE / (ONE + np.exp(-x))
+            dup[bt, i] = d * x * s
+            dpre[bt, i] = d * up[bt, i] * s * (ONE + x * (ONE - s))

@@ -1,0 +1,134 @@
+"""Causal grouped-query attention over separate q, k and v; and the same for tokens behind a cache.
+
+NH query heads of HS channels read NKV heads of keys and values: query head h reads head g = h // (NH / NKV). With as
+many of these as of those, it is multi-head attention.
+
+Forward, for each b and query head h, with s = 1/sqrt(HS)::
+
+    score[t, t2] = s * q[t, h] . k[t2, g]            for t2 <= t
+    lse[t]       = log(sum over t2 <= t of exp(score[t, t2]))
+    att[t, t2]   = exp(score[t, t2] - lse[t])
+    out[t, h]    = sum over t2 <= t of att[t, t2] * v[t2, g]
+
+Backward, with att computed again; the sums of dk and dv are over the query heads of a group, too::
+
+    datt[t, t2]   = dout[t, h] . v[t2, g]
+    dscore[t, t2] = att[t, t2] * (datt[t, t2] - dout[t, h] . out[t, h])
+    dq[t, h]  += s * sum over t2 <= t of dscore[t, t2] * k[t2, g]
+    dk[t2, g] += s * sum over h and t >= t2 of dscore[t, t2] * q[t, h]
+    dv[t2, g] +=     sum over h and t >= t2 of att[t, t2] * dout[t, h]
+
+``gqa_decode`` puts k and v behind the `position` tokens that a cache has, and reads all of them.
+
+Source: Ainslie et al. 2023 (arXiv 2305.13245); the saved lse follows Dao 2023 (arXiv 2307.08691); the cache Pope et al.
+2022 (arXiv 2211.05102); ``torch.nn.functional.scaled_dot_product_attention(is_causal=True, enable_gqa=True)``.
+"""
+
+import numpy as np
+
+from .attention import heads, rows
+from .declaration import HS, NH, NKV, B, Op, S, T, acc, inp, out, scalar, state
+
+SOURCE = "Ainslie et al. 2023; Dao 2023 for lse; torch scaled_dot_product_attention(is_causal=True, enable_gqa=True)"
+
+
+def spread(x, NH):
+    """Repeat each head of keys or values for the query heads of its group."""
+    return np.repeat(x, NH // x.shape[1], axis=1)
+
+
+def gathered(x, NKV):
+    """Sum over the query heads of each group."""
+    B, NH, T, HS = x.shape
+    return x.reshape(B, NKV, NH // NKV, T, HS).sum(axis=2)
+
+
+def scores(q, k, known=0):
+    """Scaled scores of queries behind `known` keys, minus infinity for keys of the future."""
+    score = q @ k.transpose(0, 1, 3, 2) / np.sqrt(q.shape[-1])
+    return np.where(np.triu(np.ones(score.shape[-2:], dtype=bool), known + 1), -np.inf, score)
+
+
+def reference_forward(q, k, v, lse):
+    NH = lse.shape[1]
+    HS = q.shape[-1] // NH
+    q, k, v = (heads(x, x.shape[-1] // HS) for x in (q, k, v))
+    score = scores(q, spread(k, NH))
+    top = score.max(axis=-1, keepdims=True)
+    lse = np.log(np.exp(score - top).sum(axis=-1)) + top[..., 0]
+    return {"out": rows(np.exp(score - lse[..., None]) @ spread(v, NH)), "lse": lse}
+
+
+def reference_backward(dout, q, k, v, lse):
+    NH = lse.shape[1]
+    HS = q.shape[-1] // NH
+    NKV, scale = k.shape[-1] // HS, 1 / np.sqrt(HS)
+    q, k, v, do = (heads(x, x.shape[-1] // HS) for x in (q, k, v, dout))
+    att = np.exp(scores(q, spread(k, NH)) - lse[..., None])
+    datt = do @ spread(v, NH).transpose(0, 1, 3, 2)
+    dscore = scale * att * (datt - (att * datt).sum(axis=-1, keepdims=True))
+    dk, dv = dscore.transpose(0, 1, 3, 2) @ q, att.transpose(0, 1, 3, 2) @ do
+    return {"dq": rows(dscore @ spread(k, NH)), "dk": rows(gathered(dk, NKV)), "dv": rows(gathered(dv, NKV))}
+
+
+def reference_decode(keys, values, q, k, v, position):
+    (NKV, HS), new = keys.shape[1::2], q.shape[1]
+    known = position + new
+    q, k, v = (heads(x, x.shape[-1] // HS) for x in (q, k, v))
+    keys, values = keys.copy(), values.copy()
+    keys[:, :, position:known], values[:, :, position:known] = k, v
+    score = scores(q, spread(keys[:, :, :known], q.shape[1]), position)
+    att = np.exp(score - score.max(axis=-1, keepdims=True))
+    att /= att.sum(axis=-1, keepdims=True)
+    return {"out": rows(att @ spread(values[:, :, :known], q.shape[1])), "keys": keys, "values": values}
+
+
+QUERIES, KEYS = (B, T, NH * HS), (B, T, NKV * HS)
+
+gqa_forward = Op(
+    "gqa_forward",
+    out("out", *QUERIES, reduces=T + HS),
+    out("lse", B, NH, T, reduces=T + HS),
+    inp("q", *QUERIES),
+    inp("k", *KEYS),
+    inp("v", *KEYS),
+    label="GQA Forward",
+    flops=2 * B * T * (T + 1) * NH * HS + 2 * B * NH * T * (T + 1),
+    reference=reference_forward,
+    source=SOURCE,
+)
+
+gqa_backward = Op(
+    "gqa_backward",
+    acc("dq", *QUERIES, reduces=T + HS),
+    acc("dk", *KEYS, reduces=NH * T),
+    acc("dv", *KEYS, reduces=NH * T),
+    inp("dout", *QUERIES),
+    inp("q", *QUERIES),
+    inp("k", *KEYS),
+    inp("v", *KEYS),
+    inp("out", *QUERIES),
+    inp("lse", B, NH, T),
+    label="GQA Backward",
+    flops=5 * B * T * (T + 1) * NH * HS + 4 * B * NH * T * (T + 1),
+    reference=reference_backward,
+    source=SOURCE,
+    inverts=gqa_forward,
+    unfit={"thousands": "lse is saved in float32, and of scores near 1e8 that leaves exp(score - lse) no digit"},
+)
+
+gqa_decode = Op(
+    "gqa_decode",
+    out("out", *QUERIES, reduces=S + HS),
+    state("keys", B, NKV, S, HS),
+    state("values", B, NKV, S, HS),
+    inp("q", *QUERIES),
+    inp("k", *KEYS),
+    inp("v", *KEYS),
+    scalar("position", integer=True),
+    label="GQA Decode",
+    flops=4 * B * T * S * NH * HS,
+    moves=dict.fromkeys(("keys", "values"), B * S * NKV * HS + B * T * NKV * HS),
+    reference=reference_decode,
+    source=SOURCE,
+)

@@ -1,0 +1,70 @@
+"""Root-mean-square normalization of each row, with a learned scale; or of G groups of C channels in each row.
+
+Forward, for each group of ``inp``::
+
+    rstd = 1 / sqrt(sum(inp^2) / C + eps)
+    xhat = inp * rstd
+    out  = xhat * weight
+
+Backward, with g = dout * weight::
+
+    dinp    += rstd * (g - xhat * mean_C(g * xhat))
+    dweight += sum over rows and groups of dout * xhat
+
+Source: Zhang and Sennrich 2019 (arXiv 1910.07467), equation 4; ``torch.nn.functional.rms_norm``. The groups are the
+heads of q and k in Qwen3.
+"""
+
+import numpy as np
+
+from .declaration import BT, C, G, Op, acc, inp, out, scalar
+
+SOURCE = "Zhang and Sennrich 2019, equation 4; torch.nn.functional.rms_norm"
+
+
+def groups(x, weight):
+    """Split (BT, G*C) into (BT, G, C)."""
+    return x.reshape(len(x), -1, len(weight))
+
+
+def reference_forward(inp, weight, eps):
+    x = groups(inp, weight)
+    rstd = 1 / np.sqrt((x**2).mean(axis=-1) + eps)
+    return {"out": (x * rstd[..., None] * weight).reshape(inp.shape), "rstd": rstd}
+
+
+def reference_backward(dout, inp, weight, rstd):
+    xhat, d = groups(inp, weight) * rstd[..., None], groups(dout, weight)
+    g = d * weight
+    dinp = rstd[..., None] * (g - xhat * (g * xhat).mean(axis=-1, keepdims=True))
+    return {"dinp": dinp.reshape(inp.shape), "dweight": (d * xhat).sum(axis=(0, 1))}
+
+
+rmsnorm_forward = Op(
+    "rmsnorm_forward",
+    out("out", BT, G * C, reduces=C),
+    out("rstd", BT, G, reduces=C),
+    inp("inp", BT, G * C),
+    inp("weight", C),
+    scalar("eps"),
+    label="RMSNorm Forward",
+    flops=4 * BT * G * C,
+    reference=reference_forward,
+    source=SOURCE,
+    role="normalization",
+)
+
+rmsnorm_backward = Op(
+    "rmsnorm_backward",
+    acc("dinp", BT, G * C, reduces=C),
+    acc("dweight", C, reduces=BT * G),
+    inp("dout", BT, G * C),
+    inp("inp", BT, G * C),
+    inp("weight", C),
+    inp("rstd", BT, G),
+    label="RMSNorm Backward",
+    flops=10 * BT * G * C,
+    reference=reference_backward,
+    source=SOURCE,
+    inverts=rmsnorm_forward,
+)

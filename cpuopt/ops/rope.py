@@ -1,0 +1,92 @@
+"""Rotary position embedding of NH heads, in the rotate-half form: channel i of a head pairs with channel i + P.
+
+Forward, for position t, head h and pair i < P, where P is half of a head::
+
+    out[t, h, i]     = inp[t, h, i]     * cos[t, i] - inp[t, h, i + P] * sin[t, i]
+    out[t, h, i + P] = inp[t, h, i + P] * cos[t, i] + inp[t, h, i]     * sin[t, i]
+
+The backward rotates the other way::
+
+    dinp[t, h, i]     += dout[t, h, i]     * cos[t, i] + dout[t, h, i + P] * sin[t, i]
+    dinp[t, h, i + P] += dout[t, h, i + P] * cos[t, i] - dout[t, h, i]     * sin[t, i]
+
+``rope_decode`` does the same for tokens behind `position` others. The tables are constants, with a row for each
+position; beyond the last row it is repeated, which only padding needs.
+
+Source: Su et al. 2021 (arXiv 2104.09864), equation 34, in the order of channels of ``transformers``.
+"""
+
+import numpy as np
+
+from .declaration import NH, B, Op, P, T, acc, inp, maxT, out, scalar
+
+SOURCE = "Su et al. 2021, equation 34; apply_rotary_pos_emb of transformers"
+
+
+def rotate(x, cos, sin, sign):
+    """Rotate pairs of channels of (B, T, 2*NH*P) by the angles of tables (T, P)."""
+    half = cos.shape[-1]
+    heads = x.reshape(*x.shape[:2], -1, 2, half)
+    first, second = heads[..., 0, :], heads[..., 1, :]
+    cos, sin = cos[:, None], sign * sin[:, None]
+    return np.stack([first * cos - second * sin, second * cos + first * sin], axis=-2).reshape(x.shape)
+
+
+def reference_forward(inp, cos, sin):
+    T = inp.shape[1]
+    return {"out": rotate(inp, cos[:T], sin[:T], 1)}
+
+
+def reference_backward(dout, cos, sin):
+    T = dout.shape[1]
+    return {"dinp": rotate(dout, cos[:T], sin[:T], -1)}
+
+
+def reference_decode(inp, cos, sin, position):
+    places = np.minimum(position + np.arange(inp.shape[1]), len(cos) - 1)
+    return {"out": rotate(inp, cos[places], sin[places], 1)}
+
+
+HEADS = (B, T, 2 * NH * P)
+MOVES = dict.fromkeys(("cos", "sin"), T * P)
+
+rope_forward = Op(
+    "rope_forward",
+    out("out", *HEADS),
+    inp("inp", *HEADS),
+    inp("cos", maxT, P),
+    inp("sin", maxT, P),
+    label="RoPE Forward",
+    flops=6 * B * T * NH * P,
+    moves=MOVES,
+    reference=reference_forward,
+    source=SOURCE,
+)
+
+rope_backward = Op(
+    "rope_backward",
+    acc("dinp", *HEADS),
+    inp("dout", *HEADS),
+    inp("cos", maxT, P),
+    inp("sin", maxT, P),
+    label="RoPE Backward",
+    flops=6 * B * T * NH * P,
+    moves=MOVES,
+    reference=reference_backward,
+    source=SOURCE,
+    inverts=rope_forward,
+)
+
+rope_decode = Op(
+    "rope_decode",
+    out("out", *HEADS),
+    inp("inp", *HEADS),
+    inp("cos", maxT, P),
+    inp("sin", maxT, P),
+    scalar("position", integer=True),
+    label="RoPE Decode",
+    flops=6 * B * T * NH * P,
+    moves=MOVES,
+    reference=reference_decode,
+    source=SOURCE,
+)
