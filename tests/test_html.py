@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields, replace
 from html.parser import HTMLParser
 from math import log10, nan
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -528,6 +529,10 @@ def test_train_and_profile_write_reports(tmp_path, monkeypatch, capsys):
     assert repr(profile["ops"][0]["ms"]) in cells
     assert "loss" not in [s.attrs["id"] for s in tree.all("section")]
     assert len(json.loads((tmp_path / "p.json").read_text())["profiles"]) == 3
+    with monkeypatch.context() as full:
+        full.setattr(html, "write_report", Mock(side_effect=UserError("cannot write 'p.html': No space left")))
+        assert cli.main(["profile", *small, "--html", "p.html"]) == 2
+    assert "tokens/s" in capsys.readouterr().out  # what was measured is not lost with the page
     assert cli.main(["train", *small, "--html", "t.html", "--val-every", "2"]) == 0
     tree = read((tmp_path / "t.html").read_text())
     assert [s.attrs["id"] for s in tree.all("section")] == list(SECTIONS)

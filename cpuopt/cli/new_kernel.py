@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 from pathlib import Path
 
 from ..errors import UserError
+from ..files import write_whole
 from .common import known_op, shared
 
 
@@ -30,12 +32,8 @@ def run(args: argparse.Namespace) -> int:
             f"--variant {args.variant!r}: expected a new variant name for {args.op}, in letters, digits, - and _"
         )
     path = args.out or Path(f"{args.op}.py")
-    try:
-        with path.open("x") as f:
-            f.write(starter(ops.ALL[args.op], args.variant))
-    except FileExistsError:
-        raise UserError(f"--out {path}: it is there already; name another file") from None
-    except OSError as e:
-        raise UserError(f"--out {path}: {e.strerror}; name a file in a folder that can be written") from e
+    if os.path.lexists(path):
+        raise UserError(f"--out {path}: it is there already; name another file")
+    write_whole(path, [starter(ops.ALL[args.op], args.variant).encode()])
     print(f"{path}\nnext: cpuopt lab {path}")
     return 0

@@ -48,9 +48,9 @@ def run(args: argparse.Namespace) -> int:
         console.warn(f"load average {busy:.1f} on {common.cores()} cores: other processes make these times too long")
     with console.counting("steps", args.steps + args.warmup) as tick:
         report = profile(job, warmup=args.warmup, tick=tick, roofs=roofs, regions=watched)
+    show(args, report, lambda: tables.profile_tables(report, detail=args.detail))
+    common.keep(args.runs, "profile", report.model, {"profile": report})
     common.write_traces(args, report)
     if args.html:
         html.write_report(args.html, report, job.engine)
-    common.keep(args.runs, "profile", report.model, {"profile": report})
-    show(args, report, lambda: tables.profile_tables(report, detail=args.detail))
     return 0
