@@ -30,8 +30,6 @@ from ... import ops
 from ..compile.jit import helper, kernel
 from ..toolkit.lanes import load, load_some, spread, store, store_some
 from ..toolkit.simd import LANES, MR, NR, at, copy, move, prefetch, product, ticket, transpose
-from .gelu import backward as gelu_slope
-from .gelu import forward as gelu
 
 ZERO = np.float32(0)
 LINE = 16  # floats in a cache line
@@ -159,8 +157,8 @@ def forward_sums(sums, weight, panels, m0, m1, n0, n1, most):
 
 
 @helper()
-def forward_store(out, activated, bias, sums, m0, m1, n0, n1):
-    """Compute out[m0:m1, n0:n1], with the bias, and its GELU where `activated` is there."""
+def forward_store(out, bias, sums, m0, m1, n0, n1):
+    """Compute out[m0:m1, n0:n1], with the bias."""
     N = out.shape[1]
     rows, extra = n1 - n0, WIDE * TALL
     for i in range(rows):
@@ -174,43 +172,58 @@ def forward_store(out, activated, bias, sums, m0, m1, n0, n1):
         for j in range(min(NR, m1 - m)):
             for n in range(full, rows):
                 out[m + j, n0 + n] = sums[base + n * NR + j] + sums[extra + n]
-    for m in range(m0, m1 if activated.shape[0] > 0 else m0):
-        gelu(activated, out, m * N + n0, m * N + n1)
+
+
+@helper()
+def nothing(more, x, lo, hi):
+    """End a product without an epilogue."""
 
 
 QUEUE = ("queue", LINE, "int32")
 """Scratch: the next ticket, alone on its cache line."""
 FORWARD = [("panels", lambda s: up(s["BT"], NR) * s["C"] + NR), ("sums", each(FORWARD_SCRATCH)), QUEUE]
-"""Scratch of `linear`."""
+"""Scratch of a linear layer."""
 
 
-@helper(parallel=True)
-def linear(out, activated, inp, weight, bias, panels, sums, queue):
-    """Pack the tokens, then strips of rows of weight times all panels."""
-    M, K = inp.shape
-    N = weight.shape[0]
-    threads = sums.shape[0] // FORWARD_SCRATCH
-    for j in range(NR):
-        panels[panels.shape[0] - NR + j] = ZERO
-    queue[0] = 0
-    slices = ceil(K, SLICE)
-    for i in prange(ceil(M, NR) * slices):
-        lo = i % slices * SLICE
-        pack_tokens(panels, inp, i // slices * NR, lo, min(K, lo + SLICE))
-    depth = K if M <= NR else even(K, DEPTH, LINE)
-    wide = even(M, WIDE, NR)
-    m_chunks = ceil(M, wide)
-    tall = chunk_size(N, TALL, LANES, m_chunks, threads)
-    chunks = ceil(N, tall) * m_chunks
-    for t in prange(threads):
-        mine = sums[t * FORWARD_SCRATCH : (t + 1) * FORWARD_SCRATCH]
-        chunk = ticket(queue)
-        while chunk < chunks:
-            m0, n0 = chunk % m_chunks * wide, chunk // m_chunks * tall
-            m1, n1 = min(M, m0 + wide), min(N, n0 + tall)
-            forward_sums(mine, weight, panels, m0, m1, n0, n1, depth)
-            forward_store(out, activated, bias, mine, m0, m1, n0, n1)
+def linear_then(epilogue):
+    """Make the function of a linear layer that calls ``epilogue(more, out, lo, hi)`` when out[lo:hi], flat, is there.
+
+    `more` is the tuple of the arrays that the epilogue takes besides.
+    """
+
+    @helper(parallel=True)
+    def linear(out, more, inp, weight, bias, panels, sums, queue):
+        M, K = inp.shape
+        N = weight.shape[0]
+        threads = sums.shape[0] // FORWARD_SCRATCH
+        for j in range(NR):
+            panels[panels.shape[0] - NR + j] = ZERO
+        queue[0] = 0
+        slices = ceil(K, SLICE)
+        for i in prange(ceil(M, NR) * slices):
+            lo = i % slices * SLICE
+            pack_tokens(panels, inp, i // slices * NR, lo, min(K, lo + SLICE))
+        depth = K if M <= NR else even(K, DEPTH, LINE)
+        wide = even(M, WIDE, NR)
+        m_chunks = ceil(M, wide)
+        tall = chunk_size(N, TALL, LANES, m_chunks, threads)
+        chunks = ceil(N, tall) * m_chunks
+        for t in prange(threads):
+            mine = sums[t * FORWARD_SCRATCH : (t + 1) * FORWARD_SCRATCH]
             chunk = ticket(queue)
+            while chunk < chunks:
+                m0, n0 = chunk % m_chunks * wide, chunk // m_chunks * tall
+                m1, n1 = min(M, m0 + wide), min(N, n0 + tall)
+                forward_sums(mine, weight, panels, m0, m1, n0, n1, depth)
+                forward_store(out, bias, mine, m0, m1, n0, n1)
+                for m in range(m0, m1):
+                    epilogue(more, out, m * N + n0, m * N + n1)
+                chunk = ticket(queue)
+
+    return linear
+
+
+linear = linear_then(nothing)
 
 
 @kernel(ops.matmul_forward, "optimized", scratch=FORWARD, parallel=False)
@@ -221,7 +234,7 @@ def matmul_forward(out, inp, weight, bias, panels, sums, queue):
     Memory: the packed tokens; a strip of sums for each thread.
     Bound: compute; for few tokens, the memory that weight streams through.
     """
-    linear(out, out[:0], inp, weight, bias, panels, sums, queue)
+    linear(out, (), inp, weight, bias, panels, sums, queue)
 
 
 @helper()
@@ -233,8 +246,8 @@ def pack_lines(block, x, row, column, rows, depth):
 
 
 @helper()
-def input_chunk(dinp, add, dout, weight, pre, mine, m0, m1, c0, c1, most):
-    """Compute dinp[m0:m1, c0:c1], times the slope of GELU at `pre` where that is there."""
+def input_chunk(dinp, add, dout, weight, mine, m0, m1, c0, c1, most):
+    """Compute dinp[m0:m1, c0:c1]."""
     N, C = weight.shape
     rows = m1 - m0
     groups = ceil(rows, MR)
@@ -261,32 +274,40 @@ def input_chunk(dinp, add, dout, weight, pre, mine, m0, m1, c0, c1, most):
             multiply(rows, a, row, b, line, to, to_row, depth, adding and inside, ahead, depth // groups * C, C, shift)
             if not inside:
                 add_columns(dinp, m0, c, tile, rows, adding)
-    for m in range(m0, m1 if pre.shape[0] > 0 else m0):
-        gelu_slope(dinp, False, dinp, pre, m * C + c0, m * C + c1)
 
 
 INPUT = [("panels", each(INPUT_SCRATCH)), QUEUE]
-"""Scratch of `linear_input`."""
+"""Scratch of a linear layer's gradient of its input."""
 
 
-@helper(parallel=True)
-def linear_input(dinp, dinp_add, dout, weight, pre, panels, queue):
-    """Blocks of tokens times panels of weight's columns; the rows of weight are summed a block at a time."""
-    M, C = dinp.shape
-    queue[0] = 0
-    threads = panels.shape[0] // INPUT_SCRATCH
-    depth = SHORT_DEPTH if M <= SHORT else INPUT_DEPTH
-    tall = even(M, INPUT_ROWS, LINE)
-    m_chunks = ceil(M, tall)
-    wide = chunk_size(C, COLUMNS, NR, m_chunks, threads)
-    chunks = m_chunks * ceil(C, wide)
-    for t in prange(threads):
-        mine = panels[t * INPUT_SCRATCH : (t + 1) * INPUT_SCRATCH]
-        chunk = ticket(queue)
-        while chunk < chunks:
-            m0, c0 = chunk % m_chunks * tall, chunk // m_chunks * wide
-            input_chunk(dinp, dinp_add, dout, weight, pre, mine, m0, min(M, m0 + tall), c0, min(C, c0 + wide), depth)
+def linear_input_then(epilogue):
+    """Make the function of that gradient, with an epilogue as that of `linear_then`."""
+
+    @helper(parallel=True)
+    def linear_input(dinp, dinp_add, more, dout, weight, panels, queue):
+        M, C = dinp.shape
+        queue[0] = 0
+        threads = panels.shape[0] // INPUT_SCRATCH
+        depth = SHORT_DEPTH if M <= SHORT else INPUT_DEPTH
+        tall = even(M, INPUT_ROWS, LINE)
+        m_chunks = ceil(M, tall)
+        wide = chunk_size(C, COLUMNS, NR, m_chunks, threads)
+        chunks = m_chunks * ceil(C, wide)
+        for t in prange(threads):
+            mine = panels[t * INPUT_SCRATCH : (t + 1) * INPUT_SCRATCH]
             chunk = ticket(queue)
+            while chunk < chunks:
+                m0, c0 = chunk % m_chunks * tall, chunk // m_chunks * wide
+                m1, c1 = min(M, m0 + tall), min(C, c0 + wide)
+                input_chunk(dinp, dinp_add, dout, weight, mine, m0, m1, c0, c1, depth)
+                for m in range(m0, m1):
+                    epilogue(more, dinp, m * C + c0, m * C + c1)
+                chunk = ticket(queue)
+
+    return linear_input
+
+
+linear_input = linear_input_then(nothing)
 
 
 @kernel(ops.matmul_backward_input, "optimized", scratch=INPUT, parallel=False)
@@ -297,7 +318,7 @@ def matmul_backward_input(dinp, dinp_add, dout, weight, panels, queue):
     Memory: a panel, and a block of dout where there are few tokens, for each thread.
     Bound: compute; for few tokens, the memory that weight streams through.
     """
-    linear_input(dinp, dinp_add, dout, weight, dinp[:0], panels, queue)
+    linear_input(dinp, dinp_add, (), dout, weight, panels, queue)
 
 
 @helper()

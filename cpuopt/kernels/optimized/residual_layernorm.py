@@ -6,7 +6,7 @@ from numba import prange
 from ... import ops
 from ..compile.jit import kernel
 from .layernorm import forward_row
-from .residual import forward as add
+from .residual import SET, add
 
 
 @kernel(ops.residual_layernorm_forward, "optimized")
@@ -16,6 +16,7 @@ def residual_layernorm_forward(residual, out, mean, rstd, inp1, inp2, weight, bi
     Parallel: the rows.
     Bound: memory.
     """
-    for bt in prange(inp1.shape[0]):
-        add(residual[bt], inp1[bt], inp2[bt])
+    BT, C = inp1.shape
+    for bt in prange(BT):
+        add((residual,), SET, (inp1, inp2), bt * C, bt * C + C)
         mean[bt], rstd[bt] = forward_row(out[bt], residual[bt], weight, bias, np.float32(eps))

@@ -9,6 +9,7 @@ from numba import prange
 from ... import ops
 from ..compile.jit import helper, kernel
 from ..optimized.decode import dot
+from ..optimized.matmul import nothing
 from ..toolkit.lanes import load, load_some, spread, sum_lanes
 from ..toolkit.simd import LANES
 from ..toolkit.threads import SMALL
@@ -63,18 +64,45 @@ def last_products(out, inp, weight, bias):
             out[bt, o] = dot(inp, bt * C, weight, o * C, C) + (bias[o] if bias.shape[0] > 0 else ZERO)
 
 
-@kernel(ops.matmul_forward, "rows")
+def linear_then(epilogue):
+    """Make the function of a linear layer that calls ``epilogue(more, out, lo, hi)`` when out[lo:hi], flat, is there.
+
+    `more` is the tuple of the arrays that the epilogue takes besides.
+    """
+
+    @helper()
+    def chunk(out, more, inp, weight, bias, lo, hi):
+        BT, OC = out.shape
+        products(out, inp, weight, bias, lo, hi)
+        for bt in range(BT):
+            for quarter in range(4):
+                start = bt * OC + OC // 4 * quarter
+                epilogue(more, out, start + lo, start + hi)
+
+    @helper(parallel=True)
+    def linear(out, more, inp, weight, bias):
+        BT, OC = out.shape
+        quarter = OC // 4
+        if 4 * OC * inp.shape[1] < SMALL:
+            chunk(out, more, inp, weight, bias, 0, quarter)
+        else:
+            for i in prange((quarter + CHUNK - 1) // CHUNK):
+                chunk(out, more, inp, weight, bias, i * CHUNK, min(quarter, i * CHUNK + CHUNK))
+        last_products(out, inp, weight, bias)
+        for bt in range(BT):
+            epilogue(more, out, bt * OC + 4 * quarter, bt * OC + OC)
+
+    return linear
+
+
+linear = linear_then(nothing)
+
+
+@kernel(ops.matmul_forward, "rows", parallel=False)
 def matmul_forward(out, inp, weight, bias):
     """Dot products.
 
     Parallel: chunks of rows of `weight`; each owns those columns of `out`.
     Bound: the memory that `weight` streams through, once.
     """
-    OC, C = weight.shape
-    quarter = OC // 4
-    if 4 * OC * C < SMALL:
-        products(out, inp, weight, bias, 0, quarter)
-    else:
-        for chunk in prange((quarter + CHUNK - 1) // CHUNK):
-            products(out, inp, weight, bias, chunk * CHUNK, min(quarter, chunk * CHUNK + CHUNK))
-    last_products(out, inp, weight, bias)
+    linear(out, (), inp, weight, bias)

@@ -5,7 +5,7 @@ import numpy as np
 from ... import ops
 from ..compile.jit import kernel
 from ..optimized.layernorm import forward_row
-from ..optimized.residual import forward as add
+from ..optimized.residual import SET, add
 
 
 @kernel(ops.residual_layernorm_forward, "rows", parallel=False)
@@ -14,6 +14,7 @@ def residual_layernorm_forward(residual, out, mean, rstd, inp1, inp2, weight, bi
 
     Bound: compute.
     """
-    for bt in range(inp1.shape[0]):
-        add(residual[bt], inp1[bt], inp2[bt])
+    BT, C = inp1.shape
+    for bt in range(BT):
+        add((residual,), SET, (inp1, inp2), bt * C, bt * C + C)
         mean[bt], rstd[bt] = forward_row(out[bt], residual[bt], weight, bias, np.float32(eps))

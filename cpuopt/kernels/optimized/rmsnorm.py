@@ -1,0 +1,90 @@
+"""RMS normalization on vectors, a group at a time while it lies in the L1 cache; the weight's gradient by chunks."""
+
+import numpy as np
+from numba import prange
+
+from ... import ops
+from ...ops.declaration import C
+from ..compile.jit import helper, kernel
+from ..toolkit.fastmath import EXACT
+from .layernorm import CHUNKS, combine
+
+ZERO, ONE = np.float32(0), np.float32(1)
+
+
+@helper(fastmath=EXACT, forceinline=True)
+def inverse_root(x):
+    """Compute 1/sqrt(x): by an estimate, as LLVM may otherwise, it would be NaN where x is infinite."""
+    return ONE / np.sqrt(x)
+
+
+@helper(forceinline=True)
+def normalize(out, inp, weight, squares, eps):
+    """Normalize a group, given the sum of its squares, and scale it; return 1/rms."""
+    C = inp.shape[0]
+    s = inverse_root(squares / np.float32(C) + eps)
+    for i in range(C):
+        out[i] = inp[i] * s * weight[i]
+    return s
+
+
+@helper(forceinline=True)
+def forward_row(out, rstd, inp, weight, eps):
+    """Normalize the groups of a row."""
+    C = weight.shape[0]
+    for g in range(rstd.shape[0]):
+        x = inp[g * C : g * C + C]
+        v = ZERO
+        for i in range(C):
+            v += x[i] * x[i]
+        rstd[g] = normalize(out[g * C : g * C + C], x, weight, v, eps)
+
+
+@helper(forceinline=True)
+def backward_row(dinp, dinp_add, dweight, dout, inp, weight, s):
+    """Compute or add the gradient of a group; add its share to dweight."""
+    C = weight.shape[0]
+    # pass 1: the mean
+    g_xhat_mean = ZERO
+    for i in range(C):
+        g_xhat_mean += weight[i] * dout[i] * inp[i]
+    g_xhat_mean *= s / np.float32(C)
+    # pass 2: out[i] = xhat * weight[i]
+    for i in range(C):
+        xhat = inp[i] * s
+        d = (weight[i] * dout[i] - xhat * g_xhat_mean) * s
+        dinp[i] = dinp[i] + d if dinp_add else d
+        dweight[i] += dout[i] * xhat
+
+
+@kernel(ops.rmsnorm_forward, "optimized")
+def rmsnorm_forward(out, rstd, inp, weight, eps):
+    """The mean of the squares, then the normalized group.
+
+    Parallel: the rows.
+    Bound: memory.
+    """
+    for bt in prange(inp.shape[0]):
+        forward_row(out[bt], rstd[bt], inp[bt], weight, np.float32(eps))
+
+
+@kernel(ops.rmsnorm_backward, "optimized", scratch=[("partial", CHUNKS * C)])
+def rmsnorm_backward(dinp, dinp_add, dweight, dweight_add, dout, inp, weight, rstd, partial):
+    """Both passes over a group give its gradient and its share of the weight's gradient.
+
+    Parallel: chunks of rows, whose number the threads do not change; their partial sums are added in order.
+    Memory: dweight for each chunk.
+    Bound: memory.
+    """
+    BT, G = rstd.shape
+    C = weight.shape[0]
+    chunks = min(BT, CHUNKS)
+    for chunk in prange(chunks):
+        dw = partial[chunk * C : chunk * C + C]
+        for i in range(C):
+            dw[i] = ZERO
+        for bt in range(BT * chunk // chunks, BT * (chunk + 1) // chunks):
+            for g in range(G):
+                here = slice(g * C, g * C + C)
+                backward_row(dinp[bt, here], dinp_add, dw, dout[bt, here], inp[bt, here], weight, rstd[bt, g])
+    combine(dweight, dweight_add, partial, chunks, C)

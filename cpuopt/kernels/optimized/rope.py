@@ -1,0 +1,69 @@
+"""Rotary position embedding on vectors: the angles of a token are loaded once for all its heads."""
+
+import numpy as np
+from numba import prange
+
+from ... import ops
+from ..compile.jit import helper, kernel
+from ..toolkit.elementwise import load_each, store_each
+from ..toolkit.simd import LANES
+
+FORTH, BACK = np.float32(1), np.float32(-1)
+
+
+@helper(forceinline=True)
+def rotate_some(out, add, inp, lo, hi, P, cos, sin, place, n, sign):
+    """Rotate up to LANES pairs of each head; the first pair is channel `lo`, its angle at `place` of the tables."""
+    c, s = load_each((cos, sin), place, n)
+    s = s * sign
+    for i in range(lo, hi, 2 * P):
+        (x,), (y,) = load_each((inp,), i, n), load_each((inp,), i + P, n)
+        store_each((out,), (add,), i, n, (x * c - y * s,))
+        store_each((out,), (add,), i + P, n, (y * c + x * s,))
+
+
+@helper()
+def rotate(out, add, inp, token, place, cos, sin, sign):
+    """Rotate a token by the angles of a row of the tables, or back."""
+    C, P = inp.shape[2], cos.shape[1]
+    lo, row, whole = token * C, place * P, P - P % LANES
+    for i in range(0, whole, LANES):
+        rotate_some(out, add, inp, lo + i, lo + C, P, cos, sin, row + i, LANES, sign)
+    if whole < P:
+        rotate_some(out, add, inp, lo + whole, lo + C, P, cos, sin, row + whole, P - whole, sign)
+
+
+@kernel(ops.rope_forward, "optimized")
+def rope_forward(out, inp, cos, sin):
+    """Rotate the two channels of each pair, vector by vector.
+
+    Parallel: the tokens.
+    Bound: memory.
+    """
+    B, T, _ = inp.shape
+    for bt in prange(B * T):
+        rotate(out, False, inp, bt, bt % T, cos, sin, FORTH)
+
+
+@kernel(ops.rope_backward, "optimized")
+def rope_backward(dinp, dinp_add, dout, cos, sin):
+    """Rotate the two gradients of each pair back, vector by vector.
+
+    Parallel: the tokens.
+    Bound: memory.
+    """
+    B, T, _ = dout.shape
+    for bt in prange(B * T):
+        rotate(dinp, dinp_add, dout, bt, bt % T, cos, sin, BACK)
+
+
+@kernel(ops.rope_decode, "optimized")
+def rope_decode(out, inp, cos, sin, position):
+    """Rotate the two channels of each pair by the angle of a position behind others, vector by vector.
+
+    Parallel: the tokens.
+    Bound: memory.
+    """
+    B, T, _ = inp.shape
+    for bt in prange(B * T):
+        rotate(out, False, inp, bt, min(position + bt % T, cos.shape[0] - 1), cos, sin, FORTH)

@@ -1,0 +1,18 @@
+"""A linear layer with SwiGLU for few tokens: SwiGLU takes a chunk of sums when they are there."""
+
+from ... import ops
+from ..compile.jit import kernel
+from ..optimized.matmul_swiglu import activate
+from .matmul import linear_then
+
+linear = linear_then(activate)
+
+
+@kernel(ops.matmul_swiglu_forward, "rows", parallel=False)
+def matmul_swiglu_forward(out, pre, inp, weight, bias, up):
+    """Dot products, and their SwiGLU.
+
+    Parallel: chunks of rows of `weight`; each owns those columns of `out` and `pre`.
+    Bound: the memory that `weight` streams through, once.
+    """
+    linear(pre, (out, up), inp, weight, bias)
