@@ -19,7 +19,8 @@ Role = Literal["out", "acc", "state", "in", "index", "scalar"]
 Part = Literal["product", "sum", "activation", "gate", "normalization", "loss"]
 """The role of an op, for the rewrites: a ``product`` of rows with a weight; a ``sum``, whose backward hands one
 gradient on to all terms; an ``activation`` or a ``normalization``, which cost little to compute again; a ``gate``,
-which multiplies two values element by element; a ``loss``. Each makes its first argument from its operand, the first array that it reads."""
+which multiplies two values element by element; a ``loss``. Each makes its first argument from its operand, the first
+array that it reads."""
 Shape = tuple[int, ...]
 Spec = tuple[Shape, str]
 """Shape and dtype of an array."""
@@ -280,7 +281,9 @@ class Op:
             known = all(d.symbols <= sizes.keys() for d in arg.shape)
             want = tuple(d(sizes) for d in arg.shape) if known else None
             if shape != want:
-                because = [f"{fixed_by[s]} fixes {s} = {sizes[s]}" for d in arg.shape for s in d.symbols if s in sizes]
+                because = [
+                    f"{fixed_by[s]} fixes {s} = {sizes[s]}" for d in arg.shape for s in sorted(d.symbols & sizes.keys())
+                ]
                 because = [b for b in dict.fromkeys(because) if not b.startswith(f"'{arg.name}'")]
                 raise UserError(
                     f"{self.name}: argument '{arg.name}' has shape {shapes[arg.name]}; expected "
