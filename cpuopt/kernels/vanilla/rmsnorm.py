@@ -24,10 +24,10 @@ def rmsnorm_forward(out, rstd, inp, weight, eps):
         v = np.float32(0)
         for i in range(C):
             v += groups[g, i] * groups[g, i]
-        s = np.float32(1) / np.sqrt(v / np.float32(C) + np.float32(eps))
+        s = 1 / np.sqrt(np.float64(v) / C + eps)  # float64: in float32 an approximation replaces it
         # pass 2: normalize, scale
         for i in range(C):
-            normalized[g, i] = groups[g, i] * s * weight[i]
+            normalized[g, i] = groups[g, i] * np.float32(s) * weight[i]
         saved[g] = s
 
 
