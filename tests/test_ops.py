@@ -99,9 +99,10 @@ def test_references_agree_with_pytorch(op: Op, name: str) -> None:
 
 
 def test_every_op_is_compared_with_pytorch() -> None:
-    apart = {"embedding_decode", "attention_decode"}  # compared with the forward that they continue
+    apart = {name for name in ops.ALL if name.endswith("_decode")}  # compared with the forward that they continue
     apart |= {"sgd", "lion"}  # compared with their sources' formulas in test_optimizers.py
-    assert {op for op, _ in golden()} == {name for name, op in ops.ALL.items() if not op.fuses} - apart
+    fused = {name for name, op in ops.ALL.items() if op.fuses} - {"swiglu_forward"}  # those compare with their parts
+    assert {op for op, _ in golden()} == ops.ALL.keys() - fused - apart
     assert json.loads(GOLDEN.with_suffix(".json").read_text())["torch"].startswith("2.")
 
 
@@ -119,6 +120,26 @@ def test_decoding_is_the_forward_of_the_last_tokens() -> None:
     got = ops.attention_decode.reference(keys=keys, values=values, qkv=qkv[:, -new:], position=T - new)
     np.testing.assert_allclose(got["out"], want["out"][:, -new:], rtol=1e-12)
     np.testing.assert_array_equal(got["keys"][:, :, :T], k)
+
+
+def test_decoding_a_llama_is_the_forward_of_the_last_tokens() -> None:
+    rng = np.random.default_rng(0)
+    B, T, NH, NKV, HS, new = 2, 7, 6, 2, 4, 3
+    tokens, wte = rng.integers(0, 11, (B, T)), rng.standard_normal((11, 5))
+    last = ops.embedding_decode.reference(tokens[:, -new:], wte, None, T - new)["out"]
+    np.testing.assert_array_equal(last, ops.embedding_forward.reference(tokens, wte, None)["out"][:, -new:])
+    x, cos, sin = (rng.standard_normal(s) for s in ((B, T, NH * HS), (T + 2, HS // 2), (T + 2, HS // 2)))
+    last = ops.rope_decode.reference(x[:, -new:], cos, sin, T - new)["out"]
+    np.testing.assert_allclose(last, ops.rope_forward.reference(x, cos, sin)["out"][:, -new:], rtol=1e-12)
+    q, k, v = (rng.standard_normal((B, T, n * HS)) for n in (NH, NKV, NKV))
+    want = ops.gqa_forward.reference(q=q, k=k, v=v, lse=np.empty((B, NH, T)))["out"]
+    cache = {name: np.zeros((B, NKV, T + 2, HS)) for name in ("keys", "values")}
+    for at in (slice(0, T - new), slice(T - new, T)):
+        part = {"q": q[:, at], "k": k[:, at], "v": v[:, at]}
+        made = ops.gqa_decode.reference(**cache, **part, position=at.start)
+        cache = {name: made[name] for name in cache}
+        np.testing.assert_allclose(made["out"], want[:, at], rtol=1e-12)
+    np.testing.assert_array_equal(cache["keys"][:, :, :T], k.reshape(B, T, NKV, HS).transpose(0, 2, 1, 3))
 
 
 def test_no_loss_where_no_target_counts() -> None:
@@ -245,6 +266,15 @@ def test_a_size_that_is_no_multiple() -> None:
     )
 
 
+def test_a_size_in_a_product_is_found_once_the_others_are_known() -> None:
+    shapes = {"q": (2, 5, 12), "k": (2, 5, 6), "lse": (2, 4, 5)}
+    assert ops.gqa_forward.bind(shapes) == {"B": 2, "T": 5, "NH": 4, "HS": 3, "NKV": 2}
+    assert refusal(ops.gqa_forward, {**shapes, "v": (2, 5, 9)}).endswith(
+        "expected (B, T, HS*NKV) = (2, 5, 6), because 'lse' fixes B = 2 and 'lse' fixes T = 5 and 'q' fixes HS = 3 "
+        "and 'k' fixes NKV = 2"
+    )
+
+
 def test_leading_axes_are_merged() -> None:
     assert ops.gelu_forward.bind({"out": (2, 3, 4), "inp": (24,)}) == {"N": 24}
     assert ops.matmul_forward.bind({"out": (2, 3, 5), "inp": (6, 4), "weight": (5, 4), "bias": None}) == {
@@ -291,6 +321,9 @@ def test_a_size_is_solved_for(name: str, factor: int, n: int) -> None:
     assert (factor * SYMBOLS[name]).solve(factor * n + 1) is None or factor == 1
     assert (SYMBOLS[name] + 1).solve(n) is None
     assert (SYMBOLS[name] * SYMBOLS[name]).solve(n) is None
+    assert (N * SYMBOLS[name]).solve(n) is None
+    assert (2 * N * SYMBOLS[name]).solve(2 * factor * n, {"N": factor}) == (name, n)
+    assert (SYMBOLS[name] * N).solve(n, {"N": 0}) is None
 
 
 def test_sizes_read_well() -> None:

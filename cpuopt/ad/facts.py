@@ -16,6 +16,9 @@ from .trees import Names, base, elements, function_name, index, names, renamed, 
 Key = tuple[str, tuple[str, ...]]
 """The tie of an element to a loop: the name of the array or view, and the index of each axis that carries the loop."""
 
+Sites = list[tuple[Stmt, ast.Subscript]]
+"""Elements of arrays, each with the statement that touches it."""
+
 
 class Facts:
     """The facts of one kernel that do not depend on the plan.
@@ -194,6 +197,22 @@ class Facts:
         sites = [(s, e) for s, e in self.accesses if self.kernel.root(base(e)) == name]
         if name in self.task.fresh:
             sites = [(s, e) for s, e in sites if isinstance(s, Assign) and e is s.target]
+        return all(map(self.each_assigned_once, self.disjoint(sites)))
+
+    def disjoint(self, sites: Sites) -> list[Sites]:
+        """Split the accesses of an array by the numbers among their indices: other numbers are other elements."""
+        every = [index(e) for _, e in sites]
+        if len({base(e) for _, e in sites}) != 1:
+            return [sites]
+        axes = enumerate(zip(*every, strict=True))
+        fixed = [k for k, found in axes if all(isinstance(i, ast.Constant) for i in found)]
+        parts: dict[tuple[str, ...], Sites] = {}
+        for site, at in zip(sites, every, strict=True):
+            parts.setdefault(tuple(text(at[k]) for k in fixed), []).append(site)
+        return list(parts.values())
+
+    def each_assigned_once(self, sites: Sites) -> bool:
+        """Return whether, among some accesses, no element is assigned twice, or touched before it is assigned."""
         first = [s for s, e in sites if isinstance(s, Assign) and type(s) is not Accum and e is s.target]
         if not first:
             return all(isinstance(s, Assign) and e is s.target for s, e in sites)

@@ -85,7 +85,7 @@ IGNORING: dict[str, Callable[[int], Array]] = {
 SMALL = {"B": 2, "T": 5, "C": 9, "NH": 3, "OC": 7, "V": 11, "G": 2}
 ODD = {"B": 3, "T": 13, "C": 35, "NH": 5, "OC": 17, "V": 29, "NKV": 5}
 ONE_ROW = {"B": 1, "T": 1, "C": 66, "NH": 2, "OC": 37, "V": 19, "maxT": 1}
-MORE = {"B": 1, "T": 65, "C": 48, "NH": 3, "OC": 33, "V": 130}
+MORE = {"B": 1, "T": 65, "C": 48, "NH": 6, "OC": 33, "V": 130, "NKV": 2}
 """One more than whole tiles."""
 SIZES = [
     SMALL,

@@ -145,8 +145,9 @@ class Wanted:
     values : the values by argument.
     scale : the scale of each element, or of each row.
     adds : the flags of gradients.
-    spared : where NaN or infinity was put in, value and scale of what it would be without: a kernel may leave out what
-        the formula multiplies by zero, as a token that is masked, and its result is then as if a number stood there.
+    spared : where NaN or infinity was put in, values and scales of what it would be without them, in all arrays or in
+        one: a kernel may leave out what the formula multiplies by zero, as a token that is masked, and its result is
+        then as if a number stood there.
     rounded : how many of the two sides have rounding errors.
     """
 
@@ -155,12 +156,15 @@ class Wanted:
     values: dict[str, Array]
     scale: dict[str, Array]
     adds: Mapping[str, bool] = field(default_factory=dict)
-    spared: Mapping[str, tuple[Array, Array]] = field(default_factory=dict)
+    spared: Mapping[str, Sequence[tuple[Array, Array]]] = field(default_factory=dict)
     rounded: int = 1
 
     def added_to(self, starts: Mapping[str, Array], adds: Mapping[str, bool]) -> Wanted:
         """Return the same for gradients that hold `starts` before the call."""
-        spared = {n: (x + starts.get(n, 0), s + np.abs(starts.get(n, 0))) for n, (x, s) in self.spared.items()}
+        spared = {
+            n: [(x + starts.get(n, 0), s + np.abs(starts.get(n, 0))) for x, s in found]
+            for n, found in self.spared.items()
+        }
         values = self.values | {n: self.values[n] + x for n, x in starts.items()}
         scale = self.scale | {n: self.scale[n] + np.abs(x) for n, x in starts.items()}
         return replace(self, values=values, scale=scale, adds=adds, spared=spared)
@@ -185,9 +189,11 @@ class Wanted:
 
     def _judge(self, kernel: Kernel, arg: Arg, got: Array, then: str) -> Result:
         want, scale = self.values[arg.name], self.scale[arg.name]
-        if arg.name in self.spared:
-            spare = np.isfinite(got) & ~np.isfinite(want)
-            want, scale = (np.where(spare, s, x) for s, x in zip(self.spared[arg.name], (want, scale), strict=True))
+        spare = np.isfinite(got) & ~np.isfinite(want) if self.spared else False
+        for value, size in self.spared.get(arg.name, ()):
+            with np.errstate(invalid="ignore"):
+                nearer = spare & np.isfinite(value) & ~(np.abs(got - want) <= np.abs(got - value))
+            want, scale = np.where(nearer, value, want), np.where(nearer, size, scale)
         columns = want.shape[-1]
         allowed, lowest = self.rounded * rounding(got.dtype, arg.reduces(self.case.sizes)), least(got.dtype)
         mine, right = got.reshape(-1, columns), want.reshape(-1, columns)

@@ -72,7 +72,9 @@ class Config(models.Config):
                 f"{self.num_key_value_heads}"
             )
         if self.head_dim % 2:
-            raise UserError(f"model: head_dim = {self.head_dim}; expected an even number, since channels rotate in pairs")
+            raise UserError(
+                f"model: head_dim = {self.head_dim}; expected an even number, since channels rotate in pairs"
+            )
         if self.rope_type not in SCALINGS:
             raise UserError(f"model: rope_type is {self.rope_type[:60]!r}; expected {', '.join(SCALINGS)}")
 
@@ -121,13 +123,15 @@ class Qwen3(Config):
     qk_norm: ClassVar = True
 
 
-def sized(model: type[Config], vocab: int, width: int, ffn: int, layers: int, heads: tuple[int, int, int], **kw: Any) -> Config:
+def sized(
+    model: type[Config], vocab: int, width: int, ffn: int, layers: int, heads: tuple[int, int, int], **kw: Any
+) -> Config:
     """Make the sizes of a model; `heads` are those of queries, those of keys, and the channels of one."""
     NH, NKV, HS = heads
     return model(vocab, width, ffn, layers, NH, NKV, HS, **kw)
 
 
-LLAMA3 = {"rope_type": "llama3", "rope_factor": 32.0, "rope_theta": 500000.0}
+LLAMA3: dict[str, Any] = {"rope_type": "llama3", "rope_factor": 32.0, "rope_theta": 500000.0}
 PRESETS: Mapping[str, Config] = {
     "llama-tiny": sized(Config, 256, 64, 160, 2, (4, 2, 16), max_position_embeddings=64, tie_word_embeddings=True),
     "stories260K": sized(Config, 512, 64, 172, 5, (8, 4, 8), max_position_embeddings=512, tie_word_embeddings=True),
@@ -136,7 +140,15 @@ PRESETS: Mapping[str, Config] = {
         Config, 49152, 576, 1536, 30, (9, 3, 64), max_position_embeddings=8192, tie_word_embeddings=True, rope_theta=1e5
     ),
     "smollm2-360M": sized(
-        Config, 49152, 960, 2560, 32, (15, 5, 64), max_position_embeddings=8192, tie_word_embeddings=True, rope_theta=1e5
+        Config,
+        49152,
+        960,
+        2560,
+        32,
+        (15, 5, 64),
+        max_position_embeddings=8192,
+        tie_word_embeddings=True,
+        rope_theta=1e5,
     ),
     "qwen3-0.6B": sized(
         Qwen3,
@@ -181,7 +193,8 @@ class Attention(nn.Module):
         if self.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k = rotary.forward(q), rotary.forward(k)  # in this layer
-        y: Value = self.o_proj(F.scaled_dot_product_attention(q, k, v, enable_gqa=True, head_size=self.head_dim))
+        y: Value = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True, head_size=self.head_dim)
+        y = self.o_proj(y)
         return y
 
 

@@ -19,7 +19,7 @@ def layer_norm(x: Array, weight: Array, bias: Array, eps: float = 1e-5) -> Value
 
 
 def rms_norm(x: Array, weight: Array, eps: float = 1e-5) -> Value:
-    """Normalize by the root mean square, and scale by weight (C,): the rows of (..., C), or the groups of (..., G*C)."""
+    """Normalize by the root mean square, and scale by weight (C,), the rows of (..., C), or groups of (..., G*C)."""
     if x.shape[-1] % weight.shape[0]:
         raise UserError(f"rms_norm: rows of {x.shape[-1]} channels; expected a multiple of weight's {weight.shape[0]}")
     args = {"inp": x, "weight": weight, "eps": eps}
@@ -43,22 +43,27 @@ def attention(qkv: Array, n_head: int) -> Value:
 
 
 def scaled_dot_product_attention(
-    q: Array, k: Array, v: Array, is_causal: bool = True, enable_gqa: bool = True, *, head_size: int
+    query: Array, key: Array, value: Array, *, is_causal: bool = False, enable_gqa: bool = False, head_size: int
 ) -> Value:
-    """Causal attention of q (B, T, NH*HS) over k and v (B, T, NKV*HS): (B, T, NH*HS).
+    """Causal attention of query (B, T, NH*HS) over key and value (B, T, NKV*HS): (B, T, NH*HS).
 
-    Query head h reads head h // (NH / NKV) of k and v. Heads lie side by side in the last axis.
+    The heads lie side by side in the last axis, where PyTorch has an axis of its own for them. With `enable_gqa`, query
+    head h reads head h // (NH / NKV) of key and value.
     """
+    where = "scaled_dot_product_attention"
     if not is_causal:
-        raise UserError("scaled_dot_product_attention: only is_causal=True is there")
-    for name, x in (("q", q), ("k", k), ("v", v)):
+        raise UserError(f"{where}: is_causal=False; only is_causal=True is supported")
+    for name, x in (("query", query), ("key", key), ("value", value)):
         if x.shape[-1] % head_size:
-            raise UserError(f"attention: {name} has {x.shape[-1]} channels; expected a multiple of head_size = {head_size}")
-    NH, NKV = q.shape[-1] // head_size, k.shape[-1] // head_size
-    if NH % NKV or (NH != NKV and not enable_gqa):
-        more = "" if enable_gqa else ", since enable_gqa=False"
-        raise UserError(f"attention: {NH} query heads and {NKV} key heads; expected {'a multiple' if enable_gqa else 'as many'}{more}")
-    return current().emit(ops.gqa_forward, {"q": q, "k": k, "v": v}, NH=NH, NKV=NKV, HS=head_size)
+            raise UserError(
+                f"{where}: {name} has {x.shape[-1]} channels; expected a multiple of head_size = {head_size}"
+            )
+    NH, NKV = query.shape[-1] // head_size, key.shape[-1] // head_size
+    if NH % NKV:
+        raise UserError(f"{where}: {NH} query heads and {NKV} key heads; expected a multiple of these")
+    if NH != NKV and not enable_gqa:
+        raise UserError(f"{where}: {NH} query heads and {NKV} key heads; expected as many, or enable_gqa=True")
+    return current().emit(ops.gqa_forward, {"q": query, "k": key, "v": value}, NH=NH, NKV=NKV, HS=head_size)
 
 
 def rotary_embedding(x: Array, cos: Array, sin: Array) -> Value:

@@ -180,7 +180,8 @@ class RotaryEmbedding(Module):
         def angles() -> np.ndarray:
             exponents = np.arange(0, head_size, 2, dtype=np.float32) / np.float32(head_size)
             frequencies = scaling(np.float32(1) / np.float32(base) ** exponents)
-            return np.arange(positions, dtype=np.float32)[:, None] * frequencies
+            found: np.ndarray = np.arange(positions, dtype=np.float32)[:, None] * frequencies
+            return found
 
         self.cos = Buffer((positions, head_size // 2), lambda: np.cos(angles()))
         self.sin = Buffer((positions, head_size // 2), lambda: np.sin(angles()))

@@ -12,8 +12,8 @@ from .decode import attention_decode, embedding_decode
 from .embedding import embedding_backward, embedding_forward
 from .embedding_update import embedding_update
 from .gelu import gelu_backward, gelu_forward
-from .layernorm import layernorm_backward, layernorm_forward
 from .gqa import gqa_backward, gqa_decode, gqa_forward
+from .layernorm import layernorm_backward, layernorm_forward
 from .lion import lion
 from .matmul import matmul_backward_input, matmul_backward_weight, matmul_forward
 from .matmul_gelu import matmul_gelu_backward, matmul_gelu_forward

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
+from types import MappingProxyType
 from typing import Any, Literal
 
 from ..errors import UserError
@@ -17,9 +18,9 @@ from ..errors import UserError
 Role = Literal["out", "acc", "state", "in", "index", "scalar"]
 Part = Literal["product", "sum", "activation", "gate", "normalization", "loss"]
 """The role of an op, for the rewrites: a ``product`` of rows with a weight; a ``sum``, whose backward hands one
-gradient on to all terms; an ``activation`` or a ``normalization``, which cost little to compute again; a ``gate``, which
-multiplies two values element by element; a ``loss``.
-Each makes its first argument from its operand, the first array that it reads."""
+gradient on to all terms; an ``activation`` or a ``normalization``, which cost little to compute again; a ``gate``,
+which multiplies two values element by element; a ``loss``. Each makes its first argument from its operand, the first
+array that it reads."""
 Shape = tuple[int, ...]
 Spec = tuple[Shape, str]
 """Shape and dtype of an array."""
@@ -76,14 +77,16 @@ class Dim:
         """The size symbols it contains."""
         return {s for k in self.terms for s in k}
 
-    def solve(self, value: int) -> tuple[str, int] | None:
-        """Return the one symbol of a multiple, and its size at `value`; None where there is no such."""
+    def solve(self, value: int, known: Mapping[str, int] = MappingProxyType({})) -> tuple[str, int] | None:
+        """Return the one symbol of a multiple that is not known, and its size at `value`; None if there is no such."""
         if len(self.terms) != 1:
             return None
         ((symbols, factor),) = self.terms.items()
-        if len(symbols) != 1 or value % factor:
+        left = [s for s in symbols if s not in known]
+        factor *= prod(known[s] for s in symbols if s in known)
+        if len(left) != 1 or not factor or value % factor:
             return None
-        return symbols[0], int(value // factor)
+        return left[0], int(value // factor)
 
 
 def as_dim(x: Dim | float) -> Dim:
@@ -264,20 +267,23 @@ class Op:
         sizes: dict[str, int] = {}
         fixed_by = dict.fromkeys(given, "the call")
         args = [a for a in self.arrays if shapes.get(a.name) is not None]
-        for arg in args:
-            shape = merge(arg, shapes[arg.name] or ())
-            for dim, n in zip(arg.shape, shape, strict=len(shape) == len(arg.shape)):
-                solved = dim.solve(n)
-                if solved and solved[0] not in sizes:
-                    sizes[solved[0]] = given.get(*solved)
-                    fixed_by.setdefault(solved[0], f"'{arg.name}'")
-        sizes |= given
+        for others in ({}, sizes):  # first those that stand alone, then those in a product with them
+            for arg in args:
+                shape = merge(arg, shapes[arg.name] or ())
+                for dim, n in zip(arg.shape, shape, strict=len(shape) == len(arg.shape)):
+                    solved = dim.solve(n, others)
+                    if solved and solved[0] not in sizes:
+                        sizes[solved[0]] = given.get(*solved)
+                        fixed_by.setdefault(solved[0], f"'{arg.name}'")
+            sizes |= given
         for arg in args:
             shape = merge(arg, shapes[arg.name] or ())
             known = all(d.symbols <= sizes.keys() for d in arg.shape)
             want = tuple(d(sizes) for d in arg.shape) if known else None
             if shape != want:
-                because = [f"{fixed_by[s]} fixes {s} = {sizes[s]}" for d in arg.shape for s in d.symbols if s in sizes]
+                because = [
+                    f"{fixed_by[s]} fixes {s} = {sizes[s]}" for d in arg.shape for s in sorted(d.symbols & sizes.keys())
+                ]
                 because = [b for b in dict.fromkeys(because) if not b.startswith(f"'{arg.name}'")]
                 raise UserError(
                     f"{self.name}: argument '{arg.name}' has shape {shapes[arg.name]}; expected "

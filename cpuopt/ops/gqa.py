@@ -72,7 +72,7 @@ def reference_backward(dout, q, k, v, lse):
 
 
 def reference_decode(keys, values, q, k, v, position):
-    (NKV, HS), new = keys.shape[1::2], q.shape[1]
+    HS, new = keys.shape[-1], q.shape[1]
     known = position + new
     q, k, v = (heads(x, x.shape[-1] // HS) for x in (q, k, v))
     keys, values = keys.copy(), values.copy()

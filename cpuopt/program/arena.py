@@ -1,7 +1,7 @@
 """Memory planning: from lifetimes to offsets to one allocation.
 
-Parameters, constants, moments and inputs live through all steps and lie one after the other. All others share one pool: two values
-may have the same bytes when no call needs both.
+Parameters, constants, moments and inputs live through all steps and lie one after the other. All others share one
+pool: two values may have the same bytes when no call needs both.
 """
 
 from __future__ import annotations
@@ -93,9 +93,7 @@ def lifetimes(program: Program, keep: Collection[Value] = ()) -> dict[Value, tup
     keep : values that live through all calls, since the program runs several times before they are used.
     """
     last = len(program.calls)
-    spans = dict.fromkeys(
-        [*program.parameters, *program.constants, *program.inputs, *program.moments], (-1, last)
-    )
+    spans = dict.fromkeys([*program.parameters, *program.constants, *program.inputs, *program.moments], (-1, last))
     for i, call in enumerate(program.calls):
         for v in [*call.reads, *call.writes]:
             first, _ = spans.get(v, (i, i))

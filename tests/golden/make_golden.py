@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,8 @@ HERE = Path(__file__).resolve().parent
 SEED, BATCH, TIME, STEPS = 1337, 2, 13, 10
 ADAMW = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.1}
 CLIP = 1.0
+ROUNDING = 1e-10
+"""Between the last bits of float64 and the differences that tests allow."""
 
 Values = dict[str, np.ndarray]
 
@@ -71,8 +72,17 @@ def deviations(float32: Values, float64: Values) -> dict[str, float]:
     return {name: float(f"{deviation(float32[name], want):.2e}") for name, want in float64.items()}
 
 
-def write(case: str, values: Values, meta: Mapping[str, Any]) -> None:
-    """Write one case and print how far float32 is from float64."""
+def write(case: str, values: Values, meta: dict[str, Any]) -> None:
+    """Write one case and print how far float32 is from float64.
+
+    A value that the file has already stays as it is where another processor changes its last bits only.
+    """
+    if (HERE / f"{case}.npz").exists():
+        before = dict(np.load(HERE / f"{case}.npz"))
+        same = {n: x for n, x in before.items() if n in values and deviation(values[n], x) < ROUNDING}
+        measured = json.loads((HERE / f"{case}.json").read_text())["torch_float32_deviation"]
+        values = values | same
+        meta["torch_float32_deviation"] |= {n: d for n, d in measured.items() if n in same}
     np.savez_compressed(HERE / f"{case}.npz", **values)
     (HERE / f"{case}.json").write_text(json.dumps(meta, indent=1) + "\n")
     print(f"{case}: {len(values)} arrays, {(HERE / f'{case}.npz').stat().st_size / 1000:.0f} kB")

@@ -80,6 +80,77 @@ class Ops:
         self.put("attention_forward", case, {"qkv": qkv}, {"out": out, "lse": lse})
         self.put("attention_backward", case, {"dout": dout, "qkv": qkv, "out": out, "lse": lse}, {"dqkv": x.grad})
 
+    def gqa(self, case: str, B: int, T: int, NH: int, NKV: int, HS: int, scale: float = 1.0) -> None:
+        given = {"q": self.normal(B, T, NH * HS, scale=scale), "k": self.normal(B, T, NKV * HS, scale=scale)}
+        given["v"], dout = self.normal(B, T, NKV * HS), self.normal(B, T, NH * HS)
+        leaves = {name: self.leaf(x) for name, x in given.items()}
+        q, k, v = (x.view(B, T, -1, HS).transpose(1, 2) for x in leaves.values())
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True).transpose(1, 2).reshape(B, T, -1)
+        out.backward(self.const(dout))
+        future = torch.ones(T, T, dtype=torch.bool).triu(1)
+        scores = q @ k.repeat_interleave(NH // NKV, dim=1).transpose(2, 3) / math.sqrt(HS)
+        saved = {"out": out, "lse": scores.masked_fill(future, -math.inf).logsumexp(dim=-1)}
+        self.put("gqa_forward", case, given, saved)
+        self.put("gqa_backward", case, {"dout": dout, **given, **saved}, {f"d{n}": x.grad for n, x in leaves.items()})
+
+    def rope(self, case: str, B: int, T: int, NH: int, P: int, maxT: int) -> None:
+        """As ``transformers`` computes it: ``x * cos + rotate_half(x) * sin``, with tables of both halves of a head."""
+        inp, angles, dout = self.normal(B, T, NH * 2 * P), self.normal(maxT, P, scale=3), self.normal(B, T, NH * 2 * P)
+        cos, sin = np.cos(angles), np.sin(angles)
+        x = self.leaf(inp)
+        heads = x.view(B, T, NH, 2 * P)
+        turned = torch.cat((-heads[..., P:], heads[..., :P]), dim=-1)
+        c, s = (torch.cat((y, y), dim=-1)[:T, None] for y in (self.const(cos), self.const(sin)))
+        out = (heads * c + turned * s).reshape(B, T, -1)
+        out.backward(self.const(dout))
+        self.put("rope_forward", case, {"inp": inp, "cos": cos, "sin": sin}, {"out": out})
+        self.put("rope_backward", case, {"dout": dout, "cos": cos, "sin": sin}, {"dinp": x.grad})
+
+    def rmsnorm(self, case: str, inp: np.ndarray, G: int, eps: float) -> None:
+        BT, C = inp.shape[0], inp.shape[1] // G
+        weight, dout = 1 + self.normal(C, scale=0.1), self.normal(BT, G * C)
+        x, w = self.leaf(inp), self.leaf(weight)
+        groups = x.view(BT, G, C)
+        out = F.rms_norm(groups, [C], w, eps).view(BT, G * C)
+        rstd = (groups.square().mean(dim=-1) + eps).rsqrt()
+        out.backward(self.const(dout))
+        self.put("rmsnorm_forward", case, {"inp": inp, "weight": weight, "eps": eps}, {"out": out, "rstd": rstd})
+        given = {"dout": dout, "inp": inp, "weight": weight, "rstd": rstd}
+        self.put("rmsnorm_backward", case, given, {"dinp": x.grad, "dweight": w.grad})
+
+    def silu(self, case: str, inp: np.ndarray) -> None:
+        dout = self.normal(*inp.shape)
+        x = self.leaf(inp)
+        out = F.silu(x)
+        out.backward(self.const(dout))
+        self.put("silu_forward", case, {"inp": inp}, {"out": out})
+        self.put("silu_backward", case, {"dout": dout, "inp": inp}, {"dinp": x.grad})
+
+    def swiglu(self, case: str, inp: np.ndarray) -> None:
+        up, dout = self.normal(*inp.shape), self.normal(*inp.shape)
+        x, u = self.leaf(inp), self.leaf(up)
+        out = F.silu(x) * u
+        out.backward(self.const(dout))
+        self.put("swiglu_forward", case, {"inp": inp, "up": up}, {"out": out})
+        self.put("swiglu_backward", case, {"dout": dout, "inp": inp, "up": up}, {"dinp": x.grad, "dup": u.grad})
+
+    def mul(self, case: str, N: int) -> None:
+        inp1, inp2, dout = self.normal(N), self.normal(N), self.normal(N)
+        x, y = self.leaf(inp1), self.leaf(inp2)
+        out = torch.mul(x, y)
+        out.backward(self.const(dout))
+        given = {"inp1": inp1, "inp2": inp2}
+        self.put("mul_forward", case, given, {"out": out})
+        self.put("mul_backward", case, {"dout": dout, **given}, {"dinp1": x.grad, "dinp2": y.grad})
+
+    def scale(self, case: str, N: int, factor: float) -> None:
+        inp, dout = self.normal(N), self.normal(N)
+        x = self.leaf(inp)
+        out = torch.mul(x, factor)
+        out.backward(self.const(dout))
+        self.put("scale_forward", case, {"inp": inp, "factor": factor}, {"out": out})
+        self.put("scale_backward", case, {"dout": dout, "factor": factor}, {"dinp": x.grad})
+
     def gelu(self, case: str, inp: np.ndarray) -> None:
         dout = self.normal(*inp.shape)
         x = self.leaf(inp)
@@ -147,6 +218,11 @@ class Ops:
             self.put("adamw", f"step{step}", given | {"grad_scale": 0.5, "step": step}, {"param": p, "m": m, "v": v})
 
 
+def inp_of_activations() -> np.ndarray:
+    """Numbers of every size that an activation tells apart."""
+    return np.concatenate([np.linspace(-30, 30, 61), np.linspace(-6, 6, 49), [-1e-8, 1e-8, -1e-30]]).astype(np.float32)
+
+
 def op_values(dtype: torch.dtype) -> Values:
     """Compute every case in `dtype`."""
     ops = Ops(dtype)
@@ -161,8 +237,7 @@ def op_values(dtype: torch.dtype) -> Values:
     ops.attention("odd", B=2, T=7, C=15, NH=3)
     ops.attention("one_token", B=3, T=1, C=6, NH=2)
     ops.attention("peaked", B=1, T=11, C=8, NH=1, scale=6)
-    inp = np.concatenate([np.linspace(-30, 30, 61), np.linspace(-6, 6, 49), [-1e-8, 1e-8, -1e-30]])
-    ops.gelu("extreme", inp.astype(np.float32))
+    ops.gelu("extreme", inp_of_activations())
     ops.residual("odd", 23)
     inp = ops.normal(5, 13)
     inp[1] *= 100
@@ -182,4 +257,22 @@ def op_values(dtype: torch.dtype) -> Values:
     ops.embedding("no_positions", tokens, V=11, C=3, maxT=None)
     ops.sumsq("odd", 131)
     ops.adamw(N=37, steps=3)
+    ops.gqa("groups_of_two", B=2, T=7, NH=6, NKV=3, HS=5)
+    ops.gqa("one_key_head", B=1, T=5, NH=3, NKV=1, HS=4)
+    ops.gqa("as_many", B=2, T=3, NH=2, NKV=2, HS=3)
+    ops.gqa("one_token", B=3, T=1, NH=4, NKV=2, HS=2)
+    ops.gqa("peaked", B=1, T=11, NH=4, NKV=2, HS=4, scale=6)
+    ops.rope("longer_table", B=2, T=5, NH=3, P=4, maxT=9)
+    ops.rope("one_pair", B=1, T=3, NH=1, P=1, maxT=3)
+    ops.rmsnorm("odd", ops.normal(7, 13, scale=2) + np.float32(0.5), 1, 1e-5)
+    ops.rmsnorm("groups", ops.normal(5, 21), 3, 1e-6)
+    rows = ops.normal(4, 9)
+    rows[0] = 0  # only eps keeps rstd finite
+    rows[1] *= 1e-4  # eps decides
+    rows[2] += 1000
+    ops.rmsnorm("zero_and_tiny_rows", rows, 1, 1e-5)
+    ops.silu("extreme", inp_of_activations())
+    ops.swiglu("extreme", inp_of_activations())
+    ops.mul("odd", 23)
+    ops.scale("odd", 19, -2.5)
     return ops.values

@@ -4,52 +4,57 @@ import numpy as np
 from numba import prange
 
 from ... import ops
-from ...ops.declaration import NH, NKV, B, S, T
+from ...ops.declaration import NKV, B, S, T
 from ..compile.jit import kernel
 
 
-@kernel(ops.gqa_forward, "vanilla", scratch=[("att", B * NH * T)])
+@kernel(ops.gqa_forward, "vanilla", scratch=[("att", B * NKV * T)])
 def gqa_forward(out, lse, q, k, v, att):
-    """Scores of one query, their softmax, the weighted sum of the values.
+    """For each query of a group: its scores, their softmax, the weighted sum of the values.
 
-    Parallel: batch and query head; each owns a slice of `out`, of `lse` and of `att`.
-    Memory: one row of attention weights a query head.
+    Parallel: batch and key head, with all query heads of its group; each owns slices of `out`, `lse` and `att`.
+    Memory: one row of attention weights a key head.
     Bound: compute.
     """
     B, T, C = out.shape
     NH = lse.shape[1]
     HS = C // NH
     NKV = k.shape[2] // HS
-    rows = att.reshape(B * NH, T)
+    group = NH // NKV
+    queries = q.reshape(B, T, NKV, group, HS)
+    keys = k.reshape(B, T, NKV, HS)
+    values = v.reshape(B, T, NKV, HS)
+    gathered = out.reshape(B, T, NKV, group, HS)
+    logs = lse.reshape(B, NKV, group, T)
+    rows = att.reshape(B * NKV, T)
     scale = np.float32(1) / np.sqrt(np.float32(HS))
-    for bh in prange(B * NH):
-        b, h = bh // NH, bh % NH
-        q0 = h * HS
-        k0 = h // (NH // NKV) * HS
-        for t in range(T):
-            # pass 1: q . k, and the maximum
-            top = np.float32(-np.inf)
-            for t2 in range(t + 1):
-                score = np.float32(0)
+    for bg in prange(B * NKV):
+        b, g = bg // NKV, bg % NKV
+        for h in range(group):
+            for t in range(T):
+                # pass 1: q . k, and the maximum
+                top = np.float32(-np.inf)
+                for t2 in range(t + 1):
+                    score = np.float32(0)
+                    for i in range(HS):
+                        score += queries[b, t, g, h, i] * keys[b, t2, g, i]
+                    score *= scale
+                    top = max(top, score)
+                    rows[bg, t2] = score
+                # pass 2: exp, and the sum
+                total = np.float32(0)
+                for t2 in range(t + 1):
+                    e = np.exp(rows[bg, t2] - top)
+                    total += e
+                    rows[bg, t2] = e
+                logs[b, g, h, t] = np.log(total) + top
+                # pass 3: normalize, and gather the values
                 for i in range(HS):
-                    score += q[b, t, q0 + i] * k[b, t2, k0 + i]
-                score *= scale
-                top = max(top, score)
-                rows[bh, t2] = score
-            # pass 2: exp, and the sum
-            total = np.float32(0)
-            for t2 in range(t + 1):
-                e = np.exp(rows[bh, t2] - top)
-                total += e
-                rows[bh, t2] = e
-            lse[b, h, t] = np.log(total) + top
-            # pass 3: normalize, and gather the values
-            for i in range(HS):
-                out[b, t, q0 + i] = 0
-            for t2 in range(t + 1):
-                p = rows[bh, t2] / total
-                for i in range(HS):
-                    out[b, t, q0 + i] += p * v[b, t2, k0 + i]
+                    gathered[b, t, g, h, i] = 0
+                for t2 in range(t + 1):
+                    p = rows[bg, t2] / total
+                    for i in range(HS):
+                        gathered[b, t, g, h, i] += p * values[b, t2, g, i]
 
 
 @kernel(ops.gqa_backward, "vanilla", scratch=[("att", B * NKV * T), ("datt", B * NKV * T)])

@@ -23,7 +23,7 @@ def residual_rmsnorm_forward(residual, out, rstd, inp1, inp2, weight, eps):
                 x = inp1[bt, g * C + i] + inp2[bt, g * C + i]
                 residual[bt, g * C + i] = x
                 v += x * x
-            s = np.float32(1) / np.sqrt(v / np.float32(C) + np.float32(eps))
+            s = 1 / np.sqrt(np.float64(v) / C + eps)  # float64: in float32 an approximation replaces it
             for i in range(C):
-                out[bt, g * C + i] = residual[bt, g * C + i] * s * weight[i]
+                out[bt, g * C + i] = residual[bt, g * C + i] * np.float32(s) * weight[i]
             rstd[bt, g] = s

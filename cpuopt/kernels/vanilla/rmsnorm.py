@@ -11,22 +11,24 @@ from ..compile.jit import kernel
 def rmsnorm_forward(out, rstd, inp, weight, eps):
     """The mean of the squares, then the normalized group.
 
-    Parallel: the rows.
+    Parallel: the groups of all rows.
     Bound: memory.
     """
     BT, G = rstd.shape
     C = weight.shape[0]
-    for bt in prange(BT):
-        for g in range(G):
-            # pass 1: the mean of the squares
-            v = np.float32(0)
-            for i in range(C):
-                v += inp[bt, g * C + i] * inp[bt, g * C + i]
-            s = np.float32(1) / np.sqrt(v / np.float32(C) + np.float32(eps))
-            # pass 2: normalize, scale
-            for i in range(C):
-                out[bt, g * C + i] = inp[bt, g * C + i] * s * weight[i]
-            rstd[bt, g] = s
+    groups = inp.reshape(BT * G, C)
+    normalized = out.reshape(BT * G, C)
+    saved = rstd.reshape(BT * G)
+    for g in prange(BT * G):
+        # pass 1: the mean of the squares
+        v = np.float32(0)
+        for i in range(C):
+            v += groups[g, i] * groups[g, i]
+        s = 1 / np.sqrt(np.float64(v) / C + eps)  # float64: in float32 an approximation replaces it
+        # pass 2: normalize, scale
+        for i in range(C):
+            normalized[g, i] = groups[g, i] * np.float32(s) * weight[i]
+        saved[g] = s
 
 
 @kernel(ops.rmsnorm_backward, "vanilla")

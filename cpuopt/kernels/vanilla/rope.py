@@ -16,14 +16,14 @@ def rope_forward(out, inp, cos, sin):
     B, T, C = inp.shape
     P = cos.shape[1]
     NH = C // (2 * P)
+    heads = inp.reshape(B, T, NH, 2, P)  # the halves of each head
+    rotated = out.reshape(B, T, NH, 2, P)
     for bt in prange(B * T):
         b, t = bt // T, bt % T
         for h in range(NH):
             for i in range(P):
-                x = inp[b, t, 2 * h * P + i]
-                y = inp[b, t, 2 * h * P + P + i]
-                out[b, t, 2 * h * P + i] = x * cos[t, i] - y * sin[t, i]
-                out[b, t, 2 * h * P + P + i] = y * cos[t, i] + x * sin[t, i]
+                rotated[b, t, h, 0, i] = heads[b, t, h, 0, i] * cos[t, i] - heads[b, t, h, 1, i] * sin[t, i]
+                rotated[b, t, h, 1, i] = heads[b, t, h, 1, i] * cos[t, i] + heads[b, t, h, 0, i] * sin[t, i]
 
 
 @kernel(ops.rope_backward, "vanilla")

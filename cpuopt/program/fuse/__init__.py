@@ -61,7 +61,9 @@ def fuse(program: Program, names: Sequence[str], choice: Choice) -> list[str]:
         for rule in choice.swaps:
             if op_matches(fused.name, rule.op) and fused.fuses and (fused.name, rule.variant) in registry.KERNELS:
                 continue
-            concerned = [(op.name, c.layer) for c in parts for op in (c.op, *(() if program.adjoint else c.op.backwards))]
+            concerned = [
+                (op.name, c.layer) for c in parts for op in (c.op, *(() if program.adjoint else c.op.backwards))
+            ]
             for name, layer in dict.fromkeys(concerned):
                 if op_matches(name, rule.op) and rule.covers(layer) and (name, rule.variant) in registry.KERNELS:
                     notes[f"--swap '{rule}' keeps {name} in layer {layer!r} from being rewritten"] = None
