@@ -25,7 +25,7 @@ from ..files import Content
 from ..models.llama import Config, Decoder
 from .tensors import Array, DType, Marks, Read, Weights, content_of, read_floats
 
-MAGIC = 0x616B3432
+MAGIC = struct.pack("<I", 0x616B3432)
 LAYER = "model.layers.*."
 EMBEDDING, TABLES, HEAD = "model.embed_tokens.weight", "tables", "lm_head.weight"
 ATTENTION = [f"{LAYER}self_attn.{x}_proj.weight" for x in "qkvo"]
@@ -63,9 +63,8 @@ def _header(path: Path) -> tuple[int, list[int], bool, int]:
         raise UserError(f"cannot read {str(path)!r}: {e.strerror or e}") from e
     if len(head) < STARTS[0]:
         raise UserError(f"{str(path)!r} has {size} bytes; expected a llama2.c model, whose header has {STARTS[0]}")
-    if head[:4] != struct.pack("<I", MAGIC):
-        *sizes, vocabulary, context = struct.unpack_from("<7i", head)
-        return 0, [*sizes, abs(vocabulary), context], vocabulary > 0, size
+    if head[:4] != MAGIC:
+        return 0, *_first(head), size
     if len(head) < STARTS[1]:
         raise UserError(f"{str(path)!r} has {size} bytes; expected a header of {STARTS[1]}")
     version, *sizes = struct.unpack_from("<8i", head, 4)
@@ -75,6 +74,12 @@ def _header(path: Path) -> tuple[int, list[int], bool, int]:
     if head[36] > 1:
         raise UserError(f"{str(path)!r}: byte 36, whether the head is shared, is {head[36]}; expected 0 or 1")
     return 1, sizes, bool(head[36]), size
+
+
+def _first(head: bytes) -> tuple[list[int], bool]:
+    """Return the seven sizes at the beginning of version 0, and whether the head is shared."""
+    *sizes, vocabulary, context = struct.unpack_from("<7i", head)
+    return [*sizes, abs(vocabulary), context], vocabulary > 0
 
 
 def _possible(sizes: list[int]) -> bool:
@@ -88,10 +93,11 @@ def _possible(sizes: list[int]) -> bool:
 def recognizes(path: Path) -> bool:
     """Return whether a file begins as one of llama2.c does: version 0 has no magic number."""
     try:
-        version, sizes, _, _ = _header(path)
-    except UserError:
+        with open(path, "rb") as file:
+            head = file.read(STARTS[0])
+    except OSError:
         return False
-    return version > 0 or _possible(sizes)
+    return head[:4] == MAGIC or (len(head) == STARTS[0] and _possible(_first(head)[0]))
 
 
 def open_model(path: Path) -> Weights:
