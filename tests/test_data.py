@@ -264,7 +264,9 @@ def test_a_token_file_is_llm_c_s_to_the_byte(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"magic": 20240801}, "byte 0, the magic number, is 20240801, a file of Llama 3 tokens; expected 20240520"),
+        ({"magic": 20240801}, "byte 4, the version, is 1; expected 7"),
+        ({"magic": 20240801, "version": 7}, "has 1030 bytes; expected 1036, because byte 8 says 3 tokens of 4 bytes"),
+        ({"magic": 20240326}, "byte 0, the magic number, is 20240326, an llm.c GPT-2 model; expected 20240520"),
         ({"magic": 0}, "byte 0, the magic number, is 0; expected 20240520"),
         ({"version": 2}, "byte 4, the version, is 2; expected 1"),
         ({"count": 0}, "byte 8, the number of tokens, is 0"),

@@ -244,7 +244,7 @@ def test_an_index_that_lies_is_refused(tmp_path, params):
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        ({"model_type": "llama"}, "there is no model 'llama'"),
+        ({"model_type": "mamba"}, "there is no model 'mamba'"),
         ({"activation_function": "relu"}, "activation_function is 'relu'"),
         ({"layer_norm_epsilon": 1e-6}, "layer_norm_epsilon is '1e-06'"),
         ({"scale_attn_by_inverse_layer_idx": True}, "inverse"),

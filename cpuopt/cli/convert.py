@@ -1,4 +1,4 @@
-"""``cpuopt convert``: weights from a run, llm.c or Hugging Face to one of the latter."""
+"""``cpuopt convert``: weights from a run, llm.c, llama2.c or Hugging Face to one of the latter."""
 
 from __future__ import annotations
 
@@ -7,17 +7,22 @@ import os
 from dataclasses import asdict
 from pathlib import Path
 
+from ..train import settings
+
 
 def flags(p: argparse.ArgumentParser) -> None:
     """Add the verb's flags."""
     p.add_argument(
         "source",
         type=Path,
-        help="weights to read: llm.c model file, Hugging Face directory, .safetensors file, index or run",
+        help="weights to read: model file of llm.c or llama2.c, Hugging Face directory, .safetensors, index or run",
     )
     p.add_argument(
-        "target", type=Path, help="path to write: NAME.bin for llm.c, anything else for a Hugging Face directory"
+        "target",
+        type=Path,
+        help="path to write: NAME.bin for llm.c (GPT-2) or llama2.c (Llama), any other for a Hugging Face directory",
     )
+    settings.flags(p, "tokenizer")
     p.add_argument("--dtype", choices=["f32", "bf16"], help="type of the numbers written (that of the source)")
 
 
@@ -26,15 +31,15 @@ def run(args: argparse.Namespace) -> int:
     from ..files import remove_leftovers
     from ..report import console
     from ..train.checkpoint import open_weights
-    from ..weights import check_target, save_weights
+    from ..weights import check_target, save_weights, usual_dtype
 
     check_target(args.target)
     for name in remove_leftovers(Path(os.path.realpath(args.target))):
         console.warn(f"removed {name}, left by an interrupted save")
     weights = open_weights(args.source)
-    dtype = args.dtype or weights.dtype
-    c = weights.config
-    save_weights(args.target, c, weights.read, dtype, weights.padded_vocab, weights.tokenizer)
+    c, tokenizer = weights.config, args.tokenizer or weights.tokenizer
+    dtype = args.dtype or usual_dtype(args.target, c, weights.dtype)
+    save_weights(args.target, c, weights.read, dtype, weights.padded_vocab, tokenizer, weights.marks)
     sizes = ", ".join(f"{name} {n}" for name, n in asdict(c).items())
     print(f"{args.target}: {c.n_params / 1e6:.1f} M parameters, {sizes}, {dtype}")
     return 0

@@ -13,7 +13,7 @@ from .common import shared, show, start_numba
 def flags(p: argparse.ArgumentParser) -> None:
     """Add the verb's flags."""
     p.add_argument("--init", type=Path, required=True, metavar="PATH", help=settings.FLAGS["init"].metadata["help"])
-    settings.flags(p, "data", "B", "variant", "swap", "kernels", "threads")
+    settings.flags(p, "data", "tokenizer", "B", "variant", "swap", "kernels", "threads")
     p.add_argument("-T", type=int, help="tokens of a row (the model's context)")
     p.add_argument("--choices", type=Path, metavar="FILE.bin", help="evaluation file of llm.c, such as HellaSwag")
     p.add_argument("--limit", type=int, metavar="N", help="largest number of batches or examples (all)")
@@ -49,7 +49,9 @@ def run(args: argparse.Namespace) -> int:
         B, T = CHOICES, longest
     else:
         B = args.B
-        batches = load_corpus(args.data, vocab_size=c.vocab_size, T=T, B=B).batches("val", B, T)
+        tokenizer = args.tokenizer or weights.tokenizer
+        corpus = load_corpus(args.data, vocab_size=c.vocab_size, T=T, B=B, tokenizer=tokenizer)
+        batches = corpus.batches("val", B, T)
     kernels.load_all(args.kernels)
     if args.variant == AUTO:
         console.warn("--variant auto: plans are for training steps; this runs with the default")

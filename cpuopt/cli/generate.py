@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def flags(p: argparse.ArgumentParser) -> None:
     """Add the verb's flags."""
-    settings.flags(p, "init", "variant", "swap", "kernels", "threads")
+    settings.flags(p, "init", "tokenizer", "variant", "swap", "kernels", "threads")
     p.add_argument("--model", help="preset or sizes of a model with random weights, without --init, to measure speed")
     p.add_argument("--prompt", default="", help="beginning of the text (empty: the token that starts a text)")
     p.add_argument("--max-tokens", type=int, default=100, help="largest number of tokens to generate (%(default)s)")
@@ -42,11 +42,6 @@ def flags(p: argparse.ArgumentParser) -> None:
         help="least total probability of the tokens to sample from (%(default)s)",
     )
     p.add_argument("--seed", type=int, default=0, help="random seed for sampling and random weights (%(default)s)")
-    p.add_argument(
-        "--tokenizer",
-        choices=["gpt2", "bytes"],
-        help="unit of the text (as the weights say; else gpt2 from 50257 ids on)",
-    )
     shared(p, "--json")
 
 
@@ -86,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
     config = parse(args.model) if weights is None else weights.config
     require_cache(config)
     tokenizer = tokenizer_of(args.tokenizer or (weights.tokenizer if weights else None), config.vocab_size)
-    prompt = tokenizer.encode(args.prompt) or [tokenizer.eot]
+    prompt = tokenizer.start(args.prompt)
     check_tokens(prompt, config)
     kernels.load_all(args.kernels)
     if args.variant == AUTO:
@@ -106,11 +101,11 @@ def run(args: argparse.Namespace) -> int:
         console.warn(f"random weights of seed {args.seed}, since there is no --init: the text will mean nothing")
     else:
         copy_into(decoder.parameters(), weights)
-    stop = tokenizer.eot if tokenizer.name == "gpt2" else None
+    stops = tokenizer.stops.union(weights.marks.eos if weights and tokenizer.stops else ())
     marks, tokens, text, interrupted = [time.perf_counter()], list[int](), list[str](), False
 
     def noted() -> Iterator[int]:
-        for t in generate(decoder, prompt, sampler, args.max_tokens, stop):
+        for t in generate(decoder, prompt, sampler, args.max_tokens, stops):
             marks.append(time.perf_counter())
             tokens.append(t)
             yield t

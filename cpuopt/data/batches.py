@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import UserError
-from .tokenizers import Tokens
+from .tokens import Tokens
 
 Batch = tuple[NDArray[np.int32], NDArray[np.int32]]
 """Inputs and targets, each (B, T)."""

@@ -24,7 +24,8 @@ from ..errors import UserError
 from ..machine import cores
 from .batches import Batches, require_known_ids, require_one_batch
 from .datasets import DATASETS, dataset_files, list_datasets, prepare, prepare_command
-from .tokenizers import Tokens, get_tokenizer, read_tokens, usual_tokenizer, write_tokens
+from .tokenizers import TOKENIZERS, encode_text, get_tokenizer, usual_tokenizer
+from .tokens import Tokens, read_tokens, write_tokens
 
 __all__ = [
     "Batches",
@@ -50,9 +51,9 @@ class Corpus:
     ----------
     name : the name that the user gave: ``builtin``, a dataset, a path or a glob.
     source : a description of the origin of the tokens.
-    tokenizer : ``bytes`` or ``gpt2``, for `get_tokenizer`.
+    tokenizer : its name or its file, for `get_tokenizer`.
     vocab_size : that of the model; each batch is checked against it.
-    train, val : (n,) uint8 or uint16, read-only; a large file is mapped, not read.
+    train, val : (n,) uint8, uint16 or int32, read-only; a large file is mapped, not read.
     """
 
     name: str
@@ -98,7 +99,7 @@ class Corpus:
         return Batches(tokens, B, T, seed=seed, vocab_size=self.vocab_size, name=f"{self.name} ({split})")
 
 
-def load_corpus(spec: str, *, vocab_size: int, T: int, B: int) -> Corpus:
+def load_corpus(spec: str, *, vocab_size: int, T: int, B: int, tokenizer: str | None = None) -> Corpus:
     """Load the corpus of a name.
 
     Parameters
@@ -106,11 +107,13 @@ def load_corpus(spec: str, *, vocab_size: int, T: int, B: int) -> Corpus:
     spec
         ``builtin``, a dataset's name, a file, or a glob such as ``src/**/*.txt``. A name comes before a file so called,
         so that it means the same in every directory; ``./tinyshakespeare`` is the file. A ``.bin`` is read as llm.c's
-        token file, anything else as text, whose bytes are the tokens.
+        token file, anything else as text.
     vocab_size
         The model's vocabulary, which selects the tokenizer of a dataset: ``gpt2`` from 50257 on, else ``bytes``.
     T, B
         Tokens of a row and rows of a batch; both splits must have one batch at least.
+    tokenizer
+        The tokenizer, by its name or its file; without one, the bytes of a text are the tokens.
 
     Raises
     ------
@@ -118,12 +121,14 @@ def load_corpus(spec: str, *, vocab_size: int, T: int, B: int) -> Corpus:
         Where no data have that name, or they are invalid or too short.
     """
     if spec == "builtin":
-        source, tokenizer, (train, val) = _builtin()
+        source, texts = _builtin()
+        found = tokenizer or "bytes"
+        train, val = split_texts(_encoded(texts, found))
     elif spec in DATASETS:
-        source, tokenizer, (train, val) = _dataset(spec, vocab_size)
+        source, found, (train, val) = _dataset(spec, vocab_size, tokenizer)
     else:
-        source, tokenizer, (train, val) = _files(spec, _find(spec), vocab_size)
-    corpus = Corpus(spec, source, tokenizer, vocab_size, train, val)
+        source, found, (train, val) = _files(spec, _find(spec), vocab_size, tokenizer)
+    corpus = Corpus(spec, source, found, vocab_size, train, val)
     for split, tokens in ("train", train), ("val", val):
         tokens.flags.writeable = False
         require_one_batch(f"{spec} ({split})", tokens.size, B, T)
@@ -135,16 +140,28 @@ Loaded = tuple[str, str, tuple[Tokens, Tokens]]
 """A corpus's source, tokenizer, and splits."""
 
 
-def _dataset(name: str, vocab_size: int) -> Loaded:
-    tokenizer = usual_tokenizer(vocab_size)
-    paths = dataset_files(name, tokenizer)
+def _dataset(name: str, vocab_size: int, tokenizer: str | None) -> Loaded:
+    prepared = tokenizer or usual_tokenizer(vocab_size)
+    prepared = prepared if prepared in TOKENIZERS else "bytes"  # its text, which is then encoded
+    paths = dataset_files(name, prepared)
     missing = [str(path) for path in paths if not path.is_file()]
     if missing:
         raise UserError(
             f"dataset {name!r} is not prepared for a vocabulary of {vocab_size}: there is no {missing[0]!r}; "
-            f"run `{prepare_command(name, tokenizer)}`"
+            f"run `{prepare_command(name, prepared)}`"
         )
-    return _files(name, paths[:1], vocab_size)
+    return _files(name, paths[:1], vocab_size, tokenizer)
+
+
+def _encoded(texts: Mapping[str, Tokens], tokenizer: str) -> Mapping[str, Tokens]:
+    """Turn the bytes of texts into tokens."""
+    if tokenizer == "bytes":
+        return texts
+    t = get_tokenizer(tokenizer)
+    dtype = np.uint16 if t.vocab_size <= 1 << 16 else np.int32
+    return {
+        name: np.array(encode_text(t, text.tobytes().decode(errors="replace")), dtype) for name, text in texts.items()
+    }
 
 
 def _find(spec: str) -> list[Path]:
@@ -175,7 +192,7 @@ def _glob(pattern: str) -> list[Path]:
         return []
 
 
-def _files(name: str, paths: list[Path], vocab_size: int) -> Loaded:
+def _files(name: str, paths: list[Path], vocab_size: int, tokenizer: str | None) -> Loaded:
     """Load one token file or any number of text files."""
     if all(path.suffix != ".bin" for path in paths):
         texts = {path: text for path in paths if (text := _read_text(path)).size}
@@ -187,14 +204,16 @@ def _files(name: str, paths: list[Path], vocab_size: int) -> Loaded:
         named = dict(zip(names, texts.values(), strict=True))
         first, *others = map(str, texts)
         source = f"{len(texts)} texts from {first!r} on" if others else f"text {first!r}"
-        return source, "bytes", split_texts(named)
+        tokenizer = tokenizer or "bytes"
+        return source, tokenizer, split_texts(_encoded(named, tokenizer))
     if len(paths) > 1:
         raise UserError(
             f"{name!r} matches {len(paths)} files, among them token files (.bin); expected one NAME_train.bin, "
             "beside which NAME_val.bin is found by itself"
         )
     (path,) = paths
-    tokens, tokenizer = read_tokens(path), usual_tokenizer(vocab_size)  # a token file does not say what made it
+    tokens = read_tokens(path)
+    tokenizer = tokenizer or usual_tokenizer(vocab_size)  # a token file does not say what made it
     shard = re.fullmatch(r"(.*)_train(_\d+)?\.bin", path.name)  # fineweb_train_000001.bin, fineweb_val_000000.bin
     sibling = path.with_name(f"{shard[1]}_val{'_000000' if shard[2] else ''}.bin") if shard else None
     if sibling and sibling.is_file():
@@ -278,7 +297,7 @@ NOT_BUILTIN = [
 """Folders of the standard library that are left out, so that one version of Python gives one corpus."""
 
 
-def _builtin() -> Loaded:
+def _builtin() -> tuple[str, dict[str, Tokens]]:
     """Read the source of the running Python's standard library, a text that each machine has."""
     root = Path(sysconfig.get_paths()["stdlib"])
     skip = re.compile("|".join(map(translate, NOT_BUILTIN))).match
@@ -294,5 +313,6 @@ def _builtin() -> Loaded:
         )
     names = sorted((path.relative_to(root).as_posix(), path) for path in found)
     # Windows has the same files with other line ends.
-    texts = {name: np.frombuffer(_read(path).tobytes().replace(b"\r\n", b"\n"), np.uint8) for name, path in names}
-    return f"{len(texts)} source files of Python {version}'s standard library", "bytes", split_texts(texts)
+    contents = {name: _read(path).tobytes().replace(b"\r\n", b"\n") for name, path in names}
+    texts: dict[str, Tokens] = {name: np.frombuffer(content, np.uint8) for name, content in contents.items()}
+    return f"{len(texts)} source files of Python {version}'s standard library", texts

@@ -16,8 +16,8 @@ from .tokenizers import (
     data_directory,
     get_tokenizer,
     vocabulary_places,
-    write_tokens,
 )
+from .tokens import write_tokens
 
 Progress = Callable[[str, int, int], None]
 """Called while a file downloads, with its URL, the bytes so far and the bytes in all."""

@@ -1,7 +1,8 @@
-"""Tokens: text to token ids and back, and the files that keep them.
+"""Tokenizers: text to token ids and back.
 
 ``bytes`` needs nothing. ``gpt2`` is tiktoken's and needs a vocabulary file, which this module only reads: to fetch it
-is the work of ``datasets.prepare``. A token file is llm.c's: 256 int32 (magic, version, count, zeros), then uint16.
+is the work of ``datasets.prepare``. Others are files that come with a model: Hugging Face's ``tokenizer.json``, read by
+the library ``tokenizers``, and llama2.c's ``tokenizer.bin``.
 """
 
 from __future__ import annotations
@@ -9,25 +10,22 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
+import re
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import ArrayLike, NDArray
-
 from ..errors import UserError
-from ..files import Content, user_cache, write_whole
-from ..files.reading import read_file
+from ..files import Content, user_cache
+from ..files.reading import parse_json, read_file
+from .pieces import Pieces
 
 if TYPE_CHECKING:
     import tiktoken
-
-Tokens = NDArray[np.integer[Any]]
 
 
 class Tokenizer(ABC):
@@ -35,14 +33,16 @@ class Tokenizer(ABC):
 
     Attributes
     ----------
-    name : ``bytes`` or ``gpt2``.
+    name : ``bytes``, ``gpt2``, or the kind of its file: ``tokenizer.json``, ``tokenizer.bin``.
     vocab_size : the number of ids, which are 0 .. vocab_size - 1.
     eot : the id before a text, from which sampling starts without a prompt.
+    stops : the ids that end a text.
     """
 
     name: str
     vocab_size: int
     eot: int
+    stops: frozenset[int] = frozenset()
 
     @abstractmethod
     def encode(self, text: str) -> list[int]:
@@ -51,6 +51,14 @@ class Tokenizer(ABC):
     @abstractmethod
     def token_bytes(self, token: int) -> bytes:
         """Return the bytes of one id below vocab_size."""
+
+    def start(self, text: str) -> list[int]:
+        """Turn the beginning of a text into ids; those that a model expects before any text come first."""
+        return self.encode(text) or [self.eot]
+
+    def id_of(self, token: str) -> int | None:
+        """Return the id of a token by its text, also of a special one; None where there is none."""
+        return None
 
     def decode(self, tokens: Iterable[int]) -> str:
         """Turn ids into text, with U+FFFD for invalid UTF-8 and for an id that the vocabulary does not have."""
@@ -74,6 +82,7 @@ class GPT2(Tokenizer):
     """GPT-2's byte pair encoding of 50257 tokens."""
 
     name, vocab_size, eot = "gpt2", 50257, 50256
+    stops = frozenset([eot])
 
     def __init__(self, encoding: tiktoken.Encoding) -> None:
         self.encoding = encoding
@@ -85,7 +94,124 @@ class GPT2(Tokenizer):
         return self.encoding.decode_single_token_bytes(token)
 
 
+BEGINNINGS = ("<|begin_of_text|>", "<s>", "<|endoftext|>")
+"""Tokens before a text, where the file adds none by itself; the first that it has."""
+ENDS = ("<|end_of_text|>", "<|endoftext|>", "<|eot_id|>", "<|im_end|>", "</s>")
+"""Tokens that end a text or a turn."""
+
+
+class Json(Tokenizer):
+    """Hugging Face's ``tokenizer.json``, of byte pairs or of SentencePiece's kind."""
+
+    name = "tokenizer.json"
+
+    def __init__(self, path: Path) -> None:
+        try:
+            import tokenizers
+        except ModuleNotFoundError:
+            raise UserError(
+                f"{str(path)!r} needs the library tokenizers, which is not installed; pip install 'cpuopt[hf]' "
+                "(in a clone: pip install -e '.[hf]')"
+            ) from None
+        try:
+            found = parse_json(read_file(path))  # it is a file, and its JSON is strict, before a library reads it
+            self.to_bytes = _bytes_of(found.get("decoder"))
+            self.encoding = tokenizers.Tokenizer.from_file(str(path))
+        except OSError as e:
+            raise UserError(f"cannot read {str(path)!r}: {e.strerror or e}") from e
+        except (KeyboardInterrupt, MemoryError):
+            raise
+        except BaseException as e:  # the library's own errors: Exception, and a panic of Rust, which is none
+            raise UserError(f"{str(path)!r} is no tokenizer.json that can be read: {repr(str(e))[:200]}") from e
+        self.encoding.no_truncation()
+        self.encoding.no_padding()
+        self.encoding.encode_special_tokens = True  # as text, not as what they stand for
+        ids = self.encoding.get_vocab(with_added_tokens=True)
+        if not ids:
+            raise UserError(f"{str(path)!r} has no tokens; give the tokenizer.json of a model")
+        self.texts = {i: text for text, i in ids.items()}
+        self.whole = {i: token.content.encode() for i, token in self.encoding.get_added_tokens_decoder().items()}
+        self.vocab_size = max(self.texts) + 1
+        plain, full = (self.encoding.encode("a", add_special_tokens=special).ids for special in (False, True))
+        starts = (k for k in range(len(full)) if plain and full[k : k + len(plain)] == plain)
+        self.before = full[: next(starts, 0)]
+        named = (i for token in BEGINNINGS if (i := self.id_of(token)) is not None)
+        self.eot = next(iter(self.before), next(named, 0))
+        self.stops = frozenset(i for token in ENDS if (i := self.id_of(token)) is not None)
+
+    def encode(self, text: str) -> list[int]:  # noqa: D102
+        text = text.encode(errors="replace").decode()  # half of a surrogate pair is no text
+        return list(self.encoding.encode(text, add_special_tokens=False).ids)
+
+    def start(self, text: str) -> list[int]:  # noqa: D102
+        return [*self.before, *self.encode(text)] or [self.eot]
+
+    def id_of(self, token: str) -> int | None:  # noqa: D102
+        found: int | None = self.encoding.token_to_id(token)
+        return found
+
+    def token_bytes(self, token: int) -> bytes:  # noqa: D102
+        if token in self.whole:
+            return self.whole[token]
+        return self.to_bytes(self.texts[token]) if token in self.texts else b"\xff"
+
+
+def _bytes_of(decoder: Any) -> Callable[[str], bytes]:
+    """Return the function from a token's text to its bytes; the decoder of a ``tokenizer.json`` tells the kind."""
+    parts = decoder.get("decoders", [decoder]) if isinstance(decoder, dict) else []
+    kinds = {part.get("type") if isinstance(part, dict) else None for part in parts}
+    if "ByteLevel" in kinds:
+        return lambda text: bytes(byte for c in text for byte in BYTES.get(c) or c.encode())
+    if kinds and kinds <= {"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"}:
+        return lambda text: bytes([int(m[1], 16)]) if (m := BYTE.fullmatch(text)) else text.replace("▁", " ").encode()
+    raise ValueError(f"its decoder is {repr(decoder)[:80]}; expected ByteLevel, or SentencePiece's")
+
+
+BYTE = re.compile(r"<0x([0-9A-F]{2})>")
+
+
+def _byte_alphabet() -> Iterator[tuple[str, bytes]]:
+    """Yield the characters that stand for the 256 bytes: themselves where they can be seen, others from U+0100 on.
+
+    Source: GPT-2's ``encoder.py`` (``bytes_to_unicode``).
+    """
+    seen = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in seen]
+    yield from ((chr(byte), bytes([byte])) for byte in seen)
+    yield from ((chr(0x100 + n), bytes([byte])) for n, byte in enumerate(others))
+
+
+BYTES = dict(_byte_alphabet())
+
+
+class Llama2c(Tokenizer):
+    """llama2.c's ``tokenizer.bin``: 1 begins a text, 2 ends it."""
+
+    name, eot, stops = "tokenizer.bin", 1, frozenset([1, 2])
+
+    def __init__(self, path: Path) -> None:
+        self.pieces = Pieces(path)
+        self.vocab_size = len(self.pieces.texts)
+
+    def encode(self, text: str) -> list[int]:  # noqa: D102
+        return self.pieces.encode(text)
+
+    def start(self, text: str) -> list[int]:  # noqa: D102
+        return [self.eot, *self.encode(text)]
+
+    def id_of(self, token: str) -> int | None:  # noqa: D102
+        return self.pieces.ids.get(token.encode())
+
+    def token_bytes(self, token: int) -> bytes:  # noqa: D102
+        return self.pieces.bytes_of(token)
+
+
 TOKENIZERS = ("bytes", "gpt2")
+"""Tokenizers by name."""
+KINDS: dict[str, type[Json] | type[Llama2c]] = {kind.name: kind for kind in (Json, Llama2c)}
+"""Tokenizers in files, by the file's name beside a model's weights; elsewhere its ending tells."""
+COMPANIONS = ("tokenizer_config.json", "special_tokens_map.json")
+"""Files that other programs read beside ``tokenizer.json``."""
 
 
 def usual_tokenizer(vocab_size: int) -> str:
@@ -93,18 +219,81 @@ def usual_tokenizer(vocab_size: int) -> str:
     return "gpt2" if vocab_size >= GPT2.vocab_size else "bytes"
 
 
-def get_tokenizer(name: str) -> Tokenizer:
-    """Return the tokenizer of this name, from files on this machine.
+def tokenizer_beside(folder: Path) -> str | None:
+    """Return the path of the tokenizer's file in a folder, or None."""
+    return next((str(folder / name) for name in KINDS if (folder / name).is_file()), None)
+
+
+def kind_of(file: str) -> str | None:
+    """Return the name that a tokenizer's file has beside weights; None where it is no such file."""
+    return next((name for name in KINDS if Path(name).suffix == Path(file).suffix), None)
+
+
+def tokenizer_files(tokenizer: str | None) -> dict[str, bytes]:
+    """Return what to keep with a model of a tokenizer: the content of its files, by their names.
 
     Raises
     ------
     UserError
-        For an unknown name, and for ``gpt2`` where its vocabulary file is neither in tiktoken's cache nor prepared.
+        Where they cannot be read.
     """
-    if name not in TOKENIZERS:
-        raise UserError(f"unknown tokenizer {name!r}; expected one of {', '.join(TOKENIZERS)}")
+    if tokenizer in (None, *TOKENIZERS):
+        return {}
+    path = Path(str(tokenizer))
+    companions = [p for p in map(path.with_name, COMPANIONS) if path.name == Json.name and p.is_file()]
+    try:
+        return {kind_of(path.name) or path.name: read_file(path)} | {p.name: read_file(p) for p in companions}
+    except (OSError, ValueError) as e:
+        raise UserError(f"cannot read the tokenizer {str(path)!r}: {e}") from e
+
+
+def get_tokenizer(name: str) -> Tokenizer:
+    """Return a tokenizer from files on this machine, by its name or by the path of its file.
+
+    Raises
+    ------
+    UserError
+        For an unknown name, for ``gpt2`` where its vocabulary file is neither in tiktoken's cache nor prepared, and for
+        a file that cannot be read.
+    """
     if name == "bytes":
         return Bytes()
+    if name == "gpt2":
+        return _gpt2()
+    kind = kind_of(name)
+    if kind is None:
+        raise UserError(
+            f"unknown tokenizer {name[:200]!r}; expected one of {', '.join(TOKENIZERS)}, or a file: {', '.join(KINDS)}"
+        )
+    try:
+        status = os.stat(name)
+    except (OSError, ValueError) as e:
+        raise UserError(f"there is no tokenizer {name[:200]!r}; expected {', '.join([*TOKENIZERS, *KINDS])}") from e
+    return _from_file(kind, name, status.st_size, status.st_mtime_ns)
+
+
+@cache
+def _from_file(kind: str, path: str, size: int, changed: int) -> Tokenizer:
+    return KINDS[kind](Path(path))
+
+
+def encode_text(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Turn a whole text into ids, the one before it first; a long text in parts, which end with a line."""
+    ids, at = [tokenizer.eot], 0
+    while at < len(text):
+        line = LINE.search(text, at + PART)
+        end = line.end() if line else len(text)
+        ids += tokenizer.encode(text[at:end])
+        at = end
+    return ids
+
+
+PART = 1 << 20
+"""Characters from which a part of a text ends: the libraries need a hundred times the memory of a text."""
+LINE = re.compile(r"\n(?=\S)")
+
+
+def _gpt2() -> GPT2:
     places = vocabulary_places()
     for path in places:
         try:
@@ -178,78 +367,3 @@ def data_directory() -> Path:
     if named := os.environ.get("CPUOPT_DATA_DIR"):
         return Path(named)
     return user_cache() / "data"
-
-
-# Token files. llm.c: dev/data/data_common.py writes them, llmc/dataloader.h reads them.
-
-MAGIC, VERSION = 20240520, 1
-HEADER_BYTES = 256 * 4
-OTHER_MAGIC = {
-    20240326: "an llm.c GPT-2 model",
-    20240327: "an llm.c debug state",
-    20240328: "an llm.c tokenizer",
-    20240522: "an llm.c evaluation set",
-    20240527: "an llm.c training state",
-    20240801: "a file of Llama 3 tokens",
-    20240803: "an llm.c Llama 3 model",
-}
-
-
-def read_tokens(path: Path) -> Tokens:
-    """Map a token file into memory, read-only, after a check of its header.
-
-    Raises
-    ------
-    UserError
-        Where the file cannot be read, is no token file, or is shorter or longer than its header says.
-    """
-    try:
-        with open(path, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            count = _check_header(str(path), file.read(HEADER_BYTES), size)
-            mapped = np.memmap(file, dtype="<u2", mode="r", offset=HEADER_BYTES, shape=(count,))
-    except OSError as e:
-        raise UserError(f"cannot read token file {str(path)!r}: {e.strerror or e}") from e
-    return np.asarray(mapped)  # a plain view: slices of the memmap class cost a microsecond each
-
-
-def _check_header(path: str, head: bytes, size: int) -> int:
-    """Return the number of tokens, where magic, version, count and file size agree."""
-
-    def wrong(what: str) -> UserError:
-        return UserError(f"token file {path!r}: {what}; give a file from llm.c's dev/data or `cpuopt data prepare`")
-
-    if len(head) < HEADER_BYTES:
-        raise wrong(f"has {size} bytes; expected a header of {HEADER_BYTES}")
-    magic, version, count = (int(x) for x in np.frombuffer(head, "<i4", count=3))
-    if magic != MAGIC:
-        known = f", {OTHER_MAGIC[magic]}" if magic in OTHER_MAGIC else ""
-        raise wrong(f"byte 0, the magic number, is {magic}{known}; expected {MAGIC}, GPT-2 tokens")
-    if version != VERSION:
-        raise wrong(f"byte 4, the version, is {version}; expected {VERSION}")
-    if count < 1:
-        raise wrong(f"byte 8, the number of tokens, is {count}; expected at least 1")
-    if size != HEADER_BYTES + 2 * count:
-        raise wrong(
-            f"has {size} bytes; expected {HEADER_BYTES + 2 * count}, because byte 8 says {count} tokens of 2 bytes"
-        )
-    return count
-
-
-def write_tokens(path: Path, tokens: ArrayLike) -> None:
-    """Write a token file: whole, or not at all.
-
-    Raises
-    ------
-    UserError
-        Where an id does not fit in uint16, there is none or more than the header can count, or the disk refuses.
-    """
-    array = np.asarray(tokens)
-    got = f"token file {str(path)!r}: got"
-    if array.ndim != 1 or not 1 <= array.size < 2**31 or array.dtype.kind not in "iu":
-        raise UserError(f"{got} {array.dtype} of shape {array.shape}; expected 1 to 2**31-1 token ids")
-    if array.min() < 0 or array.max() > 65535:
-        raise UserError(f"{got} ids from {array.min()} to {array.max()}; expected 0 to 65535, which uint16 holds")
-    header = np.zeros(256, "<i4")
-    header[:3] = MAGIC, VERSION, array.size
-    write_whole(path, [header.data, array.astype("<u2").data])

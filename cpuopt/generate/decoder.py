@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import codecs
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -258,13 +258,13 @@ class Sampler:
 
 
 def generate(
-    decoder: Decoder, prompt: Sequence[int], sampler: Sampler, max_tokens: int, stop: int | None = None
+    decoder: Decoder, prompt: Sequence[int], sampler: Sampler, max_tokens: int, stops: Container[int] = ()
 ) -> Iterator[int]:
-    """Yield one token after the other, until there are `max_tokens`, `stop` comes, or the context is full."""
+    """Yield one token after the other, until there are `max_tokens`, one of `stops` comes, or the context is full."""
     logits = decoder.read(prompt)
     for left in range(max_tokens - 1, -1, -1):
         token = sampler.choose(logits)
-        if token == stop:
+        if token in stops:
             return
         yield token
         if not left or decoder.position == decoder.config.block_size:

@@ -10,7 +10,7 @@ Source: Touvron et al. 2023 (arXiv 2302.13971), Grattafiori et al. 2024 (arXiv 2
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from math import pi
 from typing import Any, ClassVar
 
@@ -21,7 +21,28 @@ from .. import models, nn, ops
 from ..errors import UserError
 from ..program.program import Value
 
-SCALINGS = ("default", "linear", "llama3")
+SCALINGS: Mapping[str, Mapping[str, str]] = {
+    "default": {},
+    "linear": {"factor": "rope_factor"},
+    "llama3": {
+        "factor": "rope_factor",
+        "low_freq_factor": "rope_low_freq_factor",
+        "high_freq_factor": "rope_high_freq_factor",
+        "original_max_position_embeddings": "rope_original_positions",
+    },
+}
+"""The numbers of each scaling of positions: their keys in ``config.json``, and the fields here."""
+EXPECTED: Mapping[str, tuple[Any, ...]] = {
+    # the values that this family computes; the first is the default of config.json
+    "hidden_act": ("silu", "swish"),
+    "attention_dropout": (0.0, None),
+    "mlp_bias": (False,),
+    "pretraining_tp": (1, None),
+    "use_sliding_window": (False,),
+    "partial_rotary_factor": (1.0, None),
+    "quantization_config": (None,),
+    "add_cross_attention": (False,),
+}
 START = nn.normal(0.02)
 
 
@@ -58,6 +79,19 @@ class Config(models.Config):
     """Whether q, k and v have biases and o has none; None: `attention_bias` decides for all four."""
     qk_norm: ClassVar = False
     """Whether each head of q and k is normalized."""
+    missing: ClassVar[Mapping[str, Any]] = {
+        "vocab_size": 32000,
+        "hidden_size": 4096,
+        "intermediate_size": 11008,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "max_position_embeddings": 2048,
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": False,
+        "attention_bias": False,
+        "rope_theta": 10000.0,
+    }
+    """The values that ``transformers`` takes where a ``config.json`` lacks them."""
     cached: ClassVar = {
         ops.gqa_forward: ops.gqa_decode,
         ops.rope_forward: ops.rope_decode,
@@ -77,6 +111,11 @@ class Config(models.Config):
             )
         if self.rope_type not in SCALINGS:
             raise UserError(f"model: rope_type is {self.rope_type[:60]!r}; expected {', '.join(SCALINGS)}")
+        if self.rope_low_freq_factor >= self.rope_high_freq_factor:
+            raise UserError(
+                f"model: rope_low_freq_factor = {self.rope_low_freq_factor}; expected less than "
+                f"rope_high_freq_factor = {self.rope_high_freq_factor}"
+            )
 
     @property
     def block_size(self) -> int:
@@ -106,6 +145,51 @@ class Config(models.Config):
             return np.where(wavelength > long, slow, np.where(wavelength < short, frequencies, between))
         return frequencies
 
+    @classmethod
+    def from_transformers(cls, given: Mapping[str, Any]) -> Config:
+        """Read the sizes; refuse what this model does not compute."""
+        for name, allowed in EXPECTED.items():
+            if given.get(name, allowed[0]) not in allowed:
+                raise UserError(f"{name} is {repr(given[name])[:60]}; cpuopt's {cls.model} has {allowed[0]!r} only")
+        layers = given.get("layer_types") or []
+        if not isinstance(layers, list) or any(kind != "full_attention" for kind in layers):
+            raise UserError(f"layer_types is {repr(layers)[:60]}; cpuopt's {cls.model} has 'full_attention' only")
+        if cls is Config and given.get("sliding_window") is not None:  # other models have a switch for it
+            raise UserError(f"sliding_window is {repr(given['sliding_window'])[:60]}; cpuopt's llama has none")
+        sizes = {name: given.get(name, n) for name, n in cls.missing.items()}
+        heads, head_dim = (given.get(n, sizes.pop(n, None)) for n in ("num_key_value_heads", "head_dim"))
+        if cls.qkv_bias is not None:
+            sizes.pop("attention_bias")  # which this model does not read
+        c = cls(**sizes, num_key_value_heads=1, head_dim=2)  # so that these numbers are right before they are divided
+        return replace(
+            c,
+            num_key_value_heads=c.num_attention_heads if heads is None else heads,
+            head_dim=c.hidden_size // c.num_attention_heads if head_dim is None else head_dim,
+            **rope_of(given, c),
+        )
+
+    def to_transformers(self) -> dict[str, Any]:
+        """Return the content of ``config.json``, with the rotary positions in the new place and in the old ones."""
+        if self.model == Config.model and self.hidden_size % self.num_attention_heads:
+            raise UserError(
+                f"hidden_size = {self.hidden_size} is not a multiple of num_attention_heads = "
+                f"{self.num_attention_heads}: transformers refuses such a {self.model}"
+            )
+        rope = {"rope_type": self.rope_type}
+        rope |= {there: getattr(self, here) for there, here in SCALINGS[self.rope_type].items()}
+        switch = {} if self.model == Config.model else {"use_sliding_window": False}
+        return {
+            "architectures": [f"{self.model.capitalize()}ForCausalLM"],
+            "model_type": self.model,
+            "hidden_act": "silu",
+            **{f.name: getattr(self, f.name) for f in fields(self) if f.name == "rope_theta" or "rope" not in f.name},
+            **switch,
+            "rope_parameters": rope | {"rope_theta": self.rope_theta},
+            "rope_scaling": None if self.rope_type == "default" else rope,
+            "bos_token_id": None,
+            "eos_token_id": None,
+        }
+
 
 @dataclass(frozen=True)
 class Qwen2(Config):
@@ -113,6 +197,13 @@ class Qwen2(Config):
 
     model: ClassVar = "qwen2"
     qkv_bias: ClassVar = True
+    missing: ClassVar = {
+        **Config.missing,
+        "vocab_size": 151936,
+        "intermediate_size": 22016,
+        "num_key_value_heads": 32,
+        "max_position_embeddings": 32768,
+    }
 
 
 @dataclass(frozen=True)
@@ -121,6 +212,43 @@ class Qwen3(Config):
 
     model: ClassVar = "qwen3"
     qk_norm: ClassVar = True
+    missing: ClassVar = {**Qwen2.missing, "head_dim": 128}
+
+
+def rope_of(given: Mapping[str, Any], config: Config) -> dict[str, Any]:
+    """Read the scaling of positions from ``rope_parameters``, or from ``rope_scaling`` of earlier versions.
+
+    Raises
+    ------
+    UserError
+        For a scaling that is not computed, one that lacks a number, and two that differ.
+    """
+    found = {key: given[key] for key in ("rope_parameters", "rope_scaling") if given.get(key)}
+    read = [_rope(key, rope, given, config) for key, rope in found.items()] or [{}]
+    if read[0] != read[-1]:
+        raise UserError("rope_parameters and rope_scaling differ; remove the one that is wrong")
+    return read[0]
+
+
+def _rope(key: str, rope: Any, given: Mapping[str, Any], config: Config) -> dict[str, Any]:
+    """Read the scaling of positions under a key."""
+    if not isinstance(rope, dict):
+        raise UserError(f"{key} is {repr(rope)[:60]}; expected an object")
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind not in tuple(SCALINGS):
+        raise UserError(f"{key} has the rope_type {repr(kind)[:60]}; expected {', '.join(SCALINGS)}")
+    if rope.get("partial_rotary_factor") not in EXPECTED["partial_rotary_factor"]:
+        raise UserError(f"{key}: partial_rotary_factor is {repr(rope['partial_rotary_factor'])[:60]}; expected 1.0")
+    known = {"rope_type", "type", "rope_theta", "partial_rotary_factor", *SCALINGS["llama3"]}
+    if other := sorted(name for name in rope.keys() - known if rope[name] is not None):
+        raise UserError(f"{key} has {other[0][:60]!r}, which cpuopt does not compute; leave it out")
+    usual = {"original_max_position_embeddings": config.max_position_embeddings}
+    first = {n: given[n] for n in usual if n in given}  # at the top level it precedes
+    there = {**usual, **rope, **first}
+    if lacking := [name for name in SCALINGS[kind] if name not in there]:
+        raise UserError(f"{key} has the rope_type {kind!r} and lacks {lacking[0]!r}")
+    theta = rope.get("rope_theta", config.rope_theta)
+    return {"rope_type": kind, "rope_theta": theta} | {here: there[name] for name, here in SCALINGS[kind].items()}
 
 
 def sized(
@@ -131,7 +259,7 @@ def sized(
     return model(vocab, width, ffn, layers, NH, NKV, HS, **kw)
 
 
-LLAMA3: dict[str, Any] = {"rope_type": "llama3", "rope_factor": 32.0, "rope_theta": 500000.0}
+LLAMA3: Mapping[str, Any] = {"rope_type": "llama3", "rope_factor": 32.0, "rope_theta": 500000.0}
 PRESETS: Mapping[str, Config] = {
     "llama-tiny": sized(Config, 256, 64, 160, 2, (4, 2, 16), max_position_embeddings=64, tie_word_embeddings=True),
     "stories260K": sized(Config, 512, 64, 172, 5, (8, 4, 8), max_position_embeddings=512, tie_word_embeddings=True),

@@ -21,12 +21,13 @@ from typing import TYPE_CHECKING, Any, TypedDict
 import numpy as np
 
 from .. import weights
+from ..data.tokenizers import KINDS
 from ..errors import UserError
 from ..files import Content, remove, temporary, whole_directory, write_synced
 from ..files.reading import misfit
 from ..models import FIRST, Config, from_json
 from ..ops import OPTIMIZERS, USUAL
-from ..weights import Weights
+from ..weights import NO_MARKS, Marks, Weights
 from ..weights.tensors import Array, TensorFile, file_parts, parse_json
 
 if TYPE_CHECKING:  # numba comes with it
@@ -91,6 +92,17 @@ class Checkpoint:
     def run(self) -> Path:
         """The folder of its run."""
         return self.path.parent.parent
+
+    @property
+    def tokenizer(self) -> str | None:
+        """The run's tokenizer: its name, or the path of its file in the run's folder; None where it is not recorded."""
+        name = self.state.get("tokenizer")
+        return str(self.run / name) if name in KINDS else name
+
+    @property
+    def marks(self) -> Marks:
+        """The ids that begin and end a text; a checkpoint of an earlier version has none."""
+        return Marks(**(m | {"eos": tuple(m["eos"])})) if (m := self.state.get("marks")) else NO_MARKS
 
 
 def arrays(engine: Engine) -> dict[str, dict[str, Array]]:
@@ -192,7 +204,7 @@ def verify(path: Path) -> Checkpoint:
         if wrong := misfit(state, State):
             raise ValueError(wrong)
         found = Checkpoint(path, state)
-        _ = found.config, [int(step) for step in state["val"]]
+        _ = found.config, found.marks, [int(step) for step in state["val"]]
         return found
     except OSError as e:
         raise UserError(f"{str(path)!r}: {e.strerror or e}: {Path(e.filename or path).name}") from e
@@ -243,7 +255,7 @@ def open_weights(path: Path) -> Weights:
         return weights.open_weights(path)
     found = newest(path)
     file = TensorFile(found.path / PARAMS)
-    return Weights(found.path, found.config, "f32", file.read, found.state.get("tokenizer"))
+    return Weights(found.path, found.config, "f32", file.read, found.tokenizer, marks=found.marks)
 
 
 def find_run(root: Path, name: str) -> Path:

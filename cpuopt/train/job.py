@@ -24,7 +24,7 @@ from ..models import Config
 from ..ops import USUAL
 from ..program.fuse import FUSIONS
 from ..program.fuse import parse as parse_fusions
-from ..weights import Weights, check_target, copy_into
+from ..weights import NO_MARKS, Marks, Weights, check_target, copy_into
 from . import plans
 from .checkpoint import Checkpoint, load, open_weights
 from .guard import Guard
@@ -156,6 +156,8 @@ class Job(Steps):
     """The changes that the user accepted when the run was resumed."""
     notes: tuple[str, ...] = ()
     """The changes since the checkpoint that need no acceptance."""
+    marks: Marks = NO_MARKS
+    """The ids that begin and end a text, as the initial weights name them."""
 
 
 def resumed(checkpoint: Checkpoint, given: Mapping[str, Any]) -> Settings:
@@ -212,6 +214,13 @@ def model_of(settings: Settings, resume: Checkpoint | None = None) -> tuple[str,
     return name, config, weights
 
 
+def tokenizer_of(settings: Settings, weights: Weights | None, resume: Checkpoint | None) -> str | None:
+    """Return the tokenizer of a job by name or file: a resumed run's own, the one asked for, that of the weights."""
+    if resume is not None:
+        return resume.tokenizer
+    return settings.tokenizer or (weights.tokenizer if weights else None)
+
+
 def prepare(
     settings: Settings,
     progress: Progress = lambda done, total, name: None,
@@ -237,7 +246,9 @@ def prepare(
         load_kernels(settings.kernels)
         settings, notes = planned(settings, config)
         choice = choice_of(settings)
-        corpus = load_corpus(settings.data, vocab_size=config.vocab_size, T=settings.T, B=settings.B)
+        tokenizer = tokenizer_of(settings, weights, resume)
+        B, T = settings.B, settings.T
+        corpus = load_corpus(settings.data, vocab_size=config.vocab_size, T=T, B=B, tokenizer=tokenizer)
         judged: list[Judged] = []
 
         def ready(built: Built, threads: int) -> None:
@@ -266,6 +277,8 @@ def prepare(
     batches = corpus.batches("train", settings.B, settings.T, seed=settings.seed)
     origin = made_by(engine, settings.kernels)
     job = Job(settings, engine, batches, name, config, corpus, choice, rewrites, checked, origin)
+    if (known := weights or resume) is not None:
+        job.marks = known.marks
     if resume is not None:
         job.changes, job.notes = since(resume, job, accept_changes)
         load(resume, engine)

@@ -64,9 +64,15 @@ class Settings:
         None, "preset, or sizes as in '{\"n_layer\": 4}'", shown=f"that of --init, or {models.DEFAULT}"
     )
     init: str | None = setting(
-        None, "weights to start from: llm.c model file, Hugging Face directory, run", metavar="PATH"
+        None, "weights to start from: llm.c or llama2.c model file, Hugging Face directory, run", metavar="PATH"
     )
     data: str = setting("builtin", "text: builtin, a dataset, a text file, a glob, or a .bin of tokens")
+    tokenizer: str | None = setting(
+        None,
+        "unit of the text: bytes, gpt2, or a file: tokenizer.json, or tokenizer.bin of llama2.c",
+        metavar="NAME|FILE",
+        shown="that of --init; else gpt2 for its tokens, and bytes",
+    )
     B: int = setting(4, "rows of a batch", least(1))
     T: int = setting(64, "tokens of a row", least(1))
     steps: int = setting(40, "training steps", least(1), free=True)
@@ -124,7 +130,10 @@ class Settings:
     sample_tokens: int = setting(64, "tokens of a sample", least(1), metavar="N", free=True)
     prompt: str = setting("", "beginning of the samples", free=True)
     save: str | None = setting(
-        None, "path for the final weights: NAME.bin (llm.c) or a Hugging Face directory", metavar="PATH", free=True
+        None,
+        "path for the final weights: NAME.bin (llm.c, llama2.c) or a Hugging Face directory",
+        metavar="PATH",
+        free=True,
     )
     save_every: int = setting(
         0, "steps between checkpoints; 0: one where a run is interrupted", least(0), metavar="N", free=True
@@ -224,7 +233,7 @@ FLAGS = {f.name: f for f in fields(Settings) if f.metadata}
 FREE = {name for name, f in FLAGS.items() if f.metadata["free"]} | {"processes"}
 """The settings that a resumed run may change."""
 TYPES = get_type_hints(Settings)
-JOB = ("model", "init", "data", "B", "T", "steps", "seed")
+JOB = ("model", "init", "data", "tokenizer", "B", "T", "steps", "seed")
 KERNELS = ("variant", "swap", "kernels", "fuse", "threads")
 
 

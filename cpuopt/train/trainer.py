@@ -17,9 +17,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ..data.tokenizers import get_tokenizer
+from ..data.tokenizers import get_tokenizer, tokenizer_files
 from ..errors import UserError
-from ..files import remove_leftovers
+from ..files import remove_leftovers, write_whole
 from ..files.reading import to_json
 from ..generate.decoder import Decoder, Sampler, generate, require_cache, text_of
 from ..measure.profile import Profile
@@ -125,6 +125,7 @@ class Trainer:
         self.saved: tuple[Path, int] | None = None
         self.weights: Path | None = None
         self.tried = 0
+        self.tokenizer = tokenizer_files(job.corpus.tokenizer)
         self.decoder: Decoder | None = None
         _ = job.corpus.fingerprint  # read now, not when a signal leaves little time for a checkpoint
         if job.settings.sample_every:
@@ -147,7 +148,8 @@ class Trainer:
             "architecture": self.job.config.model,
             "sizes": self.job.config,
             "corpus": self.job.corpus.fingerprint,
-            "tokenizer": self.job.corpus.tokenizer,
+            "tokenizer": next(iter(self.tokenizer), self.job.corpus.tokenizer),
+            "marks": self.job.marks,
             "made_by": self.job.made_by,
             "changes": self.job.changes,
             "settings": self.job.settings,
@@ -205,7 +207,8 @@ class Trainer:
             wanted = Path(self.job.settings.save)
             for path in dict.fromkeys([wanted, _free(wanted), _free(run.path / wanted.name)]):
                 try:
-                    save_weights(path, self.job.config, parameters.__getitem__, tokenizer=self.job.corpus.tokenizer)
+                    tokenizer, marks = self.job.corpus.tokenizer, self.job.marks
+                    save_weights(path, self.job.config, parameters.__getitem__, tokenizer=tokenizer, marks=marks)
                 except UserError as e:
                     self.listener.note(f"the weights are not saved: {e}")
                     self.diagnosis = f"the weights are not at {str(wanted)!r}, and nowhere else"
@@ -235,7 +238,7 @@ class Trainer:
             self.decoder.parameters()[name][...] = p
         self.decoder.restart()
         tokenizer = get_tokenizer(job.corpus.tokenizer)
-        prompt = tokenizer.encode(s.prompt) or [tokenizer.eot]
+        prompt = tokenizer.start(s.prompt)
         tokens = generate(self.decoder, prompt, Sampler(0.8, seed=self.done), s.sample_tokens)
         return s.prompt + "".join(text_of(tokens, tokenizer))
 
@@ -304,6 +307,8 @@ def train(
         run, history = Run.reopen(resume.run, resume.state["step"])
         trainer.restore(resume, history)
     with run:
+        for file, kept in trainer.tokenizer.items() if resume is None else ():
+            write_whole(run.path / file, [kept])
         if s.tensorboard:
             run.begin_events(trainer.history, trainer.val)
         left = checkpoint.clean(run.path)

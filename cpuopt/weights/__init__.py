@@ -1,20 +1,26 @@
-"""Weights in files: llm.c's model files and Hugging Face's directories, read and written a tensor at a time."""
+"""Weights in files: llm.c's and llama2.c's model files and Hugging Face's directories, read and written by tensors."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 
+from ..data.tokenizers import tokenizer_files
 from ..errors import UserError
 from ..files import temporary, whole_directory, write_synced, write_whole
-from ..models import CONFIG, Config
-from . import huggingface, llmc
-from .tensors import Array, DType, Read, Weights
+from ..files.reading import read_file
+from ..models import CONFIG, Config, gpt2
+from . import huggingface, llama2c, llmc
+from .tensors import NO_MARKS, Array, DType, Marks, Read, Weights
 
-__all__ = ["Weights", "check_target", "copy_into", "open_weights", "save_weights"]
+__all__ = ["NO_MARKS", "Marks", "Weights", "check_target", "copy_into", "open_weights", "save_weights", "usual_dtype"]
+
+BINARY = ".bin"
+"""The ending of llm.c's files and of llama2.c's."""
 
 
 def open_weights(path: Path) -> Weights:
@@ -26,10 +32,12 @@ def open_weights(path: Path) -> Weights:
         Where it is missing, of no known format, or damaged.
     """
     if not path.exists():
-        raise UserError(f"there is no {str(path)!r}; expected an llm.c model file, or a Hugging Face directory")
+        raise UserError(
+            f"there is no {str(path)!r}; expected a model file of llm.c or llama2.c, or a Hugging Face directory"
+        )
     if path.is_dir() or path.name.endswith((".safetensors", ".index.json")):
         return huggingface.open_model(path)
-    return llmc.open_model(path)
+    return llama2c.open_model(path) if llama2c.recognizes(path) else llmc.open_model(path)
 
 
 def copy_into(parameters: Mapping[str, Array], weights: Weights) -> None:
@@ -47,12 +55,13 @@ def copy_into(parameters: Mapping[str, Array], weights: Weights) -> None:
             raise UserError(f"{str(weights.path)!r}: {name} holds {array[at]} at {at}; expected finite numbers")
 
 
-def check_target(path: Path, config: Config | None = None) -> None:
+def check_target(path: Path, config: Config | None = None, tokenizer: str | None = None) -> None:
     """Refuse a path that weights cannot be written to, before any work.
 
     Parameters
     ----------
-    config : the model's config, once it is known; llm.c's file holds its own model only.
+    config : the model's config, once it is known; a file of llm.c or of llama2.c holds its own model only.
+    tokenizer : the tokenizer, once it is known; its files come beside the weights.
 
     Raises
     ------
@@ -60,13 +69,15 @@ def check_target(path: Path, config: Config | None = None) -> None:
         Where something is there already, the name is of no known format, or its directory cannot be written.
     """
     if path.suffix in (".safetensors", ".pt", ".pth", ".npz"):
-        raise UserError(f"{str(path)!r}: expected a file ending in .bin (llm.c), or a directory (Hugging Face)")
-    if path.suffix == ".bin" and config is not None:
-        llmc.require(config)
+        raise UserError(
+            f"{str(path)!r}: expected a file ending in .bin (llm.c, llama2.c), or a directory (Hugging Face)"
+        )
+    if config is not None:
+        _ = binary_format(config).require(config) if path.suffix == BINARY else config.to_transformers()
     parent = path
     try:
         real = Path(os.path.realpath(path))
-        if os.path.lexists(real) and not (real.is_dir() and path.suffix != ".bin" and not any(real.iterdir())):
+        if os.path.lexists(real) and not (real.is_dir() and path.suffix != BINARY and not any(real.iterdir())):
             raise UserError(f"{str(path)!r} is there already; move it away or choose another name")
         parent = next(p for p in real.parents if p.exists())
         (probe := temporary(parent / real.name)).mkdir()
@@ -74,6 +85,27 @@ def check_target(path: Path, config: Config | None = None) -> None:
     except (OSError, ValueError) as e:  # a name with a NUL is a ValueError
         why = f" ({e.strerror})" if isinstance(e, OSError) else ""
         raise UserError(f"{str(path)!r}: nothing can be written to {str(parent)!r}{why}; choose another place") from e
+    if path.suffix == BINARY:
+        for name, content in tokenizer_files(tokenizer).items():
+            if os.path.lexists(there := real.with_name(name)) and not _is(there, content):
+                raise UserError(f"{str(there)!r} is another tokenizer than the model's; choose another directory")
+
+
+def _is(path: Path, content: bytes) -> bool:
+    try:
+        return read_file(path) == content
+    except (OSError, ValueError):
+        return False
+
+
+def binary_format(config: Config) -> ModuleType:
+    """Return the module for the file of a model whose name ends in ``.bin``."""
+    return llmc if isinstance(config, gpt2.Config) else llama2c
+
+
+def usual_dtype(path: Path, config: Config, dtype: DType) -> DType:
+    """Return the type to write numbers in that are stored in another file: the same, if the new format has it."""
+    return "f32" if path.suffix == BINARY and binary_format(config) is llama2c else dtype
 
 
 def save_weights(
@@ -83,28 +115,39 @@ def save_weights(
     dtype: DType = "f32",
     padded_vocab: int | None = None,
     tokenizer: str | None = None,
+    marks: Marks = NO_MARKS,
 ) -> None:
-    """Write a model, whole or not at all: llm.c's file where the name ends in ``.bin``, else a Hugging Face directory.
+    """Write a model, whole or not at all.
+
+    Where the name ends in ``.bin`` it is a file, llm.c's for a GPT-2 and llama2.c's for a llama; else a Hugging Face
+    directory. The files of a tokenizer come beside the weights.
 
     Parameters
     ----------
     read : function from a parameter's name to its array.
     padded_vocab : rows of ``wte`` in llm.c's file; the next multiple of 128 by default.
-    tokenizer : the name of the tokenizer, where it is known; llm.c's file cannot hold it.
+    tokenizer : the tokenizer's name or file, where it is known; a file of llm.c or llama2.c cannot hold a name.
+    marks : the ids that begin and end a text, for ``config.json``.
 
     Raises
     ------
     UserError
         Where it cannot be written.
     """
-    check_target(path, config)
+    check_target(path, config, tokenizer)
     real = Path(os.path.realpath(path))  # a link stays, and what it leads to is written
-    if path.suffix == ".bin":
-        write_whole(real, llmc.model_parts(config, read, dtype, padded_vocab))
+    beside = tokenizer_files(tokenizer)
+    if path.suffix == BINARY:
+        write_whole(real, binary_format(config).model_parts(config, read, dtype, padded_vocab))
+        for name, content in beside.items():
+            if not os.path.lexists(there := real.with_name(name)):
+                write_whole(there, [content])
         return
     try:
         with whole_directory(real) as folder:
-            write_synced(folder / CONFIG, [huggingface.config_json(config, dtype, tokenizer)])
+            write_synced(folder / CONFIG, [huggingface.config_json(config, dtype, tokenizer, marks)])
             write_synced(folder / huggingface.WEIGHTS, huggingface.weight_parts(config, read, dtype))
+            for file, content in beside.items():
+                write_synced(folder / file, [content])
     except OSError as e:
         raise UserError(f"cannot write {str(path)!r}: {e.strerror or e}; free the place or choose another") from e

@@ -1,7 +1,8 @@
 """Models in the format of Hugging Face's ``transformers``: a directory with ``config.json`` and ``model.safetensors``.
 
-Of GPT-2, four weights are stored (in, out) there and (out, in) here. The head is tied to ``wte.weight`` and may be left
-out; names may begin with ``transformer.``; masks are kept beside the weights in older files, and are skipped.
+Of GPT-2, four weights are stored (in, out) there and (out, in) here; names may begin with ``transformer.``; masks are
+kept beside the weights in older files, and are skipped. The Llama family has the same names and shapes here and there.
+A head that is tied to the embedding may be left out.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..data.tokenizers import TOKENIZERS
+from ..data.tokenizers import TOKENIZERS, tokenizer_beside
 from ..errors import UserError
 from ..files import Content
 from ..models import CONFIG, Config, read_config, read_object
-from .tensors import FLOATS, Array, DType, Read, TensorFile, Weights, file_parts
+from .tensors import FLOATS, NO_MARKS, Array, DType, Marks, Read, TensorFile, Weights, file_parts, naturals
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 SHARD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}\.safetensors")
@@ -33,7 +34,7 @@ class Names:
     prefix : the prefix of every name; it may be missing.
     transposed : weights that are stored (in, out).
     skipped : tensors that are no weights.
-    tied : tensors that may be missing, each with the weight that it must equal.
+    tied : tensors that are left out where a model ties them, each with the weight that it must then equal.
     """
 
     prefix: str = ""
@@ -42,6 +43,10 @@ class Names:
     tied: Mapping[str, str] = field(default_factory=dict)
 
 
+LLAMA = Names(
+    skipped=re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq"),
+    tied={"lm_head.weight": "model.embed_tokens.weight"},
+)
 NAMES = {
     "gpt2": Names(
         "transformer.",
@@ -49,6 +54,7 @@ NAMES = {
         re.compile(r"h\.\d+\.attn\.(bias|masked_bias)"),
         {"lm_head.weight": "wte.weight"},
     ),
+    **dict.fromkeys(("llama", "qwen2", "qwen3"), LLAMA),
 }
 """The differences of each model whose files differ."""
 
@@ -69,7 +75,7 @@ def open_model(path: Path) -> Weights:
             more = "; pytorch_model.bin is a pickle, which can run code: save with safe_serialization=True"
             raise UserError(f"{str(path)!r} has neither {WEIGHTS} nor {INDEX}{more if pickled else ''}")
         path = found[0]
-    config, tokenizer = _config(folder / CONFIG)
+    config, tokenizer, marks = _config(folder / CONFIG)
     names = NAMES.get(config.model, Names())
     files = _shards(path) if path.name.endswith(".json") else [TensorFile(path)]
     places: dict[str, tuple[TensorFile, str]] = {}
@@ -81,7 +87,7 @@ def open_model(path: Path) -> Weights:
             if not names.skipped.fullmatch(name):
                 places[name] = file, there
     shapes = config.shapes()
-    tied = {weight: places.pop(name) for name, weight in names.tied.items() if name in places}
+    tied = {weight: places.pop(name) for name, weight in names.tied.items() if name in places.keys() - shapes.keys()}
     missing, surplus = shapes.keys() - places.keys(), places.keys() - shapes.keys()
     if missing or surplus:
         parts = [f"lacks {sorted(missing)[0]!r} and {len(missing) - 1} more"] if missing else []
@@ -106,7 +112,7 @@ def open_model(path: Path) -> Weights:
         return x.T if names.transposed.fullmatch(name) else x
 
     bf16 = all(file.tensors[there].dtype == "BF16" for file, there in places.values())
-    return Weights(path, config, "bf16" if bf16 else "f32", read, tokenizer)
+    return Weights(path, config, "bf16" if bf16 else "f32", read, tokenizer, marks=marks)
 
 
 def _same(a: tuple[TensorFile, str], b: tuple[TensorFile, str]) -> bool:
@@ -114,13 +120,18 @@ def _same(a: tuple[TensorFile, str], b: tuple[TensorFile, str]) -> bool:
     return file.tensors[x].shape == other.tensors[y].shape and bool((file.read(x) == other.read(y)).all())
 
 
-def _config(path: Path) -> tuple[Config, str | None]:
-    """Read a model's sizes and tokenizer."""
+def _config(path: Path) -> tuple[Config, str | None, Marks]:
+    """Read a model's sizes, its tokenizer, and the ids that begin and end a text."""
     config, given = read_config(path)
     tokenizer = given.get(TOKENIZER)
     if tokenizer not in (None, *TOKENIZERS):
         raise UserError(f"{str(path)!r}: {TOKENIZER} is {repr(tokenizer)[:60]}; expected {' or '.join(TOKENIZERS)}")
-    return config, tokenizer
+    bos, eos = given.get("bos_token_id"), given.get("eos_token_id")
+    ends = eos if isinstance(eos, list) else [] if eos is None else [eos]
+    for name, ids in {"bos_token_id": [] if bos is None else [bos], "eos_token_id": ends}.items():
+        if not naturals(ids):
+            raise UserError(f"{str(path)!r}: {name} is {repr(given[name])[:60]}; expected a token's id, or null")
+    return config, tokenizer or tokenizer_beside(path.parent), Marks(bos, tuple(ends))
 
 
 def _shards(index: Path) -> list[TensorFile]:
@@ -138,13 +149,17 @@ def _shards(index: Path) -> list[TensorFile]:
     return list(files.values())
 
 
-def config_json(config: Config, dtype: DType, tokenizer: str | None = None) -> bytes:
+def config_json(config: Config, dtype: DType, tokenizer: str | None = None, marks: Marks = NO_MARKS) -> bytes:
     """Return the content of ``config.json`` for a model."""
+    stored = "bfloat16" if dtype == "bf16" else "float32"
+    ends = {"bos_token_id": marks.bos, "eos_token_id": marks.eos[0] if len(marks.eos) == 1 else list(marks.eos) or None}
     return json.dumps(
         {
             **config.to_transformers(),
-            "torch_dtype": "bfloat16" if dtype == "bf16" else "float32",
-            **({TOKENIZER: tokenizer} if tokenizer else {}),
+            **({} if marks == NO_MARKS else ends),
+            "dtype": stored,
+            "torch_dtype": stored,  # the name in earlier versions
+            **({TOKENIZER: tokenizer} if tokenizer in TOKENIZERS else {}),
         },
         indent=2,
     ).encode()

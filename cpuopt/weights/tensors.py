@@ -42,6 +42,17 @@ FLOATS = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 
 
 @dataclass(frozen=True)
+class Marks:
+    """The ids that begin and end a text, where a model's files name them."""
+
+    bos: int | None = None
+    eos: tuple[int, ...] = ()
+
+
+NO_MARKS = Marks()
+
+
+@dataclass(frozen=True)
 class Weights:
     """A model's weights in files that have been checked; the numbers are read later.
 
@@ -49,8 +60,9 @@ class Weights:
     ----------
     dtype : the stored type of the numbers.
     read : function that reads one parameter as float32, in cpuopt's shape.
-    tokenizer : ``bytes`` or ``gpt2``; None where the files do not name it.
+    tokenizer : a tokenizer's name, or the path of its file beside the weights; None where there is neither.
     padded_vocab : rows of the embedding in llm.c's file.
+    marks : the ids that begin and end a text.
     """
 
     path: Path
@@ -59,6 +71,7 @@ class Weights:
     read: Read
     tokenizer: str | None = None
     padded_vocab: int | None = None
+    marks: Marks = NO_MARKS
 
 
 @dataclass(frozen=True)
@@ -117,7 +130,7 @@ class TensorFile:
         dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
         if not isinstance(dtype, str) or dtype not in SIZES:
             raise self.wrong(f"tensor {name!r} has the dtype {str(dtype)[:20]!r}; known: {', '.join(SIZES)}")
-        if not _naturals(shape) or not _naturals(offsets) or len(offsets) != 2 or len(shape) > 8:
+        if not naturals(shape) or not naturals(offsets) or len(offsets) != 2 or len(shape) > 8:
             raise self.wrong(f"tensor {name!r} has the shape {str(shape)[:60]} at {str(offsets)[:60]}")
         if max(shape, default=0) > 1 << 40 or prod(shape) * SIZES[dtype] != offsets[1] - offsets[0]:
             raise self.wrong(f"tensor {name!r} of shape {shape} does not have {offsets[1] - offsets[0]} bytes")
@@ -137,7 +150,8 @@ class TensorFile:
         return read_floats(self.path, FLOATS[t.dtype], t.shape, t.start)
 
 
-def _naturals(x: Any) -> bool:
+def naturals(x: Any) -> bool:
+    """Return whether a value is a list of whole numbers from 0 on."""
     return isinstance(x, list) and all(type(n) is int and n >= 0 for n in x)
 
 

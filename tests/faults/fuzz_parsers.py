@@ -22,7 +22,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 with atheris.instrument_imports(include=["cpuopt", "json", "tomllib"]):
-    from cpuopt.data.tokenizers import read_tokens
+    from cpuopt.data.tokens import read_tokens
     from cpuopt.errors import UserError
     from cpuopt.train.evaluate import read_examples
     from cpuopt.train.settings import read as read_config
