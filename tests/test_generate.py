@@ -190,7 +190,7 @@ def test_generation_ends_at_its_limit_at_the_stop_and_at_the_end_of_the_context(
     assert len(greedy) == 20
     assert tokens([1, 2], Sampler(temperature=0), 5) == greedy[:5]
     stop = greedy[7]
-    assert tokens([1, 2], Sampler(temperature=0), 20, stop) == greedy[: greedy.index(stop)]
+    assert tokens([1, 2], Sampler(temperature=0), 20, {stop}) == greedy[: greedy.index(stop)]
     assert len(tokens(IDS[:95], Sampler(), 50)) == 6  # 95 and 5 fill the context; one more is chosen, not read
 
 

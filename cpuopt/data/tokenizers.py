@@ -11,7 +11,7 @@ import hashlib
 import os
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -38,11 +38,13 @@ class Tokenizer(ABC):
     name : ``bytes`` or ``gpt2``.
     vocab_size : the number of ids, which are 0 .. vocab_size - 1.
     eot : the id before a text, from which sampling starts without a prompt.
+    specials : the ids that stand for no text, by the name of each; `encode` makes none of them.
     """
 
     name: str
     vocab_size: int
     eot: int
+    specials: Mapping[str, int] = {}
 
     @abstractmethod
     def encode(self, text: str) -> list[int]:
@@ -51,6 +53,10 @@ class Tokenizer(ABC):
     @abstractmethod
     def token_bytes(self, token: int) -> bytes:
         """Return the bytes of one id below vocab_size."""
+
+    def special(self, name: str) -> int | None:
+        """Return the id of a special token such as ``<|im_end|>``, or None where there is none of that name."""
+        return self.specials.get(name)
 
     def decode(self, tokens: Iterable[int]) -> str:
         """Turn ids into text, with U+FFFD for invalid UTF-8 and for an id that the vocabulary does not have."""
@@ -74,6 +80,7 @@ class GPT2(Tokenizer):
     """GPT-2's byte pair encoding of 50257 tokens."""
 
     name, vocab_size, eot = "gpt2", 50257, 50256
+    specials: Mapping[str, int] = {"<|endoftext|>": eot}
 
     def __init__(self, encoding: tiktoken.Encoding) -> None:
         self.encoding = encoding
@@ -169,7 +176,7 @@ def _gpt2_encoding(content: bytes) -> tiktoken.Encoding:
     import tiktoken
 
     ranks = {base64.b64decode(token): int(rank) for token, rank in map(bytes.split, content.splitlines())}
-    special = {"<|endoftext|>": GPT2.eot}
+    special = dict(GPT2.specials)
     return tiktoken.Encoding("gpt2", pat_str=GPT2_PATTERN, mergeable_ranks=ranks, special_tokens=special)
 
 
