@@ -1,13 +1,15 @@
-"""``cpuopt generate``: generate text from a model, token by token."""
+"""``cpuopt generate``: generate text from a model, token by token, or chat with it."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
 from ..train import settings
@@ -16,6 +18,10 @@ from .common import shared, start_numba
 
 if TYPE_CHECKING:
     from ..data.tokenizers import Tokenizer
+    from ..generate.decoder import Decoder
+
+CHAT_CONTEXT = 4096
+"""Tokens that a chat may have by default, where the model's context is longer."""
 
 
 def flags(p: argparse.ArgumentParser) -> None:
@@ -23,7 +29,16 @@ def flags(p: argparse.ArgumentParser) -> None:
     settings.flags(p, "init", "tokenizer", "variant", "swap", "kernels", "threads")
     p.add_argument("--model", help="preset or sizes of a model with random weights, without --init, to measure speed")
     p.add_argument("--prompt", default="", help="beginning of the text (empty: the token that starts a text)")
-    p.add_argument("--max-tokens", type=int, default=100, help="largest number of tokens to generate (%(default)s)")
+    p.add_argument("--max-tokens", type=int, help="largest number of tokens to generate (100; 512 for each chat reply)")
+    p.add_argument(
+        "--context",
+        type=int,
+        metavar="N",
+        help=f"tokens that the cache holds (those of prompt and text; {CHAT_CONTEXT} at most for a chat)",
+    )
+    p.add_argument("--chat", action="store_true", help="a reply to --prompt, or to each line of the input in turn")
+    p.add_argument("--system", default="", metavar="TEXT", help="system turn at the beginning of a chat")
+    p.add_argument("--chat-format", metavar="NAME", help="form of a chat: chatml or llama3 (as the tokenizer has)")
     p.add_argument(
         "--temperature", type=float, default=0.8, help="sampling temperature; 0 takes the likeliest token (%(default)s)"
     )
@@ -57,20 +72,108 @@ def tokenizer_of(name: str | None, vocab_size: int) -> Tokenizer:
         raise
 
 
+@dataclass
+class Said:
+    """A text as it came: the tokens, when each of them was there, and why it ended.
+
+    Attributes
+    ----------
+    asked : what it answers or goes on from.
+    read : the tokens that were read for it.
+    """
+
+    asked: str
+    read: int = 0
+    tokens: list[int] = field(default_factory=list)
+    text: str = ""
+    marks: list[float] = field(default_factory=list)
+    stopped: str = ""
+
+    def stream(self, tokens: Iterator[int], decoder: Decoder, tokenizer: Tokenizer, most: int, quiet: bool) -> Said:
+        """Take in all tokens, up to `most`, and print their text as it comes; Ctrl-C ends it."""
+        from ..generate.decoder import text_of
+        from ..report import console
+
+        def noted() -> Iterator[int]:
+            for t in tokens:
+                self.read = self.read or decoder.position - before
+                self.marks.append(time.perf_counter())
+                self.tokens.append(t)
+                yield t
+
+        before = decoder.position
+        self.marks.append(time.perf_counter())
+        try:
+            for piece in text_of(noted(), tokenizer):
+                self.text += piece
+                if not quiet:
+                    console.stream(piece)
+            full = decoder.position == decoder.context
+            self.stopped = "max tokens" if len(self.tokens) == most else "context full" if full else "end of text"
+        except KeyboardInterrupt:
+            self.stopped = "interrupted"
+        self.read = self.read or decoder.position - before
+        return self
+
+
+def user_turns(args: argparse.Namespace) -> Iterator[str]:
+    """Yield what a user says: ``--prompt`` alone, or lines until the input or Ctrl-C ends them."""
+    if args.prompt:
+        yield args.prompt
+        return
+    while True:
+        try:
+            line = input("> " if sys.stdin.isatty() and not args.json else "")
+        except (EOFError, KeyboardInterrupt):
+            return
+        except UnicodeDecodeError as e:
+            raise UserError(f"the input is no text: {e}") from e
+        if line.strip():
+            yield line
+
+
+def figures_of(said: list[Said], decoder: Decoder) -> dict[str, Any]:
+    """Return the figures of a text, or of all replies of a chat."""
+    from ..generate.decoder import read_bandwidth
+
+    roof = read_bandwidth(decoder)
+    later = sum(max(0, len(s.tokens) - 1) for s in said)
+    seconds = sum(s.marks[-1] - s.marks[1] for s in said if s.tokens)
+    rate = later / seconds if later else None
+    return {
+        "tokens": sum(len(s.tokens) for s in said),
+        "prompt_tokens": sum(s.read for s in said),
+        "stopped": said[-1].stopped if said else "end of text",
+        "context": decoder.context,
+        "first_token_ms": (said[0].marks[1] - said[0].marks[0]) * 1e3 if said and said[0].tokens else None,
+        "tokens_per_s": rate,
+        "weight_bytes": decoder.weight_bytes,
+        "read_bytes_per_s": roof,
+        "share_of_roof": rate * decoder.weight_bytes / roof if rate and roof else None,
+        "threads": decoder.threads,
+    }
+
+
 def run(args: argparse.Namespace) -> int:
     """Run the verb; return its exit status."""
     start_numba(args.threads)
     from .. import kernels
     from ..engine import initialize
-    from ..generate.decoder import Decoder, Sampler, check_tokens, generate, read_bandwidth, require_cache, text_of
+    from ..generate import chat
+    from ..generate.decoder import Decoder, Sampler, check_tokens, context_of, generate, require_cache
     from ..kernels.registry import AUTO
     from ..models import parse
     from ..report import console
     from ..train.checkpoint import open_weights
     from ..weights import copy_into
 
-    if args.max_tokens < 1:
-        raise UserError(f"--max-tokens {args.max_tokens}: expected 1 or more")
+    most = (512 if args.chat else 100) if args.max_tokens is None else args.max_tokens
+    if most < 1:
+        raise UserError(f"--max-tokens {most}: expected 1 or more")
+    if args.chat_format not in (None, *chat.FORMATS):
+        raise UserError(f"--chat-format {args.chat_format!r}: expected {' or '.join(chat.FORMATS)}")
+    if (args.system or args.chat_format) and not args.chat:
+        raise UserError(f"--{'system' if args.system else 'chat-format'}: is for a chat; add --chat")
     if (args.init is None) == (args.model is None):
         raise UserError(
             "expected either --init with weights (an llm.c model, a Hugging Face directory, a run), or --model with a "
@@ -81,14 +184,21 @@ def run(args: argparse.Namespace) -> int:
     config = parse(args.model) if weights is None else weights.config
     require_cache(config)
     tokenizer = tokenizer_of(args.tokenizer or (weights.tokenizer if weights else None), config.vocab_size)
-    prompt = tokenizer.start(args.prompt)
-    check_tokens(prompt, config)
+    if args.chat:
+        form, usual = chat.format_of(tokenizer, args.chat_format), CHAT_CONTEXT
+    else:
+        prompt = tokenizer.start(args.prompt)
+        usual = len(prompt) + most
+    context = context_of(config, min(usual, config.block_size) if args.context is None else args.context)
+    if not args.chat:
+        check_tokens(prompt, config, context)
     kernels.load_all(args.kernels)
     if args.variant == AUTO:
         console.warn("--variant auto: plans are for training steps; text is generated with the default")
     with console.compiling() as progress:
         decoder = Decoder(
             config,
+            context=context,
             variant=args.variant,
             swaps=args.swap,
             threads=args.threads,
@@ -101,44 +211,36 @@ def run(args: argparse.Namespace) -> int:
         console.warn(f"random weights of seed {args.seed}, since there is no --init: the text will mean nothing")
     else:
         copy_into(decoder.parameters(), weights)
-    stops = tokenizer.stops.union(weights.marks.eos if weights and tokenizer.stops else ())
-    marks, tokens, text, interrupted = [time.perf_counter()], list[int](), list[str](), False
-
-    def noted() -> Iterator[int]:
-        for t in generate(decoder, prompt, sampler, args.max_tokens, stops):
-            marks.append(time.perf_counter())
-            tokens.append(t)
-            yield t
-
-    try:
+    said: list[Said] = []
+    if args.chat:
+        talk = chat.Conversation(decoder, tokenizer, form, args.system)
+        for text in user_turns(args):
+            reply = talk.reply(text, sampler, most)
+            try:
+                said.append(Said(text).stream(reply, decoder, tokenizer, most, args.json))
+            except UserError as e:  # which a shorter turn may mend
+                if not sys.stdin.isatty():
+                    raise
+                console.warn(str(e))
+            if not args.json:
+                console.stream("\n")
+            if decoder.position == context:
+                break
+    else:
         if not args.json:
             console.stream(args.prompt)
-        for piece in text_of(noted(), tokenizer):
-            text.append(piece)
-            if not args.json:
-                console.stream(piece)
-    except KeyboardInterrupt:
-        interrupted = True
-    full = decoder.position == config.block_size
-    why = "max tokens" if len(tokens) == args.max_tokens else "context full" if full else "end of text"
-    roof = read_bandwidth(decoder)
-    figures = {
-        "tokens": len(tokens),
-        "prompt_tokens": len(prompt),
-        "stopped": "interrupted" if interrupted else why,
-        "tokenizer": tokenizer.name,
-        "context": config.block_size,
-        "first_token_ms": (marks[1] - marks[0]) * 1e3 if tokens else None,
-        "tokens_per_s": (rate := (len(tokens) - 1) / (marks[-1] - marks[1]) if len(tokens) > 1 else None),
-        "weight_bytes": decoder.weight_bytes,
-        "read_bytes_per_s": roof,
-        "share_of_roof": rate * decoder.weight_bytes / roof if rate and roof else None,
-        "threads": decoder.threads,
-        "weights": str(args.init) if args.init else f"random, seed {args.seed}",
-    }
-    if args.json:
-        print(json.dumps({"prompt": args.prompt, "text": "".join(text), "ids": tokens, **figures}))
+        stops = tokenizer.stops.union(weights.marks.eos if weights and tokenizer.stops else ())
+        tokens = generate(decoder, prompt, sampler, most, stops)
+        said.append(Said(args.prompt).stream(tokens, decoder, tokenizer, most, args.json))
+        if not args.json:
+            console.stream("\n")
+    origin = str(args.init) if args.init else f"random, seed {args.seed}"
+    figures = figures_of(said, decoder) | {"tokenizer": tokenizer.name, "weights": origin}
+    if args.json and args.chat:
+        turns = [{"user": s.asked, "reply": s.text, "ids": s.tokens, "stopped": s.stopped} for s in said]
+        print(json.dumps({"system": args.system, "turns": turns, **figures}))
+    elif args.json:
+        print(json.dumps({"prompt": args.prompt, "text": said[0].text, "ids": said[0].tokens, **figures}))
     else:
-        print()
         console.generation(figures)
-    return 130 if interrupted else 0
+    return 130 if figures["stopped"] == "interrupted" else 0

@@ -13,7 +13,7 @@ import os
 import re
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -37,12 +37,14 @@ class Tokenizer(ABC):
     vocab_size : the number of ids, which are 0 .. vocab_size - 1.
     eot : the id before a text, from which sampling starts without a prompt.
     stops : the ids that end a text.
+    specials : the ids that stand for no text, by the name of each; `encode` makes none of them.
     """
 
     name: str
     vocab_size: int
     eot: int
     stops: frozenset[int] = frozenset()
+    specials: Mapping[str, int] = {}
 
     @abstractmethod
     def encode(self, text: str) -> list[int]:
@@ -56,9 +58,9 @@ class Tokenizer(ABC):
         """Turn the beginning of a text into ids; those that a model expects before any text come first."""
         return self.encode(text) or [self.eot]
 
-    def id_of(self, token: str) -> int | None:
-        """Return the id of a token by its text, also of a special one; None where there is none."""
-        return None
+    def special(self, name: str) -> int | None:
+        """Return the id of a special token such as ``<|im_end|>``, or None where there is none of that name."""
+        return self.specials.get(name)
 
     def decode(self, tokens: Iterable[int]) -> str:
         """Turn ids into text, with U+FFFD for invalid UTF-8 and for an id that the vocabulary does not have."""
@@ -83,6 +85,7 @@ class GPT2(Tokenizer):
 
     name, vocab_size, eot = "gpt2", 50257, 50256
     stops = frozenset([eot])
+    specials: Mapping[str, int] = {"<|endoftext|>": eot}
 
     def __init__(self, encoding: tiktoken.Encoding) -> None:
         self.encoding = encoding
@@ -130,14 +133,15 @@ class Json(Tokenizer):
         if not ids:
             raise UserError(f"{str(path)!r} has no tokens; give the tokenizer.json of a model")
         self.texts = {i: text for text, i in ids.items()}
-        self.whole = {i: token.content.encode() for i, token in self.encoding.get_added_tokens_decoder().items()}
+        self.specials = {token.content: i for i, token in self.encoding.get_added_tokens_decoder().items()}
+        self.whole = {i: text.encode() for text, i in self.specials.items()}
         self.vocab_size = max(self.texts) + 1
         plain, full = (self.encoding.encode("a", add_special_tokens=special).ids for special in (False, True))
         starts = (k for k in range(len(full)) if plain and full[k : k + len(plain)] == plain)
         self.before = full[: next(starts, 0)]
-        named = (i for token in BEGINNINGS if (i := self.id_of(token)) is not None)
+        named = (i for token in BEGINNINGS if (i := self.encoding.token_to_id(token)) is not None)
         self.eot = next(iter(self.before), next(named, 0))
-        self.stops = frozenset(i for token in ENDS if (i := self.id_of(token)) is not None)
+        self.stops = frozenset(i for token in ENDS if (i := self.encoding.token_to_id(token)) is not None)
 
     def encode(self, text: str) -> list[int]:  # noqa: D102
         text = text.encode(errors="replace").decode()  # half of a surrogate pair is no text
@@ -145,10 +149,6 @@ class Json(Tokenizer):
 
     def start(self, text: str) -> list[int]:  # noqa: D102
         return [*self.before, *self.encode(text)] or [self.eot]
-
-    def id_of(self, token: str) -> int | None:  # noqa: D102
-        found: int | None = self.encoding.token_to_id(token)
-        return found
 
     def token_bytes(self, token: int) -> bytes:  # noqa: D102
         if token in self.whole:
@@ -198,9 +198,6 @@ class Llama2c(Tokenizer):
 
     def start(self, text: str) -> list[int]:  # noqa: D102
         return [self.eot, *self.encode(text)]
-
-    def id_of(self, token: str) -> int | None:  # noqa: D102
-        return self.pieces.ids.get(token.encode())
 
     def token_bytes(self, token: int) -> bytes:  # noqa: D102
         return self.pieces.bytes_of(token)
@@ -358,7 +355,7 @@ def _gpt2_encoding(content: bytes) -> tiktoken.Encoding:
     import tiktoken
 
     ranks = {base64.b64decode(token): int(rank) for token, rank in map(bytes.split, content.splitlines())}
-    special = {"<|endoftext|>": GPT2.eot}
+    special = dict(GPT2.specials)
     return tiktoken.Encoding("gpt2", pat_str=GPT2_PATTERN, mergeable_ranks=ranks, special_tokens=special)
 
 

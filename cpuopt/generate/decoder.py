@@ -72,6 +72,7 @@ class Decoder:
 
     Parameters
     ----------
+    context : the most tokens that it can read, whose keys and values the cache holds; None: the model's context.
     variant, swaps : the variants of the ops. With ``optimized``, few tokens take the kernels of ``rows``, which
         read a weight once, at the speed of memory, except where a swap names another variant.
     check : whether the kernels must first agree with their references.
@@ -79,11 +80,13 @@ class Decoder:
     Raises
     ------
     UserError
-        For a rule that matches nothing, too little memory, or a kernel that fails its check.
+        For a context that the model does not have, a rule that matches nothing, too little memory, or a kernel that
+        fails its check.
 
     Attributes
     ----------
     position : the number of tokens read.
+    context : the most that it can read.
     weights : all parameters as one array, in their order.
     weight_bytes : the bytes of them that one token reads: all but tables of which it needs only a row.
     """
@@ -92,6 +95,7 @@ class Decoder:
         self,
         config: Config,
         *,
+        context: int | None = None,
         variant: str = registry.DEFAULT,
         swaps: Sequence[str] = (),
         threads: int | None = None,
@@ -102,6 +106,7 @@ class Decoder:
     ) -> None:
         require_cache(config)
         self.config, self.position = config, 0
+        self.context = context_of(config, context)
         variant = registry.DEFAULT if variant == registry.AUTO else variant  # a plan is for a training step
         blocks = [T for T in BLOCKS if config.block_size >= T]
         usual = variant == registry.DEFAULT
@@ -109,7 +114,7 @@ class Decoder:
         programs: dict[int, Program] = {}
         for T in reversed(blocks):
             program = programs[T] = nn.trace_model(config.module(), config.specs(1, T))
-            head = behind_cache(config, program, config.block_size + blocks[-1])
+            head = behind_cache(config, program, self.context + blocks[-1])
             fuse(program, ("gate", "layernorm", "gelu") if usual else (), choices[T])
         programs[1].calls.append(head)  # of the last program traced, which is that for one token
         programs[1].outputs = head.writes
@@ -120,7 +125,7 @@ class Decoder:
         self.threads = set_threads(threads, self.kernels)
         plans = {T: Built(p, chosen[T], []).plan() for T, p in programs.items()}
         nbytes = max(plan.total_bytes for plan in plans.values())
-        arena.check_fits(nbytes, lambda there: "take a smaller model")
+        arena.check_fits(nbytes, lambda there: "take a shorter --context or a smaller model")
         jit.compile_kernels(self.kernels, processes=processes, files=kernel_files, progress=progress)
         if check:
             for r in check_all(self.kernels, quick=True, threads=(self.threads,)):
@@ -169,7 +174,7 @@ class Decoder:
         UserError
             For no token, one that the vocabulary does not have, or more than fit in the context.
         """
-        ids = check_tokens(tokens, self.config, self.position)
+        ids = check_tokens(tokens, self.config, self.context, self.position)
         threads.set_threads(self.threads)
         while ids.size:
             T = next((T for T in BLOCKS if T in self._calls and ids.size <= T), max(self._calls))
@@ -185,7 +190,20 @@ class Decoder:
         return self._logits
 
 
-def check_tokens(tokens: Sequence[int], config: Config, position: int = 0) -> Array:
+def context_of(config: Config, asked: int | None) -> int:
+    """Return the number of tokens that a cache must hold: those asked for, or by default the model's context.
+
+    Raises
+    ------
+    UserError
+        Where the model does not read as many.
+    """
+    if asked is not None and not 1 <= asked <= config.block_size:
+        raise UserError(f"--context {asked}: expected 1 to {config.block_size}, the model's context")
+    return asked or config.block_size
+
+
+def check_tokens(tokens: Sequence[int], config: Config, context: int, position: int = 0) -> Array:
     """Return tokens as an array, after checking that a model can read them behind `position` others.
 
     Raises
@@ -196,9 +214,10 @@ def check_tokens(tokens: Sequence[int], config: Config, position: int = 0) -> Ar
     ids = np.asarray(tokens, dtype=np.int64)
     if not ids.size or ids.min() < 0 or ids.max() >= config.vocab_size:
         raise UserError(f"tokens {list(tokens)[:8]}: expected at least one, from 0 to {config.vocab_size - 1}")
-    if position + ids.size > config.block_size:
+    if position + ids.size > context:
+        longer = " or a longer --context" if context < config.block_size else ""
         raise UserError(
-            f"{position + ids.size} tokens do not fit in the context of {config.block_size}; take a shorter prompt"
+            f"{position + ids.size} tokens do not fit in the context of {context}; take a shorter prompt{longer}"
         )
     return ids
 
@@ -267,7 +286,7 @@ def generate(
         if token in stops:
             return
         yield token
-        if not left or decoder.position == decoder.config.block_size:
+        if not left or decoder.position == decoder.context:
             return
         logits = decoder.read([token])
 

@@ -231,14 +231,15 @@ class Trainer:
     def sample(self) -> str:
         """Generate a sample; its seed depends only on the run's seed and the step."""
         s, job = self.job.settings, self.job
+        tokenizer = get_tokenizer(job.corpus.tokenizer)
+        prompt = tokenizer.start(s.prompt)
         if self.decoder is None:
             choice = {"variant": s.variant, "threads": s.threads, "processes": s.processes}
-            self.decoder = Decoder(job.config, **choice, kernel_files=s.kernels)  # type: ignore[arg-type]
+            context = min(len(prompt) + s.sample_tokens, job.config.block_size)
+            self.decoder = Decoder(job.config, context=context, **choice, kernel_files=s.kernels)  # type: ignore[arg-type]
         for name, p in job.engine.parameters().items():
             self.decoder.parameters()[name][...] = p
         self.decoder.restart()
-        tokenizer = get_tokenizer(job.corpus.tokenizer)
-        prompt = tokenizer.start(s.prompt)
         tokens = generate(self.decoder, prompt, Sampler(0.8, seed=self.done), s.sample_tokens)
         return s.prompt + "".join(text_of(tokens, tokenizer))
 
