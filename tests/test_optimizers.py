@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 
 from cpuopt import Choice, Engine, cli, ops
+from cpuopt.check.cases import Case, arguments
 from cpuopt.engine import build
 from cpuopt.errors import UserError
 from cpuopt.models import specs
 from cpuopt.models.gpt2 import GPT2, PRESETS
+from cpuopt.ops.optimizer import BLOCK
 from cpuopt.program.fuse import FUSIONS
 from cpuopt.train import checkpoint, job
 from cpuopt.train.job import Settings
@@ -248,3 +250,12 @@ def test_a_run_of_an_earlier_version_has_adamw(tmp_path):
     assert job.resumed(old, {}).optimizer == "adamw"
     with pytest.raises(UserError, match="the run has optimizer 'adamw', not 'sgd'"):
         job.resumed(old, {"optimizer": "sgd"})
+
+
+@pytest.mark.parametrize("name", ops.OPTIMIZERS)
+def test_a_reference_gives_large_arrays_what_it_gives_small_ones(name: str) -> None:
+    op, sizes = ops.OPTIMIZERS[name], {"N": 2 * BLOCK + 7}
+    given = arguments(op, Case(sizes), np.random.default_rng(0))
+    whole = op.reference.__wrapped__(**given)  # type: ignore[attr-defined]  # the rule itself
+    for result, x in op.reference(**given).items():
+        np.testing.assert_array_equal(x, whole[result])

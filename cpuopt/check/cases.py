@@ -11,6 +11,7 @@ from math import prod
 from typing import Any
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import DTypeLike
 
 from ..ops.declaration import Arg, Op
@@ -98,8 +99,11 @@ SIZES = [
     {"B": 3, "T": 100, "C": 24, "NH": 2, "OC": 20, "V": 40, "G": 3},  # more than one block of tokens
 ]
 VOCABULARY = {"B": 1, "T": 3, "C": 8, "NH": 1, "OC": 50257, "V": 50257}
-POOL = 1 << 22
-"""Elements beyond which numbers are repeated, and the saved inputs of a backward are computed in float32."""
+FEW = 1 << 16
+"""Elements beyond which an array is a view of a stock of numbers, since to draw them takes longer than a kernel does,
+and beyond which the saved inputs of a backward are computed in float32."""
+PART = (1 << 21) - 9
+"""The largest part of the stock in one array; a larger array takes its numbers more than once."""
 SCALARS = {
     "eps": 1e-5,
     "lr": 0.01,
@@ -187,7 +191,7 @@ def arguments(op: Op, case: Case, rng: np.random.Generator, alter: Callable[[Arr
         given = arguments(op.inverts, replace(case, absent=frozenset(gone)), rng, alter)
         if {a.name for a in op.args} & {a.name for a in op.inverts.written}:  # else nothing would change
             with np.errstate(invalid="ignore"):
-                found = reference(op.inverts, given, np.float64 if _elements(given) <= POOL else np.float32)
+                found = reference(op.inverts, given, np.float64 if _elements(given) <= FEW else np.float32)
             types = {a.name: case.types.get(a.name, a.dtype) for a in op.inverts.args}
             given |= {n: x.astype(types[n]) for n, x in found.items()}
     return {a.name: given[a.name] if a.name in given else _drawn(op, a, case, rng, alter) for a in op.args}
@@ -209,6 +213,7 @@ def _drawn(op: Op, arg: Arg, case: Case, rng: np.random.Generator, alter: Callab
     if isinstance(x, np.ndarray) and arg.role in ("in", "index", "state"):
         x = alter(x)
         if case.kind in PLANTED and arg.role != "index":
+            x = x.copy()
             x.flat[zlib.crc32(arg.name.encode()) % x.size] = PLANTED[case.kind]  # another place in each array
     return x
 
@@ -228,18 +233,29 @@ def _draw(op: Op, arg: Arg, case: Case, rng: np.random.Generator) -> Any:
     x = normal(shape, rng)
     if not op.inverts:
         x = KINDS.get(case.kind, np.asarray)(x) * (arg.role != "state" or case.kind != "constant")
-    x = (x if arg.negative else np.square(x)).astype(dtype, copy=False)
-    return x if x.shape == shape else np.resize(x, shape)
+    return spread((x if arg.negative else np.square(x)).astype(dtype, copy=False), shape)
 
 
 def normal(shape: tuple[int, ...], rng: np.random.Generator) -> Array:
-    """Draw standard normal numbers; a very large array repeats a part of one stock of numbers."""
-    return rng.standard_normal(shape) if prod(shape) <= POOL else np.roll(_stock(), rng.integers(POOL))
+    """Draw standard normal numbers, for `spread` to give them the shape; many are some part of one stock."""
+    n = prod(shape)
+    return rng.standard_normal(shape) if n <= FEW else _stock()[rng.integers(PART) :][: min(n, PART)]
 
 
 @once
 def _stock() -> Array:
-    return np.random.default_rng(0).standard_normal(POOL - 3, np.float32)
+    return np.random.default_rng(0).standard_normal(2 * PART, np.float32)
+
+
+def spread(x: Array, shape: tuple[int, ...]) -> Array:
+    """Return numbers in a shape. Of too few, each row is a view that begins some numbers after the row before."""
+    *outer, columns = shape
+    rows = prod(outer)
+    if x.size == rows * columns:
+        return x.reshape(shape)
+    if x.size < 2 * max(rows, columns):
+        return np.resize(x, shape)
+    return sliding_window_view(x, columns)[:: (x.size - columns) // rows][:rows].reshape(shape)
 
 
 def _elements(given: Arguments) -> int:

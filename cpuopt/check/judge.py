@@ -197,7 +197,7 @@ class Wanted:
         columns = want.shape[-1]
         allowed, lowest = self.rounded * rounding(got.dtype, arg.reduces(self.case.sizes)), least(got.dtype)
         mine, right = got.reshape(-1, columns), want.reshape(-1, columns)
-        scales = np.broadcast_to(scale.reshape(len(right), -1), right.shape)
+        scales = scale.reshape(len(right), -1)
 
         def compared(block: tuple[slice, slice]) -> tuple[float, int]:
             """Return the largest ratio of a block, and where it is."""
@@ -206,19 +206,19 @@ class Wanted:
             if np.array_equal(g, w):
                 return 0.0, start
             with np.errstate(invalid="ignore", over="ignore"):
-                tolerance = np.abs(w)
-                tolerance += np.maximum(scales[block], lowest)
-                tolerance *= allowed
-                ratio = np.abs(g - w)
-                ratio /= tolerance
-            if not np.isfinite(ratio.max()):
+                size = np.abs(w)
+                size += np.maximum(scales[block if scales.shape[1] == columns else block[0]], lowest)
+                ratio = g - w
+                np.abs(ratio, out=ratio)
+                ratio /= size
+            if not np.isfinite(ratio.flat[ratio.argmax()]):
                 same = np.isnan(g) & np.isnan(w) | (g == w)
                 if self.case.kind in NOT_FINITE:  # which of the two comes of the other depends on the order of a sum
                     same |= ~np.isfinite(g) & ~np.isfinite(w)
                 ratio[same & (bits(g) << 1 >> 1 != pattern(FILL, g.itemsize))] = 0
                 ratio[np.isnan(ratio)] = inf
             row, column = divmod(int(ratio.argmax()), g.shape[1])
-            return float(ratio[row, column]), start + row * columns + column
+            return float(ratio[row, column]) / allowed, start + row * columns + column
 
         blocks = list(_blocks(*right.shape))
         if len(blocks) > 1:

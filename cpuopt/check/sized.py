@@ -18,7 +18,7 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from ..kernels.registry import Kernel
-from .cases import Array, Case, arguments, elements, normal, reference
+from .cases import Array, Case, arguments, elements, normal, reference, spread
 from .judge import Result, Wanted, broken, called, keeping_threads, prepare, worst
 from .memory import FILL, SCRATCH, BrokenKernelError, Memory, absent_as_empty, bits, call_args, fill, spoil
 
@@ -55,12 +55,9 @@ def check_sized(sized: Sized, threads: int, seed: int = 0) -> Result:
     kernel, case, op, adds = sized.kernel, sized.case, sized.kernel.op, sized.adds
     rng = np.random.default_rng(seed)
     given = arguments(op, case, rng)
-    for a in op.arrays:
-        if a.name == "weight" and len(a.shape) == 2:  # as in a model: logits of 1, not of 30, whose exp is no number
-            given[a.name] *= np.float32(1 / sqrt(given[a.name].shape[1]))
-        if adds.get(a.name) and given[a.name] is not None:
-            x = normal(given[a.name].shape, rng).astype(given[a.name].dtype)
-            given[a.name] = np.resize(x, given[a.name].shape)
+    for name, x in given.items():
+        if adds.get(name) and x is not None:
+            given[name] = spread(normal(x.shape, rng).astype(x.dtype), x.shape)
     with keeping_threads() as most:
         n = min(threads, most)
         try:
@@ -68,6 +65,8 @@ def check_sized(sized: Sized, threads: int, seed: int = 0) -> Result:
             work = {name: np.empty(*spec) for name, spec in scratch.items()}
             memory = Memory(absent_as_empty(kernel, given) | work, [a.name for a in op.arrays if a.role == "index"])
             given |= {name: memory.arrays[name] for name, x in given.items() if isinstance(x, np.ndarray)}
+            if "weight" in given and given["weight"].ndim == 2:  # logits of 1, as in a model: of 30, exp is infinite
+                given["weight"] /= np.float32(sqrt(given["weight"].shape[1]))
             wanted = standard(sized, given, n)
             fresh = [a.name for a in op.written if a.role != "state" and not adds.get(a.name)]
             for name in (*fresh, *scratch):
@@ -110,7 +109,7 @@ def standard(sized: Sized, given: Mapping[str, Array], threads: int) -> Wanted:
         x = np.asarray(x + given[name] if adds.get(name) else x, finest)
         values[name] = x.copy() if np.may_share_memory(x, given[name]) else x
         rows = x.reshape(-1, x.shape[-1])
-        squares = np.array([np.vdot(row, row) for row in rows])
+        squares = np.vecdot(rows, rows)
         lowest = float(np.finfo(given[name].dtype).eps) * sqrt(float(squares.sum()) / x.size)
         scale[name] = np.fmax(np.sqrt(squares / x.shape[-1]), lowest).reshape(-1, 1)  # in a row that is almost 0
     return Wanted(op, case, values, scale, adds, rounded=2)

@@ -7,15 +7,22 @@ file derives the arguments of a fused op, such as ``weight``, ``weight_m`` and `
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import wraps
 from inspect import Parameter, Signature, signature
 from math import inf
 from typing import Any
 
+import numpy as np
+
+from ..machine import cores
 from .declaration import ONE, Arg, Dim, N, Op, inp, scalar
 
 USUAL = "adamw"
 """The default optimizer; the names of ops that fuse it do not contain its own."""
+BLOCK = 1 << 16
+"""Elements to which a reference applies a rule at one time."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +58,32 @@ class Number:
         return least + (f", and less than {self.below:g}" if self.below < inf else "")
 
 
+def by_blocks(rule: Callable[..., Mapping[str, Any]]) -> Callable[..., Mapping[str, Any]]:
+    """Make a rule that goes through large arrays in blocks on all cores, so that what it computes stays in a cache."""
+
+    @wraps(rule)
+    def by_block(**given: Any) -> Mapping[str, Any]:
+        grad = given["grad"]
+        if grad.size <= BLOCK:
+            return rule(**given)
+        flat = {name: x.reshape(-1) for name, x in given.items() if np.ndim(x)}
+
+        def of(start: int) -> Mapping[str, Any]:
+            return rule(**given | {name: x[start : start + BLOCK] for name, x in flat.items()})
+
+        found = {name: np.empty(grad.size, x.dtype) for name, x in of(0).items()}
+
+        def put(start: int) -> None:
+            for name, x in of(start).items():
+                found[name][start : start + BLOCK] = x
+
+        with ThreadPoolExecutor(cores()) as pool:
+            list(pool.map(put, range(0, grad.size, BLOCK)))
+        return {name: x.reshape(grad.shape) for name, x in found.items()}
+
+    return by_block
+
+
 class Optimizer(Op):
     """The declaration of an elementwise update of one parameter.
 
@@ -79,7 +112,7 @@ class Optimizer(Op):
         self.states, self.numbers, self.each, self.files = states, numbers, flops, files or name
         self.counts = [scalar("step", integer=True)] if "step" in signature(reference).parameters else []
         args = [*self.places("param", N), inp("grad", N), *self.scalars(), scalar("grad_scale"), *self.counts]
-        super().__init__(name, *args, label=label, flops=flops * N, reference=reference, source=source)
+        super().__init__(name, *args, label=label, flops=flops * N, reference=by_blocks(reference), source=source)
         self.fused: dict[str, Op] = {}
         """The ops that fuse it, by the first words of their names."""
 

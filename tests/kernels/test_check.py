@@ -13,7 +13,7 @@ import pytest
 from numpy.lib.stride_tricks import as_strided
 
 from cpuopt import kernels, ops  # noqa: F401  (importing kernels registers them)
-from cpuopt.check.cases import ODD, SMALL, Case, case
+from cpuopt.check.cases import FEW, ODD, PART, SMALL, Case, case, normal, spread
 from cpuopt.check.check import check, check_all
 from cpuopt.check.judge import Result
 from cpuopt.kernels.registry import KERNELS, Kernel, Scratch
@@ -404,6 +404,17 @@ def test_arguments_do_not_depend_on_the_variant() -> None:
         kernel = Kernel(ops.sumsq, variant, lambda out, inp: seen.append(inp.copy()))
         check(kernel, {"N": 5})
     assert np.array_equal(seen[0], seen[-1])
+
+
+@pytest.mark.parametrize("shape", [(FEW,), (300, 7, 1000), (PART + 5, 2), (2 * PART,)])
+def test_large_arrays_differ_from_each_other_and_from_row_to_row(shape: tuple[int, ...]) -> None:
+    rng = np.random.default_rng(0)
+    one, other = (spread(normal(shape, rng), shape) for _ in range(2))
+    assert one.shape == other.shape == shape
+    assert abs(one.std() - 1) < 0.1
+    assert (one != other).mean() > 0.99
+    rows = one.reshape(-1, shape[-1])
+    assert len({row.tobytes() for row in rows[:: max(1, len(rows) // 1000)]}) == len(rows[:: max(1, len(rows) // 1000)])
 
 
 def test_the_number_of_threads_is_kept() -> None:
