@@ -29,10 +29,9 @@ from numba import prange
 from ... import ops
 from ..compile.jit import helper, kernel
 from ..toolkit.lanes import load, load_some, spread, store, store_some
-from ..toolkit.simd import LANES, MR, NR, at, copy, move, prefetch, product, ticket, transpose
+from ..toolkit.simd import LANES, LINE, MR, NR, at, copy, move, prefetch, product, ticket, transpose
 
 ZERO = np.float32(0)
-LINE = 16  # floats in a cache line
 PACKED = 0  # as a row stride: the rows of a group lie interleaved
 SLICE = 128  # k of a packing task
 TALL = 48  # rows of weight in a chunk: of all MR, a multiple of the usual one and of LANES

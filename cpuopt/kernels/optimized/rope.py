@@ -1,4 +1,4 @@
-"""Rotary position embedding on vectors: the angles of a token are loaded once for all its heads."""
+"""Rotary position embedding on vectors: some pairs of a head at a time."""
 
 import numpy as np
 from numba import prange
@@ -12,25 +12,24 @@ FORTH, BACK = np.float32(1), np.float32(-1)
 
 
 @helper(forceinline=True)
-def rotate_some(out, add, inp, lo, hi, P, cos, sin, place, n, sign):
-    """Rotate up to LANES pairs of each head; the first pair is channel `lo`, its angle at `place` of the tables."""
-    c, s = load_each((cos, sin), place, n)
+def rotate_some(out, add, inp, i, P, cos, sin, place, n, sign):
+    """Rotate up to LANES pairs from channel i; their angles are at `place` of the tables."""
+    (x,), (y,), (c, s) = load_each((inp,), i, n), load_each((inp,), i + P, n), load_each((cos, sin), place, n)
     s = s * sign
-    for i in range(lo, hi, 2 * P):
-        (x,), (y,) = load_each((inp,), i, n), load_each((inp,), i + P, n)
-        store_each((out,), (add,), i, n, (x * c - y * s,))
-        store_each((out,), (add,), i + P, n, (y * c + x * s,))
+    store_each((out,), (add,), i, n, (x * c - y * s,))
+    store_each((out,), (add,), i + P, n, (y * c + x * s,))
 
 
 @helper()
 def rotate(out, add, inp, token, place, cos, sin, sign):
     """Rotate a token by the angles of a row of the tables, or back."""
     C, P = inp.shape[2], cos.shape[1]
-    lo, row, whole = token * C, place * P, P - P % LANES
-    for i in range(0, whole, LANES):
-        rotate_some(out, add, inp, lo + i, lo + C, P, cos, sin, row + i, LANES, sign)
-    if whole < P:
-        rotate_some(out, add, inp, lo + whole, lo + C, P, cos, sin, row + whole, P - whole, sign)
+    row, whole = place * P, P - P % LANES
+    for lo in range(token * C, token * C + C, 2 * P):
+        for i in range(0, whole, LANES):
+            rotate_some(out, add, inp, lo + i, P, cos, sin, row + i, LANES, sign)
+        if whole < P:
+            rotate_some(out, add, inp, lo + whole, P, cos, sin, row + whole, P - whole, sign)
 
 
 @kernel(ops.rope_forward, "optimized")

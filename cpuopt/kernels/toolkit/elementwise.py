@@ -70,7 +70,7 @@ def store_each(typingctx, outs, adds, i, n, values):
 def loop_of(formula):
     """Make the loop ``loop(outs, adds, xs, lo, hi)``, which applies a formula to the elements from lo to hi."""
 
-    @helper()
+    @helper(_nrt=False)  # counting references to the arrays of tuples would cost a short stretch more than its elements
     def loop(outs, adds, xs, lo, hi):
         whole = hi - (hi - lo) % LANES
         for i in range(lo, whole, LANES):

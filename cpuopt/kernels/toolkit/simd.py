@@ -82,6 +82,7 @@ def host_features() -> set[str]:
 
 HOST = tile(host_features())
 LANES, MR, NR = HOST.lanes, HOST.rows, HOST.lanes * HOST.vectors
+LINE = 16  # floats in a cache line
 
 
 class Emit:
@@ -173,7 +174,9 @@ class Emit:
             return [self.at(b, line), *(self.at(base, step) for base in bases), *sums]
 
         def two(number, *state):
-            self.prefetch(self.at(ahead, bld.mul(bld.lshr(number, shift), ahead_step)))
+            place = self.at(ahead, bld.mul(bld.lshr(number, shift), ahead_step))
+            for j in range(0, self.tile.lanes * self.tile.vectors, LINE):
+                self.prefetch(self.at(place, j))
             return one(number, *one(number, *state))
 
         state = [b, *bases, *([ir.Constant(self.vector, None)] * len(spots))]
@@ -220,7 +223,7 @@ def product(typingctx, rows, a, row, step, b, line, c, c_row, depth, add, ahead,
     """Multiply `rows` <= MR rows of a with a panel of b, and write the tile to c or add it; k runs to `depth`.
 
     Strides: `row` and `step` (from k to k) of a, `line` (from k to k) of b, `c_row` of c. What comes next is meanwhile
-    fetched into the second-level cache: at every second k, the cache line of ``ahead[(k // 2 >> shift) * ahead_step]``.
+    fetched into the second-level cache: at every second k, NR floats from ``ahead[(k // 2 >> shift) * ahead_step]``.
     """
 
     def codegen(context, builder, signature, args):
