@@ -86,7 +86,7 @@ IGNORING: dict[str, Callable[[int], Array]] = {
 SMALL = {"B": 2, "T": 5, "C": 9, "NH": 3, "OC": 7, "V": 11, "G": 2}
 ODD = {"B": 3, "T": 13, "C": 35, "NH": 5, "OC": 17, "V": 29, "NKV": 5}
 ONE_ROW = {"B": 1, "T": 1, "C": 66, "NH": 2, "OC": 37, "V": 19, "maxT": 1}
-MORE = {"B": 1, "T": 65, "C": 48, "NH": 6, "OC": 33, "V": 130, "NKV": 2}
+MORE = {"B": 1, "T": 65, "C": 48, "NH": 3, "OC": 33, "V": 130}
 """One more than whole tiles."""
 SIZES = [
     SMALL,
@@ -98,6 +98,8 @@ SIZES = [
     {"B": 1, "T": 130, "C": 520, "NH": 8, "OC": 300, "V": 1000, "NKV": 2},  # more than one cache block
     {"B": 3, "T": 100, "C": 24, "NH": 2, "OC": 20, "V": 40, "G": 3},  # more than one block of tokens
 ]
+GROUPS = {"B": 2, "T": 6, "C": 24, "NH": 6, "OC": 10, "V": 12, "NKV": 2}
+"""Two groups of three heads: with one group, or groups of one head, any rule finds a query head's key head."""
 VOCABULARY = {"B": 1, "T": 3, "C": 8, "NH": 1, "OC": 50257, "V": 50257}
 FEW = 1 << 16
 """Elements beyond which an array is a view of a stock of numbers, since to draw them takes longer than a kernel does,
@@ -151,6 +153,7 @@ def cases(op: Op) -> list[Case]:
     optional = [a.name for a in op.arrays if a.optional]
     kinds = [*KINDS, *(IGNORING if "ignore_index" in op.by_name else ())][1:]
     found = [case(op, sizes) for sizes in SIZES]
+    found += [case(op, GROUPS)] * ("NKV" in op.symbols)
     found += [case(op, VOCABULARY)] * bool({"OC", "V"} & set(op.symbols))
     found += [case(op, sizes, types=types) for types in other_types(op) for sizes in (SMALL, ODD)]
     found += [case(op, sizes, absent=optional) for sizes in (SMALL, ODD, ONE_ROW) if optional]
@@ -161,6 +164,7 @@ def quick_cases(op: Op, types: Mapping[str, str] | None = None) -> list[Case]:
     """List the few cases that a kernel has to pass, for arguments of some types, before its speed is reported."""
     optional = [a.name for a in op.arrays if a.optional]
     kinds = [(ODD, "normal"), (MORE, "normal"), (SMALL, "zeros"), (SMALL, "nan")]
+    kinds += [(GROUPS, "normal")] * ("NKV" in op.symbols)
     found = [case(op, sizes, kind, types=types) for sizes, kind in kinds]
     return found + [case(op, SMALL, absent=optional, types=types)] * bool(optional)
 

@@ -144,3 +144,28 @@ def summarize(values: Mapping[str, np.ndarray]) -> Values:
         directions = np.random.Generator(np.random.PCG64(x.size)).standard_normal((4, x.size))
         kept[name] = np.array([np.sqrt(wide @ wide), *(directions @ wide)])
     return kept
+
+
+def norms_after(params: Mapping[str, np.ndarray]) -> Values:
+    """Return the norm of each weight as ``after/<name>``: AdamW makes whole steps of a gradient's rounding."""
+    return {f"after/{name}": np.array([np.sqrt(np.square(p, dtype=np.float64).sum())]) for name, p in params.items()}
+
+
+def packed(found: Values) -> Values:
+    """Join the quantities of one length, whose names follow from the case: a file of many small arrays is large."""
+    kinds = {"losses": 10, "rows": 5, "norms": 1}
+    return {kind: np.array([x for x in found.values() if x.size == n]) for kind, n in kinds.items()}
+
+
+def unpacked(case: Case, kept: Values) -> Values:
+    """Undo `packed`."""
+    names = {"losses": ["losses"], "rows": ["logits", *(f"grad/{n}" for n in case.shapes())]}
+    names["norms"] = ["loss", *(f"after/{n}" for n in case.shapes())]
+    return {n: x for kind, found in names.items() for n, x in zip(found, kept[kind], strict=True)}
+
+
+def distance(got: np.ndarray, want: np.ndarray) -> float:
+    """Return the largest difference of a summary, relative to the array's norm or the largest number."""
+    if got.shape != want.shape or not np.isfinite(got).all():
+        return float("inf")
+    return float(np.abs(got - want).max() / np.abs(want[:1] if want.size == 5 else want).max())

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import transformers
-from llama_cases import ADAMW, CASES, STEPS, Case, Values, summarize
+from llama_cases import ADAMW, CASES, STEPS, Case, Values, norms_after, packed, summarize
 from torch.nn import functional as F
 
 HERE = Path(__file__).resolve().parent
@@ -36,13 +36,14 @@ def model_of(case: Case) -> torch.nn.Module:
     wrong = model.load_state_dict(params, strict=False)
     tied = ["lm_head.weight"] * case.sizes["tie_word_embeddings"]
     assert (wrong.missing_keys, wrong.unexpected_keys) == (tied, []), wrong
-    assert [name for name, _ in model.named_parameters()] == list(params)
+    assert {name for name, _ in model.named_parameters()} == params.keys()
     return model
 
 
 def values_of(case: Case) -> Values:
-    """Compute ``logits``, ``loss``, ``grad/<name>``, ten ``losses`` and ``after/<name>``."""
+    """Compute ``logits``, ``loss``, ``grad/<name>``, ten ``losses``, and the norms of the weights after them."""
     model = model_of(case)
+    parameters = {name: model.get_parameter(name) for name in case.shapes()}
     tokens, targets = (torch.tensor(x, dtype=torch.int64) for x in case.tokens())
     optimizer = torch.optim.AdamW(model.parameters(), **ADAMW, foreach=False)
     values: Values = {}
@@ -54,18 +55,19 @@ def values_of(case: Case) -> Values:
         loss.backward()
         if step == 0:
             values |= {"logits": logits.detach().numpy(), "loss": np.array([loss.item()])}
-            values |= {f"grad/{name}": p.grad.numpy().copy() for name, p in model.named_parameters()}
+            values |= {f"grad/{name}": p.grad.numpy().copy() for name, p in parameters.items()}
         optimizer.step()
         losses.append(loss.item())
     values["losses"] = np.array(losses)
-    return values | {f"after/{name}": p.detach().numpy() for name, p in model.named_parameters()}
+    return values | norms_after({name: p.detach().numpy() for name, p in parameters.items()})
 
 
 def main() -> None:
-    """Write the golden file, or the whole values of one case to a given path."""
+    """Write the golden file, or the whole values of every case to a given folder."""
     torch.set_num_threads(1)
-    if len(sys.argv) == 3:
-        np.savez(sys.argv[2], **values_of(CASES[sys.argv[1]]))
+    if len(sys.argv) == 2:
+        for case, on in CASES.items():
+            np.savez(Path(sys.argv[1], f"{case}.npz"), **values_of(on))
         return
     rows = {case: summarize(values_of(on)) for case, on in CASES.items()}
     np.savez_compressed(
