@@ -111,7 +111,7 @@ def test_every_verb_refuses_them(refused, verb, flags, words):
     ("model", "words"),
     [
         ("gpt2-tinny", "--model 'gpt2-tinny': no such preset; did you mean 'gpt2-tiny'?"),
-        ("llama", "no such preset; known: gpt2-tiny, "),
+        ("bert", "no such preset; known: gpt2-tiny, "),
         ("", "--model '': no such preset"),
         ("[1]", "--model '[1]': no such preset"),
         ('{"n_layer": 2', "not JSON (Expecting ',' delimiter"),

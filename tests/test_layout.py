@@ -132,7 +132,7 @@ def said(tree, file):
 
 def named_models(tree, file):
     """What of a file names the first model; two flags name its tokenizer, as data/ does."""
-    tokenizer = "gpt2" if file in ("cli/data.py", "cli/generate.py") else None
+    tokenizer = "gpt2" if file in ("cli/data.py", "train/settings.py") else None
     return [text for text in said(tree, file) if re.search(r"(?i)gpt[-_]?2", text) and tokenizer not in text.split()]
 
 

@@ -20,7 +20,7 @@ def flags(p: argparse.ArgumentParser) -> None:
     p.add_argument(
         "target",
         type=Path,
-        help="path to write: NAME.bin for llm.c (GPT-2) or llama2.c (Llama), any other for a Hugging Face directory",
+        help="path to write: NAME.bin for llm.c or llama2.c, whichever has the model; else a Hugging Face directory",
     )
     settings.flags(p, "tokenizer")
     p.add_argument("--dtype", choices=["f32", "bf16"], help="type of the numbers written (that of the source)")

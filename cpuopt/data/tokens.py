@@ -96,7 +96,8 @@ def write_tokens(path: Path, tokens: ArrayLike, wide: bool = False) -> None:
         raise UserError(f"{got} {array.dtype} of shape {array.shape}; expected 1 to 2**31-1 token ids")
     magic = next(m for m in FORMATS if (m == MAGIC) is not wide)
     version, dtype = FORMATS[magic]
-    if array.min() < 0 or array.max() > (most := np.iinfo(dtype).max):
+    most = np.iinfo(dtype).max
+    if array.min() < 0 or array.max() > most:
         raise UserError(f"{got} ids from {array.min()} to {array.max()}; expected 0 to {most}, which the file holds")
     header = np.zeros(256, "<i4")
     header[:3] = magic, version, array.size

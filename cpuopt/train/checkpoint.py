@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 import numpy as np
 
 from .. import weights
-from ..data.tokenizers import KINDS
+from ..data.tokenizers import KINDS, TOKENIZERS
 from ..errors import UserError
 from ..files import Content, remove, temporary, whole_directory, write_synced
 from ..files.reading import misfit
@@ -97,6 +97,8 @@ class Checkpoint:
     def tokenizer(self) -> str | None:
         """The run's tokenizer: its name, or the path of its file in the run's folder; None where it is not recorded."""
         name = self.state.get("tokenizer")
+        if name not in (None, *TOKENIZERS, *KINDS):
+            raise UserError(f"{str(self.path / STATE)!r} has the tokenizer {repr(name)[:60]}: it is damaged")
         return str(self.run / name) if name in KINDS else name
 
     @property
@@ -204,7 +206,7 @@ def verify(path: Path) -> Checkpoint:
         if wrong := misfit(state, State):
             raise ValueError(wrong)
         found = Checkpoint(path, state)
-        _ = found.config, found.marks, [int(step) for step in state["val"]]
+        _ = found.config, found.tokenizer, found.marks, [int(step) for step in state["val"]]
         return found
     except OSError as e:
         raise UserError(f"{str(path)!r}: {e.strerror or e}: {Path(e.filename or path).name}") from e

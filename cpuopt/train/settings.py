@@ -69,7 +69,7 @@ class Settings:
     data: str = setting("builtin", "text: builtin, a dataset, a text file, a glob, or a .bin of tokens")
     tokenizer: str | None = setting(
         None,
-        "unit of the text: bytes, gpt2, or a file: tokenizer.json, or tokenizer.bin of llama2.c",
+        "unit of the text: bytes or gpt2 or a file, tokenizer.json or tokenizer.bin of llama2.c",
         metavar="NAME|FILE",
         shown="that of --init; else gpt2 for its tokens, and bytes",
     )

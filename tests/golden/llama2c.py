@@ -22,7 +22,7 @@ def draw(shapes: Mapping[str, tuple[int, ...]], seed: int) -> dict[str, np.ndarr
 
 
 def logits_of(content: bytes, tokens: np.ndarray) -> np.ndarray:
-    """Return the logits (T, V) that ``run.c`` computes from a file of version 0, in float64; pairs of channels rotate."""
+    """Return the logits (T, V) that ``run.c`` computes from a file of version 0, here in float64."""
     dim, hidden, layers, heads, key_heads, vocab, context = struct.unpack("<7i", content[:28])
     words, at = np.frombuffer(content[28:], "<f4").astype(np.float64), 0
     size, T, tied = dim // heads, len(tokens), vocab > 0

@@ -1,0 +1,290 @@
+"""Tokenizers in files: ``tokenizer.json`` by the library ``tokenizers``, found, kept, used, and files that lie."""
+
+import json
+import os
+import shutil
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from golden.llama2c import draw, tokenizer_bin
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from cpuopt import cli
+from cpuopt.data import tokenizers
+from cpuopt.data.corpus import load_corpus
+from cpuopt.data.tokenizers import encode_text, get_tokenizer
+from cpuopt.data.tokens import read_tokens, write_tokens
+from cpuopt.errors import UserError
+from cpuopt.models import parse
+from cpuopt.train import checkpoint
+from cpuopt.weights import Marks, open_weights, save_weights
+
+TEXT = Path(json.__file__).read_text() + "naïve café, größer, 你好 \U0001f600\n"
+
+
+@pytest.fixture(autouse=True)
+def _threads(monkeypatch):
+    """Verbs fix the number of threads for the process; tests have one already."""
+    monkeypatch.setenv("NUMBA_NUM_THREADS", os.environ["NUMBA_NUM_THREADS"])
+
+
+def byte_level():
+    """The kind of GPT-2, Llama 3, SmolLM2 and Qwen, with Llama 3's first token and Qwen's chat."""
+    t = Tokenizer(models.BPE())
+    t.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    t.decoder = decoders.ByteLevel()
+    special = ["<|begin_of_text|>", "<|end_of_text|>", "<|im_start|>", "<|im_end|>"]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    t.train_from_iterator(
+        [TEXT],
+        trainers.BpeTrainer(vocab_size=400, special_tokens=special, initial_alphabet=alphabet, show_progress=False),
+    )
+    t.add_tokens([AddedToken("<think>", special=False)])
+    t.post_processor = processors.TemplateProcessing(
+        single="<|begin_of_text|> $A", special_tokens=[("<|begin_of_text|>", 0)]
+    )
+    return t
+
+
+def sentencepiece():
+    """The kind of Llama 2 and TinyLlama."""
+    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{b:02X}>" for b in range(256)), "▁", "a", "b", "▁a", "ab", "▁ab"]
+    ids = {p: i for i, p in enumerate(pieces)}
+    t = Tokenizer(models.BPE(ids, [("▁", "a"), ("a", "b"), ("▁a", "b")], unk_token="<unk>", byte_fallback=True))
+    t.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    t.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    t.add_special_tokens(["<unk>", "<s>", "</s>"])
+    return t
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory):
+    byte_level().save(str(path := tmp_path_factory.mktemp("json") / "tokenizer.json"))
+    return path
+
+
+def test_bytes_in_are_bytes_out(file):
+    t = get_tokenizer(str(file))
+    assert (t.name, t.vocab_size, t.eot, t.before) == ("tokenizer.json", 401, 0, [0])
+    assert t.stops == {1, 3}
+
+    @given(st.text(max_size=30))
+    @settings(max_examples=200, deadline=None)
+    def check(text):
+        ids = t.encode(text)
+        assert b"".join(map(t.token_bytes, ids)) == text.encode(errors="replace")
+        assert t.start(text) == [0, *ids]
+
+    check()
+    assert t.encode(TEXT) == t.encoding.encode(TEXT, add_special_tokens=False).ids
+    assert len(t.encode(TEXT)) < 0.6 * len(TEXT)
+
+
+def test_nothing_in_a_text_is_special(file):
+    t = get_tokenizer(str(file))
+    ids = t.encode("<|im_end|> and <think>")
+    assert t.id_of("<|im_end|>") == 3 not in ids
+    assert t.id_of("<think>") == 400 in ids  # a token of the text, which the file does not call special
+    assert t.decode([2, *t.encode("hi"), 3]) == "<|im_start|>hi<|im_end|>"
+    assert t.id_of("no such token") is None
+    assert t.decode([5000]) == "\ufffd"
+
+
+def test_sentencepiece_kind_has_spaces_and_single_bytes(tmp_path):
+    sentencepiece().save(str(path := tmp_path / "tokenizer.json"))
+    t = get_tokenizer(str(path))
+    ids = t.encode("ab a\u20ac")
+    assert b"".join(map(t.token_bytes, ids)) == " ab a\u20ac".encode()
+    assert ids[-3:] == [0xE2 + 3, 0x82 + 3, 0xAC + 3]
+    assert (t.eot, t.before, t.stops) == (1, [], {2})
+    assert t.start("") == [1]
+
+
+def test_a_long_text_is_cut_between_lines(file, monkeypatch):
+    t, text = get_tokenizer(str(file)), "one line\n\n  and two\n" * 50
+    whole = [t.eot, *t.encode(text)]
+    for part in (1, 7, 100, 5000):
+        monkeypatch.setattr(tokenizers, "PART", part)
+        assert encode_text(t, text) == whole
+
+
+def test_without_the_library_the_extra_is_named(file, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    tokenizers._from_file.cache_clear()
+    with pytest.raises(UserError, match=r"needs the library tokenizers.*pip install 'cpuopt\[hf\]'"):
+        get_tokenizer(str(file))
+
+
+def changed(change):
+    def of(content):
+        table = json.loads(content)
+        change(table)
+        return json.dumps(table).encode()
+
+    return of
+
+
+HOSTILE = {
+    "an empty file": lambda c: b"",
+    "cut short": lambda c: c[:-10],
+    "no JSON": lambda c: b"{'a'}",
+    "a list": lambda c: b"[]",
+    "not UTF-8": lambda c: c[:-1] + b',"\xff":1}',
+    "nested deep": lambda c: b'{"decoder":' + b"[" * 100_000,
+    "a key twice": lambda c: b'{"decoder":null,' + c[1:].strip()[:-1] + b',"version":"1.0"}',
+    "an object that is none": lambda c: b"{}",
+    "another decoder": changed(lambda t: t["decoder"].update(type="WordPiece")),
+    "no decoder": changed(lambda t: t.update(decoder=None)),
+    "a decoder that is text": changed(lambda t: t.update(decoder="\x1b[2J")),
+    "no tokens": changed(
+        lambda t: (t["model"].update(vocab={}, merges=[]), t.update(added_tokens=[], post_processor=None))
+    ),
+    "an id beyond all": changed(lambda t: t["model"]["vocab"].update(zz=2**40)),
+    "an id below 0": changed(lambda t: t["model"]["vocab"].update(zz=-1)),
+    "a merge of nothing": changed(lambda t: t["model"]["merges"].append(["\x1b[2J", "q"])),
+    "an unknown model": changed(lambda t: t["model"].update(type="Nothing")),
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_a_file_that_lies_is_refused(tmp_path, file, case):
+    path = tmp_path / "tokenizer.json"
+    path.write_bytes(HOSTILE[case](file.read_bytes()))
+    start = time.perf_counter()
+    with pytest.raises(UserError, match=r"tokenizer\.json") as e:
+        get_tokenizer(str(path))
+    assert time.perf_counter() - start < 5
+    assert len(str(e.value)) < 600
+    assert "\x1b" not in str(e.value)
+
+
+def test_what_is_no_file_is_refused_at_once(tmp_path):
+    os.mkfifo(tmp_path / "tokenizer.json")
+    (tmp_path / "folder.json").mkdir()
+    for name, said in {
+        "tokenizer.json": "no file",
+        "folder.json": "",
+        "none.json": "no tokenizer",
+        "a.txt": "unknown",
+    }.items():
+        with pytest.raises(UserError, match=said):
+            get_tokenizer(str(tmp_path / name))
+
+
+# In a corpus, a run, and beside weights
+
+
+def test_a_corpus_is_encoded_and_large_ids_keep_their_bits(tmp_path, file):
+    (tmp_path / "a.txt").write_text(TEXT)
+    sizes = {"vocab_size": 401, "T": 8, "B": 2}
+    corpus = load_corpus(str(tmp_path / "a.txt"), **sizes, tokenizer=str(file))
+    t = get_tokenizer(str(file))
+    assert [*corpus.train, *corpus.val] == [0, *t.encode(TEXT)]
+    assert (corpus.tokenizer, corpus.train.dtype) == (str(file), np.uint16)
+    with pytest.raises(UserError, match="expected 0 to 255"):
+        load_corpus(str(tmp_path / "a.txt"), **sizes | {"vocab_size": 256}, tokenizer=str(file))
+    table = json.loads(file.read_bytes())
+    table["added_tokens"].append({**table["added_tokens"][-1], "id": 70_000, "content": "import"})
+    (tmp_path / "tokenizer.json").write_text(json.dumps(table))
+    sizes["vocab_size"] = 70_001
+    corpus = load_corpus(str(tmp_path / "a.txt"), **sizes, tokenizer=str(tmp_path / "tokenizer.json"))
+    assert (corpus.train.dtype, corpus.train.max()) == (np.int32, 70_000)
+    write_tokens(tmp_path / "t.bin", corpus.train, wide=True)
+    assert (tmp_path / "t.bin").read_bytes()[:12] == np.array([20240801, 7, corpus.train.size], "<i4").tobytes()
+    assert read_tokens(tmp_path / "t.bin").tolist() == corpus.train.tolist()
+    again = load_corpus(str(tmp_path / "t.bin"), **sizes)
+    assert again.batches("train", 2, 8).at(0)[0].tolist() == corpus.batches("train", 2, 8).at(0)[0].tolist()
+
+
+def test_a_highest_bit_is_an_id_of_no_vocabulary(tmp_path):
+    ids = np.array([1, 2**31 + 5, *[1] * 50], "<u4")
+    head = np.zeros(256, "<i4")
+    head[:3] = 20240801, 7, ids.size
+    (tmp_path / "t.bin").write_bytes(head.tobytes() + ids.tobytes())
+    with pytest.raises(UserError, match="token 1 is -"):
+        load_corpus(str(tmp_path / "t.bin"), vocab_size=2**31 - 1, T=2, B=1)
+
+
+@pytest.fixture
+def folder(tmp_path, file):
+    """A llama with a tokenizer of 401 tokens in Hugging Face's directory, and other files that belong to it."""
+    c = parse('{"model": "llama", "vocab_size": 401, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, '
+              '"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8, "max_position_embeddings": 32}')  # fmt: skip
+    params = draw(c.shapes(), 3)
+    shutil.copy(file, tmp_path / "tokenizer.json")
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    save_weights(
+        tmp_path / "hf", c, params.__getitem__, tokenizer=str(tmp_path / "tokenizer.json"), marks=Marks(0, (1, 3))
+    )
+    return tmp_path / "hf"
+
+
+def test_a_tokenizer_and_the_marks_stay_with_the_weights(tmp_path, folder, file):
+    names = ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
+    assert sorted(p.name for p in folder.iterdir()) == names
+    assert cli.main(["convert", str(folder), str(tmp_path / "again")]) == 0
+    assert sorted(p.name for p in (tmp_path / "again").iterdir()) == names
+    assert (tmp_path / "again" / "tokenizer.json").read_bytes() == file.read_bytes()
+    weights = open_weights(tmp_path / "again")
+    assert (weights.tokenizer, weights.marks) == (str(tmp_path / "again" / "tokenizer.json"), Marks(0, (1, 3)))
+    assert json.loads((tmp_path / "again" / "config.json").read_text())["eos_token_id"] == [1, 3]
+
+
+@pytest.mark.parametrize("eos", ["2", -1, True, [1, None], {"a": 1}, 1.0])
+def test_ids_that_are_none_are_refused_by_their_key(folder, eos):
+    config = json.loads((folder / "config.json").read_text())
+    for key in ("bos_token_id", "eos_token_id"):
+        (folder / "config.json").write_text(json.dumps(config | {key: eos}))
+        with pytest.raises(UserError, match=f"{key} is .*expected a token's id, or null"):
+            open_weights(folder)
+
+
+def test_a_run_keeps_its_tokenizer(tmp_path, folder, capsys):
+    (tmp_path / "a.txt").write_text(TEXT)
+    runs = tmp_path / "runs"
+    flags = [
+        "train",
+        "--init",
+        str(folder),
+        "--data",
+        str(tmp_path / "a.txt"),
+        "-B",
+        "2",
+        "-T",
+        "8",
+        "--variant",
+        "vanilla",
+    ]
+    flags += ["--val-every", "0", "--save-every", "1", "--runs", str(runs)]
+    assert cli.main([*flags, "--steps", "1", "--save", str(tmp_path / "out")]) == 0
+    (run,) = runs.iterdir()
+    for place in (run, tmp_path / "out"):
+        assert (place / "tokenizer.json").read_bytes() == (folder / "tokenizer.json").read_bytes()
+        weights = checkpoint.open_weights(place)
+        assert (weights.tokenizer, weights.marks) == (str(place / "tokenizer.json"), Marks(0, (1, 3)))
+    shutil.rmtree(folder)  # what the run needs is its own
+    assert cli.main(["train", "--resume", str(run), "--runs", str(runs), "--steps", "2"]) == 0
+    state = json.loads((checkpoint.newest(run).path / "state.json").read_text())
+    assert (state["step"], state["tokenizer"]) == (2, "tokenizer.json")
+
+
+def test_a_checkpoint_names_no_file_elsewhere(tmp_path):
+    for name, want in {"bytes": "bytes", "tokenizer.json": str(tmp_path / "tokenizer.json")}.items():
+        found = checkpoint.Checkpoint(tmp_path / "checkpoints" / "step-00000001", {"tokenizer": name})
+        assert found.tokenizer == want
+    with pytest.raises(UserError, match="damaged"):
+        _ = checkpoint.Checkpoint(tmp_path / "a" / "b", {"tokenizer": "../tokenizer.json"}).tokenizer
+
+
+def test_a_model_of_the_other_kind_takes_its_tokenizer_too(tmp_path, capsys):
+    (tmp_path / "a.txt").write_text(TEXT)
+    (tmp_path / "tok.bin").write_bytes(tokenizer_bin(512))
+    corpus = load_corpus(str(tmp_path / "a.txt"), vocab_size=512, T=8, B=2, tokenizer=str(tmp_path / "tok.bin"))
+    assert corpus.train[:2].tolist() == [1, get_tokenizer(str(tmp_path / "tok.bin")).encode(TEXT)[0]]
