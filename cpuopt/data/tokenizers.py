@@ -126,6 +126,20 @@ def get_tokenizer(name: str) -> Tokenizer:
     )
 
 
+def byte_lengths(name: str) -> Tokens | None:
+    """Return the bytes of text that each id of a tokenizer stands for; None where its files are not on this machine.
+
+    A special token stands for no text, so it has no bytes.
+    """
+    try:
+        tokenizer = get_tokenizer(name)
+    except UserError:
+        return None
+    lengths = np.array([len(tokenizer.token_bytes(t)) for t in range(tokenizer.vocab_size)])
+    lengths[list(tokenizer.specials.values())] = 0
+    return lengths
+
+
 @dataclass(frozen=True)
 class Published:
     """A file that others publish, known by its checksum."""
