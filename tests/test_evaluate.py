@@ -199,14 +199,14 @@ def test_bits_per_byte_count_the_bytes_of_the_targets(engine):
 
 def test_the_lengths_of_tokens_are_those_of_their_text(monkeypatch):
     class Words(tokenizers.Bytes):
-        vocab_size, specials = 4, {"<|endoftext|>": 2}
+        vocab_size, eot, stops = 5, 2, frozenset([4])
 
         def token_bytes(self, token):
-            return [b"a", " é".encode(), b"<|endoftext|>", b"\xff\xfe"][token]
+            return [b"a", " é".encode(), b"<|endoftext|>", b"\xff\xfe", b"</s>"][token]
 
     assert tokenizers.byte_lengths("bytes").tolist() == [1] * 256
     monkeypatch.setattr(tokenizers, "get_tokenizer", lambda name: Words())
-    assert tokenizers.byte_lengths("words").tolist() == [1, 3, 0, 2]
+    assert tokenizers.byte_lengths("words").tolist() == [1, 3, 0, 2, 0]
     monkeypatch.undo()
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", "nothing-here")
     assert tokenizers.byte_lengths("gpt2") is None

@@ -192,7 +192,7 @@ def run(args: argparse.Namespace) -> int:
     if args.chat:
         form, usual = chat.format_of(tokenizer, args.chat_format), CHAT_CONTEXT
     else:
-        prompt = tokenizer.encode(args.prompt) or [tokenizer.eot]
+        prompt = tokenizer.start(args.prompt)
         usual = len(prompt) + most
     context = context_of(config, min(usual, config.block_size) if args.context is None else args.context)
     if not args.chat:
@@ -234,8 +234,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         if not args.json:
             console.stream(args.prompt)
-        stop = {tokenizer.eot} if tokenizer.name == "gpt2" else set[int]()
-        tokens = generate(decoder, prompt, sampler, most, stop)
+        tokens = generate(decoder, prompt, sampler, most, tokenizer.stops)
         said.append(Said(args.prompt).stream(tokens, decoder, tokenizer, most, args.json))
         if not args.json:
             console.stream("\n")

@@ -11,7 +11,7 @@ import hashlib
 import os
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -38,13 +38,13 @@ class Tokenizer(ABC):
     name : ``bytes`` or ``gpt2``.
     vocab_size : the number of ids, which are 0 .. vocab_size - 1.
     eot : the id before a text, from which sampling starts without a prompt.
-    specials : the ids that stand for no text, by the name of each; `encode` makes none of them.
+    stops : the ids that end a text.
     """
 
     name: str
     vocab_size: int
     eot: int
-    specials: Mapping[str, int] = {}
+    stops: frozenset[int] = frozenset()
 
     @abstractmethod
     def encode(self, text: str) -> list[int]:
@@ -54,9 +54,13 @@ class Tokenizer(ABC):
     def token_bytes(self, token: int) -> bytes:
         """Return the bytes of one id below vocab_size."""
 
-    def special(self, name: str) -> int | None:
-        """Return the id of a special token such as ``<|im_end|>``, or None where there is none of that name."""
-        return self.specials.get(name)
+    def start(self, text: str) -> list[int]:
+        """Turn the beginning of a text into ids; those that a model expects before any text come first."""
+        return self.encode(text) or [self.eot]
+
+    def id_of(self, token: str) -> int | None:
+        """Return the id of a token by its text, also of a special one; None where there is none."""
+        return None
 
     def decode(self, tokens: Iterable[int]) -> str:
         """Turn ids into text, with U+FFFD for invalid UTF-8 and for an id that the vocabulary does not have."""
@@ -80,7 +84,7 @@ class GPT2(Tokenizer):
     """GPT-2's byte pair encoding of 50257 tokens."""
 
     name, vocab_size, eot = "gpt2", 50257, 50256
-    specials: Mapping[str, int] = {"<|endoftext|>": eot}
+    stops = frozenset([eot])
 
     def __init__(self, encoding: tiktoken.Encoding) -> None:
         self.encoding = encoding
@@ -129,14 +133,14 @@ def get_tokenizer(name: str) -> Tokenizer:
 def byte_lengths(name: str) -> Tokens | None:
     """Return the bytes of text that each id of a tokenizer stands for; None where its files are not on this machine.
 
-    A special token stands for no text, so it has no bytes.
+    A token before or behind a text stands for none, so it has no bytes.
     """
     try:
         tokenizer = get_tokenizer(name)
     except UserError:
         return None
     lengths = np.array([len(tokenizer.token_bytes(t)) for t in range(tokenizer.vocab_size)])
-    lengths[list(tokenizer.specials.values())] = 0
+    lengths[[*tokenizer.stops, *([tokenizer.eot] if tokenizer.stops else [])]] = 0
     return lengths
 
 
@@ -190,7 +194,7 @@ def _gpt2_encoding(content: bytes) -> tiktoken.Encoding:
     import tiktoken
 
     ranks = {base64.b64decode(token): int(rank) for token, rank in map(bytes.split, content.splitlines())}
-    special = dict(GPT2.specials)
+    special = {"<|endoftext|>": GPT2.eot}
     return tiktoken.Encoding("gpt2", pat_str=GPT2_PATTERN, mergeable_ranks=ranks, special_tokens=special)
 
 

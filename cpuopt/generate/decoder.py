@@ -277,13 +277,13 @@ class Sampler:
 
 
 def generate(
-    decoder: Decoder, prompt: Sequence[int], sampler: Sampler, max_tokens: int, stop: Collection[int] = ()
+    decoder: Decoder, prompt: Sequence[int], sampler: Sampler, max_tokens: int, stops: Collection[int] = ()
 ) -> Iterator[int]:
-    """Yield one token after the other, until there are `max_tokens`, one of `stop` comes, or the context is full."""
+    """Yield one token after the other, until there are `max_tokens`, one of `stops` comes, or the context is full."""
     logits = decoder.read(prompt)
     for left in range(max_tokens - 1, -1, -1):
         token = sampler.choose(logits)
-        if token in stop:
+        if token in stops:
             return
         yield token
         if not left or decoder.position == decoder.context:

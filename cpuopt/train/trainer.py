@@ -241,7 +241,7 @@ class Trainer:
         """Generate a sample; its seed depends only on the run's seed and the step."""
         s, job = self.job.settings, self.job
         tokenizer = get_tokenizer(job.corpus.tokenizer)
-        prompt = tokenizer.encode(s.prompt) or [tokenizer.eot]
+        prompt = tokenizer.start(s.prompt)
         if self.decoder is None:
             choice = {"variant": s.variant, "threads": s.threads, "processes": s.processes}
             context = min(len(prompt) + s.sample_tokens, job.config.block_size)
