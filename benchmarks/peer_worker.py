@@ -26,20 +26,19 @@ class Session:
 
     Parameters
     ----------
-    request : ``init``: ``mode`` (eager or compile), ``threads``, ``sizes`` of the model, ``optimizer``, and the paths
-        of batches (n, 2, B, T) and weights.
+    request : ``init``: ``mode`` (eager, compile or transformers), ``threads``, the name and ``sizes`` of the model,
+        ``optimizer``, and the paths of batches (n, 2, B, T) and weights.
     """
 
     def __init__(self, request: dict[str, Any]) -> None:
         import numpy as np
         import torch
-        from peer_gpt2 import GPT2, load, loss_of
+        from peer_gpt2 import loss_of
 
         self.torch = torch
         torch.set_num_threads(request["threads"])
-        model = GPT2(**request["sizes"])
         with np.load(request["params"], allow_pickle=False) as params:
-            load(model, params)
+            model = model_of(request, dict(params))
         self.batches = torch.from_numpy(np.load(request["batches"]).astype(np.int64))
         o = request["optimizer"]
         self.optimizer = torch.optim.AdamW(
@@ -50,7 +49,8 @@ class Session:
             weight_decay=o["weight_decay"],
             fused=True,
         )
-        self.loss = lambda tokens, targets: loss_of(model(tokens), targets)
+        logits = (lambda tokens: model(tokens).logits) if request["mode"] == "transformers" else model
+        self.loss = lambda tokens, targets: loss_of(logits(tokens), targets)
         self.done = 0
         if request["mode"] == "compile":
             self.compile()
@@ -64,6 +64,18 @@ class Session:
             words = [line for line in str(e).splitlines() if line.strip()]
             raise PeerError(f"torch.compile failed: {type(e).__name__}: {words[0] if words else ''}") from e
         self.optimizer.zero_grad(set_to_none=True)
+
+    def losses(self, scales: list[float]) -> dict[str, Any]:
+        """Return the loss of the first batch with all weights of two axes times each number, a power of two."""
+        matrices = {id(p): p.data for group in self.optimizer.param_groups for p in group["params"] if p.ndim == 2}
+        found = []
+        for scale in scales:
+            for p in matrices.values():
+                p *= scale
+            found.append(self.loss(*self.batches[0]).item())
+            for p in matrices.values():
+                p /= scale
+        return {"losses": found}
 
     def steps(self, n: int) -> dict[str, Any]:
         """Train for n steps; setting the gradients to none counts as update."""
@@ -90,18 +102,42 @@ class Session:
         return {"step_ms": step_ms, "losses": losses, "phases_ms": phases_ms}
 
 
+LLAMAS = ("llama", "qwen2", "qwen3")
+
+
+def model_of(request: dict[str, Any], params: dict[str, Any]) -> Any:
+    """Make the model of a request, with its weights."""
+    import peer_gpt2
+    import peer_llama
+
+    name, sizes = request["model"], request["sizes"]
+    if request["mode"] == "transformers":
+        return peer_llama.transformers_own(name, sizes, params)
+    if name in LLAMAS:
+        return peer_llama.plain(name, sizes, params, request["T"])
+    model = peer_gpt2.GPT2(**sizes)
+    peer_gpt2.load(model, params)
+    return model
+
+
 def check(request: dict[str, Any]) -> None:
-    """Check for the model, the compiler that torch.compile needs, and PyTorch."""
-    if request["model"] != "gpt2":
-        raise PeerError(f"PyTorch's side has no model {request['model']!r}; compare variants: --against vanilla")
-    if request["mode"] == "compile" and not shutil.which(os.environ.get("CXX", "g++")):
+    """Check for the model, the compiler that torch.compile needs, and the libraries."""
+    mode = request["mode"]
+    if request["model"] not in (*LLAMAS, *(["gpt2"] if mode != "transformers" else [])):
+        raise PeerError(
+            f"{mode}: PyTorch's side has no model {request['model']!r} so; compare variants: --against vanilla"
+        )
+    if mode == "compile" and not shutil.which(os.environ.get("CXX", "g++")):
         raise PeerError("torch.compile needs a C++ compiler: install g++, or name one in CXX")
     try:
         import peer_gpt2  # noqa: F401  (which imports torch and numpy)
+
+        if mode == "transformers":
+            import transformers  # noqa: F401
     except ImportError as e:
         raise PeerError(
             f"{sys.executable} cannot import a module ({e}); pip install -e '.[peers]', or name a Python that "
-            "has torch: --peer-python PATH"
+            "has torch (and transformers for that peer): --peer-python PATH"
         ) from e
 
 
@@ -142,6 +178,8 @@ def main() -> None:
                     answer(threads=torch.get_num_threads(), versions=versions)
                 elif session is None:
                     raise PeerError(f"'{request['do']}' before 'init'")
+                elif request["do"] == "loss":
+                    answer(**session.losses(request["scales"]))
                 elif request["do"] == "steps":
                     answer(**session.steps(request["n"]))
                 else:

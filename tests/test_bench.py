@@ -58,6 +58,8 @@ for line in sys.stdin:
         open(request["params"], "a").close()
         print(json.dumps({"progress": "warming"}))
         answer = {"threads": spec.get("threads", 1), "versions": {"fake": "1"}}
+    elif do == "loss":
+        answer = {"losses": [spec.get("at", {}).get(f"{s:g}", 5.0 * s) for s in request["scales"]]}
     elif do == "steps":
         n = request["n"]
         if steps < 3:
@@ -207,6 +209,28 @@ def test_losses_that_differ_refuse_the_ratio(fakes, tmp_path):
     assert "refused" in text
 
 
+@pytest.mark.parametrize(("scale", "loss"), [("1", 5.0001), ("4", 20.001), ("4", float("nan"))])
+def test_another_model_is_noticed_before_it_is_timed(fakes, tmp_path, scale, loss):
+    """Within the tolerance of a step's loss; wrong positions change no more than that where weights are small."""
+    result = measure(fakes("A"), fakes("B", "other", at={scale: loss}))["results"][0]
+    assert (result["ratio"], result["order"]) == (None, "")
+    right = 5 * int(scale)
+    assert f"same batch and {scale} times the same weights: cpuopt {right}, other {loss:.7g}" in result["refused"]
+    assert measure(fakes("A"), fakes("B", at={"4": 20.0001}))["results"][0]["ratio"]
+
+
+def test_the_fastest_peer_of_each_size_is_named(fakes):
+    plan = replace(PLAN, sizes=((1, 8), (2, 8)), rounds=2)
+    sides = fakes("B", "torch-eager", ms=[800]), fakes("B", "transformers", ms=[600]), fakes("B", "vanilla", ms=[100])
+    record = measure(fakes("A", ms=[400]), *sides, plan=plan)
+    assert [(r["B"], r["peer"], r["of"]) for r in record["faster"]] == [
+        (n, "transformers", ["torch-eager", "transformers"]) for n in (1, 2)
+    ]
+    assert record["faster"][0]["ratio"]["median"] == pytest.approx(1.5)
+    assert "2x8   transformers torch-eager, transformers 1.50 [1.50, 1.50]" in shown(record)
+    assert measure(fakes("A"), sides[0], plan=plan)["faster"] == []
+
+
 def test_a_loss_that_is_not_finite_later_is_a_doubt(fakes):
     result = measure(fakes("A", losses={"9": float("nan")}), fakes("B"))["results"][0]
     assert "a loss is not finite" in result["doubts"]
@@ -216,6 +240,7 @@ BROKEN = {
     "die": ("steps", "cpuopt: ended with status 3 during 'steps': ValueError: no more [31mpaper"),
     "kill": ("steps", "cpuopt: was ended by SIGKILL, perhaps because memory ran out, during 'steps'"),
     "hang": ("steps", "cpuopt: no answer to 'steps' within 1 s; it was ended"),
+    '{"losses": [1]}': ("loss", "cpuopt: the answer to 'loss' is wrong (ValueError: not a list of 2)"),
     "hello there": ("init", "cpuopt: answered 'hello there' to 'init'; expected a JSON object on one line"),
     "[1]": ("check", "cpuopt: answered '[1]' to 'check'; expected a JSON object on one line"),
     "[" * 100000: ("check", "cpuopt: answered '[[[[[["),
@@ -231,7 +256,9 @@ BROKEN = {
 def test_a_worker_that_fails_says_so_in_one_line_and_leaves_no_process(fakes, bad, tmp_path):
     do, message = BROKEN[bad]
     side = fakes("A", **{do: bad})
-    call = {"steps": lambda w: w.steps(3), "peak": Worker.peak}.get(do, lambda w: w.ask(do))
+    call = {"steps": lambda w: w.steps(3), "peak": Worker.peak, "loss": lambda w: w.losses((1, 2))}.get(
+        do, lambda w: w.ask(do)
+    )
     with pytest.raises(UserError) as e, Worker(side, limit_s=1 if bad == "hang" else 60) as worker:
         call(worker)
     assert str(e.value).startswith(message)
@@ -324,7 +351,7 @@ def test_other_sizes_are_refused(text):
         ({"seed": -1}, "--seed -1"),
         (
             {"peers": ("vanilla",)},
-            "--peer vanilla: expected one of torch-eager, torch-compile; for a variant, --against",
+            "--peer vanilla: expected one of torch-eager, torch-compile, transformers; for a variant, --against",
         ),
         ({"model": "gpt3"}, "--model 'gpt3'"),
     ],
@@ -444,10 +471,27 @@ def test_two_variants_of_cpuopt():
     assert view.used == [pytest.approx(0, abs=0.1)]
 
 
+SMALL = {"hidden_size": 40, "intermediate_size": 56, "num_hidden_layers": 2, "head_dim": 12, "vocab_size": 260}
+SMALL |= {"num_attention_heads": 6, "num_key_value_heads": 2, "max_position_embeddings": 64}
+SCALED = {"rope_type": "llama3", "rope_factor": 8.0, "rope_original_positions": 16}
+BOTH = ("torch-eager", "transformers")
+
+
 @pytest.mark.peers
-def test_torch_computes_the_same():
+@pytest.mark.parametrize(
+    ("model", "peers"),
+    [
+        ("gpt2-tiny", ("torch-eager", "torch-compile")),
+        ("llama-tiny", ("torch-compile",)),
+        (json.dumps({"model": "llama", "attention_bias": True, **SMALL, **SCALED}), BOTH),
+        (json.dumps({"model": "qwen2", "tie_word_embeddings": True, **SMALL}), BOTH),
+        (json.dumps({"model": "qwen3", **SMALL, "rope_type": "linear", "rope_factor": 2.0}), BOTH),
+    ],
+)
+def test_torch_computes_the_same(model, peers):
     python = os.environ.get("CPUOPT_PEER_PYTHON", str(ROOT / ".venv-peers/bin/python"))
-    plan = Plan("gpt2-tiny", ((2, 8),), peers=("torch-eager", "torch-compile"), threads=2, rounds=2, peer_python=python)
+    plan = Plan(model, ((2, 32),), peers=peers, threads=2, rounds=2, peer_python=python)
     for result in Bench(plan).run()["results"]:
+        assert result["refused"] is None
         np.testing.assert_allclose(result["losses"]["cpuopt"][:3], result["losses"]["peer"][:3], rtol=1e-5)
         assert result["ratio"]

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from cpuopt import cli
 from cpuopt.cli import common
+from cpuopt.data import tokenizers
 from cpuopt.engine import Engine
 from cpuopt.errors import UserError
 from cpuopt.models.gpt2 import GPT2, Config
@@ -162,8 +163,10 @@ def test_the_perplexity_of_a_model_that_knows_nothing_is_its_vocabulary(capsys):
     assert found["loss"] == pytest.approx(log(256), rel=1e-6)
     assert found["perplexity"] == pytest.approx(256, rel=1e-5)
     assert found["batches"] == 399 // (4 * 32)
+    assert found["bits_per_byte"] == pytest.approx(8, rel=1e-6)
+    assert found["bytes"] == found["batches"] * 4 * 32
     assert cli.main([*flags, "--limit", "2", "-B", "1", "-T", "8"]) == 0
-    assert "perplexity 256.00, over 16 tokens" in capsys.readouterr().out
+    assert "perplexity 256.00, 8.0000 bits per byte, over 16 tokens" in capsys.readouterr().out
     assert cli.main([*flags, "-T", "33"]) == 2
 
 
@@ -176,6 +179,47 @@ def test_eval_reads_choices(capsys, tmp_path, engine):
     write(tmp_path / "x.bin", [(0, list(range(30)), [[1, 2, 3]] * 4)])
     assert cli.main(["eval", "--init", "model.bin", "--choices", "x.bin"]) == 2
     assert "longest example has 33 tokens; the model reads 32" in capsys.readouterr().err
+
+
+def test_bits_per_byte_count_the_bytes_of_the_targets(engine):
+    """A special token stands for no text, and its loss counts; the lengths follow from the tokenizer."""
+    lengths = np.arange(256) % 5
+    lengths[7] = 0
+    rng = np.random.Generator(np.random.PCG64(1))
+    batches = [tuple(rng.integers(0, 256, (2, 4, 12), dtype=np.int32)) for _ in range(3)]
+    nats = sum(48 * engine.forward(tokens=x, targets=y) for x, y in batches)
+    nbytes = sum(sum(0 if t == 7 else t % 5 for t in y.ravel().tolist()) for _, y in batches)
+    found = evaluate.perplexity(engine, iter(batches), lengths=lengths)
+    assert found["bytes"] == nbytes
+    assert found["bits_per_byte"] == pytest.approx(nats / log(2) / nbytes)
+    for unknown in (None, lengths[:200]):
+        found = evaluate.perplexity(engine, iter(batches), lengths=unknown)
+        assert (found["bytes"], found["bits_per_byte"]) == (None, None)
+
+
+def test_the_lengths_of_tokens_are_those_of_their_text(monkeypatch):
+    class Words(tokenizers.Bytes):
+        vocab_size, eot, stops = 5, 2, frozenset([4])
+
+        def token_bytes(self, token):
+            return [b"a", " é".encode(), b"<|endoftext|>", b"\xff\xfe", b"</s>"][token]
+
+    assert tokenizers.byte_lengths("bytes").tolist() == [1] * 256
+    monkeypatch.setattr(tokenizers, "get_tokenizer", lambda name: Words())
+    assert tokenizers.byte_lengths("words").tolist() == [1, 3, 0, 2, 0]
+    monkeypatch.undo()
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", "nothing-here")
+    assert tokenizers.byte_lengths("gpt2") is None
+
+
+def test_a_run_ends_with_its_bits_per_byte(capsys):
+    Path("text.txt").write_text("abcdefgh" * 500)
+    flags = ["train", "--model", "gpt2-tiny", "-B", "2", "-T", "8", "--steps", "1", "--data", "text.txt"]
+    assert cli.main([*flags, "--variant", "vanilla", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["val_bits_per_byte"] == pytest.approx(found["val_loss"]["1"] / log(2))
+    metrics = [json.loads(line) for line in (Path(found["path"]) / "metrics.jsonl").read_text().splitlines()]
+    assert metrics[-1]["val_bits_per_byte"] == found["val_bits_per_byte"]
 
 
 def test_perplexity_is_e_to_the_mean_loss(engine):

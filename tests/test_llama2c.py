@@ -258,7 +258,7 @@ def test_pieces_are_merged_as_run_c_merges_them(vocabulary):
     assert tokenizer.start("") == [1]
     assert tokenizer.start("\u20ac") == [1, pieces.ids[b" "], 0xE2 + 3, 0x82 + 3, 0xAC + 3]
     assert tokenizer.decode([0xE2 + 3, 0x82 + 3, 0xAC + 3, 600]) == "\u20ac\ufffd"
-    assert (tokenizer.vocab_size, tokenizer.special(" ")) == (512, None)
+    assert (tokenizer.vocab_size, tokenizer.id_of(" "), tokenizer.id_of("no such")) == (512, pieces.ids[b" "], None)
 
 
 def test_equal_scores_merge_from_the_left(tmp_path):

@@ -16,7 +16,10 @@ def flags(p: argparse.ArgumentParser) -> None:
     """Add the verb's flags."""
     settings.flags(p, *settings.KERNELS, model=models.DEFAULT)
     p.add_argument(
-        "--peer", action="append", default=[], help="peer: torch-eager (default) or torch-compile; repeatable"
+        "--peer",
+        action="append",
+        default=[],
+        help="peer: torch-eager (default), torch-compile, or transformers with its own model; repeatable",
     )
     p.add_argument(
         "--against", action="append", default=[], metavar="VARIANT", help="variant of the kernels as peer; repeatable"
@@ -25,7 +28,10 @@ def flags(p: argparse.ArgumentParser) -> None:
     p.add_argument("--rounds", type=int, default=10, help="rounds, each with a trial of both sides (%(default)s)")
     p.add_argument("--seed", type=int, default=0, help="random seed for weights and the order of trials (%(default)s)")
     p.add_argument(
-        "--peer-python", default=sys.executable, metavar="PATH", help="Python interpreter that has torch (this one)"
+        "--peer-python",
+        default=sys.executable,
+        metavar="PATH",
+        help="Python that has torch, and transformers (this one)",
     )
     p.add_argument("--out", type=Path, metavar="FILE", help="file for the record, written anew after each size")
     shared(p, "--json", "--runs")

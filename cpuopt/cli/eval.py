@@ -1,4 +1,4 @@
-"""``cpuopt eval``: perplexity on text, or multiple choice from an llm.c evaluation file."""
+"""``cpuopt eval``: perplexity and bits per byte on text, or multiple choice from an llm.c evaluation file."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ def run(args: argparse.Namespace) -> int:
 
     from .. import kernels
     from ..data.corpus import load_corpus
+    from ..data.tokenizers import byte_lengths
     from ..engine import Engine
     from ..errors import UserError
     from ..kernels.registry import AUTO, Choice
@@ -51,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
         B = args.B
         tokenizer = args.tokenizer or weights.tokenizer
         corpus = load_corpus(args.data, vocab_size=c.vocab_size, T=T, B=B, tokenizer=tokenizer)
-        batches = corpus.batches("val", B, T)
+        batches, lengths = corpus.batches("val", B, T), byte_lengths(corpus.tokenizer)
     kernels.load_all(args.kernels)
     if args.variant == AUTO:
         console.warn("--variant auto: plans are for training steps; this runs with the default")
@@ -76,7 +77,10 @@ def run(args: argparse.Namespace) -> int:
     else:
         n = min(len(batches), args.limit or len(batches))
         with console.counting("batches", n) as tick:
-            result = perplexity(engine, islice((batches.batch(0, i) for i in range(n)), n), tick)
-        text = f"loss {result['loss']:.4f}, perplexity {result['perplexity']:.2f}, over {n * B * T:,} tokens"
+            result = perplexity(engine, islice((batches.batch(0, i) for i in range(n)), n), tick, lengths)
+        bits = result["bits_per_byte"]
+        text = f"loss {result['loss']:.4f}, perplexity {result['perplexity']:.2f}, "
+        text += "" if bits is None else f"{bits:.4f} bits per byte, "
+        text += f"over {n * B * T:,} tokens"
     show(args, result, lambda: [text])
     return 0

@@ -13,11 +13,14 @@ import os
 import re
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ..errors import UserError
 from ..files import Content, user_cache
@@ -37,14 +40,12 @@ class Tokenizer(ABC):
     vocab_size : the number of ids, which are 0 .. vocab_size - 1.
     eot : the id before a text, from which sampling starts without a prompt.
     stops : the ids that end a text.
-    specials : the ids that stand for no text, by the name of each; `encode` makes none of them.
     """
 
     name: str
     vocab_size: int
     eot: int
     stops: frozenset[int] = frozenset()
-    specials: Mapping[str, int] = {}
 
     @abstractmethod
     def encode(self, text: str) -> list[int]:
@@ -58,9 +59,9 @@ class Tokenizer(ABC):
         """Turn the beginning of a text into ids; those that a model expects before any text come first."""
         return self.encode(text) or [self.eot]
 
-    def special(self, name: str) -> int | None:
-        """Return the id of a special token such as ``<|im_end|>``, or None where there is none of that name."""
-        return self.specials.get(name)
+    def id_of(self, token: str) -> int | None:
+        """Return the id of a token by its text, also of a special one; None where there is none."""
+        return None
 
     def decode(self, tokens: Iterable[int]) -> str:
         """Turn ids into text, with U+FFFD for invalid UTF-8 and for an id that the vocabulary does not have."""
@@ -85,7 +86,6 @@ class GPT2(Tokenizer):
 
     name, vocab_size, eot = "gpt2", 50257, 50256
     stops = frozenset([eot])
-    specials: Mapping[str, int] = {"<|endoftext|>": eot}
 
     def __init__(self, encoding: tiktoken.Encoding) -> None:
         self.encoding = encoding
@@ -133,15 +133,14 @@ class Json(Tokenizer):
         if not ids:
             raise UserError(f"{str(path)!r} has no tokens; give the tokenizer.json of a model")
         self.texts = {i: text for text, i in ids.items()}
-        self.specials = {token.content: i for i, token in self.encoding.get_added_tokens_decoder().items()}
-        self.whole = {i: text.encode() for text, i in self.specials.items()}
+        self.whole = {i: token.content.encode() for i, token in self.encoding.get_added_tokens_decoder().items()}
         self.vocab_size = max(self.texts) + 1
         plain, full = (self.encoding.encode("a", add_special_tokens=special).ids for special in (False, True))
         starts = (k for k in range(len(full)) if plain and full[k : k + len(plain)] == plain)
         self.before = full[: next(starts, 0)]
-        named = (i for token in BEGINNINGS if (i := self.encoding.token_to_id(token)) is not None)
+        named = (i for token in BEGINNINGS if (i := self.id_of(token)) is not None)
         self.eot = next(iter(self.before), next(named, 0))
-        self.stops = frozenset(i for token in ENDS if (i := self.encoding.token_to_id(token)) is not None)
+        self.stops = frozenset(i for token in ENDS if (i := self.id_of(token)) is not None)
 
     def encode(self, text: str) -> list[int]:  # noqa: D102
         text = text.encode(errors="replace").decode()  # half of a surrogate pair is no text
@@ -149,6 +148,10 @@ class Json(Tokenizer):
 
     def start(self, text: str) -> list[int]:  # noqa: D102
         return [*self.before, *self.encode(text)] or [self.eot]
+
+    def id_of(self, token: str) -> int | None:  # noqa: D102
+        found: int | None = self.encoding.token_to_id(token)
+        return found
 
     def token_bytes(self, token: int) -> bytes:  # noqa: D102
         if token in self.whole:
@@ -198,6 +201,9 @@ class Llama2c(Tokenizer):
 
     def start(self, text: str) -> list[int]:  # noqa: D102
         return [self.eot, *self.encode(text)]
+
+    def id_of(self, token: str) -> int | None:  # noqa: D102
+        return self.pieces.ids.get(token.encode())
 
     def token_bytes(self, token: int) -> bytes:  # noqa: D102
         return self.pieces.bytes_of(token)
@@ -305,6 +311,20 @@ def _gpt2() -> GPT2:
     )
 
 
+def byte_lengths(name: str) -> NDArray[np.int64] | None:
+    """Return the bytes of text that each id of a tokenizer stands for; None where its files are not on this machine.
+
+    A token before or behind a text stands for none, so it has no bytes.
+    """
+    try:
+        tokenizer = get_tokenizer(name)
+    except UserError:
+        return None
+    lengths = np.array([len(tokenizer.token_bytes(t)) for t in range(tokenizer.vocab_size)], np.int64)
+    lengths[[*tokenizer.stops, *([tokenizer.eot] if tokenizer.stops else [])]] = 0
+    return lengths
+
+
 @dataclass(frozen=True)
 class Published:
     """A file that others publish, known by its checksum."""
@@ -355,7 +375,7 @@ def _gpt2_encoding(content: bytes) -> tiktoken.Encoding:
     import tiktoken
 
     ranks = {base64.b64decode(token): int(rank) for token, rank in map(bytes.split, content.splitlines())}
-    special = dict(GPT2.specials)
+    special = {"<|endoftext|>": GPT2.eot}
     return tiktoken.Encoding("gpt2", pat_str=GPT2_PATTERN, mergeable_ranks=ranks, special_tokens=special)
 
 

@@ -63,7 +63,7 @@ def format_of(tokenizer: Tokenizer, asked: str | None = None) -> Format:
     """
     lacking: list[str] = []
     for name in [asked] if asked else FORMATS:
-        missing = next((t for t in FORMATS[name].needed if tokenizer.special(t) is None), None)
+        missing = next((t for t in FORMATS[name].needed if tokenizer.id_of(t) is None), None)
         if missing is None:
             return FORMATS[name]
         lacking.append(missing)
@@ -84,7 +84,7 @@ class Conversation:
 
     def __init__(self, decoder: Decoder, tokenizer: Tokenizer, form: Format, system: str = "") -> None:
         self.decoder, self.tokenizer, self.form = decoder, tokenizer, form
-        known = {name: tokenizer.special(name) for name in (*form.needed, *form.ends)}
+        known = {name: tokenizer.id_of(name) for name in (*form.needed, *form.ends)}
         self._special = {name: id for name, id in known.items() if id is not None}
         self._ends = {self._special[name] for name in (form.closing[0], *form.ends) if name in self._special}
         self.tokens = self._ids((form.start,) if form.start else (), "", "")

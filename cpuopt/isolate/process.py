@@ -16,7 +16,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from math import isfinite
@@ -200,6 +200,14 @@ class Worker:
                 f"expected step_ms, losses, and phases_ms of {', '.join(PHASES)}, {n} of each"
             ) from e
         return steps
+
+    def losses(self, scales: Sequence[float]) -> list[float]:
+        """Return its loss of the first batch, before any step, with its weights times each of some numbers."""
+        answer = self.ask("loss", scales=[*scales])
+        try:
+            return _numbers(answer["losses"], len(scales))
+        except (KeyError, TypeError, ValueError) as e:
+            raise UserError(f"{self.side.name}: the answer to 'loss' is wrong ({type(e).__name__}: {e})") from e
 
     def peak(self) -> dict[str, Any]:
         """Return its last report: its peak memory ``peak_rss_mb``, and more."""

@@ -47,6 +47,8 @@ CHECKED_STEPS = 3
 """The number of training steps whose losses must agree before times are compared."""
 TOLERANCE = 1e-3
 """The largest difference between the losses of one step, relative to B's."""
+ROUNDING = 1e-5
+"""The largest difference between the losses of one batch from the same weights, relative to B's."""
 
 
 @dataclass(frozen=True)
@@ -291,5 +293,16 @@ def disagreement(names: Sequence[str], ours: Sequence[float], theirs: Sequence[f
             return (
                 f"no ratio, because the losses of step {i} differ: {names[0]} {a:.6g}, {names[1]} {b:.6g}; expected "
                 f"the same within {TOLERANCE:g} of it, from the same weights and batches"
+            )
+    return ""
+
+
+def other_model(names: Sequence[str], scales: Sequence[float], ours: Sequence[float], theirs: Sequence[float]) -> str:
+    """Describe the first scale of the weights at which two sides' losses of one batch differ; empty for none."""
+    for scale, a, b in zip(scales, ours, theirs, strict=True):
+        if not (isfinite(a) and isfinite(b) and abs(a - b) <= ROUNDING * abs(b)):
+            return (
+                f"no ratio, because the two compute different losses from the same batch and {scale:g} times the same "
+                f"weights: {names[0]} {a:.7g}, {names[1]} {b:.7g}; expected the same within {ROUNDING:g} of it"
             )
     return ""

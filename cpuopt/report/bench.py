@@ -65,6 +65,8 @@ def tables(record: Mapping[str, Any]) -> list[RenderableType]:
         for warning in dict.fromkeys(w for r in rows for w in r["doubts"]):
             sizes = ", ".join(f"{r['B']}x{r['T']}" for r in rows if warning in r["doubts"])
             shown.append(Text(f"{sizes}: {warning}", "yellow"))
+    if faster := record.get("faster"):  # records of earlier versions have none
+        shown += ["", fastest_table(faster)]
     return shown
 
 
@@ -78,6 +80,15 @@ def header(record: Mapping[str, Any]) -> Text:
         f" · {record['variant']}{swaps} · {record['threads']} threads · {record['rounds']} rounds · {cpu}\n",
         f"median of whole training steps; ratio: the peer's time over cpuopt's, {level:g} % interval",
     )
+
+
+def fastest_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """Make a table of the ratios to the fastest peer of each size."""
+    table = style.table("B x T", "fastest peer", "of", ">ratio", gap=1)
+    for r in rows:
+        size, ratio = f"{r['B']}x{r['T']}", Text(spread(r["ratio"], 2), "bold")
+        table.add_row(size, r["peer"], ", ".join(r["of"]), ratio)
+    return table
 
 
 def peer_table(peer: str, results: Sequence[Mapping[str, Any]]) -> Table:

@@ -206,7 +206,8 @@ def summary(result: Result) -> list[str]:
         lines += [f"go on with: cpuopt train --resume {result.path}"] * bool(result.checkpoint)
     val = [v for _, v in sorted((int(k), v) for k, v in s["val_loss"].items())]
     if val:
-        lines.append(f"validation loss {val[0]:.4f} -> {val[-1]:.4f}")
+        bits = s.get("val_bits_per_byte")
+        lines.append(f"validation loss {val[0]:.4f} -> {val[-1]:.4f}" + (f", {bits:.4f} bits per byte" if bits else ""))
     if s["steps"]:
         lines.append(
             f"{s['tokens_per_s']:,.0f} tokens/s, {s['step_ms_median']:.0f} ms a step (median); "

@@ -62,7 +62,7 @@ class State(TypedDict):
     step: int
     updates: int
     model: str
-    sizes: dict[str, int]
+    sizes: dict[str, Any]
     settings: dict[str, Any]
     corpus: str
     val: dict[str, float | None]

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from math import exp, fsum
+from math import exp, fsum, log
 from pathlib import Path
 from typing import Any
 
@@ -129,12 +129,42 @@ def multiple_choice(
 
 
 def perplexity(
-    engine: Engine, batches: Iterator[tuple[Array, Array]], tick: Callable[[], None] = lambda: None
+    engine: Engine,
+    batches: Iterator[tuple[Array, Array]],
+    tick: Callable[[], None] = lambda: None,
+    lengths: Array | None = None,
 ) -> dict[str, Any]:
-    """Return the mean loss of a token, and the perplexity, e to that power."""
+    """Return the mean loss of a token, the perplexity, e to that power, and the bits per byte of text.
+
+    Parameters
+    ----------
+    lengths : the bytes of each token; None, or too few for a token, leaves the bits per byte out.
+    """
     losses: list[float] = []
+    counts: list[int | None] = []
     for tokens, targets in batches:
         losses.append(engine.forward(tokens=tokens, targets=targets))
+        counts.append(text_bytes(targets, lengths))
         tick()
     loss = fsum(losses) / len(losses)
-    return {"batches": len(losses), "loss": loss, "perplexity": exp(loss) if loss < 700 else float("inf")}
+    known = [n for n in counts if n is not None]
+    nbytes = sum(known) if len(known) == len(counts) else None
+    return {
+        "batches": len(losses),
+        "loss": loss,
+        "perplexity": exp(loss) if loss < 700 else float("inf"),
+        "bits_per_byte": bits_per_byte(loss, targets.size * len(losses), nbytes),
+        "bytes": nbytes,
+    }
+
+
+def text_bytes(targets: Array, lengths: Array | None) -> int | None:
+    """Return the bytes of the text that targets stand for; None where a token's length is not known."""
+    if lengths is None or targets.max() >= len(lengths):
+        return None
+    return int(lengths[targets].sum())
+
+
+def bits_per_byte(loss: float, tokens: int, nbytes: float | None) -> float | None:
+    """Return the bits in which a model writes a byte of text: independent of how a tokenizer cuts it."""
+    return loss * tokens / log(2) / nbytes if nbytes else None

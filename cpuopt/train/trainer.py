@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain, count
 from math import nan
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ..data.tokenizers import get_tokenizer, tokenizer_files
+from ..data.tokenizers import byte_lengths, get_tokenizer, tokenizer_files
 from ..errors import UserError
 from ..files import remove_leftovers, write_whole
 from ..files.reading import to_json
@@ -28,6 +29,7 @@ from ..measure.roofline import Roofs
 from ..profiler import Profiler, peak_rss_bytes
 from ..weights import save_weights
 from . import checkpoint
+from .evaluate import bits_per_byte, text_bytes
 from .guard import find_first
 from .job import Job, Taken
 from .record import Run, commit
@@ -226,7 +228,17 @@ class Trainer:
         self.val[self.done] = loss
         run.validation(self.done, loss)
         self.listener.validation(self.done, loss)
-        return {"val_loss": loss}
+        bits = bits_per_byte(loss, 1, self.token_bytes)
+        return {"val_loss": loss} | ({} if bits is None else {"val_bits_per_byte": bits})
+
+    @cached_property
+    def token_bytes(self) -> float | None:
+        """The mean bytes of a token of the validation; None where the tokenizer's files are not on this machine."""
+        s, lengths = self.job.settings, byte_lengths(self.job.corpus.tokenizer)
+        batches = self.job.corpus.batches("val", s.B, s.T)
+        targets = [batches.batch(0, i)[1] for i in range(min(s.val_batches, len(batches)))]
+        found = text_bytes(np.stack(targets), lengths)
+        return None if found is None else found / np.stack(targets).size
 
     def sample(self) -> str:
         """Generate a sample; its seed depends only on the run's seed and the step."""
@@ -353,6 +365,9 @@ def _summary(trainer: Trainer, interrupted: bool) -> dict[str, Any]:
         "loss_first": history[0]["loss"] if history else None,
         "loss_last": history[-1]["loss"] if history else None,
         "val_loss": {str(k): v for k, v in trainer.val.items()},
+        "val_bits_per_byte": bits_per_byte([*trainer.val.values()][-1], 1, trainer.token_bytes)
+        if trainer.val
+        else None,
         "step_ms_median": median(m["step_ms"] for m in history) if history else None,
         "tokens_per_s": median(m["tokens_per_s"] for m in history) if history else None,
         "peak_rss_bytes": peak_rss_bytes(),

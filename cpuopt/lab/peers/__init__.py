@@ -2,7 +2,8 @@
 
 Both sides train the same model from the same weights on the same batches, each in a process of its own, because two
 OpenMP runtimes must not share one. They are compared in pairs (`measure.comparison`), without a control. No ratio is
-given where the losses of the first steps differ, because then the two do not compute the same.
+given where the two do not compute the same: where the losses of the first steps differ, or those of one batch from the
+same weights. That batch counts with larger weights too, since small ones hide a wrong attention.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from ...errors import UserError
 from ...files import write_whole
 from ...files.reading import to_json
 from ...isolate.process import LIMIT_S, Side, Steps, Worker, ended_by_sigterm
-from ...measure.comparison import CHECKED_STEPS, LEVEL, compare, disagreement, geometric_mean
+from ...measure.comparison import CHECKED_STEPS, LEVEL, compare, disagreement, geometric_mean, other_model
 from ...measure.rates import Others
-from .plan import OPTIMIZER, START_ROUNDS, Plan, cpuopt_side, default_sizes, parse_sizes, peer_sides, round_cost
+from .plan import OPTIMIZER, PEERS, START_ROUNDS, Plan, cpuopt_side, default_sizes, parse_sizes, peer_sides, round_cost
 
 __all__ = ["Bench", "Plan", "View", "default_sizes", "parse_sizes"]
 
@@ -37,6 +38,8 @@ BATCHES = 8
 TRIAL_MS = 300.0
 """A trial is as many steps as fill this time, at most `MOST_STEPS`; its median counts."""
 MOST_STEPS = 50
+SCALES = (1.0, 4.0)
+"""Numbers that all weights are multiplied by before the two sides' losses are compared."""
 PAUSE_S = 0.25
 """Between trials: the OpenMP threads of the side that ran last may spin for 0.2 s."""
 
@@ -159,6 +162,7 @@ class Bench:
     def record(self) -> dict[str, Any]:
         """Return the record so far, for JSON."""
         plan = {k: v for k, v in asdict(self.plan).items() if k not in ("model", "peer_python", "processes")}
+        faster = self.faster()
         by_peer = {s.name: [r.ratio for r in self.results if r.peer == s.name and r.ratio] for s in self.theirs}
         return {
             "kind": "cpuopt-bench",
@@ -170,8 +174,19 @@ class Bench:
             **plan,
             "machine": self._machine,
             "results": to_json(self.results),
+            "faster": faster,
             "geometric_mean": {peer: geometric_mean(ratios) for peer, ratios in by_peer.items() if len(ratios) > 1},
         }
+
+    def faster(self) -> list[dict[str, Any]]:
+        """Return, for each size at which several programs other than cpuopt ran, the ratio to the fastest of them."""
+        found = []
+        for B, T in self.plan.sizes:
+            ran = {r.peer: r.ratio for r in self.results if (r.B, r.T) == (B, T) and r.ratio and r.peer in PEERS}
+            if len(ran) > 1:
+                peer = min(ran, key=lambda name: ran[name]["median"])
+                found.append({"B": B, "T": T, "peer": peer, "of": [*ran], "ratio": ran[peer]})
+        return found
 
     def _check(self) -> None:
         """Make each side check its requirements, before the first of them compiles."""
@@ -191,9 +206,12 @@ class Bench:
                 workers[key] = stack.enter_context(Worker(s, self.view.stage, self.limit_s))
                 result.versions[key] = self._init(workers[key], B, T, folder)
             self.view.stage(f"{B}x{T} {side.name}: first steps")
+            names = "cpuopt", side.name
+            result.refused = other_model(names, SCALES, *(w.losses(SCALES) for w in workers.values())) or None
+            if result.refused:
+                return result
             first = {key: w.steps(CHECKED_STEPS) for key, w in workers.items()}
             result.losses = {key: steps.losses for key, steps in first.items()}
-            names = "cpuopt", side.name
             result.refused = disagreement(names, first["cpuopt"].losses, first["peer"].losses) or None
             if result.refused:
                 return result

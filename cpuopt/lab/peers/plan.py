@@ -12,7 +12,7 @@ from ... import models
 from ...errors import UserError
 from ...isolate.process import Side
 
-PEERS = {"torch-eager": "eager", "torch-compile": "compile"}
+PEERS = {"torch-eager": "eager", "torch-compile": "compile", "transformers": "transformers"}
 SIZES = "1x16,1x32,2x16,1x64,4x64,16x64,1x1024"
 OPTIMIZER = {"lr": 1e-4, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.0}
 ROOT = Path(__file__).resolve().parents[3]

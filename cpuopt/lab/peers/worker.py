@@ -1,13 +1,13 @@
 """The cpuopt side of `cpuopt bench`: ``python -m cpuopt.lab.peers.worker``, driven by requests in JSON lines.
 
-``check`` validates the settings, ``init`` compiles and sets the initial weights, ``steps`` trains and
-returns the time of each step, ``peak`` returns the peak memory.
+``check`` validates the settings, ``init`` compiles and sets the initial weights, ``loss`` evaluates the first batch,
+``steps`` trains and returns the time of each step, ``peak`` returns the peak memory.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ...engine import Bound
     from ...train.job import Settings
 
-COLUMN = {"forward": "forward", "backward": "backward", "norm": "update", "update": "update"}
+COLUMN = {"forward": "forward", "evaluate": "forward", "backward": "backward", "norm": "update", "update": "update"}
 """The part of a step that each phase counts in; the norm of the gradient counts as part of the update."""
 
 
@@ -44,7 +44,7 @@ class Session:
             save(Path(request["params"]), self.engine.parameters())
         else:
             load(Path(request["params"]), self.engine.parameters())
-        self._ns: dict[str, int] = {}
+        self._ns = dict.fromkeys(COLUMN.values(), 0)
         self._run = self.engine.runner
         self.engine.runner = self._run_timed
 
@@ -60,6 +60,19 @@ class Session:
             for column, ns in self._ns.items():
                 phases_ms[column].append(ns / 1e6)
         return {"step_ms": step_ms, "losses": losses, "phases_ms": phases_ms}
+
+    def losses(self, scales: Sequence[float]) -> dict[str, Any]:
+        """Return the loss of the first batch with all weights of two axes times each number, a power of two."""
+        tokens, targets = self.job.batches.at(0)
+        matrices = [p for p in self.engine.parameters().values() if p.ndim == 2]
+        found = []
+        for scale in scales:
+            for p in matrices:
+                p *= scale
+            found.append(self.engine.forward(tokens=tokens, targets=targets))
+            for p in matrices:
+                p /= scale
+        return {"losses": found}
 
     def _run_timed(self, calls: Iterable[Bound]) -> None:
         calls = list(calls)
@@ -111,12 +124,18 @@ def main() -> None:
         sessions[:] = [Session(request, say)]
         return {"threads": sessions[0].engine.threads, "versions": {}}
 
-    def steps(request: Mapping[str, Any], say: Say) -> Mapping[str, Any]:
+    def begun(do: str) -> Session:
         if not sessions:
-            raise UserError("'steps' before 'init'")
-        return sessions[0].steps(request["n"])
+            raise UserError(f"'{do}' before 'init'")
+        return sessions[0]
 
-    serve({"check": checked, "init": init, "steps": steps, "peak": lambda request, say: _peak()})
+    def loss(request: Mapping[str, Any], say: Say) -> Mapping[str, Any]:
+        return begun("loss").losses(request["scales"])
+
+    def steps(request: Mapping[str, Any], say: Say) -> Mapping[str, Any]:
+        return begun("steps").steps(request["n"])
+
+    serve({"check": checked, "init": init, "loss": loss, "steps": steps, "peak": lambda request, say: _peak()})
 
 
 def _peak() -> dict[str, Any]:
