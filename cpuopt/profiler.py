@@ -71,26 +71,18 @@ class Profiler:
         calls, clock = tuple(calls), self.clock
         marks: list[int] = []
         mark = marks.append
-        if self.regions is None:
-            mark(clock())
-            for bound in calls:
-                try:
-                    bound.kernel.function(*bound.args)
-                except BaseException as e:
-                    raise blamed(e, bound.kernel.name, bound.call.layer) from e
-                mark(clock())
-        else:
-            readings: list[bytes] = []
-            reading, totals = readings.append, self.regions.tobytes
+        readings: list[bytes] = []
+        reading, totals = readings.append, bytes if self.regions is None else self.regions.tobytes
+        reading(totals())
+        mark(clock())
+        for bound in calls:
+            try:
+                bound.kernel.function(*bound.args)
+            except BaseException as e:
+                raise blamed(e, bound.kernel.name, bound.call.layer) from e
             reading(totals())
             mark(clock())
-            for bound in calls:
-                try:
-                    bound.kernel.function(*bound.args)
-                except BaseException as e:
-                    raise blamed(e, bound.kernel.name, bound.call.layer) from e
-                reading(totals())
-                mark(clock())
+        if self.regions is not None:
             self._readings.append(np.frombuffer(b"".join(readings), np.int64).reshape(-1, 3))
         self._runs.append((calls, np.array(marks, dtype=np.int64)))
 

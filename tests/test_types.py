@@ -14,9 +14,11 @@ from cpuopt.check.gradient import check_gradient
 from cpuopt.check.judge import least, rounding
 from cpuopt.check.sized import Sized, check_sized
 from cpuopt.errors import UserError
+from cpuopt.files.reading import to_json
 from cpuopt.kernels import registry
 from cpuopt.kernels.compile import jit
 from cpuopt.kernels.registry import Kernel, Scratch
+from cpuopt.lab import ab
 from cpuopt.nn.trace import current
 from cpuopt.ops.declaration import BT, C, N, Op, acc, inp, out
 
@@ -163,6 +165,11 @@ def test_a_float64_value_and_an_int32_scratch_go_through_a_training_step(registe
     for c in (forward, backward, calls[widen_forward]):
         k = registry.KERNELS[c.op.name, "vanilla"].of(c.types)
         assert check_sized(Sized(k, Case.of(c), c.adds), 1).verdict == "PASS"
+    # a comparison of two kernels, on the types of the call
+    shape = ab.Shape.read(to_json(ab.shapes_of([forward])[0]))
+    assert shape.types == forward.types
+    k = registry.KERNELS["scale_forward", "vanilla"]
+    assert ab.Alone((k, k), shape, 0).timed.slots[0]["weight"].dtype == "float64"
 
 
 @pytest.mark.parametrize("dtype", ANY)

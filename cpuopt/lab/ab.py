@@ -60,12 +60,12 @@ class Shape:
 
     Attributes
     ----------
-    case : sizes, and the absent arguments.
+    case : sizes, absent arguments, and types.
     adds : the ``_add`` flags of its gradients.
     layers : the layers with such a call, each once.
     """
 
-    JSON: ClassVar = ("sizes", "absent", "adds", "layers")
+    JSON: ClassVar = ("sizes", "absent", "types", "adds", "layers")
     case: Case
     adds: dict[str, bool]
     layers: tuple[str, ...]
@@ -83,6 +83,11 @@ class Shape:
     def absent(self) -> frozenset[str]:
         """The optional arguments that are not given."""
         return self.case.absent
+
+    @property
+    def types(self) -> Mapping[str, str]:
+        """The types of the arguments that do not have their usual one."""
+        return self.case.types
 
     @staticmethod
     def read(d: Mapping[str, Any]) -> Shape:
@@ -114,14 +119,12 @@ def calls_of(op: Op, settings: Settings, layer: str = "*") -> list[Call]:
 
 def shapes_of(calls: Sequence[Call]) -> list[Shape]:
     """List the distinct shapes of calls, with the layers that have them."""
-    groups: dict[Any, list[Call]] = {}
+    found: dict[str, Shape] = {}
     for c in calls:
-        key = tuple(c.sizes.items()), frozenset(c.absent), tuple(c.adds.items())
-        groups.setdefault(key, []).append(c)
-    return [
-        Shape(Case(dict(sizes), "normal", absent), dict(adds), tuple(c.layer for c in group))
-        for (sizes, absent, adds), group in groups.items()
-    ]
+        one = Shape(Case.of(c), dict(c.adds), (c.layer,))
+        before = found.get(str(one))
+        found[str(one)] = replace(one, layers=(*before.layers, c.layer)) if before else one
+    return list(found.values())
 
 
 class Alone:
@@ -147,8 +150,9 @@ class Alone:
         flush: bool = False,
         clock: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
-        self.timed = Timed(dict(zip("AB", kernels, strict=True)), shape.case, shape.adds, seed)
-        self.functions = {side: k.function for side, k in zip("AB", kernels, strict=True)}
+        typed = {side: k.of(shape.types) for side, k in zip("AB", kernels, strict=True)}
+        self.timed = Timed(typed, shape.case, shape.adds, seed)
+        self.functions = {side: k.function for side, k in typed.items()}
         self.rng = np.random.default_rng(seed)
         self.clock, self.flush = clock, _flusher() if flush else None
         self.lengths = {"A": (1, 1), "B": (1, 1)}
@@ -362,7 +366,7 @@ class InStep:
         for a, b in zip(self.groups["A"], self.groups["B"], strict=True):
             for place, bound in a.items():
                 call = bound.call
-                key = call.op.name, tuple(call.sizes.items()), frozenset(call.absent), tuple(call.adds.items())
+                key = call.op.name, str(Case.of(call)), tuple(call.adds.items())
                 alike.setdefault(key, []).append((bound, b[place]))
         drawn = [pairs[self.rng.integers(len(pairs))] for pairs in alike.values()]
         chosen, results = {id(b): (a, b) for a, b in drawn}, list[Result]()
