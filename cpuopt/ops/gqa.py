@@ -14,6 +14,7 @@ Backward, with att computed again; the sums of dk and dv are over the query head
 
     datt[t, t2]   = dout[t, h] . v[t2, g]
     dscore[t, t2] = att[t, t2] * (datt[t, t2] - dout[t, h] . out[t, h])
+                    where the product also equals the sum over t3 <= t of att[t, t3] * datt[t, t3]
     dq[t, h]  += s * sum over t2 <= t of dscore[t, t2] * k[t2, g]
     dk[t2, g] += s * sum over h and t >= t2 of dscore[t, t2] * q[t, h]
     dv[t2, g] +=     sum over h and t >= t2 of att[t, t2] * dout[t, h]
@@ -59,14 +60,16 @@ def reference_forward(q, k, v, lse):
     return {"out": rows(np.exp(score - lse[..., None]) @ spread(v, NH)), "lse": lse}
 
 
-def reference_backward(dout, q, k, v, lse):
+def reference_backward(dout, q, k, v, out, lse):
     NH = lse.shape[1]
     HS = q.shape[-1] // NH
     NKV, scale = k.shape[-1] // HS, 1 / np.sqrt(HS)
-    q, k, v, do = (heads(x, x.shape[-1] // HS) for x in (q, k, v, dout))
+    q, k, v, o, do = (heads(x, x.shape[-1] // HS) for x in (q, k, v, out, dout))
     att = np.exp(scores(q, spread(k, NH)) - lse[..., None])
     datt = do @ spread(v, NH).transpose(0, 1, 3, 2)
-    dscore = scale * att * (datt - (att * datt).sum(axis=-1, keepdims=True))
+    delta, same = ((x * y).sum(axis=-1, keepdims=True) for x, y in ((att, datt), (do, o)))
+    delta = np.where(np.isfinite(same), (delta + same) / 2, delta)  # so that the check's scale knows both roundings
+    dscore = scale * att * (datt - delta)
     dk, dv = dscore.transpose(0, 1, 3, 2) @ q, att.transpose(0, 1, 3, 2) @ do
     return {"dq": rows(dscore @ spread(k, NH)), "dk": rows(gathered(dk, NKV)), "dv": rows(gathered(dv, NKV))}
 

@@ -32,7 +32,7 @@ F32 = np.float32
 avx2 = pytest.mark.skipif(LANES != 8, reason="the patterns are those of AVX2")
 LIBM = re.compile(r"\$((?:exp|log|tanh|expm1|log1p|pow|sqrt|fmax|fmin)f?)\b")
 FEW = {  # one logarithm a row, two powers a call
-    **{f"{op}_forward": {"logf"} for op in ("attention", "cross_entropy", "classifier")},
+    **{f"{op}_forward": {"logf"} for op in ("attention", "gqa", "cross_entropy", "classifier")},
     **{op: {"pow"} for op in ("adamw", "embedding_update")},  # of the numbers of AdamW
     "classifier_backward": {"logf"},
     "classifier_update": {"logf", "pow"},
@@ -49,6 +49,9 @@ CORE = {  # what the busiest loop is made of; see the formulas
     "attention_forward": "vfmadd",
     "attention_backward": "vfmadd",
     "attention_decode": "vfmadd",
+    "gqa_forward": "vfmadd",
+    "gqa_backward": "vfmadd",
+    "gqa_decode": "vfmadd",
     "gelu_forward": "vdivps",
     "gelu_backward": "vdivps",
     "residual_forward": "vaddps",
@@ -190,15 +193,51 @@ INPUTS = [(op, a.name) for op in OPS for a in op.args if a.role in ("in", "state
 
 
 @pytest.mark.parametrize(("B", "alone"), [(1, True), (3, False)])
-def test_few_queries_are_right_on_one_thread_and_on_all(B: int, alone: bool) -> None:
-    found = case(ops.attention_decode, {"B": B, "T": 15, "C": 128, "NH": 2})
+@pytest.mark.parametrize("op", [ops.attention_decode, ops.gqa_decode], ids=str)
+def test_few_queries_are_right_on_one_thread_and_on_all(op: ops.Op, B: int, alone: bool) -> None:
+    found = case(op, {"B": B, "T": 15, "C": 384, "NH": 6, "NKV": 2} if op is ops.gqa_decode else MHA | {"B": B})
     assert (8 * B * 15 * 128 * found.sizes["S"] < SMALL) is alone
-    assert check(KERNELS["attention_decode", "optimized"], found).verdict == "PASS"
+    assert check(KERNELS[op.name, "optimized"], found).verdict == "PASS"
 
 
-OVERWRITTEN = {("attention_decode", "keys"), ("attention_decode", "values")}
+@pytest.mark.parametrize("T", [9, 16, 130])
+@pytest.mark.parametrize("name", ["gqa_forward", "gqa_backward", "gqa_decode"])
+def test_attention_is_that_of_key_heads_repeated(name: str, T: int) -> None:
+    """Key heads that are repeated for their query heads give the same bits; dk and dv are sums in the heads' order."""
+    op, rep = ops.ALL[name], 3
+    grouped = case(op, {"B": 2, "T": T, "C": 6 * 33, "NH": 6, "NKV": 2}).sizes
+    given = arguments(op, Case(grouped), np.random.default_rng(0))
+
+    def repeated(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        if x.ndim == 4:
+            return np.repeat(x, rep, axis=1)
+        return np.repeat(x.reshape(2, T, 2, 33), rep, axis=2).reshape(2, T, -1)
+
+    single = {
+        n: repeated(x) if n in ("k", "v", "dk", "dv", "keys", "values") else x.copy()
+        for n, x in given.items()
+        if not np.isscalar(x)
+    }
+    single |= {n: x for n, x in given.items() if np.isscalar(x)}
+    got, want = call(op, given, dict(grouped)), call(op, single, dict(grouped) | {"NKV": 6})
+    for n, x in want.items():
+        if n in ("dk", "dv"):
+            heads = x.reshape(2, T, 2, rep, 33)
+            x = (heads[:, :, :, 0] + heads[:, :, :, 1] + heads[:, :, :, 2]).reshape(2, T, -1)
+        elif x.ndim == 4:
+            x = x[:, ::rep]
+        assert np.array_equal(got[n], x), n
+
+
+MHA = {"T": 15, "C": 128, "NH": 2}
+OVERWRITTEN = {(f"{op}_decode", name) for op in ("attention", "gqa") for name in ("keys", "values")}
 """What lies at the end of these is new."""
-RIGHTLY_FINITE = {("cross_entropy_backward", "lse"), ("attention_backward", "lse")}
+RIGHTLY_FINITE = {
+    ("cross_entropy_backward", "lse"),
+    ("attention_backward", "lse"),
+    ("gqa_backward", "lse"),
+    ("gqa_forward", "k"),
+}
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf], ids=str)

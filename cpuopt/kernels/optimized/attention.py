@@ -2,6 +2,10 @@
 
 A tile of scores is kept transposed, a row for each key and a lane for each query: a query's maximum and sum then run
 down the rows, a vector of queries at a time. A tile on the diagonal is triangular, and computed as such.
+
+The work is done by `forward` and `backward`, for as many query heads to a key head as there are, wherever q, k and v
+lie: each is a flat array, the offset of its first head, and the distance of its rows. For GPT-2, these are thirds of
+one array. Keys and values are read where they lie, unless their rows are no whole vectors.
 """
 
 import numpy as np
@@ -11,15 +15,34 @@ from ... import ops
 from ..compile.jit import helper, kernel
 from ..toolkit.lanes import exp, larger, load, load_some, select_some, spread, store, sum_lanes
 from ..toolkit.simd import LANES, MR, ticket
-from ..toolkit.tiles import A_LOWER, A_UPPER, C_UPPER, COLS, WHOLE, pack, product, tell, turn, unpack, up, wait_for
+from ..toolkit.tiles import (
+    A_LOWER,
+    A_UPPER,
+    C_UPPER,
+    COLS,
+    WHOLE,
+    flat,
+    pack,
+    product,
+    tell,
+    turn,
+    unpack,
+    up,
+    wait_for,
+)
 
 BLOCK = 64  # queries, and keys: a tile fills 16 KB, half of the usual first-level cache
 ZERO, ONE, LOWEST = np.float32(0), np.float32(1), np.float32(-np.inf)
 
 
+def head_size(sizes):
+    """Channels of a head, of which the ops over a fused qkv have no symbol."""
+    return sizes["HS"] if "HS" in sizes else sizes["C"] // sizes["NH"]
+
+
 def for_each_thread(floats):
     """Size scratch of ``floats(HS)`` for each thread that may run."""
-    return lambda sizes: config.NUMBA_NUM_THREADS * floats.py_func(sizes["C"] // sizes["NH"])
+    return lambda sizes: config.NUMBA_NUM_THREADS * floats.py_func(head_size(sizes))
 
 
 @helper()
@@ -47,62 +70,75 @@ def softmax(w, score, top, alpha, total, n_q, n_k, diagonal):
 @helper()
 def forward_floats(HS):
     """Working memory of one thread: packed rows, q transposed, sums of out, a tile; three numbers for each query."""
-    return BLOCK * ((HS + COLS - 1) // COLS * COLS * 3 + BLOCK + 3)
+    return BLOCK * (up(HS, COLS) * 3 + BLOCK + 3)
 
 
 @helper()
-def attend(out, o0, o_row, qkv, q, q_row, keys, k0, values, v0, kv_row, before, n_q, HS, w, packed):
+def attend(out, o0, o_row, q, q0, q_row, k, k0, v, v0, kv_row, before, n_q, HS, w, packed):
     """Attend from up to BLOCK queries to `before` keys and then, causally, to as many as there are queries.
 
-    The arguments are arrays, the offset of the first row in each, and the distance of rows. The queries' maxima stay
-    at `packed` + BLOCK * (3 * width + BLOCK) of w, their sums 2 * BLOCK behind.
+    The arguments are flat arrays, the offset of the first row in each, and the distance of rows. The queries' maxima
+    stay at `packed` + BLOCK * (3 * width + BLOCK) of w, their sums 2 * BLOCK behind.
     """
     width = up(HS, COLS)
     qt, o, score = packed + BLOCK * width, packed + 2 * BLOCK * width, packed + 3 * BLOCK * width
     top, alpha, total = score + BLOCK * BLOCK, score + BLOCK * BLOCK + BLOCK, score + BLOCK * BLOCK + 2 * BLOCK
     for t in range(BLOCK):
         w[top + t], w[total + t] = LOWEST, ZERO
-    pack(w, packed, width, up(n_q, COLS), qkv, q, q_row, n_q, HS, ONE / np.sqrt(np.float32(HS)))
+    pack(w, packed, width, up(n_q, COLS), q, q0, q_row, n_q, HS, ONE / np.sqrt(np.float32(HS)))
     turn(w, qt, BLOCK, w, packed, width, up(n_q, COLS))
     tiles = (before + BLOCK - 1) // BLOCK
     for tile in range(tiles + 1):
         diagonal = tile == tiles
         t2 = before if diagonal else tile * BLOCK
-        k, v, n_k = k0 + t2 * kv_row, v0 + t2 * kv_row, n_q if diagonal else min(BLOCK, before - t2)
+        n_k = n_q if diagonal else min(BLOCK, before - t2)
         # pass 1: the scores, transposed
         part = C_UPPER if diagonal else WHOLE
-        product(w, score, BLOCK, keys, k, kv_row, 1, w, qt, BLOCK, n_k, n_q, HS, part, False)
+        product(w, score, BLOCK, k, k0 + t2 * kv_row, kv_row, 1, w, qt, BLOCK, n_k, n_q, HS, part, False)
         # pass 2: their exp, and the sums
         softmax(w, score, top, alpha, total, n_q, n_k, diagonal)
         # pass 3: gather the values
         for t in range(n_q if tile > 0 else 0):
             for i in range(0, width, LANES):
                 store(w, o + t * width + i, load(w, o + t * width + i) * w[alpha + t])
-        pack(w, packed, width, n_k, values, v, kv_row, n_k, HS, ONE)
+        rows, row, distance = v, v0 + t2 * kv_row, kv_row
+        if width > HS:
+            pack(w, packed, width, n_k, v, row, kv_row, n_k, HS, ONE)
+            rows, row, distance = w, packed, width
         part = A_LOWER if diagonal else WHOLE
-        product(w, o, width, w, score, 1, BLOCK, w, packed, width, n_q, width, n_k, part, tile > 0)
+        product(w, o, width, w, score, 1, BLOCK, rows, row, distance, n_q, width, n_k, part, tile > 0)
     # pass 4: normalize
     for t in range(n_q):
         unpack(out, o0 + t * o_row, o_row, w, o + t * width, width, 1, HS, ONE / w[total + t], False)
 
 
 @helper()
-def forward_block(out, lse, qkv, w, packed, b, h, t0):
-    """Attend from the queries of one block to all keys up to them."""
-    T, C, HS = out.shape[1], out.shape[2], out.shape[2] // lse.shape[1]
-    n_q, q, row = min(BLOCK, T - t0), b * T * 3 * C + h * HS, 3 * C
-    o = (b * T + t0) * C + h * HS
-    attend(out, o, C, qkv, q + t0 * row, row, qkv, q + C, qkv, q + 2 * C, row, t0, n_q, HS, w, packed)
-    top = packed + BLOCK * (3 * up(HS, COLS) + BLOCK)
-    for t in range(n_q):
-        lse[b, h, t0 + t] = np.log(w[top + 2 * BLOCK + t]) + w[top + t]
+def forward(out, lse, q, k, v, places, group, work, w, counter):
+    """Take blocks of queries, the longest of a head first, until none is left.
+
+    Each `group` of query heads reads one key head. `places` are the offsets of q, k and v in their arrays, with the
+    distance of rows behind that of q and that of k and v: ``q0, q_row, k0, v0, kv_row``.
+    """
+    B, NH, T = lse.shape
+    q0, q_row, k0, v0, kv_row = places
+    HS, o_row, blocks = out.shape[2] // NH, out.shape[2], (T + BLOCK - 1) // BLOCK
+    top = w + BLOCK * (3 * up(HS, COLS) + BLOCK)
+    task = ticket(counter)
+    while task < B * NH * blocks:
+        bh, t0 = task // blocks, (blocks - 1 - task % blocks) * BLOCK
+        b, h, n_q = bh // NH, bh % NH, min(BLOCK, T - t0)
+        o, x = (b * T + t0) * o_row + h * HS, q0 + (b * T + t0) * q_row + h * HS
+        head = b * T * kv_row + h // group * HS
+        attend(out, o, o_row, q, x, q_row, k, k0 + head, v, v0 + head, kv_row, t0, n_q, HS, work, w)
+        for t in range(n_q):
+            lse[b, h, t0 + t] = np.log(work[top + 2 * BLOCK + t]) + work[top + t]
+        task = ticket(counter)
 
 
-@kernel(
-    ops.attention_forward,
-    "optimized",
-    scratch=[("work", for_each_thread(forward_floats)), ("counter", 1, "int32")],
-)
+FORWARD_SCRATCH = [("work", for_each_thread(forward_floats)), ("counter", 1, "int32")]
+
+
+@kernel(ops.attention_forward, "optimized", scratch=FORWARD_SCRATCH)
 def attention_forward(out, lse, qkv, work, counter):
     """Block by block of keys, with a running maximum and sum for each query.
 
@@ -111,16 +147,11 @@ def attention_forward(out, lse, qkv, work, counter):
     Bound: compute.
     Source: Dao 2023 (arXiv 2307.08691), algorithm 1.
     """
-    B, T, C = out.shape
-    NH = lse.shape[1]
-    blocks, floats = (T + BLOCK - 1) // BLOCK, forward_floats(C // NH)
+    C = out.shape[2]
+    floats, x, places = forward_floats(C // lse.shape[1]), flat(qkv), (0, 3 * C, C, 2 * C, 3 * C)
     counter[0] = 0
     for worker in prange(work.shape[0] // floats):
-        task = ticket(counter)
-        while task < B * NH * blocks:
-            bh, t0 = task // blocks, (blocks - 1 - task % blocks) * BLOCK
-            forward_block(out, lse, qkv, work, np.int64(worker) * floats, bh // NH, bh % NH, t0)
-            task = ticket(counter)
+        forward(out, lse, x, x, x, places, 1, work, np.int64(worker) * floats, counter)
 
 
 @helper()
@@ -138,14 +169,10 @@ def softmax_backward(w, score, datt, lse, lse0, delta, n_q, n_k, diagonal):
             store(w, datt + i, ds)
 
 
-K, V, DK, DV = range(4)
-"""The packed arrays of a block of keys, each of BLOCK rows, kept while its tiles are visited."""
-
-
 @helper()
 def block_floats(HS):
-    """Working memory of a block of keys."""
-    return 4 * BLOCK * up(HS, COLS)
+    """Working memory of a block of keys while its tiles are visited: dk, dv, and k where that has to be packed."""
+    return (2 if HS % COLS == 0 else 3) * BLOCK * up(HS, COLS)
 
 
 @helper()
@@ -155,94 +182,118 @@ def row_floats(HS):
 
 
 @helper()
-def backward_row(dqkv, dqkv_add, dout, qkv, out, lse, kept, first, w, base, steps, done, b, h, i):
+def backward_row(dq, dk, dv, adds, dout, q, k, v, out, lse, places, group, kept, first, w, base, steps, b, h, i):
     """Do the tiles of query block `i`, from the diagonal back to the first block of keys.
 
-    A tile waits until the row before has been through its block of keys: `steps` counts the rows, from `done` on.
+    A tile waits until the row before has been through its block of keys: `steps` counts the rows. The last row adds
+    what its head has gathered to dk and dv, after the head before it in the group.
     """
-    T, C, HS = out.shape[1], out.shape[2], out.shape[2] // lse.shape[1]
-    width, floats, t0 = up(HS, COLS), block_floats(HS), i * BLOCK
+    NH, T = lse.shape[1:]
+    HS, o_row, head, blocks = out.shape[2] // NH, out.shape[2], b * NH + h, (T + BLOCK - 1) // BLOCK
+    width, floats, t0, done = up(HS, COLS), block_floats(HS), i * BLOCK, head * blocks
     size, n_q = BLOCK * width, min(BLOCK, T - t0)
-    q, dq, do = base, base + size, base + 2 * size
+    qs, dqs, do = base, base + size, base + 2 * size
     qt, dot, score = base + 3 * size, base + 4 * size, base + 5 * size
     datt, delta = score + BLOCK * BLOCK, score + 2 * BLOCK * BLOCK
-    row, o_row, scale = b * T * 3 * C + h * HS, (b * T + t0) * C + h * HS, ONE / np.sqrt(np.float32(HS))
+    q0, q_row, k0, v0, kv_row = places
+    x, key_head, scale = (
+        q0 + (b * T + t0) * q_row + h * HS,
+        b * T * kv_row + h // group * HS,
+        ONE / np.sqrt(np.float32(HS)),
+    )
+    o = (b * T + t0) * o_row + h * HS
     # pass 1: the queries, and delta[t] = dout[t] . out[t], which stands for the sum over att * datt
-    pack(w, q, width, up(n_q, COLS), qkv, row + t0 * 3 * C, 3 * C, n_q, HS, scale)
-    pack(w, do, width, up(n_q, COLS), dout, o_row, C, n_q, HS, ONE)
-    turn(w, qt, BLOCK, w, q, width, up(n_q, COLS))
+    pack(w, qs, width, up(n_q, COLS), q, x, q_row, n_q, HS, scale)
+    pack(w, do, width, up(n_q, COLS), dout, o, o_row, n_q, HS, ONE)
+    turn(w, qt, BLOCK, w, qs, width, up(n_q, COLS))
     turn(w, dot, BLOCK, w, do, width, up(n_q, COLS))
     for t in range(n_q):
         d = spread(ZERO)
-        for x in range(0, HS, LANES):
-            d = d + load(w, do + t * width + x) * load_some(out, o_row + t * C + x, HS - x)
+        for c in range(0, HS, LANES):
+            d = d + load(w, do + t * width + c) * load_some(out, o + t * o_row + c, HS - c)
         w[delta + t] = sum_lanes(d)
     for j in range(i, -1, -1):
         diagonal, t2, block = j == i, j * BLOCK, (first + j) * floats
-        n_k = min(BLOCK, T - t2)
-        k, v, dk, dv = block + K * size, block + V * size, block + DK * size, block + DV * size
-        if diagonal:
-            pack(kept, k, width, n_k, qkv, row + C + t2 * 3 * C, 3 * C, n_k, HS, ONE)
-            pack(kept, v, width, n_k, qkv, row + 2 * C + t2 * 3 * C, 3 * C, n_k, HS, ONE)
-        else:
+        n_k, key, value = min(BLOCK, T - t2), k0 + key_head + t2 * kv_row, v0 + key_head + t2 * kv_row
+        dks, dvs = block, block + size
+        rows, row, distance = k, key, kv_row
+        if width > HS:
+            rows, row, distance = kept, block + 2 * size, width
+            if diagonal:
+                pack(rows, row, width, n_k, k, key, kv_row, n_k, HS, ONE)
+        if not diagonal:
             wait_for(steps, done + j, i - j)
         # pass 2: score[t, t2] = s * q[t] . k[t2] and datt[t, t2] = dout[t] . v[t2], both transposed
         part = C_UPPER if diagonal else WHOLE
-        product(w, score, BLOCK, kept, k, width, 1, w, qt, BLOCK, n_k, n_q, HS, part, False)
-        product(w, datt, BLOCK, kept, v, width, 1, w, dot, BLOCK, n_k, n_q, HS, part, False)
+        product(w, score, BLOCK, rows, row, distance, 1, w, qt, BLOCK, n_k, n_q, HS, part, False)
+        product(w, datt, BLOCK, v, value, kv_row, 1, w, dot, BLOCK, n_k, n_q, HS, part, False)
         # pass 3: att = exp(score - lse), dscore = att * (datt - delta)
-        softmax_backward(w, score, datt, lse, (b * lse.shape[1] + h) * T + t0, delta, n_q, n_k, diagonal)
+        softmax_backward(w, score, datt, lse, head * T + t0, delta, n_q, n_k, diagonal)
         # pass 4: dv[t2] += att[t, t2] * dout[t], dk[t2] += dscore[t, t2] * s * q[t], dq[t] += dscore[t, t2] * k[t2]
         part = A_UPPER if diagonal else WHOLE
-        product(kept, dv, width, w, score, BLOCK, 1, w, do, width, n_k, width, n_q, part, not diagonal)
-        product(kept, dk, width, w, datt, BLOCK, 1, w, q, width, n_k, width, n_q, part, not diagonal)
+        product(kept, dvs, width, w, score, BLOCK, 1, w, do, width, n_k, width, n_q, part, not diagonal)
+        product(kept, dks, width, w, datt, BLOCK, 1, w, qs, width, n_k, width, n_q, part, not diagonal)
         part = A_LOWER if diagonal else WHOLE
-        product(w, dq, width, w, datt, 1, BLOCK, kept, k, width, n_q, width, n_k, part, not diagonal)
+        product(w, dqs, width, w, datt, 1, BLOCK, rows, row, distance, n_q, width, n_k, part, not diagonal)
+        if i == blocks - 1:
+            later = h % group > 0
+            if later:
+                wait_for(steps, done - blocks + j, blocks - j)
+            unpack(dk, key, kv_row, kept, dks, width, n_k, HS, ONE, later or adds[1])
+            unpack(dv, value, kv_row, kept, dvs, width, n_k, HS, ONE, later or adds[2])
         tell(steps, done + j, i - j + 1)
-        if t0 + BLOCK >= T:
-            unpack(dqkv, row + C + t2 * 3 * C, 3 * C, kept, dk, width, n_k, HS, ONE, dqkv_add)
-            unpack(dqkv, row + 2 * C + t2 * 3 * C, 3 * C, kept, dv, width, n_k, HS, ONE, dqkv_add)
-    unpack(dqkv, row + t0 * 3 * C, 3 * C, w, dq, width, n_q, HS, scale, dqkv_add)
+    unpack(dq, x, q_row, w, dqs, width, n_q, HS, scale, adds[0])
+
+
+@helper()
+def backward(dq, dk, dv, adds, dout, q, k, v, out, lse, places, group, kept, work, w, floats, counter, steps):
+    """Take rows of tiles of all heads, the first of every head first, until none is left.
+
+    `adds` tells of dq, dk and dv which to add to; they lie as q, k and v do. The rest is that of `forward`.
+    """
+    B, NH, T = lse.shape
+    blocks = (T + BLOCK - 1) // BLOCK
+    task = ticket(counter)
+    while task < B * blocks * NH:
+        b, i, h = task // (blocks * NH), task // NH % blocks, task % NH
+        first = (b * NH + h) * blocks if blocks > 1 else w
+        backward_row(
+            dq, dk, dv, adds, dout, q, k, v, out, lse, places, group, kept, first, work, w * floats, steps, b, h, i
+        )
+        task = ticket(counter)
 
 
 def kept_floats(sizes):
     """Size the memory of blocks of keys: of all blocks or, where a head has only one, of one block for each thread."""
     heads, blocks = sizes["B"] * sizes["NH"], -(-sizes["T"] // BLOCK)
     held = heads * blocks if blocks > 1 else config.NUMBA_NUM_THREADS
-    return held * block_floats.py_func(sizes["C"] // sizes["NH"])
+    return held * block_floats.py_func(head_size(sizes))
 
 
-@kernel(
-    ops.attention_backward,
-    "optimized",
-    scratch=[
-        ("kept", kept_floats),
-        ("work", for_each_thread(row_floats)),
-        ("counter", 1, "int32"),
-        ("steps", lambda sizes: sizes["B"] * sizes["NH"] * -(-sizes["T"] // BLOCK), "int32"),
-    ],
-)
+BACKWARD_SCRATCH = [
+    ("kept", kept_floats),
+    ("work", for_each_thread(row_floats)),
+    ("counter", 1, "int32"),
+    ("steps", lambda sizes: sizes["B"] * sizes["NH"] * -(-sizes["T"] // BLOCK), "int32"),
+]
+
+
+@kernel(ops.attention_backward, "optimized", scratch=BACKWARD_SCRATCH)
 def attention_backward(dqkv, dqkv_add, dout, qkv, out, lse, kept, work, counter, steps):
     """Row by row of tiles, from the diagonal back; what a block of keys gathers is kept until the last row.
 
     Parallel: rows of all heads, handed out by ticket. A row follows the one before it of the same head, whose ticket is
     earlier, at a distance of one tile; so each gradient gathers its tiles in one order, whatever the threads.
-    Memory: four packed copies of C numbers a token, of all tokens if T > BLOCK; seven tiles for each thread.
+    Memory: two copies of C numbers a token, of all tokens if T > BLOCK; seven tiles for each thread.
     Bound: compute.
     Source: Dao 2023 (arXiv 2307.08691), algorithm 2, in another order.
     """
-    B, T, C = dout.shape
-    NH = lse.shape[1]
-    blocks, floats = (T + BLOCK - 1) // BLOCK, row_floats(C // NH)
+    C = out.shape[2]
+    floats, places, adds = row_floats(C // lse.shape[1]), (0, 3 * C, C, 2 * C, 3 * C), (dqkv_add, dqkv_add, dqkv_add)
+    d, x = flat(dqkv), flat(qkv)
     counter[0] = 0
     for i in range(steps.shape[0]):
         steps[i] = 0
     for worker in prange(work.shape[0] // floats):
         w = np.int64(worker)
-        task = ticket(counter)
-        while task < B * blocks * NH:
-            b, i, h = task // (blocks * NH), task // NH % blocks, task % NH
-            head = (b * NH + h) * blocks
-            first = head if blocks > 1 else w
-            backward_row(dqkv, dqkv_add, dout, qkv, out, lse, kept, first, work, w * floats, steps, head, b, h, i)
-            task = ticket(counter)
+        backward(d, d, d, adds, dout, x, x, x, out, lse, places, 1, kept, work, w, floats, counter, steps)

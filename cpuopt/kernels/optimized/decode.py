@@ -1,4 +1,7 @@
-"""Attention behind a cache: few queries on vectors, one pass over the keys and one over the values; more in tiles."""
+"""Attention behind a cache: few queries on vectors, one pass over the keys and one over the values; more in tiles.
+
+All query heads that read a key head take a chunk of it while it is in the first-level cache: memory is read once.
+"""
 
 import numpy as np
 from numba import prange
@@ -9,9 +12,11 @@ from ..compile.jit import helper, kernel
 from ..toolkit.lanes import exp, larger, load, load_some, max_lanes, select_some, spread, store, store_some, sum_lanes
 from ..toolkit.simd import LANES
 from ..toolkit.threads import SMALL
+from ..toolkit.tiles import flat
 from .attention import BLOCK, attend, forward_floats
 
 TILED = 16  # queries from which on packing them into tiles pays
+CHUNK = 32  # keys or values: 8 KB of the usual heads
 ZERO, ONE, LOWEST = np.float32(0), np.float32(1), np.float32(-np.inf)
 
 
@@ -38,6 +43,14 @@ def copy(to, i, x, j, n):
 
 
 @helper()
+def scores(att, a, q, q0, keys, k, n, HS):
+    """Compute a query's scores for n rows of keys."""
+    scale = ONE / np.sqrt(np.float32(HS))
+    for t in range(n):
+        att[a + t] = scale * dot(q, q0, keys, k + t * HS, HS)
+
+
+@helper()
 def softmax(att, a, n):
     """Turn n scores into exp(score - top); return the sum."""
     whole = n - n % LANES
@@ -60,80 +73,121 @@ def softmax(att, a, n):
 
 
 @helper()
-def gather(out, o, att, a, values, v, n, HS, scale):
-    """Sum n rows of values, weighted; four vectors of each row at a time."""
+def gather(out, o, att, a, values, v, n, HS, add):
+    """Sum n rows of values, weighted, or add them to what is there; four vectors of each row at a time."""
     four, whole = HS - HS % (4 * LANES), HS - HS % LANES
     for i in range(0, four, 4 * LANES):
         s0, s1, s2, s3 = spread(ZERO), spread(ZERO), spread(ZERO), spread(ZERO)
+        if add:
+            s0, s1 = load(out, o + i), load(out, o + i + LANES)
+            s2, s3 = load(out, o + i + 2 * LANES), load(out, o + i + 3 * LANES)
         for t in range(n):
             p, row = att[a + t], v + t * HS + i
             s0, s1 = s0 + load(values, row) * p, s1 + load(values, row + LANES) * p
             s2, s3 = s2 + load(values, row + 2 * LANES) * p, s3 + load(values, row + 3 * LANES) * p
-        store(out, o + i, s0 * scale)
-        store(out, o + i + LANES, s1 * scale)
-        store(out, o + i + 2 * LANES, s2 * scale)
-        store(out, o + i + 3 * LANES, s3 * scale)
+        store(out, o + i, s0)
+        store(out, o + i + LANES, s1)
+        store(out, o + i + 2 * LANES, s2)
+        store(out, o + i + 3 * LANES, s3)
     for i in range(four, whole, LANES):
-        s = spread(ZERO)
+        s = load(out, o + i) if add else spread(ZERO)
         for t in range(n):
             s = s + load(values, v + t * HS + i) * att[a + t]
-        store(out, o + i, s * scale)
+        store(out, o + i, s)
     if HS > whole:
-        s = spread(ZERO)
+        s = load_some(out, o + whole, HS - whole) if add else spread(ZERO)
         for t in range(n):
             s = s + load_some(values, v + t * HS + whole, HS - whole) * att[a + t]
-        store_some(out, o + whole, s * scale, HS - whole)
+        store_some(out, o + whole, s, HS - whole)
 
 
 @helper()
-def put_away(keys, values, cache, qkv, q, position, T, C, HS):
-    """Copy a head's new keys and values behind those that are there."""
+def put_away(keys, values, k, v, places, position, T, bg):
+    """Copy the new keys and values of one key head, in one row of the batch, behind those that are there."""
+    NKV, S, HS = keys.shape[1:]
+    k0, v0, kv_row = places[2:]
     for t in range(T):
-        copy(keys, cache + (position + t) * HS, qkv, q + t * 3 * C + C, HS)
-        copy(values, cache + (position + t) * HS, qkv, q + t * 3 * C + 2 * C, HS)
+        row, to = (bg // NKV * T + t) * kv_row + bg % NKV * HS, (bg * S + position + t) * HS
+        copy(keys, to, k, k0 + row, HS)
+        copy(values, to, v, v0 + row, HS)
 
 
 @helper()
-def query(out, o, keys, values, cache, qkv, q, n, HS, att, a):
-    """Compute a head's result for one query: scores, their softmax, the weighted sum of the values."""
-    scale = ONE / np.sqrt(np.float32(HS))
-    for t in range(n):
-        att[a + t] = scale * dot(qkv, q, keys, cache + t * HS, HS)
-    total = softmax(att, a, n)
-    gather(out, o, att, a, values, cache, n, HS, ONE / total)
+def query(out, o, keys, values, cache, q, q0, group, n, HS, att, a, S):
+    """Compute one query's result for all heads of a group: scores, their softmax, the weighted sum of the values."""
+    chunk = CHUNK if group > 1 else n
+    for start in range(0, n, chunk):
+        for h in range(group):
+            row, some = cache + start * HS, min(chunk, n - start)
+            scores(att, a + h * S + start, q, q0 + h * HS, keys, row, some, HS)
+    for h in range(group):
+        att[a + group * S + h] = ONE / softmax(att, a + h * S, n)
+    for start in range(0, n, chunk):
+        for h in range(group):
+            row, some = cache + start * HS, min(chunk, n - start)
+            gather(out, o + h * HS, att, a + h * S + start, values, row, some, HS, start > 0)
+    for h in range(group):
+        for i in range(0, HS, LANES):
+            x = load_some(out, o + h * HS + i, HS - i) * att[a + group * S + h]
+            store_some(out, o + h * HS + i, x, HS - i)
 
 
 @helper()
-def few(out, keys, values, qkv, position, att, bh):
-    """Do one head of one row of the batch, query by query."""
+def few(out, keys, values, q, k, v, places, position, att, bg):
+    """Do the heads of one group in one row of the batch, query by query."""
     T, C = out.shape[1:]
-    NH, S, HS = keys.shape[1:]
-    b, h = bh // NH, bh % NH
-    cache, q, o = bh * S * HS, b * T * 3 * C + h * HS, b * T * C + h * HS
-    put_away(keys, values, cache, qkv, q, position, T, C, HS)
+    NKV, S, HS = keys.shape[1:]
+    q0, q_row = places[:2]
+    b, g, group = bg // NKV, bg % NKV, C // (NKV * HS)
+    cache, x = bg * S * HS, g * group * HS
+    put_away(keys, values, k, v, places, position, T, bg)
     for t in range(T):
-        query(out, o + t * C, keys, values, cache, qkv, q + t * 3 * C, position + t + 1, HS, att, bh * S)
+        o, now = (b * T + t) * C + x, q0 + (b * T + t) * q_row + x
+        query(out, o, keys, values, cache, q, now, group, position + t + 1, HS, att, bg * group * (S + 1), S)
 
 
 @helper()
-def many(out, keys, values, qkv, position, work, bh):
-    """Do one head of one row of the batch, a block of queries at a time."""
+def many(out, keys, values, q, places, position, work, bh):
+    """Do one head of one row of the batch, a block of queries at a time, once its keys and values are put away."""
     T, C = out.shape[1:]
-    NH, S, HS = keys.shape[1:]
+    NKV, S, HS = keys.shape[1:]
+    q0, q_row = places[:2]
+    NH = C // HS
     b, h = bh // NH, bh % NH
-    cache, q, o, w = bh * S * HS, b * T * 3 * C + h * HS, b * T * C + h * HS, bh * forward_floats(HS)
-    put_away(keys, values, cache, qkv, q, position, T, C, HS)
+    cache, known, told = bh // (NH // NKV) * S * HS, flat(keys), flat(values)
     for t in range(0, T, BLOCK):
-        x, n = q + t * 3 * C, min(BLOCK, T - t)
-        attend(out, o + t * C, C, qkv, x, 3 * C, keys, cache, values, cache, HS, position + t, n, HS, work, w)
+        o, x, n = (b * T + t) * C + h * HS, q0 + (b * T + t) * q_row + h * HS, min(BLOCK, T - t)
+        attend(
+            out, o, C, q, x, q_row, known, cache, told, cache, HS, position + t, n, HS, work, bh * forward_floats(HS)
+        )
+
+
+@helper()
+def is_small(out, keys, position):
+    """Return whether there is too little to read for several threads."""
+    B, NKV, _, HS = keys.shape
+    T = out.shape[1]
+    return T < TILED and 8 * B * T * NKV * HS * (position + T) < SMALL
+
+
+@helper()
+def start(out, keys, values, q, k, v, places, position, att, bg):
+    """Do a group, if it has few queries; put its keys and values away, if it has many."""
+    if out.shape[1] < TILED:
+        few(out, keys, values, q, k, v, places, position, att, bg)
+    else:
+        put_away(keys, values, k, v, places, position, out.shape[1], bg)
 
 
 def work_floats(sizes):
-    """Size what each head works in: tiles, or a row of scores."""
+    """Size the tiles of each head, where there are enough queries."""
     return sizes["B"] * sizes["NH"] * (forward_floats.py_func(sizes["HS"]) if sizes["T"] >= TILED else 0)
 
 
-@kernel(ops.attention_decode, "optimized", scratch=[("att", B * NH * S), ("work", work_floats)])
+DECODE_SCRATCH = [("att", B * NH * S + B * NH), ("work", work_floats)]
+
+
+@kernel(ops.attention_decode, "optimized", scratch=DECODE_SCRATCH)
 def attention_decode(out, keys, values, qkv, position, att, work):
     """Put the new keys and values away; then, for each query: scores, their softmax, the weighted sum of the values.
 
@@ -144,14 +198,13 @@ def attention_decode(out, keys, values, qkv, position, att, work):
     Source: for many, Dao 2023 (arXiv 2307.08691), algorithm 1.
     """
     B, T, C = out.shape
-    heads = B * keys.shape[1]
-    if T < TILED and 8 * B * T * C * (position + T) < SMALL:
+    heads, x, places = B * keys.shape[1], flat(qkv), (0, 3 * C, C, 2 * C, 3 * C)
+    if is_small(out, keys, position):
         for bh in range(heads):
-            few(out, keys, values, qkv, position, att, bh)
+            few(out, keys, values, x, x, x, places, position, att, bh)
     else:
         for task in prange(heads):
-            bh = np.int64(task)
-            if T < TILED:
-                few(out, keys, values, qkv, position, att, bh)
-            else:
-                many(out, keys, values, qkv, position, work, bh)
+            start(out, keys, values, x, x, x, places, position, att, np.int64(task))
+        if T >= TILED:
+            for task in prange(heads):
+                many(out, keys, values, x, places, position, work, np.int64(task))

@@ -26,6 +26,12 @@ def up(n, step):
 
 
 @helper()
+def flat(x):
+    """View an array as one row."""
+    return x.reshape(x.size)
+
+
+@helper()
 def product(c, c0, c_row, a, a0, a_row, a_step, b, b0, b_row, rows, cols, depth, part, adds):
     """Compute or add ``c[i, j] = sum over k < depth of a[i, k] * b[k, j]`` for i < rows and j < cols.
 

@@ -1,0 +1,77 @@
+"""Grouped-query attention, in the tiles and on the vectors of multi-head attention: the key heads lie elsewhere."""
+
+import numpy as np
+from numba import prange
+
+from ... import ops
+from ..compile.jit import kernel
+from ..toolkit.tiles import flat
+from .attention import BACKWARD_SCRATCH, FORWARD_SCRATCH, backward, forward, forward_floats, row_floats
+from .decode import DECODE_SCRATCH, TILED, few, is_small, many, start
+
+
+@kernel(ops.gqa_forward, "optimized", scratch=FORWARD_SCRATCH)
+def gqa_forward(out, lse, q, k, v, work, counter):
+    """Block by block of keys, with a running maximum and sum for each query.
+
+    Parallel: blocks of queries of each head, handed out by ticket, the longest of a head first.
+    Memory: four tiles for each thread.
+    Bound: compute.
+    Source: Dao 2023 (arXiv 2307.08691), algorithm 1.
+    """
+    C, KC, NH = q.shape[2], k.shape[2], lse.shape[1]
+    floats, places = forward_floats(C // NH), (0, C, 0, 0, KC)
+    qs, ks, vs = flat(q), flat(k), flat(v)
+    counter[0] = 0
+    for worker in prange(work.shape[0] // floats):
+        forward(out, lse, qs, ks, vs, places, C // KC, work, np.int64(worker) * floats, counter)
+
+
+@kernel(ops.gqa_backward, "optimized", scratch=BACKWARD_SCRATCH)
+def gqa_backward(dq, dq_add, dk, dk_add, dv, dv_add, dout, q, k, v, out, lse, kept, work, counter, steps):
+    """Row by row of tiles, from the diagonal back; what a block of keys gathers is kept until the last row.
+
+    Parallel: rows of all query heads, handed out by ticket. A row follows the one before it of the same head, and the
+    last row of a head follows that of the head before it in the group; both have earlier tickets. So each gradient
+    gathers its tiles in one order, whatever the threads.
+    Memory: two copies of C numbers a token, of all tokens if T > BLOCK; seven tiles for each thread.
+    Bound: compute.
+    Source: Dao 2023 (arXiv 2307.08691), algorithm 2, in another order.
+    """
+    C, KC, NH = q.shape[2], k.shape[2], lse.shape[1]
+    floats, places, adds = row_floats(C // NH), (0, C, 0, 0, KC), (dq_add, dk_add, dv_add)
+    dqs, dks, dvs = flat(dq), flat(dk), flat(dv)
+    qs, ks, vs = flat(q), flat(k), flat(v)
+    counter[0] = 0
+    for i in range(steps.shape[0]):
+        steps[i] = 0
+    for worker in prange(work.shape[0] // floats):
+        w = np.int64(worker)
+        backward(
+            dqs, dks, dvs, adds, dout, qs, ks, vs, out, lse, places, C // KC, kept, work, w, floats, counter, steps
+        )
+
+
+@kernel(ops.gqa_decode, "optimized", scratch=DECODE_SCRATCH)
+def gqa_decode(out, keys, values, q, k, v, position, att, work):
+    """Put the new keys and values away; then, for each query: scores, their softmax, the weighted sum of the values.
+
+    Parallel: batch and key head, with all query heads of its group; batch and query head where there are many queries.
+    Each owns its channels of `out`, its part of the cache, and a slice of `att` and `work`. Where there is little to
+    read, one thread does them all.
+    Memory: one row of attention weights a query head; tiles for each of them where there are many queries.
+    Bound: memory for one query; compute for many.
+    Source: for many, Dao 2023 (arXiv 2307.08691), algorithm 1.
+    """
+    B, T, C = out.shape
+    groups, heads, places = B * keys.shape[1], B * (C // keys.shape[3]), (0, C, 0, 0, keys.shape[1] * keys.shape[3])
+    qs, ks, vs = flat(q), flat(k), flat(v)
+    if is_small(out, keys, position):
+        for bg in range(groups):
+            few(out, keys, values, qs, ks, vs, places, position, att, bg)
+    else:
+        for task in prange(groups):
+            start(out, keys, values, qs, ks, vs, places, position, att, np.int64(task))
+        if T >= TILED:
+            for task in prange(heads):
+                many(out, keys, values, qs, places, position, work, np.int64(task))
