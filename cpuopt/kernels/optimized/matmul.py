@@ -29,7 +29,7 @@ from numba import prange
 from ... import ops
 from ..compile.jit import helper, kernel
 from ..toolkit.lanes import load, load_some, spread, store, store_some
-from ..toolkit.simd import LANES, LINE, MR, NR, at, copy, move, prefetch, product, ticket, transpose
+from ..toolkit.simd import LANES, LINE, MR, NR, at, copy, move, narrow_product, prefetch, product, ticket, transpose
 
 ZERO = np.float32(0)
 PACKED = 0  # as a row stride: the rows of a group lie interleaved
@@ -37,7 +37,7 @@ SLICE = 128  # k of a packing task
 TALL = 48  # rows of weight in a chunk: of all MR, a multiple of the usual one and of LANES
 WIDE = 256  # tokens of a forward chunk: with TALL, a strip of sums of 48 KB
 DEPTH = 1024  # most k of a forward block: TALL rows (192 KB) and a panel (64 KB) take half of 512 KB of L2
-FEW = 24  # tokens up to which weight is used as it lies: copying a panel would cost more than it saves
+FEW = 5 * MR  # tokens up to which weight is used as it lies: copying a panel would cost more than it saves
 ALIASED = 1024  # floats: rows that a multiple of it apart start on 4 KB share their places in L1
 INPUT_ROWS = 256  # tokens of a dinp chunk: enough to pay for copying a panel
 INPUT_DEPTH = 768  # most k of a dinp block: the panel is 48 KB of L2
@@ -87,18 +87,28 @@ def chunk_size(total, most, unit, others, threads):
     return min(most, ceil(ceil(total, count), unit) * unit)
 
 
-@helper()
-def multiply(rows, a, row, b, line, c, c_row, depth, add, ahead, ahead_group, step, shift):
-    """Multiply rows of a, in even groups of at most MR, with one panel; group g fetches from ahead[g * ahead_group]."""
-    groups = ceil(rows, MR)
-    size, longer = rows // groups, rows % groups
-    lo = 0
-    for g in range(groups):
-        n = size + 1 if g < longer else size
-        start, r, s = (lo * depth, 1, n) if row == PACKED else (lo * row, row, 1)
-        x = at(ahead, g * ahead_group)
-        product(n, at(a, start), r, s, b, line, at(c, lo * c_row), c_row, depth, add, x, step, shift)
-        lo += n
+def multiply_by(product):
+    """Make the product of rows of a, in even groups of at most MR, with one panel, by a micro-kernel.
+
+    Group g fetches from ahead[g * ahead_group].
+    """
+
+    @helper()
+    def multiply(rows, a, row, b, line, c, c_row, depth, add, ahead, ahead_group, step, shift):
+        groups = ceil(rows, MR)
+        size, longer = rows // groups, rows % groups
+        lo = 0
+        for g in range(groups):
+            n = size + 1 if g < longer else size
+            start, r, s = (lo * depth, 1, n) if row == PACKED else (lo * row, row, 1)
+            x = at(ahead, g * ahead_group)
+            product(n, at(a, start), r, s, b, line, at(c, lo * c_row), c_row, depth, add, x, step, shift)
+            lo += n
+
+    return multiply
+
+
+multiply, multiply_narrow = multiply_by(product), multiply_by(narrow_product)
 
 
 @helper()
@@ -124,16 +134,19 @@ def add_columns(x, row, column, tile, rows, add):
 
 @helper()
 def pack_tokens(panels, x, row, lo, hi):
-    """panels[row * C + k * NR + j] = x[row + j, k] for k in lo..hi, and zero beyond the last row."""
+    """panels[row * C + k * NR + j] = x[row + j, k] for k in lo..hi, and zero beyond the last row.
+
+    Of LANES rows or fewer, only the first LANES columns of the panel are written, as only they are read.
+    """
     C = x.shape[1]
     n = min(NR, x.shape[0] - row)
     base, zeros = row * C, panels.shape[0] - NR
-    full = lo + (hi - lo) // LANES * LANES if n == NR else lo
-    for j in range(0, NR, LANES):
+    full, whole = lo + (hi - lo) // LANES * LANES, n // LANES * LANES
+    for j in range(0, whole, LANES):
         for k in range(lo, full, LANES):
             transpose(at(panels, base + k * NR + j), NR, at(x, (row + j) * C + k), C, at(panels, zeros))
-    for k in range(full, hi):
-        for j in range(NR):
+    for k in range(lo, hi):
+        for j in range(whole if k < full else 0, LANES if n <= LANES else NR):
             panels[base + k * NR + j] = x[row + j, k] if j < n else ZERO
 
 
@@ -152,7 +165,10 @@ def forward_sums(sums, weight, panels, m0, m1, n0, n1, most):
             else:  # fetch the next panel, each group a part of it
                 ahead, ahead_group, step = at(b, K * NR), depth * NR // groups, 2 * ceil(NR, groups)
             to = at(sums, (m - m0) * TALL)
-            multiply(n1 - n0, a, K, b, NR, to, NR, depth, k > 0, ahead, ahead_group, step, 0)
+            if m1 - m > LANES:
+                multiply(n1 - n0, a, K, b, NR, to, NR, depth, k > 0, ahead, ahead_group, step, 0)
+            else:
+                multiply_narrow(n1 - n0, a, K, b, NR, to, NR, depth, k > 0, ahead, ahead_group, step, 0)
 
 
 @helper()
@@ -164,12 +180,13 @@ def forward_store(out, bias, sums, m0, m1, n0, n1):
         sums[extra + i] = bias[n0 + i] if bias.shape[0] > 0 else ZERO
     for m in range(m0, m1, NR):
         base = (m - m0) * TALL
-        full = rows // LANES * LANES if m + NR <= m1 else 0
+        tokens, full = min(NR, m1 - m), rows // LANES * LANES
+        whole = tokens // LANES * LANES
         for n in range(0, full, LANES):
-            for j in range(0, NR, LANES):
+            for j in range(0, whole, LANES):
                 transpose(at(out, (m + j) * N + n0 + n), N, at(sums, base + n * NR + j), NR, at(sums, extra + n))
-        for j in range(min(NR, m1 - m)):
-            for n in range(full, rows):
+        for j in range(tokens):
+            for n in range(full if j < whole else 0, rows):
                 out[m + j, n0 + n] = sums[base + n * NR + j] + sums[extra + n]
 
 

@@ -149,12 +149,12 @@ class Emit:
                 bld.store(value, cell)
         return [bld.load(cell, typ=v.type) for cell, v in zip(cells, state, strict=True)]
 
-    def product(self, rows, a, row, step, b, line, c, c_row, depth, add, ahead, ahead_step, shift):
-        """Emit the micro-kernel; the arguments are those of the intrinsic `product`.
+    def product(self, rows, vectors, a, row, step, b, line, c, c_row, depth, add, ahead, ahead_step, shift):
+        """Emit the micro-kernel for some rows and vectors; the other arguments are those of the intrinsic `product`.
 
         k goes in pairs. Three rows share a pointer: x86's addressing finds the second and the third by a register.
         """
-        bld, width = self.builder, range(self.tile.vectors)
+        bld, width = self.builder, range(vectors)
         bases = [self.hidden(self.at(a, self.times(row, i))) for i in range(0, rows, 3)]
         second, third = self.hidden(self.times(row, 1)), self.hidden(self.times(row, 2))
         spots = [(i, j) for i in range(rows) for j in width]
@@ -218,29 +218,38 @@ def at(typingctx, array, offset):
     return FLOATS(array, INT), codegen
 
 
-@intrinsic
-def product(typingctx, rows, a, row, step, b, line, c, c_row, depth, add, ahead, ahead_step, shift):
-    """Multiply `rows` <= MR rows of a with a panel of b, and write the tile to c or add it; k runs to `depth`.
+def product_of(vectors: int):
+    """Make the micro-kernel of `vectors` vectors of columns."""
 
-    Strides: `row` and `step` (from k to k) of a, `line` (from k to k) of b, `c_row` of c. What comes next is meanwhile
-    fetched into the second-level cache: at every second k, NR floats from ``ahead[(k // 2 >> shift) * ahead_step]``.
-    """
+    @intrinsic
+    def product(typingctx, rows, a, row, step, b, line, c, c_row, depth, add, ahead, ahead_step, shift):
+        """Multiply `rows` <= MR rows of a with a panel of b, and write the tile to c or add it; k runs to `depth`.
 
-    def codegen(context, builder, signature, args):
-        rows, *args = args
-        end = builder.append_basic_block("end")
-        choice = builder.switch(rows, end)
-        for n in range(1, MR + 1):
-            block = builder.append_basic_block(f"rows{n}")
-            choice.add_case(I64(n), block)
-            with builder.goto_block(block):
-                Emit(builder, HOST).product(n, *args)
-                builder.branch(end)
-        builder.position_at_end(end)
-        return context.get_dummy_value()
+        Strides: `row` and `step` (from k to k) of a, `line` (from k to k) of b, `c_row` of c. What comes next is
+        meanwhile fetched into the second-level cache: at every second k, NR floats from
+        ``ahead[(k // 2 >> shift) * ahead_step]``.
+        """
 
-    where = FLOATS, INT, INT, FLOATS, INT, FLOATS, INT
-    return types.void(INT, *where, INT, types.boolean, FLOATS, INT, INT), codegen
+        def codegen(context, builder, signature, args):
+            rows, *args = args
+            end = builder.append_basic_block("end")
+            choice = builder.switch(rows, end)
+            for n in range(1, MR + 1):
+                block = builder.append_basic_block(f"rows{n}")
+                choice.add_case(I64(n), block)
+                with builder.goto_block(block):
+                    Emit(builder, HOST).product(n, vectors, *args)
+                    builder.branch(end)
+            builder.position_at_end(end)
+            return context.get_dummy_value()
+
+        where = FLOATS, INT, INT, FLOATS, INT, FLOATS, INT
+        return types.void(INT, *where, INT, types.boolean, FLOATS, INT, INT), codegen
+
+    return product
+
+
+product, narrow_product = product_of(HOST.vectors), product_of(1)
 
 
 @intrinsic
@@ -317,7 +326,7 @@ def machine_code(shape: Tile, rows: int, triple: str, cpu: str) -> str:
     kinds = [POINTER, I64, I64, POINTER, I64, POINTER, I64, I64, BIT, POINTER, I64, I64]
     function = ir.Function(module, ir.FunctionType(ir.VoidType(), kinds), "product")
     builder = ir.IRBuilder(function.append_basic_block())
-    Emit(builder, shape).product(rows, *function.args)
+    Emit(builder, shape).product(rows, shape.vectors, *function.args)
     builder.ret_void()
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
