@@ -19,7 +19,7 @@ from cpuopt.measure.comparison import CHECKED_STEPS, compare, disagreement, time
 from cpuopt.train.job import Settings, prepare
 from cpuopt.wording import spread
 
-WITHOUT = "residual,layernorm,gelu,classifier,update"
+WITHOUT = "gate,residual,layernorm,gelu,classifier,update"
 
 
 def row(model: str, B: int, T: int, rounds: int) -> str:

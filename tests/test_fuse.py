@@ -22,7 +22,7 @@ B, T = 2, 16
 PARTS = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
 LINEARS = {f"h.{i}.{part}" for i in range(2) for part in PARTS}
 SETS = [*((name,) for name in FUSIONS), ("residual", "update"), ("classifier", "update"), tuple(FUSIONS)]
-EXACT = {("residual",), ("layernorm",), ("gelu",), ("recompute",)}
+EXACT = {("gate",), ("residual",), ("layernorm",), ("gelu",), ("recompute",)}
 """What the vanilla kernels compute to the last bit alike."""
 ADAMW = {"lr": 1e-2, "eps": 1e-3, "weight_decay": 0.1}
 """An eps far above rounding: AdamW divides a gradient that should be zero, such as that of a key's bias, by itself."""
@@ -294,7 +294,8 @@ def test_a_swap_of_the_residuals_backward_keeps_it():
 
 
 def test_names():
-    assert parse("all") == tuple(FUSIONS) == ("residual", "layernorm", "gelu", "classifier", "update", "recompute")
+    names = ("gate", "residual", "layernorm", "gelu", "classifier", "update", "recompute")
+    assert parse("all") == tuple(FUSIONS) == names
     assert parse("none") == ()
     assert parse("update") == ("update",)
     with pytest.raises(UserError, match=r"^--fuse 'updat': no such rewrite; did you mean 'update'\?$"):

@@ -1,11 +1,13 @@
 """Tracing, the check of a program, and its text.
 
-The text of a one-block GPT-2 is kept in ``golden/program-1-block.txt``. To write it anew after a change that is meant::
+The texts of a one-block GPT-2, and of a one-block Llama with all rewrites, are kept in ``golden/``. To write them anew
+after a change that is meant::
 
     CPUOPT_WRITE_GOLDEN=1 python -m pytest tests/test_program.py -k golden
 """
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,12 +17,13 @@ from cpuopt import functional as F
 from cpuopt import nn, ops
 from cpuopt.engine import build
 from cpuopt.errors import UserError
-from cpuopt.models import specs
+from cpuopt.models import parse, specs
 from cpuopt.models.gpt2 import GPT2, PRESETS, Config
 from cpuopt.nn.trace import tracing
+from cpuopt.program.fuse import FUSIONS
 from cpuopt.program.program import Call, Program
 
-GOLDEN = Path(__file__).parent / "golden" / "program-1-block.txt"
+GOLDEN = Path(__file__).parent / "golden"
 ONE_BLOCK = Config(n_layer=1, n_head=3, n_embd=12, vocab_size=20, block_size=10)
 TINY = PRESETS["gpt2-tiny"]
 
@@ -219,14 +222,22 @@ def test_names_are_unique():
 # The text
 
 
-def text():
-    return "\n".join(gpt2(ONE_BLOCK).lines("forward", "backward")) + "\n"
+def llama():
+    sizes = {"num_hidden_layers": 1, "hidden_size": 12, "head_dim": 4, "intermediate_size": 20, "vocab_size": 20}
+    config = replace(parse("llama-tiny"), **sizes, max_position_embeddings=10)
+    return build(config.module(), specs(2, 8), fuse=tuple(FUSIONS)).program
 
 
-def test_golden_text_of_one_block():
+@pytest.mark.parametrize(
+    ("file", "program"),
+    [("program-1-block.txt", lambda: gpt2(ONE_BLOCK)), ("program-1-block-llama.txt", llama)],
+    ids=["gpt2", "llama"],
+)
+def test_golden_text_of_one_block(file, program):
+    text = "\n".join(program().lines("forward", "backward")) + "\n"
     if os.environ.get("CPUOPT_WRITE_GOLDEN"):
-        GOLDEN.write_text(text(), encoding="utf-8")
-    assert text() == GOLDEN.read_text(encoding="utf-8"), "if this change is meant, see the top of this file"
+        (GOLDEN / file).write_text(text, encoding="utf-8")
+    assert text == (GOLDEN / file).read_text(encoding="utf-8"), "if this change is meant, see the top of this file"
 
 
 def test_the_same_model_prints_the_same_text():

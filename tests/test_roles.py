@@ -1,6 +1,6 @@
 """Ops that the package does not have, with a role and fused ops: the rewrites take them as they are declared.
 
-A gated activation (SwiGLU), an activation whose backward needs its result alone (ReLU), a normalization (RMSNorm) and a
+A gated activation (GLU), an activation whose backward needs its result alone (ReLU), a normalization (RMSNorm) and a
 loss (squared error). Their kernels are their references.
 """
 
@@ -28,21 +28,21 @@ def linear(inp, weight, bias=None):
     return inp @ weight.T + (0 if bias is None else bias)
 
 
-def swiglu(inp, up):
-    return {"out": inp / (1 + np.exp(-inp)) * up}
+def glu(inp, up):
+    return {"out": up / (1 + np.exp(-inp))}
 
 
-def swiglu_slopes(dout, inp, up):
+def glu_slopes(dout, inp, up):
     s = 1 / (1 + np.exp(-inp))
-    return {"dinp": dout * up * s * (1 + inp * (1 - s)), "dup": dout * inp * s}
+    return {"dinp": dout * up * s * (1 - s), "dup": dout * s}
 
 
-def product_swiglu(inp, weight, bias, up):
-    return {"pre": linear(inp, weight, bias), **swiglu(linear(inp, weight, bias), up)}
+def product_glu(inp, weight, bias, up):
+    return {"pre": linear(inp, weight, bias), **glu(linear(inp, weight, bias), up)}
 
 
-def product_swiglu_slopes(dout, weight, pre, up):
-    slopes = swiglu_slopes(dout @ weight, pre, up)
+def product_glu_slopes(dout, weight, pre, up):
+    slopes = glu_slopes(dout @ weight, pre, up)
     return {"dpre": slopes["dinp"], "dup": slopes["dup"]}
 
 
@@ -77,30 +77,28 @@ def head_squares(dloss, inp, weight, wanted):
 
 
 product = ops.matmul_forward
-swiglu_forward = declare(
-    "swiglu_forward", out("out", N), inp("inp", N), inp("up", N), role="activation", reference=swiglu
-)
-swiglu_backward = declare(
-    "swiglu_backward",
+glu_forward = declare("glu_forward", out("out", N), inp("inp", N), inp("up", N), role="activation", reference=glu)
+glu_backward = declare(
+    "glu_backward",
     *(acc("dinp", N), acc("dup", N), inp("dout", N), inp("inp", N), inp("up", N)),
-    inverts=swiglu_forward,
-    reference=swiglu_slopes,
+    inverts=glu_forward,
+    reference=glu_slopes,
 )
-matmul_swiglu_forward = declare(
-    "matmul_swiglu_forward",
+matmul_glu_forward = declare(
+    "matmul_glu_forward",
     *(out("out", BT, OC), out("pre", BT, OC)),
     *(inp("inp", BT, C), inp("weight", OC, C), inp("bias", OC, optional=True), inp("up", BT, OC)),
-    fuses=(product, swiglu_forward),
+    fuses=(product, glu_forward),
     renames={"inp": "pre"},
-    reference=product_swiglu,
+    reference=product_glu,
 )
-matmul_swiglu_backward = declare(
-    "matmul_swiglu_backward",
+matmul_glu_backward = declare(
+    "matmul_glu_backward",
     *(out("dpre", BT, C), out("dup", BT, C)),
     *(inp("dout", BT, OC), inp("weight", OC, C), inp("pre", BT, C), inp("up", BT, C)),
-    fuses=(ops.matmul_backward_input, swiglu_backward),
+    fuses=(ops.matmul_backward_input, glu_backward),
     renames={"inp": "pre", "dinp": "dpre"},
-    reference=product_swiglu_slopes,
+    reference=product_glu_slopes,
 )
 relu_forward = declare(
     "relu_forward", out("out", N), inp("inp", N), role="activation", reference=lambda inp: {"out": np.maximum(inp, 0)}
@@ -202,14 +200,14 @@ def llama(self, x, y):
     h = self.a(x)
     n = norm(self, h)
     up = self.b(n)
-    h = h + self.d(emit(swiglu_forward, inp=self.c(n), up=up))
+    h = h + self.d(emit(glu_forward, inp=self.c(n), up=up))
     return F.cross_entropy(F.linear(norm(self, h), self.head.weight), y)
 
 
 def gate_first(self, x, y):
     n = norm(self, self.a(x))
     gate = self.c(n)
-    return F.cross_entropy(self.d(emit(swiglu_forward, inp=gate, up=self.b(n))), y)
+    return F.cross_entropy(self.d(emit(glu_forward, inp=gate, up=self.b(n))), y)
 
 
 def relu_mlp(self, x, y):
@@ -224,32 +222,32 @@ def everything(forward, **parts):
 def test_a_llama_block_is_fused_as_gpt2s_is():
     program = everything(llama)
     assert [c.op.name for c in program.phase("forward")] == [
-        *("matmul_forward", "rms_forward", "matmul_forward", "matmul_swiglu_forward", "matmul_forward"),
+        *("matmul_forward", "rms_forward", "matmul_forward", "matmul_glu_forward", "matmul_forward"),
         "residual_rms_forward",
     ]
-    assert layers(program, "matmul_swiglu_backward") == ["d"]
+    assert layers(program, "matmul_glu_backward") == ["d"]
     assert count(program, "classifier_update") == 1
-    assert not layers(program, "swiglu_backward", "residual_backward", "residual_forward")
+    assert not layers(program, "glu_backward", "residual_backward", "residual_forward")
     again = [c.op for c in program.phase("backward") if c.op.name.endswith("_forward")]
-    assert again == [swiglu_forward, rms_forward]
+    assert again == [glu_forward, rms_forward]
 
 
 def test_a_swap_of_a_part_of_a_planted_op_keeps_it():
     model = Model(llama, head=nn.Linear(6, 6, bias=False))
-    swaps = ["swiglu_forward=vanilla", "rms_forward@model=vanilla"]
+    swaps = ["glu_forward=vanilla", "rms_forward@model=vanilla"]
     built = build(model, INPUTS, fuse=("layernorm", "gelu"), choice=Choice("vanilla", swaps))
-    assert count(built.program, "swiglu_forward") == count(built.program, "residual_forward") == 1
+    assert count(built.program, "glu_forward") == count(built.program, "residual_forward") == 1
     assert sorted(built.notes) == [
+        "--swap 'glu_forward=vanilla' keeps glu_forward in layer 'model' from being rewritten",
         "--swap 'rms_forward@model=vanilla' keeps rms_forward in layer 'model' from being rewritten",
-        "--swap 'swiglu_forward=vanilla' keeps swiglu_forward in layer 'model' from being rewritten",
     ]
 
 
-def test_an_activation_waits_for_its_second_operand():
+def test_a_gate_is_fused_once_its_second_operand_is_there():
     program = everything(gate_first)
-    made = [c.op.name for c in program.phase("forward")]
-    assert made[-5:] == [product.name, product.name, "swiglu_forward", product.name, "cross_entropy_forward"]
-    assert count(program, "matmul_swiglu_backward") == 1
+    made = [(c.layer, c.op.name) for c in program.phase("forward")]
+    assert made[-4:-1] == [("b", product.name), ("model", "matmul_glu_forward"), ("d", product.name)]
+    assert count(program, "matmul_glu_backward") == 1
 
 
 def test_a_product_that_is_not_kept_goes_away():

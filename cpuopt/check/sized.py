@@ -4,8 +4,8 @@
 axis is long. A float64 reference of a model's largest calls takes seconds and gigabytes; so here the op's own NumPy
 formula is computed in float32, which shares no code with the kernels, and every element is compared. Both sides round,
 so the tolerance is twice that of `check`; the scale of an element is the root mean square of its row, and no less than
-one unit of rounding of the array's. What is left to `check` is what this cannot see: errors below that tolerance, and
-extreme inputs.
+one unit of rounding of the array's; in a row almost of zeros, whose terms may cancel, it is how far the row moves with
+what is read. What is left to `check` is what this cannot see: errors below that tolerance, and extreme inputs.
 """
 
 from __future__ import annotations
@@ -15,16 +15,20 @@ from dataclasses import dataclass
 from math import inf, sqrt
 
 import numpy as np
+from numpy.typing import DTypeLike
 from threadpoolctl import threadpool_limits
 
 from ..kernels.registry import Kernel
+from ..ops.declaration import Op
 from .cases import Array, Case, arguments, elements, normal, reference, spread
-from .judge import Result, Wanted, broken, called, keeping_threads, prepare, worst
+from .judge import STEP, Result, Wanted, broken, called, keeping_threads, prepare, worst
 from .memory import FILL, SCRATCH, BrokenKernelError, Memory, absent_as_empty, bits, call_args, fill, spoil
 
 MOST = 1 << 27
 """Elements of a call up to which it is judged: the arrays, what they must become, and the formula's own take 16 bytes
 each."""
+SMALL = 2.0**-10
+"""The size of a row, relative to that of all rows, below which its numbers may be what is left of larger ones."""
 TWICE = 1 << 24
 """Elements up to which a kernel is called a second time, on its own results."""
 
@@ -112,7 +116,20 @@ def standard(sized: Sized, given: Mapping[str, Array], threads: int) -> Wanted:
         squares = np.vecdot(rows, rows)
         lowest = float(np.finfo(given[name].dtype).eps) * sqrt(float(squares.sum()) / x.size)
         scale[name] = np.fmax(np.sqrt(squares / x.shape[-1]), lowest).reshape(-1, 1)  # in a row that is almost 0
+        small = squares < SMALL**2 * squares.mean()  # their terms may cancel, as those of a query with one key
+        if small.any() and not adds.get(name):
+            moved = (nudged(op, given, finest)[name] - x).reshape(-1, x.shape[-1])[small] / STEP
+            scale[name][small] = np.fmax(scale[name][small], np.sqrt(np.mean(moved**2, axis=-1, keepdims=True)))
     return Wanted(op, case, values, scale, adds, rounded=2)
+
+
+def nudged(op: Op, given: Mapping[str, Array], dtype: DTypeLike) -> dict[str, Array]:
+    """Return the results where every float that the op reads is a little off: what cancelled then does not."""
+    rng = np.random.default_rng(1)
+    read = [a.name for a in op.arrays if a.role == "in" and given[a.name] is not None]
+    signs = {n: rng.choice(np.array([-STEP, STEP], np.float32), given[n].shape) for n in read}
+    with np.errstate(invalid="ignore", over="ignore"):
+        return reference(op, {**given, **{n: given[n] * (1 + signs[n]) for n in read}}, dtype)
 
 
 def bit_sum(x: Array) -> int:

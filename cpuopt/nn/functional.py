@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from math import isfinite
+from numbers import Real
+from typing import Any
+
 from .. import ops
 from ..errors import UserError
 from ..program.program import Value
@@ -88,20 +92,20 @@ def silu(x: Array) -> Value:
 
 def residual(x: Array, y: Array) -> Value:
     """Sum of two values of one shape; ``x + y`` is the same."""
-    if x.shape != y.shape:
-        raise UserError(f"residual: shapes {x.shape} and {y.shape} differ; there is no broadcasting")
+    _require_one_shape("residual", x, y)
     return scale(x, 2) if x is y else current().emit(ops.residual_forward, {"inp1": x, "inp2": y})
 
 
 def mul(x: Array, y: Array) -> Value:
     """Product of two values of one shape, element by element; ``x * y`` is the same."""
-    if x.shape != y.shape:
-        raise UserError(f"mul: shapes {x.shape} and {y.shape} differ; there is no broadcasting")
+    _require_one_shape("mul", x, y)
     return current().emit(ops.mul_forward, {"inp1": x, "inp2": scale(y, 1) if x is y else y})
 
 
 def scale(x: Array, factor: float) -> Value:
     """Product of a value and a number; ``factor * x`` is the same."""
+    if not isfinite(factor):
+        raise UserError(f"scale: the factor is {factor}; expected a finite number")
     return current().emit(ops.scale_forward, {"inp": x, "factor": float(factor)})
 
 
@@ -116,8 +120,13 @@ def cross_entropy(logits: Array, targets: Array, ignore_index: int = -100) -> Va
     return current().emit(ops.cross_entropy_forward, args)
 
 
-def _times(x: Value, y: Value | float) -> Value:
-    return scale(x, y) if isinstance(y, (int, float)) else mul(x, y)
+def _require_one_shape(name: str, x: Array, y: Array) -> None:
+    if x.shape != (other := getattr(y, "shape", y)):
+        raise UserError(f"{name}: shapes {x.shape} and {other} differ; there is no broadcasting")
+
+
+def _times(x: Value, y: Any) -> Value:
+    return scale(x, float(y)) if isinstance(y, Real) else mul(x, y)
 
 
 Value.__add__ = residual

@@ -87,7 +87,7 @@ class Settings:
     # of files of kernels, what is in them is compared, not where they lie
     kernels: tuple[str, ...] = setting((), "file of your own kernels; repeatable", metavar="FILE.py", free=True)
     fuse: str = setting(
-        "auto", "rewrites: residual, layernorm, gelu, classifier, update, recompute", metavar="all|none|NAME,..."
+        "auto", "rewrites: gate, residual, layernorm, gelu, classifier, update, recompute", metavar="all|none|NAME,..."
     )
     threads: int | None = setting(
         None, "number of threads", least(1), shown="the cores this process may use", free=True

@@ -463,6 +463,21 @@ def test_it_is_refused_at_its_size(
     assert check_sized(Sized(KERNELS[op.name, "vanilla"], Case(sizes), adds), 2).verdict == "PASS"
 
 
+def test_a_row_whose_terms_cancel_is_judged_by_their_size() -> None:
+    """The first query has one key, so its weight is 1 and its gradient 0, up to the rounding of what cancels."""
+    original, on = KERNELS["gqa_backward", "vanilla"], Case({"B": 2, "T": 32, "NH": 4, "NKV": 2, "HS": 16})
+    adds = dict.fromkeys(("dq", "dk", "dv"), False)
+    for variant in ("vanilla", "generated"):
+        assert check_sized(Sized(KERNELS["gqa_backward", variant], on, adds), 2).verdict == "PASS"
+
+    def spoiled(dq: Array, *rest: Any) -> None:
+        original.function(dq, *rest)
+        dq[0, 0] += F32(1e-3)
+
+    result = check_sized(Sized(Kernel(original.op, "hostile", spoiled, original.scratch), on, adds), 2)
+    assert (result.verdict, result.argument, result.index[:2]) == ("FAIL", "dq", (0, 0))
+
+
 # --- what ends a process ----------------------------------------
 
 HEAD = "import os\nimport numpy as np\nfrom numpy.lib.stride_tricks import as_strided\nfrom cpuopt import kernel, ops\n"

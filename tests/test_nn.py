@@ -1,0 +1,149 @@
+"""Operators on values, and the modules of the Llama family: what they compute, and what they refuse."""
+
+import numpy as np
+import pytest
+
+from cpuopt import Engine, nn
+from cpuopt import functional as F
+from cpuopt.errors import UserError
+
+RNG = np.random.default_rng(0)
+INPUTS = {"x": ((4, 6), "float32"), "y": ((4,), "int32")}
+BATCH = {"x": RNG.standard_normal((4, 6), np.float32), "y": np.array([0, 5, 2, -100], np.int32)}
+
+
+class Model(nn.Module):
+    """What a function makes of two linear layers' results, and the cross-entropy of that."""
+
+    def __init__(self, function):
+        self.a, self.b, self.function = nn.Linear(6, 6), nn.Linear(6, 6), function
+
+    def forward(self, x, y):
+        made = self.function(self.a(x), self.b(x))
+        return F.cross_entropy(made, y), made
+
+
+EXPRESSIONS = {
+    "a * b": lambda a, b: a * b,
+    "2 * a": lambda a, b: 2 * a,
+    "a * 0.5": lambda a, b: a * 0.5,
+    "a - b": lambda a, b: a - b,
+    "-a": lambda a, b: -a,
+    "a * a": lambda a, b: a * a,
+    "a + a": lambda a, b: a + a,
+    "a - a * b": lambda a, b: a - a * b,
+    "-(a * a) * a + 3 * b": lambda a, b: -(a * a) * a + 3 * b,
+    "np.float32(2) * a": lambda a, b: a * np.float32(2),
+}
+
+
+def loss_of(function, weights):
+    """The loss in float64, from weights and biases by name."""
+    wide = {n: w.astype(np.float64) for n, w in weights.items()}
+    a, b = (BATCH["x"] @ wide[f"{n}.weight"].T + wide[f"{n}.bias"] for n in "ab")
+    made = function(a, b)
+    top = made.max(axis=-1, keepdims=True)
+    logs = made - top - np.log(np.exp(made - top).sum(axis=-1, keepdims=True))
+    return -np.mean([logs[i, t] for i, t in enumerate(BATCH["y"]) if t != -100]), made
+
+
+@pytest.mark.parametrize("name", EXPRESSIONS)
+def test_operators_compute_as_numbers_do(name):
+    function = EXPRESSIONS[name]
+    engine = Engine(Model(function), INPUTS, threads=1)
+    weights = {n: p.copy() for n, p in engine.parameters().items()}
+    loss, made = loss_of(function, weights)
+    assert engine.forward(**BATCH) == pytest.approx(loss, rel=1e-5)
+    np.testing.assert_allclose(engine.array(engine.program.outputs[1]), made, rtol=1e-4, atol=1e-6)
+    engine.run("backward")
+    gradients, rng = engine.gradients(), np.random.default_rng(1)
+    for n, gradient in gradients.items():
+        direction = rng.standard_normal(gradient.shape)
+        ends = [loss_of(function, {**weights, n: weights[n] + s * 1e-5 * direction})[0] for s in (1, -1)]
+        assert (gradient * direction).sum() == pytest.approx((ends[0] - ends[1]) / 2e-5, rel=1e-3, abs=1e-6)
+
+
+class Takes(nn.Module):
+    """A model that makes logits (2, 5, 8) of its input by a function of itself and of that."""
+
+    def __init__(self, function):
+        self.norm, self.table, self.function = nn.RMSNorm(4), nn.Embedding(8, 2), function
+
+    def forward(self, x, y):
+        return F.cross_entropy(self.function(self, x), y)
+
+
+CAUSAL = {"is_causal": True, "head_size": 2}
+SHORT = nn.RotaryEmbedding(4, 3)
+HOSTILE = [
+    (lambda m, x: x * m.norm.weight, r"mul: shapes \(2, 5, 8\) and \(4,\) differ; there is no broadcasting"),
+    (lambda m, x: x - F.linear(x, m.table.weight), "argument 'weight' has shape"),
+    (lambda m, x: x + 1, r"residual: shapes \(2, 5, 8\) and 1 differ; there is no broadcasting"),
+    (lambda m, x: x * "2", r"mul: shapes \(2, 5, 8\) and 2 differ"),
+    (lambda m, x: x * float("nan"), "scale: the factor is nan; expected a finite number"),
+    (lambda m, x: nn.RMSNorm(3)(x), "rms_norm: rows of 8 channels; expected a multiple of weight's 3"),
+    (lambda m, x: F.rms_norm(x, m.table.weight), "argument 'weight' has shape"),
+    (lambda m, x: F.rotary_embedding(x, m.table.weight, m.table.weight), "no gradient for 'cos'.*nn.Buffer"),
+    (lambda m, x: nn.RotaryEmbedding(6, 9)(x), "rotary_embedding: 8 channels; expected a multiple of the head size 6"),
+    (lambda m, x: nn.RotaryEmbedding(4, 9)(x), "is no parameter of the model; make its module in __init__"),
+    (lambda m, x: SHORT(x), "T = 5 is beyond the model's context of 3 positions"),
+    (lambda m, x: F.scaled_dot_product_attention(x, x, x, head_size=2), "only is_causal=True is supported"),
+    (
+        lambda m, x: F.scaled_dot_product_attention(x, x, x, is_causal=True, head_size=3),
+        "query has 8 channels; expected a multiple of head_size = 3",
+    ),
+    (
+        lambda m, x: F.scaled_dot_product_attention(x, F.linear(x, m.key.weight), x, **CAUSAL),
+        "4 query heads and 3 key heads; expected a multiple of these",
+    ),
+    (
+        lambda m, x: F.scaled_dot_product_attention(x, *[F.linear(x, m.half.weight)] * 2, **CAUSAL),
+        "4 query heads and 2 key heads; expected as many, or enable_gqa=True",
+    ),
+    (
+        lambda m, x: F.scaled_dot_product_attention(x, F.linear(x, m.half.weight), x, enable_gqa=True, **CAUSAL),
+        "argument 'v' has shape",
+    ),
+]
+
+
+@pytest.mark.parametrize(("function", "match"), HOSTILE, ids=[match[:40] for _, match in HOSTILE])
+def test_hostile_use_is_refused_in_one_line(function, match):
+    model = Takes(function)
+    model.key, model.half = nn.Linear(8, 6), nn.Linear(8, 4)
+    with pytest.raises(UserError, match=match) as caught:
+        Engine(model, {"x": ((2, 5, 8), "float32"), "y": ((2, 5), "int32")})
+    assert "\n" not in str(caught.value)
+
+
+def test_a_buffer_is_a_constant_of_the_program():
+    class Turns(nn.Module):
+        def __init__(self):
+            self.a, self.rotary = nn.Linear(6, 8), nn.RotaryEmbedding(4, 9, base=100.0)
+
+        def forward(self, x, y):
+            turned = self.rotary(self.a(x))
+            return F.cross_entropy(turned, y), turned
+
+    batch = {"x": RNG.standard_normal((2, 5, 6), np.float32), "y": np.ones((2, 5), np.int32)}
+    engine = Engine(Turns(), {"x": ((2, 5, 6), "float32"), "y": ((2, 5), "int32")}, threads=1)
+    assert engine.parameters().keys() == {"a.weight", "a.bias"}  # so a checkpoint has no tables
+    assert [v.name for v in engine.program.constants] == ["rotary.cos", "rotary.sin"]
+    angles = np.arange(9)[:, None] * 100.0 ** (-np.arange(2) / 2)
+    for name, table in (("cos", np.cos(angles)), ("sin", np.sin(angles))):
+        np.testing.assert_allclose(engine.array(f"rotary.{name}"), table, atol=1e-6)
+    engine.forward(**batch)
+    heads = (batch["x"] @ engine.parameters()["a.weight"].T + engine.parameters()["a.bias"]).reshape(2, 5, 2, 2, 2)
+    turned = (heads[..., 0, :] + 1j * heads[..., 1, :]) * np.exp(1j * angles)[:5, None]
+    want = np.stack([turned.real, turned.imag], axis=-2).reshape(2, 5, 8)
+    np.testing.assert_allclose(engine.array(engine.program.outputs[1]), want, rtol=1e-4, atol=1e-5)
+    before = engine.array("rotary.cos").copy()
+    engine.step(**batch, lr=0.1)
+    np.testing.assert_array_equal(engine.array("rotary.cos"), before)
+
+
+def test_modules_call_their_functionals():
+    model = Takes(lambda m, x: nn.SiLU()(m.norm(x)))
+    engine = Engine(model, {"x": ((2, 5, 8), "float32"), "y": ((2, 5), "int32")}, train=False)
+    made = [(c.op.name, c.layer, dict(c.given)) for c in engine.program.calls[:2]]
+    assert made == [("rmsnorm_forward", "norm", {"G": 2}), ("silu_forward", "model", {})]
