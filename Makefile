@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
+PEERS ?= $(VENV)-peers/bin/python
 
 .PHONY: train test check lint smoke test-slow test-faults test-oldest test-peers clean
 # two tests at a time and more where there are cores; whoever is done takes over what is left
@@ -41,10 +42,15 @@ test-oldest: $(VENV)-oldest/.installed
 	CPUOPT_CACHE_DIR=$(CURDIR)/$(VENV)-oldest/cache $(VENV)-oldest/bin/cpuopt warmup --all
 	CPUOPT_CACHE_DIR=$(CURDIR)/$(VENV)-oldest/cache $(VENV)-oldest/bin/$(PYTEST) -m "not slow and not peers" $(ARGS)
 
-# the full 124M against PyTorch, and weights exchanged with transformers, in an environment of their own
-test-peers: $(VENV)/.installed $(VENV)-peers/.installed
-	$(BIN)/python tests/golden/compare_124m.py --torch-python $(VENV)-peers/bin/python $(ARGS)
-	$(BIN)/python tests/golden/compare_transformers.py --python $(VENV)-peers/bin/python
+# the full 124M against PyTorch, Llamas against transformers, and weights exchanged with it, in an environment of their
+# own; `make test-peers PEERS=/path/to/python` takes one that has PyTorch and transformers already;
+# RUN_C=/path/to/run.c compares greedy text with llama2.c's program too
+test-peers: $(VENV)/.installed $(PEERS)
+	$(BIN)/python tests/golden/compare_124m.py --torch-python $(PEERS) $(ARGS)
+	$(BIN)/python tests/golden/compare_llama.py --python $(PEERS)
+	$(BIN)/python tests/golden/compare_transformers.py --python $(PEERS)
+	$(BIN)/python tests/golden/exchange_llama.py --python $(PEERS)
+	$(if $(RUN_C),$(BIN)/python tests/golden/compare_run_c.py $(RUN_C))
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
@@ -64,10 +70,9 @@ $(VENV)-oldest/.installed: pyproject.toml
 	$(VENV)-oldest/bin/python -m pip install --quiet --disable-pip-version-check -e '.[dev]' -c $(VENV)-oldest/constraints.txt
 	touch $@
 
-$(VENV)-peers/.installed: pyproject.toml
+$(VENV)-peers/bin/python:
 	$(PYTHON) -m venv $(VENV)-peers
-	$(VENV)-peers/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 'transformers>=4.50' numpy
-	touch $@
+	$@ -m pip install --quiet --disable-pip-version-check torch==2.13.0 'transformers>=5.23' numpy
 
 clean:
 	rm -rf $(VENV) $(VENV)-oldest $(VENV)-peers build *.egg-info
