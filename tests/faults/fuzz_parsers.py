@@ -22,6 +22,8 @@ import numpy as np
 sys.path[:0] = [str(Path(__file__).resolve().parents[i]) for i in (1, 2)]
 
 with atheris.instrument_imports(include=["cpuopt", "json", "tomllib"]):
+    from golden.llama2c import tokenizer_bin
+
     from cpuopt.data.pieces import Pieces
     from cpuopt.data.tokens import read_tokens
     from cpuopt.errors import UserError
@@ -29,7 +31,6 @@ with atheris.instrument_imports(include=["cpuopt", "json", "tomllib"]):
     from cpuopt.train.settings import read as read_config
     from cpuopt.weights import huggingface, llama2c, llmc
     from cpuopt.weights.tensors import TensorFile, file_parts
-    from golden.llama2c import tokenizer_bin
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 FOLDER = Path(tempfile.mkdtemp())
