@@ -203,6 +203,18 @@ def test_a_corpus_is_encoded_and_large_ids_keep_their_bits(tmp_path, file):
     assert again.batches("train", 2, 8).at(0)[0].tolist() == corpus.batches("train", 2, 8).at(0)[0].tolist()
 
 
+def test_text_becomes_token_files_that_are_the_same_data(tmp_path, file, capsys):
+    (tmp_path / "a.txt").write_text(TEXT)
+    flags = ["data", "tokenize", str(tmp_path / "a.txt"), str(tmp_path / "mine"), "--tokenizer", str(file)]
+    assert cli.main(flags) == 0
+    sizes = {"vocab_size": 401, "T": 8, "B": 2, "tokenizer": str(file)}
+    text, tokens = (load_corpus(str(tmp_path / name), **sizes) for name in ("a.txt", "mine_train.bin"))
+    assert (tokens.train.tolist(), tokens.val.tolist()) == (text.train.tolist(), text.val.tolist())
+    capsys.readouterr()
+    assert cli.main(flags) == 2
+    assert "mine_train.bin' is there already" in capsys.readouterr().err
+
+
 def test_a_highest_bit_is_an_id_of_no_vocabulary(tmp_path):
     ids = np.array([1, 2**31 + 5, *[1] * 50], "<u4")
     head = np.zeros(256, "<i4")
