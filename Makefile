@@ -43,11 +43,14 @@ test-oldest: $(VENV)-oldest/.installed
 	CPUOPT_CACHE_DIR=$(CURDIR)/$(VENV)-oldest/cache $(VENV)-oldest/bin/$(PYTEST) -m "not slow and not peers" $(ARGS)
 
 # the full 124M against PyTorch, Llamas against transformers, and weights exchanged with it, in an environment of their
-# own; `make test-peers PEERS=/path/to/python` takes one that has PyTorch and transformers already
+# own; `make test-peers PEERS=/path/to/python` takes one that has PyTorch and transformers already;
+# RUN_C=/path/to/run.c compares greedy text with llama2.c's program too
 test-peers: $(VENV)/.installed $(PEERS)
 	$(BIN)/python tests/golden/compare_124m.py --torch-python $(PEERS) $(ARGS)
 	$(BIN)/python tests/golden/compare_llama.py --python $(PEERS)
 	$(BIN)/python tests/golden/compare_transformers.py --python $(PEERS)
+	$(BIN)/python tests/golden/exchange_llama.py --python $(PEERS)
+	$(if $(RUN_C),$(BIN)/python tests/golden/compare_run_c.py $(RUN_C))
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

@@ -261,6 +261,16 @@ def test_pieces_are_merged_as_run_c_merges_them(vocabulary):
     assert (tokenizer.vocab_size, tokenizer.id_of(" "), tokenizer.id_of("no such")) == (512, pieces.ids[b" "], None)
 
 
+def test_a_piece_of_two_words_is_merged_too(tmp_path):
+    more = [(c, 0.0) for c in (b" ", b"a", b"b")] + [(b"a ", -1.0), (b"a b", -2.0), (b" b", -3.0), (b" a", -0.5)]
+    for size, words in ((262, True), (266, False)):
+        (tmp_path / "t.bin").write_bytes(tokenizer_bin(size, more=more))
+        pieces = Pieces(tmp_path / "t.bin")
+        assert pieces.in_words is words
+        for text in ("a b", "a a b  a b", "ba b"):
+            assert pieces.encode(text) == naive(pieces, text)
+
+
 def test_equal_scores_merge_from_the_left(tmp_path):
     content = tokenizer_bin(262, more=[(b" ", 0.0), (b"a", 0.0), (b"aa", -1.0)])
     (tmp_path / "t.bin").write_bytes(content)

@@ -20,7 +20,7 @@ from cpuopt.data.corpus import load_corpus
 from cpuopt.data.tokenizers import encode_text, get_tokenizer
 from cpuopt.data.tokens import read_tokens, write_tokens
 from cpuopt.errors import UserError
-from cpuopt.models import parse
+from cpuopt.models.gpt2 import Config
 from cpuopt.train import checkpoint
 from cpuopt.weights import Marks, open_weights, save_weights
 
@@ -170,7 +170,7 @@ def test_what_is_no_file_is_refused_at_once(tmp_path):
     (tmp_path / "folder.json").mkdir()
     for name, said in {
         "tokenizer.json": "no file",
-        "folder.json": "",
+        "folder.json": "folder",
         "none.json": "no tokenizer",
         "a.txt": "unknown",
     }.items():
@@ -191,7 +191,7 @@ def test_a_corpus_is_encoded_and_large_ids_keep_their_bits(tmp_path, file):
     with pytest.raises(UserError, match="expected 0 to 255"):
         load_corpus(str(tmp_path / "a.txt"), **sizes | {"vocab_size": 256}, tokenizer=str(file))
     table = json.loads(file.read_bytes())
-    table["added_tokens"].append({**table["added_tokens"][-1], "id": 70_000, "content": "import"})
+    table["model"]["vocab"][t.texts[max(t.encode(TEXT))]] = 70_000
     (tmp_path / "tokenizer.json").write_text(json.dumps(table))
     sizes["vocab_size"] = 70_001
     corpus = load_corpus(str(tmp_path / "a.txt"), **sizes, tokenizer=str(tmp_path / "tokenizer.json"))
@@ -201,6 +201,18 @@ def test_a_corpus_is_encoded_and_large_ids_keep_their_bits(tmp_path, file):
     assert read_tokens(tmp_path / "t.bin").tolist() == corpus.train.tolist()
     again = load_corpus(str(tmp_path / "t.bin"), **sizes)
     assert again.batches("train", 2, 8).at(0)[0].tolist() == corpus.batches("train", 2, 8).at(0)[0].tolist()
+
+
+def test_text_becomes_token_files_that_are_the_same_data(tmp_path, file, capsys):
+    (tmp_path / "a.txt").write_text(TEXT)
+    flags = ["data", "tokenize", str(tmp_path / "a.txt"), str(tmp_path / "mine"), "--tokenizer", str(file)]
+    assert cli.main(flags) == 0
+    sizes = {"vocab_size": 401, "T": 8, "B": 2, "tokenizer": str(file)}
+    text, tokens = (load_corpus(str(tmp_path / name), **sizes) for name in ("a.txt", "mine_train.bin"))
+    assert (tokens.train.tolist(), tokens.val.tolist()) == (text.train.tolist(), text.val.tolist())
+    capsys.readouterr()
+    assert cli.main(flags) == 2
+    assert "mine_train.bin' is there already" in capsys.readouterr().err
 
 
 def test_a_highest_bit_is_an_id_of_no_vocabulary(tmp_path):
@@ -214,9 +226,8 @@ def test_a_highest_bit_is_an_id_of_no_vocabulary(tmp_path):
 
 @pytest.fixture
 def folder(tmp_path, file):
-    """A llama with a tokenizer of 401 tokens in Hugging Face's directory, and other files that belong to it."""
-    c = parse('{"model": "llama", "vocab_size": 401, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, '
-              '"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8, "max_position_embeddings": 32}')  # fmt: skip
+    """A model with a tokenizer of 401 tokens in Hugging Face's directory, and other files that belong to it."""
+    c = Config(1, 2, 16, 401, 32)
     params = draw(c.shapes(), 3)
     shutil.copy(file, tmp_path / "tokenizer.json")
     (tmp_path / "tokenizer_config.json").write_text("{}")
@@ -270,7 +281,8 @@ def test_a_run_keeps_its_tokenizer(tmp_path, folder, capsys):
         weights = checkpoint.open_weights(place)
         assert (weights.tokenizer, weights.marks) == (str(place / "tokenizer.json"), Marks(0, (1, 3)))
     shutil.rmtree(folder)  # what the run needs is its own
-    assert cli.main(["train", "--resume", str(run), "--runs", str(runs), "--steps", "2"]) == 0
+    flags = ["--resume", str(run), "--runs", str(runs), "--steps", "2", "--save", str(tmp_path / "more")]
+    assert cli.main(["train", *flags]) == 0
     state = json.loads((checkpoint.newest(run).path / "state.json").read_text())
     assert (state["step"], state["tokenizer"]) == (2, "tokenizer.json")
 

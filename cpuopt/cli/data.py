@@ -1,9 +1,11 @@
-"""``cpuopt data``: prepare and list datasets."""
+"""``cpuopt data``: prepare and list datasets, and turn text into token files."""
 
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
+from ..train import settings
 from .common import shared, show
 
 
@@ -13,12 +15,16 @@ def flags(p: argparse.ArgumentParser) -> None:
     q = what.add_parser("prepare", help="download and tokenize a dataset; the only verb that uses the network")
     q.add_argument("name", help="name of the dataset")
     q.add_argument("--tokenizer", default="gpt2", choices=["gpt2", "bytes"], help="unit of the text (%(default)s)")
+    q = what.add_parser("tokenize", help="turn text into token files, NAME_train.bin and NAME_val.bin, for --data")
+    q.add_argument("text", help="text: builtin, a dataset, a text file or a glob")
+    q.add_argument("target", metavar="NAME", type=Path, help="path of the files without _train.bin and _val.bin")
+    settings.flags(q, "tokenizer")
     shared(what.add_parser("list", help="list the datasets and which are prepared"), "--json")
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the verb; return its exit status."""
-    return _prepare(args) if args.what == "prepare" else _list(args)
+    return {"prepare": _prepare, "tokenize": _tokenize, "list": _list}[args.what](args)
 
 
 def _prepare(args: argparse.Namespace) -> int:
@@ -28,6 +34,24 @@ def _prepare(args: argparse.Namespace) -> int:
     with console.downloading() as progress:
         files = prepare(args.name, args.tokenizer, progress=progress)
     for file in files:
+        print(file)
+    return 0
+
+
+def _tokenize(args: argparse.Namespace) -> int:
+    import os
+
+    from ..data.corpus import get_tokenizer, load_corpus, write_tokens
+    from ..errors import UserError
+
+    tokenizer = get_tokenizer(args.tokenizer or "bytes")
+    files = {split: args.target.with_name(f"{args.target.name}_{split}.bin") for split in ("train", "val")}
+    for file in files.values():
+        if os.path.lexists(file):
+            raise UserError(f"{str(file)!r} is there already; move it away or choose another name")
+    corpus = load_corpus(args.text, vocab_size=tokenizer.vocab_size, T=1, B=1, tokenizer=args.tokenizer)
+    for split, file in files.items():
+        write_tokens(file, getattr(corpus, split), wide=tokenizer.vocab_size > 1 << 16)
         print(file)
     return 0
 

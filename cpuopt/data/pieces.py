@@ -8,6 +8,7 @@ Source: llama2.c, ``tokenizer.py`` (``export``) and ``run.c`` (``encode``).
 
 from __future__ import annotations
 
+import re
 import struct
 from heapq import heapify, heappop, heappush
 from math import isfinite
@@ -20,6 +21,7 @@ LONGEST, MOST = 1 << 16, 1 << 20
 """Bytes of a piece, and pieces, at most."""
 FIRST_BYTE, LEAST_SCORE = 3, -1e10
 """``run.c`` merges no pair of this score or less."""
+WORD = re.compile(r" *[^ ]+| +")
 BYTE_PIECES = [b"<0x%02X>" % byte for byte in range(256)]
 
 
@@ -30,6 +32,7 @@ class Pieces:
     ----------
     texts, scores : of each piece, by its id.
     ids : the id of each piece; of two equal ones, the first.
+    in_words : whether no piece goes on behind a word with a space, so that words can be merged one by one.
 
     Raises
     ------
@@ -71,6 +74,7 @@ class Pieces:
         self.ids: dict[bytes, int] = {}
         for i, text in enumerate(self.texts):
             self.ids.setdefault(text, i)
+        self.in_words = not any(re.search(rb"[^ ] ", text) for text in self.texts)
         if self.texts[FIRST_BYTE : FIRST_BYTE + 256] != BYTE_PIECES or b" " not in self.ids:
             raise wrong("expected the pieces 3 to 258 to be <0x00> to <0xFF>, and one of a space")
 
@@ -81,14 +85,17 @@ class Pieces:
 
     def encode(self, text: str) -> list[int]:
         """Turn text into ids: characters, merged while two neighbours are a piece, the highest score first."""
-        ids = [self.ids[b" "]] if text else []
+        text = f" {text}" if text else ""
+        words = WORD.findall(text) if self.in_words else [text]
+        known = {word: self._merged(word) for word in dict.fromkeys(words)}
+        return [i for word in words for i in known[word]]
+
+    def _merged(self, text: str) -> list[int]:
+        """Merge neighbours. The best pair comes from a heap; a pair of which a part is gone by then is left out."""
+        ids: list[int] = []
         for character in text:
             raw = character.encode(errors="replace")
             ids += [self.ids[raw]] if raw in self.ids else [byte + FIRST_BYTE for byte in raw]
-        return self._merged(ids)
-
-    def _merged(self, ids: list[int]) -> list[int]:
-        """Merge neighbours. The best pair comes from a heap; a pair of which a part is gone by then is left out."""
         n = len(ids)
         after, before = [*range(1, n + 1)], [*range(-1, n - 1)]
 

@@ -19,14 +19,17 @@ from pathlib import Path
 import atheris
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path[:0] = [str(Path(__file__).resolve().parents[i]) for i in (1, 2)]
 
 with atheris.instrument_imports(include=["cpuopt", "json", "tomllib"]):
+    from golden.llama2c import tokenizer_bin
+
+    from cpuopt.data.pieces import Pieces
     from cpuopt.data.tokens import read_tokens
     from cpuopt.errors import UserError
     from cpuopt.train.evaluate import read_examples
     from cpuopt.train.settings import read as read_config
-    from cpuopt.weights import huggingface, llmc
+    from cpuopt.weights import huggingface, llama2c, llmc
     from cpuopt.weights.tensors import TensorFile, file_parts
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
@@ -88,7 +91,20 @@ def config(path: Path) -> None:
             read_config(target)
 
 
-PARSERS = (tensors, model, state, directory, index, choices, tokens, config)
+def llama(path: Path) -> None:
+    """Read a llama2.c model."""
+    found = llama2c.open_model(path)
+    for name, shape in found.config.shapes().items():
+        assert found.read(name).shape == shape
+
+
+def pieces(path: Path) -> None:
+    """Read a llama2.c tokenizer."""
+    found = Pieces(path)
+    assert b"".join(map(found.bytes_of, found.encode("any text"))) == b" any text"
+
+
+PARSERS = (tensors, model, state, directory, index, choices, tokens, config, llama, pieces)
 
 
 def one(data: bytes) -> None:
@@ -125,6 +141,8 @@ def seeds(folder: Path) -> None:
             evaluation.tobytes() + np.array(words, "<u2").tobytes(),
             text.tobytes() + b"\1\0\2\0\3\0\4\0",
             b'lr = 3e-4\nmodel = "gpt2-tiny"\nswap = []\n',
+            np.array([2, 1, 1, 1, 1, 1, 1], "<i4").tobytes() + bytes(4 * (2 + 2 + 4 * 4 + 2 + 3 * 2 + 2 + 2)),
+            tokenizer_bin(300),
         ]
     ):
         (folder / f"seed-{number}").write_bytes(bytes([number]) + content)
