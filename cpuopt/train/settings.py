@@ -61,7 +61,9 @@ class Settings:
     """All settings of a run; the defaults are those of ``train_gpt2.c`` where it has them."""
 
     model: str | None = setting(
-        None, "preset, or sizes as in '{\"n_layer\": 4}'", shown=f"that of --init, or {models.DEFAULT}"
+        None,
+        "preset, directory with a config.json, or sizes as in '{\"n_layer\": 4}'",
+        shown=f"that of --init, or {models.DEFAULT}",
     )
     init: str | None = setting(
         None, "weights to start from: llm.c model file, Hugging Face directory, run", metavar="PATH"
@@ -81,7 +83,7 @@ class Settings:
     # of files of kernels, what is in them is compared, not where they lie
     kernels: tuple[str, ...] = setting((), "file of your own kernels; repeatable", metavar="FILE.py", free=True)
     fuse: str = setting(
-        "auto", "rewrites: residual, layernorm, gelu, classifier, update, recompute", metavar="all|none|NAME,..."
+        "auto", "rewrites: gate, residual, layernorm, gelu, classifier, update, recompute", metavar="all|none|NAME,..."
     )
     threads: int | None = setting(
         None, "number of threads", least(1), shown="the cores this process may use", free=True
