@@ -471,7 +471,7 @@ def test_two_variants_of_cpuopt():
     assert view.used == [pytest.approx(0, abs=0.1)]
 
 
-SMALL = {"hidden_size": 40, "intermediate_size": 56, "num_hidden_layers": 2, "head_dim": 12, "vocab_size": 260}
+SMALL = {"hidden_size": 48, "intermediate_size": 56, "num_hidden_layers": 2, "head_dim": 12, "vocab_size": 260}
 SMALL |= {"num_attention_heads": 6, "num_key_value_heads": 2, "max_position_embeddings": 64}
 SCALED = {"rope_type": "llama3", "rope_factor": 8.0, "rope_original_positions": 16}
 BOTH = ("torch-eager", "transformers")

@@ -131,9 +131,19 @@ def said(tree, file):
 
 
 def named_models(tree, file):
-    """What of a file names the first model; two flags name its tokenizer, as data/ does."""
-    tokenizer = "gpt2" if file in ("cli/data.py", "train/settings.py") else None
-    return [text for text in said(tree, file) if re.search(r"(?i)gpt[-_]?2", text) and tokenizer not in text.split()]
+    """What of a file names a model; two flags name the first one's tokenizer, as data/ does, and chats have a form."""
+    spared = {
+        "cli/data.py": {"gpt2"},
+        "train/settings.py": {"gpt2"},
+        "cli/generate.py": {"llama3"},
+        "generate/chat.py": {"llama3"},
+    }
+    return [
+        text
+        for text in said(tree, file)
+        if re.search(r"(?i)gpt[-_]?2|llama|qwen|smollm|mistral|gemma", text)
+        and not spared.get(file, set()).intersection(text.split())
+    ]
 
 
 def test_only_models_and_weights_name_a_model():
@@ -150,6 +160,10 @@ def test_only_models_and_weights_name_a_model():
         'model: str = "gpt2-124M"',
         'HELP = "train a GPT-2"',
         'name = f"gpt2-{size}"',
+        "from ..models.llama import Config",
+        "if isinstance(config, LlamaConfig):\n    pass",
+        'if config.model == "qwen3":\n    pass',
+        'PRESETS = ["SmolLM2-135M"]',
     ],
 )
 def test_a_model_that_is_named_elsewhere_is_noticed(planted):

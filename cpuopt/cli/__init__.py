@@ -31,6 +31,14 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"cpuopt: {plain(message)}; see '{self.prog} -h'\n")
 
+    def format_help(self) -> str:
+        """Return the help; where there is a ``--model``, the presets stand at its end."""
+        if "--model" in self._option_string_actions:
+            from .. import models
+
+            self.epilog = f"presets of --model: {', '.join(models.preset_names())}"
+        return super().format_help()
+
 
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="cpuopt", description=DESCRIPTION, allow_abbrev=False)

@@ -110,6 +110,16 @@ class Peer(TypedDict):
     peak_rss_mb: dict[str, float]
 
 
+class Fastest(TypedDict):
+    """The ratio to the fastest of several peers at one size."""
+
+    B: int
+    T: int
+    peer: str
+    of: list[str]
+    ratio: Ratio
+
+
 class Bench(TypedDict):
     """A record of `cpuopt bench`."""
 
@@ -120,6 +130,7 @@ class Bench(TypedDict):
     rounds: int
     machine: Machine
     results: list[Peer]
+    faster: NotRequired[list[Fastest]]
     geometric_mean: dict[str, Ratio]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
 import json
 import os
@@ -68,7 +69,7 @@ class Config:
                 "float": (type(x) in (int, float) and 0 < x < inf, "a positive number"),
                 "bool": (type(x) is bool, "true or false"),
                 "str": (type(x) is str, "a text"),
-            }[str(kind)]
+            }[getattr(kind, "__name__", str(kind))]  # a text where annotations are not evaluated
             if not right:
                 raise UserError(f"model: {name} is {repr(x)[:60]}; expected {expected}")
 
@@ -119,6 +120,20 @@ def load_all() -> None:
     """Import the package's models, so that each registers itself."""
     for module in iter_modules(__path__):
         import_module(f"{__name__}.{module.name}")
+
+
+def preset_names() -> list[str]:
+    """List the presets without importing a model: a command's help comes without ops."""
+    names: list[str] = []
+    for module in iter_modules(__path__):
+        for node in ast.parse((Path(__path__[0]) / f"{module.name}.py").read_bytes()).body:
+            made = getattr(node, "value", None)
+            target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
+            given: list[Any] = made.args if isinstance(node, ast.Expr) and isinstance(made, ast.Call) else []
+            given += [made] if isinstance(target, ast.Name) and target.id == "PRESETS" else []
+            keys = (key for table in given if isinstance(table, ast.Dict) for key in table.keys)
+            names += [str(key.value) for key in keys if isinstance(key, ast.Constant)]
+    return names
 
 
 def load(name: str) -> tuple[Config, nn.Module]:

@@ -61,7 +61,9 @@ class Settings:
     """All settings of a run; the defaults are those of ``train_gpt2.c`` where it has them."""
 
     model: str | None = setting(
-        None, "preset, or sizes as in '{\"n_layer\": 4}'", shown=f"that of --init, or {models.DEFAULT}"
+        None,
+        "preset, directory with a config.json, or sizes as in '{\"n_layer\": 4}'",
+        shown=f"that of --init, or {models.DEFAULT}",
     )
     init: str | None = setting(
         None, "weights to start from: llm.c or llama2.c model file, Hugging Face directory, run", metavar="PATH"
