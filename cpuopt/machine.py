@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 PACKAGES = ("cpuopt", "numba", "llvmlite", "numpy", "threadpoolctl")
+CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 GROUPS, MEMBERSHIP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
@@ -34,7 +35,7 @@ def describe() -> dict[str, Any]:
         "cpu": _cpu_name(),
         "cores": cores(),
         "cores_online": os.cpu_count(),
-        "caches": _caches(),
+        "caches": {name: size for name, size, _ in caches()},
         "memory_bytes": psutil.virtual_memory().total,
         "load_average": list(os.getloadavg()),
         "system": platform.system(),
@@ -52,15 +53,12 @@ def _cpu_name() -> str:
     return platform.processor() or "unknown"
 
 
-def _caches() -> dict[str, str]:
-    found = {}
-    for index in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
-        try:
-            level, kind, size = ((index / f).read_text().strip() for f in ("level", "type", "size"))
-        except OSError:
-            continue
-        found[f"L{level}{'' if kind == 'Unified' else kind[0].lower()}"] = size
-    return found
+def caches() -> Iterator[tuple[str, str, str]]:
+    """List the caches of a core: the name, as ``L1d``, the size, as ``32K``, and the processors that share it."""
+    for index in sorted(CACHES.glob("index*")):
+        with suppress(OSError):
+            level, kind, size, cpus = (_read(index / f) for f in ("level", "type", "size", "shared_cpu_list"))
+            yield f"L{level}{'' if kind == 'Unified' else kind[0].lower()}", size, cpus
 
 
 def cores() -> int:

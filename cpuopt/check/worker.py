@@ -7,10 +7,8 @@ from dataclasses import replace
 from math import inf
 from typing import Any
 
-from ..errors import UserError
 from ..files.reading import to_json
 from ..isolate.serve import Say, serve
-from ..wording import nearest
 
 
 def load(request: Mapping[str, Any], say: Say) -> dict[str, Any]:
@@ -27,6 +25,7 @@ def load(request: Mapping[str, Any], say: Say) -> dict[str, Any]:
 
 def check(request: Mapping[str, Any], say: Say) -> dict[str, Any]:
     """Check one kernel on one case, and with inaccessible pages around its arrays; or, with ``adds``, at its size."""
+    from ..kernels.registry import find
     from .cases import Case
     from .check import check
     from .fences import check_fenced
@@ -42,16 +41,6 @@ def check(request: Mapping[str, Any], say: Say) -> dict[str, Any]:
             wrong = check_fenced(kernel, case, request["threads"], request["seed"], say)
             result = replace(result, ratio=inf, reason=wrong) if wrong else result
     return {"result": to_json(result.to_json())}
-
-
-def find(op: str, variant: str) -> Any:
-    """Find a kernel."""
-    from ..kernels import registry
-
-    if (op, variant) not in registry.KERNELS:
-        there = registry.variants(op)
-        raise UserError(f"{op} has no variant {variant!r}; {nearest(variant, there)}")
-    return registry.KERNELS[op, variant]
 
 
 HANDLERS = {"load": load, "check": check}

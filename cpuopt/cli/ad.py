@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
 
     kernels.load_all(args.kernels)
     every = [op for op in ops.ALL.values() if op.inverts]
-    chosen = [op for op in every if args.op in (op.name, op.inverts.name, _family(op.inverts.name))]  # type: ignore[union-attr]
+    chosen = [op for op in every if args.op in (op.name, op.inverts.name, op.inverts.name.removesuffix("_forward"))]  # type: ignore[union-attr]
     if not chosen:
         if args.op in REFUSED:
             raise UserError(f"ad {REFUSED[args.op]}")
@@ -56,12 +56,9 @@ def run(args: argparse.Namespace) -> int:
     made = []
     for op in chosen:
         assert op.inverts is not None
-        forward = registry.KERNELS.get((op.inverts.name, args.variant))
-        if forward is None:
-            raise UserError(_missing("--from", args.variant, op.inverts.name))
-        if args.against and (op.name, args.against) not in registry.KERNELS:
-            raise UserError(_missing("--against", args.against, op.name))
-        made.append(backward(op, forward))
+        made.append(backward(op, registry.find(op.inverts.name, args.variant, "ad --from: ")))
+        if args.against:
+            registry.find(op.name, args.against, "ad --against: ")
     status = 0
     for one in made:
         print(plain(one.text))
@@ -73,17 +70,6 @@ def run(args: argparse.Namespace) -> int:
         write_whole(args.html, [show.html(made).encode("utf-8", "replace")])
         print(plain(f"wrote {args.html}"))
     return status
-
-
-def _family(forward: str) -> str:
-    """The first words of an op, which stand for all its backwards."""
-    return forward.removesuffix("_forward")
-
-
-def _missing(flag: str, variant: str, op: str) -> str:
-    from ..kernels import registry
-
-    return f"ad {flag} {variant}: {op} has no such variant; it has {', '.join(registry.variants(op))}"
 
 
 def compare(op: Op, variant: str) -> int:

@@ -6,7 +6,6 @@ import argparse
 
 from ..errors import UserError
 from ..train import settings
-from ..wording import nearest
 from .common import known_op, shared, show, start_numba
 
 
@@ -37,9 +36,7 @@ def run(args: argparse.Namespace) -> int:
     if not 0 <= args.parallel <= 4:
         raise UserError(f"--parallel {args.parallel}: expected 1 to 4")
     for v in args.variant:
-        if (args.op, v) not in registry.KERNELS:
-            there = registry.variants(args.op)
-            raise UserError(f"inspect: {args.op} has no variant {v!r}; {nearest(v, there)}")
+        registry.find(args.op, v, "inspect: ")
     with console.saying() as say:
         found = []
         for v in args.variant:

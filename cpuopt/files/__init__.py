@@ -198,7 +198,7 @@ def not_private(folder: Path) -> str:
         return "it belongs to another user; set CPUOPT_CACHE_DIR to a directory of your own"
     if os.name == "posix" and status.st_mode & 0o022:
         return f"other users can write to it; run: chmod go-w {folder}"
-    return ""
+    return "" if os.access(folder, os.W_OK | os.X_OK) else "not writable"
 
 
 @contextmanager

@@ -149,6 +149,23 @@ def variants(op: str) -> list[str]:
     return [v for o, v in KERNELS if o == op]
 
 
+def find(op: str, variant: str, why: str = "") -> Kernel:
+    """Find a kernel.
+
+    Parameters
+    ----------
+    why : the first words of the error, such as a flag.
+
+    Raises
+    ------
+    UserError
+        Where the op has no such variant.
+    """
+    if (op, variant) not in KERNELS:
+        raise UserError(f"{why}{op} has no variant {variant!r}; {nearest(variant, variants(op))}")
+    return KERNELS[op, variant]
+
+
 def op_matches(name: str, pattern: str) -> bool:
     """Return whether an op belongs to a pattern: its name, a glob, or the family's first words (``matmul``)."""
     return fnmatchcase(name, pattern) or fnmatchcase(name, pattern + "_*")

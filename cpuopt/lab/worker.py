@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from math import inf
 from typing import Any
 
-from ..check.worker import HANDLERS, find
+from ..check.worker import HANDLERS
 from ..files.reading import from_json, to_json
 from ..isolate.serve import Say, serve
 
@@ -17,6 +17,7 @@ def ab(request: Mapping[str, Any], say: Say) -> dict[str, Any]:
     from ..check.gate import require_quick
     from ..engine import set_threads
     from ..kernels.compile import cache, jit
+    from ..kernels.registry import find
     from ..measure import rates as machine
     from . import ab
 
@@ -56,6 +57,7 @@ def ab(request: Mapping[str, Any], say: Say) -> dict[str, Any]:
 
 def steps(request: Mapping[str, Any], say: Say) -> dict[str, Any]:
     """Compare training steps with the kernels of a plan and with those that they replace."""
+    from ..kernels.registry import find
     from . import ab
 
     changes = [

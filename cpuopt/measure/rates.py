@@ -24,7 +24,7 @@ from ..files.reading import from_json, to_json
 from ..isolate.process import Worker
 from ..kernels import roofs as kernels
 from ..kernels.toolkit import threads as numba_threads
-from ..machine import describe, quota, throttled
+from ..machine import caches, describe, quota, throttled
 from .roofline import Level, Roofs
 
 FORMAT = 1
@@ -32,6 +32,8 @@ SAMPLE_S, SAMPLES_S = 5e-3, 0.12
 """Seconds of a sample, and of all samples of one figure, which are at least 3."""
 USUAL = (("L1", 32 << 10, 1), ("L2", 512 << 10, 1), ("L3", 8 << 20, 0))
 """Caches assumed where the system does not list them; 0: shared by all."""
+UNITS = {"K": 10, "M": 20}
+"""The powers of two in sizes of caches."""
 LITTLE = 0.05
 """The share of a core that other processes may use without a warning."""
 LOWER = 0.9
@@ -41,17 +43,11 @@ PACKAGES = "Debian, Ubuntu: apt install libgomp1; Fedora: dnf install libgomp; m
 
 def levels() -> tuple[Level, ...]:
     """List the caches and memory, from the nearest."""
-    found = []
-    for index in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
-        try:
-            level, kind, size, shared = (
-                (index / f).read_text().strip() for f in ("level", "type", "size", "shared_cpu_list")
-            )
-        except OSError:
-            continue
-        if kind != "Instruction" and size[:-1].isdigit() and size[-1] in "KM":
-            found.append(Level(f"L{level}", int(size[:-1]) << (10 if size[-1] == "K" else 20), count(shared)))
-    found = found or [Level(name, n, k or numba_threads.cores()) for name, n, k in USUAL]
+    found = [
+        Level(name.removesuffix("d"), int(size[:-1]) << UNITS[size[-1]], count(cpus))
+        for name, size, cpus in caches()
+        if not name.endswith("i") and size[:-1].isdigit() and size[-1] in UNITS
+    ] or [Level(name, n, k or numba_threads.cores()) for name, n, k in USUAL]
     return (*found, Level("memory", None, numba_threads.cores()))
 
 

@@ -33,7 +33,7 @@ import llvmlite.binding as llvm
 import numba
 from numba import types
 
-from ...files import cache_folder
+from ...files import CacheWarning, cache_folder, not_private
 from .dependencies import UncacheableError, Walk, settings, sha
 
 with contextlib.suppress(ImportError):  # `unsupported` reports it
@@ -48,10 +48,6 @@ _made_from: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 """The digest of each dispatcher and intrinsic when this process compiled it: numba froze its globals then."""
 _loaded: weakref.WeakKeyDictionary[Any, dict[Any, str]] = weakref.WeakKeyDictionary()
 """The digest of the object code that each dispatcher runs, by the types of its arguments."""
-
-
-class CacheWarning(UserWarning):
-    """The warning that a kernel is compiled anew in each process; the message gives the reason."""
 
 
 def attach(dispatcher: Any) -> None:
@@ -344,22 +340,11 @@ def _folder() -> Path | None:
 @functools.cache
 def _prepared(folder: Path) -> Path | None:
     """Make the directory and check that only this user can write to it, because entries are unpickled."""
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = folder.stat()
-        if hasattr(os, "geteuid") and status.st_uid != os.geteuid():
-            problem = "it belongs to another user; set CPUOPT_CACHE_DIR to a directory of your own"
-        elif os.name == "posix" and status.st_mode & 0o022:
-            problem = f"other users can write to it; run: chmod go-w {folder}"
-        elif not os.access(folder, os.W_OK | os.X_OK):
-            problem = "not writable"
-        else:
-            _prune(folder)
-            return folder
-    except OSError as error:
-        problem = error.strerror or str(error)
-    _warn(f"kernels are not cached: {folder}: {problem}")
-    return None
+    if problem := not_private(folder):
+        _warn(f"kernels are not cached: {folder}: {problem}")
+        return None
+    _prune(folder)
+    return folder
 
 
 def _prune(folder: Path) -> None:

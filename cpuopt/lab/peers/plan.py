@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from ... import models
@@ -120,9 +119,8 @@ def cpuopt_side(plan: Plan, name: str, variant: str, swap: tuple[str, ...] = (),
         "processes": plan.processes,
         **OPTIMIZER,
     }
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    environment = {"NUMBA_NUM_THREADS": str(plan.threads), "PYTHONPATH": path}
-    return Side(name, (sys.executable, "-P", "-m", "cpuopt.lab.peers.worker"), {"settings": settings}, environment)
+    side = Side.module(name, "cpuopt.lab.peers.worker", NUMBA_NUM_THREADS=str(plan.threads))
+    return replace(side, settings={"settings": settings})
 
 
 def peer_sides(plan: Plan) -> list[Side]:
