@@ -141,7 +141,7 @@ def named_models(tree, file):
     return [
         text
         for text in said(tree, file)
-        if re.search(r"(?i)gpt[-_]?2|llama|qwen|smollm|mistral|gemma", text)
+        if re.search(r"(?i)gpt[-_]?2|llama(?!2\.c)|qwen|smollm|mistral|gemma", text)  # llama2.c is a format of files
         and not spared.get(file, set()).intersection(text.split())
     ]
 
