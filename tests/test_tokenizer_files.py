@@ -147,6 +147,7 @@ HOSTILE = {
         lambda t: (t["model"].update(vocab={}, merges=[]), t.update(added_tokens=[], post_processor=None))
     ),
     "an id beyond all": changed(lambda t: t["model"]["vocab"].update(zz=2**40)),
+    "an id of no vocabulary": changed(lambda t: t["model"]["vocab"].update(zz=2**31)),
     "an id below 0": changed(lambda t: t["model"]["vocab"].update(zz=-1)),
     "a merge of nothing": changed(lambda t: t["model"]["merges"].append(["\x1b[2J", "q"])),
     "an unknown model": changed(lambda t: t["model"].update(type="Nothing")),

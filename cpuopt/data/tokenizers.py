@@ -103,6 +103,10 @@ ENDS = ("<|end_of_text|>", "<|endoftext|>", "<|eot_id|>", "<|im_end|>", "</s>")
 """Tokens that end a text or a turn."""
 
 
+MOST = 1 << 24
+"""Ids of a file, so that a table of them fits in memory."""
+
+
 class Json(Tokenizer):
     """Hugging Face's ``tokenizer.json``, of byte pairs or of SentencePiece's kind."""
 
@@ -130,8 +134,8 @@ class Json(Tokenizer):
         self.encoding.no_padding()
         self.encoding.encode_special_tokens = True  # as text, not as what they stand for
         ids = self.encoding.get_vocab(with_added_tokens=True)
-        if not ids:
-            raise UserError(f"{str(path)!r} has no tokens; give the tokenizer.json of a model")
+        if not ids or max(ids.values()) >= MOST:
+            raise UserError(f"{str(path)!r} has {len(ids)} tokens; expected 1 or more, with ids below {MOST}")
         self.texts = {i: text for text, i in ids.items()}
         self.whole = {i: token.content.encode() for i, token in self.encoding.get_added_tokens_decoder().items()}
         self.vocab_size = max(self.texts) + 1
