@@ -131,7 +131,7 @@ def test_sizes_name_their_model(capsys):
     for text, why in (
         ("mlp-tinu", "did you mean 'mlp-tiny'"),
         ('{"model": "mlp", "n_layer": 2}', "unknown size 'n_layer'; known: width"),
-        ('{"model": "mixer"}', "there is no model 'mixer'; known: gpt2, .*, mlp"),
+        ('{"model": "mixer"}', "there is no model 'mixer'; known: gpt2, .*mlp$"),
         ('{"model": ["mlp"]}', "there is no model"),
         ('{"model": "mlp", "width": 1.5}', "expected a whole number"),
     ):

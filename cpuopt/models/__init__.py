@@ -69,7 +69,7 @@ class Config:
                 "float": (type(x) in (int, float) and 0 < x < inf, "a positive number"),
                 "bool": (type(x) is bool, "true or false"),
                 "str": (type(x) is str, "a text"),
-            }[getattr(kind, "__name__", str(kind))]  # a text where annotations are not evaluated
+            }[kind if isinstance(kind, str) else kind.__name__]
             if not right:
                 raise UserError(f"model: {name} is {repr(x)[:60]}; expected {expected}")
 

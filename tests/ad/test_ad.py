@@ -173,6 +173,25 @@ def test_a_saved_output_that_is_written_twice_is_refused():
         differentiate(f, ["x"], ["y"], saved=["z"], fresh=["z"])
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "once"), [("0", "1", True), ("0", "0", False), ("0", "x.shape[0] - 3", False)]
+)
+def test_elements_whose_indices_are_other_numbers_are_other_elements(first, second, once):
+    f = programs.compiled(
+        "def f(x, z, y):\n    for i in range(3):\n"
+        f"        z[i, {first}] = x[i]\n        z[i, {second}] = x[i] * x[i]\n        y[i] = z[i, 0] * x[i]\n"
+    )
+    if not once:
+        with pytest.raises(UnsupportedError, match="more than once"):
+            differentiate(f, ["x"], ["y"], saved=["z"], fresh=["z"])
+        return
+    made = differentiate(f, ["x"], ["y"], saved=["z"], fresh=["z"])
+    x, z, dx = np.array([0.3, 0.4, 0.5]), np.zeros((3, 2)), np.zeros(3)
+    f(x, z, np.zeros(3))
+    programs.plain(made)(x, z, np.zeros(3), np.ones(3), dx)
+    assert np.allclose(dx, 2 * x)
+
+
 def test_a_gradient_through_time_runs_backwards():
     """What an iteration saved and the next one reads carries an adjoint, though its value needs no record."""
     f = programs.compiled(
