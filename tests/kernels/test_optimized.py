@@ -196,8 +196,11 @@ def test_few_queries_are_right_on_one_thread_and_on_all(B: int, alone: bool) -> 
     assert check(KERNELS["attention_decode", "optimized"], found).verdict == "PASS"
 
 
-OVERWRITTEN = {("attention_decode", "keys"), ("attention_decode", "values")}
-"""What lies at the end of these is new."""
+READ = {
+    **dict.fromkeys([("attention_decode", "keys"), ("attention_decode", "values")], (0,)),  # the end is new
+    **dict.fromkeys([("rope_decode", "cos"), ("rope_decode", "sin")], (-1,)),  # the first positions lie before
+}
+"""Of the first element and the last, those that are read, where it is not both."""
 RIGHTLY_FINITE = {("cross_entropy_backward", "lse"), ("attention_backward", "lse")}
 
 
@@ -206,7 +209,7 @@ RIGHTLY_FINITE = {("cross_entropy_backward", "lse"), ("attention_backward", "lse
 def test_what_is_not_finite_shows(op: ops.Op, name: str, bad: float) -> None:
     if bad == np.inf and (op.name, name) in RIGHTLY_FINITE:
         pytest.skip("the formula makes it zero")
-    for where in (0,) if (op.name, name) in OVERWRITTEN else (0, -1):
+    for where in READ.get((op.name, name), (0, -1)):
         on, given = prepared(op)
         given[name].flat[where] = bad
         with np.errstate(invalid="ignore"):
