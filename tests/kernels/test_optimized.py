@@ -232,8 +232,11 @@ def test_attention_is_that_of_key_heads_repeated(name: str, T: int) -> None:
 
 
 MHA = {"T": 15, "C": 128, "NH": 2}
-OVERWRITTEN = {(f"{op}_decode", name) for op in ("attention", "gqa") for name in ("keys", "values")}
-"""What lies at the end of these is new."""
+READ = {
+    **{(f"{op}_decode", name): (0,) for op in ("attention", "gqa") for name in ("keys", "values")},  # the end is new
+    **dict.fromkeys([("rope_decode", "cos"), ("rope_decode", "sin")], (-1,)),  # the first positions lie before
+}
+"""Of the first element and the last, those that are read, where it is not both."""
 RIGHTLY_FINITE = {
     ("cross_entropy_backward", "lse"),
     ("attention_backward", "lse"),
@@ -247,7 +250,7 @@ RIGHTLY_FINITE = {
 def test_what_is_not_finite_shows(op: ops.Op, name: str, bad: float) -> None:
     if bad == np.inf and (op.name, name) in RIGHTLY_FINITE:
         pytest.skip("the formula makes it zero")
-    for where in (0,) if (op.name, name) in OVERWRITTEN else (0, -1):
+    for where in READ.get((op.name, name), (0, -1)):
         on, given = prepared(op)
         given[name].flat[where] = bad
         with np.errstate(invalid="ignore"):

@@ -4,10 +4,11 @@
 """
 
 import numpy as np
+from numba import prange
 
 from ... import ops
 from ..compile.jit import helper, kernel
-from ..toolkit.elementwise import SET, chunks_of, loop_of
+from ..toolkit.elementwise import SET, bounds, chunks, loop_of
 from ..toolkit.lanes import exp, select_positive, smaller, spread
 
 TWO_S = np.float32(2 * np.sqrt(2 / np.pi))
@@ -36,24 +37,25 @@ def slope(dout, x):
 
 
 forward, backward = loop_of(value), loop_of(slope)
-all_forward, all_backward = chunks_of(forward), chunks_of(backward)
 
 
-@kernel(ops.gelu_forward, "optimized", parallel=False)
+@kernel(ops.gelu_forward, "optimized")
 def gelu_forward(out, inp):
     """Vector by vector.
 
     Parallel: chunks of fixed size.
     Bound: compute, the exp.
     """
-    all_forward((out,), SET, (inp,))
+    for chunk in prange(chunks(out)):
+        forward((out,), SET, (inp,), *bounds(chunk, out))
 
 
-@kernel(ops.gelu_backward, "optimized", parallel=False)
+@kernel(ops.gelu_backward, "optimized")
 def gelu_backward(dinp, dinp_add, dout, inp):
     """Vector by vector.
 
     Parallel: chunks of fixed size.
     Bound: compute, the exp.
     """
-    all_backward((dinp,), (dinp_add,), (dout, inp))  # out[i] = x/2 * (1 + tanh(u))
+    for chunk in prange(chunks(dinp)):
+        backward((dinp,), (dinp_add,), (dout, inp), *bounds(chunk, dinp))  # out[i] = x/2 * (1 + tanh(u))

@@ -1,8 +1,10 @@
 """Residual connection on vectors."""
 
+from numba import prange
+
 from ... import ops
 from ..compile.jit import helper, kernel
-from ..toolkit.elementwise import SET, chunks_of, loop_of
+from ..toolkit.elementwise import SET, bounds, chunks, loop_of
 
 
 @helper(forceinline=True)
@@ -18,24 +20,25 @@ def twice(dout):
 
 
 add, share = loop_of(total), loop_of(twice)
-add_all, share_all = chunks_of(add), chunks_of(share)
 
 
-@kernel(ops.residual_forward, "optimized", parallel=False)
+@kernel(ops.residual_forward, "optimized")
 def residual_forward(out, inp1, inp2):
     """Vector by vector.
 
     Parallel: chunks of fixed size.
     Bound: memory.
     """
-    add_all((out,), SET, (inp1, inp2))
+    for chunk in prange(chunks(out)):
+        add((out,), SET, (inp1, inp2), *bounds(chunk, out))
 
 
-@kernel(ops.residual_backward, "optimized", parallel=False)
+@kernel(ops.residual_backward, "optimized")
 def residual_backward(dinp1, dinp1_add, dinp2, dinp2_add, dout):
     """Vector by vector.
 
     Parallel: chunks of fixed size.
     Bound: memory.
     """
-    share_all((dinp1, dinp2), (dinp1_add, dinp2_add), (dout,))
+    for chunk in prange(chunks(dinp1)):
+        share((dinp1, dinp2), (dinp1_add, dinp2_add), (dout,), *bounds(chunk, dinp1))

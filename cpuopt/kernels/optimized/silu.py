@@ -1,10 +1,11 @@
 """SiLU on vectors: by z = exp(-|x|) nothing overflows and nothing cancels."""
 
 import numpy as np
+from numba import prange
 
 from ... import ops
 from ..compile.jit import helper, kernel
-from ..toolkit.elementwise import SET, chunks_of, loop_of
+from ..toolkit.elementwise import SET, bounds, chunks, loop_of
 from ..toolkit.lanes import exp, select_positive, smaller, spread
 
 ZERO, ONE = np.float32(0), np.float32(1)
@@ -37,24 +38,26 @@ def slope(dout, x):
     return (dout * silu_and_slope(x)[1],)  # out = x * s
 
 
-forward, backward = chunks_of(loop_of(value)), chunks_of(loop_of(slope))
+forward, backward = loop_of(value), loop_of(slope)
 
 
-@kernel(ops.silu_forward, "optimized", parallel=False)
+@kernel(ops.silu_forward, "optimized")
 def silu_forward(out, inp):
     """Vector by vector.
 
     Parallel: chunks of fixed size.
     Bound: compute, the exp.
     """
-    forward((out,), SET, (inp,))
+    for chunk in prange(chunks(out)):
+        forward((out,), SET, (inp,), *bounds(chunk, out))
 
 
-@kernel(ops.silu_backward, "optimized", parallel=False)
+@kernel(ops.silu_backward, "optimized")
 def silu_backward(dinp, dinp_add, dout, inp):
     """Vector by vector.
 
     Parallel: chunks of fixed size.
     Bound: compute, the exp.
     """
-    backward((dinp,), (dinp_add,), (dout, inp))
+    for chunk in prange(chunks(dinp)):
+        backward((dinp,), (dinp_add,), (dout, inp), *bounds(chunk, dinp))

@@ -1,8 +1,10 @@
 """SwiGLU on vectors: one exp serves both gradients."""
 
+from numba import prange
+
 from ... import ops
 from ..compile.jit import helper, kernel
-from ..toolkit.elementwise import SET, chunks_of, loop_of
+from ..toolkit.elementwise import SET, bounds, chunks, loop_of
 from .silu import silu, silu_and_slope
 
 
@@ -20,24 +22,25 @@ def slopes(dout, x, up):
 
 
 forward, backward = loop_of(value), loop_of(slopes)
-all_forward, all_backward = chunks_of(forward), chunks_of(backward)
 
 
-@kernel(ops.swiglu_forward, "optimized", parallel=False)
+@kernel(ops.swiglu_forward, "optimized")
 def swiglu_forward(out, inp, up):
     """Vector by vector.
 
     Parallel: chunks of fixed size.
     Bound: memory.
     """
-    all_forward((out,), SET, (inp, up))
+    for chunk in prange(chunks(out)):
+        forward((out,), SET, (inp, up), *bounds(chunk, out))
 
 
-@kernel(ops.swiglu_backward, "optimized", parallel=False)
+@kernel(ops.swiglu_backward, "optimized")
 def swiglu_backward(dinp, dinp_add, dup, dup_add, dout, inp, up):
     """Vector by vector.
 
     Parallel: chunks of fixed size.
     Bound: memory.
     """
-    all_backward((dinp, dup), (dinp_add, dup_add), (dout, inp, up))
+    for chunk in prange(chunks(dinp)):
+        backward((dinp, dup), (dinp_add, dup_add), (dout, inp, up), *bounds(chunk, dinp))

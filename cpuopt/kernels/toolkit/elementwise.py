@@ -1,11 +1,11 @@
-"""Loops that apply a formula element by element: a vector at a time, and by chunks that threads share.
+"""Loops that apply a formula element by element, a vector at a time; and the chunks that threads share.
 
 A formula takes a vector of each input, and returns a tuple: a vector of each output. Outputs, their flags (whether to
 add) and inputs are tuples. An input may be one float32, which stands for all elements.
 """
 
 from llvmlite import ir
-from numba import prange, types
+from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
@@ -81,13 +81,13 @@ def loop_of(formula):
     return loop
 
 
-def chunks_of(loop):
-    """Make ``chunks(outs, adds, xs)``, which runs a loop over all elements, in chunks of fixed size."""
+@helper()
+def chunks(x):
+    """Count the chunks of an array."""
+    return (x.shape[0] + CHUNK - 1) // CHUNK
 
-    @helper(parallel=True)
-    def chunks(outs, adds, xs):
-        n = outs[0].shape[0]
-        for chunk in prange((n + CHUNK - 1) // CHUNK):
-            loop(outs, adds, xs, chunk * CHUNK, min(chunk * CHUNK + CHUNK, n))
 
-    return chunks
+@helper()
+def bounds(chunk, x):
+    """Return where a chunk of an array begins and ends."""
+    return chunk * CHUNK, min(chunk * CHUNK + CHUNK, x.shape[0])
