@@ -1,11 +1,12 @@
-"""Generation of GPT-2 at batch 1 beside PyTorch with a KV cache, compared in pairs, each in a process of its own.
+"""Generation at batch 1 beside PyTorch with a KV cache, compared in pairs, each in a process of its own.
 
 ::
 
     python benchmarks/generate.py [--torch-python PATH] [--model gpt2-124M] [--threads 2] [--rounds 6] [--prompt 64]
 
 Both read the same prompt and the same tokens, and compute the same logits, which is checked first. PyTorch runs in
-``inference_mode`` with its caches allocated ahead and ``scaled_dot_product_attention``. The share of the roof is (bytes
+``inference_mode`` with its caches allocated ahead and ``scaled_dot_product_attention``; for a Llama, it is
+transformers' own model with its own cache. The share of the roof is (bytes
 of weights a token / measured read bandwidth) / (time of a token), with the bandwidth measured in each of its trials.
 """
 
@@ -21,6 +22,7 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 
 import numpy as np
 
@@ -92,10 +94,64 @@ def torch_side(model: str, threads: int) -> tuple[Read, Callable[[], None], Call
     return read, lambda: at.__setitem__(0, 0), dict
 
 
-def work(side: str, model: str, threads: int, tokens: int, prompt: int) -> None:
+def given_to_cpuopt(folder: Path, threads: int) -> tuple[Read, Callable[[], None], Callable[[], dict[str, float]]]:
+    """Return the same functions for a model whose sizes and weights are in a folder."""
+    from cpuopt import models
+    from cpuopt.generate.decoder import Decoder, read_bandwidth
+
+    config = models.from_json(json.loads((folder / "sizes.json").read_text()))
+    decoder = Decoder(config, context=min(1024, config.block_size), threads=threads, processes=threads)
+    with np.load(folder / "params.npz") as params:
+        for name, p in decoder.parameters().items():
+            p[...] = params[name]
+
+    def roof() -> dict[str, float]:
+        return {"weight_bytes": decoder.weight_bytes, "read_bytes_per_s": read_bandwidth(decoder)}
+
+    return decoder.read, decoder.restart, roof
+
+
+def given_to_torch(folder: Path, threads: int) -> tuple[Read, Callable[[], None], Callable[[], dict[str, float]]]:
+    """Return the same functions of transformers."""
+    import torch
+    from peer_llama import transformers_own
+    from transformers import DynamicCache
+
+    torch.set_num_threads(threads)
+    sizes = json.loads((folder / "sizes.json").read_text())
+    with np.load(folder / "params.npz") as params:
+        model = transformers_own(sizes.pop("model"), sizes, dict(params)).eval()
+    cache = [DynamicCache()]
+
+    @torch.inference_mode()
+    def read(tokens: list[int]) -> np.ndarray:
+        found = model(torch.tensor([tokens]), past_key_values=cache[0], use_cache=True, logits_to_keep=1)
+        return found.logits[0, -1].numpy()
+
+    return read, lambda: cache.__setitem__(0, DynamicCache()), dict
+
+
+def give(model: str, folder: Path) -> None:
+    """Write sizes and random weights of a model into a folder."""
+    from cpuopt import models
+    from cpuopt.engine import initialize
+
+    config = models.parse(model)
+    params = {name: np.empty(shape, np.float32) for name, shape in config.shapes().items()}
+    initialize(config.module(), params, SEED)
+    (folder / "sizes.json").write_text(json.dumps(config.to_json()))
+    np.savez(folder / "params.npz", **params)
+
+
+def work(side: str, model: str, threads: int, tokens: int, prompt: int, folder: Path | None) -> None:
     """Answer each request with one trial: the prompt, then token after token."""
-    read, restart, roof = (cpuopt_side if side == "cpuopt" else torch_side)(model, threads)
-    ids = np.random.Generator(np.random.PCG64(SEED)).integers(0, sizes_of(model)["vocab_size"], 4096).tolist()
+    if folder is None:
+        vocab_size = sizes_of(model)["vocab_size"]
+        read, restart, roof = (cpuopt_side if side == "cpuopt" else torch_side)(model, threads)
+    else:
+        vocab_size = json.loads((folder / "sizes.json").read_text())["vocab_size"]
+        read, restart, roof = (given_to_cpuopt if side == "cpuopt" else given_to_torch)(folder, threads)
+    ids = np.random.Generator(np.random.PCG64(SEED)).integers(0, vocab_size, 4096).tolist()
     for _ in sys.stdin:
         restart()
         marks = [time.perf_counter()]
@@ -123,9 +179,10 @@ def main() -> int:
     p.add_argument("--tokens", type=int, default=32)
     p.add_argument("--prompt", type=int, default=64, help="tokens of the prompt (%(default)s)")
     p.add_argument("--work", metavar="SIDE", help=argparse.SUPPRESS)
+    p.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     a = p.parse_args()
     if a.work:
-        work(a.work, a.model, a.threads, a.tokens, a.prompt)
+        work(a.work, a.model, a.threads, a.tokens, a.prompt, a.folder)
         return 0
     from cpuopt.isolate.process import Side, Worker  # here, because torch's Python may not have cpuopt
     from cpuopt.measure.comparison import compare
@@ -139,6 +196,10 @@ def main() -> int:
         return trials[side][-1]["token_s"]
 
     with ExitStack() as stack:
+        if not a.model.startswith("gpt2"):
+            folder = stack.enter_context(TemporaryDirectory(prefix="cpuopt-generate-"))
+            give(a.model, Path(folder))
+            flags += ["--folder", folder]
         workers = {}
         for side, python in pythons.items():
             command = (python, __file__, "--work", side, *flags)
