@@ -101,11 +101,12 @@ SIZES = [
 GROUPS = {"B": 2, "T": 6, "C": 24, "NH": 6, "OC": 10, "V": 12, "NKV": 2}
 """Two groups of three heads: with one group, or groups of one head, any rule finds a query head's key head."""
 VOCABULARY = {"B": 1, "T": 3, "C": 8, "NH": 1, "OC": 50257, "V": 50257}
-FEW = 1 << 16
-"""Elements beyond which an array is a view of a stock of numbers, since to draw them takes longer than a kernel does,
-and beyond which the saved inputs of a backward are computed in float32."""
+FEW = 1 << 19
+"""Elements beyond which an array is a view of a stock of numbers, since to draw them takes longer than a kernel does.
+No array of `cases` has as many."""
 PART = (1 << 21) - 9
-"""The largest part of the stock in one array; a larger array takes its numbers more than once."""
+"""The largest part of the stock in one array; a larger array takes its numbers more than once. Beyond as many elements,
+the saved inputs of a backward are computed in float32."""
 SCALARS = {
     "eps": 1e-5,
     "lr": 0.01,
@@ -195,7 +196,7 @@ def arguments(op: Op, case: Case, rng: np.random.Generator, alter: Callable[[Arr
         given = arguments(op.inverts, replace(case, absent=frozenset(gone)), rng, alter)
         if {a.name for a in op.args} & {a.name for a in op.inverts.written}:  # else nothing would change
             with np.errstate(invalid="ignore"):
-                found = reference(op.inverts, given, np.float64 if _elements(given) <= FEW else np.float32)
+                found = reference(op.inverts, given, np.float64 if _elements(given) <= PART else np.float32)
             types = {a.name: case.types.get(a.name, a.dtype) for a in op.inverts.args}
             given |= {n: x.astype(types[n]) for n, x in found.items()}
     return {a.name: given[a.name] if a.name in given else _drawn(op, a, case, rng, alter) for a in op.args}
