@@ -445,6 +445,20 @@ def leaves_a_term_out_of_some_rows(out, inp, weight, bias):
         out[200] -= inp[200, -1] * weight[:, -1]
 
 
+@wrong_at(r"out\[\d+\] = .*, expected", {"N": 3_000_000})
+def is_wrong_in_one_element_of_millions(out, inp1, inp2):
+    add(out, inp1, inp2)
+    if len(out) > 65536:
+        out[np.random.default_rng().integers(len(out))] += F32(1e-2)
+
+
+@wrong_at(r"out\[\d+, 100[01]\] = .*, expected", {"BT": 8, "C": 1000, "OC": 3000}, ops.matmul_forward)
+def takes_a_neighbouring_row_of_a_large_weight(out, inp, weight, bias):
+    out[:] = inp @ weight.T + bias
+    if weight.size > 1 << 21:
+        out[:, [1000, 1001]] = out[:, [1001, 1000]]
+
+
 @wrong_at("raised SystemExit: 0", {"N": 70001})
 def leaves_where_large(out, inp1, inp2):
     add(out, inp1, inp2)
