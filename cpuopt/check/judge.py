@@ -43,8 +43,9 @@ MARGIN = 10.0
 """The largest MARGINAL ratio: more than rounding explains, less than a wrong formula causes."""
 STEP = 2.0**-20
 """Relative perturbation of the reference's inputs: far above float64's rounding, too small to bend a function."""
-SAMPLES = 3
-"""The number of perturbations from which the scale is estimated."""
+SAMPLES, FEW, MORE_SAMPLES = 3, 1 << 12, 16
+"""The number of perturbations from which the scale is estimated; and up to FEW elements, where the few terms of a sum
+could cancel in all of three by chance."""
 DEAR_FLOPS, DEAR_FLOATS = 5e9, 1 << 23
 """Elements beyond which a single perturbation of the reference is used."""
 BLOCK = 1 << 17
@@ -252,6 +253,7 @@ def expected(op: Op, case: Case, given: Arguments, rng: np.random.Generator) -> 
     """Return the results of the float64 reference, and the scale of each element."""
     floats = sum(x.size for x in given.values() if isinstance(x, np.ndarray))
     samples = 1 if op.flops(case.sizes) > DEAR_FLOPS or floats > DEAR_FLOATS else SAMPLES
+    samples = MORE_SAMPLES if floats <= FEW else samples
     with np.errstate(invalid="ignore", over="ignore"):  # where NaN and infinity go in
         want = reference(op, given)
         read = [a.name for a in op.arrays if a.role in ("in", "state") and given[a.name] is not None]

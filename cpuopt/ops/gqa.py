@@ -67,8 +67,9 @@ def reference_backward(dout, q, k, v, out, lse):
     q, k, v, o, do = (heads(x, x.shape[-1] // HS) for x in (q, k, v, out, dout))
     att = np.exp(scores(q, spread(k, NH)) - lse[..., None])
     datt = do @ spread(v, NH).transpose(0, 1, 3, 2)
-    delta, same = ((x * y).sum(axis=-1, keepdims=True) for x, y in ((att, datt), (do, o)))
-    delta = np.where(np.isfinite(same), (delta + same) / 2, delta)  # so that the check's scale knows both roundings
+    rounded = (do * (o - att @ spread(v, NH))).sum(axis=-1, keepdims=True)
+    delta = (att * datt).sum(axis=-1, keepdims=True)  # half of it by way of out, so that the check's scale knows both:
+    delta = delta + np.where(np.isfinite(rounded), rounded / 2, 0)
     dscore = scale * att * (datt - delta)
     dk, dv = dscore.transpose(0, 1, 3, 2) @ q, att.transpose(0, 1, 3, 2) @ do
     return {"dq": rows(dscore @ spread(k, NH)), "dk": rows(gathered(dk, NKV)), "dv": rows(gathered(dv, NKV))}
