@@ -21,8 +21,7 @@ VERBS = (
     *("convert", "verify", "data", "warmup"),
 )
 """The verbs in the order of ``cpuopt -h``. The module of a verb has ``flags(parser)`` and ``run(args)``; its help is
-the first
-line of its docstring."""
+the first line of its docstring."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -47,7 +46,7 @@ def _parser() -> argparse.ArgumentParser:
     for name in VERBS:
         verb = import_module(f".{name.replace('-', '_')}", __name__)
         help_ = (verb.__doc__ or "").partition("\n")[0].partition(": ")[2].rstrip(".")
-        p = verbs.add_parser(name, help=help_)
+        p = verbs.add_parser(name, help=help_, description=f"{help_[:1].upper()}{help_[1:]}.")
         verb.flags(p)
         p.set_defaults(run_verb=verb.run)
     return parser

@@ -17,7 +17,7 @@ def flags(p: argparse.ArgumentParser) -> None:
     ):
         q = what.add_parser(name, help=help_)
         for word in words:
-            q.add_argument(word.lower(), metavar=word)
+            q.add_argument(word.lower(), metavar=word, help="part of a record's name, as 'cpuopt runs list' shows it")
         shared(q, "--runs", "--json")
         if name == "show":
             q.add_argument("--detail", action="store_true", help="one row for every op of every layer of a profile")

@@ -246,7 +246,8 @@ def flag(name: str) -> str:
 
 def default(name: str, value: Any) -> str:
     """Return the words of the help and the docs for a default."""
-    return str(FLAGS[name].metadata["shown"] or ("" if value in (None, "", ()) or value is False else value))
+    shown = FLAGS[name].metadata["shown"] if value == FLAGS[name].default else ""
+    return str(shown or ("" if value in (None, "", ()) or value is False else value))
 
 
 def flags(p: argparse.ArgumentParser, *names: str, only_given: bool = False, **defaults: Any) -> None:
