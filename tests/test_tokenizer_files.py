@@ -5,6 +5,7 @@ import os
 import shutil
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from cpuopt.data.tokenizers import encode_text, get_tokenizer
 from cpuopt.data.tokens import read_tokens, write_tokens
 from cpuopt.errors import UserError
 from cpuopt.models.gpt2 import Config
+from cpuopt.models.llama import PRESETS
 from cpuopt.train import checkpoint
 from cpuopt.weights import Marks, open_weights, save_weights
 
@@ -189,7 +191,7 @@ def test_a_corpus_is_encoded_and_large_ids_keep_their_bits(tmp_path, file):
     t = get_tokenizer(str(file))
     assert [*corpus.train, *corpus.val] == [0, *t.encode(TEXT)]
     assert (corpus.tokenizer, corpus.train.dtype) == (str(file), np.uint16)
-    with pytest.raises(UserError, match="expected 0 to 255"):
+    with pytest.raises(UserError, match="has 401 tokens, and the model.s vocabulary 256"):
         load_corpus(str(tmp_path / "a.txt"), **sizes | {"vocab_size": 256}, tokenizer=str(file))
     table = json.loads(file.read_bytes())
     table["model"]["vocab"][t.texts[max(t.encode(TEXT))]] = 70_000
@@ -301,3 +303,16 @@ def test_a_model_of_the_other_kind_takes_its_tokenizer_too(tmp_path, capsys):
     (tmp_path / "tok.bin").write_bytes(tokenizer_bin(512))
     corpus = load_corpus(str(tmp_path / "a.txt"), vocab_size=512, T=8, B=2, tokenizer=str(tmp_path / "tok.bin"))
     assert corpus.train[:2].tolist() == [1, get_tokenizer(str(tmp_path / "tok.bin")).encode(TEXT)[0]]
+
+
+def test_a_tokenizer_of_another_model_in_the_folder_is_refused_by_name(tmp_path, file, capsys):
+    c = replace(PRESETS["llama-tiny"], num_hidden_layers=1)
+    save_weights(tmp_path / "m.bin", c, draw(c.shapes(), 3).__getitem__)
+    shutil.copy(file, tmp_path / "tokenizer.json")
+    for verb in (["generate", "--prompt", "a", "--init"], ["eval", "--data", "builtin", "--init"], ["convert"]):
+        target = [str(tmp_path / "new")] if verb == ["convert"] else []
+        assert cli.main([*verb, str(tmp_path / "m.bin"), *target]) == 2
+        error = capsys.readouterr().err
+        assert "has 401 tokens, and the model's vocabulary 256; name the model's own with --tokenizer" in error
+    assert not (tmp_path / "new").exists()
+    assert cli.main(["convert", str(tmp_path / "m.bin"), str(tmp_path / "new"), "--tokenizer", "bytes"]) == 0

@@ -28,6 +28,7 @@ def flags(p: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the verb; return its exit status."""
+    from ..data.tokenizers import require_fit
     from ..files import remove_leftovers
     from ..report import console
     from ..train.checkpoint import open_weights
@@ -38,6 +39,7 @@ def run(args: argparse.Namespace) -> int:
         console.warn(f"removed {name}, left by an interrupted save")
     weights = open_weights(args.source)
     c, tokenizer = weights.config, args.tokenizer or weights.tokenizer
+    require_fit(tokenizer, c.vocab_size)
     dtype = args.dtype or usual_dtype(args.target, c, weights.dtype)
     save_weights(args.target, c, weights.read, dtype, weights.padded_vocab, tokenizer, weights.marks)
     sizes = ", ".join(f"{name} {n}" for name, n in asdict(c).items())

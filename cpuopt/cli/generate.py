@@ -62,8 +62,9 @@ def flags(p: argparse.ArgumentParser) -> None:
 
 def tokenizer_of(name: str | None, vocab_size: int) -> Tokenizer:
     """Return the tokenizer that was named, or else the one that fits the vocabulary."""
-    from ..data.tokenizers import get_tokenizer, usual_tokenizer
+    from ..data.tokenizers import get_tokenizer, require_fit, usual_tokenizer
 
+    require_fit(name, vocab_size)
     try:
         return get_tokenizer(name or usual_tokenizer(vocab_size))
     except UserError as e:

@@ -24,7 +24,7 @@ from ..errors import UserError
 from ..machine import cores
 from .batches import Batches, require_known_ids, require_one_batch
 from .datasets import DATASETS, dataset_files, list_datasets, prepare, prepare_command
-from .tokenizers import TOKENIZERS, encode_text, get_tokenizer, usual_tokenizer
+from .tokenizers import TOKENIZERS, encode_text, get_tokenizer, require_fit, usual_tokenizer
 from .tokens import Tokens, read_tokens, write_tokens
 
 __all__ = [
@@ -120,6 +120,7 @@ def load_corpus(spec: str, *, vocab_size: int, T: int, B: int, tokenizer: str | 
     UserError
         Where no data have that name, or they are invalid or too short.
     """
+    require_fit(tokenizer, vocab_size)
     if spec == "builtin":
         source, texts = _builtin()
         found = tokenizer or "bytes"

@@ -315,6 +315,22 @@ def _gpt2() -> GPT2:
     )
 
 
+def require_fit(name: str | None, vocab_size: int) -> None:
+    """Refuse a tokenizer's file with more tokens than a model's vocabulary, such as another model's in the same folder.
+
+    One that cannot be read on this machine is let through: to copy it, nothing has to be read.
+    """
+    try:
+        n = 0 if name in (None, *TOKENIZERS) else get_tokenizer(str(name)).vocab_size
+    except UserError:
+        return
+    if n > vocab_size:
+        raise UserError(
+            f"the tokenizer {name!r} has {n} tokens, and the model's vocabulary {vocab_size}; "
+            f"name the model's own with --tokenizer: {', '.join(TOKENIZERS)}, or a file"
+        )
+
+
 def byte_lengths(name: str) -> NDArray[np.int64] | None:
     """Return the bytes of text that each id of a tokenizer stands for; None where its files are not on this machine.
 
