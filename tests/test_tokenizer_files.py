@@ -191,7 +191,7 @@ def test_a_corpus_is_encoded_and_large_ids_keep_their_bits(tmp_path, file):
     t = get_tokenizer(str(file))
     assert [*corpus.train, *corpus.val] == [0, *t.encode(TEXT)]
     assert (corpus.tokenizer, corpus.train.dtype) == (str(file), np.uint16)
-    with pytest.raises(UserError, match="has 401 tokens, and the model.s vocabulary 256"):
+    with pytest.raises(UserError, match="has 401 tokens, and the model's vocabulary 256"):
         load_corpus(str(tmp_path / "a.txt"), **sizes | {"vocab_size": 256}, tokenizer=str(file))
     table = json.loads(file.read_bytes())
     table["model"]["vocab"][t.texts[max(t.encode(TEXT))]] = 70_000
