@@ -55,13 +55,20 @@ class Match:
 
     def holds(self, program: Program) -> bool:
         """Return whether one call computes the same as the parts, without an effect on other calls."""
-        return self.complete and self.private(program) and self.undisturbed(program)
+        return self.complete and self.distinct and self.private(program) and self.undisturbed(program)
 
     @property
     def complete(self) -> bool:
         """Return whether the op has an argument for each that a part has, and can add where a part adds."""
         args = [(self.op.by_name.get(n), add) for n, v, add in self.given if v is not None]
         return len(dict(args)) == len(args) and all(a and (a.role == "acc" or not add) for a, add in args)
+
+    @property
+    def distinct(self) -> bool:
+        """Return whether no value is given twice where the op's backward makes a gradient of each."""
+        known = {a.name[1:] for op in self.op.backwards for a in op.args if a.role == "acc"}
+        values = [v for n, v, _ in self.given if n in known and v is not None]
+        return len(set(values)) == len(values)
 
     def private(self, program: Program) -> bool:
         """Return whether the parts alone use the values that go away."""
