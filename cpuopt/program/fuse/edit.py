@@ -101,7 +101,9 @@ def matches(program: Program, first: Part, second: Part, at: int) -> Iterator[Ma
     """Find the calls of one role whose result a call of another is the first to use, as its operand."""
     calls = list(program.calls)
     for i, call in enumerate(calls):
-        made = call.writes[:1] if call.op.role == first else []
+        if call.op.role != first:
+            continue
+        made = call.writes[:1]
         user = next((c for c in calls[i + 1 :] if _uses(c, made)), None)
         if user and user.op.role == second and user.args[user.op.operand] in made:
             yield from filter(None, [Match.of(call, user, at=at)])
