@@ -126,6 +126,9 @@ def test_every_verb_refuses_them(refused, verb, flags, words):
         ('{"n_layer": true}', "n_layer is True"),
         ('{"vocab_size": null}', "vocab_size is None"),
         ('{"n_layer": 1, "block_size": 8}', "-T 16: gpt2-custom has a context of 8 tokens"),
+        ('{"model": "llama", "max_position_embeddings": 8}', "take -T 8 or less, or a model with a longer context"),
+        ('{"model": "llama", "rope_factor": 8.0}', "rope_factor is 8.0; rope_type = 'default' does not read it"),
+        ('{"model": "qwen3", "rope_type": "linear", "rope_high_freq_factor": 2.0}', "'linear' does not read it"),
     ],
 )
 def test_models(refused, model, words):

@@ -167,7 +167,14 @@ def test_the_perplexity_of_a_model_that_knows_nothing_is_its_vocabulary(capsys):
     assert found["bytes"] == found["batches"] * 4 * 32
     assert cli.main([*flags, "--limit", "2", "-B", "1", "-T", "8"]) == 0
     assert "perplexity 256.00, 8.0000 bits per byte, over 16 tokens" in capsys.readouterr().out
-    assert cli.main([*flags, "-T", "33"]) == 2
+    for flag, n, said in (
+        ("-T", 33, "-T 33: expected 1 to 32, the model's context"),
+        ("-T", 0, "-T 0: expected 1 to 32, the model's context"),
+        ("-B", 0, "-B 0: expected 1 or more"),
+        ("--limit", 0, "--limit 0: expected 1 or more"),
+    ):
+        assert cli.main([*flags, flag, str(n)]) == 2
+        assert capsys.readouterr().err == f"cpuopt: {said}\n"
 
 
 def test_eval_reads_choices(capsys, tmp_path, engine):

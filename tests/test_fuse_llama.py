@@ -145,6 +145,21 @@ def test_a_gate_whose_activation_is_used_twice_stays():
     assert counts(built.program)["silu_forward"] == counts(built.program)["mul_forward"] == 1
 
 
+@pytest.mark.parametrize("expression", [lambda a: F.silu(a) * a, lambda a: a * F.silu(a)], ids=["s*a", "a*s"])
+def test_an_activation_that_gates_its_own_operand_stays(expression):
+    class Own(nn.Module):
+        def __init__(self):
+            self.a = nn.Linear(6, 6)
+
+        def forward(self, x, y):
+            return F.cross_entropy(expression(self.a(x)), y)
+
+    inputs = {"x": ((8, 6), "float32"), "y": ((8,), "int32")}
+    built = build(Own(), inputs, fuse=("gate",), choice=Choice("vanilla"))
+    assert counts(built.program)["silu_forward"] == counts(built.program)["mul_forward"] == 1
+    assert build(Own(), inputs, fuse=ALL, choice=Choice("optimized")).program.adjoint
+
+
 def test_generated_backwards_train_alike():
     """No derivative by hand anywhere; the chunks of a generated sum change its rounding only."""
     swaps = ["*_backward*=generated"]

@@ -39,9 +39,12 @@ def run(args: argparse.Namespace) -> int:
 
     weights = open_weights(args.init)
     c = weights.config
-    T = args.T or c.block_size
-    if not 1 <= T <= c.block_size or args.B < 1 or (args.limit is not None and args.limit < 1):
-        raise UserError(f"-B {args.B} -T {T} --limit {args.limit}: expected 1 or more, and a context of {c.block_size}")
+    T = c.block_size if args.T is None else args.T
+    if not 1 <= T <= c.block_size:
+        raise UserError(f"-T {T}: expected 1 to {c.block_size}, the model's context")
+    for flag, n in {"-B": args.B, "--limit": args.limit}.items():
+        if n is not None and n < 1:
+            raise UserError(f"{flag} {n}: expected 1 or more")
     if args.choices:
         examples = read_examples(args.choices, c.vocab_size)[: args.limit]
         longest = max(e.context.size + x.size for e in examples for x in e.completions)

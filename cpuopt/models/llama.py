@@ -111,6 +111,13 @@ class Config(models.Config):
             )
         if self.rope_type not in SCALINGS:
             raise UserError(f"model: rope_type is {self.rope_type[:60]!r}; expected {', '.join(SCALINGS)}")
+        for f in fields(self):
+            given, unread = getattr(self, f.name), f.name in SCALINGS["llama3"].values()
+            if unread and f.name not in SCALINGS[self.rope_type].values() and given != f.default:
+                raise UserError(
+                    f"model: {f.name} is {given}; rope_type = {self.rope_type!r} does not read it, so leave it out or "
+                    "name the rope_type"
+                )
         if self.rope_low_freq_factor >= self.rope_high_freq_factor:
             raise UserError(
                 f"model: rope_low_freq_factor = {self.rope_low_freq_factor}; expected less than "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from math import isfinite
 from numbers import Real
 from typing import Any
 
@@ -10,6 +9,9 @@ from .. import ops
 from ..errors import UserError
 from ..program.program import Value
 from .trace import Array, current
+
+LARGEST = (2 - 2**-23) * 2.0**127
+"""The largest float32."""
 
 
 def linear(x: Array, weight: Array, bias: Array | None = None) -> Value:
@@ -104,8 +106,8 @@ def mul(x: Array, y: Array) -> Value:
 
 def scale(x: Array, factor: float) -> Value:
     """Product of a value and a number; ``factor * x`` is the same."""
-    if not isfinite(factor):
-        raise UserError(f"scale: the factor is {factor}; expected a finite number")
+    if not abs(factor) <= LARGEST:  # nor a NaN
+        raise UserError(f"scale: the factor is {factor}; expected a finite number of float32")
     return current().emit(ops.scale_forward, {"inp": x, "factor": float(factor)})
 
 
@@ -129,7 +131,12 @@ def _times(x: Value, y: Any) -> Value:
     return scale(x, float(y)) if isinstance(y, Real) else mul(x, y)
 
 
+def _minus(x: Value, y: Array) -> Value:
+    _require_one_shape("sub", x, y)
+    return residual(x, scale(y, -1))
+
+
 Value.__add__ = residual
-Value.__sub__ = lambda x, y: residual(x, scale(y, -1))
+Value.__sub__ = _minus
 Value.__neg__ = lambda x: scale(x, -1)
 Value.__mul__ = Value.__rmul__ = _times

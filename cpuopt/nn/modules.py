@@ -177,6 +177,9 @@ class RotaryEmbedding(Module):
         base: float = 10000.0,
         scaling: Callable[[np.ndarray], np.ndarray] = lambda frequencies: frequencies,
     ) -> None:
+        if head_size % 2 or head_size < 2:
+            raise UserError(f"RotaryEmbedding: head_size = {head_size}; expected an even number, 2 or more")
+
         def angles() -> np.ndarray:
             exponents = np.arange(0, head_size, 2, dtype=np.float32) / np.float32(head_size)
             frequencies = scaling(np.float32(1) / np.float32(base) ** exponents)

@@ -209,7 +209,7 @@ def model_of(settings: Settings, resume: Checkpoint | None = None) -> tuple[str,
     if config.block_size < settings.T:
         raise UserError(
             f"-T {settings.T}: {name} has a context of {config.block_size} tokens; "
-            f"take -T {config.block_size} or less, or --model with a larger block_size"
+            f"take -T {config.block_size} or less, or a model with a longer context"
         )
     return name, config, weights
 

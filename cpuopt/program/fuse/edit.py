@@ -55,13 +55,20 @@ class Match:
 
     def holds(self, program: Program) -> bool:
         """Return whether one call computes the same as the parts, without an effect on other calls."""
-        return self.complete and self.private(program) and self.undisturbed(program)
+        return self.complete and self.distinct and self.private(program) and self.undisturbed(program)
 
     @property
     def complete(self) -> bool:
         """Return whether the op has an argument for each that a part has, and can add where a part adds."""
         args = [(self.op.by_name.get(n), add) for n, v, add in self.given if v is not None]
         return len(dict(args)) == len(args) and all(a and (a.role == "acc" or not add) for a, add in args)
+
+    @property
+    def distinct(self) -> bool:
+        """Return whether no value is given twice where the op's backward makes a gradient of each."""
+        known = {a.name[1:] for op in self.op.backwards for a in op.args if a.role == "acc"}
+        values = [v for n, v, _ in self.given if n in known and v is not None]
+        return len(set(values)) == len(values)
 
     def private(self, program: Program) -> bool:
         """Return whether the parts alone use the values that go away."""
@@ -94,7 +101,9 @@ def matches(program: Program, first: Part, second: Part, at: int) -> Iterator[Ma
     """Find the calls of one role whose result a call of another is the first to use, as its operand."""
     calls = list(program.calls)
     for i, call in enumerate(calls):
-        made = call.writes[:1] if call.op.role == first else []
+        if call.op.role != first:
+            continue
+        made = call.writes[:1]
         user = next((c for c in calls[i + 1 :] if _uses(c, made)), None)
         if user and user.op.role == second and user.args[user.op.operand] in made:
             yield from filter(None, [Match.of(call, user, at=at)])
