@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from math import fsum, inf, sqrt
+from math import fsum, inf, prod, sqrt
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from .errors import UserError, blamed
 from .kernels import registry
 from .kernels.compile import jit
 from .kernels.toolkit import threads
-from .ops.declaration import Spec
+from .ops.declaration import ITEMSIZE, Spec
 from .program import arena
 from .program.fuse import BEFORE
 from .program.fuse import fuse as apply_fusions
@@ -158,6 +158,7 @@ class Engine:
         hint: Callable[[int], str] = lambda needed: "try a smaller batch",
         ready: Callable[[Built, int], None] = lambda built, threads: None,
     ) -> None:
+        arena.check_fits(sum(prod(p.shape) * ITEMSIZE[p.dtype] for p in model.parameters()), hint)  # before the work
         asked = {"choice": choice, "fuse": fuse, "train": train, "accumulate": accumulate, "optimizer": optimizer}
         built = build(model, inputs, **asked)  # type: ignore[arg-type]
         self.program, self.kernels, self.notes = built.program, built.kernels, built.notes

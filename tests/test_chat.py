@@ -301,6 +301,13 @@ def test_lines_of_the_input_are_turns(chats):
     assert "random weights" in err
 
 
+def test_a_turn_that_does_not_fit_loses_no_reply(chats):
+    status, out, err = chats("--max-tokens", "5", "--json", stdin="one\n" + 300 * "x" + "\nthree\n")
+    assert status == 2
+    assert [t["user"] for t in json.loads(out)["turns"]] == ["one"]
+    assert "do not fit in the context" in err
+
+
 def test_a_prompt_is_one_turn_and_the_context_ends_a_chat(chats):
     status, out, err = chats("--prompt", "Hi", "--max-tokens", "4", "--seed", "3", stdin="not read")
     assert status == 0

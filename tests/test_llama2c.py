@@ -191,9 +191,12 @@ def test_a_model_that_lies_is_refused(tmp_path, change, said):
 
 
 def test_a_number_that_is_none_is_named(tmp_path):
-    params = draw(SMALL.shapes(), 1)
-    params["model.norm.weight"][3] = nan
-    save_weights(tmp_path / "m.bin", SMALL, params.__getitem__)
+    params = saved(tmp_path / "m.bin")
+    content = (tmp_path / "m.bin").read_bytes()
+    norm = params["model.norm.weight"]
+    (tmp_path / "m.bin").write_bytes(
+        content.replace(norm.tobytes(), np.where(np.arange(norm.size) == 3, np.float32(nan), norm).tobytes())
+    )
     arrays = {n: np.empty(s, np.float32) for n, s in SMALL.shapes().items()}
     with pytest.raises(UserError, match=r"model.norm.weight holds nan at \(3,\)"):
         copy_into(arrays, open_weights(tmp_path / "m.bin"))
@@ -319,7 +322,7 @@ def test_no_change_to_a_tokenizer_does_more_than_be_refused(tmp_path_factory, no
 
 
 def test_a_tokenizer_beside_a_model_is_found_and_kept(tmp_path, vocabulary):
-    saved(tmp_path / "m.bin")
+    saved(tmp_path / "m.bin", replace(SMALL, vocab_size=512))
     (tmp_path / "tokenizer.bin").write_bytes(vocabulary.read_bytes())
     assert open_weights(tmp_path / "m.bin").tokenizer == str(tmp_path / "tokenizer.bin")
     assert cli.main(["convert", str(tmp_path / "m.bin"), str(tmp_path / "hf")]) == 0
@@ -331,7 +334,7 @@ def test_a_tokenizer_beside_a_model_is_found_and_kept(tmp_path, vocabulary):
 
 
 def test_another_tokenizer_is_not_overwritten(tmp_path, vocabulary, capsys):
-    saved(tmp_path / "m.bin")
+    saved(tmp_path / "m.bin", replace(SMALL, vocab_size=512))
     (tmp_path / "far").mkdir()
     (tmp_path / "far" / "tokenizer.bin").write_bytes(b"mine")
     flags = ["--tokenizer", str(vocabulary)]

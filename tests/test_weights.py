@@ -468,6 +468,19 @@ def test_a_disk_that_fails_leaves_nothing(tmp_path, monkeypatch, params, target)
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("target", ["x.bin", "x"])
+@pytest.mark.parametrize(("dtype", "bad"), [("f32", np.nan), ("f32", -np.inf), ("bf16", np.nan), ("bf16", -3.4e38)])
+def test_numbers_that_a_file_cannot_hold_are_not_written(tmp_path, params, target, dtype, bad):
+    wrong = {name: x.copy() for name, x in params.items()}
+    wrong["h.1.mlp.c_fc.bias"][-1] = bad
+    with pytest.raises(UserError, match=r"is not written: h\.1\.mlp\.c_fc\.bias holds .* at \(.*\); expected finite"):
+        save_weights(tmp_path / target, CONFIG, wrong.__getitem__, dtype)
+    assert list(tmp_path.iterdir()) == []
+    wrong["h.1.mlp.c_fc.bias"][-1] = 3.38e38
+    save_weights(tmp_path / target, CONFIG, wrong.__getitem__, dtype)
+    assert open_weights(tmp_path / target).read("h.1.mlp.c_fc.bias")[-1] > 3.3e38
+
+
 # In training
 
 

@@ -212,17 +212,18 @@ def run(args: argparse.Namespace) -> int:
         console.warn(f"random weights of seed {args.seed}, since there is no --init: the text will mean nothing")
     else:
         copy_into(decoder.parameters(), weights)
-    said: list[Said] = []
+    said, refused = list[Said](), None
     if args.chat:
         talk = chat.Conversation(decoder, tokenizer, form, args.system)
         for text in user_turns(args):
             reply = talk.reply(text, sampler, most)
             try:
                 said.append(Said(text).stream(reply, decoder, tokenizer, most, args.json))
-            except UserError as e:  # which a shorter turn may mend
+            except UserError as e:
                 if not sys.stdin.isatty():
-                    raise
-                console.warn(str(e))
+                    refused = e
+                    break
+                console.warn(str(e))  # a shorter turn may mend it
             if not args.json:
                 console.stream("\n")
             if decoder.position == context:
@@ -244,4 +245,6 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps({"prompt": args.prompt, "text": said[0].text, "ids": said[0].tokens, **figures}))
     else:
         console.generation(figures)
+    if refused:  # after the replies that there are
+        raise refused
     return 130 if figures["stopped"] == "interrupted" else 0

@@ -120,6 +120,8 @@ def load_all() -> None:
     """Import the package's models, so that each registers itself."""
     for module in iter_modules(__path__):
         import_module(f"{__name__}.{module.name}")
+    for name in sorted(PRESETS, key=lambda name: PRESETS[name].model != FIRST):  # whichever was imported before
+        PRESETS[name] = PRESETS.pop(name)
 
 
 def preset_names() -> list[str]:

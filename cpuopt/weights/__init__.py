@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from math import inf
 from pathlib import Path
 from types import ModuleType
 
@@ -40,6 +41,10 @@ def open_weights(path: Path) -> Weights:
     return llama2c.open_model(path) if llama2c.recognizes(path) else llmc.open_model(path)
 
 
+BF16_LIMIT = (2 - 2**-8) * 2.0**127
+"""Numbers from here on become infinite as bfloat16."""
+
+
 def copy_into(parameters: Mapping[str, Array], weights: Weights) -> None:
     """Fill a model's parameters.
 
@@ -50,9 +55,16 @@ def copy_into(parameters: Mapping[str, Array], weights: Weights) -> None:
     """
     for name, array in parameters.items():
         array[...] = weights.read(name)
-        if not np.isfinite(array).all():
-            at = tuple(int(i) for i in np.argwhere(~np.isfinite(array))[0])
-            raise UserError(f"{str(weights.path)!r}: {name} holds {array[at]} at {at}; expected finite numbers")
+        require_finite(f"{str(weights.path)!r}: {name}", array, inf)
+
+
+def require_finite(where: str, array: Array, limit: float) -> None:
+    """Refuse weights of which one is not a finite number, or none below the limit of a format."""
+    right = np.abs(array) < limit
+    if not right.all():
+        at = tuple(int(i) for i in np.argwhere(~right)[0])
+        more = f" below {limit:.4g}" * bool(np.isfinite(array[at]))
+        raise UserError(f"{where} holds {array[at]} at {at}; expected finite numbers{more}")
 
 
 def check_target(path: Path, config: Config | None = None, tokenizer: str | None = None) -> None:
@@ -137,8 +149,14 @@ def save_weights(
     check_target(path, config, tokenizer)
     real = Path(os.path.realpath(path))  # a link stays, and what it leads to is written
     beside = tokenizer_files(tokenizer)
+
+    def checked(name: str) -> Array:
+        array = read(name)
+        require_finite(f"{str(path)!r} is not written: {name}", array, BF16_LIMIT if dtype == "bf16" else inf)
+        return array
+
     if path.suffix == BINARY:
-        write_whole(real, binary_format(config).model_parts(config, read, dtype, padded_vocab))
+        write_whole(real, binary_format(config).model_parts(config, checked, dtype, padded_vocab))
         for name, content in beside.items():
             if not os.path.lexists(there := real.with_name(name)):
                 write_whole(there, [content])
@@ -146,7 +164,7 @@ def save_weights(
     try:
         with whole_directory(real) as folder:
             write_synced(folder / CONFIG, [huggingface.config_json(config, dtype, tokenizer, marks)])
-            write_synced(folder / huggingface.WEIGHTS, huggingface.weight_parts(config, read, dtype))
+            write_synced(folder / huggingface.WEIGHTS, huggingface.weight_parts(config, checked, dtype))
             for file, content in beside.items():
                 write_synced(folder / file, [content])
     except OSError as e:
