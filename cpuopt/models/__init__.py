@@ -122,6 +122,8 @@ def load_all() -> None:
         import_module(f"{__name__}.{module.name}")
     for name in sorted(PRESETS, key=lambda name: PRESETS[name].model != FIRST):  # whichever was imported before
         PRESETS[name] = PRESETS.pop(name)
+    for name in sorted(MODELS, key=lambda name: name != FIRST):
+        MODELS[name] = MODELS.pop(name)
 
 
 def preset_names() -> list[str]:
