@@ -477,6 +477,13 @@ def test_it_is_refused_at_its_size(
     assert check_sized(Sized(KERNELS[op.name, "vanilla"], Case(sizes), adds), 2).verdict == "PASS"
 
 
+def test_a_right_update_passes_where_a_second_moment_could_be_tiny() -> None:
+    """Of so many elements, one would have a gradient and a moment near 0, and its step only the rounding of a sum."""
+    kernel = KERNELS["matmul_update", "optimized"]
+    absent = frozenset(a.name for a in kernel.op.arrays if a.optional)
+    assert check_sized(Sized(kernel, Case({"OC": 576, "C": 1536, "BT": 512}, absent=absent), {}), 2).verdict == "PASS"
+
+
 def test_a_row_whose_terms_cancel_is_judged_by_their_size() -> None:
     """The first query has one key, so its weight is 1 and its gradient 0, up to the rounding of what cancels."""
     original, on = KERNELS["gqa_backward", "vanilla"], Case({"B": 2, "T": 32, "NH": 4, "NKV": 2, "HS": 16})
