@@ -477,11 +477,27 @@ def test_it_is_refused_at_its_size(
     assert check_sized(Sized(KERNELS[op.name, "vanilla"], Case(sizes), adds), 2).verdict == "PASS"
 
 
-def test_a_right_update_passes_where_a_second_moment_could_be_tiny() -> None:
-    """Of so many elements, one would have a gradient and a moment near 0, and its step only the rounding of a sum."""
-    kernel = KERNELS["matmul_update", "optimized"]
-    absent = frozenset(a.name for a in kernel.op.arrays if a.optional)
-    assert check_sized(Sized(kernel, Case({"OC": 576, "C": 1536, "BT": 512}, absent=absent), {}), 2).verdict == "PASS"
+@pytest.mark.parametrize(
+    ("op", "sizes"),
+    [
+        (ops.matmul_update, {"OC": 576, "C": 1536, "BT": 512}),
+        (ops.matmul_update_lion, {"OC": 768, "C": 3072, "BT": 512}),
+    ],
+    ids=str,
+)
+def test_a_right_update_passes_where_its_step_is_the_rounding_of_a_sum(op: Op, sizes: dict[str, int]) -> None:
+    """Of so many elements, AdamW divides one by a second moment near 0, and Lion takes the sign of one near 0."""
+    kernel = KERNELS[op.name, "optimized"]
+    on = Case(sizes, absent=frozenset(a.name for a in op.arrays if a.optional))
+    assert check_sized(Sized(kernel, on, {}), 2).verdict == "PASS"
+
+    def spoiled(weight: Array, *rest: Any) -> None:
+        kernel.function(weight, *rest)
+        weight[3, 4] += F32(1e-2)  # one step of Lion is twice this
+
+    kernel.compile()
+    result = check_sized(Sized(Kernel(op, "hostile", spoiled, kernel.scratch), on, {}), 2)
+    assert (result.verdict, result.argument, result.index) == ("FAIL", "weight", (3, 4))
 
 
 def test_a_row_whose_terms_cancel_is_judged_by_their_size() -> None:
