@@ -147,7 +147,7 @@ def roof_table(profile: Profile) -> Table:
 
 def layer_table(profile: Profile) -> Table:
     """Make a table with one row a layer; the layers inside a block are summed."""
-    table = style.table("layer", ">forward ms", ">backward ms", ">update ms", ">total ms", ">share", "")
+    table = style.table("layer", ">forward ms", ">backward ms", ">update ms", ">total ms", ">share", "", gap=1)
     digits = digits_of(profile)
     sums: dict[str, list[float]] = {}
     for r in profile.layers:
