@@ -19,10 +19,12 @@ import tempfile
 import time
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
+from cpuopt.engine import SERIAL
 from cpuopt.errors import UserError
 from cpuopt.models.gpt2 import PRESETS
 from cpuopt.train import checkpoint
@@ -30,6 +32,8 @@ from cpuopt.train import checkpoint
 
 class Tensors:
     """What a checkpoint needs of an engine."""
+
+    comm, divided, program = SERIAL, False, SimpleNamespace(owned={})
 
     def __init__(self, step: float) -> None:
         names = [f"h.{i}.weight" for i in range(6)]
