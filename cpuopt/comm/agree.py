@@ -12,6 +12,10 @@ from ..errors import UserError
 from . import Comm
 
 
+class CommonError(UserError):
+    """An error that all ranks have: one of them shows it, and all end."""
+
+
 class Agreement:
     """A block in which every rank gets ready: a `UserError` of one rank becomes that of all.
 
@@ -33,7 +37,7 @@ class Agreement:
 
         Raises
         ------
-        UserError
+        CommonError
             The same on all ranks, naming the first rank that differs.
         """
         self.settled = True
@@ -43,12 +47,12 @@ class Agreement:
         wrong = next((r for r, e in enumerate(errors) if e), None)
         if wrong is not None:
             whose = "" if len({*errors}) == 1 else f"rank {wrong} on {there[wrong]['host']}: "
-            raise UserError(whose + errors[wrong])
+            raise CommonError(whose + errors[wrong])
         first = there[0]
         for rank, other in enumerate(there):
             for what in first["facts"] | other["facts"]:
                 if (a := first["facts"].get(what)) != (b := other["facts"].get(what)):
-                    raise UserError(
+                    raise CommonError(
                         f"rank {rank} on {other['host']} has {what} {b!r}, and rank 0 on {first['host']} {a!r}: "
                         "ranks train one model, so it must be the same on all"
                     )

@@ -46,8 +46,8 @@ def keep_promise(promise: Promise, size: int) -> None:
     """
     if size != promise.size:
         raise UserError(
-            f"{promise.launcher} promised {promise.size} ranks, and MPI sees {count(size, 'rank')}: this mpi4py belongs "
-            "to another MPI; start it with the mpiexec of this environment, or srun with another --mpi (pmix, pmi2)"
+            f"{promise.launcher} promised {promise.size} ranks, and MPI sees {count(size, 'rank')}: mpi4py belongs to "
+            "another MPI; start it with the mpiexec of this environment, or srun with another --mpi (pmix, pmi2)"
         )
 
 
@@ -95,8 +95,8 @@ def places(ranks: Sequence[Here], oversubscribe: bool = False) -> list[Place]:
         for r, other in enumerate(ranks[:rank]):
             if r not in peers and other.host == here.host and mine & set(other.cores) and not oversubscribe:
                 raise UserError(
-                    f"ranks {r} and {rank} on {here.host} may both use {named(mine & set(other.cores))}: give each rank "
-                    "cores of its own, or all ranks of the host the same ones, or allow it with --oversubscribe"
+                    f"ranks {r} and {rank} on {here.host} may both use {named(mine & set(other.cores))}: give each "
+                    "rank cores of its own, or all ranks of the host the same ones, or allow it with --oversubscribe"
                 )
         cores = part(here.cores, peers.index(rank), len(peers))
         found.append(Place(here.host, cores, max(1, min(len(cores), limit // len(peers)))))

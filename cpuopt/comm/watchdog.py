@@ -21,8 +21,8 @@ GRACE_S = 2.0
 class Watchdog:
     """Ends the process, with the stacks of all its threads, where a step takes longer than any should.
 
-    A thread of Python could not do so while a kernel holds the interpreter. A thread of C writes the stacks, and a timer
-    of the operating system ends the process.
+    A thread of Python could not do so while a kernel holds the interpreter. A thread of C writes the stacks, and a
+    timer of the operating system ends the process.
 
     Parameters
     ----------

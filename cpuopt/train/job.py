@@ -12,6 +12,7 @@ from typing import Any
 from .. import models
 from ..check import worker
 from ..check.gate import Judged, require_loadable, require_right, sized_of
+from ..comm import Comm
 from ..data.batches import SORTED, Batches
 from ..data.corpus import Corpus, load_corpus
 from ..engine import Array, Built, Engine, Step, build, load_kernels
@@ -19,6 +20,7 @@ from ..errors import UserError
 from ..files.reading import from_json
 from ..isolate.child import Child
 from ..kernels import registry
+from ..kernels.compile import cache
 from ..kernels.toolkit import threads as numba_threads
 from ..models import Config
 from ..ops import USUAL
@@ -226,6 +228,8 @@ def prepare(
     progress: Progress = lambda done, total, name: None,
     resume: Checkpoint | None = None,
     accept_changes: bool = False,
+    comm: Comm | None = None,
+    agreed: Callable[[Mapping[str, Any]], None] = lambda facts: None,
 ) -> Job:
     """Turn settings into a job, ready to step. Nothing is written.
 
@@ -233,6 +237,8 @@ def prepare(
     ----------
     resume : a checkpoint to continue from, with settings that agree with it (`resumed`).
     accept_changes : whether to continue with kernels that differ from the checkpoint's.
+    comm : the ranks that train together; by default this process alone.
+    agreed : called before ranks exchange anything, with what must be the same on all.
 
     Raises
     ------
@@ -254,6 +260,8 @@ def prepare(
         def ready(built: Built, threads: int) -> None:
             sizes = sized_of(built.program.calls, built.kernels)
             judged.append(require_right(built.kernels, sizes, threads=threads, child=child))
+            digests = {f"the source of {k.name}": cache.digest(k.function) for k in dict.fromkeys(built.kernels)}
+            agreed({"text of --data with the fingerprint": corpus.fingerprint, **digests})
 
         engine = Engine(
             config.module(),
