@@ -15,7 +15,7 @@ from .. import machine
 from ..comm import Comm, Serial
 from ..comm.agree import Agreement, CommonError
 from ..comm.launch import Launch, Link, fewer, module, mpiexec
-from ..comm.places import Here, Place, Promise, keep_promise, places, promised
+from ..comm.places import Here, Place, Promise, places, promised
 from ..errors import UserError
 from ..wording import count
 
@@ -65,6 +65,7 @@ def run(args: Namespace, train: Trained) -> int:
 
 def _as_rank(args: Namespace, train: Trained, promise: Promise, link: Link) -> int:
     comm: Comm = Serial()
+    mpi = None
     if promise.rank:
         sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115  (until the process ends)
     try:
@@ -72,8 +73,7 @@ def _as_rank(args: Namespace, train: Trained, promise: Promise, link: Link) -> i
             from ..comm.mpi import Mpi
 
             try:
-                comm = Mpi()
-                keep_promise(promise, comm.size)
+                comm = mpi = Mpi(promise)
             except UserError as e:  # before ranks can speak to each other, so that each of them meets it
                 raise CommonError(str(e)) from e
             link.tell(mpi=comm.name)
@@ -86,6 +86,8 @@ def _as_rank(args: Namespace, train: Trained, promise: Promise, link: Link) -> i
     sys.stdout.flush()
     comm.barrier()  # until the first rank has said all
     link.tell(status=status)
+    if mpi:
+        mpi.close()
     return status
 
 

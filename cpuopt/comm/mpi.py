@@ -18,11 +18,13 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
+from warnings import catch_warnings
 
 import numpy as np
 
 from ..errors import UserError
 from . import Array
+from .places import Promise, keeps, suits
 
 MESSAGES = "CPUOPT_MESSAGES"
 """Environment variable: not empty where ranks of one host are to exchange messages, as those of several hosts do."""
@@ -36,6 +38,7 @@ class Mpi:
 
     Parameters
     ----------
+    promise : of the launcher, which MPI must keep.
     messages : whether ranks of one host exchange messages too.
 
     Attributes
@@ -45,24 +48,30 @@ class Mpi:
     Raises
     ------
     UserError
-        Where mpi4py, or the MPI that it is for, is not installed.
+        Where mpi4py, or the MPI that it is for, is not installed, or belongs to another launcher.
     """
 
-    def __init__(self, messages: bool = bool(os.environ.get(MESSAGES))) -> None:
+    def __init__(self, promise: Promise | None = None, messages: bool = bool(os.environ.get(MESSAGES))) -> None:
         os.environ.setdefault("MPIR_CVAR_SUPPRESS_ABORT_MESSAGE", "1")  # the rank that fails gives its own reason
         try:
             import mpi4py
 
-            mpi4py.rc(thread_level="serialized")
-            from mpi4py import MPI
+            mpi4py.rc(initialize=False, finalize=True)
+            with catch_warnings(action="ignore"):  # of another launcher, which is an error below
+                from mpi4py import MPI
         except (ImportError, RuntimeError) as e:
             raise UserError(f"several ranks need MPI ({e}); install both with: pip install 'cpuopt[mpi]'") from e
+        first = MPI.Get_library_version().splitlines()[0]
+        self.name = " ".join(first.replace("Version:", "").split(",")[0].split())
+        if promise:
+            suits(promise, self.name)
+        MPI.Init_thread(MPI.THREAD_SERIALIZED)
         self._mpi, self._world = MPI, MPI.COMM_WORLD
         host = self._world.Split_type(MPI.COMM_TYPE_SHARED)
         self.rank, self.size = self._world.rank, self._world.size
         self.local_rank, self.local_size = host.rank, host.size
-        first = MPI.Get_library_version().splitlines()[0]
-        self.name = " ".join(first.replace("Version:", "").split(",")[0].split())
+        if promise:
+            keeps(promise, self.size)
         self.notes: list[str] = []
         self._requests: dict[int, list[Any]] = {}
         self._open: list[Any] = []
@@ -152,6 +161,10 @@ class Mpi:
         text = np.empty(lengths.sum(), np.uint8)
         self._wait([self._world.Iallgatherv(mine, [text, lengths.tolist()])])
         return [json.loads(part.tobytes()) for part in np.split(text, np.cumsum(lengths)[:-1])]
+
+    def close(self) -> None:
+        """Leave MPI, as all ranks must: a status other than 0 is then a process's own affair."""
+        self._mpi.Finalize()
 
     def abort(self, status: int) -> None:
         """End all ranks."""

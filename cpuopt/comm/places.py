@@ -36,7 +36,18 @@ def promised(environment: Mapping[str, str] = os.environ) -> Promise | None:
     return None
 
 
-def keep_promise(promise: Promise, size: int) -> None:
+OTHER = (
+    "mpi4py belongs to another MPI; start it with the mpiexec of this environment, or srun with its --mpi (pmix, pmi2)"
+)
+
+
+def suits(promise: Promise, library: str) -> None:
+    """Refuse an MPI that would end the process where it meets this launcher."""
+    if "Open MPI" in promise.launcher and "Open MPI" not in library:
+        raise UserError(f"{promise.launcher} started this, and the MPI here is {library}: {OTHER}")
+
+
+def keeps(promise: Promise, size: int) -> None:
     """Refuse to train several models where one was asked for.
 
     Raises
@@ -46,8 +57,7 @@ def keep_promise(promise: Promise, size: int) -> None:
     """
     if size != promise.size:
         raise UserError(
-            f"{promise.launcher} promised {promise.size} ranks, and MPI sees {count(size, 'rank')}: mpi4py belongs to "
-            "another MPI; start it with the mpiexec of this environment, or srun with another --mpi (pmix, pmi2)"
+            f"{promise.launcher} promised {count(promise.size, 'rank')}, and MPI sees {count(size, 'rank')}: {OTHER}"
         )
 
 
