@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 from .. import machine
 from ..comm import Comm, Serial
 from ..comm.agree import Agreement, CommonError
-from ..comm.launch import Launch, Link, fewer, module, mpiexec
+from ..comm.launch import Launch, Link, fewer, module, mpiexec, segments
 from ..comm.places import Here, Place, Promise, places, promised
 from ..errors import UserError
 from ..wording import count
@@ -76,7 +76,7 @@ def _as_rank(args: Namespace, train: Trained, promise: Promise, link: Link) -> i
                 comm = mpi = Mpi(promise)
             except UserError as e:  # before ranks can speak to each other, so that each of them meets it
                 raise CommonError(str(e)) from e
-            link.tell(mpi=comm.name)
+            link.tell(segments=segments())
         status = train(Rank(comm, link, _placed(args, comm, promise)))
     except CommonError as e:
         print(f"cpuopt: {e}", file=sys.stderr, flush=True)

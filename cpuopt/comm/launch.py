@@ -19,7 +19,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,6 +37,19 @@ STACKS = "Timeout ("
 STOP_S, STACKS_S = 3.0, 1.0
 """Seconds that other ranks may take to end after one has ended, and to write their stacks."""
 OPEN_MPI = ("--bind-to", "none", "--map-by", ":OVERSUBSCRIBE")
+
+
+def segments() -> list[str]:
+    """Return the files of memory that MPI shares between ranks; where one is killed, it leaves them behind."""
+    with suppress(OSError):
+        return sorted({*re.findall(r"/dev/shm/(?:mpich_|sm_segment)\S+", Path("/proc/self/maps").read_text())})
+    return []
+
+
+def unlink(files: Iterable[str]) -> None:
+    """Remove those files that are still there."""
+    for file in files:
+        Path(file).unlink(missing_ok=True)
 
 
 class Link:
@@ -78,6 +91,7 @@ class Link:
         assert self._socket
         with suppress(OSError):
             self._socket.recv(1)
+        unlink(segments())
         os._exit(1)  # the launcher is gone, whatever runs here
 
 
@@ -160,7 +174,7 @@ class Launch:
         self.died = False
         self.told: dict[str, Any] = {}
         self.deadline = float("inf")
-        self.segments: set[Path] = set()
+        self.segments: set[str] = set()
 
     def run(self) -> Ended:
         """Start the ranks, and wait until none is left."""
@@ -184,8 +198,7 @@ class Launch:
             )
             with self._signals(process):
                 self._listen(process, door, selector)
-            for path_ in self.segments:  # of MPICH, which leaves its memory behind where a rank is killed
-                path_.unlink(missing_ok=True)
+            unlink(self.segments)
             if not self.ranks and process.returncode and not self.signalled:
                 remarks.seek(0)
                 said = [x for x in remarks.read().decode(errors="replace").splitlines() if x.strip(" -=")]
@@ -257,10 +270,6 @@ class Launch:
             r.rank, r.pid = told["rank"], told["pid"]
             self.ranks.append(r)
             socket.send_fds(r.socket, [b"!"], [1, 2])
-        elif "mpi" in told:
-            with suppress(OSError):
-                maps = Path(f"/proc/{r.pid}/maps").read_text()
-                self.segments |= {Path(x) for x in re.findall(r"/dev/shm/mpich_\S+", maps)}
         elif "error" in told:
             self._fail(r, told["error"], told["status"])
         elif "status" in told:
@@ -269,6 +278,7 @@ class Launch:
                 self._end_soon(STOP_S)
         else:
             self.told |= told
+            self.segments |= {*told.get("segments", [])}
 
     def _stacks(self, r: _Rank, line: str) -> None:
         """Show stacks, which a rank writes where a step does not end; those of other ranks follow at once."""

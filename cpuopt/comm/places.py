@@ -109,7 +109,8 @@ def places(ranks: Sequence[Here], oversubscribe: bool = False) -> list[Place]:
                     "rank cores of its own, or all ranks of the host the same ones, or allow it with --oversubscribe"
                 )
         cores = part(here.cores, peers.index(rank), len(peers))
-        found.append(Place(here.host, cores, max(1, min(len(cores), limit // len(peers)))))
+        share = int(here.quota / len(peers)) if here.quota else len(cores)
+        found.append(Place(here.host, cores, max(1, min(len(cores), share))))
     return found
 
 
