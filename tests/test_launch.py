@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from cpuopt.cli import ranks
 from cpuopt.comm import Serial
 from cpuopt.comm.agree import Agreement, CommonError
-from cpuopt.comm.launch import Launch, fewer, mpiexec
+from cpuopt.comm.launch import Launch, mpiexec
 from cpuopt.comm.places import Here, Promise, keeps, named, part, places, promised, suits
 from cpuopt.comm.watchdog import Watchdog
 from cpuopt.errors import UserError
@@ -96,8 +96,8 @@ def test_cores_are_named_by_ranges():
 
 
 def test_fewer_ranks_split_a_step_as_exactly():
-    assert [fewer(8, w) for w in (8, 4, 2, 1)] == [4, 2, 1, None]
-    assert [fewer(6, w) for w in (6, 3)] == [3, None]
+    assert [ranks.fewer(8, w) for w in (8, 4, 2, 1)] == [4, 2, 1, None]
+    assert [ranks.fewer(6, w) for w in (6, 3)] == [3, 1]
 
 
 class Others(Serial):
@@ -289,12 +289,12 @@ def test_each_mpiexec_gets_its_own_flags(version, more, tmp_path, monkeypatch):
 
 
 DIES = """
-link.tell(micro_batches=8, total_batch=256)
+link.tell(micro_batches=4, total_batch=256)
 if not rank: link.tell(run="runs/r")
 size = promised().size
-if size == 8: os.kill(os.getpid(), signal.SIGKILL) if rank == 5 else time.sleep(60)
+if size == 4: os.kill(os.getpid(), signal.SIGKILL) if rank == 3 else time.sleep(60)
 if not rank: open(os.environ["SAID"], "a").write(" ".join(sys.argv[1:]) + "\\n")
-if size == 4: os.kill(os.getpid(), signal.SIGKILL) if rank == 0 else time.sleep(60)
+if size == 2: os.kill(os.getpid(), signal.SIGKILL) if rank == 0 else time.sleep(60)
 link.tell(status=0)
 """
 
@@ -309,13 +309,13 @@ def test_elastic_goes_on_with_the_ranks_that_are_left(there, tmp_path, monkeypat
     monkeypatch.setattr(ranks, "mpiexec", lambda size, program: [*command(DIES, size), *program])
     monkeypatch.setattr(ranks, "module", lambda name, *args: [*args])
     monkeypatch.setenv("SAID", str(tmp_path / "said"))
-    args = argparse.Namespace(ranks=8, elastic=True, oversubscribe=False, command=["train", "--ranks", "8"])
+    args = argparse.Namespace(ranks=4, elastic=True, oversubscribe=False, command=["train", "--ranks", "4"])
     assert ranks.run(args, lambda rank: 1) == 0
     more = "--resume runs/r" if there else "--total-batch 256"
-    assert (tmp_path / "said").read_text().splitlines() == [f"train --ranks 8 --ranks {n} {more}" for n in (4, 2)]
+    assert (tmp_path / "said").read_text().splitlines() == [f"train --ranks 4 --ranks {n} {more}" for n in (2, 1)]
     said = [line for line in capfd.readouterr().err.splitlines() if "--elastic" in line]
     how = "from runs/r" if there else "from the beginning, for there is no checkpoint"
-    assert said == [f"cpuopt: --elastic: of {n} ranks one died; the run goes on with {n // 2}, {how}" for n in (8, 4)]
+    assert said == [f"cpuopt: --elastic: of {n} ranks one died; the run goes on with {n // 2}, {how}" for n in (4, 2)]
 
 
 def test_flags_that_need_ranks_are_refused_without():

@@ -14,9 +14,10 @@ from typing import Any, NoReturn
 from .. import machine
 from ..comm import Comm, Serial
 from ..comm.agree import Agreement, CommonError
-from ..comm.launch import Launch, Link, fewer, module, mpiexec, segments
+from ..comm.launch import Launch, Link, module, mpiexec, segments
 from ..comm.places import Here, Place, Promise, places, promised
 from ..errors import UserError
+from ..program.tree import divides
 from ..wording import count
 
 Trained = Callable[["Rank"], int]
@@ -103,6 +104,7 @@ def _end_all(e: BaseException, comm: Comm, link: Link) -> NoReturn:
         link.tell(error=text, status=status)
     elif isinstance(e, UserError | Exception) or not comm.rank:
         print(f"cpuopt: rank {comm.rank} on {socket.gethostname()}: {text}", file=sys.__stderr__, flush=True)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # MPI adds nothing that helps
     comm.abort(status)
     raise AssertionError("abort does not return")
 
@@ -136,6 +138,11 @@ def _start(args: Namespace) -> int:
         size, more = left, _continued(told)
         how = f"from {more[-1]}" if more[:1] == ["--resume"] else "from the beginning, for there is no checkpoint"
         _complain(f"--elastic: of {count(before, 'rank')} one died; the run goes on with {size}, {how}")
+
+
+def fewer(micro_batches: int, size: int) -> int | None:
+    """Return the largest smaller number of ranks that can share a step's micro-batches; None where there is none."""
+    return next((w for w in range(size - 1, 0, -1) if divides(w, micro_batches)), None)
 
 
 def _continued(told: dict[str, Any]) -> list[str]:

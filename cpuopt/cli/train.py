@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 from ..comm.agree import Agreement
+from ..comm.watchdog import Watchdog
 from ..train import settings
 from . import common, ranks
 from .common import shared, show, start_numba
@@ -70,11 +72,15 @@ def _train(args: argparse.Namespace, rank: ranks.Rank) -> int:
     for note in job.notes:
         console.warn(f"since the checkpoint: {note}")
     with console.saying() as say:
-        roofs = machine.roofs(job.engine.threads, say) if args.html else None
+        roofs = machine.roofs(job.engine.threads, say) if args.html and not comm.rank else None
     with console.TrainingView(job, quiet=args.json) as view:
         if resume is not None:
             view.note_resume(resume)
-        result = train(job, args.runs, view, resume=resume, roofs=roofs)
+        watch = Watchdog(file=rank.link.fileno()).step if comm.size > 1 else nullcontext
+        began = lambda path: None if comm.rank else rank.link.tell(run=str(path))  # noqa: E731
+        result = train(job, args.runs, view, resume=resume, roofs=roofs, watch=watch, began=began)
+    if comm.rank:
+        return 1 if result.diagnosis else 128 + result.stopped_by if result.stopped_by else 0
     if args.html and result.profile:
         html.write_report(args.html, result.profile, job.engine, result.path)
     common.write_traces(args, result.profile)

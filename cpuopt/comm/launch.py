@@ -318,9 +318,3 @@ class Launch:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-
-
-def fewer(micro_batches: int, size: int) -> int | None:
-    """Return the largest smaller number of ranks that splits a step as exactly; None where there is none."""
-    halves = (w for w in range(size - 1, 0, -1) if micro_batches % w == 0)
-    return next((w for w in halves if (micro_batches // w).bit_count() == 1), None)

@@ -15,7 +15,6 @@ import json
 import mmap
 import os
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 from warnings import catch_warnings
@@ -76,42 +75,43 @@ class Mpi:
         self._requests: dict[int, list[Any]] = {}
         self._open: list[Any] = []
         self._unseen = False
-        self.shared = self.size == self.local_size and not messages and hasattr(os, "memfd_create")
-
-    def memory(self, nbytes: int) -> tuple[Array, int]:
-        """Allocate zeroed bytes, in memory of all ranks or of this one alone."""
-        stride = -(-nbytes // PAGE) * PAGE
+        self.shared = 1 < self.size == self.local_size and not messages and hasattr(os, "memfd_create")
         if self.shared:
-            if (held := self._mapped(stride * self.size)) is not None:
-                return held, stride
-            self.shared = False
-        return np.zeros(nbytes, np.uint8), 0
+            try:
+                self.memory(PAGE)
+            except UserError as e:
+                self.shared = False
+                self.notes.append(f"ranks exchange messages, because {e}")
 
-    def _mapped(self, nbytes: int) -> Array | None:
-        """Map memory that all ranks see; None, and a note, where one of them cannot."""
+    def memory(self, nbytes: int) -> Array:
+        """Map a file without a name, which the first rank makes.
+
+        Raises
+        ------
+        UserError
+            The same on all ranks, where one of them cannot.
+        """
         file, trouble = -1, ""
         try:
             if not self.rank:
                 file = os.memfd_create("cpuopt")
-                os.truncate(file, nbytes)
+                os.truncate(file, nbytes * self.size)
         except OSError as e:
             trouble = str(e)
-        place = self.everyone([trouble, f"/proc/{os.getpid()}/fd/{file}"])[0]
-        held, trouble = None, place[0]
+        trouble, path = self.everyone([trouble, f"/proc/{os.getpid()}/fd/{file}"])[0]
+        held = mmap.mmap(-1, PAGE)
         try:
             if not trouble:
-                file = file if file >= 0 else os.open(place[1], os.O_RDWR)
-                held = mmap.mmap(file, nbytes)
+                file = file if file >= 0 else os.open(path, os.O_RDWR)
+                held = mmap.mmap(file, nbytes * self.size)
                 with suppress(OSError):
                     held.madvise(mmap.MADV_HUGEPAGE)
         except OSError as e:
             trouble = str(e)
-        reasons = [reason for reason in self.everyone(trouble) if reason]
-        if file >= 0:
-            os.close(file)
-        if reasons:
-            self.notes.append(f"ranks exchange messages, because they cannot share memory ({reasons[0]})")
-        return np.frombuffer(held, np.uint8) if held is not None and not reasons else None
+        if reasons := [reason for reason in self.everyone(trouble) if reason]:
+            raise UserError(f"they cannot share memory ({reasons[0]})")
+        os.close(file)
+        return np.frombuffer(held, np.uint8)
 
     def exchange(self, theirs: Array, mine: Array, peer: int) -> None:
         """Begin to send and to receive; with shared memory, all that is left to do is to wait for the peer."""
@@ -123,9 +123,9 @@ class Mpi:
         if mine.size:
             self._begun(theirs, self._world.Isend(mine, peer))
 
-    def reduce_scatter(self, own: Array, whole: Array, counts: Sequence[int]) -> None:
+    def all_reduce(self, x: Array) -> None:
         """Begin the library's sum."""
-        self._begun(own, self._world.Ireduce_scatter(whole, own, list(counts)))
+        self._begun(x, self._world.Iallreduce(self._mpi.IN_PLACE, x))
 
     def _begun(self, received: Array, request: Any) -> None:
         self._requests.setdefault(received.ctypes.data, []).append(request)
@@ -144,14 +144,14 @@ class Mpi:
         if self._open and self._mpi.Request.Testsome(self._open):
             self._open = [r for r in self._open if r]
 
-    def barrier(self) -> None:
+    def barrier(self, x: Array | None = None) -> None:
         """Wait for all. Its messages carry what was written before: they order memory as any lock does."""
         self._unseen = False
         self._wait([self._world.Ibarrier()])
 
-    def combine(self, x: Array) -> None:
-        """Add over all ranks, in the library's order."""
-        self._wait([self._world.Iallreduce(self._mpi.IN_PLACE, x)])
+    def combine(self, total: Array, mine: Array) -> None:
+        """Sum in the library's order."""
+        self._wait([self._world.Iallreduce(mine, total)])
 
     def everyone(self, what: Any) -> list[Any]:
         """Exchange JSON texts."""

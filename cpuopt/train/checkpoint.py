@@ -112,8 +112,26 @@ def arrays(engine: Engine) -> dict[str, dict[str, Array]]:
     return {PARAMS: engine.parameters()} | {f"{name}.safetensors": x for name, x in engine.states().items()}
 
 
+def gathered(engine: Engine) -> dict[str, dict[str, Array]]:
+    """Return the arrays of each file, put together from the slices of all ranks; all must call it."""
+    mine = arrays(engine)
+    if engine.comm.size == 1:
+        return mine
+    owned = {p.name: span for p, span in engine.program.owned.items()}
+    found = {PARAMS: mine.pop(PARAMS)}
+    for file in TENSORS[engine.optimizers[0].name][1:]:
+        found[file] = {}
+        for name, p in engine.parameters().items():
+            bits, of_rank = np.zeros((2, p.size))
+            if (x := mine[file].get(name)) is not None:
+                of_rank[slice(*owned.get(name, (0, p.size)))] = x.reshape(-1).view(np.uint32)
+            engine.comm.combine(bits, of_rank)  # whole numbers, so that the sign of a zero stays too
+            found[file][name] = bits.astype(np.uint32).view(np.float32).reshape(p.shape)
+    return found
+
+
 def save(run: Path, engine: Engine, state: Mapping[str, Any], keep: int) -> Path:
-    """Write a checkpoint; then remove all but the newest `keep`.
+    """Write a checkpoint; then remove all but the newest `keep`. All ranks call it, and the first one writes.
 
     Raises
     ------
@@ -127,9 +145,12 @@ def save(run: Path, engine: Engine, state: Mapping[str, Any], keep: int) -> Path
             raise UserError(f"parameter {name} is not finite, so there is no use in a checkpoint")
     folder = run / FOLDER
     path = folder / f"step-{state['step']:08d}"
+    everything = gathered(engine)
+    if engine.comm.rank:
+        return path
     with whole_directory(path) as part:
         written: dict[str, dict[str, int]] = {}
-        for file, tensors in arrays(engine).items():
+        for file, tensors in everything.items():
             shapes = {name: x.shape for name, x in tensors.items()}
             written[file] = _write(part / file, file_parts(shapes, tensors.__getitem__))
         written[STATE] = _write(part / STATE, iter([json.dumps(state, indent=2, allow_nan=False).encode()]))
@@ -288,10 +309,12 @@ def load(checkpoint: Checkpoint, engine: Engine) -> None:
         Where the tensors are not those of this engine; nothing is filled then.
     """
     found = {file: TensorFile(checkpoint.path / file) for file in arrays(engine)}
-    for file, want in arrays(engine).items():
-        there = {name: t.shape for name, t in found[file].tensors.items()}
-        if there != {name: x.shape for name, x in want.items()}:
-            raise found[file].wrong("does not have the tensors of this model")
+    shapes = {name: p.shape for name, p in engine.parameters().items()}
+    for tensors in found.values():
+        if {name: t.shape for name, t in tensors.tensors.items()} != shapes:
+            raise tensors.wrong("does not have the tensors of this model")
+    owned = {p.name: span for p, span in engine.program.owned.items()}
     for file, want in arrays(engine).items():
         for name, x in want.items():
-            x[...] = found[file].read(name)
+            there = found[file].read(name)
+            x[...] = there if x.shape == there.shape else there.reshape(-1)[slice(*owned[name])]

@@ -15,7 +15,7 @@ from ..check.gate import Judged, require_loadable, require_right, sized_of
 from ..comm import Comm
 from ..data.batches import SORTED, Batches
 from ..data.corpus import Corpus, load_corpus
-from ..engine import Array, Built, Engine, Step, build, load_kernels
+from ..engine import SERIAL, Array, Built, Engine, Step, build, load_kernels
 from ..errors import UserError
 from ..files.reading import from_json
 from ..isolate.child import Child
@@ -26,6 +26,7 @@ from ..models import Config
 from ..ops import USUAL
 from ..program.fuse import FUSIONS
 from ..program.fuse import parse as parse_fusions
+from ..program.tree import divides
 from ..weights import NO_MARKS, Marks, Weights, check_target, copy_into
 from . import plans
 from .checkpoint import Checkpoint, load, open_weights
@@ -96,9 +97,9 @@ class Steps:
         return usual if self.settings.guard == "auto" else self.settings.guard
 
     def micro_batches(self, number: int) -> list[dict[str, Array]]:
-        """Return the batches of a step, counted from 1, in any order of steps."""
-        n = self.settings.micro_batches
-        first = 0 if self.settings.overfit else (number - 1) * n
+        """Return this rank's batches of a step, counted from 1, in any order of steps."""
+        n, rank = self.engine.micro_batches, self.engine.comm.rank
+        first = rank * n + (0 if self.settings.overfit else (number - 1) * self.settings.micro_batches)
         pairs = (self.batches.at(i) for i in range(first, first + n))
         return [{"tokens": tokens, "targets": targets} for tokens, targets in pairs]
 
@@ -228,7 +229,7 @@ def prepare(
     progress: Progress = lambda done, total, name: None,
     resume: Checkpoint | None = None,
     accept_changes: bool = False,
-    comm: Comm | None = None,
+    comm: Comm = SERIAL,
     agreed: Callable[[Mapping[str, Any]], None] = lambda facts: None,
 ) -> Job:
     """Turn settings into a job, ready to step. Nothing is written.
@@ -246,6 +247,11 @@ def prepare(
         For settings that cannot be met.
     """
     name, config, weights = model_of(settings, resume)
+    if not divides(comm.size, n := settings.micro_batches):
+        raise UserError(
+            f"--total-batch {settings.total_batch}: {n} micro-batches of {settings.B}x{settings.T} cannot be shared by "
+            f"{comm.size} ranks; each takes 1, 2, 4, 8, ... of them"
+        )
     rewrites = fusions(settings)
     with Child(worker.__name__, settings.kernels, numba_threads.set_threads(settings.threads)) as child:
         require_loadable(child)  # before they are loaded here
@@ -258,9 +264,10 @@ def prepare(
         judged: list[Judged] = []
 
         def ready(built: Built, threads: int) -> None:
-            sizes = sized_of(built.program.calls, built.kernels)
-            judged.append(require_right(built.kernels, sizes, threads=threads, child=child))
-            digests = {f"the source of {k.name}": cache.digest(k.function) for k in dict.fromkeys(built.kernels)}
+            own = built.own_kernels
+            sizes, kernels = sized_of([*own], [*own.values()]), [*own.values()]
+            judged.append(require_right(kernels, sizes, threads=threads, child=child))
+            digests = {f"the source of {k.name}": cache.digest(k.function) for k in dict.fromkeys(kernels)}
             agreed({"text of --data with the fingerprint": corpus.fingerprint, **digests})
 
         engine = Engine(
@@ -270,8 +277,9 @@ def prepare(
             threads=settings.threads,
             seed=settings.seed if weights is None and resume is None else None,
             fuse=rewrites,
-            micro_batches=settings.micro_batches,
+            micro_batches=settings.micro_batches // comm.size,
             reduce=settings.reduce,  # type: ignore[arg-type]
+            comm=comm,
             optimizer=settings.optimizer,
             processes=settings.processes,
             kernel_files=settings.kernels,

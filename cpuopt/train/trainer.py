@@ -6,7 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, count
@@ -18,7 +18,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from ..comm import Comm
 from ..data.tokenizers import byte_lengths, get_tokenizer, tokenizer_files
+from ..engine import SERIAL
 from ..errors import UserError
 from ..files import remove_leftovers, write_whole
 from ..files.reading import to_json
@@ -32,7 +34,9 @@ from . import checkpoint
 from .evaluate import bits_per_byte, text_bytes
 from .guard import find_first
 from .job import Job, Taken
-from .record import Run, commit
+from .record import Elsewhere, Run, commit
+
+Watch = Callable[[], AbstractContextManager[None]]
 
 
 class Listener(Protocol):
@@ -71,8 +75,10 @@ class Result:
 
 
 @contextmanager
-def stop_flag() -> Iterator[Callable[[], int]]:
+def stop_flag(comm: Comm = SERIAL) -> Iterator[Callable[[], int]]:
     """Catch SIGINT, SIGTERM and SIGHUP; yield a function that returns the number of the first, or 0.
+
+    All ranks call it together, and it returns the same on all, so that they stop after the same step.
 
     A Ctrl-C after the first interrupts at once; the end of a session sends several of the others in a row. A signal
     that was ignored before, as with `nohup`, stays ignored.
@@ -86,8 +92,15 @@ def stop_flag() -> Iterator[Callable[[], int]]:
 
     heeded = [s for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(s) != signal.SIG_IGN]
     before = {s: signal.signal(s, note) for s in heeded}
+
+    def stopped() -> int:
+        mine, total = np.zeros((2, signal.NSIG))
+        mine[hit[:1]] = 1
+        comm.combine(total, mine)
+        return int(total.argmax())
+
     try:
-        yield lambda: hit[0] if hit else 0
+        yield stopped
     finally:
         for s, handler in before.items():
             signal.signal(s, handler)
@@ -119,8 +132,10 @@ class Trainer:
     weights : the path of the final weights.
     """
 
-    def __init__(self, job: Job, listener: Listener, clock: Callable[[], float] = time.perf_counter) -> None:
-        self.job, self.listener, self.clock = job, listener, clock
+    def __init__(
+        self, job: Job, listener: Listener, clock: Callable[[], float] = time.perf_counter, watch: Watch = nullcontext
+    ) -> None:
+        self.job, self.listener, self.clock, self.watch = job, listener, clock, watch
         self.history: list[dict[str, Any]] = []
         self.val: dict[int, float] = {}
         self.diagnosis = ""
@@ -185,7 +200,7 @@ class Trainer:
             metrics = self.step(profiler)
             if s.val_every and (self.done % s.val_every == 0 or self.done == s.steps):
                 metrics |= self.measure(run, stopped)
-            if s.sample_every and self.done % s.sample_every == 0:
+            if s.sample_every and self.done % s.sample_every == 0 and not self.job.engine.comm.rank:
                 self.listener.sample(self.done, self.sample())
             self.history.append(metrics)
             run.step(metrics)
@@ -257,7 +272,8 @@ class Trainer:
 
     def step(self, profiler: Profiler) -> dict[str, Any]:
         """Take one step; return its metrics."""
-        taken = self.job.step(profiler.step, self.clock)
+        with self.watch():
+            taken = self.job.step(profiler.step, self.clock)
         metrics: dict[str, Any] = {
             "step": taken.number,
             "loss": taken.loss,
@@ -300,8 +316,12 @@ def train(
     clock: Callable[[], float] = time.perf_counter,
     resume: checkpoint.Checkpoint | None = None,
     roofs: Roofs | None = None,
+    watch: Watch = nullcontext,
+    began: Callable[[Path], None] = lambda path: None,
 ) -> Result:
     """Run a job's steps and write its folder; the folder is complete after an interrupt too.
+
+    Of several ranks the first one writes.
 
     Parameters
     ----------
@@ -309,30 +329,39 @@ def train(
     clock : in seconds.
     resume : the checkpoint that `job` was prepared with, whose run continues.
     roofs : the machine's roofs, for the profile.
+    watch : a context manager for each step, such as `Watchdog.step`.
+    began : called with the run's folder before the first step.
     """
-    s, engine = job.settings, job.engine
-    trainer = Trainer(job, listener, clock)
-    if resume is None:
-        sizes = {"architecture": job.config.model, "sizes": job.config}
-        config = {**vars(s), **sizes, "corpus": job.corpus.description}
-        run = Run(root, s.run, config, {"machine_id": machine_id(), "commit": commit()})
+    s, engine, comm = job.settings, job.engine, job.engine.comm
+    trainer = Trainer(job, listener, clock, watch)
+    history: list[dict[str, Any]] = []
+    if comm.rank:
+        run: Run = Elsewhere(Path(comm.everyone("")[0]))
     else:
-        run, history = Run.reopen(resume.run, resume.state["step"])
+        if resume is None:
+            sizes = {"architecture": job.config.model, "sizes": job.config}
+            config = {**vars(s), **sizes, "corpus": job.corpus.description}
+            run = Run(root, s.run, config, {"machine_id": machine_id(), "commit": commit()})
+        else:
+            run, history = Run.reopen(resume.run, resume.state["step"])
+        comm.everyone(str(run.path))
+    if resume is not None:
         trainer.restore(resume, history)
+    began(run.path)
     with run:
-        for file, kept in trainer.tokenizer.items() if resume is None else ():
+        for file, kept in trainer.tokenizer.items() if resume is None and not comm.rank else ():
             write_whole(run.path / file, [kept])
         if s.tensorboard:
             run.begin_events(trainer.history, trainer.val)
-        left = checkpoint.clean(run.path)
-        left += remove_leftovers(Path(os.path.realpath(s.save))) if s.save is not None else []
+        left = checkpoint.clean(run.path) if not comm.rank else []
+        left += remove_leftovers(Path(os.path.realpath(s.save))) if s.save is not None and not comm.rank else []
         for name in left:
             listener.note(f"removed {name}, left by an interrupted save")
         profiler = Profiler(engine)
-        with stop_flag() as stopped:
+        with stop_flag(comm) as stopped:
             trainer.run(run, profiler, stopped)
             stopped_by = stopped()
-            if not stopped_by:
+            if not stopped_by and not comm.rank:
                 trainer.finish(run)
         profiler.remove()
         profile = (
