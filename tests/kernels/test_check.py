@@ -364,6 +364,38 @@ def test_particular(name: str) -> None:
     assert result.argument in arguments.split()
 
 
+CERTAIN = case(ops.classifier_backward, {"B": 4, "T": 16, "C": 16, "NH": 1, "OC": 1, "V": 4})
+"""Logits of a deviation of 4: some tokens have a probability p of 0.99 and more, and 1 - p has few digits left."""
+
+
+def certain(a: Any) -> Array:
+    """The tokens whose target has a probability from 0.99 to 0.9999."""
+    logits = (a.inp @ a.weight.T).astype(float)
+    p = np.exp(logits - np.log(np.exp(logits).sum(axis=1, keepdims=True)))
+    p = p[np.arange(len(p)), np.maximum(a.targets, 0)]
+    return (a.targets >= 0) & (p > 0.99) & (p < 0.9999)
+
+
+@pytest.mark.parametrize("variant", ["vanilla", "optimized"])
+def test_a_probability_that_rounds_to_one_is_no_error(variant: str) -> None:
+    tiny = {"B": 2, "T": 3, "C": 3, "NH": 3, "OC": 1, "V": 2}
+    draws = [(tiny, "normal", 9), (ODD, "normal", 2), (SMALL, "large", 2), (ODD, "offset", 4), (ODD, "offset", 7)]
+    for sizes, kind, seed in draws:
+        kernel = KERNELS["classifier_backward", variant]
+        result = check(kernel, case(kernel.op, sizes, kind), threads=(1,), seed=seed)
+        assert result.verdict == "PASS", str(result)
+
+
+@pytest.mark.parametrize("factor", [0, 1.01])
+def test_a_gradient_that_is_small_since_its_token_is_certain_is_judged(factor: float) -> None:
+    def spoil(a: Any) -> None:
+        assert certain(a).any()
+        a.dinp[certain(a)] *= F32(1 if a.dinp_add else factor)
+
+    for seed in range(4):
+        assert_fails(after(ops.classifier_backward, spoil), r"^dinp\[.*expected", CERTAIN, seed=seed, threads=(1,))
+
+
 # --- the check itself ----------------------------------------
 
 
