@@ -261,7 +261,7 @@ def expected(op: Op, case: Case, given: Arguments, rng: np.random.Generator) -> 
         moved = {n: np.zeros(x.shape) for n, x in want.items()}
 
         def nudge(x: Array) -> Array:
-            return x * (1 + rng.choice(np.array([-STEP, STEP], np.float32), x.shape).astype(np.float64))
+            return np.asarray(x * (1 + rng.choice(np.array([-STEP, STEP]), x.shape)))
 
         for _ in range(samples):
             with moving(nudge):

@@ -89,12 +89,11 @@ CORE = {  # what the busiest loop is made of; see the formulas
 
 @cache
 def assembly(op: str, variant: str) -> str:
-    """Compile anew, since code from the cache cannot be read."""
+    """The machine code of a kernel, from the optimized module that its entry in the cache holds beside the code."""
     kernel = KERNELS[op, variant]
-    fresh = numba.jit(**kernel.function.targetoptions)(kernel.function.py_func)
-    fresh.compile(jit.signature_of(kernel))
-    (text,) = fresh.inspect_asm().values()
-    return str(text)
+    kernel.compile()
+    library = kernel.function.overloads[jit.signature_of(kernel)].library
+    return str(library.codegen._tm.emit_assembly(library._get_module_for_linking()))
 
 
 def innermost_loops(text: str) -> Iterator[str]:
