@@ -13,6 +13,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from .. import ops
 from ..engine import Engine
 from ..kernels.compile import cache, jit
 from ..kernels.compile.target import target
@@ -26,7 +27,9 @@ UNKNOWN = "unknown"
 def made_by(engine: Engine, files: Sequence[str]) -> dict[str, dict[str, str]]:
     """Describe the code of a run: the digest of each kernel's source and object code, and of each file of kernels."""
     here, (cpu, features) = describe(), target()
-    kernels = dict.fromkeys(engine.kernels)
+    kernels = [
+        k for k in dict.fromkeys(engine.kernels) if k.op is not ops.copy
+    ]  # which only ranks call, and adds nothing
     return {
         "kernels": {k.name: cache.digest(k.function) for k in kernels},
         "code": {k.name: jit.code_digest(k) for k in kernels},
