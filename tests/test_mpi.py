@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -76,6 +77,7 @@ class Started:
     def __init__(self, size, runs, *more):
         command = [*CPUOPT, *TRAIN, "--ranks", str(size), "--oversubscribe", "--runs", str(runs), *more]
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "dumb"}
+        self.seen = []
         self.process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
         )
@@ -86,16 +88,20 @@ class Started:
                 return
 
     def ranks(self):
-        family = psutil.Process(self.process.pid).children(recursive=True)
-        return [p for p in family if "mpi4py" in p.cmdline()[1:4]]
+        """The processes of the ranks that live."""
+        found = []
+        for process in psutil.Process(self.process.pid).children(recursive=True):
+            with suppress(psutil.Error):
+                found += [process] * ("mpi4py" in process.cmdline()[1:4])
+        self.seen += found
+        return found
 
     def end(self):
         """Wait; return the status and the errors, and check that nothing is left."""
-        ranks = self.ranks()
+        self.ranks()
         with self.process:
             _, said = self.process.communicate(timeout=120)
-        _, left = psutil.wait_procs(ranks, timeout=5)
-        assert left == []
+        assert psutil.wait_procs(self.seen, timeout=5)[1] == []
         assert [f for f in os.listdir("/dev/shm") if f.startswith("mpich_")] == []
         return self.process.returncode, said
 
