@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -59,7 +59,7 @@ class Taken:
     number : counted from 1.
     loss, grad_norm : as in `engine.Step`.
     seconds : the time of the engine's step; fetching its batches is not counted.
-    tokens : of all micro-batches.
+    tokens : of all micro-batches, those of other ranks too.
     refused : the guard's reason for refusing it, or ``""``.
     """
 
@@ -98,8 +98,9 @@ class Steps:
 
     def micro_batches(self, number: int) -> list[dict[str, Array]]:
         """Return this rank's batches of a step, counted from 1, in any order of steps."""
-        n, rank = self.engine.micro_batches, self.engine.comm.rank
-        first = rank * n + (0 if self.settings.overfit else (number - 1) * self.settings.micro_batches)
+        n = self.engine.micro_batches
+        first = 0 if self.settings.overfit else (number - 1) * self.settings.micro_batches
+        first += self.engine.comm.rank * n
         pairs = (self.batches.at(i) for i in range(first, first + n))
         return [{"tokens": tokens, "targets": targets} for tokens, targets in pairs]
 
@@ -238,7 +239,7 @@ def prepare(
     ----------
     resume : a checkpoint to continue from, with settings that agree with it (`resumed`).
     accept_changes : whether to continue with kernels that differ from the checkpoint's.
-    comm : the ranks that train together; by default this process alone.
+    comm : the ranks that train together; this process alone by default.
     agreed : called before ranks exchange anything, with what must be the same on all.
 
     Raises
@@ -246,12 +247,8 @@ def prepare(
     UserError
         For settings that cannot be met.
     """
+    require_shares(settings, comm.size)
     name, config, weights = model_of(settings, resume)
-    if not divides(comm.size, n := settings.micro_batches):
-        raise UserError(
-            f"--total-batch {settings.total_batch}: {n} micro-batches of {settings.B}x{settings.T} cannot be shared by "
-            f"{comm.size} ranks; each takes 1, 2, 4, 8, ... of them"
-        )
     rewrites = fusions(settings)
     with Child(worker.__name__, settings.kernels, numba_threads.set_threads(settings.threads)) as child:
         require_loadable(child)  # before they are loaded here
@@ -264,10 +261,11 @@ def prepare(
         judged: list[Judged] = []
 
         def ready(built: Built, threads: int) -> None:
-            own = built.own_kernels
-            sizes, kernels = sized_of([*own], [*own.values()]), [*own.values()]
-            judged.append(require_right(kernels, sizes, threads=threads, child=child))
-            digests = {f"the source of {k.name}": cache.digest(k.function) for k in dict.fromkeys(kernels)}
+            if comm.size > 1 and settings.reduce == "exact":
+                require_same_bits(built.own_kernels.values())
+            sizes = sized_of(built.own_kernels, built.own_kernels.values())
+            judged.append(require_right(built.own_kernels.values(), sizes, threads=threads, child=child))
+            digests = {f"the source of {k.name}": cache.digest(k.function) for k in built.own_kernels.values()}
             agreed({"text of --data with the fingerprint": corpus.fingerprint, **digests})
 
         engine = Engine(
@@ -279,6 +277,7 @@ def prepare(
             fuse=rewrites,
             micro_batches=settings.micro_batches // comm.size,
             reduce=settings.reduce,  # type: ignore[arg-type]
+            zero=settings.zero,
             comm=comm,
             optimizer=settings.optimizer,
             processes=settings.processes,
@@ -302,6 +301,40 @@ def prepare(
         engine.step_number, job.done = resume.state["updates"], resume.state["step"]
         job.guard.restore(resume.state["guard"])
     return job
+
+
+def require_shares(settings: Settings, ranks: int) -> None:
+    """Refuse a number of ranks that cannot share the micro-batches of a step.
+
+    Raises
+    ------
+    UserError
+        With the numbers that can.
+    """
+    n, tokens = settings.micro_batches, settings.B * settings.T
+    if divides(ranks, n):
+        return
+    can = ", ".join(str(r) for r in range(1, n + 1) if divides(r, n))
+    raise UserError(
+        f"{ranks} ranks cannot share the {n} micro-batches of {settings.B}x{settings.T} in a step: each rank needs a "
+        f"power of two of them, so {can} can; or take --total-batch {ranks * tokens}, {ranks} micro-batches"
+    )
+
+
+def require_same_bits(kernels: Iterable[registry.Kernel]) -> None:
+    """Refuse kernels that do not promise identical bits on any number of threads, where ranks promise them.
+
+    Raises
+    ------
+    UserError
+        Naming the first.
+    """
+    for kernel in kernels:
+        if not kernel.same_bits:
+            raise UserError(
+                f"{kernel.name} does not promise identical bits on any number of threads, so several ranks would not "
+                "be one with --reduce exact; choose another variant, or --reduce fast"
+            )
 
 
 def since(resume: Checkpoint, job: Job, accept: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:

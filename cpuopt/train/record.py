@@ -261,11 +261,12 @@ class Run:
         os.close(self._lock)
 
 
-class Elsewhere(Run):
-    """The run's folder as ranks see it that do not write to it: the first rank does."""
+class Follower(Run):
+    """A run that another process writes; this one writes nothing."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.trouble, self._events = path, "", ""
+        self._pending = {}
 
     def write(self, name: str, content: Any) -> None:
         """Do nothing."""
@@ -273,8 +274,11 @@ class Elsewhere(Run):
     def begin_events(self, history: Sequence[Mapping[str, Any]], val: Mapping[int, float]) -> None:
         """Do nothing."""
 
-    def _append(self, name: str, more: bytes) -> None:
+    def step(self, metrics: Mapping[str, Any]) -> None:
+        """Do nothing."""
+
+    def validation(self, step: int, loss: float) -> None:
         """Do nothing."""
 
     def __exit__(self, *error: object) -> None:
-        """Do nothing."""
+        pass
