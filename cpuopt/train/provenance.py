@@ -26,9 +26,7 @@ UNKNOWN = "unknown"
 def made_by(engine: Engine, files: Sequence[str]) -> dict[str, dict[str, str]]:
     """Describe the code of a run: the digest of each kernel's source and object code, and of each file of kernels."""
     here, (cpu, features) = describe(), target()
-    kernels = [
-        k for k in dict.fromkeys(engine.kernels) if k.op is not ops.copy
-    ]  # which only ranks call, and adds nothing
+    kernels = dict.fromkeys(engine.kernels)
     return {
         "kernels": {k.name: cache.digest(k.function) for k in kernels},
         "code": {k.name: jit.code_digest(k) for k in kernels},
