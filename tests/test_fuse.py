@@ -1,6 +1,8 @@
 """Rewrites: the same numbers with them and without, on GPT-2 and random models; what they take, and what they leave."""
 
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from cpuopt.errors import UserError
 from cpuopt.models import specs
 from cpuopt.models.gpt2 import GPT2, PRESETS
 from cpuopt.ops.classifier import BLOCK
+from cpuopt.program import fuse as fuse_package
 from cpuopt.program.fuse import FUSIONS, parse
 from cpuopt.train.job import Settings, fusions
 
@@ -34,6 +37,27 @@ def gpt2(fuse=(), swaps=()):
 
 def layers(program, *ops):
     return [c.layer for c in program.calls if c.op.name in ops]
+
+
+def steps_of_python(function):
+    """The instructions of Python that a call executes in the rewrites' own files."""
+    folder, count = str(Path(fuse_package.__file__).parent), 0
+
+    def trace(frame, event, arg):
+        nonlocal count
+        if not frame.f_code.co_filename.startswith(folder):
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        count += event == "opcode"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        function()
+    finally:
+        sys.settrace(before)
+    return count
 
 
 def train(model, inputs, batch, fuse=(), swaps=(), steps=4, clip=None):
@@ -105,6 +129,14 @@ def test_residual_shares_every_gradient_of_gpt2s_stream():
     for fuse in (("residual",), ("residual", "update")):
         assert layers(gpt2(fuse).program, "residual_backward") == []
     assert len(layers(gpt2(("residual",)).program, "matmul_backward_weight")) == 9
+
+
+def test_the_work_of_rewriting_grows_as_the_number_of_layers():
+    few, more, most = (
+        steps_of_python(lambda n=n: build(GPT2(replace(TINY, n_layer=n)), specs(B, T), fuse=tuple(FUSIONS)))
+        for n in (2, 6, 10)
+    )
+    assert most - more < 1.1 * (more - few)
 
 
 def test_update_takes_the_linear_layers_but_not_the_tied_weight():

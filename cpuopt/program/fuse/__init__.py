@@ -22,7 +22,7 @@ from ...ops.declaration import Op
 from ...wording import nearest
 from ..program import Call, Program
 from .classifier import head_with_loss
-from .edit import Rewrite
+from .edit import Draft, Rewrite
 from .pairs import activate_products, gate_activations, normalize_sums
 from .recompute import recompute
 from .residual import share_residual
@@ -75,7 +75,9 @@ def fuse(program: Program, names: Sequence[str], choice: Choice) -> list[str]:
             raise UserError(f"--fuse {name!r}: no such rewrite; {nearest(name, [*FUSIONS, 'all', 'none'])}")
     for name, rewrite in FUSIONS.items():
         if name in names:
-            rewrite(program, allowed)
+            draft = Draft(program)
+            rewrite(draft, allowed)
+            draft.close()
             program.verify()
     return list(notes)
 
