@@ -72,7 +72,7 @@ def test_two_ranks_of_a_foreign_launcher_train_to_the_same_bits(alone, tmp_path)
 
 
 class Started:
-    """``train --ranks`` in progress."""
+    """``train --ranks`` in progress; `end` is to be called."""
 
     def __init__(self, size, runs, *more):
         command = [*CPUOPT, *TRAIN, "--ranks", str(size), "--oversubscribe", "--runs", str(runs), *more]
