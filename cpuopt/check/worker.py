@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from math import inf
+from pathlib import Path
 from typing import Any
 
 from ..files.reading import to_json
@@ -12,7 +13,7 @@ from ..isolate.serve import Say, serve
 
 
 def load(request: Mapping[str, Any], say: Say) -> dict[str, Any]:
-    """Load users' kernel files, and list what they registered: op, variant and place of each."""
+    """Load users' kernel files; list the kernels that came with them, and the files that lie beside them."""
     from .. import kernels
     from ..kernels import registry
     from . import check, fences, sized  # noqa: F401  (the judges are there before the file is)
@@ -20,7 +21,8 @@ def load(request: Mapping[str, Any], say: Say) -> dict[str, Any]:
     before = set(registry.KERNELS)
     kernels.load_all(request["kernels"])
     added = [k for key, k in registry.KERNELS.items() if key not in before]
-    return {"added": [{"op": k.op.name, "variant": k.variant, "where": k.where} for k in added]}
+    about = [{"op": k.op.name, "variant": k.variant, "where": k.where, "file": k.file} for k in added]
+    return {"added": about, "files": [str(f) for f in kernels.files_beside([Path(f) for f in request["kernels"]])]}
 
 
 def check(request: Mapping[str, Any], say: Say) -> dict[str, Any]:

@@ -35,6 +35,10 @@ class Child:
     threads : the number of threads with which numba starts.
     limit_s : the seconds of one answer after which the process is ended.
     say : called with progress.
+
+    Attributes
+    ----------
+    files : the files that it has loaded, with those beside them that they import.
     """
 
     def __init__(
@@ -49,6 +53,7 @@ class Child:
         self.kernels, self.limit_s, self.say = [str(Path(k).resolve()) for k in kernels], limit_s, say
         self.side = Side.module("kernel's process", module, NUMBA_NUM_THREADS=str(threads))
         self.added: list[dict[str, str]] = []
+        self.files: list[str] = []
         self.ended = False
         self.doing = ""
         self._worker: Worker | None = None
@@ -85,12 +90,14 @@ class Child:
             if self.ended:  # perhaps in between
                 self.close()
                 raise UserError(ENDED)
-            self.added = []
+            self.added, self.files = [], []
             for file, given in zip(self.kernels, self.given, strict=True):
                 try:
-                    self.added += self._ask("load", f"--kernels {file}: ", kernels=[file])["added"]
+                    answer = self._ask("load", f"--kernels {file}: ", kernels=[file])
                 except UserError as e:
                     raise UserError(str(e).replace(f"--kernels {file}:", f"--kernels {given}:")) from e
+                self.added += answer["added"]
+                self.files += answer["files"]
         return self.added
 
     def _hear(self, text: str) -> None:

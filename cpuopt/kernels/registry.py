@@ -67,6 +67,13 @@ class Kernel:
         """The name, as in ``gelu_forward[vanilla]``."""
         return f"{self.op.name}[{self.variant}]"
 
+    @property
+    def file(self) -> str:
+        """The file that defines it; for the backward that `cpuopt.differentiable` generated, that of its forward."""
+        forward = getattr(self.op.inverts.reference, "kernel", None) if self.op.inverts else None
+        made = forward and self.function.__module__.startswith("cpuopt_generated.")
+        return str(forward.__code__.co_filename) if made else self.where.rpartition(":")[0]
+
     def compile(self) -> None:
         """Compile it, or load it from the cache."""
         self.make(self.types)

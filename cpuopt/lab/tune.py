@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from .. import kernels, ops
-from ..check.gate import conform
+from ..check.gate import Planned, conform
 from ..errors import UserError
 from ..files.reading import to_json
 from ..isolate.child import Asked
@@ -289,7 +289,8 @@ def compare(row: Row, variant: str, tuning: Tuning, child: Asked, asked: Mapping
     if found["verdict"] == "faster":
         mine = [c for c in tuning.calls if c.op is op and c.layer in row.layers]
         counts = sorted({1, int(tuning.key["threads"])})
-        (checked,) = conform(child, [(op, variant)], mine, threads=counts, stop_at_failure=True)
+        planned = {row.op: Planned.of(op, mine)}
+        (checked,) = conform(child, [(row.op, variant)], planned, threads=counts, stop_at_failure=True)
         found |= {"check": checked.worst.verdict, "check_ratio": checked.worst.to_json()["ratio"]}
         if checked.worst.verdict != "PASS":
             found["why"] = f"{checked.worst.reason} ({checked.worst.case})"

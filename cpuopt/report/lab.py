@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.text import Text
 
 from ..lab.session import STAGES, Plan, Row, View
-from ..wording import count
+from ..wording import count, text_of
 from .console import OUT
 from .style import STYLE
 
@@ -62,8 +62,8 @@ class Screen(View):
     def head(self) -> Text:
         """Make the first line: the file, the model and the sizes."""
         p = self.plan
-        size = f" · {p.model} · {p.B}x{p.T} · {count(p.threads, 'thread')}"
-        return Text.assemble((p.file.name, "bold"), size, f" · {self.since}")
+        size = text_of(p.sizes[0]) if p.sizes else f"{p.model} · {p.B}x{p.T}"
+        return Text.assemble((p.file.name, "bold"), f" · {size} · {count(p.threads, 'thread')} · {self.since}")
 
     def page(self, rows: Sequence[Row]) -> RenderableType:
         """Make the page of all kernels."""
