@@ -215,7 +215,7 @@ def test_train_tells_what_it_runs_with(run):
     for words in (
         "gpt2-tiny: 0.1 M parameters, B 2, T 16, 4 threads",
         "kernels: vanilla, gelu@h.1.*=vanilla, adamw@h.0.attn.*=vanilla; rewrites: " + ", ".join(FUSIONS),
-        "keeps adamw in layer 'h.0.attn.c_proj' from being rewritten",
+        "keeps adamw in layers 'h.0.attn.c_proj', 'h.0.attn.c_attn' from being rewritten",
         "step 2/2  loss ",
         "validation loss ",
         " tokens/s, ",

@@ -60,7 +60,9 @@ def run(args: argparse.Namespace) -> int:
         wanted = choose(args.op, args.variant, args.kernels, [(k["op"], k["variant"]) for k in child.start()])
         job = {"model": args.model, "B": args.B, "T": args.T, "kernels": child.kernels}
         plain = args.quick or args.model == "none" or sizes
-        jobs = [] if plain else [{**job, "fuse": f} for f in ("none", "all")]  # what a rewrite fuses, apart and together
+        jobs = (
+            [] if plain else [{**job, "fuse": f} for f in ("none", "all")]
+        )  # what a rewrite fuses, apart and together
         asked = {"jobs": jobs, "sizes": sizes, "quick": args.quick}
         answer = child.ask("cases", ops=list(dict.fromkeys(op for op, _ in wanted)), **asked)["planned"]
         planned = {op: Planned.from_json(plan) for op, plan in answer.items()}

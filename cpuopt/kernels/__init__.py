@@ -36,6 +36,8 @@ for _variant in VARIANTS:
     for _module in pkgutil.iter_modules(_package.__path__):
         importlib.import_module(f".{_variant}.{_module.name}", __name__)
 
+UNNAMED = "cpuopt_user_kernels"
+"""The package of users' files that cannot be imported by their names, which other modules have."""
 ADDED: set[tuple[str, str]] = set()
 """The kernels that users' files registered, by (op name, variant)."""
 
@@ -77,14 +79,15 @@ def load_file(file: str | Path, flag: str, of: str) -> ModuleType:
     importlib.invalidate_caches()
     found = importlib.util.find_spec(path.stem) if path.stem.isidentifier() and path.stem not in sys.modules else None
     usual = found is not None and found.origin is not None and Path(found.origin).resolve() == path
-    name = path.stem if usual else f"cpuopt_user_kernels.{path.stem}_{zlib.crc32(str(path).encode()):08x}"
+    name = path.stem if usual else f"{UNNAMED}.{path.stem}_{zlib.crc32(str(path).encode()):08x}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise UserError(f"{flag}: not a Python file; expected a name that ends in .py")
     module = importlib.util.module_from_spec(spec)
     modules, kernels, declared = set(sys.modules), dict(registry.KERNELS), dict(ops.ALL)
     sys.modules[name] = module
-    functions = [dict(vars(m)) for m in JUDGES_USE]
+    functions, writes = [dict(vars(m)) for m in JUDGES_USE], sys.dont_write_bytecode
+    sys.dont_write_bytecode = True  # which a second save in the same second would not make stale
     try:
         with blaming(path, flag):
             spec.loader.exec_module(module)
@@ -96,6 +99,8 @@ def load_file(file: str | Path, flag: str, of: str) -> ModuleType:
         for other in [n for n, m in sys.modules.items() if n not in modules and folder_of(m) == path.parent]:
             del sys.modules[other]
         raise
+    finally:
+        sys.dont_write_bytecode = writes
     ADDED.update(registry.KERNELS.keys() - kernels.keys())
     return module
 

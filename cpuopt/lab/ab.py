@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from functools import partial
+from functools import cache, partial
 from math import inf
 from typing import Any, ClassVar
 
@@ -120,16 +120,21 @@ def calls_of(op: Op, settings: Settings, layer: str = "*") -> list[Call]:
 
 
 def where_it_runs(op: Op) -> str:
-    """Return the flag with which an op can be measured: a small model that calls it, else sizes by symbol."""
+    """Return the flag with which an op can be measured: a model that calls it, else sizes by symbol."""
     models.load_all()
-    smallest = sorted(models.PRESETS, key=lambda name: models.PRESETS[name].n_params)
-    first = {models.PRESETS[name].model: name for name in reversed(smallest)}
-    for name in dict.fromkeys([models.DEFAULT, *first.values()]):
-        built = [build_only(Settings(model=name, B=1, T=8, fuse=fuse)) for fuse in ("none", "all")]
-        if any(c.op is op for b in built for c in b.program.calls):
-            return f"--model {name}"
+    tiny = [name for name in models.PRESETS if name.endswith("-tiny")]
+    if found := next((name for name in tiny if op.name in ops_of(name)), None):
+        usual = models.PRESETS[found].model == models.PRESETS[models.DEFAULT].model
+        return f"--model {models.DEFAULT if usual else found}"
     sizes = case(op, {"B": 4, "T": 64, "C": 768, "NH": 12, "OC": 3072, "V": 50257}).sizes
     return f"--sizes {shlex.quote(text_of(sizes))}"
+
+
+@cache
+def ops_of(model: str) -> set[str]:
+    """Return the names of the ops that a model calls, with rewrites and without."""
+    built = [build_only(Settings(model=model, B=1, T=8, fuse=fuse)) for fuse in ("none", "all")]
+    return {c.op.name for b in built for c in b.program.calls}
 
 
 def shape_at(op: Op, sizes: Mapping[str, int]) -> Shape:
@@ -521,11 +526,11 @@ def impossible(whole: Mapping[str, Any], each: Sequence[Mapping[str, Any]]) -> l
 def beyond_roofs(variants: Sequence[str], cases: Sequence[Mapping[str, Any]], roofs: Roofs | None) -> list[str]:
     """Warn of times that are less than what the machine's roofs allow."""
     found = []
-    for case in cases if roofs else ():
+    for timed in cases if roofs else ():
         assert roofs
-        least, name = roofs.bound(case["flops"], case["bytes"])
-        for variant, ns in zip(variants, (case["a_ns"], case["b_ns"]), strict=True):
+        least, name = roofs.bound(timed["flops"], timed["bytes"])
+        for variant, ns in zip(variants, (timed["a_ns"], timed["b_ns"]), strict=True):
             if least > ns:
                 share = f"{100 * least / ns:.0f} % of the {name} roof"
-                found.append(f"{variant} is at {share}, which is impossible ({Shape.read(case)})")
+                found.append(f"{variant} is at {share}, which is impossible ({Shape.read(timed)})")
     return found

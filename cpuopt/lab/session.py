@@ -124,8 +124,8 @@ def stages(plan: Plan, roofs: Roofs, row: Row, child: Child, show: Callable[[], 
 
 
 def _check(plan: Plan, roofs: Roofs, row: Row, child: Child) -> str:
-    small = [] if plan.sizes else [{"model": plan.model, "B": 1, "T": min(plan.T, 16), "fuse": "none", "kernels": child.kernels}]
-    asked = {"ops": [row.op], "jobs": small, "sizes": plan.sizes, "quick": False}
+    small = {"model": plan.model, "B": 1, "T": min(plan.T, 16), "fuse": "none", "kernels": child.kernels}
+    asked = {"ops": [row.op], "jobs": [] if plan.sizes else [small], "sizes": plan.sizes, "quick": False}
     planned = {row.op: Planned.from_json(child.ask("cases", **asked)["planned"][row.op])}
     counts = sorted({1, plan.threads})
     (v,) = conform(child, [(row.op, row.variant)], planned, threads=counts, stop_at_failure=True)
@@ -165,9 +165,10 @@ def _roof(plan: Plan, roofs: Roofs, row: Row, child: Child) -> str:
     total, name = sum(least.values()) / 1e6, max(least, key=lambda n: least[n])
     shares = {"of_roof": 100 * total / alone["b_ms"], "against": 100 * total / alone["a_ms"], "roof": name}
     row.found["roof"] = shares
-    over = [v for v, key in ((row.variant, "of_roof"), (row.against, "against")) if shares[key] > PASSED]
+    over = [v for v, key in {row.against: "against", row.variant: "of_roof"}.items() if shares[key] > PASSED]
     cannot = f"; {' and '.join(over)}: more than 100 % of the {name} roof is impossible" if over else ""
-    return f"{shares['of_roof']:.0f} % of the {name} roof ({row.against}: {shares['against']:.0f} %){cannot}"
+    other = "" if row.against == row.variant else f" ({row.against}: {shares['against']:.0f} %)"
+    return f"{shares['of_roof']:.0f} % of the {name} roof{other}{cannot}"
 
 
 def _step(plan: Plan, roofs: Roofs, row: Row, child: Child) -> str:

@@ -13,7 +13,7 @@ from ..isolate.serve import Say, serve
 
 
 def cases(request: Mapping[str, Any], say: Say) -> dict[str, Any]:
-    """List the cases of some ops: the usual ones, those of jobs, and those at sizes by symbol for the ops with these."""
+    """List the cases of some ops: the usual ones, those of jobs, and those at sizes by symbol."""
     from .. import ops
     from ..check.gate import Planned
     from ..train.job import build_only

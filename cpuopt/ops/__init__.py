@@ -7,7 +7,6 @@ Nothing here imports numba or a kernel: the references judge the kernels and sha
 from typing import Any
 
 from ..wording import nearest
-
 from .adamw import adamw
 from .attention import attention_backward, attention_forward
 from .classifier import classifier_backward, classifier_forward, classifier_update

@@ -29,7 +29,8 @@ def tables(content: Mapping[str, Any], path: str | None) -> list[RenderableType]
         name = f"{size_of(r)}, {count(r['threads'], 'thread')}"
         _row(table, name, r["a_ms"], r["b_ms"], r)
         for case in r.get("cases", []) if len(r.get("cases", [])) > 1 else []:
-            _row(table, f"  {text_of(case['sizes'])}, {len(case['layers'])}x", case["a_ns"] / 1e6, case["b_ns"] / 1e6, case)
+            name = f"  {text_of(case['sizes'])}, {len(case['layers'])}x"
+            _row(table, name, case["a_ns"] / 1e6, case["b_ns"] / 1e6, case)
         if "step" in r:
             _row(table, "  the whole step", r["step"]["a_ns"] / 1e6, r["step"]["b_ns"] / 1e6, r["step"])
     table.caption = (
