@@ -1,6 +1,6 @@
 """The walk of a new user: ReLU squared as an op of one's own, and a faster variant of it, through every verb."""
 
-import importlib
+import importlib.util
 import json
 import linecache
 import os
@@ -64,7 +64,7 @@ def run(capsys):
             there.clear()
             there.update(before)
         sys.path[:] = path
-        for name in ("relu2", "mine", "helper"):
+        for name in ("relu2", "mine", "net", "helper"):
             sys.modules.pop(name, None)
         linecache.clearcache()
         importlib.invalidate_caches()
@@ -110,7 +110,7 @@ def test_an_op_of_ones_own_through_every_verb(run):
     status, out, _ = run(*ab, "--sizes", "N=4096,N=64", *QUICK)
     assert status == 0
     assert "relu2_forward: mine against vanilla, alone\n" in out
-    assert re.search(r"N=4096, 1 thread .*\nN=64, 1 thread ", out)
+    assert re.search(r"(?s)N=4096, 1 thread .*\nN=64, 1 thread ", out)
     status, out, err = run(*ab, *QUICK)
     assert (status, err) == (2, "cpuopt: relu2_forward: gpt2-124M does not call it; add --sizes N=196608\n")
     status, out, err = run(*ab, *SIZES, "--in-step")
@@ -151,34 +151,91 @@ def test_lab_shows_the_kernels_of_the_op_itself(run):
         assert said["alone"].endswith(" ms: the baseline of other variants")
 
 
-TAPE = """
+NET = """
+from relu2 import relu2
+
+from cpuopt import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        self.wte, self.up, self.down = nn.Embedding(256, 16), nn.Linear(16, 32), nn.Linear(32, 16)
+        self.head, self.loss = nn.Linear(16, 256, bias=False), nn.CrossEntropyLoss()
+
+    def forward(self, tokens, targets):
+        x = self.wte(tokens)
+        x = x + self.down(relu2(self.up(x)))
+        return self.loss(self.head(x), targets)
+"""
+FAST = """
+import numpy as np
+from numba import prange
+from relu2 import relu2
+
+from cpuopt import kernel
+
+ZERO = np.float32(0)
+
+
+@kernel(relu2.forward, "mine")
+def relu2_forward(out, inp):
+    for i in prange(inp.shape[0]):
+        x = max(inp[i], ZERO)
+        out[i] = x * x
+"""
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("cpuopt.models.own"), reason="there is no --model FILE.py:NAME")
+def test_an_op_of_ones_own_in_the_step_of_ones_own_model(run):
+    Path("net.py").write_text(NET)
+    Path("mine.py").write_text(FAST)
+    job = "--model", "net.py:Net", "-B", "2", "-T", "8", "--threads", "1", "--kernels", "mine.py"
+    status, out, err = run("profile", *job, "--swap", "relu2_forward=mine", "--steps", "2", "--html", "page.html")
+    assert status == 0
+    assert "relu2 forward" in out
+    assert "relu2_forward" in Path("page.html").read_text()
+    assert "does not run" not in err
+    status, _, err = run("profile", *job, "--steps", "1")
+    assert "relu2_forward[mine] does not run; --swap relu2_forward=mine uses it" in err
+
+    ab = "ab", "relu2_forward", "vanilla", "mine", "--kernels", "mine.py", "--model", "net.py:Net", *QUICK
+    status, out, _ = run(*ab, "--sizes", "2x8", "--in-step")
+    assert status == 0
+    assert "in the training step" in out
+    assert "the whole step" in out
+
+    status, out, _ = run("tune", *job, "--ops", "relu2_forward", "--rounds", "6")
+    assert re.search(r"relu2_forward N=512, 1x *\n +vanilla .*\n +mine ", out)
+
+
+SHARED = """
+from numba import prange
+
 from cpuopt import differentiable
 from cpuopt.ops.declaration import inp, out, symbols
 
 R, H = symbols("R H")
 
 
-@differentiable(out("out", R), inp("inp", R, H))
-def fold(out, inp):
-    for r in range(out.shape[0]):
-        s = 1.0
-        for h in range(inp.shape[1]):
-            s = s * inp[r, h] + s * s
-        out[r] = s
+@differentiable(out("out", R, H), inp("inp", R, H), inp("w", H))
+def weighted(out, inp, w):
+    for r in prange(out.shape[0]):
+        for h in range(out.shape[1]):
+            out[r, h] = inp[r, h] * w[h]
 """
 
 
-def test_a_starter_of_a_backward_with_scratch_is_right():
-    Path("folds.py").write_text(TAPE)
-    cpuopt.kernels.load_all(["folds.py"])
-    op = ops.fold_backward
-    assert registry.KERNELS["fold_backward", "vanilla"].scratch  # or this shows nothing
+def test_a_starter_of_a_backward_with_scratch_registers_it():
+    Path("weights.py").write_text(SHARED)
+    cpuopt.kernels.load_all(["weights.py"])
+    op = ops.weighted_backward
+    assert registry.KERNELS["weighted_backward", "vanilla"].scratch  # or this shows nothing
     Path("copy.py").write_text(starter(op, "mine"))
     cpuopt.kernels.load_all(["copy.py"])  # a name that the standard library has too
-    mine, usual = (registry.KERNELS["fold_backward", v] for v in ("mine", "vanilla"))
+    mine, usual = (registry.KERNELS["weighted_backward", v] for v in ("mine", "vanilla"))
     sizes = {"R": 3, "H": 5}
     assert mine.work(sizes) == usual.work(sizes)
-    with pytest.raises(UserError, match=r"--sizes: fold_backward has the symbols .*: add H=\.\.\.; R is given"):
+    with pytest.raises(UserError, match=r"--sizes: weighted_backward has the symbols R, H: add H=\.\.\.; R is given"):
         shape_at(op, {"R": 3})
 
 

@@ -21,6 +21,8 @@ BASE = "vanilla"
 """The complete variant; every other may be partial."""
 DEFAULT = "optimized"
 """The default variant."""
+GENERATED = "generated"
+"""The variant of backwards that are generated; of a user's op, the vanilla backward is the same."""
 AUTO = "auto"
 """No variant of its own: `DEFAULT`, changed by the rules of a plan of `cpuopt tune`."""
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.:=+-]{0,63}")

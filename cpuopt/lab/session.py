@@ -16,7 +16,7 @@ from ..check.gate import Planned, conform
 from ..errors import UserError
 from ..files.reading import to_json
 from ..isolate.child import Child
-from ..kernels.registry import BASE, DEFAULT, KERNELS
+from ..kernels.registry import BASE, DEFAULT, GENERATED, KERNELS
 from ..measure.comparison import LEVEL, analyses_up_to, marginal
 from ..measure.roofline import PASSED, Roofs
 from ..wording import spread
@@ -24,8 +24,6 @@ from . import worker
 from .ab import GAINS
 from .inspect import inspect
 
-GENERATED = "generated"
-"""The variant of a backward that is also its vanilla kernel, in a file that defines an op."""
 STAGES = ("check", "alone", "roof", "step", "machine code")
 
 
