@@ -354,6 +354,19 @@ def planned(settings: Settings, config: Config) -> tuple[Settings, list[str]]:
     return replace(settings, plan=rules), [note]
 
 
+def choice_of(settings: Settings) -> registry.Choice:
+    """Return the rules of a job, with those of its plan."""
+    plan = settings.plan or () if settings.variant == registry.AUTO else ()
+    return registry.Choice(settings.variant, settings.swap, plan)
+
+
+def traced(settings: Settings, config: Config, choice: registry.Choice) -> Built:
+    """Trace a job's program and choose its kernels."""
+    asked: dict[str, Any] = {"fuse": fusions(settings), "accumulate": settings.micro_batches > 1}
+    inputs = config.specs(settings.B, settings.T)
+    return build(config.module(), inputs, choice=choice, optimizer=settings.optimizer, **asked)
+
+
 def unused(files: Sequence[str], ran: Sequence[registry.Kernel]) -> list[str]:
     """Return a note for each file of kernels of which none runs, with the flag that uses one."""
     found = []
@@ -367,19 +380,6 @@ def unused(files: Sequence[str], ran: Sequence[registry.Kernel]) -> list[str]:
             hint = f"--swap {k.op.name}={k.variant} uses it" if k.op.name in ops else "the model does not call its op"
             found.append(f"--kernels {file}: {k.name} does not run; {hint}")
     return found
-
-
-def choice_of(settings: Settings) -> registry.Choice:
-    """Return the rules of a job, with those of its plan."""
-    plan = settings.plan or () if settings.variant == registry.AUTO else ()
-    return registry.Choice(settings.variant, settings.swap, plan)
-
-
-def traced(settings: Settings, config: Config, choice: registry.Choice) -> Built:
-    """Trace a job's program and choose its kernels."""
-    asked: dict[str, Any] = {"fuse": fusions(settings), "accumulate": settings.micro_batches > 1}
-    inputs = config.specs(settings.B, settings.T)
-    return build(config.module(), inputs, choice=choice, optimizer=settings.optimizer, **asked)
 
 
 def smaller(settings: Settings, config: Config, choice: registry.Choice, there: int) -> str:
