@@ -21,6 +21,7 @@ import numpy as np
 from .. import ops
 from ..errors import UserError
 from . import registry
+from .toolkit import choices
 
 PARTS = {"compile", "toolkit"}
 """Packages without kernels."""
@@ -71,6 +72,7 @@ def load_file(file: str | Path, flag: str, of: str) -> ModuleType:
     """
     path = Path(file).resolve()
     if module := imported(path):
+        choices.expand(module)
         return module
     if not path.is_file():
         raise UserError(f"{flag}: no such file; expected a Python file with {of}")
@@ -85,17 +87,20 @@ def load_file(file: str | Path, flag: str, of: str) -> ModuleType:
         raise UserError(f"{flag}: not a Python file; expected a name that ends in .py")
     module = importlib.util.module_from_spec(spec)
     modules, kernels, declared = set(sys.modules), dict(registry.KERNELS), dict(ops.ALL)
+    choices.forget(name)
     sys.modules[name] = module
     functions, writes = [dict(vars(m)) for m in JUDGES_USE], sys.dont_write_bytecode
     sys.dont_write_bytecode = True  # which a second save in the same second would not make stale
     try:
         with blaming(path, flag):
             spec.loader.exec_module(module)
+            choices.expand(module)
             _require_unpatched(functions)
     except BaseException:
         for there, before in (registry.KERNELS, kernels), (ops.ALL, declared):
             there.clear()
             there.update(before)  # type: ignore[arg-type]
+        choices.forget(name)
         for other in [n for n, m in sys.modules.items() if n not in modules and folder_of(m) == path.parent]:
             del sys.modules[other]
         raise

@@ -185,6 +185,7 @@ class Tune(TypedDict):
     doubts: list[str]
     step: Compared | None
     finished: bool
+    left: NotRequired[int]
     why: str
     plan: str | None
 

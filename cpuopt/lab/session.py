@@ -88,7 +88,7 @@ def work(plan: Plan, roofs: Roofs, view: View, child: Child | None = None) -> li
     try:
         with child:
             added, here = child.start(), str(plan.file.resolve())
-            mine = [k for k in added if k["file"] == here and k["variant"] != GENERATED]
+            mine = [k for k in added if k["file"] == here and k["variant"] != GENERATED and not k["choice"]]
             if not mine:
                 raise UserError(f"{plan.file.name} registers no kernel; expected functions under @kernel(op, 'name')")
             there = {(k["op"], k["variant"]) for k in added} | KERNELS.keys()
