@@ -18,6 +18,7 @@ from cpuopt.cli.common import sizes_by_symbol
 from cpuopt.errors import UserError
 from cpuopt.isolate.child import Child
 from cpuopt.kernels import registry
+from cpuopt.kernels.compile import cache
 from cpuopt.lab.ab import shape_at
 from cpuopt.lab.starter import starter
 from cpuopt.measure import rates as machine
@@ -237,6 +238,68 @@ def test_a_starter_of_a_backward_with_scratch_registers_it():
     assert mine.work(sizes) == usual.work(sizes)
     with pytest.raises(UserError, match=r"--sizes: weighted_backward has the symbols R, H: add H=\.\.\.; R is given"):
         shape_at(op, {"R": 3})
+
+
+OFFERS = """
+from numba import prange
+from relu2 import relu2
+
+from cpuopt import kernel, offer
+
+CHUNK = offer("CHUNK", 4096, 1024)
+STEP = offer("STEP", 1, 2)
+
+
+@kernel(relu2.forward, "mine", scratch=[("tile", CHUNK)])
+def relu2_forward(out, inp, tile):
+    for i in prange(inp.shape[0]):
+        x = max(inp[i], 0) * (CHUNK // CHUNK)
+        out[i] = x * x
+
+
+@kernel(relu2.backward, "mine")
+def relu2_backward(dinp, dinp_add, dout, inp):
+    for i in prange(inp.shape[0]):
+        d = 2 * max(inp[i], 0) * dout[i]
+        dinp[i] = dinp[i] + d if dinp_add else d
+"""
+
+
+def test_a_file_offers_block_sizes():
+    Path("mine.py").write_text(OFFERS)
+    cpuopt.kernels.load_all(["mine.py"])
+    assert registry.variants("relu2_forward") == ["vanilla", "mine", "mine:CHUNK=1024"]  # STEP changes nothing in it
+    assert registry.variants("relu2_backward") == ["vanilla", "generated", "mine"]
+    usual, other = (registry.KERNELS["relu2_forward", v] for v in ("mine", "mine:CHUNK=1024"))
+    assert (usual.work({})["tile"], other.work({})["tile"]) == (((4096,), "float32"), ((1024,), "float32"))
+    assert cache.digest(usual.function) != cache.digest(other.function)
+    assert registry.Choice("vanilla", ["relu2=mine:CHUNK=1024"]).resolve("relu2_forward", "x") is other
+    with Child("cpuopt.check.worker", ["mine.py"]) as child:
+        choices = {(k["op"], k["variant"]): k["choice"] for k in child.start()}
+    assert choices["relu2_forward", "mine:CHUNK=1024"]
+    assert not choices["relu2_forward", "mine"]
+    cpuopt.kernels.load_all(["mine.py"])  # once more, which changes nothing
+    assert len(registry.variants("relu2_forward")) == 3
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('offer("A", 1, 1)', "expected whole numbers that differ"),
+        ('offer("A", 1, 2.0)', "expected whole numbers that differ"),
+        ('offer("A=1", 1, 2)', "expected a short name that the file offers once"),
+        ('offer("A", 1, 2); offer("A", 3, 4)', "expected a short name that the file offers once"),
+        (
+            'offer("A", *range(9)); offer("B", *range(9))',
+            "it offers 81 combinations of numbers; expected 64 at the most",
+        ),
+    ],
+)
+def test_offers_that_are_refused(line, said):
+    Path("mine.py").write_text(f"from cpuopt import offer\n{line}\n")
+    for _ in range(2):
+        with pytest.raises(UserError, match=re.escape(said)):
+            cpuopt.kernels.load_all(["mine.py"])
 
 
 # Files that import each other -----------------------------------------------------------------------------------------

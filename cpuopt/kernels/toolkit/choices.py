@@ -100,6 +100,12 @@ def expand(module: ModuleType) -> None:
         before = set(registry.KERNELS)
         spec.loader.exec_module(sys.modules[again])
         for op, variant in registry.KERNELS.keys() - before:
-            mine, usual = (registry.KERNELS[op, v] for v in (variant, variant.partition(":")[0]))
-            if mine.scratch == usual.scratch and cache.digest(mine.function) == cache.digest(usual.function):
+            mine, plain = registry.KERNELS[op, variant], variant.partition(":")[0]
+            others = [registry.KERNELS[op, v] for v in registry.variants(op) if v.partition(":")[0] == plain]
+            if any(k is not mine and same(k, mine) for k in others):
                 del registry.KERNELS[op, variant]
+
+
+def same(a: registry.Kernel, b: registry.Kernel) -> bool:
+    """Return whether two kernels have the same code and scratch."""
+    return a.scratch == b.scratch and cache.digest(a.function) == cache.digest(b.function) != "unknown"
