@@ -221,8 +221,11 @@ R, H = symbols("R H")
 @differentiable(out("out", R, H), inp("inp", R, H), inp("w", H))
 def weighted(out, inp, w):
     for r in prange(out.shape[0]):
+        total = 0.0
         for h in range(out.shape[1]):
-            out[r, h] = inp[r, h] * w[h]
+            total += inp[r, h]
+        for h in range(out.shape[1]):
+            out[r, h] = (inp[r, h] - total) * w[h]
 """
 
 

@@ -118,19 +118,19 @@ def of_own(op: Op, variant: str, of: str) -> tuple[list[str], str]:
         raise UserError(f"{module.__file__}: a kernel file cannot import {op.name} from it; give the file another name")
     function = getattr(kernel.function, "py_func", kernel.function)
     used = {n: x for n, x in function.__globals__.items() if n in function.__code__.co_names}
-    imports = [line for n, line in IMPORTS.items() if n in used and n not in ("kernel", "ops")]
-    imports.append("from cpuopt import kernel")
-    from_home, constants = [name], []
-    for n, x in used.items():
-        if n not in IMPORTS and function.__module__ == module.__name__:
-            from_home.append(n)
-        elif n not in IMPORTS:
-            constants.append(f"{n} = {number(x)}" if isinstance(x, NUMBER) else f"from {x.__module__} import {n}")
-    imports.append(f"from {module.__name__} import {', '.join(sorted(set(from_home)))}")
+    others = {n: x for n, x in used.items() if n not in IMPORTS}
+    if function.__module__ == module.__name__:
+        from_home, constants = sorted({name, *others}), []
+    else:  # generated: its module has constants and functions of math
+        from_home, constants = [name], [f"{n} = {number(x)}" for n, x in others.items() if isinstance(x, NUMBER)]
+        constants += [f"from {x.__module__} import {n}" for n, x in others.items() if not isinstance(x, NUMBER)]
     sizes = {s.name: as_dim(s.size) for s in kernel.scratch if not callable(s.size) or isinstance(s.size, Dim)}
-    if known := sorted({symbol for size in sizes.values() for symbol in size.symbols}):
-        imports.append("from cpuopt.ops.declaration import symbols")
-        constants.append(f"[{', '.join(known)}] = symbols({' '.join(known)!r})")
+    if symbols := sorted({symbol for size in sizes.values() for symbol in size.symbols}):
+        constants.append(f"[{', '.join(symbols)}] = declaration.symbols({' '.join(symbols)!r})")
+    needs_numpy = "np" in used or any("np." in c for c in constants)
+    imports = [IMPORTS["np"]] * needs_numpy + [IMPORTS["prange"]] * ("prange" in used)
+    imports += ["from cpuopt import kernel"] + ["from cpuopt.ops import declaration"] * bool(symbols)
+    imports.append(f"from {module.__name__} import {', '.join(from_home)}")
     scratch = f", scratch=[{', '.join(f'({n!r}, {size})' for n, size in sizes.items())}]" if sizes else ""
     serial = "" if "prange" in used else ", parallel=False"
     source = dedent(inspect.getsource(function))
