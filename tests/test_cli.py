@@ -411,3 +411,8 @@ def test_one_thread_and_a_kernel_that_no_cache_has(text):
     assert profile["threads"] == 1
     assert "threads on" not in done.stderr
     assert "residual_forward[mine]" in {c["kernel"] for c in profile["checked"]}
+
+
+def test_a_misspelt_verb_names_the_nearest(capsys):
+    assert cli.main(["profil"]) == 2
+    assert capsys.readouterr().err == "cpuopt: 'profil': no such verb; did you mean 'profile'?\n"

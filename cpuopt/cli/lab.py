@@ -76,7 +76,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def follow(plan: Plan, roofs: Roofs, screen: Screen) -> None:
-    """Do a round now and after each save. A save during a round ends it and begins the next."""
+    """Do a round now and after each save, of the file or of one that it imports from beside it.
+
+    A save during a round ends it and begins the next.
+    """
     from watchfiles import watch
 
     from ..isolate.child import Child
@@ -92,7 +95,8 @@ def follow(plan: Plan, roofs: Roofs, screen: Screen) -> None:
     try:
         for changes in watch(plan.file.parent.resolve(), recursive=False, rust_timeout=1000, yield_on_timeout=True):
             before, text = text, read(plan.file)
-            saved = any(Path(path).name == plan.file.name for _, path in changes)
+            followed = {plan.file.name, *(Path(file).name for file in child.files)}
+            saved = any(Path(path).name in followed for _, path in changes)
             if text is None and before is not None:
                 child.end()
                 screen.begin().problem(f"{plan.file} is gone")

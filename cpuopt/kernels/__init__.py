@@ -119,13 +119,13 @@ def imported(path: Path) -> ModuleType | None:
 def folder_of(module: ModuleType) -> Path | None:
     """Return the folder of a module's file; None where it has none."""
     file = getattr(module, "__file__", None)
-    return Path(file).resolve().parent if file else None
+    return Path(file).parent if file else None
 
 
 def files_beside(files: Sequence[Path]) -> list[Path]:
     """List the imported files that lie beside some files, and those themselves."""
     folders = {file.resolve().parent for file in files}
-    return sorted(Path(str(m.__file__)).resolve() for m in list(sys.modules.values()) if folder_of(m) in folders)
+    return sorted({Path(str(m.__file__)) for m in list(sys.modules.values()) if folder_of(m) in folders})
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,12 @@ class Plan:
 
 @dataclass
 class Row:
-    """The results of one kernel of the file: a line for each stage that is done, and ``bad`` for one that failed."""
+    """The results of one kernel of the file: a line for each stage that is done, and ``bad`` for one that failed.
+
+    Attributes
+    ----------
+    now, progress : the stage that is under way, and how far it is.
+    """
 
     op: str
     variant: str
@@ -62,6 +68,7 @@ class Row:
     said: dict[str, str] = field(default_factory=dict)
     bad: str = ""
     now: str = ""
+    progress: str = ""
     found: dict[str, Any] = field(default_factory=dict)
 
 
@@ -107,10 +114,16 @@ def default(op: str, there: Collection[tuple[str, str]] = KERNELS) -> str:
 
 def stages(plan: Plan, roofs: Roofs, row: Row, child: Child, show: Callable[[], None]) -> None:
     """Run the stages of one kernel up to the first that fails."""
+
+    def told(text: str) -> None:
+        row.progress = text
+        show()
+
+    child.say = told
     for name, stage in zip(STAGES, (_check, _alone, _roof, _step, _inspect), strict=True):
         if child.ended:
             return
-        row.now = name
+        row.now, row.progress = name, ""
         show()
         try:
             row.said[name] = stage(plan, roofs, row, child)
@@ -126,7 +139,12 @@ def _check(plan: Plan, roofs: Roofs, row: Row, child: Child) -> str:
     asked = {"ops": [row.op], "jobs": [] if plan.sizes else [small], "sizes": plan.sizes, "quick": False}
     planned = {row.op: Planned.from_json(child.ask("cases", **asked)["planned"][row.op])}
     counts = sorted({1, plan.threads})
-    (v,) = conform(child, [(row.op, row.variant)], planned, threads=counts, stop_at_failure=True)
+    number, total = count(1), len(planned[row.op].cases)
+
+    def tick(text: str) -> None:
+        child.say(f"{next(number)}/{total}")
+
+    (v,) = conform(child, [(row.op, row.variant)], planned, threads=counts, stop_at_failure=True, tick=tick)
     row.found["check"] = v.to_json()
     if v.worst.verdict == "FAIL":
         raise UserError(f"{v.worst.reason} ({v.worst.case})")
