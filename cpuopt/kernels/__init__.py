@@ -10,8 +10,10 @@ import sys
 import time
 import traceback
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -43,30 +45,57 @@ def load_all(files: Sequence[str | Path]) -> None:
         For a file that is missing or raises; the message names the line.
     """
     for file in files:
-        path = Path(file).resolve()
-        name = f"cpuopt_user_kernels.{path.stem}_{zlib.crc32(str(path).encode()):08x}"
-        if name in sys.modules:
-            continue
-        if not path.is_file():
-            raise UserError(f"--kernels {file}: no such file; expected a Python file with @kernel functions")
-        spec = importlib.util.spec_from_file_location(name, path)
-        if spec is None or spec.loader is None:
-            raise UserError(f"--kernels {file}: not a Python file; expected a name that ends in .py")
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module
-        before, functions = dict(registry.KERNELS), [dict(vars(m)) for m in JUDGES_USE]
-        try:
+        load_file(file, f"--kernels {file}", "@kernel functions")
+
+
+def load_file(file: str | Path, flag: str, of: str) -> ModuleType:
+    """Import a user's file, unless it is imported already, and return its module.
+
+    Parameters
+    ----------
+    flag : the first words of an error.
+    of : what the file should define.
+
+    Raises
+    ------
+    UserError
+        For a file that is missing or raises; the message names the line. What it registered is removed.
+    """
+    path = Path(file).resolve()
+    name = f"cpuopt_user_kernels.{path.stem}_{zlib.crc32(str(path).encode()):08x}"
+    if name in sys.modules:
+        return sys.modules[name]
+    if not path.is_file():
+        raise UserError(f"{flag}: no such file; expected a Python file with {of}")
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise UserError(f"{flag}: not a Python file; expected a name that ends in .py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    before, functions = dict(registry.KERNELS), [dict(vars(m)) for m in JUDGES_USE]
+    try:
+        with blaming(path, flag):
             spec.loader.exec_module(module)
             _require_unpatched(functions)
-        except BaseException as e:
-            del sys.modules[name]
-            registry.KERNELS.clear()
-            registry.KERNELS.update(before)
-            if isinstance(e, KeyboardInterrupt | UserError):
-                raise
-            lines = [f.lineno for f in traceback.extract_tb(e.__traceback__) if f.filename == str(path)]
-            line = lines[-1] if lines else getattr(e, "lineno", "?")
-            raise UserError(f"--kernels {file}: line {line} raised {type(e).__name__}: {e}") from e
+    except BaseException:
+        del sys.modules[name]
+        registry.KERNELS.clear()
+        registry.KERNELS.update(before)
+        raise
+    return module
+
+
+@contextmanager
+def blaming(path: Path, flag: str) -> Iterator[None]:
+    """Run code of a user's file; an exception becomes a `UserError` that names the line of the file."""
+    try:
+        yield
+    except (KeyboardInterrupt, UserError):
+        raise
+    except BaseException as e:
+        lines = [f.lineno for f in traceback.extract_tb(e.__traceback__) if f.filename == str(path)]
+        line = lines[-1] if lines else getattr(e, "lineno", "?")
+        raise UserError(f"{flag}: line {line} raised {type(e).__name__}: {e}") from e
 
 
 def _require_unpatched(before: Sequence[dict[str, Any]]) -> None:

@@ -29,7 +29,7 @@ from ..kernels.toolkit import threads as numba_threads
 from ..measure import rates as machine
 from ..program.program import Call
 from ..train import plans
-from ..train.job import Settings, build_only, fusions, model_of
+from ..train.job import Settings, build_only, fusions, model_of, sized
 from ..wording import nearest
 from .ab import Shape, shapes_of
 
@@ -170,6 +170,7 @@ def survey(settings: Settings, patterns: Sequence[str] = ("*",), again: bool = F
     kernels.load_all(settings.kernels)
     settings = replace(settings, variant=registry.DEFAULT)
     name, config, _ = model_of(settings)
+    settings = sized(settings, config)
     built = build_only(settings)
     n = numba_threads.set_threads(settings.threads)
     key = plans.key(config.to_json(), settings.B, settings.T, n, fusions(settings))
@@ -194,7 +195,8 @@ def survey(settings: Settings, patterns: Sequence[str] = ("*",), again: bool = F
         if other:
             row.hashes = {v: h for v, h in row.hashes.items() if v == row.default or v in row.tried}
     largest = max(v.nbytes or 0 for v in machine.levels())
-    return Tuning(key, name, rows, built.plan().total_bytes > largest, list(settings.kernels), calls)
+    files = [*settings.kernels, *config.files]
+    return Tuning(key, name, rows, built.plan().total_bytes > largest, files, calls)
 
 
 def groups(calls: Sequence[Call]) -> list[list[Shape]]:
