@@ -11,8 +11,11 @@ from typing import Any
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Engine": "engine",
-    "build": "engine",
+    "Engine": "library.engine",
+    "build": "library.engine",
+    "compare": "library.results",
+    "ProfileReport": "library.results",
+    "ComparisonReport": "library.results",
     "load_kernels": "engine",
     "Choice": "kernels.registry",
     "kernel": "kernels.compile.jit",

@@ -299,7 +299,7 @@ class Engine:
         if (clip or accept) and not self.two_pass:
             raise UserError(
                 f"{'clip' if clip else 'accept'}: some weights are updated in the backward, before the norm is known; "
-                "fuse without 'update'"
+                "fuse without 'update', as an Engine with gradients=True does"
             )
         if more and not self._adding:
             raise UserError("more: this engine was built for one micro-batch a step; build it with accumulate=True")

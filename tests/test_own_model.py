@@ -174,6 +174,11 @@ def test_the_other_verbs_take_it(capsys):
     small = ["--threads", "1", "--rounds", "6", "--model", "own.py:fixed"]
     step = ran(capsys, "ab", "gelu_forward", "vanilla", "optimized", "--in-step", *small)
     assert (step["results"][0]["B"], step["results"][0]["T"], step["results"][0]["layers"]) == (6, 1, ["model"] * 2)
+
+
+@pytest.mark.slow  # each starts several processes
+def test_the_verbs_that_measure_long_take_it(capsys):
+    small = ["--threads", "1", "--rounds", "6", "--model", "own.py:fixed"]
     plan = ran(capsys, "tune", *small, "--ops", "gelu", "--fuse", "none")
     assert (plan["model"], plan["B"]) == ("own.py:fixed", 6)
     bench = ["bench", "--model", "own.py:fixed", "--rounds", "2", "--threads", "1"]

@@ -115,8 +115,7 @@ class OwnModel(Config):
         made = _made(self, B, T)
         if made.batch is None:
             return B, T
-        shape, dtype = next(iter(made.specs.values()))
-        return shape[0], shape[1] if dtype == "int32" and len(shape) > 1 else 1
+        return rows_of(made.specs)
 
     def inputs(self, B: int, T: int) -> Given | None:
         """Return the inputs that the model brings; None where they come from a text."""
@@ -164,6 +163,12 @@ class OwnModel(Config):
             f"{self} is a model of your own, which neither Hugging Face's files nor llm.c's can hold; "
             "keep checkpoints with --save-every"
         )
+
+
+def rows_of(inputs: Mapping[str, Spec]) -> tuple[int, int]:
+    """Return what a report shows as B and T: the first axes of the first input, 1 as T where it does not hold ids."""
+    shape, dtype = next(iter(inputs.values()), ((1,), ""))
+    return shape[0], shape[1] if dtype == "int32" and len(shape) > 1 else 1
 
 
 def is_own(text: str) -> bool:

@@ -23,8 +23,8 @@ from ..kernels import registry
 from ..kernels.toolkit import threads as numba_threads
 from ..models import Config
 from ..ops import USUAL
-from ..program.fuse import FUSIONS
 from ..program.fuse import parse as parse_fusions
+from ..program.fuse import usual as usual_fusions
 from ..weights import NO_MARKS, Marks, Weights, check_target, copy_into
 from . import plans
 from .checkpoint import Checkpoint, load, open_weights
@@ -358,8 +358,7 @@ def fusions(settings: Settings) -> tuple[str, ...]:
                 "the norm is known; fuse without 'update'"
             )
         return names
-    rewrites = FUSIONS if settings.variant in (registry.DEFAULT, registry.AUTO) else ()
-    return tuple(n for n in rewrites if not (settings.two_pass and n == "update"))
+    return usual_fusions(settings.variant, bool(settings.two_pass))
 
 
 def planned(settings: Settings, config: Config) -> tuple[Settings, list[str]]:
