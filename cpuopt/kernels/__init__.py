@@ -61,8 +61,7 @@ def load_file(file: str | Path, flag: str, of: str) -> ModuleType:
     UserError
         For a file that is missing or raises; the message names the line. What it registered is removed.
     """
-    path = Path(file).resolve()
-    name = f"cpuopt_user_kernels.{path.stem}_{zlib.crc32(str(path).encode()):08x}"
+    path, name = Path(file).resolve(), module_name(file)
     if name in sys.modules:
         return sys.modules[name]
     if not path.is_file():
@@ -83,6 +82,17 @@ def load_file(file: str | Path, flag: str, of: str) -> ModuleType:
         registry.KERNELS.update(before)
         raise
     return module
+
+
+def module_name(file: str | Path) -> str:
+    """Return the name of a user's file in ``sys.modules``."""
+    path = Path(file).resolve()
+    return f"cpuopt_user_kernels.{path.stem}_{zlib.crc32(str(path).encode()):08x}"
+
+
+def forget(file: str | Path) -> None:
+    """Let the next `load_file` of a file run it again."""
+    sys.modules.pop(module_name(file), None)
 
 
 @contextmanager

@@ -25,8 +25,13 @@ def as_html(shown: Shown) -> str:
     return _recorded(shown).export_html(inline_styles=True, code_format=HTML)
 
 
+def echo(text: str) -> None:
+    """Print a piece of another process's output as it is."""
+    print(text, end="", flush=True)
+
+
 def _recorded(shown: Shown) -> Plain:
-    console = Plain(record=True, file=io.StringIO(), width=WIDTH, force_jupyter=False)
+    console = Plain(record=True, file=io.StringIO(), width=WIDTH)
     for r in shown:
         console.print(r, soft_wrap=isinstance(r, str))
     return console
