@@ -5,20 +5,22 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import fsum, inf, prod, sqrt
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from threadpoolctl import threadpool_limits
 
 from . import kernels, nn, ops
+from .comm import Comm, Serial
 from .errors import UserError, blamed
 from .kernels import registry
 from .kernels.compile import jit
 from .kernels.toolkit import threads
 from .ops.declaration import ITEMSIZE, Spec
 from .program import arena
+from .program.distribute import distribute
 from .program.fuse import BEFORE
 from .program.fuse import fuse as apply_fusions
 from .program.optimizer import Choice as OptimizerChoice
@@ -28,6 +30,10 @@ from .program.reverse import reverse
 from .wording import nearest
 
 Array = np.ndarray[Any, Any]
+Reduce = Literal["exact", "fast"]
+"""How gradients are added over micro-batches and ranks."""
+SERIAL = Serial()
+NONE: Mapping[Value, Value] = {}
 
 
 @dataclass
@@ -63,13 +69,21 @@ class Built:
     program: Program
     kernels: list[registry.Kernel]
     notes: list[str]
-    accumulate: bool = False
+    adding: bool = False
+    """Whether the kernels add up the gradients of several micro-batches, which then keep their place in memory."""
+    rank: int = 0
 
     def plan(self) -> arena.Plan:
-        """Plan the memory; gradients that are summed over micro-batches keep their place."""
+        """Plan the memory."""
         work = [k.work(c.sizes) for c, k in zip(self.program.calls, self.kernels, strict=True)]
         summed = [self.program.adjoint[p] for p in self.program.parameters if p in self.program.adjoint]
-        return arena.plan(self.program, work, summed if self.accumulate else ())
+        return arena.plan(self.program, work, summed if self.adding else (), self.rank)
+
+    @property
+    def own_kernels(self) -> dict[Call, registry.Kernel]:
+        """The kernel of each call that computes; a communicator runs the others."""
+        pairs = zip(self.program.calls, self.kernels, strict=True)
+        return {c: k for c, k in pairs if not isinstance(c.op, ops.Collective)}
 
 
 def build(
@@ -79,7 +93,10 @@ def build(
     choice: registry.Choice | None = None,
     fuse: Sequence[str] = (),
     train: bool = True,
-    accumulate: bool = False,
+    micro_batches: int = 1,
+    reduce: Reduce = "exact",
+    zero: int = 1,
+    comm: Comm = SERIAL,
     optimizer: OptimizerChoice = ops.USUAL,
 ) -> Built:
     """Trace a model, generate its backward and its update, rewrite, and choose a kernel for each call.
@@ -87,7 +104,8 @@ def build(
     Raises
     ------
     UserError
-        For a model that cannot be traced, a rule that matches nothing, or `accumulate` with the rewrite ``update``.
+        For a model that cannot be traced, a rule that matches nothing, or several micro-batches with the rewrite
+        ``update``.
     """
     choice = choice or registry.Choice()
     program, notes = nn.trace_model(model, inputs), list[str]()
@@ -99,13 +117,23 @@ def build(
         before += program.calls
         notes += apply_fusions(program, [name for name in fuse if name not in BEFORE], choice)
     choice.check_used((c.op.name, c.layer) for c in dict.fromkeys([*before, *program.calls]))
-    if accumulate and not two_pass(program):
+    several = train and micro_batches * comm.size > 1
+    if several and not two_pass(program):
         raise UserError(
-            "accumulate: some weights are updated in the backward, before all is summed; fuse without 'update'"
+            "micro_batches: some weights are updated in the backward, before all is summed; fuse without 'update'"
         )
-    if accumulate and any(program.adjoint[p].group != "gradient" for p in program.parameters if p in program.adjoint):
-        raise UserError("accumulate: a parameter shares its gradient with a residual; fuse without 'residual'")
-    return Built(program, [choice.resolve(c.op.name, c.layer).of(c.types) for c in program.calls], notes, accumulate)
+    if several and any(program.adjoint[p].group != "gradient" for p in program.parameters if p in program.adjoint):
+        raise UserError("micro_batches: a parameter shares its gradient with a residual; fuse without 'residual'")
+    if several and (reduce == "exact" or comm.size > 1):
+        distribute(program, comm, local=micro_batches, exact=reduce == "exact", zero=zero)
+    run_by = collectives(comm)
+    chosen = [run_by.get(c.op.name) or choice.resolve(c.op.name, c.layer).of(c.types) for c in program.calls]
+    return Built(program, chosen, notes, several and reduce == "fast" and micro_batches > 1, comm.rank)
+
+
+def collectives(comm: Comm) -> dict[str, registry.Kernel]:
+    """Return what runs each collective in place of a kernel, by the op's name."""
+    return {op.name: registry.Kernel(op, comm.name, getattr(comm, op.name)) for op in ops.COLLECTIVES}
 
 
 def two_pass(program: Program) -> bool:
@@ -126,7 +154,11 @@ class Engine:
         leaves zeros, to be filled through `parameters`.
     fuse : rewrites to apply, out of ``cpuopt.program.fuse.FUSIONS``.
     train : whether to generate backward and update.
-    accumulate : whether `step` is given more than one micro-batch; gradients then keep their place in memory.
+    micro_batches : how many `step` is given on this rank.
+    reduce : "exact" to add the gradients of micro-batches and ranks in a fixed tree, so that the bits do not depend on
+        the ranks; "fast" to add those of a rank in the kernels, in less memory, and of ranks in the library's order.
+    zero : 1 if a rank keeps the optimizer's states of its slice alone, 0 if of all parameters.
+    comm : the ranks; this process alone by default.
     optimizer : the name of one in ``cpuopt.ops.OPTIMIZERS``; or names by patterns of parameters, of which the last that
         matches wins, as in ``{"*": "adamw", "*.bias": "sgd"}``.
     processes : how many processes compile what the cache lacks; one a core by default.
@@ -150,7 +182,10 @@ class Engine:
         seed: int | None = 0,
         fuse: Sequence[str] = (),
         train: bool = True,
-        accumulate: bool = False,
+        micro_batches: int = 1,
+        reduce: Reduce = "exact",
+        zero: int = 1,
+        comm: Comm = SERIAL,
         optimizer: OptimizerChoice = ops.USUAL,
         processes: int | None = None,
         kernel_files: Sequence[str] = (),
@@ -159,12 +194,15 @@ class Engine:
         ready: Callable[[Built, int], None] = lambda built, threads: None,
     ) -> None:
         arena.check_fits(sum(prod(p.shape) * ITEMSIZE[p.dtype] for p in model.parameters()), hint)  # before the work
-        asked = {"choice": choice, "fuse": fuse, "train": train, "accumulate": accumulate, "optimizer": optimizer}
-        built = build(model, inputs, **asked)  # type: ignore[arg-type]
-        self.program, self.kernels, self.notes = built.program, built.kernels, built.notes
+        how: dict[str, Any] = {"micro_batches": micro_batches, "reduce": reduce, "zero": zero, "comm": comm}
+        built = build(model, inputs, choice=choice, fuse=fuse, train=train, optimizer=optimizer, **how)
+        self.comm, self.micro_batches = comm, micro_batches
+        self.program, self.notes = built.program, built.notes
+        self.kernels = list(built.own_kernels.values())
+        """The kernels of the program's calls, without what the communicator runs."""
         self.threads = set_threads(threads, self.kernels)
         self.plan = built.plan()
-        arena.check_fits(self.plan.total_bytes, hint)
+        arena.check_fits(self.plan.total_bytes + self.plan.window_bytes, hint)
         self.compiled = jit.compile_kernels(
             list(dict.fromkeys(self.kernels)), processes=processes, files=kernel_files, progress=progress
         )
@@ -172,11 +210,12 @@ class Engine:
         self.base_bytes = arena.resident_bytes()
         self.step_number = 0
         self.runner: Callable[[Iterable[Bound]], None] = run_calls
-        self._arena = arena.Arena(self.plan.total_bytes)
+        window = comm.memory(self.plan.window_bytes) if self.plan.window_bytes else None
+        self._arena = arena.Arena(self.plan.total_bytes, window)
         self._scalars: dict[Scalar, list[tuple[list[Any], int]]] = {}
-        self.calls = [self._bind(c, k) for c, k in zip(self.program.calls, self.kernels, strict=True)]
+        self.calls = [self._bind(c, k) for c, k in zip(self.program.calls, built.kernels, strict=True)]
         self.phases = {p: [b for b in self.calls if b.call.phase == p] for p in PHASES}
-        self._adding = [self._bind(b.call, b.kernel, add=True) for b in self.phases["backward"]] if accumulate else []
+        self.backwards = self._micro_batches(built)
         self._by_name = {v.name: v for v in self.program.values}
         if seed is not None:
             initialize(model, self.parameters(), seed, self.threads)
@@ -192,7 +231,7 @@ class Engine:
     @property
     def predicted_peak_bytes(self) -> int:
         """The predicted peak memory of the process: its use before the arena, and the arena."""
-        return self.base_bytes + self.plan.total_bytes
+        return self.base_bytes + self.plan.total_bytes + self.plan.window_bytes
 
     def array(self, value: Value | str) -> Array:
         """Return the array of a value, or of the name of one. A pooled value holds its numbers only while it lives."""
@@ -280,7 +319,7 @@ class Engine:
         ----------
         vector_decay : the weight decay of parameters of one axis, biases and normalizations; None: that of the others.
         clip : the largest global norm of the gradients, which are scaled down to it; None: no limit.
-        more : further micro-batches; the step is that of the mean over all of them.
+        more : further micro-batches of this rank; the step is that of the mean over all, and those of other ranks.
         accept : called before the update; where it returns False, nothing changes and `step_number` stays.
         given : the model's inputs, by name; numbers of the optimizer, such as ``beta1``, in place of their defaults.
             Where there are several optimizers, ``sgd={"lr": 0.1}`` is for one of them.
@@ -301,20 +340,25 @@ class Engine:
                 f"{'clip' if clip else 'accept'}: some weights are updated in the backward, before the norm is known; "
                 "fuse without 'update', as an Engine with gradients=True does"
             )
-        if more and not self._adding:
-            raise UserError("more: this engine was built for one micro-batch a step; build it with accumulate=True")
+        if 1 + len(more) != self.micro_batches:
+            raise UserError(
+                f"more: a step has {1 + len(more)} micro-batches, and this engine was built for {self.micro_batches}; "
+                "build it with micro_batches="
+            )
         batch = self._set_numbers(given, lr, vector_decay)
-        self.array(self.program.adjoint[self.program.outputs[0]]).fill(1 / (1 + len(more)))
-        losses: list[float] = []
-        for micro in (batch, *more):
+        total = self.micro_batches * self.comm.size
+        self.array(self.program.adjoint[self.program.outputs[0]]).fill(1 / total)
+        losses, of_rank = np.zeros(total), np.zeros(total)
+        for i, (micro, backward) in enumerate(zip((batch, *more), self.backwards, strict=True)):
             self.load(**micro)
             self.run("forward")
             threads.set_threads(self.threads)
-            self.runner(self._adding if losses else self.phases["backward"])
-            losses.append(self.loss)
+            self.runner(backward)
+            of_rank[self.comm.rank * self.micro_batches + i] = self.loss
+        self.comm.combine(losses, of_rank)
         self.run("norm")
-        norm = sqrt(sum(float(self.array(v)[0]) for v in self.program.norm_terms))
-        done = Step(fsum(losses) / len(losses), norm)
+        norm = sqrt(sum(float(x) for v in self.program.norm_terms for x in self.array(v)))
+        done = Step(fsum(losses) / total, norm)
         if accept and not accept(done):
             return done
         self.step_number += 1
@@ -328,8 +372,26 @@ class Engine:
         """Return whether all gradients are known before the first weight is updated."""
         return two_pass(self.program)
 
-    def _bind(self, call: Call, kernel: registry.Kernel, add: bool = False) -> Bound:
-        return bind(call, kernel, self.plan, self._arena, self._scalars, add)
+    def _bind(self, call: Call, kernel: registry.Kernel, **how: Any) -> Bound:
+        if call.phase == "backward" and self.comm.size > 1 and not self.comm.shared:
+            kernel = replace(kernel, function=followed(kernel.function, self.comm.progress))
+        return bind(call, kernel, self.plan, self._arena, self._scalars, **how)
+
+    def _micro_batches(self, built: Built) -> list[list[Bound]]:
+        """Bind the backward of each micro-batch, and the sums that follow it."""
+        backward = self.phases["backward"]
+        last = [b for b in self.calls if b.call.phase in ("backward", "reduce")]
+        if built.adding:
+            adding = [self._bind(b.call, b.kernel, add=True) for b in backward]
+            with_sums = [b if b.call.phase == "reduce" else next(again) for again in [iter(adding)] for b in last]
+            return [backward, *[adding] * (self.micro_batches - 2), with_sums]
+        kernels = built.own_kernels
+        found = []
+        for micro in self.program.micro_batches[:-1]:
+            elsewhere = [self._bind(b.call, b.kernel, instead=micro.targets) for b in backward]
+            sums = [self._bind(call, kernels[call], instead=instead) for call, instead in micro.sums]
+            found.append([*(elsewhere if micro.targets else backward), *sums])
+        return [*found, last]
 
     def rebound(self, bound: Bound, *kernels: registry.Kernel) -> list[Bound]:
         """Bind a call to other kernels, on the same arrays and with other scratch, which they share."""
@@ -406,6 +468,7 @@ def bind(
     memory: arena.Arena,
     scalars: dict[Scalar, list[tuple[list[Any], int]]],
     add: bool = False,
+    instead: Mapping[Value, Value] = NONE,
 ) -> Bound:
     """Make the arguments of a call's kernel from its values, in order.
 
@@ -413,10 +476,12 @@ def bind(
     ----------
     scalars : receives the place of each number that is set later.
     add : whether every parameter's gradient is added to.
+    instead : the value that takes another's place.
     """
     args: list[Any] = []
     for a in call.op.args:
         v = call.args[a.name]
+        v = instead.get(v, v) if isinstance(v, Value) else v
         if a.role == "scalar":
             if isinstance(v, Scalar):
                 scalars.setdefault(v, []).append((args, len(args)))
@@ -432,6 +497,16 @@ def bind(
     for v in plan.scratch[call].values():
         args.append(memory.view(v, plan.offsets[v], v.shape))
     return Bound(call, kernel, args)
+
+
+def followed(function: Callable[..., None], then: Callable[[], None]) -> Callable[..., None]:
+    """Return a function that calls another one after it."""
+
+    def both(*args: Any) -> None:
+        function(*args)
+        then()
+
+    return both
 
 
 def set_threads(n: int | None, chosen: Iterable[registry.Kernel]) -> int:

@@ -101,9 +101,17 @@ def test_references_agree_with_pytorch(op: Op, name: str) -> None:
 def test_every_op_is_compared_with_pytorch() -> None:
     apart = {name for name in ops.ALL if name.endswith("_decode")}  # compared with the forward that they continue
     apart |= {"sgd", "lion"}  # compared with their sources' formulas in test_optimizers.py
+    apart |= {"accumulate", "copy", "sumsq_blocks"}  # compared with NumPy below
     fused = {name for name, op in ops.ALL.items() if op.fuses} - {"swiglu_forward"}  # those compare with their parts
     assert {op for op, _ in golden()} == ops.ALL.keys() - fused - apart
     assert json.loads(GOLDEN.with_suffix(".json").read_text())["torch"].startswith("2.")
+
+
+def test_what_ranks_compute_is_numpys() -> None:
+    x, y = np.random.default_rng(0).standard_normal((2, 3, 5))
+    np.testing.assert_array_equal(ops.accumulate.reference(x, y)["total"], np.add(x, y))
+    np.testing.assert_array_equal(ops.copy.reference(x)["out"], np.copy(x))
+    np.testing.assert_allclose(ops.sumsq_blocks.reference(x)["out"], np.linalg.norm(x, axis=1) ** 2, rtol=1e-14)
 
 
 def test_decoding_is_the_forward_of_the_last_tokens() -> None:
@@ -197,7 +205,7 @@ def test_a_reference_gives_what_is_written(op: Op) -> None:
 @EVERY
 def test_a_declaration_is_complete(op: Op) -> None:
     sizes = case(op, SMALL).sizes
-    assert op.flops(sizes) > 0
+    assert op.flops(sizes) > 0 or op is ops.copy
     assert op.label
     assert op.source
     assert op.flops.symbols <= sizes.keys()

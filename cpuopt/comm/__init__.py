@@ -6,7 +6,6 @@ process alone, `threads.Team` gives ranks that are threads of one process, for t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -34,11 +33,10 @@ class Comm(Protocol):
     name: str
     shared: bool
 
-    def memory(self, nbytes: int) -> tuple[Array, int]:
-        """Allocate zeroed bytes whose slices `exchange` sends.
+    def memory(self, nbytes: int) -> Array:
+        """Allocate zeroed bytes that all ranks see, a multiple of 4,096 for each; return those of all, by rank.
 
-        Returns bytes and a stride. Where memory is `shared` the bytes are those of all ranks, and rank r's begin at
-        r times the stride; else they are this rank's own, and the stride is 0.
+        Only where memory is `shared`, and once.
         """
         ...
 
@@ -49,29 +47,29 @@ class Comm(Protocol):
         """
         ...
 
-    def reduce_scatter(self, own: Array, whole: Array, counts: Sequence[int]) -> None:
-        """Begin to sum `whole` over all ranks in the library's order, and to receive this rank's part as `own`.
-
-        Parameters
-        ----------
-        counts : the length of each rank's part; `own` has that of this rank.
-        """
+    def all_reduce(self, x: Array) -> None:
+        """Begin to sum an array over all ranks, in place and in the library's order."""
         ...
 
     def complete(self, received: Array) -> None:
-        """Wait until what `exchange` or `reduce_scatter` receives in an array is there, and what was sent is gone."""
+        """Wait until what `exchange` or `all_reduce` puts into an array is there, and what was sent for it is gone."""
         ...
 
     def progress(self) -> None:
         """Let transfers advance; called between two kernels."""
         ...
 
-    def barrier(self) -> None:
-        """Wait until every rank is here; what each has written to shared memory is then seen by all."""
+    def barrier(self, x: Array | None = None) -> None:
+        """Wait until every rank is here; what each has written to shared memory is then seen by all.
+
+        Parameters
+        ----------
+        x : what the wait is for; it is not touched.
+        """
         ...
 
-    def combine(self, x: Array) -> None:
-        """Add an array over all ranks, in place; exact where no two ranks hold a number other than 0 at one place."""
+    def combine(self, total: Array, mine: Array) -> None:
+        """Sum an array of float64 over all ranks; exact, for one rank at most has a number other than 0 at a place."""
         ...
 
     def everyone(self, what: Any) -> list[Any]:
@@ -89,16 +87,15 @@ class Serial:
     rank, size, local_rank, local_size = 0, 1, 0, 1
     name, shared = "serial", False
 
-    def memory(self, nbytes: int) -> tuple[Array, int]:
+    def memory(self, nbytes: int) -> Array:
         """Allocate bytes."""
-        return np.zeros(nbytes, np.uint8), 0
+        return np.zeros(nbytes, np.uint8)
 
     def exchange(self, theirs: Array, mine: Array, peer: int) -> None:
         """Do nothing: there is no peer."""
 
-    def reduce_scatter(self, own: Array, whole: Array, counts: Sequence[int]) -> None:
-        """Copy: the sum over one rank."""
-        np.copyto(own, whole)
+    def all_reduce(self, x: Array) -> None:
+        """Do nothing: it is the sum over one rank."""
 
     def complete(self, received: Array) -> None:
         """Do nothing: all is done at once."""
@@ -106,11 +103,12 @@ class Serial:
     def progress(self) -> None:
         """Do nothing."""
 
-    def barrier(self) -> None:
+    def barrier(self, x: Array | None = None) -> None:
         """Do nothing: every rank is here."""
 
-    def combine(self, x: Array) -> None:
-        """Do nothing: this rank holds all numbers."""
+    def combine(self, total: Array, mine: Array) -> None:
+        """Copy: this rank holds all numbers."""
+        np.copyto(total, mine)
 
     def everyone(self, what: Any) -> list[Any]:
         """Return it alone."""

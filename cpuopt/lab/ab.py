@@ -338,6 +338,7 @@ class InStep:
             for i, side in enumerate("AB"):
                 self.groups[side].append({id(call): both[i] for call, both in zip(chosen, rebound, strict=True)})
         self.phases = {p: list(calls) for p, calls in self.engine.phases.items()}
+        self.backwards = list(self.engine.backwards)
         self.profiler = Profiler(self.engine, keep=1)
         self.rng = np.random.default_rng(seed)
         self.notes = list(job.engine.notes)
@@ -348,6 +349,7 @@ class InStep:
         swapped = {place: bound for group in self.groups[side] for place, bound in group.items()}
         doing(f"a step with {', '.join(sorted({bound.kernel.name for bound in swapped.values()}))}")
         self.engine.phases = {p: [swapped.get(id(b), b) for b in calls] for p, calls in self.phases.items()}
+        self.engine.backwards = [[swapped.get(id(b), b) for b in calls] for calls in self.backwards]
 
     def step(self) -> float:
         """Train for one step, and return its loss."""

@@ -15,7 +15,7 @@ import numpy as np
 
 from .. import engine as core
 from .. import nn, ops
-from ..check.gate import require_quick, require_right, sized_of
+from ..check.gate import Judged, require_quick, require_right, sized_of
 from ..errors import UserError
 from ..files import write_whole
 from ..files.reading import to_json
@@ -95,8 +95,10 @@ class Engine(core.Engine):
     train : whether to generate backward and update.
     optimizer : the name of one in ``cpuopt.ops.OPTIMIZERS``; or names by patterns of parameters, of which the last that
         matches wins, as in ``{"*": "adamw", "*.bias": "sgd"}``.
+    micro_batches : how many `step` is given: one by its inputs, the others as ``more``.
     processes : how many processes compile what the cache lacks; one a core by default.
     progress : called with (compiled, to compile, kernel); by default a line on stderr, live on a terminal.
+    more : ``reduce``, ``zero`` and ``comm`` of several micro-batches or ranks, as in `cpuopt.engine.Engine`.
 
     Raises
     ------
@@ -132,12 +134,14 @@ class Engine(core.Engine):
         threads: int | None = None,
         seed: int | None = 0,
         train: bool = True,
+        micro_batches: int = 1,
         optimizer: OptimizerChoice = ops.USUAL,
         **more: Any,
     ) -> None:
         self.choice, self.model = chosen(variant, swap), model
-        names = rewrites(fuse, self.choice, gradients or more.get("accumulate", False))
+        names = rewrites(fuse, self.choice, gradients or micro_batches * getattr(more.get("comm"), "size", 1) > 1)
         built: dict[str, Any] = {"threads": threads, "train": train, "optimizer": optimizer, **more}
+        built["micro_batches"] = micro_batches
         self._again = partial(Engine, model, inputs, fuse=names, seed=None, **built)
         super().__init__(model, inputs, choice=self.choice, fuse=names, seed=seed, **built)
         self._inputs = dict(inputs)
@@ -212,7 +216,7 @@ class Engine(core.Engine):
         require_trained(self, "profile")
         if steps < 1 or warmup < 0:
             raise UserError(f"profile: steps {steps}, warmup {warmup}; expected 1 or more, and 0 or more")
-        checked = require_right(self.kernels, sized_of(self.program.calls, self.kernels), threads=self.threads)
+        checked = self._check()
         machine = rates.roofs(self.threads) if roofs else None
         before = self._state()
         try:
@@ -288,7 +292,7 @@ class Engine(core.Engine):
         other = self._again(variant=Choice(self.choice.variant, rules, [*map(str, self.choice.plan)]))
         for name, x in self.parameters().items():
             other.parameters()[name][...] = x
-        require_right(other.kernels, sized_of(other.program.calls, other.kernels), threads=other.threads)
+        other._check()
         job = other._repeating({**self._last(), **given})
         return ab.of_op(
             ab.InStep(job, [ab.Change(pair, (layer,))], seed=seed), names, seed, analyses, lambda text: None
@@ -317,10 +321,16 @@ class Engine(core.Engine):
             self,
             partial(self.step, **{**self._last(), **given}),
             type(self.model).__name__,
-            SimpleNamespace(steps=steps, B=B, T=T, micro_batches=1),
+            SimpleNamespace(steps=steps, B=B, T=T, micro_batches=self.micro_batches),
             self.choice,
             [r.describe() for r in checked],
         )
+
+    def _check(self) -> Judged:
+        """Check every kernel, also at the sizes of this program."""
+        own = [b for b in self.calls if not isinstance(b.call.op, ops.Collective)]
+        sizes = sized_of([b.call for b in own], [b.kernel for b in own])
+        return require_right(self.kernels, sizes, threads=self.threads)
 
     def _state(self) -> tuple[int, list[Array]]:
         values = [*self.program.parameters, *self.program.moments]

@@ -6,6 +6,7 @@ Nothing here imports numba or a kernel: the references judge the kernels and sha
 from .adamw import adamw
 from .attention import attention_backward, attention_forward
 from .classifier import classifier_backward, classifier_forward, classifier_update
+from .collective import BLOCK, COLLECTIVES, Collective, accumulate, copy, sumsq_blocks
 from .cross_entropy import cross_entropy_backward, cross_entropy_forward
 from .declaration import Op
 from .decode import attention_decode, embedding_decode
@@ -77,6 +78,9 @@ ALL: dict[str, Op] = {
         classifier_backward,
         sumsq,
         *OPTIMIZERS.values(),
+        sumsq_blocks,
+        accumulate,
+        copy,
         *(make(o) for o in OPTIMIZERS.values() for make in (matmul_update, classifier_update, embedding_update)),
         embedding_decode,
         rope_decode,
@@ -87,4 +91,4 @@ ALL: dict[str, Op] = {
 """Every declared op by name, in the order of a training step; then those of generation."""
 
 globals().update(ALL)
-__all__ = ["ALL", "OPTIMIZERS", "USUAL", "Number", "Op", "Optimizer", *ALL]
+__all__ = ["ALL", "BLOCK", "COLLECTIVES", "OPTIMIZERS", "USUAL", "Collective", "Number", "Op", "Optimizer", *ALL]

@@ -17,13 +17,14 @@ import psutil
 
 from ..errors import UserError
 from ..machine import memory_left
-from ..ops.declaration import Spec
+from ..ops.declaration import ITEMSIZE, Spec
 from .program import Call, Group, Program, Value
 
 ALIGN = 64
 """Bytes: a cache line, and the widest vector."""
 PAGE = 2 << 20
 """Bytes of a huge page."""
+SMALL_PAGE = 4096
 PERSISTENT = ("parameter", "constant", "moment", "input")
 LABELS = {**{group: f"{group}s" for group in get_args(Group)}, "scratch": "scratch"}
 
@@ -48,6 +49,8 @@ class Plan:
     groups : the bytes of each group, each value counted once.
     pool_bytes : size of the shared pool.
     total_bytes : size of the arena.
+    window_bytes : size of each rank's memory that all ranks see. The first rank's begins behind the arena, then come
+        those of the others.
     """
 
     offsets: dict[Value, int]
@@ -56,12 +59,13 @@ class Plan:
     groups: dict[str, int] = field(default_factory=dict)
     pool_bytes: int = 0
     total_bytes: int = 0
+    window_bytes: int = 0
 
     def describe(self) -> dict[str, int]:
         """Bytes by group, the bytes saved by sharing, and the total."""
         pooled = sum(n for g, n in self.groups.items() if g not in PERSISTENT)
         named = {LABELS[g]: n for g, n in self.groups.items()}
-        return {**named, "shared": self.pool_bytes - pooled, "arena": self.total_bytes}
+        return {**named, "shared": self.pool_bytes - pooled, "arena": self.total_bytes + self.window_bytes}
 
     def verify(self) -> None:
         """Check that no two values that live at one time share a byte.
@@ -93,26 +97,32 @@ def lifetimes(program: Program, keep: Collection[Value] = ()) -> dict[Value, tup
     keep : values that live through all calls, since the program runs several times before they are used.
     """
     last = len(program.calls)
-    spans = dict.fromkeys([*program.parameters, *program.constants, *program.inputs, *program.moments], (-1, last))
+    trained = [*program.parameters, *program.constants, *program.inputs, *program.moments]
+    always = dict.fromkeys([*trained, *program.kept, *keep], (-1, last))
+    spans = dict(always)
     for i, call in enumerate(program.calls):
         for v in [*call.reads, *call.writes]:
-            first, _ = spans.get(v, (i, i))
-            spans[v] = (first, spans[v][1] if v.group in PERSISTENT else i)
+            if v not in always:
+                spans[v] = (spans.get(v, (i, i))[0], i)
     for v in [*program.outputs, *program.norm_terms]:
-        if v not in program.inputs:
-            spans[v] = (spans[v][0], last)
-    return spans | {v: (-1, last) for v in keep if v in spans}
+        spans[v] = (spans[v][0], last)
+    return spans
 
 
-def plan(program: Program, scratch: Sequence[Mapping[str, Spec]] = (), keep: Collection[Value] = ()) -> Plan:
+def plan(
+    program: Program, scratch: Sequence[Mapping[str, Spec]] = (), keep: Collection[Value] = (), rank: int = 0
+) -> Plan:
     """Assign an offset to every value, and check the result.
 
     Parameters
     ----------
     scratch : for each call, the working memory that its kernel asks for, by name.
     keep : values that share their bytes with none.
+    rank : the number of this process among those that see one window.
     """
     spans = lifetimes(program, keep)
+    for v in [*program.within, *program.window]:
+        spans.pop(v, None)
     working: dict[Call, dict[str, Value]] = {}
     for i, (call, wanted) in enumerate(zip(program.calls, scratch, strict=False)):
         name = f"{call.layer}.{call.op.name}"
@@ -143,8 +153,19 @@ def plan(program: Program, scratch: Sequence[Mapping[str, Spec]] = (), keep: Col
     for v in spans:
         group = "scratch" if v in in_scratch else v.group
         result.groups[group] = result.groups.get(group, 0) + v.nbytes
-    result.pool_bytes, result.total_bytes = end - pool_start, end
+    result.pool_bytes, result.total_bytes = end - pool_start, align(end)
     result.verify()
+    for v in program.window:
+        spans[v] = -1, len(program.calls)
+        result.offsets[v] = result.window_bytes
+        result.window_bytes += align(v.nbytes)
+        result.groups[v.group] = result.groups.get(v.group, 0) + v.nbytes
+    result.window_bytes = -(-result.window_bytes // SMALL_PAGE) * SMALL_PAGE
+    for v in program.window:
+        result.offsets[v] += result.total_bytes + rank * result.window_bytes
+    for v, place in program.within.items():
+        away = 0 if place.peer is None else (place.peer - rank) * result.window_bytes
+        result.offsets[v] = result.offsets[place.host] + place.start * ITEMSIZE[v.dtype] + away
     return result
 
 
@@ -165,9 +186,15 @@ def available_bytes() -> int:
 
 
 class Arena:
-    """One aligned allocation, on huge pages where the system offers them."""
+    """One aligned allocation, on huge pages where the system offers them.
 
-    def __init__(self, total_bytes: int) -> None:
+    Parameters
+    ----------
+    window : bytes allocated elsewhere; their offsets follow those of the allocation.
+    """
+
+    def __init__(self, total_bytes: int, window: np.ndarray[Any, Any] | None = None) -> None:
+        self._window = window
         size = -(-max(total_bytes, 1) // PAGE) * PAGE + PAGE
         self._map = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if hasattr(mmap, "MADV_HUGEPAGE"):
@@ -178,6 +205,8 @@ class Arena:
 
     def view(self, value: Value, offset: int, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
         """Return a value's bytes as an array of its dtype."""
+        if offset >= self._bytes.size and self._window is not None:
+            return np.ndarray(shape, value.dtype, self._window, offset - self._bytes.size)
         return np.ndarray(shape, value.dtype, self._bytes, offset)
 
 

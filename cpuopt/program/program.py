@@ -12,10 +12,11 @@ from ..ops.declaration import ITEMSIZE, Op, Shape
 from ..ops.optimizer import Optimizer
 
 Group = Literal["parameter", "constant", "gradient", "moment", "input", "activation", "adjoint"]
-Phase = Literal["forward", "evaluate", "backward", "norm", "update"]
-PHASES: tuple[Phase, ...] = ("forward", "evaluate", "backward", "norm", "update")
+Phase = Literal["forward", "evaluate", "backward", "reduce", "norm", "update"]
+PHASES: tuple[Phase, ...] = ("forward", "evaluate", "backward", "reduce", "norm", "update")
 """The parts of a program. A training step leaves out ``evaluate``, calls that only an evaluation needs because the
-backward computes the loss itself. An evaluation runs the first two."""
+backward computes the loss itself. An evaluation runs the first two. The calls of ``reduce``, which add the gradients of
+micro-batches and ranks, lie between those of the last backward of a step."""
 
 
 @dataclass(eq=False)
@@ -61,6 +62,36 @@ class Scalar:
 
     def __str__(self) -> str:
         return self.name
+
+
+@dataclass(frozen=True)
+class Place:
+    """The place of a value inside another.
+
+    Parameters
+    ----------
+    start : the element at which it begins.
+    peer : the rank in whose memory it lies; None: this one.
+    """
+
+    host: Value
+    start: int
+    peer: int | None = None
+
+
+@dataclass
+class MicroBatch:
+    """One of several micro-batches of a step.
+
+    Parameters
+    ----------
+    targets : for gradients that its backward writes elsewhere, that place.
+    sums : the additions that follow its backward, each a call of the program with other values in place of its own;
+        those after the last micro-batch are calls of the program.
+    """
+
+    targets: dict[Value, Value]
+    sums: list[tuple[Call, dict[Value, Value]]]
 
 
 def types_of(op: Op, layer: str, args: Mapping[str, Any]) -> dict[str, str]:
@@ -160,7 +191,13 @@ class Program:
     outputs : what the model returns, its loss first.
     constants : the values that never change, such as tables of angles, each with the function that makes its array.
     adjoint : the gradient of each value that the loss depends on.
-    norm_terms : the terms that sum to the square of the gradient's global norm.
+    norm_terms : the values whose elements sum to the square of the gradient's global norm.
+    within : the values that lie inside others, such as gradients in a bucket.
+    kept : the values that live through all steps besides parameters and states, each with memory of its own.
+    filled : those of them that are defined before a step, or written part by part.
+    window : the values that all ranks see.
+    owned : of parameters whose states this rank keeps in part, the first element and the end of that part.
+    micro_batches : those of a step, where they are added outside of the kernels.
     """
 
     def __init__(self) -> None:
@@ -174,6 +211,12 @@ class Program:
         self.optimizers: dict[Value, Optimizer] = {}
         self.states: dict[Value, dict[str, Value]] = {}
         """The optimizer's states of each parameter, by name."""
+        self.within: dict[Value, Place] = {}
+        self.kept: list[Value] = []
+        self.filled: set[Value] = set()
+        self.window: list[Value] = []
+        self.owned: dict[Value, tuple[int, int]] = {}
+        self.micro_batches: list[MicroBatch] = []
         self._names: set[str] = set()
 
     def value(self, name: str, shape: Shape, group: Group = "activation", **kw: Any) -> Value:
@@ -193,7 +236,7 @@ class Program:
     @property
     def values(self) -> list[Value]:
         """Every value, each once, in the order of first mention."""
-        seen = dict.fromkeys([*self.parameters, *self.constants, *self.inputs, *self.moments])
+        seen = dict.fromkeys([*self.parameters, *self.constants, *self.inputs, *self.moments, *self.kept])
         for call in self.calls:
             seen.update(dict.fromkeys([*call.writes, *call.reads]))
         return list(seen)
@@ -218,13 +261,13 @@ class Program:
         UserError
             Naming the call and the value.
         """
-        trained = {*self.parameters, *self.constants, *self.inputs, *self.moments}
+        trained = {*self.parameters, *self.constants, *self.inputs, *self.moments, *self.filled}
         evaluated: set[Value] = set()
         for number, call in enumerate(self.calls):
             defined = trained | evaluated if call.phase == "evaluate" else trained
             where = f"program, call {number}, {call.op.name} in layer {call.layer!r}"
             for v in call.reads:
-                if v not in defined:
+                if v not in defined and not defined.issuperset(self._gradients_in(v)):
                     raise UserError(f"{where}: reads {v}, which no earlier call has written")
             given = [v for v in call.args.values() if isinstance(v, Value)]
             for v in call.writes:
@@ -236,6 +279,17 @@ class Program:
                 if v is not None and fresh and v in defined:
                     raise UserError(f"{where}: '{a.name}' overwrites {v}, which an earlier call has written")
             (evaluated if call.phase == "evaluate" else trained).update(call.writes)
+
+    def _gradients_in(self, v: Value) -> set[Value]:
+        """Return the gradients that must be there where a bucket of them, or a part of one, is read; else itself."""
+        place = self.within.get(v, Place(v, 0))
+        if place.host in self.filled:
+            return set()
+        if place.peer is not None or place.host not in self.kept or v in self.adjoint.values():
+            return {v}
+        end = place.start + prod(v.shape)
+        inside = {g: at for g in self.adjoint.values() if (at := self.within.get(g)) and at.host is place.host}
+        return {g for g, at in inside.items() if at.start < end and place.start < at.start + prod(g.shape)}
 
     def __str__(self) -> str:
         return "\n".join(self.lines())

@@ -283,7 +283,8 @@ def prepare(
             threads=settings.threads,
             seed=settings.seed if weights is None and resume is None else None,
             fuse=rewrites,
-            accumulate=settings.micro_batches > 1,
+            micro_batches=settings.micro_batches,
+            reduce=settings.reduce,  # type: ignore[arg-type]
             optimizer=settings.optimizer,
             processes=settings.processes,
             kernel_files=files,
@@ -399,7 +400,8 @@ def choice_of(settings: Settings) -> registry.Choice:
 
 def traced(settings: Settings, config: Config, choice: registry.Choice) -> Built:
     """Trace a job's program and choose its kernels."""
-    asked: dict[str, Any] = {"fuse": fusions(settings), "accumulate": settings.micro_batches > 1}
+    asked: dict[str, Any] = {"fuse": fusions(settings), "micro_batches": settings.micro_batches}
+    asked["reduce"] = settings.reduce
     return build(*config.sized(settings.B, settings.T), choice=choice, optimizer=settings.optimizer, **asked)
 
 

@@ -24,6 +24,7 @@ GUARDS = ("auto", "skip", "stop", "off")
 """``skip`` leaves out the update of a bad step; ``stop`` ends the run after one; ``auto`` skips where all gradients are
 known before the first update, and else stops."""
 DECAYS = ("all", "matrices")
+REDUCTIONS = ("exact", "fast")
 Allowed = tuple[Callable[[Any], bool], str]
 """A check of a value, and a description of the values that pass."""
 POSITIVE: Allowed = (lambda x: 0 < x < inf, "a positive number")
@@ -114,6 +115,12 @@ class Settings:
     )
     total_batch: int | None = setting(
         None, "tokens of a step, accumulated over micro-batches", metavar="TOKENS", shown="B * T"
+    )
+    reduce: str = setting(
+        "exact",
+        "sum of gradients over micro-batches and ranks: exact, a fixed tree, whose bits do not depend on the ranks; "
+        "or fast, which takes less memory",
+        one_of(REDUCTIONS),
     )
     overfit: bool = setting(False, "training on the first batch only, to see the loss go to 0")
     guard: str = setting(

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from ...engine import Bound
     from ...train.job import Settings
 
-COLUMN = {"forward": "forward", "evaluate": "forward", "backward": "backward", "norm": "update", "update": "update"}
+COLUMN = {"forward": "forward", "evaluate": "forward", "backward": "backward"}
+COLUMN |= dict.fromkeys(("reduce", "norm", "update"), "update")
 """The part of a step that each phase counts in; the norm of the gradient counts as part of the update."""
 
 

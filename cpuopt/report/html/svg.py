@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 WIDTH = 1080
 """Width of a picture in its own units; the page scales it to its own width."""
-PHASES = {"forward": "forward", "evaluate": "forward", "backward": "backward", "norm": "update", "update": "update"}
+PHASES = {"forward": "forward", "evaluate": "forward", "backward": "backward"}
+PHASES |= dict.fromkeys(("reduce", "norm", "update"), "update")
 """The label of each phase."""
 
 

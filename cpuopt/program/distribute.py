@@ -1,0 +1,279 @@
+"""The program of one rank of several, or of several micro-batches: gradients in buckets, added in a fixed tree.
+
+Gradients lie one after the other in buckets, in the order in which the backward completes them, and parameters in
+buckets alike. Of each bucket a rank owns a slice of whole blocks. When the last gradient of a bucket is there, the rank
+sends every other rank that rank's slice, and receives its own from all; kernels add what was received. So each rank has
+the sum of its slice. It measures the norm of its slice by blocks, applies the optimizer to it, for which it keeps the
+states of its slice alone (ZeRO-1), and receives the other parameters from their owners.
+
+Where the buckets lie in memory that all ranks see, nothing is sent: a rank reads its slice in the others' buckets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+
+from .. import ops
+from ..comm import Comm
+from ..ops import collective
+from .program import Call, MicroBatch, Phase, Place, Program, Value
+from .tree import across, buffers, leaves
+
+ALIGN = 16
+"""Elements of a cache line, at which a tensor begins."""
+BUCKET = 1 << 22
+"""Elements from which a bucket is full: 16 MB, which a link sends at its full speed while the backward goes on."""
+
+
+@dataclass(eq=False)
+class Bucket:
+    """Some tensors, one after the other.
+
+    Attributes
+    ----------
+    starts : the element at which each parameter begins, and its gradient.
+    size : elements, whole blocks.
+    after : the call that completes its last gradient.
+    cuts : where each rank's slice begins, and the end of the last one.
+    gradients, weights, partials : its memory.
+    """
+
+    name: str
+    after: Call
+    starts: dict[Value, int] = field(default_factory=dict)
+    size: int = 0
+    cuts: list[int] = field(init=False)
+    gradients: Value = field(init=False)
+    weights: Value = field(init=False)
+    partials: list[Value] = field(init=False)
+
+    def buffer(self, n: int | None) -> Value:
+        """Return a place of `tree`."""
+        return self.gradients if n is None else self.partials[n]
+
+    def of(self, rank: int) -> tuple[int, int]:
+        """Return where a rank's slice begins and ends."""
+        return self.cuts[rank], self.cuts[rank + 1]
+
+
+def buckets_of(program: Program, ranks: int) -> list[Bucket]:
+    """Divide the trained parameters, in the order in which the backward completes their gradients."""
+    last: dict[Value, Call] = {}
+    for call in program.phase("backward"):
+        last |= dict.fromkeys(call.writes, call)
+    order = {call: i for i, call in enumerate(program.calls)}
+    trained = {p: last[program.adjoint[p]] for p in program.parameters if p in program.adjoint}
+    found: list[Bucket] = []
+    for p, call in sorted(trained.items(), key=lambda done: order[done[1]]):
+        if not found or found[-1].size >= BUCKET:
+            found.append(Bucket(f"bucket.{len(found)}", call))
+        bucket = found[-1]
+        bucket.starts[p], bucket.after = bucket.size, call
+        bucket.size += -(-prod(p.shape) // ALIGN) * ALIGN
+    for bucket in found:
+        blocks = -(-bucket.size // ops.BLOCK)
+        bucket.size = blocks * ops.BLOCK
+        bucket.cuts = [blocks * r // ranks * ops.BLOCK for r in range(ranks + 1)]
+    return found
+
+
+def distribute(program: Program, comm: Comm, *, local: int, exact: bool = True, zero: int = 1) -> None:
+    """Change a training program, whose gradients are all known before the first update, into that of one rank.
+
+    Parameters
+    ----------
+    local : the micro-batches of this rank in a step.
+    exact : whether all gradients are added in the fixed tree; else the kernels add those of a rank, and the library
+        those of ranks.
+    zero : 1 to keep the optimizer's states of the own slice, 0 to keep all.
+    """
+    _Distribution(program, comm, local, exact, zero).run()
+
+
+class _Distribution:
+    def __init__(self, program: Program, comm: Comm, local: int, exact: bool, zero: int) -> None:
+        self.program, self.rank, self.size, self.shared = program, comm.rank, comm.size, comm.shared
+        self.peers = [r for r in range(comm.size) if r != comm.rank]
+        self.exact, self.owns_all = exact, not zero or comm.size == 1
+        self.leaves = leaves(local) if exact else []
+        self.buckets = buckets_of(program, comm.size)
+        self.templates: dict[Bucket, Call] = {}
+        """A call of each bucket that adds two of its buffers, which serves for others too."""
+        for bucket in self.buckets:
+            self.lay_out(bucket, buffers(local) if exact else 0)
+
+    def lay_out(self, bucket: Bucket, partials: int) -> None:
+        """Make the memory of a bucket, and put its tensors into it."""
+        program, shape = self.program, (bucket.size,)
+        bucket.gradients = program.value(f"{bucket.name}.gradients", shape, "gradient")
+        bucket.weights = program.value(f"{bucket.name}.weights", shape, "parameter")
+        bucket.partials = [program.value(f"{bucket.name}.partial", shape, "gradient") for _ in range(partials)]
+        program.kept += [bucket.gradients, bucket.weights, *bucket.partials]
+        program.filled.update([bucket.weights, *bucket.partials])
+        if self.shared:
+            program.window.append(bucket.gradients)
+        for p, start in bucket.starts.items():
+            program.within[p] = Place(bucket.weights, start)
+            program.within[program.adjoint[p]] = Place(bucket.gradients, start)
+
+    def view(self, host: Value, span: tuple[int, int], what: str, peer: int | None = None) -> Value:
+        """Return the elements of a span as a value; with a peer, those of its memory."""
+        value = self.program.value(f"{host}.{what}", (span[1] - span[0],), host.group, dtype=host.dtype)
+        self.program.within[value] = Place(host, span[0], peer)
+        return value
+
+    def call(self, op: ops.Op, bucket: Bucket, phase: Phase, **args: Value | int) -> Call:
+        """Make a call in a bucket's name."""
+        return Call(op, bucket.name, args, phase)
+
+    def run(self) -> None:
+        """Add the calls of ranks, and divide norm and update."""
+        program = self.program
+        calls: list[Call] = []
+        tail: list[Call] = []
+        for call in program.calls:
+            if call.phase == "norm" or call.phase == "update":
+                continue
+            calls.append(call)
+            for bucket in (b for b in self.buckets if b.after is call):
+                begun, ended = self.reduce(bucket)
+                calls += begun
+                tail += ended
+        if not self.exact or not self.owns_all or self.size == 1:
+            gathered: list[Call] = []
+        else:
+            gathered = self.gather([b.gradients for b in self.buckets], "reduce")
+        updates = self.update([c for c in program.calls if c.phase == "update"])
+        program.calls = [*calls, *tail, *gathered, *self.norm(), *updates]
+        self.plan_micro_batches()
+        program.verify()
+
+    def plan_micro_batches(self) -> None:
+        """Note where the backward of each micro-batch puts its gradients, and what is added after it."""
+        for leaf in self.leaves:
+            targets: dict[Value, Value] = {}
+            if leaf.target is not None:
+                for b in self.buckets:
+                    for p, start in b.starts.items():
+                        gradient = self.program.adjoint[p]
+                        span = start, start + prod(p.shape)
+                        targets[gradient] = self.view(b.partials[leaf.target], span, gradient.name)
+            sums = [
+                (call, {call.args["total"]: b.buffer(to), call.args["part"]: b.buffer(by)})
+                for to, by in (leaf.sums if leaf is not self.leaves[-1] else ())
+                for b, call in self.templates.items()
+            ]
+            self.program.micro_batches.append(MicroBatch(targets, sums))
+
+    def reduce(self, b: Bucket) -> tuple[list[Call], list[Call]]:
+        """Return the calls that begin the sum of a bucket, where its last gradient is there, and those that end it."""
+        if not self.exact:
+            if self.size == 1:
+                return [], []
+            begin = self.call(collective.all_reduce, b, "reduce", x=b.gradients)
+            return [begin], [self.call(collective.complete, b, "reduce", theirs=b.gradients)]
+        begun, ended = list[Call](), list[Call]()
+        for to, by in self.leaves[-1].sums:
+            begun.append(self.call(ops.accumulate, b, "reduce", total=b.buffer(to), part=b.buffer(by)))
+            self.templates[b] = begun[0]
+        own = b.of(self.rank)
+        pieces = {self.rank: self.view(b.gradients, own, "own")}
+        for peer in self.peers:
+            theirs = self.received(b.gradients, own, peer) if self.shared else self.space(b, own)
+            mine = self.view(b.gradients, b.of(peer), f"for {peer}")
+            begun.append(self.call(collective.exchange, b, "reduce", theirs=theirs, mine=mine, peer=peer))
+            ended.append(self.call(collective.complete, b, "reduce", theirs=theirs))
+            pieces[peer] = theirs
+        if own[0] < own[1]:
+            pairs = across(self.size, self.rank)
+            ended += [self.call(ops.accumulate, b, "reduce", total=pieces[to], part=pieces[by]) for to, by in pairs]
+        return begun, ended
+
+    def received(self, host: Value, span: tuple[int, int], peer: int) -> Value:
+        """Return the place in which what a rank sends is found: its own memory, or the same place in this rank's."""
+        return self.view(host, span, f"of {peer}", peer if self.shared else None)
+
+    def space(self, b: Bucket, span: tuple[int, int]) -> Value:
+        """Make space for what a rank sends."""
+        return self.program.value(f"{b.name}.received", (span[1] - span[0],), "gradient")
+
+    def gather(self, hosts: Sequence[Value], phase: Phase) -> list[Call]:
+        """Return the calls that fill the buckets with the slices of their owners.
+
+        They pass through the gradients' buckets, which other ranks see, and which are free once a step is applied.
+        """
+        publish: list[Call] = []
+        begin: list[Call] = []
+        end: list[Call] = []
+        for b, host in zip(self.buckets, hosts, strict=True):
+            mine = self.view(b.gradients, b.of(self.rank), "own")
+            if host is not b.gradients:
+                publish.append(self.call(ops.copy, b, phase, out=mine, inp=self.view(host, b.of(self.rank), "own")))
+            for peer in self.peers:
+                theirs = self.received(b.gradients, b.of(peer), peer)
+                begin.append(self.call(collective.exchange, b, phase, theirs=theirs, mine=mine, peer=peer))
+                end.append(self.call(collective.complete, b, phase, theirs=theirs))
+                if host is not b.gradients or self.shared:
+                    whole = self.view(host, b.of(peer), f"from {peer}")
+                    end.append(self.call(ops.copy, b, phase, out=whole, inp=theirs))
+        calls = [*publish, *begin, *end]
+        return [c for c in calls if c.op is not ops.copy or c.sizes["N"]]
+
+    def norm(self) -> list[Call]:
+        """Measure the own slice of each bucket by blocks, and collect the others' measures."""
+        program = self.program
+        blocks = [b.size // ops.BLOCK for b in self.buckets]
+        own = program.value("norm.own", (sum(blocks),), "gradient", dtype="float64")
+        program.kept.append(own)
+        program.filled.add(own)
+        calls, start = list[Call](), 0
+        for b, n in zip(self.buckets, blocks, strict=True):
+            lo, hi = b.of(self.rank)
+            if lo < hi:
+                out = self.view(own, (start + lo // ops.BLOCK, start + hi // ops.BLOCK), b.name)
+                inp = self.view(b.gradients, (lo, hi), "own")
+                inp.shape = (hi - lo) // ops.BLOCK, ops.BLOCK
+                calls.append(self.call(ops.sumsq_blocks, b, "norm", out=out, inp=inp))
+            start += n
+        program.norm_terms = [own]
+        if self.size > 1:
+            total = program.value("norm.all", own.shape, "gradient", dtype="float64")
+            program.norm_terms = [total]
+            calls.append(Call(collective.combine, "norm", {"total": total, "mine": own}, "norm"))
+        return calls
+
+    def update(self, updates: Sequence[Call]) -> list[Call]:
+        """Apply the optimizer to the own slices, and collect the others' parameters."""
+        calls: list[Call] = []
+        where = {p: (b, start) for b in self.buckets for p, start in b.starts.items()}
+        for call in updates:
+            p = call.args["param"]
+            b, start = where[p]
+            lo, hi = (0, b.size) if self.owns_all else b.of(self.rank)
+            lo, hi = max(lo, start), min(hi, start + prod(p.shape))
+            if lo >= hi:
+                del self.program.states[p]
+            elif hi - lo == prod(p.shape):
+                calls.append(call)
+            else:
+                calls.append(self.update_part(call, b, (lo, hi), f"{lo - start}:{hi - start}"))
+                self.program.owned[p] = lo - start, hi - start
+        if not self.owns_all:
+            calls += self.gather([b.weights for b in self.buckets], "update")
+        if self.shared and self.buckets:
+            b = self.buckets[-1]
+            calls.append(self.call(collective.barrier, b, "update", x=b.gradients))
+        return calls
+
+    def update_part(self, call: Call, b: Bucket, span: tuple[int, int], what: str) -> Call:
+        """Apply the optimizer to a part of a parameter, of which alone this rank keeps the states."""
+        p, program = call.args["param"], self.program
+        parts: Mapping[str, Value] = {
+            name: program.value(f"{v}[{what}]", (span[1] - span[0],), v.group, dtype=v.dtype)
+            for name, v in program.states[p].items()
+        }
+        program.states[p] = dict(parts)
+        views = {"param": self.view(b.weights, span, what), "grad": self.view(b.gradients, span, what)}
+        return Call(call.op, call.layer, {**call.args, **views, **parts}, call.phase)

@@ -1,0 +1,212 @@
+"""Ranks: the bits of a step do not depend on their number, nor on how arrays travel between them."""
+
+import zlib
+
+import numpy as np
+import pytest
+
+from cpuopt import Choice, UserError, ops
+from cpuopt.comm.threads import Team
+from cpuopt.engine import Engine
+from cpuopt.models import parse
+from cpuopt.program import distribute as pass_
+from cpuopt.program import tree
+from cpuopt.program.fuse import FUSIONS
+from cpuopt.program.program import Call
+
+B, T, STEPS = 2, 9, 2
+GPT2 = parse('{"n_layer": 2, "n_embd": 48, "n_head": 3, "vocab_size": 301, "block_size": 32}')
+LLAMA = parse("llama-tiny")
+TWO_PASS = [name for name in FUSIONS if name != "update"]
+
+
+def batches(config, M):
+    tokens = np.random.default_rng(0).integers(0, config.vocab_size, (STEPS, M, B, T + 1)).astype(np.int32)
+    return [[{"tokens": row[:, :-1], "targets": row[:, 1:]} for row in step] for step in tokens]
+
+
+def engine_of(comm, config=GPT2, M=4, **how):
+    how = {"choice": Choice("optimized"), "fuse": TWO_PASS, "threads": 1, "progress": lambda *a: None} | how
+    return Engine(config.module(), config.specs(B, T), micro_batches=M // comm.size, comm=comm, **how)
+
+
+def trained(config=GPT2, M=4, **how):
+    """Train a rank for some steps; return its engine, and the loss and norm of each step."""
+
+    def work(comm):
+        engine = engine_of(comm, config, M, **how)
+        n, done = M // comm.size, []
+        for step in batches(config, M):
+            first, *more = step[comm.rank * n : (comm.rank + 1) * n]
+            done.append(engine.step(lr=1e-3, clip=1.0, weight_decay=0.1, vector_decay=0.0, more=more, **first))
+        return engine, done
+
+    return work
+
+
+def gathered(engines):
+    """The checksum of the optimizer's states, put together from those of all ranks."""
+    crc = 0
+    for file in engines[0].states():
+        for p in engines[0].program.parameters:
+            whole = np.full(int(np.prod(p.shape)), np.nan, np.float32)
+            for engine in engines:
+                if p.name in engine.states()[file]:
+                    mine = next(q for q in engine.program.parameters if q.name == p.name)
+                    lo, hi = engine.program.owned.get(mine, (0, whole.size))
+                    whole[lo:hi] = engine.states()[file][p.name].reshape(-1)
+            assert not np.isnan(whole).any(), f"no rank has all of {file} of {p.name}"
+            crc = zlib.crc32(whole.tobytes(), crc)
+    return crc
+
+
+def digest(results):
+    """Everything that must not depend on the ranks."""
+    engines = [engine for engine, _ in results]
+    weights = [zlib.crc32(b"".join(p.tobytes() for p in e.parameters().values())) for e in engines]
+    assert len(set(weights)) == 1, "ranks have different weights"
+    steps = [done for _, done in results]
+    assert all(s == steps[0] for s in steps), "ranks report different losses"
+    return weights[0], gathered(engines), steps[0]
+
+
+@pytest.fixture
+def small_buckets(monkeypatch):
+    """Several buckets, so that slices end inside parameters and some ranks own nothing of a bucket."""
+    monkeypatch.setattr(pass_, "BUCKET", 1 << 13)
+    monkeypatch.setattr(ops, "BLOCK", 1 << 10)
+
+
+@pytest.mark.parametrize("config", [GPT2, LLAMA], ids=["gpt2", "llama"])
+@pytest.mark.parametrize("variant", ["optimized", "vanilla"])
+def test_the_bits_of_a_step_do_not_depend_on_ranks(small_buckets, config, variant):
+    how = {"choice": Choice(variant), "fuse": TWO_PASS if variant == "optimized" else ()}
+    alone = digest(Team(1).run(trained(config, **how)))
+    for size, shared, zero in [(2, True, 1), (2, False, 0), (4, True, 0), (4, False, 1)]:
+        assert digest(Team(size, shared).run(trained(config, zero=zero, **how))) == alone, (size, shared, zero)
+
+
+@pytest.mark.parametrize("M", [3, 6, 12])
+def test_ranks_need_not_be_a_power_of_two(small_buckets, M):
+    alone = digest(Team(1).run(trained(M=M)))
+    for size in (r for r in range(2, M + 1) if tree.divides(r, M)):
+        assert digest(Team(size).run(trained(M=M))) == alone, size
+
+
+def test_a_sum_in_the_order_of_ranks_does_depend_on_them(small_buckets, monkeypatch):
+    def in_order(size, rank):
+        return [(rank, r) for r in range(size) if r != rank]
+
+    alone = digest(Team(1).run(trained()))
+    monkeypatch.setattr(pass_, "across", in_order)
+    with pytest.raises(AssertionError, match="ranks"):
+        assert digest(Team(4).run(trained())) == alone, "other bits on 4 ranks"
+
+
+def test_fast_sums_take_less_memory_and_differ_by_rounding(small_buckets):
+    exact, fast = (Team(1).run(trained(reduce=how))[0] for how in ("exact", "fast"))
+    assert fast[0].plan.total_bytes < exact[0].plan.total_bytes
+    norms = [[s.grad_norm for s in done] for _, done in (exact, fast)]
+    np.testing.assert_allclose(*norms, rtol=1e-6)
+    assert norms[0] != norms[1]
+    two = Team(2).run(trained(reduce="fast"))
+    np.testing.assert_allclose([s.grad_norm for s in two[0][1]], norms[0], rtol=1e-6)
+    assert digest(two)[2] == two[1][1]
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_a_rank_keeps_the_states_of_its_slice_alone(size):
+    engines = Team(size).run(lambda comm: engine_of(comm, parse("gpt2-tiny")))
+    parameters = sum(p.size for p in engines[0].parameters().values())
+    kept = [sum(a.size for file in e.states().values() for a in file.values()) for e in engines]
+    assert sum(kept) == 2 * parameters  # two moments, each element on one rank
+    assert max(kept) <= 2 * (parameters / size + len(pass_.buckets_of(engines[0].program, 1)) * ops.BLOCK)
+
+
+def test_a_skipped_step_changes_nothing(small_buckets):
+    def work(comm):
+        engine = engine_of(comm)
+        before = {n: p.copy() for n, p in engine.parameters().items()}
+        n, (first, _) = 4 // comm.size, batches(GPT2, 4)
+        mine = first[comm.rank * n : (comm.rank + 1) * n]
+        for _ in range(2):
+            engine.step(more=mine[1:], accept=lambda step: False, **mine[0])
+        return all(np.array_equal(before[n], p) for n, p in engine.parameters().items())
+
+    assert all(Team(2).run(work))
+
+
+def test_the_program_is_refused_where_a_slice_is_sent_before_its_gradients_are_there(small_buckets):
+    (engine,) = Team(1).run(lambda comm: engine_of(comm))
+    program = engine.program
+    sent = next(c for c in program.calls if c.phase == "reduce")
+    program.calls.remove(sent)
+    program.calls.insert(next(i for i, c in enumerate(program.calls) if c.phase == "backward") + 1, sent)
+    with pytest.raises(UserError, match=r"reads bucket.* no earlier call has written"):
+        program.verify()
+
+
+def test_an_error_of_one_rank_ends_all():
+    def work(comm):
+        if comm.rank == 1:
+            raise UserError("no such file")
+        comm.barrier()
+
+    with pytest.raises(UserError, match="no such file"):
+        Team(3).run(work)
+
+
+def leaf_sums(n):
+    """The sum of n leaves as nested pairs, as the plan of one rank makes it."""
+    places = {}
+    for i, leaf in enumerate(tree.leaves(n)):
+        places[leaf.target] = i
+        for to, by in leaf.sums:
+            pair = places[to], places.pop(by)
+            places[to] = frozenset(pair)
+    assert list(places) == [tree.OWN], "the sum of all ends up in the gradients"
+    return places[tree.OWN]
+
+
+def rank_sums(size, rank, leaves):
+    places = dict(enumerate(leaves))
+    for to, by in tree.across(size, rank):
+        places[to] = frozenset((places[to], places.pop(by)))
+    assert list(places) == [rank], "the sum ends up on the rank that owns the slice"
+    return places[rank]
+
+
+def shifted(node, by):
+    return frozenset(shifted(x, by) for x in node) if isinstance(node, frozenset) else node + by
+
+
+def test_every_number_of_ranks_makes_the_same_tree():
+    for M in range(1, 33):
+        for W in (w for w in range(1, M + 1) if tree.divides(w, M)):
+            share = leaf_sums(M // W)
+            parts = [shifted(share, r * (M // W)) for r in range(W)]
+            for rank in range(W):
+                assert rank_sums(W, rank, parts) == leaf_sums(M), (M, W, rank)
+
+
+def test_only_ranks_that_have_whole_subtrees_divide_a_step():
+    assert [w for w in range(1, 13) if tree.divides(w, 12)] == [1, 3, 6, 12]
+    assert [w for w in range(1, 9) if tree.divides(w, 8)] == [1, 2, 4, 8]
+
+
+def test_few_buffers_are_needed():
+    assert [tree.buffers(n) for n in (1, 2, 4, 8, 16)] == [0, 1, 2, 3, 4]
+
+
+def test_collectives_have_no_kernel():
+    for op in ops.COLLECTIVES:
+        assert isinstance(op, ops.Collective)
+        assert op.name not in ops.ALL
+
+
+def test_the_text_of_a_program_shows_what_ranks_exchange(small_buckets):
+    (engine, _) = Team(2).run(lambda comm: engine_of(comm))
+    reduce = engine.program.lines("reduce")
+    assert any("exchange(theirs =" in line and "peer: 1" in line for line in reduce)
+    assert any("accumulate(total =" in line for line in reduce)
+    assert all(isinstance(c, Call) and c.bytes >= 0 for c in engine.program.calls)
