@@ -66,11 +66,20 @@ def build(
 ) -> core.Built:
     """Trace a model, generate its backward and its update, rewrite, and choose a kernel for each call.
 
-    Nothing is compiled or allocated. Parameters and errors are those of `Engine`.
+    Nothing is compiled or allocated. ``model``, ``inputs``, ``variant``, ``swap``, ``fuse``, ``gradients``, ``more``
+    and the errors are those of `Engine`.
 
     Returns
     -------
     ``program``, ``kernels`` (one for each call) and ``notes``; ``plan()`` plans the memory.
+
+    Examples
+    --------
+    >>> from cpuopt import build, models
+    >>> config, model = models.load("llama-tiny")
+    >>> built = build(model, config.specs(2, 8), swap=["silu=vanilla"])
+    >>> sorted({kernel.variant for kernel in built.kernels})
+    ['optimized', 'vanilla']
     """
     choice = chosen(variant, swap)
     return core.build(model, inputs, choice=choice, fuse=rewrites(fuse, choice, gradients), **more)
