@@ -197,6 +197,8 @@ class Engine:
         how: dict[str, Any] = {"micro_batches": micro_batches, "reduce": reduce, "zero": zero, "comm": comm}
         built = build(model, inputs, choice=choice, fuse=fuse, train=train, optimizer=optimizer, **how)
         self.comm, self.micro_batches = comm, micro_batches
+        self.divided = comm.size > 1 and zero == 1
+        """Whether each rank keeps a part of the optimizer's states."""
         self.program, self.notes = built.program, built.notes
         self.kernels = list(built.own_kernels.values())
         """The kernels of the program's calls, without what the communicator runs."""

@@ -1,6 +1,8 @@
 """Ranks: the bits of a step do not depend on their number, nor on how arrays travel between them."""
 
+import json
 import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +15,9 @@ from cpuopt.program import distribute as pass_
 from cpuopt.program import tree
 from cpuopt.program.fuse import FUSIONS
 from cpuopt.program.program import Call
+from cpuopt.train import checkpoint, trainer
+from cpuopt.train.job import Settings, prepare, resumed
+from cpuopt.train.trainer import train
 
 B, T, STEPS = 2, 9, 2
 GPT2 = parse('{"n_layer": 2, "n_embd": 48, "n_head": 3, "vocab_size": 301, "block_size": 32}')
@@ -210,3 +215,109 @@ def test_the_text_of_a_program_shows_what_ranks_exchange(small_buckets):
     assert any("exchange(theirs =" in line and "peer: 1" in line for line in reduce)
     assert any("accumulate(total =" in line for line in reduce)
     assert all(isinstance(c, Call) and c.bytes >= 0 for c in engine.program.calls)
+
+
+# Jobs: the loop, validation and checkpoints
+
+
+class Listener:
+    def __init__(self):
+        self.steps, self.vals, self.notes = [], [], []
+
+    def step(self, metrics):
+        self.steps.append({k: v for k, v in metrics.items() if k in ("step", "loss", "grad_norm", "val_loss")})
+
+    def validation(self, step, loss):
+        self.vals.append((step, loss))
+
+    def sample(self, step, text):
+        self.notes.append(text)
+
+    def note(self, text):
+        self.notes.append(text)
+
+
+SETTINGS = {"model": json.dumps({"n_layer": 2, "n_embd": 48, "n_head": 3, "vocab_size": 256, "block_size": 32})}
+SETTINGS |= {"B": 2, "T": 8, "total_batch": 64, "steps": 4, "val_every": 1, "val_batches": 3, "lr": 1e-2, "clip": 1.0}
+SETTINGS |= {"threads": 1, "data": str(Path(__file__).with_name("test_ranks.py"))}
+
+
+def trained_job(root, size, resume=None, shared=True, before=lambda job: None, **more):
+    """Train on some ranks; return results, listeners and weights by rank."""
+
+    def work(comm):
+        there = resume and checkpoint.newest(resume)
+        asked = Settings(**SETTINGS | more) if there is None else resumed(there, more)
+        job = prepare(asked, resume=there, comm=comm)
+        before(job)
+        result = train(job, root, listener := Listener(), resume=there)
+        crc = zlib.crc32(b"".join(p.tobytes() for p in job.engine.parameters().values()))
+        return result, listener, crc, job.engine
+
+    return Team(size, shared).run(work)
+
+
+def outcome(ranks):
+    """What must not depend on ranks: weights, states, and the losses of a run's folder."""
+    lines = (ranks[0][0].path / "metrics.jsonl").read_text().splitlines()
+    kept = [{k: v for k, v in json.loads(x).items() if not k.startswith(("step_ms", "tokens"))} for x in lines]
+    assert len({crc for _, _, crc, _ in ranks}) == 1
+    return ranks[0][2], gathered([engine for *_, engine in ranks]), kept
+
+
+def test_a_run_goes_on_with_any_number_of_ranks(small_buckets, tmp_path):
+    alone = outcome(trained_job(tmp_path, 1))
+    assert [m["step"] for m in alone[2]] == [1, 2, 3, 4]
+    assert "val_loss" in alone[2][1]
+    first = trained_job(tmp_path, 4, steps=2, save_every=2)
+    run = first[0][0].path
+    names = {p.name for p in next((run / "checkpoints").iterdir()).iterdir()}
+    assert {"params.safetensors", "adam_m-1-of-4.safetensors", "adam_v-4-of-4.safetensors", "state.json"} <= names
+    trained_job(tmp_path, 2, resume=run, steps=3, save_every=1, shared=False)
+    assert outcome(trained_job(tmp_path, 1, resume=run, steps=4)) == alone
+
+
+def test_a_checkpoint_that_lacks_a_part_is_passed_over(small_buckets, tmp_path):
+    run = trained_job(tmp_path, 2, steps=2, save_every=1)[0][0].path
+    newest = sorted((run / "checkpoints").iterdir())[-1]
+    (newest / "adam_m-2-of-2.safetensors").unlink()
+    found = checkpoint.newest(run)
+    assert found.path != newest
+    assert "adam_m-2-of-2.safetensors" in found.passed_over[0]
+    manifest = json.loads((newest / "manifest.json").read_text())
+    del manifest["files"]["adam_m-2-of-2.safetensors"]
+    (newest / "manifest.json").write_text(json.dumps(manifest))
+    assert "lists" in checkpoint.newest(run).passed_over[0]
+    sizes = [p.stat().st_size for p in found.path.glob("adam_m-*")]
+    assert max(sizes) < 0.6 * sum(sizes)
+
+
+def test_only_the_first_rank_writes_a_run(small_buckets, tmp_path):
+    ranks = trained_job(tmp_path, 2, save=str(tmp_path / "out.bin"))
+    assert [p.name for p in tmp_path.iterdir() if p.is_dir()] == [ranks[0][0].path.name]
+    assert {r.path for r, *_ in ranks} == {ranks[0][0].path}
+    assert ranks[0][0].summary["ranks"] == 2
+    assert (tmp_path / "out.bin").exists()
+    assert all(listener.notes == [] for _, listener, *_ in ranks)
+
+
+def test_weights_that_differ_between_ranks_end_the_run(small_buckets, tmp_path, monkeypatch):
+    monkeypatch.setattr(trainer, "COMPARE_EVERY", 2)
+
+    def spoil(job):
+        if job.engine.comm.rank == 1:
+            job.engine.parameters()["h.1.mlp.c_fc.weight"][3, 3] += 1e-3
+
+    with pytest.raises(UserError, match=r"after step 2, .* on rank 1 is not that on rank 0"):
+        trained_job(tmp_path, 2, before=spoil, zero=0)
+
+
+@pytest.mark.parametrize(("ranks", "more", "words"), [
+    (3, {}, "3 ranks cannot share the 4 micro-batches of 2x8.*so 1, 2, 4 can.*--total-batch 48"),
+    (2, {"total_batch": None}, "2 ranks cannot share the 1 micro-batches"),
+    (2, {"variant": "vanilla", "swap": ("matmul_forward=blas",)}, "does not promise identical bits"),
+])  # fmt: skip
+def test_what_ranks_cannot_do_is_refused_before_anything_is_written(tmp_path, ranks, more, words):
+    with pytest.raises(UserError, match=words):
+        trained_job(tmp_path, ranks, **more)
+    assert not [*tmp_path.iterdir()]

@@ -55,6 +55,7 @@ def _parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return its exit status: 0, 2 for bad input, 130 after Ctrl-C, 143 after SIGTERM."""
     args = _parser().parse_args(argv)
+    args.command = [*(sys.argv[1:] if argv is None else argv)]
     warnings.formatwarning = lambda message, *more: f"warning: {one_line(str(message))}\n"  # without a line of source
     try:
         return int(args.run_verb(args) or 0)

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import argparse
 import sys
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
+from ..comm.agree import Agreement
+from ..comm.watchdog import Watchdog
 from ..train import settings
-from . import common
+from . import common, ranks
 from .common import shared, show, start_numba
 
 
@@ -25,36 +29,58 @@ def flags(p: argparse.ArgumentParser) -> None:
     p.add_argument(
         "--accept-changes", action="store_true", help="permission to --resume with kernels that have changed since"
     )
+    ranks.flags(p)
     shared(p, "--runs", "--html", "--trace", "--speedscope", "--json")
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the verb; return its exit status."""
-    given = (settings.read(args.config) if args.config else {}) | common.given(args)
-    start_numba(given.get("threads"))
-    from ..measure import rates as machine
-    from ..report import console, html
-    from ..train import checkpoint
-    from ..train.job import prepare, resumed
-    from ..train.trainer import train
+    return ranks.run(args, lambda rank: _train(args, rank))
 
-    given["processes"] = common.cores()
-    resume = None if args.resume is None else checkpoint.newest(checkpoint.find_run(args.runs, args.resume))
-    asked = settings.Settings(**given) if resume is None else resumed(resume, given)
-    asked.check()
-    common.check_targets(args)
+
+def _train(args: argparse.Namespace, rank: ranks.Rank) -> int:
+    """Train on this rank."""
+    comm = rank.comm
+    with Agreement(comm) as agreement:
+        given = (settings.read(args.config) if args.config else {}) | common.given(args)
+        threads = given.get("threads") or (rank.place.threads if rank.place else None)
+        start_numba(threads)
+        from ..measure import rates as machine
+        from ..report import console, html
+        from ..report.ranks import ranks_table
+        from ..train import checkpoint
+        from ..train.job import prepare, resumed
+        from ..train.trainer import train
+
+        given["processes"] = common.cores()
+        resume = None if args.resume is None else checkpoint.newest(checkpoint.find_run(args.runs, args.resume))
+        asked = settings.Settings(**given) if resume is None else resumed(resume, given)
+        if resume is None and asked.total_batch is None and comm.size > 1:
+            asked = replace(asked, total_batch=comm.size * asked.B * asked.T)
+        asked.check()
+        if not comm.rank:
+            common.check_targets(args)
+        agreement.settle(ranks.facts(asked, [*settings.FLAGS]) | {"--resume": resume and resume.path.name})
+    if rank.place and not args.json:
+        there = comm.everyone([rank.place.host, *rank.place.cores])
+        console.show(ranks_table(there, comm.everyone(threads)))
+    rank.link.tell(micro_batches=asked.micro_batches, total_batch=asked.total_batch)
     for wrong in resume.passed_over if resume else ():
         console.warn(f"passed over a checkpoint: {wrong}")
-    with console.compiling() as progress:
-        job = prepare(asked, progress, resume, args.accept_changes)
+    with console.compiling() as progress, Agreement(comm) as agreement:
+        job = prepare(asked, progress, resume, args.accept_changes, comm=comm, agreed=agreement.settle)
     for note in job.notes:
         console.warn(f"since the checkpoint: {note}")
     with console.saying() as say:
-        roofs = machine.roofs(job.engine.threads, say) if args.html else None
+        roofs = machine.roofs(job.engine.threads, say) if args.html and not comm.rank else None
     with console.TrainingView(job, quiet=args.json) as view:
         if resume is not None:
             view.note_resume(resume)
-        result = train(job, args.runs, view, resume=resume, roofs=roofs)
+        watch = Watchdog(file=rank.link.fileno()).step if comm.size > 1 else nullcontext
+        began = lambda path: None if comm.rank else rank.link.tell(run=str(path))  # noqa: E731
+        result = train(job, args.runs, view, resume=resume, roofs=roofs, watch=watch, began=began)
+    if comm.rank:
+        return 1 if result.diagnosis else 128 + result.stopped_by if result.stopped_by else 0
     if args.html and result.profile:
         html.write_report(args.html, result.profile, job.engine, result.path)
     common.write_traces(args, result.profile)

@@ -2,9 +2,11 @@
 
 ``RUN/checkpoints/step-00001200/`` holds ``params.safetensors``, a file for each state of the optimizer
 (``adam_m.safetensors`` and ``adam_v.safetensors`` for AdamW), ``state.json`` and, written last, ``manifest.json`` with
-the size and the CRC-32 of each. The directory is written under
-another name and renamed when the disk has all of it, and only then are older ones removed. So whenever the machine
-stops, the newest directory of that name is whole, or it fails its check and the one before it is used.
+the size and the CRC-32 of each. Where every rank keeps a part of the states, each writes a file of its own for them,
+``adam_m-2-of-4.safetensors``, in which ``wte.weight/0-8192`` are the first 8,192 elements of a parameter's state; any
+number of ranks reads them. The directory is written under another name and renamed when the disk has all of it, and
+only then are older ones removed. So whenever the machine stops, the newest directory of that name is whole, or it fails
+its check and the one before it is used.
 """
 
 from __future__ import annotations
@@ -13,20 +15,24 @@ import json
 import os
 import re
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 
 from .. import weights
+from ..comm.agree import Agreement
 from ..data.tokenizers import KINDS, TOKENIZERS
 from ..errors import UserError
 from ..files import Content, remove, temporary, whole_directory, write_synced
 from ..files.reading import misfit
 from ..models import FIRST, Config, from_json
 from ..ops import OPTIMIZERS, USUAL
+from ..ops.declaration import Shape
 from ..weights import NO_MARKS, Marks, Weights
 from ..weights.tensors import Array, TensorFile, file_parts, parse_json
 
@@ -107,37 +113,88 @@ class Checkpoint:
         return Marks(**(m | {"eos": tuple(m["eos"])})) if (m := self.state.get("marks")) else NO_MARKS
 
 
-def arrays(engine: Engine) -> dict[str, dict[str, Array]]:
-    """Return the arrays of each file of tensors, by the parameter's name."""
-    return {PARAMS: engine.parameters()} | {f"{name}.safetensors": x for name, x in engine.states().items()}
+SHARD = re.compile(r"(?P<state>\w+)-(?P<number>\d+)-of-(?P<count>\d+)\.safetensors")
+"""A rank's file of a state; numbers count from 1."""
+PART = re.compile(r"(?P<name>.+)/(?P<lo>\d{1,15})-(?P<hi>\d{1,15})")
+"""The elements of a parameter's state in such a file."""
+
+
+def shard(file: str, number: int, count: int) -> str:
+    """Return the name of a rank's file of a state."""
+    return file if count == 1 else f"{file.removesuffix('.safetensors')}-{number}-of-{count}.safetensors"
+
+
+def complete(files: Iterable[str]) -> set[str]:
+    """Return the files of tensors that some files make up: of one in parts, all parts must be there."""
+    found, parts = set[str](), dict[tuple[str, int], set[int]]()
+    for name in files:
+        if part := SHARD.fullmatch(name):
+            parts.setdefault((part["state"], int(part["count"])), set()).add(int(part["number"]))
+        else:
+            found.add(name)
+    for (state, count), numbers in parts.items():
+        found |= (
+            {f"{state}.safetensors"} if numbers == {*range(1, count + 1)} else {shard(state, n, count) for n in numbers}
+        )
+    return found
+
+
+def written_by(engine: Engine) -> dict[str, dict[str, Array]]:
+    """Return the arrays of each file of tensors that this rank writes, by name."""
+    comm, found = engine.comm, dict[str, dict[str, Array]]()
+    if not comm.rank:
+        found[PARAMS] = engine.parameters()
+    parts = {p.name: part for p, part in engine.program.owned.items()}
+    ranks = comm.size if engine.divided else 1
+    for state, arrays in engine.states().items() if engine.divided or not comm.rank else ():
+        named = {f"{n}/{parts[n][0]}-{parts[n][1]}" if n in parts else n: x for n, x in arrays.items()}
+        found[shard(f"{state}.safetensors", comm.rank + 1, ranks)] = named
+    return found
 
 
 def save(run: Path, engine: Engine, state: Mapping[str, Any], keep: int) -> Path:
-    """Write a checkpoint; then remove all but the newest `keep`.
+    """Write a checkpoint, each rank its files; then remove all but the newest `keep`.
 
     Raises
     ------
-    OSError
-        Where it cannot be written; earlier checkpoints stay.
     UserError
-        Where a parameter is not finite, since such a checkpoint would only hide a good one.
+        Where it cannot be written, on all ranks; earlier checkpoints stay. Where a parameter is not finite, since such
+        a checkpoint would only hide a good one.
     """
+    comm = engine.comm
     for name, p in engine.parameters().items():
         if not np.isfinite(p).all():
             raise UserError(f"parameter {name} is not finite, so there is no use in a checkpoint")
     folder = run / FOLDER
     path = folder / f"step-{state['step']:08d}"
-    with whole_directory(path) as part:
+    with ExitStack() as stack:
+        with Agreement(comm), plain_errors():
+            part = None if comm.rank else stack.enter_context(whole_directory(path))
+        part = Path(comm.everyone(part and str(part))[0])
         written: dict[str, dict[str, int]] = {}
-        for file, tensors in arrays(engine).items():
-            shapes = {name: x.shape for name, x in tensors.items()}
-            written[file] = _write(part / file, file_parts(shapes, tensors.__getitem__))
-        written[STATE] = _write(part / STATE, iter([json.dumps(state, indent=2, allow_nan=False).encode()]))
-        manifest = {"step": state["step"], "files": written}
-        write_synced(part / MANIFEST, [json.dumps(manifest, indent=2).encode()])
-    for old in _steps(folder)[keep:]:
-        discard(old)
+        with Agreement(comm), plain_errors():
+            for file, tensors in written_by(engine).items():
+                shapes = {name: x.shape for name, x in tensors.items()}
+                written[file] = _write(part / file, file_parts(shapes, tensors.__getitem__))
+        files = {name: said for rank in comm.everyone(written) for name, said in rank.items()}
+        with Agreement(comm), plain_errors():
+            if not comm.rank:
+                files[STATE] = _write(part / STATE, iter([json.dumps(state, indent=2, allow_nan=False).encode()]))
+                manifest = {"step": state["step"], "files": files}
+                write_synced(part / MANIFEST, [json.dumps(manifest, indent=2).encode()])
+                stack.close()
+                for old in _steps(folder)[keep:]:
+                    discard(old)
     return path
+
+
+@contextmanager
+def plain_errors() -> Iterator[None]:
+    """Raise an error of the system as a `UserError` with its reason."""
+    try:
+        yield
+    except OSError as e:
+        raise UserError(e.strerror or str(e)) from e
 
 
 def _write(path: Path, parts: Iterator[Content]) -> dict[str, int]:
@@ -186,7 +243,8 @@ def verify(path: Path) -> Checkpoint:
     try:
         manifest = parse_json((path / MANIFEST).read_bytes())
         files = manifest["files"]
-        optimizer = next((o for o, tensors in TENSORS.items() if files.keys() == {*tensors, STATE}), None)
+        there = complete(files)
+        optimizer = next((o for o, tensors in TENSORS.items() if there == {*tensors, STATE}), None)
         if optimizer is None:
             usual = ", ".join((*TENSORS[USUAL], STATE))
             raise UserError(
@@ -280,18 +338,64 @@ def find_run(root: Path, name: str) -> Path:
 
 
 def load(checkpoint: Checkpoint, engine: Engine) -> None:
-    """Fill parameters and the optimizer's states.
+    """Fill parameters and the optimizer's states; of the states, the part that this rank keeps.
 
     Raises
     ------
     UserError
         Where the tensors are not those of this engine; nothing is filled then.
     """
-    found = {file: TensorFile(checkpoint.path / file) for file in arrays(engine)}
-    for file, want in arrays(engine).items():
-        there = {name: t.shape for name, t in found[file].tensors.items()}
-        if there != {name: x.shape for name, x in want.items()}:
-            raise found[file].wrong("does not have the tensors of this model")
-    for file, want in arrays(engine).items():
-        for name, x in want.items():
-            x[...] = found[file].read(name)
+    program = engine.program
+    shapes: dict[str, dict[str, Shape]] = {PARAMS: {p.name: p.shape for p in program.parameters}}
+    for p, optimizer in program.optimizers.items():
+        for of in optimizer.states:
+            shapes.setdefault(f"{optimizer.files}_{of.name}.safetensors", {})[p.name] = p.shape
+    stored = {file: Stored(checkpoint.path, file, want) for file, want in shapes.items()}
+    spans = {p.name: span for p, span in program.owned.items()}
+    for name, x in engine.parameters().items():
+        stored[PARAMS].read(name, x)
+    for state, arrays in engine.states().items():
+        for name, x in arrays.items():
+            stored[f"{state}.safetensors"].read(name, x, spans.get(name, (0, x.size))[0])
+
+
+class Stored:
+    """The tensors of one kind in a checkpoint, whole or in the parts that ranks have written.
+
+    Parameters
+    ----------
+    path : the checkpoint.
+    file : the name of the file that holds all of them, or whose parts do.
+    shapes : the shapes that they must have, by name.
+
+    Raises
+    ------
+    UserError
+        Where they have others, or a part is missing.
+    """
+
+    def __init__(self, path: Path, file: str, shapes: Mapping[str, Shape]) -> None:
+        paths = [path / file] if (path / file).exists() else sorted(path.glob(shard(file, 1, 2).replace("1-of-2", "*")))
+        self.parts: dict[str, list[tuple[int, int, TensorFile, str]]] = {}
+        """Of each tensor, the pieces in order: first element, end, file and name in it."""
+        for of in map(TensorFile, paths or [path / file]):
+            for key, tensor in of.tensors.items():
+                part = PART.fullmatch(key)
+                name = part["name"] if part else key
+                lo, hi = (int(part["lo"]), int(part["hi"])) if part else (0, prod(tensor.shape))
+                if name not in shapes or tensor.shape != ((hi - lo,) if part else shapes[name]):
+                    raise of.wrong("does not have the tensors of this model")
+                self.parts.setdefault(name, []).append((lo, hi, of, key))
+        for name, shape in shapes.items():
+            pieces = self.parts[name] = sorted(self.parts.get(name, []), key=lambda piece: piece[:2])
+            ends = [0, *(piece[1] for piece in pieces)]
+            if [piece[0] for piece in pieces] != ends[:-1] or ends[-1] != prod(shape):
+                raise UserError(f"{str(path / file)!r} has not all of {name}: it is damaged")
+
+    def read(self, name: str, x: Array, start: int = 0) -> None:
+        """Fill an array with the elements of a tensor from `start` on."""
+        flat = x.reshape(-1)
+        for lo, hi, file, key in self.parts[name]:
+            a, b = max(lo, start), min(hi, start + x.size)
+            if a < b:
+                flat[a - start : b - start] = file.read(key).reshape(-1)[a - lo : b - lo]

@@ -81,6 +81,9 @@ class Guard:
             window.extend(state["windows"][name])
 
 
+NOTHING_FOUND = "computed again all is finite: suspect the memory or the processor, or a kernel that races"
+
+
 def find_first(engine: Engine, batches: Iterable[Mapping[str, Array]]) -> str:
     """Repeat a step without its update, and name the first value that is not finite, its op and its layer.
 
@@ -98,7 +101,7 @@ def find_first(engine: Engine, batches: Iterable[Mapping[str, Array]]) -> str:
                 if not np.isfinite(engine.array(v)).all():
                     where = f"{bound.kernel.name} in layer {bound.call.layer!r}"
                     return f"{where} gave {_example(engine.array(v))} in {v}, micro-batch {number}"
-    return "computed again all is finite: suspect the memory or the processor, or a kernel that races"
+    return NOTHING_FOUND
 
 
 def _example(array: Array) -> str:

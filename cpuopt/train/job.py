@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -12,19 +12,22 @@ from typing import Any
 from .. import models
 from ..check import worker
 from ..check.gate import Judged, require_loadable, require_right, sized_of
+from ..comm import Comm
 from ..data.batches import SORTED, Batches
 from ..data.corpus import Corpus, load_corpus
 from ..data.given import Batch, Given
-from ..engine import Array, Built, Engine, Step, build, load_kernels
+from ..engine import SERIAL, Array, Built, Engine, Step, build, load_kernels
 from ..errors import UserError
 from ..files.reading import from_json
 from ..isolate.child import Child
 from ..kernels import registry
+from ..kernels.compile import cache
 from ..kernels.toolkit import threads as numba_threads
 from ..models import Config
 from ..ops import USUAL
 from ..program.fuse import parse as parse_fusions
 from ..program.fuse import usual as usual_fusions
+from ..program.tree import divides
 from ..weights import NO_MARKS, Marks, Weights, check_target, copy_into
 from . import plans
 from .checkpoint import Checkpoint, load, open_weights
@@ -62,7 +65,7 @@ class Taken:
     number : counted from 1.
     loss, grad_norm : as in `engine.Step`.
     seconds : the time of the engine's step; fetching its batches is not counted.
-    tokens : of all micro-batches.
+    tokens : of all micro-batches, those of other ranks too.
     refused : the guard's reason for refusing it, or ``""``.
     """
 
@@ -100,9 +103,10 @@ class Steps:
         return usual if self.settings.guard == "auto" else self.settings.guard
 
     def micro_batches(self, number: int) -> list[dict[str, Array]]:
-        """Return the batches of a step, counted from 1, in any order of steps."""
-        n = self.settings.micro_batches
-        first = 0 if self.settings.overfit else (number - 1) * n
+        """Return this rank's batches of a step, counted from 1, in any order of steps."""
+        n = self.engine.micro_batches
+        first = 0 if self.settings.overfit else (number - 1) * self.settings.micro_batches
+        first += self.engine.comm.rank * n
         return [named(self.batches.at(i)) for i in range(first, first + n)]
 
     def step(
@@ -245,6 +249,8 @@ def prepare(
     progress: Progress = lambda done, total, name: None,
     resume: Checkpoint | None = None,
     accept_changes: bool = False,
+    comm: Comm = SERIAL,
+    agreed: Callable[[Mapping[str, Any]], None] = lambda facts: None,
 ) -> Job:
     """Turn settings into a job, ready to step. Nothing is written.
 
@@ -252,12 +258,15 @@ def prepare(
     ----------
     resume : a checkpoint to continue from, with settings that agree with it (`resumed`).
     accept_changes : whether to continue with kernels that differ from the checkpoint's.
+    comm : the ranks that train together; this process alone by default.
+    agreed : called before ranks exchange anything, with what must be the same on all.
 
     Raises
     ------
     UserError
         For settings that cannot be met.
     """
+    require_shares(settings, comm.size)
     name, config, weights = model_of(settings, resume)
     settings, rewrites = sized(settings, config), fusions(settings)
     files = (*settings.kernels, *config.files)
@@ -274,8 +283,12 @@ def prepare(
         judged: list[Judged] = []
 
         def ready(built: Built, threads: int) -> None:
-            sizes = sized_of(built.program.calls, built.kernels)
-            judged.append(require_right(built.kernels, sizes, threads=threads, child=child))
+            if comm.size > 1 and settings.reduce == "exact":
+                require_same_bits(built.own_kernels.values())
+            sizes = sized_of(built.own_kernels, built.own_kernels.values())
+            judged.append(require_right(built.own_kernels.values(), sizes, threads=threads, child=child))
+            digests = {f"the source of {k.name}": cache.digest(k.function) for k in built.own_kernels.values()}
+            agreed({"text of --data with the fingerprint": corpus.fingerprint, **digests})
 
         engine = Engine(
             *config.sized(B, T),
@@ -283,8 +296,10 @@ def prepare(
             threads=settings.threads,
             seed=settings.seed if weights is None and resume is None else None,
             fuse=rewrites,
-            micro_batches=settings.micro_batches,
+            micro_batches=settings.micro_batches // comm.size,
             reduce=settings.reduce,  # type: ignore[arg-type]
+            zero=settings.zero,
+            comm=comm,
             optimizer=settings.optimizer,
             processes=settings.processes,
             kernel_files=files,
@@ -307,6 +322,40 @@ def prepare(
         engine.step_number, job.done = resume.state["updates"], resume.state["step"]
         job.guard.restore(resume.state["guard"])
     return job
+
+
+def require_shares(settings: Settings, ranks: int) -> None:
+    """Refuse a number of ranks that cannot share the micro-batches of a step.
+
+    Raises
+    ------
+    UserError
+        With the numbers that can.
+    """
+    n, tokens = settings.micro_batches, settings.B * settings.T
+    if divides(ranks, n):
+        return
+    can = ", ".join(str(r) for r in range(1, n + 1) if divides(r, n))
+    raise UserError(
+        f"{ranks} ranks cannot share the {n} micro-batches of {settings.B}x{settings.T} in a step: each rank needs a "
+        f"power of two of them, so {can} can; or take --total-batch {ranks * tokens}, {ranks} micro-batches"
+    )
+
+
+def require_same_bits(kernels: Iterable[registry.Kernel]) -> None:
+    """Refuse kernels that do not promise identical bits on any number of threads, where ranks promise them.
+
+    Raises
+    ------
+    UserError
+        Naming the first.
+    """
+    for kernel in kernels:
+        if not kernel.same_bits:
+            raise UserError(
+                f"{kernel.name} does not promise identical bits on any number of threads, so several ranks would not "
+                "be one with --reduce exact; choose another variant, or --reduce fast"
+            )
 
 
 def since(resume: Checkpoint, job: Job, accept: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:

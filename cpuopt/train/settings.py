@@ -122,6 +122,12 @@ class Settings:
         "or fast, which takes less memory",
         one_of(REDUCTIONS),
     )
+    zero: int = setting(
+        1,
+        "part of the optimizer's states that a rank keeps: 1, those of its slice (ZeRO-1), or 0, all",
+        (lambda x: x in (0, 1), "0 or 1"),
+        free=True,
+    )
     overfit: bool = setting(False, "training on the first batch only, to see the loss go to 0")
     guard: str = setting(
         "auto", "answer to a step that is not finite: skip its update, stop, off, or auto", one_of(GUARDS), free=True

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, count
@@ -18,8 +20,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from ..comm import Comm
+from ..comm.agree import Agreement, CommonError
 from ..data.given import Given
 from ..data.tokenizers import byte_lengths, get_tokenizer, tokenizer_files
+from ..engine import Array
 from ..errors import UserError
 from ..files import remove_leftovers, write_whole
 from ..files.reading import to_json
@@ -31,9 +36,12 @@ from ..profiler import Profiler, peak_rss_bytes
 from ..weights import save_weights
 from . import checkpoint
 from .evaluate import bits_per_byte, text_bytes
-from .guard import find_first
+from .guard import NOTHING_FOUND, find_first
 from .job import Job, Taken
-from .record import Run, commit
+from .record import Follower, Run, commit
+
+COMPARE_EVERY = 100
+"""Steps between comparisons of the ranks' weights."""
 
 
 class Listener(Protocol):
@@ -76,8 +84,11 @@ def stop_flag() -> Iterator[Callable[[], int]]:
     """Catch SIGINT, SIGTERM and SIGHUP; yield a function that returns the number of the first, or 0.
 
     A Ctrl-C after the first interrupts at once; the end of a session sends several of the others in a row. A signal
-    that was ignored before, as with `nohup`, stays ignored.
+    that was ignored before, as with `nohup`, stays ignored. Only the main thread of a process receives any.
     """
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: 0
+        return
     hit: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:
@@ -95,18 +106,42 @@ def stop_flag() -> Iterator[Callable[[], int]]:
 
 
 def validate(job: Job, stopped: Callable[[], int]) -> float | None:
-    """Mean loss over the first batches of the held-out tokens, in the order of the text; None once `stopped`."""
-    s = job.settings
+    """Mean loss over the first batches of the held-out tokens, in the order of the text; None once `stopped`.
+
+    Ranks share the batches; the mean is exact, so it does not depend on them.
+    """
+    s, comm = job.settings, job.engine.comm
     batches = job.corpus.batches("val", s.B, s.T)
     if isinstance(batches, Given):  # nothing is held out
         return None
-    losses = []
-    for i in range(min(s.val_batches, len(batches))):
+    n = min(s.val_batches, len(batches))
+    mine, losses = np.zeros(n), np.zeros(n)
+    for first in range(0, n, comm.size):
         if stopped():
             return None
-        tokens, targets = batches.batch(0, i)
-        losses.append(job.engine.forward(tokens=tokens, targets=targets))
-    return fmean(losses)
+        if (i := first + comm.rank) < n:
+            tokens, targets = batches.batch(0, i)
+            mine[i] = job.engine.forward(tokens=tokens, targets=targets)
+    comm.combine(losses, mine)
+    return fmean(losses.tolist())
+
+
+def require_same_weights(comm: Comm, parameters: Mapping[str, Array], step: int) -> None:
+    """Compare checksums of the weights on all ranks.
+
+    Raises
+    ------
+    CommonError
+        Naming the first rank, and the first parameter, that differ from those of rank 0; the same on all ranks.
+    """
+    here = {name: zlib.crc32(p.data) for name, p in parameters.items()}
+    first, *others = comm.everyone(here)
+    for rank, there in enumerate(others, 1):
+        if name := next((name for name, crc in first.items() if there[name] != crc), None):
+            raise CommonError(
+                f"after step {step}, {name} on rank {rank} is not that on rank 0: memory, processor or a kernel is at "
+                "fault there; go on from the last checkpoint without that host"
+            )
 
 
 class Trainer:
@@ -122,8 +157,15 @@ class Trainer:
     weights : the path of the final weights.
     """
 
-    def __init__(self, job: Job, listener: Listener, clock: Callable[[], float] = time.perf_counter) -> None:
-        self.job, self.listener, self.clock = job, listener, clock
+    def __init__(
+        self,
+        job: Job,
+        listener: Listener,
+        clock: Callable[[], float] = time.perf_counter,
+        watch: Callable[[], AbstractContextManager[object]] = nullcontext,
+    ) -> None:
+        self.job, self.listener, self.clock, self.watch = job, listener, clock, watch
+        self.comm = job.engine.comm
         self.history: list[dict[str, Any]] = []
         self.val: dict[int, float] = {}
         self.diagnosis = ""
@@ -188,13 +230,15 @@ class Trainer:
             metrics = self.step(profiler)
             if s.val_every and (self.done % s.val_every == 0 or self.done == s.steps):
                 metrics |= self.measure(run, stopped)
-            if s.sample_every and self.done % s.sample_every == 0:
+            if s.sample_every and self.done % s.sample_every == 0 and not self.comm.rank:
                 self.listener.sample(self.done, self.sample())
             self.history.append(metrics)
             run.step(metrics)
             self.listener.step(metrics)
             if run.trouble != trouble and (trouble := run.trouble):
                 self.listener.note(trouble)
+            if self.comm.size > 1 and self.done % COMPARE_EVERY == 0:
+                require_same_weights(self.comm, self.job.engine.parameters(), self.done)
             if s.save_every and self.done % s.save_every == 0 and not self.diagnosis:
                 self.save(run)
         if self.tried != self.done and not self.diagnosis and (stopped() or s.save_every):
@@ -208,7 +252,7 @@ class Trainer:
         if bad := [name for name, p in parameters.items() if not np.isfinite(p).all()]:
             self.diagnosis = f"the weights are not finite after step {self.done}: {bad[0]} and {len(bad) - 1} more"
             self.diagnosis += "; they are not saved" if self.job.settings.save is not None else ""
-        elif self.job.settings.save is not None:
+        elif self.job.settings.save is not None and not self.comm.rank:
             wanted = Path(self.job.settings.save)
             for path in dict.fromkeys([wanted, _free(wanted), _free(run.path / wanted.name)]):
                 try:
@@ -262,7 +306,7 @@ class Trainer:
 
     def step(self, profiler: Profiler) -> dict[str, Any]:
         """Take one step; return its metrics."""
-        taken = self.job.step(profiler.step, self.clock)
+        taken = self.job.step(lambda: both(self.watch(), profiler.step()), self.clock)
         metrics: dict[str, Any] = {
             "step": taken.number,
             "loss": taken.loss,
@@ -280,7 +324,7 @@ class Trainer:
         """Report a refused step, and decide whether the run goes on."""
         job, guard = self.job, self.job.guard
         outlier = "deviations" in taken.refused
-        cause = "" if outlier else f"; {find_first(job.engine, job.micro_batches(taken.number))}"
+        cause = "" if outlier else f"; {self._cause(taken.number)}"
         what = f"step {taken.number}: {taken.refused}{cause}"
         if job.guarded == "stop":
             self.diagnosis = (
@@ -290,6 +334,19 @@ class Trainer:
             self.diagnosis = f"{what}; {sum(guard.recent)} of the last {len(guard.recent)} steps were skipped"
         else:
             self.listener.note(f"{what}; its update is skipped ({guard.skipped} so far)")
+
+    def _cause(self, number: int) -> str:
+        """Find what was not finite in a step, on whatever rank."""
+        found = self.comm.everyone(find_first(self.job.engine, self.job.micro_batches(number)))
+        where = [f"{text} on rank {rank}" for rank, text in enumerate(found) if text != NOTHING_FOUND]
+        return found[0] if self.comm.size == 1 or not where else where[0]
+
+
+@contextmanager
+def both(first: AbstractContextManager[object], second: AbstractContextManager[object]) -> Iterator[None]:
+    """Enter two contexts."""
+    with first, second:
+        yield
 
 
 def _free(path: Path) -> Path:
@@ -305,8 +362,12 @@ def train(
     clock: Callable[[], float] = time.perf_counter,
     resume: checkpoint.Checkpoint | None = None,
     roofs: Roofs | None = None,
+    watch: Callable[[], AbstractContextManager[object]] = nullcontext,
+    began: Callable[[Path], None] = lambda path: None,
 ) -> Result:
     """Run a job's steps and write its folder; the folder is complete after an interrupt too.
+
+    Of several ranks the first one writes the folder, and each its part of a checkpoint. A signal to one ends all.
 
     Parameters
     ----------
@@ -314,29 +375,25 @@ def train(
     clock : in seconds.
     resume : the checkpoint that `job` was prepared with, whose run continues.
     roofs : the machine's roofs, for the profile.
+    watch : a context manager for each step, such as `Watchdog.step`.
+    began : called with the run's folder before the first step.
     """
-    s, engine = job.settings, job.engine
-    trainer = Trainer(job, listener, clock)
-    if resume is None:
-        sizes = {"architecture": job.config.model, "sizes": job.config}
-        config = {**vars(s), **sizes, "corpus": job.corpus.description}
-        run = Run(root, s.run, config, {"machine_id": machine_id(), "commit": commit()})
-    else:
-        run, history = Run.reopen(resume.run, resume.state["step"])
-        trainer.restore(resume, history)
-    with run:
-        for file, kept in trainer.tokenizer.items() if resume is None else ():
-            write_whole(run.path / file, [kept])
-        if s.tensorboard:
-            run.begin_events(trainer.history, trainer.val)
-        left = checkpoint.clean(run.path)
-        left += remove_leftovers(Path(os.path.realpath(s.save))) if s.save is not None else []
-        for name in left:
-            listener.note(f"removed {name}, left by an interrupted save")
+    s, engine, comm = job.settings, job.engine, job.engine.comm
+    trainer = Trainer(job, listener, clock, watch)
+    with ExitStack() as stack:
+        run: Run = Follower(Path())
+        with Agreement(comm):
+            if not comm.rank:
+                run = stack.enter_context(opened(trainer, root, resume))
+        run.path = Path(comm.everyone(str(run.path))[0])
+        if resume is not None and comm.rank:
+            trainer.restore(resume, [])
+        began(run.path)
         profiler = Profiler(engine)
         with stop_flag() as stopped:
-            trainer.run(run, profiler, stopped)
-            stopped_by = stopped()
+            agreed = stopped if comm.size == 1 else lambda: max(comm.everyone(stopped()))
+            trainer.run(run, profiler, agreed)
+            stopped_by = agreed()
             if not stopped_by:
                 trainer.finish(run)
         profiler.remove()
@@ -355,6 +412,27 @@ def train(
                 listener.note(str(e))
         newest = trainer.saved[0] if trainer.saved else None
         return Result(run.path, summary, stopped_by, trainer.diagnosis, newest, profile)
+
+
+def opened(trainer: Trainer, root: Path, resume: checkpoint.Checkpoint | None) -> Run:
+    """Make or open the folder of a run."""
+    job, listener, s = trainer.job, trainer.listener, trainer.job.settings
+    if resume is None:
+        sizes = {"architecture": job.config.model, "sizes": job.config}
+        config = {**vars(s), **sizes, "corpus": job.corpus.description}
+        run = Run(root, s.run, config, {"machine_id": machine_id(), "commit": commit()})
+    else:
+        run, history = Run.reopen(resume.run, resume.state["step"])
+        trainer.restore(resume, history)
+    for file, kept in trainer.tokenizer.items() if resume is None else ():
+        write_whole(run.path / file, [kept])
+    if s.tensorboard:
+        run.begin_events(trainer.history, trainer.val)
+    left = checkpoint.clean(run.path)
+    left += remove_leftovers(Path(os.path.realpath(s.save))) if s.save is not None else []
+    for name in left:
+        listener.note(f"removed {name}, left by an interrupted save")
+    return run
 
 
 def _summary(trainer: Trainer, interrupted: bool) -> dict[str, Any]:
@@ -379,4 +457,5 @@ def _summary(trainer: Trainer, interrupted: bool) -> dict[str, Any]:
         "planned_peak_bytes": engine.predicted_peak_bytes,
         "arena": engine.plan.describe(),
         "threads": engine.threads,
+        "ranks": engine.comm.size,
     }

@@ -19,20 +19,28 @@ import tempfile
 import time
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
+from cpuopt.engine import SERIAL
 from cpuopt.errors import UserError
 from cpuopt.models.gpt2 import PRESETS
+from cpuopt.ops import adamw
+from cpuopt.program.program import Value
 from cpuopt.train import checkpoint
 
 
 class Tensors:
     """What a checkpoint needs of an engine."""
 
+    comm, divided = SERIAL, False
+
     def __init__(self, step: float) -> None:
         names = [f"h.{i}.weight" for i in range(6)]
+        values = [Value(n, (256, 64), "parameter") for n in names]
+        self.program = SimpleNamespace(owned={}, parameters=values, optimizers=dict.fromkeys(values, adamw))
         self.p, self.m, self.v = ({n: np.full((256, 64), step + d, np.float32) for n in names} for d in (0, 0.25, 0.5))
 
     def parameters(self):

@@ -1,0 +1,62 @@
+"""What all ranks must agree on before one of them writes anything: that nothing is wrong, and what they train."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any
+
+from ..errors import UserError
+from . import Comm
+
+
+class CommonError(UserError):
+    """An error that all ranks have: one of them shows it, and all end."""
+
+
+class Agreement:
+    """A block in which every rank gets ready: a `UserError` of one rank becomes that of all.
+
+    In it, ranks exchange nothing until `settle`. What fails after that is one rank's own trouble.
+    """
+
+    def __init__(self, comm: Comm) -> None:
+        self.comm, self.settled = comm, False
+
+    def __enter__(self) -> Agreement:
+        return self
+
+    def settle(self, facts: Mapping[str, Any] | None = None, error: str = "") -> None:
+        """Wait for all ranks, and check that all are ready for the same.
+
+        Parameters
+        ----------
+        facts : what must be the same on all ranks, by the words of an error; of JSON's types.
+
+        Raises
+        ------
+        CommonError
+            The same on all ranks, naming the first rank that differs.
+        """
+        self.settled = True
+        here = {"host": socket.gethostname(), "error": error, "facts": json.loads(json.dumps(facts or {}))}
+        there = self.comm.everyone(here)
+        errors = [t["error"] for t in there]
+        wrong = next((r for r, e in enumerate(errors) if e), None)
+        if wrong is not None:
+            whose = "" if len({*errors}) == 1 else f"rank {wrong} on {there[wrong]['host']}: "
+            raise CommonError(whose + errors[wrong])
+        first = there[0]
+        for rank, other in enumerate(there):
+            for what in first["facts"] | other["facts"]:
+                if (a := first["facts"].get(what)) != (b := other["facts"].get(what)):
+                    raise CommonError(
+                        f"rank {rank} on {other['host']} has {what} {b!r}, and rank 0 on {first['host']} {a!r}: "
+                        "ranks train one model, so it must be the same on all"
+                    )
+
+    def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None) -> None:
+        if not self.settled and (e is None or isinstance(e, UserError)):
+            self.settle(error=str(e or ""))

@@ -1,0 +1,63 @@
+"""A limit on the time of a step: where one does not end, nobody would ever know which rank waits for whom."""
+
+from __future__ import annotations
+
+import faulthandler
+import signal
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from statistics import median
+
+LEAST_S, FIRST_S, TIMES = 60.0, 1800.0, 20.0
+WINDOW = 64
+"""The number of last steps whose median counts."""
+GRACE_S = 2.0
+"""Seconds in which other ranks write their stacks too, before the first process ends."""
+
+
+class Watchdog:
+    """Ends the process, with the stacks of all its threads, where a step takes longer than any should.
+
+    A thread of Python could not do so while a kernel holds the interpreter. A thread of C writes the stacks, and a
+    timer of the operating system ends the process.
+
+    Parameters
+    ----------
+    least_s : the least limit.
+    times : the limit, in medians of the last steps.
+    first_s : the limit of the first step, which knows no other.
+    file : the descriptor that gets the stacks; by default that of stderr.
+    """
+
+    def __init__(
+        self,
+        least_s: float = LEAST_S,
+        times: float = TIMES,
+        first_s: float = FIRST_S,
+        file: int | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.least_s, self.times, self.first_s, self.clock = least_s, times, first_s, clock
+        self.file = sys.__stderr__.fileno() if file is None and sys.__stderr__ else file or 2
+        self.steps: deque[float] = deque(maxlen=WINDOW)
+
+    @property
+    def limit_s(self) -> float:
+        """The limit of the next step in seconds."""
+        return max(self.least_s, self.times * median(self.steps)) if self.steps else self.first_s
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Watch one step."""
+        start, limit = self.clock(), self.limit_s
+        faulthandler.dump_traceback_later(limit, file=self.file)
+        signal.setitimer(signal.ITIMER_REAL, limit + GRACE_S)
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            faulthandler.cancel_dump_traceback_later()
+        self.steps.append(self.clock() - start)

@@ -1,0 +1,328 @@
+"""Several ranks without MPI: promises of launchers, cores, agreement, the launcher and the watchdog."""
+
+import argparse
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cpuopt.cli import ranks
+from cpuopt.comm import Serial
+from cpuopt.comm.agree import Agreement, CommonError
+from cpuopt.comm.launch import Launch, mpiexec
+from cpuopt.comm.places import Here, Promise, keeps, named, part, places, promised, suits
+from cpuopt.comm.watchdog import Watchdog
+from cpuopt.errors import UserError
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.mark.parametrize(
+    ("environment", "promise"),
+    [
+        ({"PMI_SIZE": "4", "PMI_RANK": "3"}, Promise("mpiexec of MPICH", 4, 3)),
+        ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0"}, Promise("mpiexec of Open MPI", 2, 0)),
+        ({"SLURM_STEP_NUM_TASKS": "8", "SLURM_PROCID": "7"}, Promise("srun", 8, 7)),
+        ({"SLURM_NTASKS": "8", "SLURM_PROCID": "0"}, None),  # a batch script, outside of any step
+        (
+            {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0", "PMI_SIZE": "2", "PMI_RANK": "1"},  # mpiexec in srun
+            Promise("mpiexec of MPICH", 2, 1),
+        ),
+        ({"PMI_SIZE": "many", "PMI_RANK": "0"}, None),
+        ({}, None),
+    ],
+)
+def test_a_launcher_is_known_by_its_environment(environment, promise):
+    assert promised(environment) == promise
+
+
+def test_a_rank_that_is_alone_against_the_promise_is_refused():
+    keeps(Promise("srun", 4, 0), 4)
+    with pytest.raises(UserError, match=r"srun promised 4 ranks, and MPI sees 1 rank: mpi4py belongs to another MPI"):
+        keeps(Promise("srun", 4, 0), 1)
+    suits(Promise("mpiexec of Open MPI", 4, 0), "Open MPI v5.0.11")
+    with pytest.raises(UserError, match="the MPI here is MPICH 5"):
+        suits(Promise("mpiexec of Open MPI", 4, 0), "MPICH 5.0.2")
+
+
+def here(*masks, host="a", quota=None):
+    return [Here(host, tuple(mask), quota) for mask in masks]
+
+
+def test_ranks_of_one_host_share_the_cores_that_all_of_them_may_use():
+    assert [p.cores for p in places(here(range(5), range(5)))] == [(0, 1), (2, 3, 4)]
+    assert [p.threads for p in places(here(range(5), range(5)))] == [2, 3]
+    apart = places([*here([0, 1]), *here([0, 1], host="b")])
+    assert [p.cores for p in apart] == [(0, 1), (0, 1)]  # the same numbers, of two hosts
+    assert [p.cores for p in places(here([0, 1], [2, 3], [0, 1]))] == [(0,), (2, 3), (1,)]
+
+
+def test_a_quota_of_a_container_limits_threads_and_ranks():
+    assert [p.threads for p in places(here(range(8), range(8), quota=2.0))] == [1, 1]
+    with pytest.raises(UserError, match="3 ranks on the 2 cores of a"):
+        places(here(range(8), range(8), range(8), quota=2.0))
+
+
+def test_cores_are_shared_only_with_permission():
+    for ranks_, message in (
+        (here([0], [0]), "2 ranks on the 1 core of a: .* --oversubscribe"),
+        (here([0, 1], [1, 2]), "ranks 0 and 1 on a may both use core 1: .* --oversubscribe"),
+    ):
+        with pytest.raises(UserError, match=message):
+            places(ranks_)
+        assert all(p.threads == 1 for p in places(ranks_, oversubscribe=True) if len(p.cores) == 1)
+    assert [p.cores for p in places(here([0, 3], [0, 3], [0, 3]), oversubscribe=True)] == [(0,), (0,), (3,)]
+
+
+@given(st.integers(1, 40), st.integers(1, 40))
+def test_parts_of_cores_are_fair(n_cores, n):
+    parts = [part(range(n_cores), i, n) for i in range(n)]
+    assert {c for p in parts for c in p} == {*range(n_cores)} or n > n_cores
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+    assert sum(map(len, parts)) == max(n_cores, n)
+
+
+def test_cores_are_named_by_ranges():
+    assert [named(c) for c in ([3], [0, 1], [8, 0, 1, 2])] == ["core 3", "cores 0-1", "cores 0-2, 8"]
+
+
+def test_fewer_ranks_split_a_step_as_exactly():
+    assert [ranks.fewer(8, w) for w in (8, 4, 2, 1)] == [4, 2, 1, None]
+    assert [ranks.fewer(6, w) for w in (6, 3)] == [3, 1]
+
+
+class Others(Serial):
+    """Two ranks, of which the other one answers as told."""
+
+    def __init__(self, rank=0, **other):
+        self.rank, self.size, self.other = rank, 2, {"host": "b", "error": "", "facts": {}} | other
+
+    def everyone(self, what):
+        return [what, self.other]
+
+
+def test_an_error_of_one_rank_is_that_of_all():
+    with pytest.raises(CommonError, match=r"^rank 1 on b: no such file$"), Agreement(Others(error="no such file")):
+        pass
+    with pytest.raises(CommonError, match=r"^too large$"), Agreement(Others(error="too large")):
+        raise UserError("too large")
+    with pytest.raises(CommonError, match=r"^rank 0 on .*: too large$"), Agreement(Others()):
+        raise UserError("too large")
+    with Agreement(Others()) as agreement:
+        agreement.settle()
+
+
+def test_ranks_that_differ_are_named():
+    with Agreement(Others(facts={"--lr": 0.1})) as agreement:
+        agreement.settle({"--lr": 0.1})
+    with (
+        pytest.raises(CommonError, match=r"^rank 1 on b has --lr 0\.1, and rank 0 on \S+ 0\.2: "),
+        Agreement(Others(facts={"--lr": 0.1})) as agreement,
+    ):
+        agreement.settle({"--lr": 0.2})
+    with pytest.raises(CommonError, match="rank 1 on b has --clip None"), Agreement(Others()) as agreement:
+        agreement.settle({"--clip": 1.0})
+
+
+FAKE = """
+import os, subprocess, sys
+size, program = int(sys.argv[1]), sys.argv[2:]
+ranks = [subprocess.Popen([sys.executable, *program], env={**os.environ, "PMI_SIZE": str(size), "PMI_RANK": str(r)})
+         for r in range(size)]
+sys.exit(max(abs(r.wait()) for r in ranks))
+"""
+"""Starts ranks as an mpiexec does; where one ends, the others go on."""
+BEGIN = """
+import os, signal, sys, time
+from cpuopt.comm.launch import Link
+from cpuopt.comm.places import promised
+rank = promised().rank
+link = Link(rank)
+"""
+
+
+def command(program, size=2):
+    return [sys.executable, "-c", FAKE, str(size), "-c", BEGIN + program]
+
+
+def launched(program, size=2):
+    said = []
+    start = time.monotonic()
+    ended = Launch(command(program, size), size, said.append).run()
+    return ended, said, time.monotonic() - start
+
+
+def test_ranks_print_where_the_launcher_prints(capfd):
+    ended, said, _ = launched("print('rank', rank, flush=True); link.tell(run='x'); link.tell(status=rank)")
+    assert (ended.status, ended.died, ended.told, said) == (0, False, {"run": "x"}, [])
+    assert sorted(capfd.readouterr().out.split("\n")) == ["", "rank 0", "rank 1"]
+
+
+def test_the_status_is_that_of_the_first_rank():
+    assert launched("link.tell(status=3 - rank)")[0].status == 3
+
+
+def test_an_error_of_one_rank_ends_all():
+    ended, said, took = launched("if rank == 1: link.tell(error='out of paper', status=7)\ntime.sleep(60)", size=3)
+    assert (ended.status, ended.died) == (7, False)
+    (only,) = said
+    assert re.fullmatch(r"rank 1 on \S+: out of paper", only)
+    assert took < 20
+
+
+@pytest.mark.parametrize(
+    "end", ["os.kill(os.getpid(), signal.SIGKILL)", "os._exit(0)", "import ctypes; ctypes.string_at(0)"]
+)
+def test_a_rank_that_ends_without_a_word_ends_all(end):
+    ended, said, took = launched(f"if rank == 1: {end}\ntime.sleep(60)")
+    assert (ended.status, ended.died, len(said)) == (1, True, 1)
+    assert re.match(r"rank 1 on \S+: ended without a word", said[0])
+    assert took < 20
+
+
+def test_a_launcher_that_starts_nothing_is_quoted():
+    said = []
+    fails = [sys.executable, "-c", "print('-----'); print('no slots'); raise SystemExit(5)"]
+    assert Launch(fails, 2, said.append).run().status == 1
+    assert said == ["mpiexec ended with status 5: no slots"]
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_a_signal_reaches_all_ranks(name, tmp_path):
+    program = f"""
+hit = []
+signal.signal(signal.{name}, lambda *more: hit.append(1))
+open({str(tmp_path)!r} + f"/{{rank}}", "w").close()
+while not hit: time.sleep(0.01)
+link.tell(status=128 + signal.{name})
+"""
+
+    def send():
+        while len(list(tmp_path.iterdir())) < 2:
+            time.sleep(0.01)
+        os.kill(os.getpid(), getattr(signal, name))
+
+    threading.Thread(target=send).start()
+    ended, said, _ = launched(program)
+    assert (ended.status, said) == (128 + getattr(signal, name), [])
+
+
+def test_a_killed_launcher_takes_its_ranks_along(tmp_path):
+    program = BEGIN + f"open({str(tmp_path)!r} + f'/{{os.getpid()}}', 'w').close(); time.sleep(60)"
+    started = [sys.executable, "-c", FAKE, "2", "-c", program]
+    launcher = f"from cpuopt.comm.launch import Launch; Launch({started!r}, 2, print).run()"
+    with subprocess.Popen([sys.executable, "-c", launcher], cwd=ROOT) as process:
+        end = time.monotonic() + 60
+        while len(pids := [int(p.name) for p in tmp_path.iterdir()]) < 2 and time.monotonic() < end:
+            time.sleep(0.02)
+        process.kill()
+    left = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
+    _, alive = psutil.wait_procs(left, timeout=5)
+    assert len(pids) == 2
+    assert [p for p in alive if p.status() != psutil.STATUS_ZOMBIE] == []
+
+
+HANGS = """
+import ctypes
+from cpuopt.comm.watchdog import Watchdog
+
+def kernel():
+    ctypes.PyDLL(None).sleep(60)  # holds the interpreter, as a kernel does
+
+with Watchdog(first_s=0.5, file=link.fileno()).step():
+    kernel() if rank else time.sleep(60)
+"""
+
+
+def test_a_step_that_does_not_end_shows_the_stacks_of_all_ranks():
+    ended, said, took = launched(HANGS)
+    assert (ended.status, ended.died) == (1, False)
+    assert {f"rank {r}: the step did not end; its stacks:" for r in (0, 1)} <= {*said}
+    assert any(re.match(r"rank 1: .*line \d+ in kernel", line) for line in said)
+    assert took < 20
+
+
+def test_a_step_that_does_not_end_ends_its_process_without_a_launcher():
+    program = "import time\nfrom cpuopt.comm.watchdog import Watchdog\ndef stuck(): time.sleep(60)\n"
+    program += "with Watchdog(first_s=0.2).step(): stuck()"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == -signal.SIGALRM
+    assert "in stuck" in done.stderr
+
+
+def test_the_watchdog_waits_for_twenty_medians():
+    now = [0.0]
+    dog = Watchdog(least_s=60, times=20, first_s=1800, clock=lambda: now[0])
+    limits = [dog.limit_s]
+    for seconds in (1.0, 5.0, 5.0):
+        with dog.step():
+            now[0] += seconds
+        limits.append(dog.limit_s)
+    assert limits == [1800, 60, 60, 100]
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("version", "more"), [("HYDRA build details", []), ("mpirun (Open MPI) 5.0.11", ["--bind-to", "none"])]
+)
+def test_each_mpiexec_gets_its_own_flags(version, more, tmp_path, monkeypatch):
+    (fake := tmp_path / "mpiexec").write_text(f"#!/bin/sh\necho '{version}'\n")
+    fake.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    made = mpiexec(3, ["python"])
+    assert made[:1] == [str(fake)]
+    assert made[-3:] == ["-n", "3", "python"]
+    assert made[1 : 1 + len(more)] == more
+    fake.unlink()
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(UserError, match=r"no mpiexec; install it with: pip install 'cpuopt\[mpi\]'"):
+        mpiexec(3, [])
+
+
+DIES = """
+link.tell(micro_batches=4, total_batch=256)
+if not rank: link.tell(run="runs/r")
+size = promised().size
+if size == 4: os.kill(os.getpid(), signal.SIGKILL) if rank == 3 else time.sleep(60)
+if not rank: open(os.environ["SAID"], "a").write(" ".join(sys.argv[1:]) + "\\n")
+if size == 2: os.kill(os.getpid(), signal.SIGKILL) if rank == 0 else time.sleep(60)
+link.tell(status=0)
+"""
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_elastic_goes_on_with_the_ranks_that_are_left(there, tmp_path, monkeypatch, capfd):
+    def newest(run):
+        if not there:
+            raise UserError("there is none")
+
+    monkeypatch.setattr("cpuopt.train.checkpoint.newest", newest)
+    monkeypatch.setattr(ranks, "mpiexec", lambda size, program: [*command(DIES, size), *program])
+    monkeypatch.setattr(ranks, "module", lambda name, *args: [*args])
+    monkeypatch.setenv("SAID", str(tmp_path / "said"))
+    args = argparse.Namespace(ranks=4, elastic=True, oversubscribe=False, command=["train", "--ranks", "4"])
+    assert ranks.run(args, lambda rank: 1) == 0
+    more = "--resume runs/r" if there else "--total-batch 256"
+    assert (tmp_path / "said").read_text().splitlines() == [f"train --ranks 4 --ranks {n} {more}" for n in (2, 1)]
+    said = [line for line in capfd.readouterr().err.splitlines() if "--elastic" in line]
+    how = "from runs/r" if there else "from the beginning, for there is no checkpoint"
+    assert said == [f"cpuopt: --elastic: of {n} ranks one died; the run goes on with {n // 2}, {how}" for n in (4, 2)]
+
+
+def test_flags_that_need_ranks_are_refused_without():
+    for given_, message in (
+        ({"ranks": 0}, "--ranks 0: expected 1 or more"),
+        ({"elastic": True}, "--elastic: expected"),
+    ):
+        args = argparse.Namespace(**{"ranks": None, "elastic": False, "oversubscribe": False, "command": []} | given_)
+        with pytest.raises(UserError, match=message):
+            ranks.run(args, lambda rank: 0)
