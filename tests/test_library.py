@@ -1,7 +1,5 @@
 """What `import cpuopt` offers: an engine with the command line's defaults, whose results show what the verbs print."""
 
-import time
-
 import numpy as np
 import pytest
 
@@ -161,14 +159,25 @@ def test_kernels_are_compared_alone_and_in_the_step(engine):
 
 
 def test_two_functions_are_compared():
-    def slow(s):
-        time.sleep(2 * s)
+    now, rng = [0.0], np.random.default_rng(0)
 
-    found = cpuopt.compare(time.sleep, slow, 4e-3, rounds=12)
+    def quick(ms):
+        now[0] += ms / 1e3 * rng.uniform(0.99, 1.01)
+
+    def slow(ms):
+        quick(1.5 * ms)
+
+    def compared(a, b, **more):
+        return cpuopt.compare(a, b, 2, clock=lambda: now[0], **more)
+
+    found = compared(quick, slow)
     assert found.verdict == "slower"
-    assert 1.5 < found.ratio["median"] < 2.5
-    assert "slow" in str(found)
-    assert "verdict: slower, " in str(found)
+    assert found.ratio["median"] == pytest.approx(1.5, rel=0.02)
+    assert found.record["results"][0]["a_ms"] == pytest.approx(2, rel=0.02)
+    assert "verdict: slower, by 50." in str(found) or "verdict: slower, by 49." in str(found)
+    assert {"quick", "slow"} <= set(str(found).split())
     assert found._repr_html_().startswith("<pre")
+    assert compared(slow, quick).verdict == "faster"
+    assert compared(quick, quick).verdict == "no difference shown"
     with pytest.raises(UserError, match="expected 6 or more"):
-        cpuopt.compare(time.sleep, slow, 0, rounds=3)
+        compared(quick, slow, rounds=3)

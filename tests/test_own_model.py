@@ -18,12 +18,14 @@ from cpuopt.weights.tensors import TensorFile
 FILE = '''
 """Models of one's own."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from cpuopt import functional as F
 from cpuopt import nn
+from cpuopt.models import gpt2
 
 with Path("ran").open("a") as ran:
     ran.write("x")
@@ -65,6 +67,15 @@ def batches():
 
 def drawn(B):
     return MLP(), {"x": ((B, 2), "float32"), "y": ((B,), "int32")}
+
+
+@dataclass(frozen=True)
+class Sizes(gpt2.Config):
+    n_layer: int = 1
+    n_head: int = 2
+    n_embd: int = 32
+    vocab_size: int = 256
+    block_size: int = 32
 
 
 def broken():
@@ -133,6 +144,15 @@ def test_a_model_of_a_file_trains_resumes_and_evaluates(capsys):
     assert found["loss"] == pytest.approx(np.log(256), rel=0.05)
 
 
+def test_a_config_of_a_file_generates(capsys):
+    config = models.parse("own.py:Sizes")
+    assert (config.vocab_size, config.block_size, config.model, models.name_of(config)) == (
+        *(256, 32, "file", "own.py:Sizes"),
+    )
+    assert cli.main(["generate", "--model", "own.py:Sizes", "--prompt", "ab", "--max-tokens", "3", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["tokens"] == 3
+
+
 def test_no_checkpoint_runs_the_file_of_its_model(capsys, monkeypatch):
     run = ran(capsys, "train", "--model", "own.py:fixed", "--steps", "1", "--save-every", "1")["path"]
     state = json.loads((checkpoint.newest(Path(run)).path / "state.json").read_text())
@@ -193,7 +213,7 @@ def test_the_verbs_that_measure_long_take_it(capsys):
         ("Nets", "has no class or function 'Nets'; did you mean 'Net'"),
         ("MLP", r"takes \(x, y\), and a text has \(tokens, targets\); name a function"),
         ("net", "net is a module; name its class"),
-        ("broken", "line 54 raised ZeroDivisionError"),
+        ("broken", "line 64 raised ZeroDivisionError"),
         ("nothing", "it made int; expected an nn.Module"),
     ],
 )

@@ -100,7 +100,12 @@ class ComparisonReport(Report):
 
 
 def compare(
-    a: Callable[..., object], b: Callable[..., object], *args: Any, rounds: int = 96, seed: int = 0
+    a: Callable[..., object],
+    b: Callable[..., object],
+    *args: Any,
+    rounds: int = 96,
+    seed: int = 0,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> ComparisonReport:
     """Compare the times of two functions on the same arguments; neither is checked.
 
@@ -113,6 +118,7 @@ def compare(
     args : the arguments of both; what a function changes in them stays changed.
     rounds : the largest number of rounds, 6 at least.
     seed : the random seed of the order.
+    clock : in seconds.
 
     Raises
     ------
@@ -128,23 +134,22 @@ def compare(
     True
     """
     analyses, others = analyses_up_to(rounds), rates.Others()
+
+    def timed(function: Callable[[], object], calls: int = 1) -> float:
+        start = clock()
+        for _ in range(calls):
+            function()
+        return (clock() - start) / calls
+
     functions: list[Callable[[], object]] = [partial(f, *args) for f in (a, b)]
-    seconds = [min(_timed(f) for _ in range(3)) for f in functions]
+    seconds = [min(timed(f) for _ in range(3)) for f in functions]
     calls = max(1, int(TRIAL_S / max(min(seconds), 1e-9)))
-    pair: list[Trial] = [lambda f=f: 1e9 * _timed(f, calls) for f in functions]  # type: ignore[misc]
+    pair: list[Trial] = [lambda f=f: 1e9 * timed(f, calls) for f in functions]  # type: ignore[misc]
     found = compare_trials(*pair, seed=seed, analyses=analyses)
     ms = {f"{side.lower()}_ms": float(min(found.figures(side))) / 1e6 for side in "AB"}
     result = {**found.verdict().to_json(), **ms, "doubts": others.warnings()}
     names = dict(zip("ab", _names(a, b), strict=True))
     return ComparisonReport({**names, **summed([result]), "results": [result]})
-
-
-def _timed(function: Callable[[], object], calls: int = 1) -> float:
-    """Return the seconds of a call."""
-    start = time.perf_counter()
-    for _ in range(calls):
-        function()
-    return (time.perf_counter() - start) / calls
 
 
 def _names(a: Callable[..., object], b: Callable[..., object]) -> tuple[str, str]:
