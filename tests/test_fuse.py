@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cpuopt import Choice, Engine, nn
+from cpuopt import Choice, nn
 from cpuopt import functional as F
-from cpuopt.engine import build
+from cpuopt.engine import Engine, build
 from cpuopt.errors import UserError
 from cpuopt.models import specs
 from cpuopt.models.gpt2 import GPT2, PRESETS

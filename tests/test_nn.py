@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from cpuopt import Engine, nn
 from cpuopt import functional as F
+from cpuopt import nn
+from cpuopt.engine import Engine
 from cpuopt.errors import UserError
 
 RNG = np.random.default_rng(0)

@@ -68,14 +68,14 @@ def work(args: argparse.Namespace) -> int:
     tuning = survey(job, args.ops or ("*",), args.again)
     with console.compiling() as progress:
         compile_all(tuning, common.cores(), progress)
-    threads = tuning.key["threads"]
+    threads, B, T = (tuning.key[name] for name in ("threads", "B", "T"))
     with Child(worker.__name__, args.kernels, threads, args.limit) as child, report.Progress(tuning) as view:
         asked = {"analyses": analyses, "seed": args.seed, "budget_s": args.budget}
         tune(tuning, job, child, view=view, save=keep, **asked)
     kept = keep(tuning)
-    size = {"model": tuning.name, "B": args.B, "T": args.T, "threads": tuning.key["threads"]}
+    size = {"model": tuning.name, "B": B, "T": T, "threads": threads}
     content = {**size, **tuning.plan(), **to_json(tuning), "plan": str(plans.path(tuning.key)) if kept else None}
-    path = common.keep(args.runs, "tune", f"{tuning.name}-{args.B}x{args.T}", content)
+    path = common.keep(args.runs, "tune", f"{tuning.name}-{B}x{T}", content)
     show(args, {**content, "path": path}, lambda: report.tables(content, path))
     if tuning.finished:
         return 0 if kept else 1

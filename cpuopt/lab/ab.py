@@ -11,11 +11,12 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cache, partial
 from math import inf
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -23,7 +24,7 @@ from .. import models
 from ..check.cases import Case, case
 from ..check.judge import Result
 from ..check.timed import AFTER, BEFORE, FILLS, SELDOM, Timed, judge_call
-from ..engine import Bound
+from ..engine import Bound, Engine
 from ..errors import UserError
 from ..files.reading import from_json, to_json
 from ..isolate.serve import doing
@@ -333,21 +334,35 @@ class Change:
         return call.op is self.kernels[0].op and any(fnmatchcase(call.layer, glob) for glob in self.layers)
 
 
+class Stepping(Protocol):
+    """The part of a job that `InStep` uses."""
+
+    engine: Engine
+    done: int
+
+    def step(self, within: Callable[[], AbstractContextManager[object]]) -> Any:
+        """Train on the next batch; return what has the ``loss``."""
+
+
 class InStep:
     """A job in which some calls switch between kernel A and kernel B from step to step.
 
     Parameters
     ----------
-    settings : those of the job with the kernels of B; its rewrites keep the calls.
-    changes : the calls that switch; all others keep the kernels of the settings.
+    job : a job, or its settings: with the kernels of B, so that its rewrites keep the calls.
+    changes : the calls that switch; all others keep the kernels of the job.
 
     Attributes
     ----------
     layers : the layers of each change.
     """
 
-    def __init__(self, settings: Settings, changes: Sequence[Change], say: Say = lambda text: None) -> None:
-        job = prepare(settings, lambda done, total, name: say(f"compiling {done}/{total} {name}"))
+    def __init__(
+        self, job: Settings | Stepping, changes: Sequence[Change], say: Say = lambda text: None, seed: int = 0
+    ) -> None:
+        if isinstance(job, Settings):
+            seed, settings = job.seed, job
+            job = prepare(settings, lambda done, total, name: say(f"compiling {done}/{total} {name}"))
         self.job, self.engine = job, job.engine
         self.layers: list[list[str]] = []
         self.groups: dict[str, list[dict[int, Bound]]] = {"A": [], "B": []}
@@ -364,8 +379,9 @@ class InStep:
             for i, side in enumerate("AB"):
                 self.groups[side].append({id(call): both[i] for call, both in zip(chosen, rebound, strict=True)})
         self.phases = {p: list(calls) for p, calls in self.engine.phases.items()}
+        self.backwards = list(self.engine.backwards)
         self.profiler = Profiler(self.engine, keep=1)
-        self.rng = np.random.default_rng(settings.seed)
+        self.rng = np.random.default_rng(seed)
         self.notes = list(job.engine.notes)
         self.judged: list[Result] = []
 
@@ -374,10 +390,11 @@ class InStep:
         swapped = {place: bound for group in self.groups[side] for place, bound in group.items()}
         doing(f"a step with {', '.join(sorted({bound.kernel.name for bound in swapped.values()}))}")
         self.engine.phases = {p: [swapped.get(id(b), b) for b in calls] for p, calls in self.phases.items()}
+        self.engine.backwards = [[swapped.get(id(b), b) for b in calls] for calls in self.backwards]
 
     def step(self) -> float:
         """Train for one step, and return its loss."""
-        return self.job.step(self.profiler.step).loss
+        return float(self.job.step(self.profiler.step).loss)
 
     @property
     def trials(self) -> tuple[Trial, Trial]:
@@ -469,10 +486,14 @@ def in_step(
     """
     swap = f"{op.name}{'' if layer == '*' else '@' + layer}={variants[1]}"
     change = Change((KERNELS[op.name, variants[0]], KERNELS[op.name, variants[1]]), (layer,))
-    pair = InStep(replace(settings, swap=(*settings.swap, swap)), [change], say)
-    found, (of_op,) = compare_steps(pair, variants, seed, analyses, say, decides=1)
-    ms = {"a_ms": of_op["a_ns"] / 1e6, "b_ms": of_op["b_ns"] / 1e6}
-    return {**of_op, **ms, "layers": pair.layers[0], **found}
+    return of_op(InStep(replace(settings, swap=(*settings.swap, swap)), [change], say), variants, seed, analyses, say)
+
+
+def of_op(pair: InStep, variants: tuple[str, str], seed: int, analyses: Sequence[int], say: Say) -> dict[str, Any]:
+    """Compare steps in which one op changes; return what `in_step` does."""
+    found, (mine,) = compare_steps(pair, variants, seed, analyses, say, decides=1)
+    ms = {"a_ms": mine["a_ns"] / 1e6, "b_ms": mine["b_ns"] / 1e6}
+    return {**mine, **ms, "layers": pair.layers[0], **found}
 
 
 def compare_steps(

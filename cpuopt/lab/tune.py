@@ -30,7 +30,7 @@ from ..kernels.toolkit import threads as numba_threads
 from ..measure import rates as machine
 from ..program.program import Call
 from ..train import plans
-from ..train.job import Settings, build_only, fusions, model_of
+from ..train.job import Settings, build_only, fusions, model_of, sized
 from ..wording import nearest
 from .ab import Shape, shapes_of
 
@@ -177,6 +177,7 @@ def survey(settings: Settings, patterns: Sequence[str] = ("*",), again: bool = F
     kernels.load_all(settings.kernels)
     settings = replace(settings, variant=registry.DEFAULT)
     name, config, _ = model_of(settings)
+    settings = sized(settings, config)
     built = build_only(settings)
     n = numba_threads.set_threads(settings.threads)
     key = plans.key(config.to_json(), settings.B, settings.T, n, fusions(settings))
@@ -201,7 +202,7 @@ def survey(settings: Settings, patterns: Sequence[str] = ("*",), again: bool = F
                 row.take(there)
         if other:
             row.hashes = {v: h for v, h in row.hashes.items() if v == row.default or v in row.tried}
-    return Tuning(key, name, rows, flush, list(settings.kernels), calls)
+    return Tuning(key, name, rows, flush, [*settings.kernels, *config.files], calls)
 
 
 def weighed(shapes: Sequence[Shape]) -> list[tuple[str, int]]:

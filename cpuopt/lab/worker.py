@@ -99,9 +99,9 @@ def op_named(name: str) -> Any:
 
 def settings_of(request: Mapping[str, Any]) -> Any:
     """Read the settings of a job from a request."""
-    from ..train.job import Settings
+    from ..train.job import Settings, sized
 
-    return from_json(Settings, request["settings"])
+    return sized(from_json(Settings, request["settings"]))
 
 
 if __name__ == "__main__":

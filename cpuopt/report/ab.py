@@ -20,10 +20,12 @@ def tables(content: Mapping[str, Any], path: str | None) -> list[RenderableType]
     c = content
     where = "in the training step" if c["in_step"] else "alone, caches flushed" if c["flush"] else "alone"
     model = f" · {c['model']} · layers {c['layer']}" if c["model"] else ""
-    shown: list[RenderableType] = [
-        Text.assemble((c["op"], "bold"), f": {c['b']} against {c['a']}, {where}{model}"),
-        "",
-    ]
+    head = Text.assemble((c["op"], "bold"), f": {c['b']} against {c['a']}, {where}{model}")
+    return [head, "", *compared(c), *[Text(f"record {path}")] * bool(path)]
+
+
+def compared(c: Mapping[str, Any]) -> list[RenderableType]:
+    """Show the results of a comparison, and the verdict."""
     table = style.table("", f">{c['a']}", f">{c['b']}", ">ratio", ">control", "verdict")
     for r in c["results"]:
         name = f"{size_of(r)}, {count(r['threads'], 'thread')}"
@@ -36,7 +38,7 @@ def tables(content: Mapping[str, Any], path: str | None) -> list[RenderableType]
     table.caption = (
         f"ms; ratio: {c['b']}'s time over {c['a']}'s, with its {interval(c)}; control: {c['a']}'s over its own"
     )
-    shown += [table, "", Text.assemble("verdict: ", verdict(c["verdict"]), _because(c))]
+    shown: list[RenderableType] = [table, "", Text.assemble("verdict: ", verdict(c["verdict"]), _because(c))]
     shown += [Text(line, "bold yellow") for line in marginal(c["results"])]
     if c.get("level", LEVEL) < LEVEL:
         shown += style.warnings([f"the rounds are too few for an interval of {LEVEL} %; take 9 or more"])
@@ -46,7 +48,7 @@ def tables(content: Mapping[str, Any], path: str | None) -> list[RenderableType]
             shown.append(Text(f"{last} with {c['a']}, {', '.join(f'{x:.6f}' for x in r['losses']['B'])} with {c['b']}"))
         shown += [Text(f"note: {n}") for n in r.get("notes", ())]
         shown += style.warnings(r["doubts"])
-    return [*shown, *[Text(f"record {path}")] * bool(path)]
+    return shown
 
 
 def interval(c: Mapping[str, Any]) -> str:

@@ -153,7 +153,12 @@ def afresh(kernel: Kernel) -> tuple[Any, tuple[types.Type, ...]]:
 
 
 def helper(**options: Any) -> Callable[[Callable[..., Any]], Any]:
-    """Compile a function that kernels call; serial by default."""
+    """Compile a function that kernels call; serial by default.
+
+    Parameters
+    ----------
+    options : of numba's ``njit``, in place of those that kernels have.
+    """
 
     def decorate(function: Callable[..., Any]) -> Any:
         compiled = numba.njit(**{**OPTIONS, "parallel": False, **options})(function)

@@ -94,6 +94,17 @@ def in_layers(kept: tuple[str, list[str]]) -> str:
     return f"{name} in layer{'s' * (len(layers) > 1)} {', '.join(layers)}"
 
 
+def usual(variant: str, two_pass: bool) -> tuple[str, ...]:
+    """Choose the rewrites by default: all for ``optimized`` and ``auto``, none for other variants.
+
+    Parameters
+    ----------
+    two_pass : whether all gradients must be known before the first update, so that ``update`` stays off.
+    """
+    names = FUSIONS if variant in (registry.DEFAULT, registry.AUTO) else ()
+    return tuple(name for name in names if not (two_pass and name == "update"))
+
+
 def parse(text: str) -> tuple[str, ...]:
     """Read ``all``, ``none`` or a list such as ``residual,update``."""
     if text == "all":
