@@ -35,8 +35,10 @@ def text_of(sizes: Mapping[str, int]) -> str:
 
 
 def size_of(result: Mapping[str, Any]) -> str:
-    """Format the size of a result: a model's batch, as in ``4x64``, or sizes by symbol."""
-    return text_of(result["sizes"]) if "sizes" in result else f"{result['B']}x{result['T']}"
+    """Format the size of a result: a model's batch, as in ``4x64``, or sizes by symbol; ``""`` where it has none."""
+    if "B" in result:
+        return f"{result['B']}x{result['T']}"
+    return text_of(result.get("sizes", {}))
 
 
 def spread(ratio: Mapping[str, float], digits: int = 3) -> str:

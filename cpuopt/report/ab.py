@@ -28,7 +28,7 @@ def compared(c: Mapping[str, Any]) -> list[RenderableType]:
     """Show the results of a comparison, and the verdict."""
     table = style.table("", f">{c['a']}", f">{c['b']}", ">ratio", ">control", "verdict")
     for r in c["results"]:
-        name = f"{size_of(r)}, {count(r['threads'], 'thread')}"
+        name = f"{size_of(r)}, {count(r['threads'], 'thread')}" if size_of(r) else ""
         _row(table, name, r["a_ms"], r["b_ms"], r)
         for case in r.get("cases", []) if len(r.get("cases", [])) > 1 else []:
             name = f"  {text_of(case['sizes'])}, {len(case['layers'])}x"
