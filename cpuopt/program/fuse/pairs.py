@@ -19,7 +19,13 @@ def activate_products(program: Program, allowed: Allowed) -> None:
 
 
 def gate_activations(program: Program, allowed: Allowed) -> None:
-    """Fuse an activation into the product, element by element, that it gates."""
+    """Fuse an activation into the product, element by element, that it gates, on either side of it."""
+    activated = {v for c in program.calls if c.op.role == "activation" for v in c.writes[:1]}
+    for call in program.calls:
+        if call.op.role == "gate":
+            x, y = (a.name for a in call.op.args if a.role == "in")
+            if call.args[y] in activated and call.args[x] not in activated:
+                call.args |= {x: call.args[y], y: call.args[x]}
     _fuse(program, allowed, "activation", "gate", at=1)
 
 
