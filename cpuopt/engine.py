@@ -27,6 +27,7 @@ from .program.optimizer import Choice as OptimizerChoice
 from .program.optimizer import add_update
 from .program.program import PHASES, Call, Phase, Program, Scalar, Value
 from .program.reverse import reverse
+from .program.tables import cut_tables
 from .wording import nearest
 
 Array = np.ndarray[Any, Any]
@@ -109,6 +110,7 @@ def build(
     """
     choice = choice or registry.Choice()
     program, notes = nn.trace_model(model, inputs), list[str]()
+    cut_tables(program)
     before = list(program.calls)
     if train:
         notes = apply_fusions(program, [name for name in fuse if name in BEFORE], choice)
