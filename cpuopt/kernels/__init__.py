@@ -116,6 +116,13 @@ def imported(path: Path) -> ModuleType | None:
     return next((m for m in there if Path(str(m.__file__)).resolve() == path), None)
 
 
+def forget(file: str | Path) -> None:
+    """Let the next `load_file` of a file run it again."""
+    while module := imported(Path(file).resolve()):
+        choices.forget(module.__name__)
+        sys.modules.pop(module.__name__, None)
+
+
 def folder_of(module: ModuleType) -> Path | None:
     """Return the folder of a module's file; None where it has none."""
     file = getattr(module, "__file__", None)
