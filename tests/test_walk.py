@@ -283,6 +283,15 @@ def test_a_file_offers_block_sizes():
     assert not choices["relu2_forward", "mine"]
     cpuopt.kernels.load_all(["mine.py"])  # once more, which changes nothing
     assert len(registry.variants("relu2_forward")) == 3
+    first = sys.modules["mine"]
+    cpuopt.kernels.forget("mine.py")
+    for key in [k for k in registry.KERNELS if k[1].startswith("mine")]:
+        del registry.KERNELS[key]
+    Path("mine.py").write_text(OFFERS.replace("1024", "512"))
+    linecache.clearcache()
+    cpuopt.kernels.load_all(["mine.py"])
+    assert sys.modules["mine"] is not first
+    assert registry.variants("relu2_forward") == ["vanilla", "mine", "mine:CHUNK=512"]
 
 
 @pytest.mark.parametrize(

@@ -113,7 +113,15 @@ def load_file(file: str | Path, flag: str, of: str) -> ModuleType:
 def imported(path: Path) -> ModuleType | None:
     """Return the module of a file, where it is imported already."""
     there = (m for m in list(sys.modules.values()) if Path(getattr(m, "__file__", None) or "").name == path.name)
-    return next((m for m in there if Path(str(m.__file__)).resolve() == path), None)
+    return next(
+        (m for m in there if Path(str(m.__file__)).resolve() == path and m.__name__ not in choices.CHOSEN), None
+    )
+
+
+def forget(file: str | Path) -> None:
+    """Let the next `load_file` of a file run it again."""
+    if module := imported(Path(file).resolve()):
+        del sys.modules[module.__name__]
 
 
 def forget(file: str | Path) -> None:
