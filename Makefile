@@ -3,19 +3,24 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
+MPI ?= mpich
 PEERS ?= $(VENV)-peers/bin/python
 
-.PHONY: train test check lint smoke test-slow test-faults test-oldest test-peers clean
+.PHONY: train train-ranks test check lint smoke test-slow test-faults test-oldest test-peers test-mpi clean
 # two tests at a time and more where there are cores; whoever is done takes over what is left
 PYTEST := python -m pytest -n auto --maxprocesses 8 --dist worksteal
 
 train: $(VENV)/.installed
 	$(BIN)/cpuopt train $(ARGS)
 
+# the same on two ranks, which are two processes with half of the cores each
+train-ranks: $(VENV)/.mpi
+	$(BIN)/cpuopt train --ranks 2 $(ARGS)
+
 # kernels are compiled first, on all cores; a test would compile them one after another
 test: $(VENV)/.dev
 	$(BIN)/cpuopt warmup --all
-	$(BIN)/$(PYTEST) -m "not slow and not peers" $(ARGS)
+	$(BIN)/$(PYTEST) -m "not slow and not peers and not mpi" $(ARGS)
 
 check: lint test test-slow smoke
 
@@ -40,7 +45,7 @@ test-slow: $(VENV)/.dev
 # with the oldest versions that pyproject.toml admits, in an environment and with kernels of their own
 test-oldest: $(VENV)-oldest/.installed
 	CPUOPT_CACHE_DIR=$(CURDIR)/$(VENV)-oldest/cache $(VENV)-oldest/bin/cpuopt warmup --all
-	CPUOPT_CACHE_DIR=$(CURDIR)/$(VENV)-oldest/cache $(VENV)-oldest/bin/$(PYTEST) -m "not slow and not peers" $(ARGS)
+	CPUOPT_CACHE_DIR=$(CURDIR)/$(VENV)-oldest/cache $(VENV)-oldest/bin/$(PYTEST) -m "not slow and not peers and not mpi" $(ARGS)
 
 # the full 124M against PyTorch, Llamas against transformers, and weights exchanged with it, in an environment of their
 # own; `make test-peers PEERS=/path/to/python` takes one that has PyTorch and transformers already;
@@ -52,6 +57,10 @@ test-peers: $(VENV)/.installed $(PEERS)
 	$(BIN)/python tests/golden/exchange_llama.py --python $(PEERS)
 	$(if $(RUN_C),$(BIN)/python tests/golden/compare_run_c.py $(RUN_C))
 
+# several ranks over real MPI, in an environment of its own; `make test-mpi MPI=openmpi` takes the other library
+test-mpi: $(VENV)-$(MPI)/.installed
+	PATH=$(CURDIR)/$(VENV)-$(MPI)/bin:$$PATH $(VENV)-$(MPI)/bin/python -m pytest -m mpi tests/test_mpi.py $(ARGS)
+
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
@@ -61,6 +70,15 @@ $(VENV)/.installed: pyproject.toml | $(VENV)/bin/python
 
 $(VENV)/.dev: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	touch $@
+
+$(VENV)/.mpi: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[mpi]'
+	touch $@
+
+$(VENV)-$(MPI)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)-$(MPI)
+	$(VENV)-$(MPI)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[dev]' 'mpi4py>=4.0' $(MPI)
 	touch $@
 
 $(VENV)-oldest/.installed: pyproject.toml
@@ -75,4 +93,4 @@ $(VENV)-peers/bin/python:
 	$@ -m pip install --quiet --disable-pip-version-check torch==2.13.0 'transformers>=5.23' numpy
 
 clean:
-	rm -rf $(VENV) $(VENV)-oldest $(VENV)-peers build *.egg-info
+	rm -rf $(VENV) $(VENV)-oldest $(VENV)-peers $(VENV)-mpich $(VENV)-openmpi build *.egg-info

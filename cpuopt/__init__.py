@@ -20,6 +20,7 @@ _HOMES = {
     "Choice": "kernels.registry",
     "kernel": "kernels.compile.jit",
     "helper": "kernels.compile.jit",
+    "offer": "kernels.toolkit.choices",
     "differentiable": "custom",
     "check_gradient": "check.gradient",
     "UserError": "errors",

@@ -117,8 +117,10 @@ def test_an_error_of_one_rank_is_that_of_all():
         raise UserError("too large")
     with pytest.raises(CommonError, match=r"^rank 0 on .*: too large$"), Agreement(Others()):
         raise UserError("too large")
-    with Agreement(Others()) as agreement:
-        agreement.settle()
+    with pytest.raises(CommonError, match="of all"), Agreement(Others(error="late")):
+        raise CommonError("of all")  # no other rank waits for a second word
+    with pytest.raises(KeyboardInterrupt), Agreement(Others(error="late")):
+        raise KeyboardInterrupt
 
 
 def test_ranks_that_differ_are_named():

@@ -67,6 +67,11 @@ RULES = {
         lambda file: not file.startswith(("ops/", "op.py")),
         ("ops/gelu.py", "from ..kernels.vanilla import gelu"),
     ),
+    "mpi4py is imported only in comm/mpi.py": (
+        r"mpi4py(\..*)?",
+        within("comm/mpi.py"),
+        ("engine.py", "def f():\n    from mpi4py import MPI"),
+    ),
     "numba is imported only below kernels/": (
         r"(numba|llvmlite)(\..*)?",
         within("kernels/"),

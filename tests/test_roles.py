@@ -17,7 +17,7 @@ from cpuopt.engine import build
 from cpuopt.kernels import registry
 from cpuopt.nn.trace import current
 from cpuopt.ops.declaration import BT, OC, C, N, Op, V, acc, inp, out, scalar
-from cpuopt.program.fuse.edit import Match
+from cpuopt.program.fuse.edit import Draft, Match
 
 
 def declare(name, *args, reference, **kw):
@@ -308,4 +308,4 @@ def test_each_argument_has_a_place_of_its_own(renames, fits):
     program = nn.trace_model(model, INPUTS)
     match = Match.of(*program.calls[:2], at=0)
     assert match.op is fused
-    assert match.holds(program) is fits
+    assert match.holds(Draft(program)) is fits

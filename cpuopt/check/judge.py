@@ -7,7 +7,8 @@ An element passes by the ratio of its error to the error that rounding explains:
 n is the declared reduction: the rounding errors of a float32 sum of n terms grow as sqrt(n) times the sum's own size.
 The scale of an element comes from the reference, and has two parts. One is how far the element moves, relative to the
 perturbation, when every float that the op reads is perturbed with a random sign: for a sum, the root of the sum of its
-squared terms; for an ill-conditioned function, what no algorithm on rounded inputs can avoid. The other is the root
+squared terms; for an ill-conditioned function, what no algorithm on rounded inputs can avoid. Perturbed as well is each
+number that the reference marks as ``rounded`` on the way. The other is the root
 mean square of the element's row (its last axis), since float32 formulas cancel, as 1 + tanh(x) does. Where both are
 zero (an ignored token, the row of an embedding that no token names) the kernel must be exact.
 
@@ -31,7 +32,7 @@ from ..isolate.serve import doing
 from ..kernels.registry import Kernel
 from ..kernels.toolkit import threads as numba_threads
 from ..machine import cores
-from ..ops.declaration import Arg, Op, Spec
+from ..ops.declaration import Arg, Op, Spec, moving
 from .cases import NOT_FINITE, Arguments, Array, Case, reference
 from .memory import FILL, BrokenKernelError, bits, origin, pattern
 
@@ -258,9 +259,13 @@ def expected(op: Op, case: Case, given: Arguments, rng: np.random.Generator) -> 
         want = reference(op, given)
         read = [a.name for a in op.arrays if a.role in ("in", "state") and given[a.name] is not None]
         moved = {n: np.zeros(x.shape) for n, x in want.items()}
+
+        def nudge(x: Array) -> Array:
+            return np.asarray(x * (1 + rng.choice(np.array([-STEP, STEP]), x.shape)))
+
         for _ in range(samples):
-            signs = {n: rng.choice(np.array([-STEP, STEP], np.float32), given[n].shape) for n in read}
-            nudged = reference(op, given | {n: given[n] * (1 + signs[n].astype(np.float64)) for n in read})
+            with moving(nudge):
+                nudged = reference(op, given | {n: nudge(given[n]) for n in read})
             for n, x in nudged.items():
                 moved[n] += ((x - want[n]) / STEP) ** 2 / samples
         scale = {n: np.sqrt(x) for n, x in moved.items()}

@@ -55,15 +55,17 @@ def _train(args: argparse.Namespace, rank: ranks.Rank) -> int:
         given["processes"] = common.cores()
         resume = None if args.resume is None else checkpoint.newest(checkpoint.find_run(args.runs, args.resume))
         asked = settings.Settings(**given) if resume is None else resumed(resume, given)
+        default = ""
         if resume is None and asked.total_batch is None and comm.size > 1:
             asked = replace(asked, total_batch=comm.size * asked.B * asked.T)
+            default = f"a step is {comm.size} micro-batches of {asked.B}x{asked.T}: --total-batch {asked.total_batch}"
         asked.check()
         if not comm.rank:
             common.check_targets(args)
         agreement.settle(ranks.facts(asked, [*settings.FLAGS]) | {"--resume": resume and resume.path.name})
     if rank.place and not args.json:
         there = comm.everyone([rank.place.host, *rank.place.cores])
-        console.show(ranks_table(there, comm.everyone(threads)))
+        console.show([*ranks_table(there, comm.everyone(threads)), *filter(None, [default])])
     rank.link.tell(micro_batches=asked.micro_batches, total_batch=asked.total_batch)
     for wrong in resume.passed_over if resume else ():
         console.warn(f"passed over a checkpoint: {wrong}")

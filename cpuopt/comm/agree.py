@@ -19,11 +19,11 @@ class CommonError(UserError):
 class Agreement:
     """A block in which every rank gets ready: a `UserError` of one rank becomes that of all.
 
-    In it, ranks exchange nothing until `settle`. What fails after that is one rank's own trouble.
+    Where ranks exchange something within, they `settle` first.
     """
 
     def __init__(self, comm: Comm) -> None:
-        self.comm, self.settled = comm, False
+        self.comm = comm
 
     def __enter__(self) -> Agreement:
         return self
@@ -40,13 +40,12 @@ class Agreement:
         CommonError
             The same on all ranks, naming the first rank that differs.
         """
-        self.settled = True
         here = {"host": socket.gethostname(), "error": error, "facts": json.loads(json.dumps(facts or {}))}
         there = self.comm.everyone(here)
         errors = [t["error"] for t in there]
         wrong = next((r for r, e in enumerate(errors) if e), None)
         if wrong is not None:
-            whose = "" if len({*errors}) == 1 else f"rank {wrong} on {there[wrong]['host']}: "
+            whose = "" if {*errors} == {errors[wrong]} else f"rank {wrong} on {there[wrong]['host']}: "
             raise CommonError(whose + errors[wrong])
         first = there[0]
         for rank, other in enumerate(there):
@@ -58,5 +57,5 @@ class Agreement:
                     )
 
     def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None) -> None:
-        if not self.settled and (e is None or isinstance(e, UserError)):
+        if e is None or (isinstance(e, UserError) and not isinstance(e, CommonError)):
             self.settle(error=str(e or ""))

@@ -293,7 +293,7 @@ class Launch:
         """End the job for the first error; the others follow from it."""
         if not self.failed:
             self.failed = status
-            self.complain(f"rank {r.rank} on {socket.gethostname()}: {why}")
+            self.complain(f"rank {r.rank} on {socket.gethostname()}: {why}" if self.size > 1 else why)
         self._end_soon(0.5)
 
     def _end_soon(self, seconds: float) -> None:

@@ -8,18 +8,20 @@ training step with the op's calls going to one kernel.
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from functools import partial
+from functools import cache, partial
 from math import inf
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from ..check.cases import Case
+from .. import models
+from ..check.cases import Case, case
 from ..check.judge import Result
 from ..check.timed import AFTER, BEFORE, FILLS, SELDOM, Timed, judge_call
 from ..engine import Bound, Engine
@@ -36,7 +38,7 @@ from ..ops.declaration import Op
 from ..profiler import Profiler
 from ..program.program import Call
 from ..train.job import Settings, build_only, prepare
-from ..wording import nearest, spread
+from ..wording import nearest, spread, text_of
 
 TRIAL_S, SAMPLE_S = 8e-3, 2e-5
 """The length of a trial, and the shortest time that one pair of clock readings measures well enough."""
@@ -102,7 +104,7 @@ def calls_of(op: Op, settings: Settings, layer: str = "*") -> list[Call]:
     Raises
     ------
     UserError
-        Where the model does not call it in such a layer.
+        Where the model does not call it in such a layer; the error has a flag with which there is something to measure.
     """
     for fuse in ("none", "all"):
         calls = [c for c in build_only(replace(settings, fuse=fuse)).program.calls if c.op is op]
@@ -110,12 +112,45 @@ def calls_of(op: Op, settings: Settings, layer: str = "*") -> list[Call]:
             break
     found = [c for c in calls if fnmatchcase(c.layer, layer)]
     if not found:
-        layers = dict.fromkeys(c.layer for c in calls)
-        raise UserError(
-            f"{op.name}: {settings.model} does not call it in a layer {layer!r}; "
-            f"{nearest(layer, layers) if layers else 'it does not call it at all: name another --model'}"
-        )
+        if layers := dict.fromkeys(c.layer for c in calls):
+            raise UserError(
+                f"{op.name}: {settings.model} does not call it in a layer {layer!r}; {nearest(layer, layers)}"
+            )
+        raise UserError(f"{op.name}: {settings.model} does not call it; add {where_it_runs(op)}")
     return found
+
+
+def where_it_runs(op: Op) -> str:
+    """Return the flag with which an op can be measured: a model that calls it, else sizes by symbol."""
+    models.load_all()
+    tiny = [name for name in models.PRESETS if name.endswith("-tiny")]
+    if found := next((name for name in tiny if op.name in ops_of(name)), None):
+        usual = models.PRESETS[found].model == models.PRESETS[models.DEFAULT].model
+        return f"--model {models.DEFAULT if usual else found}"
+    sizes = case(op, {"B": 4, "T": 64, "C": 768, "NH": 12, "OC": 3072, "V": 50257}).sizes
+    return f"--sizes {shlex.quote(text_of(sizes))}"
+
+
+@cache
+def ops_of(model: str) -> set[str]:
+    """Return the names of the ops that a model calls, with rewrites and without."""
+    built = [build_only(Settings(model=model, B=1, T=8, fuse=fuse)) for fuse in ("none", "all")]
+    return {c.op.name for b in built for c in b.program.calls}
+
+
+def shape_at(op: Op, sizes: Mapping[str, int]) -> Shape:
+    """Return the shape of an op's call at sizes by symbol; sizes of symbols that it does not have are left out.
+
+    Raises
+    ------
+    UserError
+        Where a symbol of the op has no size.
+    """
+    if missing := [s for s in op.symbols if s not in sizes]:
+        given = f"; {', '.join(sizes)} is given" if sizes else ""
+        raise UserError(f"--sizes: {op.name} has the symbols {', '.join(op.symbols)}: add {missing[0]}=...{given}")
+    adds = {a.name: False for a in op.args if a.role == "acc"}
+    return Shape(Case({s: sizes[s] for s in op.symbols}), adds, ("given sizes",))
 
 
 def shapes_of(calls: Sequence[Call]) -> list[Shape]:
@@ -258,7 +293,7 @@ def alone(
         judged += pair.finish()
         calls = {side: n for side, (n, _) in pair.lengths.items()}
         samples = {side: n for side, (_, n) in pair.lengths.items()}
-        counts = {"calls_per_sample": calls, "samples_per_trial": samples}
+        counts = {"calls_per_sample": calls, "samples_per_trial": samples, **cost(kernels[0].op, shape)}
         cases.append({**to_json(shape), **entry(done[-1]), **counts})
         del pair
     weights = [len(s.layers) * float(np.median(c.figures("A"))) for s, c in zip(shapes, done, strict=True)]
@@ -272,6 +307,12 @@ def alone(
         "checks": [r.describe() for r in judged],
         "doubts": others.warnings(),
     }
+
+
+def cost(op: Op, shape: Shape) -> dict[str, int]:
+    """Return the FLOPs of a call, and the bytes that it must move."""
+    nbytes = op.bytes(shape.sizes, shape.adds, shape.absent, shape.types)
+    return {"flops": op.flops(shape.sizes), "bytes": nbytes}
 
 
 def entry(found: Comparison, which: int = 0) -> dict[str, Any]:
@@ -503,16 +544,14 @@ def impossible(whole: Mapping[str, Any], each: Sequence[Mapping[str, Any]]) -> l
     ]
 
 
-def beyond_roofs(op: Op, variants: Sequence[str], cases: Sequence[Mapping[str, Any]], roofs: Roofs | None) -> list[str]:
+def beyond_roofs(variants: Sequence[str], cases: Sequence[Mapping[str, Any]], roofs: Roofs | None) -> list[str]:
     """Warn of times that are less than what the machine's roofs allow."""
     found = []
-    for case in cases if roofs else ():
+    for timed in cases if roofs else ():
         assert roofs
-        shape = Shape.read(case)
-        nbytes = op.bytes(shape.case.sizes, shape.adds, set(shape.case.absent))
-        least, name = roofs.bound(op.flops(shape.case.sizes), nbytes)
-        for variant, ns in zip(variants, (case["a_ns"], case["b_ns"]), strict=True):
+        least, name = roofs.bound(timed["flops"], timed["bytes"])
+        for variant, ns in zip(variants, (timed["a_ns"], timed["b_ns"]), strict=True):
             if least > ns:
                 share = f"{100 * least / ns:.0f} % of the {name} roof"
-                found.append(f"{variant} is at {share}, which is impossible ({shape})")
+                found.append(f"{variant} is at {share}, which is impossible ({Shape.read(timed)})")
     return found

@@ -17,14 +17,14 @@ Source: ``torch.nn.functional.cross_entropy``; ``crossentropy_softmax_backward``
 
 import numpy as np
 
-from .declaration import BT, Op, V, acc, index, inp, out, scalar
+from .declaration import BT, Op, V, acc, index, inp, out, rounded, scalar
 
 SOURCE = "torch.nn.functional.cross_entropy"
 
 
 def reference_forward(logits, targets, ignore_index):
     top = logits.max(axis=-1)
-    lse = np.log(np.exp(logits - top[:, None]).sum(axis=-1)) + top
+    lse = np.log(rounded(np.exp(logits - top[:, None]).sum(axis=-1))) + top
     counts = targets != ignore_index
     picked = logits[np.arange(len(targets)), np.where(counts, targets, 0)]
     losses = np.where(counts, lse - picked, 0.0)

@@ -6,7 +6,9 @@ checks read the declaration; none of them knows an op by name. This module needs
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -175,6 +177,28 @@ def index(name: str, *shape: Dim | int, below: Dim, ignored: str = "", optional:
 def scalar(name: str, integer: bool = False) -> Arg:
     """Declare one number, float64 or int64."""
     return Arg(name, "scalar", types=("int64" if integer else "float64",))
+
+
+_moved: ContextVar[Callable[[Any], Any]] = ContextVar("moved", default=lambda x: x)
+
+
+def rounded(x: Any) -> Any:
+    """Mark a number inside a reference that kernels store in float32 before a difference cancels its leading digits.
+
+    As 1 - p of a probability close to 1. The judge moves it as it moves the inputs, so that the scale of the result
+    contains its rounding.
+    """
+    return _moved.get()(x)
+
+
+@contextmanager
+def moving(how: Callable[[Any], Any]) -> Iterator[None]:
+    """Apply a function to all numbers that references mark as rounded."""
+    token = _moved.set(how)
+    try:
+        yield
+    finally:
+        _moved.reset(token)
 
 
 class Op:

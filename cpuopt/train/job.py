@@ -307,7 +307,7 @@ def prepare(
             hint=lambda there: smaller(settings, config, choice, there),
             ready=ready,
         )
-    engine.notes[:0] = [*notes, *judged[0].notes()]
+    engine.notes[:0] = [*notes, *unused(settings.kernels, engine.kernels), *judged[0].notes()]
     if weights is not None:
         copy_into(engine.parameters(), weights)
     checked = [r.describe() for r in judged[0].results]
@@ -452,6 +452,21 @@ def traced(settings: Settings, config: Config, choice: registry.Choice) -> Built
     asked: dict[str, Any] = {"fuse": fusions(settings), "micro_batches": settings.micro_batches}
     asked["reduce"] = settings.reduce
     return build(*config.sized(settings.B, settings.T), choice=choice, optimizer=settings.optimizer, **asked)
+
+
+def unused(files: Sequence[str], ran: Sequence[registry.Kernel]) -> list[str]:
+    """Return a note for each file of kernels of which none runs, with the flag that uses one."""
+    found = []
+    for file in files:
+        path = str(Path(file).resolve())
+        there = [k for k in registry.KERNELS.values() if k.file == path]
+        mine = [k for k in there if k.variant not in (registry.BASE, registry.GENERATED)]
+        ops = {k.op.name for k in ran}
+        if mine and not any(k.file == path for k in ran):
+            k = next((k for k in mine if k.op.name in ops), mine[0])
+            hint = f"--swap {k.op.name}={k.variant} uses it" if k.op.name in ops else "the model does not call its op"
+            found.append(f"--kernels {file}: {k.name} does not run; {hint}")
+    return found
 
 
 def smaller(settings: Settings, config: Config, choice: registry.Choice, there: int) -> str:

@@ -89,12 +89,11 @@ CORE = {  # what the busiest loop is made of; see the formulas
 
 @cache
 def assembly(op: str, variant: str) -> str:
-    """Compile anew, since code from the cache cannot be read."""
+    """The machine code of a kernel, from the optimized module that its entry in the cache holds beside the code."""
     kernel = KERNELS[op, variant]
-    fresh = numba.jit(**kernel.function.targetoptions)(kernel.function.py_func)
-    fresh.compile(jit.signature_of(kernel))
-    (text,) = fresh.inspect_asm().values()
-    return str(text)
+    kernel.compile()
+    library = kernel.function.overloads[jit.signature_of(kernel)].library
+    return str(library.codegen._tm.emit_assembly(library._get_module_for_linking()))
 
 
 def innermost_loops(text: str) -> Iterator[str]:
@@ -112,13 +111,22 @@ def innermost_loops(text: str) -> Iterator[str]:
             yield "\n".join(lines[start : end + 1])
 
 
+@cache
+def root_of_one_number() -> set[str]:
+    """What numba calls for one square root, as after the sum of a row: nothing, or with older versions libm."""
+    root = numba.njit(lambda x: np.sqrt(x))
+    root(F32(2)), root(2.0)
+    return set(LIBM.findall("".join(root.inspect_asm().values())))
+
+
 def vector_loops(op: str, variant: str = "optimized") -> list[str]:
     return [loop for loop in innermost_loops(assembly(op, variant)) if VECTORS.search(loop)]
 
 
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
 def test_no_libm_but_a_logarithm_a_row(op: ops.Op) -> None:
-    assert set(LIBM.findall(assembly(op.name, "optimized"))) == FEW.get(op.name, set())
+    called = set(LIBM.findall(assembly(op.name, "optimized")))
+    assert called - root_of_one_number() == FEW.get(op.name, set())
 
 
 def test_libm_is_seen() -> None:

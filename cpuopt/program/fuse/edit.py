@@ -1,10 +1,15 @@
-"""The common parts of the rewrites: calls that one call of another op can replace, and the edit that does so."""
+"""The common parts of the rewrites: a program's calls while they are edited, and calls that one call can replace.
+
+A rewrite asks which calls use a value, and where they stand. A `Draft` knows both without a look at the other calls, so
+the time of a rewrite grows as the number of layers.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import inf
 from typing import Any
 
 from ...ops.declaration import Op, Part
@@ -12,7 +17,88 @@ from ..program import Call, Phase, Program, Value
 
 Allowed = Callable[[Op, Sequence[Call]], bool]
 """A function that returns whether a call of an op may replace some calls: no swap names one of those."""
-Rewrite = Callable[[Program, Allowed], None]
+
+
+class Draft:
+    """A program's calls while they are rewritten; `close` gives them back to the program.
+
+    Attributes
+    ----------
+    place : the calls, each with a number that tells where it stands.
+    gone : values that no call has any more; they are no outputs, and no adjoints.
+    shared : values whose place another took.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.place: dict[Call, float] = {}
+        self.gone: set[Value] = set()
+        self.shared: dict[Value, Value] = {}
+        self._users: dict[Value, set[Call]] = {}
+        for i, call in enumerate(program.calls):
+            self._put(call, i)
+
+    @property
+    def calls(self) -> list[Call]:
+        """The calls in their order."""
+        return sorted(self.place, key=self.place.__getitem__)
+
+    def users(self, values: Iterable[Value], after: Call | None = None, before: Call | None = None) -> list[Call]:
+        """List the calls that use any of some values, in their order; those between two calls, where they are given."""
+        low = -inf if after is None else self.place[after]
+        high = inf if before is None else self.place[before]
+        found = {c for v in values for c in self._users.get(v, ()) if low < self.place[c] < high}
+        return sorted(found, key=self.place.__getitem__)
+
+    def insert(self, call: Call, before: Call) -> None:
+        """Put a new call right before another."""
+        self._put(call, self.place[before] - 0.5)
+
+    def replace(self, call: Call, new: Call, *, without: Sequence[Call]) -> None:
+        """Put a new call in the place of another, and drop the calls whose work it does too."""
+        place = self.place[call]
+        for old in {call, *without}:
+            self.remove(old)
+        self._put(new, place)
+
+    def remove(self, call: Call) -> None:
+        """Drop a call."""
+        del self.place[call]
+        for v in _values(call):
+            self._users[v].discard(call)
+
+    def rename(self, old: Value, new: Value, calls: Iterable[Call]) -> None:
+        """Replace a value by another in some calls."""
+        for call in calls:
+            call.args = {n: new if v is old else v for n, v in call.args.items()}
+            self._users[old].discard(call)
+            self._users.setdefault(new, set()).add(call)
+
+    def close(self) -> None:
+        """Write the calls to the program, and what became of its values."""
+        program = self.program
+        program.calls = self.calls
+        program.outputs = [v for v in program.outputs if v not in self.gone]
+        program.norm_terms = [v for v in program.norm_terms if v not in self.gone]
+        adjoint = {v: self._now(d) for v, d in program.adjoint.items()}
+        program.adjoint = {v: d for v, d in adjoint.items() if v not in self.gone and d not in self.gone}
+
+    def _now(self, value: Value) -> Value:
+        while value in self.shared:
+            value = self.shared[value]
+        return value
+
+    def _put(self, call: Call, place: float) -> None:
+        self.place[call] = place
+        for v in _values(call):
+            self._users.setdefault(v, set()).add(call)
+
+
+def _values(call: Call) -> list[Value]:
+    return [v for v in call.args.values() if isinstance(v, Value)]
+
+
+Rewrite = Callable[[Draft, Allowed], None]
 
 
 @dataclass(frozen=True)
@@ -53,9 +139,9 @@ class Match:
         """The inner values that no call has any more."""
         return [v for v in self.inner if all(v is not other for _, other, _ in self.given)]
 
-    def holds(self, program: Program) -> bool:
+    def holds(self, draft: Draft) -> bool:
         """Return whether one call computes the same as the parts, without an effect on other calls."""
-        return self.complete and self.distinct and self.private(program) and self.undisturbed(program)
+        return self.complete and self.distinct and self.private(draft) and self.undisturbed(draft)
 
     @property
     def complete(self) -> bool:
@@ -70,17 +156,20 @@ class Match:
         values = [v for n, v, _ in self.given if n in known and v is not None]
         return len(set(values)) == len(values)
 
-    def private(self, program: Program) -> bool:
+    def private(self, draft: Draft) -> bool:
         """Return whether the parts alone use the values that go away."""
-        return all(c in self.parts for c in program.calls if _uses(c, self.gone))
+        return all(c in self.parts for c in draft.users(self.gone))
 
-    def undisturbed(self, program: Program) -> bool:
+    def undisturbed(self, draft: Draft) -> bool:
         """Return whether no call on a part's way to the place uses what the part makes, or writes what it reads."""
-        at = program.calls.index
-        there = at(self.parts[self.at])
-        ways = [(part, program.calls[min(at(part), there) : max(at(part), there)]) for part in self.parts]
-        passed = [(part, c) for part, calls in ways for c in calls if c not in self.parts]
-        return not any(_uses(c, part.writes) or set(c.writes) & set(part.reads) for part, c in passed)
+        there = self.parts[self.at]
+        for part in self.parts:
+            way = sorted((part, there), key=draft.place.__getitem__)
+            disturbing = draft.users(part.writes, *way)
+            disturbing += [c for c in draft.users(part.reads, *way) if set(c.writes) & set(part.reads)]
+            if not all(c in self.parts for c in disturbing):
+                return False
+        return True
 
     def call(self, phase: Phase | None = None) -> Call:
         """Make the call that replaces the parts."""
@@ -89,28 +178,20 @@ class Match:
         sizes = {s: n for c in self.parts for s, n in c.given.items()}
         return Call(self.op, place.layer, only(self.op, args), phase or place.phase, adds, place.inverts, sizes)
 
-    def apply(self, program: Program) -> None:
-        """Replace the parts by the one call; values that go away are no outputs, and have no adjoint."""
-        program.calls[program.calls.index(self.parts[self.at])] = self.call()
-        program.calls = [c for c in program.calls if c not in self.parts]
-        program.outputs = [v for v in program.outputs if v not in self.gone]
-        program.adjoint = {v: d for v, d in program.adjoint.items() if v not in self.gone and d not in self.gone}
+    def apply(self, draft: Draft) -> None:
+        """Replace the parts by the one call."""
+        draft.replace(self.parts[self.at], self.call(), without=self.parts)
+        draft.gone.update(self.gone)
 
 
-def matches(program: Program, first: Part, second: Part, at: int) -> Iterator[Match]:
+def matches(draft: Draft, first: Part, second: Part, at: int) -> Iterator[Match]:
     """Find the calls of one role whose result a call of another is the first to use, as its operand."""
-    calls = list(program.calls)
-    for i, call in enumerate(calls):
-        if call.op.role != first:
-            continue
-        made = call.writes[:1]
-        user = next((c for c in calls[i + 1 :] if _uses(c, made)), None)
-        if user and user.op.role == second and user.args[user.op.operand] in made:
-            yield from filter(None, [Match.of(call, user, at=at)])
-
-
-def _uses(call: Call, values: Sequence[Value]) -> bool:
-    return any(v in call.args.values() for v in values)
+    for call in draft.calls:
+        if call.op.role == first and call in draft.place:
+            made = call.writes[:1]
+            user = next(iter(draft.users(made, after=call)), None)
+            if user and user.op.role == second and user.args[user.op.operand] in made:
+                yield from filter(None, [Match.of(call, user, at=at)])
 
 
 def only(op: Op, args: dict[str, Any]) -> dict[str, Any]:
@@ -119,7 +200,7 @@ def only(op: Op, args: dict[str, Any]) -> dict[str, Any]:
 
 
 def replace(
-    program: Program,
+    draft: Draft,
     call: Call,
     op: Op,
     args: dict[str, Any],
@@ -130,5 +211,4 @@ def replace(
     """Replace a call by one of another op, and drop the calls whose work it does too."""
     given = {s: n for c in [*without, call] for s, n in c.given.items()}
     new = Call(op, call.layer, only(op, args), call.phase, adds or {}, call.inverts, given)
-    program.calls[program.calls.index(call)] = new
-    program.calls = [c for c in program.calls if c not in without]
+    draft.replace(call, new, without=without)

@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 from ...ops.declaration import Part
-from ..program import Program
-from .edit import Allowed, matches
+from .edit import Allowed, Draft, matches
 
 
-def normalize_sums(program: Program, allowed: Allowed) -> None:
+def normalize_sums(draft: Draft, allowed: Allowed) -> None:
     """Fuse a normalization into the sum before it."""
-    _fuse(program, allowed, "sum", "normalization", at=1)
+    _fuse(draft, allowed, "sum", "normalization", at=1)
 
 
-def activate_products(program: Program, allowed: Allowed) -> None:
+def activate_products(draft: Draft, allowed: Allowed) -> None:
     """Fuse an activation into the product before it, and its slope into the product that makes its gradient."""
-    _fuse(program, allowed, "product", "activation", at=0)
-    _fuse(program, allowed, "product", "activation", at=1)  # a gated one, whose other operand is made in between
+    _fuse(draft, allowed, "product", "activation", at=0)
+    _fuse(draft, allowed, "product", "activation", at=1)  # a gated one, whose other operand is made in between
 
 
-def gate_activations(program: Program, allowed: Allowed) -> None:
+def gate_activations(draft: Draft, allowed: Allowed) -> None:
     """Fuse an activation into the product, element by element, that it gates."""
-    _fuse(program, allowed, "activation", "gate", at=1)
+    _fuse(draft, allowed, "activation", "gate", at=1)
 
 
-def _fuse(program: Program, allowed: Allowed, first: Part, second: Part, at: int) -> None:
-    for m in matches(program, first, second, at):
-        if m.holds(program) and not set(m.gone) & set(program.outputs) and allowed(m.op, m.parts):
-            m.apply(program)
+def _fuse(draft: Draft, allowed: Allowed, first: Part, second: Part, at: int) -> None:
+    for m in matches(draft, first, second, at):
+        if m.holds(draft) and not set(m.gone) & set(draft.program.outputs) and allowed(m.op, m.parts):
+            m.apply(draft)

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..program import Call, Program, Value
-from .edit import Allowed
+from ..program import Call, Value
+from .edit import Allowed, Draft
 
 
-def share_residual(program: Program, allowed: Allowed) -> None:
+def share_residual(draft: Draft, allowed: Allowed) -> None:
     """Share the incoming gradient of a residual connection, where no later write disturbs a reader."""
-    for call in [c for c in program.calls if c.op.role == "sum" and c.inverts]:
+    for call in [c for c in draft.calls if c.op.role == "sum" and c.inverts]:
         source, shares = call.args[call.op.operand], call.writes
-        later = program.calls[program.calls.index(call) + 1 :]
         own = source.group == "adjoint" and not any(call.adds.values())  # the loss's own adjoint is given, not made
-        if own and allowed(call.op, [call]) and _can_share([source, *shares], later):
-            program.calls.remove(call)
-            for c in program.calls:
-                c.args = {n: source if v in shares else v for n, v in c.args.items()}
-            program.adjoint = {v: source if d in shares else d for v, d in program.adjoint.items()}
+        if own and allowed(call.op, [call]):
+            same = [source, *shares]
+            if _can_share(same, draft.users(same, after=call)):
+                draft.remove(call)
+                for share in shares:
+                    draft.rename(share, source, draft.users([share]))
+                    draft.shared[share] = source
 
 
 def _can_share(values: list[Value], later: Sequence[Call]) -> bool:

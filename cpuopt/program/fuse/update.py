@@ -8,15 +8,15 @@ from typing import Any
 
 from ... import ops
 from ...ops.classifier import BLOCK
-from ..program import Call, Program, Value
-from .edit import Allowed, replace
+from ..program import Call, Value
+from .edit import Allowed, Draft, replace
 
 
-def update_in_backward(program: Program, allowed: Allowed) -> None:
+def update_in_backward(draft: Draft, allowed: Allowed) -> None:
     """Replace a weight gradient and the update that is its only reader by one call."""
-    for call in [c for c in program.calls if c.op is ops.matmul_backward_weight]:
+    for call in [c for c in draft.calls if c.op is ops.matmul_backward_weight]:
         grads = {n: call.args[f"d{n}"] for n in ("weight", "bias") if call.args[f"d{n}"] is not None}
-        found = _updates(program, call, list(grads.values()))
+        found = _updates(draft, call, list(grads.values()))
         if any(call.adds.values()) or found is None:
             continue
         op = found.optimizer.fused["matmul_update"]
@@ -27,18 +27,17 @@ def update_in_backward(program: Program, allowed: Allowed) -> None:
             args |= found.arrays(name, grad)
             args[f"{name}_decay"] = found.steps[grad].args.get("weight_decay")
         args.setdefault("bias_decay", args.get("weight_decay"))
-        replace(program, call, op, args, without=found.calls)
-        program.norm_terms = [v for v in program.norm_terms if v not in found.sums[1:]]
-        program.adjoint = {v: d for v, d in program.adjoint.items() if d not in grads.values()}
-    for call in [c for c in program.calls if c.op is ops.classifier_backward]:
-        _update_classifier(program, call, allowed)
+        replace(draft, call, op, args, without=found.calls)
+        draft.gone.update(found.sums[1:], grads.values())
+    for call in [c for c in draft.calls if c.op is ops.classifier_backward]:
+        _update_classifier(draft, call, allowed)
 
 
-def _update_classifier(program: Program, call: Call, allowed: Allowed) -> None:
+def _update_classifier(draft: Draft, call: Call, allowed: Allowed) -> None:
     """Update the head's weight in the backward; if it is the token embedding too, the tokens' rows at its end."""
-    grad = call.args["dweight"]
-    tied = [c for c in program.calls if c.op is ops.embedding_backward and c.args["dwte"] is grad]
-    found = _updates(program, call, [grad], but=tied)
+    program, grad = draft.program, call.args["dweight"]
+    tied = [c for c in draft.users([grad]) if c.op is ops.embedding_backward and c.args["dwte"] is grad]
+    found = _updates(draft, call, [grad], but=tied)
     if call.sizes["BT"] > BLOCK or call.adds["dweight"] or found is None or len(tied) > 1:
         return
     head, rows = (found.optimizer.fused[name] for name in ("classifier_update", "embedding_update"))
@@ -52,9 +51,9 @@ def _update_classifier(program: Program, call: Call, allowed: Allowed) -> None:
         total = program.value(f"{args['held']}.sumsq", (1,))
         program.norm_terms.append(total)
         rest = {**last.args, **found.scalars, **found.arrays("wte", grad), "held": args["held"], "sumsq": total}
-        replace(program, last, rows, rest, without=[], adds={"dwpe": last.adds["dwpe"]})
-    replace(program, call, head, args, without=found.calls, adds={"dinp": call.adds["dinp"]})
-    program.adjoint = {v: d for v, d in program.adjoint.items() if d is not grad}
+        replace(draft, last, rows, rest, without=[], adds={"dwpe": last.adds["dwpe"]})
+    replace(draft, call, head, args, without=found.calls, adds={"dinp": call.adds["dinp"]})
+    draft.gone.add(grad)
 
 
 @dataclass(frozen=True)
@@ -81,17 +80,16 @@ class Updates:
         return {to: self.steps[grad].args[name] for name, to in self.optimizer.names(parameter).items()}
 
 
-def _updates(program: Program, call: Call, grads: list[Value], but: Sequence[Call] = ()) -> Updates | None:
+def _updates(draft: Draft, call: Call, grads: list[Value], but: Sequence[Call] = ()) -> Updates | None:
     """Find the updates from gradients that a call makes; None where another call needs a gradient, or its parameter."""
-    users = [c for c in program.calls if c is not call and c not in but and any(g in c.args.values() for g in grads)]
+    users = [c for c in draft.users(grads) if c is not call and c not in but]
     steps = {c.args["grad"]: c for c in users if isinstance(c.op, ops.Optimizer)}
     optimizers = {c.op for c in steps.values() if isinstance(c.op, ops.Optimizer)}
     weights = [steps[g].args["param"] for g in grads if g in steps]
-    after = program.calls[program.calls.index(call) + 1 :]
     if (
         any(g not in steps for g in grads)
         or any(c.op is not ops.sumsq and c.op not in optimizers for c in users)
-        or any(w in c.args.values() for c in after if c not in users for w in weights)
+        or any(c not in users for c in draft.users(weights, after=call))
         or len(optimizers) != 1
     ):
         return None

@@ -1,0 +1,191 @@
+"""Real MPI, in an environment of its own (`make test-mpi`): bits, signals, deaths, errors, with 2 and 4 ranks."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from cpuopt.comm.launch import mpiexec
+
+pytestmark = pytest.mark.mpi
+ROOT = Path(__file__).parents[1]
+STEPS = 40
+TRAIN = ["train", "--model", "gpt2-tiny", "-B", "2", "-T", "16", "--total-batch", "128", "--val-every", "20"]
+TRAIN += ["--steps", str(STEPS), "--save-every", "5", "--keep", "9", "--seed", "1"]
+CPUOPT = [sys.executable, "-P", "-m", "cpuopt"]
+SAVED = ("params.safetensors", "adam_m.safetensors", "adam_v.safetensors")
+
+
+def run(command, messages=False, **environment):
+    more = {"PYTHONPATH": str(ROOT), "CPUOPT_MESSAGES": "1" if messages else "", "TERM": "dumb", **environment}
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=170, env={**os.environ, **more}, stdin=subprocess.DEVNULL
+    )
+
+
+def errors(done):
+    """The lines of our own on stderr; an mpiexec adds remarks."""
+    return [line for line in done.stderr.splitlines() if line.startswith(("cpuopt: ", "warning: "))]
+
+
+def result(runs):
+    """All that a run computed: the last checkpoint's tensors, and the log of losses and norms."""
+    (folder,) = Path(runs).iterdir()
+    saved = folder / "checkpoints" / f"step-{STEPS:08d}"
+    return [(saved / name).read_bytes() for name in SAVED], (folder / "main.log").read_text()
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """The result of one process."""
+    runs = tmp_path_factory.mktemp("alone")
+    done = run([*CPUOPT, *TRAIN, "--runs", str(runs)])
+    assert done.returncode == 0, done.stderr
+    return result(runs)
+
+
+def exchanged(size, messages, *more):
+    done = run(mpiexec(size, [sys.executable, str(ROOT / "tests/mpi/exchange.py"), *more]), messages)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+def test_ranks_exchange_the_same_bits_by_memory_and_by_messages():
+    (crc, *_) = exchanged(1, False)
+    assert [exchanged(n, m) for n in (2, 4) for m in (False, True)] == [[crc, "memory"], [crc, "messages"]] * 2
+    assert exchanged(4, False, "in_order")[0] != crc
+
+
+def test_two_ranks_of_a_foreign_launcher_train_to_the_same_bits(alone, tmp_path):
+    done = run(mpiexec(2, [*CPUOPT, *TRAIN, "--runs", str(tmp_path), "--oversubscribe"]), messages=True)
+    assert done.returncode == 0, done.stderr
+    assert result(tmp_path) == alone
+    assert len(re.findall(f"step {STEPS}/{STEPS}  loss", done.stdout)) == 1
+    assert re.search(r"rank +host +cores +threads\n +0 ", done.stdout)
+
+
+class Started:
+    """``train --ranks`` in progress; `end` is to be called."""
+
+    def __init__(self, size, runs, *more):
+        command = [*CPUOPT, *TRAIN, "--ranks", str(size), "--oversubscribe", "--runs", str(runs), *more]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "dumb"}
+        self.seen = []
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+        )
+
+    def until(self, step):
+        for line in self.process.stdout:
+            if (at := re.match(r"step (\d+)/", line)) and int(at[1]) >= step:
+                return
+
+    def ranks(self):
+        """The processes of the ranks that live."""
+        found = []
+        for process in psutil.Process(self.process.pid).children(recursive=True):
+            with suppress(psutil.Error):
+                found += [process] * ("mpi4py" in process.cmdline()[1:4])
+        self.seen += found
+        return found
+
+    def end(self):
+        """Wait; return the status and the errors, and check that nothing is left."""
+        self.ranks()
+        with self.process:
+            _, said = self.process.communicate(timeout=120)
+        assert psutil.wait_procs(self.seen, timeout=5)[1] == []
+        assert [f for f in os.listdir("/dev/shm") if f.startswith("mpich_")] == []
+        return self.process.returncode, said
+
+
+def test_elastic_ranks_that_are_killed_end_in_the_same_bits(alone, tmp_path):
+    started = Started(4, tmp_path, "--elastic")
+    for step, size in ((8, 4), (23, 2)):
+        started.until(step)
+        ranks = started.ranks()
+        assert len(ranks) == size
+        ranks[-1].kill()
+    status, said = started.end()
+    assert status == 0, said
+    assert [line for line in said.splitlines() if "--elastic" in line] == [
+        f"cpuopt: --elastic: of {n} ranks one died; the run goes on with {n // 2}, from {next(tmp_path.iterdir())}"
+        for n in (4, 2)
+    ]
+    assert result(tmp_path) == alone
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_a_signal_to_the_launcher_ends_all_ranks_with_a_checkpoint(name, alone, tmp_path):
+    started = Started(2, tmp_path)
+    started.until(7)
+    started.process.send_signal(getattr(signal, name))
+    start = time.monotonic()
+    status, said = started.end()
+    assert (status, said) == (128 + getattr(signal, name), "")
+    assert time.monotonic() - start < 60
+    if name == "SIGTERM":
+        resumed = Started(4, tmp_path, "--resume")
+        resumed.until(STEPS)
+        assert resumed.end() == (0, "")
+        assert result(tmp_path) == alone
+
+
+def test_a_killed_rank_ends_all(tmp_path):
+    started = Started(2, tmp_path)
+    started.until(3)
+    started.ranks()[0].kill()
+    status, said = started.end()
+    assert status == 1
+    assert re.fullmatch(r"cpuopt: rank [01] on \S+: ended without a word: [^\n]+\n", said)
+
+
+def test_an_error_that_all_ranks_meet_comes_once(tmp_path):
+    bad = [*TRAIN, "--runs", str(tmp_path / "runs"), "--lr", "-1"]
+    for command in (mpiexec(2, [*CPUOPT, *bad, "--oversubscribe"]), [*CPUOPT, *bad, "--ranks", "2", "--oversubscribe"]):
+        done = run(command)
+        assert done.returncode == 2
+        assert errors(done) == ["cpuopt: --lr -1.0: expected a positive number"]
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "others", "message"),
+    [
+        (["--lr", "0.1"], ["--lr", "0.2"], r"has --lr 0\.2, and rank 0 on \S+ 0\.1"),
+        (["--data", "text"], ["--data", "text"], r"has text of --data with the fingerprint '\w+', and rank 0 on"),
+        (["--ranks", "4"], ["--ranks", "4"], ""),
+    ],
+)
+def test_ranks_that_differ_are_refused_in_one_line(flags, others, message, tmp_path):
+    for folder in ("0", "1"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "text").write_text(f"{folder} and so on. " * 1000)
+    runs = ["--runs", str(tmp_path / "runs"), "--oversubscribe"]
+    within = "import os, sys; os.chdir(sys.argv.pop(1)); from cpuopt.cli import main; sys.exit(main())"
+    first, second = (
+        [sys.executable, "-c", within, str(tmp_path / folder), *TRAIN, *runs, *more]
+        for folder, more in (("0", flags), ("1", others))
+    )
+    done = run([*mpiexec(1, first), ":", "-n", "1", *second])
+    assert done.returncode == 2, done.stderr
+    (said,) = errors(done)
+    assert re.match(rf"cpuopt: rank 1 on \S+ {message}", said) if message else "--ranks 4: mpiexec of " in said
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_is_alone_under_a_launcher_says_so(rank, tmp_path):
+    slurm = {"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": str(rank)}
+    done = run([*CPUOPT, *TRAIN, "--runs", str(tmp_path / "runs")], **slurm)
+    assert done.returncode == 2
+    said = ["cpuopt: srun promised 4 ranks, and MPI sees 1 rank: "] * (rank == 0)
+    assert [line[: len(said[0])] for line in errors(done)] == said
+    assert not (tmp_path / "runs").exists()
