@@ -20,15 +20,13 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-import numpy as np
-
-from ..data.given import Batch, Given
 from ..errors import UserError
 from ..wording import nearest
 from .config import Config, specs
 
-if TYPE_CHECKING:  # a command's help comes without ops
+if TYPE_CHECKING:  # a command's help comes without ops and NumPy
     from .. import nn
+    from ..data.given import Batch, Given
     from ..ops.declaration import Op, Shape, Spec
 
 FORM = re.compile(r"(?s)(.+\.py):(\w+)")
@@ -119,6 +117,8 @@ class OwnModel(Config):
 
     def inputs(self, B: int, T: int) -> Given | None:
         """Return the inputs that the model brings; None where they come from a text."""
+        from ..data.given import Given
+
         batch = _made(self, B, T).batch
         return Given(batch, f"inputs of {self}") if batch else None
 
@@ -213,6 +213,8 @@ def open_own(text: str) -> OwnModel:
 @cache
 def _made(own: OwnModel, B: int, T: int) -> Made:
     """Make the module and its inputs."""
+    import numpy as np
+
     from ..kernels import blaming
     from ..nn import Module
 
@@ -269,6 +271,8 @@ def _specs_of(own: OwnModel, batch: Batch) -> dict[str, Spec]:
 
 def _checked(own: OwnModel, batch: Callable[[int], Any]) -> Callable[[int], Batch]:
     def checked(n: int) -> Batch:
+        import numpy as np
+
         from ..kernels import blaming
 
         with blaming(own.opened[0], f"--model {own}"):
@@ -287,6 +291,8 @@ def _bounds(module: nn.Module, given: tuple[tuple[str, Spec], ...]) -> dict[str,
 
 def _drawn(module: nn.Module, given: dict[str, Spec], n: int) -> Batch:
     """Draw inputs: normally distributed numbers, and ids that the module takes; the same in every step."""
+    import numpy as np
+
     rng, below = np.random.default_rng(0), _bounds(module, tuple(given.items()))
     return {
         name: rng.integers(0, below[name] or 2, shape).astype(np.int32)
