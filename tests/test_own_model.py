@@ -2,7 +2,6 @@
 
 import json
 import os
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -102,8 +101,7 @@ def _alone(monkeypatch, tmp_path):
 def forget(monkeypatch):
     """As in a process that has opened no model."""
     monkeypatch.setattr(own, "OPENED", {})
-    for name in [name for name in sys.modules if name.startswith("cpuopt_user_kernels.own_")]:
-        monkeypatch.delitem(sys.modules, name)
+    kernels.forget("own.py")
     own._made.cache_clear()
 
 

@@ -186,7 +186,6 @@ def relu2_forward(out, inp):
 """
 
 
-@pytest.mark.skipif(not importlib.util.find_spec("cpuopt.models.own"), reason="there is no --model FILE.py:NAME")
 def test_an_op_of_ones_own_in_the_step_of_ones_own_model(run):
     Path("net.py").write_text(NET)
     Path("mine.py").write_text(FAST)
