@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cpuopt import cli, models
+from cpuopt import cli, kernels, models
 from cpuopt.cli import common
 from cpuopt.errors import UserError
 from cpuopt.models import own

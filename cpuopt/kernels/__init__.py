@@ -124,12 +124,6 @@ def forget(file: str | Path) -> None:
         del sys.modules[module.__name__]
 
 
-def forget(file: str | Path) -> None:
-    """Let the next `load_file` of a file run it again."""
-    if module := imported(Path(file).resolve()):
-        del sys.modules[module.__name__]
-
-
 def folder_of(module: ModuleType) -> Path | None:
     """Return the folder of a module's file; None where it has none."""
     file = getattr(module, "__file__", None)
