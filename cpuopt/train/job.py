@@ -447,10 +447,10 @@ def choice_of(settings: Settings) -> registry.Choice:
     return registry.Choice(settings.variant, settings.swap, plan)
 
 
-def traced(settings: Settings, config: Config, choice: registry.Choice) -> Built:
+def traced(settings: Settings, config: Config, choice: registry.Choice, comm: Comm = SERIAL) -> Built:
     """Trace a job's program and choose its kernels."""
-    asked: dict[str, Any] = {"fuse": fusions(settings), "micro_batches": settings.micro_batches}
-    asked["reduce"] = settings.reduce
+    asked: dict[str, Any] = {"fuse": fusions(settings), "micro_batches": settings.micro_batches // comm.size}
+    asked |= {"reduce": settings.reduce, "zero": settings.zero, "comm": comm}
     return build(*config.sized(settings.B, settings.T), choice=choice, optimizer=settings.optimizer, **asked)
 
 
@@ -479,10 +479,11 @@ def smaller(settings: Settings, config: Config, choice: registry.Choice, there: 
     return "no B and T fit: try a smaller --model"
 
 
-def build_only(settings: Settings) -> Built:
-    """Trace a job's program and choose its kernels; nothing is compiled or allocated."""
+def build_only(settings: Settings, comm: Comm = SERIAL) -> Built:
+    """Trace a job's program and choose its kernels, of one rank; nothing is compiled or allocated."""
+    require_shares(settings, comm.size)
     _, config, _ = model_of(settings)
     load_kernels(settings.kernels)
     settings, notes = planned(sized(settings, config), config)
-    built = traced(settings, config, choice_of(settings))
+    built = traced(settings, config, choice_of(settings), comm)
     return replace(built, notes=[*notes, *built.notes])
