@@ -77,7 +77,7 @@ def test_two_ranks_of_a_foreign_launcher_train_to_the_same_bits(alone, tmp_path)
     done = run(mpiexec(2, [*CPUOPT, *TRAIN, "--runs", str(tmp_path), "--oversubscribe"]), messages=True)
     assert done.returncode == 0, done.stderr
     assert result(tmp_path) == alone
-    assert len(re.findall(f"step {STEPS}/{STEPS}  loss", done.stdout)) == 1
+    assert len(re.findall("run folder ", done.stdout)) == 1
     assert re.search(r"rank +host +cores +threads\n +0 ", done.stdout)
 
 
