@@ -215,7 +215,7 @@ def test_train_tells_what_it_runs_with(run):
     for words in (
         "gpt2-tiny: 0.1 M parameters, B 2, T 16, 4 threads",
         "kernels: vanilla, gelu@h.1.*=vanilla, adamw@h.0.attn.*=vanilla; rewrites: " + ", ".join(FUSIONS),
-        "keeps adamw in layer 'h.0.attn.c_proj' from being rewritten",
+        "keeps adamw in layers 'h.0.attn.c_proj', 'h.0.attn.c_attn' from being rewritten",
         "step 2/2  loss ",
         "validation loss ",
         " tokens/s, ",
@@ -411,3 +411,8 @@ def test_one_thread_and_a_kernel_that_no_cache_has(text):
     assert profile["threads"] == 1
     assert "threads on" not in done.stderr
     assert "residual_forward[mine]" in {c["kernel"] for c in profile["checked"]}
+
+
+def test_a_misspelt_verb_names_the_nearest(capsys):
+    assert cli.main(["profil"]) == 2
+    assert capsys.readouterr().err == "cpuopt: 'profil': no such verb; did you mean 'profile'?\n"

@@ -16,6 +16,7 @@ from numpy.typing import DTypeLike
 
 from ..ops.declaration import Arg, Op
 from ..program.program import Call
+from ..wording import text_of
 
 Array = np.ndarray[Any, Any]
 Arguments = dict[str, Any]
@@ -54,7 +55,7 @@ class Case:
         return Case(d["sizes"], d["kind"], frozenset(d["absent"]), d.get("types", {}))
 
     def __str__(self) -> str:
-        words = [" ".join(f"{s}={n}" for s, n in self.sizes.items())]
+        words = [text_of(self.sizes)]
         words += [f"{name} {dtype}" for name, dtype in self.types.items()]
         words += [f"no {name}" for name in sorted(self.absent)] + [self.kind] * (self.kind != "normal")
         return ", ".join(words)

@@ -63,7 +63,7 @@ class Settings:
 
     model: str | None = setting(
         None,
-        "preset, directory with a config.json, or sizes as in '{\"n_layer\": 4}'",
+        "preset, directory with a config.json, sizes as in '{\"n_layer\": 4}', or FILE.py:NAME of your own",
         shown=f"that of --init, or {models.DEFAULT}",
     )
     init: str | None = setting(

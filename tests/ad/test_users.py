@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 from numba import prange
 
-from cpuopt import Choice, Engine, check_gradient, differentiable, kernel, nn, ops
+from cpuopt import Choice, check_gradient, differentiable, kernel, nn, ops
 from cpuopt import functional as F
 from cpuopt.ad.activity import Activity
 from cpuopt.check import gradient
 from cpuopt.check.cases import SMALL
 from cpuopt.cli import ad as verb
 from cpuopt.cli import main
+from cpuopt.engine import Engine
 from cpuopt.errors import UserError
 from cpuopt.kernels import registry
 from cpuopt.ops.declaration import N, inp, out

@@ -19,7 +19,8 @@ ROOT = Path(cpuopt.__file__).parents[1]
 STEP = """
 import json, sys, zlib
 import numpy as np
-from cpuopt import Choice, Engine, load_kernels
+from cpuopt import Choice, load_kernels
+from cpuopt.engine import Engine
 from cpuopt.kernels.compile import cache, jit
 from cpuopt.models.gpt2 import GPT2, Config
 
