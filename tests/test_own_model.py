@@ -2,13 +2,12 @@
 
 import json
 import os
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from cpuopt import cli, models
+from cpuopt import cli, kernels, models
 from cpuopt.cli import common
 from cpuopt.errors import UserError
 from cpuopt.models import own
@@ -102,8 +101,7 @@ def _alone(monkeypatch, tmp_path):
 def forget(monkeypatch):
     """As in a process that has opened no model."""
     monkeypatch.setattr(own, "OPENED", {})
-    for name in [name for name in sys.modules if name.startswith("cpuopt_user_kernels.own_")]:
-        monkeypatch.delitem(sys.modules, name)
+    kernels.forget("own.py")
     own._made.cache_clear()
 
 
