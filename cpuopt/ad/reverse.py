@@ -63,6 +63,12 @@ class Reverse:
         """Make or shape the working memory."""
         made: list[Stmt] = []
         for name, like in self.zeros.work.items():
+            if local := self.kernel.local.get(like):
+                shape = [self.show(e) for e in local.shape]
+                parts = {"shape": ast.Tuple(shape) if len(shape) > 1 else shape[0], "dtype": local.dtype or ZERO}
+                code = f"np.zeros(shape{', dtype' if local.dtype else ''})"
+                made.append(Assign(0, ast.Name(name), self.show(quote(code, **parts))))
+                continue
             if self.kernel.arrays[like] == 1 and not self.face.own_memory:
                 self.face.scratch[name] = (1, like)
                 continue
@@ -319,7 +325,7 @@ class Reverse:
         sizes = [quote("x.shape[k]", x=x, k=ast.Constant(k)) for k in range(self.kernel.arrays[name])]
         shape = ast.Tuple([quote("CHUNKS"), *sizes])
         made = quote("np.empty(shape, x.dtype)", x=x, shape=shape)
-        if not self.face.own_memory:
+        if not self.face.own_memory and name not in self.kernel.local:
             self.face.scratch[memory.id] = (CHUNKS, name)
             made = ast.Call(quote("memory[:CHUNKS * x.size].reshape", x=x, memory=memory), shape.elts, [])
         return Assign(0, ast.Name(f"{d}_parts"), made)

@@ -9,9 +9,9 @@ from cpuopt.ops.declaration import N, inp, out
 
 @pytest.mark.parametrize("name", natural.ALL)
 def test_the_gradient_of_a_kernel_is_judged_right(registered, monkeypatch, name):
-    function, args = natural.ALL[name]
-    monkeypatch.setattr(function, "__name__", f"natural_{name}")
-    op = differentiable(*args)(function)
+    kernel = natural.ALL[name]
+    monkeypatch.setattr(kernel.function, "__name__", f"natural_{name}")
+    op = differentiable(*kernel.args, inputs=kernel.inputs)(kernel.function)
     op.judge()
     assert op.judged
 
