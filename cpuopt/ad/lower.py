@@ -77,13 +77,16 @@ class Lower:
     found : the object outside the kernel that a name stands for.
     outside : those objects by name; names of inlined functions are added.
     source : lines by number; those of inlined functions in the same file are added.
+    kernel : the function itself.
     local : the local arrays.
     """
 
     def __init__(
         self, node: ast.FunctionDef, file: str, refuse: Callable[..., NoReturn], found: Callable[[ast.expr], Any],
-        outside: dict[str, Any], source: dict[int, str],
+        outside: dict[str, Any], source: dict[int, str], kernel: FunctionType,
     ) -> None:  # fmt: skip
+        self.kernel = kernel
+        self.sources: dict[Any, Any] = {}
         self.file, self.refuse, self.found, self.outside, self.source = file, refuse, found, outside, source
         self.params = [a.arg for a in node.args.args]
         self.taken = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)} | set(self.params)
@@ -120,6 +123,12 @@ class Lower:
         self.taken.add(new)
         return new
 
+    def source_of(self, function: Any) -> tuple[FunctionType, dict[int, str], ast.FunctionDef | None]:
+        """Return what `source_of` does, once found."""
+        if function not in self.sources:
+            self.sources[function] = source_of(function)
+        return self.sources[function]
+
     def is_array(self, node: ast.AST, name: str) -> bool:
         """Return whether a function uses a name as an array, or hands it on to one that does."""
         for n in ast.walk(node):
@@ -132,8 +141,8 @@ class Lower:
                             continue
                         if isinstance(f, ast.Name) and f.id in ("len", "enumerate", "zip"):
                             return True
-                        if own(found := self.found(f)) and found not in self.inlining:
-                            inner = source_of(found)[2]
+                        if own(found := self.found(f)) and found not in self.inlining and getattr(found, "__name__", "") != "<lambda>":
+                            inner = self.source_of(found)[2]
                             if inner and k < len(inner.args.args):
                                 self.inlining.append(found)
                                 if self.is_array(inner, inner.args.args[k].arg):
@@ -346,6 +355,8 @@ class Lower:
         if isinstance(target, ast.Subscript) and any(isinstance(i, ast.Slice) for i in _indices(target)):
             return self.fill(s, target, value)
         if isinstance(target, ast.Name):
+            if target.id in self.params:
+                self.refuse(s, f"the parameter '{target.id}' is assigned", "use a local of another name")
             if self.allocation(s, target.id, value):
                 return None
             row = self.row(value)
@@ -592,7 +603,8 @@ class Lower:
         parts: list[ast.expr] = []
         for a in found.at:
             if not isinstance(a, ast.expr):
-                self.refuse(e, f"'{found.array}' has more axes than indices here", "give every index")
+                why = f"'{found.array}' is read with a slice, or with fewer indices than axes"
+                self.refuse(e, why, "loop over the indices")
             parts.append(a)
         index = parts[0] if len(parts) == 1 else ast.Tuple(parts, ast.Load())
         return ast.copy_location(ast.Subscript(ast.Name(found.array), index, ast.Load()), e)
@@ -684,11 +696,14 @@ class Lower:
         """Write the body of a function in place of its call; return its results, None where there are none."""
         found = self.found(call.func)
         name = text(call.func)
-        if found in self.inlining:
+        if found in self.inlining or getattr(found, "py_func", found) is self.kernel:
             self.refuse(call, f"{name} calls itself", "write it as a loop")
-        plain, source, node = source_of(found)
+        try:
+            plain, source, node = self.source_of(found)
+        except (OSError, SyntaxError):  # a lambda in the middle of a line
+            node = None
         if node is None:
-            self.refuse(call, f"the source of {name} is not a def", "write it with def")
+            self.refuse(call, f"{name} is not a function written with def", "write it so")
         args = self.bound(call, node)
         arrays = {p for p in args if self.is_array(node, p)}
         body = [s for s in node.body if not (isinstance(s, ast.Expr) and isinstance(s.value, ast.Constant))]

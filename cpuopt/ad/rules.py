@@ -129,8 +129,27 @@ def power(x: ast.expr, n: ast.expr) -> ast.expr:
         number = ast.literal_eval(n)
     except ValueError:
         return quote("n * x ** (n - 1) if n != 0 else ZERO", x=x, n=n)  # type: ignore[no-any-return]
+    less = number - 1
+    if isinstance(number, float) and number.is_integer():
+        less = int(less)  # a product, not a call of pow
     written = {0: "ZERO", 1: "ONE", 2: "TWO * x"}.get(number, "n * x ** less")
-    return quote(written, x=x, n=n, less=ast.Constant(number - 1))  # type: ignore[no-any-return]
+    return quote(written, x=x, n=n, less=ast.Constant(less))  # type: ignore[no-any-return]
+
+
+def plus(e: ast.expr, n: int) -> ast.expr:
+    """Add an integer, folded into the numbers of a sum."""
+    match e:
+        case ast.Constant(value=int() as value):
+            return ast.Constant(value + n)
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() as value)):
+            return ast.Constant(n - value)
+        case ast.BinOp(left=x, op=ast.Add(), right=ast.Constant(value=int() as value)):
+            return plus(x, n + value)
+        case ast.BinOp(left=x, op=ast.Sub(), right=ast.Constant(value=int() as value)):
+            return plus(x, n - value)
+    if n == 0:
+        return e
+    return ast.BinOp(e, ast.Add() if n > 0 else ast.Sub(), ast.Constant(abs(n)))
 
 
 def total(parts: Sequence[ast.expr]) -> ast.expr:

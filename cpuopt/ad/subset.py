@@ -324,7 +324,7 @@ def read(function: Callable[..., None], in_place: Iterable[str] = ()) -> Kernel:
     if a.vararg or a.kwarg or a.kwonlyargs or a.posonlyargs or a.defaults:
         reader.refuse(node, "a kernel has plain parameters only", "name each one, without a default")
     params = [arg.arg for arg in a.args]
-    lower = Lower(node, file, reader.refuse, reader.found, reader.outside, source)
+    lower = Lower(node, file, reader.refuse, reader.found, reader.outside, source, plain)
     node = lower.function(node)
     reader.index_names |= lower.indices
     body = reader.block(node.body)

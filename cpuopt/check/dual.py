@@ -236,7 +236,7 @@ def _widened(function: Function, stand: dict[int, Function], done: dict[int, Fun
         if isinstance(value, np.ndarray):
             return value.astype(np.float64) if value.dtype.kind == "f" else value
         inner = getattr(value, "py_func", value)
-        if isinstance(inner, FunctionType) and inner.__module__.split(".")[0] not in ("numpy", "numba"):
+        if isinstance(inner, FunctionType) and (inner.__module__ or "").split(".")[0] not in ("numpy", "numba"):
             return done.get(id(inner)) or _widened(inner, stand, done)
         if isinstance(value, ModuleType):
             return SimpleNamespace(**{n: stand.get(id(v), v) for n, v in vars(value).items()})
