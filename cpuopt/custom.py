@@ -78,7 +78,12 @@ class DifferentiableOp:
     """
 
     def __init__(
-        self, function: Callable[..., None], args: tuple[Arg, ...], flops: Dim, source: str, inputs: Inputs | None = None
+        self,
+        function: Callable[..., None],
+        args: tuple[Arg, ...],
+        flops: Dim,
+        source: str,
+        inputs: Inputs | None = None,
     ) -> None:
         from .kernels.compile import jit
 

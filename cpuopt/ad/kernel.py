@@ -194,6 +194,7 @@ class Local:
     shape: list[ast.expr]
     dtype: ast.expr | None
 
+
 @dataclass
 class Kernel:
     """A kernel in the subset.

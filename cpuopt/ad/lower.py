@@ -1,4 +1,4 @@
-"""From a kernel as people write it to the plain subset: calls of one's own functions are inlined, jumps become branches.
+"""From a kernel as people write it to the plain subset: own functions are inlined, jumps become branches.
 
 Also: simultaneous assignments get temporaries, rows such as ``row = x[i]`` become elements of their array, and local
 arrays are noted with their shapes. A name that is made here is one that the kernel does not use.
@@ -31,7 +31,7 @@ class _Row:
     """A part of an array under a name: its indices, None where an axis is whole, or the number that starts a slice."""
 
     array: str
-    at: list[ast.expr | None | tuple[ast.expr, ast.expr]]
+    at: list[ast.expr | tuple[ast.expr, ast.expr] | None]
 
 
 def source_of(function: Any) -> tuple[FunctionType, dict[int, str], ast.FunctionDef | None]:
@@ -55,7 +55,12 @@ def own(found: Any) -> bool:
 
 def stores(block: Iterable[ast.AST]) -> list[str]:
     """The names that statements assign, once for each place."""
-    return [n.id for s in block for n in ast.walk(s) if isinstance(n, ast.Name) and isinstance(getattr(n, "ctx", None), ast.Store)]
+    return [
+        n.id
+        for s in block
+        for n in ast.walk(s)
+        if isinstance(n, ast.Name) and isinstance(getattr(n, "ctx", None), ast.Store)
+    ]
 
 
 def jumps(s: ast.AST, kinds: tuple[type, ...]) -> Iterator[ast.AST]:
@@ -127,7 +132,7 @@ class Lower:
         """Return what `source_of` does, once found."""
         if function not in self.sources:
             self.sources[function] = source_of(function)
-        return self.sources[function]
+        return self.sources[function]  # type: ignore[no-any-return]
 
     def is_array(self, node: ast.AST, name: str) -> bool:
         """Return whether a function uses a name as an array, or hands it on to one that does."""
@@ -141,7 +146,11 @@ class Lower:
                             continue
                         if isinstance(f, ast.Name) and f.id in ("len", "enumerate", "zip"):
                             return True
-                        if own(found := self.found(f)) and found not in self.inlining and getattr(found, "__name__", "") != "<lambda>":
+                        if (
+                            own(found := self.found(f))
+                            and found not in self.inlining
+                            and getattr(found, "__name__", "") != "<lambda>"
+                        ):
                             inner = self.source_of(found)[2]
                             if inner and k < len(inner.args.args):
                                 self.inlining.append(found)
@@ -159,8 +168,10 @@ class Lower:
             match n:
                 case ast.Subscript(value=ast.Name(id=x), slice=at):
                     self.ranks[x] = max(self.ranks.get(x, 0), len(at.elts) if isinstance(at, ast.Tuple) else 1)
-                case ast.Subscript(value=ast.Attribute(value=ast.Name(id=x), attr="shape"), slice=ast.Constant(value=k)):
-                    self.ranks[x] = max(self.ranks.get(x, 0), int(k) + 1)
+                case ast.Subscript(
+                    value=ast.Attribute(value=ast.Name(id=x), attr="shape"), slice=ast.Constant(value=k)
+                ):
+                    self.ranks[x] = max(self.ranks.get(x, 0), int(k) + 1)  # type: ignore[arg-type]
                 case ast.Assign(targets=[ast.Tuple(elts=ts)], value=ast.Attribute(value=ast.Name(id=x), attr="shape")):
                     self.ranks[x] = len(ts)
 
@@ -236,7 +247,8 @@ class Lower:
                 target = self.target(target)
                 value = self.expr(value)
                 if isinstance(op, ast.Add | ast.Sub | ast.Mult | ast.Div):
-                    self.made.append(ast.copy_location(ast.AugAssign(target, op, value), s))
+                    new = ast.AugAssign(target, op, value)  # type: ignore[arg-type]
+                    self.made.append(ast.copy_location(new, s))
                 else:
                     self.put(s, target, ast.copy_location(ast.BinOp(_load(target), op, value), s))
             case ast.If(test=test, body=body, orelse=orelse):
@@ -333,6 +345,7 @@ class Lower:
     # Assignments -----------------------------------------------------------------------------------------------------
 
     def atom(self, e: ast.expr) -> bool:
+        """Return whether an expression is a name or a number."""
         return isinstance(e, ast.Constant | ast.Name) or (isinstance(e, ast.UnaryOp) and self.atom(e.operand))
 
     def named(self, at: ast.AST, word: str, value: ast.expr) -> ast.expr:
@@ -374,6 +387,7 @@ class Lower:
         return None
 
     def used_as_array(self, name: str) -> bool:
+        """Return whether a name stands for an array somewhere."""
         return self.is_array(self.whole, name)
 
     def unpack(self, s: ast.stmt, targets: list[ast.expr], value: ast.expr) -> None:
@@ -382,8 +396,8 @@ class Lower:
         if isinstance(value, ast.Attribute) and value.attr == "shape" and (of := self.row(value.value)):
             values = [self.extent(s, of, k) for k in range(len(targets))]
         elif isinstance(value, ast.Tuple | ast.List) and len(value.elts) == len(targets):
-            if any(self.row(v) is not None and self.used_as_array(t.id) for t, v in zip(targets, value.elts, strict=True)
-                   if isinstance(t, ast.Name)):  # fmt: skip
+            pairs = zip(targets, value.elts, strict=True)
+            if any(isinstance(t, ast.Name) and self.row(v) is not None and self.used_as_array(t.id) for t, v in pairs):
                 for t, v in zip(targets, value.elts, strict=True):
                     if isinstance(t, ast.Name) and names(v) & {x.id for x in targets if isinstance(x, ast.Name)}:
                         self.refuse(s, "rows are exchanged", "copy their elements in a loop")
@@ -476,7 +490,8 @@ class Lower:
         lead: list[ast.expr] = []
         parallel = next((o for o in self.loops if text(o.iter).split("(")[0].endswith("prange")), None)
         if parallel:
-            assert isinstance(parallel.iter, ast.Call) and isinstance(parallel.target, ast.Name)
+            assert isinstance(parallel.iter, ast.Call)
+            assert isinstance(parallel.target, ast.Name)
             if len(parallel.iter.args) != 1:
                 self.refuse(s, "a local array in a prange that does not start at 0", "write prange(n), or a range")
             known = [self.known_size(s, parallel.iter.args[0]), *known]
@@ -534,9 +549,7 @@ class Lower:
         new: list[Any] = []
         rest = list(at)
         for a in of.at:
-            if isinstance(a, ast.expr):
-                new.append(a)
-            elif not rest:
+            if isinstance(a, ast.expr) or not rest:
                 new.append(a)
             else:
                 new.append(self.shifted(e, a, rest.pop(0)))
@@ -592,7 +605,7 @@ class Lower:
         part = row.at[axis] if axis < len(row.at) else None
         if isinstance(part, tuple):
             lo, hi = part
-            return hi if text(lo) == "0" else quote("hi - lo", hi=hi, lo=lo)  # type: ignore[no-any-return]
+            return hi if text(lo) == "0" else quote("hi - lo", hi=hi, lo=lo)
         if row.array in self.local:
             return self.local[row.array].shape[axis]
         return quote("x.shape[k]", x=ast.Name(row.array), k=ast.Constant(axis))  # type: ignore[no-any-return]
@@ -629,7 +642,7 @@ class Lower:
         match e:
             case ast.Name(id=name) if name in self.rows:
                 self.refuse(e, f"the array '{name}' is used whole", "loop over its elements")
-            case ast.Subscript(value=ast.Attribute(value=x, attr="shape"), slice=ast.Constant(value=k)):
+            case ast.Subscript(value=ast.Attribute(value=x, attr="shape"), slice=ast.Constant(value=int(k))):
                 row = self.row(x)
                 if row is not None:
                     k = k if k >= 0 else k + self.free(row)
@@ -754,7 +767,9 @@ class Lower:
             self.refuse(call, f"{text(call.func)} takes {', '.join(params)}", "give it these")
         return {p: found[p] for p in params}
 
-    def moved(self, plain: FunctionType, node: ast.FunctionDef, call: ast.Call, source: dict[int, str]) -> dict[str, str]:
+    def moved(
+        self, plain: FunctionType, node: ast.FunctionDef, call: ast.Call, source: dict[int, str]
+    ) -> dict[str, str]:
         """Names in the kernel for those of a function that is inlined."""
         from .subset import outside
 
@@ -800,8 +815,8 @@ class Lower:
             self.count[n] = 2
 
         def on(j: ast.Return) -> list[ast.stmt]:
-            parts = j.value.elts if isinstance(j.value, ast.Tuple) else [j.value]
-            if len(parts) != count or None in parts:
+            parts = j.value.elts if isinstance(j.value, ast.Tuple) else [j.value] if j.value else []
+            if len(parts) != count:
                 self.refuse(call, f"{name} returns different numbers of values", "return the same number always")
             return [ast.copy_location(ast.Assign([ast.Name(n, ast.Store())], p), j)
                     for n, p in zip(made, parts, strict=True)]  # fmt: skip
@@ -851,7 +866,7 @@ def _renamed(node: Any, new: dict[str, str], values: dict[str, ast.expr] | None 
     """A copy of a statement with other names."""
 
     class Rename(ast.NodeTransformer):
-        def visit_Name(self, n: ast.Name) -> ast.expr:  # noqa: N802
+        def visit_Name(self, n: ast.Name) -> ast.expr:
             if values and n.id in values and isinstance(getattr(n, "ctx", None), ast.Load):
                 return ast.copy_location(copy.copy(values[n.id]), n)
             return ast.copy_location(ast.Name(new.get(n.id, n.id), getattr(n, "ctx", ast.Load())), n)

@@ -12,7 +12,21 @@ from .plan import Plan
 from .rules import CONSTANTS
 from .trees import MODULES, Names, base, element, index, quote, swap
 
-WORDS = {*CONSTANTS, "CHUNKS", "SCRATCH", "chunk", "part", "np", "math", "prange", "range", "int", "len", "push", "bool"}
+WORDS = {
+    *CONSTANTS,
+    "CHUNKS",
+    "SCRATCH",
+    "chunk",
+    "part",
+    "np",
+    "math",
+    "prange",
+    "range",
+    "int",
+    "len",
+    "push",
+    "bool",
+}
 WORDS |= {word[1:] for word in keyword.kwlist if word.startswith("d")}  # "el": its adjoint would be called "del"
 DIGITS = "0123456789"
 

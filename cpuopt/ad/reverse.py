@@ -125,8 +125,8 @@ class Reverse:
             name = place or ast.Name(self.naming.fresh("taken"))
             value = test if isinstance(test, ast.Compare) else quote("True if test else False", test=test)
             branch = If(s.line, name, body, orelse, role="primal")
-            pushes = [] if place else self.push(quote("ONE if taken else ZERO", taken=name), s.line)
-            return [Assign(s.line, name, value, role="record" if place else "primal"), branch, *pushes]
+            after = [] if place else self.push(quote("ONE if taken else ZERO", taken=name), s.line)
+            return [Assign(s.line, name, value, role="record" if place else "primal"), branch, *after]
         if isinstance(s, For):
             body = self.forward(s.body, kept, push and s not in self.plan.fused) or [NOTHING]
             loop = self.naming.loop(s, body, s.parallel and self.may_run_parallel(s))
@@ -163,16 +163,16 @@ class Reverse:
             for p in self.plan.facts.parent[s]:
                 if isinstance(p, For):
                     loops = [] if p in self.plan.fused else [*loops, p]
-            sizes = [self.most(p) for p in loops]
+            sizes = [size for p in loops if (size := self.most(p)) is not None]
             self.places[s] = None
-            if None not in sizes:
+            if len(sizes) == len(loops):
                 word = f"{s.name}_was" if isinstance(s, Assign) else "taken"
                 name = self.naming.fresh(word)
                 self.places[s] = element(name, [ast.Name(p.var) for p in loops]) if loops else ast.Name(name)
                 kind = "np.float64" if isinstance(s, Assign) else "np.bool_"
                 kind = "np.int64" if isinstance(s, Assign) and s.name in self.kernel.ints else kind
                 if loops:
-                    shape = ast.Tuple([self.show(e) for e in sizes if e]) if len(sizes) > 1 else self.show(sizes[0])
+                    shape = ast.Tuple([self.show(e) for e in sizes]) if len(sizes) > 1 else self.show(sizes[0])
                     made = Assign(0, ast.Name(name), quote("np.empty(shape, kind)", shape=shape, kind=quote(kind)))
                     self.records[-1].append(made)
         return self.places[s]
@@ -206,8 +206,10 @@ class Reverse:
                 parts = self.upper(x, around), self.upper(y, around)
                 if parts[0] is None or parts[1] is None:
                     return None
-                is_number = isinstance(parts[1], ast.Constant) and isinstance(parts[1].value, int)
-                return plus(parts[0], parts[1].value) if is_number else ast.BinOp(parts[0], ast.Add(), parts[1])
+                match parts[1]:
+                    case ast.Constant(value=int() as n):
+                        return plus(parts[0], n)
+                return ast.BinOp(parts[0], ast.Add(), parts[1])
             case ast.BinOp(left=x, op=ast.Sub(), right=ast.Constant(value=int() as n)):
                 found = self.upper(x, around)
                 return found and plus(found, -n)

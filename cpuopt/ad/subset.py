@@ -22,7 +22,7 @@ import numpy as np
 from .kernel import NUMBER, Accum, Assign, For, If, Kernel, Local, Stmt, UnsupportedError, View, assigned, flat
 from .lower import Lower, source_of
 from .rules import ALIASES, BINARY, CASTS, CHOICES, DERIVATIVE, INTEGER
-from .trees import base, element, function_name, index, last_name, names, quote, text
+from .trees import element, function_name, index, last_name, names, quote, text
 
 KNOWN = {*DERIVATIVE, *BINARY, *CASTS, *CHOICES, *INTEGER, *ALIASES} - {"rsqrt"}
 PYTHON = SimpleNamespace(
@@ -261,7 +261,6 @@ class _Reader:
                 self.refuse(e, why, f"write it out; known functions: {every}")
         self.refuse(e, f"'{text(e)}' is not in the subset", "see the subset in docs/ad.md")
 
-
     def call(self, e: ast.Call, known: Any, args: list[ast.expr], whole: bool) -> Any:
         """Check a call of a known function; several arguments of max and min are taken two at a time."""
         name = last_name(known)
@@ -345,7 +344,9 @@ def read(function: Callable[..., None], in_place: Iterable[str] = ()) -> Kernel:
 def _copy_before(kernel: Kernel, name: str, line: int) -> None:
     """Let a kernel start from a copy of an array that it updates."""
     if name not in kernel.arrays:
-        kernel.refuse_parameter(f"'{name}' is declared as updated in place, and is no array", "declare it as it is used")
+        kernel.refuse_parameter(
+            f"'{name}' is declared as updated in place, and is no array", "declare it as it is used"
+        )
     old = f"{name}_before"
     while old in kernel.taken or f"d{old}" in kernel.taken:
         old += "_"

@@ -161,17 +161,22 @@ def _smooth(name: str) -> Function:
 
 def _hypot(x: Any, z: Any) -> Any:
     y = np.hypot(plain(x), plain(z))
-    return y if not isinstance(x, Dual) and not isinstance(z, Dual) else _chain(y, (plain(x) / y if y else 0.0, x), (plain(z) / y if y else 0.0, z))
+    if not isinstance(x, Dual) and not isinstance(z, Dual):
+        return y
+    return _chain(y, (plain(x) / y if y else 0.0, x), (plain(z) / y if y else 0.0, z))
 
 
 def _atan2(x: Any, z: Any) -> Any:
     r2, y = plain(x) ** 2 + plain(z) ** 2, np.arctan2(plain(x), plain(z))
-    return y if not isinstance(x, Dual) and not isinstance(z, Dual) else _chain(y, (plain(z) / r2, x), (-plain(x) / r2, z))
+    if not isinstance(x, Dual) and not isinstance(z, Dual):
+        return y
+    return _chain(y, (plain(z) / r2, x), (-plain(x) / r2, z))
 
 
 def _flat(name: str) -> Function:
     """A function without a slope; the result is an integer where Python's is one."""
-    of = {"int": int, "bool": bool, "round": round, "sign": np.sign, "rint": np.rint}.get(name) or getattr(math, name)
+    own: dict[str, Function] = {"int": int, "bool": bool, "round": round, "sign": np.sign, "rint": np.rint}
+    of = own.get(name) or getattr(math, name)
     return lambda x: of(plain(x))
 
 

@@ -190,26 +190,34 @@ class Writer:
             self.line(depth, f"{self.pick(scalars)} = h4({self.pick(rows)}, {self.pick(rows)}, {self.expr(1, atoms)})")
         elif kind == 5 and indices and scalars:
             name = f"r{self.source.below(2)}"
-            self.line(depth, f"{name} = {self.pick(['x[b]', 'y[b]', 'x[b - 1, :]', 'w', f'x[ix[b, {indices[-1]}] % 2]'])}")
+            self.line(
+                depth, f"{name} = {self.pick(['x[b]', 'y[b]', 'x[b - 1, :]', 'w', f'x[ix[b, {indices[-1]}] % 2]'])}"
+            )
             self.line(depth, f"{self.pick(scalars)} += {name}[{self.pick(indices)}] * {name}[0] * 0.3")
         elif kind == 6 and scalars:
             self.locals += 1
             name, v = f"t{self.source.below(2)}", f"g{self.locals}"
             size = self.pick(["n", "n + 1", "x.shape[1]", "5"])
-            self.line(depth, f"{name} = {self.pick([f'np.zeros({size})', f'np.empty({size})', f'np.full({size}, 0.3)', 'w.copy()'])}")
+            self.line(
+                depth,
+                f"{name} = "
+                + self.pick([f"np.zeros({size})", f"np.empty({size})", f"np.full({size}, 0.3)", "w.copy()"]),
+            )
             if "empty" in self.lines[-1] or self.chance(60):
                 self.line(depth, f"for {v} in range({'n' if 'copy' in self.lines[-1] else size}):")
                 self.line(depth + 1, f"{name}[{v}] = {self.expr(1, [*scalars, f'w[{v} % n]', f'x[b, {v} % n]'])}")
             if self.chance(60):
                 self.line(depth, f"for {v} in range(n):")
-                again = f"{name}[{v}] {self.pick(['*=', '+=', '='])} {name}[{v}] * {self.expr(1, [*scalars, f'w[{v}]'])}"
+                again = (
+                    f"{name}[{v}] {self.pick(['*=', '+=', '='])} {name}[{v}] * {self.expr(1, [*scalars, f'w[{v}]'])}"
+                )
                 self.line(depth + 1, again)
             self.line(depth, f"{self.pick(scalars)} += {name}[{self.pick(['0', '1', 'n - 1'])}] * {name}[2]")
         elif kind == 7 and indices:
             self.line(depth, f"k0 = int({self.expr(1, atoms)}) % n")
             indices += ["k0"] * ("k0" not in indices)
         elif kind == 8 and "a" in arrays:
-            self.line(depth, self.pick(["a[:] = 0.2", "y[b, :] = w", "a[:] = x[b]", "y[b] = s0" if False else "a[0:n] = w"]))
+            self.line(depth, self.pick(["a[:] = 0.2", "y[b, :] = w", "a[:] = x[b]", "a[0:n] = w"]))
         elif kind == 9 and scalars:
             v, e = f"g{self.locals + 50}", f"e{self.locals}"
             self.locals += 1

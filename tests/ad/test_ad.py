@@ -133,7 +133,7 @@ REFUSALS = {
     "y[0] = f(x, y)": "calls itself",
     "y[0] = g(x[0])": "no derivative",
     "r = x\n    for i in range(2):\n        y[i] = r[i]\n        r = y": "may stand for another",
-    "for i in range(2):\n        a = np.zeros(i + 1)\n        a[0] = x[i]\n        y[i] = a[0]": "size of a local array",
+    "for i in range(2):\n        a = np.zeros(i + 1)\n        y[i] = a[0] + x[i]": "size of a local array",
     "x, s = y[0], 1.0": "parameter",
 }
 

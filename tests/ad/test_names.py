@@ -102,7 +102,11 @@ def test_the_reserved_names_are_all_that_generated_text_brings_with_it():
         own = {*k.params, *assigned(k.body), *k.views, *k.names, *m.params}
         for n in (n for n in ast.walk(ast.parse(m.text)) if isinstance(n, ast.Name)):
             adjoint = any(n.id.startswith(f"d{o}") for o in own) and not reserved(n.id)
-            if n.id not in own and not adjoint and not re.fullmatch(r"(seed|taken|took|shared)_*|max|min|abs|round|\w+_was_*", n.id):
+            if (
+                n.id not in own
+                and not adjoint
+                and not re.fullmatch(r"(seed|taken|took|shared)_*|max|min|abs|round|\w+_was_*", n.id)
+            ):
                 brought.add(n.id)
     assert brought >= {"ZERO", "ONE", "chunk", "CHUNKS", "part", "tape", "tape2", "np", "prange", "range", "j0"}
     assert all(reserved(n) for n in brought), [n for n in brought if not reserved(n)]

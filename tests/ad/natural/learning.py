@@ -330,7 +330,10 @@ def rotary_in_place(x):
             for j in range(half):
                 angle = t / 10000.0 ** (j / half)
                 s, c = math.sin(angle), math.cos(angle)
-                x[b, t, j], x[b, t, half + j] = c * x[b, t, j] - s * x[b, t, half + j], s * x[b, t, j] + c * x[b, t, half + j]
+                x[b, t, j], x[b, t, half + j] = (
+                    c * x[b, t, j] - s * x[b, t, half + j],
+                    s * x[b, t, j] + c * x[b, t, half + j],
+                )
 
 
 @declared(out("y", N), inp("x", N), inp("c", 6))
@@ -402,7 +405,9 @@ def vae_kl(kl, mu, logvar):
             kl[i] += -0.5 * (1 + lv[j] - m[j] ** 2 - np.exp(lv[j]))
 
 
-@declared(out("ll", BT), inp("x", BT), inp("a", 1), inp("b", 1), inputs=lambda g: {n: 0.1 + abs(x) for n, x in g.items()})
+@declared(
+    out("ll", BT), inp("x", BT), inp("a", 1), inp("b", 1), inputs=lambda g: {n: 0.1 + abs(x) for n, x in g.items()}
+)
 def weibull(ll, x, a, b):
     for i in prange(x.shape[0]):
         k, lam = a[0], b[0]

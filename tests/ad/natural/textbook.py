@@ -6,8 +6,9 @@ from math import cos, exp, log, sin, sqrt, tanh
 import numpy as np
 from numba import prange
 
-from .table import declared
 from cpuopt.ops.declaration import BT, HS, NH, OC, B, C, N, T, V, index, inp, out, scalar
+
+from .table import declared
 
 ALPHA = np.float32(0.2)
 ROOT2 = 1.4142135
