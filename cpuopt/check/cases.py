@@ -14,6 +14,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import DTypeLike
 
+from ..errors import UserError
 from ..ops.declaration import Arg, Op
 from ..program.program import Call
 from ..wording import text_of
@@ -200,7 +201,31 @@ def arguments(op: Op, case: Case, rng: np.random.Generator, alter: Callable[[Arr
                 found = reference(op.inverts, given, np.float64 if _elements(given) <= PART else np.float32)
             types = {a.name: case.types.get(a.name, a.dtype) for a in op.inverts.args}
             given |= {n: x.astype(types[n]) for n, x in found.items()}
+    if op.inputs:
+        given = _in_domain(op, case, rng, alter)
     return {a.name: given[a.name] if a.name in given else _drawn(op, a, case, rng, alter) for a in op.args}
+
+
+def _in_domain(op: Op, case: Case, rng: np.random.Generator, alter: Callable[[Array], Array]) -> Arguments:
+    """Draw the inputs of an op that has a domain of its own.
+
+    Raises
+    ------
+    UserError
+        Where its function returns others than the inputs that it was given, or other shapes.
+    """
+    assert op.inputs
+    normal = replace(case, kind="normal")
+    drawn = {a.name: _drawn(op, a, normal, rng, alter) for a in op.args if a.role in ("in", "index")}
+    moved = {n: np.asarray(x) for n, x in op.inputs(widened(drawn)).items()}
+    for name, x in moved.items():
+        if name not in drawn or x.shape != drawn[name].shape:
+            raise UserError(
+                f"{op.name}: inputs= returned '{name}' of shape {x.shape}; expected some of "
+                + ", ".join(f"'{n}' {x.shape}" for n, x in drawn.items())
+            )
+    found = {n: moved.get(n, x).astype(x.dtype) for n, x in drawn.items()}
+    return {a.name: _planted(a, found[a.name], case) for a in op.args if a.name in found}
 
 
 def altered(rng: np.random.Generator) -> Callable[[Array], Array]:
@@ -217,10 +242,15 @@ def altered(rng: np.random.Generator) -> Callable[[Array], Array]:
 def _drawn(op: Op, arg: Arg, case: Case, rng: np.random.Generator, alter: Callable[[Array], Array]) -> Any:
     x = _draw(op, arg, case, rng)
     if isinstance(x, np.ndarray) and arg.role in ("in", "index", "state"):
-        x = alter(x)
-        if case.kind in PLANTED and arg.role != "index":
-            x = x.copy()
-            x.flat[zlib.crc32(arg.name.encode()) % x.size] = PLANTED[case.kind]  # another place in each array
+        x = _planted(arg, alter(x), case)
+    return x
+
+
+def _planted(arg: Arg, x: Array, case: Case) -> Array:
+    """Return an input with the number that the kind of the case puts into one of its elements."""
+    if case.kind in PLANTED and arg.role != "index":
+        x = x.copy()
+        x.flat[zlib.crc32(arg.name.encode()) % x.size] = PLANTED[case.kind]  # another place in each array
     return x
 
 
