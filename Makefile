@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
+MARKED ?= not slow and not peers
 PEERS ?= $(VENV)-peers/bin/python
 
 .PHONY: train test check lint smoke test-slow test-faults test-oldest test-peers clean
@@ -15,9 +16,11 @@ train: $(VENV)/.installed
 # kernels are compiled first, on all cores; a test would compile them one after another
 test: $(VENV)/.dev
 	$(BIN)/cpuopt warmup --all
-	$(BIN)/$(PYTEST) -m "not slow and not peers" $(ARGS)
+	$(BIN)/$(PYTEST) -m "$(MARKED)" $(ARGS)
 
-check: lint test test-slow smoke
+# quick and slow tests in one go, so that they are collected once and the slow ones fill both cores
+check: lint smoke
+	$(MAKE) test MARKED="not peers"
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
