@@ -115,11 +115,15 @@ def imports(*flags):
 
 
 def test_help_lists_the_verbs_and_imports_nothing_heavy():
+    def spent():
+        """The CPU time of children, which does not count other processes of a busy machine."""
+        return sum(os.times()[2:4])
+
     seconds = []
     for _ in range(3):
-        start = time.perf_counter()
+        start = spent()
         shown = cpuopt("-h")
-        seconds.append(time.perf_counter() - start)
+        seconds.append(spent() - start)
     assert shown.returncode == 0
     assert {*VERBS} <= {*re.findall(r"^    ([\w-]+)(?: |$)", shown.stdout, re.M)}
     assert min(seconds) < 0.3

@@ -317,5 +317,10 @@ def widened(given: Arguments, dtype: DTypeLike = np.float64) -> Arguments:
 def reference(op: Op, given: Arguments, dtype: DTypeLike = np.float64) -> dict[str, Array]:
     """Call an op's reference, in float64 by default; return its results by name, without absent ones."""
     wide = widened(given, dtype)
-    found = op.reference(**{n: wide[n] for n in signature(op.reference).parameters})
+    found = op.reference(**{n: wide[n] for n in _parameters(op.reference)})
     return {n: np.asarray(x) for n, x in found.items() if given.get(n) is not None}
+
+
+@once
+def _parameters(function: Callable[..., Any]) -> list[str]:
+    return list(signature(function).parameters)

@@ -9,6 +9,7 @@ from numba import prange
 
 from cpuopt import Choice, check_gradient, differentiable, kernel, nn, ops
 from cpuopt import functional as F
+from cpuopt.ad import emit
 from cpuopt.ad.activity import Activity
 from cpuopt.check import gradient
 from cpuopt.check.cases import SMALL
@@ -69,7 +70,7 @@ def halved(monkeypatch):
 
 
 def test_a_gradient_is_judged_before_a_model_uses_it(registered, monkeypatch, tmp_path):
-    monkeypatch.setenv("CPUOPT_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(emit, "cache_folder", lambda name: tmp_path / name)
     square = differentiable(out("out", N), inp("inp", N))(square_forward)
     assert not square.judged
     engine_of(square)
