@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ..comm.agree import Agreement
 from ..comm.watchdog import Watchdog
+from ..errors import UserError
 from ..train import settings
 from . import common, ranks
 from .common import shared, show, start_numba
@@ -58,6 +59,8 @@ def _train(args: argparse.Namespace, rank: ranks.Rank) -> int:
         if resume is None and asked.total_batch is None and comm.size > 1:
             asked = replace(asked, total_batch=comm.size * asked.B * asked.T)
         asked.check()
+        if asked.local_steps and args.elastic:
+            raise UserError("--elastic: with --local-steps a run depends on the number of ranks; leave one of them out")
         if not comm.rank:
             common.check_targets(args)
         agreement.settle(ranks.facts(asked, [*settings.FLAGS]) | {"--resume": resume and resume.path.name})
