@@ -88,6 +88,19 @@ def _small_buckets(monkeypatch):
     monkeypatch.setattr(ops, "BLOCK", 1 << 10)
 
 
+def test_the_outer_optimizer_is_nesterovs():
+    """Equations 3 and 4 of Sutskever et al. 2013, whose gradient is that at the point that momentum leads to."""
+    slope, x, v = np.array([0.3, 1.0, 1.9]), np.array([1.0, -2.0, 3.0]), np.zeros(3)
+    state = {"param": x, "velocity": v}
+    for _ in range(5):
+        ahead = x + MOMENTUM * v
+        np.testing.assert_allclose(state["param"], ahead, rtol=1e-12)
+        given = {"grad": 4 * slope * state["param"], "lr": LR, "momentum": MOMENTUM, "grad_scale": 0.25}
+        state = ops.OUTER.reference(**state, **given)
+        v = MOMENTUM * v - LR * slope * ahead
+        x = x + v
+
+
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_the_algorithm_is_diloco(size):
     ranks = Team(size).run(rounds())
