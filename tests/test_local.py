@@ -9,6 +9,7 @@ from test_ranks import GPT2, SETTINGS, TWO_PASS, B, Listener, T
 
 from cpuopt import Choice, Engine, UserError, ops
 from cpuopt.comm.threads import Team, Thread
+from cpuopt.profiler import Profiler
 from cpuopt.program import distribute as pass_
 from cpuopt.train import checkpoint
 from cpuopt.train.job import Settings, prepare, resumed
@@ -200,6 +201,23 @@ def test_the_text_of_the_program_shows_both_phases():
     outer = [c.op.name for c in engine.program.phase("outer")]
     assert {*outer} == {"subtract", "exchange", "complete", "accumulate", "copy", "nesterov", "barrier"}
     assert outer.index("subtract") < outer.index("exchange") < outer.index("accumulate") < outer.index("nesterov")
+
+
+def test_a_profile_has_the_rows_of_both_phases():
+    def work(comm):
+        engine = engine_of(comm=comm, alone=True)
+        profiler = Profiler(engine)
+        for number, (first, more) in enumerate(batches(comm.rank), 1):
+            with profiler.step():
+                engine.step(more=[more], **first, **INNER)
+                if number % H == 0:
+                    engine.outer_step()
+        return profiler.profile(model="tiny", B=B, T=T, choice=Choice("optimized"), warmup=0)
+
+    (profile, _) = Team(2).run(work)
+    rows = {r.op: r for r in profile.ops}
+    assert all(rows[label].ms > 0 for label in ("Copy", "Subtract", "Exchange", "Wait for ranks", "Nesterov"))
+    assert {r.phase for r in profile.layers if r.layer == "bucket.0"} >= {"start", "outer"}
 
 
 def test_an_engine_whose_ranks_train_together_has_no_outer_step():

@@ -59,6 +59,7 @@ def _train(args: argparse.Namespace, rank: ranks.Rank) -> int:
         if resume is None and asked.total_batch is None and comm.size > 1:
             asked = replace(asked, total_batch=comm.size * asked.B * asked.T)
         asked.check()
+        asked.check_steps()
         if asked.local_steps and args.elastic:
             raise UserError("--elastic: with --local-steps a run depends on the number of ranks; leave one of them out")
         if not comm.rank:

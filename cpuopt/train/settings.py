@@ -227,12 +227,6 @@ class Settings:
                 f"--total-batch {self.total_batch}: expected a multiple of {self.B * self.T}, the tokens of a "
                 f"micro-batch, -B {self.B} times -T {self.T}; the nearest is {near}"
             )
-        if self.local_steps and self.steps % self.local_steps:
-            near = max(1, round(self.steps / self.local_steps)) * self.local_steps
-            raise UserError(
-                f"--steps {self.steps}: expected a multiple of --local-steps {self.local_steps}, since ranks have the "
-                f"same weights after those only; the nearest is {near}"
-            )
         for name in ("outer_lr", "outer_momentum"):
             if not self.local_steps and (x := getattr(self, name)) != FLAGS[name].default:
                 raise UserError(f"{flag(name)} {x}: expected with --local-steps, without which ranks never part")
@@ -246,6 +240,21 @@ class Settings:
     def micro_batches(self) -> int:
         """The number of micro-batches in a step."""
         return (self.total_batch or self.B * self.T) // (self.B * self.T)
+
+    def check_steps(self) -> None:
+        """Refuse a run that ends between two meetings of its ranks.
+
+        Raises
+        ------
+        UserError
+            With the nearest number of steps that does not.
+        """
+        if not self.meet(self.steps):
+            near = max(1, round(self.steps / self.local_steps)) * self.local_steps
+            raise UserError(
+                f"--steps {self.steps}: expected a multiple of --local-steps {self.local_steps}, since ranks have the "
+                f"same weights after those only; the nearest is {near}"
+            )
 
     def meet(self, done: int) -> bool:
         """Return whether all ranks have the same weights after some steps."""

@@ -175,6 +175,7 @@ class Trainer:
         self.tokenizer = tokenizer_files(job.corpus.tokenizer)
         self.decoder: Decoder | None = None
         _ = job.corpus.fingerprint  # read now, not when a signal leaves little time for a checkpoint
+        job.settings.check_steps()
         if job.settings.sample_every:
             require_cache(job.config)
         job.micro_batches(1)  # settings that cannot be met are refused before anything is written
