@@ -96,16 +96,4 @@ ALL: dict[str, Op] = {
 """Every declared op by name, in the order of a training step; then those of generation."""
 
 globals().update(ALL)
-__all__ = [
-    "ALL",
-    "BLOCK",
-    "COLLECTIVES",
-    "OPTIMIZERS",
-    "OUTER",
-    "USUAL",
-    "Collective",
-    "Number",
-    "Op",
-    "Optimizer",
-    *ALL,
-]
+__all__ = ["ALL", "BLOCK", "COLLECTIVES", "OPTIMIZERS", "USUAL", "Collective", "Number", "Op", "Optimizer", *ALL]
