@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from test_ranks import GPT2, SETTINGS, TWO_PASS, B, Listener, T
 
-from cpuopt import Choice, Engine, UserError, ops
+from cpuopt import Choice, UserError, ops
 from cpuopt.comm.threads import Team, Thread
+from cpuopt.engine import Engine
 from cpuopt.profiler import Profiler
 from cpuopt.program import distribute as pass_
 from cpuopt.train import checkpoint
