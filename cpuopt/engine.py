@@ -23,6 +23,7 @@ from .program import arena
 from .program.distribute import distribute
 from .program.fuse import BEFORE
 from .program.fuse import fuse as apply_fusions
+from .program.local import add_outer
 from .program.optimizer import Choice as OptimizerChoice
 from .program.optimizer import add_update
 from .program.program import PHASES, Call, Phase, Program, Scalar, Value
@@ -98,6 +99,7 @@ def build(
     reduce: Reduce = "exact",
     zero: int = 1,
     comm: Comm = SERIAL,
+    alone: bool = False,
     optimizer: OptimizerChoice = ops.USUAL,
 ) -> Built:
     """Trace a model, generate its backward and its update, rewrite, and choose a kernel for each call.
@@ -119,15 +121,18 @@ def build(
         before += program.calls
         notes += apply_fusions(program, [name for name in fuse if name not in BEFORE], choice)
     choice.check_used((c.op.name, c.layer) for c in dict.fromkeys([*before, *program.calls]))
-    several = train and micro_batches * comm.size > 1
+    several = train and (micro_batches * comm.size > 1 or alone)
     if several and not two_pass(program):
         raise UserError(
             "micro_batches: some weights are updated in the backward, before all is summed; fuse without 'update'"
         )
     if several and any(program.adjoint[p].group != "gradient" for p in program.parameters if p in program.adjoint):
         raise UserError("micro_batches: a parameter shares its gradient with a residual; fuse without 'residual'")
-    if several and (reduce == "exact" or comm.size > 1):
-        distribute(program, comm, local=micro_batches, exact=reduce == "exact", zero=zero)
+    if several and (reduce == "exact" or comm.size > 1 or alone):
+        together = SERIAL if alone else comm
+        buckets = distribute(program, together, local=micro_batches, exact=reduce == "exact", zero=zero)
+        if alone:
+            add_outer(program, comm, buckets)
     run_by = collectives(comm)
     chosen = [run_by.get(c.op.name) or choice.resolve(c.op.name, c.layer).of(c.types) for c in program.calls]
     return Built(program, chosen, notes, several and reduce == "fast" and micro_batches > 1, comm.rank)
@@ -161,6 +166,7 @@ class Engine:
         the ranks; "fast" to add those of a rank in the kernels, in less memory, and of ranks in the library's order.
     zero : 1 if a rank keeps the optimizer's states of its slice alone, 0 if of all parameters.
     comm : the ranks; this process alone by default.
+    alone : whether each rank trains for itself until all call `outer_step` (DiLoCo).
     optimizer : the name of one in ``cpuopt.ops.OPTIMIZERS``; or names by patterns of parameters, of which the last that
         matches wins, as in ``{"*": "adamw", "*.bias": "sgd"}``.
     processes : how many processes compile what the cache lacks; one a core by default.
@@ -188,6 +194,7 @@ class Engine:
         reduce: Reduce = "exact",
         zero: int = 1,
         comm: Comm = SERIAL,
+        alone: bool = False,
         optimizer: OptimizerChoice = ops.USUAL,
         processes: int | None = None,
         kernel_files: Sequence[str] = (),
@@ -197,10 +204,12 @@ class Engine:
     ) -> None:
         arena.check_fits(sum(prod(p.shape) * ITEMSIZE[p.dtype] for p in model.parameters()), hint)  # before the work
         how: dict[str, Any] = {"micro_batches": micro_batches, "reduce": reduce, "zero": zero, "comm": comm}
+        how["alone"] = alone
         built = build(model, inputs, choice=choice, fuse=fuse, train=train, optimizer=optimizer, **how)
-        self.comm, self.micro_batches = comm, micro_batches
-        self.divided = comm.size > 1 and zero == 1
-        """Whether each rank keeps a part of the optimizer's states."""
+        self.comm, self.micro_batches, self.alone = comm, micro_batches, alone
+        self.divided = comm.size > 1 and (zero == 1 or alone)
+        """Whether ranks keep different states of optimizers."""
+        self._left = False  # whether the weights may differ from those of other ranks
         self.program, self.notes = built.program, built.notes
         self.kernels = list(built.own_kernels.values())
         """The kernels of the program's calls, without what the communicator runs."""
@@ -253,11 +262,11 @@ class Engine:
 
     def states(self) -> dict[str, dict[str, Array]]:
         """Return the optimizers' states, such as ``lion_m``, for each parameter by its name: views."""
-        found: dict[str, dict[str, Array]] = {}
+        optimizers = self.program.optimizers
+        found: dict[str, dict[str, Array]] = {f"{o.files}_{s.name}": {} for o in optimizers.values() for s in o.states}
         for parameter, states in self.program.states.items():
             for name, value in states.items():
-                file = f"{self.program.optimizers[parameter].files}_{name}"
-                found.setdefault(file, {})[parameter.name] = self.array(value)
+                found[f"{optimizers[parameter].files}_{name}"][parameter.name] = self.array(value)
         return found
 
     def gradients(self) -> dict[str, Array]:
@@ -319,6 +328,8 @@ class Engine:
     ) -> Step:
         """Train on one batch: forward, backward, update.
 
+        Where ranks train alone, loss and norm are means over them, so that all of them `accept` the same.
+
         Parameters
         ----------
         vector_decay : the weight decay of parameters of one axis, biases and normalizations; None: that of the others.
@@ -350,19 +361,25 @@ class Engine:
                 "build it with micro_batches="
             )
         batch = self._set_numbers(given, lr, vector_decay)
+        if self.alone and not self._left:
+            self.run("start")
+            self._left = True
         total = self.micro_batches * self.comm.size
-        self.array(self.program.adjoint[self.program.outputs[0]]).fill(1 / total)
-        losses, of_rank = np.zeros(total), np.zeros(total)
+        counted = self.micro_batches if self.alone else total
+        self.array(self.program.adjoint[self.program.outputs[0]]).fill(1 / counted)
+        all_ranks, mine = np.zeros((2, total + self.comm.size))
         for i, (micro, backward) in enumerate(zip((batch, *more), self.backwards, strict=True)):
             self.load(**micro)
             self.run("forward")
             threads.set_threads(self.threads)
             self.runner(backward)
-            of_rank[self.comm.rank * self.micro_batches + i] = self.loss
-        self.comm.combine(losses, of_rank)
+            mine[self.comm.rank * self.micro_batches + i] = self.loss
         self.run("norm")
-        norm = sqrt(sum(float(x) for v in self.program.norm_terms for x in self.array(v)))
-        done = Step(fsum(losses) / total, norm)
+        square = mine[total + self.comm.rank] = sum(float(x) for v in self.program.norm_terms for x in self.array(v))
+        self.comm.combine(all_ranks, mine)
+        losses, squares = all_ranks[:total], all_ranks[total:]
+        norm = sqrt(square)
+        done = Step(fsum(losses) / total, sqrt(fsum(squares) / self.comm.size) if self.alone else norm)
         if accept and not accept(done):
             return done
         self.step_number += 1
@@ -370,6 +387,25 @@ class Engine:
             self._set(optimizer, grad_scale=min(1.0, clip / (norm + 1e-6)) if clip else 1.0)
         self.run("update")
         return done
+
+    def outer_step(self, *, lr: float = 0.7, momentum: float = ops.OUTER.defaults["momentum"]) -> None:
+        """Move all ranks, which have trained alone since the last time, to the same weights.
+
+        The mean over ranks of how far each has come, the start less its weights, is the gradient of a step with
+        Nesterov momentum from the start.
+
+        Raises
+        ------
+        UserError
+            For an engine that was not built for it.
+        """
+        if not self.alone:
+            raise UserError("outer_step: the ranks of this engine take every step together; build it with alone=True")
+        exact = {"lr": in_range(ops.Number("lr", 0.7), lr), "momentum": in_range(ops.OUTER.numbers[0], momentum)}
+        if self._left:
+            self._set(ops.OUTER, **exact, grad_scale=1 / self.comm.size)
+            self.run("outer")
+            self._left = False
 
     @property
     def two_pass(self) -> bool:
@@ -412,8 +448,9 @@ class Engine:
 
     @property
     def optimizers(self) -> list[ops.Optimizer]:
-        """The optimizers of its parameters, each once."""
-        return list(dict.fromkeys(self.program.optimizers.values()))
+        """The optimizers of its parameters in a step, each once."""
+        optimizers = self.program.optimizers
+        return list(dict.fromkeys(optimizers[p] for p in self.program.parameters if p in optimizers))
 
     def _set_numbers(self, given: Mapping[str, Any], lr: float, vector_decay: float | None) -> dict[str, Array]:
         """Set the optimizers' numbers for the next step; return the other arguments, which are inputs."""

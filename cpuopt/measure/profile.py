@@ -2,7 +2,8 @@
 
 There is one statistic, the mean over the middle half of the steps, ordered by their time: one set of whole steps for
 all rows, so that the rows add up to the step, and a step that something else disturbed does not count: of three, the
-middle one counts. All raw values are kept.
+middle one counts. Steps of another kind, such as those in which ranks meet after local steps, have a middle half of
+their own. All raw values are kept.
 """
 
 from __future__ import annotations
@@ -166,8 +167,10 @@ class Sums:
 
     def __init__(self, steps: Sequence[StepTimes], roofs: Roofs | None = None) -> None:
         self.roofs = roofs
-        cut = (len(steps) + 1) // 4
-        middle = sorted(steps, key=lambda s: s.end - s.start)[cut : len(steps) - cut]
+        kinds: dict[tuple[str, ...], list[StepTimes]] = {}
+        for s in sorted(steps, key=lambda s: s.end - s.start):
+            kinds.setdefault(tuple(calls[0].call.phase for calls, _ in s.runs if calls), []).append(s)
+        middle = [s for kind in kinds.values() for s in middle_half(kind)]
         self.step_ns = fmean(s.end - s.start for s in middle)
         self.bounds: list[Bound] = []
         at: dict[int, int] = {}
@@ -239,6 +242,12 @@ class Sums:
             time, name = self.roofs.bound(call.flops, call.bytes)
             least[name] = least.get(name, 0.0) + time * float(self.calls[i])
         return {"of_roof": 100 * sum(least.values()) / ns, "roof": max(least, key=lambda name: least[name])}
+
+
+def middle_half(steps: Sequence[StepTimes]) -> Sequence[StepTimes]:
+    """Leave out a quarter of some steps at either end."""
+    cut = (len(steps) + 1) // 4
+    return steps[cut : len(steps) - cut]
 
 
 def passed(rows: Iterable[OpRow | LayerRow]) -> list[str]:

@@ -10,7 +10,7 @@ from ..wording import nearest
 from .adamw import adamw
 from .attention import attention_backward, attention_forward
 from .classifier import classifier_backward, classifier_forward, classifier_update
-from .collective import BLOCK, COLLECTIVES, Collective, accumulate, copy, sumsq_blocks
+from .collective import BLOCK, COLLECTIVES, Collective, accumulate, copy, subtract, sumsq_blocks
 from .cross_entropy import cross_entropy_backward, cross_entropy_forward
 from .declaration import Op
 from .decode import attention_decode, embedding_decode
@@ -25,6 +25,7 @@ from .matmul_gelu import matmul_gelu_backward, matmul_gelu_forward
 from .matmul_swiglu import matmul_swiglu_backward, matmul_swiglu_forward
 from .matmul_update import matmul_update
 from .mul import mul_backward, mul_forward, scale_backward, scale_forward
+from .nesterov import nesterov
 from .optimizer import USUAL, Number, Optimizer
 from .residual import residual_backward, residual_forward
 from .residual_layernorm import residual_layernorm_forward
@@ -38,6 +39,8 @@ from .sumsq import sumsq
 from .swiglu import swiglu_backward, swiglu_forward
 
 OPTIMIZERS = {o.name: o for o in (adamw, sgd, lion)}
+OUTER = nesterov
+"""The optimizer of the step that ranks take together after they have trained alone; no other op fuses it."""
 ALL: dict[str, Op] = {
     op.name: op
     for op in (
@@ -85,6 +88,8 @@ ALL: dict[str, Op] = {
         sumsq_blocks,
         accumulate,
         copy,
+        subtract,
+        OUTER,
         *(make(o) for o in OPTIMIZERS.values() for make in (matmul_update, classifier_update, embedding_update)),
         embedding_decode,
         rope_decode,

@@ -53,6 +53,11 @@ class Bucket:
         """Return a place of `tree`."""
         return self.gradients if n is None else self.partials[n]
 
+    def divide(self, ranks: int) -> None:
+        """Cut it into slices of whole blocks, one for each rank."""
+        blocks = self.size // ops.BLOCK
+        self.cuts = [blocks * r // ranks * ops.BLOCK for r in range(ranks + 1)]
+
     def of(self, rank: int) -> tuple[int, int]:
         """Return where a rank's slice begins and ends."""
         return self.cuts[rank], self.cuts[rank + 1]
@@ -73,14 +78,15 @@ def buckets_of(program: Program, ranks: int) -> list[Bucket]:
         bucket.starts[p], bucket.after = bucket.size, call
         bucket.size += -(-prod(p.shape) // ALIGN) * ALIGN
     for bucket in found:
-        blocks = -(-bucket.size // ops.BLOCK)
-        bucket.size = blocks * ops.BLOCK
-        bucket.cuts = [blocks * r // ranks * ops.BLOCK for r in range(ranks + 1)]
+        bucket.size = -(-bucket.size // ops.BLOCK) * ops.BLOCK
+        bucket.divide(ranks)
     return found
 
 
-def distribute(program: Program, comm: Comm, *, local: int, exact: bool = True, zero: int = 1) -> None:
+def distribute(program: Program, comm: Comm, *, local: int, exact: bool = True, zero: int = 1) -> list[Bucket]:
     """Change a training program, whose gradients are all known before the first update, into that of one rank.
+
+    It returns the buckets.
 
     Parameters
     ----------
@@ -89,24 +95,29 @@ def distribute(program: Program, comm: Comm, *, local: int, exact: bool = True, 
         those of ranks.
     zero : 1 to keep the optimizer's states of the own slice, 0 to keep all.
     """
-    _Distribution(program, comm, local, exact, zero).run()
+    buckets = buckets_of(program, comm.size)
+    Distribution(program, comm, buckets, local, exact, zero).run()
+    return buckets
 
 
-class _Distribution:
-    def __init__(self, program: Program, comm: Comm, local: int, exact: bool, zero: int) -> None:
+class Distribution:
+    """The pass on a program."""
+
+    def __init__(
+        self, program: Program, comm: Comm, buckets: list[Bucket], local: int = 1, exact: bool = True, zero: int = 1
+    ) -> None:
         self.program, self.rank, self.size, self.shared = program, comm.rank, comm.size, comm.shared
         self.peers = [r for r in range(comm.size) if r != comm.rank]
         self.exact, self.owns_all = exact, not zero or comm.size == 1
         self.leaves = leaves(local) if exact else []
-        self.buckets = buckets_of(program, comm.size)
+        self.buckets = buckets
         self.templates: dict[Bucket, Call] = {}
         """A call of each bucket that adds two of its buffers, which serves for others too."""
-        for bucket in self.buckets:
-            self.lay_out(bucket, buffers(local) if exact else 0)
 
-    def lay_out(self, bucket: Bucket, partials: int) -> None:
+    def lay_out(self, bucket: Bucket) -> None:
         """Make the memory of a bucket, and put its tensors into it."""
         program, shape = self.program, (bucket.size,)
+        partials = buffers(len(self.leaves))
         bucket.gradients = program.value(f"{bucket.name}.gradients", shape, "gradient")
         bucket.weights = program.value(f"{bucket.name}.weights", shape, "parameter")
         bucket.partials = [program.value(f"{bucket.name}.partial", shape, "gradient") for _ in range(partials)]
@@ -131,6 +142,8 @@ class _Distribution:
     def run(self) -> None:
         """Add the calls of ranks, and divide norm and update."""
         program = self.program
+        for bucket in self.buckets:
+            self.lay_out(bucket)
         calls: list[Call] = []
         tail: list[Call] = []
         for call in program.calls:
@@ -138,14 +151,14 @@ class _Distribution:
                 continue
             calls.append(call)
             for bucket in (b for b in self.buckets if b.after is call):
-                begun, ended = self.reduce(bucket)
+                begun, ended = self.reduce(bucket, "reduce")
                 calls += begun
                 tail += ended
         if not self.exact or not self.owns_all or self.size == 1:
             gathered: list[Call] = []
         else:
             gathered = self.gather([b.gradients for b in self.buckets], "reduce")
-        updates = self.update([c for c in program.calls if c.phase == "update"])
+        updates = self.update([c for c in program.calls if c.phase == "update"], "update")
         program.calls = [*calls, *tail, *gathered, *self.norm(), *updates]
         self.plan_micro_batches()
         program.verify()
@@ -167,28 +180,28 @@ class _Distribution:
             ]
             self.program.micro_batches.append(MicroBatch(targets, sums))
 
-    def reduce(self, b: Bucket) -> tuple[list[Call], list[Call]]:
+    def reduce(self, b: Bucket, phase: Phase) -> tuple[list[Call], list[Call]]:
         """Return the calls that begin the sum of a bucket, where its last gradient is there, and those that end it."""
         if not self.exact:
             if self.size == 1:
                 return [], []
-            begin = self.call(collective.all_reduce, b, "reduce", x=b.gradients)
-            return [begin], [self.call(collective.complete, b, "reduce", theirs=b.gradients)]
+            begin = self.call(collective.all_reduce, b, phase, x=b.gradients)
+            return [begin], [self.call(collective.complete, b, phase, theirs=b.gradients)]
         begun, ended = list[Call](), list[Call]()
         for to, by in self.leaves[-1].sums:
-            begun.append(self.call(ops.accumulate, b, "reduce", total=b.buffer(to), part=b.buffer(by)))
+            begun.append(self.call(ops.accumulate, b, phase, total=b.buffer(to), part=b.buffer(by)))
             self.templates[b] = begun[0]
         own = b.of(self.rank)
         pieces = {self.rank: self.view(b.gradients, own, "own")}
         for peer in self.peers:
             theirs = self.received(b.gradients, own, peer) if self.shared else self.space(b, own)
             mine = self.view(b.gradients, b.of(peer), f"for {peer}")
-            begun.append(self.call(collective.exchange, b, "reduce", theirs=theirs, mine=mine, peer=peer))
-            ended.append(self.call(collective.complete, b, "reduce", theirs=theirs))
+            begun.append(self.call(collective.exchange, b, phase, theirs=theirs, mine=mine, peer=peer))
+            ended.append(self.call(collective.complete, b, phase, theirs=theirs))
             pieces[peer] = theirs
         if own[0] < own[1]:
             pairs = across(self.size, self.rank)
-            ended += [self.call(ops.accumulate, b, "reduce", total=pieces[to], part=pieces[by]) for to, by in pairs]
+            ended += [self.call(ops.accumulate, b, phase, total=pieces[to], part=pieces[by]) for to, by in pairs]
         return begun, ended
 
     def received(self, host: Value, span: tuple[int, int], peer: int) -> Value:
@@ -244,13 +257,14 @@ class _Distribution:
             calls.append(Call(collective.combine, "norm", {"total": total, "mine": own}, "norm"))
         return calls
 
-    def update(self, updates: Sequence[Call]) -> list[Call]:
+    def update(self, updates: Sequence[Call], phase: Phase) -> list[Call]:
         """Apply the optimizer to the own slices, and collect the others' parameters."""
         calls: list[Call] = []
-        where = {p: (b, start) for b in self.buckets for p, start in b.starts.items()}
+        where = {b.weights: b for b in self.buckets}
         for call in updates:
             p = call.args["param"]
-            b, start = where[p]
+            place = self.program.within[p]
+            b, start = where[place.host], place.start
             lo, hi = (0, b.size) if self.owns_all else b.of(self.rank)
             lo, hi = max(lo, start), min(hi, start + prod(p.shape))
             if lo >= hi:
@@ -261,10 +275,10 @@ class _Distribution:
                 calls.append(self.update_part(call, b, (lo, hi), f"{lo - start}:{hi - start}"))
                 self.program.owned[p] = lo - start, hi - start
         if not self.owns_all:
-            calls += self.gather([b.weights for b in self.buckets], "update")
+            calls += self.gather([b.weights for b in self.buckets], phase)
         if self.shared and self.buckets:
             b = self.buckets[-1]
-            calls.append(self.call(collective.barrier, b, "update", x=b.gradients))
+            calls.append(self.call(collective.barrier, b, phase, x=b.gradients))
         return calls
 
     def update_part(self, call: Call, b: Bucket, span: tuple[int, int], what: str) -> Call:

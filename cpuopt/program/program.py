@@ -12,11 +12,12 @@ from ..ops.declaration import ITEMSIZE, Op, Shape
 from ..ops.optimizer import Optimizer
 
 Group = Literal["parameter", "constant", "gradient", "moment", "input", "activation", "adjoint"]
-Phase = Literal["forward", "evaluate", "backward", "reduce", "norm", "update"]
-PHASES: tuple[Phase, ...] = ("forward", "evaluate", "backward", "reduce", "norm", "update")
+Phase = Literal["forward", "evaluate", "backward", "reduce", "norm", "update", "start", "outer"]
+PHASES: tuple[Phase, ...] = ("forward", "evaluate", "backward", "reduce", "norm", "update", "start", "outer")
 """The parts of a program. A training step leaves out ``evaluate``, calls that only an evaluation needs because the
 backward computes the loss itself. An evaluation runs the first two. The calls of ``reduce``, which add the gradients of
-micro-batches and ranks, lie between those of the last backward of a step."""
+micro-batches and ranks, lie between those of the last backward of a step. ``start`` and ``outer`` come before and after
+the steps that a rank trains alone."""
 
 
 @dataclass(eq=False)

@@ -27,7 +27,7 @@ GOOD = ("PASS", "MARGINAL")
 """The results of a check with which a kernel's figures are shown."""
 BLOCK = re.compile(r"(.*?\.\d+)(?:\.|$)")
 """The part of a layer's path that names its block: ``h.3`` of ``h.3.mlp.c_fc``."""
-COLUMNS = {"forward": 0, "backward": 1, "reduce": 2, "norm": 2, "update": 2}
+COLUMNS = {"forward": 0, "backward": 1} | dict.fromkeys(("reduce", "norm", "update", "start", "outer"), 2)
 """The column of the table by layer that each phase counts in."""
 
 

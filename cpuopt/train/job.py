@@ -142,6 +142,8 @@ class Steps:
                 accept=accept if self.guarded == "skip" else None,
                 **first,
             )
+            if s.local_steps and s.meet(number):
+                self.engine.outer_step(lr=s.outer_lr, momentum=s.outer_momentum)
         seconds = clock() - start
         self.done = number
         if self.guarded == "stop":
@@ -266,6 +268,11 @@ def prepare(
     UserError
         For settings that cannot be met.
     """
+    if resume is not None and settings.local_steps and (ranks := resume.state.get("ranks")) != comm.size:
+        raise UserError(
+            f"--resume {str(resume.run)!r}: the run has {ranks} ranks, not {comm.size}, and depends on their number "
+            f"with --local-steps {settings.local_steps}; take --ranks {ranks}"
+        )
     require_shares(settings, comm.size)
     name, config, weights = model_of(settings, resume)
     settings, rewrites = sized(settings, config), fusions(settings)
@@ -300,6 +307,7 @@ def prepare(
             reduce=settings.reduce,  # type: ignore[arg-type]
             zero=settings.zero,
             comm=comm,
+            alone=settings.local_steps > 0,
             optimizer=settings.optimizer,
             processes=settings.processes,
             kernel_files=files,
@@ -450,7 +458,7 @@ def choice_of(settings: Settings) -> registry.Choice:
 def traced(settings: Settings, config: Config, choice: registry.Choice, comm: Comm = SERIAL) -> Built:
     """Trace a job's program and choose its kernels."""
     asked: dict[str, Any] = {"fuse": fusions(settings), "micro_batches": settings.micro_batches // comm.size}
-    asked |= {"reduce": settings.reduce, "zero": settings.zero, "comm": comm}
+    asked |= {"reduce": settings.reduce, "zero": settings.zero, "comm": comm, "alone": settings.local_steps > 0}
     return build(*config.sized(settings.B, settings.T), choice=choice, optimizer=settings.optimizer, **asked)
 
 

@@ -128,6 +128,11 @@ class Settings:
         (lambda x: x in (0, 1), "0 or 1"),
         free=True,
     )
+    local_steps: int = setting(
+        0, "steps that each rank trains alone before all meet (DiLoCo), for slow links; 0: none", least(0), metavar="H"
+    )
+    outer_lr: float = setting(0.7, "learning rate of the step in which ranks meet", POSITIVE)
+    outer_momentum: float = setting(0.9, "Nesterov momentum of the step in which ranks meet", FRACTION)
     overfit: bool = setting(False, "training on the first batch only, to see the loss go to 0")
     guard: str = setting(
         "auto", "answer to a step that is not finite: skip its update, stop, off, or auto", one_of(GUARDS), free=True
@@ -222,6 +227,9 @@ class Settings:
                 f"--total-batch {self.total_batch}: expected a multiple of {self.B * self.T}, the tokens of a "
                 f"micro-batch, -B {self.B} times -T {self.T}; the nearest is {near}"
             )
+        for name in ("outer_lr", "outer_momentum"):
+            if not self.local_steps and (x := getattr(self, name)) != FLAGS[name].default:
+                raise UserError(f"{flag(name)} {x}: expected with --local-steps, without which ranks never part")
         check_name(self.run)
         if self.tensorboard:
             tensorboard.require()
@@ -233,6 +241,29 @@ class Settings:
         """The number of micro-batches in a step."""
         return (self.total_batch or self.B * self.T) // (self.B * self.T)
 
+    def check_steps(self) -> None:
+        """Refuse a run that ends between two meetings of its ranks.
+
+        Raises
+        ------
+        UserError
+            With the nearest number of steps that does not.
+        """
+        if not self.meet(self.steps):
+            near = max(1, round(self.steps / self.local_steps)) * self.local_steps
+            raise UserError(
+                f"--steps {self.steps}: expected a multiple of --local-steps {self.local_steps}, since ranks have the "
+                f"same weights after those only; the nearest is {near}"
+            )
+
+    def meet(self, done: int) -> bool:
+        """Return whether all ranks have the same weights after some steps."""
+        return not self.local_steps or done % self.local_steps == 0
+
+    def due(self, every: int, done: int) -> bool:
+        """Return whether what happens every some steps happens after `done` of them: of local steps, after the last."""
+        return bool(every) and self.meet(done) and done // every > (done - (self.local_steps or 1)) // every
+
     @property
     def two_pass(self) -> str:
         """The flag that needs all gradients before the first update; empty if none does."""
@@ -240,6 +271,8 @@ class Settings:
             return f"--clip {self.clip}"
         if self.micro_batches > 1:
             return f"--total-batch {self.total_batch}"
+        if self.local_steps:
+            return f"--local-steps {self.local_steps}"
         return f"--guard {self.guard}" if self.guard == "skip" else "--guard-z" if self.guard_z else ""
 
 

@@ -147,6 +147,9 @@ def require_same_weights(comm: Comm, parameters: Mapping[str, Array], step: int)
 class Trainer:
     """A job in progress.
 
+    With ``local_steps``, ranks have the same weights after the last of them only: a signal ends the run then, and then
+    come validations, samples and checkpoints that were due in between.
+
     Attributes
     ----------
     history : the metrics of these steps; also of those before a resume.
@@ -175,6 +178,7 @@ class Trainer:
         self.tokenizer = tokenizer_files(job.corpus.tokenizer or None)
         self.decoder: Decoder | None = None
         _ = job.corpus.fingerprint  # read now, not when a signal leaves little time for a checkpoint
+        job.settings.check_steps()
         if job.settings.sample_every:
             require_cache(job.config)
         job.micro_batches(1)  # settings that cannot be met are refused before anything is written
@@ -188,6 +192,7 @@ class Trainer:
         """Return the content of a checkpoint besides its tensors."""
         return {
             "step": self.done,
+            "ranks": self.comm.size,
             "updates": self.job.engine.step_number,
             "val": {str(k): v for k, v in self.val.items()},
             "guard": self.job.guard.state(),
@@ -226,20 +231,20 @@ class Trainer:
         trouble = ""
         if s.val_every and not self.done:
             self.measure(run, stopped)
-        while self.done < s.steps and not stopped() and not self.diagnosis:
+        while self.done < s.steps and not self.diagnosis and not (s.meet(self.done) and stopped()):
             metrics = self.step(profiler)
-            if s.val_every and (self.done % s.val_every == 0 or self.done == s.steps):
+            if s.val_every and (s.due(s.val_every, self.done) or self.done == s.steps):
                 metrics |= self.measure(run, stopped)
-            if s.sample_every and self.done % s.sample_every == 0 and not self.comm.rank:
+            if s.due(s.sample_every, self.done) and not self.comm.rank:
                 self.listener.sample(self.done, self.sample())
             self.history.append(metrics)
             run.step(metrics)
             self.listener.step(metrics)
             if run.trouble != trouble and (trouble := run.trouble):
                 self.listener.note(trouble)
-            if self.comm.size > 1 and self.done % COMPARE_EVERY == 0:
+            if self.comm.size > 1 and s.due(COMPARE_EVERY, self.done):
                 require_same_weights(self.comm, self.job.engine.parameters(), self.done)
-            if s.save_every and self.done % s.save_every == 0 and not self.diagnosis:
+            if s.due(s.save_every, self.done) and not self.diagnosis:
                 self.save(run)
         if self.tried != self.done and not self.diagnosis and (stopped() or s.save_every):
             self.save(run)

@@ -14,7 +14,13 @@ def itself(x):
     return (x,)
 
 
-take = loop_of(itself)
+@helper(forceinline=True)
+def difference(x, y):
+    """Subtract."""
+    return (x - y,)
+
+
+take, take_difference = loop_of(itself), loop_of(difference)
 ADD = (True,)
 
 
@@ -38,6 +44,17 @@ def copy(out, inp):
     """
     for chunk in prange(chunks(out)):
         take((out,), SET, (inp,), *bounds(chunk, out))
+
+
+@kernel(ops.subtract, "optimized")
+def subtract(out, inp1, inp2):
+    """Vector by vector.
+
+    Parallel: chunks of fixed size.
+    Bound: memory.
+    """
+    for chunk in prange(chunks(out)):
+        take_difference((out,), SET, (inp1, inp2), *bounds(chunk, out))
 
 
 @helper()

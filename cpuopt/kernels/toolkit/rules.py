@@ -92,7 +92,7 @@ def by_rule(
     """
 
     def decorate(make: Callable[[Rule], Any]) -> None:
-        for optimizer in ops.OPTIMIZERS.values():
+        for optimizer in (*ops.OPTIMIZERS.values(), *(() if fused else (ops.OUTER,))):
             op = optimizer.fused[fused] if fused else optimizer
             rule = rule_of(optimizer, make.__module__.rpartition(".")[0])
             inner, args = make(rule), [*op.params, *(name for name, *_ in scratch)]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ...train.job import Settings
 
 COLUMN = {"forward": "forward", "evaluate": "forward", "backward": "backward"}
-COLUMN |= dict.fromkeys(("reduce", "norm", "update"), "update")
+COLUMN |= dict.fromkeys(("reduce", "norm", "update", "start", "outer"), "update")
 """The part of a step that each phase counts in; the norm of the gradient counts as part of the update."""
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 WIDTH = 1080
 """Width of a picture in its own units; the page scales it to its own width."""
 PHASES = {"forward": "forward", "evaluate": "forward", "backward": "backward"}
-PHASES |= dict.fromkeys(("reduce", "norm", "update"), "update")
+PHASES |= dict.fromkeys(("reduce", "norm", "update", "start", "outer"), "update")
 """The label of each phase."""
 
 

@@ -1,0 +1,20 @@
+"""Nesterov momentum, naive."""
+
+import numpy as np
+
+from ..compile.jit import helper
+
+
+@helper()
+def numbers(lr, momentum):
+    """The scalars in float32."""
+    return np.float32(lr), np.float32(momentum)
+
+
+@helper()
+def update(param, velocity, grad, scale, rate, momentum):
+    """Follow the formula."""
+    for i in range(param.shape[0]):
+        g = grad[i] * scale
+        velocity[i] = momentum * velocity[i] + g
+        param[i] -= rate * (g + momentum * velocity[i])
