@@ -40,7 +40,7 @@ class Job:
     def __init__(self, command: Sequence[str], size: int, environment: Mapping[str, str] | None = None) -> None:
         self.size = size
         self._folder = tempfile.TemporaryDirectory(prefix="cpuopt-job-")
-        self._said = tempfile.TemporaryFile()
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115  (until the job ends)
         self._door = socket.socket(socket.AF_UNIX)
         self._door.bind(address := f"{self._folder.name}/job")
         self._door.listen(size)

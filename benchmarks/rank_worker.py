@@ -50,18 +50,28 @@ class Session:
         self.profiler.run_calls(sorted(calls, key=lambda b: b.call.phase == "reduce") if self.late else calls)
 
     def steps(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Train for n steps; return the ms and the loss of each, and the ms of each phase and label in all of them."""
+        """Train for n steps.
+
+        Returns
+        -------
+        The ms and the loss of each; ``window_ms``, from the first exchange of gradients to the end of the backward;
+        ``rows``, the ms of each phase and label in all steps.
+        """
         self.late = request.get("late", False)
-        step_ms, losses = [], []
+        step_ms, losses, window_ms = [], [], []
         rows: dict[str, float] = defaultdict(float)
         for _ in range(request["n"]):
             losses.append(self.job.step(self.profiler.step).loss)
             (step,) = self.profiler.steps
             step_ms.append((step.end - step.start) / 1e6)
+            window_ms.append(0.0)
             for calls, marks in step.runs:
+                last = max((i for i, b in enumerate(calls) if b.call.phase == "backward"), default=0)
+                first = next((i for i, b in enumerate(calls[:last]) if b.call.op.name == "exchange"), last + 1)
+                window_ms[-1] += (marks[last + 1] - marks[first]) / 1e6
                 for bound, ns in zip(calls, np.diff(marks).tolist(), strict=True):
                     rows[f"{bound.call.phase}/{bound.call.op.label}"] += ns / 1e6
-        return {"step_ms": step_ms, "losses": losses, "rows": rows}
+        return {"step_ms": step_ms, "losses": losses, "window_ms": window_ms, "rows": rows}
 
     def facts(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return what is known without a clock."""

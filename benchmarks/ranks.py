@@ -22,7 +22,7 @@ from typing import Any
 from jobs import Job, ended
 
 from cpuopt.comm import Serial
-from cpuopt.comm.launch import mpiexec, module
+from cpuopt.comm.launch import module, mpiexec
 from cpuopt.engine import build
 from cpuopt.measure.comparison import compare
 from cpuopt.models import parse

@@ -2,15 +2,16 @@
 
 ::
 
-    sudo env "PATH=$PATH" python benchmarks/two_hosts.py [--model gpt2-124M] [-B 4] [-T 64] [--rate 1gbit] [--rounds 6]
+    sudo env "PATH=$PATH" python benchmarks/two_hosts.py [--model gpt2-124M] [-B 4] [-T 64] [--rate 1gbit ...]
 
 The hosts are network namespaces with names of their own, on a bridge in a third namespace, so nothing of it meets the
 machine's network; mpiexec reaches the other host through a script in the place of ssh. All is removed at the end. All
 steps, those of the outage too, must have the losses and leave the weights of one process that takes them alone. Without
 the right to make namespaces, the benchmark says so and ends.
 
-Hidden is what a step saves that begins to send its gradients during the backward, as a part of what a step waits for
-them that begins after it.
+A rank begins to send gradients during the backward, or for comparison after it. Hidden is what a step saves by that, as
+a part of what it waits for them otherwise. No order can hide more than the time that the backward takes after its first
+gradients are there.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from jobs import Job, ended
+from jobs import ADDRESS, Job, ended
 
-from cpuopt.comm.launch import mpiexec, module
+from cpuopt.comm.launch import module, mpiexec
 from cpuopt.measure.comparison import compare
 
 SIZE = 2
@@ -40,8 +41,8 @@ while [ "${1#-}" != "$1" ]; do shift; done
 host="$1"; shift
 exec ip netns exec "$(grep "^$host " %(names)s | cut -d " " -f 2)" unshare --uts sh -c "hostname '$host'; $*"
 """
-ENVIRONMENT = {"UCX_TLS": "tcp,self", "UCX_NET_DEVICES": "eth0", "OMPI_MCA_btl": "tcp,self", "OMPI_MCA_pml": "ob1"}
-"""Variables that keep MPICH and Open MPI from the memory that both hosts share in truth."""
+ENVIRONMENT = {"OMPI_MCA_btl": "tcp,self", "OMPI_MCA_pml": "ob1"}
+"""Variables that keep Open MPI from the memory that both hosts share in truth."""
 
 
 def run(*command: str) -> str:
@@ -117,17 +118,9 @@ class Net:
         hosts = ",".join(self.addresses)
         if "--bind-to" in more:
             names = ",".join(f"{a}:1" for a in self.addresses)
-            start = [
-                "--host",
-                names,
-                "--prtemca",
-                "plm_ssh_agent",
-                str(self.ssh),
-                "--prtemca",
-                "prte_if_include",
-                "eth0",
-            ]
-            start += [x for name in ("UCX_TLS", "CPUOPT_BENCHMARK", "PYTHONPATH") for x in ("-x", name)]
+            parameters = {"plm_ssh_agent": str(self.ssh), "prte_if_include": "eth0"}
+            start = ["--host", names, *(x for pair in parameters.items() for x in ("--prtemca", *pair))]
+            start += [x for name in (ADDRESS, "PYTHONPATH") for x in ("-x", name)]
         else:
             start = ["-launcher", "ssh", "-launcher-exec", str(self.ssh), "-hosts", hosts, "-iface", "eth0"]
         return [str(self.ssh), self.addresses[0], "exec", found, *start, *more]
@@ -192,25 +185,26 @@ def report(job: Job, net: Net, settings: Mapping[str, Any], a: argparse.Namespac
             f"host {rank} sends {counted / 1e6:,.1f} MB a step; the program's exchanges {said / 1e6:,.1f} MB "
             f"({counted / said:.3f})"
         )
+    slowest = [max(ms) for ms in zip(*(f["step_ms"] for f in free), strict=True)]
+    print(f"without a limit a step takes {min(slowest):,.0f} ms")
+    window = min(max(x) for x in zip(*(f["window_ms"] for f in free), strict=True))
+    print(f"\nThe backward goes on for {window:,.0f} ms after its first gradients.\n")
     print(
-        f"without a limit a step takes {min(max(x) for x in zip(*(f['step_ms'] for f in free), strict=True)):,.0f} ms"
+        "| rate | sent after the backward: step, ms | of it waiting, ms | sent during it: step, ms | of it waiting, ms "
+        "| hidden | could be |"
     )
-    net.limit(a.rate)
-    steps(1)
-    found = sides(job, losses, a.rounds)
-    early, late = found[False], found[True]
-    saved = late["step"] - early["step"]
-    print(f"\nat {a.rate} | step, ms | of it waiting for gradients, ms\n--- | ---: | ---:")
-    print(f"sent during the backward | {early['step']:,.0f} | {early['wait']:,.0f}")
-    print(f"sent after it | {late['step']:,.0f} | {late['wait']:,.0f}")
-    print(
-        f"hidden: {100 * saved / late['wait']:.0f} % of the reduction by the steps' times, "
-        f"{100 * (1 - early['wait'] / late['wait']):.0f} % by the waits",
-        flush=True,
-    )
+    print("| --- | ---: | ---: | ---: | ---: | ---: | ---: |")
+    for rate in a.rate:
+        net.limit(rate)
+        steps(1)
+        found = sides(job, losses, a.rounds)
+        cells = " | ".join(f"{found[late][what]:,.0f}" for late in (True, False) for what in ("step", "wait"))
+        whole = found[True]["wait"]
+        parts = (found[True]["step"] - found[False]["step"]) / whole, min(1.0, window / whole)
+        print(f"| {rate} | {cells} | {' | '.join(f'{100 * x:.0f} %' for x in parts)} |", flush=True)
     start = time.perf_counter()
     job.begin("steps", n=2)
-    time.sleep(early["step"] / 2e3)
+    time.sleep(found[False]["step"] / 2e3)
     net.cut(a.outage)
     losses += job.answers()[0]["losses"]
     print(f"\n2 steps in which the link was down for {a.outage:g} s: {time.perf_counter() - start:.1f} s")
@@ -224,7 +218,7 @@ def main() -> None:
     p.add_argument("--model", default="gpt2-124M")
     p.add_argument("-B", type=int, default=4)
     p.add_argument("-T", type=int, default=64)
-    p.add_argument("--rate", default="1gbit", help="of each direction, as tc writes it")
+    p.add_argument("--rate", nargs="+", default=["1gbit"], help="of each direction, as tc writes it")
     p.add_argument("--rounds", type=int, default=6)
     p.add_argument("--outage", type=float, default=6.0, metavar="SECONDS")
     a = p.parse_args()

@@ -5,6 +5,9 @@ is an anonymous file, which one rank makes and the others open through ``/proc``
 could leave behind, and a container's limit of ``/dev/shm`` does not concern it. MPI's own windows have both troubles.
 Elsewhere arrays travel as messages, which MPI moves only while a call of it runs: hence `Mpi.progress`.
 
+MPICH has two libraries for its messages. Between two of its calls, libfabric's TCP goes on until the system's buffers
+are full, and UCX's stops after one piece. So hosts that have nothing faster than TCP take the first.
+
 What a rank waits for is tested again and again, first without a pause, then with short ones: a rank that waits for
 another to compile must not take the core from it, and Python handles signals in between.
 """
@@ -16,6 +19,7 @@ import mmap
 import os
 import time
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 from warnings import catch_warnings
 
@@ -27,9 +31,23 @@ from .places import Promise, keeps, suits
 
 MESSAGES = "CPUOPT_MESSAGES"
 """Environment variable: not empty where ranks of one host are to exchange messages, as those of several hosts do."""
+TCP = {"MPIR_CVAR_CH4_NETMOD": "ofi", "FI_PROVIDER": "tcp"}
+"""Environment variables that choose libfabric's TCP in an MPICH that has UCX too."""
+CHOSEN = ("MPIR_CVAR_CH4_NETMOD", "FI_PROVIDER", "UCX_TLS")
+"""Environment variables by which a user chooses how messages travel."""
+ADAPTERS = Path("/sys/class/infiniband")
 PAGE = 4096
 PATIENT_S, NAP_S = 0.01, 0.001
 """Seconds that a rank tests without a pause, and its longest pause."""
+
+
+def tcp_alone(library: str) -> bool:
+    """Return whether MPI can choose between two libraries for TCP, no adapter needs another one, and no user chose."""
+    return (
+        "ch4:ucx ofi" in library
+        and not (ADAPTERS.is_dir() and any(ADAPTERS.iterdir()))
+        and not {*CHOSEN} & {*os.environ}
+    )
 
 
 class Mpi:
@@ -64,6 +82,8 @@ class Mpi:
         self.name = " ".join(first.replace("Version:", "").split(",")[0].split())
         if promise:
             suits(promise, self.name)
+        if tcp_alone(MPI.Get_library_version()):
+            os.environ.update(TCP)
         MPI.Init_thread(MPI.THREAD_SERIALIZED)
         self._mpi, self._world = MPI, MPI.COMM_WORLD
         host = self._world.Split_type(MPI.COMM_TYPE_SHARED)
