@@ -75,8 +75,6 @@ class Session:
 
     def facts(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return what is known without a clock."""
-        from cpuopt.profiler import peak_rss_bytes
-
         crc = 0
         for p in self.engine.parameters().values():
             crc = zlib.crc32(p.tobytes(), crc)
@@ -90,10 +88,21 @@ class Session:
             "shared": self.comm.shared,
             "library": self.comm.name,
             "parameters": sum(p.size for p in self.engine.parameters().values()),
-            "planned": self.engine.predicted_peak_bytes,
-            "peak": peak_rss_bytes(),
+            "planned": self.engine.plan.total_bytes + self.engine.plan.window_bytes,
+            "peak": own_peak_bytes() - self.engine.base_bytes,
             "threads": self.engine.threads,
         }
+
+
+def own_peak_bytes() -> int:
+    """Return the most memory that this process has held, with its part alone of what it shares with other ranks."""
+    fields: dict[str, int] = {}
+    for name in ("status", "smaps_rollup"):
+        for line in Path(f"/proc/self/{name}").read_text().splitlines():
+            key, _, value = line.partition(":")
+            if value.endswith(" kB"):
+                fields.setdefault(key, int(value.split()[0]) * 1024)
+    return fields["VmHWM"] - fields["RssShmem"] + fields["Pss_Shmem"]
 
 
 def main() -> None:

@@ -5,9 +5,10 @@
     python benchmarks/ranks.py [--ranks 1,2,4] [--model gpt2-124M] [-B 4] [-T 64] [--rounds 8] [--link MB/S ...]
 
 Whole processes take turns, step by step, on the same total batch: one rank with a thread a core, and each other number
-of ranks with the cores divided among them. The weights must have the same checksum after the same steps. Memory is the
-arena as planned and the process's peak, with all states of the optimizer on each rank and with a part of them. The last
-table is a model of ranks on several hosts: the bytes of a step, the time of one rank, and the speed of a link.
+of ranks with the cores divided among them. The weights must have the same checksum after the same steps. Memory is that
+of the arena, as planned and at the peak of the steps, with all states of the optimizer on each rank and with its part
+of them. The last table is a model of ranks on several hosts: the bytes of a step, the time of one rank, and the speed
+of a link.
 """
 
 from __future__ import annotations

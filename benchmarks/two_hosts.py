@@ -41,8 +41,8 @@ while [ "${1#-}" != "$1" ]; do shift; done
 host="$1"; shift
 exec ip netns exec "$(grep "^$host " %(names)s | cut -d " " -f 2)" unshare --uts sh -c "hostname '$host'; $*"
 """
-ENVIRONMENT = {"OMPI_MCA_btl": "tcp,self", "OMPI_MCA_pml": "ob1"}
-"""Variables that keep Open MPI from the memory that both hosts share in truth."""
+ENVIRONMENT = {"UCX_TLS": "tcp,self", "OMPI_MCA_btl": "tcp,self", "OMPI_MCA_pml": "ob1"}
+"""Variables that keep MPICH and Open MPI from the memory that both hosts share in truth."""
 
 
 def run(*command: str) -> str:
