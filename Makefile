@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 MPI ?= mpich
+MARKED ?= not slow and not peers and not mpi
 PEERS ?= $(VENV)-peers/bin/python
 
 .PHONY: train train-ranks test check lint smoke test-slow test-faults test-oldest test-peers test-mpi clean
@@ -20,9 +21,12 @@ train-ranks: $(VENV)/.mpi
 # kernels are compiled first, on all cores; a test would compile them one after another
 test: $(VENV)/.dev
 	$(BIN)/cpuopt warmup --all
-	$(BIN)/$(PYTEST) -m "not slow and not peers and not mpi" $(ARGS)
+	$(BIN)/$(PYTEST) -m "$(MARKED)" $(ARGS)
 
-check: lint test test-slow smoke
+# quick and slow tests in one go, so that they are collected once and the slow ones fill both cores
+check: lint smoke
+	$(MAKE) test MARKED="not peers and not mpi"
+	$(MAKE) test-mpi
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

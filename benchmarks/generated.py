@@ -12,8 +12,9 @@ os.environ.setdefault("NUMBA_NUM_THREADS", "2")
 import numpy as np
 
 import cpuopt.kernels  # noqa: F401
-from cpuopt import Choice, Engine, ops
+from cpuopt import Choice, ops
 from cpuopt.check.cases import case
+from cpuopt.engine import Engine
 from cpuopt.kernels import registry
 from cpuopt.lab.ab import Shape, alone
 from cpuopt.measure.comparison import compare, timer

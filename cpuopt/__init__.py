@@ -11,12 +11,16 @@ from typing import Any
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Engine": "engine",
-    "build": "engine",
+    "Engine": "library.engine",
+    "build": "library.engine",
+    "compare": "library.results",
+    "ProfileReport": "library.results",
+    "ComparisonReport": "library.results",
     "load_kernels": "engine",
     "Choice": "kernels.registry",
     "kernel": "kernels.compile.jit",
     "helper": "kernels.compile.jit",
+    "offer": "kernels.toolkit.choices",
     "differentiable": "custom",
     "check_gradient": "check.gradient",
     "UserError": "errors",
@@ -24,11 +28,13 @@ _HOMES = {
 _MODULES = {m: m for m in ("nn", "functional", "ops", "models", "data")} | {"registry": "kernels.registry"}
 
 __all__ = [*_HOMES, *_MODULES]
+_HOMES_OF_HOOKS = {"load_ipython_extension": "library.magics"}
+"""What ``%load_ext cpuopt`` asks for."""
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)
+    if home := _HOMES.get(name) or _HOMES_OF_HOOKS.get(name):
+        return getattr(importlib.import_module(f".{home}", __name__), name)
     if name in _MODULES:
         return importlib.import_module(f".{_MODULES[name]}", __name__)
     raise AttributeError(f"module 'cpuopt' has no attribute {name!r}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from inspect import Parameter, Signature
@@ -10,20 +12,21 @@ from typing import Any
 import numpy as np
 
 from . import ops
-from .ad import Backward
+from .ad import Backward, emit, read
 from .ad.kernel import WrittenTwiceError, mentioned
-from .ad.subset import read
 from .check.cases import SMALL, arguments, case
 from .check.dual import wide
 from .check.gradient import GradientResult, check_gradient
 from .errors import UserError
 from .kernels import registry
 from .kernels.generated.load import backward as generate
+from .kernels.toolkit import choices
 from .nn.trace import current
 from .ops.declaration import Arg, Dim, Op, as_dim, inp
 from .program.program import Value
 
 Array = np.ndarray[Any, Any]
+Inputs = Callable[[dict[str, Any]], Mapping[str, Any]]
 DOMAINS: dict[str, Callable[[Array], Array]] = {
     "normal numbers": lambda x: x,
     "positive ones": lambda x: np.abs(x) + 0.1,
@@ -35,7 +38,7 @@ DOMAINS: dict[str, Callable[[Array], Array]] = {
 
 
 def differentiable(
-    *args: Arg, flops: Dim | int = 0, source: str = ""
+    *args: Arg, flops: Dim | int = 0, source: str = "", inputs: Inputs | None = None
 ) -> Callable[[Callable[..., None]], DifferentiableOp]:
     """Make an op from a forward kernel: ``@differentiable(out("out", N), inp("inp", N))`` above its loops.
 
@@ -44,10 +47,13 @@ def differentiable(
 
     Parameters
     ----------
-    args : the kernel's parameters as `cpuopt.ops.declaration` declares them, with roles ``out``, ``in``, ``index`` and
-        ``scalar``.
+    args : the kernel's parameters as `cpuopt.ops.declaration` declares them, with roles ``out``, ``in``, ``index``,
+        ``scalar``, and ``state`` for an array that the kernel updates in place. A call is given such an array as an
+        input, leaves it as it is, and returns the updated one.
     flops : the FLOPs of one call, in size symbols; for the profiler's rates.
     source : the paper, equation or function that it follows.
+    inputs : function from random inputs by name, standard normal float64 numbers, to those of them that have to lie in
+        a domain, such as positive definite matrices. Its gradient is then judged there.
 
     Raises
     ------
@@ -56,7 +62,10 @@ def differentiable(
     """
 
     def decorate(function: Callable[..., None]) -> DifferentiableOp:
-        return DifferentiableOp(function, args, as_dim(flops), source)
+        if function.__module__ in choices.CHOSEN:  # the file is executed once more, for kernels with another number
+            made: DifferentiableOp = getattr(sys.modules[choices.original(function.__module__)], function.__name__)
+            return made
+        return DifferentiableOp(function, args, as_dim(flops), source, inputs)
 
     return decorate
 
@@ -66,40 +75,58 @@ class DifferentiableOp:
 
     Attributes
     ----------
-    forward, backward : the declared ops.
+    forward, backward : the declared ops; for an array that the kernel updates, they have an output and an input.
     read : the parsed forward.
+    compiled : the function that is compiled: the kernel, or its statements after a copy of what it updates.
     generated : the backward kernel with its text and its plan.
     judged : whether its gradient has been compared with the slope of its forward, as it is when a model first calls it.
     """
 
-    def __init__(self, function: Callable[..., None], args: tuple[Arg, ...], flops: Dim, source: str) -> None:
+    def __init__(
+        self,
+        function: Callable[..., None],
+        args: tuple[Arg, ...],
+        flops: Dim,
+        source: str,
+        inputs: Inputs | None = None,
+    ) -> None:
         from .kernels.compile import jit
 
         name = function.__name__.removesuffix("_forward")
         for taken in (f"{name}_forward", f"{name}_backward"):
             if taken in ops.ALL:
                 raise UserError(f"@differentiable: there is an op {taken!r} already; give the function another name")
-        if wrong := [a.name for a in args if a.role not in ("out", "in", "index", "scalar")]:
+        if wrong := [a.name for a in args if a.role not in ("out", "in", "index", "scalar", "state")]:
             raise UserError(
-                f"@differentiable {name}: '{wrong[0]}' has no such role; expected out, inp, index or scalar"
+                f"@differentiable {name}: '{wrong[0]}' has no such role; expected out, inp, index, scalar or state"
             )
-        if not args or args[0].role != "out":
-            raise UserError(f"@differentiable {name}: the first argument must be an out; it is what a call returns")
-        self.name, self.function, self.source = name, function, source or f"{function.__code__.co_filename}"
+        if not args or args[0].role not in ("out", "state"):
+            why = "the first argument must be an out or a state; it is what a call returns"
+            raise UserError(f"@differentiable {name}: {why}")
+        self.name, self.source = name, source or f"{function.__code__.co_filename}"
+        self.inputs, self.given = [a.name for a in args if a.role != "out"], inputs
+        self.read = read(function, [a.name for a in args if a.role == "state"])
+        self.before = dict(self.read.before)
+        self.compiled = self._copying(function.__name__) if self.before else function
+        self.function = self._in_place(function) if self.before else function
+        args = tuple(replace(a, role="out") if a.role == "state" else a for a in args) + tuple(
+            replace(a, name=self.before[a.name], role="in") for a in args if a.role == "state"
+        )
         self.forward = Op(
             f"{name}_forward", *args, label=f"{name} forward", flops=flops, source=self.source,
             reference=self._named(self._reference_forward, [a.name for a in args]),
+            inputs=self._domain if inputs else None,
         )  # fmt: skip
-        self.forward.reference.kernel = function  # type: ignore[attr-defined]
-        self.read = read(function)
+        self.forward.reference.kernel = self.function  # type: ignore[attr-defined]
         self._refuse_arguments()
         self.backward = self._declare_backward(flops)
-        kernel = registry.Kernel(self.forward, registry.BASE, function)
+        kernel = registry.Kernel(self.forward, registry.BASE, self.compiled)
         self.generated: Backward = generate(self.backward, kernel)
         self.judged = False
         before = dict(registry.KERNELS)
         try:
-            jit.kernel(self.forward, registry.BASE, parallel="prange" in function.__code__.co_names)(function)
+            parallel = "prange" in self.compiled.__code__.co_names
+            jit.kernel(self.forward, registry.BASE, parallel=parallel, shown=function)(self.compiled)
             for variant in (registry.BASE, "generated"):
                 self._register(variant)
         except BaseException:
@@ -121,11 +148,31 @@ class DifferentiableOp:
         UserError
             For another number of inputs; at the first call, for a gradient that is wrong.
         """
-        names = [a.name for a in self.forward.args if a.role != "out"]
+        names = self.inputs
         if len(inputs) != len(names):
             raise UserError(f"{self.name} is given {len(inputs)} inputs; expected {len(names)}: {', '.join(names)}")
         self.judge()
-        return current().emit(self.forward, dict(zip(names, inputs, strict=True)), **sizes)
+        given = [self.before.get(n, n) for n in names]
+        return current().emit(self.forward, dict(zip(given, inputs, strict=True)), **sizes)
+
+    def _copying(self, name: str) -> Callable[..., None]:
+        """Write the kernel as it was read, with a copy of what it updates at its start, and import it."""
+        doc = f"{name}, with a copy of what it updates in place."
+        text = emit.module(self.read, name, self.read.params, [*self.read.allocations(), *self.read.body], doc, {})
+        key = hashlib.sha256(text.encode()).hexdigest()[:32]
+        return getattr(emit.load(name, key, lambda: text), name)  # type: ignore[no-any-return]
+
+    def _in_place(self, function: Callable[..., None]) -> Callable[..., None]:
+        """The same as plain Python: the kernel itself, on copies of what it updates."""
+        params, before = list(self.read.params), dict(self.before)
+
+        def copying(*args: Any) -> None:
+            given = dict(zip(params, args, strict=True))
+            for name, old in before.items():
+                given[name][...] = given.pop(old)
+            function(*given.values())
+
+        return copying
 
     def judge(self) -> None:
         """Compare the generated gradient with the slope of its forward, in float64, where that is finite; once.
@@ -140,8 +187,20 @@ class DifferentiableOp:
             self._results()
             self.judged = True
 
+    @property
+    def domains(self) -> dict[str, Callable[[Array], Array]]:
+        """The domains on which it is judged."""
+        return {"the declared inputs": lambda x: x} if self.given else DOMAINS
+
+    def _domain(self, drawn: dict[str, Any]) -> dict[str, Any]:
+        """Bring random inputs into the declared domain; an array that is updated has the name that the kernel uses."""
+        own = {before: name for name, before in self.before.items()}
+        assert self.given
+        found = self.given({own.get(n, n): x for n, x in drawn.items()})
+        return {self.before.get(n, n): x for n, x in found.items()}
+
     def _results(self) -> list[GradientResult]:
-        """Compare the gradient with the forward's slope on each of `DOMAINS` where the forward is finite.
+        """Compare the gradient with the forward's slope on each domain on which the forward is finite.
 
         Raises
         ------
@@ -149,7 +208,7 @@ class DifferentiableOp:
             Where they disagree, or where there are none.
         """
         found = []
-        for domain in DOMAINS.values():
+        for domain in self.domains.values():
             with np.errstate(all="ignore"):
                 results = check_gradient(self.backward, domain=domain)
             if any(r.errors[0] != r.errors[0] for r in results):  # NaN: no slope to compare with
@@ -163,14 +222,14 @@ class DifferentiableOp:
             found += results
         if not found:
             self.read.refuse_parameter(
-                f"its gradient cannot be judged: it is not finite for any of {', '.join(DOMAINS)}",
-                "keep the forward finite on one of them",
+                f"its gradient cannot be judged: it is not finite for any of {', '.join(self.domains)}",
+                "declare inputs=, a function from random inputs by name to those of its domain",
             )
         return found
 
     def _refuse_old_values(self) -> None:
         """Refuse a forward with an output that depends on its earlier content: in a model, that is garbage."""
-        for domain in DOMAINS.values():
+        for domain in self.domains.values():
             given = arguments(self.forward, case(self.forward, SMALL), np.random.default_rng(0))
             given |= {a.name: domain(given[a.name].astype(float)) for a in self.forward.args if a.role == "in"}
             with np.errstate(all="ignore"):
@@ -250,7 +309,7 @@ class DifferentiableOp:
             forward.backwards[:] = [op]
             return op
 
-        kernel = registry.Kernel(forward, registry.BASE, self.function)
+        kernel = registry.Kernel(forward, registry.BASE, self.compiled)
         while True:
             try:
                 trial = generate(declare(others), kernel)
@@ -291,7 +350,7 @@ class DifferentiableOp:
         shapes = {a.name: np.shape(given[a.name]) for a in self.forward.arrays if given.get(a.name) is not None}
         sizes = self.forward.bind(shapes)
         made = {a.name: np.full([d(sizes) for d in a.shape], start) for a in self.forward.args if a.role == "out"}
-        wide(self.function)(**{a.name: made.get(a.name, _present(a, given.get(a.name))) for a in self.forward.args})
+        wide(self.function)(*(made.get(a.name, _present(a, given.get(a.name))) for a in self.forward.args))
         return made
 
     def _reference_backward(self, **given: Any) -> dict[str, Array]:

@@ -27,6 +27,7 @@ from .program.optimizer import Choice as OptimizerChoice
 from .program.optimizer import add_update
 from .program.program import PHASES, Call, Phase, Program, Scalar, Value
 from .program.reverse import reverse
+from .program.tables import cut_tables
 from .wording import nearest
 
 Array = np.ndarray[Any, Any]
@@ -109,6 +110,7 @@ def build(
     """
     choice = choice or registry.Choice()
     program, notes = nn.trace_model(model, inputs), list[str]()
+    cut_tables(program)
     before = list(program.calls)
     if train:
         notes = apply_fusions(program, [name for name in fuse if name in BEFORE], choice)
@@ -217,7 +219,7 @@ class Engine:
         self._scalars: dict[Scalar, list[tuple[list[Any], int]]] = {}
         self.calls = [self._bind(c, k) for c, k in zip(self.program.calls, built.kernels, strict=True)]
         self.phases = {p: [b for b in self.calls if b.call.phase == p] for p in PHASES}
-        self._backwards = self._micro_batches(built)
+        self.backwards = self._micro_batches(built)
         self._by_name = {v.name: v for v in self.program.values}
         if seed is not None:
             initialize(model, self.parameters(), seed, self.threads)
@@ -340,7 +342,7 @@ class Engine:
         if (clip or accept) and not self.two_pass:
             raise UserError(
                 f"{'clip' if clip else 'accept'}: some weights are updated in the backward, before the norm is known; "
-                "fuse without 'update'"
+                "fuse without 'update', as an Engine with gradients=True does"
             )
         if 1 + len(more) != self.micro_batches:
             raise UserError(
@@ -351,7 +353,7 @@ class Engine:
         total = self.micro_batches * self.comm.size
         self.array(self.program.adjoint[self.program.outputs[0]]).fill(1 / total)
         losses, of_rank = np.zeros(total), np.zeros(total)
-        for i, (micro, backward) in enumerate(zip((batch, *more), self._backwards, strict=True)):
+        for i, (micro, backward) in enumerate(zip((batch, *more), self.backwards, strict=True)):
             self.load(**micro)
             self.run("forward")
             threads.set_threads(self.threads)

@@ -137,6 +137,7 @@ class Profiler:
             B=B,
             T=T,
             threads=self.engine.threads,
+            ranks=self.engine.comm.size,
             threading_layer=_threading_layer(),
             variant=choice.variant,
             swaps=[str(r) for r in choice.swaps],
@@ -256,7 +257,7 @@ def profile(
         warmup=warmup,
         checked=job.checked,
         roofs=roofs,
-        doubts=[*others.warnings(), *(rates.lower_now(roofs) if roofs else ())],
+        doubts=[*(others.warnings() if job.engine.comm.size == 1 else ()), *(rates.lower_now(roofs) if roofs else ())],
     )
 
 

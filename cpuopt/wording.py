@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
+from typing import Any
 
 STEERING = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f"  # control characters, but for tab and newline: escape sequences begin with one
@@ -26,6 +27,18 @@ def one_line(text: str) -> str:
 def count(n: int, word: str) -> str:
     """Format a count, as in ``1 thread`` and ``2 threads``."""
     return f"{n} {word}{'' if n == 1 else 's'}"
+
+
+def text_of(sizes: Mapping[str, int]) -> str:
+    """Format sizes by symbol, as in ``BT=256 C=768``."""
+    return " ".join(f"{symbol}={n}" for symbol, n in sizes.items())
+
+
+def size_of(result: Mapping[str, Any]) -> str:
+    """Format the size of a result: a model's batch, as in ``4x64``, or sizes by symbol; ``""`` where it has none."""
+    if "B" in result:
+        return f"{result['B']}x{result['T']}"
+    return text_of(result.get("sizes", {}))
 
 
 def spread(ratio: Mapping[str, float], digits: int = 3) -> str:

@@ -2,7 +2,10 @@
 
 import os
 import signal
+import sys
+from pathlib import Path
 
+import pytest
 from hypothesis import settings
 
 os.environ["NUMBA_NUM_THREADS"] = "4"  # the same bits on more threads than a machine has cores
@@ -13,3 +16,17 @@ for number in (signal.SIGINT, signal.SIGHUP):  # which nohup and a script's & le
 
 settings.register_profile("cpuopt", deadline=None, derandomize=True)  # a busy machine is slow, not wrong
 settings.load_profile("cpuopt")
+
+
+@pytest.fixture(autouse=True)
+def _files_of_one_test(tmp_path_factory):
+    """Forget the modules that a test imports from its own files, as the next command's process would."""
+    before, path = set(sys.modules), list(sys.path)
+    yield
+    if path != sys.path:
+        sys.path[:] = path
+        here = tmp_path_factory.getbasetemp().resolve()
+        for name in sys.modules.keys() - before:
+            file = getattr(sys.modules[name], "__file__", None)
+            if file and here in Path(file).resolve().parents and not name.startswith("cpuopt_generated"):
+                del sys.modules[name]

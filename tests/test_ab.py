@@ -160,11 +160,12 @@ def test_what_is_marginal_and_what_rounds_are_worth_stand_beside_the_verdict():
 def test_a_time_below_the_roof_names_the_roof():
     roofs = Roofs(1, (Level("memory", None),), 100.0, {"memory": {"read": 10.0}}, 1.0)
     case = {**to_json(ab.Shape(Case({"N": 1000}), {}, ("x",))), "a_ns": 900.0, "b_ns": 400.0}
-    assert ab.beyond_roofs(ops.gelu_forward, ("one", "mine"), [case], roofs) == [
+    case |= ab.cost(ops.gelu_forward, ab.Shape.read(case))
+    assert ab.beyond_roofs(("one", "mine"), [case], roofs) == [
         "mine is at 200 % of the memory roof, which is impossible (N=1000)"
     ]
-    assert ab.beyond_roofs(ops.gelu_forward, ("one", "mine"), [case], None) == []
-    row = session.Row("gelu_forward", "mine", "one", found={"alone": {"a_ms": 1.0, "b_ms": 1e-6}})
+    assert ab.beyond_roofs(("one", "mine"), [case], None) == []
+    row = session.Row("gelu_forward", "mine", "one", found={"alone": {"a_ms": 1.0, "b_ms": 1e-6, "cases": [case]}})
     said = session._roof(session.Plan(Path("x"), "gpt2-tiny", 1, 8), roofs, row, None)
     assert said.endswith("; mine: more than 100 % of the memory roof is impossible")
 

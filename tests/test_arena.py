@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpuopt import Choice, Engine
-from cpuopt.engine import build
+from cpuopt import Choice
+from cpuopt.engine import Engine, build
 from cpuopt.errors import UserError
 from cpuopt.models import specs
 from cpuopt.models.gpt2 import GPT2, PRESETS

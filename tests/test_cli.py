@@ -115,11 +115,15 @@ def imports(*flags):
 
 
 def test_help_lists_the_verbs_and_imports_nothing_heavy():
+    def spent():
+        """The CPU time of children, which does not count other processes of a busy machine."""
+        return sum(os.times()[2:4])
+
     seconds = []
     for _ in range(3):
-        start = time.perf_counter()
+        start = spent()
         shown = cpuopt("-h")
-        seconds.append(time.perf_counter() - start)
+        seconds.append(spent() - start)
     assert shown.returncode == 0
     assert {*VERBS} <= {*re.findall(r"^    ([\w-]+)(?: |$)", shown.stdout, re.M)}
     assert min(seconds) < 0.3
@@ -215,7 +219,7 @@ def test_train_tells_what_it_runs_with(run):
     for words in (
         "gpt2-tiny: 0.1 M parameters, B 2, T 16, 4 threads",
         "kernels: vanilla, gelu@h.1.*=vanilla, adamw@h.0.attn.*=vanilla; rewrites: " + ", ".join(FUSIONS),
-        "keeps adamw in layer 'h.0.attn.c_proj' from being rewritten",
+        "keeps adamw in layers 'h.0.attn.c_proj', 'h.0.attn.c_attn' from being rewritten",
         "step 2/2  loss ",
         "validation loss ",
         " tokens/s, ",
@@ -411,3 +415,8 @@ def test_one_thread_and_a_kernel_that_no_cache_has(text):
     assert profile["threads"] == 1
     assert "threads on" not in done.stderr
     assert "residual_forward[mine]" in {c["kernel"] for c in profile["checked"]}
+
+
+def test_a_misspelt_verb_names_the_nearest(capsys):
+    assert cli.main(["profil"]) == 2
+    assert capsys.readouterr().err == "cpuopt: 'profil': no such verb; did you mean 'profile'?\n"

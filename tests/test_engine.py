@@ -8,9 +8,9 @@ import numba
 import numpy as np
 import pytest
 
-from cpuopt import Choice, Engine, nn
+from cpuopt import Choice, nn
 from cpuopt import functional as F
-from cpuopt.engine import build
+from cpuopt.engine import Engine, build
 from cpuopt.errors import UserError
 from cpuopt.models import specs
 from cpuopt.models.gpt2 import GPT2, PRESETS, Config
@@ -68,7 +68,8 @@ def test_the_same_loss_by_every_route():
 MANY = """
 from dataclasses import replace
 import numpy as np
-from cpuopt import Choice, Engine
+from cpuopt import Choice
+from cpuopt.engine import Engine
 from cpuopt.program.fuse import FUSIONS
 from cpuopt.models import specs
 from cpuopt.models.gpt2 import GPT2, PRESETS

@@ -396,7 +396,8 @@ def own(monkeypatch):
     def command(*flags, half=0.5, more=""):
         registry.KERNELS.clear()
         registry.KERNELS.update(before)
-        for name in [n for n in sys.modules if n.startswith("cpuopt_user_kernels")]:
+        mine = str(Path("mine.py").resolve())
+        for name in [n for n, m in sys.modules.items() if getattr(m, "__file__", None) == mine]:
             del sys.modules[name]
         linecache.clearcache()
         Path("mine.py").write_text(KERNELS.format(half=half, more=more))

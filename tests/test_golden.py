@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from golden.params import deviation, digest, make_batch, make_params, norms_of, param_shapes, summarize
 
-from cpuopt import Choice, Engine
+from cpuopt import Choice
+from cpuopt.engine import Engine
 from cpuopt.kernels import registry
 from cpuopt.models import specs
 from cpuopt.models.gpt2 import GPT2, Config

@@ -189,6 +189,34 @@ def test_the_screen_has_a_line_for_each_stage():
     ]
 
 
+def test_a_round_tells_how_far_its_check_is():
+    Path("mine.py").write_text(KERNEL.format(body="out[...] = inp1 + inp2; assert len(out) < 1000"))
+    seen = []
+
+    class Watched(session.View):
+        def rows(self, rows):
+            seen.extend(r.progress for r in rows if r.now == "check")
+
+    session.work(session.Plan(Path("mine.py"), "gpt2-tiny", 1, 8, 1, step=False, rounds=6), ROOFS, Watched())
+    total = int(seen[-1].partition("/")[2])
+    assert total >= 20
+    assert [s for s in seen if "/" in s] == [f"1/{total}", f"2/{total}"]  # the second fails
+
+
+def test_the_screen_shows_progress_and_the_best_of_earlier_saves():
+    screen = report.Screen(session.Plan(Path("mine.py")), live=False, quiet=True)
+    for since, ms in (("10:00:00", 0.5), ("10:01:00", 0.25), ("10:02:00", 0.75)):
+        screen.since = since
+        screen.rows([session.Row("gelu_forward", "mine", "optimized", {"alone": "x"}, found={"alone": {"b_ms": ms}})])
+    row = session.Row("gelu_forward", "mine", "optimized", now="check", progress="7/25")
+    out = io.StringIO()
+    Console(file=out, width=60).print(screen.page([row]))
+    assert "  check         7/25" in out.getvalue()
+    assert "  best so far   0.25 ms, by the save of 10:01:00" in out.getvalue()
+    screen.since = "10:01:00"  # the newest save is the best
+    assert not any("best so far" in str(line) for line in screen.page([row]).renderables)
+
+
 def wait(until, seconds=120):
     deadline = time.monotonic() + seconds
     while not until() and time.monotonic() < deadline:
@@ -247,6 +275,23 @@ def test_saves_while_rounds_go_on(monkeypatch):
     assert not any("ended" in str(x) for x in screen.seen)
     assert 3 <= len(workers) <= 7
     assert all(w.poll() is not None for w in workers)
+
+
+def test_a_save_of_an_imported_file_begins_a_round(monkeypatch):
+    Path("helper.py").write_text("VALUE = 1\n")
+    Path("mine.py").write_text("import helper\n")
+    plan = session.Plan(Path("mine.py"), "gpt2-tiny", 1, 8, 1, step=False)
+    screen, rounds = Heard(plan), []
+    monkeypatch.setattr(screen, "begin", lambda: rounds.append(1) or screen)
+
+    def changes(folder, **kw):
+        wait(lambda: "registers no kernel" in str(screen.seen[-1:]))
+        for name, wanted in (("other.py", 1), ("helper.py", 2)):
+            yield {(1, str(Path(folder) / name))}
+            assert len(rounds) == wanted
+
+    monkeypatch.setattr("watchfiles.watch", changes)
+    verb.follow(plan, ROOFS, screen)
 
 
 def test_a_round_that_is_over_is_not_heard():

@@ -124,13 +124,10 @@ def test_an_error_of_one_rank_is_that_of_all():
 
 
 def test_ranks_that_differ_are_named():
-    with Agreement(Others(facts={"--lr": 0.1})) as agreement:
-        agreement.settle({"--lr": 0.1})
-    with (
-        pytest.raises(CommonError, match=r"^rank 1 on b has --lr 0\.1, and rank 0 on \S+ 0\.2: "),
-        Agreement(Others(facts={"--lr": 0.1})) as agreement,
-    ):
-        agreement.settle({"--lr": 0.2})
+    other = Agreement(Others(facts={"--lr": 0.1}))
+    other.settle({"--lr": 0.1})
+    with pytest.raises(CommonError, match=r"^rank 1 on b has --lr 0\.1, and rank 0 on \S+ 0\.2: "):
+        other.settle({"--lr": 0.2})
     with pytest.raises(CommonError, match="rank 1 on b has --clip None"), Agreement(Others()) as agreement:
         agreement.settle({"--clip": 1.0})
 

@@ -11,9 +11,10 @@ from golden.llama2c import draw, logits_of, tokenizer_bin
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cpuopt import Engine, cli, models
+from cpuopt import cli, models
 from cpuopt.data.pieces import Pieces
 from cpuopt.data.tokenizers import get_tokenizer
+from cpuopt.engine import Engine
 from cpuopt.errors import UserError
 from cpuopt.models.llama import Config, Qwen2, Qwen3
 from cpuopt.weights import copy_into, llama2c, open_weights, save_weights

@@ -6,9 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cpuopt import Choice, Engine, cli, ops
+from cpuopt import Choice, cli, ops
 from cpuopt.check.cases import Case, arguments
-from cpuopt.engine import build
+from cpuopt.engine import Engine, build
 from cpuopt.errors import UserError
 from cpuopt.models import specs
 from cpuopt.models.gpt2 import GPT2, PRESETS

@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cpuopt import Choice, Engine, UserError, ops
+from cpuopt import Choice, UserError, ops
 from cpuopt.comm.threads import Team
+from cpuopt.engine import Engine
 from cpuopt.models import parse
 from cpuopt.program import distribute as pass_
 from cpuopt.program import tree

@@ -6,7 +6,8 @@ import time
 import numpy as np
 import pytest
 
-from cpuopt import Choice, Engine, kernel, load_kernels, ops
+from cpuopt import Choice, kernel, load_kernels, ops
+from cpuopt.engine import Engine
 from cpuopt.errors import UserError
 from cpuopt.kernels import registry
 from cpuopt.kernels.registry import Kernel, op_matches

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
-from cpuopt import Choice, Engine, UserError, nn
+from cpuopt import Choice, UserError, nn
 from cpuopt import functional as F
-from cpuopt.engine import build
+from cpuopt.engine import Engine, build
 from cpuopt.models import specs
 from cpuopt.models.gpt2 import GPT2, PRESETS
 

@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 
-from cpuopt import Engine, nn, ops
 from cpuopt import functional as F
+from cpuopt import nn, ops
 from cpuopt.check.cases import Case, cases
 from cpuopt.check.check import check
 from cpuopt.check.gradient import check_gradient
+from cpuopt.engine import Engine
 from cpuopt.errors import UserError
 from cpuopt.kernels import registry
 from cpuopt.kernels.registry import Kernel, Scratch

@@ -313,7 +313,7 @@ def poison(engine, at, value=np.nan, layer="h.1.mlp.c_proj", op="matmul_forward"
 
         bound.kernel = replace(bound.kernel, function=function)
 
-    bounds = {id(b): b for b in itertools.chain(engine.calls, *engine._backwards)}.values()
+    bounds = {id(b): b for b in itertools.chain(engine.calls, *engine.backwards)}.values()
     found = [b for b in bounds if (b.call.op.name, b.call.layer) == (op, layer)]
     assert found
     for bound in found:

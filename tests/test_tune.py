@@ -74,10 +74,10 @@ class Child:
         return [(m["op"], m["variants"][1]) for do, m in self.asked if do == "ab"]
 
 
-def run(child, settings=SETTINGS, patterns=("*",), again=False):
+def run(child, settings=SETTINGS, patterns=("*",), again=False, **more):
     """Tune, and keep the plan as the verb does."""
     t = tune.survey(settings, patterns, again)
-    tune.tune(t, settings, child, analyses=[12], save=tune.keep)
+    tune.tune(t, settings, child, analyses=[12], save=tune.keep, **more)
     tune.keep(t)
     return t
 
@@ -357,6 +357,35 @@ def test_an_interrupted_run_goes_on_where_it_was():
     assert not set(second.measured()) & set(first.measured()[:-1])
     assert second.measured()[0] == ("sumsq", "vanilla")
     assert changed() == IN_LAYERS
+
+
+def test_a_budget_ends_with_a_plan_of_what_is_measured(monkeypatch):
+    now = iter(range(10**6))
+    monkeypatch.setattr(tune.time, "monotonic", lambda: next(now))  # each comparison takes a second
+    first = Child({ATTENTION: ("faster", 0.5)})
+    t = run(first, budget_s=20)
+    assert len(first.measured()) == 20
+    assert (t.finished, changed()) == (True, IN_LAYERS)
+    monkeypatch.setattr(tune.time, "monotonic", lambda: 0)
+    left, second = t.left, Child()
+    run(second)
+    assert len(second.measured()) == left > 0  # the rest, once
+    assert not set(first.measured()) & set(second.measured())
+    assert not plans.unfinished(t.key).exists()
+
+
+def test_measurements_are_known_by_digest_and_shape():
+    first = Child({ATTENTION: ("faster", 0.5)})
+    run(first)
+    other = replace(SETTINGS, B=1, T=16)  # as many tokens: sums of rows have the same shape, attention has another
+    second = Child()
+    run(second, other)
+    assert ("layernorm_forward", "vanilla") in first.measured()
+    assert ("layernorm_forward", "vanilla") not in second.measured()
+    assert ATTENTION in second.measured()
+    third = Child()
+    run(third, other, again=True)
+    assert ("layernorm_forward", "vanilla") in third.measured()
 
 
 def test_again_measures_all():

@@ -5,14 +5,15 @@ import numpy as np
 import pytest
 from numpy.lib.stride_tricks import as_strided
 
-from cpuopt import Engine, nn
 from cpuopt import functional as F
+from cpuopt import nn
 from cpuopt.check.cases import SMALL, Case, case, cases
 from cpuopt.check.check import check
 from cpuopt.check.fences import check_fenced
 from cpuopt.check.gradient import check_gradient
 from cpuopt.check.judge import least, rounding
 from cpuopt.check.sized import Sized, check_sized
+from cpuopt.engine import Engine
 from cpuopt.errors import UserError
 from cpuopt.files.reading import to_json
 from cpuopt.kernels import registry

@@ -16,7 +16,7 @@ from .reverse import Reverse
 from .shift import unshift
 from .subset import read
 
-__all__ = ["Backward", "Interface", "UnsupportedError", "differentiate"]
+__all__ = ["Backward", "Interface", "UnsupportedError", "differentiate", "read"]
 
 
 @dataclass
@@ -106,7 +106,7 @@ def differentiate(
         unshift(kernel, {*outs, *saved}, saved)
         restore_early(kernel, saved)
     kernel = flatten(kernel, wrt, saved)
-    plan = Plan(Task(kernel, wrt, outs, saved, set(hidden), set(fresh), record_all))
+    plan = Plan(Task(kernel, wrt, outs, saved, {*hidden, *kernel.local}, set(fresh), record_all))
     body = Reverse(plan, interface).write()
     doc = f"The backward of {kernel.name}, generated from its source."
     text = emit.module(kernel, name, interface.params, body, doc, interface.scratch)

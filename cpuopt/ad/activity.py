@@ -10,7 +10,7 @@ import ast
 from collections.abc import Iterable
 
 from .kernel import Assign, For, Kernel, LogSumExp, Stmt, Task, flat
-from .rules import CASTS, DERIVATIVE, negative, power, rule, times
+from .rules import CASTS, INTEGER, negative, power, rule, times
 from .trees import Names, elements, function_name, index, kept, names, quote, text
 
 Leaf = tuple[ast.expr, ast.expr]
@@ -27,6 +27,10 @@ def flows(e: ast.AST) -> Names:
         case ast.Subscript(value=ast.Name(id=name)):
             return {name}
         case ast.Compare() | ast.BoolOp() | ast.Attribute() | ast.Subscript():
+            return set()
+        case ast.BinOp(op=ast.FloorDiv()):
+            return set()
+        case ast.Call() if function_name(e) in INTEGER:
             return set()
         case ast.IfExp(body=x, orelse=y):
             return flows(x) | flows(y)
@@ -82,25 +86,21 @@ class Activity:
                     self.check_index(s, element)
             if isinstance(s, Assign) and isinstance(s.target, ast.Subscript):
                 self.check_index(s, s.target)
-            if isinstance(s, For) and any(self.names_active(e) for e in s.bounds[:2]):
-                self.kernel.refuse(s.line, "the range depends on what is differentiated", "use integers in ranges")
+            if isinstance(s, For) and any(self.is_active(e) for e in s.bounds[:2]):
+                self.kernel.refuse(s.line, "the range depends on what is differentiated", "use int(...) in ranges")
             if isinstance(s, Assign):
                 self.differentiate(s)
 
     def check_index(self, s: Stmt, element: ast.Subscript) -> None:
         """Refuse an active index."""
         for i in index(element):
-            if self.names_active(i):
+            if self.is_active(i):
                 why = f"the index '{text(i)}' depends on what is differentiated"
-                self.kernel.refuse(s.line, why, "use ints")
+                self.kernel.refuse(s.line, why, "use int(...)")
 
     def is_active(self, e: ast.AST) -> bool:
         """Return whether a derivative runs through an expression."""
         return any(self.kernel.root(n) in self.active for n in flows(e))
-
-    def names_active(self, e: ast.AST) -> bool:
-        """Return whether an expression reads an active value at all, in an index or a test too."""
-        return any(self.kernel.root(n) in self.active for n in names(e))
 
     def leaves(self, s: Assign, e: ast.expr, seed: ast.expr) -> list[Leaf]:
         """The active names and elements that an expression reads, each with the derivative times `seed`.
@@ -109,8 +109,12 @@ class Activity:
         """
         if not self.is_active(e):
             return []
-        if one := rule(self.kernel, e):
-            return self.leaves(s, one[1], times(seed, quote(DERIVATIVE[one[0]], x=one[1], y=RESULT)))
+        if one := rule(self.kernel, e, self.is_active):
+            _, args, derivatives = one
+            parts = {"x": args[0], "z": args[-1], "y": RESULT}
+            found = [self.leaves(s, x, times(seed, quote(d, **parts))) if self.is_active(x) else []
+                     for x, d in zip(args, derivatives, strict=True)]  # fmt: skip
+            return [leaf for leaves in found for leaf in leaves]
         match e:
             case ast.Name() | ast.Subscript():
                 return [(e, seed)]
@@ -128,12 +132,12 @@ class Activity:
                 over = ast.BinOp(seed, ast.Div(), y)
                 down = negative(ast.BinOp(times(over, x), ast.Div(), y))
                 return self.leaves(s, x, over) + self.leaves(s, y, down)
-            case ast.BinOp(left=x, op=ast.Pow(), right=n) if not self.names_active(n):
+            case ast.BinOp(left=x, op=ast.Mod(), right=y):
+                down = negative(times(seed, quote("x // y", x=x, y=y)))
+                return self.leaves(s, x, seed) + self.leaves(s, y, down)
+            case ast.BinOp(left=x, op=ast.Pow(), right=n):
                 self.needs[s] |= names(x)  # for the exponents 0 and 1 too
                 return self.leaves(s, x, times(seed, power(x, n)))
-            case ast.BinOp(op=ast.Pow()):
-                why = "the exponent depends on what is differentiated"
-                self.kernel.refuse(s.line, why, "write it with exp and log")
             case ast.Call(args=[x]) if function_name(e) in CASTS:
                 return self.leaves(s, x, seed)
         self.kernel.refuse(s.line, f"'{text(e)}' has no derivative", "use only + - * / and the functions of docs/ad.md")

@@ -26,7 +26,10 @@ WIDTH = 88
 
 
 def number(value: Any) -> str:
-    """A number as Python text of the same type and value."""
+    """A number, or a table of numbers, as Python text of the same type and value."""
+    if isinstance(value, np.ndarray):
+        said = repr(value.tolist()).replace("inf", "np.inf").replace("nan", "np.nan")
+        return f"np.array({said}, np.{value.dtype})"
     plain = value.item() if isinstance(value, np.generic) else value
     kind = next(t for t in (bool, int, float) if isinstance(plain, t))  # an IntEnum is an int
     said = repr(kind(plain)).replace("inf", "np.inf").replace("nan", "np.nan")
@@ -82,8 +85,9 @@ def module(kernel: Kernel, name: str, params: list[str], body: list[Stmt], doc: 
         head.append("import math")
     parallel = "prange" in used or any(isinstance(s, For) and s.parallel for s in flat(body))
     head += ["import numpy as np"] + ["from numba import prange"] * parallel
+    head += ["", "from cpuopt.ad.tape import push"] * ("push" in used and "push" not in kernel.names)
     values: dict[str, Any] = {n: np.float32(v) for n, v in CONSTANTS.items()} | {"CHUNKS": CHUNKS}
-    values |= {n: v for n, v in kernel.names.items() if isinstance(v, NUMBER)}
+    values |= {n: v for n, v in kernel.names.items() if isinstance(v, NUMBER | np.ndarray)}
     head += ["", *[f"{n} = {number(v)}" for n, v in values.items() if n in used]]
     head += [f"SCRATCH = {scratch!r}", "", ""]
     return "\n".join([*head, f"def {name}({', '.join([*params, *scratch])}):", *(lines or ["    pass"])]) + "\n"

@@ -13,7 +13,7 @@ from typing import Any
 
 from .activity import flows, reached
 from .kernel import Assign, For, If, Kernel, LogSumExp, Stmt, assigned, blocks, every_element, flat
-from .rules import CHOICES, INTEGER, rule
+from .rules import CHOICES, rule
 from .trees import Names, base, function_name, names, swap, text
 
 
@@ -78,11 +78,11 @@ class _Flatten:
                 [] if text(x) == text(target) and type(s) is Assign else [replace(s, value=x)] for x in (b, a)
             ]
             return [*out, If(s.line, ast.Compare(b, [op], [a]), *keeps)]
-        if found := rule(self.kernel, value):
+        if found := rule(self.kernel, value, self.active):
             plain = type(s) is Assign and own not in names(value)
             if plain and (isinstance(target, ast.Name) or self.kernel.root(own) in self.saved):
-                arg = self.hoist(found[1], s, out)
-                return [*out, replace(s, value=swap(value, lambda e: arg if e is found[1] else None))]
+                args = [(x, self.hoist(x, s, out)) for x in found[1]]
+                return [*out, replace(s, value=swap(value, lambda e: next((new for x, new in args if e is x), None)))]
         value = self.hoist(value, s, out)
         return [*out, replace(s, value=value)]
 
@@ -101,12 +101,12 @@ class _Flatten:
         def new(x: ast.expr) -> ast.expr | None:
             if not self.active(x):
                 return x
-            found = rule(self.kernel, x)
+            found = rule(self.kernel, x, self.active)
             if found or isinstance(x, ast.IfExp) or (isinstance(x, ast.Call) and function_name(x) in CHOICES):
                 name = self.fresh(found[0] if found else function_name(x) if isinstance(x, ast.Call) else "either")
                 out.extend(self.statement(Assign(s.line, name, x)))
                 return name
             inner = isinstance(x, ast.BinOp | ast.UnaryOp)
-            return None if inner or (isinstance(x, ast.Call) and function_name(x) not in INTEGER) else x
+            return None if inner or isinstance(x, ast.Call) else x
 
         return swap(e, new)

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from ..errors import UserError
-from .trees import Names, base, elements, index, names, swap, words
+from .trees import Names, base, elements, index, names, quote, swap, text, words
 
 CHUNKS = 32
 """Parts of a parallel loop that sum by themselves: fixed, so that the number of threads changes no bit."""
@@ -188,16 +188,26 @@ def every_element(s: Stmt) -> list[ast.Subscript]:
 
 
 @dataclass
+class Local:
+    """A local array: its shape, in what is known at the top of the kernel, and its type; None for float64."""
+
+    shape: list[ast.expr]
+    dtype: ast.expr | None
+
+
+@dataclass
 class Kernel:
     """A kernel in the subset.
 
     Attributes
     ----------
-    arrays : the parameters that are arrays, with the number of their axes.
+    arrays : the parameters and locals that are arrays, with the number of their axes.
     ints : locals and arrays that hold integers, as far as indices and ranges tell.
     source : its lines by number.
     names : the numbers, functions and modules outside it that it uses.
     words : the names in each line of the source.
+    local : the local arrays.
+    before : for an array that it updates in place, the parameter that holds it as it was.
     """
 
     name: str
@@ -210,11 +220,13 @@ class Kernel:
     names: dict[str, Any]
     views: dict[str, View] = field(default_factory=dict)
     words: dict[int, Names] = field(default_factory=dict)
+    local: dict[str, Local] = field(default_factory=dict)
+    before: dict[str, str] = field(default_factory=dict)
 
     @property
     def taken(self) -> Names:
         """All names with a meaning in it."""
-        return {*self.params, *self.views, *assigned(self.body), *self.names}
+        return {*self.params, *self.local, *self.views, *assigned(self.body), *self.names}
 
     def root(self, name: str) -> str:
         """Return the array of a view, or the name itself."""
@@ -236,6 +248,15 @@ class Kernel:
         """Return a copy that may be rewritten in place."""
         return replace(self, body=copy.deepcopy(self.body), arrays=dict(self.arrays), names=dict(self.names))
 
+    def allocations(self) -> list[Stmt]:
+        """Make the local arrays."""
+        made: list[Stmt] = []
+        for name, x in self.local.items():
+            shape = x.shape[0] if len(x.shape) == 1 else ast.Tuple(x.shape)
+            value = quote("np.empty(shape, dtype)", shape=shape, dtype=x.dtype or quote("np.float64"))
+            made.append(Assign(0, ast.Name(name), value))
+        return made
+
     def rename(self, new: dict[str, str]) -> None:
         """Rename locals, views and globals, in place."""
         for s in flat(self.body):
@@ -248,6 +269,10 @@ class Kernel:
         self.views = {s.name: s for s in flat(self.body) if isinstance(s, View)}
         self.ints = {new.get(n, n) for n in self.ints}
         self.names = {new.get(n, n): value for n, value in self.names.items()}
+        self.arrays = {new.get(n, n): axes for n, axes in self.arrays.items()}
+        named = {n: ast.Name(other) for n, other in new.items()}
+        self.local = {new.get(n, n): Local([quote(text(e), **named) for e in x.shape], x.dtype)
+                      for n, x in self.local.items()}  # fmt: skip
 
     def at(self, line: int, why: str, instead: str) -> str:
         """Return an error with file, line and code."""

@@ -10,9 +10,23 @@ import numpy as np
 from .kernel import NUMBER, For, Interface, Kernel, Stmt, UnsupportedError, assigned
 from .plan import Plan
 from .rules import CONSTANTS
-from .trees import Names, base, element, index, quote, swap
+from .trees import MODULES, Names, base, element, index, quote, swap
 
-WORDS = {*CONSTANTS, "CHUNKS", "SCRATCH", "chunk", "part", "np", "math", "prange", "range", "int", "len"}
+WORDS = {
+    *CONSTANTS,
+    "CHUNKS",
+    "SCRATCH",
+    "chunk",
+    "part",
+    "np",
+    "math",
+    "prange",
+    "range",
+    "int",
+    "len",
+    "push",
+    "bool",
+}
 WORDS |= {word[1:] for word in keyword.kwlist if word.startswith("d")}  # "el": its adjoint would be called "del"
 DIGITS = "0123456789"
 
@@ -41,9 +55,9 @@ def make_room(kernel: Kernel, params: list[str], name: str) -> None:
     for n in kernel.params:
         if reserved(n):
             kernel.refuse_parameter(f"the backward needs the name of the parameter '{n}' for itself")
-    same = {n for n, v in CONSTANTS.items() if kernel.names.get(n) == v and isinstance(kernel.names[n], np.float32)}
-    numbers = {n for n, value in kernel.names.items() if isinstance(value, NUMBER)} - same
-    own = ({*assigned(kernel.body), *kernel.views} - {*kernel.params}) | numbers
+    same = {n for n, v in CONSTANTS.items() if isinstance(kernel.names.get(n), np.float32) and kernel.names[n] == v}
+    numbers = {n for n, value in kernel.names.items() if isinstance(value, NUMBER | np.ndarray)} - same
+    own = ({*assigned(kernel.body), *kernel.views, *kernel.local} - {*kernel.params}) | numbers
     needed = {*params, *(f"d{n}" for n in kernel.arrays), name} - {*kernel.params}
     taken = own | needed | {*kernel.params, *kernel.names}
     new = {}
@@ -94,15 +108,15 @@ class Naming:
 
     def show(self, e: ast.expr) -> ast.expr:
         """An expression of the forward as one of the backward: shapes are read from its own arguments."""
-        if not any(isinstance(n, ast.Attribute) and n.attr == "shape" for n in ast.walk(e)):
+        if not any(isinstance(n, ast.Attribute) and n.attr in ("shape", "dtype") for n in ast.walk(e)):
             return e
         return swap(e, self.shape)  # type: ignore[no-any-return]
 
     def shape(self, e: ast.expr) -> ast.expr | None:
         """The shape of an argument of the backward for that of an array of the forward."""
         match e:
-            case ast.Attribute(value=ast.Name(id=name), attr="shape"):
-                return ast.Attribute(ast.Name(self.shaped(name)), "shape")
+            case ast.Attribute(value=ast.Name(id=name), attr="shape" | "dtype" as attr) if name not in MODULES:
+                return ast.Attribute(ast.Name(self.shaped(name)), attr)
         return None
 
     def shaped(self, name: str) -> str:

@@ -421,6 +421,8 @@ class Plan:
             return None
         inner = rest[0]
         moving = self.facts.written(loop) | {loop.var}
+        if any(s in self.recorded for s in self.facts.under(loop)):
+            return None
         if inner not in self.fused or inner.bounds[2] != 1 or loop.bounds[2] != 1:
             return None
         if any(names(e) & moving for e in inner.bounds[:2]):

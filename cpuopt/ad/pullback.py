@@ -8,8 +8,8 @@ from .activity import RESULT, SEED, Leaf
 from .kernel import Accum, Assign, For, If, Interface, LogSumExp, Stmt, flat
 from .naming import Naming
 from .plan import Plan
-from .rules import added, total
-from .trees import Names, base, names, quote, swap, text
+from .rules import CASTS, added, total
+from .trees import Names, base, function_name, names, quote, swap, text
 
 ZERO = quote("ZERO")
 
@@ -56,6 +56,8 @@ class Pullback:
         for e, d in found:
             leaves.setdefault(text(e), (e, []))[1].append(d)
         kept = None if first else leaves.pop(text(s.target), None)
+        named, leaves = self.shared(s, leaves)
+        made += named
         made += [self.add(s, e, total(ds)) for e, ds in leaves.values()]
         if first or type(s) is Accum or self.plan.unconsumed(root):
             return made
@@ -65,6 +67,30 @@ class Pullback:
         elif not self.is_first(s) and not (root in self.kernel.arrays and self.plan.facts.assigned_once(root)):
             made.append(Assign(s.line, own, ZERO))
         return made
+
+    def shared(
+        self, s: Stmt, leaves: dict[str, tuple[ast.expr, list[ast.expr]]]
+    ) -> tuple[list[Stmt], dict[str, tuple[ast.expr, list[ast.expr]]]]:
+        """Name the products that stand in what several leaves receive, the largest first."""
+        made: list[Stmt] = []
+        while True:
+            count: dict[str, int] = {}
+            found: dict[str, ast.expr] = {}
+            for _, ds in leaves.values():
+                for e in (x for d in ds for x in _products(d)):
+                    found.setdefault(text(e), e)
+                    count[text(e)] = count.get(text(e), 0) + 1
+            again = [t for t in found if count[t] > 1]
+            if len(leaves) < 2 or not again:
+                return made, leaves
+            largest = max(again, key=len)
+            name = ast.Name(self.naming.fresh("shared"))
+            made.append(Assign(s.line, name, found[largest]))
+
+            def put(e: ast.expr, name: ast.expr = name, largest: str = largest) -> ast.expr | None:
+                return name if isinstance(e, ast.BinOp | ast.Call) and text(e) == largest else None
+
+            leaves = {t: (e, [swap(d, put) for d in ds]) for t, (e, ds) in leaves.items()}
 
     def is_first(self, s: Assign) -> bool:
         """Return whether a local is first touched here in its home, so that its adjoint is not read again."""
@@ -111,3 +137,12 @@ class Pullback:
         loop = self.naming.loop(s.loop, [self.add(s, e, d) for e, d in self.leaves(s, own)])
         loop.line = s.line
         return [loop] if self.is_first(s) else [loop, Assign(s.line, own, ZERO)]
+
+
+def _products(e: ast.expr) -> list[ast.expr]:
+    """The products, quotients and functions in an expression, without those in indices."""
+    if not isinstance(e, ast.BinOp | ast.UnaryOp | ast.Call):
+        return []
+    product = isinstance(e, ast.BinOp) and isinstance(e.op, ast.Mult | ast.Div)
+    own = [e] if product or (isinstance(e, ast.Call) and function_name(e) not in CASTS) else []
+    return own + [x for part in ast.iter_child_nodes(e) if isinstance(part, ast.expr) for x in _products(part)]

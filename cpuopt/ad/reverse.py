@@ -10,7 +10,8 @@ from .kernel import CHUNKS, Accum, Assign, For, If, Interface, LogSumExp, Stmt, 
 from .naming import Naming, every, nest
 from .plan import Plan
 from .pullback import ZERO, Pullback
-from .trees import element, elements, index, names, quote, text
+from .rules import CHOICES, plus
+from .trees import element, elements, function_name, index, names, quote, text
 from .zeros import Zeros
 
 NOTHING = Stmt(0)
@@ -27,6 +28,8 @@ class Reverse:
         self.pullback = Pullback(plan, self.naming, interface)
         self.zeros = Zeros(plan, self.pullback, self.naming, interface)
         self.tapes = ["tape"]
+        self.records: list[list[Stmt]] = [[]]
+        self.places: dict[Stmt, ast.expr | None] = {}
 
     def write(self) -> list[Stmt]:
         """Write the body of the backward."""
@@ -36,6 +39,7 @@ class Reverse:
         for name in sorted({s.name for s in self.plan.recorded if isinstance(s, Assign)}):
             if name not in self.kernel.arrays and name not in self.kernel.views:
                 start.append(Assign(0, ast.Name(name), quote("0") if name in self.kernel.ints else ZERO))
+        start += self.records[0]
         if "tape" in mentioned([*forward, *backward]):
             start.append(self.new_tape())
         backward = self.initialize(self.initial(None), backward)
@@ -63,6 +67,12 @@ class Reverse:
         """Make or shape the working memory."""
         made: list[Stmt] = []
         for name, like in self.zeros.work.items():
+            if local := self.kernel.local.get(like):
+                shape = [self.show(e) for e in local.shape]
+                parts = {"shape": ast.Tuple(shape) if len(shape) > 1 else shape[0], "dtype": local.dtype or ZERO}
+                code = f"np.zeros(shape{', dtype' if local.dtype else ''})"
+                made.append(Assign(0, ast.Name(name), self.show(quote(code, **parts))))
+                continue
             if self.kernel.arrays[like] == 1 and not self.face.own_memory:
                 self.face.scratch[name] = (1, like)
                 continue
@@ -111,10 +121,12 @@ class Reverse:
             test = self.show(s.test)
             if not record:
                 return [If(s.line, test, body, orelse, role="primal")]
-            name = ast.Name(self.naming.fresh("taken"))
+            place = self.place(s)
+            name = place or ast.Name(self.naming.fresh("taken"))
+            value = test if isinstance(test, ast.Compare) else quote("True if test else False", test=test)
             branch = If(s.line, name, body, orelse, role="primal")
-            pushes = self.push(quote("ONE if taken else ZERO", taken=name), s.line)
-            return [Assign(s.line, name, test, role="primal"), branch, *pushes]
+            after = [] if place else self.push(quote("ONE if taken else ZERO", taken=name), s.line)
+            return [Assign(s.line, name, value, role="record" if place else "primal"), branch, *after]
         if isinstance(s, For):
             body = self.forward(s.body, kept, push and s not in self.plan.fused) or [NOTHING]
             loop = self.naming.loop(s, body, s.parallel and self.may_run_parallel(s))
@@ -124,7 +136,11 @@ class Reverse:
         if self.kernel.written(s) in self.task.saved:
             return [Assign(s.line, value, target, role="primal")]
         kind = Accum if type(s) is Accum else Assign
-        return [*(self.push(target, s.line) if record else []), kind(s.line, target, value, role="primal")]
+        pushes: list[Stmt] = []
+        if record:
+            place = self.place(s)
+            pushes = [Assign(s.line, place, target, role="record")] if place else self.push(target, s.line)
+        return [*pushes, kind(s.line, target, value, role="primal")]
 
     def may_run_parallel(self, loop: For) -> bool:
         """Return whether a repeated loop may be parallel: no sum runs through its iterations."""
@@ -137,6 +153,77 @@ class Reverse:
 
     # Records ---------------------------------------------------------------------------------------------------------
 
+    def place(self, s: Stmt) -> ast.expr | None:
+        """The place of a record: a name, or an element for each iteration of the loops around it.
+
+        None where a size is not known before the loops; the record is then pushed.
+        """
+        if s not in self.places:
+            loops: list[For] = []
+            for p in self.plan.facts.parent[s]:
+                if isinstance(p, For):
+                    loops = [] if p in self.plan.fused else [*loops, p]
+            sizes = [size for p in loops if (size := self.most(p)) is not None]
+            self.places[s] = None
+            if len(sizes) == len(loops):
+                word = f"{s.name}_was" if isinstance(s, Assign) else "taken"
+                name = self.naming.fresh(word)
+                self.places[s] = element(name, [ast.Name(p.var) for p in loops]) if loops else ast.Name(name)
+                kind = "np.float64" if isinstance(s, Assign) else "np.bool_"
+                kind = "np.int64" if isinstance(s, Assign) and s.name in self.kernel.ints else kind
+                if loops:
+                    shape = ast.Tuple([self.show(e) for e in sizes]) if len(sizes) > 1 else self.show(sizes[0])
+                    made = Assign(0, ast.Name(name), quote("np.empty(shape, kind)", shape=shape, kind=quote(kind)))
+                    self.records[-1].append(made)
+        return self.places[s]
+
+    def most(self, loop: For) -> ast.expr | None:
+        """One more than the largest value of a loop's variable, in what is known at the top of the kernel, if it is."""
+        if not self.plan.facts.counts_from_zero(loop):
+            return None
+        lo, hi, step = loop.bounds
+        found = self.upper(hi if step > 0 else plus(lo, 1), {*self.plan.facts.parent[loop]})
+        sub = found and any(isinstance(n, ast.Sub) for n in ast.walk(found))
+        return quote("max(size, 0)", size=found) if sub and found else found
+
+    def upper(self, e: ast.expr, around: set[Stmt]) -> ast.expr | None:
+        """A bound from above of an integer, in what is known at the top of the kernel; None where there is none."""
+        e = self.zeros.resolve(e)
+        match e:
+            case ast.Constant(value=int()):
+                return e
+            case ast.Subscript(value=ast.Attribute(attr="shape")):
+                return e
+            case ast.Name(id=name) if name in self.kernel.names or (
+                name in self.kernel.params and name not in self.kernel.arrays and name in self.face.params
+            ):
+                return e
+            case ast.Name(id=name):
+                loop = next((p for p in around if isinstance(p, For) and p.var == name), None)
+                most = loop and self.most(loop)
+                return plus(most, -1) if most else None
+            case ast.BinOp(left=x, op=ast.Add(), right=y):
+                parts = self.upper(x, around), self.upper(y, around)
+                if parts[0] is None or parts[1] is None:
+                    return None
+                match parts[1]:
+                    case ast.Constant(value=int() as n):
+                        return plus(parts[0], n)
+                return ast.BinOp(parts[0], ast.Add(), parts[1])
+            case ast.BinOp(left=x, op=ast.Sub(), right=ast.Constant(value=int() as n)):
+                found = self.upper(x, around)
+                return found and plus(found, -n)
+            case ast.BinOp(left=x, op=ast.FloorDiv(), right=ast.Constant(value=int() as n)) if n > 0:
+                found = self.upper(x, around)
+                return found and ast.BinOp(found, ast.FloorDiv(), ast.Constant(n))
+            case ast.BinOp(left=x, op=ast.Mult(), right=y):
+                if all(map(self.plan.facts.nonnegative, (x, y))):
+                    parts = self.upper(x, around), self.upper(y, around)
+                    return ast.BinOp(parts[0], ast.Mult(), parts[1]) if parts[0] and parts[1] else None
+            case ast.Call(args=args) if function_name(e) in CHOICES and CHOICES[function_name(e)] == "<":
+                return next(filter(None, (self.upper(x, around) for x in args)), None)
+        return None
+
     def new_tape(self) -> Assign:
         """Make a record that holds nothing yet."""
         return Assign(0, self.tape("tape, top"), quote("np.empty(1024), 0"))
@@ -148,12 +235,8 @@ class Reverse:
 
     def push(self, value: ast.expr, line: int) -> list[Stmt]:
         """Write a record."""
-        grow = Assign(0, self.tape("tape"), self.tape("np.concatenate((tape, tape))"))
-        return [
-            If(line, self.tape("top == tape.size"), [grow], role="record"),
-            Assign(line, self.tape("tape[top]"), value, role="record"),
-            Accum(line, self.tape("top"), quote("1"), role="record"),
-        ]
+        pushed = self.tape("push(tape, top, value)", value=value)
+        return [Assign(line, self.tape("tape, top"), pushed, role="record")]
 
     def pop(self, target: ast.expr, line: int, integer: bool = False) -> list[Stmt]:
         """Write the reading of a record."""
@@ -179,7 +262,9 @@ class Reverse:
         """Write the reverse of a branch."""
         test, made = self.show(s.test), list[Stmt]()
         body, orelse = self.backward(s.body), self.backward(s.orelse)
-        if s in self.plan.recorded:
+        if s in self.plan.recorded and (place := self.place(s)):
+            test = place
+        elif s in self.plan.recorded:
             name = ast.Name(self.naming.fresh("took"))
             made += self.pop(name, s.line)
             test = quote("took != ZERO", took=name)
@@ -188,7 +273,9 @@ class Reverse:
     def backward_assign(self, s: Assign) -> list[Stmt]:
         """Write the reverse of an assignment, and the reading of its record on the right side of it."""
         pop: list[Stmt] = []
-        if s in self.plan.recorded:
+        if s in self.plan.recorded and (place := self.place(s)):
+            pop = [Assign(s.line, self.show(s.target), place, role="record")]
+        elif s in self.plan.recorded:
             pop = self.pop(self.show(s.target), s.line, s.name in self.kernel.ints)
         if not self.plan.activity.has_adjoint(s):
             return pop
@@ -208,6 +295,13 @@ class Reverse:
             again = [x for x in s.body if x in plan.recomputed]
             kept = set(flat(again))
             body = self.initialize(self.initial(s), self.backward(s.body))
+            used = mentioned(body)
+            for x in reversed(again):
+                name = self.plan.choice(x)[0].name
+                if name in used:
+                    used |= mentioned([x])
+                else:
+                    kept -= set(flat([x]))
             body = [*self.forward(again, kept, push=False), *body]
         if not body:
             return []
@@ -223,10 +317,11 @@ class Reverse:
 
     def downwards(self, s: For) -> tuple[ast.expr, ast.expr, int]:
         """The range of a loop in reverse."""
-        lo, hi, step = s.bounds
-        parts = {"a": self.show(lo), "b": self.show(hi), "step": quote(str(step))}
-        last = "b - 1" if step == 1 else "a + (len(range(a, b, step)) - 1) * step"
-        return quote(last, **parts), quote("a - step", **parts), -step
+        lo, hi, step = self.show(s.bounds[0]), self.show(s.bounds[1]), s.bounds[2]
+        last = plus(hi, -step)
+        if abs(step) > 1:
+            last = quote("a + (len(range(a, b, step)) - 1) * step", a=lo, b=hi, step=quote(str(step)))
+        return last, plus(lo, -step), -step
 
     def initial(self, home: For | None) -> list[str]:
         """The locals whose adjoints start from zero in a loop, or in the kernel."""
@@ -266,12 +361,14 @@ class Reverse:
             else:
                 self.naming.adjoints[name] = self.naming.fresh(f"{d}_part")
         self.tapes.append(f"tape{len(self.tapes) + 1}")
+        self.records.append([])
         body = self.zeros.in_loop(s, s) + self.iteration(s)
         own = {name: self.naming.adjoint(name) for name in parts}
         self.naming.adjoints |= whole
         self.naming.parts = outer
         made = self.in_chunks(s, body, own) if body or own else []
         self.tapes.pop()
+        self.records.pop()
         return made
 
     def in_chunks(self, s: For, body: list[Stmt], own: dict[str, str]) -> list[Stmt]:
@@ -282,14 +379,16 @@ class Reverse:
         own : the adjoints of which each chunk has a part, with the name that a part has within it.
         """
         lo, hi, step = s.bounds
-        records = self.tapes[-1] in mentioned(body)
+        pushes = self.tapes[-1] in mentioned(body)
+        records = pushes or bool(self.records[-1])
         vectorized = step == 1 and not any(isinstance(x, For) for x in flat(body))
         if not own and not records and not vectorized:  # the ends of what is vectorized must not move
             return [self.naming.loop(s, body, parallel=True)]
         if step != 1:
             self.kernel.refuse(s.line, f"a parallel loop that records has step {step}", "use 1")
         before, start, end, after = list[Stmt](), list[Stmt](), list[Stmt](), list[Stmt]()
-        if records:
+        start += self.records[-1]
+        if pushes:
             start.append(self.new_tape())
         for name, part in own.items():
             d = self.naming.adjoint(name)
@@ -319,7 +418,7 @@ class Reverse:
         sizes = [quote("x.shape[k]", x=x, k=ast.Constant(k)) for k in range(self.kernel.arrays[name])]
         shape = ast.Tuple([quote("CHUNKS"), *sizes])
         made = quote("np.empty(shape, x.dtype)", x=x, shape=shape)
-        if not self.face.own_memory:
+        if not self.face.own_memory and name not in self.kernel.local:
             self.face.scratch[memory.id] = (CHUNKS, name)
             made = ast.Call(quote("memory[:CHUNKS * x.size].reshape", x=x, memory=memory), shape.elts, [])
         return Assign(0, ast.Name(f"{d}_parts"), made)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from .kernel import Kernel
 from .trees import function_name, quote, text
@@ -17,10 +17,46 @@ DERIVATIVE = {
     "tanh": "ONE - y * y",
     "sin": "np.cos(x)",
     "cos": "-np.sin(x)",
+    "tan": "ONE + y * y",
+    "sinh": "np.cosh(x)",
+    "cosh": "np.sinh(x)",
     "abs": "np.sign(x)",
+    "fabs": "np.sign(x)",
+    "erf": "TWO / np.sqrt(np.pi) * np.exp(-(x * x))",
+    "erfc": "-(TWO / np.sqrt(np.pi) * np.exp(-(x * x)))",
+    "log2": "ONE / (x * np.log(2.0))",
+    "log10": "ONE / (x * np.log(10.0))",
+    "exp2": "y * np.log(2.0)",
     "rsqrt": "-(HALF * y * y * y)",  # written 1 / sqrt(x)
 }
 """The derivative of each function of x as text, in x and in the result y. At 0, that of ``abs`` is 0."""
+
+for _short, _long, _slope in (
+    ("asin", "arcsin", "ONE / np.sqrt(ONE - x * x)"),
+    ("acos", "arccos", "-(ONE / np.sqrt(ONE - x * x))"),
+    ("atan", "arctan", "ONE / (ONE + x * x)"),
+    ("asinh", "arcsinh", "ONE / np.sqrt(x * x + ONE)"),
+    ("acosh", "arccosh", "ONE / np.sqrt(x * x - ONE)"),
+    ("atanh", "arctanh", "ONE / (ONE - x * x)"),
+):
+    DERIVATIVE |= {_short: _slope, _long: _slope}
+
+BINARY = {
+    "hypot": ("x / y if y != ZERO else ZERO", "z / y if y != ZERO else ZERO"),
+    "atan2": ("z / (x * x + z * z)", "-(x / (x * x + z * z))"),
+    "arctan2": ("z / (x * x + z * z)", "-(x / (x * x + z * z))"),
+    "**": ("z * x ** (z - ONE)", "y * np.log(x) if x > ZERO else ZERO"),
+}
+"""The derivatives of functions of x and z, in these and in the result y; ``**`` is a power with an active exponent."""
+
+ALIASES = {
+    "pow": "x ** y",
+    "power": "x ** y",
+    "square": "x ** 2",
+    "absolute": "np.abs(x)",
+    "clip": "np.minimum(np.maximum(x, y), z)",
+}
+"""Functions of x, y and z that are written with others."""
 
 CASTS = {"float32", "float64", "float"}
 """Functions whose derivative is 1."""
@@ -28,8 +64,8 @@ CASTS = {"float32", "float64", "float"}
 CHOICES = {"max": ">", "min": "<", "maximum": ">", "minimum": "<", "fmax": ">", "fmin": "<"}
 """The comparison with which each function returns its second argument; of equals it returns the first."""
 
-INTEGER = {"int", "int64", "int32", "len", "floor", "ceil", "bool"}
-"""Functions without a derivative; their argument may not be active."""
+INTEGER = {"int", "int64", "int32", "len", "floor", "ceil", "trunc", "round", "rint", "sign", "bool"}
+"""Functions that are flat wherever they have a derivative; it is taken to be 0 everywhere."""
 
 CONSTANTS = {"ZERO": 0.0, "HALF": 0.5, "ONE": 1.0, "TWO": 2.0}
 """The names of exact constants in generated code."""
@@ -44,14 +80,20 @@ def is_one(kernel: Kernel, e: ast.expr) -> bool:
     return isinstance(e, ast.Constant) and e.value == 1
 
 
-def rule(kernel: Kernel, e: ast.expr) -> tuple[str, ast.expr] | None:
-    """The name of the derivative's rule, and the argument, where an expression is one function of one argument."""
-    if isinstance(e, ast.Call) and function_name(e) in DERIVATIVE:
-        return function_name(e), e.args[0]
-    if isinstance(e, ast.BinOp) and isinstance(e.op, ast.Div) and is_one(kernel, e.left):
-        inner = e.right
-        if isinstance(inner, ast.Call) and function_name(inner) == "sqrt":
-            return "rsqrt", inner.args[0]
+def rule(
+    kernel: Kernel, e: ast.expr, active: Callable[[ast.expr], bool]
+) -> tuple[str, list[ast.expr], tuple[str, ...]] | None:
+    """The name of the derivative's rule, the arguments, and the derivatives, where an expression is one function."""
+    match e:
+        case ast.Call(args=args) if (name := function_name(e)) in DERIVATIVE:
+            return name, args, (DERIVATIVE[name],)
+        case ast.Call(args=args) if (name := function_name(e)) in BINARY:
+            return name, args, BINARY[name]
+        case ast.BinOp(left=x, op=ast.Pow(), right=n) if active(n):
+            return "power", [x, n], BINARY["**"]
+        case ast.BinOp(left=one, op=ast.Div(), right=ast.Call(args=[x]) as root):
+            if function_name(root) == "sqrt" and is_one(kernel, one):
+                return "rsqrt", [x], (DERIVATIVE["rsqrt"],)
     return None
 
 
@@ -87,8 +129,27 @@ def power(x: ast.expr, n: ast.expr) -> ast.expr:
         number = ast.literal_eval(n)
     except ValueError:
         return quote("n * x ** (n - 1) if n != 0 else ZERO", x=x, n=n)  # type: ignore[no-any-return]
+    less = number - 1
+    if isinstance(number, float) and number.is_integer():
+        less = int(less)  # a product, not a call of pow
     written = {0: "ZERO", 1: "ONE", 2: "TWO * x"}.get(number, "n * x ** less")
-    return quote(written, x=x, n=n, less=ast.Constant(number - 1))  # type: ignore[no-any-return]
+    return quote(written, x=x, n=n, less=ast.Constant(less))  # type: ignore[no-any-return]
+
+
+def plus(e: ast.expr, n: int) -> ast.expr:
+    """Add an integer, folded into the numbers of a sum."""
+    match e:
+        case ast.Constant(value=int() as value):
+            return ast.Constant(value + n)
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() as value)):
+            return ast.Constant(n - value)
+        case ast.BinOp(left=x, op=ast.Add(), right=ast.Constant(value=int() as value)):
+            return plus(x, n + value)
+        case ast.BinOp(left=x, op=ast.Sub(), right=ast.Constant(value=int() as value)):
+            return plus(x, n - value)
+    if n == 0:
+        return e
+    return ast.BinOp(e, ast.Add() if n > 0 else ast.Sub(), ast.Constant(abs(n)))
 
 
 def total(parts: Sequence[ast.expr]) -> ast.expr:

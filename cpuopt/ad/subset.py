@@ -10,22 +10,25 @@ from __future__ import annotations
 
 import ast
 import copy
-import inspect
+import functools
 import math
 import sys
-import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import ModuleType, SimpleNamespace
 from typing import Any, NoReturn
 
 import numpy as np
 
-from .kernel import NUMBER, Accum, Assign, For, If, Kernel, Stmt, UnsupportedError, View, assigned, flat
-from .rules import CASTS, CHOICES, DERIVATIVE, INTEGER
-from .trees import base, function_name, index, last_name, names, quote, text
+from .kernel import NUMBER, Accum, Assign, For, If, Kernel, Local, Stmt, UnsupportedError, View, assigned, flat
+from .lower import Lower, source_of
+from .rules import ALIASES, BINARY, CASTS, CHOICES, DERIVATIVE, INTEGER
+from .trees import element, function_name, index, last_name, names, quote, text
 
-KNOWN = {*DERIVATIVE, *CASTS, *CHOICES, *INTEGER} - {"rsqrt"}
-PYTHON = SimpleNamespace(abs=abs, bool=bool, float=float, int=int, len=len, max=max, min=min, range=range)
+KNOWN = {*DERIVATIVE, *BINARY, *CASTS, *CHOICES, *INTEGER, *ALIASES} - {"rsqrt"}
+PYTHON = SimpleNamespace(
+    abs=abs, bool=bool, enumerate=enumerate, float=float, int=int, len=len, max=max, min=min, pow=pow, range=range,
+    reversed=reversed, round=round, zip=zip,
+)  # fmt: skip
 """The builtins that a kernel may call."""
 
 
@@ -133,15 +136,9 @@ class _Reader:
         self.refuse(node, f"{type(node).__name__} is not in the differentiable subset", instead)
 
     def unpack(self, node: ast.Assign, targets: list[ast.expr], value: ast.expr) -> list[Stmt]:
-        if isinstance(value, ast.Attribute) and value.attr == "shape":
-            parts: list[ast.expr] = [ast.Subscript(value, ast.Constant(k)) for k in range(len(targets))]
-        elif isinstance(value, ast.Tuple) and len(value.elts) == len(targets):
-            parts = value.elts
-            for k, part in enumerate(parts):
-                if names(part) & {base(t) for t in targets[:k] if isinstance(t, ast.Name | ast.Subscript)}:
-                    self.refuse(node, "a later value reads what an earlier target writes", "write one line each")
-        else:
-            self.refuse(node, "only tuples of one length and .shape are unpacked", "write one line each")
+        if not (isinstance(value, ast.Attribute) and value.attr == "shape"):
+            self.refuse(node, "only tuples of one length, rows and .shape are unpacked", "write one line each")
+        parts: list[ast.expr] = [ast.Subscript(value, ast.Constant(k)) for k in range(len(targets))]
         return [
             Assign(node.lineno, self.target(t), self.expr(ast.copy_location(v, node)))
             for t, v in zip(targets, parts, strict=True)
@@ -213,15 +210,21 @@ class _Reader:
                 if whole:
                     self.index_names.add(name)
                 return e
-            case ast.Attribute(value=module, attr="inf" | "pi" as attr) if self.found(module) is np:
+            case ast.Attribute(value=module, attr="inf" | "pi" | "e" as attr) if self.found(module) is np:
                 return ast.copy_location(quote("np." + attr), e)
-            case ast.Attribute(value=module, attr="inf" | "pi" as attr) if self.found(module) is math:
+            case ast.Attribute(value=module, attr="inf" | "pi" | "e" | "tau" as attr) if self.found(module) is math:
                 self.functions["math"] = math
                 return ast.copy_location(quote("math." + attr), e)
             case ast.Subscript(value=ast.Attribute(value=ast.Name(), attr="shape"), slice=ast.Constant(value=int())):
                 return e
             case ast.Subscript(value=ast.Name(id=name)):
                 parts = index(e)
+                if isinstance(table := self.outside.get(name), np.ndarray) and name not in self.axes:
+                    if table.ndim != len(parts):
+                        self.refuse(e, f"'{name}' has {table.ndim} axes", "give every index")
+                    for part in parts:
+                        self.expr(part, whole=True)
+                    return e
                 if any(isinstance(n, ast.Slice) for part in parts for n in ast.walk(part)):
                     self.refuse(e, "a slice is not in the subset", "loop over the indices")
                 if self.axes.setdefault(name, len(parts)) != len(parts):
@@ -234,7 +237,7 @@ class _Reader:
             case ast.UnaryOp(op=ast.USub() | ast.UAdd() | ast.Not(), operand=x):
                 return ast.copy_location(ast.UnaryOp(e.op, self.expr(x, whole)), e)
             case ast.BinOp(left=x, op=op, right=y):
-                if isinstance(op, ast.MatMult | ast.BitAnd | ast.BitOr | ast.BitXor | ast.LShift | ast.RShift):
+                if isinstance(op, ast.MatMult):
                     self.refuse(e, "this operator is not in the subset", "write loops of + - * /")
                 return ast.copy_location(ast.BinOp(self.expr(x, whole), op, self.expr(y, whole)), e)
             case ast.Compare(left=x, ops=ops, comparators=ys):
@@ -247,16 +250,31 @@ class _Reader:
             case ast.Call(func=ast.Name(id="len") as func, args=[ast.Name()] as args) if self.found(func) is len:
                 return quote("x.shape[0]", x=args[0])
             case ast.Call(func=func, args=args, keywords=[]) if known := self.known(func):
-                if len(args) != (2 if last_name(known) in CHOICES else 1):
-                    self.refuse(e, f"{text(func)} is given {len(args)} arguments", "give max and min two, others one")
-                return ast.copy_location(ast.Call(known, [self.expr(a, whole) for a in args], []), e)
+                return ast.copy_location(self.call(e, known, args, whole), e)
             case ast.Call(func=func):
+                if e.keywords and self.known(func):
+                    self.refuse(e, f"{text(func)} is given arguments by name", "give them by position")
                 every = " ".join(sorted(KNOWN))
                 why = f"{text(func)} has no derivative here"
                 if last_name(func) in KNOWN and not e.keywords:
                     why = f"{text(func)} is not the function of that name of Python, math or numpy"
                 self.refuse(e, why, f"write it out; known functions: {every}")
         self.refuse(e, f"'{text(e)}' is not in the subset", "see the subset in docs/ad.md")
+
+    def call(self, e: ast.Call, known: Any, args: list[ast.expr], whole: bool) -> Any:
+        """Check a call of a known function; several arguments of max and min are taken two at a time."""
+        name = last_name(known)
+        whole = whole and name not in INTEGER
+        new = [self.expr(a, whole) for a in args]
+        count = 3 if name == "clip" else 2 if name in CHOICES or name in BINARY or name in ("pow", "power") else 1
+        if name in ("max", "min") and len(new) > 2:
+            first = ast.Call(known, new[:2], [])
+            return functools.reduce(lambda a, b: ast.Call(known, [a, b], []), new[2:], first)
+        if len(new) != count:
+            self.refuse(e, f"{text(e.func)} is given {len(args)} arguments", f"give it {count}")
+        if name in ALIASES:
+            return quote(ALIASES[name], **dict(zip("xyz", new, strict=False)))
+        return ast.Call(known, new, [])
 
 
 def _reduces(body: list[Stmt], name: str) -> bool:
@@ -283,37 +301,64 @@ def _reduces(body: list[Stmt], name: str) -> bool:
     return len(kinds) == 1 and not any(name in names(e) for e in read)
 
 
-def read(function: Callable[..., None]) -> Kernel:
+def read(function: Callable[..., None], in_place: Iterable[str] = ()) -> Kernel:
     """Read a kernel, compiled or not.
+
+    Parameters
+    ----------
+    in_place : arrays that it updates. The kernel that is read has a parameter more for each, `Kernel.before`, which it
+        copies to that array first.
 
     Raises
     ------
     UnsupportedError
         For code outside the subset.
     """
-    plain = inspect.unwrap(getattr(function, "py_func", function))
-    lines, first = inspect.getsourcelines(plain)
-    first = max(first, 1)
-    source = {first + i: line.rstrip("\n") for i, line in enumerate(lines)}
-    tree = ast.parse(textwrap.dedent("".join(lines)))
-    ast.increment_lineno(tree, first - 1)
-    node = tree.body[0]
+    plain, source, node = source_of(function)
     file = plain.__code__.co_filename
     reader = _Reader(file, source, outside(plain))
-    if not isinstance(node, ast.FunctionDef):
-        reader.refuse(node, "this is not a function", "write a kernel with def")
+    if node is None:
+        reader.refuse(ast.Constant(0, lineno=min(source)), "this is not a function", "write a kernel with def")
     a = node.args
     if a.vararg or a.kwarg or a.kwonlyargs or a.posonlyargs or a.defaults:
         reader.refuse(node, "a kernel has plain parameters only", "name each one, without a default")
     params = [arg.arg for arg in a.args]
+    lower = Lower(node, file, reader.refuse, reader.found, reader.outside, source, plain)
+    node = lower.function(node)
+    reader.index_names |= lower.indices
     body = reader.block(node.body)
     words: dict[int, set[str]] = {line: set() for line in source}
     for n in ast.walk(node):
-        if isinstance(n, ast.Name | ast.Attribute):
-            words[n.lineno].add(n.id if isinstance(n, ast.Name) else n.attr)
+        if isinstance(n, ast.Name | ast.Attribute) and hasattr(n, "lineno"):
+            words.setdefault(n.lineno, set()).add(n.id if isinstance(n, ast.Name) else n.attr)
     kernel = Kernel(node.name, file, params, body, {}, reader.index_names, source, {}, reader.views, words)
+    for name, made in lower.local.items():
+        shape = [reader.expr(e, whole=True) for e in made.shape]
+        kernel.local[name] = Local(shape, made.dtype)
     _check(kernel, reader, node)
+    for name in in_place:
+        _copy_before(kernel, name, node.lineno)
     return kernel
+
+
+def _copy_before(kernel: Kernel, name: str, line: int) -> None:
+    """Let a kernel start from a copy of an array that it updates."""
+    if name not in kernel.arrays:
+        kernel.refuse_parameter(
+            f"'{name}' is declared as updated in place, and is no array", "declare it as it is used"
+        )
+    old = f"{name}_before"
+    while old in kernel.taken or f"d{old}" in kernel.taken:
+        old += "_"
+    at = [ast.Name(f"k{axis}_{name}") for axis in range(kernel.arrays[name])]
+    body: list[Stmt] = [Assign(line, element(name, at), element(old, at))]
+    for axis in reversed(range(len(at))):
+        size = quote("x.shape[k]", x=ast.Name(name), k=ast.Constant(axis))
+        body = [For(line, at[axis].id, (quote("0"), size, 1), body)]
+    kernel.body[:0] = body
+    kernel.params.append(old)
+    kernel.arrays[old] = kernel.arrays[name]
+    kernel.before[name] = old
 
 
 def _check(kernel: Kernel, reader: _Reader, node: ast.FunctionDef) -> None:
@@ -346,15 +391,17 @@ def _check(kernel: Kernel, reader: _Reader, node: ast.FunctionDef) -> None:
         if isinstance(s, Assign) and isinstance(s.target, ast.Subscript) and s.name not in arrays:
             reader.refuse(where, f"'{s.name}' is not an array parameter", "pass it as a parameter")
     for name in arrays:
-        if name not in kernel.params and name not in kernel.views:
+        if name not in kernel.params and name not in kernel.views and name not in kernel.local:
             where.lineno = next(iter(kernel.source))
             reader.refuse(where, f"the array '{name}' is no parameter", "pass it as a parameter")
     kernel.arrays = {n: k for n, k in arrays.items() if n in kernel.params}
-    local = {*kernel.params, *written, *kernel.views}
-    used = set().union(*(names(e) for s in flat(kernel.body) for e in s.held), set())
+    kernel.arrays |= {n: len(made.shape) for n, made in kernel.local.items()}
+    local = {*kernel.params, *written, *kernel.views, *kernel.local}
+    used = set().union(*(names(e) for s in flat(kernel.body) for e in s.held),
+                       *(names(e) for made in kernel.local.values() for e in made.shape))  # fmt: skip
     for name in sorted(used - local):
         value = reader.outside.get(name)
-        if not isinstance(value, NUMBER):
+        if not isinstance(value, NUMBER | np.ndarray):
             where.lineno = next((s.line for s in flat(kernel.body) for e in s.held if name in names(e)), 0)
             reader.refuse(where, f"'{name}' is not a number that is known when the module is loaded", "pass it in")
         kernel.names[name] = value

@@ -155,7 +155,7 @@ class Zeros:
             d = self.naming.adjoint(name)
             if f"d{name}" not in self.face.params:
                 self.work[d] = name
-                if self.face.own_memory:
+                if self.face.own_memory or name in self.kernel.local:
                     continue  # np.zeros
             if name in self.done or name in self.pullback.once:
                 continue

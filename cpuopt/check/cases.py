@@ -14,8 +14,10 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import DTypeLike
 
+from ..errors import UserError
 from ..ops.declaration import Arg, Op
 from ..program.program import Call
+from ..wording import text_of
 
 Array = np.ndarray[Any, Any]
 Arguments = dict[str, Any]
@@ -54,7 +56,7 @@ class Case:
         return Case(d["sizes"], d["kind"], frozenset(d["absent"]), d.get("types", {}))
 
     def __str__(self) -> str:
-        words = [" ".join(f"{s}={n}" for s, n in self.sizes.items())]
+        words = [text_of(self.sizes)]
         words += [f"{name} {dtype}" for name, dtype in self.types.items()]
         words += [f"no {name}" for name in sorted(self.absent)] + [self.kind] * (self.kind != "normal")
         return ", ".join(words)
@@ -199,7 +201,31 @@ def arguments(op: Op, case: Case, rng: np.random.Generator, alter: Callable[[Arr
                 found = reference(op.inverts, given, np.float64 if _elements(given) <= PART else np.float32)
             types = {a.name: case.types.get(a.name, a.dtype) for a in op.inverts.args}
             given |= {n: x.astype(types[n]) for n, x in found.items()}
+    if op.inputs:
+        given = _in_domain(op, case, rng, alter)
     return {a.name: given[a.name] if a.name in given else _drawn(op, a, case, rng, alter) for a in op.args}
+
+
+def _in_domain(op: Op, case: Case, rng: np.random.Generator, alter: Callable[[Array], Array]) -> Arguments:
+    """Draw the inputs of an op that has a domain of its own.
+
+    Raises
+    ------
+    UserError
+        Where its function returns others than the inputs that it was given, or other shapes.
+    """
+    assert op.inputs
+    normal = replace(case, kind="normal")
+    drawn = {a.name: _drawn(op, a, normal, rng, alter) for a in op.args if a.role in ("in", "index")}
+    moved = {n: np.asarray(x) for n, x in op.inputs(widened(drawn)).items()}
+    for name, x in moved.items():
+        if name not in drawn or x.shape != drawn[name].shape:
+            raise UserError(
+                f"{op.name}: inputs= returned '{name}' of shape {x.shape}; expected some of "
+                + ", ".join(f"'{n}' {x.shape}" for n, x in drawn.items())
+            )
+    found = {n: moved.get(n, x).astype(x.dtype) for n, x in drawn.items()}
+    return {a.name: _planted(a, found[a.name], case) for a in op.args if a.name in found}
 
 
 def altered(rng: np.random.Generator) -> Callable[[Array], Array]:
@@ -216,10 +242,15 @@ def altered(rng: np.random.Generator) -> Callable[[Array], Array]:
 def _drawn(op: Op, arg: Arg, case: Case, rng: np.random.Generator, alter: Callable[[Array], Array]) -> Any:
     x = _draw(op, arg, case, rng)
     if isinstance(x, np.ndarray) and arg.role in ("in", "index", "state"):
-        x = alter(x)
-        if case.kind in PLANTED and arg.role != "index":
-            x = x.copy()
-            x.flat[zlib.crc32(arg.name.encode()) % x.size] = PLANTED[case.kind]  # another place in each array
+        x = _planted(arg, alter(x), case)
+    return x
+
+
+def _planted(arg: Arg, x: Array, case: Case) -> Array:
+    """Return an input with the number that the kind of the case puts into one of its elements."""
+    if case.kind in PLANTED and arg.role != "index":
+        x = x.copy()
+        x.flat[zlib.crc32(arg.name.encode()) % x.size] = PLANTED[case.kind]  # another place in each array
     return x
 
 
@@ -286,5 +317,10 @@ def widened(given: Arguments, dtype: DTypeLike = np.float64) -> Arguments:
 def reference(op: Op, given: Arguments, dtype: DTypeLike = np.float64) -> dict[str, Array]:
     """Call an op's reference, in float64 by default; return its results by name, without absent ones."""
     wide = widened(given, dtype)
-    found = op.reference(**{n: wide[n] for n in signature(op.reference).parameters})
+    found = op.reference(**{n: wide[n] for n in _parameters(op.reference)})
     return {n: np.asarray(x) for n, x in found.items() if given.get(n) is not None}
+
+
+@once
+def _parameters(function: Callable[..., Any]) -> list[str]:
+    return list(signature(function).parameters)

@@ -12,14 +12,29 @@ varies from call to call. One that does not promise identical bits is compared w
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import replace
 from math import inf
+from typing import Any
 
 import numpy as np
 
 from ..kernels.registry import Kernel
-from ..ops.declaration import Spec
-from .cases import NOT_FINITE, Arguments, Array, Case, altered, arguments, cases, modes, quick_cases
+from ..ops.declaration import Op, Spec
+from .cases import (
+    FEW,
+    NOT_FINITE,
+    Arguments,
+    Array,
+    Case,
+    altered,
+    arguments,
+    cases,
+    elements,
+    modes,
+    normal,
+    quick_cases,
+)
 from .judge import Result, Wanted, broken, called, counts_up_to, expected, flags, keeping_threads, prepare, worst
 from .memory import (
     FILL,
@@ -35,6 +50,8 @@ from .memory import (
     spoil,
 )
 
+Tried = Sequence[tuple[Arguments, Wanted]]
+"""Arguments with the wanted results; then, if they are tried, other arguments with theirs."""
 MOST_VARIED = 1 << 17
 """Elements up to which a case is repeated with other inputs in the same arrays, for which the reference runs too."""
 
@@ -57,7 +74,38 @@ def check(kernel: Kernel, case: Case | Mapping[str, int], *, threads: Sequence[i
     seed : the random seed of the arguments, the same for all variants of an op.
     """
     case = case if isinstance(case, Case) else Case(case)
-    kernel, op, rng = kernel.of(case.types), kernel.op, np.random.default_rng(seed)
+    kernel = kernel.of(case.types)
+    tried, rng = asked(kernel.op, case, seed)
+    with keeping_threads() as most:
+        counts = counts_up_to(most, threads)
+        try:
+            scratch = prepare(kernel, case.sizes)
+            return worst([Trial(kernel, tried, adds, scratch, rng).run(counts) for adds in modes(kernel.op)])
+        except BrokenKernelError as e:
+            return broken(kernel, case, e)
+
+
+def asked(op: Op, case: Case, seed: int) -> tuple[Tried, np.random.Generator]:
+    """Return the arguments of a case with the wanted results, and the generator that drew them.
+
+    Unless they are large, they are kept until others are asked for: an op's variants are checked one after another.
+    """
+    key = op, op.reference, str(case), seed
+    if key not in _last:
+        _last.clear()
+        rng = np.random.default_rng(seed)
+        found = _asked(op, case, seed, rng), rng
+        if elements(op, case) > FEW:
+            return found
+        _last[key] = found
+    tried, rng = _last[key]
+    return tried, deepcopy(rng)
+
+
+_last: dict[Any, tuple[Tried, np.random.Generator]] = {}
+
+
+def _asked(op: Op, case: Case, seed: int, rng: np.random.Generator) -> Tried:
     given = arguments(op, case, rng)
     tried = [(given, expected(op, case, given, rng))]
     if case.kind in NOT_FINITE:
@@ -71,27 +119,16 @@ def check(kernel: Kernel, case: Case | Mapping[str, int], *, threads: Sequence[i
     if case.kind == "normal" and sum(x.size for x in given.values() if isinstance(x, np.ndarray)) <= MOST_VARIED:
         other = arguments(op, case, np.random.default_rng(seed), altered(rng))
         tried.append((other, expected(op, case, other, rng)))
-    with keeping_threads() as most:
-        counts = counts_up_to(most, threads)
-        try:
-            scratch = prepare(kernel, case.sizes)
-            return worst([Trial(kernel, tried, adds, scratch, rng).run(counts) for adds in modes(op)])
-        except BrokenKernelError as e:
-            return broken(kernel, case, e)
+    return tried
 
 
 class Trial:
-    """A kernel on one case in one mode: several calls in the same arrays.
-
-    Parameters
-    ----------
-    tried : arguments with the wanted results; then, if they are tried, other arguments with theirs.
-    """
+    """A kernel on one case in one mode: several calls in the same arrays."""
 
     def __init__(
         self,
         kernel: Kernel,
-        tried: Sequence[tuple[Arguments, Wanted]],
+        tried: Tried,
         adds: Mapping[str, bool],
         scratch: Mapping[str, Spec],
         rng: np.random.Generator,
@@ -150,7 +187,8 @@ class Trial:
 
     def plausible(self, first: Mapping[str, Array]) -> dict[str, Array]:
         """Return plausible numbers, which a wrong kernel might use as results or as its own scratch."""
-        work = {n: self.rng.standard_normal(x.size).astype(x.dtype) for n in self.scratch for x in [self.poison[n]]}
+        every = ((n, self.poison[n]) for n in self.scratch)
+        work = {n: np.resize(normal(x.shape, self.rng), x.shape).astype(x.dtype) for n, x in every}
         return self.almost(first) | work
 
     def compared(self, first: Mapping[str, Array], n: int, before: Mapping[str, Array], around: int) -> list[Result]:

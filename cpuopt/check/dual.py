@@ -30,7 +30,25 @@ SLOPES: dict[str, Function] = {
     "sin": np.cos,
     "cos": lambda x: -np.sin(x),
     "abs": np.sign,
+    "fabs": np.sign,
+    "tan": lambda x: 1 / np.cos(x) ** 2,
+    "sinh": np.cosh,
+    "cosh": np.sinh,
+    "erf": lambda x: 2 / math.sqrt(math.pi) * np.exp(-x * x),
+    "erfc": lambda x: -2 / math.sqrt(math.pi) * np.exp(-x * x),
+    "log2": lambda x: 1 / (x * math.log(2)),
+    "log10": lambda x: 1 / (x * math.log(10)),
+    "exp2": lambda x: np.exp2(x) * math.log(2),
+    "square": lambda x: 2 * x,
+    "asin": lambda x: 1 / np.sqrt(1 - x * x),
+    "acos": lambda x: -1 / np.sqrt(1 - x * x),
+    "atan": lambda x: 1 / (1 + x * x),
+    "asinh": lambda x: 1 / np.hypot(x, 1),
+    "acosh": lambda x: 1 / np.sqrt((x - 1) * (x + 1)),
+    "atanh": lambda x: 1 / ((1 - x) * (1 + x)),
 }
+SLOPES |= {f"arc{name[1:]}": SLOPES[name] for name in ("asin", "acos", "atan", "asinh", "acosh", "atanh")}
+SLOPES["absolute"] = SLOPES["abs"]
 """The derivatives of functions of one argument."""
 
 
@@ -68,9 +86,23 @@ class Dual:
     def __rtruediv__(self, other: Any) -> Dual:
         return _chain(other / self.value, (-other / self.value / self.value, self))
 
-    def __pow__(self, n: Any) -> Dual:
-        n = plain(n)  # the generator refuses an exponent that has a slope
-        return _chain(self.value**n, (n * self.value ** np.float64(n - 1) if n != 0 else 0.0, self))
+    def __pow__(self, power: Any) -> Dual:
+        x, n = self.value, plain(power)
+        value = x**n
+        terms: list[tuple[Any, Any]] = [(n * x ** np.float64(n - 1) if n != 0 else 0.0, self)]
+        if isinstance(power, Dual):
+            terms.append((value * np.log(x) if x > 0 else 0.0, power))
+        return _chain(value, *terms)
+
+    def __rpow__(self, x: Any) -> Dual:
+        return Dual(x) ** self
+
+    def __mod__(self, other: Any) -> Dual:
+        x, y = self.value, plain(other)
+        return _chain(x % y, (1.0, self), (-(x // y), other))
+
+    def __rmod__(self, x: Any) -> Dual:
+        return Dual(x) % self
 
     def __neg__(self) -> Dual:
         return _chain(-self.value, (-1.0, self))
@@ -100,11 +132,11 @@ def _without_slope(name: str) -> None:
     """Make an operator work on values alone: comparisons, and operators that the generator refuses on active values."""
     work = getattr(operator, name)
     setattr(Dual, f"__{name}__", lambda self, other: work(self.value, plain(other)))
-    if name in ("floordiv", "mod"):
+    if name == "floordiv":
         setattr(Dual, f"__r{name}__", lambda self, other: work(other, self.value))
 
 
-for _name in ("lt", "le", "gt", "ge", "eq", "ne", "floordiv", "mod"):
+for _name in ("lt", "le", "gt", "ge", "eq", "ne", "floordiv"):
     _without_slope(_name)
 
 
@@ -114,10 +146,58 @@ def plain(x: Any) -> Any:
 
 
 def _smooth(name: str) -> Function:
-    value, slope = getattr(np, name), SLOPES[name]
+    value, slope = getattr(np, name, None) or getattr(math, name), SLOPES[name]
 
     def function(x: Any) -> Any:
-        return _chain(value(x.value), (slope(x.value), x)) if isinstance(x, Dual) else value(x)
+        if not isinstance(x, Dual):
+            return value(x)
+        made = _chain(value(x.value), (slope(x.value), x))
+        if name == "tanh":  # 1 - y², from its terms
+            made.size = (1 + made.value**2) * x.size
+        return made
+
+    return function
+
+
+def _hypot(x: Any, z: Any) -> Any:
+    y = np.hypot(plain(x), plain(z))
+    if not isinstance(x, Dual) and not isinstance(z, Dual):
+        return y
+    return _chain(y, (plain(x) / y if y else 0.0, x), (plain(z) / y if y else 0.0, z))
+
+
+def _atan2(x: Any, z: Any) -> Any:
+    r2, y = plain(x) ** 2 + plain(z) ** 2, np.arctan2(plain(x), plain(z))
+    if not isinstance(x, Dual) and not isinstance(z, Dual):
+        return y
+    return _chain(y, (plain(z) / r2, x), (-plain(x) / r2, z))
+
+
+def _flat(name: str) -> Function:
+    """A function without a slope; the result is an integer where Python's is one."""
+    own: dict[str, Function] = {"int": int, "bool": bool, "round": round, "sign": np.sign, "rint": np.rint}
+    of = own.get(name) or getattr(math, name)
+    return lambda x: of(plain(x))
+
+
+def _array(name: str) -> Function:
+    """A function that makes an array; one of floats holds any numbers, so also dual ones."""
+    make = getattr(np, name)
+
+    def function(*args: Any, dtype: Any = None) -> Any:
+        count = 3 if name.startswith("full") else 2
+        dtype = args[count - 1] if len(args) == count else dtype
+        made = make(*args[: count - 1]) if not name.endswith("_like") else make(args[0], *args[1 : count - 1])
+        if dtype is not None and not isinstance(dtype, type | np.dtype | str):
+            dtype = np.asarray(dtype(0)).dtype  # a stand for a type
+        kind = made.dtype if dtype is None else np.dtype(dtype)
+        if kind.kind in "iub":
+            return made.astype(kind)
+        wide = np.empty(made.shape, object)
+        wide[...] = np.float64(0)
+        for i in np.ndindex(made.shape):
+            wide[i] = args[1] if name.startswith("full") else np.float64(name.startswith("ones"))
+        return wide
 
     return function
 
@@ -127,9 +207,11 @@ def _stands() -> dict[int, Function]:
     stand: dict[str, Function] = {name: _smooth(name) for name in SLOPES}
     stand |= dict.fromkeys(("float", "float32", "float64"), lambda x: x if isinstance(x, Dual) else np.float64(x))
     stand |= dict.fromkeys(("max", "maximum", "fmax"), max) | dict.fromkeys(("min", "minimum", "fmin"), min)
-    stand |= {"int": lambda x: int(plain(x)), "bool": lambda x: bool(plain(x))}
+    stand |= {name: _flat(name) for name in ("int", "bool", "floor", "ceil", "trunc", "round", "rint", "sign")}
     stand |= dict.fromkeys(("int32", "int64"), stand["int"])
-    stand |= {"floor": lambda x: math.floor(plain(x)), "ceil": lambda x: math.ceil(plain(x))}
+    stand |= {"hypot": _hypot} | dict.fromkeys(("atan2", "arctan2"), _atan2)
+    stand |= dict.fromkeys(("pow", "power"), operator.pow) | {"clip": lambda x, lo, hi: min(max(x, lo), hi)}
+    stand |= {name: _array(name) for name in ARRAYS}
     found: dict[int, Function] = {}
     for home in (np, math, sys.modules.get("numba"), PYTHON):
         for name, function in stand.items():
@@ -138,24 +220,40 @@ def _stands() -> dict[int, Function]:
     return found
 
 
+ARRAYS = ("zeros", "ones", "empty", "full", "zeros_like", "ones_like", "empty_like", "full_like")
+"""The functions of NumPy that make an array."""
+
+
 def wide(function: Function) -> Function:
     """Return a kernel as plain Python that computes in float64 throughout, on numbers or on `Dual` ones.
 
     A cast to float32, or a float32 number from around it, would round what is compared.
     """
-    stand = _stands()
+    return _widened(function, _stands(), {})
+
+
+def _widened(function: Function, stand: dict[int, Function], done: dict[int, Function]) -> Function:
+    """Return one function as plain Python, and those that it calls; a function may call itself."""
 
     def widen(value: Any) -> Any:
         if isinstance(value, np.floating):
             return np.float64(value)
+        if isinstance(value, np.ndarray):
+            return value.astype(np.float64) if value.dtype.kind == "f" else value
+        inner = getattr(value, "py_func", value)
+        if isinstance(inner, FunctionType) and (inner.__module__ or "").split(".")[0] not in ("numpy", "numba"):
+            return done.get(id(inner)) or _widened(inner, stand, done)
         if isinstance(value, ModuleType):
             return SimpleNamespace(**{n: stand.get(id(v), v) for n, v in vars(value).items()})
         return stand.get(id(value), value)
 
     code = function.__code__
-    names = {n: widen(v) for n, v in outside(function).items() if n in code.co_names}
+    names: dict[str, Any] = {}
+    if not function.__closure__:
+        done[id(function)] = FunctionType(code, names, function.__name__, function.__defaults__)
+    names |= {n: widen(v) for n, v in outside(function).items() if n in code.co_names}
     cells = tuple(CellType(widen(c.cell_contents)) for c in function.__closure__ or ())
-    return FunctionType(code, names, function.__name__, function.__defaults__, cells)
+    return done.get(id(function)) or FunctionType(code, names, function.__name__, function.__defaults__, cells)
 
 
 def slope(

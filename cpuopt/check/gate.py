@@ -27,6 +27,7 @@ from ..errors import UserError
 from ..files import cache_folder, write_whole
 from ..files.reading import to_json
 from ..isolate.child import Asked, Child
+from ..kernels import ADDED
 from ..kernels.compile import cache
 from ..kernels.registry import Kernel
 from ..machine import describe
@@ -124,8 +125,10 @@ def ours(kernel: Kernel) -> bool:
 
 
 def in_file(kernel: Kernel, child: Child | None) -> bool:
-    """Return whether a kernel is defined in one of the files that a process has loaded; a caller's own is only here."""
-    return child is not None and any(kernel.where.startswith(f"{file}:") for file in child.kernels)
+    """Return whether a kernel came with the files that a process has loaded; a caller's own is only here."""
+    if child is None:
+        return False
+    return (kernel.op.name, kernel.variant) in ADDED or kernel.file in child.kernels
 
 
 def require_loadable(child: Child) -> None:
@@ -136,17 +139,28 @@ def require_loadable(child: Child) -> None:
     UserError
         For a file that cannot be loaded, or that ends the process.
     """
-    keys = []
-    for file in child.kernels:
-        with suppress(OSError):
-            keys.append(hashlib.sha256(Path(file).read_bytes() + f"{file} {judge_itself()}".encode()).hexdigest())
+    keys = [hashlib.sha256(f"{file} {judge_itself()}".encode()).hexdigest() for file in child.kernels]
     folder = cache_folder("judged")
-    if all((folder / key).exists() for key in keys) and len(keys) == len(child.kernels):
+    if all(unchanged(folder / key, file) for key, file in zip(keys, child.kernels, strict=True)):
         return
     child.start()
     with suppress(UserError, OSError):
+        text = json.dumps({file: digest_of(file) for file in {*child.files, *child.kernels}}).encode()
         for key in keys:
-            write_whole(folder / key, [b"loaded"])
+            write_whole(folder / key, [text])
+
+
+def unchanged(entry: Path, file: str) -> bool:
+    """Return whether a file, and all that it imported from beside it, are as when an entry was written."""
+    with suppress(OSError, ValueError, AttributeError):
+        known = json.loads(entry.read_text())
+        return file in known and all(digest_of(f) == digest for f, digest in known.items())
+    return False
+
+
+def digest_of(file: str) -> str:
+    """Return a digest of a file's content."""
+    return hashlib.sha256(Path(file).read_bytes()).hexdigest()
 
 
 def judge(kernel: Kernel, case: Case | Sized, threads: int, child: Child | None) -> Result:
@@ -155,14 +169,14 @@ def judge(kernel: Kernel, case: Case | Sized, threads: int, child: Child | None)
         return check_sized(case, threads) if isinstance(case, Sized) else check(kernel, case, threads=(threads,))
     plain, adds = (case.case, case.adds) if isinstance(case, Sized) else (case, None)
     try:
-        return ask(child, kernel.op, kernel.variant, plain, (threads,), adds=adds)
+        return ask(child, kernel.op.name, kernel.variant, plain, (threads,), adds=adds)
     except UserError as e:
         return Result(kernel.name, plain, inf, reason=str(e))
 
 
 def ask(
     child: Asked,
-    op: Op,
+    op: str,
     variant: str,
     case: Case,
     threads: Sequence[int],
@@ -177,7 +191,7 @@ def ask(
         For a kernel that ends the process, or hangs.
     """
     asked = case.to_json() | ({} if adds is None else {"adds": dict(adds)})
-    answer = child.ask("check", op=op.name, variant=variant, case=asked, threads=list(threads), seed=seed)
+    answer = child.ask("check", op=op, variant=variant, case=asked, threads=list(threads), seed=seed)
     return Result.from_json(answer["result"], case)
 
 
@@ -218,8 +232,26 @@ def key_of(kernel: Kernel, case: Case | Sized, threads: int) -> str:
     sizes = case.case.sizes if isinstance(case, Sized) else case.sizes
     with suppress(Exception):
         what = [kernel.name, digest, kernel.work(sizes), kernel.same_bits, type(case).__name__, str(case), threads]
+        what.append(declared(kernel.op))
         return hashlib.sha256(json.dumps([judge_itself(), *what]).encode()).hexdigest()
     return ""
+
+
+def declared(op: Op) -> str:
+    """Return a digest of a user's declaration and reference; empty for the package's, which `judge_itself` covers.
+
+    Raises
+    ------
+    ValueError
+        For a reference that cannot be hashed.
+    """
+    if op.reference.__module__.startswith("cpuopt.ops."):
+        return ""
+    forward = (op.inverts or op).reference
+    digest = cache.digest(getattr(forward, "kernel", op.reference))
+    if digest == "unknown":
+        raise ValueError(f"the reference of {op.name} cannot be hashed")
+    return f"{op.args} {digest}"
 
 
 def recall(key: str, case: Case | Sized) -> Result | None:
@@ -279,17 +311,35 @@ def model_cases(op: Op, calls: Iterable[Call]) -> list[Case]:
     return list({str(case): case for case in found}.values())
 
 
-def plan(op: Op, calls: Sequence[Call], quick: bool) -> list[Case]:
-    """List the cases of an op, including those of a program's calls."""
-    return [*(quick_cases(op) if quick else cases(op)), *model_cases(op, calls)]
+@dataclass(frozen=True)
+class Planned:
+    """The cases of an op, and the number of those that are too large for the float64 reference."""
+
+    cases: list[Case]
+    skipped: int = 0
+
+    @staticmethod
+    def of(op: Op, calls: Iterable[Call] = (), sizes: Iterable[Case] = (), quick: bool = False) -> Planned:
+        """Plan the cases of an op, including those of a program's calls and at given sizes."""
+        every = [*(quick_cases(op) if quick else cases(op)), *model_cases(op, calls), *sizes]
+        fit = [c for c in every if elements(op, c) <= MOST_FLOATS]
+        return Planned(fit, len(every) - len(fit))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the plan as JSON."""
+        return {"cases": [c.to_json() for c in self.cases], "skipped": self.skipped}
+
+    @staticmethod
+    def from_json(d: Mapping[str, Any]) -> Planned:
+        """Build a plan from the result of `to_json`."""
+        return Planned([Case.from_json(c) for c in d["cases"]], d["skipped"])
 
 
 def conform(
     child: Asked,
-    wanted: Sequence[tuple[Op, str]],
-    calls: Sequence[Call] = (),
+    wanted: Sequence[tuple[str, str]],
+    planned: Mapping[str, Planned],
     *,
-    quick: bool = False,
     threads: Sequence[int] = (1, 2),
     seed: int = 0,
     tick: Callable[[str], None] = lambda text: None,
@@ -300,23 +350,20 @@ def conform(
     Parameters
     ----------
     child : the process that has their files loaded.
-    wanted : op and variant of each.
-    calls : the calls of a model, whose sizes are cases too.
+    wanted : op and variant of each, by name.
+    planned : the cases of each op, by its name.
     tick : called before each case.
     stop_at_failure : whether a kernel's other cases are left out after the first that fails.
     """
     found = []
     for op, variant in wanted:
-        verdict = Verdict(op.name, variant)
-        for case in plan(op, calls, quick):
-            if elements(op, case) > MOST_FLOATS:
-                verdict.skipped += 1
-                continue
-            tick(f"{op.name}[{variant}]  {case}")
+        verdict = Verdict(op, variant, skipped=planned[op].skipped)
+        for case in planned[op].cases:
+            tick(f"{op}[{variant}]  {case}")
             try:
                 verdict.results.append(ask(child, op, variant, case, threads, seed))
             except UserError as e:  # it crashed or hung, and would do so in every other case
-                verdict.results.append(Result(f"{op.name}[{variant}]", case, inf, reason=str(e)))
+                verdict.results.append(Result(f"{op}[{variant}]", case, inf, reason=str(e)))
                 break
             if stop_at_failure and verdict.results[-1].verdict == "FAIL":
                 break

@@ -82,6 +82,7 @@ def check_gradient(
     ----------
     op : a forward op with a declared backward, or a backward op.
     on : the sizes and the kind of inputs; small normal ones by default.
+    seed : the random seed of the inputs.
     pullback : a backward to check in place of the reference; gradients that it overwrites come filled with NaN.
     domain : function from an input's numbers to those that the forward gets.
 
@@ -93,6 +94,12 @@ def check_gradient(
     ------
     UserError
         For an op that has no gradient.
+
+    Examples
+    --------
+    >>> from cpuopt import check_gradient, ops
+    >>> [(r.argument, r.verdict) for r in check_gradient(ops.silu_forward)]
+    [('dinp', 'PASS')]
     """
     backwards = [op] if op.inverts else op.backwards
     if not backwards:

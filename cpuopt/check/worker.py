@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from math import inf
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from ..files.reading import to_json
 from ..isolate.serve import Say, serve
 
+if TYPE_CHECKING:
+    from ..kernels.registry import Kernel
+
 
 def load(request: Mapping[str, Any], say: Say) -> dict[str, Any]:
-    """Load users' kernel files, and list what they registered: op, variant and place of each."""
+    """Load users' kernel files; list the kernels that came with them, and the files that lie beside them."""
     from .. import kernels
     from ..kernels import registry
     from . import check, fences, sized  # noqa: F401  (the judges are there before the file is)
@@ -20,7 +24,17 @@ def load(request: Mapping[str, Any], say: Say) -> dict[str, Any]:
     before = set(registry.KERNELS)
     kernels.load_all(request["kernels"])
     added = [k for key, k in registry.KERNELS.items() if key not in before]
-    return {"added": [{"op": k.op.name, "variant": k.variant, "where": k.where} for k in added]}
+    about = [
+        {"op": k.op.name, "variant": k.variant, "where": k.where, "file": k.file, "choice": offered(k)} for k in added
+    ]
+    return {"added": about, "files": [str(f) for f in kernels.files_beside([Path(f) for f in request["kernels"]])]}
+
+
+def offered(kernel: Kernel) -> bool:
+    """Return whether a kernel has another number than the usual one that its file offers."""
+    from ..kernels.toolkit import choices
+
+    return kernel.function.__module__ in choices.CHOSEN
 
 
 def check(request: Mapping[str, Any], say: Say) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from .. import __version__
 from ..errors import UserError
-from ..wording import one_line, plain
+from ..wording import nearest, one_line, plain
 
 DESCRIPTION = "A CPU performance laboratory for LLM training: train, profile, and swap one kernel at a time."
 VERBS = (
@@ -54,6 +54,10 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return its exit status: 0, 2 for bad input, 130 after Ctrl-C, 143 after SIGTERM."""
+    words = sys.argv[1:] if argv is None else argv
+    if words and not words[0].startswith("-") and words[0] not in VERBS:
+        print(f"cpuopt: {plain(repr(words[0])[:80])}: no such verb; {nearest(words[0], VERBS)}", file=sys.stderr)
+        return 2
     args = _parser().parse_args(argv)
     args.command = [*(sys.argv[1:] if argv is None else argv)]
     warnings.formatwarning = lambda message, *more: f"warning: {one_line(str(message))}\n"  # without a line of source

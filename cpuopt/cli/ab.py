@@ -7,6 +7,7 @@ import argparse
 from .. import models
 from ..errors import UserError
 from ..train import settings
+from ..wording import text_of
 from . import common
 from .common import known_op, shared, show, start_numba
 
@@ -19,7 +20,13 @@ def flags(p: argparse.ArgumentParser) -> None:
     p.add_argument("a", metavar="A", help="baseline variant")
     p.add_argument("b", metavar="B", help="variant that the verdict is about")
     settings.flags(p, "kernels", "data", "variant", model=models.DEFAULT)
-    p.add_argument("--sizes", default=DEFAULTS, metavar="BxT,...", help="batch sizes, rows by tokens (%(default)s)")
+    p.add_argument(
+        "--sizes",
+        default=DEFAULTS,
+        metavar="BxT,...",
+        help="batch sizes, rows by tokens (%(default)s); or the op's own sizes by symbol, as in 'BT=256 C=768', "
+        "which need no model",
+    )
     p.add_argument("--threads", default="", metavar="N,...", help="numbers of threads (all cores)")
     p.add_argument(
         "--layer", default="*", metavar="GLOB", help="layers to compare on: their shapes, or with --in-step their calls"
@@ -37,27 +44,30 @@ def run(args: argparse.Namespace) -> int:
     start_numba(max(counts))
     from ..isolate.child import Child
     from ..lab import worker
-    from ..lab.peers.plan import parse_sizes
     from ..measure.comparison import analyses_up_to, summed
     from ..report import ab as report
     from ..report import console
 
-    known_op("ab", args.op)
+    jobs = sizes_of(args)
+    if not args.kernels:
+        known_op("ab", args.op)
     if args.flush and args.in_step:
         raise UserError("--flush with --in-step: a step leaves the caches as they are; give one of the two")
     common.check_targets(args)
     analyses, results = analyses_up_to(args.rounds), []
     with Child(worker.__name__, args.kernels, max(counts), args.limit) as child, console.saying() as say:
-        for B, T in parse_sizes(args.sizes):
+        known_op("ab", args.op, (k["op"] for k in child.start()))
+        for label, size, sizes in jobs:
             for n in counts:
-                child.say = lambda text, at=f"{B}x{T}, {n} threads: ": say(at + text)  # type: ignore[misc]
+                child.say = lambda text, at=f"{label}, {n} threads: ": say(at + text)  # type: ignore[misc]
                 job = {"model": args.model, "data": args.data, "variant": args.variant, "kernels": child.kernels}
                 results.append(
                     child.ask(
                         "ab",
                         op=args.op,
                         variants=[args.a, args.b],
-                        settings={**job, "B": B, "T": T, "threads": n, "seed": args.seed},
+                        settings={**job, **size, "threads": n, "seed": args.seed},
+                        sizes=sizes,
                         layer=args.layer,
                         in_step=args.in_step,
                         flush=args.flush,
@@ -66,7 +76,19 @@ def run(args: argparse.Namespace) -> int:
                     )
                 )
     asked = {k: getattr(args, k) for k in ("op", "a", "b", "model", "layer", "in_step", "flush", "seed")}
+    asked["model"] = "" if jobs[0][2] else args.model
     content = {**asked, **summed(results), "results": results}
     path = common.keep(args.runs, "ab", f"{args.op}-{args.a}-{args.b}", content)
     show(args, {**content, "path": path}, lambda: report.tables(content, path))
     return 0
+
+
+def sizes_of(args: argparse.Namespace) -> list[tuple[str, dict[str, int], dict[str, int]]]:
+    """Read ``--sizes``: for each size a label, the job's B and T, and sizes by symbol in place of a model's."""
+    from ..lab.peers.plan import parse_sizes
+
+    if "=" not in args.sizes:
+        return [(f"{B}x{T}", {"B": B, "T": T}, {}) for B, T in parse_sizes(args.sizes)]
+    if args.in_step:
+        raise UserError(f"--sizes {args.sizes!r} with --in-step: a step has the sizes of its model; give BxT")
+    return [(text_of(sizes), {}, sizes) for sizes in common.sizes_by_symbol(args.sizes)]

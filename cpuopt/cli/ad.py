@@ -30,8 +30,9 @@ def flags(p: argparse.ArgumentParser) -> None:
         "--against",
         metavar="VARIANT",
         help="variant to check and to compare with, on the same arrays, at the default model's sizes "
-        "with 4 x 64 tokens; exits with 1 if either is wrong",
+        "with 4 x 64 tokens or at --sizes; exits with 1 if either is wrong",
     )
+    common.shared(p, "--sizes")
     p.add_argument("--html", type=Path, metavar="FILE", help="both sources side by side, linked line by line")
     settings.flags(p, "kernels")
 
@@ -65,28 +66,30 @@ def run(args: argparse.Namespace) -> int:
         if args.plan:
             print(plain("\n".join(show.plan(one))) + "\n")
         if args.against:
-            status |= compare(ops.ALL[one.name], args.against)
+            status |= compare(ops.ALL[one.name], args.against, args.sizes)
     if args.html:
         write_whole(args.html, [show.html(made).encode("utf-8", "replace")])
         print(plain(f"wrote {args.html}"))
     return status
 
 
-def compare(op: Op, variant: str) -> int:
+def compare(op: Op, variant: str, sizes: str = "") -> int:
     """Check a variant and the generated kernel of the vanilla forward, and time the one against the other."""
     from ..check.cases import case
     from ..check.check import check_all
     from ..kernels import registry
-    from ..lab.ab import Shape, alone
+    from ..lab.ab import Shape, alone, shape_at
     from ..wording import spread
 
+    shape = Shape(case(op, SIZES), {a.name: False for a in op.args if a.role == "acc"}, (op.name,))
+    if sizes:
+        shape = shape_at(op, common.sizes_by_symbol(sizes)[0])
     pair = registry.KERNELS[op.name, variant], registry.KERNELS[op.name, "generated"]
     worst = [max(check_all([k], quick=True), key=lambda r: r.ratio) for k in pair]
     for result in worst:
         print(plain(str(result)))
     if any(r.verdict == "FAIL" for r in worst):
         return 1  # no time is reported for a wrong kernel
-    shape = Shape(case(op, SIZES), {a.name: False for a in op.args if a.role == "acc"}, (op.name,))
     found = alone(pair, [shape], analyses=ANALYSES)
     said = f"{found['verdict']}{found['why'] and ', ' + found['why']}"
     print(f"generated takes {spread(found['ratio'])} times as long as {variant}: {said}")

@@ -41,14 +41,14 @@ def run(args: argparse.Namespace) -> int:
     """Run the verb; return its exit status."""
     start_numba(args.threads)
     from ..kernels.registry import AUTO
-    from ..lab.peers import Bench, Plan, default_sizes, parse_sizes
+    from ..lab.peers import Bench, Plan, default_sizes, own_sizes, parse_sizes
     from ..report import bench as report
     from ..report import console
     from ..train.job import Settings, build_only
 
     plan = Plan(
         model=args.model,
-        sizes=parse_sizes(args.sizes) if args.sizes else default_sizes(args.model),
+        sizes=own_sizes(args.model, parse_sizes(args.sizes)) if args.sizes else default_sizes(args.model),
         peers=tuple(dict.fromkeys(args.peer or ([] if args.against else ["torch-eager"]))),
         against=tuple(dict.fromkeys(args.against)),
         variant=args.variant,

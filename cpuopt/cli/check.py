@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import secrets
-from typing import TYPE_CHECKING
 
 from .. import models
 from ..errors import UserError
@@ -12,9 +11,6 @@ from ..train import settings
 from ..wording import nearest
 from . import common
 from .common import shared, show, start_numba
-
-if TYPE_CHECKING:
-    from ..ops.declaration import Op
 
 
 def flags(p: argparse.ArgumentParser) -> None:
@@ -38,6 +34,7 @@ def flags(p: argparse.ArgumentParser) -> None:
     p.add_argument(
         "--threads", default="", metavar="N,...", help="numbers of threads that must agree bitwise (1 and all cores)"
     )
+    shared(p, "--sizes")
     p.add_argument("--seed", type=int, help="random seed for the inputs (a new one each time)")
     shared(p, "--limit", default=120)
     p.add_argument("--detail", action="store_true", help="a row for every case")
@@ -50,32 +47,27 @@ def run(args: argparse.Namespace) -> int:
         return check_gradients(args)
     counts = common.thread_counts(args.threads)
     start_numba(max(counts))
-    from ..check import worker
-    from ..check.gate import conform, plan
+    from ..check.gate import Planned, conform
     from ..isolate.child import Child
+    from ..lab import worker
     from ..report import check as report
     from ..report import console
-    from ..train.job import Settings, build_only
 
     common.check_limit(args.limit)
+    sizes = common.sizes_by_symbol(args.sizes) if args.sizes else []
     seed = secrets.randbelow(10**6) if args.seed is None else args.seed
     with Child(worker.__name__, args.kernels, max(counts), args.limit) as child:
         wanted = choose(args.op, args.variant, args.kernels, [(k["op"], k["variant"]) for k in child.start()])
-        calls = []
-        if not args.quick and args.model != "none":
-            for fuse in ("none", "all"):  # what a rewrite fuses is checked apart and together
-                calls += build_only(Settings(model=args.model, B=args.B, T=args.T, fuse=fuse)).program.calls
-        total = sum(len(plan(op, calls, args.quick)) for op, _ in wanted)
-        with console.counting("cases", total) as advance:
-            found = conform(
-                child,
-                wanted,
-                calls,
-                quick=args.quick,
-                threads=counts,
-                seed=seed,
-                tick=lambda text: advance(),
-            )
+        job = {"model": args.model, "B": args.B, "T": args.T, "kernels": child.kernels}
+        plain = args.quick or args.model == "none" or sizes
+        jobs = (
+            [] if plain else [{**job, "fuse": f} for f in ("none", "all")]
+        )  # what a rewrite fuses, apart and together
+        asked = {"jobs": jobs, "sizes": sizes, "quick": args.quick}
+        answer = child.ask("cases", ops=list(dict.fromkeys(op for op, _ in wanted)), **asked)["planned"]
+        planned = {op: Planned.from_json(plan) for op, plan in answer.items()}
+        with console.counting("cases", sum(len(planned[op].cases) for op, _ in wanted)) as advance:
+            found = conform(child, wanted, planned, threads=counts, seed=seed, tick=lambda text: advance())
     content = {"seed": seed, "threads": counts, "kernels": [v.to_json() for v in found]}
     show(args, content, lambda: report.tables(found, seed, counts, detail=args.detail))
     return 1 if any(v.worst.verdict == "FAIL" for v in found) else 0
@@ -83,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
 
 def choose(
     patterns: list[str], variants: list[str], files: list[str], added: list[tuple[str, str]]
-) -> list[tuple[Op, str]]:
+) -> list[tuple[str, str]]:
     """List the kernels that the flags ask for: without --variant, only those of --kernels.
 
     Parameters
@@ -95,14 +87,14 @@ def choose(
     UserError
         For an op or a variant that does not exist.
     """
-    from .. import kernels, ops
+    from .. import ops
     from ..kernels import registry
 
-    kernels.load_all([])
+    names = dict.fromkeys([*ops.ALL, *(op for op, _ in added)])
     there = [key for key in registry.KERNELS if key not in added] + added
     for pattern in patterns:
-        if not any(registry.op_matches(name, pattern) for name in ops.ALL):
-            raise UserError(f"check {pattern!r}: no op matches; {nearest(pattern, [*registry.FAMILIES, *ops.ALL])}")
+        if not any(registry.op_matches(name, pattern) for name in names):
+            raise UserError(f"check {pattern!r}: no op matches; {nearest(pattern, [*registry.FAMILIES, *names])}")
     for variant in variants:
         if not any(v == variant for _, v in there):
             raise UserError(
@@ -112,7 +104,7 @@ def choose(
     if files and not added:
         raise UserError(f"--kernels {files[0]}: registers no kernel; expected functions under @kernel(op, 'name')")
     found = [
-        (ops.ALL[op], variant)
+        (op, variant)
         for op, variant in (added if files and not variants else there)
         if (not patterns or any(registry.op_matches(op, p) for p in patterns)) and (not variants or variant in variants)
     ]

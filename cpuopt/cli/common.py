@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ LAYERS = ("default", "safe", "threadsafe", "forksafe", "omp", "tbb", "workqueue"
 """The names of numba's threading layers."""
 SHARED: Mapping[str, Mapping[str, Any]] = {
     "op": {"metavar": "OP", "help": "op, as 'cpuopt kernels' lists it"},
+    "--sizes": {"default": "", "metavar": "SYMBOL=N,...", "help": "sizes of the op by symbol, as in N=4096"},
     "--rounds": {"type": int, "help": "largest number of rounds of a comparison (%(default)s)"},
     "--limit": {"type": float, "metavar": "S", "help": "seconds that one comparison or check may take (%(default)s)"},
     "--runs": {"type": Path, "default": Path("runs"), "metavar": "DIR", "help": "folder of the records (%(default)s)"},
@@ -54,13 +56,35 @@ def settings_of(args: argparse.Namespace, **more: Any) -> Settings:
     return Settings(**given(args) | {"processes": cores()} | more)
 
 
-def known_op(verb: str, name: str) -> str:
-    """Return the name of an op; raise `UserError` where no op has it."""
+def known_op(verb: str, name: str, more: Iterable[str] = ()) -> str:
+    """Return the name of an op; raise `UserError` where neither the package nor `more` has it."""
     from .. import ops
 
-    if name not in ops.ALL:
-        raise UserError(f"{verb} {name!r}: no such op; {nearest(name, ops.ALL)}")
+    known = dict.fromkeys([*ops.ALL, *more])
+    if name not in known:
+        raise UserError(f"{verb} {name!r}: no such op; {nearest(name, known)}")
     return name
+
+
+def sizes_by_symbol(text: str) -> list[dict[str, int]]:
+    """Read ``N=4096``, or several as in ``B=4 T=64,B=16 T=64``: a symbol that has a size already begins the next.
+
+    Raises
+    ------
+    UserError
+        For anything else.
+    """
+    found: list[dict[str, int]] = []
+    for word in text.replace(",", " ").split():
+        size = re.fullmatch(r"([A-Za-z_]\w*)=([1-9][0-9]{0,11})", word)
+        if not size:
+            raise UserError(f"--sizes {text!r}: {word!r} is no size; expected SYMBOL=NUMBER, as in 'BT=256 C=768'")
+        if not found or size[1] in found[-1]:
+            found.append({})
+        found[-1][size[1]] = int(size[2])
+    if len({frozenset(sizes) for sizes in found}) != 1:
+        raise UserError(f"--sizes {text!r}: expected the same symbols in each size")
+    return found
 
 
 def check_limit(seconds: float) -> None:

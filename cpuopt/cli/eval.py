@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from .. import models
 from ..train import settings
 from . import common
 from .common import shared, show, start_numba
@@ -14,6 +15,7 @@ def flags(p: argparse.ArgumentParser) -> None:
     """Add the verb's flags."""
     p.add_argument("--init", type=Path, required=True, metavar="PATH", help=settings.FLAGS["init"].metadata["help"])
     settings.flags(p, "data", "tokenizer", "B", "variant", "swap", "kernels", "threads")
+    p.add_argument("--model", metavar="FILE.py:NAME", help="file of your own that holds the model of a run")
     p.add_argument("-T", type=int, help="tokens of a row (the model's context)")
     p.add_argument("--choices", type=Path, metavar="FILE.bin", help="evaluation file of llm.c, such as HellaSwag")
     p.add_argument("--limit", type=int, metavar="N", help="largest number of batches or examples (all)")
@@ -23,6 +25,8 @@ def flags(p: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the verb; return its exit status."""
     start_numba(args.threads)
+    if args.model:
+        models.parse(args.model)  # what is in the run refers to it
     from itertools import islice
 
     from .. import kernels

@@ -29,6 +29,7 @@ def flags(p: argparse.ArgumentParser) -> None:
     p.add_argument("--against", default="", metavar="VARIANT", help="baseline variant (optimized, else vanilla)")
     settings.flags(p, "B", "T", "threads", model=models.DEFAULT)
     p.add_argument("--no-step", action="store_true", help="comparison alone only, without training steps")
+    shared(p, "--sizes")
     shared(p, "--rounds", default=24)
     shared(p, "--limit", default=120)
     p.add_argument(
@@ -54,9 +55,11 @@ def run(args: argparse.Namespace) -> int:
         raise UserError("--json: only a single round can be one JSON object; add --once")
     analyses_up_to(args.rounds)
     threads = args.threads or common.cores()
-    plan = session.Plan(
-        args.file, args.model, args.B, args.T, threads, args.against, not args.no_step, args.rounds, args.limit
-    )
+    sizes = tuple(common.sizes_by_symbol(args.sizes)) if args.sizes else ()
+    if len(sizes) > 1:
+        raise UserError(f"--sizes {args.sizes!r}: a round is at one size; 'cpuopt ab' compares at several")
+    size = args.model, args.B, args.T, threads, sizes
+    plan = session.Plan(args.file, *size, args.against, not args.no_step, args.rounds, args.limit)
     kernels.load_all([])
     with console.saying() as say:
         roofs = machine.roofs(threads, say)
@@ -73,7 +76,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def follow(plan: Plan, roofs: Roofs, screen: Screen) -> None:
-    """Do a round now and after each save. A save during a round ends it and begins the next."""
+    """Do a round now and after each save, of the file or of one that it imports from beside it.
+
+    A save during a round ends it and begins the next.
+    """
     from watchfiles import watch
 
     from ..isolate.child import Child
@@ -89,7 +95,8 @@ def follow(plan: Plan, roofs: Roofs, screen: Screen) -> None:
     try:
         for changes in watch(plan.file.parent.resolve(), recursive=False, rust_timeout=1000, yield_on_timeout=True):
             before, text = text, read(plan.file)
-            saved = any(Path(path).name == plan.file.name for _, path in changes)
+            followed = {plan.file.name, *(Path(file).name for file in child.files)}
+            saved = any(Path(path).name in followed for _, path in changes)
             if text is None and before is not None:
                 child.end()
                 screen.begin().problem(f"{plan.file} is gone")

@@ -5,16 +5,19 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shlex
 from pathlib import Path
 
 from ..errors import UserError
 from ..files import write_whole
+from ..train import settings
 from .common import known_op, shared
 
 
 def flags(p: argparse.ArgumentParser) -> None:
     """Add the verb's flags."""
     shared(p, "op")
+    settings.flags(p, "kernels")
     p.add_argument("--variant", default="mine", help="variant name to register (%(default)s)")
     p.add_argument("--out", type=Path, metavar="FILE", help="new file to write (OP.py)")
 
@@ -23,17 +26,21 @@ def run(args: argparse.Namespace) -> int:
     """Run the verb; return its exit status."""
     from .. import kernels, ops
     from ..kernels import registry
-    from ..lab.starter import starter
+    from ..lab.starter import home, next_step, starter
 
-    kernels.load_all([])
+    kernels.load_all(args.kernels)
     known_op("new-kernel", args.op)
     if not re.fullmatch(r"[A-Za-z][\w-]*", args.variant) or (args.op, args.variant) in registry.KERNELS:
         raise UserError(
             f"--variant {args.variant!r}: expected a new variant name for {args.op}, in letters, digits, - and _"
         )
-    path = args.out or Path(f"{args.op}.py")
+    own = home(ops.ALL[args.op])
+    folder = Path(str(own.__file__)).parent if own else Path()
+    path = args.out or (Path(f"{args.op}.py") if folder.resolve() == Path.cwd() else folder / f"{args.op}.py")
+    if own and path.resolve().parent != folder.resolve():
+        raise UserError(f"--out {path}: it imports {args.op} from {own.__file__}, so it must lie beside that file")
     if os.path.lexists(path):
         raise UserError(f"--out {path}: it is there already; name another file")
     write_whole(path, [starter(ops.ALL[args.op], args.variant).encode()])
-    print(f"{path}\nnext: cpuopt lab {path}")
+    print(f"{path}\nnext: {next_step(ops.ALL[args.op], shlex.quote(str(path)))}")
     return 0

@@ -5,15 +5,17 @@ from __future__ import annotations
 import argparse
 import os
 
+from ..comm.agree import Agreement
 from ..errors import UserError
 from ..train import settings
-from . import common
+from . import common, ranks
 from .common import settings_of, shared, show, start_numba
 
 
 def flags(p: argparse.ArgumentParser) -> None:
     """Add the verb's flags."""
-    settings.flags(p, *settings.JOB, *settings.KERNELS, steps=5)
+    settings.flags(p, *settings.JOB, *settings.KERNELS, *settings.SHARING, steps=5)
+    ranks.flags(p)
     p.add_argument("--warmup", type=int, default=1, help="warm-up steps that are not counted (%(default)s)")
     p.add_argument("--detail", action="store_true", help="one row for every op of every layer")
     shared(p, "--runs", "--json", "--html", "--trace", "--speedscope")
@@ -21,6 +23,13 @@ def flags(p: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the verb; return its exit status."""
+    return ranks.run(args, lambda rank: _profile(args, rank))
+
+
+def _profile(args: argparse.Namespace, rank: ranks.Rank) -> int:
+    """Profile this rank; the first one shows its own times."""
+    comm = rank.comm
+    args.threads = args.threads or (rank.place.threads if rank.place else None)
     start_numba(args.threads)
     from ..kernels.toolkit import regions
     from ..measure import rates as machine
@@ -28,13 +37,19 @@ def run(args: argparse.Namespace) -> int:
     from ..report import console, html, tables
     from ..train.job import prepare
 
-    asked = settings_of(args, run="profile")
-    if args.warmup < 0:
-        raise UserError(f"--warmup {args.warmup}: expected 0 or more")
-    common.check_targets(args)
+    with Agreement(comm) as agreement:
+        asked, _ = ranks.shared(settings_of(args, run="profile"), comm.size)
+        if args.warmup < 0:
+            raise UserError(f"--warmup {args.warmup}: expected 0 or more")
+        if not comm.rank:
+            common.check_targets(args)
+        agreement.settle(ranks.facts(asked, [*settings.FLAGS]))
     watched = regions.watch()  # before any kernel is loaded
-    with console.compiling() as progress:
-        job = prepare(asked, progress)
+    with console.compiling() as progress, Agreement(comm) as agreement:
+        job = prepare(asked, progress, comm=comm, agreed=agreement.settle)
+    if comm.rank:
+        profile(job, warmup=args.warmup)
+        return 0
     with console.saying() as say:
         roofs = machine.roofs(job.engine.threads, say)
     if layer := machine.slow_layer():
@@ -44,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     for note in job.engine.notes:
         console.warn(note)
     busy = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
-    if busy > common.cores():
+    if busy > common.cores() and comm.size == 1:
         console.warn(f"load average {busy:.1f} on {common.cores()} cores: other processes make these times too long")
     with console.counting("steps", args.steps + args.warmup) as tick:
         report = profile(job, warmup=args.warmup, tick=tick, roofs=roofs, regions=watched)

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import argparse
 
+from ..comm import Serial
 from ..train import settings
+from . import ranks
 from .common import settings_of, shared, show, start_numba
 
 
 def flags(p: argparse.ArgumentParser) -> None:
     """Add the verb's flags."""
-    settings.flags(p, *settings.JOB, *settings.KERNELS, steps=1)
+    settings.flags(p, *settings.JOB, *settings.KERNELS, *settings.SHARING, steps=1)
+    p.add_argument("--ranks", type=int, default=1, metavar="N", help="ranks, of which the first one's program is shown")
     p.add_argument(
         *("--pass",),
         dest="phase",
-        choices=["forward", "evaluate", "backward", "update", "all"],
+        choices=["forward", "evaluate", "backward", "reduce", "update", "all"],
         default="all",
         help="part",
     )
@@ -27,7 +30,10 @@ def run(args: argparse.Namespace) -> int:
     from ..report import console
     from ..train.job import build_only
 
-    built = build_only(settings_of(args))
+    asked, _ = ranks.shared(settings_of(args), args.ranks)
+    comm = Serial()
+    comm.size, comm.name = args.ranks, "messages"
+    built = build_only(asked, comm)
     for note in built.notes:
         console.warn(note)
     program, chosen, plan = built.program, built.kernels, built.plan()

@@ -8,6 +8,7 @@ import sys
 import traceback
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -18,6 +19,7 @@ from ..comm.launch import Launch, Link, module, mpiexec, segments
 from ..comm.places import Here, Place, Promise, places, promised
 from ..errors import UserError
 from ..program.tree import divides
+from ..train.settings import Settings
 from ..wording import count
 
 Trained = Callable[["Rank"], int]
@@ -37,10 +39,13 @@ class Rank:
         self.comm, self.link, self.place = comm, link, place
 
 
-def flags(p: ArgumentParser) -> None:
+def flags(p: ArgumentParser, elastic: bool = False) -> None:
     """Add the flags of a verb that can run on several ranks."""
     p.add_argument("--ranks", type=int, metavar="N", help="processes on this machine that train one model together (1)")
-    p.add_argument("--elastic", action="store_true", help="restart with the ranks that are left where one of them dies")
+    if elastic:
+        words = "restart with the ranks that are left where one of them dies"
+        p.add_argument("--elastic", action="store_true", help=words)
+    p.set_defaults(elastic=False)
     p.add_argument("--oversubscribe", action="store_true", help="permission for --ranks to share cores")
 
 
@@ -161,6 +166,14 @@ def _continued(told: dict[str, Any]) -> list[str]:
 
 def _complain(text: str) -> None:
     print(f"cpuopt: {text}" if text else "", file=sys.stderr, flush=True)
+
+
+def shared(asked: Settings, ranks: int) -> tuple[Settings, list[str]]:
+    """Give each rank a micro-batch where the settings do not say how many a step has; return a note on it too."""
+    if asked.total_batch is not None or ranks == 1:
+        return asked, []
+    asked = replace(asked, total_batch=ranks * asked.B * asked.T)
+    return asked, [f"a step is {ranks} micro-batches of {asked.B}x{asked.T}: --total-batch {asked.total_batch}"]
 
 
 def facts(settings: Any, names: Sequence[str]) -> dict[str, Any]:

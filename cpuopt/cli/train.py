@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import sys
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 
 from ..comm.agree import Agreement
@@ -29,7 +28,7 @@ def flags(p: argparse.ArgumentParser) -> None:
     p.add_argument(
         "--accept-changes", action="store_true", help="permission to --resume with kernels that have changed since"
     )
-    ranks.flags(p)
+    ranks.flags(p, elastic=True)
     shared(p, "--runs", "--html", "--trace", "--speedscope", "--json")
 
 
@@ -55,15 +54,14 @@ def _train(args: argparse.Namespace, rank: ranks.Rank) -> int:
         given["processes"] = common.cores()
         resume = None if args.resume is None else checkpoint.newest(checkpoint.find_run(args.runs, args.resume))
         asked = settings.Settings(**given) if resume is None else resumed(resume, given)
-        if resume is None and asked.total_batch is None and comm.size > 1:
-            asked = replace(asked, total_batch=comm.size * asked.B * asked.T)
+        asked, default = (asked, list[str]()) if resume else ranks.shared(asked, comm.size)
         asked.check()
         if not comm.rank:
             common.check_targets(args)
         agreement.settle(ranks.facts(asked, [*settings.FLAGS]) | {"--resume": resume and resume.path.name})
     if rank.place and not args.json:
         there = comm.everyone([rank.place.host, *rank.place.cores])
-        console.show(ranks_table(there, comm.everyone(threads)))
+        console.show([*ranks_table(there, comm.everyone(threads)), *default])
     rank.link.tell(micro_batches=asked.micro_batches, total_batch=asked.total_batch)
     for wrong in resume.passed_over if resume else ():
         console.warn(f"passed over a checkpoint: {wrong}")

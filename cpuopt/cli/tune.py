@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+from math import inf
 from pathlib import Path
 
 from .. import models
+from ..errors import UserError
 from ..train import settings
 from . import common
 from .common import settings_of, shared, show, start_numba
@@ -23,6 +25,13 @@ def flags(p: argparse.ArgumentParser) -> None:
     )
     p.add_argument("--seed", type=int, default=0, help="random seed for inputs and the order of trials (%(default)s)")
     p.add_argument("--again", action="store_true", help="new measurements in place of those of an interrupted run")
+    p.add_argument(
+        "--budget",
+        type=float,
+        default=inf,
+        metavar="S",
+        help="seconds after which the plan is made of what is measured",
+    )
     shared(p, "--rounds", default=24)
     shared(p, "--limit", default=600)
     shared(p, "--json", "--runs")
@@ -51,19 +60,22 @@ def work(args: argparse.Namespace) -> int:
     from ..train import plans
 
     common.check_limit(args.limit)
+    if not args.budget > 0:
+        raise UserError(f"--budget {args.budget:g}: expected a positive number of seconds")
     common.check_targets(args)
     analyses = analyses_up_to(args.rounds)
     job = replace(settings_of(args), kernels=tuple(str(Path(f).resolve()) for f in args.kernels), processes=1)
     tuning = survey(job, args.ops or ("*",), args.again)
     with console.compiling() as progress:
         compile_all(tuning, common.cores(), progress)
-    threads = tuning.key["threads"]
+    threads, B, T = (tuning.key[name] for name in ("threads", "B", "T"))
     with Child(worker.__name__, args.kernels, threads, args.limit) as child, report.Progress(tuning) as view:
-        tune(tuning, job, child, analyses=analyses, seed=args.seed, view=view, save=keep)
+        asked = {"analyses": analyses, "seed": args.seed, "budget_s": args.budget}
+        tune(tuning, job, child, view=view, save=keep, **asked)
     kept = keep(tuning)
-    size = {"model": tuning.name, "B": args.B, "T": args.T, "threads": tuning.key["threads"]}
+    size = {"model": tuning.name, "B": B, "T": T, "threads": threads}
     content = {**size, **tuning.plan(), **to_json(tuning), "plan": str(plans.path(tuning.key)) if kept else None}
-    path = common.keep(args.runs, "tune", f"{tuning.name}-{args.B}x{args.T}", content)
+    path = common.keep(args.runs, "tune", f"{tuning.name}-{B}x{T}", content)
     show(args, {**content, "path": path}, lambda: report.tables(content, path))
     if tuning.finished:
         return 0 if kept else 1

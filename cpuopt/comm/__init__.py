@@ -6,11 +6,14 @@ process alone, `threads.Team` gives ranks that are threads of one process, for t
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy as np
+if TYPE_CHECKING:  # the help of a verb imports this, and must come at once
+    import numpy as np
 
-Array = np.ndarray[Any, Any]
+    Array = np.ndarray[Any, Any]
+else:
+    Array = Any
 
 
 class Comm(Protocol):
@@ -89,6 +92,8 @@ class Serial:
 
     def memory(self, nbytes: int) -> Array:
         """Allocate bytes."""
+        import numpy as np
+
         return np.zeros(nbytes, np.uint8)
 
     def exchange(self, theirs: Array, mine: Array, peer: int) -> None:
@@ -108,7 +113,7 @@ class Serial:
 
     def combine(self, total: Array, mine: Array) -> None:
         """Copy: this rank holds all numbers."""
-        np.copyto(total, mine)
+        total[...] = mine
 
     def everyone(self, what: Any) -> list[Any]:
         """Return it alone."""

@@ -39,7 +39,7 @@ IN_CACHE = 64 << 20
 def require_cache(config: Config) -> None:
     """Refuse a model that cannot generate text with a `UserError`."""
     if not config.cached:
-        raise UserError(f"the model {config.model} has no cache, so it cannot generate text")
+        raise UserError(f"the model {config.title} has no cache, so it cannot generate text")
 
 
 def behind_cache(config: Config, program: Program, positions: int) -> Call:

@@ -33,8 +33,12 @@ class Child:
     module : the module of the worker, which answers ``load`` and the other requests.
     kernels : files to load.
     threads : the number of threads with which numba starts.
-    limit_s : the seconds of one answer after which the process is ended.
+    limit_s : the seconds of one answer after which the process is ended, as ``--limit`` gives them; else `LIMIT_S`.
     say : called with progress.
+
+    Attributes
+    ----------
+    files : the files that it has loaded, with those beside them that they import.
     """
 
     def __init__(
@@ -42,14 +46,15 @@ class Child:
         module: str,
         kernels: Sequence[str] = (),
         threads: int = 1,
-        limit_s: float = LIMIT_S,
+        limit_s: float | None = None,
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.given = [str(k) for k in kernels]
-        self.kernels, self.limit_s, self.say = [str(Path(k).resolve()) for k in kernels], limit_s, say
+        self.kernels, self.limit_s, self.say = [str(Path(k).resolve()) for k in kernels], limit_s or LIMIT_S, say
         self.side = Side.module("kernel's process", module, NUMBA_NUM_THREADS=str(threads))
         self.added: list[dict[str, str]] = []
-        self.ended = False
+        self.files: list[str] = []
+        self.ended, self.hint = False, "; --limit gives it more time" if limit_s else ""
         self.doing = ""
         self._worker: Worker | None = None
 
@@ -85,12 +90,14 @@ class Child:
             if self.ended:  # perhaps in between
                 self.close()
                 raise UserError(ENDED)
-            self.added = []
+            self.added, self.files = [], []
             for file, given in zip(self.kernels, self.given, strict=True):
                 try:
-                    self.added += self._ask("load", f"--kernels {file}: ", kernels=[file])["added"]
+                    answer = self._ask("load", f"--kernels {file}: ", kernels=[file])
                 except UserError as e:
                     raise UserError(str(e).replace(f"--kernels {file}:", f"--kernels {given}:")) from e
+                self.added += answer["added"]
+                self.files += answer["files"]
         return self.added
 
     def _hear(self, text: str) -> None:
@@ -125,7 +132,7 @@ class Child:
                 if message.startswith(("was ", "ended ", "closed ")):
                     while_ = f" ({self.doing})" if self.doing else ""
                     raise UserError(f"{who}its process {message}{while_}") from e
-                raise UserError(f"{who}{message}" if message.startswith("no answer ") else message) from e
+                raise UserError(f"{who}{message}{self.hint}" if message.startswith("no answer ") else message) from e
             raise
         except BaseException:
             self.close()

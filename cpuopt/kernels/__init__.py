@@ -10,14 +10,18 @@ import sys
 import time
 import traceback
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 
+from .. import ops
 from ..errors import UserError
 from . import registry
+from .toolkit import choices
 
 PARTS = {"compile", "toolkit"}
 """Packages without kernels."""
@@ -33,6 +37,11 @@ for _variant in VARIANTS:
     for _module in pkgutil.iter_modules(_package.__path__):
         importlib.import_module(f".{_variant}.{_module.name}", __name__)
 
+UNNAMED = "cpuopt_user_kernels"
+"""The package of users' files that cannot be imported by their names, which other modules have."""
+ADDED: set[tuple[str, str]] = set()
+"""The kernels that users' files registered, by (op name, variant)."""
+
 
 def load_all(files: Sequence[str | Path]) -> None:
     """Import users' kernel files, which register what they define.
@@ -43,30 +52,104 @@ def load_all(files: Sequence[str | Path]) -> None:
         For a file that is missing or raises; the message names the line.
     """
     for file in files:
-        path = Path(file).resolve()
-        name = f"cpuopt_user_kernels.{path.stem}_{zlib.crc32(str(path).encode()):08x}"
-        if name in sys.modules:
-            continue
-        if not path.is_file():
-            raise UserError(f"--kernels {file}: no such file; expected a Python file with @kernel functions")
-        spec = importlib.util.spec_from_file_location(name, path)
-        if spec is None or spec.loader is None:
-            raise UserError(f"--kernels {file}: not a Python file; expected a name that ends in .py")
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module
-        before, functions = dict(registry.KERNELS), [dict(vars(m)) for m in JUDGES_USE]
-        try:
+        load_file(file, f"--kernels {file}", "@kernel functions")
+
+
+def load_file(file: str | Path, flag: str, of: str) -> ModuleType:
+    """Import a user's file, unless it is imported already, and return its module.
+
+    It can import the files beside it, and these import it by its name; all of them are one module each.
+
+    Parameters
+    ----------
+    flag : the first words of an error.
+    of : what the file should define.
+
+    Raises
+    ------
+    UserError
+        For a file that is missing or raises; the message names the line. What it registered is removed.
+    """
+    path = Path(file).resolve()
+    if module := imported(path):
+        choices.expand(module)
+        return module
+    if not path.is_file():
+        raise UserError(f"{flag}: no such file; expected a Python file with {of}")
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))  # after all else, so that no file hides a library
+    importlib.invalidate_caches()
+    found = importlib.util.find_spec(path.stem) if path.stem.isidentifier() and path.stem not in sys.modules else None
+    usual = found is not None and found.origin is not None and Path(found.origin).resolve() == path
+    name = path.stem if usual else f"{UNNAMED}.{path.stem}_{zlib.crc32(str(path).encode()):08x}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise UserError(f"{flag}: not a Python file; expected a name that ends in .py")
+    module = importlib.util.module_from_spec(spec)
+    modules, kernels, declared = set(sys.modules), dict(registry.KERNELS), dict(ops.ALL)
+    choices.forget(name)
+    sys.modules[name] = module
+    functions, writes = [dict(vars(m)) for m in JUDGES_USE], sys.dont_write_bytecode
+    sys.dont_write_bytecode = True  # which a second save in the same second would not make stale
+    try:
+        with blaming(path, flag):
             spec.loader.exec_module(module)
+            choices.expand(module)
             _require_unpatched(functions)
-        except BaseException as e:
-            del sys.modules[name]
-            registry.KERNELS.clear()
-            registry.KERNELS.update(before)
-            if isinstance(e, KeyboardInterrupt | UserError):
-                raise
-            lines = [f.lineno for f in traceback.extract_tb(e.__traceback__) if f.filename == str(path)]
-            line = lines[-1] if lines else getattr(e, "lineno", "?")
-            raise UserError(f"--kernels {file}: line {line} raised {type(e).__name__}: {e}") from e
+    except BaseException:
+        for there, before in (registry.KERNELS, kernels), (ops.ALL, declared):
+            there.clear()
+            there.update(before)  # type: ignore[arg-type]
+        choices.forget(name)
+        for other in [n for n, m in sys.modules.items() if n not in modules and folder_of(m) == path.parent]:
+            del sys.modules[other]
+        raise
+    finally:
+        sys.dont_write_bytecode = writes
+    ADDED.update(registry.KERNELS.keys() - kernels.keys())
+    return module
+
+
+def imported(path: Path) -> ModuleType | None:
+    """Return the module of a file, where it is imported already."""
+    there = (m for m in list(sys.modules.values()) if Path(getattr(m, "__file__", None) or "").name == path.name)
+    return next(
+        (m for m in there if Path(str(m.__file__)).resolve() == path and m.__name__ not in choices.CHOSEN), None
+    )
+
+
+def forget(file: str | Path) -> None:
+    """Let the next `load_file` of a file run it again."""
+    if module := imported(Path(file).resolve()):
+        del sys.modules[module.__name__]
+
+
+def folder_of(module: ModuleType) -> Path | None:
+    """Return the folder of a module's file; None where it has none."""
+    file = getattr(module, "__file__", None)
+    return Path(file).parent if file else None
+
+
+def files_beside(files: Sequence[Path]) -> list[Path]:
+    """List the imported files that lie beside some files, and those themselves."""
+    folders = {file.resolve().parent for file in files}
+    return sorted({Path(str(m.__file__)) for m in list(sys.modules.values()) if folder_of(m) in folders})
+
+
+@contextmanager
+def blaming(path: Path, flag: str) -> Iterator[None]:
+    """Run code of a user's file; an exception becomes a `UserError` with the line of the file, or of one beside it."""
+    try:
+        yield
+    except (KeyboardInterrupt, UserError):
+        raise
+    except BaseException as e:
+        places = [(f.filename, f.lineno) for f in traceback.extract_tb(e.__traceback__)]
+        places += [(e.filename, e.lineno)] if isinstance(e, SyntaxError) and e.filename else []
+        mine = [(Path(file), line) for file, line in places if Path(file).parent == path.parent]
+        file, line = mine[-1] if mine else (path, getattr(e, "lineno", "?"))
+        where = f"line {line}" if file == path else f"{file.name}, which it imports, line {line}"
+        raise UserError(f"{flag}: {where} raised {type(e).__name__}: {e}") from e
 
 
 def _require_unpatched(before: Sequence[dict[str, Any]]) -> None:

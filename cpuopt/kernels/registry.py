@@ -21,6 +21,8 @@ BASE = "vanilla"
 """The complete variant; every other may be partial."""
 DEFAULT = "optimized"
 """The default variant."""
+GENERATED = "generated"
+"""The variant of backwards that are generated; of a user's op, the vanilla backward is the same."""
 AUTO = "auto"
 """No variant of its own: `DEFAULT`, changed by the rules of a plan of `cpuopt tune`."""
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.:=+-]{0,63}")
@@ -66,6 +68,13 @@ class Kernel:
     def name(self) -> str:
         """The name, as in ``gelu_forward[vanilla]``."""
         return f"{self.op.name}[{self.variant}]"
+
+    @property
+    def file(self) -> str:
+        """The file that defines it; for the backward that `cpuopt.differentiable` generated, that of its forward."""
+        forward = getattr(self.op.inverts.reference, "kernel", None) if self.op.inverts else None
+        made = forward and self.function.__module__.startswith("cpuopt_generated.")
+        return str(forward.__code__.co_filename) if made else self.where.rpartition(":")[0]
 
     def compile(self) -> None:
         """Compile it, or load it from the cache."""

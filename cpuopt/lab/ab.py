@@ -8,20 +8,23 @@ training step with the op's calls going to one kernel.
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from functools import partial
+from functools import cache, partial
 from math import inf
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from ..check.cases import Case
+from .. import models
+from ..check.cases import Case, case
 from ..check.judge import Result
 from ..check.timed import AFTER, BEFORE, FILLS, SELDOM, Timed, judge_call
-from ..engine import Bound
+from ..engine import Bound, Engine
 from ..errors import UserError
 from ..files.reading import from_json, to_json
 from ..isolate.serve import doing
@@ -35,7 +38,7 @@ from ..ops.declaration import Op
 from ..profiler import Profiler
 from ..program.program import Call
 from ..train.job import Settings, build_only, prepare
-from ..wording import nearest, spread
+from ..wording import nearest, spread, text_of
 
 TRIAL_S, SAMPLE_S = 8e-3, 2e-5
 """The length of a trial, and the shortest time that one pair of clock readings measures well enough."""
@@ -101,7 +104,7 @@ def calls_of(op: Op, settings: Settings, layer: str = "*") -> list[Call]:
     Raises
     ------
     UserError
-        Where the model does not call it in such a layer.
+        Where the model does not call it in such a layer; the error has a flag with which there is something to measure.
     """
     for fuse in ("none", "all"):
         calls = [c for c in build_only(replace(settings, fuse=fuse)).program.calls if c.op is op]
@@ -109,12 +112,45 @@ def calls_of(op: Op, settings: Settings, layer: str = "*") -> list[Call]:
             break
     found = [c for c in calls if fnmatchcase(c.layer, layer)]
     if not found:
-        layers = dict.fromkeys(c.layer for c in calls)
-        raise UserError(
-            f"{op.name}: {settings.model} does not call it in a layer {layer!r}; "
-            f"{nearest(layer, layers) if layers else 'it does not call it at all: name another --model'}"
-        )
+        if layers := dict.fromkeys(c.layer for c in calls):
+            raise UserError(
+                f"{op.name}: {settings.model} does not call it in a layer {layer!r}; {nearest(layer, layers)}"
+            )
+        raise UserError(f"{op.name}: {settings.model} does not call it; add {where_it_runs(op)}")
     return found
+
+
+def where_it_runs(op: Op) -> str:
+    """Return the flag with which an op can be measured: a model that calls it, else sizes by symbol."""
+    models.load_all()
+    tiny = [name for name in models.PRESETS if name.endswith("-tiny")]
+    if found := next((name for name in tiny if op.name in ops_of(name)), None):
+        usual = models.PRESETS[found].model == models.PRESETS[models.DEFAULT].model
+        return f"--model {models.DEFAULT if usual else found}"
+    sizes = case(op, {"B": 4, "T": 64, "C": 768, "NH": 12, "OC": 3072, "V": 50257}).sizes
+    return f"--sizes {shlex.quote(text_of(sizes))}"
+
+
+@cache
+def ops_of(model: str) -> set[str]:
+    """Return the names of the ops that a model calls, with rewrites and without."""
+    built = [build_only(Settings(model=model, B=1, T=8, fuse=fuse)) for fuse in ("none", "all")]
+    return {c.op.name for b in built for c in b.program.calls}
+
+
+def shape_at(op: Op, sizes: Mapping[str, int]) -> Shape:
+    """Return the shape of an op's call at sizes by symbol; sizes of symbols that it does not have are left out.
+
+    Raises
+    ------
+    UserError
+        Where a symbol of the op has no size.
+    """
+    if missing := [s for s in op.symbols if s not in sizes]:
+        given = f"; {', '.join(sizes)} is given" if sizes else ""
+        raise UserError(f"--sizes: {op.name} has the symbols {', '.join(op.symbols)}: add {missing[0]}=...{given}")
+    adds = {a.name: False for a in op.args if a.role == "acc"}
+    return Shape(Case({s: sizes[s] for s in op.symbols}), adds, ("given sizes",))
 
 
 def shapes_of(calls: Sequence[Call]) -> list[Shape]:
@@ -257,7 +293,7 @@ def alone(
         judged += pair.finish()
         calls = {side: n for side, (n, _) in pair.lengths.items()}
         samples = {side: n for side, (_, n) in pair.lengths.items()}
-        counts = {"calls_per_sample": calls, "samples_per_trial": samples}
+        counts = {"calls_per_sample": calls, "samples_per_trial": samples, **cost(kernels[0].op, shape)}
         cases.append({**to_json(shape), **entry(done[-1]), **counts})
         del pair
     weights = [len(s.layers) * float(np.median(c.figures("A"))) for s, c in zip(shapes, done, strict=True)]
@@ -271,6 +307,12 @@ def alone(
         "checks": [r.describe() for r in judged],
         "doubts": others.warnings(),
     }
+
+
+def cost(op: Op, shape: Shape) -> dict[str, int]:
+    """Return the FLOPs of a call, and the bytes that it must move."""
+    nbytes = op.bytes(shape.sizes, shape.adds, shape.absent, shape.types)
+    return {"flops": op.flops(shape.sizes), "bytes": nbytes}
 
 
 def entry(found: Comparison, which: int = 0) -> dict[str, Any]:
@@ -292,21 +334,35 @@ class Change:
         return call.op is self.kernels[0].op and any(fnmatchcase(call.layer, glob) for glob in self.layers)
 
 
+class Stepping(Protocol):
+    """The part of a job that `InStep` uses."""
+
+    engine: Engine
+    done: int
+
+    def step(self, within: Callable[[], AbstractContextManager[object]]) -> Any:
+        """Train on the next batch; return what has the ``loss``."""
+
+
 class InStep:
     """A job in which some calls switch between kernel A and kernel B from step to step.
 
     Parameters
     ----------
-    settings : those of the job with the kernels of B; its rewrites keep the calls.
-    changes : the calls that switch; all others keep the kernels of the settings.
+    job : a job, or its settings: with the kernels of B, so that its rewrites keep the calls.
+    changes : the calls that switch; all others keep the kernels of the job.
 
     Attributes
     ----------
     layers : the layers of each change.
     """
 
-    def __init__(self, settings: Settings, changes: Sequence[Change], say: Say = lambda text: None) -> None:
-        job = prepare(settings, lambda done, total, name: say(f"compiling {done}/{total} {name}"))
+    def __init__(
+        self, job: Settings | Stepping, changes: Sequence[Change], say: Say = lambda text: None, seed: int = 0
+    ) -> None:
+        if isinstance(job, Settings):
+            seed, settings = job.seed, job
+            job = prepare(settings, lambda done, total, name: say(f"compiling {done}/{total} {name}"))
         self.job, self.engine = job, job.engine
         self.layers: list[list[str]] = []
         self.groups: dict[str, list[dict[int, Bound]]] = {"A": [], "B": []}
@@ -323,8 +379,9 @@ class InStep:
             for i, side in enumerate("AB"):
                 self.groups[side].append({id(call): both[i] for call, both in zip(chosen, rebound, strict=True)})
         self.phases = {p: list(calls) for p, calls in self.engine.phases.items()}
+        self.backwards = list(self.engine.backwards)
         self.profiler = Profiler(self.engine, keep=1)
-        self.rng = np.random.default_rng(settings.seed)
+        self.rng = np.random.default_rng(seed)
         self.notes = list(job.engine.notes)
         self.judged: list[Result] = []
 
@@ -333,10 +390,11 @@ class InStep:
         swapped = {place: bound for group in self.groups[side] for place, bound in group.items()}
         doing(f"a step with {', '.join(sorted({bound.kernel.name for bound in swapped.values()}))}")
         self.engine.phases = {p: [swapped.get(id(b), b) for b in calls] for p, calls in self.phases.items()}
+        self.engine.backwards = [[swapped.get(id(b), b) for b in calls] for calls in self.backwards]
 
     def step(self) -> float:
         """Train for one step, and return its loss."""
-        return self.job.step(self.profiler.step).loss
+        return float(self.job.step(self.profiler.step).loss)
 
     @property
     def trials(self) -> tuple[Trial, Trial]:
@@ -428,10 +486,14 @@ def in_step(
     """
     swap = f"{op.name}{'' if layer == '*' else '@' + layer}={variants[1]}"
     change = Change((KERNELS[op.name, variants[0]], KERNELS[op.name, variants[1]]), (layer,))
-    pair = InStep(replace(settings, swap=(*settings.swap, swap)), [change], say)
-    found, (of_op,) = compare_steps(pair, variants, seed, analyses, say, decides=1)
-    ms = {"a_ms": of_op["a_ns"] / 1e6, "b_ms": of_op["b_ns"] / 1e6}
-    return {**of_op, **ms, "layers": pair.layers[0], **found}
+    return of_op(InStep(replace(settings, swap=(*settings.swap, swap)), [change], say), variants, seed, analyses, say)
+
+
+def of_op(pair: InStep, variants: tuple[str, str], seed: int, analyses: Sequence[int], say: Say) -> dict[str, Any]:
+    """Compare steps in which one op changes; return what `in_step` does."""
+    found, (mine,) = compare_steps(pair, variants, seed, analyses, say, decides=1)
+    ms = {"a_ms": mine["a_ns"] / 1e6, "b_ms": mine["b_ns"] / 1e6}
+    return {**mine, **ms, "layers": pair.layers[0], **found}
 
 
 def compare_steps(
@@ -482,16 +544,14 @@ def impossible(whole: Mapping[str, Any], each: Sequence[Mapping[str, Any]]) -> l
     ]
 
 
-def beyond_roofs(op: Op, variants: Sequence[str], cases: Sequence[Mapping[str, Any]], roofs: Roofs | None) -> list[str]:
+def beyond_roofs(variants: Sequence[str], cases: Sequence[Mapping[str, Any]], roofs: Roofs | None) -> list[str]:
     """Warn of times that are less than what the machine's roofs allow."""
     found = []
-    for case in cases if roofs else ():
+    for timed in cases if roofs else ():
         assert roofs
-        shape = Shape.read(case)
-        nbytes = op.bytes(shape.case.sizes, shape.adds, set(shape.case.absent))
-        least, name = roofs.bound(op.flops(shape.case.sizes), nbytes)
-        for variant, ns in zip(variants, (case["a_ns"], case["b_ns"]), strict=True):
+        least, name = roofs.bound(timed["flops"], timed["bytes"])
+        for variant, ns in zip(variants, (timed["a_ns"], timed["b_ns"]), strict=True):
             if least > ns:
                 share = f"{100 * least / ns:.0f} % of the {name} roof"
-                found.append(f"{variant} is at {share}, which is impossible ({shape})")
+                found.append(f"{variant} is at {share}, which is impossible ({Shape.read(timed)})")
     return found

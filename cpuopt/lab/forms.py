@@ -43,10 +43,11 @@ class Losses(TypedDict):
 
 
 class Size(TypedDict):
-    """One size of `cpuopt ab`."""
+    """One size of `cpuopt ab`: B and T of a model's batch, or sizes by symbol."""
 
-    B: int
-    T: int
+    B: NotRequired[int]
+    T: NotRequired[int]
+    sizes: NotRequired[dict[str, int]]
     threads: int
     a_ms: float
     b_ms: float
@@ -184,6 +185,7 @@ class Tune(TypedDict):
     doubts: list[str]
     step: Compared | None
     finished: bool
+    left: NotRequired[int]
     why: str
     plan: str | None
 

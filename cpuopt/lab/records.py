@@ -17,7 +17,7 @@ from ..measure.comparison import judge
 from ..measure.profile import Profile
 from ..measure.rates import machine_id
 from ..train import record
-from ..wording import nearest
+from ..wording import nearest, size_of
 from . import forms
 
 NOISE = 0.05
@@ -259,7 +259,8 @@ def history(found: Sequence[Entry], op: str, here: str) -> list[dict[str, Any]]:
             continue
         head = {"time": e.time, "kind": e.kind, "commit": c.get("commit"), "run": e.path.name}
         for r in c["results"] if e.kind == "ab" and c["op"] == op else ():
-            size = f"{c['model']} {r['B']}x{r['T']}, {r['threads']} threads{', in the step' if c['in_step'] else ''}"
+            of = f"{c['model']} {size_of(r)}".lstrip()  # sizes by symbol have no model
+            size = f"{of}, {r['threads']} threads{', in the step' if c['in_step'] else ''}"
             for variant, ms in (c["a"], r["a_ms"]), (c["b"], r["b_ms"]):
                 kernel = {"variant": variant, "ms": ms, "hash": r["hashes"].get(variant), "gflops": None}
                 rows.append({**head, "size": size, **kernel})

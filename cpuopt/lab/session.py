@@ -6,23 +6,23 @@ and a kernel that crashes or hangs ends that process only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
-from .. import models, ops
-from ..check.gate import conform
+from .. import models
+from ..check.gate import Planned, conform
 from ..errors import UserError
 from ..files.reading import to_json
 from ..isolate.child import Child
-from ..kernels.registry import BASE, DEFAULT, KERNELS
+from ..kernels.registry import BASE, DEFAULT, GENERATED, KERNELS
 from ..measure.comparison import LEVEL, analyses_up_to, marginal
 from ..measure.roofline import PASSED, Roofs
-from ..train.job import Settings, build_only
 from ..wording import spread
 from . import worker
-from .ab import GAINS, calls_of, shapes_of
+from .ab import GAINS
 from .inspect import inspect
 
 STAGES = ("check", "alone", "roof", "step", "machine code")
@@ -34,6 +34,7 @@ class Plan:
 
     Attributes
     ----------
+    sizes : sizes by symbol in place of a model's, for those ops of the file that have these symbols.
     against : the variant to compare with; by default ``optimized`` where the op has it, else ``vanilla``.
     step : whether to compare inside the training step.
     rounds : the largest number of rounds of each comparison.
@@ -45,20 +46,21 @@ class Plan:
     B: int = 4
     T: int = 64
     threads: int = 1
+    sizes: tuple[dict[str, int], ...] = ()
     against: str = ""
     step: bool = True
     rounds: int = 24
     limit_s: float = 120.0
 
-    @property
-    def settings(self) -> Settings:
-        """The settings of a job of that size."""
-        return Settings(model=self.model, B=self.B, T=self.T, threads=self.threads)
-
 
 @dataclass
 class Row:
-    """The results of one kernel of the file: a line for each stage that is done, and ``bad`` for one that failed."""
+    """The results of one kernel of the file: a line for each stage that is done, and ``bad`` for one that failed.
+
+    Attributes
+    ----------
+    now, progress : the stage that is under way, and how far it is.
+    """
 
     op: str
     variant: str
@@ -66,6 +68,7 @@ class Row:
     said: dict[str, str] = field(default_factory=dict)
     bad: str = ""
     now: str = ""
+    progress: str = ""
     found: dict[str, Any] = field(default_factory=dict)
 
 
@@ -91,10 +94,12 @@ def work(plan: Plan, roofs: Roofs, view: View, child: Child | None = None) -> li
     view.rows(rows)
     try:
         with child:
-            added = child.start()
-            if not added:
+            added, here = child.start(), str(plan.file.resolve())
+            mine = [k for k in added if k["file"] == here and k["variant"] != GENERATED and not k["choice"]]
+            if not mine:
                 raise UserError(f"{plan.file.name} registers no kernel; expected functions under @kernel(op, 'name')")
-            rows = [Row(k["op"], k["variant"], plan.against or default(k["op"])) for k in added]
+            there = {(k["op"], k["variant"]) for k in added} | KERNELS.keys()
+            rows = [Row(k["op"], k["variant"], plan.against or default(k["op"], there)) for k in mine]
             for row in rows:
                 stages(plan, roofs, row, child, lambda: view.rows(rows))
     except UserError as e:
@@ -102,17 +107,23 @@ def work(plan: Plan, roofs: Roofs, view: View, child: Child | None = None) -> li
     return rows
 
 
-def default(op: str) -> str:
-    """Return the best variant of the package: optimized, else vanilla."""
-    return DEFAULT if (op, DEFAULT) in KERNELS else BASE
+def default(op: str, there: Collection[tuple[str, str]] = KERNELS) -> str:
+    """Return the best variant of those that are there: optimized, else vanilla."""
+    return DEFAULT if (op, DEFAULT) in there else BASE
 
 
 def stages(plan: Plan, roofs: Roofs, row: Row, child: Child, show: Callable[[], None]) -> None:
     """Run the stages of one kernel up to the first that fails."""
+
+    def told(text: str) -> None:
+        row.progress = text
+        show()
+
+    child.say = told
     for name, stage in zip(STAGES, (_check, _alone, _roof, _step, _inspect), strict=True):
         if child.ended:
             return
-        row.now = name
+        row.now, row.progress = name, ""
         show()
         try:
             row.said[name] = stage(plan, roofs, row, child)
@@ -124,10 +135,16 @@ def stages(plan: Plan, roofs: Roofs, row: Row, child: Child, show: Callable[[], 
 
 
 def _check(plan: Plan, roofs: Roofs, row: Row, child: Child) -> str:
-    op = ops.ALL[row.op]
-    small = build_only(Settings(model=plan.model, B=1, T=min(plan.T, 16), fuse="none")).program.calls
+    small = {"model": plan.model, "B": 1, "T": min(plan.T, 16), "fuse": "none", "kernels": child.kernels}
+    asked = {"ops": [row.op], "jobs": [] if plan.sizes else [small], "sizes": plan.sizes, "quick": False}
+    planned = {row.op: Planned.from_json(child.ask("cases", **asked)["planned"][row.op])}
     counts = sorted({1, plan.threads})
-    (v,) = conform(child, [(op, row.variant)], small, threads=counts, stop_at_failure=True)
+    number, total = count(1), len(planned[row.op].cases)
+
+    def tick(text: str) -> None:
+        child.say(f"{next(number)}/{total}")
+
+    (v,) = conform(child, [(row.op, row.variant)], planned, threads=counts, stop_at_failure=True, tick=tick)
     row.found["check"] = v.to_json()
     if v.worst.verdict == "FAIL":
         raise UserError(f"{v.worst.reason} ({v.worst.case})")
@@ -136,20 +153,14 @@ def _check(plan: Plan, roofs: Roofs, row: Row, child: Child) -> str:
 
 def _compare(plan: Plan, row: Row, child: Child, in_step: bool) -> dict[str, Any]:
     settings = {k: getattr(plan, k) for k in ("model", "B", "T", "threads")} | {"kernels": child.kernels}
-    return child.ask(
-        "ab",
-        op=row.op,
-        variants=[row.against, row.variant],
-        settings=settings,
-        layer="*",
-        in_step=in_step,
-        flush=False,
-        seed=0,
-        analyses=analyses_up_to(plan.rounds),
-    )
+    asked = {"layer": "*", "in_step": in_step, "flush": False, "seed": 0, "analyses": analyses_up_to(plan.rounds)}
+    sizes = {"sizes": plan.sizes[0]} if plan.sizes else {}
+    return child.ask("ab", op=row.op, variants=[row.against, row.variant], settings=settings, **asked, **sizes)
 
 
 def _told(r: dict[str, Any], row: Row) -> str:
+    if row.against == row.variant:
+        return f"{r['b_ms']:.3g} ms: the baseline of other variants"
     ratio, ms = r["ratio"], f"{r['b_ms']:.3g} ms against {r['a_ms']:.3g} of {row.against}"
     why = f"; {r['why']}" if r["why"] else ""
     few = f" ({r['level']:g} %: few rounds)" if r["level"] < LEVEL else ""
@@ -162,23 +173,27 @@ def _alone(plan: Plan, roofs: Roofs, row: Row, child: Child) -> str:
 
 
 def _roof(plan: Plan, roofs: Roofs, row: Row, child: Child) -> str:
-    op, alone = ops.ALL[row.op], row.found["alone"]
+    alone = row.found["alone"]
     least: dict[str, float] = {}
-    for shape in shapes_of(calls_of(op, plan.settings)):
-        nbytes = op.bytes(shape.case.sizes, shape.adds, set(shape.case.absent))
-        ns, name = roofs.bound(op.flops(shape.case.sizes), nbytes)
-        least[name] = least.get(name, 0.0) + ns * len(shape.layers)
+    for case in alone["cases"]:
+        ns, name = roofs.bound(case["flops"], case["bytes"])
+        least[name] = least.get(name, 0.0) + ns * len(case["layers"])
     total, name = sum(least.values()) / 1e6, max(least, key=lambda n: least[n])
     shares = {"of_roof": 100 * total / alone["b_ms"], "against": 100 * total / alone["a_ms"], "roof": name}
     row.found["roof"] = shares
-    over = [v for v, key in ((row.variant, "of_roof"), (row.against, "against")) if shares[key] > PASSED]
+    over = [v for v, key in {row.against: "against", row.variant: "of_roof"}.items() if shares[key] > PASSED]
     cannot = f"; {' and '.join(over)}: more than 100 % of the {name} roof is impossible" if over else ""
-    return f"{shares['of_roof']:.0f} % of the {name} roof ({row.against}: {shares['against']:.0f} %){cannot}"
+    other = "" if row.against == row.variant else f" ({row.against}: {shares['against']:.0f} %)"
+    return f"{shares['of_roof']:.0f} % of the {name} roof{other}{cannot}"
 
 
 def _step(plan: Plan, roofs: Roofs, row: Row, child: Child) -> str:
     if not plan.step:
         return "not asked for"
+    if plan.sizes:
+        return "none: --sizes names no model"
+    if row.against == row.variant:
+        return "nothing to compare with"
     r = row.found["step"] = _compare(plan, row, child, in_step=True)
     whole = r["step"]
     step = f"the whole step: {whole['verdict']}, {spread(whole['ratio'])}, control {whole['control']['median']:.3f}"

@@ -5,11 +5,18 @@ from __future__ import annotations
 import ast
 import inspect
 import sys
-from textwrap import fill, indent, wrap
+from textwrap import dedent, fill, indent, wrap
+from types import ModuleType
 
+from .. import models
+from ..ad.emit import number
+from ..ad.kernel import NUMBER
+from ..errors import UserError
+from ..kernels import UNNAMED
 from ..kernels.compile.jit import takes_all
 from ..kernels.registry import BASE, KERNELS
-from ..ops.declaration import Arg, Op
+from ..ops.declaration import Arg, Dim, Op, as_dim
+from .ab import where_it_runs
 
 ROLES = {
     "out": "overwritten; it holds anything before",
@@ -36,7 +43,8 @@ The same bits for any number of threads: sum over fixed chunks in a fixed order.
 float32 constants are np.float32(...): a bare 0.5 makes the loop compute in double.
 Working memory: @kernel(..., scratch=[("tile", 64 * C)]) gives one more parameter, a 1-D float32 array.
 
-Next:  cpuopt lab THIS_FILE      checks, times and inspects it on every save
+Next:  {lab}
+           checks, times and inspects it on every save
        cpuopt train --kernels THIS_FILE --swap {op.name}={variant}"""
 FILE = '''\
 """{op.name}, {variant}: a copy of the {of} kernel, to be made fast."""
@@ -59,12 +67,13 @@ def starter(op: Op, variant: str, of: str = BASE) -> str:
     """
     function = KERNELS[op.name, of].function
     function = getattr(function, "py_func", function)
-    imports, kernel = caller(op, variant, of) if takes_all(function) else copied(op, variant, of)
-    formula = inspect.getdoc(sys.modules[op.reference.__module__]) or ""
+    own = home(op)
+    imports, kernel = (of_own if own else caller if takes_all(function) else copied)(op, variant, of)
+    formula = inspect.getdoc(own or sys.modules[op.reference.__module__]) or f"Source: {op.source}"
     if "Source:" not in formula:
         formula += "\n\n" + fill(f"Source: {op.source}", 118, subsequent_indent="  ")
     arguments = "\n".join(f"  {describe(a)}" for a in op.args)
-    comments = COMMENTS.format(formula=formula, arguments=arguments, op=op, variant=variant)
+    comments = COMMENTS.format(formula=formula, arguments=arguments, op=op, variant=variant, lab=next_step(op))
     comments = indent(comments, "# ", lambda line: True).replace("# \n", "#\n")
     unique = "\n".join(dict.fromkeys(imports))
     return FILE.format(op=op, variant=variant, of=of, imports=unique, comments=comments, kernel=kernel)
@@ -80,6 +89,57 @@ def copied(op: Op, variant: str, of: str) -> tuple[list[str], str]:
     if others := sorted(names & vars(sys.modules[function.__module__]).keys() - IMPORTS.keys()):
         imports.append(f"from {function.__module__} import {', '.join(others)}")
     return imports, kernel
+
+
+def home(op: Op) -> ModuleType | None:
+    """Return the module that defines an op of one's own; None for the package's."""
+    forward = getattr((op.inverts or op).reference, "kernel", None)
+    return sys.modules.get(forward.__module__) if forward else None
+
+
+def next_step(op: Op, file: str = "THIS_FILE") -> str:
+    """Return the command that follows a new kernel, with the flag without which there is nothing to measure."""
+    where = where_it_runs(op)
+    return f"cpuopt lab {file}{'' if where == f'--model {models.DEFAULT}' else f' {where}'}"
+
+
+def of_own(op: Op, variant: str, of: str) -> tuple[list[str], str]:
+    """Copy a kernel of an op of one's own, or the backward that was generated for it; the file lies beside the op's.
+
+    Raises
+    ------
+    UserError
+        Where the op's file cannot be imported by its name.
+    """
+    kernel, module = KERNELS[op.name, of], home(op)
+    assert module
+    name = next((n for n, x in vars(module).items() if op in (getattr(x, "forward", 0), getattr(x, "backward", 0))), "")
+    if module.__name__.startswith(UNNAMED) or not name:
+        raise UserError(f"{module.__file__}: a kernel file cannot import {op.name} from it; give the file another name")
+    function = getattr(kernel.function, "py_func", kernel.function)
+    used = {n: x for n, x in function.__globals__.items() if n in function.__code__.co_names}
+    others = {n: x for n, x in used.items() if n not in IMPORTS}
+    if function.__module__ == module.__name__:
+        from_home, constants = sorted({name, *others}), []
+    else:  # generated: its module has constants and functions of math
+        from_home, constants = [name], [f"{n} = {number(x)}" for n, x in others.items() if isinstance(x, NUMBER)]
+        constants += [f"from {x.__module__} import {n}" for n, x in others.items() if not isinstance(x, NUMBER)]
+    sizes = {s.name: as_dim(s.size) for s in kernel.scratch if not callable(s.size) or isinstance(s.size, Dim)}
+    if symbols := sorted({symbol for size in sizes.values() for symbol in size.symbols}):
+        constants.append(f"[{', '.join(symbols)}] = declaration.symbols({' '.join(symbols)!r})")
+    needs_numpy = "np" in used or any("np." in c for c in constants)
+    imports = [IMPORTS["np"]] * needs_numpy + [IMPORTS["prange"]] * ("prange" in used)
+    imports += ["from cpuopt import kernel"] + ["from cpuopt.ops import declaration"] * bool(symbols)
+    imports.append(f"from {module.__name__} import {', '.join(from_home)}")
+    scratch = f", scratch=[{', '.join(f'({n!r}, {size})' for n, size in sizes.items())}]" if sizes else ""
+    serial = "" if "prange" in used else ", parallel=False"
+    source = dedent(inspect.getsource(function))
+    (tree,) = ast.parse(source).body
+    assert isinstance(tree, ast.FunctionDef)
+    first, *rest = source.splitlines()[tree.lineno - 1 :]
+    first = first.replace(f"def {tree.name}(", f"def {op.name}(", 1)  # its own name is imported
+    lines = [f'@kernel({name}.{"backward" if op.inverts else "forward"}, "{variant}"{scratch}{serial})', first, *rest]
+    return [*imports, *([""] if constants else []), *constants], "\n".join(lines).rstrip() + "\n"
 
 
 def describe(a: Arg) -> str:

@@ -16,10 +16,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Any, ClassVar
 
 from .. import kernels, ops
-from ..check.gate import conform
+from ..check.gate import Planned, conform
 from ..errors import UserError
 from ..files.reading import to_json
 from ..isolate.child import Asked
@@ -29,7 +30,7 @@ from ..kernels.toolkit import threads as numba_threads
 from ..measure import rates as machine
 from ..program.program import Call
 from ..train import plans
-from ..train.job import Settings, build_only, fusions, model_of
+from ..train.job import Settings, build_only, fusions, model_of, sized
 from ..wording import nearest
 from .ab import Shape, shapes_of
 
@@ -100,8 +101,9 @@ class Row:
     def take(self, other: Mapping[str, Any]) -> None:
         """Reuse earlier measurements on the same shapes of the same machine code."""
         same = {v for v, h in self.hashes.items() if other["hashes"].get(v) == h != UNKNOWN}
-        if (self.op, to_json(self.shapes)) == (other["op"], other["shapes"]) and self.default in same:
-            self.tried |= {v: t for v, t in other["tried"].items() if v in same}
+        shapes = [Shape.read(s) for s in other["shapes"]]
+        if self.op == other["op"] and weighed(self.shapes) == weighed(shapes) and self.default in same:
+            self.tried = {v: t for v, t in other["tried"].items() if v in same} | self.tried
 
 
 @dataclass
@@ -116,11 +118,11 @@ class Tuning:
     steps : each comparison of whole steps; the last one counts.
     rules : the plan.
     why : the reason why it has none; empty after Ctrl-C.
-    finished : nothing is left to do.
+    finished : nothing is left to do, or the budget is used up.
     """
 
     JSON: ClassVar = (
-        *("key", "name", "flush", "steps", "rules", "why", "doubts", "finished", "kernels", "step", "rows"),
+        *("key", "name", "flush", "steps", "rules", "why", "doubts", "finished", "left", "kernels", "step", "rows"),
     )
     key: dict[str, Any]
     name: str
@@ -133,6 +135,11 @@ class Tuning:
     why: str = ""
     doubts: list[str] = field(default_factory=list)
     finished: bool = False
+
+    @property
+    def left(self) -> int:
+        """The number of comparisons that a budget left out."""
+        return sum(len(row.candidates) for row in self.rows)
 
     @property
     def step(self) -> dict[str, Any] | None:
@@ -170,6 +177,7 @@ def survey(settings: Settings, patterns: Sequence[str] = ("*",), again: bool = F
     kernels.load_all(settings.kernels)
     settings = replace(settings, variant=registry.DEFAULT)
     name, config, _ = model_of(settings)
+    settings = sized(settings, config)
     built = build_only(settings)
     n = numba_threads.set_threads(settings.threads)
     key = plans.key(config.to_json(), settings.B, settings.T, n, fusions(settings))
@@ -184,17 +192,22 @@ def survey(settings: Settings, patterns: Sequence[str] = ("*",), again: bool = F
         variants = dict.fromkeys([default[op], *registry.variants(op)])
         hashes = {v: cache.digest(registry.KERNELS[op, v].function) for v in variants}
         rows += [Row(op, shapes, default[op], hashes) for shapes in groups([c for c in calls if c.op.name == op])]
-    started = None if again else plans.read(plans.unfinished(key), key)
+    flush = built.plan().total_bytes > max(v.nbytes or 0 for v in machine.levels())
+    started = [] if again else [plans.read(plans.unfinished(key), key), *plans.elsewhere(key, flush)]
     finished = plans.read(plans.path(key), key)
     for row in rows:
         other = not any(registry.op_matches(row.op, p) for p in patterns)
-        for old in (started, finished if other else None):
+        for old in (*started, finished if other else None):
             for there in old["rows"] if old else ():
                 row.take(there)
         if other:
             row.hashes = {v: h for v, h in row.hashes.items() if v == row.default or v in row.tried}
-    largest = max(v.nbytes or 0 for v in machine.levels())
-    return Tuning(key, name, rows, built.plan().total_bytes > largest, list(settings.kernels), calls)
+    return Tuning(key, name, rows, flush, [*settings.kernels, *config.files], calls)
+
+
+def weighed(shapes: Sequence[Shape]) -> list[tuple[str, int]]:
+    """Return shapes, and of several the number of layers that each counts for."""
+    return [(str(s), len(s.layers) if len(shapes) > 1 else 1) for s in shapes]
 
 
 def groups(calls: Sequence[Call]) -> list[list[Shape]]:
@@ -217,10 +230,11 @@ def compile_all(tuning: Tuning, processes: int, progress: Callable[[int, int, st
 
 def keep(tuning: Tuning) -> bool:
     """Write the plan or, until it is finished, its measurements; return whether that was possible."""
-    if not tuning.finished:
-        return plans.write(plans.unfinished(tuning.key), tuning.plan())
-    kept = plans.write(plans.path(tuning.key), tuning.plan())
-    if kept:
+    if not tuning.finished or tuning.left:
+        kept = plans.write(plans.unfinished(tuning.key), tuning.plan())
+    if tuning.finished:
+        kept = plans.write(plans.path(tuning.key), tuning.plan())
+    if tuning.finished and kept and not tuning.left:
         plans.unfinished(tuning.key).unlink(missing_ok=True)
     return kept
 
@@ -234,6 +248,7 @@ def tune(
     seed: int = 0,
     view: View | None = None,
     save: Callable[[Tuning], object] = lambda tuning: None,
+    budget_s: float = inf,
 ) -> Tuning:
     """Do the missing measurements, and confirm the plan in whole steps.
 
@@ -242,6 +257,7 @@ def tune(
     settings : those of the job.
     analyses : rounds of the interim analyses of each comparison.
     save : called with the results so far after each comparison. After Ctrl-C they are returned.
+    budget_s : seconds after which no further comparison alone begins; the plan is then made of what is measured.
 
     Returns
     -------
@@ -254,10 +270,13 @@ def tune(
         "threads": tuning.key["threads"],
         "kernels": child.kernels,
     }
+    end = time.monotonic() + budget_s
     asked = {"settings": job, "analyses": list(analyses), "seed": seed}
     try:
         for row in tuning.rows:
             for variant in row.candidates:
+                if time.monotonic() > end:
+                    break
                 view.at(f"{row}: {variant}")
                 row.tried[variant] = compare(row, variant, tuning, child, asked)
                 save(tuning)
@@ -289,7 +308,8 @@ def compare(row: Row, variant: str, tuning: Tuning, child: Asked, asked: Mapping
     if found["verdict"] == "faster":
         mine = [c for c in tuning.calls if c.op is op and c.layer in row.layers]
         counts = sorted({1, int(tuning.key["threads"])})
-        (checked,) = conform(child, [(op, variant)], mine, threads=counts, stop_at_failure=True)
+        planned = {row.op: Planned.of(op, mine)}
+        (checked,) = conform(child, [(row.op, variant)], planned, threads=counts, stop_at_failure=True)
         found |= {"check": checked.worst.verdict, "check_ratio": checked.worst.to_json()["ratio"]}
         if checked.worst.verdict != "PASS":
             found["why"] = f"{checked.worst.reason} ({checked.worst.case})"

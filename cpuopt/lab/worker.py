@@ -7,13 +7,28 @@ from math import inf
 from typing import Any
 
 from ..check.worker import HANDLERS
+from ..errors import UserError
 from ..files.reading import from_json, to_json
 from ..isolate.serve import Say, serve
 
 
+def cases(request: Mapping[str, Any], say: Say) -> dict[str, Any]:
+    """List the cases of some ops: the usual ones, those of jobs, and those at sizes by symbol."""
+    from .. import ops
+    from ..check.gate import Planned
+    from ..train.job import build_only
+    from .ab import shape_at
+
+    calls = [c for job in request["jobs"] for c in build_only(settings_of({"settings": job})).program.calls]
+    sizes, chosen = request["sizes"], [ops.ALL[name] for name in request["ops"]]
+    fit = [op for op in chosen if all(set(op.symbols) <= s.keys() for s in sizes)]
+    at = {op: [shape_at(op, s).case for s in sizes] for op in fit or chosen[:1]}
+    planned = {op.name: Planned.of(op, calls, at.get(op, ()), request["quick"]).to_json() for op in chosen}
+    return {"planned": planned}
+
+
 def ab(request: Mapping[str, Any], say: Say) -> dict[str, Any]:
     """Compare two kernels on one size and number of threads; both are checked before and after."""
-    from .. import ops
     from ..check.gate import require_quick
     from ..engine import set_threads
     from ..kernels.compile import cache, jit
@@ -21,8 +36,9 @@ def ab(request: Mapping[str, Any], say: Say) -> dict[str, Any]:
     from ..measure import rates as machine
     from . import ab
 
-    settings, op = settings_of(request), ops.ALL[request["op"]]
+    settings, op = settings_of(request), op_named(request["op"])
     pair = find(op.name, request["variants"][0]), find(op.name, request["variants"][1])
+    at = {"B": settings.B, "T": settings.T}
     n = set_threads(settings.threads, pair)
     say("checking")
     more: dict[str, Any] = {"seed": request["seed"], "say": say, "analyses": request["analyses"]}
@@ -31,19 +47,20 @@ def ab(request: Mapping[str, Any], say: Say) -> dict[str, Any]:
         found = ab.in_step(settings, op, request["variants"], layer=request["layer"], **more)
     else:
         given_shapes = [ab.Shape.read(s) for s in request.get("shapes", ())]
+        if sizes := request.get("sizes"):
+            given_shapes, at = [ab.shape_at(op, sizes)], {"sizes": sizes}
         shapes = given_shapes or ab.shapes_of(ab.calls_of(op, settings, request["layer"]))
         stop_above = request.get("stop_above", inf)
         found = ab.alone(pair, shapes, flush=request["flush"], stop_above=stop_above, **more)
     say("checking again")
     checks += found["checks"] + require_quick(pair, n)
     roofs = machine.stored().get(n)
-    warnings = found["doubts"] + ab.beyond_roofs(op, request["variants"], found.get("cases", ()), roofs)
+    warnings = found["doubts"] + ab.beyond_roofs(request["variants"], found.get("cases", ()), roofs)
     hashes = {k.variant: cache.digest(k.function) for k in pair}
     codes = {k.variant: jit.code_digest(k) for k in pair}
     answer: dict[str, Any] = to_json(
         {
-            "B": settings.B,
-            "T": settings.T,
+            **at,
             "threads": n,
             **found,
             "checks": checks,
@@ -70,12 +87,22 @@ def steps(request: Mapping[str, Any], say: Say) -> dict[str, Any]:
     return answer
 
 
+def op_named(name: str) -> Any:
+    """Return the op of a name; raise a `UserError` where there is none."""
+    from .. import ops
+    from ..wording import nearest
+
+    if name not in ops.ALL:
+        raise UserError(f"{name!r}: no such op; {nearest(name, ops.ALL)}")
+    return ops.ALL[name]
+
+
 def settings_of(request: Mapping[str, Any]) -> Any:
     """Read the settings of a job from a request."""
-    from ..train.job import Settings
+    from ..train.job import Settings, sized
 
-    return from_json(Settings, request["settings"])
+    return sized(from_json(Settings, request["settings"]))
 
 
 if __name__ == "__main__":
-    serve({**HANDLERS, "ab": ab, "steps": steps})
+    serve({**HANDLERS, "cases": cases, "ab": ab, "steps": steps})

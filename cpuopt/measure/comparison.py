@@ -24,7 +24,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ..errors import UserError
-from ..wording import spread
+from ..wording import size_of, spread
 
 Array = np.ndarray[Any, Any]
 Word = Literal["faster", "slower", "no difference shown", "inconclusive"]
@@ -270,7 +270,7 @@ def summed(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     words = dict.fromkeys(r["verdict"] for r in results)
     if len(words) == 1:
         return {"verdict": next(iter(words)), "ratio": ratio, "why": results[0]["why"], "level": level}
-    each = "; ".join(f"{r['B']}x{r['T']} on {r['threads']}: {r['verdict']}" for r in results)
+    each = "; ".join(f"{size_of(r)} on {r['threads']}: {r['verdict']}" for r in results)
     return {"verdict": "inconclusive", "ratio": ratio, "why": f"it depends: {each}", "level": level}
 
 

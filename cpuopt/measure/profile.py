@@ -107,6 +107,7 @@ class Profile:
     mfu : the step's FLOPs in percent of the FMA peak.
     doubts : warnings about the figures.
     hashes : the hash of the sources of each kernel.
+    ranks : the processes that share the step; rows and rates are those of the first one, tokens those of all.
     codes : the hash of the machine code of each kernel; empty for a plain Python function.
     raw : the times of every step; not part of the JSON.
     """
@@ -138,6 +139,7 @@ class Profile:
     doubts: list[str] = field(default_factory=list)
     hashes: dict[str, str] = field(default_factory=dict)
     codes: dict[str, str] = field(default_factory=dict)
+    ranks: int = 1
 
     @property
     def words(self) -> str:

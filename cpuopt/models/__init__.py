@@ -1,4 +1,7 @@
-"""Models by name. A file of this folder is a model: sizes, module, and how it generates; `register` adds it."""
+"""Models by name. A file of this folder is a model: sizes, module, and how it generates; `register` adds it.
+
+`config` has what all models share, and `own` opens a model in a user's file.
+"""
 
 from __future__ import annotations
 
@@ -7,106 +10,30 @@ import difflib
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import fields
 from functools import cache
 from importlib import import_module
-from math import inf, prod
 from pathlib import Path
 from pkgutil import iter_modules
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
 from ..files.reading import parse_json
+from .config import FIRST as FIRST
+from .config import MOST_LAYERS as MOST_LAYERS
+from .config import Config as Config
+from .config import specs as specs
+from .own import OwnModel, open_own
+from .own import is_own as is_own
 
 if TYPE_CHECKING:  # a command's help comes without ops
     from .. import nn
-    from ..ops.declaration import Op, Shape
 
 DEFAULT = "gpt2-124M"
 """The default preset."""
-FIRST = "gpt2"
-"""The model of files of earlier versions, which name none."""
-MOST_LAYERS = 4096
-"""The largest number of layers: their names and shapes are listed before memory is checked."""
-LAYERS = ("n_layer", "num_hidden_layers")
 CONFIG = "config.json"
 MODELS: dict[str, type[Config]] = {}
 PRESETS: dict[str, Config] = {}
-
-
-def specs(B: int, T: int) -> dict[str, tuple[Shape, str]]:
-    """Return shape and dtype of the inputs of a language model."""
-    return {"tokens": ((B, T), "int32"), "targets": ((B, T), "int32")}
-
-
-@dataclass(frozen=True)
-class Config:
-    """Sizes of a language model. Each model has a subclass: a frozen dataclass in which every size has a default.
-
-    Attributes
-    ----------
-    model : its name.
-    head : the layer from hidden states to logits; of a prompt, only the last token needs it.
-    cached : for each op that depends on positions, the op that computes the same for tokens behind a cache. Its states
-        are the cache. Empty where a model cannot generate.
-    """
-
-    model: ClassVar[str]
-    head: ClassVar[str] = "lm_head"
-    cached: ClassVar[Mapping[Op, Op]] = {}
-    if TYPE_CHECKING:
-
-        @property
-        def vocab_size(self) -> int: ...  # noqa: D102
-        @property
-        def block_size(self) -> int: ...  # noqa: D102
-
-    def __post_init__(self) -> None:
-        for name, kind in ((f.name, f.type) for f in fields(self)):
-            x, most = getattr(self, name), MOST_LAYERS if name in LAYERS else 2**31 - 1
-            right, expected = {
-                "int": (type(x) is int and 1 <= x <= most, f"a whole number from 1 to {most}"),
-                "float": (type(x) in (int, float) and 0 < x < inf, "a positive number"),
-                "bool": (type(x) is bool, "true or false"),
-                "str": (type(x) is str, "a text"),
-            }[kind if isinstance(kind, str) else kind.__name__]
-            if not right:
-                raise UserError(f"model: {name} is {repr(x)[:60]}; expected {expected}")
-
-    def module(self) -> nn.Module:
-        """Make the module, whose ``forward`` maps `specs` to (loss (1,), logits (B, T, V))."""
-        raise NotImplementedError
-
-    @property
-    def cache_sizes(self) -> dict[str, int]:
-        """The sizes of the cache by their symbols, without the length S."""
-        return {}
-
-    def specs(self, B: int, T: int) -> dict[str, tuple[Shape, str]]:
-        """Return shape and dtype of the inputs."""
-        return specs(B, T)
-
-    def shapes(self) -> dict[str, Shape]:
-        """Return the shape of every parameter, by its name."""
-        return {name: p.shape for name, p in self.module().named_parameters()}
-
-    @property
-    def n_params(self) -> int:
-        """The number of trained numbers; a tied weight counts once."""
-        return sum(map(prod, self.shapes().values()))
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the sizes in the form of ``--model``, with the model's name if it is not `FIRST`."""
-        return ({} if self.model == FIRST else {"model": self.model}) | asdict(self)
-
-    @classmethod
-    def from_transformers(cls, given: Mapping[str, Any]) -> Config:
-        """Read the sizes in a ``config.json`` of Hugging Face; refuse options that this model does not have."""
-        return cls(**{f.name: given[f.name] for f in fields(cls) if f.name in given})
-
-    def to_transformers(self) -> dict[str, Any]:
-        """Return the content of a ``config.json`` of Hugging Face for the model."""
-        return {"model_type": self.model, **asdict(self)}
 
 
 def register(config: type[Config], presets: Mapping[str, Config]) -> None:
@@ -149,19 +76,25 @@ def load(name: str) -> tuple[Config, nn.Module]:
 def parse(text: str) -> Config:
     """Read a preset's name, sizes as a JSON object over a model's defaults, or a directory with a ``config.json``.
 
+    ``FILE.py:NAME`` is a model in a user's file, which is run: it is as trusted as a file of ``--kernels``.
+
     Raises
     ------
     UserError
-        For an unknown preset or model, a text that is not JSON, an unknown or impossible size.
+        For an unknown preset or model, a text that is not JSON, an unknown or impossible size, a file that raises.
     """
     load_all()
     if text in PRESETS:
         return PRESETS[text]
+    if is_own(text):
+        return open_own(text)
     if os.path.isdir(text):
         return read_config(Path(text) / CONFIG)[0]
     if not text.lstrip().startswith("{"):
         close = difflib.get_close_matches(text, PRESETS, 1)
         known = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(PRESETS)}"
+        if text.endswith(".py"):
+            known = f"name the class or the function in it, as in {text}:Net;"
         raise UserError(f"--model {repr(text)[:80]}: no such preset; {known} or sizes as in '{{\"n_layer\": 4}}'")
     try:
         return from_json(parse_json(text))
@@ -187,6 +120,8 @@ def from_json(sizes: Mapping[str, Any], model: Any = FIRST) -> Config:
 def model_type(name: Any) -> type[Config]:
     """Return the config class of a model; raise a `UserError` for an unknown name."""
     load_all()
+    if name == OwnModel.model:
+        return OwnModel
     if not isinstance(name, str) or name not in MODELS:
         raise UserError(f"there is no model {repr(name)[:60]}; known: {', '.join(MODELS)}")
     return MODELS[name]
@@ -228,10 +163,11 @@ def preset_of(sizes: Mapping[str, Any]) -> str:
 
 
 def name_of(config: Config) -> str:
-    """Return the name of a config's preset, or ``gpt2-custom``."""
-    return preset_of(config.to_json()) or f"{config.model}-custom"
+    """Return the name of a config's preset, ``FILE.py:NAME`` for one of a user's file, or ``gpt2-custom``."""
+    return str(config) if isinstance(config, OwnModel) else preset_of(config.to_json()) or f"{config.model}-custom"
 
 
 def argument_of(sizes: Mapping[str, Any]) -> str:
     """Return the value of ``--model`` for these sizes."""
-    return preset_of(sizes) or json.dumps(dict(sizes))
+    own = sizes.get("model") == OwnModel.model
+    return f"{sizes['file']}:{sizes['symbol']}" if own else preset_of(sizes) or json.dumps(dict(sizes))

@@ -1,8 +1,12 @@
 """The declared ops, one file an op: formula, shapes, FLOPs, source and a float64 NumPy reference.
 
-Nothing here imports numba or a kernel: the references judge the kernels and share no code with them.
+Nothing here imports numba or a kernel: the references judge the kernels and share no code with them. An op that
+`cpuopt.differentiable` made is an attribute too, as in ``ops.relu2_forward``.
 """
 
+from typing import Any
+
+from ..wording import nearest
 from .adamw import adamw
 from .attention import attention_backward, attention_forward
 from .classifier import classifier_backward, classifier_forward, classifier_update
@@ -91,4 +95,14 @@ ALL: dict[str, Op] = {
 """Every declared op by name, in the order of a training step; then those of generation."""
 
 globals().update(ALL)
+
+
+def __getattr__(name: str) -> Any:
+    if name in ALL:
+        return ALL[name]
+    if name.startswith("__"):
+        raise AttributeError(name)
+    raise AttributeError(f"cpuopt.ops has no op {name!r}; {nearest(name, ALL)}")
+
+
 __all__ = ["ALL", "BLOCK", "COLLECTIVES", "OPTIMIZERS", "USUAL", "Collective", "Number", "Op", "Optimizer", *ALL]

@@ -52,6 +52,9 @@ class Dim:
                 terms[k] = terms.get(k, 0) + v1 * v2
         return Dim(terms)
 
+    def __sub__(self, other: Dim | float) -> Dim:
+        return self + as_dim(other) * -1
+
     __radd__ = __add__
     __rmul__ = __mul__
 
@@ -80,10 +83,12 @@ class Dim:
         return {s for k in self.terms for s in k}
 
     def solve(self, value: int, known: Mapping[str, int] = MappingProxyType({})) -> tuple[str, int] | None:
-        """Return the one symbol of a multiple that is not known, and its size at `value`; None if there is no such."""
-        if len(self.terms) != 1:
+        """Return the one symbol that is not known in a multiple plus a number, and its size at `value`, or None."""
+        terms = {k: v for k, v in self.terms.items() if k}
+        if len(terms) != 1:
             return None
-        ((symbols, factor),) = self.terms.items()
+        value -= int(self.terms.get((), 0))
+        ((symbols, factor),) = terms.items()
         left = [s for s in symbols if s not in known]
         factor *= prod(known[s] for s in symbols if s in known)
         if len(left) != 1 or not factor or value % factor:
@@ -218,6 +223,7 @@ class Op:
     fuses : for a fused op, the ops that it stands for, in the order of their calls.
     renames : for a fused op, its names of the last part's arguments, where they differ.
     unfit : kinds of inputs, named as in the checks, for which it need not be right, each with the reason.
+    inputs : function from random inputs by name to those in its domain, for the checks; None where any number will do.
     """
 
     def __init__(
@@ -234,11 +240,13 @@ class Op:
         fuses: tuple[Op, ...] = (),
         renames: Mapping[str, str] | None = None,
         unfit: Mapping[str, str] | None = None,
+        inputs: Callable[[dict[str, Any]], Mapping[str, Any]] | None = None,
     ) -> None:
         self.name, self.args, self.label, self.flops = name, args, label, flops
         self.reference, self.source, self.inverts, self.moves = reference, source, inverts, dict(moves or {})
         self.fuses, self.renames, self.unfit = fuses, dict(renames or {}), dict(unfit or {})
         self.role: Part | None = role or (inverts.role if inverts else None)
+        self.inputs = inputs
         self.backwards: list[Op] = []
         self.fusions: list[Op] = []
         self.by_name = {a.name: a for a in args}

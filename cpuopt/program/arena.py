@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import mmap
 import resource
+from bisect import insort
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, get_args
@@ -138,17 +139,16 @@ def plan(
     placed: list[tuple[int, int, int, int]] = []  # offset, end, first call, last call
     pooled = [v for v in spans if v.group not in PERSISTENT]
     for v in sorted(pooled, key=lambda v: (-v.nbytes, spans[v])):
-        first, last = spans[v]
+        (first, last), size = spans[v], align(v.nbytes)
         offset = pool_start
         for lo, hi, born, died in placed:  # in the order of offsets: the lowest gap that fits
             if born <= last and first <= died and hi > offset:
-                if lo - offset >= align(v.nbytes):
+                if lo - offset >= size:
                     break
                 offset = hi
         result.offsets[v] = offset
-        placed.append((offset, offset + align(v.nbytes), first, last))
-        placed.sort()
-        end = max(end, offset + align(v.nbytes))
+        insort(placed, (offset, offset + size, first, last))
+        end = max(end, offset + size)
     in_scratch = {v for parts in working.values() for v in parts.values()}
     for v in spans:
         group = "scratch" if v in in_scratch else v.group

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..measure.comparison import LEVEL, marginal
-from ..wording import count, spread
+from ..wording import count, size_of, spread, text_of
 from . import style
 from .style import verdict
 
@@ -19,23 +19,26 @@ def tables(content: Mapping[str, Any], path: str | None) -> list[RenderableType]
     """Show what was compared and what came out."""
     c = content
     where = "in the training step" if c["in_step"] else "alone, caches flushed" if c["flush"] else "alone"
-    shown: list[RenderableType] = [
-        Text.assemble((c["op"], "bold"), f": {c['b']} against {c['a']}, {where} · {c['model']} · layers {c['layer']}"),
-        "",
-    ]
+    model = f" · {c['model']} · layers {c['layer']}" if c["model"] else ""
+    head = Text.assemble((c["op"], "bold"), f": {c['b']} against {c['a']}, {where}{model}")
+    return [head, "", *compared(c), *[Text(f"record {path}")] * bool(path)]
+
+
+def compared(c: Mapping[str, Any]) -> list[RenderableType]:
+    """Show the results of a comparison, and the verdict."""
     table = style.table("", f">{c['a']}", f">{c['b']}", ">ratio", ">control", "verdict")
     for r in c["results"]:
-        name = f"{r['B']}x{r['T']}, {count(r['threads'], 'thread')}"
+        name = f"{size_of(r)}, {count(r['threads'], 'thread')}" if size_of(r) else ""
         _row(table, name, r["a_ms"], r["b_ms"], r)
         for case in r.get("cases", []) if len(r.get("cases", [])) > 1 else []:
-            sizes = " ".join(f"{s}={n}" for s, n in case["sizes"].items())
-            _row(table, f"  {sizes}, {len(case['layers'])}x", case["a_ns"] / 1e6, case["b_ns"] / 1e6, case)
+            name = f"  {text_of(case['sizes'])}, {len(case['layers'])}x"
+            _row(table, name, case["a_ns"] / 1e6, case["b_ns"] / 1e6, case)
         if "step" in r:
             _row(table, "  the whole step", r["step"]["a_ns"] / 1e6, r["step"]["b_ns"] / 1e6, r["step"])
     table.caption = (
         f"ms; ratio: {c['b']}'s time over {c['a']}'s, with its {interval(c)}; control: {c['a']}'s over its own"
     )
-    shown += [table, "", Text.assemble("verdict: ", verdict(c["verdict"]), _because(c))]
+    shown: list[RenderableType] = [table, "", Text.assemble("verdict: ", verdict(c["verdict"]), _because(c))]
     shown += [Text(line, "bold yellow") for line in marginal(c["results"])]
     if c.get("level", LEVEL) < LEVEL:
         shown += style.warnings([f"the rounds are too few for an interval of {LEVEL} %; take 9 or more"])
@@ -45,7 +48,7 @@ def tables(content: Mapping[str, Any], path: str | None) -> list[RenderableType]
             shown.append(Text(f"{last} with {c['a']}, {', '.join(f'{x:.6f}' for x in r['losses']['B'])} with {c['b']}"))
         shown += [Text(f"note: {n}") for n in r.get("notes", ())]
         shown += style.warnings(r["doubts"])
-    return [*shown, *[Text(f"record {path}")] * bool(path)]
+    return shown
 
 
 def interval(c: Mapping[str, Any]) -> str:

@@ -22,10 +22,11 @@ def tables(
 ) -> list[RenderableType]:
     """Show the results of checks, and a summary."""
     table = style.table("", "kernel", "cases" if detail else ">cases", ">ratio", "worst element")
+    table.columns[1].no_wrap = True  # a name is copied into a command
     for v in found:
         for r in v.results if detail else [v.worst]:
             what = str(r.case) if detail else str(len(v.results))
-            table.add_row(verdict(r.verdict), r.kernel, what, "" if isinf(r.ratio) else f"{r.ratio:.3f}", element(r))
+            table.add_row(verdict(r.verdict), r.kernel, what, ratio(r.ratio), element(r))
     bad = [
         Text(f"{v.worst.kernel}: {v.worst.reason} ({v.worst.case})", STYLE[v.worst.verdict])
         for v in found
@@ -37,6 +38,11 @@ def tables(
     if skipped:
         last += f" · {skipped} cases left out, too large for the float64 reference"
     return [table, "", *bad, Text(last)]
+
+
+def ratio(x: float) -> str:
+    """Format a ratio: empty where there is none, short where it is large."""
+    return "" if isinf(x) else f"{x:.3f}" if x < 1000 else f"{x:.1e}"
 
 
 def element(r: Result) -> str:

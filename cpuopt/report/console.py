@@ -33,7 +33,7 @@ class Plain(Console):
     """A console that prints any text as it is: no markup, no emoji codes, no control characters."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(**options, highlight=False, markup=False, emoji=False)
+        super().__init__(**options, highlight=False, markup=False, emoji=False, force_jupyter=False)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """Render; segments with a `control` are rich's own."""

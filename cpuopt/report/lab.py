@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.text import Text
 
 from ..lab.session import STAGES, Plan, Row, View
-from ..wording import count
+from ..wording import count, text_of
 from .console import OUT
 from .style import STYLE
 
@@ -22,7 +22,9 @@ class Screen(View):
     def __init__(self, plan: Plan, live: bool = True, quiet: bool = False) -> None:
         self.plan, self.quiet, self.trouble = plan, quiet, ""
         self.newest: Round | None = None
-        self.since = time.strftime("%H:%M:%S")
+        self.since, self.start = time.strftime("%H:%M:%S"), time.monotonic()
+        self.best: dict[str, tuple[float, str]] = {}
+        """The shortest time of each kernel in any round, and when its round began."""
         self.live = (
             Live(console=OUT, auto_refresh=False, vertical_overflow="visible") if live and OUT.is_terminal else None
         )
@@ -38,12 +40,16 @@ class Screen(View):
 
     def begin(self) -> Round:
         """Return the view of a new round; the views of earlier rounds show nothing any more."""
-        self.newest, self.since = Round(self), time.strftime("%H:%M:%S")
+        self.newest, self.since, self.start = Round(self), time.strftime("%H:%M:%S"), time.monotonic()
         return self.newest
 
     def rows(self, rows: Sequence[Row]) -> None:
         """Show the results so far."""
         self.trouble = ""
+        for r in rows:
+            if "alone" in r.found:
+                name, found = f"{r.op}[{r.variant}]", (r.found["alone"]["b_ms"], self.since)
+                self.best[name] = min(self.best.get(name, found), found)
         done = bool(rows) and not any(r.now for r in rows) and all(r.bad or len(r.said) == len(STAGES) for r in rows)
         if self.live:
             self.live.update(self.page(rows), refresh=True)
@@ -62,8 +68,9 @@ class Screen(View):
     def head(self) -> Text:
         """Make the first line: the file, the model and the sizes."""
         p = self.plan
-        size = f" · {p.model} · {p.B}x{p.T} · {count(p.threads, 'thread')}"
-        return Text.assemble((p.file.name, "bold"), size, f" · {self.since}")
+        took = f" · {time.monotonic() - self.start:.0f} s" if self.live else ""
+        size = text_of(p.sizes[0]) if p.sizes else f"{p.model} · {p.B}x{p.T}"
+        return Text.assemble((p.file.name, "bold"), f" · {size} · {count(p.threads, 'thread')} · {self.since}{took}")
 
     def page(self, rows: Sequence[Row]) -> RenderableType:
         """Make the page of all kernels."""
@@ -76,7 +83,10 @@ class Screen(View):
                 if name in r.said:
                     lines.append(line(name, r.said[name], failed=r.bad == name))
                 elif r.now == name:
-                    lines.append(Text(f"  {name:13} ...", "dim"))
+                    lines.append(Text(f"  {name:13} {r.progress or '...'}", "dim"))
+            ms, when = self.best.get(f"{r.op}[{r.variant}]", (0.0, self.since))
+            if when != self.since:
+                lines.append(Text(f"  {'best so far':13} {ms:.3g} ms, by the save of {when}", "bold"))
         if self.live and not any(r.now for r in rows):
             lines += [Text(), Text("waiting for a save; Ctrl-C ends", "dim")]
         return Group(*lines)

@@ -54,10 +54,19 @@ def digits(ms: float, least: int = 0) -> int:
     return max(least, 4 - len(str(int(ms))))
 
 
+class Line(Progress):
+    """A live line that prints nothing where it is disabled; rich prints an empty line then, before its version 14.3."""
+
+    def stop(self) -> None:
+        """Stop it, if it was started."""
+        if not self.disable:
+            super().stop()
+
+
 def progress(*columns: str | ProgressColumn, **options: Any) -> Progress:
     """Make a live line that disappears at its end."""
     made = [TextColumn(c, markup=False) if isinstance(c, str) else c for c in columns]
-    return Progress(*made, transient=True, **options)
+    return Line(*made, transient=True, **options)
 
 
 BAR = BarColumn(24)

@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..measure import roofline
+from ..ops import COLLECTIVES
 from ..wording import count
 from . import style
 
@@ -85,7 +86,9 @@ def failed_kernels(profile: Profile) -> list[str]:
     """List the kernels that ran and whose check failed or is missing; none where nothing was checked."""
     bad = {c["kernel"] for c in profile.checked if c["status"] not in GOOD}
     seen = {c["kernel"] for c in profile.checked}
-    return [k for k in used_kernels(profile) if k in bad or (seen and k not in seen)]
+    moves = {op.name for op in COLLECTIVES}  # a communicator's work, which has no kernel
+    used = [k for k in used_kernels(profile) if k.partition("[")[0] not in moves]
+    return [k for k in used if k in bad or (seen and k not in seen)]
 
 
 def block_of(layer: str) -> str:
@@ -99,9 +102,10 @@ def header(profile: Profile) -> Text:
     p = profile
     swaps = "".join(f" + {s}" for s in p.swaps)
     warmup = f" after {p.warmup} of warm-up" if p.warmup else ""
+    ranks = f" · {p.ranks} ranks" if p.ranks > 1 else ""
     return Text.assemble(
         (p.model, "bold"),
-        f" · B {p.B} · T {p.T} · {count(p.threads, 'thread')} ({p.threading_layer})",
+        f" · B {p.B} · T {p.T}{ranks} · {count(p.threads, 'thread')} ({p.threading_layer})",
         f" · {p.variant}{swaps} · {count(p.steps, 'step')}{warmup}",
     )
 

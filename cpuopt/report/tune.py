@@ -86,6 +86,8 @@ def tables(content: Mapping[str, Any], path: str | None) -> list[RenderableType]
         shown.append(Text(f"plan {c['plan']}: --variant auto uses it"))
     else:
         shown.append(Text(f"--variant auto stays with the default: {c['why']}", "bold"))
+    if c["finished"] and c.get("left"):
+        shown.append(Text(f"the budget left out {count(c['left'], 'comparison')}; the same command goes on from here"))
     if path:
         shown.append(Text(f"record {path}"))
     return shown

@@ -15,6 +15,7 @@ from ..check.gate import Judged, require_loadable, require_right, sized_of
 from ..comm import Comm
 from ..data.batches import SORTED, Batches
 from ..data.corpus import Corpus, load_corpus
+from ..data.given import Batch, Given
 from ..engine import SERIAL, Array, Built, Engine, Step, build, load_kernels
 from ..errors import UserError
 from ..files.reading import from_json
@@ -24,8 +25,8 @@ from ..kernels.compile import cache
 from ..kernels.toolkit import threads as numba_threads
 from ..models import Config
 from ..ops import USUAL
-from ..program.fuse import FUSIONS
 from ..program.fuse import parse as parse_fusions
+from ..program.fuse import usual as usual_fusions
 from ..program.tree import divides
 from ..weights import NO_MARKS, Marks, Weights, check_target, copy_into
 from . import plans
@@ -48,6 +49,11 @@ class Cycle:
     def at(self, n: int) -> tuple[Array, Array]:  # noqa: D102
         tokens, targets = self.batches[n % len(self.batches)]
         return tokens, targets
+
+
+def named(batch: Batch | tuple[Array, Array]) -> dict[str, Array]:
+    """Return a batch by the names of the inputs; a pair is that of a text."""
+    return dict(batch) if isinstance(batch, Mapping) else dict(zip(("tokens", "targets"), batch, strict=True))
 
 
 @dataclass(frozen=True)
@@ -83,7 +89,7 @@ class Steps:
 
     settings: Settings
     engine: Engine
-    batches: Batches | Cycle
+    batches: Batches | Cycle | Given
     done: int = field(default=0, init=False)
     guard: Guard = field(init=False)
 
@@ -101,8 +107,7 @@ class Steps:
         n = self.engine.micro_batches
         first = 0 if self.settings.overfit else (number - 1) * self.settings.micro_batches
         first += self.engine.comm.rank * n
-        pairs = (self.batches.at(i) for i in range(first, first + n))
-        return [{"tokens": tokens, "targets": targets} for tokens, targets in pairs]
+        return [named(self.batches.at(i)) for i in range(first, first + n)]
 
     def step(
         self,
@@ -151,7 +156,7 @@ class Job(Steps):
 
     name: str
     config: Config
-    corpus: Corpus
+    corpus: Corpus | Given
     choice: registry.Choice
     rewrites: tuple[str, ...]
     checked: list[dict[str, Any]]
@@ -177,6 +182,14 @@ def resumed(checkpoint: Checkpoint, given: Mapping[str, Any]) -> Settings:
     except ValueError as e:
         raise UserError(f"--resume {str(checkpoint.run)!r}: {e}, in its state.json; take another run") from e
     other = {n: x for n, x in given.items() if n not in FREE and x != there[n]}
+    if isinstance(there["model"], str) and models.is_own(there["model"]):
+        if "model" not in given:
+            raise UserError(
+                f"--resume {str(checkpoint.run)!r}: the run's model is in a file of code, which no checkpoint starts "
+                f"by itself; if you trust the file, name it: --model {there['model']}"
+            )
+        if models.is_own(other.get("model", "")) and str(models.parse(other["model"])) == checkpoint.state["model"]:
+            del other["model"]  # the same, from another folder; what is in the file is compared
     if other:
         flags = ", ".join(f"{n} {there[n]!r}, not {x!r}" for n, x in other.items())
         raise UserError(f"--resume {str(checkpoint.run)!r}: the run has {flags}; leave that out, or start a new run")
@@ -195,13 +208,19 @@ def model_of(settings: Settings, resume: Checkpoint | None = None) -> tuple[str,
     weights = open_weights(Path(settings.init)) if settings.init is not None and resume is None else None
     if resume is not None:
         config = resume.config
+        if settings.model is not None and models.is_own(settings.model):
+            config = models.parse(settings.model)
     elif weights is None:
         config = models.parse(models.DEFAULT if settings.model is None else settings.model)
     else:
         config = weights.config
         asked = models.parse(settings.model) if settings.model is not None else config
         sizes = {"model": asked.model} | asdict(asked)
-        for size, there in ({"model": config.model} | asdict(config)).items():
+        of_weights = {"model": config.model} | asdict(config)
+        if settings.model is not None and models.is_own(settings.model):
+            config = asked  # its file may have changed since, as long as the weights fit
+            of_weights.pop("digest", None)
+        for size, there in of_weights.items():
             if (wanted := sizes[size]) != there:
                 raise UserError(
                     f"--model {settings.model} has {size} {wanted}, and --init {settings.init} has {there}; "
@@ -249,15 +268,18 @@ def prepare(
     """
     require_shares(settings, comm.size)
     name, config, weights = model_of(settings, resume)
-    rewrites = fusions(settings)
-    with Child(worker.__name__, settings.kernels, numba_threads.set_threads(settings.threads)) as child:
+    settings, rewrites = sized(settings, config), fusions(settings)
+    files = (*settings.kernels, *config.files)
+    with Child(worker.__name__, files, numba_threads.set_threads(settings.threads)) as child:
         require_loadable(child)  # before they are loaded here
         load_kernels(settings.kernels)
         settings, notes = planned(settings, config)
         choice = choice_of(settings)
         tokenizer = tokenizer_of(settings, weights, resume)
         B, T = settings.B, settings.T
-        corpus = load_corpus(settings.data, vocab_size=config.vocab_size, T=T, B=B, tokenizer=tokenizer)
+        corpus: Corpus | Given | None = config.inputs(B, T)
+        if corpus is None:
+            corpus = load_corpus(settings.data, vocab_size=config.vocab_size, T=T, B=B, tokenizer=tokenizer)
         judged: list[Judged] = []
 
         def ready(built: Built, threads: int) -> None:
@@ -269,8 +291,7 @@ def prepare(
             agreed({"text of --data with the fingerprint": corpus.fingerprint, **digests})
 
         engine = Engine(
-            config.module(),
-            config.specs(settings.B, settings.T),
+            *config.sized(B, T),
             choice=choice,
             threads=settings.threads,
             seed=settings.seed if weights is None and resume is None else None,
@@ -281,17 +302,17 @@ def prepare(
             comm=comm,
             optimizer=settings.optimizer,
             processes=settings.processes,
-            kernel_files=settings.kernels,
+            kernel_files=files,
             progress=progress,
             hint=lambda there: smaller(settings, config, choice, there),
             ready=ready,
         )
-    engine.notes[:0] = [*notes, *judged[0].notes()]
+    engine.notes[:0] = [*notes, *unused(settings.kernels, engine.kernels), *judged[0].notes()]
     if weights is not None:
         copy_into(engine.parameters(), weights)
     checked = [r.describe() for r in judged[0].results]
     batches = corpus.batches("train", settings.B, settings.T, seed=settings.seed)
-    origin = made_by(engine, settings.kernels)
+    origin = made_by(engine, settings.kernels, config.files)
     job = Job(settings, engine, batches, name, config, corpus, choice, rewrites, checked, origin)
     if (known := weights or resume) is not None:
         job.marks = known.marks
@@ -349,7 +370,7 @@ def since(resume: Checkpoint, job: Job, accept: bool) -> tuple[tuple[str, ...], 
     if there not in (job.corpus.fingerprint, job.corpus.ends):
         raise UserError(f"--data {s.data} holds other text than when {str(resume.path)!r} was written")
     refused, notes = compare(resume.state.get("made_by"), job.made_by)
-    if there == job.corpus.ends:
+    if isinstance(job.corpus, Corpus) and there == job.corpus.ends:
         notes.append("the checkpoint knows the sizes and the ends of its text only, so the rest may be another now")
         if (windows := job.corpus.batches("train", s.B, s.T, seed=s.seed).n_windows) > SORTED:
             refused.append(f"the order of the text, for {windows} rows are now shuffled without sorting them")
@@ -387,8 +408,7 @@ def fusions(settings: Settings) -> tuple[str, ...]:
                 "the norm is known; fuse without 'update'"
             )
         return names
-    rewrites = FUSIONS if settings.variant in (registry.DEFAULT, registry.AUTO) else ()
-    return tuple(n for n in rewrites if not (settings.two_pass and n == "update"))
+    return usual_fusions(settings.variant, bool(settings.two_pass))
 
 
 def planned(settings: Settings, config: Config) -> tuple[Settings, list[str]]:
@@ -404,18 +424,49 @@ def planned(settings: Settings, config: Config) -> tuple[Settings, list[str]]:
     return replace(settings, plan=rules), [note]
 
 
+def sized(settings: Settings, config: Config | None = None) -> Settings:
+    """Return the settings with the B and T of the model: a model that brings its inputs has its own.
+
+    Raises
+    ------
+    UserError
+        Where such a model is given data.
+    """
+    config = config or models.parse(settings.model or models.DEFAULT)
+    B, T = config.batch_size(settings.B, settings.T)
+    if config.inputs(B, T) is not None:
+        for flag, x in (("--data", settings.data != "builtin"), ("--tokenizer", settings.tokenizer is not None)):
+            if x:
+                raise UserError(f"{flag}: {models.name_of(config)} brings its own inputs; leave {flag} out")
+    return replace(settings, B=B, T=T)
+
+
 def choice_of(settings: Settings) -> registry.Choice:
     """Return the rules of a job, with those of its plan."""
     plan = settings.plan or () if settings.variant == registry.AUTO else ()
     return registry.Choice(settings.variant, settings.swap, plan)
 
 
-def traced(settings: Settings, config: Config, choice: registry.Choice) -> Built:
+def traced(settings: Settings, config: Config, choice: registry.Choice, comm: Comm = SERIAL) -> Built:
     """Trace a job's program and choose its kernels."""
-    asked: dict[str, Any] = {"fuse": fusions(settings), "micro_batches": settings.micro_batches}
-    asked["reduce"] = settings.reduce
-    inputs = config.specs(settings.B, settings.T)
-    return build(config.module(), inputs, choice=choice, optimizer=settings.optimizer, **asked)
+    asked: dict[str, Any] = {"fuse": fusions(settings), "micro_batches": settings.micro_batches // comm.size}
+    asked |= {"reduce": settings.reduce, "zero": settings.zero, "comm": comm}
+    return build(*config.sized(settings.B, settings.T), choice=choice, optimizer=settings.optimizer, **asked)
+
+
+def unused(files: Sequence[str], ran: Sequence[registry.Kernel]) -> list[str]:
+    """Return a note for each file of kernels of which none runs, with the flag that uses one."""
+    found = []
+    for file in files:
+        path = str(Path(file).resolve())
+        there = [k for k in registry.KERNELS.values() if k.file == path]
+        mine = [k for k in there if k.variant not in (registry.BASE, registry.GENERATED)]
+        ops = {k.op.name for k in ran}
+        if mine and not any(k.file == path for k in ran):
+            k = next((k for k in mine if k.op.name in ops), mine[0])
+            hint = f"--swap {k.op.name}={k.variant} uses it" if k.op.name in ops else "the model does not call its op"
+            found.append(f"--kernels {file}: {k.name} does not run; {hint}")
+    return found
 
 
 def smaller(settings: Settings, config: Config, choice: registry.Choice, there: int) -> str:
@@ -428,10 +479,11 @@ def smaller(settings: Settings, config: Config, choice: registry.Choice, there: 
     return "no B and T fit: try a smaller --model"
 
 
-def build_only(settings: Settings) -> Built:
-    """Trace a job's program and choose its kernels; nothing is compiled or allocated."""
+def build_only(settings: Settings, comm: Comm = SERIAL) -> Built:
+    """Trace a job's program and choose its kernels, of one rank; nothing is compiled or allocated."""
+    require_shares(settings, comm.size)
     _, config, _ = model_of(settings)
     load_kernels(settings.kernels)
-    settings, notes = planned(settings, config)
-    built = traced(settings, config, choice_of(settings))
+    settings, notes = planned(sized(settings, config), config)
+    built = traced(settings, config, choice_of(settings), comm)
     return replace(built, notes=[*notes, *built.notes])

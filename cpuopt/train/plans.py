@@ -49,6 +49,13 @@ def read(path: Path, key: Mapping[str, Any]) -> dict[str, Any] | None:
     return content if content["format"] == FORMAT and content["key"] == key else None
 
 
+def elsewhere(key: Mapping[str, Any], flush: bool) -> list[dict[str, Any]]:
+    """Return the measurements for other models and sizes, with as many threads and the same state of the caches."""
+    found = [json.loads(entry) for f in sorted(machine.folder().glob("plan-*")) if (entry := read_entry(f))]
+    alike = [c for c in found if c.get("format") == FORMAT and c["key"] != key and c.get("flush") == flush]
+    return [c for c in alike if all(c["key"][name] == key[name] for name in ("machine", "threads"))]
+
+
 def write(path: Path, content: Mapping[str, Any]) -> bool:
     """Keep a plan, whole or not at all; return whether that was possible."""
     return write_entry(path, json.dumps({"format": FORMAT, **content}, indent=1).encode())

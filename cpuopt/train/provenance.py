@@ -24,16 +24,20 @@ UNKNOWN = "unknown"
 """The result of `cache.digest` for a kernel that it cannot analyse."""
 
 
-def made_by(engine: Engine, files: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Describe the code of a run: the digest of each kernel's source and object code, and of each file of kernels."""
+def made_by(engine: Engine, files: Sequence[str], models: Sequence[str] = ()) -> dict[str, dict[str, str]]:
+    """Describe the code of a run: the digest of each kernel's source and object code, and of each file of a user's.
+
+    Parameters
+    ----------
+    files, models : files of kernels, and of the model.
+    """
     here, (cpu, features) = describe(), target()
-    kernels = [
-        k for k in dict.fromkeys(engine.kernels) if k.op is not ops.copy
-    ]  # which only ranks call, and adds nothing
+    kernels = dict.fromkeys(engine.kernels)
     return {
         "kernels": {k.name: cache.digest(k.function) for k in kernels},
         "code": {k.name: jit.code_digest(k) for k in kernels},
         "files": _digests(map(Path, files)),
+        "models": _digests(map(Path, models)),
         "versions": here["versions"],
         "machine": {"cpu": here["cpu"], "target": cpu, "features": sha256(features.encode()).hexdigest()[:16]},
         "run": {"threads": str(engine.threads)},
@@ -69,6 +73,7 @@ def compare(then: Any, now: Mapping[str, Mapping[str, str]]) -> tuple[list[str],
         other[part] = [name for name in other[part] if name in parts[part] and name in now[part]]
     unseen = [name for name, digest in now["kernels"].items() if digest == UNKNOWN] if other["files"] else []
     refused = [f"kernel {name!r} is not what it was" for name in dict.fromkeys([*other["kernels"], *unseen])]
+    refused += [f"the model's file {name!r} is not what it was" for name in other.get("models", ())]
     notes = [f"{name!r} has changed, but none of its kernels that run" for name in other["files"] if not refused]
     for part in ("versions", "machine", "run"):
         notes += [f"{name!r} is {now[part].get(name)!r}, and was {parts[part].get(name)!r}" for name in other[part]]

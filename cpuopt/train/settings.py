@@ -63,7 +63,7 @@ class Settings:
 
     model: str | None = setting(
         None,
-        "preset, directory with a config.json, or sizes as in '{\"n_layer\": 4}'",
+        "preset, directory with a config.json, sizes as in '{\"n_layer\": 4}', or FILE.py:NAME of your own",
         shown=f"that of --init, or {models.DEFAULT}",
     )
     init: str | None = setting(
@@ -250,6 +250,7 @@ FREE = {name for name, f in FLAGS.items() if f.metadata["free"]} | {"processes"}
 TYPES = get_type_hints(Settings)
 JOB = ("model", "init", "data", "tokenizer", "B", "T", "steps", "seed")
 KERNELS = ("variant", "swap", "kernels", "fuse", "threads")
+SHARING = ("total_batch", "reduce", "zero")
 
 
 def flag(name: str) -> str:

@@ -22,6 +22,7 @@ import numpy as np
 
 from ..comm import Comm
 from ..comm.agree import Agreement, CommonError
+from ..data.given import Given
 from ..data.tokenizers import byte_lengths, get_tokenizer, tokenizer_files
 from ..engine import Array
 from ..errors import UserError
@@ -111,6 +112,8 @@ def validate(job: Job, stopped: Callable[[], int]) -> float | None:
     """
     s, comm = job.settings, job.engine.comm
     batches = job.corpus.batches("val", s.B, s.T)
+    if isinstance(batches, Given):  # nothing is held out
+        return None
     n = min(s.val_batches, len(batches))
     mine, losses = np.zeros(n), np.zeros(n)
     for first in range(0, n, comm.size):
@@ -169,7 +172,7 @@ class Trainer:
         self.saved: tuple[Path, int] | None = None
         self.weights: Path | None = None
         self.tried = 0
-        self.tokenizer = tokenizer_files(job.corpus.tokenizer)
+        self.tokenizer = tokenizer_files(job.corpus.tokenizer or None)
         self.decoder: Decoder | None = None
         _ = job.corpus.fingerprint  # read now, not when a signal leaves little time for a checkpoint
         if job.settings.sample_every:
@@ -192,7 +195,7 @@ class Trainer:
             "architecture": self.job.config.model,
             "sizes": self.job.config,
             "corpus": self.job.corpus.fingerprint,
-            "tokenizer": next(iter(self.tokenizer), self.job.corpus.tokenizer),
+            "tokenizer": next(iter(self.tokenizer), self.job.corpus.tokenizer) or None,
             "marks": self.job.marks,
             "made_by": self.job.made_by,
             "changes": self.job.changes,
@@ -280,6 +283,8 @@ class Trainer:
         """The mean bytes of a token of the validation; None where the tokenizer's files are not on this machine."""
         s, lengths = self.job.settings, byte_lengths(self.job.corpus.tokenizer)
         batches = self.job.corpus.batches("val", s.B, s.T)
+        if isinstance(batches, Given):
+            return None
         targets = [batches.batch(0, i)[1] for i in range(min(s.val_batches, len(batches)))]
         found = text_bytes(np.stack(targets), lengths)
         return None if found is None else found / np.stack(targets).size

@@ -51,10 +51,17 @@ def copy_into(parameters: Mapping[str, Array], weights: Weights) -> None:
     Raises
     ------
     UserError
-        Where a weight is not a finite number.
+        Where a weight is missing, has another shape, or is not a finite number.
     """
     for name, array in parameters.items():
-        array[...] = weights.read(name)
+        where = f"{str(weights.path)!r}: these are weights of another model"
+        try:
+            read = weights.read(name)
+        except KeyError as e:
+            raise UserError(f"{where}, without {name!r}") from e
+        if read.shape != array.shape:
+            raise UserError(f"{where}, whose {name!r} has the shape {read.shape}; expected {array.shape}")
+        array[...] = read
         require_finite(f"{str(weights.path)!r}: {name}", array, inf)
 
 

@@ -150,7 +150,7 @@ def require(config: models.Config) -> Config:
     """Return the config of a model that ``run.c`` computes; raise a `UserError` for another, naming the value."""
     c, elsewhere = config, "name a directory"
     if not isinstance(c, Config) or c.model != Config.model:
-        raise UserError(f"llama2.c's file cannot hold the model {config.model}; {elsewhere}")
+        raise UserError(f"llama2.c's file cannot hold the model {config.title}; {elsewhere}")
     fixed = FIXED | {"head_dim": c.hidden_size / c.num_attention_heads}
     for name, there in fixed.items():
         if (here := getattr(c, name)) != there:

@@ -17,8 +17,51 @@ from cpuopt.ad import Interface, UnsupportedError, differentiate
 from cpuopt.check.dual import slope as exact_slope
 
 B, N = 3, 4
-NAMES = {n: getattr(math, n) for n in ("exp", "log", "sqrt", "tanh", "sin", "cos")} | {"prange": range, "np": np}
+NAMES = {n: getattr(math, n) for n in ("exp", "log", "sqrt", "tanh", "sin", "cos", "atan", "erf", "sinh", "hypot")}
+NAMES |= {"prange": range, "np": np, "math": math}
 NAMES |= {"TWO": 0.7, "HALF": 0.3}  # globals that generated text calls its constants
+HELPERS = """
+def h1(v):
+    return v * v + 0.5
+
+
+def h2(v, k):
+    if v > 0.2:
+        return tanh(v) * k
+    elif k > 0:
+        return v - k
+    t = v + k
+    return t * t
+
+
+def h3(v, k):
+    t = sin(v)
+    return t + k, t * 0.5
+
+
+def h4(p, q, c):
+    s = c
+    for i in range(p.shape[0]):
+        if i == 2:
+            continue
+        s += p[i] * q[i]
+    return s
+
+
+def h5(p, m, c):
+    for i in range(m):
+        p[i] = p[i] * c + 0.1
+
+
+def h6(v):
+    s = h1(v)
+    for k in range(3):
+        s = s * 0.5 + v
+        if s > 1.0:
+            break
+    return s
+"""
+"""Functions of one's own, which programs call."""
 CLASHES = ["chunk", "ONE", "j0", "tape", "CHUNKS", "ZERO", "part", "tape_top", "j1", "tape2", "dx_parts", "dy_copy"]
 CLASHES += ["el", "dx", "dz", "f_backward", "len", "int"]
 """Names that generated text uses, for locals."""
@@ -57,6 +100,7 @@ class Writer:
 
     def __init__(self, source):
         self.source, self.lines, self.sums, self.exponents = source, [], 0, ["0"]
+        self.natural, self.inside, self.parallel, self.locals = False, 0, False, 0
 
     def pick(self, choices):
         return choices[self.source.below(len(choices))]
@@ -74,7 +118,7 @@ class Writer:
         if depth == 0 or self.source.below(10) < 2:
             return self.pick([*atoms, self.number()])
         a, b = self.expr(depth - 1, atoms), self.expr(depth - 1, atoms)
-        kind = self.source.below(14)
+        kind = self.source.below(14 + self.natural * 10)
         if kind < 5:
             return f"({a} {self.pick('+-*')} {b})"
         if kind == 5:
@@ -89,9 +133,23 @@ class Writer:
             return f"(1.0 / sqrt(1.1 + {a} * {a}))"
         if kind == 11:
             return f"({a} ** {self.pick(self.exponents)})"
+        if kind >= 14:
+            return self.function(kind - 14, a, b)
         if kind == 12:
             return f"((1.5 + {a} ** 2) ** {self.pick(['-1', '0.5', '2.5', '-0.5'])})"
         return f"sqrt(1.0 + {a} ** 2)"
+
+    def function(self, kind, a, b):
+        """An expression as people write them."""
+        c = self.number()
+        return [
+            lambda: f"h1({a})", lambda: f"h2({a}, {b})", lambda: f"h6({a})",
+            lambda: f"{self.pick(['atan', 'erf', 'np.arctan', 'math.sinh', 'np.cosh'])}(0.5 * tanh({a}))",
+            lambda: f"{self.pick(['max', 'min'])}({a}, {b}, {c})", lambda: f"np.clip({a}, -0.5, {c} + 1.0)",
+            lambda: f"{self.pick(['int', 'round', 'np.sign', 'np.floor', 'math.ceil', 'np.round'])}({a})",
+            lambda: f"((1.2 + tanh({a})) ** tanh({b}))", lambda: f"math.pow(1.5 + sin({a}), 0.5 * cos({b}))",
+            lambda: f"{self.pick(['hypot', 'np.hypot'])}({a}, 0.5 + {b} ** 2)",
+        ][kind]()  # fmt: skip
 
     def atoms(self, scalars, indices, arrays):
         found = list(scalars)
@@ -108,9 +166,76 @@ class Writer:
             found.append(f"x[b, ({indices[-1]} + 1) % n]")
         return found or ["0.7"]
 
+    def as_people_write(self, depth, level, indices, scalars, arrays, atoms):
+        """Statements beyond the plain subset; return whether one was written."""
+        kind = self.source.below(10)
+        if kind == 0 and len(scalars) > 1:
+            a, b = self.pick(scalars), self.pick(scalars)
+            if a == b:
+                return False
+            values = self.pick([f"{b}, {a}", f"{b} * 0.5, {a} + {self.expr(1, atoms)}", f"h3({b}, {a})"])
+            self.line(depth, f"{a}, {b} = {values}")
+        elif kind == 1 and indices:
+            i, j = self.pick(indices), self.pick([*indices, "1", "0"])
+            self.line(depth, f"y[b, {i}], y[b, {j}] = y[b, {j}] * 0.5, {self.expr(1, atoms)} + y[b, {i}]")
+        elif kind == 2 and level > self.inside:
+            self.line(depth, f"if {self.pick(atoms)} > {self.number()}:")
+            if self.chance(40) and scalars:
+                self.line(depth + 1, f"{self.pick(scalars)} += {self.expr(1, atoms)}")
+            self.line(depth + 1, self.pick(["continue", "break"]))
+        elif kind == 3 and "a" in arrays:
+            self.line(depth, self.pick(["h5(a, n, 0.5)", "h5(y[b], n, tanh(w[1]))", "h5(y[b, :], n - 1, 0.3)"]))
+        elif kind == 4 and scalars:
+            rows = ["x[b]", "x[b, :]", "w", "x[(b + 1) % x.shape[0]]", "y[b]", "x[b, 0:n]", "w[0:n]"]
+            self.line(depth, f"{self.pick(scalars)} = h4({self.pick(rows)}, {self.pick(rows)}, {self.expr(1, atoms)})")
+        elif kind == 5 and indices and scalars:
+            name = f"r{self.source.below(2)}"
+            self.line(
+                depth, f"{name} = {self.pick(['x[b]', 'y[b]', 'x[b - 1, :]', 'w', f'x[ix[b, {indices[-1]}] % 2]'])}"
+            )
+            self.line(depth, f"{self.pick(scalars)} += {name}[{self.pick(indices)}] * {name}[0] * 0.3")
+        elif kind == 6 and scalars:
+            self.locals += 1
+            name, v = f"t{self.source.below(2)}", f"g{self.locals}"
+            size = self.pick(["n", "n + 1", "x.shape[1]", "5"])
+            self.line(
+                depth,
+                f"{name} = "
+                + self.pick([f"np.zeros({size})", f"np.empty({size})", f"np.full({size}, 0.3)", "w.copy()"]),
+            )
+            if "empty" in self.lines[-1] or self.chance(60):
+                self.line(depth, f"for {v} in range({'n' if 'copy' in self.lines[-1] else size}):")
+                self.line(depth + 1, f"{name}[{v}] = {self.expr(1, [*scalars, f'w[{v} % n]', f'x[b, {v} % n]'])}")
+            if self.chance(60):
+                self.line(depth, f"for {v} in range(n):")
+                again = (
+                    f"{name}[{v}] {self.pick(['*=', '+=', '='])} {name}[{v}] * {self.expr(1, [*scalars, f'w[{v}]'])}"
+                )
+                self.line(depth + 1, again)
+            self.line(depth, f"{self.pick(scalars)} += {name}[{self.pick(['0', '1', 'n - 1'])}] * {name}[2]")
+        elif kind == 7 and indices:
+            self.line(depth, f"k0 = int({self.expr(1, atoms)}) % n")
+            indices += ["k0"] * ("k0" not in indices)
+        elif kind == 8 and "a" in arrays:
+            self.line(depth, self.pick(["a[:] = 0.2", "y[b, :] = w", "a[:] = x[b]", "a[0:n] = w"]))
+        elif kind == 9 and scalars:
+            v, e = f"g{self.locals + 50}", f"e{self.locals}"
+            self.locals += 1
+            if self.chance(50):
+                self.line(depth, f"for {v} in reversed(range({self.pick(['n', '1, n'])})):")
+                self.line(depth + 1, f"{self.pick(scalars)} += x[b, {v}] * {self.pick(scalars)} * 0.3")
+            else:
+                self.line(depth, f"for {v}, {e} in enumerate({self.pick(['x[b]', 'w', 'y[b]'])}):")
+                self.line(depth + 1, f"{self.pick(scalars)} = {self.pick(scalars)} * 0.5 + {e} * w[{v}]")
+        else:
+            return False
+        return True
+
     def block(self, depth, level, indices, scalars, arrays):
         for _ in range(1 + self.source.below(3)):
             atoms = self.atoms(scalars, indices, arrays)
+            if self.natural and self.chance(35) and self.as_people_write(depth, level, indices, scalars, arrays, atoms):
+                continue
             self.exponents = ["0", "1", "2", "3", *(f"({i} % 3)" for i in indices), *(f"ix[b, {i}]" for i in indices)]
             kind = self.source.below(106)
             if kind < 26:
@@ -188,6 +313,7 @@ class Writer:
             scalars += ["s2"] * ("s2" not in scalars)
 
     def program(self):
+        self.natural = self.chance(60)
         self.line(0, "def f(x, w, ix, a, y, z):")
         saves = self.chance(40)
         self.line(1, "n = x.shape[1]")
@@ -230,7 +356,7 @@ class Writer:
 
     def with_clashes(self, code):
         """Give some locals the names that generated text uses, and put globals of such names for numbers."""
-        free = list(CLASHES)
+        free = [n for n in CLASHES if not self.natural or n not in ("int", "len")]  # which it calls
         for local in ("s0", "s1", "s2", "s3", "n", "j", "top", "total", "e"):
             if self.chance(50):
                 code = re.sub(rf"\b{local}\b", free.pop(self.source.below(len(free))), code)
@@ -249,6 +375,10 @@ def compiled(code, names=NAMES):
     file = f"<program {hash(code)}>"
     linecache.cache[file] = (len(code), None, code.splitlines(True), file)
     space = dict(names)
+    if "h" in code:
+        helpers = "<helpers>"
+        linecache.cache[helpers] = (len(HELPERS), None, HELPERS.splitlines(True), helpers)
+        exec(compile(HELPERS, helpers, "exec"), space)
     exec(compile(code, file, "exec"), space)
     return space["f"]
 
@@ -256,6 +386,7 @@ def compiled(code, names=NAMES):
 def plain(backward):
     """A generated backward as plain Python, in float64, without the file that an import needs."""
     text = backward.text.replace("from numba import prange\n", "prange = range\n")
+    text = text.replace("import push\n", "import push\npush = push.py_func\n")
     text = text.replace(" = np.float32(", " = float(")  # NumPy rounds float32 times a Python float, numba does not
     space = {}
     file = f"<backward {hash(text)}>"
@@ -281,7 +412,7 @@ def examine(code, seed=0):
     params = f.__code__.co_varnames[: f.__code__.co_argcount]
     saved = {"z"} if "z[b, i] =" in code else set()
     try:
-        wrt = [n for n in ("x", "w") if f"{n}[" in code]
+        wrt = [n for n in ("x", "w") if re.search(rf"\b{n}\b", code.split(":", 1)[1])]
         face = Interface([*params, "dy", *(f"d{n}" for n in wrt)])
         made = [differentiate(f, wrt, ["y"], interface=face, saved=saved, fresh=saved)]
         if seed % 4 == 0:

@@ -7,13 +7,15 @@ import numpy as np
 import pytest
 from numba import prange
 
-from cpuopt import Choice, Engine, check_gradient, differentiable, kernel, nn, ops
+from cpuopt import Choice, check_gradient, differentiable, kernel, nn, ops
 from cpuopt import functional as F
+from cpuopt.ad import emit
 from cpuopt.ad.activity import Activity
 from cpuopt.check import gradient
 from cpuopt.check.cases import SMALL
 from cpuopt.cli import ad as verb
 from cpuopt.cli import main
+from cpuopt.engine import Engine
 from cpuopt.errors import UserError
 from cpuopt.kernels import registry
 from cpuopt.ops.declaration import N, inp, out
@@ -68,7 +70,7 @@ def halved(monkeypatch):
 
 
 def test_a_gradient_is_judged_before_a_model_uses_it(registered, monkeypatch, tmp_path):
-    monkeypatch.setenv("CPUOPT_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(emit, "cache_folder", lambda name: tmp_path / name)
     square = differentiable(out("out", N), inp("inp", N))(square_forward)
     assert not square.judged
     engine_of(square)

@@ -67,7 +67,8 @@ def compute_with_torch(path: Path, dtype_name: str) -> None:
 @contextmanager
 def cpuopt_values(variant: str) -> Iterator[Mapping[str, np.ndarray]]:
     """Give cpuopt's values, by the same names. The gradients come from a program without rewrites."""
-    from cpuopt import Choice, Engine
+    from cpuopt import Choice
+    from cpuopt.engine import Engine
     from cpuopt.models import specs
     from cpuopt.models.gpt2 import GPT2, Config
     from cpuopt.train.job import Settings, fusions

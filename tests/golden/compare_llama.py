@@ -25,7 +25,8 @@ import numpy as np
 from llama_cases import ADAMW, CASES, STEPS, TOLERANCE, Case, Values, norms_after
 from params import deviation, digest
 
-from cpuopt import Choice, Engine
+from cpuopt import Choice
+from cpuopt.engine import Engine
 from cpuopt.models import from_json, specs
 from cpuopt.program.fuse import FUSIONS
 

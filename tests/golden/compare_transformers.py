@@ -48,7 +48,7 @@ def main() -> int:
     if args.child:
         transformers_side(*args.child)
         return 0
-    from cpuopt import Engine
+    from cpuopt.engine import Engine
     from cpuopt.models import specs
     from cpuopt.models.gpt2 import GPT2, Config
     from cpuopt.weights import copy_into, open_weights, save_weights

@@ -104,7 +104,7 @@ def ours_of(config: object, there: dict[str, object]) -> dict[str, object]:
 
 def exchange(name: str, folder: Path) -> list[str]:
     """Compare one model with what transformers made of it; return what is wrong."""
-    from cpuopt import Engine
+    from cpuopt.engine import Engine
     from cpuopt.weights import copy_into, open_weights, save_weights
     from cpuopt.weights.tensors import from_bf16, to_bf16
 

@@ -7,7 +7,9 @@ from cpuopt.check.cases import Case, cases, quick_cases
 from cpuopt.check.check import check
 from cpuopt.kernels import registry
 
-EVERY = [(k, case) for k in registry.KERNELS.values() for case in cases(k.op)]
+VARIANTS = {op: [k for k in registry.KERNELS.values() if k.op is op] for op in ops.ALL.values()}
+EVERY = [(k, case) for op, variants in VARIANTS.items() for case in cases(op) for k in variants]
+"""The variants one after another, which share the reference's results."""
 
 
 @pytest.mark.parametrize(("kernel", "case"), EVERY, ids=[f"{k.name} {case}" for k, case in EVERY])

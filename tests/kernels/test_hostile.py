@@ -17,7 +17,7 @@ from cpuopt import cli, kernels, ops
 from cpuopt.check import gate
 from cpuopt.check.cases import MORE, ODD, SMALL, Case, case, quick_cases
 from cpuopt.check.check import check
-from cpuopt.check.gate import conform
+from cpuopt.check.gate import Planned, conform
 from cpuopt.check.judge import Result
 from cpuopt.check.sized import Sized, check_sized
 from cpuopt.engine import Engine
@@ -535,7 +535,8 @@ def test_what_ends_its_process_is_refused_by_name(tmp_path: Any, monkeypatch: py
         text += f"    np.add(inp1, inp2, out=out)\n    {body}\n"
     (tmp_path / "deadly.py").write_text(text)
     with Child("cpuopt.check.worker", [str(tmp_path / "deadly.py")], 2) as child:
-        found = conform(child, [(TWO, k["variant"]) for k in child.start()], quick=True, stop_at_failure=True)
+        wanted = [(TWO.name, k["variant"]) for k in child.start()]
+        found = conform(child, wanted, {TWO.name: Planned.of(TWO, quick=True)}, stop_at_failure=True)
     reasons = {v.variant: (v.worst.verdict, v.worst.reason) for v in found}
     assert reasons.pop("right") == ("PASS", "")
     for name, (_, why) in DEADLY.items():

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import cache
 
 import numba
 import numpy as np
 import pytest
+from machine_code import assembly
 
 from cpuopt import kernels, ops  # noqa: F401  (importing kernels registers them)
 from cpuopt.check.check import check
@@ -201,16 +201,6 @@ def test_matmul(op: str, shape: tuple[int, int, int]) -> None:
     kernel = KERNELS[op, "optimized"]
     result = check(kernel, dict(zip(("BT", "C", "OC"), shape, strict=True)), threads=(1, 2, 3, 4))
     assert result.verdict == "PASS", str(result)
-
-
-@cache
-def assembly(op: str) -> str:
-    """Compile anew, since code from the cache cannot be read."""
-    kernel = KERNELS[op, "optimized"]
-    fresh = numba.jit(**kernel.function.targetoptions)(kernel.function.py_func)
-    fresh.compile(jit.signature_of(kernel))
-    (text,) = fresh.inspect_asm().values()
-    return str(text)
 
 
 def micro_kernels(text: str) -> Iterator[str]:

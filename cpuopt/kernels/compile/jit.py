@@ -20,6 +20,7 @@ from ...errors import UserError
 from ...ops.declaration import Op
 from .. import registry
 from ..registry import Kernel, Scratch
+from ..toolkit import choices
 from ..toolkit.threads import cores
 from . import cache
 from .progress import Compiling
@@ -98,16 +99,16 @@ def kernel(
         )
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
-        here = shown or function
+        here, name = shown or function, choices.variant_in(function.__module__, variant)
         parts = tuple(Scratch(*of) for of in scratch)
         where = f"{here.__code__.co_filename}:{here.__code__.co_firstlineno}"
         params = list(inspect.signature(function).parameters)
         if takes_all(function):
             params = [*op.params, *(s.name for s in parts)]
         if not jit:
-            registry.register(Kernel(op, variant, function, parts, where=where, same_bits=same_bits), params)
+            registry.register(Kernel(op, name, function, parts, where=where, same_bits=same_bits), params)
             return function
-        compiled, label = helper(**{**OPTIONS, **options})(function), f"{op.name}[{variant}] at {where}"
+        compiled, label = helper(**{**OPTIONS, **options})(function), f"{op.name}[{name}] at {where}"
 
         def types_of(dtypes: Mapping[str, str]) -> tuple[types.Type, ...]:
             sig = signature(op, parts, dtypes)
@@ -120,7 +121,7 @@ def kernel(
             sig = types_of(dtypes)
             return sig in compiled.overloads or cache.is_cached(compiled, sig)
 
-        registry.register(Kernel(op, variant, compiled, parts, make, made, where, same_bits), params)
+        registry.register(Kernel(op, name, compiled, parts, make, made, where, same_bits), params)
         return compiled
 
     return decorate
@@ -152,7 +153,12 @@ def afresh(kernel: Kernel) -> tuple[Any, tuple[types.Type, ...]]:
 
 
 def helper(**options: Any) -> Callable[[Callable[..., Any]], Any]:
-    """Compile a function that kernels call; serial by default."""
+    """Compile a function that kernels call; serial by default.
+
+    Parameters
+    ----------
+    options : of numba's ``njit``, in place of those that kernels have.
+    """
 
     def decorate(function: Callable[..., Any]) -> Any:
         compiled = numba.njit(**{**OPTIONS, "parallel": False, **options})(function)

@@ -10,8 +10,10 @@ from ..compile.jit import helper, kernel
 from ..toolkit.rules import by_rule
 from ..toolkit.simd import MR, NR
 from .cross_entropy import backward_row, count, shifted_sum, sum_in_order
-from .matmul import FORWARD_SCRATCH, INPUT_SCRATCH, LINE, WEIGHT_SCRATCH, each, linear, linear_input, up
+from .matmul import FORWARD_SCRATCH, INPUT_SCRATCH, LINE, WEIGHT_SCRATCH, each, up
+from .matmul import matmul_backward_input as linear_input
 from .matmul import matmul_backward_weight as linear_weight
+from .matmul import matmul_forward as linear
 from .matmul_update import STRIP, strips, update_linear
 
 ZERO = np.float32(0)
@@ -79,7 +81,7 @@ def classifier_forward(loss, losses, inp, weight, targets, ignore_index, logits,
     for lo in range(0, BT, BLOCK):
         hi = min(BT, lo + BLOCK)
         part = logits[: (hi - lo) * V].reshape(hi - lo, V)
-        linear(part, (), inp[lo:hi], weight, loss[:0], panels, work[: threads * FORWARD_SCRATCH], queue)
+        linear(part, inp[lo:hi], weight, loss[:0], panels, work[: threads * FORWARD_SCRATCH], queue)
         loss_block(part, losses[lo:hi], targets[lo:hi], ignore_index)
     loss[0] = sum_in_order(losses) / count(targets, ignore_index)
 
@@ -101,9 +103,9 @@ def classifier_backward(
     for lo in range(0, BT, BLOCK):
         hi = min(BT, lo + BLOCK)
         part, x = logits[: (hi - lo) * V].reshape(hi - lo, V), inp[lo:hi]
-        linear(part, (), x, weight, loss[:0], panels, work[: threads * FORWARD_SCRATCH], queue)
+        linear(part, x, weight, loss[:0], panels, work[: threads * FORWARD_SCRATCH], queue)
         gradient_block(part, losses[lo:hi], share, targets[lo:hi], ignore_index)
-        linear_input(dinp[lo:hi], dinp_add, (), part, weight, work[: threads * INPUT_SCRATCH], queue)
+        linear_input(dinp[lo:hi], dinp_add, part, weight, work[: threads * INPUT_SCRATCH], queue)
         blocks = work[: threads * WEIGHT_SCRATCH]
         linear_weight(dweight, dweight_add or lo > 0, loss[:0], False, part, x, panels, blocks, queue)
     loss[0] = sum_in_order(losses) / count(targets, ignore_index)
@@ -147,9 +149,9 @@ def classifier_update(rule):
             slots[tokens[t]] = t  # the first of equal tokens stays
             fill(held[t], ZERO)
         all_logits = logits.reshape(BT, V)
-        linear(all_logits, (), inp, weight[0], loss[:0], panels, work[: threads * FORWARD_SCRATCH], queue)
+        linear(all_logits, inp, weight[0], loss[:0], panels, work[: threads * FORWARD_SCRATCH], queue)
         gradient_block(all_logits, losses, share, targets, ignore_index)
-        linear_input(dinp, dinp_add, (), all_logits, weight[0], work[: threads * INPUT_SCRATCH], queue)
+        linear_input(dinp, dinp_add, all_logits, weight[0], work[: threads * INPUT_SCRATCH], queue)
         no_bias = rows(rows(weight, 0), slice(0, 0))
         update(
             weight, no_bias, weight_numbers, weight_numbers, held, slots, sumsq, all_logits, inp, panels, work,

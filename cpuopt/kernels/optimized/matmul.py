@@ -190,59 +190,13 @@ def forward_store(out, bias, sums, m0, m1, n0, n1):
                 out[m + j, n0 + n] = sums[base + n * NR + j] + sums[extra + n]
 
 
-@helper()
-def nothing(more, x, lo, hi):
-    """End a product without an epilogue."""
-
-
 QUEUE = ("queue", LINE, "int32")
 """Scratch: the next ticket, alone on its cache line."""
 FORWARD = [("panels", lambda s: up(s["BT"], NR) * s["C"] + NR), ("sums", each(FORWARD_SCRATCH)), QUEUE]
 """Scratch of a linear layer."""
 
 
-def linear_then(epilogue):
-    """Make the function of a linear layer that calls ``epilogue(more, out, lo, hi)`` when out[lo:hi], flat, is there.
-
-    `more` is the tuple of the arrays that the epilogue takes besides.
-    """
-
-    @helper(parallel=True)
-    def linear(out, more, inp, weight, bias, panels, sums, queue):
-        M, K = inp.shape
-        N = weight.shape[0]
-        threads = sums.shape[0] // FORWARD_SCRATCH
-        for j in range(NR):
-            panels[panels.shape[0] - NR + j] = ZERO
-        queue[0] = 0
-        slices = ceil(K, SLICE)
-        for i in prange(ceil(M, NR) * slices):
-            lo = i % slices * SLICE
-            pack_tokens(panels, inp, i // slices * NR, lo, min(K, lo + SLICE))
-        depth = K if M <= NR else even(K, DEPTH, LINE)
-        wide = even(M, WIDE, NR)
-        m_chunks = ceil(M, wide)
-        tall = chunk_size(N, TALL, LANES, m_chunks, threads)
-        chunks = ceil(N, tall) * m_chunks
-        for t in prange(threads):
-            mine = sums[t * FORWARD_SCRATCH : (t + 1) * FORWARD_SCRATCH]
-            chunk = ticket(queue)
-            while chunk < chunks:
-                m0, n0 = chunk % m_chunks * wide, chunk // m_chunks * tall
-                m1, n1 = min(M, m0 + wide), min(N, n0 + tall)
-                forward_sums(mine, weight, panels, m0, m1, n0, n1, depth)
-                forward_store(out, bias, mine, m0, m1, n0, n1)
-                for m in range(m0, m1):
-                    epilogue(more, out, m * N + n0, m * N + n1)
-                chunk = ticket(queue)
-
-    return linear
-
-
-linear = linear_then(nothing)
-
-
-@kernel(ops.matmul_forward, "optimized", scratch=FORWARD, parallel=False)
+@kernel(ops.matmul_forward, "optimized", scratch=FORWARD)
 def matmul_forward(out, inp, weight, bias, panels, sums, queue):
     """Pack the tokens, then strips of rows of weight times all panels.
 
@@ -250,7 +204,30 @@ def matmul_forward(out, inp, weight, bias, panels, sums, queue):
     Memory: the packed tokens; a strip of sums for each thread.
     Bound: compute; for few tokens, the memory that weight streams through.
     """
-    linear(out, (), inp, weight, bias, panels, sums, queue)
+    M, K = inp.shape
+    N = weight.shape[0]
+    threads = sums.shape[0] // FORWARD_SCRATCH
+    for j in range(NR):
+        panels[panels.shape[0] - NR + j] = ZERO
+    queue[0] = 0
+    slices = ceil(K, SLICE)
+    for i in prange(ceil(M, NR) * slices):
+        lo = i % slices * SLICE
+        pack_tokens(panels, inp, i // slices * NR, lo, min(K, lo + SLICE))
+    depth = K if M <= NR else even(K, DEPTH, LINE)
+    wide = even(M, WIDE, NR)
+    m_chunks = ceil(M, wide)
+    tall = chunk_size(N, TALL, LANES, m_chunks, threads)
+    chunks = ceil(N, tall) * m_chunks
+    for t in prange(threads):
+        mine = sums[t * FORWARD_SCRATCH : (t + 1) * FORWARD_SCRATCH]
+        chunk = ticket(queue)
+        while chunk < chunks:
+            m0, n0 = chunk % m_chunks * wide, chunk // m_chunks * tall
+            m1, n1 = min(M, m0 + wide), min(N, n0 + tall)
+            forward_sums(mine, weight, panels, m0, m1, n0, n1, depth)
+            forward_store(out, bias, mine, m0, m1, n0, n1)
+            chunk = ticket(queue)
 
 
 @helper()
@@ -296,37 +273,7 @@ INPUT = [("panels", each(INPUT_SCRATCH)), QUEUE]
 """Scratch of a linear layer's gradient of its input."""
 
 
-def linear_input_then(epilogue):
-    """Make the function of that gradient, with an epilogue as that of `linear_then`."""
-
-    @helper(parallel=True)
-    def linear_input(dinp, dinp_add, more, dout, weight, panels, queue):
-        M, C = dinp.shape
-        queue[0] = 0
-        threads = panels.shape[0] // INPUT_SCRATCH
-        depth = SHORT_DEPTH if M <= SHORT else INPUT_DEPTH
-        tall = even(M, INPUT_ROWS, LINE)
-        m_chunks = ceil(M, tall)
-        wide = chunk_size(C, COLUMNS, NR, m_chunks, threads)
-        chunks = m_chunks * ceil(C, wide)
-        for t in prange(threads):
-            mine = panels[t * INPUT_SCRATCH : (t + 1) * INPUT_SCRATCH]
-            chunk = ticket(queue)
-            while chunk < chunks:
-                m0, c0 = chunk % m_chunks * tall, chunk // m_chunks * wide
-                m1, c1 = min(M, m0 + tall), min(C, c0 + wide)
-                input_chunk(dinp, dinp_add, dout, weight, mine, m0, m1, c0, c1, depth)
-                for m in range(m0, m1):
-                    epilogue(more, dinp, m * C + c0, m * C + c1)
-                chunk = ticket(queue)
-
-    return linear_input
-
-
-linear_input = linear_input_then(nothing)
-
-
-@kernel(ops.matmul_backward_input, "optimized", scratch=INPUT, parallel=False)
+@kernel(ops.matmul_backward_input, "optimized", scratch=INPUT)
 def matmul_backward_input(dinp, dinp_add, dout, weight, panels, queue):
     """Blocks of tokens times panels of weight's columns; the rows of weight are summed a block at a time.
 
@@ -334,7 +281,22 @@ def matmul_backward_input(dinp, dinp_add, dout, weight, panels, queue):
     Memory: a panel, and a block of dout where there are few tokens, for each thread.
     Bound: compute; for few tokens, the memory that weight streams through.
     """
-    linear_input(dinp, dinp_add, (), dout, weight, panels, queue)
+    M, C = dinp.shape
+    queue[0] = 0
+    threads = panels.shape[0] // INPUT_SCRATCH
+    depth = SHORT_DEPTH if M <= SHORT else INPUT_DEPTH
+    tall = even(M, INPUT_ROWS, LINE)
+    m_chunks = ceil(M, tall)
+    wide = chunk_size(C, COLUMNS, NR, m_chunks, threads)
+    chunks = m_chunks * ceil(C, wide)
+    for t in prange(threads):
+        mine = panels[t * INPUT_SCRATCH : (t + 1) * INPUT_SCRATCH]
+        chunk = ticket(queue)
+        while chunk < chunks:
+            m0, c0 = chunk % m_chunks * tall, chunk // m_chunks * wide
+            m1, c1 = min(M, m0 + tall), min(C, c0 + wide)
+            input_chunk(dinp, dinp_add, dout, weight, mine, m0, m1, c0, c1, depth)
+            chunk = ticket(queue)
 
 
 @helper()

@@ -1,46 +1,35 @@
-"""A linear layer with SwiGLU: the kernels of ``matmul`` end each chunk with its SwiGLU."""
+"""A linear layer with SwiGLU: the products of ``matmul``, then SwiGLU on all of the sums.
+
+A chunk of a product is narrow. On it, SwiGLU would take a few cache lines of each token at a time, and memory delivers
+these far more slowly than whole rows.
+"""
 
 from ... import ops
-from ..compile.jit import helper, kernel
-from ..toolkit.elementwise import SET, SET_BOTH
-from .matmul import FORWARD, INPUT, linear_input_then, linear_then
-from .swiglu import backward, forward
-
-
-@helper(forceinline=True)
-def activate(more, pre, lo, hi):
-    """Activate a stretch of sums."""
-    out, up = more
-    forward((out,), SET, (pre, up), lo, hi)
-
-
-@helper(forceinline=True)
-def slopes(more, dpre, lo, hi):
-    """Turn a stretch of the output's gradient into those of the inputs."""
-    dup, pre, up = more
-    backward((dpre, dup), SET_BOTH, (dpre, pre, up), lo, hi)
-
-
-linear, linear_input = linear_then(activate), linear_input_then(slopes)
+from ..compile.jit import kernel
+from ..toolkit.tiles import flat
+from .matmul import FORWARD, INPUT, matmul_backward_input, matmul_forward
+from .swiglu import swiglu_backward, swiglu_forward
 
 
 @kernel(ops.matmul_swiglu_forward, "optimized", scratch=FORWARD, parallel=False)
 def matmul_swiglu_forward(out, pre, inp, weight, bias, up, panels, sums, queue):
-    """Pack the tokens, then strips of rows of weight times all panels, and their SwiGLU.
+    """Pack the tokens, then strips of rows of weight times all panels; then SwiGLU.
 
-    Parallel: packing by panel and slice; then chunks by ticket, each owns a block of `pre` and `out`.
+    Parallel: as the product; then chunks of fixed size.
     Memory: the packed tokens; a strip of sums for each thread.
     Bound: compute; for few tokens, the memory that weight streams through.
     """
-    linear(pre, (out, up), inp, weight, bias, panels, sums, queue)
+    matmul_forward(pre, inp, weight, bias, panels, sums, queue)
+    swiglu_forward(flat(out), flat(pre), flat(up))
 
 
 @kernel(ops.matmul_swiglu_backward, "optimized", scratch=INPUT, parallel=False)
 def matmul_swiglu_backward(dpre, dup, dout, weight, pre, up, panels, queue):
-    """Blocks of tokens times panels of weight's columns, and the slopes of what is summed up.
+    """Blocks of tokens times panels of weight's columns; then the slopes, in the place of what is summed up.
 
-    Parallel: chunks by ticket, each owns a block of `dpre` and `dup`.
+    Parallel: as the product; then chunks of fixed size.
     Memory: a panel, and a block of dout where there are few tokens, for each thread.
     Bound: compute; for few tokens, the memory that weight streams through.
     """
-    linear_input(dpre, False, (dup, pre, up), dout, weight, panels, queue)
+    matmul_backward_input(dpre, False, dout, weight, panels, queue)
+    swiglu_backward(flat(dpre), False, flat(dup), False, flat(dpre), flat(pre), flat(up))

@@ -9,7 +9,6 @@ from numba import prange
 from ... import ops
 from ..compile.jit import helper, kernel
 from ..optimized.decode import dot
-from ..optimized.matmul import nothing
 from ..toolkit.lanes import load, load_some, spread, sum_lanes
 from ..toolkit.simd import LANES
 from ..toolkit.threads import SMALL
@@ -62,6 +61,11 @@ def last_products(out, inp, weight, bias):
     for o in range(OC - OC % 4, OC):
         for bt in range(BT):
             out[bt, o] = dot(inp, bt * C, weight, o * C, C) + (bias[o] if bias.shape[0] > 0 else ZERO)
+
+
+@helper()
+def nothing(more, x, lo, hi):
+    """End a product without an epilogue."""
 
 
 def linear_then(epilogue):

@@ -1,9 +1,17 @@
 """A linear layer with GELU for few tokens: GELU takes a chunk of sums when they are there."""
 
 from ... import ops
-from ..compile.jit import kernel
-from ..optimized.matmul_gelu import activate
+from ..compile.jit import helper, kernel
+from ..optimized.gelu import forward
+from ..toolkit.elementwise import SET
 from .matmul import linear_then
+
+
+@helper(forceinline=True)
+def activate(more, pre, lo, hi):
+    """Activate a stretch of sums."""
+    forward(more, SET, (pre,), lo, hi)
+
 
 linear = linear_then(activate)
 

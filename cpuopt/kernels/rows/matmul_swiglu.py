@@ -1,9 +1,18 @@
 """A linear layer with SwiGLU for few tokens: SwiGLU takes a chunk of sums when they are there."""
 
 from ... import ops
-from ..compile.jit import kernel
-from ..optimized.matmul_swiglu import activate
+from ..compile.jit import helper, kernel
+from ..optimized.swiglu import forward
+from ..toolkit.elementwise import SET
 from .matmul import linear_then
+
+
+@helper(forceinline=True)
+def activate(more, pre, lo, hi):
+    """Activate a stretch of sums."""
+    out, up = more
+    forward((out,), SET, (pre, up), lo, hi)
+
 
 linear = linear_then(activate)
 

@@ -1,1 +1,1 @@
-"""Building blocks of kernel files: SIMD, tiles, math, threads."""
+"""Building blocks of kernel files: SIMD, tiles, math, threads, numbers to choose from."""

@@ -29,9 +29,20 @@ from ...files.reading import to_json
 from ...isolate.process import LIMIT_S, Side, Steps, Worker, ended_by_sigterm
 from ...measure.comparison import CHECKED_STEPS, LEVEL, compare, disagreement, geometric_mean, other_model
 from ...measure.rates import Others
-from .plan import OPTIMIZER, PEERS, START_ROUNDS, Plan, cpuopt_side, default_sizes, parse_sizes, peer_sides, round_cost
+from .plan import (
+    OPTIMIZER,
+    PEERS,
+    START_ROUNDS,
+    Plan,
+    cpuopt_side,
+    default_sizes,
+    own_sizes,
+    parse_sizes,
+    peer_sides,
+    round_cost,
+)
 
-__all__ = ["Bench", "Plan", "View", "default_sizes", "parse_sizes"]
+__all__ = ["Bench", "Plan", "View", "default_sizes", "own_sizes", "parse_sizes"]
 
 BATCHES = 8
 """The number of batches that both sides repeat."""
@@ -228,7 +239,8 @@ class Bench:
     def _init(self, worker: Worker, B: int, T: int, folder: Path) -> dict[str, str]:
         """Pass batches and weights to a worker; the first of all workers makes the weights."""
         batches, params = folder / f"batches-{B}x{T}.npy", folder / "params.npz"
-        if not batches.exists():
+        brings = self.config.inputs(B, T) is not None
+        if not brings and not batches.exists():
             corpus = load_corpus("builtin", vocab_size=self.config.vocab_size, T=T, B=B)
             train = corpus.batches("train", B, T, seed=self.plan.seed)
             np.save(batches, np.stack([np.stack(train.at(i)) for i in range(BATCHES)]))
@@ -237,7 +249,7 @@ class Bench:
             **worker.side.settings,
             B=B,
             T=T,
-            batches=str(batches),  # (BATCHES, 2, B, T)
+            batches="" if brings else str(batches),  # (BATCHES, 2, B, T)
             params=str(params),
             write_params=not params.exists(),
         )

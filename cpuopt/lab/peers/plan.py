@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -70,6 +71,9 @@ class Plan:
         for peer in self.peers:
             if peer not in PEERS:
                 raise UserError(f"--peer {peer}: expected one of {', '.join(PEERS)}; for a variant, --against {peer}")
+            if config.files:
+                name = models.name_of(config)
+                raise UserError(f"--peer {peer}: it does not have {name}; compare variants, as in --against vanilla")
 
     @property
     def cost(self) -> float:
@@ -86,7 +90,14 @@ def round_cost(B: int, T: int) -> float:
 def default_sizes(model: str) -> tuple[tuple[int, int], ...]:
     """Return the default sizes that fit a model's context."""
     config = models.parse(model)
-    return tuple((B, T) for B, T in parse_sizes(SIZES) if config.block_size >= T)
+    usual = parse_sizes("4x64" if config.files else SIZES)
+    return own_sizes(model, [(B, T) for B, T in usual if config.block_size >= T])
+
+
+def own_sizes(model: str, sizes: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """Return the sizes as the model has them: one that brings its inputs has its own."""
+    config = models.parse(model)
+    return tuple(dict.fromkeys(config.batch_size(B, T) for B, T in sizes))
 
 
 def parse_sizes(text: str) -> tuple[tuple[int, int], ...]:

@@ -39,7 +39,8 @@ class Session:
         from ...train.job import Cycle, prepare  # numba is imported late: an idle worker is small
 
         self.job = prepare(settings_of(request), lambda done, total, name: say(f"compiling {done}/{total} {name}"))
-        self.job.batches = Cycle(np.load(request["batches"]))
+        if request["batches"]:
+            self.job.batches = Cycle(np.load(request["batches"]))
         self.engine = self.job.engine
         if request["write_params"]:
             save(Path(request["params"]), self.engine.parameters())
@@ -64,13 +65,13 @@ class Session:
 
     def losses(self, scales: Sequence[float]) -> dict[str, Any]:
         """Return the loss of the first batch with all weights of two axes times each number, a power of two."""
-        tokens, targets = self.job.batches.at(0)
+        (first, *_) = self.job.micro_batches(1)
         matrices = [p for p in self.engine.parameters().values() if p.ndim == 2]
         found = []
         for scale in scales:
             for p in matrices:
                 p *= scale
-            found.append(self.engine.forward(tokens=tokens, targets=targets))
+            found.append(self.engine.forward(**first))
             for p in matrices:
                 p /= scale
         return {"losses": found}

@@ -40,10 +40,12 @@ FUSIONS: dict[str, Rewrite] = {
 """The rewrites by name, in the order in which they are applied."""
 BEFORE = ("gate",)
 """Those of the forward alone, which come before the backward is generated."""
+NAMED = 4
+"""The largest number of layers that a note names one by one."""
 
 
 def fuse(program: Program, names: Sequence[str], choice: Choice) -> list[str]:
-    """Apply rewrites in place; return a note for each layer that a swap keeps from being fused.
+    """Apply rewrites in place; return a note for each swap that keeps layers from being fused.
 
     Parameters
     ----------
@@ -55,7 +57,7 @@ def fuse(program: Program, names: Sequence[str], choice: Choice) -> list[str]:
     UserError
         For a rewrite that does not exist.
     """
-    notes: dict[str, None] = {}
+    kept: dict[str, dict[str, list[str]]] = {}
 
     def allowed(fused: Op, parts: Sequence[Call]) -> bool:
         for rule in choice.swaps:
@@ -66,7 +68,8 @@ def fuse(program: Program, names: Sequence[str], choice: Choice) -> list[str]:
             ]
             for name, layer in dict.fromkeys(concerned):
                 if op_matches(name, rule.op) and rule.covers(layer) and (name, rule.variant) in registry.KERNELS:
-                    notes[f"--swap '{rule}' keeps {name} in layer {layer!r} from being rewritten"] = None
+                    layers = kept.setdefault(str(rule), {}).setdefault(name, [])
+                    layers += [repr(layer)] * (repr(layer) not in layers)
                     return False
         return True
 
@@ -79,7 +82,27 @@ def fuse(program: Program, names: Sequence[str], choice: Choice) -> list[str]:
             rewrite(draft, allowed)
             draft.close()
             program.verify()
-    return list(notes)
+    where = {rule: " and ".join(map(in_layers, ops.items())) for rule, ops in kept.items()}
+    return [f"--swap '{rule}' keeps {text} from being rewritten" for rule, text in where.items()]
+
+
+def in_layers(kept: tuple[str, list[str]]) -> str:
+    """Name an op and its layers, as in ``gelu_forward in 12 layers, 'h.0.mlp' to 'h.11.mlp'``."""
+    name, layers = kept
+    if len(layers) > NAMED:
+        return f"{name} in {len(layers)} layers, {layers[0]} to {layers[-1]}"
+    return f"{name} in layer{'s' * (len(layers) > 1)} {', '.join(layers)}"
+
+
+def usual(variant: str, two_pass: bool) -> tuple[str, ...]:
+    """Choose the rewrites by default: all for ``optimized`` and ``auto``, none for other variants.
+
+    Parameters
+    ----------
+    two_pass : whether all gradients must be known before the first update, so that ``update`` stays off.
+    """
+    names = FUSIONS if variant in (registry.DEFAULT, registry.AUTO) else ()
+    return tuple(name for name in names if not (two_pass and name == "update"))
 
 
 def parse(text: str) -> tuple[str, ...]:

@@ -18,7 +18,14 @@ def activate_products(draft: Draft, allowed: Allowed) -> None:
 
 
 def gate_activations(draft: Draft, allowed: Allowed) -> None:
-    """Fuse an activation into the product, element by element, that it gates."""
+    """Fuse an activation into the product, element by element, that it gates, on either side of it."""
+    calls = draft.calls
+    activated = {v for c in calls if c.op.role == "activation" for v in c.writes[:1]}
+    for call in calls:
+        if call.op.role == "gate":
+            x, y = (a.name for a in call.op.args if a.role == "in")
+            if call.args[y] in activated and call.args[x] not in activated:
+                call.args |= {x: call.args[y], y: call.args[x]}
     _fuse(draft, allowed, "activation", "gate", at=1)
 
 

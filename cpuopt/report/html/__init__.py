@@ -97,7 +97,7 @@ def report(profile: Profile, engine: Engine | None = None, losses: Mapping[str, 
 
 def _heading(p: Profile, title: str) -> Markup:
     swaps = "".join(f" + {s}" for s in p.swaps)
-    facts = [f"{p.variant}{swaps}", f"{p.threads} threads ({p.threading_layer})"]
+    facts = [f"{p.variant}{swaps}", f"{p.threads} threads ({p.threading_layer})", *[f"{p.ranks} ranks"] * (p.ranks > 1)]
     facts.append(f"{p.steps} steps after {p.warmup} of warm-up")
     facts += [f"{name} {version}" for name, version in p.versions.items()]
     return join(tag("h1", title), tag("p", " · ".join(facts), class_="facts"))

@@ -24,7 +24,9 @@ def arena_map(plan: Plan, calls: Sequence[Call]) -> Markup:
     def group(v: Value) -> str:
         return "scratch" if v in scratch else v.group
 
-    pooled = [v for v in plan.offsets if group(v) not in PERSISTENT and v.nbytes]
+    pooled = [
+        v for v in plan.lifetimes if group(v) not in PERSISTENT and v.nbytes and plan.offsets[v] < plan.total_bytes
+    ]
     groups = [g for g in LABELS if any(group(v) == g for v in pooled)]
     return join(
         tag("p", f"{gb(plan.total_bytes)} in all.", class_="note"),

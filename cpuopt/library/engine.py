@@ -1,0 +1,369 @@
+"""The engine of scripts and notebooks: the core's, with the command line's defaults, measurements, and weight files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from .. import engine as core
+from .. import nn, ops
+from ..check.gate import Judged, require_quick, require_right, sized_of
+from ..errors import UserError
+from ..files import write_whole
+from ..files.reading import to_json
+from ..kernels import registry
+from ..kernels.registry import Choice
+from ..kernels.toolkit import threads as numba_threads
+from ..lab import ab
+from ..measure import rates
+from ..measure.comparison import analyses_up_to, summed
+from ..models.own import rows_of
+from ..ops.declaration import Spec
+from ..profiler import profile
+from ..program.fuse import parse, usual
+from ..program.optimizer import Choice as OptimizerChoice
+from ..program.program import Call
+from ..weights.tensors import TensorFile, file_parts
+from ..wording import nearest
+from .results import ComparisonReport, ProfileReport, require_trained
+
+Array = core.Array
+
+
+def chosen(variant: str | Choice, swap: Sequence[str]) -> Choice:
+    """Return the rules of a variant's name, or a choice as it is."""
+    if isinstance(variant, Choice):
+        if swap:
+            raise UserError("swap: give the rules to the Choice, or a variant's name with swap")
+        return variant
+    return Choice(variant, swap)
+
+
+def rewrites(fuse: str | Sequence[str], choice: Choice, two_pass: bool) -> tuple[str, ...]:
+    """Return the names of the rewrites that `fuse` asks for."""
+    if fuse == "auto":
+        return usual(choice.variant, two_pass)
+    return parse(fuse) if isinstance(fuse, str) else tuple(fuse)
+
+
+def build(
+    model: nn.Module,
+    inputs: Mapping[str, Spec],
+    *,
+    variant: str | Choice = registry.DEFAULT,
+    swap: Sequence[str] = (),
+    fuse: str | Sequence[str] = "auto",
+    gradients: bool = False,
+    **more: Any,
+) -> core.Built:
+    """Trace a model, generate its backward and its update, rewrite, and choose a kernel for each call.
+
+    Nothing is compiled or allocated. ``model``, ``inputs``, ``variant``, ``swap``, ``fuse``, ``gradients``, ``more``
+    and the errors are those of `Engine`.
+
+    Returns
+    -------
+    ``program``, ``kernels`` (one for each call) and ``notes``; ``plan()`` plans the memory.
+
+    Examples
+    --------
+    >>> from cpuopt import build, models
+    >>> config, model = models.load("llama-tiny")
+    >>> built = build(model, config.specs(2, 8), swap=["silu=vanilla"])
+    >>> sorted({kernel.variant for kernel in built.kernels})
+    ['optimized', 'vanilla']
+    """
+    choice = chosen(variant, swap)
+    return core.build(model, inputs, choice=choice, fuse=rewrites(fuse, choice, gradients), **more)
+
+
+class Engine(core.Engine):
+    """A model ready to train, with the kernels and rewrites that the command line uses.
+
+    Parameters
+    ----------
+    model : its ``forward`` takes the inputs by name and returns the loss, alone or first in a tuple.
+    inputs : shape and dtype of each input, by name: ``{"x": ((512, 2), "float32")}``.
+    variant : the variant of every op that has it, as ``cpuopt kernels`` lists them, or a `Choice` with its rules.
+    swap : rules ``OP[@LAYER]=VARIANT``, of which the last that matches wins.
+    fuse : rewrites, as of ``--fuse``: ``"auto"``, ``"all"``, ``"none"``, or names. ``"auto"`` is all with
+        ``optimized``, and none with other variants.
+    gradients : whether all gradients are kept until the update, for ``clip``, ``accept`` and `gradients`. Without it,
+        many weights are updated while their gradient is made, which is faster.
+    threads : the number for all kernels; numba's own by default.
+    seed : the random seed of the initial weights. A parameter's weights depend on the seed and its name alone. None
+        leaves zeros, to be filled through `parameters`.
+    train : whether to generate backward and update.
+    optimizer : the name of one in ``cpuopt.ops.OPTIMIZERS``; or names by patterns of parameters, of which the last that
+        matches wins, as in ``{"*": "adamw", "*.bias": "sgd"}``.
+    micro_batches : how many `step` is given: one by its inputs, the others as ``more``.
+    processes : how many processes compile what the cache lacks; one a core by default.
+    progress : called with (compiled, to compile, kernel); by default a line on stderr, live on a terminal.
+    more : ``reduce``, ``zero`` and ``comm`` of several micro-batches or ranks, as in `cpuopt.engine.Engine`.
+
+    Raises
+    ------
+    UserError
+        For a model that cannot be traced, a rule that matches nothing, or too little memory.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from cpuopt import Engine, functional as F, nn
+    >>> class Net(nn.Module):
+    ...     def __init__(self):
+    ...         self.fc, self.out, self.loss = nn.Linear(2, 8), nn.Linear(8, 2), nn.CrossEntropyLoss()
+    ...     def forward(self, x, y):
+    ...         return self.loss(self.out(F.gelu(self.fc(x))), y)
+    >>> engine = Engine(Net(), {"x": ((4, 2), "float32"), "y": ((4,), "int32")}, threads=1)
+    >>> y = np.array([0, 1, 0, 1])
+    >>> x = np.stack([y, 1 - y], axis=1)
+    >>> first, *_, last = [engine.step(x=x, y=y, lr=0.05).loss for _ in range(20)]
+    >>> bool(last < 0.5 * first)
+    True
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        inputs: Mapping[str, Spec],
+        *,
+        variant: str | Choice = registry.DEFAULT,
+        swap: Sequence[str] = (),
+        fuse: str | Sequence[str] = "auto",
+        gradients: bool = False,
+        threads: int | None = None,
+        seed: int | None = 0,
+        train: bool = True,
+        micro_batches: int = 1,
+        optimizer: OptimizerChoice = ops.USUAL,
+        **more: Any,
+    ) -> None:
+        self.choice, self.model = chosen(variant, swap), model
+        names = rewrites(fuse, self.choice, gradients or micro_batches * getattr(more.get("comm"), "size", 1) > 1)
+        built: dict[str, Any] = {"threads": threads, "train": train, "optimizer": optimizer, **more}
+        built["micro_batches"] = micro_batches
+        self._again = partial(Engine, model, inputs, fuse=names, seed=None, **built)
+        super().__init__(model, inputs, choice=self.choice, fuse=names, seed=seed, **built)
+        self._inputs = dict(inputs)
+
+    def gradients(self) -> dict[str, Array]:
+        """Return the gradient of every parameter that has one, by the parameter's name; valid after ``backward``.
+
+        Raises
+        ------
+        UserError
+            Where the engine was built without ``gradients=True``, and some are not kept.
+        """
+        if not self.two_pass:
+            raise UserError(
+                "gradients: some weights are updated while their gradient is made, which is not kept; build the engine "
+                "with gradients=True"
+            )
+        return super().gradients()
+
+    def save_weights(self, path: str | Path) -> None:
+        """Write all parameters to a safetensors file, whole or not at all.
+
+        Raises
+        ------
+        UserError
+            Where it cannot be written, or a parameter is not float32.
+        """
+        arrays = self.parameters()
+        if other := [name for name, x in arrays.items() if x.dtype != np.float32]:
+            raise UserError(f"save_weights: {other[0]!r} is {arrays[other[0]].dtype}; a file holds float32 alone")
+        if Path(path).suffix != ".safetensors":
+            raise UserError(f"save_weights {str(path)!r}: expected a name that ends in .safetensors")
+        write_whole(Path(path), file_parts({name: x.shape for name, x in arrays.items()}, arrays.__getitem__))
+
+    def load_weights(self, path: str | Path) -> None:
+        """Fill all parameters from a safetensors file with the same names and shapes.
+
+        Raises
+        ------
+        UserError
+            Where the file cannot be read, or holds other names or shapes; nothing is filled then.
+        """
+        file, arrays = TensorFile(Path(path)), self.parameters()
+        if odd := arrays.keys() ^ file.tensors.keys():
+            name = min(odd)
+            raise UserError(
+                f"load_weights {str(path)!r}: {name!r} is {'missing' if name in arrays else 'no parameter'}"
+            )
+        for name, x in arrays.items():
+            if (there := file.tensors[name].shape) != x.shape:
+                raise UserError(f"load_weights {str(path)!r}: {name!r} has the shape {there}; expected {x.shape}")
+        read = {name: file.read(name) for name in arrays}
+        for name, x in arrays.items():
+            x[...] = read[name]
+
+    def profile(self, *, steps: int = 5, warmup: int = 1, roofs: bool = True, **given: Any) -> ProfileReport:
+        """Measure the time of each op and layer of a training step, after checking every kernel.
+
+        The steps train; parameters and optimizer are then as they were before.
+
+        Parameters
+        ----------
+        steps, warmup : the steps that are measured, and those before them, which are not.
+        roofs : whether to show how far each op is from what the machine allows; the machine is measured once for that.
+        given : what `step` takes: inputs, by default those of the last step, and numbers such as ``lr``.
+
+        Raises
+        ------
+        UserError
+            For a kernel that is wrong, or an engine without a backward.
+        """
+        require_trained(self, "profile")
+        if steps < 1 or warmup < 0:
+            raise UserError(f"profile: steps {steps}, warmup {warmup}; expected 1 or more, and 0 or more")
+        checked = self._check()
+        machine = rates.roofs(self.threads) if roofs else None
+        before = self._state()
+        try:
+            found = profile(self._repeating(given, steps, checked.results), warmup=warmup, roofs=machine)
+        finally:
+            self._restore(before)
+        return ProfileReport(found, self)
+
+    def ab(
+        self,
+        op: str,
+        a: str,
+        b: str,
+        *,
+        layer: str = "*",
+        in_step: bool = False,
+        flush: bool = False,
+        rounds: int = 96,
+        seed: int = 0,
+        **given: Any,
+    ) -> ComparisonReport:
+        """Compare two kernels of an op, alone on the shapes of this model or in its training steps.
+
+        Both are checked before, during and after. They run in this process, so a kernel that crashes ends it;
+        ``cpuopt ab`` uses a process of its own. This engine stays as it is.
+
+        Parameters
+        ----------
+        op, a, b : the op, as ``cpuopt kernels`` lists it, the baseline variant, and the one that the verdict is about.
+        layer : a glob of the layers to compare on.
+        in_step : whether to compare in training steps, of an engine of its own with these weights.
+        flush : whether other data fill the caches before each call; not with `in_step`.
+        rounds : the largest number of rounds, 6 at least.
+        seed : the random seed of the arrays and of the order.
+        given : with `in_step`, what `step` takes: inputs, by default those of the last step, and numbers such as
+            ``lr``.
+
+        Raises
+        ------
+        UserError
+            For an op or variant that does not exist, an op that the model does not call, or a kernel that is wrong.
+        """
+        if op not in ops.ALL:
+            raise UserError(f"ab {op!r}: no such op; {nearest(op, ops.ALL)}")
+        if flush and in_step:
+            raise UserError("flush with in_step: a step leaves the caches as they are; give one of the two")
+        pair = registry.find(op, a), registry.find(op, b)
+        analyses, n = analyses_up_to(rounds), core.set_threads(self.threads, pair)
+        checks = require_quick(pair, n)
+        if in_step:
+            found = self._in_step(pair, (a, b), layer, analyses, seed, given)
+        else:
+            found = ab.alone(pair, ab.shapes_of(self._calls_of(op, layer)), flush=flush, seed=seed, analyses=analyses)
+        checks += found["checks"] + require_quick(pair, n)
+        B, T = rows_of(self._inputs)
+        result = to_json({"B": B, "T": T, "threads": n, **found, "checks": checks})
+        asked = {"op": op, "a": a, "b": b, "model": type(self.model).__name__, "layer": layer, "seed": seed}
+        how = {"in_step": in_step, "flush": flush}
+        return ComparisonReport({**asked, **how, **summed([result]), "results": [result]})
+
+    def _in_step(
+        self,
+        pair: tuple[registry.Kernel, registry.Kernel],
+        names: tuple[str, str],
+        layer: str,
+        analyses: Sequence[int],
+        seed: int,
+        given: Mapping[str, Any],
+    ) -> dict[str, Any]:
+        """Compare in the steps of an engine like this one, whose rewrites keep the op's calls."""
+        require_trained(self, "ab in_step")
+        rules = [*map(str, self.choice.swaps), f"{pair[0].op.name}{'' if layer == '*' else '@' + layer}={names[1]}"]
+        other = self._again(variant=Choice(self.choice.variant, rules, [*map(str, self.choice.plan)]))
+        for name, x in self.parameters().items():
+            other.parameters()[name][...] = x
+        other._check()
+        job = other._repeating({**self._last(), **given})
+        return ab.of_op(
+            ab.InStep(job, [ab.Change(pair, (layer,))], seed=seed), names, seed, analyses, lambda text: None
+        )
+
+    def _calls_of(self, op: str, layer: str) -> list[Call]:
+        """List the calls of an op in the program; where rewrites replace them, in the program without rewrites."""
+        own = self.program.calls
+        plain = () if any(c.op.name == op for c in own) else core.build(self.model, self._inputs, fuse=()).program.calls
+        calls = [c for c in (*own, *plain) if c.op.name == op]
+        found = [c for c in calls if fnmatchcase(c.layer, layer)]
+        if not found:
+            layers = dict.fromkeys(c.layer for c in calls)
+            why = nearest(layer, layers) if layers else "it does not call it at all"
+            raise UserError(f"{op}: {type(self.model).__name__} does not call it in a layer {layer!r}; {why}")
+        return found
+
+    def _last(self) -> dict[str, Array]:
+        """Return the inputs of the last step."""
+        return {name: self.array(name).copy() for name in self._inputs}
+
+    def _repeating(self, given: Mapping[str, Any], steps: int = 1, checked: Sequence[Any] = ()) -> Repeating:
+        B, T = rows_of(self._inputs)
+        numba_threads.set_threads(self.threads)
+        return Repeating(
+            self,
+            partial(self.step, **{**self._last(), **given}),
+            type(self.model).__name__,
+            SimpleNamespace(steps=steps, B=B, T=T, micro_batches=self.micro_batches),
+            self.choice,
+            [r.describe() for r in checked],
+        )
+
+    def _check(self) -> Judged:
+        """Check every kernel, also at the sizes of this program."""
+        own = [b for b in self.calls if not isinstance(b.call.op, ops.Collective)]
+        sizes = sized_of([b.call for b in own], [b.kernel for b in own])
+        return require_right(self.kernels, sizes, threads=self.threads)
+
+    def _state(self) -> tuple[int, list[Array]]:
+        values = [*self.program.parameters, *self.program.moments]
+        return self.step_number, [self.array(v).copy() for v in values]
+
+    def _restore(self, state: tuple[int, list[Array]]) -> None:
+        self.step_number, arrays = state
+        for v, x in zip([*self.program.parameters, *self.program.moments], arrays, strict=True):
+            np.copyto(self.array(v), x)
+
+
+@dataclass
+class Repeating:
+    """Steps of an engine on one batch, for what measures the steps of a job."""
+
+    engine: core.Engine
+    take: Callable[[], core.Step]
+    name: str
+    settings: Any
+    choice: Choice
+    checked: list[dict[str, Any]]
+    done: int = field(default=0)
+
+    def step(self, within: Callable[[], AbstractContextManager[object]]) -> core.Step:
+        """Train on the batch."""
+        with within():
+            return self.take()

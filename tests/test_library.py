@@ -1,0 +1,183 @@
+"""What `import cpuopt` offers: an engine with the command line's defaults, whose results show what the verbs print."""
+
+import numpy as np
+import pytest
+
+import cpuopt
+from cpuopt import Choice, Engine, UserError, nn
+from cpuopt import functional as F
+from cpuopt.report import rendered, tables
+from cpuopt.weights.tensors import TensorFile
+
+B = 6
+INPUTS = {"x": ((B, 4), "float32"), "y": ((B,), "int32")}
+RNG = np.random.default_rng(0)
+BATCH = {"x": RNG.normal(size=(B, 4)), "y": RNG.integers(0, 3, B)}
+
+
+class Net(nn.Module):
+    def __init__(self, out=3):
+        self.fc, self.out, self.loss = nn.Linear(4, 8), nn.Linear(8, out), nn.CrossEntropyLoss()
+
+    def forward(self, x, y):
+        return self.loss(self.out(F.gelu(self.fc(x))), y)
+
+
+def made(out=3, **how):
+    return Engine(Net(out), INPUTS, threads=1, **how)
+
+
+@pytest.fixture(scope="module")
+def engine():
+    found = made()
+    found.step(**BATCH)
+    return found
+
+
+def called(engine):
+    return {c.op.name for c in engine.program.calls}
+
+
+def test_the_defaults_are_those_of_the_command_line(engine):
+    assert {k.variant for k in engine.kernels} == {"optimized"}
+    assert {"matmul_gelu_forward", "matmul_update"} <= called(engine)
+    assert called(cpuopt.build(Net(), INPUTS)) == called(engine)
+    losses = [[e.step(**BATCH, lr=0.05).loss for _ in range(5)] for e in (made(), made(variant="vanilla"))]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+    assert losses[0][-1] < losses[0][0]
+
+
+@pytest.mark.parametrize(
+    ("how", "variants", "fused"),
+    [
+        ({"variant": "vanilla"}, {"vanilla"}, False),
+        ({"variant": Choice("vanilla")}, {"vanilla"}, False),
+        ({"variant": "vanilla", "fuse": "all"}, {"vanilla"}, True),
+        ({"fuse": "none"}, {"optimized"}, False),
+        ({"fuse": ["update"], "swap": ["gelu_forward=vanilla"]}, {"optimized", "vanilla"}, True),
+    ],
+)
+def test_kernels_and_rewrites_are_chosen_by_name(how, variants, fused):
+    built = cpuopt.build(Net(), INPUTS, **how)
+    assert {k.variant for k in built.kernels} == variants
+    assert ("matmul_update" in called(built)) == fused
+
+
+def test_a_choice_that_cannot_be_is_refused():
+    with pytest.raises(UserError, match="give the rules to the Choice"):
+        cpuopt.build(Net(), INPUTS, variant=Choice("vanilla"), swap=["gelu=vanilla"])
+    with pytest.raises(UserError, match="did you mean 'optimized'"):
+        cpuopt.build(Net(), INPUTS, variant="optimised")
+
+
+def test_gradients_are_kept_where_they_are_asked_for(engine):
+    with pytest.raises(UserError, match="gradients=True"):
+        engine.gradients()
+    with pytest.raises(UserError, match="gradients=True"):
+        engine.step(**BATCH, clip=1.0)
+    kept = made(gradients=True)
+    kept.step(**BATCH, clip=1.0)
+    assert kept.gradients().keys() == kept.parameters().keys()
+    assert "matmul_gelu_forward" in called(kept)
+
+
+def test_weights_are_saved_and_loaded(engine, tmp_path):
+    file = tmp_path / "net.safetensors"
+    engine.save_weights(file)
+    other = made(seed=1)
+    assert other.forward(**BATCH) != engine.forward(**BATCH)
+    other.load_weights(str(file))
+    assert other.forward(**BATCH) == engine.forward(**BATCH)
+    assert TensorFile(file).tensors.keys() == engine.parameters().keys()
+    wide = made(out=2, seed=2)
+    before = wide.parameters()["fc.weight"].copy()
+    with pytest.raises(UserError, match=r"'out.weight' has the shape \(3, 8\); expected \(2, 8\)"):
+        wide.load_weights(file)
+    assert (wide.parameters()["fc.weight"] == before).all()
+    with pytest.raises(UserError, match=r"ends in \.safetensors"):
+        engine.save_weights(tmp_path / "net.bin")
+    for model, why in ((Spare(), "'spare' is missing"), (Less(), "'out.bias' is no parameter")):
+        with pytest.raises(UserError, match=why):
+            Engine(model, INPUTS, threads=1, train=False).load_weights(file)
+
+
+class Spare(Net):
+    def __init__(self):
+        super().__init__()
+        self.spare = nn.Parameter((3,), nn.modules.constant(0))
+
+
+class Less(Net):
+    def __init__(self):
+        super().__init__()
+        self.out = nn.Linear(8, 3, bias=False)
+
+
+def test_a_profile_shows_what_the_verb_prints_and_changes_nothing(engine, tmp_path):
+    before = {name: x.copy() for name, x in engine.parameters().items()}
+    loss, number = engine.forward(**BATCH), engine.step_number
+    report = engine.profile(steps=3, roofs=False)
+    assert all((x == before[name]).all() for name, x in engine.parameters().items())
+    assert (engine.forward(**BATCH), engine.step_number) == (loss, number)
+    profile = report.profile
+    assert (profile.model, profile.B, profile.steps, profile.variant) == ("Net", B, 3, "optimized")
+    assert {c["status"] for c in profile.checked} <= {"PASS", "MARGINAL"}
+    text = str(report)
+    assert text == rendered.as_text(tables.profile_tables(profile)) == repr(report)
+    assert text.startswith("Net · B 6 · T 1 · 1 thread")
+    assert max(map(len, text.splitlines())) <= 80
+    html = report._repr_html_()
+    assert html.startswith("<pre")
+    assert "Matmul + GELU Forward" in html
+    profile.model = "<script>"
+    assert "<script>" not in report._repr_html_()
+    report.write_html(tmp_path / "page.html")
+    assert "&lt;script&gt;" in (tmp_path / "page.html").read_text()
+    with pytest.raises(UserError, match="built with train=False"):
+        Engine(Net(), INPUTS, threads=1, train=False).profile()
+
+
+def test_kernels_are_compared_alone_and_in_the_step(engine):
+    before = {name: x.copy() for name, x in engine.parameters().items()}
+    alone = engine.ab("gelu_forward", "vanilla", "vanilla", rounds=6)  # which only the program without rewrites calls
+    assert alone.record["results"][0]["cases"][0]["sizes"] == {"N": 8 * B}
+    assert str(alone).startswith("gelu_forward: vanilla against vanilla, alone · Net · layers *")
+    step = engine.ab("gelu_forward", "vanilla", "optimized", in_step=True, rounds=6, lr=0.1)
+    (result,) = step.record["results"]
+    assert result["losses"]["A"] == pytest.approx(result["losses"]["B"], rel=1e-4)
+    assert result["losses"]["A"][-1] < result["losses"]["A"][0]
+    assert result["step"]["ratio"]["median"] > 0
+    assert step.verdict in str(step)
+    assert all((x == before[name]).all() for name, x in engine.parameters().items())
+    for asked, why in (
+        (("gelu_forwards", "vanilla", "optimized"), "no such op; did you mean 'gelu_forward'"),
+        (("gelu_forward", "vanilla", "optimised"), "no variant 'optimised'"),
+        (("attention_forward", "vanilla", "optimized"), "Net does not call it"),
+    ):
+        with pytest.raises(UserError, match=why):
+            engine.ab(*asked, rounds=6)
+
+
+def test_two_functions_are_compared():
+    now, rng = [0.0], np.random.default_rng(0)
+
+    def quick(ms):
+        now[0] += ms / 1e3 * rng.uniform(0.99, 1.01)
+
+    def slow(ms):
+        quick(1.5 * ms)
+
+    def compared(a, b, **more):
+        return cpuopt.compare(a, b, 2, clock=lambda: now[0], **more)
+
+    found = compared(quick, slow)
+    assert found.verdict == "slower"
+    assert found.ratio["median"] == pytest.approx(1.5, rel=0.02)
+    assert found.record["results"][0]["a_ms"] == pytest.approx(2, rel=0.02)
+    assert "verdict: slower, by 50." in str(found) or "verdict: slower, by 49." in str(found)
+    assert {"quick", "slow"} <= set(str(found).split())
+    assert found._repr_html_().startswith("<pre")
+    assert compared(slow, quick).verdict == "faster"
+    assert compared(quick, quick).verdict == "no difference shown"
+    with pytest.raises(UserError, match="expected 6 or more"):
+        compared(quick, slow, rounds=3)

@@ -1,0 +1,113 @@
+"""The magics of a notebook, and the example notebook, run as its reader would run it."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+import cpuopt
+from cpuopt import UserError
+from cpuopt.kernels import registry
+from cpuopt.library import magics
+
+EXAMPLE = Path(__file__).parent.parent / "examples" / "kernel.ipynb"
+CELL = """
+TWO = np.float32(2)
+
+
+def gelu_forward(out, inp):
+    for i in prange(len(inp)):
+        out[i] = TWO * inp[i]
+"""
+
+
+class Shell:
+    """The part of IPython that an extension uses."""
+
+    def __init__(self):
+        self.magics = {}
+
+    def register_magic_function(self, function, kind, name):
+        self.magics[kind, name] = function
+
+
+@pytest.fixture(autouse=True)
+def _aside(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(registry, "KERNELS", dict(registry.KERNELS))
+
+
+def test_the_extension_adds_two_magics():
+    cpuopt.load_ipython_extension(shell := Shell())
+    assert shell.magics.keys() == {("line", "cpuopt"), ("cell", "kernel")}
+
+
+def test_a_verb_prints_into_the_notebook(capsys):
+    magics.run_verb("program --model gpt2-tiny --fuse nothing")
+    assert "no such rewrite" in capsys.readouterr().out
+
+
+def test_a_wrong_kernel_fails_and_is_not_registered(capsys):
+    magics.try_kernel("gelu_forward mine --model gpt2-tiny --no-step", CELL)
+    assert "FAIL" in capsys.readouterr().out
+    assert ("gelu_forward", "mine") not in registry.KERNELS
+    text = Path("mine_gelu_forward.py").read_text()
+    assert text.endswith(CELL.replace("def gelu", '@kernel(ops.ALL["gelu_forward"], "mine")\ndef gelu'))
+
+
+def test_the_last_content_of_a_cell_is_registered(monkeypatch):
+    monkeypatch.setattr(magics, "_run", lambda flags: 0)
+    for value in 2, 3:
+        magics.try_kernel("gelu_forward mine", CELL.replace("float32(2)", f"float32({value})"))
+        function = registry.KERNELS["gelu_forward", "mine"].function.py_func
+        assert function.__globals__["TWO"] == value
+
+
+@pytest.mark.parametrize(
+    ("line", "cell", "why"),
+    [
+        ("gelu_forward", CELL, "expected OP VARIANT"),
+        ("gelu_forward --once", CELL, "expected OP VARIANT"),
+        ("gelu_backward mine", CELL, "no function gelu_backward; %cpuopt new-kernel gelu_backward mine"),
+        ("gelu_forward mine", "def f(:", "line 1 of the cell"),
+    ],
+)
+def test_a_cell_that_cannot_be_used_is_refused(line, cell, why):
+    with pytest.raises(UserError, match=why):
+        magics.try_kernel(line, cell)
+
+
+def test_a_file_of_somebody_else_is_not_overwritten():
+    Path("mine_gelu_forward.py").write_text("x = 1\n")
+    with pytest.raises(UserError, match="no %%kernel wrote it"):
+        magics.try_kernel("gelu_forward mine", CELL)
+    assert Path("mine_gelu_forward.py").read_text() == "x = 1\n"
+
+
+@pytest.mark.filterwarnings("ignore")  # those of Jupyter's libraries
+def test_the_example_notebook_runs(tmp_path, monkeypatch):
+    nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
+    pytest.importorskip("ipykernel")
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+    monkeypatch.setenv("NUMBA_NUM_THREADS", str(min(2, len(os.sched_getaffinity(0)))))
+    notebook = nbformat.read(EXAMPLE, as_version=4)
+    assert not any(cell.get("outputs") for cell in notebook.cells)
+    client = nbclient.NotebookClient(notebook, timeout=180, resources={"metadata": {"path": str(tmp_path)}})
+    client.execute()
+    said = [printed(cell) for cell in notebook.cells if cell.cell_type == "code"]
+    assert "tokens/s" in said[2]
+    for stage in ("check         PASS", "alone", "roof", "machine code"):
+        assert stage in said[3], stage
+    assert "FAIL" not in said[3]
+    assert "gelu_forward: mine against optimized" in said[4]
+    losses = [[float(x) for x in text.strip("'").split() if x[0].isdigit()] for text in (said[1], said[5])]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-2)
+    assert losses[0][1] < losses[0][0]
+    assert "mine" in said[6]
+    assert {path.name for path in tmp_path.iterdir()} - {"ipython"} == {"mine_gelu_forward.py"}
+
+
+def printed(cell):
+    """What a cell printed and returned, as text."""
+    texts = [o.get("text") or o.get("data", {}).get("text/plain", "") for o in cell.outputs]
+    return "".join(texts)

@@ -1,0 +1,421 @@
+"""The walk of a new user: ReLU squared as an op of one's own, and a faster variant of it, through every verb."""
+
+import importlib.util
+import json
+import linecache
+import os
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+import cpuopt.kernels
+from cpuopt import cli, ops
+from cpuopt.check import gate
+from cpuopt.check.cases import Case
+from cpuopt.cli.common import sizes_by_symbol
+from cpuopt.errors import UserError
+from cpuopt.isolate.child import Child
+from cpuopt.kernels import registry
+from cpuopt.kernels.compile import cache
+from cpuopt.lab.ab import shape_at
+from cpuopt.lab.starter import starter
+from cpuopt.measure import rates as machine
+from cpuopt.measure.roofline import Level, Roofs
+
+ROOFS = Roofs(1, (Level("memory", None),), 100.0, {"memory": {"read": 10.0}}, 1.0)
+RELU2 = """
+from numba import prange
+
+from cpuopt import differentiable
+from cpuopt.ops.declaration import N, inp, out
+
+
+@differentiable(out("out", N), inp("inp", N), flops=2 * N)
+def relu2(out, inp):
+    for i in prange(inp.shape[0]):
+        x = max(inp[i], 0.0)
+        out[i] = x * x
+"""
+SIZES = ("--sizes", "N=4096")
+QUICK = ("--rounds", "6", "--threads", "1")
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NUMBA_NUM_THREADS", os.environ["NUMBA_NUM_THREADS"])
+    monkeypatch.setattr(machine, "roofs", lambda n, say: ROOFS)
+    every, kernels = dict(ops.ALL), dict(registry.KERNELS)
+    Path("relu2.py").write_text(RELU2)
+    yield
+    for there, before in (ops.ALL, every), (registry.KERNELS, kernels):
+        there.clear()
+        there.update(before)
+
+
+@pytest.fixture
+def run(capsys):
+    """Run a command as a process of its own would, and return its exit status and what it printed."""
+    every, kernels, path = dict(ops.ALL), dict(registry.KERNELS), list(sys.path)
+
+    def command(*words):
+        for there, before in (ops.ALL, every), (registry.KERNELS, kernels):
+            there.clear()
+            there.update(before)
+        sys.path[:] = path
+        for name in ("relu2", "mine", "net", "helper"):
+            sys.modules.pop(name, None)
+        linecache.clearcache()
+        importlib.invalidate_caches()
+        capsys.readouterr()
+        status = cli.main(list(words))
+        said = capsys.readouterr()
+        assert "Traceback" not in said.out + said.err
+        return status, said.out, said.err
+
+    return command
+
+
+def test_an_op_of_ones_own_through_every_verb(run):
+    status, out, _ = run("kernels", "--kernels", "relu2.py")
+    assert status == 0
+    assert re.search(r"relu2_forward +vanilla *\nrelu2_backward +vanilla, generated", out)
+
+    status, out, _ = run("ad", "relu2", "--kernels", "relu2.py")
+    assert status == 0
+    assert "def relu2_backward(dinp, dinp_add, dout, inp):" in out
+
+    status, out, _ = run("new-kernel", "relu2_forward", "--kernels", "relu2.py", "--out", "mine.py")
+    assert (status, out) == (0, "mine.py\nnext: cpuopt lab mine.py --sizes N=196608\n")
+    text = Path("mine.py").read_text()
+    assert '@kernel(relu2.forward, "mine")\ndef relu2_forward(out, inp):\n' in text
+    fast = text.replace("from numba", "import numpy as np\nfrom numba").replace("0.0)", "ZERO)")
+    fast = fast.replace("\n\n\n@", "\n\nZERO = np.float32(0)\n\n\n@")
+    Path("mine.py").write_text(fast)
+
+    status, out, _ = run("check", "--kernels", "mine.py", "--variant", "mine", *SIZES, "--threads", "1,2", "--json")
+    (checked,) = json.loads(out)["kernels"]
+    assert (status, checked["op"], checked["verdict"]) == (0, "relu2_forward", "PASS")
+    assert checked["cases"][-1]["case"] == "N=4096"
+
+    status, out, _ = run("lab", "mine.py", "--once", *SIZES, *QUICK)
+    assert (status, out.splitlines()[2]) == (0, "relu2_forward[mine] against vanilla")
+    assert "relu2_backward" not in out  # which the file only imports
+    for stage in ("check         PASS", "roof ", "step          none: --sizes names no model", "machine code  "):
+        assert stage in out
+    assert re.search(r"alone +(faster|slower|no difference shown|inconclusive): .* ms against .* of vanilla", out)
+
+    ab = "ab", "relu2_forward", "vanilla", "mine", "--kernels", "mine.py"
+    status, out, _ = run(*ab, "--sizes", "N=4096,N=64", *QUICK)
+    assert status == 0
+    assert "relu2_forward: mine against vanilla, alone\n" in out
+    assert re.search(r"(?s)N=4096, 1 thread .*\nN=64, 1 thread ", out)
+    status, out, err = run(*ab, *QUICK)
+    assert (status, err) == (2, "cpuopt: relu2_forward: gpt2-124M does not call it; add --sizes N=196608\n")
+    status, out, err = run(*ab, *SIZES, "--in-step")
+    assert (status, err.count("a step has the sizes of its model")) == (2, 1)
+    assert "relu2_forward: mine against" in run("runs", "list")[1]
+    assert re.search(r"\nN=4096, 1 threads\n(.*\n)+.* mine ", run("history", "relu2_forward")[1])
+
+    status, out, _ = run("inspect", "relu2_forward", "mine", "--kernels", "mine.py")
+    assert status == 0
+    assert re.search(r"mine.py:\d+", out)
+
+    wrong = Path("mine.py").read_text().replace("x * x", "x")
+    Path("mine.py").write_text(wrong)
+    status, out, _ = run("lab", "mine.py", "--once", *SIZES, *QUICK)
+    assert status == 1
+    assert re.search(r"check +FAIL out\[\d+\] = ", out)
+
+
+def test_a_variant_of_the_backward_is_judged_by_the_generated_one(run):
+    status, *_ = run("new-kernel", "relu2_backward", "--kernels", "relu2.py", "--variant", "fast")
+    assert status == 0
+    text = Path("relu2_backward.py").read_text()
+    assert '@kernel(relu2.backward, "fast")' in text
+    assert "ZERO = np.float32(0.0)" in text
+    check = "check", "--kernels", "relu2_backward.py", "--variant", "fast", "--quick", "--threads", "1"
+    assert run(*check)[0] == 0
+    Path("relu2_backward.py").write_text(text.replace("seed * x + seed * x", "seed * x"))
+    status, out, _ = run(*check)
+    assert status == 1
+    assert re.search(r"FAIL +relu2_backward\[fast\]", out)
+
+
+def test_lab_shows_the_kernels_of_the_op_itself(run):
+    status, out, _ = run("lab", "relu2.py", "--once", *SIZES, *QUICK, "--json")
+    found = {(k["op"], k["variant"]): k["said"] for k in json.loads(out)["kernels"]}
+    assert (status, list(found)) == (0, [("relu2_forward", "vanilla"), ("relu2_backward", "vanilla")])
+    for said in found.values():
+        assert said["alone"].endswith(" ms: the baseline of other variants")
+
+
+NET = """
+from relu2 import relu2
+
+from cpuopt import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        self.wte, self.up, self.down = nn.Embedding(256, 16), nn.Linear(16, 32), nn.Linear(32, 16)
+        self.head, self.loss = nn.Linear(16, 256, bias=False), nn.CrossEntropyLoss()
+
+    def forward(self, tokens, targets):
+        x = self.wte(tokens)
+        x = x + self.down(relu2(self.up(x)))
+        return self.loss(self.head(x), targets)
+"""
+FAST = """
+import numpy as np
+from numba import prange
+from relu2 import relu2
+
+from cpuopt import kernel
+
+ZERO = np.float32(0)
+
+
+@kernel(relu2.forward, "mine")
+def relu2_forward(out, inp):
+    for i in prange(inp.shape[0]):
+        x = max(inp[i], ZERO)
+        out[i] = x * x
+"""
+
+
+def test_an_op_of_ones_own_in_the_step_of_ones_own_model(run):
+    Path("net.py").write_text(NET)
+    Path("mine.py").write_text(FAST)
+    job = "--model", "net.py:Net", "-B", "2", "-T", "8", "--threads", "1", "--kernels", "mine.py"
+    status, out, err = run("profile", *job, "--swap", "relu2_forward=mine", "--steps", "2", "--html", "page.html")
+    assert status == 0
+    assert "relu2 forward" in out
+    assert "relu2_forward" in Path("page.html").read_text()
+    assert "does not run" not in err
+    status, _, err = run("profile", *job, "--steps", "1")
+    assert "relu2_forward[mine] does not run; --swap relu2_forward=mine uses it" in err
+
+    ab = "ab", "relu2_forward", "vanilla", "mine", "--kernels", "mine.py", "--model", "net.py:Net", *QUICK
+    status, out, _ = run(*ab, "--sizes", "2x8", "--in-step")
+    assert status == 0
+    assert "in the training step" in out
+    assert "the whole step" in out
+
+    status, out, _ = run("tune", *job, "--ops", "relu2_forward", "--rounds", "6")
+    assert re.search(r"relu2_forward N=512, 1x *\n +vanilla .*\n +mine ", out)
+
+
+SHARED = """
+from numba import prange
+
+from cpuopt import differentiable
+from cpuopt.ops.declaration import inp, out, symbols
+
+R, H = symbols("R H")
+
+
+@differentiable(out("out", R, H), inp("inp", R, H), inp("w", H))
+def weighted(out, inp, w):
+    for r in prange(out.shape[0]):
+        total = 0.0
+        for h in range(out.shape[1]):
+            total += inp[r, h]
+        for h in range(out.shape[1]):
+            out[r, h] = (inp[r, h] - total) * w[h]
+"""
+
+
+def test_a_starter_of_a_backward_with_scratch_registers_it():
+    Path("weights.py").write_text(SHARED)
+    cpuopt.kernels.load_all(["weights.py"])
+    op = ops.weighted_backward
+    assert registry.KERNELS["weighted_backward", "vanilla"].scratch  # or this shows nothing
+    Path("copy.py").write_text(starter(op, "mine"))
+    cpuopt.kernels.load_all(["copy.py"])  # a name that the standard library has too
+    mine, usual = (registry.KERNELS["weighted_backward", v] for v in ("mine", "vanilla"))
+    sizes = {"R": 3, "H": 5}
+    assert mine.work(sizes) == usual.work(sizes)
+    with pytest.raises(UserError, match=r"--sizes: weighted_backward has the symbols R, H: add H=\.\.\.; R is given"):
+        shape_at(op, {"R": 3})
+
+
+OFFERS = """
+from numba import prange
+from relu2 import relu2
+
+from cpuopt import kernel, offer
+
+CHUNK = offer("CHUNK", 4096, 1024)
+STEP = offer("STEP", 1, 2)
+
+
+@kernel(relu2.forward, "mine", scratch=[("tile", CHUNK)])
+def relu2_forward(out, inp, tile):
+    for i in prange(inp.shape[0]):
+        x = max(inp[i], 0) * (CHUNK // CHUNK)
+        out[i] = x * x
+
+
+@kernel(relu2.backward, "mine")
+def relu2_backward(dinp, dinp_add, dout, inp):
+    for i in prange(inp.shape[0]):
+        d = 2 * max(inp[i], 0) * dout[i]
+        dinp[i] = dinp[i] + d if dinp_add else d
+"""
+
+
+def test_a_file_offers_block_sizes():
+    Path("mine.py").write_text(OFFERS)
+    cpuopt.kernels.load_all(["mine.py"])
+    assert registry.variants("relu2_forward") == ["vanilla", "mine", "mine:CHUNK=1024"]  # STEP changes nothing in it
+    assert registry.variants("relu2_backward") == ["vanilla", "generated", "mine"]
+    usual, other = (registry.KERNELS["relu2_forward", v] for v in ("mine", "mine:CHUNK=1024"))
+    assert (usual.work({})["tile"], other.work({})["tile"]) == (((4096,), "float32"), ((1024,), "float32"))
+    assert cache.digest(usual.function) != cache.digest(other.function)
+    assert registry.Choice("vanilla", ["relu2=mine:CHUNK=1024"]).resolve("relu2_forward", "x") is other
+    with Child("cpuopt.check.worker", ["mine.py"]) as child:
+        choices = {(k["op"], k["variant"]): k["choice"] for k in child.start()}
+    assert choices["relu2_forward", "mine:CHUNK=1024"]
+    assert not choices["relu2_forward", "mine"]
+    cpuopt.kernels.load_all(["mine.py"])  # once more, which changes nothing
+    assert len(registry.variants("relu2_forward")) == 3
+    first = sys.modules["mine"]
+    cpuopt.kernels.forget("mine.py")
+    for key in [k for k in registry.KERNELS if k[1].startswith("mine")]:
+        del registry.KERNELS[key]
+    Path("mine.py").write_text(OFFERS.replace("1024", "512"))
+    linecache.clearcache()
+    cpuopt.kernels.load_all(["mine.py"])
+    assert sys.modules["mine"] is not first
+    assert registry.variants("relu2_forward") == ["vanilla", "mine", "mine:CHUNK=512"]
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('offer("A", 1, 1)', "expected whole numbers that differ"),
+        ('offer("A", 1, 2.0)', "expected whole numbers that differ"),
+        ('offer("A=1", 1, 2)', "expected a short name that the file offers once"),
+        ('offer("A", 1, 2); offer("A", 3, 4)', "expected a short name that the file offers once"),
+        (
+            'offer("A", *range(9)); offer("B", *range(9))',
+            "it offers 81 combinations of numbers; expected 64 at the most",
+        ),
+    ],
+)
+def test_offers_that_are_refused(line, said):
+    Path("mine.py").write_text(f"from cpuopt import offer\n{line}\n")
+    for _ in range(2):
+        with pytest.raises(UserError, match=re.escape(said)):
+            cpuopt.kernels.load_all(["mine.py"])
+
+
+# Files that import each other -----------------------------------------------------------------------------------------
+
+
+HELPER = "from cpuopt import helper\n\n\n@helper()\ndef twice(x):\n    return {body}\n"
+USER = """
+from numba import prange
+from helper import twice
+
+from cpuopt import kernel, ops
+
+
+@kernel(ops.scale_forward, "mine")
+def scale_forward(out, inp, factor):
+    for i in prange(out.shape[0]):
+        out[i] = twice(inp[i])
+"""
+
+
+def test_files_that_import_each_other_are_one_module_each():
+    Path("mine.py").write_text("from relu2 import relu2\nOP = relu2\n")
+    cpuopt.kernels.load_all(["mine.py", "relu2.py", "mine.py"])
+    assert sys.modules["mine"].OP is sys.modules["relu2"].relu2
+    assert ops.relu2_forward is sys.modules["relu2"].relu2.forward
+    with pytest.raises(AttributeError, match="no op 'relu2_foward'; did you mean 'relu2_forward'"):
+        _ = ops.relu2_foward
+
+
+def test_a_file_that_fails_leaves_nothing_behind():
+    Path("mine.py").write_text("import relu2\nrelu2.nothing\n")
+    for _ in range(2):  # the second time as the first
+        with pytest.raises(UserError, match=r"--kernels mine.py: line 2 raised AttributeError"):
+            cpuopt.kernels.load_all(["mine.py"])
+        assert "relu2_forward" not in ops.ALL
+        assert "relu2" not in sys.modules
+    Path("relu2.py").write_text("x = 1\nx.y\n")
+    with pytest.raises(UserError, match=r"mine.py: relu2.py, which it imports, line 2 raised AttributeError"):
+        cpuopt.kernels.load_all(["mine.py"])
+
+
+def test_an_edited_file_beside_is_followed(tmp_path):
+    Path("helper.py").write_text(HELPER.format(body="x + x"))
+    Path("mine.py").write_text(USER)
+    mine = str(tmp_path / "mine.py")
+    cpuopt.kernels.load_all(["mine.py"])
+    before = cpuopt.kernels.registry.KERNELS["scale_forward", "mine"]
+    with Child("cpuopt.check.worker", [mine]) as child:
+        gate.require_loadable(child)
+        assert sorted(Path(f).name for f in child.files) == ["helper.py", "mine.py"]
+    with Child("cpuopt.check.worker", [mine]) as child:
+        gate.require_loadable(child)
+        assert child._worker is None  # known to load
+        assert gate.in_file(before, child)
+    for name in ("mine", "helper"):
+        del sys.modules[name]
+    registry.KERNELS.pop(("scale_forward", "mine"))
+    Path("helper.py").write_text(HELPER.format(body="x * x"))
+    linecache.clearcache()
+    with Child("cpuopt.check.worker", [mine]) as child:
+        gate.require_loadable(child)
+        assert child._worker is not None
+    cpuopt.kernels.load_all(["mine.py"])
+    after = registry.KERNELS["scale_forward", "mine"]
+    assert gate.key_of(before, Case({"N": 3}), 1) != gate.key_of(after, Case({"N": 3}), 1)
+
+
+def test_a_judgement_is_forgotten_when_the_op_itself_changes():
+    """The variant's code is the same; what it is compared with is not."""
+    keys = []
+    for body in ("x * x", "x + x"):
+        Path("relu2.py").write_text(RELU2.replace("x * x", body))
+        Path("mine.py").write_text(
+            "from relu2 import relu2\nfrom cpuopt import kernel\n\n\n"
+            '@kernel(relu2.forward, "mine")\ndef relu2_forward(out, inp):\n    for i in range(len(out)):\n'
+            "        out[i] = inp[i]\n"
+        )
+        linecache.clearcache()
+        importlib.invalidate_caches()
+        cpuopt.kernels.load_all(["mine.py"])
+        keys.append(gate.key_of(registry.KERNELS["relu2_forward", "mine"], Case({"N": 3}), 1))
+        for name in ("relu2", "mine"):
+            del sys.modules[name]
+        for name in ("relu2_forward", "relu2_backward"):
+            del ops.ALL[name]
+        for key in [k for k in registry.KERNELS if k[0].startswith("relu2")]:
+            del registry.KERNELS[key]
+    assert all(keys)
+    assert keys[0] != keys[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "sizes"),
+    [
+        ("N=3", [{"N": 3}]),
+        ("N=3,N=4", [{"N": 3}, {"N": 4}]),
+        ("BT=2,C=3", [{"BT": 2, "C": 3}]),
+        ("BT=2 C=3, BT=4 C=5", [{"BT": 2, "C": 3}, {"BT": 4, "C": 5}]),
+    ],
+)
+def test_sizes_by_symbol(text, sizes):
+    assert sizes_by_symbol(text) == sizes
+
+
+@pytest.mark.parametrize("text", ["N=0", "N=-3", "N=x", "=3", "4x64=", "N=3,C=4,N=5", " , "])
+def test_sizes_that_are_none(text):
+    with pytest.raises(UserError, match=r"^--sizes "):
+        sizes_by_symbol(text)
