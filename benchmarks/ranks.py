@@ -135,12 +135,14 @@ def memory_table(size: int, settings: Mapping[str, Any]) -> Iterable[str]:
     yield f"| {size} | saved / 8 (1 - 1/W) bytes a parameter | {' | '.join(fell)} |"
 
 
-def model_table(v: Volume, ranks: int, compute_s: float, tokens: int, links: Sequence[float]) -> Iterable[str]:
+def model_table(
+    v: Volume, ranks: int, compute_s: float, tokens: int, links: Sequence[float], hidden: float
+) -> Iterable[str]:
     """Show steps on several hosts, for some links."""
     for link in links:
-        step = v.step_s(compute_s, link * 1e6)
+        step = v.step_s(compute_s, link * 1e6, hidden)
         lost = 1 - compute_s / step
-        even = v.break_even_s(ranks, link * 1e6)
+        even = v.break_even_s(ranks, link * 1e6, hidden)
         cells = f"{step:.2f} | {ranks * tokens / step:,.0f} | {100 * lost:.0f} %"
         yield f"| {link:,.0f} MB/s | {cells} | {even:.2f} s, {even / compute_s * tokens:,.0f} tokens |"
 
@@ -155,6 +157,8 @@ def main() -> None:
     p.add_argument("--micro-batches", type=int, help="of a step, by default the largest number of ranks")
     p.add_argument("--rounds", type=int, default=8)
     p.add_argument("--link", type=float, nargs="+", default=GIGABIT, help="MB/s of a link between hosts")
+    p.add_argument("--hosts", type=int, default=2, help="of the model, a rank each")
+    p.add_argument("--hidden", type=float, default=0.0, help="part of the reduction that the backward hides, 0 to 1")
     p.add_argument("--no-memory", action="store_true", help="leave out the table of memory")
     a = p.parse_args()
     sizes = [int(n) for n in a.ranks.split(",")]
@@ -174,21 +178,20 @@ def main() -> None:
                     print(scaling_row(ranks, float(sorted(found.figures(letter))[a.rounds // 2]), total, ratio))
     if not a.no_memory:
         print("\n| ranks | `--zero` | planned, MB a rank | peak, MB |\n| ---: | --- | ---: | ---: |")
-        for size in sizes[1:]:
+        for size in (n for n in sizes if n > 1):
             for line in memory_table(size, settings):
                 print(line, flush=True)
     threads = max(1, len(os.sched_getaffinity(0)))
     with ExitStack() as stack:
         one = Ranks.begun(stack, 1, {**settings, "total_batch": a.B * a.T})
         compute_s = min(one.job.ask("steps", n=4)[0]["step_ms"]) / 1e3
-    v = volume(a.model, a.B, a.T, 2)
-    print(f"\n2 hosts, each with {threads} threads that take {compute_s:.2f} s for {a.B}x{a.T}; a step sends")
-    print(
-        f"{v.reduce / 1e6:,.0f} MB of gradients and {v.gather / 1e6:,.0f} MB of weights each way; none of it hidden:\n"
-    )
+    v = volume(a.model, a.B, a.T, a.hosts)
+    print(f"\n{a.hosts} hosts, each with {threads} threads that take {compute_s:.2f} s for {a.B}x{a.T}; each sends")
+    sent, gathered = (f"{n / 1e6:,.0f} MB" for n in (v.reduce, v.gather))
+    print(f"{sent} of gradients, {100 * a.hidden:.0f} % of it hidden, and {gathered} of weights:\n")
     print("| link | step, s | tokens/s | lost to the link | break-even of a rank's step |")
     print("| --- | ---: | ---: | ---: | --- |")
-    for line in model_table(v, 2, compute_s, a.B * a.T, a.link):
+    for line in model_table(v, a.hosts, compute_s, a.B * a.T, a.link, a.hidden):
         print(line)
 
 
