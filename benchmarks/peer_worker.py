@@ -13,6 +13,7 @@ import resource
 import shutil
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +29,10 @@ class Session:
     ----------
     request : ``init``: ``mode`` (eager, compile or transformers), ``threads``, the name and ``sizes`` of the model,
         ``optimizer``, and the paths of batches (n, 2, B, T) and weights.
+    wrap : makes another model of the plain one.
     """
 
-    def __init__(self, request: dict[str, Any]) -> None:
+    def __init__(self, request: dict[str, Any], wrap: Callable[[Any], Any] = lambda model: model) -> None:
         import numpy as np
         import torch
         from peer_gpt2 import loss_of
@@ -38,7 +40,7 @@ class Session:
         self.torch = torch
         torch.set_num_threads(request["threads"])
         with np.load(request["params"], allow_pickle=False) as params:
-            model = model_of(request, dict(params))
+            model = wrap(model_of(request, dict(params)))
         self.batches = torch.from_numpy(np.load(request["batches"]).astype(np.int64))
         o = request["optimizer"]
         self.optimizer = torch.optim.AdamW(

@@ -3,10 +3,11 @@
 Where all ranks run on one host, arrays that they exchange lie in memory that all of them map, and nothing is sent. It
 is an anonymous file, which one rank makes and the others open through ``/proc``: it has no name that a killed rank
 could leave behind, and a container's limit of ``/dev/shm`` does not concern it. MPI's own windows have both troubles.
-Elsewhere arrays travel as messages, which MPI moves only while a call of it runs: hence `Mpi.progress`.
+Elsewhere arrays travel as messages, which MPI moves only while a call of it runs: hence `Mpi.progress`. Of a long
+message it moves little in one call, so an array travels in pieces, and `Mpi.progress` tests them until none arrives.
 
-What a rank waits for is tested again and again, first without a pause, then with short ones: a rank that waits for
-another to compile must not take the core from it, and Python handles signals in between.
+What a rank waits for is tested again and again, after each piece first without a pause, then with short ones: a rank
+that waits for another to compile must not take the core from it, and Python handles signals in between.
 """
 
 from __future__ import annotations
@@ -28,6 +29,10 @@ from .places import Promise, keeps, suits
 MESSAGES = "CPUOPT_MESSAGES"
 """Environment variable: not empty where ranks of one host are to exchange messages, as those of several hosts do."""
 PAGE = 4096
+PIECE = 1 << 20
+"""Bytes of a message."""
+TESTS, OLDEST = 32, 64
+"""Tests in a row that find no message done before kernels go on, and the messages tested, which are done in turn."""
 PATIENT_S, NAP_S = 0.01, 0.001
 """Seconds that a rank tests without a pause, and its longest pause."""
 
@@ -118,10 +123,10 @@ class Mpi:
         if self.shared:
             self._unseen = True
             return
-        if theirs.size:
-            self._begun(theirs, self._world.Irecv(theirs, peer))
-        if mine.size:
-            self._begun(theirs, self._world.Isend(mine, peer))
+        for begin, array in ((self._world.Irecv, theirs), (self._world.Isend, mine)):
+            whole = array.reshape(-1).view(np.uint8)
+            for start in range(0, whole.size, PIECE):
+                self._begun(theirs, begin(whole[start : start + PIECE], peer))
 
     def all_reduce(self, x: Array) -> None:
         """Begin the library's sum."""
@@ -141,8 +146,17 @@ class Mpi:
 
     def progress(self) -> None:
         """Let MPI move what is under way."""
-        if self._open and self._mpi.Request.Testsome(self._open):
-            self._open = [r for r in self._open if r]
+        idle = 0
+        while self._open and idle < TESTS:
+            idle = 0 if self._moved() else idle + 1
+
+    def _moved(self) -> bool:
+        """Test what is under way; return whether a part of it is done."""
+        oldest = self._open[:OLDEST]
+        if not oldest or not self._mpi.Request.Testsome(oldest):
+            return False
+        self._open[:OLDEST] = [r for r in oldest if r]
+        return True
 
     def barrier(self, x: Array | None = None) -> None:
         """Wait for all. Its messages carry what was written before: they order memory as any lock does."""
@@ -173,5 +187,7 @@ class Mpi:
     def _wait(self, requests: list[Any]) -> None:
         began = time.perf_counter()
         while not self._mpi.Request.Testall(requests):
+            if self._moved():
+                began = time.perf_counter()
             waited = time.perf_counter() - began
             time.sleep(min(waited / 20, NAP_S) if waited > PATIENT_S else 0)

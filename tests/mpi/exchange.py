@@ -5,12 +5,13 @@ import zlib
 
 import numpy as np
 
-from cpuopt.comm.mpi import Mpi
+from cpuopt.comm import mpi
 from cpuopt.program.tree import across
 
 N, LEAVES = 1 << 18, 4
 mutant = "in_order" in sys.argv
-comm = Mpi()
+mpi.PIECE = 100_000  # bytes, several of them in what is exchanged
+comm = mpi.Mpi()
 rank, size = comm.rank, comm.size
 cuts = [N * r // size for r in range(size + 1)]
 memory = comm.memory(4 * N) if comm.shared else np.zeros(4 * N, np.uint8)

@@ -1,0 +1,34 @@
+"""The model of several hosts in benchmarks/ranks.py: bytes of a program, and the break-even that follows."""
+
+import sys
+from math import prod
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture
+def ranks(monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "benchmarks"))
+    import ranks
+
+    yield ranks
+    for name in ("ranks", "jobs"):
+        del sys.modules[name]
+
+
+@pytest.mark.parametrize("hosts", [2, 4])
+def test_a_rank_sends_what_it_does_not_own_and_gets_its_slice_to_all(ranks, hosts):
+    config = ranks.parse("gpt2-tiny")
+    gradients = 4 * sum(prod(p.shape) for p in config.module().parameters())
+    v = ranks.volume("gpt2-tiny", 2, 16, hosts)
+    assert v.reduce == pytest.approx(gradients * (1 - 1 / hosts), rel=0.1)  # slices are whole blocks
+    assert v.gather == pytest.approx(v.reduce, rel=0.01)
+
+
+def test_at_the_break_even_all_hosts_train_as_fast_as_one(ranks):
+    v = ranks.Volume(reduce=3_000_000, gather=1_000_000)
+    for hosts in (2, 5):
+        alone = v.break_even_s(hosts, 1e6, hidden=0.5)
+        assert hosts / v.step_s(alone, 1e6, hidden=0.5) == pytest.approx(1 / alone)
+    assert v.step_s(1.0, 1e6) == 5.0
