@@ -329,7 +329,8 @@ def test_sizes_compute_like_numbers(a: Dim, b: Dim, c: Dim, n: dict[str, int]) -
 def test_a_size_is_solved_for(name: str, factor: int, n: int) -> None:
     assert (factor * SYMBOLS[name]).solve(factor * n) == (name, n)
     assert (factor * SYMBOLS[name]).solve(factor * n + 1) is None or factor == 1
-    assert (SYMBOLS[name] + 1).solve(n) is None
+    assert (factor * SYMBOLS[name] + 1).solve(factor * n + 1) == (name, n)
+    assert (SYMBOLS[name] + n + 1).solve(n) is None
     assert (SYMBOLS[name] * SYMBOLS[name]).solve(n) is None
     assert (N * SYMBOLS[name]).solve(n) is None
     assert (2 * N * SYMBOLS[name]).solve(2 * factor * n, {"N": factor}) == (name, n)

@@ -85,7 +85,7 @@ def module(kernel: Kernel, name: str, params: list[str], body: list[Stmt], doc: 
         head.append("import math")
     parallel = "prange" in used or any(isinstance(s, For) and s.parallel for s in flat(body))
     head += ["import numpy as np"] + ["from numba import prange"] * parallel
-    head += ["", "from cpuopt.ad.tape import push"] * ("push" in used and "push" not in kernel.names)
+    head += ["", "from cpuopt.kernels.toolkit.tape import push"] * ("push" in used and "push" not in kernel.names)
     values: dict[str, Any] = {n: np.float32(v) for n, v in CONSTANTS.items()} | {"CHUNKS": CHUNKS}
     values |= {n: v for n, v in kernel.names.items() if isinstance(v, NUMBER | np.ndarray)}
     head += ["", *[f"{n} = {number(v)}" for n, v in values.items() if n in used]]

@@ -12,14 +12,14 @@ import inspect
 import textwrap
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from types import FunctionType
+from types import FunctionType, SimpleNamespace
 from typing import Any, NoReturn
 
 import numpy as np
 
 from .kernel import Local
 from .naming import reserved
-from .trees import names, quote, swap, text, words
+from .trees import last_name, names, quote, swap, text, words
 
 FILLS = {"zeros": "0.0", "ones": "1.0", "empty": "", "full": "", "zeros_like": "0.0", "ones_like": "1.0"}
 FILLS |= {"empty_like": "", "full_like": ""}
@@ -32,6 +32,29 @@ class _Row:
 
     array: str
     at: list[ast.expr | tuple[ast.expr, ast.expr] | None]
+
+
+PYTHON = SimpleNamespace(
+    abs=abs, bool=bool, enumerate=enumerate, float=float, int=int, len=len, max=max, min=min, pow=pow, range=range,
+    reversed=reversed, round=round, zip=zip,
+)  # fmt: skip
+"""The functions of Python that a kernel may call."""
+
+
+def outside(function: Any) -> dict[str, Any]:
+    """Return the objects that names stand for in a function if it does not assign them."""
+    code, cells = function.__code__, function.__closure__ or ()
+    closure = {n: c.cell_contents for n, c in zip(code.co_freevars, cells, strict=True) if _filled(c)}
+    found = {**vars(PYTHON), **function.__globals__, **closure}
+    return {n: v for n, v in found.items() if n not in code.co_varnames}
+
+
+def _filled(cell: Any) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018
+    except ValueError:
+        return False
+    return True
 
 
 def source_of(function: Any) -> tuple[FunctionType, dict[int, str], ast.FunctionDef | None]:
@@ -301,7 +324,7 @@ class Lower:
         breaks = [j for b in body for j in jumps(b, kinds) if isinstance(j, ast.Break)]
         go = ""
         if breaks:
-            if text(s.iter).split("(")[0].endswith("prange"):
+            if isinstance(s.iter, ast.Call) and last_name(s.iter.func) == "prange":
                 self.refuse(breaks[0], "numba has no break in a prange", "loop over a range")
             go = self.fresh("go")
             self.indices.add(go)
@@ -349,7 +372,7 @@ class Lower:
         return isinstance(e, ast.Constant | ast.Name) or (isinstance(e, ast.UnaryOp) and self.atom(e.operand))
 
     def named(self, at: ast.AST, word: str, value: ast.expr) -> ast.expr:
-        """Give a value a name of its own."""
+        """Name a value."""
         name = self.fresh(word)
         self.put(at, name, value)
         return ast.copy_location(ast.Name(name, ast.Load()), at)
@@ -479,7 +502,7 @@ class Lower:
             shape = list(shape_of.elts) if isinstance(shape_of, ast.Tuple | ast.List) else [shape_of]
             shape = [self.expr(e) for e in shape]
         if dtype is not None and isinstance(kind_of := self.found(dtype), type):
-            dtype = quote(f"np.{np.dtype(kind_of).name}")
+            dtype = ast.Attribute(ast.Name("np"), np.dtype(kind_of).name)
         elif dtype is not None and isinstance(dtype, ast.Attribute) and dtype.attr == "dtype":
             inner = self.row(dtype.value)
             if inner:
@@ -488,8 +511,8 @@ class Lower:
         source = self.row(copied) if copied else None  # before the name means another array
         known = [self.known_size(s, e) for e in shape]
         lead: list[ast.expr] = []
-        parallel = next((o for o in self.loops if text(o.iter).split("(")[0].endswith("prange")), None)
-        if parallel:
+        around = [o for o in self.loops if isinstance(o.iter, ast.Call) and last_name(o.iter.func) == "prange"]
+        if parallel := next(iter(around), None):
             assert isinstance(parallel.iter, ast.Call)
             assert isinstance(parallel.target, ast.Name)
             if len(parallel.iter.args) != 1:
@@ -771,8 +794,6 @@ class Lower:
         self, plain: FunctionType, node: ast.FunctionDef, call: ast.Call, source: dict[int, str]
     ) -> dict[str, str]:
         """Names in the kernel for those of a function that is inlined."""
-        from .subset import outside
-
         local = {*(a.arg for a in node.args.args), *stores(node.body)}
         new = {n: self.fresh(n) for n in sorted(local)}
         theirs = outside(plain)

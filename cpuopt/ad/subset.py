@@ -14,38 +14,18 @@ import functools
 import math
 import sys
 from collections.abc import Callable, Iterable
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any, NoReturn
 
 import numpy as np
 
 from .kernel import NUMBER, Accum, Assign, For, If, Kernel, Local, Stmt, UnsupportedError, View, assigned, flat
-from .lower import Lower, source_of
+from .lower import PYTHON, Lower, outside, source_of
 from .rules import ALIASES, BINARY, CASTS, CHOICES, DERIVATIVE, INTEGER
 from .trees import element, function_name, index, last_name, names, quote, text
 
 KNOWN = {*DERIVATIVE, *BINARY, *CASTS, *CHOICES, *INTEGER, *ALIASES} - {"rsqrt"}
-PYTHON = SimpleNamespace(
-    abs=abs, bool=bool, enumerate=enumerate, float=float, int=int, len=len, max=max, min=min, pow=pow, range=range,
-    reversed=reversed, round=round, zip=zip,
-)  # fmt: skip
 """The builtins that a kernel may call."""
-
-
-def outside(function: Any) -> dict[str, Any]:
-    """Return the objects that names stand for in a function if it does not assign them."""
-    code, cells = function.__code__, function.__closure__ or ()
-    closure = {n: c.cell_contents for n, c in zip(code.co_freevars, cells, strict=True) if _filled(c)}
-    found = {**vars(PYTHON), **function.__globals__, **closure}
-    return {n: v for n, v in found.items() if n not in code.co_varnames}
-
-
-def _filled(cell: Any) -> bool:
-    try:
-        cell.cell_contents  # noqa: B018
-    except ValueError:
-        return False
-    return True
 
 
 class _Reader:

@@ -17,7 +17,7 @@ def flags(p: argparse.ArgumentParser) -> None:
     p.add_argument(
         *("--pass",),
         dest="phase",
-        choices=["forward", "evaluate", "backward", "reduce", "update", "all"],
+        choices=["forward", "evaluate", "backward", "reduce", "update", "outer", "all"],
         default="all",
         help="part",
     )
@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     for note in built.notes:
         console.warn(note)
     program, chosen, plan = built.program, built.kernels, built.plan()
-    phases = {"all": (), "update": ("norm", "update")}.get(args.phase, (args.phase,))
+    phases = {"all": (), "update": ("norm", "update"), "outer": ("start", "outer")}.get(args.phase, (args.phase,))
     calls = [
         {"phase": c.phase, "layer": c.layer, "op": c.op.name, "variant": k.variant, "flops": c.flops, "text": str(c)}
         for c, k in zip(program.calls, chosen, strict=True)

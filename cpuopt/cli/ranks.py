@@ -169,7 +169,7 @@ def _complain(text: str) -> None:
 
 
 def shared(asked: Settings, ranks: int) -> tuple[Settings, list[str]]:
-    """Give each rank a micro-batch where the settings do not say how many a step has; return a note on it too."""
+    """Assign each rank a micro-batch where the settings do not say how many a step has; return a note on it too."""
     if asked.total_batch is not None or ranks == 1:
         return asked, []
     asked = replace(asked, total_batch=ranks * asked.B * asked.T)

@@ -148,7 +148,8 @@ class Engine(core.Engine):
         **more: Any,
     ) -> None:
         self.choice, self.model = chosen(variant, swap), model
-        names = rewrites(fuse, self.choice, gradients or micro_batches * getattr(more.get("comm"), "size", 1) > 1)
+        together = more.get("alone", False) or micro_batches * getattr(more.get("comm"), "size", 1) > 1
+        names = rewrites(fuse, self.choice, gradients or together)
         built: dict[str, Any] = {"threads": threads, "train": train, "optimizer": optimizer, **more}
         built["micro_batches"] = micro_batches
         self._again = partial(Engine, model, inputs, fuse=names, seed=None, **built)

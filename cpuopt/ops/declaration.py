@@ -91,7 +91,7 @@ class Dim:
         ((symbols, factor),) = terms.items()
         left = [s for s in symbols if s not in known]
         factor *= prod(known[s] for s in symbols if s in known)
-        if len(left) != 1 or not factor or value % factor:
+        if len(left) != 1 or not factor or value % factor or value < 0:
             return None
         return left[0], int(value // factor)
 

@@ -19,6 +19,8 @@ from ..kernels.compile.target import target
 from ..machine import describe
 from ..wording import count
 
+BY_RANKS = ("accumulate[", "copy[")
+"""The kernels that some ranks run and others do not; a run may go on with another number of ranks."""
 UNKNOWN = "unknown"
 """The result of `cache.digest` for a kernel that it cannot analyse."""
 
@@ -68,8 +70,9 @@ def compare(then: Any, now: Mapping[str, Mapping[str, str]]) -> tuple[list[str],
         part: [name for name in {**parts[part], **now[part]} if parts[part].get(name) != now[part].get(name)]
         for part in now
     }
-    for part in ("kernels", "code"):  # a kernel that ran on one side alone follows from the number of ranks
-        other[part] = [name for name in other[part] if name in parts[part] and name in now[part]]
+    for part in ("kernels", "code"):
+        alone = parts[part].keys() ^ now[part].keys()
+        other[part] = [n for n in other[part] if n not in alone or not n.startswith(BY_RANKS)]
     unseen = [name for name, digest in now["kernels"].items() if digest == UNKNOWN] if other["files"] else []
     refused = [f"kernel {name!r} is not what it was" for name in dict.fromkeys([*other["kernels"], *unseen])]
     refused += [f"the model's file {name!r} is not what it was" for name in other.get("models", ())]

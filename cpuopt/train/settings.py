@@ -283,7 +283,7 @@ FREE = {name for name, f in FLAGS.items() if f.metadata["free"]} | {"processes"}
 TYPES = get_type_hints(Settings)
 JOB = ("model", "init", "data", "tokenizer", "B", "T", "steps", "seed")
 KERNELS = ("variant", "swap", "kernels", "fuse", "threads")
-SHARING = ("total_batch", "reduce", "zero")
+SHARING = ("total_batch", "reduce", "zero", "local_steps")
 
 
 def flag(name: str) -> str:

@@ -1,5 +1,7 @@
 """Random programs of the subset: gradients right, whatever the program; broken planners are caught."""
 
+from dataclasses import replace
+
 import programs
 import pytest
 from hypothesis import HealthCheck, example, find, given, settings
@@ -155,13 +157,14 @@ def illegal_recompute(monkeypatch):
     monkeypatch.setattr(planning.Plan, "record_plain", careless)
 
 
-def branch_popped_first(monkeypatch):
+def branch_recorded_late(monkeypatch):
     forward_one = Reverse.forward_one
 
     def early(self, s, kept, push):
         lines = forward_one(self, s, kept, push)
-        if type(s).__name__ == "If" and push and s in self.plan.recorded:  # pushed before the branch, not after
-            return [lines[0], *lines[-3:], *lines[1:-3]]
+        if type(s).__name__ == "If" and push and s in self.plan.recorded:  # the test is read behind the branch
+            record, branch, *after = lines
+            return [replace(branch, test=record.value), record, *after]
         return lines
 
     monkeypatch.setattr(Reverse, "forward_one", early)
@@ -176,7 +179,7 @@ def captured_names(monkeypatch):
     monkeypatch.setattr("cpuopt.ad.make_room", lambda kernel, params, name: None)
 
 
-MUTANTS = [dropped_record, illegal_recompute, branch_popped_first, carried_adjoint, captured_names]
+MUTANTS = [dropped_record, illegal_recompute, branch_recorded_late, carried_adjoint, captured_names]
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)

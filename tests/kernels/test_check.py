@@ -87,7 +87,7 @@ def test_an_error_of_a_thousandth(op: Op, name: str) -> None:
     result = assert_fails(after(op, spoil), rf"^{name}\[.*\] = .*, expected ")
     assert result.argument == name
     assert result.got == pytest.approx(1.001 * result.want, rel=1e-4)
-    assert 10 < result.ratio < 1e6
+    assert 10 < result.ratio < (1e6 if op.by_name[name].dtype == "float32" else 1e15)
 
 
 @EVERY_WRITTEN
@@ -106,7 +106,7 @@ def test_the_last_element_is_not_written(op: Op, name: str) -> None:
     place = op.params.index(name)
 
     def function(*args: Any) -> None:
-        words = args[place].reshape(-1).view(np.uint32)
+        words = args[place].reshape(-1).view(np.uint32 if args[place].itemsize == 4 else np.uint64)
         before = words.copy()
         original.function(*args)
         last = np.flatnonzero(words != before)[-1]  # some rows of a state may rightly stay
@@ -125,7 +125,7 @@ def test_a_write_outside(op: Op, name: str, past: int) -> None:
     def spoil(a: Any) -> None:
         x = getattr(a, name).reshape(-1)
         steps = x.size - 1 + past if past > 0 else past
-        as_strided(x, (2,), (4 * steps,))[1] = 0
+        as_strided(x, (2,), (x.itemsize * steps,))[1] = 0
 
     where = f"{past} past the end" if past > 0 else "1 before the beginning"
     assert_fails(after(op, spoil), f"wrote outside its arrays: {where} of '{name}'")

@@ -24,7 +24,6 @@ SYMBOL = "numba_parallel_for"
 MODULE = """
 declare i32 @clock_gettime(i32, ptr)
 @real = global ptr null
-@body = global ptr null
 @used = global i64 0
 @parts = global [{slots} x i64] zeroinitializer
 @totals = global [3 x i64] zeroinitializer
@@ -40,9 +39,11 @@ define i64 @now() {{
   ret i64 %b
 }}
 
-define void @part(ptr %args, ptr %dims, ptr %steps, ptr %data) {{
+define void @part(ptr %args, ptr %dims, ptr %steps, ptr %both) {{
   %start = call i64 @now()
-  %f = load ptr, ptr @body
+  %f = load ptr, ptr %both
+  %q = getelementptr ptr, ptr %both, i64 1
+  %data = load ptr, ptr %q
   call void %f(ptr %args, ptr %dims, ptr %steps, ptr %data)
   %end = call i64 @now()
   %took = sub i64 %end, %start
@@ -58,10 +59,13 @@ done:
 }}
 
 define void @region(ptr %f, ptr %args, ptr %dims, ptr %steps, ptr %data, i64 %inner, i64 %n, i32 %threads) {{
-  store ptr %f, ptr @body
+  %both = alloca [2 x ptr]
+  store ptr %f, ptr %both
+  %second = getelementptr ptr, ptr %both, i64 1
+  store ptr %data, ptr %second
   store i64 0, ptr @used
   %real = load ptr, ptr @real
-  call void %real(ptr @part, ptr %args, ptr %dims, ptr %steps, ptr %data, i64 %inner, i64 %n, i32 %threads)
+  call void %real(ptr @part, ptr %args, ptr %dims, ptr %steps, ptr %both, i64 %inner, i64 %n, i32 %threads)
   %many = load i64, ptr @used
   %fits = icmp ult i64 %many, {slots}
   %count = select i1 %fits, i64 %many, i64 {slots}
@@ -105,11 +109,13 @@ _kept: list[Any] = []
 def watch() -> np.ndarray[Any, Any] | None:
     """Measure the regions of every kernel that is loaded from now on.
 
-    One region may run at a time, as the engine's loop has it.
+    Regions of several threads of Python may run at one time; their measures are then mixed.
 
-    Returns ------- int64 (3,), updated by each region: the sum over regions of threads times the slowest thread's time;
-    the sum of all threads' times; the number of regions. Times in ns: the first over the second is the imbalance, 1 at
-    best. None where this version of numba starts threads differently.
+    Returns
+    -------
+    int64 (3,), updated by each region: the sum over regions of threads times the slowest thread's time; the sum of all
+    threads' times; the number of regions. Times in ns: the first over the second is the imbalance, 1 at best. None
+    where this version of numba starts threads differently.
     """
     if not _kept:
         parallel._launch_threads()

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..kernels.compile.jit import helper
+from ..compile.jit import helper
 
 
 @helper()
