@@ -94,7 +94,8 @@ class Session:
             "library": self.comm.name,
             "parameters": sum(p.size for p in self.engine.parameters().values()),
             "planned": self.engine.plan.total_bytes + self.engine.plan.window_bytes,
-            "peak": own_peak_bytes() - self.engine.base_bytes,
+            "peak": own_peak_bytes(),
+            "base": self.engine.base_bytes,
             "threads": self.engine.threads,
         }
 

@@ -157,7 +157,7 @@ def memory_table(size: int, settings: Mapping[str, Any]) -> Iterable[str]:
             ranks.job.ask("steps", n=2)
             facts = ranks.job.ask("facts")
         planned.append(max(f["planned"] for f in facts))
-        peak.append(max(f["peak"] for f in facts))
+        peak.append(max(f["peak"] - f["base"] for f in facts))
         yield f"| {size} | {zero} | {planned[-1] / 1e6:,.0f} | {peak[-1] / 1e6:,.0f} |"
     expected = 8 * (1 - 1 / size) * facts[0]["parameters"]
     fell = (f"{(all_ - part) / expected:.3f}" for all_, part in (planned, peak))
