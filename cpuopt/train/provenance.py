@@ -13,7 +13,6 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from .. import ops
 from ..engine import Engine
 from ..kernels.compile import cache, jit
 from ..kernels.compile.target import target
