@@ -106,21 +106,19 @@ def main() -> None:
             ours, theirs = jobs
             times = compare(ours.step, theirs.step, analyses=[a.rounds], control=False, warm_up=False)
             peak = [max(f["peak"] for f in job.ask("facts")) / 1e6 for job in jobs]
+        v = times.verdict()
+        print(f"{a.model}, {a.ranks} ranks of 1 thread, {a.B}x{a.T} a rank; first losses {losses[0][0]:.6f}\n")
+        for name, letter, mb in zip(names, "AB", peak, strict=True):
+            print(f"{name}: {median(times.figures(letter)):,.0f} ms a step, {mb:,.0f} MB a rank at most")
+        print(f"DDP / cpuopt: {spread(v.ratio)} ({v.level:g} % interval)\n", flush=True)
         more = replace(task, micro_batches=2 * a.ranks)
         more.write()
+        print(f"| weights after {CHECKED_STEPS} steps | {a.ranks} ranks | 1 rank |\n| --- | --- | --- |")
         for name, start in zip(names, (more.ours, more.theirs), strict=True):
             for size in (a.ranks, 1):
                 with ExitStack() as stack:
                     crcs[name][size] = first_steps(start(stack, size))[1]
-    print(f"{a.model}, {a.ranks} ranks of 1 thread, {a.B}x{a.T} a rank; first losses {losses[0][0]:.6f}")
-    print(f"\n| | step, ms | peak, MB a rank | weights after 3 steps: {a.ranks} ranks | 1 rank |")
-    print("| --- | ---: | ---: | --- | --- |")
-    for name, letter, mb in zip(names, "AB", peak, strict=True):
-        print(
-            f"| {name} | {median(times.figures(letter)):,.0f} | {mb:,.0f} | {crcs[name][a.ranks]} | {crcs[name][1]} |"
-        )
-    v = times.verdict()
-    print(f"\nDDP / cpuopt: {spread(v.ratio)} ({v.level:g} % interval)")
+            print(f"| {name} | {' | '.join(crcs[name].values())} |", flush=True)
     sys.exit(crcs["cpuopt"][a.ranks] != crcs["cpuopt"][1])
 
 

@@ -79,17 +79,23 @@ class Session:
         for p in self.engine.parameters().values():
             crc = zlib.crc32(p.tobytes(), crc)
         sent: dict[str, int] = defaultdict(int)
+        last = 0
         for call in self.engine.program.calls:
             if call.op.name == "exchange":
                 sent[call.phase] += call.args["mine"].nbytes
+                last += call.args["mine"].nbytes * (call.phase == "reduce")
+            elif call.phase == "backward":
+                last = 0
         return {
             "crc": f"{crc:08x}",
             "sent": sent,
+            "last": last,  # of gradients, when the backward is done
             "shared": self.comm.shared,
             "library": self.comm.name,
             "parameters": sum(p.size for p in self.engine.parameters().values()),
             "planned": self.engine.plan.total_bytes + self.engine.plan.window_bytes,
-            "peak": own_peak_bytes() - self.engine.base_bytes,
+            "peak": own_peak_bytes(),
+            "base": self.engine.base_bytes,
             "threads": self.engine.threads,
         }
 

@@ -18,6 +18,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 from jobs import Job, ended
@@ -119,6 +120,34 @@ class Ranks:
         return Ranks(size, job, job.ask("init", settings={**settings, "threads": threads}, **request))
 
 
+def scaling_row(ranks: Ranks, ms: float, tokens: int, ratio: str) -> str:
+    """Show the figures of a number of ranks, after two more steps that are timed call by call."""
+    spent = rows(ranks.job.ask("steps", n=2))
+    whole = sum(spent.values())
+    facts = ranks.job.ask("facts")
+    shares = " | ".join(f"{100 * spent.get(label, 0.0) / whole:.1f} %" for label in LABELS)
+    cells = f"{ranks.size} | {facts[0]['threads']} | {ms:,.0f} | {tokens / ms * 1e3:,.0f} | {ratio} | {shares}"
+    return f"| {cells} | {' '.join(sorted({f['crc'] for f in facts}))} |"
+
+
+def scaling_table(sizes: Sequence[int], settings: Mapping[str, Any], rounds: int) -> Iterable[str]:
+    """Compare the first number of ranks with each of the others."""
+    if len(sizes) == 1:
+        return
+    yield f"| ranks | threads each | step, ms | tokens/s | time / that of {sizes[0]} | {' | '.join(LABELS)} | crc |"
+    yield f"| ---: | ---: | ---: | ---: | --- | {'---: | ' * len(LABELS)}--- |"
+    with ExitStack() as first_stack:
+        first = Ranks.begun(first_stack, sizes[0], settings)
+        for size in sizes[1:]:
+            with ExitStack() as stack:
+                other = Ranks.begun(stack, size, settings)
+                found = compare(first.job.step, other.job.step, analyses=[rounds], control=False)
+                if size == sizes[1]:
+                    yield scaling_row(first, median(found.figures("A")), settings["total_batch"], "1")
+                ratio = spread(found.verdict().ratio)
+                yield scaling_row(other, median(found.figures("B")), settings["total_batch"], ratio)
+
+
 def memory_table(size: int, settings: Mapping[str, Any]) -> Iterable[str]:
     """Compare the memory of a rank with all states and with its part of them."""
     planned, peak = [], []
@@ -128,7 +157,7 @@ def memory_table(size: int, settings: Mapping[str, Any]) -> Iterable[str]:
             ranks.job.ask("steps", n=2)
             facts = ranks.job.ask("facts")
         planned.append(max(f["planned"] for f in facts))
-        peak.append(max(f["peak"] for f in facts))
+        peak.append(max(f["peak"] - f["base"] for f in facts))
         yield f"| {size} | {zero} | {planned[-1] / 1e6:,.0f} | {peak[-1] / 1e6:,.0f} |"
     expected = 8 * (1 - 1 / size) * facts[0]["parameters"]
     fell = (f"{(all_ - part) / expected:.3f}" for all_, part in (planned, peak))
@@ -165,17 +194,8 @@ def main() -> None:
     total = (a.micro_batches or max(sizes)) * a.B * a.T
     settings = {"model": a.model, "B": a.B, "T": a.T, "total_batch": total}
     print(f"{a.model}, {total} tokens a step in micro-batches of {a.B}x{a.T}, {len(os.sched_getaffinity(0))} cores\n")
-    print(f"| ranks | threads each | step, ms | tokens/s | time / that of {sizes[0]} | {' | '.join(LABELS)} | crc |")
-    print(f"| ---: | ---: | ---: | ---: | --- | {'---: | ' * len(LABELS)}--- |")
-    with ExitStack() as first_stack:
-        first = Ranks.begun(first_stack, sizes[0], settings)
-        for size in sizes[1:]:
-            with ExitStack() as stack:
-                other = Ranks.begun(stack, size, settings)
-                found = compare(first.job.step, other.job.step, analyses=[a.rounds], control=False)
-                shown = [(first, "A", "1")] if size == sizes[1] else []
-                for ranks, letter, ratio in [*shown, (other, "B", spread(found.verdict().ratio))]:
-                    print(scaling_row(ranks, float(sorted(found.figures(letter))[a.rounds // 2]), total, ratio))
+    for line in scaling_table(sizes, settings, a.rounds):
+        print(line, flush=True)
     if not a.no_memory:
         print("\n| ranks | `--zero` | planned, MB a rank | peak, MB |\n| ---: | --- | ---: | ---: |")
         for size in (n for n in sizes if n > 1):
@@ -193,16 +213,6 @@ def main() -> None:
     print("| --- | ---: | ---: | ---: | --- |")
     for line in model_table(v, a.hosts, compute_s, a.B * a.T, a.link, a.hidden):
         print(line)
-
-
-def scaling_row(ranks: Ranks, ms: float, tokens: int, ratio: str) -> str:
-    """Show the figures of a number of ranks, after two more steps that are timed call by call."""
-    spent = rows(ranks.job.ask("steps", n=2))
-    whole = sum(spent.values())
-    facts = ranks.job.ask("facts")
-    shares = " | ".join(f"{100 * spent.get(label, 0.0) / whole:.1f} %" for label in LABELS)
-    cells = f"{ranks.size} | {facts[0]['threads']} | {ms:,.0f} | {tokens / ms * 1e3:,.0f} | {ratio} | {shares}"
-    return f"| {cells} | {' '.join(sorted({f['crc'] for f in facts}))} |"
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ the right to make namespaces, the benchmark says so and ends.
 
 A rank begins to send gradients during the backward, or for comparison after it. Hidden is what a step saves by that, as
 a part of what it waits for them otherwise. No order can hide more than the time that the backward takes after its first
-gradients are there.
+gradients are there, nor the gradients that come with its end.
 """
 
 from __future__ import annotations
@@ -200,7 +200,8 @@ def report(job: Job, net: Net, settings: Mapping[str, Any], a: argparse.Namespac
         found = sides(job, losses, a.rounds)
         cells = " | ".join(f"{found[late][what]:,.0f}" for late in (True, False) for what in ("step", "wait"))
         whole = found[True]["wait"]
-        parts = (found[True]["step"] - found[False]["step"]) / whole, min(1.0, window / whole)
+        most = min(window / whole, 1 - facts[0]["last"] / facts[0]["sent"]["reduce"])
+        parts = (found[True]["step"] - found[False]["step"]) / whole, most
         print(f"| {rate} | {cells} | {' | '.join(f'{100 * x:.0f} %' for x in parts)} |", flush=True)
     start = time.perf_counter()
     job.begin("steps", n=2)
