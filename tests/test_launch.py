@@ -271,7 +271,11 @@ def test_the_watchdog_waits_for_twenty_medians():
 
 
 @pytest.mark.parametrize(
-    ("version", "more"), [("HYDRA build details", []), ("mpirun (Open MPI) 5.0.11", ["--bind-to", "none"])]
+    ("version", "more"),
+    [
+        ("HYDRA build details", ["-launcher", "fork", "-hosts", "localhost"]),
+        ("mpirun (Open MPI) 5.0.11", ["--bind-to", "none"]),
+    ],
 )
 def test_each_mpiexec_gets_its_own_flags(version, more, tmp_path, monkeypatch):
     (fake := tmp_path / "mpiexec").write_text(f"#!/bin/sh\necho '{version}'\n")

@@ -37,6 +37,8 @@ STACKS = "Timeout ("
 STOP_S, STACKS_S = 3.0, 1.0
 """Seconds that other ranks may take to end after one has ended, and to write their stacks."""
 OPEN_MPI = ("--bind-to", "none", "--map-by", ":OVERSUBSCRIBE")
+HYDRA = ("-launcher", "fork", "-hosts", "localhost")
+"""The ranks start here: in a shell of a Slurm allocation, Hydra would start them through srun."""
 
 
 def segments() -> list[str]:
@@ -141,7 +143,7 @@ def mpiexec(size: int, program: Sequence[str]) -> list[str]:
     root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
     return [
         found,
-        *([*OPEN_MPI, *root] if "MPICH" not in version and "HYDRA" not in version else []),
+        *([*OPEN_MPI, *root] if "MPICH" not in version and "HYDRA" not in version else HYDRA),
         *_n(size),
         *program,
     ]
