@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -106,6 +107,12 @@ class DifferentiableOp:
         self.name, self.source = name, source or f"{function.__code__.co_filename}"
         self.inputs, self.given = [a.name for a in args if a.role != "out"], inputs
         self.read = read(function, [a.name for a in args if a.role == "state"])
+        has, want = list(inspect.signature(function).parameters), [a.name for a in args]
+        if has != want:
+            raise UserError(
+                f"@differentiable {name}: parameters are ({', '.join(has)}); the declaration says otherwise: "
+                f"write def {function.__name__}({', '.join(want)})"
+            )
         self.before = dict(self.read.before)
         self.compiled = self._copying(function.__name__) if self.before else function
         self.function = self._in_place(function) if self.before else function

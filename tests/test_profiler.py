@@ -22,7 +22,7 @@ from cpuopt.measure.profile import UNACCOUNTED
 from cpuopt.measure.roofline import Level, Roofs
 from cpuopt.models.gpt2 import GPT2, PRESETS
 from cpuopt.profiler import Profiler
-from cpuopt.report import tables, trace
+from cpuopt.report import console, style, tables, trace
 from cpuopt.train.job import Cycle, Settings, Steps
 
 B, T = 2, 8
@@ -286,7 +286,7 @@ def test_one_slow_step_of_three_is_in_no_figure_that_is_shown(engine, shared):
     assert sum(row.ms for row in r.ops) == pytest.approx(quiet)
     assert r.tokens_per_s == pytest.approx(B * T / (quiet / 1e3))
     said = next(line for line in show(r) if "tokens/s" in line)
-    assert f"step {quiet:,.3f} ms, mean of the middle 1 of 3 ({quiet:,.3f} to {quiet + 35:,.3f})" in said
+    assert f"step {quiet:,.3f} ms, median of 3 ({quiet:,.3f} to {quiet + 35:,.3f})" in said
 
 
 def test_warm_up_leaves_one_step(engine, shared):
@@ -520,6 +520,18 @@ def test_tables_show_every_row_whole(result, width):
     assert step[1:4] == ["113", f"{result.step_ms['mean']:.3f}", "100.0%"]
     ends = {line.index("%") for line in lines if line.startswith(tuple(LABELS))}
     assert len(ends) == 1, "numbers are aligned at the right"
+
+
+def test_a_narrow_table_breaks_no_short_word_and_loses_no_column(monkeypatch):
+    out = io.StringIO()
+    monkeypatch.setattr(console, "OUT", Console(file=out, width=40))
+    table = style.table("", ">vanilla", ">ratio", ">control", "verdict")
+    table.add_row("2x32, 2 threads", "0.275", "0.217 [0.013, 7.622]", "1.016", style.verdict("inconclusive"))
+    console.show([table])
+    assert out.getvalue().split() == [
+        *("vanilla", "ratio", "control", "verdict"),
+        *("2x32,", "2", "0.275", "0.217", "[0.013,", "7.622]", "1.016", "inconclusive", "threads"),
+    ]
 
 
 def test_table_by_layer_sums_blocks_and_phases(result):

@@ -57,7 +57,7 @@ def warn(text: str) -> None:
 def show(renderables: Sequence[RenderableType]) -> None:
     """Print tables and lines; a string is one line, however long."""
     for r in renderables:
-        OUT.print(r, soft_wrap=isinstance(r, str))
+        OUT.print(r, soft_wrap=isinstance(r, str), crop=False)
 
 
 @contextmanager

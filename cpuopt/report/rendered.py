@@ -33,5 +33,5 @@ def echo(text: str) -> None:
 def _recorded(shown: Shown) -> Plain:
     console = Plain(record=True, file=io.StringIO(), width=WIDTH)
     for r in shown:
-        console.print(r, soft_wrap=isinstance(r, str))
+        console.print(r, soft_wrap=isinstance(r, str), crop=False)
     return console

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn
 from rich.table import Table
 from rich.text import Text
@@ -22,6 +24,27 @@ STYLE = {
 """The colours of verdicts."""
 
 
+WORD = 16
+"""The longest word, in cells, that a narrow terminal does not break."""
+
+
+class Words(Table):
+    """A table that is wider than a narrow terminal where it would break a short word otherwise."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Give each column room for its longest word, or for a number as a whole."""
+        for column in self.columns:
+            cells = [str(c) for c in (column.header, *column.cells) if isinstance(c, str | Text)]
+            if column.no_wrap:
+                column.min_width = max(map(cell_len, cells), default=0)
+            else:
+                words = [cell_len(word) for c in cells for word in c.split()]
+                column.min_width = max((n for n in words if n <= WORD), default=0)
+        least = sum(column.min_width or 0 for column in self.columns) + self.padding[1] * (len(self.columns) - 1)
+        wide = options.update(max_width=max(options.max_width, least))
+        yield from super().__rich_console__(console, wide)
+
+
 def table(*columns: str, gap: int = 2) -> Table:
     """Make a table without lines.
 
@@ -30,7 +53,7 @@ def table(*columns: str, gap: int = 2) -> Table:
     columns : names. ``>`` before a name aligns the column to the right and keeps each of its cells on one line.
     gap : spaces between two columns.
     """
-    made = Table(box=None, header_style="bold", padding=(0, gap, 0, 0), pad_edge=False, caption_justify="left")
+    made = Words(box=None, header_style="bold", padding=(0, gap, 0, 0), pad_edge=False, caption_justify="left")
     made.show_header = any(name.strip(">") for name in columns)
     for name in columns:
         number = name.startswith(">")

@@ -218,10 +218,11 @@ def closing(profile: Profile) -> Text:
     digits = digits_of(profile)
     mean, low, high = (f"{ms[k]:,.{digits}f}" for k in ("mean", "min", "max"))
     half = p.steps - 2 * ((p.steps + 1) // 4)
-    of = f"the middle {half} of {p.steps}" if half < p.steps else f"{p.steps}"
+    whole, few = half == p.steps, half <= 2 < p.steps
+    of = f"median of {p.steps}" if few else f"mean of {'' if whole else f'the middle {half} of '}{p.steps}"
     line = Text.assemble(
         (f"{p.tokens_per_s:,.0f} tokens/s", "bold"),
-        f" · step {mean} ms, mean of {of} ({low} to {high})\n",
+        f" · step {mean} ms, {of} ({low} to {high})\n",
         f"peak memory {p.peak_rss_mb:,.0f} MB, planned {p.planned_peak_mb:,.0f} MB",
         f" · profiling costs {p.profiler_overhead_ms:.3f} ms a step"
         f" ({100 * p.profiler_overhead_ms / ms['mean']:.2g}%)\n",

@@ -84,6 +84,19 @@ def test_an_update_in_place_compiles_and_is_right(registered):
     assert {r.verdict for r in op.check()} == {"PASS"}
 
 
+def leaking(out, u, inp):
+    for i in range(u.shape[0]):
+        u[i] = 0.5 * u[i] + inp[i]
+        out[i] = u[i]
+
+
+def test_parameters_in_another_order_are_refused_in_the_words_of_the_file(registered):
+    with pytest.raises(UserError) as e:
+        differentiable(out("out", N), inp("inp", N), state("u", N))(leaking)
+    said = "parameters are (out, u, inp); the declaration says otherwise: write def leaking(out, inp, u)"
+    assert str(e.value) == f"@differentiable leaking: {said}"
+
+
 def roots_forward(y, x):
     for i in range(x.shape[0]):
         y[i] = np.sqrt(x[i] - 4.0) + np.sqrt(5.0 - x[i])
