@@ -35,7 +35,7 @@ from cpuopt.train import checkpoint
 class Tensors:
     """What a checkpoint needs of an engine."""
 
-    comm, divided = SERIAL, False
+    comm, divided, alone = SERIAL, False, False
 
     def __init__(self, step: float) -> None:
         names = [f"h.{i}.weight" for i in range(6)]
