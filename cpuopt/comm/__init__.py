@@ -19,7 +19,8 @@ else:
 class Comm(Protocol):
     """One rank's view of all ranks.
 
-    Every rank makes the same calls in the same order. Exceptions of one rank are for `agree`, or end all (`abort`).
+    Every rank makes the same calls in the same order. An error of one rank becomes that of all (`agree`), or ends all
+    (`abort`).
 
     Attributes
     ----------
