@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console, ConsoleOptions, RenderableType
+from rich.console import Console, ConsoleDimensions, ConsoleOptions, RenderableType
 from rich.progress import DownloadColumn, Progress, ProgressColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.segment import Segment
 from rich.text import Text
@@ -29,11 +29,27 @@ if TYPE_CHECKING:
     from ..train.verify import Row
 
 
+UNLIMITED = 1 << 20
+"""The columns of a file or a pipe: wider than any line."""
+
+
 class Plain(Console):
     """A console that prints any text as it is: no markup, no emoji codes, no control characters."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options, highlight=False, markup=False, emoji=False, force_jupyter=False)
+
+    @property
+    def size(self) -> ConsoleDimensions:
+        """The size of the terminal; a file or a pipe takes lines of any length, unless ``COLUMNS`` is set."""
+        if self.is_terminal or self._width is not None or "COLUMNS" in self._environ:
+            return super().size
+        return ConsoleDimensions(UNLIMITED, super().size.height)
+
+    @size.setter
+    def size(self, new_size: tuple[int, int]) -> None:
+        """Set the size."""
+        self._width, self._height = new_size
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """Render; segments with a `control` are rich's own."""

@@ -8,6 +8,7 @@ from typing import Any
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
@@ -42,7 +43,20 @@ class Words(Table):
                 column.min_width = max((n for n in words if n <= WORD), default=0)
         least = sum(column.min_width or 0 for column in self.columns) + self.padding[1] * (len(self.columns) - 1)
         wide = options.update(max_width=max(options.max_width, least))
-        yield from super().__rich_console__(console, wide)
+        caption, self.caption = self.caption, None
+        for line in Segment.split_lines(super().__rich_console__(console, wide)):
+            yield from _stripped(line)
+            yield Segment.line()
+        self.caption = caption
+        if caption:
+            yield Text(caption, "dim italic") if isinstance(caption, str) else caption
+
+
+def _stripped(line: list[Segment]) -> list[Segment]:
+    """Drop the spaces at the end of a line of a table."""
+    while line and not line[-1].text.strip():
+        line = line[:-1]
+    return [*line[:-1], Segment(line[-1].text.rstrip(), line[-1].style)] if line else line
 
 
 def table(*columns: str, gap: int = 2) -> Table:
