@@ -237,22 +237,25 @@ from cpuopt.comm.watchdog import Watchdog
 def kernel():
     ctypes.PyDLL(None).sleep(60)  # holds the interpreter, as a kernel does
 
-with Watchdog(first_s=0.5, file=link.fileno()).step():
+with Watchdog(first_s=0.5, file=link.fileno()) as dog:
+    with dog.step():
+        STEP
     kernel() if rank else time.sleep(60)
 """
 
 
-def test_a_step_that_does_not_end_shows_the_stacks_of_all_ranks():
-    ended, said, took = launched(HANGS)
+@pytest.mark.parametrize("step", ["kernel() if rank else time.sleep(60)", "pass"])
+def test_what_does_not_end_shows_the_stacks_of_all_ranks(step):
+    ended, said, took = launched(HANGS.replace("STEP", step))
     assert (ended.status, ended.died) == (1, False)
-    assert {f"rank {r}: the step did not end; its stacks:" for r in (0, 1)} <= {*said}
+    assert {f"rank {r}: a step, or what follows it, did not end; the stacks:" for r in (0, 1)} <= {*said}
     assert any(re.match(r"rank 1: .*line \d+ in kernel", line) for line in said)
     assert took < 20
 
 
 def test_a_step_that_does_not_end_ends_its_process_without_a_launcher():
     program = "import time\nfrom cpuopt.comm.watchdog import Watchdog\ndef stuck(): time.sleep(60)\n"
-    program += "with Watchdog(first_s=0.2).step(): stuck()"
+    program += "with Watchdog(first_s=0.2) as dog, dog.step(): stuck()"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == -signal.SIGALRM
     assert "in stuck" in done.stderr
@@ -262,10 +265,12 @@ def test_the_watchdog_waits_for_twenty_medians():
     now = [0.0]
     dog = Watchdog(least_s=60, times=20, first_s=1800, clock=lambda: now[0])
     limits = [dog.limit_s]
-    for seconds in (1.0, 5.0, 5.0):
-        with dog.step():
-            now[0] += seconds
-        limits.append(dog.limit_s)
+    with dog:
+        for seconds in (1.0, 5.0, 5.0):
+            with dog.step():
+                now[0] += seconds
+            assert signal.getitimer(signal.ITIMER_REAL)[0] == pytest.approx(1802, abs=60)
+            limits.append(dog.limit_s)
     assert limits == [1800, 60, 60, 100]
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 

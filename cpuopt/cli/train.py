@@ -78,9 +78,10 @@ def _train(args: argparse.Namespace, rank: ranks.Rank) -> int:
     with console.TrainingView(job, quiet=args.json) as view:
         if resume is not None:
             view.note_resume(resume)
-        watch = Watchdog(file=rank.link.fileno()).step if comm.size > 1 else nullcontext
         began = lambda path: None if comm.rank else rank.link.tell(run=str(path))  # noqa: E731
-        result = train(job, args.runs, view, resume=resume, roofs=roofs, watch=watch, began=began)
+        with Watchdog(file=rank.link.fileno()) if comm.size > 1 else nullcontext() as watchdog:
+            watch = watchdog.step if watchdog else nullcontext
+            result = train(job, args.runs, view, resume=resume, roofs=roofs, watch=watch, began=began)
     if comm.rank:
         return 1 if result.diagnosis else 128 + result.stopped_by if result.stopped_by else 0
     if args.html and result.profile:

@@ -286,7 +286,7 @@ class Launch:
         """Show stacks, which a rank writes where a step does not end; those of other ranks follow at once."""
         if line.startswith(STACKS):
             self.failed = 1
-            self.complain(f"rank {r.rank}: the step did not end; its stacks:")
+            self.complain(f"rank {r.rank}: a step, or what follows it, did not end; the stacks:")
             self._end_soon(STACKS_S)
         else:
             self.complain(f"rank {r.rank}: {line}" if line else "")

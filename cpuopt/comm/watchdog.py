@@ -21,6 +21,8 @@ GRACE_S = 2.0
 class Watchdog:
     """Ends the process, with the stacks of all its threads, where a step takes longer than any should.
 
+    A context manager, around all steps and what lies between them.
+
     A thread of Python could not do so while a kernel holds the interpreter. A thread of C writes the stacks, and a
     timer of the operating system ends the process.
 
@@ -28,7 +30,7 @@ class Watchdog:
     ----------
     least_s : the least limit.
     times : the limit, in medians of the last steps.
-    first_s : the limit of the first step, which knows no other.
+    first_s : the limit of the first step, which knows no other, and of what lies between two steps.
     file : the descriptor that gets the stacks; by default that of stderr.
     """
 
@@ -49,15 +51,28 @@ class Watchdog:
         """The limit of the next step in seconds."""
         return max(self.least_s, self.times * median(self.steps)) if self.steps else self.first_s
 
+    def __enter__(self) -> Watchdog:
+        """Watch what lies between steps from here on, such as validation and saving: each gap may take `first_s`."""
+        self._limit(self.first_s)
+        return self
+
+    def __exit__(self, *of_exception: object) -> None:
+        """Watch no more."""
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        faulthandler.cancel_dump_traceback_later()
+
     @contextmanager
     def step(self) -> Iterator[None]:
         """Watch one step."""
-        start, limit = self.clock(), self.limit_s
-        faulthandler.dump_traceback_later(limit, file=self.file)
-        signal.setitimer(signal.ITIMER_REAL, limit + GRACE_S)
+        start = self.clock()
+        self._limit(self.limit_s)
         try:
             yield
         finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            faulthandler.cancel_dump_traceback_later()
+            self._limit(self.first_s)
         self.steps.append(self.clock() - start)
+
+    def _limit(self, seconds: float) -> None:
+        """End the process after some seconds from now on, instead of at the instant that was set before."""
+        faulthandler.dump_traceback_later(seconds, file=self.file)
+        signal.setitimer(signal.ITIMER_REAL, seconds + GRACE_S)

@@ -44,7 +44,8 @@ class Words(Table):
         least = sum(column.min_width or 0 for column in self.columns) + self.padding[1] * (len(self.columns) - 1)
         wide = options.update(max_width=max(options.max_width, least))
         caption, self.caption = self.caption, None
-        for line in Segment.split_lines(super().__rich_console__(console, wide)):
+        segments = (s for s in super().__rich_console__(console, wide) if isinstance(s, Segment))
+        for line in Segment.split_lines(segments):
             yield from _stripped(line)
             yield Segment.line()
         self.caption = caption
