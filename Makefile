@@ -23,8 +23,11 @@ test: $(VENV)/.dev
 	$(BIN)/cpuopt warmup --all
 	$(BIN)/$(PYTEST) -m "$(MARKED)" $(ARGS)
 
-# quick and slow tests in one go, so that they are collected once and the slow ones fill both cores
-check: lint smoke
+# quick and slow tests in one go, so that they are collected once and the slow ones fill both cores; the environment
+# with MPI is made while ruff and mypy, which take one core, run
+check:
+	$(MAKE) -j2 lint $(VENV)-$(MPI)/.installed
+	$(MAKE) smoke
 	$(MAKE) test MARKED="not peers and not mpi"
 	$(MAKE) test-mpi
 
@@ -82,7 +85,8 @@ $(VENV)/.mpi: $(VENV)/.installed
 
 $(VENV)-$(MPI)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)-$(MPI)
-	$(VENV)-$(MPI)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[dev]' 'mpi4py>=4.0' $(MPI)
+	$(VENV)-$(MPI)/bin/python -m pip install --quiet --disable-pip-version-check \
+		-e . 'pytest>=8.0' 'hypothesis>=6.100' 'mpi4py>=4.0' $(MPI)
 	touch $@
 
 $(VENV)-oldest/.installed: pyproject.toml
