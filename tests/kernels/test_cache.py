@@ -4,6 +4,7 @@ Edits are tried on a small throw-away package, which runs in processes of its ow
 """
 
 import abc
+import cProfile
 import ctypes
 import enum
 import functools
@@ -420,6 +421,19 @@ def test_an_edit_taken_back_hits_again(package):
     assert package.run("calls").missed == {"calls"}
     package.edit("colorsys.py", "x + 72", "x + 70")
     assert package.run("calls").missed == set()
+
+
+def test_a_profiler_of_python_is_no_edit():
+    """While one watches a call of machine code, numba takes a flag away from the function's bytecode."""
+
+    @numba.njit
+    def twice(x):
+        return 2 * x
+
+    before = cache.digest(twice)
+    with cProfile.Profile():
+        assert twice(3) == 6
+    assert cache.digest(twice) == before
 
 
 def test_stale_bytecode_does_not_poison_the_cache(package):

@@ -19,6 +19,7 @@ import os
 import re
 import sys
 import types as python
+from inspect import CO_OPTIMIZED
 from operator import attrgetter
 from typing import Any
 
@@ -189,7 +190,8 @@ class Walk:
         """Describe bytecode and the constants that it loads."""
         consts = _consts(code)
         self.names.update(code.co_names, (c for c in consts if type(c) is str))
-        sizes = code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags
+        flags = code.co_flags | CO_OPTIMIZED  # which numba takes away while a profiler of Python watches a call
+        sizes = code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, flags
         names = code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars
         return "code", code.co_code, code.co_exceptiontable, sizes, names, *map(self.describe, consts)
 
