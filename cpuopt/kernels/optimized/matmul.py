@@ -45,6 +45,7 @@ INPUT_DEPTH = 768  # most k of a dinp block: the panel is 48 KB of L2
 SHORT = 128  # tokens up to which their part of dout and of dinp is small, and it pays
 SHORT_DEPTH = 192  # to keep the panel, 12 KB, in L1
 COLUMNS = 384  # most columns of a dinp chunk
+PACKED_ROWS = 16  # rows of dout that are packed at a time: they stay in L1 from group to group
 WEIGHT_DEPTH = 512  # most tokens of a dweight block: a panel is 32 KB, the strip of dout 96 KB, that of dweight more
 # floats of scratch for a thread
 FORWARD_SCRATCH = WIDE * TALL + TALL
@@ -364,17 +365,17 @@ def pack_outputs(block, dout, m, depth, n0, rows):
     groups = ceil(rows, MR)
     size, longer = rows // groups, rows % groups
     safe = depth - ceil(LANES, size)  # from here on, a whole vector could end outside of the group or of dout
-    for k in range(depth):
-        x, lo = (m + k) * N + n0, 0
+    for first in range(0, depth, PACKED_ROWS):
+        last, lo = min(first + PACKED_ROWS, depth), 0
         for g in range(groups):
             n = size + 1 if g < longer else size
-            to = lo * depth + k * n
-            if k < safe:
+            x, to = m * N + n0 + lo, lo * depth
+            for k in range(first, min(last, safe)):
                 for i in range(0, n, LANES):
-                    move(at(block, to + i), at(dout, x + lo + i))
-            else:
+                    move(at(block, to + k * n + i), at(dout, x + k * N + i))
+            for k in range(max(first, safe), last):
                 for i in range(n):
-                    block[to + i] = dout[m + k, n0 + lo + i]
+                    block[to + k * n + i] = dout[m + k, n0 + lo + i]
             lo += n
 
 
@@ -409,11 +410,10 @@ def weight_chunk(grad, row, add, dout, panels, block, spare, n0, n1, tall, most)
         sum_columns(spare, m > 0, dout, m, depth, n0, rows)
         adding = add or m > 0
         next_m, next_n = (m + depth, n0) if m + depth < M else (0, n1)
-        lines, done = ceil(tall, LINE) * depth, 0
         for c in range(0, C, NR):
-            while done * P < lines * (c + NR):  # fetch this panel's part of the dout that is packed next
-                prefetch(at(dout, (next_m + done % depth) * N + next_n + done // depth * LINE))
-                done += 1
+            for k in range(depth * c // P, depth * (c + NR) // P):  # fetch this panel's part of what is packed next
+                for i in range(0, tall, LINE):
+                    prefetch(at(dout, (next_m + k) * N + next_n + i))
             inside = c + NR <= C
             b = at(panels, m * P + c * depth)
             to, to_row = (at(grad, row * C + c), C) if inside else (at(tile, 0), NR)
