@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from cpuopt.isolate.process import PHASES
-from cpuopt.report.bench import digits
+from cpuopt.report.bench import digits, size_of
 from cpuopt.wording import spread
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -75,12 +75,13 @@ def markdown(record: Mapping[str, Any]) -> str:
 
 def peer_lines(peer: str, results: Sequence[Mapping[str, Any]]) -> list[str]:
     """Make the table against one peer; a size without a ratio has the reason."""
+    first = "model, B x T" if any(r.get("model") for r in results) else "B x T"
     lines = [
-        f"| B x T | cpuopt ms | {peer} ms | ratio | {' | '.join(f'{p} ms' for p in PHASES)} | peak MB |",
+        f"| {first} | cpuopt ms | {peer} ms | ratio | {' | '.join(f'{p} ms' for p in PHASES)} | peak MB |",
         f"| --- |{' ---: |' * (4 + len(PHASES))}",
     ]
     for r in results:
-        size = f"| {r['B']}x{r['T']} |"
+        size = f"| {size_of(r)} |"
         if not r["ratio"]:
             lines.append(f"{size} | | refused |{' |' * (1 + len(PHASES))}")
             continue
@@ -90,7 +91,7 @@ def peer_lines(peer: str, results: Sequence[Mapping[str, Any]]) -> list[str]:
         peak = " / ".join(f"{r['peak_rss_mb'][key]:.0f}" for key in ("cpuopt", "peer"))
         cells = [f"{ours:.{n}f}", f"{theirs:.{n}f}", spread(r["ratio"], 2), *phases, peak]
         lines.append(f"{size} {' | '.join(cells)} |")
-    notes = [f"- {r['B']}x{r['T']}: {note}" for r in results for note in [r["refused"], *r["doubts"]] if note]
+    notes = [f"- {size_of(r)}: {note}" for r in results for note in [r["refused"], *r["doubts"]] if note]
     return [*lines, "", *notes, *([""] if notes else [])]
 
 

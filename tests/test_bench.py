@@ -16,7 +16,8 @@ from rich.console import Console
 
 from cpuopt.errors import UserError
 from cpuopt.isolate.process import Side, Worker, ended_by_sigterm
-from cpuopt.lab.peers import Bench, Plan, View, parse_sizes
+from cpuopt.lab import forms
+from cpuopt.lab.peers import Bench, Plan, View, parse_sizes, suite
 from cpuopt.lab.peers import plan as bench_plan
 from cpuopt.measure.comparison import disagreement, geometric_mean, judge
 from cpuopt.report import bench as report
@@ -229,6 +230,32 @@ def test_the_fastest_peer_of_each_size_is_named(fakes):
     assert record["faster"][0]["ratio"]["median"] == pytest.approx(1.5)
     assert "2x8   transformers torch-eager, transformers 1.50 [1.50, 1.50]" in shown(record)
     assert measure(fakes("A"), sides[0], plan=plan)["faster"] == []
+
+
+def test_a_suite_is_one_record_with_a_mean_over_all_models(fakes, tmp_path, pages):
+    rows = [replace(PLAN, model=m, sizes=(s,), rounds=2) for m, s in (("gpt2-tiny", (1, 8)), ("gpt2-nano", (2, 8)))]
+    out, seen = tmp_path / "record.json", []
+    view = View()
+    view.result = lambda r: seen.append((r.model, r.B))
+    sides = {"ours": fakes("A"), "theirs": [fakes("B", "torch-eager", ms=[800])], "pause_s": 0}
+    record = suite.run(rows, view, out, **sides)
+    assert json.loads(out.read_text()) == json.loads(json.dumps(record))
+    assert seen == [(r["model"], r["B"]) for r in record["results"]] == [("gpt2-tiny", 1), ("gpt2-nano", 2)]
+    assert record["geometric_mean"]["torch-eager"]["median"] == pytest.approx(2)
+    assert "gpt2-nano    2x8      400.0           800.0  2.00 [2.00, 2.00]" in shown(record)
+    assert "| gpt2-nano 2x8 | 400.0 | 800.0 | 2.00 [2.00, 2.00] |" in pages.markdown(record)
+    assert forms.wrong("bench", record) == ""
+    sides["theirs"] = [fakes("B", "torch-eager", steps="die", bad_at=2)]
+    failed = suite.run(rows, view, **sides)
+    assert [bool(r["ratio"]) for r in failed["results"]] == [True, False]
+    assert failed["results"][1]["refused"].startswith("no ratio, because of torch-eager: ended with status 3")
+
+
+def test_the_suite_has_sizes_that_fit():
+    rows = list(suite.plans(PLAN))
+    assert len({(p.model, p.sizes) for p in rows}) == len(rows) == 8
+    for row in rows:
+        row.check()
 
 
 def test_a_loss_that_is_not_finite_later_is_a_doubt(fakes):

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from .. import models
+from ..errors import UserError
 from ..train import settings
 from . import common
 from .common import shared, show, start_numba
@@ -25,6 +26,7 @@ def flags(p: argparse.ArgumentParser) -> None:
         "--against", action="append", default=[], metavar="VARIANT", help="variant of the kernels as peer; repeatable"
     )
     p.add_argument("--sizes", help="batch sizes, as in 4x64,16x64 (up to seven that fit the context, 1x16 to 1x1024)")
+    p.add_argument("--suite", action="store_true", help="a table of models and sizes by name, and the mean over all")
     p.add_argument("--rounds", type=int, default=10, help="rounds, each with a trial of both sides (%(default)s)")
     p.add_argument("--seed", type=int, default=0, help="random seed for weights and the order of trials (%(default)s)")
     p.add_argument(
@@ -41,11 +43,13 @@ def run(args: argparse.Namespace) -> int:
     """Run the verb; return its exit status."""
     start_numba(args.threads)
     from ..kernels.registry import AUTO
-    from ..lab.peers import Bench, Plan, default_sizes, own_sizes, parse_sizes
+    from ..lab.peers import Bench, Plan, default_sizes, own_sizes, parse_sizes, suite
     from ..report import bench as report
     from ..report import console
     from ..train.job import Settings, build_only
 
+    if args.suite and (args.sizes or args.model != models.DEFAULT):
+        raise UserError("--suite: it has models and sizes of its own; leave --model and --sizes out")
     plan = Plan(
         model=args.model,
         sizes=own_sizes(args.model, parse_sizes(args.sizes)) if args.sizes else default_sizes(args.model),
@@ -62,12 +66,13 @@ def run(args: argparse.Namespace) -> int:
         processes=common.cores(),
     )
     common.check_targets(args)
-    for B, T in plan.sizes if AUTO in (args.variant, *args.against) else ():
-        job = Settings(model=args.model, B=B, T=T, variant=AUTO, kernels=plan.kernels, threads=plan.threads)
-        console.warn(f"{B}x{T}: {build_only(job).notes[0]}")
-    bench = Bench(plan)
-    with report.progress(plan.cost) as bench.view:
-        record = bench.run(args.out)
-    common.keep(args.runs, "bench", args.model, record)
+    rows = [*suite.plans(plan)] if args.suite else [plan]
+    for model, B, T in [(p.model, *size) for p in rows for size in p.sizes]:
+        if AUTO in (args.variant, *args.against):
+            job = Settings(model=model, B=B, T=T, variant=AUTO, kernels=plan.kernels, threads=plan.threads)
+            console.warn(f"{model} {B}x{T}: {build_only(job).notes[0]}")
+    with report.progress(sum(p.cost for p in rows)) as view:
+        record = suite.run(rows, view, args.out) if args.suite else Bench(plan, view).run(args.out)
+    common.keep(args.runs, "bench", "suite" if args.suite else args.model, record)
     show(args, record, lambda: report.tables(record))
     return 1 if any(r["refused"] for r in record["results"]) else 0

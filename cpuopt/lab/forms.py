@@ -97,8 +97,9 @@ class Machine(TypedDict):
 
 
 class Peer(TypedDict):
-    """One size against one peer; the figures exist where there is a ratio."""
+    """One size against one peer; the figures exist where there is a ratio, a model's name in a suite."""
 
+    model: NotRequired[str]
     B: int
     T: int
     peer: str
@@ -114,6 +115,7 @@ class Peer(TypedDict):
 class Fastest(TypedDict):
     """The ratio to the fastest of several peers at one size."""
 
+    model: NotRequired[str]
     B: int
     T: int
     peer: str

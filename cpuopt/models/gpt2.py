@@ -85,13 +85,15 @@ class Config(models.Config):
 
 PRESETS = {
     "gpt2-tiny": Config(2, 2, 64, 256, 64),
+    "gpt2-nano": Config(4, 4, 128, 256, 64),
+    "gpt2-baby": Config(6, 6, 384, 256, 256),
     "gpt2-6L": Config(6, 8, 256, 50257, 1024),
     "gpt2-124M": Config(),
     "gpt2-355M": Config(24, 16, 1024),
     "gpt2-774M": Config(36, 20, 1280),
     "gpt2-1558M": Config(48, 25, 1600),
 }
-"""Sizes by name; ``gpt2-tiny`` reads bytes and trains in seconds."""
+"""Sizes by name; the first three read bytes. nanoGPT trains the sizes of ``nano`` on a CPU, ``baby`` on characters."""
 models.register(Config, PRESETS)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Any
 
 from rich.console import RenderableType
@@ -35,7 +36,7 @@ class BenchView(View):
 
     def result(self, result: Result) -> None:
         """Print a result."""
-        head = f"{result.B}x{result.T} {result.peer}"
+        head = f"{size_of(asdict(result))} {result.peer}"
         if result.ratio:
             ms = {key: f"{times['median']:,.{digits(times['median'])}f} ms" for key, times in result.step_ms.items()}
             text = f"{head}: cpuopt {ms['cpuopt']}, {result.peer} {ms['peer']}, ratio {spread(result.ratio, 2)}"
@@ -57,13 +58,14 @@ def tables(record: Mapping[str, Any]) -> list[RenderableType]:
     results: Sequence[Mapping[str, Any]] = record["results"]
     for peer in dict.fromkeys(r["peer"] for r in results):
         rows = [r for r in results if r["peer"] == peer]
-        shown += ["", peer_table(peer, rows)]
+        suite = any(r.get("model") for r in rows)
+        shown += ["", suite_table(peer, rows) if suite else peer_table(peer, rows)]
         if peer in record["geometric_mean"]:
             mean = spread(record["geometric_mean"][peer], 2)
             shown.append(Text(f"geometric mean of {sum(1 for r in rows if r['ratio'])} ratios: {mean}", "bold"))
-        shown += [Text(f"{r['B']}x{r['T']}: {r['refused']}", "red") for r in rows if r["refused"]]
+        shown += [Text(f"{size_of(r)}: {r['refused']}", "red") for r in rows if r["refused"]]
         for warning in dict.fromkeys(w for r in rows for w in r["doubts"]):
-            sizes = ", ".join(f"{r['B']}x{r['T']}" for r in rows if warning in r["doubts"])
+            sizes = ", ".join(size_of(r) for r in rows if warning in r["doubts"])
             shown.append(Text(f"{sizes}: {warning}", "yellow"))
     if faster := record.get("faster"):  # records of earlier versions have none
         shown += ["", fastest_table(faster)]
@@ -82,12 +84,31 @@ def header(record: Mapping[str, Any]) -> Text:
     )
 
 
+def size_of(result: Mapping[str, Any]) -> str:
+    """Name the size of a result, and its model in a suite: ``gpt2-nano 12x64``."""
+    return f"{result.get('model') or ''} {result['B']}x{result['T']}".lstrip()
+
+
+def suite_table(peer: str, results: Sequence[Mapping[str, Any]]) -> Table:
+    """Make a table with one row for each model and size."""
+    table = style.table("model", ">B x T", ">cpuopt ms", f">{peer} ms", ">ratio")
+    for r in results:
+        size = r.get("model", ""), f"{r['B']}x{r['T']}"
+        if not r["ratio"]:
+            table.add_row(*size, "", "", "refused", style="red")
+            continue
+        times = [r["step_ms"][key]["median"] for key in ("cpuopt", "peer")]
+        ratio = Text(spread(r["ratio"], 2), "bold")
+        table.add_row(*size, *(f"{ms:.{digits(min(times))}f}" for ms in times), ratio)
+    return table
+
+
 def fastest_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     """Make a table of the ratios to the fastest peer of each size."""
     table = style.table("B x T", "fastest peer", "of", ">ratio", gap=1)
     for r in rows:
-        size, ratio = f"{r['B']}x{r['T']}", Text(spread(r["ratio"], 2), "bold")
-        table.add_row(size, r["peer"], ", ".join(r["of"]), ratio)
+        ratio = Text(spread(r["ratio"], 2), "bold")
+        table.add_row(size_of(r), r["peer"], ", ".join(r["of"]), ratio)
     return table
 
 

@@ -18,6 +18,7 @@ from machine_code import assembly
 from cpuopt import kernels, ops  # noqa: F401  (importing kernels registers them)
 from cpuopt.check.cases import Case, arguments, case
 from cpuopt.check.check import check
+from cpuopt.kernels.optimized.matmul import packs_weight
 from cpuopt.kernels.registry import KERNELS
 from cpuopt.kernels.toolkit import lanes
 from cpuopt.kernels.toolkit.simd import LANES
@@ -358,3 +359,18 @@ def test_part_of_a_vector(n: int) -> None:
     assert out[3 * LANES] == m * (m + 1) // 2
     assert out[3 * LANES + 1] == m
     assert np.array_equal(out[4 * LANES :].reshape(LANES, LANES), x.reshape(LANES, LANES).T)
+
+
+def test_which_side_of_a_product_is_packed_changes_no_bit() -> None:
+    """Of many tokens the weight is packed, of few the tokens."""
+    forward, (M, K, N) = KERNELS["matmul_forward", "optimized"], (200, 70, 45)
+    rng = np.random.default_rng(0)
+    inp, weight, bias = (rng.standard_normal(shape, F32) for shape in ((M, K), (N, K), (N,)))
+    outs = []
+    for tokens in (M, 20):
+        out, work = np.zeros((tokens, N), F32), forward.work({"BT": tokens, "C": K, "OC": N}).values()
+        forward.function(out, inp[:tokens], weight, bias, *(np.zeros(n, kind) for n, kind in work))
+        outs.append(out[:20])
+    assert packs_weight.py_func(M, K, N)
+    assert not packs_weight.py_func(20, K, N)
+    np.testing.assert_array_equal(*outs)

@@ -10,7 +10,7 @@ from ..compile.jit import helper, kernel
 from ..toolkit.rules import by_rule
 from ..toolkit.simd import MR, NR
 from .cross_entropy import backward_row, count, shifted_sum, sum_in_order
-from .matmul import FORWARD_SCRATCH, INPUT_SCRATCH, LINE, WEIGHT_SCRATCH, each, up
+from .matmul import FORWARD_SCRATCH, INPUT_SCRATCH, LINE, WEIGHT_SCRATCH, each, forward_panels, up
 from .matmul import matmul_backward_input as linear_input
 from .matmul import matmul_backward_weight as linear_weight
 from .matmul import matmul_forward as linear
@@ -24,9 +24,14 @@ def block(sizes):
     return min(BLOCK, sizes["BT"])
 
 
+def panels(tokens, sizes):
+    """Floats of the panels of forward and weight gradient in turn, of blocks of at most so many tokens."""
+    return max(forward_panels(tokens, sizes["C"], sizes["V"]), up(tokens, NR) * up(sizes["C"], NR) + NR)
+
+
 LOGITS = [
     ("logits", lambda s: block(s) * s["V"]),
-    ("panels", lambda s: up(block(s), NR) * up(s["C"], NR) + NR),
+    ("panels", lambda s: panels(block(s), s)),
     ("queue", LINE, "int32"),
 ]
 """Scratch of all three: the logits, and the packed tokens of forward and weight gradient in turn."""
@@ -117,7 +122,7 @@ def classifier_backward(
     "weight",
     scratch=[
         ("logits", BT * V),
-        ("panels", lambda s: up(s["BT"], NR) * up(s["C"], NR) + NR),
+        ("panels", lambda s: panels(s["BT"], s)),
         ("queue", LINE, "int32"),
         ("work", strips),
         ("slot", V, "int32"),

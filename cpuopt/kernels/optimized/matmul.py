@@ -7,6 +7,7 @@ A panel is NR neighbouring columns for each k, so the micro-kernel reads it in o
 ========  ================================  ====================================  ===================================
 forward   rows of `weight`, in place        NR tokens of `inp`, transposed once   blocks of k, panels, rows; then the
                                                                                   sums, transposed, to `out`
+for many  tokens of `inp`, in place         NR rows of `weight`, transposed once  blocks of k, panels, tokens
 dinp      tokens of `dout`, in place        NR columns of `weight`, copied when   blocks of k, panels, tokens
                                             their turn comes
 for few   tokens of `dout`, copied          NR columns of `weight`, in place      the same
@@ -14,7 +15,7 @@ dweight   columns of `dout`, packed by      NR columns of `inp`, copied once    
           groups, a strip at a time
 ========  ================================  ====================================  ===================================
 
-So `weight` streams from memory once, and what comes next of it is fetched while a tile is computed.
+So `weight` streams from memory once where it is large, and what comes next of it is fetched while a tile is computed.
 
 Work is cut into chunks that threads take by ticket, so none waits for the last. An element is summed by one thread,
 over k in order, in blocks whose length depends on the shape alone: chunks and threads change no bit.
@@ -44,6 +45,7 @@ INPUT_DEPTH = 768  # most k of a dinp block: the panel is 48 KB of L2
 SHORT = 128  # tokens up to which their part of dout and of dinp is small, and it pays
 SHORT_DEPTH = 192  # to keep the panel, 12 KB, in L1
 COLUMNS = 384  # most columns of a dinp chunk
+PACKED_ROWS = 16  # rows of dout that are packed at a time: they stay in L1 from group to group
 WEIGHT_DEPTH = 512  # most tokens of a dweight block: a panel is 32 KB, the strip of dout 96 KB, that of dweight more
 # floats of scratch for a thread
 FORWARD_SCRATCH = WIDE * TALL + TALL
@@ -190,18 +192,66 @@ def forward_store(out, bias, sums, m0, m1, n0, n1):
                 out[m + j, n0 + n] = sums[base + n * NR + j] + sums[extra + n]
 
 
+@helper()
+def packs_weight(M, K, N):
+    """Return whether a forward of M tokens packs the weight in place of the tokens.
+
+    It has less than half of the floats then that would be packed and transposed otherwise: those of tokens and sums.
+    """
+    return 2 * N * K < M * (K + N)
+
+
+def forward_panels(M, K, N):
+    """Count the floats of the panels of a forward of M tokens, and a vector of zeros."""
+    return up(N if packs_weight.py_func(M, K, N) else M, NR) * K + NR
+
+
+@helper()
+def forward_tokens(out, inp, panels, bias, tile, m0, m1, n0, n1, most):
+    """Compute out[m0:m1, n0:n1] from panels of rows of weight, with the bias."""
+    K, N = inp.shape[1], out.shape[1]
+    rows = m1 - m0
+    groups = ceil(rows, MR)
+    for k in range(0, K, most):
+        depth = min(most, K - k)
+        for n in range(n0, n1, NR):
+            inside = n + NR <= N
+            b = at(panels, n * K + k * NR)
+            to, to_row = (at(out, m0 * N + n), N) if inside else (at(tile, 0), NR)
+            ahead, ahead_group, step = at(b, K * NR), depth * NR // groups, 2 * ceil(NR, groups)
+            x, adding = at(inp, m0 * K + k), k > 0
+            multiply(rows, x, K, b, NR, to, to_row, depth, adding and inside, ahead, ahead_group, step, 0)
+            if not inside:
+                add_columns(out, m0, n, tile, rows, adding)
+            if k + depth == K and bias.shape[0] > 0:
+                add_bias(out, bias, m0, m1, n, min(n + NR, N))
+
+
+@helper()
+def add_bias(out, bias, m0, m1, n0, n1):
+    """Add the bias to out[m0:m1, n0:n1]."""
+    N = out.shape[1]
+    for n in range(n0, n1, LANES):
+        b = load_some(bias, n, n1 - n)
+        for m in range(m0, m1):
+            if n + LANES <= n1:
+                store(out, m * N + n, load(out, m * N + n) + b)
+            else:
+                store_some(out, m * N + n, load_some(out, m * N + n, n1 - n) + b, n1 - n)
+
+
 QUEUE = ("queue", LINE, "int32")
 """Scratch: the next ticket, alone on its cache line."""
-FORWARD = [("panels", lambda s: up(s["BT"], NR) * s["C"] + NR), ("sums", each(FORWARD_SCRATCH)), QUEUE]
+FORWARD = [("panels", lambda s: forward_panels(s["BT"], s["C"], s["OC"])), ("sums", each(FORWARD_SCRATCH)), QUEUE]
 """Scratch of a linear layer."""
 
 
 @kernel(ops.matmul_forward, "optimized", scratch=FORWARD)
 def matmul_forward(out, inp, weight, bias, panels, sums, queue):
-    """Pack the tokens, then strips of rows of weight times all panels.
+    """Pack the tokens, then strips of rows of weight times all panels; for many tokens the other way round.
 
     Parallel: packing by panel and slice; then chunks by ticket, each owns a block of `out`.
-    Memory: the packed tokens; a strip of sums for each thread.
+    Memory: the packed tokens, or the packed weight; a strip of sums for each thread.
     Bound: compute; for few tokens, the memory that weight streams through.
     """
     M, K = inp.shape
@@ -211,13 +261,16 @@ def matmul_forward(out, inp, weight, bias, panels, sums, queue):
         panels[panels.shape[0] - NR + j] = ZERO
     queue[0] = 0
     slices = ceil(K, SLICE)
-    for i in prange(ceil(M, NR) * slices):
+    many = packs_weight(M, K, N)
+    packed = weight if many else inp
+    for i in prange(ceil(packed.shape[0], NR) * slices):
         lo = i % slices * SLICE
-        pack_tokens(panels, inp, i // slices * NR, lo, min(K, lo + SLICE))
+        pack_tokens(panels, packed, i // slices * NR, lo, min(K, lo + SLICE))
     depth = K if M <= NR else even(K, DEPTH, LINE)
-    wide = even(M, WIDE, NR)
+    wide = even(M, INPUT_ROWS, LINE) if many else even(M, WIDE, NR)
     m_chunks = ceil(M, wide)
-    tall = chunk_size(N, TALL, LANES, m_chunks, threads)
+    most, unit = (COLUMNS, NR) if many else (TALL, LANES)
+    tall = chunk_size(N, most, unit, m_chunks, threads)
     chunks = ceil(N, tall) * m_chunks
     for t in prange(threads):
         mine = sums[t * FORWARD_SCRATCH : (t + 1) * FORWARD_SCRATCH]
@@ -225,8 +278,11 @@ def matmul_forward(out, inp, weight, bias, panels, sums, queue):
         while chunk < chunks:
             m0, n0 = chunk % m_chunks * wide, chunk // m_chunks * tall
             m1, n1 = min(M, m0 + wide), min(N, n0 + tall)
-            forward_sums(mine, weight, panels, m0, m1, n0, n1, depth)
-            forward_store(out, bias, mine, m0, m1, n0, n1)
+            if many:
+                forward_tokens(out, inp, panels, bias, mine, m0, m1, n0, n1, depth)
+            else:
+                forward_sums(mine, weight, panels, m0, m1, n0, n1, depth)
+                forward_store(out, bias, mine, m0, m1, n0, n1)
             chunk = ticket(queue)
 
 
@@ -309,17 +365,17 @@ def pack_outputs(block, dout, m, depth, n0, rows):
     groups = ceil(rows, MR)
     size, longer = rows // groups, rows % groups
     safe = depth - ceil(LANES, size)  # from here on, a whole vector could end outside of the group or of dout
-    for k in range(depth):
-        x, lo = (m + k) * N + n0, 0
+    for first in range(0, depth, PACKED_ROWS):
+        last, lo = min(first + PACKED_ROWS, depth), 0
         for g in range(groups):
             n = size + 1 if g < longer else size
-            to = lo * depth + k * n
-            if k < safe:
+            x, to = m * N + n0 + lo, lo * depth
+            for k in range(first, min(last, safe)):
                 for i in range(0, n, LANES):
-                    move(at(block, to + i), at(dout, x + lo + i))
-            else:
+                    move(at(block, to + k * n + i), at(dout, x + k * N + i))
+            for k in range(max(first, safe), last):
                 for i in range(n):
-                    block[to + i] = dout[m + k, n0 + lo + i]
+                    block[to + k * n + i] = dout[m + k, n0 + lo + i]
             lo += n
 
 
@@ -354,11 +410,10 @@ def weight_chunk(grad, row, add, dout, panels, block, spare, n0, n1, tall, most)
         sum_columns(spare, m > 0, dout, m, depth, n0, rows)
         adding = add or m > 0
         next_m, next_n = (m + depth, n0) if m + depth < M else (0, n1)
-        lines, done = ceil(tall, LINE) * depth, 0
         for c in range(0, C, NR):
-            while done * P < lines * (c + NR):  # fetch this panel's part of the dout that is packed next
-                prefetch(at(dout, (next_m + done % depth) * N + next_n + done // depth * LINE))
-                done += 1
+            for k in range(depth * c // P, depth * (c + NR) // P):  # fetch this panel's part of what is packed next
+                for i in range(0, tall, LINE):
+                    prefetch(at(dout, (next_m + k) * N + next_n + i))
             inside = c + NR <= C
             b = at(panels, m * P + c * depth)
             to, to_row = (at(grad, row * C + c), C) if inside else (at(tile, 0), NR)

@@ -67,6 +67,7 @@ class Result:
     ratio : their median, and its interval, which is one of `level` percent.
     verdict : on the peer.
     doubts : warnings about the figures.
+    model : the preset's name, where results of several models are together.
     """
 
     peer: str
@@ -86,6 +87,7 @@ class Result:
     losses: dict[str, list[float]] = field(default_factory=dict)
     versions: dict[str, dict[str, str]] = field(default_factory=dict)
     doubts: list[str] = field(default_factory=list)
+    model: str = ""
 
 
 class View:
@@ -169,6 +171,12 @@ class Bench:
                         write_whole(out, [json.dumps(self.record(), indent=1).encode() + b"\n"])
                     self.view.result(result)
         return self.record()
+
+    def refuse(self, why: str) -> None:
+        """Record a reason in place of each result that is missing."""
+        known = {(r.peer, r.B, r.T) for r in self.results}
+        missing = [(s.name, B, T) for B, T in self.plan.sizes for s in self.theirs if (s.name, B, T) not in known]
+        self.results += [Result(*which, self.plan.threads, refused=why) for which in missing]
 
     def record(self) -> dict[str, Any]:
         """Return the record so far, for JSON."""
