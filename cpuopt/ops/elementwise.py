@@ -70,10 +70,12 @@ def logistic_slope(dout, inp):
     return {"dinp": dout * sigmoid(inp) * sigmoid(-inp)}
 
 
+@np.errstate(divide="ignore")
 def reciprocal(inp):
     return {"out": 1 / inp}
 
 
+@np.errstate(divide="ignore")
 def reciprocal_slope(dout, inp):
     return {"dinp": -dout / inp**2}
 
