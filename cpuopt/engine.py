@@ -478,7 +478,7 @@ class Engine:
 
     def _draw(self, counter: int) -> None:
         """Set what the random numbers of the next calls depend on; 0 turns dropout off."""
-        for scalar, number in zip(DRAWS, (self.dropout_seed, counter), strict=True):
+        for scalar, number in zip(DRAWS, (self.dropout_seed % 2**63, counter), strict=True):
             for args, i in self._scalars.get(scalar, []):
                 args[i] = number
 

@@ -186,6 +186,7 @@ OPERATORS: dict[str, Any] = {
     "__rtruediv__": lambda x, y: mul(F.reciprocal(x), y),
     "__neg__": lambda x: F.scale(x, -1),
     **{f.__name__: f for f in (sum, mean, reshape, transpose, expand)},
+    "view": reshape,
     **{name: _refusing(text) for name, text in INSTEAD.items()},
 }
 

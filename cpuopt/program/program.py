@@ -35,6 +35,7 @@ class Arithmetic:
     sum: ClassVar[Callable[..., Value]]
     mean: ClassVar[Callable[..., Value]]
     reshape: ClassVar[Callable[..., Value]]
+    view: ClassVar[Callable[..., Value]]
     transpose: ClassVar[Callable[..., Value]]
     expand: ClassVar[Callable[..., Value]]
     __array_ufunc__: ClassVar[None] = None
