@@ -26,7 +26,7 @@ from .program.fuse import fuse as apply_fusions
 from .program.local import add_outer
 from .program.optimizer import Choice as OptimizerChoice
 from .program.optimizer import add_update
-from .program.program import PHASES, Call, Phase, Program, Scalar, Value
+from .program.program import DRAWS, PHASES, Call, Phase, Program, Scalar, Value
 from .program.reverse import reverse
 from .program.tables import cut_tables
 from .wording import nearest
@@ -36,6 +36,8 @@ Reduce = Literal["exact", "fast"]
 """How gradients are added over micro-batches and ranks."""
 SERIAL = Serial()
 NONE: Mapping[Value, Value] = {}
+MOST_MICRO_BATCHES = 1 << 20
+"""More than a step ever has: each micro-batch of each step has random numbers of its own."""
 
 
 @dataclass
@@ -157,8 +159,8 @@ class Engine:
     inputs : shape and dtype of each input.
     choice : the variant of each op; vanilla by default.
     threads : the number for all kernels; numba's own by default.
-    seed : the random seed of the initial weights. A parameter's weights depend on the seed and its name alone. None
-        leaves zeros, to be filled through `parameters`.
+    seed : the random seed of the initial weights and of dropout. A parameter's weights depend on the seed and its name
+        alone. None leaves zeros, to be filled through `parameters`.
     fuse : rewrites to apply, out of ``cpuopt.program.fuse.FUSIONS``.
     train : whether to generate backward and update.
     micro_batches : how many `step` is given on this rank.
@@ -221,7 +223,7 @@ class Engine:
         )
         ready(built, self.threads)
         self.base_bytes = arena.resident_bytes()
-        self.step_number = 0
+        self.step_number, self.dropout_seed = 0, seed or 0
         self.runner: Callable[[Iterable[Bound]], None] = run_calls
         window = comm.memory(self.plan.window_bytes) if self.plan.window_bytes else None
         self._arena = arena.Arena(self.plan.total_bytes, window)
@@ -314,7 +316,7 @@ class Engine:
     @property
     def loss(self) -> float:
         """The loss of the last forward."""
-        return float(self.array(self.program.outputs[0])[0])
+        return float(self.array(self.program.outputs[0]).item())
 
     def step(
         self,
@@ -370,10 +372,13 @@ class Engine:
         all_ranks, mine = np.zeros((2, total + self.comm.size))
         for i, (micro, backward) in enumerate(zip((batch, *more), self.backwards, strict=True)):
             self.load(**micro)
+            number = self.comm.rank * self.micro_batches + i
+            self._draw(1 + self.step_number * MOST_MICRO_BATCHES + number)
             self.run("forward")
             threads.set_threads(self.threads)
             self.runner(backward)
-            mine[self.comm.rank * self.micro_batches + i] = self.loss
+            mine[number] = self.loss
+        self._draw(0)
         self.run("norm")
         square = mine[total + self.comm.rank] = sum(float(x) for v in self.program.norm_terms for x in self.array(v))
         self.comm.combine(all_ranks, mine)
@@ -470,6 +475,12 @@ class Engine:
             exact = {n: in_range(ranges.get(n) or ops.Number(n, 0.0), x) for n, x in numbers.items()}
             self._set(o, **exact, step=self.step_number + 1)
         return {n: x for n, x in given.items() if n not in names}
+
+    def _draw(self, counter: int) -> None:
+        """Set what the random numbers of the next calls depend on; 0 turns dropout off."""
+        for scalar, number in zip(DRAWS, (self.dropout_seed % 2**63, counter), strict=True):
+            for args, i in self._scalars.get(scalar, []):
+                args[i] = number
 
     def _set(self, optimizer: ops.Optimizer, **scalars: float) -> None:
         for name, number in scalars.items():

@@ -36,14 +36,15 @@ may be absent.
 
 def public(module: ModuleType) -> dict[str, Any]:
     """Return the classes and functions that a module of the package offers, by name."""
-    homes = (module.__name__, f"{module.__name__}.")
+    homes = [module.__name__]
     if module is cpuopt.functional:
-        homes = ("cpuopt.nn.functional", "cpuopt.nn.functional.")
+        homes = ["cpuopt.nn.functional", "cpuopt.nn.values"]
     if module is cpuopt.nn:
-        homes = ("cpuopt.nn.modules", "cpuopt.nn.modules.")
+        homes = ["cpuopt.nn.modules"]
     found = {name: x for name, x in vars(module).items() if not name.startswith("_") and callable(x)}
-    mine = {n: x for n, x in found.items() if getattr(x, "__module__", "") == homes[0]
-            or getattr(x, "__module__", "").startswith(homes[1])}  # fmt: skip
+    mine = {
+        n: x for n, x in found.items() if f"{getattr(x, '__module__', '')}.".startswith(tuple(f"{h}." for h in homes))
+    }
     return dict(sorted(mine.items(), key=lambda item: (not isinstance(item[1], type), item[0])))
 
 

@@ -64,7 +64,7 @@ CASTS = {"float32", "float64", "float"}
 CHOICES = {"max": ">", "min": "<", "maximum": ">", "minimum": "<", "fmax": ">", "fmin": "<"}
 """The comparison with which each function returns its second argument; of equals it returns the first."""
 
-INTEGER = {"int", "int64", "int32", "len", "floor", "ceil", "trunc", "round", "rint", "sign", "bool"}
+INTEGER = {"int", "int64", "int32", "uint64", "len", "floor", "ceil", "trunc", "round", "rint", "sign", "bool"}
 """Functions that are flat wherever they have a derivative; it is taken to be 0 everywhere."""
 
 CONSTANTS = {"ZERO": 0.0, "HALF": 0.5, "ONE": 1.0, "TWO": 2.0}

@@ -57,7 +57,8 @@ def behind_cache(config: Config, program: Program, positions: int) -> Call:
             for a in (a for a in op.arrays if a.role == "state"):
                 args[a.name] = program.value(f"{call.layer}.{a.name}", tuple(d(sizes) for d in a.shape), "input")
                 cache.append(args[a.name])
-            program.calls[i] = Call(op, call.layer, {a.name: args[a.name] for a in op.args}, given=call.given)
+            own = {a.name: args[a.name] for a in op.args}
+            program.calls[i] = Call(op, call.layer, own, given=call.given, views=call.views)
     at = next(i for i, call in enumerate(program.calls) if call.layer == config.head)
     head, program.calls = program.calls[at], program.calls[:at]
     read = {v for call in program.calls for v in call.reads}

@@ -99,8 +99,8 @@ class Engine(core.Engine):
     gradients : whether all gradients are kept until the update, for ``clip``, ``accept`` and `gradients`. Without it,
         many weights are updated while their gradient is made, which is faster.
     threads : the number for all kernels; numba's own by default.
-    seed : the random seed of the initial weights. A parameter's weights depend on the seed and its name alone. None
-        leaves zeros, to be filled through `parameters`.
+    seed : the random seed of the initial weights and of dropout. A parameter's weights depend on the seed and its name
+        alone. None leaves zeros, to be filled through `parameters`.
     train : whether to generate backward and update.
     optimizer : the name of one in ``cpuopt.ops.OPTIMIZERS``; or names by patterns of parameters, of which the last that
         matches wins, as in ``{"*": "adamw", "*.bias": "sgd"}``.

@@ -5,9 +5,9 @@ from __future__ import annotations
 from numbers import Real
 from typing import Any
 
-from .. import ops
+from .. import ops, wording
 from ..errors import UserError
-from ..program.program import Value
+from ..program.program import DRAWS, Value
 from .trace import Array, current
 
 LARGEST = (2 - 2**-23) * 2.0**127
@@ -92,23 +92,56 @@ def silu(x: Array) -> Value:
     return current().emit(ops.silu_forward, {"inp": x})
 
 
+def relu(x: Array) -> Value:
+    """Positive part, element by element."""
+    return current().emit(ops.relu_forward, {"inp": x})
+
+
+def tanh(x: Array) -> Value:
+    """Hyperbolic tangent, element by element."""
+    return current().emit(ops.tanh_forward, {"inp": x})
+
+
+def sigmoid(x: Array) -> Value:
+    """Logistic function, element by element."""
+    return current().emit(ops.sigmoid_forward, {"inp": x})
+
+
+def reciprocal(x: Array) -> Value:
+    """One over each element; ``y / x`` is the product of this and y."""
+    return current().emit(ops.reciprocal_forward, {"inp": x})
+
+
+def dropout(x: Array, p: float = 0.5) -> Value:
+    """Zero each element with probability p, and scale the others by 1 / (1 - p); in a training step alone.
+
+    The random numbers depend on the run's seed, the step, the micro-batch, and the place of call and element in the
+    model. So any number of threads and ranks drops the same elements, and a resumed run drops those of one that was
+    never interrupted.
+    """
+    if not (isinstance(p, Real) and 0 <= float(p) < 1):
+        raise UserError(f"dropout: p = {p!r}; expected a probability, 0 or more and below 1")
+    if not p:
+        return current().value(x)
+    trace = current()
+    number = sum(c.op is ops.dropout_forward for c in trace.program.calls)
+    args = {"inp": x, "p": float(p), "stream": number, "seed": DRAWS[0], "counter": DRAWS[1]}
+    return trace.emit(ops.dropout_forward, args)
+
+
 def residual(x: Array, y: Array) -> Value:
-    """Sum of two values of one shape; ``x + y`` is the same."""
-    _require_one_shape("residual", x, y)
-    return scale(x, 2) if x is y else current().emit(ops.residual_forward, {"inp1": x, "inp2": y})
+    """Sum of two values of one shape; ``x + y`` broadcasts."""
+    if x.shape != y.shape:
+        raise UserError(f"residual: shapes {x.shape} and {y.shape} differ; x + y broadcasts")
+    return scale(x, 2) if current().is_one(x, y) else current().emit(ops.residual_forward, {"inp1": x, "inp2": y})
 
 
-def mul(x: Array, y: Array) -> Value:
-    """Product of two values of one shape, element by element; ``x * y`` is the same."""
-    _require_one_shape("mul", x, y)
-    return current().emit(ops.mul_forward, {"inp1": x, "inp2": scale(y, 1) if x is y else y})
-
-
-def scale(x: Array, factor: float) -> Value:
-    """Product of a value and a number; ``factor * x`` is the same."""
-    if not abs(factor) <= LARGEST:  # nor a NaN
-        raise UserError(f"scale: the factor is {factor}; expected a finite number of float32")
-    return current().emit(ops.scale_forward, {"inp": x, "factor": float(factor)})
+def scale(x: Array, factor: float, shift: float = 0) -> Value:
+    """Product of a value and a number, plus another number; ``factor * x + shift`` is the same in two calls."""
+    for name, number in (("factor", factor), ("shift", shift)):
+        if not abs(number) <= LARGEST:  # nor a NaN
+            raise UserError(f"scale: the {name} is {number}; expected a finite number of float32")
+    return current().emit(ops.scale_forward, {"inp": x, "factor": float(factor), "shift": float(shift)})
 
 
 def softmax(x: Array) -> Value:
@@ -122,21 +155,10 @@ def cross_entropy(logits: Array, targets: Array, ignore_index: int = -100) -> Va
     return current().emit(ops.cross_entropy_forward, args)
 
 
-def _require_one_shape(name: str, x: Array, y: Array) -> None:
-    if x.shape != (other := getattr(y, "shape", y)):
-        raise UserError(f"{name}: shapes {x.shape} and {other} differ; there is no broadcasting")
-
-
-def _times(x: Value, y: Any) -> Value:
-    return scale(x, float(y)) if isinstance(y, Real) else mul(x, y)
-
-
-def _minus(x: Value, y: Array) -> Value:
-    _require_one_shape("sub", x, y)
-    return residual(x, scale(y, -1))
-
-
-Value.__add__ = residual
-Value.__sub__ = _minus
-Value.__neg__ = lambda x: scale(x, -1)
-Value.__mul__ = Value.__rmul__ = _times
+def __getattr__(name: str) -> Any:
+    if name.startswith("__"):
+        raise AttributeError(name)
+    known = [n for n, f in globals().items() if getattr(f, "__module__", "") == __name__ and not n.startswith("_")]
+    raise AttributeError(
+        f"cpuopt.functional has no {name!r}; {wording.nearest(name, known)}; @differentiable makes an op of your own"
+    )

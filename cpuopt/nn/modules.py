@@ -11,7 +11,7 @@ import numpy as np
 
 from ..errors import UserError
 from ..ops.declaration import ITEMSIZE, Shape, Spec
-from ..program.program import Program, Value
+from ..program.program import Arithmetic, Program, Value, base
 from . import functional as F
 from .trace import current, tracing
 
@@ -50,7 +50,7 @@ def constant(value: float) -> Init:
 
 
 @dataclass(eq=False)
-class Parameter:
+class Parameter(Arithmetic):
     """A trained array: its shape and its initial values. The numbers live in an engine's arena.
 
     Parameters
@@ -64,7 +64,7 @@ class Parameter:
 
 
 @dataclass(eq=False)
-class Buffer:
+class Buffer(Arithmetic):
     """A constant array of a module, such as a table: not trained, and in no checkpoint.
 
     Parameters
@@ -221,6 +221,41 @@ class SiLU(Module):
         return F.silu(x)
 
 
+class ReLU(Module):
+    """The positive part."""
+
+    def forward(self, x: Value) -> Value:
+        """Keep the shape."""
+        return F.relu(x)
+
+
+class Tanh(Module):
+    """Hyperbolic tangent."""
+
+    def forward(self, x: Value) -> Value:
+        """Keep the shape."""
+        return F.tanh(x)
+
+
+class Sigmoid(Module):
+    """Logistic function."""
+
+    def forward(self, x: Value) -> Value:
+        """Keep the shape."""
+        return F.sigmoid(x)
+
+
+class Dropout(Module):
+    """Elements that a training step zeroes at random, with probability p; an evaluation keeps all."""
+
+    def __init__(self, p: float = 0.5) -> None:
+        self.p = p
+
+    def forward(self, x: Value) -> Value:
+        """Keep the shape."""
+        return F.dropout(x, self.p)
+
+
 class CrossEntropyLoss(Module):
     """Mean cross-entropy, softmax included."""
 
@@ -278,7 +313,7 @@ def trace_model(model: Module, inputs: Mapping[str, Spec]) -> Program:
             ) from e
         result = model(**{v.name: v for v in program.inputs})
     outputs = result if isinstance(result, tuple) else (result,)
-    program.outputs = [v for v in outputs if isinstance(v, Value)]
+    program.outputs = [base(v) for v in outputs if isinstance(v, Value)]
     loss = outputs[0] if outputs else None
     if not isinstance(loss, Value) or loss.shape != (1,):
         shape = loss.shape if isinstance(loss, Value) else type(loss).__name__

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from ..errors import UserError
 from ..ops.declaration import MERGES, Op, Shape, merge
-from ..program.program import Call, Program, Value, types_of
+from ..program.program import Call, Program, Value, View, base, types_of
 
 _CURRENT: ContextVar[Trace | None] = ContextVar("trace", default=None)
 
@@ -50,16 +50,25 @@ class Trace:
         finally:
             self.layer = outer
 
-    def emit(self, op: Op, args: Mapping[str, Any], **sizes: int) -> Value:
+    def value(self, x: Any) -> Any:
+        """Return the value of a parameter or a buffer; anything else as it is."""
+        return self.values.get(x, x)
+
+    def is_one(self, x: Array, y: Array) -> bool:
+        """Return whether two arguments are one value, maybe in two shapes."""
+        return base(self.value(x)) is base(self.value(y))
+
+    def emit(self, op: Op, args: Mapping[str, Any], shape: Shape | None = None, /, **sizes: int) -> Value:
         """Add a call, making its outputs; return the first of them.
 
         Parameters
         ----------
         args : the inputs by name: values, parameters, numbers, or None where absent.
+        shape : that of the first output, where it has other axes than the op declares.
         sizes : the sizes of symbols that the arguments do not fix, such as NH; the call keeps them.
         """
         where = f"{op.name} in layer {self.layer!r}"
-        args = {name: self.values.get(v, v) for name, v in args.items()}
+        args = {name: self.value(v) for name, v in args.items()}
         shapes = {a.name: v.shape if (v := args.get(a.name)) is not None else None for a in op.arrays}
         for a in op.arrays:
             if a.role in ("in", "index") and args.get(a.name) is None and not a.optional:
@@ -73,14 +82,22 @@ class Trace:
         if unknown := [s for d in needed for s in d.symbols if s not in known]:
             raise UserError(f"{where}: no argument fixes {unknown[0]}; give its size: emit(..., {unknown[0]}=...)")
         lead = _leading_axes(op, args)
-        made = {}
+        views = {
+            a.name: v.shape
+            for a in op.arrays
+            if isinstance(v := args.get(a.name), View) and merge(a, v.shape) != merge(a, v.of.shape)
+        }
+        args = {name: base(v) for name, v in args.items()}
+        made: dict[str, Value] = {}
         for a in op.args:
             if a.role == "out":
-                shape = tuple(d(known) for d in a.shape)
+                own = tuple(d(known) for d in a.shape)
                 if a.shape and a.shape[0] in lead:
-                    shape = (*lead[a.shape[0]], *shape[1:])
+                    own = (*lead[a.shape[0]], *own[1:])
+                if shape is not None and not made and shape != own:
+                    views[a.name], own = own, shape
                 name = f"{self.layer}.{op.name.removesuffix('_forward')}.{a.name}"
-                made[a.name] = self.program.value(name, shape, dtype=a.dtype)
+                made[a.name] = self.program.value(name, own, dtype=a.dtype)
         for a in op.arrays:
             v = args.get(a.name)
             if a.role == "index" and v is not None and a.below is not None:
@@ -88,7 +105,7 @@ class Trace:
                 v.allowed = ignored if first_use or v.allowed == ignored else None
                 v.below = a.below(known) if first_use else min(v.below, a.below(known))
         args = {a.name: made.get(a.name, args.get(a.name)) for a in op.args}
-        self.program.calls.append(Call(op, self.layer, args, given=sizes))
+        self.program.calls.append(Call(op, self.layer, args, given=sizes, views=views))
         return next(iter(made.values()))
 
 

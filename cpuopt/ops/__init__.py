@@ -14,6 +14,17 @@ from .collective import BLOCK, COLLECTIVES, Collective, accumulate, copy, subtra
 from .cross_entropy import cross_entropy_backward, cross_entropy_forward
 from .declaration import Op
 from .decode import attention_decode, embedding_decode
+from .dropout import dropout_backward, dropout_forward
+from .elementwise import (
+    reciprocal_backward,
+    reciprocal_forward,
+    relu_backward,
+    relu_forward,
+    sigmoid_backward,
+    sigmoid_forward,
+    tanh_backward,
+    tanh_forward,
+)
 from .embedding import embedding_backward, embedding_forward
 from .embedding_update import embedding_update
 from .gelu import gelu_backward, gelu_forward
@@ -27,6 +38,14 @@ from .matmul_update import matmul_update
 from .mul import mul_backward, mul_forward, scale_backward, scale_forward
 from .nesterov import nesterov
 from .optimizer import USUAL, Number, Optimizer
+from .reduce import (
+    expand_backward,
+    expand_forward,
+    sum_backward,
+    sum_forward,
+    transpose_backward,
+    transpose_forward,
+)
 from .residual import residual_backward, residual_forward
 from .residual_layernorm import residual_layernorm_forward
 from .residual_rmsnorm import residual_rmsnorm_forward
@@ -69,6 +88,14 @@ ALL: dict[str, Op] = {
         gelu_backward,
         silu_forward,
         silu_backward,
+        relu_forward,
+        relu_backward,
+        tanh_forward,
+        tanh_backward,
+        sigmoid_forward,
+        sigmoid_backward,
+        reciprocal_forward,
+        reciprocal_backward,
         mul_forward,
         mul_backward,
         swiglu_forward,
@@ -77,6 +104,14 @@ ALL: dict[str, Op] = {
         scale_backward,
         residual_forward,
         residual_backward,
+        sum_forward,
+        sum_backward,
+        expand_forward,
+        expand_backward,
+        transpose_forward,
+        transpose_backward,
+        dropout_forward,
+        dropout_backward,
         softmax_forward,
         softmax_backward,
         cross_entropy_forward,

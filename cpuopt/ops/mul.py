@@ -1,9 +1,9 @@
-"""Product of two values of one shape, element by element; and of a value with a number.
+"""Product of two values of one shape, element by element; and of a value with a number, plus another.
 
 Forward::
 
     out = inp1 * inp2                      mul
-    out = factor * inp                     scale
+    out = factor * inp + shift             scale
 
 Backward::
 
@@ -11,7 +11,7 @@ Backward::
     dinp2 += dout * inp1
     dinp  += factor * dout
 
-Source: ``torch.mul``.
+Source: ``torch.mul``, ``torch.add``.
 """
 
 from .declaration import N, Op, acc, inp, out, scalar
@@ -27,8 +27,8 @@ def reference_backward(dout, inp1, inp2):
     return {"dinp1": dout * inp2, "dinp2": dout * inp1}
 
 
-def reference_scale(inp, factor):
-    return {"out": factor * inp}
+def reference_scale(inp, factor, shift):
+    return {"out": factor * inp + shift}
 
 
 def reference_scale_backward(dout, factor):
@@ -66,8 +66,9 @@ scale_forward = Op(
     out("out", N),
     inp("inp", N),
     scalar("factor"),
+    scalar("shift"),
     label="Scale Forward",
-    flops=1 * N,
+    flops=2 * N,
     reference=reference_scale,
     source=SOURCE,
 )

@@ -20,8 +20,30 @@ micro-batches and ranks, lie between those of the last backward of a step. ``sta
 the steps that a rank trains alone."""
 
 
+class Arithmetic:
+    """The operators and methods of a value in a model, each of which adds calls; `nn.values` defines them."""
+
+    __add__: ClassVar[Callable[[Any, Any], Value]]
+    __radd__: ClassVar[Callable[[Any, Any], Value]]
+    __sub__: ClassVar[Callable[[Any, Any], Value]]
+    __rsub__: ClassVar[Callable[[Any, Any], Value]]
+    __mul__: ClassVar[Callable[[Any, Any], Value]]
+    __rmul__: ClassVar[Callable[[Any, Any], Value]]
+    __truediv__: ClassVar[Callable[[Any, Any], Value]]
+    __rtruediv__: ClassVar[Callable[[Any, Any], Value]]
+    __neg__: ClassVar[Callable[[Any], Value]]
+    sum: ClassVar[Callable[..., Value]]
+    mean: ClassVar[Callable[..., Value]]
+    reshape: ClassVar[Callable[..., Value]]
+    view: ClassVar[Callable[..., Value]]
+    transpose: ClassVar[Callable[..., Value]]
+    expand: ClassVar[Callable[..., Value]]
+    __array_ufunc__: ClassVar[None] = None
+    """NumPy leaves an operator with an array to the value, which refuses it."""
+
+
 @dataclass(eq=False)
-class Value:
+class Value(Arithmetic):
     """An array that a program reads or writes; the arena assigns its memory.
 
     Parameters
@@ -38,12 +60,6 @@ class Value:
     dtype: str = "float32"
     below: int | None = None
     allowed: int | None = None
-    __add__: ClassVar[Callable[[Value, Value], Value]]
-    __sub__: ClassVar[Callable[[Value, Value], Value]]
-    __neg__: ClassVar[Callable[[Value], Value]]
-    __mul__: ClassVar[Callable[[Value, Value | float], Value]]
-    __rmul__: ClassVar[Callable[[Value, Value | float], Value]]
-    """A sum or a product in a model is a call; `nn.functional` defines them."""
 
     @property
     def nbytes(self) -> int:
@@ -54,15 +70,35 @@ class Value:
         return self.name
 
 
+class View(Value):
+    """The elements of a value in another shape, while a model is traced.
+
+    A program has none of them. A call has the value itself, and the shape in which it reads it.
+    """
+
+    def __init__(self, of: Value, shape: Shape) -> None:
+        super().__init__(of.name, shape, of.group, of.dtype)
+        self.of: Value = base(of)
+
+
+def base(x: Any) -> Any:
+    """Return the value that a view shows; anything else as it is."""
+    return x.of if isinstance(x, View) else x
+
+
 @dataclass(frozen=True)
 class Scalar:
-    """A number that the engine sets before each step, such as the learning rate, and its optimizer."""
+    """A number that the engine sets before each step, such as the learning rate, and its optimizer, if it has one."""
 
     name: str
     optimizer: str = ""
 
     def __str__(self) -> str:
         return self.name
+
+
+DRAWS = Scalar("seed"), Scalar("counter")
+"""What random numbers of a step depend on besides their call: the run's seed, and the micro-batch since its start."""
 
 
 @dataclass(frozen=True)
@@ -121,6 +157,8 @@ class Call:
     adds : for each gradient argument, whether it is added to (a later writer) or overwritten (the first).
     inverts : for a backward call, the forward call whose adjoints it gives.
     given : sizes that its arguments need not fix, by symbol; a backward call has those of its forward call.
+    views : the shapes of the arguments that it takes in another shape than the value's; a backward call has those of
+        its forward call, for their adjoints too.
 
     Attributes
     ----------
@@ -135,14 +173,23 @@ class Call:
     adds: dict[str, bool] = field(default_factory=dict)
     inverts: Call | None = None
     given: dict[str, int] = field(default_factory=dict)
+    views: dict[str, Shape] = field(default_factory=dict)
     sizes: dict[str, int] = field(init=False)
     types: dict[str, str] = field(init=False)
 
     def __post_init__(self) -> None:
         given = (self.inverts.given if self.inverts else {}) | self.given
         self.given = {s: n for s, n in given.items() if s in self.op.symbols}
-        shapes = {a.name: v.shape if (v := self.args[a.name]) is not None else None for a in self.op.arrays}
+        if self.inverts:
+            of = {a.name: a.name if a.name in self.inverts.args else a.name[1:] for a in self.op.arrays}
+            self.views = {n: self.inverts.views[f] for n, f in of.items() if f in self.inverts.views} | self.views
+        shapes = {a.name: self.shape(a.name) for a in self.op.arrays}
         self.types, self.sizes = types_of(self.op, self.layer, self.args), self.op.bind(shapes, **self.given)
+
+    def shape(self, name: str) -> Shape | None:
+        """Return the shape in which it takes an argument; None where that is absent."""
+        v = self.args[name]
+        return None if v is None else self.views.get(name, v.shape)
 
     @property
     def reads(self) -> list[Value]:
@@ -179,7 +226,7 @@ class Call:
         for a in self.op.args:
             v = "-" if self.args[a.name] is None else self.args[a.name]
             mark = {True: " +=", False: " ="}.get(self.adds.get(a.name, False)) if a in self.op.written else ""
-            shape = f" {list(v.shape)}" if isinstance(v, Value) else ""
+            shape = f" {list(self.shape(a.name) or ())}" if isinstance(v, Value) else ""
             words.append(f"{a.name}{mark} {v}{shape}" if mark else f"{a.name}: {v}{shape}")
         return f"{self.layer:<20} {self.op.name}({', '.join(words)})"
 

@@ -315,6 +315,7 @@ def prepare(
             hint=lambda there: smaller(settings, config, choice, there),
             ready=ready,
         )
+    engine.dropout_seed = settings.seed
     engine.notes[:0] = [*notes, *unused(settings.kernels, engine.kernels), *judged[0].notes()]
     if weights is not None:
         copy_into(engine.parameters(), weights)

@@ -95,7 +95,7 @@ class Settings:
     threads: int | None = setting(
         None, "number of threads", least(1), shown="the cores this process may use", free=True
     )
-    seed: int = setting(0, "random seed for initial weights and data order", least(0))
+    seed: int = setting(0, "random seed for initial weights, data order and dropout", least(0))
     lr: float = setting(1e-4, "peak learning rate", POSITIVE)
     schedule: str = setting("constant", "learning rate over time: constant, cosine, linear or wsd", one_of(SCHEDULES))
     warmup_steps: int = setting(0, "warm-up steps, in which the learning rate rises", least(0), metavar="N")

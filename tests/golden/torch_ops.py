@@ -7,7 +7,7 @@ that is in neither (a bias that is absent) was not given; one that is only in ``
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -143,13 +143,24 @@ class Ops:
         self.put("mul_forward", case, given, {"out": out})
         self.put("mul_backward", case, {"dout": dout, **given}, {"dinp1": x.grad, "dinp2": y.grad})
 
-    def scale(self, case: str, N: int, factor: float) -> None:
+    def scale(self, case: str, N: int, factor: float, shift: float = 0.0) -> None:
         inp, dout = self.normal(N), self.normal(N)
         x = self.leaf(inp)
-        out = torch.mul(x, factor)
+        out = torch.add(torch.mul(x, factor), shift)
         out.backward(self.const(dout))
-        self.put("scale_forward", case, {"inp": inp, "factor": factor}, {"out": out})
+        self.put("scale_forward", case, {"inp": inp, "factor": factor, "shift": shift}, {"out": out})
         self.put("scale_backward", case, {"dout": dout, "factor": factor}, {"dinp": x.grad})
+
+    def unary(self, op: str, case: str, function: Callable[[Tensor], Tensor], inp: np.ndarray, reads: str = "") -> None:
+        """An op of one array, whose backward reads the argument of that name too."""
+        x = self.leaf(inp)
+        out = function(x)
+        dout = self.normal(*out.shape)
+        out.backward(self.const(dout))
+        self.put(f"{op}_forward", case, {"inp": inp}, {"out": out})
+        saved = {"inp": inp, "out": out}
+        given = {"dout": dout} | ({reads: saved[reads]} if reads else {})
+        self.put(f"{op}_backward", case, given, {"dinp": x.grad})
 
     def gelu(self, case: str, inp: np.ndarray) -> None:
         dout = self.normal(*inp.shape)
@@ -275,4 +286,12 @@ def op_values(dtype: torch.dtype) -> Values:
     ops.swiglu("extreme", inp_of_activations())
     ops.mul("odd", 23)
     ops.scale("odd", 19, -2.5)
+    ops.scale("shifted", 19, 0.3, 1.7)
+    ops.unary("relu", "extreme", torch.relu, inp_of_activations(), "inp")
+    ops.unary("tanh", "extreme", torch.tanh, inp_of_activations(), "out")
+    ops.unary("sigmoid", "extreme", torch.sigmoid, inp_of_activations(), "inp")
+    ops.unary("reciprocal", "both_signs", torch.reciprocal, np.linspace(-3, 3, 30, dtype=np.float32), "inp")
+    ops.unary("sum", "odd", lambda x: x.sum(1), ops.normal(3, 7, 5))
+    ops.unary("expand", "odd", lambda x: x[:, None].expand(3, 7, 5), ops.normal(3, 5))
+    ops.unary("transpose", "odd", lambda x: x.transpose(1, 2), ops.normal(3, 7, 2, 5))
     return ops.values

@@ -1,6 +1,7 @@
 """Backward kernels generated from the vanilla forward kernels, for every op whose forward lies in the subset.
 
-The text of each is kept in the cache and made anew when the forward or the generator changes.
+The text of each is kept in the cache and made anew when the forward or the generator changes. A backward that nobody
+wrote by hand is the vanilla one too.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ REFUSED: dict[str, str] = {}
 """The reason why an op has neither a generated kernel nor one for its backward."""
 
 
-def register(op: Any, forward: registry.Kernel, variant: str = "generated") -> None:
+def register(op: Any, forward: registry.Kernel, variant: str = registry.GENERATED) -> None:
     """Generate the backward `op` of a forward kernel, or load it, and register it."""
     module = load(op, forward)
     sizes = {a.name: product(a.shape) for a in forward.op.arrays} | {s.name: s.size for s in forward.scratch}
@@ -51,7 +52,9 @@ def reason(op: Op) -> str:
 for _op in ops.ALL.values():
     if _op.inverts:
         try:
-            register(_op, registry.KERNELS[_op.inverts.name, registry.BASE])
+            for _variant in (registry.GENERATED, registry.BASE):
+                if (_op.name, _variant) not in registry.KERNELS:
+                    register(_op, registry.KERNELS[_op.inverts.name, registry.BASE], _variant)
         except UnsupportedError as e:
             REFUSED[_op.name] = str(e)
     elif not _op.backwards:

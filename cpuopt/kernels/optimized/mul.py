@@ -15,12 +15,18 @@ def product(x, y):
 
 
 @helper(forceinline=True)
+def scaled(x, factor, shift):
+    """Multiply and add."""
+    return (x * factor + shift,)
+
+
+@helper(forceinline=True)
 def products(dout, x, y):
     """Compute the gradients of x and y."""
     return dout * y, dout * x  # out = x * y
 
 
-multiply, gradients = loop_of(product), loop_of(products)
+multiply, scale, gradients = loop_of(product), loop_of(scaled), loop_of(products)
 
 
 @kernel(ops.mul_forward, "optimized")
@@ -46,14 +52,14 @@ def mul_backward(dinp1, dinp1_add, dinp2, dinp2_add, dout, inp1, inp2):
 
 
 @kernel(ops.scale_forward, "optimized")
-def scale_forward(out, inp, factor):
+def scale_forward(out, inp, factor, shift):
     """Vector by vector.
 
     Parallel: chunks of fixed size.
     Bound: memory.
     """
     for chunk in prange(chunks(out)):
-        multiply((out,), SET, (inp, np.float32(factor)), *bounds(chunk, out))
+        scale((out,), SET, (inp, np.float32(factor), np.float32(shift)), *bounds(chunk, out))
 
 
 @kernel(ops.scale_backward, "optimized")

@@ -33,14 +33,14 @@ def mul_backward(dinp1, dinp1_add, dinp2, dinp2_add, dout, inp1, inp2):
 
 
 @kernel(ops.scale_forward, "vanilla")
-def scale_forward(out, inp, factor):
+def scale_forward(out, inp, factor, shift):
     """Element by element.
 
     Parallel: the elements.
     Bound: memory.
     """
     for i in prange(out.shape[0]):
-        out[i] = np.float32(factor) * inp[i]
+        out[i] = np.float32(factor) * inp[i] + np.float32(shift)
 
 
 @kernel(ops.scale_backward, "vanilla")

@@ -141,7 +141,12 @@ class Match:
 
     def holds(self, draft: Draft) -> bool:
         """Return whether one call computes the same as the parts, without an effect on other calls."""
-        return self.complete and self.distinct and self.private(draft) and self.undisturbed(draft)
+        return not self.viewed and self.complete and self.distinct and self.private(draft) and self.undisturbed(draft)
+
+    @property
+    def viewed(self) -> bool:
+        """Return whether a part takes a value in another shape, where rows may not be those of another part."""
+        return any(c.views for c in self.parts)
 
     @property
     def complete(self) -> bool:

@@ -13,6 +13,8 @@ def recompute(draft: Draft, allowed: Allowed) -> None:
     """Recompute activations and normalizations in the backward, instead of keeping their results until then."""
     program, forward = draft.program, list(draft.program.phase("forward"))
     for number, call in enumerate(forward):
+        if call.views:
+            continue
         op, renames = call.op.fuses[-1] if call.op.fuses else call.op, call.op.renames
         if op.role not in CHEAP or (call.op.fuses and op.operand not in renames):
             continue

@@ -1,0 +1,205 @@
+"""Arithmetic on the values of a model, as PyTorch writes it: operators, sums and means, shapes, broadcasting.
+
+Each operator is one call or two. A shape is part of a call, so ``reshape`` costs nothing. What is broadcast is copied
+along the axes that it lacks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from itertools import zip_longest
+from math import prod
+from numbers import Real
+from typing import Any, NoReturn
+
+from .. import ops
+from ..errors import UserError
+from ..ops.declaration import Shape
+from ..program.program import Arithmetic, Value, View
+from ..wording import nearest
+from . import functional as F
+from .trace import Array, current
+
+
+def add(x: Array, y: Any) -> Value:
+    """Sum of a value and a value or a number."""
+    return F.scale(x, 1, float(y)) if isinstance(y, Real) else F.residual(*together("+", x, y))
+
+
+def sub(x: Array, y: Any) -> Value:
+    """Difference of a value and a value or a number."""
+    return add(x, -y if isinstance(y, Real) else F.scale(_array("-", y), -1))
+
+
+def mul(x: Array, y: Any) -> Value:
+    """Product of a value and a value or a number."""
+    if isinstance(y, Real):
+        return F.scale(x, float(y))
+    x, y = together("*", x, y)
+    return current().emit(ops.mul_forward, {"inp1": x, "inp2": F.scale(y, 1) if current().is_one(x, y) else y})
+
+
+def div(x: Array, y: Any) -> Value:
+    """Quotient of a value and a value or a number."""
+    if isinstance(y, Real):
+        if not y:
+            raise UserError("x / 0: expected another number")
+        return F.scale(x, 1 / float(y))
+    return mul(x, F.reciprocal(_array("/", y)))
+
+
+def sum(x: Array, dim: int | Iterable[int] | None = None, keepdim: bool = False) -> Value:
+    """Sum over an axis or several, counted from 0 or from the end by -1; over all by default: shape (1,)."""
+    if dim is None:
+        return current().emit(ops.sum_forward, {"inp": view(x, (1, prod(x.shape), 1))}, (1,))
+    axes = sorted((_axis("sum", x, d) for d in ([dim] if isinstance(dim, int) else dim)), reverse=True)
+    if len(set(axes)) < len(axes) or not axes:
+        raise UserError(f"sum: dim={dim} of the shape {x.shape}; expected axes, each once")
+    for d in axes:
+        front, n, behind = x.shape[:d], x.shape[d], x.shape[d + 1 :]
+        whole = view(x, (prod(front), n, prod(behind)))
+        x = current().emit(ops.sum_forward, {"inp": whole}, (*front, *[1] * keepdim, *behind) or (1,))
+    return x  # type: ignore[return-value]  # at least one axis
+
+
+def mean(x: Array, dim: int | Iterable[int] | None = None, keepdim: bool = False) -> Value:
+    """Mean over an axis or several; over all by default: shape (1,)."""
+    total = sum(x, dim, keepdim)
+    return F.scale(total, prod(total.shape) / prod(x.shape))
+
+
+def reshape(x: Array, *shape: int | Shape) -> Value:
+    """The same elements in another shape, of which one size may be -1; nothing is computed or copied."""
+    sizes = _sizes(shape)
+    if sizes.count(-1) == 1:
+        rest = prod(n for n in sizes if n != -1)
+        sizes = tuple(prod(x.shape) // rest if n == -1 and rest else n for n in sizes)
+    if prod(sizes) != prod(x.shape) or min(sizes, default=1) < 1:
+        raise UserError(f"reshape: a value of shape {x.shape} cannot have the shape {_sizes(shape)}")
+    return view(x, sizes)
+
+
+def transpose(x: Array, dim0: int, dim1: int) -> Value:
+    """Copy with two axes exchanged."""
+    i, j = sorted((_axis("transpose", x, dim0), _axis("transpose", x, dim1)))
+    if i == j:
+        return view(x, x.shape)
+    made = _swap(x, i, j, j + 1)  # the last comes to the front
+    return made if j == i + 1 else _swap(made, i + 1, i + 2, j + 1)  # the first goes behind those between
+
+
+def expand(x: Array, *shape: int | Shape) -> Value:
+    """Copy along axes of size 1, and along new ones in front; -1 keeps a size."""
+    sizes = _sizes(shape)
+    have = (1,) * (len(sizes) - len(x.shape)) + x.shape
+    want = tuple(h if n == -1 else n for h, n in zip(have, sizes, strict=False))
+    if len(have) != len(sizes) or any(h not in (1, n) for h, n in zip(have, want, strict=True)):
+        raise UserError(f"expand: a value of shape {x.shape} cannot have the shape {sizes}")
+    made, i = view(x, have), 0
+    while i < len(want):
+        j = i
+        while j < len(want) and made.shape[j] == 1:
+            j += 1
+        if (n := prod(want[i:j])) > 1:
+            shown = view(made, (prod(want[:i]), prod(made.shape[j:])))
+            made = current().emit(ops.expand_forward, {"inp": shown}, (*want[:j], *made.shape[j:]), T=n)
+        i = max(i + 1, j)
+    return made
+
+
+def view(x: Array, shape: Shape) -> Value:
+    """Return a view of a value, or itself where that has the shape."""
+    value: Value = current().value(x)
+    if not isinstance(value, Value):
+        raise UserError("a parameter is used that is none of the model's; make its module in __init__")
+    return value if value.shape == shape else View(value, shape)
+
+
+def together(sign: str, x: Array, y: Array) -> tuple[Array, Array]:
+    """Expand two values to one shape, by the rules of NumPy."""
+    if x.shape == _array(sign, y).shape:
+        return x, y
+    pairs = list(zip_longest(reversed(x.shape), reversed(y.shape), fillvalue=1))
+    if any(m != n and 1 not in (m, n) for m, n in pairs):
+        raise UserError(
+            f"x {sign} y: shapes {x.shape} and {y.shape}; expected sizes that are equal or 1, from the last axis on"
+        )
+    shape = tuple(max(pair) for pair in reversed(pairs))
+    return tuple(v if v.shape == shape else expand(v, shape) for v in (x, y))  # type: ignore[return-value]
+
+
+def _swap(x: Array, i: int, j: int, k: int) -> Value:
+    """Exchange the axes from i to j with those from j to k."""
+    front, first, second, behind = (x.shape[a:b] for a, b in ((0, i), (i, j), (j, k), (k, None)))
+    shown = view(x, tuple(map(prod, (front, first, second, behind))))
+    return current().emit(ops.transpose_forward, {"inp": shown}, (*front, *second, *first, *behind))
+
+
+def _array(sign: str, y: Any) -> Array:
+    if isinstance(getattr(y, "shape", None), tuple) and not hasattr(y, "tobytes"):
+        return y  # type: ignore[no-any-return]
+    raise UserError(
+        f"x {sign} y: y is {type(y).__name__}; expected a value, a parameter or a number; "
+        "an array of NumPy is an input of the model, or nn.Buffer(shape, make)"
+    )
+
+
+def _axis(name: str, x: Array, dim: int) -> int:
+    if not -len(x.shape) <= dim < len(x.shape):
+        raise UserError(f"{name}: dim={dim} of the shape {x.shape}; expected {-len(x.shape)} to {len(x.shape) - 1}")
+    return dim % len(x.shape)
+
+
+def _sizes(shape: tuple[Any, ...]) -> Shape:
+    """Return sizes that are given one by one or as a tuple."""
+    return tuple(shape[0]) if len(shape) == 1 and not isinstance(shape[0], int) else shape
+
+
+INSTEAD = {
+    "__matmul__": "x @ y: write F.linear(x, weight) for a weight (out, in)",
+    "__rmatmul__": "x @ y: write F.linear(x, weight) for a weight (out, in)",
+    "__pow__": "x ** n: write products, as in x * x",
+    "__getitem__": "x[i]: a value has no elements while a model is traced; reshape, sum and transpose select axes",
+    **dict.fromkeys(
+        ("__lt__", "__le__", "__gt__", "__ge__"),
+        "a comparison of values: a model has no branches; write F.relu, or an op of your own with @differentiable",
+    ),
+}
+"""What to write instead of operators that a value does not have."""
+
+
+def _refusing(text: str) -> Callable[..., NoReturn]:
+    def refuse(*args: Any) -> NoReturn:
+        raise UserError(text)
+
+    return refuse
+
+
+OPERATORS: dict[str, Any] = {
+    "__add__": add,
+    "__radd__": add,
+    "__sub__": sub,
+    "__rsub__": lambda x, y: F.scale(x, -1, float(y)) if isinstance(y, Real) else sub(_array("-", y), x),
+    "__mul__": mul,
+    "__rmul__": mul,
+    "__truediv__": div,
+    "__rtruediv__": lambda x, y: mul(F.reciprocal(x), y),
+    "__neg__": lambda x: F.scale(x, -1),
+    **{f.__name__: f for f in (sum, mean, reshape, transpose, expand)},
+    "view": reshape,
+    **{name: _refusing(text) for name, text in INSTEAD.items()},
+}
+
+
+def _missing(x: Value, name: str) -> NoReturn:
+    if name.startswith("_"):
+        raise AttributeError(name)
+    if hasattr(F, name):
+        raise AttributeError(f"x.{name}: write F.{name}(x)")
+    methods = [n for n in OPERATORS if not n.startswith("_")]
+    raise AttributeError(f"a value of a model has no {name!r}; {nearest(name, methods)}")
+
+
+for _name, _function in OPERATORS.items():
+    setattr(Arithmetic, _name, _function)
+Value.__getattr__ = _missing  # type: ignore[attr-defined]
