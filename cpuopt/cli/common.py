@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
 from ..files.reading import to_json
+from ..machine import WAITING, WAYS, waiting
 from ..machine import cores as cores
 from ..train.settings import FLAGS, Settings
 from ..wording import nearest
@@ -153,6 +154,8 @@ def start_numba(threads: int | None) -> None:
         raise UserError(f"NUMBA_THREADING_LAYER={layer}: numba knows no such layer; unset it, or take omp or workqueue")
     if "numba" not in sys.modules:  # once it runs, numba refuses another number
         os.environ["NUMBA_NUM_THREADS"] = str(threads or there)
+    if (how := waiting(threads or there)["how"]) in WAYS:
+        os.environ[WAITING] = how  # so that the processes of one measurement wait alike
 
 
 def thread_counts(text: str) -> list[int]:

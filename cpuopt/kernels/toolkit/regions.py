@@ -13,9 +13,10 @@ from typing import Any
 
 import llvmlite.binding as llvm
 import numpy as np
-from numba.np.ufunc import parallel
+from numba import config
 
 from .simd import host_features  # noqa: F401  (which initializes LLVM for this machine)
+from .threads import start
 
 SLOTS = 1024
 """The largest number of parts of a region, more than the threads of any supported machine."""
@@ -118,7 +119,7 @@ def watch() -> np.ndarray[Any, Any] | None:
     where this version of numba starts threads differently.
     """
     if not _kept:
-        parallel._launch_threads()
+        start(config.NUMBA_NUM_THREADS)
         real = llvm.address_of_symbol(SYMBOL)
         clock = getattr(time, "CLOCK_MONOTONIC", None)
         if real is None or clock is None:

@@ -2,13 +2,34 @@
 
 from __future__ import annotations
 
+import os
+
 import numba
+from numba.np.ufunc import parallel
 
 from ...errors import UserError
+from ...machine import WAYS, waiting
 from ...machine import cores as cores
 
 SMALL = 512 << 10
 """Bytes below which one thread reads alone: starting others takes microseconds where they spin, 75 where they sleep."""
+NOT_STARTED = "none yet"
+
+
+def start(n: int) -> None:
+    """Start numba's threads, of which n will run and wait as `machine.waiting` chooses; once in a process.
+
+    The runtime of OpenMP reads its variables when it is loaded, and child processes should not inherit them.
+    """
+    if threading_layer() != NOT_STARTED:
+        return
+    way = WAYS.get(waiting(n)["how"], {})
+    os.environ.update(way)
+    try:
+        parallel._launch_threads()
+    finally:
+        for name in way:
+            del os.environ[name]
 
 
 def set_threads(n: int | None) -> int:
@@ -26,6 +47,7 @@ def set_threads(n: int | None) -> int:
             f"threads = {n}: expected 1 to {most}, which numba was started with; "
             f"set NUMBA_NUM_THREADS={n} before Python starts"
         )
+    start(n)
     numba.set_num_threads(n)
     return n
 
@@ -40,4 +62,4 @@ def threading_layer() -> str:
     try:
         return str(numba.threading_layer())
     except ValueError:
-        return "none yet"
+        return NOT_STARTED
