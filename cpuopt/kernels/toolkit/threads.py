@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numba
 from numba.np.ufunc import parallel
@@ -50,6 +52,16 @@ def set_threads(n: int | None) -> int:
     start(n)
     numba.set_num_threads(n)
     return n
+
+
+@contextmanager
+def planned_for(n: int) -> Iterator[None]:
+    """Let kernels size their scratch, and so cut their work, for n threads, of which fewer may run."""
+    before, numba.config.NUMBA_NUM_THREADS = numba.config.NUMBA_NUM_THREADS, n
+    try:
+        yield
+    finally:
+        numba.config.NUMBA_NUM_THREADS = before
 
 
 def get_threads() -> int:
