@@ -158,7 +158,7 @@ def start_numba(threads: int | None) -> None:
         os.environ[WAITING] = how  # so that the processes of one measurement wait alike
 
 
-def thread_counts(text: str) -> list[int]:
+def thread_counts(text: str, flag: str = "--threads") -> list[int]:
     """Read ``1,2,4``; by default one and all cores.
 
     Raises
@@ -168,5 +168,5 @@ def thread_counts(text: str) -> list[int]:
     """
     words = [w.strip() for w in text.split(",")] if text else ["1", str(cores())]
     if not all(w.isdecimal() and int(w) > 0 for w in words):
-        raise UserError(f"--threads {text!r}: expected numbers of threads, as in 1,2,4")
+        raise UserError(f"{flag} {text!r}: expected numbers of threads, as in 1,2,4")
     return sorted({int(w) for w in words})
