@@ -440,9 +440,17 @@ class Engine:
 
     def rebound(self, bound: Bound, *kernels: registry.Kernel) -> list[Bound]:
         """Bind a call to other kernels, on the same arrays and with other scratch, which they share."""
+        return self._rebound(bound, kernels, arena.Arena(max(scratch_bytes(bound.call, k) for k in kernels)))
+
+    def rescratched(self) -> dict[int, Bound]:
+        """Bind every call anew with scratch of its own size now, which all calls share; by the id of the call's."""
+        bounds = {id(b): b for b in (*self.calls, *(b for backward in self.backwards for b in backward))}
+        memory = arena.Arena(max(scratch_bytes(b.call, b.kernel) for b in bounds.values()))
+        return {at: self._rebound(b, [b.kernel], memory)[0] for at, b in bounds.items()}
+
+    def _rebound(self, bound: Bound, kernels: Sequence[registry.Kernel], memory: arena.Arena) -> list[Bound]:
         ours, found = len(bound.call.op.params), []
-        work = [[Value(n, shape, dtype=of) for n, (shape, of) in k.work(bound.call.sizes).items()] for k in kernels]
-        memory = arena.Arena(max(sum(arena.align(v.nbytes) for v in mine) for mine in work))
+        work = [scratch_of(bound.call, k) for k in kernels]
         for kernel, mine in zip(kernels, work, strict=True):
             ends = np.cumsum([0, *(arena.align(v.nbytes) for v in mine)]).tolist()
             args = [*bound.args[:ours], *(memory.view(v, end, v.shape) for v, end in zip(mine, ends, strict=False))]
@@ -549,6 +557,16 @@ def bind(
     for v in plan.scratch[call].values():
         args.append(memory.view(v, plan.offsets[v], v.shape))
     return Bound(call, kernel, args)
+
+
+def scratch_of(call: Call, kernel: registry.Kernel) -> list[Value]:
+    """List the scratch of a call's kernel."""
+    return [Value(n, shape, dtype=of) for n, (shape, of) in kernel.work(call.sizes).items()]
+
+
+def scratch_bytes(call: Call, kernel: registry.Kernel) -> int:
+    """Return the bytes of a call's scratch."""
+    return sum(arena.align(v.nbytes) for v in scratch_of(call, kernel))
 
 
 def followed(function: Callable[..., None], then: Callable[[], None]) -> Callable[..., None]:

@@ -9,14 +9,25 @@ from __future__ import annotations
 
 import os
 import platform
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from .errors import UserError
+
 PACKAGES = ("cpuopt", "numba", "llvmlite", "numpy", "threadpoolctl")
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 GROUPS, MEMBERSHIP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+LOAD = Path("/proc/loadavg")
+WAITING = "CPUOPT_WAITING"
+"""The variable that chooses how threads wait. A command sets it for the processes that it starts."""
+WAYS = {"spin": {"GOMP_SPINCOUNT": "1000"}, "sleep": {"OMP_WAIT_POLICY": "passive"}}
+"""The ways of waiting, and the variables of OpenMP's runtime that bring them about. A thousand rounds take tens of
+microseconds, the time from one kernel to the next; its own default goes on for milliseconds."""
+THEIRS = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
+"""Variables with which a user has chosen already."""
 
 
 def describe() -> dict[str, Any]:
@@ -38,6 +49,7 @@ def describe() -> dict[str, Any]:
         "caches": {name: size for name, size, _ in caches()},
         "memory_bytes": psutil.virtual_memory().total,
         "load_average": list(os.getloadavg()),
+        "waiting": _waiting or None,
         "system": platform.system(),
         "versions": versions,
     }
@@ -78,6 +90,56 @@ def quota() -> float | None:
             used, period = int(_read(group / "cpu.cfs_quota_us")), int(_read(group / "cpu.cfs_period_us"))
             found += [used / period] if used > 0 else []
     return min(found, default=None)
+
+
+_waiting: dict[str, str] = {}
+"""What `waiting` has chosen for this process."""
+
+
+def waiting(threads: int) -> dict[str, str]:
+    """Choose how threads wait for work; the first choice stays, since threads start once.
+
+    To spin finds the next work sooner. To sleep leaves the core to others: where there are more threads than cores,
+    a thread that spins keeps the one that it waits for from running.
+
+    Returns
+    -------
+    ``how``: ``spin``, ``sleep`` or ``given``, by variables of the environment; and ``why``.
+
+    Raises
+    ------
+    UserError
+        For a value of ``CPUOPT_WAITING`` that is neither ``spin`` nor ``sleep``.
+    """
+    if not _waiting:
+        how, why = _choose(threads)
+        _waiting.update(how=how, why=why)
+    return _waiting
+
+
+def _choose(threads: int) -> tuple[str, str]:
+    if given := [f"{name}={os.environ[name]}" for name in THEIRS if name in os.environ]:
+        return "given", " ".join(given)
+    if way := os.environ.get(WAITING):
+        if way not in WAYS:
+            raise UserError(f"{WAITING}={way}: expected {' or '.join(WAYS)}")
+        return way, f"{WAITING}={way}"
+    there, online, others = cores(), os.cpu_count() or 1, running()
+    if threads > there:
+        return "sleep", f"{threads} threads on {there} cores"
+    if others + threads > online:
+        return "sleep", f"beside {threads} threads, {others} of other processes run on {online} cores"
+    return "spin", f"{online} cores have room for {threads} threads beside {others} that run"
+
+
+def running(reads: int = 5, pause_s: float = 4e-3) -> int:
+    """Count the other threads on this machine that run or could, the least of some reads; 0 where that is unknown."""
+    found = []
+    for i in range(reads):
+        time.sleep(pause_s if i else 0)
+        with suppress(OSError, ValueError, IndexError):
+            found.append(int(_read(LOAD).split()[3].partition("/")[0]) - 1)  # without this one
+    return max(0, min(found, default=0))
 
 
 def throttled() -> int | None:

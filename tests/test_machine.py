@@ -7,6 +7,7 @@ import pytest
 
 from cpuopt import machine
 from cpuopt.cli import common
+from cpuopt.errors import UserError
 from cpuopt.kernels.toolkit import threads
 from cpuopt.measure import rates as lab_machine
 from cpuopt.program import arena
@@ -115,3 +116,80 @@ def test_a_computer_without_control_groups(monkeypatch):
     monkeypatch.delattr(os, "sched_getaffinity")
     monkeypatch.setattr(os, "cpu_count", lambda: 3)
     assert (machine.cores(), machine.quota(), machine.memory_left(), machine.throttled()) == (3, None, None, None)
+
+
+# How threads wait -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def fresh(monkeypatch, tmp_path):
+    """A process that has not chosen yet, on 16 cores on which some threads run."""
+
+    def fresh(running, **environment):
+        for name in (*machine.THEIRS, machine.WAITING):
+            monkeypatch.delenv(name, raising=False)
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        (tmp_path / "loadavg").write_text(f"9.00 5.00 1.00 {running}/345 6789\n")
+
+    monkeypatch.setattr(machine, "LOAD", tmp_path / "loadavg")
+    monkeypatch.setattr(machine, "_waiting", {})
+    monkeypatch.setattr(os, "cpu_count", lambda: 16)
+    return fresh
+
+
+@pytest.mark.parametrize(
+    ("threads", "running", "environment", "how", "why"),
+    [
+        (16, 1, {}, "spin", "16 cores have room for 16 threads beside 0 that run"),
+        (16, 2, {}, "sleep", "beside 16 threads, 1 of other processes run on 16 cores"),
+        (8, 9, {}, "spin", "beside 8 that run"),
+        (8, 10, {}, "sleep", "beside 8 threads, 9 of"),
+        (17, 1, {}, "sleep", "17 threads on 16 cores"),
+        (16, 1, {"CPUOPT_WAITING": "sleep"}, "sleep", "CPUOPT_WAITING=sleep"),
+        (17, 9, {"CPUOPT_WAITING": "spin"}, "spin", "CPUOPT_WAITING=spin"),
+        (17, 9, {"OMP_WAIT_POLICY": "active", "CPUOPT_WAITING": "sleep"}, "given", "OMP_WAIT_POLICY=active"),
+        (1, 1, {"GOMP_SPINCOUNT": "7"}, "given", "GOMP_SPINCOUNT=7"),
+    ],
+)
+def test_threads_wait_as_cores_load_and_environment_say(fresh, threads, running, environment, how, why):
+    fresh(running, **environment)
+    chosen = machine.waiting(threads)
+    assert chosen["how"] == how
+    assert why in chosen["why"]
+    assert machine.waiting(99) is chosen is machine.describe()["waiting"]  # threads start once; records say how
+
+
+def test_a_quota_counts_as_few_cores(fresh, computer):
+    fresh(1)
+    computer(V2, {"jobs/a/cpu.max": "200000 100000"})
+    assert machine.waiting(4) == {"how": "sleep", "why": "4 threads on 2 cores"}
+
+
+def test_an_unknown_way_of_waiting_is_refused(fresh):
+    fresh(1, CPUOPT_WAITING="nap")
+    with pytest.raises(UserError, match="CPUOPT_WAITING=nap: expected spin or sleep"):
+        machine.waiting(1)
+
+
+def test_a_load_that_cannot_be_read_counts_as_none(fresh, monkeypatch, tmp_path):
+    fresh("")
+    assert machine.running(1) == 0
+    monkeypatch.setattr(machine, "LOAD", tmp_path / "missing")
+    assert machine.running(1) == 0
+
+
+@pytest.mark.parametrize(
+    ("running", "variables"), [(1, {"GOMP_SPINCOUNT": "1000"}), (9, {"OMP_WAIT_POLICY": "passive"})]
+)
+def test_threads_start_with_the_variables_of_their_way(fresh, monkeypatch, running, variables):
+    fresh(running)
+    seen = []
+    monkeypatch.setattr(threads, "threading_layer", lambda: threads.NOT_STARTED)
+    monkeypatch.setattr(threads.parallel, "_launch_threads", lambda: seen.append(dict(os.environ)))
+    threads.start(12)
+    assert {n: v for n, v in seen[0].items() if n in machine.THEIRS} == variables
+    assert not {*machine.THEIRS} & {*os.environ}  # other processes do not inherit them
+    monkeypatch.setattr(threads, "threading_layer", lambda: "omp")
+    threads.start(12)
+    assert len(seen) == 1

@@ -16,7 +16,7 @@ from ..wording import nearest, one_line, plain
 
 DESCRIPTION = "A CPU performance laboratory for LLM training: train, profile, and swap one kernel at a time."
 VERBS = (
-    *("train", "profile", "bench", "generate", "eval", "program", "kernels"),
+    *("train", "profile", "scale", "bench", "generate", "eval", "program", "kernels"),
     *("check", "ab", "inspect", "new-kernel", "lab", "tune", "ad", "machine", "runs", "history"),
     *("convert", "verify", "data", "warmup"),
 )

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
 from ..files.reading import to_json
+from ..machine import WAITING, WAYS, waiting
 from ..machine import cores as cores
 from ..train.settings import FLAGS, Settings
 from ..wording import nearest
@@ -153,9 +154,11 @@ def start_numba(threads: int | None) -> None:
         raise UserError(f"NUMBA_THREADING_LAYER={layer}: numba knows no such layer; unset it, or take omp or workqueue")
     if "numba" not in sys.modules:  # once it runs, numba refuses another number
         os.environ["NUMBA_NUM_THREADS"] = str(threads or there)
+    if (how := waiting(threads or there)["how"]) in WAYS:
+        os.environ[WAITING] = how  # so that the processes of one measurement wait alike
 
 
-def thread_counts(text: str) -> list[int]:
+def thread_counts(text: str, flag: str = "--threads") -> list[int]:
     """Read ``1,2,4``; by default one and all cores.
 
     Raises
@@ -165,5 +168,5 @@ def thread_counts(text: str) -> list[int]:
     """
     words = [w.strip() for w in text.split(",")] if text else ["1", str(cores())]
     if not all(w.isdecimal() and int(w) > 0 for w in words):
-        raise UserError(f"--threads {text!r}: expected numbers of threads, as in 1,2,4")
+        raise UserError(f"{flag} {text!r}: expected numbers of threads, as in 1,2,4")
     return sorted({int(w) for w in words})

@@ -18,7 +18,7 @@ def tables(content: Mapping[str, Any]) -> list[RenderableType]:
     caches = ", ".join(f"{name} {size}" for name, size in m["caches"].items())
     head = Text.assemble(
         (m["cpu"], "bold"), f" · {m['cores']} cores · {caches} · {m['memory_bytes'] / 1e9:.0f} GB\n",
-        f"threads start by the {content['threading_layer']} layer",
+        f"threads start by the {content['threading_layer']} layer{waits(m.get('waiting'))}",
     )  # fmt: skip
     table = style.table("", *(f">{count(int(n), 'thread')}" for n in roofs))
     table.add_row("FMA, GFLOP/s", *(f"{r['gflops']:,.1f}" for r in roofs.values()), style="bold")
@@ -32,6 +32,12 @@ def tables(content: Mapping[str, Any]) -> list[RenderableType]:
     if warnings:
         lines.append(f"warnings: {'; '.join(warnings)}. When it is quiet: cpuopt machine --again")
     return [head, "", table, "", Text("\n".join(lines)), Text(noise(content["noise"]))]
+
+
+def waits(chosen: Mapping[str, str] | None) -> str:
+    """Describe how threads wait for work."""
+    ways = {"spin": " and spin for microseconds before they sleep", "sleep": " and sleep while they wait"}
+    return f"{ways.get(chosen['how'], '')} ({chosen['why']})" if chosen else ""
 
 
 def noise(n: Mapping[str, Any]) -> str:

@@ -3,23 +3,32 @@
 Kernels contain no timing. numba starts the threads of a region through one function, ``numba_parallel_for``, whose
 address is looked up when a kernel is loaded. `watch` puts a function in its place that notes, for each thread, the time
 from when its part begins to when it ends, and then calls numba's own. Kernels loaded before are not seen.
+
+`Log` lists the regions one by one, with the chunks that they are cut into: the iterations of the ``prange``, as numba
+hands them to the threads, or the tickets that the threads took, read from the counter itself.
 """
 
 from __future__ import annotations
 
 import ctypes
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import llvmlite.binding as llvm
 import numpy as np
-from numba.np.ufunc import parallel
+from numba import config
 
+from ...errors import UserError
 from .simd import host_features  # noqa: F401  (which initializes LLVM for this machine)
+from .threads import start
 
 SLOTS = 1024
 """The largest number of parts of a region, more than the threads of any supported machine."""
 SYMBOL = "numba_parallel_for"
+ROWS = 4096
+"""The regions that are listed at a time; older ones are overwritten."""
+COUNTERS = ("queue", "counter")
+"""The names of scratch arrays whose first int32 counts tickets."""
 
 MODULE = """
 declare i32 @clock_gettime(i32, ptr)
@@ -27,6 +36,10 @@ declare i32 @clock_gettime(i32, ptr)
 @used = global i64 0
 @parts = global [{slots} x i64] zeroinitializer
 @totals = global [3 x i64] zeroinitializer
+@rows = global [{rows} x [6 x i64]] zeroinitializer
+@seen = global i64 0
+@no_counter = global i32 0
+@counter = global ptr @no_counter
 
 define i64 @now() {{
   %t = alloca [2 x i64]
@@ -65,7 +78,17 @@ define void @region(ptr %f, ptr %args, ptr %dims, ptr %steps, ptr %data, i64 %in
   store ptr %data, ptr %second
   store i64 0, ptr @used
   %real = load ptr, ptr @real
+  %counter = load ptr, ptr @counter
+  %taken0 = load i32, ptr %counter
+  %begin = call i64 @now()
   call void %real(ptr @part, ptr %args, ptr %dims, ptr %steps, ptr %both, i64 %inner, i64 %n, i32 %threads)
+  %finish = call i64 @now()
+  %wall = sub i64 %finish, %begin
+  %taken1 = load i32, ptr %counter
+  %taken = sub i32 %taken1, %taken0
+  %tickets = sext i32 %taken to i64
+  %schedule = load ptr, ptr %args
+  %divisions = load i64, ptr %dims
   %many = load i64, ptr @used
   %fits = icmp ult i64 %many, {slots}
   %count = select i1 %fits, i64 %many, i64 {slots}
@@ -98,12 +121,97 @@ out:
   %q2 = load i64, ptr %p2
   %s2 = add i64 %q2, 1
   store i64 %s2, ptr %p2
+  br label %division
+division:
+  %d = phi i64 [0, %out], [%d1, %count1]
+  %all = phi i64 [0, %out], [%all1, %count1]
+  %largest = phi i64 [0, %out], [%largest1, %count1]
+  %left = icmp ult i64 %d, %divisions
+  br i1 %left, label %count1, label %log
+count1:
+  %lo = getelementptr [2 x i64], ptr %schedule, i64 %d, i64 0
+  %hi = getelementptr [2 x i64], ptr %schedule, i64 %d, i64 1
+  %first = load i64, ptr %lo
+  %last = load i64, ptr %hi
+  %between = sub i64 %last, %first
+  %n1 = add i64 %between, 1
+  %some = icmp sgt i64 %n1, 0
+  %its = select i1 %some, i64 %n1, i64 0
+  %all1 = add i64 %all, %its
+  %above = icmp ugt i64 %its, %largest
+  %largest1 = select i1 %above, i64 %its, i64 %largest
+  %d1 = add i64 %d, 1
+  br label %division
+log:
+  %seen = load i64, ptr @seen
+  %at = urem i64 %seen, {rows}
+  %row0 = getelementptr [6 x i64], ptr @rows, i64 %at, i64 0
+  %row1 = getelementptr [6 x i64], ptr @rows, i64 %at, i64 1
+  %row2 = getelementptr [6 x i64], ptr @rows, i64 %at, i64 2
+  %row3 = getelementptr [6 x i64], ptr @rows, i64 %at, i64 3
+  %row4 = getelementptr [6 x i64], ptr @rows, i64 %at, i64 4
+  %row5 = getelementptr [6 x i64], ptr @rows, i64 %at, i64 5
+  store i64 %wall, ptr %row0
+  store i64 %most, ptr %row1
+  store i64 %sum, ptr %row2
+  store i64 %all, ptr %row3
+  store i64 %largest, ptr %row4
+  store i64 %tickets, ptr %row5
+  %seen1 = add i64 %seen, 1
+  store i64 %seen1, ptr @seen
   ret void
 }}
 """
 
 _kept: list[Any] = []
 """The engine that owns the code, and the view of its totals; empty until `watch`."""
+
+
+class Region(NamedTuple):
+    """One region as it ran: its wall time, its slowest thread's and the sum of its threads', in ns, and its chunks.
+
+    Attributes
+    ----------
+    chunks : the pieces of work that threads took.
+    largest : the most of them that a thread was given beforehand; 1 where threads take them by ticket.
+    by_ticket : whether a thread that is ready takes the next chunk.
+    """
+
+    wall: int
+    slowest: int
+    work: int
+    chunks: int
+    largest: int
+    by_ticket: bool
+
+
+class Log:
+    """The regions that run, one by one; of kernels that were loaded after `watch`."""
+
+    def __init__(self) -> None:
+        if watch() is None:
+            raise UserError("this version of numba starts threads in a way that cpuopt cannot watch")
+        address = _kept[0].get_global_value_address
+        self._rows = np.frombuffer((ctypes.c_int64 * (6 * ROWS)).from_address(address("rows")), np.int64).reshape(-1, 6)
+        self._seen = ctypes.c_int64.from_address(address("seen"))
+        self._counter = ctypes.c_void_p.from_address(address("counter"))
+        self._none, self._read = address("no_counter"), self._seen.value
+
+    def follow(self, counter: np.ndarray[Any, Any] | None) -> None:
+        """Read tickets from a counter from now on; without one, no region takes tickets."""
+        self._counter.value = self._none if counter is None else counter.ctypes.data
+
+    def regions(self) -> list[Region]:
+        """Return the regions since the last call, at most `ROWS`."""
+        first, self._read = max(self._read, self._seen.value - ROWS), self._seen.value
+        found = []
+        for i in range(first, self._read):
+            wall, slowest, work, iterations, largest, tickets = self._rows[i % ROWS].tolist()
+            if tickets > 0:  # each iteration took one in vain, to see that none is left
+                found.append(Region(wall, slowest, work, tickets - iterations, 1, True))
+            else:
+                found.append(Region(wall, slowest, work, iterations, largest, False))
+        return found
 
 
 def watch() -> np.ndarray[Any, Any] | None:
@@ -118,12 +226,12 @@ def watch() -> np.ndarray[Any, Any] | None:
     where this version of numba starts threads differently.
     """
     if not _kept:
-        parallel._launch_threads()
+        start(config.NUMBA_NUM_THREADS)
         real = llvm.address_of_symbol(SYMBOL)
         clock = getattr(time, "CLOCK_MONOTONIC", None)
         if real is None or clock is None:
             return None
-        module = llvm.parse_assembly(MODULE.format(slots=SLOTS, clock=clock))
+        module = llvm.parse_assembly(MODULE.format(slots=SLOTS, rows=ROWS, clock=clock))
         module.verify()
         engine = llvm.create_mcjit_compiler(module, llvm.Target.from_default_triple().create_target_machine())
         engine.finalize_object()

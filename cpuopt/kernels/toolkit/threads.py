@@ -2,13 +2,36 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import numba
+from numba.np.ufunc import parallel
 
 from ...errors import UserError
+from ...machine import WAYS, waiting
 from ...machine import cores as cores
 
 SMALL = 512 << 10
 """Bytes below which one thread reads alone: starting others takes microseconds where they spin, 75 where they sleep."""
+NOT_STARTED = "none yet"
+
+
+def start(n: int) -> None:
+    """Start numba's threads, of which n will run and wait as `machine.waiting` chooses; once in a process.
+
+    The runtime of OpenMP reads its variables when it is loaded, and child processes should not inherit them.
+    """
+    if threading_layer() != NOT_STARTED:
+        return
+    way = WAYS.get(waiting(n)["how"], {})
+    os.environ.update(way)
+    try:
+        parallel._launch_threads()
+    finally:
+        for name in way:
+            del os.environ[name]
 
 
 def set_threads(n: int | None) -> int:
@@ -26,8 +49,19 @@ def set_threads(n: int | None) -> int:
             f"threads = {n}: expected 1 to {most}, which numba was started with; "
             f"set NUMBA_NUM_THREADS={n} before Python starts"
         )
+    start(n)
     numba.set_num_threads(n)
     return n
+
+
+@contextmanager
+def planned_for(n: int) -> Iterator[None]:
+    """Let kernels size their scratch, and so cut their work, for n threads, of which fewer may run."""
+    before, numba.config.NUMBA_NUM_THREADS = numba.config.NUMBA_NUM_THREADS, n
+    try:
+        yield
+    finally:
+        numba.config.NUMBA_NUM_THREADS = before
 
 
 def get_threads() -> int:
@@ -40,4 +74,4 @@ def threading_layer() -> str:
     try:
         return str(numba.threading_layer())
     except ValueError:
-        return "none yet"
+        return NOT_STARTED

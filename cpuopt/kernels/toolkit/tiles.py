@@ -5,7 +5,9 @@ only the micro-tiles of ``simd``, at most MR rows by COLS.
 """
 
 import numpy as np
+from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic
 
 from ..compile.jit import helper
@@ -14,6 +16,7 @@ from .simd import I32, LANES, MR, NR, at
 from .simd import product as micro
 
 COLS, ZERO = NR, np.float32(0)
+LOOKS = 2000  # at what another thread will write before this one offers its core: about a microsecond
 WHOLE, C_UPPER, A_LOWER, A_UPPER = range(4)
 """The computed part of a product c = a @ b: all of it; c from each row's diagonal on; all of c, from an a that is zero
 above its diagonal, or below."""
@@ -101,16 +104,31 @@ def tell(typingctx, steps, i, n):
 
 @intrinsic
 def wait_for(typingctx, steps, i, n):
-    """Wait until the int32 `i` of an array is n. The thread that sets it must not wait for this one."""
+    """Wait until the int32 `i` of an array is n. The thread that sets it must not wait for this one.
+
+    After some looks at it the thread offers its core each time: the one that it waits for may have none.
+    """
 
     def codegen(context, builder, signature, args):
         steps, i, n = args
         place = builder.bitcast(Lanes(context, builder).point(signature.args[0], steps, i), I32.as_pointer())
-        again, on = builder.append_basic_block("again"), builder.append_basic_block("on")
-        builder.branch(again)
-        builder.position_at_end(again)
+        offer = cgutils.get_or_insert_function(builder.module, ir.FunctionType(I32, []), "sched_yield")
+        before = builder.block
+        look, again, yields, on = (builder.append_basic_block(name) for name in ("look", "again", "yields", "on"))
+        builder.branch(look)
+        builder.position_at_end(look)
+        looks = builder.phi(I32)
         there = builder.load_atomic(place, "acquire", 4, typ=I32)
         builder.cbranch(builder.icmp_signed("==", there, builder.trunc(n, I32)), on, again)
+        builder.position_at_end(again)
+        more = builder.add(looks, I32(1))
+        builder.cbranch(builder.icmp_signed("<", looks, I32(LOOKS)), look, yields)
+        builder.position_at_end(yields)
+        builder.call(offer, [])
+        builder.branch(look)
+        looks.add_incoming(I32(0), before)
+        looks.add_incoming(more, again)
+        looks.add_incoming(looks, yields)
         builder.position_at_end(on)
         return context.get_dummy_value()
 

@@ -1,0 +1,58 @@
+"""``cpuopt scale``: show how a training step scales with threads, and why ops lose; predict more threads."""
+
+from __future__ import annotations
+
+import argparse
+
+from ..errors import UserError
+from ..train import settings
+from . import common
+from .common import settings_of, shared, show, start_numba
+
+
+def flags(p: argparse.ArgumentParser) -> None:
+    """Add the verb's flags."""
+    settings.flags(p, *settings.JOB, *(n for n in settings.KERNELS if n != "threads"), steps=5)
+    p.add_argument("--threads", default="", metavar="N,...", help="numbers of threads (1, 2, 4, ... and all cores)")
+    p.add_argument("--project", default="", metavar="N,...", help="numbers of threads to predict, as in 16,32,64")
+    p.add_argument("--bandwidth", type=float, metavar="GB/S", help="memory bandwidth of predictions (as measured here)")
+    p.add_argument("--detail", action="store_true", help="a second table, by layer")
+    shared(p, "--runs", "--json", "--html")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the verb; return its exit status."""
+    projected = common.thread_counts(args.project, "--project") if args.project else []
+    counts = common.thread_counts(args.threads) if args.threads else None
+    if 1 in projected:
+        raise UserError("--project 1: one thread is what predictions start from")
+    if args.bandwidth is not None and not 0 < args.bandwidth < 1e5:
+        raise UserError(f"--bandwidth {args.bandwidth:g}: expected GB/s, as in 80")
+    start_numba(max(counts) if counts else None)
+    from ..files.reading import to_json
+    from ..kernels.toolkit import regions
+    from ..lab import scale
+    from ..measure import rates
+    from ..report import console
+    from ..report import scale as report
+    from ..report.html import scaling as page
+    from ..train.job import prepare
+
+    common.check_targets(args)
+    del args.threads  # a list, and no setting of the job
+    counts = sorted({1, *(counts or scale.usual_counts(common.cores()))})
+    regions.watch()  # before any kernel is loaded
+    with console.compiling() as progress:
+        job = prepare(settings_of(args, run="scale", threads=max(counts)), progress)
+    with console.saying() as say:
+        roofs = {n: rates.roofs(n, say) for n in counts}
+    sides = len({*counts, *projected}) + len(counts) - 1
+    others = rates.Others()
+    with console.counting("steps", sides * (args.steps + scale.WARMUP)) as tick:
+        watch = scale.measure(job, counts, projected, tick=tick)
+    found = scale.scaling(job, watch, counts, projected, roofs, args.bandwidth, list(others.warnings()))
+    show(args, found, lambda: report.tables(found, detail=args.detail))
+    common.keep(args.runs, "scale", found.model, to_json(found))
+    if args.html:
+        page.write_report(args.html, found)
+    return 0

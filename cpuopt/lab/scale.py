@@ -1,0 +1,230 @@
+"""Strong scaling of a training step: each call on 1, 2, 4, ... threads, and on one thread cut for more.
+
+A kernel cuts its work by the threads that its scratch is sized for, so every number of threads has calls of its own on
+the same arrays. All take turns, step by step, in an order that reverses each round.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..errors import UserError
+from ..kernels.toolkit import regions, threads
+from ..measure.roofline import Roofs
+from ..measure.scaling import Call, Row, Starts, Timed, row, start_of, typical
+
+if TYPE_CHECKING:
+    from ..engine import Bound
+    from ..train.job import Job
+
+BETWEEN = "(between calls)"
+"""The row for the time of a step that no kernel accounts for."""
+WARMUP = 1
+"""Rounds that are not counted."""
+Side = tuple[int, int]
+"""The threads that calls are cut for, and those that run."""
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """The scaling of a step.
+
+    Attributes
+    ----------
+    threads, projected : the numbers of threads that ran, and those that are predicted.
+    gbs : the bandwidth of memory by number of threads that predictions take.
+    start_us : the time in which threads start and end, measured and predicted.
+    assumptions : those of the predictions.
+    """
+
+    model: str
+    B: int
+    T: int
+    variant: str
+    steps: int
+    threads: list[int]
+    projected: list[int]
+    step: Row
+    ops: list[Row]
+    layers: list[Row]
+    start_us: dict[int, float]
+    gbs: dict[int, float]
+    assumptions: list[str]
+    doubts: list[str]
+
+
+def usual_counts(most: int) -> list[int]:
+    """Return 1, 2, 4, ... and all."""
+    return sorted({*(2**i for i in range(most.bit_length())), most})
+
+
+class Stopwatch:
+    """The engine's loop with a clock: times calls, and their regions, on bindings of its own.
+
+    Parameters
+    ----------
+    bindings : for each number of threads that calls are cut for, every call's by the id of the engine's.
+    clock : in ns.
+    """
+
+    def __init__(self, bindings: Mapping[int, Mapping[int, Bound]], log: regions.Log, clock: Callable[[], int]) -> None:
+        self.bindings, self.log, self.clock = bindings, log, clock
+        self.found: dict[Side, list[tuple[float, list[tuple[Bound, Timed]]]]] = {}
+        self._cut, self._calls = 1, list[tuple["Bound", Timed]]()
+
+    def run(self, calls: Iterable[Bound]) -> None:
+        """Run bound calls in order."""
+        for bound in calls:
+            mine = self.bindings[self._cut][id(bound)]
+            self.log.follow(counter(mine))
+            self.log.regions()
+            start = self.clock()
+            mine.kernel.function(*mine.args)
+            wall = self.clock() - start
+            self._calls.append((bound, Timed(wall, self.log.regions())))
+        self.log.follow(None)
+
+    @contextmanager
+    def step(self, side: Side) -> Iterator[None]:
+        """Time a whole step."""
+        self._cut, self._calls = side[0], []
+        start = self.clock()
+        yield
+        between = self.clock() - start - sum(t.wall for _, t in self._calls)
+        self.found.setdefault(side, []).append((between, self._calls))
+
+    def calls(self, beyond: Callable[[Bound], float]) -> list[Call]:
+        """Return the typical times of each call of a step, and of what is between them.
+
+        Parameters
+        ----------
+        beyond : returns the bytes of a call that caches do not hold.
+        """
+        every = {side: found[WARMUP:] for side, found in self.found.items()}
+        found = []
+        for i, (bound, _) in enumerate(every[1, 1][0][1]):
+            times = {side: typical([calls[i][1] for _, calls in steps]) for side, steps in every.items()}
+            found.append(_call(bound.call.op.label, bound.call.layer, times, beyond(bound)))
+        times = {side: typical([Timed(between) for between, _ in steps]) for side, steps in every.items()}
+        return [*found, _call(BETWEEN, BETWEEN, times, 0.0)]
+
+
+def _call(op: str, layer: str, times: Mapping[Side, Timed], nbytes: float) -> Call:
+    measured = {n: t for (cut, n), t in times.items() if cut == n}
+    return Call(op, layer, measured, {cut: t for (cut, n), t in times.items() if n == 1}, nbytes)
+
+
+def counter(bound: Bound) -> Any:
+    """Return the scratch array that counts a call's tickets; None where it has none."""
+    scratch = bound.args[len(bound.call.op.params) :]
+    names = (s.name for s in bound.kernel.scratch)
+    return next((x for name, x in zip(names, scratch, strict=True) if name in regions.COUNTERS), None)
+
+
+def measure(
+    job: Job,
+    counts: Sequence[int],
+    projected: Sequence[int] = (),
+    *,
+    tick: Callable[[], None] = lambda: None,
+    clock: Callable[[], int] = time.perf_counter_ns,
+) -> Stopwatch:
+    """Train for a job's steps on each number of threads.
+
+    Parameters
+    ----------
+    counts : numbers of threads, 1 among them.
+    projected : numbers of threads to predict; one thread runs what is cut for them.
+    tick : called after each step.
+
+    Raises
+    ------
+    UserError
+        Where regions cannot be watched, or there is too little memory.
+    """
+    engine = job.engine
+    if max(len(calls) for calls in engine.phases.values()) > regions.ROWS:
+        raise UserError("scale: a phase of this model has too many calls to be watched")
+    bindings = {}
+    for n in sorted({*counts, *projected}):
+        with threads.planned_for(n):
+            bindings[n] = engine.rescratched()
+    sides = [*((n, n) for n in counts), *((n, 1) for n in sorted({*counts, *projected}) if n > 1)]
+    watch, before = Stopwatch(bindings, regions.Log(), clock), (engine.runner, engine.threads)
+    engine.runner = watch.run
+    try:
+        for i in range(WARMUP + job.settings.steps):
+            for side in sides[:: -1 if i % 2 else 1]:
+                engine.threads = side[1]
+                job.step(lambda side=side: watch.step(side))  # type: ignore[misc]
+                tick()
+    finally:
+        engine.runner, engine.threads = before
+    return watch
+
+
+def scaling(
+    job: Job,
+    watch: Stopwatch,
+    counts: Sequence[int],
+    projected: Sequence[int],
+    roofs: Mapping[int, Roofs],
+    bandwidth: float | None = None,
+    doubts: Sequence[str] = (),
+) -> Scaling:
+    """Analyse what was measured.
+
+    Parameters
+    ----------
+    roofs : the machine's, for each number of threads that ran.
+    bandwidth : of memory in GB/s, for predictions beyond the threads that ran; None: that of all threads here.
+    """
+    most = roofs[max(counts)]
+    last = next(v.name for v in most.levels if v.nbytes is None)
+
+    def beyond(bound: Bound) -> float:
+        return bound.call.bytes if most.level(bound.call.bytes) == last else 0.0
+
+    calls = watch.calls(beyond)
+    measured = {n: start_of(c.measured[n] for c in calls) for n in counts}
+    starts = Starts(measured)
+    there = most.bandwidth(last)
+    gbs = {n: roofs[n].bandwidth(last) for n in counts if n > 1} | dict.fromkeys(projected, bandwidth or there)
+    s = job.settings
+    return Scaling(
+        model=job.name,
+        B=s.B,
+        T=s.T,
+        variant=job.choice.variant,
+        steps=s.steps,
+        threads=list(counts),
+        projected=list(projected),
+        step=row("step", calls, starts, gbs),
+        ops=_rows(calls, lambda c: c.op, starts, gbs),
+        layers=_rows(calls, lambda c: c.layer, starts, gbs),
+        start_us={n: starts(n) / 1e3 for n in sorted({*counts, *projected})},
+        gbs=gbs,
+        assumptions=_assumptions(gbs[projected[0]], bandwidth is None, starts, projected) if projected else [],
+        doubts=list(doubts),
+    )
+
+
+def _rows(calls: Sequence[Call], name: Callable[[Call], str], starts: Starts, gbs: Mapping[int, float]) -> list[Row]:
+    groups: dict[str, list[Call]] = {}
+    for c in calls:
+        groups.setdefault(name(c), []).append(c)
+    return [row(of, group, starts, gbs) for of, group in groups.items()]
+
+
+def _assumptions(gbs: float, here: bool, starts: Starts, projected: Sequence[int]) -> list[str]:
+    return [
+        "each thread has a core like those of this machine, at the same clock and with the same private caches",
+        f"memory delivers {gbs:.0f} GB/s{', as all cores get here' if here else ''}",
+        f"{projected[-1]} threads start and end a region in {starts(projected[-1]) / 1e3:.1f} µs; "
+        "each doubling costs what those measured here cost",
+        "chunks of a region take equally long, and none waits for another",
+    ]

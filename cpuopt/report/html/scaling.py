@@ -1,0 +1,74 @@
+"""The page of `cpuopt scale`: the speedup by number of threads, measured and predicted, and where threads lose."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ...files import write_whole
+from ...lab.scale import Scaling
+from ...measure.scaling import REASONS, Row
+from .markup import Markup, join, tag
+from .page import Section, page
+from .svg import WIDTH, Log, axes, legend, path, picture
+
+LEFT, TOP, HEIGHT = 62, 30, 360
+
+
+def write_report(file: Path, s: Scaling) -> None:
+    """Write the page, whole or not at all.
+
+    Raises
+    ------
+    UserError
+        Where the file cannot be written.
+    """
+    write_whole(file, [report(s).encode("utf-8", "replace")])
+
+
+def report(s: Scaling) -> str:
+    """Make the page."""
+    title = f"Scaling of {s.model} · B {s.B} · T {s.T}"
+    facts = f"{s.variant} · {s.steps} steps on each number of threads"
+    said = [tag("p", "Predictions assume:", class_="note"), tag("ul", [tag("li", a) for a in s.assumptions])]
+    head = join(tag("h1", title), tag("p", facts, class_="facts"), said if s.assumptions else None)
+    doubts = tag("ul", [tag("li", d) for d in s.doubts], class_="warnings") if s.doubts else None
+    return page(title, join(head, doubts), [Section("speedup", "Speedup", speedup(s)), Section("ops", "By op", ops(s))])
+
+
+def speedup(s: Scaling) -> Markup:
+    """Draw the speedup of the step over threads, beside a perfect one."""
+    one = s.step.ms[1]
+    lines = {
+        "perfect": {n: float(n) for n in (*s.threads, *s.projected)},
+        "measured": {n: one / ms for n, ms in s.step.ms.items()},
+        "predicted": {n: one / ms for n, ms in s.step.predicted_ms.items()},
+    }
+    most = max(2.0, *lines["perfect"].values(), *(v for line in lines.values() for v in line.values()))
+    x, y = Log(1, most, LEFT, WIDTH - 20), Log(min(1.0, *lines["measured"].values()), most, HEIGHT - 45, TOP)
+    parts = axes(x, y, "threads", "speedup", whole=True)
+    for i, (name, line) in enumerate(lines.items()):
+        parts.append(path([(x(n), y(v)) for n, v in line.items()], f"line line{i}"))
+        for n, v in line.items():
+            tip = tag("title", f"{n} threads, {name}\n{v:.2f} times one thread")
+            parts.append(tag("circle", tip, cx=x(n), cy=y(v), r=5, class_="ask"))
+    colours = legend(((f"line{i}", name) for i, name in enumerate(lines)), "line")
+    return join(colours, picture(HEIGHT, "speedup over threads", parts))
+
+
+def ops(s: Scaling) -> Markup:
+    """Make the table of ops: time, efficiency, and the ms lost by reason on the most threads."""
+    most = s.threads[-1]
+    names = ["op", *(f"ms, {n}" for n in s.threads), "efficiency", *(f"{r}, ms" for r in REASONS)]
+    names += [f"predicted, {n}" for n in s.projected]
+    rows = [tag("tr", [tag("td", cell) for cell in _cells(r, most, s)]) for r in (*s.ops, s.step)]
+    return tag("table", tag("tr", [tag("th", name) for name in names]), rows)
+
+
+def _cells(r: Row, most: int, s: Scaling) -> list[str]:
+    lost = r.lost_ms.get(most, dict.fromkeys(REASONS, 0.0))
+    cells = [r.name, *(f"{ms:,.3f}" for ms in r.ms.values()), f"{100 * r.efficiency[most]:.0f} %"]
+    return [
+        *cells,
+        *(f"{lost[x]:,.3f}" for x in REASONS),
+        *(f"{100 * r.predicted_efficiency[n]:.0f} %" for n in s.projected),
+    ]

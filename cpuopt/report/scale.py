@@ -1,0 +1,71 @@
+"""The tables of `cpuopt scale`: efficiency, and the time lost by reason, by op and by layer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from ..lab.scale import Scaling
+from ..measure.scaling import REASONS, Row
+from ..wording import count
+from . import style
+
+
+def tables(s: Scaling, *, detail: bool = False) -> list[RenderableType]:
+    """Show the scaling of a step; with `detail`, of its layers too."""
+    most = s.threads[-1]
+    head = Text.assemble((s.model, "bold"), f" · B {s.B} · T {s.T} · {s.variant} · {count(s.steps, 'step')} each")
+    parts: list[RenderableType] = [head, "", measured(s.ops, s.step, most, "op")]
+    if detail:
+        parts += ["", measured(s.layers, s.step, most, "layer")]
+    if most > 1:
+        parts += ["", Text(words(s))]
+    if s.projected:
+        parts += ["", Text("Predicted from one thread, not measured:", "bold"), predicted(s)]
+        parts += [Text(f"assumed: {a}", "dim") for a in s.assumptions]
+    return [*parts, *style.warnings(s.doubts)]
+
+
+def measured(rows: Sequence[Row], step: Row, most: int, what: str) -> Table:
+    """Make a table of the times, with the ms that the most threads lose by reason."""
+    lost = [f">{reason}" for reason in REASONS] if most > 1 else []
+    table = style.table(what, *(f">{n}t, ms" for n in step.ms), *([">eff."] if most > 1 else []), *lost)
+    for r in rows:
+        table.add_row(r.name, *_cells(r, most))
+    table.add_section()
+    table.add_row("step", *_cells(step, most), style="bold")
+    return table
+
+
+def _cells(r: Row, most: int) -> list[str]:
+    times = [f"{ms:,.2f}" for ms in r.ms.values()]
+    if most == 1:
+        return times
+    return [*times, f"{100 * r.efficiency[most]:.0f}%", *(f"{r.lost_ms[most][reason]:,.2f}" for reason in REASONS)]
+
+
+def predicted(s: Scaling) -> Table:
+    """Make a table of the predicted efficiency of each op, and of the step."""
+    table = style.table("op", *(f">{n}t" for n in s.projected), *(f">chunks, {n}t" for n in s.projected))
+    for r in (*s.ops, s.step):
+        shown = [f"{100 * r.predicted_efficiency[n]:.0f}%" for n in s.projected]
+        chunks = [str(r.chunks.get(n, "")) if r is not s.step else "" for n in s.projected]
+        table.add_row(r.name, *shown, *chunks, style="bold" if r is s.step else None)
+    table.add_row("step, ms", *(f"{s.step.predicted_ms[n]:,.1f}" for n in s.projected))
+    return table
+
+
+def words(s: Scaling) -> str:
+    """Describe what the most threads lose, and how well one thread foretold it."""
+    n = s.threads[-1]
+    lost, worst = s.step.lost_ms[n], max(s.ops, key=lambda r: sum(r.lost_ms[n].values()))
+    reason = max(REASONS, key=lambda reason: lost[reason])
+    foretold, ms = s.step.predicted_ms[n], s.step.ms[n]
+    return (
+        f"{n} threads take {ms:,.1f} ms a step, {100 * s.step.efficiency[n]:.0f} % efficiency. They lose most by "
+        f"{reason} ({lost[reason]:,.1f} ms) and in {worst.name} ({sum(worst.lost_ms[n].values()):,.1f} ms). One thread "
+        f"predicts {foretold:,.1f} ms for {n}, {100 * (foretold / ms - 1):+.0f} %."
+    )

@@ -1,0 +1,231 @@
+"""Scaling over threads: losses by reason, predictions against a simulation of schedules, and the verb."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+from heapq import heapify, heapreplace
+from math import isclose
+
+import numpy as np
+import pytest
+from numba import prange
+
+from cpuopt.cli import main
+from cpuopt.kernels.compile.jit import helper
+from cpuopt.kernels.toolkit import regions, threads
+from cpuopt.kernels.toolkit.regions import Region
+from cpuopt.kernels.toolkit.simd import LINE, ticket
+from cpuopt.lab.scale import usual_counts
+from cpuopt.measure.scaling import REASONS, Call, Starts, Timed, losses, predict, row, start_of, typical
+
+STARTS = {1: 1_000, 2: 3_000}
+"""ns in which threads start and end."""
+
+
+def simulate(work, by_ticket, n, start=0):
+    """The region of chunks of these times on n threads, each event in its order."""
+    if by_ticket:
+        free = [0] * n
+        heapify(free)
+        for ns in work:
+            heapreplace(free, free[0] + ns)  # the thread that is free first takes the next
+        slowest = max(free)
+    else:
+        shares = [work[len(work) * i // n : len(work) * (i + 1) // n] for i in range(n)]
+        slowest = max(map(sum, shares))
+    largest = 1 if by_ticket else -(-len(work) // n)
+    return Region(slowest + start, slowest, sum(work), len(work), largest, by_ticket)
+
+
+def call(serial, regions, n):
+    """A call whose regions are simulated on n threads."""
+    ran = [simulate(work, by_ticket, n, Starts(STARTS)(n)) for work, by_ticket in regions]
+    return Timed(serial + sum(r.wall for r in ran), ran)
+
+
+def schedules(jitter):
+    """Calls of many kinds: serial time, and regions with the times of their chunks."""
+    rng = random.Random(7)
+    for by_ticket in (False, True):
+        for chunks in (1, 2, 3, 7, 31, 64, 200, 1000):
+            for us in (1, 20, 400):
+                work = [round(1e3 * us * (1 + rng.uniform(-jitter, jitter))) for _ in range(chunks)]
+                yield rng.choice([0, 2_000, 90_000]), [(work, by_ticket), ([5_000] * 12, True)]
+
+
+@pytest.mark.parametrize("n", [2, 3, 16, 64])
+def test_predictions_of_equal_chunks_are_those_of_the_simulation(n):
+    for serial, work in schedules(0):
+        found = predict(call(serial, work, 1), n, Starts(STARTS)(n))
+        assert isclose(found.wall, call(serial, work, n).wall, abs_tol=3)
+
+
+def test_two_threads_are_predicted_from_one_within_5_percent():
+    worst = 0.0
+    for serial, work in schedules(0.2):
+        really = call(serial, work, 2).wall
+        few = any(1 < len(chunks) < 16 for chunks, _ in work)  # of two chunks, the longer one counts alone
+        error = abs(predict(call(serial, work, 1), 2, STARTS[2]).wall / really - 1)
+        worst = max(worst, error * (not few))
+    assert worst < 0.05
+
+
+def test_steps_of_many_schedules_are_predicted_within_5_percent():
+    steps = [*schedules(0.2)]
+    for n in 2, 16:
+        really = sum(call(serial, work, n).wall for serial, work in steps)
+        foretold = sum(predict(call(serial, work, 1), n, Starts(STARTS)(n)).wall for serial, work in steps)
+        assert abs(foretold / really - 1) < 0.05
+
+
+@pytest.mark.parametrize("n", [2, 16])
+def test_losses_add_up_and_each_has_its_reason(n):
+    def lost(serial=0, work=(1_000_000,) * 64, start=1.0, slower=1):
+        one = Timed(serial + 64_000_000, [Region(64_000_000, 64_000_000, 64_000_000, 64, 64, False)])
+        r = simulate([ns * slower for ns in work], True, n)
+        many = Timed(serial + r.slowest + start, [r._replace(wall=r.slowest + start)])
+        found = losses(one, many, n)
+        assert sum(found.values()) == pytest.approx(many.wall - one.wall / n)
+        return {reason: round(ns) for reason, ns in found.items() if abs(ns) > 2}
+
+    assert lost() == {}
+    assert lost(serial=n * 100) == {"serial": n * 100 - 100}
+    assert lost(start=5_000) == {"start": 5_000}
+    assert lost(slower=2) == {"shared": 64_000_000 // n}
+    assert lost(work=[64_000_000]) == {"imbalance": 64_000_000 - 64_000_000 // n}
+
+
+def test_memory_bounds_a_prediction_whatever_the_threads():
+    one = Timed(8e6, [Region(8_000_000, 8_000_000, 8_000_000, 64, 64, False)])
+    assert predict(one, 16, 0.0).wall == 500_000
+    bound = predict(one, 16, 0.0, least_ns=2e6)
+    assert bound.wall == 2_000_000
+    assert losses(one, bound, 16)["shared"] == pytest.approx(1_500_000)
+    calls = [Call("op", "layer", {1: one}, {1: one, 16: one}, nbytes=160_000_000)]
+    assert row("op", calls, lambda n: 0.0, {16: 80.0}).predicted_ms == {16: 2.0}
+
+
+def test_starts_grow_with_each_doubling_beyond_those_measured():
+    assert [Starts(STARTS)(n) for n in (1, 2, 4, 64)] == [1_000, 3_000, 5_000, 13_000]
+    assert Starts({1: 1_000, 2: 3_000, 4: 9_000})(16) == 17_000
+    assert Starts({1: 1_000})(64) == 1_000
+    assert start_of([Timed(9, [Region(9, 5, 5, 1, 1, False), Region(9, 7, 7, 1, 1, False)]), Timed(3)]) == 3
+
+
+def test_rows_sum_calls():
+    one, two = (call(10_000, [([20_000] * 8, True)], n) for n in (1, 2))
+    calls = [Call("op", layer, {1: one, 2: two}, {1: one, 2: one}) for layer in "ab"]
+    r = row("op", calls, Starts(STARTS), {2: 1.0})
+    assert r.calls == 2
+    assert r.ms == {1: pytest.approx(0.342), 2: pytest.approx(0.186)}
+    assert r.efficiency[2] == pytest.approx(342 / 2 / 186)
+    assert r.ms[2] - r.ms[1] / 2 == pytest.approx(sum(r.lost_ms[2].values()))
+    assert r.predicted_ms == {2: r.ms[2]}
+    assert r.chunks == {1: 8, 2: 8}
+
+
+def test_a_typical_round_is_one_of_the_fast_ones_and_whole():
+    rounds = [Timed(ns, [Region(ns, ns, ns, 1, 1, False)]) for ns in (50, 20, 90, 30, 70)]
+    assert typical(rounds) == rounds[3]
+    assert typical(rounds[:1]) == rounds[0]
+
+
+def test_numbers_of_threads_are_powers_of_two_and_all():
+    assert [usual_counts(n) for n in (1, 2, 6, 16)] == [[1], [1, 2], [1, 2, 4, 6], [1, 2, 4, 8, 16]]
+
+
+# Regions as they run --------------------------------------------------------------------------------------------------
+
+
+def test_the_log_counts_the_chunks_of_each_region():
+    regions.watch()
+
+    @helper(parallel=True)
+    def work(x, n, counter, workers, tickets):
+        for i in prange(n):
+            x[i] = 1
+        counter[0] = 0
+        for w in prange(workers):
+            chunk = ticket(counter)
+            while chunk < tickets:
+                x[chunk] = w
+                chunk = ticket(counter)
+
+    log, x, counter = regions.Log(), np.zeros(100, np.float32), np.zeros(LINE, np.int32)
+    threads.set_threads(2)
+    try:
+        work(x, 1, counter, 1, 1)
+        log.regions()
+        log.follow(counter)
+        work(x, 11, counter, 16, 37)
+        work(x, 0, counter, 3, 0)
+        log.follow(None)
+        work(x, 11, counter, 16, 37)
+        found = [(r.chunks, r.largest, r.by_ticket) for r in log.regions()]
+        assert found[:2] == [(11, 6, False), (37, 1, True)]
+        assert found[2:4] == [(0, 0, False), (0, 1, True)]
+        assert found[4:] == [(11, 6, False), (16, 8, False)]
+        assert log.regions() == []
+        work(x, 11, counter, 16, 37)
+        assert all(0 < r.slowest <= r.work and r.slowest <= r.wall for r in log.regions())
+    finally:
+        threads.set_threads(None)
+
+
+# The verb -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory):
+    """What ``cpuopt scale --json`` says of a tiny model, and its page."""
+    folder = tmp_path_factory.mktemp("scale")
+    small = '{"model": "gpt2", "n_layer": 1, "n_head": 2, "n_embd": 64, "vocab_size": 256, "block_size": 64}'
+    words = ["scale", "--model", small, "-B", "2", "-T", "64", "--steps", "1", "--threads", "1,2"]
+    words += ["--project", "16,64", "--bandwidth", "80", "--json", "--html", str(folder / "page.html")]
+    command = [sys.executable, "-m", "cpuopt", *words, "--runs", str(folder)]
+    environment = {name: v for name, v in os.environ.items() if name != "NUMBA_NUM_THREADS"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout), (folder / "page.html").read_text()
+
+
+def test_the_verb_measures_and_predicts(said):
+    found, page = said
+    assert found["threads"] == [1, 2]
+    assert found["projected"] == [16, 64]
+    for r in (found["step"], *found["ops"], *found["layers"]):
+        assert r["ms"].keys() == {"1", "2"}
+        assert sum(r["lost_ms"]["2"].values()) == pytest.approx(r["ms"]["2"] - r["ms"]["1"] / 2)
+        assert r["predicted_ms"].keys() == {"2", "16", "64"}
+        for n in 16, 64:
+            lost, ms = r["predicted_lost_ms"][str(n)], r["predicted_ms"][str(n)]
+            assert lost.keys() == {*REASONS}
+            assert sum(lost.values()) == pytest.approx(ms - r["ms"]["1"] / n)
+    assert found["step"]["ms"]["2"] == pytest.approx(sum(r["ms"]["2"] for r in found["ops"]))
+    assert found["gbs"]["64"] == 80
+    assert any("80 GB/s" in a for a in found["assumptions"])
+    for name in "perfect", "measured", "predicted", *REASONS:
+        assert name in page
+
+
+def test_kernels_are_cut_for_the_predicted_threads(said):
+    chunks = {r["name"]: r["chunks"] for r in said[0]["ops"]}
+    assert chunks["Layernorm Backward"] == {"1": 32, "2": 32, "16": 32, "64": 32}  # whatever the threads
+    assert chunks["Attention Forward"] == {"1": 4, "2": 4, "16": 4, "64": 4}  # heads of two rows
+    assert chunks["Matmul Forward"]["1"] < chunks["Matmul Forward"]["16"]  # smaller chunks for more threads
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["--project", "1,16"], "--project 1: one thread"),
+        (["--project", "many"], "--project 'many': expected numbers"),
+        (["--threads", "0"], "--threads '0': expected numbers"),
+        (["--bandwidth", "0"], "--bandwidth 0: expected GB/s"),
+    ],
+)
+def test_wrong_flags_are_refused(words, why, capsys):
+    assert main(["scale", *words]) == 2
+    assert why in capsys.readouterr().err
