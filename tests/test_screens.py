@@ -4,6 +4,7 @@ No word is broken where the same words stand on a narrow screen as in a pipe.
 """
 
 import io
+from collections import Counter
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from cpuopt import ops
+from cpuopt import cli, ops
 from cpuopt.check.cases import Case
 from cpuopt.check.gate import Verdict
 from cpuopt.check.judge import Result
@@ -88,13 +89,15 @@ def peers():
 
 
 def tuned():
-    tried = {v: compared(v, check="PASS") for v in VERDICTS} | {"blas": {"verdict": "FAIL", "why": "dinp[0] is wrong"}}
+    variants = "generated", "rows", "mine"
+    tried = {n: compared(v, check="PASS") for n, v in zip(variants, VERDICTS, strict=True)}
+    tried |= {"blas": {"verdict": "FAIL", "why": "dinp[0] is wrong"}}
     shape = {"sizes": SIZES, "adds": {"dinp": True, "dweight": True}, "layers": list(LAYERS)}
-    row = {"op": OP, "default": "optimized", "best": "faster", "shapes": [shape], "tried": tried}
+    row = {"op": OP, "default": "optimized", "best": "mine", "shapes": [shape], "tried": tried}
     row["in_step"] = {"verdict": "no difference shown", "ratio": RATIO}
     c = {"model": "llama3.2-1B", "B": 128, "T": 1024, "threads": 192, "flush": True, "rows": [row], "doubts": []}
     plan = "/home/somebody/.cache/cpuopt/machine/plan.json"
-    return {**c, "rules": [f"{OP}@lm_head=faster"], "step": compared("faster"), "finished": True, "plan": plan}
+    return {**c, "rules": [f"{OP}@lm_head=mine"], "step": compared("faster"), "finished": True, "plan": plan}
 
 
 def measured():
@@ -146,6 +149,7 @@ def stages():
         "roof": "98 % of the memory roof (optimized: 97 %)",
     }
     screen = lab.Screen(session.Plan(Path("residual_layernorm_forward.py")), live=False)
+    screen.since = "23:59:59"
     return [screen.page([session.Row(OP, "generated", "optimized", told, "", "step", "12/24")])]
 
 
@@ -185,7 +189,7 @@ def printed(shown, width=None, terminal=False):
     file = io.StringIO()
     out = console.Plain(file=file, width=width, force_terminal=terminal, color_system=None)
     for r in shown:
-        out.print(r, soft_wrap=isinstance(r, str), crop=False)
+        console.put(out, r)
     return file.getvalue().split("\n")
 
 
@@ -210,3 +214,26 @@ def test_the_checks_of_pipes_notice(monkeypatch):
     assert any(line != line.rstrip() for line in printed(shown()))
     monkeypatch.setattr(console.Plain, "size", Console.size)
     assert len(printed(shown())) > len(whole)
+
+
+@pytest.mark.parametrize("width", [60, 80])
+@pytest.mark.parametrize("verb", SCREENS)
+def test_a_narrow_terminal_breaks_no_word(verb, width):
+    whole = Counter(" ".join(printed(SCREENS[verb]())).split())
+    lines = printed(SCREENS[verb](), width, terminal=True)
+    assert Counter(" ".join(lines).split()) - whole == Counter()
+    bars = Counter(word for word in whole.elements() if set(word) <= set("█▏▎▍▌▋▊▉"))
+    assert whole - Counter(" ".join(lines).split()) - bars == Counter()
+    assert [line for line in lines if len(line.strip()) > width and " " in line.strip()] == []
+
+
+def test_the_check_of_words_notices(monkeypatch):
+    """The mutant: columns that give way as far as they must, as rich's do."""
+    monkeypatch.setattr(style, "_sizes", lambda column, wrap, header: (4, 30))
+    with pytest.raises(AssertionError):
+        test_a_narrow_terminal_breaks_no_word("profile --detail", 80)
+
+
+def test_every_verb_that_prints_a_table_is_here():
+    lines = {"generate", "eval", "program", "ad", "new-kernel", "convert", "warmup"}
+    assert {name.split()[0] for name in SCREENS} | lines == {*cli.VERBS}

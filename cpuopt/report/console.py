@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console, ConsoleDimensions, ConsoleOptions, RenderableType
+from rich.console import Console, ConsoleDimensions, ConsoleOptions, Group, RenderableType
 from rich.progress import DownloadColumn, Progress, ProgressColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.segment import Segment
 from rich.text import Text
@@ -18,7 +18,7 @@ from rich.text import Text
 from ..program.arena import Plan, gb
 from ..program.program import Call, Phase, Program
 from ..wording import plain
-from .style import BAR, progress, table
+from .style import BAR, progress, table, unbroken
 
 if TYPE_CHECKING:
     from ..data.datasets import DatasetStatus
@@ -71,9 +71,15 @@ def warn(text: str) -> None:
 
 
 def show(renderables: Sequence[RenderableType]) -> None:
-    """Print tables and lines; a string is one line, however long."""
+    """Print tables and lines."""
     for r in renderables:
-        OUT.print(r, soft_wrap=isinstance(r, str), crop=False)
+        put(OUT, r)
+
+
+def put(console: Console, shown: RenderableType) -> None:
+    """Print a table or a text, which breaks no word; a string is one line, however long."""
+    whole = Group(*unbroken(shown, console.width)) if isinstance(shown, Text) else shown
+    console.print(whole, soft_wrap=isinstance(whole, str), crop=False)
 
 
 @contextmanager
