@@ -14,6 +14,10 @@ STEERING = re.compile(
 )
 
 
+MANY = 24
+"""The most names that a message lists."""
+
+
 def plain(text: str) -> str:
     """Return a text in which U+FFFD replaces control characters and invisible ones."""
     return STEERING.sub("\ufffd", text)
@@ -51,8 +55,17 @@ def four(x: float) -> str:
     return f"{x:,.0f}" if x >= 1000 else f"{x:.4g}"
 
 
+def guess(word: str, known: Iterable[str]) -> str:
+    """Return the end of a message, which asks for the name that the user may have meant; empty where none is close."""
+    close = get_close_matches(word, list(known), 1)
+    return f"; did you mean '{close[0]}'?" if close else ""
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
-    """Return the name that the user may have meant, or all names."""
+    """Return the name that the user may have meant; else all names, or where they are many, those nearest to it."""
     known = list(known)
-    close = get_close_matches(word, known, 1)
-    return f"did you mean '{close[0]}'?" if close else f"known: {', '.join(known)}"
+    if meant := guess(word, known):
+        return meant.removeprefix("; ")
+    if len(known) <= MANY:
+        return f"known: {', '.join(known)}"
+    return f"the nearest of {len(known)}: {', '.join(get_close_matches(word, known, 3, 0.0))}"

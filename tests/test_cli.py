@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import time
@@ -125,7 +126,7 @@ def test_help_lists_the_verbs_and_imports_nothing_heavy():
         shown = cpuopt("-h")
         seconds.append(spent() - start)
     assert shown.returncode == 0
-    assert {*VERBS} <= {*re.findall(r"^    ([\w-]+)(?: |$)", shown.stdout, re.M)}
+    assert {*VERBS} <= {*re.findall(r"^  ([\w-]+)(?: |$)", shown.stdout, re.M)}
     assert min(seconds) < 0.3
 
     shown, imported = imports("train", "-h")
@@ -144,10 +145,65 @@ def test_a_verb_is_a_module_and_a_line_of_the_list(monkeypatch, capsys):
     verb.run = lambda args: print(f"hello {args.name}")
     monkeypatch.setitem(sys.modules, "cpuopt.cli.greet", verb)
     monkeypatch.setattr(cli, "VERBS", (*VERBS, "greet"))
+    monkeypatch.setattr(cli, "GROUPS", {"say": ["greet"]})
     assert cli.main(["greet", "you"]) == 0
     with pytest.raises(SystemExit):
         cli.main(["-h"])
     assert re.search(r"^hello you\n(?s:.*)^ +greet +a greeting$", capsys.readouterr().out, re.M)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_the_help_of_a_verb_describes_it_and_has_examples_that_are_right(verb, capsys):
+    parser, _ = cli._parser()
+    with pytest.raises(SystemExit):
+        parser.parse_args([verb, "-h"])
+    text = capsys.readouterr().out
+    about = re.search(r"\n\n([A-Z].*?\.)\n\n([A-Z].*?\.)\n\n", text, re.S)
+    assert about, "a sentence on the verb, and a paragraph"
+    examples = re.findall(r"^    (cpuopt .*)$", text.partition("\nexamples:\n")[2], re.M)
+    assert len(examples) >= 2
+    for example in examples:
+        words = shlex.split(example)
+        assert words[1] == verb
+        assert len(example) <= 76
+        named = getattr(parser.parse_args(words[1:]), "op", [])
+        for op in [named] if isinstance(named, str) else named:
+            assert any(registry.op_matches(name, op) for name in ops.ALL)
+
+
+def test_an_example_that_is_wrong_is_found(monkeypatch, capsys):
+    """The mutant of the test above."""
+    module = sys.modules["cpuopt.cli.kernels"]
+    monkeypatch.setattr(
+        module, "__doc__", module.__doc__.replace("cpuopt kernels --kernels", "cpuopt kernels --kernel")
+    )
+    with pytest.raises(SystemExit):
+        test_the_help_of_a_verb_describes_it_and_has_examples_that_are_right("kernels", capsys)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["prfile"], "'prfile': no such verb; did you mean 'profile'?"),
+        (["train", "--stpes", "5"], "unrecognized argument '--stpes'; did you mean '--steps'?; see 'cpuopt train -h'"),
+        (["train", "--qqqqq"], "unrecognized argument '--qqqqq'; see 'cpuopt train -h'"),
+        (["runs", "list", "--jsno"], "unrecognized argument '--jsno'; did you mean '--json'?"),
+        (["runs", "lst"], "'lst' is none of list, show, compare; did you mean 'list'?"),
+        (["program", "--pass", "foward"], "did you mean 'forward'?; see 'cpuopt program -h'"),
+        (["train", "--schedule", "cosin"], "one of constant, cosine, linear, wsd; did you mean 'cosine'?"),
+        (["train", "--config", "run.toml"], "unknown 'lrr'; did you mean 'lr'?"),
+        (["new-kernel", "nope"], f"'nope': no such op; the nearest of {len(ops.ALL)}: "),
+    ],
+)
+def test_a_slip_of_the_hand_is_told_what_was_meant(flags, words, capsys):
+    Path("run.toml").write_text("lrr = 0.1\n")
+    try:
+        status = cli.main(flags)
+    except SystemExit as e:
+        status = e.code
+    (line,) = capsys.readouterr().err.splitlines()
+    assert (status, words in line) == (2, True), line
+    assert len(line) < 200
 
 
 def test_a_verb_that_runs_no_kernel_needs_no_numba():

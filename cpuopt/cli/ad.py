@@ -1,4 +1,12 @@
-"""``cpuopt ad``: print the backward kernel generated from a forward kernel, and the reasons of its plan."""
+"""``cpuopt ad``: print the backward kernel generated from a forward kernel, and the reasons of its plan.
+
+The backward is derived from the source of the forward. --plan lists which values are kept, computed again or recorded.
+
+Examples::
+
+    cpuopt ad gelu_forward --plan
+    cpuopt ad layernorm_backward --against optimized
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,12 @@
-"""``cpuopt convert``: weights from a run, llm.c, llama2.c or Hugging Face to one of the latter."""
+"""``cpuopt convert``: convert weights between runs, llm.c, llama2.c and Hugging Face.
+
+Names, layouts and types are those that the target's programs read. The tokenizer goes with the weights.
+
+Examples::
+
+    cpuopt convert runs/RUN model.bin
+    cpuopt convert gpt2_124M.bin hf-gpt2 --dtype f32
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,12 @@
-"""``cpuopt program``: print the traced program, its generated backward, and the memory plan."""
+"""``cpuopt program``: print the traced program, its generated backward, and the memory plan.
+
+A line is a call: its layer, op and arguments, the variant that runs it, and where in memory it writes.
+
+Examples::
+
+    cpuopt program --model gpt2-tiny --pass backward
+    cpuopt program --model gpt2-tiny --fuse none --json
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,12 @@
-"""``cpuopt runs``: list, show and compare what was measured before."""
+"""``cpuopt runs``: list, show and compare what was measured before.
+
+Every profile, ab, bench, tune and train keeps a record in runs/. Two profiles are compared op by op.
+
+Examples::
+
+    cpuopt runs list
+    cpuopt runs compare A B
+"""
 
 from __future__ import annotations
 

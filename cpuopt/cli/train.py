@@ -1,4 +1,14 @@
-"""``cpuopt train``: train a model and keep a record of the run."""
+"""``cpuopt train``: train a model and keep a record of the run.
+
+Each step's loss, gradient norm and speed are printed and kept in the folder of the run, with its settings, its profile
+and its checkpoints. Kernels of one's own are checked first; a wrong one trains nothing.
+
+Examples::
+
+    cpuopt train --model gpt2-tiny --steps 20
+    cpuopt train --config run.toml --lr 3e-4 --save-every 100
+    cpuopt train --resume
+"""
 
 from __future__ import annotations
 
