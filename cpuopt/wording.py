@@ -14,6 +14,8 @@ STEERING = re.compile(
 )
 
 
+SHARED_CORES = "where others use the cores, set OMP_WAIT_POLICY=passive or take --threads 1"
+"""The end of a warning: what to do about cores that are not this process's alone."""
 MANY = 24
 """The most names that a message lists."""
 
@@ -31,6 +33,11 @@ def one_line(text: str) -> str:
 def count(n: int, word: str) -> str:
     """Format a count, as in ``1 thread`` and ``2 threads``."""
     return f"{n} {word}{'' if n == 1 else 's'}"
+
+
+def parameters(n: int) -> str:
+    """Format a number of parameters, as in ``124.4 M parameters``; a small one in full."""
+    return f"{n / 1e6:.1f} M parameters" if n >= 10**6 else f"{n:,} parameters"
 
 
 def text_of(sizes: Mapping[str, int]) -> str:

@@ -273,7 +273,7 @@ def test_train_tells_what_it_runs_with(run):
         "train", "--steps", "2", "--swap", "gelu@h.1.*=vanilla", "--fuse", "all", "--swap", "adamw@h.0.attn.*=vanilla"
     )
     for words in (
-        "gpt2-tiny: 0.1 M parameters, B 2, T 16, 4 threads",
+        "gpt2-tiny: 120,576 parameters, B 2, T 16, 4 threads",
         "kernels: vanilla, gelu@h.1.*=vanilla, adamw@h.0.attn.*=vanilla; rewrites: " + ", ".join(FUSIONS),
         "keeps adamw in layers 'h.0.attn.c_proj', 'h.0.attn.c_attn' from being rewritten",
         "step 2/2  loss ",

@@ -17,6 +17,7 @@ import os
 from ..comm.agree import Agreement
 from ..errors import UserError
 from ..train import settings
+from ..wording import SHARED_CORES
 from . import common, ranks
 from .common import settings_of, shared, show, start_numba
 
@@ -69,7 +70,8 @@ def _profile(args: argparse.Namespace, rank: ranks.Rank) -> int:
         console.warn(note)
     busy = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     if busy > common.cores() and comm.size == 1:
-        console.warn(f"load average {busy:.1f} on {common.cores()} cores: other processes make these times too long")
+        others = "other processes make these times too long"
+        console.warn(f"load average {busy:.1f} on {common.cores()} cores: {others}; {SHARED_CORES}")
     with console.counting("steps", args.steps + args.warmup) as tick:
         report = profile(job, warmup=args.warmup, tick=tick, roofs=roofs, regions=watched)
     show(args, report, lambda: tables.profile_tables(report, detail=args.detail))

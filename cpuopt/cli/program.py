@@ -27,7 +27,9 @@ def flags(p: argparse.ArgumentParser) -> None:
         dest="phase",
         choices=["forward", "evaluate", "backward", "reduce", "update", "outer", "all"],
         default="all",
-        help="part",
+        help="part of the step to print: forward computes the loss, evaluate what only an evaluation needs, backward "
+        "the gradients, reduce their sum over ranks, update the weights, outer the weights after local steps "
+        "(%(default)s)",
     )
     shared(p, "--json")
 

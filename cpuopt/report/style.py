@@ -13,6 +13,8 @@ from rich.segment import Segment
 from rich.table import Column, Table
 from rich.text import Text
 
+from ..wording import SHARED_CORES
+
 STYLE = {
     "faster": "bold green",
     "slower": "bold red",
@@ -160,8 +162,10 @@ def verdict(word: str) -> Text:
 
 
 def warnings(found: Iterable[str]) -> list[Text]:
-    """Format warnings about figures."""
-    return [Text(f"warning: {w}", "yellow") for w in found]
+    """Format warnings about figures; what helps against other processes is said once."""
+    lines = [f"warning: {w}" for w in found]
+    hint = [SHARED_CORES] * any("other processes" in line for line in lines)
+    return [Text(line, "yellow") for line in (*lines, *hint)]
 
 
 def digits(ms: float, least: int = 0) -> int:
