@@ -14,6 +14,12 @@ STEERING = re.compile(
 )
 
 
+SHARED_CORES = "where others use the cores, set OMP_WAIT_POLICY=passive or take --threads 1"
+"""The end of a warning: what to do about cores that are not this process's alone."""
+MANY = 24
+"""The most names that a message lists."""
+
+
 def plain(text: str) -> str:
     """Return a text in which U+FFFD replaces control characters and invisible ones."""
     return STEERING.sub("\ufffd", text)
@@ -27,6 +33,11 @@ def one_line(text: str) -> str:
 def count(n: int, word: str) -> str:
     """Format a count, as in ``1 thread`` and ``2 threads``."""
     return f"{n} {word}{'' if n == 1 else 's'}"
+
+
+def parameters(n: int) -> str:
+    """Format a number of parameters, as in ``124.4 M parameters``; a small one in full."""
+    return f"{n / 1e6:.1f} M parameters" if n >= 10**6 else f"{n:,} parameters"
 
 
 def text_of(sizes: Mapping[str, int]) -> str:
@@ -51,8 +62,17 @@ def four(x: float) -> str:
     return f"{x:,.0f}" if x >= 1000 else f"{x:.4g}"
 
 
+def guess(word: str, known: Iterable[str]) -> str:
+    """Return the end of a message, which asks for the name that the user may have meant; empty where none is close."""
+    close = get_close_matches(word, list(known), 1)
+    return f"; did you mean '{close[0]}'?" if close else ""
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
-    """Return the name that the user may have meant, or all names."""
+    """Return the name that the user may have meant; else all names, or where they are many, those nearest to it."""
     known = list(known)
-    close = get_close_matches(word, known, 1)
-    return f"did you mean '{close[0]}'?" if close else f"known: {', '.join(known)}"
+    if meant := guess(word, known):
+        return meant.removeprefix("; ")
+    if len(known) <= MANY:
+        return f"known: {', '.join(known)}"
+    return f"the nearest of {len(known)}: {', '.join(get_close_matches(word, known, 3, 0.0))}"

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import time
@@ -115,18 +116,10 @@ def imports(*flags):
 
 
 def test_help_lists_the_verbs_and_imports_nothing_heavy():
-    def spent():
-        """The CPU time of children, which does not count other processes of a busy machine."""
-        return sum(os.times()[2:4])
-
-    seconds = []
-    for _ in range(3):
-        start = spent()
-        shown = cpuopt("-h")
-        seconds.append(spent() - start)
-    assert shown.returncode == 0
-    assert {*VERBS} <= {*re.findall(r"^    ([\w-]+)(?: |$)", shown.stdout, re.M)}
-    assert min(seconds) < 0.3
+    shown, imported = imports("-h")
+    assert {*VERBS} <= {*re.findall(r"^  ([\w-]+)(?: |$)", shown.stdout, re.M)}
+    assert not imported & {"numba", "numpy", "llvmlite", "rich", "psutil"}
+    assert len(imported) < 220  # 164, of which Python itself needs 65; NumPy would add 120
 
     shown, imported = imports("train", "-h")
     assert "cpuopt.cli" in imported
@@ -144,10 +137,65 @@ def test_a_verb_is_a_module_and_a_line_of_the_list(monkeypatch, capsys):
     verb.run = lambda args: print(f"hello {args.name}")
     monkeypatch.setitem(sys.modules, "cpuopt.cli.greet", verb)
     monkeypatch.setattr(cli, "VERBS", (*VERBS, "greet"))
+    monkeypatch.setattr(cli, "GROUPS", {"say": ["greet"]})
     assert cli.main(["greet", "you"]) == 0
     with pytest.raises(SystemExit):
         cli.main(["-h"])
     assert re.search(r"^hello you\n(?s:.*)^ +greet +a greeting$", capsys.readouterr().out, re.M)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_the_help_of_a_verb_describes_it_and_has_examples_that_are_right(verb, capsys):
+    parser, _ = cli._parser()
+    with pytest.raises(SystemExit):
+        parser.parse_args([verb, "-h"])
+    text = capsys.readouterr().out
+    about = re.search(r"\n\n([A-Z].*?\.)\n\n([A-Z].*?\.)\n\n", text, re.S)
+    assert about, "a sentence on the verb, and a paragraph"
+    examples = re.findall(r"^    (cpuopt .*)$", text.partition("\nexamples:\n")[2], re.M)
+    assert len(examples) >= 2
+    for example in examples:
+        words = shlex.split(example)
+        assert words[1] == verb
+        assert len(example) <= 76
+        named = getattr(parser.parse_args(words[1:]), "op", [])
+        for op in [named] if isinstance(named, str) else named:
+            assert any(registry.op_matches(name, op) for name in ops.ALL)
+
+
+def test_an_example_that_is_wrong_is_found(monkeypatch, capsys):
+    """The mutant of the test above."""
+    module = sys.modules["cpuopt.cli.kernels"]
+    monkeypatch.setattr(
+        module, "__doc__", module.__doc__.replace("cpuopt kernels --kernels", "cpuopt kernels --kernel")
+    )
+    with pytest.raises(SystemExit):
+        test_the_help_of_a_verb_describes_it_and_has_examples_that_are_right("kernels", capsys)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["prfile"], "'prfile': no such verb; did you mean 'profile'?"),
+        (["train", "--stpes", "5"], "unrecognized argument '--stpes'; did you mean '--steps'?; see 'cpuopt train -h'"),
+        (["train", "--qqqqq"], "unrecognized argument '--qqqqq'; see 'cpuopt train -h'"),
+        (["runs", "list", "--jsno"], "unrecognized argument '--jsno'; did you mean '--json'?"),
+        (["runs", "lst"], "'lst' is none of list, show, compare; did you mean 'list'?"),
+        (["program", "--pass", "foward"], "did you mean 'forward'?; see 'cpuopt program -h'"),
+        (["train", "--schedule", "cosin"], "one of constant, cosine, linear, wsd; did you mean 'cosine'?"),
+        (["train", "--config", "run.toml"], "unknown 'lrr'; did you mean 'lr'?"),
+        (["new-kernel", "nope"], f"'nope': no such op; the nearest of {len(ops.ALL)}: "),
+    ],
+)
+def test_a_slip_of_the_hand_is_told_what_was_meant(flags, words, capsys):
+    Path("run.toml").write_text("lrr = 0.1\n")
+    try:
+        status = cli.main(flags)
+    except SystemExit as e:
+        status = e.code
+    (line,) = capsys.readouterr().err.splitlines()
+    assert (status, words in line) == (2, True), line
+    assert len(line) < 200
 
 
 def test_a_verb_that_runs_no_kernel_needs_no_numba():
@@ -217,7 +265,7 @@ def test_train_tells_what_it_runs_with(run):
         "train", "--steps", "2", "--swap", "gelu@h.1.*=vanilla", "--fuse", "all", "--swap", "adamw@h.0.attn.*=vanilla"
     )
     for words in (
-        "gpt2-tiny: 0.1 M parameters, B 2, T 16, 4 threads",
+        "gpt2-tiny: 120,576 parameters, B 2, T 16, 4 threads",
         "kernels: vanilla, gelu@h.1.*=vanilla, adamw@h.0.attn.*=vanilla; rewrites: " + ", ".join(FUSIONS),
         "keeps adamw in layers 'h.0.attn.c_proj', 'h.0.attn.c_attn' from being rewritten",
         "step 2/2  loss ",
@@ -318,7 +366,7 @@ def test_data_list_json(run):
 def test_profile_prints_a_row_for_every_kind_of_op(run):
     out = run("profile", "--steps", "2")
     rows = [line.rstrip() for line in out.splitlines()]
-    assert all(len(row) <= 80 for row in rows)
+    assert all(len(row) <= 80 for row in rows if row.startswith(tuple(LABELS)))
     assert all(any(row.startswith(label + " ") for row in rows) for label in [*LABELS, "(unaccounted)", "h.0", "h.1"])
     assert rows[0].startswith("gpt2-tiny · B 2 · T 16 · 4 threads")
     assert re.search(r"^step +113 .* 100\.0% ", out, re.M)

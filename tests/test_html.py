@@ -485,7 +485,8 @@ def test_a_file_that_cannot_be_written_is_refused_before_anything_runs(flag, tmp
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("NUMBA_NUM_THREADS", os.environ["NUMBA_NUM_THREADS"])
     monkeypatch.setattr(common, "cores", lambda: int(os.environ["NUMBA_NUM_THREADS"]))
-    for path, why in (("none/r.html", "No such directory"), (".", "Is a directory")):
+    long = f"{'x' * 300}.html"
+    for path, why in (("none/r.html", "No such directory"), (".", "Is a directory"), (long, "File name too long")):
         assert cli.main(["profile", "--model", "gpt2-tiny", flag, path]) == 2
         error = capsys.readouterr().err
         assert error == f"cpuopt: {flag} {path}: cannot be written ({why}); name a file in a folder that exists\n"

@@ -19,7 +19,7 @@ from cpuopt.cli import ranks
 from cpuopt.comm import Serial
 from cpuopt.comm.agree import Agreement, CommonError
 from cpuopt.comm.launch import Launch, mpiexec
-from cpuopt.comm.places import Here, Promise, keeps, named, part, places, promised, suits
+from cpuopt.comm.places import LAUNCHERS, Here, Promise, keeps, named, part, places, promised, suits
 from cpuopt.comm.watchdog import Watchdog
 from cpuopt.errors import UserError
 
@@ -49,6 +49,10 @@ def test_a_rank_that_is_alone_against_the_promise_is_refused():
     keeps(Promise("srun", 4, 0), 4)
     with pytest.raises(UserError, match=r"srun promised 4 ranks, and MPI sees 1 rank: mpi4py belongs to another MPI"):
         keeps(Promise("srun", 4, 0), 1)
+    for launcher, size, rank in LAUNCHERS:
+        left = f"{size} and {rank} say that {launcher} started this; if it did not, unset them$"
+        with pytest.raises(UserError, match=left):
+            keeps(Promise(launcher, 4, 0), 1)
     suits(Promise("mpiexec of Open MPI", 4, 0), "Open MPI v5.0.11")
     with pytest.raises(UserError, match="the MPI here is MPICH 5"):
         suits(Promise("mpiexec of Open MPI", 4, 0), "MPICH 5.0.2")

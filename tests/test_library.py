@@ -89,6 +89,9 @@ def test_weights_are_saved_and_loaded(engine, tmp_path):
     other.load_weights(str(file))
     assert other.forward(**BATCH) == engine.forward(**BATCH)
     assert TensorFile(file).tensors.keys() == engine.parameters().keys()
+    with pytest.raises(UserError, match="it is there already; overwrite=True replaces it"):
+        other.save_weights(file)
+    other.save_weights(file, overwrite=True)
     wide = made(out=2, seed=2)
     before = wide.parameters()["fc.weight"].copy()
     with pytest.raises(UserError, match=r"'out.weight' has the shape \(3, 8\); expected \(2, 8\)"):

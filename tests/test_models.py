@@ -104,7 +104,7 @@ def test_a_second_model_trains_resumes_evaluates_and_is_converted(capsys):
 
     loss = ran(capsys, "eval", "--init", whole["path"], "-B", "2", "--limit", "3")["loss"]
     assert cli.main(["convert", whole["path"], "hf"]) == 0
-    assert capsys.readouterr().out.endswith("M parameters, width 16, vocab_size 256, block_size 32, f32\n")
+    assert capsys.readouterr().out.endswith(" parameters, width 16, vocab_size 256, block_size 32, f32\n")
     assert ran(capsys, "eval", "--init", "hf", "-B", "2", "--limit", "3")["loss"] == loss
     assert open_weights(Path("hf")).config == models.parse("hf") == Config()
     on = ran(capsys, "train", "--init", "hf", *flags[3:], "--steps", "1")

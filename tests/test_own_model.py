@@ -55,6 +55,12 @@ class Noisy(MLP):
         return self.loss(self.out(F.dropout(F.gelu(self.fc(x)), 0.1)), y)
 
 
+class Slip(Net):
+    def forward(self, tokens, targets):
+        x = self.wte(tokens)
+        return self.los(self.head(x), targets)
+
+
 def points(n, rows=6):
     rng = np.random.default_rng(n)
     y = rng.integers(0, 2, rows)
@@ -234,3 +240,12 @@ def test_what_a_model_of_a_file_cannot_have_is_refused(capsys):
     assert "has no cache" in refused(capsys, "generate", "--model", "own.py:Net")
     assert "a context of 16 tokens" in refused(capsys, "program", "--model", "own.py:Net")
     assert "Hugging Face's files" in refused(capsys, "train", "--model", "own.py:Net", "-T", "8", "--save", "x")
+
+
+@pytest.mark.parametrize("verb", ["program", "train"])
+def test_a_mistake_in_a_forward_is_told_by_its_line(verb, capsys):
+    line = FILE.splitlines().index("        return self.los(self.head(x), targets)") + 1
+    assert cli.main([verb, "--model", "own.py:Slip", "-B", "2", "-T", "16"]) == 2
+    said = f"--model own.py:Slip: line {line} raised AttributeError: 'Slip' object has no attribute 'los'"
+    assert capsys.readouterr().err == f"cpuopt: {said}\n"
+    assert not Path("runs").exists()

@@ -530,7 +530,7 @@ def test_a_narrow_table_breaks_no_short_word_and_loses_no_column(monkeypatch):
     console.show([table])
     assert out.getvalue().split() == [
         *("vanilla", "ratio", "control", "verdict"),
-        *("2x32,", "2", "0.275", "0.217", "[0.013,", "7.622]", "1.016", "inconclusive", "threads"),
+        *("2x32,", "2", "threads", "0.275", "0.217", "1.016", "inconclusive", "[0.013,", "7.622]"),
     ]
 
 

@@ -156,7 +156,7 @@ def test_history_follows_an_op_over_the_records_of_this_machine(tmp_path):
     assert rate == pytest.approx(100, rel=0.01)
 
 
-def test_losses_of_a_training_run(tmp_path):
+def test_losses_of_a_training_run(tmp_path, capsys):
     path = tmp_path / "runs" / "20260102-030405-train"
     path.mkdir(parents=True)
     (path / "summary.json").write_text('{"val_loss": {"10": 2.0, "0": 4.0}}')
@@ -167,6 +167,13 @@ def test_losses_of_a_training_run(tmp_path):
     assert html.losses(entry.path) == {"training loss": [(1, 3.0), (2, None)], "validation loss": [(0, 4.0), (10, 2.0)]}
     assert html.losses(tmp_path) == {}
     assert records.profile_in(entry).model == "gpt2-tiny"
+    show = ["runs", "show", "train", "--html", "page.html"]
+    assert cli.main(show) == 0
+    assert capsys.readouterr().err == ""
+    (path / "metrics.jsonl").unlink()
+    assert cli.main(show) == 0
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith("20260102-030405-train has no metrics.jsonl: the report has no losses of the training steps")
 
 
 def test_the_verbs(tmp_path, capsys):

@@ -4,52 +4,98 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from .. import __version__
 from ..errors import UserError
-from ..wording import nearest, one_line, plain
+from ..wording import guess, nearest, one_line, plain
 
 DESCRIPTION = "A CPU performance laboratory for LLM training: train, profile, and swap one kernel at a time."
-VERBS = (
-    *("train", "profile", "scale", "bench", "generate", "eval", "program", "kernels"),
-    *("check", "ab", "inspect", "new-kernel", "lab", "tune", "ad", "machine", "runs", "history"),
-    *("convert", "verify", "data", "warmup"),
-)
-"""The verbs in the order of ``cpuopt -h``. The module of a verb has ``flags(parser)`` and ``run(args)``; its help is
-the first line of its docstring."""
+GROUPS = {
+    "measure a training step": ("profile", "scale", "bench", "machine", "runs", "history"),
+    "write a kernel": ("kernels", "new-kernel", "check", "ab", "lab", "inspect", "tune"),
+    "read what is generated": ("program", "ad"),
+    "train a model": ("train", "data", "generate", "eval", "convert", "verify", "warmup"),
+}
+VERBS = tuple(verb for group in GROUPS.values() for verb in group)
+"""The verbs in the order of ``cpuopt -h``. The module of a verb has ``flags(parser)`` and ``run(args)``. Its docstring
+is the help: the first line for ``cpuopt -h``, then a description, then examples, each an indented line."""
+
+
+class _Help(argparse.HelpFormatter):
+    """Help whose paragraphs are filled to the width of the terminal, and whose indented lines stay as they are."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        parts = (
+            part if part.startswith(" ") else super(_Help, self)._fill_text(part, width, indent)
+            for part in text.split("\n\n")
+        )
+        return "\n\n".join(parts)
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser that reports a wrong flag in one line."""
+    """A parser that reports a wrong flag in one line, and guesses what was meant."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options, formatter_class=_Help, allow_abbrev=False)
 
     def error(self, message: str) -> NoReturn:
+        """Refuse the flags; of a list of choices, name the nearest one."""
+        if choice := re.search(r"(.*)invalid choice: '(.*)' \(choose from (.*)\)", message, re.S):
+            known = re.findall(r"[\w.-]+", choice[3])
+            message = f"{choice[1]}{choice[2]!r} is none of {', '.join(known)}{guess(choice[2], known)}"
         self.exit(2, f"cpuopt: {plain(message)}; see '{self.prog} -h'\n")
+
+    def unknown(self, words: Sequence[str]) -> NoReturn:
+        """Refuse what no flag takes."""
+        word = next((w for w in words if w.startswith("-")), words[0])
+        parts = [p for a in self._actions if isinstance(a, argparse._SubParsersAction) for p in a.choices.values()]
+        known = [flag for p in (self, *parts) for flag in p._option_string_actions]
+        self.error(f"unrecognized argument {word!r}{guess(word.partition('=')[0], known)}")
 
     def format_help(self) -> str:
         """Return the help; where there is a ``--model``, the presets stand at its end."""
+        shown = super().format_help()
         if "--model" in self._option_string_actions:
             from .. import models
 
-            self.epilog = f"presets of --model: {', '.join(models.preset_names())}"
-        return super().format_help()
+            formatter = self._get_formatter()
+            formatter.add_text(f"presets of --model: {', '.join(models.preset_names())}")
+            shown += f"\n{formatter.format_help()}"
+        return shown
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="cpuopt", description=DESCRIPTION, allow_abbrev=False)
+def _parser() -> tuple[_Parser, Mapping[str, _Parser]]:
+    """Make the parser, and those of the verbs."""
+    parser = _Parser(
+        prog="cpuopt",
+        usage="cpuopt [-h] [--version] VERB ...",
+        description=DESCRIPTION,
+        epilog="'cpuopt VERB -h' has the flags of a verb and examples.",
+    )
     parser.add_argument("--version", action="version", version=f"cpuopt {__version__}")
-    verbs = parser.add_subparsers(dest="verb", metavar="verb", required=True)
-    for name in VERBS:
-        verb = import_module(f".{name.replace('-', '_')}", __name__)
-        help_ = (verb.__doc__ or "").partition("\n")[0].partition(": ")[2].rstrip(".")
-        p = verbs.add_parser(name, help=help_, description=f"{help_[:1].upper()}{help_[1:]}.")
-        verb.flags(p)
-        p.set_defaults(run_verb=verb.run)
-    return parser
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True, help=argparse.SUPPRESS, prog="cpuopt")
+    for title, names in GROUPS.items():
+        group = parser.add_argument_group(title)
+        for name in names:
+            verb = import_module(f".{name.replace('-', '_')}", __name__)
+            first, _, more = (verb.__doc__ or "").partition("\n")
+            help_ = first.partition(": ")[2].rstrip(".")
+            about, _, examples = more.strip("\n").partition("Examples::\n\n")
+            p = verbs.add_parser(
+                name,
+                description=f"{help_[:1].upper()}{help_[1:]}.\n\n{about}",
+                epilog=f"examples:\n\n{examples.rstrip()}" if examples else None,
+            )
+            group._group_actions.append(argparse.Action([], name, metavar=name, help=help_))  # shown, not parsed
+            verb.flags(p)
+            p.set_defaults(run_verb=verb.run)
+    return parser, verbs.choices
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -58,7 +104,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if words and not words[0].startswith("-") and words[0] not in VERBS:
         print(f"cpuopt: {plain(repr(words[0])[:80])}: no such verb; {nearest(words[0], VERBS)}", file=sys.stderr)
         return 2
-    args = _parser().parse_args(argv)
+    parser, verbs = _parser()
+    args, left = parser.parse_known_args(argv)
+    if left:
+        verbs[args.verb].unknown(left)
     args.command = [*(sys.argv[1:] if argv is None else argv)]
     warnings.formatwarning = lambda message, *more: f"warning: {one_line(str(message))}\n"  # without a line of source
     try:

@@ -1,4 +1,13 @@
-"""``cpuopt ab``: compare two kernels of one op, alone or in real training steps."""
+"""``cpuopt ab``: compare two kernels of one op, alone or in real training steps.
+
+Both get the same arrays, in random order. The verdict has a confidence interval and a control, the baseline against
+itself, which shows the noise of the machine.
+
+Examples::
+
+    cpuopt ab gelu_forward vanilla optimized
+    cpuopt ab gelu_forward optimized mine --kernels mygelu.py --in-step
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,12 @@
-"""``cpuopt ad``: print the backward kernel generated from a forward kernel, and the reasons of its plan."""
+"""``cpuopt ad``: print the backward kernel generated from a forward kernel, and the reasons of its plan.
+
+The backward is derived from the source of the forward. --plan lists which values are kept, computed again or recorded.
+
+Examples::
+
+    cpuopt ad gelu_forward --plan
+    cpuopt ad layernorm_backward --against optimized
+"""
 
 from __future__ import annotations
 
@@ -45,7 +53,10 @@ def run(args: argparse.Namespace) -> int:
     from ..kernels.generated import REFUSED
     from ..kernels.generated.load import backward
     from ..report import backward as show
+    from ..report.files import check_target
 
+    if args.html:
+        check_target(args.html, "--html")
     kernels.load_all(args.kernels)
     every = [op for op in ops.ALL.values() if op.inverts]
     chosen = [op for op in every if args.op in (op.name, op.inverts.name, op.inverts.name.removesuffix("_forward"))]  # type: ignore[union-attr]

@@ -1,4 +1,13 @@
-"""``cpuopt bench``: compare whole training steps with PyTorch or another variant."""
+"""``cpuopt bench``: compare whole training steps with PyTorch or another variant.
+
+Each round has one step of both sides on the same batch and weights, in random order. The ratio has a confidence
+interval, and the losses of both must agree.
+
+Examples::
+
+    cpuopt bench --peer torch-compile --sizes 4x64,16x64
+    cpuopt bench --model gpt2-tiny --against vanilla --sizes 2x32
+"""
 
 from __future__ import annotations
 

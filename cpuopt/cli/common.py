@@ -146,7 +146,8 @@ def start_numba(threads: int | None) -> None:
         if threads < 1:
             raise UserError(f"--threads {threads}: expected 1 or more")
         if threads > there:
-            warn(f"{threads} threads on {there} cores: threads that share a core slow each other down")
+            slow = "threads that share a core slow each other down"
+            warn(f"{threads} threads on {there} cores: {slow}; take --threads {there}")
     if os.environ.get("NUMBA_DISABLE_JIT", "0") not in ("", "0"):
         raise UserError("NUMBA_DISABLE_JIT is set: kernels would run as Python, thousands of times slower; unset it")
     layer = os.environ.get("NUMBA_THREADING_LAYER", "default")

@@ -1,4 +1,12 @@
-"""``cpuopt convert``: weights from a run, llm.c, llama2.c or Hugging Face to one of the latter."""
+"""``cpuopt convert``: convert weights between runs, llm.c, llama2.c and Hugging Face.
+
+Names, layouts and types are those that the target's programs read. The tokenizer goes with the weights.
+
+Examples::
+
+    cpuopt convert runs/RUN model.bin
+    cpuopt convert gpt2_124M.bin hf-gpt2 --dtype f32
+"""
 
 from __future__ import annotations
 
@@ -8,6 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from ..train import settings
+from ..wording import parameters
 
 
 def flags(p: argparse.ArgumentParser) -> None:
@@ -43,5 +52,5 @@ def run(args: argparse.Namespace) -> int:
     dtype = args.dtype or usual_dtype(args.target, c, weights.dtype)
     save_weights(args.target, c, weights.read, dtype, weights.padded_vocab, tokenizer, weights.marks)
     sizes = ", ".join(f"{name} {n}" for name, n in asdict(c).items())
-    print(f"{args.target}: {c.n_params / 1e6:.1f} M parameters, {sizes}, {dtype}")
+    print(f"{args.target}: {parameters(c.n_params)}, {sizes}, {dtype}")
     return 0

@@ -1,4 +1,12 @@
-"""``cpuopt data``: prepare and list datasets, and turn text into token files."""
+"""``cpuopt data``: prepare and list datasets, and turn text into token files.
+
+The text of Python's standard library is always there, as builtin.
+
+Examples::
+
+    cpuopt data list
+    cpuopt data prepare tinyshakespeare --tokenizer bytes
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,12 @@
-"""``cpuopt eval``: perplexity and bits per byte on text, or multiple choice from an llm.c evaluation file."""
+"""``cpuopt eval``: show perplexity and bits per byte on text, or multiple choice from an llm.c evaluation file.
+
+The weights come from a run, from llm.c, from llama2.c or from Hugging Face. Of a text, the held-out part is read.
+
+Examples::
+
+    cpuopt eval --init runs/RUN --limit 20
+    cpuopt eval --init gpt2_124M.bin --choices hellaswag_val.bin
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,12 @@
-"""``cpuopt generate``: generate text from a model, token by token, or chat with it."""
+"""``cpuopt generate``: generate text from a model, token by token, or chat with it.
+
+The text appears as it is made; its speed is shown at the end, beside what the memory of this machine allows.
+
+Examples::
+
+    cpuopt generate --init runs/RUN --prompt 'Once upon a time'
+    cpuopt generate --model gpt2-tiny --tokenizer bytes --max-tokens 50
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,12 @@
-"""``cpuopt history``: show the speed of an op over the records of this machine."""
+"""``cpuopt history``: show the speed of an op over the records of this machine.
+
+A row is one measurement, with the hash of the kernel's source and the commit.
+
+Examples::
+
+    cpuopt history gelu_forward
+    cpuopt history matmul_forward --json
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,12 @@
-"""``cpuopt inspect``: show vector width, FMAs, spills and calls of a kernel's loops, and the compiler's remarks."""
+"""``cpuopt inspect``: show vector width, FMAs, spills and calls of a kernel's loops, and the compiler's remarks.
+
+The kernel is compiled afresh, and its innermost loops are read from the machine code.
+
+Examples::
+
+    cpuopt inspect gelu_forward optimized
+    cpuopt inspect gelu_forward vanilla optimized --json
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,12 @@
-"""``cpuopt kernels``: list ops and the variants that compute them."""
+"""``cpuopt kernels``: list ops and the variants that compute them.
+
+An op and a variant in brackets, as in gelu_forward[vanilla], name a kernel; every flag takes these names.
+
+Examples::
+
+    cpuopt kernels
+    cpuopt kernels --kernels mygelu.py
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,13 @@
-"""``cpuopt lab``: check, compare, place under the roof and inspect a file of kernels on each save."""
+"""``cpuopt lab``: check, compare, place under the roof and inspect a file of kernels on each save.
+
+Each round checks every kernel of the file, compares it with the best variant alone and in training steps, and reads its
+machine code. Ctrl-C ends it.
+
+Examples::
+
+    cpuopt lab mygelu.py
+    cpuopt lab mygelu.py --once --no-step --threads 1
+"""
 
 from __future__ import annotations
 

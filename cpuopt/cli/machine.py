@@ -1,4 +1,12 @@
-"""``cpuopt machine``: show the measured roofs of this machine, its threads, and the noise now."""
+"""``cpuopt machine``: show the measured roofs of this machine, its threads, and the noise now.
+
+The roofs are the rate of FMAs and the bandwidth of each level of memory. They are measured once, and kept.
+
+Examples::
+
+    cpuopt machine
+    cpuopt machine --again --threads 1
+"""
 
 from __future__ import annotations
 

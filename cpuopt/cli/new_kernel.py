@@ -1,4 +1,12 @@
-"""``cpuopt new-kernel``: write a commented file to start a kernel from."""
+"""``cpuopt new-kernel``: write a commented file to start a kernel from.
+
+The file has the op's formula, its arguments and the naive kernel, which is right as it stands.
+
+Examples::
+
+    cpuopt new-kernel gelu_forward --out mygelu.py
+    cpuopt new-kernel layernorm_forward --variant rows2
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,13 @@
-"""``cpuopt profile``: show the time of each op and layer of a training step."""
+"""``cpuopt profile``: show the time of each op and layer of a training step.
+
+A table by op has times, rates and shares of the machine's roofs; a second one has the layers. Every kernel is checked
+before a time is printed. The record stays in runs/.
+
+Examples::
+
+    cpuopt profile --model gpt2-tiny --html report.html
+    cpuopt profile --swap 'gelu_forward@h.0.*=vanilla' --detail
+"""
 
 from __future__ import annotations
 
@@ -8,6 +17,7 @@ import os
 from ..comm.agree import Agreement
 from ..errors import UserError
 from ..train import settings
+from ..wording import SHARED_CORES
 from . import common, ranks
 from .common import settings_of, shared, show, start_numba
 
@@ -60,7 +70,8 @@ def _profile(args: argparse.Namespace, rank: ranks.Rank) -> int:
         console.warn(note)
     busy = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     if busy > common.cores() and comm.size == 1:
-        console.warn(f"load average {busy:.1f} on {common.cores()} cores: other processes make these times too long")
+        others = "other processes make these times too long"
+        console.warn(f"load average {busy:.1f} on {common.cores()} cores: {others}; {SHARED_CORES}")
     with console.counting("steps", args.steps + args.warmup) as tick:
         report = profile(job, warmup=args.warmup, tick=tick, roofs=roofs, regions=watched)
     show(args, report, lambda: tables.profile_tables(report, detail=args.detail))

@@ -1,4 +1,12 @@
-"""``cpuopt program``: print the traced program, its generated backward, and the memory plan."""
+"""``cpuopt program``: print the traced program, its generated backward, and the memory plan.
+
+A line is a call: its layer, op and arguments, the variant that runs it, and where in memory it writes.
+
+Examples::
+
+    cpuopt program --model gpt2-tiny --pass backward
+    cpuopt program --model gpt2-tiny --fuse none --json
+"""
 
 from __future__ import annotations
 
@@ -19,7 +27,9 @@ def flags(p: argparse.ArgumentParser) -> None:
         dest="phase",
         choices=["forward", "evaluate", "backward", "reduce", "update", "outer", "all"],
         default="all",
-        help="part",
+        help="part of the step to print: forward computes the loss, evaluate what only an evaluation needs, backward "
+        "the gradients, reduce their sum over ranks, update the weights, outer the weights after local steps "
+        "(%(default)s)",
     )
     shared(p, "--json")
 

@@ -1,4 +1,12 @@
-"""``cpuopt runs``: list, show and compare what was measured before."""
+"""``cpuopt runs``: list, show and compare what was measured before.
+
+Every profile, ab, bench, tune and train keeps a record in runs/. Two profiles are compared op by op.
+
+Examples::
+
+    cpuopt runs list
+    cpuopt runs compare A B
+"""
 
 from __future__ import annotations
 
@@ -27,7 +35,7 @@ def flags(p: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the verb; return its exit status."""
     from ..lab import records
-    from ..report import html
+    from ..report import console, html
     from ..report import records as report
 
     if args.what == "list":
@@ -38,6 +46,8 @@ def run(args: argparse.Namespace) -> int:
         entry = records.find(args.runs, args.run)
         with records.figures_of(entry):
             if args.html:
+                if entry.kind == "train" and not (entry.path / "metrics.jsonl").is_file():
+                    console.warn(f"{entry.path} has no metrics.jsonl: the report has no losses of the training steps")
                 html.write_report(args.html, records.profile_in(entry), run=entry.path)
             show(args, entry.content, lambda: report.shown(entry, detail=args.detail))
     else:

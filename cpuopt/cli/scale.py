@@ -1,4 +1,13 @@
-"""``cpuopt scale``: show how a training step scales with threads, and why ops lose; predict more threads."""
+"""``cpuopt scale``: show how a training step scales with threads, and why ops lose; predict more threads.
+
+The step runs on 1, 2, 4, ... threads in turns. For each op the table has its efficiency, and what it loses to work on
+one thread, imbalance, bandwidth and the start of threads. A prediction for threads that are not there is marked as one.
+
+Examples::
+
+    cpuopt scale
+    cpuopt scale --model gpt2-tiny --project 16,32,64 --html scale.html
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,14 @@
-"""``cpuopt train``: train a model and keep a record of the run."""
+"""``cpuopt train``: train a model and keep a record of the run.
+
+Each step's loss, gradient norm and speed are printed and kept in the folder of the run, with its settings, its profile
+and its checkpoints. Kernels of one's own are checked first; a wrong one trains nothing.
+
+Examples::
+
+    cpuopt train --model gpt2-tiny --steps 20
+    cpuopt train --config run.toml --lr 3e-4 --save-every 100
+    cpuopt train --resume
+"""
 
 from __future__ import annotations
 
@@ -63,14 +73,14 @@ def _train(args: argparse.Namespace, rank: ranks.Rank) -> int:
         if not comm.rank:
             common.check_targets(args)
         agreement.settle(ranks.facts(asked, [*settings.FLAGS]) | {"--resume": resume and resume.path.name})
-    if rank.place and not args.json:
-        there = comm.everyone([rank.place.host, *rank.place.cores])
-        console.show([*ranks_table(there, comm.everyone(threads)), *default])
     rank.link.tell(micro_batches=asked.micro_batches, total_batch=asked.total_batch)
     for wrong in resume.passed_over if resume else ():
         console.warn(f"passed over a checkpoint: {wrong}")
     with console.compiling() as progress, Agreement(comm) as agreement:
         job = prepare(asked, progress, resume, args.accept_changes, comm=comm, agreed=agreement.settle)
+    if rank.place and not args.json:
+        there = comm.everyone([rank.place.host, *rank.place.cores])
+        console.show([*ranks_table(there, comm.everyone(threads)), *default])
     for note in job.notes:
         console.warn(f"since the checkpoint: {note}")
     with console.saying() as say:

@@ -1,4 +1,12 @@
-"""``cpuopt tune``: find the fastest kernel for each op and shape, for --variant auto."""
+"""``cpuopt tune``: find the fastest kernel for each op and shape, for --variant auto.
+
+The plan is kept for this model, size, machine and number of threads. An interrupted run goes on where it was.
+
+Examples::
+
+    cpuopt tune --model gpt2-tiny -B 2 -T 32
+    cpuopt tune --ops matmul --budget 600
+"""
 
 from __future__ import annotations
 

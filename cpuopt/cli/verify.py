@@ -1,4 +1,12 @@
-"""``cpuopt verify``: compare logits, loss, gradients and ten losses with an llm.c debug state."""
+"""``cpuopt verify``: compare logits, loss, gradients and ten losses with an llm.c debug state.
+
+The debug state holds what llm.c's PyTorch script computed; every row must be within its allowed difference.
+
+Examples::
+
+    cpuopt verify gpt2_124M_debug_state.bin
+    cpuopt verify gpt2_124M_debug_state.bin --variant vanilla --json
+"""
 
 from __future__ import annotations
 

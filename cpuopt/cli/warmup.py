@@ -1,4 +1,12 @@
-"""``cpuopt warmup``: compile what a command needs, in several processes."""
+"""``cpuopt warmup``: compile what a command needs, in several processes.
+
+Compiled kernels are kept on disk, so that the next command starts at once.
+
+Examples::
+
+    cpuopt warmup --model gpt2-tiny
+    cpuopt warmup --all
+"""
 
 from __future__ import annotations
 

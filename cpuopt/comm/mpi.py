@@ -24,7 +24,7 @@ import numpy as np
 
 from ..errors import UserError
 from . import Array
-from .places import Promise, keeps, suits
+from .places import Promise, keeps, stale, suits
 
 MESSAGES = "CPUOPT_MESSAGES"
 """Environment variable: not empty where ranks of one host are to exchange messages, as those of several hosts do."""
@@ -64,7 +64,8 @@ class Mpi:
             with catch_warnings(action="ignore"):  # of another launcher, which is an error below
                 from mpi4py import MPI
         except (ImportError, RuntimeError) as e:
-            raise UserError(f"several ranks need MPI ({e}); install both with: pip install 'cpuopt[mpi]'") from e
+            more = stale(promise) if promise else ""
+            raise UserError(f"several ranks need MPI ({e}); install both with: pip install 'cpuopt[mpi]'{more}") from e
         first = MPI.Get_library_version().splitlines()[0]
         self.name = " ".join(first.replace("Version:", "").split(",")[0].split())
         if promise:

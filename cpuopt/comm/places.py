@@ -41,6 +41,12 @@ OTHER = (
 )
 
 
+def stale(promise: Promise) -> str:
+    """Return the end of a message: what to do where the launcher's variables are left from elsewhere."""
+    names = next(" and ".join(names) for launcher, *names in LAUNCHERS if launcher == promise.launcher)
+    return f". {names} say that {promise.launcher} started this; if it did not, unset them"
+
+
 def suits(promise: Promise, library: str) -> None:
     """Refuse an MPI that would end the process where it meets this launcher."""
     if "Open MPI" in promise.launcher and "Open MPI" not in library:
@@ -58,6 +64,7 @@ def keeps(promise: Promise, size: int) -> None:
     if size != promise.size:
         raise UserError(
             f"{promise.launcher} promised {count(promise.size, 'rank')}, and MPI sees {count(size, 'rank')}: {OTHER}"
+            f"{stale(promise)}"
         )
 
 

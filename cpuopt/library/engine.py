@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -171,19 +172,25 @@ class Engine(core.Engine):
             )
         return super().gradients()
 
-    def save_weights(self, path: str | Path) -> None:
+    def save_weights(self, path: str | Path, overwrite: bool = False) -> None:
         """Write all parameters to a safetensors file, whole or not at all.
+
+        Parameters
+        ----------
+        overwrite : whether a file that is there may be replaced.
 
         Raises
         ------
         UserError
-            Where it cannot be written, or a parameter is not float32.
+            Where it cannot be written, or is there already, or a parameter is not float32.
         """
         arrays = self.parameters()
         if other := [name for name, x in arrays.items() if x.dtype != np.float32]:
             raise UserError(f"save_weights: {other[0]!r} is {arrays[other[0]].dtype}; a file holds float32 alone")
         if Path(path).suffix != ".safetensors":
             raise UserError(f"save_weights {str(path)!r}: expected a name that ends in .safetensors")
+        if not overwrite and os.path.lexists(path):
+            raise UserError(f"save_weights {str(path)!r}: it is there already; overwrite=True replaces it")
         write_whole(Path(path), file_parts({name: x.shape for name, x in arrays.items()}, arrays.__getitem__))
 
     def load_weights(self, path: str | Path) -> None:

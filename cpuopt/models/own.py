@@ -16,7 +16,7 @@ import inspect
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -220,7 +220,7 @@ def _made(own: OwnModel, B: int, T: int) -> Made:
 
     path, found = own.opened
     if isinstance(found, Config):
-        return Made(found.module(), found.specs(B, T), None)
+        return Made(_blamed(own, found.module()), found.specs(B, T), None)
     with blaming(path, f"--model {own}"):
         takes = inspect.signature(found).parameters
         made = found(**{n: size for n, size in (("B", B), ("T", T)) if n in takes})
@@ -229,6 +229,7 @@ def _made(own: OwnModel, B: int, T: int) -> Made:
         raise UserError(
             f"--model {own}: it made {type(module).__name__}; expected an nn.Module, alone or as (module, inputs)"
         )
+    _blamed(own, module)
     if inputs is None:
         _require_tokens(own, module)
         return Made(module, specs(B, T), None)
@@ -246,6 +247,21 @@ def _made(own: OwnModel, B: int, T: int) -> Made:
     if given == specs(B, T):
         return Made(module, given, None)
     return Made(module, given, partial(_drawn, module, given))
+
+
+def _blamed(own: OwnModel, module: nn.Module) -> nn.Module:
+    """Let a mistake in the module's forward be told by its line, as one in the rest of the file is."""
+    from ..kernels import blaming
+
+    inner = module.forward
+
+    @wraps(inner)
+    def forward(*args: Any, **given: Any) -> Any:
+        with blaming(own.opened[0], f"--model {own}"):
+            return inner(*args, **given)
+
+    module.forward = forward  # type: ignore[method-assign]
+    return module
 
 
 def _require_tokens(own: OwnModel, module: nn.Module) -> None:

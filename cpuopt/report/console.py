@@ -10,15 +10,15 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console, ConsoleDimensions, ConsoleOptions, RenderableType
+from rich.console import Console, ConsoleDimensions, ConsoleOptions, Group, RenderableType
 from rich.progress import DownloadColumn, Progress, ProgressColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.segment import Segment
 from rich.text import Text
 
 from ..program.arena import Plan, gb
 from ..program.program import Call, Phase, Program
-from ..wording import plain
-from .style import BAR, progress, table
+from ..wording import four, parameters, plain
+from .style import BAR, progress, table, unbroken
 
 if TYPE_CHECKING:
     from ..data.datasets import DatasetStatus
@@ -71,9 +71,15 @@ def warn(text: str) -> None:
 
 
 def show(renderables: Sequence[RenderableType]) -> None:
-    """Print tables and lines; a string is one line, however long."""
+    """Print tables and lines."""
     for r in renderables:
-        OUT.print(r, soft_wrap=isinstance(r, str), crop=False)
+        put(OUT, r)
+
+
+def put(console: Console, shown: RenderableType) -> None:
+    """Print a table or a text, which breaks no word; a string is one line, however long."""
+    whole = Group(*unbroken(shown, console.width)) if isinstance(shown, Text) else shown
+    console.print(whole, soft_wrap=isinstance(whole, str), crop=False)
 
 
 @contextmanager
@@ -160,7 +166,7 @@ class TrainingView:
         job, engine, s = self.job, self.job.engine, self.job.settings
         plan = engine.plan.describe()
         swaps = "".join(f", {r}" for r in job.choice.swaps)
-        size = f"{job.config.n_params / 1e6:.1f} M parameters"
+        size = parameters(job.config.n_params)
         self.say(f"{job.name}: {size}, B {s.B}, T {s.T}, {engine.threads} threads")
         if s.micro_batches > 1:
             self.say(f"{s.micro_batches} micro-batches make a step of {s.total_batch:,} tokens")
@@ -207,7 +213,7 @@ class TrainingView:
         now = f"loss {metrics['loss']:.4f}  norm {metrics['grad_norm']:.2f}  {metrics['tokens_per_s']:,.0f} tokens/s"
         self.bar.update(self.task, completed=metrics["step"], now=now)
         if not self.live:
-            self.say(f"step {metrics['step']}/{self.job.settings.steps}  {now}  {metrics['step_ms']:.0f} ms")
+            self.say(f"step {metrics['step']}/{self.job.settings.steps}  {now}  {four(metrics['step_ms'])} ms")
 
     def validation(self, step: int, loss: float) -> None:
         """Show a validation loss."""
@@ -226,7 +232,7 @@ def summary(result: Result) -> list[str]:
         lines.append(f"validation loss {val[0]:.4f} -> {val[-1]:.4f}" + (f", {bits:.4f} bits per byte" if bits else ""))
     if s["steps"]:
         lines.append(
-            f"{s['tokens_per_s']:,.0f} tokens/s, {s['step_ms_median']:.0f} ms a step (median); "
+            f"{s['tokens_per_s']:,.0f} tokens/s, {four(s['step_ms_median'])} ms a step (median); "
             f"peak memory {gb(s['peak_rss_bytes'])}, planned {gb(s['planned_peak_bytes'])}"
         )
     return [*lines, f"run folder {result.path}"]
@@ -272,7 +278,7 @@ def generation(figures: Mapping[str, Any]) -> None:
     f = figures
     parts = [f"{f['tokens']} tokens after {f['prompt_tokens']} ({f['stopped']})"]
     if f["first_token_ms"] is not None:
-        parts.append(f"the first after {f['first_token_ms']:.0f} ms")
+        parts.append(f"the first after {four(f['first_token_ms'])} ms")
     if f["tokens_per_s"]:
         parts.append(f"then {f['tokens_per_s']:.1f} tokens/s")
     ERR.print(", ".join(parts), soft_wrap=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from ..files import write_whole
+from ..files import temporary, write_whole
 
 
 def check_target(path: Path, flag: str) -> None:
@@ -21,12 +21,16 @@ def check_target(path: Path, flag: str) -> None:
         Where its folder is missing or cannot be written, or the path is a folder.
     """
     why = ""
-    if not path.parent.is_dir():
-        why = "No such directory" if not path.parent.exists() else "Not a directory"
-    elif path.is_dir():
+    if not os.path.isdir(path.parent):
+        why = "Not a directory" if os.path.exists(path.parent) else "No such directory"
+    elif os.path.isdir(path):
         why = "Is a directory"
-    elif not os.access(path.parent, os.W_OK):
-        why = "Permission denied"
+    else:
+        try:
+            (probe := temporary(path)).touch()
+            probe.unlink()
+        except (OSError, ValueError) as e:  # a name with a NUL is a ValueError
+            why = getattr(e, "strerror", None) or str(e)
     if why:
         raise UserError(f"{flag} {path}: cannot be written ({why}); name a file in a folder that exists")
 

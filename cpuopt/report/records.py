@@ -55,7 +55,7 @@ def shown(e: Entry, detail: bool = False) -> list[RenderableType]:
 
 def comparison(c: Mapping[str, Any]) -> list[RenderableType]:
     """Make a table with one row an op."""
-    table = style.table("op", ">A ms", ">B ms", "B/A [interval]", "verdict")
+    table = style.table("op", ">A ms", ">B ms", ">B/A [interval]", "verdict")
     for r in c["rows"]:
         if r["op"] == UNACCOUNTED:
             continue

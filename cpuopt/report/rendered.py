@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from rich.console import RenderableType
 
-from .console import Plain
+from .console import Plain, put
 
 WIDTH = 80
 Shown = Sequence[RenderableType]
@@ -33,5 +33,5 @@ def echo(text: str) -> None:
 def _recorded(shown: Shown) -> Plain:
     console = Plain(record=True, file=io.StringIO(), width=WIDTH)
     for r in shown:
-        console.print(r, soft_wrap=isinstance(r, str), crop=False)
+        put(console, r)
     return console

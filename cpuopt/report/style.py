@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn
 from rich.segment import Segment
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
+
+from ..wording import SHARED_CORES
 
 STYLE = {
     "faster": "bold green",
@@ -25,32 +28,108 @@ STYLE = {
 """The colours of verdicts."""
 
 
-WORD = 16
-"""The longest word, in cells, that a narrow terminal does not break."""
+INDENT = 2
+"""Spaces before figures that stand below the names of their row."""
+ROOMY = 20
+"""The least width of a longer text, while there is another layout."""
 
 
 class Words(Table):
-    """A table that is wider than a narrow terminal where it would break a short word otherwise."""
+    """A table that breaks no word, and no number.
+
+    On a narrow terminal its headers wrap, one space parts its columns, and it has no bars. Where that is not enough,
+    the first column and the texts beside it are a line of their own above the figures of a row; at last, a number may
+    wrap before its interval.
+    """
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Give each column room for its longest word, or for a number as a whole."""
-        for column in self.columns:
-            cells = [str(c) for c in (column.header, *column.cells) if isinstance(c, str | Text)]
-            if column.no_wrap:
-                column.min_width = max(map(cell_len, cells), default=0)
-            else:
-                words = [cell_len(word) for c in cells for word in c.split()]
-                column.min_width = max((n for n in words if n <= WORD), default=0)
-        least = sum(column.min_width or 0 for column in self.columns) + self.padding[1] * (len(self.columns) - 1)
-        wide = options.update(max_width=max(options.max_width, least))
-        caption, self.caption = self.caption, None
-        segments = (s for s in super().__rich_console__(console, wide) if isinstance(s, Segment))
-        for line in Segment.split_lines(segments):
-            yield from _stripped(line)
-            yield Segment.line()
-        self.caption = caption
-        if caption:
-            yield Text(caption, "dim italic") if isinstance(caption, str) else caption
+        """Render in the first of these layouts that fits."""
+        words = [c for c in self.columns if all(isinstance(cell, str | Text) for cell in c.cells)]
+        above = next((i for i, c in enumerate(words) if i and c.justify == "right"), len(words) - 1)
+        layouts = (self.columns, self.padding[1], 0, 0), (words, 1, 0, 1), (words, 1, above, 1), (words, 1, above, 2)
+        for columns, gap, names, wrap in layouts:
+            sizes = [_sizes(c, wrap, self.show_header) for c in columns[names:]]
+            room = options.max_width - gap * (len(sizes) - 1) - INDENT * bool(names)
+            if sum(least for least, _ in sizes) <= room:
+                break
+        widths = _shared(sizes, room)
+        header = [([c.header for c in columns], "bold")] * self.show_header
+        rows = zip(zip(*(c.cells for c in columns), strict=True), (r.style or "" for r in self.rows), strict=True)
+        for cells, style in (*header, *rows):
+            texts = [Text(cell) if isinstance(cell, str) else cell for cell in cells]
+            if names:
+                yield from unbroken(Text(" " * gap, style).join(t for t in texts[:names] if t), options.max_width)
+            boxes = [
+                console.render_lines(
+                    text,
+                    options.update(width=width, justify=c.justify, overflow="fold", no_wrap=False, height=None),
+                    style=console.get_style(style),
+                )
+                for text, c, width in zip(texts[names:], columns[names:], widths, strict=True)
+            ]
+            for line in _beside(boxes, widths, gap):
+                yield from _stripped([Segment(" " * INDENT * bool(names)), *line])
+                yield Segment.line()
+        if self.caption:
+            yield Text(self.caption, "dim italic") if isinstance(self.caption, str) else self.caption
+
+
+def _sizes(column: Column, wrap: int, header: bool) -> tuple[int, int]:
+    """Return the least width of a column, and that of its longest line.
+
+    Parameters
+    ----------
+    wrap : what wraps of a column of numbers: 0, nothing; 1, its header; 2, its numbers too, and texts at each word.
+    """
+    if bars := [cell.width for cell in column.cells if not isinstance(cell, str | Text)]:  # type: ignore[union-attr]
+        return max(bars), max(bars)
+    head = [column.header] * header
+    whole = {0: [*head, *column.cells], 1: column.cells, 2: []}[wrap] if column.no_wrap else []
+
+    def widest(texts: Iterable[Any], split: Callable[[str], list[str]]) -> int:
+        return max((cell_len(part) for text in texts for part in split(str(text))), default=0)
+
+    texts = [*head, *column.cells]
+    ideal = max(widest(texts, str.splitlines), column.min_width or 0)
+    roomy = 0 if wrap == 2 or column.no_wrap else min(ideal, ROOMY)
+    least = max(widest(whole, str.splitlines), widest(texts, str.split), roomy)
+    return least, max(least, ideal)
+
+
+def _shared(sizes: Sequence[tuple[int, int]], room: int) -> list[int]:
+    """Give each column its least width, and share the room that is left among those that want more."""
+    widths = [least for least, _ in sizes]
+    wanting = sorted(range(len(sizes)), key=lambda i: sizes[i][1] - sizes[i][0])
+    for done, i in enumerate(wanting):
+        left = max(0, room - sum(widths))
+        widths[i] += min(sizes[i][1] - widths[i], left // (len(wanting) - done))
+    return widths
+
+
+def _beside(boxes: Sequence[list[list[Segment]]], widths: Sequence[int], gap: int) -> Iterator[list[Segment]]:
+    """Put the lines of cells beside each other."""
+    for i in range(max(map(len, boxes))):
+        line: list[Segment] = []
+        for box, width in zip(boxes, widths, strict=True):
+            line += [*(box[i] if i < len(box) else [Segment(" " * width)]), Segment(" " * gap)]
+        yield line
+
+
+def unbroken(text: Text, width: int) -> list[Text]:
+    """Divide a text into lines between its words; a word that is longer than a line stays whole, to be copied."""
+    lines: list[Text] = []
+    for paragraph in text.split("\n"):
+        cuts, used = list[int](), 0
+        for word in re.finditer(r"\s*\S+", paragraph.plain):
+            if used and used + cell_len(word[0]) > width:
+                cuts.append(word.end() - len(word[0].lstrip()))
+                used = -cell_len(word[0]) + cell_len(word[0].lstrip())
+            used += cell_len(word[0])
+        lines += paragraph.divide(cuts)
+    for line in lines:
+        line.rstrip()
+        line.overflow = "ignore"
+    return lines
 
 
 def _stripped(line: list[Segment]) -> list[Segment]:
@@ -83,8 +162,10 @@ def verdict(word: str) -> Text:
 
 
 def warnings(found: Iterable[str]) -> list[Text]:
-    """Format warnings about figures."""
-    return [Text(f"warning: {w}", "yellow") for w in found]
+    """Format warnings about figures; what helps against other processes is said once."""
+    lines = [f"warning: {w}" for w in found]
+    hint = [SHARED_CORES] * any("other processes" in line for line in lines)
+    return [Text(line, "yellow") for line in (*lines, *hint)]
 
 
 def digits(ms: float, least: int = 0) -> int:

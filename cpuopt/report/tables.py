@@ -124,7 +124,6 @@ def op_table(profile: Profile) -> Table:
             *_rates(profile, r.gflops, r.gbs),
             style=None if r.kernels else "dim",
         )
-    table.add_section()
     table.add_row(*_total(profile, profile.ops, digits), style="bold")
     return table
 
@@ -162,7 +161,6 @@ def layer_table(profile: Profile) -> Table:
     for name, parts, total in rows:
         cells = [f"{ms:,.{digits}f}" if ms else "" for ms in (*parts, total)]
         table.add_row(name, *cells, f"{100 * total / step_ms:.1f}%", Bar(total / most))
-    table.add_section()
     sums_of = [sum(parts[i] for _, parts, _ in rows) for i in range(3)]
     cells = [f"{ms:,.{digits}f}" for ms in (*sums_of, sum(sums_of))]
     table.add_row("all layers", *cells, f"{100 * sum(sums_of) / step_ms:.1f}%", style="bold")

@@ -105,6 +105,7 @@ def _row(row: Mapping[str, Any], rules: list[str]) -> list[RenderableType]:
     table = style.table("", ">", "", "")
     for column, width in zip(table.columns, (22, 8, 20), strict=False):
         column.min_width = width
+    table.columns[2].no_wrap = True  # a ratio with its interval
     times = [t["a_ms"] for t in row["tried"].values() if "a_ms" in t]
     table.add_row(
         f"  {row['default']}", f"{four(median(times))} ms" if times else "", "", "" if taken else Text("stays", "dim")

@@ -7,6 +7,7 @@ This table defines the flags of the command line (`flags`), the names in a file 
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
 from math import inf
@@ -17,7 +18,7 @@ from typing import Any, get_args, get_type_hints
 from .. import models
 from ..errors import UserError
 from ..files.reading import from_json, parse_json, read_file
-from ..wording import nearest
+from ..wording import guess, nearest
 from .schedule import SCHEDULES
 
 GUARDS = ("auto", "skip", "stop", "off")
@@ -217,7 +218,8 @@ class Settings:
         for f in FLAGS.values():
             value, allowed = getattr(self, f.name), f.metadata["allowed"]
             if allowed and value is not None and not allowed[0](value):
-                raise UserError(f"{flag(f.name)} {value!r}: expected {allowed[1]}")
+                meant = guess(value, re.findall(r"[\w-]+", allowed[1])) if isinstance(value, str) else ""
+                raise UserError(f"{flag(f.name)} {value!r}: expected {allowed[1]}{meant}")
         self.check_optimizer()
         if self.warmup_steps and self.warmup_steps >= self.steps:
             raise UserError(f"--warmup-steps {self.warmup_steps}: expected less than the {self.steps} steps of --steps")

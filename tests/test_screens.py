@@ -1,0 +1,239 @@
+"""The screens: every table at 60 and 80 columns and in a pipe, with the longest names and numbers that it really has.
+
+No word is broken where the same words stand on a narrow screen as in a pipe.
+"""
+
+import io
+from collections import Counter
+from itertools import product
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from rich.console import Console
+
+from cpuopt import cli, ops
+from cpuopt.check.cases import Case
+from cpuopt.check.gate import Verdict
+from cpuopt.check.judge import Result
+from cpuopt.data.datasets import list_datasets
+from cpuopt.files.reading import from_json
+from cpuopt.lab import session
+from cpuopt.lab.asm import Loop
+from cpuopt.lab.inspect import Inspection, Remark
+from cpuopt.measure.profile import UNACCOUNTED, Profile
+from cpuopt.report import ab, bench, check, console, inspect, lab, machine, ranks, records, style, tables, tune
+from cpuopt.train.verify import Row
+
+OP = max(ops.ALL, key=len)
+LABEL = max((op.label for op in ops.ALL.values()), key=len)
+LAYERS = ("model.embed_tokens", "model.layers.27.self_attn.o_proj", "h.47.mlp.c_fc", "lm_head")
+VERDICTS = ("no difference shown", "inconclusive", "faster")
+SIZES = {"BT": 16384, "C": 1600, "OC": 50304}
+RUN = f"20261231-235959-ab-{OP}-generated-optimized.12"
+RATIO = {"median": 10.254, "low": 10.107, "high": 10.498}
+
+
+def figures(**more):
+    row = {"calls": 1234, "ms": 12345.678, "share": 88.8, "gflops": 1234.5, "gbs": 123.4, "flops": 10**12}
+    row |= {"bytes": 10**9, "intensity": 1234.5, "of_roof": 100.0, "roof": "memory", "imbalance": 11.25}
+    return row | more
+
+
+def profile():
+    found = ["optimized", "generated"]
+    kernels = [f"{OP}[{v}]" for v in found]
+    labels = [op.label for op in ops.ALL.values()]
+    layers = [
+        figures(op=op, layer=layer, variant=v, phase="backward")
+        for (op, layer, v) in product((OP, "adamw"), LAYERS, found)
+    ]
+    p = {"model": "llama3.2-1B", "B": 64, "T": 1024, "threads": 192, "threading_layer": "workqueue"}
+    p |= {"variant": "optimized", "swaps": [f"{OP}@model.layers.*=generated"], "steps": 200, "warmup": 10}
+    p |= {"step_ms": {"median": 12345.6, "min": 12345.6, "max": 12345.6, "mean": 12345.6}, "tokens_per_s": 123456.7}
+    p |= {"peak_rss_mb": 123456.7, "planned_peak_mb": 123456.7, "unaccounted_ms": 0.1, "profiler_overhead_ms": 0.123}
+    p |= {"ops": [figures(op=name, kernels=kernels) for name in labels] + [figures(op=UNACCOUNTED, kernels=[])]}
+    p |= {"layers": layers, "step_ms_values": [1.0], "versions": {}, "words": "A step takes long.", "mfu": 40.0}
+    p |= {"checked": [{"kernel": k, "status": "PASS"} for k in kernels], "doubts": []}
+    level = [{"name": "L1", "nbytes": 32768, "sharers": 1}, {"name": "memory", "nbytes": None, "sharers": 2}]
+    roofs = {"threads": 2, "gflops": 100.0, "launch_us": 1.0, "measured": "2026-01-01", "doubts": [], "levels": level}
+    p["roofs"] = {**roofs, "gbs": {"L1": {"read": 300.0}, "memory": {"read": 10.0}}}
+    return from_json(Profile, p)
+
+
+def compared(verdict, **more):
+    times = {"a_ns": 123456.7e6, "b_ns": 12345.6e6, "a_ms": 12345.6, "b_ms": 12345.6, "why": "the control moved"}
+    return {**times, "ratio": RATIO, "control": RATIO, "verdict": verdict, **more}
+
+
+def comparison():
+    results = [
+        compared(v, B=128, T=1024, threads=192, doubts=[], step=compared(v), cases=[])
+        | {"cases": [compared(v, sizes=SIZES, layers=["h.0"] * 48)] * 2}
+        for v in VERDICTS
+    ]
+    c = {"op": OP, "a": "optimized", "b": "generated", "model": "llama3.2-1B", "layer": "*", "in_step": True}
+    return {**c, "flush": False, **compared("no difference shown"), "results": results}
+
+
+def peers():
+    side = {"cpuopt": 12345.6, "peer": 12345.6}
+    result = {"B": 128, "T": 1024, "ratio": RATIO, "refused": None, "doubts": [], "level": 95}
+    result |= {"step_ms": {k: {"median": v} for k, v in side.items()}, "peak_rss_mb": side}
+    result |= {"phases_ms": {k: dict.fromkeys(("forward", "backward", "update"), 12345.6) for k in side}}
+    names = ["torch-compile", "transformers", "optimized"]
+    record = {"model": {"name": "gpt2-1558M"}, "variant": "optimized", "swap": [], "threads": 192, "rounds": 10}
+    record |= {"results": [{**result, "peer": n} for n in names], "geometric_mean": dict.fromkeys(names, RATIO)}
+    fastest = [{"B": 128, "T": 1024, "peer": names[0], "of": names, "ratio": RATIO}]
+    return {**record, "machine": {"cpu": "Intel(R) Xeon(R) Platinum 8488C"}, "faster": fastest}
+
+
+def tuned():
+    variants = "generated", "rows", "mine"
+    tried = {n: compared(v, check="PASS") for n, v in zip(variants, VERDICTS, strict=True)}
+    tried |= {"blas": {"verdict": "FAIL", "why": "dinp[0] is wrong"}}
+    shape = {"sizes": SIZES, "adds": {"dinp": True, "dweight": True}, "layers": list(LAYERS)}
+    row = {"op": OP, "default": "optimized", "best": "mine", "shapes": [shape], "tried": tried}
+    row["in_step"] = {"verdict": "no difference shown", "ratio": RATIO}
+    c = {"model": "llama3.2-1B", "B": 128, "T": 1024, "threads": 192, "flush": True, "rows": [row], "doubts": []}
+    plan = "/home/somebody/.cache/cpuopt/machine/plan.json"
+    return {**c, "rules": [f"{OP}@lm_head=mine"], "step": compared("faster"), "finished": True, "plan": plan}
+
+
+def measured():
+    roof = {"gflops": 12345.6, "launch_us": 123.4, "measured": "2026-12-31T23:59", "doubts": []}
+    roof["gbs"] = {name: {"read": 12345.6, "write": 12345.6} for name in ("L1", "L2", "L3", "memory")}
+    cpu = {"cpu": "AMD EPYC 9654 96-Core Processor", "cores": 192, "caches": {"L1": "32 KB"}, "memory_bytes": 10**12}
+    noise = {"others_cores": 0.5, "busiest": [{"name": "python3.12", "cores": 0.5}], "load_average": [123.4]}
+    noise |= {"mhz": 3700.0, "governor": "performance", "quota_cores": 12.5, "throttled": 123, "steal": 0.5}
+    kept = {"threading_layer": "workqueue", "roofs": {str(n): roof for n in (1, 96, 192)}, "noise": noise}
+    return {**kept, "machine": cpu, "file": "/home/somebody/.cache/cpuopt/machine/roofs.json"}
+
+
+def checked():
+    case = Case(SIZES, "extreme", frozenset(["bias"]))
+    worst = Result(f"{OP}[generated]", case, 123.456, "dresidual", (16383, 50303), -1.23456e-05, 1.23456e-05, "differs")
+    return [Verdict(OP, "generated", [worst] * 120)]
+
+
+def differences():
+    rows = [
+        {"op": op, "a_ms": 12345.6, "b_ms": 12345.6, "ratio": 10.25, "low": 10.11, "high": 10.5, "level": 95}
+        | {"verdict": v, "same_kernels": False}
+        for op, v in product((LABEL, "step"), VERDICTS)
+    ]
+    both = {"a": RUN, "b": RUN, "noise": 0.0123, "rows": rows, "only_a": [LABEL], "only_b": [], "doubts": []}
+    return records.comparison(both)
+
+
+def measurements():
+    row = {"time": "2026-12-31T23:59:59", "variant": "optimized", "ms": 12345.678, "gflops": 1234.5}
+    row |= {"hash": "0123456789ab", "commit": "0123456789ab", "size": "llama3.2-1B 128x1024, 192 threads"}
+    return records.history(OP, [row] * 2)
+
+
+def inspected():
+    where = "/home/somebody/cpuopt/kernels/optimized/residual_layernorm.py"
+    loop = {"function": OP, "where": "residual_layernorm.py:1234", "instructions": 1234, "width": 16, "fmas": 123}
+    loop |= {"loads": 123, "stores": 123, "spills": 123, "doubles": 123, "calls": ("__svml_tanhf16_ha", "memset")}
+    loops = [Loop(**loop, remainder=r) for r in (False, True)]
+    remarks = [Remark(where, 123, "loop not vectorized: the cost-model indicates that it is not beneficial", 12)]
+    one = Inspection(OP, "optimized", where, "sapphirerapids", "x86_64-pc-linux-gnu", True, loops, remarks)
+    return inspect.tables([one, one])
+
+
+def stages():
+    told = {
+        "check": "PASS, 120 cases, worst ratio 0.98",
+        "alone": "no difference shown: 12.3 ms against 12.4 of optimized, ratio 1.004 [0.987, 1.021]",
+        "roof": "98 % of the memory roof (optimized: 97 %)",
+    }
+    screen = lab.Screen(session.Plan(Path("residual_layernorm_forward.py")), live=False)
+    screen.since = "23:59:59"
+    return [screen.page([session.Row(OP, "generated", "optimized", told, "", "step", "12/24")])]
+
+
+SCREENS = {
+    "profile": lambda: tables.profile_tables(profile()),
+    "profile --detail": lambda: tables.profile_tables(profile(), detail=True),
+    "ab": lambda: ab.tables(comparison(), f"runs/{RUN}"),
+    "bench": lambda: bench.tables(peers()),
+    "tune": lambda: tune.tables(tuned(), f"runs/{RUN}"),
+    "machine": lambda: machine.tables(measured()),
+    "check": lambda: check.tables(checked(), 123456, (1, 2, 192)),
+    "check --detail": lambda: check.tables(checked(), 123456, (1, 2, 192), detail=True),
+    "runs list": lambda: records.listing(
+        [SimpleNamespace(path=Path("runs", RUN), what=f"{OP}: generated against optimized: faster", trouble="")] * 2,
+        Path("runs"),
+    ),
+    "runs compare": differences,
+    "history": measurements,
+    "inspect": inspected,
+    "lab": stages,
+    "kernels": lambda: console.kernels_table(
+        [{"op": op, "variant": v} for op, v in product((OP, "adamw"), ("vanilla", "optimized", "generated", "blas"))]
+    ),
+    "verify": lambda: console.verify_table(
+        [Row("model.layers.27.post_attention_layernorm.weight", 1.23456e-05, 1.23456e-05, -12.3456)]
+    ),
+    "data list": lambda: console.datasets_table(list_datasets(Path("nowhere"))),
+    "train --ranks": lambda: ranks.ranks_table(
+        [["ip-10-0-112-134.eu-central-1.compute.internal", *range(0, 192, 2)]] * 2, [96] * 2
+    ),
+}
+"""What each verb that prints tables shows, at its widest."""
+
+
+def printed(shown, width=None, terminal=False):
+    """The lines that a pipe gets, or a terminal of that width."""
+    file = io.StringIO()
+    out = console.Plain(file=file, width=width, force_terminal=terminal, color_system=None)
+    for r in shown:
+        console.put(out, r)
+    return file.getvalue().split("\n")
+
+
+@pytest.fixture(autouse=True)
+def _no_width(monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+
+@pytest.mark.parametrize("verb", SCREENS)
+def test_a_pipe_gets_tables_whole(verb):
+    lines = printed(SCREENS[verb]())
+    assert [line for line in lines if line != line.rstrip()] == []
+    assert max(map(len, lines)) > 60, "this content does not show that nothing is wrapped"
+    assert len(lines) <= len(printed(SCREENS[verb](), width=60, terminal=True))
+
+
+def test_the_checks_of_pipes_notice(monkeypatch):
+    """Mutants: a pipe has 80 columns, as rich has it; and lines of tables end as rich ends them."""
+    shown = SCREENS["check"]
+    whole = printed(shown())
+    monkeypatch.setattr(style, "_stripped", lambda line: line)
+    assert any(line != line.rstrip() for line in printed(shown()))
+    monkeypatch.setattr(console.Plain, "size", Console.size)
+    assert len(printed(shown())) > len(whole)
+
+
+@pytest.mark.parametrize("width", [60, 80])
+@pytest.mark.parametrize("verb", SCREENS)
+def test_a_narrow_terminal_breaks_no_word(verb, width):
+    whole = Counter(" ".join(printed(SCREENS[verb]())).split())
+    lines = printed(SCREENS[verb](), width, terminal=True)
+    assert Counter(" ".join(lines).split()) - whole == Counter()
+    bars = Counter(word for word in whole.elements() if set(word) <= set("█▏▎▍▌▋▊▉"))
+    assert whole - Counter(" ".join(lines).split()) - bars == Counter()
+    assert [line for line in lines if len(line.strip()) > width and " " in line.strip()] == []
+
+
+def test_the_check_of_words_notices(monkeypatch):
+    """The mutant: columns that give way as far as they must, as rich's do."""
+    monkeypatch.setattr(style, "_sizes", lambda column, wrap, header: (4, 30))
+    with pytest.raises(AssertionError):
+        test_a_narrow_terminal_breaks_no_word("profile --detail", 80)
+
+
+def test_every_verb_that_prints_a_table_is_here():
+    lines = {"generate", "eval", "program", "ad", "new-kernel", "convert", "warmup"}
+    assert {name.split()[0] for name in SCREENS} | lines == {*cli.VERBS}
