@@ -16,13 +16,13 @@ from cpuopt.cli import common
 from cpuopt.errors import UserError
 from cpuopt.files.reading import to_json
 from cpuopt.lab import records
+from cpuopt.machine import commit
 from cpuopt.measure import rates as machine
 from cpuopt.measure.profile import LayerRow, OpRow, Profile
 from cpuopt.report import ab as ab_report
 from cpuopt.report import console as console_module
 from cpuopt.report import html
 from cpuopt.report import records as records_report
-from cpuopt.train import record
 
 OPS = {"Matmul Forward": 50.0, "GELU Forward": 10.0, "Attention Forward": 20.0, "Residual Forward": 5.0, "AdamW": 15.0}
 NAMES = {op: op.lower().replace(" ", "_") for op in OPS}
@@ -77,7 +77,7 @@ def test_a_record_has_machine_commit_and_time(tmp_path):
     kept = json.loads((path / "record.json").read_text())
     assert (kept["kind"], kept["format"], kept["machine_id"]) == ("profile", 1, "here")
     assert kept["machine"]["cpu"]
-    assert kept["commit"] == record.commit()
+    assert kept["commit"] == commit()
 
 
 def test_an_op_that_got_slower_is_found_and_the_others_are_not(tmp_path):
