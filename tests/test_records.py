@@ -182,7 +182,7 @@ def test_the_verbs(tmp_path, capsys):
     assert "100.0 ms a step, gpt2-tiny 4x64, optimized" in listed
     assert "gelu_forward: mine against vanilla: faster" in listed
     assert len(json.loads(out("runs", "list", "--json"))["runs"]) == 3
-    assert "Matmul Forward" in out("runs", "show", "first")
+    assert "matmul_forward" in out("runs", "show", "first")
     assert "verdict: faster" in out("runs", "show", "third")
     shown = out("runs", "compare", "first", "second")
     assert "GELU Forward" in shown
@@ -191,7 +191,7 @@ def test_the_verbs(tmp_path, capsys):
     assert json.loads(out("runs", "compare", "first", "second", "--json"))["rows"]
     assert "mine" in out("history", "gelu_forward")
     out("runs", "show", "first", "--html", "page.html")
-    assert "Matmul Forward" in (tmp_path / "page.html").read_text()
+    assert "matmul_forward" in (tmp_path / "page.html").read_text()
     assert cli.main(["runs", "show", "third", "--html", "none.html"]) == 2
     assert "has no profile to show" in capsys.readouterr().err
     assert cli.main(["runs", "compare", "first", "third"]) == 2
