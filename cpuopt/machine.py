@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import os
 import platform
+import shlex
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -53,6 +56,34 @@ def describe() -> dict[str, Any]:
         "system": platform.system(),
         "versions": versions,
     }
+
+
+def origin() -> dict[str, str]:
+    """Describe where a measurement comes from: cpu, time, commit and command; what is unknown is left out."""
+    found = {"cpu": _cpu_name(), "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "commit": commit(), "command": command()}
+    return {name: text for name, text in found.items() if text}
+
+
+def command() -> str:
+    """Return the command line of this process, with a short name of its program; empty where there is none."""
+    name = Path(sys.argv[0]).name if sys.argv else ""
+    if name in ("", "-c", "-m", "ipykernel_launcher.py"):
+        return ""
+    return shlex.join(["cpuopt" if name == "__main__.py" else name, *sys.argv[1:]])
+
+
+def commit() -> str | None:
+    """Return the commit of the checkout that this package runs from, with ``+`` where files differ from it."""
+    root = Path(__file__).resolve().parents[1]
+    if not (root / ".git").exists():
+        return None
+    git = ["git", "-C", str(root)]
+    try:
+        head = subprocess.run([*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, timeout=10)
+        changed = subprocess.run([*git, "status", "--porcelain", "-uno"], capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return head.stdout.strip() + ("+" if changed.stdout.strip() else "") if head.returncode == 0 else None
 
 
 def _cpu_name() -> str:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from .errors import UserError, blamed
-from .machine import describe
+from .machine import describe, origin
 from .measure.profile import Array, Profile, StepTimes, Sums, passed
 from .measure.roofline import Roofs
 
@@ -154,6 +154,7 @@ class Profiler:
             step_ms_values=step_ms,
             checked=list(checked),
             versions=describe()["versions"],
+            origin=origin(),
             raw=steps,
             roofs=roofs,
             mfu=100 * self.engine.program.flops / sums.step_ns / roofs.gflops if roofs else None,

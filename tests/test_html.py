@@ -28,11 +28,15 @@ from cpuopt.measure.roofline import Level, Roofs
 from cpuopt.models import specs
 from cpuopt.models.gpt2 import GPT2, PRESETS
 from cpuopt.profiler import Profiler
+from cpuopt.program.arena import gb
 from cpuopt.report import files, html, speedscope
-from cpuopt.report.html import curves, markup
+from cpuopt.report.html import curves, labels, markup, shades
 from cpuopt.report.html.listing import layer_columns, op_columns
+from cpuopt.report.html.roofs import roofline
 from cpuopt.report.html.svg import PHASES, Linear, Log
 from cpuopt.report.html.timeline import typical
+from cpuopt.report.tables import op_id
+from cpuopt.wording import four
 
 B, T, STEPS = 2, 16, 4
 HOSTILE = "</title></style></script>--><script>window.hit=1</script><img src=//x.test/a onerror=hit=1>\"'`&lt;\0\udc80"
@@ -284,6 +288,8 @@ def test_tables_hold_the_numbers_of_the_json(tree, profile, name):
     assert [th.text for th in table.one("thead").all("th")] == [c.name for c in columns]
     got = [list(tr.all("td")) for tr in table.one("tbody").all("tr")]
     assert len(got) == len(rows)
+    if name == "ops":
+        rows = [{**row, "op": op_id(r)} for row, r in zip(rows, profile.ops, strict=True)]
     for cells, row in zip(got, rows, strict=True):
         for cell, column in zip(cells, columns, strict=True):
             value = row[column.field]
@@ -301,9 +307,11 @@ def test_tables_hold_the_numbers_of_the_json(tree, profile, name):
 def test_the_head_says_what_the_profile_says(tree, profile):
     assert tree.one("h1").text == "gpt2-tiny · B 2 · T 16"
     tiles = [b.text for b in tree.one(class_="tiles").all("b")]
-    assert tiles[0] == f"{profile.step_ms['mean']:,.2f} ms"
-    assert tiles[1:3] == [f"{profile.tokens_per_s:,.0f}", f"{profile.mfu:.1f} %"]
+    assert tiles[0] == f"{four(profile.step_ms['mean'])} ms"
+    assert tiles[1:3] == [f"{profile.tokens_per_s:,.0f}", f"{profile.mfu:.0f} %"]
+    assert tiles[3] == gb(profile.peak_rss_mb * 1e6)
     assert tree.one(class_="words").text == profile.words
+    assert profile.words.startswith(f"A step takes {tiles[0]}, {tiles[2]} of the FMA peak")
     assert [li.text for li in tree.one(class_="warnings").all("li")] == profile.doubts
 
 
@@ -387,11 +395,14 @@ def test_every_op_lies_where_its_figures_say_under_the_roofs(tree, profile):
     for c in svg.all("circle"):
         if "layer" not in c.attrs["class"].split():
             points[c.text.splitlines()[0]] = x(c.attrs["cx"]), y(c.attrs["cy"])
-    drawn = {r.op: (r.intensity, r.gflops) for r in profile.ops if r.gflops}
+    drawn = {op_id(r): (r.intensity, r.gflops) for r in profile.ops if r.gflops}
     assert points.keys() == drawn.keys()
     assert all(points[op] == pytest.approx(drawn[op], rel=0.01) for op in drawn)
-    small = list(svg.all("circle", class_="layer"))
-    assert len(small) == sum(r.gflops > 0 for r in profile.layers)
+    low, high = y(425), y(34)  # the frame, which the large points and the roofs set
+    inside = [low * 0.99 <= r.gflops <= high * 1.01 for r in profile.layers if r.gflops > 0]
+    assert len(list(svg.all("circle", class_="layer"))) == sum(inside)
+    left_out = f"Layers outside of the picture: {inside.count(False)} of {len(inside)}."
+    assert (left_out in tree.one("section", id="roofline").text) == (False in inside)
     for line in svg.all("line", class_="roof"):
         start, end = ((x(line.attrs[f"x{i}"]), y(line.attrs[f"y{i}"])) for i in (1, 2))
         name = line.text.split()[0]
@@ -401,8 +412,123 @@ def test_every_op_lies_where_its_figures_say_under_the_roofs(tree, profile):
             assert end == pytest.approx((ROOFS.gflops / ROOFS.bandwidth(name), ROOFS.gflops), rel=0.01)
             assert start[1] / start[0] == pytest.approx(ROOFS.bandwidth(name), rel=0.01)
     assert len(list(svg.all("line", class_="roof"))) == 1 + len(LEVELS)
-    none = [r.op for r in profile.ops if r.kernels and not r.gflops]
+    none = [op_id(r) for r in profile.ops if r.kernels and not r.gflops]
     assert all(op in tree.one("section", id="roofline").text for op in none)
+
+
+def overlaps(texts):
+    """Pairs of texts that overlap, each given as its text and the four corners of its box, however it is turned."""
+
+    def apart(a, b):  # a line along a side of either box separates two boxes that do not overlap
+        axes = [(1, 0), (0, 1)]
+        axes += [(c[i + 1][0] - c[i][0], c[i + 1][1] - c[i][1]) for c in (a, b) for i in (0, 1)]
+        for x, y in axes:
+            p, q = ([x * u + y * v for u, v in box] for box in (a, b))
+            if max(p) <= min(q) or max(q) <= min(p):
+                return True
+        return False
+
+    return [(t, u) for i, (t, a) in enumerate(texts) for u, b in texts[:i] if not apart(a, b)]
+
+
+def boxes(svg):
+    """The texts of a roofline with the corners of their boxes, in fonts of known width."""
+    shift = {"middle": 0.5, "end": 1.0}
+    found = []
+    for e in svg.all("text"):
+        char = labels.CHAR if e.attrs["class"] in ("point-name", "roof-name") else 7.2
+        width, x, y = char * len(e.text), float(e.attrs["x"]), float(e.attrs["y"])
+        x -= width * shift.get(e.attrs.get("text-anchor"), 0)
+        turn = np.radians(float(re.findall(r"rotate\((\S+)", e.attrs.get("transform", "rotate(0 "))[0]))
+        matrix = np.array([[np.cos(turn), -np.sin(turn)], [np.sin(turn), np.cos(turn)]])
+        corners = [(0, -9), (width, -9), (width, 3), (0, 3)]
+        found.append((e.text, [tuple(np.array([x, y]) + matrix @ c) for c in corners]))
+    return found
+
+
+NAMES = [f"{kind}_{part}" for kind in ("matmul_gelu", "attention", "adamw") for part in ("forward", "backward_input")]
+HARD = {
+    "all in one place": [(10.0, 50.0)] * 14,
+    "a tight row": [(10 + 0.4 * i, 100 + i % 3) for i in range(16)],
+    "on the roofs": [(10 ** (i / 4 - 2), min(5e3, 100 * 10 ** (i / 4 - 2))) for i in range(16)],
+    "corners": [(1e-3, 1e-3), (1e-3, 5e3), (1e3, 1e-3), (1e3, 5e3)],
+    "far apart": [(1e-6, 1e-6), (1e6, 5e3), (1.0, 1.0)],
+    "too many": [(10.0, 50.0)] * 90,
+}
+
+
+def crowded(profile, places, roofs=ROOFS):
+    """The profile with an op at each place, of long names and unequal shares."""
+    row, layer = profile.ops[0], profile.layers[0]
+    ids = [f"{NAMES[i % len(NAMES)]}_{i}" for i in range(len(places))]
+    figures = [{"intensity": x, "gflops": y, "share": 40 / (i + 1)} for i, (x, y) in enumerate(places)]
+    ops = [replace(row, op=n, kernels=[f"{n}[vanilla]"], **f) for n, f in zip(ids, figures, strict=True)]
+    layers = [replace(layer, op=n, **f) for n, f in zip(ids, figures, strict=True)]
+    return replace(profile, ops=ops, layers=layers, roofs=roofs)
+
+
+@pytest.mark.parametrize("name", HARD)
+@pytest.mark.parametrize("roofs", ["roofs", "equal roofs", "no roofs"])
+def test_no_two_names_of_the_roofline_overlap(profile, name, roofs):
+    equal = {n: {"read": 100.0 + i} for i, n in enumerate(("L1", "memory"))}
+    given = {"roofs": ROOFS, "equal roofs": replace(ROOFS, gbs=equal), "no roofs": None}[roofs]
+    section = read(roofline(crowded(profile, HARD[name], given)))
+    texts = boxes(section.one("svg"))
+    assert overlaps(texts) == []
+    named = {t for t, _ in texts}
+    ids = [c.text.splitlines()[0] for c in section.all("circle") if "layer" not in c.attrs["class"].split()]
+    left_out = [i for i in ids if labels.shortened(i) not in named]
+    assert all(i in section.text.partition("Without a name")[2] for i in left_out)
+    assert not left_out or name == "too many"
+
+
+@pytest.mark.parametrize("name", ["all in one place", "a tight row"])
+def test_names_that_overlap_are_noticed(profile, monkeypatch, name):
+    monkeypatch.setattr(labels.Box, "meets", lambda self, other: False)
+    assert overlaps(boxes(read(roofline(crowded(profile, HARD[name]))).one("svg")))
+
+
+def test_the_scales_hold_no_decade_that_no_op_or_roof_needs(profile):
+    places = [(1.0, 40.0), (80.0, 120.0)]
+    crowd = crowded(profile, places)
+    slow = replace(crowd.layers[0], gflops=1e-4)
+    section = read(roofline(replace(crowd, layers=[*crowd.layers, slow])))
+    ticks = [float(t.text.replace(",", "")) for t in section.all("text", class_="tick") if "text-anchor" in t.attrs]
+    assert min(ticks) >= min(1.0, 5e3 / 1000) / 1.6  # the ridge of the steepest roof is 5, the least op 1 FLOP a byte
+    assert "Layers outside of the picture: 1 of 3." in section.text
+
+
+@pytest.mark.parametrize("theme", shades.THEMES)
+def test_digits_contrast_with_every_shade(theme):
+    pairs = [shades.colours(theme, i) for i in range(shades.SHADES + 1)]
+    assert min(shades.contrast(*pair) for pair in pairs) >= 4.5
+    assert shades.contrast("#ffffff", "#000000") == pytest.approx(21)
+    for ink in shades.INKS:  # neither black nor white suits all
+        assert min(shades.contrast(ink, back) for back, _ in pairs) < 4.5
+
+
+def test_the_head_says_where_the_figures_come_from(profile):
+    origin = {"cpu": "A CPU", "time": "2026-01-31T12:00:05+0100", "commit": "abc+", "command": "cpuopt profile"}
+    tree = read(html.report(replace(profile, origin=origin)))
+    facts = {div.one("dt").text: div.one("dd").text for div in tree.one("dl").all("div")}
+    assert facts["CPU"] == "A CPU"
+    assert (facts["measured"], facts["commit"]) == ("2026-01-31 12:00 +0100", "abc+")
+    assert tree.one("code").text == "cpuopt profile"
+    assert profile.origin["cpu"]
+    assert not list(read(html.report(replace(profile, origin={}))).all("code"))
+
+
+def test_calls_that_the_backward_runs_again_are_explained(profile, engine):
+    assert "again in the backward" not in read(html.report(profile, engine)).text
+    again = [replace(r, phase="backward") for r in profile.layers if r.op == "gelu_forward"]
+    mixed = replace(profile, layers=[*again, *(r for r in profile.layers if r.op != "gelu_forward")])
+    section = read(html.report(mixed, engine)).one("section", id="matrix")
+    ms, share = sum(r.ms for r in again), sum(r.share for r in again)
+    words = f"Computed again in the backward: gelu_forward (2 calls); {four(ms)} ms, {share:.1f} % of the step."
+    assert words in section.text
+    cells = [td.attrs["title"] for td in section.all("td") if "computed again" in td.attrs.get("title", "")]
+    assert cells
+    assert all("\ngelu_forward [" in c for c in cells)
 
 
 def test_without_roofs_the_points_are_drawn_all_the_same(profile, engine):
@@ -598,10 +724,10 @@ def opened(browser, tmp_path):
     """Open pages; at the end, none may have asked for anything or complained."""
     seen, contexts = [], []
 
-    def show(page, scheme="light"):
+    def show(page, scheme="light", width=1200):
         path = tmp_path / "report.html"
         path.write_text(page)
-        context = browser.new_context(color_scheme=scheme, viewport={"width": 1200, "height": 900})
+        context = browser.new_context(color_scheme=scheme, viewport={"width": width, "height": 900})
         contexts.append(context)
         tab = context.new_page()
         tab.on("console", lambda m: seen.append(m.text))
@@ -636,7 +762,7 @@ def test_tables_sort_and_filter(opened, page, profile):
     def column(n):
         return tab.locator(f"#ops-table tbody tr:visible td:nth-child({n})").all_inner_texts()
 
-    by_ms = [r.op for r in sorted(profile.ops, key=lambda r: -r.ms)]
+    by_ms = [op_id(r) for r in sorted(profile.ops, key=lambda r: -r.ms)]
     tab.click("#ops-table th:nth-child(3) button")
     assert column(1) == by_ms
     tab.click("#ops-table th:nth-child(3) button")
@@ -645,11 +771,38 @@ def test_tables_sort_and_filter(opened, page, profile):
     assert column(1) == sorted(column(1), key=str.lower)
     tab.click("#ops-table th:nth-child(8) button")
     assert column(1)[-1] == "(unaccounted)", "what has no value comes last"
-    tab.fill("input[data-filter=ops-table]", "matmul backward")
-    assert len(column(1)) == 2
+    tab.fill("input[data-filter=ops-table]", "matmul backward_input")
+    assert column(1) == ["matmul_backward_input"]
     tab.hover("#matrix td[data-tip] >> nth=0")
     assert " % of the step" in tab.inner_text("#tip")
     assert opened.seen == []
+
+
+CORNERS = """svg => [...svg.querySelectorAll("text")].map(t => {
+  const b = t.getBBox(), m = t.getScreenCTM(), s = 2 / 3;  // of the line's height, what letters fill
+  const at = (x, y) => [m.a * x + m.c * y + m.e, m.b * x + m.d * y + m.f];
+  const top = b.y + b.height * (1 - s) / 2, bottom = b.y + b.height * (1 + s) / 2;
+  return [t.textContent, [at(b.x, top), at(b.x + b.width, top), at(b.x + b.width, bottom), at(b.x, bottom)]];
+})"""
+
+
+@pytest.mark.parametrize("width", [1400, 390])
+@pytest.mark.parametrize("name", ["all in one place", "a tight row", "on the roofs"])
+def test_a_browser_draws_no_two_names_of_the_roofline_over_each_other(opened, profile, name, width):
+    tab = opened.show(html.report(crowded(profile, HARD[name])), width=width)
+    texts = tab.locator("#roofline svg").evaluate(CORNERS)
+    assert len(texts) > len(HARD[name])
+    assert overlaps(texts) == []
+    assert opened.seen == []
+
+
+def test_a_phone_says_that_wide_pictures_scroll(opened, page):
+    tab = opened.show(page, width=390)
+    hint = "el => getComputedStyle(el, '::before').content"
+    assert "scroll sideways" in tab.locator("#roofline .picture").evaluate(hint)
+    assert tab.evaluate("document.documentElement.scrollWidth") <= 390, "only pictures and tables scroll"
+    tab.set_viewport_size({"width": 1400, "height": 900})
+    assert tab.locator("#roofline .picture").evaluate(hint) == "none"
 
 
 def test_a_browser_shows_hostile_names_as_text(opened, attacked):

@@ -4,16 +4,19 @@ import json
 import os
 import platform
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import pytest
+from test_html import read, violations
 
 import cpuopt.kernels  # noqa: F401  (which registers what the package brings)
 from cpuopt import cli
 from cpuopt.kernels import registry
 from cpuopt.lab import asm
-from cpuopt.lab.inspect import Remark, inspect, remarks
+from cpuopt.lab.inspect import Remark, _same, inspect, remarks
+from cpuopt.report.html import machine_code
 
 TEXT = """
 	.file	1 "/home/me" "mine.py"
@@ -66,6 +69,24 @@ def test_what_is_left_over_by_a_wider_loop_is_no_scalar_loop():
     assert [v.remainder for v in asm.loops(text)] == [False, True]
 
 
+def test_instructions_are_counted_by_line():
+    found = asm.blocks(TEXT, "/home/me/my.py", 35, 45)
+    assert [(b.file, b.line, b.depth, len(b.instructions)) for b in found] == [
+        ("", 0, 0, 2),
+        ("/home/me/mine.py", 30, 1, 1),
+        ("/home/me/mine.py", 31, 2, 5),
+        ("/home/me/mine.py", 33, 2, 2),
+        ("/home/me/mine.py", 33, 1, 2),  # behind the inner loop
+        ("/home/me/my.py", 40, 1, 5),
+        ("/home/me/my.py", 40, 0, 2),
+    ]
+    inner, last = found[2].instructions, found[5].instructions
+    assert [i.fma for i in inner] == [False, True, False, False, False]
+    assert (sum(i.spill for i in inner), sum(i.load for i in inner), sum(i.store for i in inner)) == (2, 2, 1)
+    assert [i.called for i in last if i.called] == ["tanhf"]
+    assert {b.file for b in asm.blocks(TEXT, "/home/me/my.py", 41, 45)} == {"", "/home/me/mine.py"}  # 40 is numba's
+
+
 def test_remarks_are_counted_and_have_a_place():
     text = """
 remark: /home/me/mine.py:12:3: vectorized loop (vectorization width: 8, interleaved count: 4) [-Rpass=loop-vectorize]
@@ -100,6 +121,7 @@ def gelu_forward(out, inp):
 @kernel(ops.gelu_forward, "good")
 def gelu_forward(out, inp):
     for i in prange(out.shape[0]):
+        # </pre><script>window.hit = 1</script>
         out[i] = inp[i] * np.float32(0.3) + inp[i]
 
 @kernel(ops.gelu_forward, "spill")
@@ -168,6 +190,52 @@ def test_the_verb(capsys):
     assert "floats a vector" in out
     assert "a Python function: nothing is compiled" in out
     assert "Parallel" in out
+
+
+@x86
+def test_the_text_is_that_of_the_code_that_runs():
+    kernel = registry.find("residual_forward", "vanilla")
+    kernel.compile()
+    found = inspect("residual_forward", "vanilla")
+    assert found.same is True
+    assert _same("residual_forward", "vanilla", "0" * 12) is False
+    assert _same("residual_forward", "vanilla", "") is None
+    lines = dict(enumerate(found.source, found.first))
+    inner = {lines[b.line].strip() for b in found.blocks if b.file == found.file and b.depth > 1}
+    assert "out[i] = inp1[i] + inp2[i]" in inner
+    assert {b.file for b in found.blocks} == {"", found.file}
+    code = [i.text for b in found.blocks for i in b.instructions]
+    text = [" ".join(s.split()) for name, body in asm.functions(found.asm) if asm.OURS.match(name) for s in body]
+    assert [" ".join(s.split()) for s in code] == [s for s in text if not s.startswith(".") and not s.endswith(":")]
+
+
+@x86
+def test_a_page_has_lines_beside_their_code(once, capsys):
+    command = ["inspect", "gelu_forward", "good", "spill", "--kernels", "mine.py", "--html", "page.html"]
+    assert cli.main(command) == 0
+    page = Path("page.html").read_text()
+    assert violations(page) == []
+    tree = read(page)
+    sides = list(tree.all(class_="side"))
+    assert [s.one("h3").text for s in sides] == ["gelu_forward[good]", "gelu_forward[spill]"]
+    for side, variant in zip(sides, ("good", "spill"), strict=True):
+        found = once("gelu_forward", variant, 0)
+        rows = {int(r.one(class_="number").text): r for r in side.one("details", open="").all(class_="row")}
+        assert [r.one(class_="text").text.strip() for r in rows.values()] == [s.strip() or "" for s in found.source]
+        for n, row in rows.items():
+            expected = [i for b in found.blocks if (b.file, b.line) == (found.file, n) for i in b.instructions]
+            shown = [s.text.strip() for s in row.all("span") if s.attrs.get("class") in (None, "good", "bad")]
+            assert sorted(shown) == sorted(i.text.replace("\t", " ") for i in expected)
+            fmas = sum(i.fma and i.width > 1 for i in expected)
+            chips = [c.text for c in row.all(class_="chip")]
+            assert (f"{fmas} vector FMA" in chips) == bool(fmas)
+            assert any("spill" in c for c in chips) == any(i.spill for i in expected)
+    assert "window.hit" in sides[0].text
+    good = once("gelu_forward", "good", 0)
+    for same, words in machine_code.SAME.items():
+        assert words in read(machine_code.machine_code([replace(good, same=same)])).text
+    plain = replace(good, compiled=False, blocks=[])
+    assert "nothing is compiled" in read(machine_code.machine_code([plain])).text
 
 
 def test_json_and_asm(capsys):

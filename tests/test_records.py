@@ -16,13 +16,13 @@ from cpuopt.cli import common
 from cpuopt.errors import UserError
 from cpuopt.files.reading import to_json
 from cpuopt.lab import records
+from cpuopt.machine import commit
 from cpuopt.measure import rates as machine
 from cpuopt.measure.profile import LayerRow, OpRow, Profile
 from cpuopt.report import ab as ab_report
 from cpuopt.report import console as console_module
 from cpuopt.report import html
 from cpuopt.report import records as records_report
-from cpuopt.train import record
 
 OPS = {"Matmul Forward": 50.0, "GELU Forward": 10.0, "Attention Forward": 20.0, "Residual Forward": 5.0, "AdamW": 15.0}
 NAMES = {op: op.lower().replace(" ", "_") for op in OPS}
@@ -77,7 +77,7 @@ def test_a_record_has_machine_commit_and_time(tmp_path):
     kept = json.loads((path / "record.json").read_text())
     assert (kept["kind"], kept["format"], kept["machine_id"]) == ("profile", 1, "here")
     assert kept["machine"]["cpu"]
-    assert kept["commit"] == record.commit()
+    assert kept["commit"] == commit()
 
 
 def test_an_op_that_got_slower_is_found_and_the_others_are_not(tmp_path):
@@ -189,7 +189,7 @@ def test_the_verbs(tmp_path, capsys):
     assert "100.0 ms a step, gpt2-tiny 4x64, optimized" in listed
     assert "gelu_forward: mine against vanilla: faster" in listed
     assert len(json.loads(out("runs", "list", "--json"))["runs"]) == 3
-    assert "Matmul Forward" in out("runs", "show", "first")
+    assert "matmul_forward" in out("runs", "show", "first")
     assert "verdict: faster" in out("runs", "show", "third")
     shown = out("runs", "compare", "first", "second")
     assert "GELU Forward" in shown
@@ -198,7 +198,7 @@ def test_the_verbs(tmp_path, capsys):
     assert json.loads(out("runs", "compare", "first", "second", "--json"))["rows"]
     assert "mine" in out("history", "gelu_forward")
     out("runs", "show", "first", "--html", "page.html")
-    assert "Matmul Forward" in (tmp_path / "page.html").read_text()
+    assert "matmul_forward" in (tmp_path / "page.html").read_text()
     assert cli.main(["runs", "show", "third", "--html", "none.html"]) == 2
     assert "has no profile to show" in capsys.readouterr().err
     assert cli.main(["runs", "compare", "first", "third"]) == 2

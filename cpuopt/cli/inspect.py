@@ -19,7 +19,7 @@ from .common import known_op, shared, show, start_numba
 
 def flags(p: argparse.ArgumentParser) -> None:
     """Add the verb's flags."""
-    shared(p, "op", "--json")
+    shared(p, "op", "--json", "--html")
     p.add_argument("variant", metavar="VARIANT", nargs="+", help="variant to inspect; two are shown side by side")
     settings.flags(p, "kernels")
     p.add_argument("--parallel", type=int, default=0, metavar="1-4", help="level of numba's parallel diagnostics")
@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
     from .. import kernels
     from ..kernels import registry
     from ..lab.inspect import inspect
-    from ..report import console
+    from ..report import console, files
     from ..report import inspect as report
 
     kernels.load_all(args.kernels)
@@ -43,15 +43,21 @@ def run(args: argparse.Namespace) -> int:
         )
     if not 0 <= args.parallel <= 4:
         raise UserError(f"--parallel {args.parallel}: expected 1 to 4")
-    for v in args.variant:
-        registry.find(args.op, v, "inspect: ")
+    found = [registry.find(args.op, v, "inspect: ") for v in args.variant]
+    if args.html:
+        files.check_target(args.html, "--html")
     with console.saying() as say:
-        found = []
-        for v in args.variant:
-            say(f"compiling {args.op}[{v}]")
-            found.append(inspect(args.op, v, args.kernels, args.parallel))
+        shown = []
+        for kernel in found:
+            say(f"compiling {kernel.name}")
+            kernel.compile()  # what runs, with which the inspected code is compared
+            shown.append(inspect(args.op, kernel.variant, args.kernels, args.parallel))
+    if args.html:
+        from ..report.html.machine_code import write_machine_code
+
+        write_machine_code(args.html, shown)
     if args.asm:
-        print(found[0].asm)
+        print(shown[0].asm)
     else:
-        show(args, {"kernels": found}, lambda: report.tables(found))
+        show(args, {"kernels": shown}, lambda: report.tables(shown))
     return 0

@@ -11,9 +11,13 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-OURS = re.compile(r"^(?!NRT_|cfunc\.|_ZN7cpython|__gufunc__|numba_|\.)")
+FILE = re.compile(r'^\s*\.file\s+(\d+)\s+(?:"([^"]*)"\s+)?"([^"]*)"', re.M)
+LOC = re.compile(r"\.loc\s+(\d+)\s+(\d+)")
+OURS = re.compile(r"^(?!NRT_|cfunc\.|_ZN7cpython|numba_|\.)")
 """The names of functions that come from a kernel's text, not from numba's wrappers."""
-AROUND = re.compile(r"printf|Py|NRT_|numba_(un)?pickle|.*parfor_gufunc")
+AROUND = re.compile(
+    r"printf|Py|NRT_|numba_|.*parfor_gufunc|get_num_threads|[gs]et_parallel_chunksize|(get|(de)?allocate)_sched|do_sched"
+)
 """Calls that numba adds, for errors and to start threads."""
 JUMP = re.compile(r"j[a-z]+$")
 FLOAT = re.compile(r"v?(u?comis|add|sub|mul|div|max|min|sqrt|fn?m(add|sub)|rsqrt|rcp|and|or|xor|cvt|cmp|round|dp)\w*$")
@@ -60,13 +64,14 @@ def loops(asm: str, file: str = "<string>", line: int = 0) -> list[Loop]:
     ----------
     file, line : where the kernel begins; numba gives the body of a parallel loop no file, but its lines.
     """
-    files = dict(re.findall(r'^\s*\.file\s+(\d+)\s+(?:"[^"]*"\s+)?"([^"]*)"', asm, re.M))
+    files = {n: name for n, _, name in FILE.findall(asm)}
     found: list[Loop] = []
     for name, lines in functions(asm):
         if OURS.match(name):
             for start, end in innermost(lines):
                 loop = read(name, lines, start, end, files, (file, line))
-                if loop.width or loop.calls or loop.doubles:
+                added = name.startswith("__gufunc__") and not loop.where  # numba's, around the kernel's
+                if (loop.width or loop.calls or loop.doubles) and not added:
                     found.append(loop)
     for loop in found:
         alike = [v for v in found if (v.function, v.where) == (loop.function, loop.where)]
@@ -77,7 +82,9 @@ def loops(asm: str, file: str = "<string>", line: int = 0) -> list[Loop]:
 
 
 def plain(symbol: str) -> str:
-    """Return the last two names in a mangled symbol: ``gelu.forward``; other symbols stay as they are."""
+    """Return the last two names in a mangled symbol: ``gelu.forward``; other symbols stay, but for numba's loops."""
+    if "parfor_gufunc" in symbol:
+        return "parallel loop"
     names, rest = [], symbol.removeprefix("_ZN")
     while rest != symbol and (m := re.match(r"(\d+)", rest)):
         start, n = len(m[1]), int(m[1])
@@ -101,15 +108,20 @@ def functions(asm: str) -> list[tuple[str, list[str]]]:
 
 
 def innermost(lines: Sequence[str]) -> list[tuple[int, int]]:
-    """Find the spans of innermost loops: the index of the label, and that of the last jump back to it."""
+    """Find the spans of innermost loops."""
+    every = spans(lines)
+    return [s for s in every if not any(s != t and s[0] <= t[0] and t[1] <= s[1] for t in every)]
+
+
+def spans(lines: Sequence[str]) -> list[tuple[int, int]]:
+    """Find the spans of loops: the index of the label, and that of the last jump back to it."""
     labels = {line[:-1]: i for i, line in enumerate(lines) if line.endswith(":")}
-    spans: dict[int, int] = {}
+    found: dict[int, int] = {}
     for i, line in enumerate(lines):
         words = line.split()
         if len(words) == 2 and JUMP.match(words[0]) and labels.get(words[1], i) < i:
-            spans[labels[words[1]]] = i
-    every = sorted(spans.items())
-    return [s for s in every if not any(s != t and s[0] <= t[0] and t[1] <= s[1] for t in every)]
+            found[labels[words[1]]] = i
+    return sorted(found.items())
 
 
 def read(name: str, lines: Sequence[str], start: int, end: int, files: dict[str, str], kernel: tuple[str, int]) -> Loop:
@@ -117,39 +129,119 @@ def read(name: str, lines: Sequence[str], start: int, end: int, files: dict[str,
     home, first = kernel
     loop, where = Loop(name), Counter[tuple[str, int]]()
     for i in range(start, end + 1):
-        words = lines[i].replace("\t", " ").split(None, 1)
-        opcode, operands = words[0], words[1] if len(words) > 1 else ""
-        if opcode == ".loc":
-            n, line = operands.split()[:2]
-            source = files.get(n, "?").split("/")[-1]
-            where[home if source == "<string>" else source, int(line)] += 1
-        if opcode.startswith(".") or opcode.endswith(":"):
-            continue
-        loop.instructions += 1
-        if opcode.startswith("call"):
-            called = target(lines, i, operands.strip())
-            loop.calls += [] if AROUND.match(called) else [plain(called)]
-            continue
-        if "mm" not in operands:
-            continue
+        if place := LOC.match(lines[i]):
+            source, line = files.get(place[1], "?").split("/")[-1], int(place[2])
+            if line and source != "<gufunc>" and (source != "<string>" or line >= first):
+                where[home if source == "<string>" else source, line] += 1
+        if one := instruction(lines, i):
+            loop.instructions += 1
+            loop.calls += [one.called] if one.called else []
+            loop.spills += one.spill
+            loop.stores += one.store
+            loop.loads += one.load
+            loop.fmas += one.fma
+            loop.doubles += one.double
+            loop.width = max(loop.width, one.width)
+    if where:
+        file = where.most_common(1)[0][0][0]
+        at = sorted(line for f, line in where if f == file)
+        loop.where = f"{file}:{at[0]}" + (f"-{at[-1]}" if at[-1] != at[0] else "")
+    return loop
+
+
+@dataclass
+class Instruction:
+    """One instruction.
+
+    Attributes
+    ----------
+    width : floats that it computes with; 0 where it computes with none.
+    load, store : whether it reads or writes floats in memory; of the stack, that is a spill.
+    double : whether it converts to or from double, or computes with it.
+    called : the function that it calls.
+    """
+
+    text: str
+    width: int = 0
+    fma: bool = False
+    load: bool = False
+    store: bool = False
+    spill: bool = False
+    double: bool = False
+    called: str = ""
+
+
+def instruction(lines: Sequence[str], i: int) -> Instruction | None:
+    """Read a line of a function; None for a directive or a label."""
+    opcode, _, operands = lines[i].replace("\t", " ").partition(" ")
+    if opcode.startswith(".") or opcode.endswith(":"):
+        return None
+    one = Instruction(lines[i])
+    if opcode.startswith("call"):
+        called = target(lines, i, operands.strip())
+        one.called = "" if AROUND.match(called) else plain(called)
+    elif "mm" in operands:
         memory = re.search(r"\(([^)]*)\)", operands)
         last = operands.rstrip().endswith(")")
-        if memory and re.match(r"%r(sp|bp)\b", memory[1]):
-            loop.spills += 1
-        elif memory:
-            loop.stores += last
-            loop.loads += not last
-        loop.fmas += bool(FMA.match(opcode))
-        loop.doubles += bool(DOUBLE.match(opcode))
+        one.spill = bool(memory and re.match(r"%r(sp|bp)\b", memory[1]))
+        one.store = bool(memory) and not one.spill and last
+        one.load = bool(memory) and not one.spill and not last
+        one.fma, one.double = bool(FMA.match(opcode)), bool(DOUBLE.match(opcode))
         if FLOAT.match(opcode):
             scalar = opcode.endswith(("ss", "sd"))
             width = 1 if scalar else next(n for register, n in BITS if register in operands)
-            loop.width = max(loop.width, width // 2 if opcode.endswith("pd") else width)
-    if where:
-        file = where.most_common(1)[0][0][0]
-        at = sorted(line for f, line in where if f == file and line >= (first if f == home else 1))
-        loop.where = f"{file}:{at[0]}" + (f"-{at[-1]}" if at[-1] != at[0] else "") if at else file
-    return loop
+            one.width = width // 2 if opcode.endswith("pd") else width
+    return one
+
+
+@dataclass
+class Block:
+    """Instructions of one line of source that follow each other.
+
+    Attributes
+    ----------
+    file, line : of the source; empty and 0 for what numba and the compiler add.
+    depth : the number of loops around it.
+    """
+
+    function: str
+    file: str
+    line: int
+    depth: int
+    instructions: list[Instruction] = field(default_factory=list)
+
+
+def blocks(asm: str, file: str, first: int, last: int) -> list[Block]:
+    """Split the code of all functions into blocks, in the order of the text.
+
+    Parameters
+    ----------
+    file, first, last : where the kernel is written. numba gives the body of a parallel loop no file, but its lines; it
+        adds lines of its own, which are outside of the kernel's.
+    """
+    files = {n: f"{folder}/{name}" if folder else name for n, folder, name in FILE.findall(asm)}
+    found: list[Block] = []
+    for name, lines in functions(asm):
+        if not OURS.match(name):
+            continue
+        around, place, block = spans(lines), ("", 0), None
+        for i, text in enumerate(lines):
+            if at := LOC.match(text):
+                source, line = files.get(at[1], ""), int(at[2])
+                inside = source.endswith("<string>")
+                if inside or source.endswith(">"):
+                    source = file if inside and first <= line <= last else ""
+                place = (source, line) if source and line else ("", 0)
+            one = instruction(lines, i)
+            if one is None:
+                block = block if text.startswith((".loc", ".cfi", ".p2align", ".file", ".Ltmp")) else None
+                continue
+            depth = sum(start <= i <= end for start, end in around)
+            if block is None or (block.file, block.line, block.depth) != (*place, depth):
+                block = Block(plain(name), *place, depth)
+                found.append(block)
+            block.instructions.append(one)
+    return found
 
 
 def target(lines: Sequence[str], i: int, operand: str) -> str:

@@ -11,10 +11,15 @@ from typing import Any, ClassVar
 
 from ..errors import UserError
 from ..isolate.process import Side, Worker
-from .asm import Loop, loops
+from ..kernels import registry
+from ..kernels.compile import jit
+from .asm import Block, Loop, blocks, loops
 
 LIMIT_S = 600.0
-NOTHING = re.compile(r"already been vectorized|loop not vectorized$|interleaving is not beneficial")
+NOTHING = re.compile(
+    r"already been vectorized|loop not vectorized$|interleaving is not beneficial"
+    r"|(instruction return type|Store instruction) cannot be vectorized"  # of vectors
+)
 REMARK = re.compile(r"remark: (?P<file>.*?):(?P<line>\d+):\d+: (?P<text>.*)")
 
 
@@ -39,10 +44,25 @@ class Inspection:
     remarks : of the compiler's vectorizers.
     diagnostics : numba's text on the parallel loops, if it was asked for.
     asm : the whole text.
+    blocks : its instructions by line of source.
+    file, first, source : where the compiled function is written, and its lines.
+    same : whether this is, byte for byte, the code that runs here; None where the kernel is not compiled yet.
     """
 
     JSON: ClassVar = (
-        *("op", "variant", "where", "cpu", "machine", "compiled", "diagnostics", "summary", "innermost", "remarks"),
+        *(
+            "op",
+            "variant",
+            "where",
+            "cpu",
+            "machine",
+            "compiled",
+            "diagnostics",
+            "summary",
+            "innermost",
+            "remarks",
+            "same",
+        ),
     )
     op: str
     variant: str
@@ -54,6 +74,11 @@ class Inspection:
     remarks: list[Remark]
     diagnostics: str = ""
     asm: str = field(default="", repr=False)
+    blocks: list[Block] = field(default_factory=list, repr=False)
+    file: str = ""
+    first: int = 0
+    source: list[str] = field(default_factory=list, repr=False)
+    same: bool | None = None
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -87,6 +112,8 @@ def inspect(op: str, variant: str, kernels: Sequence[str] = (), diagnostics: int
         except UserError as e:
             raise UserError(f"{op}[{variant}]: {str(e).removeprefix('compiler: ')}") from e
     file, line = Path(found["where"].rpartition(":")[0]), int(found["where"].rpartition(":")[2])
+    known, source = found["machine"].startswith("x86_64"), found["source"]
+    home, first, written = (source.get(k, v) for k, v in (("file", ""), ("first", 0), ("lines", [])))
     return Inspection(
         op,
         variant,
@@ -94,11 +121,25 @@ def inspect(op: str, variant: str, kernels: Sequence[str] = (), diagnostics: int
         found["cpu"],
         found["machine"],
         found["compiled"],
-        loops(found["asm"], file.name, line) if found["machine"].startswith("x86_64") else [],
+        loops(found["asm"], file.name, line) if known else [],
         remarks(found["remarks"], file.name, line),
         found["diagnostics"],
         found["asm"],
+        blocks(found["asm"], home, first, first + len(written) - 1) if known else [],
+        home,
+        first,
+        written,
+        _same(op, variant, found["code"]),
     )
+
+
+def _same(op: str, variant: str, code: str) -> bool | None:
+    """Compare a digest of machine code with that of the kernel as this process or the cache has it."""
+    kernel = registry.KERNELS.get((op, variant))
+    if not code or kernel is None or not kernel.is_compiled():
+        return None
+    kernel.compile()
+    return jit.code_digest(kernel) == code
 
 
 def remarks(text: str, file: str = "<string>", line: int = 0) -> list[Remark]:

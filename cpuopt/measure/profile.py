@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from ..wording import count
+from ..wording import count, four
 from .roofline import PASSED, Roofs
 
 if TYPE_CHECKING:
@@ -108,6 +108,7 @@ class Profile:
     mfu : the step's FLOPs in percent of the FMA peak.
     doubts : warnings about the figures.
     hashes : the hash of the sources of each kernel.
+    origin : ``cpu``, ``time``, ``commit`` and ``command``, as far as they are known.
     ranks : the processes that share the step; rows and rates are those of the first one, tokens those of all.
     codes : the hash of the machine code of each kernel; empty for a plain Python function.
     raw : the times of every step; not part of the JSON.
@@ -141,6 +142,7 @@ class Profile:
     hashes: dict[str, str] = field(default_factory=dict)
     codes: dict[str, str] = field(default_factory=dict)
     ranks: int = 1
+    origin: dict[str, str] = field(default_factory=dict)
 
     @property
     def words(self) -> str:
@@ -262,7 +264,7 @@ def passed(rows: Iterable[OpRow | LayerRow]) -> list[str]:
 def words(p: Profile) -> str:
     """Describe where the time of a step goes, and where most of it could be saved."""
     step = p.step_ms["mean"]
-    text = f"A step takes {step:,.1f} ms"
+    text = f"A step takes {four(step)} ms"
     if p.mfu is not None:
         text += f", {p.mfu:.0f} % of the FMA peak of {count(p.threads, 'thread')} (MFU)"
     rows = [r for r in p.ops if r.kernels]
@@ -280,7 +282,8 @@ def words(p: Profile) -> str:
         text += f" ({at:.0f} % of it)"
         uneven = max(rows, key=lambda r: ((r.imbalance or 1) - 1) * r.ms)
         if (uneven.imbalance or 1) > 1.1:
-            text += f". Threads wait most in {uneven.op}: the slowest takes {uneven.imbalance:.2f} times the mean"
+            op = uneven.kernels[0].partition("[")[0]
+            text += f". Threads wait most in {op}: the slowest takes {uneven.imbalance:.2f} times the mean"
     return text + "."
 
 

@@ -91,6 +91,11 @@ def failed_kernels(profile: Profile) -> list[str]:
     return [k for k in used if k in bad or (seen and k not in seen)]
 
 
+def op_id(row: OpRow) -> str:
+    """Return the ids that flags take of the ops in a row by label; a row without kernels keeps its name."""
+    return ", ".join(dict.fromkeys(k.partition("[")[0] for k in row.kernels)) or row.op
+
+
 def block_of(layer: str) -> str:
     """Return the block that a layer lies in, or the layer itself if it lies in none."""
     block = BLOCK.match(layer)

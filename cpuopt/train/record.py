@@ -10,7 +10,6 @@ import fcntl
 import json
 import os
 import re
-import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -114,7 +113,7 @@ def keep(root: Path, kind: str, name: str, content: Mapping[str, Any]) -> Path:
     """
     safe = re.sub(r"[^A-Za-z0-9._-]+", "_", name).strip("._")[:48]
     path = _new_folder(root, f"{time.strftime('%Y%m%d-%H%M%S')}-{kind}{'-' + safe if safe else ''}")
-    head = {"kind": kind, "format": 1, "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "commit": commit()}
+    head = {"kind": kind, "format": 1, "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "commit": machine.commit()}
     try:
         write_json(path / "record.json", {**head, "machine": machine.describe(), **content}, indent=1)
     except UserError:
@@ -133,20 +132,6 @@ def write_json(path: Path, content: Any, indent: int) -> None:
         Where it cannot be written.
     """
     write_whole(path, [json.dumps(to_json(content), indent=indent).encode() + b"\n"])
-
-
-def commit() -> str | None:
-    """Return the commit of the checkout that this package runs from, with ``+`` where files differ from it."""
-    root = Path(__file__).resolve().parents[2]
-    if not (root / ".git").exists():
-        return None
-    git = ["git", "-C", str(root)]
-    try:
-        head = subprocess.run([*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, timeout=10)
-        changed = subprocess.run([*git, "status", "--porcelain", "-uno"], capture_output=True, text=True, timeout=10)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return head.stdout.strip() + ("+" if changed.stdout.strip() else "") if head.returncode == 0 else None
 
 
 class Run:

@@ -29,6 +29,7 @@ from ..errors import UserError
 from ..files import remove_leftovers, write_whole
 from ..files.reading import to_json
 from ..generate.decoder import Decoder, Sampler, generate, require_cache, text_of
+from ..machine import commit
 from ..measure.profile import Profile
 from ..measure.rates import machine_id
 from ..measure.roofline import Roofs
@@ -38,7 +39,7 @@ from . import checkpoint
 from .evaluate import bits_per_byte, text_bytes
 from .guard import NOTHING_FOUND, find_first
 from .job import Job, Taken
-from .record import Follower, Run, commit
+from .record import Follower, Run
 
 COMPARE_EVERY = 100
 """Steps between comparisons of the ranks' weights."""

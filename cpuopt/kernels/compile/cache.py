@@ -252,7 +252,7 @@ class _KernelCache:
         with _own_engine(target):
             result = compiler.CompileResult._rebuild(target, libdata, *rest)
         result.library._reload_init.update(result.reload_init)  # for those that it is linked into
-        _loaded.setdefault(self.dispatcher, {})[tuple(result.signature.args)] = _machine_code(libdata[2][0])
+        _loaded.setdefault(self.dispatcher, {})[tuple(result.signature.args)] = machine_code(libdata[2][0])
         return result
 
     def compile(self, compile_: Callable[..., Any], args: Any, result: Any) -> Any:
@@ -317,7 +317,7 @@ def _without_numbas_cache(dispatcher: Any) -> Iterator[None]:
         caching.FunctionCache.load_overload = before
 
 
-def _machine_code(content: bytes) -> str:
+def machine_code(content: bytes) -> str:
     """Digest the sections of an object file that a processor reads."""
     sections = [(s.is_text(), s.name() or b"", s.data()) for s in llvm.ObjectFileRef.from_data(content).sections()]
     code = [(name, data) for text, name, data in sections if text or name.startswith((b".rodata", b"__const"))]

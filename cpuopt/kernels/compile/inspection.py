@@ -7,6 +7,7 @@ options cannot be reset.
 from __future__ import annotations
 
 import contextlib
+import inspect as source
 import io
 import os
 import tempfile
@@ -23,29 +24,47 @@ REMARKS = ("-pass-remarks=", "-pass-remarks-missed=", "-pass-remarks-analysis=")
 
 
 def inspect(request: Mapping[str, Any], say: Say) -> dict[str, Any]:
-    """Compile, and return the assembly text, the remarks, the parallel diagnostics, the place and the machine."""
+    """Compile, and return the assembly text, its digest, the remarks, diagnostics, source and machine."""
     for option in REMARKS:
         llvm.set_option("", option + PASSES)
     from .. import load_all, registry
-    from . import jit
+    from . import jit, lines
 
+    lines.mark()
     load_all(request["kernels"])
     kernel, level = registry.KERNELS[request["op"], request["variant"]], request["level"]
-    found = {"asm": "", "remarks": "", "diagnostics": "", "compiled": hasattr(kernel.function, "py_func")}
+    found = {
+        "asm": "",
+        "code": "",
+        "source": {},
+        "remarks": "",
+        "diagnostics": "",
+        "compiled": hasattr(kernel.function, "py_func"),
+    }
     if found["compiled"]:
         said = io.StringIO()
         with tempfile.TemporaryFile() as remarks:
+            made: list[tuple[Any, Any, int]] = []
+
+            def compiled() -> Any:
+                dispatcher, sig = jit.afresh(kernel)
+                made.append((dispatcher, sig, os.fstat(remarks.fileno()).st_size))
+                return dispatcher.overloads[sig].library
+
             try:
                 with _stderr_to(remarks):
-                    dispatcher, sig = jit.afresh(kernel)
+                    found["asm"], found["code"] = lines.text(compiled)
             except Exception as e:
                 raise UserError(f"cannot be compiled: {type(e).__name__}: {str(e).strip().splitlines()[-1]}") from e
+            dispatcher, sig, size = made[0]  # a second compilation repeats the remarks
             remarks.seek(0)
-            found["remarks"] = remarks.read().decode(errors="replace")
+            found["remarks"] = remarks.read(size).decode(errors="replace")
         if level:
             with contextlib.redirect_stdout(said):
                 dispatcher.parallel_diagnostics(sig, level=level)
-        found |= {"asm": dispatcher.inspect_asm(sig), "diagnostics": said.getvalue()}
+        found["diagnostics"] = said.getvalue()
+        written, first = source.getsourcelines(kernel.function.py_func)
+        found["source"] = {"file": kernel.function.py_func.__code__.co_filename, "first": first, "lines": written}
     return found | {"where": kernel.where, "machine": llvm.get_process_triple(), "cpu": llvm.get_host_cpu_name()}
 
 

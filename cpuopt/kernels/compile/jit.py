@@ -138,7 +138,7 @@ def _compile(dispatcher: Any, sig: tuple[types.Type, ...], name: str) -> None:
 
 
 def afresh(kernel: Kernel) -> tuple[Any, tuple[types.Type, ...]]:
-    """Compile a kernel anew, with the lines of its source, and return the dispatcher and the signature.
+    """Compile a kernel anew, without the cache, and return the dispatcher and the signature.
 
     Raises
     ------
@@ -147,7 +147,7 @@ def afresh(kernel: Kernel) -> tuple[Any, tuple[types.Type, ...]]:
     """
     known, sig = kernel.function, signature_of(kernel)
     options = {k: v for k, v in known.targetoptions.items() if k not in ("nopython", "nogil")}  # type: ignore[attr-defined]
-    dispatcher = numba.njit(**{**options, "debug": True})(known.py_func)  # type: ignore[attr-defined]
+    dispatcher = numba.njit(**options)(known.py_func)  # type: ignore[attr-defined]
     _compile(dispatcher, sig, f"{kernel.name} at {kernel.where}")
     return dispatcher, sig
 

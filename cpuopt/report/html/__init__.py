@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
 from ...files import write_whole
 from ...files.reading import misfit, parse_json, read_file, read_json
-from ..tables import digits_of, failed_kernels, used_kernels
+from ...program.arena import gb
+from ...wording import count, four
+from ..tables import digits_of, failed_kernels, op_id, used_kernels
 from .curves import Point, curve
 from .listing import layer_columns, listing, op_columns
 from .markup import Markup, join, tag
@@ -17,6 +21,7 @@ from .matrix import matrix
 from .memory import arena_map
 from .page import Section, page
 from .roofs import roofline
+from .svg import short
 from .timeline import timeline, typical
 
 if TYPE_CHECKING:
@@ -77,6 +82,8 @@ def report(profile: Profile, engine: Engine | None = None, losses: Mapping[str, 
         why = f"No figures, because these kernels did not pass their check in this run: {', '.join(refused)}"
         return page(title, join(_heading(profile, title), tag("p", why, class_="warnings")), [])
     digits = digits_of(profile)
+    head = _head(profile, title)
+    profile = replace(profile, ops=[replace(r, op=op_id(r)) for r in profile.ops])  # one name for each op
     sections = []
     if losses:
         sections.append(Section("loss", "Loss", curve(losses, "loss")))
@@ -92,27 +99,39 @@ def report(profile: Profile, engine: Engine | None = None, losses: Mapping[str, 
         Section("ops", "By op", listing(profile.ops, op_columns(digits), "ops-table")),
         Section("layers", "By layer and op", listing(profile.layers, layer_columns(digits), "layers-table")),
     ]
-    return page(title, _head(profile, title), sections)
+    return page(title, head, sections)
 
 
 def _heading(p: Profile, title: str) -> Markup:
     swaps = "".join(f" + {s}" for s in p.swaps)
-    facts = [f"{p.variant}{swaps}", f"{p.threads} threads ({p.threading_layer})", *[f"{p.ranks} ranks"] * (p.ranks > 1)]
-    facts.append(f"{p.steps} steps after {p.warmup} of warm-up")
-    facts += [f"{name} {version}" for name, version in p.versions.items()]
-    return join(tag("h1", title), tag("p", " · ".join(facts), class_="facts"))
+    how = [f"{p.variant}{swaps}", f"{count(p.threads, 'thread')} ({p.threading_layer})"]
+    how += [f"{p.ranks} ranks"] * (p.ranks > 1)
+    how.append(f"{count(p.steps, 'step')} after {p.warmup} of warm-up")
+    where = {"CPU": p.origin.get("cpu"), "measured": _date(p.origin.get("time", "")), "commit": p.origin.get("commit")}
+    where |= {"run": " · ".join(how), "versions": " · ".join(f"{name} {v}" for name, v in p.versions.items())}
+    facts = [tag("div", tag("dt", name), tag("dd", text)) for name, text in where.items() if text]
+    asked = p.origin.get("command")
+    return join(tag("h1", title), tag("dl", facts, class_="facts"), tag("p", tag("code", asked)) if asked else None)
+
+
+def _date(time: str) -> str:
+    """Shorten a time such as ``2026-01-31T12:00:00+0100`` to the minute; another text stays as it is."""
+    try:
+        return datetime.fromisoformat(time).strftime("%Y-%m-%d %H:%M %z").strip()
+    except ValueError:
+        return time
 
 
 def _head(p: Profile, title: str) -> Markup:
     ms = p.step_ms
     tiles = [
-        (f"{ms['mean']:,.2f} ms", f"a step, mean of the middle half ({ms['min']:,.2f} to {ms['max']:,.2f})"),
+        (f"{four(ms['mean'])} ms", f"a step, mean of the middle half ({four(ms['min'])} to {four(ms['max'])})"),
         (f"{p.tokens_per_s:,.0f}", "tokens/s"),
-        (f"{p.peak_rss_mb:,.0f} MB", f"peak memory, planned {p.planned_peak_mb:,.0f}"),
-        (f"{p.profiler_overhead_ms:.3f} ms", "a step, the cost of profiling"),
+        (gb(p.peak_rss_mb * 1e6), f"peak memory, planned {gb(p.planned_peak_mb * 1e6)}"),
+        (f"{short(p.profiler_overhead_ms)} ms", "a step, the cost of profiling"),
     ]
     if p.mfu is not None:
-        tiles.insert(2, (f"{p.mfu:.1f} %", "of the FMA peak (MFU)"))
+        tiles.insert(2, (f"{p.mfu:.0f} %", "of the FMA peak (MFU)"))
     return join(
         _heading(p, title),
         tag("div", [tag("div", tag("b", figure), tag("span", what)) for figure, what in tiles], class_="tiles"),

@@ -7,15 +7,15 @@ from math import sqrt
 from typing import TYPE_CHECKING
 
 from ...program.program import PHASES
+from ...wording import count, four
 from ..tables import block_of, usual_variant
 from .markup import Markup, join, tag
+from .shades import SHADES
 from .svg import PHASES as SHOWN
 from .svg import first_phases, short
 
 if TYPE_CHECKING:
     from ...measure.profile import LayerRow
-
-SHADES = 9
 
 
 def matrix(layers: Sequence[LayerRow], variant: str, digits: int) -> Markup:
@@ -32,9 +32,25 @@ def matrix(layers: Sequence[LayerRow], variant: str, digits: int) -> Markup:
             "ms of a step, stronger for more (by the square root). Outlined: another variant than the rest of its op.",
             class_="note",
         ),
+        recomputed(layers),
         _table(layers, block_of, variant, digits),
         tag("details", tag("summary", "every layer"), _table(layers, lambda layer: layer, variant, digits)),
     )
+
+
+def recomputed(layers: Sequence[LayerRow]) -> Markup | None:
+    """Explain the ops that the backward runs again; None where there are none."""
+    again: dict[str, list[LayerRow]] = {}
+    for r in layers:
+        if r.phase == "backward" and r.op.endswith("_forward"):
+            again.setdefault(r.op, []).append(r)
+    if not again:
+        return None
+    rows = [r for found in again.values() for r in found]
+    ops = ", ".join(f"{op} ({count(sum(r.calls for r in found), 'call')})" for op, found in again.items())
+    text = f"Computed again in the backward: {ops}; {four(sum(r.ms for r in rows))} ms"
+    text += f", {sum(r.share for r in rows):.1f} % of the step. Computing them costs less than keeping them in memory."
+    return tag("p", text, class_="note")
 
 
 def _table(layers: Sequence[LayerRow], key: Callable[[str], str], variant: str, digits: int) -> Markup:
@@ -73,6 +89,9 @@ def _cell(name: str, op: str, rows: Sequence[LayerRow], usual: str, most: float,
     ms = sum(r.ms for r in rows)
     other = any(r.variant != usual for r in rows)
     variants = ", ".join(dict.fromkeys(r.variant for r in rows))
+    again = sum(r.ms for r in rows if r.phase == "backward") if op.endswith("_forward") else 0
     tip = f"{name}\n{op} [{variants}]\n{short(ms)} ms, {sum(r.share for r in rows):.2f} % of the step"
+    if again:
+        tip += f"\n{short(again)} ms of it computed again in the backward"
     shade = round(SHADES * sqrt(max(ms, 0) / most)) if most > 0 else 0
     return tag("td", f"{ms:,.{digits}f}", class_=f"s{shade}{' other' if other else ''}", title=tip, data_value=repr(ms))

@@ -53,6 +53,13 @@
     });
   }
 
+  // a picture or table that is wider than its place says so; on a phone most are
+  const boxes = [...document.querySelectorAll(".picture, .scroll")];
+  const mark = () => boxes.forEach((box) => box.classList.toggle("wide", box.scrollWidth > box.clientWidth + 1));
+  addEventListener("resize", mark);
+  document.addEventListener("toggle", mark, true);
+  mark();
+
   const root = document.documentElement;
   document.getElementById("theme").addEventListener("click", () => {
     const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;

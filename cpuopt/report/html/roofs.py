@@ -1,13 +1,16 @@
 """The roofline: GFLOP/s over FLOPs a byte, both in powers of ten, under the roofs of the machine.
 
-A kind of op is a point as large as its share of the step; a small one is an op in one layer.
+An op is a point as large as its share of the step; a small one is the op in one layer. The scales span the large
+points and the roofs: a layer that lies outside is counted below the picture.
 """
 
 from __future__ import annotations
 
-from math import atan, degrees, sqrt
+from collections.abc import Sequence
+from math import atan, cos, degrees, hypot, sin, sqrt
 from typing import TYPE_CHECKING
 
+from .labels import CHAR, Box, Label, along, around, place
 from .markup import Markup, join, tag
 from .svg import PHASES, WIDTH, Log, axes, first_phases, legend, picture, short
 
@@ -15,92 +18,101 @@ if TYPE_CHECKING:
     from ...measure.profile import LayerRow, OpRow, Profile
     from ...measure.roofline import Roofs
 
-HEIGHT, LEFT, BOTTOM, TOP = 470, 62, 425, 30
-CHAR = 6.9
-"""Width of a character of a label."""
+HEIGHT, LEFT, RIGHT, BOTTOM, TOP = 470, 62, WIDTH - 20, 425, 34
+FRAME = Box(LEFT + 4, TOP - 2, WIDTH - 6, BOTTOM - 4)
 
 
 def roofline(profile: Profile) -> Markup:
     """Draw every op that has FLOPs; the others are listed below."""
     rows = [r for r in profile.ops if r.kernels]
-    drawn = [r for r in rows if r.gflops > 0 and r.intensity > 0]
-    layers = [r for r in profile.layers if r.gflops > 0 and r.intensity > 0]
+    drawn = sorted((r for r in rows if r.gflops > 0 and r.intensity > 0), key=lambda r: -r.share)
     left_out = [r.op for r in rows if r not in drawn]
     if not drawn:
         return tag("p", "No op of this step has FLOPs to count.", class_="note")
-    x, y = _scales([*drawn, *layers], profile.roofs)
+    x, y = _scales(drawn, profile.roofs)
+    layers = [r for r in profile.layers if r.gflops > 0 and r.intensity > 0]
+    shown = [r for r in layers if x.low <= r.intensity <= x.high and y.low <= r.gflops <= y.high]
+    points = [(r, x(r.intensity), y(r.gflops), 3.5 + 1.3 * sqrt(max(r.share, 0))) for r in drawn]
+    taken = [around(cx, cy, radius + 1) for _, cx, cy, radius in points]
+    small = [around(x(r.intensity), y(r.gflops), 2.2) for r in shown]
+    lines: list[Box] = []
     parts = axes(x, y, "FLOPs a byte", "GFLOP/s")
-    roofs = profile.roofs
-    if roofs:
-        parts += _roofs(roofs, x, y)
-    for one in layers:
+    if profile.roofs:
+        parts += _roofs(profile.roofs, x, y, taken, lines)
+    for one in shown:
         name = f"{one.layer}\n{one.op} [{one.variant}]"
         parts.append(_point(one, x(one.intensity), y(one.gflops), 2.2, f"{PHASES[one.phase]} layer", name))
     phase = first_phases(profile.layers)
-    places = [(r, x(r.intensity), y(r.gflops), 3.5 + 1.3 * sqrt(max(r.share, 0))) for r in drawn]
-    places.sort(key=lambda p: -p[3])
-    taken = [(cx - radius, cy - radius, cx + radius, cy + radius) for _, cx, cy, radius in places]
-    if roofs:
-        lows = [min(y.start, y(x.low * roofs.bandwidth(v.name))) for v in roofs.levels]
-        taken += [(LEFT, low - 50, LEFT + 120, low) for low in lows]  # the names of the roofs
-        taken.append((LEFT, y(roofs.gflops) - 4, WIDTH, y(roofs.gflops) + 4))
-    for r, cx, cy, radius in places:
+    words: list[Markup] = []
+    unnamed = []
+    for r, cx, cy, radius in points:
         parts.append(_point(r, cx, cy, radius, PHASES[phase[r.kernels[0].partition("[")[0]]], r.op))
-    for r, cx, cy, radius in places:
-        parts += _label(r, cx, cy, radius, taken)
-    notes = []
-    if not roofs:
-        notes.append("No roofs: this machine was not measured in this run.")
-    if left_out:
-        notes.append(f"Not drawn, for they have no FLOPs: {', '.join(left_out)}.")
+        label = place(r.op, cx, cy, radius, FRAME, taken, [*lines, *small])
+        if label:
+            taken.append(label.box)
+            words += _named(label, cx, cy, radius)
+        else:
+            unnamed.append(r.op)
+    notes = {
+        "No roofs: this machine was not measured in this run.": not profile.roofs,
+        f"Not drawn, for they have no FLOPs: {', '.join(left_out)}.": left_out,
+        f"Without a name, for want of space: {', '.join(unnamed)}.": unnamed,
+        f"Layers outside of the picture: {len(layers) - len(shown)} of {len(layers)}.": len(shown) < len(layers),
+    }
     return join(
         legend(((p, p) for p in dict.fromkeys(PHASES.values())), "dot"),
-        picture(HEIGHT, "roofline: GFLOP/s of each op over its FLOPs a byte", parts),
-        [tag("p", n, class_="note") for n in notes],
+        picture(HEIGHT, "roofline: GFLOP/s of each op over its FLOPs a byte", parts, words),
+        [tag("p", text, class_="note") for text, true in notes.items() if true],
     )
 
 
-def _scales(rows: list[OpRow | LayerRow], roofs: Roofs | None) -> tuple[Log, Log]:
+def _scales(rows: Sequence[OpRow], roofs: Roofs | None) -> tuple[Log, Log]:
     xs, ys = [r.intensity for r in rows], [r.gflops for r in rows]
     if roofs:
         ridges = [roofs.gflops / roofs.bandwidth(v.name) for v in roofs.levels]
         xs, ys = [*xs, *ridges], [*ys, roofs.gflops]
-    return (
-        Log(min(xs) / 1.6, max(xs) * 1.6, LEFT, WIDTH - 20),
-        Log(min(ys) / 1.6, max(ys) * 1.6, BOTTOM, TOP),
-    )
+    return Log(min(xs) / 1.6, max(xs) * 1.6, LEFT, RIGHT), Log(min(ys) / 1.6, max(ys) * 1.6, BOTTOM, TOP)
 
 
-def _roofs(roofs: Roofs, x: Log, y: Log) -> list[Markup]:
-    """Draw a line for each level of memory up to the roof of the multiply-adds, and one for that roof."""
+def _roofs(roofs: Roofs, x: Log, y: Log, taken: list[Box], lines: list[Box]) -> list[Markup]:
+    """Draw a line for each level of memory up to the roof of the multiply-adds, and one for that roof.
+
+    Parameters
+    ----------
+    taken, lines : to which the room of the names and that of the lines is added.
+    """
     ridges = {v.name: roofs.gflops / roofs.bandwidth(v.name) for v in roofs.levels}
-    first = min(ridges.values())
-    flat = f"FMA {short(roofs.gflops)} GFLOP/s"
-    parts = [
-        _line(x(first), y(roofs.gflops), x.end, y(roofs.gflops), flat),
-        tag("text", flat, x=x.end, y=y(roofs.gflops) - 7, text_anchor="end", class_="name"),
-    ]
-    for name, ridge in ridges.items():
-        bandwidth = roofs.bandwidth(name)
+    top, flat = y(roofs.gflops), f"FMA {short(roofs.gflops)} GFLOP/s"
+    name = Label(flat, x.end - CHAR * len(flat), top - 6)
+    ends = x(min(ridges.values())), top, x.end, top
+    parts = [_line(*ends, flat), tag("text", flat, x=name.x, y=name.y, class_="roof-name")]
+    taken += [name.box, *along(*ends)]
+    for level, ridge in ridges.items():
+        bandwidth = roofs.bandwidth(level)
         start = max(x.low, y.low / bandwidth)
-        ends = x(start), y(start * bandwidth), x(ridge), y(roofs.gflops)
-        text = f"{name} {short(bandwidth)} GB/s"
+        ends = x(start), y(start * bandwidth), x(ridge), top
+        text = f"{level} {short(bandwidth)} GB/s"
         parts.append(_line(*ends, text))
-        # a label lies along its line, a little above it
-        slope = (ends[3] - ends[1]) / (ends[2] - ends[0])
-        at = ends[0] + 8, ends[1] + 8 * slope - 5
-        angle = degrees(atan(slope))
-        parts.append(
-            tag(
-                "text",
-                text,
-                x=at[0],
-                y=at[1],
-                transform=f"rotate({angle:.1f} {at[0]:.1f} {at[1]:.1f})",
-                class_="roof-name",
-            )
-        )
+        lines += along(*ends)
+        parts += _along(text, *ends, taken)
     return parts
+
+
+def _along(text: str, x1: float, y1: float, x2: float, y2: float, taken: list[Box]) -> list[Markup]:
+    """Write the name of a roof along its line, a little above it, where there is space; nothing where there is none."""
+    length, width = hypot(x2 - x1, y2 - y1), CHAR * len(text)
+    angle = atan((y2 - y1) / (x2 - x1)) if x2 > x1 else 0.0
+    c, s = cos(angle), sin(angle)
+    for at in range(8, int(length - width), 8):
+        left, base = x1 + at * c + 5 * s, y1 + at * s - 5 * c
+        # the middle of the text, covered by boxes of its height
+        middle = left + 3.5 * s, base - 3.5 * c
+        room = [*along(*middle, middle[0] + width * c, middle[1] + width * s, half=8.5)]
+        if all(b.within(FRAME) for b in room) and not any(b.meets(t) for b in room for t in taken):
+            taken += room
+            turned = f"rotate({degrees(angle):.2f} {left:.1f} {base:.1f})"
+            return [tag("text", text, x=left, y=base, transform=turned, class_="roof-name")]
+    return []
 
 
 def _line(x1: float, y1: float, x2: float, y2: float, tip: str) -> Markup:
@@ -115,20 +127,13 @@ def _point(r: OpRow | LayerRow, cx: float, cy: float, radius: float, class_: str
     return tag("circle", tag("title", tip), cx=cx, cy=cy, r=radius, class_=f"point {class_}")
 
 
-def _label(
-    r: OpRow, cx: float, cy: float, radius: float, taken: list[tuple[float, float, float, float]]
-) -> list[Markup]:
-    """Label a point where there is space beside, above or below it."""
-    width = CHAR * len(r.op)
-    for anchor, at, left, base in (
-        ("start", cx + radius + 4, cx + radius + 4, cy + 4),
-        ("end", cx - radius - 4, cx - radius - 4 - width, cy + 4),
-        ("middle", cx, cx - width / 2, cy - radius - 5),
-        ("middle", cx, cx - width / 2, cy + radius + 13),
-    ):
-        box = left, base - 10, left + width, base + 3
-        inside = box[0] > LEFT and box[2] < WIDTH - 10 and box[1] > TOP - 12 and box[3] < BOTTOM
-        if inside and not any(box[0] < t[2] and t[0] < box[2] and box[1] < t[3] and t[1] < box[3] for t in taken):
-            taken.append(box)
-            return [tag("text", r.op, x=at, y=base, text_anchor=anchor, class_="point-name")]
-    return []
+def _named(label: Label, cx: float, cy: float, radius: float) -> list[Markup]:
+    """Draw the name of a point, and a line to it where it lies at a distance."""
+    b = label.box
+    x, y = min(max(cx, b.left), b.right), min(max(cy, b.top), b.bottom)
+    distance = hypot(x - cx, y - cy)
+    text = tag("text", label.text, x=label.x, y=label.y, class_="point-name")
+    if distance < radius + 10:
+        return [text]
+    part = radius / distance
+    return [tag("line", x1=cx + (x - cx) * part, y1=cy + (y - cy) * part, x2=x, y2=y, class_="leader"), text]

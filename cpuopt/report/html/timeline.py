@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ..tables import block_of
 from .markup import Markup, join, tag
-from .svg import PHASES, WIDTH, Linear, legend, picture, rect, short
+from .svg import PHASES, WIDTH, Linear, legend, picture, rect, short, tick
 
 if TYPE_CHECKING:
     from ...measure.profile import StepTimes
@@ -33,7 +33,7 @@ def timeline(step: StepTimes) -> Markup:
     bottom = TOP + ROW * len(rows)
     x = Linear(0, (step.end - step.start) / 1e6, LEFT, WIDTH - 10)
     parts: list[Markup] = [tag("line", x1=x(t), x2=x(t), y1=TOP - 6, y2=bottom, class_="grid") for t in x.ticks(10)]
-    parts += [tag("text", f"{t:g}", x=x(t), y=bottom + 15, text_anchor="middle", class_="tick") for t in x.ticks(10)]
+    parts += [tag("text", tick(t), x=x(t), y=bottom + 15, text_anchor="middle", class_="tick") for t in x.ticks(10)]
     parts.append(tag("text", "ms", x=WIDTH - 10, y=bottom + 32, text_anchor="end", class_="name"))
     for name, i in rows.items():
         parts.append(tag("text", shortened(name), x=LEFT - 10, y=TOP + ROW * i + 13, text_anchor="end", class_="row"))

@@ -1,0 +1,86 @@
+"""Line tables for machine code that stays as it is; for a process that compiles only to look at the result.
+
+numba's ``debug=True`` keeps variables alive and in memory, which changes the code. Here only places are added: LLVM
+then emits the same instructions, and ``.loc`` directives between them.
+
+What a process runs is the first code that LLVM makes of a module. A second one may use other registers, since the first
+one changed the module, and so may that of a copy, whose lists have another order.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba.core import codegen, compiler, debuginfo, errors
+
+from . import cache
+
+_first: list[bool] = []
+"""Not empty where the text shall be the first code that is made of a module, in place of the code that runs."""
+
+
+def mark() -> None:
+    """Make numba mark lines in all that this process compiles from now on, and keep a copy of each module."""
+    warnings.simplefilter("ignore", errors.NumbaDebugInfoWarning)
+    init, add = compiler.CompilerBase.__init__, codegen.CPUCodeLibrary.add_ir_module
+    finalize = codegen.CPUCodeLibrary._finalize_final_module
+
+    def init_with_lines(
+        self: Any, typing: Any, target: Any, library: Any, args: Any, result: Any, flags: Any, *rest: Any
+    ):
+        flags.debuginfo, flags.dbg_directives_only, flags.dbg_extend_lifetimes = True, True, False
+        init(self, typing, target, library, args, result, flags, *rest)
+
+    def add_ir_module(self: Any, module: Any) -> None:
+        if module.name == "_gufunc_wrapper":
+            _describe(module)
+        add(self, module)
+
+    def finalize_and_copy(self: Any) -> None:
+        if _first:
+            self.text = self._codegen._tm.emit_assembly(self._final_module)
+        self.copies = [self._final_module.clone() for _ in range(2)]
+        finalize(self)
+
+    compiler.CompilerBase.__init__ = init_with_lines
+    codegen.CPUCodeLibrary.add_ir_module = add_ir_module
+    codegen.CPUCodeLibrary._finalize_final_module = finalize_and_copy
+
+
+def _describe(module: Any) -> None:
+    """Describe the function that numba writes around a parallel loop; one without a description loses all lines."""
+    di = debuginfo.DIBuilder(module, "<gufunc>", None, True)
+    for function in module.functions:
+        if function.blocks:
+            kind = module.add_debug_info("DISubroutineType", {"types": module.add_metadata([None])})
+            about = {"name": function.name, "scope": di.difile, "file": di.difile, "type": kind}
+            about |= {"unit": di.dicompileunit, "isDefinition": True}
+            program = module.add_debug_info("DISubprogram", about, is_distinct=True)
+            place = module.add_debug_info("DILocation", {"line": 0, "column": 0, "scope": program})
+            function.set_metadata("dbg", program)
+            for block in function.blocks:
+                for instruction in block.instructions:
+                    if isinstance(instruction, ir.CallInstr):
+                        instruction.set_metadata("dbg", place)
+    di.finalize()
+
+
+def text(compile_: Callable[[], Any]) -> tuple[str, str]:
+    """Return the assembly text of the code that a library runs, and the digest of that code.
+
+    Parameters
+    ----------
+    compile_ : compiles the library, after `mark`; called again where copies of its module make other code than it.
+    """
+    library = compile_()
+    ran, (one, other) = cache.machine_code(library._get_compiled_object()), library.copies
+    if cache.machine_code(library.codegen._tm.emit_object(one)) == ran:
+        return library.codegen._tm.emit_assembly(other), ran
+    _first.append(True)
+    try:
+        return compile_().text, ran
+    finally:
+        _first.clear()
