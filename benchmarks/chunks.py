@@ -133,7 +133,6 @@ def text() -> str:
     """Make the tables."""
     cells: dict[str, dict[str, tuple[Call, dict[int, int]]]] = {}
     for size, (spec, B, T) in SIZES.items():
-        print(size, flush=True)
         for fuse in "auto", "none":
             for call, chunks in cuts(spec, B, T, fuse):
                 row = cells.setdefault(call.op.name, {})
