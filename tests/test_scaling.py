@@ -210,6 +210,8 @@ def test_the_verb_measures_and_predicts(said):
     assert any("80 GB/s" in a for a in found["assumptions"])
     for name in "perfect", "measured", "predicted", *REASONS:
         assert name in page
+    for i in range(3):
+        assert f".line{i} {{" in page  # each line has a colour
 
 
 def test_kernels_are_cut_for_the_predicted_threads(said):
