@@ -111,7 +111,9 @@ def test_starts_grow_with_each_doubling_beyond_those_measured():
     assert [Starts(STARTS)(n) for n in (1, 2, 4, 64)] == [1_000, 3_000, 5_000, 13_000]
     assert Starts({1: 1_000, 2: 3_000, 4: 9_000})(16) == 17_000
     assert Starts({1: 1_000})(64) == 1_000
-    assert start_of([Timed(9, [Region(9, 5, 5, 1, 1, False), Region(9, 7, 7, 1, 1, False)]), Timed(3)]) == 3
+    ran = [Region(9, ns, ns, 1, 1, False) for ns in (1, 8, 3, 7, 0)]
+    assert start_of([Timed(50, ran), Timed(3)]) == 9 - 7
+    assert start_of([Timed(3)]) == 0
 
 
 def test_rows_sum_calls():
@@ -208,6 +210,8 @@ def test_the_verb_measures_and_predicts(said):
     assert any("80 GB/s" in a for a in found["assumptions"])
     for name in "perfect", "measured", "predicted", *REASONS:
         assert name in page
+    for i in range(3):
+        assert f".line{i} {{" in page  # each line has a colour
 
 
 def test_kernels_are_cut_for_the_predicted_threads(said):
