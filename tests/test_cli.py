@@ -366,7 +366,6 @@ def test_data_list_json(run):
 def test_profile_prints_a_row_for_every_kind_of_op(run):
     out = run("profile", "--steps", "2")
     rows = [line.rstrip() for line in out.splitlines()]
-    assert all(len(row) <= 80 for row in rows if row.startswith(tuple(LABELS)))
     assert all(any(row.startswith(label + " ") for row in rows) for label in [*LABELS, "(unaccounted)", "h.0", "h.1"])
     assert rows[0].startswith("gpt2-tiny · B 2 · T 16 · 4 threads")
     assert re.search(r"^step +113 .* 100\.0% ", out, re.M)
