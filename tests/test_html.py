@@ -23,6 +23,7 @@ from cpuopt.engine import Engine
 from cpuopt.errors import UserError
 from cpuopt.files.reading import to_json
 from cpuopt.kernels import registry
+from cpuopt.machine import command
 from cpuopt.measure import rates as machine
 from cpuopt.measure.roofline import Level, Roofs
 from cpuopt.models import specs
@@ -516,6 +517,20 @@ def test_the_head_says_where_the_figures_come_from(profile):
     assert tree.one("code").text == "cpuopt profile"
     assert profile.origin["cpu"]
     assert not list(read(html.report(replace(profile, origin={}))).all("code"))
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["/home/me/bin/cpuopt", "profile", "--swap", "a b=c"], "cpuopt profile --swap 'a b=c'"),
+        (["/home/me/cpuopt/__main__.py", "profile"], "cpuopt profile"),
+        (["scripts/mine.py", "-x"], "mine.py -x"),
+        (["-c"], ""),
+    ],
+)
+def test_the_command_has_a_short_name(argv, said, monkeypatch):
+    monkeypatch.setattr("sys.argv", argv)
+    assert command() == said
 
 
 def test_calls_that_the_backward_runs_again_are_explained(profile, engine):

@@ -189,7 +189,7 @@ def test_the_verbs(tmp_path, capsys):
     assert "100.0 ms a step, gpt2-tiny 4x64, optimized" in listed
     assert "gelu_forward: mine against vanilla: faster" in listed
     assert len(json.loads(out("runs", "list", "--json"))["runs"]) == 3
-    assert "matmul_forward" in out("runs", "show", "first")
+    assert "Matmul Forward" in out("runs", "show", "first")
     assert "verdict: faster" in out("runs", "show", "third")
     shown = out("runs", "compare", "first", "second")
     assert "GELU Forward" in shown

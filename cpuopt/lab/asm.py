@@ -217,7 +217,8 @@ def blocks(asm: str, file: str, first: int, last: int) -> list[Block]:
     Parameters
     ----------
     file, first, last : where the kernel is written. numba gives the body of a parallel loop no file, but its lines; it
-        adds lines of its own, which are outside of the kernel's.
+        adds lines of its own, which are outside of the kernel's. What the compiler merged from several lines counts at
+        the one before it.
     """
     files = {n: f"{folder}/{name}" if folder else name for n, folder, name in FILE.findall(asm)}
     found: list[Block] = []
@@ -230,8 +231,9 @@ def blocks(asm: str, file: str, first: int, last: int) -> list[Block]:
                 source, line = files.get(at[1], ""), int(at[2])
                 inside = source.endswith("<string>")
                 if inside or source.endswith(">"):
-                    source = file if inside and first <= line <= last else ""
-                place = (source, line) if source and line else ("", 0)
+                    source = file if inside and (first <= line <= last or not line) else ""
+                if line or source != place[0]:  # 0: the compiler merged instructions of several lines
+                    place = (source, line) if source and line else ("", 0)
             one = instruction(lines, i)
             if one is None:
                 block = block if text.startswith((".loc", ".cfi", ".p2align", ".file", ".Ltmp")) else None

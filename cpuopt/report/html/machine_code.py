@@ -63,7 +63,9 @@ def machine_code(found: Sequence[Inspection]) -> str:
     sums = tag("div", tag("table", tag("thead", first), tag("tbody", rows), class_="sums"), class_="scroll")
     sides = tag("div", [tag("div", _side(f), class_="side") for f in found], class_="sides")
     facts = tag(
-        "p", f"{found[0].cpu} · AT&T syntax · an instruction counts at the line that it comes from", class_="note"
+        "p",
+        f"{found[0].cpu} · AT&T syntax · an instruction of several lines counts at the one before it",
+        class_="note",
     )
     return page(
         title, join(tag("h1", title), facts), [Section("sums", "Sums", sums), Section("lines", "Line by line", sides)]
@@ -84,11 +86,13 @@ def _side(f: Inspection) -> Markup:
     for block in f.blocks:
         code.setdefault((block.file, block.line), []).append(block)
     parts = [_part(part, i == 0, code) for i, part in enumerate(sources(f))]
-    rest = [b for (_, line), blocks in code.items() if not line for b in blocks]
-    n = sum(len(b.instructions) for b in rest)
-    added = tag("p", f"{count(n, 'instruction')} of no line, which start threads and pass arguments.", class_="note")
+    rest = sorted((b for (_, line), blocks in code.items() if not line for b in blocks), key=lambda b: -b.depth)
+    added = [i for b in rest for i in b.instructions]
+    name = tag("summary", f"of no line · {count(len(added), 'instruction')}")
+    why = tag("p", "numba adds them, to start threads and pass arguments.", class_="note")
+    others = tag("details", name, why, _counts(added), tag("div", tag("pre", map(_block, rest)), class_="row whole"))
     same = tag("p", SAME[f.same], class_="warnings" if f.same is False else "note")
-    return join(head, same, parts, added if n else None)
+    return join(head, same, parts, others if added else None)
 
 
 def _part(part: Part, is_open: bool, code: dict[tuple[str, int], list[Block]]) -> Markup:
