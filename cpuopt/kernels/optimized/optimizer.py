@@ -13,7 +13,7 @@ CHUNK = 8192  # elements: 32 KB a stream, so that the four arrays of AdamW fill 
 def update(rule):
     """Chunk by chunk.
 
-    Parallel: chunks of fixed size.
+    Parallel: chunks of fixed size; for one, no threads are started.
     Bound: memory.
     """
     rows, update_chunk = rule.rows, rule.update
@@ -21,8 +21,11 @@ def update(rule):
     @helper(parallel=True)
     def update(param, param_numbers, grad, grad_scale):
         scale, n = np.float32(grad_scale), grad.shape[0]
-        for chunk in prange((n + CHUNK - 1) // CHUNK):
-            part = slice(chunk * CHUNK, min(chunk * CHUNK + CHUNK, n))
-            update_chunk(rows(param, part), grad[part], scale, param_numbers)
+        if n <= CHUNK:
+            update_chunk(param, grad, scale, param_numbers)
+        else:
+            for chunk in prange((n + CHUNK - 1) // CHUNK):
+                part = slice(chunk * CHUNK, min(chunk * CHUNK + CHUNK, n))
+                update_chunk(rows(param, part), grad[part], scale, param_numbers)
 
     return update

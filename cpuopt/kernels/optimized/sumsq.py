@@ -22,14 +22,17 @@ def sum_squares(inp):
 def sumsq(out, inp, partial):
     """One partial sum for each chunk; these are added in float64.
 
-    Parallel: the chunks.
+    Parallel: the chunks; for one, no threads are started.
     Memory: one element a chunk.
     Bound: memory.
     """
     n = inp.shape[0]
     chunks = (n + CHUNK - 1) // CHUNK
-    for chunk in prange(chunks):
-        partial[chunk] = sum_squares(inp[chunk * CHUNK : min(chunk * CHUNK + CHUNK, n)])
+    if chunks == 1:
+        partial[0] = sum_squares(inp)
+    else:
+        for chunk in prange(chunks):
+            partial[chunk] = sum_squares(inp[chunk * CHUNK : min(chunk * CHUNK + CHUNK, n)])
     total = 0.0
     for chunk in range(chunks):
         total += partial[chunk]
