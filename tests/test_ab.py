@@ -361,7 +361,7 @@ def test_in_the_step(capsys):
             ["gelu_forward", "vanilla", "where_timed", *FLAGS],
             "[where_timed] is wrong on the arrays that are timed: out[",
         ),
-        (["gelu", "vanilla", "wrong", *FLAGS], "ab 'gelu': no such op; known: embedding"),
+        (["gelu", "vanilla", "wrong", *FLAGS], "ab 'gelu': no such op; the nearest of "),
         (["gelu_forward", "vanilla", "thrise", *FLAGS], "no variant 'thrise'; did you mean 'thrice'?"),
         (["gelu_forward", "vanilla", "thrice", *FLAGS, "--flush", "--in-step"], "--flush with --in-step"),
         (["gelu_forward", "vanilla", "thrice", *FLAGS, "--rounds", "3"], "--rounds 3: expected 6 or more"),

@@ -82,7 +82,7 @@ def test_a_name_is_whole_at_80_columns():
     out = io.StringIO()
     for shown in report.tables([gate.Verdict("classifier_backward", "x", [r])], 3, [1, 2]):
         Plain(file=out, width=80).print(shown)
-    assert "FAIL  classifier_backward[optimized:CHUNK=16384]      1  1.5e+09  " in out.getvalue()
+    assert "FAIL classifier_backward[optimized:CHUNK=16384]\n      1 1.5e+09 dweight[123, 4567]" in out.getvalue()
 
 
 def test_the_package_is_checked_at_the_sizes_of_a_model(capsys):

@@ -24,9 +24,10 @@ from cpuopt.cli import lab as verb
 from cpuopt.errors import UserError
 from cpuopt.isolate.child import Child
 from cpuopt.kernels import registry
-from cpuopt.lab import session
+from cpuopt.lab import ab, session
 from cpuopt.lab.starter import starter
 from cpuopt.measure import rates as machine
+from cpuopt.measure.comparison import compare
 from cpuopt.measure.roofline import Level, Roofs
 from cpuopt.report import lab as report
 
@@ -183,9 +184,9 @@ def test_the_screen_has_a_line_for_each_stage():
     assert lines[0].startswith("mine.py · gpt2-124M · 4x64 · 1 thread · ")
     assert lines[2:] == [
         "gelu_forward[mine] against optimized",
-        "  check         PASS, 3 cases",
-        "  alone         slower: [x]",
-        "  roof          ...",
+        "  check  PASS    3 cases",
+        "  alone  slower  [x]",
+        "  roof           ...",
     ]
 
 
@@ -203,18 +204,46 @@ def test_a_round_tells_how_far_its_check_is():
     assert [s for s in seen if "/" in s] == [f"1/{total}", f"2/{total}"]  # the second fails
 
 
+def test_a_comparison_tells_its_rounds_but_not_often(monkeypatch):
+    now, told = [0.0], []
+    monkeypatch.setattr(ab, "time", Mock(monotonic=lambda: now[0]))
+
+    def trial(seconds):
+        now[0] += seconds
+        return 1.0 + len(told) % 2
+
+    for seconds in (0.3, 0.1):  # three trials a round
+        compare(
+            lambda s=seconds: trial(s),
+            lambda s=seconds: trial(s),
+            analyses=[6],
+            tick=ab.rounds_told(told.append, "N=4"),
+        )
+    assert told == [*(f"N=4, round {i}/6" for i in range(1, 7)), "N=4, round 2/6", "N=4, round 4/6", "N=4, round 6/6"]
+
+
 def test_the_screen_shows_progress_and_the_best_of_earlier_saves():
     screen = report.Screen(session.Plan(Path("mine.py")), live=False, quiet=True)
     for since, ms in (("10:00:00", 0.5), ("10:01:00", 0.25), ("10:02:00", 0.75)):
         screen.since = since
-        screen.rows([session.Row("gelu_forward", "mine", "optimized", {"alone": "x"}, found={"alone": {"b_ms": ms}})])
+        found = {"alone": {"b_ms": ms, "verdict": "slower"}}
+        screen.rows([session.Row("gelu_forward", "mine", "optimized", {"alone": "x"}, found=found)])
     row = session.Row("gelu_forward", "mine", "optimized", now="check", progress="7/25")
     out = io.StringIO()
     Console(file=out, width=60).print(screen.page([row]))
-    assert "  check         7/25" in out.getvalue()
-    assert "  best so far   0.25 ms, by the save of 10:01:00" in out.getvalue()
-    screen.since = "10:01:00"  # the newest save is the best
-    assert not any("best so far" in str(line) for line in screen.page([row]).renderables)
+    assert [line.rstrip() for line in out.getvalue().splitlines()[3:]] == [
+        "  check          7/25",
+        "  saves  slower  0.5 ms at 10:00:00",
+        "         slower  0.25 ms at 10:01:00, best so far",
+        "         slower  0.75 ms at 10:02:00",
+    ]
+    for i in range(9):
+        screen.since = f"10:03:0{i}"
+        screen.rows([session.Row("gelu_forward", "mine", "optimized", {"alone": "x"}, found=found)])
+    listed = [when for when, *_ in screen.earlier("gelu_forward[mine]")]
+    assert listed == ["10:01:00", *(f"10:03:0{i}" for i in range(4, 9))]
+    screen.saves, screen.since = {"gelu_forward[mine]": {"10:00:00": (0.5, "slower")}}, "10:00:00"
+    assert screen.earlier("gelu_forward[mine]") == []  # the only save is the one on the screen
 
 
 def wait(until, seconds=120):

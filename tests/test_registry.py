@@ -164,7 +164,7 @@ def test_a_family_swap_and_a_layer_swap_reach_the_calls():
         ("vanila", "", "--variant 'vanila': no kernel is registered under it; did you mean 'vanilla'?"),
         ("fast", "", "no kernel is registered under it; known: "),
         ("", "mat_mul_forward=blas", "no op matches 'mat_mul_forward'; did you mean 'matmul_forward'?"),
-        ("", "lstm=blas", "no op matches 'lstm'; known: embedding, "),
+        ("", "lstm=blas", "no op matches 'lstm'; the nearest of "),
         ("", "gelu=blas", "--swap 'gelu=blas': gelu_forward has no variant 'blas'; known: "),
         ("", "matmul=blass", "matmul_forward has no variant 'blass'; did you mean 'blas'?"),
         *(

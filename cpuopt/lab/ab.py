@@ -287,9 +287,10 @@ def alone(
     others, cases, judged = machine.Others(), [], list[Result]()
     done: list[Comparison] = []
     for i, shape in enumerate(shapes):
-        say(f"{shape}: {i + 1} of {len(shapes)}")
+        say(at := f"{shape}: {i + 1} of {len(shapes)}")
         pair = Alone(kernels, shape, seed, flush, clock)
-        done.append(compare(*pair.trials, seed=seed + i, analyses=analyses, stop_above=stop_above))
+        asked: dict[str, Any] = {"analyses": analyses, "stop_above": stop_above, "tick": rounds_told(say, at)}
+        done.append(compare(*pair.trials, seed=seed + i, **asked))
         judged += pair.finish()
         calls = {side: n for side, (n, _) in pair.lengths.items()}
         samples = {side: n for side, (_, n) in pair.lengths.items()}
@@ -307,6 +308,19 @@ def alone(
         "checks": [r.describe() for r in judged],
         "doubts": others.warnings(),
     }
+
+
+def rounds_told(say: Say, text: str) -> Callable[[int, int], None]:
+    """Make a function that tells of rounds as ``7/24``, at most twice a second, so that the display disturbs little."""
+    last = time.monotonic()
+
+    def told(done: int, most: int) -> None:
+        nonlocal last
+        if time.monotonic() - last > 0.5:
+            last = time.monotonic()
+            say(f"{text}, round {done}/{most}")
+
+    return told
 
 
 def cost(op: Op, shape: Shape) -> dict[str, int]:
@@ -522,7 +536,8 @@ def compare_steps(
     pair.judged += pair.audit("before any was timed")
     others = machine.Others()
     say("alternating steps")
-    done = compare(*pair.trials, seed=seed, analyses=analyses, decides=decides)
+    tick = rounds_told(say, "alternating steps")
+    done = compare(*pair.trials, seed=seed, analyses=analyses, decides=decides, tick=tick)
     say("judging a step again")
     pair.judged += pair.audit("after all were timed")
     whole, *each = (entry(done, i) for i in range(1 + len(pair.layers)))

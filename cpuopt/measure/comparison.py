@@ -128,6 +128,7 @@ def compare(
     decides: int = 0,
     stop_above: float = inf,
     warm_up: bool = True,
+    tick: Callable[[int, int], None] = lambda done, most: None,
 ) -> Comparison:
     """Run trials of A and B in pairs, until an interim analysis reaches a verdict.
 
@@ -139,6 +140,7 @@ def compare(
     decides : index of the figure that is analysed.
     stop_above : the factor of `Comparison.slower_than` for an early stop, from two rounds on.
     warm_up : whether A and B run once before.
+    tick : called after each round with the number done and the largest number.
     """
     trials = {"A": a, "B": b} | ({"C": a} if control else {})
     found = Comparison({letter: [] for letter in trials})
@@ -151,6 +153,7 @@ def compare(
             for letter in next(rounds):
                 found.times[letter].append(np.atleast_1d(trials[letter]()))
                 found.order += letter
+            tick(found.rounds, analyses[-1])
             early = found.rounds > 1 and found.slower_than(stop_above, decides)
         if early or _settled(found.verdict(decides)):
             break

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from types import TracebackType
 
 from rich.console import Group, RenderableType
 from rich.live import Live
+from rich.table import Table
 from rich.text import Text
 
 from ..lab.session import STAGES, Plan, Row, View
 from ..wording import count, text_of
 from .console import OUT
-from .style import STYLE
+from .style import STYLE, table
+
+WAITING = Text("waiting for a save; Ctrl-C ends", "dim")
+KEPT = 5
+"""The newest saves that are listed."""
 
 
 class Screen(View):
@@ -22,12 +28,12 @@ class Screen(View):
     def __init__(self, plan: Plan, live: bool = True, quiet: bool = False) -> None:
         self.plan, self.quiet, self.trouble = plan, quiet, ""
         self.newest: Round | None = None
-        self.since, self.start = time.strftime("%H:%M:%S"), time.monotonic()
-        self.best: dict[str, tuple[float, str]] = {}
-        """The shortest time of each kernel in any round, and when its round began."""
-        self.live = (
-            Live(console=OUT, auto_refresh=False, vertical_overflow="visible") if live and OUT.is_terminal else None
-        )
+        self._start()
+        self.saves: dict[str, dict[str, tuple[float, str]]] = {}
+        """The time and the verdict of each kernel in each round, by the time of day when the round began."""
+        self.shown: Callable[[], RenderableType] = self.head
+        shows = {"get_renderable": lambda: self.shown(), "refresh_per_second": 1, "vertical_overflow": "visible"}
+        self.live = Live(console=OUT, **shows) if live and OUT.is_terminal else None  # type: ignore[arg-type]
 
     def __enter__(self) -> Screen:
         if self.live:
@@ -40,37 +46,47 @@ class Screen(View):
 
     def begin(self) -> Round:
         """Return the view of a new round; the views of earlier rounds show nothing any more."""
-        self.newest, self.since, self.start = Round(self), time.strftime("%H:%M:%S"), time.monotonic()
+        self.newest = Round(self)
+        self._start()
         return self.newest
+
+    def _start(self) -> None:
+        self.since, self.start = time.strftime("%H:%M:%S"), time.monotonic()
+        self.took: float | None = None
 
     def rows(self, rows: Sequence[Row]) -> None:
         """Show the results so far."""
         self.trouble = ""
         for r in rows:
             if "alone" in r.found:
-                name, found = f"{r.op}[{r.variant}]", (r.found["alone"]["b_ms"], self.since)
-                self.best[name] = min(self.best.get(name, found), found)
+                found = r.found["alone"]["b_ms"], r.found["alone"]["verdict"]
+                self.saves.setdefault(f"{r.op}[{r.variant}]", {})[self.since] = found
         done = bool(rows) and not any(r.now for r in rows) and all(r.bad or len(r.said) == len(STAGES) for r in rows)
-        if self.live:
-            self.live.update(self.page(rows), refresh=True)
-        elif done and not self.quiet:
-            OUT.print(self.page(rows))
+        self._show(partial(self.page, rows), done)
 
     def problem(self, text: str) -> None:
         """Show why the file cannot be used."""
         self.trouble = text
         said = Text.assemble(("FAIL ", "bold red"), text)
+        self._show(lambda: Group(self.head(), said, WAITING) if self.live else said, done=True)
+
+    def _show(self, shown: Callable[[], RenderableType], done: bool) -> None:
+        """Show a page: at once where it is live, else at the end."""
+        if done and self.took is None:
+            self.took = time.monotonic() - self.start
+        self.shown = shown
         if self.live:
-            self.live.update(Group(self.head(), said, Text("waiting for a save; Ctrl-C ends", "dim")), refresh=True)
-        elif not self.quiet:
-            OUT.print(said)
+            self.live.refresh()
+        elif done and not self.quiet:
+            OUT.print(shown())
 
     def head(self) -> Text:
         """Make the first line: the file, the model and the sizes."""
         p = self.plan
-        took = f" · {time.monotonic() - self.start:.0f} s" if self.live else ""
+        took = time.monotonic() - self.start if self.took is None else self.took
         size = text_of(p.sizes[0]) if p.sizes else f"{p.model} · {p.B}x{p.T}"
-        return Text.assemble((p.file.name, "bold"), f" · {size} · {count(p.threads, 'thread')} · {self.since}{took}")
+        at = f"{self.since} · {took:.0f} s"
+        return Text.assemble((p.file.name, "bold"), f" · {size} · {count(p.threads, 'thread')} · {at}")
 
     def page(self, rows: Sequence[Row]) -> RenderableType:
         """Make the page of all kernels."""
@@ -78,18 +94,22 @@ class Screen(View):
         if not rows:
             return Group(*lines, Text("loading ...", "dim"))
         for r in rows:
-            lines += [Text(), Text.assemble((f"{r.op}[{r.variant}]", "bold"), f" against {r.against}")]
-            for name in STAGES:
-                if name in r.said:
-                    lines.append(line(name, r.said[name], failed=r.bad == name))
-                elif r.now == name:
-                    lines.append(Text(f"  {name:13} {r.progress or '...'}", "dim"))
-            ms, when = self.best.get(f"{r.op}[{r.variant}]", (0.0, self.since))
-            if when != self.since:
-                lines.append(Text(f"  {'best so far':13} {ms:.3g} ms, by the save of {when}", "bold"))
-        if self.live and not any(r.now for r in rows):
-            lines += [Text(), Text("waiting for a save; Ctrl-C ends", "dim")]
+            name = f"{r.op}[{r.variant}]"
+            lines += [Text(), Text.assemble((name, "bold"), f" against {r.against}"), stages(r, self.earlier(name))]
+        if self.live and self.took is not None:
+            lines += [Text(), WAITING]
         return Group(*lines)
+
+    def earlier(self, name: str) -> list[tuple[str, float, str, bool]]:
+        """List the saves of a kernel, where there was more than one: when, ms, verdict, and whether it is the best.
+
+        Of many, the last `KEPT` are listed, and the best one.
+        """
+        saves = [(when, ms, verdict) for when, (ms, verdict) in self.saves.get(name, {}).items()]
+        if not any(when != self.since for when, *_ in saves):
+            return []
+        best = min(saves, key=lambda save: save[1])
+        return [(*save, save is best) for i, save in enumerate(saves) if save is best or i >= len(saves) - KEPT]
 
 
 class Round(View):
@@ -109,7 +129,19 @@ class Round(View):
             self.screen.problem(text)
 
 
-def line(name: str, said: str, failed: bool = False) -> Text:
-    """Make the line of a stage."""
-    word = "FAIL" if failed else said.partition(":")[0].partition(",")[0]
-    return Text.assemble(f"  {name:13} ", ("FAIL ", STYLE["FAIL"]) if failed else "", (said, STYLE.get(word, "")))
+def stages(r: Row, saves: Sequence[tuple[str, float, str, bool]]) -> Table:
+    """Make the table of a kernel: a line for each stage and for each save, with the verdicts in one column."""
+    made = table("", "", "")
+    for name in STAGES:
+        if name in r.said:
+            word = next((w for w in STYLE if r.said[name].startswith((f"{w}:", f"{w},"))), "")
+            rest = r.said[name][len(word) + 2 :] if word else r.said[name]
+            if r.bad == name:
+                word, rest = "FAIL", r.said[name]
+            made.add_row(f"  {name}", Text(word, STYLE.get(word, "")), Text(rest))
+        elif r.now == name:
+            made.add_row(Text(f"  {name}", "dim"), "", Text(r.progress or "...", "dim"))
+    for i, (when, ms, verdict, best) in enumerate(saves):
+        line = Text(f"{ms:.3g} ms at {when}{', best so far' if best else ''}", "bold" if best else "")
+        made.add_row("" if i else "  saves", Text(verdict, STYLE.get(verdict, "")), line)
+    return made
