@@ -21,8 +21,11 @@ from cpuopt.files.reading import from_json
 from cpuopt.lab import session
 from cpuopt.lab.asm import Loop
 from cpuopt.lab.inspect import Inspection, Remark
+from cpuopt.lab.scale import Scaling
+from cpuopt.measure import scaling
 from cpuopt.measure.profile import UNACCOUNTED, Profile
-from cpuopt.report import ab, bench, check, console, inspect, lab, machine, ranks, records, style, tables, tune
+from cpuopt.measure.scaling import REASONS
+from cpuopt.report import ab, bench, check, console, inspect, lab, machine, ranks, records, scale, style, tables, tune
 from cpuopt.train.verify import Row
 
 OP = max(ops.ALL, key=len)
@@ -153,8 +156,35 @@ def stages():
     return [screen.page([session.Row(OP, "generated", "optimized", told, "", "step", "12/24")])]
 
 
+def scaled():
+    """Eight numbers of threads, as 192 cores have, and three that are predicted."""
+    threads, projected = [1, 2, 4, 8, 16, 64, 128, 192], [256, 512, 1024]
+
+    def row(name):
+        ms, share = dict.fromkeys([*threads, *projected], 12345.678), dict.fromkeys([*threads, *projected], 1.0)
+        lost, chunks = dict.fromkeys(ms, dict.fromkeys(REASONS, 12345.678)), dict.fromkeys(ms, 16384)
+        found = {"ms": {n: ms[n] for n in threads}, "efficiency": share, "lost_ms": lost, "chunks": chunks}
+        foretold = {"predicted_ms": ms, "predicted_efficiency": share, "predicted_lost_ms": lost}
+        return scaling.Row(name=name, calls=1234, **found, **foretold)
+
+    labels, assumed = sorted({op.label for op in ops.ALL.values()}), ["memory gives 123 GB/s to any number of threads"]
+    rows = [row(label) for label in labels], [row(layer) for layer in LAYERS]
+    told = (
+        threads,
+        projected,
+        row("step"),
+        *rows,
+        dict.fromkeys(threads, 12.3),
+        dict.fromkeys(threads, 12.3),
+        assumed,
+        [],
+    )
+    return scale.tables(Scaling("llama3.2-1B", 64, 1024, "optimized", 200, *told), detail=True)
+
+
 SCREENS = {
     "profile": lambda: tables.profile_tables(profile()),
+    "scale --detail": scaled,
     "profile --detail": lambda: tables.profile_tables(profile(), detail=True),
     "ab": lambda: ab.tables(comparison(), f"runs/{RUN}"),
     "bench": lambda: bench.tables(peers()),

@@ -18,9 +18,9 @@ def tables(s: Scaling, *, detail: bool = False) -> list[RenderableType]:
     """Show the scaling of a step; with `detail`, of its layers too."""
     most = s.threads[-1]
     head = Text.assemble((s.model, "bold"), f" · B {s.B} · T {s.T} · {s.variant} · {count(s.steps, 'step')} each")
-    parts: list[RenderableType] = [head, "", measured(s.ops, s.step, most, "op")]
+    parts: list[RenderableType] = [head, "", *measured(s.ops, s.step, most, "op")]
     if detail:
-        parts += ["", measured(s.layers, s.step, most, "layer")]
+        parts += ["", *measured(s.layers, s.step, most, "layer")]
     if most > 1:
         parts += ["", Text(words(s))]
     if s.projected:
@@ -29,22 +29,30 @@ def tables(s: Scaling, *, detail: bool = False) -> list[RenderableType]:
     return [*parts, *style.warnings(s.doubts)]
 
 
-def measured(rows: Sequence[Row], step: Row, most: int, what: str) -> Table:
-    """Make a table of the times, with the ms that the most threads lose by reason."""
-    lost = [f">{reason}" for reason in REASONS] if most > 1 else []
-    table = style.table(what, *(f">{n}t, ms" for n in step.ms), *([">eff."] if most > 1 else []), *lost)
-    for r in rows:
-        table.add_row(r.name, *_cells(r, most))
-    table.add_section()
-    table.add_row("step", *_cells(step, most), style="bold")
-    return table
+TOGETHER = 3
+"""The most numbers of threads whose times stand in one table with the losses."""
+
+
+def measured(rows: Sequence[Row], step: Row, most: int, what: str) -> list[RenderableType]:
+    """Make a table of the times, and of the ms that the most threads lose by reason; two where it would be wide."""
+    times, lost = [f">{n}t, ms" for n in step.ms], [">eff.", *(f">{reason}" for reason in REASONS)] * (most > 1)
+    cut = len(times)
+    together = style.table(what, *times, *lost)
+    apart = style.table(what, *times), style.table(what, *lost)
+    for r in (*rows, step):
+        cells, style_ = _cells(r, most), "bold" if r is step else None
+        together.add_row(r.name, *cells, style=style_)
+        apart[0].add_row(r.name, *cells[:cut], style=style_)
+        apart[1].add_row(r.name, *cells[cut:], style=style_)
+    return [together] if cut <= TOGETHER or not lost else [apart[0], "", apart[1]]
 
 
 def _cells(r: Row, most: int) -> list[str]:
-    times = [f"{ms:,.2f}" for ms in r.ms.values()]
+    digits = style.digits(r.ms[1])
+    times = [f"{ms:,.{digits}f}" for ms in r.ms.values()]
     if most == 1:
         return times
-    return [*times, f"{100 * r.efficiency[most]:.0f}%", *(f"{r.lost_ms[most][reason]:,.2f}" for reason in REASONS)]
+    return [*times, f"{100 * r.efficiency[most]:.0f}%", *(f"{r.lost_ms[most][x]:,.{digits}f}" for x in REASONS)]
 
 
 def predicted(s: Scaling) -> Table:
