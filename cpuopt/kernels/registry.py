@@ -73,8 +73,12 @@ class Kernel:
     def file(self) -> str:
         """The file that defines it; for the backward that `cpuopt.differentiable` generated, that of its forward."""
         forward = getattr(self.op.inverts.reference, "kernel", None) if self.op.inverts else None
-        made = forward and self.function.__module__.startswith("cpuopt_generated.")
-        return str(forward.__code__.co_filename) if made else self.where.rpartition(":")[0]
+        return str(forward.__code__.co_filename) if forward and self.written else self.where.rpartition(":")[0]
+
+    @property
+    def written(self) -> bool:
+        """Whether cpuopt wrote its text: a backward from a forward."""
+        return self.function.__module__.startswith("cpuopt_generated.")
 
     def compile(self) -> None:
         """Compile it, or load it from the cache."""

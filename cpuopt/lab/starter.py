@@ -65,10 +65,10 @@ def starter(op: Op, variant: str, of: str = BASE) -> str:
     variant : the name that the copy registers under.
     of : the variant that is copied.
     """
-    function = KERNELS[op.name, of].function
-    function = getattr(function, "py_func", function)
-    own = home(op)
-    imports, kernel = (of_own if own else caller if takes_all(function) else copied)(op, variant, of)
+    source, own = KERNELS[op.name, of], home(op)
+    function = getattr(source.function, "py_func", source.function)
+    write = of_own if own or source.written else caller if takes_all(function) else copied
+    imports, kernel = write(op, variant, of)
     formula = inspect.getdoc(own or sys.modules[op.reference.__module__]) or f"Source: {op.source}"
     if "Source:" not in formula:
         formula += "\n\n" + fill(f"Source: {op.source}", 118, subsequent_indent="  ")
@@ -104,7 +104,7 @@ def next_step(op: Op, file: str = "THIS_FILE") -> str:
 
 
 def of_own(op: Op, variant: str, of: str) -> tuple[list[str], str]:
-    """Copy a kernel of an op of one's own, or the backward that was generated for it; the file lies beside the op's.
+    """Copy a kernel of an op of one's own, whose file the new one lies beside, or a backward that was generated.
 
     Raises
     ------
@@ -112,14 +112,15 @@ def of_own(op: Op, variant: str, of: str) -> tuple[list[str], str]:
         Where the op's file cannot be imported by its name.
     """
     kernel, module = KERNELS[op.name, of], home(op)
-    assert module
-    name = next((n for n, x in vars(module).items() if op in (getattr(x, "forward", 0), getattr(x, "backward", 0))), "")
-    if module.__name__.startswith(UNNAMED) or not name:
+    members = vars(module).items() if module else ()
+    name = next((n for n, x in members if op in (getattr(x, "forward", 0), getattr(x, "backward", 0))), "")
+    if module and (module.__name__.startswith(UNNAMED) or not name):
         raise UserError(f"{module.__file__}: a kernel file cannot import {op.name} from it; give the file another name")
+    handle = f"{name}.{'backward' if op.inverts else 'forward'}" if module else f"ops.{op.name}"
     function = getattr(kernel.function, "py_func", kernel.function)
     used = {n: x for n, x in function.__globals__.items() if n in function.__code__.co_names}
     others = {n: x for n, x in used.items() if n not in IMPORTS}
-    if function.__module__ == module.__name__:
+    if module and function.__module__ == module.__name__:
         from_home, constants = sorted({name, *others}), []
     else:  # generated: its module has constants and functions of math
         from_home, constants = [name], [f"{n} = {number(x)}" for n, x in others.items() if isinstance(x, NUMBER)]
@@ -129,8 +130,9 @@ def of_own(op: Op, variant: str, of: str) -> tuple[list[str], str]:
         constants.append(f"[{', '.join(symbols)}] = declaration.symbols({' '.join(symbols)!r})")
     needs_numpy = "np" in used or any("np." in c for c in constants)
     imports = [IMPORTS["np"]] * needs_numpy + [IMPORTS["prange"]] * ("prange" in used)
-    imports += ["from cpuopt import kernel"] + ["from cpuopt.ops import declaration"] * bool(symbols)
-    imports.append(f"from {module.__name__} import {', '.join(from_home)}")
+    imports += ["from cpuopt import kernel" if module else IMPORTS["ops"]]
+    imports += ["from cpuopt.ops import declaration"] * bool(symbols)
+    imports += [f"from {module.__name__} import {', '.join(from_home)}"] if module else []
     scratch = f", scratch=[{', '.join(f'({n!r}, {size})' for n, size in sizes.items())}]" if sizes else ""
     serial = "" if "prange" in used else ", parallel=False"
     source = dedent(inspect.getsource(function))
@@ -138,7 +140,7 @@ def of_own(op: Op, variant: str, of: str) -> tuple[list[str], str]:
     assert isinstance(tree, ast.FunctionDef)
     first, *rest = source.splitlines()[tree.lineno - 1 :]
     first = first.replace(f"def {tree.name}(", f"def {op.name}(", 1)  # its own name is imported
-    lines = [f'@kernel({name}.{"backward" if op.inverts else "forward"}, "{variant}"{scratch}{serial})', first, *rest]
+    lines = [f'@kernel({handle}, "{variant}"{scratch}{serial})', first, *rest]
     return [*imports, *([""] if constants else []), *constants], "\n".join(lines).rstrip() + "\n"
 
 
