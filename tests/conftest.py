@@ -23,6 +23,8 @@ def _files_of_one_test(tmp_path_factory):
     """Forget the modules that a test imports from its own files, as the next command's process would."""
     before, path = set(sys.modules), list(sys.path)
     yield
+    if kernels := sys.modules.get("cpuopt.kernels"):
+        kernels.ADDED.clear()
     if path != sys.path:
         sys.path[:] = path
         here = tmp_path_factory.getbasetemp().resolve()
