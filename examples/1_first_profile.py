@@ -1,6 +1,6 @@
 """A first profile: where does a training step spend its time?
 
-Run: python examples/1_first_profile.py, or cpuopt profile --model gpt2-tiny -B 4 -T 32
+Run: `python examples/1_first_profile.py`, or `cpuopt profile --model gpt2-tiny -B 4 -T 32`
 """
 
 import numpy as np
@@ -15,8 +15,9 @@ rng = np.random.default_rng(0)
 text = rng.integers(0, config.vocab_size, (B, T + 1))
 batch = {"tokens": text[:, :-1], "targets": text[:, 1:]}  # each token's target is the token after it
 
-# Every kernel is compared with its float64 reference before the first time is taken. Afterwards the weights are as
-# before: a profile does not change what it measures.
+# Every kernel is compared with its float64 reference before the first time is
+# taken. Afterwards the weights are as before: a profile does not change what
+# it measures.
 report = engine.profile(steps=5, roofs=False, **batch)
 print(report)
 

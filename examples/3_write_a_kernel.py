@@ -1,6 +1,6 @@
 """Write a kernel, and pass the gate: a wrong kernel is refused before its time is printed.
 
-Run: python examples/3_write_a_kernel.py
+Run: `python examples/3_write_a_kernel.py`
 """
 
 import numpy as np
@@ -11,8 +11,9 @@ from cpuopt import Engine, UserError, kernel, models, ops
 BLOCK = 256
 
 
-# A kernel is one function with the parameters that the op declares. This one works in blocks and forgets that the last
-# block may be shorter. On the sizes of this model every block is full, so training would show nothing.
+# A kernel is one function with the parameters that the op declares. This one
+# works in blocks and forgets that the last block may be shorter. On the sizes
+# of this model every block is full, so training would show nothing.
 @kernel(ops.residual_forward, "hasty")
 def hasty(out, inp1, inp2):
     for block in prange(len(out) // BLOCK):
@@ -40,4 +41,5 @@ for variant in "hasty", "careful":
         ms = sum(row.ms for row in report.profile.layers if row.variant == variant)
         print(f"{variant}: passed, {1e3 * ms:.0f} µs of a step of {report.profile.step_ms['mean']:.1f} ms")
 
-# `cpuopt check --kernels FILE` asks more: every awkward size, extreme inputs, several numbers of threads.
+# `cpuopt check --kernels FILE` asks more: every awkward size, extreme inputs,
+# several numbers of threads.

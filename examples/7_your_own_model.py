@@ -1,6 +1,6 @@
 """A model of your own: which of two interleaved spirals does a point lie on?
 
-Run: python examples/7_your_own_model.py, or cpuopt profile --model examples/7_your_own_model.py:spirals
+Run: `python examples/7_your_own_model.py`, or `cpuopt profile --model examples/7_your_own_model.py:spirals`
 """
 
 import numpy as np
@@ -18,7 +18,8 @@ class MLP(nn.Module):
         return self.loss(self.out(F.gelu(self.fc2(F.gelu(self.fc1(x))))), y)
 
 
-# A function that returns a module and its batch is a model for every command, as FILE.py:NAME.
+# A function that returns a module and its batch is a model for every command,
+# as FILE.py:NAME.
 def spirals():
     rng = np.random.default_rng(0)
     y = rng.integers(0, 2, 512).astype("int32")
@@ -30,7 +31,7 @@ def spirals():
 if __name__ == "__main__":
     model, batch = spirals()
     engine = Engine(model, {"x": ((512, 2), "float32"), "y": ((512,), "int32")})
-    for step in range(501):
+    for step in range(301):
         loss = engine.step(**batch, lr=3e-3).loss
         if step % 100 == 0:
             print(f"step {step:3d}  loss {loss:.4f}")

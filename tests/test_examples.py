@@ -6,11 +6,12 @@ import re
 import runpy
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
-from cpuopt import ops
+from cpuopt import files, ops
 from cpuopt.kernels import registry
 from cpuopt.measure import rates
 from cpuopt.measure.roofline import Level, Roofs
@@ -47,6 +48,7 @@ def _aside(monkeypatch, tmp_path):
     monkeypatch.setattr(registry, "KERNELS", dict(registry.KERNELS))
     monkeypatch.setenv("NUMBA_NUM_THREADS", os.environ["NUMBA_NUM_THREADS"])
     monkeypatch.setattr(rates, "roofs", lambda n, say=None: ROOFS)
+    monkeypatch.setattr(files, "alone", lambda *what: nullcontext())  # another test may tune meanwhile
     monkeypatch.setattr(rates, "folder", lambda: tmp_path / "machine")
     every, modules = dict(ops.ALL), set(sys.modules)
     yield
@@ -82,12 +84,12 @@ def test_an_example_runs(path, tmp_path, capsys):
     assert {p.name for p in tmp_path.iterdir()} <= ({"machine", "runs"} if path.stem == "8_tune" else set())
 
 
-def test_an_example_runs_as_its_reader_runs_it(pages):
-    (mlp,) = (path for path in EXAMPLES if path.stem == "7_your_own_model")
-    assert pages.output(mlp).startswith("step   0  loss 0.69")
-    wrong = mlp.parent / "none.py"
-    with pytest.raises(RuntimeError, match=r"none\.py: exit status"):
-        pages.output(wrong)
+def test_an_example_runs_in_a_process_and_a_folder_of_its_own(pages, tmp_path):
+    (tmp_path / "right.py").write_text("import os, cpuopt\nprint(os.listdir(), cpuopt.__name__)\n")
+    assert pages.output(tmp_path / "right.py") == "[] cpuopt\n"
+    (tmp_path / "wrong.py").write_text("print(1)\n1 / 0\n")
+    with pytest.raises(RuntimeError, match=r"(?s)wrong\.py: exit status 1\n.*ZeroDivisionError"):
+        pages.output(tmp_path / "wrong.py")
 
 
 def test_a_script_is_short():
