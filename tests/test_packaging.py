@@ -14,7 +14,7 @@ import pytest
 from test_links import PAGES, links
 
 ROOT = Path(__file__).parent.parent
-NO_SOURCES = ".*", "build", "dist", "*.egg-info", "__pycache__", "*.pyc"
+NO_SOURCES = ".*", "build", "dist", "runs", "*.egg-info", "__pycache__", "*.pyc"
 BUILD = "import sys; from setuptools import build_meta; getattr(build_meta, sys.argv[1])(sys.argv[2])"
 
 
