@@ -7,7 +7,7 @@ MPI ?= mpich
 MARKED ?= not slow and not peers and not mpi
 PEERS ?= $(VENV)-peers/bin/python
 
-.PHONY: train train-ranks test check lint smoke test-slow test-faults test-oldest test-peers test-mpi clean
+.PHONY: train train-ranks test check lint docs smoke test-slow test-faults test-oldest test-peers test-mpi clean
 # two tests at a time and more where there are cores; whoever is done takes over what is left
 PYTEST := python -m pytest -n auto --maxprocesses 8 --dist worksteal
 
@@ -35,6 +35,10 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# the site, in build/site, with what the examples print on this machine; only the installation needs a network
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # the main job at a small size, with one kernel swapped
 smoke: $(VENV)/.installed
@@ -77,6 +81,10 @@ $(VENV)/.installed: pyproject.toml | $(VENV)/bin/python
 
 $(VENV)/.dev: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	touch $@
+
+$(VENV)/.docs: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'
 	touch $@
 
 $(VENV)/.mpi: $(VENV)/.installed

@@ -1,7 +1,7 @@
 """How viscous was it? A solver of Burgers' equation in the loop finds out from noisy measurements of the flow.
 
 The solver is one loop kernel; its backward is generated, and gradient descent goes through all its time steps.
-Run: python examples/burgers.py
+Run: `python examples/burgers.py`
 """
 
 import numpy as np

@@ -1,31 +1,157 @@
-"""Every example runs as its reader would run it, and learns."""
+"""Every example runs, and every page of the gallery is made of one. No test here depends on a time or a verdict."""
 
+import importlib.util
 import os
 import re
+import runpy
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
-EXAMPLES = sorted(Path(__file__).parent.parent.glob("examples/**/*.py"))
+from cpuopt import files, ops
+from cpuopt.kernels import registry
+from cpuopt.measure import rates
+from cpuopt.measure.roofline import Level, Roofs
+
+EXAMPLES = sorted(Path(__file__).parent.parent.glob("examples/*.py"))
+LEARNS = "6_generated_backward", "7_your_own_model", "burgers"
+SAYS = {
+    "1_first_profile": [
+        "Attention Backward +2 ",
+        "checked: 16 kernels PASS",
+        "the three most expensive calls: .+, .+, .+",
+    ],
+    "2_swap_a_kernel": [r"h\.0\.mlp\.c_fc +matmul_forward +blas", r"h\.1\.mlp\.c_fc +matmul_gelu_forward +optimized"],
+    "3_write_a_kernel": [r"hasty: residual_forward\[hasty\] is wrong.+ out\[\d+\] = ", "careful: passed, "],
+    "4_roofline": [r"2 GFLOP/s, memory 1 GB/s", r"Attention Backward +5\.3 +FMA +\d"],
+    "5_compare_with_a_verdict": [
+        "gelu_forward: optimized against vanilla",
+        "optimized against itself: .+ratio",
+        "sums of",
+    ],
+    "6_generated_backward": [r"def mish_backward\(dinp, dinp_add, dout, inp\):\n"],
+    "7_your_own_model": [],
+    "8_tune": [r"gelu_forward N=32768(.*\n)+ +mine +\d(.*\n)* +mine:BLOCK=4096 +\d", "--variant auto"],
+    "burgers": [r"viscosity 0\.0\d+ \(true 0\.02\)"],
+}
+PROGRESS = re.compile(r"cpuopt: compiling \d+ kernels, once|compiled \d+/\d+|\d/3 gelu_forward")
+ROOFS = Roofs(1, (Level("memory", None),), 2.0, {"memory": {"read": 1.0}}, 1.0)
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
-def test_an_example_learns(path, tmp_path):
-    environment = {name: v for name, v in os.environ.items() if name != "NUMBA_NUM_THREADS"}
-    done = subprocess.run(
-        [sys.executable, str(path)], capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=120
-    )
-    said = [line for line in done.stderr.splitlines() if not re.match(r"cpuopt: compiling \d+ kernels, once", line)]
-    assert (done.returncode, said) == (0, [])
-    losses = [float(x) for x in re.findall(r"\bloss +(\d+\.\d+)", done.stdout)]
-    assert len(losses) >= 3
-    assert losses[-1] < 0.5 * losses[0]
-    assert min(losses) == losses[-1]
-    assert not list(tmp_path.iterdir())
+@pytest.fixture(autouse=True)
+def _aside(monkeypatch, tmp_path):
+    """Leave no kernel, op, file or plan behind."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(registry, "KERNELS", dict(registry.KERNELS))
+    monkeypatch.setenv("NUMBA_NUM_THREADS", os.environ["NUMBA_NUM_THREADS"])
+    monkeypatch.setattr(rates, "roofs", lambda n, say=None: ROOFS)
+    monkeypatch.setattr(files, "alone", lambda *what: nullcontext())  # another test may tune meanwhile
+    monkeypatch.setattr(rates, "folder", lambda: tmp_path / "machine")
+    every, modules = dict(ops.ALL), set(sys.modules)
+    yield
+    ops.ALL.clear()
+    ops.ALL.update(every)
+    for name in [name for name in sys.modules.keys() - modules if name.startswith("__main__@")]:
+        del sys.modules[name]
 
 
-def test_a_model_of_ones_own_is_short():
-    (mlp,) = (path for path in EXAMPLES if path.name == "mlp.py")
-    assert len(mlp.read_text().splitlines()) < 30
+@pytest.fixture(scope="module")
+def pages():
+    spec = importlib.util.spec_from_file_location("pages", Path(__file__).parent.parent / "docs" / "pages.py")
+    spec.loader.exec_module(module := importlib.util.module_from_spec(spec))
+    return module
+
+
+def test_each_example_is_known_here():
+    assert [path.stem for path in EXAMPLES] == list(SAYS)
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_runs(path, tmp_path, capsys):
+    runpy.run_path(str(path), run_name="__main__")
+    out, err = capsys.readouterr()
+    assert [line for line in err.splitlines() if not PROGRESS.match(line)] == []
+    for line in SAYS[path.stem]:
+        assert re.search(line, out), (line, out)
+    if path.stem in LEARNS:
+        losses = [float(x) for x in re.findall(r"\bloss +(\d+\.\d+)", out)]
+        assert len(losses) >= 3
+        assert losses[-1] < 0.5 * losses[0]
+        assert min(losses) == losses[-1]
+    assert {p.name for p in tmp_path.iterdir()} <= ({"machine", "runs"} if path.stem == "8_tune" else set())
+
+
+def test_an_example_runs_in_a_process_and_a_folder_of_its_own(pages, tmp_path):
+    (tmp_path / "right.py").write_text("import os, cpuopt\nprint(os.listdir(), cpuopt.__name__)\n")
+    assert pages.output(tmp_path / "right.py") == "[] cpuopt\n"
+    (tmp_path / "wrong.py").write_text("print(1)\n1 / 0\n")
+    with pytest.raises(RuntimeError, match=r"(?s)wrong\.py: exit status 1\n.*ZeroDivisionError"):
+        pages.output(tmp_path / "wrong.py")
+
+
+def test_a_script_is_short():
+    assert [path.name for path in EXAMPLES if len(path.read_text().splitlines()) > 70] == []
+    (mlp,) = (path for path in EXAMPLES if path.stem == "7_your_own_model")
+    assert len(mlp.read_text().splitlines()) < 45
+
+
+def test_a_page_has_the_script_and_what_it_printed(pages, monkeypatch):
+    monkeypatch.setattr(pages, "output", lambda script: f"printed by {script.name}\n```\n")
+    found = pages.gallery()
+    assert found.keys() == {f"examples/{name}.md" for name in ("index", "kernel", *SAYS)}
+    for path in EXAMPLES:
+        page = found[f"examples/{path.stem}.md"]
+        head, _, rest = path.read_text().partition("\n")
+        assert page.startswith(f"# {head.strip('.').removeprefix(chr(34) * 3).removesuffix(chr(34) * 3)}")
+        assert rest.partition('"""')[2].strip() in page
+        assert page.endswith(f"````text\nprinted by {path.name}\n```\n````\n")
+        assert f"]({path.stem}.md)" in found["examples/index.md"]
+    assert "%%kernel gelu_forward mine" in found["examples/kernel.md"]
+    assert "## Output" not in pages.gallery(execute=False)["examples/burgers.md"]
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "want"),
+    [
+        ("README.md", "[a](docs/lab.md#x)", "[a](lab.md#x)"),
+        ("README.md", "[a](CONTRIBUTING.md)", "[a](contributing.md)"),
+        ("README.md", "[a](examples/8_tune.py)", "[a](examples/8_tune.md)"),
+        ("README.md", "[a](examples/)", "[a](examples/index.md)"),
+        ("README.md", "[a](https://x.y/docs/z.md)", "[a](https://x.y/docs/z.md)"),
+        ("CONTRIBUTING.md", "[a](#an-op)", "[a](#an-op)"),
+        ("docs/lab.md", "![a](packages.svg) [b](../README.md#x)", "![a](packages.svg) [b](index.md#x)"),
+        (
+            "docs/kernels/matmul.md",
+            "[a](../lab.md) [b](../../CONTRIBUTING.md)",
+            "[a](../lab.md) [b](../contributing.md)",
+        ),
+    ],
+)
+def test_links_lead_to_where_files_stand_in_the_site(pages, path, text, want):
+    assert pages.moved(text, path) == want
+
+
+def test_what_a_page_loads_from_elsewhere_is_found(pages, tmp_path):
+    bad = {
+        "a.html": '<link rel="stylesheet" href="https://a.b/c.css"><script src="//a.b/c.js"></script>',
+        "b.html": '<img src="http://a.b/c.png"><p style="background: url(https://a.b/d.png)">',
+        "c.css": '@import "https://a.b/e.css"; p { background: url("//a.b/f.png") }',
+    }
+    good = '<link rel="canonical" href="https://a.b/"><a href="https://a.b/">a</a><script src="c.js"></script>'
+    for name, text in {**bad, "good.html": good}.items():
+        (tmp_path / name).write_text(text)
+    assert [x.partition(": ")[0] for x in pages.loads(tmp_path)] == [n for n in bad for _ in range(2)]
+
+
+def test_the_site_is_built(tmp_path):
+    """`mkdocs build --strict` checks links and anchors as the site has them; the hook, what its pages load."""
+    pytest.importorskip("material")
+    environment = {**os.environ, "EXECUTE_EXAMPLES": "false", "NO_MKDOCS_2_WARNING": "1"}
+    build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    done = subprocess.run(build, cwd=EXAMPLES[0].parent.parent, env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    names = {p.relative_to(tmp_path / "site").as_posix() for p in tmp_path.rglob("*.html")}
+    assert {"index.html", "lab.html", "api.html", "contributing.html", "examples/8_tune.html"} <= names
