@@ -22,6 +22,8 @@ over k in order, in blocks whose length depends on the shape alone: chunks and t
 Source: Goto and van de Geijn 2008 and BLIS for blocks and packing; what is packed for which shape is our own.
 """
 
+from math import lcm
+
 import numba
 import numpy as np
 from numba import prange
@@ -34,7 +36,7 @@ from ..toolkit.simd import LANES, LINE, MR, NR, at, copy, move, narrow_product, 
 ZERO = np.float32(0)
 PACKED = 0  # as a row stride: the rows of a group lie interleaved
 SLICE = 128  # k of a packing task
-TALL = 48  # rows of weight in a chunk: of all MR, a multiple of the usual one and of LANES
+TALL = -(-48 // lcm(MR, LANES)) * lcm(MR, LANES)  # rows of weight in a chunk: whole tiles, and whole vectors
 WIDE = 256  # tokens of a forward chunk: with TALL, a strip of sums of 48 KB
 DEPTH = 1024  # most k of a forward block: TALL rows (192 KB) and a panel (64 KB) take half of 512 KB of L2
 FEW = 5 * MR  # tokens up to which weight is used as it lies: copying a panel would cost more than it saves
