@@ -334,8 +334,8 @@ def ticket(typingctx, counter):
     return INT(counter), codegen
 
 
-def machine_code(shape: Tile, rows: int, triple: str, cpu: str) -> str:
-    """Generate the micro-kernel for any machine that LLVM knows; return its assembly."""
+def micro_kernel(shape: Tile, rows: int, triple: str) -> ir.Module:
+    """Make a module with the micro-kernel alone, as the function ``product`` of `Emit.product`'s arguments."""
     module = ir.Module()
     module.triple = triple
     kinds = [POINTER, I64, I64, POINTER, I64, POINTER, I64, I64, BIT, POINTER, I64, I64]
@@ -343,10 +343,15 @@ def machine_code(shape: Tile, rows: int, triple: str, cpu: str) -> str:
     builder = ir.IRBuilder(function.append_basic_block())
     Emit(builder, shape).product(rows, shape.vectors, *function.args)
     builder.ret_void()
+    return module
+
+
+def machine_code(shape: Tile, rows: int, triple: str, cpu: str) -> str:
+    """Generate the micro-kernel for any machine that LLVM knows; return its assembly."""
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
     machine = llvm.Target.from_triple(triple).create_target_machine(cpu=cpu, opt=3)
-    parsed = llvm.parse_assembly(str(module))
+    parsed = llvm.parse_assembly(str(micro_kernel(shape, rows, triple)))
     passes = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=3))
     passes.getModulePassManager().run(parsed, passes)
     return machine.emit_assembly(parsed)
