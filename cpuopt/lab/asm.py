@@ -116,6 +116,8 @@ def read(name: str, lines: Sequence[str], start: int, end: int, files: dict[str,
     """Count the instructions of a loop."""
     home, first = kernel
     loop, where = Loop(name), Counter[tuple[str, int]]()
+    framed = any(re.match(r"movq\s+%rsp, %rbp", line) for line in lines)  # else %rbp is like any other register
+    stack = r"%r(sp|bp)\b" if framed else r"%rsp\b"
     for i in range(start, end + 1):
         words = lines[i].replace("\t", " ").split(None, 1)
         opcode, operands = words[0], words[1] if len(words) > 1 else ""
@@ -134,7 +136,7 @@ def read(name: str, lines: Sequence[str], start: int, end: int, files: dict[str,
             continue
         memory = re.search(r"\(([^)]*)\)", operands)
         last = operands.rstrip().endswith(")")
-        if memory and re.match(r"%r(sp|bp)\b", memory[1]):
+        if memory and re.match(stack, memory[1]):
             loop.spills += 1
         elif memory:
             loop.stores += last
