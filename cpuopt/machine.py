@@ -21,7 +21,8 @@ from typing import Any
 from .errors import UserError
 
 PACKAGES = ("cpuopt", "numba", "llvmlite", "numpy", "threadpoolctl")
-CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+DEVICES = Path("/sys/devices")
+CACHES = DEVICES / "system/cpu/cpu0/cache"
 GROUPS, MEMBERSHIP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 LOAD = Path("/proc/loadavg")
 WAITING = "CPUOPT_WAITING"
@@ -105,9 +106,50 @@ def caches() -> Iterator[tuple[str, str, str]]:
 
 
 def cores() -> int:
-    """Count the cores that this process may use: its affinity, and the CPU quota of its container."""
-    there = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(there, int(quota() or there)))
+    """Count the cores to compute on: physical performance cores of this process's affinity, and its container's quota.
+
+    A second thread of a core would share its pipes and caches, and an efficiency core would be waited for.
+    """
+    there = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+    return max(1, min(count := len(_physical(_fast(there))), int(quota() or count)))
+
+
+def _fast(processors: set[int]) -> set[int]:
+    """Return the processors that belong to performance cores; all of them where there are no others.
+
+    Linux lists Intel's performance cores as ``cpu_core``, and gives each of Arm's a capacity, 1024 the largest.
+    """
+    named = set()
+    with suppress(OSError, ValueError):
+        named = processors & _listed(_read(DEVICES / "cpu_core/cpus"))
+    if named:
+        return named
+    capacity = {}
+    for n in processors:
+        with suppress(OSError, ValueError):
+            capacity[n] = int(_read(DEVICES / f"system/cpu/cpu{n}/cpu_capacity"))
+    most = max(capacity.values(), default=0)
+    return {n for n in processors if 2 * capacity.get(n, most) >= most}
+
+
+def _physical(processors: set[int]) -> set[int]:
+    """Return the first processor of each core; one of which nothing is known is a core."""
+    first = set()
+    for n in processors:
+        there = {n}
+        with suppress(OSError, ValueError):
+            there |= _listed(_read(DEVICES / f"system/cpu/cpu{n}/topology/thread_siblings_list"))
+        first.add(min(there & processors))
+    return first
+
+
+def _listed(text: str) -> set[int]:
+    """Read a list of processors, as in ``0-3,8``."""
+    found: set[int] = set()
+    for part in filter(None, text.split(",")):
+        low, _, high = part.partition("-")
+        found |= set(range(int(low), int(high or low) + 1))
+    return found
 
 
 def quota() -> float | None:

@@ -64,6 +64,12 @@ def test_innermost_loops_of_a_text():
     assert scalar.calls == ["tanhf"]
 
 
+def test_a_frame_pointer_is_the_stack_and_a_register_like_others_is_not():
+    text = TEXT.replace("64(%rsp)", "64(%rbp)")
+    framed = text.replace("movabsq", "movq\t%rsp, %rbp\n\tmovabsq")
+    assert [asm.loops(t)[0].spills for t in (text, framed)] == [0, 2]
+
+
 def test_what_is_left_over_by_a_wider_loop_is_no_scalar_loop():
     text = TEXT.replace("2 40 1", "1 31 1\n\t.loc\t1 33 1").replace("callq\t*8(%rsp)", "nop")
     assert [v.remainder for v in asm.loops(text)] == [False, True]

@@ -28,6 +28,7 @@ def computer(tmp_path, monkeypatch):
         (tmp_path / "self").write_text(membership)
 
     monkeypatch.setattr(machine, "GROUPS", tmp_path)
+    monkeypatch.setattr(machine, "DEVICES", tmp_path / "devices")
     monkeypatch.setattr(machine, "MEMBERSHIP", tmp_path / "self")
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)), raising=False)
     return computer
@@ -64,6 +65,37 @@ def test_cores_are_the_same_everywhere(computer, membership, files, quota, cores
     assert every == (cores,) * 5
     assert lab_machine.noise(0.01)["quota_cores"] == quota
     assert common.thread_counts("") == sorted({1, cores})
+
+
+CPU, PAIR = "devices/system/cpu/cpu", "topology/thread_siblings_list"
+SMT = {f"{CPU}{n}/{PAIR}": f"{n % 8},{n % 8 + 8}" for n in range(16)}  # 8 cores of two threads
+HYBRID = {f"{CPU}{n}/{PAIR}": f"{n & ~1}-{n | 1}" if n < 8 else f"{n}" for n in range(16)}  # 4 of two and 8 small ones
+KINDS = {"devices/cpu_core/cpus": "0-7", "devices/cpu_atom/cpus": "8-15"}
+ARM = {f"{CPU}{n}/cpu_capacity": f"{(1024, 870, 310)[(n > 1) + (n > 5)]}" for n in range(16)}
+
+
+@pytest.mark.parametrize(
+    ("files", "allowed", "cores"),
+    [
+        (SMT, range(16), 8),
+        (SMT, range(8), 8),
+        (SMT, (0, 8, 9), 2),
+        (SMT, (9,), 1),
+        ({**SMT, "cpu.max": "300000 100000"}, range(16), 3),
+        ({**SMT, "cpu.max": "1200000 100000"}, range(16), 8),
+        ({**HYBRID, **KINDS}, range(16), 4),
+        (HYBRID, range(16), 12),
+        ({**HYBRID, **KINDS}, range(6, 16), 1),
+        ({**HYBRID, **KINDS}, range(8, 16), 8),  # small ones only
+        (ARM, range(16), 6),
+        (ARM, range(6, 16), 10),
+        ({f"{CPU}3/{PAIR}": "nonsense", f"{CPU}4/cpu_capacity": "", "devices/cpu_core/cpus": "x"}, range(16), 16),
+    ],
+)
+def test_cores_are_physical_performance_cores(computer, monkeypatch, files, allowed, cores):
+    computer(V2, files)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(allowed))
+    assert machine.cores() == cores
 
 
 @pytest.mark.parametrize(

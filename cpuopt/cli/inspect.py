@@ -23,6 +23,7 @@ def flags(p: argparse.ArgumentParser) -> None:
     p.add_argument("variant", metavar="VARIANT", nargs="+", help="variant to inspect; two are shown side by side")
     settings.flags(p, "kernels")
     p.add_argument("--parallel", type=int, default=0, metavar="1-4", help="level of numba's parallel diagnostics")
+    p.add_argument("--target", metavar="NAME", help="code for another machine, such as haswell, znver4 or neoverse-v2")
     p.add_argument("--asm", action="store_true", help="the assembly text of one variant, and nothing else")
 
 
@@ -44,6 +45,8 @@ def run(args: argparse.Namespace) -> int:
     if not 0 <= args.parallel <= 4:
         raise UserError(f"--parallel {args.parallel}: expected 1 to 4")
     found = [registry.find(args.op, v, "inspect: ") for v in args.variant]
+    if args.target:
+        return other(args)
     if args.html:
         files.check_target(args.html, "--html")
     with console.saying() as say:
@@ -60,4 +63,20 @@ def run(args: argparse.Namespace) -> int:
         print(shown[0].asm)
     else:
         show(args, {"kernels": shown}, lambda: report.tables(shown))
+    return 0
+
+
+def other(args: argparse.Namespace) -> int:
+    """Show the code of another machine."""
+    from ..lab import targets
+    from ..report import console
+    from ..report import inspect as report
+
+    with console.saying() as say:
+        say(f"compiling {args.op} for {args.target}")
+        found = [targets.inspect(args.op, v, args.target, args.kernels) for v in args.variant]
+    if args.asm:
+        print(found[0].asm)
+    else:
+        show(args, {"kernels": found}, lambda: report.target_tables(found))
     return 0

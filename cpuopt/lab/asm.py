@@ -128,12 +128,13 @@ def read(name: str, lines: Sequence[str], start: int, end: int, files: dict[str,
     """Count the instructions of a loop."""
     home, first = kernel
     loop, where = Loop(name), Counter[tuple[str, int]]()
+    stack = stack_of(lines)
     for i in range(start, end + 1):
         if place := LOC.match(lines[i]):
             source, line = files.get(place[1], "?").split("/")[-1], int(place[2])
             if line and source != "<gufunc>" and (source != "<string>" or line >= first):
                 where[home if source == "<string>" else source, line] += 1
-        if one := instruction(lines, i):
+        if one := instruction(lines, i, stack):
             loop.instructions += 1
             loop.calls += [one.called] if one.called else []
             loop.spills += one.spill
@@ -171,8 +172,14 @@ class Instruction:
     called: str = ""
 
 
-def instruction(lines: Sequence[str], i: int) -> Instruction | None:
-    """Read a line of a function; None for a directive or a label."""
+def stack_of(lines: Sequence[str]) -> str:
+    """Return a pattern of the registers through which a function reaches its stack."""
+    framed = any(re.match(r"movq\s+%rsp, %rbp", line) for line in lines)  # else %rbp is like any other register
+    return r"%r(sp|bp)\b" if framed else r"%rsp\b"
+
+
+def instruction(lines: Sequence[str], i: int, stack: str) -> Instruction | None:
+    """Read a line of a function, which has its `stack_of`; None for a directive or a label."""
     opcode, _, operands = lines[i].replace("\t", " ").partition(" ")
     if opcode.startswith(".") or opcode.endswith(":"):
         return None
@@ -183,7 +190,7 @@ def instruction(lines: Sequence[str], i: int) -> Instruction | None:
     elif "mm" in operands:
         memory = re.search(r"\(([^)]*)\)", operands)
         last = operands.rstrip().endswith(")")
-        one.spill = bool(memory and re.match(r"%r(sp|bp)\b", memory[1]))
+        one.spill = bool(memory and re.match(stack, memory[1]))
         one.store = bool(memory) and not one.spill and last
         one.load = bool(memory) and not one.spill and not last
         one.fma, one.double = bool(FMA.match(opcode)), bool(DOUBLE.match(opcode))
@@ -225,7 +232,7 @@ def blocks(asm: str, file: str, first: int, last: int) -> list[Block]:
     for name, lines in functions(asm):
         if not OURS.match(name):
             continue
-        around, place, block = spans(lines), ("", 0), None
+        around, place, block, stack = spans(lines), ("", 0), None, stack_of(lines)
         for i, text in enumerate(lines):
             if at := LOC.match(text):
                 source, line = files.get(at[1], ""), int(at[2])
@@ -234,7 +241,7 @@ def blocks(asm: str, file: str, first: int, last: int) -> list[Block]:
                     source = file if inside and (first <= line <= last or not line) else ""
                 if line or source != place[0]:  # 0: the compiler merged instructions of several lines
                     place = (source, line) if source and line else ("", 0)
-            one = instruction(lines, i)
+            one = instruction(lines, i, stack)
             if one is None:
                 block = block if text.startswith((".loc", ".cfi", ".p2align", ".file", ".Ltmp")) else None
                 continue

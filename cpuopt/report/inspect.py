@@ -12,6 +12,7 @@ from rich.text import Text
 from .style import table
 
 if TYPE_CHECKING:
+    from ..lab import targets
     from ..lab.inspect import Inspection
 
 WIDTHS = {0: "", 1: "scalar"}
@@ -65,3 +66,19 @@ def loop_table(f: Inspection) -> Table:
             style="yellow" if bad else None,
         )
     return made
+
+
+def target_tables(found: Sequence[targets.Inspection]) -> list[RenderableType]:
+    """Show the loops of kernels that multiply and add, as another machine would run them."""
+    shown: list[RenderableType] = []
+    for f in found:
+        names = ["instr", "width", "FMA", "load", "spill", "port limit", "cycles"]
+        made = table("loop", *(f">{n}" for n in names))
+        for v in f.loops:
+            numbers = [str(n) for n in (v.instructions, v.width, v.fmas, v.loads, v.spills or "")]
+            cycles = "" if v.cycles is None else f"{v.cycles:.1f}"
+            made.add_row(Text(v.function), *numbers, f"{v.limit:.1f}", cycles, style="yellow" if v.spills else None)
+        shown += [Text.assemble((f"{f.op}[{f.variant}]", "bold"), f" for {f.target}  {f.where}"), made]
+    if not any(v.cycles for f in found for v in f.loops):
+        shown.append(Text("no cycles: there is no llvm-mca (Debian's package llvm), or it has no model of the machine"))
+    return shown

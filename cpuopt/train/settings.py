@@ -94,7 +94,7 @@ class Settings:
         "auto", "rewrites: gate, residual, layernorm, gelu, classifier, update, recompute", metavar="all|none|NAME,..."
     )
     threads: int | None = setting(
-        None, "number of threads", least(1), shown="the cores this process may use", free=True
+        None, "number of threads", least(1), shown="the physical performance cores this process may use", free=True
     )
     seed: int = setting(0, "random seed for initial weights, data order and dropout", least(0))
     lr: float = setting(1e-4, "peak learning rate", POSITIVE)

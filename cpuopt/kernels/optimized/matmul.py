@@ -23,6 +23,8 @@ over k in order, in blocks whose length depends on the shape alone: chunks and t
 Source: Goto and van de Geijn 2008 and BLIS for blocks and packing; what is packed for which shape is our own.
 """
 
+from math import lcm
+
 import numba
 import numpy as np
 from numba import prange
@@ -35,9 +37,10 @@ from ..toolkit.simd import LANES, LINE, MR, NR, at, copy, move, narrow_product, 
 ZERO = np.float32(0)
 PACKED = 0  # as a row stride: the rows of a group lie interleaved
 SLICE = 128  # k of a packing task
-TALL = 48  # rows of weight in a chunk: of all MR, a multiple of the usual one and of LANES
-WIDE = 256  # tokens of a forward chunk: with TALL, a strip of sums of 48 KB
-DEPTH = 1024  # most k of a forward block: TALL rows (192 KB) and a panel (64 KB) take half of 512 KB of L2
+TALL = -(-48 // lcm(MR, LANES)) * lcm(MR, LANES)  # rows of weight in a chunk: whole tiles and vectors; AVX-512: 112
+WIDE = 256  # tokens of a forward chunk: with TALL, a strip of sums of 48 KB; AVX-512: 112 KB
+DEPTH = 1024  # most k of a forward block: TALL rows (192 KB) and a panel (64 KB) take half of 512 KB of L2; AVX-512:
+# 448 and 128 KB of 1 MB or more
 FEW = 5 * MR  # tokens up to which weight is used as it lies: copying a panel would cost more than it saves
 ALIASED = 1024  # floats: rows that a multiple of it apart start on 4 KB share their places in L1
 INPUT_ROWS = 256  # tokens of a dinp chunk: enough to pay for copying a panel
@@ -46,13 +49,14 @@ SHORT = 128  # tokens up to which their part of dout and of dinp is small, and i
 SHORT_DEPTH = 192  # to keep the panel, 12 KB, in L1
 COLUMNS = 384  # most columns of a dinp chunk
 PACKED_ROWS = 16  # rows of dout that are packed at a time: they stay in L1 from group to group
+OUTPUTS = 48  # columns of dout in a dweight chunk: each row of dweight has pages of its own, and 56 was no faster
 WEIGHT_DEPTH = 512  # most tokens of a dweight block: a panel is 32 KB, the strip of dout 96 KB, that of dweight more
 # floats of scratch for a thread
 FORWARD_SCRATCH = WIDE * TALL + TALL
 INPUT_SPARE = INPUT_ROWS * NR
 INPUT_SCRATCH = INPUT_SPARE + INPUT_DEPTH * NR + SHORT_DEPTH * FEW
-WEIGHT_BLOCK = WEIGHT_DEPTH * TALL
-WEIGHT_SCRATCH = WEIGHT_BLOCK + TALL + TALL * NR
+WEIGHT_BLOCK = WEIGHT_DEPTH * OUTPUTS
+WEIGHT_SCRATCH = WEIGHT_BLOCK + OUTPUTS + OUTPUTS * NR
 
 
 def up(n, step):
@@ -403,7 +407,7 @@ def weight_chunk(grad, row, add, dout, panels, block, spare, n0, n1, tall, most)
     P = ceil(C, NR) * NR
     rows = n1 - n0
     groups = ceil(rows, MR)
-    tile = spare[TALL:]
+    tile = spare[OUTPUTS:]
     for m in range(0, M, most):
         depth = min(most, M - m)
         pack_outputs(block, dout, m, depth, n0, rows)
@@ -453,7 +457,7 @@ def matmul_backward_weight(dweight, dweight_add, dbias, dbias_add, dout, inp, pa
     depth = min(M, WEIGHT_DEPTH)
     for i in prange(ceil(C, NR) * ceil(M, depth)):
         pack_all_columns(i, panels, inp, depth)
-    tall = chunk_size(N, TALL, LANES, 1, threads)
+    tall = chunk_size(N, OUTPUTS, LANES, 1, threads)
     chunks = ceil(N, tall)
     for t in prange(threads):
         mine = blocks[t * WEIGHT_SCRATCH : (t + 1) * WEIGHT_SCRATCH]

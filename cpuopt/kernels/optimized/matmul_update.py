@@ -11,7 +11,7 @@ from ..toolkit.rules import by_rule
 from ..toolkit.simd import MR, NR, ticket
 from .matmul import (
     LINE,
-    TALL,
+    OUTPUTS,
     WEIGHT_BLOCK,
     WEIGHT_DEPTH,
     WEIGHT_SCRATCH,
@@ -69,7 +69,7 @@ def update_linear(rule):
         size = WEIGHT_SCRATCH + max(STRIP, MR * C)
         threads = blocks.shape[0] // size
         fits = max(MR, STRIP // C // MR * MR)
-        tall = min(fits, chunk_size(N, TALL, MR, 1, threads))
+        tall = min(fits, chunk_size(N, OUTPUTS, MR, 1, threads))
         chunks = ceil(N, tall)
         for t in prange(threads):
             mine = blocks[t * size : (t + 1) * size]

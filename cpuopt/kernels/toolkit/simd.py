@@ -22,7 +22,10 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from . import targets
+
 F32, I32, I64, BIT, POINTER = ir.FloatType(), ir.IntType(32), ir.IntType(64), ir.IntType(1), ir.PointerType()
+BYTE = ir.IntType(8)
 
 
 @dataclass(frozen=True)
@@ -44,9 +47,9 @@ class Tile:
     vectors: int = 0
 
 
-AVX512 = Tile(lanes=16, registers=32, spare=2)  # LLVM loads the next rows of the vector side ahead of their use
+AVX512 = Tile(lanes=16, registers=32)
 AVX2 = Tile(lanes=8, registers=16)
-NEON = Tile(lanes=4, registers=32, spare=4)  # LLVM loads some broadcasts ahead of their use
+NEON = Tile(lanes=4, registers=32)
 PLAIN = Tile(lanes=4, registers=16, spare=5, fused=False)  # as SSE2: products apart from sums, operands overwritten
 
 
@@ -72,7 +75,12 @@ def tile(features: Iterable[str]) -> Tile:
 
 
 def host_features() -> set[str]:
-    """Return the features of the machine for which numba compiles: this one, or that of ``NUMBA_CPU_NAME``."""
+    """Return the features of the machine for which numba compiles: this one, or that of ``NUMBA_CPU_NAME``.
+
+    Those of ``CPUOPT_TARGET`` come first: they choose the tile, and nothing else.
+    """
+    if target := targets.chosen():
+        return set(target.features)
     if numba.config.CPU_NAME is None and numba.config.CPU_FEATURES is None:
         return {name for name, there in llvm.get_host_cpu_features().items() if there}
     implied = {"x86-64-v3": {"avx2", "fma"}, "x86-64-v4": {"avx2", "fma", "avx512f"}}
@@ -83,6 +91,7 @@ def host_features() -> set[str]:
 HOST = tile(host_features())
 LANES, MR, NR = HOST.lanes, HOST.rows, HOST.lanes * HOST.vectors
 LINE = 16  # floats in a cache line
+SHARED = 7  # rows of the micro-kernel that share a pointer
 
 
 class Emit:
@@ -92,10 +101,10 @@ class Emit:
         self.builder, self.tile = builder, shape
         self.vector = ir.VectorType(F32, shape.lanes)
 
-    def at(self, pointer, offset):
-        """Point `offset` floats further."""
+    def at(self, pointer, offset, unit=F32):
+        """Point `offset` floats further, or other units."""
         offset = I64(offset) if isinstance(offset, int) else offset
-        return self.builder.gep(pointer, [offset], source_etype=F32)
+        return self.builder.gep(pointer, [offset], source_etype=unit)
 
     def times(self, x, n: int):
         """Multiply by a constant."""
@@ -152,26 +161,32 @@ class Emit:
     def product(self, rows, vectors, a, row, step, b, line, c, c_row, depth, add, ahead, ahead_step, shift):
         """Emit the micro-kernel for some rows and vectors; the other arguments are those of the intrinsic `product`.
 
-        k goes in pairs. Three rows share a pointer: x86's addressing finds the second and the third by a register.
+        k goes in pairs. Seven rows share a pointer: x86's addressing finds them by registers of 1, 3 and 5 strides in
+        bytes, each times 1, 2 or 4. The offset of the first is a register too: without one, NEON would load its float
+        by an instruction that takes a multiply-add's place.
         """
         bld, width = self.builder, range(vectors)
-        bases = [self.hidden(self.at(a, self.times(row, i))) for i in range(0, rows, 3)]
-        second, third = self.hidden(self.times(row, 1)), self.hidden(self.times(row, 2))
+        bases = [self.hidden(self.at(a, self.times(row, i))) for i in range(0, rows, SHARED)]
+        line, step, *strides = (
+            self.hidden(self.times(x, 4 * n)) for x, n in ((line, 1), (step, 1), (row, 1), (row, 3), (row, 5))
+        )
+        zero = self.hidden(I64(0)) if self.tile.lanes == NEON.lanes else I64(0)
         spots = [(i, j) for i in range(rows) for j in width]
         c_rows = [self.at(c, self.times(c_row, i)) for i in range(rows)]
         for place in c_rows:
             self.prefetch(place, write=True)
 
-        def one(number, b, *state):
-            bases, sums = [self.hidden(p) for p in state[: -len(spots)]], list(state[-len(spots) :])
+        def one(number, *state):
+            (b, one, three, five, *bases), sums = map(self.hidden, state[: -len(spots)]), list(state[-len(spots) :])
             y = [self.load(self.at(b, j * self.tile.lanes)) for j in width]
-            places = [p for base in bases for p in (base, self.at(base, second), self.at(base, third))]
+            offsets = [zero, one, self.times(one, 2), three, self.times(one, 4), five, self.times(three, 2)]
+            places = [self.at(base, offset, BYTE) for base in bases for offset in offsets]
             for i in range(rows):
                 x = self.spread(self.load(places[i], F32))
                 for j in width:
                     spot = i * len(width) + j
                     sums[spot] = self.multiply_add(x, y[j], sums[spot])
-            return [self.at(b, line), *(self.at(base, step) for base in bases), *sums]
+            return [self.at(b, line, BYTE), one, three, five, *(self.at(base, step, BYTE) for base in bases), *sums]
 
         def two(number, *state):
             place = self.at(ahead, bld.mul(bld.lshr(number, shift), ahead_step))
@@ -179,7 +194,7 @@ class Emit:
                 self.prefetch(self.at(place, j))
             return one(number, *one(number, *state))
 
-        state = [b, *bases, *([ir.Constant(self.vector, None)] * len(spots))]
+        state = [b, *strides, *bases, *([ir.Constant(self.vector, None)] * len(spots))]
         state = self.loop(bld.lshr(depth, I64(1)), state, two)
         state = self.loop(bld.and_(depth, I64(1)), state, one)
         with bld.if_else(add) as branches:
@@ -319,8 +334,8 @@ def ticket(typingctx, counter):
     return INT(counter), codegen
 
 
-def machine_code(shape: Tile, rows: int, triple: str, cpu: str) -> str:
-    """Generate the micro-kernel for any machine that LLVM knows; return its assembly."""
+def micro_kernel(shape: Tile, rows: int, triple: str) -> ir.Module:
+    """Make a module with the micro-kernel alone, as the function ``product`` of `Emit.product`'s arguments."""
     module = ir.Module()
     module.triple = triple
     kinds = [POINTER, I64, I64, POINTER, I64, POINTER, I64, I64, BIT, POINTER, I64, I64]
@@ -328,10 +343,15 @@ def machine_code(shape: Tile, rows: int, triple: str, cpu: str) -> str:
     builder = ir.IRBuilder(function.append_basic_block())
     Emit(builder, shape).product(rows, shape.vectors, *function.args)
     builder.ret_void()
+    return module
+
+
+def machine_code(shape: Tile, rows: int, triple: str, cpu: str) -> str:
+    """Generate the micro-kernel for any machine that LLVM knows; return its assembly."""
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
     machine = llvm.Target.from_triple(triple).create_target_machine(cpu=cpu, opt=3)
-    parsed = llvm.parse_assembly(str(module))
+    parsed = llvm.parse_assembly(str(micro_kernel(shape, rows, triple)))
     passes = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=3))
     passes.getModulePassManager().run(parsed, passes)
     return machine.emit_assembly(parsed)

@@ -1,0 +1,157 @@
+"""Code for other machines: what is read off it, its cycles, and the tile of each, computed here."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import llvmlite.binding as llvm
+import numpy as np
+import pytest
+
+from cpuopt import cli
+from cpuopt.errors import UserError
+from cpuopt.kernels.toolkit import simd, targets
+from cpuopt.kernels.toolkit.targets import TARGETS
+from cpuopt.lab import targets as reader
+
+F32 = np.float32
+WIDTHS = {"haswell": 8, "znver3": 8, "znver4": 16, "sapphirerapids": 16, "neoverse-v2": 4, "apple-m1": 4}
+
+
+def hot(name: str) -> reader.Loop:
+    """The loop of a machine's micro-kernel, of its tallest tile."""
+    target = TARGETS[name]
+    tile = simd.tile(target.features)
+    text = simd.machine_code(tile, tile.rows, target.triple, target.name)
+    return max(reader.loops(text, target), key=lambda v: v.fmas)
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_the_tile_of_each_machine_stays_in_registers(name: str) -> None:
+    loop, tile = hot(name), simd.tile(TARGETS[name].features)
+    assert (loop.width, loop.fmas, loop.spills) == (WIDTHS[name], 2 * tile.rows * tile.vectors, 0)
+    assert loop.instructions <= 2.1 * loop.fmas
+    assert loop.loads == 2 * (tile.rows + tile.vectors) - 2 * (WIDTHS[name] == 4)  # NEON loads two vectors in one
+    assert loop.limit == loop.fmas / TARGETS[name].pipes
+
+
+@pytest.mark.skipif(not shutil.which(reader.MCA), reason="llvm-mca is optional")
+def test_cycles_are_near_to_the_port_limit() -> None:
+    loop = hot("haswell")  # whose model is the same in all versions of LLVM
+    cycles = reader.cycles(loop, TARGETS["haswell"])
+    assert cycles is not None
+    assert loop.limit <= cycles <= loop.limit / 0.95
+    loop.lines[:-1] *= 2
+    twice = reader.cycles(loop, TARGETS["haswell"])
+    assert twice is not None
+    assert 1.9 * cycles < twice < 2.1 * cycles
+
+
+def test_no_cycles_without_the_tool() -> None:
+    assert reader.cycles(hot("haswell"), TARGETS["haswell"], "no-such-tool") is None
+
+
+LOOPS = {
+    "neoverse-v2": """
+	.type	outer,@function
+outer:
+.LBB0_1:
+	fmul	v0.4s, v1.4s, v2.4s
+.LBB0_2:
+	ldr	q0, [x1, x2]              // of x
+	ldr	q3, [sp, #16]
+	str	x9, [sp, #32]
+	fmla	v0.4s, v1.4s, v3.s[0]
+	subs	x3, x3, #1
+	b.ne	.LBB0_2
+	cbnz	x4, .LBB0_1
+""",
+    "znver4": """
+	.type	outer,@function
+outer:
+.LBB0_1:
+	vmulps	%zmm0, %zmm1, %zmm2
+.LBB0_2:
+	vmovups	(%rax,%rcx), %zmm0        # of x
+	vmovups	16(%rsp), %zmm3
+	movq	%r9, 32(%rsp)
+	vfmadd231ps	%zmm1, %zmm0, %zmm3
+	decq	%rdx
+	jne	.LBB0_2
+	jne	.LBB0_1
+""",
+}
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_a_loop_is_read(name: str) -> None:
+    (loop,) = reader.loops(LOOPS[name], TARGETS[name])
+    assert (loop.function, loop.instructions, loop.width) == ("outer", 6, WIDTHS[name])
+    assert (loop.fmas, loop.loads, loop.spills) == (1, 1, 1)
+
+
+@pytest.mark.parametrize("name", ["haswell", "znver4", "neoverse-v2"])
+def test_the_tile_of_each_machine_is_right_here(name: str) -> None:
+    tile, depth = simd.tile(TARGETS[name].features), 5
+    machine = llvm.Target.from_default_triple().create_target_machine(cpu=llvm.get_host_cpu_name(), opt=3)
+    module = simd.micro_kernel(tile, tile.rows, llvm.get_process_triple())
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(str(module)), machine)
+    floats, n, yes = ctypes.c_void_p, ctypes.c_int64, ctypes.c_bool
+    kinds = [floats, n, n, floats, n, floats, n, n, yes, floats, n, n]
+    product = ctypes.CFUNCTYPE(None, *kinds)(engine.get_function_address("product"))
+    rng, width = np.random.default_rng(0), tile.vectors * tile.lanes
+    a, b = rng.random((tile.rows, depth + 2), F32), rng.random((depth, width + 3), F32)
+    for add in (False, True):
+        c = rng.random((tile.rows + 1, width + 1), F32)
+        want = c.copy()
+        want[:-1, :-1] = add * c[:-1, :-1] + a[:, :depth].astype(float) @ b[:, :width]
+        at = [x.ctypes.data for x in (a, b, c)]
+        product(at[0], depth + 2, 1, at[1], width + 3, at[2], width + 1, depth, add, at[0], 0, 0)
+        np.testing.assert_allclose(c, want, rtol=1e-5)  # what lies around the tile is as it was
+
+
+def test_the_environment_chooses_the_tile(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, lanes in WIDTHS.items():
+        monkeypatch.setenv(targets.VARIABLE, name)
+        assert simd.tile(simd.host_features()).lanes == lanes
+    monkeypatch.setenv(targets.VARIABLE, "znver33")
+    with pytest.raises(UserError, match="did you mean 'znver3'"):
+        simd.host_features()
+
+
+KERNEL = """
+import numpy as np
+from cpuopt import kernel, ops
+
+@kernel(ops.gelu_forward, "line")
+def gelu_forward(out, inp):
+    for i in range(out.shape[0]):
+        out[i] = inp[i] * np.float32(0.3) + out[i]
+"""
+
+
+def test_the_verb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "mine.py").write_text(KERNEL)
+    monkeypatch.chdir(tmp_path)
+    asked = ["inspect", "gelu_forward", "line", "--kernels", "mine.py", "--target"]
+    assert cli.main([*asked, "neoverse-v2", "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)["kernels"]
+    assert found["target"] == "neoverse-v2"
+    assert max(loop["width"] for loop in found["loops"]) == 4
+    assert cli.main([*asked, "cray"]) == 2
+    assert "target 'cray': no such machine; known: haswell" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["haswell", "znver4", "neoverse-v2"])
+def test_products_with_the_tile_of_each_machine(name: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "cpuopt", "check", "matmul", "--variant", "optimized"]
+    environment = {**os.environ, targets.VARIABLE: name}
+    made = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900, cwd=tmp_path)
+    assert made.returncode == 0, made.stdout + made.stderr
