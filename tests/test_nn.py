@@ -168,3 +168,8 @@ def test_modules_call_their_functionals():
     engine = Engine(model, {"x": ((2, 5, 8), "float32"), "y": ((2, 5), "int32")}, train=False)
     made = [(c.op.name, c.layer, dict(c.given)) for c in engine.program.calls[:2]]
     assert made == [("rmsnorm_forward", "norm", {"G": 2}), ("silu_forward", "model", {})]
+
+
+def test_a_parameter_filled_by_no_function_is_refused_where_it_is_made():
+    with pytest.raises(UserError, match=r"init is 1\.0; expected a function"):
+        nn.Parameter((3,), 1.0)

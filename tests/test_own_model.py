@@ -11,7 +11,7 @@ from cpuopt import cli, kernels, models
 from cpuopt.cli import common
 from cpuopt.errors import UserError
 from cpuopt.models import own
-from cpuopt.train import checkpoint
+from cpuopt.train import checkpoint, job
 from cpuopt.weights.tensors import TensorFile
 
 FILE = '''
@@ -77,6 +77,10 @@ def batches():
 
 def drawn(B):
     return MLP(), {"x": ((B, 2), "float32"), "y": ((B,), "int32")}
+
+
+def rows_of_tokens(B, T):
+    return MLP(), {"x": ((2 * B * T, 2), "float32"), "y": ((2 * B * T,), "int32")}
 
 
 @dataclass(frozen=True)
@@ -249,3 +253,10 @@ def test_a_mistake_in_a_forward_is_told_by_its_line(verb, capsys):
     said = f"--model own.py:Slip: line {line} raised AttributeError: 'Slip' object has no attribute 'los'"
     assert capsys.readouterr().err == f"cpuopt: {said}\n"
     assert not Path("runs").exists()
+
+
+def test_a_function_that_takes_b_and_t_gets_those_that_were_asked_for():
+    config = own.open_own("own.py:rows_of_tokens")
+    settings = job.sized(job.Settings(B=3, T=5), config)
+    assert (settings.B, settings.T) == (3, 5)
+    assert config.specs(settings.B, settings.T)["x"] == ((30, 2), "float32")

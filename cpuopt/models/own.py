@@ -109,11 +109,13 @@ class OwnModel(Config):
         return _made(self, B, T).specs
 
     def batch_size(self, B: int, T: int) -> tuple[int, int]:
-        """Return the first axes of the first input, if the model brings its own: rows, and tokens if these are ids."""
+        """Return B and T as its function takes them; one that it does not take follows from the inputs it brings."""
         made = _made(self, B, T)
         if made.batch is None:
             return B, T
-        return rows_of(made.specs)
+        takes = inspect.signature(self.opened[1]).parameters
+        rows, tokens = rows_of(made.specs)
+        return B if "B" in takes else rows, T if "T" in takes else tokens
 
     def inputs(self, B: int, T: int) -> Given | None:
         """Return the inputs that the model brings; None where they come from a text."""

@@ -55,12 +55,21 @@ class Parameter(Arithmetic):
 
     Parameters
     ----------
-    init : function that fills a float32 array, whatever the dtype.
+    init : function that fills a float32 array, whatever the dtype, such as `constant(1.0)`.
+
+    Raises
+    ------
+    UserError
+        Where init is no function.
     """
 
     shape: Shape
     init: Init
     dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        if not callable(self.init):
+            raise UserError(f"Parameter: init is {self.init!r}; expected a function, such as nn.constant(1.0)")
 
 
 @dataclass(eq=False)
