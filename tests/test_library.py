@@ -184,3 +184,7 @@ def test_two_functions_are_compared():
     assert compared(quick, quick).verdict == "no difference shown"
     with pytest.raises(UserError, match="expected 6 or more"):
         compared(quick, slow, rounds=3)
+    with pytest.raises(UserError, match="compare: 'slow' is no function"):
+        compared(quick, "slow")
+    with pytest.raises(UserError, match="check_gradient: 'gelu' is no op"):
+        cpuopt.check_gradient("gelu")

@@ -34,6 +34,7 @@ from ..machine import describe
 from ..measure.rates import machine_id
 from ..ops.declaration import Op
 from ..program.program import Call
+from ..wording import count
 from .cases import Case, cases, elements, quick_cases
 from .check import check, check_all
 from .judge import Result, worst
@@ -64,7 +65,9 @@ class Judged:
         """Return notes on the time that it took, and on the calls that were not judged."""
         found = []
         if self.judged:
-            found.append(f"kernels judged on {self.judged} cases in {self.seconds:.1f} s, and the results are kept")
+            found.append(
+                f"kernels judged on {count(self.judged, 'case')} in {self.seconds:.1f} s, and the results are kept"
+            )
         if self.left_out:
             found.append(f"too large to be judged at their size: {', '.join(self.left_out)}")
         return found

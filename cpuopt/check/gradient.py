@@ -93,7 +93,7 @@ def check_gradient(
     Raises
     ------
     UserError
-        For an op that has no gradient.
+        For an op that has no gradient, or what is no op.
 
     Examples
     --------
@@ -101,6 +101,8 @@ def check_gradient(
     >>> [(r.argument, r.verdict) for r in check_gradient(ops.silu_forward)]
     [('dinp', 'PASS')]
     """
+    if not isinstance(op, Op):
+        raise UserError(f"check_gradient: {op!r} is no op; expected one such as ops.gelu_forward")
     backwards = [op] if op.inverts else op.backwards
     if not backwards:
         raise UserError(f"{op.name} has no declared backward, so there is no gradient to check")

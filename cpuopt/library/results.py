@@ -123,7 +123,7 @@ def compare(
     Raises
     ------
     UserError
-        For too few rounds.
+        For too few rounds, or what is no function.
 
     Examples
     --------
@@ -133,6 +133,8 @@ def compare(
     >>> found.verdict in ("faster", "slower", "no difference shown", "inconclusive")
     True
     """
+    if wrong := [f for f in (a, b) if not callable(f)]:
+        raise UserError(f"compare: {wrong[0]!r} is no function; it takes two, and then the arguments of both")
     analyses, others = analyses_up_to(rounds), rates.Others()
 
     def timed(function: Callable[[], object], calls: int = 1) -> float:
