@@ -273,9 +273,8 @@ class Engine:
 
     def gradients(self) -> dict[str, Array]:
         """Return the gradient of every parameter that has one, by the parameter's name; valid after ``backward``."""
-        return {
-            p.name: self.array(self.program.adjoint[p]) for p in self.program.parameters if p in self.program.adjoint
-        }
+        found = {p: self.program.adjoint[p] for p in self.program.parameters if p in self.program.adjoint}
+        return {p.name: self.array(adjoint).reshape(p.shape) for p, adjoint in found.items()}
 
     def load(self, **batch: Array) -> None:
         """Copy a batch into the inputs, after checking every index: kernels do not check bounds.
@@ -370,15 +369,17 @@ class Engine:
         counted = self.micro_batches if self.alone else total
         self.array(self.program.adjoint[self.program.outputs[0]]).fill(1 / counted)
         all_ranks, mine = np.zeros((2, total + self.comm.size))
-        for i, (micro, backward) in enumerate(zip((batch, *more), self.backwards, strict=True)):
-            self.load(**micro)
-            number = self.comm.rank * self.micro_batches + i
-            self._draw(1 + self.step_number * MOST_MICRO_BATCHES + number)
-            self.run("forward")
-            threads.set_threads(self.threads)
-            self.runner(backward)
-            mine[number] = self.loss
-        self._draw(0)
+        try:
+            for i, (micro, backward) in enumerate(zip((batch, *more), self.backwards, strict=True)):
+                self.load(**micro)
+                number = self.comm.rank * self.micro_batches + i
+                self._draw(1 + self.step_number * MOST_MICRO_BATCHES + number)
+                self.run("forward")
+                threads.set_threads(self.threads)
+                self.runner(backward)
+                mine[number] = self.loss
+        finally:
+            self._draw(0)
         self.run("norm")
         square = mine[total + self.comm.rank] = sum(float(x) for v in self.program.norm_terms for x in self.array(v))
         self.comm.combine(all_ranks, mine)

@@ -59,7 +59,7 @@ def test_it_is_profiled_compared_in_a_step_and_printed(capsys):
     assert cli.main(["program", *STEP]) == 0
     assert "model.layers.0.mlp" in capsys.readouterr().out
     ab = ["ab", "silu_forward", "vanilla", "vanilla", "--in-step", "--model", MODEL, "--variant", "vanilla"]
-    found = ran(capsys, *ab, "--size", "2x16", "--rounds", "6", "--limit", "20")
+    found = ran(capsys, *ab, "--sizes", "2x16", "--rounds", "6", "--limit", "20")
     assert (found["op"], found["model"]) == ("silu_forward", MODEL)
 
 

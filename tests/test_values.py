@@ -10,6 +10,7 @@ from cpuopt import Choice, Engine, build, nn, ops
 from cpuopt import engine as core
 from cpuopt import functional as F
 from cpuopt.comm.threads import Team
+from cpuopt.errors import UserError
 from cpuopt.ops.dropout import keep
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -89,7 +90,8 @@ class Function(nn.Module):
 
 def ops_of(function, shape=(2, 3, 4), **parts):
     calls = build(Function(function, **parts), {"x": (shape, "float32")}, fuse="none").program.phase("forward")
-    return [c.op.name.removesuffix("_forward") for c in calls][:-2]
+    found = [c.op.name.removesuffix("_forward") for c in calls]
+    return found[: found.index("sum")]  # of the mean
 
 
 def test_a_shape_costs_no_call():
@@ -231,3 +233,68 @@ def test_ranks_drop_as_one_does():
 
 def test_no_dropout_is_no_call():
     assert ops_of(lambda m, x: F.dropout(F.relu(x), 0)) == ["relu"]
+
+
+# Mistakes, and shapes of what comes out ------------------------------------------------------------------------------
+
+
+class Scaled(nn.Module):
+    """A weight that is broadcast, and an output that is a reshape."""
+
+    def __init__(self):
+        self.fc, self.gain = nn.Linear(6, 12), nn.Parameter((12,), nn.constant(1.0))
+        self.dropout, self.loss = nn.Dropout(0.5), nn.CrossEntropyLoss()
+
+    def forward(self, x, y):
+        z = self.dropout(self.fc(x) * self.gain)
+        return self.loss(z, y), z.reshape(2, 2, 12)
+
+
+def test_a_step_that_raises_leaves_no_dropout_behind():
+    engine = Engine(Scaled(), {"x": ((4, 6), "float32"), "y": ((4,), "int32")}, threads=1, micro_batches=2)
+    x, y = np.ones((4, 6), np.float32), np.arange(4, dtype=np.int32)
+    loss = engine.forward(x=x, y=y)
+    with pytest.raises(UserError, match="expected ids"):
+        engine.step(x=x, y=y, more=[{"x": x, "y": y + 99}])
+    assert engine.forward(x=x, y=y) == loss
+
+
+def test_gradients_and_outputs_have_the_shapes_that_were_written():
+    engine = Engine(Scaled(), {"x": ((4, 6), "float32"), "y": ((4,), "int32")}, threads=1, gradients=True)
+    assert {name: g.shape for name, g in engine.gradients().items()} == {
+        name: p.shape for name, p in engine.parameters().items()
+    }
+    assert engine.array(engine.program.outputs[1]).shape == (2, 2, 12)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        (lambda x: x.expand(0, 4, 6), "expand: a value of shape"),
+        (lambda x: x.sum(0.5), "sum: dim=0.5"),
+        (lambda x: x.reshape("ab"), "a shape has the size 'a'"),
+        (lambda x: x * 10**400, "the factor is inf"),
+        (lambda x: F.relu(3), "'inp' is int; expected a value"),
+        (lambda x: F.relu(np.ones(3)), "'inp' is ndarray; expected a value"),
+        (lambda x: abs(x), r"abs\(x\): write"),
+        (lambda x: x % 2, "x % n and"),
+    ],
+)
+def test_a_mistake_is_one_line(wrong, why):
+    class Slip(Scaled):
+        def forward(self, x, y):
+            wrong(x)
+            return super().forward(x, y)
+
+    with pytest.raises(UserError, match=why):
+        build(Slip(), {"x": ((4, 6), "float32"), "y": ((4,), "int32")})
+
+
+def test_numbers_of_numpy_are_axes_and_sizes():
+    class Numbers(Scaled):
+        def forward(self, x, y):
+            assert x.sum(np.int64(1)).shape == (4,)
+            assert x.reshape(np.int64(24)).shape == (24,)
+            return super().forward(x, y)
+
+    build(Numbers(), {"x": ((4, 6), "float32"), "y": ((4,), "int32")})

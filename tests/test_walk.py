@@ -325,7 +325,7 @@ from cpuopt import kernel, ops
 
 
 @kernel(ops.scale_forward, "mine")
-def scale_forward(out, inp, factor):
+def scale_forward(out, inp, factor, shift):
     for i in prange(out.shape[0]):
         out[i] = twice(inp[i])
 """

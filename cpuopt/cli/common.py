@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 LAYERS = ("default", "safe", "threadsafe", "forksafe", "omp", "tbb", "workqueue")
 """The names of numba's threading layers."""
+MOST_THREADS = 4096
+"""More than any machine has: a number beyond is a slip."""
 SHARED: Mapping[str, Mapping[str, Any]] = {
     "op": {"metavar": "OP", "help": "op, as 'cpuopt kernels' lists it"},
     "--sizes": {"default": "", "metavar": "SYMBOL=N,...", "help": "sizes of the op by symbol, as in N=4096"},
@@ -168,6 +170,6 @@ def thread_counts(text: str, flag: str = "--threads") -> list[int]:
         For anything else.
     """
     words = [w.strip() for w in text.split(",")] if text else ["1", str(cores())]
-    if not all(w.isdecimal() and int(w) > 0 for w in words):
-        raise UserError(f"{flag} {text!r}: expected numbers of threads, as in 1,2,4")
+    if not all(w.isdecimal() and len(w) < 5 and 0 < int(w) <= MOST_THREADS for w in words):
+        raise UserError(f"{flag} {text!r}: expected numbers of threads up to {MOST_THREADS:,}, as in 1,2,4")
     return sorted({int(w) for w in words})

@@ -151,6 +151,8 @@ class Engine(core.Engine):
         self.choice, self.model = chosen(variant, swap), model
         together = more.get("alone", False) or micro_batches * getattr(more.get("comm"), "size", 1) > 1
         names = rewrites(fuse, self.choice, gradients or together)
+        if gradients and "update" in names:
+            raise UserError("gradients=True: fuse has 'update', which keeps none; leave 'update' or fuse= out")
         built: dict[str, Any] = {"threads": threads, "train": train, "optimizer": optimizer, **more}
         built["micro_batches"] = micro_batches
         self._again = partial(Engine, model, inputs, fuse=names, seed=None, **built)

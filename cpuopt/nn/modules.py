@@ -11,7 +11,7 @@ import numpy as np
 
 from ..errors import UserError
 from ..ops.declaration import ITEMSIZE, Shape, Spec
-from ..program.program import Arithmetic, Program, Value, base
+from ..program.program import Arithmetic, Program, Value, View
 from . import functional as F
 from .trace import current, tracing
 
@@ -321,8 +321,9 @@ def trace_model(model: Module, inputs: Mapping[str, Spec]) -> Program:
                 f"{type(model).__name__}.forward does not take the inputs ({', '.join(inputs)}): {e}"
             ) from e
         result = model(**{v.name: v for v in program.inputs})
-    outputs = result if isinstance(result, tuple) else (result,)
-    program.outputs = [base(v) for v in outputs if isinstance(v, Value)]
+        outputs = result if isinstance(result, tuple) else (result,)
+        whole = [F.scale(v, 1) if isinstance(v, View) else v for v in outputs]
+    program.outputs = [v for v in whole if isinstance(v, Value)]
     loss = outputs[0] if outputs else None
     if not isinstance(loss, Value) or loss.shape != (1,):
         shape = loss.shape if isinstance(loss, Value) else type(loss).__name__

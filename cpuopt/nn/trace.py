@@ -68,6 +68,12 @@ class Trace:
         sizes : the sizes of symbols that the arguments do not fix, such as NH; the call keeps them.
         """
         where = f"{op.name} in layer {self.layer!r}"
+        for a in op.arrays:
+            v = args.get(a.name)
+            if v is not None and (not isinstance(getattr(v, "shape", None), tuple) or hasattr(v, "tobytes")):
+                raise UserError(
+                    f"{where}: '{a.name}' is {type(v).__name__}; expected a value or a parameter of the model"
+                )
         args = {name: self.value(v) for name, v in args.items()}
         shapes = {a.name: v.shape if (v := args.get(a.name)) is not None else None for a in op.arrays}
         for a in op.arrays:

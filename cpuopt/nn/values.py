@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from itertools import zip_longest
-from math import prod
-from numbers import Real
+from math import inf, prod
+from numbers import Integral, Real
 from typing import Any, NoReturn
 
 from .. import ops
@@ -23,7 +23,7 @@ from .trace import Array, current
 
 def add(x: Array, y: Any) -> Value:
     """Sum of a value and a value or a number."""
-    return F.scale(x, 1, float(y)) if isinstance(y, Real) else F.residual(*together("+", x, y))
+    return F.scale(x, 1, _number(y)) if isinstance(y, Real) else F.residual(*together("+", x, y))
 
 
 def sub(x: Array, y: Any) -> Value:
@@ -34,7 +34,7 @@ def sub(x: Array, y: Any) -> Value:
 def mul(x: Array, y: Any) -> Value:
     """Product of a value and a value or a number."""
     if isinstance(y, Real):
-        return F.scale(x, float(y))
+        return F.scale(x, _number(y))
     x, y = together("*", x, y)
     return current().emit(ops.mul_forward, {"inp1": x, "inp2": F.scale(y, 1) if current().is_one(x, y) else y})
 
@@ -44,7 +44,7 @@ def div(x: Array, y: Any) -> Value:
     if isinstance(y, Real):
         if not y:
             raise UserError("x / 0: expected another number")
-        return F.scale(x, 1 / float(y))
+        return F.scale(x, 1 / _number(y))
     return mul(x, F.reciprocal(_array("/", y)))
 
 
@@ -52,7 +52,7 @@ def sum(x: Array, dim: int | Iterable[int] | None = None, keepdim: bool = False)
     """Sum over an axis or several, counted from 0 or from the end by -1; over all by default: shape (1,)."""
     if dim is None:
         return current().emit(ops.sum_forward, {"inp": view(x, (1, prod(x.shape), 1))}, (1,))
-    axes = sorted((_axis("sum", x, d) for d in ([dim] if isinstance(dim, int) else dim)), reverse=True)
+    axes = sorted((_axis("sum", x, d) for d in (dim if isinstance(dim, Iterable) else [dim])), reverse=True)
     if len(set(axes)) < len(axes) or not axes:
         raise UserError(f"sum: dim={dim} of the shape {x.shape}; expected axes, each once")
     for d in axes:
@@ -93,7 +93,11 @@ def expand(x: Array, *shape: int | Shape) -> Value:
     sizes = _sizes(shape)
     have = (1,) * (len(sizes) - len(x.shape)) + x.shape
     want = tuple(h if n == -1 else n for h, n in zip(have, sizes, strict=False))
-    if len(have) != len(sizes) or any(h not in (1, n) for h, n in zip(have, want, strict=True)):
+    if (
+        len(have) != len(sizes)
+        or min(want, default=1) < 1
+        or any(h not in (1, n) for h, n in zip(have, want, strict=True))
+    ):
         raise UserError(f"expand: a value of shape {x.shape} cannot have the shape {sizes}")
     made, i = view(x, have), 0
     while i < len(want):
@@ -144,21 +148,37 @@ def _array(sign: str, y: Any) -> Array:
     )
 
 
+def _number(y: Real) -> float:
+    """Return a float, which is infinite for a whole number beyond all floats."""
+    try:
+        return float(y)
+    except OverflowError:
+        return inf
+
+
 def _axis(name: str, x: Array, dim: int) -> int:
-    if not -len(x.shape) <= dim < len(x.shape):
-        raise UserError(f"{name}: dim={dim} of the shape {x.shape}; expected {-len(x.shape)} to {len(x.shape) - 1}")
-    return dim % len(x.shape)
+    if not (isinstance(dim, Integral) and -len(x.shape) <= dim < len(x.shape)):
+        raise UserError(f"{name}: dim={dim!r} of the shape {x.shape}; expected {-len(x.shape)} to {len(x.shape) - 1}")
+    return int(dim) % len(x.shape)
 
 
 def _sizes(shape: tuple[Any, ...]) -> Shape:
     """Return sizes that are given one by one or as a tuple."""
-    return tuple(shape[0]) if len(shape) == 1 and not isinstance(shape[0], int) else shape
+    sizes = tuple(shape[0]) if len(shape) == 1 and isinstance(shape[0], Iterable) else shape
+    if wrong := [n for n in sizes if not isinstance(n, Integral)]:
+        raise UserError(f"a shape has the size {wrong[0]!r}; expected whole numbers")
+    return tuple(map(int, sizes))
 
 
 INSTEAD = {
     "__matmul__": "x @ y: write F.linear(x, weight) for a weight (out, in)",
     "__rmatmul__": "x @ y: write F.linear(x, weight) for a weight (out, in)",
     "__pow__": "x ** n: write products, as in x * x",
+    "__abs__": "abs(x): write F.relu(x) + F.relu(-x)",
+    **dict.fromkeys(
+        ("__rpow__", "__mod__", "__floordiv__"),
+        "a ** x, x % n and x // n: write an op of your own with @differentiable",
+    ),
     "__getitem__": "x[i]: a value has no elements while a model is traced; reshape, sum and transpose select axes",
     **dict.fromkeys(
         ("__lt__", "__le__", "__gt__", "__ge__"),
@@ -179,7 +199,7 @@ OPERATORS: dict[str, Any] = {
     "__add__": add,
     "__radd__": add,
     "__sub__": sub,
-    "__rsub__": lambda x, y: F.scale(x, -1, float(y)) if isinstance(y, Real) else sub(_array("-", y), x),
+    "__rsub__": lambda x, y: F.scale(x, -1, _number(y)) if isinstance(y, Real) else sub(_array("-", y), x),
     "__mul__": mul,
     "__rmul__": mul,
     "__truediv__": div,
