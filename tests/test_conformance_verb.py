@@ -132,7 +132,7 @@ def test_a_process_that_died_is_started_again():
             "--variant 'optimised': no kernel is registered under it; did you mean 'optimized'?",
         ),
         (["gelu", "--variant", "blas"], "no kernel is both one of ['gelu'] and of variant ['blas']"),
-        (["--threads", "0"], "--threads '0': expected numbers of threads, as in 1,2,4"),
+        (["--threads", "0"], "--threads '0': expected numbers of threads up to 4,096, as in 1,2,4"),
         (["--limit", "0"], "--limit 0: expected a positive number of seconds"),
         (["--kernels", "none.py"], "--kernels "),
     ],

@@ -42,10 +42,12 @@ ROOFS = Roofs(1, (Level("memory", None),), 2.0, {"memory": {"read": 1.0}}, 1.0)
 
 
 @pytest.fixture(autouse=True)
-def _aside(monkeypatch, tmp_path):
+def _aside(monkeypatch, tmp_path, tmp_path_factory):
     """Leave no kernel, op, file or plan behind."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(registry, "KERNELS", dict(registry.KERNELS))
+    here = tmp_path_factory.getbasetemp()  # whose kernels are those of other tests
+    kept = {name: k for name, k in registry.KERNELS.items() if here not in Path(k.file).parents}
+    monkeypatch.setattr(registry, "KERNELS", kept)
     monkeypatch.setenv("NUMBA_NUM_THREADS", os.environ["NUMBA_NUM_THREADS"])
     monkeypatch.setattr(rates, "roofs", lambda n, say=None: ROOFS)
     monkeypatch.setattr(files, "alone", lambda *what: nullcontext())  # another test may tune meanwhile

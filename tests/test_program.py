@@ -127,12 +127,15 @@ class Model(nn.Module):
     [
         (lambda x: F.gelu(x), r"forward returned \(2, 6\); expected the loss, a value of shape \(1,\)"),
         (lambda x: None, "forward returned NoneType; expected the loss"),
-        (lambda x: F.linear(x, nn.Parameter((3, 5), None)), r"'weight' has shape \(3, 5\).*'inp' fixes C = 6"),
+        (
+            lambda x: F.linear(x, nn.Parameter((3, 5), nn.constant(0.0))),
+            r"'weight' has shape \(3, 5\).*'inp' fixes C = 6",
+        ),
         (lambda x: F.attention(x, 1), r"'qkv' has shape \(2, 6\); expected \(B, T, 3\*C\)"),
         (lambda x: F.attention(x, 4), r"6 channels; expected a multiple of 3 \* n_head = 12"),
         (lambda x: x + F.softmax(F.cross_entropy(x, x)), "'targets' is float32; expected int32"),
         (
-            lambda x: F.linear(x, nn.Parameter((3, 6), None)),
+            lambda x: F.linear(x, nn.Parameter((3, 6), nn.constant(0.0))),
             "'weight' is no parameter of the model; make its",
         ),
         (lambda x: F.linear(x, None), "matmul_forward in layer 'model': argument 'weight' is missing"),
