@@ -3,7 +3,7 @@
     python benchmarks/waiting.py --threads 2 16 --busy 0 2
 
 The ways take turns, in an order that reverses each round. ``chosen`` is cpuopt's own choice, made before the rounds
-begin; ``default`` is that of OpenMP's runtime.
+begin; ``short`` spins for some tens of microseconds and then sleeps.
 """
 
 from __future__ import annotations
@@ -19,12 +19,11 @@ from statistics import median
 
 from cpuopt import machine
 
-NANO = '{"model": "gpt2", "n_layer": 4, "n_head": 4, "n_embd": 128, "vocab_size": 256, "block_size": 64}'
 WAYS = {
     "chosen": {},
     "spin": {machine.WAITING: "spin"},
     "sleep": {machine.WAITING: "sleep"},
-    "default": {"GOMP_SPINCOUNT": "300000"},
+    "short": {"GOMP_SPINCOUNT": "1000"},
 }
 
 
@@ -52,7 +51,7 @@ def serve(model: str, B: int, T: int, threads: int, seconds: float) -> None:
 def main() -> None:
     """Measure and print a table."""
     p = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    p.add_argument("--model", default=NANO, help="preset or JSON (4 layers of 128)")
+    p.add_argument("--model", default="gpt2-nano", help="preset or JSON (gpt2-nano)")
     p.add_argument("--size", default="12x64", metavar="BxT")
     p.add_argument("--threads", type=int, nargs="+", default=[2, 16])
     p.add_argument("--busy", type=int, nargs="+", default=[0, 2], help="processes that compute beside it")

@@ -27,9 +27,9 @@ GROUPS, MEMBERSHIP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 LOAD = Path("/proc/loadavg")
 WAITING = "CPUOPT_WAITING"
 """The variable that chooses how threads wait. A command sets it for the processes that it starts."""
-WAYS = {"spin": {"GOMP_SPINCOUNT": "1000"}, "sleep": {"OMP_WAIT_POLICY": "passive"}}
-"""The ways of waiting, and the variables of OpenMP's runtime that bring them about. A thousand rounds take tens of
-microseconds, the time from one kernel to the next; its own default goes on for milliseconds."""
+WAYS: dict[str, dict[str, str]] = {"spin": {}, "sleep": {"OMP_WAIT_POLICY": "passive"}}
+"""The ways of waiting, and the variables of OpenMP's runtime that bring them about. It spins for milliseconds by itself;
+a thread that gives up sooner is often needed right then, and a step of a small model takes twice as long."""
 THEIRS = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 """Variables with which a user has chosen already."""
 
