@@ -211,9 +211,7 @@ def test_a_load_that_cannot_be_read_counts_as_none(fresh, monkeypatch, tmp_path)
     assert machine.running(1) == 0
 
 
-@pytest.mark.parametrize(
-    ("running", "variables"), [(1, {}), (9, {"OMP_WAIT_POLICY": "passive"})]
-)
+@pytest.mark.parametrize(("running", "variables"), [(1, {}), (9, {"OMP_WAIT_POLICY": "passive"})])
 def test_threads_start_with_the_variables_of_their_way(fresh, monkeypatch, running, variables):
     fresh(running)
     seen = []
