@@ -28,8 +28,8 @@ LOAD = Path("/proc/loadavg")
 WAITING = "CPUOPT_WAITING"
 """The variable that chooses how threads wait. A command sets it for the processes that it starts."""
 WAYS: dict[str, dict[str, str]] = {"spin": {}, "sleep": {"OMP_WAIT_POLICY": "passive"}}
-"""The ways of waiting, and the variables of OpenMP's runtime that bring them about. By itself it spins for milliseconds;
-where threads give up sooner, they are often needed just then, and a step of a small model takes twice as long."""
+"""The ways of waiting, and the variables of OpenMP's runtime that bring them about. By itself the runtime spins for
+milliseconds; threads that give up sooner are often needed just then, and a small model's step takes twice as long."""
 THEIRS = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 """Variables with which a user has chosen already."""
 
