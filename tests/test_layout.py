@@ -30,26 +30,31 @@ def tree_of(file):
     return ast.parse(FILES[file].read_text(encoding="utf-8"))
 
 
+@cache
 def imports(tree, file):
     """The dotted names that a file imports or holds in a string, made absolute; ``from a import b`` gives ``a.b``."""
-    package = ["cpuopt", *file.split("/")[:-1]]
+    package, found = ["cpuopt", *file.split("/")[:-1]], []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             home = package[: len(package) - node.level + 1] if node.level else []
-            yield from (".".join([*home, *filter(None, [node.module]), alias.name]) for alias in node.names)
+            found += [".".join([*home, *filter(None, [node.module]), alias.name]) for alias in node.names]
         elif isinstance(node, ast.Constant) and re.fullmatch(r"cpuopt(\.\w+)+", str(node.value)):
-            yield node.value  # as of a process to start
+            found.append(node.value)  # as of a process to start
+    return found
 
 
+@cache
 def names(tree):
     """Every name that a file mentions in code, with its last part for an attribute: ``print``, ``numba.njit``."""
+    found = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Name):
-            yield node.id
+            found.append(node.id)
         elif isinstance(node, ast.Attribute):
-            yield f"{ast.unparse(node.value)}.{node.attr}"
+            found.append(f"{ast.unparse(node.value)}.{node.attr}")
+    return found
 
 
 def uses(tree, file, pattern):
