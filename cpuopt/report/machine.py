@@ -36,7 +36,7 @@ def tables(content: Mapping[str, Any]) -> list[RenderableType]:
 
 def waits(chosen: Mapping[str, str] | None) -> str:
     """Describe how threads wait for work."""
-    ways = {"spin": " and spin for microseconds before they sleep", "sleep": " and sleep while they wait"}
+    ways = {"spin": " and spin for milliseconds before they sleep", "sleep": " and sleep while they wait"}
     return f"{ways.get(chosen['how'], '')} ({chosen['why']})" if chosen else ""
 
 
