@@ -13,13 +13,12 @@ from numba import config, prange
 
 from ... import ops
 from ..compile.jit import helper, kernel
-from ..toolkit.lanes import exp, larger, load, load_some, select_some, spread, store, sum_lanes
+from ..toolkit.lanes import exp2, larger, load, load_some, log, select_some, spread, store, store_some, sum_lanes
 from ..toolkit.simd import LANES, MR, ticket
 from ..toolkit.tiles import (
     A_LOWER,
     A_UPPER,
     C_UPPER,
-    COLS,
     WHOLE,
     flat,
     pack,
@@ -33,6 +32,7 @@ from ..toolkit.tiles import (
 
 BLOCK = 64  # queries, and keys: a tile fills 16 KB, half of the usual first-level cache
 ZERO, ONE, LOWEST = np.float32(0), np.float32(1), np.float32(-np.inf)
+LOG2E, LN2 = np.float32(1 / np.log(2)), np.float32(np.log(2))
 
 
 def head_size(sizes):
@@ -47,21 +47,30 @@ def for_each_thread(floats):
 
 @helper()
 def softmax(w, score, top, alpha, total, n_q, n_k, diagonal):
-    """Raise `top`, turn scores into exp(score - top) and sum them; what was summed before shrinks by `alpha`."""
+    """Raise `top`, turn scores into 2^(score - top) and sum them; what was summed before shrinks by `alpha`."""
     for t in range(0, n_q, LANES):
+        end = min(n_k, t + LANES) if diagonal else n_k
+        for t2 in range(t, end if diagonal else t):
+            i = score + t2 * BLOCK + t
+            store(w, i, select_some(t2 - t, spread(LOWEST), load(w, i)))
         old = load(w, top + t)
-        m = old
-        for t2 in range(min(n_k, t + LANES) if diagonal else n_k):
-            x = load(w, score + t2 * BLOCK + t)
-            m = larger(select_some(t2 - t, spread(LOWEST), x) if diagonal else x, m)
-        shrink = exp(old - m)
+        m, m1, m2, m3 = old, old, old, old  # four chains of maxima: one would wait for each comparison
+        for t2 in range(0, end - 3, 4):
+            i = score + t2 * BLOCK + t
+            m, m1 = larger(load(w, i), m), larger(load(w, i + BLOCK), m1)
+            m2, m3 = larger(load(w, i + 2 * BLOCK), m2), larger(load(w, i + 3 * BLOCK), m3)
+        m = larger(larger(m1, m), larger(m2, m3))
+        for t2 in range(end - end % 4, end):
+            m = larger(load(w, score + t2 * BLOCK + t), m)
+        shrink = exp2(old - m)
         s = load(w, total + t) * shrink
-        for t2 in range(min(n_k, t + LANES + MR) if diagonal else n_k):  # MR: zeros for A_LOWER
-            e = exp(load(w, score + t2 * BLOCK + t) - m)
-            if diagonal:
-                e = select_some(t2 - t, spread(ZERO), e)
-            store(w, score + t2 * BLOCK + t, e)
+        for t2 in range(end):
+            i = score + t2 * BLOCK + t
+            e = exp2(load(w, i) - m)
+            store(w, i, e)
             s = s + e
+        for t2 in range(end, min(n_k, end + MR)):  # zeros for A_LOWER
+            store(w, score + t2 * BLOCK + t, spread(ZERO))
         store(w, top + t, m)
         store(w, alpha + t, shrink)
         store(w, total + t, s)
@@ -70,7 +79,7 @@ def softmax(w, score, top, alpha, total, n_q, n_k, diagonal):
 @helper()
 def forward_floats(HS):
     """Working memory of one thread: packed rows, q transposed, sums of out, a tile; three numbers for each query."""
-    return BLOCK * (up(HS, COLS) * 3 + BLOCK + 3)
+    return BLOCK * (up(HS, LANES) * 3 + BLOCK + 3)
 
 
 @helper()
@@ -80,13 +89,16 @@ def attend(out, o0, o_row, q, q0, q_row, k, k0, v, v0, kv_row, before, n_q, HS, 
     The arguments are flat arrays, the offset of the first row in each, and the distance of rows. The queries' maxima
     stay at `packed` + BLOCK * (3 * width + BLOCK) of w, their sums 2 * BLOCK behind.
     """
-    width = up(HS, COLS)
+    width = up(HS, LANES)
     qt, o, score = packed + BLOCK * width, packed + 2 * BLOCK * width, packed + 3 * BLOCK * width
     top, alpha, total = score + BLOCK * BLOCK, score + BLOCK * BLOCK + BLOCK, score + BLOCK * BLOCK + 2 * BLOCK
     for t in range(BLOCK):
         w[top + t], w[total + t] = LOWEST, ZERO
-    pack(w, packed, width, up(n_q, COLS), q, q0, q_row, n_q, HS, ONE / np.sqrt(np.float32(HS)))
-    turn(w, qt, BLOCK, w, packed, width, up(n_q, COLS))
+    rows, row, distance = q, q0, q_row
+    if width > HS or n_q % LANES > 0:
+        pack(w, packed, width, up(n_q, LANES), q, q0, q_row, n_q, HS)
+        rows, row, distance = w, packed, width
+    turn(w, qt, BLOCK, rows, row, distance, n_q, HS, LOG2E / np.sqrt(np.float32(HS)))
     tiles = (before + BLOCK - 1) // BLOCK
     for tile in range(tiles + 1):
         diagonal = tile == tiles
@@ -95,7 +107,7 @@ def attend(out, o0, o_row, q, q0, q_row, k, k0, v, v0, kv_row, before, n_q, HS, 
         # pass 1: the scores, transposed
         part = C_UPPER if diagonal else WHOLE
         product(w, score, BLOCK, k, k0 + t2 * kv_row, kv_row, 1, w, qt, BLOCK, n_k, n_q, HS, part, False)
-        # pass 2: their exp, and the sums
+        # pass 2: their powers, and the sums
         softmax(w, score, top, alpha, total, n_q, n_k, diagonal)
         # pass 3: gather the values
         for t in range(n_q if tile > 0 else 0):
@@ -103,7 +115,7 @@ def attend(out, o0, o_row, q, q0, q_row, k, k0, v, v0, kv_row, before, n_q, HS, 
                 store(w, o + t * width + i, load(w, o + t * width + i) * w[alpha + t])
         rows, row, distance = v, v0 + t2 * kv_row, kv_row
         if width > HS:
-            pack(w, packed, width, n_k, v, row, kv_row, n_k, HS, ONE)
+            pack(w, packed, width, n_k, v, row, kv_row, n_k, HS)
             rows, row, distance = w, packed, width
         part = A_LOWER if diagonal else WHOLE
         product(w, o, width, w, score, 1, BLOCK, rows, row, distance, n_q, width, n_k, part, tile > 0)
@@ -122,7 +134,7 @@ def forward(out, lse, q, k, v, places, group, work, w, counter):
     B, NH, T = lse.shape
     q0, q_row, k0, v0, kv_row = places
     HS, o_row, blocks = out.shape[2] // NH, out.shape[2], (T + BLOCK - 1) // BLOCK
-    top = w + BLOCK * (3 * up(HS, COLS) + BLOCK)
+    top = w + BLOCK * (3 * up(HS, LANES) + BLOCK)
     task = ticket(counter)
     while task < B * NH * blocks:
         bh, t0 = task // blocks, (blocks - 1 - task % blocks) * BLOCK
@@ -130,8 +142,9 @@ def forward(out, lse, q, k, v, places, group, work, w, counter):
         o, x = (b * T + t0) * o_row + h * HS, q0 + (b * T + t0) * q_row + h * HS
         head = b * T * kv_row + h // group * HS
         attend(out, o, o_row, q, x, q_row, k, k0 + head, v, v0 + head, kv_row, t0, n_q, HS, work, w)
-        for t in range(n_q):
-            lse[b, h, t0 + t] = np.log(work[top + 2 * BLOCK + t]) + work[top + t]
+        for t in range(0, n_q, LANES):
+            total = log(load(work, top + 2 * BLOCK + t)) + load(work, top + t) * LN2
+            store_some(lse, bh * T + t0 + t, total, n_q - t)
         task = ticket(counter)
 
 
@@ -158,27 +171,34 @@ def attention_forward(out, lse, qkv, work, counter):
 def softmax_backward(w, score, datt, lse, lse0, delta, n_q, n_k, diagonal):
     """Turn scores into weights, and the weights' adjoints into those of the scores."""
     for t in range(0, n_q, LANES):
-        log_sum, dot = load_some(lse, lse0 + t, n_q - t), load(w, delta + t)
-        for t2 in range(min(n_k, t + LANES + MR) if diagonal else n_k):  # MR: zeros for A_LOWER and A_UPPER
+        whole, end = (t, min(n_k, t + LANES)) if diagonal else (n_k, n_k)  # keys for all lanes, and for any
+        log_sum, dot = load_some(lse, lse0 + t, n_q - t) * LOG2E, load(w, delta + t)
+        for t2 in range(whole):
             i = t2 * BLOCK + t
-            p = exp(load(w, score + i) - log_sum)
-            ds = p * (load(w, datt + i) - dot)
-            if diagonal:
-                p, ds = select_some(t2 - t, spread(ZERO), p), select_some(t2 - t, spread(ZERO), ds)
+            p = exp2(load(w, score + i) - log_sum)
             store(w, score + i, p)
-            store(w, datt + i, ds)
+            store(w, datt + i, p * (load(w, datt + i) - dot))
+        for t2 in range(whole, end):
+            i = t2 * BLOCK + t
+            p = exp2(load(w, score + i) - log_sum)
+            ds = p * (load(w, datt + i) - dot)
+            store(w, score + i, select_some(t2 - t, spread(ZERO), p))
+            store(w, datt + i, select_some(t2 - t, spread(ZERO), ds))
+        for t2 in range(end, min(n_k, end + MR)):  # zeros for A_LOWER and A_UPPER
+            store(w, score + t2 * BLOCK + t, spread(ZERO))
+            store(w, datt + t2 * BLOCK + t, spread(ZERO))
 
 
 @helper()
 def block_floats(HS):
     """Working memory of a block of keys while its tiles are visited: dk, dv, and k where that has to be packed."""
-    return (2 if HS % COLS == 0 else 3) * BLOCK * up(HS, COLS)
+    return (2 if HS % LANES == 0 else 3) * BLOCK * up(HS, LANES)
 
 
 @helper()
 def row_floats(HS):
     """Working memory of one thread: q, dout and dq, two of them transposed too, two tiles, a number for each query."""
-    return BLOCK * (5 * up(HS, COLS) + 2 * BLOCK + 1)
+    return BLOCK * (5 * up(HS, LANES) + 2 * BLOCK + 1)
 
 
 @helper()
@@ -190,7 +210,7 @@ def backward_row(dq, dk, dv, adds, dout, q, k, v, out, lse, places, group, kept,
     """
     NH, T = lse.shape[1:]
     HS, o_row, head, blocks = out.shape[2] // NH, out.shape[2], b * NH + h, (T + BLOCK - 1) // BLOCK
-    width, floats, t0, done = up(HS, COLS), block_floats(HS), i * BLOCK, head * blocks
+    width, floats, t0, done = up(HS, LANES), block_floats(HS), i * BLOCK, head * blocks
     size, n_q = BLOCK * width, min(BLOCK, T - t0)
     qs, dqs, do = base, base + size, base + 2 * size
     qt, dot, score = base + 3 * size, base + 4 * size, base + 5 * size
@@ -202,16 +222,16 @@ def backward_row(dq, dk, dv, adds, dout, q, k, v, out, lse, places, group, kept,
         ONE / np.sqrt(np.float32(HS)),
     )
     o = (b * T + t0) * o_row + h * HS
-    # pass 1: the queries, and delta[t] = dout[t] . out[t], which stands for the sum over att * datt
-    pack(w, qs, width, up(n_q, COLS), q, x, q_row, n_q, HS, scale)
-    pack(w, do, width, up(n_q, COLS), dout, o, o_row, n_q, HS, ONE)
-    turn(w, qt, BLOCK, w, qs, width, up(n_q, COLS))
-    turn(w, dot, BLOCK, w, do, width, up(n_q, COLS))
+    # pass 1: the queries, and delta[t] = s * dout[t] . out[t], which stands for the sum over att * datt
+    pack(w, qs, width, up(n_q, LANES), q, x, q_row, n_q, HS)
+    pack(w, do, width, up(n_q, LANES), dout, o, o_row, n_q, HS)
+    turn(w, qt, BLOCK, w, qs, width, n_q, HS, LOG2E * scale)
+    turn(w, dot, BLOCK, w, do, width, n_q, HS, scale)
     for t in range(n_q):
         d = spread(ZERO)
         for c in range(0, HS, LANES):
             d = d + load(w, do + t * width + c) * load_some(out, o + t * o_row + c, HS - c)
-        w[delta + t] = sum_lanes(d)
+        w[delta + t] = sum_lanes(d) * scale
     for j in range(i, -1, -1):
         diagonal, t2, block = j == i, j * BLOCK, (first + j) * floats
         n_k, key, value = min(BLOCK, T - t2), k0 + key_head + t2 * kv_row, v0 + key_head + t2 * kv_row
@@ -220,16 +240,16 @@ def backward_row(dq, dk, dv, adds, dout, q, k, v, out, lse, places, group, kept,
         if width > HS:
             rows, row, distance = kept, block + 2 * size, width
             if diagonal:
-                pack(rows, row, width, n_k, k, key, kv_row, n_k, HS, ONE)
+                pack(rows, row, width, n_k, k, key, kv_row, n_k, HS)
         if not diagonal:
             wait_for(steps, done + j, i - j)
-        # pass 2: score[t, t2] = s * q[t] . k[t2] and datt[t, t2] = dout[t] . v[t2], both transposed
+        # pass 2: score[t, t2] = s / ln 2 * q[t] . k[t2] and datt[t, t2] = s * dout[t] . v[t2], both transposed
         part = C_UPPER if diagonal else WHOLE
         product(w, score, BLOCK, rows, row, distance, 1, w, qt, BLOCK, n_k, n_q, HS, part, False)
         product(w, datt, BLOCK, v, value, kv_row, 1, w, dot, BLOCK, n_k, n_q, HS, part, False)
-        # pass 3: att = exp(score - lse), dscore = att * (datt - delta)
+        # pass 3: att = 2^(score - lse / ln 2), dscore = att * (datt - delta), which has the factor s
         softmax_backward(w, score, datt, lse, head * T + t0, delta, n_q, n_k, diagonal)
-        # pass 4: dv[t2] += att[t, t2] * dout[t], dk[t2] += dscore[t, t2] * s * q[t], dq[t] += dscore[t, t2] * k[t2]
+        # pass 4: dv[t2] += att[t, t2] * dout[t], dk[t2] += dscore[t, t2] * q[t], dq[t] += dscore[t, t2] * k[t2]
         part = A_UPPER if diagonal else WHOLE
         product(kept, dvs, width, w, score, BLOCK, 1, w, do, width, n_k, width, n_q, part, not diagonal)
         product(kept, dks, width, w, datt, BLOCK, 1, w, qs, width, n_k, width, n_q, part, not diagonal)
@@ -242,7 +262,7 @@ def backward_row(dq, dk, dv, adds, dout, q, k, v, out, lse, places, group, kept,
             unpack(dk, key, kv_row, kept, dks, width, n_k, HS, ONE, later or adds[1])
             unpack(dv, value, kv_row, kept, dvs, width, n_k, HS, ONE, later or adds[2])
         tell(steps, done + j, i - j + 1)
-    unpack(dq, x, q_row, w, dqs, width, n_q, HS, scale, adds[0])
+    unpack(dq, x, q_row, w, dqs, width, n_q, HS, ONE, adds[0])
 
 
 @helper()

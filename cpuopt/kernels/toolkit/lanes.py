@@ -146,18 +146,18 @@ def store_some(typingctx, x, i, v, n):
 
 
 @intrinsic
-def transpose(typingctx, to, i, to_row, x, j, x_row):
-    """Write LANES rows of x transposed: ``to[i + n*to_row + m] = x[j + m*x_row + n]`` for n, m < LANES."""
+def transpose(typingctx, to, i, to_row, x, j, x_row, scale):
+    """Write LANES rows transposed: ``to[i + n*to_row + m] = scale * x[j + m*x_row + n]`` for n, m < LANES."""
 
     def codegen(context, builder, signature, args):
         emit = Lanes(context, builder)
         to, x = emit.point(signature.args[0], *args[:2]), emit.point(signature.args[3], *args[3:5])
-        square = [emit.load(emit.at(x, emit.times(args[5], m))) for m in range(LANES)]
+        square = [emit.compute("fmul", emit.load(emit.at(x, emit.times(args[5], m))), args[6]) for m in range(LANES)]
         for n, row in enumerate(emit.transpose(square)):
             emit.store(row, emit.at(to, emit.times(args[2], n)))
         return context.get_dummy_value()
 
-    return types.void(to, INT, INT, x, INT, INT), codegen
+    return types.void(to, INT, INT, x, INT, INT, types.float32), codegen
 
 
 @intrinsic
@@ -256,3 +256,53 @@ def exp(x):
     r = x - n * LN2_HI - n * LN2_LO
     p = ((((spread(E0) * r + E1) * r + E2) * r + E3) * r + E4) * r + E5
     return scale_by_power(p * (r * r) + (r + ONE), y)
+
+
+@intrinsic
+def power(typingctx, y):
+    """Compute 2^n, where adding n to POWER gave y; 2^-127 counts as 0 and 2^128 as infinite."""
+
+    def codegen(context, builder, signature, args):
+        return builder.bitcast(builder.shl(builder.bitcast(args[0], INTS), ir.Constant(INTS, [23] * LANES)), FLOATS)
+
+    return vector(vector), codegen
+
+
+@intrinsic
+def exponent(typingctx, x):
+    """Find the n for which x / 2^n, of a positive x that is not subnormal, is nearest to 1."""
+
+    def codegen(context, builder, signature, args):
+        above = builder.sub(builder.bitcast(args[0], INTS), ir.Constant(INTS, [HALF_ROOT] * LANES))
+        return builder.sitofp(builder.ashr(above, ir.Constant(INTS, [23] * LANES)), FLOATS)
+
+    return vector(vector), codegen
+
+
+POWER = ROUND + np.float32(127)  # so that the lowest bits of POWER + n are the exponent of 2^n
+EXP2_MIN, EXP2_MAX = np.float32(-127), np.float32(128)
+HALF_ROOT = 0x3F3504F3  # the bits of the root of 1/2
+T6, T5, T4 = np.float32(1.5345812426e-4), np.float32(1.3399930904e-3), np.float32(9.6184890717e-3)
+T3, T2, T1 = np.float32(5.5503286421e-2), np.float32(2.4022646248e-1), np.float32(6.9314718246e-1)
+L0, L1, L2 = np.float32(7.0376836292e-2), np.float32(-1.1514610310e-1), np.float32(1.1676998740e-1)
+L3, L4, L5 = np.float32(-1.2420140846e-1), np.float32(1.4249322787e-1), np.float32(-1.6668057665e-1)
+L6, L7, L8 = np.float32(2.0000714765e-1), np.float32(-2.4999993993e-1), np.float32(3.3333331174e-1)
+HALF = np.float32(0.5)
+
+
+@helper(forceinline=True)
+def exp2(x):
+    """Compute 2^x by a minimax polynomial of the fraction; 0 below -126.5, infinite above 127.5. NaN stays."""
+    x = smaller(spread(EXP2_MAX), larger(spread(EXP2_MIN), x))
+    y = x + POWER
+    r = x - (y - POWER)
+    return ((((((spread(T6) * r + T5) * r + T4) * r + T3) * r + T2) * r + T1) * r + ONE) * power(y)
+
+
+@helper(forceinline=True)
+def log(x):
+    """Compute the logarithm of numbers from 2^-126 to 2^126 by Cephes' polynomial. Not finite for NaN and infinity."""
+    n = exponent(x)
+    f = scale_by_power(x, ROUND - n) - ONE
+    p = (((((((spread(L0) * f + L1) * f + L2) * f + L3) * f + L4) * f + L5) * f + L6) * f + L7) * f + L8
+    return n * LN2_HI + (f + (f * f * (p * f - HALF) + n * LN2_LO))

@@ -12,7 +12,7 @@ from numba.extending import intrinsic
 
 from ..compile.jit import helper
 from .lanes import INT, Lanes, load, load_some, spread, store, store_some, transpose
-from .simd import I32, LANES, MR, NR, at
+from .simd import I32, LANES, MR, NR, at, narrow_product
 from .simd import product as micro
 
 COLS, ZERO = NR, np.float32(0)
@@ -39,7 +39,7 @@ def product(c, c0, c_row, a, a0, a_row, a_step, b, b0, b_row, rows, cols, depth,
     """Compute or add ``c[i, j] = sum over k < depth of a[i, k] * b[k, j]`` for i < rows and j < cols.
 
     Rows lie `c_row`, `a_row` and `b_row` floats apart, neighbours in a row of a `a_step`. Columns are rounded up to
-    COLS. Of a triangle, elements less than MR or COLS beyond the diagonal take part as well.
+    LANES. Of a triangle, elements less than MR or LANES beyond the diagonal take part as well.
     """
     groups = (rows + MR - 1) // MR
     size, longer = rows // groups, rows % groups
@@ -48,18 +48,24 @@ def product(c, c0, c_row, a, a0, a_row, a_step, b, b0, b_row, rows, cols, depth,
         n = size + 1 if g < longer else size
         k = i if part == A_UPPER else 0
         end = min(depth, i + n) if part == A_LOWER else depth
-        for j in range(i // COLS * COLS if part == C_UPPER else 0, cols, COLS):
-            x, y, to = at(a, a0 + i * a_row + k * a_step), at(b, b0 + k * b_row + j), at(c, c0 + i * c_row + j)
-            micro(n, x, a_row, a_step, y, b_row, to, c_row, end - k, adds, y, 0, 0)
+        x, j = at(a, a0 + i * a_row + k * a_step), i // LANES * LANES if part == C_UPPER else 0
+        while j < cols:
+            y, to = at(b, b0 + k * b_row + j), at(c, c0 + i * c_row + j)
+            if j % COLS > 0 or cols - j <= LANES:
+                narrow_product(n, x, a_row, a_step, y, b_row, to, c_row, end - k, adds, y, 0, 0)
+                j += LANES
+            else:
+                micro(n, x, a_row, a_step, y, b_row, to, c_row, end - k, adds, y, 0, 0)
+                j += COLS
         i += n
 
 
 @helper()
-def pack(to, to0, width, room, x, x0, x_row, rows, cols, scale):
-    """Copy rows that lie `x_row` apart side by side, scaled; zeros fill up `width` columns and `room` rows."""
+def pack(to, to0, width, room, x, x0, x_row, rows, cols):
+    """Copy rows that lie `x_row` apart side by side; zeros fill up `width` columns and `room` rows."""
     for t in range(rows):
         for i in range(0, cols, LANES):
-            store(to, to0 + t * width + i, load_some(x, x0 + t * x_row + i, cols - i) * scale)
+            store(to, to0 + t * width + i, load_some(x, x0 + t * x_row + i, cols - i))
         for i in range(up(cols, LANES), width, LANES):
             store(to, to0 + t * width + i, spread(ZERO))
     for i in range(rows * width, room * width, LANES):
@@ -67,11 +73,11 @@ def pack(to, to0, width, room, x, x0, x_row, rows, cols, scale):
 
 
 @helper()
-def turn(to, to0, to_row, x, x0, width, rows):
-    """Transpose packed rows, including the padding of the last vector."""
+def turn(to, to0, to_row, x, x0, x_row, rows, cols, scale):
+    """Transpose rows that lie `x_row` apart, scaled; rows and columns are rounded up to LANES."""
     for t in range(0, rows, LANES):
-        for i in range(0, width, LANES):
-            transpose(to, to0 + i * to_row + t, to_row, x, x0 + t * width + i, width)
+        for i in range(0, cols, LANES):
+            transpose(to, to0 + i * to_row + t, to_row, x, x0 + t * x_row + i, x_row, scale)
 
 
 @helper()
