@@ -181,13 +181,13 @@ def available_bytes() -> int:
 class Arena:
     """One aligned allocation, on huge pages where the system offers them.
 
-    Parameters
+    Attributes
     ----------
     window : bytes allocated elsewhere; their offsets follow those of the allocation.
     """
 
-    def __init__(self, total_bytes: int, window: np.ndarray[Any, Any] | None = None) -> None:
-        self._window = window
+    def __init__(self, total_bytes: int) -> None:
+        self.window: np.ndarray[Any, Any] | None = None
         size = -(-max(total_bytes, 1) // PAGE) * PAGE + PAGE
         self._map = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if hasattr(mmap, "MADV_HUGEPAGE"):
@@ -198,8 +198,8 @@ class Arena:
 
     def view(self, value: Value, offset: int, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
         """Return a value's bytes as an array of its dtype."""
-        if offset >= self._bytes.size and self._window is not None:
-            return np.ndarray(shape, value.dtype, self._window, offset - self._bytes.size)
+        if offset >= self._bytes.size and self.window is not None:
+            return np.ndarray(shape, value.dtype, self.window, offset - self._bytes.size)
         return np.ndarray(shape, value.dtype, self._bytes, offset)
 
 
