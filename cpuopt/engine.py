@@ -174,7 +174,8 @@ class Engine:
     processes : how many processes compile what the cache lacks; one a core by default.
     progress : called with (compiled, to compile, kernel); by default a line on stderr.
     hint : function that returns advice when the memory does not suffice.
-    ready : called with the program and the threads when the kernels are compiled, before memory is allocated.
+    ready : called with the program and the threads when the kernels are compiled and the weights drawn, before other
+        memory is touched.
 
     Raises
     ------
@@ -218,22 +219,26 @@ class Engine:
         self.threads = set_threads(threads, self.kernels)
         self.plan = built.plan()
         arena.check_fits(self.plan.total_bytes + self.plan.window_bytes, hint)
-        self.compiled = jit.compile_kernels(
-            list(dict.fromkeys(self.kernels)), processes=processes, files=kernel_files, progress=progress
-        )
+        self._arena = arena.Arena(self.plan.total_bytes)
+        weights = self.parameters() if seed is not None else {}
+        with ThreadPoolExecutor(1) as beside:  # kernels load while NumPy draws, which needs no lock of Python's
+            drawing = [beside.submit(initialize, model, weights, seed, self.threads)] if seed is not None else []
+            self.compiled = jit.compile_kernels(
+                list(dict.fromkeys(self.kernels)), processes=processes, files=kernel_files, progress=progress
+            )
+            for drawn in drawing:
+                drawn.result()
         ready(built, self.threads)
-        self.base_bytes = arena.resident_bytes()
+        self.base_bytes = arena.resident_bytes() - sum(w.nbytes for w in weights.values())
         self.step_number, self.dropout_seed = 0, seed or 0
         self.runner: Callable[[Iterable[Bound]], None] = run_calls
-        window = comm.memory(self.plan.window_bytes) if self.plan.window_bytes else None
-        self._arena = arena.Arena(self.plan.total_bytes, window)
+        if self.plan.window_bytes:
+            self._arena.window = comm.memory(self.plan.window_bytes)
         self._scalars: dict[Scalar, list[tuple[list[Any], int]]] = {}
         self.calls = [self._bind(c, k) for c, k in zip(self.program.calls, built.kernels, strict=True)]
         self.phases = {p: [b for b in self.calls if b.call.phase == p] for p in PHASES}
         self.backwards = self._micro_batches(built)
         self._by_name = {v.name: v for v in self.program.values}
-        if seed is not None:
-            initialize(model, self.parameters(), seed, self.threads)
         for value, make in self.program.constants.items():
             np.copyto(self.array(value), make())
         if self.program.adjoint:

@@ -7,6 +7,7 @@ a container that may be a path outside of it, whose folders do not exist; the co
 
 from __future__ import annotations
 
+import mmap
 import os
 import platform
 import shlex
@@ -25,6 +26,7 @@ DEVICES = Path("/sys/devices")
 CACHES = DEVICES / "system/cpu/cpu0/cache"
 GROUPS, MEMBERSHIP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 LOAD = Path("/proc/loadavg")
+HUGE = Path("/sys/kernel/mm/transparent_hugepage")
 WAITING = "CPUOPT_WAITING"
 """The variable that chooses how threads wait. A command sets it for the processes that it starts."""
 WAYS: dict[str, dict[str, str]] = {"spin": {}, "sleep": {"OMP_WAIT_POLICY": "passive"}}
@@ -52,6 +54,8 @@ def describe() -> dict[str, Any]:
         "cores_online": os.cpu_count(),
         "caches": {name: size for name, size, _ in caches()},
         "memory_bytes": psutil.virtual_memory().total,
+        "numa_nodes": numa_nodes(),
+        "pages": pages(),
         "load_average": list(os.getloadavg()),
         "waiting": _waiting or None,
         "system": platform.system(),
@@ -103,6 +107,28 @@ def caches() -> Iterator[tuple[str, str, str]]:
         with suppress(OSError):
             level, kind, size, cpus = (_read(index / f) for f in ("level", "type", "size", "shared_cpu_list"))
             yield f"L{level}{'' if kind == 'Unified' else kind[0].lower()}", size, cpus
+
+
+def numa_nodes() -> dict[str, str]:
+    """List the processors of each NUMA node, as ``0-3``, by its number; empty where the system names none."""
+    found = {}
+    for node in (DEVICES / "system/node").glob("node[0-9]*"):
+        with suppress(OSError):
+            found[node.name.removeprefix("node")] = _read(node / "cpulist")
+    return {n: found[n] for n in sorted(found, key=int)}
+
+
+def pages() -> dict[str, Any]:
+    """Describe the pages of memory: sizes in bytes, the mode of transparent huge pages, and whether arenas get them.
+
+    An arena asks for huge pages, which the system may give in the modes ``always`` and ``madvise``.
+    """
+    size, mode = None, None
+    with suppress(OSError, ValueError):
+        mode = _read(HUGE / "enabled").partition("[")[2].partition("]")[0] or None
+        size = int(_read(HUGE / "hpage_pmd_size"))
+    huge = hasattr(mmap, "MADV_HUGEPAGE") and mode in ("always", "madvise")
+    return {"bytes": mmap.PAGESIZE, "huge_bytes": size, "huge_mode": mode, "arena": "huge" if huge else "small"}
 
 
 def cores() -> int:

@@ -1,5 +1,6 @@
 """What the process may use: affinity, quotas and limits of control groups, of both versions, nested, in containers."""
 
+import mmap
 import os
 from pathlib import Path
 
@@ -96,6 +97,36 @@ def test_cores_are_physical_performance_cores(computer, monkeypatch, files, allo
     computer(V2, files)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(allowed))
     assert machine.cores() == cores
+
+
+NODE = "devices/system/node/node"
+
+
+@pytest.mark.parametrize(
+    ("files", "nodes", "huge"),
+    [
+        ({}, {}, (None, None, "small")),
+        ({f"{NODE}0/cpulist": "0-7", "devices/system/node/online": "0"}, {"0": "0-7"}, (None, None, "small")),
+        (
+            {f"{NODE}{n}/cpulist": f"{n}" for n in (10, 2)}
+            | {"huge/enabled": "always [madvise] never", "huge/hpage_pmd_size": 1 << 21},
+            {"2": "2", "10": "10"},
+            (1 << 21, "madvise", "huge"),
+        ),
+        ({"huge/enabled": "[always] madvise never"}, {}, (None, "always", "huge")),
+        ({"huge/enabled": "always madvise [never]", "huge/hpage_pmd_size": "x"}, {}, (None, "never", "small")),
+    ],
+)
+def test_nodes_and_pages(computer, tmp_path, monkeypatch, files, nodes, huge):
+    computer(V2, files)
+    monkeypatch.setattr(machine, "HUGE", tmp_path / "huge")
+    monkeypatch.setattr(mmap, "MADV_HUGEPAGE", 14, raising=False)
+    found = machine.describe()
+    assert [*found["numa_nodes"].items()] == [*nodes.items()]
+    names = ("huge_bytes", "huge_mode", "arena")
+    assert found["pages"] == {"bytes": mmap.PAGESIZE} | dict(zip(names, huge, strict=True))
+    monkeypatch.delattr(mmap, "MADV_HUGEPAGE")
+    assert machine.pages()["arena"] == "small"
 
 
 @pytest.mark.parametrize(

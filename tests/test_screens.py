@@ -107,6 +107,8 @@ def measured():
     roof = {"gflops": 12345.6, "launch_us": 123.4, "measured": "2026-12-31T23:59", "doubts": []}
     roof["gbs"] = {name: {"read": 12345.6, "write": 12345.6} for name in ("L1", "L2", "L3", "memory")}
     cpu = {"cpu": "AMD EPYC 9654 96-Core Processor", "cores": 192, "caches": {"L1": "32 KB"}, "memory_bytes": 10**12}
+    cpu["numa_nodes"] = {str(n): f"{n * 24}-{n * 24 + 23},{n * 24 + 192}-{n * 24 + 215}" for n in range(8)}
+    cpu["pages"] = {"bytes": 4096, "huge_bytes": 2 << 20, "huge_mode": "madvise", "arena": "huge"}
     noise = {"others_cores": 0.5, "busiest": [{"name": "python3.12", "cores": 0.5}], "load_average": [123.4]}
     noise |= {"mhz": 3700.0, "governor": "performance", "quota_cores": 12.5, "throttled": 123, "steal": 0.5}
     kept = {"threading_layer": "workqueue", "roofs": {str(n): roof for n in (1, 96, 192)}, "noise": noise}

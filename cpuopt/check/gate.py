@@ -104,12 +104,13 @@ def require_right(
     """
     start, found = time.perf_counter(), Judged()
     for kernel in dict.fromkeys(kernels):
+        digest = cache.digest(kernel.function)
         mine: list[Case | Sized] = [*quick_cases(kernel.op, kernel.types), *(s for s in sizes if s.kernel is kernel)]
         for case in mine:
             if isinstance(case, Sized) and case.elements > MOST:
                 found.left_out.append(str(case))
                 continue
-            key = key_of(kernel, case, threads)
+            key = key_of(kernel, digest, case, threads)
             result = recall(key, case)
             if result is None:
                 say(f"{kernel.name}  {case.case if isinstance(case, Sized) else case}")
@@ -227,9 +228,8 @@ def judge_itself() -> str:
     return hashlib.sha256(text + machine_id().encode()).hexdigest()
 
 
-def key_of(kernel: Kernel, case: Case | Sized, threads: int) -> str:
-    """Return the name of a judgement; empty where it cannot be remembered."""
-    digest = cache.digest(kernel.function)
+def key_of(kernel: Kernel, digest: str, case: Case | Sized, threads: int) -> str:
+    """Return the name of a judgement of a kernel with a `cache.digest`; empty where it cannot be remembered."""
     if digest == "unknown" or not (ours(kernel) or hasattr(kernel.function, "py_func")):
         return ""
     sizes = case.case.sizes if isinstance(case, Sized) else case.sizes

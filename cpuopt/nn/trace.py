@@ -70,7 +70,7 @@ class Trace:
         where = f"{op.name} in layer {self.layer!r}"
         for a in op.arrays:
             v = args.get(a.name)
-            if v is not None and (not isinstance(getattr(v, "shape", None), tuple) or hasattr(v, "tobytes")):
+            if v is not None and (not isinstance(getattr(v, "shape", None), tuple) or hasattr(type(v), "tobytes")):
                 raise UserError(
                     f"{where}: '{a.name}' is {type(v).__name__}; expected a value or a parameter of the model"
                 )

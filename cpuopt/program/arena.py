@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import mmap
 import resource
-from bisect import insort
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, get_args
@@ -77,17 +76,13 @@ class Plan:
             Naming the two values.
         """
         spans = sorted(((o, v) for v, o in self.offsets.items() if v.nbytes), key=lambda span: span[0])
-        live: list[tuple[int, Value]] = []
-        for offset, v in spans:
-            live = [(end, u) for end, u in live if end > offset]
-            for _, u in live:
-                if _overlap(self.lifetimes[u], self.lifetimes[v]):
-                    raise UserError(f"arena: {u} and {v} live at one time and share bytes")
-            live.append((offset + v.nbytes, v))
-
-
-def _overlap(a: tuple[int, int], b: tuple[int, int]) -> bool:
-    return a[0] <= b[1] and b[0] <= a[1]
+        ends, born, died = np.empty((3, len(spans)), np.int64)
+        for n, (offset, v) in enumerate(spans):
+            first, last = self.lifetimes[v]
+            both = (ends[:n] > offset) & (born[:n] <= last) & (died[:n] >= first)
+            if both.any():
+                raise UserError(f"arena: {spans[both.argmax()][1]} and {v} live at one time and share bytes")
+            ends[n], born[n], died[n] = offset + v.nbytes, first, last
 
 
 def lifetimes(program: Program, keep: Collection[Value] = ()) -> dict[Value, tuple[int, int]]:
@@ -136,18 +131,16 @@ def plan(
             result.offsets[v] = end
             end += align(v.nbytes)
     pool_start = end
-    placed: list[tuple[int, int, int, int]] = []  # offset, end, first call, last call
     pooled = [v for v in spans if v.group not in PERSISTENT]
-    for v in sorted(pooled, key=lambda v: (-v.nbytes, spans[v])):
+    lows, highs, born, died = np.empty((4, len(pooled)), np.int64)  # of those that have a place
+    for n, v in enumerate(sorted(pooled, key=lambda v: (-v.nbytes, spans[v]))):
         (first, last), size = spans[v], align(v.nbytes)
-        offset = pool_start
-        for lo, hi, born, died in placed:  # in the order of offsets: the lowest gap that fits
-            if born <= last and first <= died and hi > offset:
-                if lo - offset >= size:
-                    break
-                offset = hi
-        result.offsets[v] = offset
-        insort(placed, (offset, offset + size, first, last))
+        beside = np.flatnonzero((born[:n] <= last) & (died[:n] >= first))
+        beside = beside[np.argsort(lows[beside])]
+        free = np.maximum.accumulate(np.append(pool_start, highs[beside]))  # before each, and after all
+        fits = np.flatnonzero(lows[beside] - free[:-1] >= size)
+        result.offsets[v] = offset = int(free[fits[0]] if fits.size else free[-1])  # the lowest gap
+        lows[n], highs[n], born[n], died[n] = offset, offset + size, first, last
         end = max(end, offset + size)
     in_scratch = {v for parts in working.values() for v in parts.values()}
     for v in spans:
@@ -188,13 +181,13 @@ def available_bytes() -> int:
 class Arena:
     """One aligned allocation, on huge pages where the system offers them.
 
-    Parameters
+    Attributes
     ----------
     window : bytes allocated elsewhere; their offsets follow those of the allocation.
     """
 
-    def __init__(self, total_bytes: int, window: np.ndarray[Any, Any] | None = None) -> None:
-        self._window = window
+    def __init__(self, total_bytes: int) -> None:
+        self.window: np.ndarray[Any, Any] | None = None
         size = -(-max(total_bytes, 1) // PAGE) * PAGE + PAGE
         self._map = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if hasattr(mmap, "MADV_HUGEPAGE"):
@@ -205,8 +198,8 @@ class Arena:
 
     def view(self, value: Value, offset: int, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
         """Return a value's bytes as an array of its dtype."""
-        if offset >= self._bytes.size and self._window is not None:
-            return np.ndarray(shape, value.dtype, self._window, offset - self._bytes.size)
+        if offset >= self._bytes.size and self.window is not None:
+            return np.ndarray(shape, value.dtype, self.window, offset - self._bytes.size)
         return np.ndarray(shape, value.dtype, self._bytes, offset)
 
 

@@ -25,4 +25,5 @@ def cut_tables(program: Program) -> None:
         if 0 < rows < table.shape[0]:
             table.shape = (rows, *table.shape[1:])
             program.constants[table] = partial(first_rows, make, rows)
-    program.calls = [replace(c) for c in program.calls]  # their sizes changed
+    if program.constants:
+        program.calls = [replace(c) for c in program.calls]  # their sizes changed

@@ -18,7 +18,8 @@ def tables(content: Mapping[str, Any]) -> list[RenderableType]:
     caches = ", ".join(f"{name} {size}" for name, size in m["caches"].items())
     head = Text.assemble(
         (m["cpu"], "bold"), f" · {m['cores']} cores · {caches} · {m['memory_bytes'] / 1e9:.0f} GB\n",
-        f"threads start by the {content['threading_layer']} layer{waits(m.get('waiting'))}",
+        f"threads start by the {content['threading_layer']} layer{waits(m.get('waiting'))}\n",
+        memory(m),
     )  # fmt: skip
     table = style.table("", *(f">{count(int(n), 'thread')}" for n in roofs))
     table.add_row("FMA, GFLOP/s", *(f"{r['gflops']:,.1f}" for r in roofs.values()), style="bold")
@@ -32,6 +33,16 @@ def tables(content: Mapping[str, Any]) -> list[RenderableType]:
     if warnings:
         lines.append(f"warnings: {'; '.join(warnings)}. When it is quiet: cpuopt machine --again")
     return [head, "", table, "", Text("\n".join(lines)), Text(noise(content["noise"]))]
+
+
+def memory(m: Mapping[str, Any]) -> str:
+    """Describe the NUMA nodes of a machine, and the pages that an arena gets."""
+    p, nodes = m["pages"], m["numa_nodes"]
+    names = "; ".join(f"{n}: processors {cpus}" for n, cpus in nodes.items())
+    numa = f"{count(len(nodes), 'NUMA node')} ({names})" if nodes else "NUMA nodes are not named"
+    huge = f"huge pages of {p['huge_bytes'] >> 10:,} kB, " if p["huge_bytes"] else "huge pages "
+    mode = f"mode {p['huge_mode']}" if p["huge_mode"] else "not offered"
+    return f"{numa} · pages of {p['bytes'] >> 10} kB, {huge}{mode}: an arena gets {p['arena']} ones"
 
 
 def waits(chosen: Mapping[str, str] | None) -> str:

@@ -294,7 +294,8 @@ def prepare(
                 require_same_bits(built.own_kernels.values())
             sizes = sized_of(built.own_kernels, built.own_kernels.values())
             judged.append(require_right(built.own_kernels.values(), sizes, threads=threads, child=child))
-            digests = {f"the source of {k.name}": cache.digest(k.function) for k in built.own_kernels.values()}
+            used = dict.fromkeys(built.own_kernels.values())
+            digests = {f"the source of {k.name}": cache.digest(k.function) for k in used}
             agreed({"text of --data with the fingerprint": corpus.fingerprint, **digests})
 
         engine = Engine(
