@@ -6,6 +6,7 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import fsum, inf, prod, sqrt
 from typing import Any, Literal
 
@@ -239,6 +240,9 @@ class Engine:
         self.phases = {p: [b for b in self.calls if b.call.phase == p] for p in PHASES}
         self.backwards = self._micro_batches(built)
         self._by_name = {v.name: v for v in self.program.values}
+        self._norms = [self.array(v) for v in self.program.norm_terms]
+        adjoints = set(self.program.adjoint.values())
+        self._wanted = [v for v in self.program.inputs if v not in adjoints]
         for value, make in self.program.constants.items():
             np.copyto(self.array(value), make())
         if self.program.adjoint:
@@ -289,7 +293,7 @@ class Engine:
         UserError
             For a missing or unknown input, a wrong shape, or an index out of range.
         """
-        wanted = [v for v in self.program.inputs if v not in self.program.adjoint.values()]
+        wanted = self._wanted
         if batch.keys() != {v.name for v in wanted}:
             raise UserError(f"inputs are ({', '.join(batch)}); expected ({', '.join(v.name for v in wanted)})")
         for v in wanted:
@@ -386,7 +390,7 @@ class Engine:
         finally:
             self._draw(0)
         self.run("norm")
-        square = mine[total + self.comm.rank] = sum(float(x) for v in self.program.norm_terms for x in self.array(v))
+        square = mine[total + self.comm.rank] = sum(float(x) for terms in self._norms for x in terms)
         self.comm.combine(all_ranks, mine)
         losses, squares = all_ranks[:total], all_ranks[total:]
         norm = sqrt(square)
@@ -465,7 +469,7 @@ class Engine:
             found.append(Bound(bound.call, kernel, args))
         return found
 
-    @property
+    @cached_property
     def optimizers(self) -> list[ops.Optimizer]:
         """The optimizers of its parameters in a step, each once."""
         optimizers = self.program.optimizers
@@ -474,9 +478,9 @@ class Engine:
     def _set_numbers(self, given: Mapping[str, Any], lr: float, vector_decay: float | None) -> dict[str, Array]:
         """Set the optimizers' numbers for the next step; return the other arguments, which are inputs."""
         names = {n for o in self.optimizers for n in (o.name, *o.defaults)}
-        known = {n for o in ops.OPTIMIZERS.values() for n in (o.name, *o.defaults)}
-        if stray := [n for n in given if n in known - names and n not in self._by_name]:
-            raise UserError(f"{stray[0]}: {' and '.join(o.name for o in self.optimizers)} has no such number")
+        for n in (n for n in given if n not in names and n not in self._by_name):
+            if any(n in (o.name, *o.defaults) for o in ops.OPTIMIZERS.values()):
+                raise UserError(f"{n}: {' and '.join(o.name for o in self.optimizers)} has no such number")
         for o in self.optimizers:
             own = given.get(o.name, {})
             if not isinstance(own, Mapping) or not own.keys() <= {"lr", *o.defaults}:
