@@ -27,7 +27,7 @@ def run(args: argparse.Namespace) -> int:
     """Run the verb; return its exit status."""
     start_numba(args.threads)
     from ..files.reading import to_json
-    from ..kernels.toolkit.threads import threading_layer
+    from ..kernels.toolkit.threads import start, threading_layer
     from ..machine import describe
     from ..measure import rates as machine
     from ..report import console
@@ -42,6 +42,7 @@ def run(args: argparse.Namespace) -> int:
             if args.threads and 1 not in missing:
                 missing = [1, *missing]  # several threads should be faster than one: `rates.poor` compares
             known = machine.store(machine.Measurement(say=say).run(missing))
+    start(max(counts))  # so that their layer is known where the roofs were
     if warning := machine.slow_layer():
         console.warn(warning)
     content = to_json(
