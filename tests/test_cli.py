@@ -5,18 +5,20 @@ import json
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
 from cpuopt import __version__, cli, ops
 from cpuopt.cli import common
 from cpuopt.engine import build
+from cpuopt.files import whole_directory
 from cpuopt.kernels import registry
 from cpuopt.measure import rates as machine
 from cpuopt.measure.roofline import Level, Roofs
@@ -506,3 +508,21 @@ def test_one_thread_and_a_kernel_that_no_cache_has(text):
 def test_a_misspelt_verb_names_the_nearest(capsys):
     assert cli.main(["profil"]) == 2
     assert capsys.readouterr().err == "cpuopt: 'profil': no such verb; did you mean 'profile'?\n"
+
+
+def test_convert_that_is_ended_leaves_no_folder(monkeypatch):
+    def save(target, *more):
+        with whole_directory(target):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    c = PRESETS["gpt2-tiny"]
+    weights = SimpleNamespace(config=c, tokenizer="bytes", dtype="f32", read=None, padded_vocab=None, marks=None)
+    monkeypatch.setattr("cpuopt.weights.save_weights", save)
+    monkeypatch.setattr("cpuopt.train.checkpoint.open_weights", lambda source: weights)
+    before = signal.signal(signal.SIGTERM, lambda *number: None)  # so that the mutant, no handler, ends no tests
+    try:
+        with pytest.raises(SystemExit, match="143"):
+            cli.main(["convert", "there", "copy"])
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert os.listdir() == []
