@@ -225,8 +225,12 @@ class Choice:
     """
 
     def __init__(self, variant: str = BASE, swaps: Sequence[str] = (), plan: Sequence[str] = ()) -> None:
+        if isinstance(swaps, str):
+            raise UserError(f"swaps {swaps!r}: expected a list of rules, as in [{swaps!r}]")
         self.variant, self.swaps, self.plan = variant, [parse_swap(s) for s in swaps], [parse_swap(s) for s in plan]
         every = dict.fromkeys([*(v for _, v in KERNELS), AUTO])
+        if not isinstance(variant, str):
+            raise UserError(f"variant {variant!r}: expected the name of one; known: {', '.join(every)}")
         if variant not in every:
             raise UserError(f"variant {variant!r}: no kernel is registered under it; {nearest(variant, every)}")
         for rule in self.swaps:
