@@ -120,7 +120,7 @@ class DifferentiableOp:
             replace(a, name=self.before[a.name], role="in") for a in args if a.role == "state"
         )
         self.forward = Op(
-            f"{name}_forward", *args, label=f"{name} forward", flops=flops, source=self.source,
+            f"{name}_forward", *args, label=f"{name} Forward", flops=flops, source=self.source,
             reference=self._named(self._reference_forward, [a.name for a in args]),
             inputs=self._domain if inputs else None,
         )  # fmt: skip
@@ -309,7 +309,7 @@ class DifferentiableOp:
 
         def declare(args: list[Arg]) -> Op:
             op = Op(
-                f"{self.name}_backward", *gradients, *given, *args, label=f"{self.name} backward", flops=flops * 2,
+                f"{self.name}_backward", *gradients, *given, *args, label=f"{self.name} Backward", flops=flops * 2,
                 source=self.source, inverts=forward,
                 reference=self._named(self._reference_backward, [a.name for a in [*gradients, *given, *args]]),
             )  # fmt: skip

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import fsum, inf, prod, sqrt
+from numbers import Integral
 from typing import Any, Literal
 
 import numpy as np
@@ -206,6 +207,8 @@ class Engine:
         hint: Callable[[int], str] = lambda needed: "try a smaller batch",
         ready: Callable[[Built, int], None] = lambda built, threads: None,
     ) -> None:
+        if not (seed is None or (isinstance(seed, Integral) and seed >= 0)):
+            raise UserError(f"seed {seed!r}: expected a whole number of 0 or more, or None for weights of zeros")
         arena.check_fits(sum(prod(p.shape) * ITEMSIZE[p.dtype] for p in model.parameters()), hint)  # before the work
         how: dict[str, Any] = {"micro_batches": micro_batches, "reduce": reduce, "zero": zero, "comm": comm}
         how["alone"] = alone

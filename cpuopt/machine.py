@@ -216,6 +216,12 @@ def waiting(threads: int) -> dict[str, str]:
     return _waiting
 
 
+def beside_others() -> str:
+    """Return the end of a warning: what to do about cores that are not this process's alone."""
+    sleep = os.environ.get("OMP_WAIT_POLICY", "").lower() == "passive" or os.environ.get(WAITING) == "sleep"
+    return f"where others use the cores, {'' if sleep else 'set OMP_WAIT_POLICY=passive or '}take --threads 1"
+
+
 def _choose(threads: int) -> tuple[str, str]:
     if given := [f"{name}={os.environ[name]}" for name in THEIRS if name in os.environ]:
         return "given", " ".join(given)

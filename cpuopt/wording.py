@@ -14,10 +14,10 @@ STEERING = re.compile(
 )
 
 
-SHARED_CORES = "where others use the cores, set OMP_WAIT_POLICY=passive or take --threads 1"
-"""The end of a warning: what to do about cores that are not this process's alone."""
 MANY = 24
 """The most names that a message lists."""
+ALIKE = 0.4
+"""The least likeness, up to 1, of a name that a message offers in place of another."""
 
 
 def plain(text: str) -> str:
@@ -69,10 +69,11 @@ def guess(word: str, known: Iterable[str]) -> str:
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """Return the name that the user may have meant; else all names, or where they are many, those nearest to it."""
+    """Return the name that the user may have meant; else all names, or where they are many, those like it."""
     known = list(known)
     if meant := guess(word, known):
         return meant.removeprefix("; ")
     if len(known) <= MANY:
         return f"known: {', '.join(known)}"
-    return f"the nearest of {len(known)}: {', '.join(get_close_matches(word, known, 3, 0.0))}"
+    close = get_close_matches(word, known, 3, ALIKE)
+    return f"the nearest of {len(known)}: {', '.join(close)}" if close else f"none of {len(known)} names is like it"

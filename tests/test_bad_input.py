@@ -207,17 +207,17 @@ def test_data(refused, data, words):
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--variant", "vanila"], "--variant 'vanila': no kernel is registered under it; did you mean 'vanilla'?"),
-        (["--swap", "gelo=vanilla"], "--swap 'gelo=vanilla': no op matches 'gelo'"),
+        (["--variant", "vanila"], "variant 'vanila': no kernel is registered under it; did you mean 'vanilla'?"),
+        (["--swap", "gelo=vanilla"], "swap 'gelo=vanilla': no op matches 'gelo'"),
         (["--swap", "attention_forwrd=vanilla"], "did you mean 'attention_forward'?"),
         (["--swap", "gelu@h.2.*=vanilla"], "no layer of the model with gelu matches 'h.2.*'"),
         (["--swap", "softmax=vanilla"], "this model does not use 'softmax'"),
         (["--swap", "gelu=blas"], "gelu_forward has no variant 'blas'; known: "),
         *[
-            (["--swap", text], f"--swap '{text}': expected OP[@LAYER]=VARIANT")
+            (["--swap", text], f"swap '{text}': expected OP[@LAYER]=VARIANT")
             for text in ("gelu", "gelu=", "=vanilla", "gelu@=vanilla", "", "@h.0=vanilla")
         ],
-        (["--swap", "matmul=blas", "--swap", "gelu"], "--swap 'gelu': expected"),
+        (["--swap", "matmul=blas", "--swap", "gelu"], "swap 'gelu': expected"),
         (["--fuse", "loops"], f"--fuse 'loops': no such rewrite; known: {', '.join(FUSIONS)}, all, none"),
         (["--fuse", "residual,updat"], "--fuse 'updat': no such rewrite; did you mean 'update'?"),
         (["--fuse", ""], "--fuse '': no such rewrite"),

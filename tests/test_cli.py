@@ -1,21 +1,24 @@
 """The command line: what each verb prints, and what a run leaves in its folder. What it refuses: test_bad_input.py."""
 
+import argparse
 import json
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
 from cpuopt import __version__, cli, ops
 from cpuopt.cli import common
 from cpuopt.engine import build
+from cpuopt.files import whole_directory
 from cpuopt.kernels import registry
 from cpuopt.measure import rates as machine
 from cpuopt.measure.roofline import Level, Roofs
@@ -163,6 +166,31 @@ def test_the_help_of_a_verb_describes_it_and_has_examples_that_are_right(verb, c
             assert any(registry.op_matches(name, op) for name in ops.ALL)
 
 
+def flags_of(parser):
+    """Every flag of a parser and of those below it."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for below in action.choices.values():
+                yield from flags_of(below)
+        else:
+            yield action
+
+
+IMPERATIVES = (
+    "Accumulate Add Allow Answer Apply Begin Change Check Compare Compile Continue Decay Do Draw End Evaluate "
+    "Expect Fill Generate Hold Inspect Keep Let List Load Make Measure Name Predict Prepare Print Put Read Register "
+    "Reply Require Restart Run Sample Scale Set Show Start Stop Tokenize Train Update Use Validate Watch Write"
+)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_the_help_of_a_flag_is_a_sentence(verb):
+    for action in flags_of(cli._parser()[1][verb]):
+        assert action.help.split()[0] in IMPERATIVES.split(), action.help
+        assert action.help.endswith("."), action.help
+        assert len(action.help) < 260
+
+
 def test_an_example_that_is_wrong_is_found(monkeypatch, capsys):
     """The mutant of the test above."""
     module = sys.modules["cpuopt.cli.kernels"]
@@ -185,6 +213,11 @@ def test_an_example_that_is_wrong_is_found(monkeypatch, capsys):
         (["train", "--schedule", "cosin"], "one of constant, cosine, linear, wsd; did you mean 'cosine'?"),
         (["train", "--config", "run.toml"], "unknown 'lrr'; did you mean 'lr'?"),
         (["new-kernel", "nope"], f"'nope': no such op; the nearest of {len(ops.ALL)}: "),
+        (
+            ["inspect", "xyz", "vanilla"],
+            f"'xyz': no such op; none of {len(ops.ALL)} names is like it; 'cpuopt kernels' lists",
+        ),
+        (["kernels", "gelo"], "kernels 'gelo': no op matches; did you mean 'gelu'?"),
     ],
 )
 def test_a_slip_of_the_hand_is_told_what_was_meant(flags, words, capsys):
@@ -366,7 +399,9 @@ def test_data_list_json(run):
 def test_profile_prints_a_row_for_every_kind_of_op(run):
     out = run("profile", "--steps", "2")
     rows = [line.rstrip() for line in out.splitlines()]
-    assert all(any(row.startswith(label + " ") for row in rows) for label in [*LABELS, "(unaccounted)", "h.0", "h.1"])
+    called = build(GPT2(PRESETS["gpt2-tiny"]), specs(2, 16)).program.phase("forward", "backward", "norm", "update")
+    assert {c.op.name for c in called} <= {*re.findall(r"\w+", out)}
+    assert all(any(row.startswith(name + " ") for row in rows) for name in ["(unaccounted)", "h.0", "h.1"])
     assert rows[0].startswith("gpt2-tiny · B 2 · T 16 · 4 threads")
     assert re.search(r"^step +113 .* 100\.0% ", out, re.M)
     assert re.search(r"^[\d,]+ tokens/s · step [\d.]+ ms, mean of 2 ", out, re.M)
@@ -411,18 +446,24 @@ def test_program_of_one_phase(run):
 
 def test_kernels_lists_vanilla_for_every_op(run):
     out = run("kernels", job=False)
-    rows = dict(re.findall(r"^ *(\w+) {2,}(\S.*?) *$", out, re.M))
-    assert rows.pop("op") == "variants"
-    assert list(rows) == list(ops.ALL)
-    assert all("vanilla" in variants.split(", ") for variants in rows.values())
-    assert "blas" in rows["matmul_forward"]
+    assert out.split("\n")[0].split() == ["op", "variants", "(label)"]
+    rows = re.findall(r"^(\w+) {2,}(\S.*?) {2,}\((.*)\)$", out, re.M)
+    assert [(op, label) for op, _, label in rows[1:]] == [(op.name, op.label) for op in ops.ALL.values()]
+    assert all("vanilla" in variants.split(", ") for _, variants, _ in rows[1:])
+    assert "blas" in next(variants for op, variants, _ in rows if op == "matmul_forward")
+
+
+def test_kernels_lists_the_ops_that_are_asked_for(run):
+    found = run("kernels", "gelu", "sumsq", job=False).splitlines()[1:]
+    assert [line.split()[0] for line in found] == ["gelu_forward", "gelu_backward", "sumsq", "sumsq_blocks"]
 
 
 def test_kernels_of_a_users_file_are_listed(run):
     unique_kernel()
     rows = one_object(run("kernels", "--kernels", "mine.py", "--json", job=False))["kernels"]
     mine = [row for row in rows if row["variant"] == "mine"]
-    assert mine == [{"op": "residual_forward", "variant": "mine", "where": f"{Path.cwd() / 'mine.py'}:5"}]
+    row = {"op": "residual_forward", "label": "Residual Forward", "variant": "mine"}
+    assert mine == [{**row, "where": f"{Path.cwd() / 'mine.py'}:5"}]
 
 
 def test_warmup_compiles_what_the_next_command_needs():
@@ -467,3 +508,21 @@ def test_one_thread_and_a_kernel_that_no_cache_has(text):
 def test_a_misspelt_verb_names_the_nearest(capsys):
     assert cli.main(["profil"]) == 2
     assert capsys.readouterr().err == "cpuopt: 'profil': no such verb; did you mean 'profile'?\n"
+
+
+def test_convert_that_is_ended_leaves_no_folder(monkeypatch):
+    def save(target, *more):
+        with whole_directory(target):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    c = PRESETS["gpt2-tiny"]
+    weights = SimpleNamespace(config=c, tokenizer="bytes", dtype="f32", read=None, padded_vocab=None, marks=None)
+    monkeypatch.setattr("cpuopt.weights.save_weights", save)
+    monkeypatch.setattr("cpuopt.train.checkpoint.open_weights", lambda source: weights)
+    before = signal.signal(signal.SIGTERM, lambda *number: None)  # so that the mutant, no handler, ends no tests
+    try:
+        with pytest.raises(SystemExit, match="143"):
+            cli.main(["convert", "there", "copy"])
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert os.listdir() == []

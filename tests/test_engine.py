@@ -284,6 +284,12 @@ def test_an_engine_without_a_backward_does_not_train():
     assert "train=False" in refused(gpt2(train=False).step, **batch())
 
 
+@pytest.mark.parametrize("seed", [-1, 0.5, "1"])
+def test_a_seed_is_a_whole_number(seed):
+    with pytest.raises(UserError, match=rf"^seed {seed!r}: expected a whole number of 0 or more"):
+        gpt2(seed=seed)
+
+
 def test_a_value_of_another_engine_is_refused():
     other = gpt2(train=False).program.parameters[0]
     assert "not a value of this engine's program" in refused(gpt2(train=False).array, other)

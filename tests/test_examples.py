@@ -20,7 +20,7 @@ EXAMPLES = sorted(Path(__file__).parent.parent.glob("examples/*.py"))
 LEARNS = "6_generated_backward", "7_your_own_model", "burgers"
 SAYS = {
     "1_first_profile": [
-        "Attention Backward +2 ",
+        "attention_backward +2 ",
         "checked: 16 kernels PASS",
         "the three most expensive calls: .+, .+, .+",
     ],

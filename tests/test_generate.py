@@ -355,7 +355,7 @@ def test_a_swap_that_matches_nothing_is_refused(whole, capsys, swap):
     Path("text.txt").write_text("abcdefgh" * 500)
     for verb in (["generate", "--init", "model"], ["eval", "--init", "model", "--data", "text.txt", "-T", "16"]):
         assert cli.main([*verb, "--variant", "vanilla", "--swap", swap]) == 2
-        assert f"--swap '{swap}': " in capsys.readouterr().err
+        assert f"swap '{swap}': " in capsys.readouterr().err
 
 
 def test_eval_and_generate_run_no_wrong_kernel(whole, capsys, monkeypatch):

@@ -25,6 +25,7 @@ from cpuopt.files.reading import to_json
 from cpuopt.kernels import registry
 from cpuopt.machine import command
 from cpuopt.measure import rates as machine
+from cpuopt.measure.profile import op_ids
 from cpuopt.measure.roofline import Level, Roofs
 from cpuopt.models import specs
 from cpuopt.models.gpt2 import GPT2, PRESETS
@@ -36,7 +37,6 @@ from cpuopt.report.html.listing import layer_columns, op_columns
 from cpuopt.report.html.roofs import roofline
 from cpuopt.report.html.svg import PHASES, Linear, Log
 from cpuopt.report.html.timeline import typical
-from cpuopt.report.tables import op_id
 from cpuopt.wording import four
 
 B, T, STEPS = 2, 16, 4
@@ -290,7 +290,7 @@ def test_tables_hold_the_numbers_of_the_json(tree, profile, name):
     got = [list(tr.all("td")) for tr in table.one("tbody").all("tr")]
     assert len(got) == len(rows)
     if name == "ops":
-        rows = [{**row, "op": op_id(r)} for row, r in zip(rows, profile.ops, strict=True)]
+        rows = [{**row, "op": op_ids(r.op, r.kernels)} for row, r in zip(rows, profile.ops, strict=True)]
     for cells, row in zip(got, rows, strict=True):
         for cell, column in zip(cells, columns, strict=True):
             value = row[column.field]
@@ -396,7 +396,7 @@ def test_every_op_lies_where_its_figures_say_under_the_roofs(tree, profile):
     for c in svg.all("circle"):
         if "layer" not in c.attrs["class"].split():
             points[c.text.splitlines()[0]] = x(c.attrs["cx"]), y(c.attrs["cy"])
-    drawn = {op_id(r): (r.intensity, r.gflops) for r in profile.ops if r.gflops}
+    drawn = {op_ids(r.op, r.kernels): (r.intensity, r.gflops) for r in profile.ops if r.gflops}
     assert points.keys() == drawn.keys()
     assert all(points[op] == pytest.approx(drawn[op], rel=0.01) for op in drawn)
     low, high = y(425), y(34)  # the frame, which the large points and the roofs set
@@ -413,7 +413,7 @@ def test_every_op_lies_where_its_figures_say_under_the_roofs(tree, profile):
             assert end == pytest.approx((ROOFS.gflops / ROOFS.bandwidth(name), ROOFS.gflops), rel=0.01)
             assert start[1] / start[0] == pytest.approx(ROOFS.bandwidth(name), rel=0.01)
     assert len(list(svg.all("line", class_="roof"))) == 1 + len(LEVELS)
-    none = [op_id(r) for r in profile.ops if r.kernels and not r.gflops]
+    none = [op_ids(r.op, r.kernels) for r in profile.ops if r.kernels and not r.gflops]
     assert all(op in tree.one("section", id="roofline").text for op in none)
 
 
@@ -777,7 +777,7 @@ def test_tables_sort_and_filter(opened, page, profile):
     def column(n):
         return tab.locator(f"#ops-table tbody tr:visible td:nth-child({n})").all_inner_texts()
 
-    by_ms = [op_id(r) for r in sorted(profile.ops, key=lambda r: -r.ms)]
+    by_ms = [op_ids(r.op, r.kernels) for r in sorted(profile.ops, key=lambda r: -r.ms)]
     tab.click("#ops-table th:nth-child(3) button")
     assert column(1) == by_ms
     tab.click("#ops-table th:nth-child(3) button")

@@ -131,7 +131,7 @@ def test_a_profile_shows_what_the_verb_prints_and_changes_nothing(engine, tmp_pa
     assert max(map(len, text.splitlines())) <= 80
     html = report._repr_html_()
     assert html.startswith("<pre")
-    assert "Matmul + GELU Forward" in html
+    assert "matmul_gelu_forward" in html
     profile.model = "<script>"
     assert "<script>" not in report._repr_html_()
     report.write_html(tmp_path / "page.html")
@@ -188,3 +188,19 @@ def test_two_functions_are_compared():
         compared(quick, "slow")
     with pytest.raises(UserError, match="check_gradient: 'gelu' is no op"):
         cpuopt.check_gradient("gelu")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        (lambda: Engine(Net, INPUTS), r"the model is the class Net; expected a module: Net\(...\)"),
+        (lambda: Engine(Net(), {"x": (4, 2)}), r"input 'x' is \(4, 2\); expected shape and dtype"),
+        (lambda: Engine(Net(), INPUTS, micro_batches=0), "micro_batches 0: expected 1 or more"),
+        (lambda: Choice("optimized", "gelu=blas"), "swaps 'gelu=blas': expected a list of rules"),
+        (lambda: Choice(None), "variant None: expected the name of one; known: "),
+        (lambda: Choice("fast"), "^variant 'fast': no kernel is registered under it; known: "),
+    ],
+)
+def test_a_newcomers_slip_is_told_what_to_write(wrong, why):
+    with pytest.raises(UserError, match=why):
+        wrong()

@@ -161,14 +161,14 @@ def test_a_family_swap_and_a_layer_swap_reach_the_calls():
 @pytest.mark.parametrize(
     ("variant", "swap", "words"),
     [
-        ("vanila", "", "--variant 'vanila': no kernel is registered under it; did you mean 'vanilla'?"),
+        ("vanila", "", "variant 'vanila': no kernel is registered under it; did you mean 'vanilla'?"),
         ("fast", "", "no kernel is registered under it; known: "),
         ("", "mat_mul_forward=blas", "no op matches 'mat_mul_forward'; did you mean 'matmul_forward'?"),
         ("", "lstm=blas", "no op matches 'lstm'; the nearest of "),
-        ("", "gelu=blas", "--swap 'gelu=blas': gelu_forward has no variant 'blas'; known: "),
+        ("", "gelu=blas", "swap 'gelu=blas': gelu_forward has no variant 'blas'; known: "),
         ("", "matmul=blass", "matmul_forward has no variant 'blass'; did you mean 'blas'?"),
         *(
-            ("", bad, f"--swap {bad!r}: expected OP[@LAYER]=VARIANT, as in 'attention_backward@h.0.*=vanilla'")
+            ("", bad, f"swap {bad!r}: expected OP[@LAYER]=VARIANT, as in 'attention_backward@h.0.*=vanilla'")
             for bad in ("gelu", "gelu=", "=blas", "@h.0=blas", "gelu@=vanilla", "=")
         ),
         ("", "softmax=vanilla", "this model does not use 'softmax'; it uses embedding_forward, "),

@@ -184,7 +184,7 @@ def said(tmp_path_factory):
     """What ``cpuopt scale --json`` says of a tiny model, and its page."""
     folder = tmp_path_factory.mktemp("scale")
     small = '{"model": "gpt2", "n_layer": 1, "n_head": 2, "n_embd": 64, "vocab_size": 256, "block_size": 64}'
-    words = ["scale", "--model", small, "-B", "2", "-T", "64", "--steps", "1", "--threads", "1,2"]
+    words = ["scale", "--model", small, "-B", "2", "-T", "64", "--steps", "3", "--threads", "1,2"]
     words += ["--project", "16,64", "--bandwidth", "80", "--json", "--html", str(folder / "page.html")]
     command = [sys.executable, "-m", "cpuopt", *words, "--runs", str(folder)]
     environment = {name: v for name, v in os.environ.items() if name != "NUMBA_NUM_THREADS"}
@@ -227,6 +227,7 @@ def test_kernels_are_cut_for_the_predicted_threads(said):
         (["--project", "1,16"], "--project 1: one thread"),
         (["--project", "many"], "--project 'many': expected numbers"),
         (["--threads", "0"], "--threads '0': expected numbers"),
+        (["--steps", "2"], "--steps 2: expected 3 or more"),
         (["--bandwidth", "0"], "--bandwidth 0: expected GB/s"),
     ],
 )

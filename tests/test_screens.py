@@ -203,7 +203,10 @@ SCREENS = {
     "inspect": inspected,
     "lab": stages,
     "kernels": lambda: console.kernels_table(
-        [{"op": op, "variant": v} for op, v in product((OP, "adamw"), ("vanilla", "optimized", "generated", "blas"))]
+        [
+            {"op": op, "variant": v, "label": LABEL}
+            for op, v in product((OP, "adamw"), ("vanilla", "optimized", "generated", "blas"))
+        ]
     ),
     "verify": lambda: console.verify_table(
         [Row("model.layers.27.post_attention_layernorm.weight", 1.23456e-05, 1.23456e-05, -12.3456)]
@@ -236,6 +239,20 @@ def test_a_pipe_gets_tables_whole(verb):
     assert [line for line in lines if line != line.rstrip()] == []
     assert max(map(len, lines)) > 60, "this content does not show that nothing is wrapped"
     assert len(lines) <= len(printed(SCREENS[verb](), width=60, terminal=True))
+
+
+@pytest.mark.parametrize("width", [60, 80])
+@pytest.mark.parametrize("verb", SCREENS)
+def test_a_terminal_gets_no_spaces_at_the_end_and_no_two_empty_lines(verb, width):
+    lines = printed(SCREENS[verb](), width, terminal=True)
+    assert [line for line in lines if line != line.rstrip()] == []
+    assert "\n\n\n" not in "\n".join(lines)
+
+
+def test_a_generated_file_is_shown_without_its_digest():
+    name = f"gelu_backward_{'0f' * 16}.py"
+    assert inspect.brief(f"/home/somebody/.cache/cpuopt/generated/{name}:12") == "generated/gelu_backward.py:12"
+    assert inspect.brief("/home/somebody/gelu.py:12") == "/home/somebody/gelu.py:12"
 
 
 def test_the_checks_of_pipes_notice(monkeypatch):

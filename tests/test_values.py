@@ -278,6 +278,11 @@ def test_gradients_and_outputs_have_the_shapes_that_were_written():
         (lambda x: F.relu(np.ones(3)), "'inp' is ndarray; expected a value"),
         (lambda x: abs(x), r"abs\(x\): write"),
         (lambda x: x % 2, "x % n and"),
+        (lambda x: x == 1, "x == y: the model is traced once"),
+        (lambda x: x != x * 2, "x == y: the model is traced once"),
+        (lambda x: x if x else 0, "if x: the model is traced once"),
+        (lambda x: x * float(x), "is no number"),
+        (len, "is no number"),
     ],
 )
 def test_a_mistake_is_one_line(wrong, why):

@@ -42,7 +42,8 @@ class _Parser(argparse.ArgumentParser):
     """A parser that reports a wrong flag in one line, and guesses what was meant."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(**options, formatter_class=_Help, allow_abbrev=False)
+        super().__init__(**options, formatter_class=_Help, allow_abbrev=False, add_help=False)
+        self.add_argument("-h", "--help", action="help", help="Show this help and exit.")
 
     def error(self, message: str) -> NoReturn:
         """Refuse the flags; of a list of choices, name the nearest one."""
@@ -78,7 +79,9 @@ def _parser() -> tuple[_Parser, Mapping[str, _Parser]]:
         description=DESCRIPTION,
         epilog="'cpuopt VERB -h' has the flags of a verb and examples.",
     )
-    parser.add_argument("--version", action="version", version=f"cpuopt {__version__}")
+    parser.add_argument(
+        "--version", action="version", version=f"cpuopt {__version__}", help="Show the version and exit."
+    )
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True, help=argparse.SUPPRESS, prog="cpuopt")
     for title, names in GROUPS.items():
         group = parser.add_argument_group(title)

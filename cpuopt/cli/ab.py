@@ -26,23 +26,33 @@ DEFAULTS = "4x64"
 def flags(p: argparse.ArgumentParser) -> None:
     """Add the verb's flags."""
     shared(p, "op", "--json", "--runs")
-    p.add_argument("a", metavar="A", help="baseline variant")
-    p.add_argument("b", metavar="B", help="variant that the verdict is about")
+    p.add_argument("a", metavar="A", help="Use this variant as the baseline.")
+    p.add_argument("b", metavar="B", help="Compare this variant with the baseline; the verdict is about it.")
     settings.flags(p, "kernels", "data", "variant", model=models.DEFAULT)
     p.add_argument(
         "--sizes",
         default=DEFAULTS,
         metavar="BxT,...",
-        help="batch sizes, rows by tokens (%(default)s); or the op's own sizes by symbol, as in 'BT=256 C=768', "
-        "which need no model",
+        help="Compare at these batch sizes, rows by tokens, or at sizes of the op by symbol, as in 'BT=256 C=768', "
+        "which need no model. Default: %(default)s.",
     )
-    p.add_argument("--threads", default="", metavar="N,...", help="numbers of threads (all cores)")
     p.add_argument(
-        "--layer", default="*", metavar="GLOB", help="layers to compare on: their shapes, or with --in-step their calls"
+        "--threads", default="", metavar="N,...", help="Compare on these numbers of threads. Default: all cores."
     )
-    p.add_argument("--in-step", action="store_true", help="comparison inside real training steps, on the same batches")
-    p.add_argument("--flush", action="store_true", help="cold caches: other data fill them before each call")
-    p.add_argument("--seed", type=int, default=0, help="random seed for inputs and the order of trials (%(default)s)")
+    p.add_argument(
+        "--layer",
+        default="*",
+        metavar="GLOB",
+        help="Compare on these layers: on their shapes, or with --in-step on their calls.",
+    )
+    p.add_argument("--in-step", action="store_true", help="Compare inside real training steps, on the same batches.")
+    p.add_argument("--flush", action="store_true", help="Fill the caches with other data before each call.")
+    p.add_argument(
+        "--seed",
+        type=int,
+        default=0,
+        help="Draw inputs and the order of trials from this random seed. Default: %(default)s.",
+    )
     shared(p, "--rounds", default=96)
     shared(p, "--limit", default=600)
 

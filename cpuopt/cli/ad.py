@@ -29,19 +29,26 @@ if TYPE_CHECKING:
 
 def flags(p: argparse.ArgumentParser) -> None:
     """Add the verb's flags."""
-    p.add_argument("op", metavar="OP", help="backward op, or a forward op for all its backwards")
-    p.add_argument("--from", dest="variant", default="vanilla", help="variant of the forward (%(default)s)")
+    p.add_argument("op", metavar="OP", help="Print this backward op, or a forward op for all its backwards.")
     p.add_argument(
-        "--plan", action="store_true", help="list of the values that are kept, recomputed or recorded, and why"
+        "--from",
+        dest="variant",
+        default="vanilla",
+        help="Start from this variant of the forward. Default: %(default)s.",
+    )
+    p.add_argument(
+        "--plan", action="store_true", help="List the values that are kept, recomputed or recorded, and why."
     )
     p.add_argument(
         "--against",
         metavar="VARIANT",
-        help="variant to check and to compare with, on the same arrays, at the default model's sizes "
-        "with 4 x 64 tokens or at --sizes; exits with 1 if either is wrong",
+        help="Check this variant and compare with it, on the same arrays, at --sizes or at the default model's with "
+        "4 x 64 tokens, and exit with status 1 where either is wrong.",
     )
     common.shared(p, "--sizes")
-    p.add_argument("--html", type=Path, metavar="FILE", help="both sources side by side, linked line by line")
+    p.add_argument(
+        "--html", type=Path, metavar="FILE", help="Write both sources side by side, linked line by line, to this file."
+    )
     settings.flags(p, "kernels")
 
 

@@ -29,22 +29,43 @@ def flags(p: argparse.ArgumentParser) -> None:
         "--peer",
         action="append",
         default=[],
-        help="peer: torch-eager (default), torch-compile, or transformers with its own model; repeatable",
+        help="Compare with torch-eager, torch-compile, or transformers with its own model; the flag repeats. "
+        "Default: torch-eager.",
     )
     p.add_argument(
-        "--against", action="append", default=[], metavar="VARIANT", help="variant of the kernels as peer; repeatable"
+        "--against",
+        action="append",
+        default=[],
+        metavar="VARIANT",
+        help="Compare with this variant of the kernels; the flag repeats.",
     )
-    p.add_argument("--sizes", help="batch sizes, as in 4x64,16x64 (up to seven that fit the context, 1x16 to 1x1024)")
-    p.add_argument("--suite", action="store_true", help="a table of models and sizes by name, and the mean over all")
-    p.add_argument("--rounds", type=int, default=10, help="rounds, each with a trial of both sides (%(default)s)")
-    p.add_argument("--seed", type=int, default=0, help="random seed for weights and the order of trials (%(default)s)")
+    p.add_argument(
+        "--sizes",
+        help="Compare at these batch sizes, as in 4x64,16x64. Default: up to seven that fit the context, 1x16 to "
+        "1x1024.",
+    )
+    p.add_argument(
+        "--suite", action="store_true", help="Compare on a table of models and sizes, and print the mean over all."
+    )
+    p.add_argument(
+        "--rounds",
+        type=int,
+        default=10,
+        help="Run this many rounds, each with a trial of both sides. Default: %(default)s.",
+    )
+    p.add_argument(
+        "--seed",
+        type=int,
+        default=0,
+        help="Draw weights and the order of trials from this random seed. Default: %(default)s.",
+    )
     p.add_argument(
         "--peer-python",
         default=sys.executable,
         metavar="PATH",
-        help="Python that has torch, and transformers (this one)",
+        help="Run peers with this Python, which has torch, and transformers. Default: this one.",
     )
-    p.add_argument("--out", type=Path, metavar="FILE", help="file for the record, written anew after each size")
+    p.add_argument("--out", type=Path, metavar="FILE", help="Write the record to this file, anew after each size.")
     shared(p, "--json", "--runs")
 
 

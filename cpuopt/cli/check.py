@@ -24,29 +24,37 @@ from .common import shared, show, start_numba
 
 def flags(p: argparse.ArgumentParser) -> None:
     """Add the verb's flags."""
-    p.add_argument("op", nargs="*", metavar="OP", help="ops to check: names, globs or families such as matmul (all)")
     p.add_argument(
-        "--variant", action="append", default=[], help="variant to check; repeatable (all, or those of --kernels)"
+        "op", nargs="*", metavar="OP", help="Check these ops: names, globs or families such as matmul. Default: all."
+    )
+    p.add_argument(
+        "--variant",
+        action="append",
+        default=[],
+        help="Check this variant; the flag repeats. Default: all, or those of --kernels.",
     )
     settings.flags(p, "kernels", "T", B=1)
     p.add_argument(
         "--model",
         default=models.DEFAULT,
-        help="model whose sizes are checked; 'none': only awkward sizes (%(default)s)",
+        help="Check at the sizes of this model; 'none' means only awkward sizes. Default: %(default)s.",
     )
     p.add_argument(
         "--gradient",
         action="store_true",
-        help="check of the backward references by differences of the forward references",
+        help="Check the backward references by differences of the forward references.",
     )
-    p.add_argument("--quick", action="store_true", help="a few small sizes only, none of a model")
+    p.add_argument("--quick", action="store_true", help="Check at a few small sizes only, none of a model.")
     p.add_argument(
-        "--threads", default="", metavar="N,...", help="numbers of threads that must agree bitwise (1 and all cores)"
+        "--threads",
+        default="",
+        metavar="N,...",
+        help="Require the same bits on these numbers of threads. Default: 1 and all cores.",
     )
     shared(p, "--sizes")
-    p.add_argument("--seed", type=int, help="random seed for the inputs (a new one each time)")
+    p.add_argument("--seed", type=int, help="Draw the inputs from this random seed. Default: a new one each time.")
     shared(p, "--limit", default=120)
-    p.add_argument("--detail", action="store_true", help="a row for every case")
+    p.add_argument("--detail", action="store_true", help="Print a row for every case.")
     shared(p, "--json")
 
 

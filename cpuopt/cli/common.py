@@ -28,15 +28,24 @@ LAYERS = ("default", "safe", "threadsafe", "forksafe", "omp", "tbb", "workqueue"
 MOST_THREADS = 4096
 """More than any machine has: a number beyond is a slip."""
 SHARED: Mapping[str, Mapping[str, Any]] = {
-    "op": {"metavar": "OP", "help": "op, as 'cpuopt kernels' lists it"},
-    "--sizes": {"default": "", "metavar": "SYMBOL=N,...", "help": "sizes of the op by symbol, as in N=4096"},
-    "--rounds": {"type": int, "help": "largest number of rounds of a comparison (%(default)s)"},
-    "--limit": {"type": float, "metavar": "S", "help": "seconds that one comparison or check may take (%(default)s)"},
-    "--runs": {"type": Path, "default": Path("runs"), "metavar": "DIR", "help": "folder of the records (%(default)s)"},
-    "--html": {"type": Path, "metavar": "FILE", "help": "HTML report in one file"},
-    "--trace": {"type": Path, "metavar": "FILE", "help": "trace of the last ten steps, for ui.perfetto.dev"},
-    "--speedscope": {"type": Path, "metavar": "FILE", "help": "profile of the last ten steps, for speedscope"},
-    "--json": {"action": "store_true", "help": "one JSON object in place of text"},
+    "op": {"metavar": "OP", "help": "Use this op, as 'cpuopt kernels' lists it."},
+    "--sizes": {"default": "", "metavar": "SYMBOL=N,...", "help": "Set sizes of the op by symbol, as in N=4096."},
+    "--rounds": {"type": int, "help": "Run at most this many rounds of a comparison. Default: %(default)s."},
+    "--limit": {
+        "type": float,
+        "metavar": "S",
+        "help": "Stop one comparison or check after this many seconds. Default: %(default)s.",
+    },
+    "--runs": {
+        "type": Path,
+        "default": Path("runs"),
+        "metavar": "DIR",
+        "help": "Keep records in this folder. Default: %(default)s.",
+    },
+    "--html": {"type": Path, "metavar": "FILE", "help": "Write an HTML report to this file."},
+    "--trace": {"type": Path, "metavar": "FILE", "help": "Write a trace of the last ten steps, for ui.perfetto.dev."},
+    "--speedscope": {"type": Path, "metavar": "FILE", "help": "Write a profile of the last ten steps, for speedscope."},
+    "--json": {"action": "store_true", "help": "Print one JSON object in place of text."},
 }
 """Flags that mean the same for every verb."""
 FILES = ("trace", "speedscope", "html")
@@ -65,7 +74,7 @@ def known_op(verb: str, name: str, more: Iterable[str] = ()) -> str:
 
     known = dict.fromkeys([*ops.ALL, *more])
     if name not in known:
-        raise UserError(f"{verb} {name!r}: no such op; {nearest(name, known)}")
+        raise UserError(f"{verb} {name!r}: no such op; {nearest(name, known)}; 'cpuopt kernels' lists all")
     return name
 
 

@@ -24,21 +24,23 @@ def flags(p: argparse.ArgumentParser) -> None:
     p.add_argument(
         "source",
         type=Path,
-        help="weights to read: model file of llm.c or llama2.c, Hugging Face directory, .safetensors, index or run",
+        help="Read the weights of a model file of llm.c or llama2.c, a Hugging Face directory, .safetensors, an "
+        "index, or a run.",
     )
     p.add_argument(
         "target",
         type=Path,
-        help="path to write: NAME.bin for llm.c or llama2.c, whichever has the model; else a Hugging Face directory",
+        help="Write this path: NAME.bin for llm.c or llama2.c, whichever has the model; else a Hugging Face directory.",
     )
     settings.flags(p, "tokenizer")
-    p.add_argument("--dtype", choices=["f32", "bf16"], help="type of the numbers written (that of the source)")
+    p.add_argument("--dtype", choices=["f32", "bf16"], help="Write numbers of this type. Default: that of the source.")
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the verb; return its exit status."""
     from ..data.tokenizers import require_fit
     from ..files import remove_leftovers
+    from ..isolate.process import ended_by_sigterm
     from ..report import console
     from ..train.checkpoint import open_weights
     from ..weights import check_target, save_weights, usual_dtype
@@ -50,7 +52,8 @@ def run(args: argparse.Namespace) -> int:
     c, tokenizer = weights.config, args.tokenizer or weights.tokenizer
     require_fit(tokenizer, c.vocab_size)
     dtype = args.dtype or usual_dtype(args.target, c, weights.dtype)
-    save_weights(args.target, c, weights.read, dtype, weights.padded_vocab, tokenizer, weights.marks)
+    with ended_by_sigterm():
+        save_weights(args.target, c, weights.read, dtype, weights.padded_vocab, tokenizer, weights.marks)
     sizes = ", ".join(f"{name} {n}" for name, n in asdict(c).items())
     print(f"{args.target}: {parameters(c.n_params)}, {sizes}, {dtype}")
     return 0

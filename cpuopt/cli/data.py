@@ -21,11 +21,15 @@ def flags(p: argparse.ArgumentParser) -> None:
     """Add the verb's flags."""
     what = p.add_subparsers(dest="what", metavar="what", required=True)
     q = what.add_parser("prepare", help="download and tokenize a dataset; the only verb that uses the network")
-    q.add_argument("name", help="name of the dataset")
-    q.add_argument("--tokenizer", default="gpt2", choices=["gpt2", "bytes"], help="unit of the text (%(default)s)")
+    q.add_argument("name", help="Prepare this dataset.")
+    q.add_argument(
+        "--tokenizer", default="gpt2", choices=["gpt2", "bytes"], help="Tokenize with this. Default: %(default)s."
+    )
     q = what.add_parser("tokenize", help="turn text into token files, NAME_train.bin and NAME_val.bin, for --data")
-    q.add_argument("text", help="text: builtin, a dataset, a text file or a glob")
-    q.add_argument("target", metavar="NAME", type=Path, help="path of the files without _train.bin and _val.bin")
+    q.add_argument("text", help="Read this text: builtin, a dataset, a text file or a glob.")
+    q.add_argument(
+        "target", metavar="NAME", type=Path, help="Write files of this path, with _train.bin and _val.bin behind it."
+    )
     settings.flags(q, "tokenizer")
     shared(what.add_parser("list", help="list the datasets and which are prepared"), "--json")
 

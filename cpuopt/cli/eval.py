@@ -23,10 +23,17 @@ def flags(p: argparse.ArgumentParser) -> None:
     """Add the verb's flags."""
     p.add_argument("--init", type=Path, required=True, metavar="PATH", help=settings.FLAGS["init"].metadata["help"])
     settings.flags(p, "data", "tokenizer", "B", "variant", "swap", "kernels", "threads")
-    p.add_argument("--model", metavar="FILE.py:NAME", help="file of your own that holds the model of a run")
-    p.add_argument("-T", type=int, help="tokens of a row (the model's context)")
-    p.add_argument("--choices", type=Path, metavar="FILE.bin", help="evaluation file of llm.c, such as HellaSwag")
-    p.add_argument("--limit", type=int, metavar="N", help="largest number of batches or examples (all)")
+    p.add_argument("--model", metavar="FILE.py:NAME", help="Read the model of a run from this file of your own.")
+    p.add_argument("-T", type=int, help="Put this many tokens into a row. Default: the model's context.")
+    p.add_argument(
+        "--choices",
+        type=Path,
+        metavar="FILE.bin",
+        help="Answer the questions of an evaluation file of llm.c, such as HellaSwag.",
+    )
+    p.add_argument(
+        "--limit", type=int, metavar="N", help="Evaluate at most this many batches or examples. Default: all."
+    )
     shared(p, "--json")
 
 

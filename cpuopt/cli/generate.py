@@ -35,36 +35,51 @@ CHAT_CONTEXT = 4096
 def flags(p: argparse.ArgumentParser) -> None:
     """Add the verb's flags."""
     settings.flags(p, "init", "tokenizer", "variant", "swap", "kernels", "threads")
-    p.add_argument("--model", help="preset or sizes of a model with random weights, without --init, to measure speed")
-    p.add_argument("--prompt", default="", help="beginning of the text (empty: the token that starts a text)")
-    p.add_argument("--max-tokens", type=int, help="largest number of tokens to generate (100; 512 for each chat reply)")
+    p.add_argument("--model", help="Use a preset or sizes with random weights, without --init, to measure speed.")
+    p.add_argument("--prompt", default="", help="Begin with this text. Default: the token that starts a text.")
+    p.add_argument(
+        "--max-tokens", type=int, help="Generate at most this many tokens. Default: 100; 512 for each chat reply."
+    )
     p.add_argument(
         "--context",
         type=int,
         metavar="N",
-        help=f"tokens that the cache holds (those of prompt and text; {CHAT_CONTEXT} at most for a chat)",
+        help=f"Hold this many tokens in the cache. Default: those of prompt and text; {CHAT_CONTEXT} at most for a "
+        "chat.",
     )
-    p.add_argument("--chat", action="store_true", help="a reply to --prompt, or to each line of the input in turn")
-    p.add_argument("--system", default="", metavar="TEXT", help="system turn at the beginning of a chat")
-    p.add_argument("--chat-format", metavar="NAME", help="form of a chat: chatml or llama3 (as the tokenizer has)")
+    p.add_argument("--chat", action="store_true", help="Reply to --prompt, or to each line of the input in turn.")
+    p.add_argument("--system", default="", metavar="TEXT", help="Begin a chat with this system turn.")
     p.add_argument(
-        "--temperature", type=float, default=0.8, help="sampling temperature; 0 takes the likeliest token (%(default)s)"
+        "--chat-format",
+        metavar="NAME",
+        help="Use the form chatml or llama3 for a chat. Default: as the tokenizer has.",
+    )
+    p.add_argument(
+        "--temperature",
+        type=float,
+        default=0.8,
+        help="Sample at this temperature; 0 takes the likeliest token. Default: %(default)s.",
     )
     p.add_argument(
         "--top-k",
         type=int,
         default=0,
         metavar="K",
-        help="number of likeliest tokens to sample from; 0: all (%(default)s)",
+        help="Sample from this many of the likeliest tokens; 0 means all. Default: %(default)s.",
     )
     p.add_argument(
         "--top-p",
         type=float,
         default=1.0,
         metavar="P",
-        help="least total probability of the tokens to sample from (%(default)s)",
+        help="Sample from the likeliest tokens of this total probability. Default: %(default)s.",
     )
-    p.add_argument("--seed", type=int, default=0, help="random seed for sampling and random weights (%(default)s)")
+    p.add_argument(
+        "--seed",
+        type=int,
+        default=0,
+        help="Draw samples and random weights from this random seed. Default: %(default)s.",
+    )
     shared(p, "--json")
 
 

@@ -20,11 +20,15 @@ from .common import known_op, shared, show, start_numba
 def flags(p: argparse.ArgumentParser) -> None:
     """Add the verb's flags."""
     shared(p, "op", "--json", "--html")
-    p.add_argument("variant", metavar="VARIANT", nargs="+", help="variant to inspect; two are shown side by side")
+    p.add_argument("variant", metavar="VARIANT", nargs="+", help="Inspect this variant; two are shown side by side.")
     settings.flags(p, "kernels")
-    p.add_argument("--parallel", type=int, default=0, metavar="1-4", help="level of numba's parallel diagnostics")
-    p.add_argument("--target", metavar="NAME", help="code for another machine, such as haswell, znver4 or neoverse-v2")
-    p.add_argument("--asm", action="store_true", help="the assembly text of one variant, and nothing else")
+    p.add_argument(
+        "--parallel", type=int, default=0, metavar="1-4", help="Print numba's parallel diagnostics at this level."
+    )
+    p.add_argument(
+        "--target", metavar="NAME", help="Compile for another machine, such as haswell, znver4 or neoverse-v2."
+    )
+    p.add_argument("--asm", action="store_true", help="Print the assembly text of one variant, and nothing else.")
 
 
 def run(args: argparse.Namespace) -> int:

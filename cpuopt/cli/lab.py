@@ -33,18 +33,25 @@ if TYPE_CHECKING:
 def flags(p: argparse.ArgumentParser) -> None:
     """Add the verb's flags."""
     p.add_argument(
-        "file", type=Path, metavar="FILE.py", help="file with @kernel functions; 'cpuopt new-kernel' writes one"
+        "file",
+        type=Path,
+        metavar="FILE.py",
+        help="Watch this file with @kernel functions; 'cpuopt new-kernel' writes one.",
     )
-    p.add_argument("--against", default="", metavar="VARIANT", help="baseline variant (optimized, else vanilla)")
+    p.add_argument(
+        "--against", default="", metavar="VARIANT", help="Compare with this variant. Default: optimized, else vanilla."
+    )
     settings.flags(p, "B", "T", "threads", model=models.DEFAULT)
-    p.add_argument("--no-step", action="store_true", help="comparison alone only, without training steps")
+    p.add_argument("--no-step", action="store_true", help="Compare alone only, without training steps.")
     shared(p, "--sizes")
     shared(p, "--rounds", default=24)
     shared(p, "--limit", default=120)
     p.add_argument(
-        "--once", action="store_true", help="one round without waiting for a save; exit status 1 where a stage fails"
+        "--once",
+        action="store_true",
+        help="Do one round without waiting for a save, and exit with status 1 where a stage fails.",
     )
-    p.add_argument("--json", action="store_true", help="one JSON object in place of text; needs --once")
+    p.add_argument("--json", action="store_true", help="Print one JSON object in place of text; this needs --once.")
 
 
 def run(args: argparse.Namespace) -> int:

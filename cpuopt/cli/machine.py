@@ -18,7 +18,7 @@ from .common import shared, show, start_numba
 
 def flags(p: argparse.ArgumentParser) -> None:
     """Add the verb's flags."""
-    p.add_argument("--again", action="store_true", help="new measurements in place of the kept ones")
+    p.add_argument("--again", action="store_true", help="Measure anew in place of the kept figures.")
     settings.flags(p, "threads")
     shared(p, "--json")
 

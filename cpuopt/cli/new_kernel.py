@@ -26,8 +26,8 @@ def flags(p: argparse.ArgumentParser) -> None:
     """Add the verb's flags."""
     shared(p, "op")
     settings.flags(p, "kernels")
-    p.add_argument("--variant", default="mine", help="variant name to register (%(default)s)")
-    p.add_argument("--out", type=Path, metavar="FILE", help="new file to write (OP.py)")
+    p.add_argument("--variant", default="mine", help="Register the kernel under this variant. Default: %(default)s.")
+    p.add_argument("--out", type=Path, metavar="FILE", help="Write this new file. Default: OP.py.")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -16,8 +16,8 @@ import os
 
 from ..comm.agree import Agreement
 from ..errors import UserError
+from ..machine import beside_others
 from ..train import settings
-from ..wording import SHARED_CORES
 from . import common, ranks
 from .common import settings_of, shared, show, start_numba
 
@@ -26,8 +26,10 @@ def flags(p: argparse.ArgumentParser) -> None:
     """Add the verb's flags."""
     settings.flags(p, *settings.JOB, *settings.KERNELS, *settings.SHARING, steps=5)
     ranks.flags(p)
-    p.add_argument("--warmup", type=int, default=1, help="warm-up steps that are not counted (%(default)s)")
-    p.add_argument("--detail", action="store_true", help="one row for every op of every layer")
+    p.add_argument(
+        "--warmup", type=int, default=1, help="Run this many steps first, which are not counted. Default: %(default)s."
+    )
+    p.add_argument("--detail", action="store_true", help="Print a row for every op of every layer.")
     shared(p, "--runs", "--json", "--html", "--trace", "--speedscope")
 
 
@@ -71,7 +73,7 @@ def _profile(args: argparse.Namespace, rank: ranks.Rank) -> int:
     busy = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     if busy > common.cores() and comm.size == 1:
         others = "other processes make these times too long"
-        console.warn(f"load average {busy:.1f} on {common.cores()} cores: {others}; {SHARED_CORES}")
+        console.warn(f"load average {busy:.1f} on {common.cores()} cores: {others}; {beside_others()}")
     with console.counting("steps", args.steps + args.warmup) as tick:
         report = profile(job, warmup=args.warmup, tick=tick, roofs=roofs, regions=watched)
     show(args, report, lambda: tables.profile_tables(report, detail=args.detail))

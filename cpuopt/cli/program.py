@@ -21,15 +21,17 @@ from .common import settings_of, shared, show, start_numba
 def flags(p: argparse.ArgumentParser) -> None:
     """Add the verb's flags."""
     settings.flags(p, *settings.JOB, *settings.KERNELS, *settings.SHARING, steps=1)
-    p.add_argument("--ranks", type=int, default=1, metavar="N", help="ranks, of which the first one's program is shown")
+    p.add_argument(
+        "--ranks", type=int, default=1, metavar="N", help="Show the program of the first of this many ranks."
+    )
     p.add_argument(
         *("--pass",),
         dest="phase",
         choices=["forward", "evaluate", "backward", "reduce", "update", "outer", "all"],
         default="all",
-        help="part of the step to print: forward computes the loss, evaluate what only an evaluation needs, backward "
-        "the gradients, reduce their sum over ranks, update the weights, outer the weights after local steps "
-        "(%(default)s)",
+        help="Print this part of the step: forward computes the loss, evaluate what only an evaluation needs, backward "
+        "the gradients, reduce their sum over ranks, update the weights, outer the weights after local steps. "
+        "Default: %(default)s.",
     )
     shared(p, "--json")
 

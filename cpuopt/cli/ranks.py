@@ -41,12 +41,14 @@ class Rank:
 
 def flags(p: ArgumentParser, elastic: bool = False) -> None:
     """Add the flags of a verb that can run on several ranks."""
-    p.add_argument("--ranks", type=int, metavar="N", help="processes on this machine that train one model together (1)")
+    p.add_argument(
+        "--ranks", type=int, metavar="N", help="Train one model in this many processes on this machine. Default: 1."
+    )
     if elastic:
-        words = "restart with the ranks that are left where one of them dies"
+        words = "Restart with the ranks that are left where one of them dies."
         p.add_argument("--elastic", action="store_true", help=words)
     p.set_defaults(elastic=False)
-    p.add_argument("--oversubscribe", action="store_true", help="permission for --ranks to share cores")
+    p.add_argument("--oversubscribe", action="store_true", help="Allow --ranks to share cores.")
 
 
 def run(args: Namespace, train: Trained) -> int:

@@ -19,16 +19,22 @@ def flags(p: argparse.ArgumentParser) -> None:
     """Add the verb's flags."""
     what = p.add_subparsers(dest="what", metavar="what", required=True)
     for name, words, help_ in (
-        ("list", (), "all records, oldest first"),
-        ("show", ("RUN",), "one record; a part of its name suffices"),
-        ("compare", ("A", "B"), "two profiles op by op, with the noise between them"),
+        ("list", (), "list all records, oldest first"),
+        ("show", ("RUN",), "show one record; a part of its name suffices"),
+        ("compare", ("A", "B"), "compare two profiles op by op, with the noise between them"),
     ):
         q = what.add_parser(name, help=help_)
         for word in words:
-            q.add_argument(word.lower(), metavar=word, help="part of a record's name, as 'cpuopt runs list' shows it")
+            q.add_argument(
+                word.lower(),
+                metavar=word,
+                help="Use the record with this name, or this part of it, as 'cpuopt runs list' shows it.",
+            )
         shared(q, "--runs", "--json")
         if name == "show":
-            q.add_argument("--detail", action="store_true", help="one row for every op of every layer of a profile")
+            q.add_argument(
+                "--detail", action="store_true", help="Print a row for every op of every layer of a profile."
+            )
             shared(q, "--html")
 
 

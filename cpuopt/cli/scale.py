@@ -18,14 +18,24 @@ from ..train import settings
 from . import common
 from .common import settings_of, shared, show, start_numba
 
+LEAST = 3
+"""The least number of steps: the times of one or two are noise, and so are shares of them."""
+
 
 def flags(p: argparse.ArgumentParser) -> None:
     """Add the verb's flags."""
     settings.flags(p, *settings.JOB, *(n for n in settings.KERNELS if n != "threads"), steps=5)
-    p.add_argument("--threads", default="", metavar="N,...", help="numbers of threads (1, 2, 4, ... and all cores)")
-    p.add_argument("--project", default="", metavar="N,...", help="numbers of threads to predict, as in 16,32,64")
-    p.add_argument("--bandwidth", type=float, metavar="GB/S", help="memory bandwidth of predictions (as measured here)")
-    p.add_argument("--detail", action="store_true", help="a second table, by layer")
+    p.add_argument(
+        "--threads",
+        default="",
+        metavar="N,...",
+        help="Measure on these numbers of threads. Default: 1, 2, 4, ... and all cores.",
+    )
+    p.add_argument("--project", default="", metavar="N,...", help="Predict these numbers of threads, as in 16,32,64.")
+    p.add_argument(
+        "--bandwidth", type=float, metavar="GB/S", help="Predict for this memory bandwidth. Default: as measured here."
+    )
+    p.add_argument("--detail", action="store_true", help="Print a second table, by layer.")
     shared(p, "--runs", "--json", "--html")
 
 
@@ -35,6 +45,8 @@ def run(args: argparse.Namespace) -> int:
     counts = common.thread_counts(args.threads) if args.threads else None
     if 1 in projected:
         raise UserError("--project 1: one thread is what predictions start from")
+    if args.steps < LEAST:
+        raise UserError(f"--steps {args.steps}: expected {LEAST} or more, since a typical step is chosen among them")
     if args.bandwidth is not None and not 0 < args.bandwidth < 1e5:
         raise UserError(f"--bandwidth {args.bandwidth:g}: expected GB/s, as in 80")
     start_numba(max(counts) if counts else None)

@@ -28,17 +28,17 @@ from .common import shared, show, start_numba
 def flags(p: argparse.ArgumentParser) -> None:
     """Add the verb's flags."""
     settings.flags(p, *settings.FLAGS, only_given=True)
-    p.add_argument("--config", type=Path, metavar="FILE", help="settings in TOML, or a run's config.json; flags win")
+    p.add_argument(
+        "--config", type=Path, metavar="FILE", help="Read settings from TOML, or from a run's config.json; flags win."
+    )
     p.add_argument(
         *("--resume",),
         nargs="?",
         const="",
         metavar="RUN",
-        help="run to continue from its newest whole checkpoint (the newest run)",
+        help="Continue this run from its newest whole checkpoint. Default: the newest run.",
     )
-    p.add_argument(
-        "--accept-changes", action="store_true", help="permission to --resume with kernels that have changed since"
-    )
+    p.add_argument("--accept-changes", action="store_true", help="Allow --resume with kernels that have changed since.")
     ranks.flags(p, elastic=True)
     shared(p, "--runs", "--html", "--trace", "--speedscope", "--json")
 

@@ -29,16 +29,21 @@ def flags(p: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="PATTERN",
-        help="op to measure: name, glob or family; repeatable. The plan for other ops stays",
+        help="Measure this op: name, glob or family. The flag repeats, and the plan for other ops stays.",
     )
-    p.add_argument("--seed", type=int, default=0, help="random seed for inputs and the order of trials (%(default)s)")
-    p.add_argument("--again", action="store_true", help="new measurements in place of those of an interrupted run")
+    p.add_argument(
+        "--seed",
+        type=int,
+        default=0,
+        help="Draw inputs and the order of trials from this random seed. Default: %(default)s.",
+    )
+    p.add_argument("--again", action="store_true", help="Measure anew in place of what an interrupted run kept.")
     p.add_argument(
         "--budget",
         type=float,
         default=inf,
         metavar="S",
-        help="seconds after which the plan is made of what is measured",
+        help="Make the plan of what is measured after this many seconds.",
     )
     shared(p, "--rounds", default=24)
     shared(p, "--limit", default=600)

@@ -20,9 +20,16 @@ from .common import settings_of, shared, show, start_numba
 
 def flags(p: argparse.ArgumentParser) -> None:
     """Add the verb's flags."""
-    p.add_argument("state", type=Path, help="debug state of llm.c, X_debug_state.bin")
-    p.add_argument("--init", type=Path, metavar="MODEL.bin", help="model of the debug state (X.bin in the same folder)")
-    p.add_argument("--losses", metavar="X,...", help="expected losses of ten steps (known for llm.c's 124M state)")
+    p.add_argument("state", type=Path, help="Read this debug state of llm.c, X_debug_state.bin.")
+    p.add_argument(
+        "--init",
+        type=Path,
+        metavar="MODEL.bin",
+        help="Read the model of the debug state from here. Default: X.bin in the same folder.",
+    )
+    p.add_argument(
+        "--losses", metavar="X,...", help="Expect these losses of ten steps. Default: those of llm.c's 124M state."
+    )
     settings.flags(p, *settings.KERNELS)
     shared(p, "--json")
 

@@ -20,8 +20,8 @@ from .common import settings_of, start_numba
 def flags(p: argparse.ArgumentParser) -> None:
     """Add the verb's flags."""
     settings.flags(p, *settings.JOB, *settings.KERNELS, steps=1)
-    p.add_argument("--all", action="store_true", help="every kernel of every variant")
-    p.add_argument("--processes", type=int, help="number of processes that compile (one a core)")
+    p.add_argument("--all", action="store_true", help="Compile every kernel of every variant.")
+    p.add_argument("--processes", type=int, help="Compile in this many processes. Default: one a core.")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -205,7 +205,7 @@ def parse_swap(text: str) -> Rule:
     target, equals, variant = text.partition("=")
     op, _, layer = target.partition("@")
     if not (op and equals and variant) or (("@" in target) and not layer):
-        raise UserError(f"--swap {text!r}: expected OP[@LAYER]=VARIANT, as in 'attention_backward@h.0.*=vanilla'")
+        raise UserError(f"swap {text!r}: expected OP[@LAYER]=VARIANT, as in 'attention_backward@h.0.*=vanilla'")
     return Rule(op, layer or "*", variant)
 
 
@@ -225,21 +225,23 @@ class Choice:
     """
 
     def __init__(self, variant: str = BASE, swaps: Sequence[str] = (), plan: Sequence[str] = ()) -> None:
+        if isinstance(swaps, str):
+            raise UserError(f"swaps {swaps!r}: expected a list of rules, as in [{swaps!r}]")
         self.variant, self.swaps, self.plan = variant, [parse_swap(s) for s in swaps], [parse_swap(s) for s in plan]
         every = dict.fromkeys([*(v for _, v in KERNELS), AUTO])
+        if not isinstance(variant, str):
+            raise UserError(f"variant {variant!r}: expected the name of one; known: {', '.join(every)}")
         if variant not in every:
-            raise UserError(f"--variant {variant!r}: no kernel is registered under it; {nearest(variant, every)}")
+            raise UserError(f"variant {variant!r}: no kernel is registered under it; {nearest(variant, every)}")
         for rule in self.swaps:
             matched = [name for name in ops.ALL if op_matches(name, rule.op)]
             if not matched:
-                raise UserError(
-                    f"--swap '{rule}': no op matches {rule.op!r}; {nearest(rule.op, [*FAMILIES, *ops.ALL])}"
-                )
+                raise UserError(f"swap '{rule}': no op matches {rule.op!r}; {nearest(rule.op, [*FAMILIES, *ops.ALL])}")
             having = [name for name in matched if (name, rule.variant) in KERNELS]
             if not having:
                 there = dict.fromkeys(v for name in matched for v in variants(name))
                 raise UserError(
-                    f"--swap '{rule}': {matched[0]} has no variant {rule.variant!r}; {nearest(rule.variant, there)}"
+                    f"swap '{rule}': {matched[0]} has no variant {rule.variant!r}; {nearest(rule.variant, there)}"
                 )
 
     def resolve(self, op: str, layer: str) -> Kernel:
@@ -257,11 +259,11 @@ class Choice:
             ops_here = [(op, layer) for op, layer in calls if op_matches(op, rule.op)]
             if not ops_here:
                 here = dict.fromkeys(op for op, _ in calls)
-                raise UserError(f"--swap '{rule}': this model does not use {rule.op!r}; it uses {', '.join(here)}")
+                raise UserError(f"swap '{rule}': this model does not use {rule.op!r}; it uses {', '.join(here)}")
             layers = dict.fromkeys(layer for op, layer in ops_here if (op, rule.variant) in KERNELS)
             if not any(rule.covers(layer) for layer in layers):
                 raise UserError(
-                    f"--swap '{rule}': no layer of the model with {rule.op} matches {rule.layer!r} "
+                    f"swap '{rule}': no layer of the model with {rule.op} matches {rule.layer!r} "
                     f"and has {rule.variant}; {nearest(rule.layer, layers)}"
                 )
 

@@ -14,7 +14,7 @@ import numpy as np
 from ..errors import UserError
 from ..files.reading import from_json, read_json
 from ..measure.comparison import judge
-from ..measure.profile import Profile
+from ..measure.profile import Profile, op_ids
 from ..measure.rates import machine_id
 from ..train import record
 from ..wording import nearest, size_of
@@ -213,14 +213,18 @@ def compare(a: Entry, b: Entry) -> dict[str, Any]:
         if r["same"] and np.median(r["a"]) > 0.01 * np.median(step["a"])
     ]
     noise = max(LEAST, float(np.percentile(unchanged, QUANTILE))) if len(unchanged) >= 3 else NOISE
-    only = {"only_a": [op for op in rows_a if op not in rows_b], "only_b": [op for op in rows_b if op not in rows_a]}
+    names = {op: op_ids(op, r["kernels"]) for op, r in (rows_b | rows_a).items()} | {"step": "step"}
+    only = {
+        "only_a": [names[op] for op in rows_a if op not in rows_b],
+        "only_b": [names[op] for op in rows_b if op not in rows_a],
+    }
     return {
         "a": a.path.name,
         "b": b.path.name,
         "noise": noise,
         "doubts": warnings,
         **only,
-        "rows": [_judged(r, noise) for r in rows],
+        "rows": [_judged(r | {"op": names[r["op"]]}, noise) for r in rows],
     }
 
 

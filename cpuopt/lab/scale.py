@@ -108,7 +108,7 @@ class Stopwatch:
         found = []
         for i, (bound, _) in enumerate(every[1, 1][0][1]):
             times = {side: typical([calls[i][1] for _, calls in steps]) for side, steps in every.items()}
-            found.append(_call(bound.call.op.label, bound.call.layer, times, beyond(bound)))
+            found.append(_call(bound.call.op.name, bound.call.layer, times, beyond(bound)))
         times = {side: typical([Timed(between) for between, _ in steps]) for side, steps in every.items()}
         return [*found, _call(BETWEEN, BETWEEN, times, 0.0)]
 

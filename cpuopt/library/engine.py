@@ -148,6 +148,15 @@ class Engine(core.Engine):
         optimizer: OptimizerChoice = ops.USUAL,
         **more: Any,
     ) -> None:
+        if isinstance(model, type):
+            raise UserError(
+                f"Engine: the model is the class {model.__name__}; expected a module: {model.__name__}(...)"
+            )
+        for name, spec in inputs.items():
+            if not (isinstance(spec, tuple | list) and len(spec) == 2 and isinstance(spec[0], tuple | list)):
+                raise UserError(f"input {name!r} is {spec}; expected shape and dtype, as in ((512, 2), 'float32')")
+        if micro_batches < 1:
+            raise UserError(f"micro_batches {micro_batches}: expected 1 or more")
         self.choice, self.model = chosen(variant, swap), model
         together = more.get("alone", False) or micro_batches * getattr(more.get("comm"), "size", 1) > 1
         names = rewrites(fuse, self.choice, gradients or together)

@@ -164,6 +164,11 @@ class Profile:
 Profile.JSON = (*(f.name for f in fields(Profile) if f.name != "raw"), "words", "op_ms_values")
 
 
+def op_ids(label: str, kernels: Iterable[str]) -> str:
+    """Return the ids of the ops of a row, which flags take; a row without kernels keeps its label."""
+    return ", ".join(dict.fromkeys(k.partition("[")[0] for k in kernels)) or label
+
+
 class Sums:
     """The mean times of the middle half of some steps, per call."""
 
@@ -270,7 +275,7 @@ def words(p: Profile) -> str:
     rows = [r for r in p.ops if r.kernels]
     families: dict[str, list[OpRow]] = {}
     for r in rows:
-        families.setdefault(r.op.split()[0], []).append(r)
+        families.setdefault(r.kernels[0].partition("[")[0].partition("_")[0], []).append(r)
     name, most = max(families.items(), key=lambda f: sum(r.ms for r in f[1]))
     ms = sum(r.ms for r in most)
     text += f". {name} is {100 * ms / step:.0f} % of it"

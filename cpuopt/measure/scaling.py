@@ -141,7 +141,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a step: its op's label, its layer, and its times.
+    """One call of a step: its op's id, its layer, and its times.
 
     Attributes
     ----------

@@ -139,6 +139,11 @@ def current() -> Trace:
     return trace
 
 
+def tracing_now() -> bool:
+    """Return whether a trace is open."""
+    return _CURRENT.get() is not None
+
+
 @contextmanager
 def tracing() -> Iterator[Trace]:
     """Open a trace."""

@@ -18,7 +18,7 @@ from ..ops.declaration import Shape
 from ..program.program import Arithmetic, Value, View
 from ..wording import nearest
 from . import functional as F
-from .trace import Array, current
+from .trace import Array, current, tracing_now
 
 
 def add(x: Array, y: Any) -> Value:
@@ -179,6 +179,10 @@ INSTEAD = {
         ("__rpow__", "__mod__", "__floordiv__"),
         "a ** x, x % n and x // n: write an op of your own with @differentiable",
     ),
+    **dict.fromkeys(
+        ("__float__", "__int__", "__index__", "__len__"),
+        "a value of a model is no number: it has none while the model is traced; x.shape has its sizes",
+    ),
     "__getitem__": "x[i]: a value has no elements while a model is traced; reshape, sum and transpose select axes",
     **dict.fromkeys(
         ("__lt__", "__le__", "__gt__", "__ge__"),
@@ -186,6 +190,28 @@ INSTEAD = {
     ),
 }
 """What to write instead of operators that a value does not have."""
+
+
+KNOWN_LATER = "the model is traced once, before its values are known"
+WHILE_TRACED = {
+    "__eq__": f"x == y: {KNOWN_LATER}; write 'x is None' or 'x is y', or an op of your own with @differentiable",
+    "__bool__": f"if x: {KNOWN_LATER}, so no branch depends on one; write 'x is not None' for an argument that may be "
+    "absent, F.relu, or a product with a mask that is an input",
+}
+"""What to write instead of what a value has outside of a trace: its identity."""
+IDENTITY: dict[str, Callable[..., Any]] = {
+    "__eq__": lambda x, y: x is y or NotImplemented,
+    "__bool__": lambda x: True,
+}
+
+
+def _refusing_while_traced(name: str) -> Callable[..., Any]:
+    def method(*args: Any) -> Any:
+        if tracing_now():
+            raise UserError(WHILE_TRACED[name])
+        return IDENTITY[name](*args)
+
+    return method
 
 
 def _refusing(text: str) -> Callable[..., NoReturn]:
@@ -208,6 +234,7 @@ OPERATORS: dict[str, Any] = {
     **{f.__name__: f for f in (sum, mean, reshape, transpose, expand)},
     "view": reshape,
     **{name: _refusing(text) for name, text in INSTEAD.items()},
+    **{name: _refusing_while_traced(name) for name in WHILE_TRACED},
 }
 
 

@@ -252,9 +252,9 @@ def program(program: Program, kernels: Sequence[Kernel], plan: Plan, phases: Seq
 
 def kernels_table(rows: Sequence[Mapping[str, str]]) -> list[RenderableType]:
     """Show ops and their variants."""
-    shown = table("op", "variants")
-    for op in dict.fromkeys(r["op"] for r in rows):
-        shown.add_row(op, ", ".join(r["variant"] for r in rows if r["op"] == op))
+    shown = table("op", "variants", "(label)")
+    for op, label in dict.fromkeys((r["op"], r["label"]) for r in rows):
+        shown.add_row(op, ", ".join(r["variant"] for r in rows if r["op"] == op), f"({label})")
     return [shown]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,13 @@ ROWS = {
     "calls": "calls",
 }
 
+DIGEST = re.compile(r"(?:.*/)?(\w+)_[0-9a-f]{32}(?=\.py)")
+
+
+def brief(where: str) -> str:
+    """Shorten the place of a file that cpuopt wrote, whose name ends in a digest; ``cpuopt ad`` prints its text."""
+    return DIGEST.sub(r"generated/\1", where)
+
 
 def tables(found: Sequence[Inspection]) -> list[RenderableType]:
     """Show kernels, those of one op side by side."""
@@ -38,14 +46,16 @@ def tables(found: Sequence[Inspection]) -> list[RenderableType]:
         made.add_row(name, *(Text(", ".join(c) if isinstance(c, list) else str(c)) for c in cells))
     shown: list[RenderableType] = [head, "", made]
     for f in found:
-        shown += ["", Text.assemble((f"{f.op}[{f.variant}]", "bold"), f"  {f.where}")]
+        shown += ["", Text.assemble((f"{f.op}[{f.variant}]", "bold"), f"  {brief(f.where)}")]
         if not f.compiled:
             shown.append(Text("a Python function: nothing is compiled"))
             continue
         if not f.machine.startswith("x86_64"):
             shown.append(Text(f"loops are read on x86-64 only; this is {f.machine}. --asm prints the text", "yellow"))
         shown.append(loop_table(f))
-        shown += [Text(f"{r.file}:{r.line}: {r.text}{f' ({r.count}x)' if r.count > 1 else ''}") for r in f.remarks]
+        shown += [
+            Text(f"{brief(r.file)}:{r.line}: {r.text}{f' ({r.count}x)' if r.count > 1 else ''}") for r in f.remarks
+        ]
         if f.diagnostics:
             shown.append(Text(f.diagnostics))
     return shown
@@ -58,7 +68,7 @@ def loop_table(f: Inspection) -> Table:
         bad = v.spills or v.doubles or v.calls or (v.width == 1 and not v.remainder)
         numbers = (v.fmas, v.loads, v.stores, v.spills, v.doubles)
         made.add_row(
-            Text((v.where or v.function) + (", rest" if v.remainder else "")),
+            Text((brief(v.where) or v.function) + (", rest" if v.remainder else "")),
             str(v.instructions),
             WIDTHS.get(v.width, str(v.width)),
             *(str(n) if n else "" for n in numbers),

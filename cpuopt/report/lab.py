@@ -15,7 +15,7 @@ from rich.text import Text
 from ..lab.session import STAGES, Plan, Row, View
 from ..wording import count, text_of
 from .console import OUT
-from .style import STYLE, table
+from .style import STYLE, Unbroken, table
 
 WAITING = Text("waiting for a save; Ctrl-C ends", "dim")
 KEPT = 5
@@ -90,7 +90,7 @@ class Screen(View):
 
     def page(self, rows: Sequence[Row]) -> RenderableType:
         """Make the page of all kernels."""
-        lines: list[RenderableType] = [self.head()]
+        lines: list[RenderableType] = [Unbroken(self.head())]
         if not rows:
             return Group(*lines, Text("loading ...", "dim"))
         for r in rows:

@@ -13,7 +13,7 @@ from rich.segment import Segment
 from rich.table import Column, Table
 from rich.text import Text
 
-from ..wording import SHARED_CORES
+from ..machine import beside_others
 
 STYLE = {
     "faster": "bold green",
@@ -45,8 +45,8 @@ class Words(Table):
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Render in the first of these layouts that fits."""
         words = [c for c in self.columns if all(isinstance(cell, str | Text) for cell in c.cells)]
-        above = next((i for i, c in enumerate(words) if i and c.justify == "right"), len(words) - 1)
-        layouts = (self.columns, self.padding[1], 0, 0), (words, 1, 0, 1), (words, 1, above, 1), (words, 1, above, 2)
+        beside = next((i for i, c in enumerate(words) if i and c.justify == "right"), len(words) - 1)
+        layouts = (self.columns, self.padding[1], 0, 0), (words, 1, 0, 1), (words, 1, beside, 1), (words, 1, beside, 2)
         for columns, gap, names, wrap in layouts:
             sizes = [_sizes(c, wrap, self.show_header) for c in columns[names:]]
             room = options.max_width - gap * (len(sizes) - 1) - INDENT * bool(names)
@@ -58,7 +58,8 @@ class Words(Table):
         for cells, style in (*header, *rows):
             texts = [Text(cell) if isinstance(cell, str) else cell for cell in cells]
             if names:
-                yield from unbroken(Text(" " * gap, style).join(t for t in texts[:names] if t), options.max_width)
+                above = Text(" " * gap, style).join(t for t in texts[:names] if t)
+                yield from unbroken(above, options.max_width) if above else ()
             boxes = [
                 console.render_lines(
                     text,
@@ -71,7 +72,8 @@ class Words(Table):
                 yield from _stripped([Segment(" " * INDENT * bool(names)), *line])
                 yield Segment.line()
         if self.caption:
-            yield Text(self.caption, "dim italic") if isinstance(self.caption, str) else self.caption
+            caption = Text(self.caption, "dim italic") if isinstance(self.caption, str) else self.caption
+            yield from unbroken(caption, options.max_width)
 
 
 def _sizes(column: Column, wrap: int, header: bool) -> tuple[int, int]:
@@ -132,6 +134,16 @@ def unbroken(text: Text, width: int) -> list[Text]:
     return lines
 
 
+class Unbroken:
+    """A text inside a group, whose lines end between words."""
+
+    def __init__(self, text: Text) -> None:
+        self.text = text
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield from unbroken(self.text, options.max_width)
+
+
 def _stripped(line: list[Segment]) -> list[Segment]:
     """Drop the spaces at the end of a line of a table."""
     while line and not line[-1].text.strip():
@@ -164,7 +176,7 @@ def verdict(word: str) -> Text:
 def warnings(found: Iterable[str]) -> list[Text]:
     """Format warnings about figures; what helps against other processes is said once."""
     lines = [f"warning: {w}" for w in found]
-    hint = [SHARED_CORES] * any("other processes" in line for line in lines)
+    hint = [beside_others()] * any("other processes" in line for line in lines)
     return [Text(line, "yellow") for line in (*lines, *hint)]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..measure import roofline
+from ..measure.profile import op_ids
 from ..ops import COLLECTIVES
 from ..wording import count
 from . import style
@@ -64,6 +65,7 @@ def profile_tables(profile: Profile, *, detail: bool = False) -> list[Renderable
     if refused:
         why = f"no figures, because these kernels did not pass their check in this run: {', '.join(refused)}"
         return [header(profile), Text(why, "red")]
+    profile = by_id(profile)
     by_layer = detail_table(profile) if detail else layer_table(profile)
     roofs: list[RenderableType] = ["", roof_table(profile)] if profile.roofs else []
     unlike = [] if detail else [Text(line) for line in other_variants(profile)]
@@ -91,9 +93,9 @@ def failed_kernels(profile: Profile) -> list[str]:
     return [k for k in used if k in bad or (seen and k not in seen)]
 
 
-def op_id(row: OpRow) -> str:
-    """Return the ids that flags take of the ops in a row by label; a row without kernels keeps its name."""
-    return ", ".join(dict.fromkeys(k.partition("[")[0] for k in row.kernels)) or row.op
+def by_id(profile: Profile) -> Profile:
+    """Return the profile with the ids that flags take in place of labels."""
+    return replace(profile, ops=[replace(r, op=op_ids(r.op, r.kernels)) for r in profile.ops])
 
 
 def block_of(layer: str) -> str:

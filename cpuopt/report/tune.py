@@ -67,10 +67,9 @@ def tables(content: Mapping[str, Any], path: str | None) -> list[RenderableType]
     left = sum(not row["tried"] for row in c["rows"])
     if left:
         shown.append(Text(f"{left} more were not measured and keep the default", "dim"))
-    shown += [
-        Text("ratio: the time over that of the first line, with its 99.5 % interval (lower below 9 rounds)", "italic"),
-        "",
-    ]
+    if any(row["tried"] for row in c["rows"]):
+        legend = "ratio: the time over that of the first line, with its 99.5 % interval (lower below 9 rounds)"
+        shown += [Text(legend, "italic"), ""]
     shown += style.warnings(c["doubts"])
     if c["step"]:
         step = c["step"]

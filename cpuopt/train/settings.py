@@ -64,104 +64,126 @@ class Settings:
 
     model: str | None = setting(
         None,
-        "preset, directory with a config.json, sizes as in '{\"n_layer\": 4}', or FILE.py:NAME of your own",
+        "Use this preset, directory with a config.json, sizes as in '{\"n_layer\": 4}', or FILE.py:NAME of your own.",
         shown=f"that of --init, or {models.DEFAULT}",
     )
     init: str | None = setting(
-        None, "weights to start from: llm.c or llama2.c model file, Hugging Face directory, run", metavar="PATH"
+        None,
+        "Start from the weights of a model file of llm.c or llama2.c, a Hugging Face directory, or a run.",
+        metavar="PATH",
     )
-    data: str = setting("builtin", "text: builtin, a dataset, a text file, a glob, or a .bin of tokens")
+    data: str = setting("builtin", "Read this text: builtin, a dataset, a text file, a glob, or a .bin of tokens.")
     tokenizer: str | None = setting(
         None,
-        "unit of the text: bytes or gpt2 or a file, tokenizer.json or tokenizer.bin of llama2.c",
+        "Tokenize text by bytes or gpt2 or a file: tokenizer.json, or tokenizer.bin of llama2.c.",
         metavar="NAME|FILE",
         shown="that of --init; else gpt2 for its tokens, and bytes",
     )
-    B: int = setting(4, "rows of a batch", least(1))
-    T: int = setting(64, "tokens of a row", least(1))
-    steps: int = setting(40, "training steps", least(1), free=True)
-    variant: str = setting("optimized", "variant of the kernels; auto: the plan of 'cpuopt tune'")
+    B: int = setting(4, "Put this many rows into a batch.", least(1))
+    T: int = setting(64, "Put this many tokens into a row.", least(1))
+    steps: int = setting(40, "Run this many training steps.", least(1), free=True)
+    variant: str = setting("optimized", "Use this variant of the kernels; auto follows the plan of 'cpuopt tune'.")
     plan: tuple[str, ...] | None = None
     """The rules that ``--variant auto`` came to when the run began; a resumed run keeps them."""
     swap: tuple[str, ...] = setting(
         (),
-        "variant of some ops in some layers, globs allowed; repeatable, the last match wins",
+        "Use another variant for some ops in some layers. Globs are allowed, the flag repeats, and the last match "
+        "wins.",
         metavar="OP[@LAYER]=VARIANT",
     )
     # of files of kernels, what is in them is compared, not where they lie
-    kernels: tuple[str, ...] = setting((), "file of your own kernels; repeatable", metavar="FILE.py", free=True)
+    kernels: tuple[str, ...] = setting(
+        (), "Load your own kernels from this file; the flag repeats.", metavar="FILE.py", free=True
+    )
     fuse: str = setting(
-        "auto", "rewrites: gate, residual, layernorm, gelu, classifier, update, recompute", metavar="all|none|NAME,..."
+        "auto",
+        "Apply these rewrites: gate, residual, layernorm, gelu, classifier, update, recompute.",
+        metavar="all|none|NAME,...",
     )
     threads: int | None = setting(
-        None, "number of threads", least(1), shown="the physical performance cores this process may use", free=True
+        None,
+        "Run on this many threads.",
+        least(1),
+        shown="the physical performance cores this process may use",
+        free=True,
     )
-    seed: int = setting(0, "random seed for initial weights, data order and dropout", least(0))
-    lr: float = setting(1e-4, "peak learning rate", POSITIVE)
-    schedule: str = setting("constant", "learning rate over time: constant, cosine, linear or wsd", one_of(SCHEDULES))
-    warmup_steps: int = setting(0, "warm-up steps, in which the learning rate rises", least(0), metavar="N")
-    lr_end: float = setting(0.0, "final learning rate, as a share of --lr", SHARE, metavar="SHARE")
-    optimizer: str = setting("adamw", "optimizer: adamw, sgd (with momentum) or lion")
+    seed: int = setting(0, "Draw initial weights, data order and dropout from this random seed.", least(0))
+    lr: float = setting(1e-4, "Set the peak of the learning rate.", POSITIVE)
+    schedule: str = setting(
+        "constant", "Change the learning rate over time: constant, cosine, linear or wsd.", one_of(SCHEDULES)
+    )
+    warmup_steps: int = setting(0, "Let the learning rate rise over this many steps.", least(0), metavar="N")
+    lr_end: float = setting(0.0, "End at this learning rate, as a share of --lr.", SHARE, metavar="SHARE")
+    optimizer: str = setting("adamw", "Update weights with this optimizer: adamw, sgd (with momentum) or lion.")
     # by default as the optimizer declares; None where it has no such number
-    beta1: float | None = setting(None, "decay rate of the first moment, AdamW and Lion", shown="0.9")
+    beta1: float | None = setting(None, "Set the decay rate of the first moment (AdamW, Lion).", shown="0.9")
     beta2: float | None = setting(
-        None, "decay rate of the second moment, AdamW, or of the momentum, Lion", shown="0.999, Lion 0.99"
+        None, "Set the decay rate of the second moment (AdamW) or of the momentum (Lion).", shown="0.999, Lion 0.99"
     )
-    eps: float | None = setting(None, "term added to the denominator, AdamW", shown="1e-08")
-    momentum: float | None = setting(None, "momentum factor, SGD", shown="0.9")
-    weight_decay: float | None = setting(None, "weight decay", shown="0.0")
-    decay: str = setting("all", "parameters that decay: all, or matrices, those of two axes", one_of(DECAYS))
+    eps: float | None = setting(None, "Add this number to the denominator (AdamW).", shown="1e-08")
+    momentum: float | None = setting(None, "Set the factor of the momentum (SGD).", shown="0.9")
+    weight_decay: float | None = setting(None, "Decay weights at this rate.", shown="0.0")
+    decay: str = setting("all", "Decay all parameters, or only matrices, those of two axes.", one_of(DECAYS))
     clip: float | None = setting(
-        None, "largest global norm of the gradient, which is scaled down to it", POSITIVE, shown="off"
+        None, "Scale the gradient down to this global norm where it is larger.", POSITIVE, shown="off"
     )
     total_batch: int | None = setting(
-        None, "tokens of a step, accumulated over micro-batches", metavar="TOKENS", shown="B * T"
+        None, "Accumulate this many tokens over the micro-batches of a step.", metavar="TOKENS", shown="B * T"
     )
     reduce: str = setting(
         "exact",
-        "sum of gradients over micro-batches and ranks: exact, a fixed tree, whose bits do not depend on the ranks; "
-        "or fast, which takes less memory",
+        "Add gradients of micro-batches and ranks exactly, in a fixed tree whose bits do not depend on the ranks, or "
+        "fast, which takes less memory.",
         one_of(REDUCTIONS),
     )
     zero: int = setting(
         1,
-        "part of the optimizer's states that a rank keeps: 1, those of its slice (ZeRO-1), or 0, all",
+        "Keep on each rank the optimizer's states of its slice (1, ZeRO-1), or all of them (0).",
         (lambda x: x in (0, 1), "0 or 1"),
         free=True,
     )
     local_steps: int = setting(
-        0, "steps that each rank trains alone before all meet (DiLoCo), for slow links; 0: none", least(0), metavar="H"
+        0,
+        "Let each rank train this many steps alone before all meet (DiLoCo), for slow links; 0 means none.",
+        least(0),
+        metavar="H",
     )
-    outer_lr: float = setting(0.7, "learning rate of the step in which ranks meet", POSITIVE)
-    outer_momentum: float = setting(0.9, "Nesterov momentum of the step in which ranks meet", FRACTION)
-    overfit: bool = setting(False, "training on the first batch only, to see the loss go to 0")
+    outer_lr: float = setting(0.7, "Set the learning rate of the step in which ranks meet.", POSITIVE)
+    outer_momentum: float = setting(0.9, "Set the Nesterov momentum of the step in which ranks meet.", FRACTION)
+    overfit: bool = setting(False, "Train on the first batch only, to see the loss go to 0.")
     guard: str = setting(
-        "auto", "answer to a step that is not finite: skip its update, stop, off, or auto", one_of(GUARDS), free=True
+        "auto", "Answer a step that is not finite: skip its update, stop, off, or auto.", one_of(GUARDS), free=True
     )
     guard_z: float = setting(
         0.0,
-        "z-score from which --guard refuses a loss or norm; 0: none, 6 is usual",
+        "Let --guard refuse a loss or norm from this z-score on; 0 means none, 6 is usual.",
         NOT_NEGATIVE,
         metavar="Z",
         free=True,
     )
-    val_every: int = setting(10, "steps between validations; 0: none", least(0), free=True)
-    val_batches: int = setting(5, "batches of a validation", least(1), free=True)
-    sample_every: int = setting(0, "steps between samples of text; 0: none", least(0), metavar="N", free=True)
-    sample_tokens: int = setting(64, "tokens of a sample", least(1), metavar="N", free=True)
-    prompt: str = setting("", "beginning of the samples", free=True)
+    val_every: int = setting(10, "Validate after every so many steps; 0 means never.", least(0), free=True)
+    val_batches: int = setting(5, "Validate on this many batches.", least(1), free=True)
+    sample_every: int = setting(
+        0, "Generate a sample of text after every so many steps; 0 means never.", least(0), metavar="N", free=True
+    )
+    sample_tokens: int = setting(64, "Generate this many tokens in a sample.", least(1), metavar="N", free=True)
+    prompt: str = setting("", "Begin the samples with this text.", free=True)
     save: str | None = setting(
         None,
-        "path for the final weights: NAME.bin (llm.c, llama2.c) or a Hugging Face directory",
+        "Write the final weights to this path: NAME.bin (llm.c, llama2.c) or a Hugging Face directory.",
         metavar="PATH",
         free=True,
     )
     save_every: int = setting(
-        0, "steps between checkpoints; 0: one where a run is interrupted", least(0), metavar="N", free=True
+        0,
+        "Write a checkpoint after every so many steps; 0 means only where a run is interrupted.",
+        least(0),
+        metavar="N",
+        free=True,
     )
-    keep: int = setting(2, "number of checkpoints to keep", least(1), metavar="K", free=True)
-    run: str = setting("train", "name of the folder in runs/", metavar="NAME")
-    tensorboard: bool = setting(False, "events for TensorBoard besides the run's own files", free=True)
+    keep: int = setting(2, "Keep this many checkpoints.", least(1), metavar="K", free=True)
+    run: str = setting("train", "Name the run's folder in runs/.", metavar="NAME")
+    tensorboard: bool = setting(False, "Write events for TensorBoard besides the run's own files.", free=True)
     processes: int = 1
 
     def __post_init__(self) -> None:
@@ -311,7 +333,7 @@ def flags(p: argparse.ArgumentParser, *names: str, only_given: bool = False, **d
         about, value = FLAGS[name].metadata, defaults.get(name, FLAGS[name].default)
         kind = next((t for t in get_args(TYPES[name]) if t is not NoneType), TYPES[name])
         words = default(name, value)
-        more: dict[str, Any] = {"help": f"{about['help']} ({words})" if words else about["help"]}
+        more: dict[str, Any] = {"help": f"{about['help']} Default: {words}." if words else about["help"]}
         if kind is bool:
             more |= {"action": argparse.BooleanOptionalAction}
         else:

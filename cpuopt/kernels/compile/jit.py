@@ -196,15 +196,15 @@ def compile_kernels(
     The number of kernels compiled.
     """
     missing = [k for k in kernels if not k.is_compiled()]
-    processes, progress, done = min(processes or cores(), len(missing)), progress or Compiling(), 0
+    processes, progress = min(processes or cores(), len(missing)), progress or Compiling()
     if processes > 1:
-        for k in _compile_elsewhere(missing, processes, files):
+        for done, k in enumerate(_compile_elsewhere(missing, processes, files)):
             progress(done, len(missing), k.name)
-            done += 1
+    left = [k for k in missing if not k.is_compiled()]
     for k in kernels:
-        if k in missing and not k.is_compiled():
-            progress(done, len(missing), k.name)
-            done += 1
+        if k in left:
+            progress(len(missing) - len(left), len(missing), k.name)
+            left.remove(k)
         k.compile()
     if missing:
         progress(len(missing), len(missing), "")

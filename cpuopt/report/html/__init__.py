@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
@@ -13,7 +12,7 @@ from ...files import write_whole
 from ...files.reading import misfit, parse_json, read_file, read_json
 from ...program.arena import gb
 from ...wording import count, four
-from ..tables import digits_of, failed_kernels, op_id, used_kernels
+from ..tables import by_id, digits_of, failed_kernels, used_kernels
 from .curves import Point, curve
 from .listing import layer_columns, listing, op_columns
 from .markup import Markup, join, tag
@@ -83,7 +82,7 @@ def report(profile: Profile, engine: Engine | None = None, losses: Mapping[str, 
         return page(title, join(_heading(profile, title), tag("p", why, class_="warnings")), [])
     digits = digits_of(profile)
     head = _head(profile, title)
-    profile = replace(profile, ops=[replace(r, op=op_id(r)) for r in profile.ops])  # one name for each op
+    profile = by_id(profile)
     sections = []
     if losses:
         sections.append(Section("loss", "Loss", curve(losses, "loss")))
