@@ -224,13 +224,13 @@ class Engine:
         self.plan = built.plan()
         arena.check_fits(self.plan.total_bytes + self.plan.window_bytes, hint)
         self._arena = arena.Arena(self.plan.total_bytes)
-        weights = self.parameters() if seed is not None else {}
+        weights: dict[str, Array] = self.parameters() if seed is not None else {}
         with ThreadPoolExecutor(1) as beside:  # kernels load while NumPy draws, which needs no lock of Python's
-            drawing = [beside.submit(initialize, model, weights, seed, self.threads)] if seed is not None else []
+            drawn = None if seed is None else beside.submit(initialize, model, weights, seed, self.threads)
             self.compiled = jit.compile_kernels(
                 list(dict.fromkeys(self.kernels)), processes=processes, files=kernel_files, progress=progress
             )
-            for drawn in drawing:
+            if drawn:
                 drawn.result()
         ready(built, self.threads)
         self.base_bytes = arena.resident_bytes() - sum(w.nbytes for w in weights.values())
