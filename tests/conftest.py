@@ -20,11 +20,16 @@ settings.load_profile("cpuopt")
 
 @pytest.fixture(autouse=True)
 def _files_of_one_test(tmp_path_factory):
-    """Forget the modules that a test imports from its own files, as the next command's process would."""
+    """Forget the modules and kernels that a test brings in its own files, as the next command's process would."""
     before, path = set(sys.modules), list(sys.path)
+    registry = sys.modules.get("cpuopt.kernels.registry")
+    known = dict(registry.KERNELS) if registry else {}
     yield
     if kernels := sys.modules.get("cpuopt.kernels"):
         kernels.ADDED.clear()
+    if known:
+        registry.KERNELS.clear()
+        registry.KERNELS.update(known)
     if path != sys.path:
         sys.path[:] = path
         here = tmp_path_factory.getbasetemp().resolve()

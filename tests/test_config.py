@@ -97,7 +97,5 @@ def test_every_flag_is_a_setting_and_shows_its_default(capsys):
     defaults = asdict(Settings())
     assert flags.keys() <= defaults.keys()
     assert defaults.keys() - flags.keys() == {"plan", "processes"}  # what the machine says
-    shown = {"lr": "(0.0001)", "B": "(4)", "steps": "(40)", "variant": "(optimized)", "fuse": "(auto)"}
-    for name, words in shown.items():
-        assert words in flags[name].help
-        assert str(defaults[name]) in words
+    for name in ("lr", "B", "steps", "variant", "fuse"):
+        assert flags[name].help.endswith(f" Default: {defaults[name]}.")

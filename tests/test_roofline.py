@@ -64,12 +64,12 @@ def test_words():
         ],
     )
     assert profiles.words(profile) == (
-        "A step takes 200 ms, 60 % of the FMA peak of 2 threads (MFU). Matmul is 75 % of it, at 86 % of its roof. "
+        "A step takes 200 ms, 60 % of the FMA peak of 2 threads (MFU). matmul is 75 % of it, at 86 % of its roof. "
         "Furthest above its bound is gelu_forward in h.*.mlp: 38.0 ms above the L3 roof (5 % of it). "
         "Threads wait most in gelu_forward: the slowest takes 1.50 times the mean."
     )
     profile.mfu, profile.ops = None, [row("Matmul Forward", 150, None)]
-    assert profiles.words(profile) == "A step takes 200 ms. Matmul is 75 % of it."
+    assert profiles.words(profile) == "A step takes 200 ms. matmul is 75 % of it."
 
 
 def test_more_than_a_roof_is_a_doubt():

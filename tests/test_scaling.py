@@ -216,9 +216,9 @@ def test_the_verb_measures_and_predicts(said):
 
 def test_kernels_are_cut_for_the_predicted_threads(said):
     chunks = {r["name"]: r["chunks"] for r in said[0]["ops"]}
-    assert chunks["Layernorm Backward"] == {"1": 32, "2": 32, "16": 32, "64": 32}  # whatever the threads
-    assert chunks["Attention Forward"] == {"1": 4, "2": 4, "16": 4, "64": 4}  # heads of two rows
-    assert chunks["Matmul Forward"]["1"] < chunks["Matmul Forward"]["16"]  # smaller chunks for more threads
+    assert chunks["layernorm_backward"] == {"1": 32, "2": 32, "16": 32, "64": 32}  # whatever the threads
+    assert chunks["attention_forward"] == {"1": 4, "2": 4, "16": 4, "64": 4}  # heads of two rows
+    assert chunks["matmul_forward"]["1"] < chunks["matmul_forward"]["16"]  # smaller chunks for more threads
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,8 @@ def work(plan: Plan, roofs: Roofs, view: View, child: Child | None = None) -> li
             for row in rows:
                 stages(plan, roofs, row, child, lambda: view.rows(rows))
     except UserError as e:
-        view.problem(str(e))
+        if not child.ended:
+            view.problem(str(e))
     return rows
 
 
@@ -128,6 +129,8 @@ def stages(plan: Plan, roofs: Roofs, row: Row, child: Child, show: Callable[[], 
         try:
             row.said[name] = stage(plan, roofs, row, child)
         except UserError as e:
+            if child.ended:  # by a newer save, of which this error is no result
+                return
             row.bad, row.said[name] = name, str(e)
             break
     row.now = ""
