@@ -20,7 +20,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = ROOT / "examples"
-LINK = re.compile(r"(\]\()([^)#\s]+)")
+LINK = re.compile(r"(\]\(|(?:src|srcset)=\")([^)#\"\s]+)")
 ELSEWHERE = re.compile(r"(?:https?:)?//")
 CSS = re.compile(r"(?:url\(|@import )\s*[\"']?((?:https?:)?//[^)\"']+)")
 GALLERY = """# Gallery
