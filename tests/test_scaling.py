@@ -218,7 +218,8 @@ def test_kernels_are_cut_for_the_predicted_threads(said):
     chunks = {r["name"]: r["chunks"] for r in said[0]["ops"]}
     assert chunks["layernorm_backward"] == {"1": 32, "2": 32, "16": 32, "64": 32}  # whatever the threads
     assert chunks["attention_forward"] == {"1": 4, "2": 4, "16": 4, "64": 4}  # heads of two rows
-    assert chunks["matmul_forward"]["1"] < chunks["matmul_forward"]["16"]  # smaller chunks for more threads
+    alone = chunks["matmul_gelu_forward"]  # one call; of several, the clock decides whose chunks are shown
+    assert alone["1"] < alone["16"]  # smaller chunks for more threads
 
 
 @pytest.mark.parametrize(
