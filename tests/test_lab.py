@@ -267,6 +267,20 @@ class Heard(report.Screen):
         self.seen.append(text)
 
 
+@pytest.mark.parametrize("ended", [True, False])
+def test_an_error_after_a_newer_save_is_no_result(monkeypatch, ended):
+    child, row = Mock(ended=False), session.Row("residual_forward", "mine", "optimized")
+    text = "ended, because a newer request replaces it"
+
+    def check(*_):
+        child.ended = ended
+        raise UserError(text)
+
+    monkeypatch.setattr(session, "_check", check)
+    session.stages(None, ROOFS, row, child, lambda: None)
+    assert (row.bad, row.said) == (("", {}) if ended else ("check", {"check": text}))
+
+
 def test_saves_while_rounds_go_on(monkeypatch):
     plan = session.Plan(Path("mine.py"), "gpt2-tiny", 2, 16, 1, rounds=6, limit_s=300, step=False)
     screen, workers, popen = Heard(plan), [], subprocess.Popen

@@ -275,7 +275,7 @@ def words(p: Profile) -> str:
     rows = [r for r in p.ops if r.kernels]
     families: dict[str, list[OpRow]] = {}
     for r in rows:
-        families.setdefault(r.kernels[0].partition("[")[0].partition("_")[0], []).append(r)
+        families.setdefault(op_ids(r.op, r.kernels).partition("_")[0], []).append(r)
     name, most = max(families.items(), key=lambda f: sum(r.ms for r in f[1]))
     ms = sum(r.ms for r in most)
     text += f". {name} is {100 * ms / step:.0f} % of it"
