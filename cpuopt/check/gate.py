@@ -271,7 +271,7 @@ def remember(key: str, result: Result) -> None:
     with suppress(UserError, OSError):
         if key:
             text = json.dumps({"key": key, "result": to_json(result.to_json())})
-            write_whole(cache_folder("judged") / key, [text.encode()])
+            write_whole(cache_folder("judged") / key, [text.encode()], durable=False)
 
 
 @dataclass

@@ -250,6 +250,13 @@ def _blocks(rows: int, columns: int) -> Iterator[tuple[slice, slice]]:
             yield slice(i, i + height), slice(j, j + BLOCK)
 
 
+def steps(shape: tuple[int, ...], rng: np.random.Generator, dtype: DTypeLike = np.float64) -> Array:
+    """Draw the factors of one perturbation, 1 - `STEP` or 1 + `STEP`: one random bit each, since there are many."""
+    n = prod(shape)
+    drawn = np.unpackbits(np.frombuffer(rng.bytes(-(-n // 8)), np.uint8), count=n)
+    return np.array([1 - STEP, 1 + STEP], dtype)[drawn].reshape(shape)
+
+
 def expected(op: Op, case: Case, given: Arguments, rng: np.random.Generator) -> Wanted:
     """Return the results of the float64 reference, and the scale of each element."""
     floats = sum(x.size for x in given.values() if isinstance(x, np.ndarray))
@@ -261,7 +268,7 @@ def expected(op: Op, case: Case, given: Arguments, rng: np.random.Generator) -> 
         moved = {n: np.zeros(x.shape) for n, x in want.items()}
 
         def nudge(x: Array) -> Array:
-            return np.asarray(x * (1 + rng.choice(np.array([-STEP, STEP]), x.shape)))
+            return np.asarray(x * steps(np.shape(x), rng))
 
         for _ in range(samples):
             with moving(nudge):

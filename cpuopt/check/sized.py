@@ -21,7 +21,7 @@ from threadpoolctl import threadpool_limits
 from ..kernels.registry import Kernel
 from ..ops.declaration import Op
 from .cases import Array, Case, arguments, elements, normal, reference, spread
-from .judge import STEP, Result, Wanted, broken, called, keeping_threads, prepare, worst
+from .judge import STEP, Result, Wanted, broken, called, keeping_threads, prepare, steps, worst
 from .memory import FILL, SCRATCH, BrokenKernelError, Memory, absent_as_empty, bits, call_args, fill, spoil
 
 MOST = 1 << 27
@@ -29,6 +29,9 @@ MOST = 1 << 27
 each."""
 NUDGES = 8
 """How often the inputs are moved, to see how far the elements of a kernel that failed move with them."""
+LEAST, SELDOM = 1 / 16, 64
+"""The least second moment, but for one column in so many: AdamW divides a gradient by it. Near 0 the gradient's own
+rounding would decide, which in millions of elements happens, and the call is then judged again, with `NUDGES`."""
 TWICE = 1 << 24
 """Elements up to which a kernel is called a second time, on its own results."""
 
@@ -76,6 +79,9 @@ def _judged(sized: Sized, threads: int, seed: int, nudges: int) -> Result:
             given |= {name: memory.arrays[name] for name, x in given.items() if isinstance(x, np.ndarray)}
             if "weight" in given and given["weight"].ndim == 2:  # logits of 1, as in a model: of 30, exp is infinite
                 given["weight"] /= np.float32(sqrt(given["weight"].shape[1]))
+            for a in op.arrays:
+                if a.role == "state" and not a.negative and (x := given[a.name]) is not None:
+                    np.maximum(x, LEAST, out=x, where=np.arange(x.shape[-1]) % SELDOM > 0)
             wanted = standard(sized, given, n, nudges)
             fresh = [a.name for a in op.written if a.role != "state" and not adds.get(a.name)]
             for name in (*fresh, *scratch):
@@ -135,8 +141,7 @@ def nudged(op: Op, given: Mapping[str, Array], dtype: DTypeLike, seed: int) -> d
     """Return the results where every float that the op reads is a little off: what cancelled then does not."""
     rng = np.random.default_rng(seed)
     read = [a.name for a in op.arrays if a.role in ("in", "state") and given[a.name] is not None]
-    signs = {n: rng.choice(np.array([-STEP, STEP], np.float32), given[n].shape) for n in read}
-    return reference(op, {**given, **{n: given[n] * (1 + signs[n]) for n in read}}, dtype)
+    return reference(op, {**given, **{n: given[n] * steps(given[n].shape, rng, np.float32) for n in read}}, dtype)
 
 
 def bit_sum(x: Array) -> int:

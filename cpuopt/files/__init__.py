@@ -73,8 +73,12 @@ def write_synced(path: Path, parts: Iterable[Content]) -> None:
         os.fsync(file.fileno())
 
 
-def write_whole(path: Path, parts: Iterable[Content]) -> None:
+def write_whole(path: Path, parts: Iterable[Content], *, durable: bool = True) -> None:
     """Write a file so that, whenever the machine stops, `path` holds either all of it or what it held before.
+
+    Parameters
+    ----------
+    durable : whether to wait for the disk. Without it a power failure may leave an empty or damaged file.
 
     Raises
     ------
@@ -86,12 +90,13 @@ def write_whole(path: Path, parts: Iterable[Content]) -> None:
         if not path.parent.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            write_synced(part, parts)
+            write_synced(part, parts) if durable else part.write_bytes(b"".join(parts))
             os.replace(part, path)
         except BaseException:
             part.unlink(missing_ok=True)
             raise
-        sync_directory(path.parent)
+        if durable:
+            sync_directory(path.parent)
     except OSError as e:
         raise UserError(f"cannot write {str(path)!r}: {e.strerror or e}; free the place or choose another") from e
 

@@ -22,6 +22,8 @@ Source: Vaswani et al. 2017 (arXiv 1706.03762), equation 1; the saved lse follow
 ``torch.nn.functional.scaled_dot_product_attention(is_causal=True)``.
 """
 
+from math import sqrt
+
 import numpy as np
 
 from .declaration import NH, B, C, Op, T, acc, inp, out
@@ -43,7 +45,7 @@ def rows(x):
 
 def scores(qkv, NH):
     q, k, v = (heads(x, NH) for x in np.split(qkv, 3, axis=-1))
-    scale = 1 / np.sqrt(q.shape[-1])
+    scale = 1 / sqrt(q.shape[-1])
     score = scale * q @ k.transpose(0, 1, 3, 2)
     future = np.triu(np.ones(score.shape[-2:], dtype=bool), 1)
     return q, k, v, scale, np.where(future, -np.inf, score)

@@ -13,6 +13,8 @@ What is computed is what ``embedding_forward`` and ``attention_forward`` compute
 Source: Vaswani et al. 2017; the cache as in Pope et al. 2022 (arXiv 2211.05102).
 """
 
+from math import sqrt
+
 import numpy as np
 
 from .attention import heads, rows
@@ -34,7 +36,7 @@ def reference_attention(keys, values, qkv, position):
     q, k, v = (heads(x, NH) for x in np.split(qkv, 3, axis=-1))
     keys, values = keys.copy(), values.copy()
     keys[:, :, position:known], values[:, :, position:known] = k, v
-    score = q @ keys[:, :, :known].transpose(0, 1, 3, 2) / np.sqrt(q.shape[-1])
+    score = q @ keys[:, :, :known].transpose(0, 1, 3, 2) / sqrt(q.shape[-1])
     score = np.where(np.triu(np.ones((new, known), dtype=bool), position + 1), -np.inf, score)
     att = np.exp(score - score.max(axis=-1, keepdims=True))
     att /= att.sum(axis=-1, keepdims=True)

@@ -25,11 +25,11 @@ def reference_forward(tokens, wte, wpe):
 
 
 def reference_backward(dout, tokens, dwte, dwpe):
-    gwte = np.zeros(dwte.shape)
+    gwte = np.zeros(dwte.shape, dout.dtype)
     np.add.at(gwte, tokens, dout)
     grads = {"dwte": gwte}
     if dwpe is not None:
-        grads["dwpe"] = np.zeros(dwpe.shape)
+        grads["dwpe"] = np.zeros(dwpe.shape, dout.dtype)
         grads["dwpe"][: dout.shape[1]] = dout.sum(axis=0)
     return grads
 

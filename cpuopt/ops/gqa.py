@@ -25,6 +25,8 @@ Source: Ainslie et al. 2023 (arXiv 2305.13245); the saved lse follows Dao 2023 (
 2022 (arXiv 2211.05102); ``torch.nn.functional.scaled_dot_product_attention(is_causal=True, enable_gqa=True)``.
 """
 
+from math import sqrt
+
 import numpy as np
 
 from .attention import heads, rows
@@ -46,7 +48,7 @@ def gathered(x, NKV):
 
 def scores(q, k, known=0):
     """Scaled scores of queries behind `known` keys, minus infinity for keys of the future."""
-    score = q @ k.transpose(0, 1, 3, 2) / np.sqrt(q.shape[-1])
+    score = q @ k.transpose(0, 1, 3, 2) / sqrt(q.shape[-1])
     return np.where(np.triu(np.ones(score.shape[-2:], dtype=bool), known + 1), -np.inf, score)
 
 
@@ -63,7 +65,7 @@ def reference_forward(q, k, v, lse):
 def reference_backward(dout, q, k, v, out, lse):
     NH = lse.shape[1]
     HS = q.shape[-1] // NH
-    NKV, scale = k.shape[-1] // HS, 1 / np.sqrt(HS)
+    NKV, scale = k.shape[-1] // HS, 1 / sqrt(HS)
     q, k, v, o, do = (heads(x, x.shape[-1] // HS) for x in (q, k, v, out, dout))
     att = np.exp(scores(q, spread(k, NH)) - lse[..., None])
     datt = do @ spread(v, NH).transpose(0, 1, 3, 2)
