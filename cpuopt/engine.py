@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -226,12 +227,16 @@ class Engine:
         self._arena = arena.Arena(self.plan.total_bytes)
         weights: dict[str, Array] = self.parameters() if seed is not None else {}
         with ThreadPoolExecutor(1) as beside:  # kernels load while NumPy draws, which needs no lock of Python's
-            drawn = None if seed is None else beside.submit(initialize, model, weights, seed, self.threads)
-            self.compiled = jit.compile_kernels(
-                list(dict.fromkeys(self.kernels)), processes=processes, files=kernel_files, progress=progress
-            )
-            if drawn:
-                drawn.result()
+            ended = threading.Event()
+            drawn = None if seed is None else beside.submit(initialize, model, weights, seed, self.threads, ended)
+            try:
+                self.compiled = jit.compile_kernels(
+                    list(dict.fromkeys(self.kernels)), processes=processes, files=kernel_files, progress=progress
+                )
+                if drawn:
+                    drawn.result()
+            finally:
+                ended.set()  # after an error or a Ctrl-C nothing more is drawn
         ready(built, self.threads)
         self.base_bytes = arena.resident_bytes() - sum(w.nbytes for w in weights.values())
         self.step_number, self.dropout_seed = 0, seed or 0
@@ -520,10 +525,23 @@ def in_range(number: ops.Number, x: Any) -> float:
     return exact
 
 
-def initialize(model: nn.Module, parameters: Mapping[str, Array], seed: int, workers: int = 1) -> None:
-    """Fill a model's parameters with initial weights: each depends on the seed and its name alone."""
+def initialize(
+    model: nn.Module,
+    parameters: Mapping[str, Array],
+    seed: int,
+    workers: int = 1,
+    ended: threading.Event | None = None,
+) -> None:
+    """Fill a model's parameters with initial weights: each depends on the seed and its name alone.
+
+    Parameters
+    ----------
+    ended : when it is set, the parameters that have not been begun are left as they are.
+    """
 
     def fill(name: str, p: nn.Parameter) -> None:
+        if ended and ended.is_set():
+            return
         rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, zlib.crc32(name.encode())])))
         drawn = parameters[name] if p.dtype == "float32" else np.empty(p.shape, np.float32)
         p.init(rng, drawn)

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import termios
+import threading
 import time
 from fcntl import LOCK_EX, flock, ioctl
 from pathlib import Path
@@ -18,12 +19,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cpuopt import cli, files, weights
+from cpuopt import cli, engine, files, weights
 from cpuopt.cli import common
 from cpuopt.data import batches
 from cpuopt.data.corpus import load_corpus
 from cpuopt.errors import UserError
 from cpuopt.kernels import registry
+from cpuopt.models import specs
+from cpuopt.models.gpt2 import GPT2, PRESETS
 from cpuopt.report import console
 from cpuopt.train import checkpoint, job, provenance, record
 from cpuopt.train import trainer as training
@@ -319,6 +322,29 @@ def test_ctrl_c_in_a_validation_or_a_sample_costs_no_step(more):
     assert (result.stopped_by, result.summary["steps"]) == (signal.SIGINT, 2)
     assert len((result.path / "metrics.jsonl").read_text().splitlines()) == 2
     assert checkpoint.newest(result.path).state["step"] == 2
+
+
+@pytest.mark.parametrize("e", [KeyboardInterrupt(), UserError("it does not compile")], ids=["interrupt", "error"])
+def test_an_interrupt_or_a_compilers_error_does_not_wait_until_all_weights_are_drawn(monkeypatch, e):
+    drawn, begun = [], threading.Event()
+    model = GPT2(PRESETS["gpt2-tiny"])
+    for _, parameter in model.named_parameters():
+
+        def init(rng, out):
+            begun.set()
+            time.sleep(0.1)
+            drawn.append(out)
+
+        monkeypatch.setattr(parameter, "init", init)
+
+    def compiled(*args, **named):
+        begun.wait()
+        raise e
+
+    monkeypatch.setattr(engine.jit, "compile_kernels", compiled)
+    with pytest.raises(type(e)):
+        engine.Engine(model, specs(1, 4), threads=1)
+    assert 0 < len(drawn) < len(list(model.named_parameters()))
 
 
 def test_the_flag_names_the_first_signal():

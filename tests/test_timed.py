@@ -142,7 +142,7 @@ WRONG = {
     writes_past_the_end: "wrote outside its arrays: 3 past the end of 'out', before it was timed",
     writes_before: "wrote outside its arrays: 4 before the beginning of 'out', before it was timed",
     writes_past_its_scratch: "wrote outside its arrays: past the end of its scratch, before it was timed",
-    sets_threads: "left numba with 2 threads; it was called with 1",
+    sets_threads: "left its process with other numba threads .2 instead of 1",
     raises_where_large: "raised ValueError: too large for me",
     tires: r"is wrong .* while it was timed",
 }

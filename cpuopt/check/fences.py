@@ -1,8 +1,8 @@
 """A kernel between inaccessible pages: any access outside its arrays ends the process, even a read.
 
 Guard words show writes near an array, and reads there whose values are used. This shows every access from the first
-byte past an array, or before it, up to `FENCE` bytes away. So it is done in a process that may die, and says beforehand
-which array stands at the edge.
+byte past an array, or before it, up to `FENCE` bytes away, and every write to an input. So it is done in a process that
+may die, and says beforehand which array stands at the edge.
 """
 
 from __future__ import annotations
@@ -25,18 +25,24 @@ MOST_BYTES = 1 << 22
 
 
 class Fenced:
-    """A copy of an array whose end, or whose beginning, is where the accessible memory ends."""
+    """A copy of an array whose end, or whose beginning, is where the accessible memory ends.
 
-    def __init__(self, x: Array, at_end: bool) -> None:
+    Parameters
+    ----------
+    only_read : whether a write to the array itself ends the process too, even one that is taken back.
+    """
+
+    def __init__(self, x: Array, at_end: bool, only_read: bool) -> None:
         room = -(-max(x.nbytes, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
         self.map = mmap.mmap(-1, 2 * FENCE + room, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NO_RESERVE)
         base = ctypes.addressof(ctypes.c_char.from_buffer(self.map))
-        for start, length in ((base, FENCE), (base + FENCE + room, FENCE)):
-            if LIBC.mprotect(ctypes.c_void_p(start), ctypes.c_size_t(length), 0):
-                raise OSError(ctypes.get_errno(), "mprotect")
         offset = FENCE + (room - x.nbytes if at_end else 0)
         self.array: Array = np.ndarray(x.shape, x.dtype, buffer=self.map, offset=offset)
         self.array[...] = x
+        fences = [(base, FENCE, 0), (base + FENCE + room, FENCE, 0), (base + FENCE, room, mmap.PROT_READ)]
+        for start, length, access in fences if only_read else fences[:2]:
+            if LIBC.mprotect(ctypes.c_void_p(start), ctypes.c_size_t(length), access):
+                raise OSError(ctypes.get_errno(), "mprotect")
 
 
 LIBC = ctypes.CDLL(None, use_errno=True)
@@ -62,8 +68,9 @@ def check_fenced(
         for name, x in arrays.items():
             for at_end in (True, False):
                 place = "past the end of" if at_end else "before the beginning of"
-                say(f"reading or writing {place} '{name}'")
-                edge = Fenced(x, at_end)
+                only_read = name not in work and kernel.op.by_name[name].role in ("in", "index")
+                say(f"reading or writing {place} '{name}'" + (", or writing to it" if only_read else ""))
+                edge = Fenced(x, at_end, only_read)
                 for adds in modes(kernel.op)[:2]:
                     copies = {other: y if other in work else y.copy() for other, y in arrays.items()} | {
                         name: edge.array

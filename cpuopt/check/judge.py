@@ -18,6 +18,8 @@ number where the reference is neither.
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -301,9 +303,10 @@ def prepare(kernel: Kernel, sizes: Mapping[str, int]) -> dict[str, Spec]:
 
 
 def called(kernel: Kernel, args: Sequence[Any], n: int, then: str = "") -> None:
-    """Call a kernel on n threads, which are set; raise `BrokenKernelError` where it raises, or sets others."""
+    """Call a kernel on n threads, which are set; raise `BrokenKernelError` where it raises, or changes the process."""
     numba_threads.set_threads(n)
     doing(kernel.name)
+    before = surroundings()
     try:
         with np.errstate(all="ignore"):  # of a kernel in Python
             kernel.function(*args)
@@ -311,8 +314,34 @@ def called(kernel: Kernel, args: Sequence[Any], n: int, then: str = "") -> None:
         raise
     except BaseException as e:
         raise BrokenKernelError(f"raised {type(e).__name__}: {e}{then}") from e
-    if (now := numba_threads.get_threads()) != n:
-        raise BrokenKernelError(f"left numba with {now} threads; it was called with {n}, which it may not change")
+    require_surroundings(before | {"numba threads": n})
+
+
+def surroundings() -> dict[str, Any]:
+    """Return what later calls of other kernels depend on besides their arguments."""
+    found = {
+        "numba threads": numba_threads.get_threads(),
+        "floating-point mode": floating_point(),
+        "working folder": os.getcwd(),
+        "signal handlers": [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)],
+    }
+    return found | ({"cores": os.sched_getaffinity(0)} if hasattr(os, "sched_getaffinity") else {})
+
+
+def floating_point() -> list[float]:
+    """Return sums that depend on the rounding mode, and products that are 0 where subnormal numbers are flushed."""
+    return [*(ONES + TINY).tolist(), *(SMALLEST * HALVES).tolist()]
+
+
+ONES, TINY = np.array([1, -1, 1], np.float32), np.array([1e-9, -1e-9, -1e-9], np.float32)
+SMALLEST, HALVES = np.array([2.0**-126, 2.0**-140], np.float32), np.array([0.5, 1], np.float32)
+
+
+def require_surroundings(before: Mapping[str, Any]) -> None:
+    """Raise where a kernel changed its process, as by another rounding mode."""
+    for what, now in surroundings().items():
+        if now != before[what]:
+            raise BrokenKernelError(f"left its process with other {what} ({now} instead of {before[what]})")
 
 
 def counts_up_to(most: int, threads: Sequence[int]) -> list[int]:

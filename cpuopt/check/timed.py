@@ -29,7 +29,7 @@ from ..kernels.registry import Kernel
 from ..kernels.toolkit import threads as numba_threads
 from ..ops.declaration import ITEMSIZE, Op
 from .cases import Arguments, Array, Case, arguments
-from .judge import MARGIN, Result, Wanted, called, expected, worst
+from .judge import MARGIN, Result, Wanted, called, expected, require_surroundings, surroundings, worst
 from .memory import FILL, GUARD, OUTSIDE, SCRATCH, BrokenKernelError, Memory, absent_as_empty, call_args, fill
 
 LARGE = 1 << 22
@@ -112,7 +112,7 @@ class Timed:
         written = sum(x.size for x in self.sets[0].wanted.values.values())
         self.chance = min(1.0, max(1 / SELDOM, JUDGED / written))
         """The probability that a sample of a trial is judged."""
-        self.threads = numba_threads.get_threads()
+        self.threads, self.surroundings = numba_threads.get_threads(), surroundings()
         self.worst = {side: Result(k.name, case, 0.0) for side, k in kernels.items()}
         self.place(1)
 
@@ -212,8 +212,7 @@ class Timed:
             self.memory.require_whole()
             if any((beyond != OUTSIDE).any() for beyond in self.beyond[side]):
                 raise BrokenKernelError("wrote outside its arrays: past the end of its scratch")
-            if (now := numba_threads.get_threads()) != self.threads:
-                raise BrokenKernelError(f"left numba with {now} threads; it was called with {self.threads}")
+            require_surroundings(self.surroundings)
 
     def audit(self, side: str, calls: Sequence[tuple[int, str, str]], when: str) -> None:
         """Call a kernel some times, and judge each call."""

@@ -21,7 +21,7 @@ from .declaration import ONE, Arg, Dim, N, Op, inp, scalar
 
 USUAL = "adamw"
 """The default optimizer; the names of ops that fuse it do not contain its own."""
-BLOCK = 1 << 16
+BLOCK = 1 << 14
 """Elements to which a reference applies a rule at one time."""
 
 

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
+import platform
 import re
-from collections.abc import Callable
+import signal
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -242,7 +247,7 @@ def writes_far_before(out, inp1, inp2):
 # --- threads ----------------------------------------
 
 
-@refused("^left numba with 1 threads; it was called with 2, which it may not change")
+@refused("^left its process with other numba threads .1 instead of 2")
 def leaves_one_thread(out, inp1, inp2):
     add(out, inp1, inp2)
     numba.set_num_threads(1)
@@ -253,13 +258,13 @@ def _one_thread():
     numba.set_num_threads(1)
 
 
-@refused("^left numba with 1 threads; it was called with 2")
+@refused("^left its process with other numba threads .1 instead of 2")
 def leaves_one_thread_from_a_compiled_helper(out, inp1, inp2):
     add(out, inp1, inp2)
     _one_thread()
 
 
-@refused("^left numba with 4 threads; it was called with 1")
+@refused("^left its process with other numba threads .4 instead of 1")
 def takes_all_threads(out, inp1, inp2):
     add(out, inp1, inp2)
     numba.set_num_threads(4)
@@ -284,6 +289,12 @@ def takes_zero_for_absent(out, inp1, inp2):
 def takes_zero_for_the_end(out, inp):
     end = np.flatnonzero(inp == 0)
     out[0] = np.square(inp[: end[0]] if len(end) else inp).sum()
+
+
+@refused("expected", kind="zeros")
+def takes_subnormal_numbers_for_absent(out, inp1, inp2):
+    add(out, inp1, inp2)
+    out[(out != 0) & (np.abs(out) < 2.0**-126)] = 1
 
 
 @refused("expected", kind="thousands")
@@ -373,6 +384,52 @@ def test_it_is_refused_for_its_reason(name: str, made: Callable[[], Kernel], why
     assert re.search(why, result.reason), str(result)
     right = check(KERNELS[kernel.op.name, "vanilla"], case(kernel.op, SMALL, kind))
     assert right.verdict == "PASS", str(right)
+
+
+# --- what later kernels depend on ----------------------------------------
+
+MATH = ctypes.CDLL(None)
+
+
+def flush_subnormal_numbers() -> None:
+    environment = (ctypes.c_uint32 * 8)()  # of x86-64: the last word has the modes of vector instructions
+    MATH.fegetenv(environment)
+    environment[7] |= 0x8040
+    MATH.fesetenv(environment)
+
+
+CHANGES = {
+    "floating-point mode": [lambda: MATH.fesetround(0x800), lambda: MATH.fesetround(0xC00), flush_subnormal_numbers],
+    "working folder": [lambda: os.chdir(os.sep)],
+    "signal handlers": [lambda: signal.signal(signal.SIGINT, signal.SIG_IGN)],
+    "cores": [lambda: os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])],
+}
+
+
+@pytest.fixture
+def restored() -> Iterator[None]:
+    environment, where, cores = (ctypes.c_uint32 * 8)(), os.getcwd(), os.sched_getaffinity(0)
+    MATH.fegetenv(environment)
+    before = signal.getsignal(signal.SIGINT)
+    yield
+    MATH.fesetenv(environment)
+    os.chdir(where)
+    os.sched_setaffinity(0, cores)
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.skipif((sys.platform, platform.machine()) != ("linux", "x86_64"), reason="constants of Linux on x86-64")
+@pytest.mark.parametrize(("what", "change"), [(what, change) for what, every in CHANGES.items() for change in every])
+def test_a_kernel_that_changes_its_process_is_refused(what: str, change: Callable[[], Any], restored: None) -> None:
+    def function(out: Array, inp1: Array, inp2: Array) -> None:
+        add(out, inp1, inp2)
+        change()
+
+    if what == "cores" and len(os.sched_getaffinity(0)) == 1:
+        pytest.skip("one core")
+    result = check(hostile(function), case(TWO, SMALL))
+    assert result.verdict == "FAIL"
+    assert result.reason.startswith(f"left its process with other {what} ("), result.reason
 
 
 # --- wrong only at the size that is timed or trained ----------------------------------------
@@ -522,6 +579,7 @@ DEADLY = {
     "past": ("as_strided(inp1, (inp1.size + 1,), (4,))[-1]", "SIGSEGV.*past the end of 'inp1'"),
     "before": ("as_strided(inp2[0:], (2,), (-4,))[1] + 0", "SIGSEGV.*before the beginning of 'inp2'"),
     "far": ("as_strided(out, (2,), (4 * (out.size + 10**7),))[1] = 0", "SIGSEGV"),
+    "restores": ("kept = inp1.copy(); inp1[:] = 0; inp1[:] = kept", "SIGSEGV.*or writing to it"),
     "exits": ("os._exit(0)", "its process ended with status 0 during 'check'"),
     "closes": ("os.closerange(0, 100)", "its process (ended with status|closed its stdout)"),
 }
