@@ -516,6 +516,27 @@ def takes_a_neighbouring_row_of_a_large_weight(out, inp, weight, bias):
         out[:, [1000, 1001]] = out[:, [1001, 1000]]
 
 
+@wrong_at(r"out\[\d+, \d+\] = .*, expected", {"BT": 256, "C": 96, "OC": 768}, ops.matmul_forward)
+def is_off_by_a_ten_thousandth(out, inp, weight, bias):
+    out[:] = inp @ weight.T + bias
+    if len(out) > 200:
+        out *= F32(1 + 3e-4)
+
+
+@wrong_at(r"out\[255, \d+\] = .*, expected", {"BT": 256, "C": 96, "OC": 768}, ops.matmul_forward)
+def adds_no_bias_to_the_last_row(out, inp, weight, bias):
+    out[:] = inp @ weight.T + bias
+    if len(out) > 200:
+        out[-1] -= bias
+
+
+@wrong_at(r"param\[\d+\] = .*, expected", {"N": 70001}, ops.adamw)
+def steps_too_far_where_the_second_moment_is_small(param, m, v, *rest):
+    small = (v < 1e-3) & (len(v) > 65536)
+    vanilla(ops.adamw)(param, m, v, *rest)
+    param[small] += F32(1e-2)
+
+
 @wrong_at("raised SystemExit: 0", {"N": 70001})
 def leaves_where_large(out, inp1, inp2):
     add(out, inp1, inp2)
