@@ -576,3 +576,10 @@ def test_an_older_checkpoint_of_many_rows_had_another_order(monkeypatch):
     with pytest.raises(UserError, match="the order of the text, for 44 rows"):
         job.prepare(settings, resume=found)
     assert "order of the text" in job.prepare(settings, resume=found, accept_changes=True).changes[0]
+
+
+def test_an_output_that_no_disk_takes_costs_one_line():
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "cpuopt", "kernels"]
+        found = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (found.returncode, found.stderr) == (1, "cpuopt: cannot write the output: No space left on device\n")

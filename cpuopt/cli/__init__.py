@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import re
 import sys
@@ -102,7 +103,7 @@ def _parser() -> tuple[_Parser, Mapping[str, _Parser]]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; return its exit status: 0, 2 for bad input, 130 after Ctrl-C, 143 after SIGTERM."""
+    """Run one command; return its exit status: 0, 1 without its output, 2 for bad input, 130 or 143 after a signal."""
     words = sys.argv[1:] if argv is None else argv
     if words and not words[0].startswith("-") and words[0] not in VERBS:
         print(f"cpuopt: {plain(repr(words[0])[:80])}: no such verb; {nearest(words[0], VERBS)}", file=sys.stderr)
@@ -121,6 +122,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("cpuopt: interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as e:
+        if e.errno not in (errno.EPIPE, errno.ENOSPC, errno.EDQUOT):
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python writes what is left when it ends
+        if e.errno != errno.EPIPE:
+            print(f"cpuopt: cannot write {e.filename or 'the output'}: {e.strerror}", file=sys.stderr)
         return 1
