@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from cpuopt import Engine, models
+from cpuopt.machine import describe
 from cpuopt.measure.comparison import CHECKED_STEPS, compare, disagreement, timer
 from cpuopt.program.fuse import FUSIONS
 from cpuopt.wording import spread
@@ -97,7 +98,8 @@ def main() -> None:
             found.append(row)
             print(row, flush=True)
     how = "CPU time of one thread" if args.cpu else f"wall time of {args.threads or 'all'} threads"
-    note = f"By `python benchmarks/rewrites.py`: {how}, {args.rounds} rounds, load average {os.getloadavg()[1]:.1f}."
+    cpu, load = describe()["cpu"], os.getloadavg()[1]
+    note = f"By `python benchmarks/rewrites.py` on {cpu}: {how}, {args.rounds} rounds, load average {load:.1f}."
     print(f"\n{note}")
     if args.into:
         text = args.into.read_text()

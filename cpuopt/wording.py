@@ -16,7 +16,7 @@ STEERING = re.compile(
 
 MANY = 24
 """The most names that a message lists."""
-ALIKE = 0.4
+ALIKE = 0.55
 """The least likeness, up to 1, of a name that a message offers in place of another."""
 
 
@@ -69,11 +69,12 @@ def guess(word: str, known: Iterable[str]) -> str:
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """Return the name that the user may have meant; else all names, or where they are many, those like it."""
+    """Return the name that the user may have meant; else all names, or of many, those with the word or like it."""
     known = list(known)
-    if meant := guess(word, known):
+    inside = [name for name in known if len(word) > 2 and word in name] if len(known) > MANY else []
+    if not inside and (meant := guess(word, known)):
         return meant.removeprefix("; ")
     if len(known) <= MANY:
         return f"known: {', '.join(known)}"
-    close = get_close_matches(word, known, 3, ALIKE)
+    close = sorted(inside, key=lambda name: not name.startswith(word))[:3] or get_close_matches(word, known, 3, ALIKE)
     return f"the nearest of {len(known)}: {', '.join(close)}" if close else f"none of {len(known)} names is like it"

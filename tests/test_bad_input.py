@@ -218,9 +218,9 @@ def test_data(refused, data, words):
             for text in ("gelu", "gelu=", "=vanilla", "gelu@=vanilla", "", "@h.0=vanilla")
         ],
         (["--swap", "matmul=blas", "--swap", "gelu"], "swap 'gelu': expected"),
-        (["--fuse", "loops"], f"--fuse 'loops': no such rewrite; known: {', '.join(FUSIONS)}, all, none"),
-        (["--fuse", "residual,updat"], "--fuse 'updat': no such rewrite; did you mean 'update'?"),
-        (["--fuse", ""], "--fuse '': no such rewrite"),
+        (["--fuse", "loops"], f"fuse 'loops': no such rewrite; known: {', '.join(FUSIONS)}, all, none"),
+        (["--fuse", "residual,updat"], "fuse 'updat': no such rewrite; did you mean 'update'?"),
+        (["--fuse", ""], "fuse '': no such rewrite"),
     ],
 )
 def test_choices_of_kernels(refused, flags, words):

@@ -212,7 +212,8 @@ def test_an_example_that_is_wrong_is_found(monkeypatch, capsys):
         (["program", "--pass", "foward"], "did you mean 'forward'?; see 'cpuopt program -h'"),
         (["train", "--schedule", "cosin"], "one of constant, cosine, linear, wsd; did you mean 'cosine'?"),
         (["train", "--config", "run.toml"], "unknown 'lrr'; did you mean 'lr'?"),
-        (["new-kernel", "nope"], f"'nope': no such op; the nearest of {len(ops.ALL)}: "),
+        (["new-kernel", "gelu"], f"'gelu': no such op; the nearest of {len(ops.ALL)}: gelu_forward, gelu_backward, "),
+        (["inspect", "nope", "vanilla"], f"'nope': no such op; none of {len(ops.ALL)} names is like it; 'cpuopt"),
         (
             ["inspect", "xyz", "vanilla"],
             f"'xyz': no such op; none of {len(ops.ALL)} names is like it; 'cpuopt kernels' lists",

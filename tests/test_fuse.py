@@ -332,7 +332,7 @@ def test_names():
     assert parse("all") == tuple(FUSIONS) == names
     assert parse("none") == ()
     assert parse("update") == ("update",)
-    with pytest.raises(UserError, match=r"^--fuse 'updat': no such rewrite; did you mean 'update'\?$"):
+    with pytest.raises(UserError, match=r"^fuse 'updat': no such rewrite; did you mean 'update'\?$"):
         gpt2(("residual", "updat"))
     assert fusions(Settings(variant="vanilla")) == ()
     assert fusions(Settings(variant="optimized")) == tuple(FUSIONS)

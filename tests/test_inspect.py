@@ -64,6 +64,13 @@ def test_innermost_loops_of_a_text():
     assert scalar.calls == ["tanhf"]
 
 
+def test_the_text_of_numba_itself_is_no_place_of_a_loop():
+    inlined = '"/lib/python3.11/site-packages/numba/cpython" "builtins.py"'
+    text = TEXT.replace("\t.loc\t1 30 5", f"\t.file\t3 {inlined}").replace(".loc\t1 31 9", ".loc\t3 607 9")
+    assert asm.loops(text, "my.py", 35)[0].where == "mine.py:33"
+    assert asm.plain("_ZN4mine12_3clocals_3e8multiplyB2v1") == "mine.multiply"
+
+
 def test_a_frame_pointer_is_the_stack_and_a_register_like_others_is_not():
     text = TEXT.replace("64(%rsp)", "64(%rbp)")
     framed = text.replace("movabsq", "movq\t%rsp, %rbp\n\tmovabsq")

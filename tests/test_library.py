@@ -204,3 +204,39 @@ def test_two_functions_are_compared():
 def test_a_newcomers_slip_is_told_what_to_write(wrong, why):
     with pytest.raises(UserError, match=why):
         wrong()
+
+
+@pytest.mark.parametrize(("how", "meant"), [({"thread": 2}, "threads"), ({"optimiser": "sgd"}, "optimizer")])
+def test_a_misspelt_keyword_names_the_nearest(how, meant):
+    (name,) = how
+    with pytest.raises(UserError, match=rf"^Engine\({name}=...\): no such keyword; did you mean '{meant}'\?$"):
+        Engine(Net(), INPUTS, **how)
+    with pytest.raises(UserError, match=rf"^build\({name}=...\): no such keyword"):
+        cpuopt.build(Net(), INPUTS, **how)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (lambda: Engine(None, INPUTS), "Engine: the model is a NoneType; expected an nn.Module"),
+        (lambda: Engine(Net(), [1]), r"inputs \[1\]: expected them by name, as in "),
+        (
+            lambda: Engine(Net(), {"x": ((0, 4), "float32")}),
+            r"input 'x' has shape \(0, 4\); expected whole numbers of 1",
+        ),
+        (lambda: made(fuse=True), "fuse True: expected 'auto', 'all', 'none', or names"),
+        (lambda: made(fuse="geluu"), "fuse 'geluu': no such rewrite; did you mean 'gelu'"),
+        (lambda: made(micro_batches="2"), "micro_batches '2': expected 1 or more"),
+        (lambda: Engine(Net(), INPUTS, threads="2"), "threads = '2': expected 1 to "),
+        (lambda: nn.Linear(0, 3), "Linear: size 0; expected a whole number of 1 or more"),
+        (lambda: nn.Embedding(10, 2.5), "Parameter: size 2.5; expected a whole number of 1 or more"),
+    ],
+)
+def test_a_mistake_is_one_line(wrong, message):
+    with pytest.raises(UserError, match=f"^{message}"):
+        wrong()
+
+
+def test_a_profile_of_a_text_of_steps_is_refused(engine):
+    with pytest.raises(UserError, match=r"^profile: steps '5', warmup 1; expected 1 or more"):
+        engine.profile(steps="5")

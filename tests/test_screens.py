@@ -25,7 +25,22 @@ from cpuopt.lab.scale import Scaling
 from cpuopt.measure import scaling
 from cpuopt.measure.profile import UNACCOUNTED, Profile
 from cpuopt.measure.scaling import REASONS
-from cpuopt.report import ab, bench, check, console, inspect, lab, machine, ranks, records, scale, style, tables, tune
+from cpuopt.report import (
+    ab,
+    backward,
+    bench,
+    check,
+    console,
+    inspect,
+    lab,
+    machine,
+    ranks,
+    records,
+    scale,
+    style,
+    tables,
+    tune,
+)
 from cpuopt.train.verify import Row
 
 OP = max(ops.ALL, key=len)
@@ -286,3 +301,30 @@ def test_the_check_of_words_notices(monkeypatch):
 def test_every_verb_that_prints_a_table_is_here():
     lines = {"generate", "eval", "program", "ad", "new-kernel", "convert", "warmup"}
     assert {name.split()[0] for name in SCREENS} | lines == {*cli.VERBS}
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_message_is_a_line_and_on_a_terminal_breaks_no_word(terminal):
+    said = "warning: --swap 'matmul=blas' keeps matmul_forward in layers 'h.0.mlp.c_fc', 'h.1.mlp.c_fc' from " * 2
+    file = io.StringIO()
+    console.put(console.Plain(file=file, width=60, force_terminal=terminal, color_system=None), said.strip())
+    lines = file.getvalue().splitlines()
+    assert " ".join(lines) == said.strip()
+    assert (len(lines) > 1, max(map(len, lines)) <= 60) == (terminal, terminal)
+
+
+def test_an_error_breaks_no_word_on_a_terminal(monkeypatch):
+    message = "cpuopt: add --in-step to what was-asked-for " * 4
+    assert cli._fitted(message) == message
+    monkeypatch.setattr("sys.stderr", SimpleNamespace(isatty=lambda: True))
+    monkeypatch.setenv("COLUMNS", "50")
+    lines = cli._fitted(message).splitlines()
+    assert " ".join(lines) == message.strip()
+    assert 40 < max(map(len, lines)) <= 50
+
+
+def test_a_generated_backward_fits_a_narrow_terminal():
+    code = "            x = inp[i]"
+    text = f"import numpy as np\n{code:<88}  # 10: x = max(inp[i], 0.0)\n{code:<88}  # 10: x = max(inp[i], 0.0)\n"
+    assert backward.fitted(text, 200) == text
+    assert backward.fitted(text, 60).splitlines()[1:] == ["            # 10: x = max(inp[i], 0.0)", code, code]

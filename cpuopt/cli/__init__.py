@@ -6,7 +6,9 @@ import argparse
 import errno
 import os
 import re
+import shutil
 import sys
+import textwrap
 import warnings
 from collections.abc import Mapping, Sequence
 from importlib import import_module
@@ -51,7 +53,7 @@ class _Parser(argparse.ArgumentParser):
         if choice := re.search(r"(.*)invalid choice: '(.*)' \(choose from (.*)\)", message, re.S):
             known = re.findall(r"[\w.-]+", choice[3])
             message = f"{choice[1]}{choice[2]!r} is none of {', '.join(known)}{guess(choice[2], known)}"
-        self.exit(2, f"cpuopt: {plain(message)}; see '{self.prog} -h'\n")
+        self.exit(2, _fitted(f"cpuopt: {plain(message)}; see '{self.prog} -h'") + "\n")
 
     def unknown(self, words: Sequence[str]) -> NoReturn:
         """Refuse what no flag takes."""
@@ -70,6 +72,16 @@ class _Parser(argparse.ArgumentParser):
             formatter.add_text(f"presets of --model: {', '.join(models.preset_names())}")
             shown += f"\n{formatter.format_help()}"
         return shown
+
+
+def _fitted(message: str) -> str:
+    """Return a message for stderr, whose lines end between words where that is a terminal."""
+    if not sys.stderr.isatty():
+        return message
+    width = shutil.get_terminal_size().columns
+    return "\n".join(
+        textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False) for line in message.splitlines()
+    )
 
 
 def _parser() -> tuple[_Parser, Mapping[str, _Parser]]:
@@ -103,12 +115,16 @@ def _parser() -> tuple[_Parser, Mapping[str, _Parser]]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; return its exit status: 0, 1 without its output, 2 for bad input, 130 or 143 after a signal."""
+    """Run one command, or show the help; return 0, 1 without its output, 2 for bad input, 130 or 143 after a signal."""
     words = sys.argv[1:] if argv is None else argv
     if words and not words[0].startswith("-") and words[0] not in VERBS:
-        print(f"cpuopt: {plain(repr(words[0])[:80])}: no such verb; {nearest(words[0], VERBS)}", file=sys.stderr)
+        refused = f"cpuopt: {plain(repr(words[0])[:80])}: no such verb; {nearest(words[0], VERBS)}"
+        print(_fitted(refused), file=sys.stderr)
         return 2
     parser, verbs = _parser()
+    if not words:
+        parser.print_help()
+        return 0
     args, left = parser.parse_known_args(argv)
     if left:
         verbs[args.verb].unknown(left)
@@ -117,7 +133,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return int(args.run_verb(args) or 0)
     except UserError as e:
-        print(f"cpuopt: {e}", file=sys.stderr)
+        print(_fitted(f"cpuopt: {e}"), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("cpuopt: interrupted", file=sys.stderr)

@@ -60,6 +60,7 @@ def run(args: argparse.Namespace) -> int:
     from ..kernels.generated import REFUSED
     from ..kernels.generated.load import backward
     from ..report import backward as show
+    from ..report.console import OUT
     from ..report.files import check_target
 
     if args.html:
@@ -80,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
             registry.find(op.name, args.against, "ad --against: ")
     status = 0
     for one in made:
-        print(plain(one.text))
+        print(show.fitted(plain(one.text), OUT.width))
         if args.plan:
             print(plain("\n".join(show.plan(one))) + "\n")
         if args.against:

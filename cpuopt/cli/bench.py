@@ -100,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
     for model, B, T in [(p.model, *size) for p in rows for size in p.sizes]:
         if AUTO in (args.variant, *args.against):
             job = Settings(model=model, B=B, T=T, variant=AUTO, kernels=plan.kernels, threads=plan.threads)
-            console.warn(f"{model} {B}x{T}: {build_only(job).notes[0]}")
+            console.note(f"{model} {B}x{T}: {build_only(job).notes[0]}")
     with report.progress(sum(p.cost for p in rows)) as view:
         record = suite.run(rows, view, args.out) if args.suite else Bench(plan, view).run(args.out)
     common.keep(args.runs, "bench", "suite" if args.suite else args.model, record)

@@ -101,7 +101,7 @@ def sizes_by_symbol(text: str) -> list[dict[str, int]]:
 
 def check_limit(seconds: float) -> None:
     """Refuse a ``--limit`` that is not positive."""
-    if seconds <= 0:
+    if not seconds > 0:
         raise UserError(f"--limit {seconds:g}: expected a positive number of seconds")
 
 

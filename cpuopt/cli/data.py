@@ -19,7 +19,7 @@ from .common import shared, show
 
 def flags(p: argparse.ArgumentParser) -> None:
     """Add the verb's flags."""
-    what = p.add_subparsers(dest="what", metavar="what", required=True)
+    what = p.add_subparsers(dest="what", metavar="prepare|tokenize|list", required=True)
     q = what.add_parser("prepare", help="download and tokenize a dataset; the only verb that uses the network")
     q.add_argument("name", help="Prepare this dataset.")
     q.add_argument(

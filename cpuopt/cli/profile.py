@@ -69,7 +69,7 @@ def _profile(args: argparse.Namespace, rank: ranks.Rank) -> int:
     if roofs.doubts:
         console.warn(f"the roofs may be too low: {'; '.join(roofs.doubts)}. When it is quiet: cpuopt machine --again")
     for note in job.engine.notes:
-        console.warn(note)
+        console.note(note)
     busy = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     if busy > common.cores() and comm.size == 1:
         others = "other processes make these times too long"

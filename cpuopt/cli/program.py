@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     comm.size, comm.name = args.ranks, "messages"
     built = build_only(asked, comm)
     for note in built.notes:
-        console.warn(note)
+        console.note(note)
     program, chosen, plan = built.program, built.kernels, built.plan()
     phases = {"all": (), "update": ("norm", "update"), "outer": ("start", "outer")}.get(args.phase, (args.phase,))
     calls = [

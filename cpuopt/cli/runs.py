@@ -17,7 +17,7 @@ from .common import shared, show
 
 def flags(p: argparse.ArgumentParser) -> None:
     """Add the verb's flags."""
-    what = p.add_subparsers(dest="what", metavar="what", required=True)
+    what = p.add_subparsers(dest="what", metavar="list|show|compare", required=True)
     for name, words, help_ in (
         ("list", (), "list all records, oldest first"),
         ("show", ("RUN",), "show one record; a part of its name suffices"),

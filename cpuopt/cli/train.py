@@ -82,7 +82,7 @@ def _train(args: argparse.Namespace, rank: ranks.Rank) -> int:
         there = comm.everyone([rank.place.host, *rank.place.cores])
         console.show([*ranks_table(there, comm.everyone(threads)), *default])
     for note in job.notes:
-        console.warn(f"since the checkpoint: {note}")
+        console.note(f"since the checkpoint: {note}")
     with console.saying() as say:
         roofs = machine.roofs(job.engine.threads, say) if args.html and not comm.rank else None
     with console.TrainingView(job, quiet=args.json) as view:

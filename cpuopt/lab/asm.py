@@ -15,6 +15,8 @@ FILE = re.compile(r'^\s*\.file\s+(\d+)\s+(?:"([^"]*)"\s+)?"([^"]*)"', re.M)
 LOC = re.compile(r"\.loc\s+(\d+)\s+(\d+)")
 OURS = re.compile(r"^(?!NRT_|cfunc\.|_ZN7cpython|numba_|\.)")
 """The names of functions that come from a kernel's text, not from numba's wrappers."""
+LOCALS = "_3clocals_3e"
+"""The part ``<locals>`` of a name, as numba mangles it."""
 AROUND = re.compile(
     r"printf|Py|NRT_|numba_|.*parfor_gufunc|get_num_threads|[gs]et_parallel_chunksize|(get|(de)?allocate)_sched|do_sched"
 )
@@ -64,7 +66,7 @@ def loops(asm: str, file: str = "<string>", line: int = 0) -> list[Loop]:
     ----------
     file, line : where the kernel begins; numba gives the body of a parallel loop no file, but its lines.
     """
-    files = {n: name for n, _, name in FILE.findall(asm)}
+    files = {n: name for n, folder, name in FILE.findall(asm) if "/site-packages/numba/" not in folder}
     found: list[Loop] = []
     for name, lines in functions(asm):
         if OURS.match(name):
@@ -90,6 +92,7 @@ def plain(symbol: str) -> str:
         start, n = len(m[1]), int(m[1])
         names.append(rest[start : start + n])
         rest = rest[start + n :]
+    names = [name for name in names if name != LOCALS]
     return ".".join(names[-2:]) or symbol
 
 
@@ -131,7 +134,7 @@ def read(name: str, lines: Sequence[str], start: int, end: int, files: dict[str,
     stack = stack_of(lines)
     for i in range(start, end + 1):
         if place := LOC.match(lines[i]):
-            source, line = files.get(place[1], "?").split("/")[-1], int(place[2])
+            source, line = files.get(place[1], "<gufunc>").split("/")[-1], int(place[2])
             if line and source != "<gufunc>" and (source != "<string>" or line >= first):
                 where[home if source == "<string>" else source, line] += 1
         if one := instruction(lines, i, stack):

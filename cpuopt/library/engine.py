@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import partial
+from inspect import signature
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -52,7 +53,19 @@ def rewrites(fuse: str | Sequence[str], choice: Choice, two_pass: bool) -> tuple
     """Return the names of the rewrites that `fuse` asks for."""
     if fuse == "auto":
         return usual(choice.variant, two_pass)
+    if not isinstance(fuse, str | Iterable):
+        raise UserError(f"fuse {fuse!r}: expected 'auto', 'all', 'none', or names of rewrites")
     return parse(fuse) if isinstance(fuse, str) else tuple(fuse)
+
+
+def known(maker: Callable[..., Any], names: Iterable[str], also: Callable[..., Any]) -> None:
+    """Refuse a keyword that neither of two callables takes."""
+    every = {n for f in (maker, also) for n, p in signature(f).parameters.items() if p.kind is p.KEYWORD_ONLY} - {
+        "choice"
+    }
+    for name in names:
+        if name not in every:
+            raise UserError(f"{maker.__name__}({name}=...): no such keyword; {nearest(name, sorted(every))}")
 
 
 def build(
@@ -82,6 +95,7 @@ def build(
     >>> sorted({kernel.variant for kernel in built.kernels})
     ['optimized', 'vanilla']
     """
+    known(build, more, core.build)
     choice = chosen(variant, swap)
     return core.build(model, inputs, choice=choice, fuse=rewrites(fuse, choice, gradients), **more)
 
@@ -148,15 +162,22 @@ class Engine(core.Engine):
         optimizer: OptimizerChoice = ops.USUAL,
         **more: Any,
     ) -> None:
+        known(Engine, more, core.Engine)
         if isinstance(model, type):
             raise UserError(
                 f"Engine: the model is the class {model.__name__}; expected a module: {model.__name__}(...)"
             )
+        if not isinstance(model, nn.Module):
+            raise UserError(f"Engine: the model is a {type(model).__name__}; expected an nn.Module")
+        if not isinstance(inputs, Mapping):
+            raise UserError(f"inputs {inputs!r}: expected them by name, as in {{'x': ((512, 2), 'float32')}}")
         for name, spec in inputs.items():
             if not (isinstance(spec, tuple | list) and len(spec) == 2 and isinstance(spec[0], tuple | list)):
                 raise UserError(f"input {name!r} is {spec}; expected shape and dtype, as in ((512, 2), 'float32')")
-        if micro_batches < 1:
-            raise UserError(f"micro_batches {micro_batches}: expected 1 or more")
+            if not all(isinstance(n, int | np.integer) and n > 0 for n in spec[0]):
+                raise UserError(f"input {name!r} has shape {spec[0]}; expected whole numbers of 1 or more")
+        if not isinstance(micro_batches, int | np.integer) or micro_batches < 1:
+            raise UserError(f"micro_batches {micro_batches!r}: expected 1 or more")
         self.choice, self.model = chosen(variant, swap), model
         together = more.get("alone", False) or micro_batches * getattr(more.get("comm"), "size", 1) > 1
         names = rewrites(fuse, self.choice, gradients or together)
@@ -242,8 +263,8 @@ class Engine(core.Engine):
             For a kernel that is wrong, or an engine without a backward.
         """
         require_trained(self, "profile")
-        if steps < 1 or warmup < 0:
-            raise UserError(f"profile: steps {steps}, warmup {warmup}; expected 1 or more, and 0 or more")
+        if not all(isinstance(n, int | np.integer) for n in (steps, warmup)) or steps < 1 or warmup < 0:
+            raise UserError(f"profile: steps {steps!r}, warmup {warmup!r}; expected 1 or more, and 0 or more")
         checked = self._check()
         machine = rates.roofs(self.threads) if roofs else None
         before = self._state()

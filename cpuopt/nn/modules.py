@@ -60,7 +60,7 @@ class Parameter(Arithmetic):
     Raises
     ------
     UserError
-        Where init is no function.
+        Where init is no function, or a size is no whole number of 1 or more.
     """
 
     shape: Shape
@@ -70,6 +70,14 @@ class Parameter(Arithmetic):
     def __post_init__(self) -> None:
         if not callable(self.init):
             raise UserError(f"Parameter: init is {self.init!r}; expected a function, such as nn.constant(1.0)")
+        require_sizes("Parameter", *self.shape)
+
+
+def require_sizes(name: str, *sizes: int) -> None:
+    """Refuse sizes that are no whole numbers of 1 or more."""
+    for n in sizes:
+        if not isinstance(n, int | np.integer) or n < 1:
+            raise UserError(f"{name}: size {n!r}; expected a whole number of 1 or more")
 
 
 @dataclass(eq=False)
@@ -136,6 +144,7 @@ class Linear(Module):
     """Rows times a weight (out, in), plus a bias. Starts as in PyTorch, unless `init` is given."""
 
     def __init__(self, in_features: int, out_features: int, bias: bool = True, init: Init | None = None) -> None:
+        require_sizes("Linear", in_features, out_features)
         start = uniform(in_features**-0.5)
         self.weight = Parameter((out_features, in_features), init or start)
         self.bias = Parameter((out_features,), constant(0) if init else start) if bias else None

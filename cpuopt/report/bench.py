@@ -16,7 +16,7 @@ from ..isolate.process import PHASES
 from ..lab.peers import Result, View
 from ..wording import spread
 from . import style
-from .console import on_stderr
+from .console import on_stderr, put
 from .style import digits as digits
 
 
@@ -42,7 +42,7 @@ class BenchView(View):
             text = f"{head}: cpuopt {ms['cpuopt']}, {result.peer} {ms['peer']}, ratio {spread(result.ratio, 2)}"
         else:
             text = f"{head}: {result.refused}"
-        self.bar.console.print(text, soft_wrap=True)
+        put(self.bar.console, text)
 
 
 @contextmanager

@@ -67,7 +67,12 @@ def on_stderr(*columns: str | ProgressColumn) -> Progress:
 
 def warn(text: str) -> None:
     """Print a warning on stderr."""
-    ERR.print(Text.assemble(("warning: ", "yellow"), text), soft_wrap=True)
+    put(ERR, Text.assemble(("warning: ", "yellow"), text) if ERR.is_terminal else f"warning: {text}")
+
+
+def note(text: str) -> None:
+    """Print a note on stderr."""
+    put(ERR, f"note: {text}")
 
 
 def show(renderables: Sequence[RenderableType]) -> None:
@@ -77,9 +82,10 @@ def show(renderables: Sequence[RenderableType]) -> None:
 
 
 def put(console: Console, shown: RenderableType) -> None:
-    """Print a table or a text, which breaks no word; a string is one line, however long."""
-    whole = Group(*unbroken(shown, console.width)) if isinstance(shown, Text) else shown
-    console.print(whole, soft_wrap=isinstance(whole, str), crop=False)
+    """Print a table or a text, which breaks no word; a string is one line, however long, where no terminal is."""
+    width = console.width if console.is_terminal or not isinstance(shown, str) else UNLIMITED
+    text = Text(shown) if isinstance(shown, str) else shown
+    console.print(Group(*unbroken(text, width)) if isinstance(text, Text) else text, crop=False)
 
 
 @contextmanager
@@ -109,7 +115,7 @@ def compiling() -> Iterator[Callable[[int, int, str], None]]:
     def noted(done: int, total: int, kernel: str) -> None:
         nonlocal task
         if not ERR.is_terminal:
-            ERR.print(f"compiled {done}/{total}{': next ' + kernel if kernel else ''}", soft_wrap=True)
+            put(ERR, f"compiled {done}/{total}{': next ' + kernel if kernel else ''}")
             return
         if task is None:
             bar.start()
@@ -188,7 +194,7 @@ class TrainingView:
         """Print a line above the live one."""
         if not self.quiet:
             with surviving_hangup():
-                self.bar.console.print(text, soft_wrap=True)
+                put(self.bar.console, text)
 
     def note_resume(self, checkpoint: Checkpoint) -> None:
         """Show the checkpoint that the run continues from."""
@@ -281,17 +287,14 @@ def generation(figures: Mapping[str, Any]) -> None:
         parts.append(f"the first after {four(f['first_token_ms'])} ms")
     if f["tokens_per_s"]:
         parts.append(f"then {f['tokens_per_s']:.1f} tokens/s")
-    ERR.print(", ".join(parts), soft_wrap=True)
+    put(ERR, ", ".join(parts))
     if f["stopped"] == "context full":
-        ERR.print(
-            f"the context of {f['context']} tokens is full, so the text ends here; to go on, prompt with its end",
-            soft_wrap=True,
-        )
+        put(ERR, f"the context of {f['context']} tokens is full, so the text ends here; to go on, prompt with its end")
     if f["share_of_roof"]:
-        ERR.print(
+        put(
+            ERR,
             f"{gb(f['weight_bytes'])} of weights a token, which {f['threads']} threads read at "
             f"{f['read_bytes_per_s'] / 1e9:.1f} GB/s: {100 * f['share_of_roof']:.0f}% of what memory allows",
-            soft_wrap=True,
         )
 
 

@@ -11,11 +11,11 @@ from rich.console import RenderableType
 from rich.progress import TimeRemainingColumn
 from rich.text import Text
 
-from ..lab.tune import Row, Tuning, View
+from ..lab.tune import UNKNOWN, Row, Tuning, View
 from ..measure.comparison import marginal
 from ..wording import count, four, spread
 from . import style
-from .console import ERR, on_stderr
+from .console import ERR, on_stderr, put
 from .style import STYLE
 
 STEPS = 5
@@ -43,7 +43,7 @@ class Progress(View):
         """Show the measurement that begins."""
         self.bar.update(self.task, description=text)
         if self.bar.disable and self.count == self.total:  # whole steps, which `done` does not count
-            ERR.print(text, soft_wrap=True)
+            put(ERR, text)
 
     def done(self, row: Row, variant: str) -> None:
         """Count a comparison."""
@@ -52,7 +52,7 @@ class Progress(View):
         if self.bar.disable:
             found = row.tried[variant]
             said = f"{found['verdict']} {spread(found['ratio'])}" if "ratio" in found else found["why"]
-            ERR.print(f"{self.count}/{self.total} {row}: {variant}: {said}", soft_wrap=True)
+            put(ERR, f"{self.count}/{self.total} {row}: {variant}: {said}")
 
 
 def tables(content: Mapping[str, Any], path: str | None) -> list[RenderableType]:
@@ -64,7 +64,13 @@ def tables(content: Mapping[str, Any], path: str | None) -> list[RenderableType]
     shown: list[RenderableType] = [head, ""]
     for row in c["rows"]:
         shown += _row(row, c["rules"]) if row["tried"] else []
-    left = sum(not row["tried"] for row in c["rows"])
+    left = 0
+    for row in c["rows"]:
+        codes = row.get("hashes", {})
+        same = [v for v in codes if v != row["default"] and codes[v] == codes[row["default"]] != UNKNOWN]
+        for v in same:
+            shown.append(Text(f"{row['op']}[{v}] is the code of {row['default']}: nothing to compare"))
+        left += not row["tried"] and not same
     if left:
         shown.append(Text(f"{left} more were not measured and keep the default", "dim"))
     if any(row["tried"] for row in c["rows"]):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from numbers import Integral
 
 import numba
 from numba.np.ufunc import parallel
@@ -44,11 +45,9 @@ def set_threads(n: int | None) -> int:
     """
     most = numba.config.NUMBA_NUM_THREADS
     n = most if n is None else n
-    if not 1 <= n <= most:
-        raise UserError(
-            f"threads = {n}: expected 1 to {most}, which numba was started with; "
-            f"set NUMBA_NUM_THREADS={n} before Python starts"
-        )
+    if not isinstance(n, Integral) or not 1 <= n <= most:
+        more = f"; set NUMBA_NUM_THREADS={n} before Python starts" if isinstance(n, Integral) and n > most else ""
+        raise UserError(f"threads = {n!r}: expected 1 to {most}, which numba was started with{more}")
     start(n)
     numba.set_num_threads(n)
     return n

@@ -75,7 +75,7 @@ def fuse(program: Program, names: Sequence[str], choice: Choice) -> list[str]:
 
     for name in names:
         if name not in FUSIONS:
-            raise UserError(f"--fuse {name!r}: no such rewrite; {nearest(name, [*FUSIONS, 'all', 'none'])}")
+            raise UserError(f"fuse {name!r}: no such rewrite; {nearest(name, [*FUSIONS, 'all', 'none'])}")
     for name, rewrite in FUSIONS.items():
         if name in names:
             draft = Draft(program)

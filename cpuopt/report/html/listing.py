@@ -49,7 +49,7 @@ def _common(digits: int) -> list[Column]:
         Column("FLOP/byte", "intensity", rate),
         Column("of roof", "of_roof", lambda x: f"{x:.0f} %"),
         Column("roof", "roof"),
-        Column("slowest", "imbalance", lambda x: f"{x:.2f}"),
+        Column("imbalance", "imbalance", lambda x: f"{x:.2f}"),
     ]
 
 
