@@ -7,6 +7,9 @@ it recompiles a whole file for a comment.
 A function is compiled in an LLVM engine that is thrown away, and loaded from its entry into an engine of its own. In
 one engine for all, as numba has it, a symbol that several objects define is bound to the copy that came first. So a
 process that compiled a parallel kernel ran other machine code, and computed other bits, than one that loaded it.
+
+What a function calls is compiled into it. So a callee gets an entry without machine code, and no wrapper for Python;
+where Python calls it, it is compiled as any other.
 """
 
 from __future__ import annotations
@@ -63,7 +66,10 @@ def attach(dispatcher: Any) -> None:
         _warn(f"kernels are not cached: {reason}")
     elif not numba.config.DISABLE_JIT:
         dispatcher._cache = cache = _KernelCache(dispatcher)
+        dispatcher.compile = functools.partial(cache.ready, dispatcher.compile)
+        dispatcher.add_overload = functools.partial(cache.add, dispatcher.add_overload)
         dispatcher._compiler.compile = functools.partial(cache.compile, dispatcher._compiler.compile)
+        dispatcher._compiler._customize_flags = _customize
 
 
 def is_cached(dispatcher: Any, signature: Any) -> bool:
@@ -116,7 +122,10 @@ _INTERNALS = {  # function: its parameters, and names that its code must use
     "caching:_Cache.save_overload": ("self sig data", ""),
     "codegen:CPUCodegen.magic_tuple": ("self", "_tm_features"),
     "codegen:CodeLibrary.has_dynamic_globals": ("self", ""),
+    "codegen:CPUCodeLibrary._finalize_final_module": ("self", "_finalize_specific _finalized"),
     "codegen:CPUCodeLibrary._unserialize": ("codegen state", "_set_compiled_object _finalize_final_module"),
+    "codegen:CPUCodeLibrary.serialize_using_object_code": ("self", "_get_compiled_object"),
+    "codegen:JITCodeLibrary.get_pointer_to_function": ("self name", "is_symbol_defined get_function_address"),
     "codegen:JITCPUCodegen.set_env": ("self env_name env", "_engine"),
     "compiler:CompileResult._reduce": ("self", "serialize_using_object_code reload_init"),
     "compiler:CompileResult._rebuild": (
@@ -125,6 +134,7 @@ _INTERNALS = {  # function: its parameters, and names that its code must use
     ),
     "cpu:CPUContext.codegen": ("self", "_internal_codegen"),
     "cpu:CPUContext.get_executable": ("self library fndesc env", "codegen set_env"),
+    "cpu_options:FastMathOptions.encode": ("self", "flags"),
     "dispatcher:Dispatcher.__init__": (
         "self py_func locals targetoptions pipeline_class",
         "locals targetoptions targetctx _cache _compiler",
@@ -137,7 +147,9 @@ _INTERNALS = {  # function: its parameters, and names that its code must use
         "self py_func targetdescr targetoptions locals pipeline_class",
         "pipeline_class",
     ),
+    "dispatcher:_FunctionCompiler._compile_core": ("self args return_type", "_customize_flags"),
     "dispatcher:_FunctionCompiler.compile": ("self args return_type", ""),
+    "dispatcher:_DispatcherBase.add_overload": ("self cres", "_insert overloads"),
     "extending:_Intrinsic.__init__": ("self name defn prefer_literal kwargs", "_defn _ctor_kwargs _prefer_literal"),
     "serialize:dumps": ("obj", ""),
     "sigutils:normalize_signature": ("sig", ""),
@@ -166,7 +178,8 @@ class _Numbers:
 
     Two processes would write entries that hold different functions under one name, and a kernel that calls both would
     run one for the other. So the numbers of an entry follow from its key: other entries have other ones, and who
-    compiles it anew gives the same.
+    compiles it anew gives the same. That of its function is even. What numba compiles besides, as its ``max``, is odd:
+    it has the numbers of the entry that called it first.
     """
 
     def __init__(self) -> None:
@@ -176,7 +189,8 @@ class _Numbers:
         if not self.keys:
             return secrets.randbits(63)
         key, count = self.keys[-1]
-        return int(sha(f"{key} {next(count)}".encode())[:15], 16)
+        n = next(count)
+        return int(sha(f"{key} {n}".encode())[:15], 16) // 2 * 2 + (n > 0)
 
     @contextlib.contextmanager
     def of(self, key: str) -> Iterator[None]:
@@ -187,19 +201,63 @@ class _Numbers:
             self.keys.pop()
 
 
+_ODD = re.compile(r"B\d+v\d*[13579]B")
+"""An odd number in a symbol, as numba writes it there."""
+
 _numbers = _Numbers()
 if not unsupported():
     bytecode.FunctionIdentity._unique_ids = _numbers
+
+    class _Library(codegen.JITCodeLibrary):
+        """A library that is optimized and compiled where an address in it is asked for; in a callee, none is."""
+
+        _made = False
+
+        def _optimize_final_module(self) -> None:
+            pass
+
+        def _finalize_final_module(self) -> None:
+            self._finalize_dynamic_globals()
+            self._finalized = True
+
+        def get_pointer_to_function(self, name: str) -> int:
+            self._ensure_finalized()
+            if not self._made and any(f.name == name for f in (self._shared_module or self._final_module).functions):
+                self._made = True
+                if not self._disable_inspection:  # which is what numba notes of loaded machine code
+                    super()._optimize_final_module()
+                super()._finalize_final_module()
+            return super().get_pointer_to_function(name)
+
+        def serialize_using_object_code(self) -> Any:
+            self._ensure_finalized()
+            if self._made:
+                return super().serialize_using_object_code()
+            for f in self._final_module.functions:  # copies of its own, whatever this process compiled before
+                if f.linkage == llvm.Linkage.linkonce_odr and _ODD.search(f.name):
+                    f.linkage = llvm.Linkage.internal
+            return self.serialize_using_bitcode()
+
+    class _Codegen(codegen.JITCPUCodegen):
+        _library_class = _Library
+
+        def set_env(self, env_name: str, env: Any) -> None:
+            if self._engine.is_symbol_defined(env_name):
+                super().set_env(env_name, env)
 
 
 @contextlib.contextmanager
 def _own_engine(target: Any) -> Iterator[None]:
     """Compile or load code in an LLVM engine of its own, which lives as long as the code."""
-    before, target._internal_codegen = target._internal_codegen, codegen.JITCPUCodegen("cpuopt")
+    before, target._internal_codegen = target._internal_codegen, _Codegen("cpuopt")
     try:
         yield
     finally:
         target._internal_codegen = before
+
+
+class _Callee:
+    """What stands for a function that has no machine code of its own: numba finds its code by this object."""
 
 
 class _KernelCache:
@@ -224,11 +282,27 @@ class _KernelCache:
         """Forget the sources of the dispatcher's code: ``recompile()`` makes it anew. No entry on disk is wrong."""
         _made_from.pop(self.dispatcher, None)
 
-    def key(self, signature: Any, walk: Walk) -> str:
+    def key(self, signature: Any, walk: Walk, callee: bool = False) -> str:
         args, result = sigutils.normalize_signature(signature)
         typed = Walk((args, None if result == types.void else result)).digest
         target = self.dispatcher.targetctx.codegen().magic_tuple()
-        return f"{self.label}-{sha(repr((self.home, typed, target, settings(), walk.digest)).encode())[:32]}"
+        name = sha(repr((self.home, typed, target, settings(), walk.digest, callee)).encode())
+        return f"{self.label}-{name[:32]}"
+
+    def ready(self, compile_: Callable[..., Any], sig: Any) -> Any:
+        """Compile a function for Python that was a callee until now."""
+        args = tuple(sigutils.normalize_signature(sig)[0])
+        known = self.dispatcher.overloads.get(args)
+        if not _numbers.keys and known and isinstance(known.entry_point, _Callee):
+            del self.dispatcher.overloads[args]
+        return compile_(sig)
+
+    def add(self, add_: Callable[..., None], result: Any) -> None:
+        """Let Python call what has machine code, and other functions the rest."""
+        if isinstance(result.entry_point, _Callee):
+            self.dispatcher.overloads[tuple(result.signature.args)] = result
+        else:
+            add_(result)
 
     def load_overload(self, sig: Any, target: Any) -> Any:
         """Load the entry, if there is one; `compile` is next if not."""
@@ -237,7 +311,7 @@ class _KernelCache:
         with self.or_else_a_warning():
             if folder := _folder():
                 walk = Walk(self.dispatcher)
-                key = self.key(sig, walk)
+                key = self.key(sig, walk, bool(_numbers.keys))
                 if payload := _read(folder, key):
                     result = self.load(payload, target)
                     _made_from.setdefault(self.dispatcher, walk.digest)
@@ -247,18 +321,21 @@ class _KernelCache:
         return result
 
     def load(self, payload: bytes, target: Any) -> Any:
-        """Bring the machine code of an entry into memory."""
+        """Bring an entry into memory, and its machine code if it has one."""
         libdata, *rest = pickle.loads(payload)
         with _own_engine(target):
             result = compiler.CompileResult._rebuild(target, libdata, *rest)
         result.library._reload_init.update(result.reload_init)  # for those that it is linked into
+        if libdata[1] == "bitcode":
+            return result._replace(entry_point=_Callee())
         _loaded.setdefault(self.dispatcher, {})[tuple(result.signature.args)] = machine_code(libdata[2][0])
         return result
 
     def compile(self, compile_: Callable[..., Any], args: Any, result: Any) -> Any:
         """Compile in an engine that nothing runs in, keep the entry, and load it."""
+        callee = bool(_numbers.keys)
         target, (key, sig) = self.dispatcher.targetctx, self.missing.pop((args, result), ("", None))
-        with _own_engine(target), _numbers.of(key or secrets.token_hex()), _without_numbas_cache(self.dispatcher):
+        with _own_engine(target), _without_numbas_cache(self.dispatcher), _numbers.of(key or secrets.token_hex()):
             made = compile_(args, result)
         loaded = None
         with self.or_else_a_warning():
@@ -268,20 +345,22 @@ class _KernelCache:
                 )
             payload = serialize.dumps(made._reduce())
             loaded = self.load(payload, target)
-            target.insert_user_function(loaded.entry_point, loaded.fndesc, [loaded.library])
             if key and (folder := _folder()):
-                self.require_unchanged(sig, key)
+                self.require_unchanged(sig, key, callee)
                 _write(folder, key, payload)
                 _counts["saved"] += 1
-        return loaded or made
+        found = loaded or (made._replace(entry_point=_Callee()) if callee else made)
+        if found is not made:
+            target.insert_user_function(found.entry_point, found.fndesc, [found.library])
+        return found
 
     def save_overload(self, sig: Any, result: Any) -> None:
         """Do nothing: `compile` has saved it."""
 
-    def require_unchanged(self, sig: Any, key: str) -> None:
+    def require_unchanged(self, sig: Any, key: str, callee: bool) -> None:
         """Raise where the entry's name does not describe the compiled code."""
         walk = Walk(self.dispatcher)
-        if self.key(sig, walk) != key:
+        if self.key(sig, walk, callee) != key:
             raise UncacheableError("something that it depends on changed while it was compiled")
         for unit in walk.units:
             digest = Walk(unit).digest
@@ -322,6 +401,26 @@ def machine_code(content: bytes) -> str:
     sections = [(s.is_text(), s.name() or b"", s.data()) for s in llvm.ObjectFileRef.from_data(content).sections()]
     code = [(name, data) for text, name, data in sections if text or name.startswith((b".rodata", b"__const"))]
     return sha(repr(code).encode())[:12]
+
+
+class _Ordered(set[str]):
+    """A set whose text is the same in each process: numba writes that of the flags into symbols."""
+
+    def __repr__(self) -> str:
+        return repr(sorted(self))
+
+    __str__ = __repr__
+
+    def copy(self) -> _Ordered:
+        return _Ordered(self)
+
+
+def _customize(flags: Any) -> Any:
+    """Let a callee have no wrapper, and no machine code of its own."""
+    flags.fastmath.flags = _Ordered(flags.fastmath.flags)
+    if len(_numbers.keys) > 1:
+        flags.no_compile = flags.no_cpython_wrapper = flags.no_cfunc_wrapper = True
+    return flags
 
 
 def _warn(message: str) -> None:
