@@ -219,6 +219,7 @@ def test_an_example_that_is_wrong_is_found(monkeypatch, capsys):
             f"'xyz': no such op; none of {len(ops.ALL)} names is like it; 'cpuopt kernels' lists",
         ),
         (["kernels", "gelo"], "kernels 'gelo': no op matches; did you mean 'gelu'?"),
+        *((["lab", "gelu", "--limit", x], f"--limit: '{x}': expected a positive number") for x in ("0", "nan")),
     ],
 )
 def test_a_slip_of_the_hand_is_told_what_was_meant(flags, words, capsys):

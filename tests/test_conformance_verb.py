@@ -133,7 +133,6 @@ def test_a_process_that_died_is_started_again():
         ),
         (["gelu", "--variant", "blas"], "no kernel is both one of ['gelu'] and of variant ['blas']"),
         (["--threads", "0"], "--threads '0': expected numbers of threads up to 4,096, as in 1,2,4"),
-        (["--limit", "0"], "--limit 0: expected a positive number of seconds"),
         (["--kernels", "none.py"], "--kernels "),
     ],
 )

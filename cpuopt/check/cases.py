@@ -62,15 +62,13 @@ class Case:
         return ", ".join(words)
 
 
-SUBNORMAL = 1e-40
-"""A number that some processors' modes replace by zero."""
 KINDS: dict[str, Callable[[Array], Array]] = {
     "normal": lambda x: x,
     "large": lambda x: 30 * x,  # saturates tanh, peaks softmax; exp overflows unless the maximum is taken off
     "offset": lambda x: x + 100,  # a mean far above the deviation: E[x^2] - E[x]^2 loses the variance
     "tiny": lambda x: x * 1e-6,  # an epsilon of the formula, far below other numbers, decides
     "constant": lambda x: np.full_like(x, 2),  # no variance at all; state starts from zero
-    "zeros": lambda x: np.where(x > 0.5, x, np.copysign(SUBNORMAL * (x < -1), x)),  # of both signs, between others
+    "zeros": lambda x: np.where(x > 0.5, x, np.copysign(0.0, x)),  # of both signs, between others
     "thousands": lambda x: np.copysign(np.minimum(1e3 * (1 + 3 * np.abs(x)), 1e4), x),
     "nan": lambda x: x,
     "infinity": lambda x: x,

@@ -70,7 +70,6 @@ def run(args: argparse.Namespace) -> int:
     from ..report import check as report
     from ..report import console
 
-    common.check_limit(args.limit)
     sizes = common.sizes_by_symbol(args.sizes) if args.sizes else []
     seed = secrets.randbelow(10**6) if args.seed is None else args.seed
     with Child(worker.__name__, args.kernels, max(counts), args.limit) as child:

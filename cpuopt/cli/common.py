@@ -27,12 +27,21 @@ LAYERS = ("default", "safe", "threadsafe", "forksafe", "omp", "tbb", "workqueue"
 """The names of numba's threading layers."""
 MOST_THREADS = 4096
 """More than any machine has: a number beyond is a slip."""
+
+
+def seconds(text: str) -> float:
+    """Read a positive number of seconds."""
+    if not (found := float(text)) > 0:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a positive number of seconds")
+    return found
+
+
 SHARED: Mapping[str, Mapping[str, Any]] = {
     "op": {"metavar": "OP", "help": "Use this op, as 'cpuopt kernels' lists it."},
     "--sizes": {"default": "", "metavar": "SYMBOL=N,...", "help": "Set sizes of the op by symbol, as in N=4096."},
     "--rounds": {"type": int, "help": "Run at most this many rounds of a comparison. Default: %(default)s."},
     "--limit": {
-        "type": float,
+        "type": seconds,
         "metavar": "S",
         "help": "Stop one comparison or check after this many seconds. Default: %(default)s.",
     },
@@ -97,12 +106,6 @@ def sizes_by_symbol(text: str) -> list[dict[str, int]]:
     if len({frozenset(sizes) for sizes in found}) != 1:
         raise UserError(f"--sizes {text!r}: expected the same symbols in each size")
     return found
-
-
-def check_limit(seconds: float) -> None:
-    """Refuse a ``--limit`` that is not positive."""
-    if not seconds > 0:
-        raise UserError(f"--limit {seconds:g}: expected a positive number of seconds")
 
 
 def check_targets(args: argparse.Namespace) -> None:

@@ -72,7 +72,6 @@ def work(args: argparse.Namespace) -> int:
     from ..report import tune as report
     from ..train import plans
 
-    common.check_limit(args.limit)
     if not args.budget > 0:
         raise UserError(f"--budget {args.budget:g}: expected a positive number of seconds")
     common.check_targets(args)

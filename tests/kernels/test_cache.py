@@ -7,6 +7,7 @@ import abc
 import cProfile
 import ctypes
 import enum
+import errno
 import functools
 import json
 import os
@@ -685,6 +686,85 @@ def test_a_damaged_entry_is_a_miss_and_is_written_again(folder, damage):
     assert not cache.is_cached(compiled(increment), INT)
     assert not is_hit(compiled(increment), 1)
     assert is_hit(compiled(increment), 1)
+
+
+def test_an_entry_whose_time_cannot_be_set_is_loaded(folder, monkeypatch):
+    compiled(increment)(1)
+
+    def refuse(*args, **kwargs):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(os, "utime", refuse)
+    assert is_hit(compiled(increment), 1)
+
+
+def test_a_callee_has_machine_code_only_where_python_calls_it(folder):
+    callee = compiled(increment)
+    caller = compiled(lambda x: callee(x) * 2)
+    assert caller(1) == 4
+    assert cache.code_digest(caller, INT)
+    assert not cache.code_digest(callee, INT)
+    assert callee(1) == 2
+    assert cache.code_digest(callee, INT)
+    assert compiled(lambda x: callee(x) * 3)(1) == 6
+    assert len(list(folder.glob("increment-*.nbc"))) == 2
+    loaded = compiled(increment)
+    assert compiled(lambda x: loaded(x) * 4)(1) == 8
+    assert not cache.code_digest(loaded, INT)
+
+
+def test_callees_of_the_same_types_are_told_apart(folder):
+    one, two, three = compiled(increment), compiled(lambda x: x + 10), compiled(lambda x: [x + 20][0] + 0.5)
+    assert compiled(lambda x: one(x) * 1000 + two(x) + three(x))(1) == 2032.5
+
+
+SORTED = """
+import sys
+import numba
+import numpy as np
+from cpuopt.kernels.compile import cache, jit
+
+
+@jit.helper()
+def second(x):
+    return np.sort(x)[1]
+
+
+@jit.helper()
+def other(x):
+    return np.sort(x)[2]
+
+
+@jit.helper()
+def kernel(x):
+    return second(x) + np.sort(x)[0] + np.sort(x)[2]
+
+
+for f in sys.argv[1:]:
+    globals()[f](np.arange(5.0))
+print(cache.code_digest(kernel, (numba.typeof(np.zeros(5)),)))
+"""
+
+
+@pytest.mark.parametrize("before", [["other"], ["second", "other"]])
+def test_machine_code_is_the_same_whatever_was_compiled_before(tmp_path, before):
+    (tmp_path / "sorts.py").write_text(SORTED)
+
+    def code(cached, *functions):
+        done = subprocess.run(
+            [sys.executable, str(tmp_path / "sorts.py"), *functions],
+            env=os.environ | {"PYTHONPATH": str(ROOT.parent), "CPUOPT_CACHE_DIR": str(tmp_path / cached)},
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    alone = code("one", "kernel")
+    assert code("two", *before, "kernel") == alone != "\n"
+    for entry in (tmp_path / "two" / "kernels").glob("kernel-*.nbc"):
+        entry.unlink()
+    assert code("two", "kernel") == alone
 
 
 def test_an_entry_under_the_name_of_another_is_a_miss(folder):

@@ -291,12 +291,6 @@ def takes_zero_for_the_end(out, inp):
     out[0] = np.square(inp[: end[0]] if len(end) else inp).sum()
 
 
-@refused("expected", kind="zeros")
-def takes_subnormal_numbers_for_absent(out, inp1, inp2):
-    add(out, inp1, inp2)
-    out[(out != 0) & (np.abs(out) < 2.0**-126)] = 1
-
-
 @refused("expected", kind="thousands")
 def clamps_to_a_thousand(out, inp1, inp2):
     out[:] = np.clip(inp1 + inp2, -1000, 1000)

@@ -256,6 +256,14 @@ def _own_engine(target: Any) -> Iterator[None]:
         target._internal_codegen = before
 
 
+@contextlib.contextmanager
+def as_kept(dispatcher: Any) -> Iterator[None]:
+    """Let a dispatcher that was not attached compile the code that an entry would have."""
+    dispatcher._compiler._customize_flags = _customize
+    with _own_engine(dispatcher.targetctx), _numbers.of(secrets.token_hex()):
+        yield
+
+
 class _Callee:
     """What stands for a function that has no machine code of its own: numba finds its code by this object."""
 
@@ -290,10 +298,13 @@ class _KernelCache:
         return f"{self.label}-{name[:32]}"
 
     def ready(self, compile_: Callable[..., Any], sig: Any) -> Any:
-        """Compile a function for Python that was a callee until now."""
+        """Compile a function for Python that was a callee until now, or the other way round.
+
+        Python goes on calling the code that it has called: numba keeps another table for it.
+        """
         args = tuple(sigutils.normalize_signature(sig)[0])
         known = self.dispatcher.overloads.get(args)
-        if not _numbers.keys and known and isinstance(known.entry_point, _Callee):
+        if known and isinstance(known.entry_point, _Callee) != bool(_numbers.keys):
             del self.dispatcher.overloads[args]
         return compile_(sig)
 
@@ -463,7 +474,8 @@ def _read(folder: Path, key: str) -> bytes | None:
         content = (folder / f"{key}.nbc").read_bytes()
         checksum, payload = content[:64], content[64:]
         if checksum == sha(key.encode() + payload).encode():
-            os.utime(folder / f"{key}.nbc")
+            with contextlib.suppress(OSError):  # a cache that others filled, or on a disk that is read-only
+                os.utime(folder / f"{key}.nbc")
             return payload
     return None
 

@@ -148,7 +148,8 @@ def afresh(kernel: Kernel) -> tuple[Any, tuple[types.Type, ...]]:
     known, sig = kernel.function, signature_of(kernel)
     options = {k: v for k, v in known.targetoptions.items() if k not in ("nopython", "nogil")}  # type: ignore[attr-defined]
     dispatcher = numba.njit(**options)(known.py_func)  # type: ignore[attr-defined]
-    _compile(dispatcher, sig, f"{kernel.name} at {kernel.where}")
+    with cache.as_kept(dispatcher):
+        _compile(dispatcher, sig, f"{kernel.name} at {kernel.where}")
     return dispatcher, sig
 
 
