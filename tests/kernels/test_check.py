@@ -373,7 +373,7 @@ def test_particular(name: str) -> None:
     assert result.argument in arguments.split()
 
 
-CERTAIN = case(ops.classifier_backward, {"B": 4, "T": 16, "C": 16, "NH": 1, "OC": 1, "V": 4})
+CERTAIN = case(ops.classifier_backward, {"B": 4, "T": 64, "C": 16, "NH": 1, "OC": 1, "V": 4})
 """Logits of a deviation of 4: some tokens have a probability p of 0.99 and more, and 1 - p has few digits left."""
 
 

@@ -300,13 +300,20 @@ class _KernelCache:
     def ready(self, compile_: Callable[..., Any], sig: Any) -> Any:
         """Compile a function for Python that was a callee until now, or the other way round.
 
-        Python goes on calling the code that it has called: numba keeps another table for it.
+        Python goes on calling the code that it has called: numba keeps another table for it. A callee whose sources
+        have changed since then is that code, as numba promises.
         """
         args = tuple(sigutils.normalize_signature(sig)[0])
-        known = self.dispatcher.overloads.get(args)
-        if known and isinstance(known.entry_point, _Callee) != bool(_numbers.keys):
+        known, callee = self.dispatcher.overloads.get(args), bool(_numbers.keys)
+        if known and isinstance(known.entry_point, _Callee) != callee and (not callee or self.is_unchanged()):
             del self.dispatcher.overloads[args]
         return compile_(sig)
+
+    def is_unchanged(self) -> bool:
+        """Return whether the dispatcher's code is known to be that of its sources now."""
+        with contextlib.suppress(Exception):
+            return _made_from.get(self.dispatcher) == Walk(self.dispatcher).digest
+        return False
 
     def add(self, add_: Callable[..., None], result: Any) -> None:
         """Let Python call what has machine code, and other functions the rest."""
