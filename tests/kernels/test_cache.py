@@ -767,6 +767,32 @@ def test_machine_code_is_the_same_whatever_was_compiled_before(tmp_path, before)
     assert code("two", "kernel") == alone
 
 
+NAMED = """
+import numba
+from cpuopt.kernels.compile import jit
+
+
+@jit.helper()
+def half(x):
+    return x / 2
+
+
+half(1.0)
+print(half.overloads[numba.float64,].fndesc.mangled_name)
+"""
+
+
+def test_symbols_are_the_same_in_each_process(tmp_path):
+    (tmp_path / "named.py").write_text(NAMED)
+
+    def symbol(seed):
+        env = {"PYTHONPATH": str(ROOT.parent), "CPUOPT_CACHE_DIR": str(tmp_path / seed), "PYTHONHASHSEED": seed}
+        command = [sys.executable, str(tmp_path / "named.py")]
+        return subprocess.run(command, env=os.environ | env, capture_output=True, text=True, check=True).stdout
+
+    assert symbol("1") == symbol("2") == symbol("3") != ""
+
+
 def test_an_entry_under_the_name_of_another_is_a_miss(folder):
     compiled(increment)(1)
     (entry,) = folder.glob("*.nbc")
