@@ -400,10 +400,11 @@ def test_every_op_lies_where_its_figures_say_under_the_roofs(tree, profile):
     assert points.keys() == drawn.keys()
     assert all(points[op] == pytest.approx(drawn[op], rel=0.01) for op in drawn)
     low, high = y(425), y(34)  # the frame, which the large points and the roofs set
-    inside = [low * 0.99 <= r.gflops <= high * 1.01 for r in profile.layers if r.gflops > 0]
-    assert len(list(svg.all("circle", class_="layer"))) == sum(inside)
-    left_out = f"Layers outside of the picture: {inside.count(False)} of {len(inside)}."
-    assert (left_out in tree.one("section", id="roofline").text) == (False in inside)
+    rates, shown = [r.gflops for r in profile.layers if r.gflops > 0], len(list(svg.all("circle", class_="layer")))
+    least, most = (sum(low * e <= rate <= high / e for rate in rates) for e in (1.02, 0.98))  # a measured rate may lie
+    assert least <= shown <= most  # on the frame
+    left_out = f"Layers outside of the picture: {len(rates) - shown} of {len(rates)}."
+    assert (left_out in tree.one("section", id="roofline").text) == (shown < len(rates))
     for line in svg.all("line", class_="roof"):
         start, end = ((x(line.attrs[f"x{i}"]), y(line.attrs[f"y{i}"])) for i in (1, 2))
         name = line.text.split()[0]
