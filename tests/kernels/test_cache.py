@@ -26,7 +26,7 @@ import numpy as np
 import pytest
 from llvmlite import ir
 from numba import types
-from numba.core import config
+from numba.core import codegen, config
 from numba.core.compiler import CompilerBase
 from numba.extending import intrinsic
 
@@ -713,6 +713,23 @@ def test_a_callee_has_machine_code_only_where_python_calls_it(folder):
     assert not cache.code_digest(loaded, INT)
 
 
+def test_a_kernel_is_optimized_once_with_all_that_it_calls(folder, monkeypatch):
+    optimized, original = [], codegen.CPUCodeLibrary._optimize_final_module
+    monkeypatch.setattr(
+        codegen.CPUCodeLibrary, "_optimize_final_module", lambda self: optimized.append(self) or original(self)
+    )
+    helper = compiled(increment)
+
+    def spread(out):
+        for i in numba.prange(len(out)):
+            out[i] = helper(i)
+
+    out = np.zeros(9, np.int64)
+    compiled(spread, parallel=True)(out)
+    assert list(out) == list(range(1, 10))
+    assert len(optimized) == 1
+
+
 def test_callees_of_the_same_types_are_told_apart(folder):
     one, two, three = compiled(increment), compiled(lambda x: x + 10), compiled(lambda x: [x + 20][0] + 0.5)
     assert compiled(lambda x: one(x) * 1000 + two(x) + three(x))(1) == 2032.5
@@ -1133,7 +1150,7 @@ def test_this_numba_is_supported():
 def test_each_internal_is_checked(monkeypatch, recheck, path, change):
     parameters, names = cache._INTERNALS[path]
     module, _, name = path.partition(":")
-    owner = sys.modules[f"numba.core.{module}"]
+    owner = sys.modules[f"numba.{module}"]
     *outer, name = name.split(".")
     for part in outer:
         owner = getattr(owner, part)

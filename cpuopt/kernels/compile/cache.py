@@ -9,7 +9,7 @@ one engine for all, as numba has it, a symbol that several objects define is bou
 process that compiled a parallel kernel ran other machine code, and computed other bits, than one that loaded it.
 
 What a function calls is compiled into it. So a callee gets an entry without machine code, and no wrapper for Python;
-where Python calls it, it is compiled as any other.
+where Python calls it, it is compiled as any other. The body of a parallel loop is a callee too.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ from .dependencies import UncacheableError, Walk, settings, sha
 
 with contextlib.suppress(ImportError):  # `unsupported` reports it
     from numba.core import bytecode, caching, codegen, compiler, serialize, sigutils
+    from numba.parfors import parfor_lowering
 
 DAY = 24 * 3600.0
 UNUSED = 30 * DAY  # after which an entry is removed
@@ -117,43 +118,50 @@ def stats() -> dict[str, int]:
 # What is used of numba ------------------------------------------------------------------------------------------------
 
 _INTERNALS = {  # function: its parameters, and names that its code must use
-    "bytecode:FunctionIdentity.from_function": ("pyfunc", "_unique_ids"),
-    "caching:_Cache.load_overload": ("self sig target_context", ""),
-    "caching:_Cache.save_overload": ("self sig data", ""),
-    "codegen:CPUCodegen.magic_tuple": ("self", "_tm_features"),
-    "codegen:CodeLibrary.has_dynamic_globals": ("self", ""),
-    "codegen:CPUCodeLibrary._finalize_final_module": ("self", "_finalize_specific _finalized"),
-    "codegen:CPUCodeLibrary._unserialize": ("codegen state", "_set_compiled_object _finalize_final_module"),
-    "codegen:CPUCodeLibrary.serialize_using_object_code": ("self", "_get_compiled_object"),
-    "codegen:JITCodeLibrary.get_pointer_to_function": ("self name", "is_symbol_defined get_function_address"),
-    "codegen:JITCPUCodegen.set_env": ("self env_name env", "_engine"),
-    "compiler:CompileResult._reduce": ("self", "serialize_using_object_code reload_init"),
-    "compiler:CompileResult._rebuild": (
+    "core.bytecode:FunctionIdentity.from_function": ("pyfunc", "_unique_ids"),
+    "core.caching:_Cache.load_overload": ("self sig target_context", ""),
+    "core.caching:_Cache.save_overload": ("self sig data", ""),
+    "core.codegen:CPUCodegen.magic_tuple": ("self", "_tm_features"),
+    "core.codegen:CodeLibrary.has_dynamic_globals": ("self", ""),
+    "core.codegen:CPUCodeLibrary._finalize_final_module": ("self", "_finalize_specific _finalized"),
+    "core.codegen:CPUCodeLibrary._unserialize": ("codegen state", "_set_compiled_object _finalize_final_module"),
+    "core.codegen:CPUCodeLibrary.serialize_using_object_code": ("self", "_get_compiled_object"),
+    "core.codegen:JITCodeLibrary.get_pointer_to_function": ("self name", "is_symbol_defined get_function_address"),
+    "core.codegen:JITCPUCodegen.set_env": ("self env_name env", "_engine"),
+    "core.compiler:CompileResult._reduce": ("self", "serialize_using_object_code reload_init"),
+    "core.compiler:CompileResult._rebuild": (
         "target_context libdata fndesc env signature objectmode lifted typeann reload_init referenced_envs",
         "codegen unserialize_library get_executable",
     ),
-    "cpu:CPUContext.codegen": ("self", "_internal_codegen"),
-    "cpu:CPUContext.get_executable": ("self library fndesc env", "codegen set_env"),
-    "cpu_options:FastMathOptions.encode": ("self", "flags"),
-    "dispatcher:Dispatcher.__init__": (
+    "core.cpu:CPUContext.codegen": ("self", "_internal_codegen"),
+    "core.cpu:CPUContext.get_executable": ("self library fndesc env", "codegen set_env"),
+    "core.cpu_options:FastMathOptions.encode": ("self", "flags"),
+    "core.dispatcher:Dispatcher.__init__": (
         "self py_func locals targetoptions pipeline_class",
         "locals targetoptions targetctx _cache _compiler",
     ),
-    "dispatcher:Dispatcher.compile": (
+    "core.dispatcher:Dispatcher.compile": (
         "self sig",
         "_cache load_overload _compiler compile insert_user_function add_overload",
     ),
-    "dispatcher:_FunctionCompiler.__init__": (
+    "core.dispatcher:_FunctionCompiler.__init__": (
         "self py_func targetdescr targetoptions locals pipeline_class",
         "pipeline_class",
     ),
-    "dispatcher:_FunctionCompiler._compile_core": ("self args return_type", "_customize_flags"),
-    "dispatcher:_FunctionCompiler.compile": ("self args return_type", ""),
-    "dispatcher:_DispatcherBase.add_overload": ("self cres", "_insert overloads"),
-    "extending:_Intrinsic.__init__": ("self name defn prefer_literal kwargs", "_defn _ctor_kwargs _prefer_literal"),
-    "serialize:dumps": ("obj", ""),
-    "sigutils:normalize_signature": ("sig", ""),
-    "typing.templates:Signature.__init__": ("self return_type args recvr pysig", "_return_type _args _recvr"),
+    "core.dispatcher:_FunctionCompiler._compile_core": ("self args return_type", "_customize_flags"),
+    "core.dispatcher:_FunctionCompiler.compile": ("self args return_type", ""),
+    "core.dispatcher:_DispatcherBase.add_overload": ("self cres", "_insert overloads"),
+    "core.extending:_Intrinsic.__init__": (
+        "self name defn prefer_literal kwargs",
+        "_defn _ctor_kwargs _prefer_literal",
+    ),
+    "core.serialize:dumps": ("obj", ""),
+    "core.sigutils:normalize_signature": ("sig", ""),
+    "core.typing.templates:Signature.__init__": ("self return_type args recvr pysig", "_return_type _args _recvr"),
+    "parfors.parfor_lowering:_create_gufunc_for_parfor_body": (
+        "lowerer parfor typemap typingctx targetctx flags locals has_aliases index_var_typ races",
+        "compile_ir",
+    ),
 }
 
 
@@ -162,14 +170,14 @@ def unsupported() -> str | None:
     """Return a feature that this module needs and this numba lacks, or None. Without it nothing is cached."""
     for path, (parameters, names) in _INTERNALS.items():
         try:
-            found = pkgutil.resolve_name(f"numba.core.{path}")
+            found = pkgutil.resolve_name(f"numba.{path}")
             found = inspect.unwrap(getattr(found, "fget", found))
             same = " ".join(inspect.signature(found).parameters) == parameters
             used = set(names.split()) <= set(found.__code__.co_names)
         except (ImportError, AttributeError, TypeError) as error:
             return f"numba {numba.__version__}: {error}"
         if not (same and used):
-            return f"numba {numba.__version__} changed numba.core.{path}"
+            return f"numba {numba.__version__} changed numba.{path}"
     return None
 
 
@@ -244,6 +252,18 @@ if not unsupported():
         def set_env(self, env_name: str, env: Any) -> None:
             if self._engine.is_symbol_defined(env_name):
                 super().set_env(env_name, env)
+
+    _create_body = parfor_lowering._create_gufunc_for_parfor_body
+
+    @functools.wraps(_create_body)
+    def _create_callee(
+        lowerer: Any, parfor: Any, typemap: Any, typing: Any, target: Any, flags: Any, *rest: Any
+    ) -> Any:
+        if _numbers.keys:
+            _as_callee(flags)
+        return _create_body(lowerer, parfor, typemap, typing, target, flags, *rest)
+
+    parfor_lowering._create_gufunc_for_parfor_body = _create_callee
 
 
 @contextlib.contextmanager
@@ -434,11 +454,16 @@ class _Ordered(set[str]):
 
 
 def _customize(flags: Any) -> Any:
-    """Let a callee have no wrapper, and no machine code of its own."""
+    """Let symbols be the same in each process, and a callee be one."""
     flags.fastmath.flags = _Ordered(flags.fastmath.flags)
     if len(_numbers.keys) > 1:
-        flags.no_compile = flags.no_cpython_wrapper = flags.no_cfunc_wrapper = True
+        _as_callee(flags)
     return flags
+
+
+def _as_callee(flags: Any) -> None:
+    """Let a function have no wrapper, and no machine code of its own."""
+    flags.no_compile = flags.no_cpython_wrapper = flags.no_cfunc_wrapper = True
 
 
 def _warn(message: str) -> None:
