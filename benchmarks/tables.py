@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from cpuopt.isolate.process import PHASES
-from cpuopt.report.bench import digits, size_of
+from cpuopt.report.bench import digits, of_peak, size_of
 from cpuopt.wording import spread
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -75,21 +75,24 @@ def markdown(record: Mapping[str, Any]) -> str:
 
 def peer_lines(peer: str, results: Sequence[Mapping[str, Any]]) -> list[str]:
     """Make the table against one peer; a size without a ratio has the reason."""
+    known = any(r.get("of_peak") for r in results)  # records of earlier versions have none
     first = "model, B x T" if any(r.get("model") for r in results) else "B x T"
+    parts = [*(f"{p} ms" for p in PHASES), *["% of FMA peak"] * known, "peak MB"]
     lines = [
-        f"| {first} | cpuopt ms | {peer} ms | ratio | {' | '.join(f'{p} ms' for p in PHASES)} | peak MB |",
-        f"| --- |{' ---: |' * (4 + len(PHASES))}",
+        f"| {first} | cpuopt ms | {peer} ms | ratio | {' | '.join(parts)} |",
+        f"| --- |{' ---: |' * (3 + len(parts))}",
     ]
     for r in results:
         size = f"| {size_of(r)} |"
         if not r["ratio"]:
-            lines.append(f"{size} | | refused |{' |' * (1 + len(PHASES))}")
+            lines.append(f"{size} | | refused |{' |' * (1 + known + len(PHASES))}")
             continue
         ours, theirs = r["step_ms"]["cpuopt"]["median"], r["step_ms"]["peer"]["median"]
         n = digits(min(ours, theirs))
         phases = [" / ".join(f"{r['phases_ms'][key][p]:.{n}f}" for key in ("cpuopt", "peer")) for p in PHASES]
+        shares = [" / ".join(of_peak(r, key) for key in ("cpuopt", "peer"))] if known else []
         peak = " / ".join(f"{r['peak_rss_mb'][key]:.0f}" for key in ("cpuopt", "peer"))
-        cells = [f"{ours:.{n}f}", f"{theirs:.{n}f}", spread(r["ratio"], 2), *phases, peak]
+        cells = [f"{ours:.{n}f}", f"{theirs:.{n}f}", spread(r["ratio"], 2), *phases, *shares, peak]
         lines.append(f"{size} {' | '.join(cells)} |")
     notes = [f"- {size_of(r)}: {note}" for r in results for note in [r["refused"], *r["doubts"]] if note]
     return [*lines, "", *notes, *([""] if notes else [])]

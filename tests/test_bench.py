@@ -75,7 +75,7 @@ for line in sys.stdin:
         phases = {"forward": [ms * 0.3] * n, "backward": [ms * 0.6] * n, "update": [ms * 0.1] * n}
         answer = {"step_ms": [ms] * n, "losses": losses, "phases_ms": phases}
     elif do == "peak":
-        answer = {"peak_rss_mb": spec["ms"][0], "versions": {}}
+        answer = {"peak_rss_mb": spec["ms"][0], "versions": {}, "gflop": 20, "peak_gflops": 100}
     print(json.dumps(answer), flush=True)
 """
 PLAN = Plan("gpt2-tiny", sizes=((2, 8),), peers=("torch-eager",), rounds=8)
@@ -140,6 +140,8 @@ def test_twice_slower_says_2(fakes):
     assert len(result["step_ms"]["cpuopt"]["values"]) == 8 * result["steps_per_trial"]
     assert result["phases_ms"]["cpuopt"]["forward"] == pytest.approx(0.3 * result["step_ms"]["cpuopt"]["median"])
     assert result["peak_rss_mb"] == {"cpuopt": 400, "peer": 800}
+    # 20 GFLOP at 100 GFLOP/s take 200 ms
+    assert result["of_peak"] == pytest.approx({"cpuopt": 50, "peer": 25}, rel=0.01)
     assert result["losses"]["peer"][:3] == [5.0, 4.9, 4.8]
     assert len(result["losses"]["peer"]) == 3 + 8
     assert result["versions"]["peer"] == {"fake": "1"}
@@ -242,8 +244,9 @@ def test_a_suite_is_one_record_with_a_mean_over_all_models(fakes, tmp_path, page
     assert json.loads(out.read_text()) | {"time": ""} == json.loads(json.dumps(record | {"time": ""}))
     assert seen == [(r["model"], r["B"]) for r in record["results"]] == [("gpt2-tiny", 1), ("gpt2-nano", 2)]
     assert record["geometric_mean"]["torch-eager"]["median"] == pytest.approx(2)
-    assert "gpt2-nano    2x8      400.0           800.0  2.00 [2.00, 2.00]" in shown(record)
+    assert "gpt2-nano   2x8     400.0          800.0 2.00 [2.00, 2.00]       50 / 25" in shown(record)
     assert "| gpt2-nano 2x8 | 400.0 | 800.0 | 2.00 [2.00, 2.00] |" in pages.markdown(record)
+    assert "| 50 / 25 |" in pages.markdown(record)
     assert forms.wrong("bench", record) == ""
     sides["theirs"] = [fakes("B", "torch-eager", steps="die", bad_at=2)]
     failed = suite.run(rows, view, **sides)
@@ -430,8 +433,8 @@ def test_tables_fit_80_columns(fakes):
     text = shown(record)
     assert max(map(len, text.splitlines())) <= 80
     rows = [line.split() for line in text.splitlines()]
-    assert ["16x16", "cpuopt", "1234", "370", "741", "123", "1234", "2.00", "[2.00,", "2.00]"] in rows
-    assert ["torch-compile", "2469", "741", "1481", "247", "2469"] in rows
+    assert ["16x16", "cpuopt", "1234", "370", "741", "123", "16", "1234", "2.00", "[2.00,", "2.00]"] in rows
+    assert ["torch-compile", "2469", "741", "1481", "247", "8", "2469"] in rows
     assert "geometric mean of 2 ratios: 2.00 [2.00, 2.00]" in text
 
 
@@ -495,6 +498,7 @@ def test_two_variants_of_cpuopt():
         phases = result["phases_ms"][key]
         assert 0 < sum(phases.values()) <= 1.5 * result["step_ms"][key]["max"]
         assert result["peak_rss_mb"][key] > 50
+        assert 0 < result["of_peak"][key] < 100
     assert view.used == [pytest.approx(0, abs=0.1)]
 
 

@@ -80,7 +80,8 @@ def header(record: Mapping[str, Any]) -> Text:
     return Text.assemble(
         (record["model"]["name"], "bold"),
         f" · {record['variant']}{swaps} · {record['threads']} threads · {record['rounds']} rounds · {cpu}\n",
-        f"median of whole training steps; ratio: the peer's time over cpuopt's, {level:g} % interval",
+        f"median of whole training steps; ratio: the peer's time over cpuopt's, {level:g} % interval\n",
+        "FMA: the step's FLOPs over its time, in % of the FMA peak",
     )
 
 
@@ -91,16 +92,23 @@ def size_of(result: Mapping[str, Any]) -> str:
 
 def suite_table(peer: str, results: Sequence[Mapping[str, Any]]) -> Table:
     """Make a table with one row for each model and size."""
-    table = style.table("model", ">B x T", ">cpuopt ms", f">{peer} ms", ">ratio")
+    table = style.table("model", ">B x T", ">cpuopt ms", f">{peer} ms", ">ratio", ">% of FMA peak", gap=1)
     for r in results:
         size = r.get("model", ""), f"{r['B']}x{r['T']}"
         if not r["ratio"]:
-            table.add_row(*size, "", "", "refused", style="red")
+            table.add_row(*size, "", "", "refused", "", style="red")
             continue
         times = [r["step_ms"][key]["median"] for key in ("cpuopt", "peer")]
         ratio = Text(spread(r["ratio"], 2), "bold")
-        table.add_row(*size, *(f"{ms:.{digits(min(times))}f}" for ms in times), ratio)
+        shares = " / ".join(of_peak(r, key) for key in ("cpuopt", "peer"))
+        table.add_row(*size, *(f"{ms:.{digits(min(times))}f}" for ms in times), ratio, shares)
     return table
+
+
+def of_peak(result: Mapping[str, Any], key: str) -> str:
+    """Write what a side reaches of the FMA peak, in percent; a dash for records of earlier versions."""
+    shares = result.get("of_peak")
+    return f"{shares[key]:.0f}" if shares else "-"
 
 
 def fastest_table(rows: Sequence[Mapping[str, Any]]) -> Table:
@@ -114,11 +122,11 @@ def fastest_table(rows: Sequence[Mapping[str, Any]]) -> Table:
 
 def peer_table(peer: str, results: Sequence[Mapping[str, Any]]) -> Table:
     """Make a table with two rows a size: cpuopt, and the peer below it."""
-    table = style.table("B x T", "", ">step ms", *(f">{p}" for p in PHASES), ">MB", ">ratio", gap=1)
+    table = style.table("B x T", "", ">step ms", *(f">{p}" for p in PHASES), ">% FMA", ">MB", ">ratio", gap=1)
     for r in results:
         size = f"{r['B']}x{r['T']}"
         if not r["ratio"]:
-            table.add_row(size, peer, *[""] * 5, "refused", style="red")
+            table.add_row(size, peer, *[""] * 6, "refused", style="red")
             continue
         for key, name in ("cpuopt", "cpuopt"), ("peer", peer):
             times = (r["step_ms"][key]["median"], *(r["phases_ms"][key][p] for p in PHASES))
@@ -127,6 +135,7 @@ def peer_table(peer: str, results: Sequence[Mapping[str, Any]]) -> Table:
                 size if key == "cpuopt" else "",
                 name,
                 *(f"{ms:.{n}f}" for ms in times),
+                of_peak(r, key),
                 f"{r['peak_rss_mb'][key]:.0f}",
                 Text(spread(r["ratio"], 2), "bold") if key == "cpuopt" else "",
             )

@@ -66,6 +66,9 @@ class Result:
     ratios : the peer's time over cpuopt's in each round; a round compares the medians of two trials.
     ratio : their median, and its interval, which is one of `level` percent.
     verdict : on the peer.
+    of_peak : the FLOPs of the step over its time, in percent of the FMA peak. No ratio can exceed 100 over the peer's.
+    gflop, peak_gflops : those FLOPs, in 10^9, and the FMA peak of the threads, in 10^9 a second, as measured after the
+        last trial or before.
     doubts : warnings about the figures.
     model : the preset's name, where results of several models are together.
     """
@@ -86,6 +89,9 @@ class Result:
     peak_rss_mb: dict[str, float] = field(default_factory=dict)
     losses: dict[str, list[float]] = field(default_factory=dict)
     versions: dict[str, dict[str, str]] = field(default_factory=dict)
+    of_peak: dict[str, float] = field(default_factory=dict)
+    gflop: float | None = None
+    peak_gflops: float | None = None
     doubts: list[str] = field(default_factory=list)
     model: str = ""
 
@@ -242,6 +248,11 @@ class Bench:
                 last = worker.peak()
                 result.peak_rss_mb[key] = float(last["peak_rss_mb"])
                 result.versions[key] |= last.get("versions", {})
+                if key == "cpuopt":
+                    result.gflop, result.peak_gflops = last.get("gflop"), last.get("peak_gflops")
+            if result.gflop and result.peak_gflops:
+                least_ms = 1e3 * result.gflop / result.peak_gflops
+                result.of_peak = {key: 100 * least_ms / ms["median"] for key, ms in result.step_ms.items()}
         return result
 
     def _init(self, worker: Worker, B: int, T: int, folder: Path) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """The cpuopt side of `cpuopt bench`: ``python -m cpuopt.lab.peers.worker``, driven by requests in JSON lines.
 
 ``check`` validates the settings, ``init`` compiles and sets the initial weights, ``loss`` evaluates the first batch,
-``steps`` trains and returns the time of each step, ``peak`` returns the peak memory.
+``steps`` trains and returns the time of each step, ``peak`` returns the peak memory and the FMA peak.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ...files.reading import from_json
 from ...isolate.serve import Say, serve
 
 if TYPE_CHECKING:
-    from ...engine import Bound
+    from ...engine import Bound, Engine
     from ...train.job import Settings
 
 COLUMN = {"forward": "forward", "evaluate": "forward", "backward": "backward"}
@@ -137,14 +137,26 @@ def main() -> None:
     def steps(request: Mapping[str, Any], say: Say) -> Mapping[str, Any]:
         return begun("steps").steps(request["n"])
 
-    serve({"check": checked, "init": init, "loss": loss, "steps": steps, "peak": lambda request, say: _peak()})
+    def peak(request: Mapping[str, Any], say: Say) -> Mapping[str, Any]:
+        return _peak(begun("peak").engine)
+
+    serve({"check": checked, "init": init, "loss": loss, "steps": steps, "peak": peak})
 
 
-def _peak() -> dict[str, Any]:
+def _peak(engine: Engine) -> dict[str, Any]:
     from ...kernels.toolkit.threads import threading_layer
+    from ...measure import rates
     from ...profiler import peak_rss_bytes
 
-    return {"peak_rss_mb": peak_rss_bytes() / 1e6, "versions": {"threading_layer": threading_layer()}}
+    used = peak_rss_bytes() / 1e6
+    gflops = [rates.Measurement().gflops(engine.threads)]  # now, and at its best if that is known
+    gflops += [kept.gflops for n, kept in rates.stored().items() if n == engine.threads]
+    return {
+        "peak_rss_mb": used,
+        "versions": {"threading_layer": threading_layer()},
+        "gflop": engine.program.flops / 1e9,
+        "peak_gflops": max(gflops),
+    }
 
 
 if __name__ == "__main__":
