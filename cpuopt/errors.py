@@ -1,6 +1,16 @@
 """Errors that a user can fix: one exception, also for errors inside a kernel."""
 
-from .wording import one_line
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from inspect import signature
+from typing import ParamSpec, TypeVar
+
+from .wording import guess, one_line
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class UserError(Exception):
@@ -11,6 +21,31 @@ class UserError(Exception):
 
     def __init__(self, message: str) -> None:
         super().__init__(one_line(message))
+
+
+def told(f: Callable[P, R], name: str = "") -> Callable[P, R]:
+    """Refuse a call with arguments that f does not take, in one line that shows those it takes.
+
+    Parameters
+    ----------
+    name : the name of f for whom it calls it; by default its own. The object before a dot is no argument.
+    """
+    takes, name = signature(f), name or f.__name__
+    hidden = "self", name.partition(".")[0]
+
+    @wraps(f)
+    def call(*args: P.args, **given: P.kwargs) -> R:
+        try:
+            takes.bind(*args, **given)
+        except TypeError as e:
+            plain = [p.replace(annotation=p.empty) for p in takes.parameters.values() if p.name not in hidden]
+            known = [p.name for p in plain]
+            unknown = [f"({word}=...): no such keyword{guess(word, known)}" for word in given if word not in known]
+            shown = takes.replace(parameters=plain, return_annotation=takes.empty)
+            raise UserError(f"{name}{(*unknown, f': {e}')[0]}; expected {name}{shown}") from None
+        return f(*args, **given)
+
+    return call
 
 
 def blamed(e: BaseException, kernel: str, layer: str) -> BaseException:

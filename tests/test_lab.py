@@ -83,6 +83,9 @@ def test_new_kernel_writes_a_file_once(capsys):
     assert "is there already" in capsys.readouterr().err
     assert Path("gelu_forward.py").read_text() == before
     assert cli.main(["new-kernel", "gelu_forward", "--variant", "vanilla", "--out", "x.py"]) == 2
+    assert cli.main(["new-kernel", "gelu_forward", "--out", "none/x.py"]) == 2
+    assert "--out none/x.py: cannot be written (No such directory); name a file in a folder" in capsys.readouterr().err
+    assert not Path("none").exists()
     assert cli.main(["new-kernel", "gleu_forward"]) == 2
     assert "did you mean 'gelu_forward'?" in capsys.readouterr().err
     assert not Path("x.py").exists()
@@ -174,6 +177,18 @@ def test_once_tells_all_as_json(capsys):
 # The screen, and saves ------------------------------------------------------------------------------------------------
 
 
+def test_a_variant_to_compare_with_that_is_not_there_is_refused_before_anything_runs(monkeypatch, capsys):
+    monkeypatch.setattr(machine, "roofs", lambda n, say: pytest.fail("the machine was measured"))
+    Path("mine.py").write_text(KERNEL.format(body="out[...] = inp1 + inp2"))
+    for flags in ([], ["--once"]):
+        assert cli.main(["lab", "mine.py", "--against", "nope", *flags]) == 2
+        known = "residual_forward has no such variant; known: mine, optimized, vanilla\n"
+        assert capsys.readouterr().err == f"cpuopt: --against 'nope': {known}"
+    screen = Heard(plan := session.Plan(Path("mine.py"), "gpt2-tiny", 1, 8, 1, against="nope"))
+    assert session.work(plan, ROOFS, screen) == []
+    assert "--against 'nope'" in screen.seen[-1]
+
+
 def test_the_screen_has_a_line_for_each_stage():
     row = session.Row(
         "gelu_forward", "mine", "optimized", {"check": "PASS, 3 cases", "alone": "slower: [x]"}, "", "roof"
@@ -201,7 +216,7 @@ def test_a_round_tells_how_far_its_check_is():
     session.work(session.Plan(Path("mine.py"), "gpt2-tiny", 1, 8, 1, step=False, rounds=6), ROOFS, Watched())
     total = int(seen[-1].partition("/")[2])
     assert total >= 20
-    assert [s for s in seen if "/" in s] == [f"1/{total}", f"2/{total}"]  # the second fails
+    assert [s for s in seen if s] == [f"1/{total}", f"2/{total}"]  # the second fails
 
 
 def test_a_comparison_tells_its_rounds_but_not_often(monkeypatch):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import cpuopt
-from cpuopt import Choice, Engine, UserError, nn
+from cpuopt import Choice, Engine, UserError, models, nn
 from cpuopt import functional as F
 from cpuopt.report import rendered, tables
 from cpuopt.weights.tensors import TensorFile
@@ -228,6 +228,19 @@ def test_a_misspelt_keyword_names_the_nearest(how, meant):
         (lambda: made(fuse="geluu"), "fuse 'geluu': no such rewrite; did you mean 'gelu'"),
         (lambda: made(micro_batches="2"), "micro_batches '2': expected 1 or more"),
         (lambda: Engine(Net(), INPUTS, threads="2"), "threads = '2': expected 1 to "),
+        (
+            lambda: nn.Linear(4, 4, biass=True),
+            r"Linear\(biass=...\): no such keyword; did you mean 'bias'\?; expected",
+        ),
+        (
+            lambda: nn.Linear(4),
+            r"Linear: missing a required argument: 'out_features'; expected Linear\(in_features",
+        ),
+        (lambda: nn.GELU(True), r"GELU: too many positional arguments; expected GELU\(\)$"),
+        (lambda: Net(width=3), r"Net\(width=...\): no such keyword; expected Net\(out=3\)$"),
+        (lambda: models.load("gpt3"), "models.load: 'gpt3': no such preset; did you mean 'gpt2-355M'"),
+        (lambda: models.load('{"n_layr": 3}'), "models.load: unknown size 'n_layr'; known: n_layer"),
+        (lambda: models.load(3), "models.load: 3: expected text, such as 'gpt2-124M'$"),
         (lambda: nn.Linear(0, 3), "Linear: size 0; expected a whole number of 1 or more"),
         (lambda: nn.Embedding(10, 2.5), "Parameter: size 2.5; expected a whole number of 1 or more"),
     ],

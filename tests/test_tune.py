@@ -542,7 +542,7 @@ def test_the_verb(capsys, monkeypatch):
     assert {r["variant"] for r in profile["layers"] if r["op"] == "gelu_forward"} == {row["best"]}
 
     assert cli.main(["runs", "list"]) == 0
-    assert "1 ops changed; steps faster" in " ".join(capsys.readouterr().out.split())
+    assert "1 op changed; steps faster" in " ".join(capsys.readouterr().out.split())
     assert cli.main(["runs", "show", "tune"]) == 0
     shown = capsys.readouterr().out
     assert "refused:" in shown

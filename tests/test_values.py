@@ -283,6 +283,15 @@ def test_gradients_and_outputs_have_the_shapes_that_were_written():
         (lambda x: x if x else 0, "if x: the model is traced once"),
         (lambda x: x * float(x), "is no number"),
         (len, "is no number"),
+        (np.exp, r"^np.exp\(x\): .*; take one of cpuopt.functional, or write an op"),
+        (np.tanh, r"^np.tanh\(x\): .*; write F.tanh\(x\)$"),
+        (np.sum, r"^np.sum\(x\): .*; write x.sum\(...\)$"),
+        (np.add.reduce, r"^np.add\(x\): a value of a model is no array of NumPy"),
+        (np.asarray, r"^np.array\(x\): a value of a model has no elements"),
+        (lambda x: np.float32(2) ** x, r"^a \*\* x"),
+        (lambda x: x.sum(axis=1), r"^x.sum\(axis=...\): no such keyword; expected x.sum\(dim=None, keepdim=False\)$"),
+        (lambda x: F.dropout(x, 0.5, True), r"^dropout: too many positional arguments; expected dropout\(x, p=0.5\)$"),
+        (lambda x: nn.ReLU()(x, x), r"^ReLU.forward: too many positional arguments; expected ReLU.forward\(x\)$"),
     ],
 )
 def test_a_mistake_is_one_line(wrong, why):
@@ -300,6 +309,10 @@ def test_numbers_of_numpy_are_axes_and_sizes():
         def forward(self, x, y):
             assert x.sum(np.int64(1)).shape == (4,)
             assert x.reshape(np.int64(24)).shape == (24,)
+            for number in (np.float32(2), np.float64(2), np.int64(2)):
+                assert (
+                    (number * x + number - (number - x / number)).shape == (number / -np.negative(x)).shape == x.shape
+                )
             return super().forward(x, y)
 
     build(Numbers(), {"x": ((4, 6), "float32"), "y": ((4,), "int32")})

@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from . import whole
 from .kernel import Local
 from .naming import reserved
 from .trees import last_name, names, quote, swap, text, words
@@ -702,7 +703,7 @@ class Lower:
                         self.refuse(e, "a function is called on one side of 'and' or 'or'", "assign its result first")
                     new.append(value)
                 return ast.copy_location(ast.BoolOp(op, new), e)
-            case ast.Call(func=func) if own(self.found(func)):
+            case ast.Call(func=func) if own(self.found(func)) or self.loop_of(e):
                 results = self.inline(e) or []
                 if len(results) != 1:
                     self.refuse(e, f"{text(func)} does not return one number", "unpack what it returns")
@@ -730,8 +731,8 @@ class Lower:
 
     def inline(self, call: ast.Call, alone: bool = False) -> list[ast.expr] | None:
         """Write the body of a function in place of its call; return its results, None where there are none."""
-        found = self.found(call.func)
         name = text(call.func)
+        found, call = self.loop_of(call) or (self.found(call.func), call)
         if found in self.inlining or getattr(found, "py_func", found) is self.kernel:
             self.refuse(call, f"{name} calls itself", "write it as a loop")
         try:
@@ -777,6 +778,19 @@ class Lower:
         self.inlining.pop()
         self.whole = outer
         return results
+
+    def loop_of(self, call: ast.Call) -> tuple[Any, ast.Call] | None:
+        """The loop in place of NumPy's function of whole rows, and its call; None where these are no rows."""
+        loop, args = whole.LOOPS.get(id(self.found(call.func))), call.args
+        if loop is None and isinstance(call.func, ast.Attribute) and self.row(call.func.value):
+            loop, args = whole.METHODS.get(call.func.attr), [call.func.value, *args]
+        rows = [self.row(x) for x in args]
+        fit = all(row and self.free(row) <= 1 and not any(isinstance(a, tuple) for a in row.at) for row in rows)
+        if (
+            loop is None or call.keywords or not fit or len(args) != loop.__code__.co_argcount
+        ):  # a slice of NumPy ends where its array does
+            return None
+        return loop, ast.copy_location(ast.Call(call.func, args, []), call)
 
     def bound(self, call: ast.Call, node: ast.FunctionDef) -> dict[str, ast.expr]:
         """The arguments of a call by their names."""

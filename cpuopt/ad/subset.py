@@ -26,6 +26,9 @@ from .trees import element, function_name, index, last_name, names, quote, text
 
 KNOWN = {*DERIVATIVE, *BINARY, *CASTS, *CHOICES, *INTEGER, *ALIASES} - {"rsqrt"}
 """The builtins that a kernel may call."""
+SORTS = {"sort", "sorted", "argsort", "partition", "median", "percentile", "quantile"}
+SORTED = "pass the order as an index input, made outside by np.argsort"
+"""What to write instead of these."""
 
 
 class _Reader:
@@ -238,7 +241,8 @@ class _Reader:
                 why = f"{text(func)} has no derivative here"
                 if last_name(func) in KNOWN and not e.keywords:
                     why = f"{text(func)} is not the function of that name of Python, math or numpy"
-                self.refuse(e, why, f"write it out; known functions: {every}")
+                instead = SORTED if last_name(func) in SORTS else "write it out"
+                self.refuse(e, why, f"{instead}; known functions: {every}")
         self.refuse(e, f"'{text(e)}' is not in the subset", "see the subset in docs/ad.md")
 
     def call(self, e: ast.Call, known: Any, args: list[ast.expr], whole: bool) -> Any:

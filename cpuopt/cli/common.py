@@ -157,8 +157,8 @@ def start_numba(threads: int | None) -> None:
 
     there = cores()
     if threads is not None:
-        if threads < 1:
-            raise UserError(f"--threads {threads}: expected 1 or more")
+        if not 1 <= threads <= MOST_THREADS:
+            raise UserError(f"--threads {threads}: expected 1 or more, up to {MOST_THREADS:,}")
         if threads > there:
             slow = "threads that share a core slow each other down"
             warn(f"{threads} threads on {there} cores: {slow}; take --threads {there}")

@@ -77,6 +77,8 @@ def run(args: argparse.Namespace) -> int:
     size = args.model, args.B, args.T, threads, sizes
     plan = session.Plan(args.file, *size, args.against, not args.no_step, args.rounds, args.limit)
     kernels.load_all([])
+    if args.against:
+        session.require_against(plan)
     with console.saying() as say:
         roofs = machine.roofs(threads, say)
     if args.once:

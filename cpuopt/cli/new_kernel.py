@@ -35,6 +35,7 @@ def run(args: argparse.Namespace) -> int:
     from .. import kernels, ops
     from ..kernels import registry
     from ..lab.starter import home, next_step, starter
+    from ..report.files import check_target
 
     kernels.load_all(args.kernels)
     known_op("new-kernel", args.op)
@@ -49,6 +50,7 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"--out {path}: it imports {args.op} from {own.__file__}, so it must lie beside that file")
     if os.path.lexists(path):
         raise UserError(f"--out {path}: it is there already; name another file")
+    check_target(path, "--out")
     write_whole(path, [starter(ops.ALL[args.op], args.variant).encode()])
     print(f"{path}\nnext: {next_step(ops.ALL[args.op], shlex.quote(str(path)))}")
     return 0

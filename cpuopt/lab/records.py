@@ -17,7 +17,7 @@ from ..measure.comparison import judge
 from ..measure.profile import Profile, op_ids
 from ..measure.rates import machine_id
 from ..train import record
-from ..wording import nearest, size_of
+from ..wording import count, nearest, size_of
 from . import forms
 
 NOISE = 0.05
@@ -63,7 +63,8 @@ class Entry:
         if self.kind == "tune":
             step = f"steps {c['step']['verdict']}, {c['step']['ratio']['median']:.3f}" if c["step"] else c["why"]
             changed = len({rule.partition("@")[0] for rule in c["rules"]})
-            return f"{c['model']} {c['B']}x{c['T']}, {c['threads']} threads: {changed} ops changed; {step}"
+            job = f"{c['model']} {c['B']}x{c['T']}, {count(c['threads'], 'thread')}"
+            return f"{job}: {count(changed, 'op')} changed; {step}"
         p = profile_of(self)
         if p:
             said = f"{p['step_ms']['mean']:,.1f} ms a step, {p['model']} {p['B']}x{p['T']}, {p['variant']}"
@@ -264,7 +265,7 @@ def history(found: Sequence[Entry], op: str, here: str) -> list[dict[str, Any]]:
         head = {"time": e.time, "kind": e.kind, "commit": c.get("commit"), "run": e.path.name}
         for r in c["results"] if e.kind == "ab" and c["op"] == op else ():
             of = f"{c['model']} {size_of(r)}".lstrip()  # sizes by symbol have no model
-            size = f"{of}, {r['threads']} threads{', in the step' if c['in_step'] else ''}"
+            size = f"{of}, {count(r['threads'], 'thread')}{', in the step' if c['in_step'] else ''}"
             for variant, ms in (c["a"], r["a_ms"]), (c["b"], r["b_ms"]):
                 kernel = {"variant": variant, "ms": ms, "hash": r["hashes"].get(variant), "gflops": None}
                 rows.append({**head, "size": size, **kernel})
@@ -273,7 +274,7 @@ def history(found: Sequence[Entry], op: str, here: str) -> list[dict[str, Any]]:
             assert p
             mine = [r for r in p["layers"] if (r["op"], r["variant"]) == (op, variant)]
             ms = sum(r["ms"] for r in mine)
-            size = f"{p['model']} {p['B']}x{p['T']}, {p['threads']} threads"
+            size = f"{p['model']} {p['B']}x{p['T']}, {count(p['threads'], 'thread')}"
             rate = sum(r["flops"] for r in mine) / ms / 1e6 if ms else None
             kernel = {"variant": variant, "ms": ms, "hash": p.get("hashes", {}).get(f"{op}[{variant}]"), "gflops": rate}
             rows.append({**head, "size": size, **kernel})

@@ -6,7 +6,8 @@ and a kernel that crashes or hangs ends that process only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -94,18 +95,44 @@ def work(plan: Plan, roofs: Roofs, view: View, child: Child | None = None) -> li
     view.rows(rows)
     try:
         with child:
-            added, here = child.start(), str(plan.file.resolve())
-            mine = [k for k in added if k["file"] == here and k["variant"] != GENERATED and not k["choice"]]
-            if not mine:
+            rows = rows_of(plan, child.start())
+            if not rows:
                 raise UserError(f"{plan.file.name} registers no kernel; expected functions under @kernel(op, 'name')")
-            there = {(k["op"], k["variant"]) for k in added} | KERNELS.keys()
-            rows = [Row(k["op"], k["variant"], plan.against or default(k["op"], there)) for k in mine]
             for row in rows:
                 stages(plan, roofs, row, child, lambda: view.rows(rows))
     except UserError as e:
         if not child.ended:
             view.problem(str(e))
     return rows
+
+
+def rows_of(plan: Plan, added: Sequence[Mapping[str, Any]]) -> list[Row]:
+    """Return an empty row for each kernel of the file among those that were loaded with it.
+
+    Raises
+    ------
+    UserError
+        Where one of their ops does not have the variant to compare with.
+    """
+    there = {(k["op"], k["variant"]) for k in added} | KERNELS.keys()
+    rows = [
+        Row(k["op"], k["variant"], plan.against or default(k["op"], there))
+        for k in added
+        if k["file"] == str(plan.file.resolve()) and k["variant"] != GENERATED and not k["choice"]
+    ]
+    for row in rows:
+        if (row.op, row.against) not in there:
+            known = sorted(variant for op, variant in there if op == row.op)
+            raise UserError(f"--against {row.against!r}: {row.op} has no such variant; known: {', '.join(known)}")
+    return rows
+
+
+def require_against(plan: Plan) -> None:
+    """Refuse a variant to compare with, as `rows_of` does, before a round; one shows why a file cannot be loaded."""
+    with Child(worker.__name__, [str(plan.file)], plan.threads, plan.limit_s) as child:
+        with suppress(UserError):
+            child.start()
+        rows_of(plan, child.added)
 
 
 def default(op: str, there: Collection[tuple[str, str]] = KERNELS) -> str:
@@ -144,10 +171,13 @@ def _check(plan: Plan, roofs: Roofs, row: Row, child: Child) -> str:
     counts = sorted({1, plan.threads})
     number, total = count(1), len(planned[row.op].cases)
 
+    tell, child.say = child.say, lambda text: None  # the parts of a case change too fast to be read
+
     def tick(text: str) -> None:
-        child.say(f"{next(number)}/{total}")
+        tell(f"{next(number)}/{total}")
 
     (v,) = conform(child, [(row.op, row.variant)], planned, threads=counts, stop_at_failure=True, tick=tick)
+    child.say = tell
     row.found["check"] = v.to_json()
     if v.worst.verdict == "FAIL":
         raise UserError(f"{v.worst.reason} ({v.worst.case})")

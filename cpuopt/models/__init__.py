@@ -9,6 +9,7 @@ import ast
 import difflib
 import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import fields
 from functools import cache
@@ -69,7 +70,10 @@ def preset_names() -> list[str]:
 
 def load(name: str) -> tuple[Config, nn.Module]:
     """Return the config and the module that `parse` finds under a name, or in a directory."""
-    config = parse(name)
+    try:
+        config = parse(name)
+    except UserError as e:
+        raise UserError(re.sub("^--model:?", "models.load:", str(e))) from e
     return config, config.module()
 
 
@@ -84,6 +88,8 @@ def parse(text: str) -> Config:
         For an unknown preset or model, a text that is not JSON, an unknown or impossible size, a file that raises.
     """
     load_all()
+    if not isinstance(text, str):
+        raise UserError(f"--model {repr(text)[:80]}: expected text, such as {DEFAULT!r}")
     if text in PRESETS:
         return PRESETS[text]
     if is_own(text):

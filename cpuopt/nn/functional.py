@@ -5,7 +5,7 @@ from __future__ import annotations
 from numbers import Real
 from typing import Any
 
-from .. import ops, wording
+from .. import errors, ops, wording
 from ..errors import UserError
 from ..program.program import DRAWS, Value
 from .trace import Array, current
@@ -14,16 +14,19 @@ LARGEST = (2 - 2**-23) * 2.0**127
 """The largest float32."""
 
 
+@errors.told
 def linear(x: Array, weight: Array, bias: Array | None = None) -> Value:
     """Multiply rows (..., C) by a weight (OC, C) and add a bias (OC,): (..., OC)."""
     return current().emit(ops.matmul_forward, {"inp": x, "weight": weight, "bias": bias})
 
 
+@errors.told
 def layer_norm(x: Array, weight: Array, bias: Array, eps: float = 1e-5) -> Value:
     """Normalize rows (..., C); scale and shift by weight (C,) and bias (C,)."""
     return current().emit(ops.layernorm_forward, {"inp": x, "weight": weight, "bias": bias, "eps": eps})
 
 
+@errors.told
 def rms_norm(x: Array, weight: Array, eps: float = 1e-5) -> Value:
     """Normalize by the root mean square, and scale by weight (C,), the rows of (..., C), or groups of (..., G*C)."""
     if x.shape[-1] % weight.shape[0]:
@@ -32,6 +35,7 @@ def rms_norm(x: Array, weight: Array, eps: float = 1e-5) -> Value:
     return current().emit(ops.rmsnorm_forward, args, G=x.shape[-1] // weight.shape[0])
 
 
+@errors.told
 def embedding(tokens: Array, weight: Array, positions: Array | None = None) -> Value:
     """Look up tokens (B, T) in weight (V, C), and add rows of positions (maxT, C) if given: (B, T, C)."""
     if positions is not None and len(tokens.shape) == 2 and tokens.shape[1] > positions.shape[0]:
@@ -39,6 +43,7 @@ def embedding(tokens: Array, weight: Array, positions: Array | None = None) -> V
     return current().emit(ops.embedding_forward, {"tokens": tokens, "wte": weight, "wpe": positions})
 
 
+@errors.told
 def attention(qkv: Array, n_head: int) -> Value:
     """Causal attention of n_head heads over a fused qkv (B, T, 3C): (B, T, C)."""
     if qkv.shape[-1] % (3 * n_head):
@@ -48,6 +53,7 @@ def attention(qkv: Array, n_head: int) -> Value:
     return current().emit(ops.attention_forward, {"qkv": qkv}, NH=n_head)
 
 
+@errors.told
 def scaled_dot_product_attention(
     query: Array, key: Array, value: Array, *, is_causal: bool = False, enable_gqa: bool = False, head_size: int
 ) -> Value:
@@ -72,6 +78,7 @@ def scaled_dot_product_attention(
     return current().emit(ops.gqa_forward, {"q": query, "k": key, "v": value}, NH=NH, NKV=NKV, HS=head_size)
 
 
+@errors.told
 def rotary_embedding(x: Array, cos: Array, sin: Array) -> Value:
     """Rotate the heads of x (B, T, NH*HS), side by side in the last axis, by tables (positions, HS/2), rotate-half."""
     positions, pairs = cos.shape
@@ -82,36 +89,43 @@ def rotary_embedding(x: Array, cos: Array, sin: Array) -> Value:
     return current().emit(ops.rope_forward, {"inp": x, "cos": cos, "sin": sin}, NH=x.shape[-1] // (2 * pairs))
 
 
+@errors.told
 def gelu(x: Array) -> Value:
     """GELU in its tanh form, element by element."""
     return current().emit(ops.gelu_forward, {"inp": x})
 
 
+@errors.told
 def silu(x: Array) -> Value:
     """SiLU (swish), element by element."""
     return current().emit(ops.silu_forward, {"inp": x})
 
 
+@errors.told
 def relu(x: Array) -> Value:
     """Positive part, element by element."""
     return current().emit(ops.relu_forward, {"inp": x})
 
 
+@errors.told
 def tanh(x: Array) -> Value:
     """Hyperbolic tangent, element by element."""
     return current().emit(ops.tanh_forward, {"inp": x})
 
 
+@errors.told
 def sigmoid(x: Array) -> Value:
     """Logistic function, element by element."""
     return current().emit(ops.sigmoid_forward, {"inp": x})
 
 
+@errors.told
 def reciprocal(x: Array) -> Value:
     """One over each element; ``y / x`` is the product of this and y."""
     return current().emit(ops.reciprocal_forward, {"inp": x})
 
 
+@errors.told
 def dropout(x: Array, p: float = 0.5) -> Value:
     """Zero each element with probability p, and scale the others by 1 / (1 - p); in a training step alone.
 
@@ -129,6 +143,7 @@ def dropout(x: Array, p: float = 0.5) -> Value:
     return trace.emit(ops.dropout_forward, args)
 
 
+@errors.told
 def residual(x: Array, y: Array) -> Value:
     """Sum of two values of one shape; ``x + y`` broadcasts."""
     if x.shape != y.shape:
@@ -136,6 +151,7 @@ def residual(x: Array, y: Array) -> Value:
     return scale(x, 2) if current().is_one(x, y) else current().emit(ops.residual_forward, {"inp1": x, "inp2": y})
 
 
+@errors.told
 def scale(x: Array, factor: float, shift: float = 0) -> Value:
     """Product of a value and a number, plus another number; ``factor * x + shift`` is the same in two calls."""
     for name, number in (("factor", factor), ("shift", shift)):
@@ -144,11 +160,13 @@ def scale(x: Array, factor: float, shift: float = 0) -> Value:
     return current().emit(ops.scale_forward, {"inp": x, "factor": float(factor), "shift": float(shift)})
 
 
+@errors.told
 def softmax(x: Array) -> Value:
     """Softmax over the last axis."""
     return current().emit(ops.softmax_forward, {"inp": x})
 
 
+@errors.told
 def cross_entropy(logits: Array, targets: Array, ignore_index: int = -100) -> Value:
     """Mean cross-entropy of logits (..., V) against targets (...): shape (1,)."""
     args = {"logits": logits, "targets": targets, "ignore_index": ignore_index}

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ..errors import UserError
+from ..errors import UserError, told
 from ..ops.declaration import ITEMSIZE, Shape, Spec
 from ..program.program import Arithmetic, Program, Value, View
 from . import functional as F
@@ -96,6 +96,12 @@ class Buffer(Arithmetic):
 class Module:
     """A part of a model: parameters, buffers and submodules as attributes, and ``forward``."""
 
+    def __init_subclass__(cls) -> None:
+        cls.__init__ = told(cls.__init__, cls.__name__)  # type: ignore[method-assign]
+
+    def __init__(self) -> None:
+        pass
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Compute from values; called while tracing."""
         raise UserError(f"{type(self).__name__} has no forward method: write def forward(self, x): ...")
@@ -103,7 +109,7 @@ class Module:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Trace ``forward`` in this module's layer."""
         with current().inside(self):
-            return self.forward(*args, **kwargs)
+            return told(self.forward, f"{type(self).__name__}.forward")(*args, **kwargs)
 
     def children(self) -> Iterator[tuple[str, Module]]:
         """Iterate over the direct submodules with their paths; those of a list are numbered."""

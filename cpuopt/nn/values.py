@@ -13,7 +13,7 @@ from numbers import Integral, Real
 from typing import Any, NoReturn
 
 from .. import ops
-from ..errors import UserError
+from ..errors import UserError, told
 from ..ops.declaration import Shape
 from ..program.program import Arithmetic, Value, View
 from ..wording import nearest
@@ -21,16 +21,19 @@ from . import functional as F
 from .trace import Array, current, tracing_now
 
 
+@told
 def add(x: Array, y: Any) -> Value:
     """Sum of a value and a value or a number."""
     return F.scale(x, 1, _number(y)) if isinstance(y, Real) else F.residual(*together("+", x, y))
 
 
+@told
 def sub(x: Array, y: Any) -> Value:
     """Difference of a value and a value or a number."""
     return add(x, -y if isinstance(y, Real) else F.scale(_array("-", y), -1))
 
 
+@told
 def mul(x: Array, y: Any) -> Value:
     """Product of a value and a value or a number."""
     if isinstance(y, Real):
@@ -39,6 +42,7 @@ def mul(x: Array, y: Any) -> Value:
     return current().emit(ops.mul_forward, {"inp1": x, "inp2": F.scale(y, 1) if current().is_one(x, y) else y})
 
 
+@told
 def div(x: Array, y: Any) -> Value:
     """Quotient of a value and a value or a number."""
     if isinstance(y, Real):
@@ -48,6 +52,7 @@ def div(x: Array, y: Any) -> Value:
     return mul(x, F.reciprocal(_array("/", y)))
 
 
+@told
 def sum(x: Array, dim: int | Iterable[int] | None = None, keepdim: bool = False) -> Value:
     """Sum over an axis or several, counted from 0 or from the end by -1; over all by default: shape (1,)."""
     if dim is None:
@@ -62,12 +67,14 @@ def sum(x: Array, dim: int | Iterable[int] | None = None, keepdim: bool = False)
     return x  # type: ignore[return-value]  # at least one axis
 
 
+@told
 def mean(x: Array, dim: int | Iterable[int] | None = None, keepdim: bool = False) -> Value:
     """Mean over an axis or several; over all by default: shape (1,)."""
     total = sum(x, dim, keepdim)
     return F.scale(total, prod(total.shape) / prod(x.shape))
 
 
+@told
 def reshape(x: Array, *shape: int | Shape) -> Value:
     """The same elements in another shape, of which one size may be -1; nothing is computed or copied."""
     sizes = _sizes(shape)
@@ -79,6 +86,7 @@ def reshape(x: Array, *shape: int | Shape) -> Value:
     return view(x, sizes)
 
 
+@told
 def transpose(x: Array, dim0: int, dim1: int) -> Value:
     """Copy with two axes exchanged."""
     i, j = sorted((_axis("transpose", x, dim0), _axis("transpose", x, dim1)))
@@ -88,6 +96,7 @@ def transpose(x: Array, dim0: int, dim1: int) -> Value:
     return made if j == i + 1 else _swap(made, i + 1, i + 2, j + 1)  # the first goes behind those between
 
 
+@told
 def expand(x: Array, *shape: int | Shape) -> Value:
     """Copy along axes of size 1, and along new ones in front; -1 keeps a size."""
     sizes = _sizes(shape)
@@ -183,6 +192,7 @@ INSTEAD = {
         ("__float__", "__int__", "__index__", "__len__"),
         "a value of a model is no number: it has none while the model is traced; x.shape has its sizes",
     ),
+    "__array__": "np.array(x): a value of a model has no elements while the model is traced",
     "__getitem__": "x[i]: a value has no elements while a model is traced; reshape, sum and transpose select axes",
     **dict.fromkeys(
         ("__lt__", "__le__", "__gt__", "__ge__"),
@@ -221,6 +231,29 @@ def _refusing(text: str) -> Callable[..., NoReturn]:
     return refuse
 
 
+METHODS = {f.__name__: f for f in (sum, mean, reshape, transpose, expand)} | {"view": reshape}
+NUMPY = {"add": "add", "subtract": "sub", "multiply": "mul", "divide": "truediv", "matmul": "matmul", "power": "pow"}
+NUMPY |= {"negative": "neg", "absolute": "abs"}
+"""NumPy's names of operators, which it calls where one side is an array or a number of its own."""
+
+
+def _ufunc(self: Any, ufunc: Any, method: str, *inputs: Any, **more: Any) -> Any:
+    """Apply an operator to a value and a number of NumPy; refuse every other function of NumPy."""
+    if method != "__call__" or ufunc.__name__ not in NUMPY:
+        return _numpy_function(self, ufunc)
+    name, (x, *y) = NUMPY[ufunc.__name__], inputs
+    return OPERATORS[f"__{name}__"](x, *y) if isinstance(x, Arithmetic) else OPERATORS[f"__r{name}__"](*y, x)
+
+
+def _numpy_function(self: Any, function: Any, *more: Any) -> NoReturn:
+    name = function.__name__
+    own = f"F.{name}(x)" if name in vars(F) else f"x.{name}(...)" if name in OPERATORS else ""
+    raise UserError(
+        f"np.{name}(x): a value of a model is no array of NumPy; "
+        f"{f'write {own}' if own else 'take one of cpuopt.functional, or write an op of your own with @differentiable'}"
+    )
+
+
 OPERATORS: dict[str, Any] = {
     "__add__": add,
     "__radd__": add,
@@ -231,8 +264,9 @@ OPERATORS: dict[str, Any] = {
     "__truediv__": div,
     "__rtruediv__": lambda x, y: mul(F.reciprocal(x), y),
     "__neg__": lambda x: F.scale(x, -1),
-    **{f.__name__: f for f in (sum, mean, reshape, transpose, expand)},
-    "view": reshape,
+    **{name: told(f, f"x.{name}") for name, f in METHODS.items()},
+    "__array_ufunc__": _ufunc,
+    "__array_function__": _numpy_function,
     **{name: _refusing(text) for name, text in INSTEAD.items()},
     **{name: _refusing_while_traced(name) for name in WHILE_TRACED},
 }

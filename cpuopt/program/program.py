@@ -38,8 +38,6 @@ class Arithmetic:
     view: ClassVar[Callable[..., Value]]
     transpose: ClassVar[Callable[..., Value]]
     expand: ClassVar[Callable[..., Value]]
-    __array_ufunc__: ClassVar[None] = None
-    """NumPy leaves an operator with an array to the value, which refuses it."""
 
 
 @dataclass(eq=False)

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from ..isolate.process import PHASES
 from ..lab.peers import Result, View
-from ..wording import spread
+from ..wording import count, spread
 from . import style
 from .console import on_stderr, put
 from .style import digits as digits
@@ -79,7 +79,8 @@ def header(record: Mapping[str, Any]) -> Text:
     level = min((r.get("level", 95) for r in record["results"]), default=95)  # records of earlier versions have none
     return Text.assemble(
         (record["model"]["name"], "bold"),
-        f" · {record['variant']}{swaps} · {record['threads']} threads · {record['rounds']} rounds · {cpu}\n",
+        f" · {record['variant']}{swaps} · {count(record['threads'], 'thread')} · {count(record['rounds'], 'round')}",
+        f" · {cpu}\n",
         f"median of whole training steps; ratio: the peer's time over cpuopt's, {level:g} % interval\n",
         "FMA: the step's FLOPs over its time, in % of the FMA peak",
     )

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from ..program.arena import Plan, gb
 from ..program.program import Call, Phase, Program
-from ..wording import four, parameters, plain
+from ..wording import count, four, parameters, plain
 from .style import BAR, progress, table, unbroken
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ class TrainingView:
         plan = engine.plan.describe()
         swaps = "".join(f", {r}" for r in job.choice.swaps)
         size = parameters(job.config.n_params)
-        self.say(f"{job.name}: {size}, B {s.B}, T {s.T}, {engine.threads} threads")
+        self.say(f"{job.name}: {size}, B {s.B}, T {s.T}, {count(engine.threads, 'thread')}")
         if s.micro_batches > 1:
             self.say(f"{s.micro_batches} micro-batches make a step of {s.total_batch:,} tokens")
         self.say(job.corpus.description)
@@ -293,7 +293,7 @@ def generation(figures: Mapping[str, Any]) -> None:
     if f["share_of_roof"]:
         put(
             ERR,
-            f"{gb(f['weight_bytes'])} of weights a token, which {f['threads']} threads read at "
+            f"{gb(f['weight_bytes'])} of weights a token, which {count(f['threads'], 'thread')} read at "
             f"{f['read_bytes_per_s'] / 1e9:.1f} GB/s: {100 * f['share_of_roof']:.0f}% of what memory allows",
         )
 

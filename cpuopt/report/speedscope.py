@@ -12,6 +12,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..wording import count
 from .files import write_json
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def write_speedscope(path: Path, profile: Profile, steps: int = 10) -> None:
     UserError
         Where the file cannot be written.
     """
-    name = f"{profile.model} B {profile.B} T {profile.T}, {profile.threads} threads"
+    name = f"{profile.model} B {profile.B} T {profile.T}, {count(profile.threads, 'thread')}"
     write_json(path, speedscope(profile.raw[-steps:], name))
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..program.program import Value
+from ..wording import count
 from .files import write_json
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def write_trace(path: Path, profile: Profile, steps: int = 10) -> None:
     UserError
         Where the file cannot be written.
     """
-    header = f"{profile.model} B {profile.B} T {profile.T}, {profile.threads} threads"
+    header = f"{profile.model} B {profile.B} T {profile.T}, {count(profile.threads, 'thread')}"
     about = {"model": profile.model, "variant": profile.variant, "swaps": ", ".join(profile.swaps)} | profile.versions
     events = trace_events(profile.raw[-steps:], header)
     write_json(path, {"traceEvents": events, "displayTimeUnit": "ms", "otherData": about})

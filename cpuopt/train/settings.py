@@ -34,9 +34,13 @@ FRACTION: Allowed = (lambda x: 0 <= x < 1, "0 or more, and less than 1")
 SHARE: Allowed = (lambda x: 0 <= x <= 1, "a share of --lr, from 0 to 1")
 
 
+MOST = 10**9
+"""More of anything than one run can do or hold: a number beyond is a slip."""
+
+
 def least(n: int) -> Allowed:
-    """Allow whole numbers from n on."""
-    return lambda x: x >= n, f"{n} or more"
+    """Allow whole numbers from n on, up to `MOST`."""
+    return lambda x: n <= x <= MOST, f"{n} or more, up to {MOST:,}"
 
 
 def one_of(words: Iterable[str]) -> Allowed:
@@ -107,7 +111,7 @@ class Settings:
         shown="the physical performance cores this process may use",
         free=True,
     )
-    seed: int = setting(0, "Draw initial weights, data order and dropout from this random seed.", least(0))
+    seed: int = setting(0, "Draw initial weights, data order and dropout from this random seed.", NOT_NEGATIVE)
     lr: float = setting(1e-4, "Set the peak of the learning rate.", POSITIVE)
     schedule: str = setting(
         "constant", "Change the learning rate over time: constant, cosine, linear or wsd.", one_of(SCHEDULES)

@@ -8,12 +8,13 @@ import pytest
 from cpuopt import differentiable
 from cpuopt.ad import UnsupportedError, differentiate
 from cpuopt.errors import UserError
-from cpuopt.ops.declaration import C, N, T, inp, out, state
+from cpuopt.ops.declaration import BT, C, N, T, inp, out, state
 
 REFUSED = {
     "kepler_while": "write a for loop over a range",
-    "softmax_rows_numpy": "write it out",
+    "softmax_rows_numpy": "give every index",
     "student_t": "write it out",
+    "value_at_risk": "pass the order as an index input",
 }
 """Of those that were first written, with what the message tells to write."""
 
@@ -63,6 +64,40 @@ def test_an_output_that_is_written_twice_is_computed_again_by_the_compiled_backw
     op = differentiable(out("out", N), inp("inp", N))(fourth_power)
     assert "out" not in op.backward.by_name
     assert {r.verdict for r in op.check()} == {"PASS"}
+
+
+def sums_by_axis(out, inp):
+    for b in range(inp.shape[0]):
+        out[b] = np.sum(inp[b], axis=0) + inp[b, 0]
+
+
+def sums_a_slice(out, inp):
+    for b in range(inp.shape[0]):
+        out[b] = np.sum(inp[b, 1:9])
+
+
+@pytest.mark.parametrize(
+    ("function", "said"), [(sums_by_axis, "sum has no derivative here"), (sums_a_slice, "loop over the indices")]
+)
+def test_reductions_that_are_no_loops_over_a_row_are_refused(function, said):
+    with pytest.raises(UnsupportedError, match=said):
+        differentiate(function, ["inp"], ["out"])
+
+
+def projection(out, inp, weight):
+    for b in range(inp.shape[0]):
+        row = inp[b]
+        length = np.sqrt(np.dot(row, row) + 1.0)
+        out[b] = np.dot(inp[b], weight) / length + 0.1 * (row.max() - np.min(row)) + weight.mean() * np.sum(inp[b])
+
+
+def test_functions_of_whole_rows_are_loops(registered):
+    declared = out("out", BT), inp("inp", BT, C), inp("weight", C)
+    found = judge.judge(natural.Natural(projection, declared))
+    assert found.kind == "right", found.detail
+    op = differentiable(*declared)(projection)
+    op.judge()
+    assert op.judged
 
 
 def relax(u, k):

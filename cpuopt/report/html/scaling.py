@@ -7,6 +7,7 @@ from pathlib import Path
 from ...files import write_whole
 from ...lab.scale import Scaling
 from ...measure.scaling import REASONS, Row
+from ...wording import count
 from .markup import Markup, join, tag
 from .page import Section, page
 from .svg import WIDTH, Log, axes, legend, path, picture
@@ -49,7 +50,7 @@ def speedup(s: Scaling) -> Markup:
     for i, (name, line) in enumerate(lines.items()):
         parts.append(path([(x(n), y(v)) for n, v in line.items()], f"line line{i}"))
         for n, v in line.items():
-            tip = tag("title", f"{n} threads, {name}\n{v:.2f} times one thread")
+            tip = tag("title", f"{count(n, 'thread')}, {name}\n{v:.2f} times one thread")
             parts.append(tag("circle", tip, cx=x(n), cy=y(v), r=5, class_="ask"))
     colours = legend(((f"line{i}", name) for i, name in enumerate(lines)), "line")
     return join(colours, picture(HEIGHT, "speedup over threads", parts))
