@@ -451,3 +451,8 @@ def test_a_limit_on_memory_costs_one_line():
     (line,) = done.stderr.splitlines()
     assert re.search(r"the arena needs \S+ GB and \S+ GB of memory are available; no B and T fit: try a smaller", line)
     assert not Path("runs").exists()
+
+
+def test_a_kernel_file_that_links_to_itself_costs_one_line(refused):
+    Path("loop.py").symlink_to("loop.py")
+    assert refused("check", "gelu_forward", "--kernels", "loop.py", base=()).startswith("--kernels loop.py: ")
