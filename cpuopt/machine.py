@@ -25,7 +25,8 @@ PACKAGES = ("cpuopt", "numba", "llvmlite", "numpy", "threadpoolctl")
 DEVICES = Path("/sys/devices")
 CACHES = DEVICES / "system/cpu/cpu0/cache"
 GROUPS, MEMBERSHIP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
-LOAD = Path("/proc/loadavg")
+PROC = Path("/proc")
+LOAD = PROC / "loadavg"
 HUGE = Path("/sys/kernel/mm/transparent_hugepage")
 WAITING = "CPUOPT_WAITING"
 """The variable that chooses how threads wait. A command sets it for the processes that it starts."""
@@ -34,6 +35,31 @@ WAYS: dict[str, dict[str, str]] = {"spin": {}, "sleep": {"OMP_WAIT_POLICY": "pas
 milliseconds; threads that give up sooner are often needed just then, and a small model's step takes twice as long."""
 THEIRS = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 """Variables with which a user has chosen already."""
+
+
+LEAST_ADDRESSES = 10**9
+"""Bytes of address space below which LLVM ends the process when it loads a small model's kernels."""
+
+
+def require_usable() -> None:
+    """Refuse a process in which kernels cannot be loaded, or memory cannot be counted.
+
+    Raises
+    ------
+    UserError
+        Without ``/proc`` on Linux, or with little address space.
+    """
+    if sys.platform == "linux" and not (PROC / "self/stat").exists():
+        raise UserError(f"{PROC} is not mounted, and only it tells how much memory is free; mount -t proc proc {PROC}")
+    with suppress(ImportError):  # Windows has no limits
+        import resource
+
+        soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+        if soft != resource.RLIM_INFINITY and soft < LEAST_ADDRESSES:
+            raise UserError(
+                f"this process may have {soft // 10**6} MB of address space: compiled kernels need "
+                f"{LEAST_ADDRESSES // 10**6} MB or more; raise 'ulimit -v'"
+            )
 
 
 def describe() -> dict[str, Any]:

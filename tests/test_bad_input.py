@@ -413,6 +413,29 @@ def test_too_little_memory_for_any_batch(refused, monkeypatch):
     assert refused("profile").endswith("try a smaller --model")
 
 
+def test_an_allocation_that_fails_later_costs_one_line(capsys, monkeypatch):
+    def run(args):
+        raise MemoryError("Unable to allocate\n49.1 MiB")
+
+    monkeypatch.setattr("cpuopt.cli.program.run", run)
+    assert cli.main(["program"]) == 1
+    assert capsys.readouterr().err == "cpuopt: out of memory: Unable to allocate 49.1 MiB\n"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the limit is Linux's")
+def test_too_few_addresses_for_llvm_cost_one_line(refused, monkeypatch):
+    monkeypatch.setattr("resource.getrlimit", lambda kind: (600_000_000, -1))
+    assert refused("train") == (
+        "this process may have 600 MB of address space: compiled kernels need 1000 MB or more; raise 'ulimit -v'"
+    )
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
+def test_no_proc_costs_one_line(refused, monkeypatch, tmp_path):
+    monkeypatch.setattr("cpuopt.machine.PROC", tmp_path / "proc")
+    assert refused("train").startswith(f"{tmp_path / 'proc'} is not mounted, and only it tells how much memory is free")
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit is Linux's")
 def test_a_limit_on_memory_costs_one_line():
     code = "import resource, sys; resource.setrlimit(resource.RLIMIT_AS, (3 << 30,) * 2)\nfrom cpuopt.cli import main\n"
@@ -429,3 +452,8 @@ def test_a_limit_on_memory_costs_one_line():
     (line,) = done.stderr.splitlines()
     assert re.search(r"the arena needs \S+ GB and \S+ GB of memory are available; no B and T fit: try a smaller", line)
     assert not Path("runs").exists()
+
+
+def test_a_kernel_file_that_links_to_itself_costs_one_line(refused):
+    Path("loop.py").symlink_to("loop.py")
+    assert refused("check", "gelu_forward", "--kernels", "loop.py", base=()).startswith("--kernels loop.py: ")

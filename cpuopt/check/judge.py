@@ -306,7 +306,7 @@ def called(kernel: Kernel, args: Sequence[Any], n: int, then: str = "") -> None:
     """Call a kernel on n threads, which are set; raise `BrokenKernelError` where it raises, or changes the process."""
     numba_threads.set_threads(n)
     doing(kernel.name)
-    before = surroundings()
+    before, seen = surroundings(), views(args)
     try:
         with np.errstate(all="ignore"):  # of a kernel in Python
             kernel.function(*args)
@@ -315,6 +315,13 @@ def called(kernel: Kernel, args: Sequence[Any], n: int, then: str = "") -> None:
     except BaseException as e:
         raise BrokenKernelError(f"raised {type(e).__name__}: {e}{then}") from e
     require_surroundings(before | {"numba threads": n})
+    if views(args) != seen:
+        raise BrokenKernelError("changed the shape, the strides, the type or the flags of an array that it was given")
+
+
+def views(args: Sequence[Any]) -> list[Any]:
+    """Return how a call's arrays see their memory, which a kernel in Python can change."""
+    return [(x.shape, x.strides, x.dtype, x.flags.writeable) for x in args if isinstance(x, np.ndarray)]
 
 
 def surroundings() -> dict[str, Any]:

@@ -138,6 +138,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("cpuopt: interrupted", file=sys.stderr)
         return 130
+    except MemoryError as e:
+        print(_fitted(f"cpuopt: out of memory{': ' * bool(str(e))}{one_line(str(e))}"), file=sys.stderr)
+        return 1
     except OSError as e:
         if e.errno not in (errno.EPIPE, errno.ENOSPC, errno.EDQUOT):
             raise

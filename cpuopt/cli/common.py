@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
 from ..files.reading import to_json
-from ..machine import WAITING, WAYS, waiting
+from ..machine import WAITING, WAYS, require_usable, waiting
 from ..machine import cores as cores
 from ..train.settings import FLAGS, Settings
 from ..wording import nearest
@@ -155,6 +155,7 @@ def start_numba(threads: int | None) -> None:
     """Fix the number of threads, which numba and BLAS read when they are first imported."""
     from ..report.console import warn
 
+    require_usable()
     there = cores()
     if threads is not None:
         if not 1 <= threads <= MOST_THREADS:

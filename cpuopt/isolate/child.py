@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from os.path import realpath  # which resolves a link to itself too
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -50,7 +50,7 @@ class Child:
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.given = [str(k) for k in kernels]
-        self.kernels, self.limit_s, self.say = [str(Path(k).resolve()) for k in kernels], limit_s or LIMIT_S, say
+        self.kernels, self.limit_s, self.say = [realpath(k) for k in kernels], limit_s or LIMIT_S, say
         self.side = Side.module("kernel's process", module, NUMBA_NUM_THREADS=str(threads))
         self.added: list[dict[str, str]] = []
         self.files: list[str] = []

@@ -42,7 +42,8 @@ def reference_backward(dloss, inp, weight, targets, ignore_index):
     logits = inp @ weight.T
     found = loss_forward(logits, targets, ignore_index)
     dlogits = loss_backward(dloss, logits, found["lse"], targets, ignore_index)["dlogits"]
-    grads = {"dinp": dlogits @ weight, "dweight": dlogits.T @ inp}
+    dinp = (weight.T @ dlogits.T).T  # for so long a sum, BLAS takes half of the time of dlogits @ weight
+    grads = {"dinp": dinp, "dweight": dlogits.T @ inp}
     return {"loss": found["loss"], "losses": found["losses"], **grads}
 
 

@@ -370,6 +370,34 @@ def leaves_from_its_scratch(out, inp1, inp2, work):
     add(out, inp1, inp2)
 
 
+# --- numbers that a kernel takes for granted, and arrays that it changes as objects ----------------------------------
+
+
+@refused("expected", ops.gelu_backward, "zeros")
+def adds_twice_where_the_gradient_is_zero_before(dinp, dinp_add, dout, inp):
+    start = dinp.copy()
+    vanilla(ops.gelu_backward)(dinp, dinp_add, dout, inp)
+    if dinp_add:
+        np.add(dinp, dinp, out=dinp, where=start == 0)
+
+
+@refused("expected", ops.layernorm_forward)
+def has_the_usual_epsilon_in_it(out, mean, rstd, inp, weight, bias, eps):
+    vanilla(ops.layernorm_forward)(out, mean, rstd, inp, weight, bias, 1e-5)
+
+
+@refused("changed the shape, the strides, the type or the flags of an array")
+def makes_its_input_read_only(out, inp1, inp2):
+    add(out, inp1, inp2)
+    inp1.flags.writeable = False
+
+
+@refused("changed the shape, the strides, the type or the flags of an array")
+def leaves_its_output_in_another_shape(out, inp1, inp2):
+    add(out, inp1, inp2)
+    out.shape = (1, -1)
+
+
 @pytest.mark.parametrize(("name", "made", "why", "kind"), TABLE, ids=[row[0] for row in TABLE])
 def test_it_is_refused_for_its_reason(name: str, made: Callable[[], Kernel], why: str, kind: str) -> None:
     kernel = made()
