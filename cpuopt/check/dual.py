@@ -6,7 +6,6 @@ at a kink, as where both arguments of max are equal, it takes the branch that th
 
 from __future__ import annotations
 
-import builtins
 import math
 import operator
 import sys
@@ -249,7 +248,7 @@ def _widened(function: Function, stand: dict[int, Function], done: dict[int, Fun
         return stand.get(id(value), value)
 
     code = function.__code__
-    names: dict[str, Any] = {"__builtins__": builtins}  # where NumPy's methods look for one
+    names: dict[str, Any] = {"__builtins__": function.__builtins__}  # type: ignore[attr-defined]  # for NumPy's methods
     if not function.__closure__:
         done[id(function)] = FunctionType(code, names, function.__name__, function.__defaults__)
     names |= {n: widen(v) for n, v in outside(function).items() if n in code.co_names}
