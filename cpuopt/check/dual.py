@@ -248,7 +248,7 @@ def _widened(function: Function, stand: dict[int, Function], done: dict[int, Fun
         return stand.get(id(value), value)
 
     code = function.__code__
-    names: dict[str, Any] = {"__builtins__": function.__builtins__}  # type: ignore[attr-defined]  # for NumPy's methods
+    names: dict[str, Any] = {"__builtins__": getattr(function, "__builtins__")}  # noqa: B009  (unknown to some mypy)
     if not function.__closure__:
         done[id(function)] = FunctionType(code, names, function.__name__, function.__defaults__)
     names |= {n: widen(v) for n, v in outside(function).items() if n in code.co_names}
