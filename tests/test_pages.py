@@ -176,7 +176,7 @@ def test_there_are_commands_and_blocks_to_try():
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("profle", "no such verb"),
+        ("profle", "did you mean 'profile'"),
         ("profile --detial", "left over"),
         ("ab gelu_forwrad vanilla optimized", "no op"),
         ("ab gelu_forward vanilla optimised", "no variant"),
@@ -190,7 +190,7 @@ def test_there_are_commands_and_blocks_to_try():
     ],
 )
 def test_a_name_that_is_not_there_is_noticed(line, said, capsys):
-    assert said in trouble(line.split(), capsys) or said == "no such verb"
+    assert said in trouble(line.split(), capsys)
 
 
 CHANGED = re.compile(r"`([\w/]+\.(?:py|md))`")

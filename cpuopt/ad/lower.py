@@ -785,10 +785,9 @@ class Lower:
         if loop is None and isinstance(call.func, ast.Attribute) and self.row(call.func.value):
             loop, args = whole.METHODS.get(call.func.attr), [call.func.value, *args]
         rows = [self.row(x) for x in args]
+        # no slices: one of NumPy ends where its array does
         fit = all(row and self.free(row) <= 1 and not any(isinstance(a, tuple) for a in row.at) for row in rows)
-        if (
-            loop is None or call.keywords or not fit or len(args) != loop.__code__.co_argcount
-        ):  # a slice of NumPy ends where its array does
+        if loop is None or call.keywords or not fit or len(args) != loop.__code__.co_argcount:
             return None
         return loop, ast.copy_location(ast.Call(call.func, args, []), call)
 

@@ -42,7 +42,7 @@ def reference_backward(dloss, inp, weight, targets, ignore_index):
     logits = inp @ weight.T
     found = loss_forward(logits, targets, ignore_index)
     dlogits = loss_backward(dloss, logits, found["lse"], targets, ignore_index)["dlogits"]
-    dinp = (weight.T @ dlogits.T).T  # for so long a sum, BLAS takes half of the time of dlogits @ weight
+    dinp = (weight.T @ dlogits.T).T  # in half of the time that BLAS takes for dlogits @ weight
     grads = {"dinp": dinp, "dweight": dlogits.T @ inp}
     return {"loss": found["loss"], "losses": found["losses"], **grads}
 
