@@ -176,8 +176,10 @@ def _check(plan: Plan, roofs: Roofs, row: Row, child: Child) -> str:
     def tick(text: str) -> None:
         tell(f"{next(number)}/{total}")
 
-    (v,) = conform(child, [(row.op, row.variant)], planned, threads=counts, stop_at_failure=True, tick=tick)
-    child.say = tell
+    try:
+        (v,) = conform(child, [(row.op, row.variant)], planned, threads=counts, stop_at_failure=True, tick=tick)
+    finally:
+        child.say = tell
     row.found["check"] = v.to_json()
     if v.worst.verdict == "FAIL":
         raise UserError(f"{v.worst.reason} ({v.worst.case})")
