@@ -14,10 +14,12 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
+
+import psutil
 
 from .errors import UserError
 
@@ -217,6 +219,54 @@ def quota() -> float | None:
     return min(found, default=None)
 
 
+LITTLE = 0.05
+"""The share of the cores that other processes may use without a warning."""
+
+
+class Counted(Protocol):
+    """A process whose use of the processors is known."""
+
+    def cpu_s(self) -> float:
+        """Return the CPU seconds it has used."""
+
+
+class Others:
+    """The use of the processors by other processes from now on; time taken by a hypervisor counts too.
+
+    Parameters
+    ----------
+    workers : processes that count as this one.
+    """
+
+    def __init__(self, workers: Iterable[Counted] = ()) -> None:
+        self.workers = list(workers)
+        self._start = self._now()
+
+    def cores(self) -> float:
+        """Return their use since the start, in cores."""
+        wall, busy = (b - a for a, b in zip(self._start, self._now(), strict=True))
+        return max(0.0, busy / wall) if wall > 0 else 0.0
+
+    def seconds(self) -> float:
+        """Return the time since the start."""
+        return time.monotonic() - self._start[0]
+
+    def warnings(self) -> list[str]:
+        """List a warning where the use is more than a little."""
+        used = self.cores()
+        return [f"other processes used {used:.2f} cores meanwhile"] if used > LITTLE * cores() else []
+
+    def _now(self) -> tuple[float, float]:
+        t = psutil.cpu_times()
+        busy = sum(getattr(t, name, 0.0) for name in ("user", "nice", "system", "irq", "softirq", "steal"))
+        own = psutil.Process().cpu_times()
+        return time.monotonic(), busy - own.user - own.system - sum(w.cpu_s() for w in self.workers)
+
+
+_since = Others()
+"""What others have used since this process began."""
+RECENT_S, WATCH_S = 5.0, 0.2
+"""How long ago that may be, and how long others are watched where it is longer ago."""
 _waiting: dict[str, str] = {}
 """What `waiting` has chosen for this process."""
 
@@ -264,13 +314,26 @@ def _choose(threads: int) -> tuple[str, str]:
 
 
 def running(reads: int = 5, pause_s: float = 4e-3) -> int:
-    """Count the other threads on this machine that run or could, the least of some reads; 0 where that is unknown."""
+    """Count the other threads on this machine that run or could; 0 where that is unknown.
+
+    That is the least of some reads, and no more than the cores that others have used lately. What only flares up, such
+    as threads of the system and processes that end, is no load.
+    """
     found = []
     for i in range(reads):
         time.sleep(pause_s if i else 0)
         with suppress(OSError, ValueError, IndexError):
             found.append(int(_read(LOAD).split()[3].partition("/")[0]) - 1)  # without this one
-    return max(0, min(found, default=0))
+    least = max(0, min(found, default=0))
+    return min(least, round(_lately())) if least else 0
+
+
+def _lately() -> float:
+    others = _since
+    if others.seconds() > RECENT_S:
+        others = Others()
+        time.sleep(WATCH_S)
+    return others.cores()
 
 
 def throttled() -> int | None:

@@ -2,6 +2,7 @@
 
 import mmap
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -188,12 +189,13 @@ def test_a_computer_without_control_groups(monkeypatch):
 def fresh(monkeypatch, tmp_path):
     """A process that has not chosen yet, on 16 cores on which some threads run."""
 
-    def fresh(running, **environment):
+    def fresh(running, used=99.0, **environment):
         for name in (*machine.THEIRS, machine.WAITING):
             monkeypatch.delenv(name, raising=False)
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
         (tmp_path / "loadavg").write_text(f"9.00 5.00 1.00 {running}/345 6789\n")
+        monkeypatch.setattr(machine.Others, "cores", lambda self: used)
 
     monkeypatch.setattr(machine, "LOAD", tmp_path / "loadavg")
     monkeypatch.setattr(machine, "_waiting", {})
@@ -221,6 +223,22 @@ def test_threads_wait_as_cores_load_and_environment_say(fresh, threads, running,
     assert chosen["how"] == how
     assert why in chosen["why"]
     assert machine.waiting(99) is chosen is machine.describe()["waiting"]  # threads start once; records say how
+
+
+@pytest.mark.parametrize(("used", "how"), [(0.4, "spin"), (0.6, "sleep"), (3.0, "sleep")])
+def test_what_only_flares_up_is_no_load(fresh, used, how):
+    fresh(2, used=used)
+    assert machine.waiting(16)["how"] == how
+
+
+@pytest.mark.parametrize(("ago", "watched"), [(1.0, []), (60.0, [machine.WATCH_S])])
+def test_a_process_that_began_long_ago_watches_others_anew(fresh, monkeypatch, ago, watched):
+    fresh(2)
+    slept = []
+    monkeypatch.setattr(machine.Others, "seconds", lambda self: ago)
+    monkeypatch.setattr(time, "sleep", slept.append)
+    assert machine.running(1) == 1
+    assert slept[1:] == watched
 
 
 def test_a_quota_counts_as_few_cores(fresh, computer):

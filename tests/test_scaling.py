@@ -7,6 +7,7 @@ import subprocess
 import sys
 from heapq import heapify, heapreplace
 from math import isclose
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from cpuopt.kernels.compile.jit import helper
 from cpuopt.kernels.toolkit import regions, threads
 from cpuopt.kernels.toolkit.regions import Region
 from cpuopt.kernels.toolkit.simd import LINE, ticket
-from cpuopt.lab.scale import usual_counts
+from cpuopt.lab.scale import Stopwatch, usual_counts
 from cpuopt.measure.scaling import REASONS, Call, Starts, Timed, losses, predict, row, start_of, typical
 
 STARTS = {1: 1_000, 2: 3_000}
@@ -235,3 +236,25 @@ def test_kernels_are_cut_for_the_predicted_threads(said):
 def test_wrong_flags_are_refused(words, why, capsys):
     assert main(["scale", *words]) == 2
     assert why in capsys.readouterr().err
+
+
+def test_the_instruments_own_time_is_no_part_of_a_step():
+    now = [0]
+
+    def passes(ns):
+        now[0] += ns
+
+    def regions():
+        passes(1000)
+        return []
+
+    kernel = SimpleNamespace(function=lambda: passes(10), scratch=[])
+    bound = SimpleNamespace(call=SimpleNamespace(op=SimpleNamespace(params=[])), kernel=kernel, args=[])
+    log = SimpleNamespace(follow=lambda array: passes(100), regions=regions)
+    watch = Stopwatch({1: {id(bound): bound}}, log, lambda: now[0])
+    with watch.step((1, 1)):
+        passes(3)
+        watch.run([bound, bound])
+    ((between, calls),) = watch.found[1, 1]
+    assert [timed.wall for _, timed in calls] == [10, 10]
+    assert between == 3

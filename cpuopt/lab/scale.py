@@ -65,6 +65,8 @@ def usual_counts(most: int) -> list[int]:
 class Stopwatch:
     """The engine's loop with a clock: times calls, and their regions, on bindings of its own.
 
+    Its own work, which is done between calls, is no part of a step: what that takes is taken off.
+
     Parameters
     ----------
     bindings : for each number of threads that calls are cut for, every call's by the id of the engine's.
@@ -74,27 +76,31 @@ class Stopwatch:
     def __init__(self, bindings: Mapping[int, Mapping[int, Bound]], log: regions.Log, clock: Callable[[], int]) -> None:
         self.bindings, self.log, self.clock = bindings, log, clock
         self.found: dict[Side, list[tuple[float, list[tuple[Bound, Timed]]]]] = {}
-        self._cut, self._calls = 1, list[tuple["Bound", Timed]]()
+        self._cut, self._calls, self._own = 1, list[tuple["Bound", Timed]](), 0
 
     def run(self, calls: Iterable[Bound]) -> None:
         """Run bound calls in order."""
         for bound in calls:
+            before = self.clock()
             mine = self.bindings[self._cut][id(bound)]
             self.log.follow(counter(mine))
             self.log.regions()
             start = self.clock()
             mine.kernel.function(*mine.args)
-            wall = self.clock() - start
-            self._calls.append((bound, Timed(wall, self.log.regions())))
+            end = self.clock()
+            self._calls.append((bound, Timed(end - start, self.log.regions())))
+            self._own += start - before + self.clock() - end
+        before = self.clock()
         self.log.follow(None)
+        self._own += self.clock() - before
 
     @contextmanager
     def step(self, side: Side) -> Iterator[None]:
         """Time a whole step."""
-        self._cut, self._calls = side[0], []
+        self._cut, self._calls, self._own = side[0], [], 0
         start = self.clock()
         yield
-        between = self.clock() - start - sum(t.wall for _, t in self._calls)
+        between = self.clock() - start - self._own - sum(t.wall for _, t in self._calls)
         self.found.setdefault(side, []).append((between, self._calls))
 
     def calls(self, beyond: Callable[[Bound], float]) -> list[Call]:

@@ -21,10 +21,10 @@ import psutil
 
 from ..files import cache_folder, read_entry, write_entry
 from ..files.reading import from_json, to_json
-from ..isolate.process import Worker
 from ..kernels import roofs as kernels
 from ..kernels.toolkit import threads as numba_threads
-from ..machine import caches, describe, quota, throttled
+from ..machine import LITTLE, caches, describe, quota, throttled
+from ..machine import Others as Others
 from .roofline import Level, Roofs
 
 FORMAT = 1
@@ -34,8 +34,6 @@ USUAL = (("L1", 32 << 10, 1), ("L2", 512 << 10, 1), ("L3", 8 << 20, 0))
 """Caches assumed where the system does not list them; 0: shared by all."""
 UNITS = {"K": 10, "M": 20}
 """The powers of two in sizes of caches."""
-LITTLE = 0.05
-"""The share of a core that other processes may use without a warning."""
 LOWER = 0.9
 """The share of the kept FMA roof that multiply-adds must reach now; below it a warning says that shares read low."""
 PACKAGES = "Debian, Ubuntu: apt install libgomp1; Fedora: dnf install libgomp; macOS: brew install libomp"
@@ -251,35 +249,6 @@ def lower_now(kept: Roofs) -> list[str]:
 
 
 # What is noisy now ----------------------------------------------------------------------------------------------------
-
-
-class Others:
-    """The use of the processors by other processes from now on; time taken by a hypervisor counts too.
-
-    Parameters
-    ----------
-    workers : processes that count as this one.
-    """
-
-    def __init__(self, workers: Iterable[Worker] = ()) -> None:
-        self.workers = list(workers)
-        self._start = self._now()
-
-    def cores(self) -> float:
-        """Return their use since the start, in cores."""
-        wall, busy = (b - a for a, b in zip(self._start, self._now(), strict=True))
-        return max(0.0, busy / wall) if wall > 0 else 0.0
-
-    def warnings(self) -> list[str]:
-        """List a warning where the use is more than a little."""
-        cores = self.cores()
-        return [f"other processes used {cores:.2f} cores meanwhile"] if cores > LITTLE * numba_threads.cores() else []
-
-    def _now(self) -> tuple[float, float]:
-        t = psutil.cpu_times()
-        busy = sum(getattr(t, name, 0.0) for name in ("user", "nice", "system", "irq", "softirq", "steal"))
-        own = psutil.Process().cpu_times()
-        return time.monotonic(), busy - own.user - own.system - sum(w.cpu_s() for w in self.workers)
 
 
 def noise(seconds: float = 0.5) -> dict[str, Any]:
