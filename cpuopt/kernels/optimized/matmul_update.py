@@ -68,8 +68,8 @@ def update_linear(rule):
             pack_all_columns(i, panels, inp, depth)
         size = WEIGHT_SCRATCH + max(STRIP, MR * C)
         threads = blocks.shape[0] // size
-        fits = max(MR, STRIP // C // MR * MR)
-        tall = min(fits, chunk_size(N, OUTPUTS, MR, 1, threads))
+        fits = max(MR, STRIP // C)
+        tall = chunk_size(N, min(OUTPUTS, fits), 1, 1, threads)
         chunks = ceil(N, tall)
         for t in prange(threads):
             mine = blocks[t * size : (t + 1) * size]
