@@ -19,8 +19,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
-import psutil
-
 from .errors import UserError
 
 PACKAGES = ("cpuopt", "numba", "llvmlite", "numpy", "threadpoolctl")
@@ -247,26 +245,20 @@ class Others:
         wall, busy = (b - a for a, b in zip(self._start, self._now(), strict=True))
         return max(0.0, busy / wall) if wall > 0 else 0.0
 
-    def seconds(self) -> float:
-        """Return the time since the start."""
-        return time.monotonic() - self._start[0]
-
     def warnings(self) -> list[str]:
         """List a warning where the use is more than a little."""
         used = self.cores()
         return [f"other processes used {used:.2f} cores meanwhile"] if used > LITTLE * cores() else []
 
     def _now(self) -> tuple[float, float]:
+        import psutil  # which takes a while, and most verbs need no figures of others
+
         t = psutil.cpu_times()
         busy = sum(getattr(t, name, 0.0) for name in ("user", "nice", "system", "irq", "softirq", "steal"))
         own = psutil.Process().cpu_times()
         return time.monotonic(), busy - own.user - own.system - sum(w.cpu_s() for w in self.workers)
 
 
-_since = Others()
-"""What others have used since this process began."""
-RECENT_S, WATCH_S = 5.0, 0.2
-"""How long ago that may be, and how long others are watched where it is longer ago."""
 _waiting: dict[str, str] = {}
 """What `waiting` has chosen for this process."""
 
@@ -313,11 +305,11 @@ def _choose(threads: int) -> tuple[str, str]:
     return "spin", f"{online} cores have room for {threads} threads beside {others} that run"
 
 
-def running(reads: int = 5, pause_s: float = 4e-3) -> int:
+def running(reads: int = 5, pause_s: float = 4e-3, watch_s: float = 0.2) -> int:
     """Count the other threads on this machine that run or could; 0 where that is unknown.
 
-    That is the least of some reads, and no more than the cores that others have used lately. What only flares up, such
-    as threads of the system and processes that end, is no load.
+    That is the least of some reads and, where it is not 0, no more than the cores that others then use for a while.
+    What only flares up, such as threads of the system and processes that end, is no load.
     """
     found = []
     for i in range(reads):
@@ -325,15 +317,11 @@ def running(reads: int = 5, pause_s: float = 4e-3) -> int:
         with suppress(OSError, ValueError, IndexError):
             found.append(int(_read(LOAD).split()[3].partition("/")[0]) - 1)  # without this one
     least = max(0, min(found, default=0))
-    return min(least, round(_lately())) if least else 0
-
-
-def _lately() -> float:
-    others = _since
-    if others.seconds() > RECENT_S:
-        others = Others()
-        time.sleep(WATCH_S)
-    return others.cores()
+    if not least:
+        return 0
+    others = Others()
+    time.sleep(watch_s)
+    return min(least, round(others.cores()))
 
 
 def throttled() -> int | None:

@@ -231,13 +231,12 @@ def test_what_only_flares_up_is_no_load(fresh, used, how):
     assert machine.waiting(16)["how"] == how
 
 
-@pytest.mark.parametrize(("ago", "watched"), [(1.0, []), (60.0, [machine.WATCH_S])])
-def test_a_process_that_began_long_ago_watches_others_anew(fresh, monkeypatch, ago, watched):
-    fresh(2)
+@pytest.mark.parametrize(("running", "watched"), [(1, []), (2, [0.2])])
+def test_others_are_watched_for_a_while_only_where_some_run(fresh, monkeypatch, running, watched):
+    fresh(running)
     slept = []
-    monkeypatch.setattr(machine.Others, "seconds", lambda self: ago)
     monkeypatch.setattr(time, "sleep", slept.append)
-    assert machine.running(1) == 1
+    assert machine.running(1) == running - 1
     assert slept[1:] == watched
 
 
