@@ -82,15 +82,26 @@ def even(total, most, unit):
 
 
 @helper()
-def chunk_size(total, most, unit, others, threads):
-    """Size of chunks, `most` or less, of which there are `others` for each stretch of `total`.
+def pieces(total, most, unit, others, threads):
+    """Count the pieces of `total`, of `most` or less, of which each stands for `others` chunks.
 
-    Where they are few, they are cut so that each thread gets as many as the next, and two or more.
+    `unit` divides `most`. Where chunks are few, there are as many for each thread as for the next, and two or more.
     """
-    count, turn = ceil(total, most), 2 * threads
+    units, turn = ceil(total, unit), 2 * threads
+    count = ceil(units, most // unit)
     if count * others < 4 * turn:
         count = ceil(ceil(count * others, turn) * turn, others)
-    return min(most, ceil(ceil(total, count), unit) * unit)
+    return min(count, units)
+
+
+@helper()
+def piece(i, count, total, unit):
+    """Start of the i-th of `count` pieces of `total`: whole units, as many in each but for one; the larger come first.
+
+    What comes last by ticket is waited for, so it had better be small.
+    """
+    units = ceil(total, unit)
+    return min(total, unit * (i * (units // count) + min(i, units % count)))
 
 
 def multiply_by(product):
@@ -274,14 +285,14 @@ def matmul_forward(out, inp, weight, bias, panels, sums, queue):
     wide = even(M, INPUT_ROWS, LINE) if many else even(M, WIDE, NR)
     m_chunks = ceil(M, wide)
     most, unit = (COLUMNS, NR) if many else (TALL, LANES)
-    tall = chunk_size(N, most, unit, m_chunks, threads)
-    chunks = ceil(N, tall) * m_chunks
+    n_chunks = pieces(N, most, unit, m_chunks, threads)
+    chunks = n_chunks * m_chunks
     for t in prange(threads):
         mine = sums[t * FORWARD_SCRATCH : (t + 1) * FORWARD_SCRATCH]
         chunk = ticket(queue)
         while chunk < chunks:
-            m0, n0 = chunk % m_chunks * wide, chunk // m_chunks * tall
-            m1, n1 = min(M, m0 + wide), min(N, n0 + tall)
+            m0, i = chunk % m_chunks * wide, chunk // m_chunks
+            m1, n0, n1 = min(M, m0 + wide), piece(i, n_chunks, N, unit), piece(i + 1, n_chunks, N, unit)
             if many:
                 forward_tokens(out, inp, panels, bias, mine, m0, m1, n0, n1, depth)
             else:
@@ -347,14 +358,14 @@ def matmul_backward_input(dinp, dinp_add, dout, weight, panels, queue):
     depth = SHORT_DEPTH if M <= SHORT else INPUT_DEPTH
     tall = even(M, INPUT_ROWS, LINE)
     m_chunks = ceil(M, tall)
-    wide = chunk_size(C, COLUMNS, NR, m_chunks, threads)
-    chunks = m_chunks * ceil(C, wide)
+    c_chunks = pieces(C, COLUMNS, NR, m_chunks, threads)
+    chunks = m_chunks * c_chunks
     for t in prange(threads):
         mine = panels[t * INPUT_SCRATCH : (t + 1) * INPUT_SCRATCH]
         chunk = ticket(queue)
         while chunk < chunks:
-            m0, c0 = chunk % m_chunks * tall, chunk // m_chunks * wide
-            m1, c1 = min(M, m0 + tall), min(C, c0 + wide)
+            m0, i = chunk % m_chunks * tall, chunk // m_chunks
+            m1, c0, c1 = min(M, m0 + tall), piece(i, c_chunks, C, NR), piece(i + 1, c_chunks, C, NR)
             input_chunk(dinp, dinp_add, dout, weight, mine, m0, m1, c0, c1, depth)
             chunk = ticket(queue)
 
@@ -457,14 +468,14 @@ def matmul_backward_weight(dweight, dweight_add, dbias, dbias_add, dout, inp, pa
     depth = min(M, WEIGHT_DEPTH)
     for i in prange(ceil(C, NR) * ceil(M, depth)):
         pack_all_columns(i, panels, inp, depth)
-    tall = chunk_size(N, OUTPUTS, LANES, 1, threads)
-    chunks = ceil(N, tall)
+    chunks = pieces(N, OUTPUTS, LANES, 1, threads)
+    tall = piece(1, chunks, N, LANES)
     for t in prange(threads):
         mine = blocks[t * WEIGHT_SCRATCH : (t + 1) * WEIGHT_SCRATCH]
         block, spare = mine[:WEIGHT_BLOCK], mine[WEIGHT_BLOCK:]
         chunk = ticket(queue)
         while chunk < chunks:
-            n0, n1 = chunk * tall, min(N, chunk * tall + tall)
+            n0, n1 = piece(chunk, chunks, N, LANES), piece(chunk + 1, chunks, N, LANES)
             weight_chunk(dweight, n0, dweight_add, dout, panels, block, spare, n0, n1, tall, depth)
             if dbias.shape[0] > 0:
                 for i in range(n1 - n0):

@@ -16,8 +16,9 @@ from .matmul import (
     WEIGHT_DEPTH,
     WEIGHT_SCRATCH,
     ceil,
-    chunk_size,
     pack_all_columns,
+    piece,
+    pieces,
     up,
     weight_chunk,
 )
@@ -69,15 +70,15 @@ def update_linear(rule):
         size = WEIGHT_SCRATCH + max(STRIP, MR * C)
         threads = blocks.shape[0] // size
         fits = max(MR, STRIP // C)
-        tall = chunk_size(N, min(OUTPUTS, fits), 1, 1, threads)
-        chunks = ceil(N, tall)
+        chunks = pieces(N, min(OUTPUTS, fits), 1, 1, threads)
+        tall = piece(1, chunks, N, 1)
         for t in prange(threads):
             mine = blocks[t * size : (t + 1) * size]
             block, spare = mine[:WEIGHT_BLOCK], mine[WEIGHT_BLOCK:WEIGHT_SCRATCH]
             grad = mine[WEIGHT_SCRATCH : WEIGHT_SCRATCH + tall * C].reshape(tall, C)
             chunk = ticket(queue)
             while chunk < chunks:
-                n0, n1 = chunk * tall, min(N, chunk * tall + tall)
+                n0, n1 = piece(chunk, chunks, N, 1), piece(chunk + 1, chunks, N, 1)
                 weight_chunk(grad, 0, False, dout, panels, block, spare, n0, n1, tall, depth)
                 for i in range(n1 - n0):
                     n = n0 + i
