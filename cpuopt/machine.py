@@ -218,7 +218,7 @@ def quota() -> float | None:
 
 
 LITTLE = 0.05
-"""The share of the cores that other processes may use without a warning."""
+"""The share of a core, for each there is, that other processes may use without a warning."""
 
 
 class Counted(Protocol):
