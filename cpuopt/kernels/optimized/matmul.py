@@ -43,6 +43,7 @@ DEPTH = 1024  # most k of a forward block: TALL rows (192 KB) and a panel (64 KB
 # 448 and 128 KB of 1 MB or more
 FEW = 5 * MR  # tokens up to which weight is used as it lies: copying a panel would cost more than it saves
 ALIASED = 1024  # floats: rows that a multiple of it apart start on 4 KB share their places in L1
+PLACES = 8  # the fewest lines that usual first-level caches hold at one place
 INPUT_ROWS = 256  # tokens of a dinp chunk: enough to pay for copying a panel
 INPUT_DEPTH = 768  # most k of a dinp block: the panel is 48 KB of L2
 SHORT = 128  # tokens up to which their part of dout and of dinp is small, and it pays
@@ -104,15 +105,22 @@ def piece(i, count, total, unit):
     return min(total, unit * (i * (units // count) + min(i, units % count)))
 
 
+@helper()
+def count_groups(rows, row):
+    """Count the groups of rows, `row` floats apart: of at most MR, or fewer that would evict each other from L1."""
+    aliased = row != PACKED and row % ALIASED == 0
+    return ceil(rows, min(MR, PLACES - 1) if aliased else MR)
+
+
 def multiply_by(product):
-    """Make the product of rows of a, in even groups of at most MR, with one panel, by a micro-kernel.
+    """Make the product of rows of a, in the even groups of `count_groups`, with one panel, by a micro-kernel.
 
     Group g fetches from ahead[g * ahead_group].
     """
 
     @helper()
     def multiply(rows, a, row, b, line, c, c_row, depth, add, ahead, ahead_group, step, shift):
-        groups = ceil(rows, MR)
+        groups = count_groups(rows, row)
         size, longer = rows // groups, rows % groups
         lo = 0
         for g in range(groups):
@@ -171,14 +179,15 @@ def pack_tokens(panels, x, row, lo, hi):
 def forward_sums(sums, weight, panels, m0, m1, n0, n1, most):
     """Compute the products of rows n0..n1 of `weight` with tokens m0..m1, panel by panel: sums[m - m0, n - n0, j]."""
     K = weight.shape[1]
-    groups = ceil(n1 - n0, MR)
+    groups = count_groups(n1 - n0, K)
     for k in range(0, K, most):
         depth = min(most, K - k)
         a = at(weight, n0 * K + k)
         for m in range(m0, m1, NR):
             b = at(panels, m * K + k * NR)
             if m == m0:  # fetch the next group's rows: one stretch of memory where a block is all of K
-                ahead, ahead_group, step = at(a, MR * K), MR * K, 2 * MR
+                size = ceil(n1 - n0, groups)
+                ahead, ahead_group, step = at(a, size * K), size * K, 2 * size
             else:  # fetch the next panel, each group a part of it
                 ahead, ahead_group, step = at(b, K * NR), depth * NR // groups, 2 * ceil(NR, groups)
             to = at(sums, (m - m0) * TALL)
@@ -226,7 +235,7 @@ def forward_tokens(out, inp, panels, bias, tile, m0, m1, n0, n1, most):
     """Compute out[m0:m1, n0:n1] from panels of rows of weight, with the bias."""
     K, N = inp.shape[1], out.shape[1]
     rows = m1 - m0
-    groups = ceil(rows, MR)
+    groups = count_groups(rows, K)
     for k in range(0, K, most):
         depth = min(most, K - k)
         for n in range(n0, n1, NR):
@@ -314,8 +323,8 @@ def input_chunk(dinp, add, dout, weight, mine, m0, m1, c0, c1, most):
     """Compute dinp[m0:m1, c0:c1]."""
     N, C = weight.shape
     rows = m1 - m0
-    groups = ceil(rows, MR)
     few = dout.shape[0] <= FEW and C % ALIASED > 0
+    groups = count_groups(rows, PACKED if few else N)
     tile, panel, block = mine, mine[INPUT_SPARE:], mine[INPUT_SPARE + INPUT_DEPTH * NR :]
     shift = 0  # so that the groups together fetch one panel
     while groups >> (shift + 2):
