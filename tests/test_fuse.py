@@ -210,21 +210,24 @@ def test_an_evaluation_gives_the_loss_that_a_step_gives():
         assert engine.forward(**batch) < loss
 
 
-@pytest.mark.parametrize("tokens", [BLOCK, BLOCK + 1])
-def test_the_tied_weight_is_updated_in_the_backward_of_one_block(tokens):
-    shape = specs(1, tokens)
-    program = build(GPT2(replace(TINY, block_size=512)), shape, fuse=("classifier", "update")).program
+@pytest.mark.parametrize(
+    ("vocab_size", "tokens", "one"),
+    [(256, 256, True), (256, 257, False), (11, 256, True), (1024, 301, True), (1024, 302, False)],
+)
+def test_the_tied_weight_is_updated_in_the_backward_where_that_needs_no_more_memory(vocab_size, tokens, one):
+    config, shape = replace(TINY, block_size=512, vocab_size=vocab_size), specs(1, tokens)
+    program = build(GPT2(config), shape, fuse=("classifier", "update")).program
     assert assert_sound(program) == set(program.parameters)
-    one = tokens == BLOCK
     assert count(program, "classifier_update") == count(program, "embedding_update") == one
     assert count(program, "classifier_backward") == count(program, "embedding_backward") == (not one)
     assert ("wte" in layers(program, "adamw")) is not one
     gradients = {d.shape for p, d in program.adjoint.items() if p in program.parameters}
-    assert ((TINY.vocab_size, TINY.n_embd) in gradients) is not one
+    assert ((vocab_size, TINY.n_embd) in gradients) is not one
 
 
-def test_the_tied_weight_trains_alike_in_two_blocks():
-    config = replace(PRESETS["gpt2-tiny"], n_layer=1, block_size=BLOCK + 44)
+@pytest.mark.parametrize("vocab_size", [256, 1024])
+def test_the_tied_weight_trains_alike_in_two_blocks_and_in_a_larger_one(vocab_size):
+    config = replace(PRESETS["gpt2-tiny"], n_layer=1, block_size=BLOCK + 44, vocab_size=vocab_size)
     inputs = specs(1, BLOCK + 44)
 
     def batch(i):

@@ -10,7 +10,8 @@ Backward, which gives the loss as well, since it has the logits::
     dinp    += dlogits @ weight
     dweight += dlogits^T @ inp
 
-Update, for up to ``BLOCK`` tokens: an optimizer's step instead of dweight. Where the weight is the token embedding too,
+Update, for so few tokens that all of their logits need no more memory than a block's and dweight, about ``BLOCK + C``:
+an optimizer's step instead of dweight. Where the weight is the token embedding too,
 the rows of the tokens get more gradient later. They wait: `held` has, for the first of equal tokens, the gradient of
 its row, and zeros for the others; ``embedding_update`` finishes those rows.
 

@@ -38,7 +38,7 @@ def _update_classifier(draft: Draft, call: Call, allowed: Allowed) -> None:
     program, grad = draft.program, call.args["dweight"]
     tied = [c for c in draft.users([grad]) if c.op is ops.embedding_backward and c.args["dwte"] is grad]
     found = _updates(draft, call, [grad], but=tied)
-    if call.sizes["BT"] > BLOCK or call.adds["dweight"] or found is None or len(tied) > 1:
+    if not _saves_memory(call) or call.adds["dweight"] or found is None or len(tied) > 1:
         return
     head, rows = (found.optimizer.fused[name] for name in ("classifier_update", "embedding_update"))
     if not allowed(head, [call, *found.calls]) or (tied and not allowed(rows, [*tied, *found.calls])):
@@ -54,6 +54,12 @@ def _update_classifier(draft: Draft, call: Call, allowed: Allowed) -> None:
         replace(draft, last, rows, rest, without=[], adds={"dwpe": last.adds["dwpe"]})
     replace(draft, call, head, args, without=found.calls, adds={"dinp": call.adds["dinp"]})
     draft.gone.add(grad)
+
+
+def _saves_memory(call: Call) -> bool:
+    """Return whether all tokens are one block, or need no more memory than the logits of one and the gradient."""
+    BT, C, V = (call.sizes[size] for size in ("BT", "C", "V"))
+    return BT <= BLOCK or BT * (V + C) <= V * (BLOCK + C)
 
 
 @dataclass(frozen=True)
