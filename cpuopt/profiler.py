@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from .errors import UserError, blamed
-from .machine import describe, origin
+from .machine import Others, describe, origin
 from .measure.profile import Array, Profile, StepTimes, Sums, passed
 from .measure.roofline import Roofs
 
@@ -242,7 +242,7 @@ def profile(
     from .measure import rates  # numba is imported late
 
     forget_peak()  # measuring roofs takes more memory than a small model
-    s, others = job.settings, rates.Others()
+    s, others = job.settings, Others()
     profiler = Profiler(job.engine, regions=regions)
     try:
         for _ in range(warmup + s.steps):

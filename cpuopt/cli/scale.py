@@ -53,6 +53,7 @@ def run(args: argparse.Namespace) -> int:
     from ..files.reading import to_json
     from ..kernels.toolkit import regions
     from ..lab import scale
+    from ..machine import Others
     from ..measure import rates
     from ..report import console
     from ..report import scale as report
@@ -68,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     with console.saying() as say:
         roofs = {n: rates.roofs(n, say) for n in counts}
     sides = len({*counts, *projected}) + len(counts) - 1
-    others = rates.Others()
+    others = Others()
     with console.counting("steps", sides * (args.steps + scale.WARMUP)) as tick:
         watch = scale.measure(job, counts, projected, tick=tick)
     found = scale.scaling(job, watch, counts, projected, roofs, args.bandwidth, list(others.warnings()))

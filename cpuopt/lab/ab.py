@@ -31,6 +31,7 @@ from ..isolate.serve import doing
 from ..kernels import roofs
 from ..kernels.registry import KERNELS, Kernel
 from ..kernels.toolkit import threads as numba_threads
+from ..machine import Others
 from ..measure import rates as machine
 from ..measure.comparison import ANALYSES, CHECKED_STEPS, Comparison, Trial, compare, disagreement, judge
 from ..measure.roofline import Roofs
@@ -284,7 +285,7 @@ def alone(
     UserError
         For a kernel that is wrong on the arrays that are timed.
     """
-    others, cases, judged = machine.Others(), [], list[Result]()
+    others, cases, judged = Others(), [], list[Result]()
     done: list[Comparison] = []
     for i, shape in enumerate(shapes):
         say(at := f"{shape}: {i + 1} of {len(shapes)}")
@@ -534,7 +535,7 @@ def compare_steps(
         raise UserError(refused)
     say("judging a step")
     pair.judged += pair.audit("before any was timed")
-    others = machine.Others()
+    others = Others()
     say("alternating steps")
     tick = rounds_told(say, "alternating steps")
     done = compare(*pair.trials, seed=seed, analyses=analyses, decides=decides, tick=tick)

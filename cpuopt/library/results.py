@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
-from ..measure import rates
+from ..machine import Others
 from ..measure.comparison import Trial, analyses_up_to, summed
 from ..measure.comparison import compare as compare_trials
 from ..measure.profile import Profile
@@ -135,7 +135,7 @@ def compare(
     """
     if wrong := [f for f in (a, b) if not callable(f)]:
         raise UserError(f"compare: {wrong[0]!r} is no function; it takes two, and then the arguments of both")
-    analyses, others = analyses_up_to(rounds), rates.Others()
+    analyses, others = analyses_up_to(rounds), Others()
 
     def timed(function: Callable[[], object], calls: int = 1) -> float:
         start = clock()

@@ -23,8 +23,7 @@ from ..files import cache_folder, read_entry, write_entry
 from ..files.reading import from_json, to_json
 from ..kernels import roofs as kernels
 from ..kernels.toolkit import threads as numba_threads
-from ..machine import LITTLE, caches, describe, quota, throttled
-from ..machine import Others as Others
+from ..machine import LITTLE, Others, caches, describe, quota, throttled
 from .roofline import Level, Roofs
 
 FORMAT = 1

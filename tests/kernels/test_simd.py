@@ -187,6 +187,9 @@ SHAPES = [  # BT, C, OC: each takes another way through a kernel
     (NR, NR, MR),  # whole tiles only
     (NR + 1, NR + 1, MR + 1),  # one over
     (3, 1024, 49),  # rows that start 4 KB apart
+    (2 * MR + 3, matmul.ALIASED, 2 * MR + 3),  # of weight, forward, in smaller groups
+    (8 * MR, matmul.ALIASED, MR),  # of tokens
+    (2 * MR + 3, 2 * NR, 2 * matmul.ALIASED),  # of dout
     (matmul.FEW, 67, 131),
     (matmul.FEW + 1, 67, 131),
     (17, 2 * matmul.DEPTH + 1, 7),  # blocks of k, forward
@@ -205,6 +208,15 @@ def test_matmul(op: str, shape: tuple[int, int, int]) -> None:
     kernel = KERNELS[op, "optimized"]
     result = check(kernel, dict(zip(("BT", "C", "OC"), shape, strict=True)), threads=(1, 2, 3, 4))
     assert result.verdict == "PASS", str(result)
+
+
+@pytest.mark.parametrize("rows", [1, 6, 7, 8, MR, 48, 112, 256])
+def test_rows_that_share_their_places_in_the_first_level_cache_are_fewer_than_these(rows: int) -> None:
+    def largest(row: int) -> int:
+        return -(-rows // matmul.count_groups(rows, row))
+
+    assert largest(3 * matmul.ALIASED) <= min(MR, matmul.PLACES - 1)
+    assert largest(matmul.PACKED) == largest(matmul.ALIASED - matmul.LINE) == -(-rows // -(-rows // MR))
 
 
 def micro_kernels(text: str) -> Iterator[str]:

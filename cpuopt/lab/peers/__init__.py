@@ -28,7 +28,6 @@ from ...files import write_whole
 from ...files.reading import to_json
 from ...isolate.process import LIMIT_S, Side, Steps, Worker, ended_by_sigterm
 from ...measure.comparison import CHECKED_STEPS, LEVEL, compare, disagreement, geometric_mean, other_model
-from ...measure.rates import Others
 from .plan import (
     OPTIMIZER,
     PEERS,
@@ -293,7 +292,7 @@ class Bench:
             self.view.at(self._cost + (START_ROUNDS + trials / 2) * round_cost(result.B, result.T))
             return float(np.median(steps.step_ms))
 
-        others = Others(workers.values())
+        others = machine.Others(workers.values())
         sides = partial(train, "cpuopt"), partial(train, "peer")
         found = compare(*sides, seed=self.plan.seed, analyses=[self.plan.rounds], control=False, warm_up=False)
         verdict = found.verdict()

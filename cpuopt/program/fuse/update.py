@@ -57,7 +57,7 @@ def _update_classifier(draft: Draft, call: Call, allowed: Allowed) -> None:
 
 
 def _saves_memory(call: Call) -> bool:
-    """Return whether all tokens are one block, or need no more memory than the logits of one and the gradient."""
+    """Return whether the tokens are one block, or their logits and `held` no larger than those of one and dweight."""
     BT, C, V = (call.sizes[size] for size in ("BT", "C", "V"))
     return BT <= BLOCK or BT * (V + C) <= V * (BLOCK + C)
 
