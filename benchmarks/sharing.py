@@ -4,8 +4,8 @@
 
 A step's gradient of the input reads a weight by columns, and the update that follows writes it by rows, so half of the
 lines are in the cache of the other thread. Each round times all updates of a step three times: within the step, alone,
-and each right after the call before it. Cores that share a cache show no difference. A virtual machine's host may move
-its cores between rounds, so every round is printed.
+and each right after the call that last read its weight. Cores that share a cache show no difference. The host of a
+virtual machine may move its cores between rounds, so every round is printed.
 """
 
 from __future__ import annotations
@@ -50,16 +50,20 @@ def main() -> None:
     prepared.step()
     prepared.engine.runner = run
     rows = []
-    print(f"{UPDATE} of {a.model} at {a.size}, ms a step: in the step, alone, after the call before it")
+    print(f"{UPDATE} of {a.model} at {a.size}, ms a step: in the step, alone, after the weight was read")
     for _ in range(a.rounds):
         calls.clear(), seconds.clear()
         whole = prepared.step().seconds
-        places = [i for i, call in enumerate(calls) if call.call.op.name.startswith(UPDATE)]
-        within = sum(seconds[i] for i in places)
-        alone = sum(timed(calls[i]) for i in places)
+        reader = {}  # by update: the last call before it that reads its weight
+        for i, call in enumerate(calls):
+            if call.call.op.name.startswith(UPDATE):
+                weight = call.call.args["weight"]
+                reader[i] = next(c for c in reversed(calls[:i]) if weight in c.call.reads)
+        within = sum(seconds[i] for i in reader)
+        alone = sum(timed(calls[i]) for i in reader)
         after = 0.0
-        for i in places:
-            timed(calls[i - 1])
+        for i, before in reader.items():
+            timed(before)
             after += timed(calls[i])
         rows.append([1e3 * x for x in (within, alone, after, whole)])
         print("{:8.1f} {:8.1f} {:8.1f}   step {:8.1f}".format(*rows[-1]), flush=True)
