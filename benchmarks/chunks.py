@@ -24,7 +24,7 @@ from cpuopt import Engine, models
 from cpuopt.engine import Bound
 from cpuopt.kernels.toolkit import regions, threads
 from cpuopt.kernels.toolkit.simd import LANES, MR, NR
-from cpuopt.lab.scale import counter
+from cpuopt.lab.scale import queue
 from cpuopt.measure.scaling import rounds_of
 from cpuopt.program.program import Call
 
@@ -93,7 +93,7 @@ def cuts(spec: dict[str, Any], B: int, T: int, fuse: str) -> Iterator[tuple[Call
         def run(calls: Any, n: int = n, bindings: dict[int, Bound] = bindings) -> None:
             for bound in calls:
                 mine = bindings[id(bound)]
-                log.follow(counter(mine))
+                log.follow(queue(mine))
                 log.regions()
                 mine.kernel.function(*mine.args)
                 ran = [r for r in log.regions() if r.chunks]

@@ -16,8 +16,9 @@ from numba import prange
 from cpuopt.cli import main
 from cpuopt.kernels.compile.jit import helper
 from cpuopt.kernels.toolkit import regions, threads
+from cpuopt.kernels.toolkit.queue import deal, take
 from cpuopt.kernels.toolkit.regions import Region
-from cpuopt.kernels.toolkit.simd import LINE, ticket
+from cpuopt.kernels.toolkit.simd import LINE
 from cpuopt.lab.scale import Stopwatch, usual_counts
 from cpuopt.measure.scaling import REASONS, Call, Starts, Timed, losses, predict, row, start_of, typical
 
@@ -146,32 +147,32 @@ def test_the_log_counts_the_chunks_of_each_region():
     regions.watch()
 
     @helper(parallel=True)
-    def work(x, n, counter, workers, tickets):
+    def work(x, n, queue, workers, chunks):
         for i in prange(n):
             x[i] = 1
-        counter[0] = 0
+        deal(queue, chunks)
         for w in prange(workers):
-            chunk = ticket(counter)
-            while chunk < tickets:
+            chunk = take(queue, w)
+            while chunk >= 0:
                 x[chunk] = w
-                chunk = ticket(counter)
+                chunk = take(queue, w)
 
-    log, x, counter = regions.Log(), np.zeros(100, np.float32), np.zeros(LINE, np.int32)
+    log, x, queue = regions.Log(), np.zeros(100, np.float32), np.zeros(17 * LINE, np.int32)
     threads.set_threads(2)
     try:
-        work(x, 1, counter, 1, 1)
+        work(x, 1, queue, 1, 1)
         log.regions()
-        log.follow(counter)
-        work(x, 11, counter, 16, 37)
-        work(x, 0, counter, 3, 0)
+        log.follow(queue)
+        work(x, 11, queue, 16, 37)
+        work(x, 0, queue, 3, 0)
         log.follow(None)
-        work(x, 11, counter, 16, 37)
+        work(x, 11, queue, 16, 37)
         found = [(r.chunks, r.largest, r.by_ticket) for r in log.regions()]
         assert found[:2] == [(11, 6, False), (37, 1, True)]
-        assert found[2:4] == [(0, 0, False), (0, 1, True)]
+        assert found[2:4] == [(0, 0, False), (3, 2, False)]
         assert found[4:] == [(11, 6, False), (16, 8, False)]
         assert log.regions() == []
-        work(x, 11, counter, 16, 37)
+        work(x, 11, queue, 16, 37)
         assert all(0 < r.slowest <= r.work and r.slowest <= r.wall for r in log.regions())
     finally:
         threads.set_threads(None)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
 from ..kernels.toolkit import regions, threads
+from ..kernels.toolkit.queue import QUEUE
 from ..measure.roofline import Roofs
 from ..measure.scaling import Call, Row, Starts, Timed, row, start_of, typical
 
@@ -83,7 +84,7 @@ class Stopwatch:
         for bound in calls:
             before = self.clock()
             mine = self.bindings[self._cut][id(bound)]
-            self.log.follow(counter(mine))
+            self.log.follow(queue(mine))
             self.log.regions()
             start = self.clock()
             mine.kernel.function(*mine.args)
@@ -124,11 +125,11 @@ def _call(op: str, layer: str, times: Mapping[Side, Timed], nbytes: float) -> Ca
     return Call(op, layer, measured, {cut: t for (cut, n), t in times.items() if n == 1}, nbytes)
 
 
-def counter(bound: Bound) -> Any:
-    """Return the scratch array that counts a call's tickets; None where it has none."""
+def queue(bound: Bound) -> Any:
+    """Return the queue of a call's chunks; None where it has none."""
     scratch = bound.args[len(bound.call.op.params) :]
     names = (s.name for s in bound.kernel.scratch)
-    return next((x for name, x in zip(names, scratch, strict=True) if name in regions.COUNTERS), None)
+    return next((x for name, x in zip(names, scratch, strict=True) if name == QUEUE[0]), None)
 
 
 def measure(

@@ -19,7 +19,7 @@ from machine_code import assembly
 from cpuopt import kernels, ops  # noqa: F401  (importing kernels registers them)
 from cpuopt.check.cases import Case, arguments, case
 from cpuopt.check.check import check
-from cpuopt.kernels.optimized.matmul import packs_weight, piece, pieces
+from cpuopt.kernels.optimized.matmul import largest, packs_weight, piece, pieces
 from cpuopt.kernels.registry import KERNELS
 from cpuopt.kernels.toolkit import lanes
 from cpuopt.kernels.toolkit.simd import LANES
@@ -413,13 +413,17 @@ def test_which_side_of_a_product_is_packed_changes_no_bit() -> None:
 @pytest.mark.parametrize("threads", [1, 2, 16, 64])
 @pytest.mark.parametrize(("most", "unit"), [(48, 1), (48, 16), (112, 16), (384, 32)])
 @pytest.mark.parametrize("total", [1, 5, 32, 128, 288, 511, 512, 576, 768, 3072, 50257])
-def test_pieces_of_a_product_are_even_and_the_larger_come_first(total: int, most: int, unit: int, threads: int) -> None:
+def test_pieces_of_a_product_are_even_and_half_of_them_are_half_of_it(
+    total: int, most: int, unit: int, threads: int
+) -> None:
     count = pieces(total, most, unit, 1, threads)
     edges = [piece(i, count, total, unit) for i in range(count + 1)]
     assert (edges[0], edges[-1]) == (0, total)
     units = [-(-(b - a) // unit) for a, b in pairwise(edges)]
     assert all(edge % unit == 0 for edge in edges[:-1])
-    assert 1 <= units[-1] <= units[0] <= min(most // unit, units[-1] + 1)
-    assert units == sorted(units, reverse=True)
+    assert 1 <= min(units) <= max(units) <= min(most // unit, min(units) + 1)
+    assert largest(count, total, unit) == unit * max(units)
+    for i in range(1, count):
+        assert abs(sum(units[:i]) - sum(units) * i / count) < 1
     if count < min(-(-total // unit), 8 * threads):  # as many for each thread as for the next, unless units run out
         assert count % (2 * threads) == 0

@@ -31,7 +31,6 @@ from cpuopt.kernels.toolkit.simd import (
     copy,
     move,
     product,
-    ticket,
     transpose,
 )
 
@@ -164,21 +163,6 @@ def test_moves() -> None:
     np.testing.assert_array_equal(turned, x[:, 3 : LANES + 3].T + extra)
 
 
-@numba.njit(parallel=True)
-def draw(queue, drawn):
-    for _ in numba.prange(4):
-        n = ticket(queue)
-        while n < drawn.shape[0]:
-            drawn[n] += 1
-            n = ticket(queue)
-
-
-def test_each_ticket_is_drawn_once() -> None:
-    drawn = np.zeros(100_000, np.int64)
-    draw(np.zeros(1, np.int32), drawn)
-    assert (drawn == 1).all()
-
-
 # The matrix products ------------------------------------------------------------------------------------------------
 
 MATMULS = ["matmul_forward", "matmul_backward_input", "matmul_backward_weight"]
@@ -199,6 +183,10 @@ SHAPES = [  # BT, C, OC: each takes another way through a kernel
     (max(matmul.WIDE, matmul.INPUT_ROWS) + 4, 40, 100),  # chunks of tokens
     (5, matmul.COLUMNS + 8, 3),  # of columns
     (2, 3, 50257),
+    (5, 37, 2 * matmul.SHARE_ROWS + 1),  # dinp by two shares of rows,
+    (67, matmul.COLUMNS + 1, 8 * matmul.SHARE_ROWS),  # by eight,
+    (matmul.SHARED, 35, 4 * matmul.SHARED),  # by two again, as there are more tokens
+    (3, 33, 2 * matmul.SHARES * matmul.SHARE_ROWS + 5),  # and by all
 ]
 
 

@@ -14,7 +14,8 @@ from numba import config, prange
 from ... import ops
 from ..compile.jit import helper, kernel
 from ..toolkit.lanes import exp2, larger, load, load_some, log, select_some, spread, store, store_some, sum_lanes
-from ..toolkit.simd import LANES, MR, ticket
+from ..toolkit.queue import ORDERED, deal, for_each_thread, take
+from ..toolkit.simd import LANES, MR
 from ..toolkit.tiles import (
     A_LOWER,
     A_UPPER,
@@ -40,9 +41,16 @@ def head_size(sizes):
     return sizes["HS"] if "HS" in sizes else sizes["C"] // sizes["NH"]
 
 
-def for_each_thread(floats):
-    """Size scratch of ``floats(HS)`` for each thread that may run."""
-    return lambda sizes: config.NUMBA_NUM_THREADS * floats.py_func(head_size(sizes))
+def for_each_head_size(floats):
+    """Size scratch of ``floats(HS)``."""
+    return lambda sizes: floats.py_func(head_size(sizes))
+
+
+@helper()
+def count_blocks(lse):
+    """Count the blocks of queries of all heads."""
+    B, NH, T = lse.shape
+    return B * NH * ((T + BLOCK - 1) // BLOCK)
 
 
 @helper()
@@ -125,18 +133,18 @@ def attend(out, o0, o_row, q, q0, q_row, k, k0, v, v0, kv_row, before, n_q, HS, 
 
 
 @helper()
-def forward(out, lse, q, k, v, places, group, work, w, counter):
+def forward(out, lse, q, k, v, places, group, work, w, queue):
     """Take blocks of queries, the longest of a head first, until none is left.
 
     Each `group` of query heads reads one key head. `places` are the offsets of q, k and v in their arrays, with the
     distance of rows behind that of q and that of k and v: ``q0, q_row, k0, v0, kv_row``.
     """
-    B, NH, T = lse.shape
+    NH, T = lse.shape[1:]
     q0, q_row, k0, v0, kv_row = places
     HS, o_row, blocks = out.shape[2] // NH, out.shape[2], (T + BLOCK - 1) // BLOCK
     top = w + BLOCK * (3 * up(HS, LANES) + BLOCK)
-    task = ticket(counter)
-    while task < B * NH * blocks:
+    task = take(queue, 0)
+    while task >= 0:
         bh, t0 = task // blocks, (blocks - 1 - task % blocks) * BLOCK
         b, h, n_q = bh // NH, bh % NH, min(BLOCK, T - t0)
         o, x = (b * T + t0) * o_row + h * HS, q0 + (b * T + t0) * q_row + h * HS
@@ -145,14 +153,14 @@ def forward(out, lse, q, k, v, places, group, work, w, counter):
         for t in range(0, n_q, LANES):
             total = log(load(work, top + 2 * BLOCK + t)) + load(work, top + t) * LN2
             store_some(lse, bh * T + t0 + t, total, n_q - t)
-        task = ticket(counter)
+        task = take(queue, 0)
 
 
-FORWARD_SCRATCH = [("work", for_each_thread(forward_floats)), ("counter", 1, "int32")]
+FORWARD_SCRATCH = [("work", for_each_thread(for_each_head_size(forward_floats))), ORDERED]
 
 
 @kernel(ops.attention_forward, "optimized", scratch=FORWARD_SCRATCH)
-def attention_forward(out, lse, qkv, work, counter):
+def attention_forward(out, lse, qkv, work, queue):
     """Block by block of keys, with a running maximum and sum for each query.
 
     Parallel: blocks of queries of each head, handed out by ticket, the longest of a head first.
@@ -162,9 +170,9 @@ def attention_forward(out, lse, qkv, work, counter):
     """
     C = out.shape[2]
     floats, x, places = forward_floats(C // lse.shape[1]), flat(qkv), (0, 3 * C, C, 2 * C, 3 * C)
-    counter[0] = 0
+    deal(queue, count_blocks(lse))
     for worker in prange(work.shape[0] // floats):
-        forward(out, lse, x, x, x, places, 1, work, np.int64(worker) * floats, counter)
+        forward(out, lse, x, x, x, places, 1, work, np.int64(worker) * floats, queue)
 
 
 @helper()
@@ -266,21 +274,21 @@ def backward_row(dq, dk, dv, adds, dout, q, k, v, out, lse, places, group, kept,
 
 
 @helper()
-def backward(dq, dk, dv, adds, dout, q, k, v, out, lse, places, group, kept, work, w, floats, counter, steps):
+def backward(dq, dk, dv, adds, dout, q, k, v, out, lse, places, group, kept, work, w, floats, queue, steps):
     """Take rows of tiles of all heads, the first of every head first, until none is left.
 
     `adds` tells of dq, dk and dv which to add to; they lie as q, k and v do. The rest is that of `forward`.
     """
-    B, NH, T = lse.shape
+    NH, T = lse.shape[1:]
     blocks = (T + BLOCK - 1) // BLOCK
-    task = ticket(counter)
-    while task < B * blocks * NH:
+    task = take(queue, 0)
+    while task >= 0:
         b, i, h = task // (blocks * NH), task // NH % blocks, task % NH
         first = (b * NH + h) * blocks if blocks > 1 else w
         backward_row(
             dq, dk, dv, adds, dout, q, k, v, out, lse, places, group, kept, first, work, w * floats, steps, b, h, i
         )
-        task = ticket(counter)
+        task = take(queue, 0)
 
 
 def kept_floats(sizes):
@@ -292,14 +300,14 @@ def kept_floats(sizes):
 
 BACKWARD_SCRATCH = [
     ("kept", kept_floats),
-    ("work", for_each_thread(row_floats)),
-    ("counter", 1, "int32"),
+    ("work", for_each_thread(for_each_head_size(row_floats))),
+    ORDERED,
     ("steps", lambda sizes: sizes["B"] * sizes["NH"] * -(-sizes["T"] // BLOCK), "int32"),
 ]
 
 
 @kernel(ops.attention_backward, "optimized", scratch=BACKWARD_SCRATCH)
-def attention_backward(dqkv, dqkv_add, dout, qkv, out, lse, kept, work, counter, steps):
+def attention_backward(dqkv, dqkv_add, dout, qkv, out, lse, kept, work, queue, steps):
     """Row by row of tiles, from the diagonal back; what a block of keys gathers is kept until the last row.
 
     Parallel: rows of all heads, handed out by ticket. A row follows the one before it of the same head, whose ticket is
@@ -311,9 +319,9 @@ def attention_backward(dqkv, dqkv_add, dout, qkv, out, lse, kept, work, counter,
     C = out.shape[2]
     floats, places, adds = row_floats(C // lse.shape[1]), (0, 3 * C, C, 2 * C, 3 * C), (dqkv_add, dqkv_add, dqkv_add)
     d, x = flat(dqkv), flat(qkv)
-    counter[0] = 0
+    deal(queue, count_blocks(lse))
     for i in range(steps.shape[0]):
         steps[i] = 0
     for worker in prange(work.shape[0] // floats):
         w = np.int64(worker)
-        backward(d, d, d, adds, dout, x, x, x, out, lse, places, 1, kept, work, w, floats, counter, steps)
+        backward(d, d, d, adds, dout, x, x, x, out, lse, places, 1, kept, work, w, floats, queue, steps)

@@ -7,10 +7,11 @@ from ... import ops
 from ...ops.classifier import BLOCK
 from ...ops.declaration import BT, V
 from ..compile.jit import helper, kernel
+from ..toolkit.queue import QUEUE, for_each_thread
 from ..toolkit.rules import by_rule
 from ..toolkit.simd import MR, NR
 from .cross_entropy import backward_row, count, shifted_sum, sum_in_order
-from .matmul import FORWARD_SCRATCH, INPUT_SCRATCH, LINE, WEIGHT_SCRATCH, each, forward_panels, up
+from .matmul import FORWARD_SCRATCH, INPUT_SCRATCH, WEIGHT_SCRATCH, forward_panels, share_floats, up
 from .matmul import matmul_backward_input as linear_input
 from .matmul import matmul_backward_weight as linear_weight
 from .matmul import matmul_forward as linear
@@ -32,7 +33,7 @@ def panels(tokens, sizes):
 LOGITS = [
     ("logits", lambda s: block(s) * s["V"]),
     ("panels", lambda s: panels(block(s), s)),
-    ("queue", LINE, "int32"),
+    QUEUE,
 ]
 """Scratch of all three: the logits, and the packed tokens of forward and weight gradient in turn."""
 
@@ -73,7 +74,7 @@ def gradient_block(logits, losses, share, targets, ignore_index):
 PER_THREAD = max(FORWARD_SCRATCH, INPUT_SCRATCH, WEIGHT_SCRATCH)
 
 
-@kernel(ops.classifier_forward, "optimized", scratch=[*LOGITS, ("work", each(PER_THREAD))], parallel=False)
+@kernel(ops.classifier_forward, "optimized", scratch=[*LOGITS, ("work", for_each_thread(PER_THREAD))], parallel=False)
 def classifier_forward(loss, losses, inp, weight, targets, ignore_index, logits, panels, queue, work):
     """Block by block: the logits, and each row's loss.
 
@@ -91,7 +92,7 @@ def classifier_forward(loss, losses, inp, weight, targets, ignore_index, logits,
     loss[0] = sum_in_order(losses) / count(targets, ignore_index)
 
 
-@kernel(ops.classifier_backward, "optimized", scratch=[*LOGITS, ("work", each(PER_THREAD))], parallel=False)
+@kernel(ops.classifier_backward, "optimized", scratch=[*LOGITS, ("work", for_each_thread(PER_THREAD))], parallel=False)
 def classifier_backward(
     loss, losses, dinp, dinp_add, dweight, dweight_add, dloss, inp, weight, targets, ignore_index,
     logits, panels, queue, work,
@@ -110,7 +111,7 @@ def classifier_backward(
         part, x = logits[: (hi - lo) * V].reshape(hi - lo, V), inp[lo:hi]
         linear(part, x, weight, loss[:0], panels, work[: threads * FORWARD_SCRATCH], queue)
         gradient_block(part, losses[lo:hi], share, targets[lo:hi], ignore_index)
-        linear_input(dinp[lo:hi], dinp_add, part, weight, work[: threads * INPUT_SCRATCH], queue)
+        linear_input(dinp[lo:hi], dinp_add, part, weight, work[: threads * INPUT_SCRATCH], loss[:0], queue)
         blocks = work[: threads * WEIGHT_SCRATCH]
         linear_weight(dweight, dweight_add or lo > 0, loss[:0], False, part, x, panels, blocks, queue)
     loss[0] = sum_in_order(losses) / count(targets, ignore_index)
@@ -123,8 +124,9 @@ def classifier_backward(
     scratch=[
         ("logits", BT * V),
         ("panels", lambda s: panels(s["BT"], s)),
-        ("queue", LINE, "int32"),
+        QUEUE,
         ("work", strips),
+        ("parts", lambda s: share_floats(s["BT"], s["C"], s["V"])),
         ("slot", V, "int32"),
         ("partial", V),
     ],
@@ -141,7 +143,7 @@ def classifier_update(rule):
     @helper()
     def classifier_update(
         weight, weight_numbers, loss, losses, dinp, dinp_add, held, sumsq, dloss, inp, targets, tokens, ignore_index,
-        logits, panels, queue, work, slot, partial,
+        logits, panels, queue, work, parts, slot, partial,
     ):  # fmt: skip
         BT, C = inp.shape
         V = weight[0].shape[0]
@@ -156,7 +158,7 @@ def classifier_update(rule):
         all_logits = logits.reshape(BT, V)
         linear(all_logits, inp, weight[0], loss[:0], panels, work[: threads * FORWARD_SCRATCH], queue)
         gradient_block(all_logits, losses, share, targets, ignore_index)
-        linear_input(dinp, dinp_add, all_logits, weight[0], work[: threads * INPUT_SCRATCH], queue)
+        linear_input(dinp, dinp_add, all_logits, weight[0], work[: threads * INPUT_SCRATCH], parts, queue)
         no_bias = rows(rows(weight, 0), slice(0, 0))
         update(
             weight, no_bias, weight_numbers, weight_numbers, held, slots, sumsq, all_logits, inp, panels, work,

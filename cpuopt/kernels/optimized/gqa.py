@@ -5,13 +5,14 @@ from numba import prange
 
 from ... import ops
 from ..compile.jit import kernel
+from ..toolkit.queue import deal
 from ..toolkit.tiles import flat
-from .attention import BACKWARD_SCRATCH, FORWARD_SCRATCH, backward, forward, forward_floats, row_floats
+from .attention import BACKWARD_SCRATCH, FORWARD_SCRATCH, backward, count_blocks, forward, forward_floats, row_floats
 from .decode import DECODE_SCRATCH, TILED, few, is_small, many, start
 
 
 @kernel(ops.gqa_forward, "optimized", scratch=FORWARD_SCRATCH)
-def gqa_forward(out, lse, q, k, v, work, counter):
+def gqa_forward(out, lse, q, k, v, work, queue):
     """Block by block of keys, with a running maximum and sum for each query.
 
     Parallel: blocks of queries of each head, handed out by ticket, the longest of a head first.
@@ -22,13 +23,13 @@ def gqa_forward(out, lse, q, k, v, work, counter):
     C, KC, NH = q.shape[2], k.shape[2], lse.shape[1]
     floats, places = forward_floats(C // NH), (0, C, 0, 0, KC)
     qs, ks, vs = flat(q), flat(k), flat(v)
-    counter[0] = 0
+    deal(queue, count_blocks(lse))
     for worker in prange(work.shape[0] // floats):
-        forward(out, lse, qs, ks, vs, places, C // KC, work, np.int64(worker) * floats, counter)
+        forward(out, lse, qs, ks, vs, places, C // KC, work, np.int64(worker) * floats, queue)
 
 
 @kernel(ops.gqa_backward, "optimized", scratch=BACKWARD_SCRATCH)
-def gqa_backward(dq, dq_add, dk, dk_add, dv, dv_add, dout, q, k, v, out, lse, kept, work, counter, steps):
+def gqa_backward(dq, dq_add, dk, dk_add, dv, dv_add, dout, q, k, v, out, lse, kept, work, queue, steps):
     """Row by row of tiles, from the diagonal back; what a block of keys gathers is kept until the last row.
 
     Parallel: rows of all query heads, handed out by ticket. A row follows the one before it of the same head, and the
@@ -42,14 +43,12 @@ def gqa_backward(dq, dq_add, dk, dk_add, dv, dv_add, dout, q, k, v, out, lse, ke
     floats, places, adds = row_floats(C // NH), (0, C, 0, 0, KC), (dq_add, dk_add, dv_add)
     dqs, dks, dvs = flat(dq), flat(dk), flat(dv)
     qs, ks, vs = flat(q), flat(k), flat(v)
-    counter[0] = 0
+    deal(queue, count_blocks(lse))
     for i in range(steps.shape[0]):
         steps[i] = 0
     for worker in prange(work.shape[0] // floats):
         w = np.int64(worker)
-        backward(
-            dqs, dks, dvs, adds, dout, qs, ks, vs, out, lse, places, C // KC, kept, work, w, floats, counter, steps
-        )
+        backward(dqs, dks, dvs, adds, dout, qs, ks, vs, out, lse, places, C // KC, kept, work, w, floats, queue, steps)
 
 
 @kernel(ops.gqa_decode, "optimized", scratch=DECODE_SCRATCH)

@@ -25,14 +25,15 @@ Source: Goto and van de Geijn 2008 and BLIS for blocks and packing; what is pack
 
 from math import lcm
 
-import numba
 import numpy as np
 from numba import prange
 
 from ... import ops
 from ..compile.jit import helper, kernel
+from ..toolkit.elementwise import CHUNK
 from ..toolkit.lanes import load, load_some, spread, store, store_some
-from ..toolkit.simd import LANES, LINE, MR, NR, at, copy, move, narrow_product, prefetch, product, ticket, transpose
+from ..toolkit.queue import QUEUE, deal, for_each_thread, take
+from ..toolkit.simd import LANES, LINE, MR, NR, at, copy, move, narrow_product, prefetch, product, transpose
 
 ZERO = np.float32(0)
 PACKED = 0  # as a row stride: the rows of a group lie interleaved
@@ -49,6 +50,9 @@ INPUT_DEPTH = 768  # most k of a dinp block: the panel is 48 KB of L2
 SHORT = 128  # tokens up to which their part of dout and of dinp is small, and it pays
 SHORT_DEPTH = 192  # to keep the panel, 12 KB, in L1
 COLUMNS = 384  # most columns of a dinp chunk
+SHARED = 256  # tokens up to which dinp is summed by shares of weight's rows
+SHARES = 16  # most of them: each needs the memory of a dinp
+SHARE_ROWS = 64  # fewest rows of a share
 PACKED_ROWS = 16  # rows of dout that are packed at a time: they stay in L1 from group to group
 OUTPUTS = 48  # columns of dout in a dweight chunk: each row of dweight has pages of its own, and 56 was no faster
 WEIGHT_DEPTH = 512  # most tokens of a dweight block: a panel is 32 KB, the strip of dout 96 KB, that of dweight more
@@ -63,11 +67,6 @@ WEIGHT_SCRATCH = WEIGHT_BLOCK + OUTPUTS + OUTPUTS * NR
 def up(n, step):
     """Round `n` up to a multiple of `step`."""
     return -(-n // step) * step
-
-
-def each(floats):
-    """Scratch for each thread that numba can start; a kernel finds their number from the length."""
-    return lambda sizes: numba.config.NUMBA_NUM_THREADS * floats
 
 
 @helper()
@@ -97,12 +96,17 @@ def pieces(total, most, unit, others, threads):
 
 @helper()
 def piece(i, count, total, unit):
-    """Start of the i-th of `count` pieces of `total`: whole units, as many in each but for one; the larger come first.
+    """Start of the i-th of `count` pieces of `total`: whole units, as many in each but for one.
 
-    What comes last by ticket is waited for, so it had better be small.
+    The larger ones are spread, so that half of the pieces are half of the work.
     """
-    units = ceil(total, unit)
-    return min(total, unit * (i * (units // count) + min(i, units % count)))
+    return min(total, unit * (i * ceil(total, unit) // count))
+
+
+@helper()
+def largest(count, total, unit):
+    """Size of the largest piece."""
+    return unit * ceil(ceil(total, unit), count)
 
 
 @helper()
@@ -264,9 +268,11 @@ def add_bias(out, bias, m0, m1, n0, n1):
                 store_some(out, m * N + n, load_some(out, m * N + n, n1 - n) + b, n1 - n)
 
 
-QUEUE = ("queue", LINE, "int32")
-"""Scratch: the next ticket, alone on its cache line."""
-FORWARD = [("panels", lambda s: forward_panels(s["BT"], s["C"], s["OC"])), ("sums", each(FORWARD_SCRATCH)), QUEUE]
+FORWARD = [
+    ("panels", lambda s: forward_panels(s["BT"], s["C"], s["OC"])),
+    ("sums", for_each_thread(FORWARD_SCRATCH)),
+    QUEUE,
+]
 """Scratch of a linear layer."""
 
 
@@ -283,7 +289,6 @@ def matmul_forward(out, inp, weight, bias, panels, sums, queue):
     threads = sums.shape[0] // FORWARD_SCRATCH
     for j in range(NR):
         panels[panels.shape[0] - NR + j] = ZERO
-    queue[0] = 0
     slices = ceil(K, SLICE)
     many = packs_weight(M, K, N)
     packed = weight if many else inp
@@ -295,11 +300,11 @@ def matmul_forward(out, inp, weight, bias, panels, sums, queue):
     m_chunks = ceil(M, wide)
     most, unit = (COLUMNS, NR) if many else (TALL, LANES)
     n_chunks = pieces(N, most, unit, m_chunks, threads)
-    chunks = n_chunks * m_chunks
+    deal(queue, n_chunks * m_chunks)
     for t in prange(threads):
         mine = sums[t * FORWARD_SCRATCH : (t + 1) * FORWARD_SCRATCH]
-        chunk = ticket(queue)
-        while chunk < chunks:
+        chunk = take(queue, t)
+        while chunk >= 0:
             m0, i = chunk % m_chunks * wide, chunk // m_chunks
             m1, n0, n1 = min(M, m0 + wide), piece(i, n_chunks, N, unit), piece(i + 1, n_chunks, N, unit)
             if many:
@@ -307,7 +312,7 @@ def matmul_forward(out, inp, weight, bias, panels, sums, queue):
             else:
                 forward_sums(mine, weight, panels, m0, m1, n0, n1, depth)
                 forward_store(out, bias, mine, m0, m1, n0, n1)
-            chunk = ticket(queue)
+            chunk = take(queue, t)
 
 
 @helper()
@@ -319,8 +324,27 @@ def pack_lines(block, x, row, column, rows, depth):
 
 
 @helper()
-def input_chunk(dinp, add, dout, weight, mine, m0, m1, c0, c1, most):
-    """Compute dinp[m0:m1, c0:c1]."""
+def count_shares(M, N):
+    """Count the shares of weight's rows over which dinp is summed apart.
+
+    An update that follows writes the rows, and finds them in the caches of the threads that read them here. The sums
+    of n shares have at most an n-th of the weight's floats.
+    """
+    shares = 1
+    while M <= SHARED and shares < SHARES and N >= 2 * shares * max(SHARE_ROWS, 2 * shares * M):
+        shares *= 2
+    return shares
+
+
+def share_floats(M, C, N):
+    """Count the floats of the sums of all shares."""
+    shares = count_shares.py_func(M, N)
+    return shares * M * C if shares > 1 else 0
+
+
+@helper()
+def input_chunk(dinp, add, dout, weight, mine, m0, m1, c0, c1, n0, n1, most):
+    """Compute dinp[m0:m1, c0:c1] of rows n0..n1 of the weight."""
     N, C = weight.shape
     rows = m1 - m0
     few = dout.shape[0] <= FEW and C % ALIASED > 0
@@ -329,9 +353,10 @@ def input_chunk(dinp, add, dout, weight, mine, m0, m1, c0, c1, most):
     shift = 0  # so that the groups together fetch one panel
     while groups >> (shift + 2):
         shift += 1
-    for n in range(0, N, most):
-        depth = min(most, N - n)
-        adding = add or n > 0
+    size = even(n1 - n0, most, 2)
+    for n in range(n0, n1, size):
+        depth = min(size, n1 - n)
+        adding = add or n > n0
         a, row = at(dout, m0 * N + n), N
         if few:
             pack_lines(block, dout, m0, n, rows, depth)
@@ -349,34 +374,57 @@ def input_chunk(dinp, add, dout, weight, mine, m0, m1, c0, c1, most):
                 add_columns(dinp, m0, c, tile, rows, adding)
 
 
-INPUT = [("panels", each(INPUT_SCRATCH)), QUEUE]
+@helper()
+def add_parts(dinp, add, parts, shares, lo, hi):
+    """Compute lo..hi of dinp, flat, from the sums of the shares."""
+    for x in range(lo, hi, LANES):
+        n = hi - x
+        total = load_some(dinp, x, n) if add else spread(ZERO)
+        for part in range(shares):
+            total = total + load_some(parts, part * dinp.size + x, n)
+        store_some(dinp, x, total, n)
+
+
+INPUT = [
+    ("panels", for_each_thread(INPUT_SCRATCH)),
+    ("parts", lambda s: share_floats(s["BT"], s["C"], s["OC"])),
+    QUEUE,
+]
 """Scratch of a linear layer's gradient of its input."""
 
 
 @kernel(ops.matmul_backward_input, "optimized", scratch=INPUT)
-def matmul_backward_input(dinp, dinp_add, dout, weight, panels, queue):
+def matmul_backward_input(dinp, dinp_add, dout, weight, panels, parts, queue):
     """Blocks of tokens times panels of weight's columns; the rows of weight are summed a block at a time.
 
-    Parallel: chunks by ticket, each owns a block of `dinp`.
-    Memory: a panel, and a block of dout where there are few tokens, for each thread.
+    For few tokens, each share of rows has a sum of its own, and these are added in their order.
+
+    Parallel: chunks by ticket, each owns a block of `dinp`, or of a share's sum; then chunks of `dinp`.
+    Memory: a panel, and a block of dout where there are few tokens, for each thread; the sums of shares.
     Bound: compute; for few tokens, the memory that weight streams through.
     """
     M, C = dinp.shape
-    queue[0] = 0
+    N = dout.shape[1]
     threads = panels.shape[0] // INPUT_SCRATCH
+    shares = count_shares(M, N) if parts.shape[0] > 0 else 1
     depth = SHORT_DEPTH if M <= SHORT else INPUT_DEPTH
     tall = even(M, INPUT_ROWS, LINE)
     m_chunks = ceil(M, tall)
-    c_chunks = pieces(C, COLUMNS, NR, m_chunks, threads)
-    chunks = m_chunks * c_chunks
+    c_chunks = pieces(C, COLUMNS, NR, shares * m_chunks, threads)
+    deal(queue, shares * c_chunks * m_chunks)
     for t in prange(threads):
         mine = panels[t * INPUT_SCRATCH : (t + 1) * INPUT_SCRATCH]
-        chunk = ticket(queue)
-        while chunk < chunks:
-            m0, i = chunk % m_chunks * tall, chunk // m_chunks
+        chunk = take(queue, t)
+        while chunk >= 0:
+            m0, i, part = chunk % m_chunks * tall, chunk // m_chunks % c_chunks, chunk // (m_chunks * c_chunks)
             m1, c0, c1 = min(M, m0 + tall), piece(i, c_chunks, C, NR), piece(i + 1, c_chunks, C, NR)
-            input_chunk(dinp, dinp_add, dout, weight, mine, m0, m1, c0, c1, depth)
-            chunk = ticket(queue)
+            n0, n1 = piece(part, shares, N, 1), piece(part + 1, shares, N, 1)
+            to = parts[part * M * C : (part + 1) * M * C].reshape(M, C) if shares > 1 else dinp
+            input_chunk(to, dinp_add and shares == 1, dout, weight, mine, m0, m1, c0, c1, n0, n1, depth)
+            chunk = take(queue, t)
+    if shares > 1:
+        for i in prange(ceil(M * C, CHUNK)):
+            add_parts(dinp, dinp_add, parts, shares, i * CHUNK, min(M * C, i * CHUNK + CHUNK))
 
 
 @helper()
@@ -458,7 +506,7 @@ def pack_all_columns(i, panels, inp, depth):
     pack_columns(panels[m * columns * NR + c * n :], inp, m, c, n)
 
 
-WEIGHT = [("panels", lambda s: s["BT"] * up(s["C"], NR)), ("blocks", each(WEIGHT_SCRATCH)), QUEUE]
+WEIGHT = [("panels", lambda s: s["BT"] * up(s["C"], NR)), ("blocks", for_each_thread(WEIGHT_SCRATCH)), QUEUE]
 """Scratch of the weight's gradient."""
 
 
@@ -472,21 +520,21 @@ def matmul_backward_weight(dweight, dweight_add, dbias, dbias_add, dout, inp, pa
     """
     M, C = inp.shape
     N = dout.shape[1]
-    queue[0] = 0
     threads = blocks.shape[0] // WEIGHT_SCRATCH
     depth = min(M, WEIGHT_DEPTH)
     for i in prange(ceil(C, NR) * ceil(M, depth)):
         pack_all_columns(i, panels, inp, depth)
     chunks = pieces(N, OUTPUTS, LANES, 1, threads)
-    tall = piece(1, chunks, N, LANES)
+    deal(queue, chunks)
+    tall = largest(chunks, N, LANES)
     for t in prange(threads):
         mine = blocks[t * WEIGHT_SCRATCH : (t + 1) * WEIGHT_SCRATCH]
         block, spare = mine[:WEIGHT_BLOCK], mine[WEIGHT_BLOCK:]
-        chunk = ticket(queue)
-        while chunk < chunks:
+        chunk = take(queue, t)
+        while chunk >= 0:
             n0, n1 = piece(chunk, chunks, N, LANES), piece(chunk + 1, chunks, N, LANES)
             weight_chunk(dweight, n0, dweight_add, dout, panels, block, spare, n0, n1, tall, depth)
             if dbias.shape[0] > 0:
                 for i in range(n1 - n0):
                     dbias[n0 + i] = dbias[n0 + i] + spare[i] if dbias_add else spare[i]
-            chunk = ticket(queue)
+            chunk = take(queue, t)

@@ -20,12 +20,12 @@ def matmul_gelu_forward(out, pre, inp, weight, bias, panels, sums, queue):
 
 
 @kernel(ops.matmul_gelu_backward, "optimized", scratch=INPUT, parallel=False)
-def matmul_gelu_backward(dpre, dout, weight, pre, panels, queue):
+def matmul_gelu_backward(dpre, dout, weight, pre, panels, parts, queue):
     """Blocks of tokens times panels of weight's columns; then the slope, in the place of what is summed up.
 
     Parallel: as the product; then chunks of fixed size.
     Memory: a panel, and a block of dout where there are few tokens, for each thread.
     Bound: compute; for few tokens, the memory that weight streams through.
     """
-    matmul_backward_input(dpre, False, dout, weight, panels, queue)
+    matmul_backward_input(dpre, False, dout, weight, panels, parts, queue)
     gelu_backward(flat(dpre), False, flat(dpre), flat(pre))

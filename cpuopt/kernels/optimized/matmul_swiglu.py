@@ -24,12 +24,12 @@ def matmul_swiglu_forward(out, pre, inp, weight, bias, up, panels, sums, queue):
 
 
 @kernel(ops.matmul_swiglu_backward, "optimized", scratch=INPUT, parallel=False)
-def matmul_swiglu_backward(dpre, dup, dout, weight, pre, up, panels, queue):
+def matmul_swiglu_backward(dpre, dup, dout, weight, pre, up, panels, parts, queue):
     """Blocks of tokens times panels of weight's columns; then the slopes, in the place of what is summed up.
 
     Parallel: as the product; then chunks of fixed size.
     Memory: a panel, and a block of dout where there are few tokens, for each thread.
     Bound: compute; for few tokens, the memory that weight streams through.
     """
-    matmul_backward_input(dpre, False, dout, weight, panels, queue)
+    matmul_backward_input(dpre, False, dout, weight, panels, parts, queue)
     swiglu_backward(flat(dpre), False, flat(dup), False, flat(dpre), flat(pre), flat(up))

@@ -7,22 +7,22 @@ from numba import prange
 
 from ...ops.declaration import OC
 from ..compile.jit import helper
+from ..toolkit.queue import QUEUE, deal, for_each_thread, take
 from ..toolkit.rules import by_rule
-from ..toolkit.simd import MR, NR, ticket
+from ..toolkit.simd import MR, NR
 from .matmul import (
-    LINE,
     OUTPUTS,
     WEIGHT_BLOCK,
     WEIGHT_DEPTH,
     WEIGHT_SCRATCH,
     ceil,
+    largest,
     pack_all_columns,
     piece,
     pieces,
     up,
     weight_chunk,
 )
-from .matmul import each as for_each_thread
 
 ONE = np.float32(1)
 STRIP = 65536  # floats of gradient in a strip: half of a 512 KB L2
@@ -63,7 +63,6 @@ def update_linear(rule):
     ):
         M, C = inp.shape
         N = dout.shape[1]
-        queue[0] = 0
         depth = min(M, WEIGHT_DEPTH)
         for i in prange(ceil(C, NR) * ceil(M, depth)):
             pack_all_columns(i, panels, inp, depth)
@@ -71,13 +70,14 @@ def update_linear(rule):
         threads = blocks.shape[0] // size
         fits = max(MR, STRIP // C)
         chunks = pieces(N, min(OUTPUTS, fits), 1, 1, threads)
-        tall = piece(1, chunks, N, 1)
+        tall = largest(chunks, N, 1)
+        deal(queue, chunks)
         for t in prange(threads):
             mine = blocks[t * size : (t + 1) * size]
             block, spare = mine[:WEIGHT_BLOCK], mine[WEIGHT_BLOCK:WEIGHT_SCRATCH]
             grad = mine[WEIGHT_SCRATCH : WEIGHT_SCRATCH + tall * C].reshape(tall, C)
-            chunk = ticket(queue)
-            while chunk < chunks:
+            chunk = take(queue, t)
+            while chunk >= 0:
                 n0, n1 = piece(chunk, chunks, N, 1), piece(chunk + 1, chunks, N, 1)
                 weight_chunk(grad, 0, False, dout, panels, block, spare, n0, n1, tall, depth)
                 for i in range(n1 - n0):
@@ -93,7 +93,7 @@ def update_linear(rule):
                     update(rows(bias, slice(n0, n1)), db, ONE, bias_numbers)
                     for i in range(n1 - n0):
                         partial[n0 + i] += db[i] * db[i]
-                chunk = ticket(queue)
+                chunk = take(queue, t)
         total = np.float32(0)
         for n in range(N):
             total += partial[n]
@@ -111,7 +111,7 @@ def update_linear(rule):
         ("panels", lambda s: s["BT"] * up(s["C"], NR)),
         ("blocks", strips),
         ("partial", OC),
-        ("queue", LINE, "int32"),
+        QUEUE,
     ],
 )
 def matmul_update(rule):

@@ -5,7 +5,7 @@ address is looked up when a kernel is loaded. `watch` puts a function in its pla
 from when its part begins to when it ends, and then calls numba's own. Kernels loaded before are not seen.
 
 `Log` lists the regions one by one, with the chunks that they are cut into: the iterations of the ``prange``, as numba
-hands them to the threads, or the tickets that the threads took, read from the counter itself.
+hands them to the threads, or those of the queue that the threads took tickets of.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 from numba import config
 
 from ...errors import UserError
-from .simd import host_features  # noqa: F401  (which initializes LLVM for this machine)
+from .simd import LINE  # (which initializes LLVM for this machine)
 from .threads import start
 
 SLOTS = 1024
@@ -27,8 +27,6 @@ SLOTS = 1024
 SYMBOL = "numba_parallel_for"
 ROWS = 4096
 """The regions that are listed at a time; older ones are overwritten."""
-COUNTERS = ("queue", "counter")
-"""The names of scratch arrays whose first int32 counts tickets."""
 
 MODULE = """
 declare i32 @clock_gettime(i32, ptr)
@@ -38,8 +36,8 @@ declare i32 @clock_gettime(i32, ptr)
 @totals = global [3 x i64] zeroinitializer
 @rows = global [{rows} x [6 x i64]] zeroinitializer
 @seen = global i64 0
-@no_counter = global i32 0
-@counter = global ptr @no_counter
+@no_queue = global [{queue} x i32] zeroinitializer
+@queue = global ptr @no_queue
 
 define i64 @now() {{
   %t = alloca [2 x i64]
@@ -78,14 +76,17 @@ define void @region(ptr %f, ptr %args, ptr %dims, ptr %steps, ptr %data, i64 %in
   store ptr %data, ptr %second
   store i64 0, ptr @used
   %real = load ptr, ptr @real
-  %counter = load ptr, ptr @counter
-  %taken0 = load i32, ptr %counter
+  %queue = load ptr, ptr @queue
+  %first = getelementptr i32, ptr %queue, i64 {line}
+  %taken0 = load i32, ptr %first
   %begin = call i64 @now()
   call void %real(ptr @part, ptr %args, ptr %dims, ptr %steps, ptr %both, i64 %inner, i64 %n, i32 %threads)
   %finish = call i64 @now()
   %wall = sub i64 %finish, %begin
-  %taken1 = load i32, ptr %counter
-  %taken = sub i32 %taken1, %taken0
+  %taken1 = load i32, ptr %first
+  %untouched = icmp eq i32 %taken0, %taken1
+  %dealt = load i32, ptr %queue
+  %taken = select i1 %untouched, i32 0, i32 %dealt
   %tickets = sext i32 %taken to i64
   %schedule = load ptr, ptr %args
   %divisions = load i64, ptr %dims
@@ -131,9 +132,9 @@ division:
 count1:
   %lo = getelementptr [2 x i64], ptr %schedule, i64 %d, i64 0
   %hi = getelementptr [2 x i64], ptr %schedule, i64 %d, i64 1
-  %first = load i64, ptr %lo
+  %from = load i64, ptr %lo
   %last = load i64, ptr %hi
-  %between = sub i64 %last, %first
+  %between = sub i64 %last, %from
   %n1 = add i64 %between, 1
   %some = icmp sgt i64 %n1, 0
   %its = select i1 %some, i64 %n1, i64 0
@@ -194,12 +195,12 @@ class Log:
         address = _kept[0].get_global_value_address
         self._rows = np.frombuffer((ctypes.c_int64 * (6 * ROWS)).from_address(address("rows")), np.int64).reshape(-1, 6)
         self._seen = ctypes.c_int64.from_address(address("seen"))
-        self._counter = ctypes.c_void_p.from_address(address("counter"))
-        self._none, self._read = address("no_counter"), self._seen.value
+        self._queue = ctypes.c_void_p.from_address(address("queue"))
+        self._none, self._read = address("no_queue"), self._seen.value
 
-    def follow(self, counter: np.ndarray[Any, Any] | None) -> None:
-        """Read tickets from a counter from now on; without one, no region takes tickets."""
-        self._counter.value = self._none if counter is None else counter.ctypes.data
+    def follow(self, queue: np.ndarray[Any, Any] | None) -> None:
+        """Watch a queue from now on; without one, no region takes tickets."""
+        self._queue.value = self._none if queue is None else queue.ctypes.data
 
     def regions(self) -> list[Region]:
         """Return the regions since the last call, at most `ROWS`."""
@@ -207,8 +208,8 @@ class Log:
         found = []
         for i in range(first, self._read):
             wall, slowest, work, iterations, largest, tickets = self._rows[i % ROWS].tolist()
-            if tickets > 0:  # each iteration took one in vain, to see that none is left
-                found.append(Region(wall, slowest, work, tickets - iterations, 1, True))
+            if tickets > 0:
+                found.append(Region(wall, slowest, work, tickets, 1, True))
             else:
                 found.append(Region(wall, slowest, work, iterations, largest, False))
         return found
@@ -231,7 +232,7 @@ def watch() -> np.ndarray[Any, Any] | None:
         clock = getattr(time, "CLOCK_MONOTONIC", None)
         if real is None or clock is None:
             return None
-        module = llvm.parse_assembly(MODULE.format(slots=SLOTS, rows=ROWS, clock=clock))
+        module = llvm.parse_assembly(MODULE.format(slots=SLOTS, rows=ROWS, clock=clock, line=LINE, queue=LINE + 1))
         module.verify()
         engine = llvm.create_mcjit_compiler(module, llvm.Target.from_default_triple().create_target_machine())
         engine.finalize_object()
