@@ -2,10 +2,11 @@
 
     python benchmarks/sharing.py --model gpt2-124M --size 1x64 --rounds 20
 
-A step's gradient of the input reads a weight by columns, and the update that follows writes it by rows, so half of the
-lines are in the cache of the other thread. Each round times all updates of a step three times: within the step, alone,
-and each right after the call that last read its weight. Cores that share a cache show no difference. The host of a
-virtual machine may move its cores between rounds, so every round is printed.
+A step's gradient of the input reads a weight, and the update that follows writes it. Where other threads do the rows
+there than here, lines must first leave another cache. Each round times all updates of a step three times: within the
+step, alone, and each right after the call that last read its weight. Cores that share a cache show no difference. The
+host of a virtual machine may move its cores between rounds, so every round is printed, with the time of a message from
+one thread to another and back; the medians are those of rounds with fast and with slow messages.
 """
 
 from __future__ import annotations
@@ -14,10 +15,17 @@ import argparse
 import time
 from collections.abc import Iterable
 from statistics import median
+from typing import Any
+
+import numpy as np
 
 from cpuopt.cli.common import start_numba
 
 UPDATE = "matmul_update"
+TEXT = "{:8.1f} {:8.1f} {:8.1f}   step {:8.1f}   message {:6.0f}"
+MESSAGES = 3_000
+SLOW = 200
+"""A message of so many ns passes a border between caches: within one, 30 to 130 are usual."""
 
 
 def main() -> None:
@@ -30,11 +38,39 @@ def main() -> None:
     a = p.parse_args()
     B, T = map(int, a.size.split("x"))
     start_numba(a.threads)
+    from numba import config, njit, prange
+
     from cpuopt.engine import Bound, run_calls
+    from cpuopt.kernels.toolkit.simd import LINE
+    from cpuopt.kernels.toolkit.tiles import tell, wait_for
     from cpuopt.train import job
 
     calls: list[Bound] = []
     seconds: list[float] = []
+
+    if config.NUMBA_NUM_THREADS < 2:
+        p.error("one thread shares nothing: --threads 2 or more")
+
+    @njit(parallel=True)  # type: ignore[untyped-decorator]
+    def messages(steps: Any, n: int) -> None:
+        for t in prange(2):
+            for i in range(1, n + 1):
+                if t == 0:
+                    tell(steps, 0, i)
+                    wait_for(steps, LINE, i)
+                else:
+                    wait_for(steps, 0, i)
+                    tell(steps, LINE, i)
+
+    def message() -> float:
+        """Return the time of a message there and back, in ns."""
+        times = []
+        for _ in range(4):
+            steps = np.zeros(2 * LINE, np.int32)
+            began = time.perf_counter()
+            messages(steps, MESSAGES)
+            times.append(time.perf_counter() - began)
+        return 1e9 * min(times) / MESSAGES
 
     def timed(call: Bound) -> float:
         began = time.perf_counter()
@@ -50,9 +86,10 @@ def main() -> None:
     prepared.step()
     prepared.engine.runner = run
     rows = []
-    print(f"{UPDATE} of {a.model} at {a.size}, ms a step: in the step, alone, after the weight was read")
+    print(f"{UPDATE} of {a.model} at {a.size}, ms a step: in the step, alone, after the weight was read; message, ns")
     for _ in range(a.rounds):
         calls.clear(), seconds.clear()
+        before = message()
         whole = prepared.step().seconds
         reader = {}  # by update: the last call before it that reads its weight
         for i, call in enumerate(calls):
@@ -62,12 +99,14 @@ def main() -> None:
         within = sum(seconds[i] for i in reader)
         alone = sum(timed(calls[i]) for i in reader)
         after = 0.0
-        for i, before in reader.items():
-            timed(before)
+        for i, last in reader.items():
+            timed(last)
             after += timed(calls[i])
-        rows.append([1e3 * x for x in (within, alone, after, whole)])
-        print("{:8.1f} {:8.1f} {:8.1f}   step {:8.1f}".format(*rows[-1]), flush=True)
-    print("{:8.1f} {:8.1f} {:8.1f}   step {:8.1f}   medians".format(*map(median, zip(*rows, strict=True))))
+        rows.append([*(1e3 * x for x in (within, alone, after, whole)), max(before, message())])
+        print(TEXT.format(*rows[-1]), flush=True)
+    for name, kept in ("fast", [r for r in rows if r[-1] < SLOW]), ("slow", [r for r in rows if r[-1] >= SLOW]):
+        if kept:
+            print(TEXT.format(*map(median, zip(*kept, strict=True))), f"  medians of {len(kept)} with {name} messages")
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from machine_code import assembly
 from cpuopt import kernels, ops  # noqa: F401  (importing kernels registers them)
 from cpuopt.check.cases import Case, arguments, case
 from cpuopt.check.check import check
-from cpuopt.kernels.optimized.matmul import largest, packs_weight, piece, pieces
+from cpuopt.kernels.optimized.matmul import largest, piece, pieces, prefers_tokens
 from cpuopt.kernels.registry import KERNELS
 from cpuopt.kernels.toolkit import lanes
 from cpuopt.kernels.toolkit.simd import LANES
@@ -405,8 +405,8 @@ def test_which_side_of_a_product_is_packed_changes_no_bit() -> None:
         out, work = np.zeros((tokens, N), F32), forward.work({"BT": tokens, "C": K, "OC": N}).values()
         forward.function(out, inp[:tokens], weight, bias, *(np.zeros(n, kind) for n, kind in work))
         outs.append(out[:20])
-    assert packs_weight.py_func(M, K, N)
-    assert not packs_weight.py_func(20, K, N)
+    assert prefers_tokens.py_func(M, K, N)
+    assert not prefers_tokens.py_func(20, K, N)
     np.testing.assert_array_equal(*outs)
 
 

@@ -184,10 +184,31 @@ SHAPES = [  # BT, C, OC: each takes another way through a kernel
     (5, matmul.COLUMNS + 8, 3),  # of columns
     (2, 3, 50257),
     (5, 37, 2 * matmul.SHARE_ROWS + 1),  # dinp by two shares of rows,
-    (67, matmul.COLUMNS + 1, 8 * matmul.SHARE_ROWS),  # by eight,
+    (67, matmul.COLUMNS + 1, 16 * 67),  # by four,
     (matmul.SHARED, 35, 4 * matmul.SHARED),  # by two again, as there are more tokens
-    (3, 33, 2 * matmul.SHARES * matmul.SHARE_ROWS + 5),  # and by all
+    (3, 33, matmul.SHARES * matmul.SHARE_ROWS + 5),  # and by all
 ]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "rows", "shares"),
+    [
+        (1, 127, 1),
+        (1, 128, 2),
+        (5, 129, 2),
+        (67, 16 * 67 - 1, 2),
+        (67, 16 * 67, 4),
+        (3, 1029, 16),
+        (64, 50257, 16),
+        (matmul.SHARED, 4 * matmul.SHARED, 2),
+        (matmul.SHARED + 1, 50257, 1),
+    ],
+)
+def test_shares_of_rows_follow_from_the_shape(tokens: int, rows: int, shares: int) -> None:
+    assert matmul.count_shares(tokens, rows) == shares
+    floats = matmul.share_floats(tokens, 10, rows)
+    assert floats == (shares * tokens * 10 if shares > 1 else 0)
+    assert floats * shares <= rows * 10
 
 
 @pytest.mark.parametrize("op", MATMULS)

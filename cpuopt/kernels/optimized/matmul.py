@@ -17,8 +17,9 @@ dweight   columns of `dout`, packed by      NR columns of `inp`, copied once    
 
 So `weight` streams from memory once where it is large, and what comes next of it is fetched while a tile is computed.
 
-Work is cut into chunks that threads take by ticket, so none waits for the last. An element is summed by one thread,
-over k in order, in blocks whose length depends on the shape alone: chunks and threads change no bit.
+Work is cut into chunks that threads take by ticket, those of neighbouring rows by one thread if it can. An element is
+summed by one thread, over k in order, in blocks whose length depends on the shape alone: chunks and threads change no
+bit. The sum of dinp over shares of rows depends on the shape alone too.
 
 Source: Goto and van de Geijn 2008 and BLIS for blocks and packing; what is packed for which shape is our own.
 """
@@ -107,6 +108,23 @@ def piece(i, count, total, unit):
 def largest(count, total, unit):
     """Size of the largest piece."""
     return unit * ceil(ceil(total, unit), count)
+
+
+@helper()
+def blocks(M, most, threads):
+    """Count the pieces of M tokens, of `most` or less: where threads are no more, as many for each as for the next."""
+    count = ceil(M, most)
+    return ceil(count, threads) * threads if count >= threads else count
+
+
+@helper()
+def place(chunk, m_chunks, n_chunks, by_tokens):
+    """Find the piece of tokens and the piece of columns of a chunk; a share has the same of the first, or the second.
+
+    By tokens, their rows stay in the caches of the threads which do them in other kernels too, and each thread reads
+    the whole weight.
+    """
+    return (chunk // n_chunks, chunk % n_chunks) if by_tokens else (chunk % m_chunks, chunk // m_chunks)
 
 
 @helper()
@@ -221,17 +239,18 @@ def forward_store(out, bias, sums, m0, m1, n0, n1):
 
 
 @helper()
-def packs_weight(M, K, N):
-    """Return whether a forward of M tokens packs the weight in place of the tokens.
+def prefers_tokens(M, K, N):
+    """Return whether M tokens and their sums have more than twice the floats of the weight.
 
-    It has less than half of the floats then that would be packed and transposed otherwise: those of tokens and sums.
+    A forward then packs the weight, where it would pack and transpose the others otherwise; and threads share out the
+    tokens.
     """
     return 2 * N * K < M * (K + N)
 
 
 def forward_panels(M, K, N):
     """Count the floats of the panels of a forward of M tokens, and a vector of zeros."""
-    return up(N if packs_weight.py_func(M, K, N) else M, NR) * K + NR
+    return up(N if prefers_tokens.py_func(M, K, N) else M, NR) * K + NR
 
 
 @helper()
@@ -290,14 +309,13 @@ def matmul_forward(out, inp, weight, bias, panels, sums, queue):
     for j in range(NR):
         panels[panels.shape[0] - NR + j] = ZERO
     slices = ceil(K, SLICE)
-    many = packs_weight(M, K, N)
+    many = prefers_tokens(M, K, N)
     packed = weight if many else inp
     for i in prange(ceil(packed.shape[0], NR) * slices):
         lo = i % slices * SLICE
         pack_tokens(panels, packed, i // slices * NR, lo, min(K, lo + SLICE))
     depth = K if M <= NR else even(K, DEPTH, LINE)
-    wide = even(M, INPUT_ROWS, LINE) if many else even(M, WIDE, NR)
-    m_chunks = ceil(M, wide)
+    m_chunks, step = (blocks(M, INPUT_ROWS, threads), LINE) if many else (ceil(M, WIDE), NR)
     most, unit = (COLUMNS, NR) if many else (TALL, LANES)
     n_chunks = pieces(N, most, unit, m_chunks, threads)
     deal(queue, n_chunks * m_chunks)
@@ -305,8 +323,9 @@ def matmul_forward(out, inp, weight, bias, panels, sums, queue):
         mine = sums[t * FORWARD_SCRATCH : (t + 1) * FORWARD_SCRATCH]
         chunk = take(queue, t)
         while chunk >= 0:
-            m0, i = chunk % m_chunks * wide, chunk // m_chunks
-            m1, n0, n1 = min(M, m0 + wide), piece(i, n_chunks, N, unit), piece(i + 1, n_chunks, N, unit)
+            m, n = place(chunk, m_chunks, n_chunks, many)
+            m0, m1 = piece(m, m_chunks, M, step), piece(m + 1, m_chunks, M, step)
+            n0, n1 = piece(n, n_chunks, N, unit), piece(n + 1, n_chunks, N, unit)
             if many:
                 forward_tokens(out, inp, panels, bias, mine, m0, m1, n0, n1, depth)
             else:
@@ -408,16 +427,17 @@ def matmul_backward_input(dinp, dinp_add, dout, weight, panels, parts, queue):
     threads = panels.shape[0] // INPUT_SCRATCH
     shares = count_shares(M, N) if parts.shape[0] > 0 else 1
     depth = SHORT_DEPTH if M <= SHORT else INPUT_DEPTH
-    tall = even(M, INPUT_ROWS, LINE)
-    m_chunks = ceil(M, tall)
+    m_chunks = blocks(M, INPUT_ROWS, threads)
     c_chunks = pieces(C, COLUMNS, NR, shares * m_chunks, threads)
-    deal(queue, shares * c_chunks * m_chunks)
+    chunks, by_tokens = m_chunks * c_chunks, prefers_tokens(M, C, N)
+    deal(queue, shares * chunks)
     for t in prange(threads):
         mine = panels[t * INPUT_SCRATCH : (t + 1) * INPUT_SCRATCH]
         chunk = take(queue, t)
         while chunk >= 0:
-            m0, i, part = chunk % m_chunks * tall, chunk // m_chunks % c_chunks, chunk // (m_chunks * c_chunks)
-            m1, c0, c1 = min(M, m0 + tall), piece(i, c_chunks, C, NR), piece(i + 1, c_chunks, C, NR)
+            part, (m, c) = chunk // chunks, place(chunk % chunks, m_chunks, c_chunks, by_tokens)
+            m0, m1 = piece(m, m_chunks, M, LINE), piece(m + 1, m_chunks, M, LINE)
+            c0, c1 = piece(c, c_chunks, C, NR), piece(c + 1, c_chunks, C, NR)
             n0, n1 = piece(part, shares, N, 1), piece(part + 1, shares, N, 1)
             to = parts[part * M * C : (part + 1) * M * C].reshape(M, C) if shares > 1 else dinp
             input_chunk(to, dinp_add and shares == 1, dout, weight, mine, m0, m1, c0, c1, n0, n1, depth)
