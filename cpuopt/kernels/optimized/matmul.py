@@ -541,7 +541,7 @@ def matmul_backward_weight(dweight, dweight_add, dbias, dbias_add, dout, inp, pa
     M, C = inp.shape
     N = dout.shape[1]
     threads = blocks.shape[0] // WEIGHT_SCRATCH
-    depth = min(M, WEIGHT_DEPTH)
+    depth = even(M, WEIGHT_DEPTH, 1)
     for i in prange(ceil(C, NR) * ceil(M, depth)):
         pack_all_columns(i, panels, inp, depth)
     chunks = pieces(N, OUTPUTS, LANES, 1, threads)

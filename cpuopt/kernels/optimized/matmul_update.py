@@ -16,6 +16,7 @@ from .matmul import (
     WEIGHT_DEPTH,
     WEIGHT_SCRATCH,
     ceil,
+    even,
     largest,
     pack_all_columns,
     piece,
@@ -63,7 +64,7 @@ def update_linear(rule):
     ):
         M, C = inp.shape
         N = dout.shape[1]
-        depth = min(M, WEIGHT_DEPTH)
+        depth = even(M, WEIGHT_DEPTH, 1)
         for i in prange(ceil(C, NR) * ceil(M, depth)):
             pack_all_columns(i, panels, inp, depth)
         size = WEIGHT_SCRATCH + max(STRIP, MR * C)
