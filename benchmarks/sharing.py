@@ -42,6 +42,7 @@ def main() -> None:
 
     from cpuopt.engine import Bound, run_calls
     from cpuopt.kernels.toolkit.simd import LINE
+    from cpuopt.kernels.toolkit.threads import start, threading_layer
     from cpuopt.kernels.toolkit.tiles import tell, wait_for
     from cpuopt.train import job
 
@@ -50,6 +51,9 @@ def main() -> None:
 
     if config.NUMBA_NUM_THREADS < 2:
         p.error("one thread shares nothing: --threads 2 or more")
+    start(config.NUMBA_NUM_THREADS)
+    if threading_layer() == "tbb":
+        p.error("TBB may let one thread do both sides of a message: NUMBA_THREADING_LAYER=omp")
 
     @njit(parallel=True)  # type: ignore[untyped-decorator]
     def messages(steps: Any, n: int) -> None:

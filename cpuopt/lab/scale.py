@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import UserError
 from ..kernels.toolkit import regions, threads
 from ..kernels.toolkit.queue import QUEUE
+from ..kernels.toolkit.simd import LINE
 from ..measure.roofline import Roofs
 from ..measure.scaling import Call, Row, Starts, Timed, row, start_of, typical
 
@@ -129,7 +130,8 @@ def queue(bound: Bound) -> Any:
     """Return the queue of a call's chunks; None where it has none."""
     scratch = bound.args[len(bound.call.op.params) :]
     names = (s.name for s in bound.kernel.scratch)
-    return next((x for name, x in zip(names, scratch, strict=True) if name == QUEUE[0]), None)
+    found = (x for name, x in zip(names, scratch, strict=True) if name == QUEUE[0])
+    return next((x for x in found if x.dtype == "int32" and x.size >= 2 * LINE), None)
 
 
 def measure(

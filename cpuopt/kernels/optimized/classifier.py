@@ -99,6 +99,8 @@ def classifier_backward(
 ):  # fmt: skip
     """Block by block: the logits, their gradient in their place, and the two products with it.
 
+    No update follows that would write the weight, so dinp is not summed in parts.
+
     Parallel: as the products; between them the tokens of a block.
     Memory: a block of logits.
     Bound: compute.

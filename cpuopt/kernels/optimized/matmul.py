@@ -17,9 +17,9 @@ dweight   columns of `dout`, packed by      NR columns of `inp`, copied once    
 
 So `weight` streams from memory once where it is large, and what comes next of it is fetched while a tile is computed.
 
-Work is cut into chunks that threads take by ticket, those of neighbouring rows by one thread if it can. An element is
-summed by one thread, over k in order, in blocks whose length depends on the shape alone: chunks and threads change no
-bit. The sum of dinp over shares of rows depends on the shape alone too.
+Work is cut into chunks that threads take by ticket, each first of its own share. An element is summed by one thread,
+over k in order, in blocks whose length depends on the shape alone. For few tokens an element of dinp is the sum of
+parts, whose number depends on the shape alone too. So chunks and threads change no bit.
 
 Source: Goto and van de Geijn 2008 and BLIS for blocks and packing; what is packed for which shape is our own.
 """
@@ -78,7 +78,7 @@ def ceil(n, step):
 
 @helper()
 def even(total, most, unit):
-    """Size of the fewest equal pieces of `most` or less; `unit` divides both."""
+    """Size of the fewest equal pieces of `most` or less, which `unit` divides; a last one may be shorter."""
     return ceil(ceil(total, ceil(total, most)), unit) * unit
 
 
@@ -111,18 +111,18 @@ def largest(count, total, unit):
 
 
 @helper()
-def blocks(M, most, threads):
-    """Count the pieces of M tokens, of `most` or less: where threads are no more, as many for each as for the next."""
+def token_pieces(M, most, threads):
+    """Count the pieces of M tokens, of `most` or less: with at least as many as threads, each thread gets as many."""
     count = ceil(M, most)
     return ceil(count, threads) * threads if count >= threads else count
 
 
 @helper()
 def place(chunk, m_chunks, n_chunks, by_tokens):
-    """Find the piece of tokens and the piece of columns of a chunk; a share has the same of the first, or the second.
+    """Find the piece of tokens and the piece of the result's columns of a chunk.
 
-    By tokens, their rows stay in the caches of the threads which do them in other kernels too, and each thread reads
-    the whole weight.
+    By tokens, neighbouring chunks have the same tokens: their rows stay in the caches of the threads that do them in
+    other kernels too, and each thread reads the whole weight. Otherwise neighbouring chunks have the same columns.
     """
     return (chunk // n_chunks, chunk % n_chunks) if by_tokens else (chunk % m_chunks, chunk // m_chunks)
 
@@ -242,8 +242,7 @@ def forward_store(out, bias, sums, m0, m1, n0, n1):
 def prefers_tokens(M, K, N):
     """Return whether M tokens and their sums have more than twice the floats of the weight.
 
-    A forward then packs the weight, where it would pack and transpose the others otherwise; and threads share out the
-    tokens.
+    A forward then packs the weight in place of the tokens; in forward and dinp, threads share out the tokens.
     """
     return 2 * N * K < M * (K + N)
 
@@ -315,7 +314,7 @@ def matmul_forward(out, inp, weight, bias, panels, sums, queue):
         lo = i % slices * SLICE
         pack_tokens(panels, packed, i // slices * NR, lo, min(K, lo + SLICE))
     depth = K if M <= NR else even(K, DEPTH, LINE)
-    m_chunks, step = (blocks(M, INPUT_ROWS, threads), LINE) if many else (ceil(M, WIDE), NR)
+    m_chunks, step = (token_pieces(M, INPUT_ROWS, threads), LINE) if many else (ceil(M, WIDE), NR)
     most, unit = (COLUMNS, NR) if many else (TALL, LANES)
     n_chunks = pieces(N, most, unit, m_chunks, threads)
     deal(queue, n_chunks * m_chunks)
@@ -416,7 +415,7 @@ INPUT = [
 def matmul_backward_input(dinp, dinp_add, dout, weight, panels, parts, queue):
     """Blocks of tokens times panels of weight's columns; the rows of weight are summed a block at a time.
 
-    For few tokens, each share of rows has a sum of its own, and these are added in their order.
+    For up to `SHARED` tokens, each share of rows has a sum of its own, and these are added in their order.
 
     Parallel: chunks by ticket, each owns a block of `dinp`, or of a share's sum; then chunks of `dinp`.
     Memory: a panel, and a block of dout where there are few tokens, for each thread; the sums of shares.
@@ -427,7 +426,7 @@ def matmul_backward_input(dinp, dinp_add, dout, weight, panels, parts, queue):
     threads = panels.shape[0] // INPUT_SCRATCH
     shares = count_shares(M, N) if parts.shape[0] > 0 else 1
     depth = SHORT_DEPTH if M <= SHORT else INPUT_DEPTH
-    m_chunks = blocks(M, INPUT_ROWS, threads)
+    m_chunks = token_pieces(M, INPUT_ROWS, threads)
     c_chunks = pieces(C, COLUMNS, NR, shares * m_chunks, threads)
     chunks, by_tokens = m_chunks * c_chunks, prefers_tokens(M, C, N)
     deal(queue, shares * chunks)

@@ -44,7 +44,7 @@ def take(queue, t):
         owner = (np.int64(t) + i) % shares
         lo, hi = (owner * chunks + shares - 1) // shares, ((owner + 1) * chunks + shares - 1) // shares
         taken = (owner + 1) * LINE
-        if queue[taken] < hi - lo:
+        if queue[taken] < hi - lo:  # as it was a moment ago: the ticket decides
             chunk = lo + ticket(queue[taken:])
             if chunk < hi:
                 return chunk

@@ -5,7 +5,8 @@ address is looked up when a kernel is loaded. `watch` puts a function in its pla
 from when its part begins to when it ends, and then calls numba's own. Kernels loaded before are not seen.
 
 `Log` lists the regions one by one, with the chunks that they are cut into: the iterations of the ``prange``, as numba
-hands them to the threads, or those of the queue that the threads took tickets of.
+hands them to the threads, or the chunks of the queue that threads took from. These take from the first share, which is
+empty only where all are.
 """
 
 from __future__ import annotations
