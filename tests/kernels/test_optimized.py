@@ -19,7 +19,7 @@ from machine_code import assembly
 from cpuopt import kernels, ops  # noqa: F401  (importing kernels registers them)
 from cpuopt.check.cases import Case, arguments, case
 from cpuopt.check.check import check
-from cpuopt.kernels.optimized.matmul import largest, piece, pieces, prefers_tokens
+from cpuopt.kernels.optimized.matmul import largest, piece, pieces, prefers_tokens, token_pieces
 from cpuopt.kernels.registry import KERNELS
 from cpuopt.kernels.toolkit import lanes
 from cpuopt.kernels.toolkit.simd import LANES
@@ -421,9 +421,19 @@ def test_pieces_of_a_product_are_even_and_half_of_them_are_half_of_it(
     assert (edges[0], edges[-1]) == (0, total)
     units = [-(-(b - a) // unit) for a, b in pairwise(edges)]
     assert all(edge % unit == 0 for edge in edges[:-1])
-    assert 1 <= min(units) <= max(units) <= min(most // unit, min(units) + 1)
+    assert min(units) >= 1
+    assert max(units) <= min(most // unit, min(units) + 1)
     assert largest(count, total, unit) == unit * max(units)
     for i in range(1, count):
         assert abs(sum(units[:i]) - sum(units) * i / count) < 1
     if count < min(-(-total // unit), 8 * threads):  # as many for each thread as for the next, unless units run out
         assert count % (2 * threads) == 0
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 16])
+@pytest.mark.parametrize("tokens", [1, 255, 256, 257, 600, 768, 2048, 4097])
+def test_tokens_are_cut_into_as_many_pieces_for_each_thread(tokens: int, threads: int) -> None:
+    count, needed = token_pieces(tokens, 256, threads), -(-tokens // 256)
+    assert largest(count, tokens, 16) <= 256
+    assert count % threads == 0 if needed >= threads else count == needed
+    assert count < needed + threads

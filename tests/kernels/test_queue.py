@@ -2,14 +2,14 @@
 
 import numpy as np
 import pytest
-from numba import config, njit, prange
+from numba import config, prange
 
-from cpuopt.kernels.toolkit import queue as module
-from cpuopt.kernels.toolkit.queue import ORDERED, QUEUE, deal, take
+from cpuopt.kernels.compile.jit import helper
+from cpuopt.kernels.toolkit.queue import ORDERED, QUEUE, deal, for_each_thread, take
 from cpuopt.kernels.toolkit.simd import LINE
 
 
-@njit(parallel=True)
+@helper(parallel=True)
 def drain(queue, taken, threads):
     """Take everything by so many threads."""
     for t in prange(threads):
@@ -19,7 +19,7 @@ def drain(queue, taken, threads):
             chunk = take(queue, t)
 
 
-@njit
+@helper()
 def order(queue, t):
     """List what one thread takes."""
     found = []
@@ -56,5 +56,5 @@ def test_a_kernel_has_a_share_for_each_thread_and_an_ordered_queue_has_one() -> 
     floats = QUEUE[1]({})
     assert floats // LINE - 1 == config.NUMBA_NUM_THREADS
     assert ORDERED[1] // LINE - 1 == 1
-    assert module.for_each_thread(3)({}) == 3 * config.NUMBA_NUM_THREADS
-    assert module.for_each_thread(lambda sizes: sizes["C"])({"C": 5}) == 5 * config.NUMBA_NUM_THREADS
+    assert for_each_thread(3)({}) == 3 * config.NUMBA_NUM_THREADS
+    assert for_each_thread(lambda sizes: sizes["C"])({"C": 5}) == 5 * config.NUMBA_NUM_THREADS

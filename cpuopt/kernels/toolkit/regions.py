@@ -20,7 +20,7 @@ import numpy as np
 from numba import config
 
 from ...errors import UserError
-from .simd import LINE  # (which initializes LLVM for this machine)
+from .simd import LINE  # importing it initializes LLVM for this machine, too
 from .threads import start
 
 SLOTS = 1024
