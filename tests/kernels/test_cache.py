@@ -730,6 +730,19 @@ def test_a_kernel_is_optimized_once_with_all_that_it_calls(folder, monkeypatch):
     assert len(optimized) == 1
 
 
+def test_what_is_loaded_is_not_parsed_until_it_is_linked(folder, monkeypatch):
+    assert compiled(scaled)(10) == 20
+    parsed, original = [], cache.llvm.parse_bitcode
+    monkeypatch.setattr(cache.llvm, "parse_bitcode", lambda *args: parsed.append(1) or original(*args))
+    loaded = compiled(scaled)
+    assert loaded(10) == 20
+    assert not parsed
+    monkeypatch.setitem(globals(), "FACTOR", 3)
+    with pytest.warns(cache.CacheWarning, match="something that scaled depends on changed since"):
+        assert compiled(lambda x: loaded(x) + 1)(10) == 21
+    assert parsed
+
+
 def test_callees_of_the_same_types_are_told_apart(folder):
     one, two, three = compiled(increment), compiled(lambda x: x + 10), compiled(lambda x: [x + 20][0] + 0.5)
     assert compiled(lambda x: one(x) * 1000 + two(x) + three(x))(1) == 2032.5

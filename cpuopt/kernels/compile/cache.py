@@ -28,7 +28,7 @@ import tempfile
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -124,8 +124,13 @@ _INTERNALS = {  # function: its parameters, and names that its code must use
     "core.codegen:CPUCodegen.magic_tuple": ("self", "_tm_features"),
     "core.codegen:CodeLibrary.has_dynamic_globals": ("self", ""),
     "core.codegen:CPUCodeLibrary._finalize_final_module": ("self", "_finalize_specific _finalized"),
-    "core.codegen:CPUCodeLibrary._unserialize": ("codegen state", "_set_compiled_object _finalize_final_module"),
-    "core.codegen:CPUCodeLibrary.serialize_using_object_code": ("self", "_get_compiled_object"),
+    "core.codegen:CPUCodeLibrary._get_module_for_linking": ("self", "_shared_module"),
+    "core.codegen:CPUCodeLibrary._unserialize": (
+        "codegen state",
+        "_set_compiled_object _shared_module _finalize_final_module _load_defined_symbols",
+    ),
+    "core.codegen:CPUCodeLibrary.serialize_using_object_code": ("self", "_get_compiled_object _get_module_for_linking"),
+    "core.codegen:JitEngine._load_defined_symbols": ("self mod", "functions global_variables _defined_symbols"),
     "core.codegen:JITCodeLibrary.get_pointer_to_function": ("self name", "is_symbol_defined get_function_address"),
     "core.codegen:JITCPUCodegen.set_env": ("self env_name env", "_engine"),
     "core.compiler:CompileResult._reduce": ("self", "serialize_using_object_code reload_init"),
@@ -217,9 +222,15 @@ if not unsupported():
     bytecode.FunctionIdentity._unique_ids = _numbers
 
     class _Library(codegen.JITCodeLibrary):
-        """A library that is optimized and compiled where an address in it is asked for; in a callee, none is."""
+        """A library that is optimized and compiled where an address in it is asked for; in a callee, none is.
+
+        One that is loaded with machine code keeps its bitcode as it was read, until a function compiled later links it.
+        Parsed, the kernels of a training step would take 100 MB and a third of a second.
+        """
 
         _made = False
+        _bitcode = b""
+        _defined: Sequence[str] = ()  # what the machine code that was loaded defines
 
         def _optimize_final_module(self) -> None:
             pass
@@ -230,7 +241,7 @@ if not unsupported():
 
         def get_pointer_to_function(self, name: str) -> int:
             self._ensure_finalized()
-            if not self._made and any(f.name == name for f in (self._shared_module or self._final_module).functions):
+            if not self._made and (name in self._defined or any(f.name == name for f in self._final_module.functions)):
                 self._made = True
                 if not self._disable_inspection:  # which is what numba notes of loaded machine code
                     super()._optimize_final_module()
@@ -240,11 +251,35 @@ if not unsupported():
         def serialize_using_object_code(self) -> Any:
             self._ensure_finalized()
             if self._made:
-                return super().serialize_using_object_code()
+                name, kind, (machine_code, bitcode) = super().serialize_using_object_code()
+                return name, kind, (machine_code, bitcode, _defined(self._shared_module))
             for f in self._final_module.functions:  # copies of its own, whatever this process compiled before
                 if f.linkage == llvm.Linkage.linkonce_odr and _ODD.search(f.name):
                     f.linkage = llvm.Linkage.internal
             return self.serialize_using_bitcode()
+
+        @classmethod
+        def _unserialize(cls, codegen: Any, state: Any) -> Any:
+            name, kind, data = state
+            if kind == "bitcode":
+                return super()._unserialize(codegen, state)
+            self = codegen.create_library(name)
+            self.enable_object_caching()
+            machine_code, self._bitcode, self._defined = data
+            self._set_compiled_object(machine_code)
+            self._finalize_final_module()
+            codegen._engine._defined_symbols.update(self._defined)
+            return self
+
+        def _get_module_for_linking(self) -> Any:
+            if self._bitcode and not self._shared_module:
+                self._shared_module = llvm.parse_bitcode(self._bitcode)
+            return super()._get_module_for_linking()
+
+    def _defined(module: Any) -> list[str]:
+        """List the names that a module defines."""
+        every = itertools.chain(module.functions, module.global_variables)
+        return sorted(value.name for value in every if not value.is_declaration)
 
     class _Codegen(codegen.JITCPUCodegen):
         _library_class = _Library

@@ -29,7 +29,7 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 
-SCHEME = 4  # raise it when the walk or the layout of an entry changes
+SCHEME = 5  # raise it when the walk or the layout of an entry changes
 
 
 class UncacheableError(Exception):
