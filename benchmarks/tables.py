@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from cpuopt.isolate.process import PHASES
-from cpuopt.report.bench import digits, of_peak, size_of
+from cpuopt.report.bench import at_all_roofs, at_roofs, digits, of_peak, size_of
 from cpuopt.wording import spread
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -52,11 +52,13 @@ def markdown(record: Mapping[str, Any]) -> str:
     """Turn a record into a table for each peer, and a line on the measurement."""
     if record["kind"] != "cpuopt-bench":
         raise ValueError(f"kind is {record['kind']!r}; expected 'cpuopt-bench'")
-    lines = []
+    lines, bounded = [], any(at_roofs(r) for r in record["results"])  # records of earlier versions have no roofs
     for peer in dict.fromkeys(r["peer"] for r in record["results"]):
         lines += [*peer_lines(peer, [r for r in record["results"] if r["peer"] == peer])]
         if peer in record["geometric_mean"]:
-            lines += [f"Geometric mean of the ratios: {spread(record['geometric_mean'][peer], 2)}.", ""]
+            mean = f"Geometric mean of the ratios: {spread(record['geometric_mean'][peer], 2)}"
+            rows = [r for r in record["results"] if r["peer"] == peer]
+            lines += [", ".join([mean, *at_all_roofs(rows)]) + ".", ""]
     machine = record["machine"]
     versions = {**machine["versions"], **{k: v for r in record["results"] for k, v in r["versions"]["peer"].items()}}
     used = ", ".join(f"{name} {versions[name]}" for name in ("cpuopt", "numba", "numpy", "torch") if name in versions)
@@ -67,7 +69,9 @@ def markdown(record: Mapping[str, Any]) -> str:
             *lines,
             f"{record['model']['name']}, {kernels}, {record['dtype']}, {record['threads']} threads, "
             f"{record['rounds']} alternating rounds; {machine['cpu']}; {used}; {record['time'][:10]}. "
-            f"Two figures in a cell: cpuopt / peer. Ratio: peer's time over cpuopt's, and its {level:g} % interval.",
+            f"Two figures in a cell: cpuopt / peer. Ratio: peer's time over cpuopt's, and its {level:g} % interval."
+            + " At roofs: the ratio if each call of cpuopt's step reached its roof."
+            * bounded,
             "",
         ]
     )
@@ -77,7 +81,8 @@ def peer_lines(peer: str, results: Sequence[Mapping[str, Any]]) -> list[str]:
     """Make the table against one peer; a size without a ratio has the reason."""
     known = any(r.get("of_peak") for r in results)  # records of earlier versions have none
     first = "model, B x T" if any(r.get("model") for r in results) else "B x T"
-    parts = [*(f"{p} ms" for p in PHASES), *["% of FMA peak"] * known, "peak MB"]
+    bounded = any(at_roofs(r) for r in results)
+    parts = [*["at roofs"] * bounded, *(f"{p} ms" for p in PHASES), *["% of FMA peak"] * known, "peak MB"]
     lines = [
         f"| {first} | cpuopt ms | {peer} ms | ratio | {' | '.join(parts)} |",
         f"| --- |{' ---: |' * (3 + len(parts))}",
@@ -85,14 +90,15 @@ def peer_lines(peer: str, results: Sequence[Mapping[str, Any]]) -> list[str]:
     for r in results:
         size = f"| {size_of(r)} |"
         if not r["ratio"]:
-            lines.append(f"{size} | | refused |{' |' * (1 + known + len(PHASES))}")
+            lines.append(f"{size} | | refused |{' |' * (1 + bounded + known + len(PHASES))}")
             continue
         ours, theirs = r["step_ms"]["cpuopt"]["median"], r["step_ms"]["peer"]["median"]
         n = digits(min(ours, theirs))
         phases = [" / ".join(f"{r['phases_ms'][key][p]:.{n}f}" for key in ("cpuopt", "peer")) for p in PHASES]
         shares = [" / ".join(of_peak(r, key) for key in ("cpuopt", "peer"))] if known else []
         peak = " / ".join(f"{r['peak_rss_mb'][key]:.0f}" for key in ("cpuopt", "peer"))
-        cells = [f"{ours:.{n}f}", f"{theirs:.{n}f}", spread(r["ratio"], 2), *phases, *shares, peak]
+        ratios = [spread(r["ratio"], 2), *[at_roofs(r)] * bounded]
+        cells = [f"{ours:.{n}f}", f"{theirs:.{n}f}", *ratios, *phases, *shares, peak]
         lines.append(f"{size} {' | '.join(cells)} |")
     notes = [f"- {size_of(r)}: {note}" for r in results for note in [r["refused"], *r["doubts"]] if note]
     return [*lines, "", *notes, *([""] if notes else [])]

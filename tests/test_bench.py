@@ -75,7 +75,7 @@ for line in sys.stdin:
         phases = {"forward": [ms * 0.3] * n, "backward": [ms * 0.6] * n, "update": [ms * 0.1] * n}
         answer = {"step_ms": [ms] * n, "losses": losses, "phases_ms": phases}
     elif do == "peak":
-        answer = {"peak_rss_mb": spec["ms"][0], "versions": {}, "gflop": 20, "peak_gflops": 100}
+        answer = {"peak_rss_mb": spec["ms"][0], "versions": {}, "gflop": 20, "peak_gflops": 100, "roof_ms": 160}
     print(json.dumps(answer), flush=True)
 """
 PLAN = Plan("gpt2-tiny", sizes=((2, 8),), peers=("torch-eager",), rounds=8)
@@ -140,6 +140,8 @@ def test_twice_slower_says_2(fakes):
     assert len(result["step_ms"]["cpuopt"]["values"]) == 8 * result["steps_per_trial"]
     assert result["phases_ms"]["cpuopt"]["forward"] == pytest.approx(0.3 * result["step_ms"]["cpuopt"]["median"])
     assert result["peak_rss_mb"] == {"cpuopt": 400, "peer": 800}
+    # the peer takes 800 ms
+    assert result["at_roofs"] == pytest.approx(5, rel=0.01)
     # 20 GFLOP at 100 GFLOP/s take 200 ms
     assert result["of_peak"] == pytest.approx({"cpuopt": 50, "peer": 25}, rel=0.01)
     assert result["losses"]["peer"][:3] == [5.0, 4.9, 4.8]
@@ -434,8 +436,8 @@ def test_tables_fit_80_columns(fakes):
     assert max(map(len, text.splitlines())) <= 80
     rows = [line.split() for line in text.splitlines()]
     assert ["16x16", "cpuopt", "1234", "370", "741", "123", "16", "1234", "2.00", "[2.00,", "2.00]"] in rows
-    assert ["torch-compile", "2469", "741", "1481", "247", "8", "2469"] in rows
-    assert "geometric mean of 2 ratios: 2.00 [2.00, 2.00]" in text
+    assert ["torch-compile", "2469", "741", "1481", "247", "8", "2469", "at", "roofs", "15.43"] in rows
+    assert "geometric mean of 2 ratios: 2.00 [2.00, 2.00], at roofs 15.43" in text
 
 
 @pytest.fixture
@@ -499,6 +501,7 @@ def test_two_variants_of_cpuopt():
         assert 0 < sum(phases.values()) <= 1.5 * result["step_ms"][key]["max"]
         assert result["peak_rss_mb"][key] > 50
         assert 0 < result["of_peak"][key] < 100
+    assert result["ratio"]["median"] < result["at_roofs"]
     assert view.used == [pytest.approx(0, abs=0.1)]
 
 

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
+import numpy as np
 from rich.console import RenderableType
 from rich.progress import Progress, TaskID, TimeRemainingColumn
 from rich.table import Table
@@ -62,7 +63,8 @@ def tables(record: Mapping[str, Any]) -> list[RenderableType]:
         shown += ["", suite_table(peer, rows) if suite else peer_table(peer, rows)]
         if peer in record["geometric_mean"]:
             mean = spread(record["geometric_mean"][peer], 2)
-            shown.append(Text(f"geometric mean of {sum(1 for r in rows if r['ratio'])} ratios: {mean}", "bold"))
+            text = f"geometric mean of {sum(1 for r in rows if r['ratio'])} ratios: {mean}"
+            shown.append(Text(", ".join([text, *at_all_roofs(rows)]), "bold"))
         shown += [Text(f"{size_of(r)}: {r['refused']}", "red") for r in rows if r["refused"]]
         for warning in dict.fromkeys(w for r in rows for w in r["doubts"]):
             sizes = ", ".join(size_of(r) for r in rows if warning in r["doubts"])
@@ -82,8 +84,15 @@ def header(record: Mapping[str, Any]) -> Text:
         f" · {record['variant']}{swaps} · {count(record['threads'], 'thread')} · {count(record['rounds'], 'round')}",
         f" · {cpu}\n",
         f"median of whole training steps; ratio: the peer's time over cpuopt's, {level:g} % interval\n",
-        "FMA: the step's FLOPs over its time, in % of the FMA peak",
+        "FMA: the step's FLOPs over its time, in % of the FMA peak\n",
+        "at roofs: the ratio if each call of cpuopt's step reached its roof",
     )
+
+
+def at_all_roofs(results: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Write the geometric mean of the ratios at the roofs, where all are known."""
+    ratios = [r.get("at_roofs") for r in results if r["ratio"]]
+    return [f"at roofs {np.exp(np.mean(np.log(ratios))):.2f}"] if all(ratios) else []
 
 
 def size_of(result: Mapping[str, Any]) -> str:
@@ -93,16 +102,16 @@ def size_of(result: Mapping[str, Any]) -> str:
 
 def suite_table(peer: str, results: Sequence[Mapping[str, Any]]) -> Table:
     """Make a table with one row for each model and size."""
-    table = style.table("model", ">B x T", ">cpuopt ms", f">{peer} ms", ">ratio", ">% of FMA peak", gap=1)
+    table = style.table("model", ">B x T", ">cpuopt ms", f">{peer} ms", ">ratio", ">at roofs", ">% FMA", gap=1)
     for r in results:
         size = r.get("model", ""), f"{r['B']}x{r['T']}"
         if not r["ratio"]:
-            table.add_row(*size, "", "", "refused", "", style="red")
+            table.add_row(*size, "", "", "refused", "", "", style="red")
             continue
         times = [r["step_ms"][key]["median"] for key in ("cpuopt", "peer")]
         ratio = Text(spread(r["ratio"], 2), "bold")
         shares = " / ".join(of_peak(r, key) for key in ("cpuopt", "peer"))
-        table.add_row(*size, *(f"{ms:.{digits(min(times))}f}" for ms in times), ratio, shares)
+        table.add_row(*size, *(f"{ms:.{digits(min(times))}f}" for ms in times), ratio, at_roofs(r) or "-", shares)
     return table
 
 
@@ -112,6 +121,12 @@ def of_peak(result: Mapping[str, Any], key: str) -> str:
     return f"{shares[key]:.0f}" if shares else "-"
 
 
+def at_roofs(result: Mapping[str, Any]) -> str:
+    """Write the ratio of a step at its roofs; empty for records of earlier versions."""
+    ratio = result.get("at_roofs")
+    return f"{ratio:.2f}" if ratio else ""
+
+
 def fastest_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     """Make a table of the ratios to the fastest peer of each size."""
     table = style.table("B x T", "fastest peer", "of", ">ratio", gap=1)
@@ -119,6 +134,11 @@ def fastest_table(rows: Sequence[Mapping[str, Any]]) -> Table:
         ratio = Text(spread(r["ratio"], 2), "bold")
         table.add_row(size_of(r), r["peer"], ", ".join(r["of"]), ratio)
     return table
+
+
+def bounded(ratio: str) -> str:
+    """Write the bound of a ratio, where it is known."""
+    return f"at roofs {ratio}" if ratio else ""
 
 
 def peer_table(peer: str, results: Sequence[Mapping[str, Any]]) -> Table:
@@ -138,6 +158,6 @@ def peer_table(peer: str, results: Sequence[Mapping[str, Any]]) -> Table:
                 *(f"{ms:.{n}f}" for ms in times),
                 of_peak(r, key),
                 f"{r['peak_rss_mb'][key]:.0f}",
-                Text(spread(r["ratio"], 2), "bold") if key == "cpuopt" else "",
+                Text(spread(r["ratio"], 2), "bold") if key == "cpuopt" else bounded(at_roofs(r)),
             )
     return table

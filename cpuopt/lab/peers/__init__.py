@@ -68,6 +68,8 @@ class Result:
     of_peak : the FLOPs of the step over its time, in percent of the FMA peak. No ratio can exceed 100 over the peer's.
     gflop, peak_gflops : those FLOPs, in 10^9, and the FMA peak of the threads, in 10^9 a second, as measured after the
         last trial or before.
+    roof_ms : the time of a step of cpuopt whose calls all reach their roofs.
+    at_roofs : the ratio that this would be: the peer's median time over it.
     doubts : warnings about the figures.
     model : the preset's name, where results of several models are together.
     """
@@ -91,6 +93,8 @@ class Result:
     of_peak: dict[str, float] = field(default_factory=dict)
     gflop: float | None = None
     peak_gflops: float | None = None
+    roof_ms: float | None = None
+    at_roofs: float | None = None
     doubts: list[str] = field(default_factory=list)
     model: str = ""
 
@@ -249,9 +253,12 @@ class Bench:
                 result.versions[key] |= last.get("versions", {})
                 if key == "cpuopt":
                     result.gflop, result.peak_gflops = last.get("gflop"), last.get("peak_gflops")
+                    result.roof_ms = last.get("roof_ms")
             if result.gflop and result.peak_gflops:
                 least_ms = 1e3 * result.gflop / result.peak_gflops
                 result.of_peak = {key: 100 * least_ms / ms["median"] for key, ms in result.step_ms.items()}
+            if result.roof_ms:
+                result.at_roofs = result.step_ms["peer"]["median"] / result.roof_ms
         return result
 
     def _init(self, worker: Worker, B: int, T: int, folder: Path) -> dict[str, str]:
