@@ -246,8 +246,8 @@ def test_a_suite_is_one_record_with_a_mean_over_all_models(fakes, tmp_path, page
     assert json.loads(out.read_text()) | {"time": ""} == json.loads(json.dumps(record | {"time": ""}))
     assert seen == [(r["model"], r["B"]) for r in record["results"]] == [("gpt2-tiny", 1), ("gpt2-nano", 2)]
     assert record["geometric_mean"]["torch-eager"]["median"] == pytest.approx(2)
-    assert "gpt2-nano   2x8     400.0          800.0 2.00 [2.00, 2.00]       50 / 25" in shown(record)
-    assert "| gpt2-nano 2x8 | 400.0 | 800.0 | 2.00 [2.00, 2.00] |" in pages.markdown(record)
+    assert "gpt2-nano   2x8     400.0          800.0 2.00 [2.00, 2.00]     5.00 50 / 25" in shown(record)
+    assert "| gpt2-nano 2x8 | 400.0 | 800.0 | 2.00 [2.00, 2.00] | 5.00 |" in pages.markdown(record)
     assert "| 50 / 25 |" in pages.markdown(record)
     assert forms.wrong("bench", record) == ""
     sides["theirs"] = [fakes("B", "torch-eager", steps="die", bad_at=2)]
@@ -458,7 +458,7 @@ def test_a_page_is_filled_from_records(fakes, tmp_path, pages, capsys):
     assert "out of date" in capsys.readouterr().err
     assert pages.main(args) == 0
     text = page.read_text()
-    assert "| 2x8 | 400.0 | 800.0 | 2.00 [2.00, 2.00] | 120.0 / 240.0 |" in text
+    assert "| 2x8 | 400.0 | 800.0 | 2.00 [2.00, 2.00] | 5.00 | 120.0 / 240.0 |" in text
     assert "old" not in text
     assert text.startswith("# Results\n")
     assert text.endswith("<!-- /bench -->\n\nend\n")

@@ -110,6 +110,8 @@ class Peer(TypedDict):
     step_ms: dict[str, Times]
     phases_ms: dict[str, dict[str, float]]
     peak_rss_mb: dict[str, float]
+    of_peak: NotRequired[dict[str, float]]
+    at_roofs: NotRequired[float | None]
 
 
 class Fastest(TypedDict):

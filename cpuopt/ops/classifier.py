@@ -10,10 +10,9 @@ Backward, which gives the loss as well, since it has the logits::
     dinp    += dlogits @ weight
     dweight += dlogits^T @ inp
 
-Update, for so few tokens that all of their logits need no more memory than a block's and dweight, about ``BLOCK + C``:
-an optimizer's step instead of dweight. Where the weight is the token embedding too, the rows of the tokens get more
-gradient later. They wait: `held` has, for the first of equal tokens, the gradient of its row, and zeros for the others;
-``embedding_update`` finishes those rows.
+Update, for so few tokens that all of their logits may exist at one time: an optimizer's step instead of dweight. Where
+the weight is the token embedding too, the rows of the tokens get more gradient later. They wait: `held` has, for the
+first of equal tokens, the gradient of its row, and zeros for the others; ``embedding_update`` finishes those rows.
 
 Source: ``matmul`` and ``cross_entropy``; blocks of tokens, and the gradient in the forward's pass, are those of Hsu et
 al. 2024 (Liger Kernel, arXiv 2410.10989), section 3.2.

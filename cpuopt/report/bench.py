@@ -91,8 +91,8 @@ def header(record: Mapping[str, Any]) -> Text:
 
 def at_all_roofs(results: Sequence[Mapping[str, Any]]) -> list[str]:
     """Write the geometric mean of the ratios at the roofs, where all are known."""
-    ratios = [r.get("at_roofs") for r in results if r["ratio"]]
-    return [f"at roofs {np.exp(np.mean(np.log(ratios))):.2f}"] if all(ratios) else []
+    ratios = [r.get("at_roofs") or 0.0 for r in results if r["ratio"]]
+    return [f"at roofs {np.exp(np.mean(np.log(ratios))):.2f}"] if min(ratios, default=0) > 0 else []
 
 
 def size_of(result: Mapping[str, Any]) -> str:

@@ -225,7 +225,7 @@ if not unsupported():
         """A library that is optimized and compiled where an address in it is asked for; in a callee, none is.
 
         One that is loaded with machine code keeps its bitcode as it was read, until a function compiled later links it.
-        Parsed, the kernels of a training step would take 100 MB and a third of a second.
+        Parsed, the kernels of a training step of SmolLM2 135M would take 47 MB and 0.3 s.
         """
 
         _made = False

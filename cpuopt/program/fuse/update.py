@@ -11,6 +11,9 @@ from ...ops.classifier import BLOCK
 from ..program import Call, Value
 from .edit import Allowed, Draft, replace
 
+AT_ONCE = 1024
+"""Tokens whose head is updated in the backward, though their logits may take more memory than a gradient would."""
+
 
 def update_in_backward(draft: Draft, allowed: Allowed) -> None:
     """Replace a weight gradient and the update that is its only reader by one call."""
@@ -38,7 +41,7 @@ def _update_classifier(draft: Draft, call: Call, allowed: Allowed) -> None:
     program, grad = draft.program, call.args["dweight"]
     tied = [c for c in draft.users([grad]) if c.op is ops.embedding_backward and c.args["dwte"] is grad]
     found = _updates(draft, call, [grad], but=tied)
-    if not _saves_memory(call) or call.adds["dweight"] or found is None or len(tied) > 1:
+    if not _few_tokens(call) or call.adds["dweight"] or found is None or len(tied) > 1:
         return
     head, rows = (found.optimizer.fused[name] for name in ("classifier_update", "embedding_update"))
     if not allowed(head, [call, *found.calls]) or (tied and not allowed(rows, [*tied, *found.calls])):
@@ -56,10 +59,13 @@ def _update_classifier(draft: Draft, call: Call, allowed: Allowed) -> None:
     draft.gone.add(grad)
 
 
-def _saves_memory(call: Call) -> bool:
-    """Return whether the tokens are one block, or their logits and `held` no larger than those of one and dweight."""
-    BT, C, V = (call.sizes[size] for size in ("BT", "C", "V"))
-    return BT <= BLOCK or BT * (V + C) <= V * (BLOCK + C)
+def _few_tokens(call: Call) -> bool:
+    """Return whether the logits of all tokens may exist at one time, as an update of the head needs them.
+
+    Those of `BLOCK + C` tokens take the memory of a block's and dweight. `held` is no larger than dweight.
+    """
+    tokens, width, words = (call.sizes[size] for size in ("BT", "C", "V"))
+    return tokens <= max(BLOCK, min(words, max(AT_ONCE, BLOCK + width)))
 
 
 @dataclass(frozen=True)
