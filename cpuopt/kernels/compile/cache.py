@@ -251,8 +251,7 @@ if not unsupported():
         def serialize_using_object_code(self) -> Any:
             self._ensure_finalized()
             if self._made:
-                name, kind, (machine_code, bitcode) = super().serialize_using_object_code()
-                return name, kind, (machine_code, bitcode, _defined(self._shared_module))
+                return super().serialize_using_object_code()
             for f in self._final_module.functions:  # copies of its own, whatever this process compiled before
                 if f.linkage == llvm.Linkage.linkonce_odr and _ODD.search(f.name):
                     f.linkage = llvm.Linkage.internal
@@ -416,7 +415,10 @@ class _KernelCache:
                 raise UncacheableError(
                     "it uses a ctypes pointer (get_num_threads is one), an array above 1 MB or objmode"
                 )
-            payload = serialize.dumps(made._reduce())
+            (name, kind, data), *rest = made._reduce()
+            if kind == "object":
+                data = *data, _defined(made.library._shared_module)
+            payload = serialize.dumps(((name, kind, data), *rest))
             loaded = self.load(payload, target)
             if key and (folder := _folder()):
                 self.require_unchanged(sig, key, callee)
