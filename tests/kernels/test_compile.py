@@ -195,6 +195,32 @@ def test_a_helper_under_numbas_own_cache_is_never_stale(tmp_path):
             assert said[-2:] == ["30.5", str(misses)]
 
 
+AFRESH = """
+import sys
+import numba
+import helpers
+from cpuopt.kernels.compile import cache
+
+if "first" in sys.argv:
+    print(helpers.factor(1.0))
+
+def scaled(x):
+    return helpers.factor(x) + 0.5
+
+kernel = numba.njit(scaled)
+with cache.as_kept(kernel):
+    kernel.compile((numba.types.float64,))
+print(kernel(1.0), sum(helpers.factor.stats.cache_hits.values()))
+"""
+
+
+def test_a_helper_from_numbas_own_cache_is_linked_into_a_kernel_compiled_afresh(tmp_path):
+    for name, text in (STALE | {"run.py": AFRESH}).items():
+        (tmp_path / name).write_text(text)
+    assert run(tmp_path / "run.py", "first", cache=tmp_path / "cache").stdout.split() == ["2.0", "2.5", "0"]
+    assert run(tmp_path / "run.py", cache=tmp_path / "cache").stdout.split() == ["2.5", "1"]
+
+
 BUSY = """
 import signal
 

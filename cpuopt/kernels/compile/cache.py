@@ -264,7 +264,8 @@ if not unsupported():
                 return super()._unserialize(codegen, state)
             self = codegen.create_library(name)
             self.enable_object_caching()
-            machine_code, self._bitcode, self._defined = data
+            machine_code, self._bitcode, *names = data  # an entry of numba's own cache has no names
+            self._defined = names[0] if names else _defined(llvm.parse_bitcode(self._bitcode))
             self._set_compiled_object(machine_code)
             self._finalize_final_module()
             codegen._engine._defined_symbols.update(self._defined)
