@@ -24,7 +24,7 @@ from cpuopt.models.gpt2 import Config
 from cpuopt.train import job
 from cpuopt.weights import copy_into, llmc, open_weights, save_weights
 from cpuopt.weights.huggingface import NAMES
-from cpuopt.weights.tensors import HEADER_LIMIT, TensorFile, file_parts, from_bf16, parse_json, to_bf16
+from cpuopt.weights.tensors import HEADER_LIMIT, TensorFile, all_below, file_parts, from_bf16, parse_json, to_bf16
 
 GOLDEN = Path(__file__).parent / "golden"
 SMALL = {"n_layer": 2, "n_head": 2, "n_embd": 16, "vocab_size": 61, "block_size": 8}
@@ -583,3 +583,22 @@ def test_a_state_without_its_model_says_so(tmp_path, capsys):
     shutil.copy(GOLDEN / "llmc_debug_state.bin", path := tmp_path / "x_debug_state.bin")
     assert cli.main(["verify", str(path)]) == 2
     assert "--init MODEL.bin" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 2.0, -2.0])
+@pytest.mark.parametrize("at", [0, 77, -1])
+def test_a_number_beyond_the_limit_is_seen_wherever_it_stands(bad, at):
+    array = np.full((40, 50), 1.9, np.float32)
+    assert all_below(array, 2.0)
+    array.flat[at] = bad
+    assert not all_below(array, 2.0)
+    assert all_below(array) == bool(np.isfinite(bad))
+
+
+def test_to_look_for_such_numbers_takes_no_memory():
+    array = np.ones((1000, 1000), np.float32)
+    tracemalloc.start()
+    assert all_below(array)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < array.nbytes / 100

@@ -23,8 +23,6 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
-import numpy as np
-
 from .. import weights
 from ..comm.agree import Agreement
 from ..data.tokenizers import KINDS, TOKENIZERS
@@ -35,7 +33,7 @@ from ..models import FIRST, Config, from_json
 from ..ops import OPTIMIZERS, OUTER, USUAL
 from ..ops.declaration import Shape
 from ..weights import NO_MARKS, Marks, Weights
-from ..weights.tensors import Array, TensorFile, file_parts, parse_json
+from ..weights.tensors import Array, TensorFile, all_below, file_parts, parse_json
 
 if TYPE_CHECKING:  # numba comes with it
     from ..engine import Engine
@@ -166,7 +164,7 @@ def save(run: Path, engine: Engine, state: Mapping[str, Any], keep: int) -> Path
     """
     comm = engine.comm
     for name, p in engine.parameters().items():
-        if not np.isfinite(p).all():
+        if not all_below(p):
             raise UserError(f"parameter {name} is not finite, so there is no use in a checkpoint")
     folder = run / FOLDER
     path = folder / f"step-{state['step']:08d}"

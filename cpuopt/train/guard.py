@@ -15,6 +15,7 @@ import numpy as np
 
 from ..engine import Array, Engine, Step
 from ..program.program import Phase
+from ..weights.tensors import all_below
 
 WINDOW, LEAST = 128, 32
 """The window of a z-score in steps, as in llm.c and OLMo, and the least number of steps that it needs."""
@@ -90,7 +91,7 @@ def find_first(engine: Engine, batches: Iterable[Mapping[str, Array]]) -> str:
     Where updates are fused, the backward is not repeated: it would change the weights.
     """
     for name, array in engine.parameters().items():
-        if not np.isfinite(array).all():
+        if not all_below(array):
             return f"parameter {name} holds {_example(array)}"
     phases: tuple[Phase, ...] = ("forward", "backward") if engine.two_pass else ("forward", "evaluate")
     for number, batch in enumerate(batches):
@@ -98,7 +99,7 @@ def find_first(engine: Engine, batches: Iterable[Mapping[str, Array]]) -> str:
         for bound in (b for p in phases for b in engine.calls if b.call.phase == p):
             engine.runner([bound])
             for v in bound.call.writes:
-                if not np.isfinite(engine.array(v)).all():
+                if not all_below(engine.array(v)):
                     where = f"{bound.kernel.name} in layer {bound.call.layer!r}"
                     return f"{where} gave {_example(engine.array(v))} in {v}, micro-batch {number}"
     return NOTHING_FOUND

@@ -35,6 +35,7 @@ from ..measure.rates import machine_id
 from ..measure.roofline import Roofs
 from ..profiler import Profiler, peak_rss_bytes
 from ..weights import save_weights
+from ..weights.tensors import all_below
 from . import checkpoint
 from .evaluate import bits_per_byte, text_bytes
 from .guard import NOTHING_FOUND, find_first
@@ -255,7 +256,7 @@ class Trainer:
         if self.diagnosis:
             return
         parameters = self.job.engine.parameters()
-        if bad := [name for name, p in parameters.items() if not np.isfinite(p).all()]:
+        if bad := [name for name, p in parameters.items() if not all_below(p)]:
             self.diagnosis = f"the weights are not finite after step {self.done}: {bad[0]} and {len(bad) - 1} more"
             self.diagnosis += "; they are not saved" if self.job.settings.save is not None else ""
         elif self.job.settings.save is not None and not self.comm.rank:

@@ -16,7 +16,7 @@ from ..files import temporary, whole_directory, write_synced, write_whole
 from ..files.reading import read_file
 from ..models import CONFIG, Config, gpt2
 from . import huggingface, llama2c, llmc
-from .tensors import NO_MARKS, Array, DType, Marks, Read, Weights
+from .tensors import NO_MARKS, Array, DType, Marks, Read, Weights, all_below
 
 __all__ = ["NO_MARKS", "Marks", "Weights", "check_target", "copy_into", "open_weights", "save_weights", "usual_dtype"]
 
@@ -67,9 +67,8 @@ def copy_into(parameters: Mapping[str, Array], weights: Weights) -> None:
 
 def require_finite(where: str, array: Array, limit: float) -> None:
     """Refuse weights of which one is not a finite number, or none below the limit of a format."""
-    right = np.abs(array) < limit
-    if not right.all():
-        at = tuple(int(i) for i in np.argwhere(~right)[0])
+    if not all_below(array, limit):
+        at = tuple(int(i) for i in np.argwhere(~(np.abs(array) < limit))[0])
         more = f" below {limit:.4g}" * bool(np.isfinite(array[at]))
         raise UserError(f"{where} holds {array[at]} at {at}; expected finite numbers{more}")
 

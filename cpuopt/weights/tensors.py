@@ -13,7 +13,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from math import prod
+from math import inf, prod
 from pathlib import Path
 from typing import Any, Literal
 
@@ -148,6 +148,12 @@ class TensorFile:
         if t.dtype not in FLOATS:
             raise self.wrong(f"tensor {name!r} has the dtype {t.dtype}; expected {', '.join(FLOATS)}")
         return read_floats(self.path, FLOATS[t.dtype], t.shape, t.start)
+
+
+def all_below(array: Array, limit: float = inf) -> bool:
+    """Return whether all numbers of an array lie between -limit and limit, and none is NaN; it takes no memory."""
+    with np.errstate(invalid="ignore"):
+        return bool(-limit < array.min(initial=0) and array.max(initial=0) < limit)
 
 
 def naturals(x: Any) -> bool:
