@@ -1,73 +1,84 @@
-"""Every op but the matrix product at the sizes of GPT-2 124M: `vanilla` beside `optimized`.
+"""The ops of a step but its matrix products: `vanilla` beside `optimized`, and their distance from the roof.
 
 ::
 
-    python benchmarks/rows.py [--threads N] [--sizes 4x64,1x1024] [--ops 'attention*']
+    python benchmarks/rows.py [--model gpt2-124M] [--sizes 4x64,1x1024] [--ops 'attention*'] [--threads N]
 
-Each is compared as by `cpuopt ab`: in pairs on the same arrays, on which both are judged. GB/s counts each array once
-(twice where it is read and written), so it shows the distance of an op from memory's speed, not the real traffic.
+Each op is compared at each of its shapes, as by `cpuopt ab`: in pairs on the same arrays, on which both are judged. The
+arrays stay where the call before left them: in a cache, where they fit. The roof is that of `cpuopt profile`: the FMA
+peak, or the bandwidth of the smallest level that holds the arrays, each counted once. The last column is the share of
+the same roof in a training step, where other calls have used the caches in between.
 """
 
 from __future__ import annotations
 
 import argparse
 from fnmatch import fnmatchcase
+from statistics import median
 
-from cpuopt import kernels, ops  # noqa: F401  (importing kernels registers them)
-from cpuopt.check.cases import Case
-from cpuopt.errors import UserError
-from cpuopt.kernels.registry import KERNELS
-from cpuopt.kernels.toolkit.threads import set_threads
-from cpuopt.lab.ab import Shape, alone
-from cpuopt.ops.declaration import Op
-from cpuopt.wording import spread
+import numpy as np
 
-MODEL = {"C": 768, "NH": 12, "V": 50257, "maxT": 1024}
-ADDS = {("embedding_backward", "dwte")}
-"""Gradients that are added to: the head has written that of the tied weight already. The others are overwritten."""
-ANALYSES = (12, 24)
+from cpuopt.cli.common import start_numba
 
 
-def sizes(op: Op, b: int, t: int) -> dict[str, int]:
-    """Return an op's sizes in GPT-2: GELU on 4C channels, AdamW and the norm on the largest weight."""
-    tokens = b * t
-    n = {"gelu": tokens * 4 * 768, "residual": tokens * 768}.get(op.name.split("_")[0], 50257 * 768)
-    rows = min(tokens, 256) if "V" in op.symbols else tokens  # logits of more would take gigabytes to check
-    known = {**MODEL, "B": b, "T": t, "BT": rows, "N": n}
-    return {s: known[s] for s in op.symbols}
+def rows(model: str, B: int, T: int, ops: str, threads: int | None) -> None:
+    """Measure each op of a model's step, and print a row for each of its shapes."""
+    from cpuopt import kernels  # noqa: F401  (importing kernels registers them)
+    from cpuopt.errors import UserError
+    from cpuopt.kernels.registry import KERNELS
+    from cpuopt.lab.ab import Shape, alone, cost, shapes_of
+    from cpuopt.measure.rates import roofs
+    from cpuopt.profiler import Profiler
+    from cpuopt.train import job
+    from cpuopt.wording import spread
 
-
-def row(op: Op, on: dict[str, int], size: str) -> str:
-    """Measure an op at one size."""
-    adds = {a.name: (op.name, a.name) in ADDS for a in op.args if a.role == "acc"}
-    pair = KERNELS[op.name, "optimized"], KERNELS[op.name, "vanilla"]
-    try:
-        found = alone(pair, [Shape(Case(on), adds, (op.name,))], analyses=ANALYSES)
-    except UserError as e:
-        return f"| {op.name} | {size} | {e} | | | |"
-    rate = op.bytes(on, adds) / found["a_ms"] / 1e6
-    ms = f"{found['b_ms']:.3f} | {found['a_ms']:.3f}"
-    return f"| {op.name} | {size} | {ms} | {spread(found['ratio'], 2)} | {rate:.1f} |"
+    made = job.prepare(job.Settings(model=model, B=B, T=T, threads=threads))
+    profiler = Profiler(made.engine)
+    for _ in range(6):
+        made.step(profiler.step)
+    profiler.remove()
+    within: dict[tuple[str, str], list[float]] = {}
+    for bounds, marks in (run for step in list(profiler.steps)[1:] for run in step.runs):
+        for bound, ns in zip(bounds, np.diff(marks), strict=True):
+            within.setdefault((bound.call.op.name, bound.call.layer), []).append(float(ns))
+    roof = roofs(made.engine.threads)
+    for op in dict.fromkeys(c.op for c in made.engine.program.calls):
+        if op.name.startswith(("matmul", "classifier")) or not fnmatchcase(op.name, ops):
+            continue
+        for shape in shapes_of([c for c in made.engine.program.calls if c.op is op]):
+            one = Shape(shape.case, shape.adds, shape.layers[:1])
+            pair = KERNELS[op.name, "optimized"], KERNELS[op.name, "vanilla"]
+            calls = f"{op.name} | {shape.case} | {len(shape.layers)}"
+            try:
+                found = alone(pair, [one], analyses=(12, 24))
+            except UserError as e:
+                print(f"| {calls} | {e} | | | | | |", flush=True)
+                continue
+            least, name = roof.bound(*cost(op, shape).values())
+            here = median(t for layer in shape.layers for t in within[op.name, layer])
+            print(
+                f"| {calls} | {1e3 * found['b_ms']:.1f} | {1e3 * found['a_ms']:.1f} | {spread(found['ratio'], 2)} "
+                f"| {name} | {least / found['a_ms'] / 1e4:.0f} % | {100 * least / here:.0f} % |",
+                flush=True,
+            )
 
 
 def main() -> None:
-    """Measure each op once a size."""
+    """Print a table for each size."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--threads", type=int)
+    parser.add_argument("--model", default="gpt2-124M")
     parser.add_argument("--sizes", default="4x64,1x1024")
     parser.add_argument("--ops", default="*")
+    parser.add_argument("--threads", type=int)
     asked = parser.parse_args()
-    threads = set_threads(asked.threads)
-    print(f"{threads} threads\n\n| op | B x T | vanilla, ms | optimized, ms | ratio | GB/s |")
-    print("|---|---|---:|---:|---:|---:|")
-    chosen = [op for name, op in ops.ALL.items() if not name.startswith("matmul") and fnmatchcase(name, asked.ops)]
-    done = []
-    for size in asked.sizes.split(","):
-        for op in chosen:
-            on = sizes(op, *map(int, size.split("x")))
-            if (op, on) not in done:
-                done.append((op, on))
-                print(row(op, on, size), flush=True)
+    start_numba(asked.threads)
+    from cpuopt.lab.peers.plan import parse_sizes
+
+    for B, T in parse_sizes(asked.sizes):
+        print(f"\n{asked.model} {B}x{T}\n")
+        print("| op | shape | calls | vanilla, µs | optimized, µs | ratio | roof | alone | in a step |")
+        print("|---|---|---:|---:|---:|---:|---|---:|---:|")
+        rows(asked.model, B, T, asked.ops, asked.threads)
 
 
 if __name__ == "__main__":

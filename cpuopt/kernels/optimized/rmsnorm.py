@@ -18,26 +18,30 @@ def inverse_root(x):
     return ONE / np.sqrt(x)
 
 
+@helper()
+def groups(x, weight):
+    """View the groups of all rows as rows."""
+    C = weight.shape[0]
+    return x.reshape(x.size // C, C)
+
+
 @helper(forceinline=True)
-def normalize(out, inp, weight, squares, eps):
-    """Normalize a group, given the sum of its squares, and scale it; return 1/rms."""
-    C = inp.shape[0]
-    s = inverse_root(squares / np.float32(C) + eps)
+def normalize(out, inp, weight, g, squares, eps):
+    """Normalize group g, given the sum of its squares, and scale it; return 1/rms."""
+    C = weight.shape[0]
+    s = inverse_root(squares / np.float32(C) + np.float32(eps))
     for i in range(C):
-        out[i] = inp[i] * s * weight[i]
+        out[g, i] = inp[g, i] * s * weight[i]
     return s
 
 
 @helper(forceinline=True)
-def forward_row(out, rstd, inp, weight, eps):
-    """Normalize the groups of a row."""
-    C = weight.shape[0]
-    for g in range(rstd.shape[0]):
-        x = inp[g * C : g * C + C]
-        v = ZERO
-        for i in range(C):
-            v += x[i] * x[i]
-        rstd[g] = normalize(out[g * C : g * C + C], x, weight, v, eps)
+def forward_group(out, inp, weight, g, eps):
+    """Normalize group g; return 1/rms."""
+    v = ZERO
+    for i in range(weight.shape[0]):
+        v += inp[g, i] * inp[g, i]
+    return normalize(out, inp, weight, g, v, eps)
 
 
 @helper(forceinline=True)
@@ -61,11 +65,13 @@ def backward_row(dinp, dinp_add, dweight, dout, inp, weight, s):
 def rmsnorm_forward(out, rstd, inp, weight, eps):
     """The mean of the squares, then the normalized group.
 
-    Parallel: the rows.
+    Parallel: the groups of all rows.
     Bound: memory.
     """
-    for bt in prange(inp.shape[0]):
-        forward_row(out[bt], rstd[bt], inp[bt], weight, np.float32(eps))
+    x, y = groups(inp, weight), groups(out, weight)
+    s = rstd.reshape(rstd.size)  # of a view that a helper returns, numba would drop the assignments below
+    for g in prange(s.shape[0]):
+        s[g] = forward_group(y, x, weight, g, eps)
 
 
 @kernel(ops.rmsnorm_backward, "optimized", scratch=[("partial", CHUNKS * C)])

@@ -1,10 +1,9 @@
 """Residual and RMS normalization of few rows on one thread: to wake others would take longer."""
 
-import numpy as np
-
 from ... import ops
 from ..compile.jit import kernel
-from ..optimized.residual_rmsnorm import forward_row
+from ..optimized.residual_rmsnorm import forward_group
+from ..optimized.rmsnorm import groups
 
 
 @kernel(ops.residual_rmsnorm_forward, "rows", parallel=False)
@@ -13,5 +12,7 @@ def residual_rmsnorm_forward(residual, out, rstd, inp1, inp2, weight, eps):
 
     Bound: compute.
     """
-    for bt in range(inp1.shape[0]):
-        forward_row(residual[bt], out[bt], rstd[bt], inp1[bt], inp2[bt], weight, np.float32(eps))
+    x, y, s = groups(inp1, weight), groups(inp2, weight), rstd.reshape(rstd.size)
+    total, normalized = groups(residual, weight), groups(out, weight)
+    for g in range(s.shape[0]):
+        s[g] = forward_group(total, normalized, x, y, weight, g, eps)
