@@ -12,23 +12,29 @@ ZERO, ONE = np.float32(0), np.float32(1)
 
 
 @helper(forceinline=True)
-def forward_row(out, inp, weight, bias, eps):
-    """Compute the mean and 1/std of a row, and its normalized form in `out`."""
-    C = inp.shape[0]
+def forward_row(out, inp, weight, bias, bt, eps):
+    """Compute the mean and 1/std of row bt, and its normalized form in `out`."""
     # pass 1: mean
     m = ZERO
-    for i in range(C):
-        m += inp[i]
-    m /= np.float32(C)
+    for i in range(inp.shape[1]):
+        m += inp[bt, i]
+    return normalize(out, inp, weight, bias, bt, m, eps)
+
+
+@helper(forceinline=True)
+def normalize(out, inp, weight, bias, bt, total, eps):
+    """Normalize row bt, given its sum; return mean and 1/std."""
+    C = inp.shape[1]
+    m = total / np.float32(C)
     # pass 2: variance
     v = ZERO
     for i in range(C):
-        d = inp[i] - m
+        d = inp[bt, i] - m
         v += d * d
-    s = ONE / np.sqrt(v / np.float32(C) + eps)
+    s = ONE / np.sqrt(v / np.float32(C) + np.float32(eps))
     # pass 3: normalize, scale, shift
     for i in range(C):
-        out[i] = (inp[i] - m) * s * weight[i] + bias[i]
+        out[bt, i] = (inp[bt, i] - m) * s * weight[i] + bias[i]
     return m, s
 
 
@@ -72,7 +78,7 @@ def layernorm_forward(out, mean, rstd, inp, weight, bias, eps):
     Bound: memory.
     """
     for bt in prange(inp.shape[0]):
-        mean[bt], rstd[bt] = forward_row(out[bt], inp[bt], weight, bias, np.float32(eps))
+        mean[bt], rstd[bt] = forward_row(out, inp, weight, bias, bt, eps)
 
 
 @kernel(ops.layernorm_backward, "optimized", scratch=[("partial", CHUNKS * 2 * C)])

@@ -1,11 +1,8 @@
 """Residual and layer normalization of few rows on one thread: to wake others would take longer."""
 
-import numpy as np
-
 from ... import ops
 from ..compile.jit import kernel
-from ..optimized.layernorm import forward_row
-from ..optimized.residual import SET, add
+from ..optimized.residual_layernorm import forward_row
 
 
 @kernel(ops.residual_layernorm_forward, "rows", parallel=False)
@@ -14,7 +11,5 @@ def residual_layernorm_forward(residual, out, mean, rstd, inp1, inp2, weight, bi
 
     Bound: compute.
     """
-    BT, C = inp1.shape
-    for bt in range(BT):
-        add((residual,), SET, (inp1, inp2), bt * C, bt * C + C)
-        mean[bt], rstd[bt] = forward_row(out[bt], residual[bt], weight, bias, np.float32(eps))
+    for bt in range(inp1.shape[0]):
+        mean[bt], rstd[bt] = forward_row(residual, out, inp1, inp2, weight, bias, bt, eps)
