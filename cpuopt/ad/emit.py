@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ..files import cache_folder, not_private, read_entry, warn_once, write_entry
+from ..files import cache_folder, read_entry, write_entry
 from .kernel import CHUNKS, NUMBER, Accum, Assign, For, If, Kernel, Stmt, View, flat, mentioned
 from .rules import CONSTANTS, negated
 from .trees import text
@@ -119,16 +119,11 @@ def load(name: str, key: str, make: Callable[[], str]) -> ModuleType:
     full = f"cpuopt_generated.{name}_{key}"
     if full in sys.modules:
         return sys.modules[full]
-    folder = cache_folder("generated")
-    path = folder / f"{name}_{key}.py"
-    problem = not_private(folder)
-    if problem:
-        warn_once(folder, f"generated backwards are made anew in each process: {problem}")
-    text = None if problem else read_entry(path)
+    path = cache_folder("generated") / f"{name}_{key}.py"
+    text = read_entry(path)
     if text is None:
         text = make().encode()
-        if not problem:
-            write_entry(path, text)
+        write_entry(path, text)
     loader = Loader(path, text)
     spec = importlib.util.spec_from_loader(full, loader)
     assert spec

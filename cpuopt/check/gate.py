@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from ..files import cache_folder, write_whole
+from ..files import cache_folder, read_entry, write_entry
 from ..files.reading import to_json
 from ..isolate.child import Asked, Child
 from ..kernels import ADDED
@@ -145,19 +145,19 @@ def require_loadable(child: Child) -> None:
     """
     keys = [hashlib.sha256(f"{file} {judge_itself()}".encode()).hexdigest() for file in child.kernels]
     folder = cache_folder("judged")
-    if all(unchanged(folder / key, file) for key, file in zip(keys, child.kernels, strict=True)):
+    if all(unchanged(folder / f"{key}.files", file) for key, file in zip(keys, child.kernels, strict=True)):
         return
     child.start()
-    with suppress(UserError, OSError):
+    with suppress(OSError):
         text = json.dumps({file: digest_of(file) for file in {*child.files, *child.kernels}}).encode()
         for key in keys:
-            write_whole(folder / key, [text])
+            write_entry(folder / f"{key}.files", text)
 
 
 def unchanged(entry: Path, file: str) -> bool:
     """Return whether a file, and all that it imported from beside it, are as when an entry was written."""
     with suppress(OSError, ValueError, AttributeError):
-        known = json.loads(entry.read_text())
+        known = json.loads(read_entry(entry) or b"{}")
         return file in known and all(digest_of(f) == digest for f, digest in known.items())
     return False
 
@@ -259,8 +259,8 @@ def declared(op: Op) -> str:
 
 def recall(key: str, case: Case | Sized) -> Result | None:
     """Return a remembered judgement; None where there is none, or its file is damaged."""
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        content = json.loads((cache_folder("judged") / key).read_text()) if key else {}
+    with suppress(ValueError, KeyError, TypeError):
+        content = json.loads((read_entry(cache_folder("judged") / f"{key}.result") if key else None) or b"{}")
         found = Result.from_json(content["result"], case.case if isinstance(case, Sized) else case)
         return found if content["key"] == key and found.ratio < inf else None
     return None
@@ -268,10 +268,9 @@ def recall(key: str, case: Case | Sized) -> Result | None:
 
 def remember(key: str, result: Result) -> None:
     """Keep a judgement, where the disk allows it."""
-    with suppress(UserError, OSError):
-        if key:
-            text = json.dumps({"key": key, "result": to_json(result.to_json())})
-            write_whole(cache_folder("judged") / key, [text.encode()], durable=False)
+    if key:
+        text = json.dumps({"key": key, "result": to_json(result.to_json())})
+        write_entry(cache_folder("judged") / f"{key}.result", text.encode(), durable=False)
 
 
 @dataclass

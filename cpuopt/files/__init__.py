@@ -17,6 +17,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
 from ..errors import UserError
+from . import private
 
 Content = bytes | bytearray | memoryview
 
@@ -73,12 +74,8 @@ def write_synced(path: Path, parts: Iterable[Content]) -> None:
         os.fsync(file.fileno())
 
 
-def write_whole(path: Path, parts: Iterable[Content], *, durable: bool = True) -> None:
+def write_whole(path: Path, parts: Iterable[Content]) -> None:
     """Write a file so that, whenever the machine stops, `path` holds either all of it or what it held before.
-
-    Parameters
-    ----------
-    durable : whether to wait for the disk. Without it a power failure may leave an empty or damaged file.
 
     Raises
     ------
@@ -90,13 +87,12 @@ def write_whole(path: Path, parts: Iterable[Content], *, durable: bool = True) -
         if not path.parent.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            write_synced(part, parts) if durable else part.write_bytes(b"".join(parts))
+            write_synced(part, parts)
             os.replace(part, path)
         except BaseException:
             part.unlink(missing_ok=True)
             raise
-        if durable:
-            sync_directory(path.parent)
+        sync_directory(path.parent)
     except OSError as e:
         raise UserError(f"cannot write {str(path)!r}: {e.strerror or e}; free the place or choose another") from e
 
@@ -137,10 +133,13 @@ def seal(name: str, content: bytes) -> bytes:
 
 
 def read_entry(path: Path) -> bytes | None:
-    """Read an entry of `write_entry`; None where it is missing or damaged, with one warning a folder."""
+    """Read an entry of `write_entry`; None if it is missing, damaged or not this user's, with one warning a folder."""
     try:
-        entry = path.read_bytes()
+        entry = private.read(path)
     except (FileNotFoundError, NotADirectoryError):
+        return None
+    except private.UnsafeError as e:
+        warn_once(path.parent, f"it is not used: {e.strerror}")
         return None
     except OSError as e:
         warn_once(path.parent, f"it cannot be read ({e.strerror or e}), so its content is made anew")
@@ -152,13 +151,15 @@ def read_entry(path: Path) -> bytes | None:
     return None
 
 
-def write_entry(path: Path, content: bytes) -> bool:
+def write_entry(path: Path, content: bytes, *, durable: bool = True) -> bool:
     """Write an entry of a cache, and return whether that was possible; a failure gives one warning a folder."""
     try:
-        write_whole(path, [content, seal(path.name, content)])
-    except UserError as e:
-        why = getattr(e.__cause__, "strerror", None) or e
-        warn_once(path.parent, f"it keeps nothing, so all is made anew in each process: {why}")
+        private.write(path, [content, seal(path.name, content)], durable=durable)
+    except private.UnsafeError as e:
+        warn_once(path.parent, f"it is not used: {e.strerror}")
+        return False
+    except OSError as e:
+        warn_once(path.parent, f"it keeps nothing, so all is made anew in each process: {e.strerror or e}")
         return False
     return True
 
@@ -173,8 +174,9 @@ def alone(path: Path, what: str) -> Iterator[None]:
         Where another process holds it.
     """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        with private.opened(path.parent) as folder:
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+            lock = os.open(path.name, flags, 0o600, dir_fd=folder)
     except OSError:
         yield
         return
@@ -187,23 +189,6 @@ def alone(path: Path, what: str) -> Iterator[None]:
         yield
     finally:
         os.close(lock)
-
-
-def not_private(folder: Path) -> str:
-    """Make a folder whose files will be run as code; return a warning, or an empty text where it is safe.
-
-    Others must not be able to write there, for a checksum does not keep them from it.
-    """
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = folder.stat()
-    except OSError as e:
-        return e.strerror or str(e)
-    if hasattr(os, "geteuid") and status.st_uid != os.geteuid():
-        return "it belongs to another user; set CPUOPT_CACHE_DIR to a directory of your own"
-    if os.name == "posix" and status.st_mode & 0o022:
-        return f"other users can write to it; run: chmod go-w {folder}"
-    return "" if os.access(folder, os.W_OK | os.X_OK) else "not writable"
 
 
 @contextmanager

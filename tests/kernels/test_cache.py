@@ -1213,17 +1213,18 @@ def spoil_with_an_owner(folder, monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 4711)
 
 
-def spoil_with_no_permission(folder, monkeypatch):
-    monkeypatch.setattr(os, "access", lambda path, mode: False)
+def spoil_with_a_parent(folder, monkeypatch):
+    folder.mkdir(parents=True, mode=0o700)
+    folder.parent.parent.chmod(0o777)
 
 
 @pytest.mark.parametrize(
     ("spoil", "reason"),
     [
         (spoil_with_a_file, "Not a directory"),
-        (spoil_with_a_mode, "other users can write to it; run: chmod go-w"),
-        (spoil_with_an_owner, "it belongs to another user"),
-        (spoil_with_no_permission, "not writable"),
+        (spoil_with_a_mode, "other users can write to it, and what is in it may be theirs; delete it: rm -r"),
+        (spoil_with_an_owner, "belongs to another user"),
+        (spoil_with_a_parent, "so can replace it; set CPUOPT_CACHE_DIR to a directory that only you can change"),
     ],
 )
 def test_an_unsafe_directory_is_not_used(folder, monkeypatch, spoil, reason):
@@ -1237,7 +1238,7 @@ def test_an_unsafe_directory_is_not_used(folder, monkeypatch, spoil, reason):
 
 
 def test_a_full_disk_is_no_error(folder, monkeypatch):
-    def full(*args):
+    def full(*args, **more):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "replace", full)

@@ -27,6 +27,7 @@ from cpuopt.check.judge import Result
 from cpuopt.check.sized import Sized, check_sized
 from cpuopt.engine import Engine
 from cpuopt.errors import UserError
+from cpuopt.files import CacheWarning
 from cpuopt.isolate.child import Child
 from cpuopt.kernels import registry
 from cpuopt.kernels.registry import KERNELS, Choice, Kernel, Scratch
@@ -718,7 +719,8 @@ def test_a_judgement_is_remembered_until_something_of_it_changes(
     assert judge(threads=2).judged == len(first.results)
     for file in (tmp_path / "judged").iterdir():
         file.write_bytes(file.read_bytes()[:-9])
-    assert judge().judged == len(first.results)
+    with pytest.warns(CacheWarning, match=r"judged: it has files that are damaged"):
+        assert judge().judged == len(first.results)
     monkeypatch.setattr(gate, "judge_itself", lambda: "another judge, or other versions")
     assert judge().judged == len(first.results)
 

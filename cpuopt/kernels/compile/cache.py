@@ -24,7 +24,6 @@ import pickle
 import pkgutil
 import re
 import secrets
-import tempfile
 import time
 import warnings
 import weakref
@@ -36,7 +35,7 @@ import llvmlite.binding as llvm
 import numba
 from numba import types
 
-from ...files import CacheWarning, cache_folder, not_private
+from ...files import CacheWarning, cache_folder, private
 from .dependencies import UncacheableError, Walk, settings, sha
 
 with contextlib.suppress(ImportError):  # `unsupported` reports it
@@ -45,6 +44,8 @@ with contextlib.suppress(ImportError):  # `unsupported` reports it
 
 DAY = 24 * 3600.0
 UNUSED = 30 * DAY  # after which an entry is removed
+ENTRY, MARKER = ".nbc", "pruned"
+"""The ending of an entry's name, and the file whose time is that of the last removal."""
 
 _counts = collections.Counter(hits=0, misses=0, saved=0)
 _warned: set[str] = set()
@@ -519,43 +520,44 @@ def _folder() -> Path | None:
 
 @functools.cache
 def _prepared(folder: Path) -> Path | None:
-    """Make the directory and check that only this user can write to it, because entries are unpickled."""
-    if problem := not_private(folder):
-        _warn(f"kernels are not cached: {folder}: {problem}")
+    """Make the folder, and say once if others can write to it; each access checks that again."""
+    try:
+        _prune(folder)
+    except OSError as error:
+        _warn(f"kernels are not cached: {folder}: {error.strerror or error}")
         return None
-    _prune(folder)
     return folder
 
 
 def _prune(folder: Path) -> None:
     """Remove, once a day, entries that no process has used for a month."""
-    marker, now = folder / "pruned", time.time()
-    if not marker.exists() or now - marker.stat().st_mtime > DAY:
-        marker.touch()
-        for file in folder.glob("*.nbc*"):
-            with contextlib.suppress(OSError):  # another process was faster
-                if now - file.stat().st_mtime > UNUSED:
-                    file.unlink()
+    now = time.time()
+    with private.opened(folder) as at:
+        with contextlib.suppress(FileNotFoundError):
+            if now - os.stat(MARKER, dir_fd=at, follow_symlinks=False).st_mtime < DAY:
+                return
+        with contextlib.suppress(OSError):  # a disk that is read-only, or another process was faster
+            os.close(os.open(MARKER, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600, dir_fd=at))
+            os.utime(MARKER, dir_fd=at, follow_symlinks=False)
+            for name in os.listdir(at):
+                if ENTRY in name and now - os.stat(name, dir_fd=at, follow_symlinks=False).st_mtime > UNUSED:
+                    os.unlink(name, dir_fd=at)
 
 
 def _read(folder: Path, key: str) -> bytes | None:
-    """Return the payload of an entry that is whole, and mark it as used."""
-    with contextlib.suppress(OSError):
-        content = (folder / f"{key}.nbc").read_bytes()
+    """Return the payload of an entry that this user wrote and that is whole, and mark it as used."""
+    try:
+        content = private.read(folder / f"{key}{ENTRY}")
+    except private.UnsafeError as error:
+        _warn(f"kernels are not loaded from the cache: {folder}: {error.strerror}")
+    except OSError:  # most often there is none
+        pass
+    else:
         checksum, payload = content[:64], content[64:]
         if checksum == sha(key.encode() + payload).encode():
-            with contextlib.suppress(OSError):  # a cache that others filled, or on a disk that is read-only
-                os.utime(folder / f"{key}.nbc")
             return payload
     return None
 
 
 def _write(folder: Path, key: str, payload: bytes) -> None:
-    handle, temporary = tempfile.mkstemp(prefix=f"{key}.nbc.", dir=folder)
-    try:
-        with open(handle, "wb") as file:
-            file.write(sha(key.encode() + payload).encode() + payload)
-        os.replace(temporary, folder / f"{key}.nbc")
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    private.write(folder / f"{key}{ENTRY}", [sha(key.encode() + payload).encode(), payload], durable=False)
