@@ -54,10 +54,27 @@ class Bound:
 
 @dataclass(frozen=True)
 class Step:
-    """The result of a training step: the loss before the update, and the gradient's global norm before clipping."""
+    """The result of a training step: the loss before the update, and the gradient's global norm before clipping.
+
+    Attributes
+    ----------
+    counted : the terms that the loss is the mean of: targets that are not ignored, of all ranks, or micro-batches where
+        the loss is no such mean. Without any, nothing changed, and both numbers are 0.
+    """
 
     loss: float
     grad_norm: float
+    counted: int = 1
+
+
+def mean_of(losses: Iterable[float], counts: Iterable[float]) -> float:
+    """Return the mean over all terms of which losses are means: each counts as often as it has terms.
+
+    A loss of no terms is not looked at; without any term, the mean is 0.
+    """
+    known = [(loss, n) for loss, n in zip(losses, counts, strict=True) if n]
+    most = max((n for _, n in known), default=1)  # equal counts are 1, so that the bits are those of a plain mean
+    return fsum(loss * (n / most) for loss, n in known) / (fsum(n / most for _, n in known) or 1.0)
 
 
 def run_calls(calls: Iterable[Bound]) -> None:
@@ -323,8 +340,15 @@ class Engine:
         for phase in phases:
             self.runner(self.phases[phase])
 
+    def counted(self, batch: Mapping[str, Array]) -> int:
+        """Return how many terms the loss of a batch is the mean of: targets that are not ignored; else 1."""
+        if self.program.counted is None:
+            return 1
+        targets, ignored = self.program.counted
+        return int(np.count_nonzero(np.asarray(batch.get(targets.name, ())) != ignored))
+
     def forward(self, **batch: Array) -> float:
-        """Run the forward on a batch and return the loss."""
+        """Run the forward on a batch and return the loss; NaN if all targets are ignored, as in PyTorch."""
         self.load(**batch)
         self.run("forward", "evaluate")
         return self.loss
@@ -346,13 +370,14 @@ class Engine:
     ) -> Step:
         """Train on one batch: forward, backward, update.
 
-        Where ranks train alone, loss and norm are means over them, so that all of them `accept` the same.
+        The loss of a step is the mean over all targets that count, of all micro-batches and ranks. Without any, nothing
+        changes. If ranks train alone, the norm is a mean over them, so that all of them `accept` the same.
 
         Parameters
         ----------
         vector_decay : the weight decay of parameters of one axis, biases and normalizations; None: that of the others.
         clip : the largest global norm of the gradients, which are scaled down to it; None: no limit.
-        more : further micro-batches of this rank; the step is that of the mean over all, and those of other ranks.
+        more : further micro-batches of this rank.
         accept : called before the update; where it returns False, nothing changes and `step_number` stays.
         given : the model's inputs, by name; numbers of the optimizer, such as ``beta1``, in place of their defaults.
             Where there are several optimizers, ``sgd={"lr": 0.1}`` is for one of them.
@@ -378,38 +403,48 @@ class Engine:
                 f"more: a step has {1 + len(more)} micro-batches, and this engine was built for {self.micro_batches}; "
                 "build it with micro_batches="
             )
-        batch = self._set_numbers(given, lr, vector_decay)
+        micro_batches = self._set_numbers(given, lr, vector_decay), *more
+        first, ranks = self.micro_batches * self.comm.rank, self.comm.size
+        losses, counts = np.zeros((2, self.micro_batches * ranks))
+        squares = np.zeros(ranks)
+        counts[first : first + self.micro_batches] = [self.counted(micro) for micro in micro_batches]
+        together = counts if self.alone else self._combined(counts)[0]
         if self.alone and not self._left:
             self.run("start")
             self._left = True
-        total = self.micro_batches * self.comm.size
-        counted = self.micro_batches if self.alone else total
-        self.array(self.program.adjoint[self.program.outputs[0]]).fill(1 / counted)
-        all_ranks, mine = np.zeros((2, total + self.comm.size))
-        try:
-            for i, (micro, backward) in enumerate(zip((batch, *more), self.backwards, strict=True)):
-                self.load(**micro)
-                number = self.comm.rank * self.micro_batches + i
-                self._draw(1 + self.step_number * MOST_MICRO_BATCHES + number)
-                self.run("forward")
-                threads.set_threads(self.threads)
-                self.runner(backward)
-                mine[number] = self.loss
-        finally:
-            self._draw(0)
-        self.run("norm")
-        square = mine[total + self.comm.rank] = sum(float(x) for terms in self._norms for x in terms)
-        self.comm.combine(all_ranks, mine)
-        losses, squares = all_ranks[:total], all_ranks[total:]
-        norm = sqrt(square)
-        done = Step(fsum(losses) / total, sqrt(fsum(squares) / self.comm.size) if self.alone else norm)
-        if accept and not accept(done):
+        if together.any():
+            try:
+                for number, (micro, backward) in enumerate(zip(micro_batches, self.backwards, strict=True), first):
+                    self.load(**micro)
+                    share = counts[number] / together.sum()
+                    self.array(self.program.adjoint[self.program.outputs[0]]).fill(share)
+                    self._draw(1 + self.step_number * MOST_MICRO_BATCHES + number)
+                    self.run("forward")
+                    threads.set_threads(self.threads)
+                    self.runner(backward)
+                    losses[number] = self.loss if share else 0.0
+            finally:
+                self._draw(0)
+            self.run("norm")
+            squares[self.comm.rank] = sum(float(x) for terms in self._norms for x in terms)
+        own = sqrt(squares[self.comm.rank])
+        losses, squares, counts = self._combined(losses, squares, counts)
+        norm = sqrt(fsum(squares) / ranks) if self.alone else own
+        done = Step(mean_of(losses, counts), norm, int(counts.sum()))
+        if not done.counted or (accept and not accept(done)):
             return done
         self.step_number += 1
         for optimizer in self.optimizers:
-            self._set(optimizer, grad_scale=min(1.0, clip / (norm + 1e-6)) if clip else 1.0)
-        self.run("update")
+            self._set(optimizer, grad_scale=min(1.0, clip / (own + 1e-6)) if clip else 1.0)
+        if together.any():
+            self.run("update")
         return done
+
+    def _combined(self, *mine: Array) -> list[Array]:
+        """Sum arrays over the ranks, of which one at most has a number other than 0 at a place."""
+        total = np.empty(sum(x.size for x in mine))
+        self.comm.combine(total, np.concatenate(mine))
+        return np.split(total, np.cumsum([x.size for x in mine])[:-1])
 
     def outer_step(self, *, lr: float = 0.7, momentum: float = ops.OUTER.defaults["momentum"]) -> None:
         """Move all ranks, which have trained alone since the last time, to the same weights.

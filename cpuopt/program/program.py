@@ -280,6 +280,15 @@ class Program:
         return [v for states in self.states.values() for v in states.values()]
 
     @property
+    def counted(self) -> tuple[Value, int] | None:
+        """The input of targets over which the loss is a mean, and the id that does not count; None if it is no such."""
+        for call in self.calls:
+            if self.outputs[0] in call.writes:
+                ids = {call.args[a.name]: call.args[a.ignored] for a in call.op.arrays if a.ignored}
+                return next(((v, ignored) for v, ignored in ids.items() if v in self.inputs), None)
+        return None
+
+    @property
     def values(self) -> list[Value]:
         """Every value, each once, in the order of first mention."""
         seen = dict.fromkeys([*self.parameters, *self.constants, *self.inputs, *self.moments, *self.kept])

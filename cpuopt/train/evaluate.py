@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from .. import ops
-from ..engine import Array, Engine
+from ..engine import Array, Engine, mean_of
 from ..errors import UserError
 
 MAGIC, VERSION, START = 20240522, 1, 65535
@@ -141,26 +141,29 @@ def perplexity(
     lengths : the bytes of each token; None, or too few for a token, leaves the bits per byte out.
     """
     losses: list[float] = []
-    counts: list[int | None] = []
+    counts: list[int] = []
+    texts: list[int | None] = []
     for tokens, targets in batches:
-        losses.append(engine.forward(tokens=tokens, targets=targets))
-        counts.append(text_bytes(targets, lengths))
+        batch = {"tokens": tokens, "targets": targets}
+        losses.append(engine.forward(**batch))
+        counts.append(engine.counted(batch))
+        texts.append(text_bytes(targets[targets >= 0], lengths))
         tick()
-    loss = fsum(losses) / len(losses)
-    known = [n for n in counts if n is not None]
-    nbytes = sum(known) if len(known) == len(counts) else None
+    loss = mean_of(losses, counts)
+    known = [n for n in texts if n is not None]
+    nbytes = sum(known) if len(known) == len(texts) else None
     return {
         "batches": len(losses),
         "loss": loss,
         "perplexity": exp(loss) if loss < 700 else float("inf"),
-        "bits_per_byte": bits_per_byte(loss, targets.size * len(losses), nbytes),
+        "bits_per_byte": bits_per_byte(loss, sum(counts), nbytes),
         "bytes": nbytes,
     }
 
 
 def text_bytes(targets: Array, lengths: Array | None) -> int | None:
     """Return the bytes of the text that targets stand for; None where a token's length is not known."""
-    if lengths is None or targets.max() >= len(lengths):
+    if lengths is None or targets.max(initial=0) >= len(lengths):
         return None
     return int(lengths[targets].sum())
 

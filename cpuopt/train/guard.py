@@ -42,7 +42,12 @@ class Guard:
         self.recent: deque[bool] = deque(maxlen=TRIES)
 
     def judge(self, step: Step) -> str:
-        """Return the reason to skip a step, or ``""``; an accepted step enters the windows."""
+        """Return the reason to skip a step, or ``""``; an accepted step enters the windows.
+
+        A step in which nothing counted has changed nothing, so it is neither refused nor remembered.
+        """
+        if not step.counted:
+            return ""
         values = {"loss": step.loss, "grad_norm": step.grad_norm}
         reason = next((f"{n} is {x}" for n, x in values.items() if not isfinite(x)), "")
         for name, x in values.items():
@@ -95,6 +100,8 @@ def find_first(engine: Engine, batches: Iterable[Mapping[str, Array]]) -> str:
             return f"parameter {name} holds {_example(array)}"
     phases: tuple[Phase, ...] = ("forward", "backward") if engine.two_pass else ("forward", "evaluate")
     for number, batch in enumerate(batches):
+        if not engine.counted(batch):
+            continue
         engine.load(**batch)
         for bound in (b for p in phases for b in engine.calls if b.call.phase == p):
             engine.runner([bound])

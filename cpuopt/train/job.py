@@ -38,6 +38,8 @@ from .settings import FREE
 from .settings import Settings as Settings
 
 Progress = Callable[[int, int, str], None]
+UNCOUNTED = "no target counts"
+"""What a step is refused for that has only ignored targets."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ class Taken:
     loss, grad_norm : as in `engine.Step`.
     seconds : the time of the engine's step; fetching its batches is not counted.
     tokens : of all micro-batches, those of other ranks too.
-    refused : the guard's reason for refusing it, or ``""``.
+    refused : the guard's reason for refusing it, `UNCOUNTED`, or ``""``.
     """
 
     number: int
@@ -149,7 +151,8 @@ class Steps:
         if self.guarded == "stop":
             accept(done)
         tokens = s.B * s.T * s.micro_batches
-        return Taken(number, done.loss, done.grad_norm, lr, seconds, tokens, "".join(reasons))
+        refused = "".join(reasons) if done.counted else UNCOUNTED
+        return Taken(number, done.loss, done.grad_norm, lr, seconds, tokens, refused)
 
 
 @dataclass

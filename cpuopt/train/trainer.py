@@ -14,7 +14,7 @@ from functools import cached_property
 from itertools import chain, count
 from math import nan
 from pathlib import Path
-from statistics import fmean, median
+from statistics import median
 from types import FrameType
 from typing import Any, Protocol
 
@@ -24,7 +24,7 @@ from ..comm import Comm
 from ..comm.agree import Agreement, CommonError
 from ..data.given import Given
 from ..data.tokenizers import byte_lengths, get_tokenizer, tokenizer_files
-from ..engine import Array
+from ..engine import Array, mean_of
 from ..errors import UserError
 from ..files import remove_leftovers, write_whole
 from ..files.reading import to_json
@@ -39,7 +39,7 @@ from ..weights.tensors import all_below
 from . import checkpoint
 from .evaluate import bits_per_byte, text_bytes
 from .guard import NOTHING_FOUND, find_first
-from .job import Job, Taken
+from .job import UNCOUNTED, Job, Taken, named
 from .record import Follower, Run
 
 COMPARE_EVERY = 100
@@ -108,7 +108,7 @@ def stop_flag() -> Iterator[Callable[[], int]]:
 
 
 def validate(job: Job, stopped: Callable[[], int]) -> float | None:
-    """Mean loss over the first batches of the held-out tokens, in the order of the text; None once `stopped`.
+    """Mean loss over the targets of the first batches of the held-out tokens, in their order; None once `stopped`.
 
     Ranks share the batches; the mean is exact, so it does not depend on them.
     """
@@ -117,15 +117,16 @@ def validate(job: Job, stopped: Callable[[], int]) -> float | None:
     if isinstance(batches, Given):  # nothing is held out
         return None
     n = min(s.val_batches, len(batches))
-    mine, losses = np.zeros(n), np.zeros(n)
+    mine, found = np.zeros((2, 2 * n))
     for first in range(0, n, comm.size):
         if stopped():
             return None
         if (i := first + comm.rank) < n:
-            tokens, targets = batches.batch(0, i)
-            mine[i] = job.engine.forward(tokens=tokens, targets=targets)
-    comm.combine(losses, mine)
-    return fmean(losses.tolist())
+            batch = named(batches.batch(0, i))
+            if count := job.engine.counted(batch):
+                mine[[i, n + i]] = job.engine.forward(**batch), count
+    comm.combine(found, mine)
+    return mean_of(found[:n], found[n:])
 
 
 def require_same_weights(comm: Comm, parameters: Mapping[str, Array], step: int) -> None:
@@ -329,6 +330,9 @@ class Trainer:
 
     def _refused(self, taken: Taken) -> None:
         """Report a refused step, and decide whether the run goes on."""
+        if taken.refused == UNCOUNTED:
+            self.listener.note(f"step {taken.number}: {UNCOUNTED}; it changes nothing")
+            return
         job, guard = self.job, self.job.guard
         outlier = "deviations" in taken.refused
         cause = "" if outlier else f"; {self._cause(taken.number)}"

@@ -1,0 +1,160 @@
+"""Ignored targets: the loss of a step is the mean over those that count, whatever micro-batch and rank has them."""
+
+from math import fsum
+
+import numpy as np
+import pytest
+
+from cpuopt import Choice, nn
+from cpuopt import functional as F
+from cpuopt.comm.threads import Team
+from cpuopt.engine import Engine, mean_of
+from cpuopt.models import parse
+from cpuopt.program.fuse import FUSIONS
+from cpuopt.train.evaluate import perplexity
+from cpuopt.train.guard import NOTHING_FOUND, Guard, find_first
+from cpuopt.train.job import UNCOUNTED, Job, Settings, prepare
+
+CONFIG = parse('{"n_layer": 2, "n_embd": 48, "n_head": 3, "vocab_size": 301, "block_size": 128}')
+B, T = 2, 128
+TWO_PASS = [name for name in FUSIONS if name != "update"]
+
+
+def batch(*counts):
+    """Rows of T targets, of each of which so many count."""
+    rng = np.random.default_rng(sum(counts))
+    tokens, targets = rng.integers(0, CONFIG.vocab_size, (2, len(counts), T)).astype(np.int32)
+    for row, n in zip(targets, counts, strict=True):
+        row[rng.permutation(T)[n:]] = -100
+    return {"tokens": tokens, "targets": targets}
+
+
+def joined(*batches):
+    return {name: np.concatenate([b[name] for b in batches]) for name in ("tokens", "targets")}
+
+
+def engine_of(rows=B, **how):
+    how = {"choice": Choice("optimized"), "fuse": TWO_PASS, "threads": 1, "progress": lambda *a: None} | how
+    return Engine(CONFIG.module(), CONFIG.specs(rows, T), **how)
+
+
+def stepped(batches, **how):
+    """The loss, the gradients and the norm of a step, by rank."""
+
+    def work(comm):
+        n = len(batches) // comm.size
+        engine = engine_of(len(batches[0]["tokens"]), micro_batches=n, comm=comm, zero=0, **how)
+        first, *more = batches[comm.rank * n : (comm.rank + 1) * n]
+        done = engine.step(more=more, lr=0.0, **first)
+        return done, {name: g.copy() for name, g in engine.gradients().items()}
+
+    return work
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize(("first", "second"), [((5, 0), (72, 128)), ((0, 0), (72, 128)), ((128, 72), (0, 0))])
+@pytest.mark.parametrize("how", [{}, {"fuse": (), "choice": Choice("vanilla")}, {"reduce": "fast"}])
+def test_micro_batches_that_count_other_numbers_make_the_step_of_one_batch(ranks, first, second, how):
+    parts = batch(*first), batch(*second)
+    ((whole, gradients),) = Team(1).run(stepped([joined(*parts)], **how))
+    assert whole.counted == sum(first) + sum(second)
+    for done, found in Team(ranks).run(stepped(parts, **how)):
+        assert done.counted == whole.counted
+        assert done.loss == pytest.approx(whole.loss, rel=1e-6)
+        assert done.grad_norm == pytest.approx(whole.grad_norm, rel=1e-6)
+        for name, g in gradients.items():
+            np.testing.assert_allclose(found[name], g, rtol=1e-6, atol=1e-6 * np.abs(g).max(), err_msg=name)
+
+
+def state(engine):
+    arrays = [engine.parameters(), *engine.states().values()]
+    return [x.copy() for of in arrays for x in of.values()] + [np.array(engine.step_number)]
+
+
+@pytest.mark.parametrize("how", [{"fuse": tuple(FUSIONS)}, {}, {"micro_batches": 2}])
+def test_a_step_without_a_target_that_counts_changes_nothing(how):
+    engine, micro = engine_of(**how), [batch(0, 0)] * (how.get("micro_batches", 1) - 1)
+    engine.step(more=micro, lr=0.1, weight_decay=0.1, **batch(5, 0))
+    before = state(engine)
+    done = engine.step(more=micro, lr=0.1, weight_decay=0.1, accept=None, **batch(0, 0))
+    assert (done.loss, done.grad_norm, done.counted) == (0, 0, 0)
+    assert all(np.array_equal(x, y) for x, y in zip(before, state(engine), strict=True))
+    assert engine.step(more=micro, lr=0.1, **batch(5, 0)).counted == 5
+
+
+def test_a_rank_that_trains_alone_without_a_target_stays_where_it_is():
+    def work(comm):
+        engine = engine_of(alone=True, comm=comm)
+        engine.step(lr=0.1, **batch(5, comm.rank))
+        before = state(engine)
+        done = engine.step(lr=0.1, **batch(*((0, 0) if comm.rank else (72, 128))))
+        after = state(engine)
+        engine.outer_step()
+        same = all(np.array_equal(x, y) for x, y in zip(before[:-1], after[:-1], strict=True))
+        return done, same, engine.step_number
+
+    (done, moved, _), (other, same, number) = Team(2).run(work)
+    assert done == other
+    assert np.isfinite(done.loss)
+    assert done.counted == 200
+    assert (moved, same, number) == (False, True, 2)
+
+
+def test_losses_of_equally_many_targets_have_the_bits_of_a_plain_mean():
+    losses = np.random.default_rng(0).uniform(1, 9, 7).tolist()
+    for n in (1, 3, 256):
+        assert mean_of(losses, [n] * 7) == fsum(losses) / 7
+    assert mean_of([1.0, float("nan"), 4.0], [2, 0, 1]) == 2.0
+    assert mean_of([], []) == 0.0
+
+
+def test_an_evaluation_is_the_mean_over_the_targets_that_count():
+    parts = batch(5, 0), batch(0, 0), batch(72, 128)
+    engine, lengths = engine_of(train=False, fuse=()), np.ones(CONFIG.vocab_size, np.int64)
+    found = perplexity(engine, iter([(b["tokens"], b["targets"]) for b in parts]), lengths=lengths)
+    whole = engine_of(6, train=False, fuse=()).forward(**joined(*parts))
+    assert found["loss"] == pytest.approx(whole, rel=1e-6)
+    assert found["bytes"] == 205
+    assert found["bits_per_byte"] == pytest.approx(whole / np.log(2), rel=1e-6)
+
+
+def test_a_loss_that_is_no_mean_over_targets_counts_each_micro_batch_alike():
+    class Net(nn.Module):
+        def __init__(self):
+            self.wte = nn.Embedding(CONFIG.vocab_size, CONFIG.vocab_size)
+
+        def forward(self, tokens, targets):
+            return F.cross_entropy(self.wte(tokens), targets) * 2
+
+    engine = Engine(Net(), CONFIG.specs(B, T), micro_batches=2, threads=1)
+    assert engine.program.counted is None
+    one, two = batch(5, 0), batch(72, 128)
+    mean = (engine.forward(**one) + engine.forward(**two)) / 2
+    assert engine.step(more=[two], **one).loss == pytest.approx(mean, rel=1e-6)
+
+
+def test_a_batch_without_targets_is_not_what_is_found_to_be_wrong():
+    engine = engine_of()
+    assert find_first(engine, [batch(0, 0)]) == NOTHING_FOUND
+    assert Guard().judge(engine.step(**batch(0, 0))) == ""
+
+
+@pytest.mark.parametrize("guard", ["skip", "stop", "off"])
+def test_a_run_goes_on_behind_a_step_without_targets(guard, tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("some text to learn from " * 200)
+    model = '{"n_layer": 1, "n_embd": 16, "n_head": 2, "vocab_size": 256, "block_size": 8}'
+    job = prepare(Settings(model=model, data=str(text), B=2, T=8, threads=1, guard=guard))
+    usual = Job.micro_batches
+
+    def micro_batches(number):
+        found = usual(job, number)
+        if number == 2:
+            found[0] = {"tokens": found[0]["tokens"], "targets": np.full((2, 8), -100)}
+        return found
+
+    job.micro_batches = micro_batches
+    taken = [job.step() for _ in range(3)]
+    assert [t.refused for t in taken] == ["", UNCOUNTED, ""]
+    assert all(np.isfinite(t.loss) for t in taken)
+    assert (job.engine.step_number, job.done, job.guard.skipped) == (2, 3, 0)
