@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import inspect
 import sys
@@ -14,9 +15,11 @@ import numpy as np
 
 from . import ops
 from .ad import Backward, emit, read
-from .ad.kernel import WrittenTwiceError, mentioned
-from .check.cases import SMALL, arguments, case
+from .ad.kernel import WrittenTwiceError, flat, mentioned
+from .ad.trees import text
+from .check.cases import NOT_FINITE, SMALL, arguments, case, widened
 from .check.dual import wide
+from .check.fit import ERRORS, beyond
 from .check.gradient import GradientResult, check_gradient
 from .errors import UserError
 from .kernels import registry
@@ -36,6 +39,9 @@ DOMAINS: dict[str, Callable[[Array], Array]] = {
     "numbers near 100": lambda x: x + 100,
 }
 """The domains on which a gradient is judged, where its forward is finite: functions of normal numbers."""
+TO_INTEGER = {"int", "round", "np.int32", "np.int64", "np.uint64"}
+TO_INTEGER |= {f"{home}{name}" for home in ("", "math.") for name in ("floor", "ceil", "trunc")}
+"""The functions that make an integer of a float."""
 
 
 def differentiable(
@@ -121,10 +127,11 @@ class DifferentiableOp:
         )
         self.forward = Op(
             f"{name}_forward", *args, label=f"{name} Forward", flops=flops, source=self.source,
-            reference=self._named(self._reference_forward, [a.name for a in args]),
-            inputs=self._domain if inputs else None,
+            reference=self._named(self._run, [a.name for a in args]),
+            inputs=self._domain if inputs else None, unfit=self._unfit(),
         )  # fmt: skip
         self.forward.reference.kernel = self.function  # type: ignore[attr-defined]
+        self.forward.reference.fits = self._fits(self._run)  # type: ignore[attr-defined]
         self._refuse_arguments()
         self.backward = self._declare_backward(flops)
         kernel = registry.Kernel(self.forward, registry.BASE, self.compiled)
@@ -165,9 +172,9 @@ class DifferentiableOp:
     def _copying(self, name: str) -> Callable[..., None]:
         """Write the kernel as it was read, with a copy of what it updates at its start, and import it."""
         doc = f"{name}, with a copy of what it updates in place."
-        text = emit.module(self.read, name, self.read.params, [*self.read.allocations(), *self.read.body], doc, {})
-        key = hashlib.sha256(text.encode()).hexdigest()[:32]
-        return getattr(emit.load(name, key, lambda: text), name)  # type: ignore[no-any-return]
+        code = emit.module(self.read, name, self.read.params, [*self.read.allocations(), *self.read.body], doc, {})
+        key = hashlib.sha256(code.encode()).hexdigest()[:32]
+        return getattr(emit.load(name, key, lambda: code), name)  # type: ignore[no-any-return]
 
     def _in_place(self, function: Callable[..., None]) -> Callable[..., None]:
         """The same as plain Python: the kernel itself, on copies of what it updates."""
@@ -214,10 +221,14 @@ class DifferentiableOp:
         UserError
             Where they disagree, or where there are none.
         """
-        found = []
+        found, raised = [], ""
         for domain in self.domains.values():
-            with np.errstate(all="ignore"):
-                results = check_gradient(self.backward, domain=domain)
+            try:
+                with np.errstate(all="ignore"):
+                    results = check_gradient(self.backward, domain=domain)
+            except ERRORS as e:  # outside the kernel's domain
+                raised = f"; it raises {type(e).__name__}: {e}"
+                continue
             if any(r.errors[0] != r.errors[0] for r in results):  # NaN: no slope to compare with
                 continue
             worst = max(results, key=lambda r: r.error)
@@ -229,7 +240,7 @@ class DifferentiableOp:
             found += results
         if not found:
             self.read.refuse_parameter(
-                f"its gradient cannot be judged: it is not finite for any of {', '.join(self.domains)}",
+                f"its gradient cannot be judged: it is not finite for any of {', '.join(self.domains)}{raised}",
                 "declare inputs=, a function from random inputs by name to those of its domain",
             )
         return found
@@ -239,8 +250,11 @@ class DifferentiableOp:
         for domain in self.domains.values():
             given = arguments(self.forward, case(self.forward, SMALL), np.random.default_rng(0))
             given |= {a.name: domain(given[a.name].astype(float)) for a in self.forward.args if a.role == "in"}
-            with np.errstate(all="ignore"):
-                ends = [self._run(given, start) for start in (0.0, 1.0, np.nan)]
+            try:
+                with np.errstate(all="ignore"):
+                    ends = [self._run(given, start) for start in (0.0, 1.0, np.nan)]
+            except ERRORS:  # outside the kernel's domain
+                continue
             for name in ends[0]:
                 if any(not np.array_equal(end[name], ends[0][name], equal_nan=True) for end in ends[1:]):
                     self.read.refuse(
@@ -310,9 +324,10 @@ class DifferentiableOp:
         def declare(args: list[Arg]) -> Op:
             op = Op(
                 f"{self.name}_backward", *gradients, *given, *args, label=f"{self.name} Backward", flops=flops * 2,
-                source=self.source, inverts=forward,
-                reference=self._named(self._reference_backward, [a.name for a in [*gradients, *given, *args]]),
+                source=self.source, inverts=forward, unfit=forward.unfit,
+                reference=self._named(self._run_backward, [a.name for a in [*gradients, *given, *args]]),
             )  # fmt: skip
+            op.reference.fits = self._fits(self._run_backward)  # type: ignore[attr-defined]
             forward.backwards[:] = [op]
             return op
 
@@ -342,28 +357,38 @@ class DifferentiableOp:
         """Set a reference's signature, in which the checks look parameters up by name."""
 
         def reference(**given: Any) -> Any:
-            return function(**given)
+            return function(given)
 
         kinds = [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in names]
         reference.__signature__ = Signature(kinds)  # type: ignore[attr-defined]
         return reference
 
-    def _reference_forward(self, **given: Any) -> dict[str, Array]:
-        """Run the kernel itself as plain Python in float64."""
-        return self._run(given, 0.0)
+    def _unfit(self) -> dict[str, str]:
+        """Name the kinds of inputs of which a kernel that rounds to integers has no defined result."""
+        calls = [n for s in flat(self.read.body) for e in s.trees for n in ast.walk(e) if isinstance(n, ast.Call)]
+        if {text(c.func) for c in calls} & TO_INTEGER:
+            return dict.fromkeys(NOT_FINITE, "its integer is not defined")
+        return {}
 
-    def _run(self, given: Mapping[str, Any], start: float) -> dict[str, Array]:
-        """Call the kernel as plain Python in float64, with outputs that start from a number."""
+    @staticmethod
+    def _fits(run: Callable[..., dict[str, Array]]) -> Callable[[Mapping[str, Any]], str]:
+        """Return the function that says why arguments take a reference out of float32's range, or ""."""
+        return lambda given: beyond(lambda dtype: run(widened(dict(given), dtype), dtype=dtype))
+
+    def _run(self, given: Mapping[str, Any], start: float = 0.0, dtype: Any = np.float64) -> dict[str, Array]:
+        """Call the kernel itself as plain Python in one type, with outputs that start from a number."""
         shapes = {a.name: np.shape(given[a.name]) for a in self.forward.arrays if given.get(a.name) is not None}
         sizes = self.forward.bind(shapes)
-        made = {a.name: np.full([d(sizes) for d in a.shape], start) for a in self.forward.args if a.role == "out"}
-        wide(self.function)(*(made.get(a.name, _present(a, given.get(a.name))) for a in self.forward.args))
+        made = {
+            a.name: np.full([d(sizes) for d in a.shape], start, dtype) for a in self.forward.args if a.role == "out"
+        }
+        wide(self.function, dtype)(*(made.get(a.name, _present(a, given.get(a.name))) for a in self.forward.args))
         return made
 
-    def _reference_backward(self, **given: Any) -> dict[str, Array]:
-        """Run the generated backward as plain Python in float64."""
+    def _run_backward(self, given: Mapping[str, Any], dtype: Any = np.float64) -> dict[str, Array]:
+        """Run the generated backward as plain Python in one type."""
         module = self.generated.module()
-        made = {a.name: np.zeros(np.shape(given[a.name])) for a in self.backward.args
+        made = {a.name: np.zeros(np.shape(given[a.name]), dtype) for a in self.backward.args
                 if a.role == "acc" and given.get(a.name) is not None}  # fmt: skip
         args: list[Any] = []
         shapes = {a.name: np.shape(given[a.name]) for a in self.backward.arrays if given.get(a.name) is not None}
@@ -372,8 +397,8 @@ class DifferentiableOp:
             args.append(made.get(a.name, _present(a, given.get(a.name))))
             args += [False] if a.role == "acc" else []
         for factor, like in module.SCRATCH.values():
-            args.append(np.zeros(factor * int(np.prod([d(sizes) for d in self.forward.by_name[like].shape]))))
-        wide(getattr(module, self.backward.name))(*args)
+            args.append(np.zeros(factor * int(np.prod([d(sizes) for d in self.forward.by_name[like].shape])), dtype))
+        wide(getattr(module, self.backward.name), dtype)(*args)
         return made
 
 

@@ -18,6 +18,7 @@ from ..errors import UserError
 from ..ops.declaration import Arg, Op
 from ..program.program import Call
 from ..wording import text_of
+from .fit import drawn, scaled_as
 
 Array = np.ndarray[Any, Any]
 Arguments = dict[str, Any]
@@ -109,6 +110,8 @@ No array of `cases` has as many."""
 PART = (1 << 21) - 9
 """The largest part of the stock in one array; a larger array takes its numbers more than once. Beyond as many elements,
 the saved inputs of a backward are computed in float32."""
+SOME = 6
+"""The size of a symbol that bounds an index and is in no shape."""
 SCALARS = {  # none of them the usual one, which a kernel might have written into it
     "eps": 1e-4,
     "lr": 0.01,
@@ -168,7 +171,7 @@ def quick_cases(op: Op, types: Mapping[str, str] | None = None) -> list[Case]:
     optional = [a.name for a in op.arrays if a.optional]
     kinds = [(ODD, "normal"), (MORE, "normal"), (SMALL, "zeros"), (SMALL, "nan")]
     kinds += [(GROUPS, "normal")] * ("NKV" in op.symbols)
-    found = [case(op, sizes, kind, types=types) for sizes, kind in kinds]
+    found = [case(op, sizes, kind, types=types) for sizes, kind in kinds if kind not in op.unfit]
     return found + [case(op, SMALL, absent=optional, types=types)] * bool(optional)
 
 
@@ -191,7 +194,18 @@ def arguments(op: Op, case: Case, rng: np.random.Generator, alter: Callable[[Arr
     Parameters
     ----------
     alter : function from each array that is drawn to the one to use.
+
+    Those of an op of one's own are a `Drawn`, scaled until float32 holds what its formula computes from them.
     """
+
+    def draw(scale: float) -> Arguments:
+        return _arguments(op, case, rng, lambda x: alter(x) if x.dtype.kind == "i" else alter(x) * x.dtype.type(scale))
+
+    fits = getattr(op.reference, "fits", None)
+    return drawn(op.name, rng, fits, draw) if fits else _arguments(op, case, rng, alter)
+
+
+def _arguments(op: Op, case: Case, rng: np.random.Generator, alter: Callable[[Array], Array]) -> Arguments:
     given: Arguments = {}
     if op.inverts:
         gone = {a.name for a in op.inverts.arrays if {a.name, f"d{a.name}"} & case.absent}
@@ -203,7 +217,8 @@ def arguments(op: Op, case: Case, rng: np.random.Generator, alter: Callable[[Arr
             given |= {n: x.astype(types[n]) for n, x in found.items()}
     if op.inputs:
         given = _in_domain(op, case, rng, alter)
-    return {a.name: given[a.name] if a.name in given else _drawn(op, a, case, rng, alter) for a in op.args}
+    made = {a.name: given[a.name] if a.name in given else _drawn(op, a, case, rng, alter) for a in op.args}
+    return scaled_as(given, made)
 
 
 def _in_domain(op: Op, case: Case, rng: np.random.Generator, alter: Callable[[Array], Array]) -> Arguments:
@@ -216,16 +231,17 @@ def _in_domain(op: Op, case: Case, rng: np.random.Generator, alter: Callable[[Ar
     """
     assert op.inputs
     normal = replace(case, kind="normal")
-    drawn = {a.name: _drawn(op, a, normal, rng, alter) for a in op.args if a.role in ("in", "index")}
+    drawn = {a.name: _drawn(op, a, normal, rng, alter) for a in op.args if a.role in ("in", "index", "scalar")}
     moved = {n: np.asarray(x) for n, x in op.inputs(widened(drawn)).items()}
     for name, x in moved.items():
-        if name not in drawn or x.shape != drawn[name].shape:
+        if name not in drawn or x.shape != np.shape(drawn[name]):
             raise UserError(
                 f"{op.name}: inputs= returned '{name}' of shape {x.shape}; expected some of "
-                + ", ".join(f"'{n}' {x.shape}" for n, x in drawn.items())
+                + ", ".join(f"'{n}' {np.shape(x)}" for n, x in drawn.items())
             )
-    found = {n: moved.get(n, x).astype(x.dtype) for n, x in drawn.items()}
-    return {a.name: _planted(a, found[a.name], case) for a in op.args if a.name in found}
+    scalars = {n: type(x)(moved.get(n, x)) for n, x in drawn.items() if not isinstance(x, np.ndarray)}
+    found = {n: moved.get(n, x).astype(x.dtype) for n, x in drawn.items() if n not in scalars}
+    return scalars | {a.name: _planted(a, found[a.name], case) for a in op.args if a.name in found}
 
 
 def altered(rng: np.random.Generator) -> Callable[[Array], Array]:
@@ -258,12 +274,14 @@ def _draw(op: Op, arg: Arg, case: Case, rng: np.random.Generator) -> Any:
     if arg.role == "scalar":
         if arg.name == "ignore_index" and case.kind == "a class is ignored":
             return 0
-        return SCALARS.get(arg.name, 3 if arg.dtype == "int64" else 0.5)
+        usual = {} if hasattr((op.inverts or op).reference, "fits") else SCALARS  # of one's own, a name says nothing
+        return usual.get(arg.name, 3 if arg.dtype == "int64" else 0.5)
     if arg.name in case.absent:
         return None
     shape, dtype = tuple(d(case.sizes) for d in arg.shape), case.types.get(arg.name, arg.dtype)
     if arg.below is not None:
-        return _draw_ids(arg.below(case.sizes), shape, case.kind if arg.ignored else None, rng)
+        below = arg.below({**dict.fromkeys(arg.below.symbols, SOME), **case.sizes})
+        return _draw_ids(below, shape, case.kind if arg.ignored else None, rng)
     if arg.role in ("out", "acc"):
         return np.full(shape, np.nan, dtype)
     x = normal(shape, rng)

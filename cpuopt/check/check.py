@@ -35,7 +35,7 @@ from .cases import (
     normal,
     quick_cases,
 )
-from .judge import Result, Wanted, broken, called, counts_up_to, expected, flags, keeping_threads, prepare, worst
+from .judge import Result, Wanted, broken, called, counts_up_to, expected, flags, keeping_threads, noted, prepare, worst
 from .memory import (
     FILL,
     HUGE,
@@ -80,9 +80,10 @@ def check(kernel: Kernel, case: Case | Mapping[str, int], *, threads: Sequence[i
         counts = counts_up_to(most, threads)
         try:
             scratch = prepare(kernel, case.sizes)
-            return worst([Trial(kernel, tried, adds, scratch, rng).run(counts) for adds in modes(kernel.op)])
+            result = worst([Trial(kernel, tried, adds, scratch, rng).run(counts) for adds in modes(kernel.op)])
         except BrokenKernelError as e:
-            return broken(kernel, case, e)
+            result = broken(kernel, case, e)
+    return noted(result, tried[0][0], bool((kernel.op.inverts or kernel.op).inputs))
 
 
 def asked(op: Op, case: Case, seed: int) -> tuple[Tried, np.random.Generator]:

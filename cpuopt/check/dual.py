@@ -57,10 +57,12 @@ class Dual:
 
     Attributes
     ----------
-    finite : whether every number since `slope` began was finite; an infinite one times 0 is no slope.
+    finite : whether every number since `slope` began had a slope: none was NaN, and none became infinite. A formula may
+        start from an infinite number, as a running maximum does.
     """
 
     __slots__ = ("size", "slope", "value")
+    __array_ufunc__ = None  # NumPy's scalars leave arithmetic to it
     __hash__ = None  # type: ignore[assignment]
     finite = True
 
@@ -74,7 +76,7 @@ class Dual:
         return _chain(self.value - plain(other), (1.0, self), (-1.0, other))
 
     def __rsub__(self, other: Any) -> Dual:
-        return _chain(other - self.value, (-1.0, self))
+        return _chain(other - self.value, (-1.0, self), (1.0, other))
 
     def __mul__(self, other: Any) -> Dual:
         return _chain(self.value * plain(other), (plain(other), self), (self.value, other))
@@ -84,7 +86,7 @@ class Dual:
         return _chain(x / y, (1 / y, self), (-x / y / y, other))
 
     def __rtruediv__(self, other: Any) -> Dual:
-        return _chain(other / self.value, (-other / self.value / self.value, self))
+        return _chain(other / self.value, (-other / self.value / self.value, self), (1.0, other))
 
     def __pow__(self, power: Any) -> Dual:
         x, n = self.value, plain(power)
@@ -124,7 +126,9 @@ def _chain(value: Any, *terms: tuple[Any, Any]) -> Dual:
     parts = [(d * x.slope, abs(d) * x.size) for d, x in terms if isinstance(x, Dual)]
     made = Dual(value, sum(p[0] for p in parts), sum(p[1] for p in parts))
     if not (math.isfinite(made.value) and math.isfinite(made.size)):
-        Dual.finite = False
+        given = [plain(x) for _, x in terms]
+        if math.isnan(made.value) or not math.isfinite(made.size) or all(map(math.isfinite, given)):
+            Dual.finite = False
     return made
 
 
@@ -202,10 +206,10 @@ def _array(name: str) -> Function:
     return function
 
 
-def _stands() -> dict[int, Function]:
+def _stands(dtype: Any) -> dict[int, Function]:
     """Make the replacements of the functions that a kernel may call, by the identity of each."""
     stand: dict[str, Function] = {name: _smooth(name) for name in SLOPES}
-    stand |= dict.fromkeys(("float", "float32", "float64"), lambda x: x if isinstance(x, Dual) else np.float64(x))
+    stand |= dict.fromkeys(("float", "float32", "float64"), lambda x: x if isinstance(x, Dual) else dtype(x))
     stand |= dict.fromkeys(("max", "maximum", "fmax"), max) | dict.fromkeys(("min", "minimum", "fmin"), min)
     stand |= {name: _flat(name) for name in ("int", "bool", "floor", "ceil", "trunc", "round", "rint", "sign")}
     stand |= dict.fromkeys(("int32", "int64"), stand["int"])
@@ -224,30 +228,34 @@ ARRAYS = ("zeros", "ones", "empty", "full", "zeros_like", "ones_like", "empty_li
 """The functions of NumPy that make an array."""
 
 
-def wide(function: Function) -> Function:
-    """Return a kernel as plain Python that computes in float64 throughout, on numbers or on `Dual` ones.
+def wide(function: Function, dtype: Any = np.float64) -> Function:
+    """Return a kernel as plain Python that computes in one type throughout, in float64 also on `Dual` numbers.
 
-    A cast to float32, or a float32 number from around it, would round what is compared.
+    A cast to float32, or a float32 number from around it, would round what is compared. Its own numbers have that type
+    too: Python's raise an error where they overflow or divide by 0.
     """
-    return _widened(function, _stands(), {})
+    return _widened(function, _stands(dtype), {}, dtype)
 
 
-def _widened(function: Function, stand: dict[int, Function], done: dict[int, Function]) -> Function:
+def _widened(function: Function, stand: dict[int, Function], done: dict[int, Function], dtype: Any) -> Function:
     """Return one function as plain Python, and those that it calls; a function may call itself."""
 
     def widen(value: Any) -> Any:
-        if isinstance(value, np.floating):
-            return np.float64(value)
+        if isinstance(value, float | np.floating):
+            return dtype(value)
+        if isinstance(value, tuple):
+            return tuple(map(widen, value))
         if isinstance(value, np.ndarray):
-            return value.astype(np.float64) if value.dtype.kind == "f" else value
+            return value.astype(dtype) if value.dtype.kind == "f" else value
         inner = getattr(value, "py_func", value)
         if isinstance(inner, FunctionType) and (inner.__module__ or "").split(".")[0] not in ("numpy", "numba"):
-            return done.get(id(inner)) or _widened(inner, stand, done)
+            return done.get(id(inner)) or _widened(inner, stand, done, dtype)
         if isinstance(value, ModuleType):
             return SimpleNamespace(**{n: stand.get(id(v), v) for n, v in vars(value).items()})
         return stand.get(id(value), value)
 
     code = function.__code__
+    code = code.replace(co_consts=tuple(map(widen, code.co_consts)))
     names: dict[str, Any] = {"__builtins__": getattr(function, "__builtins__")}  # noqa: B009  (unknown to some mypy)
     if not function.__closure__:
         done[id(function)] = FunctionType(code, names, function.__name__, function.__defaults__)

@@ -36,6 +36,7 @@ from ..kernels.toolkit import threads as numba_threads
 from ..machine import cores
 from ..ops.declaration import Arg, Op, Spec, moving
 from .cases import NOT_FINITE, Arguments, Array, Case, reference
+from .fit import Drawn
 from .memory import FILL, BrokenKernelError, bits, origin, pattern
 
 K = 8.0
@@ -112,6 +113,21 @@ def worst(results: Sequence[Result]) -> Result:
 def broken(kernel: Kernel, case: Case, e: BrokenKernelError) -> Result:
     """Return the result of a kernel that fails whatever the tolerance."""
     return replace(Result(kernel.name, case, inf, *e.where), reason=str(e))
+
+
+def noted(result: Result, given: Mapping[str, Any], declares: bool) -> Result:
+    """Return a result that says on what inputs of an op of one's own it is, if they were scaled or it failed.
+
+    Parameters
+    ----------
+    declares : whether the op declares its domain.
+    """
+    if not isinstance(given, Drawn) or (result.verdict != "FAIL" and given.scale == 1):
+        return result
+    scaled = f" times {given.scale:g}, so that float32 holds all that it computes" if given.scale != 1 else ""
+    said = f"on {'its inputs=' if declares else 'random inputs'}{scaled}"
+    said += "" if declares else "; if its domain is another, declare it with inputs="
+    return replace(result, reason=f"{result.reason}, {said}" if result.reason else said)
 
 
 def rounding(dtype: DTypeLike, n: int) -> float:

@@ -21,7 +21,7 @@ from threadpoolctl import threadpool_limits
 from ..kernels.registry import Kernel
 from ..ops.declaration import Op
 from .cases import Array, Case, arguments, elements, normal, reference, spread
-from .judge import STEP, Result, Wanted, broken, called, keeping_threads, prepare, steps, worst
+from .judge import STEP, Result, Wanted, broken, called, keeping_threads, noted, prepare, steps, worst
 from .memory import FILL, SCRATCH, BrokenKernelError, Memory, absent_as_empty, bits, call_args, fill, spoil
 
 MOST = 1 << 27
@@ -104,8 +104,8 @@ def _judged(sized: Sized, threads: int, seed: int, nudges: int) -> Result:
                     spoil(memory.arrays[name], rng)
                 result = worst([result, judged(", in a second call on what the first left in its arrays")])
         except BrokenKernelError as e:
-            return broken(kernel, case, e)
-    return result
+            result = broken(kernel, case, e)
+    return noted(result, given, bool((op.inverts or op).inputs))
 
 
 def standard(sized: Sized, given: Mapping[str, Array], threads: int, nudges: int = 0) -> Wanted:

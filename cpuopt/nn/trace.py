@@ -85,6 +85,7 @@ class Trace:
             if args.get(a.name) is not None and not isinstance(args[a.name], Value):
                 raise UserError(f"{where}: '{a.name}' is no parameter of the model; make its module in __init__")
         needed = [op.flops, *(d for a in op.args if a.role == "out" for d in a.shape)]
+        needed += [a.below for a in op.arrays if args.get(a.name) is not None and a.below is not None]
         if unknown := [s for d in needed for s in d.symbols if s not in known]:
             raise UserError(f"{where}: no argument fixes {unknown[0]}; give its size: emit(..., {unknown[0]}=...)")
         lead = _leading_axes(op, args)

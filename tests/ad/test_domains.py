@@ -1,0 +1,193 @@
+"""The inputs on which an op of one's own is judged: what float32 cannot hold is no evidence, and `inputs=` declares."""
+
+import math
+
+import numpy as np
+import pytest
+from numba import prange
+
+from cpuopt import differentiable, kernel
+from cpuopt.check.cases import SMALL, Case, arguments, case
+from cpuopt.check.check import check
+from cpuopt.check.gate import refuse
+from cpuopt.check.sized import Sized, check_sized
+from cpuopt.errors import UserError
+from cpuopt.kernels import registry
+from cpuopt.ops.declaration import C, N, T, index, inp, out, scalar, symbols
+
+P, Q = symbols("P Q")
+LONG = Case({"T": 130, "C": 24})
+
+
+def recurrence(h, x, a):
+    for c in prange(x.shape[1]):
+        s = 0.0
+        for t in range(x.shape[0]):
+            s = a[c] * s + x[t, c]
+            h[t, c] = s
+
+
+def recurrence_wrong(h, x, a):
+    for c in prange(x.shape[1]):
+        s = 0.0
+        for t in range(x.shape[0]):
+            s = a[c] * s + 2.0 * x[t, c]
+            h[t, c] = s
+
+
+def of(op, variant="vanilla"):
+    return registry.KERNELS[op.forward.name, variant]
+
+
+def made(function, *declared, **more):
+    return differentiable(*declared, **more)(function)
+
+
+def drawn(op, on):
+    return arguments(op, on, np.random.default_rng(0))
+
+
+@pytest.fixture
+def linear(registered):
+    return made(recurrence, out("h", T, C), inp("x", T, C), inp("a", C))
+
+
+def test_a_recurrence_that_grows_is_judged_on_smaller_inputs(linear):
+    assert drawn(linear.forward, LONG).scale < 1
+    found = [check(of(linear), LONG), check(registry.KERNELS[linear.backward.name, "generated"], LONG)]
+    found.append(check_sized(Sized(of(linear), LONG, {}), 1))
+    assert {r.verdict for r in found} == {"PASS"}
+    assert all("so that float32 holds" in r.reason and "declare it with inputs=" in r.reason for r in found)
+
+
+def test_a_wrong_recurrence_fails_on_them_and_is_told_of_domains(linear):
+    kernel(linear.forward, "wrong")(recurrence_wrong)
+    for result in (check(of(linear, "wrong"), LONG), check_sized(Sized(of(linear, "wrong"), LONG, {}), 1)):
+        assert result.verdict == "FAIL"
+        with pytest.raises(UserError, match=r"is wrong, so .* expected .* times 0\.\d+.*; if its domain is another"):
+            refuse(result, "nothing is run with it")
+
+
+def log_sum(y, x):
+    top = x[0]
+    for i in range(x.shape[0]):
+        top = max(top, x[i])
+    s = 0.0
+    for i in range(x.shape[0]):
+        s += math.exp(x[i] - top)
+    y[0] = top + math.log(s)
+
+
+def log_sum_naive(y, x):
+    s = np.float32(0.0)
+    for i in range(x.shape[0]):
+        s += math.exp(x[i])
+    y[0] = math.log(s)
+
+
+def test_a_kernel_that_overflows_where_its_reference_does_not_fails(registered):
+    stable = made(log_sum, out("y", 1), inp("x", P))
+    kernel(stable.forward, "naive", parallel=False)(log_sum_naive)
+    large = Case({"P": 40}, "thousands")
+    assert drawn(stable.forward, large).scale == 1
+    assert check(of(stable), large).verdict == "PASS"
+    assert check(of(stable, "naive"), large).verdict == "FAIL"
+
+
+def test_a_formula_that_overflows_on_the_way_is_judged_where_it_does_not(registered):
+    naive = made(log_sum_naive, out("y", 1), inp("x", P))
+    assert check(of(naive), Case({"P": 40}, "thousands")).verdict == "PASS"
+
+
+def squash(y, x):
+    for i in prange(x.shape[0]):
+        y[i] = 1.0 / (1.0 + math.exp(-x[i]))
+
+
+def squash_of_two(y, x):
+    for i in prange(x.shape[0]):
+        y[i] = math.exp(x[i]) / (1.0 + math.exp(x[i]))
+
+
+def test_an_overflow_that_leaves_the_result_right_scales_nothing(registered):
+    op = made(squash, out("y", N), inp("x", N))
+    kernel(op.forward, "other")(squash_of_two)
+    large = Case({"N": 40}, "thousands")
+    assert drawn(op.forward, large).scale == 1
+    assert check(of(op), large).verdict == "PASS"
+    assert check(of(op, "other"), large).verdict == "FAIL"
+
+
+def inverse_power(y, x):
+    for i in prange(x.shape[0]):
+        y[i] = 1.0 / x[i] ** 8
+
+
+def test_a_formula_that_divides_is_judged_on_larger_inputs(registered):
+    op = made(inverse_power, out("y", N), inp("x", N))
+    assert drawn(op.forward, case(op.forward, SMALL, "tiny")).scale > 1
+    assert check(of(op), case(op.forward, SMALL, "tiny")).verdict == "PASS"
+
+
+def too_large(y, x):
+    for i in prange(x.shape[0]):
+        y[i] = 1e30 * (1.5 + math.sin(x[i])) * 1e30
+
+
+def test_what_fits_at_no_scale_says_so(registered):
+    op = made(too_large, out("y", N), inp("x", N))
+    with pytest.raises(UserError, match="leaves float32's range, on random inputs of any scale; declare its domain"):
+        check(of(op), case(op.forward, SMALL))
+
+
+def lookup(y, tab, x):
+    for i in prange(x.shape[0]):
+        k = int(math.floor(x[i]))  # noqa: RUF046  (as people write it)
+        k = min(max(k, 0), tab.shape[0] - 1)
+        y[i] = tab[k] * x[i]
+
+
+def test_an_integer_of_a_number_is_judged_without_nan(registered):
+    op = made(lookup, out("y", P), inp("tab", Q), inp("x", P))
+    assert {r.verdict for r in op.check()} == {"PASS"}
+
+
+def lookup_between(y, tab, x):
+    for i in prange(x.shape[0]):
+        y[i] = tab[int(x[i] * (tab.shape[0] - 1))]
+
+
+def test_an_index_outside_the_table_asks_for_a_domain(registered):
+    declared = out("y", P), inp("tab", Q), inp("x", P)
+    op = made(lookup_between, *declared, inputs=lambda a: {"x": 100 * np.abs(a["x"]) + 100})
+    with pytest.raises(UserError, match=r"IndexError.*declare its domain with inputs="):
+        op.judge()
+
+
+def scaled(y, x, eps, lr, beta1):
+    z = 0.0
+    for i in range(x.shape[0]):
+        z += math.exp(x[i] / eps) * lr
+    y[0] = eps * math.log(z) * beta1
+
+
+def test_a_scalar_is_drawn_whatever_its_name(registered):
+    op = made(scaled, out("y", 1), inp("x", P), scalar("eps"), scalar("lr"), scalar("beta1"))
+    assert {r.verdict for r in op.check()} == {"PASS"}
+
+
+def test_inputs_may_give_a_scalar(registered):
+    declared = out("y", 1), inp("x", P), scalar("eps"), scalar("lr"), scalar("beta1")
+    op = made(scaled, *declared, inputs=lambda a: {"eps": 0.75, "x": a["x"] / 2})
+    assert drawn(op.forward, case(op.forward, SMALL))["eps"] == 0.75
+    assert {r.verdict for r in op.check()} == {"PASS"}
+
+
+def positions(y, x, pos):
+    for i in prange(x.shape[0]):
+        y[i] = x[i] * pos[i]
+
+
+def test_an_index_below_a_size_that_no_array_has(registered):
+    op = made(positions, out("y", P), inp("x", P), index("pos", P, below=Q))
+    assert {r.verdict for r in op.check()} == {"PASS"}
