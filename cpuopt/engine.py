@@ -318,11 +318,16 @@ class Engine:
         UserError
             For a missing or unknown input, a wrong shape, or an index out of range.
         """
-        wanted = self._wanted
+        for v, given in self._checked(batch).items():
+            np.copyto(self.array(v), given, casting="same_kind")
+
+    def _checked(self, batch: Mapping[str, Array]) -> dict[Value, Array]:
+        """Return a batch by its inputs, each checked."""
+        wanted, found = self._wanted, dict[Value, Array]()
         if batch.keys() != {v.name for v in wanted}:
             raise UserError(f"inputs are ({', '.join(batch)}); expected ({', '.join(v.name for v in wanted)})")
         for v in wanted:
-            given = np.asarray(batch[v.name])
+            given = found[v] = np.asarray(batch[v.name])
             if given.shape != v.shape:
                 raise UserError(f"input '{v.name}' has shape {given.shape}; expected {v.shape}")
             if not np.can_cast(given.dtype, v.dtype, "same_kind"):
@@ -332,7 +337,7 @@ class Engine:
                 if bad.any():
                     at = tuple(int(i) for i in np.argwhere(bad)[0])
                     raise UserError(f"input '{v.name}' holds {given[at]} at {at}; expected ids from 0 to {v.below - 1}")
-            np.copyto(self.array(v), given, casting="same_kind")
+        return found
 
     def run(self, *phases: Phase) -> None:
         """Run the calls of some phases, on this engine's threads."""
@@ -341,11 +346,18 @@ class Engine:
             self.runner(self.phases[phase])
 
     def counted(self, batch: Mapping[str, Array]) -> int:
-        """Return how many terms the loss of a batch is the mean of: targets that are not ignored; else 1."""
+        """Return how many terms the loss of a batch is the mean of: targets that are not ignored; else 1.
+
+        Raises
+        ------
+        UserError
+            For a wrong batch, as in `load`.
+        """
+        given = self._checked(batch)
         if self.program.counted is None:
             return 1
         targets, ignored = self.program.counted
-        return int(np.count_nonzero(np.asarray(batch.get(targets.name, ())) != ignored))
+        return int(np.count_nonzero(given[targets] != ignored))
 
     def forward(self, **batch: Array) -> float:
         """Run the forward on a batch and return the loss; NaN if all targets are ignored, as in PyTorch."""
