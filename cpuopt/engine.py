@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, wraps
 from math import fsum, inf, prod, sqrt
 from numbers import Integral
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, cast
 
 import numpy as np
 from threadpoolctl import threadpool_limits
@@ -32,8 +33,10 @@ from .program.optimizer import add_update
 from .program.program import DRAWS, PHASES, Call, Phase, Program, Scalar, Value
 from .program.reverse import reverse
 from .program.tables import cut_tables
+from .signals import deferred
 from .wording import nearest
 
+F = TypeVar("F", bound=Callable[..., Any])
 Array = np.ndarray[Any, Any]
 Reduce = Literal["exact", "fast"]
 """How gradients are added over micro-batches and ranks."""
@@ -170,8 +173,31 @@ def two_pass(program: Program) -> bool:
     return not any(c.phase == "backward" and any(a.role == "state" for a in c.op.args) for c in program.calls)
 
 
+def exclusive(method: F) -> F:
+    """Refuse a call of an engine's method while another one runs, or after one that left the weights half updated."""
+
+    @wraps(method)
+    def call(self: Engine, *args: Any, **given: Any) -> Any:
+        if self._busy.locked():  # two threads that both get past this take turns
+            raise UserError(
+                f"{method.__name__}: this engine is in a call already, of another thread or one that called this; "
+                "give each thread an engine of its own, or let them take turns"
+            )
+        with self._busy:
+            if self._torn:
+                raise UserError(
+                    f"{method.__name__}: {self._torn}() ended within its update, so the weights are partly those "
+                    "before it and partly those after; build a new engine, and go on from weights that were saved"
+                )
+            return method(self, *args, **given)
+
+    return cast(F, call)
+
+
 class Engine:
     """A model ready to train: one arena, bound kernels.
+
+    Only one thread at a time may use it. A Ctrl-C in the update of a step takes effect when the update is complete.
 
     Parameters
     ----------
@@ -235,6 +261,8 @@ class Engine:
         self.divided = comm.size > 1 and (zero == 1 or alone)
         """Whether ranks keep different states of optimizers."""
         self._left = False  # whether the weights may differ from those of other ranks
+        self._busy = threading.Lock()
+        self._torn = ""  # the method that ended within an update
         self.program, self.notes = built.program, built.notes
         self.kernels = list(built.own_kernels.values())
         """The kernels of the program's calls, without what the communicator runs."""
@@ -310,6 +338,7 @@ class Engine:
         found = {p: self.program.adjoint[p] for p in self.program.parameters if p in self.program.adjoint}
         return {p.name: self.array(adjoint).reshape(p.shape) for p, adjoint in found.items()}
 
+    @exclusive
     def load(self, **batch: Array) -> None:
         """Copy a batch into the inputs, after checking every index: kernels do not check bounds.
 
@@ -318,6 +347,9 @@ class Engine:
         UserError
             For a missing or unknown input, a wrong shape, or an index out of range.
         """
+        self._load(**batch)
+
+    def _load(self, **batch: Array) -> None:
         for v, given in self._checked(batch).items():
             np.copyto(self.array(v), given, casting="same_kind")
 
@@ -339,8 +371,15 @@ class Engine:
                     raise UserError(f"input '{v.name}' holds {given[at]} at {at}; expected ids from 0 to {v.below - 1}")
         return found
 
+    @exclusive
     def run(self, *phases: Phase) -> None:
         """Run the calls of some phases, on this engine's threads."""
+        with ExitStack() as updating:
+            if {*phases} & {"update", "outer", *([] if self.two_pass else ["backward"])}:
+                updating.enter_context(self._whole("run"))
+            self._run(*phases)
+
+    def _run(self, *phases: Phase) -> None:
         threads.set_threads(self.threads)
         for phase in phases:
             self.runner(self.phases[phase])
@@ -359,10 +398,24 @@ class Engine:
         targets, ignored = self.program.counted
         return int(np.count_nonzero(given[targets] != ignored))
 
+    @contextmanager
+    def _whole(self, what: str) -> Iterator[None]:
+        """Run a block that changes weights or states to its end: signals wait. After an error, later calls are refused.
+
+        Parameters
+        ----------
+        what : the method's name, for the message.
+        """
+        with deferred():
+            self._torn = what
+            yield
+            self._torn = ""
+
+    @exclusive
     def forward(self, **batch: Array) -> float:
         """Run the forward on a batch and return the loss; NaN if all targets are ignored, as in PyTorch."""
-        self.load(**batch)
-        self.run("forward", "evaluate")
+        self._load(**batch)
+        self._run("forward", "evaluate")
         return self.loss
 
     @property
@@ -370,6 +423,7 @@ class Engine:
         """The loss of the last forward."""
         return float(self.array(self.program.outputs[0]).item())
 
+    @exclusive
     def step(
         self,
         *,
@@ -422,34 +476,38 @@ class Engine:
         counts[first : first + self.micro_batches] = [self.counted(micro) for micro in micro_batches]
         together = counts if self.alone else self._combined(counts)[0]
         if self.alone and not self._left:
-            self.run("start")
+            self._run("start")
             self._left = True
-        if together.any():
-            try:
-                for number, (micro, backward) in enumerate(zip(micro_batches, self.backwards, strict=True), first):
-                    self.load(**micro)
-                    share = counts[number] / together.sum()
-                    self.array(self.program.adjoint[self.program.outputs[0]]).fill(share)
-                    self._draw(1 + self.step_number * MOST_MICRO_BATCHES + number)
-                    self.run("forward")
-                    threads.set_threads(self.threads)
-                    self.runner(backward)
-                    losses[number] = self.loss if share else 0.0
-            finally:
-                self._draw(0)
-            self.run("norm")
-            squares[self.comm.rank] = sum(float(x) for terms in self._norms for x in terms)
-        own = sqrt(squares[self.comm.rank])
-        losses, squares, counts = self._combined(losses, squares, counts)
-        norm = sqrt(fsum(squares) / ranks) if self.alone else own
-        done = Step(mean_of(losses, counts), norm, int(counts.sum()))
-        if not done.counted or (accept and not accept(done)):
-            return done
-        self.step_number += 1
-        for optimizer in self.optimizers:
-            self._set(optimizer, grad_scale=min(1.0, clip / (own + 1e-6)) if clip else 1.0)
-        if together.any():
-            self.run("update")
+        with ExitStack() as updating:
+            if together.any():
+                try:
+                    for number, (micro, backward) in enumerate(zip(micro_batches, self.backwards, strict=True), first):
+                        self._load(**micro)
+                        share = counts[number] / together.sum()
+                        self.array(self.program.adjoint[self.program.outputs[0]]).fill(share)
+                        self._draw(1 + self.step_number * MOST_MICRO_BATCHES + number)
+                        self._run("forward")
+                        threads.set_threads(self.threads)
+                        if not self.two_pass:
+                            updating.enter_context(self._whole("step"))
+                        self.runner(backward)
+                        losses[number] = self.loss if share else 0.0
+                finally:
+                    self._draw(0)
+                self._run("norm")
+                squares[self.comm.rank] = sum(float(x) for terms in self._norms for x in terms)
+            own = sqrt(squares[self.comm.rank])
+            losses, squares, counts = self._combined(losses, squares, counts)
+            norm = sqrt(fsum(squares) / ranks) if self.alone else own
+            done = Step(mean_of(losses, counts), norm, int(counts.sum()))
+            if not done.counted or (accept and not accept(done)):
+                return done
+            updating.enter_context(self._whole("step"))
+            self.step_number += 1
+            for optimizer in self.optimizers:
+                self._set(optimizer, grad_scale=min(1.0, clip / (own + 1e-6)) if clip else 1.0)
+            if together.any():
+                self._run("update")
         return done
 
     def _combined(self, *mine: Array) -> list[Array]:
@@ -458,6 +516,7 @@ class Engine:
         self.comm.combine(total, np.concatenate(mine))
         return np.split(total, np.cumsum([x.size for x in mine])[:-1])
 
+    @exclusive
     def outer_step(self, *, lr: float = 0.7, momentum: float = ops.OUTER.defaults["momentum"]) -> None:
         """Move all ranks, which have trained alone since the last time, to the same weights.
 
@@ -473,11 +532,12 @@ class Engine:
             raise UserError("outer_step: the ranks of this engine take every step together; build it with alone=True")
         exact = {"lr": in_range(ops.Number("lr", 0.7), lr), "momentum": in_range(ops.OUTER.numbers[0], momentum)}
         if self._left:
-            self._set(ops.OUTER, **exact, grad_scale=1 / self.comm.size)
-            self.run("outer")
-            self._left = False
+            with self._whole("outer_step"):
+                self._set(ops.OUTER, **exact, grad_scale=1 / self.comm.size)
+                self._run("outer")
+                self._left = False
 
-    @property
+    @cached_property
     def two_pass(self) -> bool:
         """Return whether all gradients are known before the first weight is updated."""
         return two_pass(self.program)

@@ -17,7 +17,7 @@ ROOT = Path(cpuopt.__file__).parent
 FILES = {path.relative_to(ROOT).as_posix(): path for path in sorted(ROOT.rglob("*.py"))}
 ABOVE = """
 library; cli; report; lab; train; custom; generate; check; profiler; measure; weights; engine; models; functional; nn;
-program; kernels; data; ad; ops; comm; isolate; machine; files; errors; wording
+program; kernels; data; ad; ops; comm; isolate; machine; files; errors; wording; signals
 """
 """All packages and root modules, from the top down: one imports only those behind it."""
 RANK = {part: -rank for rank, part in enumerate(re.split(r"[;\s]+", ABOVE.strip()))}

@@ -220,13 +220,13 @@ def test_shares_add_to_100_and_ms_to_the_step(engine, shared):
 
 
 def test_what_no_kernel_accounts_for_is_the_rest_of_the_step(engine, shared, monkeypatch):
-    load = engine.load
+    load = engine._load
 
     def slow_load(**batch):
         CLOCK.now += 70_000
         load(**batch)
 
-    monkeypatch.setattr(engine, "load", slow_load)
+    monkeypatch.setattr(engine, "_load", slow_load)
     _, p = run(engine, shared[1])
     assert p.unaccounted_ms == p.ops[-1].ms == pytest.approx((70_000 + BETWEEN) / 1e6)
 

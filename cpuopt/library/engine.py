@@ -103,6 +103,9 @@ def build(
 class Engine(core.Engine):
     """A model ready to train, with the kernels and rewrites that the command line uses.
 
+    One thread at a time may use it; a call of another is refused. A Ctrl-C while a step updates the weights takes
+    effect when the update is complete.
+
     Parameters
     ----------
     model : its ``forward`` takes the inputs by name and returns the loss, alone or first in a tuple.
@@ -204,6 +207,7 @@ class Engine(core.Engine):
             )
         return super().gradients()
 
+    @core.exclusive
     def save_weights(self, path: str | Path, overwrite: bool = False) -> None:
         """Write all parameters to a safetensors file, whole or not at all.
 
@@ -225,6 +229,7 @@ class Engine(core.Engine):
             raise UserError(f"save_weights {str(path)!r}: it is there already; overwrite=True replaces it")
         write_whole(Path(path), file_parts({name: x.shape for name, x in arrays.items()}, arrays.__getitem__))
 
+    @core.exclusive
     def load_weights(self, path: str | Path) -> None:
         """Fill all parameters from a safetensors file with the same names and shapes.
 
@@ -243,8 +248,9 @@ class Engine(core.Engine):
             if (there := file.tensors[name].shape) != x.shape:
                 raise UserError(f"load_weights {str(path)!r}: {name!r} has the shape {there}; expected {x.shape}")
         read = {name: file.read(name) for name in arrays}
-        for name, x in arrays.items():
-            x[...] = read[name]
+        with self._whole("load_weights"):
+            for name, x in arrays.items():
+                x[...] = read[name]
 
     def profile(self, *, steps: int = 5, warmup: int = 1, roofs: bool = True, **given: Any) -> ProfileReport:
         """Measure the time of each op and layer of a training step, after checking every kernel.
@@ -381,14 +387,16 @@ class Engine(core.Engine):
         sizes = sized_of([b.call for b in own], [b.kernel for b in own])
         return require_right(self.kernels, sizes, threads=self.threads)
 
+    @core.exclusive
     def _state(self) -> tuple[int, list[Array]]:
         values = [*self.program.parameters, *self.program.moments]
         return self.step_number, [self.array(v).copy() for v in values]
 
     def _restore(self, state: tuple[int, list[Array]]) -> None:
-        self.step_number, arrays = state
-        for v, x in zip([*self.program.parameters, *self.program.moments], arrays, strict=True):
-            np.copyto(self.array(v), x)
+        with self._whole("profile"):
+            self.step_number, arrays = state
+            for v, x in zip([*self.program.parameters, *self.program.moments], arrays, strict=True):
+                np.copyto(self.array(v), x)
 
 
 @dataclass
