@@ -215,7 +215,7 @@ def test_text_becomes_token_files_that_are_the_same_data(tmp_path, file, capsys)
     assert (tokens.train.tolist(), tokens.val.tolist()) == (text.train.tolist(), text.val.tolist())
     capsys.readouterr()
     assert cli.main(flags) == 2
-    assert "mine_train.bin' is there already" in capsys.readouterr().err
+    assert "mine_train.bin: it is there already" in capsys.readouterr().err
 
 
 def test_a_highest_bit_is_an_id_of_no_vocabulary(tmp_path):

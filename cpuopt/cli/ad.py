@@ -61,10 +61,8 @@ def run(args: argparse.Namespace) -> int:
     from ..kernels.generated.load import backward
     from ..report import backward as show
     from ..report.console import OUT
-    from ..report.files import check_target
 
-    if args.html:
-        check_target(args.html, "--html")
+    common.check_targets(args)
     kernels.load_all(args.kernels)
     every = [op for op in ops.ALL.values() if op.inverts]
     chosen = [op for op in every if args.op in (op.name, op.inverts.name, op.inverts.name.removesuffix("_forward"))]  # type: ignore[union-attr]

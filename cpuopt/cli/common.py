@@ -57,7 +57,7 @@ SHARED: Mapping[str, Mapping[str, Any]] = {
     "--json": {"action": "store_true", "help": "Print one JSON object in place of text."},
 }
 """Flags that mean the same for every verb."""
-FILES = ("trace", "speedscope", "html")
+FILES = ("trace", "speedscope", "html", "out")
 """Flags that name a file to write at the end."""
 
 
@@ -108,15 +108,29 @@ def sizes_by_symbol(text: str) -> list[dict[str, int]]:
     return found
 
 
-def check_targets(args: argparse.Namespace) -> None:
-    """Refuse files, and a folder of records, that cannot be written, before anything runs."""
-    from ..report import files
-    from ..train import record
+def check_targets(args: argparse.Namespace, asked: Settings | None = None) -> None:
+    """Refuse files, and a folder of records, that cannot be written or must not be, before anything runs.
 
-    record.check_root(args.runs)
-    for flag in FILES:
-        if path := getattr(args, flag, None):
-            files.check_target(path, f"--{flag}")
+    Parameters
+    ----------
+    asked : the settings of the run, if they do not come from the flags alone.
+    """
+    from ..files import outputs
+    from ..train import inputs, record
+
+    given = vars(args) | (vars(asked) if asked else {})
+    found = [outputs.Output(f"--{flag}", path) for flag in FILES if (path := given.get(flag)) is not None]
+    for o in found:
+        outputs.check(o.path, o.flag)
+    if found:
+        outputs.check_unread(found, inputs.of(given))
+    if (root := given.get("runs")) is not None:
+        if args.verb != "runs":  # which only reads there
+            record.check_root(root)
+        found.append(outputs.Output("--runs", root))
+    if (save := given.get("save")) is not None:
+        found += inputs.saved("--save", Path(save))
+    outputs.check_apart(found)
 
 
 def write_traces(args: argparse.Namespace, profile: Profile | None) -> None:

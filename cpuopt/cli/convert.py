@@ -11,7 +11,6 @@ Examples::
 from __future__ import annotations
 
 import argparse
-import os
 from dataclasses import asdict
 from pathlib import Path
 
@@ -46,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     from ..weights import check_target, save_weights, usual_dtype
 
     check_target(args.target)
-    for name in remove_leftovers(Path(os.path.realpath(args.target))):
+    for name in remove_leftovers(args.target):
         console.warn(f"removed {name}, left by an interrupted save")
     weights = open_weights(args.source)
     c, tokenizer = weights.config, args.tokenizer or weights.tokenizer

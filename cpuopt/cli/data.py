@@ -51,20 +51,28 @@ def _prepare(args: argparse.Namespace) -> int:
 
 
 def _tokenize(args: argparse.Namespace) -> int:
-    import os
-
     from ..data.corpus import get_tokenizer, load_corpus, write_tokens
     from ..errors import UserError
+    from ..files import outputs
 
-    tokenizer = get_tokenizer(args.tokenizer or "bytes")
-    files = {split: args.target.with_name(f"{args.target.name}_{split}.bin") for split in ("train", "val")}
+    target = args.target
+    if not target.name:
+        raise UserError(f"data tokenize: NAME {str(target)!r}: expected the beginning of a file's name, as in 'mine'")
+    files = {split: target.with_name(f"{target.name}_{split}.bin") for split in ("train", "val")}
     for file in files.values():
-        if os.path.lexists(file):
-            raise UserError(f"{str(file)!r} is there already; move it away or choose another name")
+        outputs.check(file, "data tokenize:", new=True)
+    tokenizer = get_tokenizer(args.tokenizer or "bytes")
     corpus = load_corpus(args.text, vocab_size=tokenizer.vocab_size, T=1, B=1, tokenizer=args.tokenizer)
-    for split, file in files.items():
-        write_tokens(file, getattr(corpus, split), wide=tokenizer.vocab_size > 1 << 16)
-        print(file)
+    written: list[Path] = []
+    try:
+        for split, file in files.items():
+            write_tokens(file, getattr(corpus, split), wide=tokenizer.vocab_size > 1 << 16)
+            written.append(file)
+    except BaseException:  # both or none
+        for file in written:
+            file.unlink()
+        raise
+    print(*files.values(), sep="\n")
     return 0
 
 

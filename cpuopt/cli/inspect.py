@@ -14,6 +14,7 @@ import argparse
 
 from ..errors import UserError
 from ..train import settings
+from . import common
 from .common import known_op, shared, show, start_numba
 
 
@@ -34,10 +35,11 @@ def flags(p: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the verb; return its exit status."""
     start_numba(None)
+    common.check_targets(args)
     from .. import kernels
     from ..kernels import registry
     from ..lab.inspect import inspect
-    from ..report import console, files
+    from ..report import console
     from ..report import inspect as report
 
     kernels.load_all(args.kernels)
@@ -51,8 +53,6 @@ def run(args: argparse.Namespace) -> int:
     found = [registry.find(args.op, v, "inspect: ") for v in args.variant]
     if args.target:
         return other(args)
-    if args.html:
-        files.check_target(args.html, "--html")
     with console.saying() as say:
         shown = []
         for kernel in found:

@@ -11,13 +11,13 @@ Examples::
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import shlex
 from pathlib import Path
 
 from ..errors import UserError
 from ..files import write_whole
+from ..files.outputs import check
 from ..train import settings
 from .common import known_op, shared
 
@@ -35,8 +35,9 @@ def run(args: argparse.Namespace) -> int:
     from .. import kernels, ops
     from ..kernels import registry
     from ..lab.starter import home, next_step, starter
-    from ..report.files import check_target
 
+    if args.out:
+        check(args.out, "--out", new=True)
     kernels.load_all(args.kernels)
     known_op("new-kernel", args.op)
     if not re.fullmatch(r"[A-Za-z][\w-]*", args.variant) or (args.op, args.variant) in registry.KERNELS:
@@ -48,9 +49,7 @@ def run(args: argparse.Namespace) -> int:
     path = args.out or (Path(f"{args.op}.py") if folder.resolve() == Path.cwd() else folder / f"{args.op}.py")
     if own and path.resolve().parent != folder.resolve():
         raise UserError(f"--out {path}: it imports {args.op} from {own.__file__}, so it must lie beside that file")
-    if os.path.lexists(path):
-        raise UserError(f"--out {path}: it is there already; name another file")
-    check_target(path, "--out")
+    check(path, "--out", new=True)
     write_whole(path, [starter(ops.ALL[args.op], args.variant).encode()])
     print(f"{path}\nnext: {next_step(ops.ALL[args.op], shlex.quote(str(path)))}")
     return 0

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import argparse
 
-from .common import shared, show
+from ..files.outputs import Output, check_unread
+from .common import check_targets, shared, show
 
 
 def flags(p: argparse.ArgumentParser) -> None:
@@ -44,6 +45,8 @@ def run(args: argparse.Namespace) -> int:
     from ..report import console, html
     from ..report import records as report
 
+    if args.what == "show":
+        check_targets(args)
     if args.what == "list":
         found = records.entries(args.runs)
         rows = [{k: getattr(e, k) for k in ("name", "kind", "time", "what", "trouble")} for e in found]
@@ -52,6 +55,7 @@ def run(args: argparse.Namespace) -> int:
         entry = records.find(args.runs, args.run)
         with records.figures_of(entry):
             if args.html:
+                check_unread([Output("--html", args.html)], [entry.path])
                 if entry.kind == "train" and not (entry.path / "metrics.jsonl").is_file():
                     console.warn(f"{entry.path} has no metrics.jsonl: the report has no losses of the training steps")
                 html.write_report(args.html, records.profile_in(entry), run=entry.path)

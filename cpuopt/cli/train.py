@@ -71,7 +71,7 @@ def _train(args: argparse.Namespace, rank: ranks.Rank) -> int:
         if asked.local_steps and args.elastic:
             raise UserError("--elastic: with --local-steps a run depends on the number of ranks; leave one of them out")
         if not comm.rank:
-            common.check_targets(args)
+            common.check_targets(args, asked)
         agreement.settle(ranks.facts(asked, [*settings.FLAGS]) | {"--resume": resume and resume.path.name})
     rank.link.tell(micro_batches=asked.micro_batches, total_batch=asked.total_batch)
     for wrong in resume.passed_over if resume else ():

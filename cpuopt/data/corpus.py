@@ -186,6 +186,27 @@ def _find(spec: str) -> list[Path]:
     )
 
 
+def files_of(spec: str) -> list[Path]:
+    """Return the files that `load_corpus` reads for a name; none of ``builtin``.
+
+    Raises
+    ------
+    UserError
+        Where there are none.
+    """
+    if spec in DATASETS:
+        return [path for tokenizer in TOKENIZERS for path in dataset_files(spec, tokenizer)]
+    found = [] if spec == "builtin" else _find(spec)
+    return [*found, *(other for path in found if (other := _held_out(path)))]
+
+
+def _held_out(path: Path) -> Path | None:
+    """Return the token file for validation that belongs to one for training, as of fineweb_train_000001.bin."""
+    shard = re.fullmatch(r"(.*)_train(_\d+)?\.bin", path.name)
+    other = path.with_name(f"{shard[1]}_val{'_000000' if shard[2] else ''}.bin") if shard else None
+    return other if other and other.is_file() else None
+
+
 def _glob(pattern: str) -> list[Path]:
     try:
         return sorted(Path(path) for path in glob.glob(pattern, recursive=True) if os.path.isfile(path))
@@ -215,9 +236,7 @@ def _files(name: str, paths: list[Path], vocab_size: int, tokenizer: str | None)
     (path,) = paths
     tokens = read_tokens(path)
     tokenizer = tokenizer or usual_tokenizer(vocab_size)  # a token file does not say what made it
-    shard = re.fullmatch(r"(.*)_train(_\d+)?\.bin", path.name)  # fineweb_train_000001.bin, fineweb_val_000000.bin
-    sibling = path.with_name(f"{shard[1]}_val{'_000000' if shard[2] else ''}.bin") if shard else None
-    if sibling and sibling.is_file():
+    if sibling := _held_out(path):
         return f"token files {str(path)!r} and {sibling.name!r}", tokenizer, (tokens, read_tokens(sibling))
     return f"token file {str(path)!r}, its last tenth for validation", tokenizer, _split(tokens)
 

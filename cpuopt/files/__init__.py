@@ -18,13 +18,10 @@ from pathlib import Path
 
 from ..errors import UserError
 from . import private
+from .outputs import temporary as temporary
+from .outputs import unfit
 
 Content = bytes | bytearray | memoryview
-
-
-def temporary(path: Path) -> Path:
-    """Return a random temporary name for `path`. Process ids would not do: in containers they repeat."""
-    return path.with_name(f".tmp-{path.name}-{os.urandom(4).hex()}")
 
 
 def remove(path: Path) -> bool:
@@ -80,8 +77,10 @@ def write_whole(path: Path, parts: Iterable[Content]) -> None:
     Raises
     ------
     UserError
-        Where the disk is full or the directory cannot be written.
+        Where the disk is full or the directory cannot be written, or what is there is no regular file.
     """
+    if why := unfit(path):
+        raise UserError(f"cannot write {str(path)!r}: {why}; free the place or choose another")
     part = temporary(path)
     try:
         if not path.parent.exists():

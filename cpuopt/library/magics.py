@@ -18,6 +18,9 @@ from typing import Any
 
 from .. import kernels
 from ..errors import UserError
+from ..files import write_whole
+from ..files.outputs import check
+from ..files.reading import read_file
 from ..kernels import registry
 from ..report.rendered import echo
 
@@ -57,9 +60,10 @@ def try_kernel(line: str, cell: str) -> None:
         raise UserError(f"%%kernel {line}: expected OP VARIANT, as in %%kernel gelu_forward mine")
     op, variant, *flags = words
     path, header = Path(f"{variant}_{op}.py"), HEADER.format(op=op, variant=variant)
-    if path.exists() and not path.read_text(encoding="utf-8").startswith(header):
+    check(path, "%%kernel")
+    if path.exists() and not read_file(path).startswith(header.encode()):
         raise UserError(f"%%kernel: {str(path)!r} is there, and no %%kernel wrote it; move it away")
-    path.write_text(header + IMPORTS + decorated(cell, op, variant), encoding="utf-8")
+    write_whole(path, [(header + IMPORTS + decorated(cell, op, variant)).encode()])
     if _run(["lab", str(path), "--once", *flags]) == 0:
         _register(path, op, variant)
 

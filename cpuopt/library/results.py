@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
+from ..files.outputs import check
 from ..machine import Others
 from ..measure.comparison import Trial, analyses_up_to, summed
 from ..measure.comparison import compare as compare_trials
 from ..measure.profile import Profile
 from ..report import ab as report_ab
 from ..report import html, rendered, tables
-from ..report.files import check_target
 
 if TYPE_CHECKING:
     from ..engine import Engine
@@ -68,7 +68,7 @@ class ProfileReport(Report):
         UserError
             Where it cannot be written.
         """
-        check_target(Path(path), "write_html")
+        check(Path(path), "write_html")
         html.write_report(Path(path), self.profile, self.engine)
 
 

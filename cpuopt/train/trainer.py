@@ -440,7 +440,7 @@ def opened(trainer: Trainer, root: Path, resume: checkpoint.Checkpoint | None) -
     if s.tensorboard:
         run.begin_events(trainer.history, trainer.val)
     left = checkpoint.clean(run.path)
-    left += remove_leftovers(Path(os.path.realpath(s.save))) if s.save is not None else []
+    left += remove_leftovers(Path(s.save)) if s.save is not None else []
     for name in left:
         listener.note(f"removed {name}, left by an interrupted save")
     return run

@@ -94,18 +94,18 @@ def check_target(path: Path, config: Config | None = None, tokenizer: str | None
         _ = binary_format(config).require(config) if path.suffix == BINARY else config.to_transformers()
     parent = path
     try:
-        real = Path(os.path.realpath(path))
-        if os.path.lexists(real) and not (real.is_dir() and path.suffix != BINARY and not any(real.iterdir())):
+        folder = path.is_dir() and not path.is_symlink() and path.suffix != BINARY
+        if os.path.lexists(path) and not (folder and not any(path.iterdir())):
             raise UserError(f"{str(path)!r} is there already; move it away or choose another name")
-        parent = next(p for p in real.parents if p.exists())
-        (probe := temporary(parent / real.name)).mkdir()
+        parent = next(p for p in Path(os.path.abspath(path)).parents if p.exists())
+        (probe := temporary(parent / path.name)).mkdir()
         probe.rmdir()
     except (OSError, ValueError) as e:  # a name with a NUL is a ValueError
         why = f" ({e.strerror})" if isinstance(e, OSError) else ""
         raise UserError(f"{str(path)!r}: nothing can be written to {str(parent)!r}{why}; choose another place") from e
     if path.suffix == BINARY:
         for name, content in tokenizer_files(tokenizer).items():
-            if os.path.lexists(there := real.with_name(name)) and not _is(there, content):
+            if os.path.lexists(there := path.with_name(name)) and not _is(there, content):
                 raise UserError(f"{str(there)!r} is another tokenizer than the model's; choose another directory")
 
 
@@ -153,7 +153,6 @@ def save_weights(
         Where it cannot be written.
     """
     check_target(path, config, tokenizer)
-    real = Path(os.path.realpath(path))  # a link stays, and what it leads to is written
     beside = tokenizer_files(tokenizer)
 
     def checked(name: str) -> Array:
@@ -162,13 +161,13 @@ def save_weights(
         return array
 
     if path.suffix == BINARY:
-        write_whole(real, binary_format(config).model_parts(config, checked, dtype, padded_vocab))
+        write_whole(path, binary_format(config).model_parts(config, checked, dtype, padded_vocab))
         for name, content in beside.items():
-            if not os.path.lexists(there := real.with_name(name)):
+            if not os.path.lexists(there := path.with_name(name)):
                 write_whole(there, [content])
         return
     try:
-        with whole_directory(real) as folder:
+        with whole_directory(path) as folder:
             write_synced(folder / CONFIG, [huggingface.config_json(config, dtype, tokenizer, marks)])
             write_synced(folder / huggingface.WEIGHTS, huggingface.weight_parts(config, checked, dtype))
             for file, content in beside.items():
