@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from cpuopt import cli
 from cpuopt.cli import common
 from cpuopt.data import tokenizers
+from cpuopt.data.corpus import load_corpus
 from cpuopt.engine import Engine
 from cpuopt.errors import UserError
 from cpuopt.models.gpt2 import GPT2, Config
@@ -158,7 +159,7 @@ def test_the_perplexity_of_a_model_that_knows_nothing_is_its_vocabulary(capsys):
     save_weights(Path("model.bin"), CONFIG, zeros.__getitem__)
     Path("text.txt").write_text("abcdefgh" * 500)
     flags = ["eval", "--init", "model.bin", "--data", "text.txt", "--variant", "vanilla"]
-    assert cli.main([*flags, "--json"]) == 0
+    assert cli.main([*flags, "--split", "val", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["loss"] == pytest.approx(log(256), rel=1e-6)
     assert found["perplexity"] == pytest.approx(256, rel=1e-5)
@@ -166,7 +167,10 @@ def test_the_perplexity_of_a_model_that_knows_nothing_is_its_vocabulary(capsys):
     assert found["bits_per_byte"] == pytest.approx(8, rel=1e-6)
     assert found["bytes"] == found["batches"] * 4 * 32
     assert cli.main([*flags, "--limit", "2", "-B", "1", "-T", "8"]) == 0
-    assert "perplexity 256.00, 8.0000 bits per byte, over 16 tokens" in capsys.readouterr().out
+    assert (
+        "perplexity 256.00, 8.0000 bits per byte, over 16 of the 4,000 tokens of text.txt (all)"
+        in capsys.readouterr().out
+    )
     for flag, n, said in (
         ("-T", 33, "-T 33: expected 1 to 32, the model's context"),
         ("-T", 0, "-T 0: expected 1 to 32, the model's context"),
@@ -175,6 +179,43 @@ def test_the_perplexity_of_a_model_that_knows_nothing_is_its_vocabulary(capsys):
     ):
         assert cli.main([*flags, flag, str(n)]) == 2
         assert capsys.readouterr().err == f"cpuopt: {said}\n"
+
+
+def test_a_named_text_is_read_whole_unless_the_weights_were_trained_on_it(capsys):
+    Path("text.txt").write_text("abcdefgh" * 500)
+    Path("other.txt").write_text("hgfedcba" * 500)
+    train = ["train", "--model", "gpt2-tiny", "-B", "2", "-T", "8", "--steps", "1", "--save-every", "1"]
+    assert cli.main([*train, "--data", "text.txt", "--variant", "vanilla", "--json"]) == 0
+    run = json.loads(capsys.readouterr().out)["path"]
+
+    def of_tokens(data, *flags):
+        how = ["--variant", "vanilla", "--limit", "1", *flags, "--json"]
+        assert cli.main(["eval", "--init", run, "--data", data, *how]) == 0
+        found = json.loads(capsys.readouterr().out)
+        return found["of_tokens"], found["data"]
+
+    assert of_tokens("other.txt") == (4000, "other.txt (all)")
+    assert of_tokens("text.txt") == (400, "text.txt (val)")
+    assert of_tokens("text.txt", "--split", "all") == (4000, "text.txt (all)")
+    assert of_tokens("other.txt", "--split", "train") == (3600, "other.txt (train)")
+    assert of_tokens("builtin")[1] == "builtin (val)"
+    Path("short.txt").write_text("abcdefgh" * 3)  # less than a row of the model's context
+    assert of_tokens("short.txt") == (24, "short.txt (all)")
+    assert cli.main(["data", "tokenize", "text.txt", "ids", "--tokenizer", "bytes"]) == 0
+    capsys.readouterr()
+    assert of_tokens("ids_train.bin", "--tokenizer", "bytes") == (400, "ids_train.bin (val)")  # the file beside it
+    assert of_tokens("ids_val.bin", "--tokenizer", "bytes") == (400, "ids_val.bin (all)")
+
+
+def test_the_whole_of_a_text_is_the_file_in_its_order_and_no_copy():
+    Path("text.txt").write_bytes(text := bytes(range(32, 127)) * 9)
+    corpus = load_corpus("text.txt", vocab_size=256, T=8, B=1)
+    assert corpus.whole.tobytes() == text
+    assert np.shares_memory(corpus.whole, corpus.train)
+    assert np.shares_memory(corpus.whole, corpus.val)
+    Path("more.txt").write_bytes(text)
+    both = load_corpus("*.txt", vocab_size=256, T=8, B=1)
+    assert both.whole.tolist() == [*both.train, *both.val]
 
 
 def test_eval_reads_choices(capsys, tmp_path, engine):

@@ -16,8 +16,6 @@ from cpuopt.errors import UserError
 from cpuopt.generate.decoder import Decoder
 from cpuopt.models import gpt2
 from cpuopt.train import checkpoint, plans
-from cpuopt.train.job import Settings, prepare
-from cpuopt.train.trainer import Trainer
 from cpuopt.weights import open_weights
 
 
@@ -113,9 +111,7 @@ def test_a_second_model_trains_resumes_evaluates_and_is_converted(capsys):
     assert "cannot hold the model mlp" in refused(capsys, "convert", "hf", "x.bin")
     assert "cannot hold the model mlp" in refused(capsys, *flags, "--save", "x.bin")
     assert "has model gpt2, and --init hf has mlp" in refused(capsys, "train", "--init", "hf", "--model", "gpt2-tiny")
-    said = refused(capsys, "generate", "--init", "hf")
-    assert said == "cpuopt: the model mlp has no cache, so it cannot generate text"
-    assert "has no cache" in refused(capsys, *flags, "--sample-every", "1")
+    assert ran(capsys, "generate", "--init", "hf", "--max-tokens", "5")["tokens"] == 5  # without a cache
 
 
 def test_sizes_name_their_model(capsys):
@@ -166,12 +162,6 @@ def test_a_checkpoint_without_a_models_name_is_of_the_first():
     assert old.config == gpt2.PRESETS["gpt2-tiny"]
     with pytest.raises(UserError, match="there is no model 'unknown'"):
         _ = checkpoint.Checkpoint(Path("x"), {"sizes": sizes, "architecture": "unknown"}).config
-
-
-def test_a_trainer_asks_for_the_cache_before_its_first_step():
-    ready = prepare(Settings(model="mlp-tiny", B=2, T=8, variant="vanilla", sample_every=9))
-    with pytest.raises(UserError, match="no cache"):
-        Trainer(ready, None)
 
 
 def test_the_head_is_the_layer_that_the_model_names():

@@ -241,7 +241,6 @@ def test_what_a_model_of_a_file_cannot_have_is_refused(capsys):
     assert "brings its own inputs; leave --data out" in refused(
         capsys, "train", "--model", "own.py:fixed", "--data", "x.txt"
     )
-    assert "has no cache" in refused(capsys, "generate", "--model", "own.py:Net")
     assert "a context of 16 tokens" in refused(capsys, "program", "--model", "own.py:Net")
     assert "Hugging Face's files" in refused(capsys, "train", "--model", "own.py:Net", "-T", "8", "--save", "x")
 

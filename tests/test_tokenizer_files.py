@@ -18,7 +18,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from cpuopt import cli
 from cpuopt.data import tokenizers
 from cpuopt.data.corpus import load_corpus
-from cpuopt.data.tokenizers import encode_text, get_tokenizer
+from cpuopt.data.tokenizers import ENDS, encode_text, get_tokenizer
 from cpuopt.data.tokens import read_tokens, write_tokens
 from cpuopt.errors import UserError
 from cpuopt.models.gpt2 import Config
@@ -249,6 +249,32 @@ def test_a_tokenizer_and_the_marks_stay_with_the_weights(tmp_path, folder, file)
     weights = open_weights(tmp_path / "again")
     assert (weights.tokenizer, weights.marks) == (str(tmp_path / "again" / "tokenizer.json"), Marks(0, (1, 3)))
     assert json.loads((tmp_path / "again" / "config.json").read_text())["eos_token_id"] == [1, 3]
+
+
+@pytest.mark.parametrize("where", ["config.json", "generation_config.json"])
+@pytest.mark.parametrize("several", [False, True])
+def test_a_text_ends_at_the_ids_that_the_files_of_a_model_name(tmp_path, folder, capsys, where, several):
+    """Also if the tokenizer has none of the usual names."""
+    text = (folder / "tokenizer.json").read_text()
+    for number, name in enumerate(ENDS):
+        text = text.replace(name, f"<|fin {number}|>")
+    (folder / "tokenizer.json").write_text(text)
+    assert not get_tokenizer(str(folder / "tokenizer.json")).stops
+    flags = ["generate", "--init", str(folder), "--prompt", "ab", "--max-tokens", "9", "--temperature", "2", "--json"]
+
+    def generated(eos):
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | {"eos_token_id": None}))
+        known = json.loads((folder / where).read_text()) if (folder / where).exists() else {}
+        (folder / where).write_text(json.dumps(known | {"eos_token_id": eos}))
+        assert cli.main(flags) == 0
+        return json.loads(capsys.readouterr().out)
+
+    found = generated(None)
+    assert found["stopped"] == "max tokens"
+    end = next(i for i, t in enumerate(found["ids"]) if i > 1 and t not in found["ids"][:i])
+    ended = generated([400, found["ids"][end]] if several else found["ids"][end])
+    assert (ended["ids"], ended["stopped"]) == (found["ids"][:end], "end of text")
 
 
 @pytest.mark.parametrize("eos", ["2", -1, True, [1, None], {"a": 1}, 1.0])

@@ -1,6 +1,7 @@
 """``cpuopt eval``: show perplexity and bits per byte on text, or multiple choice from an llm.c evaluation file.
 
-The weights come from a run, from llm.c, from llama2.c or from Hugging Face. Of a text, the held-out part is read.
+The weights come from a run, from llm.c, from llama2.c or from Hugging Face. A file that --data names is read
+whole, unless the weights were trained on it; of everything else, the held-out part is read.
 
 Examples::
 
@@ -12,11 +13,21 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .. import models
+from ..errors import UserError
 from ..train import settings
 from . import common
 from .common import shared, show, start_numba
+
+if TYPE_CHECKING:
+    from ..data.batches import Batches
+    from ..data.corpus import Corpus, Split
+    from ..weights import Weights
+
+USUAL_ROW = 64
+"""The tokens of a row for a model of one's own of which no run is known."""
 
 
 def flags(p: argparse.ArgumentParser) -> None:
@@ -24,7 +35,17 @@ def flags(p: argparse.ArgumentParser) -> None:
     p.add_argument("--init", type=Path, required=True, metavar="PATH", help=settings.FLAGS["init"].metadata["help"])
     settings.flags(p, "data", "tokenizer", "B", "variant", "swap", "kernels", "threads")
     p.add_argument("--model", metavar="FILE.py:NAME", help="Read the model of a run from this file of your own.")
-    p.add_argument("-T", type=int, help="Put this many tokens into a row. Default: the model's context.")
+    p.add_argument(
+        "-T",
+        type=int,
+        help="Put this many tokens into a row. Default: the model's context, or for a model of one's own, its run's T.",
+    )
+    p.add_argument(
+        "--split",
+        choices=("train", "val", "all"),
+        help="Read this part of the text: the one to train on, the held-out one, or all. Default: all of a file that "
+        "--data names, unless the weights were trained on it; else val.",
+    )
     p.add_argument(
         "--choices",
         type=Path,
@@ -45,10 +66,8 @@ def run(args: argparse.Namespace) -> int:
     from itertools import islice
 
     from .. import kernels
-    from ..data.corpus import load_corpus
     from ..data.tokenizers import byte_lengths
     from ..engine import Engine
-    from ..errors import UserError
     from ..kernels.registry import AUTO, Choice
     from ..report import console
     from ..train.checkpoint import open_weights
@@ -58,36 +77,33 @@ def run(args: argparse.Namespace) -> int:
 
     weights = open_weights(args.init)
     c = weights.config
-    T = c.block_size if args.T is None else args.T
-    if not 1 <= T <= c.block_size:
-        raise UserError(f"-T {T}: expected 1 to {c.block_size}, the model's context")
+    longest = c.longest(weights.trained_length)
+    if args.T is not None and not 1 <= args.T <= longest:
+        raise UserError(f"-T {args.T}: expected 1 to {longest}, the model's context")
     for flag, n in {"-B": args.B, "--limit": args.limit}.items():
         if n is not None and n < 1:
             raise UserError(f"{flag} {n}: expected 1 or more")
     if args.choices:
         examples = read_examples(args.choices, c.vocab_size)[: args.limit]
-        longest = max(e.context.size + x.size for e in examples for x in e.completions)
-        if longest > c.block_size:
-            raise UserError(f"{args.choices}: its longest example has {longest} tokens; the model reads {c.block_size}")
-        B, T = CHOICES, longest
+        most = max(e.context.size + x.size for e in examples for x in e.completions)
+        if most > longest:
+            raise UserError(f"{args.choices}: its longest example has {most} tokens; the model reads {longest}")
+        B, T = CHOICES, most
     else:
-        B = args.B
-        tokenizer = args.tokenizer or weights.tokenizer
-        corpus = load_corpus(args.data, vocab_size=c.vocab_size, T=T, B=B, tokenizer=tokenizer)
-        batches, lengths = corpus.batches("val", B, T), byte_lengths(corpus.tokenizer)
+        text, batches = text_of(args, weights)
+        B, T, lengths = batches.B, batches.T, byte_lengths(text.tokenizer)
     kernels.load_all(args.kernels)
     if args.variant == AUTO:
         console.warn("--variant auto: plans are for training steps; this runs with the default")
     with console.compiling() as progress:
         engine = Engine(
-            c.module(),
-            c.specs(B, T),
+            *c.sized(B, T),
             choice=Choice(args.variant, args.swap),
             threads=args.threads,
             seed=None,
             train=False,
             processes=common.cores(),
-            kernel_files=args.kernels,
+            kernel_files=[*args.kernels, *c.files],
             progress=progress,
         )
     require_correct(engine)
@@ -95,14 +111,40 @@ def run(args: argparse.Namespace) -> int:
     if args.choices:
         with console.counting("examples", len(examples)) as tick:
             result = multiple_choice(engine, examples, T, tick)
-        text = f"{result['right']} of {result['examples']} right: {result['accuracy']:.4f}"
+        line = f"{result['right']} of {result['examples']} right: {result['accuracy']:.4f}"
     else:
         n = min(len(batches), args.limit or len(batches))
         with console.counting("batches", n) as tick:
             result = perplexity(engine, islice((batches.batch(0, i) for i in range(n)), n), tick, lengths)
+        result |= {"tokens": n * B * T, "of_tokens": batches.tokens.size, "data": batches.name}
         bits = result["bits_per_byte"]
-        text = f"loss {result['loss']:.4f}, perplexity {result['perplexity']:.2f}, "
-        text += "" if bits is None else f"{bits:.4f} bits per byte, "
-        text += f"over {n * B * T:,} tokens"
-    show(args, result, lambda: [text])
+        line = f"loss {result['loss']:.4f}, perplexity {result['perplexity']:.2f}, "
+        line += "" if bits is None else f"{bits:.4f} bits per byte, "
+        line += f"over {n * B * T:,} of the {batches.tokens.size:,} tokens of {batches.name}"
+    show(args, result, lambda: [line])
     return 0
+
+
+def text_of(args: argparse.Namespace, weights: Weights) -> tuple[Corpus, Batches]:
+    """Load the text, and cut the part of it that is to be read into batches, which fit a short text.
+
+    Raises
+    ------
+    UserError
+        For a text that is too short, or cannot be read.
+    """
+    from ..data.corpus import held_out_beside, load_corpus
+    from ..data.datasets import DATASETS
+
+    c = weights.config
+    tokenizer = args.tokenizer or weights.tokenizer
+    text = load_corpus(args.data, vocab_size=c.vocab_size, T=1, B=1, tokenizer=tokenizer, needed=())
+    named = args.data != "builtin" and args.data not in DATASETS and not held_out_beside(Path(args.data))
+    split: Split = args.split or ("all" if named and text.fingerprint != weights.trained_on else "val")
+    n = {"train": text.train.size, "val": text.val.size, "all": text.n_tokens}[split]
+    own = bool(c.files)
+    usual = (
+        min(c.longest(weights.trained_length), weights.trained_length or USUAL_ROW) if own else min(c.block_size, n - 1)
+    )
+    T = args.T or max(1, usual)
+    return text, text.batches(split, max(1, min(args.B, (n - 1) // T)), T)

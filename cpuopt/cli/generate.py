@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .. import models
 from ..errors import UserError
 from ..train import settings
 from . import common
@@ -26,7 +27,9 @@ from .common import shared, start_numba
 
 if TYPE_CHECKING:
     from ..data.tokenizers import Tokenizer
-    from ..generate.decoder import Decoder
+    from ..generate.decoder import Reader
+    from ..models import Config
+    from ..weights import Weights
 
 CHAT_CONTEXT = 4096
 """Tokens that a chat may have by default, where the model's context is longer."""
@@ -35,7 +38,11 @@ CHAT_CONTEXT = 4096
 def flags(p: argparse.ArgumentParser) -> None:
     """Add the verb's flags."""
     settings.flags(p, "init", "tokenizer", "variant", "swap", "kernels", "threads")
-    p.add_argument("--model", help="Use a preset or sizes with random weights, without --init, to measure speed.")
+    p.add_argument(
+        "--model",
+        help="Use a preset or sizes with random weights, without --init, to measure speed; with --init, FILE.py:NAME "
+        "of a run's own model.",
+    )
     p.add_argument("--prompt", default="", help="Begin with this text. Default: the token that starts a text.")
     p.add_argument(
         "--max-tokens", type=int, help="Generate at most this many tokens. Default: 100; 512 for each chat reply."
@@ -96,6 +103,29 @@ def tokenizer_of(name: str | None, vocab_size: int) -> Tokenizer:
         raise
 
 
+def model_of(args: argparse.Namespace) -> tuple[Config, Weights | None]:
+    """Open the weights of ``--init``; or return a model without weights, of ``--model``.
+
+    Raises
+    ------
+    UserError
+        Where neither is given, or both are, and ``--model`` is no file that a run's model is in.
+    """
+    from ..train.checkpoint import open_weights
+
+    own = args.model is not None and models.is_own(args.model)
+    if (args.init is None and args.model is None) or (args.init is not None and args.model is not None and not own):
+        raise UserError(
+            "expected either --init with weights (an llm.c model, a Hugging Face directory, a run), or --model with a "
+            "preset for random weights"
+        )
+    asked = models.parse(args.model) if args.model is not None else None  # what is in a run refers to it
+    weights = None if args.init is None else open_weights(Path(args.init))
+    found = weights.config if weights else asked
+    assert found is not None
+    return found, weights
+
+
 @dataclass
 class Said:
     """A text as it came: the tokens, when each of them was there, and why it ended.
@@ -113,7 +143,7 @@ class Said:
     marks: list[float] = field(default_factory=list)
     stopped: str = ""
 
-    def stream(self, tokens: Iterator[int], decoder: Decoder, tokenizer: Tokenizer, most: int, quiet: bool) -> Said:
+    def stream(self, tokens: Iterator[int], decoder: Reader, tokenizer: Tokenizer, most: int, quiet: bool) -> Said:
         """Take in all tokens, up to `most`, and print their text as it comes; Ctrl-C ends it."""
         from ..generate.decoder import text_of
         from ..report import console
@@ -156,11 +186,11 @@ def user_turns(args: argparse.Namespace) -> Iterator[str]:
             yield line
 
 
-def figures_of(said: list[Said], decoder: Decoder) -> dict[str, Any]:
+def figures_of(said: list[Said], decoder: Reader) -> dict[str, Any]:
     """Return the figures of a text, or of all replies of a chat."""
-    from ..generate.decoder import read_bandwidth
+    from ..generate.decoder import Decoder, read_bandwidth
 
-    roof = read_bandwidth(decoder)
+    roof = read_bandwidth(decoder) if isinstance(decoder, Decoder) else None  # without a cache, products take the time
     later = sum(max(0, len(s.tokens) - 1) for s in said)
     seconds = sum(s.marks[-1] - s.marks[1] for s in said if s.tokens)
     rate = later / seconds if later else None
@@ -173,7 +203,7 @@ def figures_of(said: list[Said], decoder: Decoder) -> dict[str, Any]:
         "tokens_per_s": rate,
         "weight_bytes": decoder.weight_bytes,
         "read_bytes_per_s": roof,
-        "share_of_roof": rate * decoder.weight_bytes / roof if rate and roof else None,
+        "share_of_roof": rate * decoder.weight_bytes / roof if rate and roof and decoder.weight_bytes else None,
         "threads": decoder.threads,
     }
 
@@ -184,11 +214,10 @@ def run(args: argparse.Namespace) -> int:
     from .. import kernels
     from ..engine import initialize
     from ..generate import chat
-    from ..generate.decoder import Decoder, Sampler, check_tokens, context_of, generate, require_cache
+    from ..generate.decoder import Sampler, check_tokens, context_of, generate
+    from ..generate.uncached import reader_of
     from ..kernels.registry import AUTO
-    from ..models import parse
     from ..report import console
-    from ..train.checkpoint import open_weights
     from ..weights import copy_into
 
     most = (512 if args.chat else 100) if args.max_tokens is None else args.max_tokens
@@ -198,30 +227,25 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"--chat-format {args.chat_format!r}: expected {' or '.join(chat.FORMATS)}")
     if (args.system or args.chat_format) and not args.chat:
         raise UserError(f"--{'system' if args.system else 'chat-format'}: is for a chat; add --chat")
-    if (args.init is None) == (args.model is None):
-        raise UserError(
-            "expected either --init with weights (an llm.c model, a Hugging Face directory, a run), or --model with a "
-            "preset for random weights"
-        )
     sampler = Sampler(args.temperature, args.top_k, args.top_p, args.seed)
-    weights = None if args.init is None else open_weights(Path(args.init))
-    config = parse(args.model) if weights is None else weights.config
-    require_cache(config)
+    config, weights = model_of(args)
+    trained_length = weights.trained_length if weights else None
     tokenizer = tokenizer_of(args.tokenizer or (weights.tokenizer if weights else None), config.vocab_size)
     if args.chat:
         form, usual = chat.format_of(tokenizer, args.chat_format), CHAT_CONTEXT
     else:
         prompt = tokenizer.start(args.prompt)
         usual = len(prompt) + most
-    context = context_of(config, min(usual, config.block_size) if args.context is None else args.context)
+    context = context_of(config, min(usual, config.longest(trained_length)) if args.context is None else args.context)
     if not args.chat:
         check_tokens(prompt, config, context)
     kernels.load_all(args.kernels)
     if args.variant == AUTO:
         console.warn("--variant auto: plans are for training steps; text is generated with the default")
     with console.compiling() as progress:
-        decoder = Decoder(
+        decoder = reader_of(
             config,
+            trained_length=trained_length,
             context=context,
             variant=args.variant,
             swaps=args.swap,
@@ -237,7 +261,7 @@ def run(args: argparse.Namespace) -> int:
         copy_into(decoder.parameters(), weights)
     said, refused = list[Said](), None
     if args.chat:
-        talk = chat.Conversation(decoder, tokenizer, form, args.system)
+        talk = chat.Conversation(decoder, tokenizer, form, args.system, weights.marks.eos if weights else ())
         for text in user_turns(args):
             reply = talk.reply(text, sampler, most)
             try:
@@ -254,7 +278,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         if not args.json:
             console.stream(args.prompt)
-        stops = tokenizer.stops.union(weights.marks.eos if weights and tokenizer.stops else ())
+        stops = tokenizer.stops.union(weights.marks.eos if weights else ())
         tokens = generate(decoder, prompt, sampler, most, stops)
         said.append(Said(args.prompt).stream(tokens, decoder, tokenizer, most, args.json))
         if not args.json:

@@ -7,7 +7,7 @@ import os
 import re
 import sys
 import sysconfig
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -38,7 +38,7 @@ __all__ = [
     "write_tokens",
 ]
 
-Split = Literal["train", "val"]
+Split = Literal["train", "val", "all"]
 CHUNK = 1 << 25
 """Tokens that are hashed at a time; another number gives other fingerprints."""
 
@@ -93,13 +93,29 @@ class Corpus:
                 digest = crc32(part.astype("<i8").data, digest)
         return f"{digest:08x}"
 
+    @property
+    def whole(self) -> Tokens:
+        """Both splits, one after the other; a view if they lie so in memory, as those of one file do."""
+        first, second = self.train, self.val
+        if first.ctypes.data + first.nbytes == second.ctypes.data and first.dtype == second.dtype:
+            return np.lib.stride_tricks.as_strided(first, (self.n_tokens,), first.strides, writeable=False)
+        return np.concatenate([first, second])
+
     def batches(self, split: Split, B: int, T: int, seed: int | None = None) -> Batches:
         """Cut a split into batches: shuffled by `seed`, or in the order of the text without one."""
-        tokens = self.train if split == "train" else self.val
+        tokens = {"train": lambda: self.train, "val": lambda: self.val, "all": lambda: self.whole}[split]()
         return Batches(tokens, B, T, seed=seed, vocab_size=self.vocab_size, name=f"{self.name} ({split})")
 
 
-def load_corpus(spec: str, *, vocab_size: int, T: int, B: int, tokenizer: str | None = None) -> Corpus:
+def load_corpus(
+    spec: str,
+    *,
+    vocab_size: int,
+    T: int,
+    B: int,
+    tokenizer: str | None = None,
+    needed: Sequence[Split] = ("train", "val"),
+) -> Corpus:
     """Load the corpus of a name.
 
     Parameters
@@ -111,9 +127,11 @@ def load_corpus(spec: str, *, vocab_size: int, T: int, B: int, tokenizer: str | 
     vocab_size
         The model's vocabulary, which selects the tokenizer of a dataset: ``gpt2`` from 50257 on, else ``bytes``.
     T, B
-        Tokens of a row and rows of a batch; both splits must have one batch at least.
+        Tokens of a row and rows of a batch.
     tokenizer
         The tokenizer, by its name or its file; without one, the bytes of a text are the tokens.
+    needed
+        The splits that must have one batch at least.
 
     Raises
     ------
@@ -132,7 +150,8 @@ def load_corpus(spec: str, *, vocab_size: int, T: int, B: int, tokenizer: str | 
     corpus = Corpus(spec, source, found, vocab_size, train, val)
     for split, tokens in ("train", train), ("val", val):
         tokens.flags.writeable = False
-        require_one_batch(f"{spec} ({split})", tokens.size, B, T)
+        if split in needed:
+            require_one_batch(f"{spec} ({split})", tokens.size, B, T)
         require_known_ids(f"{spec} ({split})", tokens, vocab_size)
     return corpus
 
@@ -197,10 +216,10 @@ def files_of(spec: str) -> list[Path]:
     if spec in DATASETS:
         return [path for tokenizer in TOKENIZERS for path in dataset_files(spec, tokenizer)]
     found = [] if spec == "builtin" else _find(spec)
-    return [*found, *(other for path in found if (other := _held_out(path)))]
+    return [*found, *(other for path in found if (other := held_out_beside(path)))]
 
 
-def _held_out(path: Path) -> Path | None:
+def held_out_beside(path: Path) -> Path | None:
     """Return the token file for validation that belongs to one for training, as of fineweb_train_000001.bin."""
     shard = re.fullmatch(r"(.*)_train(_\d+)?\.bin", path.name)
     other = path.with_name(f"{shard[1]}_val{'_000000' if shard[2] else ''}.bin") if shard else None
@@ -236,7 +255,7 @@ def _files(name: str, paths: list[Path], vocab_size: int, tokenizer: str | None)
     (path,) = paths
     tokens = read_tokens(path)
     tokenizer = tokenizer or usual_tokenizer(vocab_size)  # a token file does not say what made it
-    if sibling := _held_out(path):
+    if sibling := held_out_beside(path):
         return f"token files {str(path)!r} and {sibling.name!r}", tokenizer, (tokens, read_tokens(sibling))
     return f"token file {str(path)!r}, its last tenth for validation", tokenizer, _split(tokens)
 

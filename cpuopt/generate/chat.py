@@ -8,12 +8,12 @@ Source: ChatML (OpenAI 2023), as SmolLM2 and Qwen have it; the model card of Lla
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from ..data.tokenizers import Tokenizer
 from ..errors import UserError
-from .decoder import Decoder, Sampler, check_tokens, generate
+from .decoder import Reader, Sampler, check_tokens, generate
 
 
 @dataclass(frozen=True)
@@ -77,16 +77,23 @@ def format_of(tokenizer: Tokenizer, asked: str | None = None) -> Format:
 class Conversation:
     """Turns with a model, whose tokens its decoder reads once each.
 
+    Parameters
+    ----------
+    ends : ids that end a reply besides those of the form, such as a model's files name.
+
     Attributes
     ----------
-    tokens : those of all turns so far, of which the decoder has read the first `Decoder.position`.
+    tokens : those of all turns so far, of which the decoder has read the first `Reader.position`.
     """
 
-    def __init__(self, decoder: Decoder, tokenizer: Tokenizer, form: Format, system: str = "") -> None:
+    def __init__(
+        self, decoder: Reader, tokenizer: Tokenizer, form: Format, system: str = "", ends: Iterable[int] = ()
+    ) -> None:
         self.decoder, self.tokenizer, self.form = decoder, tokenizer, form
         known = {name: tokenizer.id_of(name) for name in (*form.needed, *form.ends)}
         self._special = {name: id for name, id in known.items() if id is not None}
         self._ends = {self._special[name] for name in (form.closing[0], *form.ends) if name in self._special}
+        self._ends.update(ends)
         self.tokens = self._ids((form.start,) if form.start else (), "", "")
         self.tokens += self._turn("system", system) if system else []
 

@@ -11,7 +11,7 @@ import codecs
 import time
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -36,10 +36,26 @@ IN_CACHE = 64 << 20
 """Bytes of weights that may lie in a cache, so that the speed of memory does not apply."""
 
 
-def require_cache(config: Config) -> None:
-    """Refuse a model that cannot generate text with a `UserError`."""
-    if not config.cached:
-        raise UserError(f"the model {config.title} has no cache, so it cannot generate text")
+class Reader(Protocol):
+    """A model that reads tokens and computes the logits of the next: a `Decoder`, or an `Uncached`.
+
+    Attributes
+    ----------
+    position : the number of tokens read.
+    context : the most that it can read.
+    weight_bytes : the bytes of weights that one token reads, if it reads each once.
+    """
+
+    config: Config
+    position: int
+    context: int
+    threads: int
+
+    @property
+    def weight_bytes(self) -> int | None: ...  # noqa: D102
+    def parameters(self) -> dict[str, Array]: ...  # noqa: D102
+    def restart(self) -> None: ...  # noqa: D102
+    def read(self, tokens: Sequence[int]) -> Array: ...  # noqa: D102
 
 
 def behind_cache(config: Config, program: Program, positions: int) -> Call:
@@ -105,7 +121,6 @@ class Decoder:
         check: bool = True,
         progress: Callable[[int, int, str], None] = lambda done, total, name: None,
     ) -> None:
-        require_cache(config)
         self.config, self.position = config, 0
         self.context = context_of(config, context)
         variant = registry.DEFAULT if variant == registry.AUTO else variant  # a plan is for a training step
@@ -278,7 +293,7 @@ class Sampler:
 
 
 def generate(
-    decoder: Decoder, prompt: Sequence[int], sampler: Sampler, max_tokens: int, stops: Container[int] = ()
+    decoder: Reader, prompt: Sequence[int], sampler: Sampler, max_tokens: int, stops: Container[int] = ()
 ) -> Iterator[int]:
     """Yield one token after the other, until there are `max_tokens`, one of `stops` comes, or the context is full."""
     logits = decoder.read(prompt)

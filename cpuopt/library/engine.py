@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -21,6 +21,8 @@ from ..check.gate import Judged, require_quick, require_right, sized_of
 from ..errors import UserError
 from ..files import write_whole
 from ..files.reading import to_json
+from ..generate.decoder import Sampler, generate
+from ..generate.uncached import Uncached
 from ..kernels import registry
 from ..kernels.registry import Choice
 from ..kernels.toolkit import threads as numba_threads
@@ -36,6 +38,7 @@ from ..program.program import Call
 from ..weights.tensors import TensorFile, file_parts
 from ..wording import nearest
 from .results import ComparisonReport, ProfileReport, require_trained
+from .text import reader_of
 
 Array = core.Array
 
@@ -191,6 +194,7 @@ class Engine(core.Engine):
         self._again = partial(Engine, model, inputs, fuse=names, seed=None, **built)
         super().__init__(model, inputs, choice=self.choice, fuse=names, seed=seed, **built)
         self._inputs = dict(inputs)
+        self._reader: Uncached | None = None
 
     def gradients(self) -> dict[str, Array]:
         """Return the gradient of every parameter that has one, by the parameter's name; valid after ``backward``.
@@ -251,6 +255,44 @@ class Engine(core.Engine):
         with self._whole("load_weights"):
             for name, x in arrays.items():
                 x[...] = read[name]
+
+    def generate(
+        self,
+        prompt: Sequence[int],
+        *,
+        max_tokens: int = 100,
+        temperature: float = 0.8,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        seed: int = 0,
+        stops: Container[int] = (),
+    ) -> Iterator[int]:
+        """Yield the ids that follow a prompt, one after the other, from this engine's weights as they are now.
+
+        The model must compute logits of the next token from one input of ids: it returns ``(loss, logits)``, or a loss
+        by ``nn.CrossEntropyLoss``. There is no cache: for each token the whole row is computed, which is as long as the
+        engine's rows. The text ends where the row is full.
+
+        Parameters
+        ----------
+        prompt : ids, at least one.
+        max_tokens : the most ids that are generated.
+        temperature, top_k, top_p, seed : as the flags of ``cpuopt generate``.
+        stops : ids that end the text.
+
+        Raises
+        ------
+        UserError
+            For a model that computes no such logits or is not causal, and for a prompt that is too long or holds an id
+            that the model does not take.
+        """
+        sampler = Sampler(temperature, top_k, top_p, seed)
+        if self._reader is None:
+            self._reader = reader_of(self.model, self._inputs, self.choice, self.threads)
+        for name, x in self.parameters().items():
+            self._reader.parameters()[name][...] = x
+        self._reader.restart()
+        return generate(self._reader, prompt, sampler, max_tokens, stops)
 
     def profile(self, *, steps: int = 5, warmup: int = 1, roofs: bool = True, **given: Any) -> ProfileReport:
         """Measure the time of each op and layer of a training step, after checking every kernel.

@@ -35,7 +35,7 @@ class Config:
     model : its name.
     head : the layer from hidden states to logits; of a prompt, only the last token needs it.
     cached : for each op that depends on positions, the op that computes the same for tokens behind a cache. Its states
-        are the cache. Empty where a model cannot generate.
+        are the cache. If it is empty, text is generated without a cache.
     """
 
     model: ClassVar[str]
@@ -85,6 +85,15 @@ class Config:
     def batch_size(self, B: int, T: int) -> tuple[int, int]:
         """Return B and T as the model has them: those that were asked for, unless it brings its own inputs."""
         return B, T
+
+    def longest(self, trained_length: int | None = None) -> int:
+        """Return the most tokens that it reads at a time.
+
+        Parameters
+        ----------
+        trained_length : the tokens of a row in the run that trained its weights, if it is known.
+        """
+        return self.block_size
 
     def inputs(self, B: int, T: int) -> Given | None:
         """Return the inputs that the model brings; None where they come from a text."""

@@ -117,6 +117,11 @@ class OwnModel(Config):
         rows, tokens = rows_of(made.specs)
         return B if "B" in takes else rows, T if "T" in takes else tokens
 
+    def longest(self, trained_length: int | None = None) -> int:
+        """As in `Config`; what a function makes for some T has weights for that T alone."""
+        takes = () if self.own else inspect.signature(self.opened[1]).parameters
+        return trained_length if trained_length and "T" in takes else self.block_size
+
     def inputs(self, B: int, T: int) -> Given | None:
         """Return the inputs that the model brings; None where they come from a text."""
         from ..data.given import Given
@@ -136,7 +141,9 @@ class OwnModel(Config):
             return int(known)
         from ..nn import trace_model
 
-        bounds = [v.below for v in trace_model(*self.sized(*SIZE)).inputs if v.below is not None]
+        B, T = SIZE
+        traced = trace_model(*self.sized(B, min(T, self.block_size)))
+        bounds = [v.below for v in traced.inputs if v.below is not None]
         return min(bounds, default=ENDLESS)
 
     @property
@@ -151,7 +158,7 @@ class OwnModel(Config):
 
     @property
     def cached(self) -> Mapping[Op, Op]:  # type: ignore[override]
-        """As in `Config`; a module alone does not say how it generates."""
+        """As in `Config`; a module alone does not say how its ops work behind a cache."""
         return self.own.cached if self.own else {}
 
     @property

@@ -319,7 +319,9 @@ def open_weights(path: Path) -> Weights:
         return weights.open_weights(path)
     found = newest(path)
     file = TensorFile(found.path / PARAMS)
-    return Weights(found.path, found.config, "f32", file.read, found.tokenizer, marks=found.marks)
+    T = found.state["settings"].get("T")
+    trained = {"trained_length": T if type(T) is int and T > 0 else None, "trained_on": found.state["corpus"]}
+    return Weights(found.path, found.config, "f32", file.read, found.tokenizer, marks=found.marks, **trained)
 
 
 def find_run(root: Path, name: str) -> Path:

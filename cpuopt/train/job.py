@@ -33,6 +33,7 @@ from . import plans
 from .checkpoint import Checkpoint, load, open_weights
 from .guard import Guard
 from .provenance import compare, made_by
+from .samples import require_samples
 from .schedule import rate
 from .settings import FREE
 from .settings import Settings as Settings
@@ -290,6 +291,7 @@ def prepare(
         corpus: Corpus | Given | None = config.inputs(B, T)
         if corpus is None:
             corpus = load_corpus(settings.data, vocab_size=config.vocab_size, T=T, B=B, tokenizer=tokenizer)
+        require_samples(settings, config, corpus.tokenizer, isinstance(corpus, Given))
         judged: list[Judged] = []
 
         def ready(built: Built, threads: int) -> None:

@@ -23,12 +23,11 @@ import numpy as np
 from ..comm import Comm
 from ..comm.agree import Agreement, CommonError
 from ..data.given import Given
-from ..data.tokenizers import byte_lengths, get_tokenizer, tokenizer_files
+from ..data.tokenizers import byte_lengths, tokenizer_files
 from ..engine import Array, mean_of
 from ..errors import UserError
 from ..files import remove_leftovers, write_whole
 from ..files.reading import to_json
-from ..generate.decoder import Decoder, Sampler, generate, require_cache, text_of
 from ..machine import commit
 from ..measure.profile import Profile
 from ..measure.rates import machine_id
@@ -41,6 +40,7 @@ from .evaluate import bits_per_byte, text_bytes
 from .guard import NOTHING_FOUND, find_first
 from .job import UNCOUNTED, Job, Taken, named
 from .record import Follower, Run
+from .samples import Samples
 
 COMPARE_EVERY = 100
 """Steps between comparisons of the ranks' weights."""
@@ -179,11 +179,9 @@ class Trainer:
         self.weights: Path | None = None
         self.tried = 0
         self.tokenizer = tokenizer_files(job.corpus.tokenizer or None)
-        self.decoder: Decoder | None = None
+        self.samples: Samples | None = None
         _ = job.corpus.fingerprint  # read now, not when a signal leaves little time for a checkpoint
         job.settings.check_steps()
-        if job.settings.sample_every:
-            require_cache(job.config)
         job.micro_batches(1)  # settings that cannot be met are refused before anything is written
 
     @property
@@ -239,7 +237,10 @@ class Trainer:
             if s.val_every and (s.due(s.val_every, self.done) or self.done == s.steps):
                 metrics |= self.measure(run, stopped)
             if s.due(s.sample_every, self.done) and not self.comm.rank:
-                self.listener.sample(self.done, self.sample())
+                try:
+                    self.listener.sample(self.done, self.sample())
+                except UserError as e:  # no reason to lose the run
+                    self.listener.note(f"no sample after step {self.done}: {e}")
             self.history.append(metrics)
             run.step(metrics)
             self.listener.step(metrics)
@@ -299,18 +300,10 @@ class Trainer:
 
     def sample(self) -> str:
         """Generate a sample; its seed depends only on the run's seed and the step."""
-        s, job = self.job.settings, self.job
-        tokenizer = get_tokenizer(job.corpus.tokenizer)
-        prompt = tokenizer.start(s.prompt)
-        if self.decoder is None:
-            choice = {"variant": s.variant, "threads": s.threads, "processes": s.processes}
-            context = min(len(prompt) + s.sample_tokens, job.config.block_size)
-            self.decoder = Decoder(job.config, context=context, **choice, kernel_files=s.kernels)  # type: ignore[arg-type]
-        for name, p in job.engine.parameters().items():
-            self.decoder.parameters()[name][...] = p
-        self.decoder.restart()
-        tokens = generate(self.decoder, prompt, Sampler(0.8, seed=self.done), s.sample_tokens)
-        return s.prompt + "".join(text_of(tokens, tokenizer))
+        job = self.job
+        if self.samples is None:
+            self.samples = Samples(job.settings, job.config, job.corpus.tokenizer)
+        return self.samples.text(job.engine.parameters(), seed=self.done)
 
     def step(self, profiler: Profiler) -> dict[str, Any]:
         """Take one step; return its metrics."""

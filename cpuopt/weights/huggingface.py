@@ -8,10 +8,12 @@ A head that is tied to the embedding may be left out.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from ..data.tokenizers import TOKENIZERS, tokenizer_beside
 from ..errors import UserError
@@ -21,6 +23,8 @@ from .tensors import FLOATS, NO_MARKS, Array, DType, Marks, Read, TensorFile, We
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 SHARD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}\.safetensors")
+GENERATION = "generation_config.json"
+"""The file beside ``config.json`` that may name more ids that end a text."""
 TOKENIZER = "cpuopt_tokenizer"
 """The key of the tokenizer in ``config.json``, which other programs ignore."""
 
@@ -126,12 +130,20 @@ def _config(path: Path) -> tuple[Config, str | None, Marks]:
     tokenizer = given.get(TOKENIZER)
     if tokenizer not in (None, *TOKENIZERS):
         raise UserError(f"{str(path)!r}: {TOKENIZER} is {repr(tokenizer)[:60]}; expected {' or '.join(TOKENIZERS)}")
-    bos, eos = given.get("bos_token_id"), given.get("eos_token_id")
-    ends = eos if isinstance(eos, list) else [] if eos is None else [eos]
-    for name, ids in {"bos_token_id": [] if bos is None else [bos], "eos_token_id": ends}.items():
-        if not naturals(ids):
-            raise UserError(f"{str(path)!r}: {name} is {repr(given[name])[:60]}; expected a token's id, or null")
-    return config, tokenizer or tokenizer_beside(path.parent), Marks(bos, tuple(ends))
+    bos, eos = _ids(path, given, "bos_token_id"), _ids(path, given, "eos_token_id")
+    if os.path.lexists(more := path.with_name(GENERATION)):  # some models name the end of a chat's turn there alone
+        eos += _ids(more, read_object(more), "eos_token_id")
+    marks = Marks(bos[0] if bos else None, tuple(dict.fromkeys(eos)))
+    return config, tokenizer or tokenizer_beside(path.parent), marks
+
+
+def _ids(path: Path, given: Mapping[str, Any], name: str) -> list[int]:
+    """Return the ids of tokens under a key of a file: one, several, or none."""
+    ids = given.get(name)
+    found = ids if isinstance(ids, list) and name == "eos_token_id" else [] if ids is None else [ids]
+    if not naturals(found):
+        raise UserError(f"{str(path)!r}: {name} is {repr(ids)[:60]}; expected a token's id, or null")
+    return [*found]
 
 
 def _shards(index: Path) -> list[TensorFile]:

@@ -23,7 +23,7 @@ from ..data.tokenizers import tokenizer_beside
 from ..errors import UserError
 from ..files import Content
 from ..models.llama import Config, Decoder
-from .tensors import Array, DType, Marks, Read, Weights, content_of, read_floats
+from .tensors import NO_MARKS, Array, DType, Marks, Read, Weights, content_of, read_floats
 
 MAGIC = struct.pack("<I", 0x616B3432)
 LAYER = "model.layers.*."
@@ -39,6 +39,8 @@ ORDERS = {
 STARTS = {0: 7 * 4, 1: 256}
 FIXED = {"attention_bias": False, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "rope_type": "default"}
 """What ``run.c`` computes, whatever a model was trained with."""
+BYTES = 256
+"""A vocabulary of as many tokens, without a tokenizer's file, is that of bytes, none of which ends a text."""
 MARKS = Marks(1, (2,))
 
 
@@ -128,7 +130,9 @@ def open_model(path: Path) -> Weights:
         x = read_floats(path, "<f4", shapes[name], start + 4 * places[name])
         return halves(x, config.head_dim) if turned(name) else x
 
-    return Weights(path, config, "f32", read, tokenizer_beside(path.parent), marks=MARKS)
+    tokenizer = tokenizer_beside(path.parent)
+    marks = MARKS if tokenizer or vocabulary > BYTES else NO_MARKS
+    return Weights(path, config, "f32", read, tokenizer, marks=marks)
 
 
 def turned(name: str) -> bool:

@@ -63,6 +63,8 @@ class Weights:
     tokenizer : a tokenizer's name, or the path of its file beside the weights; None where there is neither.
     padded_vocab : rows of the embedding in llm.c's file.
     marks : the ids that begin and end a text.
+    trained_length, trained_on : the tokens of a row, and the fingerprint of the text, in the run that trained them;
+        None for weights from elsewhere.
     """
 
     path: Path
@@ -72,6 +74,8 @@ class Weights:
     tokenizer: str | None = None
     padded_vocab: int | None = None
     marks: Marks = NO_MARKS
+    trained_length: int | None = None
+    trained_on: str | None = None
 
 
 @dataclass(frozen=True)
