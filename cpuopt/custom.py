@@ -17,9 +17,9 @@ from . import ops
 from .ad import Backward, emit, read
 from .ad.kernel import WrittenTwiceError, flat, mentioned
 from .ad.trees import text
-from .check.cases import NOT_FINITE, SMALL, arguments, case, widened
+from .check.cases import NOT_FINITE, SMALL, arguments, case
 from .check.dual import wide
-from .check.fit import ERRORS, beyond
+from .check.fit import ERRORS
 from .check.gradient import GradientResult, check_gradient
 from .errors import UserError
 from .kernels import registry
@@ -84,7 +84,8 @@ class DifferentiableOp:
     ----------
     forward, backward : the declared ops; for an array that the kernel updates, they have an output and an input.
     read : the parsed forward.
-    compiled : the function that is compiled: the kernel, or its statements after a copy of what it updates.
+    compiled : the function that is compiled: the kernel, or its statements in plain loops if numba lacks some form of
+        it, after a copy of what it updates.
     generated : the backward kernel with its text and its plan.
     judged : whether its gradient has been compared with the slope of its forward, as it is when a model first calls it.
     """
@@ -112,7 +113,8 @@ class DifferentiableOp:
             raise UserError(f"@differentiable {name}: {why}")
         self.name, self.source = name, source or f"{function.__code__.co_filename}"
         self.inputs, self.given = [a.name for a in args if a.role != "out"], inputs
-        self.read = read(function, [a.name for a in args if a.role == "state"])
+        axes = {a.name: len(a.shape) for a in args if a.role != "scalar"}
+        self.read = read(function, [a.name for a in args if a.role == "state"], axes)
         has, want = list(inspect.signature(function).parameters), [a.name for a in args]
         if has != want:
             raise UserError(
@@ -120,7 +122,7 @@ class DifferentiableOp:
                 f"write def {function.__name__}({', '.join(want)})"
             )
         self.before = dict(self.read.before)
-        self.compiled = self._copying(function.__name__) if self.before else function
+        self.compiled = self._as_read(function) if self.before or self.read.rewritten else function
         self.function = self._in_place(function) if self.before else function
         args = tuple(replace(a, role="out") if a.role == "state" else a for a in args) + tuple(
             replace(a, name=self.before[a.name], role="in") for a in args if a.role == "state"
@@ -131,7 +133,7 @@ class DifferentiableOp:
             inputs=self._domain if inputs else None, unfit=self._unfit(),
         )  # fmt: skip
         self.forward.reference.kernel = self.function  # type: ignore[attr-defined]
-        self.forward.reference.fits = self._fits(self._run)  # type: ignore[attr-defined]
+        self.forward.reference.run = self._run  # type: ignore[attr-defined]
         self._refuse_arguments()
         self.backward = self._declare_backward(flops)
         kernel = registry.Kernel(self.forward, registry.BASE, self.compiled)
@@ -169,12 +171,16 @@ class DifferentiableOp:
         given = [self.before.get(n, n) for n in names]
         return current().emit(self.forward, dict(zip(given, inputs, strict=True)), **sizes)
 
-    def _copying(self, name: str) -> Callable[..., None]:
+    def _as_read(self, function: Callable[..., None]) -> Callable[..., None]:
         """Write the kernel as it was read, with a copy of what it updates at its start, and import it."""
-        doc = f"{name}, with a copy of what it updates in place."
-        code = emit.module(self.read, name, self.read.params, [*self.read.allocations(), *self.read.body], doc, {})
+        name = function.__name__
+        doc = f"{name} in plain loops{', with a copy of what it updates in place' if self.before else ''}."
+        code = emit.module(self.read, name, self.read.params, self.read.forward(), doc, {})
         key = hashlib.sha256(code.encode()).hexdigest()[:32]
-        return getattr(emit.load(name, key, lambda: code), name)  # type: ignore[no-any-return]
+        made = getattr(emit.load(name, key, lambda: code), name)
+        if not self.before:  # the backward quotes the lines that a person wrote
+            made.written_as = function
+        return made  # type: ignore[no-any-return]
 
     def _in_place(self, function: Callable[..., None]) -> Callable[..., None]:
         """The same as plain Python: the kernel itself, on copies of what it updates."""
@@ -194,12 +200,21 @@ class DifferentiableOp:
         Raises
         ------
         UserError
-            Where they disagree, an output depends on its earlier content, or nothing is finite.
+            Where they disagree, an output depends on its earlier content, nothing is finite, or numba does not compile
+            the forward or the backward.
         """
         if not self.judged:
+            self._compile()
             self._refuse_old_values()
             self._results()
             self.judged = True
+
+    def _compile(self) -> None:
+        """Compile both kernels, or load them: what numba refuses has no use for a gradient."""
+        from .kernels.compile import jit
+
+        both = (self.forward.name, self.backward.name)
+        jit.compile_kernels([registry.KERNELS[name, registry.BASE] for name in both], processes=1)
 
     @property
     def domains(self) -> dict[str, Callable[[Array], Array]]:
@@ -327,7 +342,7 @@ class DifferentiableOp:
                 source=self.source, inverts=forward, unfit=forward.unfit,
                 reference=self._named(self._run_backward, [a.name for a in [*gradients, *given, *args]]),
             )  # fmt: skip
-            op.reference.fits = self._fits(self._run_backward)  # type: ignore[attr-defined]
+            op.reference.run = self._run_backward  # type: ignore[attr-defined]
             forward.backwards[:] = [op]
             return op
 
@@ -369,11 +384,6 @@ class DifferentiableOp:
         if {text(c.func) for c in calls} & TO_INTEGER:
             return dict.fromkeys(NOT_FINITE, "its integer is not defined")
         return {}
-
-    @staticmethod
-    def _fits(run: Callable[..., dict[str, Array]]) -> Callable[[Mapping[str, Any]], str]:
-        """Return the function that says why arguments take a reference out of float32's range, or ""."""
-        return lambda given: beyond(lambda dtype: run(widened(dict(given), dtype), dtype=dtype))
 
     def _run(self, given: Mapping[str, Any], start: float = 0.0, dtype: Any = np.float64) -> dict[str, Array]:
         """Call the kernel itself as plain Python in one type, with outputs that start from a number."""

@@ -80,10 +80,11 @@ def differentiate(
     UnsupportedError
         For code outside the subset; the message has file, line, reason, and what to write instead.
     """
-    kernel = forward.copy() if isinstance(forward, Kernel) else read(forward)  # rewritten in place
+    axes = {n: len(sizes) for n, sizes in interface.sizes.items()} if interface else {}
+    kernel = forward.copy() if isinstance(forward, Kernel) else read(forward, axes=axes)  # rewritten in place
     wrt, outs, saved = list(wrt), list(outs), set(saved)
     if interface:
-        kernel.arrays |= {n: len(sizes) for n, sizes in interface.sizes.items() if n in kernel.params}
+        kernel.arrays |= {n: k for n, k in axes.items() if n in kernel.params}
     for role, given in (("wrt", wrt), ("outs", outs)):
         for n in given:
             if n not in kernel.arrays:

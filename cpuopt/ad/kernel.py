@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import ast
 import copy
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, NoReturn
 
 import numpy as np
 
 from ..errors import UserError
-from .trees import Names, base, elements, index, names, quote, swap, text, words
+from .trees import Names, base, element, elements, index, names, quote, swap, text, words
 
 CHUNKS = 32
 """Parts of a parallel loop that sum by themselves: fixed, so that the number of threads changes no bit."""
@@ -184,15 +184,40 @@ def every_element(s: Stmt) -> list[ast.Subscript]:
     return [x for e in (s.trees if type(s) in (Assign, Accum) else s.held) for x in elements(e)]
 
 
+def _without_first(arrays: Collection[str]) -> Callable[[ast.expr], ast.expr | None]:
+    """Return the function that takes the first index from an element of some arrays."""
+
+    def shorter(e: ast.expr) -> ast.expr | None:
+        mine = isinstance(e, ast.Subscript) and isinstance(e.value, ast.Name) and e.value.id in arrays
+        return element(base(e), [swap(i, shorter) for i in index(e)[1:]]) if mine else None
+
+    return shorter
+
+
 # Kernels ------------------------------------------------------------------------------------------------------------
 
 
 @dataclass
 class Local:
-    """A local array: its shape, in what is known at the top of the kernel, and its type; None for float64."""
+    """A local array.
+
+    Attributes
+    ----------
+    shape : in what is known at the top of the kernel.
+    dtype : its type; None for float64.
+    owner : the variable of the parallel loop of which each iteration has its own: its first index; "" for none.
+    """
 
     shape: list[ast.expr]
     dtype: ast.expr | None
+    owner: str = ""
+
+    def made(self, name: str, axis: int = 0) -> Assign:
+        """Return the statement that makes it, without its first axes."""
+        shape = self.shape[axis:]
+        of = shape[0] if len(shape) == 1 else ast.Tuple(shape)
+        value = quote("np.empty(shape, dtype)", shape=of, dtype=self.dtype or quote("np.float64"))
+        return Assign(0, ast.Name(name), value)
 
 
 @dataclass
@@ -208,6 +233,7 @@ class Kernel:
     words : the names in each line of the source.
     local : the local arrays.
     before : for an array that it updates in place, the parameter that holds it as it was.
+    rewritten : whether only its statements compile, and not its source.
     """
 
     name: str
@@ -222,6 +248,7 @@ class Kernel:
     words: dict[int, Names] = field(default_factory=dict)
     local: dict[str, Local] = field(default_factory=dict)
     before: dict[str, str] = field(default_factory=dict)
+    rewritten: bool = False
 
     @property
     def taken(self) -> Names:
@@ -248,14 +275,15 @@ class Kernel:
         """Return a copy that may be rewritten in place."""
         return replace(self, body=copy.deepcopy(self.body), arrays=dict(self.arrays), names=dict(self.names))
 
-    def allocations(self) -> list[Stmt]:
-        """Make the local arrays."""
-        made: list[Stmt] = []
-        for name, x in self.local.items():
-            shape = x.shape[0] if len(x.shape) == 1 else ast.Tuple(x.shape)
-            value = quote("np.empty(shape, dtype)", shape=shape, dtype=x.dtype or quote("np.float64"))
-            made.append(Assign(0, ast.Name(name), value))
-        return made
+    def forward(self) -> list[Stmt]:
+        """Return the statements, with the local arrays; in a parallel loop, each iteration makes its own."""
+        body = copy.deepcopy(self.body)
+        for loop in [s for s in flat(body) if isinstance(s, For) and s.parallel]:
+            mine = {n: x for n, x in self.local.items() if x.owner == loop.var and n in mentioned(loop.body)}
+            for s in flat(loop.body):
+                s.swap(_without_first(mine.keys()))
+            loop.body[:0] = [x.made(n, axis=1) for n, x in mine.items()]
+        return [*(x.made(n) for n, x in self.local.items() if not x.owner), *body]
 
     def rename(self, new: dict[str, str]) -> None:
         """Rename locals, views and globals, in place."""
@@ -271,8 +299,10 @@ class Kernel:
         self.names = {new.get(n, n): value for n, value in self.names.items()}
         self.arrays = {new.get(n, n): axes for n, axes in self.arrays.items()}
         named = {n: ast.Name(other) for n, other in new.items()}
-        self.local = {new.get(n, n): Local([quote(text(e), **named) for e in x.shape], x.dtype)
-                      for n, x in self.local.items()}  # fmt: skip
+        self.local = {
+            new.get(n, n): replace(x, shape=[quote(text(e), **named) for e in x.shape], owner=new.get(x.owner, x.owner))
+            for n, x in self.local.items()
+        }
 
     def at(self, line: int, why: str, instead: str) -> str:
         """Return an error with file, line and code."""

@@ -10,7 +10,7 @@ import ast
 import copy
 import inspect
 import textwrap
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import FunctionType, SimpleNamespace
 from typing import Any, NoReturn
@@ -61,6 +61,7 @@ def _filled(cell: Any) -> bool:
 def source_of(function: Any) -> tuple[FunctionType, dict[int, str], ast.FunctionDef | None]:
     """Return a function without its compiler, its lines by number, and its tree; None where it is none."""
     plain = inspect.unwrap(getattr(function, "py_func", function))
+    plain = getattr(plain, "written_as", plain)
     lines, first = inspect.getsourcelines(plain)
     first = max(first, 1)
     tree = ast.parse(textwrap.dedent("".join(lines)))
@@ -107,14 +108,16 @@ class Lower:
     outside : those objects by name; names of inlined functions are added.
     source : lines by number; those of inlined functions in the same file are added.
     kernel : the function itself.
+    axes : the number of axes of parameters, where it is known.
     local : the local arrays.
+    rewritten : whether a form was found that numba does not compile.
     """
 
     def __init__(
         self, node: ast.FunctionDef, file: str, refuse: Callable[..., NoReturn], found: Callable[[ast.expr], Any],
-        outside: dict[str, Any], source: dict[int, str], kernel: FunctionType,
+        outside: dict[str, Any], source: dict[int, str], kernel: FunctionType, axes: Mapping[str, int],
     ) -> None:  # fmt: skip
-        self.kernel = kernel
+        self.kernel, self.rewritten = kernel, False
         self.sources: dict[Any, Any] = {}
         self.file, self.refuse, self.found, self.outside, self.source = file, refuse, found, outside, source
         self.params = [a.arg for a in node.args.args]
@@ -133,7 +136,7 @@ class Lower:
         self.arrays: set[str] = set()
         self.whole = ast.Module(list(node.body), [])
         self.array_names = {p for p in self.params if self.is_array(node, p)}
-        self.ranks: dict[str, int] = {}
+        self.ranks: dict[str, int] = {n: k for n, k in axes.items() if n in self.params}
         self.find_ranks(node)
 
     # Names -----------------------------------------------------------------------------------------------------------
@@ -308,6 +311,7 @@ class Lower:
                 lo, hi = (quote("0"), args[0]) if len(args) == 1 else args
                 call = [quote("hi - 1", hi=hi), quote("lo - 1", lo=lo), quote("-1")]
                 s.iter = ast.copy_location(ast.Call(ast.Name("range"), call, []), s.iter)
+                self.rewritten = True
             case ast.Call(func=ast.Name(id="enumerate"), args=[x]) if isinstance(s.target, ast.Tuple):
                 s = self.over(s, s.target.elts[0], [(s.target.elts[1], x)])
             case ast.Call(func=ast.Name(id="zip"), args=xs) if isinstance(s.target, ast.Tuple):
@@ -389,8 +393,10 @@ class Lower:
         """Rewrite an assignment."""
         if isinstance(target, ast.Tuple | ast.List):
             return self.unpack(s, target.elts, value)
-        if isinstance(target, ast.Subscript) and any(isinstance(i, ast.Slice) for i in _indices(target)):
-            return self.fill(s, target, value)
+        if isinstance(target, ast.Subscript):
+            part = self.row(target)
+            if any(isinstance(i, ast.Slice) for i in _indices(target)) or (part and self.free(part) > 0):
+                return self.fill(s, target, value)
         if isinstance(target, ast.Name):
             if target.id in self.params:
                 self.refuse(s, f"the parameter '{target.id}' is assigned", "use a local of another name")
@@ -421,7 +427,11 @@ class Lower:
             values = [self.extent(s, of, k) for k in range(len(targets))]
         elif isinstance(value, ast.Tuple | ast.List) and len(value.elts) == len(targets):
             pairs = zip(targets, value.elts, strict=True)
-            if any(isinstance(t, ast.Name) and self.row(v) is not None and self.used_as_array(t.id) for t, v in pairs):
+            if any(
+                isinstance(t, ast.Name)
+                and (self.allocates(v) or (self.row(v) is not None and self.used_as_array(t.id)))
+                for t, v in pairs
+            ):
                 for t, v in zip(targets, value.elts, strict=True):
                     if isinstance(t, ast.Name) and names(v) & {x.id for x in targets if isinstance(x, ast.Name)}:
                         self.refuse(s, "rows are exchanged", "copy their elements in a loop")
@@ -475,17 +485,28 @@ class Lower:
 
     # Local arrays ----------------------------------------------------------------------------------------------------
 
+    def copied(self, call: ast.Call) -> ast.expr | None:
+        """The array or row that a call copies."""
+        if isinstance(call.func, ast.Attribute) and call.func.attr == "copy" and self.row(call.func.value):
+            return call.func.value
+        return call.args[0] if self.found(call.func) is np.copy and call.args else None
+
+    def allocates(self, value: ast.expr) -> str:
+        """The function in `FILLS` that an expression makes an array with; "" where it makes none."""
+        if not isinstance(value, ast.Call):
+            return ""
+        if self.copied(value):
+            return "empty_like"
+        found = self.found(value.func)
+        return next((k for k in FILLS if found is getattr(np, k)), "") if value.args else ""
+
     def allocation(self, s: ast.stmt, name: str, value: ast.expr) -> bool:
         """Note a local array, and fill it where it is made; return whether there is one."""
-        if not isinstance(value, ast.Call):
+        kind = self.allocates(value)
+        if not kind:
             return False
-        found = self.found(value.func)
-        copied = value.args[0] if found is np.copy and value.args else None
-        if isinstance(value.func, ast.Attribute) and value.func.attr == "copy" and self.row(value.func.value):
-            copied = value.func.value
-        kind = "empty_like" if copied else next((k for k in FILLS if found is getattr(np, k)), None)
-        if kind is None or not (value.args or copied):
-            return False
+        assert isinstance(value, ast.Call)
+        copied = self.copied(value)
         given = {k.arg: k.value for k in value.keywords}
         args = [copied] if copied else list(value.args)
         shape_of = args.pop(0)
@@ -527,7 +548,7 @@ class Lower:
                 name_of = self.fresh(name)
         elif reserved(name) or f"d{name}" in self.params or name in self.params:
             name_of = self.fresh(name)
-        self.local[name_of] = Local(known, dtype)
+        self.local[name_of] = Local(known, dtype, parallel.target.id if parallel else "")  # type: ignore[attr-defined]
         self.ranks[name_of] = len(known)
         self.array_names |= {name, name_of}
         self.rows[name] = row = _Row(name_of, [*lead, *[None] * len(shape)])
@@ -644,10 +665,14 @@ class Lower:
                 self.refuse(e, why, "loop over the indices")
             parts.append(a)
         index = parts[0] if len(parts) == 1 else ast.Tuple(parts, ast.Load())
-        return ast.copy_location(ast.Subscript(ast.Name(found.array), index, ast.Load()), e)
+        made = ast.copy_location(ast.Subscript(ast.Name(found.array), index, ast.Load()), e)
+        made.is_whole = True  # type: ignore[attr-defined]
+        return made
 
     def element(self, e: ast.Subscript) -> ast.Subscript:
-        """Rewrite an element."""
+        """Rewrite an element, unless it is one already: an argument of a function is rewritten before its body is."""
+        if getattr(e, "is_whole", False):
+            return e
         row = self.row(e.value)
         if row is None:
             if isinstance(e.value, ast.Name) and e.value.id in self.array_names:
@@ -666,7 +691,7 @@ class Lower:
         match e:
             case ast.Name(id=name) if name in self.rows:
                 self.refuse(e, f"the array '{name}' is used whole", "loop over its elements")
-            case ast.Subscript(value=ast.Attribute(value=x, attr="shape"), slice=ast.Constant(value=int(k))):
+            case ast.Subscript(value=ast.Attribute(value=x, attr="shape"), slice=at) if (k := _axis(at)) is not None:
                 row = self.row(x)
                 if row is not None:
                     k = k if k >= 0 else k + self.free(row)
@@ -733,6 +758,9 @@ class Lower:
         """Write the body of a function in place of its call; return its results, None where there are none."""
         name = text(call.func)
         found, call = self.loop_of(call) or (self.found(call.func), call)
+        self.rewritten |= found is whole.METHODS["dot"] or not (
+            hasattr(found, "py_func") or found in whole.METHODS.values()
+        )
         if found in self.inlining or getattr(found, "py_func", found) is self.kernel:
             self.refuse(call, f"{name} calls itself", "write it as a loop")
         try:
@@ -878,6 +906,14 @@ def _uses(block: Iterable[ast.AST], name: str) -> int:
             found += isinstance(n, ast.Name) and n.id == name and isinstance(getattr(n, "ctx", None), ast.Load)
             found += 2 * isinstance(n, ast.For) and any(isinstance(x, ast.Name) and x.id == name for x in ast.walk(n))
     return found
+
+
+def _axis(e: ast.expr) -> int | None:
+    """The number of an axis, which may count from the end; None for other expressions."""
+    number = e.operand if isinstance(e, ast.UnaryOp) and isinstance(e.op, ast.USub) else e
+    if not isinstance(number, ast.Constant) or type(number.value) is not int:
+        return None
+    return number.value if number is e else -number.value
 
 
 def _negative(e: ast.expr) -> bool:

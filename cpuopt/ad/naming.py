@@ -7,10 +7,10 @@ import keyword
 
 import numpy as np
 
-from .kernel import NUMBER, For, Interface, Kernel, Stmt, UnsupportedError, assigned
+from .kernel import NUMBER, For, Interface, Kernel, Stmt, assigned
 from .plan import Plan
 from .rules import CONSTANTS
-from .trees import MODULES, Names, base, element, index, quote, swap
+from .trees import MODULES, Names, base, element, index, quote, swap, words
 
 WORDS = {
     *CONSTANTS,
@@ -81,7 +81,7 @@ class Naming:
     """
 
     def __init__(self, plan: Plan, face: Interface) -> None:
-        self.kernel, self.face = plan.kernel, face
+        self.kernel, self.face, self.outs = plan.kernel, face, plan.task.outs
         self.taken = self.kernel.taken
         self.adjoints: dict[str, str] = {}
         self.parts: Names = set()
@@ -113,25 +113,53 @@ class Naming:
         return swap(e, self.shape)  # type: ignore[no-any-return]
 
     def shape(self, e: ast.expr) -> ast.expr | None:
-        """The shape of an argument of the backward for that of an array of the forward."""
+        """A size, shape or type by an argument of the backward for that of an array of the forward."""
         match e:
+            case ast.Subscript(
+                value=ast.Attribute(value=ast.Name(id=name), attr="shape"), slice=ast.Constant(value=int(k))
+            ) if name not in MODULES and not self.shaped(name):
+                return self.extent(name, k)
             case ast.Attribute(value=ast.Name(id=name), attr="shape" | "dtype" as attr) if name not in MODULES:
-                return ast.Attribute(ast.Name(self.shaped(name)), attr)
+                if attr == "shape" and not self.shaped(name):
+                    return ast.Tuple(self.extents(name))
+                return ast.Attribute(ast.Name(self.shaped(name) or f"d{self.outs[0]}"), attr)
         return None
 
     def shaped(self, name: str) -> str:
-        """An argument of the backward that has a forward array's shape."""
+        """An argument of the backward that has a forward array's shape; "" where there is none."""
         if name in self.face.params or name in self.kernel.views:
             return name
         if f"d{name}" in self.face.params:
             return f"d{name}"
+        same = [other for other, sizes in self.face.sizes.items() if sizes == self.face.sizes.get(name)]
+        return next(filter(None, map(self.given, same)), "")
+
+    def given(self, name: str) -> str:
+        """The argument of the backward that is a forward array or its adjoint; "" where there is none."""
+        return next((n for n in (name, f"d{name}") if n in self.face.params), "")
+
+    def extents(self, name: str) -> list[ast.expr]:
+        """The size of each axis of a forward array whose shape no argument of the backward has."""
+        return [self.extent(name, k) for k in range(self.kernel.arrays[name])]
+
+    def extent(self, name: str, k: int) -> ast.expr:
+        """The size of one axis: the declared one, with the size of an argument's axis for each symbol."""
+        known: dict[str, ast.expr] = {}
         for other, sizes in self.face.sizes.items():
-            if sizes == self.face.sizes.get(name) and (other in self.face.params or f"d{other}" in self.face.params):
-                return other if other in self.face.params else f"d{other}"
-        raise UnsupportedError(
-            f"{self.kernel.file}: the backward is given neither '{name}' nor 'd{name}', whose shape it needs; "
-            "read the size from another array"
-        )
+            if array := self.given(other):
+                for axis, size in enumerate(sizes):
+                    value = quote("x.shape[axis]", x=ast.Name(array), axis=ast.Constant(axis))
+                    known |= {size: value, **{n: x for n, x in solved(quote(size), value) if n not in known}}
+        wanted = self.face.sizes.get(name, ())[k] if k < len(self.face.sizes.get(name, ())) else ""
+        if wanted in known:
+            return known[wanted]
+        declared = quote(wanted or "unknown")
+        if lacking := sorted(words(declared) - known.keys()):
+            self.kernel.refuse_parameter(
+                f"the backward needs the size '{lacking[0]}' of '{name}', which no array has that it is given",
+                "declare an input or the first output with it",
+            )
+        return quote(wanted, **known)  # type: ignore[no-any-return]
 
     def of(self, e: ast.expr) -> ast.expr:
         """The adjoint of an expression that is a name or an element."""
@@ -144,6 +172,20 @@ class Naming:
         """A loop of the forward around statements of the backward."""
         lo, hi, step = s.bounds
         return For(s.line, s.var, (self.show(lo), self.show(hi), step), body, parallel)
+
+
+def solved(declared: ast.expr, value: ast.expr) -> list[tuple[str, ast.expr]]:
+    """The size of the one symbol in a declared size such as ``2*L + 1``, from the value of that; none of a product."""
+    match declared:
+        case ast.Name(id=name):
+            return [(name, value)]
+        case ast.BinOp(left=x, op=op, right=y) if isinstance(op, ast.Add | ast.Mult):
+            sides = [(a, b) for a, b in ((x, y), (y, x)) if not words(a) and words(b)]
+            if sides:
+                number, rest = sides[0]
+                code = "value - number" if isinstance(op, ast.Add) else "value // number"
+                return solved(rest, quote(code, value=value, number=number))
+    return []
 
 
 def every(axes: int) -> list[ast.expr]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
@@ -35,11 +36,7 @@ class Reverse:
         """Write the body of the backward."""
         forward = self.forward(self.kernel.body, self.plan.kept, push=True)
         backward = self.backward(self.kernel.body)
-        start: list[Stmt] = []
-        for name in sorted({s.name for s in self.plan.recorded if isinstance(s, Assign)}):
-            if name not in self.kernel.arrays and name not in self.kernel.views:
-                start.append(Assign(0, ast.Name(name), quote("0") if name in self.kernel.ints else ZERO))
-        start += self.records[0]
+        start = [*self.before_records(None), *self.records[0]]
         if "tape" in mentioned([*forward, *backward]):
             start.append(self.new_tape())
         backward = self.initialize(self.initial(None), backward)
@@ -49,6 +46,18 @@ class Reverse:
         body = [*self.copies(), *self.zeros.at_start(), *start, *forward, *backward]
         self.check_available(body)
         return [*self.allocations(), *body]
+
+    def before_records(self, home: For | None) -> list[Stmt]:
+        """Give the locals that are recorded a first value: in the parallel loop that they do not outlive, if any."""
+        made: list[Stmt] = []
+        for name in sorted({s.name for s in self.plan.recorded if isinstance(s, Assign)}):
+            around = [p for s in self.plan.recorded if isinstance(s, Assign) and s.name == name
+                      for p in self.plan.facts.parent[s] if isinstance(p, For) and p.parallel
+                      and p in self.plan.fused and name in self.plan.facts.locals[p]]  # fmt: skip
+            if name in self.kernel.arrays or name in self.kernel.views or (home not in around if home else around):
+                continue
+            made.append(Assign(0, ast.Name(name), quote("0") if name in self.kernel.ints else ZERO))
+        return made
 
     def check_available(self, body: list[Stmt]) -> None:
         """Find hidden outputs that are read: they become working memory; a hidden input that is read is refused."""
@@ -76,10 +85,14 @@ class Reverse:
             if self.kernel.arrays[like] == 1 and not self.face.own_memory:
                 self.face.scratch[name] = (1, like)
                 continue
-            code = "np.zeros(x.shape, x.dtype)"
+            code, sizes = "np.zeros(x.shape, x.dtype)", list[ast.expr]()
             if not self.face.own_memory:
                 self.face.scratch[f"{name}_memory"] = (1, like)
                 code = "memory[:x.size].reshape(x.shape)"
+                if not self.naming.shaped(like):
+                    sizes = self.naming.extents(like)
+                    size = functools.reduce(lambda a, b: ast.BinOp(a, ast.Mult(), b), sizes)
+                    code = f"memory[:{text(size)}].reshape({', '.join(map(text, sizes))})"
             x = ast.Name(like if like in self.face.params else self.naming.shaped(like))
             made.append(Assign(0, ast.Name(name), quote(code, x=x, memory=ast.Name(f"{name}_memory"))))
         return made
@@ -362,7 +375,7 @@ class Reverse:
                 self.naming.adjoints[name] = self.naming.fresh(f"{d}_part")
         self.tapes.append(f"tape{len(self.tapes) + 1}")
         self.records.append([])
-        body = self.zeros.in_loop(s, s) + self.iteration(s)
+        body = [*self.before_records(s), *self.zeros.in_loop(s, s), *self.iteration(s)]
         own = {name: self.naming.adjoint(name) for name in parts}
         self.naming.adjoints |= whole
         self.naming.parts = outer

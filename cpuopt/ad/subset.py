@@ -13,8 +13,8 @@ import copy
 import functools
 import math
 import sys
-from collections.abc import Callable, Iterable
-from types import ModuleType
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType, ModuleType
 from typing import Any, NoReturn
 
 import numpy as np
@@ -37,6 +37,7 @@ class _Reader:
     Attributes
     ----------
     outside : its globals and builtins.
+    rewritten : whether a call was found that numba does not compile.
     functions : those that are called, with the modules named in calls, by their names in generated text.
     """
 
@@ -47,6 +48,7 @@ class _Reader:
         self.views: dict[str, View] = {}
         self.functions: dict[str, Any] = {}
         self.loops: list[str] = []
+        self.rewritten = False
 
     def refuse(self, node: ast.AST, why: str, instead: str) -> NoReturn:
         """Raise, with file, line and code."""
@@ -257,6 +259,7 @@ class _Reader:
         if len(new) != count:
             self.refuse(e, f"{text(e.func)} is given {len(args)} arguments", f"give it {count}")
         if name in ALIASES:
+            self.rewritten |= name == "clip"  # numba's takes arrays
             return quote(ALIASES[name], **dict(zip("xyz", new, strict=False)))
         return ast.Call(known, new, [])
 
@@ -285,11 +288,14 @@ def _reduces(body: list[Stmt], name: str) -> bool:
     return len(kinds) == 1 and not any(name in names(e) for e in read)
 
 
-def read(function: Callable[..., None], in_place: Iterable[str] = ()) -> Kernel:
+def read(
+    function: Callable[..., None], in_place: Iterable[str] = (), axes: Mapping[str, int] = MappingProxyType({})
+) -> Kernel:
     """Read a kernel, compiled or not.
 
     Parameters
     ----------
+    axes : the number of axes of its arrays, where it is known; it need not follow from the kernel's text then.
     in_place : arrays that it updates. The kernel that is read has a parameter more for each, `Kernel.before`, which it
         copies to that array first.
 
@@ -307,7 +313,7 @@ def read(function: Callable[..., None], in_place: Iterable[str] = ()) -> Kernel:
     if a.vararg or a.kwarg or a.kwonlyargs or a.posonlyargs or a.defaults:
         reader.refuse(node, "a kernel has plain parameters only", "name each one, without a default")
     params = [arg.arg for arg in a.args]
-    lower = Lower(node, file, reader.refuse, reader.found, reader.outside, source, plain)
+    lower = Lower(node, file, reader.refuse, reader.found, reader.outside, source, plain, axes)
     node = lower.function(node)
     reader.index_names |= lower.indices
     body = reader.block(node.body)
@@ -318,7 +324,8 @@ def read(function: Callable[..., None], in_place: Iterable[str] = ()) -> Kernel:
     kernel = Kernel(node.name, file, params, body, {}, reader.index_names, source, {}, reader.views, words)
     for name, made in lower.local.items():
         shape = [reader.expr(e, whole=True) for e in made.shape]
-        kernel.local[name] = Local(shape, made.dtype)
+        kernel.local[name] = Local(shape, made.dtype, made.owner)
+    kernel.rewritten = lower.rewritten or reader.rewritten
     _check(kernel, reader, node)
     for name in in_place:
         _copy_before(kernel, name, node.lineno)

@@ -18,7 +18,7 @@ from ..errors import UserError
 from ..ops.declaration import Arg, Op
 from ..program.program import Call
 from ..wording import text_of
-from .fit import drawn, scaled_as
+from .fit import beyond, drawn, scaled_as
 
 Array = np.ndarray[Any, Any]
 Arguments = dict[str, Any]
@@ -201,8 +201,8 @@ def arguments(op: Op, case: Case, rng: np.random.Generator, alter: Callable[[Arr
     def draw(scale: float) -> Arguments:
         return _arguments(op, case, rng, lambda x: alter(x) if x.dtype.kind == "i" else alter(x) * x.dtype.type(scale))
 
-    fits = getattr(op.reference, "fits", None)
-    return drawn(op.name, rng, fits, draw) if fits else _arguments(op, case, rng, alter)
+    run = run_of(op)
+    return drawn(op.name, rng, lambda given: beyond(run, given), draw) if run else _arguments(op, case, rng, alter)
 
 
 def _arguments(op: Op, case: Case, rng: np.random.Generator, alter: Callable[[Array], Array]) -> Arguments:
@@ -274,7 +274,7 @@ def _draw(op: Op, arg: Arg, case: Case, rng: np.random.Generator) -> Any:
     if arg.role == "scalar":
         if arg.name == "ignore_index" and case.kind == "a class is ignored":
             return 0
-        usual = {} if hasattr((op.inverts or op).reference, "fits") else SCALARS  # of one's own, a name says nothing
+        usual = {} if run_of(op) else SCALARS  # of one's own, a name says nothing
         return usual.get(arg.name, 3 if arg.dtype == "int64" else 0.5)
     if arg.name in case.absent:
         return None
@@ -324,6 +324,12 @@ def _draw_ids(below: int, shape: tuple[int, ...], ignoring: str | None, rng: np.
         ignored = IGNORING[ignoring](ids.size) if ignoring in IGNORING else quarter
         ids[ignored.reshape(shape)] = SCALARS["ignore_index"]
     return ids
+
+
+def run_of(op: Op) -> Callable[..., dict[str, Array]] | None:
+    """Return the reference of an op of one's own as a function of arguments and the type of all numbers, or None."""
+    run = getattr(op.reference, "run", None)
+    return run and (lambda given, dtype: run(widened(given, dtype), dtype=dtype))
 
 
 def widened(given: Arguments, dtype: DTypeLike = np.float64) -> Arguments:

@@ -72,22 +72,22 @@ def scaled_as(given: Mapping[str, Any], made: dict[str, Any]) -> dict[str, Any]:
     return made
 
 
-def beyond(run: Callable[[type], Mapping[str, Array]]) -> str:
+def beyond(run: Callable[[Any, type], Mapping[str, Array]], given: Mapping[str, Any]) -> str:
     """Return the reason why a formula leaves float32's range, or "".
 
     Parameters
     ----------
-    run : the formula with all numbers of a type; returns its results by name.
+    run : the formula: from arguments and the type of all numbers to its results by name.
     """
     with np.errstate(all="raise", under="ignore"):
         try:
-            narrow, left = run(np.float32), False
+            narrow, left = run(given, np.float32), False
         except (FloatingPointError, OverflowError):
             left = True
     with np.errstate(all="ignore"):
         if left:
-            narrow = run(np.float32)
-            if not all(_close(narrow[n], x) for n, x in run(np.float64).items()):
+            narrow = run(given, np.float32)
+            if not all(_close(narrow[n], x) for n, x in run(given, np.float64).items()):
                 return "its formula leaves float32's range"
         if any((np.abs(x) > LARGEST).any() for x in map(_finite, narrow.values())):
             return "its results leave float32's range"
@@ -104,3 +104,18 @@ def _close(a: Array, b: Array) -> bool:
     near = np.abs(_finite(a) - _finite(b)) <= CLOSE * (size + np.sqrt(np.mean(size**2)))
     same = np.isfinite(a) == np.isfinite(b)
     return bool((near & same).all())
+
+
+def rounding_of(
+    run: Callable[[Any, type], Mapping[str, Array]], given: Mapping[str, Any], want: Mapping[str, Array]
+) -> dict[str, Array]:
+    """Return how far a formula is from its results in float32, in units of rounding: the root mean square of each row.
+
+    An op of one's own is its formula, so what that loses in float32 is no error of a kernel.
+    """
+    found = {}
+    with np.errstate(all="ignore"):
+        for name, x in run(given, np.float32).items():
+            apart = _finite(x - want[name]) / np.finfo(np.float32).eps
+            found[name] = np.sqrt(np.mean(np.square(apart), axis=-1, keepdims=True))
+    return found

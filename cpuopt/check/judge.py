@@ -35,8 +35,8 @@ from ..kernels.registry import Kernel
 from ..kernels.toolkit import threads as numba_threads
 from ..machine import cores
 from ..ops.declaration import Arg, Op, Spec, moving
-from .cases import NOT_FINITE, Arguments, Array, Case, reference
-from .fit import Drawn
+from .cases import NOT_FINITE, Arguments, Array, Case, reference, run_of
+from .fit import Drawn, rounding_of
 from .memory import FILL, BrokenKernelError, bits, origin, pattern
 
 K = 8.0
@@ -296,6 +296,8 @@ def expected(op: Op, case: Case, given: Arguments, rng: np.random.Generator) -> 
         scale = {n: np.sqrt(x) for n, x in moved.items()}
         if samples == 1:
             scale = {n: np.maximum(x, row_size(x)) for n, x in scale.items()}
+        if run := run_of(op):
+            scale = {n: scale[n] + x for n, x in rounding_of(run, given, want).items()}
         return Wanted(op, case, want, {n: x + row_size(want[n]) for n, x in scale.items()})
 
 

@@ -20,7 +20,8 @@ from threadpoolctl import threadpool_limits
 
 from ..kernels.registry import Kernel
 from ..ops.declaration import Op
-from .cases import Array, Case, arguments, elements, normal, reference, spread
+from .cases import Array, Case, arguments, elements, normal, reference, run_of, spread
+from .fit import rounding_of
 from .judge import STEP, Result, Wanted, broken, called, keeping_threads, noted, prepare, steps, worst
 from .memory import FILL, SCRATCH, BrokenKernelError, Memory, absent_as_empty, bits, call_args, fill, spoil
 
@@ -122,6 +123,7 @@ def standard(sized: Sized, given: Mapping[str, Array], threads: int, nudges: int
         found = {n: np.asarray(x, finest) for n, x in reference(op, dict(given), finest).items()}
         found = {n: x.copy() if np.may_share_memory(x, given[n]) else x for n, x in found.items()}
         moved = {n: np.zeros_like(x) for n, x in found.items()} if nudges else {}
+        rounding = rounding_of(run, given, found) if nudges and (run := run_of(op)) else {}
         for seed in range(nudges):
             for n, x in nudged(op, given, finest, seed).items():
                 moved[n] += ((x - found[n]) / STEP) ** 2 / nudges
@@ -134,6 +136,8 @@ def standard(sized: Sized, given: Mapping[str, Array], threads: int, nudges: int
         scale[name] = np.fmax(np.sqrt(squares / x.shape[-1]), lowest).reshape(-1, 1)  # in a row that is almost 0
         if nudges:
             scale[name] = np.fmax(scale[name], np.sqrt(moved[name]).reshape(rows.shape))
+        if name in rounding:
+            scale[name] = scale[name] + rounding[name].reshape(-1, 1)
     return Wanted(op, case, values, scale, adds, rounded=2)
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from cpuopt import ops
+from cpuopt.custom import DifferentiableOp
 from cpuopt.kernels import registry
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -20,3 +21,9 @@ def registered():
     ops.ALL.update(every)
     registry.KERNELS.clear()
     registry.KERNELS.update(kernels)
+
+
+@pytest.fixture
+def uncompiled(monkeypatch):
+    """Judge gradients without compiling, which takes seconds for each kernel."""
+    monkeypatch.setattr(DifferentiableOp, "_compile", lambda self: None)

@@ -8,6 +8,7 @@ import pytest
 from cpuopt import differentiable
 from cpuopt.ad import UnsupportedError, differentiate
 from cpuopt.errors import UserError
+from cpuopt.kernels import registry
 from cpuopt.ops.declaration import BT, C, N, T, inp, out, state
 
 REFUSED = {
@@ -39,13 +40,23 @@ def test_what_is_refused_is_told_what_to_write(name):
         differentiate(kernel.function, wrt, [kernel.args[0].name])
 
 
-@pytest.mark.parametrize("name", [n for n in natural.ALL if n not in REFUSED])
-def test_the_decorator_judges_it_right(registered, monkeypatch, name):
+def made(monkeypatch, name):
     kernel = natural.ALL[name]
     monkeypatch.setattr(kernel.function, "__name__", f"natural_{name}")
-    op = differentiable(*kernel.args, inputs=kernel.inputs)(kernel.function)
-    op.judge()
-    assert op.judged
+    return differentiable(*kernel.args, inputs=kernel.inputs)(kernel.function)
+
+
+@pytest.mark.parametrize("name", [n for n in natural.ALL if n not in REFUSED])
+def test_the_decorator_judges_it_right(registered, uncompiled, monkeypatch, name):
+    made(monkeypatch, name).judge()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [n for n in natural.ALL if n not in REFUSED])
+def test_what_is_accepted_compiles(registered, monkeypatch, name):
+    op = made(monkeypatch, name)
+    for part in [op.forward, *[op.backward] * op.read.rewritten]:
+        registry.KERNELS[part.name, registry.BASE].compile()
 
 
 def test_the_judge_of_the_generator_fails_a_wrong_derivative(monkeypatch):

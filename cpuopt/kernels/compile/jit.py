@@ -6,6 +6,8 @@ This is the only module that calls ``numba.njit``.
 from __future__ import annotations
 
 import inspect
+import linecache
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -33,6 +35,7 @@ OPTIONS: dict[str, Any] = {"parallel": True, "fastmath": FASTMATH, "error_model"
 
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
+PLACE = re.compile(r'File "([^"]*)", line (\d+)')
 
 
 def signature(
@@ -131,10 +134,22 @@ def _compile(dispatcher: Any, sig: tuple[types.Type, ...], name: str) -> None:
     """Compile or load; numba's report becomes one line."""
     try:
         dispatcher.compile(sig)
-    except numba.core.errors.NumbaError as e:
+    except UserError:
+        raise
+    except Exception as e:  # numba's, or what it lets through: that a library is missing, or a fault of its own
         lines = [s for line in str(e).splitlines() if (s := ANSI.sub("", line).strip())]
-        said = [s for s in lines if not s.startswith(("Failed in", "During:", "File "))]
-        raise UserError(f"{name} does not compile: {' '.join(said[:2])}") from e
+        said = [s for s in lines if not s.startswith(("Failed in", "During:", "File "))] or [type(e).__name__]
+        raise UserError(f"{name} does not compile: {' '.join(said[:2])}{_line(dispatcher, lines)}") from e
+
+
+def _line(dispatcher: Any, said: Sequence[str]) -> str:
+    """Return the line of a kernel that numba's report names last, or of the kernel that it was written from; or ""."""
+    file = dispatcher.py_func.__code__.co_filename
+    found = [m[2] for s in said if (m := PLACE.search(s)) and os.path.basename(m[1]) == os.path.basename(file)]
+    if not found:
+        return ""
+    code, _, quoted = linecache.getline(file, int(found[-1])).strip().partition("  # ")
+    return f" (line {quoted})" if quoted[:1].isdigit() else f" (line {found[-1]}: {code})"
 
 
 def afresh(kernel: Kernel) -> tuple[Any, tuple[types.Type, ...]]:

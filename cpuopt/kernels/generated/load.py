@@ -11,7 +11,7 @@ from types import ModuleType
 from ... import __version__, ad
 from ...ad import Backward, Interface, differentiate, emit
 from ...ad.kernel import CHUNKS
-from ...ad.subset import outside
+from ...ad.subset import outside, source_of
 from ...ops.declaration import Op
 from ..registry import Kernel
 
@@ -45,7 +45,7 @@ def backward(op: Op, forward: Kernel) -> Backward:
 
 def load(op: Op, forward: Kernel) -> ModuleType:
     """Load the module of a generated backward from the cache; write it first if the forward or the generator is new."""
-    function = inspect.unwrap(getattr(forward.function, "py_func", forward.function))
+    function = source_of(forward.function)[0]
     code, seen = function.__code__, outside(function)
     values = {n: repr(seen.get(n)) for n in (*code.co_names, *code.co_freevars)}
     said = (inspect.getsource(function), code.co_filename, code.co_firstlineno, values)
