@@ -10,6 +10,7 @@ from __future__ import annotations
 import mmap
 import os
 import platform
+import resource
 import shlex
 import subprocess
 import sys
@@ -346,6 +347,19 @@ def memory_left() -> int | None:
                 free = int(_read(group / limit)) - int(_read(group / used))
                 found.append(max(0, free + _of_files(group, "total_" * limit.endswith("_in_bytes"))))
     return min(found, default=None)
+
+
+def available_bytes() -> int:
+    """The memory that can still be allocated: the free memory, or the limits of container and process."""
+    import psutil
+
+    free = [psutil.virtual_memory().available]
+    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if soft != resource.RLIM_INFINITY:
+        free.append(soft - psutil.Process().memory_info().vms)
+    if (left := memory_left()) is not None:
+        free.append(left)
+    return int(min(free))
 
 
 def _of_files(group: Path, prefix: str) -> int:

@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from cpuopt import cli
-from cpuopt.data import tokenizers
+from cpuopt.data import encoding, tokenizers
 from cpuopt.data.corpus import load_corpus
-from cpuopt.data.tokenizers import ENDS, encode_text, get_tokenizer
+from cpuopt.data.encoding import encode_text
+from cpuopt.data.tokenizers import ENDS, get_tokenizer
 from cpuopt.data.tokens import read_tokens, write_tokens
 from cpuopt.errors import UserError
 from cpuopt.models.gpt2 import Config
@@ -113,8 +114,8 @@ def test_a_long_text_is_cut_between_lines(file, monkeypatch):
     t, text = get_tokenizer(str(file)), "one line\n\n  and two\n" * 50
     whole = [t.eot, *t.encode(text)]
     for part in (1, 7, 100, 5000):
-        monkeypatch.setattr(tokenizers, "PART", part)
-        assert encode_text(t, text) == whole
+        monkeypatch.setattr(encoding, "PART", part)
+        assert encode_text(t, [text]).tolist() == whole
 
 
 def test_without_the_library_the_extra_is_named(file, monkeypatch):

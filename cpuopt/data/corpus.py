@@ -24,7 +24,8 @@ from ..errors import UserError
 from ..machine import cores
 from .batches import Batches, require_known_ids, require_one_batch
 from .datasets import DATASETS, dataset_files, list_datasets, prepare, prepare_command
-from .tokenizers import TOKENIZERS, encode_text, get_tokenizer, require_fit, usual_tokenizer
+from .encoding import decoded, encode_text
+from .tokenizers import TOKENIZERS, get_tokenizer, require_fit, usual_tokenizer
 from .tokens import Tokens, read_tokens, write_tokens
 
 __all__ = [
@@ -178,10 +179,7 @@ def _encoded(texts: Mapping[str, Tokens], tokenizer: str) -> Mapping[str, Tokens
     if tokenizer == "bytes":
         return texts
     t = get_tokenizer(tokenizer)
-    dtype = np.uint16 if t.vocab_size <= 1 << 16 else np.int32
-    return {
-        name: np.array(encode_text(t, text.tobytes().decode(errors="replace")), dtype) for name, text in texts.items()
-    }
+    return {name: encode_text(t, decoded(text), text.size) for name, text in texts.items()}
 
 
 def _find(spec: str) -> list[Path]:

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from ..errors import UserError
 from ..files import Content, user_cache
 from ..files.reading import parse_json, read_file
+from . import untrusted
 from .pieces import Pieces
 
 if TYPE_CHECKING:
@@ -105,6 +106,8 @@ ENDS = ("<|end_of_text|>", "<|endoftext|>", "<|eot_id|>", "<|im_end|>", "</s>")
 
 MOST = 1 << 24
 """Ids of a file, so that a table of them fits in memory."""
+LARGEST_JSON = 64 << 20
+"""Bytes of a ``tokenizer.json``; Gemma's has 33 MB."""
 
 
 class Json(Tokenizer):
@@ -120,22 +123,27 @@ class Json(Tokenizer):
                 f"{str(path)!r} needs the library tokenizers, which is not installed; pip install 'cpuopt[hf]' "
                 "(in a clone: pip install -e '.[hf]')"
             ) from None
+        self.path = str(path)
         try:
-            found = parse_json(read_file(path))  # it is a file, and its JSON is strict, before a library reads it
-            self.to_bytes = _bytes_of(found.get("decoder"))
-            self.encoding = tokenizers.Tokenizer.from_file(str(path))
+            content = read_file(path, most=LARGEST_JSON)
+            found = parse_json(content)  # its JSON is strict, and its growth bounded, before a library reads it
+            self.to_bytes, self.growth = _bytes_of(found.get("decoder")), untrusted.growth(found)
         except OSError as e:
-            raise UserError(f"cannot read {str(path)!r}: {e.strerror or e}") from e
-        except (KeyboardInterrupt, MemoryError):
-            raise
-        except BaseException as e:  # the library's own errors: Exception, and a panic of Rust, which is none
-            raise UserError(f"{str(path)!r} is no tokenizer.json that can be read: {repr(str(e))[:200]}") from e
+            raise UserError(f"cannot read {self.path!r}: {e.strerror or e}") from e
+        except (ValueError, RecursionError) as e:
+            raise UserError(f"{self.path!r} is no tokenizer.json that can be read: {repr(str(e))[:200]}") from e
+        with untrusted.guarded(self.path, "is no tokenizer.json that can be read"):
+            self.encoding = tokenizers.Tokenizer.from_str(content.decode())
+            self._read()
+
+    def _read(self) -> None:
+        """Find what the file says of its tokens."""
         self.encoding.no_truncation()
         self.encoding.no_padding()
         self.encoding.encode_special_tokens = True  # as text, not as what they stand for
         ids = self.encoding.get_vocab(with_added_tokens=True)
         if not ids or max(ids.values()) >= MOST:
-            raise UserError(f"{str(path)!r} has {len(ids)} tokens; expected 1 or more, with ids below {MOST}")
+            raise UserError(f"{self.path!r} has {len(ids)} tokens; expected 1 or more, with ids below {MOST}")
         self.texts = {i: text for text, i in ids.items()}
         self.whole = {i: token.content.encode() for i, token in self.encoding.get_added_tokens_decoder().items()}
         self.vocab_size = max(self.texts) + 1
@@ -148,7 +156,11 @@ class Json(Tokenizer):
 
     def encode(self, text: str) -> list[int]:  # noqa: D102
         text = text.encode(errors="replace").decode()  # half of a surrogate pair is no text
-        return list(self.encoding.encode(text, add_special_tokens=False).ids)
+        with untrusted.guarded(self.path, "fails on the text"):
+            if self.growth > untrusted.USUAL:
+                tokens = lambda piece: list(self.encoding.encode(piece, add_special_tokens=False).tokens)  # noqa: E731
+                untrusted.require_bounded(text, tokens, self.path)
+            return list(self.encoding.encode(text, add_special_tokens=False).ids)
 
     def start(self, text: str) -> list[int]:  # noqa: D102
         return [*self.before, *self.encode(text)] or [self.eot]
@@ -282,22 +294,6 @@ def get_tokenizer(name: str) -> Tokenizer:
 @cache
 def _from_file(kind: str, path: str, size: int, changed: int) -> Tokenizer:
     return KINDS[kind](Path(path))
-
-
-def encode_text(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Turn a whole text into ids, the one before it first; a long text in parts, which end with a line."""
-    ids, at = [tokenizer.eot], 0
-    while at < len(text):
-        line = LINE.search(text, at + PART)
-        end = line.end() if line else len(text)
-        ids += tokenizer.encode(text[at:end])
-        at = end
-    return ids
-
-
-PART = 1 << 20
-"""Characters from which a part of a text ends: the libraries need a hundred times the memory of a text."""
-LINE = re.compile(r"\n(?=\S)")
 
 
 def _gpt2() -> GPT2:

@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from ..errors import UserError
 from ..files import write_whole
+from ..files.reading import open_file
 
 Tokens = NDArray[np.integer[Any]]
 
@@ -43,7 +44,7 @@ def read_tokens(path: Path) -> Tokens:
         Where the file cannot be read, is no token file, or is shorter or longer than its header says.
     """
     try:
-        with open(path, "rb") as file:
+        with open_file(path) as file:
             size = os.fstat(file.fileno()).st_size
             count, dtype = _check_header(str(path), file.read(HEADER_BYTES), size)
             mapped = np.memmap(file, dtype=dtype, mode="r", offset=HEADER_BYTES, shape=(count,))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import math
+import os
 import pkgutil
 import sys
 import time
@@ -39,6 +40,8 @@ for _variant in VARIANTS:
 
 UNNAMED = "cpuopt_user_kernels"
 """The package of users' files that cannot be imported by their names, which other modules have."""
+LARGEST = 16 << 20
+"""Bytes of a user's file."""
 ADDED: set[tuple[str, str]] = set()
 """The kernels that users' files registered, by (op name, variant)."""
 
@@ -76,12 +79,16 @@ def load_file(file: str | Path, flag: str, of: str) -> ModuleType:
         return module
     if not path.is_file():
         raise UserError(f"{flag}: no such file; expected a Python file with {of}")
+    if (size := path.stat().st_size) > LARGEST:
+        raise UserError(
+            f"{flag}: it has {size >> 20} MB; expected a Python file with {of}, of {LARGEST >> 20} MB at most"
+        )
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))  # after all else, so that no file hides a library
     importlib.invalidate_caches()
     found = importlib.util.find_spec(path.stem) if path.stem.isidentifier() and path.stem not in sys.modules else None
     usual = found is not None and found.origin is not None and Path(found.origin).resolve() == path
-    name = path.stem if usual else f"{UNNAMED}.{path.stem}_{zlib.crc32(str(path).encode()):08x}"
+    name = path.stem if usual else f"{UNNAMED}.{path.stem}_{zlib.crc32(os.fsencode(path)):08x}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise UserError(f"{flag}: not a Python file; expected a name that ends in .py")

@@ -19,7 +19,7 @@ from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
-from ..files.reading import parse_json
+from ..files.reading import parse_json, read_json
 from .config import FIRST as FIRST
 from .config import MOST_LAYERS as MOST_LAYERS
 from .config import Config as Config
@@ -32,6 +32,8 @@ if TYPE_CHECKING:  # a command's help comes without ops
 
 DEFAULT = "gpt2-124M"
 """The default preset."""
+LARGEST = 16 << 20
+"""Bytes of a ``config.json`` or an index of shards, of which the longest known has 9 MB."""
 CONFIG = "config.json"
 MODELS: dict[str, type[Config]] = {}
 PRESETS: dict[str, Config] = {}
@@ -153,7 +155,7 @@ def read_config(path: Path) -> tuple[Config, dict[str, Any]]:
 def read_object(path: Path) -> dict[str, Any]:
     """Read a JSON object that comes with weights; raise a `UserError` where there is none."""
     try:
-        return parse_json(path.read_bytes())
+        return read_json(path, most=LARGEST)
     except FileNotFoundError as e:
         raise UserError(f"there is no {str(path)!r}, which has the model's sizes; put it beside the weights") from e
     except OSError as e:

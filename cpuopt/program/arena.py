@@ -7,7 +7,6 @@ pool: two values may have the same bytes when no call needs both.
 from __future__ import annotations
 
 import mmap
-import resource
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, get_args
@@ -16,7 +15,7 @@ import numpy as np
 import psutil
 
 from ..errors import UserError
-from ..machine import memory_left
+from ..machine import available_bytes
 from ..ops.declaration import ITEMSIZE, Spec
 from .program import Call, Group, Program, Value
 
@@ -165,17 +164,6 @@ def plan(
 def resident_bytes() -> int:
     """The memory that this process holds now."""
     return int(psutil.Process().memory_info().rss)
-
-
-def available_bytes() -> int:
-    """The memory that can still be allocated: the free memory, or the limits of container and process."""
-    free = [psutil.virtual_memory().available]
-    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if soft != resource.RLIM_INFINITY:
-        free.append(soft - psutil.Process().memory_info().vms)
-    if (left := memory_left()) is not None:
-        free.append(left)
-    return int(min(free))
 
 
 class Arena:

@@ -28,12 +28,12 @@ from ..comm.agree import Agreement
 from ..data.tokenizers import KINDS, TOKENIZERS
 from ..errors import UserError
 from ..files import Content, remove, temporary, whole_directory, write_synced
-from ..files.reading import misfit
+from ..files.reading import misfit, open_file, read_json
 from ..models import FIRST, Config, from_json
 from ..ops import OPTIMIZERS, OUTER, USUAL
 from ..ops.declaration import Shape
 from ..weights import NO_MARKS, Marks, Weights
-from ..weights.tensors import Array, TensorFile, all_below, file_parts, parse_json
+from ..weights.tensors import Array, TensorFile, all_below, file_parts
 
 if TYPE_CHECKING:  # numba comes with it
     from ..engine import Engine
@@ -242,7 +242,7 @@ def verify(path: Path) -> Checkpoint:
         Naming the file that differs.
     """
     try:
-        manifest = parse_json((path / MANIFEST).read_bytes())
+        manifest = read_json(path / MANIFEST)
         files = manifest["files"]
         there = complete(files)
         local = there >= LOCAL
@@ -258,7 +258,7 @@ def verify(path: Path) -> Checkpoint:
                 what = f"has {size} bytes" if size != said["size"] else f"has the checksum {crc:08x}"
                 want = f"{said['size']} bytes" if size != said["size"] else f"{said['crc32']:08x}"
                 raise UserError(f"{str(path / name)!r} {what}; its manifest says {want}: it is damaged")
-        state = parse_json((path / STATE).read_bytes())
+        state = read_json(path / STATE)
         if not state["step"] == manifest["step"] == int(path.name.removeprefix("step-")):
             raise UserError(f"{str(path)!r} has the state of step {state['step']}: it is damaged")
         if (there := state["settings"].get("optimizer", USUAL)) != optimizer:
@@ -278,7 +278,7 @@ def verify(path: Path) -> Checkpoint:
 
 def _checksum(path: Path) -> tuple[int, int]:
     size = crc = 0
-    with open(path, "rb") as file:
+    with open_file(path) as file:
         while part := file.read(CHUNK):
             size, crc = size + len(part), zlib.crc32(part, crc)
     return size, crc

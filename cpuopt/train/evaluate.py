@@ -21,6 +21,7 @@ import numpy as np
 from .. import ops
 from ..engine import Array, Engine, mean_of
 from ..errors import UserError
+from ..files.reading import LARGEST, open_file
 
 MAGIC, VERSION, START = 20240522, 1, 65535
 HEADER_BYTES = 256 * 4
@@ -50,9 +51,9 @@ def read_examples(path: Path, vocab_size: int) -> list[Example]:
         return UserError(f"evaluation file {str(path)!r}: {what}; give one from llm.c's dev/data")
 
     try:
-        with open(path, "rb") as file:
+        with open_file(path) as file:
             head, size = file.read(HEADER_BYTES), os.fstat(file.fileno()).st_size
-            stream = np.fromfile(file, "<u2")
+            stream = np.fromfile(file, "<u2", LARGEST // 2)
     except OSError as e:
         raise UserError(f"cannot read {str(path)!r}: {e.strerror or e}") from e
     if len(head) < HEADER_BYTES:

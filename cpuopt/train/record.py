@@ -22,7 +22,7 @@ from typing import Any
 from .. import machine
 from ..errors import UserError
 from ..files import write_whole
-from ..files.reading import to_json
+from ..files.reading import open_file, to_json
 from . import tensorboard
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -86,7 +86,8 @@ LOGGED = re.compile(r"s:(\d+) ")
 
 def _whole_lines(path: Path) -> list[str]:
     """Read the complete lines; the last line of a killed process may be cut."""
-    return path.read_text(errors="replace").split("\n")[:-1]
+    with open_file(path) as file:
+        return file.read().decode(errors="replace").split("\n")[:-1]
 
 
 def _json(line: str) -> dict[str, Any] | None:

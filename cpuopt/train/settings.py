@@ -34,6 +34,8 @@ FRACTION: Allowed = (lambda x: 0 <= x < 1, "0 or more, and less than 1")
 SHARE: Allowed = (lambda x: 0 <= x <= 1, "a share of --lr, from 0 to 1")
 
 
+LARGEST = 1 << 20
+"""Bytes of a file of settings."""
 MOST = 10**9
 """More of anything than one run can do or hold: a number beyond is a slip."""
 
@@ -363,7 +365,7 @@ def read(path: Path) -> dict[str, Any]:
     import tomllib  # late: the help must come at once
 
     try:
-        content = read_file(path)
+        content = read_file(path, most=LARGEST)
         table = parse_json(content) if path.suffix == ".json" else tomllib.loads(content.decode())
     except OSError as e:
         raise UserError(f"--config {str(path)!r}: {e.strerror or e}") from e

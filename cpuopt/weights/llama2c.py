@@ -22,6 +22,7 @@ from .. import models
 from ..data.tokenizers import tokenizer_beside
 from ..errors import UserError
 from ..files import Content
+from ..files.reading import open_file
 from ..models.llama import Config, Decoder
 from .tensors import NO_MARKS, Array, DType, Marks, Read, Weights, content_of, read_floats
 
@@ -59,7 +60,7 @@ def places_of(config: Config, version: int) -> dict[str, int]:
 def _header(path: Path) -> tuple[int, list[int], bool, int]:
     """Read a file's version, its seven sizes, whether the head is shared, and the file's size."""
     try:
-        with open(path, "rb") as file:
+        with open_file(path) as file:
             size, head = os.fstat(file.fileno()).st_size, file.read(STARTS[1])
     except OSError as e:
         raise UserError(f"cannot read {str(path)!r}: {e.strerror or e}") from e
@@ -95,7 +96,7 @@ def _possible(sizes: list[int]) -> bool:
 def recognizes(path: Path) -> bool:
     """Return whether a file begins as one of llama2.c does: version 0 has no magic number."""
     try:
-        with open(path, "rb") as file:
+        with open_file(path) as file:
             head = file.read(STARTS[0])
     except OSError:
         return False

@@ -20,6 +20,7 @@ import numpy as np
 from .. import models
 from ..errors import UserError
 from ..files import Content
+from ..files.reading import open_file
 from ..models.gpt2 import Config
 from ..ops.declaration import Shape
 from .tensors import STORED, Array, DType, Read, Weights, content_of, read_floats
@@ -87,7 +88,7 @@ class State:
 def _header(path: Path, magic: int, what: str) -> tuple[list[int], int]:
     """Read the 256 numbers at a file's beginning, and its size."""
     try:
-        with open(path, "rb") as file:
+        with open_file(path) as file:
             size, head = os.fstat(file.fileno()).st_size, file.read(HEADER_BYTES)
     except OSError as e:
         raise UserError(f"cannot read {str(path)!r}: {e.strerror or e}") from e
@@ -181,7 +182,7 @@ def open_state(path: Path, model: Weights) -> State:
             f"{str(path)!r} has {size} bytes; expected {expected} for B = {B}, T = {T} and {str(model.path)!r}"
         )
     shape: Shape = (B, T)
-    with open(path, "rb") as file:
+    with open_file(path) as file:
         file.seek(HEADER_BYTES)
         tokens, targets = (np.fromfile(file, "<i4", B * T).reshape(shape) for _ in range(2))
         logits = np.fromfile(file, "<f4", B * T * V).reshape(*shape, V)

@@ -22,6 +22,7 @@ import safetensors
 
 from ..errors import UserError
 from ..files import Content
+from ..files.reading import open_file
 from ..files.reading import parse_json as parse_json
 from ..models import Config
 from ..ops.declaration import Shape
@@ -103,7 +104,7 @@ class TensorFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            with open(path, "rb") as file:
+            with open_file(path) as file:
                 size = os.fstat(file.fileno()).st_size
                 head = file.read(8)
                 length = int.from_bytes(head, "little")
@@ -174,7 +175,7 @@ def read_floats(path: Path, dtype: str, shape: Shape, start: int) -> Array:
         Where the file ends before.
     """
     try:
-        with open(path, "rb") as file:
+        with open_file(path) as file:
             file.seek(start)
             raw = np.fromfile(file, dtype, prod(shape))
     except OSError as e:

@@ -1,0 +1,271 @@
+"""Files that come with a model: no files, too large ones, and tokenizers that grow, panic or fill the memory."""
+
+import base64
+import json
+import os
+import signal
+import struct
+import time
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+
+from cpuopt import cli, kernels, models
+from cpuopt.cli import common
+from cpuopt.data import encoding, untrusted
+from cpuopt.data.corpus import load_corpus
+from cpuopt.data.encoding import encode_text, parts
+from cpuopt.data.pieces import Pieces
+from cpuopt.data.tokenizers import BYTES, get_tokenizer, tokenizer_files
+from cpuopt.data.tokens import read_tokens
+from cpuopt.errors import UserError
+from cpuopt.train import checkpoint, evaluate, settings
+from cpuopt.weights import llama2c, llmc, open_weights
+from cpuopt.weights.tensors import TensorFile
+
+BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path, monkeypatch):
+    """A folder of its own, and an end to what would wait for ever."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NUMBA_NUM_THREADS", os.environ["NUMBA_NUM_THREADS"])
+    monkeypatch.setattr(common, "cores", lambda: int(os.environ["NUMBA_NUM_THREADS"]))
+    before = signal.signal(signal.SIGALRM, lambda number, frame: pytest.fail("it waits"))
+    signal.alarm(60)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+READERS = {
+    "config.json": lambda p: models.read_config(p),
+    "model.safetensors.index.json": lambda p: open_weights(p),
+    "model.safetensors": lambda p: TensorFile(p),
+    "gpt2.bin": lambda p: llmc.open_model(p),
+    "llama.bin": lambda p: llama2c.open_model(p),
+    "tokenizer.json": lambda p: get_tokenizer(str(p)),
+    "tokenizer.bin": lambda p: Pieces(p),
+    "tokenizer_copy.json": lambda p: tokenizer_files(str(p)),
+    "tokens.bin": lambda p: read_tokens(p),
+    "choices.bin": lambda p: evaluate.read_examples(p, 256),
+    "settings.toml": lambda p: settings.read(p),
+    "settings.json": lambda p: settings.read(p),
+    "mine.py": lambda p: kernels.load_all([p]),
+}
+
+
+def pipe(path):
+    os.mkfifo(path)
+
+
+def device(path):
+    path.symlink_to("/dev/zero")
+
+
+def folder(path):
+    path.mkdir()
+
+
+def gigabyte(path):
+    path.touch()
+    os.truncate(path, 1 << 30)
+
+
+@pytest.mark.parametrize("make", [pipe, device, folder, gigabyte])
+@pytest.mark.parametrize("name", READERS)
+def test_what_is_no_file_of_usual_size_is_refused_at_once(name, make):
+    path = Path(name)
+    if name.endswith(".index.json"):
+        Path("config.json").write_text(json.dumps(models.parse("llama-tiny").to_transformers()))
+    make(path)
+    began = time.monotonic()
+    with pytest.raises(UserError) as e:
+        READERS[name](path)
+    assert name in str(e.value) or "tokenizer" in name
+    assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize("make", [pipe, device, gigabyte])
+@pytest.mark.parametrize("flag", ["--model", "--init"])
+def test_a_folder_whose_config_is_no_file(flag, make, capsys):
+    Path("m").mkdir()
+    make(Path("m/config.json"))
+    Path("m/model.safetensors").touch()
+    assert cli.main(["train", flag, "m"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "'m/config.json' is no JSON object: it is no file of at most 16 MB" in line
+
+
+@pytest.mark.parametrize("make", [pipe, device, gigabyte])
+@pytest.mark.parametrize("name", [checkpoint.MANIFEST, checkpoint.STATE])
+def test_a_checkpoint_of_such_files(make, name):
+    path = Path("run/checkpoints/step-00000001")
+    path.mkdir(parents=True)
+    make(path / name)
+    with pytest.raises(UserError, match=r"run.*(no file of at most 64 MB|No such file)"):
+        checkpoint.newest(Path("run"))
+
+
+# Tokenizers
+
+
+def tokenizer(normalizer=None, before=None, decoder=None, added=()):
+    """Write a tokenizer.json whose tokens are single bytes; return its path."""
+    vocab = {c: i for i, c in enumerate(sorted(BYTES))} | {"▁": 256, "é": 257}
+    content = {
+        "version": "1.0",
+        "added_tokens": list(added),
+        "normalizer": normalizer,
+        "pre_tokenizer": before or BYTE_LEVEL,
+        "post_processor": None,
+        "decoder": decoder or BYTE_LEVEL,
+        "model": {"type": "BPE", "vocab": vocab, "merges": [], "byte_fallback": False, "fuse_unk": False},
+    }
+    Path("tokenizer.json").write_text(json.dumps(content))
+    return "tokenizer.json"
+
+
+def replace(text, by):
+    return {"type": "Replace", "pattern": {"String": text}, "content": by}
+
+
+def sequence(*normalizers):
+    return {"type": "Sequence", "normalizers": list(normalizers)}
+
+
+def charsmap(*texts):
+    """Make a table of SentencePiece's kind, without its trie."""
+    table = struct.pack("<I", 0) + b"".join(t + b"\0" for t in texts)
+    return {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(table).decode()}
+
+
+GROWING = {
+    "doubled 40 times": sequence(*[replace("a", "aa")] * 40),
+    "nested": sequence(sequence(*[replace("a", "aa")] * 6), sequence(*[replace("a", "aa")] * 6)),
+    "one long text": replace("a", "a" * 2000),
+    "a pattern that matches nothing": {"type": "Replace", "pattern": {"Regex": "(?=.)"}, "content": "a" * 2000},
+    "bytes of bytes": sequence(*[{"type": "ByteLevel"}] * 30),
+    "put before": {"type": "Prepend", "prepend": "a" * 100},
+    "a table": charsmap(b"short", b"a" * 2000),
+    "no object": [replace("a", "aa")],
+}
+
+
+@pytest.mark.parametrize("normalizer", GROWING.values(), ids=GROWING)
+def test_a_tokenizer_that_can_grow_without_bound_is_refused(normalizer):
+    path = tokenizer(normalizer)
+    with pytest.raises(
+        UserError, match=r"'tokenizer.json' is no tokenizer.json that can be read: .*(times|bytes|part)"
+    ):
+        get_tokenizer(path)
+
+
+def test_steps_before_the_model_count_too():
+    steps = [BYTE_LEVEL | {"use_regex": False}] * 30
+    with pytest.raises(UserError, match="1024 times as long"):
+        get_tokenizer(tokenizer(before={"type": "Sequence", "pretokenizers": steps}))
+
+
+@pytest.mark.parametrize("normalizer", [replace("e", "e" * 300), sequence(*[replace("e", "ee")] * 8)])
+def test_growth_within_the_bound_is_measured_on_the_text(normalizer):
+    t = get_tokenizer(tokenizer(normalizer))
+    assert len(t.encode("a short text")) > 12
+    for text in ("see the eel\n" * 10, "see the eel\n" * 100_000):
+        with pytest.raises(UserError, match=r"makes the text .* times as long; expected 8 at most"):
+            t.encode(text)
+
+
+def test_growth_is_measured_with_the_tokens_of_the_file():
+    added = {"id": 258, "content": "e", "single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    by_eight = sequence({"type": "Prepend", "prepend": "aaaaaaaa"}, replace("a", "a" * 16))
+    t = get_tokenizer(tokenizer(by_eight, added=[added | {"special": False}]))
+    with pytest.raises(UserError, match="times as long"):
+        t.encode("xexexexe" * 200)
+
+
+def test_usual_tokenizers_are_not_touched_by_it():
+    """Llama 2's steps, and T5's: every text becomes what the library alone makes of it."""
+    llama = sequence({"type": "Prepend", "prepend": "▁"}, replace(" ", "▁"))
+    many = {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": "▁"}
+    for normalizer in (llama, sequence({"type": "NFKC"}, many), None):
+        path = tokenizer(normalizer)
+        t, plain = get_tokenizer(path), Tokenizer.from_file(path)
+        for text in (" " * 5000, "some words\n" * 3000, "你好 \U0001f600 größer " * 300, "a"):
+            assert t.encode(text) == plain.encode(text, add_special_tokens=False).ids
+
+
+@pytest.mark.parametrize("pattern", ["(a+)+$", "(a|aa)+$", "^(([a-z])+.)+[A-Z]([a-z])+$"])
+def test_a_pattern_that_panics_is_one_line(pattern, capfd):
+    split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+    path = tokenizer(before={"type": "Sequence", "pretokenizers": [split, BYTE_LEVEL | {"use_regex": False}]})
+    Path("text.txt").write_text("a" * 60 + "!\n")
+    assert cli.main(["data", "tokenize", "text.txt", "mine", "--tokenizer", path]) == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert "'tokenizer.json' fails on the text: " in line
+    assert "retry-limit-in-match" in line
+    os.write(2, b"still there\n")
+    assert capfd.readouterr().err == "still there\n"
+
+
+def test_a_pattern_that_panics_while_the_file_is_read_is_one_line(capfd):
+    """The first text that a file is tried with is a single letter."""
+    split = {"type": "Split", "pattern": {"Regex": "(" * 40}, "behavior": "Isolated", "invert": False}
+    with pytest.raises(UserError, match=r"is no tokenizer.json that can be read"):
+        get_tokenizer(tokenizer(before=split))
+    assert capfd.readouterr().err == ""
+
+
+# Long texts
+
+
+def test_a_text_of_one_line_is_cut_before_a_word(monkeypatch):
+    monkeypatch.setattr(encoding, "PART", 10)
+    monkeypatch.setattr(encoding, "LONG", 20)
+    for text in (
+        "some words in one line " * 20,
+        "a" * 100,
+        " " * 100,
+        "short\nlines\nof a text\n" * 9,
+        "",
+        "a\n\n\n" * 30,
+    ):
+        for stretch in (1, 7, 1000):
+            cut = list(parts(text[i : i + stretch] for i in range(0, len(text), stretch)))
+            assert "".join(cut) == text
+            assert all(0 < len(part) <= 20 for part in cut)
+            assert cut == list(parts([text]))  # wherever it was read in pieces
+    assert [*parts(["some words in one line, " * 2])] == ["some words in one", " line, some words", " in one line, "]
+    assert [*parts(["some words\nand a line that goes on"])] == ["some words\n", "and a line that", " goes on"]
+
+
+def test_the_bytes_of_a_text_are_decoded_in_stretches(monkeypatch):
+    import numpy as np
+
+    text = "größer 你好 \U0001f600\n".encode() * 50 + b"\xff\xe4\xbd"
+    whole = text.decode(errors="replace")
+    for n in (1, 2, 3, 1000):
+        monkeypatch.setattr(encoding, "READ", n)
+        assert "".join(encoding.decoded(np.frombuffer(text, np.uint8))) == whole
+
+
+def test_the_memory_that_encoding_takes_is_counted_before_and_while_it_runs(monkeypatch, capsys):
+    monkeypatch.setattr(encoding, "PART", 1000)
+    Path("text.txt").write_text("a line of text\n" * 1000)
+    t = get_tokenizer(tokenizer())
+    free = iter([encoding.PER_PART + 1000] * 3)
+    monkeypatch.setattr(encoding, "available_bytes", lambda: next(free))
+    with pytest.raises(UserError, match=r"turn the text into tokens needs 0\.63 GB more, and 0\.63 GB of memory are"):
+        load_corpus("text.txt", vocab_size=258, T=8, B=1, tokenizer="tokenizer.json")
+    monkeypatch.setattr(encoding, "available_bytes", lambda: 10**6)
+    monkeypatch.setattr(t, "encode", lambda text: pytest.fail("it began"))
+    with pytest.raises(UserError, match="needs"):
+        encode_text(t, ["a" * 5000], 5000)
+
+
+def test_the_growth_of_part_is_bounded_by_the_same_numbers():
+    assert untrusted.growth({"normalizer": sequence(replace(" ", "▁"), {"type": "Prepend", "prepend": "▁"})}) == 12
+    assert untrusted.growth({"pre_tokenizer": BYTE_LEVEL}) == 3
+    assert untrusted.growth({}) == 1
