@@ -16,9 +16,11 @@ from numpy.typing import DTypeLike
 
 from ..errors import UserError
 from ..ops.declaration import Arg, Op
+from ..ops.optimizer import Optimizer
 from ..program.program import Call
 from ..wording import text_of
 from .fit import beyond, drawn, scaled_as
+from .scalars import A_CLASS, START, Numbers, numbers
 
 Array = np.ndarray[Any, Any]
 Arguments = dict[str, Any]
@@ -32,7 +34,8 @@ class Case:
     Parameters
     ----------
     sizes : the sizes of all symbols in the op's shapes, by symbol.
-    kind : the kind of the inputs: a name in `KINDS`, or in `IGNORING` for an op with ``ignore_index``.
+    kind : the kind of the inputs: a name in `KINDS`; in `ADJOINTS` for a backward; in `IGNORING` for an op with
+        ``ignore_index``; `REPEATS` for an op with indices; or `START`.
     absent : optional arguments that are not given.
     types : the types of the arguments that do not have their usual one.
     """
@@ -70,11 +73,19 @@ KINDS: dict[str, Callable[[Array], Array]] = {
     "tiny": lambda x: x * 1e-6,  # an epsilon of the formula, far below other numbers, decides
     "constant": lambda x: np.full_like(x, 2),  # no variance at all; state starts from zero
     "zeros": lambda x: np.where(x > 0.5, x, np.copysign(0.0, x)),  # of both signs, between others
+    "symmetric": lambda x: _mirrored(x, 1),
     "thousands": lambda x: np.copysign(np.minimum(1e3 * (1 + 3 * np.abs(x)), 1e4), x),
     "nan": lambda x: x,
     "infinity": lambda x: x,
 }
 """Functions from standard normal numbers to an op's inputs, by kind; adjoints stay normal."""
+ADJOINTS: dict[str, Callable[[Array], Array]] = {
+    "small adjoints": lambda x: x * 1e-6,  # as of a mean over many tokens
+    "equal adjoints": lambda x: np.full_like(x, 0.5),  # as of a sum
+    "symmetric adjoints": lambda x: _mirrored(x, 1),
+    "adjoints of sum 0": lambda x: _mirrored(x, -1),
+}
+"""Functions from standard normal numbers to a backward's adjoints, by kind; its other inputs are normal then."""
 NOT_FINITE = {"nan": np.nan, "infinity": np.inf}
 """Values put into one element of every array that is read; each must come out wherever the reference has it."""
 PLANTED = {**NOT_FINITE, "three": 3.0}
@@ -82,15 +93,19 @@ PLANTED = {**NOT_FINITE, "three": 3.0}
 IGNORING: dict[str, Callable[[int], Array]] = {
     "one counts": lambda n: np.arange(n) != n // 2,
     "none counts": lambda n: np.ones(n, bool),
-    "a class is ignored": lambda n: np.zeros(n, bool),
+    "all count": lambda n: np.zeros(n, bool),
 }
-"""Functions that choose which of n indices are ``ignore_index``, a quarter by default. In the last, it is the id 0."""
+"""Functions that choose which of n indices are ``ignore_index``, a quarter by default; in `A_CLASS` it is an id."""
+REPEATS = "repeats"
+"""The kind of a case in which almost all indices are the same."""
 
 SMALL = {"B": 2, "T": 5, "C": 9, "NH": 3, "OC": 7, "V": 11, "G": 2}
 ODD = {"B": 3, "T": 13, "C": 35, "NH": 5, "OC": 17, "V": 29, "NKV": 5}
 ONE_ROW = {"B": 1, "T": 1, "C": 66, "NH": 2, "OC": 37, "V": 19, "maxT": 1}
 MORE = {"B": 1, "T": 65, "C": 48, "NH": 3, "OC": 33, "V": 130}
 """One more than whole tiles."""
+MANY = {"B": 3, "T": 100, "C": 24, "NH": 2, "OC": 20, "V": 40, "G": 3}
+"""More than one block of tokens."""
 SIZES = [
     SMALL,
     ODD,
@@ -99,7 +114,7 @@ SIZES = [
     MORE,
     {"B": 2, "T": 64, "C": 64, "NH": 1, "OC": 128, "V": 256, "maxT": 64},  # whole tiles
     {"B": 1, "T": 130, "C": 520, "NH": 8, "OC": 300, "V": 1000, "NKV": 2},  # more than one cache block
-    {"B": 3, "T": 100, "C": 24, "NH": 2, "OC": 20, "V": 40, "G": 3},  # more than one block of tokens
+    MANY,
 ]
 GROUPS = {"B": 2, "T": 6, "C": 24, "NH": 6, "OC": 10, "V": 12, "NKV": 2}
 """Two groups of three heads: with one group, or groups of one head, any rule finds a query head's key head."""
@@ -112,18 +127,8 @@ PART = (1 << 21) - 9
 the saved inputs of a backward are computed in float32."""
 SOME = 6
 """The size of a symbol that bounds an index and is in no shape."""
-SCALARS = {  # none of them the usual one, which a kernel might have written into it
-    "eps": 1e-4,
-    "lr": 0.01,
-    "beta1": 0.88,
-    "beta2": 0.94,
-    "weight_decay": 0.12,
-    "bias_decay": 0.03,
-    "grad_scale": 0.5,
-    "step": 3,
-    "ignore_index": -100,
-    "position": 3,
-}
+BEHIND = 3
+"""The tokens that come before those of a call, in cases with room for more than it adds."""
 
 
 def elements(op: Op, case: Case) -> int:
@@ -144,7 +149,7 @@ def case(
         "BT": rows,
         "N": rows * sizes["C"],
         "maxT": sizes["T"] + 2,
-        "S": sizes["T"] + int(SCALARS["position"]),
+        "S": sizes["T"] + BEHIND,
         "HS": sizes["C"] // sizes["NH"],
         "NKV": 1,
         "G": 1,
@@ -157,10 +162,12 @@ def case(
 def cases(op: Op) -> list[Case]:
     """List the awkward cases of an op: sizes, optional arguments, extreme inputs."""
     optional = [a.name for a in op.arrays if a.optional]
-    kinds = [*KINDS, *(IGNORING if "ignore_index" in op.by_name else ())][1:]
+    kinds = [*KINDS, START, *(ADJOINTS if adjoints(op) else ())][1:]
+    kinds += [*IGNORING, A_CLASS] * any(a.ignored for a in op.args)
     found = [case(op, sizes) for sizes in SIZES]
     found += [case(op, GROUPS)] * ("NKV" in op.symbols)
     found += [case(op, VOCABULARY)] * bool({"OC", "V"} & set(op.symbols))
+    found += [case(op, sizes, REPEATS) for sizes in (MORE, MANY) if has_ids(op)]
     found += [case(op, sizes, types=types) for types in other_types(op) for sizes in (SMALL, ODD)]
     found += [case(op, sizes, absent=optional) for sizes in (SMALL, ODD, ONE_ROW) if optional]
     return found + [case(op, sizes, kind) for kind in kinds if kind not in op.unfit for sizes in (SMALL, ODD)]
@@ -169,8 +176,11 @@ def cases(op: Op) -> list[Case]:
 def quick_cases(op: Op, types: Mapping[str, str] | None = None) -> list[Case]:
     """List the few cases that a kernel has to pass, for arguments of some types, before its speed is reported."""
     optional = [a.name for a in op.arrays if a.optional]
-    kinds = [(ODD, "normal"), (MORE, "normal"), (SMALL, "zeros"), (SMALL, "nan")]
+    kinds = [(ODD, "normal"), (MORE, "normal"), (SMALL, "zeros"), (SMALL, "nan"), (SMALL, START)]
     kinds += [(GROUPS, "normal")] * ("NKV" in op.symbols)
+    kinds += [(MORE, REPEATS)] * has_ids(op)
+    kinds += [(ODD, "all count")] * any(a.ignored for a in op.args)
+    kinds += [(SMALL, "small adjoints"), (SMALL, "symmetric adjoints")] * bool(adjoints(op))
     found = [case(op, sizes, kind, types=types) for sizes, kind in kinds if kind not in op.unfit]
     return found + [case(op, SMALL, absent=optional, types=types)] * bool(optional)
 
@@ -188,40 +198,83 @@ def modes(op: Op) -> list[dict[str, bool]]:
     return [dict.fromkeys(names, False), *([dict.fromkeys(names, True)] if names else []), *alone]
 
 
-def arguments(op: Op, case: Case, rng: np.random.Generator, alter: Callable[[Array], Array] = lambda x: x) -> Arguments:
+def adjoints(op: Op) -> list[str]:
+    """List the inputs of a backward that its forward does not have: the adjoints."""
+    known = {a.name for a in op.inverts.args} if op.inverts else set()
+    return [a.name for a in op.args if op.inverts and a.role == "in" and a.name not in known]
+
+
+def has_ids(op: Op) -> bool:
+    """Return whether an op, or the forward that it inverts, reads indices."""
+    return any(a.below is not None for of in (op, op.inverts) if of for a in of.args)
+
+
+def moments(op: Op) -> set[str]:
+    """Return the states that an optimizer keeps, which are zero before a first step."""
+    kept = [o for o in (op, *op.fuses) if isinstance(o, Optimizer)]
+    return {n for o in kept for a in op.args for key, n in o.names(a.name).items() if key != "param"}
+
+
+def scalars(op: Op, case: Case, rng: np.random.Generator) -> Numbers:
+    """Draw the numbers of a case, without changing what the generator draws next."""
+    return numbers(op, case.sizes, case.kind, str(case), rng, elements(op, case) > FEW)
+
+
+def arguments(
+    op: Op,
+    case: Case,
+    rng: np.random.Generator,
+    alter: Callable[[Array], Array] = lambda x: x,
+    given_scalars: Numbers | None = None,
+) -> Arguments:
     """Draw an op's arguments; the saved inputs of a backward op come from its forward's reference.
 
     Parameters
     ----------
     alter : function from each array that is drawn to the one to use.
+    given_scalars : the numbers of the call and of the forward that it inverts; by default drawn too.
 
-    Those of an op of one's own are a `Drawn`, scaled until float32 holds what its formula computes from them.
+    Returns
+    -------
+    The arguments by name. Those of an op of one's own are a `Drawn`, scaled until float32 holds what its formula
+    computes from them.
     """
+    known = scalars(op, case, rng) if given_scalars is None else given_scalars
 
     def draw(scale: float) -> Arguments:
-        return _arguments(op, case, rng, lambda x: alter(x) if x.dtype.kind == "i" else alter(x) * x.dtype.type(scale))
+        def scaled(x: Array) -> Array:
+            return alter(x) if x.dtype.kind == "i" else alter(x) * x.dtype.type(scale)
+
+        return _arguments(op, case, rng, scaled, known)
 
     run = run_of(op)
-    return drawn(op.name, rng, lambda given: beyond(run, given), draw) if run else _arguments(op, case, rng, alter)
+    if run is None:
+        return _arguments(op, case, rng, alter, known)
+    return drawn(op.name, rng, lambda given: beyond(run, given), draw)
 
 
-def _arguments(op: Op, case: Case, rng: np.random.Generator, alter: Callable[[Array], Array]) -> Arguments:
+def _arguments(
+    op: Op, case: Case, rng: np.random.Generator, alter: Callable[[Array], Array], known: Numbers
+) -> Arguments:
     given: Arguments = {}
     if op.inverts:
         gone = {a.name for a in op.inverts.arrays if {a.name, f"d{a.name}"} & case.absent}
-        given = arguments(op.inverts, replace(case, absent=frozenset(gone)), rng, alter)
+        given = arguments(op.inverts, replace(case, absent=frozenset(gone)), rng, alter, known)
         if {a.name for a in op.args} & {a.name for a in op.inverts.written}:  # else nothing would change
             with np.errstate(invalid="ignore"):
                 found = reference(op.inverts, given, np.float64 if _elements(given) <= PART else np.float32)
             types = {a.name: case.types.get(a.name, a.dtype) for a in op.inverts.args}
             given |= {n: x.astype(types[n]) for n, x in found.items()}
     if op.inputs:
-        given = _in_domain(op, case, rng, alter)
-    made = {a.name: given[a.name] if a.name in given else _drawn(op, a, case, rng, alter) for a in op.args}
+        given = _in_domain(op, case, rng, alter, known)
+    there = known | given
+    made = {a.name: there[a.name] if a.name in there else _drawn(op, a, case, rng, alter, known) for a in op.args}
     return scaled_as(given, made)
 
 
-def _in_domain(op: Op, case: Case, rng: np.random.Generator, alter: Callable[[Array], Array]) -> Arguments:
+def _in_domain(
+    op: Op, case: Case, rng: np.random.Generator, alter: Callable[[Array], Array], known: Numbers
+) -> Arguments:
     """Draw the inputs of an op that has a domain of its own.
 
     Raises
@@ -231,7 +284,8 @@ def _in_domain(op: Op, case: Case, rng: np.random.Generator, alter: Callable[[Ar
     """
     assert op.inputs
     normal = replace(case, kind="normal")
-    drawn = {a.name: _drawn(op, a, normal, rng, alter) for a in op.args if a.role in ("in", "index", "scalar")}
+    drawn = {a.name: _drawn(op, a, normal, rng, alter, known) for a in op.args if a.role in ("in", "index")}
+    drawn |= {a.name: known[a.name] for a in op.args if a.role == "scalar"}
     moved = {n: np.asarray(x) for n, x in op.inputs(widened(drawn)).items()}
     for name, x in moved.items():
         if name not in drawn or x.shape != np.shape(drawn[name]):
@@ -239,9 +293,9 @@ def _in_domain(op: Op, case: Case, rng: np.random.Generator, alter: Callable[[Ar
                 f"{op.name}: inputs= returned '{name}' of shape {x.shape}; expected some of "
                 + ", ".join(f"'{n}' {np.shape(x)}" for n, x in drawn.items())
             )
-    scalars = {n: type(x)(moved.get(n, x)) for n, x in drawn.items() if not isinstance(x, np.ndarray)}
-    found = {n: moved.get(n, x).astype(x.dtype) for n, x in drawn.items() if n not in scalars}
-    return scalars | {a.name: _planted(a, found[a.name], case) for a in op.args if a.name in found}
+    single = {n: type(x)(moved.get(n, x)) for n, x in drawn.items() if not isinstance(x, np.ndarray)}
+    found = {n: moved.get(n, x).astype(x.dtype) for n, x in drawn.items() if n not in single}
+    return single | {a.name: _planted(a, found[a.name], case) for a in op.args if a.name in found}
 
 
 def altered(rng: np.random.Generator) -> Callable[[Array], Array]:
@@ -255,8 +309,10 @@ def altered(rng: np.random.Generator) -> Callable[[Array], Array]:
     return alter
 
 
-def _drawn(op: Op, arg: Arg, case: Case, rng: np.random.Generator, alter: Callable[[Array], Array]) -> Any:
-    x = _draw(op, arg, case, rng)
+def _drawn(
+    op: Op, arg: Arg, case: Case, rng: np.random.Generator, alter: Callable[[Array], Array], known: Numbers
+) -> Any:
+    x = _draw(op, arg, case, rng, known)
     if isinstance(x, np.ndarray) and arg.role in ("in", "index", "state"):
         x = _planted(arg, alter(x), case)
     return x
@@ -270,24 +326,36 @@ def _planted(arg: Arg, x: Array, case: Case) -> Array:
     return x
 
 
-def _draw(op: Op, arg: Arg, case: Case, rng: np.random.Generator) -> Any:
-    if arg.role == "scalar":
-        if arg.name == "ignore_index" and case.kind == "a class is ignored":
-            return 0
-        usual = {} if run_of(op) else SCALARS  # of one's own, a name says nothing
-        return usual.get(arg.name, 3 if arg.dtype == "int64" else 0.5)
+def _draw(op: Op, arg: Arg, case: Case, rng: np.random.Generator, known: Numbers) -> Any:
     if arg.name in case.absent:
         return None
     shape, dtype = tuple(d(case.sizes) for d in arg.shape), case.types.get(arg.name, arg.dtype)
     if arg.below is not None:
         below = arg.below({**dict.fromkeys(arg.below.symbols, SOME), **case.sizes})
-        return _draw_ids(below, shape, case.kind if arg.ignored else None, rng)
+        return _draw_ids(below, shape, case.kind, known.get(arg.ignored), rng)
     if arg.role in ("out", "acc"):
         return np.full(shape, np.nan, dtype)
     x = normal(shape, rng)
-    if not op.inverts:
+    if case.kind in ADJOINTS and arg.name in adjoints(op):
+        x = ADJOINTS[case.kind](x)
+    elif not op.inverts:
         x = KINDS.get(case.kind, np.asarray)(x) * (arg.role != "state" or case.kind != "constant")
+    if case.kind == START:
+        x = _at_the_start(op, arg, x)
     return spread((x if arg.negative else np.square(x)).astype(dtype, copy=False), shape)
+
+
+def _at_the_start(op: Op, arg: Arg, x: Array) -> Array:
+    """Return what an array holds in a first step: weights of one axis are 1, biases and an optimizer's states 0."""
+    if arg.name in moments(op) or arg.name == "bias":
+        return np.zeros_like(x)
+    return np.ones_like(x) if arg.name == "weight" and len(arg.shape) == 1 else x
+
+
+def _mirrored(x: Array, sign: int) -> Array:
+    """Return an array that is the same, or its negative, when the rows or the columns are reversed."""
+    x = x + sign * x[..., ::-1]
+    return np.asarray(x + x[::-1] if x.ndim > 1 else x)
 
 
 def normal(shape: tuple[int, ...], rng: np.random.Generator) -> Array:
@@ -316,13 +384,14 @@ def _elements(given: Arguments) -> int:
     return sum(x.size for x in given.values() if isinstance(x, np.ndarray))
 
 
-def _draw_ids(below: int, shape: tuple[int, ...], ignoring: str | None, rng: np.random.Generator) -> Array:
+def _draw_ids(below: int, shape: tuple[int, ...], kind: str, ignored: int | None, rng: np.random.Generator) -> Array:
     ids = rng.integers(0, below, shape, dtype=np.int32)
+    if kind == REPEATS:
+        ids[rng.random(shape) < 0.9] = below // 2
     ids.flat[0] = below - 1
-    if ignoring is not None:
+    if ignored is not None:
         quarter = (rng.random(ids.size) < 0.25) & (np.arange(ids.size) > 0)
-        ignored = IGNORING[ignoring](ids.size) if ignoring in IGNORING else quarter
-        ids[ignored.reshape(shape)] = SCALARS["ignore_index"]
+        ids[(IGNORING[kind](ids.size) if kind in IGNORING else quarter).reshape(shape)] = ignored
     return ids
 
 

@@ -34,6 +34,7 @@ from .cases import (
     modes,
     normal,
     quick_cases,
+    scalars,
 )
 from .judge import Result, Wanted, broken, called, counts_up_to, expected, flags, keeping_threads, noted, prepare, worst
 from .memory import (
@@ -107,10 +108,11 @@ _last: dict[Any, tuple[Tried, np.random.Generator]] = {}
 
 
 def _asked(op: Op, case: Case, seed: int, rng: np.random.Generator) -> Tried:
-    given = arguments(op, case, rng)
+    known = scalars(op, case, rng)
+    given = arguments(op, case, rng, given_scalars=known)
     tried = [(given, expected(op, case, given, rng))]
     if case.kind in NOT_FINITE:
-        finite = arguments(op, replace(case, kind="three"), np.random.default_rng(seed))
+        finite = arguments(op, replace(case, kind="three"), np.random.default_rng(seed), given_scalars=known)
         fewer = [finite]
         for n, x in given.items():
             if isinstance(x, np.ndarray) and x.dtype.kind == "f":
@@ -118,7 +120,7 @@ def _asked(op: Op, case: Case, seed: int, rng: np.random.Generator) -> Tried:
         spared = [expected(op, case, without, rng) for without in fewer]
         tried[0][1].spared = {n: [(s.values[n], s.scale[n]) for s in spared] for n in spared[0].values}
     if case.kind == "normal" and sum(x.size for x in given.values() if isinstance(x, np.ndarray)) <= MOST_VARIED:
-        other = arguments(op, case, np.random.default_rng(seed), altered(rng))
+        other = arguments(op, case, np.random.default_rng(seed), altered(rng), scalars(op, case, rng))
         tried.append((other, expected(op, case, other, rng)))
     return tried
 
@@ -147,8 +149,9 @@ class Trial:
         for name, x in self.poison.items():
             fill(x, SCRATCH if name in scratch else FILL)
         self.memory = Memory(contents | self.poison, [a.name for a in kernel.op.arrays if a.role == "index"])
-        self.args = call_args(kernel.op, self.memory.arrays, tried[0][0], adds)
-        self.args += [self.memory.arrays[name] for name in scratch]
+        work = [self.memory.arrays[name] for name in scratch]
+        self.args = [call_args(kernel.op, self.memory.arrays, given, adds) + work for given, _ in tried]
+        """The arguments of each side: the same arrays with other numbers."""
 
     def side(self, given: Arguments, wanted: Wanted) -> tuple[dict[str, Array], Wanted]:
         """Fill gradients that are added to with numbers as large as the terms."""
@@ -241,7 +244,7 @@ class Trial:
         contents, memory = self.sides[other][0], self.memory
         memory.surround(around)
         memory.put(contents | dict(self.poison if before is None else before))
-        called(self.kernel, self.args, n, flags(self.adds))
+        called(self.kernel, self.args[other], n, flags(self.adds))
         memory.require_whole()
         memory.require_same({name: x for name, x in contents.items() if name not in self.written})
         return {name: memory.arrays[name].copy() for name in self.written}

@@ -223,7 +223,8 @@ def require_quick(kernels: Sequence[Kernel], threads: int) -> list[dict[str, Any
 def judge_itself() -> str:
     """Return a digest of the dependencies of a judgement besides the kernel: judge, declarations, versions, machine."""
     files = sorted((PACKAGE / "ops").glob("*.py"))
-    files += [PACKAGE / "check" / f"{name}.py" for name in ("cases", "check", "fit", "judge", "memory", "sized")]
+    names = ("cases", "check", "fit", "judge", "memory", "scalars", "sized")
+    files += [PACKAGE / "check" / f"{name}.py" for name in names]
     text = b"".join(f.read_bytes() for f in files) + json.dumps(describe()["versions"], sort_keys=True).encode()
     return hashlib.sha256(text + machine_id().encode()).hexdigest()
 

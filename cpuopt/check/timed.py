@@ -28,7 +28,7 @@ from ..isolate.serve import doing
 from ..kernels.registry import Kernel
 from ..kernels.toolkit import threads as numba_threads
 from ..ops.declaration import ITEMSIZE, Op
-from .cases import Arguments, Array, Case, arguments
+from .cases import Arguments, Array, Case, arguments, scalars
 from .judge import MARGIN, Result, Wanted, called, expected, require_surroundings, surroundings, worst
 from .memory import FILL, GUARD, OUTSIDE, SCRATCH, BrokenKernelError, Memory, absent_as_empty, call_args, fill
 
@@ -63,9 +63,10 @@ class Inputs:
 def draw(op: Op, case: Case, adds: Mapping[str, bool], seed: int) -> tuple[Arguments, list[Inputs]]:
     """Draw the scalars and shapes of a call, and two sets of inputs; large inputs may be the same in both."""
     rng = np.random.default_rng(seed)
-    first = arguments(op, case, rng)
+    known = scalars(op, case, rng)
+    first = arguments(op, case, rng, given_scalars=known)
     if op.inverts:  # the saved inputs belong to it
-        second = arguments(op, case, rng)
+        second = arguments(op, case, rng, given_scalars=known)
     else:
         reads = [x for a in op.arrays if a.role in ("in", "index", "state") and (x := first[a.name]) is not None]
         stays = LARGE if any(x.size <= LARGE for x in reads) else inf

@@ -26,7 +26,7 @@ from math import sqrt
 
 import numpy as np
 
-from .declaration import NH, B, C, Op, T, acc, inp, out
+from .declaration import NH, B, C, Op, T, acc, inp, out, rounded
 
 SOURCE = "Vaswani et al. 2017, equation 1; Dao 2023 for lse; torch scaled_dot_product_attention(is_causal=True)"
 
@@ -62,7 +62,7 @@ def reference_forward(qkv, lse):
 def reference_backward(dout, qkv, lse):
     NH = lse.shape[1]
     q, k, v, scale, score = scores(qkv, NH)
-    att = np.exp(score - lse[..., None])
+    att = rounded(np.exp(score - lse[..., None]))
     do = heads(dout, NH)
     datt = do @ v.transpose(0, 1, 3, 2)
     dscore = att * (datt - (att * datt).sum(axis=-1, keepdims=True))

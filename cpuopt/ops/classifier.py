@@ -23,7 +23,7 @@ import numpy as np
 from .cross_entropy import cross_entropy_backward, cross_entropy_forward
 from .cross_entropy import reference_backward as loss_backward
 from .cross_entropy import reference_forward as loss_forward
-from .declaration import BT, C, Op, V, acc, index, inp, out, scalar
+from .declaration import BT, IGNORE_INDEX, C, Op, V, acc, index, inp, out
 from .matmul import matmul_backward_input, matmul_backward_weight, matmul_forward
 from .optimizer import Optimizer
 from .sumsq import sumsq
@@ -54,7 +54,7 @@ classifier_forward = Op(
     inp("inp", BT, C),
     inp("weight", V, C),
     index("targets", BT, below=V, ignored="ignore_index"),
-    scalar("ignore_index", integer=True),
+    IGNORE_INDEX,
     label="Classifier Forward",
     flops=2 * BT * C * V + 4 * BT * V,
     reference=reference_forward,
@@ -72,7 +72,7 @@ classifier_backward = Op(
     inp("inp", BT, C),
     inp("weight", V, C),
     index("targets", BT, below=V, ignored="ignore_index"),
-    scalar("ignore_index", integer=True),
+    IGNORE_INDEX,
     label="Classifier",
     flops=6 * BT * C * V + 8 * BT * V,
     reference=reference_backward,
@@ -117,7 +117,7 @@ def classifier_update(optimizer: Optimizer) -> Op:
             inp("inp", BT, C),
             index("targets", BT, below=V, ignored="ignore_index"),
             index("tokens", BT, below=V, optional=True),
-            scalar("ignore_index", integer=True),
+            IGNORE_INDEX,
             *optimizer.scalars(),
             *optimizer.counts,
         ],

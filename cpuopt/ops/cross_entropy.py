@@ -17,7 +17,7 @@ Source: ``torch.nn.functional.cross_entropy``; ``crossentropy_softmax_backward``
 
 import numpy as np
 
-from .declaration import BT, Op, V, acc, index, inp, out, rounded, scalar
+from .declaration import BT, IGNORE_INDEX, Op, V, acc, index, inp, out, rounded
 
 SOURCE = "torch.nn.functional.cross_entropy"
 
@@ -46,7 +46,7 @@ cross_entropy_forward = Op(
     out("lse", BT, reduces=V),
     inp("logits", BT, V),
     index("targets", BT, below=V, ignored="ignore_index"),
-    scalar("ignore_index", integer=True),
+    IGNORE_INDEX,
     label="Softmax/Cross-entropy Forward",
     flops=4 * BT * V,
     reference=reference_forward,
@@ -61,7 +61,7 @@ cross_entropy_backward = Op(
     inp("logits", BT, V),
     inp("lse", BT),
     index("targets", BT, below=V, ignored="ignore_index"),
-    scalar("ignore_index", integer=True),
+    IGNORE_INDEX,
     label="Softmax/Cross-entropy Backward",
     flops=4 * BT * V,
     reference=reference_backward,

@@ -136,6 +136,8 @@ class Arg:
     types : the types that its elements may have, by NumPy's names; the first is the usual one, and that of an ``out``.
         Every kernel of the op takes each of them.
     negative : whether an element may be below zero.
+    low, high, usual : for a scalar, the ends of its range, from which the checks draw it, and the value that most calls
+        have. A range may end at a size.
     """
 
     name: str
@@ -147,6 +149,9 @@ class Arg:
     ignored: str = ""
     types: Types = FLOAT32
     negative: bool = True
+    low: float = 0.0
+    high: float | Dim = 0.0
+    usual: float = 0.0
 
     @property
     def dtype(self) -> str:
@@ -179,9 +184,23 @@ def index(name: str, *shape: Dim | int, below: Dim, ignored: str = "", optional:
     return Arg(name, "index", tuple(map(as_dim, shape)), optional, below=below, ignored=ignored, types=("int32",))
 
 
-def scalar(name: str, integer: bool = False) -> Arg:
-    """Declare one number, float64 or int64."""
-    return Arg(name, "scalar", types=("int64" if integer else "float64",))
+def scalar(
+    name: str, integer: bool = False, *, low: float | None = None, high: float | Dim | None = None, usual: float = 0.0
+) -> Arg:
+    """Declare one number, float64 or int64.
+
+    Parameters
+    ----------
+    low, high : the ends of its range, from which the checks draw it; by default 0.25 and 0.75, of an integer 1 and 3.
+    usual : the value that most calls have; the checks use it too.
+    """
+    if low is None or high is None:
+        low, high, usual = (1, 3, 2) if integer else (0.25, 0.75, 0.5)
+    return Arg(name, "scalar", types=("int64" if integer else "float64",), low=low, high=high, usual=usual)
+
+
+EPS = scalar("eps", low=1e-4, high=0.1, usual=1e-5)
+IGNORE_INDEX = scalar("ignore_index", integer=True, low=-1000, high=-1, usual=-100)
 
 
 _moved: ContextVar[Callable[[Any], Any]] = ContextVar("moved", default=lambda x: x)

@@ -52,7 +52,12 @@ def reference_backward(dout, p, stream, seed, counter):
     return {"dinp": keep(len(dout), p, stream, seed, counter) * dout}
 
 
-NUMBERS = scalar("p"), scalar("stream", integer=True), scalar("seed", integer=True), scalar("counter", integer=True)
+NUMBERS = (
+    scalar("p", low=0, high=0.9, usual=0.1),
+    scalar("stream", integer=True, low=0, high=1000, usual=1),
+    scalar("seed", integer=True, low=0, high=2**62),
+    scalar("counter", integer=True, low=0, high=2**40, usual=1),
+)
 
 dropout_forward = Op(
     "dropout_forward",

@@ -30,7 +30,7 @@ from math import sqrt
 import numpy as np
 
 from .attention import heads, rows
-from .declaration import HS, NH, NKV, B, Op, S, T, acc, inp, out, scalar, state
+from .declaration import HS, NH, NKV, B, Op, S, T, acc, inp, out, rounded, scalar, state
 
 SOURCE = "Ainslie et al. 2023; Dao 2023 for lse; torch scaled_dot_product_attention(is_causal=True, enable_gqa=True)"
 
@@ -67,11 +67,11 @@ def reference_backward(dout, q, k, v, out, lse):
     HS = q.shape[-1] // NH
     NKV, scale = k.shape[-1] // HS, 1 / sqrt(HS)
     q, k, v, o, do = (heads(x, x.shape[-1] // HS) for x in (q, k, v, out, dout))
-    att = np.exp(scores(q, spread(k, NH)) - lse[..., None])
+    att = rounded(np.exp(scores(q, spread(k, NH)) - lse[..., None]))
     datt = do @ spread(v, NH).transpose(0, 1, 3, 2)
-    rounded = (do * (o - att @ spread(v, NH))).sum(axis=-1, keepdims=True)
+    apart = (do * (o - att @ spread(v, NH))).sum(axis=-1, keepdims=True)
     delta = (att * datt).sum(axis=-1, keepdims=True)  # half of it by way of out, so that the check's scale knows both:
-    delta = delta + np.where(np.isfinite(rounded), rounded / 2, 0)
+    delta = delta + np.where(np.isfinite(apart), apart / 2, 0)
     dscore = scale * att * (datt - delta)
     dk, dv = dscore.transpose(0, 1, 3, 2) @ q, att.transpose(0, 1, 3, 2) @ do
     return {"dq": rows(dscore @ spread(k, NH)), "dk": rows(gathered(dk, NKV)), "dv": rows(gathered(dv, NKV))}
@@ -131,7 +131,7 @@ gqa_decode = Op(
     inp("q", *QUERIES),
     inp("k", *KEYS),
     inp("v", *KEYS),
-    scalar("position", integer=True),
+    scalar("position", integer=True, low=0, high=S - T),
     label="GQA Decode",
     flops=4 * B * T * S * NH * HS,
     moves=dict.fromkeys(("keys", "values"), B * S * NKV * HS + B * T * NKV * HS),

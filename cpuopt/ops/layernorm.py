@@ -18,7 +18,7 @@ Source: Ba, Kiros and Hinton 2016 (arXiv 1607.06450), equation 4; ``torch.nn.fun
 
 import numpy as np
 
-from .declaration import BT, C, Op, acc, inp, out, scalar
+from .declaration import BT, EPS, C, Op, acc, inp, out
 
 SOURCE = "Ba, Kiros and Hinton 2016, equation 4; torch.nn.functional.layer_norm"
 
@@ -45,7 +45,7 @@ layernorm_forward = Op(
     inp("inp", BT, C),
     inp("weight", C),
     inp("bias", C),
-    scalar("eps"),
+    EPS,
     label="Layernorm Forward",
     flops=8 * BT * C,
     reference=reference_forward,

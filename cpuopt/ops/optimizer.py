@@ -23,6 +23,9 @@ USUAL = "adamw"
 """The default optimizer; the names of ops that fuse it do not contain its own."""
 BLOCK = 1 << 14
 """Elements to which a reference applies a rule at one time."""
+LR = scalar("lr", low=1e-3, high=3e-2, usual=1e-4)
+GRAD_SCALE = scalar("grad_scale", low=0.05, high=2, usual=1)
+STEP = scalar("step", integer=True, low=1, high=5000, usual=1)
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,15 @@ class Number:
             return ""
         least = "a positive number" if self.positive else "0 or more"
         return least + (f", and less than {self.below:g}" if self.below < inf else "")
+
+    def argument(self, name: str = "") -> Arg:
+        """Declare the scalar, under this or another name, with a range around its default."""
+        if self.below < inf:
+            gap = self.below - self.default
+            low, high = max(0.0, self.below - 8 * gap), self.below - gap / 2
+        else:
+            low, high = (self.default / 10, self.default * 1e4) if self.default else (0.0, 0.2)
+        return scalar(name or self.name, low=low, high=high, usual=self.default)
 
 
 def by_blocks(rule: Callable[..., Mapping[str, Any]]) -> Callable[..., Mapping[str, Any]]:
@@ -110,8 +122,8 @@ class Optimizer(Op):
         files: str = "",
     ) -> None:
         self.states, self.numbers, self.each, self.files = states, numbers, flops, files or name
-        self.counts = [scalar("step", integer=True)] if "step" in signature(reference).parameters else []
-        args = [*self.places("param", N), inp("grad", N), *self.scalars(), scalar("grad_scale"), *self.counts]
+        self.counts = [STEP] if "step" in signature(reference).parameters else []
+        args = [*self.places("param", N), inp("grad", N), *self.scalars(), GRAD_SCALE, *self.counts]
         super().__init__(name, *args, label=label, flops=flops * N, reference=by_blocks(reference), source=source)
         self.fused: dict[str, Op] = {}
         """The ops that fuse it, by the first words of their names."""
@@ -123,11 +135,12 @@ class Optimizer(Op):
 
     def scalars(self, *more: str) -> list[Arg]:
         """Declare the scalars of a step; `more` follow the weight decay."""
-        names = ["lr", *(n.name for n in self.numbers)]
-        if "weight_decay" in names:
-            after = names.index("weight_decay") + 1
-            names[after:after] = more
-        return [scalar(name) for name in names]
+        found = [LR]
+        for number in self.numbers:
+            found.append(number.argument())
+            if number.name == "weight_decay":
+                found += [number.argument(name) for name in more]
+        return found
 
     def names(self, parameter: str) -> dict[str, str]:
         """Return the names of a parameter's arrays in a fused op, by their names here."""

@@ -8,7 +8,7 @@
 Source: ``residual_forward`` and ``layernorm_forward``.
 """
 
-from .declaration import BT, C, Op, inp, out, scalar
+from .declaration import BT, EPS, C, Op, inp, out
 from .layernorm import layernorm_forward
 from .layernorm import reference_forward as layernorm
 from .residual import residual_forward
@@ -28,7 +28,7 @@ residual_layernorm_forward = Op(
     inp("inp2", BT, C),
     inp("weight", C),
     inp("bias", C),
-    scalar("eps"),
+    EPS,
     label="Residual + Layernorm Forward",
     flops=9 * BT * C,
     reference=reference,

@@ -8,7 +8,7 @@
 Source: ``residual_forward`` and ``rmsnorm_forward``.
 """
 
-from .declaration import BT, C, G, Op, inp, out, scalar
+from .declaration import BT, EPS, C, G, Op, inp, out
 from .residual import residual_forward
 from .rmsnorm import reference_forward as rmsnorm
 from .rmsnorm import rmsnorm_forward
@@ -26,7 +26,7 @@ residual_rmsnorm_forward = Op(
     inp("inp1", BT, G * C),
     inp("inp2", BT, G * C),
     inp("weight", C),
-    scalar("eps"),
+    EPS,
     label="Residual + RMSNorm Forward",
     flops=5 * BT * G * C,
     reference=reference,

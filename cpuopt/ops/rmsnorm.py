@@ -17,7 +17,7 @@ heads of q and k in Qwen3.
 
 import numpy as np
 
-from .declaration import BT, C, G, Op, acc, inp, out, scalar
+from .declaration import BT, EPS, C, G, Op, acc, inp, out
 
 SOURCE = "Zhang and Sennrich 2019, equation 4; torch.nn.functional.rms_norm"
 
@@ -46,7 +46,7 @@ rmsnorm_forward = Op(
     out("rstd", BT, G, reduces=C),
     inp("inp", BT, G * C),
     inp("weight", C),
-    scalar("eps"),
+    EPS,
     label="RMSNorm Forward",
     flops=4 * BT * G * C,
     reference=reference_forward,

@@ -83,7 +83,7 @@ rope_decode = Op(
     inp("inp", *HEADS),
     inp("cos", maxT, P),
     inp("sin", maxT, P),
-    scalar("position", integer=True),
+    scalar("position", integer=True, low=0, high=maxT),
     label="RoPE Decode",
     flops=6 * B * T * NH * P,
     moves=MOVES,

@@ -13,11 +13,24 @@ import pytest
 from numpy.lib.stride_tricks import as_strided
 
 from cpuopt import kernels, ops  # noqa: F401  (importing kernels registers them)
-from cpuopt.check.cases import FEW, ODD, PART, SMALL, Case, case, normal, spread
+from cpuopt.check.cases import (
+    FEW,
+    MORE,
+    ODD,
+    PART,
+    SMALL,
+    Case,
+    case,
+    cases,
+    normal,
+    quick_cases,
+    scalars,
+    spread,
+)
 from cpuopt.check.check import check, check_all
 from cpuopt.check.judge import Result
 from cpuopt.kernels.registry import KERNELS, Kernel, Scratch
-from cpuopt.ops.declaration import N, Op
+from cpuopt.ops.declaration import Dim, N, Op
 
 Array = np.ndarray[Any, Any]
 F32 = np.float32
@@ -368,8 +381,11 @@ PARTICULAR: Mapping[str, tuple[Kernel, str, str]] = {
 
 @pytest.mark.parametrize("name", PARTICULAR)
 def test_particular(name: str) -> None:
+    """On one of some sizes: each has other numbers, and of a late step the one before it is as good."""
     kernel, kind, arguments = PARTICULAR[name]
-    result = assert_fails(kernel, "expected", case(kernel.op, ODD, kind))
+    tried = [case(kernel.op, sizes, kind) for sizes in (ODD, SMALL, MORE)]
+    on = next((c for c in tried if check(kernel, c).verdict == "FAIL"), ODD)
+    result = assert_fails(kernel, "expected", on)
     assert result.argument in arguments.split()
 
 
@@ -434,10 +450,100 @@ def test_the_worst_of_all_modes_is_told() -> None:
 
 
 def test_several_kernels_are_checked_on_the_quick_cases() -> None:
-    found = check_all([KERNELS[name, "vanilla"] for name in ("gelu_forward", "layernorm_backward")], quick=True)
-    assert [r.verdict for r in found] == ["PASS"] * 8
-    assert [r.kernel for r in found] == ["gelu_forward[vanilla]"] * 4 + ["layernorm_backward[vanilla]"] * 4
+    few = [KERNELS[name, "vanilla"] for name in ("gelu_forward", "layernorm_backward")]
+    found = check_all(few, quick=True)
+    assert {r.verdict for r in found} == {"PASS"}
+    assert [(r.kernel, r.case) for r in found] == [(k.name, c) for k in few for c in quick_cases(k.op)]
     assert all(r.describe().keys() == {"kernel", "case", "status", "reason", "ratio"} for r in found)
+
+
+# --- the numbers of a call, and values that a run has ----------------------------------------
+
+NUMBERED = [op for op in ops.ALL.values() if any(a.role == "scalar" for a in op.args)]
+
+
+@pytest.mark.parametrize("op", NUMBERED, ids=str)
+def test_numbers_differ_from_case_to_case_and_stay_in_their_ranges(op: Op) -> None:
+    drawn = [scalars(op, on, np.random.default_rng(seed)) for seed in range(9) for on in cases(op)]
+    args = {a.name: a for of in (op, op.inverts) if of for a in of.args if a.role == "scalar"}
+    for name, arg in args.items():
+        high = max(arg.high(on.sizes) if isinstance(arg.high, Dim) else arg.high for on in cases(op))
+        values = {d[name] for d in drawn}
+        assert len(values) >= 3, name
+        if name != "ignore_index":  # which is a class in some cases
+            assert arg.low <= min(values - {arg.usual}), name
+            assert max(values - {arg.usual}) <= high, name
+        assert {type(x) for x in values} == {int if arg.dtype == "int64" else float}
+    for name in args:
+        assert len({scalars(op, on, np.random.default_rng(0))[name] for on in quick_cases(op)}) > 1, name
+
+
+@pytest.mark.parametrize("op", NUMBERED, ids=str)
+def test_a_kernel_with_a_number_written_into_it_fails_the_quick_cases(op: Op) -> None:
+    """Whatever the number is: the usual one, an end of the range, or one that the judge drew."""
+    for arg in (a for a in op.args if a.role == "scalar"):
+        drawn = [scalars(op, on, np.random.default_rng(0))[arg.name] for on in quick_cases(op)]
+        for x in dict.fromkeys([type(drawn[0])(arg.usual), drawn[0], drawn[-1]]):
+            written = before(op, **{arg.name: lambda a, x=x: x})
+            results = [check(written, on, threads=(1,)) for on in quick_cases(op)]
+            assert any(r.verdict == "FAIL" for r in results), f"{arg.name} = {x}"
+
+
+def test_a_kernel_that_remembers_a_number_is_refused() -> None:
+    """The second call in the same arrays has other numbers."""
+    known: dict[int, float] = {}
+
+    def remembers(a: Any) -> float:
+        return known.setdefault(len(a.param), a.lr)
+
+    assert_fails(before(ops.adamw, lr=remembers), "once other numbers were put into the same arrays")
+
+
+VALUES: Mapping[str, tuple[Kernel, str]] = {
+    "one target is always ignored": (
+        before(ops.cross_entropy_forward, targets=lambda a: ignoring_one(a)), "all count"),
+    "only 20 of a token": (after(ops.embedding_backward, lambda a: at_most_20(a)), "repeats"),
+    "a weight of one is skipped": (
+        after(ops.layernorm_forward, lambda a: spoiled(a.out, (a.weight == 1).all())), "start"),
+    "a bias of zero is taken for absent": (
+        after(ops.matmul_forward, lambda a: spoiled(a.out, a.bias.size and not a.bias.any())), "start"),
+    "moments of zero": (after(ops.adamw, lambda a: spoiled(a.param, a.step == 1)), "start"),
+    "small adjoints": (
+        after(ops.gelu_backward, lambda a: spoiled(a.dinp, np.abs(a.dout).max() < 1e-4)), "small adjoints"),
+    "equal adjoints": (after(ops.gelu_backward, lambda a: spoiled(a.dinp, np.ptp(a.dout) == 0)), "equal adjoints"),
+    "symmetric adjoints": (
+        after(ops.layernorm_backward, lambda a: spoiled(a.dinp, (a.dout == a.dout[:, ::-1]).all())),
+        "symmetric adjoints"),
+    "adjoints of sum 0": (
+        after(ops.layernorm_backward, lambda a: spoiled(a.dinp, abs(a.dout.sum(axis=1)).max() < 1e-6)),
+        "adjoints of sum 0"),
+}  # fmt: skip
+
+
+def spoiled(x: Array, on: Any) -> None:
+    if on:
+        x.flat[0] += F32(0.25) * np.abs(x).max()
+
+
+def ignoring_one(a: Any) -> Array:
+    kept = a.targets.copy()
+    if (kept != a.ignore_index).all():
+        kept[len(kept) // 2] = a.ignore_index
+    return kept
+
+
+def at_most_20(a: Any) -> None:
+    if not a.dwte_add and (np.bincount(a.tokens.ravel()) > 20).any():
+        a.dwte[np.bincount(a.tokens.ravel()).argmax()] *= F32(0.5)
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_values_that_a_run_has(name: str) -> None:
+    """Each kernel is right on normal numbers."""
+    kernel, kind = VALUES[name]
+    sizes = MORE if kind == "repeats" else SMALL
+    assert_fails(kernel, "expected", case(kernel.op, sizes, kind))
+    assert check(kernel, case(kernel.op, ODD)).verdict == "PASS"
 
 
 def test_arguments_do_not_depend_on_the_variant() -> None:
