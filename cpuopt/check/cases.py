@@ -354,8 +354,8 @@ def _at_the_start(op: Op, arg: Arg, x: Array) -> Array:
 
 def _mirrored(x: Array, sign: int) -> Array:
     """Return an array that is the same, or its negative, when the rows or the columns are reversed."""
-    x = x + sign * x[..., ::-1]
-    return np.asarray(x + x[::-1] if x.ndim > 1 else x)
+    x = (x + sign * x[..., ::-1]) / np.sqrt(2)
+    return np.asarray((x + x[::-1]) / np.sqrt(2) if x.ndim > 1 else x)
 
 
 def normal(shape: tuple[int, ...], rng: np.random.Generator) -> Array:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cpuopt.ad import UnsupportedError, differentiate, read
-from cpuopt.check.cases import SMALL, _draw, case
+from cpuopt.check.cases import SMALL, arguments, case
 from cpuopt.check.dual import slope as exact_slope
 from cpuopt.check.dual import wide
 from cpuopt.ops.declaration import Op, as_dim
@@ -28,7 +28,7 @@ def drawn(natural, domain, seed=0):
     """Inputs of a kernel by name, float64; outputs are of NaN."""
     op = Op("natural", *natural.args, label="", flops=as_dim(0), reference=dict, source="")
     on, rng = case(op, SMALL), np.random.default_rng(seed)
-    given = {a.name: _draw(op, a, on, rng) for a in natural.args}
+    given = arguments(op, on, rng)
     for a in natural.args:
         if a.role in ("in", "state"):
             given[a.name] = given[a.name].astype(float)
