@@ -74,6 +74,27 @@ def test_a_control_that_fails_is_said():
     assert judge([r * 1.003], [shifted]).word == "no difference shown"  # below what an address may do
 
 
+@pytest.mark.parametrize(("low", "high", "word"), [(0.0, 0.8, "inconclusive"), (0.3, 0.9, "inconclusive"),
+    (0.75, 0.9, "faster"), (0.02, 0.06, "faster"), (1.1, 3.0, "inconclusive"), (20.0, 60.0, "slower")])  # fmt: skip
+def test_an_interval_that_is_too_wide_supports_no_verdict(low, high, word):
+    """As the [0.000, 0.798] of the same machine code beside ten busy processes."""
+    r = np.array([low, high] * 3 + [(low + high) / 2] * 2)  # of 8 rounds the ends are the interval
+    found = judge([r], [np.ones(8)])
+    assert (found.ratio["low"], found.ratio["high"], found.word) == (low, high, word)
+    if word == "inconclusive":
+        assert "the machine is too noisy" in found.why
+
+
+def test_a_control_that_is_too_wide_supports_no_verdict():
+    narrow, wild = np.full(8, 0.5), np.array([0.3, 3.0, 1.0, 1.0] * 2)
+    assert judge([narrow], [np.ones(8)]).word == "faster"
+    found = judge([narrow], [wild])
+    assert (found.word, found.why) == (
+        "inconclusive",
+        "the control's interval reaches from 0.300 to 3.000: the machine is too noisy",
+    )
+
+
 def test_cases_are_weighed_by_their_time():
     rng = np.random.default_rng(0)
     slow, fast, one = (f * (1 + 0.001 * rng.standard_normal(48)) for f in (1.2, 0.9, 1.0))
@@ -168,6 +189,20 @@ def test_a_time_below_the_roof_names_the_roof():
     row = session.Row("gelu_forward", "mine", "one", found={"alone": {"a_ms": 1.0, "b_ms": 1e-6, "cases": [case]}})
     said = session._roof(session.Plan(Path("x"), "gpt2-tiny", 1, 8), roofs, row, None)
     assert said.endswith("; mine: more than 100 % of the memory roof is impossible")
+
+
+def test_a_time_that_no_machine_allows_is_refused(monkeypatch):
+    case = {**to_json(ab.Shape(Case({"N": 1 << 24}), {}, ("x",))), "a_ns": 8e6, "b_ns": 8e3}
+    case |= ab.cost(ops.residual_forward, ab.Shape.read(case))
+    monkeypatch.setattr(ab.machine, "stored", dict)
+    with pytest.raises(UserError, match=r"mine takes 8000 ns for \d+ FLOPs and 201326592 bytes, which is impossible: "):
+        ab.require_possible(("one", "mine"), case, 2)
+    ab.require_possible(("one", "mine"), {**case, "b_ns": 4e6}, 2)
+    roofs = Roofs(2, (Level("memory", None),), 100.0, {"memory": {"read": 200.0}}, 1.0)
+    monkeypatch.setattr(ab.machine, "stored", lambda: {2: roofs})  # 1 ms, and a quarter of it
+    ab.require_possible(("one", "mine"), {**case, "b_ns": 3e5}, 2)
+    with pytest.raises(UserError, match="impossible: at least 251658 ns are needed on 2 threads"):
+        ab.require_possible(("one", "mine"), {**case, "b_ns": 2e5}, 2)
 
 
 # On kernels -----------------------------------------------------------------------------------------------------------

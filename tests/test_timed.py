@@ -182,6 +182,23 @@ def test_a_wrong_kernel_gets_no_time(body):
         ab.alone((honest, kernel(body, ns)), [shape(LARGE if large else SMALL)], clock=CLOCK, analyses=[2])
 
 
+def test_a_call_that_is_skipped_now_and_then_is_seen_in_every_sample():
+    """Without a sample that is judged as a whole: as of arrays of millions of elements, where few are."""
+    calls = []
+
+    def skips(out, inp):
+        calls.append(1)
+        if len(calls) < 60 or len(calls) % 5 >= 2:
+            gelu(out, inp)
+
+    pair = ab.Alone((kernel(gelu), kernel(skips)), shape(SMALL), 0, clock=CLOCK)
+    pair.timed.chance = 0.0
+    for _ in range(3):
+        pair.trial("A")
+    with pytest.raises(UserError, match=r"gelu_forward\[mine\] is wrong .* while it was timed"):
+        [pair.trial("B") for _ in range(3)]
+
+
 def test_what_is_large_passes_the_quick_check():
     assert {r.verdict for r in check.check_all([kernel(half_of_what_is_large)], quick=True)} == {"PASS"}
 

@@ -8,7 +8,8 @@ machine code may take 15 % longer on scratch in another place.
 
 A sample of several calls has arrays of its own for each of them, so no call finds the work of another.
 
-Judged are some calls before and after the timing, and samples drawn at random, by the tolerance of ``check``. Not seen
+Some calls before and after the timing, and samples drawn at random, are judged by the tolerance of ``check``; of every
+sample, `PROBED` elements are compared, so that no call can be skipped now and then. Not seen
 is a kernel that keeps results outside its arguments and returns them when the same inputs come again. There are two
 sets of inputs, and both come often.
 """
@@ -29,7 +30,18 @@ from ..kernels.registry import Kernel
 from ..kernels.toolkit import threads as numba_threads
 from ..ops.declaration import ITEMSIZE, Op
 from .cases import Arguments, Array, Case, arguments, scalars
-from .judge import MARGIN, Result, Wanted, called, expected, require_surroundings, surroundings, worst
+from .judge import (
+    MARGIN,
+    Result,
+    Wanted,
+    called,
+    expected,
+    least,
+    require_surroundings,
+    rounding,
+    surroundings,
+    worst,
+)
 from .memory import FILL, GUARD, OUTSIDE, SCRATCH, BrokenKernelError, Memory, absent_as_empty, call_args, fill
 
 LARGE = 1 << 22
@@ -37,6 +49,8 @@ LARGE = 1 << 22
 JUDGED = 1 << 20
 """Elements of outputs up to which a sample of every trial is judged; of larger ones one trial in `SELDOM` or more."""
 SELDOM = 32
+PROBED = 64
+"""Elements of every sample that are compared with the wanted ones, of one call and array drawn at random."""
 TILE = np.random.default_rng(0).standard_normal(1 << 16).astype(np.float32)
 """Plausible numbers."""
 FILLS = ("nan", "other", "almost")
@@ -113,6 +127,11 @@ class Timed:
         written = sum(x.size for x in self.sets[0].wanted.values.values())
         self.chance = min(1.0, max(1 / SELDOM, JUDGED / written))
         """The probability that a sample of a trial is judged."""
+        self.names = [n for n, x in self.sets[0].wanted.values.items() if x.size]
+        arrays = {n: self.sets[0].wanted.values[n] for n in self.names}
+        reduces = {n: self.op.by_name[n].reduces(case.sizes) for n in arrays}
+        self.allowed = {n: MARGIN * rounding(case.types.get(n, self.op.by_name[n].dtype), reduces[n]) for n in arrays}
+        self.lowest = {n: least(case.types.get(n, self.op.by_name[n].dtype)) for n in arrays}
         self.threads, self.surroundings = numba_threads.get_threads(), surroundings()
         self.worst = {side: Result(k.name, case, 0.0) for side, k in kernels.items()}
         self.place(1)
@@ -214,6 +233,28 @@ class Timed:
             if any((beyond != OUTSIDE).any() for beyond in self.beyond[side]):
                 raise BrokenKernelError("wrote outside its arrays: past the end of its scratch")
             require_surroundings(self.surroundings)
+
+    def probe(self, side: str, calls: int) -> None:
+        """Compare some elements of a sample; judge all of it where one is wrong. Takes microseconds.
+
+        Raises
+        ------
+        UserError
+            For an error of a kernel.
+        """
+        i = int(self.rng.integers(calls))
+        held, name = self.held[i], self.names[self.rng.integers(len(self.names))]
+        assert held
+        got, wanted = self.slots[i][name].reshape(-1), held.wanted
+        at = self.rng.integers(0, got.size, PROBED)
+        if (rows := held.rows.get(name)) is not None and len(rows):
+            columns = got.size // len(wanted.values[name])
+            at = rows[self.rng.integers(0, len(rows), PROBED)] * columns + at % columns
+        want = wanted.values[name].reshape(-1)[at]
+        error = np.abs(got[at] - want)
+        size = np.maximum(wanted.scale[name].reshape(-1)[at], self.lowest[name]) + np.abs(want)
+        if not (error <= self.allowed[name] * size).all():
+            self.judge(side, calls, "while it was timed")
 
     def audit(self, side: str, calls: Sequence[tuple[int, str, str]], when: str) -> None:
         """Call a kernel some times, and judge each call."""

@@ -53,6 +53,12 @@ GAINS = "the whole step gains"
 """The first words of the warning that a step gained more than its op."""
 SLACK = 0.005
 """The share of a step that other ops may gain from a changed one, for example by data left in the caches."""
+MOST_GFLOPS, MOST_GBS = 400.0, 1200.0
+"""What no thread of any machine reaches: two FMAs of 16 floats, and three vectors of 64 bytes moved, in each cycle of
+6 GHz."""
+IMPOSSIBLE = 4.0
+"""The factor by which a time must be below a measured roof to be refused; less is a warning, for roofs are measured
+while other processes run."""
 COLD_SAMPLES = 3
 """Samples of a trial with flushed caches."""
 Say = Callable[[str], None]
@@ -248,6 +254,8 @@ class Alone:
             times.append(self._sample(side, outs, scratch))
             if i == judged:
                 self.timed.judge(side, calls, "while it was timed")
+            else:
+                self.timed.probe(side, calls)
         times.sort()
         return times[(samples - 1) // 4]
 
@@ -297,6 +305,7 @@ def alone(
         samples = {side: n for side, (_, n) in pair.lengths.items()}
         counts = {"calls_per_sample": calls, "samples_per_trial": samples, **cost(kernels[0].op, shape)}
         cases.append({**to_json(shape), **entry(done[-1]), **counts})
+        require_possible([k.name for k in kernels], cases[-1], numba_threads.get_threads())
         del pair
     weights = [len(s.layers) * float(np.median(c.figures("A"))) for s, c in zip(shapes, done, strict=True)]
     whole = judge([c.ratios() for c in done], [c.controls() for c in done], weights)
@@ -558,6 +567,25 @@ def impossible(whole: Mapping[str, Any], each: Sequence[Mapping[str, Any]]) -> l
         f"{GAINS} {100 * (1 - whole['ratio']['median']):.1f} % ({figures}), more than the op can gain in it, "
         f"{100 * max(0.0, most):.1f} % at the most: something else differs between the two"
     ]
+
+
+def require_possible(names: Sequence[str], timed: Mapping[str, Any], threads: int) -> None:
+    """Refuse a time that no machine allows, or that is far below a roof which was measured on a quiet machine.
+
+    Raises
+    ------
+    UserError
+        Naming the kernel: it cannot have done its work.
+    """
+    known = machine.stored().get(threads)
+    for name, ns in zip(names, (timed["a_ns"], timed["b_ns"]), strict=True):
+        least = max(timed["flops"] / (MOST_GFLOPS * threads), timed["bytes"] / (MOST_GBS * threads))
+        roof = known.bound(timed["flops"], timed["bytes"])[0] / IMPOSSIBLE if known and not known.doubts else 0.0
+        if ns < max(least, roof):
+            raise UserError(
+                f"{name} takes {ns:.0f} ns for {timed['flops']} FLOPs and {timed['bytes']} bytes, which is impossible: "
+                f"at least {max(least, roof):.0f} ns are needed on {threads} threads ({Shape.read(timed)})"
+            )
 
 
 def beyond_roofs(variants: Sequence[str], cases: Sequence[Mapping[str, Any]], roofs: Roofs | None) -> list[str]:

@@ -10,7 +10,8 @@ number. The ends of n rounds miss the median once in 2^(n-1) times. Below 12 rou
 more often than the level says, they are the interval; below 9 its level is lower. B is ``slower`` or ``faster`` where
 the whole interval lies beyond the margin, and the effect is well above what the control shows between A and itself.
 ``no difference shown`` is the verdict where the interval is narrow and has 1 in it, and ``inconclusive`` where it is
-wide, or the control fails; both come with the reason.
+wide, or the control fails; both come with the reason. An interval that spans more than a factor of 2, and more than its
+distance from 1, supports neither ``faster`` nor ``slower``.
 """
 
 from __future__ import annotations
@@ -42,6 +43,9 @@ WIDE = 0.02
 """Half the width of an interval beyond which the verdict is inconclusive."""
 ABOVE_CONTROL = 2.0
 """The least ratio of an effect to the control's."""
+APART = 2.0
+"""The largest ratio of an interval's ends that supports ``faster`` or ``slower``; one farther from 1 may be as wide as
+its distance."""
 RESAMPLES = 10_000
 CHECKED_STEPS = 3
 """The number of training steps whose losses must agree before times are compared."""
@@ -215,6 +219,10 @@ def judge(
     differs = f"the control, A against itself, differs by {100 * noise:.1f} %"
     if word and effect <= ABOVE_CONTROL * noise:
         return verdict("inconclusive", f"{differs}; the difference is {100 * effect:.1f} %")
+    for wide_one, what in ((ratio, "the interval"), (control, "the control's interval")) if word else ():
+        if wide_one and _apart(wide_one) > max(log(APART), _distance(ratio)):
+            ends = f"{wide_one['low']:.3f} to {wide_one['high']:.3f}"
+            return verdict("inconclusive", f"{what} reaches from {ends}: the machine is too noisy")
     if word:
         return verdict(word)
     if control and (control["low"] > 1 + margin or control["high"] < 1 - margin):
@@ -222,6 +230,16 @@ def judge(
     if width / 2 > wide:
         return verdict("inconclusive", f"the interval is {100 * width:.0f} % wide: the machine is too noisy")
     return verdict("no difference shown", f"differences below {100 * max(width / 2, margin):.1f} % would not show")
+
+
+def _apart(interval: Mapping[str, float]) -> float:
+    """Return the logarithm of the ratio of an interval's ends."""
+    return log(interval["high"] / interval["low"]) if interval["low"] > 0 else inf
+
+
+def _distance(interval: Mapping[str, float]) -> float:
+    """Return how far the nearer end of an interval that leaves out 1 is from it, as a logarithm."""
+    return min(abs(log(x)) if x > 0 else inf for x in (interval["low"], interval["high"]))
 
 
 def level_of(rounds: int) -> float:
