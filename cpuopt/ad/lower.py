@@ -135,7 +135,7 @@ class Lower:
         self.indices: set[str] = set()
         self.arrays: set[str] = set()
         self.whole = ast.Module(list(node.body), [])
-        self.array_names = {p for p in self.params if self.is_array(node, p)}
+        self.array_names = {p for p in self.params if axes.get(p) or self.is_array(node, p)}
         self.ranks: dict[str, int] = {n: k for n, k in axes.items() if n in self.params}
         self.find_ranks(node)
 

@@ -314,7 +314,7 @@ def _drawn(
 ) -> Any:
     x = _draw(op, arg, case, rng, known)
     if isinstance(x, np.ndarray) and arg.role in ("in", "index", "state"):
-        x = _planted(arg, alter(x), case)
+        x = alter(_planted(arg, x, case))
     return x
 
 

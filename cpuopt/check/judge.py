@@ -52,6 +52,7 @@ SAMPLES, FEW, MORE_SAMPLES = 3, 1 << 12, 16
 could cancel in all of three by chance."""
 DEAR_FLOPS, DEAR_FLOATS = 5e9, 1 << 23
 """Elements beyond which a single perturbation of the reference is used."""
+EPS = float(np.finfo(np.float32).eps)
 BLOCK = 1 << 17
 """Elements that are compared at one time, so that they stay in a core's cache."""
 
@@ -296,9 +297,14 @@ def expected(op: Op, case: Case, given: Arguments, rng: np.random.Generator) -> 
         scale = {n: np.sqrt(x) for n, x in moved.items()}
         if samples == 1:
             scale = {n: np.maximum(x, row_size(x)) for n, x in scale.items()}
+        scale = {n: x + row_size(want[n]) for n, x in scale.items()}
         if run := run_of(op):
             scale = {n: scale[n] + x for n, x in rounding_of(run, given, want).items()}
-        return Wanted(op, case, want, {n: x + row_size(want[n]) for n, x in scale.items()})
+            least = max((float(row_size(given[n].ravel())[0]) for n in read), default=0.0) * EPS
+            scale = {
+                n: np.where(x == 0, least, x) for n, x in scale.items()
+            }  # what cancels in one order may not in all
+        return Wanted(op, case, want, scale)
 
 
 def prepare(kernel: Kernel, sizes: Mapping[str, int]) -> dict[str, Spec]:

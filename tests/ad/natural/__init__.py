@@ -3,11 +3,22 @@
 `textbook` keeps to the plain subset. The other modules were written before anybody looked whether they are accepted.
 """
 
-from . import finance, learning, mixed, physics, signals, textbook
+from . import finance, learning, mixed, physics, recurrences, signals, textbook
 from .table import ALL, Natural
 
 FIRST_WRITTEN = {
     n: k for n, k in ALL.items() if k.home in {m.__name__ for m in (physics, learning, finance, signals, mixed)}
 }
 
-__all__ = ["ALL", "FIRST_WRITTEN", "Natural", "finance", "learning", "mixed", "physics", "signals", "textbook"]
+__all__ = [
+    "ALL",
+    "FIRST_WRITTEN",
+    "Natural",
+    "finance",
+    "learning",
+    "mixed",
+    "physics",
+    "recurrences",
+    "signals",
+    "textbook",
+]

@@ -1,0 +1,402 @@
+"""Recurrences, scans and filters as a researcher first writes them: no `inputs=`, and sizes at which they may grow."""
+
+import math
+
+import numpy as np
+from numba import prange
+
+from cpuopt.ops.declaration import B, C, T, index, inp, out, scalar, symbols
+
+from .table import declared
+
+D, K, L, M = symbols("D K L M")
+
+
+def sigmoid(v):
+    return 1.0 / (1.0 + math.exp(-v))
+
+
+def softplus(v):
+    return max(v, 0.0) + math.log1p(math.exp(-abs(v)))
+
+
+def logaddexp(a, b):
+    top = max(a, b)
+    return top + math.log(math.exp(a - top) + math.exp(b - top))
+
+
+@declared(out("h", T, C), inp("x", T, C), inp("a", C), inp("b", C))
+def linear_recurrence(h, x, a, b):
+    for c in range(x.shape[1]):
+        prev = 0.0
+        for t in range(x.shape[0]):
+            h[t, c] = a[c] * prev + b[c] * x[t, c]
+            prev = h[t, c]
+
+
+@declared(out("h", B, T, C), inp("x", B, T, C), inp("a", B, T, C))
+def gated_recurrence(h, x, a):
+    for b in prange(x.shape[0]):
+        for c in range(x.shape[2]):
+            h[b, 0, c] = x[b, 0, c]
+            for t in range(1, x.shape[1]):
+                h[b, t, c] = a[b, t, c] * h[b, t - 1, c] + x[b, t, c]
+
+
+@declared(out("y", T, C), inp("x", T, C), scalar("alpha"))
+def moving_average(y, x, alpha):
+    for c in range(x.shape[1]):
+        s = x[0, c]
+        for t in range(x.shape[0]):
+            s = alpha * x[t, c] + (1 - alpha) * s
+            y[t, c] = s
+
+
+@declared(out("y", T), inp("x", T), inp("b", 3), inp("a", 2))
+def biquad(y, x, b, a):
+    x1, x2, y1, y2 = 0.0, 0.0, 0.0, 0.0
+    for t in range(x.shape[0]):
+        now = b[0] * x[t] + b[1] * x1 + b[2] * x2 - a[0] * y1 - a[1] * y2
+        x2, x1 = x1, x[t]
+        y2, y1 = y1, now
+        y[t] = now
+
+
+@declared(out("y", T), inp("x", T), inp("k", K))
+def all_pole(y, x, k):
+    for t in range(x.shape[0]):
+        s = x[t]
+        for j in range(k.shape[0]):
+            if t - j - 1 >= 0:
+                s -= k[j] * y[t - j - 1]
+        y[t] = s
+
+
+@declared(
+    out("y", T, D), inp("x", T, D), inp("delta", T, D), inp("a", D, M), inp("b", T, M), inp("c", T, M), inp("skip", D)
+)
+def selective_scan(y, x, delta, a, b, c, skip):
+    for d in prange(x.shape[1]):
+        h = np.zeros(a.shape[1])
+        for t in range(x.shape[0]):
+            dt = softplus(delta[t, d])
+            s = 0.0
+            for n in range(a.shape[1]):
+                h[n] = math.exp(dt * a[d, n]) * h[n] + dt * b[t, n] * x[t, d]
+                s += h[n] * c[t, n]
+            y[t, d] = s + skip[d] * x[t, d]
+
+
+@declared(out("y", T, C), inp("k", T, C), inp("v", T, C), inp("w", C), inp("u", C))
+def wkv(y, k, v, w, u):
+    for c in range(k.shape[1]):
+        num, den, top = 0.0, 0.0, -np.inf
+        for t in range(k.shape[0]):
+            m = max(top, u[c] + k[t, c])
+            e1, e2 = math.exp(top - m), math.exp(u[c] + k[t, c] - m)
+            y[t, c] = (e1 * num + e2 * v[t, c]) / (e1 * den + e2)
+            m = max(top - math.exp(w[c]), k[t, c])
+            e1, e2 = math.exp(top - math.exp(w[c]) - m), math.exp(k[t, c] - m)
+            num = e1 * num + e2 * v[t, c]
+            den = e1 * den + e2
+            top = m
+
+
+@declared(out("y", T, C), inp("x", T, C), inp("nu", C), inp("theta", C))
+def linear_recurrent_unit(y, x, nu, theta):
+    for c in range(x.shape[1]):
+        r = math.exp(-math.exp(nu[c]))
+        cos, sin = r * math.cos(theta[c]), r * math.sin(theta[c])
+        gain = math.sqrt(1.0 - r * r)
+        re, im = 0.0, 0.0
+        for t in range(x.shape[0]):
+            re, im = cos * re - sin * im + gain * x[t, c], sin * re + cos * im
+            y[t, c] = re
+
+
+@declared(out("y", T, C), inp("x", T, C), inp("r", T, C), inp("i", T, C), inp("lam", C))
+def real_gated_lru(y, x, r, i, lam):
+    for c in range(x.shape[1]):
+        h = 0.0
+        for t in range(x.shape[0]):
+            log_a = -8.0 * softplus(lam[c]) * sigmoid(r[t, c])
+            h = math.exp(log_a) * h + math.sqrt(1.0 - math.exp(2.0 * log_a)) * sigmoid(i[t, c]) * x[t, c]
+            y[t, c] = h
+
+
+@declared(out("h", T, C), inp("x", T, 3 * C), inp("w", 3 * C, C))
+def gru_scan(h, x, w):
+    n = h.shape[1]
+    for t in range(x.shape[0]):
+        for j in range(n):
+            ru, zu, nu = 0.0, 0.0, 0.0
+            if t > 0:
+                for k in range(n):
+                    ru += w[j, k] * h[t - 1, k]
+                    zu += w[n + j, k] * h[t - 1, k]
+                    nu += w[2 * n + j, k] * h[t - 1, k]
+            r = sigmoid(x[t, j] + ru)
+            z = sigmoid(x[t, n + j] + zu)
+            new = math.tanh(x[t, 2 * n + j] + r * nu)
+            h[t, j] = (1.0 - z) * new
+            if t > 0:
+                h[t, j] += z * h[t - 1, j]
+
+
+@declared(out("h", T, C), inp("f", T, C), inp("i", T, C), inp("z", T, C))
+def exponential_gates(h, f, i, z):
+    for c in range(f.shape[1]):
+        cell, norm, m = 0.0, 0.0, -np.inf
+        for t in range(f.shape[0]):
+            log_f = -softplus(-f[t, c])
+            new = max(log_f + m, i[t, c])
+            fg, ig = math.exp(log_f + m - new), math.exp(i[t, c] - new)
+            cell = fg * cell + ig * math.tanh(z[t, c])
+            norm = fg * norm + ig
+            h[t, c] = cell / norm
+            m = new
+
+
+@declared(out("y", T, M), inp("q", T, K), inp("k", T, K), inp("v", T, M), inp("beta", T))
+def delta_rule(y, q, k, v, beta):
+    S = np.zeros((k.shape[1], v.shape[1]))
+    for t in range(q.shape[0]):
+        for j in range(v.shape[1]):
+            old = 0.0
+            for i in range(k.shape[1]):
+                old += S[i, j] * k[t, i]
+            for i in range(k.shape[1]):
+                S[i, j] += sigmoid(beta[t]) * k[t, i] * (v[t, j] - old)
+            y[t, j] = 0.0
+            for i in range(k.shape[1]):
+                y[t, j] += S[i, j] * q[t, i]
+
+
+@declared(out("y", T, M), out("S", K, M), inp("q", T, K), inp("k", T, K), inp("v", T, M), scalar("decay"))
+def retention(y, S, q, k, v, decay):
+    S[:] = 0.0
+    for t in range(q.shape[0]):
+        for i in range(k.shape[1]):
+            for j in range(v.shape[1]):
+                S[i, j] = decay * S[i, j] + k[t, i] * v[t, j]
+        for j in range(v.shape[1]):
+            s = 0.0
+            for i in range(k.shape[1]):
+                s += q[t, i] * S[i, j]
+            y[t, j] = s
+
+
+@declared(out("y", B, T), inp("x", B, T))
+def cumulative_sum(y, x):
+    for b in prange(x.shape[0]):
+        y[b, 0] = x[b, 0]
+        for t in range(1, x.shape[1]):
+            y[b, t] = y[b, t - 1] + x[b, t]
+
+
+@declared(out("y", B, T), inp("x", B, T))
+def cumulative_product(y, x):
+    for b in prange(x.shape[0]):
+        p = 1.0
+        for t in range(x.shape[1]):
+            p *= x[b, t]
+            y[b, t] = p
+
+
+@declared(out("y", B, T), inp("x", B, T))
+def prefix_maximum(y, x):
+    for b in range(x.shape[0]):
+        best = -np.inf
+        for t in range(x.shape[1]):
+            if x[b, t] > best:
+                best = x[b, t]
+            y[b, t] = best
+
+
+@declared(out("y", B, T), inp("x", B, T))
+def prefix_log_sum_exp(y, x):
+    for b in range(x.shape[0]):
+        m, s = -np.inf, 0.0
+        for t in range(x.shape[1]):
+            if x[b, t] > m:
+                s = s * math.exp(m - x[b, t]) + 1.0
+                m = x[b, t]
+            else:
+                s += math.exp(x[b, t] - m)
+            y[b, t] = m + math.log(s)
+
+
+@declared(out("mean", T), inp("z", T), inp("q", 1), inp("r", 1))
+def kalman_filter(mean, z, q, r):
+    m, p = 0.0, 1.0
+    for t in range(z.shape[0]):
+        p = p + q[0] * q[0]
+        gain = p / (p + r[0] * r[0])
+        m += gain * (z[t] - m)
+        p *= 1.0 - gain
+        mean[t] = m
+
+
+@declared(out("y", T), inp("x", T), inp("c", K))
+def horner(y, x, c):
+    for t in range(x.shape[0]):
+        s = 0.0
+        for k in reversed(range(c.shape[0])):
+            s = s * x[t] + c[k]
+        y[t] = s
+
+
+@declared(out("v", T, C), inp("i", T, C), scalar("tau"), scalar("threshold"))
+def leaky_integrate_and_fire(v, i, tau, threshold):
+    for c in range(i.shape[1]):
+        u = 0.0
+        for t in range(i.shape[0]):
+            u += (i[t, c] - u) / tau
+            if u > threshold:
+                u -= threshold
+            v[t, c] = u
+
+
+@declared(out("g", T), inp("r", T), inp("value", T + 1), scalar("gamma"), scalar("lam"))
+def advantages(g, r, value, gamma, lam):
+    last = 0.0
+    for t in reversed(range(r.shape[0])):
+        last = r[t] + gamma * value[t + 1] - value[t] + gamma * lam * last
+        g[t] = last
+
+
+@declared(out("loss", 1), inp("e", T), inp("omega", 1), inp("alpha", 1), inp("beta", 1))
+def garch(loss, e, omega, alpha, beta):
+    s = omega[0] * omega[0] + 0.1
+    total = 0.0
+    for t in range(e.shape[0]):
+        total += 0.5 * (math.log(s) + e[t] * e[t] / s)
+        s = omega[0] * omega[0] + 0.1 + alpha[0] * alpha[0] * e[t] * e[t] + beta[0] * beta[0] * s
+    loss[0] = total
+
+
+@declared(out("y", T), inp("x0", 1), inp("r", 1))
+def logistic_map(y, x0, r):
+    x = x0[0]
+    for t in range(y.shape[0]):
+        x = r[0] * x * (1.0 - x)
+        y[t] = x
+
+
+@declared(out("p", T, 3), inp("p0", 3), inp("k", 3), scalar("dt"))
+def lorenz(p, p0, k, dt):
+    x, y, z = p0
+    for t in range(p.shape[0]):
+        dx, dy, dz = k[0] * (y - x), x * (k[1] - z) - y, x * y - k[2] * z
+        x, y, z = x + dt * dx, y + dt * dy, z + dt * dz
+        p[t, 0], p[t, 1], p[t, 2] = x, y, z
+
+
+@declared(out("mean", T), out("var", T), inp("x", T))
+def welford(mean, var, x):
+    m, s = 0.0, 0.0
+    for t in range(x.shape[0]):
+        d = x[t] - m
+        m += d / (t + 1)
+        s += d * (x[t] - m)
+        mean[t] = m + s / (t + 1)
+        var[t] = s / (t + 1)
+
+
+@declared(out("loss", 1), out("R", T + 1, K + 1), inp("D", T, K), scalar("gamma"))
+def soft_dtw(loss, R, D, gamma):
+    n, m = D.shape
+    R[:, :] = 1e5
+    R[0, 0] = 0.0
+    for i in range(1, n + 1):
+        for j in range(1, m + 1):
+            a, b, c = -R[i - 1, j - 1] / gamma, -R[i - 1, j] / gamma, -R[i, j - 1] / gamma
+            top = max(a, b, c)
+            z = math.exp(a - top) + math.exp(b - top) + math.exp(c - top)
+            R[i, j] = D[i - 1, j - 1] - gamma * (math.log(z) + top)
+    loss[0] = R[n, m]
+
+
+@declared(out("loss", 1), out("alpha", T, 2 * L + 1), inp("logp", T, C), index("labels", L, below=C))
+def ctc(loss, alpha, logp, labels):
+    n, S = alpha.shape
+    alpha[:] = -1e5
+    alpha[0, 0] = logp[0, 0]
+    alpha[0, 1] = logp[0, labels[0]]
+    for t in range(1, n):
+        for s in range(S):
+            k = labels[s // 2] if s % 2 == 1 else 0
+            a = alpha[t - 1, s]
+            if s > 0:
+                a = logaddexp(a, alpha[t - 1, s - 1])
+            if s > 1 and s % 2 == 1 and labels[s // 2] != labels[s // 2 - 1]:
+                a = logaddexp(a, alpha[t - 1, s - 2])
+            alpha[t, s] = a + logp[t, k]
+    loss[0] = -logaddexp(alpha[n - 1, S - 1], alpha[n - 1, S - 2])
+
+
+@declared(out("ll", 1), inp("start", K), inp("trans", K, K), inp("emit", T, K))
+def hidden_markov(ll, start, trans, emit):
+    n = start.shape[0]
+    alpha, new = np.zeros(n), np.zeros(n)
+    for j in range(n):
+        alpha[j] = start[j] + emit[0, j]
+    for t in range(1, emit.shape[0]):
+        for j in range(n):
+            top = -np.inf
+            for i in range(n):
+                top = max(top, alpha[i] + trans[i, j])
+            s = 0.0
+            for i in range(n):
+                s += math.exp(alpha[i] + trans[i, j] - top)
+            new[j] = top + math.log(s) + emit[t, j]
+        for j in range(n):
+            alpha[j] = new[j]
+    top = alpha[0]
+    for j in range(n):
+        top = max(top, alpha[j])
+    s = 0.0
+    for j in range(n):
+        s += math.exp(alpha[j] - top)
+    ll[0] = top + math.log(s)
+
+
+@declared(out("x", T), inp("lower", T), inp("diag", T), inp("upper", T), inp("rhs", T))
+def thomas(x, lower, diag, upper, rhs):
+    n = rhs.shape[0]
+    c, d = np.zeros(n), np.zeros(n)
+    c[0], d[0] = upper[0] / diag[0], rhs[0] / diag[0]
+    for i in range(1, n):
+        m = diag[i] - lower[i] * c[i - 1]
+        c[i] = upper[i] / m
+        d[i] = (rhs[i] - lower[i] * d[i - 1]) / m
+    x[n - 1] = d[n - 1]
+    for i in reversed(range(n - 1)):
+        x[i] = d[i] - c[i] * x[i + 1]
+
+
+@declared(out("y", C), inp("q", C), inp("k", T, C), inp("v", T, C))
+def online_attention(y, q, k, v):
+    n = q.shape[0]
+    o = np.zeros(n)
+    m, s = -np.inf, 0.0
+    for t in range(k.shape[0]):
+        score = np.dot(q, k[t]) / math.sqrt(n)
+        new = max(m, score)
+        keep, e = math.exp(m - new), math.exp(score - new)
+        for c in range(n):
+            o[c] = keep * o[c] + e * v[t, c]
+        s = keep * s + e
+        m = new
+    for c in range(n):
+        y[c] = o[c] / s
+
+
+@declared(out("w", C), inp("w0", C), inp("curvature", C), inp("lr", 1), scalar("beta1"), scalar("step", integer=True))
+def unrolled_momentum(w, w0, curvature, lr, beta1, step):
+    for c in range(w0.shape[0]):
+        p, m = w0[c], 0.0
+        for _ in range(10 + step):
+            m = beta1 * m + curvature[c] * p
+            p -= lr[0] * m
+        w[c] = p
