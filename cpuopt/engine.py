@@ -184,9 +184,9 @@ def exclusive(method: F) -> F:
                 "give each thread an engine of its own, or let them take turns"
             )
         with self._busy:
-            if self._torn:
+            if self.torn:
                 raise UserError(
-                    f"{method.__name__}: {self._torn}() ended within its update, so the weights are partly those "
+                    f"{method.__name__}: {self.torn}() ended within its update, so the weights are partly those "
                     "before it and partly those after; build a new engine, and go on from weights that were saved"
                 )
             return method(self, *args, **given)
@@ -262,7 +262,8 @@ class Engine:
         """Whether ranks keep different states of optimizers."""
         self._left = False  # whether the weights may differ from those of other ranks
         self._busy = threading.Lock()
-        self._torn = ""  # the method that ended within an update
+        self.torn = ""
+        """The method that ended within an update, which left the weights partly updated; else empty."""
         self.program, self.notes = built.program, built.notes
         self.kernels = list(built.own_kernels.values())
         """The kernels of the program's calls, without what the communicator runs."""
@@ -407,9 +408,9 @@ class Engine:
         what : the method's name, for the message.
         """
         with deferred():
-            self._torn = what
+            self.torn = what
             yield
-            self._torn = ""
+            self.torn = ""
 
     @exclusive
     def forward(self, **batch: Array) -> float:

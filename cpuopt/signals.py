@@ -1,10 +1,10 @@
-"""Signals that wait: blocks of code that no handler interrupts."""
+"""Signals that wait: blocks of code that no handler interrupts, and work that ends when its step is done."""
 
 from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -51,3 +51,33 @@ def send(numbers: list[int]) -> None:
             signal.pthread_kill(threading.get_ident(), number)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def stop_flag(last: bool = False) -> Iterator[Callable[[], int]]:
+    """Catch SIGINT, SIGTERM and SIGHUP; yield a function that returns the number of the first, or 0.
+
+    A Ctrl-C after the first interrupts at once; the end of a session sends several of the others in a row. A signal
+    that was ignored before, as with `nohup`, stays ignored. Only the main thread of a process receives any.
+
+    Parameters
+    ----------
+    last : whether the process ends after the block: once a signal has come, SIGTERM and SIGHUP then stay ignored.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: 0
+        return
+    hit: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        if hit and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        hit.append(number)
+
+    heeded = [s for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(s) != signal.SIG_IGN]
+    before = {s: signal.signal(s, note) for s in heeded}
+    try:
+        yield lambda: hit[0] if hit else 0
+    finally:
+        for s, handler in before.items():
+            signal.signal(s, signal.SIG_IGN if last and hit and s != signal.SIGINT else handler)

@@ -309,7 +309,7 @@ def test_no_bytes_make_the_reader_believe_a_lie_or_crash(tmp_path, content):
 
 def test_a_token_file_that_cannot_be_opened(tmp_path):
     fails("cannot read token file .*No such file", read_tokens, tmp_path / "none.bin")
-    fails("cannot read token file .*s a directory", read_tokens, tmp_path)
+    fails("cannot read .*s a directory", read_tokens, tmp_path)
 
 
 @pytest.mark.parametrize("tokens", [np.zeros(0, int), [[1, 2]], [1.5], [-1, 3], [65536]])
@@ -411,12 +411,15 @@ def test_a_text_file_is_its_bytes_and_its_last_tenth_validates(tmp_path):
     assert corpus.description == f"{path}: 901 tokens to train on, 101 to validate (bytes); text '{path}'"
 
 
-def test_a_large_text_is_mapped(tmp_path, monkeypatch):
+def test_a_large_text_is_not_read_whole(tmp_path):
     path = tmp_path / "a.txt"
-    path.write_bytes(b"a")
-    os.truncate(path, 1 << 27)
-    monkeypatch.setattr(np, "fromfile", lambda *args: pytest.fail("read whole"))
-    fails("not text", load_corpus, str(path), **SMALL)  # zeros; but they were mapped
+    path.write_bytes(b"a" * (1 << 27))
+    tracemalloc.start()
+    try:
+        load_corpus(str(path), **SMALL).batches("train", 2, 8, seed=0).at(5)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 26
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_glob_takes_files_in_order_each_with_its_last_tenth(tmp_path):
@@ -584,7 +587,7 @@ def test_an_unreadable_file_is_named(tmp_path, monkeypatch):
         raise PermissionError(13, "Permission denied")
 
     path = text_file(tmp_path / "a.txt", 500)
-    monkeypatch.setattr(np, "fromfile", denied)
+    monkeypatch.setattr(os, "preadv", denied)
     fails("cannot read '.*a.txt': Permission denied", load_corpus, str(path), **SMALL)
 
 

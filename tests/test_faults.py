@@ -28,7 +28,7 @@ from cpuopt.kernels import registry
 from cpuopt.models import specs
 from cpuopt.models.gpt2 import GPT2, PRESETS
 from cpuopt.report import console
-from cpuopt.train import checkpoint, job, provenance, record
+from cpuopt.train import checkpoint, job, provenance, record, samples
 from cpuopt.train import trainer as training
 from cpuopt.train.trainer import stop_flag, train
 
@@ -302,7 +302,7 @@ def test_a_second_ctrl_c_in_a_save_leaves_the_checkpoint_before_it(monkeypatch):
 @pytest.mark.parametrize("more", [{"val_every": 2}, {"sample_every": 2, "sample_tokens": 3}])
 def test_ctrl_c_in_a_validation_or_a_sample_costs_no_step(more):
     def interrupt(ready):
-        where, name = (ready.engine, "forward") if "val_every" in more else (training, "generate")
+        where, name = (ready.engine, "forward") if "val_every" in more else (samples, "generate")
         right, calls = getattr(where, name), itertools.count(1)
 
         def function(*args, **named):
@@ -578,3 +578,50 @@ def test_an_output_that_no_disk_takes_costs_one_line():
         command = [sys.executable, "-m", "cpuopt", "kernels"]
         found = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
     assert (found.returncode, found.stderr) == (1, "cpuopt: cannot write the output: No space left on device\n")
+
+
+def test_signals_that_follow_the_first_find_no_gap_until_the_summary_is_there(monkeypatch):
+    """Of a run that is the last work of its process: at each file that is written, and after the end."""
+    right, written = record.write_json, []
+
+    def write(path, content, indent):
+        if path.name in ("profile.json", "summary.json"):
+            raising(signal.SIGTERM, signal.SIGHUP)()
+        right(path, content, indent)
+        written.append(path.name)
+
+    before = {s: signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)}
+    ready = prepare(steps=9)
+    monkeypatch.setattr(record, "write_json", write)
+    try:
+        result = train(ready, Path("runs"), Listener(2, raising(*[signal.SIGTERM] * 6)), last=True)
+        raising(signal.SIGTERM, signal.SIGHUP)()
+        assert signal.getsignal(signal.SIGINT) is before[signal.SIGINT]
+    finally:
+        for s, handler in before.items():
+            signal.signal(s, handler)
+    assert written[-2:] == ["profile.json", "summary.json"]
+    assert (result.status, result.summary["steps"]) == (128 + signal.SIGTERM, 2)
+    result, _, _ = run(Listener(1, raising(signal.SIGTERM)))
+    assert {s: signal.getsignal(s) for s in before} == before
+
+
+def test_a_run_whose_last_checkpoint_is_missing_fails(monkeypatch):
+    right = checkpoint.save
+
+    def refuse(path, engine, state, keep):
+        if state["step"] in bad:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return right(path, engine, state, keep)
+
+    monkeypatch.setattr(checkpoint, "save", refuse)
+    for bad, status in (({1, 2, 3, 4}, 1), ({4}, 1), ({1, 3}, 0)):
+        result, _, _ = run(steps=4, save_every=1, save=f"out{len(bad)}{status}")
+        assert result.status == status, bad
+        assert weights.open_weights(Path(f"out{len(bad)}{status}")).config.n_embd == 16
+        newest = "the newest is that of step 3" if len(bad) == 1 else "there is none"
+        want = f"no checkpoint after step 4: No space left on device; {newest}"
+        assert result.diagnosis == (want if status else "")
+    bad = {2}
+    result, _, _ = run(Listener(2, raising(signal.SIGTERM)), steps=4)
+    assert (result.status, result.stopped_by) == (1, signal.SIGTERM)

@@ -91,9 +91,9 @@ def _train(args: argparse.Namespace, rank: ranks.Rank) -> int:
         began = lambda path: None if comm.rank else rank.link.tell(run=str(path))  # noqa: E731
         with Watchdog(file=rank.link.fileno()) if comm.size > 1 else nullcontext() as watchdog:
             watch = watchdog.step if watchdog else nullcontext
-            result = train(job, args.runs, view, resume=resume, roofs=roofs, watch=watch, began=began)
+            result = train(job, args.runs, view, resume=resume, roofs=roofs, watch=watch, began=began, last=True)
     if comm.rank:
-        return 1 if result.diagnosis else 128 + result.stopped_by if result.stopped_by else 0
+        return result.status
     if args.html and result.profile:
         html.write_report(args.html, result.profile, job.engine, result.path)
     common.write_traces(args, result.profile)
@@ -106,5 +106,4 @@ def _train(args: argparse.Namespace, rank: ranks.Rank) -> int:
         go_on = f"; the last checkpoint is {result.checkpoint}" if result.checkpoint else ""
         with console.surviving_hangup():
             print(f"cpuopt: {result.diagnosis}{go_on}", file=sys.stderr)
-        return 1
-    return 128 + result.stopped_by if result.stopped_by else 0
+    return result.status

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import UserError
-from .tokens import Tokens
+from .stored import DataError, Source
 
 Batch = tuple[NDArray[np.int32], NDArray[np.int32]]
 """Inputs and targets, each (B, T)."""
@@ -38,7 +38,7 @@ class Batches:
     """
 
     def __init__(
-        self, tokens: Tokens, B: int, T: int, *, seed: int | None = None, vocab_size: int, name: str = "tokens"
+        self, tokens: Source, B: int, T: int, *, seed: int | None = None, vocab_size: int, name: str = "tokens"
     ) -> None:
         if not np.can_cast(tokens.dtype, np.int32):
             raise TypeError(f"tokens have type {tokens.dtype}; expected one that int32 can hold")
@@ -66,8 +66,8 @@ class Batches:
 
         Raises
         ------
-        UserError
-            Where a token does not lie in the vocabulary.
+        DataError
+            Where a token does not lie in the vocabulary, or the file has changed since it was opened.
         IndexError
             Where the epoch has no such batch.
         """
@@ -127,7 +127,7 @@ def feistel(x: NDArray[np.uint64], n: int, keys: NDArray[np.uint64]) -> NDArray[
     return left << half | right
 
 
-def require_known_ids(name: str, tokens: Tokens, vocab_size: int, first: int = 0) -> None:
+def require_known_ids(name: str, tokens: Source, vocab_size: int, first: int = 0) -> None:
     """Check that all tokens lie in the vocabulary, a part at a time; `first` is the number of the first of them."""
     if np.iinfo(tokens.dtype).min == 0 and np.iinfo(tokens.dtype).max < vocab_size:
         return
@@ -135,7 +135,7 @@ def require_known_ids(name: str, tokens: Tokens, vocab_size: int, first: int = 0
         part = tokens[start : start + (1 << 24)]
         if part.min() < 0 or part.max() >= vocab_size:
             at = int(np.argmax((part < 0) | (part >= vocab_size)))
-            raise UserError(
+            raise DataError(
                 f"{name}: token {first + start + at} is {part[at]}; expected 0 to {vocab_size - 1}, because the "
                 f"model's vocabulary has {vocab_size}; choose other data or a larger vocabulary"
             )

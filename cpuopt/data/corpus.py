@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import translate
-from functools import cached_property
+from functools import cached_property, partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Literal
@@ -25,8 +25,9 @@ from ..machine import cores
 from .batches import Batches, require_known_ids, require_one_batch
 from .datasets import DATASETS, dataset_files, list_datasets, prepare, prepare_command
 from .encoding import decoded, encode_text
+from .stored import File, FileTokens, Source, tokens_of
 from .tokenizers import TOKENIZERS, get_tokenizer, require_fit, usual_tokenizer
-from .tokens import Tokens, read_tokens, write_tokens
+from .tokens import open_tokens, read_tokens, write_tokens
 
 __all__ = [
     "Batches",
@@ -54,15 +55,17 @@ class Corpus:
     source : a description of the origin of the tokens.
     tokenizer : its name or its file, for `get_tokenizer`.
     vocab_size : that of the model; each batch is checked against it.
-    train, val : (n,) uint8, uint16 or int32, read-only; a large file is mapped, not read.
+    train, val : (n,) uint8, uint16 or int32, read-only; those of a large file are read by slices.
+    files : the files that they come from.
     """
 
     name: str
     source: str
     tokenizer: str
     vocab_size: int
-    train: Tokens
-    val: Tokens
+    train: Source
+    val: Source
+    files: tuple[File, ...] = ()
 
     @property
     def n_tokens(self) -> int:
@@ -81,8 +84,8 @@ class Corpus:
         parts = []
         with ThreadPoolExecutor(cores()) as pool:  # zlib works without Python's lock
             for tokens in (self.train, self.val):
-                chunks = (tokens[i : i + CHUNK] for i in range(0, tokens.size, CHUNK))
-                parts.append((tokens.dtype.str, tokens.size, list(pool.map(crc32, map(np.ascontiguousarray, chunks)))))
+                crcs = pool.map(partial(_crc, tokens), range(0, tokens.size, CHUNK))
+                parts.append((tokens.dtype.str, tokens.size, list(crcs)))
         return sha256(repr(parts).encode()).hexdigest()[:16]
 
     @property
@@ -95,17 +98,33 @@ class Corpus:
         return f"{digest:08x}"
 
     @property
-    def whole(self) -> Tokens:
-        """Both splits, one after the other; a view if they lie so in memory, as those of one file do."""
+    def whole(self) -> Source:
+        """Both splits, one after the other; without a copy if they lie so in memory or in one file."""
         first, second = self.train, self.val
+        if isinstance(first, FileTokens) and isinstance(second, FileTokens) and first.file is second.file:
+            return FileTokens(first.file, first.dtype, first.start, self.n_tokens)
+        if isinstance(first, FileTokens) or isinstance(second, FileTokens):
+            return np.concatenate([first[:], second[:]])
         if first.ctypes.data + first.nbytes == second.ctypes.data and first.dtype == second.dtype:
             return np.lib.stride_tricks.as_strided(first, (self.n_tokens,), first.strides, writeable=False)
         return np.concatenate([first, second])
 
+    def changes(self) -> list[str]:
+        """Return what has happened to the files' content on disk since they were read, a line for each."""
+        return [text for file in self.files if (text := file.changed())]
+
     def batches(self, split: Split, B: int, T: int, seed: int | None = None) -> Batches:
         """Cut a split into batches: shuffled by `seed`, or in the order of the text without one."""
-        tokens = {"train": lambda: self.train, "val": lambda: self.val, "all": lambda: self.whole}[split]()
+        tokens = self.whole if split == "all" else self.train if split == "train" else self.val
         return Batches(tokens, B, T, seed=seed, vocab_size=self.vocab_size, name=f"{self.name} ({split})")
+
+
+def _crc(tokens: Source, start: int) -> int:
+    """Return the checksum of a chunk of tokens."""
+    crc, end = 0, min(start + CHUNK, tokens.size)
+    for at in range(start, end, PIECE):
+        crc = crc32(np.ascontiguousarray(tokens[at : min(at + PIECE, end)]).data, crc)
+    return crc
 
 
 def load_corpus(
@@ -140,25 +159,27 @@ def load_corpus(
         Where no data have that name, or they are invalid or too short.
     """
     require_fit(tokenizer, vocab_size)
+    files: tuple[File, ...] = ()
     if spec == "builtin":
         source, texts = _builtin()
         found = tokenizer or "bytes"
         train, val = split_texts(_encoded(texts, found))
     elif spec in DATASETS:
-        source, found, (train, val) = _dataset(spec, vocab_size, tokenizer)
+        source, found, (train, val), files = _dataset(spec, vocab_size, tokenizer)
     else:
-        source, found, (train, val) = _files(spec, _find(spec), vocab_size, tokenizer)
-    corpus = Corpus(spec, source, found, vocab_size, train, val)
+        source, found, (train, val), files = _files(spec, _find(spec), vocab_size, tokenizer)
+    corpus = Corpus(spec, source, found, vocab_size, train, val, files)
     for split, tokens in ("train", train), ("val", val):
-        tokens.flags.writeable = False
+        if not isinstance(tokens, FileTokens):
+            tokens.flags.writeable = False
         if split in needed:
             require_one_batch(f"{spec} ({split})", tokens.size, B, T)
         require_known_ids(f"{spec} ({split})", tokens, vocab_size)
     return corpus
 
 
-Loaded = tuple[str, str, tuple[Tokens, Tokens]]
-"""A corpus's source, tokenizer, and splits."""
+Loaded = tuple[str, str, tuple[Source, Source], tuple[File, ...]]
+"""A corpus's source, tokenizer, splits, and files."""
 
 
 def _dataset(name: str, vocab_size: int, tokenizer: str | None) -> Loaded:
@@ -174,7 +195,7 @@ def _dataset(name: str, vocab_size: int, tokenizer: str | None) -> Loaded:
     return _files(name, paths[:1], vocab_size, tokenizer)
 
 
-def _encoded(texts: Mapping[str, Tokens], tokenizer: str) -> Mapping[str, Tokens]:
+def _encoded(texts: Mapping[str, Source], tokenizer: str) -> Mapping[str, Source]:
     """Turn the bytes of texts into tokens."""
     if tokenizer == "bytes":
         return texts
@@ -234,7 +255,11 @@ def _glob(pattern: str) -> list[Path]:
 def _files(name: str, paths: list[Path], vocab_size: int, tokenizer: str | None) -> Loaded:
     """Load one token file or any number of text files."""
     if all(path.suffix != ".bin" for path in paths):
-        texts = {path: text for path in paths if (text := _read_text(path)).size}
+        files, texts = [], dict[Path, Source]()
+        for path in paths:  # one after the other: there may be more than a process can have open
+            files.append(file := _open(path))
+            if (text := _read_text(file)).size:
+                texts[path] = text
         if not texts:
             raise UserError(f"{name!r} is empty; expected text")
         absolute = [os.path.abspath(path) for path in texts]
@@ -244,36 +269,41 @@ def _files(name: str, paths: list[Path], vocab_size: int, tokenizer: str | None)
         first, *others = map(str, texts)
         source = f"{len(texts)} texts from {first!r} on" if others else f"text {first!r}"
         tokenizer = tokenizer or "bytes"
-        return source, tokenizer, split_texts(_encoded(named, tokenizer))
+        return source, tokenizer, split_texts(_encoded(named, tokenizer)), tuple(files)
     if len(paths) > 1:
         raise UserError(
             f"{name!r} matches {len(paths)} files, among them token files (.bin); expected one NAME_train.bin, "
             "beside which NAME_val.bin is found by itself"
         )
     (path,) = paths
-    tokens = read_tokens(path)
+    tokens, file = open_tokens(path)
     tokenizer = tokenizer or usual_tokenizer(vocab_size)  # a token file does not say what made it
     if sibling := held_out_beside(path):
-        return f"token files {str(path)!r} and {sibling.name!r}", tokenizer, (tokens, read_tokens(sibling))
-    return f"token file {str(path)!r}, its last tenth for validation", tokenizer, _split(tokens)
+        val, other = open_tokens(sibling)
+        return f"token files {str(path)!r} and {sibling.name!r}", tokenizer, (tokens, val), (file, other)
+    return f"token file {str(path)!r}, its last tenth for validation", tokenizer, _split(tokens), (file,)
 
 
-def _read(path: Path) -> Tokens:
-    """Read a file's bytes, or map them if they are many."""
+def _open(path: Path) -> File:
+    """Open a file; `UserError` where it cannot be opened."""
     try:
-        many = path.stat().st_size > 1 << 26
-        return np.asarray(np.memmap(path, np.uint8, mode="r")) if many else np.fromfile(path, np.uint8)
+        return File(path)
     except OSError as e:
         raise UserError(f"cannot read {str(path)!r}: {e.strerror or e}") from e
+
+
+def _bytes(path: Path) -> bytes:
+    file = _open(path)
+    return tokens_of(file, np.dtype(np.uint8))[:].tobytes()
 
 
 CONTROL = bytes(c for c in range(32) if chr(c) not in "\b\t\n\v\f\r\x1b")
 """Bytes that text does not have, as in the program `file`."""
 
 
-def _read_text(path: Path) -> Tokens:
-    """Read a text file, after a check of its beginning."""
-    text = _read(path)
+def _read_text(file: File) -> Source:
+    """Read a text file, after a check of its content."""
+    path, text = file.path, tokens_of(file, np.dtype(np.uint8))
     beginning = text[:65536].tobytes()
     control = len(beginning) - len(beginning.translate(None, CONTROL))
     if control > 0.02 * len(beginning) or b"\0" in beginning:
@@ -298,7 +328,7 @@ BY_FILE = 100
 """From this many texts on, whole files are validation; of fewer, the last tenth of each."""
 
 
-def split_texts(texts: Mapping[str, Tokens]) -> tuple[Tokens, Tokens]:
+def split_texts(texts: Mapping[str, Source]) -> tuple[Source, Source]:
     """Join texts into one to train on and one to validate on.
 
     A file's side depends on its name alone, so that adding or removing a file moves no other; one name in 12 validates.
@@ -313,14 +343,16 @@ def split_texts(texts: Mapping[str, Tokens]) -> tuple[Tokens, Tokens]:
     )
 
 
-def _split(tokens: Tokens) -> tuple[Tokens, Tokens]:
+def _split(tokens: Source) -> tuple[Source, Source]:
     """Hold out the last tenth, where nanoGPT cuts too."""
     cut = int(tokens.size * 0.9)
+    if isinstance(tokens, FileTokens):
+        return tokens.part(0, cut), tokens.part(cut, tokens.size)
     return tokens[:cut], tokens[cut:]
 
 
-def _join(parts: list[Tokens]) -> Tokens:
-    return parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, np.uint8), *parts])
+def _join(parts: list[Source]) -> Source:
+    return parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, np.uint8), *(part[:] for part in parts)])
 
 
 NOT_BUILTIN = [
@@ -334,7 +366,7 @@ NOT_BUILTIN = [
 """Folders of the standard library that are left out, so that one version of Python gives one corpus."""
 
 
-def _builtin() -> tuple[str, dict[str, Tokens]]:
+def _builtin() -> tuple[str, dict[str, Source]]:
     """Read the source of the running Python's standard library, a text that each machine has."""
     root = Path(sysconfig.get_paths()["stdlib"])
     skip = re.compile("|".join(map(translate, NOT_BUILTIN))).match
@@ -350,6 +382,6 @@ def _builtin() -> tuple[str, dict[str, Tokens]]:
         )
     names = sorted((path.relative_to(root).as_posix(), path) for path in found)
     # Windows has the same files with other line ends.
-    contents = {name: _read(path).tobytes().replace(b"\r\n", b"\n") for name, path in names}
-    texts: dict[str, Tokens] = {name: np.frombuffer(content, np.uint8) for name, content in contents.items()}
+    contents = {name: _bytes(path).replace(b"\r\n", b"\n") for name, path in names}
+    texts: dict[str, Source] = {name: np.frombuffer(content, np.uint8) for name, content in contents.items()}
     return f"{len(texts)} source files of Python {version}'s standard library", texts

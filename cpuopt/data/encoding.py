@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from ..errors import UserError
 from ..machine import available_bytes
+from .stored import Source
 from .tokenizers import Tokenizer
-from .tokens import Tokens
 
 PART = 1 << 20
 """Characters from which a part of a text ends, before a line."""
@@ -26,7 +26,7 @@ READ = 1 << 22
 """Bytes that are decoded at a time."""
 
 
-def decoded(text: Tokens) -> Iterator[str]:
+def decoded(text: Source) -> Iterator[str]:
     """Yield the UTF-8 text of bytes, a stretch at a time, with U+FFFD for what is invalid."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     for start in range(0, text.size, READ):

@@ -31,6 +31,10 @@ class Given:
         """Return the batches of a split, of which only ``train`` has any."""
         return self if split == "train" else Given(self.batch, "")
 
+    def changes(self) -> list[str]:
+        """Return nothing: they come from no file."""
+        return []
+
     def __len__(self) -> int:
         """The number of batches that are known: 0 of those held out."""
         return 1 if self.description else 0

@@ -8,18 +8,14 @@ Source: llm.c, ``dev/data/data_common.py`` (``write_datafile``) and ``llmc/datal
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from ..errors import UserError
 from ..files import write_whole
-from ..files.reading import open_file
-
-Tokens = NDArray[np.integer[Any]]
+from .stored import File, Source, tokens_of
 
 MAGIC = 20240520
 FORMATS = {MAGIC: (1, "<u2"), 20240801: (7, "<i4")}
@@ -35,22 +31,26 @@ OTHER_MAGIC = {
 }
 
 
-def read_tokens(path: Path) -> Tokens:
-    """Map a token file into memory, read-only, after a check of its header.
+def read_tokens(path: Path) -> Source:
+    """Read a token file after a check of its header: a large one later, by slices.
 
     Raises
     ------
     UserError
         Where the file cannot be read, is no token file, or is shorter or longer than its header says.
     """
+    return open_tokens(path)[0]
+
+
+def open_tokens(path: Path) -> tuple[Source, File]:
+    """Return the tokens of `read_tokens` with their file."""
     try:
-        with open_file(path) as file:
-            size = os.fstat(file.fileno()).st_size
-            count, dtype = _check_header(str(path), file.read(HEADER_BYTES), size)
-            mapped = np.memmap(file, dtype=dtype, mode="r", offset=HEADER_BYTES, shape=(count,))
+        file = File(path)
+        head = file.read(0, min(HEADER_BYTES, file.size)).tobytes()
     except OSError as e:
         raise UserError(f"cannot read token file {str(path)!r}: {e.strerror or e}") from e
-    return np.asarray(mapped)  # a plain view: slices of the memmap class cost a microsecond each
+    _, dtype = _check_header(str(path), head, file.size)
+    return tokens_of(file, np.dtype(dtype), HEADER_BYTES), file
 
 
 def _check_header(path: str, head: bytes, size: int) -> tuple[int, str]:

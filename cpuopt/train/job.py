@@ -94,6 +94,7 @@ class Steps:
     engine: Engine
     batches: Batches | Cycle | Given
     done: int = field(default=0, init=False)
+    _fetched: tuple[int, list[dict[str, Array]]] = field(default=(0, []), init=False, repr=False)
     guard: Guard = field(init=False)
 
     def __post_init__(self) -> None:
@@ -106,7 +107,18 @@ class Steps:
         return usual if self.settings.guard == "auto" else self.settings.guard
 
     def micro_batches(self, number: int) -> list[dict[str, Array]]:
-        """Return this rank's batches of a step, counted from 1, in any order of steps."""
+        """Return this rank's batches of a step, counted from 1, in any order of steps.
+
+        Raises
+        ------
+        DataError
+            Where the tokens have changed on disk.
+        """
+        if self._fetched[0] != number:
+            self._fetched = number, self._read(number)
+        return self._fetched[1]
+
+    def _read(self, number: int) -> list[dict[str, Array]]:
         n = self.engine.micro_batches
         first = 0 if self.settings.overfit else (number - 1) * self.settings.micro_batches
         first += self.engine.comm.rank * n

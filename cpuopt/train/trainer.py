@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
-import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -15,7 +13,6 @@ from itertools import chain, count
 from math import nan
 from pathlib import Path
 from statistics import median
-from types import FrameType
 from typing import Any, Protocol
 
 import numpy as np
@@ -23,6 +20,7 @@ import numpy as np
 from ..comm import Comm
 from ..comm.agree import Agreement, CommonError
 from ..data.given import Given
+from ..data.stored import DataError
 from ..data.tokenizers import byte_lengths, tokenizer_files
 from ..engine import Array, mean_of
 from ..errors import UserError
@@ -33,6 +31,7 @@ from ..measure.profile import Profile
 from ..measure.rates import machine_id
 from ..measure.roofline import Roofs
 from ..profiler import Profiler, peak_rss_bytes
+from ..signals import stop_flag
 from ..weights import save_weights
 from ..weights.tensors import all_below
 from . import checkpoint
@@ -69,7 +68,8 @@ class Result:
     Attributes
     ----------
     stopped_by : the number of the signal that ended it early, or 0.
-    diagnosis : the reason why it ended too early or without weights, or ``""``.
+    diagnosis : the reason why it ended too early, or without weights or a checkpoint; or ``""``.
+    refused : whether it ended early for something that the user can mend, such as data that have changed.
     checkpoint : the newest one.
     """
 
@@ -79,38 +79,25 @@ class Result:
     diagnosis: str = ""
     checkpoint: Path | None = None
     profile: Profile | None = None
+    refused: bool = False
 
-
-@contextmanager
-def stop_flag() -> Iterator[Callable[[], int]]:
-    """Catch SIGINT, SIGTERM and SIGHUP; yield a function that returns the number of the first, or 0.
-
-    A Ctrl-C after the first interrupts at once; the end of a session sends several of the others in a row. A signal
-    that was ignored before, as with `nohup`, stays ignored. Only the main thread of a process receives any.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield lambda: 0
-        return
-    hit: list[int] = []
-
-    def note(number: int, frame: FrameType | None) -> None:
-        if hit and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        hit.append(number)
-
-    heeded = [s for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(s) != signal.SIG_IGN]
-    before = {s: signal.signal(s, note) for s in heeded}
-    try:
-        yield lambda: hit[0] if hit else 0
-    finally:
-        for s, handler in before.items():
-            signal.signal(s, handler)
+    @property
+    def status(self) -> int:
+        """The exit status of the process."""
+        if self.diagnosis:
+            return 2 if self.refused else 1
+        return 128 + self.stopped_by if self.stopped_by else 0
 
 
 def validate(job: Job, stopped: Callable[[], int]) -> float | None:
     """Mean loss over the targets of the first batches of the held-out tokens, in their order; None once `stopped`.
 
     Ranks share the batches; the mean is exact, so it does not depend on them.
+
+    Raises
+    ------
+    DataError
+        Where the tokens of one rank have changed on disk; the same on all ranks.
     """
     s, comm = job.settings, job.engine.comm
     batches = job.corpus.batches("val", s.B, s.T)
@@ -118,15 +105,28 @@ def validate(job: Job, stopped: Callable[[], int]) -> float | None:
         return None
     n = min(s.val_batches, len(batches))
     mine, found = np.zeros((2, 2 * n))
+    wrong = ""
     for first in range(0, n, comm.size):
         if stopped():
             return None
-        if (i := first + comm.rank) < n:
-            batch = named(batches.batch(0, i))
+        if (i := first + comm.rank) < n and not wrong:
+            try:
+                batch = named(batches.batch(0, i))
+            except DataError as e:
+                wrong = str(e)
+                continue
             if count := job.engine.counted(batch):
                 mine[[i, n + i]] = job.engine.forward(**batch), count
+    raise_of_any(comm, wrong)
     comm.combine(found, mine)
     return mean_of(found[:n], found[n:])
+
+
+def raise_of_any(comm: Comm, wrong: str) -> None:
+    """Raise the `DataError` of one rank on all of them; nothing if `wrong` is empty everywhere."""
+    for rank, text in enumerate(comm.everyone(wrong)):
+        if text:
+            raise DataError(text if comm.size == 1 else f"rank {rank}: {text}")
 
 
 def require_same_weights(comm: Comm, parameters: Mapping[str, Array], step: int) -> None:
@@ -160,6 +160,8 @@ class Trainer:
     saved : the newest checkpoint, and the step after which it was written.
     tried : the step after which a checkpoint was last tried.
     diagnosis : the reason to take no further step, or ``""``.
+    refused : whether that is an error that the user can mend.
+    unsaved : the reason why the last checkpoint that was tried is missing, or ``""``.
     weights : the path of the final weights.
     """
 
@@ -174,7 +176,8 @@ class Trainer:
         self.comm = job.engine.comm
         self.history: list[dict[str, Any]] = []
         self.val: dict[int, float] = {}
-        self.diagnosis = ""
+        self.diagnosis, self.refused, self.unsaved = "", False, ""
+        self._told: set[str] = set()
         self.saved: tuple[Path, int] | None = None
         self.weights: Path | None = None
         self.tried = 0
@@ -217,23 +220,59 @@ class Trainer:
     def save(self, run: Run) -> None:
         """Write a checkpoint; where that fails, warn and continue."""
         self.tried = self.done
+        self.note_changes()
         try:
             path = checkpoint.save(run.path, self.job.engine, to_json(self.state()), self.job.settings.keep)
         except (OSError, UserError) as e:
-            why = e.strerror if isinstance(e, OSError) and e.strerror else str(e)
+            self.unsaved = e.strerror if isinstance(e, OSError) and e.strerror else str(e)
             old = f"{self.saved[0].name} stays" if self.saved else "there is none before it"
-            self.listener.note(f"no checkpoint after step {self.done}: {why}; {old}, and the next try comes in time")
+            text = f"no checkpoint after step {self.done}: {self.unsaved}; {old}, and the next try comes in time"
+            self.listener.note(text)
         else:
-            self.saved = path, self.done
+            self.saved, self.unsaved = (path, self.done), ""
+
+    def note_changes(self) -> None:
+        """Report each file of the data whose content on disk is no longer what the run reads, once."""
+        for text in self.job.corpus.changes() if not self.comm.rank else ():
+            if text not in self._told:
+                self._told.add(text)
+                more = "the run uses nothing of the change, and --resume needs the old content"
+                self.listener.note(f"the data on disk have changed: {text}; {more}")
 
     def run(self, run: Run, profiler: Profiler, stopped: Callable[[], int]) -> None:
-        """Take the remaining steps, until a signal or the guard ends the run; save checkpoints on the way."""
+        """Take the remaining steps, until a signal, the guard or an error ends the run; save checkpoints on the way.
+
+        Raises
+        ------
+        UserError
+            For one in the first step, and where only one of several ranks has it.
+        """
+        s, first = self.job.settings, self.done
+        try:
+            self._take(run, profiler, stopped)
+        except UserError as e:
+            if self.done == first or (self.comm.size > 1 and not isinstance(e, DataError)):
+                raise
+            self._refuse(e)
+        useful = self.refused or (not self.diagnosis and (stopped() or s.save_every))
+        if self.tried != self.done and useful:
+            self.save(run)
+        self.note_changes()
+
+    def _take(self, run: Run, profiler: Profiler, stopped: Callable[[], int]) -> None:
+        """Take the remaining steps."""
         s = self.job.settings
         trouble = ""
         if s.val_every and not self.done:
             self.measure(run, stopped)
         while self.done < s.steps and not self.diagnosis and not (s.meet(self.done) and stopped()):
-            metrics = self.step(profiler)
+            try:
+                self._fetch()
+                metrics = self.step(profiler)
+            except Exception as e:
+                if not isinstance(e, UserError) and self.done > self.tried and self.comm.size == 1:
+                    self.save(run)  # of a model's own code, which shows its traceback
+                raise
             if s.val_every and (s.due(s.val_every, self.done) or self.done == s.steps):
                 metrics |= self.measure(run, stopped)
             if s.due(s.sample_every, self.done) and not self.comm.rank:
@@ -250,8 +289,32 @@ class Trainer:
                 require_same_weights(self.comm, self.job.engine.parameters(), self.done)
             if s.due(s.save_every, self.done) and not self.diagnosis:
                 self.save(run)
-        if self.tried != self.done and not self.diagnosis and (stopped() or s.save_every):
-            self.save(run)
+
+    def _fetch(self) -> None:
+        """Read the batches of the next step; where one rank cannot, all end before it.
+
+        Between two meetings ranks have different weights, which no checkpoint holds, so the rank that fails ends all.
+        """
+        wrong = ""
+        try:
+            self.job.micro_batches(self.done + 1)
+        except DataError as e:
+            if not self.job.settings.meet(self.done):
+                raise UserError(str(e)) from e
+            wrong = str(e)
+        if self.job.settings.meet(self.done):
+            raise_of_any(self.comm, wrong)
+
+    def _refuse(self, e: UserError) -> None:
+        """Take no further step for an error that the user can mend."""
+        self.refused = True
+        self.diagnosis = f"ended after step {self.done}: {e}"
+
+    def conclude(self) -> None:
+        """Call it a failure where the last checkpoint that was tried is missing."""
+        if self.unsaved and not self.diagnosis:
+            newest = f"the newest is that of step {self.saved[1]}" if self.saved else "there is none"
+            self.diagnosis = f"no checkpoint after step {self.tried}: {self.unsaved}; {newest}"
 
     def finish(self, run: Run) -> None:
         """Check that the final weights are finite, and write them to `Settings.save`, or else to a path near it."""
@@ -278,8 +341,13 @@ class Trainer:
                     return
 
     def measure(self, run: Run, stopped: Callable[[], int]) -> dict[str, float]:
-        """Measure the validation loss, for the step's metrics; a signal leaves it out."""
-        if (loss := validate(self.job, stopped)) is None:
+        """Measure the validation loss, for the step's metrics; a signal leaves it out, changed data end the run."""
+        try:
+            loss = validate(self.job, stopped)
+        except DataError as e:
+            self._refuse(e)
+            return {}
+        if loss is None:
             return {}
         self.val[self.done] = loss
         run.validation(self.done, loss)
@@ -368,6 +436,7 @@ def train(
     roofs: Roofs | None = None,
     watch: Callable[[], AbstractContextManager[object]] = nullcontext,
     began: Callable[[Path], None] = lambda path: None,
+    last: bool = False,
 ) -> Result:
     """Run a job's steps and write its folder; the folder is complete after an interrupt too.
 
@@ -381,10 +450,11 @@ def train(
     roofs : the machine's roofs, for the profile.
     watch : a context manager for each step, such as `Watchdog.step`.
     began : called with the run's folder before the first step.
+    last : whether the process ends after it, so that nothing is left for further signals once one has stopped the run.
     """
     s, engine, comm = job.settings, job.engine, job.engine.comm
     trainer = Trainer(job, listener, clock, watch)
-    with ExitStack() as stack:
+    with stop_flag(last) as stopped, ExitStack() as stack:
         run: Run = Follower(Path())
         with Agreement(comm):
             if not comm.rank:
@@ -394,12 +464,12 @@ def train(
             trainer.restore(resume, [])
         began(run.path)
         profiler = Profiler(engine)
-        with stop_flag() as stopped:
-            agreed = stopped if comm.size == 1 else lambda: max(comm.everyone(stopped()))
-            trainer.run(run, profiler, agreed)
-            stopped_by = agreed()
-            if not stopped_by:
-                trainer.finish(run)
+        agreed = stopped if comm.size == 1 else lambda: max(comm.everyone(stopped()))
+        trainer.run(run, profiler, agreed)
+        stopped_by = agreed()
+        if not stopped_by:
+            trainer.finish(run)
+        trainer.conclude()
         profiler.remove()
         profile = (
             profiler.profile(
@@ -415,7 +485,7 @@ def train(
             except UserError as e:
                 listener.note(str(e))
         newest = trainer.saved[0] if trainer.saved else None
-        return Result(run.path, summary, stopped_by, trainer.diagnosis, newest, profile)
+        return Result(run.path, summary, stopped_by, trainer.diagnosis, newest, profile, trainer.refused)
 
 
 def opened(trainer: Trainer, root: Path, resume: checkpoint.Checkpoint | None) -> Run:

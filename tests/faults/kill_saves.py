@@ -33,6 +33,8 @@ from cpuopt.train import checkpoint
 
 
 class Tensors:
+    torn = ""
+
     """What a checkpoint needs of an engine."""
 
     comm, divided, alone = SERIAL, False, False
