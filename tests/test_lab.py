@@ -17,7 +17,7 @@ import pytest
 from rich.console import Console
 
 import cpuopt.kernels
-from cpuopt import cli, ops
+from cpuopt import cli, models, ops
 from cpuopt.check.cases import quick_cases
 from cpuopt.check.check import check
 from cpuopt.cli import lab as verb
@@ -61,10 +61,33 @@ def test_a_starter_registers_its_kernel_and_says_what_is_declared(op, tmp_path):
     kernel = registry.KERNELS[op, "mine"]
     assert kernel.where.startswith(str(tmp_path / "new.py"))
     assert all(f"#   {a.name}" in text for a in ops.ALL[op].args)
-    assert f"--swap {op}=mine" in text
+    check_commands(text, op)
     names = {n.id for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Name)}
     imported = {a.asname or a.name for n in ast.parse(text).body if isinstance(n, ast.ImportFrom) for a in n.names}
     assert imported <= names
+
+
+def check_commands(text, op):
+    """The commands of a starter use the op: their model calls it, or their optimizer, or a chat does."""
+    lines = [line[1:].split() for line in text.splitlines() if " cpuopt " in line and line.startswith("#")]
+    lab, *use = [words[words.index("cpuopt") + 1 :] for words in lines]
+    assert lab[:2] == ["lab", "THIS_FILE"]
+    if not use:
+        assert op in {"sumsq_blocks", "accumulate", "copy", "subtract", "nesterov", "classifier_backward"}
+        return
+    ((verb, *flags),) = use
+    asked = dict(zip(flags[::2], flags[1::2], strict=True))
+    assert asked["--swap"] == f"{op}=mine"
+    model = models.PRESETS.get(asked.get("--model", models.DEFAULT))
+    if verb == "generate":
+        assert ops.ALL[op] in model.cached.values()
+    elif "--optimizer" in asked:
+        assert op.endswith(asked["--optimizer"])
+    elif model:
+        assert op in ab.ops_of(asked.get("--model", "gpt2-tiny"))
+    else:
+        assert asked["--model"] == "FILE.py:NAME"
+        assert lab[2] == "--sizes"
 
 
 @pytest.mark.parametrize("op", ["gelu_forward", "layernorm_backward", "sgd"])

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import cpuopt
-from cpuopt import UserError
+from cpuopt import UserError, ops
 from cpuopt.kernels import registry
 from cpuopt.library import magics
 
@@ -62,6 +62,50 @@ def test_the_last_content_of_a_cell_is_registered(monkeypatch):
         magics.try_kernel("gelu_forward mine", CELL.replace("float32(2)", f"float32({value})"))
         function = registry.KERNELS["gelu_forward", "mine"].function.py_func
         assert function.__globals__["TWO"] == value
+
+
+OWN = """
+from numba import prange
+
+from cpuopt import differentiable
+from cpuopt.ops.declaration import N, inp, out
+
+
+@differentiable(out("out", N), inp("inp", N), flops=2 * N)
+def doubled(out, inp):
+    for i in prange(inp.shape[0]):
+        out[i] = inp[i] + inp[i]
+"""
+
+
+@pytest.fixture
+def doubled(tmp_path):
+    """A file that defines an op, in a folder of its own."""
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "doubles.py").write_text(OWN)
+    yield tmp_path / "elsewhere" / "doubles.py"
+    for name in ("doubled_forward", "doubled_backward"):
+        ops.ALL.pop(name, None)
+
+
+def test_a_kernel_of_an_op_of_ones_own_lies_beside_its_file(capsys, doubled):
+    """A process of its own imports the op's file by its name, and measures without a flag."""
+    cpuopt.load_kernels([doubled])
+    magics.try_kernel("doubled_forward mine --rounds 6 --threads 1", CELL.replace("gelu", "doubled"))
+    said = capsys.readouterr().out
+    assert "check         PASS" in said
+    assert "doubled_forward[mine] against vanilla" in said
+    assert "ratio" in said
+    assert registry.KERNELS["doubled_forward", "mine"].file == str(doubled.with_name("mine_doubled_forward.py"))
+
+
+def test_an_op_that_no_other_process_can_import_is_refused(doubled):
+    with pytest.raises(UserError, match=r"no such op; .*; an op of your own comes with its file: import it"):
+        magics.try_kernel("doubled_forward mine", CELL.replace("gelu", "doubled"))
+    hidden = doubled.rename(doubled.with_name("not a name.py"))
+    cpuopt.load_kernels([hidden])
+    with pytest.raises(UserError, match=r"which another process cannot import; write it to a file"):
+        magics.try_kernel("doubled_forward mine", CELL.replace("gelu", "doubled"))
 
 
 @pytest.mark.parametrize(

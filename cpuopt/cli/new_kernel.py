@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import re
-import shlex
 from pathlib import Path
 
 from ..errors import UserError
@@ -51,5 +50,5 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"--out {path}: it imports {args.op} from {own.__file__}, so it must lie beside that file")
     check(path, "--out", new=True)
     write_whole(path, [starter(ops.ALL[args.op], args.variant).encode()])
-    print(f"{path}\nnext: {next_step(ops.ALL[args.op], shlex.quote(str(path)))}")
+    print(f"{path}\nnext: {next_step(ops.ALL[args.op], str(path))}")
     return 0

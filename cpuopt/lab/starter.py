@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import shlex
 import sys
 from textwrap import dedent, fill, indent, wrap
 from types import ModuleType
@@ -15,6 +16,7 @@ from ..errors import UserError
 from ..kernels import UNNAMED
 from ..kernels.compile.jit import takes_all
 from ..kernels.registry import BASE, KERNELS
+from ..ops import ALL, OPTIMIZERS
 from ..ops.declaration import Arg, Dim, Op, as_dim
 from .ab import where_it_runs
 
@@ -44,8 +46,7 @@ float32 constants are np.float32(...): a bare 0.5 makes the loop compute in doub
 Working memory: @kernel(..., scratch=[("tile", 64 * C)]) gives one more parameter, a 1-D float32 array.
 
 Next:  {lab}
-           checks, times and inspects it on every save
-       cpuopt train --kernels THIS_FILE --swap {op.name}={variant}"""
+           checks, times and inspects it on every save{use}"""
 FILE = '''\
 """{op.name}, {variant}: a copy of the {of} kernel, to be made fast."""
 
@@ -73,7 +74,9 @@ def starter(op: Op, variant: str, of: str = BASE) -> str:
     if "Source:" not in formula:
         formula += "\n\n" + fill(f"Source: {op.source}", 118, subsequent_indent="  ")
     arguments = "\n".join(f"  {describe(a)}" for a in op.args)
-    comments = COMMENTS.format(formula=formula, arguments=arguments, op=op, variant=variant, lab=next_step(op))
+    comments = COMMENTS.format(
+        formula=formula, arguments=arguments, op=op, variant=variant, lab=next_step(op), use=in_use(op, variant)
+    )
     comments = indent(comments, "# ", lambda line: True).replace("# \n", "#\n")
     unique = "\n".join(dict.fromkeys(imports))
     return FILE.format(op=op, variant=variant, of=of, imports=unique, comments=comments, kernel=kernel)
@@ -99,8 +102,31 @@ def home(op: Op) -> ModuleType | None:
 
 def next_step(op: Op, file: str = "THIS_FILE") -> str:
     """Return the command that follows a new kernel, with the flag without which there is nothing to measure."""
-    where = where_it_runs(op)
-    return f"cpuopt lab {file}{'' if where == f'--model {models.DEFAULT}' else f' {where}'}"
+    return shlex.join(["cpuopt", "lab", file, *flags_of(op)])
+
+
+def flags_of(op: Op) -> list[str]:
+    """Return the flags of ``cpuopt lab`` without which there is nothing to measure."""
+    where = shlex.split(where_it_runs(op))
+    return [] if where == ["--model", models.DEFAULT] else where
+
+
+def in_use(op: Op, variant: str) -> str:
+    """Return a line with a command that uses a kernel, with the flag of a model that calls its op; ``""`` for none.
+
+    ``FILE.py:NAME`` stands for a model of the user's own, if no preset calls the op.
+    """
+    swap, flags = f"--kernels THIS_FILE --swap {op.name}={variant}", flags_of(op)
+    if found := next((name for name, c in models.PRESETS.items() if op in c.cached.values()), None):
+        return f"\n       cpuopt generate --model {found} {swap}"
+    if flags and flags[0] != "--model":
+        if updates := next((name for name in OPTIMIZERS if op.name == name or op.name.endswith(f"_{name}")), None):
+            flags = ["--optimizer", updates]
+        elif op.inverts or any(other.inverts is op for other in ALL.values()):
+            flags = ["--model", "FILE.py:NAME"]
+        else:
+            return ""  # ranks and micro-batches call it
+    return f"\n       cpuopt train {' '.join([swap, *flags])}"
 
 
 def of_own(op: Op, variant: str, of: str) -> tuple[list[str], str]:

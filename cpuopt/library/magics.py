@@ -16,13 +16,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .. import kernels
+from .. import kernels, ops
 from ..errors import UserError
 from ..files import write_whole
 from ..files.outputs import check
 from ..files.reading import read_file
-from ..kernels import registry
+from ..kernels import UNNAMED, folder_of, registry
+from ..lab.starter import flags_of, home
 from ..report.rendered import echo
+from ..wording import nearest
 
 HEADER = '"""Written by %%kernel {op} {variant}."""\n'
 IMPORTS = "import numpy as np\nfrom numba import prange\n\nfrom cpuopt import kernel, ops\n\n"
@@ -42,7 +44,8 @@ def run_verb(line: str) -> None:
 def try_kernel(line: str, cell: str) -> None:
     """Write a cell to a file of kernels, and check, time, place under the roof and inspect its kernel.
 
-    The file is ``VARIANT_OP.py`` in the working directory. A kernel that passes is registered here too, in place of
+    The file is ``VARIANT_OP.py`` in the working directory; for an op of one's own, beside the file that defines it,
+    which the notebook has imported. A kernel that passes is registered here too, in place of
     that of an earlier run, for ``Engine(swap=...)`` and `Engine.ab`.
 
     Parameters
@@ -53,19 +56,46 @@ def try_kernel(line: str, cell: str) -> None:
     Raises
     ------
     UserError
-        For a line without op and variant, a cell without the function, or a file of that name from elsewhere.
+        For a line without op and variant, an op that is not there or in no file, a cell without the function, or a file
+        of that name from elsewhere.
     """
     words = shlex.split(line)
     if len(words) < 2 or words[1].startswith("-"):
         raise UserError(f"%%kernel {line}: expected OP VARIANT, as in %%kernel gelu_forward mine")
     op, variant, *flags = words
-    path, header = Path(f"{variant}_{op}.py"), HEADER.format(op=op, variant=variant)
+    if op not in ops.ALL:
+        more = "an op of your own comes with its file: import it, or cpuopt.load_kernels([FILE])"
+        raise UserError(f"%%kernel {op!r}: no such op; {nearest(op, ops.ALL)}; {more}")
+    path, header = file_of(op, variant), HEADER.format(op=op, variant=variant)
     check(path, "%%kernel")
     if path.exists() and not read_file(path).startswith(header.encode()):
         raise UserError(f"%%kernel: {str(path)!r} is there, and no %%kernel wrote it; move it away")
-    write_whole(path, [(header + IMPORTS + decorated(cell, op, variant)).encode()])
-    if _run(["lab", str(path), "--once", *flags]) == 0:
+    own = home(ops.ALL[op])
+    imports = IMPORTS + (f"import {own.__name__}  # registers the op\n\n" if own else "")
+    write_whole(path, [(header + imports + decorated(cell, op, variant)).encode()])
+    where = [] if any(f.startswith(("--model", "--sizes")) for f in flags) else flags_of(ops.ALL[op])
+    if _run(["lab", str(path), "--once", *flags, *where]) == 0:
         _register(path, op, variant)
+
+
+def file_of(op: str, variant: str) -> Path:
+    """Return the file of a cell's kernel: in the working directory, or beside the file of an op of one's own.
+
+    Raises
+    ------
+    UserError
+        For an op of one's own that is in no file, or in one that cannot be imported by its name.
+    """
+    name, own = f"{variant}_{op}.py", home(ops.ALL[op])
+    if own is None:
+        return Path(name)
+    file = folder_of(own)
+    if file is None or own.__name__ == "__main__" or own.__name__.startswith(UNNAMED):
+        raise UserError(
+            f"%%kernel {op}: {op} is defined in {own.__name__}, which another process cannot import; write it to a "
+            "file of its own with %%writefile OP.py, and import it from there"
+        )
+    return Path(name) if file.resolve() == Path.cwd() else file / name
 
 
 def decorated(cell: str, op: str, variant: str) -> str:
