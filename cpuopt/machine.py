@@ -222,6 +222,10 @@ LITTLE = 0.05
 """The share of a core, for each there is, that other processes may use without a warning."""
 
 
+OTHERS = "other processes"
+"""The first words of a warning about them."""
+
+
 class Counted(Protocol):
     """A process whose use of the processors is known."""
 
@@ -249,7 +253,7 @@ class Others:
     def warnings(self) -> list[str]:
         """List a warning where the use is more than a little."""
         used = self.cores()
-        return [f"other processes used {used:.2f} cores meanwhile"] if used > LITTLE * cores() else []
+        return [f"{OTHERS} used {used:.2f} cores meanwhile"] if used > LITTLE * cores() else []
 
     def _now(self) -> tuple[float, float]:
         import psutil  # which takes a while, and most verbs need no figures of others

@@ -188,7 +188,7 @@ def test_a_time_below_the_roof_names_the_roof():
     assert ab.beyond_roofs(("one", "mine"), [case], None) == []
     row = session.Row("gelu_forward", "mine", "one", found={"alone": {"a_ms": 1.0, "b_ms": 1e-6, "cases": [case]}})
     said = session._roof(session.Plan(Path("x"), "gpt2-tiny", 1, 8), roofs, row, None)
-    assert said.endswith("; mine: more than 100 % of the memory roof is impossible")
+    assert said.startswith("unfit: mine at up to 80000 % of the memory roof, which was measured too low; when it is")
 
 
 def test_a_time_that_no_machine_allows_is_refused(monkeypatch):

@@ -18,6 +18,7 @@ from cpuopt.kernels.toolkit import regions, threads
 from cpuopt.kernels.toolkit.simd import LANES
 from cpuopt.measure import profile as profiles
 from cpuopt.measure import rates as machine
+from cpuopt.measure import roofline
 from cpuopt.measure.profile import OpRow
 from cpuopt.measure.roofline import Level, Roofs
 from cpuopt.report import machine as report
@@ -76,7 +77,29 @@ def test_more_than_a_roof_is_a_doubt():
     figures = dict.fromkeys(("calls", "ms", "share", "gflops", "gbs", "flops", "bytes", "intensity"), 1)
     figures |= {"op": "A", "roof": "FMA", "imbalance": None, "kernels": []}
     rows = [OpRow(**figures, of_roof=percent) for percent in (99, 100.4, None)]
-    assert profiles.passed(rows) == ["A is at 100.4 % of the FMA roof, which is impossible"]
+    (said,) = profiles.passed(rows)
+    assert said.startswith(
+        "the roofs are too low: A is at 100.4 % of the FMA roof, which is impossible; such shares are"
+    )
+    more = OpRow(**figures | {"kernels": ["gelu_forward[optimized]"], "roof": "L3"}, of_roof=319)
+    (said,) = profiles.passed([*rows, more])
+    assert "gelu_forward is at 319.0 % of the L3 roof, which is impossible and 1 more op too" in said
+    assert profiles.passed(rows[:1]) == []
+
+
+def test_an_impossible_share_is_shown_as_unfit_and_no_sentence_takes_it():
+    profile = SimpleNamespace(
+        step_ms={"mean": 200.0},
+        mfu=160.0,
+        threads=2,
+        ops=[row("Matmul Forward", 90, 319), row("GELU Forward", 40, 5, "L3")],
+        layers=[row("matmul_forward", 90, 319, layer="h.0.mlp"), row("gelu_forward", 20, 5, "L3", "h.0.mlp")],
+    )
+    assert profiles.words(profile) == (
+        "A step takes 200 ms. matmul is 45 % of it. "
+        "Furthest above its bound is gelu_forward in h.*.mlp: 19.0 ms above the L3 roof (5 % of it)."
+    )
+    assert [roofline.share(x) for x in (5.4, 100.0, 100.1, None)] == ["5%", "100%", "unfit", "0%"]
 
 
 # What is measured -----------------------------------------------------------------------------------------------------
@@ -143,6 +166,15 @@ def test_figures_have_their_units(monkeypatch):
         assert by_kind == pytest.approx({"read": 10, "copy": 10, "triad": 10, "update": 20}, rel=1e-3)
 
 
+def test_a_core_that_is_taken_away_does_not_end_the_search_for_rounds(monkeypatch):
+    """Starting threads takes 3 µs, so one round a sample would give a thousandth of the rate."""
+    fake, looks = FakeMachine(monkeypatch), iter(range(1000))
+    per_round = kernels.CHAINS * 0.25
+    taken = lambda: 1e7 if next(looks) in (0, 1, 2) else 0  # noqa: E731
+    monkeypatch.setattr(kernels, "fma", lambda x, sums, n, rounds: fake.cost(3000 + taken() + rounds * per_round))
+    assert machine.Measurement(fake, samples_s=1e-3).gflops(1) == pytest.approx(2 * LANES / 0.25, rel=1e-2)
+
+
 def test_streams_are_too_large_for_the_level_below():
     m = machine.Measurement()
     m.levels = (*LEVELS[:1], Level("L2", 1 << 20), Level("L3", 32 << 20, 2), Level("memory", None, 2))
@@ -174,6 +206,39 @@ def test_roofs_are_kept_for_this_machine_and_measured_once(tmp_path, monkeypatch
     assert [machine.roofs(2), machine.roofs(2), runs] == [ROOFS, ROOFS, [[2]]]
     monkeypatch.setattr(machine, "identity", lambda: {"cpu": "another"})
     assert machine.stored() == {}
+
+
+def test_roofs_of_a_busy_machine_are_measured_again_when_it_is_quiet(tmp_path, monkeypatch):
+    monkeypatch.setenv("CPUOPT_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(machine, "MEASURED", set())
+    busy = replace(ROOFS, gflops=1.0, doubts=("other processes used 1.56 cores meanwhile",))
+    machine.store({2: busy})
+    runs, running = [], [3]
+    monkeypatch.setattr(machine.Measurement, "run", lambda self, counts: runs.append(counts) or {2: ROOFS})
+    monkeypatch.setattr(machine, "running", lambda: running[0])
+    assert (machine.roofs(2), runs) == (busy, [])
+    running[0] = 0
+    assert (machine.roofs(2), machine.stored(), runs) == (ROOFS, {2: ROOFS}, [[2]])
+    assert (machine.roofs(2), runs) == (ROOFS, [[2]])
+    machine.store({2: replace(ROOFS, doubts=())})
+    uneven = replace(ROOFS, doubts=("2 threads get less than one from L2",))  # a property of the machine
+    machine.store({2: replace(uneven, gflops=200.0)})
+    machine.MEASURED.clear()
+    machine.roofs(2)
+    assert runs == [[2]]
+
+
+def test_roofs_that_something_passes_are_raised_once_and_only_this_machines(tmp_path, monkeypatch):
+    monkeypatch.setenv("CPUOPT_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(machine, "MEASURED", set())
+    machine.store({2: ROOFS})
+    runs, now = [], replace(ROOFS, gflops=150.0, gbs={**ROOFS.gbs, "L2": {"read": 7}}, doubts=("busy",))
+    monkeypatch.setattr(machine.Measurement, "run", lambda self, counts: runs.append(counts) or {2: now})
+    other = replace(ROOFS, gflops=5.0)
+    assert (machine.raised(other), runs) == (other, [])
+    better = replace(ROOFS, gflops=150.0)
+    assert (machine.raised(ROOFS), machine.stored(), runs) == (better, {2: better}, [[2]])
+    assert (machine.raised(better), runs) == (better, [[2]])
 
 
 def test_doubtful_figures_do_not_replace_better_ones(tmp_path, monkeypatch):

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from ..wording import count, four
-from .roofline import PASSED, Roofs
+from .roofline import UNFIT, Roofs, fits
 
 if TYPE_CHECKING:
     from ..engine import Bound
@@ -257,20 +257,24 @@ def middle_half(steps: Sequence[StepTimes]) -> Sequence[StepTimes]:
     return steps[cut : len(steps) - cut]
 
 
-def passed(rows: Iterable[OpRow | LayerRow]) -> list[str]:
-    """List the ops that exceed their roof."""
-    found = []
-    for r in rows:
-        if r.of_roof is not None and r.of_roof > PASSED:
-            found.append(f"{r.op} is at {r.of_roof:.1f} % of the {r.roof} roof, which is impossible")
-    return found
+def passed(rows: Iterable[OpRow]) -> list[str]:
+    """List a warning if ops exceed their roof: it was measured too low."""
+    over = sorted((r for r in rows if r.of_roof is not None and not fits(r.of_roof)), key=lambda r: -(r.of_roof or 0))
+    if not over:
+        return []
+    most, others = over[0], len(over) - 1
+    more = f" and {count(others, 'more op')} too" if others else ""
+    return [
+        f"the roofs are too low: {op_ids(most.op, most.kernels)} is at {most.of_roof:.1f} % of the {most.roof} roof, "
+        f"which is impossible{more}; such shares are shown as {UNFIT}. When it is quiet: cpuopt machine --again"
+    ]
 
 
 def words(p: Profile) -> str:
     """Describe where the time of a step goes, and where most of it could be saved."""
     step = p.step_ms["mean"]
     text = f"A step takes {four(step)} ms"
-    if p.mfu is not None:
+    if fits(p.mfu):
         text += f", {p.mfu:.0f} % of the FMA peak of {count(p.threads, 'thread')} (MFU)"
     rows = [r for r in p.ops if r.kernels]
     families: dict[str, list[OpRow]] = {}
@@ -281,7 +285,7 @@ def words(p: Profile) -> str:
     text += f". {name} is {100 * ms / step:.0f} % of it"
     if all(r.of_roof is not None for r in rows) and p.mfu is not None:
         least = sum(r.ms * (r.of_roof or 0) / 100 for r in most)
-        text += f", at {100 * least / ms:.0f} % of its roof"
+        text += f", at {100 * least / ms:.0f} % of its roof" if all(fits(r.of_roof) for r in most) else ""
         where, excess, at, roof = most_above_roof(p.layers)
         text += f". Furthest above its bound is {where}: {excess:,.{1 if excess >= 1 else 3}f} ms above the {roof} roof"
         text += f" ({at:.0f} % of it)"
@@ -299,7 +303,7 @@ def most_above_roof(layers: Sequence[LayerRow]) -> tuple[str, float, float, str]
         groups.setdefault((r.op, re.sub(r"\.\d+(?=\.|$)", ".*", r.layer)), []).append(r)
 
     def excess(rows: Sequence[LayerRow]) -> float:
-        return sum(r.ms * (1 - (r.of_roof or 0) / 100) for r in rows)
+        return sum(r.ms * (1 - (r.of_roof or 0) / 100) for r in rows if fits(r.of_roof))
 
     (op, layer), rows = max(groups.items(), key=lambda g: excess(g[1]))
     ms = sum(r.ms for r in rows)

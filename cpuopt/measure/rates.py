@@ -23,18 +23,22 @@ from ..files import cache_folder, read_entry, write_entry
 from ..files.reading import from_json, to_json
 from ..kernels import roofs as kernels
 from ..kernels.toolkit import threads as numba_threads
-from ..machine import LITTLE, Others, caches, describe, quota, throttled
+from ..machine import LITTLE, OTHERS, Others, caches, describe, quota, running, throttled
 from .roofline import Level, Roofs
 
 FORMAT = 1
 SAMPLE_S, SAMPLES_S = 5e-3, 0.12
 """Seconds of a sample, and of all samples of one figure, which are at least 3."""
+LOOKS = 5
+"""Samples by which the rounds of a sample are found."""
 USUAL = (("L1", 32 << 10, 1), ("L2", 512 << 10, 1), ("L3", 8 << 20, 0))
 """Caches assumed where the system does not list them; 0: shared by all."""
 UNITS = {"K": 10, "M": 20}
 """The powers of two in sizes of caches."""
 LOWER = 0.9
 """The share of the kept FMA roof that multiply-adds must reach now; below it a warning says that shares read low."""
+MEASURED: set[int] = set()
+"""The numbers of threads whose roofs this process has measured."""
 PACKAGES = "Debian, Ubuntu: apt install libgomp1; Fedora: dnf install libgomp; macOS: brew install libomp"
 
 
@@ -137,8 +141,8 @@ class Measurement:
         run : called with the threads and the rounds.
         """
         numba_threads.set_threads(1)
-        rounds = 1
-        while (took := min(self.time(run, 1, rounds) for _ in range(2))) < SAMPLE_S * 1e9 / 2:
+        rounds = 1  # a core that is taken away in each of a few looks would end the search too early
+        while (took := min(self.time(run, 1, rounds) for _ in range(LOOKS))) < SAMPLE_S * 1e9 / 2:
             rounds *= max(2, min(100, int(SAMPLE_S * 1e9 / max(took, 1))))
         numba_threads.set_threads(n)
         times: list[float] = []
@@ -227,9 +231,32 @@ def store(found: Mapping[int, Roofs]) -> dict[int, Roofs]:
 
 
 def roofs(n: int, say: Callable[[str], None] = lambda text: None) -> Roofs:
-    """Return the roofs of n threads: those that are kept, or measured now and kept."""
+    """Return the roofs of n threads: those that are kept, or measured now and kept.
+
+    Roofs that were measured beside other processes are measured again as soon as the machine is quiet.
+    """
     known = stored()
-    return known[n] if n in known else store(Measurement(say=say).run([n]))[n]
+    if n in known and not (beside_others(known[n]) and n not in MEASURED and not running()):
+        return known[n]
+    MEASURED.add(n)
+    return store(Measurement(say=say).run([n]))[n]
+
+
+def raised(kept: Roofs, say: Callable[[str], None] = lambda text: None) -> Roofs:
+    """Measure roofs again that something has passed, once a process; return the better of each figure.
+
+    Roofs that are not this machine's kept ones, such as those of a record, come back as they are.
+    """
+    n = kept.threads
+    if n in MEASURED or stored().get(n) != kept:
+        return kept
+    MEASURED.add(n)
+    return store({n: better(kept, Measurement(say=say).run([n])[n])})[n]
+
+
+def beside_others(kept: Roofs) -> bool:
+    """Return whether other processes used the cores when roofs were measured."""
+    return any(d.startswith(OTHERS) for d in kept.doubts)
 
 
 def lower_now(kept: Roofs) -> list[str]:

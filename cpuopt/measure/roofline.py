@@ -14,7 +14,19 @@ from typing import ClassVar
 
 FMA = "FMA"
 PASSED = 100.0
-"""The percentage of a roof beyond which there is a warning."""
+"""The percentage of a roof beyond which the roof is unfit: it was measured too low."""
+UNFIT = "unfit"
+"""What stands in place of such a percentage."""
+
+
+def fits(of_roof: float | None) -> bool:
+    """Return whether a percentage of a roof is known, and possible."""
+    return of_roof is not None and of_roof <= PASSED
+
+
+def share(of_roof: float | None, unit: str = "%") -> str:
+    """Format a percentage of a roof."""
+    return f"{of_roof or 0:.0f}{unit}" if of_roof is None or fits(of_roof) else UNFIT
 
 
 @dataclass(frozen=True)

@@ -137,21 +137,22 @@ def op_table(profile: Profile) -> Table:
 
 def roof_table(profile: Profile) -> Table:
     """Make a table with one row a kind of op: its share of the roof that binds, and the ms above that bound."""
-    table = style.table("op", ">FLOP/byte", ">of roof", "roof", ">ms above", ">imbalance")
+    even = [">imbalance"] if any(r.imbalance for r in profile.ops) else []  # an engine's own threads are not watched
+    table = style.table("op", ">FLOP/byte", ">of roof", "roof", ">ms above", *even)
     digits = digits_of(profile)
     for r in profile.ops:
         if r.kernels:
-            over = r.of_roof is not None and r.of_roof > roofline.PASSED
+            over = r.of_roof is not None and not roofline.fits(r.of_roof)
             table.add_row(
                 r.op,
                 f"{r.intensity:.1f}",
-                f"{r.of_roof or 0:.0f}%{'!' if over else ''}",
+                roofline.share(r.of_roof),
                 r.roof,
-                f"{r.ms * (1 - (r.of_roof or 0) / 100):,.{digits}f}",
-                f"{r.imbalance:.2f}" if r.imbalance else "",
+                "" if over else f"{r.ms * (1 - (r.of_roof or 0) / 100):,.{digits}f}",
+                *[f"{r.imbalance:.2f}" if r.imbalance else ""] * len(even),
                 style="yellow" if over else None,
             )
-    table.caption = "ms above: the roofline bound; imbalance: slowest thread / mean"
+    table.caption = "ms above: the roofline bound" + "; imbalance: slowest thread / mean" * len(even)
     return table
 
 
@@ -210,7 +211,7 @@ def detail_table(profile: Profile) -> Table:
     table = style.table("layer", "op", ">calls", ">ms", ">GFLOP/s", ">GB/s", f">{last}", gap=1)
     digits = digits_of(profile)
     for r in profile.layers:
-        share = f"{r.of_roof or 0:.0f}% {r.roof.replace('memory', 'mem')}" if profile.roofs else f"{r.share:.1f}%"
+        share = f"{roofline.share(r.of_roof)} {r.roof.replace('memory', 'mem')}" if profile.roofs else f"{r.share:.1f}%"
         rates = _rates(profile, r.gflops, r.gbs)
         op = r.op if r.variant == profile.variant else f"{r.op}[{r.variant}]"
         table.add_row(r.layer, Text(op), str(r.calls), f"{r.ms:,.{digits}f}", *rates, share)

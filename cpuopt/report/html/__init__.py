@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypedDict
 
 from ...files import write_whole
 from ...files.reading import misfit, parse_json, read_file, read_json
+from ...measure.roofline import fits
 from ...program.arena import gb
 from ...wording import count, four
 from ..tables import by_id, digits_of, failed_kernels, used_kernels
@@ -129,7 +130,7 @@ def _head(p: Profile, title: str) -> Markup:
         (gb(p.peak_rss_mb * 1e6), f"peak memory, planned {gb(p.planned_peak_mb * 1e6)}"),
         (f"{short(p.profiler_overhead_ms)} ms", "a step, the cost of profiling"),
     ]
-    if p.mfu is not None:
+    if fits(p.mfu):
         tiles.insert(2, (f"{p.mfu:.0f} %", "of the FMA peak (MFU)"))
     return join(
         _heading(p, title),

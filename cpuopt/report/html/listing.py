@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ...measure.roofline import share
 from .markup import Markup, tag
 
 
@@ -47,7 +48,7 @@ def _common(digits: int) -> list[Column]:
         Column("GFLOP/s", "gflops", rate),
         Column("GB/s", "gbs", rate),
         Column("FLOP/byte", "intensity", rate),
-        Column("of roof", "of_roof", lambda x: f"{x:.0f} %"),
+        Column("of roof", "of_roof", lambda x: share(x, " %")),
         Column("roof", "roof"),
         Column("imbalance", "imbalance", lambda x: f"{x:.2f}"),
     ]

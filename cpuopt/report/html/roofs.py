@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from math import atan, cos, degrees, hypot, sin, sqrt
 from typing import TYPE_CHECKING
 
+from ...measure.roofline import UNFIT, fits
 from .labels import CHAR, Box, Label, along, around, place
 from .markup import Markup, join, tag
 from .svg import PHASES, WIDTH, Log, axes, first_phases, legend, picture, short
@@ -123,7 +124,8 @@ def _point(r: OpRow | LayerRow, cx: float, cy: float, radius: float, class_: str
     tip = f"{name}\n{short(r.gflops)} GFLOP/s at {short(r.intensity)} FLOPs a byte"
     tip += f"\n{short(r.ms)} ms, {r.share:.1f} % of the step"
     if r.of_roof is not None:
-        tip += f"\n{r.of_roof:.0f} % of the {r.roof} roof"
+        of = f"{r.of_roof:.0f} % of the {r.roof} roof"
+        tip += f"\n{of}" if fits(r.of_roof) else f"\nthe {r.roof} roof is {UNFIT}"
     return tag("circle", tag("title", tip), cx=cx, cy=cy, r=radius, class_=f"point {class_}")
 
 
