@@ -11,8 +11,9 @@ PEERS ?= $(VENV)-peers/bin/python
 # two tests at a time and more where there are cores; whoever is done takes over what is left
 PYTEST := python -m pytest -n auto --maxprocesses 8 --dist worksteal
 
+# ends with a text of the model and the commands that may follow
 train: $(VENV)/.installed
-	$(BIN)/cpuopt train $(ARGS)
+	$(BIN)/cpuopt train --sample-every 40 $(ARGS)
 
 # the same on two ranks, which are two processes with half of the cores each
 train-ranks: $(VENV)/.mpi

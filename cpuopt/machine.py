@@ -292,7 +292,9 @@ def waiting(threads: int) -> dict[str, str]:
 def beside_others() -> str:
     """Return the end of a warning: what to do about cores that are not this process's alone."""
     sleep = os.environ.get("OMP_WAIT_POLICY", "").lower() == "passive" or os.environ.get(WAITING) == "sleep"
-    return f"where others use the cores, {'' if sleep else 'set OMP_WAIT_POLICY=passive or '}take --threads 1"
+    todo = [] if sleep else ["set OMP_WAIT_POLICY=passive"]
+    todo += ["take --threads 1"] if os.environ.get("NUMBA_NUM_THREADS") != "1" else ["measure again when they are idle"]
+    return f"where others use the cores, {' or '.join(todo)}"
 
 
 def _choose(threads: int) -> tuple[str, str]:

@@ -62,6 +62,12 @@ def four(x: float) -> str:
     return f"{x:,.0f}" if x >= 1000 else f"{x:.4g}"
 
 
+def duration(seconds: float) -> str:
+    """Format a time in hours, minutes and seconds, as in ``0:03:20``."""
+    minutes, s = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{s:02}"
+
+
 def guess(word: str, known: Iterable[str]) -> str:
     """Return the end of a message, which asks for the name that the user may have meant; empty where none is close."""
     close = get_close_matches(word, list(known), 1)

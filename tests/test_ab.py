@@ -1,5 +1,6 @@
 """`cpuopt ab`: verdicts on made-up noise, on a clock that kernels move, and the verb itself."""
 
+import argparse
 import json
 import os
 from itertools import islice
@@ -10,6 +11,7 @@ import pytest
 
 from cpuopt import cli, ops
 from cpuopt.check.cases import Case
+from cpuopt.cli import ab as verb
 from cpuopt.errors import UserError
 from cpuopt.files.reading import to_json
 from cpuopt.kernels import registry
@@ -352,6 +354,24 @@ def _here(tmp_path, monkeypatch):
     monkeypatch.setattr(registry, "KERNELS", registry.KERNELS.copy())
     monkeypatch.setenv("NUMBA_NUM_THREADS", os.environ["NUMBA_NUM_THREADS"])
     Path("mine.py").write_text(FILE)
+
+
+def test_sizes_are_those_of_b_and_t_like_those_of_every_verb(capsys):
+    def sizes(*flags):
+        parser = argparse.ArgumentParser()
+        verb.flags(parser)
+        return [label for label, *_ in verb.sizes_of(parser.parse_args(["gelu_forward", "a", "b", *flags]))]
+
+    assert sizes() == ["4x64"]
+    assert sizes("-B", "2") == ["2x64"]
+    assert sizes("-B", "2", "-T", "16") == ["2x16"]
+    assert sizes("--sizes", "2x16,4x32") == ["2x16", "4x32"]
+    for flags, why in (
+        (["--sizes", "2x16", "-B", "2"], "give one of the two"),
+        (["-T", "0"], "-T 0: expected 1 or more"),
+    ):
+        with pytest.raises(UserError, match=why):
+            sizes(*flags)
 
 
 FLAGS = ["--kernels", "mine.py", "--model", "gpt2-tiny", "--sizes", "2x16", "--threads", "1", "--rounds", "12"]

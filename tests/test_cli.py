@@ -26,6 +26,7 @@ from cpuopt.models import specs
 from cpuopt.models.gpt2 import GPT2, PRESETS
 from cpuopt.program.fuse import FUSIONS
 from cpuopt.program.program import PHASES
+from cpuopt.report import console
 from cpuopt.train.settings import Settings
 
 VERBS = cli.VERBS
@@ -252,7 +253,7 @@ def test_a_run_leaves_a_complete_folder(run):
     out = run("train", "--steps", "3", "--val-every", "2", "--run", "a" * 64, "--lr", "1e-3")
     (folder,) = Path("runs").iterdir()
     assert re.fullmatch(r"\d{8}-\d{6}-a{64}", folder.name)
-    assert out.endswith(f"run folder {folder}\n")
+    assert f"\nrun folder {folder}\nnext: cpuopt runs show {folder.name} " in out
     files = {path.name for path in folder.iterdir()}
     assert files == {"config.json", "machine.json", "metrics.jsonl", "main.log", "profile.json", "summary.json"}
     config, machine, profile, summary = (
@@ -310,6 +311,34 @@ def test_train_tells_what_it_runs_with(run):
         assert words in out
     assert re.search(r"^memory: parameters 0\.48 MB, .*; arena [\d.]+ MB$", out, re.M)
     assert re.search(r"^expected peak of the process [\d.]+ GB$", out, re.M)
+
+
+def test_train_ends_with_the_commands_that_may_follow(run, capsys):
+    """Each of them runs as it is printed."""
+    out = run("train", "--steps", "2", "--save-every", "2", "--runs", "my runs", "--sample-every", "9")
+    assert out.count("step 2/2  sample: ") == 1
+    told = out[out.index("next: ") :].removeprefix("next: ").splitlines()
+    commands = [shlex.split(line.rpartition("  ")[0]) for line in told]
+    assert [words[:2] for words in commands] == [["cpuopt", verb] for verb in ("runs", "train", "generate")]
+    for words in commands:
+        assert cli.main([*words[1:], *["--max-tokens", "3"] * (words[1] == "generate")]) == 0, words
+    assert "step 4/4  loss" in capsys.readouterr().out
+    out = run("train", "--steps", "1")
+    assert "cpuopt train --save-every N ... " in out
+    assert "cpuopt generate" not in out
+
+
+def test_runs_list_has_the_time_of_a_step_that_train_said(run):
+    out = run("train", "--steps", "3")
+    (ms,) = re.findall(r", (\S+ ms a step \(median\));", out)
+    assert f"  {ms}, gpt2-tiny 2x16" in run("runs", "list", job=False)
+
+
+def test_a_line_of_training_has_the_time_that_remains():
+    job = SimpleNamespace(settings=SimpleNamespace(steps=100))
+    seconds = iter([10.0, 12.0, 16.0])
+    view = console.TrainingView(job, quiet=True, clock=lambda: next(seconds))
+    assert [view.remaining(n) for n in (1, 2, 4)] == ["", "  0:03:16 remaining", "  0:03:12 remaining"]
 
 
 def test_two_runs_of_one_second_have_two_folders(run, monkeypatch):

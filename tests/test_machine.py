@@ -271,3 +271,12 @@ def test_threads_start_with_the_variables_of_their_way(fresh, monkeypatch, runni
     monkeypatch.setattr(threads, "threading_layer", lambda: "omp")
     threads.start(12)
     assert len(seen) == 1
+
+
+@pytest.mark.parametrize("threads", ["1", "2"])
+def test_one_thread_is_not_advised_to_who_has_it(monkeypatch, threads):
+    monkeypatch.setenv("NUMBA_NUM_THREADS", threads)
+    monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
+    said = machine.beside_others()
+    assert ("take --threads 1" in said) == (threads == "2")
+    assert ("measure again when they are idle" in said) == (threads == "1")

@@ -186,7 +186,7 @@ def test_the_verbs(tmp_path, capsys):
         return capsys.readouterr().out
 
     listed = out("runs", "list")
-    assert "100.0 ms a step, gpt2-tiny 4x64, optimized" in listed
+    assert "100 ms a step, gpt2-tiny 4x64, optimized" in listed
     assert "gelu_forward: mine against vanilla: faster" in listed
     assert len(json.loads(out("runs", "list", "--json"))["runs"]) == 3
     assert "matmul_forward" in out("runs", "show", "first")

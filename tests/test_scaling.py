@@ -1,5 +1,6 @@
 """Scaling over threads: losses by reason, predictions against a simulation of schedules, and the verb."""
 
+import html
 import json
 import os
 import random
@@ -20,7 +21,9 @@ from cpuopt.kernels.toolkit.queue import deal, take
 from cpuopt.kernels.toolkit.regions import Region
 from cpuopt.kernels.toolkit.simd import LINE
 from cpuopt.lab.scale import Stopwatch, usual_counts
-from cpuopt.measure.scaling import REASONS, Call, Starts, Timed, losses, predict, row, start_of, typical
+from cpuopt.measure.scaling import MEANING, REASONS, Call, Starts, Timed, losses, predict, row, start_of, typical
+from cpuopt.report import rendered
+from cpuopt.report import scale as report
 
 STARTS = {1: 1_000, 2: 3_000}
 """ns in which threads start and end."""
@@ -212,8 +215,20 @@ def test_the_verb_measures_and_predicts(said):
     assert any("80 GB/s" in a for a in found["assumptions"])
     for name in "perfect", "measured", "predicted", *REASONS:
         assert name in page
+    assert all(what in html.unescape(page) for what in MEANING.values())
     for i in range(3):
         assert f".line{i} {{" in page  # each line has a colour
+
+
+def test_the_table_explains_its_losses_and_shows_no_minus_zero():
+    lost = {"serial": 1.0, "start": -2.0, "imbalance": 0.5, "shared": -1e-6}
+    times = {"name": "step", "ms": {1: 4.0, 2: 3.0}, "efficiency": {1: 1.0, 2: 0.67}, "lost_ms": {2: lost}}
+    shown = report.measured([], SimpleNamespace(**times), 2, "op")
+    text = rendered.as_text(shown)
+    assert "-0.0" not in text
+    assert "-2.000" in text
+    for reason, what in MEANING.items():
+        assert f"{reason}: {what}" in " ".join(text.split())
 
 
 def test_kernels_are_cut_for_the_predicted_threads(said):

@@ -20,7 +20,8 @@ from ..wording import text_of
 from . import common
 from .common import known_op, shared, show, start_numba
 
-DEFAULTS = "4x64"
+USUAL = 4, 64
+"""The usual B and T."""
 
 
 def flags(p: argparse.ArgumentParser) -> None:
@@ -29,12 +30,14 @@ def flags(p: argparse.ArgumentParser) -> None:
     p.add_argument("a", metavar="A", help="Use this variant as the baseline.")
     p.add_argument("b", metavar="B", help="Compare this variant with the baseline; the verdict is about it.")
     settings.flags(p, "kernels", "data", "variant", model=models.DEFAULT)
+    p.add_argument("-B", type=int, help=f"Compare at a batch of this many rows. Default: {USUAL[0]}.")
+    p.add_argument("-T", type=int, help=f"Compare at rows of this many tokens. Default: {USUAL[1]}.")
     p.add_argument(
         "--sizes",
-        default=DEFAULTS,
+        default="",
         metavar="BxT,...",
-        help="Compare at these batch sizes, rows by tokens, or at sizes of the op by symbol, as in 'BT=256 C=768', "
-        "which need no model. Default: %(default)s.",
+        help="Compare at several batch sizes, rows by tokens, or at sizes of the op by symbol, as in 'BT=256 C=768', "
+        "which need no model. Default: that of -B and -T.",
     )
     p.add_argument(
         "--threads", default="", metavar="N,...", help="Compare on these numbers of threads. Default: all cores."
@@ -103,9 +106,17 @@ def run(args: argparse.Namespace) -> int:
 
 
 def sizes_of(args: argparse.Namespace) -> list[tuple[str, dict[str, int], dict[str, int]]]:
-    """Read ``--sizes``: for each size a label, the job's B and T, and sizes by symbol in place of a model's."""
+    """Read ``-B``, ``-T`` or ``--sizes``: of each size a label, the job's B and T, and sizes by symbol for no model."""
     from ..lab.peers.plan import parse_sizes
 
+    if args.sizes and (args.B, args.T) != (None, None):
+        raise UserError(f"--sizes {args.sizes!r} with -B or -T: each names the sizes; give one of the two")
+    for flag, n in {"-B": args.B, "-T": args.T}.items():
+        if n is not None and n < 1:
+            raise UserError(f"{flag} {n}: expected 1 or more")
+    if not args.sizes:
+        B, T = args.B or USUAL[0], args.T or USUAL[1]
+        return [(f"{B}x{T}", {"B": B, "T": T}, {})]
     if "=" not in args.sizes:
         return [(f"{B}x{T}", {"B": B, "T": T}, {}) for B, T in parse_sizes(args.sizes)]
     if args.in_step:

@@ -101,7 +101,7 @@ def _train(args: argparse.Namespace, rank: ranks.Rank) -> int:
         if result.profile is None and getattr(args, flag):
             console.warn(f"--{flag} {getattr(args, flag)}: not written, because no step was done")
     with console.surviving_hangup():
-        show(args, {**result.summary, "path": str(result.path)}, lambda: console.summary(result))
+        show(args, {**result.summary, "path": str(result.path)}, lambda: console.summary(result, job))
     if result.diagnosis:
         go_on = f"; the last checkpoint is {result.checkpoint}" if result.checkpoint else ""
         with console.surviving_hangup():

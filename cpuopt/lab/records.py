@@ -17,7 +17,7 @@ from ..measure.comparison import judge
 from ..measure.profile import Profile, op_ids
 from ..measure.rates import machine_id
 from ..train import record
-from ..wording import count, nearest, size_of
+from ..wording import count, four, nearest, size_of
 from . import forms
 
 NOISE = 0.05
@@ -67,7 +67,9 @@ class Entry:
             return f"{job}: {count(changed, 'op')} changed; {step}"
         p = profile_of(self)
         if p:
-            said = f"{p['step_ms']['mean']:,.1f} ms a step, {p['model']} {p['B']}x{p['T']}, {p['variant']}"
+            whole = (c.get("summary") or {}).get("step_ms_median")  # of a run, what it said at its end
+            ms = f"{four(whole)} ms a step (median)" if whole else f"{four(p['step_ms']['mean'])} ms a step"
+            said = f"{ms}, {p['model']} {p['B']}x{p['T']}, {p['variant']}"
             return f"{said}{''.join(f' + {s}' for s in p['swaps'])}"
         return str(c.get("model", {}).get("name", "") if isinstance(c.get("model"), dict) else c.get("model", ""))
 

@@ -26,6 +26,14 @@ from typing import NamedTuple
 from ..kernels.toolkit.regions import Region
 
 SERIAL, START, IMBALANCE, SHARED = REASONS = ("serial", "start", "imbalance", "shared")
+MEANING = {
+    SERIAL: "outside of parallel regions",
+    START: "until threads begin, and until all know that all have ended",
+    IMBALANCE: "the slowest thread beyond the mean",
+    SHARED: "the same work takes threads together longer, as they share memory, caches and clock; "
+    "below 0 they gain, as from the caches of more cores",
+}
+"""What each reason of a loss is."""
 
 
 class Timed(NamedTuple):

@@ -32,6 +32,8 @@ def tables(
         for v in found
         if v.worst.reason
     ]
+    marginal = [v.worst.kernel for v in found if v.worst.verdict == "MARGINAL"]
+    bad += [Text(style.explained(marginal), STYLE["MARGINAL"])] * bool(marginal)
     counts = [f"{sum(v.worst.verdict == s for v in found)} {s}" for s in ("PASS", "MARGINAL", "FAIL")]
     skipped = sum(v.skipped for v in found)
     last = f"{', '.join(counts)} · threads {', '.join(map(str, threads))} · --seed {seed}"

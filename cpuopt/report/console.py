@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
 import termios
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +18,10 @@ from rich.progress import DownloadColumn, Progress, ProgressColumn, TimeElapsedC
 from rich.segment import Segment
 from rich.text import Text
 
+from ..data.given import Given
 from ..program.arena import Plan, gb
 from ..program.program import Call, Phase, Program
-from ..wording import count, four, parameters, plain
+from ..wording import count, duration, four, parameters, plain
 from .style import BAR, progress, table, unbroken
 
 if TYPE_CHECKING:
@@ -161,8 +165,9 @@ def downloading() -> Iterator[Callable[[str, int, int], None]]:
 class TrainingView:
     """The progress of a run: one live line with the time that remains, or a plain line a step."""
 
-    def __init__(self, job: Job, quiet: bool = False) -> None:
-        self.job, self.quiet = job, quiet
+    def __init__(self, job: Job, quiet: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
+        self.job, self.quiet, self.clock = job, quiet, clock
+        self.began: tuple[int, float] | None = None
         self.live = OUT.is_terminal and not quiet
         columns = "step {task.completed}/{task.total}", BAR, "{task.fields[now]}", "remaining", TimeRemainingColumn()
         self.bar = progress(*columns, console=OUT, disable=not self.live)
@@ -219,19 +224,28 @@ class TrainingView:
         now = f"loss {metrics['loss']:.4f}  norm {metrics['grad_norm']:.2f}  {metrics['tokens_per_s']:,.0f} tokens/s"
         self.bar.update(self.task, completed=metrics["step"], now=now)
         if not self.live:
-            self.say(f"step {metrics['step']}/{self.job.settings.steps}  {now}  {four(metrics['step_ms'])} ms")
+            left = self.remaining(metrics["step"])
+            self.say(f"step {metrics['step']}/{self.job.settings.steps}  {now}  {four(metrics['step_ms'])} ms{left}")
+
+    def remaining(self, done: int) -> str:
+        """Return the time that the other steps take, at the pace since the second step here; ``""`` where unknown."""
+        now, left = self.clock(), self.job.settings.steps - done
+        if self.began is None:  # the first step is slower
+            self.began = done, now
+        first, start = self.began
+        seconds = (now - start) / (done - first) * left if done > first else 0.0
+        return f"  {duration(seconds)} remaining" if seconds >= 1 else ""
 
     def validation(self, step: int, loss: float) -> None:
         """Show a validation loss."""
         self.say(f"step {step}/{self.job.settings.steps}  validation loss {loss:.4f}")
 
 
-def summary(result: Result) -> list[str]:
-    """Show the results of a run and its folder."""
+def summary(result: Result, job: Job) -> list[str]:
+    """Show the results of a run, its folder, and what may follow."""
     s, lines = result.summary, []
     if result.stopped_by:
         lines.append(f"stopped after {s['steps']} steps")
-        lines += [f"go on with: cpuopt train --resume {result.path}"] * bool(result.checkpoint)
     val = [v for _, v in sorted((int(k), v) for k, v in s["val_loss"].items())]
     if val:
         bits = s.get("val_bits_per_byte")
@@ -241,7 +255,26 @@ def summary(result: Result) -> list[str]:
             f"{s['tokens_per_s']:,.0f} tokens/s, {four(s['step_ms_median'])} ms a step (median); "
             f"peak memory {gb(s['peak_rss_bytes'])}, planned {gb(s['planned_peak_bytes'])}"
         )
-    return [*lines, f"run folder {result.path}"]
+    return [*lines, f"run folder {result.path}", *next_steps(result, job)]
+
+
+def next_steps(result: Result, job: Job) -> list[str]:
+    """List the commands that may follow a run: its profile, its text, more steps."""
+    path, own = shlex.quote(str(result.path)), [*job.config.files]
+    model = f" --model {shlex.quote(str(job.settings.model))}" if own else ""
+    kernels = "".join(f" --kernels {shlex.quote(str(file))}" for file in job.settings.kernels)
+    root = "" if result.path.parent == Path("runs") else f" --runs {shlex.quote(str(result.path.parent))}"
+    found = [(f"cpuopt runs show {shlex.quote(result.path.name)}{root}", "the time of each op and layer")]
+    if result.checkpoint and not result.diagnosis:
+        steps = "" if result.stopped_by else f" --steps {2 * result.summary['steps']}"
+        found.append((f"cpuopt train --resume {path}{model}{kernels}{steps}", "more steps"))
+    weights = result.path if result.checkpoint else result.summary["weights"]
+    if weights and not isinstance(job.corpus, Given) and not result.diagnosis:
+        found.append((f"cpuopt generate --init {shlex.quote(str(weights))}{model}", "text from its weights"))
+    elif not weights and result.summary["steps"]:
+        found.append(("cpuopt train --save-every N ...", "keeps weights, to go on and to generate text"))
+    wide = max(len(command) for command, _ in found)
+    return [f"{'next:' if i == 0 else '':<6}{c:<{wide}}  {what}" for i, (c, what) in enumerate(found)]
 
 
 def program(program: Program, kernels: Sequence[Kernel], plan: Plan, phases: Sequence[Phase]) -> list[str]:
@@ -258,9 +291,9 @@ def program(program: Program, kernels: Sequence[Kernel], plan: Plan, phases: Seq
 
 def kernels_table(rows: Sequence[Mapping[str, str]]) -> list[RenderableType]:
     """Show ops and their variants."""
-    shown = table("op", "variants", "(label)")
-    for op, label in dict.fromkeys((r["op"], r["label"]) for r in rows):
-        shown.add_row(op, ", ".join(r["variant"] for r in rows if r["op"] == op), f"({label})")
+    shown = table("op", "variants")
+    for op in dict.fromkeys(r["op"] for r in rows):
+        shown.add_row(op, ", ".join(r["variant"] for r in rows if r["op"] == op))
     return [shown]
 
 

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..lab.scale import Scaling
-from ..measure.scaling import REASONS, Row
+from ..measure.scaling import MEANING, REASONS, Row
 from ..wording import count
 from . import style
 
@@ -44,7 +44,16 @@ def measured(rows: Sequence[Row], step: Row, most: int, what: str) -> list[Rende
         together.add_row(r.name, *cells, style=style_)
         apart[0].add_row(r.name, *cells[:cut], style=style_)
         apart[1].add_row(r.name, *cells[cut:], style=style_)
-    return [together] if cut <= TOGETHER or not lost else [apart[0], "", apart[1]]
+    if not lost:
+        return [together]
+    shown: list[RenderableType] = [together] if cut <= TOGETHER else [apart[0], "", apart[1]]
+    return [*shown, Text(legend(most), "dim")]
+
+
+def legend(most: int) -> str:
+    """Explain the columns of losses."""
+    reasons = "; ".join(f"{reason}: {what}" for reason, what in MEANING.items())
+    return f"eff.: one thread's time over {most} times that of {most}. Lost ms of a step, by reason. {reasons}."
 
 
 def _cells(r: Row, most: int) -> list[str]:
@@ -52,7 +61,7 @@ def _cells(r: Row, most: int) -> list[str]:
     times = [f"{ms:,.{digits}f}" for ms in r.ms.values()]
     if most == 1:
         return times
-    return [*times, f"{100 * r.efficiency[most]:.0f}%", *(f"{r.lost_ms[most][x]:,.{digits}f}" for x in REASONS)]
+    return [*times, f"{100 * r.efficiency[most]:.0f}%", *(f"{r.lost_ms[most][x]:z,.{digits}f}" for x in REASONS)]
 
 
 def predicted(s: Scaling) -> Table:

@@ -173,6 +173,16 @@ def verdict(word: str) -> Text:
     return Text(word, STYLE[word])
 
 
+def explained(marginal: Sequence[str]) -> str:
+    """Return a line on the kernels that are MARGINAL, and what that means."""
+    from ..check.judge import MARGIN  # late: numba comes with it
+
+    return (
+        f"MARGINAL: {', '.join(marginal)}: further from the reference than rounding explains, by {MARGIN:g} times at "
+        "most; beyond that is FAIL"
+    )
+
+
 def warnings(found: Iterable[str]) -> list[Text]:
     """Format warnings about figures; what helps against other processes is said once."""
     lines = [f"warning: {w}" for w in found]

@@ -170,7 +170,11 @@ class Settings:
     val_every: int = setting(10, "Validate after every so many steps; 0 means never.", least(0), free=True)
     val_batches: int = setting(5, "Validate on this many batches.", least(1), free=True)
     sample_every: int = setting(
-        0, "Generate a sample of text after every so many steps; 0 means never.", least(0), metavar="N", free=True
+        0,
+        "Generate a sample of text after every so many steps and the last; 0 means never.",
+        least(0),
+        metavar="N",
+        free=True,
     )
     sample_tokens: int = setting(64, "Generate this many tokens in a sample.", least(1), metavar="N", free=True)
     prompt: str = setting("", "Begin the samples with this text.", free=True)

@@ -275,7 +275,8 @@ class Trainer:
                 raise
             if s.val_every and (s.due(s.val_every, self.done) or self.done == s.steps):
                 metrics |= self.measure(run, stopped)
-            if s.due(s.sample_every, self.done) and not self.comm.rank:
+            last = s.sample_every and self.done == s.steps
+            if (last or s.due(s.sample_every, self.done)) and not self.comm.rank:
                 try:
                     self.listener.sample(self.done, self.sample())
                 except UserError as e:  # no reason to lose the run

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ...files import write_whole
 from ...lab.scale import Scaling
-from ...measure.scaling import REASONS, Row
+from ...measure.scaling import MEANING, REASONS, Row
 from ...wording import count
 from .markup import Markup, join, tag
 from .page import Section, page
@@ -62,7 +62,9 @@ def ops(s: Scaling) -> Markup:
     names = ["op", *(f"ms, {n}" for n in s.threads), "efficiency", *(f"{r}, ms" for r in REASONS)]
     names += [f"predicted, {n}" for n in s.projected]
     rows = [tag("tr", [tag("td", cell) for cell in _cells(r, most, s)]) for r in (*s.ops, s.step)]
-    return tag("table", tag("tr", [tag("th", name) for name in names]), rows)
+    meaning = [tag("li", tag("b", reason), f": {what}") for reason, what in MEANING.items()]
+    table = tag("table", tag("tr", [tag("th", name) for name in names]), rows)
+    return join(table, tag("p", f"ms lost on {count(most, 'thread')}, by reason:", class_="note"), tag("ul", meaning))
 
 
 def _cells(r: Row, most: int, s: Scaling) -> list[str]:
@@ -70,6 +72,6 @@ def _cells(r: Row, most: int, s: Scaling) -> list[str]:
     cells = [r.name, *(f"{ms:,.3f}" for ms in r.ms.values()), f"{100 * r.efficiency[most]:.0f} %"]
     return [
         *cells,
-        *(f"{lost[x]:,.3f}" for x in REASONS),
+        *(f"{lost[x]:z,.3f}" for x in REASONS),
         *(f"{100 * r.predicted_efficiency[n]:.0f} %" for n in s.projected),
     ]
