@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import importlib.abc
 import importlib.util
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -124,7 +125,7 @@ def load(name: str, key: str, make: Callable[[], str]) -> ModuleType:
     if text is None:
         text = make().encode()
         write_entry(path, text)
-    loader = Loader(path, text)
+    loader = Loader(Path(os.fsencode(path).decode(errors="replace")), text)  # numba takes no other name than UTF-8
     spec = importlib.util.spec_from_loader(full, loader)
     assert spec
     loaded = importlib.util.module_from_spec(spec)

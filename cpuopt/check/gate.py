@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -143,7 +144,7 @@ def require_loadable(child: Child) -> None:
     UserError
         For a file that cannot be loaded, or that ends the process.
     """
-    keys = [hashlib.sha256(f"{file} {judge_itself()}".encode()).hexdigest() for file in child.kernels]
+    keys = [hashlib.sha256(os.fsencode(file) + judge_itself().encode()).hexdigest() for file in child.kernels]
     folder = cache_folder("judged")
     if all(unchanged(folder / f"{key}.files", file) for key, file in zip(keys, child.kernels, strict=True)):
         return

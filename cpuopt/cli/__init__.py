@@ -114,6 +114,15 @@ def _parser() -> tuple[_Parser, Mapping[str, _Parser]]:
     return parser, verbs.choices
 
 
+def _is_somewhere() -> bool:
+    """Return whether the working directory is still there; paths, and the processes to start, begin in it."""
+    try:
+        os.getcwd()
+    except OSError:
+        return False
+    return True
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command, or show the help; return 0, 1 without its output, 2 for bad input, 130 or 143 after a signal."""
     words = sys.argv[1:] if argv is None else argv
@@ -128,6 +137,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args, left = parser.parse_known_args(argv)
     if left:
         verbs[args.verb].unknown(left)
+    if not _is_somewhere():
+        print("cpuopt: the working directory was removed; change to one that is there", file=sys.stderr)
+        return 2
     args.command = [*(sys.argv[1:] if argv is None else argv)]
     warnings.formatwarning = lambda message, *more: f"warning: {one_line(str(message))}\n"  # without a line of source
     try:

@@ -158,6 +158,10 @@ def module(name: str, *args: str) -> list[str]:
     return [sys.executable, "-P", "-m", "mpi4py", "-m", name, *args]
 
 
+LONGEST = 100
+"""Bytes of a socket's path: Linux allows 107, others 103."""
+
+
 class Launch:
     """A job of several ranks, from its start to its end.
 
@@ -186,7 +190,11 @@ class Launch:
             socket.socket(socket.AF_UNIX) as door,
             selectors.DefaultSelector() as selector,
         ):
-            door.bind(address := f"{folder}/ranks")
+            address = f"{folder}/ranks"
+            if len(os.fsencode(address)) > LONGEST:
+                where = f"TMPDIR={tempfile.gettempdir()}"
+                raise UserError(f"{where}: a socket in it has a path of more than {LONGEST} bytes; set a shorter one")
+            door.bind(address)
             door.listen(self.size)
             selector.register(door, selectors.EVENT_READ)
             path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))

@@ -79,6 +79,8 @@ def load_file(file: str | Path, flag: str, of: str) -> ModuleType:
         return module
     if not path.is_file():
         raise UserError(f"{flag}: no such file; expected a Python file with {of}")
+    if (shown := os.fsencode(path).decode(errors="replace")) != str(path):
+        raise UserError(f"{flag}: numba compiles no file whose path is not UTF-8 ({shown}); rename it, or its folder")
     if (size := path.stat().st_size) > LARGEST:
         raise UserError(
             f"{flag}: it has {size >> 20} MB; expected a Python file with {of}, of {LARGEST >> 20} MB at most"
@@ -88,7 +90,7 @@ def load_file(file: str | Path, flag: str, of: str) -> ModuleType:
     importlib.invalidate_caches()
     found = importlib.util.find_spec(path.stem) if path.stem.isidentifier() and path.stem not in sys.modules else None
     usual = found is not None and found.origin is not None and Path(found.origin).resolve() == path
-    name = path.stem if usual else f"{UNNAMED}.{path.stem}_{zlib.crc32(os.fsencode(path)):08x}"
+    name = path.stem if usual else f"{UNNAMED}.{path.stem}_{zlib.crc32(str(path).encode()):08x}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise UserError(f"{flag}: not a Python file; expected a name that ends in .py")
