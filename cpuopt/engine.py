@@ -30,6 +30,7 @@ from .program.fuse import fuse as apply_fusions
 from .program.local import add_outer
 from .program.optimizer import Choice as OptimizerChoice
 from .program.optimizer import add_update
+from .program.optimizer import freeze as freeze_parameters
 from .program.program import DRAWS, PHASES, Call, Phase, Program, Scalar, Value
 from .program.reverse import reverse
 from .program.tables import cut_tables
@@ -126,6 +127,7 @@ def build(
     comm: Comm = SERIAL,
     alone: bool = False,
     optimizer: OptimizerChoice = ops.USUAL,
+    freeze: Sequence[str] = (),
 ) -> Built:
     """Trace a model, generate its backward and its update, rewrite, and choose a kernel for each call.
 
@@ -139,6 +141,7 @@ def build(
     program, notes = nn.trace_model(model, inputs), list[str]()
     cut_tables(program)
     before = list(program.calls)
+    freeze_parameters(program, freeze)
     if train:
         notes = apply_fusions(program, [name for name in fuse if name in BEFORE], choice)
         reverse(program)
@@ -217,6 +220,7 @@ class Engine:
     alone : whether each rank trains for itself until all call `outer_step` (DiLoCo).
     optimizer : the name of one in ``cpuopt.ops.OPTIMIZERS``; or names by patterns of parameters, of which the last that
         matches wins, as in ``{"*": "adamw", "*.bias": "sgd"}``.
+    freeze : patterns of parameters that steps leave as they are; they have no gradient and no states.
     processes : how many processes compile what the cache lacks; one a core by default.
     progress : called with (compiled, to compile, kernel); by default a line on stderr.
     hint : function that returns advice when the memory does not suffice.
@@ -245,6 +249,7 @@ class Engine:
         comm: Comm = SERIAL,
         alone: bool = False,
         optimizer: OptimizerChoice = ops.USUAL,
+        freeze: Sequence[str] = (),
         processes: int | None = None,
         kernel_files: Sequence[str] = (),
         progress: Callable[[int, int, str], None] | None = None,
@@ -255,7 +260,7 @@ class Engine:
             raise UserError(f"seed {seed!r}: expected a whole number of 0 or more, or None for weights of zeros")
         arena.check_fits(sum(prod(p.shape) * ITEMSIZE[p.dtype] for p in model.parameters()), hint)  # before the work
         how: dict[str, Any] = {"micro_batches": micro_batches, "reduce": reduce, "zero": zero, "comm": comm}
-        how["alone"] = alone
+        how |= {"alone": alone, "freeze": freeze}
         built = build(model, inputs, choice=choice, fuse=fuse, train=train, optimizer=optimizer, **how)
         self.comm, self.micro_batches, self.alone = comm, micro_batches, alone
         self.divided = comm.size > 1 and (zero == 1 or alone)
@@ -640,10 +645,11 @@ def initialize(
     workers: int = 1,
     ended: threading.Event | None = None,
 ) -> None:
-    """Fill a model's parameters with initial weights: each depends on the seed and its name alone.
+    """Fill parameters of a model with initial weights: each depends on the seed and its name alone.
 
     Parameters
     ----------
+    parameters : by name, all of them or some.
     ended : when it is set, the parameters that have not been begun are left as they are.
     """
 
@@ -657,7 +663,7 @@ def initialize(
             np.copyto(parameters[name], drawn, casting="same_kind")
 
     with ThreadPoolExecutor(workers) as pool:  # NumPy draws without Python's lock
-        list(pool.map(lambda named: fill(*named), model.named_parameters()))
+        list(pool.map(lambda named: fill(*named), [(n, p) for n, p in model.named_parameters() if n in parameters]))
 
 
 def bind(

@@ -583,13 +583,13 @@ def head_of_an_activation(self, x, y):
         (head_that_is_returned, 1, 1),
         (head_of_an_activation, 1, 0),
         (head_with_bias, 0, 0),
-        (head_of_the_input, 0, 0),
+        (head_of_the_input, 1, 1),
         (logits_used_twice, 0, 0),
         (loss_used_again, 0, 0),
     ],
 )
 def test_which_heads_the_classifier_takes(forward, alone, after_all):
-    """One without a bias, with both gradients, whose logits and loss nothing else reads."""
+    """One without a bias, whose logits and loss nothing else reads."""
     program = assert_the_same_by_all_routes(forward)
     assert count(program, "classifier_forward") == after_all
     program = build(Model(forward), INPUTS, fuse=("classifier",)).program

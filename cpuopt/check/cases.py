@@ -161,7 +161,6 @@ def case(
 
 def cases(op: Op) -> list[Case]:
     """List the awkward cases of an op: sizes, optional arguments, extreme inputs."""
-    optional = [a.name for a in op.arrays if a.optional]
     kinds = [*KINDS, START, *(ADJOINTS if adjoints(op) else ())][1:]
     kinds += [*IGNORING, A_CLASS] * any(a.ignored for a in op.args)
     found = [case(op, sizes) for sizes in SIZES]
@@ -169,20 +168,27 @@ def cases(op: Op) -> list[Case]:
     found += [case(op, VOCABULARY)] * bool({"OC", "V"} & set(op.symbols))
     found += [case(op, sizes, REPEATS) for sizes in (MORE, MANY) if has_ids(op)]
     found += [case(op, sizes, types=types) for types in other_types(op) for sizes in (SMALL, ODD)]
-    found += [case(op, sizes, absent=optional) for sizes in (SMALL, ODD, ONE_ROW) if optional]
+    found += [case(op, sizes, absent=gone) for gone in absences(op) for sizes in (SMALL, ODD, ONE_ROW)]
     return found + [case(op, sizes, kind) for kind in kinds if kind not in op.unfit for sizes in (SMALL, ODD)]
 
 
 def quick_cases(op: Op, types: Mapping[str, str] | None = None) -> list[Case]:
     """List the few cases that a kernel has to pass, for arguments of some types, before its speed is reported."""
-    optional = [a.name for a in op.arrays if a.optional]
     kinds = [(ODD, "normal"), (MORE, "normal"), (SMALL, "zeros"), (SMALL, "nan"), (SMALL, START)]
     kinds += [(GROUPS, "normal")] * ("NKV" in op.symbols)
     kinds += [(MORE, REPEATS)] * has_ids(op)
     kinds += [(ODD, "all count")] * any(a.ignored for a in op.args)
     kinds += [(SMALL, "small adjoints"), (SMALL, "symmetric adjoints")] * bool(adjoints(op))
     found = [case(op, sizes, kind, types=types) for sizes, kind in kinds if kind not in op.unfit]
-    return found + [case(op, SMALL, absent=optional, types=types)] * bool(optional)
+    return found + [case(op, SMALL, absent=gone, types=types) for gone in absences(op)]
+
+
+def absences(op: Op) -> list[list[str]]:
+    """List the arguments that may be absent together: all that are optional, and of several gradients each alone."""
+    optional = [a.name for a in op.arrays if a.optional]
+    gradients = [a.name for a in op.args if a.optional and a.role == "acc"]
+    alone = [[name] for name in gradients] if len(gradients) > 1 else []
+    return [optional] * bool(optional and any(not a.optional for a in op.written)) + alone
 
 
 def other_types(op: Op) -> list[dict[str, str]]:
@@ -258,7 +264,7 @@ def _arguments(
 ) -> Arguments:
     given: Arguments = {}
     if op.inverts:
-        gone = {a.name for a in op.inverts.arrays if {a.name, f"d{a.name}"} & case.absent}
+        gone = {a.name for a in op.inverts.arrays if a.optional and {a.name, f"d{a.name}"} & case.absent}
         given = arguments(op.inverts, replace(case, absent=frozenset(gone)), rng, alter, known)
         if {a.name for a in op.args} & {a.name for a in op.inverts.written}:  # else nothing would change
             with np.errstate(invalid="ignore"):

@@ -119,7 +119,7 @@ def _check(
     forward = op.inverts
     assert forward is not None
     sizes = {**on.sizes, **{s: n for s, n in case(forward, SMALL).sizes.items() if s not in on.sizes}}
-    gone = {a.name for a in forward.arrays if f"d{a.name}" in on.absent or a.name in on.absent}
+    gone = {a.name for a in forward.arrays if a.optional and {a.name, f"d{a.name}"} & on.absent}
     given = widened(arguments(forward, replace(on, sizes=sizes, absent=frozenset(gone)), rng))
     given |= {a.name: domain(given[a.name]) for a in forward.args if a.role == "in" and given[a.name] is not None}
     outs = reference(forward, given)

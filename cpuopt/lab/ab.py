@@ -336,7 +336,7 @@ def rounds_told(say: Say, text: str) -> Callable[[int, int], None]:
 def cost(op: Op, shape: Shape) -> dict[str, int]:
     """Return the FLOPs of a call, and the bytes that it must move."""
     nbytes = op.bytes(shape.sizes, shape.adds, shape.absent, shape.types)
-    return {"flops": op.flops(shape.sizes), "bytes": nbytes}
+    return {"flops": op.work(shape.sizes, shape.absent), "bytes": nbytes}
 
 
 def entry(found: Comparison, which: int = 0) -> dict[str, Any]:

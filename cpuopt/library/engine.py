@@ -125,6 +125,8 @@ class Engine(core.Engine):
     train : whether to generate backward and update.
     optimizer : the name of one in ``cpuopt.ops.OPTIMIZERS``; or names by patterns of parameters, of which the last that
         matches wins, as in ``{"*": "adamw", "*.bias": "sgd"}``.
+    freeze : patterns of parameters that steps leave as they are, as in ``["wte.*"]``; they have no gradient and no
+        states. ``nn.Parameter(..., trained=False)`` says the same in the model.
     micro_batches : how many `step` is given: one by its inputs, the others as ``more``.
     processes : how many processes compile what the cache lacks; one a core by default.
     progress : called with (compiled, to compile, kernel); by default a line on stderr, live on a terminal.
@@ -166,6 +168,7 @@ class Engine(core.Engine):
         train: bool = True,
         micro_batches: int = 1,
         optimizer: OptimizerChoice = ops.USUAL,
+        freeze: Sequence[str] = (),
         **more: Any,
     ) -> None:
         known(Engine, more, core.Engine)
@@ -189,7 +192,7 @@ class Engine(core.Engine):
         names = rewrites(fuse, self.choice, gradients or together)
         if gradients and "update" in names:
             raise UserError("gradients=True: fuse has 'update', which keeps none; leave 'update' or fuse= out")
-        built: dict[str, Any] = {"threads": threads, "train": train, "optimizer": optimizer, **more}
+        built: dict[str, Any] = {"threads": threads, "train": train, "optimizer": optimizer, "freeze": freeze, **more}
         built["micro_batches"] = micro_batches
         self._again = partial(Engine, model, inputs, fuse=names, seed=None, **built)
         super().__init__(model, inputs, choice=self.choice, fuse=names, seed=seed, **built)

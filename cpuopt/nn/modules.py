@@ -51,11 +51,12 @@ def constant(value: float) -> Init:
 
 @dataclass(eq=False)
 class Parameter(Arithmetic):
-    """A trained array: its shape and its initial values. The numbers live in an engine's arena.
+    """An array of weights: its shape and its initial values. The numbers live in an engine's arena.
 
     Parameters
     ----------
     init : function that fills a float32 array, whatever the dtype, such as `constant(1.0)`.
+    trained : whether steps change it; it is an attribute, to be set before an engine is built.
 
     Raises
     ------
@@ -66,6 +67,7 @@ class Parameter(Arithmetic):
     shape: Shape
     init: Init
     dtype: str = "float32"
+    trained: bool = True
 
     def __post_init__(self) -> None:
         if not callable(self.init):
@@ -316,7 +318,8 @@ def trace_model(model: Module, inputs: Mapping[str, Spec]) -> Program:
         for path, module in model.named_modules():
             trace.paths.setdefault(module, path)
         for name, parameter in model.named_parameters():
-            value = program.value(name, parameter.shape, "parameter", dtype=parameter.dtype)
+            about = {"dtype": parameter.dtype, "trained": parameter.trained}
+            value = program.value(name, parameter.shape, "parameter", **about)
             program.parameters.append(value)
             trace.values[parameter] = value
         for name, buffer in model.named_buffers():

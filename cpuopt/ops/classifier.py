@@ -4,7 +4,7 @@ Forward, which only an evaluation needs::
 
     loss, losses = cross_entropy(inp @ weight^T, targets)
 
-Backward, which gives the loss as well, since it has the logits::
+Backward, which gives the loss as well, since it has the logits; a gradient that nothing needs is absent::
 
     dlogits  = d cross_entropy(inp @ weight^T, targets) * dloss
     dinp    += dlogits @ weight
@@ -66,8 +66,8 @@ classifier_backward = Op(
     "classifier_backward",
     out("loss", 1, reduces=BT + V + C),
     out("losses", BT, reduces=V + C),
-    acc("dinp", BT, C, reduces=V + C),
-    acc("dweight", V, C, reduces=BT + V + C),
+    acc("dinp", BT, C, reduces=V + C, optional=True),
+    acc("dweight", V, C, reduces=BT + V + C, optional=True),
     inp("dloss", 1),
     inp("inp", BT, C),
     inp("weight", V, C),
@@ -75,6 +75,7 @@ classifier_backward = Op(
     IGNORE_INDEX,
     label="Classifier",
     flops=6 * BT * C * V + 8 * BT * V,
+    without={"dinp": 2 * BT * C * V, "dweight": 2 * BT * C * V},
     reference=reference_backward,
     source=SOURCE,
     fuses=(

@@ -6,7 +6,7 @@ checks read the declaration; none of them knows an op by name. This module needs
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -234,6 +234,7 @@ class Op:
     args : the arguments in call order, written ones first.
     label : the row of the profile that it is counted in.
     flops : floating-point operations of one call that the mathematics needs, in size symbols.
+    without : those of them that an absent argument saves, by its name.
     reference : float64 NumPy function of the arguments it names; returns a dict of the written arrays by name.
     source : the paper, equation or function that it follows.
     inverts : for a backward op, the forward op whose adjoints it computes.
@@ -255,6 +256,7 @@ class Op:
         source: str,
         inverts: Op | None = None,
         moves: Mapping[str, Dim] | None = None,
+        without: Mapping[str, Dim] | None = None,
         role: Part | None = None,
         fuses: tuple[Op, ...] = (),
         renames: Mapping[str, str] | None = None,
@@ -265,7 +267,7 @@ class Op:
         self.reference, self.source, self.inverts, self.moves = reference, source, inverts, dict(moves or {})
         self.fuses, self.renames, self.unfit = fuses, dict(renames or {}), dict(unfit or {})
         self.role: Part | None = role or (inverts.role if inverts else None)
-        self.inputs = inputs
+        self.inputs, self.without = inputs, dict(without or {})
         self.backwards: list[Op] = []
         self.fusions: list[Op] = []
         self.by_name = {a.name: a for a in args}
@@ -342,6 +344,19 @@ class Op:
                     + (f", because {' and '.join(because)}" if because else "")
                 )
         return sizes
+
+    def stands_for(self, parts: Sequence[Op]) -> bool:
+        """Return whether it stands for some ops: all that it fuses, but for those whose gradients may be absent."""
+
+        def may_lack(part: Op) -> bool:
+            ours = [self.by_name[a.name] for a in part.args if a.role == "acc" and a.name in self.by_name]
+            return bool(ours) and all(a.optional for a in ours)
+
+        return [*parts] == [op for op in self.fuses if op in parts or not may_lack(op)]
+
+    def work(self, sizes: Mapping[str, int], absent: Collection[str] = ()) -> int:
+        """Count the floating-point operations of a call."""
+        return self.flops(sizes) - sum(saved(sizes) for name, saved in self.without.items() if name in absent)
 
     def bytes(
         self,

@@ -25,9 +25,10 @@ def reference_forward(tokens, wte, wpe):
 
 
 def reference_backward(dout, tokens, dwte, dwpe):
-    gwte = np.zeros(dwte.shape, dout.dtype)
-    np.add.at(gwte, tokens, dout)
-    grads = {"dwte": gwte}
+    grads = {}
+    if dwte is not None:
+        grads["dwte"] = np.zeros(dwte.shape, dout.dtype)
+        np.add.at(grads["dwte"], tokens, dout)
     if dwpe is not None:
         grads["dwpe"] = np.zeros(dwpe.shape, dout.dtype)
         grads["dwpe"][: dout.shape[1]] = dout.sum(axis=0)
@@ -49,12 +50,13 @@ embedding_forward = Op(
 
 embedding_backward = Op(
     "embedding_backward",
-    acc("dwte", V, C, reduces=B * T),
+    acc("dwte", V, C, reduces=B * T, optional=True),
     acc("dwpe", maxT, C, reduces=B, optional=True),
     inp("dout", B, T, C),
     index("tokens", B, T, below=V),
     label="Encoder Backward",
     flops=2 * B * T * C,
+    without={"dwte": B * T * C},
     moves={"dwte": 2 * B * T * C, "dwpe": 2 * B * T * C},
     reference=reference_backward,
     source=SOURCE,

@@ -57,12 +57,13 @@ matmul_backward_input = Op(
 
 matmul_backward_weight = Op(
     "matmul_backward_weight",
-    acc("dweight", OC, C, reduces=BT),
+    acc("dweight", OC, C, reduces=BT, optional=True),
     acc("dbias", OC, reduces=BT, optional=True),
     inp("dout", BT, OC),
     inp("inp", BT, C),
     label="Matmul Backward dw/db",
     flops=2 * BT * C * OC,
+    without={"dweight": 2 * BT * C * OC},
     reference=reference_backward_weight,
     source=SOURCE,
     inverts=matmul_forward,

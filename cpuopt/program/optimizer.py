@@ -1,8 +1,8 @@
-"""The update on a program: each gradient's share of the norm, and the step of each parameter."""
+"""The update on a program: which parameters have one, each gradient's share of the norm, the step of each."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 
 from .. import ops
@@ -42,6 +42,23 @@ def add_update(program: Program, choice: Choice = ops.USUAL) -> None:
             args["weight_decay"] = Scalar("vector_decay", optimizer.name)
         program.calls.append(Call(optimizer, _layer(parameter), args, "update"))
     program.verify()
+
+
+def freeze(program: Program, patterns: Sequence[str]) -> None:
+    """Mark the parameters that some patterns match as not trained, before the backward is generated.
+
+    Raises
+    ------
+    UserError
+        For a pattern that matches nothing.
+    """
+    names = {p.name: p for p in program.parameters}
+    for pattern in patterns:
+        matched = [p for name, p in names.items() if fnmatchcase(name, pattern)]
+        if not matched:
+            raise UserError(f"freeze: no parameter matches {pattern!r}; {nearest(pattern, names)}")
+        for p in matched:
+            p.trained = False
 
 
 def chosen(parameters: list[Value], choice: Choice) -> dict[Value, ops.Optimizer]:

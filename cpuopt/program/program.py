@@ -50,6 +50,7 @@ class Value(Arithmetic):
     group : the purpose; parameters, constants, moments and inputs live through all steps.
     below : for indices, the size that they must stay below.
     allowed : for indices, one more value that is allowed (``ignore_index``).
+    trained : for a parameter, whether steps change it.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Value(Arithmetic):
     dtype: str = "float32"
     below: int | None = None
     allowed: int | None = None
+    trained: bool = True
 
     @property
     def nbytes(self) -> int:
@@ -212,7 +214,7 @@ class Call:
     @property
     def flops(self) -> int:
         """Floating-point operations that the mathematics needs."""
-        return self.op.flops(self.sizes)
+        return self.op.work(self.sizes, self.absent)
 
     @property
     def bytes(self) -> int:
@@ -275,6 +277,11 @@ class Program:
         return Value(unique, shape, group, **kw)
 
     @property
+    def trained(self) -> list[Value]:
+        """The parameters that steps change."""
+        return [p for p in self.parameters if p.trained]
+
+    @property
     def moments(self) -> list[Value]:
         """All states of the optimizers."""
         return [v for states in self.states.values() for v in states.values()]
@@ -316,10 +323,10 @@ class Program:
         UserError
             Naming the call and the value.
         """
-        trained = {*self.parameters, *self.constants, *self.inputs, *self.moments, *self.filled}
+        known = {*self.parameters, *self.constants, *self.inputs, *self.moments, *self.filled}
         evaluated: set[Value] = set()
         for number, call in enumerate(self.calls):
-            defined = trained | evaluated if call.phase == "evaluate" else trained
+            defined = known | evaluated if call.phase == "evaluate" else known
             where = f"program, call {number}, {call.op.name} in layer {call.layer!r}"
             for v in call.reads:
                 if v not in defined and not defined.issuperset(self._gradients_in(v)):
@@ -333,7 +340,7 @@ class Program:
                 fresh = a.role == "out" or (a.role == "acc" and not call.adds[a.name])
                 if v is not None and fresh and v in defined:
                     raise UserError(f"{where}: '{a.name}' overwrites {v}, which an earlier call has written")
-            (evaluated if call.phase == "evaluate" else trained).update(call.writes)
+            (evaluated if call.phase == "evaluate" else known).update(call.writes)
 
     def _gradients_in(self, v: Value) -> set[Value]:
         """Return the gradients that must be there where a bucket of them, or a part of one, is read; else itself."""

@@ -17,10 +17,12 @@ def reverse(program: Program) -> None:
     own adjoint is an input, which holds 1.
     """
     loss = program.outputs[0]
+    varied = _varied(program)
+    if loss not in varied:
+        raise UserError("the loss depends on no parameter that is trained; freeze fewer of them")
     adjoint = program.adjoint
     adjoint[loss] = program.value(f"d({loss})", loss.shape, "input", dtype=loss.dtype)
     program.inputs.append(adjoint[loss])
-    varied = _varied(program)
     for forward in reversed(list(program.phase("forward"))):
         if not any(v in adjoint for v in forward.writes):
             continue
@@ -35,15 +37,18 @@ def reverse(program: Program) -> None:
                     f"{forward.op.name} in layer {forward.layer!r} is given one value twice; "
                     "its gradient would be written twice in one call: give it two distinct values"
                 )
-            args, adds = {}, {}
+            args, adds, given = {}, {}, {}
             for a in op.args:
                 if a.role == "acc":
-                    args[a.name], adds[a.name] = _gradient(program, primals[a.name], primals[a.name] in varied)
+                    primal = primals[a.name]
+                    if a.optional and primal not in varied:
+                        primal, given = None, {s: n for s, n in forward.sizes.items() if s in op.symbols}
+                    args[a.name], adds[a.name] = _gradient(program, primal, primal in varied)
                 elif a.name in forward.args:
                     args[a.name] = forward.args[a.name]
                 else:
                     args[a.name] = _output_adjoint(adjoint, forward, a.name)
-            program.calls.append(Call(op, forward.layer, args, "backward", adds, inverts=forward))
+            program.calls.append(Call(op, forward.layer, args, "backward", adds, inverts=forward, given=given))
     program.verify()
 
 
@@ -59,8 +64,8 @@ def _require_adjoints(forward: Call, varied: set[Value]) -> None:
 
 
 def _varied(program: Program) -> set[Value]:
-    """Find the values that depend on a parameter; the others need no gradient."""
-    varied = set(program.parameters)
+    """Find the values that depend on a trained parameter; the others need no gradient."""
+    varied = set(program.trained)
     for call in program.phase("forward"):
         if varied.intersection(call.reads):
             varied.update(call.writes)

@@ -6,7 +6,8 @@ the size and the CRC-32 of each. Where every rank keeps a part of the states, ea
 ``adam_m-2-of-4.safetensors``, in which ``wte.weight/0-8192`` are the first 8,192 elements of a parameter's state; any
 number of ranks reads them. Where ranks train alone between outer steps, such a file has the whole states of its rank,
 which alone reads it. The directory is written under another name and renamed when the disk has all of it, and
-only then are older ones removed. So whenever the machine stops, the newest directory of that name is whole, or it fails
+only then are older ones removed. Parameters that the run leaves as they are have their hash in ``state.json`` alone
+(`frozen`). So whenever the machine stops, the newest directory of that name is whole, or it fails
 its check and the one before it is used.
 """
 
@@ -34,6 +35,7 @@ from ..ops import OPTIMIZERS, OUTER, USUAL
 from ..ops.declaration import Shape
 from ..weights import NO_MARKS, Marks, Weights
 from ..weights.tensors import Array, TensorFile, all_below, file_parts
+from .frozen import Read, compared, drawn
 
 if TYPE_CHECKING:  # numba comes with it
     from ..engine import Engine
@@ -109,6 +111,27 @@ class Checkpoint:
         return str(self.run / name) if name in KINDS else name
 
     @property
+    def frozen(self) -> dict[str, str]:
+        """The hashes of the parameters that the run leaves as they are, by name."""
+        found = self.state.get("frozen", {})
+        if not isinstance(found, dict) or not all(isinstance(x, str) for x in found.values()):
+            raise UserError(f"{str(self.path / STATE)!r} has the frozen parameters {str(found)[:60]}: it is damaged")
+        return found
+
+    def initial(self, config: Config, settings: Mapping[str, Any], *through: Path) -> Read:
+        """Return a function that reads a frozen parameter from where the run has it, and compares its hash.
+
+        Parameters
+        ----------
+        settings : those of the run, of which ``init`` and ``seed`` say where that is.
+        through : the runs on the way here, for `open_weights`.
+        """
+        init, seed = settings.get("init"), settings.get("seed", 0)
+        read = drawn(config, seed) if init is None else open_weights(Path(init), *through).read
+        source = f"the model that seed {seed} draws" if init is None else f"--init {init}"
+        return compared(read, self.frozen, repr(str(self.run)), source)
+
+    @property
     def marks(self) -> Marks:
         """The ids that begin and end a text; a checkpoint of an earlier version has none."""
         return Marks(**(m | {"eos": tuple(m["eos"])})) if (m := self.state.get("marks")) else NO_MARKS
@@ -144,7 +167,8 @@ def written_by(engine: Engine) -> dict[str, dict[str, Array]]:
     """Return the arrays of each file of tensors that this rank writes, by name."""
     comm, found = engine.comm, dict[str, dict[str, Array]]()
     if not comm.rank:
-        found[PARAMS] = engine.parameters()
+        arrays = engine.parameters()
+        found[PARAMS] = {p.name: arrays[p.name] for p in engine.program.trained}
     parts = {p.name: part for p, part in engine.program.owned.items()}
     ranks = comm.size if engine.divided else 1
     for state, arrays in engine.states().items() if engine.divided or not comm.rank else ():
@@ -270,7 +294,7 @@ def verify(path: Path) -> Checkpoint:
         if wrong := misfit(state, State):
             raise ValueError(wrong)
         found = Checkpoint(path, state)
-        _ = found.config, found.tokenizer, found.marks, [int(step) for step in state["val"]]
+        _ = found.config, found.tokenizer, found.marks, found.frozen, [int(step) for step in state["val"]]
         return found
     except OSError as e:
         raise UserError(f"{str(path)!r}: {e.strerror or e}: {Path(e.filename or path).name}") from e
@@ -305,8 +329,12 @@ def newest(run: Path) -> Checkpoint:
     raise UserError(f"{str(run)!r} has no checkpoint to go on from{': ' + '; '.join(wrong) if wrong else ''}")
 
 
-def open_weights(path: Path) -> Weights:
+def open_weights(path: Path, *through: Path) -> Weights:
     """Check weights of any kind: those of a run's newest checkpoint, or files that `cpuopt.weights` reads.
+
+    Parameters
+    ----------
+    through : the runs whose frozen parameters lie there.
 
     Raises
     ------
@@ -320,10 +348,18 @@ def open_weights(path: Path) -> Weights:
             )
         return weights.open_weights(path)
     found = newest(path)
-    file = TensorFile(found.path / PARAMS)
+    read = kept = TensorFile(found.path / PARAMS).read
+    if found.frozen:
+        if path.resolve() in through:
+            raise UserError(f"the run {str(path)!r} has its frozen parameters from itself: it is damaged")
+        initial = found.initial(found.config, found.state["settings"], path.resolve(), *through)
+
+        def read(name: str) -> Array:
+            return initial(name) if name in found.frozen else kept(name)
+
     T = found.state["settings"].get("T")
     trained = {"trained_length": T if type(T) is int and T > 0 else None, "trained_on": found.state["corpus"]}
-    return Weights(found.path, found.config, "f32", file.read, found.tokenizer, marks=found.marks, **trained)
+    return Weights(found.path, found.config, "f32", read, found.tokenizer, marks=found.marks, **trained)
 
 
 def find_run(root: Path, name: str) -> Path:
@@ -346,7 +382,7 @@ def find_run(root: Path, name: str) -> Path:
 
 
 def load(checkpoint: Checkpoint, engine: Engine) -> None:
-    """Fill parameters and the optimizers' states; of the states, those that this rank keeps.
+    """Fill the trained parameters and the optimizers' states; of the states, those that this rank keeps.
 
     Raises
     ------
@@ -354,7 +390,7 @@ def load(checkpoint: Checkpoint, engine: Engine) -> None:
         Where the tensors are not those of this engine; nothing is filled then.
     """
     program = engine.program
-    shapes: dict[str, dict[str, Shape]] = {PARAMS: {p.name: p.shape for p in program.parameters}}
+    shapes: dict[str, dict[str, Shape]] = {PARAMS: {p.name: p.shape for p in program.trained}}
     for p, optimizer in program.optimizers.items():
         for of in optimizer.states:
             shapes.setdefault(f"{optimizer.files}_{of.name}.safetensors", {})[p.name] = p.shape
@@ -362,8 +398,9 @@ def load(checkpoint: Checkpoint, engine: Engine) -> None:
     own = {file: shard(file, engine.comm.rank + 1, ranks) for file in shapes if file not in (PARAMS, *LOCAL)}
     stored = {file: Stored(checkpoint.path, own.get(file, file), want) for file, want in shapes.items()}
     spans = {p.name: span for p, span in program.owned.items()}
-    for name, x in engine.parameters().items():
-        stored[PARAMS].read(name, x)
+    parameters = engine.parameters()
+    for p in program.trained:
+        stored[PARAMS].read(p.name, parameters[p.name])
     for state, arrays in engine.states().items():
         for name, x in arrays.items():
             stored[f"{state}.safetensors"].read(name, x, spans.get(name, (0, x.size))[0])

@@ -31,6 +31,7 @@ from ..program.tree import divides
 from ..weights import NO_MARKS, Marks, Weights, check_target, copy_into
 from . import plans
 from .checkpoint import Checkpoint, load, open_weights
+from .frozen import digests
 from .guard import Guard
 from .provenance import compare, made_by
 from .samples import require_samples
@@ -183,6 +184,8 @@ class Job(Steps):
     """The changes that the user accepted when the run was resumed."""
     notes: tuple[str, ...] = ()
     """The changes since the checkpoint that need no acceptance."""
+    frozen: Mapping[str, str] = field(default_factory=dict)
+    """The hashes of the parameters that steps leave as they are, by name."""
     marks: Marks = NO_MARKS
     """The ids that begin and end a text, as the initial weights name them."""
 
@@ -199,7 +202,8 @@ def resumed(checkpoint: Checkpoint, given: Mapping[str, Any]) -> Settings:
         there = vars(from_json(Settings, checkpoint.state["settings"], "settings"))
     except ValueError as e:
         raise UserError(f"--resume {str(checkpoint.run)!r}: {e}, in its state.json; take another run") from e
-    other = {n: x for n, x in given.items() if n not in FREE and x != there[n]}
+    moved = {"init"} if checkpoint.frozen and there["init"] else ()  # what is there is compared, not where it lies
+    other = {n: x for n, x in given.items() if n not in (*FREE, *moved) and x != there[n]}
     if isinstance(there["model"], str) and models.is_own(there["model"]):
         if "model" not in given:
             raise UserError(
@@ -327,6 +331,7 @@ def prepare(
             comm=comm,
             alone=settings.local_steps > 0,
             optimizer=settings.optimizer,
+            freeze=settings.freeze,
             processes=settings.processes,
             kernel_files=files,
             progress=progress,
@@ -337,10 +342,15 @@ def prepare(
     engine.notes[:0] = [*notes, *unused(settings.kernels, engine.kernels), *judged[0].notes()]
     if weights is not None:
         copy_into(engine.parameters(), weights)
+    if resume is not None and (frozen := [p for p in engine.program.parameters if not p.trained]):
+        read = resume.initial(config, vars(settings))
+        for p in frozen:
+            engine.array(p)[...] = read(p.name)
     checked = [r.describe() for r in judged[0].results]
     batches = corpus.batches("train", settings.B, settings.T, seed=settings.seed)
     origin = made_by(engine, settings.kernels, config.files)
     job = Job(settings, engine, batches, name, config, corpus, choice, rewrites, checked, origin)
+    job.frozen = digests(engine)
     if (known := weights or resume) is not None:
         job.marks = known.marks
     if resume is not None:
@@ -442,8 +452,9 @@ def planned(settings: Settings, config: Config) -> tuple[Settings, list[str]]:
     """Fill in the rules of ``--variant auto`` from the plan for this machine and size; return them with a note."""
     if settings.variant != registry.AUTO or settings.plan is not None:
         return settings, []
-    if settings.optimizer != USUAL:
-        note = f"--variant auto: plans are for {USUAL}; all ops stay with {registry.DEFAULT}"
+    if settings.optimizer != USUAL or settings.freeze:
+        which = "training all parameters" if settings.freeze else USUAL
+        note = f"--variant auto: plans are for {which}; all ops stay with {registry.DEFAULT}"
         return replace(settings, plan=()), [note]
     threads = numba_threads.set_threads(settings.threads)
     key = plans.key(config.to_json(), settings.B, settings.T, threads, fusions(settings))
@@ -478,7 +489,8 @@ def traced(settings: Settings, config: Config, choice: registry.Choice, comm: Co
     """Trace a job's program and choose its kernels."""
     asked: dict[str, Any] = {"fuse": fusions(settings), "micro_batches": settings.micro_batches // comm.size}
     asked |= {"reduce": settings.reduce, "zero": settings.zero, "comm": comm, "alone": settings.local_steps > 0}
-    return build(*config.sized(settings.B, settings.T), choice=choice, optimizer=settings.optimizer, **asked)
+    asked |= {"optimizer": settings.optimizer, "freeze": settings.freeze}
+    return build(*config.sized(settings.B, settings.T), choice=choice, **asked)
 
 
 def unused(files: Sequence[str], ran: Sequence[registry.Kernel]) -> list[str]:

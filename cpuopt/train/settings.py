@@ -121,6 +121,11 @@ class Settings:
     warmup_steps: int = setting(0, "Let the learning rate rise over this many steps.", least(0), metavar="N")
     lr_end: float = setting(0.0, "End at this learning rate, as a share of --lr.", SHARE, metavar="SHARE")
     optimizer: str = setting("adamw", "Update weights with this optimizer: adamw, sgd (with momentum) or lion.")
+    freeze: tuple[str, ...] = setting(
+        (),
+        "Keep parameters whose names match this glob as they are; the flag repeats.",
+        metavar="PATTERN",
+    )
     # by default as the optimizer declares; None where it has no such number
     beta1: float | None = setting(None, "Set the decay rate of the first moment (AdamW, Lion).", shown="0.9")
     beta2: float | None = setting(
@@ -317,7 +322,7 @@ FREE = {name for name, f in FLAGS.items() if f.metadata["free"]} | {"processes"}
 TYPES = get_type_hints(Settings)
 JOB = ("model", "init", "data", "tokenizer", "B", "T", "steps", "seed")
 KERNELS = ("variant", "swap", "kernels", "fuse", "threads")
-SHARING = ("total_batch", "reduce", "zero", "local_steps")
+SHARING = ("freeze", "total_batch", "reduce", "zero", "local_steps")
 
 
 def flag(name: str) -> str:

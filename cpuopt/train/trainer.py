@@ -207,6 +207,7 @@ class Trainer:
             "tokenizer": next(iter(self.tokenizer), self.job.corpus.tokenizer) or None,
             "marks": self.job.marks,
             "made_by": self.job.made_by,
+            "frozen": self.job.frozen,
             "changes": self.job.changes,
             "settings": self.job.settings,
         }

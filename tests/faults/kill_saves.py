@@ -42,7 +42,8 @@ class Tensors:
     def __init__(self, step: float) -> None:
         names = [f"h.{i}.weight" for i in range(6)]
         values = [Value(n, (256, 64), "parameter") for n in names]
-        self.program = SimpleNamespace(owned={}, parameters=values, optimizers=dict.fromkeys(values, adamw))
+        optimizers = dict.fromkeys(values, adamw)
+        self.program = SimpleNamespace(owned={}, parameters=values, trained=values, optimizers=optimizers)
         self.p, self.m, self.v = ({n: np.full((256, 64), step + d, np.float32) for n in names} for d in (0, 0.25, 0.5))
 
     def parameters(self):

@@ -38,7 +38,8 @@ def matmul_backward_input(dinp, dinp_add, dout, weight, block):
 @kernel(ops.matmul_backward_weight, "blas", jit=False, same_bits=False, scratch=[("block", ROWS * C)])
 def matmul_backward_weight(dweight, dweight_add, dbias, dbias_add, dout, inp, block):
     """One sgemm, or one for each block of rows, and the column sums."""
-    product(dweight, dweight_add, dout.T, inp, block)
+    if len(dweight):
+        product(dweight, dweight_add, dout.T, inp, block)
     if len(dbias):
         total = dout.sum(axis=0)
         dbias[:] = dbias + total if dbias_add else total

@@ -113,9 +113,11 @@ def classifier_backward(
         part, x = logits[: (hi - lo) * V].reshape(hi - lo, V), inp[lo:hi]
         linear(part, x, weight, loss[:0], panels, work[: threads * FORWARD_SCRATCH], queue)
         gradient_block(part, losses[lo:hi], share, targets[lo:hi], ignore_index)
-        linear_input(dinp[lo:hi], dinp_add, part, weight, work[: threads * INPUT_SCRATCH], loss[:0], queue)
+        if dinp.shape[0] > 0:
+            linear_input(dinp[lo:hi], dinp_add, part, weight, work[: threads * INPUT_SCRATCH], loss[:0], queue)
         blocks = work[: threads * WEIGHT_SCRATCH]
-        linear_weight(dweight, dweight_add or lo > 0, loss[:0], False, part, x, panels, blocks, queue)
+        if dweight.shape[0] > 0:
+            linear_weight(dweight, dweight_add or lo > 0, loss[:0], False, part, x, panels, blocks, queue)
     loss[0] = sum_in_order(losses) / count(targets, ignore_index)
 
 

@@ -64,7 +64,7 @@ def embedding_backward(dwte, dwte_add, dwpe, dwpe_add, dout, tokens):
     for owner in prange(OWNERS):
         for b in range(B):
             for t in range(T):
-                if tokens[b, t] % OWNERS == owner:
+                if V > 0 and tokens[b, t] % OWNERS == owner:
                     add(dwte[tokens[b, t]], dout[b, t])  # out[b, t] = wte[tokens[b, t]] + wpe[t]
         for t in range(owner, maxT, OWNERS):
             if not dwpe_add:

@@ -537,7 +537,7 @@ def matmul_backward_weight(dweight, dweight_add, dbias, dbias_add, dout, inp, pa
     Memory: the packed tokens; a strip of dout for each thread.
     Bound: compute; for few tokens, the memory that dweight is written to.
     """
-    M, C = inp.shape
+    M, C = inp.shape[0], dweight.shape[1]  # of a frozen weight, 0
     N = dout.shape[1]
     threads = blocks.shape[0] // WEIGHT_SCRATCH
     depth = even(M, WEIGHT_DEPTH, 1)

@@ -41,8 +41,8 @@ def mean_loss(losses, targets, ignore_index):
 
 @helper()
 def row_backward(dlogits, dinp, dinp_add, weight, top, total, share, target, ignore_index):
-    """Turn the logits of a token into their gradient; compute or add that of the token."""
-    V, C = weight.shape
+    """Turn the logits of a token into their gradient; compute or add that of the token, if it is not empty."""
+    V, C = weight.shape[0], dinp.shape[0]
     if not dinp_add:
         for i in range(C):
             dinp[i] = 0
@@ -98,8 +98,9 @@ def classifier_backward(
             bt = t0 + t
             row = logits[np.int64(t) * V : np.int64(t) * V + V]
             top, total, losses[bt] = row_losses(row, inp[bt], weight, targets[bt], ignore_index)
-            row_backward(row, dinp[bt], dinp_add, weight, top, total, share, targets[bt], ignore_index)
-        for v in prange(V):
+            own = dinp[bt] if dinp.shape[0] > 0 else inp[bt, :0]
+            row_backward(row, own, dinp_add, weight, top, total, share, targets[bt], ignore_index)
+        for v in prange(dweight.shape[0]):
             if t0 == 0 and not dweight_add:
                 for i in range(C):
                     dweight[v, i] = 0

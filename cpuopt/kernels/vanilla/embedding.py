@@ -40,6 +40,7 @@ def embedding_backward(dwte, dwte_add, dwpe, dwpe_add, dout, tokens):
         for b in range(B):
             for t in range(T):
                 d = dout[b, t, i]
-                dwte[tokens[b, t], i] += d  # out[b, t, i] = wte[tokens[b, t], i] + wpe[t, i]
+                if dwte.shape[0] > 0:
+                    dwte[tokens[b, t], i] += d  # out[b, t, i] = wte[tokens[b, t], i] + wpe[t, i]
                 if dwpe.shape[0] > 0:
                     dwpe[t, i] += d

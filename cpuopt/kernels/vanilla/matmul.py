@@ -48,8 +48,8 @@ def matmul_backward_weight(dweight, dweight_add, dbias, dbias_add, dout, inp):
     Parallel: the rows of `dweight`.
     Bound: compute.
     """
-    BT, C = inp.shape
-    for o in prange(dweight.shape[0]):
+    BT, C = inp.shape[0], dweight.shape[1]  # of a frozen weight, 0
+    for o in prange(dout.shape[1]):
         if not dweight_add:
             for i in range(C):
                 dweight[o, i] = 0

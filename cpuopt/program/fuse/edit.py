@@ -118,8 +118,8 @@ class Match:
     @classmethod
     def of(cls, *parts: Call, at: int) -> Match | None:
         """Find the op that fuses the ops of some calls."""
-        fused = tuple(c.op for c in parts)
-        return next((cls(op, parts, at) for op in fused[0].fusions if op.fuses == fused), None)
+        fused = [c.op for c in parts]
+        return next((cls(op, parts, at) for op in fused[0].fusions if op.stands_for(fused)), None)
 
     @cached_property
     def inner(self) -> list[Value]:
@@ -179,7 +179,7 @@ class Match:
     def call(self, phase: Phase | None = None) -> Call:
         """Make the call that replaces the parts."""
         place, args = self.parts[self.at], {n: v for n, v, _ in self.given}
-        adds = {a.name: (a.name, args[a.name], True) in self.given for a in self.op.args if a.role == "acc"}
+        adds = {a.name: (a.name, args.get(a.name), True) in self.given for a in self.op.args if a.role == "acc"}
         sizes = {s: n for c in self.parts for s, n in c.given.items()}
         return Call(self.op, place.layer, only(self.op, args), phase or place.phase, adds, place.inverts, sizes)
 
@@ -201,7 +201,7 @@ def matches(draft: Draft, first: Part, second: Part, at: int) -> Iterator[Match]
 
 def only(op: Op, args: dict[str, Any]) -> dict[str, Any]:
     """Select the arguments that an op declares."""
-    return {a.name: args[a.name] for a in op.args}
+    return {a.name: args.get(a.name) if a.optional else args[a.name] for a in op.args}
 
 
 def replace(

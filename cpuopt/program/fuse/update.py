@@ -17,7 +17,7 @@ AT_ONCE = 1024
 
 def update_in_backward(draft: Draft, allowed: Allowed) -> None:
     """Replace a weight gradient and the update that is its only reader by one call."""
-    for call in [c for c in draft.calls if c.op is ops.matmul_backward_weight]:
+    for call in [c for c in draft.calls if c.op is ops.matmul_backward_weight and c.args["dweight"] is not None]:
         grads = {n: call.args[f"d{n}"] for n in ("weight", "bias") if call.args[f"d{n}"] is not None}
         found = _updates(draft, call, list(grads.values()))
         if any(call.adds.values()) or found is None:
@@ -32,7 +32,7 @@ def update_in_backward(draft: Draft, allowed: Allowed) -> None:
         args.setdefault("bias_decay", args.get("weight_decay"))
         replace(draft, call, op, args, without=found.calls)
         draft.gone.update(found.sums[1:], grads.values())
-    for call in [c for c in draft.calls if c.op is ops.classifier_backward]:
+    for call in [c for c in draft.calls if c.op is ops.classifier_backward and not c.absent]:
         _update_classifier(draft, call, allowed)
 
 

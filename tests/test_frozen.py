@@ -1,0 +1,254 @@
+"""Parameters that are not trained: PyTorch's losses, no memory for gradient and states, and what a checkpoint has."""
+
+import json
+import subprocess
+import sys
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import numpy as np
+import pytest
+from golden.params import make_batch, make_params
+
+import cpuopt
+from cpuopt import Choice, UserError, nn
+from cpuopt import functional as F
+from cpuopt.comm.threads import Team
+from cpuopt.engine import Engine, build
+from cpuopt.models.gpt2 import GPT2, Config
+from cpuopt.program.fuse import FUSIONS
+from cpuopt.train import checkpoint, settings
+from cpuopt.train.job import Settings, prepare, resumed
+from cpuopt.train.trainer import train
+
+WANT = json.loads((Path(__file__).parent / "golden" / "frozen.json").read_text())
+SIZES, LIMIT = WANT["sizes"], 3e-5  # relative; PyTorch's float32 is as far from its float64
+TOKENS, TARGETS = make_batch(WANT["batch"], WANT["time"], SIZES["vocab_size"], seed=WANT["seed"] + 1)
+ADAMW = {name: WANT["adamw"][name] for name in ("lr", "eps", "weight_decay")}
+ADAMW["beta1"], ADAMW["beta2"] = WANT["adamw"]["betas"]
+INPUTS = {"tokens": (TOKENS.shape, "int32"), "targets": (TOKENS.shape, "int32")}
+TWO_PASS = [name for name in FUSIONS if name != "update"]
+
+
+class Untied(nn.Module):
+    """An embedding, a layer and a head of its own."""
+
+    def __init__(self):
+        V, C = SIZES["vocab_size"], SIZES["n_embd"]
+        self.wte, self.fc, self.head = nn.Embedding(V, C), nn.Linear(C, 2 * C), nn.Linear(2 * C, V, bias=False)
+
+    def forward(self, tokens, targets):
+        return F.cross_entropy(self.head(F.gelu(self.fc(self.wte(tokens)))), targets)
+
+
+def engine_of(model, **how):
+    """An engine with the golden weights."""
+    module = GPT2(Config(**SIZES)) if model == "gpt2" else Untied()
+    how = {"threads": 1, "choice": Choice("optimized"), "progress": lambda *a: None} | how
+    engine = Engine(module, INPUTS, **how)
+    rng = np.random.Generator(np.random.PCG64(WANT["seed"]))
+    golden = make_params(**SIZES, seed=WANT["seed"]) if model == "gpt2" else {}
+    for name, p in engine.parameters().items():
+        p[...] = golden.get(name, 0) if golden else rng.standard_normal(p.shape, dtype=np.float32) * np.float32(0.1)
+    return engine
+
+
+def frozen_of(engine, patterns):
+    return {n: p.copy() for n, p in engine.parameters().items() if any(fnmatchcase(n, x) for x in patterns)}
+
+
+@pytest.mark.parametrize("fuse", [(), TWO_PASS, tuple(FUSIONS)], ids=["none", "two pass", "all"])
+@pytest.mark.parametrize("case", WANT["cases"], ids=lambda c: f"{c['model']} {' '.join(c['freeze'])}")
+def test_ten_steps_are_those_of_pytorch(case, fuse):
+    how = {"choice": Choice("vanilla")} if not fuse else {}
+    engine = engine_of(case["model"], freeze=case["freeze"], fuse=fuse, **how)
+    before = frozen_of(engine, case["freeze"])
+    got = [engine.step(tokens=TOKENS, targets=TARGETS, **ADAMW).loss for _ in case["losses"]]
+    np.testing.assert_allclose(got, case["losses"], rtol=LIMIT)
+    assert all(np.array_equal(engine.parameters()[n], x) for n, x in before.items())
+    assert not before.keys() & {n for arrays in engine.states().values() for n in arrays}
+    assert not before.keys() & engine.gradients().keys()
+
+
+@pytest.mark.parametrize("freeze", [["wte.*"], ["fc.*"], ["head.*"], ["wte.*", "fc.*"], ["fc.weight"]])
+def test_head_and_loss_are_one_call_whichever_gradient_they_need(freeze):
+    program = build(Untied(), INPUTS, fuse=("classifier",), freeze=freeze).program
+    (call,) = (c for c in program.phase("backward") if c.op.name == "classifier_backward")
+    (whole,) = (c for c in build(Untied(), INPUTS, fuse=("classifier",)).program.calls if c.op is call.op)
+    absent = {"head.*": {"dweight"}, "wte.* fc.*": {"dinp"}}
+    assert call.absent == absent.get(" ".join(freeze), set())
+    tokens, C, V = TOKENS.size, 2 * SIZES["n_embd"], SIZES["vocab_size"]
+    assert whole.flops - call.flops == 2 * tokens * C * V * len(call.absent)
+    assert whole.bytes - call.bytes == sum(whole.args[n].nbytes for n in call.absent)
+
+
+@pytest.mark.parametrize(("model", "freeze"), [("gpt2", ["wte.*"]), ("gpt2", ["h.0.*"]), ("untied", ["head.*"])])
+def test_a_frozen_parameter_has_no_memory_but_its_own(model, freeze):
+    whole, less = (engine_of(model, fuse=TWO_PASS, freeze=x) for x in ([], freeze))
+    frozen = sum(x.size for x in frozen_of(less, freeze).values())
+    groups = [sum(e.plan.groups.get(g, 0) for g in ("gradient", "moment")) for e in (whole, less)]
+    assert groups[0] - groups[1] == 12 * frozen
+    assert whole.plan.groups["parameter"] == less.plan.groups["parameter"]
+
+
+MEASURED = """
+import sys
+from cpuopt import Choice
+from cpuopt.engine import Engine
+from cpuopt.models import parse
+from cpuopt.profiler import forget_peak, peak_rss_bytes
+import numpy as np
+config = parse('{"n_layer": 1, "n_embd": 128, "n_head": 2, "vocab_size": 50257, "block_size": 32}')
+engine = Engine(config.module(), config.specs(1, 16), threads=1, choice=Choice("optimized"), freeze=sys.argv[1:],
+                fuse=("classifier",))
+ids = np.arange(16, dtype=np.int32)[None]
+forget_peak()
+engine.step(tokens=ids, targets=ids, clip=1.0)
+engine.step(tokens=ids, targets=ids, clip=1.0)
+print(engine.plan.total_bytes, peak_rss_bytes())
+"""
+
+
+def test_memory_is_less_by_twelve_bytes_a_frozen_parameter():
+    def peaks(*freeze):
+        done = subprocess.run([sys.executable, "-c", MEASURED, *freeze], capture_output=True, text=True, check=True)
+        return np.array(done.stdout.split(), np.int64)
+
+    planned, measured = peaks() - peaks("wte.*")
+    expected = 12 * 50257 * 128
+    assert planned == pytest.approx(expected, rel=0.01)
+    assert measured == pytest.approx(expected, rel=0.1)
+
+
+def test_the_bits_do_not_depend_on_ranks():
+    def work(comm):
+        engine = engine_of("gpt2", fuse=TWO_PASS, freeze=["wte.*", "h.1.*"], comm=comm, micro_batches=4 // comm.size)
+        more = [{"tokens": TOKENS, "targets": TARGETS}] * (4 // comm.size - 1)
+        for _ in range(2):
+            done = engine.step(tokens=TOKENS, targets=TARGETS, more=more, clip=1.0, **ADAMW)
+        return done, {n: p.tobytes() for n, p in engine.parameters().items()}
+
+    alone = Team(1).run(work)[0]
+    for size, shared in ((2, True), (2, False), (4, True)):
+        assert all(rank == alone for rank in Team(size, shared).run(work))
+
+
+def test_a_parameter_may_say_that_it_is_not_trained():
+    module = Untied()
+    module.fc.weight.trained = False
+    engine = Engine(module, INPUTS, threads=1)
+    assert {p.name for p in engine.program.parameters} - {p.name for p in engine.program.trained} == {"fc.weight"}
+
+    class Scaled(nn.Module):
+        def __init__(self):
+            self.scale, self.gain = (nn.Parameter((4,), nn.constant(2.0), trained=t) for t in (False, True))
+
+        def forward(self, x):
+            return (x * self.scale * self.gain).sum()
+
+    engine = Engine(Scaled(), {"x": ((3, 4), "float32")}, threads=1)
+    engine.step(x=np.ones((3, 4), np.float32), lr=0.1)
+    assert (engine.parameters()["scale"] == 2).all()
+    assert (engine.parameters()["gain"] < 2).all()
+
+
+def test_what_cannot_be_frozen_is_refused():
+    with pytest.raises(UserError, match=r"freeze: no parameter matches 'wt.\*'; known: wte.weight"):
+        build(Untied(), INPUTS, freeze=["wt.*"])
+    with pytest.raises(UserError, match="no parameter that is trained"):
+        build(Untied(), INPUTS, freeze=["*"])
+
+
+def test_the_library_and_a_file_of_settings_freeze_too(tmp_path):
+    engine = cpuopt.Engine(Untied(), INPUTS, threads=1, freeze=["head.*"])
+    assert "head.weight" not in {p.name for p in engine.program.trained}
+    (tmp_path / "run.toml").write_text('freeze = ["wte.*", "h.0.*"]\n')
+    assert settings.read(tmp_path / "run.toml") == {"freeze": ("wte.*", "h.0.*")}
+
+
+# Runs and their checkpoints
+
+MODEL = '{"n_layer": 2, "n_embd": 16, "n_head": 2, "vocab_size": 256, "block_size": 8}'
+
+
+class Silent:
+    def __getattr__(self, name):
+        return lambda *args: None
+
+
+def run(root, resume=None, **more):
+    """Train a run, or go on with one; return its folder, and the weights and states."""
+    text = root / "text.txt"
+    text.write_text("some text to learn from " * 200)
+    base = {"model": MODEL, "data": str(text), "B": 2, "T": 8, "threads": 1, "steps": 4, "val_every": 0, "lr": 1e-2}
+    there = resume and checkpoint.newest(resume)
+    asked = resumed(there, more) if there else Settings(**{**base, "freeze": ("wte.*", "h.0.*"), **more})
+    job = prepare(asked, resume=there)
+    result = train(job, root / "runs", Silent(), resume=there)
+    arrays = [job.engine.parameters(), *job.engine.states().values()]
+    return result.path, {(i, n): x.copy() for i, of in enumerate(arrays) for n, x in of.items()}
+
+
+def same(a, b):
+    return a.keys() == b.keys() and all(np.array_equal(a[n], b[n]) for n in a)
+
+
+@pytest.fixture
+def weights(tmp_path):
+    path = tmp_path / "start.bin"
+    run(tmp_path, freeze=(), save=str(path))
+    return path
+
+
+@pytest.mark.parametrize("init", [False, True])
+def test_a_run_goes_on_from_a_checkpoint_without_what_is_frozen(tmp_path, weights, init):
+    start = {"init": str(weights), "model": None} if init else {}
+    _, whole = run(tmp_path, **start)
+    path, _ = run(tmp_path, steps=2, save_every=2, **start)
+    (saved,) = (path / "checkpoints").iterdir()
+    names = checkpoint.TensorFile(saved / "params.safetensors").tensors
+    assert not [n for n in names if fnmatchcase(n, "wte.*") or fnmatchcase(n, "h.0.*")]
+    assert set(json.loads((saved / "state.json").read_text())["frozen"]) | names.keys() == {
+        n for i, n in whole if i == 0
+    }
+    _, after = run(tmp_path, resume=path, steps=4)
+    assert same(whole, after)
+    _, other = run(tmp_path, steps=2)
+    assert not same(whole, other)
+    found = checkpoint.open_weights(path)
+    for (i, name), x in after.items():
+        if i == 0:
+            np.testing.assert_array_equal(found.read(name), x)
+
+
+def test_a_source_that_has_changed_is_refused(tmp_path, weights):
+    path, _ = run(tmp_path, steps=2, save_every=2, init=str(weights), model=None)
+    moved = weights.rename(tmp_path / "moved.bin")
+    with pytest.raises(UserError, match=r"start\.bin"):
+        run(tmp_path, resume=path, steps=4)
+    run(tmp_path, resume=path, steps=3, init=str(moved))
+    damaged = bytearray(moved.read_bytes())
+    damaged[1024 + 4] ^= 1  # in the embedding
+    moved.write_bytes(damaged)
+    for more in ({}, {"init": str(moved)}):
+        with pytest.raises(UserError, match=r"'wte.weight' is not what it was in --init .*moved\.bin"):
+            run(tmp_path, resume=path, steps=4, **more)
+    with pytest.raises(UserError, match=r"'wte.weight' is not what it was"):
+        checkpoint.open_weights(path).read("wte.weight")
+
+
+def test_a_run_that_names_itself_as_its_source_is_refused(tmp_path):
+    path, _ = run(tmp_path, steps=2, save_every=2)
+    found = checkpoint.newest(path)
+    assert found.frozen
+    state = found.path / "state.json"
+    there = json.loads(state.read_text())
+    there["settings"]["init"] = str(path)
+    state.write_text(json.dumps(there))
+    manifest = found.path / "manifest.json"
+    said = json.loads(manifest.read_text())
+    size, crc = checkpoint._checksum(state)
+    said["files"]["state.json"] = {"size": size, "crc32": crc}
+    manifest.write_text(json.dumps(said))
+    with pytest.raises(UserError, match="from itself"):
+        checkpoint.open_weights(path)
