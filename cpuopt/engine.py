@@ -163,6 +163,11 @@ def build(
             add_outer(program, comm, buckets)
     run_by = collectives(comm)
     chosen = [run_by.get(c.op.name) or choice.resolve(c.op.name, c.layer).of(c.types) for c in program.calls]
+    for call, kernel in zip(program.calls, chosen, strict=True):
+        for name in kernel.whole(call.absent):  # an array that nobody reads
+            of = call.op.by_name[name]
+            call.args[name] = program.value(f"unused {name}", tuple(d(call.sizes) for d in of.shape), dtype=of.dtype)
+            call.adds[name] = False
     return Built(program, chosen, notes, several and reduce == "fast" and micro_batches > 1, comm.rank)
 
 
@@ -583,6 +588,7 @@ class Engine:
         ours, found = len(bound.call.op.params), []
         work = [scratch_of(bound.call, k) for k in kernels]
         for kernel, mine in zip(kernels, work, strict=True):
+            kernel.require(bound.call.absent)
             ends = np.cumsum([0, *(arena.align(v.nbytes) for v in mine)]).tolist()
             args = [*bound.args[:ours], *(memory.view(v, end, v.shape) for v, end in zip(mine, ends, strict=False))]
             for places in self._scalars.values():

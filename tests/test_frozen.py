@@ -15,6 +15,7 @@ from cpuopt import Choice, UserError, nn
 from cpuopt import functional as F
 from cpuopt.comm.threads import Team
 from cpuopt.engine import Engine, build
+from cpuopt.kernels import registry
 from cpuopt.models.gpt2 import GPT2, Config
 from cpuopt.program.fuse import FUSIONS
 from cpuopt.train import checkpoint, settings
@@ -118,6 +119,23 @@ def test_memory_is_less_by_twelve_bytes_a_frozen_parameter():
     expected = 12 * 50257 * 128
     assert planned == pytest.approx(expected, rel=0.01)
     assert measured == pytest.approx(expected, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("model", "freeze", "op"),
+    [("untied", "fc.weight", "matmul_backward_weight"), ("gpt2", "wte.*", "embedding_backward")],
+)
+def test_a_kernel_that_needs_every_gradient_gets_an_array_that_nobody_reads(model, freeze, op):
+    case = next(c for c in WANT["cases"] if c["model"] == model and c["freeze"] == [freeze])
+    engine = engine_of(model, freeze=[freeze], choice=Choice("optimized", [f"{op}=generated"]))
+    got = [engine.step(tokens=TOKENS, targets=TARGETS, **ADAMW).loss for _ in case["losses"]]
+    np.testing.assert_allclose(got, case["losses"], rtol=LIMIT)
+    calls = [c for c in engine.program.calls if c.op.name == op]
+    assert any(v.name.startswith("unused d") for c in calls for v in c.writes)
+    engine = engine_of(model, freeze=[freeze])
+    bound = next(b for b in engine.calls if b.call.op.name == op and b.call.absent - {"dbias", "dwpe"})
+    with pytest.raises(UserError, match=rf"{op}\[generated\] computes 'd\w+' in any case"):
+        engine.rebound(bound, registry.find(op, "generated"))
 
 
 def test_the_bits_do_not_depend_on_ranks():

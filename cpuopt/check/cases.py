@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache as once
 from inspect import signature
@@ -159,8 +159,13 @@ def case(
     return Case({s: known.get(s, sizes["C"]) for s in op.symbols}, kind, frozenset(absent), types or {})
 
 
-def cases(op: Op) -> list[Case]:
-    """List the awkward cases of an op: sizes, optional arguments, extreme inputs."""
+def cases(op: Op, skips: Sequence[str] = ()) -> list[Case]:
+    """List the awkward cases of an op: sizes, optional arguments, extreme inputs.
+
+    Parameters
+    ----------
+    skips : the gradients that the kernel can do without.
+    """
     kinds = [*KINDS, START, *(ADJOINTS if adjoints(op) else ())][1:]
     kinds += [*IGNORING, A_CLASS] * any(a.ignored for a in op.args)
     found = [case(op, sizes) for sizes in SIZES]
@@ -168,11 +173,11 @@ def cases(op: Op) -> list[Case]:
     found += [case(op, VOCABULARY)] * bool({"OC", "V"} & set(op.symbols))
     found += [case(op, sizes, REPEATS) for sizes in (MORE, MANY) if has_ids(op)]
     found += [case(op, sizes, types=types) for types in other_types(op) for sizes in (SMALL, ODD)]
-    found += [case(op, sizes, absent=gone) for gone in absences(op) for sizes in (SMALL, ODD, ONE_ROW)]
+    found += [case(op, sizes, absent=gone) for gone in absences(op, skips) for sizes in (SMALL, ODD, ONE_ROW)]
     return found + [case(op, sizes, kind) for kind in kinds if kind not in op.unfit for sizes in (SMALL, ODD)]
 
 
-def quick_cases(op: Op, types: Mapping[str, str] | None = None) -> list[Case]:
+def quick_cases(op: Op, types: Mapping[str, str] | None = None, skips: Sequence[str] = ()) -> list[Case]:
     """List the few cases that a kernel has to pass, for arguments of some types, before its speed is reported."""
     kinds = [(ODD, "normal"), (MORE, "normal"), (SMALL, "zeros"), (SMALL, "nan"), (SMALL, START)]
     kinds += [(GROUPS, "normal")] * ("NKV" in op.symbols)
@@ -180,15 +185,13 @@ def quick_cases(op: Op, types: Mapping[str, str] | None = None) -> list[Case]:
     kinds += [(ODD, "all count")] * any(a.ignored for a in op.args)
     kinds += [(SMALL, "small adjoints"), (SMALL, "symmetric adjoints")] * bool(adjoints(op))
     found = [case(op, sizes, kind, types=types) for sizes, kind in kinds if kind not in op.unfit]
-    return found + [case(op, SMALL, absent=gone, types=types) for gone in absences(op)]
+    return found + [case(op, SMALL, absent=gone, types=types) for gone in absences(op, skips)]
 
 
-def absences(op: Op) -> list[list[str]]:
-    """List the arguments that may be absent together: all that are optional, and of several gradients each alone."""
+def absences(op: Op, skips: Sequence[str]) -> list[list[str]]:
+    """List the arguments that may be absent together: all that are optional, and each gradient that is skipped."""
     optional = [a.name for a in op.arrays if a.optional]
-    gradients = [a.name for a in op.args if a.optional and a.role == "acc"]
-    alone = [[name] for name in gradients] if len(gradients) > 1 else []
-    return [optional] * bool(optional and any(not a.optional for a in op.written)) + alone
+    return [optional] * bool(optional) + [[name] for name in skips]
 
 
 def other_types(op: Op) -> list[dict[str, str]]:

@@ -61,7 +61,8 @@ def check_all(
     kernels: Iterable[Kernel], *, quick: bool = False, threads: Sequence[int] = (1, 2), seed: int = 0
 ) -> list[Result]:
     """Check kernels on all cases of their ops, or on the quick ones."""
-    every = [(k, case) for k in kernels for case in (quick_cases(k.op, k.types) if quick else cases(k.op))]
+    of = {k: quick_cases(k.op, k.types, k.skips) if quick else cases(k.op, k.skips) for k in kernels}
+    every = [(k, case) for k in kernels for case in of[k]]
     return [check(k, case, threads=threads, seed=seed) for k, case in every]
 
 

@@ -106,7 +106,8 @@ def require_right(
     start, found = time.perf_counter(), Judged()
     for kernel in dict.fromkeys(kernels):
         digest = cache.digest(kernel.function)
-        mine: list[Case | Sized] = [*quick_cases(kernel.op, kernel.types), *(s for s in sizes if s.kernel is kernel)]
+        mine: list[Case | Sized] = [*quick_cases(kernel.op, kernel.types, kernel.skips)]
+        mine += [s for s in sizes if s.kernel is kernel]
         for case in mine:
             if isinstance(case, Sized) and case.elements > MOST:
                 found.left_out.append(str(case))

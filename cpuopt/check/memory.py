@@ -141,6 +141,7 @@ def name_of(key: Any) -> str:
 
 def absent_as_empty(kernel: Kernel, given: Arguments) -> dict[str, Array]:
     """Return the arrays for a kernel; an absent one has length zero."""
+    kernel.require(name for name, x in given.items() if x is None)
     return {
         a.name: np.empty((0,) * len(a.shape), kernel.dtype(a)) if given[a.name] is None else given[a.name]
         for a in kernel.op.arrays

@@ -52,6 +52,7 @@ class Kernel:
     where : file and line, for messages.
     same_bits : whether any number of threads gives identical bits; a library's kernel may not promise it.
     types : the types of the arguments that do not have their usual one.
+    skips : the gradients that it can do without, which are then arrays of length zero.
     """
 
     op: Op
@@ -63,6 +64,7 @@ class Kernel:
     where: str = ""
     same_bits: bool = True
     types: Mapping[str, str] = field(default_factory=dict, hash=False)
+    skips: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -91,6 +93,18 @@ class Kernel:
     def of(self, types: Mapping[str, str]) -> Kernel:
         """Return the kernel for arguments of some types; the others have their usual one."""
         return self if types == self.types else replace(self, types=types)
+
+    def whole(self, absent: Iterable[str]) -> list[str]:
+        """Return those of the absent arguments that it needs all the same."""
+        return [n for n in absent if not (self.op.by_name[n].optional or n in self.skips)]
+
+    def require(self, absent: Iterable[str]) -> None:
+        """Refuse a call without some arguments, of which one is a gradient that it cannot do without."""
+        if missing := self.whole(absent):
+            raise UserError(
+                f"{self.name} computes {missing[0]!r} in any case, and this call has none, because what it is the "
+                f"gradient of is frozen; choose a variant with skips=[{missing[0]!r}]"
+            )
 
     def dtype(self, arg: Arg) -> str:
         """Return the type of an argument."""

@@ -136,6 +136,8 @@ class Arg:
     types : the types that its elements may have, by NumPy's names; the first is the usual one, and that of an ``out``.
         Every kernel of the op takes each of them.
     negative : whether an element may be below zero.
+    needed : for a gradient, False if kernels may do without it when what it is of is frozen. Such a kernel says so
+        where it registers (``skips``); others get an array that nobody reads.
     low, high, usual : for a scalar, the ends of its range, from which the checks draw it, and the value that most calls
         have. A range may end at a size.
     """
@@ -149,6 +151,7 @@ class Arg:
     ignored: str = ""
     types: Types = FLOAT32
     negative: bool = True
+    needed: bool = True
     low: float = 0.0
     high: float | Dim = 0.0
     usual: float = 0.0
@@ -164,9 +167,16 @@ def out(name: str, *shape: Dim | int, reduces: Dim | int = 1, optional: bool = F
     return Arg(name, "out", tuple(map(as_dim, shape)), optional, as_dim(reduces), types=types)
 
 
-def acc(name: str, *shape: Dim | int, reduces: Dim | int = 1, optional: bool = False, types: Types = FLOAT32) -> Arg:
+def acc(
+    name: str,
+    *shape: Dim | int,
+    reduces: Dim | int = 1,
+    optional: bool = False,
+    types: Types = FLOAT32,
+    needed: bool = True,
+) -> Arg:
     """Declare a gradient: added to where its ``_add`` flag is set, else overwritten."""
-    return Arg(name, "acc", tuple(map(as_dim, shape)), optional, as_dim(reduces), types=types)
+    return Arg(name, "acc", tuple(map(as_dim, shape)), optional, as_dim(reduces), types=types, needed=needed)
 
 
 def state(name: str, *shape: Dim | int, reduces: Dim | int = 1, optional: bool = False, types: Types = FLOAT32) -> Arg:
@@ -346,11 +356,11 @@ class Op:
         return sizes
 
     def stands_for(self, parts: Sequence[Op]) -> bool:
-        """Return whether it stands for some ops: all that it fuses, but for those whose gradients may be absent."""
+        """Return whether it stands for some ops: all that it fuses, but for those whose gradients are not needed."""
 
         def may_lack(part: Op) -> bool:
             ours = [self.by_name[a.name] for a in part.args if a.role == "acc" and a.name in self.by_name]
-            return bool(ours) and all(a.optional for a in ours)
+            return bool(ours) and not any(a.needed for a in ours)
 
         return [*parts] == [op for op in self.fuses if op in parts or not may_lack(op)]
 

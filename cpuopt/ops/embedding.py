@@ -50,7 +50,7 @@ embedding_forward = Op(
 
 embedding_backward = Op(
     "embedding_backward",
-    acc("dwte", V, C, reduces=B * T, optional=True),
+    acc("dwte", V, C, reduces=B * T, needed=False),
     acc("dwpe", maxT, C, reduces=B, optional=True),
     inp("dout", B, T, C),
     index("tokens", B, T, below=V),

@@ -57,7 +57,7 @@ matmul_backward_input = Op(
 
 matmul_backward_weight = Op(
     "matmul_backward_weight",
-    acc("dweight", OC, C, reduces=BT, optional=True),
+    acc("dweight", OC, C, reduces=BT, needed=False),
     acc("dbias", OC, reduces=BT, optional=True),
     inp("dout", BT, OC),
     inp("inp", BT, C),

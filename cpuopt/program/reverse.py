@@ -41,7 +41,7 @@ def reverse(program: Program) -> None:
             for a in op.args:
                 if a.role == "acc":
                     primal = primals[a.name]
-                    if a.optional and primal not in varied:
+                    if primal not in varied and (a.optional or not a.needed):
                         primal, given = None, {s: n for s, n in forward.sizes.items() if s in op.symbols}
                     args[a.name], adds[a.name] = _gradient(program, primal, primal in varied)
                 elif a.name in forward.args:

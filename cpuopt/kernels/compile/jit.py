@@ -74,6 +74,7 @@ def kernel(
     scratch: Sequence[tuple[Any, ...]] = (),
     jit: bool = True,
     same_bits: bool = True,
+    skips: Sequence[str] = (),
     shown: Callable[..., None] | None = None,
     **options: Any,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -88,6 +89,8 @@ def kernel(
         such as ``BT*C``, or a function of the sizes.
     jit : False for a plain Python function.
     same_bits : whether it promises identical bits for any number of threads.
+    skips : gradients that it does not compute if their array has length zero, since what they are of is frozen; the
+        declaration says of which that may be (``needed``).
     shown : the function whose file and line stand for the kernel; by default the decorated one.
     options : for ``numba.njit``, over the options that all kernels share.
 
@@ -109,7 +112,9 @@ def kernel(
         if takes_all(function):
             params = [*op.params, *(s.name for s in parts)]
         if not jit:
-            registry.register(Kernel(op, name, function, parts, where=where, same_bits=same_bits), params)
+            registry.register(
+                Kernel(op, name, function, parts, where=where, same_bits=same_bits, skips=tuple(skips)), params
+            )
             return function
         compiled, label = helper(**{**OPTIONS, **options})(function), f"{op.name}[{name}] at {where}"
 
@@ -124,7 +129,8 @@ def kernel(
             sig = types_of(dtypes)
             return sig in compiled.overloads or cache.is_cached(compiled, sig)
 
-        registry.register(Kernel(op, name, compiled, parts, make, made, where, same_bits), params)
+        more = {"where": where, "same_bits": same_bits, "skips": tuple(skips)}
+        registry.register(Kernel(op, name, compiled, parts, make, made, **more), params)
         return compiled
 
     return decorate

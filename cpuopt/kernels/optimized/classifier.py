@@ -92,7 +92,13 @@ def classifier_forward(loss, losses, inp, weight, targets, ignore_index, logits,
     loss[0] = sum_in_order(losses) / count(targets, ignore_index)
 
 
-@kernel(ops.classifier_backward, "optimized", scratch=[*LOGITS, ("work", for_each_thread(PER_THREAD))], parallel=False)
+@kernel(
+    ops.classifier_backward,
+    "optimized",
+    scratch=[*LOGITS, ("work", for_each_thread(PER_THREAD))],
+    skips=["dinp", "dweight"],
+    parallel=False,
+)
 def classifier_backward(
     loss, losses, dinp, dinp_add, dweight, dweight_add, dloss, inp, weight, targets, ignore_index,
     logits, panels, queue, work,

@@ -50,7 +50,7 @@ def embedding_forward(out, tokens, wte, wpe):
         gather(out[b, t], wte[tokens[b, t]], wpe[t] if wpe.shape[0] > 0 else wte[0, :0])
 
 
-@kernel(ops.embedding_backward, "optimized")
+@kernel(ops.embedding_backward, "optimized", skips=["dwte"])
 def embedding_backward(dwte, dwte_add, dwpe, dwpe_add, dout, tokens):
     """Each owner adds its tokens' rows of `dout` in their order, then sums its positions.
 

@@ -529,7 +529,7 @@ WEIGHT = [("panels", lambda s: s["BT"] * up(s["C"], NR)), ("blocks", for_each_th
 """Scratch of the weight's gradient."""
 
 
-@kernel(ops.matmul_backward_weight, "optimized", scratch=WEIGHT)
+@kernel(ops.matmul_backward_weight, "optimized", scratch=WEIGHT, skips=["dweight"])
 def matmul_backward_weight(dweight, dweight_add, dbias, dbias_add, dout, inp, panels, blocks, queue):
     """Pack the columns of the tokens, then strips of dout's columns times all panels.
 

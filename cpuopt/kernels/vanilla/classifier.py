@@ -80,7 +80,7 @@ def classifier_forward(loss, losses, inp, weight, targets, ignore_index, logits)
     loss[0] = mean_loss(losses, targets, ignore_index)
 
 
-@kernel(ops.classifier_backward, "vanilla", scratch=[("logits", BLOCK * V)])
+@kernel(ops.classifier_backward, "vanilla", scratch=[("logits", BLOCK * V)], skips=["dinp", "dweight"])
 def classifier_backward(
     loss, losses, dinp, dinp_add, dweight, dweight_add, dloss, inp, weight, targets, ignore_index, logits
 ):

@@ -22,7 +22,7 @@ def embedding_forward(out, tokens, wte, wpe):
                 out[b, t, i] += wpe[t, i]
 
 
-@kernel(ops.embedding_backward, "vanilla")
+@kernel(ops.embedding_backward, "vanilla", skips=["dwte"])
 def embedding_backward(dwte, dwte_add, dwpe, dwpe_add, dout, tokens):
     """Add each row of `dout` to the row of its token and of its position.
 

@@ -41,7 +41,7 @@ def matmul_backward_input(dinp, dinp_add, dout, weight):
                 dinp[bt, i] += weight[o, i] * d  # out[bt, o] += inp[bt, i] * weight[o, i]
 
 
-@kernel(ops.matmul_backward_weight, "vanilla")
+@kernel(ops.matmul_backward_weight, "vanilla", skips=["dweight"])
 def matmul_backward_weight(dweight, dweight_add, dbias, dbias_add, dout, inp):
     """Each row of `dweight` gathers the rows of `inp`, scaled by `dout`.
 

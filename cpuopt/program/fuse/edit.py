@@ -201,7 +201,7 @@ def matches(draft: Draft, first: Part, second: Part, at: int) -> Iterator[Match]
 
 def only(op: Op, args: dict[str, Any]) -> dict[str, Any]:
     """Select the arguments that an op declares."""
-    return {a.name: args.get(a.name) if a.optional else args[a.name] for a in op.args}
+    return {a.name: args[a.name] if a.needed else args.get(a.name) for a in op.args}
 
 
 def replace(
