@@ -250,7 +250,7 @@ class Flag:
     def __init__(self):
         self.hit = []
 
-    def __call__(self):
+    def __call__(self, last=False):
         return self
 
     def __enter__(self):

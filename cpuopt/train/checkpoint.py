@@ -35,6 +35,7 @@ from ..ops import OPTIMIZERS, OUTER, USUAL
 from ..ops.declaration import Shape
 from ..weights import NO_MARKS, Marks, Weights
 from ..weights.tensors import Array, TensorFile, all_below, file_parts
+from . import record
 from .frozen import Read, compared, drawn
 
 if TYPE_CHECKING:  # numba comes with it
@@ -210,7 +211,8 @@ def save(run: Path, engine: Engine, state: Mapping[str, Any], keep: int) -> Path
                 manifest = {"step": state["step"], "files": files}
                 write_synced(part / MANIFEST, [json.dumps(manifest, indent=2).encode()])
                 stack.close()
-                for old in _steps(folder)[keep:]:
+                ours = [p for p in _steps(folder) if p.name <= path.name]  # a later one is damaged, or of another run
+                for old in ours[keep:]:
                     discard(old)
     return path
 
@@ -311,7 +313,7 @@ def _checksum(path: Path) -> tuple[int, int]:
 
 
 def newest(run: Path) -> Checkpoint:
-    """Find the newest checkpoint of a run that is whole.
+    """Find the newest checkpoint of a run that is whole; one that was copied from another run is passed over.
 
     Raises
     ------
@@ -319,9 +321,15 @@ def newest(run: Path) -> Checkpoint:
         Where there is none, with the error of each.
     """
     wrong: list[str] = []
+    a_run = (run / "machine.json").exists()
     for path in _steps(run / FOLDER):
         try:
             found = verify(path)
+            if a_run and (its := found.state.get("run_id")) != (ours := record.origin_of(run).id):
+                raise UserError(
+                    f"{str(path)!r} is of another run: it has the id {its}, and {str(run)!r} has {ours}; "
+                    "move it to the run that it belongs to"
+                )
         except UserError as e:
             wrong.append(str(e))
         else:
@@ -375,10 +383,10 @@ def find_run(root: Path, name: str) -> Path:
             if (path / FOLDER).is_dir():
                 return path
         raise UserError(f"--resume {name}: there is no {str(root / name / FOLDER)!r}; list the runs with `ls {root}`")
-    runs = [p for p in root.iterdir() if (p / FOLDER).is_dir()] if root.is_dir() else []
+    runs = [p for p in record.runs_of(root) if (p / FOLDER).is_dir()]
     if not runs:
         raise UserError(f"--resume: no run in {str(root)!r} has a checkpoint; name one, or another --runs")
-    return max(runs, key=lambda p: p.name)
+    return runs[-1]
 
 
 def load(checkpoint: Checkpoint, engine: Engine) -> None:

@@ -13,6 +13,8 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,7 +24,7 @@ from typing import Any
 from .. import machine
 from ..errors import UserError
 from ..files import write_whole
-from ..files.reading import open_file, to_json
+from ..files.reading import open_file, read_json, to_json
 from . import tensorboard
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -98,6 +100,48 @@ def _json(line: str) -> dict[str, Any] | None:
     return found if isinstance(found, dict) and isinstance(found.get("step"), int) else None
 
 
+@dataclass(frozen=True)
+class Origin:
+    """What a run is known by, whatever its folder is called.
+
+    Attributes
+    ----------
+    id : drawn at random when the run began; None in runs of earlier versions.
+    began : seconds since 1970 in UTC, and later than that of any run that was there; 0 if it is not recorded.
+    """
+
+    id: str | None
+    began: float
+
+
+LAST = 253402300800.0
+"""Seconds from 1970 to the year 10000."""
+
+
+def origin_of(run: Path) -> Origin:
+    """Read the origin of a run from its ``machine.json``."""
+    try:
+        here = read_json(run / "machine.json")
+    except (OSError, ValueError):
+        return Origin(None, 0.0)
+    found, began = here.get("run_id"), here.get("began")
+    if not isinstance(began, float) or not 0 <= began < LAST:
+        try:
+            began = datetime.strptime(str(here.get("time")), "%Y-%m-%dT%H:%M:%S%z").timestamp()
+        except (ValueError, OverflowError):
+            began = 0.0
+    return Origin(found if isinstance(found, str) else None, began)
+
+
+def runs_of(root: Path) -> list[Path]:
+    """List the runs in a folder, from the first to the last that began, whatever clock or time zone named them."""
+    try:
+        found = [path for path in root.iterdir() if path.is_dir()]
+    except OSError:
+        return []
+    return sorted(found, key=lambda path: (origin_of(path).began, path.name))
+
+
 def keep(root: Path, kind: str, name: str, content: Mapping[str, Any]) -> Path:
     """Keep a measurement: ``<time>-<kind>-<name>/record.json`` in the folder of all runs.
 
@@ -150,9 +194,12 @@ class Run:
         self, root: Path, name: str, config: Mapping[str, Any], here: Mapping[str, Any] = MappingProxyType({})
     ) -> None:
         stem = f"{time.strftime('%Y%m%d-%H%M%S')}-{check_name(name)}"
+        before = runs_of(root)[-1:]
         self._open(_new_folder(root, stem))
         self.write("config.json", config)
-        self.write("machine.json", {**here, **machine.describe()})
+        began = max(time.time(), *(origin_of(path).began + 1e-3 for path in before), 0.0)  # even by a clock set back
+        self.id: str | None = os.urandom(8).hex()
+        self.write("machine.json", {**here, "run_id": self.id, "began": began, **machine.describe()})
         for name in self._pending:
             (self.path / name).touch()
 
@@ -167,6 +214,7 @@ class Run:
         """
         run = cls.__new__(cls)
         run._open(path)
+        run.id = origin_of(path).id
         try:
             lines = _whole_lines(path / "metrics.jsonl")
             metrics = [m for m in map(_json, lines) if m is not None and m["step"] <= step]
@@ -251,7 +299,7 @@ class Follower(Run):
     """A run that another process writes; this one writes nothing."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.trouble, self._events = path, "", ""
+        self.path, self.trouble, self._events, self.id = path, "", "", None
         self._pending = {}
 
     def write(self, name: str, content: Any) -> None:

@@ -223,7 +223,8 @@ class Trainer:
         self.tried = self.done
         self.note_changes()
         try:
-            path = checkpoint.save(run.path, self.job.engine, to_json(self.state()), self.job.settings.keep)
+            state = to_json({**self.state(), "run_id": run.id})
+            path = checkpoint.save(run.path, self.job.engine, state, self.job.settings.keep)
         except (OSError, UserError) as e:
             self.unsaved = e.strerror if isinstance(e, OSError) and e.strerror else str(e)
             old = f"{self.saved[0].name} stays" if self.saved else "there is none before it"
