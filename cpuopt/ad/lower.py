@@ -234,8 +234,9 @@ class Lower:
         target = ast.Name(target, ast.Store()) if isinstance(target, str) else target
         new = ast.copy_location(ast.Assign([target], value), at)
         self.made.append(new)
-        if isinstance(target, ast.Name) and self.depth == 0 and self.count.get(target.id, 1) == 1:
-            self.single[target.id] = value
+        if isinstance(target, ast.Name) and self.count.get(target.id, 1) == 1:
+            if self.depth == 0 or not names(self.resolve(value)) & (self.count.keys() | self.array_names):
+                self.single[target.id] = value  # a shape is the same in every iteration
 
     def settle(
         self, body: list[ast.stmt], kinds: tuple[type, ...], on: Callable[[Any], list[ast.stmt]]
@@ -403,6 +404,11 @@ class Lower:
             if self.allocation(s, target.id, value):
                 return None
             row = self.row(value)
+            if self.hands_on(s) and isinstance(value, ast.Name) and self.own_memory(s, target.id, value.id):
+                mine = self.row(target)
+                assert mine
+                assert row
+                return self.nest(s, mine, self.free(mine), row)
             if row is not None and (isinstance(value, ast.Name) or self.used_as_array(target.id)):
                 self.rows[target.id] = self.frozen(s, row)
                 self.array_names.add(target.id)
@@ -416,6 +422,18 @@ class Lower:
         self.put(s, self.target(target), value)
         return None
 
+    def own_memory(self, s: ast.stmt, a: str, b: str) -> bool:
+        """Return whether two names stand for local arrays; refuse those of two shapes, or with other names."""
+        if a not in self.local or b not in self.local:
+            return False
+        one, two = self.local[a], self.local[b]
+        same = [text(x) for x in one.shape] == [text(x) for x in two.shape]
+        if not same or any(r.array in (a, b) and n not in (a, b) for n, r in self.rows.items()):
+            self.refuse(s, f"'{a}' stands for another array from here on", "copy its elements in a loop")
+        types = [x.dtype and text(x.dtype) for x in (one, two)]
+        self.rewritten |= types[0] != types[1]  # numba gives a name one type
+        return True
+
     def used_as_array(self, name: str) -> bool:
         """Return whether a name stands for an array somewhere."""
         return self.is_array(self.whole, name)
@@ -423,6 +441,9 @@ class Lower:
     def unpack(self, s: ast.stmt, targets: list[ast.expr], value: ast.expr) -> None:
         """Rewrite a simultaneous assignment: a value that an earlier target would change is kept in a temporary."""
         row = self.row(value)
+        if pair := _swapped(s):
+            if self.own_memory(s, *pair):
+                return self.exchange(s, *pair)
         if isinstance(value, ast.Attribute) and value.attr == "shape" and (of := self.row(value.value)):
             values = [self.extent(s, of, k) for k in range(len(targets))]
         elif isinstance(value, ast.Tuple | ast.List) and len(value.elts) == len(targets):
@@ -482,6 +503,19 @@ class Lower:
             var = ast.Name(at[k].id, ast.Store())
             new = ast.copy_location(ast.For(var, ast.copy_location(call, s), [new], [], None), s)
         self.made.append(new)
+
+    def exchange(self, s: ast.stmt, a: str, b: str) -> None:
+        """Write ``a, b = b, a`` of two local arrays as an exchange of their elements."""
+        one, two = self.row(ast.Name(a)), self.row(ast.Name(b))
+        if one is None or two is None:
+            self.refuse(s, f"'{a}' or '{b}' may stand for another array here", "copy their elements in a loop")
+        at: list[ast.expr] = [ast.Name(self.fresh("k")) for _ in range(self.free(one))]
+        x, y, held = self.of(s, one, at), self.of(s, two, at), ast.Name(self.fresh(a))
+        body: list[ast.stmt] = [ast.copy_location(ast.Assign([t], v), s) for t, v in ((held, x), (x, y), (y, held))]
+        for k in reversed(range(len(at))):
+            call = ast.copy_location(quote("range(n)", n=self.extent(s, one, k)), s)
+            body = [ast.copy_location(ast.For(at[k], call, body, [], None), s)]
+        self.made += body
 
     # Local arrays ----------------------------------------------------------------------------------------------------
 
@@ -583,11 +617,41 @@ class Lower:
         match e:
             case ast.Name(id=name) if name in self.rows:
                 return self.rows[name]
-            case ast.Name(id=name) if name in self.array_names and (name in self.params or name in self.local):
+            case ast.Name(id=name) if name in self.params and name in self.array_names:
                 return _Row(name, [])
+            case ast.Name(id=name) if (made := self.local.get(name)) and self.steady(name):
+                lead = [ast.Name(made.owner)] if made.owner else []
+                return _Row(name, [*lead, *[None] * (len(made.shape) - len(lead))])
             case ast.Subscript(value=value) if (of := self.row(value)) is not None:
                 return self.part(e, of, _indices(e))
         return None
+
+    def steady(self, name: str) -> bool:
+        """Return whether a name stands for the memory of one local array wherever it is assigned."""
+        found = [(v, s) for t, v, s in _assignments(self.whole) if t == name]
+        kept = [v for v, s in found if not self.hands_on(s) and not _swapped(s)]
+        return len({text(v) for v in kept}) == 1 and all(self.allocates(v) for v in kept)
+
+    def hands_on(self, s: ast.stmt) -> bool:
+        """Return whether ``h = new`` may be a copy: the loop around it makes `new`, and changes neither after it."""
+        if not isinstance(s, ast.Assign) or not isinstance(s.value, ast.Name) or len(s.targets) != 1:
+            return False
+        if not isinstance(s.targets[0], ast.Name):
+            return False
+        name, new = s.targets[0].id, s.value.id
+        body = next((x.body for x in ast.walk(self.whole) if isinstance(x, ast.For) and s in x.body), None)
+        if body is None:
+            return False
+        made = [x for t, v, x in _assignments(self.whole) if t == new and self.allocates(v)]
+        first = next(x for x in body if new in _mentions([x]))
+        rest = body[body.index(s) + 1 :]
+        calls = [n for x in rest for n in ast.walk(x) if isinstance(n, ast.Call) and own(self.found(n.func))]
+        return (
+            made == [first]
+            and stores([self.whole]).count(new) == 1
+            and _mentions([self.whole]).count(new) == _mentions(body).count(new)
+            and not {name, new} & {*_elements_stored(rest), *stores(rest), *_mentions(calls)}
+        )
 
     def part(self, e: ast.AST, of: _Row, at: list[ast.expr]) -> _Row:
         """A part of a part."""
@@ -886,6 +950,35 @@ class Lower:
         for s in self.settle(body, (ast.Return,), on):
             self.statement(s)
         return [ast.copy_location(ast.Name(n, ast.Load()), call) for n in made]
+
+
+def _assignments(node: ast.AST) -> Iterator[tuple[str, ast.expr, ast.stmt]]:
+    """Every name that is assigned, with value and statement; where a value is unpacked, with all of it."""
+    for s in ast.walk(node):
+        if not isinstance(s, ast.Assign):
+            continue
+        for t in s.targets:
+            several = isinstance(t, ast.Tuple | ast.List)
+            pairs = [(t, s.value)] if not several else [(x, s.value) for x in t.elts]  # type: ignore[attr-defined]
+            if several and isinstance(s.value, ast.Tuple | ast.List):
+                pairs = list(zip(t.elts, s.value.elts, strict=False))  # type: ignore[attr-defined]
+            yield from ((x.id, v, s) for x, v in pairs if isinstance(x, ast.Name))
+
+
+def _swapped(s: ast.stmt) -> tuple[str, str] | None:
+    """The names in ``a, b = b, a``."""
+    match s:
+        case ast.Assign(
+            targets=[ast.Tuple(elts=[ast.Name(id=a), ast.Name(id=b)])],
+            value=ast.Tuple(elts=[ast.Name(id=c), ast.Name(id=d)]),
+        ) if (a, b) == (d, c):
+            return a, b
+    return None
+
+
+def _mentions(nodes: Iterable[ast.AST]) -> list[str]:
+    """Every name, once for each place."""
+    return [n.id for s in nodes for n in ast.walk(s) if isinstance(n, ast.Name)]
 
 
 def _indices(e: ast.Subscript) -> list[ast.expr]:

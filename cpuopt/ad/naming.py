@@ -91,6 +91,8 @@ class Naming:
                 if f"d{name}" in self.taken:
                     plan.kernel.refuse_parameter(f"the backward needs the name 'd{name}' for the adjoint of '{name}'")
                 self.adjoints[name] = f"d{name}_copy" if name in self.copied else f"d{name}"
+            elif name in plan.task.wrt:
+                self.adjoints[name] = f"d{name}"  # zero
         self.taken |= set(self.adjoints.values()) | set(face.params)
 
     def adjoint(self, name: str) -> str:

@@ -48,7 +48,7 @@ class Reverse:
         return [*self.allocations(), *body]
 
     def before_records(self, home: For | None) -> list[Stmt]:
-        """Write a first value of the locals that are recorded: in the parallel loop that they do not outlive, if any."""
+        """Write a first value of recorded locals: in the parallel loop that they do not outlive, if any."""
         made: list[Stmt] = []
         for name in sorted({s.name for s in self.plan.recorded if isinstance(s, Assign)}):
             around = [p for s in self.plan.recorded if isinstance(s, Assign) and s.name == name

@@ -40,7 +40,7 @@ class Zeros:
 
     def needs_zero(self) -> list[str]:
         """Adjoint arrays that start from zero: those that the caller may want overwritten, those in own memory."""
-        flagged = [n for n in self.plan.task.wrt if n in self.plan.activity.active and self.face.flag(f"d{n}")]
+        flagged = [n for n in self.plan.task.wrt if self.face.flag(f"d{n}")]
         own = [n for n in self.kernel.arrays if n in self.plan.activity.active and f"d{n}" not in self.face.params]
         own = [n for n in own if n not in self.naming.copied]
         return [*flagged, *own]

@@ -68,6 +68,19 @@ def test_a_wrong_recurrence_fails_on_them_and_is_told_of_domains(linear):
             refuse(result, "nothing is run with it")
 
 
+def squares(y, x):
+    h = 0.0
+    for t in range(x.shape[0]):
+        h = 0.5 * h * h + x[t]
+        y[t] = h
+
+
+def test_a_formula_that_leaves_float64_too_is_judged_on_smaller_inputs(registered):
+    op = made(squares, out("y", T), inp("x", T))
+    assert drawn(op.forward, Case({"T": 90})).scale < 1
+    assert np.isfinite(op.forward.reference(**drawn(op.forward, Case({"T": 90})))["y"]).all()
+
+
 def log_sum(y, x):
     top = x[0]
     for i in range(x.shape[0]):

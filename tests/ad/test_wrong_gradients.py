@@ -12,7 +12,7 @@ from cpuopt.ad import UnsupportedError, differentiate
 from cpuopt.check import dual
 from cpuopt.errors import UserError
 from cpuopt.kernels.compile import jit
-from cpuopt.ops.declaration import N, T, index, inp, out, scalar
+from cpuopt.ops.declaration import C, N, T, index, inp, out, scalar
 
 X = np.array([0.0, 1.5, -0.5, 1.5, 0.0, -2.0])
 """Zeros and equal numbers."""
@@ -393,3 +393,82 @@ def test_a_dual_number_shows_a_function_that_loses_its_slope():
         math.exp(dual.Dual(1.0, 1.0, 1.0))
     with pytest.raises(TypeError):
         float(dual.Dual(1.0, 1.0, 1.0))
+
+
+def hands_on(y, x):
+    h = np.zeros(x.shape[0])
+    for t in range(x.shape[0]):
+        new = np.zeros(x.shape[0])
+        for i in range(x.shape[0]):
+            new[i] = 0.5 * h[i] * h[i] + x[i]
+        h = new
+        y[t] = h[t]
+
+
+def exchanges(y, x):
+    a, b = np.ones(x.shape[0]), np.empty(x.shape[0])
+    for _ in range(4):
+        for i in range(x.shape[0]):
+            b[i] = 0.5 * a[i] * a[i] + x[i]
+        a, b = b, a
+    for i in range(x.shape[0]):
+        y[i] = a[i]
+
+
+def in_a_parallel_loop(y, x):
+    for b in prange(x.shape[0]):
+        n = x.shape[1]
+        u = x[b].copy()
+        for _ in range(3):
+            v = np.zeros(n)
+            for i in range(1, n - 1):
+                v[i] = u[i] + 0.2 * (u[i - 1] - u[i + 1]) * u[i]
+            u = v
+        for i in range(n):
+            y[b, i] = u[i]
+
+
+@pytest.mark.parametrize(("function", "shape"), [(hands_on, (N,)), (exchanges, (N,)), (in_a_parallel_loop, (T, C))])
+def test_an_array_that_is_handed_on_is_the_one_that_is_read_next(registered, uncompiled, function, shape):
+    op = differentiable(out("y", *shape), inp("x", *shape))(function)
+    op.judge()
+    assert op.judged
+
+
+def changed_after_it(y, x):
+    h, new = np.zeros(x.shape[0]), np.ones(x.shape[0])
+    for t in range(x.shape[0]):
+        y[t] = h[0] * x[t]
+        h = new
+        new[0] = new[0] * x[t]
+
+
+def in_a_branch(y, x):
+    h, new = np.zeros(x.shape[0]), np.ones(x.shape[0])
+    for t in range(x.shape[0]):
+        if x[t] > 0:
+            h = new
+        y[t] = h[0] * x[t]
+
+
+def made_with_another_size(y, x):
+    h = np.zeros(x.shape[0])
+    for t in range(x.shape[0]):
+        y[t] = h[0] * x[t]
+        h = np.ones(2)
+
+
+@pytest.mark.parametrize("function", [changed_after_it, in_a_branch, made_with_another_size])
+def test_a_name_that_may_stand_for_two_arrays_is_refused(function):
+    with pytest.raises(UnsupportedError, match="'h' may stand for another array or row here"):
+        differentiate(function, ["x"], ["y"])
+
+
+def gate(y, x, threshold):
+    for i in range(x.shape[0]):
+        y[i] = x[i] * x[i] if x[i] > threshold[0] else 0.1 * x[i]
+
+
+def test_a_gradient_that_nothing_adds_to_is_zero(registered):
+    op = differentiable(out("y", N), inp("x", N), inp("threshold", 1))(gate)
+    assert {r.verdict for r in op.check()} == {"PASS"}
