@@ -18,6 +18,8 @@ from statistics import median
 from typing import Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+from sizes import size
+
 from cpuopt.isolate.process import Side, Worker
 from cpuopt.isolate.serve import serve
 from cpuopt.measure import rates as machine
@@ -66,7 +68,7 @@ def answer() -> None:
 def main() -> None:
     """Measure and print a table."""
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--sizes", nargs="+", default=["4x64"], metavar="BxT")
+    p.add_argument("--sizes", type=size, nargs="+", default=["4x64"], metavar="BxT")
     p.add_argument("--model", default="gpt2-124M")
     p.add_argument("--rounds", type=int, default=24, help="rounds of three steps (%(default)s)")
     p.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="number of threads (%(default)s)")
@@ -76,8 +78,8 @@ def main() -> None:
         answer()
         return
     print(HEAD, flush=True)
-    for size in args.sizes:
-        B, T = map(int, size.split("x"))
+    for label in args.sizes:
+        B, T = map(int, label.split("x"))
         side = Side("steps", (sys.executable, __file__, "--serve"), {}, {"NUMBA_NUM_THREADS": str(args.threads)})
         with Worker(side) as plain, Worker(side) as profiled:
             asked = {"model": args.model, "B": B, "T": T, "threads": args.threads}
@@ -97,7 +99,7 @@ def main() -> None:
         whole, kernels = (100 * median(s[k] / s["ms"] for s in sums) for k in ("rows", "kernels"))
         times = median(found.figures("A")), median(found.figures("B"))
         loop = median(s["loop"] for s in sums)
-        print(ROW.format(size, *times, *moved, 100 * (v.control["median"] - 1), loop, whole, kernels), flush=True)
+        print(ROW.format(label, *times, *moved, 100 * (v.control["median"] - 1), loop, whole, kernels), flush=True)
         print(f"other processes used {others.cores():.2f} cores", file=sys.stderr)
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 
 import numpy as np
+from sizes import sizes
 
 from cpuopt.engine import Engine
 from cpuopt.measure.comparison import CHECKED_STEPS, compare, disagreement, timer
@@ -45,12 +46,12 @@ def main() -> None:
     """Measure and print a table."""
     p = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     p.add_argument("--model", default="gpt2-124M")
-    p.add_argument("--sizes", default="4x64,1x1024")
+    p.add_argument("--sizes", type=sizes, default="4x64,1x1024")
     p.add_argument("--rounds", type=int, default=8)
     a = p.parse_args()
     print("| B x T | arena without, MB | with, MB | step without, ms | with, ms | with / without |")
     print("| --- | ---: | ---: | ---: | ---: | ---: |")
-    for size in a.sizes.split(","):
+    for size in a.sizes:
         B, T = map(int, size.split("x"))
         print(row(a.model, B, T, a.rounds), flush=True)
 

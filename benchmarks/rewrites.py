@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from sizes import some_of
 
 from cpuopt import Engine, models
 from cpuopt.machine import describe
@@ -83,8 +84,8 @@ def steps(engine: Engine, batch: Mapping[str, Any], times: int) -> Callable[[], 
 def main() -> None:
     """Measure, print the rows, and put them into a page."""
     p = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    p.add_argument("--sizes", default=",".join(SIZES), help="of %(default)s")
-    p.add_argument("--rewrites", default=",".join(FUSIONS), help="of %(default)s")
+    p.add_argument("--sizes", type=some_of(SIZES), default=",".join(SIZES), help="of %(default)s")
+    p.add_argument("--rewrites", type=some_of(FUSIONS), default=",".join(FUSIONS), help="of %(default)s")
     p.add_argument("--rounds", type=int, default=24, help="rounds of a comparison (%(default)s)")
     p.add_argument("--threads", type=int, default=None, help="number of threads; all cores by default")
     p.add_argument("--cpu", action="store_true", help="CPU time of one thread, where other processes use the cores")
@@ -93,8 +94,8 @@ def main() -> None:
     threads, clock = (1, time.process_time_ns) if args.cpu else (args.threads, time.perf_counter_ns)
     print(HEAD)
     found = []
-    for label in args.sizes.split(","):
-        for row in rows(label, args.rewrites.split(","), args.rounds, threads, clock):
+    for label in args.sizes:
+        for row in rows(label, args.rewrites, args.rounds, threads, clock):
             found.append(row)
             print(row, flush=True)
     how = "CPU time of one thread" if args.cpu else f"wall time of {args.threads or 'all'} threads"

@@ -17,6 +17,7 @@ from fnmatch import fnmatchcase
 from statistics import median
 
 import numpy as np
+from sizes import sizes
 
 from cpuopt.cli.common import start_numba
 
@@ -67,14 +68,12 @@ def main() -> None:
     """Print a table for each size."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--model", default="gpt2-124M")
-    parser.add_argument("--sizes", default="4x64,1x1024")
+    parser.add_argument("--sizes", type=sizes, default="4x64,1x1024")
     parser.add_argument("--ops", default="*")
     parser.add_argument("--threads", type=int)
     asked = parser.parse_args()
     start_numba(asked.threads)
-    from cpuopt.lab.peers.plan import parse_sizes
-
-    for B, T in parse_sizes(asked.sizes):
+    for B, T in (map(int, size.split("x")) for size in asked.sizes):
         print(f"\n{asked.model} {B}x{T}\n")
         print("| op | shape | calls | vanilla, µs | optimized, µs | ratio | roof | alone | in a step |")
         print("|---|---|---:|---:|---:|---:|---|---:|---:|")

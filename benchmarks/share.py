@@ -16,6 +16,7 @@ from statistics import median
 
 import numpy as np
 from matmul_steps import Steps
+from sizes import size
 
 from cpuopt.engine import Bound
 from cpuopt.kernels.toolkit import threads
@@ -25,15 +26,15 @@ from cpuopt.train.job import Settings, prepare
 def main() -> None:
     """Measure and print a table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--sizes", nargs="+", default=["4x64"], metavar="BxT")
+    parser.add_argument("--sizes", type=size, nargs="+", default=["4x64"], metavar="BxT")
     parser.add_argument("--model", default="gpt2-124M")
     parser.add_argument("--rounds", type=int, default=9)
     args = parser.parse_args()
     cores = threads.set_threads(len(os.sched_getaffinity(0)))
     probe = Steps(16, 16, 16, cores)
     print("| B x T | step, ms | peak, GFLOP/s | whole step | its products |\n| --- | ---: | ---: | ---: | ---: |")
-    for size in args.sizes:
-        B, T = map(int, size.split("x"))
+    for label in args.sizes:
+        B, T = map(int, label.split("x"))
         engine = prepare(Settings(model=args.model, B=B, T=T), lambda done, total, name: None).engine
         weights = sum(p.nbytes // 4 for p in engine.program.parameters)
         ids = np.random.default_rng(0).integers(0, 256, (B, T + 1))
@@ -59,7 +60,7 @@ def main() -> None:
             rates = 6 * weights * B * T / took / 1e9, spent["flops"] / spent["s"] / 1e9
             found.append((took, peak, *(100 * r / peak for r in rates)))
         took, peak, whole, products = (median(x) for x in zip(*found, strict=True))
-        print(f"| {size} | {took * 1e3:,.0f} | {peak:.0f} | {whole:.0f} % | {products:.0f} % |")
+        print(f"| {label} | {took * 1e3:,.0f} | {peak:.0f} | {whole:.0f} % | {products:.0f} % |")
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from statistics import median
 from typing import Any
 
 import numpy as np
+from sizes import size
 
 from cpuopt.cli.common import start_numba
 
@@ -32,7 +33,7 @@ def main() -> None:
     """Measure and print a line a round, and the medians."""
     p = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     p.add_argument("--model", default="gpt2-124M", help="preset or JSON (%(default)s)")
-    p.add_argument("--size", default="1x64", metavar="BxT")
+    p.add_argument("--size", type=size, default="1x64", metavar="BxT")
     p.add_argument("--threads", type=int, default=None)
     p.add_argument("--rounds", type=int, default=20)
     a = p.parse_args()

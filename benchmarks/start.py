@@ -19,6 +19,8 @@ from collections.abc import Callable
 from statistics import median
 from typing import Any
 
+from sizes import size
+
 PAGES = ("huge", "small")
 
 
@@ -68,7 +70,7 @@ def main() -> None:
     """Measure and print a table."""
     p = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     p.add_argument("--model", default="gpt2-124M", help="preset or JSON (gpt2-124M)")
-    p.add_argument("--size", default="4x64", metavar="BxT")
+    p.add_argument("--size", type=size, default="4x64", metavar="BxT")
     p.add_argument("--rounds", type=int, default=3)
     p.add_argument("--serve", choices=PAGES, help=argparse.SUPPRESS)
     args = p.parse_args()

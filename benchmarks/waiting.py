@@ -17,6 +17,8 @@ import time
 from contextlib import ExitStack
 from statistics import median
 
+from sizes import size
+
 from cpuopt import machine
 
 WAYS = {
@@ -52,7 +54,7 @@ def main() -> None:
     """Measure and print a table."""
     p = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     p.add_argument("--model", default="gpt2-nano", help="preset or JSON (gpt2-nano)")
-    p.add_argument("--size", default="12x64", metavar="BxT")
+    p.add_argument("--size", type=size, default="12x64", metavar="BxT")
     p.add_argument("--threads", type=int, nargs="+", default=[2, 16])
     p.add_argument("--busy", type=int, nargs="+", default=[0, 2], help="processes that compute beside it")
     p.add_argument("--rounds", type=int, default=5)

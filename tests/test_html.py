@@ -285,6 +285,8 @@ def test_tables_hold_the_numbers_of_the_json(tree, profile, name):
     rows = json.loads(json.dumps(to_json(profile)))[name]
     columns = op_columns(3) if name == "ops" else layer_columns(3)
     assert {c.field for c in columns} >= rows[0].keys() - {"flops", "bytes"}
+    assert {r["imbalance"] for r in rows} == {None}  # measured by the verb alone
+    columns = [c for c in columns if c.field != "imbalance"]
     table = tree.one("table", id=f"{name}-table")
     assert [th.text for th in table.one("thead").all("th")] == [c.name for c in columns]
     got = [list(tr.all("td")) for tr in table.one("tbody").all("tr")]
@@ -819,6 +821,20 @@ def test_a_phone_says_that_wide_pictures_scroll(opened, page):
     assert tab.evaluate("document.documentElement.scrollWidth") <= 390, "only pictures and tables scroll"
     tab.set_viewport_size({"width": 1400, "height": 900})
     assert tab.locator("#roofline .picture").evaluate(hint) == "none"
+
+
+SIDEWAYS = """[...document.querySelectorAll(".scroll, .picture")]
+  .filter(e => e.scrollWidth > e.clientWidth).map(e => e.closest("section").id)"""
+
+
+def test_a_desk_scrolls_nothing_sideways(opened, profile, page):
+    """Also with the long names of a Llama, and on 1,400 pixels."""
+    long = {"layer": "model.layers.10.post_attention_layernorm", "op": "residual_rmsnorm_forward"}
+    rows = [replace(r, **long, ms=1234.5, of_roof=50.0, roof="memory", imbalance=1.25) for r in profile.layers[:2]]
+    wide = html.report(replace(profile, layers=[*profile.layers, *rows]))
+    assert opened.show(page, width=1400).evaluate(SIDEWAYS) == []
+    assert "layers" not in opened.show(wide, width=1400).evaluate(SIDEWAYS)
+    assert "layers" in opened.show(wide, width=800).evaluate(SIDEWAYS)
 
 
 def test_a_browser_shows_hostile_names_as_text(opened, attacked):

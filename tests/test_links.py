@@ -44,6 +44,29 @@ def broken(page):
     return found
 
 
+NAMED = re.compile(r"`((?:examples|benchmarks|tests|docs)/[\w./-]+\.\w+)`")
+"""Files of this repository in the prose; those of cpuopt/ may be ones that a reader is told to write."""
+
+
+def unknown_files(page, root=ROOT):
+    """The files that a page names and that are not there."""
+    return [name for name in NAMED.findall(page.read_text(encoding="utf-8")) if not (root / name).exists()]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_file_that_a_page_names_is_there(page):
+    assert unknown_files(page) == []
+
+
+def test_a_file_that_is_not_there_is_noticed(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(
+        "`examples/activation.py` and `examples/burgers.py`, `benchmarks/none.py --size 1x1`, examples/none.py"
+    )
+    assert unknown_files(page) == ["examples/activation.py"]
+    assert sum(len(NAMED.findall(page.read_text())) for page in PAGES) > 20
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_link_leads_somewhere(page):
     assert broken(page) == []
