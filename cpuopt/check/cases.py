@@ -183,7 +183,7 @@ def quick_cases(op: Op, types: Mapping[str, str] | None = None, skips: Sequence[
     kinds += [(GROUPS, "normal")] * ("NKV" in op.symbols)
     kinds += [(MORE, REPEATS)] * has_ids(op)
     kinds += [(ODD, "all count")] * any(a.ignored for a in op.args)
-    kinds += [(SMALL, "small adjoints"), (SMALL, "symmetric adjoints")] * bool(adjoints(op))
+    kinds += [(SMALL, kind) for kind in (ADJOINTS if adjoints(op) else ("symmetric",))]
     found = [case(op, sizes, kind, types=types) for sizes, kind in kinds if kind not in op.unfit]
     return found + [case(op, SMALL, absent=gone, types=types) for gone in absences(op, skips)]
 

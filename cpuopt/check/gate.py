@@ -116,6 +116,8 @@ def require_right(
             result = recall(key, case)
             if result is None:
                 say(f"{kernel.name}  {case.case if isinstance(case, Sized) else case}")
+                if child and in_file(kernel, child):
+                    require_same_text(kernel, child)
                 result = judge(kernel, case, threads, child if in_file(kernel, child) else None)
                 found.judged += 1
                 refuse(result, "nothing is run with it")
@@ -135,6 +137,22 @@ def in_file(kernel: Kernel, child: Child | None) -> bool:
     if child is None:
         return False
     return (kernel.op.name, kernel.variant) in ADDED or kernel.file in child.kernels
+
+
+def require_same_text(kernel: Kernel, child: Child) -> None:
+    """Require that the process which judges a kernel has the same one, constants of its module included.
+
+    Raises
+    ------
+    UserError
+        For a file that is another one each time that it is imported.
+    """
+    there = [k["text"] for k in child.start() if (k["op"], k["variant"]) == (kernel.op.name, kernel.variant)]
+    if there and there[0] != cache.fingerprint(kernel.function):
+        raise UserError(
+            f"{kernel.name} is not the same in the process that judges it and in this one, so nothing is run with it: "
+            f"its file computes something at import that differs, such as a random number  [{kernel.where}]"
+        )
 
 
 def require_loadable(child: Child) -> None:

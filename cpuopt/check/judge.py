@@ -33,6 +33,7 @@ from numpy.typing import DTypeLike
 from ..isolate.serve import doing
 from ..kernels.registry import Kernel
 from ..kernels.toolkit import threads as numba_threads
+from ..kernels.watch import python_threads, scheduling
 from ..machine import cores
 from ..ops.declaration import Arg, Op, Spec, moving
 from .cases import NOT_FINITE, Arguments, Array, Case, reference, run_of
@@ -356,7 +357,7 @@ def surroundings() -> dict[str, Any]:
         "working folder": os.getcwd(),
         "signal handlers": [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)],
     }
-    return found | ({"cores": os.sched_getaffinity(0)} if hasattr(os, "sched_getaffinity") else {})
+    return found | {"threads": python_threads(), "cores or priorities": scheduling()}
 
 
 def floating_point() -> list[float]:
@@ -371,7 +372,8 @@ SMALLEST, HALVES = np.array([2.0**-126, 2.0**-140], np.float32), np.array([0.5, 
 def require_surroundings(before: Mapping[str, Any]) -> None:
     """Raise where a kernel changed its process, as by another rounding mode."""
     for what, now in surroundings().items():
-        if now != before[what]:
+        known = before[what]
+        if now - known if isinstance(now, set) else now != known:
             raise BrokenKernelError(f"left its process with other {what} ({now} instead of {before[what]})")
 
 

@@ -8,26 +8,49 @@ from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..errors import UserError
 from ..files.reading import to_json
 from ..isolate.serve import Say, serve
 
 if TYPE_CHECKING:
     from ..kernels.registry import Kernel
+    from ..kernels.watch import Watch
 
 
 def load(request: Mapping[str, Any], say: Say) -> dict[str, Any]:
     """Load users' kernel files; list the kernels that came with them, and the files that lie beside them."""
     from .. import kernels
     from ..kernels import registry
+    from ..kernels.compile.cache import fingerprint
+    from ..kernels.watch import Watch
     from . import check, fences, sized  # noqa: F401  (the judges are there before the file is)
 
+    global _watch
+    _watch = _watch or Watch()
     before = set(registry.KERNELS)
     kernels.load_all(request["kernels"])
     added = [k for key, k in registry.KERNELS.items() if key not in before]
     about = [
         {"op": k.op.name, "variant": k.variant, "where": k.where, "file": k.file, "choice": offered(k)} for k in added
     ]
+    about = [a | {"text": fingerprint(k.function)} for a, k in zip(about, added, strict=True)]
     return {"added": about, "files": [str(f) for f in kernels.files_beside([Path(f) for f in request["kernels"]])]}
+
+
+_watch: Watch | None = None
+"""The process before the first file was loaded."""
+
+
+def unchanged() -> None:
+    """Require of the files, before each answer, that they left the process and the judge as they were.
+
+    Raises
+    ------
+    UserError
+        Naming what they changed.
+    """
+    if _watch and (changes := _watch.changes()):
+        raise UserError(f"a file of kernels was loaded, and then: {'; '.join(changes)}")
 
 
 def offered(kernel: Kernel) -> bool:
@@ -60,4 +83,4 @@ def check(request: Mapping[str, Any], say: Say) -> dict[str, Any]:
 HANDLERS = {"load": load, "check": check}
 
 if __name__ == "__main__":
-    serve(HANDLERS)
+    serve(HANDLERS, unchanged)

@@ -26,13 +26,14 @@ PR_SET_PDEATHSIG = 1
 """The option of Linux's prctl for the signal that a process gets when its parent ends."""
 
 
-def serve(handlers: Mapping[str, Handler]) -> None:
+def serve(handlers: Mapping[str, Handler], guard: Callable[[], None] = lambda: None) -> None:
     """Answer requests until stdin closes, or until the process that asks ends.
 
     Parameters
     ----------
     handlers : by the request's ``do``; each takes the request and a function that reports progress. A `UserError` of a
         handler becomes the answer.
+    guard : called before each answer; a `UserError` of it takes the answer's place.
     """
     global _doing
     _doing = int(os.environ.pop(DOING, -1))
@@ -47,7 +48,9 @@ def serve(handlers: Mapping[str, Handler]) -> None:
         for line in requests:
             request = json.loads(line)
             try:
-                answer(handlers[request["do"]](request, lambda text: answer({"progress": text})))
+                found = handlers[request["do"]](request, lambda text: answer({"progress": text}))
+                guard()
+                answer(found)
             except UserError as e:
                 answer({"error": str(e)})
 

@@ -4,34 +4,27 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import math
 import os
 import pkgutil
 import sys
-import time
 import traceback
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import Any
-
-import numpy as np
 
 from .. import ops
 from ..errors import UserError
 from . import registry
 from .toolkit import choices
+from .watch import Watch
 
 PARTS = {"compile", "toolkit"}
 """Packages without kernels."""
 VARIANTS = [m.name for m in pkgutil.iter_modules(__path__) if m.ispkg and m.name not in PARTS]
 VARIANTS.sort(key=lambda name: name != registry.BASE)
 """The packages of kernels, vanilla first; each module in them registers what it defines."""
-
-JUDGES_USE = (np, math, time)
-"""Modules whose functions a user's file must not replace."""
 
 for _variant in VARIANTS:
     _package = importlib.import_module(f".{_variant}", __name__)
@@ -98,13 +91,14 @@ def load_file(file: str | Path, flag: str, of: str) -> ModuleType:
     modules, kernels, declared = set(sys.modules), dict(registry.KERNELS), dict(ops.ALL)
     choices.forget(name)
     sys.modules[name] = module
-    functions, writes = [dict(vars(m)) for m in JUDGES_USE], sys.dont_write_bytecode
+    watch, writes = Watch(), sys.dont_write_bytecode
     sys.dont_write_bytecode = True  # which a second save in the same second would not make stale
     try:
         with blaming(path, flag):
             spec.loader.exec_module(module)
             choices.expand(module)
-            _require_unpatched(functions)
+            if changes := watch.changes():
+                raise ValueError("; ".join(changes))
     except BaseException:
         for there, before in (registry.KERNELS, kernels), (ops.ALL, declared):
             there.clear()
@@ -159,23 +153,3 @@ def blaming(path: Path, flag: str) -> Iterator[None]:
         file, line = mine[-1] if mine else (path, getattr(e, "lineno", "?"))
         where = f"line {line}" if file == path else f"{file.name}, which it imports, line {line}"
         raise UserError(f"{flag}: {where} raised {type(e).__name__}: {e}") from e
-
-
-def _require_unpatched(before: Sequence[dict[str, Any]]) -> None:
-    """Restore functions of references, judges and clocks that a file has replaced, and refuse the file.
-
-    Raises
-    ------
-    ValueError
-        Naming the function.
-    """
-    found = []
-    for module, functions in zip(JUDGES_USE, before, strict=True):
-        for name, function in functions.items():
-            if vars(module).get(name) is not function:
-                setattr(module, name, function)
-                found.append(f"{module.__name__}.{name}")
-    if found:
-        raise ValueError(
-            f"it replaces {', '.join(found[:3])}, which kernels are judged and timed with; leave it as it is"
-        )

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from math import inf
 from typing import Any
 
-from ..check.worker import HANDLERS
+from ..check import worker as judging
 from ..errors import UserError
 from ..files.reading import from_json, to_json
 from ..isolate.serve import Say, serve
@@ -105,4 +105,4 @@ def settings_of(request: Mapping[str, Any]) -> Any:
 
 
 if __name__ == "__main__":
-    serve({**HANDLERS, "cases": cases, "ab": ab, "steps": steps})
+    serve({**judging.HANDLERS, "cases": cases, "ab": ab, "steps": steps}, judging.unchanged)

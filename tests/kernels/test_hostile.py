@@ -425,7 +425,7 @@ CHANGES = {
     "floating-point mode": [lambda: MATH.fesetround(0x800), lambda: MATH.fesetround(0xC00), flush_subnormal_numbers],
     "working folder": [lambda: os.chdir(os.sep)],
     "signal handlers": [lambda: signal.signal(signal.SIGINT, signal.SIG_IGN)],
-    "cores": [lambda: os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])],
+    "cores or priorities": [lambda: os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])],
 }
 
 
@@ -448,7 +448,7 @@ def test_a_kernel_that_changes_its_process_is_refused(what: str, change: Callabl
         add(out, inp1, inp2)
         change()
 
-    if what == "cores" and len(os.sched_getaffinity(0)) == 1:
+    if what == "cores or priorities" and len(os.sched_getaffinity(0)) == 1:
         pytest.skip("one core")
     result = check(hostile(function), case(TWO, SMALL))
     assert result.verdict == "FAIL"

@@ -17,6 +17,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
+import hashlib
 import inspect
 import itertools
 import os
@@ -33,6 +34,7 @@ from typing import Any
 
 import llvmlite.binding as llvm
 import numba
+import numpy as np
 from numba import types
 
 from ...files import CacheWarning, cache_folder, private
@@ -100,6 +102,21 @@ def digest(function: Any) -> str:
         return Walk(function).digest[:12]
     except Exception:  # whatever it is, it is not cached either
         return "unknown"
+
+
+def fingerprint(function: Any) -> str:
+    """Hash a kernel to compare it between processes: its `digest`, else its code and the simple values around it."""
+    if (known := digest(function)) != "unknown":
+        return known
+    plain = getattr(function, "py_func", function)
+    code, around = getattr(plain, "__code__", None), getattr(plain, "__globals__", {})
+    if code is None:
+        return "unknown"
+    simple = int, float, complex, str, bytes, tuple, np.generic
+    values = {n: repr(around[n]) for n in code.co_names if isinstance(around.get(n), simple)}
+    values |= {n: repr(around[n].tolist()) for n in code.co_names if isinstance(around.get(n), np.ndarray)}
+    numbers = [x for x in code.co_consts if isinstance(x, simple)]
+    return hashlib.sha256(repr((code.co_code, numbers, sorted(values.items()))).encode()).hexdigest()[:12]
 
 
 def code_digest(dispatcher: Any, signature: Any) -> str:

@@ -1,0 +1,89 @@
+"""The corpus of hostile kernels: none passes the checks, through any verb; right ones written alike all pass."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from corpus import HEAD, HONEST, IMPORTS, ROWS, text
+
+from cpuopt import cli, ops
+from cpuopt.check.gate import Planned, Verdict, conform
+from cpuopt.errors import UserError
+from cpuopt.isolate.child import Child
+from cpuopt.kernels import registry
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="the corpus pins threads as Linux does")
+QUIET = [row for row in ROWS if row[1] != "surroundings"]
+LOUD = [row for row in ROWS if row[1] == "surroundings"]
+MANY_CORES = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core")
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CPUOPT_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(registry, "KERNELS", dict(registry.KERNELS))
+
+
+def checked(source: str, quick: bool) -> dict[str, Verdict]:
+    """Judge all kernels of a file in a process of their own; a variant has one name in all ops."""
+    Path("mine.py").write_text(source)
+    with Child("cpuopt.check.worker", ["mine.py"], 2) as child:
+        wanted = [(k["op"], k["variant"]) for k in child.start()]
+        planned = {op: Planned.of(ops.ALL[op], quick=quick) for op, _ in wanted}
+        found = conform(child, wanted, planned, threads=(1, 2), stop_at_failure=True)
+    return {v.variant: v for v in found}
+
+
+def test_there_are_sixty() -> None:
+    assert len({row[0] for row in ROWS}) == len(ROWS) >= 60
+    assert {row[2] for row in ROWS} <= ops.ALL.keys()
+
+
+@pytest.mark.parametrize("quick", [True, False], ids=["before a run", "check"])
+def test_no_hostile_kernel_passes(quick: bool) -> None:
+    found = checked(HEAD + "".join(text(name, op, before, after) for name, _, op, before, after in QUIET), quick)
+    passed = {name for name, v in found.items() if v.worst.verdict != "FAIL"}
+    assert len(found) == len(QUIET)
+    assert not passed
+
+
+def test_right_kernels_written_alike_pass() -> None:
+    found = checked(HEAD + "".join(text(f"right_{op}", op) for op in HONEST), quick=False)
+    assert {v.worst.verdict for v in found.values()} == {"PASS"}
+    assert len(found) == len(HONEST)
+
+
+@MANY_CORES
+@pytest.mark.parametrize("row", LOUD, ids=[row[0] for row in LOUD])
+def test_a_kernel_that_changes_its_process_fails(row: tuple[str, ...]) -> None:
+    name, _, op, before, after = row
+    (v,) = checked(HEAD + text(name, op, before, after), quick=True).values()
+    assert v.worst.verdict == "FAIL"
+    assert re.search("left its process with other|it replaces|it starts a thread|it changes where", v.worst.reason)
+
+
+@MANY_CORES
+@pytest.mark.parametrize("name", IMPORTS)
+def test_a_file_that_changes_its_process_is_refused(name: str) -> None:
+    Path("mine.py").write_text(HEAD + IMPORTS[name] + text("mine", "gelu_forward"))
+    with (
+        Child("cpuopt.check.worker", ["mine.py"], 2) as child,
+        pytest.raises(UserError, match=r"it replaces|it changes where or how its threads|it starts a thread"),
+    ):
+        child.start()
+
+
+RANDOM = "RANDOM = int.from_bytes(os.urandom(4), 'big') % 997"
+
+
+def test_a_file_that_is_another_one_in_each_process_does_not_train(capsys: Any) -> None:
+    Path("mine.py").write_text(HEAD + RANDOM + text("mine", "gelu_forward", "if RANDOM == 1000: return"))
+    run = ["train", "--model", "gpt2-tiny", "-B", "1", "-T", "8", "--steps", "1", "--variant", "vanilla"]
+    assert cli.main([*run, "--kernels", "mine.py", "--swap", "gelu_forward=mine"]) == 2
+    assert "mine] is not the same in the process that judges it and in this one" in capsys.readouterr().err
+    assert not Path("runs").exists()
