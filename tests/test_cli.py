@@ -328,6 +328,20 @@ def test_train_ends_with_the_commands_that_may_follow(run, capsys):
     assert "cpuopt generate" not in out
 
 
+def test_kernels_and_warnings_name_ops_as_flags_take_them(run):
+    assert run("kernels", "gelu", job=False).splitlines()[1:] == [
+        "gelu_forward   vanilla, optimized",
+        "gelu_backward  vanilla, generated, optimized",
+    ]
+
+
+def test_make_train_ends_with_a_sample():
+    makefile = (Path(__file__).parents[1] / "Makefile").read_text()
+    (command,) = re.findall(r"^train: .*\n\t\$\(BIN\)/cpuopt (train .*)\$\(ARGS\)$", makefile, re.M)
+    args = cli._parser()[0].parse_args(shlex.split(command))
+    assert args.sample_every == Settings().steps
+
+
 def test_runs_list_has_the_time_of_a_step_that_train_said(run):
     out = run("train", "--steps", "3")
     (ms,) = re.findall(r", (\S+ ms a step \(median\));", out)

@@ -19,6 +19,7 @@ from cpuopt.isolate.child import Child
 from cpuopt.models import specs
 from cpuopt.models.gpt2 import GPT2, PRESETS
 from cpuopt.report import check as report
+from cpuopt.report import rendered
 from cpuopt.report.console import Plain
 
 HEAD = "import os\nfrom cpuopt import kernel, ops\n"
@@ -73,6 +74,15 @@ def test_the_table_names_the_worst_element(capsys):
     assert "FAIL  residual_forward[wrong]" in out
     assert "0 PASS, 0 MARGINAL, 1 FAIL" in out
     assert "--seed 1" in out
+
+
+def test_marginal_is_named_and_explained():
+    marginal = Result("gelu_forward[mine]", Case({"N": 3}), 8.4, "out", (1,), 1.0, 1.1)
+    right = Result("silu_forward[mine]", Case({"N": 3}), 0.4, "out", (1,), 1.0, 1.0)
+    found = [gate.Verdict("gelu_forward", "mine", [marginal]), gate.Verdict("silu_forward", "mine", [right])]
+    text = rendered.as_text(report.tables(found, 1, [1]))
+    assert "MARGINAL: gelu_forward[mine]: further from the reference than rounding explains" in text
+    assert "MARGINAL: " not in rendered.as_text(report.tables(found[1:], 1, [1]))
 
 
 def test_a_name_is_whole_at_80_columns():

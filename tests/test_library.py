@@ -6,6 +6,8 @@ import pytest
 import cpuopt
 from cpuopt import Choice, Engine, UserError, models, nn
 from cpuopt import functional as F
+from cpuopt.measure import rates
+from cpuopt.measure.roofline import Level, Roofs
 from cpuopt.report import rendered, tables
 from cpuopt.weights.tensors import TensorFile
 
@@ -102,6 +104,23 @@ def test_weights_are_saved_and_loaded(engine, tmp_path):
     for model, why in ((Spare(), "'spare' is missing"), (Less(), "'out.bias' is no parameter")):
         with pytest.raises(UserError, match=why):
             Engine(model, INPUTS, threads=1, train=False).load_weights(file)
+
+
+def test_a_profile_that_passes_its_roofs_has_them_raised(engine, monkeypatch):
+    def flat(rate):
+        return Roofs(1, (Level("memory", None),), rate, {"memory": {"read": rate}}, 1.0)
+
+    monkeypatch.setattr(rates, "roofs", lambda n: flat(1e-6))
+    monkeypatch.setattr(rates, "lower_now", lambda roofs: [])
+    monkeypatch.setattr(rates, "raised", lambda kept: flat(1e6))
+    report = engine.profile(steps=2)
+    assert report.profile.roofs == flat(1e6)
+    assert not any("roofs are too low" in d for d in report.profile.doubts)
+    assert "unfit" not in str(report)
+    monkeypatch.setattr(rates, "raised", lambda kept: kept)
+    report = engine.profile(steps=2)
+    assert sum("roofs are too low" in d for d in report.profile.doubts) == 1
+    assert "unfit" in str(report)
 
 
 class Spare(Net):

@@ -589,6 +589,14 @@ def test_no_figure_of_a_kernel_that_did_not_pass(result, status):
     assert show(result)[-1] == "checked: 17 kernels PASS"
 
 
+def test_an_imbalance_that_nobody_measured_has_no_column(result):
+    result.roofs = Roofs(1, (Level("memory", None),), 1e4, {"memory": {"read": 1e3}}, 1.0)
+    rows = [replace(r, of_roof=50.0, roof="memory", imbalance=None) for r in result.ops]
+    assert "imbalance" not in " ".join(show(replace(result, ops=rows)))
+    uneven = [replace(r, imbalance=1.5) for r in rows]
+    assert "imbalance: slowest thread / mean" in " ".join(show(replace(result, ops=uneven)))
+
+
 def test_bars_without_block_characters(result):
     bars = [line for line in show(result, encoding="ascii") if "#" in line]
     assert any("########" in line for line in bars)
