@@ -536,7 +536,7 @@ def test_the_verb(capsys, monkeypatch):
     assert cli.main(["train", *size, "--variant", "auto", "--steps", "2", "--val-every", "0"]) == 0
     said = capsys.readouterr().out
     assert f"gelu_forward={row['best']} (2x)" in said
-    run = Path(said.splitlines()[-1].removeprefix("run folder "))
+    (run,) = (Path(line.removeprefix("run folder ")) for line in said.splitlines() if line.startswith("run folder "))
     assert json.loads((run / "config.json").read_text())["plan"] == found["rules"]
     profile = json.loads((run / "profile.json").read_text())
     assert {r["variant"] for r in profile["layers"] if r["op"] == "gelu_forward"} == {row["best"]}
