@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpuopt import Choice
+from cpuopt import Choice, models
 from cpuopt.engine import Engine, build
 from cpuopt.errors import UserError
 from cpuopt.models import specs
@@ -216,3 +216,9 @@ def test_what_persists_persists_and_what_is_pooled_may_be_lost_between_steps():
 def test_available_memory_is_what_the_machine_has():
     assert 0 < arena.resident_bytes() < arena.psutil.virtual_memory().total
     assert 0 < arena.available_bytes() <= arena.psutil.virtual_memory().total
+
+
+def test_no_trace_looks_for_a_size_of_a_model_whose_weights_alone_do_not_fit(monkeypatch):
+    monkeypatch.setattr(job, "traced", lambda *args: pytest.fail("traced"))
+    config = models.parse('{"n_layer": 4096, "n_embd": 65536, "n_head": 64}')
+    assert job.smaller(job.Settings(), config, Choice(), 1 << 40) == "no B and T fit: try a smaller --model"

@@ -342,6 +342,9 @@ def test_names():
     names = ("gate", "residual", "layernorm", "gelu", "classifier", "update", "recompute")
     assert parse("all") == tuple(FUSIONS) == names
     assert parse("none") == ()
+    for text, word in (("all,none", "all"), ("none,update", "none"), ("update,all", "all")):
+        with pytest.raises(UserError, match=rf"^fuse '{text}': '{word}' stands alone; leave it or the other"):
+            parse(text)
     assert parse("update") == ("update",)
     with pytest.raises(UserError, match=r"^fuse 'updat': no such rewrite; did you mean 'update'\?$"):
         gpt2(("residual", "updat"))

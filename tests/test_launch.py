@@ -4,6 +4,7 @@ import argparse
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 from cpuopt.cli import ranks
 from cpuopt.comm import Serial
 from cpuopt.comm.agree import Agreement, CommonError
-from cpuopt.comm.launch import Launch, mpiexec
+from cpuopt.comm.launch import FOLDER, Launch, Link, mpiexec
 from cpuopt.comm.places import LAUNCHERS, Here, Promise, keeps, named, part, places, promised, suits
 from cpuopt.comm.watchdog import Watchdog
 from cpuopt.errors import UserError
@@ -223,7 +224,9 @@ def test_a_killed_launcher_takes_its_ranks_along(tmp_path):
     program = BEGIN + f"open({str(tmp_path)!r} + f'/{{os.getpid()}}', 'w').close(); time.sleep(60)"
     started = [sys.executable, "-c", FAKE, "2", "-c", program]
     launcher = f"from cpuopt.comm.launch import Launch; Launch({started!r}, 2, print).run()"
-    with subprocess.Popen([sys.executable, "-c", launcher], cwd=ROOT) as process:
+    (temporary := tmp_path.parent / "tmp").mkdir()
+    environment = os.environ | {"TMPDIR": str(temporary)}
+    with subprocess.Popen([sys.executable, "-c", launcher], cwd=ROOT, env=environment) as process:
         end = time.monotonic() + 60
         while len(pids := [int(p.name) for p in tmp_path.iterdir()]) < 2 and time.monotonic() < end:
             time.sleep(0.02)
@@ -232,6 +235,36 @@ def test_a_killed_launcher_takes_its_ranks_along(tmp_path):
     _, alive = psutil.wait_procs(left, timeout=5)
     assert len(pids) == 2
     assert [p for p in alive if p.status() != psutil.STATUS_ZOMBIE] == []
+    assert list(temporary.iterdir()) == []
+
+
+def test_a_rank_without_its_launcher_says_so_and_removes_only_what_is_a_launchers(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    folder = tmp_path / f"{FOLDER}x"
+    folder.mkdir()
+    with socket.socket(socket.AF_UNIX) as door:
+        door.bind(str(folder / "ranks"))
+    for address in (tmp_path / "file", folder / "ranks"):
+        with pytest.raises(UserError, match=r"^CPUOPT_LAUNCHER=.*: no launcher is there"):
+            Link(0, str(address))
+    assert list(tmp_path.iterdir()) == [tmp_path / "file"]
+
+
+def test_mpi_listens_on_the_loopback_interface_of_one_machine(tmp_path, monkeypatch):
+    """The launcher that opens no port is taken if there is one; the libraries of the ranks are told."""
+    for name, version in (("mpiexec", "HYDRA build details"), ("mpiexec.gforker", "")):
+        (tmp_path / name).write_text(f"#!/bin/sh\necho '{version}'\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    assert mpiexec(2, ["x"]) == [str(tmp_path / "mpiexec.gforker"), "-n", "2", "x"]
+    (tmp_path / "mpiexec.gforker").unlink()
+    assert mpiexec(2, ["x"]) == [str(tmp_path / "mpiexec"), "-launcher", "fork", "-hosts", "localhost", "-n", "2", "x"]
+    monkeypatch.undo()
+    show = "import os; print(os.environ['UCX_NET_DEVICES'], os.environ['FI_TCP_IFACE'], file=open('shown', 'w'))"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FI_TCP_IFACE", "eth7")
+    Launch([sys.executable, "-c", show], 1, lambda text: None).run()
+    assert (tmp_path / "shown").read_text() == "lo eth7\n"
 
 
 HANGS = """

@@ -150,6 +150,17 @@ def test_a_signal_to_the_launcher_ends_all_ranks_with_a_checkpoint(name, alone, 
         assert result(tmp_path) == alone
 
 
+def test_no_process_listens_on_another_interface_than_loopback(tmp_path):
+    started = Started(2, tmp_path)
+    started.until(3)
+    ranks = started.ranks()
+    processes = [*ranks, *psutil.Process(started.process.pid).children(recursive=True)]
+    listening = [c.laddr.ip for p in processes for c in p.net_connections("inet") if c.status == psutil.CONN_LISTEN]
+    started.process.terminate()
+    started.end()
+    assert {ip for ip in listening if not ip.startswith("127.") and ip != "::1"} == set()
+
+
 def test_a_killed_rank_ends_all(tmp_path):
     started = Started(2, tmp_path)
     started.until(3)

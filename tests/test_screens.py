@@ -4,6 +4,9 @@ No word is broken where the same words stand on a narrow screen as in a pipe.
 """
 
 import io
+import os
+import subprocess
+import sys
 from collections import Counter
 from itertools import product
 from pathlib import Path
@@ -328,3 +331,11 @@ def test_a_generated_backward_fits_a_narrow_terminal():
     text = f"import numpy as np\n{code:<88}  # 10: x = max(inp[i], 0.0)\n{code:<88}  # 10: x = max(inp[i], 0.0)\n"
     assert backward.fitted(text, 200) == text
     assert backward.fitted(text, 60).splitlines()[1:] == ["            # 10: x = max(inp[i], 0.0)", code, code]
+
+
+@pytest.mark.parametrize("columns", ["0", "1", "00", "-3", "x", ""])
+def test_no_number_of_columns_swallows_what_is_printed(columns):
+    command = [sys.executable, "-m", "cpuopt", "data", "list"]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "COLUMNS": columns})
+    assert done.returncode == 0, done.stderr
+    assert "tinyshakespeare" in "".join(done.stdout.split())

@@ -31,6 +31,8 @@ from ..wording import one_line
 
 ADDRESS = "CPUOPT_LAUNCHER"
 """Environment variable: the launcher's socket."""
+FOLDER = "cpuopt-ranks-"
+"""The beginning of the name of its folder."""
 ROOT = Path(__file__).resolve().parents[2]
 STACKS = "Timeout ("
 """The beginning of what `watchdog.Watchdog` writes."""
@@ -39,6 +41,18 @@ STOP_S, STACKS_S = 3.0, 1.0
 OPEN_MPI = ("--bind-to", "none", "--map-by", ":OVERSUBSCRIBE")
 HYDRA = ("-launcher", "fork", "-hosts", "localhost")
 """The ranks start here: in a shell of a Slurm allocation, Hydra would start them through srun."""
+GFORKER = "mpiexec.gforker"
+"""The launcher of MPICH that forks on one machine and opens no port. Hydra has one that listens on all interfaces."""
+LOOPBACK = {
+    "UCX_NET_DEVICES": "lo",
+    "FI_TCP_IFACE": "lo",
+    "FI_SOCKETS_IFACE": "lo",
+    "OMPI_MCA_btl_tcp_if_include": "lo",
+    "OMPI_MCA_oob_tcp_if_include": "lo",
+    "PRTE_MCA_oob_tcp_if_include": "lo",
+    "PMIX_MCA_ptl_tcp_if_include": "lo",
+}
+"""Environment variables by which MPI's libraries listen on the loopback interface alone."""
 
 
 def segments() -> list[str]:
@@ -67,8 +81,14 @@ class Link:
         self._socket: socket.socket | None = None
         if not address:
             return
+        self._address = Path(address)
         self._socket = socket.socket(socket.AF_UNIX)
-        self._socket.connect(address)
+        try:
+            self._socket.connect(address)
+        except OSError as e:  # the launcher was killed before its ranks began
+            self._socket.close()
+            self._clean()
+            raise UserError(f"{ADDRESS}={address}: no launcher is there ({e.strerror}); if none runs, unset it") from e
         self.tell(rank=rank, pid=os.getpid())
         _, shown, _, _ = socket.recv_fds(self._socket, 1, 2)
         for mine, theirs in zip((1, 2), shown, strict=True):
@@ -94,7 +114,15 @@ class Link:
         with suppress(OSError):
             self._socket.recv(1)
         unlink(segments())
+        self._clean()
         os._exit(1)  # the launcher is gone, whatever runs here
+
+    def _clean(self) -> None:
+        """Remove the socket of a launcher that was killed, and its folder."""
+        with suppress(OSError):
+            if self._address.is_socket() and self._address.parent.name.startswith(FOLDER):
+                self._address.unlink()
+                self._address.parent.rmdir()
 
 
 @dataclass
@@ -140,13 +168,12 @@ def mpiexec(size: int, program: Sequence[str]) -> list[str]:
             f"--ranks {size} needs MPI, and there is no mpiexec; install it with: pip install 'cpuopt[mpi]'"
         )
     version = subprocess.run([found, "--version"], capture_output=True, text=True, timeout=60, check=False).stdout
-    root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
-    return [
-        found,
-        *([*OPEN_MPI, *root] if "MPICH" not in version and "HYDRA" not in version else HYDRA),
-        *_n(size),
-        *program,
-    ]
+    if "MPICH" not in version and "HYDRA" not in version:
+        root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+        return [found, *OPEN_MPI, *root, *_n(size), *program]
+    if (forking := Path(found).with_name(GFORKER)).exists():
+        return [str(forking), *_n(size), *program]
+    return [found, *HYDRA, *_n(size), *program]
 
 
 def _n(size: int) -> list[str]:
@@ -185,7 +212,7 @@ class Launch:
     def run(self) -> Ended:
         """Start the ranks, and wait until none is left."""
         with (
-            tempfile.TemporaryDirectory(prefix="cpuopt-ranks-") as folder,
+            tempfile.TemporaryDirectory(prefix=FOLDER) as folder,
             tempfile.TemporaryFile() as remarks,
             socket.socket(socket.AF_UNIX) as door,
             selectors.DefaultSelector() as selector,
@@ -198,13 +225,14 @@ class Launch:
             door.listen(self.size)
             selector.register(door, selectors.EVENT_READ)
             path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+            loopback = LOOPBACK if sys.platform == "linux" else {}
             process = subprocess.Popen(
                 self.command,
                 stdin=subprocess.DEVNULL,
                 stdout=remarks,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # a Ctrl-C reaches the launcher alone, which passes it on
-                env={**os.environ, ADDRESS: address, "PYTHONPATH": path},
+                env={**loopback, **os.environ, ADDRESS: address, "PYTHONPATH": path},
             )
             with self._signals(process):
                 self._listen(process, door, selector)

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from ..train.verify import Row
 
 
+NARROWEST = 20
+"""The least columns of a table or a line; ``COLUMNS=0`` would print nothing."""
 UNLIMITED = 1 << 20
 """The columns of a file or a pipe: wider than any line."""
 
@@ -46,8 +48,9 @@ class Plain(Console):
     @property
     def size(self) -> ConsoleDimensions:
         """The size of the terminal; a file or a pipe takes lines of any length, unless ``COLUMNS`` is set."""
-        if self.is_terminal or self._width is not None or "COLUMNS" in self._environ:
-            return super().size
+        if self.is_terminal or self._width is not None or self._environ.get("COLUMNS", "").isdigit():
+            there = super().size
+            return there if there.width >= NARROWEST else ConsoleDimensions(NARROWEST, there.height)
         return ConsoleDimensions(UNLIMITED, super().size.height)
 
     @size.setter

@@ -510,7 +510,8 @@ def unused(files: Sequence[str], ran: Sequence[registry.Kernel]) -> list[str]:
 
 def smaller(settings: Settings, config: Config, choice: registry.Choice, there: int) -> str:
     """Find a B and T whose arena fits into the available memory, by halving."""
-    B, T = settings.B, settings.T
+    fits = 4 * config.n_params <= there  # else no trace is worth its minutes
+    B, T = (settings.B, settings.T) if fits else (1, 1)
     while B > 1 or T > 1:
         B, T = (B // 2, T) if B > 1 else (B, T // 2)
         if traced(replace(settings, B=B, T=T), config, choice).plan().total_bytes <= there:

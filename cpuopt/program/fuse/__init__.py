@@ -75,7 +75,7 @@ def fuse(program: Program, names: Sequence[str], choice: Choice) -> list[str]:
 
     for name in names:
         if name not in FUSIONS:
-            raise UserError(f"fuse {name!r}: no such rewrite; {nearest(name, [*FUSIONS, 'all', 'none'])}")
+            raise UserError(f"fuse {name!r}: no such rewrite; {nearest(name, FUSIONS)}")
     for name, rewrite in FUSIONS.items():
         if name in names:
             draft = Draft(program)
@@ -106,7 +106,11 @@ def usual(variant: str, two_pass: bool) -> tuple[str, ...]:
 
 
 def parse(text: str) -> tuple[str, ...]:
-    """Read ``all``, ``none`` or a list such as ``residual,update``."""
+    """Read ``all``, ``none`` or a list such as ``residual,update``; a `UserError` for a list with one of both."""
     if text == "all":
         return tuple(FUSIONS)
-    return () if text == "none" else tuple(text.split(","))
+    names = () if text == "none" else tuple(text.split(","))
+    for word in ("all", "none"):
+        if word in names:
+            raise UserError(f"fuse {text!r}: {word!r} stands alone; leave it or the other names out")
+    return names
