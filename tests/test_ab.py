@@ -414,7 +414,7 @@ def test_in_the_step(capsys):
         (["gelu_forward", "vanilla", "wrong", *FLAGS], "gelu_forward[wrong] is wrong, so it is not timed: out["),
         (
             ["gelu_forward", "vanilla", "where_timed", *FLAGS],
-            "[where_timed] is wrong on the arrays that are timed: out[",
+            "[where_timed] is wrong, so it is not timed: out[",
         ),
         (["gelu", "vanilla", "wrong", *FLAGS], "ab 'gelu': no such op; the nearest of "),
         (["gelu_forward", "vanilla", "thrise", *FLAGS], "no variant 'thrise'; did you mean 'thrice'?"),

@@ -331,7 +331,7 @@ def test_saves_while_rounds_go_on(monkeypatch):
     def changes(folder, **kw):
         wait(lambda: screen.seen[-1:] == [[("check", "", {})]])  # in a kernel that never ends
         yield {(1, str(Path(folder) / "other.py"))}
-        assert len(workers) == 1
+        assert len(workers) == 2  # on one thread, and on all cores
         for i in range(5):  # each ends the one before it, wherever that is: starting, loading, checking
             yield save(f"out[...] = {i}")
             time.sleep(0.4 * i)
@@ -354,7 +354,7 @@ def test_saves_while_rounds_go_on(monkeypatch):
     assert row[2]["check"].startswith("out[")
     assert all(not x or x[0][0] == "check" or x[0][1] == "check" for x in screen.seen[last + 1 :])
     assert not any("ended" in str(x) for x in screen.seen)
-    assert 3 <= len(workers) <= 7
+    assert 3 <= len(workers) <= 14
     assert all(w.poll() is not None for w in workers)
 
 

@@ -110,4 +110,4 @@ def test_a_kernel_that_ends_its_process_is_named_without_stray_lines(tmp_path, m
         (said[variant],) = (line for line in capsys.readouterr().err.splitlines() if line.startswith("cpuopt: "))
     assert re.search(r"its process ended with status 0 during 'ab', in residual_forward\[silent\] \(", said["silent"])
     assert "stray" not in said["silent"]
-    assert "ended with status 7 during 'ab', in residual_forward[loud]: out of paper" in said["loud"]
+    assert "ended with status 7 during 'check', in residual_forward[loud]: out of paper" in said["loud"]

@@ -43,6 +43,8 @@ from .sized import MOST, Sized, check_sized
 
 MOST_FLOATS = 1 << 26
 """Larger cases, in elements, are left out: the reference would take a gigabyte for each of several copies."""
+DEAR_FLOPS = 2e9
+"""FLOPs from which a program's call is compared with the formula in float32, as before a run."""
 PACKAGE = Path(__file__).resolve().parents[1]
 """The folder of the package's own kernels."""
 
@@ -314,6 +316,11 @@ class Verdict:
         """The result with the largest ratio."""
         return worst(self.results)
 
+    @property
+    def scratch(self) -> float:
+        """The most elements of scratch for each element of the arrays."""
+        return max((r.scratch for r in self.results), default=0.0)
+
     def to_json(self) -> dict[str, Any]:
         """Return the results for ``--json``."""
         worst = self.worst.to_json()
@@ -325,7 +332,13 @@ class Verdict:
             "worst": worst,
             "cases": [r.to_json() for r in self.results],
             "skipped": self.skipped,
+            "scratch": self.scratch,
         }
+
+
+def is_large(op: Op, case: Case) -> bool:
+    """Return whether the float64 reference of a call takes too long, or too much memory."""
+    return elements(op, case) > MOST_FLOATS or op.flops(case.sizes) > DEAR_FLOPS
 
 
 def model_cases(op: Op, calls: Iterable[Call]) -> list[Case]:
@@ -336,26 +349,38 @@ def model_cases(op: Op, calls: Iterable[Call]) -> list[Case]:
 
 @dataclass(frozen=True)
 class Planned:
-    """The cases of an op, and the number of those that are too large for the float64 reference."""
+    """The cases of an op, the calls that are too large for the float64 reference, and the number of those left out.
+
+    Attributes
+    ----------
+    sized : such a call's case with the flags of its gradients, for `check_sized`.
+    """
 
     cases: list[Case]
     skipped: int = 0
+    sized: list[tuple[Case, dict[str, bool]]] = field(default_factory=list)
 
     @staticmethod
     def of(op: Op, calls: Iterable[Call] = (), sizes: Iterable[Case] = (), quick: bool = False) -> Planned:
         """Plan the cases of an op, including those of a program's calls and at given sizes."""
+        calls = list(calls)
         every = [*(quick_cases(op) if quick else cases(op)), *model_cases(op, calls), *sizes]
-        fit = [c for c in every if elements(op, c) <= MOST_FLOATS]
-        return Planned(fit, len(every) - len(fit))
+        mine = {f"{Case.of(c)} {c.adds}": (Case.of(c), dict(c.adds)) for c in calls if c.op is op}
+        sized = [(c, adds) for c, adds in mine.values() if is_large(op, c) and elements(op, c) <= MOST]
+        rest = [c for c in every if all(str(c) != str(s) for s, _ in sized)]
+        fit = [c for c in rest if elements(op, c) <= MOST_FLOATS]
+        return Planned(fit, len(rest) - len(fit), sized)
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as JSON."""
-        return {"cases": [c.to_json() for c in self.cases], "skipped": self.skipped}
+        sized = [{"case": c.to_json(), "adds": adds} for c, adds in self.sized]
+        return {"cases": [c.to_json() for c in self.cases], "skipped": self.skipped, "sized": sized}
 
     @staticmethod
     def from_json(d: Mapping[str, Any]) -> Planned:
         """Build a plan from the result of `to_json`."""
-        return Planned([Case.from_json(c) for c in d["cases"]], d["skipped"])
+        sized = [(Case.from_json(s["case"]), dict(s["adds"])) for s in d["sized"]]
+        return Planned([Case.from_json(c) for c in d["cases"]], d["skipped"], sized)
 
 
 def conform(
@@ -381,10 +406,11 @@ def conform(
     found = []
     for op, variant in wanted:
         verdict = Verdict(op, variant, skipped=planned[op].skipped)
-        for case in planned[op].cases:
+        small: list[tuple[Case, dict[str, bool] | None]] = [(case, None) for case in planned[op].cases]
+        for case, adds in [*small, *planned[op].sized]:
             tick(f"{op}[{variant}]  {case}")
             try:
-                verdict.results.append(ask(child, op, variant, case, threads, seed))
+                verdict.results.append(ask(child, op, variant, case, threads, seed, adds))
             except UserError as e:  # it crashed or hung, and would do so in every other case
                 verdict.results.append(Result(f"{op}[{variant}]", case, inf, reason=str(e)))
                 break

@@ -68,6 +68,7 @@ class Result:
     argument, index : where the worst element is.
     got, want : its value, and the reference's.
     reason : the reason of a verdict that is not PASS.
+    scratch : the elements of scratch that the kernel asks for, for each element of its arrays.
     """
 
     kernel: str
@@ -78,6 +79,7 @@ class Result:
     got: float = 0.0
     want: float = 0.0
     reason: str = ""
+    scratch: float = 0.0
 
     @property
     def verdict(self) -> Literal["PASS", "MARGINAL", "FAIL"]:
@@ -95,6 +97,7 @@ class Result:
     def to_json(self) -> dict[str, Any]:
         """Return the whole result; an infinite ratio is None, and so are values that are not finite."""
         where = {"argument": self.argument, "index": list(self.index), "got": self.got, "want": self.want}
+        where["scratch"] = self.scratch
         return {
             k: None if isinstance(v, float) and not isfinite(v) else v for k, v in (self.describe() | where).items()
         }
@@ -104,7 +107,17 @@ class Result:
         """Build a result from that of `to_json`."""
         ratio, got, want = (nan if d[k] is None else float(d[k]) for k in ("ratio", "got", "want"))
         at = tuple(d["index"])
-        return Result(d["kernel"], case, inf if isnan(ratio) else ratio, d["argument"], at, got, want, d["reason"])
+        return Result(
+            d["kernel"],
+            case,
+            inf if isnan(ratio) else ratio,
+            d["argument"],
+            at,
+            got,
+            want,
+            d["reason"],
+            d.get("scratch", 0.0),
+        )
 
 
 def worst(results: Sequence[Result]) -> Result:

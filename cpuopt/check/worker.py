@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from math import inf
 from pathlib import Path
@@ -63,7 +64,7 @@ def offered(kernel: Kernel) -> bool:
 def check(request: Mapping[str, Any], say: Say) -> dict[str, Any]:
     """Check one kernel on one case, and with inaccessible pages around its arrays; or, with ``adds``, at its size."""
     from ..kernels.registry import find
-    from .cases import Case
+    from .cases import Case, elements
     from .check import check
     from .fences import check_fenced
     from .sized import Sized, check_sized
@@ -77,6 +78,9 @@ def check(request: Mapping[str, Any], say: Say) -> dict[str, Any]:
         if result.verdict != "FAIL":
             wrong = check_fenced(kernel, case, request["threads"], request["seed"], say)
             result = replace(result, ratio=inf, reason=wrong) if wrong else result
+    with suppress(Exception):  # of a kernel that has no scratch size, which the result says
+        work = sum(n for (n,), _ in kernel.work(case.sizes).values())
+        result = replace(result, scratch=work / max(1, elements(kernel.op, case)))
     return {"result": to_json(result.to_json())}
 
 

@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     counts = common.thread_counts(args.threads or str(common.cores()))
     start_numba(max(counts))
     from ..isolate.child import Child
-    from ..lab import worker
+    from ..lab import checked, worker
     from ..measure.comparison import analyses_up_to, summed
     from ..report import ab as report
     from ..report import console
@@ -79,6 +79,13 @@ def run(args: argparse.Namespace) -> int:
     analyses, results = analyses_up_to(args.rounds), []
     with Child(worker.__name__, args.kernels, max(counts), args.limit) as child, console.saying() as say:
         known_op("ab", args.op, (k["op"] for k in child.start()))
+        at = [checked.jobs_at(args.model, size["B"], size["T"], child.kernels) for _, size, _ in jobs if size]
+        every = [job for of_size in at for job in of_size]
+        plain = [sizes for _, _, sizes in jobs if sizes]
+        checked.require(
+            *(child, max(counts), args.op, [args.a, args.b], every, plain),
+            tick=lambda done, total: say(f"checking, case {done}/{total}"),
+        )
         for label, size, sizes in jobs:
             for n in counts:
                 child.say = lambda text, at=f"{label}, {n} threads: ": say(at + text)  # type: ignore[misc]

@@ -33,7 +33,7 @@ def flags(p: argparse.ArgumentParser) -> None:
         default=[],
         help="Check this variant; the flag repeats. Default: all, or those of --kernels.",
     )
-    settings.flags(p, "kernels", "T", B=1)
+    settings.flags(p, "kernels", "B", "T")
     p.add_argument(
         "--model",
         default=models.DEFAULT,
@@ -64,9 +64,9 @@ def run(args: argparse.Namespace) -> int:
         return check_gradients(args)
     counts = common.thread_counts(args.threads)
     start_numba(max(counts))
-    from ..check.gate import Planned, conform
+    from ..check.gate import conform
     from ..isolate.child import Child
-    from ..lab import worker
+    from ..lab import checked, worker
     from ..report import check as report
     from ..report import console
 
@@ -74,15 +74,11 @@ def run(args: argparse.Namespace) -> int:
     seed = secrets.randbelow(10**6) if args.seed is None else args.seed
     with Child(worker.__name__, args.kernels, max(counts), args.limit) as child:
         wanted = choose(args.op, args.variant, args.kernels, [(k["op"], k["variant"]) for k in child.start()])
-        job = {"model": args.model, "B": args.B, "T": args.T, "kernels": child.kernels}
         plain = args.quick or args.model == "none" or sizes
-        jobs = (
-            [] if plain else [{**job, "fuse": f} for f in ("none", "all")]
-        )  # what a rewrite fuses, apart and together
-        asked = {"jobs": jobs, "sizes": sizes, "quick": args.quick}
-        answer = child.ask("cases", ops=list(dict.fromkeys(op for op, _ in wanted)), **asked)["planned"]
-        planned = {op: Planned.from_json(plan) for op, plan in answer.items()}
-        with console.counting("cases", sum(len(planned[op].cases) for op, _ in wanted)) as advance:
+        jobs = [] if plain else checked.jobs_at(args.model, args.B, args.T, child.kernels)
+        planned = checked.planned(child, [op for op, _ in wanted], jobs, sizes, args.quick)
+        count = sum(len(planned[op].cases) + len(planned[op].sized) for op, _ in wanted)
+        with console.counting("cases", count) as advance:
             found = conform(child, wanted, planned, threads=counts, seed=seed, tick=lambda text: advance())
     content = {"seed": seed, "threads": counts, "kernels": [v.to_json() for v in found]}
     show(args, content, lambda: report.tables(found, seed, counts, detail=args.detail))

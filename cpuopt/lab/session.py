@@ -9,21 +9,20 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import count
 from pathlib import Path
 from typing import Any
 
 from .. import models
-from ..check.gate import Planned, conform
 from ..errors import UserError
 from ..files.reading import to_json
-from ..isolate.child import Child
+from ..isolate.child import ENDED, Child
 from ..kernels.registry import BASE, DEFAULT, GENERATED, KERNELS
 from ..measure.comparison import LEVEL, analyses_up_to, marginal
 from ..measure.roofline import PASSED, UNFIT, Roofs
 from ..wording import spread
 from . import worker
 from .ab import GAINS
+from .checked import check, jobs_at
 from .inspect import inspect
 
 STAGES = ("check", "alone", "roof", "step", "machine code")
@@ -165,25 +164,23 @@ def stages(plan: Plan, roofs: Roofs, row: Row, child: Child, show: Callable[[], 
 
 
 def _check(plan: Plan, roofs: Roofs, row: Row, child: Child) -> str:
-    small = {"model": plan.model, "B": 1, "T": min(plan.T, 16), "fuse": "none", "kernels": child.kernels}
-    asked = {"ops": [row.op], "jobs": [] if plan.sizes else [small], "sizes": plan.sizes, "quick": False}
-    planned = {row.op: Planned.from_json(child.ask("cases", **asked)["planned"][row.op])}
-    counts = sorted({1, plan.threads})
-    number, total = count(1), len(planned[row.op].cases)
-
+    jobs = [] if plan.sizes else jobs_at(plan.model, plan.B, plan.T, child.kernels)
     tell, child.say = child.say, lambda text: None  # the parts of a case change too fast to be read
 
-    def tick(text: str) -> None:
-        tell(f"{next(number)}/{total}")
+    def tick(number: int, total: int) -> None:
+        if child.ended:
+            raise UserError(ENDED)
+        tell(f"{number}/{total}")
 
     try:
-        (v,) = conform(child, [(row.op, row.variant)], planned, threads=counts, stop_at_failure=True, tick=tick)
+        (v,) = check(child, plan.threads, [(row.op, row.variant)], jobs, plan.sizes, tick)
     finally:
         child.say = tell
     row.found["check"] = v.to_json()
     if v.worst.verdict == "FAIL":
         raise UserError(f"{v.worst.reason} ({v.worst.case})")
-    return f"{v.worst.verdict}, {len(v.results)} cases, worst ratio {v.worst.ratio:.2f}"
+    scratch = f"; scratch of {v.scratch:.3g} times its arrays" if v.scratch > 1 else ""
+    return f"{v.worst.verdict}, {len(v.results)} cases, worst ratio {v.worst.ratio:.2f}{scratch}"
 
 
 def _compare(plan: Plan, row: Row, child: Child, in_step: bool) -> dict[str, Any]:

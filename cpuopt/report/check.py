@@ -34,6 +34,8 @@ def tables(
     ]
     marginal = [v.worst.kernel for v in found if v.worst.verdict == "MARGINAL"]
     bad += [Text(style.explained(marginal), STYLE["MARGINAL"])] * bool(marginal)
+    bad += [Text(f"note: {v.op}[{v.variant}] asks for scratch of {v.scratch:.3g} times its arrays")
+            for v in found if v.scratch > 1]  # fmt: skip
     counts = [f"{sum(v.worst.verdict == s for v in found)} {s}" for s in ("PASS", "MARGINAL", "FAIL")]
     skipped = sum(v.skipped for v in found)
     last = f"{', '.join(counts)} · threads {', '.join(map(str, threads))} · --seed {seed}"

@@ -15,6 +15,8 @@ from cpuopt.check.gate import Planned, Verdict, conform
 from cpuopt.errors import UserError
 from cpuopt.isolate.child import Child
 from cpuopt.kernels import registry
+from cpuopt.measure.roofline import Level, Roofs
+from cpuopt.train.job import Settings, build_only
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="the corpus pins threads as Linux does")
 QUIET = [row for row in ROWS if row[1] != "surroundings"]
@@ -87,3 +89,47 @@ def test_a_file_that_is_another_one_in_each_process_does_not_train(capsys: Any) 
     assert cli.main([*run, "--kernels", "mine.py", "--swap", "gelu_forward=mine"]) == 2
     assert "mine] is not the same in the process that judges it and in this one" in capsys.readouterr().err
     assert not Path("runs").exists()
+
+
+WRONG_IN_CHECK_ONLY = "out[0] += np.abs(inp).max() > 1000"
+"""Which none of the cases before a timing has: magnitudes from 1e3 on."""
+VERBS = {
+    "check": ["check", "gelu_forward", "--kernels", "mine.py", "--model", "gpt2-tiny", "-B", "2", "-T", "16"],
+    "ab": ["ab", "gelu_forward", "vanilla", "mine", "--kernels", "mine.py", "--model", "gpt2-tiny", "--sizes", "2x16"],
+    "lab": ["lab", "mine.py", "--once", "--no-step", "--model", "gpt2-tiny", "-B", "2", "-T", "16", "--threads", "1"],
+}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_what_check_refuses_is_refused_by_every_verb(verb: str, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The quick cases have no such number, so `ab` accepted it."""
+    monkeypatch.setattr("cpuopt.measure.rates.roofs", lambda *args: Roofs(1, (Level("memory", None),), 1.0, {}, 1.0))
+    Path("mine.py").write_text(HEAD + text("mine", "gelu_forward", "", WRONG_IN_CHECK_ONLY))
+    assert cli.main(VERBS[verb]) == {"check": 1, "ab": 2, "lab": 1}[verb]
+    said = " ".join("".join(capsys.readouterr()).split())
+    assert re.search(r"thousands|infinity", said), said
+
+
+def test_scratch_that_is_larger_than_the_arrays_is_said(capsys: Any) -> None:
+    kernel = text("mine", "gelu_forward").replace("jit=False", "jit=False, scratch=[('work', 380 * ops.declaration.N)]")
+    Path("mine.py").write_text(HEAD + kernel.replace("(out, inp):\n", "(out, inp, work):\n"))
+    assert cli.main(["check", "--kernels", "mine.py", "--quick", "--threads", "1"]) == 0
+    assert "note: gelu_forward[mine] asks for scratch of 190 times its arrays" in capsys.readouterr().out
+
+
+def test_a_race_on_more_threads_than_are_timed_is_refused(capsys: Any) -> None:
+    """Which `check` found, for it runs on all cores, and a comparison on one thread did not."""
+    Path("mine.py").write_text(
+        HEAD + "import numba" + text("mine", "gelu_forward", "", "out[-1] += numba.get_num_threads() > 1")
+    )
+    assert cli.main([*VERBS["ab"], "--threads", "1"]) == 2
+    assert "mine] is wrong, so it is not timed: " in capsys.readouterr().err
+
+
+def test_calls_too_large_for_the_float64_reference_are_checked_in_float32() -> None:
+    """As a run of that model checks them."""
+    built = build_only(Settings(model="gpt2-124M", B=4, T=64, fuse="all"))
+    planned = Planned.of(ops.classifier_update, built.program.calls)
+    ((on, _),) = planned.sized
+    assert (on.sizes["V"], on.sizes["BT"], planned.skipped) == (50257, 256, 0)
+    assert Planned.from_json(planned.to_json()) == planned
