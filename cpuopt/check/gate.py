@@ -251,13 +251,13 @@ def judge_itself() -> str:
     return hashlib.sha256(text + machine_id().encode()).hexdigest()
 
 
-def key_of(kernel: Kernel, digest: str, case: Case | Sized, threads: int) -> str:
+def key_of(kernel: Kernel, digest: str, case: Case | Sized, threads: int, on: str = "") -> str:
     """Return the name of a judgement of a kernel with a `cache.digest`; empty where it cannot be remembered."""
     if digest == "unknown" or not (ours(kernel) or hasattr(kernel.function, "py_func")):
         return ""
     sizes = case.case.sizes if isinstance(case, Sized) else case.sizes
     with suppress(Exception):
-        what = [kernel.name, digest, kernel.work(sizes), kernel.same_bits, type(case).__name__, str(case), threads]
+        what = [kernel.name, digest, kernel.work(sizes), kernel.same_bits, type(case).__name__, str(case), threads, on]
         what.append(declared(kernel.op))
         return hashlib.sha256(json.dumps([judge_itself(), *what]).encode()).hexdigest()
     return ""

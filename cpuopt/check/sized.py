@@ -20,7 +20,7 @@ from threadpoolctl import threadpool_limits
 
 from ..kernels.registry import Kernel
 from ..ops.declaration import Op
-from .cases import Array, Case, arguments, elements, normal, reference, run_of, spread
+from .cases import Arguments, Array, Case, arguments, elements, normal, reference, run_of, spread
 from .fit import rounding_of
 from .judge import STEP, Result, Wanted, broken, called, keeping_threads, noted, prepare, steps, worst
 from .memory import FILL, SCRATCH, BrokenKernelError, Memory, absent_as_empty, bits, call_args, fill, spoil
@@ -54,21 +54,25 @@ class Sized:
         return f"{self.kernel.name}  {self.case}" + "".join(f", {n}_add" for n, on in self.adds.items() if on)
 
 
-def check_sized(sized: Sized, threads: int, seed: int = 0) -> Result:
+def check_sized(sized: Sized, threads: int, seed: int = 0, given: Arguments | None = None) -> Result:
     """Judge a kernel at one size on some number of threads; an error is in the result.
 
     It is called with poison in what it writes and in scratch, and, where the arrays are not too large, once more in the
     same arrays on what it left behind there, with an element changed in each.
+
+    Parameters
+    ----------
+    given : the arguments by name, which are copied; by default drawn.
     """
-    result = _judged(sized, threads, seed, nudges=0)
-    return result if result.verdict != "FAIL" or result.ratio == inf else _judged(sized, threads, seed, NUDGES)
+    result = _judged(sized, threads, seed, 0, given)
+    return result if result.verdict != "FAIL" or result.ratio == inf else _judged(sized, threads, seed, NUDGES, given)
 
 
-def _judged(sized: Sized, threads: int, seed: int, nudges: int) -> Result:
+def _judged(sized: Sized, threads: int, seed: int, nudges: int, real: Arguments | None) -> Result:
     kernel, case, op, adds = sized.kernel, sized.case, sized.kernel.op, sized.adds
     rng = np.random.default_rng(seed)
-    given = arguments(op, case, rng)
-    for name, x in given.items():
+    given = arguments(op, case, rng) if real is None else dict(real)
+    for name, x in given.items() if real is None else ():
         if adds.get(name) and x is not None:
             given[name] = spread(normal(x.shape, rng).astype(x.dtype), x.shape)
     with keeping_threads() as most:
@@ -78,7 +82,9 @@ def _judged(sized: Sized, threads: int, seed: int, nudges: int) -> Result:
             work = {name: np.empty(*spec) for name, spec in scratch.items()}
             memory = Memory(absent_as_empty(kernel, given) | work, [a.name for a in op.arrays if a.role == "index"])
             given |= {name: memory.arrays[name] for name, x in given.items() if isinstance(x, np.ndarray)}
-            if "weight" in given and given["weight"].ndim == 2:  # logits of 1, as in a model: of 30, exp is infinite
+            if (
+                real is None and "weight" in given and given["weight"].ndim == 2
+            ):  # logits of 1, as in a model: of 30, exp is infinite
                 given["weight"] /= np.float32(sqrt(given["weight"].shape[1]))
             for a in op.arrays:
                 if a.role == "state" and not a.negative and (x := given[a.name]) is not None:

@@ -31,6 +31,7 @@ from ..program.tree import divides
 from ..weights import NO_MARKS, Marks, Weights, check_target, copy_into
 from . import plans
 from .checkpoint import Checkpoint, load, open_weights
+from .first import judge_first_step
 from .frozen import digests
 from .guard import Guard
 from .provenance import compare, made_by
@@ -358,6 +359,7 @@ def prepare(
         load(resume, engine)
         engine.step_number, job.done = resume.state["updates"], resume.state["step"]
         job.guard.restore(resume.state["guard"])
+    job.checked += [r.describe() for r in judge_first_step(job)]
     return job
 
 

@@ -16,7 +16,7 @@ from cpuopt.errors import UserError
 from cpuopt.isolate.child import Child
 from cpuopt.kernels import registry
 from cpuopt.measure.roofline import Level, Roofs
-from cpuopt.train.job import Settings, build_only
+from cpuopt.train.job import Settings, build_only, prepare
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="the corpus pins threads as Linux does")
 QUIET = [row for row in ROWS if row[1] != "surroundings"]
@@ -133,3 +133,27 @@ def test_calls_too_large_for_the_float64_reference_are_checked_in_float32() -> N
     ((on, _),) = planned.sized
     assert (on.sizes["V"], on.sizes["BT"], planned.skipped) == (50257, 256, 0)
     assert Planned.from_json(planned.to_json()) == planned
+
+
+def test_a_kernel_that_is_wrong_on_the_arrays_of_a_run_does_not_train(capsys: Any) -> None:
+    """Weights of a deviation of 0.02, as a model begins with, and none of the judge's numbers."""
+    wrong = "out[0] += 0.01 < weight.std() < 0.03"
+    run = ["train", "--model", "gpt2-tiny", "-B", "2", "-T", "16", "--steps", "1", "--variant", "vanilla"]
+    run += ["--kernels", "mine.py", "--swap", "matmul_forward=mine"]
+    Path("mine.py").write_text(HEAD + text("mine", "matmul_forward", "", wrong))
+    assert cli.main(run) == 2
+    assert "is wrong, so nothing is run with it, on the arrays of a first step: out[0, " in capsys.readouterr().err
+    assert not Path("runs").exists()
+
+
+def test_the_check_on_a_first_step_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With all kernels of the package taken for a user's: none is refused, and the run has the same bits."""
+    settings = {"model": "gpt2-tiny", "B": 2, "T": 16, "steps": 3}
+    plain = prepare(Settings(**settings))
+    losses = [plain.step().loss for _ in range(3)]
+    monkeypatch.setattr("cpuopt.train.first.ours", lambda kernel: False)
+    for more in ({}, {"model": "llama-tiny"}, {"variant": "vanilla"}, {"optimizer": "lion"}):
+        job = prepare(Settings(**{**settings, **more}))
+        assert len([c for c in job.checked if c["case"].startswith("BT=32")]) > 3
+        if not more:
+            assert [job.step().loss for _ in range(3)] == losses

@@ -1,0 +1,100 @@
+"""The check of users' kernels on the arrays of a first step: what no drawn numbers have.
+
+A step is taken with the weights, the batch and the numbers of the run. Each distinct call of a kernel from a file is
+judged in it, on copies of its arrays; then all that the step changed is put back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from ..check.cases import Case
+from ..check.gate import declared, key_of, ours, recall, refuse, remember
+from ..check.sized import MOST, Sized, check_sized
+from ..engine import Bound
+from ..errors import UserError, blamed
+from ..kernels.compile import cache
+from ..kernels.watch import Watch
+
+if TYPE_CHECKING:
+    from ..check.judge import Result
+    from ..engine import Engine
+    from .guard import Guard
+
+
+class Stepping(Protocol):
+    """The part of a job that is used here."""
+
+    engine: Engine
+    guard: Guard
+    done: int
+
+    def step(self, within: Callable[[], AbstractContextManager[object]]) -> object:
+        """Train on the next batch."""
+
+
+def judge_first_step(job: Stepping, say: Callable[[str], None] = lambda text: None) -> list[Result]:
+    """Judge each distinct call of users' kernels on the arrays of the next step, unless that is remembered.
+
+    Ops of one's own, whose reference is plain Python, are left out, and so are steps that ranks share.
+
+    Raises
+    ------
+    UserError
+        Naming the kernel, the element that is wrong, and both values; or what a kernel did to this process.
+    """
+    engine = job.engine
+    if engine.comm.size > 1 or engine.alone:
+        return []
+    wanted: dict[str, tuple[Sized, str]] = {}
+    for bound in engine.calls:
+        sized = Sized(bound.kernel, Case.of(bound.call), dict(bound.call.adds))
+        if ours(bound.kernel) or declared(bound.call.op) or sized.elements > MOST or str(sized) in wanted:
+            continue
+        key = key_of(bound.kernel, cache.digest(bound.kernel.function), sized, engine.threads, "first step")
+        if recall(key, sized) is None:
+            wanted[str(sized)] = sized, key
+    if not wanted:
+        return []
+    found, watch = list[tuple["Result", str]](), Watch()
+
+    def run(calls: Iterable[Bound]) -> None:
+        for bound in calls:
+            name = str(Sized(bound.kernel, Case.of(bound.call), dict(bound.call.adds)))
+            if asked := wanted.pop(name, None):
+                say(name)
+                found.append((judged(bound, asked[0], engine.threads), asked[1]))
+                refuse(found[-1][0], "nothing is run with it, on the arrays of a first step")
+            states = [bound.args[bound.call.op.params.index(a.name)] for a in bound.call.op.args if a.role == "state"]
+            kept = [x.copy() for x in states]
+            try:
+                bound.kernel.function(*bound.args)
+            except BaseException as e:
+                raise blamed(e, bound.kernel.name, bound.call.layer) from e
+            for x, before in zip(states, kept, strict=True):
+                np.copyto(x, before)
+
+    usual, done, number, guard = engine.runner, job.done, engine.step_number, job.guard.state()
+    engine.runner = run
+    try:
+        job.step(nullcontext)
+    finally:
+        engine.runner, job.done, engine.step_number = usual, done, number
+        job.guard.restore(guard)
+    if changes := watch.changes():
+        raise UserError(f"in a first step a kernel changed its process: {'; '.join(changes)}")
+    for result, key in found:
+        remember(key, result)
+    return [result for result, _ in found]
+
+
+def judged(bound: Bound, sized: Sized, threads: int) -> Result:
+    """Judge a kernel on copies of the arrays of a call."""
+    op = bound.call.op
+    given = dict(zip(op.params, bound.args, strict=False))
+    there = {a.name: None if a.name in sized.case.absent else given[a.name] for a in op.args}
+    return check_sized(sized, threads, given=there)
