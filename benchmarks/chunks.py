@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from cpuopt import Engine, models
-from cpuopt.engine import Bound
+from cpuopt.building import Bound
 from cpuopt.kernels.toolkit import regions, threads
 from cpuopt.kernels.toolkit.simd import LANES, MR, NR
 from cpuopt.lab.scale import queue

@@ -134,7 +134,7 @@ def given_to_torch(folder: Path, threads: int) -> tuple[Read, Callable[[], None]
 def give(model: str, folder: Path) -> None:
     """Write sizes and random weights of a model into a folder."""
     from cpuopt import models
-    from cpuopt.engine import initialize
+    from cpuopt.nn.initial import initialize
 
     config = models.parse(model)
     params = {name: np.empty(shape, np.float32) for name, shape in config.shapes().items()}

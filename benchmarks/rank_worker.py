@@ -16,7 +16,7 @@ from cpuopt.comm import Comm, Serial
 from cpuopt.comm.places import part, promised
 
 if TYPE_CHECKING:
-    from cpuopt.engine import Bound
+    from cpuopt.building import Bound
 
 
 class Session:

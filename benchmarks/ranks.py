@@ -23,9 +23,9 @@ from typing import Any
 
 from jobs import Job, ended
 
+from cpuopt.building import build
 from cpuopt.comm import Serial
 from cpuopt.comm.launch import module, mpiexec
-from cpuopt.engine import build
 from cpuopt.measure.comparison import compare
 from cpuopt.models import parse
 from cpuopt.program.fuse import FUSIONS

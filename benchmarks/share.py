@@ -18,7 +18,7 @@ import numpy as np
 from matmul_steps import Steps
 from sizes import size
 
-from cpuopt.engine import Bound
+from cpuopt.building import Bound
 from cpuopt.kernels.toolkit import threads
 from cpuopt.train.job import Settings, prepare
 

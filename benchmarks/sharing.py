@@ -41,7 +41,7 @@ def main() -> None:
     start_numba(a.threads)
     from numba import config, prange
 
-    from cpuopt.engine import Bound, run_calls
+    from cpuopt.building import Bound, run_calls
     from cpuopt.kernels.compile.jit import helper
     from cpuopt.kernels.toolkit.simd import LINE
     from cpuopt.kernels.toolkit.threads import start, threading_layer

@@ -1,9 +1,8 @@
-"""The engine's loop with a clock: times every call of a training step.
+"""The clock of the loop: times every call of a training step.
 
-`Profiler` puts a loop of its own in the place of the engine's one loop, so kernels contain no timing. It reads the
-clock once between two calls: a call's time runs from the end of the one before it and includes its dispatch, about
-2 µs of Python. What is left of a step is time that no kernel accounts for: copying the batch, the sum of the norm, the
-way from one phase to the next.
+`Profiler` gives the loop a function that reads the clock once between two calls, so kernels contain no timing. A call's
+time runs from the end of the one before it and includes its dispatch, about 2 µs of Python. What is left of a step is
+time that no kernel accounts for: copying the batch, the sum of the norm, the way from one phase to the next.
 """
 
 from __future__ import annotations
@@ -22,13 +21,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from .errors import UserError, blamed
+from .errors import UserError
 from .machine import Others, describe, origin
 from .measure.profile import Array, Profile, StepTimes, Sums, passed
 from .measure.roofline import Roofs
 
 if TYPE_CHECKING:
-    from .engine import Bound, Engine
+    from .building import Bound
+    from .engine import Engine
     from .kernels.registry import Choice
 
 
@@ -68,20 +68,20 @@ class Profiler:
         if self._runs is None:
             self._replaced(calls)
             return
+        from .building import run_calls  # numba is imported late
+
         calls, clock = tuple(calls), self.clock
         marks: list[int] = []
         mark = marks.append
         readings: list[bytes] = []
         reading, totals = readings.append, bytes if self.regions is None else self.regions.tobytes
-        reading(totals())
-        mark(clock())
-        for bound in calls:
-            try:
-                bound.kernel.function(*bound.args)
-            except BaseException as e:
-                raise blamed(e, bound.kernel.name, bound.call.layer) from e
+
+        def tick() -> None:
             reading(totals())
             mark(clock())
+
+        tick()
+        run_calls(calls, tick)
         if self.regions is not None:
             self._readings.append(np.frombuffer(b"".join(readings), np.int64).reshape(-1, 3))
         self._runs.append((calls, np.array(marks, dtype=np.int64)))

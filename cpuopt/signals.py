@@ -8,6 +8,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+SIGNALS = tuple(signal.valid_signals())
+"""All signals; asking for them takes longer than a small kernel."""
+
 
 @contextmanager
 def deferred() -> Iterator[None]:
@@ -19,7 +22,7 @@ def deferred() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    handlers = {s: h for s in signal.valid_signals() if callable(h := signal.getsignal(s))}
+    handlers = {s: h for s in SIGNALS if callable(h := signal.getsignal(s))}
     waiting: list[int] = []
     held = True
 

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cpuopt import Choice, models
-from cpuopt.engine import Engine, build
+from cpuopt import models
+from cpuopt.building import build
+from cpuopt.engine import Engine
 from cpuopt.errors import UserError
 from cpuopt.models import specs
 from cpuopt.models.gpt2 import GPT2, PRESETS
@@ -193,8 +194,8 @@ def test_too_little_memory_is_refused_with_advice(monkeypatch):
 def test_the_advice_is_the_first_half_that_fits(B, T):
     asked, config = Settings("gpt2-tiny", B=16, T=64, variant="vanilla"), PRESETS["gpt2-tiny"]
     there = build(GPT2(config), specs(B, T)).plan().total_bytes
-    assert job.smaller(asked, config, Choice(), there) == f"try -B {B} -T {T}"
-    assert job.smaller(asked, config, Choice(), 1000) == "no B and T fit: try a smaller --model"
+    assert job.smaller(asked, config, there) == f"try -B {B} -T {T}"
+    assert job.smaller(asked, config, 1000) == "no B and T fit: try a smaller --model"
 
 
 def test_what_persists_persists_and_what_is_pooled_may_be_lost_between_steps():
@@ -219,6 +220,6 @@ def test_available_memory_is_what_the_machine_has():
 
 
 def test_no_trace_looks_for_a_size_of_a_model_whose_weights_alone_do_not_fit(monkeypatch):
-    monkeypatch.setattr(job, "traced", lambda *args: pytest.fail("traced"))
+    monkeypatch.setattr(job, "build", lambda *args: pytest.fail("traced"))
     config = models.parse('{"n_layer": 4096, "n_embd": 65536, "n_head": 64}')
-    assert job.smaller(job.Settings(), config, Choice(), 1 << 40) == "no B and T fit: try a smaller --model"
+    assert job.smaller(job.Settings(), config, 1 << 40) == "no B and T fit: try a smaller --model"

@@ -96,14 +96,14 @@ def test_a_wrong_position_and_a_forgotten_key_are_no_rounding(whole, wrong):
     decoder.read(IDS[:50])
     decoder.position += {"before": -1, "after": 1, "forgotten": 0}[wrong]
     if wrong == "forgotten":
-        next(b for b in decoder._calls[1] if b.call.op.name == "gqa_decode").args[1][0, 0, 45] = 0
+        next(b for b in decoder._blocks[1].loaded.calls if b.call.op.name == "gqa_decode").args[1][0, 0, 45] = 0
     assert np.abs(decoder.read([IDS[50]]) - logits[50]).max() > 1e-3 * np.abs(logits).max()
 
 
 def test_the_cache_has_the_heads_of_keys_and_the_length_that_is_asked_for(whole):
     config, parameters, _ = whole
     short, full = (decoder_of(config, parameters, variant="vanilla", context=n) for n in (20, None))
-    keys = next(b for b in short._calls[1] if b.call.op.name == "gqa_decode").args[1]
+    keys = next(b for b in short._blocks[1].loaded.calls if b.call.op.name == "gqa_decode").args[1]
     assert keys.shape == (1, config.num_key_value_heads, 20 + 64, config.head_dim)
     assert (short.context, full.context) == (20, 64)
     for decoder in (short, full):

@@ -16,8 +16,8 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from cpuopt import __version__, cli, ops
+from cpuopt.building import build
 from cpuopt.cli import common
-from cpuopt.engine import build
 from cpuopt.files import whole_directory
 from cpuopt.kernels import registry
 from cpuopt.measure import rates as machine

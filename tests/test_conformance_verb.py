@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from cpuopt import cli, ops
+from cpuopt.building import build
 from cpuopt.check import gate
 from cpuopt.check.cases import Case, elements
 from cpuopt.check.judge import Result
 from cpuopt.cli.check import choose
-from cpuopt.engine import build
 from cpuopt.errors import UserError
 from cpuopt.isolate.child import Child
 from cpuopt.models import specs

@@ -25,6 +25,7 @@ from cpuopt.data import batches
 from cpuopt.data.corpus import load_corpus
 from cpuopt.errors import UserError
 from cpuopt.kernels import registry
+from cpuopt.kernels.compile import jit
 from cpuopt.models import specs
 from cpuopt.models.gpt2 import GPT2, PRESETS
 from cpuopt.report import console
@@ -336,7 +337,7 @@ def test_an_interrupt_or_a_compilers_error_does_not_wait_until_all_weights_are_d
         begun.wait()
         raise e
 
-    monkeypatch.setattr(engine.jit, "compile_kernels", compiled)
+    monkeypatch.setattr(jit, "compile_kernels", compiled)
     with pytest.raises(type(e)):
         engine.Engine(model, specs(1, 4), threads=1)
     assert 0 < len(drawn) < len(list(model.named_parameters()))

@@ -13,8 +13,9 @@ from golden.params import make_batch, make_params
 import cpuopt
 from cpuopt import Choice, UserError, nn
 from cpuopt import functional as F
+from cpuopt.building import build
 from cpuopt.comm.threads import Team
-from cpuopt.engine import Engine, build
+from cpuopt.engine import Engine
 from cpuopt.kernels import registry
 from cpuopt.models.gpt2 import GPT2, Config
 from cpuopt.program.fuse import FUSIONS

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from cpuopt import Choice, nn
 from cpuopt import functional as F
-from cpuopt.engine import Engine, build
+from cpuopt.building import build
+from cpuopt.engine import Engine
 from cpuopt.errors import UserError
 from cpuopt.models import specs
 from cpuopt.models.gpt2 import GPT2, PRESETS

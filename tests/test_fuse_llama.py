@@ -10,7 +10,7 @@ from test_fuse import train as train_model
 
 from cpuopt import Choice, nn
 from cpuopt import functional as F
-from cpuopt.engine import build
+from cpuopt.building import build
 from cpuopt.models import parse, specs
 from cpuopt.program.fuse import FUSIONS
 

@@ -85,14 +85,14 @@ def test_a_forgotten_key_is_no_rounding(decoders, whole):
     decoder, logits = decoders["optimized"], whole[1]
     decoder.restart()
     decoder.read(IDS[:70])
-    attention = next(b for b in decoder._calls[1] if b.call.op.name == "attention_decode")
+    attention = next(b for b in decoder._blocks[1].loaded.calls if b.call.op.name == "attention_decode")
     attention.args[1][0, 0, 5] = 0
     assert np.abs(decoder.read([IDS[70]]) - logits[70]).max() > 1e-3 * np.abs(logits).max()
 
 
 def test_few_tokens_take_the_kernels_that_stream_and_a_swap_wins():
     def variants(T, **how):
-        calls = [*(d := Decoder(CONFIG, check=False, **how))._calls[T], d._head]
+        calls = [*(d := Decoder(CONFIG, check=False, **how))._blocks[T].loaded.calls, d._head]
         return {b.kernel.variant for b in calls if b.call.op.name.startswith("matmul")}
 
     assert variants(1) == variants(8) == {"rows"}

@@ -11,7 +11,8 @@ import pytest
 
 from cpuopt import Choice
 from cpuopt import Engine as Library
-from cpuopt.engine import Engine, run_calls
+from cpuopt.building import run_calls
+from cpuopt.engine import Engine
 from cpuopt.errors import UserError
 from cpuopt.models import specs
 from cpuopt.models.gpt2 import GPT2, PRESETS

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from cpuopt import Choice, cli, ops
+from cpuopt.building import build
 from cpuopt.check.cases import Case, arguments
-from cpuopt.engine import Engine, build
+from cpuopt.engine import Engine
 from cpuopt.errors import UserError
 from cpuopt.models import specs
 from cpuopt.models.gpt2 import GPT2, PRESETS

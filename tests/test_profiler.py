@@ -14,7 +14,8 @@ import pytest
 from rich.console import Console
 
 from cpuopt import ops, profiler
-from cpuopt.engine import Engine, run_calls
+from cpuopt.building import run_calls
+from cpuopt.engine import Engine
 from cpuopt.errors import UserError
 from cpuopt.files.reading import to_json
 from cpuopt.kernels import registry
@@ -222,9 +223,9 @@ def test_shares_add_to_100_and_ms_to_the_step(engine, shared):
 def test_what_no_kernel_accounts_for_is_the_rest_of_the_step(engine, shared, monkeypatch):
     load = engine._load
 
-    def slow_load(**batch):
+    def slow_load(batch):
         CLOCK.now += 70_000
-        load(**batch)
+        load(batch)
 
     monkeypatch.setattr(engine, "_load", slow_load)
     _, p = run(engine, shared[1])

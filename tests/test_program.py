@@ -15,7 +15,7 @@ from golden.params import param_shapes
 
 from cpuopt import functional as F
 from cpuopt import nn, ops
-from cpuopt.engine import build
+from cpuopt.building import build
 from cpuopt.errors import UserError
 from cpuopt.models import parse, specs
 from cpuopt.models.gpt2 import GPT2, PRESETS, Config

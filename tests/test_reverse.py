@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from cpuopt import Choice, UserError, nn
 from cpuopt import functional as F
-from cpuopt.engine import Engine, build
+from cpuopt.building import build
+from cpuopt.engine import Engine
 from cpuopt.models import specs
 from cpuopt.models.gpt2 import GPT2, PRESETS
 

@@ -13,7 +13,7 @@ from test_fuse import batch as class_batch
 
 from cpuopt import Choice, nn, ops
 from cpuopt import functional as F
-from cpuopt.engine import build
+from cpuopt.building import build
 from cpuopt.kernels import registry
 from cpuopt.nn.trace import current
 from cpuopt.ops.declaration import BT, OC, C, N, Op, V, acc, inp, out, scalar

@@ -66,6 +66,7 @@ def run(args: argparse.Namespace) -> int:
     from itertools import islice
 
     from .. import kernels
+    from ..building import BuildOptions
     from ..data.tokenizers import byte_lengths
     from ..engine import Engine
     from ..kernels.registry import AUTO, Choice
@@ -96,16 +97,14 @@ def run(args: argparse.Namespace) -> int:
     if args.variant == AUTO:
         console.warn("--variant auto: plans are for training steps; this runs with the default")
     with console.compiling() as progress:
-        engine = Engine(
-            *c.sized(B, T),
+        how = BuildOptions(
             choice=Choice(args.variant, args.swap),
-            threads=args.threads,
-            seed=None,
             train=False,
+            threads=args.threads,
             processes=common.cores(),
             kernel_files=[*args.kernels, *c.files],
-            progress=progress,
         )
+        engine = Engine(*c.sized(B, T), how, seed=None, progress=progress)
     require_correct(engine)
     copy_into(engine.parameters(), weights)
     if args.choices:

@@ -212,11 +212,11 @@ def run(args: argparse.Namespace) -> int:
     """Run the verb; return its exit status."""
     start_numba(args.threads)
     from .. import kernels
-    from ..engine import initialize
     from ..generate import chat
     from ..generate.decoder import Sampler, check_tokens, context_of, generate
     from ..generate.uncached import reader_of
     from ..kernels.registry import AUTO
+    from ..nn.initial import initialize
     from ..report import console
     from ..weights import copy_into
 

@@ -123,3 +123,6 @@ class Serial:
     def abort(self, status: int) -> None:
         """Raise SystemExit."""
         raise SystemExit(status)
+
+
+SERIAL = Serial()

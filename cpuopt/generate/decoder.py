@@ -11,20 +11,17 @@ import codecs
 import time
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
-from .. import nn
+from ..building import Array, BuildOptions, Built, Loaded, build, load, run_calls
 from ..check.check import check_all
 from ..data.tokenizers import Tokenizer
-from ..engine import Array, Bound, Built, bind, run_calls, set_threads
 from ..errors import UserError
 from ..kernels import registry, roofs
-from ..kernels.compile import jit
 from ..kernels.toolkit import threads
 from ..models import Config
-from ..program import arena
 from ..program.fuse import fuse
 from ..program.program import Call, Program, Scalar, Value
 
@@ -58,8 +55,8 @@ class Reader(Protocol):
     def read(self, tokens: Sequence[int]) -> Array: ...  # noqa: D102
 
 
-def behind_cache(config: Config, program: Program, positions: int) -> Call:
-    """Rewrite a model's traced forward for tokens behind a cache; remove its head, and return the head's call.
+def behind_cache(config: Config, program: Program, positions: int, with_head: bool) -> None:
+    """Rewrite a model's traced forward for tokens behind a cache. It ends with the head, or with what the head reads.
 
     Parameters
     ----------
@@ -76,12 +73,30 @@ def behind_cache(config: Config, program: Program, positions: int) -> Call:
             own = {a.name: args[a.name] for a in op.args}
             program.calls[i] = Call(op, call.layer, own, given=call.given, views=call.views)
     at = next(i for i, call in enumerate(program.calls) if call.layer == config.head)
-    head, program.calls = program.calls[at], program.calls[:at]
+    head, program.calls = program.calls[at], program.calls[: at + with_head]
     read = {v for call in program.calls for v in call.reads}
     program.inputs = [*cache, *(v for v in program.inputs if v in read)]
-    program.outputs = [head.args["inp"]]
+    program.outputs = [*head.writes] * with_head + [head.args["inp"]]
     program.verify()
-    return head
+
+
+@dataclass
+class Block:
+    """The program for a number of tokens at a time, in memory.
+
+    Attributes
+    ----------
+    tokens, hidden : its input (1, T), and what the head reads of each token (T, C).
+    """
+
+    loaded: Loaded
+    tokens: Array = field(init=False)
+    hidden: Array = field(init=False)
+
+    def __post_init__(self) -> None:
+        program = self.loaded.built.program
+        self.tokens = self.loaded.array(next(v for v in program.inputs if v.name == "tokens"))
+        self.hidden = self.loaded.array(program.outputs[-1])[0]
 
 
 class Decoder:
@@ -127,52 +142,41 @@ class Decoder:
         blocks = [T for T in BLOCKS if config.block_size >= T]
         usual = variant == registry.DEFAULT
         choices = {T: registry.Choice(variant, ["*=rows"] * (usual and T <= FEW) + [*swaps]) for T in blocks}
-        programs: dict[int, Program] = {}
-        for T in reversed(blocks):
-            program = programs[T] = nn.trace_model(config.module(), config.specs(1, T))
-            head = behind_cache(config, program, self.context + blocks[-1])
-            fuse(program, ("gate", "layernorm", "gelu") if usual else (), choices[T])
-        programs[1].calls.append(head)  # of the last program traced, which is that for one token
-        programs[1].outputs = head.writes
-        chosen = {T: [choices[T].resolve(c.op.name, c.layer).of(c.types) for c in p.calls] for T, p in programs.items()}
+        how = BuildOptions(train=False, threads=threads, processes=processes, kernel_files=kernel_files)
+
+        def built(T: int) -> Built:
+            def rewrite(program: Program) -> None:
+                behind_cache(config, program, self.context + blocks[-1], T == 1)
+                fuse(program, ("gate", "layernorm", "gelu") if usual else (), choices[T])
+
+            return build(config.module(), config.specs(1, T), how, choice=choices[T], rewrite=rewrite)
+
+        builts = [built(T) for T in blocks]
         for choice in choices.values():
-            choice.check_used((c.op.name, c.layer) for p in programs.values() for c in p.calls)
-        self.kernels = list(dict.fromkeys(k for kernels in chosen.values() for k in kernels))
-        self.threads = set_threads(threads, self.kernels)
-        plans = {T: Built(p, chosen[T], []).plan() for T, p in programs.items()}
-        nbytes = max(plan.total_bytes for plan in plans.values())
-        arena.check_fits(nbytes, lambda there: "take a shorter --context or a smaller model")
-        jit.compile_kernels(self.kernels, processes=processes, files=kernel_files, progress=progress)
-        if check:
-            for r in check_all(self.kernels, quick=True, threads=(self.threads,)):
+            choice.check_used((c.op.name, c.layer) for b in builts for c in b.program.calls)
+        self.kernels = list(dict.fromkeys(k for b in builts for k in b.kernels))
+
+        def ready(loaded: Loaded) -> None:
+            for r in check_all(self.kernels, quick=True, threads=(loaded.threads,)) if check else ():
                 if r.verdict == "FAIL":
                     raise UserError(f"{r.kernel} is wrong, so nothing is run with it: {r.reason} ({r.case})")
-        memory = arena.Arena(nbytes)
-        self._scalars: dict[Scalar, list[tuple[list[Any], int]]] = {}
-        self._calls: dict[int, list[Bound]] = {}
-        self._tokens: dict[int, Array] = {}
-        self._hidden: dict[int, Array] = {}
-        fixed: list[dict[str, int]] = []
-        for T, program in programs.items():
-            plan = plans[T]
-            pairs = zip(program.calls, chosen[T], strict=True)
-            self._calls[T] = [bind(c, k, plan, memory, self._scalars) for c, k in pairs]
-            tokens = next(v for v in program.inputs if v.name == "tokens")
-            hidden = program.outputs[0] if T > 1 else head.args["inp"]
-            self._tokens[T] = memory.view(tokens, plan.offsets[tokens], tokens.shape)
-            self._hidden[T] = memory.view(hidden, plan.offsets[hidden], hidden.shape[1:])
-            shared = [*program.parameters, *program.constants, *program.inputs]
-            fixed.append({v.name: plan.offsets[v] for v in shared if v is not tokens})
+
+        advice = "take a shorter --context or a smaller model"
+        loaded = load(builts, hint=lambda there: advice, progress=progress, ready=ready)
+        self._blocks = {T: Block(one) for T, one in zip(blocks, loaded, strict=True)}
+        one, first = loaded[0], builts[0].program
+        fixed = [
+            {v.name: x.plan.offsets[v] for v in [*p.parameters, *p.constants, *p.inputs] if v.name != "tokens"}
+            for x, p in ((x, x.built.program) for x in loaded)
+        ]
         assert all(places == fixed[0] for places in fixed)
-        self._head = self._calls[1].pop()
-        self._logits = memory.view(logits := head.args["out"], plans[1].offsets[logits], (config.vocab_size,))
-        self._parameters = {p.name: memory.view(p, fixed[0][p.name], p.shape) for p in programs[1].parameters}
-        for v, make in programs[1].constants.items():
-            np.copyto(memory.view(v, fixed[0][v.name], v.shape), make())
-        ends = [fixed[0][p.name] + p.nbytes for p in programs[1].parameters]
-        self.weights = memory.view(programs[1].parameters[0], 0, (max(ends) // 4,))
-        whole = {v for c in programs[1].calls if not any(a.role == "index" for a in c.op.args) for v in c.reads}
-        self.weight_bytes = sum(p.nbytes for p in programs[1].parameters if p in whole)
+        self.threads, self._head = one.threads, one.calls.pop()
+        self._logits = one.array(first.outputs[0], (config.vocab_size,))
+        self._parameters = {p.name: one.array(p) for p in first.parameters}
+        ends = [one.plan.offsets[p] + p.nbytes for p in first.parameters]
+        self.weights = one.memory.view(first.parameters[0], 0, (max(ends) // 4,))
+        whole = {v for c in first.calls if not any(a.role == "index" for a in c.op.args) for v in c.reads}
+        self.weight_bytes = sum(p.nbytes for p in first.parameters if p in whole)
 
     def parameters(self) -> dict[str, Array]:
         """Return every parameter by name: views, so writing to them changes the model."""
@@ -193,15 +197,14 @@ class Decoder:
         ids = check_tokens(tokens, self.config, self.context, self.position)
         threads.set_threads(self.threads)
         while ids.size:
-            T = next((T for T in BLOCKS if T in self._calls and ids.size <= T), max(self._calls))
-            now, ids = ids[:T], ids[T:]
-            self._tokens[T][0, : now.size] = now
-            self._tokens[T][0, now.size :] = 0  # padding behind the last: its part of the cache is overwritten later
-            for args, i in self._scalars[Scalar("position")]:
-                args[i] = self.position
-            run_calls(self._calls[T])
+            T = next((T for T in self._blocks if ids.size <= T), max(self._blocks))
+            block, now, ids = self._blocks[T], ids[:T], ids[T:]
+            block.tokens[0, : now.size] = now
+            block.tokens[0, now.size :] = 0  # padding behind the last: its part of the cache is overwritten later
+            block.loaded.set(Scalar("position"), self.position)
+            run_calls(block.loaded.calls)
             self.position += now.size
-        self._hidden[1][0] = self._hidden[T][now.size - 1]
+        self._blocks[1].hidden[0] = block.hidden[now.size - 1]
         run_calls([self._head])
         return self._logits
 

@@ -13,21 +13,19 @@ from typing import Any
 
 import numpy as np
 
-from .. import nn, ops
+from .. import ops
+from ..building import Array, BuildOptions, Built, Loaded, build, load, run_calls
 from ..check.gate import require_right
-from ..engine import Array, Built, bind, run_calls, set_threads
 from ..errors import UserError
 from ..kernels import registry
-from ..kernels.compile import jit
 from ..kernels.toolkit import threads
 from ..models import Config
-from ..program import arena
-from ..program.program import Program, Scalar, Value
-from ..program.tables import cut_tables
+from ..program.program import Program
 from .decoder import Decoder, Reader, check_tokens, context_of
 
 USUAL_ROW = 64
 """The tokens of a row where neither the caller nor the model names a number."""
+LOGITS = BuildOptions(train=False)
 SAME = 1e-3
 """The largest difference between logits that counts as rounding, as a share of the largest logit."""
 
@@ -42,15 +40,14 @@ def reader_of(config: Config, *, trained_length: int | None = None, **how: Any) 
     return Decoder(config, **how) if config.cached else Uncached(config, trained_length=trained_length, **how)
 
 
-def text_program(config: Config, T: int) -> tuple[Program, Value, Value]:
-    """Trace a model for a row of T tokens; return the program of its logits, its tokens, and its logits.
+def only_logits(config: Config, program: Program, T: int) -> None:
+    """Rewrite a model's traced forward for a row of T tokens: its one input are the tokens, its one output the logits.
 
     Raises
     ------
     UserError
         For a model that does not compute logits of the next token from tokens alone.
     """
-    program = nn.trace_model(*config.sized(1, T))
     logits = next((v for v in program.outputs[1:] if prod(v.shape[:-1]) == T and v.dtype == "float32"), None)
     for call in program.calls:
         if logits is None and call.op is ops.cross_entropy_forward and call.sizes["BT"] == T:
@@ -69,9 +66,12 @@ def text_program(config: Config, T: int) -> tuple[Program, Value, Value]:
         names = ", ".join(f"{v.name} {list(v.shape)}" for v in read) or "no input"
         raise UserError(f"{refused}its logits are computed from {names}; expected one row of {T} tokens alone")
     program.inputs = read
-    cut_tables(program)
     program.verify()
-    return program, read[0], logits
+
+
+def text_program(config: Config, T: int, how: BuildOptions = LOGITS) -> Built:
+    """Build the forward of a model for a row of T tokens; see `only_logits`."""
+    return build(*config.sized(1, T), how, rewrite=lambda program: only_logits(config, program, T))
 
 
 class Uncached:
@@ -120,24 +120,24 @@ class Uncached:
         self.T = max(self.context, trained_length or 0)
         variant = registry.DEFAULT if variant == registry.AUTO else variant  # a plan is for a training step
         choice = registry.Choice(variant, [*swaps])
-        program, tokens, logits = text_program(config, self.T)
-        choice.check_used((c.op.name, c.layer) for c in program.calls)
-        chosen = [choice.resolve(c.op.name, c.layer).of(c.types) for c in program.calls]
-        self.kernels = list(dict.fromkeys(chosen))
-        self.threads = set_threads(threads, self.kernels)
-        plan = Built(program, chosen, []).plan()
-        arena.check_fits(plan.total_bytes, lambda there: "take a shorter --context or a smaller model")
         files = [*kernel_files, *config.files]
-        jit.compile_kernels(self.kernels, processes=processes, files=files, progress=progress)
-        if check:
-            require_right(self.kernels, threads=self.threads)
-        memory, scalars = arena.Arena(plan.total_bytes), dict[Scalar, list[tuple[list[Any], int]]]()
-        self._calls = [bind(c, k, plan, memory, scalars) for c, k in zip(program.calls, chosen, strict=True)]
-        for v, make in program.constants.items():
-            np.copyto(memory.view(v, plan.offsets[v], v.shape), make())
-        self._tokens = memory.view(tokens, plan.offsets[tokens], (self.T,))
-        self._logits = memory.view(logits, plan.offsets[logits], (self.T, prod(logits.shape) // self.T))
-        self._parameters = {p.name: memory.view(p, plan.offsets[p], p.shape) for p in program.parameters}
+        how = BuildOptions(choice, train=False, threads=threads, processes=processes, kernel_files=files)
+        built = text_program(config, self.T, how)
+        program = built.program
+        choice.check_used((c.op.name, c.layer) for c in program.calls)
+        self.kernels = list(dict.fromkeys(built.kernels))
+
+        def ready(loaded: Loaded) -> None:
+            if check:
+                require_right(self.kernels, threads=loaded.threads)
+
+        advice = "take a shorter --context or a smaller model"
+        (loaded,) = load([built], hint=lambda there: advice, progress=progress, ready=ready)
+        self.threads, self._calls = loaded.threads, loaded.calls
+        (tokens,), (logits,) = program.inputs, program.outputs
+        self._tokens = loaded.array(tokens, (self.T,))
+        self._logits = loaded.array(logits, (self.T, prod(logits.shape) // self.T))
+        self._parameters = {p.name: loaded.array(p) for p in program.parameters}
         self._looks_back = False  # whether it was seen that padding changes nothing
 
     def parameters(self) -> dict[str, Array]:

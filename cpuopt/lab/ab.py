@@ -21,10 +21,11 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 
 from .. import models
+from ..building import Bound
 from ..check.cases import Case, case
 from ..check.judge import Result
 from ..check.timed import AFTER, BEFORE, FILLS, SELDOM, Timed, judge_call
-from ..engine import Bound, Engine
+from ..engine import Engine
 from ..errors import UserError
 from ..files.reading import from_json, to_json
 from ..isolate.serve import doing

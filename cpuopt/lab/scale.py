@@ -20,7 +20,7 @@ from ..measure.roofline import Roofs
 from ..measure.scaling import Call, Row, Starts, Timed, row, start_of, typical
 
 if TYPE_CHECKING:
-    from ..engine import Bound
+    from ..building import Bound
     from ..train.job import Job
 
 BETWEEN = "(between calls)"

@@ -29,8 +29,8 @@ def cases(request: Mapping[str, Any], say: Say) -> dict[str, Any]:
 
 def ab(request: Mapping[str, Any], say: Say) -> dict[str, Any]:
     """Compare two kernels on one size and number of threads; both are checked before and after."""
+    from ..building import set_threads
     from ..check.gate import require_quick
-    from ..engine import set_threads
     from ..kernels.compile import cache, jit
     from ..kernels.registry import find
     from ..measure import rates as machine

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
 from functools import partial
 from inspect import signature
@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from .. import building, nn, ops
 from .. import engine as core
-from .. import nn, ops
+from ..building import BuildOptions, Built
 from ..check.gate import Judged, require_quick, require_right, sized_of
 from ..errors import UserError
 from ..files import write_whole
@@ -40,7 +41,7 @@ from ..wording import nearest
 from .results import ComparisonReport, ProfileReport, require_trained
 from .text import reader_of
 
-Array = core.Array
+Array = building.Array
 
 
 def chosen(variant: str | Choice, swap: Sequence[str]) -> Choice:
@@ -63,9 +64,8 @@ def rewrites(fuse: str | Sequence[str], choice: Choice, two_pass: bool) -> tuple
 
 def known(maker: Callable[..., Any], names: Iterable[str], also: Callable[..., Any]) -> None:
     """Refuse a keyword that neither of two callables takes."""
-    every = {n for f in (maker, also) for n, p in signature(f).parameters.items() if p.kind is p.KEYWORD_ONLY} - {
-        "choice"
-    }
+    every = {n for f in (maker, also) for n, p in signature(f).parameters.items() if p.kind is p.KEYWORD_ONLY}
+    every = every - {"rewrite"} | {f.name for f in fields(BuildOptions)} - {"choice"}
     for name in names:
         if name not in every:
             raise UserError(f"{maker.__name__}({name}=...): no such keyword; {nearest(name, sorted(every))}")
@@ -80,7 +80,7 @@ def build(
     fuse: str | Sequence[str] = "auto",
     gradients: bool = False,
     **more: Any,
-) -> core.Built:
+) -> Built:
     """Trace a model, generate its backward and its update, rewrite, and choose a kernel for each call.
 
     Nothing is compiled or allocated. ``model``, ``inputs``, ``variant``, ``swap``, ``fuse``, ``gradients``, ``more``
@@ -98,9 +98,9 @@ def build(
     >>> sorted({kernel.variant for kernel in built.kernels})
     ['optimized', 'vanilla']
     """
-    known(build, more, core.build)
+    known(build, more, building.build)
     choice = chosen(variant, swap)
-    return core.build(model, inputs, choice=choice, fuse=rewrites(fuse, choice, gradients), **more)
+    return building.build(model, inputs, choice=choice, fuse=rewrites(fuse, choice, gradients), **more)
 
 
 class Engine(core.Engine):
@@ -130,7 +130,7 @@ class Engine(core.Engine):
     micro_batches : how many `step` is given: one by its inputs, the others as ``more``.
     processes : how many processes compile what the cache lacks; one a core by default.
     progress : called with (compiled, to compile, kernel); by default a line on stderr, live on a terminal.
-    more : ``reduce``, ``zero`` and ``comm`` of several micro-batches or ranks, as in `cpuopt.engine.Engine`.
+    more : ``reduce``, ``zero`` and ``comm`` of several micro-batches or ranks, as in `cpuopt.building.BuildOptions`.
 
     Raises
     ------
@@ -364,7 +364,7 @@ class Engine(core.Engine):
         if flush and in_step:
             raise UserError("flush with in_step: a step leaves the caches as they are; give one of the two")
         pair = registry.find(op, a), registry.find(op, b)
-        analyses, n = analyses_up_to(rounds), core.set_threads(self.threads, pair)
+        analyses, n = analyses_up_to(rounds), building.set_threads(self.threads, pair)
         checks = require_quick(pair, n)
         if in_step:
             found = self._in_step(pair, (a, b), layer, analyses, seed, given)
@@ -401,7 +401,8 @@ class Engine(core.Engine):
     def _calls_of(self, op: str, layer: str) -> list[Call]:
         """List the calls of an op in the program; where rewrites replace them, in the program without rewrites."""
         own = self.program.calls
-        plain = () if any(c.op.name == op for c in own) else core.build(self.model, self._inputs, fuse=()).program.calls
+        there = any(c.op.name == op for c in own)
+        plain = () if there else building.build(self.model, self._inputs).program.calls
         calls = [c for c in (*own, *plain) if c.op.name == op]
         found = [c for c in calls if fnmatchcase(c.layer, layer)]
         if not found:

@@ -45,7 +45,7 @@ class ModuleConfig(Config):
     @cached_property
     def vocab_size(self) -> int:
         """The ids that the module takes."""
-        return text_program(self, self.block_size)[1].below or 1
+        return text_program(self, self.block_size).program.inputs[0].below or 1
 
     def sized(self, B: int, T: int) -> tuple[nn.Module, dict[str, tuple[Shape, str]]]:
         """Return the module and its inputs, for one row."""

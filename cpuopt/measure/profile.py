@@ -20,7 +20,7 @@ from ..wording import count, four
 from .roofline import UNFIT, Roofs, fits
 
 if TYPE_CHECKING:
-    from ..engine import Bound
+    from ..building import Bound
 
 Array = np.ndarray[Any, Any]
 UNACCOUNTED = "(unaccounted)"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
+from typing import Any
 
 from .. import ops
 from ..errors import UserError
@@ -79,6 +80,44 @@ def chosen(parameters: list[Value], choice: Choice) -> dict[Value, ops.Optimizer
     if left := [p.name for p in parameters if p not in found]:
         raise UserError(f"optimizer: no pattern matches {left[0]!r}; add '*' before the others")
     return found
+
+
+def numbers(
+    optimizers: Sequence[ops.Optimizer], given: Mapping[str, Any], lr: float, vector_decay: float | None
+) -> dict[Scalar, float]:
+    """Return the numbers of a step for some optimizers: those given, of all or of one by its name, else their defaults.
+
+    Parameters
+    ----------
+    vector_decay : the weight decay of parameters of one axis; None: that of the others.
+
+    Raises
+    ------
+    UserError
+        For a number that an optimizer does not have, or that is out of its range.
+    """
+    found: dict[Scalar, float] = {}
+    for o in optimizers:
+        own = given.get(o.name, {})
+        if not isinstance(own, Mapping) or not own.keys() <= {"lr", *o.defaults}:
+            raise UserError(f"{o.name}: {str(own)[:60]}; expected numbers by name, of {', '.join(['lr', *o.defaults])}")
+        every = {n: given.get(n, x) for n, x in o.defaults.items()} | {"lr": lr, **own}
+        every["vector_decay"] = every.get("weight_decay", 0.0) if vector_decay is None else vector_decay
+        ranges = {n.name: n for n in o.numbers}
+        for n, x in every.items():
+            found[Scalar(n, o.name)] = in_range(ranges.get(n) or ops.Number(n, 0.0), x)
+    return found
+
+
+def in_range(number: ops.Number, x: Any) -> float:
+    """Return a number of an optimizer as a float; a `UserError` where it is none, or out of range."""
+    try:
+        wrong = number.wrong(exact := float(x))
+    except (TypeError, ValueError):
+        exact, wrong = 0.0, "a number"
+    if wrong:
+        raise UserError(f"{number.name} {str(x)[:60]}: expected {wrong}")
+    return exact
 
 
 def _layer(parameter: Value) -> str:

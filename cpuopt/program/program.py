@@ -231,6 +231,21 @@ class Call:
         return f"{self.layer:<20} {self.op.name}({', '.join(words)})"
 
 
+@dataclass(frozen=True)
+class Placed:
+    """A call in the schedule of a step.
+
+    Parameters
+    ----------
+    add : whether it adds to the gradients of parameters, where it would overwrite them.
+    instead : the values that take the place of its own.
+    """
+
+    call: Call
+    add: bool = False
+    instead: Mapping[Value, Value] = field(default_factory=dict)
+
+
 class Program:
     """Calls in the order in which they run, with the values that they share.
 
@@ -246,6 +261,7 @@ class Program:
     window : the values that all ranks see.
     owned : of parameters whose states this rank keeps in part, the first element and the end of that part.
     micro_batches : those of a step, where they are added outside of the kernels.
+    backwards : the calls behind the forward of each micro-batch of a step.
     """
 
     def __init__(self) -> None:
@@ -265,6 +281,7 @@ class Program:
         self.window: list[Value] = []
         self.owned: dict[Value, tuple[int, int]] = {}
         self.micro_batches: list[MicroBatch] = []
+        self.backwards: list[list[Placed]] = []
         self._names: set[str] = set()
 
     def value(self, name: str, shape: Shape, group: Group = "activation", **kw: Any) -> Value:

@@ -18,7 +18,7 @@ def reverse(program: Program) -> None:
     """
     loss = program.outputs[0]
     varied = _varied(program)
-    if loss not in varied:
+    if loss not in varied and len(program.trained) < len(program.parameters):
         raise UserError("the loss depends on no parameter that is trained; freeze fewer of them")
     adjoint = program.adjoint
     adjoint[loss] = program.value(f"d({loss})", loss.shape, "input", dtype=loss.dtype)

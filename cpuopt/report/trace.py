@@ -14,7 +14,7 @@ from ..wording import count
 from .files import write_json
 
 if TYPE_CHECKING:
-    from ..engine import Bound
+    from ..building import Bound
     from ..measure.profile import Profile, StepTimes
 
 PID = TID = 1

@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 
 from .. import ops
-from ..engine import Array, Engine, mean_of
+from ..building import Array
+from ..engine import Engine, mean_of
 from ..errors import UserError
 from ..files.reading import LARGEST, open_file
 

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from ..building import Bound
 from ..check.cases import Case
 from ..check.gate import declared, key_of, ours, recall, refuse, remember
 from ..check.sized import MOST, Sized, check_sized
-from ..engine import Bound
 from ..errors import UserError, blamed
 from ..kernels.compile import cache
 from ..kernels.watch import Watch

@@ -39,7 +39,7 @@ def drawn(config: Config, seed: int) -> Read:
     """Return a function that draws the initial weights of a parameter."""
 
     def read(name: str) -> Array:
-        from ..engine import initialize  # late: numba comes with it
+        from ..nn.initial import initialize  # late: numba comes with it
 
         module = config.module()
         found = {n: np.empty(p.shape, np.float32) for n, p in module.named_parameters() if n == name}

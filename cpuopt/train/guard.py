@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from ..engine import Array, Engine, Step
+from ..building import Array
+from ..engine import Engine, Step
 from ..program.program import Phase
 from ..weights.tensors import all_below
 

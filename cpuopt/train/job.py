@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from .. import models
+from ..building import Array, BuildOptions, Built, build
 from ..check import worker
 from ..check.gate import Judged, require_loadable, require_right, sized_of
-from ..comm import Comm
+from ..comm import SERIAL, Comm
 from ..data.batches import SORTED, Batches
 from ..data.corpus import Corpus, load_corpus
 from ..data.given import Batch, Given
-from ..engine import SERIAL, Array, Built, Engine, Step, build, load_kernels
+from ..engine import Engine, Step, load_kernels
 from ..errors import UserError
 from ..files.reading import from_json
 from ..isolate.child import Child
@@ -178,7 +179,7 @@ class Job(Steps):
     config: Config
     corpus: Corpus | Given
     choice: registry.Choice
-    rewrites: tuple[str, ...]
+    rewrites: Sequence[str]
     checked: list[dict[str, Any]]
     made_by: dict[str, dict[str, str]]
     changes: tuple[str, ...] = ()
@@ -296,13 +297,13 @@ def prepare(
         )
     require_shares(settings, comm.size)
     name, config, weights = model_of(settings, resume)
-    settings, rewrites = sized(settings, config), fusions(settings)
+    settings = sized(settings, config)
+    fusions(settings)  # refused before anything is loaded
     files = (*settings.kernels, *config.files)
     with Child(worker.__name__, files, numba_threads.set_threads(settings.threads)) as child:
         require_loadable(child)  # before they are loaded here
         load_kernels(settings.kernels)
         settings, notes = planned(settings, config)
-        choice = choice_of(settings)
         tokenizer = tokenizer_of(settings, weights, resume)
         B, T = settings.B, settings.T
         corpus: Corpus | Given | None = config.inputs(B, T)
@@ -320,23 +321,13 @@ def prepare(
             digests = {f"the source of {k.name}": cache.digest(k.function) for k in used}
             agreed({"text of --data with the fingerprint": corpus.fingerprint, **digests})
 
+        how = how_of(settings, config, comm)
         engine = Engine(
             *config.sized(B, T),
-            choice=choice,
-            threads=settings.threads,
+            how,
             seed=settings.seed if weights is None and resume is None else None,
-            fuse=rewrites,
-            micro_batches=settings.micro_batches // comm.size,
-            reduce=settings.reduce,  # type: ignore[arg-type]
-            zero=settings.zero,
-            comm=comm,
-            alone=settings.local_steps > 0,
-            optimizer=settings.optimizer,
-            freeze=settings.freeze,
-            processes=settings.processes,
-            kernel_files=files,
             progress=progress,
-            hint=lambda there: smaller(settings, config, choice, there),
+            hint=lambda there: smaller(settings, config, there),
             ready=ready,
         )
     engine.dropout_seed = settings.seed
@@ -350,7 +341,7 @@ def prepare(
     checked = [r.describe() for r in judged[0].results]
     batches = corpus.batches("train", settings.B, settings.T, seed=settings.seed)
     origin = made_by(engine, settings.kernels, config.files)
-    job = Job(settings, engine, batches, name, config, corpus, choice, rewrites, checked, origin)
+    job = Job(settings, engine, batches, name, config, corpus, how.choice, how.fuse, checked, origin)
     job.frozen = digests(engine)
     if (known := weights or resume) is not None:
         job.marks = known.marks
@@ -487,12 +478,22 @@ def choice_of(settings: Settings) -> registry.Choice:
     return registry.Choice(settings.variant, settings.swap, plan)
 
 
-def traced(settings: Settings, config: Config, choice: registry.Choice, comm: Comm = SERIAL) -> Built:
-    """Trace a job's program and choose its kernels."""
-    asked: dict[str, Any] = {"fuse": fusions(settings), "micro_batches": settings.micro_batches // comm.size}
-    asked |= {"reduce": settings.reduce, "zero": settings.zero, "comm": comm, "alone": settings.local_steps > 0}
-    asked |= {"optimizer": settings.optimizer, "freeze": settings.freeze}
-    return build(*config.sized(settings.B, settings.T), choice=choice, **asked)
+def how_of(settings: Settings, config: Config, comm: Comm = SERIAL) -> BuildOptions:
+    """Return how a job's model becomes calls, on one rank."""
+    return BuildOptions(
+        choice=choice_of(settings),
+        fuse=fusions(settings),
+        micro_batches=settings.micro_batches // comm.size,
+        reduce="exact" if settings.reduce == "exact" else "fast",
+        zero=settings.zero,
+        comm=comm,
+        alone=settings.local_steps > 0,
+        optimizer=settings.optimizer,
+        freeze=settings.freeze,
+        threads=settings.threads,
+        processes=settings.processes,
+        kernel_files=(*settings.kernels, *config.files),
+    )
 
 
 def unused(files: Sequence[str], ran: Sequence[registry.Kernel]) -> list[str]:
@@ -510,13 +511,13 @@ def unused(files: Sequence[str], ran: Sequence[registry.Kernel]) -> list[str]:
     return found
 
 
-def smaller(settings: Settings, config: Config, choice: registry.Choice, there: int) -> str:
+def smaller(settings: Settings, config: Config, there: int) -> str:
     """Find a B and T whose arena fits into the available memory, by halving."""
     fits = 4 * config.n_params <= there  # else no trace is worth its minutes
     B, T = (settings.B, settings.T) if fits else (1, 1)
     while B > 1 or T > 1:
         B, T = (B // 2, T) if B > 1 else (B, T // 2)
-        if traced(replace(settings, B=B, T=T), config, choice).plan().total_bytes <= there:
+        if build(*config.sized(B, T), how_of(replace(settings, B=B, T=T), config)).plan().total_bytes <= there:
             return f"try -B {B} -T {T}"
     return "no B and T fit: try a smaller --model"
 
@@ -527,5 +528,5 @@ def build_only(settings: Settings, comm: Comm = SERIAL) -> Built:
     _, config, _ = model_of(settings)
     load_kernels(settings.kernels)
     settings, notes = planned(sized(settings, config), config)
-    built = traced(settings, config, choice_of(settings), comm)
+    built = build(*config.sized(settings.B, settings.T), how_of(settings, config, comm))
     return replace(built, notes=[*notes, *built.notes])

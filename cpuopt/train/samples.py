@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ..building import Array
 from ..data.tokenizers import get_tokenizer
-from ..engine import Array
 from ..errors import UserError
 from ..generate.decoder import Reader, Sampler, check_tokens, generate, text_of
 from ..generate.uncached import reader_of, text_program

@@ -17,12 +17,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from ..building import Array
 from ..comm import Comm
 from ..comm.agree import Agreement, CommonError
 from ..data.given import Given
 from ..data.stored import DataError
 from ..data.tokenizers import byte_lengths, tokenizer_files
-from ..engine import Array, mean_of
+from ..engine import mean_of
 from ..errors import UserError
 from ..files import remove_leftovers, write_whole
 from ..files.reading import to_json

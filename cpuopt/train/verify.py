@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from ..building import BuildOptions
 from ..engine import Engine
 from ..errors import UserError
 from ..kernels.registry import Choice
@@ -84,16 +85,13 @@ def verify(
     settings : the source of variant, swaps, kernels and threads.
     """
     B, T = state.tokens.shape
-    engine = Engine(
-        model.config.module(),
-        model.config.specs(B, T),
+    how = BuildOptions(
         choice=Choice(settings.variant, settings.swap),
         threads=settings.threads,
-        seed=None,
         processes=settings.processes,
         kernel_files=settings.kernels,
-        progress=progress,
     )
+    engine = Engine(*model.config.sized(B, T), how, seed=None, progress=progress)
     require_correct(engine)
     copy_into(engine.parameters(), model)
     targets = np.where(state.targets == -1, -100, state.targets)

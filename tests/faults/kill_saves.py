@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from cpuopt.engine import SERIAL
+from cpuopt.comm import SERIAL
 from cpuopt.errors import UserError
 from cpuopt.models.gpt2 import PRESETS
 from cpuopt.ops import adamw

@@ -20,7 +20,8 @@ from ...files.reading import from_json
 from ...isolate.serve import Say, serve
 
 if TYPE_CHECKING:
-    from ...engine import Bound, Engine
+    from ...building import Bound
+    from ...engine import Engine
     from ...train.job import Settings
 
 COLUMN = {"forward": "forward", "evaluate": "forward", "backward": "backward"}
