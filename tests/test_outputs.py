@@ -15,6 +15,7 @@ from cpuopt.files import write_whole
 from cpuopt.files.outputs import Output, check, check_apart, check_unread
 from cpuopt.library import magics
 from cpuopt.train import inputs
+from cpuopt.weights import check_target
 
 SMALL = ["--model", "gpt2-tiny", "-B", "2", "-T", "8", "--data", "text.txt", "--steps", "5"]
 KERNEL = ["--kernels", "mine.py"]
@@ -196,6 +197,24 @@ def test_a_new_page_in_the_folder_of_a_run_may_be_written_again():
     check_unread([Output("--html", Path("run/report.html"))], [Path("run")])
 
 
+def test_neither_the_package_nor_the_python_of_a_peer_is_replaced(capsys):
+    Path("python").touch()
+    words = ["bench", "--model", "gpt2-tiny", "--peer-python", "python"]
+    assert "this command reads it" in refused(capsys, *words, "--out", "python")
+    source = Path(cli.__file__)
+    before = source.read_bytes()
+    assert "this command reads it" in refused(capsys, "ad", "gelu_forward", "--html", str(source))
+    assert source.read_bytes() == before
+
+
+@pytest.mark.parametrize("name", [".", "..", "/"])
+def test_the_working_directory_is_no_place_for_weights(name, tmp_path, monkeypatch):
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    with pytest.raises(UserError, match="is there already"):
+        check_target(Path(name))
+
+
 def test_settings_of_a_file_name_inputs_too(capsys):
     Path("a.toml").write_text("data = 'text.txt'\nmodel = 'gpt2-tiny'\n")
     assert "reads it (text.txt)" in refused(capsys, "train", "--config", "a.toml", "--html", "text.txt")
@@ -204,8 +223,8 @@ def test_settings_of_a_file_name_inputs_too(capsys):
 def test_all_files_of_a_glob_and_the_held_out_tokens_are_inputs():
     for name in ("a.md", "b.md", "x_train.bin", "x_val.bin"):
         Path(name).touch()
-    assert {*map(str, inputs.of({"data": "*.md"}))} == {"a.md", "b.md"}
-    assert {*map(str, inputs.of({"data": "x_train.bin"}))} == {"x_train.bin", "x_val.bin"}
+    for data, files in (("*.md", {"a.md", "b.md"}), ("x_train.bin", {"x_train.bin", "x_val.bin"})):
+        assert {str(p) for p in inputs.of({"data": data}) if not p.is_absolute()} == files
 
 
 @pytest.mark.parametrize(

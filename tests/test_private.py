@@ -92,7 +92,7 @@ def test_a_planted_kernel_is_not_unpickled(folder, monkeypatch, tmp_path):
     cache._write(place, "key", payload)
     assert cache._read(place, "key") == payload
     entry.chmod(0o666)
-    with pytest.warns(CacheWarning, match="kernels are not loaded .*another user's; delete the folder: rm -r"):
+    with pytest.warns(CacheWarning, match="kernels are not loaded .*another user's; delete it: rm -r"):
         assert cache._read(place, "key") is None
     assert not Path("ran").exists()
 

@@ -1,5 +1,7 @@
 """Where a command runs: a directory that was removed or holds numba's settings, odd names, long paths."""
 
+import argparse
+import io
 import os
 import subprocess
 import sys
@@ -8,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from cpuopt import cli, kernels
+from cpuopt.cli import generate
 from cpuopt.comm.launch import LONGEST, Launch
 from cpuopt.errors import UserError
 
@@ -141,3 +144,24 @@ def test_a_long_path_for_temporary_files_is_one_line(tmp_path, monkeypatch):
     with pytest.raises(UserError, match=f"TMPDIR={place}: a socket in it has a path of more than {LONGEST} bytes"):
         Launch(["true"], 2, lambda line: None).run()
     assert os.listdir(place) == []
+
+
+def test_no_place_for_temporary_files(monkeypatch, capsys):
+    def none():
+        raise FileNotFoundError(2, "No usable temporary directory found in ['/tmp']")
+
+    monkeypatch.setenv("NUMBA_NUM_THREADS", os.environ["NUMBA_NUM_THREADS"])
+    monkeypatch.setattr("tempfile._get_default_tempdir", none)
+    monkeypatch.setattr("tempfile.tempdir", None)
+    assert cli.main(["check", "residual", "--quick", "--variant", "vanilla"]) == 2
+    assert "set TMPDIR to another" in capsys.readouterr().err
+
+
+def test_a_line_of_the_input_that_does_not_end(monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO("hello\n\nworld" + "!" * generate.LONGEST))
+    turns = generate.user_turns(argparse.Namespace(prompt="", json=False))
+    assert next(turns) == "hello"
+    with pytest.raises(UserError, match="a line of more than 1,048,576 characters"):
+        next(turns)
+    monkeypatch.setattr("sys.stdin", io.StringIO("hello"))
+    assert [*generate.user_turns(argparse.Namespace(prompt="", json=False))] == ["hello"]

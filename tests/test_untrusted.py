@@ -149,6 +149,7 @@ GROWING = {
     "a pattern that matches nothing": {"type": "Replace", "pattern": {"Regex": "(?=.)"}, "content": "a" * 2000},
     "bytes of bytes": sequence(*[{"type": "ByteLevel"}] * 30),
     "put before": {"type": "Prepend", "prepend": "a" * 100},
+    "in many steps": sequence(*[replace("a", "aab"), replace("b", "ba")] * 12),
     "a table": charsmap(b"short", b"a" * 2000),
     "no object": [replace("a", "aa")],
 }
@@ -161,6 +162,20 @@ def test_a_tokenizer_that_can_grow_without_bound_is_refused(normalizer):
         UserError, match=r"'tokenizer.json' is no tokenizer.json that can be read: .*(times|bytes|part)"
     ):
         get_tokenizer(path)
+
+
+@pytest.mark.parametrize("name", ["continuing_subword_prefix", "end_of_word_suffix"])
+def test_a_text_that_is_joined_with_each_character_is_short(name):
+    path = Path(tokenizer())
+    content = json.loads(path.read_text())
+    for affix, right in (("##", True), ("#" * 1000, False)):
+        content["model"][name] = affix
+        if right:
+            assert untrusted.growth(content) == 3
+        else:
+            path.write_text(json.dumps(content))
+            with pytest.raises(UserError, match=f"{name} has 1000 characters; expected 8 at most"):
+                get_tokenizer(str(path))
 
 
 def test_steps_before_the_model_count_too():

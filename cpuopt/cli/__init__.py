@@ -154,6 +154,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(_fitted(f"cpuopt: out of memory{': ' * bool(str(e))}{one_line(str(e))}"), file=sys.stderr)
         return 1
     except OSError as e:
+        if e.errno == errno.ENOENT and "usable temporary directory" in str(e):
+            print("cpuopt: no directory for temporary files can be written; set TMPDIR to another", file=sys.stderr)
+            return 2
         if e.errno not in (errno.EPIPE, errno.ENOSPC, errno.EDQUOT):
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python writes what is left when it ends

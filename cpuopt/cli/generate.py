@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from ..models import Config
     from ..weights import Weights
 
+LONGEST = 1 << 20
+"""Characters of a line of the input."""
 CHAT_CONTEXT = 4096
 """Tokens that a chat may have by default, where the model's context is longer."""
 
@@ -177,13 +179,23 @@ def user_turns(args: argparse.Namespace) -> Iterator[str]:
         return
     while True:
         try:
-            line = input("> " if sys.stdin.isatty() and not args.json else "")
+            line = input("> " if not args.json else "") if sys.stdin.isatty() else _line()
         except (EOFError, KeyboardInterrupt):
             return
         except UnicodeDecodeError as e:
             raise UserError(f"the input is no text: {e}") from e
         if line.strip():
             yield line
+
+
+def _line() -> str:
+    """Read a line of a pipe or a file; one without an end would fill the memory."""
+    line = sys.stdin.readline(LONGEST + 1)
+    if not line:
+        raise EOFError
+    if len(line) > LONGEST:
+        raise UserError(f"the input has a line of more than {LONGEST:,} characters; expected what a user says")
+    return line.removesuffix("\n")
 
 
 def figures_of(said: list[Said], decoder: Reader) -> dict[str, Any]:

@@ -27,6 +27,8 @@ MEASURED = 8
 """Characters of tokens for each character of a text, at most; four bytes of a character are four."""
 SLICE, SLICES = 256, 64
 """Characters of a slice, and slices of a long text, whose growth is measured."""
+AFFIXES = ("continuing_subword_prefix", "end_of_word_suffix")
+"""Texts of a model that are joined with each character; BERT has "##", CLIP "</w>"."""
 FIXED = {"ByteLevel": 3, "Metaspace": 4, "BertNormalizer": 3}
 """Growth by steps that may follow themselves; the others change nothing of what they have made."""
 BYTE = re.compile(r"<0x[0-9A-F]{2}>")
@@ -42,6 +44,11 @@ def growth(content: Mapping[str, Any]) -> int:
     ValueError
         If it is more than `MOST`, or a part is not as it should be.
     """
+    model = content.get("model")
+    for name in AFFIXES:
+        affix = str(model.get(name) or "") if isinstance(model, dict) else ""
+        if len(affix) > LONGEST:
+            raise ValueError(f"{name} has {len(affix)} characters; expected {LONGEST} at most")
     factor = _of(content.get("normalizer")) * _of(content.get("pre_tokenizer"))
     if factor > MOST:
         raise ValueError(f"its normalizers can make a text more than {MOST} times as long")

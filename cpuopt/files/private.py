@@ -154,9 +154,7 @@ def read(path: Path) -> bytes:
             if not stat.S_ISREG(status.st_mode) or status.st_size > LARGEST:
                 raise OSError(errno.EINVAL, f"{path.name} is no file of at most {LARGEST >> 20} MB")
             if status.st_uid != os.geteuid() or status.st_mode & OTHERS or status.st_nlink != 1:
-                raise UnsafeError(
-                    f"{path.name[:80]} may be another user's; delete the folder: rm -r {quote(str(path.parent))}"
-                )
+                raise UnsafeError(f"files in it may be another user's; delete it: rm -r {quote(str(path.parent))}")
             content = file.read()
             with suppress(OSError):  # a disk that is read-only
                 os.utime(file.fileno())

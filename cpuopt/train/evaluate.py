@@ -54,7 +54,8 @@ def read_examples(path: Path, vocab_size: int) -> list[Example]:
     try:
         with open_file(path) as file:
             head, size = file.read(HEADER_BYTES), os.fstat(file.fileno()).st_size
-            stream = np.fromfile(file, "<u2", LARGEST // 2)
+            known = np.frombuffer(head[:8], "<i4").tolist() == [MAGIC, VERSION]
+            stream = np.fromfile(file, "<u2", LARGEST // 2 if known else 0)  # of another file nothing more is read
     except OSError as e:
         raise UserError(f"cannot read {str(path)!r}: {e.strerror or e}") from e
     if len(head) < HEADER_BYTES:

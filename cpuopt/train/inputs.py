@@ -16,15 +16,17 @@ from ..models import CONFIG, is_own
 from ..weights import BINARY
 from . import checkpoint
 
+PACKAGE = Path(__file__).parents[1]
 BESIDE = (CONFIG, "generation_config.json", *KINDS, *COMPANIONS)
 """Files that are read beside a model's weights or its tokenizer."""
 
 
 def of(given: Mapping[str, Any]) -> Iterator[Path]:
     """Yield the files and folders that flags or settings name, by the names of these; some may be missing."""
-    for name in ("config", "source", "file", "against"):
-        if isinstance(given.get(name), Path):
-            yield given[name]
+    yield from PACKAGE.rglob("*")  # which runs
+    for name in ("config", "source", "file", "peer_python"):
+        if given.get(name):
+            yield Path(given[name])
     for file in given.get("kernels") or ():
         yield from _code(Path(file))
     if isinstance(model := given.get("model"), str):

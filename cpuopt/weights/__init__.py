@@ -94,7 +94,7 @@ def check_target(path: Path, config: Config | None = None, tokenizer: str | None
         _ = binary_format(config).require(config) if path.suffix == BINARY else config.to_transformers()
     parent = path
     try:
-        folder = path.is_dir() and not path.is_symlink() and path.suffix != BINARY
+        folder = path.is_dir() and not path.is_symlink() and path.suffix != BINARY and path.name not in ("", "..")
         if os.path.lexists(path) and not (folder and not any(path.iterdir())):
             raise UserError(f"{str(path)!r} is there already; move it away or choose another name")
         parent = next(p for p in Path(os.path.abspath(path)).parents if p.exists())
