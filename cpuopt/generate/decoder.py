@@ -15,8 +15,8 @@ from typing import Protocol
 
 import numpy as np
 
-from ..building import Array, BuildOptions, Built, Loaded, build, load, run_calls
-from ..check.check import check_all
+from ..building import Array, BuildOptions, Built, Loaded, Progress, build, load, run_calls
+from ..check.gate import require_right
 from ..data.tokenizers import Tokenizer
 from ..errors import UserError
 from ..kernels import registry, roofs
@@ -156,13 +156,7 @@ class Decoder:
             choice.check_used((c.op.name, c.layer) for b in builts for c in b.program.calls)
         self.kernels = list(dict.fromkeys(k for b in builts for k in b.kernels))
 
-        def ready(loaded: Loaded) -> None:
-            for r in check_all(self.kernels, quick=True, threads=(loaded.threads,)) if check else ():
-                if r.verdict == "FAIL":
-                    raise UserError(f"{r.kernel} is wrong, so nothing is run with it: {r.reason} ({r.case})")
-
-        advice = "take a shorter --context or a smaller model"
-        loaded = load(builts, hint=lambda there: advice, progress=progress, ready=ready)
+        loaded = load_readers(builts, check, progress)
         self._blocks = {T: Block(one) for T, one in zip(blocks, loaded, strict=True)}
         one, first = loaded[0], builts[0].program
         fixed = [
@@ -207,6 +201,17 @@ class Decoder:
         self._blocks[1].hidden[0] = block.hidden[now.size - 1]
         run_calls([self._head])
         return self._logits
+
+
+def load_readers(builts: Sequence[Built], check: bool, progress: Progress) -> list[Loaded]:
+    """Load the builds of a model that reads tokens, after a judgement of their kernels if `check` is set."""
+
+    def ready(loaded: Loaded) -> None:
+        if check:
+            require_right([k for b in builts for k in b.kernels], threads=loaded.threads)
+
+    advice = "take a shorter --context or a smaller model"
+    return load(builts, hint=lambda there: advice, progress=progress, ready=ready)
 
 
 def context_of(config: Config, asked: int | None) -> int:

@@ -14,14 +14,13 @@ from typing import Any
 import numpy as np
 
 from .. import ops
-from ..building import Array, BuildOptions, Built, Loaded, build, load, run_calls
-from ..check.gate import require_right
+from ..building import Array, BuildOptions, Built, build, run_calls
 from ..errors import UserError
 from ..kernels import registry
 from ..kernels.toolkit import threads
 from ..models import Config
 from ..program.program import Program
-from .decoder import Decoder, Reader, check_tokens, context_of
+from .decoder import Decoder, Reader, check_tokens, context_of, load_readers
 
 USUAL_ROW = 64
 """The tokens of a row where neither the caller nor the model names a number."""
@@ -127,12 +126,7 @@ class Uncached:
         choice.check_used((c.op.name, c.layer) for c in program.calls)
         self.kernels = list(dict.fromkeys(built.kernels))
 
-        def ready(loaded: Loaded) -> None:
-            if check:
-                require_right(self.kernels, threads=loaded.threads)
-
-        advice = "take a shorter --context or a smaller model"
-        (loaded,) = load([built], hint=lambda there: advice, progress=progress, ready=ready)
+        (loaded,) = load_readers([built], check, progress)
         self.threads, self._calls = loaded.threads, loaded.calls
         (tokens,), (logits,) = program.inputs, program.outputs
         self._tokens = loaded.array(tokens, (self.T,))

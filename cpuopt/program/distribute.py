@@ -18,7 +18,7 @@ from math import prod
 from .. import ops
 from ..comm import Comm
 from ..ops import collective
-from .program import Call, MicroBatch, Phase, Place, Program, Value
+from .program import Call, Phase, Place, Placed, Program, Value
 from .tree import across, buffers, leaves
 
 ALIGN = 16
@@ -160,12 +160,13 @@ class Distribution:
             gathered = self.gather([b.gradients for b in self.buckets], "reduce")
         updates = self.update([c for c in program.calls if c.phase == "update"], "update")
         program.calls = [*calls, *tail, *gathered, *self.norm(), *updates]
-        self.plan_micro_batches()
+        self.schedule()
         program.verify()
 
-    def plan_micro_batches(self) -> None:
-        """Note where the backward of each micro-batch puts its gradients, and what is added after it."""
-        for leaf in self.leaves:
+    def schedule(self) -> None:
+        """List the backward of each micro-batch, with where it puts its gradients, and what is added after it."""
+        backward = list(self.program.phase("backward"))
+        for leaf in self.leaves[:-1]:
             targets: dict[Value, Value] = {}
             if leaf.target is not None:
                 for b in self.buckets:
@@ -174,11 +175,11 @@ class Distribution:
                         span = start, start + prod(p.shape)
                         targets[gradient] = self.view(b.partials[leaf.target], span, gradient.name)
             sums = [
-                (call, {call.args["total"]: b.buffer(to), call.args["part"]: b.buffer(by)})
-                for to, by in (leaf.sums if leaf is not self.leaves[-1] else ())
+                Placed(call, instead={call.args["total"]: b.buffer(to), call.args["part"]: b.buffer(by)})
+                for to, by in leaf.sums
                 for b, call in self.templates.items()
             ]
-            self.program.micro_batches.append(MicroBatch(targets, sums))
+            self.program.backwards.append([*(Placed(c, instead=targets) for c in backward), *sums])
 
     def reduce(self, b: Bucket, phase: Phase) -> tuple[list[Call], list[Call]]:
         """Return the calls that begin the sum of a bucket, where its last gradient is there, and those that end it."""

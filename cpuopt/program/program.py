@@ -116,21 +116,6 @@ class Place:
     peer: int | None = None
 
 
-@dataclass
-class MicroBatch:
-    """One of several micro-batches of a step.
-
-    Parameters
-    ----------
-    targets : for gradients that its backward writes elsewhere, that place.
-    sums : the additions that follow its backward, each a call of the program with other values in place of its own;
-        those after the last micro-batch are calls of the program.
-    """
-
-    targets: dict[Value, Value]
-    sums: list[tuple[Call, dict[Value, Value]]]
-
-
 def types_of(op: Op, layer: str, args: Mapping[str, Any]) -> dict[str, str]:
     """Return the types of the arguments that do not have their usual one.
 
@@ -260,7 +245,6 @@ class Program:
     filled : those of them that are defined before a step, or written part by part.
     window : the values that all ranks see.
     owned : of parameters whose states this rank keeps in part, the first element and the end of that part.
-    micro_batches : those of a step, where they are added outside of the kernels.
     backwards : the calls behind the forward of each micro-batch of a step.
     """
 
@@ -280,7 +264,6 @@ class Program:
         self.filled: set[Value] = set()
         self.window: list[Value] = []
         self.owned: dict[Value, tuple[int, int]] = {}
-        self.micro_batches: list[MicroBatch] = []
         self.backwards: list[list[Placed]] = []
         self._names: set[str] = set()
 

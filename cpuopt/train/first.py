@@ -54,7 +54,13 @@ def judge_first_step(job: Stepping, say: Callable[[str], None] = lambda text: No
     wanted: dict[str, tuple[Sized, str]] = {}
     for bound in engine.calls:
         sized = Sized(bound.kernel, Case.of(bound.call), dict(bound.call.adds))
-        if isinstance(bound.call.op, ops.Collective) or ours(bound.kernel) or declared(bound.call.op) or sized.elements > MOST or str(sized) in wanted:
+        if (
+            isinstance(bound.call.op, ops.Collective)
+            or ours(bound.kernel)
+            or declared(bound.call.op)
+            or sized.elements > MOST
+            or str(sized) in wanted
+        ):
             continue
         key = key_of(bound.kernel, cache.digest(bound.kernel.function), sized, engine.threads, "first step")
         if recall(key, sized) is None:
