@@ -22,13 +22,14 @@ from .errors import UserError, blamed
 from .kernels import registry
 from .kernels.compile import jit
 from .kernels.toolkit import threads
-from .ops.declaration import Spec
+from .ops.declaration import Arg, Spec
 from .program import arena
 from .program.distribute import distribute
 from .program.fuse import BEFORE, fuse
 from .program.local import add_outer
 from .program.optimizer import Choice as OptimizerChoice
 from .program.optimizer import add_update, freeze
+from .program.precision import NARROW, store_operands
 from .program.program import Call, Phase, Placed, Program, Scalar, Value
 from .program.reverse import reverse
 from .program.schedule import schedule
@@ -58,6 +59,7 @@ class BuildOptions:
     optimizer : the name of one in ``cpuopt.ops.OPTIMIZERS``; or names by patterns of parameters, of which the last that
         matches wins, as in ``{"*": "adamw", "*.bias": "sgd"}``.
     freeze : patterns of parameters that steps leave as they are; they have no gradient and no states.
+    dtype : "bfloat16" to store in it what products and attention read; weights, sums and states stay float32.
     threads : the number for all kernels; numba's own by default.
     processes : how many processes compile what the cache lacks; one a core by default.
     kernel_files : the files of kernels that these processes import.
@@ -73,6 +75,7 @@ class BuildOptions:
     alone: bool = False
     optimizer: OptimizerChoice = ops.USUAL
     freeze: Sequence[str] = ()
+    dtype: str = "float32"
     threads: int | None = None
     processes: int | None = None
     kernel_files: Sequence[str] = ()
@@ -81,6 +84,15 @@ class BuildOptions:
     def several(self) -> bool:
         """Whether the gradients of a step are those of several micro-batches or ranks."""
         return self.train and (self.micro_batches * self.comm.size > 1 or self.alone)
+
+    @property
+    def divided(self) -> bool:
+        """Whether gradients lie in buckets, which a pass adds in a fixed tree or divides among ranks."""
+        return self.several and (self.reduce == "exact" or self.comm.size > 1 or self.alone)
+
+    def takes(self, call: Call, arg: Arg) -> bool:
+        """Return whether the kernel of a call takes an argument in bfloat16."""
+        return self.choice.resolve(call.op.name, call.layer).takes(arg, NARROW)
 
     @property
     def adding(self) -> bool:
@@ -169,7 +181,11 @@ def build(
         how.choice.check_used((c.op.name, c.layer) for c in dict.fromkeys([*before, *program.calls]))
     if how.several:
         require_sums(program)
-    if how.several and (how.reduce == "exact" or how.comm.size > 1 or how.alone):
+    if how.dtype == NARROW:
+        store_operands(program, how.takes, inline=not how.divided)
+    elif how.dtype != "float32":
+        raise UserError(f"dtype {how.dtype!r}: expected 'float32' or '{NARROW}'")
+    if how.divided:
         together, exact = SERIAL if how.alone else how.comm, how.reduce == "exact"
         buckets = distribute(program, together, local=how.micro_batches, exact=exact, zero=how.zero)
         if how.alone:
@@ -286,7 +302,7 @@ class Loaded:
             if a.role == "acc":
                 args.append(call.adds[a.name] or (add and v is not None and v.group == "gradient"))
         args += [self.array(v) for v in self.plan.scratch[call].values()]
-        return Bound(call, kernel, args)
+        return Bound(call, kernel.direct(), args)
 
     def rebound(self, bound: Bound, kernels: Sequence[registry.Kernel], memory: arena.Arena) -> list[Bound]:
         """Bind a call to other kernels, on the same arrays and with scratch in another memory, which they share."""
@@ -298,7 +314,7 @@ class Loaded:
             args = [*bound.args[:ours], *(memory.view(v, end, v.shape) for v, end in zip(mine, ends, strict=False))]
             for places in self._scalars.values():
                 places += [(args, i) for known, i in places if known is bound.args]
-            found.append(Bound(bound.call, kernel, args))
+            found.append(Bound(bound.call, kernel.direct(), args))
         return found
 
 

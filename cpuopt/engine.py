@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -31,7 +32,8 @@ from .errors import UserError
 from .kernels import registry
 from .kernels.toolkit import threads
 from .nn.initial import initialize
-from .ops.declaration import ITEMSIZE, Spec
+from .ops.declaration import Spec
+from .ops.storage import TYPES
 from .program import arena
 from .program.optimizer import in_range, numbers
 from .program.program import DRAWS, PHASES, Phase, Scalar, Value
@@ -127,10 +129,11 @@ class Engine:
     ) -> None:
         if not (seed is None or (isinstance(seed, Integral) and seed >= 0)):
             raise UserError(f"seed {seed!r}: expected a whole number of 0 or more, or None for weights of zeros")
-        arena.check_fits(sum(prod(p.shape) * ITEMSIZE[p.dtype] for p in model.parameters()), hint)  # before the work
+        arena.check_fits(sum(prod(p.shape) * TYPES[p.dtype].bytes for p in model.parameters()), hint)  # before the work
         built = build(model, inputs, options, **changes)
         self.options, self.program, self.notes = built.options, built.program, built.notes
         self.comm, self.micro_batches, self.alone = self.options.comm, self.options.micro_batches, self.options.alone
+        self._stale, self._exposed = True, list[weakref.ref[Array]]()
         self._left = False  # whether the weights may differ from those of other ranks
         self._busy = Lock()
         self.torn = ""
@@ -187,8 +190,16 @@ class Engine:
         return self._loaded.array(value)
 
     def parameters(self) -> dict[str, Array]:
-        """Return every parameter by name: views, so writing to them changes the model."""
-        return {p.name: self.array(p) for p in self.program.parameters}
+        """Return every parameter by name: views, so writing to them changes the model.
+
+        With ``dtype="bfloat16"``, products read copies of the weights. These follow what is written before the next
+        forward, and later as long as the arrays of this dictionary are referenced: get it anew before you write again.
+        """
+        found = {p.name: self.array(p) for p in self.program.parameters}
+        if self.phases["convert"]:
+            self._exposed += [weakref.ref(x) for x in found.values()]
+            self._stale = True
+        return found
 
     def states(self) -> dict[str, dict[str, Array]]:
         """Return the optimizers' states, such as ``lion_m``, for each parameter by its name: views."""
@@ -248,7 +259,18 @@ class Engine:
     def _run(self, *phases: Phase) -> None:
         threads.set_threads(self.threads)
         for phase in phases:
+            if phase == "forward":
+                self._convert()
             self.runner(self.phases[phase])
+            if phase in ("update", "outer") and self.options.divided:
+                self._stale = True
+
+    def _convert(self) -> None:
+        """Write the copies of weights in a narrower type, if a weight may have changed other than by an update."""
+        self._exposed = [x for x in self._exposed if x() is not None]
+        if self.phases["convert"] and (self._stale or self._exposed):
+            self.runner(self.phases["convert"])
+            self._stale = False
 
     def counted(self, batch: Mapping[str, Array]) -> int:
         """Return how many terms the loss of a batch is the mean of: targets that are not ignored; else 1.

@@ -13,7 +13,8 @@ from cpuopt.engine import Engine
 from cpuopt.errors import UserError
 from cpuopt.models import specs
 from cpuopt.models.gpt2 import GPT2, PRESETS
-from cpuopt.ops.declaration import ITEMSIZE, Op, inp, out, state, symbols
+from cpuopt.ops import storage
+from cpuopt.ops.declaration import Op, inp, out, state, symbols
 from cpuopt.program import arena
 from cpuopt.program.program import Call, Program
 from cpuopt.train import job
@@ -21,7 +22,7 @@ from cpuopt.train.job import Settings
 
 SIZES = symbols("N0 N1 N2 N3")
 GROUPS = ["activation", "adjoint", "gradient"]
-TYPES = tuple(ITEMSIZE)
+TYPES = tuple(storage.TYPES)
 
 
 def op(reads, updates):

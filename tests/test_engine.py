@@ -301,7 +301,10 @@ def test_a_value_of_another_engine_is_refused():
     [
         ({"x": ((2, 4), "int32"), "y": ((2,), "int32")}, "argument 'inp' is int32; expected float32"),
         ({"x": ((2, 4), "float64"), "y": ((2,), "int32")}, "argument 'inp' is float64; expected float32"),
-        ({"x": ((2, 4), "float99"), "y": ((2,), "int32")}, "input 'x' is declared float99; expected float16, float32"),
+        (
+            {"x": ((2, 4), "float99"), "y": ((2,), "int32")},
+            "input 'x' is declared float99; expected float32, bfloat16, float16",
+        ),
         ({"x": ((2, 4), "float32"), "z": ((2,), "int32")}, "does not take the inputs (x, z)"),
     ],
 )

@@ -17,6 +17,7 @@ from numpy.typing import DTypeLike
 from ..errors import UserError
 from ..ops.declaration import Arg, Op
 from ..ops.optimizer import Optimizer
+from ..ops.storage import is_float
 from ..program.program import Call
 from ..wording import text_of
 from .fit import beyond, drawn, scaled_as
@@ -185,7 +186,8 @@ def quick_cases(op: Op, types: Mapping[str, str] | None = None, skips: Sequence[
     kinds += [(ODD, "all count")] * any(a.ignored for a in op.args)
     kinds += [(SMALL, kind) for kind in (ADJOINTS if adjoints(op) else ("symmetric",))]
     found = [case(op, sizes, kind, types=types) for sizes, kind in kinds if kind not in op.unfit]
-    return found + [case(op, SMALL, absent=gone, types=types) for gone in absences(op, skips)]
+    absent = [[n for n in gone if n not in (types or {})] for gone in absences(op, skips)]
+    return found + [case(op, SMALL, absent=gone, types=types) for gone in absent if gone]
 
 
 def absences(op: Op, skips: Sequence[str]) -> list[list[str]]:
@@ -195,9 +197,17 @@ def absences(op: Op, skips: Sequence[str]) -> list[list[str]]:
 
 
 def other_types(op: Op) -> list[dict[str, str]]:
-    """List the types that arguments may have besides their usual ones: each with all the arguments that take it."""
-    every = dict.fromkeys(t for a in op.arrays for t in a.types[1:])
-    return [{a.name: t for a in op.arrays if t in a.types[1:]} for t in every]
+    """List the types that arguments may have besides their usual ones.
+
+    Each comes with all the arguments that take it, and with those alone that are read: a product of bfloat16 may write
+    float32.
+    """
+    found = []
+    for t in dict.fromkeys(t for a in op.arrays for t in a.types[1:]):
+        takes = [a for a in op.arrays if t in a.types[1:]]
+        read = [a for a in takes if a.role not in ("out", "acc")]
+        found += [{a.name: t for a in some} for some in (takes, read) if some]
+    return [types for i, types in enumerate(found) if types not in found[:i]]
 
 
 def modes(op: Op) -> list[dict[str, bool]]:
@@ -312,7 +322,7 @@ def altered(rng: np.random.Generator) -> Callable[[Array], Array]:
 
     def alter(x: Array) -> Array:
         some = (rng.random(x.size) < 1 / 16) | (np.arange(x.size) == rng.integers(max(x.size, 1)))
-        other = np.roll(x, 1) if x.dtype.kind == "i" else x / 2
+        other = np.roll(x, 1) if x.dtype.kind == "i" else (x / 2).astype(x.dtype)
         return np.where(some.reshape(x.shape), other, x)
 
     return alter
@@ -412,7 +422,7 @@ def run_of(op: Op) -> Callable[..., dict[str, Array]] | None:
 
 def widened(given: Arguments, dtype: DTypeLike = np.float64) -> Arguments:
     """Convert the arrays of floats to another type."""
-    floats = {n for n, x in given.items() if isinstance(x, np.ndarray) and x.dtype.kind == "f"}
+    floats = {n for n, x in given.items() if is_float(x)}
     return {n: x.astype(dtype, copy=False) if n in floats else x for n, x in given.items()}
 
 

@@ -21,6 +21,7 @@ import numpy as np
 
 from ..kernels.registry import Kernel
 from ..ops.declaration import Op, Spec
+from ..ops.storage import is_float
 from .cases import (
     FEW,
     NOT_FINITE,
@@ -62,7 +63,7 @@ def check_all(
 ) -> list[Result]:
     """Check kernels on all cases of their ops, or on the quick ones."""
     of = {k: quick_cases(k.op, k.types, k.skips) if quick else cases(k.op, k.skips) for k in kernels}
-    every = [(k, case) for k in kernels for case in of[k]]
+    every = [(k, case) for k in kernels for case in of[k] if k.takes_all(case.types)]
     return [check(k, case, threads=threads, seed=seed) for k, case in every]
 
 
@@ -116,7 +117,7 @@ def _asked(op: Op, case: Case, seed: int, rng: np.random.Generator) -> Tried:
         finite = arguments(op, replace(case, kind="three"), np.random.default_rng(seed), given_scalars=known)
         fewer = [finite]
         for n, x in given.items():
-            if isinstance(x, np.ndarray) and x.dtype.kind == "f":
+            if is_float(x):
                 fewer.append({**given, n: np.where(np.isfinite(x), x, finite[n])})
         spared = [expected(op, case, without, rng) for without in fewer]
         tried[0][1].spared = {n: [(s.values[n], s.scale[n]) for s in spared] for n in spared[0].values}

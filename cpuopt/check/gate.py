@@ -30,7 +30,7 @@ from ..files.reading import to_json
 from ..isolate.child import Asked, Child
 from ..kernels import ADDED
 from ..kernels.compile import cache
-from ..kernels.registry import Kernel
+from ..kernels.registry import KERNELS, Kernel
 from ..machine import describe
 from ..measure.rates import machine_id
 from ..ops.declaration import Op
@@ -383,6 +383,12 @@ class Planned:
         return Planned([Case.from_json(c) for c in d["cases"]], d["skipped"], sized)
 
 
+def takes(op: str, variant: str, case: Case) -> bool:
+    """Return whether a kernel takes the types of a case; one of a file that this process has not loaded takes none."""
+    kernel = KERNELS.get((op, variant))
+    return kernel.takes_all(case.types) if kernel else not case.types
+
+
 def conform(
     child: Asked,
     wanted: Sequence[tuple[str, str]],
@@ -408,6 +414,8 @@ def conform(
         verdict = Verdict(op, variant, skipped=planned[op].skipped)
         small: list[tuple[Case, dict[str, bool] | None]] = [(case, None) for case in planned[op].cases]
         for case, adds in [*small, *planned[op].sized]:
+            if not takes(op, variant, case):
+                continue
             tick(f"{op}[{variant}]  {case}")
             try:
                 verdict.results.append(ask(child, op, variant, case, threads, seed, adds))

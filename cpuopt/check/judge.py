@@ -2,9 +2,11 @@
 
 An element passes by the ratio of its error to the error that rounding explains::
 
-    ratio = |got - want| / (rtol * (|want| + scale)),   rtol = K * eps * sqrt(n)
+    ratio = |got - want| / (rtol * (|want| + scale) + half * |want|),   rtol = K * eps * sqrt(n)
 
 n is the declared reduction: the rounding errors of a float32 sum of n terms grow as sqrt(n) times the sum's own size.
+eps is that of the type in which a kernel computes. A type that stores fewer digits adds one rounding to nearest, half
+of its own eps of the result.
 The scale of an element comes from the reference, and has two parts. One is how far the element moves, relative to the
 perturbation, when every float that the op reads is perturbed with a random sign: for a sum, the root of the sum of its
 squared terms; for an ill-conditioned function, what no algorithm on rounded inputs can avoid. Perturbed as well is each
@@ -36,9 +38,10 @@ from ..kernels.toolkit import threads as numba_threads
 from ..kernels.watch import python_threads, scheduling
 from ..machine import cores
 from ..ops.declaration import Arg, Op, Spec, moving
+from ..ops.storage import Storage, storage
 from .cases import NOT_FINITE, Arguments, Array, Case, reference, run_of
 from .fit import Drawn, rounding_of
-from .memory import FILL, BrokenKernelError, bits, origin, pattern
+from .memory import FILL, BrokenKernelError, bits, origin
 
 K = 8.0
 """Units of rounding for each term: a float32 formula of some ten operations, one of them a libm call.
@@ -51,6 +54,9 @@ STEP = 2.0**-20
 SAMPLES, FEW, MORE_SAMPLES = 3, 1 << 12, 16
 """The number of perturbations from which the scale is estimated; and up to FEW elements, where the few terms of a sum
 could cancel in all of three by chance."""
+OPERANDS = 4.0
+"""Units of rounding to nearest for operands on the way. Such errors are spread evenly, so their root mean square is
+half a unit in the last place by the root of 3, and 4 are 7 times that."""
 DEAR_FLOPS, DEAR_FLOATS = 5e9, 1 << 23
 """Elements beyond which a single perturbation of the reference is used."""
 EPS = float(np.finfo(np.float32).eps)
@@ -145,23 +151,20 @@ def noted(result: Result, given: Mapping[str, Any], declares: bool) -> Result:
     return replace(result, reason=f"{result.reason}, {said}" if result.reason else said)
 
 
-def rounding(dtype: DTypeLike, n: int) -> float:
-    """Return the largest relative rounding error of a sum of n terms, summed in float32 or finer and stored once.
-
-    Parameters
-    ----------
-    dtype : the type in which the sum is stored.
-    """
-    stored = np.finfo(dtype)
-    summed = stored if stored.bits > 32 else np.finfo(np.float32)
-    return K * max(float(summed.eps) * sqrt(n), float(stored.eps))
+def rounding(stored: Storage, n: int) -> float:
+    """Return the largest relative rounding error of a sum of n terms, in the type in which kernels sum it."""
+    return K * float(np.finfo(stored.computes).eps) * sqrt(n)
 
 
-def least(dtype: DTypeLike) -> float:
+def storing(stored: Storage) -> float:
+    """Return the largest relative error of a store that rounds to nearest; 0 if it does not round."""
+    return 0.0 if stored.name == stored.computes else float(stored.limits.eps) / 2
+
+
+def least(stored: Storage) -> float:
     """Return the scale below which numbers are subnormal, and rounding errors do not shrink with them."""
-    stored = np.finfo(dtype)
-    summed = stored if stored.bits > 32 else np.finfo(np.float32)
-    return max(float(summed.tiny), float(stored.smallest_subnormal)) / float(stored.eps)
+    summed = np.finfo(stored.computes)
+    return max(float(summed.tiny) / float(summed.eps), float(stored.limits.smallest_subnormal) / float(summed.eps))
 
 
 def row_size(x: Array) -> Array:
@@ -184,6 +187,7 @@ class Wanted:
         one: a kernel may leave out what the formula multiplies by zero, as a token that is masked, and its result is
         then as if a number stood there.
     rounded : how many of the two sides have rounding errors.
+    operands : the scale of each element by the numbers on the way that products read, which a narrower type rounds.
     """
 
     op: Op
@@ -193,6 +197,7 @@ class Wanted:
     adds: Mapping[str, bool] = field(default_factory=dict)
     spared: Mapping[str, Sequence[tuple[Array, Array]]] = field(default_factory=dict)
     rounded: int = 1
+    operands: Mapping[str, Array] = field(default_factory=dict)
 
     def added_to(self, starts: Mapping[str, Array], adds: Mapping[str, bool]) -> Wanted:
         """Return the same for gradients that hold `starts` before the call."""
@@ -207,8 +212,9 @@ class Wanted:
     def narrow(self) -> Wanted:
         """Return the same in float32 where the call writes no finer type: it takes half the memory."""
         types = {a.name: np.result_type(np.float32, self.case.types.get(a.name, a.dtype)) for a in self.op.written}
-        values, scale = ({n: x.astype(types[n]) for n, x in of.items()} for of in (self.values, self.scale))
-        return replace(self, values=values, scale=scale)
+        every = self.values, self.scale, self.operands
+        values, scale, operands = ({n: x.astype(types[n]) for n, x in of.items()} for of in every)
+        return replace(self, values=values, scale=scale, operands=operands)
 
     def judge(self, kernel: Kernel, got: Mapping[str, Array], then: str = "") -> Result:
         """Compare a kernel's results, element by element, and return the result of the worst.
@@ -222,6 +228,13 @@ class Wanted:
         exact = Result(kernel.name, self.case, 0.0)
         return worst([exact, *(self._judge(kernel, a, got[a.name], then) for a in written)])
 
+    def tolerance(self, arg: Arg) -> tuple[float, float, float]:
+        """Return the tolerance relative to the scale, and in its units that of a result, and that of its operands."""
+        types = self.case.types
+        allowed = self.rounded * rounding(storage(types.get(arg.name, arg.dtype)), arg.reduces(self.case.sizes))
+        narrow = max((storing(storage(t)) for t in types.values()), default=0.0)
+        return allowed, 1 + storing(storage(types.get(arg.name, arg.dtype))) / allowed, OPERANDS * narrow / allowed
+
     def _judge(self, kernel: Kernel, arg: Arg, got: Array, then: str) -> Result:
         want, scale = self.values[arg.name], self.scale[arg.name]
         spare = np.isfinite(got) & ~np.isfinite(want) if self.spared else False
@@ -230,18 +243,23 @@ class Wanted:
                 nearer = spare & np.isfinite(value) & ~(np.abs(got - want) <= np.abs(got - value))
             want, scale = np.where(nearer, value, want), np.where(nearer, size, scale)
         columns = want.shape[-1]
-        allowed, lowest = self.rounded * rounding(got.dtype, arg.reduces(self.case.sizes)), least(got.dtype)
+        stored, lowest = storage(got), least(storage(got))
+        allowed, beyond, more = self.tolerance(arg)
+        if arg.name in self.operands:
+            scale = scale + more * self.operands[arg.name]
         mine, right = got.reshape(-1, columns), want.reshape(-1, columns)
         scales = scale.reshape(len(right), -1)
 
         def compared(block: tuple[slice, slice]) -> tuple[float, int]:
             """Return the largest ratio of a block, and where it is."""
             g, w = mine[block], right[block]
+            if stored.name != stored.computes:
+                g = g.astype(stored.computes)
             start = block[0].start * columns + block[1].start
             if np.array_equal(g, w):
                 return 0.0, start
             with np.errstate(invalid="ignore", over="ignore"):
-                size = np.abs(w)
+                size = beyond * np.abs(w)
                 size += np.maximum(scales[block if scales.shape[1] == columns else block[0]], lowest)
                 ratio = g - w
                 np.abs(ratio, out=ratio)
@@ -250,7 +268,7 @@ class Wanted:
                 same = np.isnan(g) & np.isnan(w) | (g == w)
                 if self.case.kind in NOT_FINITE:  # which of the two comes of the other depends on the order of a sum
                     same |= ~np.isfinite(g) & ~np.isfinite(w)
-                ratio[same & (bits(g) << 1 >> 1 != pattern(FILL, g.itemsize))] = 0
+                ratio[same & (bits(mine[block]) << 1 >> 1 != stored.nan(FILL))] = 0
                 ratio[np.isnan(ratio)] = inf
             row, column = divmod(int(ratio.argmax()), g.shape[1])
             return float(ratio[row, column]) / allowed, start + row * columns + column
@@ -296,7 +314,8 @@ def expected(op: Op, case: Case, given: Arguments, rng: np.random.Generator) -> 
     samples = 1 if op.flops(case.sizes) > DEAR_FLOPS or floats > DEAR_FLOATS else SAMPLES
     samples = MORE_SAMPLES if floats <= FEW else samples
     with np.errstate(invalid="ignore", over="ignore"):  # where NaN and infinity go in
-        want = reference(op, given)
+        with marked() as marks:
+            want = reference(op, given)
         read = [a.name for a in op.arrays if a.role in ("in", "state") and given[a.name] is not None]
         moved = {n: np.zeros(x.shape) for n, x in want.items()}
 
@@ -318,7 +337,37 @@ def expected(op: Op, case: Case, given: Arguments, rng: np.random.Generator) -> 
             scale = {
                 n: np.where(x == 0, least, x) for n, x in scale.items()
             }  # what cancels in one order may not in all
-        return Wanted(op, case, want, scale)
+        operands: dict[str, Array] = {}
+        if marks and case.types:
+            many = MORE_SAMPLES if op.flops(case.sizes) < DEAR_FLOPS / 50 else samples
+            operands = operand_scale(op, given, want, rng, many)
+        return Wanted(op, case, want, scale, operands=operands)
+
+
+@contextmanager
+def marked() -> Iterator[list[bool]]:
+    """Yield a list that is not empty once a reference has marked an operand."""
+    marks: list[bool] = []
+
+    def mark(x: Any) -> Any:
+        marks.append(True)
+        return x
+
+    with moving(mark, operands=True):
+        yield marks
+
+
+def operand_scale(
+    op: Op, given: Arguments, want: Mapping[str, Array], rng: np.random.Generator, samples: int
+) -> dict[str, Array]:
+    """Return how far the results move, relative to the perturbation, with the operands that a reference marks."""
+    moved = {n: np.zeros_like(x) for n, x in want.items()}
+    for _ in range(samples):
+        with moving(lambda x: x * steps(np.shape(x), rng, x.dtype), operands=True):
+            found = reference(op, dict(given), np.result_type(*want.values()))
+        for n, x in found.items():
+            moved[n] += ((x - want[n]) / STEP) ** 2 / samples
+    return {n: np.maximum(np.sqrt(x), row_size(np.sqrt(x))) for n, x in moved.items()}  # a few signs may cancel
 
 
 def prepare(kernel: Kernel, sizes: Mapping[str, int]) -> dict[str, Spec]:

@@ -9,6 +9,7 @@ import numpy as np
 
 from ..kernels.registry import Kernel
 from ..ops.declaration import Op
+from ..ops.storage import is_float, storage
 from .cases import Arguments, Array
 
 GUARD = 512
@@ -21,8 +22,6 @@ FILL, SCRATCH, OUTSIDE = 0x7FC0F111, 0x7FC05C7A, 0x7FD00000  # quiet NaNs: arith
 they were all the same."""
 HUGE = tuple(int(np.float32(x).view(np.uint32)) for x in (1e30, -1e30))
 """The first guard words of some calls, which count up from them: max and min may ignore NaN, but not these."""
-FLIP = {2: 1 << 8, 4: 1 << 21, 8: 1 << 50}
-"""The second bit of a float's mantissa, by itemsize."""
 ORIGIN = {
     FILL: ": as filled before the call, so not written, or added to in place of being overwritten",
     SCRATCH: ": from scratch that was read before it was written",
@@ -42,27 +41,22 @@ def bits(x: Array) -> Array:
     return x.view(f"u{x.itemsize}")
 
 
-def pattern(word: int, itemsize: int) -> int:
-    """Convert the bits of a NaN from float32 to another type."""
-    return {2: 0x7E00 | word & 0x1FF, 4: word, 8: 0x7FF8 << 48 | word}[itemsize]
-
-
 def origin(x: Any) -> str:
     """Return the origin of a value, if it is one of the NaNs above."""
     payload = int(bits(x)) & (1 << 8 * x.itemsize - 1) - 1  # without the sign
-    known = {pattern(word, x.itemsize): text for word, text in ORIGIN.items()}
+    known = {storage(x).nan(word): text for word, text in ORIGIN.items()}
     return known.get(payload, ": read from outside an array" if OUTSIDE <= payload < OUTSIDE + 2**20 else "")
 
 
 def fill(x: Array, word: int) -> None:
     """Fill an array with NaN of given low bits."""
-    bits(x).fill(pattern(word, x.itemsize))
+    bits(x).fill(storage(x).nan(word) if is_float(x) else word)
 
 
 def spoil(x: Array, rng: np.random.Generator) -> None:
-    """Change one element a little."""
+    """Change one element a little: the second bit of a float's mantissa."""
     if x.size:
-        bits(x).flat[rng.integers(x.size)] ^= FLIP[x.itemsize]
+        bits(x).flat[rng.integers(x.size)] ^= 1 << (storage(x).limits.nmant - 2 if is_float(x) else 21)
 
 
 class Memory:
@@ -88,6 +82,13 @@ class Memory:
         self.arrays: dict[Any, Array] = {
             key: np.ndarray(x.shape, x.dtype, self.words, 4 * self.spans[key].start) for key, x in contents.items()
         }
+        halves = self.words.view(np.uint16)
+        self._ends = [
+            halves[2 * s.stop - 1 :][:1]
+            for s, x in zip(self.spans.values(), contents.values(), strict=True)
+            if x.nbytes % 4
+        ]
+        """What is left of the last word of arrays with an odd number of 2-byte elements."""
         edges = [0, *(at for span in self.spans.values() for at in (span.start, span.stop)), end]
         self._gaps = [slice(*edges[i : i + 2]) for i in range(0, len(edges), 2)]
         self._calm = [self.spans[key] for key in contents if name_of(key) in indices]
@@ -97,6 +98,8 @@ class Memory:
     def surround(self, word: int) -> None:
         """Fill the memory around the arrays with words that count up from `word`."""
         self.guards: list[Array] = []
+        for end in self._ends:
+            end.fill(word & 0xFFFF)
         for gap in self._gaps:
             self.guards.append(np.arange(word, word + gap.stop - gap.start, dtype=np.uint32))
             word += gap.stop - gap.start
@@ -114,6 +117,8 @@ class Memory:
 
     def require_whole(self) -> None:
         """Raise where a word around the arrays changed."""
+        if any(end[0] != self.guards[0][0] & 0xFFFF for end in self._ends):
+            raise BrokenKernelError("wrote outside its arrays: 1 past the end of one with 2-byte elements")
         for gap, guards in zip(self._gaps, self.guards, strict=True):
             if not np.array_equal(self.words[gap], guards):
                 at = gap.start + int((self.words[gap] != guards).argmax())

@@ -20,9 +20,23 @@ from threadpoolctl import threadpool_limits
 
 from ..kernels.registry import Kernel
 from ..ops.declaration import Op
+from ..ops.storage import storage
 from .cases import Arguments, Array, Case, arguments, elements, normal, reference, run_of, spread
 from .fit import rounding_of
-from .judge import STEP, Result, Wanted, broken, called, keeping_threads, noted, prepare, steps, worst
+from .judge import (
+    STEP,
+    Result,
+    Wanted,
+    broken,
+    called,
+    keeping_threads,
+    marked,
+    noted,
+    operand_scale,
+    prepare,
+    steps,
+    worst,
+)
 from .memory import FILL, SCRATCH, BrokenKernelError, Memory, absent_as_empty, bits, call_args, fill, spoil
 
 MOST = 1 << 27
@@ -85,7 +99,7 @@ def _judged(sized: Sized, threads: int, seed: int, nudges: int, real: Arguments 
             if (
                 real is None and "weight" in given and given["weight"].ndim == 2
             ):  # logits of 1, as in a model: of 30, exp is infinite
-                given["weight"] /= np.float32(sqrt(given["weight"].shape[1]))
+                given["weight"][...] = given["weight"] / np.float32(sqrt(given["weight"].shape[1]))
             for a in op.arrays:
                 if a.role == "state" and not a.negative and (x := given[a.name]) is not None:
                     np.maximum(x, LEAST, out=x, where=np.arange(x.shape[-1]) % SELDOM > 0)
@@ -126,25 +140,29 @@ def standard(sized: Sized, given: Mapping[str, Array], threads: int, nudges: int
     op, case, adds = sized.kernel.op, sized.case, sized.adds
     with threadpool_limits(threads, user_api="blas"), np.errstate(invalid="ignore", over="ignore"):
         finest = np.result_type(np.float32, *(given[a.name] for a in op.written if given[a.name] is not None))
-        found = {n: np.asarray(x, finest) for n, x in reference(op, dict(given), finest).items()}
+        with marked() as marks:
+            found = {n: np.asarray(x, finest) for n, x in reference(op, dict(given), finest).items()}
         found = {n: x.copy() if np.may_share_memory(x, given[n]) else x for n, x in found.items()}
         moved = {n: np.zeros_like(x) for n, x in found.items()} if nudges else {}
         rounding = rounding_of(run, given, found) if nudges and (run := run_of(op)) else {}
         for seed in range(nudges):
             for n, x in nudged(op, given, finest, seed).items():
                 moved[n] += ((x - found[n]) / STEP) ** 2 / nudges
+        operands: dict[str, Array] = {}
+        if marks and case.types:
+            operands = operand_scale(op, dict(given), found, np.random.default_rng(0), 1)
     values, scale = {}, {}
     for name, x in found.items():
         values[name] = x = x + given[name] if adds.get(name) else x
         rows = x.reshape(-1, x.shape[-1])
         squares = np.vecdot(rows, rows)
-        lowest = float(np.finfo(given[name].dtype).eps) * sqrt(float(squares.sum()) / x.size)
+        lowest = float(np.finfo(storage(given[name]).computes).eps) * sqrt(float(squares.sum()) / x.size)
         scale[name] = np.fmax(np.sqrt(squares / x.shape[-1]), lowest).reshape(-1, 1)  # in a row that is almost 0
         if nudges:
             scale[name] = np.fmax(scale[name], np.sqrt(moved[name]).reshape(rows.shape))
         if name in rounding:
             scale[name] = scale[name] + rounding[name].reshape(-1, 1)
-    return Wanted(op, case, values, scale, adds, rounded=2)
+    return Wanted(op, case, values, scale, adds, rounded=2, operands=operands)
 
 
 def nudged(op: Op, given: Mapping[str, Array], dtype: DTypeLike, seed: int) -> dict[str, Array]:

@@ -28,7 +28,8 @@ from ..errors import UserError
 from ..isolate.serve import doing
 from ..kernels.registry import Kernel
 from ..kernels.toolkit import threads as numba_threads
-from ..ops.declaration import ITEMSIZE, Op
+from ..ops.declaration import Op
+from ..ops.storage import TYPES, storage
 from .cases import Arguments, Array, Case, arguments, scalars
 from .judge import (
     MARGIN,
@@ -38,7 +39,6 @@ from .judge import (
     expected,
     least,
     require_surroundings,
-    rounding,
     surroundings,
     worst,
 )
@@ -128,10 +128,6 @@ class Timed:
         self.chance = min(1.0, max(1 / SELDOM, JUDGED / written))
         """The probability that a sample of a trial is judged."""
         self.names = [n for n, x in self.sets[0].wanted.values.items() if x.size]
-        arrays = {n: self.sets[0].wanted.values[n] for n in self.names}
-        reduces = {n: self.op.by_name[n].reduces(case.sizes) for n in arrays}
-        self.allowed = {n: MARGIN * rounding(case.types.get(n, self.op.by_name[n].dtype), reduces[n]) for n in arrays}
-        self.lowest = {n: least(case.types.get(n, self.op.by_name[n].dtype)) for n in arrays}
         self.threads, self.surroundings = numba_threads.get_threads(), surroundings()
         self.worst = {side: Result(k.name, case, 0.0) for side, k in kernels.items()}
         self.place(1)
@@ -149,7 +145,7 @@ class Timed:
         for side, work in self.work.items():
             at = 0
             for (size,), dtype in work:
-                n = -(-size * ITEMSIZE[dtype] // 4)
+                n = -(-size * TYPES[dtype].bytes // 4)
                 spans[side].append(slice(at, at + n))
                 at += -(-(n + GUARD) // 16) * 16
             room = max(room, at)
@@ -252,8 +248,11 @@ class Timed:
             at = rows[self.rng.integers(0, len(rows), PROBED)] * columns + at % columns
         want = wanted.values[name].reshape(-1)[at]
         error = np.abs(got[at] - want)
-        size = np.maximum(wanted.scale[name].reshape(-1)[at], self.lowest[name]) + np.abs(want)
-        if not (error <= self.allowed[name] * size).all():
+        allowed, beyond, more = wanted.tolerance(self.op.by_name[name])
+        size = np.maximum(wanted.scale[name].reshape(-1)[at], least(storage(got))) + beyond * np.abs(want)
+        if name in wanted.operands:
+            size = size + more * wanted.operands[name].reshape(-1)[at]
+        if not (error <= MARGIN * allowed * size).all():
             self.judge(side, calls, "while it was timed")
 
     def audit(self, side: str, calls: Sequence[tuple[int, str, str]], when: str) -> None:

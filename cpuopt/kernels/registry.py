@@ -15,6 +15,7 @@ from typing import Any
 from .. import ops
 from ..errors import UserError
 from ..ops.declaration import Arg, Dim, Op, Spec
+from ..ops.storage import TYPES
 from ..wording import nearest
 
 BASE = "vanilla"
@@ -49,10 +50,13 @@ class Kernel:
     Attributes
     ----------
     make, made : functions that compile it for arguments of some types, and return whether that is done.
+    entry : function that returns the compiled code for arguments of some types.
     where : file and line, for messages.
     same_bits : whether any number of threads gives identical bits; a library's kernel may not promise it.
+    narrow : whether it takes the types that its op allows besides the usual ones.
     types : the types of the arguments that do not have their usual one.
     skips : the gradients that it can do without, which are then arrays of length zero.
+    others : kernels of its own for arguments of some types, by the type's name.
     """
 
     op: Op
@@ -61,10 +65,13 @@ class Kernel:
     scratch: tuple[Scratch, ...] = ()
     make: Callable[[Mapping[str, str]], None] = field(repr=False, default=lambda types: None)
     made: Callable[[Mapping[str, str]], bool] = field(repr=False, default=lambda types: True)
+    entry: Callable[[Mapping[str, str]], Callable[..., None] | None] = field(repr=False, default=lambda types: None)
     where: str = ""
     same_bits: bool = True
+    narrow: bool = True
     types: Mapping[str, str] = field(default_factory=dict, hash=False)
     skips: tuple[str, ...] = ()
+    others: dict[str, Kernel] = field(default_factory=dict, hash=False, compare=False, repr=False)
 
     @property
     def name(self) -> str:
@@ -90,9 +97,31 @@ class Kernel:
         """Return whether it is compiled, or in the cache."""
         return self.made(self.types)
 
+    def direct(self) -> Kernel:
+        """Return the same, once it is compiled, with the code for its types in place of numba's dispatcher.
+
+        The dispatcher would spend 7 microseconds on each array of a type that NumPy does not have.
+        """
+        foreign = any(TYPES[t].dtype.isbuiltin != 1 for t in self.types.values())
+        code = self.entry(self.types) if foreign else None
+        return replace(self, function=code) if code else self
+
+    def takes(self, arg: Arg, dtype: str) -> bool:
+        """Return whether it takes an argument in a type; a generated backward sums in what it writes."""
+        return dtype == arg.dtype or (
+            self.narrow and dtype in arg.types and (arg.role == "in" or self.variant != GENERATED)
+        )
+
+    def takes_all(self, types: Mapping[str, str]) -> bool:
+        """Return whether it takes arguments in some types, by their names."""
+        return all(self.takes(self.op.by_name[name], dtype) for name, dtype in types.items())
+
     def of(self, types: Mapping[str, str]) -> Kernel:
         """Return the kernel for arguments of some types; the others have their usual one."""
-        return self if types == self.types else replace(self, types=types)
+        if types == self.types:
+            return self
+        own = next((self.others[t] for t in types.values() if t in self.others), self)
+        return replace(own, types=types)
 
     def whole(self, absent: Iterable[str]) -> list[str]:
         """Return those of the absent arguments that it needs all the same."""
@@ -138,8 +167,13 @@ KERNELS: dict[tuple[str, str], Kernel] = {}
 """Every registered kernel, by (op name, variant)."""
 
 
-def register(kernel: Kernel, params: Sequence[str]) -> None:
+def register(kernel: Kernel, params: Sequence[str], of: str = "") -> None:
     """Add a kernel, after checking its parameters against the declaration.
+
+    Parameters
+    ----------
+    params : the names of its function's parameters.
+    of : the type of arguments for which it takes the place of the kernel that is there already.
 
     Raises
     ------
@@ -159,6 +193,9 @@ def register(kernel: Kernel, params: Sequence[str]) -> None:
             f"write def {kernel.op.name}({', '.join(want)})  [{kernel.where}]"
         )
     key = kernel.op.name, kernel.variant
+    if of:
+        KERNELS[key].others[of] = kernel
+        return
     if key in KERNELS:
         raise UserError(
             f"{kernel.name}: registered a second time at {kernel.where}; the first stands at {KERNELS[key].where}: "

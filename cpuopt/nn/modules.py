@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ..errors import UserError, told
-from ..ops.declaration import ITEMSIZE, Shape, Spec
+from ..ops.declaration import Shape, Spec
+from ..ops.storage import TYPES
 from ..program.program import Arithmetic, Program, Value, View
 from . import functional as F
 from .trace import current, tracing
@@ -327,8 +328,8 @@ def trace_model(model: Module, inputs: Mapping[str, Spec]) -> Program:
             program.constants[value] = buffer.make
         taken = {p.name for p in program.parameters}
         for name, (sizes, dtype) in inputs.items():
-            if dtype not in ITEMSIZE:
-                raise UserError(f"input '{name}' is declared {dtype}; expected {', '.join(ITEMSIZE)}")
+            if dtype not in TYPES:
+                raise UserError(f"input '{name}' is declared {dtype}; expected {', '.join(TYPES)}")
             if name in taken:
                 raise UserError(f"input '{name}' has the name of a parameter; give it another")
             program.inputs.append(program.value(name, tuple(sizes), "input", dtype=dtype))

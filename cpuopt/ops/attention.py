@@ -26,7 +26,7 @@ from math import sqrt
 
 import numpy as np
 
-from .declaration import NH, B, C, Op, T, acc, inp, out, rounded
+from .declaration import HALF, NH, B, C, Op, T, acc, inp, out, rounded
 
 SOURCE = "Vaswani et al. 2017, equation 1; Dao 2023 for lse; torch scaled_dot_product_attention(is_causal=True)"
 
@@ -73,9 +73,9 @@ def reference_backward(dout, qkv, lse):
 
 attention_forward = Op(
     "attention_forward",
-    out("out", B, T, C, reduces=T + C),
+    out("out", B, T, C, reduces=T + C, types=HALF),
     out("lse", B, NH, T, reduces=T + C),
-    inp("qkv", B, T, 3 * C),
+    inp("qkv", B, T, 3 * C, types=HALF),
     label="Attention Forward",
     flops=2 * B * T * (T + 1) * C + 2 * B * NH * T * (T + 1),
     reference=reference_forward,
@@ -84,9 +84,9 @@ attention_forward = Op(
 
 attention_backward = Op(
     "attention_backward",
-    acc("dqkv", B, T, 3 * C, reduces=T + C),
-    inp("dout", B, T, C),
-    inp("qkv", B, T, 3 * C),
+    acc("dqkv", B, T, 3 * C, reduces=T + C, types=HALF),
+    inp("dout", B, T, C, types=HALF),
+    inp("qkv", B, T, 3 * C, types=HALF),
     inp("out", B, T, C),
     inp("lse", B, NH, T),
     label="Attention Backward",

@@ -13,6 +13,7 @@ Backward, which gives the loss as well, since it has the logits; a gradient that
 Update, for so few tokens that all of their logits may exist at one time: an optimizer's step instead of dweight. Where
 the weight is the token embedding too, the rows of the tokens get more gradient later. They wait: `held` has, for the
 first of equal tokens, the gradient of its row, and zeros for the others; ``embedding_update`` finishes those rows.
+The products read `copy`, the weight in a narrower type, if there is one.
 
 Source: ``matmul`` and ``cross_entropy``; blocks of tokens, and the gradient in the forward's pass, are those of Hsu et
 al. 2024 (Liger Kernel, arXiv 2410.10989), section 3.2.
@@ -23,7 +24,7 @@ import numpy as np
 from .cross_entropy import cross_entropy_backward, cross_entropy_forward
 from .cross_entropy import reference_backward as loss_backward
 from .cross_entropy import reference_forward as loss_forward
-from .declaration import BT, IGNORE_INDEX, C, Op, V, acc, index, inp, out
+from .declaration import BT, HALF, IGNORE_INDEX, C, Op, V, acc, index, inp, operand, out
 from .matmul import matmul_backward_input, matmul_backward_weight, matmul_forward
 from .optimizer import Optimizer
 from .sumsq import sumsq
@@ -42,6 +43,7 @@ def reference_backward(dloss, inp, weight, targets, ignore_index):
     logits = inp @ weight.T
     found = loss_forward(logits, targets, ignore_index)
     dlogits = loss_backward(dloss, logits, found["lse"], targets, ignore_index)["dlogits"]
+    dlogits = operand(dlogits)
     dinp = (weight.T @ dlogits.T).T  # in half of the time that BLAS takes for dlogits @ weight
     grads = {"dinp": dinp, "dweight": dlogits.T @ inp}
     return {"loss": found["loss"], "losses": found["losses"], **grads}
@@ -51,8 +53,8 @@ classifier_forward = Op(
     "classifier_forward",
     out("loss", 1, reduces=BT + V + C),
     out("losses", BT, reduces=V + C),
-    inp("inp", BT, C),
-    inp("weight", V, C),
+    inp("inp", BT, C, types=HALF),
+    inp("weight", V, C, types=HALF),
     index("targets", BT, below=V, ignored="ignore_index"),
     IGNORE_INDEX,
     label="Classifier Forward",
@@ -69,8 +71,8 @@ classifier_backward = Op(
     acc("dinp", BT, C, reduces=V + C, needed=False),
     acc("dweight", V, C, reduces=BT + V + C, needed=False),
     inp("dloss", 1),
-    inp("inp", BT, C),
-    inp("weight", V, C),
+    inp("inp", BT, C, types=HALF),
+    inp("weight", V, C, types=HALF),
     index("targets", BT, below=V, ignored="ignore_index"),
     IGNORE_INDEX,
     label="Classifier",
@@ -92,8 +94,8 @@ def classifier_update(optimizer: Optimizer) -> Op:
     """Declare the update for an optimizer."""
 
     def reference(**given):
-        weight, tokens = given["weight"], given["tokens"]
-        found = reference_backward(given["dloss"], given["inp"], weight, given["targets"], given["ignore_index"])
+        tokens, read = given["tokens"], given["weight"] if given["copy"] is None else given["copy"]
+        found = reference_backward(given["dloss"], given["inp"], read, given["targets"], given["ignore_index"])
         grad = found.pop("dweight")
         new = optimizer.apply(given, "weight", grad)
         if tokens is None:
@@ -115,7 +117,8 @@ def classifier_update(optimizer: Optimizer) -> Op:
             out("held", BT, C, reduces=BT + V + C, optional=True),
             out("sumsq", 1, reduces=BT + V + C),
             inp("dloss", 1),
-            inp("inp", BT, C),
+            inp("inp", BT, C, types=HALF),
+            inp("copy", V, C, types=HALF, optional=True),
             index("targets", BT, below=V, ignored="ignore_index"),
             index("tokens", BT, below=V, optional=True),
             IGNORE_INDEX,

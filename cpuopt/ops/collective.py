@@ -21,7 +21,7 @@ Source: ``torch.Tensor.add_``, ``torch.sub``, ``torch.nn.utils.clip_grad_norm_``
 chapters 3 and 6.
 """
 
-from .declaration import Arg, C, Dim, N, Op, S, inp, out, scalar, state, symbols
+from .declaration import HALF, Arg, C, Dim, N, Op, S, inp, out, scalar, state, symbols
 
 (R,) = symbols("R")
 BLOCK = 16384
@@ -59,8 +59,8 @@ accumulate = Op(
 
 copy = Op(
     "copy",
-    out("out", N),
-    inp("inp", N),
+    out("out", N, types=HALF),
+    inp("inp", N, types=HALF),
     label="Copy",
     flops=NOTHING,
     reference=reference_copy,

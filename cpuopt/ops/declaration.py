@@ -1,7 +1,7 @@
 """The declaration of an op: its arguments, their roles and shapes, its cost, its reference.
 
 An op is declared once, in ``cpuopt/ops/``. The registry, the tracer, reverse mode, the arena, the profiler and the
-checks read the declaration; none of them knows an op by name. This module needs neither NumPy nor numba.
+checks read the declaration; none of them knows an op by name.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from ..errors import UserError
+from .storage import TYPES
 
 Role = Literal["out", "acc", "state", "in", "index", "scalar"]
 Part = Literal["product", "sum", "activation", "gate", "normalization", "loss"]
@@ -26,10 +27,10 @@ array that it reads."""
 Shape = tuple[int, ...]
 Spec = tuple[Shape, str]
 """Shape and dtype of an array."""
-ITEMSIZE = {"float16": 2, "float32": 4, "float64": 8, "int32": 4, "int64": 8}
-"""Bytes of an element, for each type that a value or scratch may have, by NumPy's name."""
 Types = tuple[str, ...]
 FLOAT32: Types = ("float32",)
+HALF: Types = ("float32", "bfloat16")
+"""The types of what products and attention read, and of what is stored for them."""
 
 
 class Dim:
@@ -225,14 +226,26 @@ def rounded(x: Any) -> Any:
     return _moved.get()(x)
 
 
+_read: ContextVar[Callable[[Any], Any]] = ContextVar("read", default=lambda x: x)
+
+
+def operand(x: Any) -> Any:
+    """Mark a number inside a reference that a product reads: kernels of a narrower type round it to that type.
+
+    The judge moves it apart from all others, so that the result may differ by as much as such a rounding explains.
+    """
+    return _read.get()(x)
+
+
 @contextmanager
-def moving(how: Callable[[Any], Any]) -> Iterator[None]:
-    """Apply a function to all numbers that references mark as rounded."""
-    token = _moved.set(how)
+def moving(how: Callable[[Any], Any], operands: bool = False) -> Iterator[None]:
+    """Apply a function to all numbers that references mark as rounded, or to those that they mark as operands."""
+    mark = _read if operands else _moved
+    token = mark.set(how)
     try:
         yield
     finally:
-        _moved.reset(token)
+        mark.reset(token)
 
 
 class Op:
@@ -384,7 +397,7 @@ class Op:
         types = types or {}
 
         def moved(a: Arg) -> int:
-            itemsize = ITEMSIZE[types.get(a.name, a.dtype)]
+            itemsize = TYPES[types.get(a.name, a.dtype)].bytes
             if a.name in self.moves:
                 return self.moves[a.name](sizes) * itemsize
             twice = a.role == "state" or (a.role == "acc" and adds.get(a.name, False))

@@ -18,7 +18,7 @@ from math import sqrt
 import numpy as np
 
 from .attention import heads, rows
-from .declaration import HS, NH, B, C, Op, S, T, V, index, inp, maxT, out, scalar, state
+from .declaration import HALF, HS, NH, B, C, Op, S, T, V, index, inp, maxT, out, scalar, state
 
 SOURCE = "Vaswani et al. 2017, with the keys and values kept as in Pope et al. 2022"
 
@@ -59,10 +59,10 @@ embedding_decode = Op(
 
 attention_decode = Op(
     "attention_decode",
-    out("out", B, T, NH * HS, reduces=S + HS),
+    out("out", B, T, NH * HS, reduces=S + HS, types=HALF),
     state("keys", B, NH, S, HS),
     state("values", B, NH, S, HS),
-    inp("qkv", B, T, 3 * NH * HS),
+    inp("qkv", B, T, 3 * NH * HS, types=HALF),
     scalar("position", integer=True, low=0, high=S - T),
     label="Attention Decode",
     flops=4 * B * T * S * NH * HS,

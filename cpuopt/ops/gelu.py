@@ -15,7 +15,7 @@ from math import pi, sqrt
 
 import numpy as np
 
-from .declaration import N, Op, acc, inp, out
+from .declaration import HALF, N, Op, acc, inp, out
 
 SOURCE = 'Hendrycks and Gimpel 2016, section 2; torch.nn.functional.gelu(approximate="tanh")'
 
@@ -32,7 +32,7 @@ def reference_backward(dout, inp):
 
 gelu_forward = Op(
     "gelu_forward",
-    out("out", N),
+    out("out", N, types=HALF),
     inp("inp", N),
     label="GELU Forward",
     flops=9 * N,
@@ -43,7 +43,7 @@ gelu_forward = Op(
 
 gelu_backward = Op(
     "gelu_backward",
-    acc("dinp", N),
+    acc("dinp", N, types=HALF),
     inp("dout", N),
     inp("inp", N),
     label="GELU Backward",

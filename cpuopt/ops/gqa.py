@@ -30,7 +30,7 @@ from math import sqrt
 import numpy as np
 
 from .attention import heads, rows
-from .declaration import HS, NH, NKV, B, Op, S, T, acc, inp, out, rounded, scalar, state
+from .declaration import HALF, HS, NH, NKV, B, Op, S, T, acc, inp, out, rounded, scalar, state
 
 SOURCE = "Ainslie et al. 2023; Dao 2023 for lse; torch scaled_dot_product_attention(is_causal=True, enable_gqa=True)"
 
@@ -93,11 +93,11 @@ QUERIES, KEYS = (B, T, NH * HS), (B, T, NKV * HS)
 
 gqa_forward = Op(
     "gqa_forward",
-    out("out", *QUERIES, reduces=T + HS),
+    out("out", *QUERIES, reduces=T + HS, types=HALF),
     out("lse", B, NH, T, reduces=T + HS),
-    inp("q", *QUERIES),
-    inp("k", *KEYS),
-    inp("v", *KEYS),
+    inp("q", *QUERIES, types=HALF),
+    inp("k", *KEYS, types=HALF),
+    inp("v", *KEYS, types=HALF),
     label="GQA Forward",
     flops=2 * B * T * (T + 1) * NH * HS + 2 * B * NH * T * (T + 1),
     reference=reference_forward,
@@ -106,13 +106,13 @@ gqa_forward = Op(
 
 gqa_backward = Op(
     "gqa_backward",
-    acc("dq", *QUERIES, reduces=T + HS),
-    acc("dk", *KEYS, reduces=NH * T),
-    acc("dv", *KEYS, reduces=NH * T),
-    inp("dout", *QUERIES),
-    inp("q", *QUERIES),
-    inp("k", *KEYS),
-    inp("v", *KEYS),
+    acc("dq", *QUERIES, reduces=T + HS, types=HALF),
+    acc("dk", *KEYS, reduces=NH * T, types=HALF),
+    acc("dv", *KEYS, reduces=NH * T, types=HALF),
+    inp("dout", *QUERIES, types=HALF),
+    inp("q", *QUERIES, types=HALF),
+    inp("k", *KEYS, types=HALF),
+    inp("v", *KEYS, types=HALF),
     inp("out", *QUERIES),
     inp("lse", B, NH, T),
     label="GQA Backward",
@@ -125,12 +125,12 @@ gqa_backward = Op(
 
 gqa_decode = Op(
     "gqa_decode",
-    out("out", *QUERIES, reduces=S + HS),
+    out("out", *QUERIES, reduces=S + HS, types=HALF),
     state("keys", B, NKV, S, HS),
     state("values", B, NKV, S, HS),
-    inp("q", *QUERIES),
-    inp("k", *KEYS),
-    inp("v", *KEYS),
+    inp("q", *QUERIES, types=HALF),
+    inp("k", *KEYS, types=HALF),
+    inp("v", *KEYS, types=HALF),
     scalar("position", integer=True, low=0, high=S - T),
     label="GQA Decode",
     flops=4 * B * T * S * NH * HS,

@@ -18,7 +18,7 @@ Source: Ba, Kiros and Hinton 2016 (arXiv 1607.06450), equation 4; ``torch.nn.fun
 
 import numpy as np
 
-from .declaration import BT, EPS, C, Op, acc, inp, out
+from .declaration import BT, EPS, HALF, C, Op, acc, inp, out
 
 SOURCE = "Ba, Kiros and Hinton 2016, equation 4; torch.nn.functional.layer_norm"
 
@@ -39,7 +39,7 @@ def reference_backward(dout, inp, weight, mean, rstd):
 
 layernorm_forward = Op(
     "layernorm_forward",
-    out("out", BT, C, reduces=C),
+    out("out", BT, C, reduces=C, types=HALF),
     out("mean", BT, reduces=C),
     out("rstd", BT, reduces=C),
     inp("inp", BT, C),

@@ -13,7 +13,7 @@ Backward, two ops that are timed and swapped apart::
 Source: ``torch.nn.functional.linear``; ``matmul_forward`` and ``matmul_backward`` of llm.c.
 """
 
-from .declaration import BT, OC, C, Op, acc, inp, out
+from .declaration import BT, HALF, OC, C, Op, acc, inp, out
 
 SOURCE = "torch.nn.functional.linear"
 
@@ -32,9 +32,9 @@ def reference_backward_weight(dout, inp):
 
 matmul_forward = Op(
     "matmul_forward",
-    out("out", BT, OC, reduces=C),
-    inp("inp", BT, C),
-    inp("weight", OC, C),
+    out("out", BT, OC, reduces=C, types=HALF),
+    inp("inp", BT, C, types=HALF),
+    inp("weight", OC, C, types=HALF),
     inp("bias", OC, optional=True),
     label="Matmul Forward",
     flops=2 * BT * C * OC,
@@ -45,9 +45,9 @@ matmul_forward = Op(
 
 matmul_backward_input = Op(
     "matmul_backward_input",
-    acc("dinp", BT, C, reduces=OC),
-    inp("dout", BT, OC),
-    inp("weight", OC, C),
+    acc("dinp", BT, C, reduces=OC, types=HALF),
+    inp("dout", BT, OC, types=HALF),
+    inp("weight", OC, C, types=HALF),
     label="Matmul Backward dinp",
     flops=2 * BT * C * OC,
     reference=reference_backward_input,
@@ -59,8 +59,8 @@ matmul_backward_weight = Op(
     "matmul_backward_weight",
     acc("dweight", OC, C, reduces=BT, needed=False),
     acc("dbias", OC, reduces=BT, optional=True),
-    inp("dout", BT, OC),
-    inp("inp", BT, C),
+    inp("dout", BT, OC, types=HALF),
+    inp("inp", BT, C, types=HALF),
     label="Matmul Backward dw/db",
     flops=2 * BT * C * OC,
     without={"dweight": 2 * BT * C * OC},

@@ -12,7 +12,7 @@ Backward, for the linear layer that follows the GELU, with the GELU's input `pre
 Source: ``matmul_forward`` and ``gelu_forward``; ``matmul_backward_input`` and ``gelu_backward``.
 """
 
-from .declaration import BT, OC, C, Op, inp, out
+from .declaration import BT, HALF, OC, C, Op, inp, out
 from .gelu import gelu_backward, gelu_forward
 from .gelu import reference_backward as gelu_slope
 from .gelu import reference_forward as gelu
@@ -31,10 +31,10 @@ def reference_backward(dout, weight, pre):
 
 matmul_gelu_forward = Op(
     "matmul_gelu_forward",
-    out("out", BT, OC, reduces=C),
+    out("out", BT, OC, reduces=C, types=HALF),
     out("pre", BT, OC, reduces=C),
-    inp("inp", BT, C),
-    inp("weight", OC, C),
+    inp("inp", BT, C, types=HALF),
+    inp("weight", OC, C, types=HALF),
     inp("bias", OC, optional=True),
     label="Matmul + GELU Forward",
     flops=2 * BT * C * OC + 9 * BT * OC,
@@ -46,9 +46,9 @@ matmul_gelu_forward = Op(
 
 matmul_gelu_backward = Op(
     "matmul_gelu_backward",
-    out("dpre", BT, C, reduces=OC),
-    inp("dout", BT, OC),
-    inp("weight", OC, C),
+    out("dpre", BT, C, reduces=OC, types=HALF),
+    inp("dout", BT, OC, types=HALF),
+    inp("weight", OC, C, types=HALF),
     inp("pre", BT, C),
     label="Matmul + GELU Backward dinp",
     flops=2 * BT * C * OC + 18 * BT * C,

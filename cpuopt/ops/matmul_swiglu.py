@@ -12,7 +12,7 @@ Backward, for the linear layer that follows the SwiGLU, with the SwiGLU's inputs
 Source: ``matmul_forward`` and ``swiglu_forward``; ``matmul_backward_input`` and ``swiglu_backward``.
 """
 
-from .declaration import BT, OC, C, Op, inp, out
+from .declaration import BT, HALF, OC, C, Op, inp, out
 from .matmul import matmul_backward_input, matmul_forward
 from .matmul import reference_forward as linear
 from .swiglu import reference_backward as swiglu_slopes
@@ -32,10 +32,10 @@ def reference_backward(dout, weight, pre, up):
 
 matmul_swiglu_forward = Op(
     "matmul_swiglu_forward",
-    out("out", BT, OC, reduces=C),
+    out("out", BT, OC, reduces=C, types=HALF),
     out("pre", BT, OC, reduces=C),
-    inp("inp", BT, C),
-    inp("weight", OC, C),
+    inp("inp", BT, C, types=HALF),
+    inp("weight", OC, C, types=HALF),
     inp("bias", OC, optional=True),
     inp("up", BT, OC),
     label="Matmul + SwiGLU Forward",
@@ -48,10 +48,10 @@ matmul_swiglu_forward = Op(
 
 matmul_swiglu_backward = Op(
     "matmul_swiglu_backward",
-    out("dpre", BT, C, reduces=OC),
-    out("dup", BT, C, reduces=OC),
-    inp("dout", BT, OC),
-    inp("weight", OC, C),
+    out("dpre", BT, C, reduces=OC, types=HALF),
+    out("dup", BT, C, reduces=OC, types=HALF),
+    inp("dout", BT, OC, types=HALF),
+    inp("weight", OC, C, types=HALF),
     inp("pre", BT, C),
     inp("up", BT, C),
     label="Matmul + SwiGLU Backward dinp",

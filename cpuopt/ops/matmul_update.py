@@ -14,7 +14,7 @@ Source: the three ops; the order, update in backward, is that of Lv et al. 2023 
 
 import numpy as np
 
-from .declaration import BT, OC, C, Op, inp, out
+from .declaration import BT, HALF, OC, C, Op, inp, out
 from .matmul import matmul_backward_weight
 from .matmul import reference_backward_weight as gradients
 from .optimizer import Optimizer
@@ -39,8 +39,8 @@ def matmul_update(optimizer: Optimizer) -> Op:
             *optimizer.places("weight", OC, C, reduces=BT),
             *optimizer.places("bias", OC, reduces=BT, optional=True),
             out("sumsq", 1, reduces=BT + C + OC),  # summed by rows, then over rows
-            inp("dout", BT, OC),
-            inp("inp", BT, C),
+            inp("dout", BT, OC, types=HALF),
+            inp("inp", BT, C, types=HALF),
             *optimizer.scalars("bias_decay"),
             *optimizer.counts,
         ],

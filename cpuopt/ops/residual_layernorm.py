@@ -8,7 +8,7 @@
 Source: ``residual_forward`` and ``layernorm_forward``.
 """
 
-from .declaration import BT, EPS, C, Op, inp, out
+from .declaration import BT, EPS, HALF, C, Op, inp, out
 from .layernorm import layernorm_forward
 from .layernorm import reference_forward as layernorm
 from .residual import residual_forward
@@ -21,7 +21,7 @@ def reference(inp1, inp2, weight, bias, eps):
 residual_layernorm_forward = Op(
     "residual_layernorm_forward",
     out("residual", BT, C),
-    out("out", BT, C, reduces=C),
+    out("out", BT, C, reduces=C, types=HALF),
     out("mean", BT, reduces=C),
     out("rstd", BT, reduces=C),
     inp("inp1", BT, C),

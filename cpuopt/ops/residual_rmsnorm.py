@@ -8,7 +8,7 @@
 Source: ``residual_forward`` and ``rmsnorm_forward``.
 """
 
-from .declaration import BT, EPS, C, G, Op, inp, out
+from .declaration import BT, EPS, HALF, C, G, Op, inp, out
 from .residual import residual_forward
 from .rmsnorm import reference_forward as rmsnorm
 from .rmsnorm import rmsnorm_forward
@@ -21,7 +21,7 @@ def reference(inp1, inp2, weight, eps):
 residual_rmsnorm_forward = Op(
     "residual_rmsnorm_forward",
     out("residual", BT, G * C),
-    out("out", BT, G * C, reduces=C),
+    out("out", BT, G * C, reduces=C, types=HALF),
     out("rstd", BT, G, reduces=C),
     inp("inp1", BT, G * C),
     inp("inp2", BT, G * C),

@@ -17,7 +17,7 @@ heads of q and k in Qwen3.
 
 import numpy as np
 
-from .declaration import BT, EPS, C, G, Op, acc, inp, out
+from .declaration import BT, EPS, HALF, C, G, Op, acc, inp, out
 
 SOURCE = "Zhang and Sennrich 2019, equation 4; torch.nn.functional.rms_norm"
 
@@ -42,7 +42,7 @@ def reference_backward(dout, inp, weight, rstd):
 
 rmsnorm_forward = Op(
     "rmsnorm_forward",
-    out("out", BT, G * C, reduces=C),
+    out("out", BT, G * C, reduces=C, types=HALF),
     out("rstd", BT, G, reduces=C),
     inp("inp", BT, G * C),
     inp("weight", C),

@@ -18,7 +18,7 @@ Source: Su et al. 2021 (arXiv 2104.09864), equation 34, in the order of channels
 
 import numpy as np
 
-from .declaration import NH, B, Op, P, T, acc, inp, maxT, out, scalar
+from .declaration import HALF, NH, B, Op, P, T, acc, inp, maxT, out, scalar
 
 SOURCE = "Su et al. 2021, equation 34; apply_rotary_pos_emb of transformers"
 
@@ -52,7 +52,7 @@ MOVES = dict.fromkeys(("cos", "sin"), T * P)
 
 rope_forward = Op(
     "rope_forward",
-    out("out", *HEADS),
+    out("out", *HEADS, types=HALF),
     inp("inp", *HEADS),
     inp("cos", maxT, P),
     inp("sin", maxT, P),
@@ -65,7 +65,7 @@ rope_forward = Op(
 
 rope_backward = Op(
     "rope_backward",
-    acc("dinp", *HEADS),
+    acc("dinp", *HEADS, types=HALF),
     inp("dout", *HEADS),
     inp("cos", maxT, P),
     inp("sin", maxT, P),
@@ -79,7 +79,7 @@ rope_backward = Op(
 
 rope_decode = Op(
     "rope_decode",
-    out("out", *HEADS),
+    out("out", *HEADS, types=HALF),
     inp("inp", *HEADS),
     inp("cos", maxT, P),
     inp("sin", maxT, P),

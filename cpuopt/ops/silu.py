@@ -13,7 +13,7 @@ Source: Elfwing, Uchibe and Doya 2017 (arXiv 1702.03118), equation 5; ``torch.nn
 
 import numpy as np
 
-from .declaration import N, Op, acc, inp, out
+from .declaration import HALF, N, Op, acc, inp, out
 
 SOURCE = "Elfwing, Uchibe and Doya 2017, equation 5; torch.nn.functional.silu"
 
@@ -34,7 +34,7 @@ def reference_backward(dout, inp):
 
 silu_forward = Op(
     "silu_forward",
-    out("out", N),
+    out("out", N, types=HALF),
     inp("inp", N),
     label="SiLU Forward",
     flops=4 * N,
@@ -45,7 +45,7 @@ silu_forward = Op(
 
 silu_backward = Op(
     "silu_backward",
-    acc("dinp", N),
+    acc("dinp", N, types=HALF),
     inp("dout", N),
     inp("inp", N),
     label="SiLU Backward",

@@ -12,7 +12,7 @@ Backward::
 Source: Shazeer 2020 (arXiv 2002.05202), equation 5, without the products.
 """
 
-from .declaration import N, Op, acc, inp, out
+from .declaration import HALF, N, Op, acc, inp, out
 from .mul import mul_forward
 from .silu import reference_backward as silu_slope
 from .silu import reference_forward as silu
@@ -31,7 +31,7 @@ def reference_backward(dout, inp, up):
 
 swiglu_forward = Op(
     "swiglu_forward",
-    out("out", N),
+    out("out", N, types=HALF),
     inp("inp", N),
     inp("up", N),
     label="SwiGLU Forward",
@@ -45,8 +45,8 @@ swiglu_forward = Op(
 
 swiglu_backward = Op(
     "swiglu_backward",
-    acc("dinp", N),
-    acc("dup", N),
+    acc("dinp", N, types=HALF),
+    acc("dup", N, types=HALF),
     inp("dout", N),
     inp("inp", N),
     inp("up", N),

@@ -16,7 +16,8 @@ import psutil
 
 from ..errors import UserError
 from ..machine import available_bytes
-from ..ops.declaration import ITEMSIZE, Spec
+from ..ops.declaration import Spec
+from ..ops.storage import TYPES
 from .program import Call, Group, Program, Value
 
 ALIGN = 64
@@ -24,8 +25,8 @@ ALIGN = 64
 PAGE = 2 << 20
 """Bytes of a huge page."""
 SMALL_PAGE = 4096
-PERSISTENT = ("parameter", "constant", "moment", "input")
-LABELS = {**{group: f"{group}s" for group in get_args(Group)}, "scratch": "scratch"}
+PERSISTENT = ("parameter", "copy", "constant", "moment", "input")
+LABELS = {**{group: f"{group}s" for group in get_args(Group)}, "copy": "copies", "scratch": "scratch"}
 
 
 def gb(n: float) -> str:
@@ -157,7 +158,7 @@ def plan(
         result.offsets[v] += result.total_bytes + rank * result.window_bytes
     for v, place in program.within.items():
         away = 0 if place.peer is None else (place.peer - rank) * result.window_bytes
-        result.offsets[v] = result.offsets[place.host] + place.start * ITEMSIZE[v.dtype] + away
+        result.offsets[v] = result.offsets[place.host] + place.start * TYPES[v.dtype].bytes + away
     return result
 
 
@@ -187,8 +188,8 @@ class Arena:
     def view(self, value: Value, offset: int, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
         """Return a value's bytes as an array of its dtype."""
         if offset >= self._bytes.size and self.window is not None:
-            return np.ndarray(shape, value.dtype, self.window, offset - self._bytes.size)
-        return np.ndarray(shape, value.dtype, self._bytes, offset)
+            return np.ndarray(shape, TYPES[value.dtype].dtype, self.window, offset - self._bytes.size)
+        return np.ndarray(shape, TYPES[value.dtype].dtype, self._bytes, offset)
 
 
 def check_fits(needed: int, hint: Callable[[int], str]) -> None:

@@ -8,16 +8,18 @@ from math import prod
 from typing import Any, ClassVar, Literal
 
 from ..errors import UserError
-from ..ops.declaration import ITEMSIZE, Op, Shape
+from ..ops.declaration import Op, Shape
 from ..ops.optimizer import Optimizer
+from ..ops.storage import TYPES
 
-Group = Literal["parameter", "constant", "gradient", "moment", "input", "activation", "adjoint"]
-Phase = Literal["forward", "evaluate", "backward", "reduce", "norm", "update", "start", "outer"]
-PHASES: tuple[Phase, ...] = ("forward", "evaluate", "backward", "reduce", "norm", "update", "start", "outer")
+Group = Literal["parameter", "copy", "constant", "gradient", "moment", "input", "activation", "adjoint"]
+Phase = Literal["convert", "forward", "evaluate", "backward", "reduce", "norm", "update", "start", "outer"]
+PHASES: tuple[Phase, ...] = ("convert", "forward", "evaluate", "backward", "reduce", "norm", "update", "start", "outer")
 """The parts of a program. A training step leaves out ``evaluate``, calls that only an evaluation needs because the
 backward computes the loss itself. An evaluation runs the first two. The calls of ``reduce``, which add the gradients of
 micro-batches and ranks, lie between those of the last backward of a step. ``start`` and ``outer`` come before and after
-the steps that a rank trains alone."""
+the steps that a rank trains alone. ``convert`` writes the copies of weights in a narrower type, if they are out of
+date."""
 
 
 class Arithmetic:
@@ -64,7 +66,7 @@ class Value(Arithmetic):
     @property
     def nbytes(self) -> int:
         """Size in bytes."""
-        return prod(self.shape) * ITEMSIZE[self.dtype]
+        return prod(self.shape) * TYPES[self.dtype].bytes
 
     def __str__(self) -> str:
         return self.name
@@ -169,7 +171,12 @@ class Call:
             of = {a.name: a.name if a.name in self.inverts.args else a.name[1:] for a in self.op.arrays}
             self.views = {n: self.inverts.views[f] for n, f in of.items() if f in self.inverts.views} | self.views
         shapes = {a.name: self.shape(a.name) for a in self.op.arrays}
-        self.types, self.sizes = types_of(self.op, self.layer, self.args), self.op.bind(shapes, **self.given)
+        self.sizes = self.op.bind(shapes, **self.given)
+        self.retype()
+
+    def retype(self) -> None:
+        """Take the types of its values anew."""
+        self.types = types_of(self.op, self.layer, self.args)
 
     def shape(self, name: str) -> Shape | None:
         """Return the shape in which it takes an argument; None where that is absent."""
@@ -338,7 +345,7 @@ class Program:
             for a in call.op.written:
                 v = call.args[a.name]
                 fresh = a.role == "out" or (a.role == "acc" and not call.adds[a.name])
-                if v is not None and fresh and v in defined:
+                if v is not None and fresh and v in defined and v not in self.filled:
                     raise UserError(f"{where}: '{a.name}' overwrites {v}, which an earlier call has written")
             (evaluated if call.phase == "evaluate" else known).update(call.writes)
 

@@ -27,10 +27,10 @@ MUTANTS: list[tuple[str, Op, dict[str, str]]] = [
     ("a score is not scaled", ops.gqa_forward, {"score *= scale": "score *= np.float32(1)"}),
     ("a query does not see itself", ops.gqa_forward, {"range(t + 1)": "range(max(t, 1))"}),
     ("lse without the maximum", ops.gqa_forward, {"np.log(total) + top": "np.log(total)"}),
-    ("dk of the last query head alone", ops.gqa_backward, {"dk[b, t3, k0 + i] +=": "dk[b, t3, k0 + i] ="}),
+    ("dk of the last query head alone", ops.gqa_backward, {"sk[b, t3, k0 + i] +=": "sk[b, t3, k0 + i] ="}),
     ("dk not summed over the group", ops.gqa_backward, {"+= q[b, t, q0 + i] *": "+= (h == first) * q[b, t, q0 + i] *"}),
-    ("dv_add is that of dk", ops.gqa_backward, {"if not dv_add": "if not dk_add"}),
-    ("dq is overwritten, whatever dq_add says", ops.gqa_backward, {"if not dq_add": "if True"}),
+    ("dv_add is that of dk", ops.gqa_backward, {"if dv_add": "if dk_add"}),
+    ("dq is overwritten, whatever dq_add says", ops.gqa_backward, {"if dq_add": "if False"}),
     ("dk without the scale", ops.gqa_backward, {"q[b, t, q0 + i] * dscore * scale": "q[b, t, q0 + i] * dscore"}),
     (
         "the gradient of key head h % NKV",

@@ -147,20 +147,19 @@ def test_product(rows: int, depth: int, add: bool) -> None:
 
 
 @jit.helper()
-def moves(copied, moved, turned, x, width, rows, extra):
+def moves(copied, moved, turned, x, width, rows):
     copy(at(copied, 0), NR, at(x, 1), width, rows)
     move(at(moved, 1), at(x, 2))
-    transpose(at(turned, 0), LANES, at(x, 3), width, at(extra, 0))
+    transpose(at(turned, 0), LANES, at(x, 3), width)
 
 
 def test_moves() -> None:
     x = np.random.default_rng(0).random((LANES, NR + 7), F32)
     copied, moved, turned = np.zeros((5, NR), F32), np.zeros(LANES + 2, F32), np.zeros((LANES, LANES), F32)
-    extra = np.arange(LANES, dtype=F32)
-    moves(copied, moved, turned, x, NR + 7, 3, extra)
+    moves(copied, moved, turned, x, NR + 7, 3)
     np.testing.assert_array_equal(copied, np.vstack([x[:3, 1 : NR + 1], np.zeros((2, NR), F32)]))
     np.testing.assert_array_equal(moved, np.concatenate([[0], x[0, 2 : LANES + 2], [0]]))
-    np.testing.assert_array_equal(turned, x[:, 3 : LANES + 3].T + extra)
+    np.testing.assert_array_equal(turned, x[:, 3 : LANES + 3].T)
 
 
 # The matrix products ------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ def product(out, add, a, b, block):
         rows += part
 
 
-@kernel(ops.matmul_forward, "blas", jit=False, same_bits=False)
+@kernel(ops.matmul_forward, "blas", jit=False, same_bits=False, narrow=False)
 def matmul_forward(out, inp, weight, bias):
     """One sgemm, then the bias."""
     np.matmul(inp, weight.T, out=out)

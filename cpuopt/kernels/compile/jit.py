@@ -26,6 +26,7 @@ from ..toolkit import choices
 from ..toolkit.threads import cores
 from . import cache
 from .progress import Compiling
+from .storage import NUMBA
 
 FASTMATH = {"reassoc", "contract", "nsz", "arcp", "afn"}
 """Sums may be reordered and multiply-adds fused; NaN and infinity keep their meaning, so a guard can see them."""
@@ -49,11 +50,11 @@ def signature(
     """
     sig: list[types.Type] = []
     for arg in op.args:
-        dtype = getattr(types, (dtypes or {}).get(arg.name, arg.dtype))
+        dtype = NUMBA[(dtypes or {}).get(arg.name, arg.dtype)]
         sig.append(dtype if arg.role == "scalar" else types.Array(dtype, len(arg.shape), "C"))
         if arg.role == "acc":
             sig.append(types.boolean)
-    return (*sig, *(types.Array(getattr(types, s.dtype), 1, "C") for s in scratch))
+    return (*sig, *(types.Array(NUMBA[s.dtype], 1, "C") for s in scratch))
 
 
 def takes_all(function: Callable[..., None]) -> bool:
@@ -75,6 +76,8 @@ def kernel(
     jit: bool = True,
     same_bits: bool = True,
     skips: Sequence[str] = (),
+    narrow: bool | None = None,
+    of: str = "",
     shown: Callable[..., None] | None = None,
     **options: Any,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -91,6 +94,9 @@ def kernel(
     same_bits : whether it promises identical bits for any number of threads.
     skips : gradients that it does not compute if their array has length zero, since what they are of is frozen; the
         declaration says of which that may be (``needed``).
+    narrow : whether it takes the types that the op allows besides the usual ones, and sums in float32 all the same; by
+        default, whether it is one of the package's.
+    of : the type of arguments for which it takes the place of the variant's other kernel, such as ``bfloat16``.
     shown : the function whose file and line stand for the kernel; by default the decorated one.
     options : for ``numba.njit``, over the options that all kernels share.
 
@@ -107,14 +113,14 @@ def kernel(
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         here, name = shown or function, choices.variant_in(function.__module__, variant)
         parts = tuple(Scratch(*of) for of in scratch)
+        all_types = function.__module__.startswith("cpuopt.") if narrow is None else narrow
         where = f"{here.__code__.co_filename}:{here.__code__.co_firstlineno}"
         params = list(inspect.signature(function).parameters)
         if takes_all(function):
             params = [*op.params, *(s.name for s in parts)]
         if not jit:
-            registry.register(
-                Kernel(op, name, function, parts, where=where, same_bits=same_bits, skips=tuple(skips)), params
-            )
+            more = {"same_bits": same_bits, "narrow": all_types, "skips": tuple(skips)}
+            registry.register(Kernel(op, name, function, parts, where=where, **more), params, of)
             return function
         compiled, label = helper(**{**OPTIONS, **options})(function), f"{op.name}[{name}] at {where}"
 
@@ -129,8 +135,13 @@ def kernel(
             sig = types_of(dtypes)
             return sig in compiled.overloads or cache.is_cached(compiled, sig)
 
-        more = {"where": where, "same_bits": same_bits, "skips": tuple(skips)}
-        registry.register(Kernel(op, name, compiled, parts, make, made, **more), params)
+        def entry(dtypes: Mapping[str, str]) -> Callable[..., None] | None:
+            found = compiled.overloads.get(types_of(dtypes))
+            code = found.entry_point if found else None
+            return (lambda *args: code(args)) if code and takes_all(function) else code
+
+        more = {"where": where, "same_bits": same_bits, "narrow": all_types, "skips": tuple(skips)}
+        registry.register(Kernel(op, name, compiled, parts, make, made, entry, **more), params, of)
         return compiled
 
     return decorate

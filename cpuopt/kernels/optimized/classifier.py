@@ -11,7 +11,7 @@ from ..toolkit.queue import QUEUE, for_each_thread
 from ..toolkit.rules import by_rule
 from ..toolkit.simd import MR, NR
 from .cross_entropy import backward_row, count, shifted_sum, sum_in_order
-from .matmul import FORWARD_SCRATCH, INPUT_SCRATCH, WEIGHT_SCRATCH, forward_panels, share_floats, up
+from .matmul import BY_FLOATS, FORWARD_SCRATCH, INPUT_SCRATCH, WEIGHT_SCRATCH, forward_panels, share_floats, up
 from .matmul import matmul_backward_input as linear_input
 from .matmul import matmul_backward_weight as linear_weight
 from .matmul import matmul_forward as linear
@@ -54,21 +54,37 @@ def loss_block(logits, losses, targets, ignore_index):
         losses[t] = np.log(total) + (top - logits[t, targets[t]]) if targets[t] != ignore_index else ZERO
 
 
+@helper()
+def gradient_row(logits, losses, share, targets, ignore_index, t):
+    """Compute the loss of a token, and turn its logits into their gradient."""
+    V = logits.shape[1]
+    lo, hi = t * V, t * V + V
+    if targets[t] != ignore_index:
+        total, top = shifted_sum(logits, lo, hi)
+        losses[t] = np.log(total) + (top - logits[t, targets[t]])
+        backward_row(logits, False, logits, top, share / total, lo, hi)
+        logits[t, targets[t]] -= share  # loss = sum(lse - logits[target]) / n
+    else:
+        losses[t] = ZERO
+        for v in range(V):
+            logits[t, v] = ZERO
+
+
 @helper(parallel=True)
 def gradient_block(logits, losses, share, targets, ignore_index):
     """Compute the losses of a block, and turn the logits into their gradient."""
-    V = logits.shape[1]
     for t in prange(logits.shape[0]):
-        lo, hi = np.int64(t) * V, np.int64(t) * V + V
-        if targets[t] != ignore_index:
-            total, top = shifted_sum(logits, lo, hi)
-            losses[t] = np.log(total) + (top - logits[t, targets[t]])
-            backward_row(logits, False, logits, top, share / total, lo, hi)
-            logits[t, targets[t]] -= share  # loss = sum(lse - logits[target]) / n
-        else:
-            losses[t] = ZERO
-            for v in range(V):
-                logits[t, v] = ZERO
+        gradient_row(logits, losses, share, targets, ignore_index, np.int64(t))
+
+
+@helper()
+def put_aside(slots, held, tokens):
+    """Find the row of `held` for the weight's row of each token; -1 for a row that no token has."""
+    for v in range(slots.shape[0]):
+        slots[v] = -1
+    for t in range(tokens.shape[0] - 1, -1, -1):
+        slots[tokens[t]] = t  # the first of equal tokens stays
+        fill(held[t], ZERO)
 
 
 PER_THREAD = max(FORWARD_SCRATCH, INPUT_SCRATCH, WEIGHT_SCRATCH)
@@ -148,27 +164,24 @@ def classifier_update(rule):
     Memory: the logits; for each thread a strip of their gradient and one of the weight's.
     Bound: compute; for few tokens, the memory of weight and states.
     """
-    update, rows = update_linear(rule), rule.rows
+    update, rows = update_linear(rule, *BY_FLOATS), rule.rows
 
     @helper()
     def classifier_update(
-        weight, weight_numbers, loss, losses, dinp, dinp_add, held, sumsq, dloss, inp, targets, tokens, ignore_index,
-        logits, panels, queue, work, parts, slot, partial,
+        weight, weight_numbers, loss, losses, dinp, dinp_add, held, sumsq, dloss, inp, copy, targets, tokens,
+        ignore_index, logits, panels, queue, work, parts, slot, partial,
     ):  # fmt: skip
         BT, C = inp.shape
         V = weight[0].shape[0]
         threads = work.shape[0] // (WEIGHT_SCRATCH + max(STRIP, MR * C))
         share = dloss[0] / np.float32(max(count(targets, ignore_index), 1))
         slots = slot[: V if tokens.shape[0] > 0 else 0]
-        for v in range(slots.shape[0]):
-            slots[v] = -1
-        for t in range(tokens.shape[0] - 1, -1, -1):
-            slots[tokens[t]] = t  # the first of equal tokens stays
-            fill(held[t], ZERO)
+        put_aside(slots, held, tokens)
         all_logits = logits.reshape(BT, V)
-        linear(all_logits, inp, weight[0], loss[:0], panels, work[: threads * FORWARD_SCRATCH], queue)
+        read = copy if copy.shape[0] > 0 else weight[0]
+        linear(all_logits, inp, read, loss[:0], panels, work[: threads * FORWARD_SCRATCH], queue)
         gradient_block(all_logits, losses, share, targets, ignore_index)
-        linear_input(dinp, dinp_add, all_logits, weight[0], work[: threads * INPUT_SCRATCH], parts, queue)
+        linear_input(dinp, dinp_add, all_logits, read, work[: threads * INPUT_SCRATCH], parts, queue)
         no_bias = rows(rows(weight, 0), slice(0, 0))
         update(
             weight, no_bias, weight_numbers, weight_numbers, held, slots, sumsq, all_logits, inp, panels, work,

@@ -32,7 +32,8 @@ from numba import prange
 from ... import ops
 from ..compile.jit import helper, kernel
 from ..toolkit.elementwise import CHUNK
-from ..toolkit.lanes import load, load_some, spread, store, store_some
+from ..toolkit.lanes import add_transposed, load, load_some, spread, store, store_some
+from ..toolkit.pairs import is_half, narrow
 from ..toolkit.queue import QUEUE, deal, for_each_thread, take
 from ..toolkit.simd import LANES, LINE, MR, NR, at, copy, move, narrow_product, prefetch, product, transpose
 
@@ -180,6 +181,18 @@ def add_columns(x, row, column, tile, rows, add):
 
 
 @helper()
+def put_columns(x, row, column, tile, rows, bias):
+    """Write columns of x from the whole sums in a tile, with the bias."""
+    columns = min(NR, x.shape[1] - column)
+    if bias.shape[0] > 0:
+        for i in range(rows):
+            for j in range(columns):
+                tile[i * NR + j] += bias[column + j]
+    for i in range(rows):
+        narrow(x, (row + i) * x.shape[1] + column, tile, i * NR, columns, False)
+
+
+@helper()
 def pack_tokens(panels, x, row, lo, hi):
     """panels[row * C + k * NR + j] = x[row + j, k] for k in lo..hi, and zero beyond the last row.
 
@@ -187,36 +200,14 @@ def pack_tokens(panels, x, row, lo, hi):
     """
     C = x.shape[1]
     n = min(NR, x.shape[0] - row)
-    base, zeros = row * C, panels.shape[0] - NR
+    base = row * C
     full, whole = lo + (hi - lo) // LANES * LANES, n // LANES * LANES
     for j in range(0, whole, LANES):
         for k in range(lo, full, LANES):
-            transpose(at(panels, base + k * NR + j), NR, at(x, (row + j) * C + k), C, at(panels, zeros))
+            transpose(at(panels, base + k * NR + j), NR, at(x, (row + j) * C + k), C)
     for k in range(lo, hi):
         for j in range(whole if k < full else 0, LANES if n <= LANES else NR):
             panels[base + k * NR + j] = x[row + j, k] if j < n else ZERO
-
-
-@helper()
-def forward_sums(sums, weight, panels, m0, m1, n0, n1, most):
-    """Compute the products of rows n0..n1 of `weight` with tokens m0..m1, panel by panel: sums[m - m0, n - n0, j]."""
-    K = weight.shape[1]
-    groups = count_groups(n1 - n0, K)
-    for k in range(0, K, most):
-        depth = min(most, K - k)
-        a = at(weight, n0 * K + k)
-        for m in range(m0, m1, NR):
-            b = at(panels, m * K + k * NR)
-            if m == m0:  # fetch the next group's rows: one stretch of memory where a block is all of K
-                size = ceil(n1 - n0, groups)
-                ahead, ahead_group, step = at(a, size * K), size * K, 2 * size
-            else:  # fetch the next panel, each group a part of it
-                ahead, ahead_group, step = at(b, K * NR), depth * NR // groups, 2 * ceil(NR, groups)
-            to = at(sums, (m - m0) * TALL)
-            if m1 - m > LANES:
-                multiply(n1 - n0, a, K, b, NR, to, NR, depth, k > 0, ahead, ahead_group, step, 0)
-            else:
-                multiply_narrow(n1 - n0, a, K, b, NR, to, NR, depth, k > 0, ahead, ahead_group, step, 0)
 
 
 @helper()
@@ -232,7 +223,7 @@ def forward_store(out, bias, sums, m0, m1, n0, n1):
         whole = tokens // LANES * LANES
         for n in range(0, full, LANES):
             for j in range(0, whole, LANES):
-                transpose(at(out, (m + j) * N + n0 + n), N, at(sums, base + n * NR + j), NR, at(sums, extra + n))
+                add_transposed(out, (m + j) * N + n0 + n, N, sums, base + n * NR + j, NR, sums, extra + n)
         for j in range(tokens):
             for n in range(full if j < whole else 0, rows):
                 out[m + j, n0 + n] = sums[base + n * NR + j] + sums[extra + n]
@@ -248,29 +239,8 @@ def prefers_tokens(M, K, N):
 
 
 def forward_panels(M, K, N):
-    """Count the floats of the panels of a forward of M tokens, and a vector of zeros."""
-    return up(N if prefers_tokens.py_func(M, K, N) else M, NR) * K + NR
-
-
-@helper()
-def forward_tokens(out, inp, panels, bias, tile, m0, m1, n0, n1, most):
-    """Compute out[m0:m1, n0:n1] from panels of rows of weight, with the bias."""
-    K, N = inp.shape[1], out.shape[1]
-    rows = m1 - m0
-    groups = count_groups(rows, K)
-    for k in range(0, K, most):
-        depth = min(most, K - k)
-        for n in range(n0, n1, NR):
-            inside = n + NR <= N
-            b = at(panels, n * K + k * NR)
-            to, to_row = (at(out, m0 * N + n), N) if inside else (at(tile, 0), NR)
-            ahead, ahead_group, step = at(b, K * NR), depth * NR // groups, 2 * ceil(NR, groups)
-            x, adding = at(inp, m0 * K + k), k > 0
-            multiply(rows, x, K, b, NR, to, to_row, depth, adding and inside, ahead, ahead_group, step, 0)
-            if not inside:
-                add_columns(out, m0, n, tile, rows, adding)
-            if k + depth == K and bias.shape[0] > 0:
-                add_bias(out, bias, m0, m1, n, min(n + NR, N))
+    """Count the floats of the panels of a forward of M tokens."""
+    return up(N if prefers_tokens.py_func(M, K, N) else M, NR) * K
 
 
 @helper()
@@ -294,7 +264,92 @@ FORWARD = [
 """Scratch of a linear layer."""
 
 
-@kernel(ops.matmul_forward, "optimized", scratch=FORWARD)
+def forward_by(multiply, multiply_narrow):
+    """Make the forward by a micro-kernel: of rows of floats, or of words of two bfloat16."""
+
+    @helper()
+    def forward_sums(sums, weight, panels, m0, m1, n0, n1, most):
+        """Compute rows n0..n1 of `weight` times tokens m0..m1, panel by panel: sums[m - m0, n - n0, j]."""
+        K = weight.shape[1]
+        groups = count_groups(n1 - n0, K)
+        for k in range(0, K, most):
+            depth = min(most, K - k)
+            a = at(weight, n0 * K + k)
+            for m in range(m0, m1, NR):
+                b = at(panels, m * K + k * NR)
+                if m == m0:  # fetch the next group's rows: one stretch of memory where a block is all of K
+                    size = ceil(n1 - n0, groups)
+                    ahead, ahead_group, step = at(a, size * K), size * K, 2 * size
+                else:  # fetch the next panel, each group a part of it
+                    ahead, ahead_group, step = at(b, K * NR), depth * NR // groups, 2 * ceil(NR, groups)
+                to = at(sums, (m - m0) * TALL)
+                if m1 - m > LANES:
+                    multiply(n1 - n0, a, K, b, NR, to, NR, depth, k > 0, ahead, ahead_group, step, 0)
+                else:
+                    multiply_narrow(n1 - n0, a, K, b, NR, to, NR, depth, k > 0, ahead, ahead_group, step, 0)
+
+    @helper()
+    def forward_tokens(out, inp, panels, bias, tile, m0, m1, n0, n1, most):
+        """Compute out[m0:m1, n0:n1] from panels of rows of weight, with the bias.
+
+        A bfloat16 gets the whole sum, of one block of k.
+        """
+        K, N, direct = inp.shape[1], out.shape[1], not is_half(out)
+        rows = m1 - m0
+        groups = count_groups(rows, K)
+        for k in range(0, K, most):
+            depth = min(most, K - k)
+            for n in range(n0, n1, NR):
+                inside = direct and n + NR <= N
+                b = at(panels, n * K + k * NR)
+                to, to_row = (at(out, m0 * N + n), N) if inside else (at(tile, 0), NR)
+                ahead, ahead_group, step = at(b, K * NR), depth * NR // groups, 2 * ceil(NR, groups)
+                x, adding = at(inp, m0 * K + k), k > 0
+                multiply(rows, x, K, b, NR, to, to_row, depth, adding and inside, ahead, ahead_group, step, 0)
+                if not direct:
+                    put_columns(out, m0, n, tile, rows, bias)
+                elif not inside:
+                    add_columns(out, m0, n, tile, rows, adding)
+                if direct and k + depth == K and bias.shape[0] > 0:
+                    add_bias(out, bias, m0, m1, n, min(n + NR, N))
+
+    @helper(parallel=True)
+    def forward(out, inp, weight, bias, panels, sums, queue):
+        M, K = inp.shape
+        N = weight.shape[0]
+        threads = sums.shape[0] // FORWARD_SCRATCH
+        slices = ceil(K, SLICE)
+        many = prefers_tokens(M, K, N)
+        packed = weight if many else inp
+        for i in prange(ceil(packed.shape[0], NR) * slices):
+            lo = i % slices * SLICE
+            pack_tokens(panels, packed, i // slices * NR, lo, min(K, lo + SLICE))
+        depth = K if M <= NR or (many and is_half(out)) else even(K, DEPTH, LINE)
+        m_chunks, step = (token_pieces(M, INPUT_ROWS, threads), LINE) if many else (ceil(M, WIDE), NR)
+        most, unit = (COLUMNS, NR) if many else (TALL, LANES)
+        n_chunks = pieces(N, most, unit, m_chunks, threads)
+        deal(queue, n_chunks * m_chunks)
+        for t in prange(threads):
+            mine = sums[t * FORWARD_SCRATCH : (t + 1) * FORWARD_SCRATCH]
+            chunk = take(queue, t)
+            while chunk >= 0:
+                m, n = place(chunk, m_chunks, n_chunks, many)
+                m0, m1 = piece(m, m_chunks, M, step), piece(m + 1, m_chunks, M, step)
+                n0, n1 = piece(n, n_chunks, N, unit), piece(n + 1, n_chunks, N, unit)
+                if many:
+                    forward_tokens(out, inp, panels, bias, mine, m0, m1, n0, n1, depth)
+                else:
+                    forward_sums(mine, weight, panels, m0, m1, n0, n1, depth)
+                    forward_store(out, bias, mine, m0, m1, n0, n1)
+                chunk = take(queue, t)
+
+    return forward
+
+
+linear = forward_by(multiply, multiply_narrow)
+
+
+@kernel(ops.matmul_forward, "optimized", scratch=FORWARD, parallel=False)
 def matmul_forward(out, inp, weight, bias, panels, sums, queue):
     """Pack the tokens, then strips of rows of weight times all panels; for many tokens the other way round.
 
@@ -302,35 +357,7 @@ def matmul_forward(out, inp, weight, bias, panels, sums, queue):
     Memory: the packed tokens, or the packed weight; a strip of sums for each thread.
     Bound: compute; for few tokens, the memory that weight streams through.
     """
-    M, K = inp.shape
-    N = weight.shape[0]
-    threads = sums.shape[0] // FORWARD_SCRATCH
-    for j in range(NR):
-        panels[panels.shape[0] - NR + j] = ZERO
-    slices = ceil(K, SLICE)
-    many = prefers_tokens(M, K, N)
-    packed = weight if many else inp
-    for i in prange(ceil(packed.shape[0], NR) * slices):
-        lo = i % slices * SLICE
-        pack_tokens(panels, packed, i // slices * NR, lo, min(K, lo + SLICE))
-    depth = K if M <= NR else even(K, DEPTH, LINE)
-    m_chunks, step = (token_pieces(M, INPUT_ROWS, threads), LINE) if many else (ceil(M, WIDE), NR)
-    most, unit = (COLUMNS, NR) if many else (TALL, LANES)
-    n_chunks = pieces(N, most, unit, m_chunks, threads)
-    deal(queue, n_chunks * m_chunks)
-    for t in prange(threads):
-        mine = sums[t * FORWARD_SCRATCH : (t + 1) * FORWARD_SCRATCH]
-        chunk = take(queue, t)
-        while chunk >= 0:
-            m, n = place(chunk, m_chunks, n_chunks, many)
-            m0, m1 = piece(m, m_chunks, M, step), piece(m + 1, m_chunks, M, step)
-            n0, n1 = piece(n, n_chunks, N, unit), piece(n + 1, n_chunks, N, unit)
-            if many:
-                forward_tokens(out, inp, panels, bias, mine, m0, m1, n0, n1, depth)
-            else:
-                forward_sums(mine, weight, panels, m0, m1, n0, n1, depth)
-                forward_store(out, bias, mine, m0, m1, n0, n1)
-            chunk = take(queue, t)
+    linear(out, inp, weight, bias, panels, sums, queue)
 
 
 @helper()
@@ -486,33 +513,45 @@ def sum_columns(total, add, dout, m, depth, n0, rows):
         store_some(total, j, t, left)
 
 
-@helper()
-def weight_chunk(grad, row, add, dout, panels, block, spare, n0, n1, tall, most):
-    """Compute rows n0..n1 of the weight's gradient in rows `row`.. of `grad`, and of the bias's in `spare`."""
-    M, N = dout.shape
-    C = grad.shape[1]
-    P = ceil(C, NR) * NR
-    rows = n1 - n0
-    groups = ceil(rows, MR)
-    tile = spare[OUTPUTS:]
-    for m in range(0, M, most):
-        depth = min(most, M - m)
-        pack_outputs(block, dout, m, depth, n0, rows)
-        sum_columns(spare, m > 0, dout, m, depth, n0, rows)
-        adding = add or m > 0
-        next_m, next_n = (m + depth, n0) if m + depth < M else (0, n1)
-        for c in range(0, C, NR):
-            for k in range(depth * c // P, depth * (c + NR) // P):  # fetch this panel's part of what is packed next
-                for i in range(0, tall, LINE):
-                    prefetch(at(dout, (next_m + k) * N + next_n + i))
-            inside = c + NR <= C
-            b = at(panels, m * P + c * depth)
-            to, to_row = (at(grad, row * C + c), C) if inside else (at(tile, 0), NR)
-            ahead, ahead_group, step = at(b, depth * NR), depth * NR // groups, 2 * ceil(NR, groups)
-            x = at(block, 0)
-            multiply(rows, x, PACKED, b, NR, to, to_row, depth, adding and inside, ahead, ahead_group, step, 0)
-            if not inside:
-                add_columns(grad, row, c, tile, rows, adding)
+def weight_chunk_by(multiply, pack_outputs, per):
+    """Make the function of a strip of a weight's gradient; `per` tokens are one k of the micro-kernel."""
+
+    @helper()
+    def weight_chunk(grad, row, add, dout, panels, block, spare, n0, n1, tall, most):
+        """Compute rows n0..n1 of the weight's gradient in rows `row`.. of `grad`, and of the bias's in `spare`.
+
+        `most` is the number of tokens of a block.
+        """
+        M, N = dout.shape
+        C = grad.shape[1]
+        P = ceil(C, NR) * NR
+        rows = n1 - n0
+        groups = ceil(rows, MR)
+        tile = spare[OUTPUTS:]
+        for m in range(0, M, most):
+            tokens = min(most, M - m)
+            depth = ceil(tokens, per)
+            pack_outputs(block, dout, m, depth, n0, rows)
+            sum_columns(spare, m > 0, dout, m, tokens, n0, rows)
+            adding = add or m > 0
+            next_m, next_n = (m + tokens, n0) if m + tokens < M else (0, n1)
+            for c in range(0, C, NR):
+                for k in range(tokens * c // P, tokens * (c + NR) // P):  # fetch its part of what is packed next
+                    for i in range(0, tall, LINE):
+                        prefetch(at(dout, (next_m + k) * N + next_n + i))
+                inside = c + NR <= C
+                b = at(panels, m // per * P + c * depth)
+                to, to_row = (at(grad, row * C + c), C) if inside else (at(tile, 0), NR)
+                ahead, ahead_group, step = at(b, depth * NR), depth * NR // groups, 2 * ceil(NR, groups)
+                x = at(block, 0)
+                multiply(rows, x, PACKED, b, NR, to, to_row, depth, adding and inside, ahead, ahead_group, step, 0)
+                if not inside:
+                    add_columns(grad, row, c, tile, rows, adding)
+
+    return weight_chunk
+
+
+weight_chunk = weight_chunk_by(multiply, pack_outputs, 1)
 
 
 @helper()
@@ -529,7 +568,41 @@ WEIGHT = [("panels", lambda s: s["BT"] * up(s["C"], NR)), ("blocks", for_each_th
 """Scratch of the weight's gradient."""
 
 
-@kernel(ops.matmul_backward_weight, "optimized", scratch=WEIGHT, skips=["dweight"])
+def weight_by(pack_panel, weight_chunk, block_tokens, per):
+    """Make the weight's gradient of what is packed by `pack_panel`, in blocks of at most `block_tokens`."""
+
+    @helper(parallel=True)
+    def linear_weight(dweight, dweight_add, dbias, dbias_add, dout, inp, panels, blocks, queue):
+        M, C = inp.shape[0], dweight.shape[1]  # of a frozen weight, 0
+        N = max(dweight.shape[0], dbias.shape[0])
+        threads = blocks.shape[0] // WEIGHT_SCRATCH
+        depth = even(M, block_tokens, per)
+        for i in prange(ceil(C, NR) * ceil(M, depth)):
+            pack_panel(i, panels, inp, depth)
+        chunks = pieces(N, OUTPUTS, LANES, 1, threads)
+        deal(queue, chunks)
+        tall = largest(chunks, N, LANES)
+        for t in prange(threads):
+            mine = blocks[t * WEIGHT_SCRATCH : (t + 1) * WEIGHT_SCRATCH]
+            block, spare = mine[:WEIGHT_BLOCK], mine[WEIGHT_BLOCK:]
+            chunk = take(queue, t)
+            while chunk >= 0:
+                n0, n1 = piece(chunk, chunks, N, LANES), piece(chunk + 1, chunks, N, LANES)
+                weight_chunk(dweight, n0, dweight_add, dout, panels, block, spare, n0, n1, tall, depth)
+                if dbias.shape[0] > 0:
+                    for i in range(n1 - n0):
+                        dbias[n0 + i] = dbias[n0 + i] + spare[i] if dbias_add else spare[i]
+                chunk = take(queue, t)
+
+    return linear_weight
+
+
+BY_FLOATS = pack_all_columns, weight_chunk, WEIGHT_DEPTH, 1
+"""What `weight_by` and `update_linear` are made of."""
+linear_weight = weight_by(*BY_FLOATS)
+
+
+@kernel(ops.matmul_backward_weight, "optimized", scratch=WEIGHT, skips=["dweight"], parallel=False)
 def matmul_backward_weight(dweight, dweight_add, dbias, dbias_add, dout, inp, panels, blocks, queue):
     """Pack the columns of the tokens, then strips of dout's columns times all panels.
 
@@ -537,23 +610,4 @@ def matmul_backward_weight(dweight, dweight_add, dbias, dbias_add, dout, inp, pa
     Memory: the packed tokens; a strip of dout for each thread.
     Bound: compute; for few tokens, the memory that dweight is written to.
     """
-    M, C = inp.shape[0], dweight.shape[1]  # of a frozen weight, 0
-    N = dout.shape[1]
-    threads = blocks.shape[0] // WEIGHT_SCRATCH
-    depth = even(M, WEIGHT_DEPTH, 1)
-    for i in prange(ceil(C, NR) * ceil(M, depth)):
-        pack_all_columns(i, panels, inp, depth)
-    chunks = pieces(N, OUTPUTS, LANES, 1, threads)
-    deal(queue, chunks)
-    tall = largest(chunks, N, LANES)
-    for t in prange(threads):
-        mine = blocks[t * WEIGHT_SCRATCH : (t + 1) * WEIGHT_SCRATCH]
-        block, spare = mine[:WEIGHT_BLOCK], mine[WEIGHT_BLOCK:]
-        chunk = take(queue, t)
-        while chunk >= 0:
-            n0, n1 = piece(chunk, chunks, N, LANES), piece(chunk + 1, chunks, N, LANES)
-            weight_chunk(dweight, n0, dweight_add, dout, panels, block, spare, n0, n1, tall, depth)
-            if dbias.shape[0] > 0:
-                for i in range(n1 - n0):
-                    dbias[n0 + i] = dbias[n0 + i] + spare[i] if dbias_add else spare[i]
-            chunk = take(queue, t)
+    linear_weight(dweight, dweight_add, dbias, dbias_add, dout, inp, panels, blocks, queue)

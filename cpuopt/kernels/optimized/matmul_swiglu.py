@@ -5,9 +5,11 @@ these far more slowly than whole rows.
 """
 
 from ... import ops
+from ...ops.declaration import BT, C
 from ..compile.jit import kernel
 from ..toolkit.tiles import flat
 from .matmul import FORWARD, INPUT, matmul_backward_input, matmul_forward
+from .matmul_bf16 import FORWARD_BF16, HALF, INPUT_BF16, as_words, linear_bf16, linear_input
 from .swiglu import swiglu_backward, swiglu_forward
 
 
@@ -33,3 +35,27 @@ def matmul_swiglu_backward(dpre, dup, dout, weight, pre, up, panels, parts, queu
     """
     matmul_backward_input(dpre, False, dout, weight, panels, parts, queue)
     swiglu_backward(flat(dpre), False, flat(dup), False, flat(dpre), flat(pre), flat(up))
+
+
+@kernel(ops.matmul_swiglu_forward, "optimized", of=HALF, scratch=FORWARD_BF16, parallel=False)
+def matmul_swiglu_forward_bf16(out, pre, inp, weight, bias, up, panels, sums, queue, rows):
+    """Pack the tokens, then strips of rows of weight times all panels; then SwiGLU.
+
+    Parallel: as the product; then chunks of fixed size.
+    Memory: the packed tokens; a strip of sums for each thread.
+    Bound: compute; for few tokens, the memory that weight streams through.
+    """
+    linear_bf16(pre, inp, weight, bias, panels, sums, queue, rows)
+    swiglu_forward(flat(out), flat(pre), flat(up))
+
+
+@kernel(ops.matmul_swiglu_backward, "optimized", of=HALF, scratch=[*INPUT_BF16, ("dact", BT * C)], parallel=False)
+def matmul_swiglu_backward_bf16(dpre, dup, dout, weight, pre, up, panels, parts, queue, rows, dact):
+    """Blocks of tokens times panels of weight's columns; then the slopes of what is summed up.
+
+    Parallel: as the product; then chunks of fixed size.
+    Memory: the sums; a panel and a chunk of them for each thread.
+    Bound: compute; for few tokens, the memory that weight streams through.
+    """
+    linear_input(dact.reshape(dpre.shape), False, as_words(dout, rows), weight, panels, parts, queue)
+    swiglu_backward(flat(dpre), False, flat(dup), False, dact, flat(pre), flat(up))

@@ -11,18 +11,16 @@ from ..toolkit.queue import QUEUE, deal, for_each_thread, take
 from ..toolkit.rules import by_rule
 from ..toolkit.simd import MR, NR
 from .matmul import (
+    BY_FLOATS,
     OUTPUTS,
     WEIGHT_BLOCK,
-    WEIGHT_DEPTH,
     WEIGHT_SCRATCH,
     ceil,
     even,
     largest,
-    pack_all_columns,
     piece,
     pieces,
     up,
-    weight_chunk,
 )
 
 ONE = np.float32(1)
@@ -51,10 +49,11 @@ def copy_row(to, x):
 
 
 @cache
-def update_linear(rule):
+def update_linear(rule, pack_panel, weight_chunk, block_tokens, per):
     """Make the function that packs the columns of the tokens, and then strip by strip makes the gradient and updates.
 
-    Row n is not updated where `slot` is there and slot[n] >= 0: its gradient goes to that row of `held`.
+    Row n is not updated where `slot` is there and slot[n] >= 0: its gradient goes to that row of `held`. The other
+    parameters are those of `weight_by`.
     """
     rows, update = rule.rows, rule.update
 
@@ -63,10 +62,10 @@ def update_linear(rule):
         weight, bias, weight_numbers, bias_numbers, held, slot, sumsq, dout, inp, panels, blocks, partial, queue
     ):
         M, C = inp.shape
-        N = dout.shape[1]
-        depth = even(M, WEIGHT_DEPTH, 1)
+        N = weight[0].shape[0]
+        depth = even(M, block_tokens, per)
         for i in prange(ceil(C, NR) * ceil(M, depth)):
-            pack_all_columns(i, panels, inp, depth)
+            pack_panel(i, panels, inp, depth)
         size = WEIGHT_SCRATCH + max(STRIP, MR * C)
         threads = blocks.shape[0] // size
         fits = max(MR, STRIP // C)
@@ -103,26 +102,14 @@ def update_linear(rule):
     return update_linear
 
 
-@by_rule(
-    "optimized",
-    "matmul_update",
-    "weight",
-    "bias",
-    scratch=[
-        ("panels", lambda s: s["BT"] * up(s["C"], NR)),
-        ("blocks", strips),
-        ("partial", OC),
-        QUEUE,
-    ],
-)
-def matmul_update(rule):
-    """Pack the columns of the tokens, then strip by strip: the gradient, then the step.
+SCRATCH = [("panels", lambda s: s["BT"] * up(s["C"], NR)), ("blocks", strips), ("partial", OC), QUEUE]
+"""Scratch of a linear layer's update."""
 
-    Parallel: packing by panel; then chunks by ticket, each owns rows of the weight and its states.
-    Memory: the packed tokens; a strip of dout and one of the gradient for each thread.
-    Bound: compute; for few tokens, the memory of weight and states.
-    """
-    update = update_linear(rule)
+
+@cache
+def update_layer(rule, *parts):
+    """Make the kernel of a linear layer's update."""
+    update = update_linear(rule, *parts)
 
     @helper()
     def matmul_update(
@@ -134,3 +121,14 @@ def matmul_update(rule):
         )  # fmt: skip
 
     return matmul_update
+
+
+@by_rule("optimized", "matmul_update", "weight", "bias", scratch=SCRATCH)
+def matmul_update(rule):
+    """Pack the columns of the tokens, then strip by strip: the gradient, then the step.
+
+    Parallel: packing by panel; then chunks by ticket, each owns rows of the weight and its states.
+    Memory: the packed tokens; a strip of dout and one of the gradient for each thread.
+    Bound: compute; for few tokens, the memory of weight and states.
+    """
+    return update_layer(rule, *BY_FLOATS)

@@ -4,14 +4,13 @@ A formula takes a vector of each input, and returns a tuple: a vector of each ou
 add) and inputs are tuples. An input may be one float32, which stands for all elements.
 """
 
-from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
 from ..compile.jit import helper
 from .lanes import FLOATS, INT, Lanes, vector
-from .simd import I32, LANES
+from .simd import LANES
 
 CHUNK = 4096  # elements: 16 KB an array, a multiple of all LANES; few enough that each of many threads gets some
 SET, SET_BOTH = (False,), (False, False)  # flags of one output and of two that are overwritten
@@ -28,13 +27,11 @@ class Each(Lanes):
         """Load from an array; a float fills all lanes."""
         if kind == types.float32:
             return self.spread(array)
-        args = self.point(kind, array, self.i), I32(4), self.mask, ir.Constant(FLOATS, None)
-        return self.call(f"llvm.masked.load.v{LANES}f32.p0", FLOATS, *args)
+        return self.read(kind, self.point(kind, array, self.i), self.mask)
 
     def put(self, kind, array, v):
         """Store to an array."""
-        args = v, self.point(kind, array, self.i), I32(4), self.mask
-        self.call(f"llvm.masked.store.v{LANES}f32.p0", ir.VoidType(), *args)
+        self.write(kind, self.point(kind, array, self.i), v, self.mask)
 
 
 @intrinsic

@@ -19,9 +19,11 @@ from numba.extending import intrinsic, models, register_model
 
 from ..compile.jit import helper
 from .fastmath import E0, E1, E2, E3, E4, E5, LN2_HI, LN2_LO, LOG2E, ROUND
-from .simd import F32, HOST, I32, LANES, Emit
+from .simd import F32, HOST, I16, I32, LANES, Emit, unit_of
 
 FLOATS, INTS = ir.VectorType(F32, LANES), ir.VectorType(I32, LANES)
+SIZE = {F32: 4, I16: 2}
+"""Bytes of an element in memory."""
 INT = types.int64
 
 
@@ -64,8 +66,30 @@ class Lanes(Emit):
         self.context = context
 
     def point(self, kind, array, offset):
-        """Point to a float of an array."""
-        return self.at(self.context.make_array(kind)(self.context, self.builder, array).data, offset)
+        """Point to an element of an array."""
+        data = self.context.make_array(kind)(self.context, self.builder, array).data
+        return self.at(data, offset, unit_of(kind))
+
+    def read(self, kind, place, mask=None):
+        """Load a vector of floats from elements of an array's type; those that a mask leaves out are zero."""
+        unit = unit_of(kind)
+        vector = ir.VectorType(unit, LANES)
+        if mask is None:
+            found = self.load(place, vector, SIZE[unit])
+        else:
+            name = f"llvm.masked.load.v{LANES}{unit.intrinsic_name}.p0"
+            found = self.call(name, vector, place, I32(SIZE[unit]), mask, ir.Constant(vector, None))
+        return found if unit is F32 else kind.dtype.widen(self.builder, found)
+
+    def write(self, kind, place, x, mask=None):
+        """Store a vector of floats as elements of an array's type, but for those that a mask leaves out."""
+        unit = unit_of(kind)
+        x = x if unit is F32 else kind.dtype.narrow(self.builder, x)
+        if mask is None:
+            self.store(x, place, SIZE[unit])
+        else:
+            name = f"llvm.masked.store.v{LANES}{unit.intrinsic_name}.p0"
+            self.call(name, ir.VoidType(), x, place, I32(SIZE[unit]), mask)
 
     def compute(self, name, *args):
         """Combine vectors, or a vector and a float."""
@@ -102,8 +126,8 @@ def load(typingctx, x, i):
     """Load x[i : i + LANES]."""
 
     def codegen(context, builder, signature, args):
-        emit = Lanes(context, builder)
-        return emit.load(emit.point(signature.args[0], *args))
+        emit, kind = Lanes(context, builder), signature.args[0]
+        return emit.read(kind, emit.point(kind, *args))
 
     return vector(x, INT), codegen
 
@@ -113,9 +137,8 @@ def load_some(typingctx, x, i, n):
     """Load x[i : i + n]."""
 
     def codegen(context, builder, signature, args):
-        emit = Lanes(context, builder)
-        place, mask = emit.point(signature.args[0], *args[:2]), emit.first(args[2])
-        return emit.call(f"llvm.masked.load.v{LANES}f32.p0", FLOATS, place, I32(4), mask, ir.Constant(FLOATS, None))
+        emit, kind = Lanes(context, builder), signature.args[0]
+        return emit.read(kind, emit.point(kind, *args[:2]), emit.first(args[2]))
 
     return vector(x, INT, INT), codegen
 
@@ -125,8 +148,8 @@ def store(typingctx, x, i, v):
     """Store v to x[i : i + LANES]."""
 
     def codegen(context, builder, signature, args):
-        emit = Lanes(context, builder)
-        emit.store(args[2], emit.point(signature.args[0], *args[:2]))
+        emit, kind = Lanes(context, builder), signature.args[0]
+        emit.write(kind, emit.point(kind, *args[:2]), args[2])
         return context.get_dummy_value()
 
     return types.void(x, INT, vector), codegen
@@ -137,9 +160,8 @@ def store_some(typingctx, x, i, v, n):
     """Store v to x[i : i + n]."""
 
     def codegen(context, builder, signature, args):
-        emit = Lanes(context, builder)
-        place, mask = emit.point(signature.args[0], *args[:2]), emit.first(args[3])
-        emit.call(f"llvm.masked.store.v{LANES}f32.p0", ir.VoidType(), args[2], place, I32(4), mask)
+        emit, kind = Lanes(context, builder), signature.args[0]
+        emit.write(kind, emit.point(kind, *args[:2]), args[2], emit.first(args[3]))
         return context.get_dummy_value()
 
     return types.void(x, INT, vector, INT), codegen
@@ -150,14 +172,34 @@ def transpose(typingctx, to, i, to_row, x, j, x_row, scale):
     """Write LANES rows transposed: ``to[i + n*to_row + m] = scale * x[j + m*x_row + n]`` for n, m < LANES."""
 
     def codegen(context, builder, signature, args):
-        emit = Lanes(context, builder)
-        to, x = emit.point(signature.args[0], *args[:2]), emit.point(signature.args[3], *args[3:5])
-        square = [emit.compute("fmul", emit.load(emit.at(x, emit.times(args[5], m))), args[6]) for m in range(LANES)]
+        emit, out, kind = Lanes(context, builder), signature.args[0], signature.args[3]
+        to, x = emit.point(out, *args[:2]), emit.point(kind, *args[3:5])
+        rows = [emit.at(x, emit.times(args[5], m), unit_of(kind)) for m in range(LANES)]
+        square = [emit.compute("fmul", emit.read(kind, row), args[6]) for row in rows]
         for n, row in enumerate(emit.transpose(square)):
-            emit.store(row, emit.at(to, emit.times(args[2], n)))
+            emit.write(out, emit.at(to, emit.times(args[2], n), unit_of(out)), row)
         return context.get_dummy_value()
 
     return types.void(to, INT, INT, x, INT, INT, types.float32), codegen
+
+
+@intrinsic
+def add_transposed(typingctx, to, i, to_row, x, j, x_row, extra, e):
+    """Write LANES rows transposed: ``to[i + n*to_row + m] = x[j + m*x_row + n] + extra[e + m]`` for n, m < LANES.
+
+    `x` and `extra` are float32.
+    """
+
+    def codegen(context, builder, signature, args):
+        emit, (out, *_), (to, i, to_row, x, j, x_row, extra, e) = Lanes(context, builder), signature.args, args
+        to, x = emit.point(out, to, i), emit.point(signature.args[3], x, j)
+        more = emit.load(emit.point(signature.args[6], extra, e))
+        square = [emit.load(emit.at(x, emit.times(x_row, m))) for m in range(LANES)]
+        for n, row in enumerate(emit.transpose(square)):
+            emit.write(out, emit.at(to, emit.times(to_row, n), unit_of(out)), builder.fadd(row, more))
+        return context.get_dummy_value()
+
+    return types.void(to, INT, INT, x, INT, INT, extra, INT), codegen
 
 
 @intrinsic

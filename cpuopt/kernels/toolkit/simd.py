@@ -10,10 +10,18 @@
 A `Tile` is the shape that a machine's registers allow, and `tile` is the rule that gives it. Nothing else knows a
 machine: `Emit` writes LLVM's vector code, which suits them all, and `machine_code` shows what any of them would run.
 An epilogue beyond writing and adding works on what `product` wrote, while it is in the first-level cache.
+
+`pair_product` is the same for bfloat16. Two neighbours along k lie in one word of 32 bits, the one with the even k in
+the lower half, and such words take the places of floats: half as many of them. A word adds two products to a sum::
+
+    c[i, j] = fma(a_even, b_even, fma(a_odd, b_odd, c[i, j]))
+
+each rounded to nearest even. A processor with ``avx512bf16`` has one instruction for that, which takes subnormal
+numbers as zero; others compute the two multiply-adds, and get the same bits.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import llvmlite.binding as llvm
 import numba
@@ -22,10 +30,11 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from ..compile.storage import bfloat16
 from . import targets
 
 F32, I32, I64, BIT, POINTER = ir.FloatType(), ir.IntType(32), ir.IntType(64), ir.IntType(1), ir.PointerType()
-BYTE = ir.IntType(8)
+BYTE, I16 = ir.IntType(8), ir.IntType(16)
 
 
 @dataclass(frozen=True)
@@ -37,6 +46,7 @@ class Tile:
     registers : the number of vector registers.
     spare : the number of registers that must stay free beyond the sums and the operands of the multiply-adds.
     fused : whether the machine has a fused multiply-add; without it, LLVM is left to choose.
+    dot : whether the machine has an instruction for pairs of bfloat16.
     """
 
     lanes: int
@@ -45,6 +55,7 @@ class Tile:
     fused: bool = True
     rows: int = 0
     vectors: int = 0
+    dot: bool = False
 
 
 AVX512 = Tile(lanes=16, registers=32)
@@ -70,7 +81,7 @@ def tile(features: Iterable[str]) -> Tile:
     for vectors in range(1, machine.registers):
         rows = (machine.registers - machine.spare - 1) // vectors - 1
         if rows * vectors >= 8 and rows + vectors <= 0.75 * rows * vectors:
-            return Tile(machine.lanes, machine.registers, machine.spare, machine.fused, rows, vectors)
+            return replace(machine, rows=rows, vectors=vectors, dot={"avx512f", "avx512bf16"} <= features)
     raise AssertionError(machine)
 
 
@@ -94,6 +105,22 @@ LINE = 16  # floats in a cache line
 SHARED = 7  # rows of the micro-kernel that share a pointer
 
 
+def unit_of(kind):
+    """Return LLVM's type of an element of an array or a pointer, as it lies in memory."""
+    return I16 if getattr(kind, "dtype", None) == bfloat16 else F32
+
+
+class _BFloat(ir.types._BaseFloatType):  # the emitter's type of a bfloat16, which llvmlite lacks
+    null = "0.0"
+    intrinsic_name = "bf16"
+
+    def __str__(self) -> str:
+        return "bfloat"
+
+
+_BFloat._create_instance()
+
+
 class Emit:
     """Emitter of vector code through an IRBuilder; strides and offsets count floats."""
 
@@ -110,14 +137,14 @@ class Emit:
         """Multiply by a constant."""
         return self.builder.mul(x, I64(n))
 
-    def load(self, pointer, typ=None):
-        """Load a vector, or another type, from any address."""
+    def load(self, pointer, typ=None, align=4):
+        """Load a vector, or another type, from any address of an element."""
         typ = typ or self.vector
-        return self.builder.load(self.builder.bitcast(pointer, typ.as_pointer()), align=4, typ=typ)
+        return self.builder.load(self.builder.bitcast(pointer, typ.as_pointer()), align=align, typ=typ)
 
-    def store(self, value, pointer):
-        """Store to any address."""
-        return self.builder.store(value, self.builder.bitcast(pointer, value.type.as_pointer()), align=4)
+    def store(self, value, pointer, align=4):
+        """Store to any address of an element."""
+        return self.builder.store(value, self.builder.bitcast(pointer, value.type.as_pointer()), align=align)
 
     def call(self, name: str, result, *args):
         """Call a function of LLVM's by its name."""
@@ -146,6 +173,23 @@ class Emit:
         name = "fma" if self.tile.fused else "fmuladd"
         return self.call(f"llvm.{name}.v{self.tile.lanes}f32", self.vector, x, y, z)
 
+    def dot(self, x, y, z):
+        """Compute z plus the products of both halves of words."""
+        halves = ir.VectorType(_BFloat(), 2 * self.tile.lanes)
+        name = f"llvm.x86.avx512bf16.dpbf16ps.{32 * self.tile.lanes}"
+        x, y = (self.builder.bitcast(word, halves) for word in (x, y))
+        return self.call(name, self.vector, z, x, y)
+
+    def half(self, word, odd: bool):
+        """Take the odd or the even half of words, as floats."""
+        words = ir.VectorType(I32, self.tile.lanes)
+        bits = self.builder.bitcast(word, words)
+        if odd:
+            bits = self.builder.and_(bits, ir.Constant(words, [0xFFFF0000] * self.tile.lanes))
+        else:
+            bits = self.builder.shl(bits, ir.Constant(words, [16] * self.tile.lanes))
+        return self.builder.bitcast(bits, self.vector)
+
     def loop(self, count, state, body):
         """Repeat `body` `count` times; it maps the round and the values of `state` to their next values."""
         bld = self.builder
@@ -158,8 +202,10 @@ class Emit:
                 bld.store(value, cell)
         return [bld.load(cell, typ=v.type) for cell, v in zip(cells, state, strict=True)]
 
-    def product(self, rows, vectors, a, row, step, b, line, c, c_row, depth, add, ahead, ahead_step, shift):
+    def product(self, rows, vectors, pairs, a, row, step, b, line, c, c_row, depth, add, ahead, ahead_step, shift):
         """Emit the micro-kernel for some rows and vectors; the other arguments are those of the intrinsic `product`.
+
+        With `pairs`, the floats of a and b are words of two bfloat16.
 
         k goes in pairs. Seven rows share a pointer: x86's addressing finds them by registers of 1, 3 and 5 strides in
         bytes, each times 1, 2 or 4. The offset of the first is a register too: without one, NEON would load its float
@@ -176,16 +222,28 @@ class Emit:
         for place in c_rows:
             self.prefetch(place, write=True)
 
+        parts, accumulate = [lambda word: word], self.multiply_add
+        if pairs and self.tile.dot:
+            accumulate = self.dot
+        elif pairs:
+            parts = [lambda word: self.half(word, odd=True), lambda word: self.half(word, odd=False)]
+
         def one(number, *state):
             (b, one, three, five, *bases), sums = map(self.hidden, state[: -len(spots)]), list(state[-len(spots) :])
-            y = [self.load(self.at(b, j * self.tile.lanes)) for j in width]
             offsets = [zero, one, self.times(one, 2), three, self.times(one, 4), five, self.times(three, 2)]
             places = [self.at(base, offset, BYTE) for base in bases for offset in offsets]
-            for i in range(rows):
-                x = self.spread(self.load(places[i], F32))
-                for j in width:
-                    spot = i * len(width) + j
-                    sums[spot] = self.multiply_add(x, y[j], sums[spot])
+            for n, part in enumerate(parts):  # halves apart: their operands together would not fit into the registers
+                if n:  # and loaded again, which LLVM would not do by itself
+                    y_from, *again = map(self.hidden, (b, *bases))
+                    places = [self.at(base, offset, BYTE) for base in again for offset in offsets]
+                else:
+                    y_from = b
+                y = [part(self.load(self.at(y_from, j * self.tile.lanes))) for j in width]
+                for i in range(rows):
+                    x = part(self.spread(self.load(places[i], F32)))
+                    for j in width:
+                        spot = i * len(width) + j
+                        sums[spot] = accumulate(x, y[j], sums[spot])
             return [self.at(b, line, BYTE), one, three, five, *(self.at(base, step, BYTE) for base in bases), *sums]
 
         def two(number, *state):
@@ -222,19 +280,25 @@ INT = types.int64
 
 @intrinsic
 def at(typingctx, array, offset):
-    """Point to the float at `offset` from an array's first, or from a pointer."""
+    """Point to the element at `offset` from an array's first, or to the float at `offset` from a pointer."""
 
     def codegen(context, builder, signature, args):
         kind, data = signature.args[0], args[0]
         if isinstance(kind, types.Array):
             data = context.make_array(kind)(context, builder, data).data
-        return builder.gep(data, [args[1]], source_etype=F32)
+        place = builder.gep(data, [args[1]], source_etype=unit_of(kind))
+        return builder.bitcast(place, context.get_value_type(FLOATS))
 
     return FLOATS(array, INT), codegen
 
 
-def product_of(vectors: int):
-    """Make the micro-kernel of `vectors` vectors of columns."""
+def product_of(vectors: int, pairs: bool = False, tile: Tile = HOST):
+    """Make the micro-kernel of `vectors` vectors of columns.
+
+    Parameters
+    ----------
+    pairs : whether it multiplies words of two bfloat16.
+    """
 
     @intrinsic
     def product(typingctx, rows, a, row, step, b, line, c, c_row, depth, add, ahead, ahead_step, shift):
@@ -253,7 +317,7 @@ def product_of(vectors: int):
                 block = builder.append_basic_block(f"rows{n}")
                 choice.add_case(I64(n), block)
                 with builder.goto_block(block):
-                    Emit(builder, HOST).product(n, vectors, *args)
+                    Emit(builder, tile).product(n, vectors, pairs, *args)
                     builder.branch(end)
             builder.position_at_end(end)
             return context.get_dummy_value()
@@ -265,6 +329,7 @@ def product_of(vectors: int):
 
 
 product, narrow_product = product_of(HOST.vectors), product_of(1)
+pair_product, narrow_pair_product = product_of(HOST.vectors, pairs=True), product_of(1, pairs=True)
 
 
 @intrinsic
@@ -297,18 +362,18 @@ def move(typingctx, to, x):
 
 
 @intrinsic
-def transpose(typingctx, to, to_row, x, x_row, extra):
-    """Write a square of LANES x LANES floats transposed, and the vector `extra` added to each row that is written."""
+def transpose(typingctx, to, to_row, x, x_row):
+    """Write a square of LANES x LANES floats transposed."""
 
     def codegen(context, builder, signature, args):
-        to, to_row, x, x_row, extra = args
+        to, to_row, x, x_row = args
         emit = Emit(builder, HOST)
-        square, extra = [emit.load(emit.at(x, emit.times(x_row, i))) for i in range(LANES)], emit.load(extra)
+        square = [emit.load(emit.at(x, emit.times(x_row, i))) for i in range(LANES)]
         for i, row in enumerate(emit.transpose(square)):
-            emit.store(builder.fadd(row, extra), emit.at(to, emit.times(to_row, i)))
+            emit.store(row, emit.at(to, emit.times(to_row, i)))
         return context.get_dummy_value()
 
-    return types.void(FLOATS, INT, FLOATS, INT, FLOATS), codegen
+    return types.void(FLOATS, INT, FLOATS, INT), codegen
 
 
 @intrinsic
@@ -341,7 +406,7 @@ def micro_kernel(shape: Tile, rows: int, triple: str) -> ir.Module:
     kinds = [POINTER, I64, I64, POINTER, I64, POINTER, I64, I64, BIT, POINTER, I64, I64]
     function = ir.Function(module, ir.FunctionType(ir.VoidType(), kinds), "product")
     builder = ir.IRBuilder(function.append_basic_block())
-    Emit(builder, shape).product(rows, shape.vectors, *function.args)
+    Emit(builder, shape).product(rows, shape.vectors, False, *function.args)
     builder.ret_void()
     return module
 

@@ -4,7 +4,7 @@ import numpy as np
 from numba import prange
 
 from ... import ops
-from ...ops.declaration import NH, B, T
+from ...ops.declaration import NH, B, C, T
 from ..compile.jit import kernel
 
 
@@ -44,36 +44,35 @@ def attention_forward(out, lse, qkv, att):
             lse[b, h, t] = np.log(total) + top
             # pass 3: normalize, and gather the values
             for i in range(HS):
-                values[b, t, h, i] = 0
-            for t2 in range(t + 1):
-                p = rows[bh, t2] / total
-                for i in range(HS):
-                    values[b, t, h, i] += p * heads[b, t2, 2, h, i]
+                val = np.float32(0)
+                for t2 in range(t + 1):
+                    val += rows[bh, t2] / total * heads[b, t2, 2, h, i]
+                values[b, t, h, i] = val
 
 
-@kernel(ops.attention_backward, "vanilla", scratch=[("att", B * NH * T), ("datt", B * NH * T)])
-def attention_backward(dqkv, dqkv_add, dout, qkv, out, lse, att, datt):
+@kernel(ops.attention_backward, "vanilla", scratch=[("att", B * NH * T), ("datt", B * NH * T), ("sums", 3 * B * T * C)])
+def attention_backward(dqkv, dqkv_add, dout, qkv, out, lse, att, datt, sums):
     """Per query: its weights again, their adjoints, the softmax Jacobian in full, then q, k and v.
 
     The Jacobian makes it O(T^3), as in ``train_gpt2.c``.
 
     Parallel: batch and head; each owns a slice of `dqkv` and of the scratch.
-    Memory: two rows a head.
+    Memory: two rows a head; the sums in float32.
     Bound: compute.
     """
     B, T, C = dout.shape
     NH = lse.shape[1]
     HS = C // NH
     scale = np.float32(1) / np.sqrt(np.float32(HS))
+    grad = sums.reshape(B, T, 3 * C)
     for bh in prange(B * NH):
         b, q0 = bh // NH, (bh % NH) * HS
         k0, v0, a = q0 + C, q0 + 2 * C, bh * T
-        if not dqkv_add:
-            for t in range(T):
-                for i in range(HS):
-                    dqkv[b, t, q0 + i] = 0
-                    dqkv[b, t, k0 + i] = 0
-                    dqkv[b, t, v0 + i] = 0
+        for t in range(T):
+            for i in range(HS):
+                grad[b, t, q0 + i] = dqkv[b, t, q0 + i] if dqkv_add else 0
+                grad[b, t, k0 + i] = dqkv[b, t, k0 + i] if dqkv_add else 0
+                grad[b, t, v0 + i] = dqkv[b, t, v0 + i] if dqkv_add else 0
         for t in range(T):
             # pass 1: the weights again
             for t2 in range(t + 1):
@@ -86,7 +85,7 @@ def attention_backward(dqkv, dqkv_add, dout, qkv, out, lse, att, datt):
                 d = np.float32(0)
                 for i in range(HS):
                     d += qkv[b, t2, v0 + i] * dout[b, t, q0 + i]
-                    dqkv[b, t2, v0 + i] += att[a + t2] * dout[b, t, q0 + i]
+                    grad[b, t2, v0 + i] += att[a + t2] * dout[b, t, q0 + i]
                 datt[a + t2] = d
             # pass 3: att = softmax(score), then score[t2] = scale * q[t] . k[t2]
             for t3 in range(t + 1):
@@ -95,5 +94,10 @@ def attention_backward(dqkv, dqkv_add, dout, qkv, out, lse, att, datt):
                     same = np.float32(1) if t2 == t3 else np.float32(0)
                     dscore += att[a + t2] * (same - att[a + t3]) * datt[a + t2]
                 for i in range(HS):
-                    dqkv[b, t, q0 + i] += qkv[b, t3, k0 + i] * dscore * scale
-                    dqkv[b, t3, k0 + i] += qkv[b, t, q0 + i] * dscore * scale
+                    grad[b, t, q0 + i] += qkv[b, t3, k0 + i] * dscore * scale
+                    grad[b, t3, k0 + i] += qkv[b, t, q0 + i] * dscore * scale
+        for t in range(T):
+            for i in range(HS):
+                dqkv[b, t, q0 + i] = grad[b, t, q0 + i]
+                dqkv[b, t, k0 + i] = grad[b, t, k0 + i]
+                dqkv[b, t, v0 + i] = grad[b, t, v0 + i]

@@ -127,8 +127,8 @@ def classifier_update(rule):
 
     @helper(parallel=True)
     def classifier_update(
-        weight, weight_numbers, loss, losses, dinp, dinp_add, held, sumsq, dloss, inp, targets, tokens, ignore_index,
-        logits, grad, slot, partial,
+        weight, weight_numbers, loss, losses, dinp, dinp_add, held, sumsq, dloss, inp, copy, targets, tokens,
+        ignore_index, logits, grad, slot, partial,
     ):  # fmt: skip
         BT, C = inp.shape
         V = weight[0].shape[0]
@@ -141,8 +141,12 @@ def classifier_update(rule):
                 held[t, i] = 0
         for bt in prange(BT):
             row = logits[np.int64(bt) * V : np.int64(bt) * V + V]
-            top, total, losses[bt] = row_losses(row, inp[bt], weight[0], targets[bt], ignore_index)
-            row_backward(row, dinp[bt], dinp_add, weight[0], top, total, share, targets[bt], ignore_index)
+            if copy.shape[0] > 0:
+                top, total, losses[bt] = row_losses(row, inp[bt], copy, targets[bt], ignore_index)
+                row_backward(row, dinp[bt], dinp_add, copy, top, total, share, targets[bt], ignore_index)
+            else:
+                top, total, losses[bt] = row_losses(row, inp[bt], weight[0], targets[bt], ignore_index)
+                row_backward(row, dinp[bt], dinp_add, weight[0], top, total, share, targets[bt], ignore_index)
         for v in prange(V):
             g = grad[np.int64(v) * C : np.int64(v) * C + C]
             for i in range(C):

@@ -61,8 +61,7 @@ def attention_decode(out, keys, values, qkv, position, att):
                 att[a + t2] = e
             # pass 4: gather the values
             for i in range(HS):
-                out[b, t, h * HS + i] = 0
-            for t2 in range(position + t + 1):
-                p = att[a + t2] / total
-                for i in range(HS):
-                    out[b, t, h * HS + i] += p * values[b, h, t2, i]
+                val = np.float32(0)
+                for t2 in range(position + t + 1):
+                    val += att[a + t2] / total * values[b, h, t2, i]
+                out[b, t, h * HS + i] = val

@@ -4,7 +4,7 @@ import numpy as np
 from numba import prange
 
 from ... import ops
-from ...ops.declaration import NKV, B, S, T
+from ...ops.declaration import HS, NH, NKV, B, S, T
 from ..compile.jit import kernel
 
 
@@ -50,19 +50,21 @@ def gqa_forward(out, lse, q, k, v, att):
                 logs[b, g, h, t] = np.log(total) + top
                 # pass 3: normalize, and gather the values
                 for i in range(HS):
-                    gathered[b, t, g, h, i] = 0
-                for t2 in range(t + 1):
-                    p = rows[bg, t2] / total
-                    for i in range(HS):
-                        gathered[b, t, g, h, i] += p * values[b, t2, g, i]
+                    val = np.float32(0)
+                    for t2 in range(t + 1):
+                        val += rows[bg, t2] / total * values[b, t2, g, i]
+                    gathered[b, t, g, h, i] = val
 
 
-@kernel(ops.gqa_backward, "vanilla", scratch=[("att", B * NKV * T), ("datt", B * NKV * T)])
-def gqa_backward(dq, dq_add, dk, dk_add, dv, dv_add, dout, q, k, v, out, lse, att, datt):
+SUMS = B * T * (NH + 2 * NKV) * HS
+
+
+@kernel(ops.gqa_backward, "vanilla", scratch=[("att", B * NKV * T), ("datt", B * NKV * T), ("sums", SUMS)])
+def gqa_backward(dq, dq_add, dk, dk_add, dv, dv_add, dout, q, k, v, out, lse, att, datt, sums):
     """Per query: its weights again, their adjoints, the softmax Jacobian in full, then q, k and v.
 
     Parallel: batch and key head, with all query heads of its group; each owns slices of `dq`, `dk`, `dv` and scratch.
-    Memory: two rows a key head.
+    Memory: two rows a key head; the sums in float32.
     Bound: compute.
     """
     B, T, C = dout.shape
@@ -71,18 +73,19 @@ def gqa_backward(dq, dq_add, dk, dk_add, dv, dv_add, dout, q, k, v, out, lse, at
     NKV = k.shape[2] // HS
     group = NH // NKV
     scale = np.float32(1) / np.sqrt(np.float32(HS))
+    n, m = B * T * C, B * T * NKV * HS
+    sq = sums[:n].reshape(B, T, C)
+    sk = sums[n : n + m].reshape(B, T, NKV * HS)
+    sv = sums[n + m : n + 2 * m].reshape(B, T, NKV * HS)
     for bg in prange(B * NKV):
         b, k0, a = bg // NKV, (bg % NKV) * HS, bg * T
         first = (bg % NKV) * group
         for t in range(T):
             for i in range(HS):
-                if not dk_add:
-                    dk[b, t, k0 + i] = 0
-                if not dv_add:
-                    dv[b, t, k0 + i] = 0
-            if not dq_add:
-                for i in range(group * HS):
-                    dq[b, t, first * HS + i] = 0
+                sk[b, t, k0 + i] = dk[b, t, k0 + i] if dk_add else 0
+                sv[b, t, k0 + i] = dv[b, t, k0 + i] if dv_add else 0
+            for i in range(first * HS, (first + group) * HS):
+                sq[b, t, i] = dq[b, t, i] if dq_add else 0
         for h in range(first, first + group):
             q0 = h * HS
             for t in range(T):
@@ -97,7 +100,7 @@ def gqa_backward(dq, dq_add, dk, dk_add, dv, dv_add, dout, q, k, v, out, lse, at
                     d = np.float32(0)
                     for i in range(HS):
                         d += v[b, t2, k0 + i] * dout[b, t, q0 + i]
-                        dv[b, t2, k0 + i] += att[a + t2] * dout[b, t, q0 + i]
+                        sv[b, t2, k0 + i] += att[a + t2] * dout[b, t, q0 + i]
                     datt[a + t2] = d
                 # pass 3: att = softmax(score), then score[t2] = scale * q[t] . k[t2]
                 for t3 in range(t + 1):
@@ -106,8 +109,14 @@ def gqa_backward(dq, dq_add, dk, dk_add, dv, dv_add, dout, q, k, v, out, lse, at
                         same = np.float32(1) if t2 == t3 else np.float32(0)
                         dscore += att[a + t2] * (same - att[a + t3]) * datt[a + t2]
                     for i in range(HS):
-                        dq[b, t, q0 + i] += k[b, t3, k0 + i] * dscore * scale
-                        dk[b, t3, k0 + i] += q[b, t, q0 + i] * dscore * scale
+                        sq[b, t, q0 + i] += k[b, t3, k0 + i] * dscore * scale
+                        sk[b, t3, k0 + i] += q[b, t, q0 + i] * dscore * scale
+        for t in range(T):
+            for i in range(HS):
+                dk[b, t, k0 + i] = sk[b, t, k0 + i]
+                dv[b, t, k0 + i] = sv[b, t, k0 + i]
+            for i in range(first * HS, (first + group) * HS):
+                dq[b, t, i] = sq[b, t, i]
 
 
 @kernel(ops.gqa_decode, "vanilla", scratch=[("att", B * NKV * S)])
@@ -148,8 +157,7 @@ def gqa_decode(out, keys, values, q, k, v, position, att):
                     att[a + t2] = e
                 # pass 4: gather the values
                 for i in range(HS):
-                    out[b, t, h * HS + i] = 0
-                for t2 in range(position + t + 1):
-                    p = att[a + t2] / total
-                    for i in range(HS):
-                        out[b, t, h * HS + i] += p * values[b, g, t2, i]
+                    val = np.float32(0)
+                    for t2 in range(position + t + 1):
+                        val += att[a + t2] / total * values[b, g, t2, i]
+                    out[b, t, h * HS + i] = val

@@ -4,6 +4,7 @@ import numpy as np
 from numba import prange
 
 from ... import ops
+from ...ops.declaration import BT, C
 from ..compile.jit import kernel
 
 
@@ -23,22 +24,25 @@ def matmul_forward(out, inp, weight, bias):
             out[bt, o] = val
 
 
-@kernel(ops.matmul_backward_input, "vanilla")
-def matmul_backward_input(dinp, dinp_add, dout, weight):
+@kernel(ops.matmul_backward_input, "vanilla", scratch=[("sums", BT * C)])
+def matmul_backward_input(dinp, dinp_add, dout, weight, sums):
     """Each row of `dinp` gathers the rows of `weight`, scaled by `dout`.
 
     Parallel: the rows of `dinp`.
+    Memory: the sums in float32.
     Bound: the memory that `weight` streams through, once for each row.
     """
     OC, C = weight.shape
+    total = sums.reshape(dinp.shape)
     for bt in prange(dinp.shape[0]):
-        if not dinp_add:
-            for i in range(C):
-                dinp[bt, i] = 0
+        for i in range(C):
+            total[bt, i] = dinp[bt, i] if dinp_add else 0
         for o in range(OC):
             d = dout[bt, o]
             for i in range(C):
-                dinp[bt, i] += weight[o, i] * d  # out[bt, o] += inp[bt, i] * weight[o, i]
+                total[bt, i] += weight[o, i] * d  # out[bt, o] += inp[bt, i] * weight[o, i]
+        for i in range(C):
+            dinp[bt, i] = total[bt, i]
 
 
 @kernel(ops.matmul_backward_weight, "vanilla", skips=["dweight"])

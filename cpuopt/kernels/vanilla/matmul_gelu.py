@@ -4,6 +4,7 @@ import numpy as np
 from numba import prange
 
 from ... import ops
+from ...ops.declaration import BT, C
 from ..compile.jit import kernel
 from .gelu import CUBIC, HALF, ONE, THREE, S
 
@@ -25,22 +26,25 @@ def matmul_gelu_forward(out, pre, inp, weight, bias):
             out[bt, o] = HALF * x * (ONE + np.tanh(S * (x + CUBIC * x * x * x)))
 
 
-@kernel(ops.matmul_gelu_backward, "vanilla")
-def matmul_gelu_backward(dpre, dout, weight, pre):
+@kernel(ops.matmul_gelu_backward, "vanilla", scratch=[("sums", BT * C)])
+def matmul_gelu_backward(dpre, dout, weight, pre, sums):
     """Each row of `dpre` gathers the rows of `weight`, scaled by `dout`; then the slope of each element.
 
     Parallel: the rows of `dpre`.
+    Memory: the sums in float32.
     Bound: the memory that `weight` streams through, once for each row.
     """
     OC, C = weight.shape
+    total = sums.reshape(dpre.shape)
     for bt in prange(dpre.shape[0]):
         for i in range(C):
-            dpre[bt, i] = 0
+            total[bt, i] = 0
         for o in range(OC):
             d = dout[bt, o]
             for i in range(C):
-                dpre[bt, i] += weight[o, i] * d
+                total[bt, i] += weight[o, i] * d
         for i in range(C):
             x = pre[bt, i]
             t = np.tanh(S * (x + CUBIC * x * x * x))
-            dpre[bt, i] *= HALF * (ONE + t) + HALF * x * (ONE - t * t) * S * (ONE + THREE * CUBIC * x * x)
+            slope = HALF * (ONE + t) + HALF * x * (ONE - t * t) * S * (ONE + THREE * CUBIC * x * x)
+            dpre[bt, i] = slope * total[bt, i]

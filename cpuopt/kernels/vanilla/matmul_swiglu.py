@@ -4,6 +4,7 @@ import numpy as np
 from numba import prange
 
 from ... import ops
+from ...ops.declaration import BT, C
 from ..compile.jit import kernel
 
 ONE = np.float32(1)
@@ -26,23 +27,25 @@ def matmul_swiglu_forward(out, pre, inp, weight, bias, up):
             out[bt, o] = x / (ONE + np.exp(-x)) * up[bt, o]
 
 
-@kernel(ops.matmul_swiglu_backward, "vanilla")
-def matmul_swiglu_backward(dpre, dup, dout, weight, pre, up):
+@kernel(ops.matmul_swiglu_backward, "vanilla", scratch=[("sums", BT * C)])
+def matmul_swiglu_backward(dpre, dup, dout, weight, pre, up, sums):
     """Each row of `dpre` gathers the rows of `weight`, scaled by `dout`; then the two slopes of each element.
 
     Parallel: the rows of `dpre`.
+    Memory: the sums in float32.
     Bound: the memory that `weight` streams through, once for each row.
     """
     OC, C = weight.shape
+    total = sums.reshape(dpre.shape)
     for bt in prange(dpre.shape[0]):
         for i in range(C):
-            dpre[bt, i] = 0
+            total[bt, i] = 0
         for o in range(OC):
             d = dout[bt, o]
             for i in range(C):
-                dpre[bt, i] += weight[o, i] * d
+                total[bt, i] += weight[o, i] * d
         for i in range(C):
-            x, d = pre[bt, i], dpre[bt, i]
+            x, d = pre[bt, i], total[bt, i]
             s = ONE / (ONE + np.exp(-x))
             dup[bt, i] = d * x * s
             dpre[bt, i] = d * up[bt, i] * s * (ONE + x * (ONE - s))

@@ -47,7 +47,7 @@ def _update_classifier(draft: Draft, call: Call, allowed: Allowed) -> None:
     if not allowed(head, [call, *found.calls]) or (tied and not allowed(rows, [*tied, *found.calls])):
         return
     args = {**call.args, **found.scalars, **found.arrays("weight", grad), "sumsq": found.sums[0]}
-    args |= {"held": None, "tokens": None}
+    args |= {"held": None, "tokens": None, "copy": None}
     for last in tied:
         dout = last.args["dout"]
         args |= {"tokens": last.args["tokens"], "held": program.value(f"{call.layer}.held", dout.shape, "gradient")}

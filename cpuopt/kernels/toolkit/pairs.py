@@ -1,0 +1,147 @@
+"""Words of two bfloat16, typed as float32: the operands of `simd.pair_product`, and how they are packed.
+
+A word holds two neighbours along the summed axis, the first in its lower half. A row of an even number of bfloat16 is a
+row of words as it lies. If the summed axis runs down the columns, two rows are interleaved. Packing rounds float32 to
+nearest even.
+"""
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.core.imputils import impl_ret_borrowed
+from numba.extending import intrinsic
+from numba.np.arrayobj import populate_array
+
+from ..compile.jit import helper
+from ..compile.storage import bfloat16, full
+from .lanes import INT, Lanes, load, load_some, store, store_some, vector
+from .simd import F32, I16, I32, LANES, unit_of
+
+
+def seen_as(result, shift):
+    """Make the code of an intrinsic that views an array with rows of twice or half as many elements."""
+
+    def codegen(context, builder, signature, args):
+        kind = signature.args[0]
+        old = context.make_array(kind)(context, builder, args[0])
+        new = context.make_array(result)(context, builder)
+        shape = cgutils.unpack_tuple(builder, old.shape, kind.ndim)
+        strides = cgutils.unpack_tuple(builder, old.strides, kind.ndim)
+        move = builder.lshr if shift > 0 else builder.shl
+        shape[-1] = move(shape[-1], shape[-1].type(1))
+        strides[-1] = strides[-1].type(4 if shift > 0 else 2)
+        data = builder.bitcast(old.data, new.data.type)
+        populate_array(new, data, shape, strides, strides[-1], old.meminfo, old.parent)
+        return impl_ret_borrowed(context, builder, result, new._getvalue())
+
+    return codegen
+
+
+@intrinsic
+def words(typingctx, x):
+    """View rows of an even number of bfloat16 as rows of words."""
+    result = types.Array(types.float32, x.ndim, "C")
+    return result(x), seen_as(result, 1)
+
+
+@intrinsic
+def halves(typingctx, x):
+    """View rows of words as rows of bfloat16."""
+    result = types.Array(bfloat16, x.ndim, "C")
+    return result(x), seen_as(result, -1)
+
+
+@intrinsic
+def floats(typingctx, x):
+    """View an array as float32, which it must hold: for code that another type never runs."""
+    result = types.Array(types.float32, x.ndim, "C")
+
+    def codegen(context, builder, signature, args):
+        old = context.make_array(signature.args[0])(context, builder, args[0])
+        new = context.make_array(result)(context, builder)
+        shape, strides = (cgutils.unpack_tuple(builder, of, x.ndim) for of in (old.shape, old.strides))
+        data = builder.bitcast(old.data, new.data.type)
+        populate_array(new, data, shape, strides, old.itemsize, old.meminfo, old.parent)
+        return impl_ret_borrowed(context, builder, result, new._getvalue())
+
+    return result(x), codegen
+
+
+@intrinsic
+def is_half(typingctx, x):
+    """Return whether an array holds bfloat16, which is known when a kernel is compiled."""
+    known = x.dtype == bfloat16
+    return types.boolean(x), lambda context, builder, signature, args: context.get_constant(types.boolean, known)
+
+
+def bits_at(emit, kind, place, lanes):
+    """Load elements as bfloat16, and widen their bits to words."""
+    unit = unit_of(kind)
+    found = emit.load(place, ir.VectorType(unit, lanes), 2 if unit is I16 else 4)
+    found = bfloat16.narrow(emit.builder, found) if unit is F32 else found
+    return emit.builder.zext(found, ir.VectorType(I32, lanes))
+
+
+def pair_of(lanes, result):
+    """Make the function that interleaves two stretches of `lanes` elements."""
+
+    @intrinsic
+    def pair(typingctx, x, i, j):
+        """Return words of x[i:] and x[j:], whose odd halves are zero where j < 0."""
+
+        def codegen(context, builder, signature, args):
+            emit, kind, (array, i, j) = Lanes(context, builder), signature.args[0], args
+            there = builder.icmp_signed(">=", j, j.type(0))
+            low = bits_at(emit, kind, emit.point(kind, array, i), lanes)
+            high = bits_at(emit, kind, emit.point(kind, array, builder.select(there, j, i)), lanes)
+            high = builder.select(there, builder.shl(high, full(high.type, 16)), full(high.type, 0))
+            word = builder.bitcast(builder.or_(low, high), ir.VectorType(F32, lanes))
+            return word if lanes > 1 else builder.extract_element(word, I32(0))
+
+        return result(x, INT, INT), codegen
+
+    return pair
+
+
+load_pair, pair = pair_of(LANES, vector), pair_of(1, types.float32)
+
+
+@helper()
+def pack_rows(to, x, lo, hi):
+    """to[i, k] = words of x[i, 2 k] and x[i, 2 k + 1] for rows lo to hi."""
+    K = x.shape[1]
+    for i in range(lo, hi):
+        for k in range(0, K - 1, 2):
+            to[i, k // 2] = pair(x, i * K + k, i * K + k + 1)
+        if K % 2 > 0:
+            to[i, K // 2] = pair(x, i * K + K - 1, -1)
+
+
+@helper()
+def pack_pairs(panel, width, x, row, column, columns, depth):
+    """panel[k * width + j] = words of x[row + 2 k, column + j] and x[row + 2 k + 1, column + j], for j < columns.
+
+    A row beyond the last is zero, and so are columns beyond `columns`.
+    """
+    R, C = x.shape
+    whole = columns // LANES * LANES
+    for k in range(depth):
+        i = (row + 2 * k) * C + column
+        j = i + C if row + 2 * k + 1 < R else -1
+        for n in range(0, whole, LANES):
+            store(panel, k * width + n, load_pair(x, i + n, j + n if j >= 0 else -1))
+        for n in range(whole, columns):
+            panel[k * width + n] = pair(x, i + n, j + n if j >= 0 else -1)
+        for n in range(columns, width):
+            panel[k * width + n] = 0
+
+
+@helper()
+def narrow(to, i, x, j, n, add):
+    """Round n floats from x[j] to elements from to[i], or add them."""
+    for k in range(0, n, LANES):
+        v = load_some(x, j + k, n - k)
+        if n - k >= LANES:
+            store(to, i + k, load(to, i + k) + v if add else v)
+        else:
+            store_some(to, i + k, load_some(to, i + k, n - k) + v if add else v, n - k)

@@ -1,0 +1,114 @@
+"""Storage in bfloat16: what products and attention read is bfloat16, everything else is float32.
+
+An op says what it can read and write in bfloat16 by the types of its arguments. An argument that it reads and that may
+be bfloat16 is an *operand*. The pass works on a finished step, after the rewrites:
+
+- A value whose only readers take it as an operand is stored in bfloat16, if one call writes it as a whole and can.
+- Any other value that a call takes as an operand gets a copy in bfloat16 before that call. Calls that read the same
+  numbers share it.
+- A weight keeps its float32, and has a copy that lives through all steps. It is written after the weight's update, and
+  by the calls of the phase ``convert``, which the engine runs when a weight may have changed otherwise.
+
+Sums, statistics, losses, gradients of weights and the states of optimizers stay float32. No model, layer or optimizer
+knows of the pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from .. import ops
+from ..ops.declaration import Arg
+from .program import Call, Program, Value
+
+NARROW = "bfloat16"
+Takes = Callable[[Call, Arg], bool]
+"""A function that returns whether the kernel of a call takes an argument in bfloat16."""
+
+
+def store_operands(program: Program, takes: Takes, inline: bool) -> None:
+    """Store in bfloat16 what products and attention read.
+
+    Parameters
+    ----------
+    inline : whether a weight's copy is written by a call right after its update; else the engine converts all weights
+        before the next forward.
+    """
+    _Pass(program, takes).run(inline)
+    program.verify()
+
+
+class _Pass:
+    def __init__(self, program: Program, takes: Takes) -> None:
+        self.program, self.takes = program, takes
+        self.copies: dict[Value, Value] = {}
+        """The copy of each weight, and of other values as they are now."""
+
+    def operands(self, call: Call) -> list[Arg]:
+        """List the arguments that a call reads as operands."""
+        read = [a for a in call.op.arrays if a.role == "in" and call.args[a.name] is not None]
+        return [a for a in read if NARROW in a.types and self.takes(call, a)]
+
+    def run(self, inline: bool) -> None:
+        """Apply the pass."""
+        for v in self.storable():
+            v.dtype = NARROW
+        last = {v: call for call in self.program.calls for v in call.writes}
+        calls: list[Call] = []
+        for call in self.program.calls:
+            for a in self.operands(call):
+                v = call.args[a.name]
+                if v.dtype == "float32":
+                    if v not in self.copies:
+                        self.copies[v] = self.copy_of(v)
+                        if v.group != "parameter":
+                            calls.append(self.cast(v, call))
+                    call.args[a.name] = self.copies[v]
+            if "copy" in call.op.by_name and call.args["weight"] in self.copies:
+                call.args["copy"] = self.copies[call.args["weight"]]
+            calls.append(call)
+            for v in call.writes:
+                if v in self.copies and v.group != "parameter":
+                    del self.copies[v]  # it is out of date
+                elif inline and v in self.copies and last[v] is call:
+                    calls.append(self.cast(v, call))
+        weights = [v for v in self.copies if v.group == "parameter"]
+        for call in calls:
+            call.retype()
+        self.program.calls = [*(Call(ops.copy, v.name, self.both(v), "convert") for v in weights), *calls]
+
+    def storable(self) -> list[Value]:
+        """Find the values that nobody reads but as operands, and that one call writes as a whole."""
+        program = self.program
+        readers: dict[Value, list[bool]] = {}
+        writers: dict[Value, list[bool]] = {}
+        for call in program.calls:
+            operands = {a.name for a in self.operands(call)}
+            for a in call.op.arrays:
+                v = call.args[a.name]
+                if v is None:
+                    continue
+                if a.role in ("in", "index"):
+                    readers.setdefault(v, []).append(a.name in operands)
+                else:
+                    whole = a.role == "out" or (a.role == "acc" and not call.adds[a.name])
+                    writers.setdefault(v, []).append(whole and NARROW in a.types and self.takes(call, a))
+        kept = {*program.outputs, *program.norm_terms, *program.kept, *program.within}
+        free = (v for v in writers if v.group in ("activation", "adjoint") and v.dtype == "float32" and v not in kept)
+        return [v for v in free if writers[v] == [True] and v in readers and all(readers[v])]
+
+    def copy_of(self, v: Value) -> Value:
+        """Make the copy of a value; a weight's lives through all steps."""
+        if v.group != "parameter":
+            return self.program.value(f"{v}.{NARROW}", v.shape, v.group, dtype=NARROW)
+        copy = self.program.value(f"{v}.{NARROW}", v.shape, "copy", dtype=NARROW)
+        self.program.kept.append(copy)
+        self.program.filled.add(copy)
+        return copy
+
+    def both(self, v: Value) -> dict[str, Value]:
+        return {"out": self.copies[v], "inp": v}
+
+    def cast(self, v: Value, at: Call) -> Call:
+        """Make the call that writes a copy, in the layer and phase of another."""
+        return Call(ops.copy, at.layer, self.both(v), at.phase)
