@@ -1,0 +1,325 @@
+"""bfloat16: conversions, products by the instruction and by two multiply-adds, the pass, and training with it."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from cpuopt import Choice, models, ops
+from cpuopt.building import build
+from cpuopt.check.cases import ODD, case
+from cpuopt.check.check import check
+from cpuopt.comm.threads import Team
+from cpuopt.engine import Engine
+from cpuopt.kernels import registry
+from cpuopt.kernels.compile import jit
+from cpuopt.kernels.registry import Kernel
+from cpuopt.kernels.toolkit.lanes import load, store
+from cpuopt.kernels.toolkit.pairs import load_pair
+from cpuopt.kernels.toolkit.simd import HOST, LANES, MR, NR, at, host_features, product_of
+from cpuopt.ops.storage import TYPES, storage
+from cpuopt.program.fuse import usual
+
+BF16 = TYPES["bfloat16"].dtype
+HALF = {"inp": "bfloat16", "weight": "bfloat16"}
+F32 = np.float32
+
+
+@jit.helper()
+def convert(to, x):
+    for i in range(len(to)):
+        to[i] = x[i]
+
+
+@jit.helper()
+def convert_vectors(to, x):
+    for i in range(0, len(to), LANES):
+        store(to, i, load(x, i))
+
+
+def floats(n=1 << 18):
+    """Numbers of all sizes, halves of units in the last place of a bfloat16, and those that are not finite."""
+    rng = np.random.default_rng(0)
+    some = rng.integers(0, 1 << 32, n, dtype=np.uint32)
+    some[: n // 4] = some[: n // 4] & 0xFFFF0000 | 0x8000
+    return np.concatenate([some.view(F32), np.array([0, -0.0, np.inf, -np.inf, np.nan, 1e-45, 3e38, 3.4e38] * 8, F32)])
+
+
+@pytest.mark.parametrize("by", [convert, convert_vectors])
+def test_every_number_is_rounded_as_ml_dtypes_rounds_it(by):
+    x = floats()
+    x = x[: len(x) // LANES * LANES]
+    got = np.empty(len(x), BF16)
+    by(got, x)
+    with np.errstate(invalid="ignore"):
+        want = x.astype(BF16)
+    np.testing.assert_array_equal(np.isnan(got), np.isnan(x))
+    some = ~np.isnan(x)
+    np.testing.assert_array_equal(got.view(np.uint16)[some], want.view(np.uint16)[some])
+
+
+@pytest.mark.parametrize("by", [convert, convert_vectors])
+def test_every_bfloat16_is_read_exactly(by):
+    every = np.arange(1 << 16, dtype=np.uint16).view(BF16)
+    got = np.empty(len(every), F32)
+    by(got, every)
+    np.testing.assert_array_equal(got.view(np.uint32), every.view(np.uint16).astype(np.uint32) << 16)
+
+
+def test_two_rows_are_interleaved_and_float32_is_rounded():
+    @jit.helper()
+    def pack(to, x, j):
+        store(to, 0, load_pair(x, 0, j))
+
+    rng = np.random.default_rng(1)
+    for dtype in (BF16, F32):
+        x = rng.standard_normal(2 * LANES).astype(dtype)
+        for j in (LANES, -1):
+            words = np.empty(LANES, F32)
+            pack(words, x, j)
+            low, high = words.view(np.uint16).reshape(LANES, 2).T
+            np.testing.assert_array_equal(low, x[:LANES].astype(BF16).view(np.uint16))
+            np.testing.assert_array_equal(high, x[LANES:].astype(BF16).view(np.uint16) if j > 0 else 0)
+
+
+def multiplied(tile, a, b, rows=MR):
+    """The sums of a micro-kernel: of words a (rows, K) and b (K, NR)."""
+    micro = product_of(HOST.vectors, pairs=True, tile=tile)
+
+    @jit.helper()
+    def run(c, a, b, rows):
+        K = a.shape[1]
+        micro(rows, at(a, 0), K, 1, at(b, 0), NR, at(c, 0), NR, K, False, at(b, 0), 0, 0)
+
+    c = np.zeros((rows, NR), F32)
+    run(c, a, b, rows)
+    return c
+
+
+def words_of(x):
+    return np.ascontiguousarray(x).view(F32)
+
+
+def drawn_words(rng, K=33):
+    """Words with exponents so close that float64 holds a product and a sum exactly; and what they are."""
+    a, b = (rng.uniform(1, 2, (n, 2 * K)) * 2.0 ** rng.integers(-3, 4, (n, 2 * K)) for n in (MR, NR))
+    a, b = ((x * rng.choice([-1, 1], x.shape)).astype(BF16) for x in (a, b))
+    panel = np.ascontiguousarray(words_of(b).T)  # (K, NR)
+    return a.astype(np.float64), b.astype(np.float64), words_of(a), panel
+
+
+def defined(a, b):
+    """The definition: of each word the odd product is added first, then the even one, each sum rounded to float32."""
+    c = np.zeros((len(a), len(b)), F32)
+    for k in range(0, a.shape[1], 2):
+        for at_k in (k + 1, k):
+            c = (a[:, at_k, None] * b[None, :, at_k] + c).astype(F32)
+    return c
+
+
+TWO = type(HOST)(**{**vars(HOST), "dot": False})
+TILES = [TWO, *([HOST] if HOST.dot else [])]
+
+
+@pytest.mark.parametrize("tile", TILES, ids=lambda t: "instruction" if t.dot else "two multiply-adds")
+def test_a_product_has_the_bits_of_its_definition(tile):
+    a, b, x, panel = drawn_words(np.random.default_rng(2))
+    got, want = multiplied(tile, x, panel), defined(a, b)
+    np.testing.assert_array_equal(got.view(np.uint32), want.view(np.uint32))
+    swapped = defined(
+        a.reshape(MR, -1, 2)[:, :, ::-1].reshape(a.shape), b.reshape(NR, -1, 2)[:, :, ::-1].reshape(b.shape)
+    )
+    assert (got != swapped).any()  # the order of the two is part of the definition
+
+
+@pytest.mark.skipif(not HOST.dot, reason="this processor has no instruction for pairs of bfloat16")
+def test_the_instruction_and_two_multiply_adds_agree_on_random_products():
+    rng = np.random.default_rng(3)
+    for _ in range(20):
+        a, b = rng.standard_normal((MR, 128)).astype(BF16), rng.standard_normal((NR, 128)).astype(BF16)
+        x, panel = words_of(a), np.ascontiguousarray(words_of(b).T)
+        np.testing.assert_array_equal(
+            multiplied(HOST, x, panel).view(np.uint32), multiplied(TWO, x, panel).view(np.uint32)
+        )
+
+
+def test_the_features_say_whether_there_is_an_instruction():
+    assert HOST.dot == ({"avx512f", "avx512bf16"} <= host_features())
+
+
+def mutant(op, function):
+    return Kernel(op, "mutant", function, narrow=True)
+
+
+def right(out, inp, weight, bias):
+    out[...] = (inp.astype(np.float64) @ weight.astype(np.float64).T + (bias if len(bias) else 0)).astype(F32)
+
+
+def truncating(out, inp, weight, bias):
+    total = (inp.astype(np.float64) @ weight.astype(np.float64).T + (bias if len(bias) else 0)).astype(F32)
+    out[...] = (total.view(np.uint32) & 0xFFFF0000).view(F32)
+
+
+def summed_in_bf16(out, inp, weight, bias):
+    total = np.zeros(out.shape, BF16)
+    for k in range(inp.shape[1]):
+        total = (total.astype(F32) + inp[:, k, None].astype(F32) * weight[None, :, k].astype(F32)).astype(BF16)
+    out[...] = total.astype(F32) + (bias if len(bias) else 0)
+
+
+def even_and_odd_exchanged(out, inp, weight, bias):
+    other = np.arange(inp.shape[1] // 2 * 2) ^ 1
+    x = inp[:, [*other, *range(len(other), inp.shape[1])]]
+    right(out, x, weight, bias)
+
+
+@pytest.mark.parametrize(
+    ("function", "verdict"),
+    [(right, "PASS"), (truncating, "FAIL"), (summed_in_bf16, "FAIL"), (even_and_odd_exchanged, "FAIL")],
+)
+def test_the_tolerance_of_bfloat16_is_one_rounding(function, verdict):
+    on = case(ops.matmul_forward, ODD, types={**HALF, "out": "bfloat16"})
+    result = check(mutant(ops.matmul_forward, function), on, threads=(1,))
+    assert result.verdict == verdict or (function is truncating and result.verdict == "MARGINAL"), result
+    assert (result.ratio > 1) == (function is not right)
+
+
+def engine_of(name="gpt2-tiny", B=4, T=16, dtype="bfloat16", variant="optimized", two_pass=False, **how):
+    config = models.parse(name)
+    choice = how.pop("choice", Choice(variant))
+    how = {"threads": 2, "seed": 0, "progress": lambda *a: None, "fuse": usual(variant, two_pass)} | how
+    return Engine(config.module(), config.specs(B, T), choice=choice, dtype=dtype, **how)
+
+
+def batches(n, B=4, T=16, V=256):
+    rng = np.random.default_rng(4)
+    drawn = rng.integers(0, V, (n, B, T + 1)).astype(np.int32)
+    return [{"tokens": x[:, :-1], "targets": x[:, 1:]} for x in drawn]
+
+
+def losses_of(engine, n=6, **how):
+    return [engine.step(lr=1e-3, **how, **batch).loss for batch in batches(n)]
+
+
+def weights_of(engine):
+    return {n: p.tobytes() for n, p in engine.parameters().items()}
+
+
+@pytest.mark.parametrize("name", ["gpt2-tiny", "llama-tiny"])
+@pytest.mark.parametrize("variant", ["vanilla", "optimized"])
+def test_training_is_that_of_float32_to_the_rounding_of_bfloat16(name, variant):
+    half, whole = (losses_of(engine_of(name, dtype=t, variant=variant)) for t in ("bfloat16", "float32"))
+    assert half != whole
+    np.testing.assert_allclose(half, whole, rtol=2e-3)
+
+
+def test_what_products_read_is_bfloat16_and_the_rest_is_float32():
+    program = engine_of().program
+    half = {v.name for v in program.values if v.dtype == "bfloat16"}
+    assert {f"{p.name}.bfloat16" for p in program.parameters if len(p.shape) == 2 and "wpe" not in p.name} <= half
+    assert not any(v.dtype == "bfloat16" for v in [*program.parameters, *program.moments, *program.outputs])
+    assert {"h.0.ln_1.layernorm.out", "h.0.attn.c_attn.matmul.out", "h.0.mlp.gelu.out"} <= half
+    assert not {"h.0.residual.out", "h.0.attn.c_proj.matmul.out", "h.0.ln_1.layernorm.rstd"} & half
+    for call in program.calls:
+        types = {
+            call.args[a.name].dtype
+            for a in call.op.arrays
+            if a.role == "in" and "bfloat16" in a.types and call.args[a.name]
+        }
+        assert call.op is ops.copy or len(types) <= 1, call  # a product reads both operands in one type
+
+
+def test_the_bits_do_not_depend_on_threads():
+    runs = []
+    for threads in (1, 2):
+        engine = engine_of(threads=threads)
+        runs.append((losses_of(engine), weights_of(engine)))
+    assert runs[0] == runs[1]
+
+
+def test_micro_batches_and_ranks_have_the_bits_of_one_another():
+    first, *more = batches(4)
+
+    def alone():
+        engine = engine_of(two_pass=True, micro_batches=4)
+        for _ in range(3):
+            engine.step(lr=1e-3, more=more, **first)
+        return weights_of(engine)
+
+    def on_rank(comm):
+        engine = engine_of(two_pass=True, micro_batches=2, comm=comm)
+        mine = [first, *more][2 * comm.rank : 2 * comm.rank + 2]
+        for _ in range(3):
+            engine.step(lr=1e-3, more=mine[1:], **mine[0])
+        return weights_of(engine)
+
+    want = alone()
+    for got in Team(2).run(on_rank):
+        assert got == want
+
+
+def test_a_weight_that_is_written_is_read():
+    engine, batch = engine_of(), batches(1)[0]
+    before = engine.forward(**batch)
+    engine.parameters()["wte.weight"][...] *= 2
+    after = engine.forward(**batch)
+    assert abs(after - before) > 1e-3
+    kept = engine.parameters()
+    engine.forward(**batch)
+    kept["wte.weight"][...] /= 2
+    assert engine.forward(**batch) == before  # an array that is still held is followed
+
+
+def test_a_copy_that_is_one_step_old_is_noticed(monkeypatch):
+    want = losses_of(engine_of(), 4)
+    engine = engine_of()
+    old = [
+        b
+        for b in engine.calls
+        if b.call.op is ops.copy and b.call.phase == "backward" and "weight" in b.call.args["inp"].name
+    ]
+    assert old
+    for bound in old:
+        monkeypatch.setattr(bound, "kernel", Kernel(ops.copy, "stale", lambda out, inp: None))
+    engine.phases = {phase: engine._loaded.of(phase) for phase in engine.phases}
+    got = losses_of(engine, 4)
+    assert got[0] == want[0]
+    assert got[1:] != want[1:]
+
+
+@pytest.mark.parametrize("swaps", [["matmul_forward@h.0.*=blas"], ["*_backward*=generated"]])
+def test_a_kernel_without_bfloat16_is_fed_float32(swaps):
+    engine = engine_of(choice=Choice("optimized", swaps), fuse=())
+    for bound in engine.calls:
+        if bound.kernel.variant == "blas":
+            assert not bound.call.types
+    np.testing.assert_allclose(losses_of(engine, 3), losses_of(engine_of(dtype="float32"), 3), rtol=2e-3)
+
+
+def test_a_frozen_head_is_read_as_its_copy():
+    engine = engine_of(freeze=["wte.*"], two_pass=True)
+    before = weights_of(engine)["wte.weight"]
+    np.testing.assert_allclose(
+        losses_of(engine, 3), losses_of(engine_of(dtype="float32", freeze=["wte.*"]), 3), rtol=2e-3
+    )
+    assert weights_of(engine)["wte.weight"] == before
+
+
+def test_memory_has_two_bytes_more_for_each_weight_that_a_product_reads():
+    plans = [engine_of(dtype=t).plan.describe() for t in ("bfloat16", "float32")]
+    config = models.parse("gpt2-tiny")
+    read = sum(p.nbytes // 2 for p in engine_of().program.parameters if len(p.shape) == 2 and "wpe" not in p.name)
+    assert plans[0]["copies"] == read
+    assert plans[0]["parameters"] == plans[1]["parameters"] == 4 * config.n_params
+
+
+def test_an_unknown_type_is_refused():
+    config = models.parse("gpt2-tiny")
+    with pytest.raises(Exception, match="dtype 'bf16': expected 'float32' or 'bfloat16'"):
+        build(config.module(), config.specs(1, 8), dtype="bf16")
+
+
+def test_a_storage_type_says_all_about_itself():
+    half = storage("bfloat16")
+    assert (half.bytes, half.is_float, half.computes) == (2, True, "float32")
+    assert np.isnan(np.array(half.nan(0x7FC0F111), np.uint16).view(ml_dtypes.bfloat16))
+    assert {k.variant for k in registry.KERNELS.values() if k.others} == {"optimized"}
