@@ -130,7 +130,8 @@ class Engine(core.Engine):
     micro_batches : how many `step` is given: one by its inputs, the others as ``more``.
     processes : how many processes compile what the cache lacks; one a core by default.
     progress : called with (compiled, to compile, kernel); by default a line on stderr, live on a terminal.
-    more : ``reduce``, ``zero`` and ``comm`` of several micro-batches or ranks, as in `cpuopt.building.BuildOptions`.
+    more : ``reduce``, ``zero`` and ``comm`` of several micro-batches or ranks, as in `cpuopt.building.BuildOptions`;
+        ``dtype="bfloat16"`` to store in it what products and attention read.
 
     Raises
     ------
@@ -317,7 +318,8 @@ class Engine(core.Engine):
         if not all(isinstance(n, int | np.integer) for n in (steps, warmup)) or steps < 1 or warmup < 0:
             raise UserError(f"profile: steps {steps!r}, warmup {warmup!r}; expected 1 or more, and 0 or more")
         checked = self._check()
-        machine = rates.roofs(self.threads) if roofs else None
+        known = self.options.dtype == "float32"  # the roof of products of bfloat16 is not measured
+        machine = rates.roofs(self.threads) if roofs and known else None
         before = self._state()
         try:
             found = profile(self._repeating(given, steps, checked.results), warmup=warmup, roofs=machine)
