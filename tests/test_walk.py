@@ -81,7 +81,7 @@ def run(capsys):
 def test_an_op_of_ones_own_through_every_verb(run):
     status, out, _ = run("kernels", "--kernels", "relu2.py")
     assert status == 0
-    assert re.search(r"relu2_forward +vanilla +\(relu2 Forward\)\nrelu2_backward +vanilla, generated", out)
+    assert re.search(r"relu2_forward +vanilla *\nrelu2_backward +vanilla, generated", out)
 
     status, out, _ = run("ad", "relu2", "--kernels", "relu2.py")
     assert status == 0

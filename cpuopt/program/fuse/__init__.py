@@ -75,7 +75,9 @@ def fuse(program: Program, names: Sequence[str], choice: Choice) -> list[str]:
 
     for name in names:
         if name not in FUSIONS:
-            raise UserError(f"fuse {name!r}: no such rewrite; {nearest(name, FUSIONS)}")
+            known = nearest(name, FUSIONS)
+            alone = ", all, none" if known.startswith("known") else ""  # which are no names beside others
+            raise UserError(f"fuse {name!r}: no such rewrite; {known}{alone}")
     for name, rewrite in FUSIONS.items():
         if name in names:
             draft = Draft(program)
