@@ -4,6 +4,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+import cpuopt
 from cpuopt import Choice, models, ops
 from cpuopt.building import build
 from cpuopt.check.cases import ODD, case
@@ -323,3 +324,13 @@ def test_a_storage_type_says_all_about_itself():
     assert (half.bytes, half.is_float, half.computes) == (2, True, "float32")
     assert np.isnan(np.array(half.nan(0x7FC0F111), np.uint16).view(ml_dtypes.bfloat16))
     assert {k.variant for k in registry.KERNELS.values() if k.others} == {"optimized"}
+
+
+def test_every_call_is_judged_at_its_own_size_and_types():
+    config = models.parse("gpt2-tiny")
+    engine = cpuopt.Engine(config.module(), config.specs(2, 16), dtype="bfloat16", progress=lambda *a: None)
+    judged = [r for r in engine._check().results if r.case.types and r.case.sizes.get("BT") == 32]
+    assert {r.kernel for r in judged} >= {"matmul_forward[optimized]", "matmul_update[optimized]"}
+    assert {r.verdict for r in judged} == {"PASS"}
+    engine.step(**batches(1, 2)[0])
+    assert engine.profile(steps=1).profile.steps == 1

@@ -109,7 +109,7 @@ def require_right(
     for kernel in dict.fromkeys(kernels):
         digest = cache.digest(kernel.function)
         mine: list[Case | Sized] = [*quick_cases(kernel.op, kernel.types, kernel.skips)]
-        mine += [s for s in sizes if s.kernel is kernel]
+        mine += [s for s in sizes if s.kernel == kernel]
         for case in mine:
             if isinstance(case, Sized) and case.elements > MOST:
                 found.left_out.append(str(case))

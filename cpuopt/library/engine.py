@@ -431,8 +431,8 @@ class Engine(core.Engine):
 
     def _check(self) -> Judged:
         """Check every kernel, also at the sizes of this program."""
-        own = [b for b in self.calls if not isinstance(b.call.op, ops.Collective)]
-        sizes = sized_of([b.call for b in own], [b.kernel for b in own])
+        own = [b.call for b in self.calls if not isinstance(b.call.op, ops.Collective)]
+        sizes = sized_of(own, self.kernels)  # as they were chosen; what is bound may be a kernel's compiled code
         return require_right(self.kernels, sizes, threads=self.threads)
 
     @core.exclusive
