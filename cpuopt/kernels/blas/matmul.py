@@ -29,14 +29,20 @@ def matmul_forward(out, inp, weight, bias):
         out += bias
 
 
-@kernel(ops.matmul_backward_input, "blas", jit=False, same_bits=False, scratch=[("block", ROWS * C)])
+@kernel(ops.matmul_backward_input, "blas", jit=False, same_bits=False, narrow=False, scratch=[("block", ROWS * C)])
 def matmul_backward_input(dinp, dinp_add, dout, weight, block):
     """One sgemm, or one for each block of rows."""
     product(dinp, dinp_add, dout, weight, block)
 
 
 @kernel(
-    ops.matmul_backward_weight, "blas", jit=False, same_bits=False, scratch=[("block", ROWS * C)], skips=["dweight"]
+    ops.matmul_backward_weight,
+    "blas",
+    jit=False,
+    same_bits=False,
+    narrow=False,
+    scratch=[("block", ROWS * C)],
+    skips=["dweight"],
 )
 def matmul_backward_weight(dweight, dweight_add, dbias, dbias_add, dout, inp, block):
     """One sgemm, or one for each block of rows, and the column sums."""
