@@ -49,8 +49,14 @@ def origin(x: Any) -> str:
 
 
 def fill(x: Array, word: int) -> None:
-    """Fill an array with NaN of given low bits."""
-    bits(x).fill(storage(x).nan(word) if is_float(x) else word)
+    """Fill an array with a float32 that is given by its bits: with the number, or with NaN of the same low bits."""
+    number = np.uint32(word).view(np.float32)
+    if is_float(x) and np.isnan(number):
+        bits(x).fill(storage(x).nan(word))
+    elif is_float(x):
+        x.fill(number)
+    else:
+        bits(x).fill(word)
 
 
 def spoil(x: Array, rng: np.random.Generator) -> None:

@@ -98,7 +98,7 @@ def classifier_backward(
             bt = t0 + t
             row = logits[np.int64(t) * V : np.int64(t) * V + V]
             top, total, losses[bt] = row_losses(row, inp[bt], weight, targets[bt], ignore_index)
-            own = dinp[bt] if dinp.shape[0] > 0 else inp[bt, :0]
+            own = dinp[bt] if dinp.shape[0] > 0 else losses[:0]
             row_backward(row, own, dinp_add, weight, top, total, share, targets[bt], ignore_index)
         for v in prange(dweight.shape[0]):
             if t0 == 0 and not dweight_add:
