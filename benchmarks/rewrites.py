@@ -7,7 +7,8 @@
 Both engines live in one process and take turns on the same batch; the losses of their first steps must agree. A trial
 is as many steps as fill a twentieth of a second. A ratio above 1 is what a step costs without the rewrite: it gains
 where the whole interval lies above 1.005, and loses where it lies below 0.995. A rewrite that changes nothing has no
-row. With --into, the table replaces what is between ``<!-- rewrites -->`` and ``<!-- /rewrites -->`` in a page.
+row. Memory is what the arena needs without the rewrite, beyond what it needs with all of them. With --into, the table
+replaces what is between ``<!-- rewrites -->`` and ``<!-- /rewrites -->`` in a page.
 """
 
 from __future__ import annotations
@@ -35,11 +36,14 @@ SIZES = {
     "stories 4x256": ("stories15M", 4, 256),
     "124M 1x64": ("gpt2-124M", 1, 64),
     "124M 4x64": ("gpt2-124M", 4, 64),
+    "124M 1x1024": ("gpt2-124M", 1, 1024),
 }
 Clock = Callable[[], int]
 TRIAL_S = 0.05
 MARKED = re.compile(r"(<!-- rewrites -->\n)(.*?)(<!-- /rewrites -->)", re.DOTALL)
-HEAD = "| model and size | without | step | control | the rewrite |\n| --- | --- | --- | --- | --- |"
+HEAD = """\
+| model and size | without | step | control | the rewrite | memory, MB |
+| --- | --- | --- | --- | --- | ---: |"""
 WORDS = {"slower": "gains", "faster": "loses"}
 """The verdict on a rewrite, by that on the step without it."""
 
@@ -68,7 +72,8 @@ def rows(label: str, names: list[str], rounds: int, threads: int | None, clock: 
             raise SystemExit(refused)
         v = compare(*(timer(steps(e, batch, times), clock) for e in (a, b)), analyses=[rounds]).verdict()
         word = WORDS.get(v.word, v.word)
-        yield f"| {label} | {name} | {spread(v.ratio)} | {spread(v.control)} | {word} |"
+        more = (b.plan.total_bytes - a.plan.total_bytes) / 1e6
+        yield f"| {label} | {name} | {spread(v.ratio)} | {spread(v.control)} | {word} | {more:+,.1f} |"
 
 
 def steps(engine: Engine, batch: Mapping[str, Any], times: int) -> Callable[[], None]:

@@ -87,7 +87,7 @@ def test_every_flag_is_a_setting_and_shows_its_default(capsys):
     p = argparse.ArgumentParser()
     verb.flags(p)
     args = p.parse_args([])
-    own = {"config", "runs", "html", "json", "resume", "accept_changes", "trace", "speedscope"}
+    own = {"config", "runs", "html", "json", "resume", "accept_changes", "trace"}
     own |= {"ranks", "elastic", "oversubscribe"}
     assert set(vars(args)) == own
     text = " ".join(p.format_help().split())

@@ -22,11 +22,9 @@ KERNEL = ["--kernels", "mine.py"]
 COMMANDS = {
     ("train", "--html"): ["train", *SMALL, *KERNEL],
     ("train", "--trace"): ["train", *SMALL, *KERNEL],
-    ("train", "--speedscope"): ["train", *SMALL, *KERNEL],
     ("train", "--save"): ["train", *SMALL],
     ("profile", "--html"): ["profile", *SMALL, *KERNEL],
     ("profile", "--trace"): ["profile", *SMALL, *KERNEL],
-    ("profile", "--speedscope"): ["profile", *SMALL, *KERNEL],
     ("scale", "--html"): ["scale", *SMALL, *KERNEL],
     ("bench", "--out"): ["bench", "--model", "gpt2-tiny", "--against", "vanilla", *KERNEL],
     ("inspect", "--html"): ["inspect", "gelu_forward", "vanilla", *KERNEL],
@@ -232,7 +230,7 @@ def test_all_files_of_a_glob_and_the_held_out_tokens_are_inputs():
     [
         (["--html", "x", "--trace", "x"], ("--html", "--trace")),
         (["--html", "x", "--trace", "./X"], ("--html", "--trace")),
-        (["--html", "x", "--speedscope", "../{here}/x"], ("--html", "--speedscope")),
+        (["--html", "x", "--trace", "../{here}/x"], ("--html", "--trace")),
         (["--html", "one", "--trace", "two"], ("--html", "--trace")),  # one file under two names
         (["--html", "new", "--save", "new"], ("--html", "--save")),
         (["--html", "empty/x", "--save", "empty"], ("--html", "--save")),

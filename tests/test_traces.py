@@ -1,7 +1,7 @@
-"""`--trace` and `--speedscope`: the rules of the two formats, and files that break each of them.
+"""`--trace`: the rules of the format, and files that break each of them.
 
 The rules are those of "Trace Event Format" (Chromium; JSON object format, complete and metadata events) as
-ui.perfetto.dev applies them, and of speedscope's file-format-schema.json and its reader of evented profiles.
+ui.perfetto.dev applies them.
 """
 
 import json
@@ -16,11 +16,9 @@ from hypothesis import strategies as st
 
 from cpuopt import cli
 from cpuopt.measure.profile import StepTimes
-from cpuopt.report import speedscope, trace
+from cpuopt.report import trace
 
 HOSTILE = "</script>\"'\\\n\0\udc80 {}[] Ω <b>"
-SCHEMA = "https://www.speedscope.app/file-format-schema.json"
-UNITS = {"none", "nanoseconds", "microseconds", "milliseconds", "seconds", "bytes"}
 
 
 def number(x):
@@ -75,39 +73,6 @@ def chrome_faults(data):
     return faults
 
 
-def speedscope_faults(data):
-    """What in a file breaks speedscope's schema or its reader's rules, one line each."""
-    faults = [k for k in ("$schema", "shared", "profiles") if k not in data]
-    if faults:
-        return faults
-    faults += ["$schema"] * (data["$schema"] != SCHEMA)
-    faults += [k for k in ("name", "exporter") if not isinstance(data.get(k, ""), str)]
-    frames = data["shared"]["frames"]
-    faults += [f"frame {i}" for i, f in enumerate(frames) if not isinstance(f.get("name"), str)]
-    if not 0 <= data.get("activeProfileIndex", 0) < max(1, len(data["profiles"])):
-        faults.append("activeProfileIndex")
-    for n, p in enumerate(data["profiles"]):
-        missing = {"type", "name", "unit", "startValue", "endValue", "events"} - p.keys()
-        if missing or p["type"] != "evented" or not isinstance(p["name"], str) or p["unit"] not in UNITS:
-            faults.append(f"profile {n}: {sorted(missing) or 'type, name or unit'}")
-            continue
-        at, stack = p["startValue"], []
-        for i, e in enumerate(p["events"]):
-            where = f"profile {n}, event {i}"
-            if not number(e.get("at")) or e.get("type") not in ("O", "C") or e.get("frame") not in range(len(frames)):
-                faults.append(f"{where}: at, type or frame")
-                continue
-            if not at <= e["at"] <= p["endValue"]:
-                faults.append(f"{where}: time goes back, or past the end")
-            at = e["at"]
-            if e["type"] == "O":
-                stack.append(e["frame"])
-            elif not stack or stack.pop() != e["frame"]:
-                faults.append(f"{where}: closes what is not open")
-        faults += [f"profile {n}: {len(stack)} frames stay open"] * bool(stack)
-    return faults
-
-
 # What is written obeys them -------------------------------------------------------------------------------------------
 
 
@@ -153,45 +118,37 @@ def profile_of(steps, model="gpt2-tiny"):
 
 
 def written(folder, steps, **kw):
-    """Both files of a profile, read as strictly as a browser does."""
+    """The trace of a profile, read as strictly as a browser does."""
 
     def refuse(word):
         raise ValueError(f"{word} is not JSON")
 
     trace.write_trace(folder / "t.json", profile_of(steps, **kw))
-    speedscope.write_speedscope(folder / "s.json", profile_of(steps, **kw))
-    return [json.loads((folder / n).read_bytes().decode("utf-8"), parse_constant=refuse) for n in ("t.json", "s.json")]
+    return json.loads((folder / "t.json").read_bytes().decode("utf-8"), parse_constant=refuse)
 
 
 GAPS = st.lists(st.sampled_from([0, 1, 3, 124, 125, 126, 999, 12345, 10**9 + 1]), min_size=10, max_size=40)
 
 
 @given(gaps=GAPS)
-def test_both_files_obey_the_rules_for_any_times(gaps, tmp_path_factory):
-    steps = steps_of(gaps)
-    folder = tmp_path_factory.mktemp("t")
-    chrome, scope = written(folder, steps)
-    assert chrome_faults(chrome) == []
-    assert speedscope_faults(scope) == []
+def test_a_trace_obeys_the_rules_for_any_times(gaps, tmp_path_factory):
+    assert chrome_faults(written(tmp_path_factory.mktemp("t"), steps_of(gaps))) == []
 
 
 def test_no_step_and_hostile_names(tmp_path):
-    chrome, scope = written(tmp_path, [], model=HOSTILE)
-    assert (chrome_faults(chrome), speedscope_faults(scope)) == ([], [])
-    chrome, scope = written(tmp_path, steps_of([100] * 10), model=HOSTILE)
+    assert chrome_faults(written(tmp_path, [], model=HOSTILE)) == []
+    chrome = written(tmp_path, steps_of([100] * 10), model=HOSTILE)
     shown = HOSTILE.replace("\udc80", "?")
     assert {e["args"]["layer"] for e in chrome["traceEvents"] if "layer" in e["args"]} == {"h.0", shown, "forward"}
-    assert {f["name"] for f in scope["shared"]["frames"]} >= {shown, f"b[{shown}]"}
     assert chrome["traceEvents"][0]["args"]["name"].startswith(shown)
     assert "\udc80".encode("utf-8", "surrogatepass") not in (tmp_path / "t.json").read_bytes()
 
 
-def test_times_are_microseconds_in_one_file_and_nanoseconds_in_the_other(tmp_path):
-    chrome, scope = written(tmp_path, steps_of([1000] * 20))
+def test_times_are_microseconds(tmp_path):
+    chrome = written(tmp_path, steps_of([1000] * 20))
     (first, second) = [e for e in chrome["traceEvents"] if e.get("cat") == "step"]
     assert (first["ts"], first["dur"], second["ts"]) == (0, 9, 10)
     assert [e["dur"] for e in chrome["traceEvents"] if e["name"] == "b"] == [1, 1]
-    assert [(p["unit"], p["startValue"], p["endValue"]) for p in scope["profiles"]] == [("nanoseconds", 0, 9000)] * 2
 
 
 # Each rule notices what breaks it -------------------------------------------------------------------------------------
@@ -240,41 +197,19 @@ CHROME = {
     "overlaps the next": call("b", "dur", lambda x: x + 0.5),
     "earlier than what it is in": call("forward", "ts", lambda x: x - 0.5),
 }
-SCOPE = {
-    "another schema": change(["$schema"], "https://example.org/"),
-    "no frames": change(["shared"], None),
-    "a frame without a name": change(["shared", "frames", 0], {}),
-    "a type that is none": change(["profiles", 0, "type"], "events"),
-    "a unit that is none": change(["profiles", 0, "unit"], "ns"),
-    "no end": change(["profiles", 0, "endValue"], None),
-    "an end too early": change(["profiles", 0, "endValue"], 5),
-    "a frame that is not there": change(["profiles", 0, "events", 2, "frame"], 99),
-    "a frame that never closes": change(["profiles", 0, "events", -1], None),
-    "closes the wrong one": change(["profiles", 0, "events", 3, "frame"], 0),
-    "time that goes back": change(["profiles", 0, "events", 4, "at"], 0),
-    "a time as text": change(["profiles", 0, "events", 4, "at"], "7"),
-    "a profile that is not there": change(["activeProfileIndex"], 9),
-}
 
 
 @pytest.mark.parametrize("mutant", CHROME)
 def test_the_rules_of_a_trace_notice(mutant, tmp_path):
-    data = deepcopy(written(tmp_path, steps_of([1000] * 20))[0])
+    data = deepcopy(written(tmp_path, steps_of([1000] * 20)))
     CHROME[mutant](data)
     assert chrome_faults(data)
-
-
-@pytest.mark.parametrize("mutant", SCOPE)
-def test_the_rules_of_speedscope_notice(mutant, tmp_path):
-    data = deepcopy(written(tmp_path, steps_of([1000] * 20))[1])
-    SCOPE[mutant](data)
-    assert speedscope_faults(data)
 
 
 # From the command line ------------------------------------------------------------------------------------------------
 
 
-def test_a_training_run_writes_both(tmp_path, monkeypatch, capsys):
+def test_a_training_run_writes_one(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("text.txt").write_text("".join(f"{i} squared is {i * i}.\n" for i in range(500)))
     job = ["train", "--model", "gpt2-tiny", "--data", "text.txt", "-B", "2", "-T", "16", "--variant", "vanilla"]
@@ -282,8 +217,8 @@ def test_a_training_run_writes_both(tmp_path, monkeypatch, capsys):
     assert cli.main([*job, "--trace", "none/t.json"]) == 2
     assert "--trace none/t.json: cannot be written (No such directory)" in capsys.readouterr().err
     assert not Path("runs").exists()
-    assert cli.main([*job, "--trace", "t.json", "--speedscope", "s.json", "--json"]) == 0
-    chrome, scope = (json.loads(Path(n).read_text()) for n in ("t.json", "s.json"))
-    assert (chrome_faults(chrome), speedscope_faults(scope)) == ([], [])
+    assert cli.main([*job, "--trace", "t.json", "--json"]) == 0
+    chrome = json.loads(Path("t.json").read_text())
+    assert chrome_faults(chrome) == []
     steps = [e["name"] for e in chrome["traceEvents"] if e.get("cat") == "step"]
-    assert steps == [p["name"] for p in scope["profiles"]] == [f"step {n}" for n in range(2, 12)]
+    assert steps == [f"step {n}" for n in range(2, 12)]

@@ -53,11 +53,10 @@ SHARED: Mapping[str, Mapping[str, Any]] = {
     },
     "--html": {"type": Path, "metavar": "FILE", "help": "Write an HTML report to this file."},
     "--trace": {"type": Path, "metavar": "FILE", "help": "Write a trace of the last ten steps, for ui.perfetto.dev."},
-    "--speedscope": {"type": Path, "metavar": "FILE", "help": "Write a profile of the last ten steps, for speedscope."},
     "--json": {"action": "store_true", "help": "Print one JSON object in place of text."},
 }
 """Flags that mean the same for every verb."""
-FILES = ("trace", "speedscope", "html", "out")
+FILES = ("trace", "html", "out")
 """Flags that name a file to write at the end."""
 
 
@@ -133,14 +132,12 @@ def check_targets(args: argparse.Namespace, asked: Settings | None = None) -> No
     outputs.check_apart(found)
 
 
-def write_traces(args: argparse.Namespace, profile: Profile | None) -> None:
-    """Write the files of ``--trace`` and ``--speedscope``, where there is a profile."""
-    from ..report import speedscope, trace
+def write_trace(args: argparse.Namespace, profile: Profile | None) -> None:
+    """Write the file of ``--trace``, if there is a profile."""
+    from ..report import trace
 
     if args.trace and profile:
         trace.write_trace(args.trace, profile)
-    if args.speedscope and profile:
-        speedscope.write_speedscope(args.speedscope, profile)
 
 
 def keep(root: Path, kind: str, name: str, content: Mapping[str, Any]) -> str | None:

@@ -30,7 +30,7 @@ def flags(p: argparse.ArgumentParser) -> None:
         "--warmup", type=int, default=1, help="Run this many steps first, which are not counted. Default: %(default)s."
     )
     p.add_argument("--detail", action="store_true", help="Print a row for every op of every layer.")
-    shared(p, "--runs", "--json", "--html", "--trace", "--speedscope")
+    shared(p, "--runs", "--json", "--html", "--trace")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -78,7 +78,7 @@ def _profile(args: argparse.Namespace, rank: ranks.Rank) -> int:
         report = profile(job, warmup=args.warmup, tick=tick, roofs=roofs, regions=watched)
     show(args, report, lambda: tables.profile_tables(report, detail=args.detail))
     common.keep(args.runs, "profile", report.model, {"profile": report})
-    common.write_traces(args, report)
+    common.write_trace(args, report)
     if args.html:
         html.write_report(args.html, report, job.engine)
     return 0

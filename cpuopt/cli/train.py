@@ -40,7 +40,7 @@ def flags(p: argparse.ArgumentParser) -> None:
     )
     p.add_argument("--accept-changes", action="store_true", help="Allow --resume with kernels that have changed since.")
     ranks.flags(p, elastic=True)
-    shared(p, "--runs", "--html", "--trace", "--speedscope", "--json")
+    shared(p, "--runs", "--html", "--trace", "--json")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -96,7 +96,7 @@ def _train(args: argparse.Namespace, rank: ranks.Rank) -> int:
         return result.status
     if args.html and result.profile:
         html.write_report(args.html, result.profile, job.engine, result.path)
-    common.write_traces(args, result.profile)
+    common.write_trace(args, result.profile)
     for flag in common.FILES:
         if result.profile is None and getattr(args, flag):
             console.warn(f"--{flag} {getattr(args, flag)}: not written, because no step was done")
