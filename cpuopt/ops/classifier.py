@@ -26,7 +26,7 @@ from .cross_entropy import reference_backward as loss_backward
 from .cross_entropy import reference_forward as loss_forward
 from .declaration import BT, HALF, IGNORE_INDEX, C, Op, V, acc, index, inp, operand, out
 from .matmul import matmul_backward_input, matmul_backward_weight, matmul_forward
-from .optimizer import Optimizer
+from .optimizer import Optimizer, for_each_optimizer
 from .sumsq import sumsq
 
 SOURCE = "matmul and cross_entropy; blocks of tokens after Hsu et al. 2024 (Liger Kernel), section 3.2"
@@ -90,6 +90,7 @@ classifier_backward = Op(
 )
 
 
+@for_each_optimizer
 def classifier_update(optimizer: Optimizer) -> Op:
     """Declare the update for an optimizer."""
 

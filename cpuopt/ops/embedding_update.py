@@ -15,10 +15,11 @@ import numpy as np
 
 from .declaration import B, C, Op, T, V, acc, index, inp, maxT, out
 from .embedding import embedding_backward
-from .optimizer import Optimizer
+from .optimizer import Optimizer, for_each_optimizer
 from .sumsq import sumsq
 
 
+@for_each_optimizer
 def embedding_update(optimizer: Optimizer) -> Op:
     """Declare it for an optimizer."""
     arrays = list(optimizer.names("wte").values())

@@ -17,10 +17,11 @@ import numpy as np
 from .declaration import BT, HALF, OC, C, Op, inp, out
 from .matmul import matmul_backward_weight
 from .matmul import reference_backward_weight as gradients
-from .optimizer import Optimizer
+from .optimizer import Optimizer, for_each_optimizer
 from .sumsq import sumsq
 
 
+@for_each_optimizer
 def matmul_update(optimizer: Optimizer) -> Op:
     """Declare it for an optimizer."""
 

@@ -26,6 +26,14 @@ BLOCK = 1 << 14
 LR = scalar("lr", low=1e-3, high=3e-2, usual=1e-4)
 GRAD_SCALE = scalar("grad_scale", low=0.05, high=2, usual=1)
 STEP = scalar("step", integer=True, low=1, high=5000, usual=1)
+FUSED: list[Callable[[Optimizer], Op]] = []
+"""The functions that declare an op for each optimizer."""
+
+
+def for_each_optimizer(declare: Callable[[Optimizer], Op]) -> Callable[[Optimizer], Op]:
+    """Let a function declare an op of this package for each optimizer."""
+    FUSED.append(declare)
+    return declare
 
 
 @dataclass(frozen=True)
