@@ -180,26 +180,26 @@ class Engine:
         return self.base_bytes + self.plan.total_bytes + self.plan.window_bytes
 
     def array(self, value: Value | str) -> Array:
-        """Return the array of a value, or of the name of one. A pooled value holds its numbers only while it lives."""
+        """Return the array of a value, or of the name of one. A pooled value holds its numbers only while it lives.
+
+        With ``dtype="bfloat16"``, products read copies of the weights. These follow what is written to a weight before
+        the next forward, and later as long as its array is referenced: get it anew before you write again.
+        """
         if isinstance(value, str):
             if value not in self._by_name:
                 raise UserError(f"no value {value!r} in the program; {nearest(value, self._by_name)}")
             value = self._by_name[value]
         if value not in self.plan.offsets:
             raise UserError(f"{value} is not a value of this engine's program")
-        return self._loaded.array(value)
-
-    def parameters(self) -> dict[str, Array]:
-        """Return every parameter by name: views, so writing to them changes the model.
-
-        With ``dtype="bfloat16"``, products read copies of the weights. These follow what is written before the next
-        forward, and later as long as the arrays of this dictionary are referenced: get it anew before you write again.
-        """
-        found = {p.name: self.array(p) for p in self.program.parameters}
-        if self.phases["convert"]:
-            self._exposed += [weakref.ref(x) for x in found.values()]
+        found = self._loaded.array(value)
+        if value.group == "parameter" and self.phases["convert"]:
+            self._exposed.append(weakref.ref(found))
             self._stale = True
         return found
+
+    def parameters(self) -> dict[str, Array]:
+        """Return every parameter by name: views, so writing to them changes the model, as `array` says."""
+        return {p.name: self.array(p) for p in self.program.parameters}
 
     def states(self) -> dict[str, dict[str, Array]]:
         """Return the optimizers' states, such as ``lion_m``, for each parameter by its name: views."""

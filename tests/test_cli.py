@@ -180,7 +180,7 @@ def flags_of(parser):
 IMPERATIVES = (
     "Accumulate Add Allow Answer Apply Begin Change Check Compare Compile Continue Decay Do Draw End Evaluate "
     "Expect Fill Generate Hold Inspect Keep Let List Load Make Measure Name Predict Prepare Print Put Read Register "
-    "Reply Require Restart Run Sample Scale Set Show Start Stop Tokenize Train Update Use Validate Watch Write"
+    "Reply Require Restart Run Sample Scale Set Show Start Stop Store Tokenize Train Update Use Validate Watch Write"
 )
 
 

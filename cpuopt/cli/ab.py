@@ -29,7 +29,7 @@ def flags(p: argparse.ArgumentParser) -> None:
     shared(p, "op", "--json", "--runs")
     p.add_argument("a", metavar="A", help="Use this variant as the baseline.")
     p.add_argument("b", metavar="B", help="Compare this variant with the baseline; the verdict is about it.")
-    settings.flags(p, "kernels", "data", "variant", model=models.DEFAULT)
+    settings.flags(p, "kernels", "data", "variant", "dtype", model=models.DEFAULT)
     p.add_argument("-B", type=int, help=f"Compare at a batch of this many rows. Default: {USUAL[0]}.")
     p.add_argument("-T", type=int, help=f"Compare at rows of this many tokens. Default: {USUAL[1]}.")
     p.add_argument(
@@ -79,8 +79,8 @@ def run(args: argparse.Namespace) -> int:
     analyses, results = analyses_up_to(args.rounds), []
     with Child(worker.__name__, args.kernels, max(counts), args.limit) as child, console.saying() as say:
         known_op("ab", args.op, (k["op"] for k in child.start()))
-        at = [checked.jobs_at(args.model, size["B"], size["T"], child.kernels) for _, size, _ in jobs if size]
-        every = [job for of_size in at for job in of_size]
+        given = [(args.model, size["B"], size["T"], child.kernels, args.dtype) for _, size, _ in jobs if size]
+        every = [job for of in given for job in checked.jobs_at(*of)]
         plain = [sizes for _, _, sizes in jobs if sizes]
         checked.require(
             *(child, max(counts), args.op, [args.a, args.b], every, plain),
@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
         for label, size, sizes in jobs:
             for n in counts:
                 child.say = lambda text, at=f"{label}, {n} threads: ": say(at + text)  # type: ignore[misc]
-                job = {"model": args.model, "data": args.data, "variant": args.variant, "kernels": child.kernels}
+                job = {k: getattr(args, k) for k in ("model", "data", "variant", "dtype")} | {"kernels": child.kernels}
                 results.append(
                     child.ask(
                         "ab",
@@ -104,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
                         analyses=analyses,
                     )
                 )
-    asked = {k: getattr(args, k) for k in ("op", "a", "b", "model", "layer", "in_step", "flush", "seed")}
+    asked = {k: getattr(args, k) for k in ("op", "a", "b", "model", "dtype", "layer", "in_step", "flush", "seed")}
     asked["model"] = "" if jobs[0][2] else args.model
     content = {**asked, **summed(results), "results": results}
     path = common.keep(args.runs, "ab", f"{args.op}-{args.a}-{args.b}", content)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import Any
 
 from .. import models
 from ..errors import UserError
@@ -24,7 +25,7 @@ from .common import shared, show, start_numba
 
 def flags(p: argparse.ArgumentParser) -> None:
     """Add the verb's flags."""
-    settings.flags(p, *settings.KERNELS, model=models.DEFAULT)
+    settings.flags(p, *settings.KERNELS, "dtype", model=models.DEFAULT)
     p.add_argument(
         "--peer",
         action="append",
@@ -88,6 +89,7 @@ def run(args: argparse.Namespace) -> int:
         variant=args.variant,
         swap=tuple(args.swap),
         fuse=args.fuse,
+        dtype=args.dtype,
         kernels=tuple(args.kernels),
         threads=args.threads or common.cores(),
         rounds=args.rounds,
@@ -99,7 +101,8 @@ def run(args: argparse.Namespace) -> int:
     rows = [*suite.plans(plan)] if args.suite else [plan]
     for model, B, T in [(p.model, *size) for p in rows for size in p.sizes]:
         if AUTO in (args.variant, *args.against):
-            job = Settings(model=model, B=B, T=T, variant=AUTO, kernels=plan.kernels, threads=plan.threads)
+            more: dict[str, Any] = {"kernels": plan.kernels, "threads": plan.threads, "dtype": plan.dtype}
+            job = Settings(model=model, B=B, T=T, variant=AUTO, **more)
             console.note(f"{model} {B}x{T}: {build_only(job).notes[0]}")
     with report.progress(sum(p.cost for p in rows)) as view:
         record = suite.run(rows, view, args.out) if args.suite else Bench(plan, view).run(args.out)

@@ -5,7 +5,7 @@ Names, layouts and types are those that the target's programs read. The tokenize
 Examples::
 
     cpuopt convert runs/RUN model.bin
-    cpuopt convert gpt2_124M.bin hf-gpt2 --dtype f32
+    cpuopt convert gpt2_124M.bin hf-gpt2 --dtype float32
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ from pathlib import Path
 
 from ..train import settings
 from ..wording import parameters
+
+SHORT = {"float32": "f32"}
+"""The words of ``--dtype`` that files have another one for; earlier versions took that one alone."""
 
 
 def flags(p: argparse.ArgumentParser) -> None:
@@ -32,7 +35,9 @@ def flags(p: argparse.ArgumentParser) -> None:
         help="Write this path: NAME.bin for llm.c or llama2.c, whichever has the model; else a Hugging Face directory.",
     )
     settings.flags(p, "tokenizer")
-    p.add_argument("--dtype", choices=["f32", "bf16"], help="Write numbers of this type. Default: that of the source.")
+    p.add_argument(
+        "--dtype", choices=["float32", "bf16", "f32"], help="Write numbers of this type. Default: that of the source."
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -50,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     weights = open_weights(args.source)
     c, tokenizer = weights.config, args.tokenizer or weights.tokenizer
     require_fit(tokenizer, c.vocab_size)
-    dtype = args.dtype or usual_dtype(args.target, c, weights.dtype)
+    dtype = SHORT.get(args.dtype, args.dtype) or usual_dtype(args.target, c, weights.dtype)
     with ended_by_sigterm():
         save_weights(args.target, c, weights.read, dtype, weights.padded_vocab, tokenizer, weights.marks)
     sizes = ", ".join(f"{name} {n}" for name, n in asdict(c).items())

@@ -23,7 +23,7 @@ from .common import settings_of, shared, show, start_numba
 
 def flags(p: argparse.ArgumentParser) -> None:
     """Add the verb's flags."""
-    settings.flags(p, "B", "T", "threads", "kernels", "fuse", "data", model=models.DEFAULT)
+    settings.flags(p, "B", "T", "threads", "kernels", "fuse", "data", "dtype", model=models.DEFAULT)
     p.add_argument(
         "--ops",
         action="append",

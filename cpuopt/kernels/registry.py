@@ -123,6 +123,19 @@ class Kernel:
         own = next((self.others[t] for t in types.values() if t in self.others), self)
         return replace(own, types=types)
 
+    def typed(self, types: Mapping[str, str]) -> Kernel:
+        """Return the kernel for arguments of some types.
+
+        Raises
+        ------
+        UserError
+            For a type that it does not take.
+        """
+        for name, dtype in types.items():
+            if not self.takes(self.op.by_name[name], dtype):
+                raise UserError(f"{self.name} does not take {name!r} in {dtype}; choose a variant that does")
+        return self.of(types)
+
     def whole(self, absent: Iterable[str]) -> list[str]:
         """Return those of the absent arguments that it needs all the same."""
         return [n for n in absent if not (self.op.by_name[n].optional or n in self.skips)]

@@ -194,7 +194,7 @@ class Alone:
         flush: bool = False,
         clock: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
-        typed = {side: k.of(shape.types) for side, k in zip("AB", kernels, strict=True)}
+        typed = {side: k.typed(shape.types) for side, k in zip("AB", kernels, strict=True)}
         self.timed = Timed(typed, shape.case, shape.adds, seed)
         self.functions = {side: k.function for side, k in typed.items()}
         self.rng = np.random.default_rng(seed)
@@ -397,10 +397,12 @@ class InStep:
                 where = " or ".join(map(repr, change.layers))
                 raise UserError(f"{change.kernels[0].op.name}: the step does not call it in a layer {where}")
             self.layers.append([b.call.layer for b in chosen])
-            for k in change.kernels:
-                k.compile()
-            a, b = change.kernels
-            rebound = [self.engine.rebound(call, a, b) for call in chosen]
+            rebound = []
+            for call in chosen:
+                pair = [k.typed(call.call.types) for k in change.kernels]
+                for k in dict.fromkeys(pair):
+                    k.compile()
+                rebound.append(self.engine.rebound(call, *pair))
             for i, side in enumerate("AB"):
                 self.groups[side].append({id(call): both[i] for call, both in zip(chosen, rebound, strict=True)})
         self.phases = {p: list(calls) for p, calls in self.engine.phases.items()}

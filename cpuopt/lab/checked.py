@@ -15,9 +15,10 @@ from ..kernels.toolkit.threads import cores
 from . import worker
 
 
-def jobs_at(model: str, B: int, T: int, kernels: Sequence[str]) -> list[dict[str, Any]]:
+def jobs_at(model: str, B: int, T: int, kernels: Sequence[str], dtype: str = "float32") -> list[dict[str, Any]]:
     """Return the jobs whose calls give the sizes: with what a rewrite fuses, apart and together."""
-    return [{"model": model, "B": B, "T": T, "kernels": list(kernels), "fuse": fuse} for fuse in ("none", "all")]
+    job = {"model": model, "B": B, "T": T, "kernels": list(kernels), "dtype": dtype}
+    return [{**job, "fuse": fuse} for fuse in ("none", "all")]
 
 
 def planned(

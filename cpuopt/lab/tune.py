@@ -180,7 +180,7 @@ def survey(settings: Settings, patterns: Sequence[str] = ("*",), again: bool = F
     settings = sized(settings, config)
     built = build_only(settings)
     n = numba_threads.set_threads(settings.threads)
-    key = plans.key(config.to_json(), settings.B, settings.T, n, fusions(settings))
+    key = plans.key(config.to_json(), settings.B, settings.T, n, fusions(settings), settings.dtype)
     calls = [c for c in built.program.calls if c.phase != "evaluate"]
     default = {c.op.name: k.variant for c, k in zip(built.program.calls, built.kernels, strict=True)}
     used = list(dict.fromkeys(c.op.name for c in calls))
@@ -189,9 +189,10 @@ def survey(settings: Settings, patterns: Sequence[str] = ("*",), again: bool = F
             raise UserError(f"--ops {pattern!r}: no op of this step matches; {nearest(pattern, used)}")
     rows = []
     for op in used:
-        variants = dict.fromkeys([default[op], *registry.variants(op)])
-        hashes = {v: cache.digest(registry.KERNELS[op, v].function) for v in variants}
-        rows += [Row(op, shapes, default[op], hashes) for shapes in groups([c for c in calls if c.op.name == op])]
+        for shapes in groups([c for c in calls if c.op.name == op]):
+            kernels_of = {v: typed(op, v, shapes) for v in dict.fromkeys([default[op], *registry.variants(op)])}
+            hashes = {v: cache.digest(of[0].function) for v, of in kernels_of.items() if of}
+            rows.append(Row(op, shapes, default[op], hashes))
     flush = built.plan().total_bytes > max(v.nbytes or 0 for v in machine.levels())
     started = [] if again else [plans.read(plans.unfinished(key), key), *plans.elsewhere(key, flush)]
     finished = plans.read(plans.path(key), key)
@@ -203,6 +204,13 @@ def survey(settings: Settings, patterns: Sequence[str] = ("*",), again: bool = F
         if other:
             row.hashes = {v: h for v, h in row.hashes.items() if v == row.default or v in row.tried}
     return Tuning(key, name, rows, flush, [*settings.kernels, *config.files], calls)
+
+
+def typed(op: str, variant: str, shapes: Sequence[Shape]) -> list[registry.Kernel]:
+    """Return a variant's kernel for each type that some calls have; none if it does not take one of them."""
+    kernel = registry.KERNELS[op, variant]
+    found = [kernel.of(s.types) for s in shapes if kernel.takes_all(s.types)]
+    return list(dict.fromkeys(found)) if len(found) == len(shapes) else []
 
 
 def weighed(shapes: Sequence[Shape]) -> list[tuple[str, int]]:
@@ -223,7 +231,7 @@ def groups(calls: Sequence[Call]) -> list[list[Shape]]:
 
 def compile_all(tuning: Tuning, processes: int, progress: Callable[[int, int, str], None]) -> None:
     """Compile the kernels to measure, in several processes. One that does not compile is reported at its comparison."""
-    wanted = [registry.KERNELS[r.op, v] for r in tuning.rows for v in [r.default, *r.candidates]]
+    wanted = [k for r in tuning.rows for v in [r.default, *r.candidates] for k in typed(r.op, v, r.shapes)]
     with suppress(UserError):
         jit.compile_kernels(list(dict.fromkeys(wanted)), processes=processes, files=tuning.kernels, progress=progress)
 
@@ -266,7 +274,7 @@ def tune(
     """
     view = view or View()
     job = {
-        **{k: getattr(settings, k) for k in ("model", "data", "B", "T", "fuse", "seed")},
+        **{k: getattr(settings, k) for k in ("model", "data", "B", "T", "fuse", "seed", "dtype")},
         "threads": tuning.key["threads"],
         "kernels": child.kernels,
     }

@@ -42,22 +42,23 @@ def ab(request: Mapping[str, Any], say: Say) -> dict[str, Any]:
     n = set_threads(settings.threads, pair)
     say("checking")
     more: dict[str, Any] = {"seed": request["seed"], "say": say, "analyses": request["analyses"]}
-    checks = require_quick(pair, n)
+    sizes, given = request.get("sizes"), [ab.Shape.read(s) for s in request.get("shapes", ())]
+    if sizes:
+        at = {"sizes": sizes}
+    shapes = [ab.shape_at(op, sizes)] if sizes else given or ab.shapes_of(ab.calls_of(op, settings, request["layer"]))
+    typed = [k.typed(shapes[0].types) for k in pair]
+    checks = require_quick(typed, n)
     if request["in_step"]:
         found = ab.in_step(settings, op, request["variants"], layer=request["layer"], **more)
     else:
-        given_shapes = [ab.Shape.read(s) for s in request.get("shapes", ())]
-        if sizes := request.get("sizes"):
-            given_shapes, at = [ab.shape_at(op, sizes)], {"sizes": sizes}
-        shapes = given_shapes or ab.shapes_of(ab.calls_of(op, settings, request["layer"]))
         stop_above = request.get("stop_above", inf)
         found = ab.alone(pair, shapes, flush=request["flush"], stop_above=stop_above, **more)
     say("checking again")
-    checks += found["checks"] + require_quick(pair, n)
+    checks += found["checks"] + require_quick(typed, n)
     roofs = machine.stored().get(n)
     warnings = found["doubts"] + ab.beyond_roofs(request["variants"], found.get("cases", ()), roofs)
-    hashes = {k.variant: cache.digest(k.function) for k in pair}
-    codes = {k.variant: jit.code_digest(k) for k in pair}
+    hashes = {k.variant: cache.digest(k.function) for k in typed}
+    codes = {k.variant: jit.code_digest(k) for k in typed}
     answer: dict[str, Any] = to_json(
         {
             **at,

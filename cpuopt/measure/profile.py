@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from ..ops.storage import TYPES
 from ..wording import count, four
 from .roofline import UNFIT, Roofs, fits
 
 if TYPE_CHECKING:
     from ..building import Bound
+    from ..program.program import Call
 
 Array = np.ndarray[Any, Any]
 UNACCOUNTED = "(unaccounted)"
@@ -57,6 +59,7 @@ class Figures:
     intensity : FLOPs a byte.
     of_roof : percent of the roof that binds, whose name is `roof`; None where no roofs are known.
     imbalance : time of the slowest thread over the mean of all; None where it was not measured.
+    types : the storage types of the arrays of floating-point numbers that the calls read and write.
     """
 
     op: str
@@ -71,6 +74,7 @@ class Figures:
     of_roof: float | None
     roof: str
     imbalance: float | None
+    types: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,6 +241,7 @@ class Sums:
             "intensity": float(flops / nbytes) if nbytes else 0.0,
             **self._roof(at, ns),
             "imbalance": float(slowest / mean) if mean else None,
+            "types": sorted({t for i in at for t in float_types(self.bounds[i].call)}),
         }
 
     def _roof(self, at: Sequence[int], ns: float) -> dict[str, Any]:
@@ -249,6 +254,12 @@ class Sums:
             time, name = self.roofs.bound(call.flops, call.bytes)
             least[name] = least.get(name, 0.0) + time * float(self.calls[i])
         return {"of_roof": 100 * sum(least.values()) / ns, "roof": max(least, key=lambda name: least[name])}
+
+
+def float_types(call: Call) -> set[str]:
+    """Return the storage types of a call's arrays of floating-point numbers."""
+    there = (call.types.get(a.name, a.dtype) for a in call.op.arrays if call.args[a.name] is not None)
+    return {name for name in there if TYPES[name].is_float}
 
 
 def middle_half(steps: Sequence[StepTimes]) -> Sequence[StepTimes]:

@@ -36,6 +36,12 @@ class Storage:
         return np.dtype(getattr(ml_dtypes, self.name, self.name))
 
     @cached_property
+    def short(self) -> str:
+        """The name in a table: ``bf16``, ``f32``."""
+        letters = self.name.rstrip("0123456789")
+        return f"{'bf' if letters == 'bfloat' else letters[0]}{8 * self.bytes}"
+
+    @cached_property
     def bytes(self) -> int:
         """Bytes of an element."""
         return int(self.dtype.itemsize)

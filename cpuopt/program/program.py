@@ -15,6 +15,9 @@ from ..ops.storage import TYPES
 Group = Literal["parameter", "copy", "constant", "gradient", "moment", "input", "activation", "adjoint"]
 Phase = Literal["convert", "forward", "evaluate", "backward", "reduce", "norm", "update", "start", "outer"]
 PHASES: tuple[Phase, ...] = ("convert", "forward", "evaluate", "backward", "reduce", "norm", "update", "start", "outer")
+PARTS: dict[str, str] = {"convert": "forward", "forward": "forward", "evaluate": "forward", "backward": "backward"}
+PARTS |= dict.fromkeys(PHASES[4:], "update")
+"""The part of a step that each phase counts in: forward, backward or update, which has the gradient's norm."""
 """The parts of a program. A training step leaves out ``evaluate``, calls that only an evaluation needs because the
 backward computes the loss itself. An evaluation runs the first two. The calls of ``reduce``, which add the gradients of
 micro-batches and ranks, lie between those of the last backward of a step. ``start`` and ``outer`` come before and after

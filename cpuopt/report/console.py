@@ -21,6 +21,7 @@ from rich.text import Text
 from ..data.given import Given
 from ..program.arena import Plan, gb
 from ..program.program import Call, Phase, Program
+from ..train.settings import FLAGS
 from ..wording import count, duration, four, parameters, plain
 from .style import BAR, progress, table, unbroken
 
@@ -181,7 +182,8 @@ class TrainingView:
         plan = engine.plan.describe()
         swaps = "".join(f", {r}" for r in job.choice.swaps)
         size = parameters(job.config.n_params)
-        self.say(f"{job.name}: {size}, B {s.B}, T {s.T}, {count(engine.threads, 'thread')}")
+        dtype = "" if s.dtype == FLAGS["dtype"].default else f", {s.dtype}"
+        self.say(f"{job.name}: {size}, B {s.B}, T {s.T}, {count(engine.threads, 'thread')}{dtype}")
         if s.micro_batches > 1:
             self.say(f"{s.micro_batches} micro-batches make a step of {s.total_batch:,} tokens")
         self.say(job.corpus.description)

@@ -18,18 +18,18 @@ from rich.text import Text
 from ..measure import roofline
 from ..measure.profile import op_ids
 from ..ops import COLLECTIVES
+from ..ops.storage import TYPES
+from ..program.program import PARTS
 from ..wording import count
 from . import style
 
 if TYPE_CHECKING:
-    from ..measure.profile import LayerRow, OpRow, Profile
+    from ..measure.profile import Figures, LayerRow, OpRow, Profile
 
 GOOD = ("PASS", "MARGINAL")
 """The results of a check with which a kernel's figures are shown."""
 BLOCK = re.compile(r"(.*?\.\d+)(?:\.|$)")
 """The part of a layer's path that names its block: ``h.3`` of ``h.3.mlp.c_fc``."""
-COLUMNS = {"forward": 0, "backward": 1} | dict.fromkeys(("reduce", "norm", "update", "start", "outer"), 2)
-"""The column of the table by layer that each phase counts in."""
 
 
 @dataclass(frozen=True)
@@ -119,11 +119,13 @@ def header(profile: Profile) -> Text:
 
 def op_table(profile: Profile) -> Table:
     """Make a table with one row a kind of op, in the order of a step."""
-    table = style.table("op", ">calls", ">ms", ">share", "", ">GFLOP/s", ">GB/s")
+    typed = ["types"] if any(r.types not in ([], ["float32"]) for r in profile.ops) else []
+    table = style.table("op", *typed, ">calls", ">ms", ">share", "", ">GFLOP/s", ">GB/s")
     digits, most = digits_of(profile), max(r.share for r in profile.ops)
     for r in profile.ops:
         table.add_row(
             r.op,
+            *[types_of(r)] * len(typed),
             str(r.calls or ""),
             f"{r.ms:,.{digits}f}",
             f"{r.share:.1f}%",
@@ -131,8 +133,14 @@ def op_table(profile: Profile) -> Table:
             *_rates(profile, r.gflops, r.gbs),
             style=None if r.kernels else "dim",
         )
-    table.add_row(*_total(profile, profile.ops, digits), style="bold")
+    name, *total = _total(profile, profile.ops, digits)
+    table.add_row(name, *[""] * len(typed), *total, style="bold")
     return table
+
+
+def types_of(row: Figures) -> str:
+    """Return the types of a row's arrays of floating-point numbers in a few letters, as in ``bf16, f32``."""
+    return ", ".join(TYPES[name].short if name in TYPES else name for name in row.types)
 
 
 def roof_table(profile: Profile) -> Table:
@@ -161,8 +169,9 @@ def layer_table(profile: Profile) -> Table:
     table = style.table("layer", ">forward ms", ">backward ms", ">update ms", ">total ms", ">share", "", gap=1)
     digits = digits_of(profile)
     sums: dict[str, list[float]] = {}
+    columns = list(dict.fromkeys(PARTS.values()))
     for r in profile.layers:
-        sums.setdefault(block_of(r.layer), [0.0, 0.0, 0.0])[COLUMNS[r.phase]] += r.ms
+        sums.setdefault(block_of(r.layer), [0.0, 0.0, 0.0])[columns.index(PARTS[r.phase])] += r.ms
     rows = [(name, parts, sum(parts)) for name, parts in sums.items()]
     most = max(total for *_, total in rows)
     step_ms = profile.step_ms["mean"]

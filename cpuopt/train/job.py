@@ -38,7 +38,7 @@ from .guard import Guard
 from .provenance import compare, made_by
 from .samples import require_samples
 from .schedule import rate
-from .settings import FREE
+from .settings import DTYPES, FREE
 from .settings import Settings as Settings
 
 Progress = Callable[[int, int, str], None]
@@ -450,7 +450,7 @@ def planned(settings: Settings, config: Config) -> tuple[Settings, list[str]]:
         note = f"--variant auto: plans are for {which}; all ops stay with {registry.DEFAULT}"
         return replace(settings, plan=()), [note]
     threads = numba_threads.set_threads(settings.threads)
-    key = plans.key(config.to_json(), settings.B, settings.T, threads, fusions(settings))
+    key = plans.key(config.to_json(), settings.B, settings.T, threads, fusions(settings), settings.dtype)
     rules, note = plans.rules(key, settings.kernels)
     return replace(settings, plan=rules), [note]
 
@@ -490,6 +490,7 @@ def how_of(settings: Settings, config: Config, comm: Comm = SERIAL) -> BuildOpti
         alone=settings.local_steps > 0,
         optimizer=settings.optimizer,
         freeze=settings.freeze,
+        dtype=DTYPES[settings.dtype],
         threads=settings.threads,
         processes=settings.processes,
         kernel_files=(*settings.kernels, *config.files),

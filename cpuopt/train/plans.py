@@ -23,12 +23,17 @@ from ..program.fuse import FUSIONS
 from ..wording import count
 
 FORMAT = 1
+USUAL = "float32"
+"""The ``--dtype`` of a plan that names none."""
 
 
-def key(model: Mapping[str, Any], B: int, T: int, threads: int, rewrites: Sequence[str]) -> dict[str, Any]:
+def key(
+    model: Mapping[str, Any], B: int, T: int, threads: int, rewrites: Sequence[str], dtype: str = USUAL
+) -> dict[str, Any]:
     """Make the key of a plan; `model` is the result of `Config.to_json`."""
     size = {"model": dict(model), "B": B, "T": T, "threads": threads, "rewrites": list(rewrites)}
-    return {"machine": machine.machine_id(), **size}
+    typed = {} if dtype == USUAL else {"dtype": dtype}  # plans of earlier versions name no type
+    return {"machine": machine.machine_id(), **size, **typed}
 
 
 def path(key: Mapping[str, Any]) -> Path:
@@ -67,6 +72,8 @@ def command(key: Mapping[str, Any], files: Sequence[str] = ()) -> str:
     words += ["-B", str(key["B"]), "-T", str(key["T"]), "--threads", str(key["threads"])]
     if set(key["rewrites"]) != set(FUSIONS):
         words += ["--fuse", ",".join(key["rewrites"]) or "none"]
+    if "dtype" in key:
+        words += ["--dtype", key["dtype"]]
     return shlex.join([*words, *(w for f in files for w in ("--kernels", f))])
 
 
@@ -126,7 +133,7 @@ def nearest(key: Mapping[str, Any]) -> str:
     for file in sorted(machine.folder().glob("plan-*.plan")):
         if entry := read_entry(file):
             other = json.loads(entry)["key"]
-            differs = [name for name in key if other.get(name) != key[name]] or ["format"]
+            differs = [name for name in key | other if other.get(name) != key.get(name)] or ["format"]
             known.append([_differs(name, other.get(name)) for name in differs])
     closest = min(known, key=lambda words: len(words), default=None)
     return f"{none}; the nearest is for {', '.join(closest)}" if closest else none
@@ -136,4 +143,4 @@ def _differs(name: str, value: Any) -> str:
     words = {"machine": "another machine", "format": "another version", "rewrites": "other rewrites"}
     if name == "model":
         return f"the model {argument_of(value)}"
-    return words.get(name) or f"{name} {value}"
+    return words.get(name) or f"{name} {value or USUAL}"

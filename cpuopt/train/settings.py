@@ -26,6 +26,8 @@ GUARDS = ("auto", "skip", "stop", "off")
 known before the first update, and else stops."""
 DECAYS = ("all", "matrices")
 REDUCTIONS = ("exact", "fast")
+DTYPES = {"float32": "float32", "bf16": "bfloat16"}
+"""The words of ``--dtype``, and what each stores of what products and attention read."""
 Allowed = tuple[Callable[[Any], bool], str]
 """A check of a value, and a description of the values that pass."""
 POSITIVE: Allowed = (lambda x: 0 < x < inf, "a positive number")
@@ -105,6 +107,11 @@ class Settings:
         "auto",
         "Apply these rewrites: gate, residual, layernorm, gelu, classifier, update, recompute.",
         metavar="all|none|NAME,...",
+    )
+    dtype: str = setting(
+        "float32",
+        "Store in this type what products and attention read: float32 or bf16. Weights, sums and states stay float32.",
+        one_of(DTYPES),
     )
     threads: int | None = setting(
         None,
@@ -320,7 +327,7 @@ FLAGS = {f.name: f for f in fields(Settings) if f.metadata}
 FREE = {name for name, f in FLAGS.items() if f.metadata["free"]} | {"processes"}
 """The settings that a resumed run may change."""
 TYPES = get_type_hints(Settings)
-JOB = ("model", "init", "data", "tokenizer", "B", "T", "steps", "seed")
+JOB = ("model", "init", "data", "tokenizer", "B", "T", "steps", "seed", "dtype")
 KERNELS = ("variant", "swap", "kernels", "fuse", "threads")
 SHARING = ("freeze", "total_batch", "reduce", "zero", "local_steps")
 

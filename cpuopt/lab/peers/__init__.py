@@ -197,7 +197,6 @@ class Bench:
             "format": 1,
             "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             "model": {"name": models.name_of(self.config), **asdict(self.config), "parameters": self.config.n_params},
-            "dtype": "float32",
             "optimizer": {"name": "AdamW", **OPTIMIZER},
             **plan,
             "machine": self._machine,

@@ -30,7 +30,7 @@ class Plan:
     sizes : (B, T) each.
     peers : names from `PEERS`.
     against : variants of cpuopt, which run without the swaps and with their own rewrites.
-    variant, swap, fuse, kernels : the settings of cpuopt's own side.
+    variant, swap, fuse, dtype, kernels : the settings of cpuopt's own side; the type is that of `against` too.
     threads : the number of threads of every side.
     rounds : the number of rounds, each with a trial of both sides.
     seed : the random seed for the order of trials, the batches and the initial weights.
@@ -45,6 +45,7 @@ class Plan:
     variant: str = "vanilla"
     swap: tuple[str, ...] = ()
     fuse: str = "auto"
+    dtype: str = "float32"
     kernels: tuple[str, ...] = ()
     threads: int = 1
     rounds: int = 10
@@ -124,6 +125,7 @@ def cpuopt_side(plan: Plan, name: str, variant: str, swap: tuple[str, ...] = (),
         "variant": variant,
         "swap": swap,
         "fuse": fuse,
+        "dtype": plan.dtype,
         "kernels": plan.kernels,
         "threads": plan.threads,
         "seed": plan.seed,

@@ -18,15 +18,12 @@ import numpy as np
 from ...errors import UserError
 from ...files.reading import from_json
 from ...isolate.serve import Say, serve
+from ...program.program import PARTS
 
 if TYPE_CHECKING:
     from ...building import Bound
     from ...engine import Engine
     from ...train.job import Settings
-
-COLUMN = {"forward": "forward", "evaluate": "forward", "backward": "backward"}
-COLUMN |= dict.fromkeys(("reduce", "norm", "update", "start", "outer"), "update")
-"""The part of a step that each phase counts in; the norm of the gradient counts as part of the update."""
 
 
 class Session:
@@ -50,7 +47,7 @@ class Session:
             save(Path(request["params"]), self.engine.parameters())
         else:
             load(Path(request["params"]), self.engine.parameters())
-        self._ns = dict.fromkeys(COLUMN.values(), 0)
+        self._ns = dict.fromkeys(PARTS.values(), 0)
         self._run = self.engine.runner
         self.engine.runner = self._run_timed
         forget_peak()  # judging kernels takes more memory than a small model
@@ -58,7 +55,7 @@ class Session:
     def steps(self, n: int) -> dict[str, Any]:
         """Train for n steps."""
         step_ms, losses = [], []
-        phases_ms: dict[str, list[float]] = {c: [] for c in COLUMN.values()}
+        phases_ms: dict[str, list[float]] = {c: [] for c in PARTS.values()}
         for _ in range(n):
             self._ns = dict.fromkeys(phases_ms, 0)
             taken = self.job.step()
@@ -86,7 +83,7 @@ class Session:
         start = time.perf_counter_ns()
         self._run(calls)
         if calls:
-            self._ns[COLUMN[calls[0].call.phase]] += time.perf_counter_ns() - start
+            self._ns[PARTS[calls[0].call.phase]] += time.perf_counter_ns() - start
 
 
 def settings_of(request: Mapping[str, Any]) -> Settings:

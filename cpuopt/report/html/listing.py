@@ -42,6 +42,7 @@ def layer_columns(digits: int) -> list[Column]:
 
 def _common(digits: int) -> list[Column]:
     return [
+        Column("types", "types", ", ".join),
         Column("calls", "calls", lambda n: str(n or "")),
         Column("ms", "ms", lambda ms: f"{ms:,.{digits}f}"),
         Column("share", "share", lambda x: f"{x:.2f} %"),
@@ -56,7 +57,7 @@ def _common(digits: int) -> list[Column]:
 
 def listing(rows: Sequence[object], columns: Sequence[Column], name: str) -> Markup:
     """Make a table with a button in each heading, and a field that filters; a column without any value is left out."""
-    columns = [c for c in columns if any(getattr(r, c.field) is not None for r in rows)]
+    columns = [c for c in columns if any(getattr(r, c.field) not in (None, []) for r in rows)]
     head = [tag("th", tag("button", c.name, type="button"), scope="col", class_=_side(c, rows)) for c in columns]
     body = [tag("tr", [_cell(getattr(r, c.field), c) for c in columns]) for r in rows]
     table = tag("table", tag("thead", tag("tr", head)), tag("tbody", body), class_="listing", id=name)

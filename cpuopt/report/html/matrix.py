@@ -6,12 +6,11 @@ from collections.abc import Callable, Sequence
 from math import sqrt
 from typing import TYPE_CHECKING
 
-from ...program.program import PHASES
+from ...program.program import PARTS, PHASES
 from ...wording import count, four
 from ..tables import block_of, usual_variant
 from .markup import Markup, join, tag
 from .shades import SHADES
-from .svg import PHASES as SHOWN
 from .svg import first_phases, short
 
 if TYPE_CHECKING:
@@ -62,7 +61,7 @@ def _table(layers: Sequence[LayerRow], key: Callable[[str], str], variant: str, 
     ops = sorted(phases, key=lambda op: PHASES.index(phases[op]))
     usual = {op: usual_variant([r for r in layers if r.op == op], variant) for op in ops}
     most = max(sum(r.ms for r in rs) for rs in cells.values())
-    head = [tag("th", tag("span", op), scope="col", class_=SHOWN[phases[op]]) for op in ops]
+    head = [tag("th", tag("span", op), scope="col", class_=PARTS[phases[op]]) for op in ops]
     body = []
     for name in rows:
         row = [tag("th", name, scope="row")]

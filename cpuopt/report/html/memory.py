@@ -7,8 +7,9 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from ...program.arena import LABELS, PERSISTENT, gb
+from ...program.program import PARTS
 from .markup import Markup, join, tag
-from .svg import PHASES, WIDTH, Linear, legend, picture, rect
+from .svg import WIDTH, Linear, legend, picture, rect
 
 if TYPE_CHECKING:
     from ...program.arena import Plan
@@ -88,7 +89,7 @@ def _phases(calls: Sequence[Call], x: Linear) -> list[Markup]:
     for phase, run in groupby(range(len(calls)), key=lambda i: calls[i].phase):
         first, *more = run
         end = first + 1 + len(more)
-        parts.append(rect(x(first), x(end) - 1, BOTTOM + 4, 5, PHASES[phase], f"{phase}: calls {first} to {end - 1}"))
+        parts.append(rect(x(first), x(end) - 1, BOTTOM + 4, 5, PARTS[phase], f"{phase}: calls {first} to {end - 1}"))
         if x(end) - x(first) > 7 * len(phase):
             parts.append(tag("text", phase, x=x(first), y=BOTTOM + 22, class_="tick"))
     return parts

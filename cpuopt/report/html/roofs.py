@@ -11,9 +11,10 @@ from math import atan, cos, degrees, hypot, sin, sqrt
 from typing import TYPE_CHECKING
 
 from ...measure.roofline import UNFIT, fits
+from ...program.program import PARTS
 from .labels import CHAR, Box, Label, along, around, place
 from .markup import Markup, join, tag
-from .svg import PHASES, WIDTH, Log, axes, first_phases, legend, picture, short
+from .svg import WIDTH, Log, axes, first_phases, legend, picture, short
 
 if TYPE_CHECKING:
     from ...measure.profile import LayerRow, OpRow, Profile
@@ -42,12 +43,12 @@ def roofline(profile: Profile) -> Markup:
         parts += _roofs(profile.roofs, x, y, taken, lines)
     for one in shown:
         name = f"{one.layer}\n{one.op} [{one.variant}]"
-        parts.append(_point(one, x(one.intensity), y(one.gflops), 2.2, f"{PHASES[one.phase]} layer", name))
+        parts.append(_point(one, x(one.intensity), y(one.gflops), 2.2, f"{PARTS[one.phase]} layer", name))
     phase = first_phases(profile.layers)
     words: list[Markup] = []
     unnamed = []
     for r, cx, cy, radius in points:
-        parts.append(_point(r, cx, cy, radius, PHASES[phase[r.kernels[0].partition("[")[0]]], r.op))
+        parts.append(_point(r, cx, cy, radius, PARTS[phase[r.kernels[0].partition("[")[0]]], r.op))
         label = place(r.op, cx, cy, radius, FRAME, taken, [*lines, *small])
         if label:
             taken.append(label.box)
@@ -61,7 +62,7 @@ def roofline(profile: Profile) -> Markup:
         f"Layers outside of the picture: {len(layers) - len(shown)} of {len(layers)}.": len(shown) < len(layers),
     }
     return join(
-        legend(((p, p) for p in dict.fromkeys(PHASES.values())), "dot"),
+        legend(((p, p) for p in dict.fromkeys(PARTS.values())), "dot"),
         picture(HEIGHT, "roofline: GFLOP/s of each op over its FLOPs a byte", parts, words),
         [tag("p", text, class_="note") for text, true in notes.items() if true],
     )

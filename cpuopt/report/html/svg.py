@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from math import ceil, floor, log10
 from typing import TYPE_CHECKING
 
-from ...program.program import PHASES as PROGRAM_PHASES
-from ...program.program import Phase
+from ...program.program import PHASES, Phase
 from .markup import Markup, tag
 
 if TYPE_CHECKING:
@@ -16,15 +15,12 @@ if TYPE_CHECKING:
 
 WIDTH = 1080
 """Width of a picture in its own units; the page scales it to its own width."""
-PHASES = {"forward": "forward", "evaluate": "forward", "backward": "backward"}
-PHASES |= dict.fromkeys(("reduce", "norm", "update", "start", "outer"), "update")
-"""The label of each phase."""
 
 
 def first_phases(layers: Sequence[LayerRow]) -> dict[str, Phase]:
     """Return for each op the earliest phase that it runs in; a rewrite may run a forward op again in the backward."""
     found: dict[str, Phase] = {}
-    for phase in PROGRAM_PHASES:
+    for phase in PHASES:
         for r in layers:
             if r.phase == phase:
                 found.setdefault(r.op, phase)

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from statistics import median
 from typing import TYPE_CHECKING
 
+from ...program.program import PARTS
 from ..tables import block_of
 from .markup import Markup, join, tag
-from .svg import PHASES, WIDTH, Linear, legend, picture, rect, short, tick
+from .svg import WIDTH, Linear, legend, picture, rect, short, tick
 
 if TYPE_CHECKING:
     from ...measure.profile import StepTimes
@@ -42,9 +43,9 @@ def timeline(step: StepTimes) -> Markup:
         c = bound.call
         tip = f"{c.layer}\n{bound.kernel.name}\n{short((end - start) / 1e6)} ms, from {short(start / 1e6)} ms"
         at = TOP + ROW * rows[block_of(c.layer)] + 2
-        parts.append(rect(x(start / 1e6), x(end / 1e6), at, ROW - 4, PHASES[c.phase], tip))
+        parts.append(rect(x(start / 1e6), x(end / 1e6), at, ROW - 4, PARTS[c.phase], tip))
     title = f"Step {step.number}, the one nearest to the median: {short((step.end - step.start) / 1e6)} ms"
-    colours = legend((p, p) for p in dict.fromkeys(PHASES.values()))
+    colours = legend((p, p) for p in dict.fromkeys(PARTS.values()))
     return join(tag("p", title, class_="note"), colours, picture(bottom + 38, "time of each call of a step", parts))
 
 
@@ -56,7 +57,7 @@ def _phases(step: StepTimes, x: Linear, bottom: float) -> list[Markup]:
             start, end = ((int(t) - step.start) / 1e6 for t in (marks[0], marks[-1]))
             phase = bounds[0].call.phase
             text = f"{phase} {short(end - start)} ms"
-            parts.append(rect(x(start), x(end), 26, 6, PHASES[phase], text))
+            parts.append(rect(x(start), x(end), 26, 6, PARTS[phase], text))
             if x(end) - x(start) > 7 * len(text):
                 parts.append(tag("text", text, x=x(start), y=18, class_="name"))
     return parts

@@ -1,0 +1,153 @@
+"""``--dtype bf16``: a setting of a run like any other, in every verb that builds a step."""
+
+import json
+import os
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from cpuopt import cli, files
+from cpuopt.engine import Engine
+from cpuopt.kernels import registry
+from cpuopt.lab import ab, tune
+from cpuopt.measure import rates
+from cpuopt.train import plans
+from cpuopt.train.job import Settings, build_only, how_of, prepare
+from cpuopt.weights.tensors import TensorFile
+
+SMALL = Settings(model="gpt2-tiny", B=2, T=16, threads=1, dtype="bf16")
+FLAGS = ["--model", "gpt2-tiny", "-B", "2", "-T", "16", "--threads", "1", "--dtype", "bf16"]
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NUMBA_NUM_THREADS", os.environ["NUMBA_NUM_THREADS"])
+
+
+def newest_run(tmp_path):
+    return max((tmp_path / "runs").iterdir(), key=lambda p: p.name)
+
+
+def tensors(folder):
+    return {f.name: f.read_bytes() for f in sorted(folder.glob("*.safetensors"))}
+
+
+def test_a_run_in_bfloat16_goes_on_bit_for_bit_and_in_no_other_type(tmp_path, capsys):
+    often = ["--val-every", "0", "--save-every", "3", "--keep", "9"]
+    assert cli.main(["train", *FLAGS, "--steps", "6", *often]) == 0
+    assert "1 thread, bf16" in capsys.readouterr().out
+    run = newest_run(tmp_path)
+    assert json.loads((run / "config.json").read_text())["dtype"] == "bf16"
+    whole = tensors(run / "checkpoints" / "step-00000006")
+    assert len(whole) == 3
+    files.remove(run / "checkpoints" / "step-00000006")
+    resume = ["train", "--resume", str(run), "--steps", "6", "--threads", "2"]
+    assert cli.main([*resume, "--dtype", "float32"]) == 2
+    assert "dtype 'bf16', not 'float32'" in capsys.readouterr().err
+    assert cli.main(resume) == 0
+    assert tensors(run / "checkpoints" / "step-00000006") == whole
+
+
+def test_another_type_makes_another_run(tmp_path):
+    found = []
+    for dtype in ("float32", "bf16"):
+        assert cli.main(["train", *FLAGS[:-1], dtype, "--steps", "2", "--val-every", "0", "--save-every", "2"]) == 0
+        found.append(tensors(newest_run(tmp_path) / "checkpoints" / "step-00000002"))
+    assert found[0] != found[1]
+
+
+def test_a_file_of_settings_may_name_the_type(tmp_path):
+    (tmp_path / "run.toml").write_text('model = "gpt2-tiny"\nB = 2\nT = 16\nthreads = 1\nsteps = 1\ndtype = "bf16"\n')
+    assert cli.main(["train", "--config", "run.toml", "--val-every", "0"]) == 0
+    assert json.loads((newest_run(tmp_path) / "config.json").read_text())["dtype"] == "bf16"
+
+
+def test_what_is_saved_is_float32_until_it_is_converted(tmp_path):
+    assert cli.main(["train", *FLAGS, "--steps", "1", "--val-every", "0", "--save", "hf"]) == 0
+    saved = TensorFile(tmp_path / "hf" / "model.safetensors")
+    assert {t.dtype for t in saved.tensors.values()} == {"F32"}
+    assert cli.main(["convert", "hf", "half", "--dtype", "bf16"]) == 0
+    assert cli.main(["convert", "hf", "same", "--dtype", "float32"]) == 0
+    assert tensors(tmp_path / "same") == tensors(tmp_path / "hf")
+    # a step on weights of bfloat16 in a file begins from just these
+    job = prepare(replace(SMALL, model=None, init="half", steps=1))
+    read = TensorFile(tmp_path / "half" / "model.safetensors").read
+    first = job.engine.parameters()["wte.weight"]
+    np.testing.assert_array_equal(
+        first, next(read(n) for n in ("transformer.wte.weight", "wte.weight") if n in saved.tensors)
+    )
+
+
+def test_an_unknown_type_is_refused(capsys):
+    assert cli.main(["train", *FLAGS[:-1], "bf61"]) == 2
+    assert "--dtype 'bf61': expected one of float32, bf16; did you mean 'bf16'?" in capsys.readouterr().err
+
+
+def test_a_profile_names_the_types(capsys):
+    assert cli.main(["profile", *FLAGS, "--steps", "3", "--json"]) == 0
+    rows = {r["op"]: r for r in json.loads(capsys.readouterr().out)["ops"]}
+    assert rows["AdamW"]["types"] == ["float32"]
+    assert rows["Matmul Forward"]["types"] == ["bfloat16", "float32"]
+    assert cli.main(["profile", *FLAGS, "--steps", "3", "--html", "p.html"]) == 0
+    assert "bf16, f32" in capsys.readouterr().out
+    assert cli.main(["profile", *FLAGS[:-1], "float32", "--steps", "3"]) == 0
+    assert "types" not in capsys.readouterr().out
+
+
+def test_copies_that_several_ranks_share_count_in_the_forward(capsys):
+    more = ["--total-batch", "64", "--reduce", "exact"]
+    assert cli.main(["profile", *FLAGS, *more, "--steps", "3", "--html", "p.html"]) == 0
+    job = build_only(replace(SMALL, total_batch=64))
+    assert any(c.phase == "convert" for c in job.program.calls)
+
+
+def test_steps_of_two_variants_begin_from_the_same_weights(monkeypatch):
+    found = ab.in_step(
+        replace(SMALL, fuse="none"), ab.KERNELS["gelu_forward", "vanilla"].op, ("vanilla", "optimized"), analyses=(2,)
+    )
+    a, b = found["losses"]["A"], found["losses"]["B"]
+    np.testing.assert_allclose(a, b, rtol=1e-4)
+    # the mutant: weights are put back and their copies are not
+    monkeypatch.setattr(Engine, "_convert", lambda self: None)
+    with pytest.raises(ab.UserError, match="losses of step"):
+        ab.in_step(
+            replace(SMALL, fuse="none"),
+            ab.KERNELS["gelu_forward", "vanilla"].op,
+            ("vanilla", "optimized"),
+            analyses=(2,),
+        )
+
+
+def test_kernels_are_compared_on_the_types_of_the_step(capsys):
+    ask = ["ab", "matmul_forward", "vanilla", "optimized", "--model", "gpt2-tiny", "--dtype", "bf16", "--rounds", "6"]
+    assert cli.main([*ask, "-B", "1", "-T", "8", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {t for case in found["results"][0]["cases"] for t in case["types"].values()} == {"bfloat16"}
+    assert found["dtype"] == "bf16"
+    assert cli.main(["ab", "matmul_forward", "blas", *ask[3:]]) == 2
+    assert "matmul_forward[blas] does not take 'out' in bfloat16" in capsys.readouterr().err
+
+
+def test_a_plan_is_for_one_type(tmp_path, monkeypatch):
+    monkeypatch.setattr(rates, "folder", lambda: tmp_path / "machine")
+    usual, half = (tune.survey(replace(SMALL, dtype=dtype)) for dtype in ("float32", "bf16"))
+    assert usual.key != half.key
+    assert "dtype" not in usual.key  # so that plans of earlier versions hold
+    assert "--dtype bf16" in plans.command(half.key)
+    products = [row for row in half.rows if row.op == "matmul_forward"]
+    assert products
+    for row in products:
+        assert "blas" not in row.hashes  # it takes float32 alone
+        assert row.hashes["optimized"] != usual.rows[[r.op for r in usual.rows].index(row.op)].hashes["optimized"]
+
+
+def test_the_words_of_the_flag_are_types_that_an_engine_takes():
+    from cpuopt.train.settings import DTYPES
+
+    for word, name in DTYPES.items():
+        built = build_only(replace(SMALL, dtype=word))
+        assert how_of(replace(SMALL, dtype=word), prepare(SMALL).config).dtype == name
+        assert any(v.dtype == name for v in built.program.values)
+    assert registry.KERNELS["matmul_forward", "optimized"].others
