@@ -16,7 +16,6 @@ from numpy.typing import DTypeLike
 
 from ..errors import UserError
 from ..ops.declaration import Arg, Op
-from ..ops.optimizer import Optimizer
 from ..ops.storage import is_float
 from ..program.program import Call
 from ..wording import text_of
@@ -228,12 +227,6 @@ def has_ids(op: Op) -> bool:
     return any(a.below is not None for of in (op, op.inverts) if of for a in of.args)
 
 
-def moments(op: Op) -> set[str]:
-    """Return the states that an optimizer keeps, which are zero before a first step."""
-    kept = [o for o in (op, *op.fuses) if isinstance(o, Optimizer)]
-    return {n for o in kept for a in op.args for key, n in o.names(a.name).items() if key != "param"}
-
-
 def scalars(op: Op, case: Case, rng: np.random.Generator) -> Numbers:
     """Draw the numbers of a case, without changing what the generator draws next."""
     return numbers(op, case.sizes, case.kind, str(case), rng, elements(op, case) > FEW)
@@ -359,16 +352,9 @@ def _draw(op: Op, arg: Arg, case: Case, rng: np.random.Generator, known: Numbers
         x = ADJOINTS[case.kind](x)
     elif not op.inverts:
         x = KINDS.get(case.kind, np.asarray)(x) * (arg.role != "state" or case.kind != "constant")
-    if case.kind == START:
-        x = _at_the_start(op, arg, x)
+    if case.kind == START and arg.start is not None:
+        x = np.full_like(x, arg.start)
     return spread((x if arg.negative else np.square(x)).astype(dtype, copy=False), shape)
-
-
-def _at_the_start(op: Op, arg: Arg, x: Array) -> Array:
-    """Return what an array holds in a first step: weights of one axis are 1, biases and an optimizer's states 0."""
-    if arg.name in moments(op) or arg.name == "bias":
-        return np.zeros_like(x)
-    return np.ones_like(x) if arg.name == "weight" and len(arg.shape) == 1 else x
 
 
 def _mirrored(x: Array, sign: int) -> Array:

@@ -96,12 +96,12 @@ def _judged(sized: Sized, threads: int, seed: int, nudges: int, real: Arguments 
             work = {name: np.empty(*spec) for name, spec in scratch.items()}
             memory = Memory(absent_as_empty(kernel, given) | work, [a.name for a in op.arrays if a.role == "index"])
             given |= {name: memory.arrays[name] for name, x in given.items() if isinstance(x, np.ndarray)}
-            if (
-                real is None and "weight" in given and given["weight"].ndim == 2
-            ):  # logits of 1, as in a model: of 30, exp is infinite
-                given["weight"][...] = given["weight"] / np.float32(sqrt(given["weight"].shape[1]))
             for a in op.arrays:
-                if a.role == "state" and not a.negative and (x := given[a.name]) is not None:
+                if (x := given[a.name]) is None:
+                    continue
+                if a.fan_in and real is None:  # logits of 1, as in a model: of 30, exp is infinite
+                    x[...] = x / np.float32(sqrt(a.fan_in(case.sizes)))
+                if a.role == "state" and not a.negative:
                     np.maximum(x, LEAST, out=x, where=np.arange(x.shape[-1]) % SELDOM > 0)
             wanted = standard(sized, given, n, nudges)
             fresh = [a.name for a in op.written if a.role != "state" and not adds.get(a.name)]

@@ -1,7 +1,7 @@
 """The declaration of an op: its arguments, their roles and shapes, its cost, its reference.
 
 An op is declared once, in ``cpuopt/ops/``. The registry, the tracer, reverse mode, the arena, the profiler and the
-checks read the declaration; none of them knows an op by name.
+checks read the declaration; none of them knows an op or an argument by name.
 """
 
 from __future__ import annotations
@@ -139,6 +139,9 @@ class Arg:
     negative : whether an element may be below zero.
     needed : for a gradient, False if kernels may do without it when what it is of is frozen. Such a kernel says so
         where it registers (``skips``); others get an array that nobody reads.
+    start : the value of every element before a first step, if a model has one; the checks try it.
+    fan_in : for a weight, the number of terms in a sum that its elements take part in. Where checks need the numbers of
+        a model, they have a standard deviation of 1 / sqrt(fan_in).
     low, high, usual : for a scalar, the ends of its range, from which the checks draw it, and the value that most calls
         have. A range may end at a size.
     """
@@ -153,6 +156,8 @@ class Arg:
     types: Types = FLOAT32
     negative: bool = True
     needed: bool = True
+    start: float | None = None
+    fan_in: Dim | None = None
     low: float = 0.0
     high: float | Dim = 0.0
     usual: float = 0.0
@@ -185,9 +190,16 @@ def state(name: str, *shape: Dim | int, reduces: Dim | int = 1, optional: bool =
     return Arg(name, "state", tuple(map(as_dim, shape)), optional, as_dim(reduces), types=types)
 
 
-def inp(name: str, *shape: Dim | int, optional: bool = False, types: Types = FLOAT32) -> Arg:
+def inp(
+    name: str,
+    *shape: Dim | int,
+    optional: bool = False,
+    types: Types = FLOAT32,
+    start: float | None = None,
+    fan_in: Dim | None = None,
+) -> Arg:
     """Declare an array that the op reads."""
-    return Arg(name, "in", tuple(map(as_dim, shape)), optional, types=types)
+    return Arg(name, "in", tuple(map(as_dim, shape)), optional, types=types, start=start, fan_in=fan_in)
 
 
 def index(name: str, *shape: Dim | int, below: Dim, ignored: str = "", optional: bool = False) -> Arg:

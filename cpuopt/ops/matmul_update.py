@@ -37,8 +37,8 @@ def matmul_update(optimizer: Optimizer) -> Op:
     return optimizer.fuse(
         "matmul_update",
         [
-            *optimizer.places("weight", OC, C, reduces=BT),
-            *optimizer.places("bias", OC, reduces=BT, optional=True),
+            *optimizer.places("weight", OC, C, reduces=BT, fan_in=C),
+            *optimizer.places("bias", OC, reduces=BT, optional=True, start=0),
             out("sumsq", 1, reduces=BT + C + OC),  # summed by rows, then over rows
             inp("dout", BT, OC, types=HALF),
             inp("inp", BT, C, types=HALF),

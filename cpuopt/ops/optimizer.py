@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import wraps
+from functools import partial, wraps
 from inspect import Parameter, Signature, signature
 from math import inf
 from typing import Any
@@ -155,12 +155,21 @@ class Optimizer(Op):
         own = "" if parameter == "param" else f"{parameter}_"
         return {"param": parameter, **{s.name: own + s.name for s in self.states}}
 
-    def places(self, parameter: str, *shape: Dim, reduces: Dim = ONE, optional: bool = False) -> list[Arg]:
-        """Declare a parameter and its states."""
-        domain = {s.name: s.negative for s in self.states}
+    def places(
+        self,
+        parameter: str,
+        *shape: Dim,
+        reduces: Dim = ONE,
+        optional: bool = False,
+        start: float | None = None,
+        fan_in: Dim | None = None,
+    ) -> list[Arg]:
+        """Declare a parameter, with what `Arg` says of it, and its states."""
+        names = self.names(parameter)
+        place = partial(Arg, role="state", shape=shape, optional=optional, reduces=reduces)
         return [
-            Arg(to, "state", shape, optional, reduces, negative=domain.get(name, True))
-            for name, to in self.names(parameter).items()
+            place(parameter, start=start, fan_in=fan_in),
+            *(place(names[s.name], negative=s.negative, start=s.start) for s in self.states),
         ]
 
     def apply(self, given: Mapping[str, Any], parameter: str, grad: Any, decay: str = "weight_decay") -> dict[str, Any]:

@@ -25,7 +25,7 @@ residual_rmsnorm_forward = Op(
     out("rstd", BT, G, reduces=C),
     inp("inp1", BT, G * C),
     inp("inp2", BT, G * C),
-    inp("weight", C),
+    inp("weight", C, start=1),
     EPS,
     label="Residual + RMSNorm Forward",
     flops=5 * BT * G * C,
