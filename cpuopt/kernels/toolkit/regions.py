@@ -13,157 +13,127 @@ from __future__ import annotations
 
 import ctypes
 import time
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import llvmlite.binding as llvm
 import numpy as np
+from llvmlite import ir
 from numba import config
+from numba.core import cgutils
 
 from ...errors import UserError
-from .simd import LINE  # importing it initializes LLVM for this machine, too
+from .simd import I32, I64, LINE, POINTER  # importing it initializes LLVM for this machine, too
 from .threads import start
 
 SLOTS = 1024
 """The largest number of parts of a region, more than the threads of any supported machine."""
 SYMBOL = "numba_parallel_for"
+PART = ir.FunctionType(ir.VoidType(), [POINTER] * 4)
+REGION = ir.FunctionType(ir.VoidType(), [POINTER] * 5 + [I64, I64, I32])
+"""The types of a thread's part of a region and of ``numba_parallel_for``."""
 ROWS = 4096
 """The regions that are listed at a time; older ones are overwritten."""
+NUMBERS = 6
+"""The numbers of a region that is listed: those of `Region`, with its iterations and its tickets for the chunks."""
 
-MODULE = """
-declare i32 @clock_gettime(i32, ptr)
-@real = global ptr null
-@used = global i64 0
-@parts = global [{slots} x i64] zeroinitializer
-@totals = global [3 x i64] zeroinitializer
-@rows = global [{rows} x [6 x i64]] zeroinitializer
-@seen = global i64 0
-@no_queue = global [{queue} x i32] zeroinitializer
-@queue = global ptr @no_queue
 
-define i64 @now() {{
-  %t = alloca [2 x i64]
-  %r = call i32 @clock_gettime(i32 {clock}, ptr %t)
-  %s = load i64, ptr %t
-  %p = getelementptr i64, ptr %t, i64 1
-  %n = load i64, ptr %p
-  %a = mul i64 %s, 1000000000
-  %b = add i64 %a, %n
-  ret i64 %b
-}}
+class _Emit(ir.IRBuilder):
+    """A builder that counts in elements of memory: of int64, or of another type."""
 
-define void @part(ptr %args, ptr %dims, ptr %steps, ptr %both) {{
-  %start = call i64 @now()
-  %f = load ptr, ptr %both
-  %q = getelementptr ptr, ptr %both, i64 1
-  %data = load ptr, ptr %q
-  call void %f(ptr %args, ptr %dims, ptr %steps, ptr %data)
-  %end = call i64 @now()
-  %took = sub i64 %end, %start
-  %i = atomicrmw add ptr @used, i64 1 monotonic
-  %known = icmp ult i64 %i, {slots}
-  br i1 %known, label %note, label %done
-note:
-  %p = getelementptr i64, ptr @parts, i64 %i
-  store i64 %took, ptr %p
-  br label %done
-done:
-  ret void
-}}
+    def place(self, pointer: Any, i: Any, unit: Any = I64) -> Any:
+        """Point to an element."""
+        pointer = self.bitcast(pointer, unit.as_pointer())
+        return self.gep(pointer, [I64(i) if isinstance(i, int) else i], source_etype=unit)
 
-define void @region(ptr %f, ptr %args, ptr %dims, ptr %steps, ptr %data, i64 %inner, i64 %n, i32 %threads) {{
-  %both = alloca [2 x ptr]
-  store ptr %f, ptr %both
-  %second = getelementptr ptr, ptr %both, i64 1
-  store ptr %data, ptr %second
-  store i64 0, ptr @used
-  %real = load ptr, ptr @real
-  %queue = load ptr, ptr @queue
-  %first = getelementptr i32, ptr %queue, i64 {line}
-  %taken0 = load i32, ptr %first
-  %begin = call i64 @now()
-  call void %real(ptr @part, ptr %args, ptr %dims, ptr %steps, ptr %both, i64 %inner, i64 %n, i32 %threads)
-  %finish = call i64 @now()
-  %wall = sub i64 %finish, %begin
-  %taken1 = load i32, ptr %first
-  %untouched = icmp eq i32 %taken0, %taken1
-  %dealt = load i32, ptr %queue
-  %taken = select i1 %untouched, i32 0, i32 %dealt
-  %tickets = sext i32 %taken to i64
-  %schedule = load ptr, ptr %args
-  %divisions = load i64, ptr %dims
-  %many = load i64, ptr @used
-  %fits = icmp ult i64 %many, {slots}
-  %count = select i1 %fits, i64 %many, i64 {slots}
-  br label %loop
-loop:
-  %i = phi i64 [0, %0], [%next, %add]
-  %most = phi i64 [0, %0], [%larger, %add]
-  %sum = phi i64 [0, %0], [%more, %add]
-  %go = icmp ult i64 %i, %count
-  br i1 %go, label %add, label %out
-add:
-  %p = getelementptr i64, ptr @parts, i64 %i
-  %x = load i64, ptr %p
-  %gt = icmp ugt i64 %x, %most
-  %larger = select i1 %gt, i64 %x, i64 %most
-  %more = add i64 %sum, %x
-  %next = add i64 %i, 1
-  br label %loop
-out:
-  %t32 = sext i32 %threads to i64
-  %slowest = mul i64 %most, %t32
-  %q0 = load i64, ptr @totals
-  %s0 = add i64 %q0, %slowest
-  store i64 %s0, ptr @totals
-  %p1 = getelementptr i64, ptr @totals, i64 1
-  %q1 = load i64, ptr %p1
-  %s1 = add i64 %q1, %sum
-  store i64 %s1, ptr %p1
-  %p2 = getelementptr i64, ptr @totals, i64 2
-  %q2 = load i64, ptr %p2
-  %s2 = add i64 %q2, 1
-  store i64 %s2, ptr %p2
-  br label %division
-division:
-  %d = phi i64 [0, %out], [%d1, %count1]
-  %all = phi i64 [0, %out], [%all1, %count1]
-  %largest = phi i64 [0, %out], [%largest1, %count1]
-  %left = icmp ult i64 %d, %divisions
-  br i1 %left, label %count1, label %log
-count1:
-  %lo = getelementptr [2 x i64], ptr %schedule, i64 %d, i64 0
-  %hi = getelementptr [2 x i64], ptr %schedule, i64 %d, i64 1
-  %from = load i64, ptr %lo
-  %last = load i64, ptr %hi
-  %between = sub i64 %last, %from
-  %n1 = add i64 %between, 1
-  %some = icmp sgt i64 %n1, 0
-  %its = select i1 %some, i64 %n1, i64 0
-  %all1 = add i64 %all, %its
-  %above = icmp ugt i64 %its, %largest
-  %largest1 = select i1 %above, i64 %its, i64 %largest
-  %d1 = add i64 %d, 1
-  br label %division
-log:
-  %seen = load i64, ptr @seen
-  %at = urem i64 %seen, {rows}
-  %row0 = getelementptr [6 x i64], ptr @rows, i64 %at, i64 0
-  %row1 = getelementptr [6 x i64], ptr @rows, i64 %at, i64 1
-  %row2 = getelementptr [6 x i64], ptr @rows, i64 %at, i64 2
-  %row3 = getelementptr [6 x i64], ptr @rows, i64 %at, i64 3
-  %row4 = getelementptr [6 x i64], ptr @rows, i64 %at, i64 4
-  %row5 = getelementptr [6 x i64], ptr @rows, i64 %at, i64 5
-  store i64 %wall, ptr %row0
-  store i64 %most, ptr %row1
-  store i64 %sum, ptr %row2
-  store i64 %all, ptr %row3
-  store i64 %largest, ptr %row4
-  store i64 %tickets, ptr %row5
-  %seen1 = add i64 %seen, 1
-  store i64 %seen1, ptr @seen
-  ret void
-}}
-"""
+    def read(self, pointer: Any, i: Any = 0, unit: Any = I64) -> Any:
+        """Load an element."""
+        return self.load(self.place(pointer, i, unit=unit), typ=unit)
+
+    def largest_and_sum(self, count: Any, item: Callable[[Any], Any]) -> tuple[Any, Any]:
+        """Go through `count` numbers that are not negative."""
+        most, total = (cgutils.alloca_once_value(self, I64(0)) for _ in range(2))
+        with cgutils.for_range(self, count) as loop:
+            x, known = item(loop.index), self.read(most)
+            self.store(self.select(self.icmp_signed(">", x, known), x, known), most)
+            self.store(self.add(self.read(total), x), total)
+        return self.read(most), self.read(total)
+
+
+class _Module(ir.Module):
+    """The functions that stand between a kernel and numba's threads, and what they note."""
+
+    def __init__(self, clock: int) -> None:
+        super().__init__()
+        self.real, self.queue = self.variable("real", POINTER), self.variable("queue", POINTER)
+        self.no_queue = self.variable("no_queue", ir.ArrayType(I32, LINE + 1))
+        self.used, self.seen = self.variable("used", I64), self.variable("seen", I64)
+        self.parts = self.variable("parts", ir.ArrayType(I64, SLOTS))
+        self.totals = self.variable("totals", ir.ArrayType(I64, 3))
+        self.rows = self.variable("rows", ir.ArrayType(I64, ROWS * NUMBERS))
+        self.clock = ir.Function(self, ir.FunctionType(I32, [I32, POINTER]), "clock_gettime"), I32(clock)
+        self.part = ir.Function(self, PART, "part")
+        self.write_part(_Emit(self.part.append_basic_block()), *self.part.args)
+        region = ir.Function(self, REGION, "region")
+        self.write_region(_Emit(region.append_basic_block()), *region.args)
+
+    def variable(self, name: str, kind: Any) -> Any:
+        """Define a global variable of zeros."""
+        made = ir.GlobalVariable(self, kind, name)
+        made.initializer = ir.Constant(kind, None)
+        return made
+
+    def now(self, b: _Emit) -> Any:
+        """Read the clock, in ns."""
+        function, clock = self.clock
+        time = cgutils.alloca_once(b, I64, size=2)
+        b.call(function, [clock, time])
+        return b.add(b.mul(b.read(time), I64(10**9)), b.read(time, 1))
+
+    def write_part(self, b: _Emit, args: Any, dims: Any, steps: Any, both: Any) -> None:
+        """Run a thread's part of a region, and note its time."""
+        start = self.now(b)
+        b.call(b.read(both, unit=PART.as_pointer()), [args, dims, steps, b.read(both, 1, POINTER)])
+        took = b.sub(self.now(b), start)
+        i = b.atomic_rmw("add", self.used, I64(1), "monotonic")
+        with b.if_then(b.icmp_unsigned("<", i, I64(SLOTS))):
+            b.store(took, b.place(self.parts, i))
+        b.ret_void()
+
+    def write_region(
+        self, b: _Emit, f: Any, args: Any, dims: Any, steps: Any, data: Any, inner: Any, n: Any, threads: Any
+    ) -> None:
+        """Run a region, and list it; its first argument has the first and the last iteration of each thread."""
+        both = b.alloca(POINTER, size=2)
+        b.store(f, b.place(both, 0, unit=POINTER))
+        b.store(data, b.place(both, 1, unit=POINTER))
+        b.store(I64(0), self.used)
+        real, queue = b.read(self.real, unit=REGION.as_pointer()), b.read(self.queue, unit=POINTER)
+        taken, start = b.read(queue, LINE, I32), self.now(b)
+        b.call(real, [self.part, args, dims, steps, both, inner, n, threads])
+        wall = b.sub(self.now(b), start)
+        untouched = b.icmp_signed("==", taken, b.read(queue, LINE, I32))
+        tickets = b.sext(b.select(untouched, I32(0), b.read(queue, unit=I32)), I64)
+        used = b.read(self.used)
+        used = b.select(b.icmp_unsigned("<", used, I64(SLOTS)), used, I64(SLOTS))
+        slowest, work = b.largest_and_sum(used, lambda i: b.read(self.parts, i))
+        schedule = b.read(args, unit=POINTER)
+
+        def iterations(i: Any) -> Any:
+            first, last = (b.read(schedule, b.add(b.add(i, i), I64(end))) for end in range(2))
+            count = b.add(b.sub(last, first), I64(1))
+            return b.select(b.icmp_signed(">", count, I64(0)), count, I64(0))
+
+        largest, every = b.largest_and_sum(b.read(dims), iterations)
+        for i, x in enumerate((b.mul(slowest, b.sext(threads, I64)), work, I64(1))):
+            b.store(b.add(b.read(self.totals, i), x), b.place(self.totals, i))
+        seen = b.read(self.seen)
+        row = b.place(self.rows, b.mul(b.urem(seen, I64(ROWS)), I64(NUMBERS)))
+        for i, x in enumerate((wall, slowest, work, every, largest, tickets)):
+            b.store(x, b.place(row, i))
+        b.store(b.add(seen, I64(1)), self.seen)
+        b.ret_void()
+
 
 _kept: list[Any] = []
 """The engine that owns the code, and the view of its totals; empty until `watch`."""
@@ -194,7 +164,9 @@ class Log:
         if watch() is None:
             raise UserError("this version of numba starts threads in a way that cpuopt cannot watch")
         address = _kept[0].get_global_value_address
-        self._rows = np.frombuffer((ctypes.c_int64 * (6 * ROWS)).from_address(address("rows")), np.int64).reshape(-1, 6)
+        self._rows = np.frombuffer((ctypes.c_int64 * (NUMBERS * ROWS)).from_address(address("rows")), np.int64).reshape(
+            -1, NUMBERS
+        )
         self._seen = ctypes.c_int64.from_address(address("seen"))
         self._queue = ctypes.c_void_p.from_address(address("queue"))
         self._none, self._read = address("no_queue"), self._seen.value
@@ -233,11 +205,15 @@ def watch() -> np.ndarray[Any, Any] | None:
         clock = getattr(time, "CLOCK_MONOTONIC", None)
         if real is None or clock is None:
             return None
-        module = llvm.parse_assembly(MODULE.format(slots=SLOTS, rows=ROWS, clock=clock, line=LINE, queue=LINE + 1))
+        module = llvm.parse_assembly(str(_Module(clock)))
         module.verify()
-        engine = llvm.create_mcjit_compiler(module, llvm.Target.from_default_triple().create_target_machine())
+        machine = llvm.Target.from_default_triple().create_target_machine()
+        passes = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=2))
+        passes.getModulePassManager().run(module, passes)
+        engine = llvm.create_mcjit_compiler(module, machine)
         engine.finalize_object()
-        ctypes.c_void_p.from_address(engine.get_global_value_address("real")).value = real
+        for name, to in ("real", real), ("queue", engine.get_global_value_address("no_queue")):
+            ctypes.c_void_p.from_address(engine.get_global_value_address(name)).value = to
         totals = (ctypes.c_int64 * 3).from_address(engine.get_global_value_address("totals"))
         llvm.add_symbol(SYMBOL, engine.get_function_address("region"))
         _kept.extend([engine, np.frombuffer(totals, np.int64)])
