@@ -16,7 +16,6 @@ from rich.console import Console
 
 from cpuopt.errors import UserError
 from cpuopt.isolate.process import Side, Worker, ended_by_sigterm
-from cpuopt.lab import forms
 from cpuopt.lab.peers import Bench, Plan, View, parse_sizes, suite
 from cpuopt.lab.peers import plan as bench_plan
 from cpuopt.measure.comparison import disagreement, geometric_mean, judge
@@ -249,7 +248,6 @@ def test_a_suite_is_one_record_with_a_mean_over_all_models(fakes, tmp_path, page
     assert "gpt2-nano   2x8     400.0          800.0 2.00 [2.00, 2.00]     5.00 50 / 25" in shown(record)
     assert "| gpt2-nano 2x8 | 400.0 | 800.0 | 2.00 [2.00, 2.00] | 5.00 |" in pages.markdown(record)
     assert "| 50 / 25 |" in pages.markdown(record)
-    assert forms.wrong("bench", record) == ""
     sides["theirs"] = [fakes("B", "torch-eager", steps="die", bad_at=2)]
     failed = suite.run(rows, view, **sides)
     assert [bool(r["ratio"]) for r in failed["results"]] == [True, False]

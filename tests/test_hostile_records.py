@@ -145,7 +145,7 @@ def test_a_record_with_any_field_broken_is_shown_or_refused_in_one_line(kind, sh
         ('{"kind": "ab", "kind": "ab"}', "'kind' comes twice"),
         ('{"kind": "ab", "time": NaN}', "NaN is no number"),
         ('{"kind": "ab"}', "kind and time are missing"),
-        ('{"kind": "ab", "time": "x"}', "lacks 'a'"),
+        ('{"kind": "ab", "time": "x"}', "lacks 'op'"),
         ("\xff{}", "codec can't decode"),
         ("null", "it is a NoneType"),
     ],

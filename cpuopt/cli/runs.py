@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
         show(args, {"runs": rows}, lambda: report.listing(found, args.runs))
     elif args.what == "show":
         entry = records.find(args.runs, args.run)
-        with records.figures_of(entry):
+        with records.readable(entry):
             if args.html:
                 check_unread([Output("--html", args.html)], [entry.path])
                 if entry.kind == "train" and not (entry.path / "metrics.jsonl").is_file():
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
             show(args, entry.content, lambda: report.shown(entry, detail=args.detail))
     else:
         pair = records.find(args.runs, args.a), records.find(args.runs, args.b)
-        with records.figures_of(*pair):
+        with records.readable(*pair):
             both = records.compare(*pair)
             show(args, both, lambda: report.comparison(both))
     return 0

@@ -1,13 +1,17 @@
-"""The records of earlier measurements in ``runs/``, listed, compared, and followed over time."""
+"""The records of earlier measurements in ``runs/``, listed, compared, and followed over time.
+
+A record may be of any origin. A profile is read as its type. Of other records each field is checked by what uses it:
+`readable` turns the errors of that into one line.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from math import log
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
@@ -18,7 +22,6 @@ from ..measure.profile import Profile, op_ids
 from ..measure.rates import machine_id
 from ..train import record
 from ..wording import count, four, nearest, size_of
-from . import forms
 
 NOISE = 0.05
 """The assumed difference between two runs of the same kernels, where too few ops are shared to measure it."""
@@ -28,6 +31,29 @@ WIDE = 0.1
 """Half the width of an interval beyond which the verdict is inconclusive, unless the noise is larger."""
 QUANTILE = 90.0
 """The percentile of the unchanged ops' differences that counts as noise."""
+UNREADABLE = ArithmeticError, AttributeError, LookupError, TypeError, ValueError
+"""What use of a record raises whose fields are missing, of other types, or contradict each other."""
+
+
+class Origin(TypedDict, total=False):
+    """What a record says of where it was made."""
+
+    machine_id: str | None
+    commit: str | None
+
+
+class Measured(TypedDict):
+    """A time of an op in a record, with its kernel's hash."""
+
+    time: str
+    kind: str
+    commit: str | None
+    run: str
+    size: str
+    variant: str
+    ms: float
+    hash: str | None
+    gflops: float | None
 
 
 @dataclass(frozen=True)
@@ -38,6 +64,7 @@ class Entry:
     ----------
     kind : ``ab``, ``bench``, ``profile``, ``tune`` or ``train``.
     content : the record; for a training run its summary and, as ``profile``, its profile.
+    what : a summary of the measurement, in a few words.
     trouble : the reason why it cannot be read; kind, time and content are then empty.
     """
 
@@ -45,6 +72,7 @@ class Entry:
     kind: str = ""
     time: str = ""
     content: Mapping[str, Any] = field(default_factory=dict)
+    what: str = ""
     trouble: str = ""
 
     @property
@@ -52,26 +80,29 @@ class Entry:
         """The name of the folder."""
         return self.path.name
 
-    @property
-    def what(self) -> str:
-        """A summary of the measurement, in a few words."""
-        c = self.content
-        if self.trouble:
-            return f"cannot be read: {self.trouble}"
-        if self.kind == "ab":
-            return f"{c['op']}: {c['b']} against {c['a']}{' in the step' if c['in_step'] else ''}: {c['verdict']}"
-        if self.kind == "tune":
-            step = f"steps {c['step']['verdict']}, {c['step']['ratio']['median']:.3f}" if c["step"] else c["why"]
-            changed = len({rule.partition("@")[0] for rule in c["rules"]})
-            job = f"{c['model']} {c['B']}x{c['T']}, {count(c['threads'], 'thread')}"
-            return f"{job}: {count(changed, 'op')} changed; {step}"
-        p = profile_of(self)
-        if p:
-            whole = (c.get("summary") or {}).get("step_ms_median")  # of a run, what it said at its end
-            ms = f"{four(whole)} ms a step (median)" if whole else f"{four(p['step_ms']['mean'])} ms a step"
-            said = f"{ms}, {p['model']} {p['B']}x{p['T']}, {p['variant']}"
-            return f"{said}{''.join(f' + {s}' for s in p['swaps'])}"
-        return str(c.get("model", {}).get("name", "") if isinstance(c.get("model"), dict) else c.get("model", ""))
+
+def unreadable(path: Path, why: str) -> Entry:
+    """Return the entry of a broken record."""
+    return Entry(path, what=f"cannot be read: {why}", trouble=why)
+
+
+def summary(kind: str, c: Mapping[str, Any]) -> str:
+    """Sum up a record in a few words."""
+    if kind == "ab":
+        return f"{c['op']}: {c['b']} against {c['a']}{' in the step' if c['in_step'] else ''}: {c['verdict']}"
+    if kind == "tune":
+        step = f"steps {c['step']['verdict']}, {c['step']['ratio']['median']:.3f}" if c["step"] else c["why"]
+        changed = len({rule.partition("@")[0] for rule in c["rules"]})
+        job = f"{c['model']} {c['B']}x{c['T']}, {count(c['threads'], 'thread')}"
+        return f"{job}: {count(changed, 'op')} changed; {step}"
+    if p := c.get("profile"):
+        if not from_json(Profile, p).step_ms_values:
+            raise ValueError("step_ms_values is empty")
+        whole = (c.get("summary") or {}).get("step_ms_median")  # of a run, what it said at its end
+        ms = f"{four(whole)} ms a step (median)" if whole else f"{four(p['step_ms']['mean'])} ms a step"
+        said = f"{ms}, {p['model']} {p['B']}x{p['T']}, {p['variant']}"
+        return f"{said}{''.join(f' + {s}' for s in p['swaps'])}"
+    return str(c.get("model", {}).get("name", "") if isinstance(c.get("model"), dict) else c.get("model", ""))
 
 
 def keep(root: Path, kind: str, name: str, content: Mapping[str, Any]) -> Path:
@@ -105,14 +136,21 @@ def entry(path: Path) -> Entry | None:
             kind, when = "train", f"{t[:4]}-{t[4:6]}-{t[6:8]}T{t[9:11]}:{t[11:13]}:{t[13:15]}"
         else:
             return None
+        if not isinstance(kind, str) or not isinstance(when, str):
+            return unreadable(path, "kind and time are missing")
+        from_json(Origin, content)
+        return Entry(path, kind, when, content, summary(kind, content))
     except OSError as e:
-        return Entry(path, trouble=e.strerror or str(e))
-    except ValueError as e:
-        return Entry(path, trouble=f"it is not as cpuopt writes it: {e}")
-    if not isinstance(kind, str) or not isinstance(when, str):
-        return Entry(path, trouble="kind and time are missing")
-    trouble = forms.wrong(kind, content)
-    return Entry(path, trouble=trouble) if trouble else Entry(path, kind, when, content)
+        return unreadable(path, e.strerror or str(e))
+    except UNREADABLE as e:
+        return unreadable(path, f"it is not as cpuopt writes it: {misfit_of(e)}")
+
+
+def misfit_of(e: Exception) -> str:
+    """Word one of `UNREADABLE`."""
+    if isinstance(e, KeyError):
+        return f"it lacks {e}"
+    return str(e) if isinstance(e, ValueError) else f"{type(e).__name__}: {e}"
 
 
 def find(root: Path, name: str) -> Entry:
@@ -140,19 +178,21 @@ def find(root: Path, name: str) -> Entry:
 
 
 @contextmanager
-def figures_of(*entries: Entry) -> Iterator[None]:
-    """Turn errors from inconsistent figures of a record into one `UserError`.
+def readable(*entries: Entry) -> Iterator[None]:
+    """Turn the error of a block that reads records, if their fields are missing or of other types, into one line.
 
     Raises
     ------
     UserError
-        For an arithmetic error or a misfit in the block.
+        For such an error.
     """
     try:
         yield
-    except (ArithmeticError, LookupError, ValueError) as e:
+    except UserError:
+        raise
+    except Exception as e:  # those of UNREADABLE, and of a display that is given an object for a text
         names = " or ".join(repr(e.path.name) for e in entries)
-        raise UserError(f"runs {names}: its figures contradict each other ({type(e).__name__}: {e})") from e
+        raise UserError(f"runs {names}: it is not as cpuopt writes it: {misfit_of(e)}") from e
 
 
 def profile_of(e: Entry) -> Mapping[str, Any] | None:
@@ -252,32 +292,46 @@ def _judged(r: Mapping[str, Any], noise: float) -> dict[str, Any]:
     return {**found, "ratio": v.ratio["median"], **ends, "level": v.level, "verdict": v.word}
 
 
-def history(found: Sequence[Entry], op: str, here: str) -> list[dict[str, Any]]:
-    """List what was measured of an op on one machine, oldest first.
+def history(found: Sequence[Entry], op: str, here: str) -> list[Measured]:
+    """List what was measured of an op on one machine, oldest first. Unreadable records are left out.
 
     Parameters
     ----------
     here : the machine, as `machine_id` names it.
     """
-    rows = []
+    rows: list[Measured] = []
     for e in found:
-        c = e.content
-        if c.get("machine_id") != here:
-            continue
-        head = {"time": e.time, "kind": e.kind, "commit": c.get("commit"), "run": e.path.name}
-        for r in c["results"] if e.kind == "ab" and c["op"] == op else ():
-            of = f"{c['model']} {size_of(r)}".lstrip()  # sizes by symbol have no model
-            size = f"{of}, {count(r['threads'], 'thread')}{', in the step' if c['in_step'] else ''}"
-            for variant, ms in (c["a"], r["a_ms"]), (c["b"], r["b_ms"]):
-                kernel = {"variant": variant, "ms": ms, "hash": r["hashes"].get(variant), "gflops": None}
-                rows.append({**head, "size": size, **kernel})
-        p = profile_of(e)
-        for variant in dict.fromkeys(r["variant"] for r in (p["layers"] if p else []) if r["op"] == op):
-            assert p
-            mine = [r for r in p["layers"] if (r["op"], r["variant"]) == (op, variant)]
-            ms = sum(r["ms"] for r in mine)
-            size = f"{p['model']} {p['B']}x{p['T']}, {count(p['threads'], 'thread')}"
-            rate = sum(r["flops"] for r in mine) / ms / 1e6 if ms else None
-            kernel = {"variant": variant, "ms": ms, "hash": p.get("hashes", {}).get(f"{op}[{variant}]"), "gflops": rate}
-            rows.append({**head, "size": size, **kernel})
+        if e.content.get("machine_id") == here:
+            with suppress(*UNREADABLE):
+                rows += [from_json(Measured, row) for row in [*_compared(e, op), *_profiled(e, op)]]
     return rows
+
+
+def _compared(e: Entry, op: str) -> Iterator[dict[str, Any]]:
+    c = e.content
+    for r in c["results"] if e.kind == "ab" and c["op"] == op else ():
+        of = f"{c['model']} {size_of(r)}".lstrip()  # sizes by symbol have no model
+        size = f"{of}, {count(r['threads'], 'thread')}{', in the step' if c['in_step'] else ''}"
+        for variant, ms in (c["a"], r["a_ms"]), (c["b"], r["b_ms"]):
+            yield _head(e) | {
+                "size": size,
+                "variant": variant,
+                "ms": ms,
+                "hash": r["hashes"].get(variant),
+                "gflops": None,
+            }
+
+
+def _profiled(e: Entry, op: str) -> Iterator[dict[str, Any]]:
+    p = profile_of(e) or {"layers": []}
+    for variant in dict.fromkeys(r["variant"] for r in p["layers"] if r["op"] == op):
+        mine = [r for r in p["layers"] if (r["op"], r["variant"]) == (op, variant)]
+        ms = sum(r["ms"] for r in mine)
+        size = f"{p['model']} {p['B']}x{p['T']}, {count(p['threads'], 'thread')}"
+        rate = sum(r["flops"] for r in mine) / ms / 1e6 if ms else None
+        kernel = {"variant": variant, "ms": ms, "hash": p.get("hashes", {}).get(f"{op}[{variant}]"), "gflops": rate}
+        yield _head(e) | {"size": size, **kernel}
+
+
+def _head(e: Entry) -> dict[str, Any]:
+    return {"time": e.time, "kind": e.kind, "commit": e.content.get("commit"), "run": e.path.name}
