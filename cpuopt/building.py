@@ -29,7 +29,7 @@ from .program.fuse import BEFORE, fuse
 from .program.local import add_outer
 from .program.optimizer import Choice as OptimizerChoice
 from .program.optimizer import add_update, freeze
-from .program.precision import NARROW, store_operands
+from .program.precision import NARROW, store_operands, weights_of_products
 from .program.program import Call, Phase, Placed, Program, Scalar, Value
 from .program.reverse import reverse
 from .program.schedule import schedule
@@ -60,6 +60,7 @@ class BuildOptions:
         matches wins, as in ``{"*": "adamw", "*.bias": "sgd"}``.
     freeze : patterns of parameters that steps leave as they are; they have no gradient and no states.
     dtype : "bfloat16" to store in it what products and attention read; weights, sums and states stay float32.
+    masters : whether weights stay float32; without training, those that products read can be bfloat16 alone.
     threads : the number for all kernels; numba's own by default.
     processes : how many processes compile what the cache lacks; one a core by default.
     kernel_files : the files of kernels that these processes import.
@@ -76,6 +77,7 @@ class BuildOptions:
     optimizer: OptimizerChoice = ops.USUAL
     freeze: Sequence[str] = ()
     dtype: str = "float32"
+    masters: bool = True
     threads: int | None = None
     processes: int | None = None
     kernel_files: Sequence[str] = ()
@@ -166,6 +168,7 @@ def build(
     """
     how = replace(options or BuildOptions(), **changes)
     program, notes = nn.trace_model(model, inputs), list[str]()
+    alone = [] if how.masters else weights_of_products(program)
     if rewrite:
         rewrite(program)
     cut_tables(program)
@@ -182,7 +185,7 @@ def build(
     if how.several:
         require_sums(program)
     if how.dtype == NARROW:
-        store_operands(program, how.takes, inline=not how.divided)
+        store_operands(program, how.takes, inline=not how.divided, alone=alone)
     elif how.dtype != "float32":
         raise UserError(f"dtype {how.dtype!r}: expected 'float32' or '{NARROW}'")
     if how.divided:

@@ -92,7 +92,7 @@ def test_a_forgotten_key_is_no_rounding(decoders, whole):
 
 def test_few_tokens_take_the_kernels_that_stream_and_a_swap_wins():
     def variants(T, **how):
-        calls = [*(d := Decoder(CONFIG, check=False, **how))._blocks[T].loaded.calls, d._head]
+        calls = [*(d := Decoder(CONFIG, check=False, **how))._blocks[T].loaded.calls, *d._head]
         return {b.kernel.variant for b in calls if b.call.op.name.startswith("matmul")}
 
     assert variants(1) == variants(8) == {"rows"}

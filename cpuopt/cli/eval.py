@@ -33,7 +33,7 @@ USUAL_ROW = 64
 def flags(p: argparse.ArgumentParser) -> None:
     """Add the verb's flags."""
     p.add_argument("--init", type=Path, required=True, metavar="PATH", help=settings.FLAGS["init"].metadata["help"])
-    settings.flags(p, "data", "tokenizer", "B", "variant", "swap", "kernels", "threads")
+    settings.flags(p, "data", "tokenizer", "B", "variant", "swap", "kernels", "dtype", "threads")
     p.add_argument("--model", metavar="FILE.py:NAME", help="Read the model of a run from this file of your own.")
     p.add_argument(
         "-T",
@@ -100,6 +100,7 @@ def run(args: argparse.Namespace) -> int:
         how = BuildOptions(
             choice=Choice(args.variant, args.swap),
             train=False,
+            dtype=settings.stored(args.dtype),
             threads=args.threads,
             processes=common.cores(),
             kernel_files=[*args.kernels, *c.files],

@@ -45,6 +45,11 @@ def flags(p: argparse.ArgumentParser) -> None:
         help="Use a preset or sizes with random weights, without --init, to measure speed; with --init, FILE.py:NAME "
         "of a run's own model.",
     )
+    p.add_argument(
+        "--dtype",
+        default="float32",
+        help="Store in this type the weights that products read, and the cache: float32 or bf16. Default: %(default)s.",
+    )
     p.add_argument("--prompt", default="", help="Begin with this text. Default: the token that starts a text.")
     p.add_argument(
         "--max-tokens", type=int, help="Generate at most this many tokens. Default: 100; 512 for each chat reply."
@@ -198,7 +203,7 @@ def _line() -> str:
     return line.removesuffix("\n")
 
 
-def figures_of(said: list[Said], decoder: Reader) -> dict[str, Any]:
+def figures_of(said: list[Said], decoder: Reader, dtype: str) -> dict[str, Any]:
     """Return the figures of a text, or of all replies of a chat."""
     from ..generate.decoder import Decoder, read_bandwidth
 
@@ -216,6 +221,7 @@ def figures_of(said: list[Said], decoder: Reader) -> dict[str, Any]:
         "weight_bytes": decoder.weight_bytes,
         "read_bytes_per_s": roof,
         "share_of_roof": rate * decoder.weight_bytes / roof if rate and roof and decoder.weight_bytes else None,
+        "dtype": dtype,
         "threads": decoder.threads,
     }
 
@@ -239,6 +245,7 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"--chat-format {args.chat_format!r}: expected {' or '.join(chat.FORMATS)}")
     if (args.system or args.chat_format) and not args.chat:
         raise UserError(f"--{'system' if args.system else 'chat-format'}: is for a chat; add --chat")
+    dtype = settings.stored(args.dtype)
     sampler = Sampler(args.temperature, args.top_k, args.top_p, args.seed)
     config, weights = model_of(args)
     trained_length = weights.trained_length if weights else None
@@ -261,6 +268,7 @@ def run(args: argparse.Namespace) -> int:
             context=context,
             variant=args.variant,
             swaps=args.swap,
+            dtype=dtype,
             threads=args.threads,
             processes=common.cores(),
             kernel_files=args.kernels,
@@ -296,7 +304,7 @@ def run(args: argparse.Namespace) -> int:
         if not args.json:
             console.stream("\n")
     origin = str(args.init) if args.init else f"random, seed {args.seed}"
-    figures = figures_of(said, decoder) | {"tokenizer": tokenizer.name, "weights": origin}
+    figures = figures_of(said, decoder, args.dtype) | {"tokenizer": tokenizer.name, "weights": origin}
     if args.json and args.chat:
         turns = [{"user": s.asked, "reply": s.text, "ids": s.tokens, "stopped": s.stopped} for s in said]
         print(json.dumps({"system": args.system, "turns": turns, **figures}))

@@ -3,6 +3,8 @@
 The model is traced for one token and for blocks of a prompt. In each program, the ops that the model names become those
 behind a cache, head and loss go, and parameters and cache lie at the same place of one arena. The head is a call of its
 own, for one token: of a prompt, only the last token's logits are of use.
+
+In bfloat16 the weights that products read, and the cache, are bfloat16 alone: two bytes each.
 """
 
 from __future__ import annotations
@@ -107,6 +109,8 @@ class Decoder:
     context : the most tokens that it can read, whose keys and values the cache holds; None: the model's context.
     variant, swaps : the variants of the ops. With ``optimized``, few tokens take the kernels of ``rows``, which
         read a weight once, at the speed of memory, except where a swap names another variant.
+    dtype : "bfloat16" to store in it the weights that products read, the cache, and what else products and attention
+        read.
     check : whether the kernels must first agree with their references.
 
     Raises
@@ -119,7 +123,7 @@ class Decoder:
     ----------
     position : the number of tokens read.
     context : the most that it can read.
-    weights : all parameters as one array, in their order.
+    weights : the memory of all parameters, in their order, as float32.
     weight_bytes : the bytes of them that one token reads: all but tables of which it needs only a row.
     """
 
@@ -130,6 +134,7 @@ class Decoder:
         context: int | None = None,
         variant: str = registry.DEFAULT,
         swaps: Sequence[str] = (),
+        dtype: str = "float32",
         threads: int | None = None,
         processes: int | None = None,
         kernel_files: Sequence[str] = (),
@@ -142,7 +147,9 @@ class Decoder:
         blocks = [T for T in BLOCKS if config.block_size >= T]
         usual = variant == registry.DEFAULT
         choices = {T: registry.Choice(variant, ["*=rows"] * (usual and T <= FEW) + [*swaps]) for T in blocks}
-        how = BuildOptions(train=False, threads=threads, processes=processes, kernel_files=kernel_files)
+        how = BuildOptions(
+            train=False, dtype=dtype, masters=False, threads=threads, processes=processes, kernel_files=kernel_files
+        )
 
         def built(T: int) -> Built:
             def rewrite(program: Program) -> None:
@@ -164,11 +171,13 @@ class Decoder:
             for x, p in ((x, x.built.program) for x in loaded)
         ]
         assert all(places == fixed[0] for places in fixed)
-        self.threads, self._head = one.threads, one.calls.pop()
+        self.threads = one.threads
+        self._head = [b for b in one.calls if b.call.layer == config.head]
+        del one.calls[-len(self._head) :]
         self._logits = one.array(first.outputs[0], (config.vocab_size,))
         self._parameters = {p.name: one.array(p) for p in first.parameters}
         ends = [one.plan.offsets[p] + p.nbytes for p in first.parameters]
-        self.weights = one.memory.view(first.parameters[0], 0, (max(ends) // 4,))
+        self.weights = one.memory.view(Value("weights", (max(ends) // 4,)), 0, (max(ends) // 4,))
         whole = {v for c in first.calls if not any(a.role == "index" for a in c.op.args) for v in c.reads}
         self.weight_bytes = sum(p.nbytes for p in first.parameters if p in whole)
 
@@ -199,7 +208,7 @@ class Decoder:
             run_calls(block.loaded.calls)
             self.position += now.size
         self._blocks[1].hidden[0] = block.hidden[now.size - 1]
-        run_calls([self._head])
+        run_calls(self._head)
         return self._logits
 
 

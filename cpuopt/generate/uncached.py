@@ -81,6 +81,7 @@ class Uncached:
     context : the most tokens that it can read; None: the model's context.
     trained_length : the tokens of a row in the run that trained the weights; a row here has as many at least.
     variant, swaps : the variants of the ops.
+    dtype : "bfloat16" to store in it the weights that products read, and what else products and attention read.
     check : whether the kernels must first agree with their references.
 
     Raises
@@ -105,6 +106,7 @@ class Uncached:
         trained_length: int | None = None,
         variant: str = registry.DEFAULT,
         swaps: Sequence[str] = (),
+        dtype: str = "float32",
         threads: int | None = None,
         processes: int | None = None,
         kernel_files: Sequence[str] = (),
@@ -120,7 +122,15 @@ class Uncached:
         variant = registry.DEFAULT if variant == registry.AUTO else variant  # a plan is for a training step
         choice = registry.Choice(variant, [*swaps])
         files = [*kernel_files, *config.files]
-        how = BuildOptions(choice, train=False, threads=threads, processes=processes, kernel_files=files)
+        how = BuildOptions(
+            choice,
+            train=False,
+            dtype=dtype,
+            masters=False,
+            threads=threads,
+            processes=processes,
+            kernel_files=files,
+        )
         built = text_program(config, self.T, how)
         program = built.program
         choice.check_used((c.op.name, c.layer) for c in program.calls)

@@ -292,7 +292,7 @@ class Engine(core.Engine):
         """
         sampler = Sampler(temperature, top_k, top_p, seed)
         if self._reader is None:
-            self._reader = reader_of(self.model, self._inputs, self.choice, self.threads)
+            self._reader = reader_of(self.model, self._inputs, self.choice, self.threads, self.options.dtype)
         for name, x in self.parameters().items():
             self._reader.parameters()[name][...] = x
         self._reader.restart()

@@ -52,7 +52,7 @@ class ModuleConfig(Config):
         return self._module, dict(self._inputs)
 
 
-def reader_of(module: nn.Module, inputs: Mapping[str, Spec], choice: Choice, threads: int) -> Uncached:
-    """Return a module as a model that reads tokens, with an engine's rules and threads; its weights are zeros."""
+def reader_of(module: nn.Module, inputs: Mapping[str, Spec], choice: Choice, threads: int, dtype: str) -> Uncached:
+    """Return a module as a model that reads tokens, with an engine's rules, threads and type; its weights are zeros."""
     swaps = [*map(str, choice.swaps)]
-    return Uncached(ModuleConfig(module, inputs), variant=choice.variant, swaps=swaps, threads=threads)
+    return Uncached(ModuleConfig(module, inputs), variant=choice.variant, swaps=swaps, threads=threads, dtype=dtype)

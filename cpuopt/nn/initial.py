@@ -34,7 +34,7 @@ def initialize(
         if ended and ended.is_set():
             return
         rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, zlib.crc32(name.encode())])))
-        drawn = parameters[name] if p.dtype == "float32" else np.empty(p.shape, np.float32)
+        drawn = parameters[name] if parameters[name].dtype == np.float32 else np.empty(p.shape, np.float32)
         p.init(rng, drawn)
         if drawn is not parameters[name]:
             np.copyto(parameters[name], drawn, casting="same_kind")

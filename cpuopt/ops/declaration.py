@@ -136,6 +136,8 @@ class Arg:
     ignored : for an index, the scalar argument that an element may equal instead.
     types : the types that its elements may have, by NumPy's names; the first is the usual one, and that of an ``out``.
         Every kernel of the op takes each of them.
+    operand : of an array that is read and has several types, whether it should have the narrow one, as in a product;
+        else it has that only where a value has no other.
     negative : whether an element may be below zero.
     needed : for a gradient, False if kernels may do without it when what it is of is frozen. Such a kernel says so
         where it registers (``skips``); others get an array that nobody reads.
@@ -154,6 +156,7 @@ class Arg:
     below: Dim | None = None
     ignored: str = ""
     types: Types = FLOAT32
+    operand: bool = True
     negative: bool = True
     needed: bool = True
     start: float | None = None
@@ -195,11 +198,13 @@ def inp(
     *shape: Dim | int,
     optional: bool = False,
     types: Types = FLOAT32,
+    operand: bool = True,
     start: float | None = None,
     fan_in: Dim | None = None,
 ) -> Arg:
     """Declare an array that the op reads."""
-    return Arg(name, "in", tuple(map(as_dim, shape)), optional, types=types, start=start, fan_in=fan_in)
+    dims = tuple(map(as_dim, shape))
+    return Arg(name, "in", dims, optional, types=types, operand=operand, start=start, fan_in=fan_in)
 
 
 def index(name: str, *shape: Dim | int, below: Dim, ignored: str = "", optional: bool = False) -> Arg:

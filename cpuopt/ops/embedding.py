@@ -14,7 +14,7 @@ Source: Radford et al. 2019 (GPT-2); ``torch.nn.functional.embedding``; ``encode
 
 import numpy as np
 
-from .declaration import B, C, Op, T, V, acc, index, inp, maxT, out
+from .declaration import HALF, B, C, Op, T, V, acc, index, inp, maxT, out
 
 SOURCE = "Radford et al. 2019; torch.nn.functional.embedding"
 
@@ -39,7 +39,7 @@ embedding_forward = Op(
     "embedding_forward",
     out("out", B, T, C),
     index("tokens", B, T, below=V),
-    inp("wte", V, C),
+    inp("wte", V, C, types=HALF, operand=False),
     inp("wpe", maxT, C, optional=True),
     label="Encoder Forward",
     flops=B * T * C,

@@ -126,8 +126,8 @@ gqa_backward = Op(
 gqa_decode = Op(
     "gqa_decode",
     out("out", *QUERIES, reduces=S + HS, types=HALF),
-    state("keys", B, NKV, S, HS),
-    state("values", B, NKV, S, HS),
+    state("keys", B, NKV, S, HS, types=HALF),
+    state("values", B, NKV, S, HS, types=HALF),
     inp("q", *QUERIES, types=HALF),
     inp("k", *KEYS, types=HALF),
     inp("v", *KEYS, types=HALF),

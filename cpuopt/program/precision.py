@@ -8,6 +8,8 @@ be bfloat16 is an *operand*. The pass works on a finished step, after the rewrit
   numbers share it.
 - A weight keeps its float32, and has a copy that lives through all steps. It is written after the weight's update, and
   by the calls of the phase ``convert``, which the engine runs when a weight may have changed otherwise.
+- Where no weight is trained, as in generation, a weight that is an operand is stored in bfloat16 alone. A call that
+  cannot read it so gets a copy in float32. The cache of keys and values is bfloat16 too.
 
 Sums, statistics, losses, gradients of weights and the states of optimizers stay float32. No model, layer or optimizer
 knows of the pass.
@@ -15,7 +17,7 @@ knows of the pass.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from .. import ops
 from ..ops.declaration import Arg
@@ -26,16 +28,32 @@ Takes = Callable[[Call, Arg], bool]
 """A function that returns whether the kernel of a call takes an argument in bfloat16."""
 
 
-def store_operands(program: Program, takes: Takes, inline: bool) -> None:
+def store_operands(program: Program, takes: Takes, inline: bool, alone: Collection[Value] = ()) -> None:
     """Store in bfloat16 what products and attention read.
 
     Parameters
     ----------
     inline : whether a weight's copy is written by a call right after its update; else the engine converts all weights
         before the next forward.
+    alone : weights that are stored in bfloat16 alone, as `weights_of_products` finds them before a rewrite. The caches
+        are bfloat16 then too, if their kernels take it.
     """
-    _Pass(program, takes).run(inline)
+    work = _Pass(program, takes)
+    work.narrow(alone)
+    work.run(inline)
     program.verify()
+
+
+def weights_of_products(program: Program) -> list[Value]:
+    """List the parameters that an op reads as operands."""
+    read = (call.args[a.name] for call in program.calls for a in declared(call))
+    return [v for v in dict.fromkeys(read) if v.group == "parameter"]
+
+
+def declared(call: Call) -> list[Arg]:
+    """List the arguments that an op reads as operands, if its kernel takes them."""
+    read = [a for a in call.op.arrays if a.role == "in" and call.args[a.name] is not None]
+    return [a for a in read if NARROW in a.types and a.operand]
 
 
 class _Pass:
@@ -46,8 +64,21 @@ class _Pass:
 
     def operands(self, call: Call) -> list[Arg]:
         """List the arguments that a call reads as operands."""
+        return [a for a in declared(call) if self.takes(call, a)]
+
+    def narrow(self, alone: Collection[Value]) -> None:
+        """Store weights in bfloat16 alone, and caches."""
+        for v in alone:
+            v.dtype = NARROW
+        for call in self.program.calls:
+            for a in call.op.arrays:
+                if a.role == "state" and NARROW in a.types and self.takes(call, a):
+                    call.args[a.name].dtype = NARROW
+
+    def wide(self, call: Call) -> list[Arg]:
+        """List the arguments that a call can read in float32 only, and that are bfloat16."""
         read = [a for a in call.op.arrays if a.role == "in" and call.args[a.name] is not None]
-        return [a for a in read if NARROW in a.types and self.takes(call, a)]
+        return [a for a in read if call.args[a.name].dtype == NARROW and not self.takes(call, a)]
 
     def run(self, inline: bool) -> None:
         """Apply the pass."""
@@ -56,6 +87,10 @@ class _Pass:
         last = {v: call for call in self.program.calls for v in call.writes}
         calls: list[Call] = []
         for call in self.program.calls:
+            for a in self.wide(call):
+                v = call.args[a.name]
+                call.args[a.name] = self.program.value(f"{v}.float32", v.shape)
+                calls.append(Call(ops.copy, call.layer, {"out": call.args[a.name], "inp": v}, call.phase))
             for a in self.operands(call):
                 v = call.args[a.name]
                 if v.dtype == "float32":

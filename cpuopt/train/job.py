@@ -38,7 +38,7 @@ from .guard import Guard
 from .provenance import compare, made_by
 from .samples import require_samples
 from .schedule import rate
-from .settings import DTYPES, FREE
+from .settings import FREE, stored
 from .settings import Settings as Settings
 
 Progress = Callable[[int, int, str], None]
@@ -490,7 +490,7 @@ def how_of(settings: Settings, config: Config, comm: Comm = SERIAL) -> BuildOpti
         alone=settings.local_steps > 0,
         optimizer=settings.optimizer,
         freeze=settings.freeze,
-        dtype=DTYPES[settings.dtype],
+        dtype=stored(settings.dtype),
         threads=settings.threads,
         processes=settings.processes,
         kernel_files=(*settings.kernels, *config.files),

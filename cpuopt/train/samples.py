@@ -10,7 +10,7 @@ from ..errors import UserError
 from ..generate.decoder import Reader, Sampler, check_tokens, generate, text_of
 from ..generate.uncached import reader_of, text_program
 from ..models import Config, name_of
-from .settings import Settings
+from .settings import Settings, stored
 
 TEMPERATURE = 0.8
 
@@ -47,6 +47,7 @@ class Samples:
                 trained_length=s.T,
                 context=self.context,
                 variant=s.variant,
+                dtype=stored(s.dtype),
                 threads=s.threads,
                 processes=s.processes,
                 kernel_files=s.kernels,

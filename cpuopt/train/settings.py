@@ -260,10 +260,7 @@ class Settings:
         from .record import check_name
 
         for f in FLAGS.values():
-            value, allowed = getattr(self, f.name), f.metadata["allowed"]
-            if allowed and value is not None and not allowed[0](value):
-                meant = guess(value, re.findall(r"[\w-]+", allowed[1])) if isinstance(value, str) else ""
-                raise UserError(f"{flag(f.name)} {value!r}: expected {allowed[1]}{meant}")
+            require(f.name, getattr(self, f.name))
         self.check_optimizer()
         if self.warmup_steps and self.warmup_steps >= self.steps:
             raise UserError(f"--warmup-steps {self.warmup_steps}: expected less than the {self.steps} steps of --steps")
@@ -335,6 +332,20 @@ SHARING = ("freeze", "total_batch", "reduce", "zero", "local_steps")
 def flag(name: str) -> str:
     """Return the flag of a setting."""
     return f"-{name}" if len(name) == 1 else f"--{name.replace('_', '-')}"
+
+
+def require(name: str, value: Any) -> None:
+    """Refuse a value that a setting cannot have."""
+    allowed = FLAGS[name].metadata["allowed"]
+    if allowed and value is not None and not allowed[0](value):
+        meant = guess(value, re.findall(r"[\w-]+", allowed[1])) if isinstance(value, str) else ""
+        raise UserError(f"{flag(name)} {value!r}: expected {allowed[1]}{meant}")
+
+
+def stored(dtype: str) -> str:
+    """Return what a word of ``--dtype`` stores; refuse a word that is none."""
+    require("dtype", dtype)
+    return DTYPES[dtype]
 
 
 def default(name: str, value: Any) -> str:

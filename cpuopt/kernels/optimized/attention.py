@@ -5,7 +5,7 @@ down the rows, a vector of queries at a time. A tile on the diagonal is triangul
 
 The work is done by `forward` and `backward`, for as many query heads to a key head as there are, wherever q, k and v
 lie: each is a flat array, the offset of its first head, and the distance of its rows. For GPT-2, these are thirds of
-one array. Keys and values are read where they lie, unless their rows are no whole vectors.
+one array. Keys and values are read where they lie, unless their rows are no whole vectors, or bfloat16 in a cache.
 """
 
 import numpy as np
@@ -14,8 +14,9 @@ from numba import config, prange
 from ... import ops
 from ..compile.jit import helper, kernel
 from ..toolkit.lanes import exp2, larger, load, load_some, log, select_some, spread, store, store_some, sum_lanes
+from ..toolkit.pairs import is_half
 from ..toolkit.queue import ORDERED, deal, for_each_thread, take
-from ..toolkit.simd import LANES, MR
+from ..toolkit.simd import LANES, MR, at
 from ..toolkit.tiles import (
     A_LOWER,
     A_UPPER,
@@ -113,20 +114,23 @@ def attend(out, o0, o_row, q, q0, q_row, k, k0, v, v0, kv_row, before, n_q, HS, 
         t2 = before if diagonal else tile * BLOCK
         n_k = n_q if diagonal else min(BLOCK, before - t2)
         # pass 1: the scores, transposed
-        part = C_UPPER if diagonal else WHOLE
-        product(w, score, BLOCK, k, k0 + t2 * kv_row, kv_row, 1, w, qt, BLOCK, n_k, n_q, HS, part, False)
+        part, key, distance = C_UPPER if diagonal else WHOLE, at(k, k0 + t2 * kv_row), kv_row
+        if is_half(k):
+            pack(w, packed, width, n_k, k, k0 + t2 * kv_row, kv_row, n_k, HS)
+            key, distance = at(w, packed), width
+        product(w, score, BLOCK, key, 0, distance, 1, w, qt, BLOCK, n_k, n_q, HS, part, False)
         # pass 2: their powers, and the sums
         softmax(w, score, top, alpha, total, n_q, n_k, diagonal)
         # pass 3: gather the values
         for t in range(n_q if tile > 0 else 0):
             for i in range(0, width, LANES):
                 store(w, o + t * width + i, load(w, o + t * width + i) * w[alpha + t])
-        rows, row, distance = v, v0 + t2 * kv_row, kv_row
-        if width > HS:
-            pack(w, packed, width, n_k, v, row, kv_row, n_k, HS)
-            rows, row, distance = w, packed, width
+        value, distance = at(v, v0 + t2 * kv_row), kv_row
+        if width > HS or is_half(v):
+            pack(w, packed, width, n_k, v, v0 + t2 * kv_row, kv_row, n_k, HS)
+            value, distance = at(w, packed), width
         part = A_LOWER if diagonal else WHOLE
-        product(w, o, width, w, score, 1, BLOCK, rows, row, distance, n_q, width, n_k, part, tile > 0)
+        product(w, o, width, w, score, 1, BLOCK, value, 0, distance, n_q, width, n_k, part, tile > 0)
     # pass 4: normalize
     for t in range(n_q):
         unpack(out, o0 + t * o_row, o_row, w, o + t * width, width, 1, HS, ONE / w[total + t], False)

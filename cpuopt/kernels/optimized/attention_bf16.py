@@ -11,8 +11,8 @@ from ..compile.jit import helper, kernel
 from ..toolkit.elementwise import bounds, chunks
 from ..toolkit.tiles import flat
 from .attention import BACKWARD_SCRATCH, FORWARD_SCRATCH, attention_backward, attention_forward
-from .decode import DECODE_SCRATCH, attention_decode
-from .gqa import gqa_backward, gqa_decode, gqa_forward
+from .decode import DECODE_SCRATCH, TILED, decode
+from .gqa import gqa_backward, gqa_forward
 
 HALF = "bfloat16"
 QUERIES, KEYS = B * T * NH * HS, B * T * NKV * HS
@@ -107,35 +107,44 @@ def grouped_backward(
     convert(flat(dv), flat(sv))
 
 
-@kernel(
-    ops.attention_decode, "optimized", of=HALF, scratch=[*DECODE_SCRATCH, ("wide", 4 * B * T * NH * HS)], parallel=False
-)
-def decode(out, keys, values, qkv, position, att, work, wide):
+def wide_floats(rows):
+    """Size what is float32: rows of q, if they go in tiles; else what is made of them."""
+
+    def size(sizes):
+        many = sizes["T"] >= TILED
+        return sizes["B"] * sizes["T"] * sizes["NH"] * sizes["HS"] * (rows if many else 1)
+
+    return size
+
+
+@helper(parallel=True)
+def decode_bf16(out, keys, values, q, k, v, places, position, att, work, wide):
+    """Attend to the cache and to the new keys."""
+    made = wide[: out.size].reshape(out.shape)
+    if out.shape[1] >= TILED:
+        convert(wide, q)
+    decode(out, made, keys, values, q, k, v, wide, places, position, att, work)
+
+
+@kernel(ops.attention_decode, "optimized", of=HALF, scratch=[*DECODE_SCRATCH, ("wide", wide_floats(3))], parallel=False)
+def attention_decode_bf16(out, keys, values, qkv, position, att, work, wide):
     """Put the new keys and values away; then, for each query: scores, their softmax, the weighted sum of the values.
 
     Parallel: as for float32.
-    Memory: qkv and out in float32; one row of attention weights a head; tiles for each head of many queries.
+    Memory: one row of attention weights a head, and out in float32; of many queries qkv, and tiles for each head.
     Bound: memory for one query; compute for many.
     """
-    x, end = widened(qkv, wide, 0)
-    made = wide[end : end + out.size].reshape(out.shape)
-    attention_decode(made, keys, values, x, position, att, work)
-    convert(flat(out), flat(made))
+    C, x = out.shape[2], flat(qkv)
+    decode_bf16(out, keys, values, x, x, x, (0, 3 * C, C, 2 * C, 3 * C), position, att, work, wide)
 
 
-@kernel(
-    ops.gqa_decode, "optimized", of=HALF, scratch=[*DECODE_SCRATCH, ("wide", 2 * QUERIES + 2 * KEYS)], parallel=False
-)
-def grouped_decode(out, keys, values, q, k, v, position, att, work, wide):
+@kernel(ops.gqa_decode, "optimized", of=HALF, scratch=[*DECODE_SCRATCH, ("wide", wide_floats(1))], parallel=False)
+def gqa_decode_bf16(out, keys, values, q, k, v, position, att, work, wide):
     """Put the new keys and values away; then, for each query: scores, their softmax, the weighted sum of the values.
 
     Parallel: as for float32.
-    Memory: q, k, v and out in float32; one row of attention weights a head; tiles for each head of many queries.
+    Memory: one row of attention weights a head, and out in float32; of many queries q, and tiles for each head.
     Bound: memory for one query; compute for many.
     """
-    qs, end = widened(q, wide, 0)
-    ks, end = widened(k, wide, end)
-    vs, end = widened(v, wide, end)
-    made = wide[end : end + out.size].reshape(out.shape)
-    gqa_decode(made, keys, values, qs, ks, vs, position, att, work)
-    convert(flat(out), flat(made))
+    places, qs, ks, vs = (0, q.shape[2], 0, 0, k.shape[2]), flat(q), flat(k), flat(v)
+    decode_bf16(out, keys, values, qs, ks, vs, places, position, att, work, wide)

@@ -10,6 +10,7 @@ from ... import ops
 from ...ops.declaration import NH, B, S
 from ..compile.jit import helper, kernel
 from ..toolkit.lanes import exp, larger, load, load_some, max_lanes, select_some, spread, store, store_some, sum_lanes
+from ..toolkit.pairs import add_pairs, is_half, load_some_words, load_words
 from ..toolkit.simd import LANES
 from ..toolkit.threads import SMALL
 from ..toolkit.tiles import flat
@@ -33,8 +34,21 @@ def dot(x, i, y, j, n):
 
 
 @helper()
+def dot_pairs(x, i, y, j, n):
+    """Sum the products of n bfloat16, word by word."""
+    whole = n - n % (2 * LANES)
+    total = spread(ZERO)
+    for k in range(0, whole, 2 * LANES):
+        total = add_pairs(load_words(x, i + k), load_words(y, j + k), total)
+    if n > whole:
+        x_end, y_end = load_some_words(x, i + whole, n - whole), load_some_words(y, j + whole, n - whole)
+        total = add_pairs(x_end, y_end, total)
+    return sum_lanes(total)
+
+
+@helper()
 def copy(to, i, x, j, n):
-    """Copy n floats."""
+    """Copy n elements."""
     whole = n - n % LANES
     for k in range(0, whole, LANES):
         store(to, i + k, load(x, j + k))
@@ -47,7 +61,10 @@ def scores(att, a, q, q0, keys, k, n, HS):
     """Compute a query's scores for n rows of keys."""
     scale = ONE / np.sqrt(np.float32(HS))
     for t in range(n):
-        att[a + t] = scale * dot(q, q0, keys, k + t * HS, HS)
+        if is_half(q) and is_half(keys):
+            att[a + t] = scale * dot_pairs(q, q0, keys, k + t * HS, HS)
+        else:
+            att[a + t] = scale * dot(q, q0, keys, k + t * HS, HS)
 
 
 @helper()
@@ -133,8 +150,8 @@ def query(out, o, keys, values, cache, q, q0, group, n, HS, att, a, S):
 
 
 @helper()
-def few(out, keys, values, q, k, v, places, position, att, bg):
-    """Do the heads of one group in one row of the batch, query by query."""
+def few(out, made, keys, values, q, k, v, places, position, att, bg):
+    """Do the heads of one group in one row of the batch, query by query; `made` is `out`, or the same in float32."""
     T, C = out.shape[1:]
     NKV, S, HS = keys.shape[1:]
     q0, q_row = places[:2]
@@ -143,7 +160,9 @@ def few(out, keys, values, q, k, v, places, position, att, bg):
     put_away(keys, values, k, v, places, position, T, bg)
     for t in range(T):
         o, now = (b * T + t) * C + x, q0 + (b * T + t) * q_row + x
-        query(out, o, keys, values, cache, q, now, group, position + t + 1, HS, att, bg * group * (S + 1), S)
+        query(made, o, keys, values, cache, q, now, group, position + t + 1, HS, att, bg * group * (S + 1), S)
+        if is_half(q):
+            copy(out, o, made, o, group * HS)
 
 
 @helper()
@@ -171,10 +190,10 @@ def is_small(out, keys, position):
 
 
 @helper()
-def start(out, keys, values, q, k, v, places, position, att, bg):
+def start(out, made, keys, values, q, k, v, places, position, att, bg):
     """Do a group, if it has few queries; put its keys and values away, if it has many."""
     if out.shape[1] < TILED:
-        few(out, keys, values, q, k, v, places, position, att, bg)
+        few(out, made, keys, values, q, k, v, places, position, att, bg)
     else:
         put_away(keys, values, k, v, places, position, out.shape[1], bg)
 
@@ -184,10 +203,26 @@ def work_floats(sizes):
     return sizes["B"] * sizes["NH"] * (forward_floats.py_func(sizes["HS"]) if sizes["T"] >= TILED else 0)
 
 
+@helper(parallel=True)
+def decode(out, made, keys, values, q, k, v, queries, places, position, att, work):
+    """Attend to the cache and to the new keys; `queries` is `q`, or the same in float32."""
+    B, T, C = out.shape
+    groups, heads = B * keys.shape[1], B * (C // keys.shape[3])
+    if is_small(out, keys, position):
+        for bg in range(groups):
+            few(out, made, keys, values, q, k, v, places, position, att, bg)
+    else:
+        for task in prange(groups):
+            start(out, made, keys, values, q, k, v, places, position, att, np.int64(task))
+        if T >= TILED:
+            for task in prange(heads):
+                many(out, keys, values, queries, places, position, work, np.int64(task))
+
+
 DECODE_SCRATCH = [("att", B * NH * S + B * NH), ("work", work_floats)]
 
 
-@kernel(ops.attention_decode, "optimized", scratch=DECODE_SCRATCH)
+@kernel(ops.attention_decode, "optimized", scratch=DECODE_SCRATCH, parallel=False)
 def attention_decode(out, keys, values, qkv, position, att, work):
     """Put the new keys and values away; then, for each query: scores, their softmax, the weighted sum of the values.
 
@@ -197,14 +232,5 @@ def attention_decode(out, keys, values, qkv, position, att, work):
     Bound: memory for one query; compute for many.
     Source: for many, Dao 2023 (arXiv 2307.08691), algorithm 1.
     """
-    B, T, C = out.shape
-    heads, x, places = B * keys.shape[1], flat(qkv), (0, 3 * C, C, 2 * C, 3 * C)
-    if is_small(out, keys, position):
-        for bh in range(heads):
-            few(out, keys, values, x, x, x, places, position, att, bh)
-    else:
-        for task in prange(heads):
-            start(out, keys, values, x, x, x, places, position, att, np.int64(task))
-        if T >= TILED:
-            for task in prange(heads):
-                many(out, keys, values, x, places, position, work, np.int64(task))
+    C, x = out.shape[2], flat(qkv)
+    decode(out, out, keys, values, x, x, x, x, (0, 3 * C, C, 2 * C, 3 * C), position, att, work)

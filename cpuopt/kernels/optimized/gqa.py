@@ -8,7 +8,7 @@ from ..compile.jit import kernel
 from ..toolkit.queue import deal
 from ..toolkit.tiles import flat
 from .attention import BACKWARD_SCRATCH, FORWARD_SCRATCH, backward, count_blocks, forward, forward_floats, row_floats
-from .decode import DECODE_SCRATCH, TILED, few, is_small, many, start
+from .decode import DECODE_SCRATCH, decode
 
 
 @kernel(ops.gqa_forward, "optimized", scratch=FORWARD_SCRATCH)
@@ -51,7 +51,7 @@ def gqa_backward(dq, dq_add, dk, dk_add, dv, dv_add, dout, q, k, v, out, lse, ke
         backward(dqs, dks, dvs, adds, dout, qs, ks, vs, out, lse, places, C // KC, kept, work, w, floats, queue, steps)
 
 
-@kernel(ops.gqa_decode, "optimized", scratch=DECODE_SCRATCH)
+@kernel(ops.gqa_decode, "optimized", scratch=DECODE_SCRATCH, parallel=False)
 def gqa_decode(out, keys, values, q, k, v, position, att, work):
     """Put the new keys and values away; then, for each query: scores, their softmax, the weighted sum of the values.
 
@@ -62,15 +62,5 @@ def gqa_decode(out, keys, values, q, k, v, position, att, work):
     Bound: memory for one query; compute for many.
     Source: for many, Dao 2023 (arXiv 2307.08691), algorithm 1.
     """
-    B, T, C = out.shape
-    groups, heads, places = B * keys.shape[1], B * (C // keys.shape[3]), (0, C, 0, 0, keys.shape[1] * keys.shape[3])
-    qs, ks, vs = flat(q), flat(k), flat(v)
-    if is_small(out, keys, position):
-        for bg in range(groups):
-            few(out, keys, values, qs, ks, vs, places, position, att, bg)
-    else:
-        for task in prange(groups):
-            start(out, keys, values, qs, ks, vs, places, position, att, np.int64(task))
-        if T >= TILED:
-            for task in prange(heads):
-                many(out, keys, values, qs, places, position, work, np.int64(task))
+    places, qs, ks, vs = (0, q.shape[2], 0, 0, k.shape[2]), flat(q), flat(k), flat(v)
+    decode(out, out, keys, values, qs, ks, vs, qs, places, position, att, work)

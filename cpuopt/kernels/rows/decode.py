@@ -14,5 +14,5 @@ def embedding_decode(out, tokens, wte, wpe, position):
     B, T, _ = out.shape
     for b in range(B):
         for t in range(T):
-            row = wte[tokens[b, t]]
-            gather(out[b, t], row, wpe[min(position + t, wpe.shape[0] - 1)] if wpe.shape[0] > 0 else row[:0])
+            place = max(0, min(position + t, wpe.shape[0] - 1))
+            gather(out[b, t], wte[tokens[b, t]], wpe[place])  # of no channels if it is absent

@@ -4,7 +4,7 @@ from ... import ops
 from ..compile.jit import helper, kernel
 from ..optimized.gelu import forward
 from ..toolkit.elementwise import SET
-from .matmul import linear_then
+from .matmul import HALVES, linear_then
 
 
 @helper(forceinline=True)
@@ -13,7 +13,7 @@ def activate(more, pre, lo, hi):
     forward(more, SET, (pre,), lo, hi)
 
 
-linear = linear_then(activate)
+linear, linear_bf16 = linear_then(activate), linear_then(activate, HALVES)
 
 
 @kernel(ops.matmul_gelu_forward, "rows", parallel=False)
@@ -24,3 +24,13 @@ def matmul_gelu_forward(out, pre, inp, weight, bias):
     Bound: the memory that `weight` streams through, once.
     """
     linear(pre, (out,), inp, weight, bias)
+
+
+@kernel(ops.matmul_gelu_forward, "rows", of="bfloat16", parallel=False)
+def matmul_gelu_forward_bf16(out, pre, inp, weight, bias):
+    """Dot products of words, and their GELU.
+
+    Parallel: chunks of rows of `weight`; each owns those columns of `out` and `pre`.
+    Bound: the memory that `weight` streams through, once.
+    """
+    linear_bf16(pre, (out,), inp, weight, bias)

@@ -4,7 +4,7 @@ from ... import ops
 from ..compile.jit import helper, kernel
 from ..optimized.swiglu import forward
 from ..toolkit.elementwise import SET
-from .matmul import linear_then
+from .matmul import HALVES, linear_then
 
 
 @helper(forceinline=True)
@@ -14,7 +14,7 @@ def activate(more, pre, lo, hi):
     forward((out,), SET, (pre, up), lo, hi)
 
 
-linear = linear_then(activate)
+linear, linear_bf16 = linear_then(activate), linear_then(activate, HALVES)
 
 
 @kernel(ops.matmul_swiglu_forward, "rows", parallel=False)
@@ -25,3 +25,13 @@ def matmul_swiglu_forward(out, pre, inp, weight, bias, up):
     Bound: the memory that `weight` streams through, once.
     """
     linear(pre, (out, up), inp, weight, bias)
+
+
+@kernel(ops.matmul_swiglu_forward, "rows", of="bfloat16", parallel=False)
+def matmul_swiglu_forward_bf16(out, pre, inp, weight, bias, up):
+    """Dot products of words, and their SwiGLU.
+
+    Parallel: chunks of rows of `weight`; each owns those columns of `out` and `pre`.
+    Bound: the memory that `weight` streams through, once.
+    """
+    linear_bf16(pre, (out, up), inp, weight, bias)

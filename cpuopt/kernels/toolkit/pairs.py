@@ -15,7 +15,7 @@ from numba.np.arrayobj import populate_array
 from ..compile.jit import helper
 from ..compile.storage import bfloat16, full
 from .lanes import INT, Lanes, load, load_some, store, store_some, vector
-from .simd import F32, I16, I32, LANES, unit_of
+from .simd import F32, HOST, I16, I32, LANES, Emit, unit_of
 
 
 def seen_as(result, shift):
@@ -103,6 +103,55 @@ def pair_of(lanes, result):
     return pair
 
 
+def word_load(some):
+    """Make the function that loads a vector of words from neighbours in a row: all of them, or the first n elements."""
+
+    def codegen(context, builder, signature, args):
+        emit, kind = Lanes(context, builder), signature.args[0]
+        place, halves = emit.point(kind, *args[:2]), ir.VectorType(I16, 2 * LANES)
+        if not some:
+            return emit.load(place, align=2)
+        n = args[2]
+        n = builder.select(builder.icmp_signed("<", n, n.type(2 * LANES)), n, n.type(2 * LANES))
+        none = ir.Constant(ir.VectorType(I16, 2 * LANES), ir.Undefined)
+        n = builder.insert_element(none, builder.trunc(n, I16), I32(0))
+        n = builder.shuffle_vector(n, none, ir.Constant(ir.VectorType(I32, 2 * LANES), None))
+        mask = builder.icmp_signed("<", ir.Constant(halves, list(range(2 * LANES))), n)
+        name = f"llvm.masked.load.v{2 * LANES}i16.p0"
+        found = emit.call(name, halves, place, I32(2), mask, ir.Constant(halves, None))
+        return builder.bitcast(found, ir.VectorType(F32, LANES))
+
+    return codegen
+
+
+@intrinsic
+def load_words(typingctx, x, i):
+    """Load the words of x[i : i + 2 * LANES], which is bfloat16."""
+    return vector(x, INT), word_load(some=False)
+
+
+@intrinsic
+def load_some_words(typingctx, x, i, n):
+    """Load the words of x[i : i + n], which is bfloat16; what is beyond is zero."""
+    return vector(x, INT, INT), word_load(some=True)
+
+
+def adder_of(tile):
+    """Make the function of a machine that adds the products of words to sums."""
+
+    @intrinsic
+    def add_pairs(typingctx, x, y, total):
+        """Compute total plus the products of both halves of the words of x and y."""
+
+        def codegen(context, builder, signature, args):
+            return Emit(builder, tile).add_pairs(*args)
+
+        return vector(vector, vector, vector), codegen
+
+    return add_pairs
+
+
+add_pairs = adder_of(HOST)
 load_pair, pair = pair_of(LANES, vector), pair_of(1, types.float32)
 
 

@@ -1,0 +1,318 @@
+"""Generation in bfloat16: its kernels, what it holds, and its logits beside those of float32."""
+
+import json
+import os
+
+import numpy as np
+import pytest
+
+import cpuopt
+from cpuopt import Choice, cli, ops
+from cpuopt.check.cases import MORE, case
+from cpuopt.check.check import check
+from cpuopt.cli import common
+from cpuopt.engine import Engine
+from cpuopt.generate.decoder import BLOCKS, Decoder, read_bandwidth
+from cpuopt.generate.uncached import Uncached, reader_of
+from cpuopt.kernels import registry
+from cpuopt.kernels.compile import jit
+from cpuopt.kernels.rows.matmul import products_by
+from cpuopt.kernels.toolkit.lanes import load, store
+from cpuopt.kernels.toolkit.pairs import adder_of, load_some_words, load_words
+from cpuopt.kernels.toolkit.simd import HOST, LANES
+from cpuopt.models.gpt2 import GPT2, Config
+from cpuopt.models.llama import PRESETS
+from cpuopt.ops.storage import TYPES
+from cpuopt.train import samples
+from cpuopt.weights import save_weights
+
+BF16 = TYPES["bfloat16"].dtype
+CONFIG = Config(2, 4, 64, 256, 100)
+LLAMA = PRESETS["llama-tiny"]
+IDS = np.random.Generator(np.random.PCG64(1)).integers(0, 256, 100)
+F32 = np.float32
+TWO = type(HOST)(**{**vars(HOST), "dot": False})
+
+
+def weights_of(config, T):
+    engine = Engine(config.module(), config.specs(1, T), seed=3, train=False)
+    found = {n: p.copy() for n, p in engine.parameters().items()}
+    for p in found.values():
+        if p.ndim == 2:
+            p *= 8  # so that attention is not even
+    return found
+
+
+def forward(config, weights, T, dtype):
+    """The logits of all positions by one uncached forward."""
+    engine = Engine(config.module(), config.specs(1, T), seed=None, train=False, dtype=dtype)
+    for name, p in engine.parameters().items():
+        p[...] = weights[name]
+    tokens = IDS[None, :T].astype(np.int32)
+    engine.forward(tokens=tokens, targets=tokens)
+    return engine.array(engine.program.outputs[1])[0].astype(np.float64)
+
+
+def decoder_of(config, weights, **how):
+    decoder = Decoder(config, check=False, dtype="bfloat16", **how)
+    for name, p in decoder.parameters().items():
+        p[...] = weights[name]
+    return decoder
+
+
+@pytest.fixture(scope="module")
+def weights():
+    return weights_of(CONFIG, 100)
+
+
+def off(got, want):
+    """The root mean square of differences, as a share of the largest number."""
+    return np.sqrt(np.mean((got - want) ** 2)) / np.abs(want).max()
+
+
+# Kernels
+
+
+def product_by(add, x, w):
+    products, last = products_by(load_words, load_some_words, add, 2 * LANES)
+
+    @jit.helper()
+    def run(out, x, w, none):
+        products(out, x, w, none, 0, w.shape[0] // 4)
+        last(out, x, w, none)
+
+    out = np.zeros((len(x), len(w)), F32)
+    run(out, x, w, np.zeros(0, F32))
+    return out
+
+
+TILES = [TWO, *([HOST] if HOST.dot else [])]
+
+
+@pytest.mark.parametrize("tile", TILES, ids=lambda t: "instruction" if t.dot else "two multiply-adds")
+@pytest.mark.parametrize("n", [2 * LANES, 6 * LANES, 4 * LANES + 5, 3])
+def test_a_lane_sums_as_the_definition_says(tile, n):
+    add = adder_of(tile)
+
+    @jit.helper()
+    def run(out, x, w):
+        total = load(out, 0)
+        for k in range(0, len(x), 2 * LANES):
+            total = add(load_some_words(x, k, len(x) - k), load_some_words(w, k, len(x) - k), total)
+        store(out, 0, total)
+
+    x, w = drawn(np.random.default_rng(n), n), drawn(np.random.default_rng(n + 1), n)
+    got, want = np.zeros(LANES, F32), np.zeros(LANES, F32)
+    run(got, x, w)
+    x, w = (np.pad(v.astype(np.float64), (0, -n % (2 * LANES))).reshape(-1, LANES, 2) for v in (x, w))
+    for a, b in zip(x, w, strict=True):
+        for half in (1, 0):  # the odd product is added first, then the even one, each sum rounded to float32
+            want = (a[:, half] * b[:, half] + want).astype(F32)
+    np.testing.assert_array_equal(got.view(np.uint32), want.view(np.uint32))
+
+
+def drawn(rng, *shape):
+    """Draw numbers with exponents so close that float64 holds a product and a sum exactly."""
+    x = rng.choice([-1, 1], shape) * rng.uniform(1, 2, shape) * 2.0 ** rng.integers(-3, 4, shape)
+    return x.astype(BF16)
+
+
+@pytest.mark.parametrize("C", [1, 5, 64, 131, 320])
+def test_few_rows_are_multiplied_with_the_same_bits_by_either_machine(C):
+    rng = np.random.default_rng(C)
+    x, w = drawn(rng, 3, C), drawn(rng, 11, C)
+    by = [product_by(adder_of(tile), x, w) for tile in TILES]
+    for got in by[1:]:
+        np.testing.assert_array_equal(got.view(np.uint32), by[0].view(np.uint32))
+    x, w = x.astype(np.float64), w.astype(np.float64)
+    assert (np.abs(by[0] - x @ w.T) <= C * 2.0**-24 * (np.abs(x) @ np.abs(w).T)).all()
+
+
+TYPED = {"out": "bfloat16", "keys": "bfloat16", "values": "bfloat16"}
+
+
+@pytest.mark.parametrize("variant", ["vanilla", "optimized"])
+@pytest.mark.parametrize(
+    ("op", "more"), [(ops.attention_decode, ("qkv",)), (ops.gqa_decode, ("q", "k", "v"))], ids=["attention", "gqa"]
+)
+def test_a_block_of_queries_reads_a_cache_of_bfloat16(op, more, variant):
+    types = TYPED | dict.fromkeys(more, "bfloat16")
+    for sizes in (MORE, {**MORE, "T": 70, "S": 200, "C": 128, "NH": 2, "HS": 64, "NKV": 2}):
+        result = check(registry.find(op.name, variant), case(op, sizes, types=types))
+        assert result.verdict == "PASS", result
+
+
+def test_the_kernels_for_few_rows_are_those_of_words():
+    found = {k.op.name for (_, v), k in registry.KERNELS.items() if v == "rows" and k.others}
+    assert found == {"matmul_forward", "matmul_gelu_forward", "matmul_swiglu_forward"}
+
+
+# What a decoder holds
+
+
+@pytest.mark.parametrize("config", [CONFIG, LLAMA], ids=["gpt2", "llama"])
+def test_a_weight_of_products_takes_two_bytes_and_so_does_the_cache(config):
+    decoder = Decoder(config, check=False, dtype="bfloat16")
+    kept = {name for name, p in decoder.parameters().items() if p.dtype != BF16}
+    tables = {"wpe.weight"} if config is CONFIG else set()
+    assert kept == tables | {name for name, p in decoder.parameters().items() if p.ndim == 1}
+    narrow = sum(p.size for p in decoder.parameters().values() if p.dtype == BF16)
+    wide = sum(p.size for p in decoder.parameters().values() if p.dtype != BF16)
+    for T in BLOCKS[:2]:
+        loaded = decoder._blocks[T].loaded
+        groups = loaded.plan.groups
+        assert groups["parameter"] == 2 * narrow + 4 * wide
+        assert "copy" not in groups
+        caches = [v for v in loaded.built.program.inputs if v.name != "tokens"]
+        assert caches
+        assert {v.dtype for v in caches} == {"bfloat16"}
+    whole = Decoder(config, check=False)
+    assert decoder.weight_bytes < 0.55 * whole.weight_bytes
+    assert {str(p.dtype) for p in whole.parameters().values()} == {"float32"}
+
+
+def test_the_roof_is_measured_on_the_bytes_of_the_weights():
+    decoder = Decoder(CONFIG, check=False, dtype="bfloat16")
+    assert decoder.weights.nbytes == sum(p.nbytes for p in decoder.parameters().values())
+    assert 1e6 < read_bandwidth(decoder, in_cache=0) < 1e13
+
+
+def test_few_tokens_take_the_kernels_that_stream(weights):
+    decoder = decoder_of(CONFIG, weights)
+    calls = [*decoder._blocks[1].loaded.calls, *decoder._head]
+    products = [b for b in calls if b.call.op.name.startswith("matmul")]
+    assert {b.kernel.variant for b in products} == {"rows"}
+    assert all(b.call.types["weight"] == b.call.types["inp"] == "bfloat16" for b in products)
+
+
+# Logits
+
+
+@pytest.mark.parametrize("variant", ["vanilla", "optimized"])
+@pytest.mark.parametrize("config", [CONFIG, LLAMA], ids=["gpt2", "llama"])
+def test_the_logits_are_as_near_to_float32_as_those_of_a_forward_in_bfloat16(config, variant):
+    T = config.block_size
+    weights = weights_of(config, T)
+    want, allowed = forward(config, weights, T, "float32"), forward(config, weights, T, "bfloat16")
+    decoder = decoder_of(config, weights, variant=variant)
+    for prompt in (1, 8, T - 30):
+        decoder.restart()
+        got = [decoder.read(IDS[:prompt]).copy(), *(decoder.read([i]).copy() for i in IDS[prompt:T])]
+        error = off(np.array(got), want[prompt - 1 :])
+        assert 0 < error < 1.5 * off(allowed[prompt - 1 :], want[prompt - 1 :])  # the embedding is rounded besides
+    if variant == "optimized":
+        decoder.restart()
+        decoder.read(IDS[: T - 30])
+        decoder.position += 1
+        wrong = decoder.read([IDS[T - 30]])
+        assert off(wrong, want[T - 30]) > 10 * off(allowed, want)
+
+
+def test_the_bits_do_not_depend_on_threads(weights):
+    def logits(threads):
+        decoder = decoder_of(CONFIG, weights, threads=threads)
+        return [decoder.read(IDS[:70]).copy(), decoder.read([7]).copy(), decoder.read([8]).copy()]
+
+    one = logits(1)
+    for n in (2, 3):
+        assert all(np.array_equal(a, b) for a, b in zip(one, logits(n), strict=True))
+
+
+def test_large_products_are_shared_by_threads_and_keep_their_bits():
+    config = Config(1, 4, 256, 4096, 64)  # of more bytes than one thread reads alone
+    weights = weights_of(config, 8)
+    one, two = (decoder_of(config, weights, threads=n).read([1, 2, 3]).copy() for n in (1, 2))
+    np.testing.assert_array_equal(one, two)
+
+
+def test_a_kernel_that_takes_float32_alone_gets_it(weights):
+    want = decoder_of(CONFIG, weights).read(IDS[:70]).copy()
+    decoder = decoder_of(CONFIG, weights, swaps=["matmul_forward@lm_head=blas", "matmul_forward@h.1.*=blas"])
+    for block in decoder._blocks.values():
+        assert "bfloat16" not in {
+            t for b in block.loaded.calls if b.kernel.variant == "blas" for t in b.call.types.values()
+        }
+    assert off(decoder.read(IDS[:70]), want) < 1e-2
+
+
+def test_without_a_cache_the_logits_are_the_same(weights):
+    reader = Uncached(CONFIG, context=100, dtype="bfloat16", check=False)
+    for name, p in reader.parameters().items():
+        p[...] = weights[name]
+    assert reader.parameters()["wte.weight"].dtype == BF16
+    want, allowed = (forward(CONFIG, weights, 100, t)[69] for t in ("float32", "bfloat16"))
+    assert off(reader.read(IDS[:70]), want) < 2 * off(allowed, want)
+
+
+def test_an_engine_in_bfloat16_generates_in_it():
+    engine = cpuopt.Engine(GPT2(CONFIG), CONFIG.specs(1, 32), dtype="bfloat16", progress=lambda *a: None, threads=2)
+    ids = list(engine.generate([1, 2, 3], max_tokens=5, temperature=0))
+    assert len(ids) == 5
+    assert engine._reader.parameters()["wte.weight"].dtype == BF16
+
+
+def test_an_evaluation_in_bfloat16_keeps_the_weights_in_float32():
+    engine = Engine(GPT2(CONFIG), CONFIG.specs(1, 32), train=False, dtype="bfloat16", choice=Choice("optimized"))
+    assert {str(p.dtype) for p in engine.parameters().values()} == {"float32"}
+
+
+# The command line
+
+
+@pytest.fixture
+def model(weights, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NUMBA_NUM_THREADS", threads := os.environ["NUMBA_NUM_THREADS"])
+    monkeypatch.setattr(common, "cores", lambda: int(threads))
+    exact = {name: p.astype(BF16).astype(F32) for name, p in weights.items()}
+    save_weights(tmp_path / "model", CONFIG, exact.__getitem__)
+    save_weights(tmp_path / "half", CONFIG, exact.__getitem__, dtype="bf16")
+    return tmp_path
+
+
+def test_generate_takes_the_type_and_files_of_either_give_one_text(model, capsys):
+    def found(where, dtype):
+        flags = ["generate", "--init", where, "--prompt", "abc", "--max-tokens", "20", "--dtype", dtype, "--json"]
+        assert cli.main(flags) == 0
+        return json.loads(capsys.readouterr().out)
+
+    half = found("half", "bf16")
+    assert half["dtype"] == "bf16"
+    tables = 256 * 64 + 2 * 12 * 64 * 64
+    assert half["weight_bytes"] == 4 * (CONFIG.n_params - 100 * 64) - 2 * tables
+    assert found("model", "bf16")["ids"] == half["ids"]
+    assert found("model", "float32")["dtype"] == "float32"
+
+
+def test_a_number_that_bfloat16_rounds_to_infinity_is_refused(weights, model, capsys):
+    big = weights | {"h.0.attn.c_attn.weight": np.full_like(weights["h.0.attn.c_attn.weight"], 3.4e38)}
+    save_weights(model / "big", CONFIG, big.__getitem__)
+    assert cli.main(["generate", "--init", "big", "--dtype", "bf16"]) == 2
+    assert "h.0.attn.c_attn.weight holds inf" in capsys.readouterr().err
+
+
+def test_eval_takes_the_type(model, capsys):
+    (model / "text.txt").write_text("".join(f"{i} squared is {i * i}.\n" for i in range(300)))
+    losses = []
+    for dtype in ("float32", "bf16"):
+        flags = ["eval", "--init", "model", "--data", "text.txt", "-T", "32", "--limit", "4", "--dtype", dtype]
+        assert cli.main([*flags, "--json"]) == 0
+        losses.append(json.loads(capsys.readouterr().out)["loss"])
+    assert losses[0] != losses[1]
+    assert abs(losses[1] / losses[0] - 1) < 2e-3
+
+
+@pytest.mark.parametrize("verb", ["generate", "eval"])
+def test_an_unknown_type_is_refused(model, capsys, verb):
+    assert cli.main([verb, "--init", "model", "--dtype", "bf61"]) == 2
+    assert "--dtype 'bf61': expected one of float32, bf16; did you mean 'bf16'?" in capsys.readouterr().err
+
+
+def test_a_run_in_bfloat16_shows_samples_of_it(model, capsys, monkeypatch):
+    made = []
+    monkeypatch.setattr(samples, "reader_of", lambda *a, **how: made.append(how["dtype"]) or reader_of(*a, **how))
+    (model / "text.txt").write_text("abcdefgh" * 500)
+    train = ["train", "--model", "gpt2-tiny", "--data", "text.txt", "-B", "2", "-T", "16", "--steps", "2"]
+    more = ["--val-every", "0", "--sample-every", "2", "--sample-tokens", "4"]
+    assert cli.main([*train, *more, "--dtype", "bf16"]) == 0
+    assert made == ["bfloat16"]
