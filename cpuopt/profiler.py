@@ -157,7 +157,7 @@ class Profiler:
             origin=origin(),
             raw=steps,
             roofs=roofs,
-            mfu=100 * self.engine.program.flops / sums.step_ns / roofs.gflops if roofs else None,
+            mfu=100 * roofs.compute_ns(self.engine.program.work) / sums.step_ns if roofs else None,
             doubts=[*doubts, *passed(ops)],
             hashes=hashes(self.engine),
             codes=codes(self.engine),

@@ -207,6 +207,23 @@ def test_a_time_that_no_machine_allows_is_refused(monkeypatch):
         ab.require_possible(("one", "mine"), {**case, "b_ns": 2e5}, 2)
 
 
+def test_a_time_in_bfloat16_is_held_against_its_own_peak(monkeypatch):
+    roofs = Roofs(1, (Level("memory", None),), 100.0, {"memory": {"read": 1e9}}, 1.0, bf16_gflops=200.0)
+    sizes = {"BT": 10, "C": 10, "OC": 10}
+    cases = []
+    for types in ({}, {"inp": "bfloat16", "weight": "bfloat16"}):
+        case = {**to_json(ab.Shape(Case(sizes, types=types), {}, ("x",))), "a_ns": 15.0, "b_ns": 5.0}
+        cases.append(case | ab.cost(ops.matmul_forward, ab.Shape.read(case)))
+    plain, typed = cases  # 2,000 FLOPs: 20 ns, and 10
+    assert len(ab.beyond_roofs(("one", "mine"), [plain], roofs)) == 2
+    (said,) = ab.beyond_roofs(("one", "mine"), [typed], roofs)
+    assert said.startswith("mine is at 200 % of the bf16 roof, which is impossible")
+    monkeypatch.setattr(ab.machine, "stored", dict)
+    with pytest.raises(UserError, match="at least 5 ns are needed"):
+        ab.require_possible(("one", "mine"), {**plain, "b_ns": 3.0}, 1)
+    ab.require_possible(("one", "mine"), {**typed, "b_ns": 3.0}, 1)
+
+
 # On kernels -----------------------------------------------------------------------------------------------------------
 
 

@@ -461,9 +461,9 @@ HARD = {
 }
 
 
-def crowded(profile, places, roofs=ROOFS):
+def crowded(profile, places, roofs=ROOFS, types=("float32",)):
     """The profile with an op at each place, of long names and unequal shares."""
-    row, layer = profile.ops[0], profile.layers[0]
+    row, layer = replace(profile.ops[0], types=[*types]), profile.layers[0]
     ids = [f"{NAMES[i % len(NAMES)]}_{i}" for i in range(len(places))]
     figures = [{"intensity": x, "gflops": y, "share": 40 / (i + 1)} for i, (x, y) in enumerate(places)]
     ops = [replace(row, op=n, kernels=[f"{n}[vanilla]"], **f) for n, f in zip(ids, figures, strict=True)]
@@ -472,11 +472,15 @@ def crowded(profile, places, roofs=ROOFS):
 
 
 @pytest.mark.parametrize("name", HARD)
-@pytest.mark.parametrize("roofs", ["roofs", "equal roofs", "no roofs"])
+@pytest.mark.parametrize("roofs", ["roofs", "equal roofs", "two peaks", "equal peaks", "no roofs"])
 def test_no_two_names_of_the_roofline_overlap(profile, name, roofs):
     equal = {n: {"read": 100.0 + i} for i, n in enumerate(("L1", "memory"))}
-    given = {"roofs": ROOFS, "equal roofs": replace(ROOFS, gbs=equal), "no roofs": None}[roofs]
-    section = read(roofline(crowded(profile, HARD[name], given)))
+    given = {"roofs": ROOFS, "equal roofs": replace(ROOFS, gbs=equal), "no roofs": None}
+    given |= {"two peaks": replace(ROOFS, bf16_gflops=1e4), "equal peaks": replace(ROOFS, bf16_gflops=5.01e3)}
+    types = ("bfloat16", "float32") if "peaks" in roofs else ("float32",)
+    section = read(roofline(crowded(profile, HARD[name], given[roofs], types)))
+    flat = [t for t, _ in boxes(section.one("svg")) if t.split()[0] in ("FMA", "bf16")]
+    assert len(flat) == {"no roofs": 0, "two peaks": 2, "equal peaks": 2}.get(roofs, 1)
     texts = boxes(section.one("svg"))
     assert overlaps(texts) == []
     named = {t for t, _ in texts}
@@ -490,6 +494,20 @@ def test_no_two_names_of_the_roofline_overlap(profile, name, roofs):
 def test_names_that_overlap_are_noticed(profile, monkeypatch, name):
     monkeypatch.setattr(labels.Box, "meets", lambda self, other: False)
     assert overlaps(boxes(read(roofline(crowded(profile, HARD[name]))).one("svg")))
+
+
+def test_a_roofline_has_the_peak_of_bfloat16_if_an_op_has_that_type(profile):
+    roofs = replace(ROOFS, bf16_gflops=1e4, bf16_by="pairs")
+    for types, peaks in ((("float32",), {"FMA": 5e3}), (("bfloat16", "float32"), {"FMA": 5e3, "bf16": 1e4})):
+        svg = read(roofline(crowded(profile, HARD["a tight row"], roofs, types))).one("svg")
+        x, y = scale(svg, "x", log=True), scale(svg, "y", log=True)
+        lines = {line.text.split()[0]: line.attrs for line in svg.all("line", class_="roof")}
+        assert {name: y(lines[name]["y1"]) for name in peaks} == pytest.approx(peaks, rel=0.01)
+        assert set(lines) == {*peaks, "L1", "memory"}
+        for level in "L1", "memory":
+            end = x(lines[level]["x2"]), y(lines[level]["y2"])
+            assert end == pytest.approx((max(peaks.values()) / roofs.bandwidth(level), max(peaks.values())), rel=0.01)
+        assert x(lines["FMA"]["x1"]) == pytest.approx(5, rel=0.01)
 
 
 def test_the_scales_hold_no_decade_that_no_op_or_roof_needs(profile):

@@ -123,6 +123,28 @@ def test_a_profile_that_passes_its_roofs_has_them_raised(engine, monkeypatch):
     assert "unfit" in str(report)
 
 
+def test_a_profile_in_bfloat16_is_held_against_the_peaks_of_its_types(monkeypatch):
+    """With memory that binds nothing, and bfloat16 a million times as fast, only products of float32 take time."""
+    levels = (Level("memory", None),)
+    roofs = Roofs(1, levels, 1e-3, {"memory": {"read": 1e9}}, 1.0, bf16_gflops=1e3, bf16_by="pairs")
+    monkeypatch.setattr(rates, "roofs", lambda n: roofs)
+    monkeypatch.setattr(rates, "lower_now", lambda roofs: [])
+    monkeypatch.setattr(rates, "raised", lambda kept: kept)
+    engine = Engine(
+        models.parse("gpt2-tiny").module(), models.parse("gpt2-tiny").specs(2, 8), dtype="bfloat16", threads=1
+    )
+    ids = np.zeros((2, 8), np.int32)
+    p = engine.profile(steps=1, tokens=ids, targets=ids).profile
+    rows = {r.op: r for r in p.layers}
+    assert rows["attention_forward"].roof == "bf16"
+    assert 0 < rows["attention_forward"].of_roof < 1
+    assert rows["layernorm_forward"].roof == "FMA"
+    assert rows["layernorm_forward"].of_roof > 100
+    work = engine.program.work
+    least_ms = (work["float32"] / 1e-3 + work["bfloat16"] / 1e3) / 1e6
+    assert p.mfu == pytest.approx(100 * least_ms / p.step_ms["mean"])
+
+
 class Spare(Net):
     def __init__(self):
         super().__init__()

@@ -1,6 +1,7 @@
 """Roofs: what is measured, what is kept, and what the profile makes of them."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,22 +10,27 @@ import numpy as np
 import pytest
 from numba import prange
 
-from cpuopt import cli
+from cpuopt import cli, models
+from cpuopt.building import BuildOptions, build
 from cpuopt.files import CacheWarning
 from cpuopt.files.reading import from_json, to_json
 from cpuopt.kernels import roofs as kernels
 from cpuopt.kernels.compile.jit import helper
+from cpuopt.kernels.registry import Choice
 from cpuopt.kernels.toolkit import regions, threads
-from cpuopt.kernels.toolkit.simd import LANES
+from cpuopt.kernels.toolkit.simd import HOST, LANES
 from cpuopt.measure import profile as profiles
 from cpuopt.measure import rates as machine
 from cpuopt.measure import roofline
 from cpuopt.measure.profile import OpRow
 from cpuopt.measure.roofline import Level, Roofs
+from cpuopt.measure.schemes import SCHEMES
+from cpuopt.program.fuse import usual
 from cpuopt.report import machine as report
 
 LEVELS = (Level("L1", 1000), Level("L2", 10_000, 2), Level("memory", None, 4))
-ROOFS = Roofs(2, LEVELS, 100.0, {"L1": {"read": 50, "copy": 40}, "L2": {"read": 20}, "memory": {"read": 5}}, 2.0)
+GBS = {"L1": {"read": 50, "copy": 40}, "L2": {"read": 20}, "memory": {"read": 5}}
+ROOFS = Roofs(2, LEVELS, 100.0, GBS, 2.0, bf16_gflops=200.0, bf16_by=kernels.PAIRS_BY)
 
 
 @pytest.mark.parametrize(
@@ -41,15 +47,48 @@ def test_a_call_is_held_against_the_smallest_level_that_can_hold_it(nbytes, name
 )
 def test_the_roof_that_binds(flops, nbytes, ns, roof):
     assert ROOFS.bound(flops, nbytes) == (ns, roof)
+    typed = (ns / 2, "bf16") if roof == "FMA" else (ns, roof)
+    assert ROOFS.bound(flops, nbytes, "bfloat16") == typed
+    earlier = replace(ROOFS, bf16_gflops=None)  # of a record, which has no such figure
+    assert earlier.bound(flops, nbytes, "bfloat16") == (ns, roof)
+
+
+def test_flops_take_the_time_of_their_types():
+    assert ROOFS.compute_ns({"float32": 1000, "bfloat16": 4000}) == 10 + 20
+
+
+def test_a_step_in_bfloat16_is_held_against_the_peak_of_its_types():
+    config = models.parse("gpt2-tiny")
+    how = {"choice": Choice("optimized"), "fuse": usual("optimized", False), "threads": 1}
+    plain, narrow = (
+        build(config.module(), config.specs(2, 8), BuildOptions(dtype=dtype, **how)).program
+        for dtype in ("float32", "bfloat16")
+    )
+    assert set(plain.work) == {"float32"}
+    products = [c for c in narrow.step_calls if c.operands == "bfloat16"]
+    read = {c.op.name.partition("_")[0] for c in products}
+    assert read >= {"matmul", "attention", "classifier"}
+    assert not read & {"adamw", "layernorm", "residual"}
+    assert narrow.work["bfloat16"] == sum(c.flops for c in products) > 0.9 * narrow.flops
+    assert sum(plain.work.values()) == plain.flops == narrow.flops
+    assert "convert" not in {c.phase for c in narrow.step_calls} < {c.phase for c in narrow.calls}
+
+
+def test_the_tokens_below_which_memory_binds():
+    """By hand, from the bytes: two readings of what products read, weight and moments twice, the copy once."""
+    assert [s.moved for s in SCHEMES] == [4 + 4 + 8 + 16, 2 + 2 + 8 + 16 + 2, 2 + 2 + 8 + 8 + 2]
+    # 100 GFLOP/s, of bfloat16 200, and 5 GB/s
+    assert [s.tokens(ROOFS) for s in SCHEMES] == pytest.approx([32 * 20 / 6, 30 * 40 / 6, 22 * 40 / 6])
 
 
 def test_roofs_come_back_from_json():
     assert from_json(Roofs, json.loads(json.dumps(to_json(ROOFS)))) == ROOFS
 
 
-def row(op, ms, of_roof, roof="FMA", layer="", imbalance=None):
+def row(op, ms, of_roof, roof="FMA", layer="", imbalance=None, types=("float32",)):
     kernels = [f"{op.lower().replace(' ', '_')}[k]"]
-    return SimpleNamespace(op=op, ms=ms, of_roof=of_roof, roof=roof, kernels=kernels, layer=layer, imbalance=imbalance)
+    more = {"kernels": kernels, "layer": layer, "imbalance": imbalance, "types": types}
+    return SimpleNamespace(op=op, ms=ms, of_roof=of_roof, roof=roof, **more)
 
 
 def test_words():
@@ -71,6 +110,10 @@ def test_words():
     )
     profile.mfu, profile.ops = None, [row("Matmul Forward", 150, None)]
     assert profiles.words(profile) == "A step takes 200 ms. matmul is 75 % of it."
+    profile.mfu, profile.ops = 60.0, [row("Matmul Forward", 150, 40, "bf16", types=("bfloat16", "float32"))]
+    assert profiles.words(profile).startswith(
+        "A step takes 200 ms, 60 % of the bf16 and FMA peaks of 2 threads (MFU). matmul is 75 % of it, at 40 % of its"
+    )
 
 
 def test_more_than_a_roof_is_a_doubt():
@@ -119,6 +162,16 @@ def test_fma_does_the_operations_that_are_counted():
     assert kernels.FLOPS == 2 * kernels.CHAINS * LANES
 
 
+def test_pairs_do_the_operations_that_are_counted():
+    words = np.full(2 * LANES, 0x3F003F80, np.uint32).view(np.float32)  # halves of 1 and 0.5
+    sums = np.zeros(4, np.float32)
+    kernels.pairs(words, sums, 3, 2)
+    # a chain is the word as a float, 0.501892, and in each of two rounds 1 * 1 + 0.5 * 0.5 more
+    want = kernels.CHAINS * LANES * (float(words[0]) + 2 * 1.25)
+    np.testing.assert_allclose(sums, [want] * 3 + [0], rtol=1e-6)
+    assert ("vdpbf16ps" if HOST.dot else "two FMAs") == kernels.PAIRS_BY
+
+
 def test_streams_touch_every_float_that_is_counted_and_no_other():
     sums = np.zeros(4, np.float32)
     x = floats()
@@ -144,7 +197,9 @@ class FakeMachine:
     def __init__(self, monkeypatch):
         self.now = 0.0
         monkeypatch.setattr(kernels, "nothing", lambda sums, n: self.cost(3000))
-        monkeypatch.setattr(kernels, "fma", lambda x, sums, n, rounds: self.cost(rounds * kernels.CHAINS * 0.25))
+        fma = lambda x, sums, n, rounds: self.cost(rounds * kernels.CHAINS * 0.25)  # noqa: E731
+        for name in "fma", "pairs":
+            monkeypatch.setattr(kernels, name, fma)
         for name in kernels.STREAMS:
             stream = lambda x, sums, n, floats, rounds: self.cost(rounds * n * floats * 4 * 0.1)  # noqa: E731
             monkeypatch.setitem(kernels.STREAMS, name, (stream, kernels.STREAMS[name][1]))
@@ -160,6 +215,7 @@ def test_figures_have_their_units(monkeypatch):
     found = machine.Measurement(FakeMachine(monkeypatch), samples_s=1e-3).run([1, 2])
     assert found[2].gflops == pytest.approx(2 * found[1].gflops, rel=1e-3)
     assert found[1].gflops == pytest.approx(2 * LANES / 0.25, rel=1e-3)
+    assert found[2].bf16_gflops == pytest.approx(2 * found[2].gflops, rel=1e-3)
     assert found[1].launch_us == pytest.approx(3, rel=1e-3)
     assert {n for r in found.values() for n in r.gbs} == {v.name for v in found[1].levels}
     for by_kind in (kinds for r in found.values() for kinds in r.gbs.values()):
@@ -208,6 +264,15 @@ def test_roofs_are_kept_for_this_machine_and_measured_once(tmp_path, monkeypatch
     assert machine.stored() == {}
 
 
+@pytest.mark.parametrize("change", [{"bf16_gflops": None, "bf16_by": ""}, {"bf16_by": "another instruction"}])
+def test_kept_roofs_without_the_peak_of_bfloat16_are_measured_again(tmp_path, monkeypatch, change):
+    monkeypatch.setenv("CPUOPT_CACHE_DIR", str(tmp_path))
+    machine.store({1: replace(ROOFS, threads=1), 2: replace(ROOFS, gflops=900.0, **change)})
+    assert machine.stored() == {1: replace(ROOFS, threads=1)}
+    monkeypatch.setattr(machine.Measurement, "run", lambda self, counts: dict.fromkeys(counts, ROOFS))
+    assert machine.roofs(2) == machine.stored()[2] == ROOFS
+
+
 def test_roofs_of_a_busy_machine_are_measured_again_when_it_is_quiet(tmp_path, monkeypatch):
     monkeypatch.setenv("CPUOPT_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(machine, "MEASURED", set())
@@ -244,7 +309,9 @@ def test_roofs_that_something_passes_are_raised_once_and_only_this_machines(tmp_
 def test_doubtful_figures_do_not_replace_better_ones(tmp_path, monkeypatch):
     monkeypatch.setenv("CPUOPT_CACHE_DIR", str(tmp_path))
     machine.store({2: ROOFS})
-    low = replace(ROOFS, gflops=50.0, launch_us=9.0, gbs={**ROOFS.gbs, "L1": {"read": 90.0, "copy": 1.0}})
+    low = replace(
+        ROOFS, gflops=50.0, bf16_gflops=70.0, launch_us=9.0, gbs={**ROOFS.gbs, "L1": {"read": 90.0, "copy": 1.0}}
+    )
     machine.store({2: replace(low, doubts=("busy",))})
     assert machine.stored() == {2: replace(ROOFS, gbs={**ROOFS.gbs, "L1": {"read": 90.0, "copy": 40.0}})}
     machine.store({2: low})
@@ -302,6 +369,10 @@ def test_the_verb(tmp_path, monkeypatch, capsys):
     out = capsys.readouterr().out
     assert "FMA, GFLOP/s" in out
     assert "L1 copy, GB/s" in out
+    assert re.search(rf"bf16, GFLOP/s, by {kernels.PAIRS_BY} +200.0", out)
+    assert re.search(r"T\*, bf16: 30 B +200 +200", out)
+    assert max(map(len, out.partition("GB/s")[2].partition("measured")[0].splitlines())) <= 80
+    assert content["schemes"][1] == {"name": "bf16", "moved_bytes": 30, "tokens": dict.fromkeys("124", 200.0)}
     assert "now: other processes use" in out
 
 

@@ -1,6 +1,7 @@
 """``cpuopt machine``: show the measured roofs of this machine, its threads, and the noise now.
 
-The roofs are the rate of FMAs and the bandwidth of each level of memory. They are measured once, and kept.
+The roofs are the rates of FMAs, of float32 and of bf16, and the bandwidth of each level of memory. They are measured
+once, and kept. T* is the number of tokens a step below which memory binds it.
 
 Examples::
 
@@ -30,6 +31,7 @@ def run(args: argparse.Namespace) -> int:
     from ..kernels.toolkit.threads import start, threading_layer
     from ..machine import describe
     from ..measure import rates as machine
+    from ..measure.schemes import SCHEMES
     from ..report import console
     from ..report.machine import tables
 
@@ -51,6 +53,10 @@ def run(args: argparse.Namespace) -> int:
             "machine": describe(),
             "threading_layer": threading_layer(),
             "roofs": {str(n): known[n] for n in sorted(known)},
+            "schemes": [
+                {"name": s.name, "moved_bytes": s.moved, "tokens": {str(n): s.tokens(known[n]) for n in sorted(known)}}
+                for s in SCHEMES
+            ],
             "noise": noise,
             "measured_now": missing,
             "file": str(machine.file()) if machine.stored() == known else None,

@@ -1,7 +1,7 @@
-"""Kernels that measure the machine's roofs: multiply-adds in registers, and streams from each level of its memory.
+"""Kernels that measure the machine's roofs: multiply-adds of two types in registers, and streams from its memory.
 
-Each function works on one part of an array per thread, many rounds in one call, so that starting threads does not
-count. Vectors are explicit, so that no compiler option changes the measurement.
+Streams come from each level of memory. Each function works on one part of an array per thread, many rounds in one call,
+so that starting threads does not count. Vectors are explicit, so that no compiler option changes the measurement.
 """
 
 import numpy as np
@@ -9,7 +9,8 @@ from numba import prange
 
 from .compile.jit import helper
 from .toolkit.lanes import load, store, sum_lanes
-from .toolkit.simd import LANES
+from .toolkit.pairs import add_pairs
+from .toolkit.simd import HOST, LANES
 
 CHAINS = 12
 """Independent sums: two FMA units of latency 4 need 8; 12 and two operands fit 16 registers."""
@@ -34,6 +35,27 @@ def fma(x, sums, threads, rounds):
     """Multiply and add ``threads * rounds * CHAINS * LANES`` times."""
     for i in prange(threads):
         sums[i] = fma_part(x, rounds)
+
+
+@helper()
+def pairs_part(x, rounds):
+    """Run 12 chains that add the products of two bfloat16 each: the elements of x are words of two."""
+    s, t = load(x, 0), load(x, LANES)
+    a0, a1, a2, a3, a4, a5 = s, s, s, s, s, s
+    a6, a7, a8, a9, a10, a11 = s, s, s, s, s, s
+    for _ in range(rounds):
+        a0, a1, a2 = add_pairs(s, t, a0), add_pairs(s, t, a1), add_pairs(s, t, a2)
+        a3, a4, a5 = add_pairs(s, t, a3), add_pairs(s, t, a4), add_pairs(s, t, a5)
+        a6, a7, a8 = add_pairs(s, t, a6), add_pairs(s, t, a7), add_pairs(s, t, a8)
+        a9, a10, a11 = add_pairs(s, t, a9), add_pairs(s, t, a10), add_pairs(s, t, a11)
+    return sum_lanes(((a0 + a1) + (a2 + a3)) + ((a4 + a5) + (a6 + a7)) + ((a8 + a9) + (a10 + a11)))
+
+
+@helper(parallel=True)
+def pairs(x, sums, threads, rounds):
+    """Multiply and add bfloat16 ``2 * threads * rounds * CHAINS * LANES`` times."""
+    for i in prange(threads):
+        sums[i] = pairs_part(x, rounds)
 
 
 @helper()
@@ -113,6 +135,8 @@ def nothing(sums, threads):
 STREAMS = {"read": (read, 1), "copy": (copy, 1), "triad": (triad, 1), "update": (update, 2)}
 """By name: the function of (x, sums, threads, n, rounds), and how often each of the n floats a thread is touched."""
 FLOPS = 2 * CHAINS * LANES
-"""The floating-point operations of one round of `fma` on one thread."""
+"""The floating-point operations of one round of `fma` on one thread; a round of `pairs` has twice as many."""
+PAIRS_BY = "vdpbf16ps" if HOST.dot else "two FMAs"
+"""What multiplies and adds two bfloat16: the instruction, or its definition."""
 UNIT = 6 * AHEAD * LANES
 """A thread's part is a multiple of this number of floats, which all streams divide evenly."""

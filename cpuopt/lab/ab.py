@@ -56,7 +56,7 @@ SLACK = 0.005
 """The share of a step that other ops may gain from a changed one, for example by data left in the caches."""
 MOST_GFLOPS, MOST_GBS = 400.0, 1200.0
 """What no thread of any machine reaches: two FMAs of 16 floats, and three vectors of 64 bytes moved, in each cycle of
-6 GHz."""
+6 GHz. Of bfloat16, twice as many multiply-adds."""
 IMPOSSIBLE = 4.0
 """The factor by which a time must be below a measured roof to be refused; less is a warning, for roofs are measured
 while other processes run."""
@@ -334,10 +334,15 @@ def rounds_told(say: Say, text: str) -> Callable[[int, int], None]:
     return told
 
 
-def cost(op: Op, shape: Shape) -> dict[str, int]:
-    """Return the FLOPs of a call, and the bytes that it must move."""
+def cost(op: Op, shape: Shape) -> dict[str, Any]:
+    """Return the FLOPs of a call, the type of what they multiply, and the bytes that the call must move."""
     nbytes = op.bytes(shape.sizes, shape.adds, shape.absent, shape.types)
-    return {"flops": op.work(shape.sizes, shape.absent), "bytes": nbytes}
+    return {"flops": op.work(shape.sizes, shape.absent), "bytes": nbytes, "operands": op.operands(shape.types)}
+
+
+def bound(roofs: Roofs, timed: Mapping[str, Any]) -> tuple[float, str]:
+    """Return the least ns of a call by the figures of `cost`, and the roof that sets them."""
+    return roofs.bound(timed["flops"], timed["bytes"], timed.get("operands", "float32"))
 
 
 def entry(found: Comparison, which: int = 0) -> dict[str, Any]:
@@ -582,8 +587,9 @@ def require_possible(names: Sequence[str], timed: Mapping[str, Any], threads: in
     """
     known = machine.stored().get(threads)
     for name, ns in zip(names, (timed["a_ns"], timed["b_ns"]), strict=True):
-        least = max(timed["flops"] / (MOST_GFLOPS * threads), timed["bytes"] / (MOST_GBS * threads))
-        roof = known.bound(timed["flops"], timed["bytes"])[0] / IMPOSSIBLE if known and not known.doubts else 0.0
+        most = MOST_GFLOPS * (2 if timed.get("operands") == "bfloat16" else 1)
+        least = max(timed["flops"] / (most * threads), timed["bytes"] / (MOST_GBS * threads))
+        roof = bound(known, timed)[0] / IMPOSSIBLE if known and not known.doubts else 0.0
         if ns < max(least, roof):
             raise UserError(
                 f"{name} takes {ns:.0f} ns for {timed['flops']} FLOPs and {timed['bytes']} bytes, which is impossible: "
@@ -596,7 +602,7 @@ def beyond_roofs(variants: Sequence[str], cases: Sequence[Mapping[str, Any]], ro
     found = []
     for timed in cases if roofs else ():
         assert roofs
-        least, name = roofs.bound(timed["flops"], timed["bytes"])
+        least, name = bound(roofs, timed)
         for variant, ns in zip(variants, (timed["a_ns"], timed["b_ns"]), strict=True):
             if least > ns:
                 share = f"{100 * least / ns:.0f} % of the {name} roof"

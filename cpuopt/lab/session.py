@@ -21,7 +21,7 @@ from ..measure.comparison import LEVEL, analyses_up_to, marginal
 from ..measure.roofline import PASSED, UNFIT, Roofs
 from ..wording import spread
 from . import worker
-from .ab import GAINS
+from .ab import GAINS, bound
 from .checked import check, jobs_at
 from .inspect import inspect
 
@@ -208,7 +208,7 @@ def _roof(plan: Plan, roofs: Roofs, row: Row, child: Child) -> str:
     alone = row.found["alone"]
     least: dict[str, float] = {}
     for case in alone["cases"]:
-        ns, name = roofs.bound(case["flops"], case["bytes"])
+        ns, name = bound(roofs, case)
         least[name] = least.get(name, 0.0) + ns * len(case["layers"])
     total, name = sum(least.values()) / 1e6, max(least, key=lambda n: least[n])
     shares = {"of_roof": 100 * total / alone["b_ms"], "against": 100 * total / alone["a_ms"], "roof": name}

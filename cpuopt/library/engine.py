@@ -318,8 +318,7 @@ class Engine(core.Engine):
         if not all(isinstance(n, int | np.integer) for n in (steps, warmup)) or steps < 1 or warmup < 0:
             raise UserError(f"profile: steps {steps!r}, warmup {warmup!r}; expected 1 or more, and 0 or more")
         checked = self._check()
-        known = self.options.dtype == "float32"  # the roof of products of bfloat16 is not measured
-        machine = rates.roofs(self.threads) if roofs and known else None
+        machine = rates.roofs(self.threads) if roofs else None
         before = self._state()
         try:
             found = profile(self._repeating(given, steps, checked.results), warmup=warmup, roofs=machine)

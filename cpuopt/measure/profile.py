@@ -109,7 +109,7 @@ class Profile:
     checked : one entry a check of this run, with at least ``kernel`` and ``status``; without figures where one
         failed.
     roofs : the machine's roofs on this number of threads, if they are known.
-    mfu : the step's FLOPs in percent of the FMA peak.
+    mfu : the time that the step's FLOPs take at the peaks of the types that they multiply, in percent of the step's.
     doubts : warnings about the figures.
     hashes : the hash of the sources of each kernel.
     origin : ``cpu``, ``time``, ``commit`` and ``command``, as far as they are known.
@@ -251,7 +251,7 @@ class Sums:
         least: dict[str, float] = {}
         for i in at:
             call = self.bounds[i].call
-            time, name = self.roofs.bound(call.flops, call.bytes)
+            time, name = self.roofs.bound(call.flops, call.bytes, call.operands)
             least[name] = least.get(name, 0.0) + time * float(self.calls[i])
         return {"of_roof": 100 * sum(least.values()) / ns, "roof": max(least, key=lambda name: least[name])}
 
@@ -281,12 +281,17 @@ def passed(rows: Iterable[OpRow]) -> list[str]:
     ]
 
 
+def peaks(rows: Iterable[Figures]) -> str:
+    """Name the peaks that the FLOPs of a step are held against."""
+    return "bf16 and FMA peaks" if any("bfloat16" in r.types for r in rows) else "FMA peak"
+
+
 def words(p: Profile) -> str:
     """Describe where the time of a step goes, and where most of it could be saved."""
     step = p.step_ms["mean"]
     text = f"A step takes {four(step)} ms"
     if fits(p.mfu):
-        text += f", {p.mfu:.0f} % of the FMA peak of {count(p.threads, 'thread')} (MFU)"
+        text += f", {p.mfu:.0f} % of the {peaks(p.ops)} of {count(p.threads, 'thread')} (MFU)"
     rows = [r for r in p.ops if r.kernels]
     families: dict[str, list[OpRow]] = {}
     for r in rows:

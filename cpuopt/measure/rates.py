@@ -1,4 +1,4 @@
-"""The measured roofs of this machine: multiply-adds, bandwidth of each level of memory, the start of threads.
+"""The measured roofs of this machine: multiply-adds by type, bandwidth of each level of memory, starts of threads.
 
 The figures are kept in a file for each machine, beside the compiled kernels, and measured again on demand. A figure is
 the best of many short samples: other processes can only lower a figure, and a roof is the highest possible one.
@@ -83,6 +83,7 @@ class Measurement:
         self.clock, self.samples_s, self.say = clock, samples_s, say
         self.levels = levels()
         self.x = np.full(kernels.UNIT, 0.5, np.float32)
+        self.words = np.full(kernels.UNIT, 0x3F003F00, np.uint32).view(np.float32)  # 0.5 in both halves
         self.sums = np.zeros(256, np.float32)
 
     def run(self, counts: Iterable[int]) -> dict[int, Roofs]:
@@ -106,6 +107,8 @@ class Measurement:
         launch = self.best(n, lambda k, rounds: [kernels.nothing(sums, k) for _ in range(rounds)])
         self.say(f"{n} threads: FMA")
         gflops = self.gflops(n)
+        self.say(f"{n} threads: bf16, by {kernels.PAIRS_BY}")
+        bf16 = self.bf16_gflops(n)
         gbs: dict[str, dict[str, float]] = {}
         for level in self.levels:
             floats = self.floats(level.name, n)
@@ -115,11 +118,17 @@ class Measurement:
                 run = partial(_stream, stream, x, sums, floats)
                 gbs[level.name][name] = 4 * n * floats * touched / self.best(n, run)
         when = time.strftime("%Y-%m-%dT%H:%M:%S%z")
-        return Roofs(n, self.levels, gflops, gbs, launch / 1e3, when)
+        more: dict[str, Any] = {"bf16_gflops": bf16, "bf16_by": kernels.PAIRS_BY}
+        return Roofs(n, self.levels, gflops, gbs, launch / 1e3, when, **more)
 
     def gflops(self, n: int) -> float:
         """Measure the multiply-adds of n threads."""
         return n * kernels.FLOPS / self.best(n, lambda k, rounds: kernels.fma(self.x, self.sums, k, rounds))
+
+    def bf16_gflops(self, n: int) -> float:
+        """Measure the multiply-adds of n threads on pairs of bfloat16."""
+        run = lambda k, rounds: kernels.pairs(self.words, self.sums, k, rounds)  # noqa: E731
+        return 2 * n * kernels.FLOPS / self.best(n, run)
 
     def floats(self, level: str, n: int) -> int:
         """Choose the number of floats that a thread streams: half a level, and more than smaller levels hold."""
@@ -208,17 +217,24 @@ def file() -> Path:
 
 
 def stored() -> dict[int, Roofs]:
-    """Read the roofs of this machine that were measured before; none where no file has them in this format."""
+    """Read the roofs of this machine that were measured before; none if no file has them in this format.
+
+    Roofs that lack the peak of bfloat16, or have it by another instruction, are left out: they are measured again.
+    """
     entry = read_entry(file())
     content: dict[str, Any] = json.loads(entry) if entry else {"format": None}
-    return {int(n): from_json(Roofs, r) for n, r in content["roofs"].items()} if content["format"] == FORMAT else {}
+    if content["format"] != FORMAT:
+        return {}
+    found = {int(n): from_json(Roofs, r) for n, r in content["roofs"].items()}
+    return {n: r for n, r in found.items() if r.bf16_gflops and r.bf16_by == kernels.PAIRS_BY}
 
 
 def better(old: Roofs, new: Roofs) -> Roofs:
     """Combine the better of each figure: a rate reached once is possible."""
     gbs = {v: {kind: max(x, old.gbs[v][kind]) for kind, x in kinds.items()} for v, kinds in new.gbs.items()}
-    best = max(old.gflops, new.gflops), min(old.launch_us, new.launch_us)
-    return replace(new, gflops=best[0], launch_us=best[1], gbs=gbs, doubts=new.doubts if old.doubts else ())
+    gflops, bf16 = max(old.gflops, new.gflops), max(old.bf16_gflops or 0.0, new.bf16_gflops or 0.0) or None
+    launch, doubts = min(old.launch_us, new.launch_us), new.doubts if old.doubts else ()
+    return replace(new, gflops=gflops, bf16_gflops=bf16, launch_us=launch, gbs=gbs, doubts=doubts)
 
 
 def store(found: Mapping[int, Roofs]) -> dict[int, Roofs]:

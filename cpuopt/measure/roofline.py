@@ -1,9 +1,10 @@
 """The distance of a kernel from the limits of the machine: the roofline of Williams, Waterman and Patterson (2009).
 
 A call must do its FLOPs and move its compulsory bytes; whichever takes longer at the machine's measured peak is the
-roof that binds. The bytes are held against the bandwidth of the smallest level of the memory hierarchy that could hold
-them all, at the best of several patterns of access: a roof is what cannot be passed. More than 100 % of one means that
-the roof was measured too low, or that the bytes or FLOPs are counted wrong; it is never a success.
+roof that binds. The peak of FLOPs depends on what they multiply: float32, or bfloat16 in pairs. The bytes are held
+against the bandwidth of the smallest level of the memory hierarchy that could hold them all, at the best of several
+patterns of access: a roof is what cannot be passed. More than 100 % of one means that the roof was measured too low, or
+that the bytes or FLOPs are counted wrong; it is never a success.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-FMA = "FMA"
+FMA, BF16 = "FMA", "bf16"
+"""The names of the roofs of multiply-adds of float32, and of bfloat16."""
 PASSED = 100.0
 """The percentage of a roof beyond which the roof is unfit: it was measured too low."""
 UNFIT = "unfit"
@@ -54,14 +56,16 @@ class Roofs:
 
     Attributes
     ----------
-    gflops : multiply-adds in registers, two operations each.
+    gflops : multiply-adds of float32 in registers, two operations each.
     gbs : bandwidth by level, by pattern of access.
     launch_us : the time of a call of an empty parallel kernel.
     measured : the time of the measurement.
     doubts : warnings about the figures at their measurement.
+    bf16_gflops : multiply-adds of bfloat16 in registers; None in records of earlier versions.
+    bf16_by : what computes them: an instruction for pairs, or two multiply-adds of float32.
     """
 
-    JSON: ClassVar = ("threads", "gflops", "gbs", "launch_us", "levels", "measured", "doubts")
+    JSON: ClassVar = ("threads", "gflops", "bf16_gflops", "bf16_by", "gbs", "launch_us", "levels", "measured", "doubts")
     threads: int
     levels: tuple[Level, ...]
     gflops: float
@@ -69,6 +73,23 @@ class Roofs:
     launch_us: float
     measured: str = ""
     doubts: tuple[str, ...] = ()
+    bf16_gflops: float | None = None
+    bf16_by: str = ""
+
+    def peak(self, operands: str = "float32") -> tuple[float, str]:
+        """Return the GFLOP/s of multiply-adds on a storage type, and the name of this roof."""
+        if operands == "bfloat16" and self.bf16_gflops:
+            return self.bf16_gflops, BF16
+        return self.gflops, FMA
+
+    def compute_ns(self, work: Mapping[str, float]) -> float:
+        """Return the ns that FLOPs take at their peaks.
+
+        Parameters
+        ----------
+        work : FLOPs, by the storage type of what they multiply.
+        """
+        return sum(flops / self.peak(operands)[0] for operands, flops in work.items())
 
     def bandwidth(self, level: str) -> float:
         """Return a level's highest GB/s of all patterns."""
@@ -78,8 +99,13 @@ class Roofs:
         """Return the smallest level that can hold this many bytes."""
         return next(v.name for v in self.levels if v.holds(self.threads) >= nbytes)
 
-    def bound(self, flops: float, nbytes: float) -> tuple[float, str]:
-        """Return the least time of a call, in ns, and the roof that sets it: `FMA`, or a level's name."""
-        level = self.level(nbytes)
-        compute, memory = flops / self.gflops, nbytes / self.bandwidth(level)
-        return (compute, FMA) if compute >= memory else (memory, level)
+    def bound(self, flops: float, nbytes: float, operands: str = "float32") -> tuple[float, str]:
+        """Return the least time of a call, in ns, and the roof that sets it: `FMA`, `BF16`, or a level's name.
+
+        Parameters
+        ----------
+        operands : the storage type of what the call multiplies.
+        """
+        level, (gflops, name) = self.level(nbytes), self.peak(operands)
+        compute, memory = flops / gflops, nbytes / self.bandwidth(level)
+        return (compute, name) if compute >= memory else (memory, level)

@@ -398,6 +398,16 @@ class Op:
         """Count the floating-point operations of a call."""
         return self.flops(sizes) - sum(saved(sizes) for name, saved in self.without.items() if name in absent)
 
+    def operands(self, types: Mapping[str, str]) -> str:
+        """Return the storage type of what a call's products multiply: bfloat16 if it reads an array of it.
+
+        Parameters
+        ----------
+        types : the types of the arguments that do not have their usual one.
+        """
+        read = {types.get(a.name, a.dtype) for a in self.arrays if a.role == "in"}
+        return "bfloat16" if "bfloat16" in read else "float32"
+
     def bytes(
         self,
         sizes: Mapping[str, int],

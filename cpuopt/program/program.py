@@ -212,6 +212,11 @@ class Call:
         return self.op.work(self.sizes, self.absent)
 
     @property
+    def operands(self) -> str:
+        """The storage type of what its products multiply: bfloat16 if it reads an array of it."""
+        return self.op.operands(self.types)
+
+    @property
     def bytes(self) -> int:
         """The least number of bytes that must move."""
         return self.op.bytes(self.sizes, self.adds, self.absent, self.types)
@@ -318,9 +323,22 @@ class Program:
         return (c for c in self.calls if c.phase in phases)
 
     @property
+    def step_calls(self) -> list[Call]:
+        """The calls of a training step: all but those of evaluations, and of weights that changed otherwise."""
+        return [c for c in self.calls if c.phase not in ("evaluate", "convert")]
+
+    @property
+    def work(self) -> dict[str, int]:
+        """Floating-point operations of one step, by the storage type of what they multiply."""
+        found: dict[str, int] = {}
+        for c in self.step_calls:
+            found[c.operands] = found.get(c.operands, 0) + c.flops
+        return found
+
+    @property
     def flops(self) -> int:
         """Floating-point operations of one step."""
-        return sum(c.flops for c in self.calls if c.phase != "evaluate")
+        return sum(self.work.values())
 
     def verify(self) -> None:
         """Check that the program is valid; run after every pass.

@@ -180,6 +180,14 @@ class Emit:
         x, y = (self.builder.bitcast(word, halves) for word in (x, y))
         return self.call(name, self.vector, z, x, y)
 
+    def add_pairs(self, x, y, z):
+        """Compute z plus the products of both halves of words, by the instruction or by two multiply-adds."""
+        if self.tile.dot:
+            return self.dot(x, y, z)
+        for odd in True, False:
+            z = self.multiply_add(self.half(x, odd), self.half(y, odd), z)
+        return z
+
     def half(self, word, odd: bool):
         """Take the odd or the even half of words, as floats."""
         words = ir.VectorType(I32, self.tile.lanes)

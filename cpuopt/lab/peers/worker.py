@@ -1,8 +1,8 @@
 """The cpuopt side of `cpuopt bench`: ``python -m cpuopt.lab.peers.worker``, driven by requests in JSON lines.
 
 ``check`` validates the settings, ``init`` compiles and sets the initial weights, ``loss`` evaluates the first batch,
-``steps`` trains and returns the time of each step, ``peak`` returns the peak memory since ``init``, the FMA peak, and
-the time of a step at its roofs.
+``steps`` trains and returns the time of each step, ``peak`` returns the peak memory since ``init``, the peak of the
+step's FLOPs, and the time of a step at its roofs.
 """
 
 from __future__ import annotations
@@ -152,15 +152,17 @@ def _peak(engine: Engine) -> dict[str, Any]:
 
     used = peak_rss_bytes() / 1e6  # before the roofs, which take memory
     roofs = rates.roofs(engine.threads)
-    gflops = max(rates.Measurement().gflops(engine.threads), roofs.gflops)  # now, and at its best
-    roofs = replace(roofs, gflops=gflops)
-    calls = [c for c in engine.program.calls if c.phase != "evaluate"]
+    program, now = engine.program, rates.Measurement()
+    roofs = rates.better(roofs, replace(roofs, gflops=now.gflops(engine.threads)))  # now, and at its best
+    if "bfloat16" in program.work:
+        roofs = rates.better(roofs, replace(roofs, bf16_gflops=now.bf16_gflops(engine.threads)))
+    flops = program.flops
     return {
         "peak_rss_mb": used,
         "versions": {"threading_layer": threading_layer()},
-        "gflop": engine.program.flops / 1e9,
-        "peak_gflops": gflops,
-        "roof_ms": sum(roofs.bound(c.flops, c.bytes)[0] for c in calls) / 1e6,
+        "gflop": flops / 1e9,
+        "peak_gflops": flops / roofs.compute_ns(program.work),
+        "roof_ms": sum(roofs.bound(c.flops, c.bytes, c.operands)[0] for c in program.step_calls) / 1e6,
     }
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypedDict
 
 from ...files import write_whole
 from ...files.reading import misfit, parse_json, read_file, read_json
+from ...measure.profile import peaks
 from ...measure.roofline import fits
 from ...program.arena import gb
 from ...wording import count, four
@@ -131,7 +132,7 @@ def _head(p: Profile, title: str) -> Markup:
         (f"{short(p.profiler_overhead_ms)} ms", "a step, the cost of profiling"),
     ]
     if fits(p.mfu):
-        tiles.insert(2, (f"{p.mfu:.0f} %", "of the FMA peak (MFU)"))
+        tiles.insert(2, (f"{p.mfu:.0f} %", f"of the {peaks(p.ops)} (MFU)"))
     return join(
         _heading(p, title),
         tag("div", [tag("div", tag("b", figure), tag("span", what)) for figure, what in tiles], class_="tiles"),

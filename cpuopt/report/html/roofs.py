@@ -31,7 +31,8 @@ def roofline(profile: Profile) -> Markup:
     left_out = [r.op for r in rows if r not in drawn]
     if not drawn:
         return tag("p", "No op of this step has FLOPs to count.", class_="note")
-    x, y = _scales(drawn, profile.roofs)
+    peaks = _peaks(profile)
+    x, y = _scales(drawn, profile.roofs, peaks)
     layers = [r for r in profile.layers if r.gflops > 0 and r.intensity > 0]
     shown = [r for r in layers if x.low <= r.intensity <= x.high and y.low <= r.gflops <= y.high]
     points = [(r, x(r.intensity), y(r.gflops), 3.5 + 1.3 * sqrt(max(r.share, 0))) for r in drawn]
@@ -40,7 +41,7 @@ def roofline(profile: Profile) -> Markup:
     lines: list[Box] = []
     parts = axes(x, y, "FLOPs a byte", "GFLOP/s")
     if profile.roofs:
-        parts += _roofs(profile.roofs, x, y, taken, lines)
+        parts += _roofs(profile.roofs, peaks, x, y, taken, lines)
     for one in shown:
         name = f"{one.layer}\n{one.op} [{one.variant}]"
         parts.append(_point(one, x(one.intensity), y(one.gflops), 2.2, f"{PARTS[one.phase]} layer", name))
@@ -68,31 +69,45 @@ def roofline(profile: Profile) -> Markup:
     )
 
 
-def _scales(rows: Sequence[OpRow], roofs: Roofs | None) -> tuple[Log, Log]:
+def _peaks(profile: Profile) -> list[tuple[float, str]]:
+    """List the GFLOP/s and names of the peaks that ops are held against, the lowest first."""
+    types = {"float32", *(name for r in profile.ops for name in r.types)}
+    return sorted({profile.roofs.peak(name) for name in types}) if profile.roofs else []
+
+
+def _scales(rows: Sequence[OpRow], roofs: Roofs | None, peaks: Sequence[tuple[float, str]]) -> tuple[Log, Log]:
     xs, ys = [r.intensity for r in rows], [r.gflops for r in rows]
     if roofs:
-        ridges = [roofs.gflops / roofs.bandwidth(v.name) for v in roofs.levels]
-        xs, ys = [*xs, *ridges], [*ys, roofs.gflops]
+        ridges = [gflops / roofs.bandwidth(v.name) for v in roofs.levels for gflops, _ in peaks]
+        xs, ys = [*xs, *ridges], [*ys, *(gflops for gflops, _ in peaks)]
     return Log(min(xs) / 1.6, max(xs) * 1.6, LEFT, RIGHT), Log(min(ys) / 1.6, max(ys) * 1.6, BOTTOM, TOP)
 
 
-def _roofs(roofs: Roofs, x: Log, y: Log, taken: list[Box], lines: list[Box]) -> list[Markup]:
-    """Draw a line for each level of memory up to the roof of the multiply-adds, and one for that roof.
+def _roofs(
+    roofs: Roofs, peaks: Sequence[tuple[float, str]], x: Log, y: Log, taken: list[Box], lines: list[Box]
+) -> list[Markup]:
+    """Draw a line for each peak of the multiply-adds, and one for each level of memory up to the highest of them.
 
     Parameters
     ----------
     taken, lines : to which the room of the names and that of the lines is added.
     """
-    ridges = {v.name: roofs.gflops / roofs.bandwidth(v.name) for v in roofs.levels}
-    top, flat = y(roofs.gflops), f"FMA {short(roofs.gflops)} GFLOP/s"
-    name = Label(flat, x.end - CHAR * len(flat), top - 6)
-    ends = x(min(ridges.values())), top, x.end, top
-    parts = [_line(*ends, flat), tag("text", flat, x=name.x, y=name.y, class_="roof-name")]
-    taken += [name.box, *along(*ends)]
-    for level, ridge in ridges.items():
+    parts: list[Markup] = []
+    names: list[Box] = []
+    fastest = max(roofs.bandwidth(v.name) for v in roofs.levels)
+    for gflops, name in peaks:
+        top, flat = y(gflops), f"{name} {short(gflops)} GFLOP/s"
+        label = Label(flat, x.end - CHAR * len(flat), top - 6)
+        if any(label.box.meets(b) for b in names):  # equal peaks: their names stand side by side
+            label = Label(flat, names[-1].left - CHAR * (len(flat) + 2), top - 6)
+        ends = x(gflops / fastest), top, x.end, top
+        parts += [_line(*ends, flat), tag("text", flat, x=label.x, y=label.y, class_="roof-name")]
+        names.append(label.box)
+        taken += [label.box, *along(*ends)]
+    for level in (v.name for v in roofs.levels):
         bandwidth = roofs.bandwidth(level)
         start = max(x.low, y.low / bandwidth)
-        ends = x(start), y(start * bandwidth), x(ridge), top
+        ends = x(start), y(start * bandwidth), x(peaks[-1][0] / bandwidth), y(peaks[-1][0])
         text = f"{level} {short(bandwidth)} GB/s"
         parts.append(_line(*ends, text))
         lines += along(*ends)
