@@ -43,10 +43,11 @@ T_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9
 """Student's t of a 95 % interval, by the number of values."""
 
 
-def settings_of(seed: int, steps: int, **scheme: str) -> Settings:
+def settings_of(seed: int, steps: int, threads: int | None, **scheme: str) -> Settings:
     """Return the settings of a run."""
     how = {"lr": 1e-3, "schedule": "cosine", "warmup_steps": min(100, steps // 2), "lr_end": 0.1, "guard": "off"}
-    return Settings(model="gpt2-nano", B=12, T=64, steps=steps, seed=seed, val_every=0, **how, **scheme)
+    sizes = {"B": 12, "T": 64, "steps": steps, "seed": seed, "threads": threads}
+    return Settings(model="gpt2-nano", val_every=0, **sizes, **how, **scheme)
 
 
 def ours(job: Job, text: list[dict[str, Array]]) -> list[float]:
@@ -93,7 +94,9 @@ def theirs(python: str, jobs: list[Job], text: list[dict[str, Array]]) -> tuple[
     return answer["losses"], answer["version"]
 
 
-def measure(seeds: int, steps: int, schemes: list[str], python: str | None, known: dict[str, Any]) -> dict[str, Any]:
+def measure(
+    seeds: int, steps: int, schemes: list[str], python: str | None, known: dict[str, Any], threads: int | None
+) -> dict[str, Any]:
     """Train each scheme with each seed, but those that a record already has; return the record."""
     record = {"kind": "cpuopt-curves", "machine": describe(), "every": EVERY, "steps": steps, "curves": {}} | known
     curves: dict[str, list[list[float]]] = record["curves"]
@@ -101,13 +104,13 @@ def measure(seeds: int, steps: int, schemes: list[str], python: str | None, know
         if name in curves:
             continue
         for seed in range(seeds):
-            job = prepare(settings_of(seed, steps, **SCHEMES[name]))
+            job = prepare(settings_of(seed, steps, threads, **SCHEMES[name]))
             val = job.corpus.batches("val", job.settings.B, job.settings.T)
             text = [named(val.at(n)) for n in range(BATCHES)]
             curves.setdefault(name, []).append(ours(job, text))
             print(f"{name}, seed {seed}: {curves[name][-1][-1]:.4f}", file=sys.stderr, flush=True)
     if python and PEER not in curves:
-        jobs = [prepare(settings_of(seed, steps)) for seed in range(seeds)]
+        jobs = [prepare(settings_of(seed, steps, threads)) for seed in range(seeds)]
         val = jobs[0].corpus.batches("val", jobs[0].settings.B, jobs[0].settings.T)
         curves[PEER], record["torch"] = theirs(python, jobs, [named(val.at(n)) for n in range(BATCHES)])
     return record
@@ -149,13 +152,14 @@ def main() -> None:
     p.add_argument("--peer-python", help="a Python that has torch; without one, PyTorch is left out")
     p.add_argument("--seeds", type=int, default=5, choices=sorted(T_95))
     p.add_argument("--steps", type=int, default=1000)
+    p.add_argument("--threads", type=int)
     p.add_argument("--scheme", action="append", choices=list(SCHEMES), help="default: all")
     a = p.parse_args()
     if a.show:
         record = json.loads(a.show.read_text())
     else:
         known = json.loads(a.out.read_text()) if a.out and a.out.exists() else {}
-        record = measure(a.seeds, a.steps, a.scheme or list(SCHEMES), a.peer_python, known)
+        record = measure(a.seeds, a.steps, a.scheme or list(SCHEMES), a.peer_python, known, a.threads)
         if a.out:
             write_whole(a.out, [json.dumps(record, indent=1).encode() + b"\n"])
     print("\n".join(table(record)))

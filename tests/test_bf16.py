@@ -231,10 +231,10 @@ def test_what_products_read_is_bfloat16_and_the_rest_is_float32():
 
 def test_the_bits_do_not_depend_on_threads():
     runs = []
-    for threads in (1, 2):
+    for threads in (1, 2, 3, 4):
         engine = engine_of(threads=threads)
         runs.append((losses_of(engine), weights_of(engine)))
-    assert runs[0] == runs[1]
+    assert all(run == runs[0] for run in runs)
 
 
 def test_micro_batches_and_ranks_have_the_bits_of_one_another():
@@ -247,14 +247,15 @@ def test_micro_batches_and_ranks_have_the_bits_of_one_another():
         return weights_of(engine)
 
     def on_rank(comm):
-        engine = engine_of(two_pass=True, micro_batches=2, comm=comm)
-        mine = [first, *more][2 * comm.rank : 2 * comm.rank + 2]
+        n = 4 // comm.size
+        engine = engine_of(two_pass=True, micro_batches=n, comm=comm)
+        mine = [first, *more][n * comm.rank : n * comm.rank + n]
         for _ in range(3):
             engine.step(lr=1e-3, more=mine[1:], **mine[0])
         return weights_of(engine)
 
     want = alone()
-    for got in Team(2).run(on_rank):
+    for got in [*Team(2).run(on_rank), *Team(4).run(on_rank)]:
         assert got == want
 
 

@@ -105,6 +105,7 @@ def content(run, step=20):
         {"total_batch": 32, "clip": 0.5, "weight_decay": 0.1, "decay": "matrices"},
         {"schedule": "cosine", "warmup_steps": 3, "guard_z": 3.0, "seed": 5},
         {"variant": "optimized"},
+        {"variant": "optimized", "dtype": "bf16"},
     ],
 )
 def test_ten_steps_and_ten_more_are_twenty(small, tmp_path, more):
@@ -461,9 +462,11 @@ def wait_for_steps(root, n, running):
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_killed_run_goes_on_and_ends_as_if_it_had_not_been(command, tmp_path, number):
-    running = command("--steps", "1000000")
+@pytest.mark.parametrize(
+    ("number", "more"), [(signal.SIGKILL, []), (signal.SIGTERM, []), (signal.SIGKILL, ["--dtype", "bf16"])]
+)
+def test_a_killed_run_goes_on_and_ends_as_if_it_had_not_been(command, tmp_path, number, more):
+    running = command("--steps", "1000000", *more)
     try:
         wait_for_steps(tmp_path / "runs", 7, running)
         for each in (signal.SIGSTOP, signal.SIGCONT, number, number):
@@ -483,7 +486,7 @@ def test_a_killed_run_goes_on_and_ends_as_if_it_had_not_been(command, tmp_path, 
     out, err = resumed.communicate(timeout=120)
     assert resumed.returncode == 0, err
     assert json.loads(out)["steps"] == done + 8
-    whole = command("--steps", steps, "--runs", "whole")
+    whole = command("--steps", steps, "--runs", "whole", *more)
     whole.communicate(timeout=120)
     one, two = content(run, done + 8), content(folder(tmp_path / "whole"), done + 8)
     assert {n: one[n] for n in TENSORS} == {n: two[n] for n in TENSORS}
