@@ -155,16 +155,6 @@ add_pairs = adder_of(HOST)
 load_pair, pair = pair_of(LANES, vector), pair_of(1, types.float32)
 
 
-@intrinsic
-def add_pairs(typingctx, x, y, z):
-    """Compute z plus the products of both halves of the words x and y."""
-
-    def codegen(context, builder, signature, args):
-        return Lanes(context, builder).add_pairs(*args)
-
-    return vector(vector, vector, vector), codegen
-
-
 @helper()
 def pack_rows(to, x, lo, hi):
     """to[i, k] = words of x[i, 2 k] and x[i, 2 k + 1] for rows lo to hi."""

@@ -198,14 +198,6 @@ class Emit:
             bits = self.builder.shl(bits, ir.Constant(words, [16] * self.tile.lanes))
         return self.builder.bitcast(bits, self.vector)
 
-    def add_pairs(self, x, y, z):
-        """Compute z plus the products of both halves of words, by the instruction or by two multiply-adds."""
-        if self.tile.dot:
-            return self.dot(x, y, z)
-        for odd in (True, False):
-            z = self.multiply_add(self.half(x, odd), self.half(y, odd), z)
-        return z
-
     def loop(self, count, state, body):
         """Repeat `body` `count` times; it maps the round and the values of `state` to their next values."""
         bld = self.builder
