@@ -7,7 +7,8 @@ itself. Plain Python is judged each time, since it has no such hash. `require_qu
 before and after two kernels are compared, and `timed` judges the arrays that they are compared on. `conform` takes
 kernels through all awkward cases; it refuses nothing, and reports.
 
-A kernel of a user's file is judged in a process of its own, which it may end or hang.
+A kernel of a user's file is judged in a process of its own (`judging`), which it may end or hang. The file is loaded
+there first: what it does to that process is known before it is loaded here.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from ..errors import UserError
 from ..files import cache_folder, read_entry, write_entry
 from ..files.reading import to_json
 from ..isolate.child import Asked, Child
-from ..kernels import ADDED
+from ..kernels import ADDED, load_all
 from ..kernels.compile import cache
 from ..kernels.registry import KERNELS, Kernel
 from ..machine import describe
@@ -36,6 +37,7 @@ from ..measure.rates import machine_id
 from ..ops.declaration import Op
 from ..program.program import Call
 from ..wording import count
+from . import worker
 from .cases import Case, cases, elements, quick_cases
 from .check import check, check_all
 from .judge import Result, worst
@@ -155,6 +157,24 @@ def require_same_text(kernel: Kernel, child: Child) -> None:
             f"{kernel.name} is not the same in the process that judges it and in this one, so nothing is run with it: "
             f"its file computes something at import that differs, such as a random number  [{kernel.where}]"
         )
+
+
+def judging(files: Sequence[str], threads: int) -> Child:
+    """Return a process that loads users' files and judges their kernels, once it is asked."""
+    return Child(worker.__name__, files, threads)
+
+
+def load_files(files: Sequence[str], threads: int) -> None:
+    """Load users' files of kernels here, once they are known to load in a process of their own.
+
+    Raises
+    ------
+    UserError
+        For a file that cannot be loaded, changes the process, or ends it.
+    """
+    with judging(files, threads) as child:
+        require_loadable(child)
+    load_all(files)
 
 
 def require_loadable(child: Child) -> None:

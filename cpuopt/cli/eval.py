@@ -65,8 +65,8 @@ def run(args: argparse.Namespace) -> int:
         models.parse(args.model)  # what is in the run refers to it
     from itertools import islice
 
-    from .. import kernels
     from ..building import BuildOptions
+    from ..check.gate import load_files
     from ..data.tokenizers import byte_lengths
     from ..engine import Engine
     from ..kernels.registry import AUTO, Choice
@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         text, batches = text_of(args, weights)
         B, T, lengths = batches.B, batches.T, byte_lengths(text.tokenizer)
-    kernels.load_all(args.kernels)
+    load_files(args.kernels, args.threads or common.cores())
     if args.variant == AUTO:
         console.warn("--variant auto: plans are for training steps; this runs with the default")
     with console.compiling() as progress:
@@ -106,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
             kernel_files=[*args.kernels, *c.files],
         )
         engine = Engine(*c.sized(B, T), how, seed=None, progress=progress)
-    require_correct(engine)
+    require_correct(engine, [*args.kernels, *c.files])
     copy_into(engine.parameters(), weights)
     if args.choices:
         with console.counting("examples", len(examples)) as tick:

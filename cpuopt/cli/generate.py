@@ -229,7 +229,7 @@ def figures_of(said: list[Said], decoder: Reader, dtype: str) -> dict[str, Any]:
 def run(args: argparse.Namespace) -> int:
     """Run the verb; return its exit status."""
     start_numba(args.threads)
-    from .. import kernels
+    from ..check.gate import load_files
     from ..generate import chat
     from ..generate.decoder import Sampler, check_tokens, context_of, generate
     from ..generate.uncached import reader_of
@@ -258,7 +258,7 @@ def run(args: argparse.Namespace) -> int:
     context = context_of(config, min(usual, config.longest(trained_length)) if args.context is None else args.context)
     if not args.chat:
         check_tokens(prompt, config, context)
-    kernels.load_all(args.kernels)
+    load_files(args.kernels, args.threads or common.cores())
     if args.variant == AUTO:
         console.warn("--variant auto: plans are for training steps; text is generated with the default")
     with console.compiling() as progress:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ..errors import UserError
 from ..train import settings
-from .common import settings_of, shared, show, start_numba
+from .common import cores, settings_of, shared, show, start_numba
 
 
 def flags(p: argparse.ArgumentParser) -> None:
@@ -37,7 +37,7 @@ def flags(p: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the verb; return its exit status."""
     start_numba(args.threads)
-    from .. import kernels
+    from ..check.gate import load_files
     from ..report import console
     from ..train.verify import model_beside, verify
     from ..weights import llmc
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"--losses {args.losses!r}: expected numbers with commas between") from e
     model = llmc.open_model(args.init or model_beside(args.state))
     state = llmc.open_state(args.state, model)
-    kernels.load_all(args.kernels)
+    load_files(args.kernels, args.threads or cores())
     with console.compiling() as progress:
         rows = list(verify(state, model, settings_of(args), losses, progress))
     passed = all(r.passed for r in rows)

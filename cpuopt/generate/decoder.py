@@ -18,7 +18,7 @@ from typing import Protocol
 import numpy as np
 
 from ..building import Array, BuildOptions, Built, Loaded, Progress, build, load, run_calls
-from ..check.gate import require_right
+from ..check.gate import judging, require_right
 from ..data.tokenizers import Tokenizer
 from ..errors import UserError
 from ..kernels import registry, roofs
@@ -217,7 +217,8 @@ def load_readers(builts: Sequence[Built], check: bool, progress: Progress) -> li
 
     def ready(loaded: Loaded) -> None:
         if check:
-            require_right([k for b in builts for k in b.kernels], threads=loaded.threads)
+            with judging(builts[0].options.kernel_files, loaded.threads) as child:
+                require_right([k for b in builts for k in b.kernels], threads=loaded.threads, child=child)
 
     advice = "take a shorter --context or a smaller model"
     return load(builts, hint=lambda there: advice, progress=progress, ready=ready)

@@ -11,8 +11,7 @@ from typing import Any
 
 from .. import models
 from ..building import Array, BuildOptions, Built, build
-from ..check import worker
-from ..check.gate import Judged, require_loadable, require_right, sized_of
+from ..check.gate import Judged, judging, require_loadable, require_right, sized_of
 from ..comm import SERIAL, Comm
 from ..data.batches import SORTED, Batches
 from ..data.corpus import Corpus, load_corpus
@@ -20,7 +19,6 @@ from ..data.given import Batch, Given
 from ..engine import Engine, Step, load_kernels
 from ..errors import UserError
 from ..files.reading import from_json
-from ..isolate.child import Child
 from ..kernels import registry
 from ..kernels.compile import cache
 from ..kernels.toolkit import threads as numba_threads
@@ -300,7 +298,7 @@ def prepare(
     settings = sized(settings, config)
     fusions(settings)  # refused before anything is loaded
     files = (*settings.kernels, *config.files)
-    with Child(worker.__name__, files, numba_threads.set_threads(settings.threads)) as child:
+    with judging(files, numba_threads.set_threads(settings.threads)) as child:
         require_loadable(child)  # before they are loaded here
         load_kernels(settings.kernels)
         settings, notes = planned(settings, config)
@@ -413,15 +411,16 @@ def since(resume: Checkpoint, job: Job, accept: bool) -> tuple[tuple[str, ...], 
     return (*before, *(f"after step {resume.state['step']}: {text}" for text in refused)), (*refused, *notes)
 
 
-def require_correct(engine: Engine) -> list[dict[str, Any]]:
-    """Check each kernel of an engine at a few small sizes.
+def require_correct(engine: Engine, files: Sequence[str]) -> list[dict[str, Any]]:
+    """Check each kernel of an engine at a few small sizes, those of users' files in a process of their own.
 
     Raises
     ------
     UserError
         Naming the kernel, the element that is wrong, and both values.
     """
-    return [r.describe() for r in require_right(engine.kernels, threads=engine.threads).results]
+    with judging(files, engine.threads) as child:
+        return [r.describe() for r in require_right(engine.kernels, threads=engine.threads, child=child).results]
 
 
 def fusions(settings: Settings) -> tuple[str, ...]:

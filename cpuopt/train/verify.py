@@ -92,7 +92,7 @@ def verify(
         kernel_files=settings.kernels,
     )
     engine = Engine(*model.config.sized(B, T), how, seed=None, progress=progress)
-    require_correct(engine)
+    require_correct(engine, settings.kernels)
     copy_into(engine.parameters(), model)
     targets = np.where(state.targets == -1, -100, state.targets)
     loss = engine.forward(tokens=state.tokens, targets=targets)

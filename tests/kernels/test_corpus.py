@@ -18,6 +18,7 @@ from cpuopt.kernels import registry
 from cpuopt.measure.roofline import Level, Roofs
 from cpuopt.train.job import Settings, build_only, prepare
 
+GOLDEN = Path(__file__).parents[1] / "golden"
 pytestmark = pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="the corpus pins threads as Linux does")
 QUIET = [row for row in ROWS if row[1] != "surroundings"]
 LOUD = [row for row in ROWS if row[1] == "surroundings"]
@@ -108,6 +109,33 @@ def test_what_check_refuses_is_refused_by_every_verb(verb: str, capsys: Any, mon
     assert cli.main(VERBS[verb]) == {"check": 1, "ab": 2, "lab": 1}[verb]
     said = " ".join("".join(capsys.readouterr()).split())
     assert re.search(r"thousands|infinity", said), said
+
+
+WITHOUT_STEPS = {
+    "generate": ["generate", "--model", "gpt2-tiny", "--tokenizer", "bytes", "--max-tokens", "2"],
+    "eval": ["eval", "--init", str(GOLDEN / "llmc.bin"), "--data", "numbers.txt", "--tokenizer", "bytes", "-T", "8"],
+    "verify": ["verify", str(GOLDEN / "llmc_debug_state.bin")],
+}
+LEAVES_A_TRACE = "open('ran', 'a').write(f'{os.getpid()} ')"
+
+
+@pytest.mark.parametrize("where", ["at import", "in a call"])
+@pytest.mark.parametrize("verb", WITHOUT_STEPS)
+def test_users_files_run_elsewhere_before_they_run_here(
+    where: str, verb: str, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kernel that starts a thread, or ends its process, did so in the command itself."""
+    monkeypatch.delenv("CPUOPT_CACHE_DIR")  # the package's kernels are compiled there
+    if where == "at import":
+        Path("mine.py").write_text(f"{HEAD}{LEAVES_A_TRACE}\nos.nice(1)\n{text('mine', 'gelu_forward')}")
+    else:
+        Path("mine.py").write_text(HEAD + text("mine", "gelu_forward", LEAVES_A_TRACE, "out[0] += 1"))
+    Path("numbers.txt").write_text("0 1 2 3 4 5 6 7 8 9 " * 9)  # of that model's 61 tokens
+    run = [*WITHOUT_STEPS[verb], "--variant", "vanilla", "--kernels", "mine.py", "--swap", "gelu_forward=mine"]
+    assert cli.main(run) == 2
+    said = capsys.readouterr().err
+    assert ("it changes where or how its threads" if where == "at import" else "mine] is wrong, so nothing is") in said
+    assert str(os.getpid()) not in Path("ran").read_text().split()
 
 
 def test_scratch_that_is_larger_than_the_arrays_is_said(capsys: Any) -> None:
