@@ -100,7 +100,7 @@ $(VENV)-$(MPI)/.installed: pyproject.toml
 
 $(VENV)-oldest/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)-oldest
-	sed -n 's/^ *"\([A-Za-z][A-Za-z0-9]*\)>=\([0-9.]*\)",$$/\1==\2/p; /^dev = /s/[^"]*"\([A-Za-z-]*\)>=\([0-9.]*\)"[^"]*/\1==\2\n/gp' \
+	sed -n 's/^ *"\([A-Za-z][A-Za-z0-9_]*\)>=\([0-9.]*\)[^"]*",$$/\1==\2/p; /^dev = /s/[^"]*"\([A-Za-z-]*\)>=\([0-9.]*\)"[^"]*/\1==\2\n/gp' \
 		pyproject.toml > $(VENV)-oldest/constraints.txt
 	$(VENV)-oldest/bin/python -m pip install --quiet --disable-pip-version-check -e '.[dev]' -c $(VENV)-oldest/constraints.txt
 	touch $@

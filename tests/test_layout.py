@@ -92,6 +92,11 @@ RULES = {
         within("kernels/compile/jit.py"),
         ("kernels/vanilla/gelu.py", "from numba import jit"),
     ),
+    "numba's internals are named in one file": (  # the four are of its interface for extensions
+        r"numba\.(core|np|parfors)\.(?!(cgutils|imputils|typing|typeconv)\b).*",
+        within("kernels/compile/numba_internals.py"),
+        ("kernels/compile/lines.py", "from numba.core import codegen"),
+    ),
     "nothing is registered with numba where the compile cache cannot see it": (
         r"(.*\.)?(overload|overload_method|overload_attribute|register_jitable)(?<!typing\.overload)",
         within(),

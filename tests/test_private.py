@@ -12,7 +12,7 @@ from cpuopt import files
 from cpuopt.ad import emit
 from cpuopt.check import gate
 from cpuopt.files import CacheWarning, alone, private, read_entry, seal, write_entry
-from cpuopt.kernels.compile import cache
+from cpuopt.kernels.compile import entries
 from cpuopt.measure import rates
 
 ANOTHER = 65534
@@ -23,7 +23,7 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a fil
 def folder(tmp_path, monkeypatch):
     monkeypatch.setenv("CPUOPT_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(files, "_warned", set())
-    monkeypatch.setattr(cache, "_warned", set())
+    monkeypatch.setattr(entries, "warned", set())
     return tmp_path / "cache" / "x"
 
 
@@ -89,24 +89,24 @@ def test_a_planted_kernel_is_not_unpickled(folder, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     place, payload = folder.parent / "kernels", pickle.dumps(Runs())
     entry = place / "key.nbc"
-    cache._write(place, "key", payload)
-    assert cache._read(place, "key") == payload
+    entries.write(place, "key", payload)
+    assert entries.read(place, "key") == payload
     entry.chmod(0o666)
     with pytest.warns(CacheWarning, match="kernels are not loaded .*another user's; delete it: rm -r"):
-        assert cache._read(place, "key") is None
+        assert entries.read(place, "key") is None
     assert not Path("ran").exists()
 
 
 def test_the_folder_is_checked_at_each_access(folder):
     place = folder.parent / "kernels"
-    assert cache._prepared(place) == place
-    cache._write(place, "key", b"payload")
+    assert entries.prepared(place) == place
+    entries.write(place, "key", b"payload")
     place.chmod(0o777)
-    assert cache._prepared(place) == place  # once a process
+    assert entries.prepared(place) == place  # once a process
     with pytest.warns(CacheWarning, match="other users can write to it"):
-        assert cache._read(place, "key") is None
+        assert entries.read(place, "key") is None
     with pytest.raises(private.UnsafeError):
-        cache._write(place, "other", b"payload")
+        entries.write(place, "other", b"payload")
 
 
 def refused(path):

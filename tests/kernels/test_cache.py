@@ -30,7 +30,8 @@ from numba.core import codegen, config
 from numba.core.compiler import CompilerBase
 from numba.extending import intrinsic
 
-from cpuopt.kernels.compile import cache, dependencies
+from cpuopt.files import CacheWarning
+from cpuopt.kernels.compile import cache, dependencies, entries
 
 ROOT = Path(cache.__file__).parents[2]
 INT = (types.int64,)
@@ -546,7 +547,7 @@ import run
 def folder(tmp_path, monkeypatch):
     """An empty cache directory, and a memory without warnings."""
     monkeypatch.setenv("CPUOPT_CACHE_DIR", str(tmp_path / "own"))
-    monkeypatch.setattr(cache, "_warned", set())
+    monkeypatch.setattr(entries, "warned", set())
     return tmp_path / "own" / "kernels"
 
 
@@ -738,7 +739,7 @@ def test_what_is_loaded_is_not_parsed_until_it_is_linked(folder, monkeypatch):
     assert loaded(10) == 20
     assert not parsed
     monkeypatch.setitem(globals(), "FACTOR", 3)
-    with pytest.warns(cache.CacheWarning, match="something that scaled depends on changed since"):
+    with pytest.warns(CacheWarning, match="something that scaled depends on changed since"):
         assert compiled(lambda x: loaded(x) + 1)(10) == 21
     assert parsed
 
@@ -836,7 +837,7 @@ def test_an_entry_that_cannot_be_loaded_is_written_again(monkeypatch):
     compiled(increment)(1)
     with monkeypatch.context() as patch:
         patch.setattr(cache.pickle, "loads", lambda payload: 1 / 0)
-        with pytest.warns(cache.CacheWarning, match="increment-test_cache is not cached: ZeroDivisionError"):
+        with pytest.warns(CacheWarning, match="increment-test_cache is not cached: ZeroDivisionError"):
             assert not is_hit(compiled(increment), 1)
     assert is_hit(compiled(increment), 1)
 
@@ -1046,7 +1047,7 @@ def asks_the_environment():
 
 
 def computes_a_name():
-    return int(getattr(cache, "DA" + "Y") ** 0)
+    return int(getattr(entries, "DA" + "Y") ** 0)
 
 
 def evaluates():
@@ -1060,14 +1061,14 @@ def evaluates():
         (holds_a_set, "'OPEN' in test_cache.holds_a_set is a builtins.set"),
         (imports_inside, "imports_inside has an import inside"),
         (asks_the_environment, "asks_the_environment uses environ"),
-        (computes_a_name, "test_cache.computes_a_name uses getattr: what it takes of cache"),
+        (computes_a_name, "test_cache.computes_a_name uses getattr: what it takes of entries"),
         (evaluates, "evaluates uses eval"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_what_cannot_be_described_is_not_cached(folder, helper, reason):
     kernel = compiled(emit(helper))
-    with pytest.warns(cache.CacheWarning) as caught:
+    with pytest.warns(CacheWarning) as caught:
         assert [kernel(1), kernel(True)] == [2, 2]  # two compilations, one warning
     (message,) = [str(warning.message) for warning in caught]
     assert message.startswith("emit._locals_._lambda_-test_cache is not cached: ")
@@ -1090,13 +1091,13 @@ def calls_a_pointer(i):
 
 @pytest.mark.parametrize("function", [uses_a_big_array, calls_a_pointer])
 def test_what_numba_cannot_store_is_not_cached(folder, function):
-    with pytest.warns(cache.CacheWarning, match=f"{function.__name__}-test_cache is not cached"):
+    with pytest.warns(CacheWarning, match=f"{function.__name__}-test_cache is not cached"):
         assert not is_hit(compiled(function), 1)
     assert not list(folder.glob("*.nbc"))
 
 
 def test_a_dispatcher_as_an_argument_is_not_cached():
-    with pytest.warns(cache.CacheWarning, match=r"apply-.* is not cached: the signature is a .*WeakRef"):
+    with pytest.warns(CacheWarning, match=r"apply-.* is not cached: the signature is a .*WeakRef"):
         assert compiled(apply)(numba.njit(increment), 1) == 2
 
 
@@ -1120,7 +1121,7 @@ def test_a_global_that_changed_after_its_function_was_compiled(monkeypatch):
 
     assert callee(10) == 20
     monkeypatch.setitem(globals(), "FACTOR", 3)
-    with pytest.warns(cache.CacheWarning, match="something that scaled depends on changed since"):
+    with pytest.warns(CacheWarning, match="something that scaled depends on changed since"):
         assert compiled(caller)(10) == 21
     assert not cache.is_cached(compiled(caller), INT)
     callee.recompile()
@@ -1139,44 +1140,9 @@ def test_a_global_that_changes_during_compilation(monkeypatch):
 
     monkeypatch.setattr(kernel._compiler, "compile", compile_and_change)
     cache.attach(kernel)
-    with pytest.warns(cache.CacheWarning, match="changed while it was compiled"):
+    with pytest.warns(CacheWarning, match="changed while it was compiled"):
         assert kernel(10) == 20
     assert not cache.is_cached(compiled(scaled), INT)
-
-
-# numba's internals ----------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def recheck():
-    cache.unsupported.cache_clear()
-    yield
-    cache.unsupported.cache_clear()
-
-
-def test_this_numba_is_supported():
-    assert cache.unsupported() is None
-
-
-@pytest.mark.parametrize("path", cache._INTERNALS)
-@pytest.mark.parametrize("change", ["gone", "other parameters", "other code"])
-def test_each_internal_is_checked(monkeypatch, recheck, path, change):
-    parameters, names = cache._INTERNALS[path]
-    module, _, name = path.partition(":")
-    owner = sys.modules[f"numba.{module}"]
-    *outer, name = name.split(".")
-    for part in outer:
-        owner = getattr(owner, part)
-    if change == "gone":
-        owner = next(c for c in getattr(owner, "__mro__", [owner]) if name in vars(c))
-        monkeypatch.delattr(owner, name)
-    elif change == "other parameters":
-        monkeypatch.setattr(owner, name, eval(f"lambda {parameters.replace(' ', ', ')}, more: 0"))
-    elif names:
-        monkeypatch.setattr(owner, name, eval(f"lambda {parameters.replace(' ', ', ')}: 0"))
-    else:
-        return
-    assert str(cache.unsupported()).startswith(f"numba {numba.__version__}")
 
 
 # The directory --------------------------------------------------------------------------------------------------------
@@ -1189,14 +1155,14 @@ def test_the_directory_is_private(folder):
 
 
 def test_where_the_directory_is(tmp_path, monkeypatch):
-    assert cache._folder() == tmp_path / "own" / "kernels"
+    assert entries.folder_in_use() == tmp_path / "own" / "kernels"
     monkeypatch.delenv("CPUOPT_CACHE_DIR")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert cache._folder() == tmp_path / "xdg" / "cpuopt" / "kernels"
+    assert entries.folder_in_use() == tmp_path / "xdg" / "cpuopt" / "kernels"
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     for unset in "", "relative":
         monkeypatch.setenv("XDG_CACHE_HOME", unset)
-        assert cache._folder() == tmp_path / "home" / ".cache" / "cpuopt" / "kernels"
+        assert entries.folder_in_use() == tmp_path / "home" / ".cache" / "cpuopt" / "kernels"
 
 
 def spoil_with_a_file(folder, monkeypatch):
@@ -1229,7 +1195,7 @@ def spoil_with_a_parent(folder, monkeypatch):
 )
 def test_an_unsafe_directory_is_not_used(folder, monkeypatch, spoil, reason):
     spoil(folder, monkeypatch)
-    with pytest.warns(cache.CacheWarning) as caught:
+    with pytest.warns(CacheWarning) as caught:
         assert not any([is_hit(compiled(increment), 1), is_hit(compiled(first), np.ones(1))])
     (message,) = [str(warning.message) for warning in caught]
     assert reason in message
@@ -1242,14 +1208,14 @@ def test_a_full_disk_is_no_error(folder, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "replace", full)
-    with pytest.warns(cache.CacheWarning, match="No space left") as caught:
+    with pytest.warns(CacheWarning, match="No space left") as caught:
         assert [compiled(increment)(1), compiled(first)(np.ones(1))] == [2, 1]
     assert len(caught) == 1
     assert not list(folder.glob("*.nbc*"))
 
 
 def age(file, days):
-    then = time.time() - days * cache.DAY
+    then = time.time() - days * entries.DAY
     os.utime(file, (then, then))
 
 
@@ -1264,10 +1230,10 @@ def test_entries_that_nobody_uses_are_removed(folder):
     for file in unused, used, leftover, foreign:
         age(file, 31)
     assert is_hit(compiled(increment), 1)
-    cache._prune(folder)
+    entries.prune(folder)
     assert unused.exists()  # not yet: it looked less than a day ago
     age(folder / "pruned", 2)
-    cache._prune(folder)
+    entries.prune(folder)
     assert {file.name for file in folder.iterdir()} == {used.name, foreign.name, "pruned"}
 
 

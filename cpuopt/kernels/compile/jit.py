@@ -25,6 +25,7 @@ from ..registry import Kernel, Scratch
 from ..toolkit import choices
 from ..toolkit.threads import cores
 from . import cache
+from .numba_internals import unsupported
 from .progress import Compiling
 from .storage import NUMBA
 
@@ -230,7 +231,7 @@ def compile_kernels(
     """
     missing = [k for k in kernels if not k.is_compiled()]
     processes, progress = min(processes or cores(), len(missing)), progress or Compiling()
-    if processes > 1:
+    if processes > 1 and not unsupported():  # else nothing that they compile reaches this one
         for done, k in enumerate(_compile_elsewhere(missing, processes, files)):
             progress(done, len(missing), k.name)
     left = [k for k in missing if not k.is_compiled()]

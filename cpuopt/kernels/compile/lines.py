@@ -14,9 +14,9 @@ from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
-from numba.core import codegen, compiler, debuginfo, errors
 
 from . import cache
+from .numba_internals import codegen, compiler, debuginfo, errors
 
 _first: list[bool] = []
 """Not empty where the text shall be the first code that is made of a module, in place of the code that runs."""

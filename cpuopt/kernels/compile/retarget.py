@@ -12,11 +12,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import llvmlite.binding as llvm
-from numba.core import codegen
 
 from ...errors import UserError
 from ...isolate.serve import Say, serve
 from ..toolkit import targets
+from .numba_internals import codegen
 
 
 def build(request: Mapping[str, Any], say: Say) -> dict[str, Any]:

@@ -13,9 +13,9 @@ from numba import types
 from numba.core.imputils import lower_cast
 from numba.core.typeconv import Conversion
 from numba.extending import models, register_model
-from numba.np import numpy_support
 
 from ...ops.storage import TYPES
+from .numba_internals import FROM_DTYPE
 
 I16, I32, F32 = ir.IntType(16), ir.IntType(32), ir.FloatType()
 UP, HALF, QUIET = (
@@ -97,6 +97,6 @@ def _narrow(context: Any, builder: ir.IRBuilder, of: types.Type, to: types.Type,
     return to.narrow(builder, context.cast(builder, x, of, types.float32))
 
 
-numpy_support.FROM_DTYPE[TYPES["bfloat16"].dtype] = bfloat16  # so that a dispatcher knows such an array
+FROM_DTYPE[TYPES["bfloat16"].dtype] = bfloat16  # so that a dispatcher knows such an array
 NUMBA: dict[str, types.Type] = {name: getattr(types, name, bfloat16) for name in TYPES}
 """numba's type of an element, by the name of the storage type."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from numba.core.registry import cpu_target
+from .numba_internals import cpu_target
 
 
 def target() -> tuple[str, str]:

@@ -10,9 +10,9 @@ from numba import types
 from numba.core import cgutils
 from numba.core.imputils import impl_ret_borrowed
 from numba.extending import intrinsic
-from numba.np.arrayobj import populate_array
 
 from ..compile.jit import helper
+from ..compile.numba_internals import populate_array
 from ..compile.storage import bfloat16, full
 from .lanes import INT, Lanes, load, load_some, store, store_some, vector
 from .simd import F32, HOST, I16, I32, LANES, Emit, unit_of

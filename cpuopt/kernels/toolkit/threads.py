@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from numbers import Integral
 
 import numba
-from numba.np.ufunc import parallel
 
 from ...errors import UserError
 from ...machine import WAYS, waiting
 from ...machine import cores as cores
+from ..compile.numba_internals import parallel
 
 SMALL = 512 << 10
 """Bytes below which one thread reads alone: starting others takes microseconds where they spin, 75 where they sleep."""
