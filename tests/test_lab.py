@@ -284,7 +284,7 @@ def test_the_screen_shows_progress_and_the_best_of_earlier_saves():
     assert screen.earlier("gelu_forward[mine]") == []  # the only save is the one on the screen
 
 
-def wait(until, seconds=120):
+def wait(until, seconds=600):
     deadline = time.monotonic() + seconds
     while not until() and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -329,12 +329,18 @@ def test_saves_while_rounds_go_on(monkeypatch):
         return {(1, str(plan.file.resolve()))}
 
     def changes(folder, **kw):
-        wait(lambda: screen.seen[-1:] == [[("check", "", {})]])  # in a kernel that never ends
+        wait(lambda: screen.seen[-1:] == [[("check", "", {})]] and len(workers) == 2)  # in a kernel that never ends
         yield {(1, str(Path(folder) / "other.py"))}
         assert len(workers) == 2  # on one thread, and on all cores
-        for i in range(5):  # each ends the one before it, wherever that is: starting, loading, checking
-            yield save(f"out[...] = {i}")
-            time.sleep(0.4 * i)
+        for until in (None, "started", "loaded", "checking"):  # each save ends a round that is at another place
+            known, before = len(workers), len(screen.seen)
+            yield save("while True: pass")
+            if until == "started":
+                wait(lambda known=known: len(workers) > known)
+            elif until == "loaded":
+                wait(lambda before=before: [("check", "", {})] in screen.seen[before:])
+            elif until:
+                wait(lambda known=known: len(workers) == known + 2)
         plan.file.unlink()
         yield set()
         assert screen.seen[-1] == "mine.py is gone"

@@ -3,6 +3,7 @@
 import functools
 import json
 import os
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from cpuopt.files import CacheWarning
 from cpuopt.files.reading import to_json
 from cpuopt.kernels import registry
 from cpuopt.kernels.compile import cache
-from cpuopt.lab import tune
+from cpuopt.lab import tune, worker
 from cpuopt.measure import rates as machine
 from cpuopt.measure.comparison import compare
 from cpuopt.report import tune as report
@@ -506,8 +507,37 @@ def gelu_forward(out, inp):
 """
 
 
+COUNTED = """
+import runpy
+import threading
+import time
+
+now, pause = 0, time.sleep
+
+def reading():
+    global now
+    now += 100_000
+    return now
+
+def sleep(seconds):
+    global now
+    if threading.current_thread() is threading.main_thread():
+        now += int(seconds * 1e9)
+    else:
+        pause(seconds)
+
+time.perf_counter_ns, time.sleep = reading, sleep
+runpy.run_module("cpuopt.lab.worker", run_name="__main__")
+"""
+"""The process that compares, with a clock that goes on by itself: other processes make no kernel slower."""
+
+
 def test_the_verb(capsys, monkeypatch):
     Path("mine.py").write_text(FILE)
+    Path("counted.py").write_text(COUNTED)
+    monkeypatch.setenv("PYTHONPATH", str(Path.cwd()))
+    monkeypatch.setattr(worker, "__name__", "counted")
+    monkeypatch.setattr(files, "alone", lambda path, what: nullcontext())  # another one would disturb real clocks only
     size = ["--model", "gpt2-tiny", "-B", "1", "-T", "8", "--threads", "1", "--kernels", "mine.py"]
     assert cli.main(["tune", *size, "--ops", "gelu_forward", "--rounds", "12", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
