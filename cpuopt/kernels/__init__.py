@@ -26,10 +26,18 @@ VARIANTS = [m.name for m in pkgutil.iter_modules(__path__) if m.ispkg and m.name
 VARIANTS.sort(key=lambda name: name != registry.BASE)
 """The packages of kernels, vanilla first; each module in them registers what it defines."""
 
-for _variant in VARIANTS:
-    _package = importlib.import_module(f".{_variant}", __name__)
-    for _module in pkgutil.iter_modules(_package.__path__):
-        importlib.import_module(f".{_variant}.{_module.name}", __name__)
+
+def _register_all() -> None:
+    """Import the files of all variants; a package that writes its kernels has a function that registers them."""
+    for variant in VARIANTS:
+        package = importlib.import_module(f".{variant}", __name__)
+        for module in pkgutil.iter_modules(package.__path__):
+            importlib.import_module(f".{variant}.{module.name}", __name__)
+        if variant == registry.GENERATED:
+            package.register_all()
+
+
+_register_all()
 
 UNNAMED = "cpuopt_user_kernels"
 """The package of users' files that cannot be imported by their names, which other modules have."""

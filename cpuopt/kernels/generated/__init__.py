@@ -49,13 +49,15 @@ def reason(op: Op) -> str:
     return f"{op.name}: it has no declared backward, so there is nothing to differentiate"
 
 
-for _op in ops.ALL.values():
-    if _op.inverts:
-        try:
-            for _variant in (registry.GENERATED, registry.BASE):
-                if (_op.name, _variant) not in registry.KERNELS:
-                    register(_op, registry.KERNELS[_op.inverts.name, registry.BASE], _variant)
-        except UnsupportedError as e:
-            REFUSED[_op.name] = str(e)
-    elif not _op.backwards:
-        REFUSED[_op.name] = reason(_op)
+def register_all() -> None:
+    """Generate the backward of each vanilla forward, or load it, and note why others have none."""
+    for op in ops.ALL.values():
+        if op.inverts:
+            try:
+                for variant in (registry.GENERATED, registry.BASE):
+                    if (op.name, variant) not in registry.KERNELS:
+                        register(op, registry.KERNELS[op.inverts.name, registry.BASE], variant)
+            except UnsupportedError as e:
+                REFUSED[op.name] = str(e)
+        elif not op.backwards:
+            REFUSED[op.name] = reason(op)
