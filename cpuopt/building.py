@@ -23,6 +23,7 @@ from .kernels import registry
 from .kernels.compile import jit
 from .kernels.toolkit import threads
 from .ops.declaration import Arg, Spec
+from .ops.storage import WIDE
 from .program import arena
 from .program.distribute import distribute
 from .program.fuse import BEFORE, fuse
@@ -76,7 +77,7 @@ class BuildOptions:
     alone: bool = False
     optimizer: OptimizerChoice = ops.USUAL
     freeze: Sequence[str] = ()
-    dtype: str = "float32"
+    dtype: str = WIDE
     masters: bool = True
     threads: int | None = None
     processes: int | None = None
@@ -186,8 +187,8 @@ def build(
         require_sums(program)
     if how.dtype == NARROW:
         store_operands(program, how.takes, inline=not how.divided, alone=alone)
-    elif how.dtype != "float32":
-        raise UserError(f"dtype {how.dtype!r}: expected 'float32' or '{NARROW}'")
+    elif how.dtype != WIDE:
+        raise UserError(f"dtype {how.dtype!r}: expected '{WIDE}' or '{NARROW}'")
     if how.divided:
         together, exact = SERIAL if how.alone else how.comm, how.reduce == "exact"
         buckets = distribute(program, together, local=how.micro_batches, exact=exact, zero=how.zero)

@@ -399,3 +399,51 @@ def test_every_reference_takes_declared_names_and_gives_what_is_written():
         if op.inverts:
             known = {*op.inverts.by_name, *(f"d{name}" for name in op.inverts.by_name)}
             assert set(op.by_name) <= known, op
+
+
+# The files that name a storage type -----------------------------------------------------------------------------------
+
+SAY_FLOAT32 = """
+    ad/emit.py ad/naming.py ad/rules.py
+    check/cases.py check/dual.py check/fit.py check/judge.py check/memory.py check/sized.py check/timed.py
+    cli/convert.py cli/generate.py generate/decoder.py
+    kernels/compile/storage.py kernels/roofs.py lab/ab.py library/engine.py measure/rates.py
+    models/llama.py models/own.py nn/initial.py nn/modules.py
+    ops/declaration.py ops/dropout.py train/frozen.py train/settings.py weights/tensors.py
+"""
+"""The files that do, besides the record. Kernels compute in float32; they get the types of arrays from declarations."""
+
+
+def says_float32(files):
+    """The files that name the type, as text or as NumPy's; of kernels, which may compute in it, as text alone."""
+    kernels = re.compile(f"kernels/({'|'.join([*cpuopt.kernels.VARIANTS, 'toolkit'])})/")
+    found = set()
+    for name, path in files.items():
+        nodes = list(ast.walk(ast.parse(path.read_text())))
+        texts = {node.value for node in nodes if isinstance(node, ast.Constant)}
+        names = {getattr(node, "attr", getattr(node, "id", "")) for node in nodes}
+        if "float32" in texts or ("float32" in names and not kernels.match(name)):
+            found.add(name)
+    return found - {"ops/storage.py"}
+
+
+def test_the_files_that_say_float32_become_fewer():
+    """Take a file that no longer does from the list; a new one asks `ops.storage`, or a declaration."""
+    assert says_float32(FILES) == set(SAY_FLOAT32.split())
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("train/new.py", "x = y.astype(np.float32)"),
+        ("train/new.py", "x = np.zeros(2, 'float32')"),
+        ("train/new.py", "from numpy import float32\nx = float32(1)"),
+        ("kernels/optimized/new.py", "scratch = [('work', 64, 'float32')]"),
+    ],
+)
+def test_another_file_that_says_float32_is_noticed(name, line, tmp_path):
+    file = tmp_path / "new.py"
+    file.write_text(line)
+    assert says_float32({name: file}) == {name}
+    file.write_text('"""Sums in float32, as np.float32."""\n')
+    assert says_float32({name: file}) == set()

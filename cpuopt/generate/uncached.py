@@ -19,6 +19,7 @@ from ..errors import UserError
 from ..kernels import registry
 from ..kernels.toolkit import threads
 from ..models import Config
+from ..ops.storage import WIDE
 from ..program.program import Program
 from .decoder import Decoder, Reader, check_tokens, context_of, load_readers
 
@@ -47,7 +48,7 @@ def only_logits(config: Config, program: Program, T: int) -> None:
     UserError
         For a model that does not compute logits of the next token from tokens alone.
     """
-    logits = next((v for v in program.outputs[1:] if prod(v.shape[:-1]) == T and v.dtype == "float32"), None)
+    logits = next((v for v in program.outputs[1:] if prod(v.shape[:-1]) == T and v.dtype == WIDE), None)
     for call in program.calls:
         if logits is None and call.op is ops.cross_entropy_forward and call.sizes["BT"] == T:
             logits = call.args["logits"]
@@ -106,7 +107,7 @@ class Uncached:
         trained_length: int | None = None,
         variant: str = registry.DEFAULT,
         swaps: Sequence[str] = (),
-        dtype: str = "float32",
+        dtype: str = WIDE,
         threads: int | None = None,
         processes: int | None = None,
         kernel_files: Sequence[str] = (),

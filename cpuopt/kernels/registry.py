@@ -15,7 +15,7 @@ from typing import Any
 from .. import ops
 from ..errors import UserError
 from ..ops.declaration import Arg, Dim, Op, Spec
-from ..ops.storage import TYPES
+from ..ops.storage import TYPES, WIDE
 from ..wording import nearest
 
 BASE = "vanilla"
@@ -36,7 +36,7 @@ class Scratch:
 
     name: str
     size: Dim | Callable[[Mapping[str, int]], int] | int
-    dtype: str = "float32"
+    dtype: str = WIDE
 
     def elements(self, sizes: Mapping[str, int]) -> int:
         """Compute its length."""

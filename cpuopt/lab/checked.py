@@ -12,10 +12,11 @@ from ..check.gate import Planned, Verdict, conform
 from ..errors import UserError
 from ..isolate.child import Asked, Child
 from ..kernels.toolkit.threads import cores
+from ..ops.storage import WIDE
 from . import worker
 
 
-def jobs_at(model: str, B: int, T: int, kernels: Sequence[str], dtype: str = "float32") -> list[dict[str, Any]]:
+def jobs_at(model: str, B: int, T: int, kernels: Sequence[str], dtype: str = WIDE) -> list[dict[str, Any]]:
     """Return the jobs whose calls give the sizes: with what a rewrite fuses, apart and together."""
     job = {"model": model, "B": B, "T": T, "kernels": list(kernels), "dtype": dtype}
     return [{**job, "fuse": fuse} for fuse in ("none", "all")]

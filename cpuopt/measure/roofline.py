@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+from ..ops.storage import WIDE
+
 FMA, BF16 = "FMA", "bf16"
 """The names of the roofs of multiply-adds of float32, and of bfloat16."""
 PASSED = 100.0
@@ -76,7 +78,7 @@ class Roofs:
     bf16_gflops: float | None = None
     bf16_by: str = ""
 
-    def peak(self, operands: str = "float32") -> tuple[float, str]:
+    def peak(self, operands: str = WIDE) -> tuple[float, str]:
         """Return the GFLOP/s of multiply-adds on a storage type, and the name of this roof."""
         if operands == "bfloat16" and self.bf16_gflops:
             return self.bf16_gflops, BF16
@@ -99,7 +101,7 @@ class Roofs:
         """Return the smallest level that can hold this many bytes."""
         return next(v.name for v in self.levels if v.holds(self.threads) >= nbytes)
 
-    def bound(self, flops: float, nbytes: float, operands: str = "float32") -> tuple[float, str]:
+    def bound(self, flops: float, nbytes: float, operands: str = WIDE) -> tuple[float, str]:
         """Return the least time of a call, in ns, and the roof that sets it: `FMA`, `BF16`, or a level's name.
 
         Parameters

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from ..ops import OPTIMIZERS
 from ..ops.optimizer import USUAL
-from ..ops.storage import TYPES
+from ..ops.storage import TYPES, WIDE
 from .roofline import Roofs
 
 FLOPS = 6
@@ -31,8 +31,8 @@ class Scheme:
     """
 
     name: str
-    operands: str = "float32"
-    moments: str = "float32"
+    operands: str = WIDE
+    moments: str = WIDE
 
     @property
     def moved(self) -> int:
@@ -41,8 +41,8 @@ class Scheme:
         Forward and backward read what products read; the update reads and writes the weight and the states, and
         writes the copy. No gradient moves: the update takes it from the cache.
         """
-        weight, operand, moment = (TYPES[name].bytes for name in ("float32", self.operands, self.moments))
-        copy = operand if self.operands != "float32" else 0
+        weight, operand, moment = (TYPES[name].bytes for name in (WIDE, self.operands, self.moments))
+        copy = operand if self.operands != WIDE else 0
         return 2 * operand + 2 * (weight + len(OPTIMIZERS[USUAL].states) * moment) + copy
 
     def tokens(self, roofs: Roofs) -> float:
@@ -52,7 +52,7 @@ class Scheme:
 
 
 SCHEMES = (
-    Scheme("float32"),
+    Scheme(WIDE),
     Scheme("bf16", "bfloat16"),
     Scheme("bf16, moments too", "bfloat16", "bfloat16"),
 )

@@ -18,6 +18,7 @@ import numpy as np
 
 from ..machine import cores
 from .declaration import ONE, Arg, Dim, N, Op, inp, scalar
+from .storage import WIDE
 
 USUAL = "adamw"
 """The default optimizer; the names of ops that fuse it do not contain its own."""
@@ -48,7 +49,7 @@ class State:
 
     name: str
     start: float = 0.0
-    dtype: str = "float32"
+    dtype: str = WIDE
     negative: bool = True
 
 

@@ -75,6 +75,8 @@ TYPES = {
     )
 }
 """The storage types by name."""
+WIDE = "float32"
+"""The storage type of what names no other, and the type of sums."""
 
 
 def storage(x: Any) -> Storage:

@@ -21,6 +21,7 @@ from collections.abc import Callable, Collection
 
 from .. import ops
 from ..ops.declaration import Arg
+from ..ops.storage import WIDE
 from .program import Call, Program, Value
 
 NARROW = "bfloat16"
@@ -89,11 +90,11 @@ class _Pass:
         for call in self.program.calls:
             for a in self.wide(call):
                 v = call.args[a.name]
-                call.args[a.name] = self.program.value(f"{v}.float32", v.shape)
+                call.args[a.name] = self.program.value(f"{v}.{WIDE}", v.shape)
                 calls.append(Call(ops.copy, call.layer, {"out": call.args[a.name], "inp": v}, call.phase))
             for a in self.operands(call):
                 v = call.args[a.name]
-                if v.dtype == "float32":
+                if v.dtype == WIDE:
                     if v not in self.copies:
                         self.copies[v] = self.copy_of(v)
                         if v.group != "parameter":
@@ -129,7 +130,7 @@ class _Pass:
                     whole = a.role == "out" or (a.role == "acc" and not call.adds[a.name])
                     writers.setdefault(v, []).append(whole and NARROW in a.types and self.takes(call, a))
         kept = {*program.outputs, *program.norm_terms, *program.kept, *program.within}
-        free = (v for v in writers if v.group in ("activation", "adjoint") and v.dtype == "float32" and v not in kept)
+        free = (v for v in writers if v.group in ("activation", "adjoint") and v.dtype == WIDE and v not in kept)
         return [v for v in free if writers[v] == [True] and v in readers and all(readers[v])]
 
     def copy_of(self, v: Value) -> Value:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 from ..errors import UserError
 from ..ops.declaration import Op, Shape
 from ..ops.optimizer import Optimizer
-from ..ops.storage import TYPES
+from ..ops.storage import TYPES, WIDE
 
 Group = Literal["parameter", "copy", "constant", "gradient", "moment", "input", "activation", "adjoint"]
 Phase = Literal["convert", "forward", "evaluate", "backward", "reduce", "norm", "update", "start", "outer"]
@@ -61,7 +61,7 @@ class Value(Arithmetic):
     name: str
     shape: Shape
     group: Group = "activation"
-    dtype: str = "float32"
+    dtype: str = WIDE
     below: int | None = None
     allowed: int | None = None
     trained: bool = True

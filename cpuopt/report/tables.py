@@ -18,7 +18,7 @@ from rich.text import Text
 from ..measure import roofline
 from ..measure.profile import op_ids
 from ..ops import COLLECTIVES
-from ..ops.storage import TYPES
+from ..ops.storage import TYPES, WIDE
 from ..program.program import PARTS
 from ..wording import count
 from . import style
@@ -119,7 +119,7 @@ def header(profile: Profile) -> Text:
 
 def op_table(profile: Profile) -> Table:
     """Make a table with one row a kind of op, in the order of a step."""
-    typed = ["types"] if any(r.types not in ([], ["float32"]) for r in profile.ops) else []
+    typed = ["types"] if any(r.types not in ([], [WIDE]) for r in profile.ops) else []
     table = style.table("op", *typed, ">calls", ">ms", ">share", "", ">GFLOP/s", ">GB/s")
     digits, most = digits_of(profile), max(r.share for r in profile.ops)
     for r in profile.ops:

@@ -19,20 +19,19 @@ from ..kernels import registry
 from ..kernels.compile import cache
 from ..measure import rates as machine
 from ..models import argument_of
+from ..ops.storage import WIDE
 from ..program.fuse import FUSIONS
 from ..wording import count
 
 FORMAT = 1
-USUAL = "float32"
-"""The ``--dtype`` of a plan that names none."""
 
 
 def key(
-    model: Mapping[str, Any], B: int, T: int, threads: int, rewrites: Sequence[str], dtype: str = USUAL
+    model: Mapping[str, Any], B: int, T: int, threads: int, rewrites: Sequence[str], dtype: str = WIDE
 ) -> dict[str, Any]:
     """Make the key of a plan; `model` is the result of `Config.to_json`."""
     size = {"model": dict(model), "B": B, "T": T, "threads": threads, "rewrites": list(rewrites)}
-    typed = {} if dtype == USUAL else {"dtype": dtype}  # plans of earlier versions name no type
+    typed = {} if dtype == WIDE else {"dtype": dtype}  # plans of earlier versions name no type
     return {"machine": machine.machine_id(), **size, **typed}
 
 
@@ -143,4 +142,4 @@ def _differs(name: str, value: Any) -> str:
     words = {"machine": "another machine", "format": "another version", "rewrites": "other rewrites"}
     if name == "model":
         return f"the model {argument_of(value)}"
-    return words.get(name) or f"{name} {value or USUAL}"
+    return words.get(name) or f"{name} {value or WIDE}"

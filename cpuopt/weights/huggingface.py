@@ -19,6 +19,7 @@ from ..data.tokenizers import TOKENIZERS, tokenizer_beside
 from ..errors import UserError
 from ..files import Content
 from ..models import CONFIG, Config, read_config, read_object
+from ..ops.storage import WIDE
 from .tensors import FLOATS, NO_MARKS, Array, DType, Marks, Read, TensorFile, Weights, file_parts, naturals
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -163,7 +164,7 @@ def _shards(index: Path) -> list[TensorFile]:
 
 def config_json(config: Config, dtype: DType, tokenizer: str | None = None, marks: Marks = NO_MARKS) -> bytes:
     """Return the content of ``config.json`` for a model."""
-    stored = "bfloat16" if dtype == "bf16" else "float32"
+    stored = "bfloat16" if dtype == "bf16" else WIDE
     ends = {"bos_token_id": marks.bos, "eos_token_id": marks.eos[0] if len(marks.eos) == 1 else list(marks.eos) or None}
     return json.dumps(
         {

@@ -11,6 +11,7 @@ from pathlib import Path
 from ... import models
 from ...errors import UserError
 from ...isolate.process import Side
+from ...ops.storage import WIDE
 
 PEERS = {"torch-eager": "eager", "torch-compile": "compile", "transformers": "transformers"}
 SIZES = "1x16,1x32,2x16,1x64,4x64,16x64,1x1024"
@@ -45,7 +46,7 @@ class Plan:
     variant: str = "vanilla"
     swap: tuple[str, ...] = ()
     fuse: str = "auto"
-    dtype: str = "float32"
+    dtype: str = WIDE
     kernels: tuple[str, ...] = ()
     threads: int = 1
     rounds: int = 10

@@ -11,6 +11,7 @@ from math import atan, cos, degrees, hypot, sin, sqrt
 from typing import TYPE_CHECKING
 
 from ...measure.roofline import UNFIT, fits
+from ...ops.storage import WIDE
 from ...program.program import PARTS
 from .labels import CHAR, Box, Label, along, around, place
 from .markup import Markup, join, tag
@@ -71,7 +72,7 @@ def roofline(profile: Profile) -> Markup:
 
 def _peaks(profile: Profile) -> list[tuple[float, str]]:
     """List the GFLOP/s and names of the peaks that ops are held against, the lowest first."""
-    types = {"float32", *(name for r in profile.ops for name in r.types)}
+    types = {WIDE, *(name for r in profile.ops for name in r.types)}
     return sorted({profile.roofs.peak(name) for name in types}) if profile.roofs else []
 
 
