@@ -14,9 +14,12 @@ from test_fuse import batch as class_batch
 from cpuopt import Choice, nn, ops
 from cpuopt import functional as F
 from cpuopt.building import build
+from cpuopt.engine import Engine
 from cpuopt.kernels import registry
+from cpuopt.kernels.compile import jit
+from cpuopt.kernels.toolkit.rules import stepped
 from cpuopt.nn.trace import current
-from cpuopt.ops.declaration import BT, OC, C, N, Op, V, acc, inp, out, scalar
+from cpuopt.ops.declaration import BT, OC, C, N, Op, Updates, V, acc, inp, out, scalar
 from cpuopt.program.fuse.edit import Draft, Match
 
 
@@ -309,3 +312,82 @@ def test_each_argument_has_a_place_of_its_own(renames, fits):
     match = Match.of(*program.calls[:2], at=0)
     assert match.op is fused
     assert match.holds(Draft(program)) is fits
+
+
+twice_forward = declare(
+    "twice_forward",
+    *(out("out", BT, OC), inp("inp", BT, C), inp("weight", OC, C)),
+    reference=lambda inp, weight: {"out": 2 * inp @ weight.T},
+)
+twice_backward = declare(
+    "twice_backward",
+    *(acc("dinp", BT, C), acc("dweight", OC, C, reduces=BT), inp("dout", BT, OC), inp("inp", BT, C)),
+    inp("weight", OC, C),
+    inverts=twice_forward,
+    reference=lambda dout, inp, weight: {"dinp": 2 * dout @ weight, "dweight": 2 * dout.T @ inp},
+    updates=Updates("twice_update", ("dweight",)),
+)
+
+
+@pytest.fixture
+def twice(monkeypatch):
+    """Kernels of an op that makes a weight's gradient; nothing here knows an optimizer."""
+    before = dict(registry.KERNELS)
+
+    @jit.kernel(twice_forward, "vanilla", parallel=False)
+    def forward(out, inp, weight):
+        for o in range(weight.shape[0]):
+            for bt in range(inp.shape[0]):
+                out[bt, o] = 0
+                for i in range(inp.shape[1]):
+                    out[bt, o] += np.float32(2) * inp[bt, i] * weight[o, i]
+
+    @stepped
+    @jit.kernel(twice_backward, "vanilla", parallel=False)
+    def backward(dinp, dinp_add, dweight, dweight_add, dout, inp, weight):
+        for bt in range(inp.shape[0]):
+            for i in range(inp.shape[1]):
+                dinp[bt, i] = dinp[bt, i] if dinp_add else 0
+                for o in range(weight.shape[0]):
+                    dinp[bt, i] += np.float32(2) * dout[bt, o] * weight[o, i]
+        for o in range(weight.shape[0]):
+            for i in range(inp.shape[1]):
+                dweight[o, i] = dweight[o, i] if dweight_add else 0
+                for bt in range(inp.shape[0]):
+                    dweight[o, i] += np.float32(2) * dout[bt, o] * inp[bt, i]
+
+    made = {op.name: op for op in (twice_forward, twice_backward, *twice_backward.fusions)}
+    for name, op in made.items():
+        monkeypatch.setitem(ops.ALL, name, op)
+    yield
+    for key in registry.KERNELS.keys() - before.keys():
+        del registry.KERNELS[key]
+
+
+def doubled(self, x, y):
+    h = emit(twice_forward, inp=self.a(x), weight=self.b.weight)
+    return F.cross_entropy(emit(twice_forward, inp=h, weight=self.c.weight), y)
+
+
+@pytest.mark.parametrize("optimizer", ops.OPTIMIZERS)
+def test_an_op_that_makes_a_weights_gradient_takes_every_optimizers_step(twice, optimizer):
+    def trained(fuse):
+        engine = Engine(Model(doubled), INPUTS, choice=Choice("vanilla"), fuse=fuse, optimizer=optimizer, threads=1)
+        losses = [engine.step(lr=0.01, **class_batch(i)).loss for i in range(4)]
+        return engine, losses
+
+    (fused, losses), (plain, want) = trained(("update",)), trained(())
+    name = "twice_update" if optimizer == ops.USUAL else f"twice_update_{optimizer}"
+    assert layers(fused.program, name) == ["model", "model"]
+    np.testing.assert_allclose(losses, want, rtol=1e-6)
+    for n, p in plain.parameters().items():
+        np.testing.assert_allclose(fused.parameters()[n], p, rtol=1e-5, atol=1e-7)
+
+
+def test_a_gradient_that_something_else_reads_is_stored(twice):
+    shared = lambda self, x, y: F.cross_entropy(  # noqa: E731
+        emit(twice_forward, inp=emit(twice_forward, inp=self.a(x), weight=self.b.weight), weight=self.b.weight), y
+    )
+    program = build(Model(shared), INPUTS, fuse=("update",)).program
+    assert not layers(program, "twice_update")
+    assert count(program, "twice_backward") == 2

@@ -13,7 +13,8 @@ from ..wording import nearest
 from .collective import BLOCK, COLLECTIVES, Collective
 from .declaration import Op
 from .nesterov import nesterov
-from .optimizer import FUSED, USUAL, Number, Optimizer
+from .optimizer import USUAL, Number, Optimizer
+from .update import updated
 
 OUTER = nesterov
 """The optimizer of the step that ranks take together after they have trained alone; no other op fuses it."""
@@ -37,7 +38,7 @@ def _place(op: Op) -> str:
 _ops = sorted(_declared(), key=_place)
 OPTIMIZERS = {op.name: op for op in _ops if isinstance(op, Optimizer) and op is not OUTER}
 """The optimizers by name."""
-_ops += [declare(optimizer) for declare in FUSED for optimizer in OPTIMIZERS.values()]
+_ops += [updated(op, optimizer) for op in _ops if op.updates for optimizer in OPTIMIZERS.values()]
 ALL: dict[str, Op] = {op.name: op for op in sorted(_ops, key=_place)}
 """Every declared op by name, in the order of names; a forward comes before its backward."""
 
@@ -53,4 +54,16 @@ def __getattr__(name: str) -> Op:
     raise AttributeError(f"cpuopt.ops has no op {name!r}; {nearest(name, ALL)}")
 
 
-__all__ = ["ALL", "BLOCK", "COLLECTIVES", "OPTIMIZERS", "USUAL", "Collective", "Number", "Op", "Optimizer", *ALL]
+__all__ = [
+    "ALL",
+    "BLOCK",
+    "COLLECTIVES",
+    "OPTIMIZERS",
+    "USUAL",
+    "Collective",
+    "Number",
+    "Op",
+    "Optimizer",
+    "updated",
+    *ALL,
+]

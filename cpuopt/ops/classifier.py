@@ -10,28 +10,32 @@ Backward, which gives the loss as well, since it has the logits; a gradient that
     dinp    += dlogits @ weight
     dweight += dlogits^T @ inp
 
-Update, for so few tokens that all of their logits may exist at one time: an optimizer's step instead of dweight. Where
-the weight is the token embedding too, the rows of the tokens get more gradient later. They wait: `held` has, for the
-first of equal tokens, the gradient of its row, and zeros for the others; ``embedding_update`` finishes those rows.
-The products read `copy`, the weight in a narrower type, if there is one.
+An optimizer's step may take the place of dweight if all of the logits may exist at one time, as ``few_tokens`` says.
 
 Source: ``matmul`` and ``cross_entropy``; blocks of tokens, and the gradient in the forward's pass, are those of Hsu et
 al. 2024 (Liger Kernel, arXiv 2410.10989), section 3.2.
 """
 
-import numpy as np
-
 from .cross_entropy import cross_entropy_backward, cross_entropy_forward
 from .cross_entropy import reference_backward as loss_backward
 from .cross_entropy import reference_forward as loss_forward
-from .declaration import BT, HALF, IGNORE_INDEX, C, Op, V, acc, index, inp, operand, out
+from .declaration import BT, HALF, IGNORE_INDEX, C, Op, Updates, V, acc, index, inp, operand, out
 from .matmul import matmul_backward_input, matmul_backward_weight, matmul_forward
-from .optimizer import Optimizer, for_each_optimizer
-from .sumsq import sumsq
 
 SOURCE = "matmul and cross_entropy; blocks of tokens after Hsu et al. 2024 (Liger Kernel), section 3.2"
 BLOCK = 256
 """Tokens whose logits exist at one time: 51 MB with GPT-2's vocabulary."""
+AT_ONCE = 1024
+"""Tokens whose head is updated in the backward, though their logits may take more memory than a gradient would."""
+
+
+def few_tokens(sizes):
+    """Return whether the logits of all tokens may exist at one time, as an update of the head needs them.
+
+    Those of `BLOCK + C` tokens take the memory of a block's and dweight. `held` is no larger than dweight.
+    """
+    tokens, width, words = (sizes[size] for size in ("BT", "C", "V"))
+    return tokens <= max(BLOCK, min(words, max(AT_ONCE, BLOCK + width)))
 
 
 def reference_forward(inp, weight, targets, ignore_index):
@@ -87,48 +91,5 @@ classifier_backward = Op(
         matmul_backward_input,
         matmul_backward_weight,
     ),
+    updates=Updates("classifier_update", ("dweight",), aside="inp", fits=few_tokens),
 )
-
-
-@for_each_optimizer
-def classifier_update(optimizer: Optimizer) -> Op:
-    """Declare the update for an optimizer."""
-
-    def reference(**given):
-        tokens, read = given["tokens"], given["weight"] if given["copy"] is None else given["copy"]
-        found = reference_backward(given["dloss"], given["inp"], read, given["targets"], given["ignore_index"])
-        grad = found.pop("dweight")
-        new = optimizer.apply(given, "weight", grad)
-        if tokens is None:
-            return found | new | {"sumsq": np.array([(grad**2).sum()])}
-        rows, first = np.unique(tokens, return_index=True)
-        held = np.zeros((len(tokens), grad.shape[1]))
-        held[first] = grad[rows]
-        for name, x in new.items():
-            x[rows] = given[name][rows]
-        return found | new | {"held": held, "sumsq": np.array([(grad**2).sum() - (held**2).sum()])}
-
-    return optimizer.fuse(
-        "classifier_update",
-        [
-            out("loss", 1, reduces=BT + V + C),
-            out("losses", BT, reduces=V + C),
-            acc("dinp", BT, C, reduces=V + C),
-            *optimizer.places("weight", V, C, reduces=BT + V + C, fan_in=C),
-            out("held", BT, C, reduces=BT + V + C, optional=True),
-            out("sumsq", 1, reduces=BT + V + C),
-            inp("dloss", 1),
-            inp("inp", BT, C, types=HALF),
-            inp("copy", V, C, types=HALF, optional=True, fan_in=C),
-            index("targets", BT, below=V, ignored="ignore_index"),
-            index("tokens", BT, below=V, optional=True),
-            IGNORE_INDEX,
-            *optimizer.scalars(),
-            *optimizer.counts,
-        ],
-        reference,
-        label="Classifier",
-        flops=6 * BT * C * V + 8 * BT * V + (2 + optimizer.each) * V * C,
-        source=SOURCE,
-        fuses=(classifier_backward, sumsq),
-    )

@@ -265,6 +265,34 @@ def moving(how: Callable[[Any], Any], operands: bool = False) -> Iterator[None]:
         mark.reset(token)
 
 
+@dataclass(frozen=True)
+class Updates:
+    """How an op that makes gradients of parameters can apply an optimizer's step in their place.
+
+    For each optimizer, `updated` derives an op from it.
+
+    Parameters
+    ----------
+    name : the first words of the derived ops' names.
+    gradients : those gradients, that of a weight first. The weight decay of other parameters is a number of its own.
+    rows : the index that names the rows of the gradient that are not zero, if the op is a lookup. What is derived from
+        it finishes the rows that another op has put aside.
+    aside : the argument like which those rows are, one for each element of the index, if the op can put rows aside.
+    fits : whether a call of some sizes can be replaced.
+    """
+
+    name: str
+    gradients: tuple[str, ...]
+    rows: str = ""
+    aside: str = ""
+    fits: Callable[[Mapping[str, int]], bool] = lambda sizes: True
+
+    @property
+    def parameters(self) -> list[str]:
+        """The names of the parameters."""
+        return [name[1:] for name in self.gradients]
+
+
 class Op:
     """The declaration of one op.
 
@@ -284,6 +312,7 @@ class Op:
     renames : for a fused op, its names of the last part's arguments, where they differ.
     unfit : kinds of inputs, named as in the checks, for which it need not be right, each with the reason.
     inputs : function from random inputs by name to those in its domain, for the checks; None where any number will do.
+    updates : for an op that makes gradients of parameters, how it can apply an optimizer's step in their place.
     """
 
     def __init__(
@@ -302,12 +331,13 @@ class Op:
         renames: Mapping[str, str] | None = None,
         unfit: Mapping[str, str] | None = None,
         inputs: Callable[[dict[str, Any]], Mapping[str, Any]] | None = None,
+        updates: Updates | None = None,
     ) -> None:
         self.name, self.args, self.label, self.flops = name, args, label, flops
         self.reference, self.source, self.inverts, self.moves = reference, source, inverts, dict(moves or {})
         self.fuses, self.renames, self.unfit = fuses, dict(renames or {}), dict(unfit or {})
         self.role: Part | None = role or (inverts.role if inverts else None)
-        self.inputs, self.without = inputs, dict(without or {})
+        self.inputs, self.without, self.updates = inputs, dict(without or {}), updates
         self.backwards: list[Op] = []
         self.fusions: list[Op] = []
         self.by_name = {a.name: a for a in args}

@@ -14,7 +14,7 @@ Source: Radford et al. 2019 (GPT-2); ``torch.nn.functional.embedding``; ``encode
 
 import numpy as np
 
-from .declaration import HALF, B, C, Op, T, V, acc, index, inp, maxT, out
+from .declaration import HALF, B, C, Op, T, Updates, V, acc, index, inp, maxT, out
 
 SOURCE = "Radford et al. 2019; torch.nn.functional.embedding"
 
@@ -61,4 +61,5 @@ embedding_backward = Op(
     reference=reference_backward,
     source=SOURCE,
     inverts=embedding_forward,
+    updates=Updates("embedding_update", ("dwte",), rows="tokens"),
 )

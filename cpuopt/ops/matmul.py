@@ -13,7 +13,7 @@ Backward, two ops that are timed and swapped apart::
 Source: ``torch.nn.functional.linear``; ``matmul_forward`` and ``matmul_backward`` of llm.c.
 """
 
-from .declaration import BT, HALF, OC, C, Op, acc, inp, out
+from .declaration import BT, HALF, OC, C, Op, Updates, acc, inp, out
 
 SOURCE = "torch.nn.functional.linear"
 
@@ -67,4 +67,5 @@ matmul_backward_weight = Op(
     reference=reference_backward_weight,
     source=SOURCE,
     inverts=matmul_forward,
+    updates=Updates("matmul_update", ("dweight", "dbias")),
 )

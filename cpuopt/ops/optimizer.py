@@ -1,16 +1,16 @@
-"""The declaration of an optimizer: its states, its scalars, its rule, from which the ops that fuse it follow.
+"""The declaration of an optimizer: its states, its scalars, its rule.
 
-An optimizer is an op that updates one parameter in place, element by element. Its file declares these. This
-file derives the arguments of a fused op, such as ``weight``, ``weight_m`` and ``weight_v`` for AdamW.
+An optimizer is an op that updates one parameter in place, element by element. Its file declares these. The ops that
+fuse it follow from them (``update.py``), with arguments such as ``weight``, ``weight_m`` and ``weight_v`` for AdamW.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial, wraps
-from inspect import Parameter, Signature, signature
+from inspect import signature
 from math import inf
 from typing import Any
 
@@ -27,14 +27,6 @@ BLOCK = 1 << 14
 LR = scalar("lr", low=1e-3, high=3e-2, usual=1e-4)
 GRAD_SCALE = scalar("grad_scale", low=0.05, high=2, usual=1)
 STEP = scalar("step", integer=True, low=1, high=5000, usual=1)
-FUSED: list[Callable[[Optimizer], Op]] = []
-"""The functions that declare an op for each optimizer."""
-
-
-def for_each_optimizer(declare: Callable[[Optimizer], Op]) -> Callable[[Optimizer], Op]:
-    """Let a function declare an op of this package for each optimizer."""
-    FUSED.append(declare)
-    return declare
 
 
 @dataclass(frozen=True)
@@ -134,8 +126,6 @@ class Optimizer(Op):
         self.counts = [STEP] if "step" in signature(reference).parameters else []
         args = [*self.places("param", N), inp("grad", N), *self.scalars(), GRAD_SCALE, *self.counts]
         super().__init__(name, *args, label=label, flops=flops * N, reference=by_blocks(reference), source=source)
-        self.fused: dict[str, Op] = {}
-        """The ops that fuse it, by the first words of their names."""
 
     @property
     def defaults(self) -> dict[str, float]:
@@ -180,27 +170,3 @@ class Optimizer(Op):
         own["weight_decay"] = given.get(decay)
         found = self.reference(**{n: own[n] for n in signature(self.reference).parameters})
         return {to: found[n] for n, to in names.items()}
-
-    def fuse(
-        self,
-        name: str,
-        args: Iterable[Arg],
-        reference: Callable[..., Mapping[str, Any]],
-        *,
-        fuses: tuple[Op, ...],
-        label: str,
-        **declared: Any,
-    ) -> Op:
-        """Declare an op that makes a gradient and applies this update; its reference takes all inputs."""
-        args = list(args)
-        read = [Parameter(a.name, Parameter.KEYWORD_ONLY) for a in args if a.role != "out"]
-        reference.__signature__ = Signature(read)  # type: ignore[attr-defined]  # which is not known as it is written
-        self.fused[name] = Op(
-            name if self.name == USUAL else f"{name}_{self.name}",
-            *args,
-            label=f"{label} + {self.label}",
-            reference=reference,
-            fuses=(*fuses, self),
-            **declared,
-        )
-        return self.fused[name]

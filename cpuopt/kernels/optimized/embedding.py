@@ -4,7 +4,9 @@ import numpy as np
 from numba import prange
 
 from ... import ops
+from ...ops.declaration import B, C, T
 from ..compile.jit import helper, kernel
+from ..toolkit.rules import by_epilogue
 
 OWNERS = 32  # token id and position modulo this: more than threads, few enough that all may read through the tokens
 ROWS = 64  # of a gradient to zero at a time: 196 KB at 768 channels
@@ -71,3 +73,58 @@ def embedding_backward(dwte, dwte_add, dwpe, dwpe_add, dout, tokens):
                 zero(dwpe[t : t + 1])
             for b in range(B if t < T else 0):
                 add(dwpe[t], dout[b, t])
+
+
+@helper()
+def first_of(tokens, bt):
+    """Return whether no earlier token is the same."""
+    for i in range(bt):
+        if tokens[i] == tokens[bt]:
+            return False
+    return True
+
+
+@helper()
+def gradient(row, held, dout, tokens, bt):
+    """Sum the rows of all tokens like this one, in order; none before it is like it."""
+    for i in range(row.shape[0]):
+        row[i] = 0
+    for other in range(bt, tokens.shape[0]):
+        if tokens[other] == tokens[bt]:
+            add(row, held[other])
+            add(row, dout[other])
+
+
+def token_rows(steps):
+    """List the scratch of the update: a row of the gradient for each token, and its squares."""
+    return [("rows", B * T * C), ("partial", B * T)]
+
+
+@by_epilogue(ops.embedding_backward, "optimized", scratch=token_rows, stored=False)
+def embedding_update(epilogue):
+    """Sum the gradient of each row that is named, and take its step; then the positions' gradient.
+
+    Parallel: the tokens, of which the first of equal ones owns their row; then the positions.
+    Bound: memory.
+    """
+    begin, step_row, end = epilogue.begin, epilogue.row, epilogue.end
+
+    @helper(parallel=True)
+    def embedding_update(to, dwpe, dwpe_add, held, dout, tokens, rows):
+        B, T, C = dout.shape
+        ids = tokens.reshape(B * T)
+        begin(to)
+        held_rows, flat = held.reshape(B * T, C), dout.reshape(B * T, C)
+        for bt in prange(B * T):
+            if first_of(ids, bt):
+                row = rows[np.int64(bt) * C : np.int64(bt) * C + C]
+                gradient(row, held_rows, flat, ids, bt)
+                step_row(to, ids[bt], row, bt)
+        for t in prange(dwpe.shape[0]):
+            if not dwpe_add:
+                zero(dwpe[t : t + 1])
+            for b in range(B if t < T else 0):
+                add(dwpe[t], dout[b, t])
+        end(to, B * T)
+
+    return embedding_update

@@ -24,6 +24,7 @@ parts, whose number depends on the shape alone too. So chunks and threads change
 Source: Goto and van de Geijn 2008 and BLIS for blocks and packing; what is packed for which shape is our own.
 """
 
+from functools import cache
 from math import lcm
 
 import numpy as np
@@ -35,6 +36,7 @@ from ..toolkit.elementwise import CHUNK
 from ..toolkit.lanes import add_transposed, load, load_some, spread, store, store_some
 from ..toolkit.pairs import is_half, narrow
 from ..toolkit.queue import QUEUE, deal, for_each_thread, take
+from ..toolkit.rules import by_epilogue
 from ..toolkit.simd import LANES, LINE, MR, NR, at, copy, move, narrow_product, prefetch, product, transpose
 
 ZERO = np.float32(0)
@@ -57,6 +59,7 @@ SHARES = 16  # most of them: each needs the memory of a dinp
 SHARE_ROWS = 64  # fewest rows of a share
 PACKED_ROWS = 16  # rows of dout that are packed at a time: they stay in L1 from group to group
 OUTPUTS = 48  # columns of dout in a dweight chunk: each row of dweight has pages of its own, and 56 was no faster
+STRIP = 65536  # floats of gradient in a strip: half of a 512 KB L2
 WEIGHT_DEPTH = 512  # most tokens of a dweight block: a panel is 32 KB, the strip of dout 96 KB, that of dweight more
 # floats of scratch for a thread
 FORWARD_SCRATCH = WIDE * TALL + TALL
@@ -564,50 +567,73 @@ def pack_all_columns(i, panels, inp, depth):
     pack_columns(panels[m * columns * NR + c * n :], inp, m, c, n)
 
 
-WEIGHT = [("panels", lambda s: s["BT"] * up(s["C"], NR)), ("blocks", for_each_thread(WEIGHT_SCRATCH)), QUEUE]
-"""Scratch of the weight's gradient."""
+def strip_floats(C):
+    """Count the floats of the strip of a gradient that a thread keeps until an optimizer's step is taken from it."""
+    return max(STRIP, MR * C)
+
+
+def weight_work(steps):
+    """Size the scratch of the threads: that of ``weight_chunk``, and a strip of the gradient if it is needed."""
+    return lambda s: for_each_thread(WEIGHT_SCRATCH + (strip_floats(s["C"]) if steps else 0))(s)
+
+
+def weight_scratch(steps):
+    """List the scratch of the weight's gradient."""
+    return [("panels", lambda s: s["BT"] * up(s["C"], NR)), ("blocks", weight_work(steps)), QUEUE]
 
 
 def weight_by(pack_panel, weight_chunk, block_tokens, per):
-    """Make the weight's gradient of what is packed by `pack_panel`, in blocks of at most `block_tokens`."""
+    """Make the weight's gradient of what is packed by `pack_panel`, in blocks of at most `block_tokens`.
 
-    @helper(parallel=True)
-    def linear_weight(dweight, dweight_add, dbias, dbias_add, dout, inp, panels, blocks, queue):
-        M, C = inp.shape[0], dweight.shape[1]  # of a frozen weight, 0
-        N = max(dweight.shape[0], dbias.shape[0])
-        threads = blocks.shape[0] // WEIGHT_SCRATCH
-        depth = even(M, block_tokens, per)
-        for i in prange(ceil(C, NR) * ceil(M, depth)):
-            pack_panel(i, panels, inp, depth)
-        chunks = pieces(N, OUTPUTS, LANES, 1, threads)
-        deal(queue, chunks)
-        tall = largest(chunks, N, LANES)
-        for t in prange(threads):
-            mine = blocks[t * WEIGHT_SCRATCH : (t + 1) * WEIGHT_SCRATCH]
-            block, spare = mine[:WEIGHT_BLOCK], mine[WEIGHT_BLOCK:]
-            chunk = take(queue, t)
-            while chunk >= 0:
-                n0, n1 = piece(chunk, chunks, N, LANES), piece(chunk + 1, chunks, N, LANES)
-                weight_chunk(dweight, n0, dweight_add, dout, panels, block, spare, n0, n1, tall, depth)
-                if dbias.shape[0] > 0:
-                    for i in range(n1 - n0):
-                        dbias[n0 + i] = dbias[n0 + i] + spare[i] if dbias_add else spare[i]
+    It is a function of the epilogue. Where that takes an optimizer's step, a strip of the gradient stays in the cache
+    until its weights are updated.
+    """
+
+    @cache
+    def of(epilogue):
+        begin, rows, place, finish = epilogue.begin, epilogue.rows, epilogue.place, epilogue.finish
+        end, steps = epilogue.end, epilogue.steps
+
+        @helper(parallel=True)
+        def linear_weight(to, dout, inp, panels, blocks, queue):
+            M, N, C = inp.shape[0], rows(to), to[0].shape[1]  # of a frozen weight, C = 0
+            depth = even(M, block_tokens, per)
+            for i in prange(ceil(C, NR) * ceil(M, depth)):
+                pack_panel(i, panels, inp, depth)
+            most, unit, size = OUTPUTS, LANES, WEIGHT_SCRATCH
+            if steps:
+                most, unit, size = min(OUTPUTS, max(MR, STRIP // C)), 1, WEIGHT_SCRATCH + max(STRIP, MR * C)
+            threads = blocks.shape[0] // size
+            chunks = pieces(N, most, unit, 1, threads)
+            tall = largest(chunks, N, unit)
+            deal(queue, chunks)
+            begin(to)
+            for t in prange(threads):
+                mine = blocks[t * size : (t + 1) * size]
+                block, spare, own = mine[:WEIGHT_BLOCK], mine[WEIGHT_BLOCK:WEIGHT_SCRATCH], mine[WEIGHT_SCRATCH:]
                 chunk = take(queue, t)
+                while chunk >= 0:
+                    n0, n1 = piece(chunk, chunks, N, unit), piece(chunk + 1, chunks, N, unit)
+                    grad, row, add = place(to, own, n0, tall)
+                    weight_chunk(grad, row, add, dout, panels, block, spare, n0, n1, tall, depth)
+                    finish(to, grad, spare, n0, n1 - n0)
+                    chunk = take(queue, t)
+            end(to, N)
 
-    return linear_weight
+        return linear_weight
+
+    return of
 
 
-BY_FLOATS = pack_all_columns, weight_chunk, WEIGHT_DEPTH, 1
-"""What `weight_by` and `update_linear` are made of."""
-linear_weight = weight_by(*BY_FLOATS)
+linear_weight = weight_by(pack_all_columns, weight_chunk, WEIGHT_DEPTH, 1)
 
 
-@kernel(ops.matmul_backward_weight, "optimized", scratch=WEIGHT, skips=["dweight"], parallel=False)
-def matmul_backward_weight(dweight, dweight_add, dbias, dbias_add, dout, inp, panels, blocks, queue):
+@by_epilogue(ops.matmul_backward_weight, "optimized", scratch=weight_scratch, skips=["dweight"])
+def matmul_backward_weight(epilogue):
     """Pack the columns of the tokens, then strips of dout's columns times all panels.
 
-    Parallel: packing by panel; then chunks by ticket, each owns rows of `dweight` and `dbias`.
-    Memory: the packed tokens; a strip of dout for each thread.
-    Bound: compute; for few tokens, the memory that dweight is written to.
+    Parallel: packing by panel; then chunks by ticket, each owns rows of the gradient, or of the weight and its states.
+    Memory: the packed tokens; for each thread a strip of dout, and one of the gradient if a step is taken from it.
+    Bound: compute; for few tokens, the memory of the gradient, or of weight and states.
     """
-    linear_weight(dweight, dweight_add, dbias, dbias_add, dout, inp, panels, blocks, queue)
+    return linear_weight(epilogue)

@@ -21,7 +21,7 @@ from ..toolkit.elementwise import CHUNK
 from ..toolkit.lanes import store_some
 from ..toolkit.pairs import floats, is_half, load_pair, narrow, pack_pairs, pack_rows, pair, words
 from ..toolkit.queue import QUEUE, deal, for_each_thread, take
-from ..toolkit.rules import by_rule
+from ..toolkit.rules import by_epilogue
 from ..toolkit.simd import LANES, LINE, MR, NR, at, narrow_pair_product, pair_product
 from .matmul import (
     COLUMNS,
@@ -29,7 +29,6 @@ from .matmul import (
     INPUT_DEPTH,
     INPUT_ROWS,
     PACKED_ROWS,
-    WEIGHT,
     WEIGHT_DEPTH,
     add_columns,
     add_parts,
@@ -49,8 +48,8 @@ from .matmul import (
     up,
     weight_by,
     weight_chunk_by,
+    weight_scratch,
 )
-from .matmul_update import SCRATCH, update_layer
 
 HALF = "bfloat16"
 multiply, multiply_narrow = multiply_by(pair_product), multiply_by(narrow_pair_product)
@@ -237,27 +236,15 @@ def pack_panel(i, panels, inp, depth):
     pack_pairs(panels[m // 2 * columns * NR + c * n :], NR, inp, m, c, min(NR, C - c), n)
 
 
-BY_PAIRS = pack_panel, weight_chunk, 2 * WEIGHT_DEPTH, 2
-linear_weight = weight_by(*BY_PAIRS)
+linear_weight = weight_by(pack_panel, weight_chunk, 2 * WEIGHT_DEPTH, 2)
 
 
-@kernel(ops.matmul_backward_weight, "optimized", of=HALF, scratch=WEIGHT, skips=["dweight"], parallel=False)
-def matmul_backward_weight(dweight, dweight_add, dbias, dbias_add, dout, inp, panels, blocks, queue):
+@by_epilogue(ops.matmul_backward_weight, "optimized", of=HALF, scratch=weight_scratch, skips=["dweight"])
+def matmul_backward_weight(epilogue):
     """Pack the columns of the tokens, two tokens interleaved, then strips of dout's columns times all panels.
 
-    Parallel: packing by panel; then chunks by ticket, each owns rows of `dweight` and `dbias`.
-    Memory: the packed tokens; a strip of dout for each thread.
-    Bound: compute; for few tokens, the memory that dweight is written to.
+    Parallel: packing by panel; then chunks by ticket, each owns rows of the gradient, or of the weight and its states.
+    Memory: the packed tokens; for each thread a strip of dout, and one of the gradient if a step is taken from it.
+    Bound: compute; for few tokens, the memory of the gradient, or of weight and states.
     """
-    linear_weight(dweight, dweight_add, dbias, dbias_add, dout, inp, panels, blocks, queue)
-
-
-@by_rule("optimized", "matmul_update", "weight", "bias", of=HALF, scratch=SCRATCH)
-def matmul_update(rule):
-    """Pack the columns of the tokens, two tokens interleaved, then strip by strip: the gradient, then the step.
-
-    Parallel: packing by panel; then chunks by ticket, each owns rows of the weight and its states.
-    Memory: the packed tokens; a strip of dout and one of the gradient for each thread.
-    Bound: compute; for few tokens, the memory of weight and states.
-    """
-    return update_layer(rule, *BY_PAIRS)
+    return linear_weight(epilogue)

@@ -9,23 +9,23 @@ from ..toolkit.rules import by_rule
 CHUNK = 8192  # elements: 32 KB a stream, so that the four arrays of AdamW fill 128 KB of the L2 cache
 
 
-@by_rule("optimized", "", "param")
-def update(rule):
+@by_rule("optimized")
+def update(epilogue):
     """Chunk by chunk.
 
     Parallel: chunks of fixed size; for one, no threads are started.
     Bound: memory.
     """
-    rows, update_chunk = rule.rows, rule.update
+    step = epilogue.step
 
     @helper(parallel=True)
-    def update(param, param_numbers, grad, grad_scale):
+    def update(to, grad, grad_scale):
         scale, n = np.float32(grad_scale), grad.shape[0]
         if n <= CHUNK:
-            update_chunk(param, grad, scale, param_numbers)
+            step(to, slice(0, n), grad, scale)
         else:
             for chunk in prange((n + CHUNK - 1) // CHUNK):
                 part = slice(chunk * CHUNK, min(chunk * CHUNK + CHUNK, n))
-                update_chunk(rows(param, part), grad[part], scale, param_numbers)
+                step(to, part, grad[part], scale)
 
     return update

@@ -1,145 +1,197 @@
-"""Kernels from an optimizer's rule: one text serves its update alone, and every update that is fused with a gradient.
+"""Kernels that take an optimizer's step: from a gradient in memory, or as the epilogue of what makes the gradient.
 
-The file of an optimizer among the kernels has two helpers. ``numbers`` converts its scalars, without ``grad_scale``, to
-float32 numbers that are the same for all elements. ``update`` steps a stretch of elements: it takes that of the
-parameter, of each state and of the gradient, the gradient's scale, and the numbers. A package of variants that has no
-such file takes that of vanilla.
+One text serves the gradient, and its fusion with every optimizer.
 """
 
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cache
-from importlib import import_module
-from importlib.util import find_spec
-from itertools import pairwise
-from types import ModuleType
+from math import prod
 from typing import Any
+
+from numba import prange
 
 from ... import ops
 from ...errors import UserError
+from ...ops.declaration import Op, as_dim
 from ...ops.optimizer import Optimizer
 from ..compile.jit import helper, kernel
-from ..registry import BASE
+from ..registry import KERNELS, Kernel
+from .epilogue import Epilogue, Step, fill, storing
+from .tuples import constant, joined, taken
 
 
-@dataclass(frozen=True)
-class Rule:
-    """The functions of an optimizer for its kernels; a parameter and its states come as a tuple of arrays.
+def by_rule(variant: str, **options: Any) -> Callable[[Callable[[Epilogue], Any]], None]:
+    """Register a kernel for each optimizer's own op: ``update(to, grad, grad_scale)``, which a function makes."""
 
-    Attributes
-    ----------
-    numbers : the function of an optimizer's file.
-    rows : ``rows(arrays, i)`` takes ``[i]`` of each array, by an index or a slice.
-    update : ``update(arrays, grad, scale, numbers)``.
-    """
-
-    numbers: Any
-    rows: Any
-    update: Any
-
-
-def rule_of(optimizer: Optimizer, package: str) -> Rule:
-    """Build an optimizer's rule from its file in a package of kernels, or else from that of vanilla."""
-    own = f"{package}.{optimizer.name}"
-    return _rule(optimizer, import_module(own if find_spec(own) else f"...{BASE}.{optimizer.name}", __name__))
-
-
-@cache
-def _rule(optimizer: Optimizer, file: ModuleType) -> Rule:
-    step = file.update
-
-    @helper(inline="always")
-    def update(arrays, grad, scale, numbers):
-        step(*(arrays + (grad, scale) + numbers))  # noqa: RUF005  # numba knows no other way
-
-    return Rule(file.numbers, rows_of(1 + len(optimizer.states)), update)
-
-
-@cache
-def rows_of(n: int) -> Any:
-    """Make the function that takes ``[i]`` of each of n arrays."""
-    last = n - 1
-    if not last:
-
-        @helper(inline="always")
-        def rows(arrays, i):
-            return (arrays[0][i],)
-
-    else:
-        others = rows_of(last)
-
-        @helper(inline="always")
-        def rows(arrays, i):
-            return others(arrays, i) + (arrays[last][i],)  # noqa: RUF005
-
-    return rows
-
-
-def by_rule(
-    variant: str, fused: str, *parameters: str, scratch: Sequence[tuple[Any, ...]] = (), **options: Any
-) -> Callable[[Callable[[Rule], Any]], None]:
-    """Register a kernel for each optimizer: the decorated function makes it from a rule.
-
-    The kernel takes the arrays of each parameter as a tuple, the numbers of each, and then all other arguments, flags
-    and scratch in their order, without the optimizer's scalars.
-
-    Parameters
-    ----------
-    fused : the op in which the optimizers are fused; empty for their own ops.
-    parameters : the updated parameters. The weight decay of a second one is the argument ``NAME_decay``.
-    scratch, options : as for `kernel`.
-    """
-
-    def decorate(make: Callable[[Rule], Any]) -> None:
-        for optimizer in (*ops.OPTIMIZERS.values(), *(() if fused else (ops.OUTER,))):
-            op = optimizer.fused[fused] if fused else optimizer
-            rule = rule_of(optimizer, make.__module__.rpartition(".")[0])
-            inner, args = make(rule), [*op.params, *(name for name, *_ in scratch)]
-            flat = flattened(inner, optimizer, rule, parameters, args)
-            kernel(op, variant, scratch=scratch, shown=inner.py_func, parallel=False, **options)(flat)
+    def decorate(make: Callable[[Epilogue], Any]) -> None:
+        for optimizer in (*ops.OPTIMIZERS.values(), ops.OUTER):
+            step = Step(optimizer, optimizer, make.__module__.rpartition(".")[0], optimizer.params)
+            _register(optimizer, variant, make(step.epilogue()), step.to, step.rest, optimizer.params, **options)
 
     return decorate
 
 
-def flattened(
-    inner: Any, optimizer: Optimizer, rule: Rule, parameters: Sequence[str], args: Sequence[str]
-) -> Callable[..., None]:
-    """Make the function that takes all arguments one by one, and calls a kernel with those of a parameter together.
+def by_epilogue(
+    op: Op, variant: str, *, scratch: Callable[[bool], Sequence[tuple[Any, ...]]], stored: bool = True, **options: Any
+) -> Callable[[Callable[[Epilogue], Any]], None]:
+    """Register the kernels of an op that makes a weight's gradient: the decorated function makes each from an epilogue.
+
+    The kernel takes `to`, and then all arguments, flags and scratch in their order that do not belong to it.
+
+    Parameters
+    ----------
+    scratch : as for `kernel`, by whether the epilogue takes an optimizer's step.
+    stored : whether to register a kernel for the gradient alone.
+    """
+    how = op.updates
+    assert how
+
+    def decorate(make: Callable[[Epilogue], Any]) -> None:
+        if stored:
+            names = [*op.params, *(name for name, *_ in scratch(False))]
+            own = [n for g in how.gradients for n in (g, f"{g}_add")]
+            rest = [n for n in names if n not in own]
+            inner = make(storing(len(how.gradients) > 1))
+            _register(op, variant, inner, taken(names, own), rest, names, scratch=scratch(False), **options)
+        for optimizer in ops.OPTIMIZERS.values():
+            derived = ops.updated(op, optimizer)
+            parts = [*scratch(True)]
+            parts += [] if "partial" in (name for name, *_ in parts) else _own_scratch(op)
+            names = [*derived.params, *(name for name, *_ in parts)]
+            step = Step(derived, optimizer, make.__module__.rpartition(".")[0], names)
+            more = {n: x for n, x in options.items() if n != "skips"}
+            _register(derived, variant, make(step.epilogue()), step.to, step.rest, names, scratch=parts, **more)
+
+    return decorate
+
+
+def _own_scratch(op: Op) -> list[tuple[Any, ...]]:
+    """List the scratch of a step's epilogue: the squares of each row, and which rows a lookup makes too."""
+    rows = op.by_name[op.updates.gradients[0]].shape[0] if op.updates else 0
+    looked_up = op.updates and (op.updates.aside or op.updates.rows)
+    return [("partial", rows), *([("slot", rows, "int32")] if looked_up else [])]
+
+
+def _register(
+    op: Op, variant: str, inner: Any, to: Any, rest: Sequence[str], names: Sequence[str], **options: Any
+) -> None:
+    """Register a kernel that gets all arguments one by one, and calls another with those of an epilogue together.
 
     Raises
     ------
     UserError
-        Where the kernel takes others, or in another order.
+        If the other takes other arguments, or in another order.
     """
-    arrays = [list(optimizer.names(p).values()) for p in parameters]
-    scalars = [[a.name for a in (*optimizer.scalars(), *optimizer.counts)] for _ in parameters]
-    for p, names in zip(parameters[1:], scalars[1:], strict=True):
-        names[:] = [f"{p}_decay" if name == "weight_decay" else name for name in names]
-    rest = [a for a in args if not any(a in names for names in (*arrays, *scalars))]
-    want = [*parameters, *(f"{p}_numbers" for p in parameters), *rest]
+    read = op.fuses[0].updates.parameters[0] if op.fuses and op.fuses[0].updates else ""
+    want = ["to", *(read if n == "copy" else n for n in rest)]  # the weight, to a product
     if (has := list(inspect.signature(inner.py_func).parameters)) != want:
-        raise UserError(f"a kernel by rule takes ({', '.join(has)}); write ({', '.join(want)})")
-    numbers, (x, y, z) = rule.numbers, spans(args, rest, 3)
-    (p,), (i, j) = spans(args, arrays[0], 1), spans(args, scalars[0], 2)
-    if len(parameters) == 1:
+        raise UserError(f"a kernel by epilogue takes ({', '.join(has)}); write ({', '.join(want)})")
+    others = taken(names, rest)
 
-        def flat(*args):
-            inner(args[p], numbers(*(args[i] + args[j])), *(args[x] + args[y] + args[z]))
+    def flat(*args):
+        inner(*((to(args),) + others(args)))  # noqa: RUF005
 
-        return flat
-    (q,), (k, m) = spans(args, arrays[1], 1), spans(args, scalars[1], 2)
-
-    def flat_of_two(*args):
-        p_numbers, q_numbers = numbers(*(args[i] + args[j])), numbers(*(args[k] + args[m]))
-        inner(args[p], args[q], p_numbers, q_numbers, *(args[x] + args[y] + args[z]))
-
-    return flat_of_two
+    kernel(op, variant, shown=inner.py_func, parallel=False, **options)(flat)
 
 
-def spans(args: Sequence[str], names: Sequence[str], n: int) -> list[slice]:
-    """Find names among arguments, in n slices of which the last may be empty."""
-    at = [args.index(name) for name in names]
-    cuts = [0, *(i for i in range(1, len(at)) if at[i] != at[i - 1] + 1), len(at)]
-    found = [slice(at[lo], at[hi - 1] + 1) for lo, hi in pairwise(cuts)]
-    return found + [slice(0, 0)] * (n - len(found))
+def stepped(function: Any) -> Any:
+    """Register, beside a kernel that makes a weight's gradient, those that take each optimizer's step from it.
+
+    They let the kernel make the whole gradient in scratch. So every op with ``updates=`` has them.
+    """
+    source = next(k for k in KERNELS.values() if k.function is function)
+    for optimizer in ops.OPTIMIZERS.values():
+        _after(source, optimizer)
+    return function
+
+
+def _after(source: Kernel, optimizer: Optimizer) -> None:
+    op, how, derived = source.op, source.op.updates, ops.updated(source.op, optimizer)
+    assert how
+    made = [(g, prod(op.by_name[g].shape, start=as_dim(1))) for g in how.gradients]
+    scratch = [*((s.name, s.size, s.dtype) for s in source.scratch), *made, *_own_scratch(op)]
+    names = [*derived.params, *(name for name, *_ in scratch)]
+    step = Step(derived, optimizer, source.function.__module__.rpartition(".")[0], names)
+    epilogue, to, compute = step.epilogue(), step.to, source.function
+    begin, begin_rows = epilogue.begin, _held_first(step) if how.rows else None
+    gradients, take_steps = joined(*(_like(names, g) for g in how.gradients)), _all_rows(epilogue, len(made) > 1)
+
+    def given(instead: dict[str, str]) -> Any:
+        parts = []
+        for name in [*op.params, *(s.name for s in source.scratch)]:
+            if name in how.gradients:
+                parts.append(_like(names, name))
+            elif name.removesuffix("_add") in how.gradients:
+                parts.append(constant(bool(how.rows)))
+            else:
+                parts.append(taken(names, [instead.get(name, name)]))
+        return joined(*parts)
+
+    plain = given({})
+    with_copy = given(dict.fromkeys(how.parameters, "copy")) if "copy" in names else plain
+    copy = names.index("copy") if "copy" in names else 0
+    first = begin_rows or _no_rows
+
+    def flat(*args):
+        goes, grads = to(args), gradients(args)
+        begin(goes)
+        first(goes, grads[0])
+        if args[copy].shape[0] > 0:
+            compute(*with_copy(args))
+        else:
+            compute(*plain(args))
+        take_steps(goes, grads)
+
+    kernel(derived, source.variant, scratch=scratch, shown=function_of(source), parallel=False)(flat)
+
+
+def function_of(source: Kernel) -> Any:
+    """Return the Python function of a kernel."""
+    return getattr(source.function, "py_func", source.function)
+
+
+@helper()
+def _no_rows(to, grad):
+    """Do nothing."""
+
+
+def _held_first(step: Step) -> Any:
+    """Make the function that puts what another op has put aside into the gradient, to which a lookup then adds."""
+    held, tokens = step.arrays.index("held"), step.arrays.index("tokens")
+
+    @helper(parallel=True)
+    def put(to, grad):
+        ids = to[tokens].reshape(to[tokens].size)
+        rows = to[held].reshape(ids.shape[0], grad.shape[1])
+        for n in prange(grad.shape[0]):
+            fill(grad[n], 0)
+        for t in range(ids.shape[0]):
+            for i in range(grad.shape[1]):
+                grad[ids[t], i] += rows[t, i]
+
+    return put
+
+
+def _all_rows(epilogue: Epilogue, bias: bool) -> Any:
+    """Make the function that hands all rows of gradients to an epilogue."""
+    finish, end, last = epilogue.finish, epilogue.end, int(bias)
+
+    @helper(parallel=True)
+    def take_steps(to, grads):
+        grad, sums = grads[0], grads[last]
+        for n in prange(grad.shape[0]):
+            finish(to, grad[n : n + 1], sums[n : n + 1].reshape(sums[n : n + 1].size), n, 1)
+        end(to, grad.shape[0])
+
+    return take_steps
+
+
+def _like(names: Sequence[str], gradient: str) -> Any:
+    """Make the function that returns scratch in the shape of the parameter whose gradient it is."""
+    i, k = names.index(gradient), names.index(gradient[1:])
+
+    @helper(inline="always")
+    def shaped(args):
+        return (args[i][: args[k].size].reshape(args[k].shape),)
+
+    return shaped

@@ -5,9 +5,9 @@ from numba import prange
 
 from ... import ops
 from ...ops.classifier import BLOCK
-from ...ops.declaration import BT, C, V
+from ...ops.declaration import V
 from ..compile.jit import helper, kernel
-from ..toolkit.rules import by_rule
+from ..toolkit.rules import stepped
 
 
 @helper()
@@ -80,6 +80,7 @@ def classifier_forward(loss, losses, inp, weight, targets, ignore_index, logits)
     loss[0] = mean_loss(losses, targets, ignore_index)
 
 
+@stepped
 @kernel(ops.classifier_backward, "vanilla", scratch=[("logits", BLOCK * V)], skips=["dinp", "dweight"])
 def classifier_backward(
     loss, losses, dinp, dinp_add, dweight, dweight_add, dloss, inp, weight, targets, ignore_index, logits
@@ -109,65 +110,3 @@ def classifier_backward(
                 for i in range(C):
                     dweight[v, i] += inp[t0 + t, i] * d
     loss[0] = mean_loss(losses, targets, ignore_index)
-
-
-@by_rule(
-    "vanilla",
-    "classifier_update",
-    "weight",
-    scratch=[("logits", BT * V), ("grad", V * C), ("slot", V, "int32"), ("partial", V)],
-)
-def classifier_update(rule):
-    """As the backward, of all tokens at once; then a row of the gradient at a time, which is put aside or applied.
-
-    Parallel: the tokens, then the rows of `weight`.
-    Bound: the memory that `weight` streams through, twice for each token.
-    """
-    rows, update = rule.rows, rule.update
-
-    @helper(parallel=True)
-    def classifier_update(
-        weight, weight_numbers, loss, losses, dinp, dinp_add, held, sumsq, dloss, inp, copy, targets, tokens,
-        ignore_index, logits, grad, slot, partial,
-    ):  # fmt: skip
-        BT, C = inp.shape
-        V = weight[0].shape[0]
-        share = dloss[0] / np.float32(max(count(targets, ignore_index), 1))
-        for v in range(V):
-            slot[v] = -1
-        for t in range(tokens.shape[0] - 1, -1, -1):
-            slot[tokens[t]] = t  # the first of equal tokens stays
-            for i in range(C):
-                held[t, i] = 0
-        for bt in prange(BT):
-            row = logits[np.int64(bt) * V : np.int64(bt) * V + V]
-            if copy.shape[0] > 0:
-                top, total, losses[bt] = row_losses(row, inp[bt], copy, targets[bt], ignore_index)
-                row_backward(row, dinp[bt], dinp_add, copy, top, total, share, targets[bt], ignore_index)
-            else:
-                top, total, losses[bt] = row_losses(row, inp[bt], weight[0], targets[bt], ignore_index)
-                row_backward(row, dinp[bt], dinp_add, weight[0], top, total, share, targets[bt], ignore_index)
-        for v in prange(V):
-            g = grad[np.int64(v) * C : np.int64(v) * C + C]
-            for i in range(C):
-                g[i] = 0
-            for t in range(BT):
-                d = logits[t * V + v]
-                for i in range(C):
-                    g[i] += inp[t, i] * d
-            total = np.float32(0)
-            if slot[v] >= 0:
-                for i in range(C):
-                    held[slot[v], i] = g[i]
-            else:
-                update(rows(weight, v), g, np.float32(1), weight_numbers)
-                for i in range(C):
-                    total += g[i] * g[i]
-            partial[v] = total
-        loss[0] = mean_loss(losses, targets, ignore_index)
-        total = np.float32(0)
-        for v in range(V):
-            total += partial[v]
-        sumsq[0] = total
-
-    return classifier_update

@@ -4,6 +4,7 @@ from numba import prange
 
 from ... import ops
 from ..compile.jit import kernel
+from ..toolkit.rules import stepped
 
 
 @kernel(ops.embedding_forward, "vanilla")
@@ -22,6 +23,7 @@ def embedding_forward(out, tokens, wte, wpe):
                 out[b, t, i] += wpe[t, i]
 
 
+@stepped
 @kernel(ops.embedding_backward, "vanilla", skips=["dwte"])
 def embedding_backward(dwte, dwte_add, dwpe, dwpe_add, dout, tokens):
     """Add each row of `dout` to the row of its token and of its position.

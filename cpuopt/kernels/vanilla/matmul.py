@@ -6,6 +6,7 @@ from numba import prange
 from ... import ops
 from ...ops.declaration import BT, C
 from ..compile.jit import kernel
+from ..toolkit.rules import stepped
 
 
 @kernel(ops.matmul_forward, "vanilla")
@@ -45,6 +46,7 @@ def matmul_backward_input(dinp, dinp_add, dout, weight, sums):
             dinp[bt, i] = total[bt, i]
 
 
+@stepped
 @kernel(ops.matmul_backward_weight, "vanilla", skips=["dweight"])
 def matmul_backward_weight(dweight, dweight_add, dbias, dbias_add, dout, inp):
     """Each row of `dweight` gathers the rows of `inp`, scaled by `dout`.

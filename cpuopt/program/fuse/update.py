@@ -7,69 +7,49 @@ from dataclasses import dataclass
 from typing import Any
 
 from ... import ops
-from ...ops.classifier import BLOCK
 from ..program import Call, Value
 from .edit import Allowed, Draft, replace
 
-AT_ONCE = 1024
-"""Tokens whose head is updated in the backward, though their logits may take more memory than a gradient would."""
-
 
 def update_in_backward(draft: Draft, allowed: Allowed) -> None:
-    """Replace a weight gradient and the update that is its only reader by one call."""
-    for call in [c for c in draft.calls if c.op is ops.matmul_backward_weight and c.args["dweight"] is not None]:
-        grads = {n: call.args[f"d{n}"] for n in ("weight", "bias") if call.args[f"d{n}"] is not None}
-        found = _updates(draft, call, list(grads.values()))
-        if any(call.adds.values()) or found is None:
-            continue
-        op = found.optimizer.fused["matmul_update"]
-        if not allowed(op, [call, *found.calls]):
-            continue
-        args = {**dict.fromkeys(a.name for a in op.arrays), **call.args, **found.scalars, "sumsq": found.sums[0]}
-        for name, grad in grads.items():
-            args |= found.arrays(name, grad)
-            args[f"{name}_decay"] = found.steps[grad].args.get("weight_decay")
-        args.setdefault("bias_decay", args.get("weight_decay"))
-        replace(draft, call, op, args, without=found.calls)
-        draft.gone.update(found.sums[1:], grads.values())
-    for call in [c for c in draft.calls if c.op is ops.classifier_backward and not c.absent]:
-        _update_classifier(draft, call, allowed)
+    """Replace an op that makes the gradient of a weight, and the update that is its only reader, by one call.
 
-
-def _update_classifier(draft: Draft, call: Call, allowed: Allowed) -> None:
-    """Update the head's weight in the backward; if it is the token embedding too, the tokens' rows at its end."""
-    program, grad = draft.program, call.args["dweight"]
-    tied = [c for c in draft.users([grad]) if c.op is ops.embedding_backward and c.args["dwte"] is grad]
-    found = _updates(draft, call, [grad], but=tied)
-    if not _few_tokens(call) or call.adds["dweight"] or found is None or len(tied) > 1:
-        return
-    head, rows = (found.optimizer.fused[name] for name in ("classifier_update", "embedding_update"))
-    if not allowed(head, [call, *found.calls]) or (tied and not allowed(rows, [*tied, *found.calls])):
-        return
-    args = {**call.args, **found.scalars, **found.arrays("weight", grad), "sumsq": found.sums[0]}
-    args |= {"held": None, "tokens": None, "copy": None}
-    for last in tied:
-        dout = last.args["dout"]
-        args |= {"tokens": last.args["tokens"], "held": program.value(f"{call.layer}.held", dout.shape, "gradient")}
-        total = program.value(f"{args['held']}.sumsq", (1,))
-        program.norm_terms.append(total)
-        rest = {**last.args, **found.scalars, **found.arrays("wte", grad), "held": args["held"], "sumsq": total}
-        replace(draft, last, rows, rest, without=[], adds={"dwpe": last.adds["dwpe"]})
-    replace(draft, call, head, args, without=found.calls, adds={"dinp": call.adds["dinp"]})
-    draft.gone.add(grad)
-
-
-def _few_tokens(call: Call) -> bool:
-    """Return whether the logits of all tokens may exist at one time, as an update of the head needs them.
-
-    Those of `BLOCK + C` tokens take the memory of a block's and dweight. `held` is no larger than dweight.
+    If the weight's gradient has rows of a lookup too, a second call finishes them.
     """
-    tokens, width, words = (call.sizes[size] for size in ("BT", "C", "V"))
-    return tokens <= max(BLOCK, min(words, max(AT_ONCE, BLOCK + width)))
+    for call in [c for c in draft.calls if c.op.updates and not c.op.updates.rows]:
+        how, program = call.op.updates, draft.program
+        assert how
+        grads = {g[1:]: call.args[g] for g in how.gradients if call.args[g] is not None}
+        whole = all(a.optional or call.args[a.name] is not None for a in call.op.arrays)
+        if not whole or any(call.adds[g] for g in how.gradients) or not how.fits(call.sizes):
+            continue
+        lookups = [c for c in draft.users(grads.values()) if how.aside and _looked_up(c) in grads.values()]
+        found = _updates(draft, call, list(grads.values()), but=lookups)
+        if found is None or len(lookups) > 1:
+            continue
+        op, *others = (ops.updated(c.op, found.optimizer) for c in (call, *lookups))
+        if not all(allowed(o, [c, *found.calls]) for o, c in ((op, call), *zip(others, lookups, strict=True))):
+            continue
+        args = found.args(call, op) | {"sumsq": found.sums[0]}
+        for other, last in zip(others, lookups, strict=True):
+            held = program.value(f"{call.layer}.held", last.args[last.op.operand].shape, "gradient")
+            total = program.value(f"{held}.sumsq", (1,))
+            program.norm_terms.append(total)
+            rest = found.args(last, other) | {"held": held, "sumsq": total}
+            replace(draft, last, other, rest, without=[], adds=last.adds)
+            args |= {"held": held, "tokens": last.args[last.op.updates.rows] if last.op.updates else None}
+        replace(draft, call, op, args, without=found.calls, adds=call.adds)
+        draft.gone.update(found.sums[1:], grads.values())
+
+
+def _looked_up(call: Call) -> Value | None:
+    """Return the gradient that a call adds the rows of a lookup to; None for other calls."""
+    how = call.op.updates
+    return call.args[how.gradients[0]] if how and how.rows else None
 
 
 @dataclass(frozen=True)
-class Updates:
+class Steps:
     """The calls of ``sumsq`` and of one optimizer that read some gradients, with their other values."""
 
     calls: list[Call]
@@ -87,12 +67,18 @@ class Updates:
         step = next(iter(self.steps.values()))
         return {a.name: step.args[a.name] for a in self.optimizer.args if a.role == "scalar"}
 
-    def arrays(self, parameter: str, grad: Value) -> dict[str, Any]:
-        """The parameter of a gradient and its states, by their names in a fused op."""
-        return {to: self.steps[grad].args[name] for name, to in self.optimizer.names(parameter).items()}
+    def args(self, call: Call, op: ops.Op) -> dict[str, Any]:
+        """The arguments of a fused op in place of a call: those of the call, of parameters with states, and numbers."""
+        args = dict.fromkeys((a.name for a in op.arrays), None) | call.args | self.scalars
+        for gradient in call.op.updates.gradients if call.op.updates else ():
+            step, name = self.steps.get(call.args[gradient]), gradient[1:]
+            if step:
+                args |= {to: step.args[n] for n, to in self.optimizer.names(name).items()}
+            args[f"{name}_decay"] = step.args.get("weight_decay") if step else args.get("weight_decay")
+        return args
 
 
-def _updates(draft: Draft, call: Call, grads: list[Value], but: Sequence[Call] = ()) -> Updates | None:
+def _updates(draft: Draft, call: Call, grads: list[Value], but: Sequence[Call] = ()) -> Steps | None:
     """Find the updates from gradients that a call makes; None where another call needs a gradient, or its parameter."""
     users = [c for c in draft.users(grads) if c is not call and c not in but]
     steps = {c.args["grad"]: c for c in users if isinstance(c.op, ops.Optimizer)}
@@ -105,4 +91,4 @@ def _updates(draft: Draft, call: Call, grads: list[Value], but: Sequence[Call] =
         or len(optimizers) != 1
     ):
         return None
-    return Updates(users, steps, optimizers.pop())
+    return Steps(users, steps, optimizers.pop())

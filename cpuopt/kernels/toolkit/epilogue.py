@@ -1,0 +1,281 @@
+"""What becomes of finished rows of a weight's gradient: a kernel that makes them takes an epilogue, as products do.
+
+The rows are stored, added to what is there, or an optimizer's step is taken from them.
+
+The file of an optimizer among the kernels has two helpers. ``numbers`` converts its scalars, without ``grad_scale``, to
+float32 numbers that are the same for all elements. ``update`` steps a stretch of elements: it takes that of the
+parameter, of each state and of the gradient, the gradient's scale, and the numbers. A package of variants that has no
+such file takes that of vanilla.
+"""
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from ...ops.declaration import Op
+from ...ops.optimizer import Optimizer
+from ..compile.jit import helper
+from ..registry import BASE
+from .tuples import joined, rows_of, taken
+
+ONE = np.float32(1)
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """What a kernel does with finished rows of a weight's gradient. All that they go to comes as one tuple, `to`.
+
+    Its first element is the gradient, or the weight that it is of.
+
+    Attributes
+    ----------
+    steps : whether it takes an optimizer's step; the rows are then summed in memory of a thread.
+    begin : ``begin(to)`` comes first.
+    rows : ``rows(to)`` counts the rows; of a frozen weight, those of its bias.
+    place : ``place(to, own, row, rows)`` returns the array in which some rows are summed, the place of the first, and
+        whether to add to what is there. `own` is memory of the thread.
+    finish : ``finish(to, grad, sums, row, rows)`` gets them in the first rows of `grad`, and those of the bias.
+    again : ``again(to, more)`` returns `to` for another block of tokens, if there are more.
+    end : ``end(to, rows)`` comes last.
+    step : ``step(to, at, grad, scale)`` takes the step of a part of the first parameter, by an index or a slice.
+    row : ``row(to, n, grad, i)`` takes that of row n, and keeps the squares of its gradient as the i-th for `end`.
+    """
+
+    steps: bool
+    begin: Any
+    rows: Any
+    place: Any
+    finish: Any
+    again: Any
+    end: Any
+    step: Any = None
+    row: Any = None
+
+
+@helper()
+def nothing(to):
+    """Do nothing."""
+
+
+@helper()
+def rows_of_weight(to):
+    """Count the rows of the first array."""
+    return to[0].shape[0]
+
+
+@helper()
+def no_bias(to, sums, row, rows):
+    """Do nothing."""
+
+
+@helper()
+def no_end(to, rows):
+    """Do nothing."""
+
+
+@helper()
+def squares(x):
+    """Sum the squares of a row."""
+    total = np.float32(0)
+    for i in range(x.shape[0]):
+        total += x[i] * x[i]
+    return total
+
+
+@helper()
+def copy_row(to, x):
+    """Copy a row."""
+    for i in range(x.shape[0]):
+        to[i] = x[i]
+
+
+@helper()
+def fill(x, value):
+    """Set every element."""
+    for i in range(x.shape[0]):
+        x[i] = value
+
+
+@cache
+def storing(bias: bool) -> Epilogue:
+    """Make the epilogue that stores or adds: `to` is the gradient and its flag, then those of a bias if it has one."""
+
+    @helper()
+    def place(to, own, row, rows):
+        return to[0], row, to[1]
+
+    @helper()
+    def store_bias(to, sums, row, rows):
+        if to[2].shape[0] > 0:
+            for i in range(rows):
+                to[2][row + i] = to[2][row + i] + sums[i] if to[3] else sums[i]
+
+    @helper()
+    def again(to, more):
+        return (to[0], to[1] or more)
+
+    @helper()
+    def rows_with_bias(to):
+        return max(to[0].shape[0], to[2].shape[0])
+
+    finish_bias, rows = (store_bias, rows_with_bias) if bias else (no_bias, rows_of_weight)
+
+    @helper()
+    def finish(to, grad, sums, row, rows):
+        finish_bias(to, sums, row, rows)
+
+    return Epilogue(False, nothing, rows, place, finish, again, no_end)
+
+
+@cache
+def rule_of(optimizer: Optimizer, package: str) -> tuple[ModuleType, int]:
+    """Find an optimizer's file in a package of kernels, or else in vanilla; and how many numbers its rule takes."""
+    own = f"{package or __package__}.{optimizer.name}"
+    file = import_module(own if find_spec(own) else f"...{BASE}.{optimizer.name}", __name__)
+    numbers = file.numbers.py_func
+    return file, len(numbers(*[0.5] * len(inspect.signature(numbers).parameters)))
+
+
+class Step:
+    """An optimizer's step in a kernel: which arguments go to it as `to`, and the epilogue.
+
+    Parameters
+    ----------
+    op : the optimizer itself, or an op that `updated` derived.
+    names : the kernel's arguments.
+    """
+
+    def __init__(self, op: Op, optimizer: Optimizer, package: str, names: Sequence[str]) -> None:
+        made = op.fuses[0].updates if op is not optimizer else None
+        self.parameters = made.parameters if made else ["param"]
+        self.file, self.count = rule_of(optimizer, package)
+        self.optimizer, self.made, self.each = optimizer, made, 1 + len(optimizer.states)
+        scalars = [a.name for a in (*optimizer.scalars(), *optimizer.counts)]
+        of = {p: [f"{p}_decay" if n == "weight_decay" else n for n in scalars] for p in self.parameters[1:]}
+        of = {self.parameters[0]: scalars} | of
+        more = ["sumsq", "partial", *(["held", "tokens", "slot"] if "slot" in names else [])] if made else []
+        self.arrays = [a for p in self.parameters for a in optimizer.names(p).values()]
+        self.arrays += [n for n in more if n in names]
+        self.rest = [n for n in names if n not in (*self.arrays, *(n for some in of.values() for n in some))]
+        self.to = joined(taken(names, self.arrays), *(self._numbers(names, some) for some in of.values()))
+
+    def _numbers(self, names: Sequence[str], scalars: Sequence[str]) -> Any:
+        given, numbers = taken(names, scalars), self.file.numbers
+
+        @helper(inline="always")
+        def converted(args):
+            return numbers(*given(args))
+
+        return converted
+
+    def step(self, k: int) -> Any:
+        """Make the function of the step of the k-th parameter: ``step(to, at, grad, scale)``."""
+        rows, update = rows_of(self.each), self.file.update
+        arrays = slice(k * self.each, (k + 1) * self.each)
+        first = len(self.arrays) + k * self.count
+        numbers = slice(first, first + self.count)
+
+        @helper(inline="always")
+        def step(to, at, grad, scale):
+            update(*(rows(to[arrays], at) + (grad, scale) + to[numbers]))  # numba knows no other way
+
+        return step
+
+    def epilogue(self) -> Epilogue:
+        """Make the epilogue."""
+        step = self.step(0)
+        if not self.made:
+            return Epilogue(True, nothing, None, None, None, None, no_end, step)
+        sumsq, partial = self.arrays.index("sumsq"), self.arrays.index("partial")
+
+        @helper()
+        def step_row(to, n, grad, i):
+            step(to, n, grad, ONE)
+            to[partial][i] = squares(grad)
+
+        begin, finish_rows = (self._with_rows if "slot" in self.arrays else self._rows)(step_row)
+        finish_bias = self._bias() if len(self.parameters) > 1 else no_bias
+
+        @helper()
+        def place(to, own, row, rows):
+            C = to[0].shape[1]
+            return own[: rows * C].reshape(rows, C), 0, False
+
+        @helper()
+        def finish(to, grad, sums, row, rows):
+            finish_rows(to, grad, row, rows)
+            finish_bias(to, sums, row, rows)
+
+        @helper()
+        def again(to, more):
+            return to
+
+        @helper()
+        def end(to, rows):
+            total = np.float32(0)
+            for n in range(rows):
+                total += to[partial][n]
+            to[sumsq][0] = total
+
+        return Epilogue(True, begin, rows_of_weight, place, finish, again, end, step, step_row)
+
+    def _rows(self, step_row: Any) -> tuple[Any, Any]:
+        partial = self.arrays.index("partial")
+
+        @helper()
+        def begin(to):
+            fill(to[partial], 0)
+
+        @helper()
+        def finish_rows(to, grad, row, rows):
+            for i in range(rows):
+                step_row(to, row + i, grad[i], row + i)
+
+        return begin, finish_rows
+
+    def _with_rows(self, step_row: Any) -> tuple[Any, Any]:
+        """Make the functions for a weight of which a lookup makes some rows: they are put aside, or finished alone."""
+        held, tokens, partial, slot = map(self.arrays.index, ("held", "tokens", "partial", "slot"))
+        aside = bool(self.made and self.made.aside)
+
+        @helper()
+        def begin(to):
+            fill(to[slot], -1)
+            ids = to[tokens].reshape(to[tokens].size)
+            for t in range(ids.shape[0] - 1, -1, -1):
+                to[slot][ids[t]] = t  # the first of equal tokens stays
+                if aside:
+                    fill(to[held][t], 0)
+
+        @helper()
+        def finish_rows(to, grad, row, rows):
+            for i in range(rows):
+                n = row + i
+                if (to[slot][n] >= 0) != aside:
+                    step_row(to, n, grad[i], n)
+                else:
+                    to[partial][n] = np.float32(0)
+                    if aside:
+                        copy_row(to[held][to[slot][n]], grad[i])
+
+        return begin, finish_rows
+
+    def _bias(self) -> Any:
+        step, bias, partial = self.step(1), self.each, self.arrays.index("partial")
+
+        @helper()
+        def finish_bias(to, sums, row, rows):
+            if to[bias].shape[0] > 0:
+                db = sums[:rows]
+                step(to, slice(row, row + rows), db, ONE)
+                for i in range(rows):
+                    to[partial][row + i] += db[i] * db[i]
+
+        return finish_bias
