@@ -17,8 +17,12 @@ from typing import Any
 import numpy as np
 
 from ..machine import cores
+<<<<<<< HEAD
 from .declaration import ONE, Arg, Dim, N, Op, inp, scalar
 from .storage import WIDE
+=======
+from .declaration import Arg, N, Op, inp, scalar
+>>>>>>> f2d7b47 (Take a parameter's declaration as one argument)
 
 USUAL = "adamw"
 """The default optimizer; the names of ops that fuse it do not contain its own."""
@@ -124,7 +128,13 @@ class Optimizer(Op):
     ) -> None:
         self.states, self.numbers, self.each, self.files = states, numbers, flops, files or name
         self.counts = [STEP] if "step" in signature(reference).parameters else []
-        args = [*self.places("param", N), inp("grad", N), *self.scalars(), GRAD_SCALE, *self.counts]
+        args = [
+            *self.places("param", Arg("param", "state", (N,))),
+            inp("grad", N),
+            *self.scalars(),
+            GRAD_SCALE,
+            *self.counts,
+        ]
         super().__init__(name, *args, label=label, flops=flops * N, reference=by_blocks(reference), source=source)
 
     @property
@@ -146,20 +156,12 @@ class Optimizer(Op):
         own = "" if parameter == "param" else f"{parameter}_"
         return {"param": parameter, **{s.name: own + s.name for s in self.states}}
 
-    def places(
-        self,
-        parameter: str,
-        *shape: Dim,
-        reduces: Dim = ONE,
-        optional: bool = False,
-        start: float | None = None,
-        fan_in: Dim | None = None,
-    ) -> list[Arg]:
-        """Declare a parameter, with what `Arg` says of it, and its states."""
+    def places(self, parameter: str, like: Arg) -> list[Arg]:
+        """Declare a parameter, with what an argument like it says, and its states."""
         names = self.names(parameter)
-        place = partial(Arg, role="state", shape=shape, optional=optional, reduces=reduces)
+        place = partial(Arg, role="state", shape=like.shape, optional=like.optional, reduces=like.reduces)
         return [
-            place(parameter, start=start, fan_in=fan_in),
+            place(parameter, start=like.start, fan_in=like.fan_in),
             *(place(names[s.name], negative=s.negative, start=s.start) for s in self.states),
         ]
 

@@ -75,8 +75,8 @@ def _args(op: Op, how: Updates, optimizer: Optimizer) -> Iterator[Arg]:
         if a.name in how.gradients:
             p = a.name[1:]
             of = op.by_name.get(p) or (op.inverts.by_name.get(p) if op.inverts else None) or a
-            more = {"start": of.start, "fan_in": of.fan_in}
-            yield from optimizer.places(p, *a.shape, reduces=a.reduces, optional=a.optional, **more)
+            given = replace(a, start=of.start, fan_in=of.fan_in)
+            yield from optimizer.places(p, given)
         elif a.name in how.parameters:
             yield replace(a, name="copy", optional=True)
         else:
