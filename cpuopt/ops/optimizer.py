@@ -17,12 +17,8 @@ from typing import Any
 import numpy as np
 
 from ..machine import cores
-<<<<<<< HEAD
-from .declaration import ONE, Arg, Dim, N, Op, inp, scalar
-from .storage import WIDE
-=======
 from .declaration import Arg, N, Op, inp, scalar
->>>>>>> f2d7b47 (Take a parameter's declaration as one argument)
+from .storage import WIDE
 
 USUAL = "adamw"
 """The default optimizer; the names of ops that fuse it do not contain its own."""
