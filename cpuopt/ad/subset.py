@@ -20,7 +20,8 @@ from typing import Any, NoReturn
 import numpy as np
 
 from .kernel import NUMBER, Accum, Assign, For, If, Kernel, Local, Stmt, UnsupportedError, View, assigned, flat
-from .lower import PYTHON, Lower, outside, source_of
+from .lower import lower
+from .lower.scope import PYTHON, Scope, outside, source_of
 from .rules import ALIASES, BINARY, CASTS, CHOICES, DERIVATIVE, INTEGER
 from .trees import element, function_name, index, last_name, names, quote, text
 
@@ -313,19 +314,19 @@ def read(
     if a.vararg or a.kwarg or a.kwonlyargs or a.posonlyargs or a.defaults:
         reader.refuse(node, "a kernel has plain parameters only", "name each one, without a default")
     params = [arg.arg for arg in a.args]
-    lower = Lower(node, file, reader.refuse, reader.found, reader.outside, source, plain, axes)
-    node = lower.function(node)
-    reader.index_names |= lower.indices
+    scope = Scope(node, file, reader.refuse, reader.found, reader.outside, source, plain, axes)
+    node = lower(node, scope)
+    reader.index_names |= scope.indices
     body = reader.block(node.body)
     words: dict[int, set[str]] = {line: set() for line in source}
     for n in ast.walk(node):
         if isinstance(n, ast.Name | ast.Attribute) and hasattr(n, "lineno"):
             words.setdefault(n.lineno, set()).add(n.id if isinstance(n, ast.Name) else n.attr)
     kernel = Kernel(node.name, file, params, body, {}, reader.index_names, source, {}, reader.views, words)
-    for name, made in lower.local.items():
+    for name, made in scope.local.items():
         shape = [reader.expr(e, whole=True) for e in made.shape]
         kernel.local[name] = Local(shape, made.dtype, made.owner)
-    kernel.rewritten = lower.rewritten or reader.rewritten
+    kernel.rewritten = scope.rewritten or reader.rewritten
     _check(kernel, reader, node)
     for name in in_place:
         _copy_before(kernel, name, node.lineno)

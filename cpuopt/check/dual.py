@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ..ad.lower import PYTHON, outside
+from ..ad.lower.scope import PYTHON, outside
 
 Array = np.ndarray[Any, Any]
 Function = Callable[..., Any]
