@@ -132,7 +132,7 @@ class Built:
     notes: list[str]
     options: BuildOptions
 
-    def plan(self) -> arena.Plan:
+    def plan(self) -> arena.ArenaPlan:
         """Plan the memory."""
         work = [k.work(c.sizes) for c, k in zip(self.program.calls, self.kernels, strict=True)]
         summed = [self.program.adjoint[p] for p in self.program.parameters if p in self.program.adjoint]
@@ -241,7 +241,7 @@ class Loaded:
     """
 
     built: Built
-    plan: arena.Plan
+    plan: arena.ArenaPlan
     memory: arena.Arena
     threads: int
     calls: list[Bound] = field(default_factory=list)

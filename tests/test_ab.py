@@ -174,7 +174,7 @@ def test_what_is_marginal_and_what_rounds_are_worth_stand_beside_the_verdict():
     assert said in shown(checks=[check, {**check, "ratio": 2.0}])
     assert "warning: the rounds are too few for an interval of 99.5 %; take 9 or more" in shown(level=96.8)
     assert "note: the swap keeps two calls apart" in shown(notes=["the swap keeps two calls apart"])
-    row = session.Row("gelu_forward", "mine", "one")
+    row = session.KernelRow("gelu_forward", "mine", "one")
     r = {"verdict": "faster", "a_ms": 1.0, "b_ms": 0.5, "ratio": {"median": 0.5, "low": 0.4, "high": 0.6}, "why": ""}
     told = session._told({**r, "level": 96.8, "checks": [check]}, row)
     assert told == f"faster: 0.5 ms against 1 of one, ratio 0.500 [0.400, 0.600] (96.8 %: few rounds); {said}"
@@ -188,8 +188,10 @@ def test_a_time_below_the_roof_names_the_roof():
         "mine is at 200 % of the memory roof, which is impossible (N=1000)"
     ]
     assert ab.beyond_roofs(("one", "mine"), [case], None) == []
-    row = session.Row("gelu_forward", "mine", "one", found={"alone": {"a_ms": 1.0, "b_ms": 1e-6, "cases": [case]}})
-    said = session._roof(session.Plan(Path("x"), "gpt2-tiny", 1, 8), roofs, row, None)
+    row = session.KernelRow(
+        "gelu_forward", "mine", "one", found={"alone": {"a_ms": 1.0, "b_ms": 1e-6, "cases": [case]}}
+    )
+    said = session._roof(session.RoundPlan(Path("x"), "gpt2-tiny", 1, 8), roofs, row, None)
     assert said.startswith("unfit: mine at up to 80000 % of the memory roof, which was measured too low; when it is")
 
 

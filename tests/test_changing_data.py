@@ -208,7 +208,7 @@ def test_the_command_ends_with_status_2_on_a_file_that_is_really_large(capsys):
     """Larger than what is read whole; today a mapped file of this size would end the process with SIGBUS."""
     ids = np.random.default_rng(0).integers(0, 256, stored.LARGE // 2 + 1, np.uint16)
     write_tokens(Path("t.bin"), ids)
-    right = job.Steps.step
+    right = job.TrainingSteps.step
 
     def step(self, *args, **named):
         if self.done == 3:
@@ -217,7 +217,7 @@ def test_the_command_ends_with_status_2_on_a_file_that_is_really_large(capsys):
 
     words = ["train", "--model", SIZES, "--data", "t.bin", "-B", "2", "-T", "8", "--variant", "vanilla", "--steps", "9"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(job.Steps, "step", step)
+        patch.setattr(job.TrainingSteps, "step", step)
         assert cli.main([*words, "--val-every", "0"]) == 2
     err = capsys.readouterr().err
     assert "cpuopt: ended after step 4: 't.bin' was cut short: it has 1100 bytes, and had " in err

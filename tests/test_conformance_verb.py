@@ -12,7 +12,7 @@ from cpuopt import cli, ops
 from cpuopt.building import build
 from cpuopt.check import gate
 from cpuopt.check.cases import Case, elements
-from cpuopt.check.judge import Result
+from cpuopt.check.judge import CheckResult
 from cpuopt.cli.check import choose
 from cpuopt.errors import UserError
 from cpuopt.isolate.child import Child
@@ -77,20 +77,20 @@ def test_the_table_names_the_worst_element(capsys):
 
 
 def test_marginal_is_named_and_explained():
-    marginal = Result("gelu_forward[mine]", Case({"N": 3}), 8.4, "out", (1,), 1.0, 1.1)
-    right = Result("silu_forward[mine]", Case({"N": 3}), 0.4, "out", (1,), 1.0, 1.0)
-    found = [gate.Verdict("gelu_forward", "mine", [marginal]), gate.Verdict("silu_forward", "mine", [right])]
+    marginal = CheckResult("gelu_forward[mine]", Case({"N": 3}), 8.4, "out", (1,), 1.0, 1.1)
+    right = CheckResult("silu_forward[mine]", Case({"N": 3}), 0.4, "out", (1,), 1.0, 1.0)
+    found = [gate.GateVerdict("gelu_forward", "mine", [marginal]), gate.GateVerdict("silu_forward", "mine", [right])]
     text = rendered.as_text(report.tables(found, 1, [1]))
     assert "MARGINAL: gelu_forward[mine]: further from the reference than rounding explains" in text
     assert "MARGINAL: " not in rendered.as_text(report.tables(found[1:], 1, [1]))
 
 
 def test_a_name_is_whole_at_80_columns():
-    r = Result(
+    r = CheckResult(
         "classifier_backward[optimized:CHUNK=16384]", Case({"N": 3}), 1.5e9, "dweight", (123, 4567), -1.2e-7, 0.1
     )
     out = io.StringIO()
-    for shown in report.tables([gate.Verdict("classifier_backward", "x", [r])], 3, [1, 2]):
+    for shown in report.tables([gate.GateVerdict("classifier_backward", "x", [r])], 3, [1, 2]):
         Plain(file=out, width=80).print(shown)
     assert "FAIL classifier_backward[optimized:CHUNK=16384]\n      1 1.5e+09 dweight[123, 4567]" in out.getvalue()
 
@@ -115,11 +115,11 @@ def test_cases_of_a_model_are_its_sizes_each_once():
 def test_a_result_comes_back_from_json():
     nan = float("nan")
     for r in (
-        Result("k", Case({"N": 3}), 0.5, "out", (2,), 1.0, 1.5, "why"),
-        Result("k", Case({"N": 3}), float("inf"), "out", (2,), 7.0, 1.5),
+        CheckResult("k", Case({"N": 3}), 0.5, "out", (2,), 1.0, 1.5, "why"),
+        CheckResult("k", Case({"N": 3}), float("inf"), "out", (2,), 7.0, 1.5),
     ):
-        assert Result.from_json(json.loads(json.dumps(r.to_json())), r.case) == r
-    assert Result("k", Case({}), 0.0, got=nan).to_json()["got"] is None
+        assert CheckResult.from_json(json.loads(json.dumps(r.to_json())), r.case) == r
+    assert CheckResult("k", Case({}), 0.0, got=nan).to_json()["got"] is None
 
 
 def test_a_process_that_died_is_started_again():

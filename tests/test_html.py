@@ -35,7 +35,7 @@ from cpuopt.report import files, html
 from cpuopt.report.html import curves, labels, markup, shades
 from cpuopt.report.html.listing import layer_columns, op_columns
 from cpuopt.report.html.roofs import roofline
-from cpuopt.report.html.svg import PHASES, Linear, Log
+from cpuopt.report.html.svg import PHASES, LinearScale, LogScale
 from cpuopt.report.html.timeline import typical
 from cpuopt.wording import four
 
@@ -624,7 +624,9 @@ def test_curves_of_odd_lines(line):
     assert not re.search("nan|inf", " ".join(places))
 
 
-@pytest.mark.parametrize("scale", [Linear(0, 7.3, 0, 100), Linear(-0.002, 0.001, 0, 100), Log(0.03, 40, 0, 100)])
+@pytest.mark.parametrize(
+    "scale", [LinearScale(0, 7.3, 0, 100), LinearScale(-0.002, 0.001, 0, 100), LogScale(0.03, 40, 0, 100)]
+)
 def test_ticks_are_round_and_inside(scale):
     ticks = scale.ticks()
     assert 3 <= len(ticks) <= 12

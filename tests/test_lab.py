@@ -126,7 +126,7 @@ def test_new_kernel_leaves_no_empty_file_on_a_full_disk(monkeypatch, capsys):
 
 def one_round(body, limit_s=60.0, **kw):
     Path("mine.py").write_text(KERNEL.format(body=body))
-    plan = session.Plan(Path("mine.py"), "gpt2-tiny", 2, 16, 1, rounds=6, limit_s=limit_s, **kw)
+    plan = session.RoundPlan(Path("mine.py"), "gpt2-tiny", 2, 16, 1, rounds=6, limit_s=limit_s, **kw)
     screen = report.Screen(plan, live=False, quiet=True)
     return session.work(plan, ROOFS, screen), screen
 
@@ -174,16 +174,18 @@ def test_a_comparison_looks_as_often_as_elsewhere():
         def ask(self, do, **more):
             return more
 
-    plan = session.Plan(Path("mine.py"), rounds=120)
-    asked = session._compare(plan, session.Row("gelu_forward", "mine", session.default("gelu_forward")), Told(), False)
+    plan = session.RoundPlan(Path("mine.py"), rounds=120)
+    asked = session._compare(
+        plan, session.KernelRow("gelu_forward", "mine", session.default("gelu_forward")), Told(), False
+    )
     assert (asked["analyses"], asked["variants"]) == ([12, 24, 48, 96, 120], ["optimized", "mine"])
 
 
 def test_a_file_that_cannot_be_loaded_is_said():
     assert one_round("return (")[1].trouble.startswith("--kernels ")
     Path("mine.py").write_text("x = 1\n")
-    screen = report.Screen(session.Plan(Path("mine.py")), live=False, quiet=True)
-    assert session.work(session.Plan(Path("mine.py")), ROOFS, screen) == []
+    screen = report.Screen(session.RoundPlan(Path("mine.py")), live=False, quiet=True)
+    assert session.work(session.RoundPlan(Path("mine.py")), ROOFS, screen) == []
     assert "registers no kernel" in screen.trouble
 
 
@@ -207,17 +209,17 @@ def test_a_variant_to_compare_with_that_is_not_there_is_refused_before_anything_
         assert cli.main(["lab", "mine.py", "--against", "nope", *flags]) == 2
         known = "residual_forward has no such variant; known: mine, optimized, vanilla\n"
         assert capsys.readouterr().err == f"cpuopt: --against 'nope': {known}"
-    screen = Heard(plan := session.Plan(Path("mine.py"), "gpt2-tiny", 1, 8, 1, against="nope"))
+    screen = Heard(plan := session.RoundPlan(Path("mine.py"), "gpt2-tiny", 1, 8, 1, against="nope"))
     assert session.work(plan, ROOFS, screen) == []
     assert "--against 'nope'" in screen.seen[-1]
 
 
 def test_the_screen_has_a_line_for_each_stage():
-    row = session.Row(
+    row = session.KernelRow(
         "gelu_forward", "mine", "optimized", {"check": "PASS, 3 cases", "alone": "slower: [x]"}, "", "roof"
     )
     out = io.StringIO()
-    Console(file=out, width=80).print(report.Screen(session.Plan(Path("mine.py")), live=False).page([row]))
+    Console(file=out, width=80).print(report.Screen(session.RoundPlan(Path("mine.py")), live=False).page([row]))
     lines = [line.rstrip() for line in out.getvalue().splitlines()]
     assert lines[0].startswith("mine.py · gpt2-124M · 4x64 · 1 thread · ")
     assert lines[2:] == [
@@ -232,11 +234,11 @@ def test_a_round_tells_how_far_its_check_is():
     Path("mine.py").write_text(KERNEL.format(body="out[...] = inp1 + inp2; assert len(out) < 1000"))
     seen = []
 
-    class Watched(session.View):
+    class Watched(session.RoundView):
         def rows(self, rows):
             seen.extend(r.progress for r in rows if r.now == "check")
 
-    session.work(session.Plan(Path("mine.py"), "gpt2-tiny", 1, 8, 1, step=False, rounds=6), ROOFS, Watched())
+    session.work(session.RoundPlan(Path("mine.py"), "gpt2-tiny", 1, 8, 1, step=False, rounds=6), ROOFS, Watched())
     total = int(seen[-1].partition("/")[2])
     assert total >= 20
     assert [s for s in seen if s] == [f"1/{total}", f"2/{total}"]  # the second fails
@@ -261,12 +263,12 @@ def test_a_comparison_tells_its_rounds_but_not_often(monkeypatch):
 
 
 def test_the_screen_shows_progress_and_the_best_of_earlier_saves():
-    screen = report.Screen(session.Plan(Path("mine.py")), live=False, quiet=True)
+    screen = report.Screen(session.RoundPlan(Path("mine.py")), live=False, quiet=True)
     for since, ms in (("10:00:00", 0.5), ("10:01:00", 0.25), ("10:02:00", 0.75)):
         screen.since = since
         found = {"alone": {"b_ms": ms, "verdict": "slower"}}
-        screen.rows([session.Row("gelu_forward", "mine", "optimized", {"alone": "x"}, found=found)])
-    row = session.Row("gelu_forward", "mine", "optimized", now="check", progress="7/25")
+        screen.rows([session.KernelRow("gelu_forward", "mine", "optimized", {"alone": "x"}, found=found)])
+    row = session.KernelRow("gelu_forward", "mine", "optimized", now="check", progress="7/25")
     out = io.StringIO()
     Console(file=out, width=60).print(screen.page([row]))
     assert [line.rstrip() for line in out.getvalue().splitlines()[3:]] == [
@@ -277,7 +279,7 @@ def test_the_screen_shows_progress_and_the_best_of_earlier_saves():
     ]
     for i in range(9):
         screen.since = f"10:03:0{i}"
-        screen.rows([session.Row("gelu_forward", "mine", "optimized", {"alone": "x"}, found=found)])
+        screen.rows([session.KernelRow("gelu_forward", "mine", "optimized", {"alone": "x"}, found=found)])
     listed = [when for when, *_ in screen.earlier("gelu_forward[mine]")]
     assert listed == ["10:01:00", *(f"10:03:0{i}" for i in range(4, 9))]
     screen.saves, screen.since = {"gelu_forward[mine]": {"10:00:00": (0.5, "slower")}}, "10:00:00"
@@ -307,7 +309,7 @@ class Heard(report.Screen):
 
 @pytest.mark.parametrize("ended", [True, False])
 def test_an_error_after_a_newer_save_is_no_result(monkeypatch, ended):
-    child, row = Mock(ended=False), session.Row("residual_forward", "mine", "optimized")
+    child, row = Mock(ended=False), session.KernelRow("residual_forward", "mine", "optimized")
     text = "ended, because a newer request replaces it"
 
     def check(*_):
@@ -320,7 +322,7 @@ def test_an_error_after_a_newer_save_is_no_result(monkeypatch, ended):
 
 
 def test_saves_while_rounds_go_on(monkeypatch):
-    plan = session.Plan(Path("mine.py"), "gpt2-tiny", 2, 16, 1, rounds=6, limit_s=300, step=False)
+    plan = session.RoundPlan(Path("mine.py"), "gpt2-tiny", 2, 16, 1, rounds=6, limit_s=300, step=False)
     screen, workers, popen = Heard(plan), [], subprocess.Popen
     monkeypatch.setattr(subprocess, "Popen", lambda *a, **kw: workers.append(popen(*a, **kw)) or workers[-1])
 
@@ -367,7 +369,7 @@ def test_saves_while_rounds_go_on(monkeypatch):
 def test_a_save_of_an_imported_file_begins_a_round(monkeypatch):
     Path("helper.py").write_text("VALUE = 1\n")
     Path("mine.py").write_text("import helper\n")
-    plan = session.Plan(Path("mine.py"), "gpt2-tiny", 1, 8, 1, step=False)
+    plan = session.RoundPlan(Path("mine.py"), "gpt2-tiny", 1, 8, 1, step=False)
     screen, rounds = Heard(plan), []
     monkeypatch.setattr(screen, "begin", lambda: rounds.append(1) or screen)
 
@@ -382,7 +384,7 @@ def test_a_save_of_an_imported_file_begins_a_round(monkeypatch):
 
 
 def test_a_round_that_is_over_is_not_heard():
-    screen = Heard(session.Plan(Path("mine.py")))
+    screen = Heard(session.RoundPlan(Path("mine.py")))
     old, new = screen.begin(), screen.begin()
     old.problem("stale")
     old.rows([])

@@ -24,7 +24,7 @@ from cpuopt.measure.roofline import Level, Roofs
 from cpuopt.models.gpt2 import GPT2, PRESETS
 from cpuopt.profiler import Profiler
 from cpuopt.report import console, style, tables, trace
-from cpuopt.train.job import Cycle, Settings, Steps
+from cpuopt.train.job import Cycle, Settings, TrainingSteps
 
 B, T = 2, 8
 TICK = 10  # ns that a reading of the clock takes
@@ -411,7 +411,9 @@ def test_a_step_that_fails_is_not_counted(engine, shared):
 
 
 def test_profile_of_a_job(engine, shared):
-    steps = Steps(Settings(B=B, T=T, steps=3, clip=1.0), engine, Cycle([tuple(batch(i).values()) for i in range(5)]))
+    steps = TrainingSteps(
+        Settings(B=B, T=T, steps=3, clip=1.0), engine, Cycle([tuple(batch(i).values()) for i in range(5)])
+    )
     checked = [{"kernel": "gelu_forward[vanilla]", "status": "PASS"}]
     job = SimpleNamespace(
         settings=steps.settings, engine=engine, step=steps.step, choice=shared[1], name="gpt2-tiny", checked=checked

@@ -21,7 +21,7 @@ from cpuopt.kernels.toolkit.queue import deal, take
 from cpuopt.kernels.toolkit.regions import Region
 from cpuopt.kernels.toolkit.simd import LINE
 from cpuopt.lab.scale import Stopwatch, usual_counts
-from cpuopt.measure.scaling import MEANING, REASONS, Call, Starts, Timed, losses, predict, row, start_of, typical
+from cpuopt.measure.scaling import MEANING, REASONS, CallTimes, Starts, Timed, losses, predict, row, start_of, typical
 from cpuopt.report import rendered
 from cpuopt.report import scale as report
 
@@ -108,7 +108,7 @@ def test_memory_bounds_a_prediction_whatever_the_threads():
     bound = predict(one, 16, 0.0, least_ns=2e6)
     assert bound.wall == 2_000_000
     assert losses(one, bound, 16)["shared"] == pytest.approx(1_500_000)
-    calls = [Call("op", "layer", {1: one}, {1: one, 16: one}, nbytes=160_000_000)]
+    calls = [CallTimes("op", "layer", {1: one}, {1: one, 16: one}, nbytes=160_000_000)]
     assert row("op", calls, lambda n: 0.0, {16: 80.0}).predicted_ms == {16: 2.0}
 
 
@@ -123,7 +123,7 @@ def test_starts_grow_with_each_doubling_beyond_those_measured():
 
 def test_rows_sum_calls():
     one, two = (call(10_000, [([20_000] * 8, True)], n) for n in (1, 2))
-    calls = [Call("op", layer, {1: one, 2: two}, {1: one, 2: one}) for layer in "ab"]
+    calls = [CallTimes("op", layer, {1: one, 2: two}, {1: one, 2: one}) for layer in "ab"]
     r = row("op", calls, Starts(STARTS), {2: 1.0})
     assert r.calls == 2
     assert r.ms == {1: pytest.approx(0.342), 2: pytest.approx(0.186)}

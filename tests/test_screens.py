@@ -17,8 +17,8 @@ from rich.console import Console
 
 from cpuopt import cli, ops
 from cpuopt.check.cases import Case
-from cpuopt.check.gate import Verdict
-from cpuopt.check.judge import Result
+from cpuopt.check.gate import GateVerdict
+from cpuopt.check.judge import CheckResult
 from cpuopt.data.datasets import list_datasets
 from cpuopt.files.reading import from_json
 from cpuopt.lab import session
@@ -44,7 +44,7 @@ from cpuopt.report import (
     tables,
     tune,
 )
-from cpuopt.train.verify import Row
+from cpuopt.train.verify import VerifyRow
 
 OP = max(ops.ALL, key=len)
 LABEL = max((op.label for op in ops.ALL.values()), key=len)
@@ -135,8 +135,10 @@ def measured():
 
 def checked():
     case = Case(SIZES, "extreme", frozenset(["bias"]))
-    worst = Result(f"{OP}[generated]", case, 123.456, "dresidual", (16383, 50303), -1.23456e-05, 1.23456e-05, "differs")
-    return [Verdict(OP, "generated", [worst] * 120)]
+    worst = CheckResult(
+        f"{OP}[generated]", case, 123.456, "dresidual", (16383, 50303), -1.23456e-05, 1.23456e-05, "differs"
+    )
+    return [GateVerdict(OP, "generated", [worst] * 120)]
 
 
 def differences():
@@ -171,9 +173,9 @@ def stages():
         "alone": "no difference shown: 12.3 ms against 12.4 of optimized, ratio 1.004 [0.987, 1.021]",
         "roof": "98 % of the memory roof (optimized: 97 %)",
     }
-    screen = lab.Screen(session.Plan(Path("residual_layernorm_forward.py")), live=False)
+    screen = lab.Screen(session.RoundPlan(Path("residual_layernorm_forward.py")), live=False)
     screen.since = "23:59:59"
-    return [screen.page([session.Row(OP, "generated", "optimized", told, "", "step", "12/24")])]
+    return [screen.page([session.KernelRow(OP, "generated", "optimized", told, "", "step", "12/24")])]
 
 
 def scaled():
@@ -227,7 +229,7 @@ SCREENS = {
         ]
     ),
     "verify": lambda: console.verify_table(
-        [Row("model.layers.27.post_attention_layernorm.weight", 1.23456e-05, 1.23456e-05, -12.3456)]
+        [VerifyRow("model.layers.27.post_attention_layernorm.weight", 1.23456e-05, 1.23456e-05, -12.3456)]
     ),
     "data list": lambda: console.datasets_table(list_datasets(Path("nowhere"))),
     "train --ranks": lambda: ranks.ranks_table(

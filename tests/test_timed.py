@@ -298,7 +298,7 @@ def test_what_is_read_and_written_starts_anew_each_time(op):
 
 
 def test_a_state_that_is_not_brought_back_is_seen(monkeypatch):
-    monkeypatch.setattr(timed.Timed, "_restore", lambda *args: None)
+    monkeypatch.setattr(timed.TimedKernels, "_restore", lambda *args: None)
     with pytest.raises(UserError, match="is wrong on the arrays that are timed"):
         ab.Alone((vanilla(ops.adamw), vanilla(ops.adamw)), ab.Shape(Case({"N": 40}), {}, ("x",)), 0, clock=CLOCK)
 

@@ -11,7 +11,7 @@ import pytest
 
 from cpuopt import cli, files, models, ops
 from cpuopt.check.cases import Case
-from cpuopt.check.judge import Result
+from cpuopt.check.judge import CheckResult
 from cpuopt.errors import UserError
 from cpuopt.files import CacheWarning
 from cpuopt.files.reading import to_json
@@ -59,7 +59,7 @@ class Child:
         if do == "check":
             ratio = {"PASS": 0.5, "MARGINAL": 5.0, "FAIL": 50.0}[self.check.get(more["variant"], "PASS")]
             case = Case(more["case"]["sizes"], more["case"]["kind"], frozenset(more["case"]["absent"]))
-            return {"result": Result("k", case, ratio, reason="" if ratio < 1 else "far off").to_json()}
+            return {"result": CheckResult("k", case, ratio, reason="" if ratio < 1 else "far off").to_json()}
         if do == "steps":
             each = [told(*self.each.get(c["op"], ("faster", 0.9))) for c in more["changes"]]
             whole = self.whole.pop(0)
@@ -313,10 +313,10 @@ class Blind:
 
 CONFIRM = tune.confirm
 MUTANTS = {
-    "a low ratio suffices": (a_verdict_is_needed, tune.Row, "best", property(first_by_ratio)),
-    "the first that is faster": (the_surest_is_taken, tune.Row, "best", property(first_of_all)),
-    "no check": (a_wrong_kernel_is_never_taken, tune.Row, "best", property(without_check)),
-    "MARGINAL suffices": (a_wrong_kernel_is_never_taken, tune.Row, "best", property(marginal_too)),
+    "a low ratio suffices": (a_verdict_is_needed, tune.TunedOp, "best", property(first_by_ratio)),
+    "the first that is faster": (the_surest_is_taken, tune.TunedOp, "best", property(first_of_all)),
+    "no check": (a_wrong_kernel_is_never_taken, tune.TunedOp, "best", property(without_check)),
+    "MARGINAL suffices": (a_wrong_kernel_is_never_taken, tune.TunedOp, "best", property(marginal_too)),
     "slower steps": (steps_confirm_it, tune, "KEPT", ("faster", "no difference shown", "slower")),
     "unknown steps": (steps_confirm_it, tune, "KEPT", ("faster", "no difference shown", "inconclusive")),
     "only faster steps": (steps_confirm_it, tune, "KEPT", ("faster",)),

@@ -9,9 +9,9 @@ from types import ModuleType
 
 from . import emit
 from .flatten import flatten, restore_early
-from .kernel import Interface, Kernel, Stmt, Task, UnsupportedError
+from .kernel import Interface, PlainKernel, Stmt, Task, UnsupportedError
 from .naming import make_room
-from .plan import Plan
+from .plan import BackwardPlan
 from .reverse import Reverse
 from .shift import unshift
 from .subset import read
@@ -33,7 +33,7 @@ class Backward:
     name: str
     text: str
     body: list[Stmt]
-    plan: Plan
+    plan: BackwardPlan
     params: list[str]
     scratch: dict[str, tuple[int, str]]
 
@@ -49,7 +49,7 @@ class Backward:
 
 
 def differentiate(
-    forward: Callable[..., None] | Kernel,
+    forward: Callable[..., None] | PlainKernel,
     wrt: Iterable[str],
     outs: Iterable[str],
     *,
@@ -81,7 +81,7 @@ def differentiate(
         For code outside the subset; the message has file, line, reason, and what to write instead.
     """
     axes = {n: len(sizes) for n, sizes in interface.sizes.items()} if interface else {}
-    kernel = forward.copy() if isinstance(forward, Kernel) else read(forward, axes=axes)  # rewritten in place
+    kernel = forward.copy() if isinstance(forward, PlainKernel) else read(forward, axes=axes)  # rewritten in place
     wrt, outs, saved = list(wrt), list(outs), set(saved)
     if interface:
         kernel.arrays |= {n: k for n, k in axes.items() if n in kernel.params}
@@ -107,7 +107,7 @@ def differentiate(
         unshift(kernel, {*outs, *saved}, saved)
         restore_early(kernel, saved)
     kernel = flatten(kernel, wrt, saved)
-    plan = Plan(Task(kernel, wrt, outs, saved, {*hidden, *kernel.local}, set(fresh), record_all))
+    plan = BackwardPlan(Task(kernel, wrt, outs, saved, {*hidden, *kernel.local}, set(fresh), record_all))
     body = Reverse(plan, interface).write()
     doc = f"The backward of {kernel.name}, generated from its source."
     text = emit.module(kernel, name, interface.params, body, doc, interface.scratch)

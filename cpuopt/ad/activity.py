@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable
 
-from .kernel import Assign, For, Kernel, LogSumExp, Stmt, Task, flat
+from .kernel import Assign, For, LogSumExp, PlainKernel, Stmt, Task, flat
 from .rules import CASTS, INTEGER, negative, power, rule, times
 from .trees import Names, elements, function_name, index, kept, names, quote, text
 
@@ -39,13 +39,13 @@ def flows(e: ast.AST) -> Names:
     return set().union(*map(flows, ast.iter_child_nodes(e)), set())
 
 
-def sources(kernel: Kernel, s: Assign) -> Names:
+def sources(kernel: PlainKernel, s: Assign) -> Names:
     """The expressions to whose adjoints that of a statement may add."""
     e = s.term if isinstance(s, LogSumExp) else s.value
     return {kernel.root(n) for n in flows(e)}
 
 
-def reached(kernel: Kernel, start: Iterable[str], forward: bool) -> Names:
+def reached(kernel: PlainKernel, start: Iterable[str], forward: bool) -> Names:
     """Return the names that depend on some names, or on which they depend, to a fixpoint."""
     found, size = set(start), -1
     while size != len(found):

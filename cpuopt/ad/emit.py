@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from ..files import cache_folder, read_entry, write_entry
-from .kernel import CHUNKS, NUMBER, Accum, Assign, For, If, Kernel, Stmt, View, flat, mentioned
+from .kernel import CHUNKS, NUMBER, Accum, Assign, For, If, PlainKernel, Reshape, Stmt, flat, mentioned
 from .rules import CONSTANTS, negated
 from .trees import text
 
@@ -52,7 +52,7 @@ def written(block: Iterable[Stmt], depth: int = 0) -> Iterator[tuple[Stmt, str]]
                 head = f"{text(target)} -= {text(inner)}" if inner else f"{text(target)} += {text(value)}"
             case Assign(target=target, value=value):
                 head = f"{bare(target)} = {bare(value)}"
-            case View(name=name, base=base, shape=shape):
+            case Reshape(name=name, base=base, shape=shape):
                 head = f"{name} = {base}.reshape({', '.join(map(text, shape))})"
             case For(var=var, bounds=(lo, hi, step)):
                 parts = [text(lo), text(hi), str(step)]
@@ -68,12 +68,14 @@ def written(block: Iterable[Stmt], depth: int = 0) -> Iterator[tuple[Stmt, str]]
             yield from written(inside, depth + 1)
 
 
-def quoted(kernel: Kernel, line: int) -> str:
+def quoted(kernel: PlainKernel, line: int) -> str:
     """A line of the forward without its comment."""
     return kernel.source.get(line, "").split("#")[0].strip()
 
 
-def module(kernel: Kernel, name: str, params: list[str], body: list[Stmt], doc: str, scratch: dict[str, Any]) -> str:
+def module(
+    kernel: PlainKernel, name: str, params: list[str], body: list[Stmt], doc: str, scratch: dict[str, Any]
+) -> str:
     """Write the module of one backward, each line with its forward line as a comment."""
     lines = list[str]()
     for s, code in written(body, 1):

@@ -12,18 +12,18 @@ from dataclasses import replace
 from typing import Any
 
 from .activity import flows, reached
-from .kernel import Assign, For, If, Kernel, LogSumExp, Stmt, assigned, blocks, every_element, flat
+from .kernel import Assign, For, If, LogSumExp, PlainKernel, Stmt, assigned, blocks, every_element, flat
 from .rules import CHOICES, rule
 from .trees import Names, base, function_name, names, swap, text
 
 
-def flatten(kernel: Kernel, wrt: Iterable[str], saved: Names) -> Kernel:
+def flatten(kernel: PlainKernel, wrt: Iterable[str], saved: Names) -> PlainKernel:
     """Name every function of an active value, and turn choices into branches."""
     work = _Flatten(kernel, reached(kernel, wrt, forward=True), saved)
     return replace(kernel, body=work.block(kernel.body))
 
 
-def restore_early(kernel: Kernel, saved: Names) -> None:
+def restore_early(kernel: PlainKernel, saved: Names) -> None:
     """Move ``mean[row] = m`` up to the last line that writes m, so that a saved output gives m back from there on."""
     for block in list(blocks(kernel.body)):
         for s in list(block):
@@ -39,7 +39,7 @@ def restore_early(kernel: Kernel, saved: Names) -> None:
 
 
 class _Flatten:
-    def __init__(self, kernel: Kernel, varied: Names, saved: Names) -> None:
+    def __init__(self, kernel: PlainKernel, varied: Names, saved: Names) -> None:
         self.kernel, self.varied, self.saved = kernel, varied, saved
         self.taken = kernel.taken
 

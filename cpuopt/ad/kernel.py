@@ -64,7 +64,7 @@ class Stmt:
                 return list(self.bounds[:2])
             case If():
                 return [self.test]
-        return self.shape if isinstance(self, View) else []
+        return self.shape if isinstance(self, Reshape) else []
 
     @property
     def held(self) -> list[ast.expr]:
@@ -114,7 +114,7 @@ class LogSumExp(Assign):
 
 
 @dataclass(eq=False)
-class View(Stmt):
+class Reshape(Stmt):
     """``name = base.reshape(shape)``."""
 
     name: str
@@ -175,7 +175,7 @@ def mentioned(block: Iterable[Stmt]) -> Names:
     found: Names = set()
     for s in flat(block):
         found = found.union(*map(words, s.trees))
-        found |= {s.name, s.base} if isinstance(s, View) else {s.var} if isinstance(s, For) else set()
+        found |= {s.name, s.base} if isinstance(s, Reshape) else {s.var} if isinstance(s, For) else set()
     return found
 
 
@@ -221,7 +221,7 @@ class Local:
 
 
 @dataclass
-class Kernel:
+class PlainKernel:
     """A kernel in the subset.
 
     Attributes
@@ -244,7 +244,7 @@ class Kernel:
     ints: Names
     source: dict[int, str]
     names: dict[str, Any]
-    views: dict[str, View] = field(default_factory=dict)
+    views: dict[str, Reshape] = field(default_factory=dict)
     words: dict[int, Names] = field(default_factory=dict)
     local: dict[str, Local] = field(default_factory=dict)
     before: dict[str, str] = field(default_factory=dict)
@@ -271,7 +271,7 @@ class Kernel:
         """The roots of names."""
         return {self.root(n) for n in found}
 
-    def copy(self) -> Kernel:
+    def copy(self) -> PlainKernel:
         """Return a copy that may be rewritten in place."""
         return replace(self, body=copy.deepcopy(self.body), arrays=dict(self.arrays), names=dict(self.names))
 
@@ -292,9 +292,9 @@ class Kernel:
             if isinstance(s, For):
                 s.var = new.get(s.var, s.var)
                 s.reduced = {new.get(n, n) for n in s.reduced}
-            elif isinstance(s, View):
+            elif isinstance(s, Reshape):
                 s.name = new.get(s.name, s.name)
-        self.views = {s.name: s for s in flat(self.body) if isinstance(s, View)}
+        self.views = {s.name: s for s in flat(self.body) if isinstance(s, Reshape)}
         self.ints = {new.get(n, n) for n in self.ints}
         self.names = {new.get(n, n): value for n, value in self.names.items()}
         self.arrays = {new.get(n, n): axes for n, axes in self.arrays.items()}
@@ -358,7 +358,7 @@ class Task:
     record_all : whether every overwritten value is recorded, without fusing or recomputing: slow and simple.
     """
 
-    kernel: Kernel
+    kernel: PlainKernel
     wrt: list[str]
     outs: list[str]
     saved: Names = field(default_factory=set)

@@ -7,8 +7,8 @@ import keyword
 
 import numpy as np
 
-from .kernel import NUMBER, For, Interface, Kernel, Stmt, assigned
-from .plan import Plan
+from .kernel import NUMBER, For, Interface, PlainKernel, Stmt, assigned
+from .plan import BackwardPlan
 from .rules import CONSTANTS
 from .trees import MODULES, Names, base, element, index, quote, swap, words
 
@@ -40,7 +40,7 @@ def reserved(name: str) -> bool:
     return name in WORDS or tape or name.endswith(("_parts", "_memory", "_copy")) or name.rstrip(DIGITS) == "j" != name
 
 
-def make_room(kernel: Kernel, params: list[str], name: str) -> None:
+def make_room(kernel: PlainKernel, params: list[str], name: str) -> None:
     """Rename the locals and globals of a kernel that have names which its backward needs.
 
     Parameters
@@ -80,7 +80,7 @@ class Naming:
     parts : adjoint arrays of which each chunk holds a part at this place.
     """
 
-    def __init__(self, plan: Plan, face: Interface) -> None:
+    def __init__(self, plan: BackwardPlan, face: Interface) -> None:
         self.kernel, self.face, self.outs = plan.kernel, face, plan.task.outs
         self.taken = self.kernel.taken
         self.adjoints: dict[str, str] = {}

@@ -15,7 +15,7 @@ from itertools import pairwise
 
 from .activity import Activity, sources
 from .facts import Facts
-from .kernel import Accum, Assign, For, If, Stmt, Task, View, WrittenTwiceError, assigned, flat
+from .kernel import Accum, Assign, For, If, Reshape, Stmt, Task, WrittenTwiceError, assigned, flat
 from .trees import Names, base, names, text
 
 
@@ -23,7 +23,7 @@ class _TakenBackError(Exception):
     """A decision was dropped; the others are made again."""
 
 
-class Plan:
+class BackwardPlan:
     """The decisions for one task.
 
     Attributes
@@ -292,7 +292,7 @@ class Plan:
                     kept.add(s)
             elif isinstance(s, For):
                 live = self.sweep_loop(s, live, push, kept)
-            elif isinstance(s, View):
+            elif isinstance(s, Reshape):
                 live |= set().union(*map(names, s.shape))
         return live
 

@@ -7,7 +7,7 @@ import ast
 from .activity import RESULT, SEED, Leaf
 from .kernel import Accum, Assign, For, If, Interface, LogSumExp, Stmt, flat
 from .naming import Naming
-from .plan import Plan
+from .plan import BackwardPlan
 from .rules import CASTS, added, total
 from .trees import Names, base, function_name, names, quote, swap, text
 
@@ -23,7 +23,7 @@ class Pullback:
     once : inputs of whose gradient every element is added to exactly once, so that it need not start from zero.
     """
 
-    def __init__(self, plan: Plan, naming: Naming, face: Interface) -> None:
+    def __init__(self, plan: BackwardPlan, naming: Naming, face: Interface) -> None:
         self.plan, self.kernel, self.naming, self.face = plan, plan.kernel, naming, face
         self.homes = self.find_homes()
         self.once: Names = set()

@@ -7,9 +7,9 @@ import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from .kernel import CHUNKS, Accum, Assign, For, If, Interface, LogSumExp, Stmt, View, assigned, flat, mentioned
+from .kernel import CHUNKS, Accum, Assign, For, If, Interface, LogSumExp, Reshape, Stmt, assigned, flat, mentioned
 from .naming import Naming, every, nest
-from .plan import Plan
+from .plan import BackwardPlan
 from .pullback import ZERO, Pullback
 from .rules import CHOICES, plus
 from .trees import element, elements, function_name, index, names, quote, text
@@ -22,7 +22,7 @@ EVERY_CHUNK = (quote("0"), quote("CHUNKS"), 1)
 class Reverse:
     """Writer of the backward of one plan."""
 
-    def __init__(self, plan: Plan, interface: Interface) -> None:
+    def __init__(self, plan: BackwardPlan, interface: Interface) -> None:
         self.plan, self.kernel, self.task, self.face = plan, plan.kernel, plan.task, interface
         self.naming = Naming(plan, interface)
         self.show = self.naming.show
@@ -40,7 +40,7 @@ class Reverse:
         if "tape" in mentioned([*forward, *backward]):
             start.append(self.new_tape())
         backward = self.initialize(self.initial(None), backward)
-        for view in [s for s in reversed(forward) if isinstance(s, View)]:
+        for view in [s for s in reversed(forward) if isinstance(s, Reshape)]:
             if view.name not in mentioned([*(s for s in forward if s is not view), *backward]):
                 forward.remove(view)
         body = [*self.copies(), *self.zeros.at_start(), *start, *forward, *backward]
@@ -64,7 +64,7 @@ class Reverse:
         written = self.kernel.roots(assigned(self.kernel.body))
         for name in sorted(self.task.hidden):
             uses = [s.line for s in flat(body) if name in {n for e in s.trees for n in names(e)}
-                    or (isinstance(s, View) and s.base == name)]  # fmt: skip
+                    or (isinstance(s, Reshape) and s.base == name)]  # fmt: skip
             if uses and name not in written:
                 line = next(filter(None, uses), 0)
                 why = f"its adjoint reads '{name}', which the declared backward is not given"
@@ -114,8 +114,8 @@ class Reverse:
         """Write the forward sweep of a block: the kept statements, with records where the reverse needs them."""
         made: list[Stmt] = []
         for s in block:
-            if isinstance(s, View):
-                view = View(s.line, s.name, s.base, [self.show(e) for e in s.shape])
+            if isinstance(s, Reshape):
+                view = Reshape(s.line, s.name, s.base, [self.show(e) for e in s.shape])
                 made.append(view)
                 if s.base in self.plan.activity.active:
                     d = self.naming.adjoint(s.base)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Sequence
 
-from .kernel import Kernel
+from .kernel import PlainKernel
 from .trees import function_name, quote, text
 
 DERIVATIVE = {
@@ -71,7 +71,7 @@ CONSTANTS = {"ZERO": 0.0, "HALF": 0.5, "ONE": 1.0, "TWO": 2.0}
 """The names of exact constants in generated code."""
 
 
-def is_one(kernel: Kernel, e: ast.expr) -> bool:
+def is_one(kernel: PlainKernel, e: ast.expr) -> bool:
     """Return whether an expression is the number 1."""
     if isinstance(e, ast.Call) and function_name(e) in CASTS:
         return is_one(kernel, e.args[0])
@@ -81,7 +81,7 @@ def is_one(kernel: Kernel, e: ast.expr) -> bool:
 
 
 def rule(
-    kernel: Kernel, e: ast.expr, active: Callable[[ast.expr], bool]
+    kernel: PlainKernel, e: ast.expr, active: Callable[[ast.expr], bool]
 ) -> tuple[str, list[ast.expr], tuple[str, ...]] | None:
     """The name of the derivative's rule, the arguments, and the derivatives, where an expression is one function."""
     match e:

@@ -11,11 +11,11 @@ import copy
 from dataclasses import dataclass, replace
 from itertools import count
 
-from .kernel import Accum, Assign, For, Kernel, LogSumExp, Stmt, assigned, blocks, every_element, flat
+from .kernel import Accum, Assign, For, LogSumExp, PlainKernel, Stmt, assigned, blocks, every_element, flat
 from .trees import Names, base, elements, function_name, names, quote, renamed, text
 
 
-def unshift(kernel: Kernel, visible: Names, saved: Names) -> None:
+def unshift(kernel: PlainKernel, visible: Names, saved: Names) -> None:
     """Rewrite every shifted sum of exponentials, in every block.
 
     Parameters
@@ -31,7 +31,7 @@ def unshift(kernel: Kernel, visible: Names, saved: Names) -> None:
             k += 1
 
 
-def _unshift(kernel: Kernel, block: list[Stmt], k: int, loop: For, visible: Names, saved: Names) -> None:
+def _unshift(kernel: PlainKernel, block: list[Stmt], k: int, loop: For, visible: Names, saved: Names) -> None:
     """Rewrite the sum that `loop` computes, if it is a shifted sum that is read only in the two forms."""
     sums = [s for s in loop.body if type(s) is Accum and isinstance(s.target, ast.Name)]
     for s in sums:
@@ -59,7 +59,7 @@ class _Shift:
     held, store : the assignments that hold and store the exponential.
     """
 
-    kernel: Kernel
+    kernel: PlainKernel
     block: list[Stmt]
     k: int
     loop: For

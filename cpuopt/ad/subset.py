@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from .kernel import NUMBER, Accum, Assign, For, If, Kernel, Local, Stmt, UnsupportedError, View, assigned, flat
+from .kernel import NUMBER, Accum, Assign, For, If, Local, PlainKernel, Reshape, Stmt, UnsupportedError, assigned, flat
 from .lower import lower
 from .lower.scope import PYTHON, Scope, outside, source_of
 from .rules import ALIASES, BINARY, CASTS, CHOICES, DERIVATIVE, INTEGER
@@ -46,7 +46,7 @@ class _Reader:
         self.file, self.source, self.outside = file, source, outside
         self.index_names: set[str] = set()
         self.axes: dict[str, int] = {}
-        self.views: dict[str, View] = {}
+        self.views: dict[str, Reshape] = {}
         self.functions: dict[str, Any] = {}
         self.loops: list[str] = []
         self.rewritten = False
@@ -130,14 +130,14 @@ class _Reader:
             for t, v in zip(targets, parts, strict=True)
         ]
 
-    def view(self, node: ast.Assign, name: str, call: ast.Call) -> View:
+    def view(self, node: ast.Assign, name: str, call: ast.Call) -> Reshape:
         func = call.func
         assert isinstance(func, ast.Attribute)
         if not isinstance(func.value, ast.Name) or call.keywords or self.loops or name in self.views:
             self.refuse(node, "a view is made once, of a parameter, outside loops", "move it to the top of the kernel")
         shape = call.args[0].elts if isinstance(call.args[0], ast.Tuple) else call.args
         self.axes[name] = len(shape)
-        self.views[name] = View(node.lineno, name, func.value.id, [self.expr(e, whole=True) for e in shape])
+        self.views[name] = Reshape(node.lineno, name, func.value.id, [self.expr(e, whole=True) for e in shape])
         return self.views[name]
 
     def loop(self, node: ast.For) -> For:
@@ -291,14 +291,14 @@ def _reduces(body: list[Stmt], name: str) -> bool:
 
 def read(
     function: Callable[..., None], in_place: Iterable[str] = (), axes: Mapping[str, int] = MappingProxyType({})
-) -> Kernel:
+) -> PlainKernel:
     """Read a kernel, compiled or not.
 
     Parameters
     ----------
     axes : the number of axes of its arrays, where it is known; it need not follow from the kernel's text then.
-    in_place : arrays that it updates. The kernel that is read has a parameter more for each, `Kernel.before`, which it
-        copies to that array first.
+    in_place : arrays that it updates. The kernel that is read has a parameter more for each, `PlainKernel.before`,
+        which it copies to that array first.
 
     Raises
     ------
@@ -322,7 +322,7 @@ def read(
     for n in ast.walk(node):
         if isinstance(n, ast.Name | ast.Attribute) and hasattr(n, "lineno"):
             words.setdefault(n.lineno, set()).add(n.id if isinstance(n, ast.Name) else n.attr)
-    kernel = Kernel(node.name, file, params, body, {}, reader.index_names, source, {}, reader.views, words)
+    kernel = PlainKernel(node.name, file, params, body, {}, reader.index_names, source, {}, reader.views, words)
     for name, made in scope.local.items():
         shape = [reader.expr(e, whole=True) for e in made.shape]
         kernel.local[name] = Local(shape, made.dtype, made.owner)
@@ -333,7 +333,7 @@ def read(
     return kernel
 
 
-def _copy_before(kernel: Kernel, name: str, line: int) -> None:
+def _copy_before(kernel: PlainKernel, name: str, line: int) -> None:
     """Let a kernel start from a copy of an array that it updates."""
     if name not in kernel.arrays:
         kernel.refuse_parameter(
@@ -353,7 +353,7 @@ def _copy_before(kernel: Kernel, name: str, line: int) -> None:
     kernel.before[name] = old
 
 
-def _check(kernel: Kernel, reader: _Reader, node: ast.FunctionDef) -> None:
+def _check(kernel: PlainKernel, reader: _Reader, node: ast.FunctionDef) -> None:
     """Check the function as a whole: arrays, aliases, undefined names; find its globals."""
     arrays = reader.axes | {
         n.value.id: reader.axes.get(n.value.id, 0)
@@ -378,7 +378,7 @@ def _check(kernel: Kernel, reader: _Reader, node: ast.FunctionDef) -> None:
         if isinstance(s, Assign) and isinstance(s.target, ast.Name):
             if s.target.id in kernel.params or s.target.id in arrays:
                 reader.refuse(where, f"the parameter '{s.target.id}' is assigned", "use a local of another name")
-        if isinstance(s, View) and s.base not in kernel.params:
+        if isinstance(s, Reshape) and s.base not in kernel.params:
             reader.refuse(where, f"'{s.base}' is no parameter", "make a view of a parameter")
         if isinstance(s, Assign) and isinstance(s.target, ast.Subscript) and s.name not in arrays:
             reader.refuse(where, f"'{s.name}' is not an array parameter", "pass it as a parameter")

@@ -7,7 +7,7 @@ import ast
 from .activity import sources
 from .kernel import Assign, For, If, Interface, LogSumExp, Stmt, assigned, flat
 from .naming import Naming, along, every, nest
-from .plan import Plan
+from .plan import BackwardPlan
 from .pullback import ZERO, Pullback
 from .trees import Names, base, element, index, quote, text
 
@@ -21,7 +21,7 @@ class Zeros:
     done : those that a loop zeroes by itself.
     """
 
-    def __init__(self, plan: Plan, pullback: Pullback, naming: Naming, face: Interface) -> None:
+    def __init__(self, plan: BackwardPlan, pullback: Pullback, naming: Naming, face: Interface) -> None:
         self.plan, self.kernel, self.pullback, self.naming, self.face = plan, plan.kernel, pullback, naming, face
         self.work: dict[str, str] = {}
         self.done: Names = set()

@@ -37,7 +37,19 @@ from .cases import (
     quick_cases,
     scalars,
 )
-from .judge import Result, Wanted, broken, called, counts_up_to, expected, flags, keeping_threads, noted, prepare, worst
+from .judge import (
+    CheckResult,
+    Wanted,
+    broken,
+    called,
+    counts_up_to,
+    expected,
+    flags,
+    keeping_threads,
+    noted,
+    prepare,
+    worst,
+)
 from .memory import (
     FILL,
     HUGE,
@@ -60,14 +72,16 @@ MOST_VARIED = 1 << 17
 
 def check_all(
     kernels: Iterable[Kernel], *, quick: bool = False, threads: Sequence[int] = (1, 2), seed: int = 0
-) -> list[Result]:
+) -> list[CheckResult]:
     """Check kernels on all cases of their ops, or on the quick ones."""
     of = {k: quick_cases(k.op, k.types, k.skips) if quick else cases(k.op, k.skips) for k in kernels}
     every = [(k, case) for k in kernels for case in of[k] if k.takes_all(case.types)]
     return [check(k, case, threads=threads, seed=seed) for k, case in every]
 
 
-def check(kernel: Kernel, case: Case | Mapping[str, int], *, threads: Sequence[int] = (1, 2), seed: int = 0) -> Result:
+def check(
+    kernel: Kernel, case: Case | Mapping[str, int], *, threads: Sequence[int] = (1, 2), seed: int = 0
+) -> CheckResult:
     """Check one kernel on one case. An error of the kernel is in the result; nothing is raised for it.
 
     Parameters
@@ -167,7 +181,7 @@ class Trial:
             starts[name] = x.astype(given[name].dtype)
         return absent_as_empty(self.kernel, given) | starts, wanted.added_to(starts, self.adds)
 
-    def run(self, counts: Sequence[int]) -> Result:
+    def run(self, counts: Sequence[int]) -> CheckResult:
         """Call with each number of threads and in every circumstance; judge the first call, and compare the others."""
         one, most = counts[0], counts[-1]
         self.one = one
@@ -199,7 +213,9 @@ class Trial:
         work = {n: np.resize(normal(x.shape, self.rng), x.shape).astype(x.dtype) for n, x in every}
         return self.almost(first) | work
 
-    def compared(self, first: Mapping[str, Array], n: int, before: Mapping[str, Array], around: int) -> list[Result]:
+    def compared(
+        self, first: Mapping[str, Array], n: int, before: Mapping[str, Array], around: int
+    ) -> list[CheckResult]:
         """Call with the first call's arguments in other circumstances."""
 
         def why() -> str:
@@ -221,7 +237,7 @@ class Trial:
 
     def require_same(
         self, first: Mapping[str, Array], got: Mapping[str, Array], n: int, why: Callable[[], str]
-    ) -> list[Result]:
+    ) -> list[CheckResult]:
         """Require the bits of the first call or, of a kernel that does not promise them, right values."""
         if not self.kernel.same_bits:
             return [self.judged(got, n)]
@@ -251,7 +267,7 @@ class Trial:
         memory.require_same({name: x for name, x in contents.items() if name not in self.written})
         return {name: memory.arrays[name].copy() for name in self.written}
 
-    def judged(self, got: Mapping[str, Array], n: int, then: str = "", other: int = 0) -> Result:
+    def judged(self, got: Mapping[str, Array], n: int, then: str = "", other: int = 0) -> CheckResult:
         """Compare the results of a call with the wanted ones."""
         on = f", {n} threads" if not self.kernel.same_bits else ""
         result = self.sides[other][1].judge(self.kernel, got, on + then)

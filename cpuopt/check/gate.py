@@ -40,7 +40,7 @@ from ..wording import count
 from . import worker
 from .cases import Case, cases, elements, quick_cases
 from .check import check, check_all
-from .judge import Result, worst
+from .judge import CheckResult, worst
 from .sized import MOST, Sized, check_sized
 
 MOST_FLOATS = 1 << 26
@@ -61,7 +61,7 @@ class Judged:
     left_out : calls that are too large to be judged at their size.
     """
 
-    results: list[Result] = field(default_factory=list)
+    results: list[CheckResult] = field(default_factory=list)
     judged: int = 0
     seconds: float = 0.0
     left_out: list[str] = field(default_factory=list)
@@ -209,7 +209,7 @@ def digest_of(file: str) -> str:
     return hashlib.sha256(Path(file).read_bytes()).hexdigest()
 
 
-def judge(kernel: Kernel, case: Case | Sized, threads: int, child: Child | None) -> Result:
+def judge(kernel: Kernel, case: Case | Sized, threads: int, child: Child | None) -> CheckResult:
     """Judge a kernel on one case, in a process of its own where one is given."""
     if child is None:
         return check_sized(case, threads) if isinstance(case, Sized) else check(kernel, case, threads=(threads,))
@@ -217,7 +217,7 @@ def judge(kernel: Kernel, case: Case | Sized, threads: int, child: Child | None)
     try:
         return ask(child, kernel.op.name, kernel.variant, plain, (threads,), adds=adds)
     except UserError as e:
-        return Result(kernel.name, plain, inf, reason=str(e))
+        return CheckResult(kernel.name, plain, inf, reason=str(e))
 
 
 def ask(
@@ -228,7 +228,7 @@ def ask(
     threads: Sequence[int],
     seed: int = 0,
     adds: Mapping[str, bool] | None = None,
-) -> Result:
+) -> CheckResult:
     """Check a kernel in another process; at its size where the flags of gradients are given.
 
     Raises
@@ -238,10 +238,10 @@ def ask(
     """
     asked = case.to_json() | ({} if adds is None else {"adds": dict(adds)})
     answer = child.ask("check", op=op, variant=variant, case=asked, threads=list(threads), seed=seed)
-    return Result.from_json(answer["result"], case)
+    return CheckResult.from_json(answer["result"], case)
 
 
-def refuse(result: Result, so: str) -> None:
+def refuse(result: CheckResult, so: str) -> None:
     """Raise for a kernel that is wrong.
 
     Raises
@@ -300,16 +300,16 @@ def declared(op: Op) -> str:
     return f"{op.args} {digest}"
 
 
-def recall(key: str, case: Case | Sized) -> Result | None:
+def recall(key: str, case: Case | Sized) -> CheckResult | None:
     """Return a remembered judgement; None where there is none, or its file is damaged."""
     with suppress(ValueError, KeyError, TypeError):
         content = json.loads((read_entry(cache_folder("judged") / f"{key}.result") if key else None) or b"{}")
-        found = Result.from_json(content["result"], case.case if isinstance(case, Sized) else case)
+        found = CheckResult.from_json(content["result"], case.case if isinstance(case, Sized) else case)
         return found if content["key"] == key and found.ratio < inf else None
     return None
 
 
-def remember(key: str, result: Result) -> None:
+def remember(key: str, result: CheckResult) -> None:
     """Keep a judgement, where the disk allows it."""
     if key:
         text = json.dumps({"key": key, "result": to_json(result.to_json())})
@@ -317,7 +317,7 @@ def remember(key: str, result: Result) -> None:
 
 
 @dataclass
-class Verdict:
+class GateVerdict:
     """The results of all checks of one kernel.
 
     Attributes
@@ -328,11 +328,11 @@ class Verdict:
 
     op: str
     variant: str
-    results: list[Result] = field(default_factory=list)
+    results: list[CheckResult] = field(default_factory=list)
     skipped: int = 0
 
     @property
-    def worst(self) -> Result:
+    def worst(self) -> CheckResult:
         """The result with the largest ratio."""
         return worst(self.results)
 
@@ -418,7 +418,7 @@ def conform(
     seed: int = 0,
     tick: Callable[[str], None] = lambda text: None,
     stop_at_failure: bool = False,
-) -> list[Verdict]:
+) -> list[GateVerdict]:
     """Check kernels; one that crashes or hangs fails, and the others are checked all the same.
 
     Parameters
@@ -431,7 +431,7 @@ def conform(
     """
     found = []
     for op, variant in wanted:
-        verdict = Verdict(op, variant, skipped=planned[op].skipped)
+        verdict = GateVerdict(op, variant, skipped=planned[op].skipped)
         small: list[tuple[Case, dict[str, bool] | None]] = [(case, None) for case in planned[op].cases]
         for case, adds in [*small, *planned[op].sized]:
             if not takes(op, variant, case):
@@ -440,7 +440,7 @@ def conform(
             try:
                 verdict.results.append(ask(child, op, variant, case, threads, seed, adds))
             except UserError as e:  # it crashed or hung, and would do so in every other case
-                verdict.results.append(Result(f"{op}[{variant}]", case, inf, reason=str(e)))
+                verdict.results.append(CheckResult(f"{op}[{variant}]", case, inf, reason=str(e)))
                 break
             if stop_at_failure and verdict.results[-1].verdict == "FAIL":
                 break

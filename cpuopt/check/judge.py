@@ -65,7 +65,7 @@ BLOCK = 1 << 17
 
 
 @dataclass(frozen=True)
-class Result:
+class CheckResult:
     """The result of a check.
 
     Attributes
@@ -109,11 +109,11 @@ class Result:
         }
 
     @staticmethod
-    def from_json(d: Mapping[str, Any], case: Case) -> Result:
+    def from_json(d: Mapping[str, Any], case: Case) -> CheckResult:
         """Build a result from that of `to_json`."""
         ratio, got, want = (nan if d[k] is None else float(d[k]) for k in ("ratio", "got", "want"))
         at = tuple(d["index"])
-        return Result(
+        return CheckResult(
             d["kernel"],
             case,
             inf if isnan(ratio) else ratio,
@@ -126,17 +126,17 @@ class Result:
         )
 
 
-def worst(results: Sequence[Result]) -> Result:
+def worst(results: Sequence[CheckResult]) -> CheckResult:
     """Return the result with the largest ratio."""
     return max(results, key=lambda r: r.ratio)
 
 
-def broken(kernel: Kernel, case: Case, e: BrokenKernelError) -> Result:
+def broken(kernel: Kernel, case: Case, e: BrokenKernelError) -> CheckResult:
     """Return the result of a kernel that fails whatever the tolerance."""
-    return replace(Result(kernel.name, case, inf, *e.where), reason=str(e))
+    return replace(CheckResult(kernel.name, case, inf, *e.where), reason=str(e))
 
 
-def noted(result: Result, given: Mapping[str, Any], declares: bool) -> Result:
+def noted(result: CheckResult, given: Mapping[str, Any], declares: bool) -> CheckResult:
     """Return a result that says on what inputs of an op of one's own it is, if they were scaled or it failed.
 
     Parameters
@@ -216,7 +216,7 @@ class Wanted:
         values, scale, operands = ({n: x.astype(types[n]) for n, x in of.items()} for of in every)
         return replace(self, values=values, scale=scale, operands=operands)
 
-    def judge(self, kernel: Kernel, got: Mapping[str, Array], then: str = "") -> Result:
+    def judge(self, kernel: Kernel, got: Mapping[str, Array], then: str = "") -> CheckResult:
         """Compare a kernel's results, element by element, and return the result of the worst.
 
         Parameters
@@ -225,7 +225,7 @@ class Wanted:
         then : the circumstances, for the reason.
         """
         written = [a for a in self.op.written if a.name in self.values]
-        exact = Result(kernel.name, self.case, 0.0)
+        exact = CheckResult(kernel.name, self.case, 0.0)
         return worst([exact, *(self._judge(kernel, a, got[a.name], then) for a in written)])
 
     def tolerance(self, arg: Arg) -> tuple[float, float, float]:
@@ -235,7 +235,7 @@ class Wanted:
         narrow = max((storing(storage(t)) for t in types.values()), default=0.0)
         return allowed, 1 + storing(storage(types.get(arg.name, arg.dtype))) / allowed, OPERANDS * narrow / allowed
 
-    def _judge(self, kernel: Kernel, arg: Arg, got: Array, then: str) -> Result:
+    def _judge(self, kernel: Kernel, arg: Arg, got: Array, then: str) -> CheckResult:
         want, scale = self.values[arg.name], self.scale[arg.name]
         spare = np.isfinite(got) & ~np.isfinite(want) if self.spared else False
         for value, size in self.spared.get(arg.name, ()):
@@ -285,7 +285,7 @@ class Wanted:
         text = f"{arg.name}{list(index)} = {where[2]:.9g}, expected {where[3]:.9g}{flags(self.adds)}{then}"
         if ratio == inf:
             text += origin(got[index])
-        return Result(kernel.name, self.case, ratio, *where, text if ratio > 1 else "")
+        return CheckResult(kernel.name, self.case, ratio, *where, text if ratio > 1 else "")
 
 
 def flags(adds: Mapping[str, bool]) -> str:

@@ -25,7 +25,7 @@ from .cases import Arguments, Array, Case, arguments, elements, normal, referenc
 from .fit import rounding_of
 from .judge import (
     STEP,
-    Result,
+    CheckResult,
     Wanted,
     broken,
     called,
@@ -68,7 +68,7 @@ class Sized:
         return f"{self.kernel.name}  {self.case}" + "".join(f", {n}_add" for n, on in self.adds.items() if on)
 
 
-def check_sized(sized: Sized, threads: int, seed: int = 0, given: Arguments | None = None) -> Result:
+def check_sized(sized: Sized, threads: int, seed: int = 0, given: Arguments | None = None) -> CheckResult:
     """Judge a kernel at one size on some number of threads; an error is in the result.
 
     It is called with poison in what it writes and in scratch, and, where the arrays are not too large, once more in the
@@ -82,7 +82,7 @@ def check_sized(sized: Sized, threads: int, seed: int = 0, given: Arguments | No
     return result if result.verdict != "FAIL" or result.ratio == inf else _judged(sized, threads, seed, NUDGES, given)
 
 
-def _judged(sized: Sized, threads: int, seed: int, nudges: int, real: Arguments | None) -> Result:
+def _judged(sized: Sized, threads: int, seed: int, nudges: int, real: Arguments | None) -> CheckResult:
     kernel, case, op, adds = sized.kernel, sized.case, sized.kernel.op, sized.adds
     rng = np.random.default_rng(seed)
     given = arguments(op, case, rng) if real is None else dict(real)
@@ -111,7 +111,7 @@ def _judged(sized: Sized, threads: int, seed: int, nudges: int, real: Arguments 
             read = {a.name: memory.arrays[a.name] for a in op.arrays if a.role in ("in", "index")}
             sums = {name: bit_sum(x) for name, x in read.items()}
 
-            def judged(then: str = "") -> Result:
+            def judged(then: str = "") -> CheckResult:
                 called(kernel, args, n)
                 memory.require_whole()
                 for name, x in read.items():

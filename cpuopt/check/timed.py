@@ -33,7 +33,7 @@ from ..ops.storage import TYPES, storage
 from .cases import Arguments, Array, Case, arguments, scalars
 from .judge import (
     MARGIN,
-    Result,
+    CheckResult,
     Wanted,
     called,
     expected,
@@ -107,7 +107,7 @@ def _turned(x: Array) -> Array:
     return np.ascontiguousarray(x.ravel()[::-1].reshape(x.shape))
 
 
-class Timed:
+class TimedKernels:
     """Some kernels of one op on the same arrays.
 
     Parameters
@@ -129,7 +129,7 @@ class Timed:
         """The probability that a sample of a trial is judged."""
         self.names = [n for n, x in self.sets[0].wanted.values.items() if x.size]
         self.threads, self.surroundings = numba_threads.get_threads(), surroundings()
-        self.worst = {side: Result(k.name, case, 0.0) for side, k in kernels.items()}
+        self.worst = {side: CheckResult(k.name, case, 0.0) for side, k in kernels.items()}
         self.place(1)
 
     @property
@@ -274,7 +274,7 @@ def named(kernel: Kernel, case: Case, when: str) -> Iterator[None]:
         raise UserError(f"{kernel.name} {e}, {when} ({case})") from e
 
 
-def right(result: Result) -> Result:
+def right(result: CheckResult) -> CheckResult:
     """Return a result that allows the kernel to be timed.
 
     Raises
@@ -294,7 +294,7 @@ def judge_call(
     absent: frozenset[str],
     rng: np.random.Generator,
     when: str,
-) -> list[Result]:
+) -> list[CheckResult]:
     """Judge several kernels on the arrays of a call of an engine; the results of the last stay there.
 
     Parameters

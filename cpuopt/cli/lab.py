@@ -25,7 +25,7 @@ from . import common
 from .common import shared, start_numba
 
 if TYPE_CHECKING:
-    from ..lab.session import Plan
+    from ..lab.session import RoundPlan
     from ..measure.roofline import Roofs
     from ..report.lab import Screen
 
@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
     if len(sizes) > 1:
         raise UserError(f"--sizes {args.sizes!r}: a round is at one size; 'cpuopt ab' compares at several")
     size = args.model, args.B, args.T, threads, sizes
-    plan = session.Plan(args.file, *size, args.against, not args.no_step, args.rounds, args.limit)
+    plan = session.RoundPlan(args.file, *size, args.against, not args.no_step, args.rounds, args.limit)
     kernels.load_all([])
     if args.against:
         session.require_against(plan)
@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def follow(plan: Plan, roofs: Roofs, screen: Screen) -> None:
+def follow(plan: RoundPlan, roofs: Roofs, screen: Screen) -> None:
     """Do a round now and after each save, of the file or of one that it imports from beside it.
 
     A save during a round ends it and begins the next.

@@ -16,7 +16,7 @@ from .. import machine
 from ..comm import Comm, Serial
 from ..comm.agree import Agreement, CommonError
 from ..comm.launch import Launch, Link, module, mpiexec, segments
-from ..comm.places import Here, Place, Promise, places, promised
+from ..comm.places import Here, Promise, RankPlace, places, promised
 from ..errors import UserError
 from ..program.tree import divides
 from ..train.settings import Settings
@@ -35,7 +35,7 @@ class Rank:
     place : the cores and threads that this rank takes; None where it is alone.
     """
 
-    def __init__(self, comm: Comm, link: Link, place: Place | None = None) -> None:
+    def __init__(self, comm: Comm, link: Link, place: RankPlace | None = None) -> None:
         self.comm, self.link, self.place = comm, link, place
 
 
@@ -116,7 +116,7 @@ def _end_all(e: BaseException, comm: Comm, link: Link) -> NoReturn:
     raise AssertionError("abort does not return")
 
 
-def _placed(args: Namespace, comm: Comm, promise: Promise) -> Place:
+def _placed(args: Namespace, comm: Comm, promise: Promise) -> RankPlace:
     """Take this rank's part of the host's cores, before anything starts threads."""
     able = hasattr(os, "sched_getaffinity")
     cores = sorted(os.sched_getaffinity(0)) if able else range(os.cpu_count() or 1)

@@ -78,7 +78,7 @@ class Here:
 
 
 @dataclass(frozen=True)
-class Place:
+class RankPlace:
     """One rank's place: its host, its cores, its threads."""
 
     host: str
@@ -86,7 +86,7 @@ class Place:
     threads: int
 
 
-def places(ranks: Sequence[Here], oversubscribe: bool = False) -> list[Place]:
+def places(ranks: Sequence[Here], oversubscribe: bool = False) -> list[RankPlace]:
     """Split cores among ranks. Ranks of a host that may all use the same cores each get a part of them.
 
     Parameters
@@ -117,7 +117,7 @@ def places(ranks: Sequence[Here], oversubscribe: bool = False) -> list[Place]:
                 )
         cores = part(here.cores, peers.index(rank), len(peers))
         share = int(here.quota / len(peers)) if here.quota else len(cores)
-        found.append(Place(here.host, cores, max(1, min(len(cores), share))))
+        found.append(RankPlace(here.host, cores, max(1, min(len(cores), share))))
     return found
 
 

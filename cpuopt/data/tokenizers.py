@@ -82,7 +82,7 @@ class Bytes(Tokenizer):
         return bytes([token])
 
 
-class GPT2(Tokenizer):
+class GPT2Tokenizer(Tokenizer):
     """GPT-2's byte pair encoding of 50257 tokens."""
 
     name, vocab_size, eot = "gpt2", 50257, 50256
@@ -235,7 +235,7 @@ COMPANIONS = ("tokenizer_config.json", "special_tokens_map.json")
 
 def usual_tokenizer(vocab_size: int) -> str:
     """Return the name of the tokenizer for a vocabulary, where nothing else names one."""
-    return "gpt2" if vocab_size >= GPT2.vocab_size else "bytes"
+    return "gpt2" if vocab_size >= GPT2Tokenizer.vocab_size else "bytes"
 
 
 def tokenizer_beside(folder: Path) -> str | None:
@@ -296,7 +296,7 @@ def _from_file(kind: str, path: str, size: int, changed: int) -> Tokenizer:
     return KINDS[kind](Path(path))
 
 
-def _gpt2() -> GPT2:
+def _gpt2() -> GPT2Tokenizer:
     places = vocabulary_places()
     for path in places:
         try:
@@ -304,7 +304,7 @@ def _gpt2() -> GPT2:
         except (OSError, ValueError):  # which the next one may make good
             continue
         if GPT2_VOCABULARY.matches(content):
-            return GPT2(_gpt2_encoding(content))
+            return GPT2Tokenizer(_gpt2_encoding(content))
     raise UserError(
         f"the gpt2 tokenizer needs its vocabulary file {str(places[0])!r}, which is missing or damaged; run "
         f"`cpuopt data prepare tinyshakespeare --tokenizer gpt2`, or put there by hand {GPT2_VOCABULARY}"
@@ -391,7 +391,7 @@ def _gpt2_encoding(content: bytes) -> tiktoken.Encoding:
     import tiktoken
 
     ranks = {base64.b64decode(token): int(rank) for token, rank in map(bytes.split, content.splitlines())}
-    special = {"<|endoftext|>": GPT2.eot}
+    special = {"<|endoftext|>": GPT2Tokenizer.eot}
     return tiktoken.Encoding("gpt2", pat_str=GPT2_PATTERN, mergeable_ranks=ranks, special_tokens=special)
 
 

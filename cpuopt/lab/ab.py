@@ -23,8 +23,8 @@ import numpy as np
 from .. import models
 from ..building import Bound
 from ..check.cases import Case, case
-from ..check.judge import Result
-from ..check.timed import AFTER, BEFORE, FILLS, SELDOM, Timed, judge_call
+from ..check.judge import CheckResult
+from ..check.timed import AFTER, BEFORE, FILLS, SELDOM, TimedKernels, judge_call
 from ..engine import Engine
 from ..errors import UserError
 from ..files.reading import from_json, to_json
@@ -195,7 +195,7 @@ class Alone:
         clock: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
         typed = {side: k.typed(shape.types) for side, k in zip("AB", kernels, strict=True)}
-        self.timed = Timed(typed, shape.case, shape.adds, seed)
+        self.timed = TimedKernels(typed, shape.case, shape.adds, seed)
         self.functions = {side: k.function for side, k in typed.items()}
         self.rng = np.random.default_rng(seed)
         self.clock, self.flush = clock, _flusher() if flush else None
@@ -260,7 +260,7 @@ class Alone:
         times.sort()
         return times[(samples - 1) // 4]
 
-    def finish(self) -> list[Result]:
+    def finish(self) -> list[CheckResult]:
         """Judge both once more, and return the worst result of each."""
         for side in "AB":
             self.timed.audit(side, AFTER, "after it was timed")
@@ -294,7 +294,7 @@ def alone(
     UserError
         For a kernel that is wrong on the arrays that are timed.
     """
-    others, cases, judged = Others(), [], list[Result]()
+    others, cases, judged = Others(), [], list[CheckResult]()
     done: list[Comparison] = []
     for i, shape in enumerate(shapes):
         say(at := f"{shape}: {i + 1} of {len(shapes)}")
@@ -415,7 +415,7 @@ class InStep:
         self.profiler = Profiler(self.engine, keep=1)
         self.rng = np.random.default_rng(seed)
         self.notes = list(job.engine.notes)
-        self.judged: list[Result] = []
+        self.judged: list[CheckResult] = []
 
     def use(self, side: str) -> None:
         """Switch the calls to A or B."""
@@ -444,7 +444,7 @@ class InStep:
         mine = (sum(took[id(b)] for b in group.values()) for group in self.groups[side])
         return (float(times.end - times.start), *map(float, mine))
 
-    def audit(self, when: str) -> list[Result]:
+    def audit(self, when: str) -> list[CheckResult]:
         """Train for one step in which a call of each changed op and shape, drawn at random, is judged with A and B.
 
         Raises
@@ -459,7 +459,7 @@ class InStep:
                 key = call.op.name, str(Case.of(call)), tuple(call.adds.items())
                 alike.setdefault(key, []).append((bound, b[place]))
         drawn = [pairs[self.rng.integers(len(pairs))] for pairs in alike.values()]
-        chosen, results = {id(b): (a, b) for a, b in drawn}, list[Result]()
+        chosen, results = {id(b): (a, b) for a, b in drawn}, list[CheckResult]()
 
         def judged(calls: Iterable[Bound]) -> None:
             for bound in calls:

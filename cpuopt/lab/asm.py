@@ -205,7 +205,7 @@ def instruction(lines: Sequence[str], i: int, stack: str) -> Instruction | None:
 
 
 @dataclass
-class Block:
+class LineBlock:
     """Instructions of one line of source that follow each other.
 
     Attributes
@@ -221,7 +221,7 @@ class Block:
     instructions: list[Instruction] = field(default_factory=list)
 
 
-def blocks(asm: str, file: str, first: int, last: int) -> list[Block]:
+def blocks(asm: str, file: str, first: int, last: int) -> list[LineBlock]:
     """Split the code of all functions into blocks, in the order of the text.
 
     Parameters
@@ -231,7 +231,7 @@ def blocks(asm: str, file: str, first: int, last: int) -> list[Block]:
         the one before it.
     """
     files = {n: f"{folder}/{name}" if folder else name for n, folder, name in FILE.findall(asm)}
-    found: list[Block] = []
+    found: list[LineBlock] = []
     for name, lines in functions(asm):
         if not OURS.match(name):
             continue
@@ -250,7 +250,7 @@ def blocks(asm: str, file: str, first: int, last: int) -> list[Block]:
                 continue
             depth = sum(start <= i <= end for start, end in around)
             if block is None or (block.file, block.line, block.depth) != (*place, depth):
-                block = Block(plain(name), *place, depth)
+                block = LineBlock(plain(name), *place, depth)
                 found.append(block)
             block.instructions.append(one)
     return found

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from ..check.gate import Planned, Verdict, conform
+from ..check.gate import GateVerdict, Planned, conform
 from ..errors import UserError
 from ..isolate.child import Asked, Child
 from ..kernels.toolkit.threads import cores
@@ -41,7 +41,7 @@ def check(
     jobs: Sequence[Mapping[str, Any]],
     sizes: Sequence[Mapping[str, int]] = (),
     tick: Callable[[int, int], None] = lambda done, total: None,
-) -> list[Verdict]:
+) -> list[GateVerdict]:
     """Check kernels up to the first that fails, on one thread, on `threads` and on all cores.
 
     Parameters
@@ -51,7 +51,7 @@ def check(
     """
     most = max(threads, cores())
 
-    def done(by: Asked) -> list[Verdict]:
+    def done(by: Asked) -> list[GateVerdict]:
         plans = planned(by, [op for op, _ in wanted], jobs, sizes, quick=False)
         total, number = sum(len(plans[op].cases) + len(plans[op].sized) for op, _ in wanted), 0
 

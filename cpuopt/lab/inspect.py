@@ -13,7 +13,7 @@ from ..errors import UserError
 from ..isolate.process import Side, Worker
 from ..kernels import registry
 from ..kernels.compile import jit
-from .asm import Block, Loop, blocks, loops
+from .asm import LineBlock, Loop, blocks, loops
 
 LIMIT_S = 600.0
 NOTHING = re.compile(
@@ -74,7 +74,7 @@ class Inspection:
     remarks: list[Remark]
     diagnostics: str = ""
     asm: str = field(default="", repr=False)
-    blocks: list[Block] = field(default_factory=list, repr=False)
+    blocks: list[LineBlock] = field(default_factory=list, repr=False)
     file: str = ""
     first: int = 0
     source: list[str] = field(default_factory=list, repr=False)

@@ -17,7 +17,7 @@ from ..kernels.toolkit import regions, threads
 from ..kernels.toolkit.queue import QUEUE
 from ..kernels.toolkit.simd import LINE
 from ..measure.roofline import Roofs
-from ..measure.scaling import Call, Row, Starts, Timed, row, start_of, typical
+from ..measure.scaling import CallTimes, Row, Starts, Timed, row, start_of, typical
 
 if TYPE_CHECKING:
     from ..building import Bound
@@ -105,7 +105,7 @@ class Stopwatch:
         between = self.clock() - start - self._own - sum(t.wall for _, t in self._calls)
         self.found.setdefault(side, []).append((between, self._calls))
 
-    def calls(self, beyond: Callable[[Bound], float]) -> list[Call]:
+    def calls(self, beyond: Callable[[Bound], float]) -> list[CallTimes]:
         """Return the typical times of each call of a step, and of what is between them.
 
         Parameters
@@ -121,9 +121,9 @@ class Stopwatch:
         return [*found, _call(BETWEEN, BETWEEN, times, 0.0)]
 
 
-def _call(op: str, layer: str, times: Mapping[Side, Timed], nbytes: float) -> Call:
+def _call(op: str, layer: str, times: Mapping[Side, Timed], nbytes: float) -> CallTimes:
     measured = {n: t for (cut, n), t in times.items() if cut == n}
-    return Call(op, layer, measured, {cut: t for (cut, n), t in times.items() if n == 1}, nbytes)
+    return CallTimes(op, layer, measured, {cut: t for (cut, n), t in times.items() if n == 1}, nbytes)
 
 
 def queue(bound: Bound) -> Any:
@@ -222,8 +222,10 @@ def scaling(
     )
 
 
-def _rows(calls: Sequence[Call], name: Callable[[Call], str], starts: Starts, gbs: Mapping[int, float]) -> list[Row]:
-    groups: dict[str, list[Call]] = {}
+def _rows(
+    calls: Sequence[CallTimes], name: Callable[[CallTimes], str], starts: Starts, gbs: Mapping[int, float]
+) -> list[Row]:
+    groups: dict[str, list[CallTimes]] = {}
     for c in calls:
         groups.setdefault(name(c), []).append(c)
     return [row(of, group, starts, gbs) for of, group in groups.items()]

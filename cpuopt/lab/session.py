@@ -29,7 +29,7 @@ STAGES = ("check", "alone", "roof", "step", "machine code")
 
 
 @dataclass(frozen=True)
-class Plan:
+class RoundPlan:
     """The settings of a round.
 
     Attributes
@@ -54,7 +54,7 @@ class Plan:
 
 
 @dataclass
-class Row:
+class KernelRow:
     """The results of one kernel of the file: a line for each stage that is done, and ``bad`` for one that failed.
 
     Attributes
@@ -72,17 +72,17 @@ class Row:
     found: dict[str, Any] = field(default_factory=dict)
 
 
-class View:
+class RoundView:
     """Observer of a round; this one does nothing."""
 
-    def rows(self, rows: Sequence[Row]) -> None:
+    def rows(self, rows: Sequence[KernelRow]) -> None:
         """The results changed."""
 
     def problem(self, text: str) -> None:
         """The file cannot be used at all."""
 
 
-def work(plan: Plan, roofs: Roofs, view: View, child: Child | None = None) -> list[Row]:
+def work(plan: RoundPlan, roofs: Roofs, view: RoundView, child: Child | None = None) -> list[KernelRow]:
     """Do one round, and return the results of each kernel; empty where the file cannot be loaded.
 
     Parameters
@@ -90,7 +90,7 @@ def work(plan: Plan, roofs: Roofs, view: View, child: Child | None = None) -> li
     child : the process to use, which is closed at the end.
     """
     child = child or Child(worker.__name__, [str(plan.file)], plan.threads, plan.limit_s)
-    rows: list[Row] = []
+    rows: list[KernelRow] = []
     view.rows(rows)
     try:
         with child:
@@ -105,7 +105,7 @@ def work(plan: Plan, roofs: Roofs, view: View, child: Child | None = None) -> li
     return rows
 
 
-def rows_of(plan: Plan, added: Sequence[Mapping[str, Any]]) -> list[Row]:
+def rows_of(plan: RoundPlan, added: Sequence[Mapping[str, Any]]) -> list[KernelRow]:
     """Return an empty row for each kernel of the file among those that were loaded with it.
 
     Raises
@@ -115,7 +115,7 @@ def rows_of(plan: Plan, added: Sequence[Mapping[str, Any]]) -> list[Row]:
     """
     there = {(k["op"], k["variant"]) for k in added} | KERNELS.keys()
     rows = [
-        Row(k["op"], k["variant"], plan.against or default(k["op"], there))
+        KernelRow(k["op"], k["variant"], plan.against or default(k["op"], there))
         for k in added
         if k["file"] == str(plan.file.resolve()) and k["variant"] != GENERATED and not k["choice"]
     ]
@@ -126,7 +126,7 @@ def rows_of(plan: Plan, added: Sequence[Mapping[str, Any]]) -> list[Row]:
     return rows
 
 
-def require_against(plan: Plan) -> None:
+def require_against(plan: RoundPlan) -> None:
     """Refuse a variant to compare with, as `rows_of` does, before a round; one shows why a file cannot be loaded."""
     with Child(worker.__name__, [str(plan.file)], plan.threads, plan.limit_s) as child:
         with suppress(UserError):
@@ -139,7 +139,7 @@ def default(op: str, there: Collection[tuple[str, str]] = KERNELS) -> str:
     return DEFAULT if (op, DEFAULT) in there else BASE
 
 
-def stages(plan: Plan, roofs: Roofs, row: Row, child: Child, show: Callable[[], None]) -> None:
+def stages(plan: RoundPlan, roofs: Roofs, row: KernelRow, child: Child, show: Callable[[], None]) -> None:
     """Run the stages of one kernel up to the first that fails."""
 
     def told(text: str) -> None:
@@ -163,7 +163,7 @@ def stages(plan: Plan, roofs: Roofs, row: Row, child: Child, show: Callable[[], 
     show()
 
 
-def _check(plan: Plan, roofs: Roofs, row: Row, child: Child) -> str:
+def _check(plan: RoundPlan, roofs: Roofs, row: KernelRow, child: Child) -> str:
     jobs = [] if plan.sizes else jobs_at(plan.model, plan.B, plan.T, child.kernels)
     tell, child.say = child.say, lambda text: None  # the parts of a case change too fast to be read
 
@@ -183,14 +183,14 @@ def _check(plan: Plan, roofs: Roofs, row: Row, child: Child) -> str:
     return f"{v.worst.verdict}, {len(v.results)} cases, worst ratio {v.worst.ratio:.2f}{scratch}"
 
 
-def _compare(plan: Plan, row: Row, child: Child, in_step: bool) -> dict[str, Any]:
+def _compare(plan: RoundPlan, row: KernelRow, child: Child, in_step: bool) -> dict[str, Any]:
     settings = {k: getattr(plan, k) for k in ("model", "B", "T", "threads")} | {"kernels": child.kernels}
     asked = {"layer": "*", "in_step": in_step, "flush": False, "seed": 0, "analyses": analyses_up_to(plan.rounds)}
     sizes = {"sizes": plan.sizes[0]} if plan.sizes else {}
     return child.ask("ab", op=row.op, variants=[row.against, row.variant], settings=settings, **asked, **sizes)
 
 
-def _told(r: dict[str, Any], row: Row) -> str:
+def _told(r: dict[str, Any], row: KernelRow) -> str:
     if row.against == row.variant:
         return f"{r['b_ms']:.3g} ms: the baseline of other variants"
     ratio, ms = r["ratio"], f"{r['b_ms']:.3g} ms against {r['a_ms']:.3g} of {row.against}"
@@ -199,12 +199,12 @@ def _told(r: dict[str, Any], row: Row) -> str:
     return "; ".join([f"{r['verdict']}: {ms}, ratio {spread(ratio)}{few}{why}", *marginal([r])])
 
 
-def _alone(plan: Plan, roofs: Roofs, row: Row, child: Child) -> str:
+def _alone(plan: RoundPlan, roofs: Roofs, row: KernelRow, child: Child) -> str:
     row.found["alone"] = _compare(plan, row, child, in_step=False)
     return _told(row.found["alone"], row)
 
 
-def _roof(plan: Plan, roofs: Roofs, row: Row, child: Child) -> str:
+def _roof(plan: RoundPlan, roofs: Roofs, row: KernelRow, child: Child) -> str:
     alone = row.found["alone"]
     least: dict[str, float] = {}
     for case in alone["cases"]:
@@ -224,7 +224,7 @@ def _roof(plan: Plan, roofs: Roofs, row: Row, child: Child) -> str:
     return f"{shares['of_roof']:.0f} % of the {name} roof{other}"
 
 
-def _step(plan: Plan, roofs: Roofs, row: Row, child: Child) -> str:
+def _step(plan: RoundPlan, roofs: Roofs, row: KernelRow, child: Child) -> str:
     if not plan.step:
         return "not asked for"
     if plan.sizes:
@@ -238,7 +238,7 @@ def _step(plan: Plan, roofs: Roofs, row: Row, child: Child) -> str:
     return "; ".join([_told(r, row), step, *more])
 
 
-def _inspect(plan: Plan, roofs: Roofs, row: Row, child: Child) -> str:
+def _inspect(plan: RoundPlan, roofs: Roofs, row: KernelRow, child: Child) -> str:
     found = inspect(row.op, row.variant, [str(plan.file)])
     row.found["inspect"] = to_json(found)
     if not found.compiled:

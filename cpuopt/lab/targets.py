@@ -58,7 +58,7 @@ ARM = Syntax(
 
 
 @dataclass
-class Loop:
+class ForeignLoop:
     """One innermost loop.
 
     Attributes
@@ -88,7 +88,7 @@ class Loop:
 
 
 @dataclass
-class Inspection:
+class ForeignInspection:
     """The loops of one kernel, as another machine would run them."""
 
     JSON: ClassVar = ("op", "variant", "where", "target", "loops")
@@ -96,11 +96,11 @@ class Inspection:
     variant: str
     where: str
     target: str
-    loops: list[Loop]
+    loops: list[ForeignLoop]
     asm: str = field(default="", repr=False)
 
 
-def inspect(op: str, variant: str, target: str, kernels: Sequence[str] = ()) -> Inspection:
+def inspect(op: str, variant: str, target: str, kernels: Sequence[str] = ()) -> ForeignInspection:
     """Compile a kernel for another machine in a process of its own, and analyse its code.
 
     Parameters
@@ -124,10 +124,10 @@ def inspect(op: str, variant: str, target: str, kernels: Sequence[str] = ()) -> 
     made = loops(found["asm"], machine)
     for loop in made:
         loop.cycles = cycles(loop, machine)
-    return Inspection(op, variant, found["where"], target, made, found["asm"])
+    return ForeignInspection(op, variant, found["where"], target, made, found["asm"])
 
 
-def loops(text: str, target: Target) -> list[Loop]:
+def loops(text: str, target: Target) -> list[ForeignLoop]:
     """List the innermost loops that multiply and add."""
     syntax, found = X86, []
     if not target.triple.startswith("x86_64"):
@@ -147,17 +147,17 @@ def loops(text: str, target: Target) -> list[Loop]:
     return found
 
 
-def read(function: str, lines: list[str], syntax: Syntax) -> Loop:
+def read(function: str, lines: list[str], syntax: Syntax) -> ForeignLoop:
     """Count the instructions of a loop."""
     floats = [line for line in lines if re.search(syntax.vector, line)]
     fmas = [line for line in lines if re.match(syntax.fma, line)]
     spills = [line for line in floats if re.search(syntax.stack, line)]
     loads = [line for line in floats if re.search(syntax.load, line) and line not in spills]
     width = max((next(n for sign, n in syntax.widths if re.search(sign, line)) for line in fmas), default=0)
-    return Loop(function, lines, width, len(fmas), len(loads), len(spills))
+    return ForeignLoop(function, lines, width, len(fmas), len(loads), len(spills))
 
 
-def cycles(loop: Loop, target: Target, tool: str = MCA) -> float | None:
+def cycles(loop: ForeignLoop, target: Target, tool: str = MCA) -> float | None:
     """Simulate rounds of a loop, without the jump, which runs fused with the comparison before it."""
     if not shutil.which(tool):
         return None

@@ -42,18 +42,18 @@ KEPT = ("faster", "no difference shown")
 """The verdicts on the whole step with which a plan is kept."""
 
 
-class View:
+class TuneView:
     """Observer of progress; this one does nothing."""
 
     def at(self, text: str) -> None:
         """The next measurement begins."""
 
-    def done(self, row: Row, variant: str) -> None:
+    def done(self, row: TunedOp, variant: str) -> None:
         """A comparison is done."""
 
 
 @dataclass
-class Row:
+class TunedOp:
     """One op on the shapes that some layers call it on.
 
     Attributes
@@ -126,7 +126,7 @@ class Tuning:
     )
     key: dict[str, Any]
     name: str
-    rows: list[Row]
+    rows: list[TunedOp]
     flush: bool
     kernels: list[str]
     calls: list[Call] = field(default_factory=list)
@@ -192,7 +192,7 @@ def survey(settings: Settings, patterns: Sequence[str] = ("*",), again: bool = F
         for shapes in groups([c for c in calls if c.op.name == op]):
             kernels_of = {v: typed(op, v, shapes) for v in dict.fromkeys([default[op], *registry.variants(op)])}
             hashes = {v: cache.digest(of[0].function) for v, of in kernels_of.items() if of}
-            rows.append(Row(op, shapes, default[op], hashes))
+            rows.append(TunedOp(op, shapes, default[op], hashes))
     flush = built.plan().total_bytes > max(v.nbytes or 0 for v in machine.levels())
     started = [] if again else [plans.read(plans.unfinished(key), key), *plans.elsewhere(key, flush)]
     finished = plans.read(plans.path(key), key)
@@ -254,7 +254,7 @@ def tune(
     *,
     analyses: Sequence[int],
     seed: int = 0,
-    view: View | None = None,
+    view: TuneView | None = None,
     save: Callable[[Tuning], object] = lambda tuning: None,
     budget_s: float = inf,
 ) -> Tuning:
@@ -272,7 +272,7 @@ def tune(
     The same, with `Tuning.finished` set where nothing is left to do; not after Ctrl-C, nor where steps could not be
     compared, so that the next run goes on with what was measured.
     """
-    view = view or View()
+    view = view or TuneView()
     job = {
         **{k: getattr(settings, k) for k in ("model", "data", "B", "T", "fuse", "seed", "dtype")},
         "threads": tuning.key["threads"],
@@ -301,7 +301,7 @@ def tune(
     return tuning
 
 
-def compare(row: Row, variant: str, tuning: Tuning, child: Asked, asked: Mapping[str, Any]) -> dict[str, Any]:
+def compare(row: TunedOp, variant: str, tuning: Tuning, child: Asked, asked: Mapping[str, Any]) -> dict[str, Any]:
     """Compare a variant with the default alone, and check it on all cases where it is faster."""
     op = ops.ALL[row.op]
     more = {"shapes": to_json(row.shapes), "flush": tuning.flush, "stop_above": STOP_ABOVE}
@@ -324,7 +324,7 @@ def compare(row: Row, variant: str, tuning: Tuning, child: Asked, asked: Mapping
     return found
 
 
-def confirm(tuning: Tuning, child: Asked, asked: Mapping[str, Any], view: View) -> bool:
+def confirm(tuning: Tuning, child: Asked, asked: Mapping[str, Any], view: TuneView) -> bool:
     """Compare steps with the defaults and with the plan; drop what is slower there, and try the rest again.
 
     Returns

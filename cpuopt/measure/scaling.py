@@ -148,7 +148,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Call:
+class CallTimes:
     """One call of a step: its op's id, its layer, and its times.
 
     Attributes
@@ -169,7 +169,7 @@ class Call:
         return predict(self.cut[n], n, starts(n), self.nbytes / gbs)
 
 
-def row(name: str, calls: Sequence[Call], starts: Callable[[int], float], gbs: Mapping[int, float]) -> Row:
+def row(name: str, calls: Sequence[CallTimes], starts: Callable[[int], float], gbs: Mapping[int, float]) -> Row:
     """Sum calls.
 
     Parameters

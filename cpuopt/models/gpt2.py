@@ -97,7 +97,7 @@ PRESETS = {
 models.register(Config, PRESETS)
 
 
-class Attention(nn.Module):
+class GPT2Attention(nn.Module):
     """Causal self-attention between two projections."""
 
     def __init__(self, c: Config) -> None:
@@ -111,7 +111,7 @@ class Attention(nn.Module):
         return y
 
 
-class MLP(nn.Module):
+class GPT2MLP(nn.Module):
     """Four times wider, GELU, and back."""
 
     def __init__(self, c: Config) -> None:
@@ -124,14 +124,14 @@ class MLP(nn.Module):
         return y
 
 
-class Block(nn.Module):
+class GPT2Block(nn.Module):
     """Attention and MLP, each on a normalized residual stream that it adds to."""
 
     def __init__(self, c: Config) -> None:
         self.ln_1 = nn.LayerNorm(c.n_embd)
-        self.attn = Attention(c)
+        self.attn = GPT2Attention(c)
         self.ln_2 = nn.LayerNorm(c.n_embd)
-        self.mlp = MLP(c)
+        self.mlp = GPT2MLP(c)
 
     def forward(self, x: Value) -> Value:
         """Keep the shape (B, T, C)."""
@@ -147,7 +147,7 @@ class GPT2(nn.Module):
         self.config = c
         self.wte = nn.Embedding(c.vocab_size, c.n_embd, init=nn.normal(0.02))
         self.wpe = nn.Embedding(c.block_size, c.n_embd, init=nn.normal(0.02))
-        self.h = [Block(c) for _ in range(c.n_layer)]
+        self.h = [GPT2Block(c) for _ in range(c.n_layer)]
         self.ln_f = nn.LayerNorm(c.n_embd)
         self.lm_head = nn.Linear(c.n_embd, c.vocab_size, bias=False)
         self.lm_head.weight = self.wte.weight

@@ -307,7 +307,7 @@ for _model in (Config, Qwen2, Qwen3):
     models.register(_model, {name: c for name, c in PRESETS.items() if type(c) is _model})
 
 
-class Attention(nn.Module):
+class LlamaAttention(nn.Module):
     """Causal grouped-query attention with rotary positions, between projections."""
 
     def __init__(self, c: Config) -> None:
@@ -333,7 +333,7 @@ class Attention(nn.Module):
         return y
 
 
-class MLP(nn.Module):
+class LlamaMLP(nn.Module):
     """Two projections, one gated by the SiLU of the other, and one back."""
 
     def __init__(self, c: Config) -> None:
@@ -347,12 +347,12 @@ class MLP(nn.Module):
         return y
 
 
-class Block(nn.Module):
+class LlamaBlock(nn.Module):
     """Attention and MLP, each on a normalized residual stream that it adds to."""
 
     def __init__(self, c: Config) -> None:
-        self.self_attn = Attention(c)
-        self.mlp = MLP(c)
+        self.self_attn = LlamaAttention(c)
+        self.mlp = LlamaMLP(c)
         self.input_layernorm = nn.RMSNorm(c.hidden_size, c.rms_norm_eps)
         self.post_attention_layernorm = nn.RMSNorm(c.hidden_size, c.rms_norm_eps)
 
@@ -363,12 +363,12 @@ class Block(nn.Module):
         return x
 
 
-class Decoder(nn.Module):
+class LlamaDecoder(nn.Module):
     """Embedding, blocks and the last normalization."""
 
     def __init__(self, c: Config) -> None:
         self.embed_tokens = nn.Embedding(c.vocab_size, c.hidden_size, init=START)
-        self.layers = [Block(c) for _ in range(c.num_hidden_layers)]
+        self.layers = [LlamaBlock(c) for _ in range(c.num_hidden_layers)]
         self.norm = nn.RMSNorm(c.hidden_size, c.rms_norm_eps)
         self.rotary_emb = nn.RotaryEmbedding(c.head_dim, c.max_position_embeddings, c.rope_theta, c.scaled)
 
@@ -386,7 +386,7 @@ class Llama(nn.Module):
 
     def __init__(self, c: Config) -> None:
         self.config = c
-        self.model = Decoder(c)
+        self.model = LlamaDecoder(c)
         self.lm_head = nn.Linear(c.hidden_size, c.vocab_size, bias=False, init=START)
         if c.tie_word_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight

@@ -12,7 +12,7 @@ import numpy as np
 from ..errors import UserError, told
 from ..ops.declaration import Shape, Spec
 from ..ops.storage import TYPES
-from ..program.program import Arithmetic, Program, Value, View
+from ..program.program import Program, ReshapedValue, Value, ValueArithmetic
 from . import functional as F
 from .trace import current, tracing
 
@@ -51,7 +51,7 @@ def constant(value: float) -> Init:
 
 
 @dataclass(eq=False)
-class Parameter(Arithmetic):
+class Parameter(ValueArithmetic):
     """An array of weights: its shape and its initial values. The numbers live in an engine's arena.
 
     Parameters
@@ -84,7 +84,7 @@ def require_sizes(name: str, *sizes: int) -> None:
 
 
 @dataclass(eq=False)
-class Buffer(Arithmetic):
+class Buffer(ValueArithmetic):
     """A constant array of a module, such as a table: not trained, and in no checkpoint.
 
     Parameters
@@ -341,7 +341,7 @@ def trace_model(model: Module, inputs: Mapping[str, Spec]) -> Program:
             ) from e
         result = model(**{v.name: v for v in program.inputs})
         outputs = result if isinstance(result, tuple) else (result,)
-        whole = [F.scale(v, 1) if isinstance(v, View) else v for v in outputs]
+        whole = [F.scale(v, 1) if isinstance(v, ReshapedValue) else v for v in outputs]
     program.outputs = [v for v in whole if isinstance(v, Value)]
     loss = outputs[0] if outputs else None
     if not isinstance(loss, Value) or loss.shape != (1,):

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from ..errors import UserError
 from ..ops.declaration import MERGES, Op, Shape, merge
-from ..program.program import Call, Program, Value, View, base, types_of
+from ..program.program import Call, Program, ReshapedValue, Value, base, types_of
 
 _CURRENT: ContextVar[Trace | None] = ContextVar("trace", default=None)
 
@@ -92,7 +92,7 @@ class Trace:
         views = {
             a.name: v.shape
             for a in op.arrays
-            if isinstance(v := args.get(a.name), View) and merge(a, v.shape) != merge(a, v.of.shape)
+            if isinstance(v := args.get(a.name), ReshapedValue) and merge(a, v.shape) != merge(a, v.of.shape)
         }
         args = {name: base(v) for name, v in args.items()}
         made: dict[str, Value] = {}

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 from .. import ops
 from ..errors import UserError, told
 from ..ops.declaration import Shape
-from ..program.program import Arithmetic, Value, View
+from ..program.program import ReshapedValue, Value, ValueArithmetic
 from ..wording import nearest
 from . import functional as F
 from .trace import Array, current, tracing_now
@@ -125,7 +125,7 @@ def view(x: Array, shape: Shape) -> Value:
     value: Value = current().value(x)
     if not isinstance(value, Value):
         raise UserError("a parameter is used that is none of the model's; make its module in __init__")
-    return value if value.shape == shape else View(value, shape)
+    return value if value.shape == shape else ReshapedValue(value, shape)
 
 
 def together(sign: str, x: Array, y: Array) -> tuple[Array, Array]:
@@ -242,7 +242,7 @@ def _ufunc(self: Any, ufunc: Any, method: str, *inputs: Any, **more: Any) -> Any
     if method != "__call__" or ufunc.__name__ not in NUMPY:
         return _numpy_function(self, ufunc)
     name, (x, *y) = NUMPY[ufunc.__name__], inputs
-    return OPERATORS[f"__{name}__"](x, *y) if isinstance(x, Arithmetic) else OPERATORS[f"__r{name}__"](*y, x)
+    return OPERATORS[f"__{name}__"](x, *y) if isinstance(x, ValueArithmetic) else OPERATORS[f"__r{name}__"](*y, x)
 
 
 def _numpy_function(self: Any, function: Any, *more: Any) -> NoReturn:
@@ -282,5 +282,5 @@ def _missing(x: Value, name: str) -> NoReturn:
 
 
 for _name, _function in OPERATORS.items():
-    setattr(Arithmetic, _name, _function)
+    setattr(ValueArithmetic, _name, _function)
 Value.__getattr__ = _missing  # type: ignore[attr-defined]

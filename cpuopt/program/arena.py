@@ -40,7 +40,7 @@ def align(n: int) -> int:
 
 
 @dataclass
-class Plan:
+class ArenaPlan:
     """The place of each value in the arena.
 
     Attributes
@@ -107,7 +107,7 @@ def lifetimes(program: Program, keep: Collection[Value] = ()) -> dict[Value, tup
 
 def plan(
     program: Program, scratch: Sequence[Mapping[str, Spec]] = (), keep: Collection[Value] = (), rank: int = 0
-) -> Plan:
+) -> ArenaPlan:
     """Assign an offset to every value, and check the result.
 
     Parameters
@@ -124,7 +124,7 @@ def plan(
         name = f"{call.layer}.{call.op.name}"
         working[call] = {n: Value(f"{name}.{n}", shape, dtype=dtype) for n, (shape, dtype) in wanted.items()}
         spans.update(dict.fromkeys(working[call].values(), (i, i)))
-    result = Plan({}, spans, working)
+    result = ArenaPlan({}, spans, working)
     end = 0
     for v in spans:
         if v.group in PERSISTENT:

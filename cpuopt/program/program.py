@@ -25,7 +25,7 @@ the steps that a rank trains alone. ``convert`` writes the copies of weights in 
 date."""
 
 
-class Arithmetic:
+class ValueArithmetic:
     """The operators and methods of a value in a model, each of which adds calls; `nn.values` defines them."""
 
     __add__: ClassVar[Callable[[Any, Any], Value]]
@@ -46,7 +46,7 @@ class Arithmetic:
 
 
 @dataclass(eq=False)
-class Value(Arithmetic):
+class Value(ValueArithmetic):
     """An array that a program reads or writes; the arena assigns its memory.
 
     Parameters
@@ -75,7 +75,7 @@ class Value(Arithmetic):
         return self.name
 
 
-class View(Value):
+class ReshapedValue(Value):
     """The elements of a value in another shape, while a model is traced.
 
     A program has none of them. A call has the value itself, and the shape in which it reads it.
@@ -88,7 +88,7 @@ class View(Value):
 
 def base(x: Any) -> Any:
     """Return the value that a view shows; anything else as it is."""
-    return x.of if isinstance(x, View) else x
+    return x.of if isinstance(x, ReshapedValue) else x
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,12 @@ from . import style
 from .style import STYLE, verdict
 
 if TYPE_CHECKING:
-    from ..check.gate import Verdict
-    from ..check.judge import Result
+    from ..check.gate import GateVerdict
+    from ..check.judge import CheckResult
 
 
 def tables(
-    found: Sequence[Verdict], seed: int, threads: Sequence[int], *, detail: bool = False
+    found: Sequence[GateVerdict], seed: int, threads: Sequence[int], *, detail: bool = False
 ) -> list[RenderableType]:
     """Show the results of checks, and a summary."""
     table = style.table("", "kernel", "cases" if detail else ">cases", ">ratio", "worst element")
@@ -49,6 +49,6 @@ def ratio(x: float) -> str:
     return "" if isinf(x) else f"{x:.3f}" if x < 1000 else f"{x:.1e}"
 
 
-def element(r: Result) -> str:
+def element(r: CheckResult) -> str:
     """Describe a result's worst element: its place, and both values."""
     return f"{r.argument}{list(r.index)} {r.got:.6g}, expected {r.want:.6g}" if r.argument else ""

@@ -19,7 +19,7 @@ from rich.segment import Segment
 from rich.text import Text
 
 from ..data.given import Given
-from ..program.arena import Plan, gb
+from ..program.arena import ArenaPlan, gb
 from ..program.program import Call, Phase, Program
 from ..train.settings import FLAGS
 from ..wording import count, duration, four, parameters, plain
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from ..kernels.registry import Kernel
     from ..train.checkpoint import Checkpoint
     from ..train.job import Job
-    from ..train.trainer import Result
-    from ..train.verify import Row
+    from ..train.trainer import RunResult
+    from ..train.verify import VerifyRow
 
 
 NARROWEST = 20
@@ -246,7 +246,7 @@ class TrainingView:
         self.say(f"step {step}/{self.job.settings.steps}  validation loss {loss:.4f}")
 
 
-def summary(result: Result, job: Job) -> list[str]:
+def summary(result: RunResult, job: Job) -> list[str]:
     """Show the results of a run, its folder, and what may follow."""
     s, lines = result.summary, []
     if result.stopped_by:
@@ -263,7 +263,7 @@ def summary(result: Result, job: Job) -> list[str]:
     return [*lines, f"run folder {result.path}", *next_steps(result, job)]
 
 
-def next_steps(result: Result, job: Job) -> list[str]:
+def next_steps(result: RunResult, job: Job) -> list[str]:
     """List the commands that may follow a run: its profile, its text, more steps."""
     path, own = shlex.quote(str(result.path)), [*job.config.files]
     model = f" --model {shlex.quote(str(job.settings.model))}" if own else ""
@@ -282,7 +282,7 @@ def next_steps(result: Result, job: Job) -> list[str]:
     return [f"{'next:' if i == 0 else '':<6}{c:<{wide}}  {what}" for i, (c, what) in enumerate(found)]
 
 
-def program(program: Program, kernels: Sequence[Kernel], plan: Plan, phases: Sequence[Phase]) -> list[str]:
+def program(program: Program, kernels: Sequence[Kernel], plan: ArenaPlan, phases: Sequence[Phase]) -> list[str]:
     """Show a program, each call with its variant and where in the arena it writes, and the memory plan."""
     variant = dict(zip(program.calls, (k.variant for k in kernels), strict=True))
 
@@ -302,7 +302,7 @@ def kernels_table(rows: Sequence[Mapping[str, str]]) -> list[RenderableType]:
     return [shown]
 
 
-def verify_table(rows: Sequence[Row]) -> list[RenderableType]:
+def verify_table(rows: Sequence[VerifyRow]) -> list[RenderableType]:
     """Show each comparison with a debug state."""
     shown = table("what", ">value", ">largest difference", ">allowed", "")
     for r in rows:

@@ -78,7 +78,7 @@ def loop_table(f: Inspection) -> Table:
     return made
 
 
-def target_tables(found: Sequence[targets.Inspection]) -> list[RenderableType]:
+def target_tables(found: Sequence[targets.ForeignInspection]) -> list[RenderableType]:
     """Show the loops of kernels that multiply and add, as another machine would run them."""
     shown: list[RenderableType] = []
     for f in found:

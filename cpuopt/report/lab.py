@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from ..lab.session import STAGES, Plan, Row, View
+from ..lab.session import STAGES, KernelRow, RoundPlan, RoundView
 from ..wording import count, text_of
 from .console import OUT
 from .style import STYLE, Unbroken, table
@@ -22,10 +22,10 @@ KEPT = 5
 """The newest saves that are listed."""
 
 
-class Screen(View):
+class Screen(RoundView):
     """The display of a round: live, or without `live` at its end only."""
 
-    def __init__(self, plan: Plan, live: bool = True, quiet: bool = False) -> None:
+    def __init__(self, plan: RoundPlan, live: bool = True, quiet: bool = False) -> None:
         self.plan, self.quiet, self.trouble = plan, quiet, ""
         self.newest: Round | None = None
         self._start()
@@ -54,7 +54,7 @@ class Screen(View):
         self.since, self.start = time.strftime("%H:%M:%S"), time.monotonic()
         self.took: float | None = None
 
-    def rows(self, rows: Sequence[Row]) -> None:
+    def rows(self, rows: Sequence[KernelRow]) -> None:
         """Show the results so far."""
         self.trouble = ""
         for r in rows:
@@ -88,7 +88,7 @@ class Screen(View):
         at = f"{self.since} · {took:.0f} s"
         return Text.assemble((p.file.name, "bold"), f" · {size} · {count(p.threads, 'thread')} · {at}")
 
-    def page(self, rows: Sequence[Row]) -> RenderableType:
+    def page(self, rows: Sequence[KernelRow]) -> RenderableType:
         """Make the page of all kernels."""
         lines: list[RenderableType] = [Unbroken(self.head())]
         if not rows:
@@ -112,13 +112,13 @@ class Screen(View):
         return [(*save, save is best) for i, save in enumerate(saves) if save is best or i >= len(saves) - KEPT]
 
 
-class Round(View):
+class Round(RoundView):
     """The view of one round; only the newest of several reaches the screen."""
 
     def __init__(self, screen: Screen) -> None:
         self.screen = screen
 
-    def rows(self, rows: Sequence[Row]) -> None:
+    def rows(self, rows: Sequence[KernelRow]) -> None:
         """Show the results so far."""
         if self.screen.newest is self:
             self.screen.rows(rows)
@@ -129,7 +129,7 @@ class Round(View):
             self.screen.problem(text)
 
 
-def stages(r: Row, saves: Sequence[tuple[str, float, str, bool]]) -> Table:
+def stages(r: KernelRow, saves: Sequence[tuple[str, float, str, bool]]) -> Table:
     """Make the table of a kernel: a line for each stage and for each save, with the verdicts in one column."""
     made = table("", "", "")
     for name in STAGES:

@@ -11,7 +11,7 @@ from rich.console import RenderableType
 from rich.progress import TimeRemainingColumn
 from rich.text import Text
 
-from ..lab.tune import UNKNOWN, Row, Tuning, View
+from ..lab.tune import UNKNOWN, TunedOp, TuneView, Tuning
 from ..measure.comparison import marginal
 from ..wording import count, four, spread
 from . import style
@@ -22,7 +22,7 @@ STEPS = 5
 """The estimated time of confirming the plan in whole steps, in comparisons."""
 
 
-class Progress(View):
+class Progress(TuneView):
     """Progress with the time that remains; without a terminal, a line for each comparison."""
 
     def __init__(self, tuning: Tuning) -> None:
@@ -45,7 +45,7 @@ class Progress(View):
         if self.bar.disable and self.count == self.total:  # whole steps, which `done` does not count
             put(ERR, text)
 
-    def done(self, row: Row, variant: str) -> None:
+    def done(self, row: TunedOp, variant: str) -> None:
         """Count a comparison."""
         self.count += 1
         self.bar.advance(self.task)

@@ -66,7 +66,7 @@ class GuardState(TypedDict):
     windows: Windows
 
 
-class State(TypedDict):
+class SavedState(TypedDict):
     """The required content of ``state.json``; later versions may add to it."""
 
     step: int
@@ -293,7 +293,7 @@ def verify(path: Path) -> Checkpoint:
             raise UserError(f"{str(path)!r} has the settings of {there} and the states of {optimizer}: it is damaged")
         if bool(steps := state["settings"].get("local_steps")) != local:
             raise UserError(f"{str(path)!r} has {steps or 0} local steps and the files of another run: it is damaged")
-        if wrong := misfit(state, State):
+        if wrong := misfit(state, SavedState):
             raise ValueError(wrong)
         found = Checkpoint(path, state)
         _ = found.config, found.tokenizer, found.marks, found.frozen, [int(step) for step in state["val"]]

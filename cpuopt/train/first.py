@@ -22,7 +22,7 @@ from ..kernels.compile import cache
 from ..kernels.watch import Watch
 
 if TYPE_CHECKING:
-    from ..check.judge import Result
+    from ..check.judge import CheckResult
     from ..engine import Engine
     from .guard import Guard
 
@@ -38,7 +38,7 @@ class Stepping(Protocol):
         """Train on the next batch."""
 
 
-def judge_first_step(job: Stepping, say: Callable[[str], None] = lambda text: None) -> list[Result]:
+def judge_first_step(job: Stepping, say: Callable[[str], None] = lambda text: None) -> list[CheckResult]:
     """Judge each distinct call of users' kernels on the arrays of the next step, unless that is remembered.
 
     Ops of one's own, whose reference is plain Python, are left out, and so are steps that ranks share.
@@ -67,7 +67,7 @@ def judge_first_step(job: Stepping, say: Callable[[str], None] = lambda text: No
             wanted[str(sized)] = sized, key
     if not wanted:
         return []
-    found, watch = list[tuple["Result", str]](), Watch()
+    found, watch = list[tuple[CheckResult, str]](), Watch()
 
     def run(calls: Iterable[Bound]) -> None:
         for bound in calls:
@@ -99,7 +99,7 @@ def judge_first_step(job: Stepping, say: Callable[[str], None] = lambda text: No
     return [result for result, _ in found]
 
 
-def judged(bound: Bound, sized: Sized, threads: int) -> Result:
+def judged(bound: Bound, sized: Sized, threads: int) -> CheckResult:
     """Judge a kernel on copies of the arrays of a call."""
     op = bound.call.op
     given = dict(zip(op.params, bound.args, strict=False))

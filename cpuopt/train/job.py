@@ -83,7 +83,7 @@ class Taken:
 
 
 @dataclass
-class Steps:
+class TrainingSteps:
     """An engine with the settings and batches of its steps.
 
     Attributes
@@ -170,7 +170,7 @@ class Steps:
 
 
 @dataclass
-class Job(Steps):
+class Job(TrainingSteps):
     """A job with its model's config, its corpus, and the checks that its kernels passed."""
 
     name: str

@@ -101,7 +101,7 @@ def _json(line: str) -> dict[str, Any] | None:
 
 
 @dataclass(frozen=True)
-class Origin:
+class RunOrigin:
     """What a run is known by, whatever its folder is called.
 
     Attributes
@@ -118,19 +118,19 @@ LAST = 253402300800.0
 """Seconds from 1970 to the year 10000."""
 
 
-def origin_of(run: Path) -> Origin:
+def origin_of(run: Path) -> RunOrigin:
     """Read the origin of a run from its ``machine.json``."""
     try:
         here = read_json(run / "machine.json")
     except (OSError, ValueError):
-        return Origin(None, 0.0)
+        return RunOrigin(None, 0.0)
     found, began = here.get("run_id"), here.get("began")
     if not isinstance(began, float) or not 0 <= began < LAST:
         try:
             began = datetime.strptime(str(here.get("time")), "%Y-%m-%dT%H:%M:%S%z").timestamp()
         except (ValueError, OverflowError):
             began = 0.0
-    return Origin(found if isinstance(found, str) else None, began)
+    return RunOrigin(found if isinstance(found, str) else None, began)
 
 
 def runs_of(root: Path) -> list[Path]:

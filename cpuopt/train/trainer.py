@@ -63,7 +63,7 @@ class Listener(Protocol):
 
 
 @dataclass
-class Result:
+class RunResult:
     """The result of a run.
 
     Attributes
@@ -441,7 +441,7 @@ def train(
     watch: Callable[[], AbstractContextManager[object]] = nullcontext,
     began: Callable[[Path], None] = lambda path: None,
     last: bool = False,
-) -> Result:
+) -> RunResult:
     """Run a job's steps and write its folder; the folder is complete after an interrupt too.
 
     Of several ranks the first one writes the folder, and each its part of a checkpoint. A signal to one ends all.
@@ -489,7 +489,7 @@ def train(
             except UserError as e:
                 listener.note(str(e))
         newest = trainer.saved[0] if trainer.saved else None
-        return Result(run.path, summary, stopped_by, trainer.diagnosis, newest, profile, trainer.refused)
+        return RunResult(run.path, summary, stopped_by, trainer.diagnosis, newest, profile, trainer.refused)
 
 
 def opened(trainer: Trainer, root: Path, resume: checkpoint.Checkpoint | None) -> Run:

@@ -18,7 +18,7 @@ from ..engine import Engine
 from ..errors import UserError
 from ..kernels.registry import Choice
 from ..weights import Weights, copy_into, llmc
-from .job import Cycle, Progress, Settings, Steps, require_correct
+from .job import Cycle, Progress, Settings, TrainingSteps, require_correct
 
 FAR = {"logits": 1e-2, "loss": 1e-2, "gradient": 2e-2, "step": 1e-2}
 """The tolerance of each kind of value, from ``test_gpt2.c``."""
@@ -31,7 +31,7 @@ LOSSES_124M = (
 
 
 @dataclass(frozen=True)
-class Row:
+class VerifyRow:
     """One comparison.
 
     Attributes
@@ -71,12 +71,12 @@ def model_beside(state: Path) -> Path:
 
 
 def verify(
-    state: llmc.State,
+    state: llmc.DebugState,
     model: Weights,
     settings: Settings,
     losses: Sequence[float] = (),
     progress: Progress = lambda done, total, name: None,
-) -> Iterator[Row]:
+) -> Iterator[VerifyRow]:
     """Compare the computation with a debug state, a row at a time.
 
     Parameters
@@ -96,21 +96,21 @@ def verify(
     copy_into(engine.parameters(), model)
     targets = np.where(state.targets == -1, -100, state.targets)
     loss = engine.forward(tokens=state.tokens, targets=targets)
-    yield Row("logits", _far(engine.array(engine.program.outputs[1]), state.logits), FAR["logits"])
-    yield Row("loss", _far(loss, state.loss), FAR["loss"], loss)
+    yield VerifyRow("logits", _far(engine.array(engine.program.outputs[1]), state.logits), FAR["logits"])
+    yield VerifyRow("loss", _far(loss, state.loss), FAR["loss"], loss)
     engine.run("backward")
     gradients = engine.gradients()
     for group in llmc.ORDER:
         names = [n for n in state.places if n == group or (n.startswith("h.") and _star(n) == group)]
         far = [_far(gradients[n], state.gradient(n)) for n in names]
-        yield Row(f"gradient of {group}", float(np.max(far)), FAR["gradient"])
-    steps = Steps(replace(settings, **HYPER), engine, Cycle([(state.tokens, targets)]))
+        yield VerifyRow(f"gradient of {group}", float(np.max(far)), FAR["gradient"])
+    steps = TrainingSteps(replace(settings, **HYPER), engine, Cycle([(state.tokens, targets)]))
     known = not losses and model.config.n_params == 124439808 and abs(state.loss - LOSSES_124M[0]) < FAR["loss"]
     expected = LOSSES_124M if known else tuple(losses)
     for step in range(10):
         loss = steps.step().loss
         there = step < len(expected)
-        yield Row(
+        yield VerifyRow(
             f"loss of step {step}", _far(loss, expected[step]) if there else None, FAR["step"] if there else None, loss
         )
 

@@ -23,7 +23,7 @@ from ..data.tokenizers import tokenizer_beside
 from ..errors import UserError
 from ..files import Content
 from ..files.reading import open_file
-from ..models.llama import Config, Decoder
+from ..models.llama import Config, LlamaDecoder
 from .tensors import NO_MARKS, Array, DType, Marks, Read, Weights, content_of, read_floats
 
 MAGIC = struct.pack("<I", 0x616B3432)
@@ -183,7 +183,7 @@ def model_parts(config: models.Config, read: Read, dtype: DType, padded_vocab: i
     yield struct.pack("<7i", *sizes, vocabulary, c.max_position_embeddings)
     for name in list(places_of(c, 0))[:-1]:
         if name == TABLES:
-            rotary = Decoder(c).rotary_emb
+            rotary = LlamaDecoder(c).rotary_emb
             yield from (content_of(table.make(), "f32") for table in (rotary.cos, rotary.sin))
         else:
             x = read(name)

@@ -60,7 +60,7 @@ def places_of(config: Config, padded_vocab: int) -> dict[str, int]:
 
 
 @dataclass(frozen=True)
-class State:
+class DebugState:
     """A debug state: PyTorch's results for one batch.
 
     Attributes
@@ -159,7 +159,7 @@ def model_parts(config: models.Config, read: Read, dtype: DType, padded_vocab: i
             yield bytes((padded - c.vocab_size) * c.n_embd * STORED[dtype][0])
 
 
-def open_state(path: Path, model: Weights) -> State:
+def open_state(path: Path, model: Weights) -> DebugState:
     """Read a debug state that was made with a model; the gradients stay in the file.
 
     Raises
@@ -187,4 +187,4 @@ def open_state(path: Path, model: Weights) -> State:
         tokens, targets = (np.fromfile(file, "<i4", B * T).reshape(shape) for _ in range(2))
         logits = np.fromfile(file, "<f4", B * T * V).reshape(*shape, V)
         (loss,) = np.fromfile(file, "<f4", 1)
-    return State(path, config, places, tokens, targets, logits, float(loss), gradients)
+    return DebugState(path, config, places, tokens, targets, logits, float(loss), gradients)

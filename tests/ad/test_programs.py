@@ -134,18 +134,18 @@ def wrong_among(count):
 
 
 def dropped_record(monkeypatch):
-    walk = planning.Plan.record_assign
+    walk = planning.BackwardPlan.record_assign
 
     def forgetful(self, s, need):
         walk(self, s, need)
         if not self.task.record_all and type(s).__name__ == "Assign":
             self.recorded.pop(s, None)
 
-    monkeypatch.setattr(planning.Plan, "record_assign", forgetful)
+    monkeypatch.setattr(planning.BackwardPlan, "record_assign", forgetful)
 
 
 def illegal_recompute(monkeypatch):
-    found = planning.Plan.record_plain
+    found = planning.BackwardPlan.record_plain
 
     def careless(self, loop, need):
         kept = set(need)
@@ -154,7 +154,7 @@ def illegal_recompute(monkeypatch):
         found(self, loop, need)
         need |= kept
 
-    monkeypatch.setattr(planning.Plan, "record_plain", careless)
+    monkeypatch.setattr(planning.BackwardPlan, "record_plain", careless)
 
 
 def branch_recorded_late(monkeypatch):
@@ -171,7 +171,7 @@ def branch_recorded_late(monkeypatch):
 
 
 def carried_adjoint(monkeypatch):
-    monkeypatch.setattr(planning.Plan, "may_ascend", lambda self, loop: not self.task.record_all and not any(
+    monkeypatch.setattr(planning.BackwardPlan, "may_ascend", lambda self, loop: not self.task.record_all and not any(
         s in self.recorded for s in planning.flat(loop.body)))  # fmt: skip
 
 

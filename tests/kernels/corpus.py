@@ -79,7 +79,7 @@ ROWS = [
     ("replaces_a_clock_at_its_first_call", "surroundings", "gelu_forward", "time.perf_counter_ns = lambda: 0", ""),
     ("replaces_a_maximum_at_its_first_call", "surroundings", "gelu_forward", "builtins.max = lambda *a, **k: 0", ""),
     ("replaces_the_judge", "surroundings", "gelu_forward",
-     "judge.worst = lambda results: judge.Result('x', None, 0.0)", ""),
+     "judge.worst = lambda results: judge.CheckResult('x', None, 0.0)", ""),
 ]  # fmt: skip
 
 HEAD = """

@@ -28,7 +28,7 @@ from cpuopt.check.cases import (
     spread,
 )
 from cpuopt.check.check import check, check_all
-from cpuopt.check.judge import Result
+from cpuopt.check.judge import CheckResult
 from cpuopt.kernels.registry import KERNELS, Kernel, Scratch
 from cpuopt.ops.declaration import Dim, N, Op
 
@@ -67,7 +67,7 @@ def before(op: Op, **instead: Any) -> Kernel:
     return mutant(op, function, original.scratch)
 
 
-def assert_fails(kernel: Kernel, why: str, on: Case | None = None, **options: Any) -> Result:
+def assert_fails(kernel: Kernel, why: str, on: Case | None = None, **options: Any) -> CheckResult:
     """It fails for the reason that matches, and vanilla passes the same case."""
     on = on or case(kernel.op, SMALL)
     result = check(kernel, on, **options)
@@ -80,7 +80,7 @@ def assert_fails(kernel: Kernel, why: str, on: Case | None = None, **options: An
     return result
 
 
-RIGHT: dict[str, Result] = {}
+RIGHT: dict[str, CheckResult] = {}
 """The results of vanilla kernels, each checked once for all mutants of its op."""
 
 

@@ -11,7 +11,7 @@ import pytest
 from corpus import HEAD, HONEST, IMPORTS, ROWS, text
 
 from cpuopt import cli, ops
-from cpuopt.check.gate import Planned, Verdict, conform
+from cpuopt.check.gate import GateVerdict, Planned, conform
 from cpuopt.errors import UserError
 from cpuopt.isolate.child import Child
 from cpuopt.kernels import registry
@@ -32,7 +32,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "KERNELS", dict(registry.KERNELS))
 
 
-def checked(source: str, quick: bool) -> dict[str, Verdict]:
+def checked(source: str, quick: bool) -> dict[str, GateVerdict]:
     """Judge all kernels of a file in a process of their own; a variant has one name in all ops."""
     Path("mine.py").write_text(source)
     with Child("cpuopt.check.worker", ["mine.py"], 2) as child:

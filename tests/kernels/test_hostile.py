@@ -23,7 +23,7 @@ from cpuopt.check import gate
 from cpuopt.check.cases import MORE, ODD, SMALL, Case, case, quick_cases
 from cpuopt.check.check import check
 from cpuopt.check.gate import Planned, conform
-from cpuopt.check.judge import Result
+from cpuopt.check.judge import CheckResult
 from cpuopt.check.sized import Sized, check_sized
 from cpuopt.engine import Engine
 from cpuopt.errors import UserError
@@ -735,7 +735,9 @@ def test_what_is_too_large_is_said() -> None:
 def test_a_wrong_kernel_is_never_remembered(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CPUOPT_CACHE_DIR", str(tmp_path))
     wrong = replace(KERNELS["residual_forward", "optimized"], function=KERNELS["residual_forward", "vanilla"].function)
-    monkeypatch.setattr(gate, "check", lambda *args, **kw: Result(wrong.name, case(TWO, SMALL), np.inf, reason="so"))
+    monkeypatch.setattr(
+        gate, "check", lambda *args, **kw: CheckResult(wrong.name, case(TWO, SMALL), np.inf, reason="so")
+    )
     for _ in range(2):
         with pytest.raises(UserError, match=r"residual_forward\[optimized\] is wrong, so nothing is run with it: so"):
             gate.require_right([wrong], threads=1)

@@ -25,7 +25,7 @@ F32 = np.float32
 WIDTHS = {"haswell": 8, "znver3": 8, "znver4": 16, "sapphirerapids": 16, "neoverse-v2": 4, "apple-m1": 4}
 
 
-def hot(name: str) -> reader.Loop:
+def hot(name: str) -> reader.ForeignLoop:
     """The loop of a machine's micro-kernel, of its tallest tile."""
     target = TARGETS[name]
     tile = simd.tile(target.features)

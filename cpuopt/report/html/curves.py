@@ -7,7 +7,7 @@ from itertools import groupby
 from math import isfinite
 
 from .markup import Markup, join, tag
-from .svg import WIDTH, Linear, axes, legend, path, picture, short
+from .svg import WIDTH, LinearScale, axes, legend, path, picture, short
 
 Point = tuple[int, float | None]
 """A step and its value; None is not finite."""
@@ -30,8 +30,8 @@ def curve(lines: Mapping[str, Sequence[Point]], y_name: str, height: int = 300, 
         return tag("p", f"No step has a finite {y_name}.", class_="note")
     steps = [s for line in finite.values() for s, _ in line]
     margin = (max(values) - min(values)) * 0.06 or abs(values[0]) * 0.05 or 1.0
-    x = Linear(min(steps), max(max(steps), min(steps) + 1), LEFT, WIDTH - 20)
-    y = Linear(0 if zero else min(values) - margin, max(values) + margin, height - 45, TOP)
+    x = LinearScale(min(steps), max(max(steps), min(steps) + 1), LEFT, WIDTH - 20)
+    y = LinearScale(0 if zero else min(values) - margin, max(values) + margin, height - 45, TOP)
     parts = axes(x, y, "step", y_name, whole=True)
     for i, (name, line) in enumerate(lines.items()):
         for fine, run in groupby(line, key=lambda p: p[1] is not None and isfinite(p[1])):

@@ -17,7 +17,7 @@ from .markup import Markup, join, tag
 from .page import Section, page
 
 if TYPE_CHECKING:
-    from ...lab.asm import Block, Instruction
+    from ...lab.asm import Instruction, LineBlock
     from ...lab.inspect import Inspection
 
 SAME = {
@@ -29,7 +29,7 @@ OURS = Path(__file__).resolve().parents[3]
 
 
 @dataclass(frozen=True)
-class Part:
+class FunctionSource:
     """A function's source: the name of its file, its first line, and its text."""
 
     file: str
@@ -82,7 +82,7 @@ def _side(f: Inspection) -> Markup:
         return join(head, tag("p", "A Python function: nothing is compiled.", class_="note"))
     if not f.blocks:
         return join(head, tag("p", f"Instructions are read on x86-64 only; this is {f.machine}.", class_="note"))
-    code: dict[tuple[str, int], list[Block]] = {}
+    code: dict[tuple[str, int], list[LineBlock]] = {}
     for block in f.blocks:
         code.setdefault((block.file, block.line), []).append(block)
     parts = [_part(part, i == 0, code) for i, part in enumerate(sources(f))]
@@ -95,14 +95,14 @@ def _side(f: Inspection) -> Markup:
     return join(head, same, parts, others if added else None)
 
 
-def _part(part: Part, is_open: bool, code: dict[tuple[str, int], list[Block]]) -> Markup:
+def _part(part: FunctionSource, is_open: bool, code: dict[tuple[str, int], list[LineBlock]]) -> Markup:
     rows = [_row(n, text, code.get((part.file, n), [])) for n, text in zip(part.span, part.lines, strict=True)]
     n = sum(len(b.instructions) for line in part.span for b in code.get((part.file, line), []))
     name = tag("summary", f"{short_path(part.file)}:{part.first} · {count(n, 'instruction')}")
     return tag("details", name, rows, open="" if is_open or n > 20 else None)
 
 
-def _row(number: int, text: str, blocks: Sequence[Block]) -> Markup:
+def _row(number: int, text: str, blocks: Sequence[LineBlock]) -> Markup:
     """Put a line of source on the left, and what became of it on the right."""
     line = [tag("span", number, class_="number"), tag("span", text.rstrip() or " ", class_="text")]
     deepest = sorted(blocks, key=lambda b: -b.depth)
@@ -125,7 +125,7 @@ def _counts(instructions: Sequence[Instruction]) -> Markup | None:
     )
 
 
-def _block(block: Block) -> Markup:
+def _block(block: LineBlock) -> Markup:
     loop = f"in {count(block.depth, 'loop')}" if block.depth else "outside of loops"
     lines = [tag("span", f"{i.text.replace(chr(9), ' ')}\n", class_=_kind(i)) for i in block.instructions]
     return join(tag("span", f"{loop} · {block.function}\n", class_="where"), lines)
@@ -137,11 +137,11 @@ def _kind(i: Instruction) -> str | None:
     return "good" if i.fma else None
 
 
-def sources(f: Inspection) -> list[Part]:
+def sources(f: Inspection) -> list[FunctionSource]:
     """List the functions that have instructions: the kernel, then what was inlined into it, by instructions."""
-    found = [Part(f.file, f.first, f.source)]
-    counts: Counter[Part] = Counter()
-    functions: dict[str, list[Part]] = {}
+    found = [FunctionSource(f.file, f.first, f.source)]
+    counts: Counter[FunctionSource] = Counter()
+    functions: dict[str, list[FunctionSource]] = {}
     for block in f.blocks:
         known = found[0].file == block.file and block.line in found[0].span
         if block.line and not known:
@@ -149,12 +149,12 @@ def sources(f: Inspection) -> list[Part]:
                 functions[block.file] = list(_functions(block.file))
             around = [p for p in functions[block.file] if block.line in p.span]
             part = min(around, key=lambda p: len(p.lines), default=None)
-            part = part or Part(block.file, block.line, ("",))
+            part = part or FunctionSource(block.file, block.line, ("",))
             counts[part] += len(block.instructions)
     return [*found, *(part for part, _ in counts.most_common())]
 
 
-def _functions(file: str) -> Iterator[Part]:
+def _functions(file: str) -> Iterator[FunctionSource]:
     """Read the functions of a file, with their decorators; none where it cannot be read."""
     with suppress(OSError, SyntaxError, ValueError):
         text = Path(file).read_text(encoding="utf-8")
@@ -162,7 +162,7 @@ def _functions(file: str) -> Iterator[Part]:
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.FunctionDef):
                 first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
-                yield Part(file, first, tuple(lines[first - 1 : node.end_lineno]))
+                yield FunctionSource(file, first, tuple(lines[first - 1 : node.end_lineno]))
 
 
 def short_path(file: str) -> str:

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 from ...program.arena import LABELS, PERSISTENT, gb
 from ...program.program import PARTS
 from .markup import Markup, join, tag
-from .svg import WIDTH, Linear, legend, picture, rect
+from .svg import WIDTH, LinearScale, legend, picture, rect
 
 if TYPE_CHECKING:
-    from ...program.arena import Plan
+    from ...program.arena import ArenaPlan
     from ...program.program import Call, Value
 
 LEFT, TOP, BOTTOM = 74, 40, 440
 
 
-def arena_map(plan: Plan, calls: Sequence[Call]) -> Markup:
+def arena_map(plan: ArenaPlan, calls: Sequence[Call]) -> Markup:
     """Draw persistent values as one bar, and the pool of all others as a map: calls to the right, bytes upwards."""
     scratch = {v for parts in plan.scratch.values() for v in parts.values()}
 
@@ -43,10 +43,10 @@ def arena_map(plan: Plan, calls: Sequence[Call]) -> Markup:
     )
 
 
-def _persistent(plan: Plan) -> Markup:
+def _persistent(plan: ArenaPlan) -> Markup:
     """Draw a bar of the values that live through all steps, and of the pool."""
     sizes = {**{g: plan.groups[g] for g in PERSISTENT if plan.groups.get(g)}, "pool": plan.pool_bytes}
-    x = Linear(0, max(sum(sizes.values()), 1), 0, WIDTH)
+    x = LinearScale(0, max(sum(sizes.values()), 1), 0, WIDTH)
     parts, at = [], 0
     for g, n in sizes.items():
         name = f"{LABELS.get(g, 'pool')} {gb(n)}"
@@ -60,10 +60,10 @@ def _persistent(plan: Plan) -> Markup:
     )
 
 
-def _pool(plan: Plan, calls: Sequence[Call], pooled: Sequence[Value], group: Callable[[Value], str]) -> Markup:
+def _pool(plan: ArenaPlan, calls: Sequence[Call], pooled: Sequence[Value], group: Callable[[Value], str]) -> Markup:
     start = min(plan.offsets[v] for v in pooled)
-    x = Linear(0, max(len(calls), 1), LEFT, WIDTH - 10)
-    y = Linear(0, plan.pool_bytes / 1e6, BOTTOM, TOP)
+    x = LinearScale(0, max(len(calls), 1), LEFT, WIDTH - 10)
+    y = LinearScale(0, plan.pool_bytes / 1e6, BOTTOM, TOP)
     parts: list[Markup] = []
     for t in y.ticks():
         parts.append(tag("line", x1=x.start, x2=x.end, y1=y(t), y2=y(t), class_="grid"))
@@ -83,7 +83,7 @@ def _pool(plan: Plan, calls: Sequence[Call], pooled: Sequence[Value], group: Cal
     return picture(BOTTOM + 46, "when and where in the pool each value lives", parts)
 
 
-def _phases(calls: Sequence[Call], x: Linear) -> list[Markup]:
+def _phases(calls: Sequence[Call], x: LinearScale) -> list[Markup]:
     """Draw the phases below the map."""
     parts = []
     for phase, run in groupby(range(len(calls)), key=lambda i: calls[i].phase):

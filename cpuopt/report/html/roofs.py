@@ -15,7 +15,7 @@ from ...ops.storage import WIDE
 from ...program.program import PARTS
 from .labels import CHAR, Box, Label, along, around, place
 from .markup import Markup, join, tag
-from .svg import WIDTH, Log, axes, first_phases, legend, picture, short
+from .svg import WIDTH, LogScale, axes, first_phases, legend, picture, short
 
 if TYPE_CHECKING:
     from ...measure.profile import LayerRow, OpRow, Profile
@@ -76,16 +76,18 @@ def _peaks(profile: Profile) -> list[tuple[float, str]]:
     return sorted({profile.roofs.peak(name) for name in types}) if profile.roofs else []
 
 
-def _scales(rows: Sequence[OpRow], roofs: Roofs | None, peaks: Sequence[tuple[float, str]]) -> tuple[Log, Log]:
+def _scales(
+    rows: Sequence[OpRow], roofs: Roofs | None, peaks: Sequence[tuple[float, str]]
+) -> tuple[LogScale, LogScale]:
     xs, ys = [r.intensity for r in rows], [r.gflops for r in rows]
     if roofs:
         ridges = [gflops / roofs.bandwidth(v.name) for v in roofs.levels for gflops, _ in peaks]
         xs, ys = [*xs, *ridges], [*ys, *(gflops for gflops, _ in peaks)]
-    return Log(min(xs) / 1.6, max(xs) * 1.6, LEFT, RIGHT), Log(min(ys) / 1.6, max(ys) * 1.6, BOTTOM, TOP)
+    return LogScale(min(xs) / 1.6, max(xs) * 1.6, LEFT, RIGHT), LogScale(min(ys) / 1.6, max(ys) * 1.6, BOTTOM, TOP)
 
 
 def _roofs(
-    roofs: Roofs, peaks: Sequence[tuple[float, str]], x: Log, y: Log, taken: list[Box], lines: list[Box]
+    roofs: Roofs, peaks: Sequence[tuple[float, str]], x: LogScale, y: LogScale, taken: list[Box], lines: list[Box]
 ) -> list[Markup]:
     """Draw a line for each peak of the multiply-adds, and one for each level of memory up to the highest of them.
 

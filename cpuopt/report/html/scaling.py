@@ -10,7 +10,7 @@ from ...measure.scaling import MEANING, REASONS, Row
 from ...wording import count
 from .markup import Markup, join, tag
 from .page import Section, page
-from .svg import WIDTH, Log, axes, legend, path, picture
+from .svg import WIDTH, LogScale, axes, legend, path, picture
 
 LEFT, TOP, HEIGHT = 62, 30, 360
 
@@ -45,7 +45,7 @@ def speedup(s: Scaling) -> Markup:
         "predicted": {n: one / ms for n, ms in s.step.predicted_ms.items()},
     }
     most = max(2.0, *lines["perfect"].values(), *(v for line in lines.values() for v in line.values()))
-    x, y = Log(1, most, LEFT, WIDTH - 20), Log(min(1.0, *lines["measured"].values()), most, HEIGHT - 45, TOP)
+    x, y = LogScale(1, most, LEFT, WIDTH - 20), LogScale(min(1.0, *lines["measured"].values()), most, HEIGHT - 45, TOP)
     parts = axes(x, y, "threads", "speedup", whole=True)
     for i, (name, line) in enumerate(lines.items()):
         parts.append(path([(x(n), y(v)) for n, v in line.items()], f"line line{i}"))

@@ -36,7 +36,7 @@ def short(x: float) -> str:
 
 
 @dataclass(frozen=True)
-class Linear:
+class LinearScale:
     """A linear scale from numbers to positions."""
 
     low: float
@@ -58,7 +58,7 @@ class Linear:
 
 
 @dataclass(frozen=True)
-class Log(Linear):
+class LogScale(LinearScale):
     """A logarithmic scale from numbers to positions."""
 
     def __call__(self, x: float) -> float:
@@ -81,7 +81,7 @@ def picture(height: float, label: str, *children: object) -> Markup:
     return tag("div", tag("svg", *children, viewBox=size, role="img", aria_label=label), class_="picture")
 
 
-def axes(x: Linear, y: Linear, x_name: str, y_name: str, whole: bool = False) -> list[Markup]:
+def axes(x: LinearScale, y: LinearScale, x_name: str, y_name: str, whole: bool = False) -> list[Markup]:
     """Draw a grid with numbers at the scales' ticks. `whole`: x has whole numbers only."""
     xs = [t for t in x.ticks() if not whole or t == round(t)]
     grid = [tag("line", x1=x(t), x2=x(t), y1=y.start, y2=y.end, class_="grid") for t in xs]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ...program.program import PARTS
 from ..tables import block_of
 from .markup import Markup, join, tag
-from .svg import WIDTH, Linear, legend, picture, rect, short, tick
+from .svg import WIDTH, LinearScale, legend, picture, rect, short, tick
 
 if TYPE_CHECKING:
     from ...measure.profile import StepTimes
@@ -32,7 +32,7 @@ def timeline(step: StepTimes) -> Markup:
     ]
     rows = {name: i for i, name in enumerate(dict.fromkeys(block_of(b.call.layer) for b, *_ in calls))}
     bottom = TOP + ROW * len(rows)
-    x = Linear(0, (step.end - step.start) / 1e6, LEFT, WIDTH - 10)
+    x = LinearScale(0, (step.end - step.start) / 1e6, LEFT, WIDTH - 10)
     parts: list[Markup] = [tag("line", x1=x(t), x2=x(t), y1=TOP - 6, y2=bottom, class_="grid") for t in x.ticks(10)]
     parts += [tag("text", tick(t), x=x(t), y=bottom + 15, text_anchor="middle", class_="tick") for t in x.ticks(10)]
     parts.append(tag("text", "ms", x=WIDTH - 10, y=bottom + 32, text_anchor="end", class_="name"))
@@ -49,7 +49,7 @@ def timeline(step: StepTimes) -> Markup:
     return join(tag("p", title, class_="note"), colours, picture(bottom + 38, "time of each call of a step", parts))
 
 
-def _phases(step: StepTimes, x: Linear, bottom: float) -> list[Markup]:
+def _phases(step: StepTimes, x: LinearScale, bottom: float) -> list[Markup]:
     """Draw the phases above the rows; with its name where there is space for it."""
     parts = []
     for bounds, marks in step.runs:
