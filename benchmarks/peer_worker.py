@@ -2,20 +2,30 @@
 
 The protocol is that of ``cpuopt/lab/peers/worker.py``. A step is what a training loop does: gradients set to none,
 forward, backward, fused AdamW. This file imports nothing of cpuopt, so that only one OpenMP runtime is in the process.
+In bfloat16, forward and loss run under autocast, or weights and moments are bfloat16 too and the loss is float32.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import platform
+import re
 import resource
 import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
+
+TOKENS, WIDTH, INNER = 256, 768, 3072
+"""The product that is measured alone: the MLP of GPT-2 124M at 4x64."""
+SAMPLES_S = 1.0
+"""Seconds for which it is sampled; the best sample counts."""
 
 
 class PeerError(Exception):
@@ -27,20 +37,21 @@ class Session:
 
     Parameters
     ----------
-    request : ``init``: ``mode`` (eager, compile or transformers), ``threads``, the name and ``sizes`` of the model,
-        ``optimizer``, and the paths of batches (n, 2, B, T) and weights.
+    request : ``init``: ``mode`` (eager, compile or transformers), ``bf16`` (autocast, all, or empty for float32),
+        ``threads``, the name and ``sizes`` of the model, ``optimizer``, and the paths of batches (n, 2, B, T) and
+        weights.
     wrap : makes another model of the plain one.
     """
 
     def __init__(self, request: dict[str, Any], wrap: Callable[[Any], Any] = lambda model: model) -> None:
         import numpy as np
         import torch
-        from peer_gpt2 import loss_of
 
-        self.torch = torch
+        self.torch, self.request, self.bf16 = torch, request, request.get("bf16", "")
         torch.set_num_threads(request["threads"])
-        with np.load(request["params"], allow_pickle=False) as params:
-            model = wrap(model_of(request, dict(params)))
+        model = wrap(self.model())
+        if self.bf16 == "all":
+            model.to(torch.bfloat16)
         self.batches = torch.from_numpy(np.load(request["batches"]).astype(np.int64))
         o = request["optimizer"]
         self.optimizer = torch.optim.AdamW(
@@ -51,11 +62,36 @@ class Session:
             weight_decay=o["weight_decay"],
             fused=True,
         )
-        logits = (lambda tokens: model(tokens).logits) if request["mode"] == "transformers" else model
-        self.loss = lambda tokens, targets: loss_of(logits(tokens), targets)
+        self.loss = self.loss_by(model)
         self.done = 0
         if request["mode"] == "compile":
             self.compile()
+
+    def model(self) -> Any:
+        """Make the model with its initial weights, in float32."""
+        import numpy as np
+
+        with np.load(self.request["params"], allow_pickle=False) as params:
+            return model_of(self.request, dict(params))
+
+    def loss_by(self, model: Any, narrow: bool = True) -> Callable[[Any, Any], Any]:
+        """Make the function of tokens and targets that computes the loss.
+
+        Parameters
+        ----------
+        narrow : whether it runs under autocast, where the session does.
+        """
+        from peer_gpt2 import loss_of
+
+        torch, own = self.torch, self.request["mode"] == "transformers"
+        autocast, whole = narrow and self.bf16 == "autocast", narrow and self.bf16 == "all"
+
+        def loss(tokens: Any, targets: Any) -> Any:
+            with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+                logits = model(tokens).logits if own else model(tokens)
+                return loss_of(logits.float() if whole else logits, targets)
+
+        return loss
 
     def compile(self) -> None:
         """Compile the forward and the backward, by running them once without an update."""
@@ -68,16 +104,48 @@ class Session:
         self.optimizer.zero_grad(set_to_none=True)
 
     def losses(self, scales: list[float]) -> dict[str, Any]:
-        """Return the loss of the first batch with all weights of two axes times each number, a power of two."""
-        matrices = {id(p): p.data for group in self.optimizer.param_groups for p in group["params"] if p.ndim == 2}
+        """Return the loss of the first batch with all weights of two axes times each number, a power of two.
+
+        It is that of float32, whatever the session trains in: from a model of its own, before the first step.
+        """
+        if self.bf16:
+            model = self.model()
+            loss, parameters = self.loss_by(model, narrow=False), [*model.parameters()]
+        else:
+            loss, parameters = self.loss, [p for group in self.optimizer.param_groups for p in group["params"]]
+        matrices = {id(p): p.data for p in parameters if p.ndim == 2}
         found = []
         for scale in scales:
             for p in matrices.values():
                 p *= scale
-            found.append(self.loss(*self.batches[0]).item())
+            found.append(loss(*self.batches[0]).item())
             for p in matrices.values():
                 p /= scale
+        if self.bf16:
+            del model, loss, parameters, matrices, p
+            forget_peak()  # of a model that training does not have
         return {"losses": found}
+
+    def library(self) -> dict[str, Any]:
+        """Measure one product alone in the type that the session multiplies, and find what runs it."""
+        torch = self.torch
+        dtype = torch.bfloat16 if self.bf16 else torch.float32
+        x, weight = torch.randn(TOKENS, WIDTH, dtype=dtype), torch.randn(INNER, WIDTH, dtype=dtype)
+        with torch.no_grad():
+            run = lambda: torch.nn.functional.linear(x, weight)  # noqa: E731
+            run()
+            times, end = [], time.perf_counter() + SAMPLES_S
+            while not times or time.perf_counter() < end:
+                start = time.perf_counter()
+                run()
+                times.append(time.perf_counter() - start)
+            ran = ran_by(printed(torch, run))
+        return {
+            "torch": torch.__version__,
+            "capability": torch.backends.cpu.get_cpu_capability(),
+            "products_by": ran,
+            "linear_gflops": 2 * TOKENS * WIDTH * INNER / min(times) / 1e9,
+        }
 
     def steps(self, n: int) -> dict[str, Any]:
         """Train for n steps; setting the gradients to none counts as update."""
@@ -102,6 +170,41 @@ class Session:
             phases_ms["update"].append((end - backward + cleared - start) * 1e3)
             self.done += 1
         return {"step_ms": step_ms, "losses": losses, "phases_ms": phases_ms}
+
+
+def printed(torch: Any, run: Callable[[], Any]) -> str:
+    """Return what oneDNN and MKL print on a call in their verbose modes. They write to the C library's stdout."""
+    libc = ctypes.CDLL(None)
+    mkl = torch.backends.mkl.verbose(1) if torch.backends.mkl.is_available() else nullcontext()
+    mkldnn = torch.backends.mkldnn.verbose(1) if torch.backends.mkldnn.is_available() else nullcontext()
+    with tempfile.TemporaryFile() as file:
+        libc.fflush(None)
+        before = os.dup(1)
+        os.dup2(file.fileno(), 1)
+        try:
+            with mkl, mkldnn:
+                run()
+            libc.fflush(None)
+        finally:
+            os.dup2(before, 1)
+            os.close(before)
+        file.seek(0)
+        return file.read().decode(errors="replace")
+
+
+def ran_by(text: str) -> str:
+    """Name the library that ran a product, and its code, from what both print.
+
+    MKL names the processor that it chose its code for: ``Intel(R) Architecture`` is any, which gets no AVX-512.
+    """
+    for line in text.splitlines():
+        words = line.split(",")
+        if line.startswith("onednn_verbose") and "exec" in words:
+            return f"oneDNN {words[words.index('exec') + 3]}"
+    if match := re.search(r"^MKL_VERBOSE (\w+)\(", text, re.MULTILINE):
+        chosen = re.search(r"64 architecture (.*?),? (?:enabled )?processors", text)
+        return f"MKL {match[1]}" + (f" for {chosen[1]}" if chosen else "")
+    return "neither oneDNN nor MKL"
 
 
 LLAMAS = ("llama", "qwen2", "qwen3")
@@ -141,6 +244,12 @@ def check(request: dict[str, Any]) -> None:
             f"{sys.executable} cannot import a module ({e}); pip install -e '.[peers]', or name a Python that "
             "has torch (and transformers for that peer): --peer-python PATH"
         ) from e
+
+
+def forget_peak() -> None:
+    """Reset the peak of this process's memory to its current use, if the system can."""
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
 
 
 def peak_rss_mb() -> float:
@@ -185,7 +294,8 @@ def main() -> None:
                 elif request["do"] == "steps":
                     answer(**session.steps(request["n"]))
                 else:
-                    answer(peak_rss_mb=peak_rss_mb(), versions={})
+                    used = peak_rss_mb()
+                    answer(peak_rss_mb=used, versions={}, library=session.library())
             except PeerError as e:
                 answer(error=str(e))
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from cpuopt.isolate.process import PHASES
-from cpuopt.report.bench import at_all_roofs, at_roofs, digits, of_peak, size_of
+from cpuopt.report.bench import at_all_roofs, at_roofs, digits, libraries, of_peak, size_of, types_of
 from cpuopt.wording import spread
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -59,6 +59,7 @@ def markdown(record: Mapping[str, Any]) -> str:
             mean = f"Geometric mean of the ratios: {spread(record['geometric_mean'][peer], 2)}"
             rows = [r for r in record["results"] if r["peer"] == peer]
             lines += [", ".join([mean, *at_all_roofs(rows)]) + ".", ""]
+    lines += [*fastest_lines(record), *library_lines(record["results"])]
     machine = record["machine"]
     versions = {**machine["versions"], **{k: v for r in record["results"] for k, v in r["versions"]["peer"].items()}}
     used = ", ".join(f"{name} {versions[name]}" for name in ("cpuopt", "numba", "numpy", "torch") if name in versions)
@@ -67,7 +68,7 @@ def markdown(record: Mapping[str, Any]) -> str:
     return "\n".join(
         [
             *lines,
-            f"{record['model']['name']}, {kernels}, {record['dtype']}, {record['threads']} threads, "
+            f"{record['model']['name']}, {kernels}, {', '.join(types_of(record))}, {record['threads']} threads, "
             f"{record['rounds']} alternating rounds; {machine['cpu']}; {used}; {record['time'][:10]}. "
             f"Two figures in a cell: cpuopt / peer. Ratio: peer's time over cpuopt's, and its {level:g} % interval."
             + " At roofs: the ratio if each call of cpuopt's step reached its roof."
@@ -77,12 +78,38 @@ def markdown(record: Mapping[str, Any]) -> str:
     )
 
 
+def fastest_lines(record: Mapping[str, Any]) -> list[str]:
+    """Make the table of the ratios to the fastest peer of each size and type; none for records of earlier versions."""
+    rows = [r for r in record.get("faster", ()) if "dtype" in r]
+    lines = [
+        f"| {size_of(r)} | {r['dtype']} | {r['peer']} | {', '.join(r['of'])} | {spread(r['ratio'], 2)} |" for r in rows
+    ]
+    head = ["| B x T | cpuopt | fastest peer | of | ratio |", "| --- | --- | --- | --- | ---: |"]
+    means = [
+        f"Geometric mean to the fastest ({types}): {spread(mean, 2)}."
+        for types, mean in record.get("faster_mean", {}).items()
+    ]
+    return [*head, *lines, "", *(x for mean in means for x in (mean, ""))] if rows else []
+
+
+def library_lines(results: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Make the table of what runs a peer's products; none for records of earlier versions."""
+    rows = libraries(results)
+    head = ["| peer | torch | vectors | F.linear 256x768 -> 3072, GFLOP/s | by |", "| --- | --- | --- | ---: | --- |"]
+    lines = [
+        f"| {p} | {x['torch']} | {x['capability']} | {x['linear_gflops']:,.0f} | {x['products_by']} |"
+        for p, x in rows.items()
+    ]
+    return [*head, *lines, ""] if rows else []
+
+
 def peer_lines(peer: str, results: Sequence[Mapping[str, Any]]) -> list[str]:
     """Make the table against one peer; a size without a ratio has the reason."""
     known = any(r.get("of_peak") for r in results)  # records of earlier versions have none
     first = "model, B x T" if any(r.get("model") for r in results) else "B x T"
     bounded = any(at_roofs(r) for r in results)
-    parts = [*["at roofs"] * bounded, *(f"{p} ms" for p in PHASES), *["% of FMA peak"] * known, "peak MB"]
+    of_which = "% of peak" if any(r.get("dtype") == "bf16" for r in results) else "% of FMA peak"
+    parts = [*["at roofs"] * bounded, *(f"{p} ms" for p in PHASES), *[of_which] * known, "peak MB"]
     lines = [
         f"| {first} | cpuopt ms | {peer} ms | ratio | {' | '.join(parts)} |",
         f"| --- |{' ---: |' * (3 + len(parts))}",

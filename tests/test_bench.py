@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import re
 import signal
 import sys
 import time
@@ -18,7 +19,7 @@ from cpuopt.errors import UserError
 from cpuopt.isolate.process import Side, Worker, ended_by_sigterm
 from cpuopt.lab.peers import Bench, Plan, View, parse_sizes, suite
 from cpuopt.lab.peers import plan as bench_plan
-from cpuopt.measure.comparison import disagreement, geometric_mean, judge
+from cpuopt.measure.comparison import BF16_TOLERANCE, disagreement, geometric_mean, judge
 from cpuopt.report import bench as report
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -75,6 +76,7 @@ for line in sys.stdin:
         answer = {"step_ms": [ms] * n, "losses": losses, "phases_ms": phases}
     elif do == "peak":
         answer = {"peak_rss_mb": spec["ms"][0], "versions": {}, "gflop": 20, "peak_gflops": 100, "roof_ms": 160}
+        answer["library"] = spec.get("library", {})
     print(json.dumps(answer), flush=True)
 """
 PLAN = Plan("gpt2-tiny", sizes=((2, 8),), peers=("torch-eager",), rounds=8)
@@ -201,6 +203,35 @@ def test_losses_that_differ_are_noticed(ours, theirs, refused):
     assert bool(disagreement(("cpuopt", "peer"), ours, theirs)) == refused
 
 
+@pytest.mark.parametrize(
+    ("theirs", "types", "stored"),
+    [
+        ([4.0, 3.0, 3.02], True, True),  # 2^-7 of 4 and of 3 are 0.0312 and 0.0234
+        ([4.0, 3.0, 3.03], False, True),
+        ([4.03, 3.0, 3.0], True, True),
+        ([4.04, 3.0, 3.0], False, False),  # from the same weights
+        ([4.0, 3.9, 3.9], False, True),  # no update
+        ([4.0, 2.0, 1.9], False, False),  # more than twice
+        ([4.0, float("nan"), 3.0], False, False),
+    ],
+)
+def test_losses_in_bfloat16_may_differ_by_its_rounding(theirs, types, stored):
+    how = ("cpuopt", "peer"), [4.0, 3.0, 3.0], theirs, BF16_TOLERANCE
+    said = [disagreement(*how, updates_rounded=rounded) for rounded in (False, True)]
+    assert [not s for s in said] == [types, stored]
+
+
+@pytest.mark.parametrize(
+    ("peer", "at", "refused"),
+    [("torch-eager", 4.92, True), ("torch-amp", 4.92, False), ("torch-amp", 4.82, True), ("torch-bf16", 4.82, False)],
+)
+def test_the_losses_of_a_type_are_held_to_what_it_explains(fakes, peer, at, refused):
+    """cpuopt's are 5, 4.9 and 4.8."""
+    plan = replace(PLAN, peers=(peer,), rounds=2)
+    result = measure(fakes("A"), fakes("B", peer, losses={"1": at}), plan=plan)["results"][0]
+    assert bool(result["refused"]) == refused
+
+
 def test_losses_that_differ_refuse_the_ratio(fakes, tmp_path):
     record = measure(fakes("A", losses={"1": 4.5}), fakes("B", "slow"), fakes("B", "other", losses={"1": 4.5}))
     refused, measured = record["results"]
@@ -231,8 +262,66 @@ def test_the_fastest_peer_of_each_size_is_named(fakes):
         (n, "transformers", ["torch-eager", "transformers"]) for n in (1, 2)
     ]
     assert record["faster"][0]["ratio"]["median"] == pytest.approx(1.5)
-    assert "2x8   transformers torch-eager, transformers 1.50 [1.50, 1.50]" in shown(record)
+    assert "2x8   float32 transformers torch-eager, transformers 1.50 [1.50, 1.50]" in shown(record)
     assert measure(fakes("A"), sides[0], plan=plan)["faster"] == []
+
+
+LIBRARY = {"torch": "9.9", "capability": "AVX512", "products_by": "MKL SGEMM for Intel(R) Architecture"}
+
+
+def test_the_fastest_peer_of_each_type_is_named(fakes, tmp_path, pages):
+    """The peers of a type are compared with cpuopt in that type, and with each other only."""
+    plan = replace(PLAN, peers=("torch-best",), rounds=2)
+    ms = {"torch-eager": 900, "torch-compile": 800, "torch-amp": 500, "torch-bf16": 450}
+    own = {"library": {**LIBRARY, "linear_gflops": 215.0}}
+    record = measure(fakes("A"), *(fakes("B", name, ms=[x], **own) for name, x in ms.items()), plan=plan)
+    assert [(r["peer"], r["dtype"], r["peer_dtype"]) for r in record["results"]] == [
+        (name, *[bench_plan.PEERS[name].dtype] * 2) for name in ms
+    ]
+    assert {r["dtype"]: (r["peer"], r["of"]) for r in record["faster"]} == {
+        "float32": ("torch-compile", ["torch-eager", "torch-compile"]),
+        "bf16": ("torch-bf16", ["torch-amp", "torch-bf16"]),
+    }
+    text = shown(record)
+    assert re.search(r"2x8 +bf16 +torch-bf16 +torch-amp, torch-bf16 +1\.12", text)
+    assert re.search(r"torch-amp +9\.9 +AVX512 +215 +MKL SGEMM for Intel\(R\) Architecture", text)
+    assert max(map(len, text.splitlines())) <= 80
+    page = pages.markdown(record)
+    assert "| 2x8 | bf16 | torch-bf16 | torch-amp, torch-bf16 | 1.12 [1.12, 1.12] |" in page
+    assert "| torch-amp | 9.9 | AVX512 | 215 | MKL SGEMM for Intel(R) Architecture |" in page
+    assert "% of peak" in page
+
+
+def test_cpuopt_runs_in_the_type_of_the_peer_or_in_the_one_that_is_given():
+    def types(**change):
+        bench = Bench(replace(PLAN, **change))
+        return {name: side.settings["settings"]["dtype"] for name, side in bench.ours.items()}
+
+    classes = {name: peer.dtype for name, peer in bench_plan.PEERS.items()}
+    assert types(peers=("torch-best",)) == classes
+    assert {*classes.values()} == {"float32", "bf16"}
+    assert types(peers=("torch-best",), dtype="bf16") == {n: t for n, t in classes.items() if t == "bf16"}
+    assert types(peers=("torch-eager",), dtype="bf16") == {"torch-eager": "bf16"}
+    assert types(peers=(), against=("vanilla",)) == {"vanilla": "float32"}
+
+
+def test_a_peer_that_this_machine_lacks_is_left_out_with_the_reason(fakes):
+    plan = replace(PLAN, peers=("torch-best",), sizes=((1, 8), (2, 8)), rounds=2)
+    lacks = fakes("B", "torch-compile", check='{"error": "needs a C++ compiler"}')
+    dies = fakes("B", "torch-amp", steps="die", bad_at=2)
+    record = measure(fakes("A"), fakes("B", "torch-eager", ms=[800]), lacks, dies, plan=plan)
+    assert [(r["peer"], r["B"]) for r in record["results"]] == [
+        ("torch-eager", 1),
+        ("torch-amp", 1),
+        ("torch-eager", 2),
+    ]
+    assert record["left_out"].keys() == {"torch-compile", "torch-amp"}
+    assert "torch-compile is left out: needs a C++ compiler" in shown(record)
+    assert "torch-amp is left out: ended with status 3 during 'steps'" in shown(record)
+    with pytest.raises(UserError, match=r"--peer torch-best: this machine has none: needs a C\+\+ compiler"):
+        measure(fakes("A"), lacks, plan=plan)
+    with pytest.raises(UserError, match=r"torch-compile: needs a C\+\+ compiler"):  # asked for by its name
+        measure(fakes("A"), lacks, plan=replace(plan, peers=("torch-compile",)))
 
 
 def test_a_suite_is_one_record_with_a_mean_over_all_models(fakes, tmp_path, pages):
@@ -381,9 +470,10 @@ def test_other_sizes_are_refused(text):
         ({"seed": -1}, "--seed -1"),
         (
             {"peers": ("vanilla",)},
-            "--peer vanilla: expected one of torch-eager, torch-compile, transformers; for a variant, --against",
+            "--peer vanilla: expected one of torch-eager, .*, torch-bf16, torch-best; for a variant, --against",
         ),
         ({"model": "gpt3"}, "--model 'gpt3'"),
+        ({"dtype": "half"}, "--dtype 'half': expected one of float32, bf16"),
     ],
 )
 def test_a_plan_that_cannot_be_measured_is_refused(change, message):
@@ -438,12 +528,16 @@ def test_tables_fit_80_columns(fakes):
     assert "geometric mean of 2 ratios: 2.00 [2.00, 2.00], at roofs 15.43" in text
 
 
-@pytest.fixture
-def pages():
-    spec = importlib.util.spec_from_file_location("bench_tables", ROOT / "benchmarks" / "tables.py")
+def script_of(name):
+    spec = importlib.util.spec_from_file_location(f"bench_{name}", ROOT / "benchmarks" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture
+def pages():
+    return script_of("tables")
 
 
 def test_a_page_is_filled_from_records(fakes, tmp_path, pages, capsys):
@@ -467,6 +561,31 @@ def test_a_page_is_filled_from_records(fakes, tmp_path, pages, capsys):
 def test_a_page_that_cannot_be_filled_says_why(tmp_path, pages, text):
     with pytest.raises(SystemExit, match=r"tables: .*(none\.json|has no '<!-- /bench -->')"):
         pages.fill(text, tmp_path)
+
+
+ONEDNN = """onednn_verbose,v1,info,cpu,isa:Intel AVX-512 with Intel DL Boost and bfloat16 support
+onednn_verbose,v1,primitive,info,template:operation,engine,primitive,implementation,prop_kind,memory_descriptors
+onednn_verbose,v1,primitive,exec,cpu,matmul,brg_matmul:avx512_core_bf16,undef,src:bf16::blocked:ab::f0,,256x768,33.3
+"""
+MKL = """MKL_VERBOSE oneMKL 2024.0 Update 2 Product build 20240605 for Intel(R) 64 architecture {} Lnx 2.60GHz lp64
+MKL_VERBOSE SGEMM(T,N,3072,256,768,0x7fff4571e5b0,0x7fae46713040,768,0x55,768,0x7ff,0x55,3072) 126.58ms NThr:2
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (ONEDNN, "oneDNN brg_matmul:avx512_core_bf16"),
+        (MKL.format("Intel(R) Architecture processors,"), "MKL SGEMM for Intel(R) Architecture"),
+        (
+            MKL.format("Intel(R) Advanced Vector Extensions 512 (Intel(R) AVX-512) enabled processors,"),
+            "MKL SGEMM for Intel(R) Advanced Vector Extensions 512 (Intel(R) AVX-512)",
+        ),
+        ("", "neither oneDNN nor MKL"),
+    ],
+)
+def test_what_ran_a_product_is_read_from_what_the_libraries_print(text, said):
+    assert script_of("peer_worker").ran_by(text) == said
 
 
 class Idle(View):
@@ -503,10 +622,44 @@ def test_two_variants_of_cpuopt():
     assert view.used == [pytest.approx(0, abs=0.1)]
 
 
+def test_two_variants_in_bfloat16_compute_one_model_in_float32():
+    plan = Plan("gpt2-tiny", ((2, 8),), against=("vanilla",), variant="optimized", dtype="bf16", threads=2, rounds=2)
+    result = Bench(plan, pause_s=0).run()["results"][0]
+    assert (result["refused"], result["dtype"]) == (None, "bf16")
+    assert result["losses"]["cpuopt"] != result["losses"]["peer"]
+    np.testing.assert_allclose(result["losses"]["cpuopt"], result["losses"]["peer"], rtol=1e-3)
+
+
 SMALL = {"hidden_size": 48, "intermediate_size": 56, "num_hidden_layers": 2, "head_dim": 12, "vocab_size": 260}
 SMALL |= {"num_attention_heads": 6, "num_key_value_heads": 2, "max_position_embeddings": 64}
 SCALED = {"rope_type": "llama3", "rope_factor": 8.0, "rope_original_positions": 16}
 BOTH = ("torch-eager", "transformers")
+
+
+def python():
+    """Return the Python that has torch: one of its own, or this one."""
+    found = Path(os.environ.get("CPUOPT_PEER_PYTHON", ROOT / ".venv-peers/bin/python"))
+    if found.exists():
+        return str(found)
+    if importlib.util.find_spec("torch") is None:  # not imported: it would bring a second OpenMP runtime
+        pytest.skip("no PyTorch: make test-peers, or name a Python in CPUOPT_PEER_PYTHON")
+    return sys.executable
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize("model", ["gpt2-tiny", "llama-tiny"])
+def test_torch_in_bfloat16_computes_the_same(model):
+    peers = ("torch-amp", "torch-amp-compile", "torch-bf16")
+    for result in Bench(Plan(model, ((2, 32),), peers=peers, threads=2, rounds=2, peer_python=python())).run()[
+        "results"
+    ]:
+        assert result["refused"] is None
+        assert result["library"]["linear_gflops"] > 0
+        assert result["library"]["products_by"].startswith(("oneDNN ", "MKL "))
+        assert result["library"]["capability"]
+        ours, theirs = result["losses"]["cpuopt"][:3], result["losses"]["peer"][:3]
+        assert ours[0] != theirs[0]
+        np.testing.assert_allclose(ours[0], theirs[0], rtol=1e-3)
 
 
 @pytest.mark.peers
@@ -521,8 +674,7 @@ BOTH = ("torch-eager", "transformers")
     ],
 )
 def test_torch_computes_the_same(model, peers):
-    python = os.environ.get("CPUOPT_PEER_PYTHON", str(ROOT / ".venv-peers/bin/python"))
-    plan = Plan(model, ((2, 32),), peers=peers, threads=2, rounds=2, peer_python=python)
+    plan = Plan(model, ((2, 32),), peers=peers, threads=2, rounds=2, peer_python=python())
     for result in Bench(plan).run()["results"]:
         assert result["refused"] is None
         np.testing.assert_allclose(result["losses"]["cpuopt"][:3], result["losses"]["peer"][:3], rtol=1e-5)

@@ -25,13 +25,14 @@ from .common import shared, show, start_numba
 
 def flags(p: argparse.ArgumentParser) -> None:
     """Add the verb's flags."""
-    settings.flags(p, *settings.KERNELS, "dtype", model=models.DEFAULT)
+    settings.flags(p, *settings.KERNELS, model=models.DEFAULT, dtype=None)
     p.add_argument(
         "--peer",
         action="append",
         default=[],
-        help="Compare with torch-eager, torch-compile, or transformers with its own model; the flag repeats. "
-        "Default: torch-eager.",
+        help="Compare with torch-eager, torch-compile, torch-amp (autocast to bf16), torch-amp-compile, torch-bf16 "
+        "(all in bf16), transformers with its own model, or torch-best: all that this machine has. cpuopt runs in the "
+        "type of the peer, or of --dtype; the flag repeats. Default: torch-eager.",
     )
     p.add_argument(
         "--against",
@@ -101,7 +102,8 @@ def run(args: argparse.Namespace) -> int:
     rows = [*suite.plans(plan)] if args.suite else [plan]
     for model, B, T in [(p.model, *size) for p in rows for size in p.sizes]:
         if AUTO in (args.variant, *args.against):
-            more: dict[str, Any] = {"kernels": plan.kernels, "threads": plan.threads, "dtype": plan.dtype}
+            more: dict[str, Any] = {"kernels": plan.kernels, "threads": plan.threads}
+            more |= {"dtype": plan.dtype or settings.FLAGS["dtype"].default}
             job = Settings(model=model, B=B, T=T, variant=AUTO, **more)
             console.note(f"{model} {B}x{T}: {build_only(job).notes[0]}")
     with report.progress(sum(p.cost for p in rows)) as view:

@@ -25,6 +25,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ..errors import UserError
+from ..ops.storage import TYPES
 from ..wording import size_of, spread
 
 Array = np.ndarray[Any, Any]
@@ -53,6 +54,9 @@ TOLERANCE = 1e-3
 """The largest difference between the losses of one step, relative to B's."""
 ROUNDING = 1e-5
 """The largest difference between the losses of one batch from the same weights, relative to B's."""
+BF16_TOLERANCE = float(TYPES["bfloat16"].limits.eps)
+"""`TOLERANCE` if a side's products read bfloat16: 2^-7, twice the unit roundoff. Each side rounds each number that a
+product reads by at most 2^-8 of it, and independent roundings average out: a loss is off by less than one of them."""
 
 
 @dataclass(frozen=True)
@@ -307,13 +311,29 @@ def marginal(results: Iterable[Mapping[str, Any]]) -> list[str]:
     ]
 
 
-def disagreement(names: Sequence[str], ours: Sequence[float], theirs: Sequence[float]) -> str:
-    """Describe the first step whose losses differ by too much or are not finite; empty where there is none."""
+def disagreement(
+    names: Sequence[str],
+    ours: Sequence[float],
+    theirs: Sequence[float],
+    tolerance: float = TOLERANCE,
+    updates_rounded: bool = False,
+) -> str:
+    """Describe the first step whose losses differ by too much or are not finite; empty where there is none.
+
+    Parameters
+    ----------
+    tolerance : the largest difference, relative to B's loss.
+    updates_rounded : whether B keeps its weights in bfloat16. Then an update is rounded to a multiple of a weight's
+        last place: it may be lost, or be twice as large. So B's loss may lag behind or run ahead by what A's has
+        changed.
+    """
     for i, (a, b) in enumerate(zip(ours, theirs, strict=True), start=1):
-        if not (isfinite(a) and isfinite(b) and abs(a - b) <= TOLERANCE * abs(b)):
+        changed = abs(a - ours[0]) if updates_rounded else 0.0
+        if not (isfinite(a) and isfinite(b) and abs(a - b) <= tolerance * abs(b) + changed):
+            more = f" and {changed:.3g}, since bfloat16 rounds the updates" if changed else ""
             return (
                 f"no ratio, because the losses of step {i} differ: {names[0]} {a:.6g}, {names[1]} {b:.6g}; expected "
-                f"the same within {TOLERANCE:g} of it, from the same weights and batches"
+                f"the same within {tolerance:g} of it{more}, from the same weights and batches"
             )
     return ""
 

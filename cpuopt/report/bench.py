@@ -15,6 +15,7 @@ from rich.text import Text
 
 from ..isolate.process import PHASES
 from ..lab.peers import Result, View
+from ..ops.storage import WIDE
 from ..wording import count, spread
 from . import style
 from .console import on_stderr, put
@@ -34,6 +35,10 @@ class BenchView(View):
     def at(self, cost: float) -> None:
         """Move the bar."""
         self.bar.update(self.task, completed=cost)
+
+    def left_out(self, peer: str, why: str) -> None:
+        """Print which peer does not run, and why."""
+        put(self.bar.console, f"{peer} is left out: {why}")
 
     def result(self, result: Result) -> None:
         """Print a result."""
@@ -71,6 +76,12 @@ def tables(record: Mapping[str, Any]) -> list[RenderableType]:
             shown.append(Text(f"{sizes}: {warning}", "yellow"))
     if faster := record.get("faster"):  # records of earlier versions have none
         shown += ["", fastest_table(faster)]
+        for types, mean in record.get("faster_mean", {}).items():
+            shown.append(Text(f"geometric mean to the fastest ({types}): {spread(mean, 2)}", "bold"))
+    if any(r.get("library") for r in results):
+        shown += ["", library_table(results)]
+    for peer, why in record.get("left_out", {}).items():
+        shown.append(Text(f"{peer} is left out: {why}", "yellow"))
     return shown
 
 
@@ -79,14 +90,21 @@ def header(record: Mapping[str, Any]) -> Text:
     swaps = "".join(f" + {s}" for s in record["swap"])
     cpu = record["machine"]["cpu"]
     level = min((r.get("level", 95) for r in record["results"]), default=95)  # records of earlier versions have none
+    types = ", ".join(types_of(record))
     return Text.assemble(
         (record["model"]["name"], "bold"),
-        f" · {record['variant']}{swaps} · {count(record['threads'], 'thread')} · {count(record['rounds'], 'round')}",
-        f" · {cpu}\n",
+        f" · {record['variant']}{swaps} · {types} · {count(record['threads'], 'thread')}",
+        f" · {count(record['rounds'], 'round')} · {cpu}\n",
         f"median of whole training steps; ratio: the peer's time over cpuopt's, {level:g} % interval\n",
-        "FMA: the step's FLOPs over its time, in % of the FMA peak\n",
+        "peak: the step's FLOPs over its time, in % of the peak of what cpuopt multiplies\n",
         "at roofs: the ratio if each call of cpuopt's step reached its roof",
     )
+
+
+def types_of(record: Mapping[str, Any]) -> list[str]:
+    """Return the types of what cpuopt's products read in a record."""
+    earlier = record.get("dtype") or WIDE  # of records of earlier versions
+    return [*dict.fromkeys(r.get("dtype", earlier) for r in record["results"])]
 
 
 def at_all_roofs(results: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -102,7 +120,7 @@ def size_of(result: Mapping[str, Any]) -> str:
 
 def suite_table(peer: str, results: Sequence[Mapping[str, Any]]) -> Table:
     """Make a table with one row for each model and size."""
-    table = style.table("model", ">B x T", ">cpuopt ms", f">{peer} ms", ">ratio", ">at roofs", ">% FMA", gap=1)
+    table = style.table("model", ">B x T", ">cpuopt ms", f">{peer} ms", ">ratio", ">at roofs", ">% peak", gap=1)
     for r in results:
         size = r.get("model", ""), f"{r['B']}x{r['T']}"
         if not r["ratio"]:
@@ -129,10 +147,28 @@ def at_roofs(result: Mapping[str, Any]) -> str:
 
 def fastest_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     """Make a table of the ratios to the fastest peer of each size."""
-    table = style.table("B x T", "fastest peer", "of", ">ratio", gap=1)
+    table = style.table("B x T", "cpuopt", "fastest peer", "of", ">ratio", gap=1)
     for r in rows:
         ratio = Text(spread(r["ratio"], 2), "bold")
-        table.add_row(size_of(r), r["peer"], ", ".join(r["of"]), ratio)
+        table.add_row(size_of(r), r.get("dtype", WIDE), r["peer"], ", ".join(r["of"]), ratio)
+    return table
+
+
+def libraries(results: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """Return what ran a product of each peer, with its best rate of all sizes; nothing of earlier versions' records."""
+    best: dict[str, Mapping[str, Any]] = {}
+    for r in results:
+        if found := r.get("library"):
+            before = best.setdefault(r["peer"], found)
+            best[r["peer"]] = max(before, found, key=lambda x: x["linear_gflops"])
+    return best
+
+
+def library_table(results: Sequence[Mapping[str, Any]]) -> Table:
+    """Make a table of the peers: what ran one product alone, and how fast."""
+    table = style.table("peer", "torch", "vectors", ">GFLOP/s", "F.linear 256x768 -> 3072 by", gap=1)
+    for peer, x in libraries(results).items():
+        table.add_row(peer, x["torch"], x["capability"], f"{x['linear_gflops']:,.0f}", x["products_by"])
     return table
 
 
@@ -143,7 +179,7 @@ def bounded(ratio: str) -> str:
 
 def peer_table(peer: str, results: Sequence[Mapping[str, Any]]) -> Table:
     """Make a table with two rows a size: cpuopt, and the peer below it."""
-    table = style.table("B x T", "", ">step ms", *(f">{p}" for p in PHASES), ">% FMA", ">MB", ">ratio", gap=1)
+    table = style.table("B x T", "", ">step ms", *(f">{p}" for p in PHASES), ">% peak", ">MB", ">ratio", gap=1)
     for r in results:
         size = f"{r['B']}x{r['T']}"
         if not r["ratio"]:

@@ -3,7 +3,8 @@
 Both sides train the same model from the same weights on the same batches, each in a process of its own, because two
 OpenMP runtimes must not share one. They are compared in pairs (`measure.comparison`), without a control. No ratio is
 given where the two do not compute the same: where the losses of the first steps differ, or those of one batch from the
-same weights. That batch counts with larger weights too, since small ones hide a wrong attention.
+same weights. That batch counts with larger weights too, since small ones hide a wrong attention, and in float32 even if
+a side trains in bfloat16.
 """
 
 from __future__ import annotations
@@ -27,14 +28,25 @@ from ...errors import UserError
 from ...files import write_whole
 from ...files.reading import to_json
 from ...isolate.process import LIMIT_S, Side, Steps, Worker, ended_by_sigterm
-from ...measure.comparison import CHECKED_STEPS, LEVEL, compare, disagreement, geometric_mean, other_model
+from ...measure.comparison import (
+    BF16_TOLERANCE,
+    CHECKED_STEPS,
+    LEVEL,
+    TOLERANCE,
+    compare,
+    disagreement,
+    geometric_mean,
+    other_model,
+)
+from ...ops.storage import WIDE
 from .plan import (
+    BEST,
     OPTIMIZER,
     PEERS,
     START_ROUNDS,
     Plan,
-    cpuopt_side,
     default_sizes,
+    own_side,
     own_sizes,
     parse_sizes,
     peer_sides,
@@ -65,9 +77,11 @@ class Result:
     ratios : the peer's time over cpuopt's in each round; a round compares the medians of two trials.
     ratio : their median, and its interval, which is one of `level` percent.
     verdict : on the peer.
-    of_peak : the FLOPs of the step over its time, in percent of the FMA peak. No ratio can exceed 100 over the peer's.
-    gflop, peak_gflops : those FLOPs, in 10^9, and the FMA peak of the threads, in 10^9 a second, as measured after the
-        last trial or before.
+    dtype, peer_dtype : what products read on cpuopt's side, and the class of the peer: float32 or bf16.
+    of_peak : the FLOPs of the step over its time, in percent of the peak. No ratio can exceed 100 over the peer's.
+    gflop, peak_gflops : those FLOPs, in 10^9, and their rate at the peaks of the types that cpuopt multiplies, in 10^9
+        a second, as measured after the last trial or before.
+    library : the peer's version and vector code, ``products_by``, what ran one product alone, and ``linear_gflops``.
     roof_ms : the time of a step of cpuopt whose calls all reach their roofs.
     at_roofs : the ratio that this would be: the peer's median time over it.
     doubts : warnings about the figures.
@@ -97,6 +111,22 @@ class Result:
     at_roofs: float | None = None
     doubts: list[str] = field(default_factory=list)
     model: str = ""
+    dtype: str = WIDE
+    peer_dtype: str = WIDE
+    library: dict[str, Any] = field(default_factory=dict)
+
+
+def means(faster: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+    """Return the geometric mean of the ratios to the fastest peers, for each class of several sizes.
+
+    Parameters
+    ----------
+    faster : as of `Bench.faster`.
+    """
+    classes: dict[str, list[Mapping[str, float]]] = {}
+    for r in faster:
+        classes.setdefault(f"{r['dtype']}, peers {r['peer_dtype']}", []).append(r["ratio"])
+    return {types: geometric_mean(ratios) for types, ratios in classes.items() if len(ratios) > 1}
 
 
 class View:
@@ -111,6 +141,9 @@ class View:
     def result(self, result: Result) -> None:
         """One size against one peer is measured."""
 
+    def left_out(self, peer: str, why: str) -> None:
+        """A peer cannot run on this machine."""
+
 
 class Bench:
     """Measures a plan.
@@ -118,7 +151,7 @@ class Bench:
     Parameters
     ----------
     view : observer of progress.
-    ours, theirs : the sides, in place of those of the plan.
+    ours, theirs : the sides, in place of those of the plan; `ours` against every peer.
     pause_s : seconds between trials.
     limit_s : seconds that a worker may take for one answer.
 
@@ -140,8 +173,9 @@ class Bench:
     ) -> None:
         plan.check()
         self.plan, self.view, self.pause_s, self.limit_s = plan, view or View(), pause_s, limit_s
-        self.ours = ours or cpuopt_side(plan, "cpuopt", plan.variant, plan.swap, plan.fuse)
         self.theirs = list(theirs) if theirs is not None else peer_sides(plan)
+        self.ours = {s.name: ours or own_side(plan, s.name) for s in self.theirs}
+        self.left_out: dict[str, str] = {}
         self.config = models.parse(plan.model)
         self.results: list[Result] = []
         self._machine = machine.describe()  # its load, before any of this
@@ -166,13 +200,16 @@ class Bench:
         with ended_by_sigterm(), tempfile.TemporaryDirectory(prefix="cpuopt-bench-") as folder:
             self._check()
             for B, T in self.plan.sizes:
-                for side in self.theirs:
+                for side in [*self.theirs]:
                     try:
                         result = self._pair(side, B, T, Path(folder))
                     except UserError as e:
+                        if self.plan.every.get(side.name):
+                            self._leave_out(side, e)
+                            continue
                         if not self.results:
                             raise
-                        result = Result(side.name, B, T, self.plan.threads, refused=f"no ratio, because of {e}")
+                        result = self._result(side.name, B, T, refused=f"no ratio, because of {e}")
                     self.results.append(result)
                     self._cost += (START_ROUNDS + self.plan.rounds) * round_cost(B, T)
                     self.view.at(self._cost)
@@ -185,7 +222,13 @@ class Bench:
         """Record a reason in place of each result that is missing."""
         known = {(r.peer, r.B, r.T) for r in self.results}
         missing = [(s.name, B, T) for B, T in self.plan.sizes for s in self.theirs if (s.name, B, T) not in known]
-        self.results += [Result(*which, self.plan.threads, refused=why) for which in missing]
+        self.results += [self._result(*which, refused=why) for which in missing]
+
+    def _result(self, peer: str, B: int, T: int, **more: Any) -> Result:
+        """Begin a result."""
+        own = self.plan.own_dtype(peer)
+        theirs = PEERS[peer].dtype if peer in PEERS else own
+        return Result(peer, B, T, self.plan.threads, dtype=own, peer_dtype=theirs, **more)
 
     def record(self) -> dict[str, Any]:
         """Return the record so far, for JSON."""
@@ -202,33 +245,55 @@ class Bench:
             "machine": self._machine,
             "results": to_json(self.results),
             "faster": faster,
+            "faster_mean": means(faster),
+            "left_out": self.left_out,
             "geometric_mean": {peer: geometric_mean(ratios) for peer, ratios in by_peer.items() if len(ratios) > 1},
         }
 
     def faster(self) -> list[dict[str, Any]]:
-        """Return, for each size at which several programs other than cpuopt ran, the ratio to the fastest of them."""
+        """Return, for each size and class in which several programs other than cpuopt ran, the ratio to the fastest.
+
+        The class is the type of what products read, on both sides.
+        """
         found = []
-        for B, T in self.plan.sizes:
-            ran = {r.peer: r.ratio for r in self.results if (r.B, r.T) == (B, T) and r.ratio and r.peer in PEERS}
+        classes = dict.fromkeys((r.dtype, r.peer_dtype) for r in self.results)
+        for (B, T), (own, theirs) in ((size, types) for size in self.plan.sizes for types in classes):
+            at = [r for r in self.results if (r.B, r.T, r.dtype, r.peer_dtype) == (B, T, own, theirs)]
+            ran = {r.peer: r.ratio for r in at if r.ratio and r.peer in PEERS}
             if len(ran) > 1:
                 peer = min(ran, key=lambda name: ran[name]["median"])
-                found.append({"B": B, "T": T, "peer": peer, "of": [*ran], "ratio": ran[peer]})
+                one = {"B": B, "T": T, "dtype": own, "peer_dtype": theirs}
+                found.append({**one, "peer": peer, "of": [*ran], "ratio": ran[peer]})
         return found
 
     def _check(self) -> None:
-        """Make each side check its requirements, before the first of them compiles."""
+        """Make each side check its requirements, before the first of them compiles; leave out what may be."""
         B, T = self.plan.sizes[0]
-        for side in (self.ours, *self.theirs):
+        ours = {json.dumps(dict(s.settings)): s for s in self.ours.values()}
+        for side in (*ours.values(), *self.theirs):
             self.view.stage(f"{side.name}: check")
-            with Worker(side, self.view.stage, self.limit_s) as worker:
-                worker.ask("check", **side.settings, B=B, T=T)
+            try:
+                with Worker(side, self.view.stage, self.limit_s) as worker:
+                    worker.ask("check", **side.settings, B=B, T=T)
+            except UserError as e:
+                if not self.plan.every.get(side.name):
+                    raise
+                self._leave_out(side, e)
+
+    def _leave_out(self, side: Side, why: UserError) -> None:
+        """Go on without a peer, unless it is the last one and nothing is measured."""
+        self.left_out[side.name] = str(why).removeprefix(f"{side.name}: ")
+        self.theirs = [s for s in self.theirs if s.name != side.name]
+        self.view.left_out(side.name, self.left_out[side.name])
+        if not (self.theirs or self.results):
+            raise UserError(f"--peer {BEST}: this machine has none: {'; '.join(dict.fromkeys(self.left_out.values()))}")
 
     def _pair(self, side: Side, B: int, T: int, folder: Path) -> Result:
         """Measure one size against one peer."""
-        result = Result(side.name, B, T, self.plan.threads)
+        result = self._result(side.name, B, T)
         with ExitStack() as stack:
             workers = {}
-            for key, s in ("cpuopt", self.ours), ("peer", side):
+            for key, s in ("cpuopt", self.ours[side.name]), ("peer", side):
                 self.view.stage(f"{B}x{T} {s.name}: start")
                 workers[key] = stack.enter_context(Worker(s, self.view.stage, self.limit_s))
                 result.versions[key] = self._init(workers[key], B, T, folder)
@@ -239,7 +304,10 @@ class Bench:
                 return result
             first = {key: w.steps(CHECKED_STEPS) for key, w in workers.items()}
             result.losses = {key: steps.losses for key, steps in first.items()}
-            result.refused = disagreement(names, first["cpuopt"].losses, first["peer"].losses) or None
+            tolerance = BF16_TOLERANCE if "bf16" in (result.dtype, result.peer_dtype) else TOLERANCE
+            stored = side.name in PEERS and PEERS[side.name].bf16 == "all"
+            losses = first["cpuopt"].losses, first["peer"].losses
+            result.refused = disagreement(names, *losses, tolerance, updates_rounded=stored) or None
             if result.refused:
                 return result
             slower_ms = max(min(steps.step_ms) for steps in first.values())
@@ -250,6 +318,7 @@ class Bench:
                 last = worker.peak()
                 result.peak_rss_mb[key] = float(last["peak_rss_mb"])
                 result.versions[key] |= last.get("versions", {})
+                result.library |= last.get("library", {})
                 if key == "cpuopt":
                     result.gflop, result.peak_gflops = last.get("gflop"), last.get("peak_gflops")
                     result.roof_ms = last.get("roof_ms")

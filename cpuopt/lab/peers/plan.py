@@ -12,8 +12,38 @@ from ... import models
 from ...errors import UserError
 from ...isolate.process import Side
 from ...ops.storage import WIDE
+from ...train.settings import DTYPES
 
-PEERS = {"torch-eager": "eager", "torch-compile": "compile", "transformers": "transformers"}
+
+@dataclass(frozen=True)
+class Peer:
+    """A way to train with PyTorch.
+
+    Attributes
+    ----------
+    mode : eager, compile, or transformers for its own model.
+    bf16 : ``autocast`` for forward and loss under it, ``all`` for weights and moments in bfloat16 too; empty: float32.
+    """
+
+    mode: str
+    bf16: str = ""
+
+    @property
+    def dtype(self) -> str:
+        """The class that it is compared in, by the words of ``--dtype``: the type of what its products read."""
+        return "bf16" if self.bf16 else WIDE
+
+
+PEERS = {
+    "torch-eager": Peer("eager"),
+    "torch-compile": Peer("compile"),
+    "transformers": Peer("transformers"),
+    "torch-amp": Peer("eager", "autocast"),
+    "torch-amp-compile": Peer("compile", "autocast"),
+    "torch-bf16": Peer("eager", "all"),
+}
+BEST = "torch-best"
+"""The word for all peers that this machine has."""
 SIZES = "1x16,1x32,2x16,1x64,4x64,16x64,1x1024"
 OPTIMIZER = {"lr": 1e-4, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.0}
 ROOT = Path(__file__).resolve().parents[3]
@@ -29,9 +59,10 @@ class Plan:
     ----------
     model : preset or sizes, as for `train`.
     sizes : (B, T) each.
-    peers : names from `PEERS`.
+    peers : names from `PEERS`, or `BEST`.
     against : variants of cpuopt, which run without the swaps and with their own rewrites.
-    variant, swap, fuse, dtype, kernels : the settings of cpuopt's own side; the type is that of `against` too.
+    variant, swap, fuse, kernels : the settings of cpuopt's own side.
+    dtype : the type of cpuopt's sides; None: that of the peer, and float32 for `against`. `BEST` has the peers of it.
     threads : the number of threads of every side.
     rounds : the number of rounds, each with a trial of both sides.
     seed : the random seed for the order of trials, the batches and the initial weights.
@@ -46,7 +77,7 @@ class Plan:
     variant: str = "vanilla"
     swap: tuple[str, ...] = ()
     fuse: str = "auto"
-    dtype: str = WIDE
+    dtype: str | None = None
     kernels: tuple[str, ...] = ()
     threads: int = 1
     rounds: int = 10
@@ -70,17 +101,30 @@ class Plan:
         for flag, n, least in ("--rounds", self.rounds, 2), ("--threads", self.threads, 1), ("--seed", self.seed, 0):
             if n < least:
                 raise UserError(f"{flag} {n}: expected {least} or more")
+        if self.dtype not in (None, *DTYPES):
+            raise UserError(f"--dtype {self.dtype!r}: expected one of {', '.join(DTYPES)}")
         for peer in self.peers:
-            if peer not in PEERS:
-                raise UserError(f"--peer {peer}: expected one of {', '.join(PEERS)}; for a variant, --against {peer}")
+            if peer not in (*PEERS, BEST):
+                known = ", ".join((*PEERS, BEST))
+                raise UserError(f"--peer {peer}: expected one of {known}; for a variant, --against {peer}")
             if config.files:
                 name = models.name_of(config)
                 raise UserError(f"--peer {peer}: it does not have {name}; compare variants, as in --against vanilla")
 
     @property
+    def every(self) -> dict[str, bool]:
+        """The names of all peers, and whether each may be left out because this machine does not have it."""
+        found = {name: True for name, peer in PEERS.items() if BEST in self.peers and self.dtype in (None, peer.dtype)}
+        return found | dict.fromkeys((p for p in self.peers if p != BEST), False)
+
+    def own_dtype(self, name: str) -> str:
+        """Return the type of cpuopt's own side against a peer or a variant."""
+        return self.dtype or (PEERS[name].dtype if name in PEERS else WIDE)
+
+    @property
     def cost(self) -> float:
         """The estimated time of the plan, in the unit of `View.at`."""
-        rounds = (self.rounds + START_ROUNDS) * (len(self.peers) + len(self.against))
+        rounds = (self.rounds + START_ROUNDS) * (len(self.every) + len(self.against))
         return sum(rounds * round_cost(B, T) for B, T in self.sizes)
 
 
@@ -119,14 +163,21 @@ def parse_sizes(text: str) -> tuple[tuple[int, int], ...]:
     return tuple(dict.fromkeys(sizes))
 
 
-def cpuopt_side(plan: Plan, name: str, variant: str, swap: tuple[str, ...] = (), fuse: str = "auto") -> Side:
-    """Describe cpuopt with some kernels."""
+def own_side(plan: Plan, against: str) -> Side:
+    """Describe cpuopt's own side against a peer or a variant."""
+    return cpuopt_side(plan, "cpuopt", plan.variant, plan.own_dtype(against), plan.swap, plan.fuse)
+
+
+def cpuopt_side(
+    plan: Plan, name: str, variant: str, dtype: str, swap: tuple[str, ...] = (), fuse: str = "auto"
+) -> Side:
+    """Describe cpuopt with some kernels, in a type."""
     settings = {
         "model": plan.model,
         "variant": variant,
         "swap": swap,
         "fuse": fuse,
-        "dtype": plan.dtype,
+        "dtype": dtype,
         "kernels": plan.kernels,
         "threads": plan.threads,
         "seed": plan.seed,
@@ -151,11 +202,11 @@ def peer_sides(plan: Plan) -> list[Side]:
             f"--peer {plan.peers[0]}: there is no {str(script)!r}, because an installed package does not include it; "
             "run from a checkout (pip install -e '.[peers]'), or compare variants: --against vanilla"
         )
-    n = str(plan.threads)
+    n, command = str(plan.threads), (plan.peer_python, str(script))
     environment = {"OMP_NUM_THREADS": n, "MKL_NUM_THREADS": n}
     config = models.parse(plan.model)
     common = {"model": config.model, "sizes": asdict(config), "threads": plan.threads, "optimizer": OPTIMIZER}
     return [
-        *(Side(p, (plan.peer_python, str(script)), {"mode": PEERS[p], **common}, environment) for p in plan.peers),
-        *(cpuopt_side(plan, variant, variant) for variant in plan.against),
+        *(Side(p, command, {"mode": PEERS[p].mode, "bf16": PEERS[p].bf16, **common}, environment) for p in plan.every),
+        *(cpuopt_side(plan, variant, variant, plan.own_dtype(variant)) for variant in plan.against),
     ]

@@ -12,7 +12,7 @@ from typing import Any
 from ...errors import UserError
 from ...files import write_whole
 from ...measure.comparison import geometric_mean
-from . import Bench, Plan, View, parse_sizes
+from . import Bench, Plan, View, means, parse_sizes
 
 SUITE = {
     "gpt2-nano": "12x64",
@@ -39,6 +39,10 @@ class Part(View):
     def stage(self, text: str) -> None:
         """Name the model too."""
         self.view.stage(f"{self.model} {text}")
+
+    def left_out(self, peer: str, why: str) -> None:
+        """Pass on which peer does not run."""
+        self.view.left_out(peer, why)
 
     def at(self, cost: float) -> None:
         """Count the rows before."""
@@ -90,12 +94,15 @@ def joined(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
     results = [result | model for model, r in zip(models, records, strict=True) for result in r["results"]]
     peers = dict.fromkeys(r["peer"] for r in results)
     ratios = {p: [r["ratio"] for r in results if r["peer"] == p and r["ratio"]] for p in peers}
+    faster = [model | found for model, r in zip(models, records, strict=True) for found in r["faster"]]
     return {
         **records[0],
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "model": {"name": "suite", "models": {r["model"]["name"]: r["model"] for r in records}},
         "sizes": [size for r in records for size in r["sizes"]],
         "results": results,
-        "faster": [model | found for model, r in zip(models, records, strict=True) for found in r["faster"]],
+        "faster": faster,
+        "faster_mean": means(faster),
+        "left_out": {peer: why for r in records for peer, why in r["left_out"].items()},
         "geometric_mean": {peer: geometric_mean(found) for peer, found in ratios.items() if len(found) > 1},
     }

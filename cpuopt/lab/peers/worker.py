@@ -1,6 +1,7 @@
 """The cpuopt side of `cpuopt bench`: ``python -m cpuopt.lab.peers.worker``, driven by requests in JSON lines.
 
-``check`` validates the settings, ``init`` compiles and sets the initial weights, ``loss`` evaluates the first batch,
+``check`` validates the settings, ``init`` compiles and sets the initial weights, ``loss`` evaluates the first batch in
+float32,
 ``steps`` trains and returns the time of each step, ``peak`` returns the peak memory since ``init``, the peak of the
 step's FLOPs, and the time of a step at its roofs.
 """
@@ -18,12 +19,13 @@ import numpy as np
 from ...errors import UserError
 from ...files.reading import from_json
 from ...isolate.serve import Say, serve
+from ...ops.storage import WIDE
 from ...program.program import PARTS
 
 if TYPE_CHECKING:
     from ...building import Bound
     from ...engine import Engine
-    from ...train.job import Settings
+    from ...train.job import Job, Settings
 
 
 class Session:
@@ -36,12 +38,10 @@ class Session:
     """
 
     def __init__(self, request: Mapping[str, Any], say: Callable[[str], None]) -> None:
-        from ...profiler import forget_peak
-        from ...train.job import Cycle, prepare  # numba is imported late: an idle worker is small
+        from ...profiler import forget_peak  # numba is imported late: an idle worker is small
 
-        self.job = prepare(settings_of(request), lambda done, total, name: say(f"compiling {done}/{total} {name}"))
-        if request["batches"]:
-            self.job.batches = Cycle(np.load(request["batches"]))
+        self.request, self.say = request, say
+        self.job = self._job(settings_of(request))
         self.engine = self.job.engine
         if request["write_params"]:
             save(Path(request["params"]), self.engine.parameters())
@@ -51,6 +51,14 @@ class Session:
         self._run = self.engine.runner
         self.engine.runner = self._run_timed
         forget_peak()  # judging kernels takes more memory than a small model
+
+    def _job(self, settings: Settings) -> Job:
+        from ...train.job import Cycle, prepare
+
+        job = prepare(settings, lambda done, total, name: self.say(f"compiling {done}/{total} {name}"))
+        if self.request["batches"]:
+            job.batches = Cycle(np.load(self.request["batches"]))
+        return job
 
     def steps(self, n: int) -> dict[str, Any]:
         """Train for n steps."""
@@ -66,16 +74,20 @@ class Session:
         return {"step_ms": step_ms, "losses": losses, "phases_ms": phases_ms}
 
     def losses(self, scales: Sequence[float]) -> dict[str, Any]:
-        """Return the loss of the first batch with all weights of two axes times each number, a power of two."""
-        (first, *_) = self.job.micro_batches(1)
-        matrices = [p for p in self.engine.parameters().values() if p.ndim == 2]
-        found = []
-        for scale in scales:
-            for p in matrices:
-                p *= scale
-            found.append(self.engine.forward(**first))
-            for p in matrices:
-                p /= scale
+        """Return the loss of the first batch with all weights of two axes times each number, a power of two.
+
+        It is that of float32, whatever the job trains in: rounding would hide what another model computes.
+        """
+        from ...profiler import forget_peak
+
+        settings = settings_of(self.request)
+        if settings.dtype == WIDE:
+            return {"losses": losses_of(self.job, scales)}
+        job = self._job(replace(settings, dtype=WIDE))
+        load(Path(self.request["params"]), job.engine.parameters())
+        found = losses_of(job, scales)
+        del job
+        forget_peak()  # of an engine that training does not have
         return {"losses": found}
 
     def _run_timed(self, calls: Iterable[Bound]) -> None:
@@ -84,6 +96,20 @@ class Session:
         self._run(calls)
         if calls:
             self._ns[PARTS[calls[0].call.phase]] += time.perf_counter_ns() - start
+
+
+def losses_of(job: Job, scales: Sequence[float]) -> list[float]:
+    """Return the loss of a job's first batch with all weights of two axes times each number, a power of two."""
+    (first, *_) = job.micro_batches(1)
+    matrices = [p for p in job.engine.parameters().values() if p.ndim == 2]
+    found = []
+    for scale in scales:
+        for p in matrices:
+            p *= scale
+        found.append(job.engine.forward(**first))
+        for p in matrices:
+            p /= scale
+    return found
 
 
 def settings_of(request: Mapping[str, Any]) -> Settings:
