@@ -144,6 +144,7 @@ class Arg:
     start : the value of every element before a first step, if a model has one; the checks try it.
     fan_in : for a weight, the number of terms in a sum that its elements take part in. Where checks need the numbers of
         a model, they have a standard deviation of 1 / sqrt(fan_in).
+    shown : whether a program's text names it if it is absent.
     low, high, usual : for a scalar, the ends of its range, from which the checks draw it, and the value that most calls
         have. A range may end at a size.
     """
@@ -161,6 +162,7 @@ class Arg:
     needed: bool = True
     start: float | None = None
     fan_in: Dim | None = None
+    shown: bool = True
     low: float = 0.0
     high: float | Dim = 0.0
     usual: float = 0.0

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ..machine import cores
-from .declaration import Arg, N, Op, inp, scalar
+from .declaration import HALF, Arg, N, Op, Role, inp, scalar
 from .storage import WIDE
 
 USUAL = "adamw"
@@ -97,6 +97,17 @@ def by_blocks(rule: Callable[..., Mapping[str, Any]]) -> Callable[..., Mapping[s
     return by_block
 
 
+def with_copy(rule: Callable[..., Mapping[str, Any]]) -> Callable[..., Mapping[str, Any]]:
+    """Make a rule that returns the parameter's copy too."""
+
+    @wraps(rule)
+    def both(**given: Any) -> Mapping[str, Any]:
+        found = rule(**given)
+        return {**found, "copy": found["param"]}
+
+    return both
+
+
 class Optimizer(Op):
     """The declaration of an elementwise update of one parameter.
 
@@ -124,14 +135,18 @@ class Optimizer(Op):
     ) -> None:
         self.states, self.numbers, self.each, self.files = states, numbers, flops, files or name
         self.counts = [STEP] if "step" in signature(reference).parameters else []
+        flat = Arg("param", "state", (N,))
         args = [
-            *self.places("param", Arg("param", "state", (N,))),
+            *self.places("param", flat),
+            self.copy(flat, "out"),
             inp("grad", N),
             *self.scalars(),
             GRAD_SCALE,
             *self.counts,
         ]
-        super().__init__(name, *args, label=label, flops=flops * N, reference=by_blocks(reference), source=source)
+        super().__init__(
+            name, *args, label=label, flops=flops * N, reference=with_copy(by_blocks(reference)), source=source
+        )
 
     @property
     def defaults(self) -> dict[str, float]:
@@ -160,6 +175,10 @@ class Optimizer(Op):
             place(parameter, start=like.start, fan_in=like.fan_in),
             *(place(names[s.name], negative=s.negative, start=s.start) for s in self.states),
         ]
+
+    def copy(self, like: Arg, role: Role) -> Arg:
+        """Declare the parameter's copy in a narrower type, which the step writes as it stores the parameter."""
+        return Arg("copy", role, like.shape, optional=True, reduces=like.reduces, types=HALF, shown=False)
 
     def apply(self, given: Mapping[str, Any], parameter: str, grad: Any, decay: str = "weight_decay") -> dict[str, Any]:
         """Compute the update of a parameter of a fused op from the gradient, by the reference."""

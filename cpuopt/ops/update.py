@@ -10,7 +10,10 @@ It stands for the op, ``sumsq`` and the optimizer if nothing else uses the gradi
 second use of the weight. Only one second use is allowed, a lookup: the head's weight may be the token embedding too,
 whose gradient has the rows of the tokens alone. These rows wait. The op of the head puts their gradient aside: `held`
 has it for the first of equal tokens, and zeros for the others. The op of the lookup adds its own gradient, and finishes
-those rows. The products of the head read `copy`, the weight in a narrower type, if there is one.
+those rows.
+
+The weight's copy in a narrower type, `copy`, is written with the weight, if there is one. The products of the head read
+it first.
 
 Source: the three ops; the order, update in backward, is that of Lv et al. 2023 (LOMO, arXiv 2306.09782).
 """
@@ -42,6 +45,7 @@ def _derived(op: Op, optimizer: Optimizer) -> Op:
     stepped = optimizer.each + 2 + bool(how.rows)
     size = prod((d for a in args if a.name == "held" for d in a.shape) if how.rows else weight.shape, start=as_dim(1))
     places = {p: list(optimizer.names(p).values()) for p in how.parameters}
+    places[how.parameters[0]].append("copy")
     moves = {to: n for g, n in op.moves.items() for to in places.get(g[1:], [g])}
 
     def reference(**given: Any) -> dict[str, Any]:
@@ -77,8 +81,10 @@ def _args(op: Op, how: Updates, optimizer: Optimizer) -> Iterator[Arg]:
             of = op.by_name.get(p) or (op.inverts.by_name.get(p) if op.inverts else None) or a
             given = replace(a, start=of.start, fan_in=of.fan_in)
             yield from optimizer.places(p, given)
+            if a is weight and p not in op.by_name:
+                yield optimizer.copy(given, "state" if how.rows else "out")
         elif a.name in how.parameters:
-            yield replace(a, name="copy", optional=True)
+            yield replace(optimizer.copy(a, "state"), reduces=weight.reduces, fan_in=a.fan_in)
         else:
             yield replace(a, needed=True)
         if a is last and how.aside:
@@ -98,7 +104,10 @@ def _step(op: Op, how: Updates, optimizer: Optimizer, given: dict[str, Any]) -> 
             continue
         if how.rows:
             np.add.at(grad, given[how.rows], given["held"])
-        new = optimizer.apply(given, p, grad, "weight_decay" if p == how.parameters[0] else f"{p}_decay")
+        first = p == how.parameters[0]
+        new = optimizer.apply(given, p, grad, "weight_decay" if first else f"{p}_decay")
+        if first:
+            new["copy"] = new[p].copy()
         total += (grad**2).sum()
         if how.rows or given.get("tokens") is not None:
             rows, at = np.unique(given[how.rows or "tokens"], return_index=True)
@@ -108,7 +117,7 @@ def _step(op: Op, how: Updates, optimizer: Optimizer, given: dict[str, Any]) -> 
                 found["held"] = np.zeros((len(given["tokens"]), grad.shape[1]))
                 found["held"][at] = grad[rows]
                 total -= (found["held"] ** 2).sum()
-            for name, x in new.items():
-                x[rows] = given[name][rows]
+            for name in [n for n in new if given[n] is not None]:
+                new[name][rows] = given[name][rows]
         found |= new
     return found | {"sumsq": np.array([total])}

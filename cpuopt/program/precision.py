@@ -6,8 +6,9 @@ be bfloat16 is an *operand*. The pass works on a finished step, after the rewrit
 - A value whose only readers take it as an operand is stored in bfloat16, if one call writes it as a whole and can.
 - Any other value that a call takes as an operand gets a copy in bfloat16 before that call. Calls that read the same
   numbers share it.
-- A weight keeps its float32, and has a copy that lives through all steps. It is written after the weight's update, and
-  by the calls of the phase ``convert``, which the engine runs when a weight may have changed otherwise.
+- A weight keeps its float32, and has a copy that lives through all steps. The weight's update writes it, or a call
+  behind it if its kernel cannot. So do the calls of the phase ``convert``, which the engine runs when a weight may have
+  changed otherwise.
 - Where no weight is trained, as in generation, a weight that is an operand is stored in bfloat16 alone. A call that
   cannot read it so gets a copy in float32. The cache of keys and values is bfloat16 too.
 
@@ -73,8 +74,9 @@ class _Pass:
             v.dtype = NARROW
         for call in self.program.calls:
             for a in call.op.arrays:
-                if a.role == "state" and NARROW in a.types and self.takes(call, a):
-                    call.args[a.name].dtype = NARROW
+                v = call.args[a.name]
+                if a.role == "state" and v is not None and NARROW in a.types and self.takes(call, a):
+                    v.dtype = NARROW
 
     def wide(self, call: Call) -> list[Arg]:
         """List the arguments that a call can read in float32 only, and that are bfloat16."""
@@ -85,7 +87,10 @@ class _Pass:
         """Apply the pass."""
         for v in self.storable():
             v.dtype = NARROW
-        last = {v: call for call in self.program.calls for v in call.writes}
+        writers: dict[Value, list[Call]] = {}
+        for call in self.program.calls:
+            for v in call.writes:
+                writers.setdefault(v, []).append(call)
         calls: list[Call] = []
         for call in self.program.calls:
             for a in self.wide(call):
@@ -100,18 +105,24 @@ class _Pass:
                         if v.group != "parameter":
                             calls.append(self.cast(v, call))
                     call.args[a.name] = self.copies[v]
-            if "copy" in call.op.by_name and call.args["weight"] in self.copies:
-                call.args["copy"] = self.copies[call.args["weight"]]
+            if weight := self.stepped(call):
+                call.args["copy"] = self.copies[weight] if inline else None
             calls.append(call)
             for v in call.writes:
                 if v in self.copies and v.group != "parameter":
                     del self.copies[v]  # it is out of date
-                elif inline and v in self.copies and last[v] is call:
+                elif inline and v in self.copies and writers[v][-1] is call and not all(map(self.stepped, writers[v])):
                     calls.append(self.cast(v, call))
         weights = [v for v in self.copies if v.group == "parameter"]
         for call in calls:
             call.retype()
         self.program.calls = [*(Call(ops.copy, v.name, self.both(v), "convert") for v in weights), *calls]
+
+    def stepped(self, call: Call) -> Value | None:
+        """Return the weight whose copy a call writes as it updates the weight; None for other calls."""
+        weight = next((call.args[a.name] for a in call.op.args if a.role == "state"), None)
+        copy = call.op.by_name.get("copy")
+        return weight if copy and weight in self.copies and self.takes(call, copy) else None
 
     def storable(self) -> list[Value]:
         """Find the values that nobody reads but as operands, and that one call writes as a whole."""

@@ -161,9 +161,13 @@ class Step:
         of = {p: [f"{p}_decay" if n == "weight_decay" else n for n in scalars] for p in self.parameters[1:]}
         of = {self.parameters[0]: scalars} | of
         more = ["sumsq", "partial", *(["held", "tokens", "slot"] if "slot" in names else [])] if made else []
+        more.append("copy")
         self.arrays = [a for p in self.parameters for a in optimizer.names(p).values()]
         self.arrays += [n for n in more if n in names]
-        self.rest = [n for n in names if n not in (*self.arrays, *(n for some in of.values() for n in some))]
+        own = {*self.arrays, *(n for some in of.values() for n in some)}
+        if made and self.parameters[0] in op.fuses[0].by_name:
+            own.remove("copy")  # products read it too
+        self.rest = [n for n in names if n not in own]
         self.to = joined(taken(names, self.arrays), *(self._numbers(names, some) for some in of.values()))
 
     def _numbers(self, names: Sequence[str], scalars: Sequence[str]) -> Any:
@@ -181,12 +185,19 @@ class Step:
         arrays = slice(k * self.each, (k + 1) * self.each)
         first = len(self.arrays) + k * self.count
         numbers = slice(first, first + self.count)
+        copy = self.arrays.index("copy")
 
         @helper(inline="always")
         def step(to, at, grad, scale):
             update(*(rows(to[arrays], at) + (grad, scale) + to[numbers]))  # numba knows no other way
 
-        return step
+        @helper()
+        def step_and_copy(to, at, grad, scale):
+            step(to, at, grad, scale)
+            if to[copy].shape[0] > 0:
+                copy_row(to[copy][at], to[0][at])
+
+        return step if k else step_and_copy
 
     def epilogue(self) -> Epilogue:
         """Make the epilogue."""

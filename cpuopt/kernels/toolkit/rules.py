@@ -127,10 +127,9 @@ def _after(source: Kernel, optimizer: Optimizer) -> None:
                 parts.append(taken(names, [instead.get(name, name)]))
         return joined(*parts)
 
-    plain = given({})
-    with_copy = given(dict.fromkeys(how.parameters, "copy")) if "copy" in names else plain
-    copy = names.index("copy") if "copy" in names else 0
-    first = begin_rows or _no_rows
+    plain, reads = given({}), how.parameters[0] in op.by_name
+    with_copy = given({how.parameters[0]: "copy"}) if reads else plain
+    copy, first = names.index("copy" if reads else how.parameters[0]), begin_rows or _no_rows
 
     def flat(*args):
         goes, grads = to(args), gradients(args)
