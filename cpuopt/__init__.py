@@ -20,7 +20,6 @@ _HOMES = {
     "Choice": "kernels.registry",
     "kernel": "kernels.compile.jit",
     "helper": "kernels.compile.jit",
-    "offer": "kernels.toolkit.choices",
     "differentiable": "custom",
     "check_gradient": "check.gradient",
     "UserError": "errors",

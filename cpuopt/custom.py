@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import hashlib
 import inspect
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from inspect import Parameter, Signature
@@ -24,7 +23,6 @@ from .check.gradient import GradientResult, check_gradient
 from .errors import UserError
 from .kernels import registry
 from .kernels.generated.load import backward as generate
-from .kernels.toolkit import choices
 from .nn.trace import current
 from .ops.declaration import Arg, Dim, Op, as_dim, inp
 from .program.program import Value
@@ -69,9 +67,6 @@ def differentiable(
     """
 
     def decorate(function: Callable[..., None]) -> DifferentiableOp:
-        if function.__module__ in choices.CHOSEN:  # the file is executed once more, for kernels with another number
-            made: DifferentiableOp = getattr(sys.modules[choices.original(function.__module__)], function.__name__)
-            return made
         return DifferentiableOp(function, args, as_dim(flops), source, inputs)
 
     return decorate

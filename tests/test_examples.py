@@ -34,7 +34,7 @@ SAYS = {
     ],
     "6_generated_backward": [r"def mish_backward\(dinp, dinp_add, dout, inp\):\n"],
     "7_your_own_model": [],
-    "8_tune": [r"gelu_forward N=32768(.*\n)+ +mine +\d(.*\n)* +mine:BLOCK=4096 +\d", "--variant auto"],
+    "8_tune": [r"gelu_forward N=32768(.*\n)+ +mine:BLOCK=512 +\d(.*\n)* +mine:BLOCK=4096 +\d", "--variant auto"],
     "burgers": [r"viscosity 0\.0\d+ \(true 0\.02\)"],
 }
 PROGRESS = re.compile(r"cpuopt: compiling \d+ kernels, once|compiled \d+/\d+|\d/3 gelu_forward")
@@ -52,12 +52,10 @@ def _aside(monkeypatch, tmp_path, tmp_path_factory):
     monkeypatch.setattr(rates, "roofs", lambda n, say=None: ROOFS)
     monkeypatch.setattr(files, "alone", lambda *what: nullcontext())  # another test may tune meanwhile
     monkeypatch.setattr(rates, "folder", lambda: tmp_path / "machine")
-    every, modules = dict(ops.ALL), set(sys.modules)
+    every = dict(ops.ALL)
     yield
     ops.ALL.clear()
     ops.ALL.update(every)
-    for name in [name for name in sys.modules.keys() - modules if name.startswith("__main__@")]:
-        del sys.modules[name]
 
 
 @pytest.fixture(scope="module")

@@ -6,12 +6,13 @@ import linecache
 import os
 import re
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 import cpuopt.kernels
-from cpuopt import cli, ops
+from cpuopt import cli, files, ops
 from cpuopt.check import gate
 from cpuopt.check.cases import Case
 from cpuopt.cli.common import sizes_by_symbol
@@ -47,6 +48,7 @@ def _here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("NUMBA_NUM_THREADS", os.environ["NUMBA_NUM_THREADS"])
     monkeypatch.setattr(machine, "roofs", lambda n, say: ROOFS)
+    monkeypatch.setattr(files, "alone", lambda *what: nullcontext())  # another test may tune meanwhile
     every, kernels = dict(ops.ALL), dict(registry.KERNELS)
     Path("relu2.py").write_text(RELU2)
     yield
@@ -242,75 +244,33 @@ def test_a_starter_of_a_backward_with_scratch_registers_it():
         shape_at(op, {"R": 3})
 
 
-OFFERS = """
+CHUNKS = """
 from numba import prange
 from relu2 import relu2
 
-from cpuopt import kernel, offer
+from cpuopt import kernel
 
-CHUNK = offer("CHUNK", 4096, 1024)
-STEP = offer("STEP", 1, 2)
+def make(CHUNK):
+    @kernel(relu2.forward, f"mine:CHUNK={CHUNK}", scratch=[("tile", CHUNK)])
+    def relu2_forward(out, inp, tile):
+        for i in prange(inp.shape[0]):
+            x = max(inp[i], 0) * (CHUNK // CHUNK)
+            out[i] = x * x
 
-
-@kernel(relu2.forward, "mine", scratch=[("tile", CHUNK)])
-def relu2_forward(out, inp, tile):
-    for i in prange(inp.shape[0]):
-        x = max(inp[i], 0) * (CHUNK // CHUNK)
-        out[i] = x * x
-
-
-@kernel(relu2.backward, "mine")
-def relu2_backward(dinp, dinp_add, dout, inp):
-    for i in prange(inp.shape[0]):
-        d = 2 * max(inp[i], 0) * dout[i]
-        dinp[i] = dinp[i] + d if dinp_add else d
+for size in (4096, 1024):
+    make(size)
 """
 
 
-def test_a_file_offers_block_sizes():
-    Path("mine.py").write_text(OFFERS)
-    cpuopt.kernels.load_all(["mine.py"])
-    assert registry.variants("relu2_forward") == ["vanilla", "mine", "mine:CHUNK=1024"]  # STEP changes nothing in it
-    assert registry.variants("relu2_backward") == ["vanilla", "generated", "mine"]
-    usual, other = (registry.KERNELS["relu2_forward", v] for v in ("mine", "mine:CHUNK=1024"))
-    assert (usual.work({})["tile"], other.work({})["tile"]) == (((4096,), "float32"), ((1024,), "float32"))
-    assert cache.digest(usual.function) != cache.digest(other.function)
+def test_one_function_makes_a_kernel_for_each_block_size():
+    Path("mine.py").write_text(CHUNKS)
+    for _ in range(2):  # the second time changes nothing
+        cpuopt.kernels.load_all(["mine.py"])
+        assert registry.variants("relu2_forward") == ["vanilla", "mine:CHUNK=4096", "mine:CHUNK=1024"]
+    one, other = (registry.KERNELS["relu2_forward", f"mine:CHUNK={n}"] for n in (4096, 1024))
+    assert (one.work({})["tile"], other.work({})["tile"]) == (((4096,), "float32"), ((1024,), "float32"))
+    assert cache.digest(one.function) != cache.digest(other.function) != "unknown"
     assert registry.Choice("vanilla", ["relu2=mine:CHUNK=1024"]).resolve("relu2_forward", "x") is other
-    with Child("cpuopt.check.worker", ["mine.py"]) as child:
-        choices = {(k["op"], k["variant"]): k["choice"] for k in child.start()}
-    assert choices["relu2_forward", "mine:CHUNK=1024"]
-    assert not choices["relu2_forward", "mine"]
-    cpuopt.kernels.load_all(["mine.py"])  # once more, which changes nothing
-    assert len(registry.variants("relu2_forward")) == 3
-    first = sys.modules["mine"]
-    cpuopt.kernels.forget("mine.py")
-    for key in [k for k in registry.KERNELS if k[1].startswith("mine")]:
-        del registry.KERNELS[key]
-    Path("mine.py").write_text(OFFERS.replace("1024", "512"))
-    linecache.clearcache()
-    cpuopt.kernels.load_all(["mine.py"])
-    assert sys.modules["mine"] is not first
-    assert registry.variants("relu2_forward") == ["vanilla", "mine", "mine:CHUNK=512"]
-
-
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        ('offer("A", 1, 1)', "expected whole numbers that differ"),
-        ('offer("A", 1, 2.0)', "expected whole numbers that differ"),
-        ('offer("A=1", 1, 2)', "expected a short name that the file offers once"),
-        ('offer("A", 1, 2); offer("A", 3, 4)', "expected a short name that the file offers once"),
-        (
-            'offer("A", *range(9)); offer("B", *range(9))',
-            "it offers 81 combinations of numbers; expected 64 at the most",
-        ),
-    ],
-)
-def test_offers_that_are_refused(line, said):
-    Path("mine.py").write_text(f"from cpuopt import offer\n{line}\n")
-    for _ in range(2):
-        with pytest.raises(UserError, match=re.escape(said)):
-            cpuopt.kernels.load_all(["mine.py"])
 
 
 # Files that import each other -----------------------------------------------------------------------------------------

@@ -14,7 +14,6 @@ from ..files.reading import to_json
 from ..isolate.serve import Say, serve
 
 if TYPE_CHECKING:
-    from ..kernels.registry import Kernel
     from ..kernels.watch import Watch
 
 
@@ -31,9 +30,7 @@ def load(request: Mapping[str, Any], say: Say) -> dict[str, Any]:
     before = set(registry.KERNELS)
     kernels.load_all(request["kernels"])
     added = [k for key, k in registry.KERNELS.items() if key not in before]
-    about = [
-        {"op": k.op.name, "variant": k.variant, "where": k.where, "file": k.file, "choice": offered(k)} for k in added
-    ]
+    about = [{"op": k.op.name, "variant": k.variant, "where": k.where, "file": k.file} for k in added]
     about = [a | {"text": fingerprint(k.function)} for a, k in zip(about, added, strict=True)]
     return {"added": about, "files": [str(f) for f in kernels.files_beside([Path(f) for f in request["kernels"]])]}
 
@@ -52,13 +49,6 @@ def unchanged() -> None:
     """
     if _watch and (changes := _watch.changes()):
         raise UserError(f"a file of kernels was loaded, and then: {'; '.join(changes)}")
-
-
-def offered(kernel: Kernel) -> bool:
-    """Return whether a kernel has another number than the usual one that its file offers."""
-    from ..kernels.toolkit import choices
-
-    return kernel.function.__module__ in choices.CHOSEN
 
 
 def check(request: Mapping[str, Any], say: Say) -> dict[str, Any]:

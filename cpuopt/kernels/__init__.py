@@ -17,7 +17,6 @@ from types import ModuleType
 from .. import ops
 from ..errors import UserError
 from . import registry
-from .toolkit import choices
 from .watch import Watch
 
 PARTS = {"compile", "toolkit"}
@@ -76,7 +75,6 @@ def load_file(file: str | Path, flag: str, of: str) -> ModuleType:
     """
     path = Path(file).resolve()
     if module := imported(path):
-        choices.expand(module)
         return module
     if not path.is_file():
         raise UserError(f"{flag}: no such file; expected a Python file with {of}")
@@ -97,21 +95,18 @@ def load_file(file: str | Path, flag: str, of: str) -> ModuleType:
         raise UserError(f"{flag}: not a Python file; expected a name that ends in .py")
     module = importlib.util.module_from_spec(spec)
     modules, kernels, declared = set(sys.modules), dict(registry.KERNELS), dict(ops.ALL)
-    choices.forget(name)
     sys.modules[name] = module
     watch, writes = Watch(), sys.dont_write_bytecode
     sys.dont_write_bytecode = True  # which a second save in the same second would not make stale
     try:
         with blaming(path, flag):
             spec.loader.exec_module(module)
-            choices.expand(module)
             if changes := watch.changes():
                 raise ValueError("; ".join(changes))
     except BaseException:
         for there, before in (registry.KERNELS, kernels), (ops.ALL, declared):
             there.clear()
             there.update(before)  # type: ignore[arg-type]
-        choices.forget(name)
         for other in [n for n, m in sys.modules.items() if n not in modules and folder_of(m) == path.parent]:
             del sys.modules[other]
         raise
@@ -124,9 +119,7 @@ def load_file(file: str | Path, flag: str, of: str) -> ModuleType:
 def imported(path: Path) -> ModuleType | None:
     """Return the module of a file, where it is imported already."""
     there = (m for m in list(sys.modules.values()) if Path(getattr(m, "__file__", None) or "").name == path.name)
-    return next(
-        (m for m in there if Path(str(m.__file__)).resolve() == path and m.__name__ not in choices.CHOSEN), None
-    )
+    return next((m for m in there if Path(str(m.__file__)).resolve() == path), None)
 
 
 def forget(file: str | Path) -> None:

@@ -117,7 +117,7 @@ def rows_of(plan: RoundPlan, added: Sequence[Mapping[str, Any]]) -> list[KernelR
     rows = [
         KernelRow(k["op"], k["variant"], plan.against or default(k["op"], there))
         for k in added
-        if k["file"] == str(plan.file.resolve()) and k["variant"] != GENERATED and not k["choice"]
+        if k["file"] == str(plan.file.resolve()) and k["variant"] != GENERATED
     ]
     for row in rows:
         if (row.op, row.against) not in there:

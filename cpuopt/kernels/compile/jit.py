@@ -22,7 +22,6 @@ from ...errors import UserError
 from ...ops.declaration import Op
 from .. import registry
 from ..registry import Kernel, Scratch
-from ..toolkit import choices
 from ..toolkit.threads import cores
 from . import cache
 from .numba_internals import unsupported
@@ -112,7 +111,7 @@ def kernel(
         )
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
-        here, name = shown or function, choices.variant_in(function.__module__, variant)
+        here = shown or function
         parts = tuple(Scratch(*of) for of in scratch)
         all_types = function.__module__.startswith("cpuopt.") if narrow is None else narrow
         where = f"{here.__code__.co_filename}:{here.__code__.co_firstlineno}"
@@ -121,9 +120,9 @@ def kernel(
             params = [*op.params, *(s.name for s in parts)]
         if not jit:
             more = {"same_bits": same_bits, "narrow": all_types, "skips": tuple(skips)}
-            registry.register(Kernel(op, name, function, parts, where=where, **more), params, of)
+            registry.register(Kernel(op, variant, function, parts, where=where, **more), params, of)
             return function
-        compiled, label = helper(**{**OPTIONS, **options})(function), f"{op.name}[{name}] at {where}"
+        compiled, label = helper(**{**OPTIONS, **options})(function), f"{op.name}[{variant}] at {where}"
 
         def types_of(dtypes: Mapping[str, str]) -> tuple[types.Type, ...]:
             sig = signature(op, parts, dtypes)
@@ -142,7 +141,7 @@ def kernel(
             return (lambda *args: code(args)) if code and takes_all(function) else code
 
         more = {"where": where, "same_bits": same_bits, "narrow": all_types, "skips": tuple(skips)}
-        registry.register(Kernel(op, name, compiled, parts, make, made, entry, **more), params, of)
+        registry.register(Kernel(op, variant, compiled, parts, make, made, entry, **more), params, of)
         return compiled
 
     return decorate
