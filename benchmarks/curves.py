@@ -58,7 +58,7 @@ def ours(job: Job, text: list[dict[str, Array]]) -> list[float]:
             found.append(float(np.mean([job.engine.forward(**batch) for batch in text])))
         if job.done == job.settings.steps:
             return found
-        job.step()
+        job.take_step()
 
 
 def theirs(python: str, jobs: list[Job], text: list[dict[str, Array]]) -> tuple[list[list[float]], str]:

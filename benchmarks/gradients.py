@@ -32,7 +32,7 @@ def row(model: str, size: str, python: str) -> str:
     settings = Settings(model=model, B=B, T=T, steps=TRAINED + 1, lr=1e-3, clip=1e9)  # which keeps all gradients
     trained = prepare(settings)
     for _ in range(TRAINED):
-        trained.step()
+        trained.take_step()
     job = prepare(replace(settings, dtype="bf16"))
     for name, x in job.engine.parameters().items():
         x[...] = trained.engine.parameters()[name]

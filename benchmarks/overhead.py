@@ -46,7 +46,7 @@ class Steps:
 
     def step(self) -> dict[str, Any]:
         """Take a step; return its ms, and the sums of a profile's rows."""
-        ms = self.job.step(self.profiler.step if self.profiler else nullcontext).seconds * 1e3
+        ms = self.job.take_step(self.profiler.time_step if self.profiler else nullcontext).seconds * 1e3
         if self.profiler is None:
             return {"ms": ms}
         p = self.profiler.profile(model="", B=1, T=1, choice=self.job.choice)

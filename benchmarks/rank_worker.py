@@ -61,7 +61,7 @@ class Session:
         step_ms, losses, window_ms = [], [], []
         rows: dict[str, float] = defaultdict(float)
         for _ in range(request["n"]):
-            losses.append(self.job.step(self.profiler.step).loss)
+            losses.append(self.job.take_step(self.profiler.time_step).loss)
             (step,) = self.profiler.steps
             step_ms.append((step.end - step.start) / 1e6)
             window_ms.append(0.0)

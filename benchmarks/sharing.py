@@ -89,14 +89,14 @@ def main() -> None:
             seconds.append(timed(call))
 
     prepared = job.prepare(job.Settings(model=a.model, B=B, T=T, threads=a.threads))
-    prepared.step()
+    prepared.take_step()
     prepared.engine.runner = run
     rows = []
     print(f"{UPDATE} of {a.model} at {a.size}, ms a step: in the step, alone, after the weight was read; message, ns")
     for _ in range(a.rounds):
         calls.clear(), seconds.clear()
         before = message()
-        whole = prepared.step().seconds
+        whole = prepared.take_step().seconds
         reader = {}  # by update: the last call before it that reads its weight
         for i, call in enumerate(calls):
             if call.call.op.name.startswith(UPDATE):

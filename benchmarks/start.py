@@ -59,10 +59,10 @@ def serve(model: str, B: int, T: int, pages: str) -> None:
     engine.initialize = timed("weights", engine.initialize)
     job.require_right = timed("judgements", job.require_right)  # type: ignore[attr-defined]
     prepared = job.prepare(job.Settings(model=model, B=B, T=T))
-    timed("first step", prepared.step)()
+    timed("first step", prepared.take_step)()
     parts["to the end of the first step"] = time.perf_counter() - start
     parts["CPU to there"] = time.process_time()
-    steps = [prepared.step().seconds for _ in range(3)]
+    steps = [prepared.take_step().seconds for _ in range(3)]
     print(json.dumps({**parts, "a later step": median(steps)}))
 
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class Profiler:
-    """Timer of every call of the steps inside ``with profiler.step()``; other runs of the engine are not timed.
+    """Timer of every call of the steps inside ``with profiler.time_step()``; other runs of the engine are not timed.
 
     Parameters
     ----------
@@ -87,7 +87,7 @@ class Profiler:
         self._runs.append((calls, np.array(marks, dtype=np.int64)))
 
     @contextmanager
-    def step(self) -> Iterator[None]:
+    def time_step(self) -> Iterator[None]:
         """Time a whole step; one that raises is not counted."""
         runs: list[tuple[Sequence[Bound], Array]] = []
         self._runs, self._readings = runs, []
@@ -126,7 +126,7 @@ class Profiler:
             Where no step was measured.
         """
         if not self.steps:
-            raise UserError("profile: no step was measured; run at least one inside 'with profiler.step()'")
+            raise UserError("profile: no step was measured; run at least one inside 'with profiler.time_step()'")
         warmup = min(warmup, self._count - 1)
         steps = [s for s in self.steps if s.number >= warmup]
         step_ms = [(s.end - s.start) / 1e6 for s in steps]
@@ -181,7 +181,7 @@ class Profiler:
             before = self.clock()
             self._replaced(calls)
             between = self.clock()
-            with probe.step():
+            with probe.time_step():
                 probe.run_calls(calls)
             plain.append(between - before)
             timed.append(self.clock() - between)
@@ -210,20 +210,26 @@ def peak_rss_bytes() -> int:
 
 
 class Trainable(Protocol):
+    """A job whose steps are measured or judged."""
+
+    engine: Engine
+    done: int
+
+    def take_step(self, within: Callable[[], AbstractContextManager[object]]) -> Any:
+        """Train on the next batch; return what has the ``loss``."""
+
+
+class Profiled(Trainable, Protocol):
     """The part of a job that `profile` uses."""
 
     name: str
     settings: Any
-    engine: Engine
     choice: Any
     checked: list[dict[str, Any]]
 
-    def step(self, within: Callable[[], AbstractContextManager[None]]) -> object:
-        """Train on the next batch."""
-
 
 def profile(
-    job: Trainable,
+    job: Profiled,
     *,
     warmup: int = 1,
     tick: Callable[[], None] = lambda: None,
@@ -246,7 +252,7 @@ def profile(
     profiler = Profiler(job.engine, regions=regions)
     try:
         for _ in range(warmup + s.steps):
-            job.step(profiler.step)
+            job.take_step(profiler.time_step)
             tick()
     finally:
         profiler.remove()

@@ -208,16 +208,16 @@ def test_the_command_ends_with_status_2_on_a_file_that_is_really_large(capsys):
     """Larger than what is read whole; today a mapped file of this size would end the process with SIGBUS."""
     ids = np.random.default_rng(0).integers(0, 256, stored.LARGE // 2 + 1, np.uint16)
     write_tokens(Path("t.bin"), ids)
-    right = job.TrainingSteps.step
+    right = job.TrainingSteps.take_step
 
-    def step(self, *args, **named):
+    def take_step(self, *args, **named):
         if self.done == 3:
             cut()
         return right(self, *args, **named)
 
     words = ["train", "--model", SIZES, "--data", "t.bin", "-B", "2", "-T", "8", "--variant", "vanilla", "--steps", "9"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(job.TrainingSteps, "step", step)
+        patch.setattr(job.TrainingSteps, "take_step", take_step)
         assert cli.main([*words, "--val-every", "0"]) == 2
     err = capsys.readouterr().err
     assert "cpuopt: ended after step 4: 't.bin' was cut short: it has 1100 bytes, and had " in err

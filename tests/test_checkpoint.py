@@ -34,7 +34,7 @@ class Listener:
     def __init__(self, die_after=None):
         self.die_after, self.notes = die_after, []
 
-    def step(self, metrics):
+    def step_done(self, metrics):
         if metrics["step"] == self.die_after:
             raise KilledError
 

@@ -156,7 +156,7 @@ def test_a_run_goes_on_behind_a_step_without_targets(guard, tmp_path):
         return found
 
     job.micro_batches = micro_batches
-    taken = [job.step() for _ in range(3)]
+    taken = [job.take_step() for _ in range(3)]
     assert [t.refused for t in taken] == ["", UNCOUNTED, ""]
     assert all(np.isfinite(t.loss) for t in taken)
     assert (job.engine.step_number, job.done, job.guard.skipped) == (2, 3, 0)

@@ -50,7 +50,7 @@ class Listener:
     def __init__(self, after=None, act=lambda: None):
         self.notes, self.steps, self.after, self.act = [], 0, after, act
 
-    def step(self, metrics):
+    def step_done(self, metrics):
         self.steps += 1
         if self.steps == self.after:
             self.act()

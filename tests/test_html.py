@@ -117,7 +117,7 @@ def profile(engine):
     profiler = Profiler(engine)
     for i in range(STEPS + 1):
         tokens = np.random.default_rng(i).integers(0, 256, (B, T + 1))
-        with profiler.step():
+        with profiler.time_step():
             engine.step(tokens=tokens[:, :-1], targets=tokens[:, 1:])
     profiler.remove()
     choice = registry.Choice("vanilla", ("matmul_forward@h.1.*=blas",))

@@ -275,7 +275,7 @@ def kernel():
     ctypes.PyDLL(None).sleep(60)  # holds the interpreter, as a kernel does
 
 with Watchdog(first_s=0.5, file=link.fileno()) as dog:
-    with dog.step():
+    with dog.watch_step():
         STEP
     kernel() if rank else time.sleep(60)
 """
@@ -292,7 +292,7 @@ def test_what_does_not_end_shows_the_stacks_of_all_ranks(step):
 
 def test_a_step_that_does_not_end_ends_its_process_without_a_launcher():
     program = "import time\nfrom cpuopt.comm.watchdog import Watchdog\ndef stuck(): time.sleep(60)\n"
-    program += "with Watchdog(first_s=0.2) as dog, dog.step(): stuck()"
+    program += "with Watchdog(first_s=0.2) as dog, dog.watch_step(): stuck()"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == -signal.SIGALRM
     assert "in stuck" in done.stderr
@@ -304,7 +304,7 @@ def test_the_watchdog_waits_for_twenty_medians():
     limits = [dog.limit_s]
     with dog:
         for seconds in (1.0, 5.0, 5.0):
-            with dog.step():
+            with dog.watch_step():
                 now[0] += seconds
             assert signal.getitimer(signal.ITIMER_REAL)[0] == pytest.approx(1802, abs=60)
             limits.append(dog.limit_s)

@@ -112,7 +112,7 @@ RULES = {
         within(),
         ("record.py", "eval('1')"),
     ),
-    "only train/job.py steps an engine: the next step of a job is Job.step()": (
+    "only train/job.py steps an engine: the next step of a job is Job.take_step()": (
         r"(.*\.)?engine\.step",
         within("train/job.py"),
         ("profiler.py", "job.engine.step(lr=1.0)"),

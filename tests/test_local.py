@@ -209,7 +209,7 @@ def test_a_profile_has_the_rows_of_both_phases():
         engine = engine_of(comm=comm, alone=True)
         profiler = Profiler(engine)
         for number, (first, more) in enumerate(batches(comm.rank), 1):
-            with profiler.step():
+            with profiler.time_step():
                 engine.step(more=[more], **first, **INNER)
                 if number % H == 0:
                     engine.outer_step()

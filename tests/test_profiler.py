@@ -126,7 +126,7 @@ def run(engine, choice, steps=1, warmup=0, **kw):
     """Profile some steps of a model."""
     p = Profiler(engine, CLOCK, **kw)
     for i in range(warmup + steps):
-        with p.step():
+        with p.time_step():
             engine.step(**batch(i))
     p.remove()
     return p, p.profile(model="gpt2-tiny", B=B, T=T, choice=choice, warmup=warmup)
@@ -173,7 +173,7 @@ def test_a_row_is_held_against_the_roof_that_binds(engine, shared):
     levels = (Level("L1", 20_000), Level("memory", None))
     roofs = Roofs(1, levels, 1.0, {"L1": {"read": 2.0, "copy": 3.0}, "memory": {"read": 0.5}}, 1.0)
     p = Profiler(engine, CLOCK)
-    with p.step():
+    with p.time_step():
         engine.step(**batch())
     p.remove()
     profile = p.profile(model="gpt2-tiny", B=B, T=T, choice=shared[1], roofs=roofs)
@@ -263,7 +263,7 @@ def test_two_calls_of_one_layer_are_one_row_and_layers_stand_together(result):
 def test_warm_up_is_dropped_and_a_disturbed_step_moves_no_row(engine, shared):
     p = Profiler(engine, CLOCK)
     for i, extra in enumerate([9e6, 0, 0, 5e6, 0]):
-        with p.step():
+        with p.time_step():
             engine.step(**batch(i))
             CLOCK.now += int(extra)
     quiet = p.steps[1].end - p.steps[1].start
@@ -278,7 +278,7 @@ def test_warm_up_is_dropped_and_a_disturbed_step_moves_no_row(engine, shared):
 def test_one_slow_step_of_three_is_in_no_figure_that_is_shown(engine, shared):
     p = Profiler(engine, CLOCK)
     for i, extra in enumerate([0, 35e6, 0]):
-        with p.step():
+        with p.time_step():
             engine.step(**batch(i))
             CLOCK.now += int(extra)
     quiet = (p.steps[0].end - p.steps[0].start) / 1e6
@@ -312,7 +312,7 @@ def test_raw_times_of_every_call_are_kept(engine, shared):
 
 def test_a_call_that_runs_twice_in_a_step_counts_twice(engine, shared):
     p = Profiler(engine, CLOCK)
-    with p.step():
+    with p.time_step():
         engine.forward(**batch())
         engine.forward(**batch())
     r = p.profile(model="m", B=B, T=T, choice=shared[1])
@@ -369,7 +369,7 @@ def test_profiled_or_not_the_losses_have_the_same_bits():
     p = Profiler(profiled, CLOCK)
     seen = []
     for i in range(3):
-        with p.step():
+        with p.time_step():
             seen.append(profiled.step(**batch(i)))
         p.profile(model="m", B=B, T=T, choice=choice)
     assert seen == losses
@@ -389,7 +389,7 @@ def test_remove_gives_the_engine_its_loop_back(engine):
 
 def test_what_runs_outside_a_step_runs_and_is_not_measured(engine):
     p = Profiler(engine, CLOCK)
-    with p.step():
+    with p.time_step():
         engine.step(**batch())
     before = CLOCK.now
     assert engine.forward(**batch(0)) != engine.forward(**batch(1))
@@ -400,12 +400,12 @@ def test_what_runs_outside_a_step_runs_and_is_not_measured(engine):
 
 def test_a_step_that_fails_is_not_counted(engine, shared):
     p = Profiler(engine, CLOCK)
-    with pytest.raises(UserError, match="inputs are"), p.step():
+    with pytest.raises(UserError, match="inputs are"), p.time_step():
         engine.step(tokens=batch()["tokens"])
     with pytest.raises(UserError, match="no step was measured; run at least one inside"):
         p.profile(model="m", B=B, T=T, choice=shared[1])
     engine.forward(**batch())
-    with p.step():
+    with p.time_step():
         engine.step(**batch())
     assert [(s.number, len(s.runs)) for s in p.steps] == [(0, 4)]
 
@@ -416,7 +416,12 @@ def test_profile_of_a_job(engine, shared):
     )
     checked = [{"kernel": "gelu_forward[vanilla]", "status": "PASS"}]
     job = SimpleNamespace(
-        settings=steps.settings, engine=engine, step=steps.step, choice=shared[1], name="gpt2-tiny", checked=checked
+        settings=steps.settings,
+        engine=engine,
+        take_step=steps.take_step,
+        choice=shared[1],
+        name="gpt2-tiny",
+        checked=checked,
     )
     ticks = Counter()
     r = profiler.profile(job, warmup=2, tick=lambda: ticks.update("x"))

@@ -224,7 +224,7 @@ class Listener:
     def __init__(self):
         self.steps, self.vals, self.notes = [], [], []
 
-    def step(self, metrics):
+    def step_done(self, metrics):
         self.steps.append({k: v for k, v in metrics.items() if k in ("step", "loss", "grad_norm", "val_loss")})
 
     def validation(self, step, loss):

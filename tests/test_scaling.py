@@ -268,7 +268,7 @@ def test_the_instruments_own_time_is_no_part_of_a_step():
     bound = SimpleNamespace(call=SimpleNamespace(op=SimpleNamespace(params=[])), kernel=kernel, args=[])
     log = SimpleNamespace(follow=lambda array: passes(100), regions=regions)
     watch = Stopwatch({1: {id(bound): bound}}, log, lambda: now[0])
-    with watch.step((1, 1)):
+    with watch.time_step((1, 1)):
         passes(3)
         watch.run([bound, bound])
     ((between, calls),) = watch.found[1, 1]

@@ -27,7 +27,7 @@ class Listener:
     def __init__(self, die_after):
         self.die_after, self.notes = die_after, []
 
-    def step(self, metrics):
+    def step_done(self, metrics):
         if metrics["step"] == self.die_after:
             raise KilledError
 
@@ -114,7 +114,7 @@ def test_a_number_that_is_none_and_a_byte_that_is_wrong(tmp_path):
     first = {"step": 1, "loss": None, "lr": 0.1, "grad_norm": math.inf, "step_ms": 1.0, "tokens_per_s": 2.0}
     run = Run(tmp_path, "x", {})
     run.begin_events([first], {})
-    run.step({**first, "step": 2, "loss": 3.0})
+    run.step_done({**first, "step": 2, "loss": 3.0})
     (file,) = run.path.glob(tensorboard.FILES)
     (one, two), norms = (curves(run.path)[tag] for tag in ("loss/train", "grad_norm"))
     assert math.isnan(one[1])
@@ -133,11 +133,11 @@ def test_what_the_disk_does_not_take_is_written_later(tmp_path):
     (file,) = run.path.glob(tensorboard.FILES)
     away = file.rename(tmp_path / "away")
     file.mkdir()
-    run.step(metrics)
+    run.step_done(metrics)
     assert "cannot write" in run.trouble
     file.rmdir()
     away.rename(file)
-    run.step({**metrics, "step": 2})
+    run.step_done({**metrics, "step": 2})
     assert run.trouble == ""
     assert [step for step, _ in curves(run.path)["loss/train"]] == [1, 2]
 

@@ -47,7 +47,7 @@ class Listener:
     def __init__(self, after=None, signals=()):
         self.steps, self.vals, self.notes, self.after, self.signals = [], [], [], after, signals
 
-    def step(self, metrics):
+    def step_done(self, metrics):
         self.steps.append(metrics)
         if len(self.steps) == self.after:
             self.send()
@@ -204,12 +204,12 @@ def test_every_verb_steps_as_the_settings_say(prepare, tmp_path):
     compared = ab.InStep(trained.settings, [ab.Change((vanilla, vanilla))])
     for ready in (other, compared.job):
         for _ in range(3):
-            ready.step()
+            ready.take_step()
     want = weights_of(trained)
     for ready in (profiled, compared.job):
         assert all(np.array_equal(p, want[name]) for name, p in ready.engine.parameters().items())
     assert {n for n, p in other.engine.parameters().items() if np.array_equal(p, want[n])} == set()
-    assert (trained.done, compared.job.step().lr) == (3, 5e-3)  # a step behind the last has its rate
+    assert (trained.done, compared.job.take_step().lr) == (3, 5e-3)  # a step behind the last has its rate
 
 
 @pytest.mark.parametrize("variant", ["vanilla", "optimized"])

@@ -90,7 +90,7 @@ def _train(args: argparse.Namespace, rank: ranks.Rank) -> int:
             view.note_resume(resume)
         began = lambda path: None if comm.rank else rank.link.tell(run=str(path))  # noqa: E731
         with Watchdog(file=rank.link.fileno()) if comm.size > 1 else nullcontext() as watchdog:
-            watch = watchdog.step if watchdog else nullcontext
+            watch = watchdog.watch_step if watchdog else nullcontext
             result = train(job, args.runs, view, resume=resume, roofs=roofs, watch=watch, began=began, last=True)
     if comm.rank:
         return result.status

@@ -62,7 +62,7 @@ class Watchdog:
         faulthandler.cancel_dump_traceback_later()
 
     @contextmanager
-    def step(self) -> Iterator[None]:
+    def watch_step(self) -> Iterator[None]:
         """Watch one step."""
         start = self.clock()
         self._limit(self.limit_s)

@@ -11,12 +11,11 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cache, partial
 from math import inf
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -25,7 +24,6 @@ from ..building import Bound
 from ..check.cases import Case, case
 from ..check.judge import CheckResult
 from ..check.timed import AFTER, BEFORE, FILLS, SELDOM, TimedKernels, judge_call
-from ..engine import Engine
 from ..errors import UserError
 from ..files.reading import from_json, to_json
 from ..isolate.serve import doing
@@ -37,7 +35,7 @@ from ..measure import rates as machine
 from ..measure.comparison import ANALYSES, CHECKED_STEPS, Comparison, Trial, compare, disagreement, judge
 from ..measure.roofline import Roofs
 from ..ops.declaration import Op
-from ..profiler import Profiler
+from ..profiler import Profiler, Trainable
 from ..program.program import Call
 from ..train.job import Settings, build_only, prepare
 from ..wording import nearest, spread, text_of
@@ -364,16 +362,6 @@ class Change:
         return call.op is self.kernels[0].op and any(fnmatchcase(call.layer, glob) for glob in self.layers)
 
 
-class Stepping(Protocol):
-    """The part of a job that `InStep` uses."""
-
-    engine: Engine
-    done: int
-
-    def step(self, within: Callable[[], AbstractContextManager[object]]) -> Any:
-        """Train on the next batch; return what has the ``loss``."""
-
-
 class InStep:
     """A job in which some calls switch between kernel A and kernel B from step to step.
 
@@ -388,7 +376,7 @@ class InStep:
     """
 
     def __init__(
-        self, job: Settings | Stepping, changes: Sequence[Change], say: Say = lambda text: None, seed: int = 0
+        self, job: Settings | Trainable, changes: Sequence[Change], say: Say = lambda text: None, seed: int = 0
     ) -> None:
         if isinstance(job, Settings):
             seed, settings = job.seed, job
@@ -424,9 +412,9 @@ class InStep:
         self.engine.phases = {p: [swapped.get(id(b), b) for b in calls] for p, calls in self.phases.items()}
         self.engine.backwards = [[swapped.get(id(b), b) for b in calls] for calls in self.backwards]
 
-    def step(self) -> float:
+    def take_step(self) -> float:
         """Train for one step, and return its loss."""
-        return float(self.job.step(self.profiler.step).loss)
+        return float(self.job.take_step(self.profiler.time_step).loss)
 
     @property
     def trials(self) -> tuple[Trial, Trial]:
@@ -438,7 +426,7 @@ class InStep:
         if self.rng.random() < 1 / SELDOM:
             self.judged += self.audit("between those that were timed")
         self.use(side)
-        self.step()
+        self.take_step()
         times = self.profiler.steps[-1]
         took = {id(b): int(ns) for calls, marks in times.runs for b, ns in zip(calls, np.diff(marks), strict=True)}
         mine = (sum(took[id(b)] for b in group.values()) for group in self.groups[side])
@@ -475,7 +463,7 @@ class InStep:
         self.use("B")
         usual, self.engine.runner = self.engine.runner, judged
         try:
-            self.step()
+            self.take_step()
         finally:
             self.engine.runner = usual
         return results
@@ -491,7 +479,7 @@ class InStep:
             for v, x in zip(values, before, strict=True):
                 np.copyto(engine.array(v), x)
             self.job.done = engine.step_number = 0
-            found[side] = [self.step() for _ in range(CHECKED_STEPS)]
+            found[side] = [self.take_step() for _ in range(CHECKED_STEPS)]
         return found
 
 

@@ -97,7 +97,7 @@ class Stopwatch:
         self._own += self.clock() - before
 
     @contextmanager
-    def step(self, side: Side) -> Iterator[None]:
+    def time_step(self, side: Side) -> Iterator[None]:
         """Time a whole step."""
         self._cut, self._calls, self._own = side[0], [], 0
         start = self.clock()
@@ -169,7 +169,7 @@ def measure(
         for i in range(WARMUP + job.settings.steps):
             for side in sides[:: -1 if i % 2 else 1]:
                 engine.threads = side[1]
-                job.step(lambda side=side: watch.step(side))  # type: ignore[misc]
+                job.take_step(lambda side=side: watch.time_step(side))  # type: ignore[misc]
                 tick()
     finally:
         engine.runner, engine.threads = before

@@ -458,7 +458,7 @@ class Repeating:
     checked: list[dict[str, Any]]
     done: int = field(default=0)
 
-    def step(self, within: Callable[[], AbstractContextManager[object]]) -> core.Step:
+    def take_step(self, within: Callable[[], AbstractContextManager[object]]) -> core.Step:
         """Train on the batch."""
         with within():
             return self.take()

@@ -224,7 +224,7 @@ class TrainingView:
             with surviving_hangup():
                 warn(text)
 
-    def step(self, metrics: Mapping[str, Any]) -> None:
+    def step_done(self, metrics: Mapping[str, Any]) -> None:
         """Show a step."""
         now = f"loss {metrics['loss']:.4f}  norm {metrics['grad_norm']:.2f}  {metrics['tokens_per_s']:,.0f} tokens/s"
         self.bar.update(self.task, completed=metrics["step"], now=now)

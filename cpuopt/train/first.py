@@ -7,7 +7,7 @@ judged in it, on copies of its arrays; then all that the step changed is put bac
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -20,25 +20,20 @@ from ..check.sized import MOST, Sized, check_sized
 from ..errors import UserError, blamed
 from ..kernels.compile import cache
 from ..kernels.watch import Watch
+from ..profiler import Trainable
 
 if TYPE_CHECKING:
     from ..check.judge import CheckResult
-    from ..engine import Engine
     from .guard import Guard
 
 
-class Stepping(Protocol):
+class Guarded(Trainable, Protocol):
     """The part of a job that is used here."""
 
-    engine: Engine
     guard: Guard
-    done: int
-
-    def step(self, within: Callable[[], AbstractContextManager[object]]) -> object:
-        """Train on the next batch."""
 
 
-def judge_first_step(job: Stepping, say: Callable[[str], None] = lambda text: None) -> list[CheckResult]:
+def judge_first_step(job: Guarded, say: Callable[[str], None] = lambda text: None) -> list[CheckResult]:
     """Judge each distinct call of users' kernels on the arrays of the next step, unless that is remembered.
 
     Ops of one's own, whose reference is plain Python, are left out, and so are steps that ranks share.
@@ -88,7 +83,7 @@ def judge_first_step(job: Stepping, say: Callable[[str], None] = lambda text: No
     usual, done, number, guard = engine.runner, job.done, engine.step_number, job.guard.state()
     engine.runner = run
     try:
-        job.step(nullcontext)
+        job.take_step(nullcontext)
     finally:
         engine.runner, job.done, engine.step_number = usual, done, number
         job.guard.restore(guard)

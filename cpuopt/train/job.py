@@ -125,7 +125,7 @@ class TrainingSteps:
         first += self.engine.comm.rank * n
         return [named(self.batches.at(i)) for i in range(first, first + n)]
 
-    def step(
+    def take_step(
         self,
         within: Callable[[], AbstractContextManager[object]] = nullcontext,
         clock: Callable[[], float] = time.perf_counter,
@@ -134,7 +134,7 @@ class TrainingSteps:
 
         Parameters
         ----------
-        within : a context manager for the engine's step, such as `Profiler.step`.
+        within : a context manager for the engine's step, such as `Profiler.time_step`.
         clock : in seconds.
         """
         s, number = self.settings, self.done + 1

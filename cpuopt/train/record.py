@@ -257,19 +257,19 @@ class Run:
         self._events = tensorboard.new_name()
         self._pending[self._events] = b""
         events = [tensorboard.opening(), *(tensorboard.validation(n, loss) for n, loss in val.items())]
-        self._append(self._events, b"".join(events + [tensorboard.step(m) for m in history]))
+        self._append(self._events, b"".join(events + [tensorboard.step_event(m) for m in history]))
         for old in before:
             with suppress(OSError):  # the old file is not shown twice, since the new one marks a restart
                 old.unlink()
 
-    def step(self, metrics: Mapping[str, Any]) -> None:
+    def step_done(self, metrics: Mapping[str, Any]) -> None:
         """Add one step to ``metrics.jsonl`` and ``main.log``."""
         m = metrics
         self._append("metrics.jsonl", f"{json.dumps(to_json(metrics))}\n".encode())
         line = f"s:{m['step']} trl:{m['loss']:.4f} lr:{m['lr']:.6f} norm:{m['grad_norm']:.2f}\n"
         self._append("main.log", line.encode())
         if self._events:
-            self._append(self._events, tensorboard.step(metrics))
+            self._append(self._events, tensorboard.step_event(metrics))
 
     def validation(self, step: int, loss: float) -> None:
         """Add a validation loss to ``main.log``."""
@@ -308,7 +308,7 @@ class Follower(Run):
     def begin_events(self, history: Sequence[Mapping[str, Any]], val: Mapping[int, float]) -> None:
         """Do nothing."""
 
-    def step(self, metrics: Mapping[str, Any]) -> None:
+    def step_done(self, metrics: Mapping[str, Any]) -> None:
         """Do nothing."""
 
     def validation(self, step: int, loss: float) -> None:

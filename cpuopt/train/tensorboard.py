@@ -58,7 +58,7 @@ def opening() -> bytes:
     return _record(version) + _record(start)
 
 
-def step(metrics: Mapping[str, Any]) -> bytes:
+def step_event(metrics: Mapping[str, Any]) -> bytes:
     """Return the event with the metrics of a step; None stands for a number that is not finite."""
     return _scalars(metrics["step"], {tag: metrics[name] for name, tag in TAGS.items()})
 

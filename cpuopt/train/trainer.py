@@ -49,7 +49,7 @@ COMPARE_EVERY = 100
 class Listener(Protocol):
     """Observer of a run's progress."""
 
-    def step(self, metrics: dict[str, Any]) -> None:
+    def step_done(self, metrics: dict[str, Any]) -> None:
         """One step is done."""
 
     def validation(self, step: int, loss: float) -> None:
@@ -271,7 +271,7 @@ class Trainer:
         while self.done < s.steps and not self.diagnosis and not (s.meet(self.done) and stopped()):
             try:
                 self._fetch()
-                metrics = self.step(profiler)
+                metrics = self.take_step(profiler)
             except Exception as e:
                 if not isinstance(e, UserError) and self.done > self.tried and self.comm.size == 1:
                     self.save(run)  # of a model's own code, which shows its traceback
@@ -285,8 +285,8 @@ class Trainer:
                 except UserError as e:  # no reason to lose the run
                     self.listener.note(f"no sample after step {self.done}: {e}")
             self.history.append(metrics)
-            run.step(metrics)
-            self.listener.step(metrics)
+            run.step_done(metrics)
+            self.listener.step_done(metrics)
             if run.trouble != trouble and (trouble := run.trouble):
                 self.listener.note(trouble)
             if self.comm.size > 1 and s.due(COMPARE_EVERY, self.done):
@@ -377,9 +377,9 @@ class Trainer:
             self.samples = Samples(job.settings, job.config, job.corpus.tokenizer)
         return self.samples.text(job.engine.parameters(), seed=self.done)
 
-    def step(self, profiler: Profiler) -> dict[str, Any]:
+    def take_step(self, profiler: Profiler) -> dict[str, Any]:
         """Take one step; return its metrics."""
-        taken = self.job.step(lambda: both(self.watch(), profiler.step()), self.clock)
+        taken = self.job.take_step(lambda: both(self.watch(), profiler.time_step()), self.clock)
         metrics: dict[str, Any] = {
             "step": taken.number,
             "loss": taken.loss,
@@ -452,7 +452,7 @@ def train(
     clock : in seconds.
     resume : the checkpoint that `job` was prepared with, whose run continues.
     roofs : the machine's roofs, for the profile.
-    watch : a context manager for each step, such as `Watchdog.step`.
+    watch : a context manager for each step, such as `Watchdog.watch_step`.
     began : called with the run's folder before the first step.
     last : whether the process ends after it, so that nothing is left for further signals once one has stopped the run.
     """

@@ -108,7 +108,7 @@ def verify(
     known = not losses and model.config.n_params == 124439808 and abs(state.loss - LOSSES_124M[0]) < FAR["loss"]
     expected = LOSSES_124M if known else tuple(losses)
     for step in range(10):
-        loss = steps.step().loss
+        loss = steps.take_step().loss
         there = step < len(expected)
         yield VerifyRow(
             f"loss of step {step}", _far(loss, expected[step]) if there else None, FAR["step"] if there else None, loss

@@ -178,10 +178,10 @@ def test_the_check_on_a_first_step_changes_nothing(monkeypatch: pytest.MonkeyPat
     """With all kernels of the package taken for a user's: none is refused, and the run has the same bits."""
     settings = {"model": "gpt2-tiny", "B": 2, "T": 16, "steps": 3}
     plain = prepare(Settings(**settings))
-    losses = [plain.step().loss for _ in range(3)]
+    losses = [plain.take_step().loss for _ in range(3)]
     monkeypatch.setattr("cpuopt.train.first.ours", lambda kernel: False)
     for more in ({}, {"model": "llama-tiny"}, {"variant": "vanilla"}, {"optimizer": "lion"}):
         job = prepare(Settings(**{**settings, **more}))
         assert len([c for c in job.checked if c["case"].startswith("BT=32")]) > 3
         if not more:
-            assert [job.step().loss for _ in range(3)] == losses
+            assert [job.take_step().loss for _ in range(3)] == losses

@@ -66,7 +66,7 @@ class Session:
         phases_ms: dict[str, list[float]] = {c: [] for c in PARTS.values()}
         for _ in range(n):
             self._ns = dict.fromkeys(phases_ms, 0)
-            taken = self.job.step()
+            taken = self.job.take_step()
             step_ms.append(taken.seconds * 1e3)
             losses.append(taken.loss)
             for column, ns in self._ns.items():
