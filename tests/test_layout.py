@@ -448,3 +448,48 @@ def test_another_file_that_says_float32_is_noticed(name, line, tmp_path):
     assert says_float32({name: file}) == {name}
     file.write_text('"""Sums in float32, as np.float32."""\n')
     assert says_float32({name: file}) == set()
+
+
+CLASSES_OF_ONE_NAME = {
+    "Config": "the sizes of each model, in its file: subclasses of models.Config",
+    "Engine": "cpuopt.Engine is the core's engine with the defaults of the command line",
+    "Step": "what a step of an engine gave, and an optimizer's step as an epilogue of kernels",
+}
+"""The names that several classes have, with the reason; none is added."""
+CALLED_STEP = {
+    "engine.py": "Engine.step takes a training step",
+    "lab/tune.py": "the field `step` of a tuning's record",
+    "kernels/toolkit/epilogue.py": "an optimizer's step on a row",
+}
+"""The files with functions called `step`, with the reason; none is added."""
+
+
+def definitions(files):
+    """The names of classes and functions in files, with their files."""
+    nodes = [(node, file) for file, path in files.items() for node in ast.walk(ast.parse(path.read_text("utf-8")))]
+    classes = [(node.name, file) for node, file in nodes if isinstance(node, ast.ClassDef)]
+    return classes, [(node.name, file) for node, file in nodes if isinstance(node, ast.FunctionDef)]
+
+
+def repeated(names):
+    return {name for name in names if names.count(name) > 1}
+
+
+def test_one_class_has_one_name():
+    """Take a name that is no longer repeated from the list; another class gets a name of its own."""
+    classes, _ = definitions(FILES)
+    assert repeated([name for name, _ in classes]) == set(CLASSES_OF_ONE_NAME)
+
+
+def test_only_an_engine_has_a_step():
+    """A step is taken, timed, watched or done elsewhere; take a file that has none from the list."""
+    _, functions = definitions(FILES)
+    assert {file for name, file in functions if name == "step"} == set(CALLED_STEP)
+
+
+def test_a_second_class_of_a_name_and_another_step_are_noticed(tmp_path):
+    file = tmp_path / "new.py"
+    file.write_text("class Profile:\n    def step(self): ...\n")
+    classes, functions = definitions({**FILES, "lab/new.py": file})
+    assert repeated([name for name, _ in classes]) == {"Profile", *CLASSES_OF_ONE_NAME}
+    assert ("step", "lab/new.py") in functions

@@ -49,7 +49,7 @@ def _looked_up(call: Call) -> Value | None:
 
 
 @dataclass(frozen=True)
-class Steps:
+class UpdateCalls:
     """The calls of ``sumsq`` and of one optimizer that read some gradients, with their other values."""
 
     calls: list[Call]
@@ -78,7 +78,7 @@ class Steps:
         return args
 
 
-def _updates(draft: Draft, call: Call, grads: list[Value], but: Sequence[Call] = ()) -> Steps | None:
+def _updates(draft: Draft, call: Call, grads: list[Value], but: Sequence[Call] = ()) -> UpdateCalls | None:
     """Find the updates from gradients that a call makes; None where another call needs a gradient, or its parameter."""
     users = [c for c in draft.users(grads) if c is not call and c not in but]
     steps = {c.args["grad"]: c for c in users if isinstance(c.op, ops.Optimizer)}
@@ -91,4 +91,4 @@ def _updates(draft: Draft, call: Call, grads: list[Value], but: Sequence[Call] =
         or len(optimizers) != 1
     ):
         return None
-    return Steps(users, steps, optimizers.pop())
+    return UpdateCalls(users, steps, optimizers.pop())
