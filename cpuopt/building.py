@@ -210,7 +210,7 @@ def require_sums(program: Program) -> None:
 
 def two_pass(program: Program) -> bool:
     """Return whether all gradients are known before the first weight is updated."""
-    return not any(c.phase == "backward" and any(a.role == "state" for a in c.op.args) for c in program.calls)
+    return not any(c.phase == "backward" and any(a.kind == "state" for a in c.op.args) for c in program.calls)
 
 
 def chosen(program: Program, how: BuildOptions) -> list[registry.Kernel]:
@@ -293,7 +293,7 @@ class Loaded:
         for a in call.op.args:
             v = call.args[a.name]
             v = (instead or {}).get(v, v) if isinstance(v, Value) else v
-            if a.role == "scalar":
+            if a.kind == "scalar":
                 if isinstance(v, Scalar):
                     self._scalars.setdefault(v, []).append((args, len(args)))
                     v = 0
@@ -303,7 +303,7 @@ class Loaded:
                 args.append(np.empty((0,) * len(a.shape), a.dtype))
             else:
                 args.append(self.array(v, tuple(d(call.sizes) for d in a.shape)))
-            if a.role == "acc":
+            if a.kind == "acc":
                 args.append(call.adds[a.name] or (add and v is not None and v.group == "gradient"))
         args += [self.array(v) for v in self.plan.scratch[call].values()]
         return Bound(call, kernel.direct(), args)

@@ -52,7 +52,7 @@ def differentiable(
 
     Parameters
     ----------
-    args : the kernel's parameters as `cpuopt.ops.declaration` declares them, with roles ``out``, ``in``, ``index``,
+    args : the kernel's parameters as `cpuopt.ops.declaration` declares them, of the kinds ``out``, ``in``, ``index``,
         ``scalar``, and ``state`` for an array that the kernel updates in place. A call is given such an array as an
         input, leaves it as it is, and returns the updated one.
     flops : the FLOPs of one call, in size symbols; for the profiler's rates.
@@ -99,17 +99,17 @@ class DifferentiableOp:
         for taken in (f"{name}_forward", f"{name}_backward"):
             if taken in ops.ALL:
                 raise UserError(f"@differentiable: there is an op {taken!r} already; give the function another name")
-        if wrong := [a.name for a in args if a.role not in ("out", "in", "index", "scalar", "state")]:
+        if wrong := [a.name for a in args if a.kind not in ("out", "in", "index", "scalar", "state")]:
             raise UserError(
                 f"@differentiable {name}: '{wrong[0]}' has no such role; expected out, inp, index, scalar or state"
             )
-        if not args or args[0].role not in ("out", "state"):
+        if not args or args[0].kind not in ("out", "state"):
             why = "the first argument must be an out or a state; it is what a call returns"
             raise UserError(f"@differentiable {name}: {why}")
         self.name, self.source = name, source or f"{function.__code__.co_filename}"
-        self.inputs, self.given = [a.name for a in args if a.role != "out"], inputs
-        axes = {a.name: len(a.shape) for a in args if a.role != "scalar"}
-        self.read = read(function, [a.name for a in args if a.role == "state"], axes)
+        self.inputs, self.given = [a.name for a in args if a.kind != "out"], inputs
+        axes = {a.name: len(a.shape) for a in args if a.kind != "scalar"}
+        self.read = read(function, [a.name for a in args if a.kind == "state"], axes)
         has, want = list(inspect.signature(function).parameters), [a.name for a in args]
         if has != want:
             raise UserError(
@@ -119,8 +119,8 @@ class DifferentiableOp:
         self.before = dict(self.read.before)
         self.compiled = self._as_read(function) if self.before or self.read.rewritten else function
         self.function = self._in_place(function) if self.before else function
-        args = tuple(replace(a, role="out") if a.role == "state" else a for a in args) + tuple(
-            replace(a, name=self.before[a.name], role="in") for a in args if a.role == "state"
+        args = tuple(replace(a, kind="out") if a.kind == "state" else a for a in args) + tuple(
+            replace(a, name=self.before[a.name], kind="in") for a in args if a.kind == "state"
         )
         self.forward = Op(
             f"{name}_forward", *args, label=f"{name} Forward", flops=flops, source=self.source,
@@ -259,7 +259,7 @@ class DifferentiableOp:
         """Refuse a forward with an output that depends on its earlier content: in a model, that is garbage."""
         for domain in self.domains.values():
             given = arguments(self.forward, case(self.forward, SMALL), np.random.default_rng(0))
-            given |= {a.name: domain(given[a.name].astype(float)) for a in self.forward.args if a.role == "in"}
+            given |= {a.name: domain(given[a.name].astype(float)) for a in self.forward.args if a.kind == "in"}
             try:
                 with np.errstate(all="ignore"):
                     ends = [self._run(given, start) for start in (0.0, 1.0, np.nan)]
@@ -313,23 +313,23 @@ class DifferentiableOp:
         """Refuse inputs that are written, outputs that are not, and a parameter with the name of an adjoint."""
         for a in self.forward.args:
             line = self.read.first_write(a.name)
-            if line and a.role != "out":
+            if line and a.kind != "out":
                 why = f"'{a.name}' is declared as an input, and is written"
                 self.read.refuse(line, why, "write to an array that is declared as an out")
-            if not line and a.role == "out":
+            if not line and a.kind == "out":
                 self.read.refuse_parameter(f"nothing is written to '{a.name}', which is declared as an out")
             for adjoint in (f"d{a.name}", f"d{a.name}_add"):
-                if adjoint in self.forward.by_name and (a.role == "in" or a is self.forward.args[0]):
+                if adjoint in self.forward.by_name and (a.kind == "in" or a is self.forward.args[0]):
                     self.read.refuse_parameter(f"the backward needs the name '{adjoint}' for the adjoint of '{a.name}'")
 
     def _declare_backward(self, flops: Dim) -> Op:
         """Declare the backward with no more arguments than the generated kernel reads."""
         forward = self.forward
         adjoint = forward.args[0]
-        gradients = [replace(a, name=f"d{a.name}", role="acc", reduces=self._reduction(a)) for a in forward.args
-                     if a.role == "in"]  # fmt: skip
+        gradients = [replace(a, name=f"d{a.name}", kind="acc", reduces=self._reduction(a)) for a in forward.args
+                     if a.kind == "in"]  # fmt: skip
         given = [inp(f"d{adjoint.name}", *adjoint.shape, types=adjoint.types)]
-        others = [a if a.role in ("index", "scalar") else replace(a, role="in") for a in forward.args]
+        others = [a if a.kind in ("index", "scalar") else replace(a, kind="in") for a in forward.args]
 
         def declare(args: list[Arg]) -> Op:
             op = Op(
@@ -386,7 +386,7 @@ class DifferentiableOp:
         shapes = {a.name: np.shape(given[a.name]) for a in self.forward.arrays if given.get(a.name) is not None}
         sizes = self.forward.bind(shapes)
         made = {
-            a.name: np.full([d(sizes) for d in a.shape], start, dtype) for a in self.forward.args if a.role == "out"
+            a.name: np.full([d(sizes) for d in a.shape], start, dtype) for a in self.forward.args if a.kind == "out"
         }
         wide(self.function, dtype)(*(made.get(a.name, _present(a, given.get(a.name))) for a in self.forward.args))
         return made
@@ -395,13 +395,13 @@ class DifferentiableOp:
         """Run the generated backward as plain Python in one type."""
         module = self.generated.module()
         made = {a.name: np.zeros(np.shape(given[a.name]), dtype) for a in self.backward.args
-                if a.role == "acc" and given.get(a.name) is not None}  # fmt: skip
+                if a.kind == "acc" and given.get(a.name) is not None}  # fmt: skip
         args: list[Any] = []
         shapes = {a.name: np.shape(given[a.name]) for a in self.backward.arrays if given.get(a.name) is not None}
         sizes = self.backward.bind(shapes)
         for a in self.backward.args:
             args.append(made.get(a.name, _present(a, given.get(a.name))))
-            args += [False] if a.role == "acc" else []
+            args += [False] if a.kind == "acc" else []
         for factor, like in module.SCRATCH.values():
             args.append(np.zeros(factor * int(np.prod([d(sizes) for d in self.forward.by_name[like].shape])), dtype))
         wide(getattr(module, self.backward.name), dtype)(*args)
@@ -410,4 +410,4 @@ class DifferentiableOp:
 
 def _present(arg: Arg, value: Any) -> Any:
     """Return an array, of length zero where it is absent."""
-    return np.zeros((0,) * len(arg.shape)) if value is None and arg.role != "scalar" else value
+    return np.zeros((0,) * len(arg.shape)) if value is None and arg.kind != "scalar" else value

@@ -126,11 +126,11 @@ def declared(op: ops.Op) -> str:
     """Return the row of an op."""
     marks = {"acc": "+", "state": "+"}
     args = ", ".join(
-        f"{a.name}{marks.get(a.role, '')}{'?' if a.optional else ''} ({', '.join(map(str, a.shape))})"
+        f"{a.name}{marks.get(a.kind, '')}{'?' if a.optional else ''} ({', '.join(map(str, a.shape))})"
         for a in op.args
-        if a.role != "scalar"
+        if a.kind != "scalar"
     )
-    numbers = ", ".join(a.name for a in op.args if a.role == "scalar")
+    numbers = ", ".join(a.name for a in op.args if a.kind == "scalar")
     return f"| `{op.name}` | {args}{f'; {numbers}' if numbers else ''} | {op.flops} | {op.source} |".replace("*", "·")
 
 

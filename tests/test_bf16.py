@@ -226,7 +226,7 @@ def test_what_products_read_is_bfloat16_and_the_rest_is_float32():
         types = {
             call.args[a.name].dtype
             for a in call.op.arrays
-            if a.role == "in" and "bfloat16" in a.types and call.args[a.name]
+            if a.kind == "in" and "bfloat16" in a.types and call.args[a.name]
         }
         assert call.op is ops.copy or len(types) <= 1, call  # a product reads both operands in one type
 

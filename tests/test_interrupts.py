@@ -171,7 +171,7 @@ def test_an_error_within_an_update_is_the_last_call_of_the_engine(made):
     def run(calls):
         for bound in calls:
             run_calls([bound])
-            if any(a.role == "state" for a in bound.call.op.args):
+            if any(a.kind == "state" for a in bound.call.op.args):
                 raise MemoryError
 
     engine.runner = run

@@ -389,7 +389,7 @@ def test_every_kernel_has_the_declared_parameters():
         function = getattr(kernel.function, "py_func", kernel.function)
         declared = []
         for arg in kernel.op.args:
-            declared += [arg.name, f"{arg.name}_add"] if arg.role == "acc" else [arg.name]
+            declared += [arg.name, f"{arg.name}_add"] if arg.kind == "acc" else [arg.name]
         if [*(has := inspect.signature(function).parameters)] != ["args"]:  # by rule: all in one tuple
             assert list(has) == declared + [s.name for s in kernel.scratch], kernel
 

@@ -225,8 +225,8 @@ def test_a_declaration_is_complete(op: Op) -> None:
     assert op.source
     assert op.flops.symbols <= sizes.keys()
     assert all(a.reduces.symbols <= sizes.keys() and a.reduces(sizes) >= 1 for a in op.written)
-    assert all((a.below is not None) == (a.role == "index") for a in op.args)
-    written = [a.role in ("out", "acc", "state") for a in op.args]
+    assert all((a.below is not None) == (a.kind == "index") for a in op.args)
+    written = [a.kind in ("out", "acc", "state") for a in op.args]
     assert written == sorted(written, reverse=True)  # what is written comes first
 
 
@@ -238,7 +238,7 @@ def test_a_backward_is_filled_by_name(op: Op) -> None:
     for a in op.args:
         of = a.name if a.name in forward else a.name.removeprefix("d")
         assert forward[of].shape == a.shape
-        assert (a.role == "acc") == (a.name not in forward and forward[of].role == "in")
+        assert (a.kind == "acc") == (a.name not in forward and forward[of].kind == "in")
 
 
 @EVERY

@@ -291,7 +291,7 @@ def test_what_is_read_and_written_starts_anew_each_time(op):
     """A state is brought back, or a second call would be wrong; a mutant that forgets it is caught."""
     sizes = {"N": 40, "BT": 4, "C": 8, "V": 11}
     case = Case({s: n for s, n in sizes.items() if s in {k for a in op.arrays for d in a.shape for k in d.symbols}})
-    adds = {a.name: True for a in op.args if a.role == "acc"}
+    adds = {a.name: True for a in op.args if a.kind == "acc"}
     pair = ab.Alone((vanilla(op), vanilla(op)), ab.Shape(case, adds, ("x",)), 0, clock=CLOCK)
     pair.trial("A")
     assert all(r.verdict == "PASS" for r in pair.finish())

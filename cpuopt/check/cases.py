@@ -204,14 +204,14 @@ def other_types(op: Op) -> list[dict[str, str]]:
     found = []
     for t in dict.fromkeys(t for a in op.arrays for t in a.types[1:]):
         takes = [a for a in op.arrays if t in a.types[1:]]
-        read = [a for a in takes if a.role not in ("out", "acc")]
+        read = [a for a in takes if a.kind not in ("out", "acc")]
         found += [{a.name: t for a in some} for some in (takes, read) if some]
     return [types for i, types in enumerate(found) if types not in found[:i]]
 
 
 def modes(op: Op) -> list[dict[str, bool]]:
     """List the values of the ``_add`` flags to try: none, all, and each one alone, so that no two are always equal."""
-    names = [a.name for a in op.args if a.role == "acc"]
+    names = [a.name for a in op.args if a.kind == "acc"]
     alone = [{n: n == name for n in names} for name in names] if len(names) > 1 else []
     return [dict.fromkeys(names, False), *([dict.fromkeys(names, True)] if names else []), *alone]
 
@@ -219,7 +219,7 @@ def modes(op: Op) -> list[dict[str, bool]]:
 def adjoints(op: Op) -> list[str]:
     """List the inputs of a backward that its forward does not have: the adjoints."""
     known = {a.name for a in op.inverts.args} if op.inverts else set()
-    return [a.name for a in op.args if op.inverts and a.role == "in" and a.name not in known]
+    return [a.name for a in op.args if op.inverts and a.kind == "in" and a.name not in known]
 
 
 def has_ids(op: Op) -> bool:
@@ -296,8 +296,8 @@ def _in_domain(
     """
     assert op.inputs
     normal = replace(case, kind="normal")
-    drawn = {a.name: _drawn(op, a, normal, rng, alter, known) for a in op.args if a.role in ("in", "index")}
-    drawn |= {a.name: known[a.name] for a in op.args if a.role == "scalar"}
+    drawn = {a.name: _drawn(op, a, normal, rng, alter, known) for a in op.args if a.kind in ("in", "index")}
+    drawn |= {a.name: known[a.name] for a in op.args if a.kind == "scalar"}
     moved = {n: np.asarray(x) for n, x in op.inputs(widened(drawn)).items()}
     for name, x in moved.items():
         if name not in drawn or x.shape != np.shape(drawn[name]):
@@ -325,14 +325,14 @@ def _drawn(
     op: Op, arg: Arg, case: Case, rng: np.random.Generator, alter: Callable[[Array], Array], known: Numbers
 ) -> Any:
     x = _draw(op, arg, case, rng, known)
-    if isinstance(x, np.ndarray) and arg.role in ("in", "index", "state"):
+    if isinstance(x, np.ndarray) and arg.kind in ("in", "index", "state"):
         x = alter(_planted(arg, x, case))
     return x
 
 
 def _planted(arg: Arg, x: Array, case: Case) -> Array:
     """Return an input with the number that the kind of the case puts into one of its elements."""
-    if case.kind in PLANTED and arg.role != "index":
+    if case.kind in PLANTED and arg.kind != "index":
         x = x.copy()
         x.flat[zlib.crc32(arg.name.encode()) % x.size] = PLANTED[case.kind]  # another place in each array
     return x
@@ -345,13 +345,13 @@ def _draw(op: Op, arg: Arg, case: Case, rng: np.random.Generator, known: Numbers
     if arg.below is not None:
         below = arg.below({**dict.fromkeys(arg.below.symbols, SOME), **case.sizes})
         return _draw_ids(below, shape, case.kind, known.get(arg.ignored), rng)
-    if arg.role in ("out", "acc"):
+    if arg.kind in ("out", "acc"):
         return np.full(shape, np.nan, dtype)
     x = normal(shape, rng)
     if case.kind in ADJOINTS and arg.name in adjoints(op):
         x = ADJOINTS[case.kind](x)
     elif not op.inverts:
-        x = KINDS.get(case.kind, np.asarray)(x) * (arg.role != "state" or case.kind != "constant")
+        x = KINDS.get(case.kind, np.asarray)(x) * (arg.kind != "state" or case.kind != "constant")
     if case.kind == START and arg.start is not None:
         x = np.full_like(x, arg.start)
     return spread((x if arg.negative else np.square(x)).astype(dtype, copy=False), shape)

@@ -157,14 +157,14 @@ class Trial:
         """Two sides, one for each arguments: the content of the arrays before a call, and the wanted results."""
         contents, wanted = self.sides[0]
         self.written = [a.name for a in kernel.op.written if a.name in wanted.values]
-        self.fresh = [n for n in self.written if kernel.op.by_name[n].role != "state" and not adds.get(n)]
+        self.fresh = [n for n in self.written if kernel.op.by_name[n].kind != "state" and not adds.get(n)]
         """The arrays whose content the call must not use."""
         self.scratch = list(scratch)
         self.poison = {n: np.empty_like(contents[n]) for n in self.fresh}
         self.poison |= {name: np.empty(*spec) for name, spec in scratch.items()}
         for name, x in self.poison.items():
             fill(x, SCRATCH if name in scratch else FILL)
-        self.memory = Memory(contents | self.poison, [a.name for a in kernel.op.arrays if a.role == "index"])
+        self.memory = Memory(contents | self.poison, [a.name for a in kernel.op.arrays if a.kind == "index"])
         work = [self.memory.arrays[name] for name in scratch]
         self.args = [call_args(kernel.op, self.memory.arrays, given, adds) + work for given, _ in tried]
         """The arguments of each side: the same arrays with other numbers."""

@@ -68,7 +68,7 @@ def check_fenced(
         for name, x in arrays.items():
             for at_end in (True, False):
                 place = "past the end of" if at_end else "before the beginning of"
-                only_read = name not in work and kernel.op.by_name[name].role in ("in", "index")
+                only_read = name not in work and kernel.op.by_name[name].kind in ("in", "index")
                 say(f"reading or writing {place} '{name}'" + (", or writing to it" if only_read else ""))
                 edge = Fenced(x, at_end, only_read)
                 for adds in modes(kernel.op)[:2]:

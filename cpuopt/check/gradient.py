@@ -121,14 +121,14 @@ def _check(
     sizes = {**on.sizes, **{s: n for s, n in case(forward, SMALL).sizes.items() if s not in on.sizes}}
     gone = {a.name for a in forward.arrays if a.optional and {a.name, f"d{a.name}"} & on.absent}
     given = widened(arguments(forward, replace(on, sizes=sizes, absent=frozenset(gone)), rng))
-    given |= {a.name: domain(given[a.name]) for a in forward.args if a.role == "in" and given[a.name] is not None}
+    given |= {a.name: domain(given[a.name]) for a in forward.args if a.kind == "in" and given[a.name] is not None}
     outs = reference(forward, given)
     adjoints: Arguments = {a.name: rng.standard_normal(outs[a.name[1:]].shape) for a in op.args if a.name[1:] in outs
                 and a.name not in forward.by_name}  # fmt: skip
     everything = {**given, **outs, **adjoints}
     wanted = {a.name: everything.get(a.name) for a in op.args}
     for a in op.args:
-        if a.role == "acc" and given.get(a.name[1:]) is not None:
+        if a.kind == "acc" and given.get(a.name[1:]) is not None:
             wanted[a.name] = np.full(given[a.name[1:]].shape, np.nan)
     gradients = pullback(wanted)
 

@@ -316,7 +316,7 @@ def expected(op: Op, case: Case, given: Arguments, rng: np.random.Generator) -> 
     with np.errstate(invalid="ignore", over="ignore"):  # where NaN and infinity go in
         with marked() as marks:
             want = reference(op, given)
-        read = [a.name for a in op.arrays if a.role in ("in", "state") and given[a.name] is not None]
+        read = [a.name for a in op.arrays if a.kind in ("in", "state") and given[a.name] is not None]
         moved = {n: np.zeros(x.shape) for n, x in want.items()}
 
         def nudge(x: Array) -> Array:

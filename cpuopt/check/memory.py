@@ -163,6 +163,6 @@ def call_args(op: Op, arrays: Mapping[str, Array], given: Arguments, adds: Mappi
     """List the arguments of a call, scratch aside."""
     args: list[Any] = []
     for a in op.args:
-        args.append(given[a.name] if a.role == "scalar" else arrays[a.name])
-        args += [adds.get(a.name, False)] if a.role == "acc" else []
+        args.append(given[a.name] if a.kind == "scalar" else arrays[a.name])
+        args += [adds.get(a.name, False)] if a.kind == "acc" else []
     return args

@@ -33,7 +33,7 @@ def numbers(op: Op, sizes: Mapping[str, int], kind: str, name: str, rng: np.rand
         a size is as large as that, since the work of a call depends on it.
     """
     rng = np.random.default_rng([zlib.crc32(f"{op.name} {name}".encode()), *rng.spawn(1)[0].integers(0, 2**32, 2)])
-    args = {a.name: a for of in (op, op.inverts) if of for a in of.args if a.role == "scalar"}
+    args = {a.name: a for of in (op, op.inverts) if of for a in of.args if a.kind == "scalar"}
     ignoring = {a.ignored: a for of in (op, op.inverts) if of for a in of.args if a.ignored}
     found: Numbers = {}
     for n, arg in args.items():

@@ -94,21 +94,21 @@ def _judged(sized: Sized, threads: int, seed: int, nudges: int, real: Arguments 
         try:
             scratch = prepare(kernel, case.sizes)
             work = {name: np.empty(*spec) for name, spec in scratch.items()}
-            memory = Memory(absent_as_empty(kernel, given) | work, [a.name for a in op.arrays if a.role == "index"])
+            memory = Memory(absent_as_empty(kernel, given) | work, [a.name for a in op.arrays if a.kind == "index"])
             given |= {name: memory.arrays[name] for name, x in given.items() if isinstance(x, np.ndarray)}
             for a in op.arrays:
                 if (x := given[a.name]) is None:
                     continue
                 if a.fan_in and real is None:  # logits of 1, as in a model: of 30, exp is infinite
                     x[...] = x / np.float32(sqrt(a.fan_in(case.sizes)))
-                if a.role == "state" and not a.negative:
+                if a.kind == "state" and not a.negative:
                     np.maximum(x, LEAST, out=x, where=np.arange(x.shape[-1]) % SELDOM > 0)
             wanted = standard(sized, given, n, nudges)
-            fresh = [a.name for a in op.written if a.role != "state" and not adds.get(a.name)]
+            fresh = [a.name for a in op.written if a.kind != "state" and not adds.get(a.name)]
             for name in (*fresh, *scratch):
                 fill(memory.arrays[name], SCRATCH if name in scratch else FILL)
             args = call_args(op, memory.arrays, given, adds) + [memory.arrays[name] for name in scratch]
-            read = {a.name: memory.arrays[a.name] for a in op.arrays if a.role in ("in", "index")}
+            read = {a.name: memory.arrays[a.name] for a in op.arrays if a.kind in ("in", "index")}
             sums = {name: bit_sum(x) for name, x in read.items()}
 
             def judged(then: str = "") -> CheckResult:
@@ -168,7 +168,7 @@ def standard(sized: Sized, given: Mapping[str, Array], threads: int, nudges: int
 def nudged(op: Op, given: Mapping[str, Array], dtype: DTypeLike, seed: int) -> dict[str, Array]:
     """Return the results where every float that the op reads is a little off: what cancelled then does not."""
     rng = np.random.default_rng(seed)
-    read = [a.name for a in op.arrays if a.role in ("in", "state") and given[a.name] is not None]
+    read = [a.name for a in op.arrays if a.kind in ("in", "state") and given[a.name] is not None]
     return reference(op, {**given, **{n: given[n] * steps(given[n].shape, rng, np.float32) for n in read}}, dtype)
 
 

@@ -82,12 +82,12 @@ def draw(op: Op, case: Case, adds: Mapping[str, bool], seed: int) -> tuple[Argum
     if op.inverts:  # the saved inputs belong to it
         second = arguments(op, case, rng, given_scalars=known)
     else:
-        reads = [x for a in op.arrays if a.role in ("in", "index", "state") and (x := first[a.name]) is not None]
+        reads = [x for a in op.arrays if a.kind in ("in", "index", "state") and (x := first[a.name]) is not None]
         stays = LARGE if any(x.size <= LARGE for x in reads) else inf
         second = {n: _turned(x) if isinstance(x, np.ndarray) and x.size <= stays else x for n, x in first.items()}
     sets, shared = [], dict[str, Array]()
     for given in (first, second):
-        contents = {a.name: given[a.name] for a in op.arrays if a.role in ("in", "index", "state")}
+        contents = {a.name: given[a.name] for a in op.arrays if a.kind in ("in", "index", "state")}
         contents = {n: x for n, x in contents.items() if x is not None}
         starts = {}
         for a in op.arrays:
@@ -149,7 +149,7 @@ class TimedKernels:
                 spans[side].append(slice(at, at + n))
                 at += -(-(n + GUARD) // 16) * 16
             room = max(room, at)
-        indices = [a.name for a in self.op.arrays if a.role == "index"]
+        indices = [a.name for a in self.op.arrays if a.kind == "index"]
         every = {(i, name): x for i in range(slots) for name, x in arrays.items()}
         self.memory = Memory(every | {"scratch": np.empty(room, np.uint32)}, indices)
         placed, scratch = self.memory.arrays, self.memory.arrays["scratch"]
@@ -313,7 +313,7 @@ def judge_call(
     adds = {name: bool(called_with[f"{name}_add"]) for name in written if f"{name}_add" in called_with}
     starts = {name: given[name].copy() for name, on in adds.items() if on}
     wanted = expected(op, case, given, rng).added_to(starts, adds)
-    reads = [a.name for a in op.arrays if a.role in ("in", "index", "state") and given[a.name] is not None]
+    reads = [a.name for a in op.arrays if a.kind in ("in", "index", "state") and given[a.name] is not None]
     needs = {name: given[name] for name in (*reads, *starts)}
 
     def shared(x: Array, others: Mapping[str, Array]) -> bool:

@@ -98,7 +98,7 @@ def compare(op: Op, variant: str, sizes: str = "") -> int:
     from ..lab.ab import Shape, alone, shape_at
     from ..wording import spread
 
-    shape = Shape(case(op, SIZES), {a.name: False for a in op.args if a.role == "acc"}, (op.name,))
+    shape = Shape(case(op, SIZES), {a.name: False for a in op.args if a.kind == "acc"}, (op.name,))
     if sizes:
         shape = shape_at(op, common.sizes_by_symbol(sizes)[0])
     pair = registry.KERNELS[op.name, variant], registry.KERNELS[op.name, "generated"]

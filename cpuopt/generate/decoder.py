@@ -69,7 +69,7 @@ def behind_cache(config: Config, program: Program, positions: int, with_head: bo
         if op := config.cached.get(call.op):
             sizes = {**call.sizes, **config.cache_sizes, "S": positions}
             args = {**call.args, "position": position}
-            for a in (a for a in op.arrays if a.role == "state"):
+            for a in (a for a in op.arrays if a.kind == "state"):
                 args[a.name] = program.value(f"{call.layer}.{a.name}", tuple(d(sizes) for d in a.shape), "input")
                 cache.append(args[a.name])
             own = {a.name: args[a.name] for a in op.args}
@@ -178,7 +178,7 @@ class Decoder:
         self._parameters = {p.name: one.array(p) for p in first.parameters}
         ends = [one.plan.offsets[p] + p.nbytes for p in first.parameters]
         self.weights = one.memory.view(Value("weights", (max(ends) // 4,)), 0, (max(ends) // 4,))
-        whole = {v for c in first.calls if not any(a.role == "index" for a in c.op.args) for v in c.reads}
+        whole = {v for c in first.calls if not any(a.kind == "index" for a in c.op.args) for v in c.reads}
         self.weight_bytes = sum(p.nbytes for p in first.parameters if p in whole)
 
     def parameters(self) -> dict[str, Array]:

@@ -109,7 +109,7 @@ class Kernel:
     def takes(self, arg: Arg, dtype: str) -> bool:
         """Return whether it takes an argument in a type; a generated backward sums in what it writes."""
         return dtype == arg.dtype or (
-            self.narrow and dtype in arg.types and (arg.role == "in" or self.variant != GENERATED)
+            self.narrow and dtype in arg.types and (arg.kind == "in" or self.variant != GENERATED)
         )
 
     def takes_all(self, types: Mapping[str, str]) -> bool:

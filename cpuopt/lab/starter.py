@@ -174,7 +174,7 @@ def describe(a: Arg) -> str:
     """Describe an argument on one line."""
     shape = f" ({', '.join(map(str, a.shape))})" if a.shape else ""
     optional = "; may be absent, and is then of length zero" if a.optional else ""
-    return f"{a.name}{shape}: {ROLES[a.role].format(name=a.name)}{optional}"
+    return f"{a.name}{shape}: {ROLES[a.kind].format(name=a.name)}{optional}"
 
 
 def caller(op: Op, variant: str, of: str) -> tuple[list[str], str]:

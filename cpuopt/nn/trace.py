@@ -77,14 +77,14 @@ class Trace:
         args = {name: self.value(v) for name, v in args.items()}
         shapes = {a.name: v.shape if (v := args.get(a.name)) is not None else None for a in op.arrays}
         for a in op.arrays:
-            if a.role in ("in", "index") and args.get(a.name) is None and not a.optional:
+            if a.kind in ("in", "index") and args.get(a.name) is None and not a.optional:
                 raise UserError(f"{where}: argument '{a.name}' is missing")
         types_of(op, self.layer, args)
         known = op.bind(shapes, **sizes)
         for a in op.arrays:
             if args.get(a.name) is not None and not isinstance(args[a.name], Value):
                 raise UserError(f"{where}: '{a.name}' is no parameter of the model; make its module in __init__")
-        needed = [op.flops, *(d for a in op.args if a.role == "out" for d in a.shape)]
+        needed = [op.flops, *(d for a in op.args if a.kind == "out" for d in a.shape)]
         needed += [a.below for a in op.arrays if args.get(a.name) is not None and a.below is not None]
         if unknown := [s for d in needed for s in d.symbols if s not in known]:
             raise UserError(f"{where}: no argument fixes {unknown[0]}; give its size: emit(..., {unknown[0]}=...)")
@@ -97,7 +97,7 @@ class Trace:
         args = {name: base(v) for name, v in args.items()}
         made: dict[str, Value] = {}
         for a in op.args:
-            if a.role == "out":
+            if a.kind == "out":
                 own = tuple(d(known) for d in a.shape)
                 if a.shape and a.shape[0] in lead:
                     own = (*lead[a.shape[0]], *own[1:])
@@ -107,7 +107,7 @@ class Trace:
                 made[a.name] = self.program.value(name, own, dtype=a.dtype)
         for a in op.arrays:
             v = args.get(a.name)
-            if a.role == "index" and v is not None and a.below is not None:
+            if a.kind == "index" and v is not None and a.below is not None:
                 ignored, first_use = args.get(a.ignored), v.below is None
                 v.allowed = ignored if first_use or v.allowed == ignored else None
                 v.below = a.below(known) if first_use else min(v.below, a.below(known))

@@ -1,4 +1,4 @@
-"""The declaration of an op: its arguments, their roles and shapes, its cost, its reference.
+"""The declaration of an op: its arguments, their kinds and shapes, its cost, its reference.
 
 An op is declared once, in ``cpuopt/ops/``. The registry, the tracer, reverse mode, the arena, the profiler and the
 checks read the declaration; none of them knows an op or an argument by name.
@@ -18,8 +18,8 @@ from typing import Any, Literal
 from ..errors import UserError
 from .storage import TYPES
 
-Role = Literal["out", "acc", "state", "in", "index", "scalar"]
-Part = Literal["product", "sum", "activation", "gate", "normalization", "loss"]
+Kind = Literal["out", "acc", "state", "in", "index", "scalar"]
+Role = Literal["product", "sum", "activation", "gate", "normalization", "loss"]
 """The role of an op, for the rewrites: a ``product`` of rows with a weight; a ``sum``, whose backward hands one
 gradient on to all terms; an ``activation`` or a ``normalization``, which cost little to compute again; a ``gate``,
 which multiplies two values element by element; a ``loss``. Each makes its first argument from its operand, the first
@@ -127,7 +127,7 @@ class Arg:
     Parameters
     ----------
     name : its name in kernels and references.
-    role : ``out`` is overwritten; ``acc`` is a gradient, added to or overwritten as the call says; ``state`` is updated
+    kind : ``out`` is overwritten; ``acc`` is a gradient, added to or overwritten as the call says; ``state`` is updated
         in place; ``in`` is read; ``index`` holds integers that have no adjoint; ``scalar`` is one number.
     shape : of the array, in size symbols.
     optional : whether it may be absent; a kernel then gets an array of length zero.
@@ -150,7 +150,7 @@ class Arg:
     """
 
     name: str
-    role: Role
+    kind: Kind
     shape: tuple[Dim, ...] = ()
     optional: bool = False
     reduces: Dim = ONE
@@ -308,7 +308,7 @@ class Op:
     reference : float64 NumPy function of the arguments it names; returns a dict of the written arrays by name.
     source : the paper, equation or function that it follows.
     inverts : for a backward op, the forward op whose adjoints it computes.
-    moves : the least number of elements of an argument that a call moves, where role and shape mislead.
+    moves : the least number of elements of an argument that a call moves, where kind and shape mislead.
     role : its part in a model; a backward op has that of the op that it inverts.
     fuses : for a fused op, the ops that it stands for, in the order of their calls.
     renames : for a fused op, its names of the last part's arguments, where they differ.
@@ -328,7 +328,7 @@ class Op:
         inverts: Op | None = None,
         moves: Mapping[str, Dim] | None = None,
         without: Mapping[str, Dim] | None = None,
-        role: Part | None = None,
+        role: Role | None = None,
         fuses: tuple[Op, ...] = (),
         renames: Mapping[str, str] | None = None,
         unfit: Mapping[str, str] | None = None,
@@ -338,7 +338,7 @@ class Op:
         self.name, self.args, self.label, self.flops = name, args, label, flops
         self.reference, self.source, self.inverts, self.moves = reference, source, inverts, dict(moves or {})
         self.fuses, self.renames, self.unfit = fuses, dict(renames or {}), dict(unfit or {})
-        self.role: Part | None = role or (inverts.role if inverts else None)
+        self.role: Role | None = role or (inverts.role if inverts else None)
         self.inputs, self.without, self.updates = inputs, dict(without or {}), updates
         self.backwards: list[Op] = []
         self.fusions: list[Op] = []
@@ -354,17 +354,17 @@ class Op:
     @property
     def params(self) -> list[str]:
         """A kernel's parameters: the arguments, each gradient followed by its flag ``<name>_add``."""
-        return [p for a in self.args for p in ([a.name, f"{a.name}_add"] if a.role == "acc" else [a.name])]
+        return [p for a in self.args for p in ([a.name, f"{a.name}_add"] if a.kind == "acc" else [a.name])]
 
     @property
     def arrays(self) -> list[Arg]:
         """The arguments that are arrays."""
-        return [a for a in self.args if a.role != "scalar"]
+        return [a for a in self.args if a.kind != "scalar"]
 
     @property
     def written(self) -> list[Arg]:
         """The arguments that a call writes."""
-        return [a for a in self.args if a.role in ("out", "acc", "state")]
+        return [a for a in self.args if a.kind in ("out", "acc", "state")]
 
     @cached_property
     def symbols(self) -> list[str]:
@@ -375,7 +375,7 @@ class Op:
     @property
     def operand(self) -> str:
         """The first array that it reads."""
-        return next(a.name for a in self.args if a.role == "in")
+        return next(a.name for a in self.args if a.kind == "in")
 
     def bind(self, shapes: Mapping[str, Shape | None], **given: int) -> dict[str, int]:
         """Find the size of each symbol from the shapes of arguments (None: absent), and check that they agree.
@@ -421,7 +421,7 @@ class Op:
         """Return whether it stands for some ops: all that it fuses, but for those whose gradients are not needed."""
 
         def may_lack(part: Op) -> bool:
-            ours = [self.by_name[a.name] for a in part.args if a.role == "acc" and a.name in self.by_name]
+            ours = [self.by_name[a.name] for a in part.args if a.kind == "acc" and a.name in self.by_name]
             return bool(ours) and not any(a.needed for a in ours)
 
         return [*parts] == [op for op in self.fuses if op in parts or not may_lack(op)]
@@ -437,7 +437,7 @@ class Op:
         ----------
         types : the types of the arguments that do not have their usual one.
         """
-        read = {types.get(a.name, a.dtype) for a in self.arrays if a.role == "in"}
+        read = {types.get(a.name, a.dtype) for a in self.arrays if a.kind == "in"}
         return "bfloat16" if "bfloat16" in read else "float32"
 
     def bytes(
@@ -459,7 +459,7 @@ class Op:
             itemsize = TYPES[types.get(a.name, a.dtype)].bytes
             if a.name in self.moves:
                 return self.moves[a.name](sizes) * itemsize
-            twice = a.role == "state" or (a.role == "acc" and adds.get(a.name, False))
+            twice = a.kind == "state" or (a.kind == "acc" and adds.get(a.name, False))
             return prod(d(sizes) for d in a.shape) * itemsize * (2 if twice else 1)
 
         return sum(moved(a) for a in self.arrays if a.name not in absent)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ..machine import cores
-from .declaration import HALF, Arg, N, Op, Role, inp, scalar
+from .declaration import HALF, Arg, Kind, N, Op, inp, scalar
 from .storage import WIDE
 
 USUAL = "adamw"
@@ -170,15 +170,15 @@ class Optimizer(Op):
     def places(self, parameter: str, like: Arg) -> list[Arg]:
         """Declare a parameter, with what an argument like it says, and its states."""
         names = self.names(parameter)
-        place = partial(Arg, role="state", shape=like.shape, optional=like.optional, reduces=like.reduces)
+        place = partial(Arg, kind="state", shape=like.shape, optional=like.optional, reduces=like.reduces)
         return [
             place(parameter, start=like.start, fan_in=like.fan_in),
             *(place(names[s.name], negative=s.negative, start=s.start) for s in self.states),
         ]
 
-    def copy(self, like: Arg, role: Role) -> Arg:
+    def copy(self, like: Arg, kind: Kind) -> Arg:
         """Declare the parameter's copy in a narrower type, which the step writes as it stores the parameter."""
-        return Arg("copy", role, like.shape, optional=True, reduces=like.reduces, types=HALF, shown=False)
+        return Arg("copy", kind, like.shape, optional=True, reduces=like.reduces, types=HALF, shown=False)
 
     def apply(self, given: Mapping[str, Any], parameter: str, grad: Any, decay: str = "weight_decay") -> dict[str, Any]:
         """Compute the update of a parameter of a fused op from the gradient, by the reference."""

@@ -51,7 +51,7 @@ def _derived(op: Op, optimizer: Optimizer) -> Op:
     def reference(**given: Any) -> dict[str, Any]:
         return _step(op, how, optimizer, given)
 
-    read = [Parameter(a.name, Parameter.KEYWORD_ONLY) for a in args if a.role != "out"]
+    read = [Parameter(a.name, Parameter.KEYWORD_ONLY) for a in args if a.kind != "out"]
     reference.__signature__ = Signature(read)  # type: ignore[attr-defined]  # which is not known as it is written
     return Op(
         how.name if optimizer.name == USUAL else f"{how.name}_{optimizer.name}",
@@ -68,9 +68,9 @@ def _derived(op: Op, optimizer: Optimizer) -> Op:
 def _args(op: Op, how: Updates, optimizer: Optimizer) -> Iterator[Arg]:
     """Declare the arguments: those of the op, with parameters and their states in place of gradients."""
     weight, (*_, last) = op.by_name[how.gradients[0]], op.arrays
-    first = next(a for a in op.args if a.role in ("in", "index"))
+    first = next(a for a in op.args if a.kind in ("in", "index"))
     terms = {*weight.reduces.terms} | {k for d in weight.shape[bool(how.rows) :] for k in d.terms}
-    like = op.by_name[how.aside] if how.aside else next(a for a in op.args if a.role == "in")
+    like = op.by_name[how.aside] if how.aside else next(a for a in op.args if a.kind == "in")
     for a in op.args:
         if a is first:
             held = [out("held", *like.shape, reduces=weight.reduces, optional=True)] * bool(how.aside)

@@ -63,6 +63,6 @@ class _Outer(Distribution):
         program.states[same] = {
             s.name: program.value(f"{same}.{s.name}", p.shape, "moment", dtype=s.dtype) for s in optimizer.states
         }
-        numbers = {a.name: Scalar(a.name, optimizer.name) for a in optimizer.args if a.role == "scalar"}
+        numbers = {a.name: Scalar(a.name, optimizer.name) for a in optimizer.args if a.kind == "scalar"}
         args = {"param": same, "grad": program.adjoint[p], "copy": None, **program.states[same], **numbers}
         return Call(optimizer, b.name, args, "outer")

@@ -38,7 +38,7 @@ def add_update(program: Program, choice: Choice = ops.USUAL) -> None:
             for s in optimizer.states
         }
         args: dict[str, object] = {"param": parameter, "grad": gradient, "copy": None, **program.states[parameter]}
-        args.update({a.name: Scalar(a.name, optimizer.name) for a in optimizer.args if a.role == "scalar"})
+        args.update({a.name: Scalar(a.name, optimizer.name) for a in optimizer.args if a.kind == "scalar"})
         if len(parameter.shape) == 1 and "weight_decay" in args:
             args["weight_decay"] = Scalar("vector_decay", optimizer.name)
         program.calls.append(Call(optimizer, _layer(parameter), args, "update"))

@@ -54,7 +54,7 @@ def weights_of_products(program: Program) -> list[Value]:
 
 def declared(call: Call) -> list[Arg]:
     """List the arguments that an op reads as operands, if its kernel takes them."""
-    read = [a for a in call.op.arrays if a.role == "in" and call.args[a.name] is not None]
+    read = [a for a in call.op.arrays if a.kind == "in" and call.args[a.name] is not None]
     return [a for a in read if NARROW in a.types and a.operand]
 
 
@@ -75,12 +75,12 @@ class _Pass:
         for call in self.program.calls:
             for a in call.op.arrays:
                 v = call.args[a.name]
-                if a.role == "state" and v is not None and NARROW in a.types and self.takes(call, a):
+                if a.kind == "state" and v is not None and NARROW in a.types and self.takes(call, a):
                     v.dtype = NARROW
 
     def wide(self, call: Call) -> list[Arg]:
         """List the arguments that a call can read in float32 only, and that are bfloat16."""
-        read = [a for a in call.op.arrays if a.role == "in" and call.args[a.name] is not None]
+        read = [a for a in call.op.arrays if a.kind == "in" and call.args[a.name] is not None]
         return [a for a in read if call.args[a.name].dtype == NARROW and not self.takes(call, a)]
 
     def run(self, inline: bool) -> None:
@@ -120,7 +120,7 @@ class _Pass:
 
     def stepped(self, call: Call) -> Value | None:
         """Return the weight whose copy a call writes as it updates the weight; None for other calls."""
-        weight = next((call.args[a.name] for a in call.op.args if a.role == "state"), None)
+        weight = next((call.args[a.name] for a in call.op.args if a.kind == "state"), None)
         copy = call.op.by_name.get("copy")
         return weight if copy and weight in self.copies and self.takes(call, copy) else None
 
@@ -135,10 +135,10 @@ class _Pass:
                 v = call.args[a.name]
                 if v is None:
                     continue
-                if a.role in ("in", "index"):
+                if a.kind in ("in", "index"):
                     readers.setdefault(v, []).append(a.name in operands)
                 else:
-                    whole = a.role == "out" or (a.role == "acc" and not call.adds[a.name])
+                    whole = a.kind == "out" or (a.kind == "acc" and not call.adds[a.name])
                     writers.setdefault(v, []).append(whole and NARROW in a.types and self.takes(call, a))
         kept = {*program.outputs, *program.norm_terms, *program.kept, *program.within}
         free = (v for v in writers if v.group in ("activation", "adjoint") and v.dtype == WIDE and v not in kept)

@@ -192,7 +192,7 @@ class Call:
         read = [
             self.args[a.name]
             for a in self.op.arrays
-            if a.role in ("in", "index", "state") or (a.role == "acc" and self.adds[a.name])
+            if a.kind in ("in", "index", "state") or (a.kind == "acc" and self.adds[a.name])
         ]
         return [v for v in read if v is not None]
 
@@ -365,7 +365,7 @@ class Program:
                     raise UserError(f"{where}: {v} is given twice and written; a kernel's arrays must be distinct")
             for a in call.op.written:
                 v = call.args[a.name]
-                fresh = a.role == "out" or (a.role == "acc" and not call.adds[a.name])
+                fresh = a.kind == "out" or (a.kind == "acc" and not call.adds[a.name])
                 if v is not None and fresh and v in defined and v not in self.filled:
                     raise UserError(f"{where}: '{a.name}' overwrites {v}, which an earlier call has written")
             (evaluated if call.phase == "evaluate" else known).update(call.writes)

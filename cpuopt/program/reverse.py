@@ -28,7 +28,7 @@ def reverse(program: Program) -> None:
             continue
         _require_adjoints(forward, varied)
         for op in forward.op.backwards:
-            primals = {a.name: forward.args[a.name[1:]] for a in op.args if a.role == "acc"}
+            primals = {a.name: forward.args[a.name[1:]] for a in op.args if a.kind == "acc"}
             wanted = [v for v in primals.values() if v in varied]
             if not wanted:
                 continue
@@ -39,7 +39,7 @@ def reverse(program: Program) -> None:
                 )
             args, adds, given = {}, {}, {}
             for a in op.args:
-                if a.role == "acc":
+                if a.kind == "acc":
                     primal = primals[a.name]
                     if primal not in varied and (a.optional or not a.needed):
                         primal, given = None, {s: n for s, n in forward.sizes.items() if s in op.symbols}
@@ -54,9 +54,9 @@ def reverse(program: Program) -> None:
 
 def _require_adjoints(forward: Call, varied: set[Value]) -> None:
     """Refuse a trained value in an argument that the op does not differentiate, such as a table of angles."""
-    known = {a.name[1:] for op in forward.op.backwards for a in op.args if a.role == "acc"}
+    known = {a.name[1:] for op in forward.op.backwards for a in op.args if a.kind == "acc"}
     for a in forward.op.args:
-        if a.role == "in" and a.name not in known and forward.args[a.name] in varied:
+        if a.kind == "in" and a.name not in known and forward.args[a.name] in varied:
             raise UserError(
                 f"{forward.op.name} in layer {forward.layer!r} has no gradient for '{a.name}', and "
                 f"{forward.args[a.name]} depends on a parameter; make it a constant (nn.Buffer)"

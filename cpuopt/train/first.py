@@ -71,7 +71,7 @@ def judge_first_step(job: Guarded, say: Callable[[str], None] = lambda text: Non
                 say(name)
                 found.append((judged(bound, asked[0], engine.threads), asked[1]))
                 refuse(found[-1][0], "nothing is run with it, on the arrays of a first step")
-            states = [bound.args[bound.call.op.params.index(a.name)] for a in bound.call.op.args if a.role == "state"]
+            states = [bound.args[bound.call.op.params.index(a.name)] for a in bound.call.op.args if a.kind == "state"]
             kept = [x.copy() for x in states]
             try:
                 bound.kernel.function(*bound.args)

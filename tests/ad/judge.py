@@ -30,23 +30,23 @@ def drawn(natural, domain, seed=0):
     on, rng = case(op, SMALL), np.random.default_rng(seed)
     given = arguments(op, on, rng)
     for a in natural.args:
-        if a.role in ("in", "state"):
+        if a.kind in ("in", "state"):
             given[a.name] = given[a.name].astype(float)
             if natural.inputs is None:
                 given[a.name] = domain(given[a.name])
-        elif a.role == "out":
+        elif a.kind == "out":
             given[a.name] = np.full(given[a.name].shape, np.nan)
     if natural.inputs:
-        floats = {a.name: given[a.name] for a in natural.args if a.role in ("in", "state", "index")}
+        floats = {a.name: given[a.name] for a in natural.args if a.kind in ("in", "state", "index")}
         given |= natural.inputs(floats)
     return given
 
 
 def judge(natural):
     """Judge one kernel on the first domain on which it is finite."""
-    ends = [a.name for a in natural.args if a.role in ("out", "state")]
-    wrt = [a.name for a in natural.args if a.role in ("in", "state")]
-    state = [a.name for a in natural.args if a.role == "state"]
+    ends = [a.name for a in natural.args if a.kind in ("out", "state")]
+    wrt = [a.name for a in natural.args if a.kind in ("in", "state")]
+    state = [a.name for a in natural.args if a.kind == "state"]
     try:
         kernel = read(natural.function, in_place=state)
         made = differentiate(kernel, [kernel.before.get(n, n) for n in wrt], ends[:1])

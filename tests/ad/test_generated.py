@@ -48,10 +48,10 @@ def pullback(op, made, function):
     """A generated backward as what `check_gradient` calls: gradients overwritten, scratch poisoned."""
 
     def call(given):
-        got = {a.name: given[a.name].copy() for a in op.args if a.role == "acc"}
+        got = {a.name: given[a.name].copy() for a in op.args if a.kind == "acc"}
         args = []
         for a in op.args:
-            args += [got[a.name], False] if a.role == "acc" else [given[a.name]]
+            args += [got[a.name], False] if a.kind == "acc" else [given[a.name]]
         args += [np.full(factor * sizes_of(op)[like], np.nan) for factor, like in made.scratch.values()]
         with np.errstate(over="ignore"):  # of the integers in random numbers
             function(*args)
@@ -95,8 +95,8 @@ def test_it_agrees_with_a_plan_that_records_everything(op):
     before = {n: x.astype(float) if getattr(x, "dtype", None) == np.float32 else x
               for n, x in arguments(first, case(first, SMALL), rng).items()}  # fmt: skip
     after = {**before, **reference(first, before)}
-    wrt = [a.name[1:] for a in op.args if a.role == "acc"]
-    outs = [a.name[1:] for a in op.arrays if a.role != "acc" and a.name not in first.by_name]
+    wrt = [a.name[1:] for a in op.args if a.kind == "acc"]
+    outs = [a.name[1:] for a in op.arrays if a.kind != "acc" and a.name not in first.by_name]
     adjoints = {f"d{n}": rng.standard_normal(after[n].shape) for n in outs}
     planned, everything = backward(op, forward), differentiate(forward.function, wrt, outs, record_all=True)
     got = pullback(op, planned, wide(planned))({**after, **adjoints, **{f"d{n}": after[n] * np.nan for n in wrt}})

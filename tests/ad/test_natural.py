@@ -35,7 +35,7 @@ def test_the_generator_is_right_against_differences_and_dual_numbers(name):
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_refused_is_told_what_to_write(name):
     kernel = natural.ALL[name]
-    wrt = [a.name for a in kernel.args if a.role == "in"]
+    wrt = [a.name for a in kernel.args if a.kind == "in"]
     with pytest.raises(UnsupportedError, match=rf":\d+: '.*': .*{REFUSED[name]}"):
         differentiate(kernel.function, wrt, [kernel.args[0].name])
 

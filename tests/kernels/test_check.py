@@ -125,7 +125,7 @@ def test_the_last_element_is_not_written(op: Op, name: str) -> None:
         last = np.flatnonzero(words != before)[-1]  # some rows of a state may rightly stay
         words[last] = before[last]
 
-    state = op.by_name[name].role == "state"
+    state = op.by_name[name].kind == "state"
     assert_fails(mutant(op, function, original.scratch), "expected" if state else "= nan, .*so not written")
 
 
@@ -170,7 +170,7 @@ def test_a_nan(op: Op, name: str) -> None:
     assert_fails(after(op, spoil), rf"^{name}\[0.*\] = nan, expected [-\d.e]+(, \w+=\w+)*$")
 
 
-ACCS = [(op, a.name) for op, name in WRITTEN for a in op.args if a.name == name and a.role == "acc"]
+ACCS = [(op, a.name) for op, name in WRITTEN for a in op.args if a.name == name and a.kind == "acc"]
 EVERY_ACC = pytest.mark.parametrize(("op", "name"), ACCS, ids=[f"{op.name}-{n}" for op, n in ACCS])
 
 
@@ -190,13 +190,13 @@ def test_overwrite_is_ignored(op: Op, name: str) -> None:
 
 @EVERY_ACC
 def test_a_flag_of_another_argument(op: Op, name: str) -> None:
-    others = [a.name for a in op.args if a.role == "acc" and a.name != name]
+    others = [a.name for a in op.args if a.kind == "acc" and a.name != name]
     if others:
         kernel = before(op, **{f"{name}_add": lambda a: getattr(a, f"{others[0]}_add")})
         assert_fails(kernel, rf"^{name}\[.*{name}_add=(True.*{others[0]}_add=False|False)")
 
 
-READ = [(op, a.name) for op in ops.ALL.values() for a in op.arrays if a.role in ("in", "index")]
+READ = [(op, a.name) for op in ops.ALL.values() for a in op.arrays if a.kind in ("in", "index")]
 
 
 @pytest.mark.parametrize(("op", "name"), READ, ids=[f"{op.name}-{n}" for op, n in READ])
@@ -459,13 +459,13 @@ def test_several_kernels_are_checked_on_the_quick_cases() -> None:
 
 # --- the numbers of a call, and values that a run has ----------------------------------------
 
-NUMBERED = [op for op in ops.ALL.values() if any(a.role == "scalar" for a in op.args)]
+NUMBERED = [op for op in ops.ALL.values() if any(a.kind == "scalar" for a in op.args)]
 
 
 @pytest.mark.parametrize("op", NUMBERED, ids=str)
 def test_numbers_differ_from_case_to_case_and_stay_in_their_ranges(op: Op) -> None:
     drawn = [scalars(op, on, np.random.default_rng(seed)) for seed in range(9) for on in cases(op)]
-    args = {a.name: a for of in (op, op.inverts) if of for a in of.args if a.role == "scalar"}
+    args = {a.name: a for of in (op, op.inverts) if of for a in of.args if a.kind == "scalar"}
     for name, arg in args.items():
         high = max(arg.high(on.sizes) if isinstance(arg.high, Dim) else arg.high for on in cases(op))
         values = {d[name] for d in drawn}
@@ -481,7 +481,7 @@ def test_numbers_differ_from_case_to_case_and_stay_in_their_ranges(op: Op) -> No
 @pytest.mark.parametrize("op", NUMBERED, ids=str)
 def test_a_kernel_with_a_number_written_into_it_fails_the_quick_cases(op: Op) -> None:
     """Whatever the number is: the usual one, an end of the range, or one that the judge drew."""
-    for arg in (a for a in op.args if a.role == "scalar"):
+    for arg in (a for a in op.args if a.kind == "scalar"):
         drawn = [scalars(op, on, np.random.default_rng(0))[arg.name] for on in quick_cases(op)]
         for x in dict.fromkeys([type(drawn[0])(arg.usual), drawn[0], drawn[-1]]):
             written = before(op, **{arg.name: lambda a, x=x: x})

@@ -171,7 +171,7 @@ def call(op: ops.Op, given: dict[str, Any], sizes: dict[str, int]) -> dict[str, 
     kernel = KERNELS[op.name, "optimized"]
     args = []
     for a in op.args:
-        args += [given[a.name], False] if a.role == "acc" else [given[a.name]]
+        args += [given[a.name], False] if a.kind == "acc" else [given[a.name]]
     kernel.compile()
     poison = {"float32": np.nan, "int32": 2**30}
     kernel.function(*args, *(np.full(s.elements(sizes), poison[s.dtype], s.dtype) for s in kernel.scratch))
@@ -183,7 +183,7 @@ def prepared(op: ops.Op) -> tuple[Case, dict[str, Any]]:
     on = case(op, SIZES)
     given = arguments(op, on, np.random.default_rng(0))
     for a in op.arrays:
-        if a.role == "index":
+        if a.kind == "index":
             ids = given[a.name]
             ids[ids < 0] = 1
             ids.flat[0], ids.flat[-1] = 0, a.below(on.sizes) - 1
@@ -192,7 +192,7 @@ def prepared(op: ops.Op) -> tuple[Case, dict[str, Any]]:
     return on, given
 
 
-INPUTS = [(op, a.name) for op in OPS for a in op.args if a.role in ("in", "state")]
+INPUTS = [(op, a.name) for op in OPS for a in op.args if a.kind in ("in", "state")]
 
 
 @pytest.mark.parametrize(("B", "alone"), [(1, True), (3, False)])

@@ -51,8 +51,8 @@ def signature(
     sig: list[types.Type] = []
     for arg in op.args:
         dtype = NUMBA[(dtypes or {}).get(arg.name, arg.dtype)]
-        sig.append(dtype if arg.role == "scalar" else types.Array(dtype, len(arg.shape), "C"))
-        if arg.role == "acc":
+        sig.append(dtype if arg.kind == "scalar" else types.Array(dtype, len(arg.shape), "C"))
+        if arg.kind == "acc":
             sig.append(types.boolean)
     return (*sig, *(types.Array(NUMBA[s.dtype], 1, "C") for s in scratch))
 

@@ -26,9 +26,9 @@ def backward(op: Op, forward: Kernel) -> Backward:
     """
     first = op.inverts
     assert first is not None
-    adjoints = [a.name for a in op.args if a.role == "acc"]
+    adjoints = [a.name for a in op.args if a.kind == "acc"]
     known = [a for a in op.args if a.name in first.by_name]
-    given = [a.name for a in op.arrays if a.role != "acc" and a.name not in first.by_name]
+    given = [a.name for a in op.arrays if a.kind != "acc" and a.name not in first.by_name]
     sizes = {a.name: tuple(map(str, a.shape)) for a in first.arrays} | {s.name: (s.name,) for s in forward.scratch}
     interface = Interface(op.params, sizes, {a.name for a in op.args if a.optional}, own_memory=False)
     return differentiate(
@@ -37,8 +37,8 @@ def backward(op: Op, forward: Kernel) -> Backward:
         [name[1:] for name in given],
         name=op.name,
         interface=interface,
-        saved=[a.name for a in known if first.by_name[a.name].role == "out"],
-        fresh=[a.name for a in first.args if a.role == "out"],
+        saved=[a.name for a in known if first.by_name[a.name].kind == "out"],
+        fresh=[a.name for a in first.args if a.kind == "out"],
         hidden=[a.name for a in first.arrays if a.name not in op.by_name] + [s.name for s in forward.scratch],
     )
 
@@ -49,7 +49,7 @@ def load(op: Op, forward: Kernel) -> ModuleType:
     code, seen = function.__code__, outside(function)
     values = {n: repr(seen.get(n)) for n in (*code.co_names, *code.co_freevars)}
     said = (inspect.getsource(function), code.co_filename, code.co_firstlineno, values)
-    declared = [(a.name, a.role, str(a.shape), a.optional) for o in (op, forward.op) for a in o.args]
+    declared = [(a.name, a.kind, str(a.shape), a.optional) for o in (op, forward.op) for a in o.args]
     key = hashlib.sha256(repr((said, declared, forward.scratch, CHUNKS, _generator())).encode()).hexdigest()[:32]
     return emit.load(op.name, key, lambda: backward(op, forward).text)
 

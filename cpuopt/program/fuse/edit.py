@@ -12,7 +12,7 @@ from functools import cached_property
 from math import inf
 from typing import Any
 
-from ...ops.declaration import Op, Part
+from ...ops.declaration import Op, Role
 from ..program import Call, Phase, Program, Value
 
 Allowed = Callable[[Op, Sequence[Call]], bool]
@@ -152,12 +152,12 @@ class Match:
     def complete(self) -> bool:
         """Return whether the op has an argument for each that a part has, and can add where a part adds."""
         args = [(self.op.by_name.get(n), add) for n, v, add in self.given if v is not None]
-        return len(dict(args)) == len(args) and all(a and (a.role == "acc" or not add) for a, add in args)
+        return len(dict(args)) == len(args) and all(a and (a.kind == "acc" or not add) for a, add in args)
 
     @property
     def distinct(self) -> bool:
         """Return whether no value is given twice where the op's backward makes a gradient of each."""
-        known = {a.name[1:] for op in self.op.backwards for a in op.args if a.role == "acc"}
+        known = {a.name[1:] for op in self.op.backwards for a in op.args if a.kind == "acc"}
         values = [v for n, v, _ in self.given if n in known and v is not None]
         return len(set(values)) == len(values)
 
@@ -179,7 +179,7 @@ class Match:
     def call(self, phase: Phase | None = None) -> Call:
         """Make the call that replaces the parts."""
         place, args = self.parts[self.at], {n: v for n, v, _ in self.given}
-        adds = {a.name: (a.name, args.get(a.name), True) in self.given for a in self.op.args if a.role == "acc"}
+        adds = {a.name: (a.name, args.get(a.name), True) in self.given for a in self.op.args if a.kind == "acc"}
         sizes = {s: n for c in self.parts for s, n in c.given.items()}
         return Call(self.op, place.layer, only(self.op, args), phase or place.phase, adds, place.inverts, sizes)
 
@@ -189,7 +189,7 @@ class Match:
         draft.gone.update(self.gone)
 
 
-def matches(draft: Draft, first: Part, second: Part, at: int) -> Iterator[Match]:
+def matches(draft: Draft, first: Role, second: Role, at: int) -> Iterator[Match]:
     """Find the calls of one role whose result a call of another is the first to use, as its operand."""
     for call in draft.calls:
         if call.op.role == first and call in draft.place:

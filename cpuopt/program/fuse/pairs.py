@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...ops.declaration import Part
+from ...ops.declaration import Role
 from .edit import Allowed, Draft, matches
 
 
@@ -23,13 +23,13 @@ def gate_activations(draft: Draft, allowed: Allowed) -> None:
     activated = {v for c in calls if c.op.role == "activation" for v in c.writes[:1]}
     for call in calls:
         if call.op.role == "gate":
-            x, y = (a.name for a in call.op.args if a.role == "in")
+            x, y = (a.name for a in call.op.args if a.kind == "in")
             if call.args[y] in activated and call.args[x] not in activated:
                 call.args |= {x: call.args[y], y: call.args[x]}
     _fuse(draft, allowed, "activation", "gate", at=1)
 
 
-def _fuse(draft: Draft, allowed: Allowed, first: Part, second: Part, at: int) -> None:
+def _fuse(draft: Draft, allowed: Allowed, first: Role, second: Role, at: int) -> None:
     for m in matches(draft, first, second, at):
         if m.holds(draft) and not set(m.gone) & set(draft.program.outputs) and allowed(m.op, m.parts):
             m.apply(draft)

@@ -65,7 +65,7 @@ class UpdateCalls:
     def scalars(self) -> dict[str, Any]:
         """The optimizer's numbers without the scale of the gradient, which is 1 here."""
         step = next(iter(self.steps.values()))
-        return {a.name: step.args[a.name] for a in self.optimizer.args if a.role == "scalar"}
+        return {a.name: step.args[a.name] for a in self.optimizer.args if a.kind == "scalar"}
 
     def args(self, call: Call, op: ops.Op) -> dict[str, Any]:
         """The arguments of a fused op in place of a call: those of the call, of parameters with states, and numbers."""
