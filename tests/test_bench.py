@@ -19,6 +19,7 @@ from cpuopt.errors import UserError
 from cpuopt.isolate.process import Side, Worker, ended_by_sigterm
 from cpuopt.lab.peers import Bench, Plan, View, parse_sizes, suite
 from cpuopt.lab.peers import plan as bench_plan
+from cpuopt.lab.peers import worker as bench_worker
 from cpuopt.measure.comparison import BF16_TOLERANCE, disagreement, geometric_mean, judge
 from cpuopt.report import bench as report
 
@@ -290,6 +291,16 @@ def test_the_fastest_peer_of_each_type_is_named(fakes, tmp_path, pages):
     assert "| 2x8 | bf16 | torch-bf16 | torch-amp, torch-bf16 | 1.12 [1.12, 1.12] |" in page
     assert "| torch-amp | 9.9 | AVX512 | 215 | MKL SGEMM for Intel(R) Architecture |" in page
     assert "% of peak" in page
+
+
+def test_peers_of_two_types_are_not_ranked_together(fakes):
+    plan = replace(PLAN, peers=("torch-eager", "torch-amp"), dtype="bf16", rounds=2)
+    record = measure(fakes("A"), fakes("B", "torch-eager"), fakes("B", "torch-amp"), plan=plan)
+    assert [(r["dtype"], r["peer_dtype"], bool(r["ratio"])) for r in record["results"]] == [
+        ("bf16", "float32", True),
+        ("bf16", "bf16", True),
+    ]
+    assert record["faster"] == []
 
 
 def test_cpuopt_runs_in_the_type_of_the_peer_or_in_the_one_that_is_given():
@@ -628,6 +639,21 @@ def test_two_variants_in_bfloat16_compute_one_model_in_float32():
     assert (result["refused"], result["dtype"]) == (None, "bf16")
     assert result["losses"]["cpuopt"] != result["losses"]["peer"]
     np.testing.assert_allclose(result["losses"]["cpuopt"], result["losses"]["peer"], rtol=1e-3)
+
+
+def test_a_side_in_bfloat16_gives_the_losses_of_float32(tmp_path):
+    settings = {"model": "gpt2-tiny", "variant": "optimized", "threads": 1}
+    request = {"B": 2, "T": 8, "batches": "", "params": str(tmp_path / "params.npz")}
+
+    def session(dtype):
+        asked = request | {"settings": settings | {"dtype": dtype}, "write_params": dtype == "float32"}
+        return bench_worker.Session(asked, lambda text: None)
+
+    whole, half = session("float32"), session("bf16")
+    (batch, *_) = half.job.micro_batches(1)
+    want = whole.losses((1.0, 4.0))
+    assert half.engine.forward(**batch) != want["losses"][0]
+    assert half.losses((1.0, 4.0)) == want
 
 
 SMALL = {"hidden_size": 48, "intermediate_size": 56, "num_hidden_layers": 2, "head_dim": 12, "vocab_size": 260}
