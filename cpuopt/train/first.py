@@ -62,7 +62,7 @@ def judge_first_step(job: Guarded, say: Callable[[str], None] = lambda text: Non
             wanted[str(sized)] = sized, key
     if not wanted:
         return []
-    found, watch = list[tuple[CheckResult, str]](), Watch()
+    found, watch = list[tuple["CheckResult", str]](), Watch()
 
     def run(calls: Iterable[Bound]) -> None:
         for bound in calls:
