@@ -1,5 +1,9 @@
 """bfloat16: conversions, products by the instruction and by two multiply-adds, the pass, and training with it."""
 
+import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
 
 import ml_dtypes
@@ -9,7 +13,7 @@ import pytest
 import cpuopt
 from cpuopt import Choice, models, ops
 from cpuopt.building import build
-from cpuopt.check.cases import ODD, case
+from cpuopt.check.cases import MANY, MORE, ODD, SMALL, case, other_types
 from cpuopt.check.check import check
 from cpuopt.comm.threads import Team
 from cpuopt.engine import Engine
@@ -371,3 +375,80 @@ def test_every_call_is_judged_at_its_own_size_and_types():
     assert {r.verdict for r in judged} == {"PASS"}
     engine.step(**batches(1, 2)[0])
     assert engine.profile(steps=1).profile.steps == 1
+
+
+SCRIPT = """
+import numpy as np
+
+from cpuopt import ops
+from cpuopt.check.cases import Case, arguments
+from cpuopt.kernels import registry
+from cpuopt.kernels.toolkit import threads
+from cpuopt.kernels.toolkit.simd import HOST
+from cpuopt.ops.storage import TYPES
+
+
+def bits_of(op, sizes, types):
+    kernel = registry.find(op, "optimized").of(types)
+    kernel.compile()
+    given = arguments(kernel.op, Case(sizes, types=types), np.random.default_rng(5))
+    args = []
+    for a in kernel.op.args:
+        args += [given[a.name], False] if a.role == "acc" else [given[a.name]]
+    work = [np.zeros(shape, TYPES[dtype].dtype) for shape, dtype in kernel.work(sizes).values()]
+    threads.set_threads(1)
+    kernel.direct().function(*args, *work)
+    return b"".join(given[a.name].tobytes() for a in kernel.op.written).hex()
+
+
+def of(*names):
+    return dict.fromkeys(names, "bfloat16")
+
+
+def every():
+    for T, C, NH in ((70, 32, 2), (37, 15, 3)):
+        size = {"B": 1, "T": T, "C": C, "NH": NH}
+        yield "attention_forward", size, of("qkv", "out")
+        yield "attention_backward", size, of("qkv", "dout", "dqkv")
+        size = {"B": 1, "T": T, "HS": C // NH, "NH": NH, "NKV": 1, "S": T + 9}
+        yield "gqa_decode", size, of("q", "k", "v", "keys", "values", "out")
+
+
+def main():
+    return [[HOST.dot], *(bits_of(*one) for one in every())]
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not HOST.dot, reason="this processor has no instruction for pairs of bfloat16")
+def test_attention_has_the_same_bits_without_the_instruction(tmp_path):
+    def run(**env):
+        code = f"{SCRIPT}\nimport json\nprint(json.dumps(main()))"
+        child = [sys.executable, "-c", code]
+        done = subprocess.run(child, env={**os.environ, **env}, capture_output=True, text=True, check=True)
+        return json.loads(done.stdout)
+
+    (dot,), *mine = run()
+    (other,), *theirs = run(CPUOPT_TARGET="znver4", CPUOPT_CACHE_DIR=str(tmp_path))  # a tile without the instruction
+    assert (dot, other) == (True, False)
+    assert mine == theirs
+
+
+WHOLE = {"B": 2, "T": 64, "C": 64, "NH": 1, "OC": 1, "V": 1}
+LONG = {"B": 1, "T": 130, "C": 128, "NH": 2, "OC": 1, "V": 1, "NKV": 1}
+WIDE_GROUPS = {"B": 2, "T": 77, "C": 96, "NH": 4, "OC": 1, "V": 1, "NKV": 2}
+
+
+@pytest.mark.parametrize("op", [ops.attention_forward, ops.attention_backward, ops.gqa_forward, ops.gqa_backward])
+def test_attention_in_tiles_has_the_sums_of_its_reference(op):
+    kernel = registry.find(op.name, "optimized")
+    for types in other_types(op):
+        for sizes in (MORE, MANY, WHOLE, LONG, WIDE_GROUPS):
+            assert check(kernel, case(op, sizes, types=types)).verdict == "PASS", (sizes, types)
+
+
+@pytest.mark.parametrize("op", [ops.attention_backward, ops.gqa_backward])
+def test_a_number_that_is_none_comes_out_where_it_counts(op):
+    for kind in ("nan", "infinity"):
+        result = check(registry.find(op.name, "optimized"), case(op, SMALL, kind, types=other_types(op)[0]))
+        assert result.verdict == "PASS", result

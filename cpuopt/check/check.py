@@ -134,7 +134,9 @@ def _asked(op: Op, case: Case, seed: int, rng: np.random.Generator) -> Tried:
             if is_float(x):
                 fewer.append({**given, n: np.where(np.isfinite(x), x, finite[n])})
         spared = [expected(op, case, without, rng) for without in fewer]
-        tried[0][1].spared = {n: [(s.values[n], s.scale[n]) for s in spared] for n in spared[0].values}
+        tried[0][1].spared = {
+            n: [(s.values[n], s.whole_scale(op.by_name[n])) for s in spared] for n in spared[0].values
+        }
     if case.kind == "normal" and sum(x.size for x in given.values() if isinstance(x, np.ndarray)) <= MOST_VARIED:
         other = arguments(op, case, np.random.default_rng(seed), altered(rng), scalars(op, case, rng))
         tried.append((other, expected(op, case, other, rng)))

@@ -235,8 +235,16 @@ class Wanted:
         narrow = max((storing(storage(t)) for t in types.values()), default=0.0)
         return allowed, 1 + storing(storage(types.get(arg.name, arg.dtype))) / allowed, OPERANDS * narrow / allowed
 
+    def whole_scale(self, arg: Arg) -> Array:
+        """Return the scale of an argument with what its operands on the way explain."""
+        scale = self.scale[arg.name]
+        if arg.name not in self.operands:
+            return scale
+        more = self.tolerance(arg)[2] * self.operands[arg.name]
+        return scale + (more if more.shape == scale.shape else more.reshape(-1, more.shape[-1]))  # it may be of rows
+
     def _judge(self, kernel: Kernel, arg: Arg, got: Array, then: str) -> CheckResult:
-        want, scale = self.values[arg.name], self.scale[arg.name]
+        want, scale = self.values[arg.name], self.whole_scale(arg)
         spare = np.isfinite(got) & ~np.isfinite(want) if self.spared else False
         for value, size in self.spared.get(arg.name, ()):
             with np.errstate(invalid="ignore"):
@@ -244,9 +252,7 @@ class Wanted:
             want, scale = np.where(nearer, value, want), np.where(nearer, size, scale)
         columns = want.shape[-1]
         stored, lowest = storage(got), least(storage(got))
-        allowed, beyond, more = self.tolerance(arg)
-        if arg.name in self.operands:
-            scale = scale + more * self.operands[arg.name]
+        allowed, beyond, _ = self.tolerance(arg)
         mine, right = got.reshape(-1, columns), want.reshape(-1, columns)
         scales = scale.reshape(len(right), -1)
 

@@ -26,7 +26,7 @@ from math import sqrt
 
 import numpy as np
 
-from .declaration import HALF, NH, B, C, Op, T, acc, inp, out, rounded
+from .declaration import HALF, NH, B, C, Op, T, acc, inp, operand, out, rounded
 
 SOURCE = "Vaswani et al. 2017, equation 1; Dao 2023 for lse; torch scaled_dot_product_attention(is_causal=True)"
 
@@ -55,7 +55,7 @@ def reference_forward(qkv, lse):
     _, _, v, _, score = scores(qkv, lse.shape[1])
     top = score.max(axis=-1, keepdims=True)
     lse = np.log(np.exp(score - top).sum(axis=-1)) + top[..., 0]
-    att = np.exp(score - lse[..., None])
+    att = operand(np.exp(score - lse[..., None]))
     return {"out": rows(att @ v), "lse": lse}
 
 
@@ -65,9 +65,9 @@ def reference_backward(dout, qkv, lse):
     att = rounded(np.exp(score - lse[..., None]))
     do = heads(dout, NH)
     datt = do @ v.transpose(0, 1, 3, 2)
-    dscore = att * (datt - (att * datt).sum(axis=-1, keepdims=True))
+    dscore = operand(att * (datt - (att * datt).sum(axis=-1, keepdims=True)))
     dq, dk = scale * dscore @ k, scale * dscore.transpose(0, 1, 3, 2) @ q
-    dv = att.transpose(0, 1, 3, 2) @ do
+    dv = operand(att).transpose(0, 1, 3, 2) @ do
     return {"dqkv": np.concatenate([rows(dq), rows(dk), rows(dv)], axis=-1)}
 
 

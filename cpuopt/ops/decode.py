@@ -18,7 +18,7 @@ from math import sqrt
 import numpy as np
 
 from .attention import heads, rows
-from .declaration import HALF, HS, NH, B, C, Op, S, T, V, index, inp, maxT, out, scalar, state
+from .declaration import HALF, HS, NH, B, C, Op, S, T, V, index, inp, maxT, operand, out, scalar, state
 
 SOURCE = "Vaswani et al. 2017, with the keys and values kept as in Pope et al. 2022"
 
@@ -39,7 +39,7 @@ def reference_attention(keys, values, qkv, position):
     score = q @ keys[:, :, :known].transpose(0, 1, 3, 2) / sqrt(q.shape[-1])
     score = np.where(np.triu(np.ones((new, known), dtype=bool), position + 1), -np.inf, score)
     att = np.exp(score - score.max(axis=-1, keepdims=True))
-    att /= att.sum(axis=-1, keepdims=True)
+    att = operand(att / att.sum(axis=-1, keepdims=True))
     return {"out": rows(att @ values[:, :, :known]), "keys": keys, "values": values}
 
 

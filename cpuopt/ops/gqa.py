@@ -30,7 +30,7 @@ from math import sqrt
 import numpy as np
 
 from .attention import heads, rows
-from .declaration import HALF, HS, NH, NKV, B, Op, S, T, acc, inp, out, rounded, scalar, state
+from .declaration import HALF, HS, NH, NKV, B, Op, S, T, acc, inp, operand, out, rounded, scalar, state
 
 SOURCE = "Ainslie et al. 2023; Dao 2023 for lse; torch scaled_dot_product_attention(is_causal=True, enable_gqa=True)"
 
@@ -59,7 +59,7 @@ def reference_forward(q, k, v, lse):
     score = scores(q, spread(k, NH))
     top = score.max(axis=-1, keepdims=True)
     lse = np.log(np.exp(score - top).sum(axis=-1)) + top[..., 0]
-    return {"out": rows(np.exp(score - lse[..., None]) @ spread(v, NH)), "lse": lse}
+    return {"out": rows(operand(np.exp(score - lse[..., None])) @ spread(v, NH)), "lse": lse}
 
 
 def reference_backward(dout, q, k, v, out, lse):
@@ -72,8 +72,8 @@ def reference_backward(dout, q, k, v, out, lse):
     apart = (do * (o - att @ spread(v, NH))).sum(axis=-1, keepdims=True)
     delta = (att * datt).sum(axis=-1, keepdims=True)  # half of it by way of out, so that the check's scale knows both:
     delta = delta + np.where(np.isfinite(apart), apart / 2, 0)
-    dscore = scale * att * (datt - delta)
-    dk, dv = dscore.transpose(0, 1, 3, 2) @ q, att.transpose(0, 1, 3, 2) @ do
+    dscore = operand(scale * att * (datt - delta))
+    dk, dv = dscore.transpose(0, 1, 3, 2) @ q, operand(att).transpose(0, 1, 3, 2) @ do
     return {"dq": rows(dscore @ spread(k, NH)), "dk": rows(gathered(dk, NKV)), "dv": rows(gathered(dv, NKV))}
 
 
@@ -85,7 +85,7 @@ def reference_decode(keys, values, q, k, v, position):
     keys[:, :, position:known], values[:, :, position:known] = k, v
     score = scores(q, spread(keys[:, :, :known], q.shape[1]), position)
     att = np.exp(score - score.max(axis=-1, keepdims=True))
-    att /= att.sum(axis=-1, keepdims=True)
+    att = operand(att / att.sum(axis=-1, keepdims=True))
     return {"out": rows(att @ spread(values[:, :, :known], q.shape[1])), "keys": keys, "values": values}
 
 

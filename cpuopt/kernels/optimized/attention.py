@@ -5,7 +5,7 @@ down the rows, a vector of queries at a time. A tile on the diagonal is triangul
 
 The work is done by `forward` and `backward`, for as many query heads to a key head as there are, wherever q, k and v
 lie: each is a flat array, the offset of its first head, and the distance of its rows. For GPT-2, these are thirds of
-one array. Keys and values are read where they lie, unless their rows are no whole vectors, or bfloat16 in a cache.
+one array. Keys and values are read where they lie, unless their rows are no whole vectors.
 """
 
 import numpy as np
@@ -14,9 +14,8 @@ from numba import config, prange
 from ... import ops
 from ..compile.jit import helper, kernel
 from ..toolkit.lanes import exp2, larger, load, load_some, log, select_some, spread, store, store_some, sum_lanes
-from ..toolkit.pairs import is_half
 from ..toolkit.queue import ORDERED, deal, for_each_thread, take
-from ..toolkit.simd import LANES, MR, at
+from ..toolkit.simd import LANES, MR
 from ..toolkit.tiles import (
     A_LOWER,
     A_UPPER,
@@ -95,8 +94,8 @@ def forward_floats(HS):
 def attend(out, o0, o_row, q, q0, q_row, k, k0, v, v0, kv_row, before, n_q, HS, w, packed):
     """Attend from up to BLOCK queries to `before` keys and then, causally, to as many as there are queries.
 
-    The arguments are flat arrays, the offset of the first row in each, and the distance of rows. The queries' maxima
-    stay at `packed` + BLOCK * (3 * width + BLOCK) of w, their sums 2 * BLOCK behind.
+    The arguments are flat arrays, the offset of the first row in each, and the distance of rows. It returns where in w
+    the queries' maxima stay; their sums are 2 * BLOCK behind.
     """
     width = up(HS, LANES)
     qt, o, score = packed + BLOCK * width, packed + 2 * BLOCK * width, packed + 3 * BLOCK * width
@@ -114,51 +113,55 @@ def attend(out, o0, o_row, q, q0, q_row, k, k0, v, v0, kv_row, before, n_q, HS, 
         t2 = before if diagonal else tile * BLOCK
         n_k = n_q if diagonal else min(BLOCK, before - t2)
         # pass 1: the scores, transposed
-        part, key, distance = C_UPPER if diagonal else WHOLE, at(k, k0 + t2 * kv_row), kv_row
-        if is_half(k):
-            pack(w, packed, width, n_k, k, k0 + t2 * kv_row, kv_row, n_k, HS)
-            key, distance = at(w, packed), width
-        product(w, score, BLOCK, key, 0, distance, 1, w, qt, BLOCK, n_k, n_q, HS, part, False)
+        part = C_UPPER if diagonal else WHOLE
+        product(w, score, BLOCK, k, k0 + t2 * kv_row, kv_row, 1, w, qt, BLOCK, n_k, n_q, HS, part, False)
         # pass 2: their powers, and the sums
         softmax(w, score, top, alpha, total, n_q, n_k, diagonal)
         # pass 3: gather the values
         for t in range(n_q if tile > 0 else 0):
             for i in range(0, width, LANES):
                 store(w, o + t * width + i, load(w, o + t * width + i) * w[alpha + t])
-        value, distance = at(v, v0 + t2 * kv_row), kv_row
-        if width > HS or is_half(v):
-            pack(w, packed, width, n_k, v, v0 + t2 * kv_row, kv_row, n_k, HS)
-            value, distance = at(w, packed), width
+        rows, row, distance = v, v0 + t2 * kv_row, kv_row
+        if width > HS:
+            pack(w, packed, width, n_k, v, row, kv_row, n_k, HS)
+            rows, row, distance = w, packed, width
         part = A_LOWER if diagonal else WHOLE
-        product(w, o, width, w, score, 1, BLOCK, value, 0, distance, n_q, width, n_k, part, tile > 0)
+        product(w, o, width, w, score, 1, BLOCK, rows, row, distance, n_q, width, n_k, part, tile > 0)
     # pass 4: normalize
     for t in range(n_q):
         unpack(out, o0 + t * o_row, o_row, w, o + t * width, width, 1, HS, ONE / w[total + t], False)
+    return top
 
 
-@helper()
-def forward(out, lse, q, k, v, places, group, work, w, queue):
-    """Take blocks of queries, the longest of a head first, until none is left.
+def forward_by(attend):
+    """Make the function of a thread from that of a block of queries."""
 
-    Each `group` of query heads reads one key head. `places` are the offsets of q, k and v in their arrays, with the
-    distance of rows behind that of q and that of k and v: ``q0, q_row, k0, v0, kv_row``.
-    """
-    NH, T = lse.shape[1:]
-    q0, q_row, k0, v0, kv_row = places
-    HS, o_row, blocks = out.shape[2] // NH, out.shape[2], (T + BLOCK - 1) // BLOCK
-    top = w + BLOCK * (3 * up(HS, LANES) + BLOCK)
-    task = take(queue, 0)
-    while task >= 0:
-        bh, t0 = task // blocks, (blocks - 1 - task % blocks) * BLOCK
-        b, h, n_q = bh // NH, bh % NH, min(BLOCK, T - t0)
-        o, x = (b * T + t0) * o_row + h * HS, q0 + (b * T + t0) * q_row + h * HS
-        head = b * T * kv_row + h // group * HS
-        attend(out, o, o_row, q, x, q_row, k, k0 + head, v, v0 + head, kv_row, t0, n_q, HS, work, w)
-        for t in range(0, n_q, LANES):
-            total = log(load(work, top + 2 * BLOCK + t)) + load(work, top + t) * LN2
-            store_some(lse, bh * T + t0 + t, total, n_q - t)
+    @helper()
+    def forward(out, lse, q, k, v, places, group, work, w, queue):
+        """Take blocks of queries, the longest of a head first, until none is left.
+
+        Each `group` of query heads reads one key head. `places` are the offsets of q, k and v in their arrays, with the
+        distance of rows behind that of q and that of k and v: ``q0, q_row, k0, v0, kv_row``.
+        """
+        NH, T = lse.shape[1:]
+        q0, q_row, k0, v0, kv_row = places
+        HS, o_row, blocks = out.shape[2] // NH, out.shape[2], (T + BLOCK - 1) // BLOCK
         task = take(queue, 0)
+        while task >= 0:
+            bh, t0 = task // blocks, (blocks - 1 - task % blocks) * BLOCK
+            b, h, n_q = bh // NH, bh % NH, min(BLOCK, T - t0)
+            o, x = (b * T + t0) * o_row + h * HS, q0 + (b * T + t0) * q_row + h * HS
+            head = b * T * kv_row + h // group * HS
+            top = attend(out, o, o_row, q, x, q_row, k, k0 + head, v, v0 + head, kv_row, t0, n_q, HS, work, w)
+            for t in range(0, n_q, LANES):
+                total = log(load(work, top + 2 * BLOCK + t)) + load(work, top + t) * LN2
+                store_some(lse, bh * T + t0 + t, total, n_q - t)
+            task = take(queue, 0)
 
+    return forward
+
+
+forward = forward_by(attend)
 
 FORWARD_SCRATCH = [("work", for_each_thread(for_each_head_size(forward_floats))), ORDERED]
 
@@ -277,22 +280,30 @@ def backward_row(dq, dk, dv, adds, dout, q, k, v, out, lse, places, group, kept,
     unpack(dq, x, q_row, w, dqs, width, n_q, HS, ONE, adds[0])
 
 
-@helper()
-def backward(dq, dk, dv, adds, dout, q, k, v, out, lse, places, group, kept, work, w, floats, queue, steps):
-    """Take rows of tiles of all heads, the first of every head first, until none is left.
+def backward_by(backward_row):
+    """Make the function of a thread from that of a row of tiles."""
 
-    `adds` tells of dq, dk and dv which to add to; they lie as q, k and v do. The rest is that of `forward`.
-    """
-    NH, T = lse.shape[1:]
-    blocks = (T + BLOCK - 1) // BLOCK
-    task = take(queue, 0)
-    while task >= 0:
-        b, i, h = task // (blocks * NH), task // NH % blocks, task % NH
-        first = (b * NH + h) * blocks if blocks > 1 else w
-        backward_row(
-            dq, dk, dv, adds, dout, q, k, v, out, lse, places, group, kept, first, work, w * floats, steps, b, h, i
-        )
+    @helper()
+    def backward(dq, dk, dv, adds, dout, q, k, v, out, lse, places, group, kept, work, w, floats, queue, steps):
+        """Take rows of tiles of all heads, the first of every head first, until none is left.
+
+        `adds` tells of dq, dk and dv which to add to; they lie as q, k and v do. The rest is that of `forward`.
+        """
+        NH, T = lse.shape[1:]
+        blocks = (T + BLOCK - 1) // BLOCK
         task = take(queue, 0)
+        while task >= 0:
+            b, i, h = task // (blocks * NH), task // NH % blocks, task % NH
+            first = (b * NH + h) * blocks if blocks > 1 else w
+            backward_row(
+                dq, dk, dv, adds, dout, q, k, v, out, lse, places, group, kept, first, work, w * floats, steps, b, h, i
+            )
+            task = take(queue, 0)
+
+    return backward
+
+
+backward = backward_by(backward_row)
 
 
 def kept_floats(sizes):

@@ -1,150 +1,93 @@
-"""Attention of bfloat16: queries, keys and values become float32 once, and what is rounded is rounded at the end.
+"""Attention of bfloat16: the kernels over the tiles of ``_attention_pairs``."""
 
-The products are those of ``attention``: of float32, since a tile of scores stays in the cache either way.
-"""
-
+import numpy as np
 from numba import prange
 
 from ... import ops
-from ...ops.declaration import HS, NH, NKV, B, C, T
 from ..compile.jit import helper, kernel
-from ..toolkit.elementwise import bounds, chunks
+from ..toolkit.queue import ORDERED, deal, for_each_thread
 from ..toolkit.tiles import flat
-from .attention import BACKWARD_SCRATCH, FORWARD_SCRATCH, attention_backward, attention_forward
-from .decode import DECODE_SCRATCH, TILED, decode
-from .gqa import gqa_backward, gqa_forward
+from ._attention_pairs import attend, backward, forward, forward_floats, row_floats
+from .attention import count_blocks, for_each_head_size, kept_floats
+from .decode import ATT, TILED, decode_by
 
 HALF = "bfloat16"
-QUERIES, KEYS = B * T * NH * HS, B * T * NKV * HS
+FORWARD_SCRATCH = [("work", for_each_thread(for_each_head_size(forward_floats))), ORDERED]
+BACKWARD_SCRATCH = [
+    ("kept", kept_floats),
+    ("work", for_each_thread(for_each_head_size(row_floats))),
+    ORDERED,
+    ("steps", lambda sizes: sizes["B"] * sizes["NH"] * -(-sizes["T"] // 64), "int32"),
+]
 
 
 @helper(parallel=True)
-def convert(to, x):
-    """Copy an array into one of another type."""
-    for chunk in prange(chunks(to)):
-        lo, hi = bounds(chunk, to)
-        for i in range(lo, hi):
-            to[i] = x[i]
-
-
-@helper()
-def widened(x, room, start):
-    """Copy an array into a part of float32 memory; return it, and where the part ends."""
-    wide = room[start : start + x.size]
-    convert(wide, flat(x))
-    return wide.reshape(x.shape), start + x.size
-
-
-@kernel(
-    ops.attention_forward, "optimized", of=HALF, scratch=[*FORWARD_SCRATCH, ("wide", 3 * B * T * C)], parallel=False
-)
-def forward(out, lse, qkv, work, queue, wide):
-    """Block by block of keys, with a running maximum and sum for each query.
-
-    Parallel: as for float32.
-    Memory: qkv in float32; four tiles for each thread.
-    Bound: compute.
-    """
-    x, _ = widened(qkv, wide, 0)
-    attention_forward(out, lse, x, work, queue)
-
-
-@kernel(
-    ops.attention_backward, "optimized", of=HALF, scratch=[*BACKWARD_SCRATCH, ("wide", 3 * B * T * C)], parallel=False
-)
-def backward(dqkv, dqkv_add, dout, qkv, out, lse, kept, work, queue, steps, wide):
-    """Row by row of tiles, from the diagonal back; what a block of keys gathers is kept until the last row.
-
-    Parallel: as for float32.
-    Memory: qkv in float32; two copies of C numbers a token, of all tokens if T > BLOCK; seven tiles for each thread.
-    Bound: compute.
-    """
-    x, _ = widened(qkv, wide, 0)
-    attention_backward(dqkv, dqkv_add, dout, x, out, lse, kept, work, queue, steps)
-
-
-@kernel(ops.gqa_forward, "optimized", of=HALF, scratch=[*FORWARD_SCRATCH, ("wide", QUERIES + 2 * KEYS)], parallel=False)
-def grouped_forward(out, lse, q, k, v, work, queue, wide):
-    """Block by block of keys, with a running maximum and sum for each query.
-
-    Parallel: as for float32.
-    Memory: q, k and v in float32; four tiles for each thread.
-    Bound: compute.
-    """
-    qs, end = widened(q, wide, 0)
-    ks, end = widened(k, wide, end)
-    vs, end = widened(v, wide, end)
-    gqa_forward(out, lse, qs, ks, vs, work, queue)
-
-
-@kernel(
-    ops.gqa_backward,
-    "optimized",
-    of=HALF,
-    scratch=[*BACKWARD_SCRATCH, ("wide", QUERIES + 2 * KEYS), ("sums", 2 * KEYS)],
-    parallel=False,
-)
-def grouped_backward(
-    dq, dq_add, dk, dk_add, dv, dv_add, dout, q, k, v, out, lse, kept, work, queue, steps, wide, sums
-):  # fmt: skip
-    """Row by row of tiles; the heads of a group add to dk and dv, which are therefore float32 until the last.
-
-    Parallel: as for float32.
-    Memory: q, k, v, dk and dv in float32; two copies of C numbers a token, of all tokens if T > BLOCK; seven tiles for
-    each thread.
-    Bound: compute.
-    """
-    qs, end = widened(q, wide, 0)
-    ks, end = widened(k, wide, end)
-    vs, end = widened(v, wide, end)
-    sk, sv = sums[: k.size].reshape(k.shape), sums[k.size :].reshape(k.shape)
-    if dk_add:
-        convert(flat(sk), flat(dk))
-    if dv_add:
-        convert(flat(sv), flat(dv))
-    gqa_backward(dq, dq_add, sk, dk_add, sv, dv_add, dout, qs, ks, vs, out, lse, kept, work, queue, steps)
-    convert(flat(dk), flat(sk))
-    convert(flat(dv), flat(sv))
-
-
-def wide_floats(rows):
-    """Size what is float32: rows of q, if they go in tiles; else what is made of them."""
-
-    def size(sizes):
-        many = sizes["T"] >= TILED
-        return sizes["B"] * sizes["T"] * sizes["NH"] * sizes["HS"] * (rows if many else 1)
-
-    return size
+def attention(out, lse, q, k, v, places, group, work, queue):
+    """Compute attention, wherever q, k and v lie."""
+    floats = forward_floats(out.shape[2] // lse.shape[1])
+    deal(queue, count_blocks(lse))
+    for worker in prange(work.shape[0] // floats):
+        forward(out, lse, q, k, v, places, group, work, np.int64(worker) * floats, queue)
 
 
 @helper(parallel=True)
-def decode_bf16(out, keys, values, q, k, v, places, position, att, work, wide):
-    """Attend to the cache and to the new keys."""
-    made = wide[: out.size].reshape(out.shape)
-    if out.shape[1] >= TILED:
-        convert(wide, q)
-    decode(out, made, keys, values, q, k, v, wide, places, position, att, work)
+def gradients(dq, dk, dv, adds, dout, q, k, v, out, lse, places, group, kept, work, queue, steps):
+    """Compute the gradients of attention, wherever q, k and v lie."""
+    floats = row_floats(out.shape[2] // lse.shape[1])
+    deal(queue, count_blocks(lse))
+    for i in range(steps.shape[0]):
+        steps[i] = 0
+    for worker in prange(work.shape[0] // floats):
+        w = np.int64(worker)
+        backward(dq, dk, dv, adds, dout, q, k, v, out, lse, places, group, kept, work, w, floats, queue, steps)
 
 
-@kernel(ops.attention_decode, "optimized", of=HALF, scratch=[*DECODE_SCRATCH, ("wide", wide_floats(3))], parallel=False)
-def attention_decode_bf16(out, keys, values, qkv, position, att, work, wide):
-    """Put the new keys and values away; then, for each query: scores, their softmax, the weighted sum of the values.
+@kernel(ops.attention_forward, "optimized", of=HALF, scratch=FORWARD_SCRATCH, parallel=False)
+def attention_forward(out, lse, qkv, work, queue):
+    """Block by block of keys, with a running maximum and sum for each query.
 
-    Parallel: as for float32.
-    Memory: one row of attention weights a head, and out in float32; of many queries qkv, and tiles for each head.
-    Bound: memory for one query; compute for many.
+    Parallel: blocks of queries of each head, handed out by ticket, the longest of a head first.
+    Memory: tiles for each thread.
+    Bound: compute.
+    Source: Dao 2023 (arXiv 2307.08691), algorithm 1.
     """
     C, x = out.shape[2], flat(qkv)
-    decode_bf16(out, keys, values, x, x, x, (0, 3 * C, C, 2 * C, 3 * C), position, att, work, wide)
+    attention(out, lse, x, x, x, (0, 3 * C, C, 2 * C, 3 * C), 1, work, queue)
 
 
-@kernel(ops.gqa_decode, "optimized", of=HALF, scratch=[*DECODE_SCRATCH, ("wide", wide_floats(1))], parallel=False)
-def gqa_decode_bf16(out, keys, values, q, k, v, position, att, work, wide):
+@kernel(ops.attention_backward, "optimized", of=HALF, scratch=BACKWARD_SCRATCH, parallel=False)
+def attention_backward(dqkv, dqkv_add, dout, qkv, out, lse, kept, work, queue, steps):
+    """Row by row of tiles, from the diagonal back; what a block of keys gathers is kept until the last row.
+
+    Parallel: rows of all heads, handed out by ticket, as for float32.
+    Memory: two copies of C numbers a token, of all tokens if T > BLOCK; tiles for each thread.
+    Bound: compute.
+    Source: Dao 2023 (arXiv 2307.08691), algorithm 2, in another order.
+    """
+    C, d, x, adds = out.shape[2], flat(dqkv), flat(qkv), (dqkv_add, dqkv_add, dqkv_add)
+    places = 0, 3 * C, C, 2 * C, 3 * C
+    gradients(d, d, d, adds, flat(dout), x, x, x, out, lse, places, 1, kept, work, queue, steps)
+
+
+decode = decode_by(attend, forward_floats)
+
+
+def work_floats(sizes):
+    """Size what one query makes, in float32; or the tiles of each head, where there are enough queries."""
+    many = sizes["T"] >= TILED
+    return sizes["B"] * sizes["NH"] * (forward_floats.py_func(sizes["HS"]) if many else sizes["T"] * sizes["HS"])
+
+
+DECODE_SCRATCH = [ATT, ("work", work_floats)]
+
+
+@kernel(ops.attention_decode, "optimized", of=HALF, scratch=DECODE_SCRATCH, parallel=False)
+def attention_decode(out, keys, values, qkv, position, att, work):
     """Put the new keys and values away; then, for each query: scores, their softmax, the weighted sum of the values.
 
     Parallel: as for float32.
-    Memory: one row of attention weights a head, and out in float32; of many queries q, and tiles for each head.
+    Memory: one row of attention weights a head, and out in float32; of many queries, tiles for each head.
     Bound: memory for one query; compute for many.
     """
-    places, qs, ks, vs = (0, q.shape[2], 0, 0, k.shape[2]), flat(q), flat(k), flat(v)
-    decode_bf16(out, keys, values, qs, ks, vs, places, position, att, work, wide)
+    C, x, made = out.shape[2], flat(qkv), work[: out.size if out.shape[1] < TILED else 0]
+    decode(out, made, keys, values, x, x, x, (0, 3 * C, C, 2 * C, 3 * C), position, att, work)

@@ -166,22 +166,6 @@ def few(out, made, keys, values, q, k, v, places, position, att, bg):
 
 
 @helper()
-def many(out, keys, values, q, places, position, work, bh):
-    """Do one head of one row of the batch, a block of queries at a time, once its keys and values are put away."""
-    T, C = out.shape[1:]
-    NKV, S, HS = keys.shape[1:]
-    q0, q_row = places[:2]
-    NH = C // HS
-    b, h = bh // NH, bh % NH
-    cache, known, told = bh // (NH // NKV) * S * HS, flat(keys), flat(values)
-    for t in range(0, T, BLOCK):
-        o, x, n = (b * T + t) * C + h * HS, q0 + (b * T + t) * q_row + h * HS, min(BLOCK, T - t)
-        attend(
-            out, o, C, q, x, q_row, known, cache, told, cache, HS, position + t, n, HS, work, bh * forward_floats(HS)
-        )
-
-
-@helper()
 def is_small(out, keys, position):
     """Return whether there is too little to read for several threads."""
     B, NKV, _, HS = keys.shape
@@ -203,23 +187,45 @@ def work_floats(sizes):
     return sizes["B"] * sizes["NH"] * (forward_floats.py_func(sizes["HS"]) if sizes["T"] >= TILED else 0)
 
 
-@helper(parallel=True)
-def decode(out, made, keys, values, q, k, v, queries, places, position, att, work):
-    """Attend to the cache and to the new keys; `queries` is `q`, or the same in float32."""
-    B, T, C = out.shape
-    groups, heads = B * keys.shape[1], B * (C // keys.shape[3])
-    if is_small(out, keys, position):
-        for bg in range(groups):
-            few(out, made, keys, values, q, k, v, places, position, att, bg)
-    else:
-        for task in prange(groups):
-            start(out, made, keys, values, q, k, v, places, position, att, np.int64(task))
-        if T >= TILED:
-            for task in prange(heads):
-                many(out, keys, values, queries, places, position, work, np.int64(task))
+def decode_by(attend, floats):
+    """Make the function of new tokens from that of a block of queries, and from the working memory that it takes."""
+
+    @helper()
+    def many(out, keys, values, q, places, position, work, bh):
+        """Do one head of one row of the batch, a block of queries at a time, when its keys and values are put away."""
+        T, C = out.shape[1:]
+        NKV, S, HS = keys.shape[1:]
+        q0, q_row = places[:2]
+        NH = C // HS
+        b, h, w = bh // NH, bh % NH, bh * floats(HS)
+        cache, known, told = bh // (NH // NKV) * S * HS, flat(keys), flat(values)
+        for t in range(0, T, BLOCK):
+            o, x, n = (b * T + t) * C + h * HS, q0 + (b * T + t) * q_row + h * HS, min(BLOCK, T - t)
+            attend(out, o, C, q, x, q_row, known, cache, told, cache, HS, position + t, n, HS, work, w)
+
+    @helper(parallel=True)
+    def decode(out, made, keys, values, q, k, v, places, position, att, work):
+        """Attend to the cache and to the new keys; `made` is `out`, or memory for the same in float32."""
+        B, T, C = out.shape
+        groups, heads = B * keys.shape[1], B * (C // keys.shape[3])
+        if is_small(out, keys, position):
+            for bg in range(groups):
+                few(out, made, keys, values, q, k, v, places, position, att, bg)
+        else:
+            for task in prange(groups):
+                start(out, made, keys, values, q, k, v, places, position, att, np.int64(task))
+            if T >= TILED:
+                for task in prange(heads):
+                    many(out, keys, values, q, places, position, work, np.int64(task))
+
+    return decode
 
 
-DECODE_SCRATCH = [("att", B * NH * S + B * NH), ("work", work_floats)]
+decode = decode_by(attend, forward_floats)
+
+
+ATT = "att", B * NH * S + B * NH
+DECODE_SCRATCH = [ATT, ("work", work_floats)]
 
 
 @kernel(ops.attention_decode, "optimized", scratch=DECODE_SCRATCH, parallel=False)
@@ -233,4 +239,4 @@ def attention_decode(out, keys, values, qkv, position, att, work):
     Source: for many, Dao 2023 (arXiv 2307.08691), algorithm 1.
     """
     C, x = out.shape[2], flat(qkv)
-    decode(out, out, keys, values, x, x, x, x, (0, 3 * C, C, 2 * C, 3 * C), position, att, work)
+    decode(out, out, keys, values, x, x, x, (0, 3 * C, C, 2 * C, 3 * C), position, att, work)

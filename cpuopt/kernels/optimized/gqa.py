@@ -63,4 +63,4 @@ def gqa_decode(out, keys, values, q, k, v, position, att, work):
     Source: for many, Dao 2023 (arXiv 2307.08691), algorithm 1.
     """
     places, qs, ks, vs = (0, q.shape[2], 0, 0, k.shape[2]), flat(q), flat(k), flat(v)
-    decode(out, out, keys, values, qs, ks, vs, qs, places, position, att, work)
+    decode(out, out, keys, values, qs, ks, vs, places, position, att, work)

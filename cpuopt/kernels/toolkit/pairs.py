@@ -136,6 +136,56 @@ def load_some_words(typingctx, x, i, n):
     return vector(x, INT, INT), word_load(some=True)
 
 
+def rounder_of(tile):
+    """Make the function of a machine that rounds two vectors to bfloat16."""
+
+    @intrinsic
+    def rounded(typingctx, x, y):
+        """Round x and y to bfloat16: the elements of x, then those of y, as one vector."""
+
+        def codegen(context, builder, signature, args):
+            return builder.bitcast(Emit(builder, tile).rounded(*args), ir.VectorType(F32, LANES))
+
+        return vector(vector, vector), codegen
+
+    return rounded
+
+
+@intrinsic
+def interleaved(typingctx, both):
+    """Make words of what `rounded` returned: x in the lower halves, y in the upper ones."""
+
+    def codegen(context, builder, signature, args):
+        shorts = builder.bitcast(args[0], ir.VectorType(I16, 2 * LANES))
+        order = [n for lane in range(LANES) for n in (lane, lane + LANES)]
+        mixed = builder.shuffle_vector(shorts, shorts, ir.Constant(ir.VectorType(I32, 2 * LANES), order))
+        return builder.bitcast(mixed, ir.VectorType(F32, LANES))
+
+    return vector(vector), codegen
+
+
+def half_store(second):
+    """Make the function that stores one of the vectors that `rounded` returned, at an offset in floats."""
+
+    @intrinsic
+    def store_half(typingctx, x, i, both):
+        def codegen(context, builder, signature, args):
+            emit = Lanes(context, builder)
+            shorts = builder.bitcast(args[2], ir.VectorType(I16, 2 * LANES))
+            part = ir.Constant(ir.VectorType(I32, LANES), [n + LANES * second for n in range(LANES)])
+            half = builder.shuffle_vector(shorts, shorts, part)
+            emit.store(half, emit.point(signature.args[0], *args[:2]))
+            return context.get_dummy_value()
+
+        return types.void(x, INT, vector), codegen
+
+    return store_half
+
+
+store_first, store_second = half_store(False), half_store(True)
+rounded = rounder_of(HOST)
+
+
 def adder_of(tile):
     """Make the function of a machine that adds the products of words to sums."""
 

@@ -198,6 +198,17 @@ class Emit:
             bits = self.builder.shl(bits, ir.Constant(words, [16] * self.tile.lanes))
         return self.builder.bitcast(bits, self.vector)
 
+    def rounded(self, x, y):
+        """Round two vectors to bfloat16, one behind the other in one vector of 16 bits."""
+        shorts = ir.VectorType(I16, 2 * self.tile.lanes)
+        if self.tile.dot:
+            halves = ir.VectorType(_BFloat(), 2 * self.tile.lanes)
+            name = f"llvm.x86.avx512bf16.cvtne2ps2bf16.{32 * self.tile.lanes}"
+            return self.builder.bitcast(self.call(name, halves, y, x), shorts)
+        x, y = (bfloat16.narrow(self.builder, part) for part in (x, y))
+        every = ir.Constant(ir.VectorType(I32, 2 * self.tile.lanes), list(range(2 * self.tile.lanes)))
+        return self.builder.shuffle_vector(x, y, every)
+
     def loop(self, count, state, body):
         """Repeat `body` `count` times; it maps the round and the values of `state` to their next values."""
         bld = self.builder

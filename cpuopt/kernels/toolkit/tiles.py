@@ -34,30 +34,38 @@ def flat(x):
     return x.reshape(x.size)
 
 
-@helper()
-def product(c, c0, c_row, a, a0, a_row, a_step, b, b0, b_row, rows, cols, depth, part, adds):
-    """Compute or add ``c[i, j] = sum over k < depth of a[i, k] * b[k, j]`` for i < rows and j < cols.
+def product_by(micro, narrow, unit):
+    """Make the product of tiles from the micro-kernels; `unit` elements of a row of a lie in one float."""
 
-    Rows lie `c_row`, `a_row` and `b_row` floats apart, neighbours in a row of a `a_step`. Columns are rounded up to
-    LANES. Of a triangle, elements less than MR or LANES beyond the diagonal take part as well.
-    """
-    groups = (rows + MR - 1) // MR
-    size, longer = rows // groups, rows % groups
-    i = 0
-    for g in range(groups):
-        n = size + 1 if g < longer else size
-        k = i if part == A_UPPER else 0
-        end = min(depth, i + n) if part == A_LOWER else depth
-        x, j = at(a, a0 + i * a_row + k * a_step), i // LANES * LANES if part == C_UPPER else 0
-        while j < cols:
-            y, to = at(b, b0 + k * b_row + j), at(c, c0 + i * c_row + j)
-            if j % COLS > 0 or cols - j <= LANES:
-                narrow_product(n, x, a_row, a_step, y, b_row, to, c_row, end - k, adds, y, 0, 0)
-                j += LANES
-            else:
-                micro(n, x, a_row, a_step, y, b_row, to, c_row, end - k, adds, y, 0, 0)
-                j += COLS
-        i += n
+    @helper()
+    def product(c, c0, c_row, a, a0, a_row, a_step, b, b0, b_row, rows, cols, depth, part, adds):
+        """Compute or add ``c[i, j] = sum over k < depth of a[i, k] * b[k, j]`` for i < rows and j < cols.
+
+        Rows lie `c_row`, `a_row` and `b_row` floats apart, neighbours in a row of a `a_step`. Columns are rounded up to
+        LANES. Of a triangle, elements less than MR or LANES beyond the diagonal take part as well.
+        """
+        groups = (rows + MR - 1) // MR
+        size, longer = rows // groups, rows % groups
+        i = 0
+        for g in range(groups):
+            n = size + 1 if g < longer else size
+            k = i // unit if part == A_UPPER else 0
+            end = min(depth, (i + n + unit - 1) // unit) if part == A_LOWER else depth
+            x, j = at(a, a0 + i * a_row + k * a_step), i // LANES * LANES if part == C_UPPER else 0
+            while j < cols:
+                y, to = at(b, b0 + k * b_row + j), at(c, c0 + i * c_row + j)
+                if j % COLS > 0 or cols - j <= LANES:
+                    narrow(n, x, a_row, a_step, y, b_row, to, c_row, end - k, adds, y, 0, 0)
+                    j += LANES
+                else:
+                    micro(n, x, a_row, a_step, y, b_row, to, c_row, end - k, adds, y, 0, 0)
+                    j += COLS
+            i += n
+
+    return product
+
+
+product = product_by(micro, narrow_product, 1)
 
 
 @helper()
