@@ -61,6 +61,7 @@ class BuildOptions:
         matches wins, as in ``{"*": "adamw", "*.bias": "sgd"}``.
     freeze : patterns of parameters that steps leave as they are; they have no gradient and no states.
     dtype : "bfloat16" to store in it what products and attention read; weights, sums and states stay float32.
+    moments : "bfloat16" to store the optimizers' states in it, rounded at random.
     masters : whether weights stay float32; without training, those that products read can be bfloat16 alone.
     threads : the number for all kernels; numba's own by default.
     processes : how many processes compile what the cache lacks; one a core by default.
@@ -78,6 +79,7 @@ class BuildOptions:
     optimizer: OptimizerChoice = ops.USUAL
     freeze: Sequence[str] = ()
     dtype: str = WIDE
+    moments: str = WIDE
     masters: bool = True
     threads: int | None = None
     processes: int | None = None
@@ -178,7 +180,7 @@ def build(
     if how.train:
         notes = fuse(program, [name for name in how.fuse if name in BEFORE], how.choice)
         reverse(program)
-        add_update(program, how.optimizer)
+        add_update(program, how.optimizer, how.moments)
         before += program.calls
         notes += fuse(program, [name for name in how.fuse if name not in BEFORE], how.choice)
     if not rewrite:
@@ -187,8 +189,9 @@ def build(
         require_sums(program)
     if how.dtype == NARROW:
         store_operands(program, how.takes, inline=not how.divided, alone=alone)
-    elif how.dtype != WIDE:
-        raise UserError(f"dtype {how.dtype!r}: expected '{WIDE}' or '{NARROW}'")
+    for name, word in (("dtype", how.dtype), ("moments", how.moments)):
+        if word not in (WIDE, NARROW):
+            raise UserError(f"{name} {word!r}: expected '{WIDE}' or '{NARROW}'")
     if how.divided:
         together, exact = SERIAL if how.alone else how.comm, how.reduce == "exact"
         buckets = distribute(program, together, local=how.micro_batches, exact=exact, zero=how.zero)

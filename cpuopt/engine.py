@@ -33,6 +33,7 @@ from .kernels import registry
 from .kernels.toolkit import threads
 from .nn.initial import initialize
 from .ops.declaration import Spec
+from .ops.rounding import draw_of
 from .ops.storage import TYPES
 from .program import arena
 from .program.optimizer import in_range, numbers
@@ -399,6 +400,8 @@ class Engine:
                 raise UserError(f"{n}: {' and '.join(o.name for o in self.optimizers)} has no such number")
         exact = numbers(self.optimizers, given, **rates)
         exact |= {Scalar("step", o.name): self.step_number + 1 for o in self.optimizers}
+        draw = draw_of(self.dropout_seed, self.step_number + 1)
+        exact |= {Scalar("draw", o.name): draw for o in self.optimizers}
         for scalar, number in exact.items():
             self._loaded.set(scalar, number)
         first = {n: x for n, x in given.items() if n not in names}

@@ -8,12 +8,17 @@ import pytest
 
 from cpuopt import Choice, cli, ops
 from cpuopt.building import build
-from cpuopt.check.cases import Case, arguments
+from cpuopt.check.cases import ODD, Case, arguments
+from cpuopt.check.cases import case as make_case
+from cpuopt.check.check import check
 from cpuopt.engine import Engine
 from cpuopt.errors import UserError
+from cpuopt.kernels import registry
 from cpuopt.models import specs
 from cpuopt.models.gpt2 import GPT2, PRESETS
 from cpuopt.ops.optimizer import BLOCK
+from cpuopt.ops.rounding import draw_of
+from cpuopt.ops.storage import TYPES
 from cpuopt.program.fuse import FUSIONS
 from cpuopt.train import checkpoint, job
 from cpuopt.train.job import Settings
@@ -22,6 +27,7 @@ TINY, B, T = replace(PRESETS["gpt2-tiny"], n_layer=1), 2, 16
 NEW = [name for name in ops.OPTIMIZERS if name != ops.USUAL]
 HYPER = {"sgd": {"lr": 0.1, "momentum": 0.8}, "lion": {"lr": 1e-3, "beta1": 0.8, "beta2": 0.95}}
 DECAY = 0.1
+HALF = TYPES["bfloat16"].dtype
 
 
 def batch(i):
@@ -260,3 +266,89 @@ def test_a_reference_gives_large_arrays_what_it_gives_small_ones(name: str) -> N
     whole = op.reference.__wrapped__(**given)  # type: ignore[attr-defined]  # the rule itself
     for result, x in op.reference(**given).items():
         np.testing.assert_array_equal(x, whole[result])
+
+
+def decayed(round_states, steps=2000, n=4096):
+    """The mean of v by ``beta2^n``, after steps without a gradient, stored in bfloat16 by a function."""
+    v = np.full(n, 0.7, np.float32).astype(HALF)
+    beta2 = 0.999
+    for step in range(1, steps + 1):
+        v = round_states(v.astype(np.float32) * np.float32(beta2), step)
+    return float(v.astype(np.float32).mean()) / (0.7 * beta2**steps)
+
+
+def test_moments_in_bfloat16_decay_without_a_gradient():
+    """By a kernel: v falls as beta2^n within 2 %; rounded to nearest, it stays where it is."""
+    kernel = registry.KERNELS["adamw", "optimized"].of({"m": "bfloat16", "v": "bfloat16"})
+    kernel.compile()
+    run, n = kernel.direct().function, 4096
+    param, grad, none = np.ones(n, np.float32), np.zeros(n, np.float32), np.empty(0, np.float32)
+    m, v = np.zeros(n, HALF), np.full(n, 0.7, np.float32).astype(HALF)
+    start, steps = float(v.astype(np.float32).mean()), 2000
+    for step in range(1, steps + 1):
+        run(param, m, v, none, grad, 0.0, 0.9, 0.999, 1e-8, 0.0, 1.0, step, draw_of(0, step), 0)
+    assert float(v.astype(np.float32).mean()) / start == pytest.approx(0.999**steps, rel=0.02)
+    assert decayed(lambda x, step: x.astype(HALF)) > 5
+
+
+def moments_of(fuse=FUSIONS, steps=4, variant="optimized", threads=2, seed=0, dtype="bfloat16", **more):
+    made = Engine(
+        GPT2(TINY), specs(B, T), choice=Choice(variant), fuse=tuple(fuse), threads=threads, seed=seed, dtype=dtype,
+        moments="bfloat16", **more,
+    )  # fmt: skip
+    losses = [made.step(lr=1e-3, **batch(i)).loss for i in range(steps)]
+    return made, losses, {f"{s}/{n}": x.tobytes() for s, of in made.states().items() for n, x in of.items()}
+
+
+def test_moments_in_bfloat16_depend_on_the_seed_alone():
+    made, losses, states = moments_of()
+    assert {x.dtype for of in made.states().values() for x in of.values()} == {HALF}
+    assert moments_of(threads=1)[1:] == (losses, states)
+    made.dropout_seed = 1
+    assert made.step(lr=1e-3, **batch(4)).loss == moments_of(steps=5)[1][4]  # the forward before it
+    other = moments_of(steps=5)[2]
+    assert {f"{s}/{n}": x.tobytes() for s, of in made.states().items() for n, x in of.items()} != other
+
+
+@pytest.mark.parametrize("optimizer", ops.OPTIMIZERS)
+def test_training_with_moments_in_bfloat16_is_near_that_in_float32(optimizer):
+    how = {"optimizer": optimizer, "dtype": "float32"}
+    _, losses, _ = moments_of(**how)
+    whole = engine(optimizer, "optimized", tuple(FUSIONS))
+    np.testing.assert_allclose(losses, [whole.step(lr=1e-3, **batch(i)).loss for i in range(4)], rtol=5e-3)
+    assert moments_of((), **how)[1] == pytest.approx(losses, rel=1e-4)
+
+
+def test_a_parameter_takes_ten_bytes_with_its_copy():
+    plan, n = moments_of(steps=0)[0].plan.describe(), 0
+    matrices = {p.name: p for p in engine(ops.USUAL).program.parameters}
+    n = sum(p.nbytes // 4 for p in matrices.values())
+    read = sum(p.nbytes // 4 for p in matrices.values() if len(p.shape) == 2 and "wpe" not in p.name)
+    assert plan["parameters"] + plan["moments"] + plan["copies"] == 8 * n + 2 * read
+
+
+def wrong_draw(op_kernel):
+    def run(*args):
+        op_kernel(*args[:-2], args[-2] + 1, args[-1])
+
+    return run
+
+
+def to_nearest(param, m, v, copy, grad, lr, beta1, beta2, eps, weight_decay, grad_scale, step, draw, first):
+    g = grad * np.float32(grad_scale)
+    new_m, new_v = (
+        np.float32(b) * x.astype(np.float32) + np.float32(1 - b) * y for b, x, y in ((beta1, m, g), (beta2, v, g * g))
+    )
+    m[...], v[...] = new_m, new_v
+    ratio = (new_m / (1 - beta1**step)) / (np.sqrt(new_v / (1 - beta2**step)) + eps)
+    param -= (lr * (ratio + weight_decay * param)).astype(np.float32)
+    if len(copy):
+        copy[...] = param
+
+
+@pytest.mark.parametrize("function", [to_nearest, wrong_draw(registry.KERNELS["adamw", "vanilla"].function)])
+def test_a_kernel_that_rounds_states_otherwise_is_refused(function):
+    types = {"m": "bfloat16", "v": "bfloat16"}
+    mutant = registry.Kernel(ops.adamw, "mutant", function, narrow=True)
+    result = check(mutant, make_case(ops.adamw, ODD, types=types, absent=["copy"]), threads=(1,))
+    assert result.verdict == "FAIL", result

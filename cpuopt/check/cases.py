@@ -199,13 +199,14 @@ def other_types(op: Op) -> list[dict[str, str]]:
     """List the types that arguments may have besides their usual ones.
 
     Each comes with all the arguments that take it, and with those alone that are read: a product of bfloat16 may write
-    float32.
+    float32. States of optimizers are float32 beside bfloat16 too.
     """
     found = []
     for t in dict.fromkeys(t for a in op.arrays for t in a.types[1:]):
         takes = [a for a in op.arrays if t in a.types[1:]]
         read = [a for a in takes if a.kind not in ("out", "acc")]
-        found += [{a.name: t for a in some} for some in (takes, read) if some]
+        kept = [a for a in takes if not a.drawn]  # as with states in float32
+        found += [{a.name: t for a in some} for some in (takes, read, kept) if some]
     return [types for i, types in enumerate(found) if types not in found[:i]]
 
 

@@ -38,7 +38,9 @@ from ..kernels.toolkit import threads as numba_threads
 from ..kernels.watch import python_threads, scheduling
 from ..machine import cores
 from ..ops.declaration import Arg, Op, Spec, moving
+from ..ops.rounding import nearest
 from ..ops.storage import Storage, storage
+from ..ops.update import drawn_bits
 from .cases import NOT_FINITE, Arguments, Array, Case, reference, run_of
 from .fit import Drawn, rounding_of
 from .memory import FILL, BrokenKernelError, bits, origin
@@ -187,6 +189,7 @@ class Wanted:
         one: a kernel may leave out what the formula multiplies by zero, as a token that is masked, and its result is
         then as if a number stood there.
     rounded : how many of the two sides have rounding errors.
+    drawn : the random bits by which a state in bfloat16 is rounded; a kernel has to draw the same.
     operands : the scale of each element by the numbers on the way that products read, which a narrower type rounds.
     """
 
@@ -198,6 +201,7 @@ class Wanted:
     spared: Mapping[str, Sequence[tuple[Array, Array]]] = field(default_factory=dict)
     rounded: int = 1
     operands: Mapping[str, Array] = field(default_factory=dict)
+    drawn: Mapping[str, Array] = field(default_factory=dict)
 
     def added_to(self, starts: Mapping[str, Array], adds: Mapping[str, bool]) -> Wanted:
         """Return the same for gradients that hold `starts` before the call."""
@@ -230,7 +234,7 @@ class Wanted:
 
     def tolerance(self, arg: Arg) -> tuple[float, float, float]:
         """Return the tolerance relative to the scale, and in its units that of a result, and that of its operands."""
-        types = self.case.types
+        types = {n: t for n, t in self.case.types.items() if n not in self.drawn}
         allowed = self.rounded * rounding(storage(types.get(arg.name, arg.dtype)), arg.reduces(self.case.sizes))
         narrow = max((storing(storage(t)) for t in types.values()), default=0.0)
         return allowed, 1 + storing(storage(types.get(arg.name, arg.dtype))) / allowed, OPERANDS * narrow / allowed
@@ -251,6 +255,9 @@ class Wanted:
                 nearer = spare & np.isfinite(value) & ~(np.abs(got - want) <= np.abs(got - value))
             want, scale = np.where(nearer, value, want), np.where(nearer, size, scale)
         columns = want.shape[-1]
+        shown = got
+        if arg.name in self.drawn:
+            got = nearest(want, got, self.drawn[arg.name]).astype(np.float32)
         stored, lowest = storage(got), least(storage(got))
         allowed, beyond, _ = self.tolerance(arg)
         mine, right = got.reshape(-1, columns), want.reshape(-1, columns)
@@ -287,10 +294,10 @@ class Wanted:
             found = [compared(block) for block in blocks]
         ratio, place = max(found, key=lambda f: f[0])
         index = tuple(map(int, np.unravel_index(place, want.shape)))
-        where = arg.name, index, float(got[index]), float(self.values[arg.name][index])
+        where = arg.name, index, float(shown[index]), float(self.values[arg.name][index])
         text = f"{arg.name}{list(index)} = {where[2]:.9g}, expected {where[3]:.9g}{flags(self.adds)}{then}"
         if ratio == inf:
-            text += origin(got[index])
+            text += origin(shown[index])
         return CheckResult(kernel.name, self.case, ratio, *where, text if ratio > 1 else "")
 
 
@@ -347,7 +354,7 @@ def expected(op: Op, case: Case, given: Arguments, rng: np.random.Generator) -> 
         if marks and case.types:
             many = MORE_SAMPLES if op.flops(case.sizes) < DEAR_FLOPS / 50 else samples
             operands = operand_scale(op, given, want, rng, many)
-        return Wanted(op, case, want, scale, operands=operands)
+        return Wanted(op, case, want, scale, operands=operands, drawn=drawn_bits(op, given))
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from threadpoolctl import threadpool_limits
 from ..kernels.registry import Kernel
 from ..ops.declaration import Op
 from ..ops.storage import storage
+from ..ops.update import drawn_bits
 from .cases import Arguments, Array, Case, arguments, elements, normal, reference, run_of, spread
 from .fit import rounding_of
 from .judge import (
@@ -162,7 +163,7 @@ def standard(sized: Sized, given: Mapping[str, Array], threads: int, nudges: int
             scale[name] = np.fmax(scale[name], np.sqrt(moved[name]).reshape(rows.shape))
         if name in rounding:
             scale[name] = scale[name] + rounding[name].reshape(-1, 1)
-    return Wanted(op, case, values, scale, adds, rounded=2, operands=operands)
+    return Wanted(op, case, values, scale, adds, rounded=2, operands=operands, drawn=drawn_bits(op, given))
 
 
 def nudged(op: Op, given: Mapping[str, Array], dtype: DTypeLike, seed: int) -> dict[str, Array]:

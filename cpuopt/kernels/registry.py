@@ -120,7 +120,8 @@ class Kernel:
         """Return the kernel for arguments of some types; the others have their usual one."""
         if types == self.types:
             return self
-        own = next((self.others[t] for t in types.values() if t in self.others), self)
+        kept = {a.name for a in self.op.arrays if a.drawn or not a.shown}  # which no product reads alone
+        own = next((self.others[t] for n, t in types.items() if t in self.others and n not in kept), self)
         return replace(own, types=types)
 
     def typed(self, types: Mapping[str, str]) -> Kernel:

@@ -144,7 +144,8 @@ class Arg:
     start : the value of every element before a first step, if a model has one; the checks try it.
     fan_in : for a weight, the number of terms in a sum that its elements take part in. Where checks need the numbers of
         a model, they have a standard deviation of 1 / sqrt(fan_in).
-    shown : whether a program's text names it if it is absent.
+    shown : whether a program's text names it if it is absent, or a number that is 0.
+    drawn : for a state, whether a store in bfloat16 is rounded at random, as ``rounding.py`` says.
     low, high, usual : for a scalar, the ends of its range, from which the checks draw it, and the value that most calls
         have. A range may end at a size.
     """
@@ -163,6 +164,7 @@ class Arg:
     start: float | None = None
     fan_in: Dim | None = None
     shown: bool = True
+    drawn: bool = False
     low: float = 0.0
     high: float | Dim = 0.0
     usual: float = 0.0

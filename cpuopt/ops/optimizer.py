@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial, wraps
 from inspect import signature
 from math import inf
@@ -26,6 +26,11 @@ BLOCK = 1 << 14
 """Elements to which a reference applies a rule at one time."""
 LR = scalar("lr", low=1e-3, high=3e-2, usual=1e-4)
 GRAD_SCALE = scalar("grad_scale", low=0.05, high=2, usual=1)
+DRAWN = (
+    replace(scalar("draw", integer=True, low=0, high=2**62), shown=False),
+    replace(scalar("first", integer=True, low=0, high=2**33), shown=False),
+)
+"""What the random bits of states in bfloat16 depend on: the step, and the parameter's first element in the model."""
 STEP = scalar("step", integer=True, low=1, high=5000, usual=1)
 
 
@@ -136,13 +141,14 @@ class Optimizer(Op):
         self.states, self.numbers, self.each, self.files = states, numbers, flops, files or name
         self.counts = [STEP] if "step" in signature(reference).parameters else []
         flat = Arg("param", "state", (N,))
+        self.rounded = [*self.counts, *DRAWN]
         args = [
             *self.places("param", flat),
             self.copy(flat, "out"),
             inp("grad", N),
             *self.scalars(),
             GRAD_SCALE,
-            *self.counts,
+            *self.rounded,
         ]
         super().__init__(
             name, *args, label=label, flops=flops * N, reference=with_copy(by_blocks(reference)), source=source
@@ -173,7 +179,7 @@ class Optimizer(Op):
         place = partial(Arg, kind="state", shape=like.shape, optional=like.optional, reduces=like.reduces)
         return [
             place(parameter, start=like.start, fan_in=like.fan_in),
-            *(place(names[s.name], negative=s.negative, start=s.start) for s in self.states),
+            *(place(names[s.name], negative=s.negative, start=s.start, types=HALF, drawn=True) for s in self.states),
         ]
 
     def copy(self, like: Arg, kind: Kind) -> Arg:

@@ -20,7 +20,7 @@ Source: the three ops; the order, update in backward, is that of Lv et al. 2023 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from inspect import Parameter, Signature, signature
 from math import prod
@@ -29,7 +29,8 @@ from typing import Any
 import numpy as np
 
 from .declaration import Arg, Dim, Op, Updates, as_dim, index, inp, out
-from .optimizer import USUAL, Optimizer
+from .optimizer import DRAWN, USUAL, Optimizer
+from .rounding import bits_of
 from .sumsq import sumsq
 
 
@@ -89,7 +90,9 @@ def _args(op: Op, how: Updates, optimizer: Optimizer) -> Iterator[Arg]:
             yield replace(a, needed=True)
         if a is last and how.aside:
             yield index("tokens", like.shape[0], below=weight.shape[0], optional=True)
-    yield from (*optimizer.scalars(*(f"{p}_decay" for p in how.parameters[1:])), *optimizer.counts)
+    yield from (*optimizer.scalars(*(f"{p}_decay" for p in how.parameters[1:])), *optimizer.rounded)
+    for p in how.parameters[1:]:
+        yield replace(DRAWN[1], name=f"{p}_first")
 
 
 def _step(op: Op, how: Updates, optimizer: Optimizer, given: dict[str, Any]) -> dict[str, Any]:
@@ -121,3 +124,18 @@ def _step(op: Op, how: Updates, optimizer: Optimizer, given: dict[str, Any]) -> 
                 new[name][rows] = given[name][rows]
         found |= new
     return found | {"sumsq": np.array([total])}
+
+
+def drawn_bits(op: Op, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Compute the random bits by which a call rounds states that are bfloat16, by the states' names."""
+    optimizer = next((o for o in (op, *op.fuses) if isinstance(o, Optimizer)), None)
+    if not optimizer:
+        return {}
+    made, found = op.fuses[0].updates if op is not optimizer else None, {}
+    for k, p in enumerate(made.parameters if made else ["param"]):
+        names, first = optimizer.names(p), given[f"{p}_first" if k else "first"]
+        for number, state in enumerate(optimizer.states):
+            x = given[names[state.name]]
+            if x is not None and x.dtype.name == "bfloat16":
+                found[names[state.name]] = bits_of(given["draw"], first, x.size, number).reshape(x.shape)
+    return found

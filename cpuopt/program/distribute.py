@@ -291,4 +291,5 @@ class Distribution:
         }
         program.states[p] = dict(parts)
         views = {"param": self.view(b.weights, span, what), "grad": self.view(b.gradients, span, what)}
-        return Call(call.op, call.layer, {**call.args, **views, **parts}, call.phase)
+        numbers = {"first": call.args["first"] + span[0] - program.within[p].start} if call.types else {}
+        return Call(call.op, call.layer, {**call.args, **views, **parts, **numbers}, call.phase)

@@ -11,9 +11,11 @@ Source: Douillard et al. 2023 (DiLoCo, arXiv 2311.08105), algorithm 1.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from .. import ops
 from ..comm import Comm
+from ..ops.optimizer import DRAWN
 from .distribute import Bucket, Distribution
 from .program import Call, Place, Program, Scalar, Value
 
@@ -63,6 +65,7 @@ class _Outer(Distribution):
         program.states[same] = {
             s.name: program.value(f"{same}.{s.name}", p.shape, "moment", dtype=s.dtype) for s in optimizer.states
         }
-        numbers = {a.name: Scalar(a.name, optimizer.name) for a in optimizer.args if a.kind == "scalar"}
+        numbers: dict[str, Any] = {a.name: Scalar(a.name, optimizer.name) for a in optimizer.args if a.kind == "scalar"}
+        numbers |= {a.name: 0 for a in DRAWN}
         args = {"param": same, "grad": program.adjoint[p], "copy": None, **program.states[same], **numbers}
         return Call(optimizer, b.name, args, "outer")

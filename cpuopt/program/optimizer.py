@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
+from itertools import accumulate
+from math import prod
 from typing import Any
 
 from .. import ops
 from ..errors import UserError
+from ..ops.optimizer import DRAWN
+from ..ops.storage import WIDE
 from ..wording import nearest
 from .program import Call, Program, Scalar, Value
 
@@ -15,10 +19,11 @@ Choice = str | Mapping[str, str]
 """An optimizer's name, or names by patterns of parameters, of which the last that matches wins."""
 
 
-def add_update(program: Program, choice: Choice = ops.USUAL) -> None:
+def add_update(program: Program, choice: Choice = ops.USUAL, moments: str = WIDE) -> None:
     """Append, for each parameter that has a gradient, its share of the global norm and its optimizer's step.
 
-    The weight decay of biases and of layer normalization is a number of its own, ``vector_decay``.
+    The weight decay of biases and of layer normalization is a number of its own, ``vector_decay``. The optimizers'
+    states are stored in the type `moments`.
 
     Raises
     ------
@@ -30,15 +35,22 @@ def add_update(program: Program, choice: Choice = ops.USUAL) -> None:
         out = program.value(f"{gradient}.sumsq", (1,))
         program.norm_terms.append(out)
         program.calls.append(Call(ops.sumsq, _layer(parameter), {"out": out, "inp": gradient}, "norm"))
+    types = {WIDE: moments}
+    ends = accumulate((prod(p.shape) for p in program.parameters), initial=0)
+    first = dict(zip(program.parameters, ends, strict=False))
     program.optimizers = chosen([p for p, _ in trained], choice)
     for parameter, gradient in trained:
         optimizer = program.optimizers[parameter]
         program.states[parameter] = {
-            s.name: program.value(f"{parameter}.{s.name}", parameter.shape, "moment", dtype=s.dtype)
+            s.name: program.value(f"{parameter}.{s.name}", parameter.shape, "moment", dtype=types.get(s.dtype, s.dtype))
             for s in optimizer.states
         }
         args: dict[str, object] = {"param": parameter, "grad": gradient, "copy": None, **program.states[parameter]}
         args.update({a.name: Scalar(a.name, optimizer.name) for a in optimizer.args if a.kind == "scalar"})
+        if moments == WIDE:
+            args |= {a.name: 0 for a in DRAWN}
+        else:
+            args["first"] = first[parameter]
         if len(parameter.shape) == 1 and "weight_decay" in args:
             args["weight_decay"] = Scalar("vector_decay", optimizer.name)
         program.calls.append(Call(optimizer, _layer(parameter), args, "update"))

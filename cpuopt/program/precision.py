@@ -75,7 +75,7 @@ class _Pass:
         for call in self.program.calls:
             for a in call.op.arrays:
                 v = call.args[a.name]
-                if a.kind == "state" and v is not None and NARROW in a.types and self.takes(call, a):
+                if a.kind == "state" and v is not None and not a.drawn and NARROW in a.types and self.takes(call, a):
                     v.dtype = NARROW
 
     def wide(self, call: Call) -> list[Arg]:

@@ -223,7 +223,7 @@ class Call:
 
     def __str__(self) -> str:
         words = []
-        for a in (a for a in self.op.args if a.shown or self.args[a.name] is not None):
+        for a in (a for a in self.op.args if a.shown or self.args[a.name] not in (None, 0)):
             v = "-" if self.args[a.name] is None else self.args[a.name]
             mark = {True: " +=", False: " ="}.get(self.adds.get(a.name, False)) if a in self.op.written else ""
             shape = f" {list(self.shape(a.name) or ())}" if isinstance(v, Value) else ""

@@ -36,7 +36,7 @@ from .guard import Guard
 from .provenance import compare, made_by
 from .samples import require_samples
 from .schedule import rate
-from .settings import FREE, stored
+from .settings import DTYPES, FREE, stored
 from .settings import Settings as Settings
 
 Progress = Callable[[int, int, str], None]
@@ -490,6 +490,7 @@ def how_of(settings: Settings, config: Config, comm: Comm = SERIAL) -> BuildOpti
         optimizer=settings.optimizer,
         freeze=settings.freeze,
         dtype=stored(settings.dtype),
+        moments=DTYPES[settings.moments],
         threads=settings.threads,
         processes=settings.processes,
         kernel_files=(*settings.kernels, *config.files),

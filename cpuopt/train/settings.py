@@ -113,6 +113,11 @@ class Settings:
         "Store in this type what products and attention read: float32 or bf16. Weights, sums and states stay float32.",
         one_of(DTYPES),
     )
+    moments: str = setting(
+        "float32",
+        "Store the optimizer's states in this type: float32 or bf16, which is rounded at random.",
+        one_of(DTYPES),
+    )
     threads: int | None = setting(
         None,
         "Run on this many threads.",
@@ -324,7 +329,7 @@ FLAGS = {f.name: f for f in fields(Settings) if f.metadata}
 FREE = {name for name, f in FLAGS.items() if f.metadata["free"]} | {"processes"}
 """The settings that a resumed run may change."""
 TYPES = get_type_hints(Settings)
-JOB = ("model", "init", "data", "tokenizer", "B", "T", "steps", "seed", "dtype")
+JOB = ("model", "init", "data", "tokenizer", "B", "T", "steps", "seed", "dtype", "moments")
 KERNELS = ("variant", "swap", "kernels", "fuse", "threads")
 SHARING = ("freeze", "total_batch", "reduce", "zero", "local_steps")
 

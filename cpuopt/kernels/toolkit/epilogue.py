@@ -23,7 +23,9 @@ from ...ops.declaration import Op
 from ...ops.optimizer import Optimizer
 from ..compile.jit import helper
 from ..registry import BASE
-from .tuples import joined, rows_of, taken
+from .pairs import is_half
+from .rounding import round_at_random
+from .tuples import element, joined, rows_of, taken
 
 ONE = np.float32(1)
 
@@ -103,6 +105,18 @@ def fill(x, value):
         x[i] = value
 
 
+@helper(inline="always")
+def first_of_row(at, grad):
+    """Return the first element of a row, which has as many as a gradient."""
+    return at * grad.shape[0]
+
+
+@helper(inline="always")
+def first_of_slice(at, grad):
+    """Return the first element of a slice."""
+    return at.start
+
+
 @cache
 def storing(bias: bool) -> Epilogue:
     """Make the epilogue that stores or adds: `to` is the gradient and its flag, then those of a bias if it has one."""
@@ -164,6 +178,7 @@ class Step:
         more.append("copy")
         self.arrays = [a for p in self.parameters for a in optimizer.names(p).values()]
         self.arrays += [n for n in more if n in names]
+        self.arrays += ["draw", "first", *(f"{p}_first" for p in self.parameters[1:])]
         own = {*self.arrays, *(n for some in of.values() for n in some)}
         if made and self.parameters[0] in op.fuses[0].by_name:
             own.remove("copy")  # products read it too
@@ -187,9 +202,23 @@ class Step:
         numbers = slice(first, first + self.count)
         copy = self.arrays.index("copy")
 
-        @helper(inline="always")
+        states, first_state = self.each - 1, k * self.each + 1
+        unpacked = joined(*(element(s) for s in range(states)))
+        draw, place = self.arrays.index("draw"), self.arrays.index(f"{self.parameters[k]}_first" if k else "first")
+        index_of = first_of_row if self.made and not k else first_of_slice
+
+        @helper()
         def step(to, at, grad, scale):
-            update(*(rows(to[arrays], at) + (grad, scale) + to[numbers]))  # numba knows no other way
+            parts = rows(to[arrays], at)
+            if is_half(to[first_state]):  # the rule computes on states in float32
+                wide, index = np.empty((states, grad.shape[0]), np.float32), to[place] + index_of(at, grad)
+                for s in range(states):
+                    copy_row(wide[s], parts[1:][s])
+                update(*(parts[:1] + unpacked(wide) + (grad, scale) + to[numbers]))
+                for s in range(states):
+                    round_at_random(parts[1:][s], wide[s], to[draw], index, s)
+            else:
+                update(*(parts + (grad, scale) + to[numbers]))  # numba knows no other way
 
         @helper()
         def step_and_copy(to, at, grad, scale):

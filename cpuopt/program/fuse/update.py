@@ -74,8 +74,10 @@ class UpdateCalls:
             step, name = self.steps.get(call.args[gradient]), gradient[1:]
             if step:
                 args |= {to: step.args[n] for n, to in self.optimizer.names(name).items()}
+            args[f"{name}_first"] = step.args["first"] if step else 0
             args[f"{name}_decay"] = step.args.get("weight_decay") if step else args.get("weight_decay")
-        return args
+        weight = call.op.updates.parameters[0] if call.op.updates else ""
+        return args | {"first": args[f"{weight}_first"]}
 
 
 def _updates(draft: Draft, call: Call, grads: list[Value], but: Sequence[Call] = ()) -> UpdateCalls | None:
