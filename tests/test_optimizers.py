@@ -352,3 +352,18 @@ def test_a_kernel_that_rounds_states_otherwise_is_refused(function):
     mutant = registry.Kernel(ops.adamw, "mutant", function, narrow=True)
     result = check(mutant, make_case(ops.adamw, ODD, types=types, absent=["copy"]), threads=(1,))
     assert result.verdict == "FAIL", result
+
+
+def test_a_run_with_moments_in_bfloat16_goes_on_bit_for_bit(tmp_path, capsys):
+    flags = [*TRAIN, "--moments", "bf16", "--save-every", "5", "--keep", "9"]
+    assert cli.main([*flags, "--steps", "10", "--runs", str(tmp_path / "whole")]) == 0
+    cut = tmp_path / "cut"
+    assert cli.main([*flags, "--steps", "5", "--runs", str(cut)]) == 0
+    assert cli.main(["train", "--resume", "--steps", "10", "--runs", str(cut), "--moments", "float32"]) == 2
+    assert "the run has moments 'bf16', not 'float32'" in capsys.readouterr().err
+    assert cli.main(["train", "--resume", "--steps", "10", "--runs", str(cut)]) == 0
+    (one,), (two,) = (list(root.glob("*/checkpoints/step-00000010")) for root in (tmp_path / "whole", cut))
+    for file in checkpoint.TENSORS[ops.USUAL]:
+        assert (one / file).read_bytes() == (two / file).read_bytes()
+    sizes = [(one / file).stat().st_size for file in checkpoint.TENSORS[ops.USUAL]]
+    assert sizes[1] == sizes[2] == pytest.approx(sizes[0] / 2, rel=0.05)

@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from .dropout import GAMMA, mix
+from .storage import WIDE, storage
 
 Array = np.ndarray[Any, Any]
 STEPS, M1, M2 = np.uint32(0x9E3779B1), np.uint32(0x7FEB352D), np.uint32(0x846CA68B)
@@ -63,5 +64,5 @@ def nearest(want: Array, got: Array, bits: Array) -> Array:
 
 
 def _float(bits: Array) -> Array:
-    """Return the float32 of some bits, no less than 0 and no more than infinity."""
-    return np.clip(bits, 0, 0x7F800000).astype(np.uint32).view(np.float32)
+    """Return the numbers of some bits, no less than 0 and no more than infinity."""
+    return np.clip(bits, 0, 0x7F800000).astype(np.uint32).view(storage(WIDE).dtype)
