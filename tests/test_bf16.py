@@ -243,18 +243,19 @@ def test_the_bits_do_not_depend_on_threads():
     assert all(run == runs[0] for run in runs)
 
 
-def test_micro_batches_and_ranks_have_the_bits_of_one_another():
+@pytest.mark.parametrize("moments", ["float32", "bfloat16"])
+def test_micro_batches_and_ranks_have_the_bits_of_one_another(moments):
     first, *more = batches(4)
 
     def alone():
-        engine = engine_of(two_pass=True, micro_batches=4)
+        engine = engine_of(two_pass=True, micro_batches=4, moments=moments)
         for _ in range(3):
             engine.step(lr=1e-3, more=more, **first)
         return weights_of(engine)
 
     def on_rank(comm):
         n = 4 // comm.size
-        engine = engine_of(two_pass=True, micro_batches=n, comm=comm)
+        engine = engine_of(two_pass=True, micro_batches=n, comm=comm, moments=moments)
         mine = [first, *more][n * comm.rank : n * comm.rank + n]
         for _ in range(3):
             engine.step(lr=1e-3, more=mine[1:], **mine[0])
