@@ -107,10 +107,15 @@ class Kernel:
         return replace(self, function=code) if code else self
 
     def takes(self, arg: Arg, dtype: str) -> bool:
-        """Return whether it takes an argument in a type; a generated backward sums in what it writes."""
-        return dtype == arg.dtype or (
-            self.narrow and dtype in arg.types and (arg.kind == "in" or self.variant != GENERATED)
-        )
+        """Return whether it takes an argument in a type.
+
+        A type that arithmetic has is taken by every kernel of an op that allows it. A narrower one is not: sums would
+        be kept in what is written, as by a generated backward.
+        """
+        if dtype == arg.dtype or dtype not in arg.types:
+            return dtype == arg.dtype
+        sums = arg.kind == "in" or self.variant != GENERATED
+        return TYPES[dtype].computes == dtype or (self.narrow and sums)
 
     def takes_all(self, types: Mapping[str, str]) -> bool:
         """Return whether it takes arguments in some types, by their names."""

@@ -86,7 +86,13 @@ def copied(op: Op, variant: str, of: str) -> tuple[list[str], str]:
     """Copy the text of a kernel, and find what it imports."""
     function = KERNELS[op.name, of].function
     function = getattr(function, "py_func", function)
-    kernel = inspect.getsource(function).replace(f'"{of}"', f'"{variant}"', 1)
+    source = inspect.getsource(function)
+    (tree,) = ast.parse(source).body
+    lines = source.splitlines(keepends=True)
+    for d in tree.decorator_list if isinstance(tree, ast.FunctionDef) else ():
+        if not isinstance(d, ast.Call):  # what it derives from the package's kernel is there already
+            lines[d.lineno - 1] = ""
+    kernel = "".join(lines).replace(f'"{of}"', f'"{variant}"', 1)
     names = {n.id for n in ast.walk(ast.parse(kernel)) if isinstance(n, ast.Name)}
     imports = [line for name, line in IMPORTS.items() if name in names]
     if others := sorted(names & vars(sys.modules[function.__module__]).keys() - IMPORTS.keys()):

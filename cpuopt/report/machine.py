@@ -23,13 +23,13 @@ def tables(content: Mapping[str, Any]) -> list[RenderableType]:
     )  # fmt: skip
     table = style.table("", *(f">{count(int(n), 'thread')}" for n in roofs))
     table.add_row("FMA, GFLOP/s", *(f"{r['gflops']:,.1f}" for r in roofs.values()), style="bold")
-    by = next(iter(roofs.values()))["bf16_by"]
-    table.add_row(f"bf16, GFLOP/s, by {by}", *(f"{r['bf16_gflops']:,.1f}" for r in roofs.values()), style="bold")
+    if by := next(iter(roofs.values())).get("bf16_by"):  # a record of an earlier version has none
+        table.add_row(f"bf16, GFLOP/s, by {by}", *(f"{r['bf16_gflops']:,.1f}" for r in roofs.values()), style="bold")
     table.add_row("starting threads, µs", *(f"{r['launch_us']:.1f}" for r in roofs.values()))
     for level in next(iter(roofs.values()))["gbs"]:
         for kind in next(iter(roofs.values()))["gbs"][level]:
             table.add_row(f"{level} {kind}, GB/s", *(f"{r['gbs'][level][kind]:,.1f}" for r in roofs.values()))
-    for s in content["schemes"]:
+    for s in content.get("schemes", ()):
         table.add_row(f"T*, {s['name']}: {s['moved_bytes']} B", *(f"{s['tokens'][n]:,.0f}" for n in roofs))
     table.caption = "T*: a step of fewer tokens is bound by memory; B: bytes a parameter moves"
     kept = f"kept in {content['file']}" if content["file"] else "not kept: the next command measures again"
