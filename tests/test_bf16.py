@@ -395,7 +395,7 @@ def bits_of(op, sizes, types):
     given = arguments(kernel.op, Case(sizes, types=types), np.random.default_rng(5))
     args = []
     for a in kernel.op.args:
-        args += [given[a.name], False] if a.role == "acc" else [given[a.name]]
+        args += [given[a.name], False] if a.kind == "acc" else [given[a.name]]
     work = [np.zeros(shape, TYPES[dtype].dtype) for shape, dtype in kernel.work(sizes).values()]
     threads.set_threads(1)
     kernel.direct().function(*args, *work)

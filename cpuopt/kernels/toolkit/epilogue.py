@@ -24,7 +24,7 @@ from ...ops.optimizer import Optimizer
 from ..compile.jit import helper
 from ..registry import BASE
 from .pairs import is_half
-from .rounding import round_at_random
+from .rounding import round_at_random, round_two_at_random
 from .tuples import element, joined, rows_of, taken
 
 ONE = np.float32(1)
@@ -215,8 +215,10 @@ class Step:
                 for s in range(states):
                     copy_row(wide[s], parts[1:][s])
                 update(*(parts[:1] + unpacked(wide) + (grad, scale) + to[numbers]))
-                for s in range(states):
-                    round_at_random(parts[1:][s], wide[s], to[draw], index, s)
+                for s in range(0, states - 1, 2):
+                    round_two_at_random(parts[1:][s], parts[1:][s + 1], wide[s], wide[s + 1], to[draw], index, s)
+                if states % 2:
+                    round_at_random(parts[1:][states - 1], wide[states - 1], to[draw], index, states - 1)
             else:
                 update(*(parts + (grad, scale) + to[numbers]))  # numba knows no other way
 
