@@ -396,7 +396,7 @@ def followed(function: Callable[..., None], then: Callable[[], None]) -> Callabl
 
 
 def set_threads(n: int | None, chosen: Iterable[registry.Kernel]) -> int:
-    """Set the threads of numba, and of NumPy's BLAS where a kernel uses it."""
+    """Set the threads of numba, and of NumPy's BLAS if a kernel uses it."""
     count = threads.set_threads(n)
     on_blas = any(k.variant == "blas" for k in chosen)
     threadpool_limits(count if on_blas else 1, user_api="blas")

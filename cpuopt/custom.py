@@ -190,12 +190,12 @@ class DifferentiableOp:
         return copying
 
     def judge(self) -> None:
-        """Compare the generated gradient with the slope of its forward, in float64, where that is finite; once.
+        """Compare the generated gradient with the slope of its forward, in float64, if that is finite; once.
 
         Raises
         ------
         UserError
-            Where they disagree, an output depends on its earlier content, nothing is finite, or numba does not compile
+            If they disagree, an output depends on its earlier content, nothing is finite, or numba does not compile
             the forward or the backward.
         """
         if not self.judged:
@@ -229,7 +229,7 @@ class DifferentiableOp:
         Raises
         ------
         UserError
-            Where they disagree, or where there are none.
+            If they disagree, or if there are none.
         """
         found, raised = [], ""
         for domain in self.domains.values():
@@ -280,7 +280,7 @@ class DifferentiableOp:
         Raises
         ------
         UserError
-            Where it does not: nothing is registered.
+            If it does not: nothing is registered.
         """
         from .check.check import check_all
         from .kernels.compile import jit
@@ -409,5 +409,5 @@ class DifferentiableOp:
 
 
 def _present(arg: Arg, value: Any) -> Any:
-    """Return an array, of length zero where it is absent."""
+    """Return an array, of length zero if it is absent."""
     return np.zeros((0,) * len(arg.shape)) if value is None and arg.kind != "scalar" else value

@@ -335,9 +335,9 @@ class Engine:
         vector_decay : the weight decay of parameters of one axis, biases and normalizations; None: that of the others.
         clip : the largest global norm of the gradients, which are scaled down to it; None: no limit.
         more : further micro-batches of this rank.
-        accept : called before the update; where it returns False, nothing changes and `step_number` stays.
+        accept : called before the update; if it returns False, nothing changes and `step_number` stays.
         given : the model's inputs, by name; numbers of the optimizer, such as ``beta1``, in place of their defaults.
-            Where there are several optimizers, ``sgd={"lr": 0.1}`` is for one of them.
+            If there are several optimizers, ``sgd={"lr": 0.1}`` is for one of them.
 
         Raises
         ------

@@ -97,7 +97,7 @@ def origin() -> dict[str, str]:
 
 
 def command() -> str:
-    """Return the command line of this process, with a short name of its program; empty where there is none."""
+    """Return the command line of this process, with a short name of its program; empty if there is none."""
     name = Path(sys.argv[0]).name if sys.argv else ""
     if name in ("", "-c", "-m", "ipykernel_launcher.py"):
         return ""
@@ -105,7 +105,7 @@ def command() -> str:
 
 
 def commit() -> str | None:
-    """Return the commit of the checkout that this package runs from, with ``+`` where files differ from it."""
+    """Return the commit of the checkout that this package runs from, with ``+`` if files differ from it."""
     root = Path(__file__).resolve().parents[1]
     if not (root / ".git").exists():
         return None
@@ -137,7 +137,7 @@ def caches() -> Iterator[tuple[str, str, str]]:
 
 
 def numa_nodes() -> dict[str, str]:
-    """List the processors of each NUMA node, as ``0-3``, by its number; empty where the system names none."""
+    """List the processors of each NUMA node, as ``0-3``, by its number; empty if the system names none."""
     found = {}
     for node in (DEVICES / "system/node").glob("node[0-9]*"):
         with suppress(OSError):
@@ -168,7 +168,7 @@ def cores() -> int:
 
 
 def _fast(processors: set[int]) -> set[int]:
-    """Return the processors that belong to performance cores; all of them where there are no others.
+    """Return the processors that belong to performance cores; all of them if there are no others.
 
     Linux lists Intel's performance cores as ``cpu_core``, and gives each of Arm's a capacity, 1024 the largest.
     """
@@ -206,7 +206,7 @@ def _listed(text: str) -> set[int]:
 
 
 def quota() -> float | None:
-    """Return the limit of the container in cores, on average; None where there is none."""
+    """Return the limit of the container in cores, on average; None if there is none."""
     found = []
     for group in groups("cpu"):
         with suppress(OSError, ValueError):  # not there, or "max"
@@ -251,7 +251,7 @@ class Others:
         return max(0.0, busy / wall) if wall > 0 else 0.0
 
     def warnings(self) -> list[str]:
-        """List a warning where the use is more than a little."""
+        """List a warning if the use is more than a little."""
         used = self.cores()
         return [f"{OTHERS} used {used:.2f} cores meanwhile"] if used > LITTLE * cores() else []
 
@@ -313,9 +313,9 @@ def _choose(threads: int) -> tuple[str, str]:
 
 
 def running(reads: int = 5, pause_s: float = 4e-3, watch_s: float = 0.2) -> int:
-    """Count the other threads on this machine that run or could; 0 where that is unknown.
+    """Count the other threads on this machine that run or could; 0 if that is unknown.
 
-    That is the least of some reads and, where it is not 0, no more than the cores that others then use for a while.
+    That is the least of some reads and, if it is not 0, no more than the cores that others then use for a while.
     What only flares up, such as threads of the system and processes that end, is no load.
     """
     found = []
@@ -332,7 +332,7 @@ def running(reads: int = 5, pause_s: float = 4e-3, watch_s: float = 0.2) -> int:
 
 
 def throttled() -> int | None:
-    """Return how often the quota stopped this process's group; None where that is not counted."""
+    """Return how often the quota stopped this process's group; None if that is not counted."""
     for group in groups("cpu"):
         with suppress(OSError):
             for line in _read(group / "cpu.stat").splitlines():
@@ -342,7 +342,7 @@ def throttled() -> int | None:
 
 
 def memory_left() -> int | None:
-    """Return the bytes that the container may still allocate; None where there is no limit.
+    """Return the bytes that the container may still allocate; None if there is no limit.
 
     Its file cache counts as free, since the system drops it on demand.
     """

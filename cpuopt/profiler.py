@@ -123,7 +123,7 @@ class Profiler:
         Raises
         ------
         UserError
-            Where no step was measured.
+            If no step was measured.
         """
         if not self.steps:
             raise UserError("profile: no step was measured; run at least one inside 'with profiler.time_step()'")
@@ -189,7 +189,7 @@ class Profiler:
 
 
 def forget_peak() -> None:
-    """Reset the peak of this process's memory to its current use, where the system can."""
+    """Reset the peak of this process's memory to its current use, if the system can."""
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 

@@ -46,7 +46,7 @@ def text_of(sizes: Mapping[str, int]) -> str:
 
 
 def size_of(result: Mapping[str, Any]) -> str:
-    """Format the size of a result: a model's batch, as in ``4x64``, or sizes by symbol; ``""`` where it has none."""
+    """Format the size of a result: a model's batch, as in ``4x64``, or sizes by symbol; ``""`` if it has none."""
     if "B" in result:
         return f"{result['B']}x{result['T']}"
     return text_of(result.get("sizes", {}))
@@ -69,7 +69,7 @@ def duration(seconds: float) -> str:
 
 
 def guess(word: str, known: Iterable[str]) -> str:
-    """Return the end of a message, which asks for the name that the user may have meant; empty where none is close."""
+    """Return the end of a message, which asks for the name that the user may have meant; empty if none is close."""
     close = get_close_matches(word, list(known), 1)
     return f"; did you mean '{close[0]}'?" if close else ""
 

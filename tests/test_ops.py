@@ -185,7 +185,15 @@ def test_adamw_from_all_gradients_at_once() -> None:
     now, param = dict(start), start["param"]
     for step, grad in enumerate(gradients, 1):
         now = ops.adamw.reference(
-            **{name: now[name] for name in start}, grad=grad, lr=lr, beta1=beta1, beta2=beta2, eps=eps, weight_decay=decay, grad_scale=scale, step=step
+            **{name: now[name] for name in start},
+            grad=grad,
+            lr=lr,
+            beta1=beta1,
+            beta2=beta2,
+            eps=eps,
+            weight_decay=decay,
+            grad_scale=scale,
+            step=step,
         )
         # weighted means of all gradients so far: what bias correction makes of the running ones
         weights1, weights2 = beta1 ** np.arange(step)[::-1], beta2 ** np.arange(step)[::-1]

@@ -328,7 +328,7 @@ class Interface:
     Attributes
     ----------
     params : in call order; the flag of a gradient is its name and ``_add``.
-    sizes : for arrays, the size of each axis as text that two arrays share where they must agree.
+    sizes : for arrays, the size of each axis as text that two arrays share if they must agree.
     optional : gradients that may be absent, of length zero.
     own_memory : whether the backward allocates its working memory; else it is passed, and named in `scratch`.
     scratch : name, factor and array: working memory of so many times the array's size.

@@ -128,7 +128,7 @@ class Naming:
         return None
 
     def shaped(self, name: str) -> str:
-        """An argument of the backward that has a forward array's shape; "" where there is none."""
+        """An argument of the backward that has a forward array's shape; "" if there is none."""
         if name in self.face.params or name in self.kernel.views:
             return name
         if f"d{name}" in self.face.params:
@@ -137,7 +137,7 @@ class Naming:
         return next(filter(None, map(self.given, same)), "")
 
     def given(self, name: str) -> str:
-        """The argument of the backward that is a forward array or its adjoint; "" where there is none."""
+        """The argument of the backward that is a forward array or its adjoint; "" if there is none."""
         return next((n for n in (name, f"d{name}") if n in self.face.params), "")
 
     def extents(self, name: str) -> list[ast.expr]:

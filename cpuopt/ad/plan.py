@@ -216,7 +216,7 @@ class BackwardPlan:
         return []
 
     def dependence(self, loop: For, need: Names) -> str:
-        """Return why a loop cannot be fused here, such as dependent iterations; empty where it can."""
+        """Return why a loop cannot be fused here, such as dependent iterations; empty if it can."""
         if self.task.record_all:
             return "everything is recorded"
         root = self.kernel.root

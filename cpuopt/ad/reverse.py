@@ -169,7 +169,7 @@ class Reverse:
     def place(self, s: Stmt) -> ast.expr | None:
         """The place of a record: a name, or an element for each iteration of the loops around it.
 
-        None where a size is not known before the loops; the record is then pushed.
+        None if a size is not known before the loops; the record is then pushed.
         """
         if s not in self.places:
             loops: list[For] = []
@@ -200,7 +200,7 @@ class Reverse:
         return quote("max(size, 0)", size=found) if sub and found else found
 
     def upper(self, e: ast.expr, around: set[Stmt]) -> ast.expr | None:
-        """A bound from above of an integer, in what is known at the top of the kernel; None where there is none."""
+        """A bound from above of an integer, in what is known at the top of the kernel; None if there is none."""
         e = self.zeros.resolve(e)
         match e:
             case ast.Constant(value=int()):
@@ -362,7 +362,7 @@ class Reverse:
     # Parallel loops --------------------------------------------------------------------------------------------------
 
     def parallel(self, s: For) -> list[Stmt]:
-        """Write a parallel loop: free of races, by chunks where iterations add to one adjoint or record."""
+        """Write a parallel loop: free of races, by chunks if iterations add to one adjoint or record."""
         if inner := self.plan.split.get(s):
             return self.by_chunks_of(s, inner)
         parts = self.plan.partial.get(s, [])
@@ -385,7 +385,7 @@ class Reverse:
         return made
 
     def in_chunks(self, s: For, body: list[Stmt], own: dict[str, str]) -> list[Stmt]:
-        """Write the chunks around the iterations of a parallel loop, where it needs them.
+        """Write the chunks around the iterations of a parallel loop, if it needs them.
 
         Parameters
         ----------

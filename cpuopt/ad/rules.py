@@ -83,7 +83,7 @@ def is_one(kernel: PlainKernel, e: ast.expr) -> bool:
 def rule(
     kernel: PlainKernel, e: ast.expr, active: Callable[[ast.expr], bool]
 ) -> tuple[str, list[ast.expr], tuple[str, ...]] | None:
-    """The name of the derivative's rule, the arguments, and the derivatives, where an expression is one function."""
+    """The name of the derivative's rule, the arguments, and the derivatives, if an expression is one function."""
     match e:
         case ast.Call(args=args) if (name := function_name(e)) in DERIVATIVE:
             return name, args, (DERIVATIVE[name],)
@@ -101,7 +101,7 @@ def rule(
 
 
 def negated(e: ast.expr) -> ast.expr | None:
-    """Return an expression without the minus in front; None where it has none."""
+    """Return an expression without the minus in front; None if it has none."""
     return e.operand if isinstance(e, ast.UnaryOp) and isinstance(e.op, ast.USub) else None
 
 

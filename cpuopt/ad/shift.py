@@ -194,7 +194,7 @@ class _Shift:
         return False
 
     def uses(self, s: Stmt, e: ast.expr) -> tuple[list, list] | None:  # type: ignore[type-arg]
-        """Find the two forms in an expression; None where the sum, the shift or the store is read in any other way."""
+        """Find the two forms in an expression; None if the sum, the shift or the store is read in any other way."""
         logs: list[tuple[Stmt, ast.expr, None]] = []
         quotients: list[tuple[Stmt, ast.expr, str]] = []
         seen: set[int] = set()

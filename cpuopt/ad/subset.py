@@ -188,7 +188,7 @@ class _Reader:
         self.refuse(node, "the target is neither a name nor an element of an array", "assign to one element at a time")
 
     def expr(self, e: ast.expr, whole: bool = False) -> Any:
-        """Check an expression; `whole` where it stands for an integer, in an index or a range."""
+        """Check an expression; `whole` if it stands for an integer, in an index or a range."""
         match e:
             case ast.Constant(value=bool() | int() | float()):
                 return e
@@ -296,7 +296,7 @@ def read(
 
     Parameters
     ----------
-    axes : the number of axes of its arrays, where it is known; it need not follow from the kernel's text then.
+    axes : the number of axes of its arrays, if it is known; it need not follow from the kernel's text then.
     in_place : arrays that it updates. The kernel that is read has a parameter more for each, `PlainKernel.before`,
         which it copies to that array first.
 

@@ -24,7 +24,7 @@ from .scalars import A_CLASS, START, Numbers, numbers
 
 Array = np.ndarray[Any, Any]
 Arguments = dict[str, Any]
-"""Arguments by name: an array (of NaN where the op only writes), a number, or None where absent."""
+"""Arguments by name: an array (of NaN if the op only writes), a number, or None if absent."""
 
 
 @dataclass(frozen=True)
@@ -293,7 +293,7 @@ def _in_domain(
     Raises
     ------
     UserError
-        Where its function returns others than the inputs that it was given, or other shapes.
+        If its function returns others than the inputs that it was given, or other shapes.
     """
     assert op.inputs
     normal = replace(case, kind="normal")

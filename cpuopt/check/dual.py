@@ -232,7 +232,7 @@ def wide(function: Function, dtype: Any = np.float64) -> Function:
     """Return a kernel as plain Python that computes in one type throughout, in float64 also on `Dual` numbers.
 
     A cast to float32, or a float32 number from around it, would round what is compared. Its own numbers have that type
-    too: Python's raise an error where they overflow or divide by 0.
+    too: Python's raise an error if they overflow or divide by 0.
     """
     return _widened(function, _stands(dtype), {}, dtype)
 
@@ -269,7 +269,7 @@ def slope(
 ) -> tuple[float, float]:
     """Return the slope of the sum of a kernel's outputs, each times its adjoint, and the size of the slope's terms.
 
-    Both are NaN where a number on the way is not finite.
+    Both are NaN if a number on the way is not finite.
 
     Parameters
     ----------

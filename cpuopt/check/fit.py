@@ -47,7 +47,7 @@ def drawn(
     Raises
     ------
     UserError
-        Where none does.
+        If none does.
     """
     start, reason = rng.bit_generator.state, ""
     for scale in SCALES:

@@ -210,7 +210,7 @@ def digest_of(file: str) -> str:
 
 
 def judge(kernel: Kernel, case: Case | Sized, threads: int, child: Child | None) -> CheckResult:
-    """Judge a kernel on one case, in a process of its own where one is given."""
+    """Judge a kernel on one case, in a process of its own if one is given."""
     if child is None:
         return check_sized(case, threads) if isinstance(case, Sized) else check(kernel, case, threads=(threads,))
     plain, adds = (case.case, case.adds) if isinstance(case, Sized) else (case, None)
@@ -272,7 +272,7 @@ def judge_itself() -> str:
 
 
 def key_of(kernel: Kernel, digest: str, case: Case | Sized, threads: int, on: str = "") -> str:
-    """Return the name of a judgement of a kernel with a `cache.digest`; empty where it cannot be remembered."""
+    """Return the name of a judgement of a kernel with a `cache.digest`; empty if it cannot be remembered."""
     if digest == "unknown" or not (ours(kernel) or hasattr(kernel.function, "py_func")):
         return ""
     sizes = case.case.sizes if isinstance(case, Sized) else case.sizes
@@ -301,7 +301,7 @@ def declared(op: Op) -> str:
 
 
 def recall(key: str, case: Case | Sized) -> CheckResult | None:
-    """Return a remembered judgement; None where there is none, or its file is damaged."""
+    """Return a remembered judgement; None if there is none, or its file is damaged."""
     with suppress(ValueError, KeyError, TypeError):
         content = json.loads((read_entry(cache_folder("judged") / f"{key}.result") if key else None) or b"{}")
         found = CheckResult.from_json(content["result"], case.case if isinstance(case, Sized) else case)
@@ -310,7 +310,7 @@ def recall(key: str, case: Case | Sized) -> CheckResult | None:
 
 
 def remember(key: str, result: CheckResult) -> None:
-    """Keep a judgement, where the disk allows it."""
+    """Keep a judgement, if the disk allows it."""
     if key:
         text = json.dumps({"key": key, "result": to_json(result.to_json())})
         write_entry(cache_folder("judged") / f"{key}.result", text.encode(), durable=False)

@@ -2,7 +2,7 @@
 
 For a backward op and a random direction u of one input, the slope that the backward gives, ``sum(dx * u)``, is compared
 with ``(L(x + h u) - L(x - h u)) / 2h`` for several h, where L is the sum of the outputs, each times its adjoint. Too
-large an h bends, too small an h rounds; the best of them counts. Where the reference is a kernel's own text, dual
+large an h bends, too small an h rounds; the best of them counts. If the reference is a kernel's own text, dual
 numbers give its slope instead, to the last digits (`cpuopt.check.dual`).
 """
 
@@ -38,7 +38,7 @@ class GradientResult:
     argument : the name of the gradient.
     slope : the slope along the direction by the backward.
     errors : for each of `STEPS`, or of the slope by dual numbers, relative to the size of the slope's
-        terms; NaN where there is nothing finite to compare with.
+        terms; NaN if there is nothing finite to compare with.
     """
 
     op: str

@@ -11,11 +11,11 @@ The scale of an element comes from the reference, and has two parts. One is how 
 perturbation, when every float that the op reads is perturbed with a random sign: for a sum, the root of the sum of its
 squared terms; for an ill-conditioned function, what no algorithm on rounded inputs can avoid. Perturbed as well is each
 number that the reference marks as ``rounded`` on the way. The other is the root
-mean square of the element's row (its last axis), since float32 formulas cancel, as 1 + tanh(x) does. Where both are
+mean square of the element's row (its last axis), since float32 formulas cancel, as 1 + tanh(x) does. If both are
 zero (an ignored token, the row of an embedding that no token names) the kernel must be exact.
 
-Before any threshold: an element fails that is not written, that is NaN or infinite where the reference is not, or a
-number where the reference is neither.
+Before any threshold: an element fails that is not written, that is NaN or infinite if the reference is not, or a
+number if the reference is neither.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class CheckResult:
 
     Attributes
     ----------
-    ratio : the largest of all elements and modes; infinite where no threshold applies.
+    ratio : the largest of all elements and modes; infinite if no threshold applies.
     argument, index : where the worst element is.
     got, want : its value, and the reference's.
     reason : the reason of a verdict that is not PASS.
@@ -214,7 +214,7 @@ class Wanted:
         return replace(self, values=values, scale=scale, adds=adds, spared=spared)
 
     def narrow(self) -> Wanted:
-        """Return the same in float32 where the call writes no finer type: it takes half the memory."""
+        """Return the same in float32 if the call writes no finer type: it takes half the memory."""
         types = {a.name: np.result_type(np.float32, self.case.types.get(a.name, a.dtype)) for a in self.op.written}
         every = self.values, self.scale, self.operands
         values, scale, operands = ({n: x.astype(types[n]) for n, x in of.items()} for of in every)
@@ -403,7 +403,7 @@ def prepare(kernel: Kernel, sizes: Mapping[str, int]) -> dict[str, Spec]:
 
 
 def called(kernel: Kernel, args: Sequence[Any], n: int, then: str = "") -> None:
-    """Call a kernel on n threads, which are set; raise `BrokenKernelError` where it raises, or changes the process."""
+    """Call a kernel on n threads, which are set; raise `BrokenKernelError` if it raises, or changes the process."""
     numba_threads.set_threads(n)
     doing(kernel.name)
     before, seen = surroundings(), views(args)
@@ -436,7 +436,7 @@ def surroundings() -> dict[str, Any]:
 
 
 def floating_point() -> list[float]:
-    """Return sums that depend on the rounding mode, and products that are 0 where subnormal numbers are flushed."""
+    """Return sums that depend on the rounding mode, and products that are 0 if subnormal numbers are flushed."""
     return [*(ONES + TINY).tolist(), *(SMALLEST * HALVES).tolist()]
 
 
@@ -445,7 +445,7 @@ SMALLEST, HALVES = np.array([2.0**-126, 2.0**-140], np.float32), np.array([0.5, 
 
 
 def require_surroundings(before: Mapping[str, Any]) -> None:
-    """Raise where a kernel changed its process, as by another rounding mode."""
+    """Raise if a kernel changed its process, as by another rounding mode."""
     for what, now in surroundings().items():
         known = before[what]
         if now - known if isinstance(now, set) else now != known:
@@ -453,7 +453,7 @@ def require_surroundings(before: Mapping[str, Any]) -> None:
 
 
 def counts_up_to(most: int, threads: Sequence[int]) -> list[int]:
-    """List the numbers of threads that a check runs on, where numba was started with `most`."""
+    """List the numbers of threads that a check runs on, if numba was started with `most`."""
     return [n for n in threads if n <= most] or [most]
 
 

@@ -122,7 +122,7 @@ class Memory:
             np.copyto(self.arrays[key], x)
 
     def require_whole(self) -> None:
-        """Raise where a word around the arrays changed."""
+        """Raise if a word around the arrays changed."""
         if any(end[0] != self.guards[0][0] & 0xFFFF for end in self._ends):
             raise BrokenKernelError("wrote outside its arrays: 1 past the end of one with 2-byte elements")
         for gap, guards in zip(self._gaps, self.guards, strict=True):
@@ -135,7 +135,7 @@ class Memory:
                 raise BrokenKernelError(f"wrote outside its arrays: {where} of '{name}'", name)
 
     def require_same(self, contents: Mapping[Any, Array]) -> None:
-        """Raise where arrays differ from these in any bit."""
+        """Raise if arrays differ from these in any bit."""
         for key, x in contents.items():
             changed = bits(self.arrays[key]).ravel() != bits(x).ravel()
             if changed.any():

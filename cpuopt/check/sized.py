@@ -72,7 +72,7 @@ class Sized:
 def check_sized(sized: Sized, threads: int, seed: int = 0, given: Arguments | None = None) -> CheckResult:
     """Judge a kernel at one size on some number of threads; an error is in the result.
 
-    It is called with poison in what it writes and in scratch, and, where the arrays are not too large, once more in the
+    It is called with poison in what it writes and in scratch, and, if the arrays are not too large, once more in the
     same arrays on what it left behind there, with an element changed in each.
 
     Parameters

@@ -45,7 +45,7 @@ from .judge import (
 from .memory import FILL, GUARD, OUTSIDE, SCRATCH, BrokenKernelError, Memory, absent_as_empty, call_args, fill
 
 LARGE = 1 << 22
-"""Elements beyond which an input stays as it is from trial to trial, where a smaller one changes."""
+"""Elements beyond which an input stays as it is from trial to trial, while a smaller one changes."""
 JUDGED = 1 << 20
 """Elements of outputs up to which a sample of every trial is judged; of larger ones one trial in `SELDOM` or more."""
 SELDOM = 32
@@ -66,7 +66,7 @@ class Inputs:
 
     Attributes
     ----------
-    rows : the rows of updated arrays that a call changes, where these are few.
+    rows : the rows of updated arrays that a call changes, if these are few.
     """
 
     contents: dict[str, Array]

@@ -63,7 +63,7 @@ class _Parser(argparse.ArgumentParser):
         self.error(f"unrecognized argument {word!r}{guess(word.partition('=')[0], known)}")
 
     def format_help(self) -> str:
-        """Return the help; where there is a ``--model``, the presets stand at its end."""
+        """Return the help; if there is a ``--model``, the presets stand at its end."""
         shown = super().format_help()
         if "--model" in self._option_string_actions:
             from .. import models
@@ -75,7 +75,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _fitted(message: str) -> str:
-    """Return a message for stderr, whose lines end between words where that is a terminal."""
+    """Return a message for stderr, whose lines end between words if that is a terminal."""
     if not sys.stderr.isatty():
         return message
     width = shutil.get_terminal_size().columns

@@ -30,9 +30,9 @@ def flags(p: argparse.ArgumentParser) -> None:
         "--peer",
         action="append",
         default=[],
-        help="Compare with torch-eager, torch-compile, torch-amp (autocast to bf16), torch-amp-compile, torch-bf16 "
-        "(all in bf16), transformers with its own model, or torch-best: all that this machine has. cpuopt runs in the "
-        "type of the peer, or of --dtype; the flag repeats. Default: torch-eager.",
+        help="Compare with torch-eager, -compile, -amp (autocast to bf16), -amp-compile, -bf16 (all in bf16), -best (all "
+        "of them), or transformers, its own model. cpuopt runs in the peer's type, or that of --dtype; the flag "
+        "repeats. Default: torch-eager.",
     )
     p.add_argument(
         "--against",

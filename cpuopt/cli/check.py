@@ -1,7 +1,7 @@
 """``cpuopt check``: check kernels against their float64 references.
 
 Every kernel runs in a process of its own, on awkward shapes and on those of the model, and must give the same bits
-on any number of threads. The exit status is 1 where one is wrong.
+on any number of threads. The exit status is 1 if one is wrong.
 
 Examples::
 

@@ -77,7 +77,7 @@ def settings_of(args: argparse.Namespace, **more: Any) -> Settings:
 
 
 def known_op(verb: str, name: str, more: Iterable[str] = ()) -> str:
-    """Return the name of an op; raise `UserError` where neither the package nor `more` has it."""
+    """Return the name of an op; raise `UserError` if neither the package nor `more` has it."""
     from .. import ops
 
     known = dict.fromkeys([*ops.ALL, *more])
@@ -141,7 +141,7 @@ def write_trace(args: argparse.Namespace, profile: Profile | None) -> None:
 
 
 def keep(root: Path, kind: str, name: str, content: Mapping[str, Any]) -> str | None:
-    """Keep a record and return its folder; None, and a warning, where it cannot be kept."""
+    """Keep a record and return its folder; None, and a warning, if it cannot be kept."""
     from ..lab import records
     from ..report.console import warn
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 LONGEST = 1 << 20
 """Characters of a line of the input."""
 CHAT_CONTEXT = 4096
-"""Tokens that a chat may have by default, where the model's context is longer."""
+"""Tokens that a chat may have by default, if the model's context is longer."""
 
 
 def flags(p: argparse.ArgumentParser) -> None:
@@ -116,7 +116,7 @@ def model_of(args: argparse.Namespace) -> tuple[Config, Weights | None]:
     Raises
     ------
     UserError
-        Where neither is given, or both are, and ``--model`` is no file that a run's model is in.
+        If neither is given, or both are, and ``--model`` is no file that a run's model is in.
     """
     from ..train.checkpoint import open_weights
 

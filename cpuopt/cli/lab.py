@@ -126,7 +126,7 @@ def follow(plan: RoundPlan, roofs: Roofs, screen: Screen) -> None:
 
 
 def read(path: Path) -> bytes | None:
-    """Read a file; None where it is missing, as it is for a moment while some editors save."""
+    """Read a file; None if it is missing, as it is for a moment while some editors save."""
     try:
         return path.read_bytes()
     except OSError:

@@ -31,8 +31,8 @@ class Rank:
     Attributes
     ----------
     comm : the ranks.
-    link : to the launcher, where it is ours.
-    place : the cores and threads that this rank takes; None where it is alone.
+    link : to the launcher, if it is ours.
+    place : the cores and threads that this rank takes; None if it is alone.
     """
 
     def __init__(self, comm: Comm, link: Link, place: RankPlace | None = None) -> None:
@@ -148,7 +148,7 @@ def _start(args: Namespace) -> int:
 
 
 def fewer(micro_batches: int, size: int) -> int | None:
-    """Return the largest smaller number of ranks that can share a step's micro-batches; None where there is none."""
+    """Return the largest smaller number of ranks that can share a step's micro-batches; None if there is none."""
     return next((w for w in range(size - 1, 0, -1) if divides(w, micro_batches)), None)
 
 
@@ -171,7 +171,7 @@ def _complain(text: str) -> None:
 
 
 def shared(asked: Settings, ranks: int) -> tuple[Settings, list[str]]:
-    """Assign each rank a micro-batch where the settings do not say how many a step has; return a note on it too."""
+    """Assign each rank a micro-batch if the settings do not say how many a step has; return a note on it too."""
     if asked.total_batch is not None or ranks == 1:
         return asked, []
     asked = replace(asked, total_batch=ranks * asked.B * asked.T)

@@ -19,7 +19,7 @@ class CommonError(UserError):
 class Agreement:
     """A block in which every rank gets ready: a `UserError` of one rank becomes that of all.
 
-    Where ranks exchange something within, they `settle` first.
+    If ranks exchange something within, they `settle` first.
     """
 
     def __init__(self, comm: Comm) -> None:

@@ -56,7 +56,7 @@ LOOPBACK = {
 
 
 def segments() -> list[str]:
-    """Return the files of memory that MPI shares between ranks; where one is killed, it leaves them behind."""
+    """Return the files of memory that MPI shares between ranks; if one is killed, it leaves them behind."""
     with suppress(OSError):
         return sorted({*re.findall(r"/dev/shm/(?:mpich_|sm_segment)\S+", Path("/proc/self/maps").read_text())})
     return []
@@ -104,7 +104,7 @@ class Link:
         return self._socket.fileno() if self._socket else None
 
     def tell(self, **what: Any) -> None:
-        """Tell the launcher something; all else fails too where it is gone."""
+        """Tell the launcher something; all else fails too if it is gone."""
         if self._socket:
             with suppress(OSError):
                 self._socket.sendall(json.dumps(what).encode() + b"\n")
@@ -159,7 +159,7 @@ def mpiexec(size: int, program: Sequence[str]) -> list[str]:
     Raises
     ------
     UserError
-        Where there is no MPI.
+        If there is no MPI.
     """
     beside = Path(sys.executable).with_name("mpiexec")
     found = str(beside) if beside.exists() else shutil.which("mpiexec")
@@ -181,7 +181,7 @@ def _n(size: int) -> list[str]:
 
 
 def module(name: str, *args: str) -> list[str]:
-    """Return the command of a rank that runs a module; mpi4py ends all ranks where one does not handle an exception."""
+    """Return the command of a rank that runs a module; mpi4py ends all ranks if one does not handle an exception."""
     return [sys.executable, "-P", "-m", "mpi4py", "-m", name, *args]
 
 
@@ -319,7 +319,7 @@ class Launch:
             self.segments |= {*told.get("segments", [])}
 
     def _stacks(self, r: _Rank, line: str) -> None:
-        """Show stacks, which a rank writes where a step does not end; those of other ranks follow at once."""
+        """Show stacks, which a rank writes if a step does not end; those of other ranks follow at once."""
         if line.startswith(STACKS):
             self.failed = 1
             self.complain(f"rank {r.rank}: a step, or what follows it, did not end; the stacks:")

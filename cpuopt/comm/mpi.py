@@ -1,6 +1,6 @@
 """Ranks over MPI; the only module that imports mpi4py.
 
-Where all ranks run on one host, arrays that they exchange lie in memory that all of them map, and nothing is sent. It
+If all ranks run on one host, arrays that they exchange lie in memory that all of them map, and nothing is sent. It
 is an anonymous file, which one rank makes and the others open through ``/proc``: it has no name that a killed rank
 could leave behind, and a container's limit of ``/dev/shm`` does not concern it. MPI's own windows have both troubles.
 Elsewhere arrays travel as messages, which MPI moves only while a call of it runs: hence `Mpi.progress`. Of a long
@@ -27,7 +27,7 @@ from . import Array
 from .places import Promise, keeps, stale, suits
 
 MESSAGES = "CPUOPT_MESSAGES"
-"""Environment variable: not empty where ranks of one host are to exchange messages, as those of several hosts do."""
+"""Environment variable: not empty if ranks of one host are to exchange messages, as those of several hosts do."""
 PAGE = 4096
 PIECE = 1 << 20
 """Bytes of a message."""
@@ -52,7 +52,7 @@ class Mpi:
     Raises
     ------
     UserError
-        Where mpi4py, or the MPI that it is for, is not installed, or belongs to another launcher.
+        If mpi4py, or the MPI that it is for, is not installed, or belongs to another launcher.
     """
 
     def __init__(self, promise: Promise | None = None, messages: bool = bool(os.environ.get(MESSAGES))) -> None:

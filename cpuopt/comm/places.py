@@ -28,7 +28,7 @@ class Promise:
 
 
 def promised(environment: Mapping[str, str] = os.environ) -> Promise | None:
-    """Read the promise of the launcher that started this process; None where none did."""
+    """Read the promise of the launcher that started this process; None if none did."""
     for launcher, *names in LAUNCHERS:
         numbers = [environment.get(name, "") for name in names]
         if all(n.isdecimal() for n in numbers):
@@ -42,19 +42,19 @@ OTHER = (
 
 
 def stale(promise: Promise) -> str:
-    """Return the end of a message: what to do where the launcher's variables are left from elsewhere."""
+    """Return the end of a message: what to do if the launcher's variables are left from elsewhere."""
     names = next(" and ".join(names) for launcher, *names in LAUNCHERS if launcher == promise.launcher)
     return f". {names} say that {promise.launcher} started this; if it did not, unset them"
 
 
 def suits(promise: Promise, library: str) -> None:
-    """Refuse an MPI that would end the process where it meets this launcher."""
+    """Refuse an MPI that would end the process if it meets this launcher."""
     if "Open MPI" in promise.launcher and "Open MPI" not in library:
         raise UserError(f"{promise.launcher} started this, and the MPI here is {library}: {OTHER}")
 
 
 def keeps(promise: Promise, size: int) -> None:
-    """Refuse to train several models where one was asked for.
+    """Refuse to train several models if one was asked for.
 
     Raises
     ------
@@ -96,7 +96,7 @@ def places(ranks: Sequence[Here], oversubscribe: bool = False) -> list[RankPlace
     Raises
     ------
     UserError
-        Where ranks would share cores otherwise.
+        If ranks would share cores otherwise.
     """
     found = []
     for rank, here in enumerate(ranks):
@@ -122,7 +122,7 @@ def places(ranks: Sequence[Here], oversubscribe: bool = False) -> list[RankPlace
 
 
 def part(cores: Sequence[int], i: int, n: int) -> tuple[int, ...]:
-    """Return the i-th of n parts of some cores; where there are fewer cores than parts, one core of all."""
+    """Return the i-th of n parts of some cores; if there are fewer cores than parts, one core of all."""
     ends = [len(cores) * k // n for k in (i, i + 1)]
     return tuple(cores[slice(*ends)]) or (cores[i % len(cores)],)
 

@@ -19,7 +19,7 @@ GRACE_S = 2.0
 
 
 class Watchdog:
-    """Ends the process, with the stacks of all its threads, where a step takes longer than any should.
+    """Ends the process, with the stacks of all its threads, if a step takes longer than any should.
 
     A context manager, around all steps and what lies between them.
 

@@ -34,7 +34,7 @@ class Batches:
     Raises
     ------
     UserError
-        Where there are too few tokens for one batch, or the seed is negative.
+        If there are too few tokens for one batch, or the seed is negative.
     """
 
     def __init__(
@@ -67,9 +67,9 @@ class Batches:
         Raises
         ------
         DataError
-            Where a token does not lie in the vocabulary, or the file has changed since it was opened.
+            If a token does not lie in the vocabulary, or the file has changed since it was opened.
         IndexError
-            Where the epoch has no such batch.
+            If the epoch has no such batch.
         """
         if not 0 <= index < len(self):
             raise IndexError(f"batch {index} of {len(self)}")

@@ -156,7 +156,7 @@ def load_corpus(
     Raises
     ------
     UserError
-        Where no data have that name, or they are invalid or too short.
+        If no data have that name, or they are invalid or too short.
     """
     require_fit(tokenizer, vocab_size)
     files: tuple[File, ...] = ()
@@ -230,7 +230,7 @@ def files_of(spec: str) -> list[Path]:
     Raises
     ------
     UserError
-        Where there are none.
+        If there are none.
     """
     if spec in DATASETS:
         return [path for tokenizer in TOKENIZERS for path in dataset_files(spec, tokenizer)]
@@ -285,7 +285,7 @@ def _files(name: str, paths: list[Path], vocab_size: int, tokenizer: str | None)
 
 
 def _open(path: Path) -> File:
-    """Open a file; `UserError` where it cannot be opened."""
+    """Open a file; `UserError` if it cannot be opened."""
     try:
         return File(path)
     except OSError as e:

@@ -102,7 +102,7 @@ def prepare(
     Raises
     ------
     UserError
-        For an unknown name; where a download fails or differs from its checksum, saying which file to put where.
+        For an unknown name; if a download fails or differs from its checksum, saying which file to put where.
     """
     if name not in DATASETS:
         raise UserError(f"unknown dataset {name!r}; {nearest(name, DATASETS)}")
@@ -131,7 +131,7 @@ def prepare(
 
 
 def _fetch(missing: list[tuple[Published, Path]], progress: Progress | None) -> None:
-    """Download the first of the missing files; where that fails, the error names them all."""
+    """Download the first of the missing files; if that fails, the error names them all."""
     from http.client import HTTPException
     from urllib.request import urlopen
 
@@ -162,10 +162,10 @@ class DatasetStatus:
     Attributes
     ----------
     name, what, tokenizer : the dataset's name, description and tokenizer.
-    files : its prepared files; none where it is not prepared, or needs no file.
+    files : its prepared files; none if it is not prepared, or needs no file.
     nbytes : the size of those files.
     prepared : whether `load_corpus` can use it now.
-    command : the command that prepares it; empty where there is nothing to do.
+    command : the command that prepares it; empty if there is nothing to do.
     """
 
     name: str

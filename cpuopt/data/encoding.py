@@ -34,7 +34,7 @@ def decoded(text: Source) -> Iterator[str]:
 
 
 def parts(stretches: Iterable[str]) -> Iterator[str]:
-    """Cut a text before a line from `PART` characters on; where none begins up to `LONG`, before a word."""
+    """Cut a text before a line from `PART` characters on; if none begins up to `LONG`, before a word."""
     left = ""
     for stretch in stretches:
         left += stretch

@@ -37,7 +37,7 @@ class Pieces:
     Raises
     ------
     UserError
-        Where the file cannot be read, or is not as ``run.c`` needs it.
+        If the file cannot be read, or is not as ``run.c`` needs it.
     """
 
     def __init__(self, path: Path) -> None:

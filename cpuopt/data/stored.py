@@ -58,7 +58,7 @@ class File:
         Raises
         ------
         DataError
-            Where the file has been cut short or overwritten since, or cannot be read.
+            If the file has been cut short or overwritten since, or cannot be read.
         """
         first, last = lo // BLOCK, -(-hi // BLOCK)
         start = first * BLOCK

@@ -61,7 +61,7 @@ class Tokenizer(ABC):
         return self.encode(text) or [self.eot]
 
     def id_of(self, token: str) -> int | None:
-        """Return the id of a token by its text, also of a special one; None where there is none."""
+        """Return the id of a token by its text, also of a special one; None if there is none."""
         return None
 
     def decode(self, tokens: Iterable[int]) -> str:
@@ -99,7 +99,7 @@ class GPT2Tokenizer(Tokenizer):
 
 
 BEGINNINGS = ("<|begin_of_text|>", "<s>", "<|endoftext|>")
-"""Tokens before a text, where the file adds none by itself; the first that it has."""
+"""Tokens before a text, if the file adds none by itself; the first that it has."""
 ENDS = ("<|end_of_text|>", "<|endoftext|>", "<|eot_id|>", "<|im_end|>", "</s>")
 """Tokens that end a text or a turn."""
 
@@ -190,7 +190,7 @@ BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 def _byte_alphabet() -> Iterator[tuple[str, bytes]]:
-    """Yield the characters that stand for the 256 bytes: themselves where they can be seen, others from U+0100 on.
+    """Yield the characters that stand for the 256 bytes: themselves if they can be seen, others from U+0100 on.
 
     Source: GPT-2's ``encoder.py`` (``bytes_to_unicode``).
     """
@@ -244,7 +244,7 @@ def tokenizer_beside(folder: Path) -> str | None:
 
 
 def kind_of(file: str) -> str | None:
-    """Return the name that a tokenizer's file has beside weights; None where it is no such file."""
+    """Return the name that a tokenizer's file has beside weights; None if it is no such file."""
     return next((name for name in KINDS if Path(name).suffix == Path(file).suffix), None)
 
 
@@ -254,7 +254,7 @@ def tokenizer_files(tokenizer: str | None) -> dict[str, bytes]:
     Raises
     ------
     UserError
-        Where they cannot be read.
+        If they cannot be read.
     """
     if tokenizer in (None, *TOKENIZERS):
         return {}
@@ -328,7 +328,7 @@ def require_fit(name: str | None, vocab_size: int) -> None:
 
 
 def byte_lengths(name: str) -> NDArray[np.int64] | None:
-    """Return the bytes of text that each id of a tokenizer stands for; None where its files are not on this machine.
+    """Return the bytes of text that each id of a tokenizer stands for; None if its files are not on this machine.
 
     A token before or behind a text stands for none, so it has no bytes.
     """

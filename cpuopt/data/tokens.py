@@ -37,7 +37,7 @@ def read_tokens(path: Path) -> Source:
     Raises
     ------
     UserError
-        Where the file cannot be read, is no token file, or is shorter or longer than its header says.
+        If the file cannot be read, is no token file, or is shorter or longer than its header says.
     """
     return open_tokens(path)[0]
 
@@ -89,7 +89,7 @@ def write_tokens(path: Path, tokens: ArrayLike, wide: bool = False) -> None:
     Raises
     ------
     UserError
-        Where an id does not fit, there is none or more than the header can count, or the disk refuses.
+        If an id does not fit, there is none or more than the header can count, or the disk refuses.
     """
     array = np.asarray(tokens)
     got = f"token file {str(path)!r}: got"

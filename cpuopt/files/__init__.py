@@ -77,7 +77,7 @@ def write_whole(path: Path, parts: Iterable[Content]) -> None:
     Raises
     ------
     UserError
-        Where the disk is full or the directory cannot be written, or what is there is no regular file.
+        If the disk is full or the directory cannot be written, or what is there is no regular file.
     """
     if why := unfit(path):
         raise UserError(f"cannot write {str(path)!r}: {why}; free the place or choose another")
@@ -165,12 +165,12 @@ def write_entry(path: Path, content: bytes, *, durable: bool = True) -> bool:
 
 @contextmanager
 def alone(path: Path, what: str) -> Iterator[None]:
-    """Hold a lock file, where one can be made, so that no two processes of this user do the same at once.
+    """Hold a lock file, if one can be made, so that no two processes of this user do the same at once.
 
     Raises
     ------
     UserError
-        Where another process holds it.
+        If another process holds it.
     """
     try:
         with private.opened(path.parent) as folder:

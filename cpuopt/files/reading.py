@@ -94,7 +94,7 @@ def read_file(path: Path, *, most: int = LARGEST) -> bytes:
     OSError
         As the system says it.
     ValueError
-        Where it is no regular file, or a larger one; it may also grow while it is read.
+        If it is no regular file, or a larger one; it may also grow while it is read.
     """
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         status = os.fstat(file.fileno())
@@ -170,7 +170,7 @@ def _field(at: str, name: str) -> str:
 
 
 def misfit(x: Any, hint: Any, at: str = "it") -> str:
-    """Return the error of `from_json` for a type; empty where it has none."""
+    """Return the error of `from_json` for a type; empty if it has none."""
     try:
         from_json(hint, x, at)
     except ValueError as e:

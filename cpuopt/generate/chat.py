@@ -59,7 +59,7 @@ def format_of(tokenizer: Tokenizer, asked: str | None = None) -> Format:
     Raises
     ------
     UserError
-        Where it lacks some of them.
+        If it lacks some of them.
     """
     lacking: list[str] = []
     for name in [asked] if asked else FORMATS:
@@ -103,7 +103,7 @@ class Conversation:
         Raises
         ------
         UserError
-            Where the turn does not fit in the context; the conversation is then as before.
+            If the turn does not fit in the context; the conversation is then as before.
         """
         turn = self._turn("user", text) + self._ids(self.form.opening, "assistant", "")
         at = self.decoder.position

@@ -108,7 +108,7 @@ class Decoder:
     ----------
     context : the most tokens that it can read, whose keys and values the cache holds; None: the model's context.
     variant, swaps : the variants of the ops. With ``optimized``, few tokens take the kernels of ``rows``, which
-        read a weight once, at the speed of memory, except where a swap names another variant.
+        read a weight once, at the speed of memory, except if a swap names another variant.
     dtype : "bfloat16" to store in it the weights that products read, the cache, and what else products and attention
         read.
     check : whether the kernels must first agree with their references.
@@ -230,7 +230,7 @@ def context_of(config: Config, asked: int | None) -> int:
     Raises
     ------
     UserError
-        Where the model does not read as many.
+        If the model does not read as many.
     """
     if asked is not None and not 1 <= asked <= config.block_size:
         raise UserError(f"--context {asked}: expected 1 to {config.block_size}, the model's context")
@@ -290,7 +290,7 @@ class Sampler:
         Raises
         ------
         UserError
-            Where they are not finite.
+            If they are not finite.
         """
         x = logits.astype(np.float64)
         if not np.isfinite(x).all():
@@ -336,7 +336,7 @@ def text_of(tokens: Iterable[int], tokenizer: Tokenizer) -> Iterator[str]:
 def read_bandwidth(decoder: Decoder, samples: int = 7, in_cache: int = IN_CACHE) -> float | None:
     """Measure how fast the weights can be read, in bytes per second: the best of some samples.
 
-    The weights are summed in place, on the decoder's threads. None where they may lie in a cache.
+    The weights are summed in place, on the decoder's threads. None if they may lie in a cache.
     """
     n = decoder.weights.size // decoder.threads // roofs.UNIT * roofs.UNIT
     if decoder.weights.nbytes <= in_cache or not n:

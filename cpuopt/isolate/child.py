@@ -86,7 +86,7 @@ class Child:
         Raises
         ------
         UserError
-            Where a file cannot be loaded.
+            If a file cannot be loaded.
         """
         if self._worker is None:
             if not self.ended:
@@ -109,7 +109,7 @@ class Child:
         self.say(text)
 
     def ask(self, do: str, **more: Any) -> dict[str, Any]:
-        """Send a request and wait for its answer; the process is ended where there is none.
+        """Send a request and wait for its answer; the process is ended if there is none.
 
         Raises
         ------
@@ -122,7 +122,7 @@ class Child:
         return self._ask(do, who, **more)
 
     def _ask(self, do: str, who: str, **more: Any) -> dict[str, Any]:
-        """Send a request; an error names `who` where the process ends."""
+        """Send a request; an error names `who` if the process ends."""
         self.doing = ""
         try:
             assert self._worker

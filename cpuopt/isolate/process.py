@@ -83,7 +83,7 @@ class Steps:
 
 
 class Worker:
-    """A running side. Leaving the ``with`` block ends it, by force where it does not end by itself.
+    """A running side. Leaving the ``with`` block ends it, by force if it does not end by itself.
 
     Parameters
     ----------
@@ -129,7 +129,7 @@ class Worker:
         return self._process.pid
 
     def cpu_s(self) -> float:
-        """The processor time that it has used; 0 where it has ended."""
+        """The processor time that it has used; 0 if it has ended."""
         with suppress(psutil.Error):
             times = psutil.Process(self.pid).cpu_times()
             return float(times.user + times.system)

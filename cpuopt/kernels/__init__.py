@@ -117,7 +117,7 @@ def load_file(file: str | Path, flag: str, of: str) -> ModuleType:
 
 
 def imported(path: Path) -> ModuleType | None:
-    """Return the module of a file, where it is imported already."""
+    """Return the module of a file, if it is imported already."""
     there = (m for m in list(sys.modules.values()) if Path(getattr(m, "__file__", None) or "").name == path.name)
     return next((m for m in there if Path(str(m.__file__)).resolve() == path), None)
 
@@ -129,7 +129,7 @@ def forget(file: str | Path) -> None:
 
 
 def folder_of(module: ModuleType) -> Path | None:
-    """Return the folder of a module's file; None where it has none."""
+    """Return the folder of a module's file; None if it has none."""
     file = getattr(module, "__file__", None)
     return Path(file).parent if file else None
 

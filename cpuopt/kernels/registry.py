@@ -242,7 +242,7 @@ def find(op: str, variant: str, why: str = "") -> Kernel:
     Raises
     ------
     UserError
-        Where the op has no such variant.
+        If the op has no such variant.
     """
     if (op, variant) not in KERNELS:
         raise UserError(f"{why}{op} has no variant {variant!r}; {nearest(variant, variants(op))}")
@@ -256,7 +256,7 @@ def op_matches(name: str, pattern: str) -> bool:
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule: ops and layers that match use `variant`, where the op has it."""
+    """A rule: ops and layers that match use `variant`, if the op has it."""
 
     op: str
     layer: str

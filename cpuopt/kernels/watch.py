@@ -84,7 +84,7 @@ Scheduled = tuple[tuple[int, ...], int, int]
 
 
 def scheduling() -> set[Scheduled]:
-    """Return how the threads of this process are scheduled, each way once; empty where the system does not tell."""
+    """Return how the threads of this process are scheduled, each way once; empty if the system does not tell."""
     if not hasattr(os, "sched_getaffinity"):
         return set()
     if any(name in os.environ for name in PINNING):

@@ -1,7 +1,7 @@
 """The comparison of two kernels of one op: alone, on the shapes that a model has, or inside its real training steps.
 
 Both get the very same arrays, scratch too, so that no address favours one; they are judged on these by `check.timed`. A
-trial alone is as many samples as fill `TRIAL_S`, of one call each, or of several where a call is short; its lower
+trial alone is as many samples as fill `TRIAL_S`, of one call each, or of several if a call is short; its lower
 quartile counts, which a process that takes the core away now and then does not move. A trial in the step is one
 training step with the op's calls going to one kernel.
 """
@@ -110,7 +110,7 @@ def calls_of(op: Op, settings: Settings, layer: str = "*") -> list[Call]:
     Raises
     ------
     UserError
-        Where the model does not call it in such a layer; the error has a flag with which there is something to measure.
+        If the model does not call it in such a layer; the error has a flag with which there is something to measure.
     """
     for fuse in ("none", "all"):
         calls = [c for c in build_only(replace(settings, fuse=fuse)).program.calls if c.op is op]
@@ -150,7 +150,7 @@ def shape_at(op: Op, sizes: Mapping[str, int]) -> Shape:
     Raises
     ------
     UserError
-        Where a symbol of the op has no size.
+        If a symbol of the op has no size.
     """
     if missing := [s for s in op.symbols if s not in sizes]:
         given = f"; {', '.join(sizes)} is given" if sizes else ""
@@ -502,7 +502,7 @@ def in_step(
     Raises
     ------
     UserError
-        Where the losses of the first steps differ, or the model does not call the op there.
+        If the losses of the first steps differ, or the model does not call the op there.
     """
     swap = f"{op.name}{'' if layer == '*' else '@' + layer}={variants[1]}"
     change = Change((KERNELS[op.name, variants[0]], KERNELS[op.name, variants[1]]), (layer,))
@@ -532,7 +532,7 @@ def compare_steps(
     Raises
     ------
     UserError
-        Where the losses of the first steps differ.
+        If the losses of the first steps differ.
     """
     say("first steps")
     losses = pair.losses()

@@ -38,7 +38,7 @@ class Loop:
     Attributes
     ----------
     where : the file and the lines of Python that its instructions come from.
-    width : floats in one of its float instructions, the most; 1 is scalar, 0 where there is none.
+    width : floats in one of its float instructions, the most; 1 is scalar, 0 if there is none.
     fmas, loads, stores : float instructions; an operand in memory is a load.
     spills : floats or vectors written to or read back from the stack.
     calls : functions that it calls, by name.
@@ -159,7 +159,7 @@ class Instruction:
 
     Attributes
     ----------
-    width : floats that it computes with; 0 where it computes with none.
+    width : floats that it computes with; 0 if it computes with none.
     load, store : whether it reads or writes floats in memory; of the stack, that is a spill.
     double : whether it converts to or from double, or computes with it.
     called : the function that it calls.

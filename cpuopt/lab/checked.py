@@ -46,7 +46,7 @@ def check(
 
     Parameters
     ----------
-    child : the process that has their files loaded, with `threads`; where there are more cores, another one is started.
+    child : the process that has their files loaded, with `threads`; if there are more cores, another one is started.
     tick : called before each case, with its number and their count.
     """
     most = max(threads, cores())

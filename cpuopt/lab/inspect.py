@@ -46,7 +46,7 @@ class Inspection:
     asm : the whole text.
     blocks : its instructions by line of source.
     file, first, source : where the compiled function is written, and its lines.
-    same : whether this is, byte for byte, the code that runs here; None where the kernel is not compiled yet.
+    same : whether this is, byte for byte, the code that runs here; None if the kernel is not compiled yet.
     """
 
     JSON: ClassVar = (

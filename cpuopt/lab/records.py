@@ -120,7 +120,7 @@ def entries(root: Path) -> list[Entry]:
 
 
 def entry(path: Path) -> Entry | None:
-    """Read one folder; None where it holds no record."""
+    """Read one folder; None if it holds no record."""
     try:
         if (path / "record.json").exists():
             content = read_json(path / "record.json")
@@ -159,7 +159,7 @@ def find(root: Path, name: str) -> Entry:
     Raises
     ------
     UserError
-        Where there is none, or more than one.
+        If there is none, or more than one.
     """
     every = entries(root)
     exact = [e for e in every if e.path.name == name or e.path.resolve() == Path(name).resolve()]
@@ -196,7 +196,7 @@ def readable(*entries: Entry) -> Iterator[None]:
 
 
 def profile_of(e: Entry) -> Mapping[str, Any] | None:
-    """Return the profile in a record, or None where it has none."""
+    """Return the profile in a record, or None if it has none."""
     return e.content.get("profile") or None
 
 
@@ -206,7 +206,7 @@ def profile_in(e: Entry) -> Profile:
     Raises
     ------
     UserError
-        Where there is none.
+        If there is none.
     """
     found = profile_of(e)
     if found is None:
@@ -224,7 +224,7 @@ def compare(a: Entry, b: Entry) -> dict[str, Any]:
     Raises
     ------
     UserError
-        Where one has no profile.
+        If one has no profile.
     """
     profiles = []
     for e in (a, b):

@@ -127,7 +127,7 @@ def _call(op: str, layer: str, times: Mapping[Side, Timed], nbytes: float) -> Ca
 
 
 def queue(bound: Bound) -> Any:
-    """Return the queue of a call's chunks; None where it has none."""
+    """Return the queue of a call's chunks; None if it has none."""
     scratch = bound.args[len(bound.call.op.params) :]
     names = (s.name for s in bound.kernel.scratch)
     found = (x for name, x in zip(names, scratch, strict=True) if name == QUEUE[0])
@@ -153,7 +153,7 @@ def measure(
     Raises
     ------
     UserError
-        Where regions cannot be watched, or there is too little memory.
+        If regions cannot be watched, or there is too little memory.
     """
     engine = job.engine
     if max(len(calls) for calls in engine.phases.values()) > regions.ROWS:

@@ -35,7 +35,7 @@ class RoundPlan:
     Attributes
     ----------
     sizes : sizes by symbol in place of a model's, for those ops of the file that have these symbols.
-    against : the variant to compare with; by default ``optimized`` where the op has it, else ``vanilla``.
+    against : the variant to compare with; by default ``optimized`` if the op has it, else ``vanilla``.
     step : whether to compare inside the training step.
     rounds : the largest number of rounds of each comparison.
     limit_s : seconds for one answer of the process that runs the kernels.
@@ -83,7 +83,7 @@ class RoundView:
 
 
 def work(plan: RoundPlan, roofs: Roofs, view: RoundView, child: Child | None = None) -> list[KernelRow]:
-    """Do one round, and return the results of each kernel; empty where the file cannot be loaded.
+    """Do one round, and return the results of each kernel; empty if the file cannot be loaded.
 
     Parameters
     ----------
@@ -111,7 +111,7 @@ def rows_of(plan: RoundPlan, added: Sequence[Mapping[str, Any]]) -> list[KernelR
     Raises
     ------
     UserError
-        Where one of their ops does not have the variant to compare with.
+        If one of their ops does not have the variant to compare with.
     """
     there = {(k["op"], k["variant"]) for k in added} | KERNELS.keys()
     rows = [

@@ -141,7 +141,7 @@ def of_own(op: Op, variant: str, of: str) -> tuple[list[str], str]:
     Raises
     ------
     UserError
-        Where the op's file cannot be imported by its name.
+        If the op's file cannot be imported by its name.
     """
     kernel, module = KERNELS[op.name, of], home(op)
     members = vars(module).items() if module else ()

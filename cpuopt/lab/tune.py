@@ -61,7 +61,7 @@ class TunedOp:
     shapes : more than one only where the same layers have them all.
     default : the variant that runs without a plan.
     hashes : the hashes of all variants to measure, and of the default.
-    tried : the result of each variant: the verdict of `ab`, and that of the check where the variant was faster.
+    tried : the result of each variant: the verdict of `ab`, and that of the check if the variant was faster.
     in_step : the verdict inside the step.
     """
 
@@ -269,7 +269,7 @@ def tune(
 
     Returns
     -------
-    The same, with `Tuning.finished` set where nothing is left to do; not after Ctrl-C, nor where steps could not be
+    The same, with `Tuning.finished` set if nothing is left to do; not after Ctrl-C, nor if steps could not be
     compared, so that the next run goes on with what was measured.
     """
     view = view or TuneView()
@@ -302,7 +302,7 @@ def tune(
 
 
 def compare(row: TunedOp, variant: str, tuning: Tuning, child: Asked, asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Compare a variant with the default alone, and check it on all cases where it is faster."""
+    """Compare a variant with the default alone, and check it on all cases if it is faster."""
     op = ops.ALL[row.op]
     more = {"shapes": to_json(row.shapes), "flush": tuning.flush, "stop_above": STOP_ABOVE}
     pair = [row.default, variant]

@@ -89,7 +89,7 @@ def steps(request: Mapping[str, Any], say: Say) -> dict[str, Any]:
 
 
 def op_named(name: str) -> Any:
-    """Return the op of a name; raise a `UserError` where there is none."""
+    """Return the op of a name; raise a `UserError` if there is none."""
     from .. import ops
     from ..wording import nearest
 

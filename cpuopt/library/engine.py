@@ -206,7 +206,7 @@ class Engine(core.Engine):
         Raises
         ------
         UserError
-            Where the engine was built without ``gradients=True``, and some are not kept.
+            If the engine was built without ``gradients=True``, and some are not kept.
         """
         if not self.two_pass:
             raise UserError(
@@ -226,7 +226,7 @@ class Engine(core.Engine):
         Raises
         ------
         UserError
-            Where it cannot be written, or is there already, or a parameter is not float32.
+            If it cannot be written, or is there already, or a parameter is not float32.
         """
         arrays = self.parameters()
         if other := [name for name, x in arrays.items() if x.dtype != np.float32]:
@@ -244,7 +244,7 @@ class Engine(core.Engine):
         Raises
         ------
         UserError
-            Where the file cannot be read, or holds other names or shapes; nothing is filled then.
+            If the file cannot be read, or holds other names or shapes; nothing is filled then.
         """
         file, arrays = TensorFile(Path(path)), self.parameters()
         if odd := arrays.keys() ^ file.tensors.keys():
@@ -275,7 +275,7 @@ class Engine(core.Engine):
 
         The model must compute logits of the next token from one input of ids: it returns ``(loss, logits)``, or a loss
         by ``nn.CrossEntropyLoss``. There is no cache: for each token the whole row is computed, which is as long as the
-        engine's rows. The text ends where the row is full.
+        engine's rows. The text ends if the row is full.
 
         Parameters
         ----------
@@ -400,7 +400,7 @@ class Engine(core.Engine):
         )
 
     def _calls_of(self, op: str, layer: str) -> list[Call]:
-        """List the calls of an op in the program; where rewrites replace them, in the program without rewrites."""
+        """List the calls of an op in the program; if rewrites replace them, in the program without rewrites."""
         own = self.program.calls
         there = any(c.op.name == op for c in own)
         plain = () if there else building.build(self.model, self._inputs).program.calls

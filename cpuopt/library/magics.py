@@ -104,7 +104,7 @@ def decorated(cell: str, op: str, variant: str) -> str:
     Raises
     ------
     UserError
-        Where the cell has no such function, or is no Python.
+        If the cell has no such function, or is no Python.
     """
     try:
         found = [f for f in ast.parse(cell).body if isinstance(f, ast.FunctionDef) and f.name == op]

@@ -66,7 +66,7 @@ class ProfileReport(Report):
         Raises
         ------
         UserError
-            Where it cannot be written.
+            If it cannot be written.
         """
         check(Path(path), "write_html")
         html.write_report(Path(path), self.profile, self.engine)
@@ -155,7 +155,7 @@ def compare(
 
 
 def _names(a: Callable[..., object], b: Callable[..., object]) -> tuple[str, str]:
-    """Return the functions' names, or A and B where these are the same."""
+    """Return the functions' names, or A and B if these are the same."""
     one, two = (str(getattr(f, "__name__", "")) for f in (a, b))
     return (one, two) if one != two and one and two else ("A", "B")
 

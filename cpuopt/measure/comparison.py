@@ -9,7 +9,7 @@ Interim analyses end the comparison after some rounds, after twice as many, and 
 number. The ends of n rounds miss the median once in 2^(n-1) times. Below 12 rounds, where the bootstrap would miss it
 more often than the level says, they are the interval; below 9 its level is lower. B is ``slower`` or ``faster`` where
 the whole interval lies beyond the margin, and the effect is well above what the control shows between A and itself.
-``no difference shown`` is the verdict where the interval is narrow and has 1 in it, and ``inconclusive`` where it is
+``no difference shown`` is the verdict if the interval is narrow and has 1 in it, and ``inconclusive`` if it is
 wide, or the control fails; both come with the reason. An interval that spans more than a factor of 2, and more than its
 distance from 1, supports neither ``faster`` nor ``slower``.
 """
@@ -35,7 +35,7 @@ Trial = Callable[[], float | Sequence[float]]
 ANALYSES = (12, 24, 48, 96)
 """Rounds after which the interim analyses take place."""
 LEVEL = 99.5
-"""The level of the intervals in percent, where there are enough rounds for it."""
+"""The level of the intervals in percent, if there are enough rounds for it."""
 MARGIN = 0.005
 """The least distance of an interval from 1: smaller effects come from the addresses of arrays."""
 NARROW = 0.02
@@ -204,7 +204,7 @@ def judge(
 
     Parameters
     ----------
-    ratios, controls : those of the rounds of each case; None where there is no control.
+    ratios, controls : those of the rounds of each case; None if there is no control.
     weights : the time of A for each case.
     margin, wide : values in place of `MARGIN` and `WIDE`.
     """
@@ -318,7 +318,7 @@ def disagreement(
     tolerance: float = TOLERANCE,
     updates_rounded: bool = False,
 ) -> str:
-    """Describe the first step whose losses differ by too much or are not finite; empty where there is none.
+    """Describe the first step whose losses differ by too much or are not finite; empty if there is none.
 
     Parameters
     ----------

@@ -37,7 +37,7 @@ class StepTimes:
     ----------
     number : counted from 0, with the steps that are dropped later.
     runs : for each phase that ran, its n calls and the n + 1 readings of the clock before, between and after them.
-    regions : for each run, (n + 1, 3) readings of the counters of ``toolkit.regions.watch``; none where it is off.
+    regions : for each run, (n + 1, 3) readings of the counters of ``toolkit.regions.watch``; none if it is off.
     """
 
     number: int
@@ -54,11 +54,11 @@ class Figures:
     Attributes
     ----------
     share : the share of the step, in percent.
-    gflops, gbs : rates; 0 where there is nothing to count.
+    gflops, gbs : rates; 0 if there is nothing to count.
     flops, bytes : those of a step that the mathematics needs, whatever the kernel does.
     intensity : FLOPs a byte.
-    of_roof : percent of the roof that binds, whose name is `roof`; None where no roofs are known.
-    imbalance : time of the slowest thread over the mean of all; None where it was not measured.
+    of_roof : percent of the roof that binds, whose name is `roof`; None if no roofs are known.
+    imbalance : time of the slowest thread over the mean of all; None if it was not measured.
     types : the storage types of the arrays of floating-point numbers that the calls read and write.
     """
 
@@ -106,7 +106,7 @@ class Profile:
     peak_rss_mb, planned_peak_mb : the peak memory of the process, measured and predicted, in 10^6 bytes.
     ops : by label, in the order of a step; `UNACCOUNTED` comes last and the shares add to 100.
     profiler_overhead_ms : the measured cost of profiling a step.
-    checked : one entry a check of this run, with at least ``kernel`` and ``status``; without figures where one
+    checked : one entry a check of this run, with at least ``kernel`` and ``status``; without figures if one
         failed.
     roofs : the machine's roofs on this number of threads, if they are known.
     mfu : the time that the step's FLOPs take at the peaks of the types that they multiply, in percent of the step's.
@@ -245,7 +245,7 @@ class Sums:
         }
 
     def _roof(self, at: Sequence[int], ns: float) -> dict[str, Any]:
-        """Return the share of the roof that binds; where calls have several, the one that bounds most of the time."""
+        """Return the share of the roof that binds; if calls have several, the one that bounds most of the time."""
         if not self.roofs or not ns:
             return {"of_roof": None, "roof": ""}
         least: dict[str, float] = {}

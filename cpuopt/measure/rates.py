@@ -32,7 +32,7 @@ SAMPLE_S, SAMPLES_S = 5e-3, 0.12
 LOOKS = 5
 """Samples by which the rounds of a sample are found."""
 USUAL = (("L1", 32 << 10, 1), ("L2", 512 << 10, 1), ("L3", 8 << 20, 0))
-"""Caches assumed where the system does not list them; 0: shared by all."""
+"""Caches assumed if the system does not list them; 0: shared by all."""
 UNITS = {"K": 10, "M": 20}
 """The powers of two in sizes of caches."""
 LOWER = 0.9
@@ -172,7 +172,7 @@ def _stream(stream: Any, x: Any, sums: Any, floats: int, n: int, rounds: int) ->
 
 
 def poor(r: Roofs, one: Roofs) -> list[str]:
-    """List warnings where the figures of several threads are hardly better than one thread's."""
+    """List warnings if the figures of several threads are hardly better than one thread's."""
     if r.threads == 1:
         return []
     warnings = []
@@ -276,7 +276,7 @@ def beside_others(kept: Roofs) -> bool:
 
 
 def lower_now(kept: Roofs) -> list[str]:
-    """List a warning where multiply-adds are now far below the kept roof: a slower clock, or a busy host.
+    """List a warning if multiply-adds are now far below the kept roof: a slower clock, or a busy host.
 
     It takes `SAMPLES_S`.
 
@@ -346,7 +346,7 @@ def _try(function: Callable[[], Any]) -> Any:
 
 
 def slow_layer() -> str | None:
-    """Describe a slow threading layer and the remedy; None where the layer in use is fast."""
+    """Describe a slow threading layer and the remedy; None if the layer in use is fast."""
     layer = numba_threads.threading_layer()
     if layer in ("omp", "tbb", "none yet"):
         return None

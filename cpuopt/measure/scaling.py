@@ -155,7 +155,7 @@ class CallTimes:
     ----------
     measured : by number of threads, which ran the kernel cut for as many.
     cut : by number of threads: one thread that ran the kernel cut for so many.
-    nbytes : the bytes that it has to move through memory; 0 where caches hold them.
+    nbytes : the bytes that it has to move through memory; 0 if caches hold them.
     """
 
     op: str

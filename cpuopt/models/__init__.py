@@ -141,7 +141,7 @@ def read_config(path: Path) -> tuple[Config, dict[str, Any]]:
     Raises
     ------
     UserError
-        Where it cannot be read, or describes a model that cpuopt does not have.
+        If it cannot be read, or describes a model that cpuopt does not have.
     """
     given = read_object(path)
     if "model_type" not in given:
@@ -153,7 +153,7 @@ def read_config(path: Path) -> tuple[Config, dict[str, Any]]:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Read a JSON object that comes with weights; raise a `UserError` where there is none."""
+    """Read a JSON object that comes with weights; raise a `UserError` if there is none."""
     try:
         return read_json(path, most=LARGEST)
     except FileNotFoundError as e:

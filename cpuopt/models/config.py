@@ -96,7 +96,7 @@ class Config:
         return self.block_size
 
     def inputs(self, B: int, T: int) -> Given | None:
-        """Return the inputs that the model brings; None where they come from a text."""
+        """Return the inputs that the model brings; None if they come from a text."""
         return None
 
     @property

@@ -1,6 +1,6 @@
 """A model in a user's file, ``--model FILE.py:NAME``: the class of a module, a function that makes one, or a config.
 
-A function gets ``B`` and ``T`` where it takes them, and may return the inputs too, as ``(module, inputs)``. These are
+A function gets ``B`` and ``T`` if it takes them, and may return the inputs too, as ``(module, inputs)``. These are
 arrays by name, which every step trains on; or shape and dtype of each, as an `Engine` takes them, which are then drawn
 at random; or a function from a step's number, counted from 0, to arrays. Without inputs, the module maps ``tokens`` and
 ``targets`` (B, T) to the loss, and ``--data`` has them.
@@ -78,7 +78,7 @@ class OwnModel(Config):
         Raises
         ------
         UserError
-            Where nobody told this process to run the file, or it had another content.
+            If nobody told this process to run the file, or it had another content.
         """
         if self in OPENED:
             return OPENED[self]
@@ -91,7 +91,7 @@ class OwnModel(Config):
 
     @property
     def own(self) -> Config | None:
-        """The user's own config, where the name is one."""
+        """The user's own config, if the name is one."""
         found = self.opened[1]
         return found if isinstance(found, Config) else None
 
@@ -123,7 +123,7 @@ class OwnModel(Config):
         return trained_length if trained_length and "T" in takes else self.block_size
 
     def inputs(self, B: int, T: int) -> Given | None:
-        """Return the inputs that the model brings; None where they come from a text."""
+        """Return the inputs that the model brings; None if they come from a text."""
         from ..data.given import Given
 
         batch = _made(self, B, T).batch
@@ -175,7 +175,7 @@ class OwnModel(Config):
 
 
 def rows_of(inputs: Mapping[str, Spec]) -> tuple[int, int]:
-    """Return what a report shows as B and T: the first axes of the first input, 1 as T where it does not hold ids."""
+    """Return what a report shows as B and T: the first axes of the first input, 1 as T if it does not hold ids."""
     shape, dtype = next(iter(inputs.values()), ((1,), ""))
     return shape[0], shape[1] if dtype == "int32" and len(shape) > 1 else 1
 

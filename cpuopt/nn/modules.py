@@ -62,7 +62,7 @@ class Parameter(ValueArithmetic):
     Raises
     ------
     UserError
-        Where init is no function, or a size is no whole number of 1 or more.
+        If init is no function, or a size is no whole number of 1 or more.
     """
 
     shape: Shape

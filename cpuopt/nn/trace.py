@@ -63,8 +63,8 @@ class Trace:
 
         Parameters
         ----------
-        args : the inputs by name: values, parameters, numbers, or None where absent.
-        shape : that of the first output, where it has other axes than the op declares.
+        args : the inputs by name: values, parameters, numbers, or None if absent.
+        shape : that of the first output, if it has other axes than the op declares.
         sizes : the sizes of symbols that the arguments do not fix, such as NH; the call keeps them.
         """
         where = f"{op.name} in layer {self.layer!r}"
@@ -132,7 +132,7 @@ def current() -> Trace:
     Raises
     ------
     UserError
-        Where a functional is called outside a trace.
+        If a functional is called outside a trace.
     """
     trace = _CURRENT.get()
     if trace is None:

@@ -121,7 +121,7 @@ def expand(x: Array, *shape: int | Shape) -> Value:
 
 
 def view(x: Array, shape: Shape) -> Value:
-    """Return a view of a value, or itself where that has the shape."""
+    """Return a view of a value, or itself if that has the shape."""
     value: Value = current().value(x)
     if not isinstance(value, Value):
         raise UserError("a parameter is used that is none of the model's; make its module in __init__")

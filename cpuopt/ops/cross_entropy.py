@@ -3,7 +3,7 @@
 Forward::
 
     lse[bt]    = log(sum_v exp(logits[bt, v]))
-    losses[bt] = lse[bt] - logits[bt, targets[bt]]      0 where targets[bt] = ignore_index
+    losses[bt] = lse[bt] - logits[bt, targets[bt]]      0 if targets[bt] = ignore_index
     loss       = sum(losses) / n                        n: how many targets are not ignore_index
 
 With no target that counts, loss is NaN and the gradient is zero.

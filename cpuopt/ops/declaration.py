@@ -313,9 +313,9 @@ class Op:
     moves : the least number of elements of an argument that a call moves, where kind and shape mislead.
     role : its part in a model; a backward op has that of the op that it inverts.
     fuses : for a fused op, the ops that it stands for, in the order of their calls.
-    renames : for a fused op, its names of the last part's arguments, where they differ.
+    renames : for a fused op, its names of the last part's arguments, if they differ.
     unfit : kinds of inputs, named as in the checks, for which it need not be right, each with the reason.
-    inputs : function from random inputs by name to those in its domain, for the checks; None where any number will do.
+    inputs : function from random inputs by name to those in its domain, for the checks; None if any number will do.
     updates : for an op that makes gradients of parameters, how it can apply an optimizer's step in their place.
     """
 
@@ -389,7 +389,7 @@ class Op:
         Raises
         ------
         UserError
-            Where an argument's shape disagrees with its declaration or with another argument.
+            If an argument's shape disagrees with its declaration or with another argument.
         """
         sizes: dict[str, int] = {}
         fixed_by = dict.fromkeys(given, "the call")
@@ -449,7 +449,7 @@ class Op:
         absent: Collection[str] = (),
         types: Mapping[str, str] | None = None,
     ) -> int:
-        """Count the bytes that one call must move: each array once, twice where it is read and written.
+        """Count the bytes that one call must move: each array once, twice if it is read and written.
 
         Parameters
         ----------
@@ -468,7 +468,7 @@ class Op:
 
 
 def merge(arg: Arg, shape: Shape) -> Shape:
-    """Merge the leading axes of a value's shape where the declaration has one symbol for them all."""
+    """Merge the leading axes of a value's shape if the declaration has one symbol for them all."""
     surplus = len(shape) - len(arg.shape)
     if surplus > 0 and arg.shape and arg.shape[0].symbols & MERGES:
         return (prod(shape[: surplus + 1]), *shape[surplus + 1 :])

@@ -52,7 +52,7 @@ class State:
 
 @dataclass(frozen=True)
 class Number:
-    """A scalar of an optimizer, with its default: at least 0, or more than 0 where it is `positive`."""
+    """A scalar of an optimizer, with its default: at least 0, or more than 0 if it is `positive`."""
 
     name: str
     default: float
@@ -60,7 +60,7 @@ class Number:
     positive: bool = False
 
     def wrong(self, x: float) -> str:
-        """Return the expectation that a value fails, such as "0 or more"; empty where it passes."""
+        """Return the expectation that a value fails, such as "0 or more"; empty if it passes."""
         if 0 <= x < self.below and (x or not self.positive):
             return ""
         least = "a positive number" if self.positive else "0 or more"
@@ -119,7 +119,7 @@ class Optimizer(Op):
     Parameters
     ----------
     states : the states in the order in which the rule takes and returns them, after the parameter.
-    numbers : its scalars, besides ``lr``, ``grad_scale`` and, where the reference takes it, ``step``, counted from 1.
+    numbers : its scalars, besides ``lr``, ``grad_scale`` and, if the reference takes it, ``step``, counted from 1.
         One called ``weight_decay`` may differ between parameters of one axis and the others.
     flops : the FLOPs for each element.
     reference : function of ``param``, the states, ``grad`` and the scalars, by name.

@@ -6,7 +6,7 @@ sends every other rank that rank's slice, and receives its own from all; kernels
 the sum of its slice. It measures the norm of its slice by blocks, applies the optimizer to it, for which it keeps the
 states of its slice alone (ZeRO-1), and receives the other parameters from their owners.
 
-Where the buckets lie in memory that all ranks see, nothing is sent: a rank reads its slice in the others' buckets.
+If the buckets lie in memory that all ranks see, nothing is sent: a rank reads its slice in the others' buckets.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The steps that ranks take together where each trains alone in between: what DiLoCo adds to a rank's own program.
+"""The steps that ranks take together if each trains alone in between: what DiLoCo adds to a rank's own program.
 
 Before the first of H steps, ``start`` keeps the weights, which are the same on all ranks. After the last, ``outer``
 takes the start less the weights that the rank has come to, as the gradient of its own, and goes on as a step of several

@@ -122,7 +122,7 @@ def numbers(
 
 
 def in_range(number: ops.Number, x: Any) -> float:
-    """Return a number of an optimizer as a float; a `UserError` where it is none, or out of range."""
+    """Return a number of an optimizer as a float; a `UserError` if it is none, or out of range."""
     try:
         wrong = number.wrong(exact := float(x))
     except (TypeError, ValueError):

@@ -182,7 +182,7 @@ class Call:
         self.types = types_of(self.op, self.layer, self.args)
 
     def shape(self, name: str) -> Shape | None:
-        """Return the shape in which it takes an argument; None where that is absent."""
+        """Return the shape in which it takes an argument; None if that is absent."""
         v = self.args[name]
         return None if v is None else self.views.get(name, v.shape)
 
@@ -237,7 +237,7 @@ class Placed:
 
     Parameters
     ----------
-    add : whether it adds to the gradients of parameters, where it would overwrite them.
+    add : whether it adds to the gradients of parameters, if it would overwrite them.
     instead : the values that take the place of its own.
     """
 
@@ -344,7 +344,7 @@ class Program:
         """Check that the program is valid; run after every pass.
 
         Each value is defined before it is read; no ``out`` is written twice; a gradient's first writer overwrites and
-        the later ones add; no call is given one array twice where it writes it. (Shapes are checked as calls are made.)
+        the later ones add; no call is given one array twice if it writes it. (Shapes are checked as calls are made.)
 
         Raises
         ------

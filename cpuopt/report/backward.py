@@ -19,7 +19,7 @@ QUOTED = re.compile(r"(\s*)(.*?) {2,}(# \d+: .*)")
 
 
 def fitted(text: str, width: int) -> str:
-    """Return a generated text for a narrow screen: the forward's lines stand above the code where they do not fit."""
+    """Return a generated text for a narrow screen: the forward's lines stand above the code if they do not fit."""
     lines, above = [], ""
     for line in text.splitlines():
         found = QUOTED.fullmatch(line)

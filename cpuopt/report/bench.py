@@ -23,7 +23,7 @@ from .style import digits as digits
 
 
 class BenchView(View):
-    """One live line on stderr, or a plain line for each result where stderr is no terminal."""
+    """One live line on stderr, or a plain line for each result if stderr is no terminal."""
 
     def __init__(self, bar: Progress, task: TaskID) -> None:
         self.bar, self.task = bar, task
@@ -108,7 +108,7 @@ def types_of(record: Mapping[str, Any]) -> list[str]:
 
 
 def at_all_roofs(results: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Write the geometric mean of the ratios at the roofs, where all are known."""
+    """Write the geometric mean of the ratios at the roofs, if all are known."""
     ratios = [r.get("at_roofs") or 0.0 for r in results if r["ratio"]]
     return [f"at roofs {np.exp(np.mean(np.log(ratios))):.2f}"] if min(ratios, default=0) > 0 else []
 
@@ -173,7 +173,7 @@ def library_table(results: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def bounded(ratio: str) -> str:
-    """Write the bound of a ratio, where it is known."""
+    """Write the bound of a ratio, if it is known."""
     return f"at roofs {ratio}" if ratio else ""
 
 

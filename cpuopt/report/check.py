@@ -45,7 +45,7 @@ def tables(
 
 
 def ratio(x: float) -> str:
-    """Format a ratio: empty where there is none, short where it is large."""
+    """Format a ratio: empty if there is none, short if it is large."""
     return "" if isinf(x) else f"{x:.3f}" if x < 1000 else f"{x:.1e}"
 
 

@@ -69,7 +69,7 @@ OUT, ERR = Plain(), Plain(stderr=True)
 
 
 def on_stderr(*columns: str | ProgressColumn) -> Progress:
-    """Make a live line on stderr, where that is a terminal."""
+    """Make a live line on stderr, if that is a terminal."""
     return progress(*columns, console=ERR, disable=not ERR.is_terminal)
 
 
@@ -90,7 +90,7 @@ def show(renderables: Sequence[RenderableType]) -> None:
 
 
 def put(console: Console, shown: RenderableType) -> None:
-    """Print a table or a text, which breaks no word; a string is one line, however long, where no terminal is."""
+    """Print a table or a text, which breaks no word; a string is one line, however long, if no terminal is."""
     width = console.width if console.is_terminal or not isinstance(shown, str) else UNLIMITED
     text = Text(shown) if isinstance(shown, str) else shown
     console.print(Group(*unbroken(text, width)) if isinstance(text, Text) else text, crop=False)
@@ -233,7 +233,7 @@ class TrainingView:
             self.say(f"step {metrics['step']}/{self.job.settings.steps}  {now}  {four(metrics['step_ms'])} ms{left}")
 
     def remaining(self, done: int) -> str:
-        """Return the time that the other steps take, at the pace since the second step here; ``""`` where unknown."""
+        """Return the time that the other steps take, at the pace since the second step here; ``""`` if unknown."""
         now, left = self.clock(), self.job.settings.steps - done
         if self.began is None:  # the first step is slower
             self.began = done, now

@@ -16,6 +16,6 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
     Raises
     ------
     UserError
-        Where it cannot be written.
+        If it cannot be written.
     """
     write_whole(path, [json.dumps(content, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace")])

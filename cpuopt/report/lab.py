@@ -71,7 +71,7 @@ class Screen(RoundView):
         self._show(lambda: Group(self.head(), said, WAITING) if self.live else said, done=True)
 
     def _show(self, shown: Callable[[], RenderableType], done: bool) -> None:
-        """Show a page: at once where it is live, else at the end."""
+        """Show a page: at once if it is live, else at the end."""
         if done and self.took is None:
             self.took = time.monotonic() - self.start
         self.shown = shown
@@ -101,7 +101,7 @@ class Screen(RoundView):
         return Group(*lines)
 
     def earlier(self, name: str) -> list[tuple[str, float, str, bool]]:
-        """List the saves of a kernel, where there was more than one: when, ms, verdict, and whether it is the best.
+        """List the saves of a kernel, if there was more than one: when, ms, verdict, and whether it is the best.
 
         Of many, the last `KEPT` are listed, and the best one.
         """

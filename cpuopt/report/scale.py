@@ -34,7 +34,7 @@ TOGETHER = 3
 
 
 def measured(rows: Sequence[Row], step: Row, most: int, what: str) -> list[RenderableType]:
-    """Make a table of the times, and of the ms that the most threads lose by reason; two where it would be wide."""
+    """Make a table of the times, and of the ms that the most threads lose by reason; two if it would be wide."""
     times, lost = [f">{n}t, ms" for n in step.ms], [">eff.", *(f">{reason}" for reason in REASONS)] * (most > 1)
     cut = len(times)
     together = style.table(what, *times, *lost)

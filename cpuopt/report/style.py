@@ -37,7 +37,7 @@ ROOMY = 20
 class Words(Table):
     """A table that breaks no word, and no number.
 
-    On a narrow terminal its headers wrap, one space parts its columns, and it has no bars. Where that is not enough,
+    On a narrow terminal its headers wrap, one space parts its columns, and it has no bars. If that is not enough,
     the first column and the texts beside it are a line of their own above the figures of a row; at last, a number may
     wrap before its interval.
     """
@@ -196,7 +196,7 @@ def digits(ms: float, least: int = 0) -> int:
 
 
 class Line(Progress):
-    """A live line that prints nothing where it is disabled; rich prints an empty line then, before its version 14.3."""
+    """A live line that prints nothing if it is disabled; rich prints an empty line then, before its version 14.3."""
 
     def stop(self) -> None:
         """Stop it, if it was started."""

@@ -34,7 +34,7 @@ BLOCK = re.compile(r"(.*?\.\d+)(?:\.|$)")
 
 @dataclass(frozen=True)
 class Bar:
-    """A bar of at most `width` cells; in ``#`` where the output has no block characters."""
+    """A bar of at most `width` cells; in ``#`` if the output has no block characters."""
 
     part: float
     width: int = 8
@@ -74,7 +74,7 @@ def profile_tables(profile: Profile, *, detail: bool = False) -> list[Renderable
 
 
 def in_words(profile: Profile) -> list[RenderableType]:
-    """Describe where the time goes, where roofs are known, and list the warnings."""
+    """Describe where the time goes, if roofs are known, and list the warnings."""
     lines: list[RenderableType] = ["", Text(profile.words)] if profile.roofs else []
     return [*lines, *style.warnings(profile.doubts)]
 
@@ -85,7 +85,7 @@ def used_kernels(profile: Profile) -> list[str]:
 
 
 def failed_kernels(profile: Profile) -> list[str]:
-    """List the kernels that ran and whose check failed or is missing; none where nothing was checked."""
+    """List the kernels that ran and whose check failed or is missing; none if nothing was checked."""
     bad = {c["kernel"] for c in profile.checked if c["status"] not in GOOD}
     seen = {c["kernel"] for c in profile.checked}
     moves = {op.name for op in COLLECTIVES}  # a communicator's work, which has no kernel
@@ -215,7 +215,7 @@ def other_variants(profile: Profile) -> list[str]:
 
 
 def detail_table(profile: Profile) -> Table:
-    """Make a table with one row a layer, op and variant, which is shown where it is not the run's."""
+    """Make a table with one row a layer, op and variant, which is shown if it is not the run's."""
     last = "of roof" if profile.roofs else "share"
     table = style.table("layer", "op", ">calls", ">ms", ">GFLOP/s", ">GB/s", f">{last}", gap=1)
     digits = digits_of(profile)

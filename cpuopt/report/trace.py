@@ -31,7 +31,7 @@ def write_trace(path: Path, profile: Profile, steps: int = 10) -> None:
     Raises
     ------
     UserError
-        Where the file cannot be written.
+        If the file cannot be written.
     """
     header = f"{profile.model} B {profile.B} T {profile.T}, {count(profile.threads, 'thread')}"
     about = {"model": profile.model, "variant": profile.variant, "swaps": ", ".join(profile.swaps)} | profile.versions

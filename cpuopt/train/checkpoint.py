@@ -4,7 +4,7 @@
 (``adam_m.safetensors`` and ``adam_v.safetensors`` for AdamW), ``state.json`` and, written last, ``manifest.json`` with
 the size and the CRC-32 of each. Where every rank keeps a part of the states, each writes a file of its own for them,
 ``adam_m-2-of-4.safetensors``, in which ``wte.weight/0-8192`` are the first 8,192 elements of a parameter's state; any
-number of ranks reads them. Where ranks train alone between outer steps, such a file has the whole states of its rank,
+number of ranks reads them. If ranks train alone between outer steps, such a file has the whole states of its rank,
 which alone reads it. The directory is written under another name and renamed when the disk has all of it, and
 only then are older ones removed. Parameters that the run leaves as they are have their hash in ``state.json`` alone
 (`frozen`). So whenever the machine stops, the newest directory of that name is whole, or it fails
@@ -48,7 +48,7 @@ PARAMS, STATE, MANIFEST = "params.safetensors", "state.json", "manifest.json"
 TENSORS = {o.name: (PARAMS, *(f"{o.files}_{s.name}.safetensors" for s in o.states)) for o in OPTIMIZERS.values()}
 """The files of tensors, by the run's optimizer."""
 LOCAL = {f"{OUTER.files}_{s.name}.safetensors" for s in OUTER.states}
-"""Further ones, where ranks train alone between outer steps."""
+"""Further ones, if ranks train alone between outer steps."""
 CHUNK = 4 << 20
 
 
@@ -106,7 +106,7 @@ class Checkpoint:
 
     @property
     def tokenizer(self) -> str | None:
-        """The run's tokenizer: its name, or the path of its file in the run's folder; None where it is not recorded."""
+        """The run's tokenizer: its name, or the path of its file in the run's folder; None if it is not recorded."""
         name = self.state.get("tokenizer")
         if name not in (None, *TOKENIZERS, *KINDS):
             raise UserError(f"{str(self.path / STATE)!r} has the tokenizer {repr(name)[:60]}: it is damaged")
@@ -185,7 +185,7 @@ def save(run: Path, engine: Engine, state: Mapping[str, Any], keep: int) -> Path
     Raises
     ------
     UserError
-        Where it cannot be written, on all ranks; earlier checkpoints stay. Where a parameter is not finite, since such
+        If it cannot be written, on all ranks; earlier checkpoints stay. If a parameter is not finite, since such
         a checkpoint would only hide a good one.
     """
     comm = engine.comm
@@ -321,7 +321,7 @@ def newest(run: Path) -> Checkpoint:
     Raises
     ------
     UserError
-        Where there is none, with the error of each.
+        If there is none, with the error of each.
     """
     wrong: list[str] = []
     a_run = (run / "machine.json").exists()
@@ -350,7 +350,7 @@ def open_weights(path: Path, *through: Path) -> Weights:
     Raises
     ------
     UserError
-        Where there are none, or they are damaged.
+        If there are none, or they are damaged.
     """
     if not (path / FOLDER).is_dir():
         if (path / "metrics.jsonl").is_file():
@@ -379,7 +379,7 @@ def find_run(root: Path, name: str) -> Path:
     Raises
     ------
     UserError
-        Where there is none.
+        If there is none.
     """
     if name:
         for path in (Path(name), root / name):
@@ -398,7 +398,7 @@ def load(checkpoint: Checkpoint, engine: Engine) -> None:
     Raises
     ------
     UserError
-        Where the tensors are not those of this engine; nothing is filled then.
+        If the tensors are not those of this engine; nothing is filled then.
     """
     program = engine.program
     shapes: dict[str, dict[str, Shape]] = {PARAMS: {p.name: p.shape for p in program.trained}}
@@ -429,7 +429,7 @@ class Stored:
     Raises
     ------
     UserError
-        Where they have others, or a part is missing.
+        If they have others, or a part is missing.
     """
 
     def __init__(self, path: Path, file: str, shapes: Mapping[str, Shape]) -> None:

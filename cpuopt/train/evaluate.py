@@ -45,7 +45,7 @@ def read_examples(path: Path, vocab_size: int) -> list[Example]:
     Raises
     ------
     UserError
-        Where it is no such file, is inconsistent, or has tokens that the model does not know.
+        If it is no such file, is inconsistent, or has tokens that the model does not know.
     """
 
     def wrong(what: str) -> UserError:
@@ -94,7 +94,7 @@ def rows_of(example: Example, T: int) -> tuple[Array, Array]:
     Raises
     ------
     UserError
-        Where the example is longer than T.
+        If the example is longer than T.
     """
     tokens, targets = np.zeros((CHOICES, T), np.int32), np.full((CHOICES, T), IGNORE, np.int32)
     n = example.context.size
@@ -165,7 +165,7 @@ def perplexity(
 
 
 def text_bytes(targets: Array, lengths: Array | None) -> int | None:
-    """Return the bytes of the text that targets stand for; None where a token's length is not known."""
+    """Return the bytes of the text that targets stand for; None if a token's length is not known."""
     if lengths is None or targets.max(initial=0) >= len(lengths):
         return None
     return int(lengths[targets].sum())

@@ -94,7 +94,7 @@ NOTHING_FOUND = "computed again all is finite: suspect the memory or the process
 def find_first(engine: Engine, batches: Iterable[Mapping[str, Array]]) -> str:
     """Repeat a step without its update, and name the first value that is not finite, its op and its layer.
 
-    Where updates are fused, the backward is not repeated: it would change the weights.
+    If updates are fused, the backward is not repeated: it would change the weights.
     """
     for name, array in engine.parameters().items():
         if not all_below(array):

@@ -113,7 +113,7 @@ class TrainingSteps:
         Raises
         ------
         DataError
-            Where the tokens have changed on disk.
+            If the tokens have changed on disk.
         """
         if self._fetched[0] != number:
             self._fetched = number, self._read(number)
@@ -392,7 +392,7 @@ def since(resume: Checkpoint, job: Job, accept: bool) -> tuple[tuple[str, ...], 
     Raises
     ------
     UserError
-        For another text, and for other kernels or another order of the text where that is not accepted.
+        For another text, and for other kernels or another order of the text if that is not accepted.
     """
     s, there = job.settings, resume.state["corpus"]
     if there not in (job.corpus.fingerprint, job.corpus.ends):
@@ -460,7 +460,7 @@ def sized(settings: Settings, config: Config | None = None) -> Settings:
     Raises
     ------
     UserError
-        Where such a model is given data.
+        If such a model is given data.
     """
     config = config or models.parse(settings.model or models.DEFAULT)
     B, T = config.batch_size(settings.B, settings.T)

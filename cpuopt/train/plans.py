@@ -1,7 +1,7 @@
 """The plans of `cpuopt tune`, kept beside the machine's roofs; `--variant auto` uses them.
 
 A plan is for one machine, one model, one size, one number of threads and one set of rewrites: its key. It also names
-the machine code that its verdicts are about, by hash. Where the key or a hash differs, the plan is stale: a note says
+the machine code that its verdicts are about, by hash. If the key or a hash differs, the plan is stale: a note says
 so, and ``optimized`` runs.
 """
 
@@ -47,7 +47,7 @@ def unfinished(key: Mapping[str, Any]) -> Path:
 
 
 def read(path: Path, key: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Read a plan or the measurements for one; None where there is no whole one for the key."""
+    """Read a plan or the measurements for one; None if there is no whole one for the key."""
     entry = read_entry(path)
     content: dict[str, Any] = json.loads(entry) if entry else {"format": None}
     return content if content["format"] == FORMAT and content["key"] == key else None
@@ -77,7 +77,7 @@ def command(key: Mapping[str, Any], files: Sequence[str] = ()) -> str:
 
 
 def hash_of(name: str) -> str | None:
-    """Hash the sources of a kernel such as ``gelu_forward[mine]``; None where no such kernel is registered."""
+    """Hash the sources of a kernel such as ``gelu_forward[mine]``; None if no such kernel is registered."""
     op, _, variant = name.removesuffix("]").partition("[")
     found = registry.KERNELS.get((op, variant))
     return cache.digest(found.function) if found else None
@@ -92,7 +92,7 @@ def rules(key: Mapping[str, Any], files: Sequence[str] = ()) -> tuple[tuple[str,
 
     Returns
     -------
-    No rules where there is no such plan, or it is stale; the line then gives the reason and the command that makes one.
+    No rules if there is no such plan, or it is stale; the line then gives the reason and the command that makes one.
     """
     content = read(path(key), key)
     if content is None:

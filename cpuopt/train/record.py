@@ -69,7 +69,7 @@ def check_root(root: Path) -> None:
     Raises
     ------
     UserError
-        Where no folder can be made in it, or in the nearest of its parents that is there. Nothing stays behind.
+        If no folder can be made in it, or in the nearest of its parents that is there. Nothing stays behind.
     """
     there = next(p for p in (root, *root.absolute().parents) if os.path.lexists(p))
     try:
@@ -154,7 +154,7 @@ def keep(root: Path, kind: str, name: str, content: Mapping[str, Any]) -> Path:
     Raises
     ------
     UserError
-        Where it cannot be written; no folder stays behind.
+        If it cannot be written; no folder stays behind.
     """
     safe = re.sub(r"[^A-Za-z0-9._-]+", "_", name).strip("._")[:48]
     path = _new_folder(root, f"{time.strftime('%Y%m%d-%H%M%S')}-{kind}{'-' + safe if safe else ''}")
@@ -174,7 +174,7 @@ def write_json(path: Path, content: Any, indent: int) -> None:
     Raises
     ------
     UserError
-        Where it cannot be written.
+        If it cannot be written.
     """
     write_whole(path, [json.dumps(to_json(content), indent=indent).encode() + b"\n"])
 
@@ -210,7 +210,7 @@ class Run:
         Raises
         ------
         UserError
-            Where another process holds it, or its files are missing.
+            If another process holds it, or its files are missing.
         """
         run = cls.__new__(cls)
         run._open(path)
@@ -242,7 +242,7 @@ class Run:
             raise UserError(f"another process is writing to the run {str(path)!r}; wait for it, or end it") from e
 
     def write(self, name: str, content: Any) -> None:
-        """Write one JSON file of the run, whole or not at all; `UserError` where it cannot be written."""
+        """Write one JSON file of the run, whole or not at all; `UserError` if it cannot be written."""
         write_json(self.path / name, content, indent=2)
 
     def begin_events(self, history: Sequence[Mapping[str, Any]], val: Mapping[int, float]) -> None:

@@ -59,7 +59,7 @@ def setting(
 
     Parameters
     ----------
-    shown : the help's words for the default, where the value alone is not clear.
+    shown : the help's words for the default, if the value alone is not clear.
     free : whether a resumed run may change it, since no number of its steps depends on it.
     """
     about = {"help": help, "allowed": allowed, "metavar": metavar or None, "shown": shown, "free": free}
@@ -68,7 +68,7 @@ def setting(
 
 @dataclass(frozen=True)
 class Settings:
-    """All settings of a run; the defaults are those of ``train_gpt2.c`` where it has them."""
+    """All settings of a run; the defaults are those of ``train_gpt2.c`` if it has them."""
 
     model: str | None = setting(
         None,
@@ -138,7 +138,7 @@ class Settings:
         "Keep parameters whose names match this glob as they are; the flag repeats.",
         metavar="PATTERN",
     )
-    # by default as the optimizer declares; None where it has no such number
+    # by default as the optimizer declares; None if it has no such number
     beta1: float | None = setting(None, "Set the decay rate of the first moment (AdamW, Lion).", shown="0.9")
     beta2: float | None = setting(
         None, "Set the decay rate of the second moment (AdamW) or of the momentum (Lion).", shown="0.999, Lion 0.99"
@@ -392,7 +392,7 @@ def read(path: Path) -> dict[str, Any]:
     Raises
     ------
     UserError
-        Where it cannot be read, or is neither; for an unknown name, or a value of another type.
+        If it cannot be read, or is neither; for an unknown name, or a value of another type.
     """
     import tomllib  # late: the help must come at once
 

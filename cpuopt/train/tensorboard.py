@@ -2,7 +2,7 @@
 
 A file is a sequence of records: length, its checksum, a serialised ``Event``, its checksum. ``tensorboardX`` brings the
 message types and the checksum; its writer is not used, since it puts events on a queue of ten for a thread that ends
-where the disk is full, and then the training would hang.
+if the disk is full, and then the training would hang.
 """
 
 from __future__ import annotations

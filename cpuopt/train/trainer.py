@@ -98,7 +98,7 @@ def validate(job: Job, stopped: Callable[[], int]) -> float | None:
     Raises
     ------
     DataError
-        Where the tokens of one rank have changed on disk; the same on all ranks.
+        If the tokens of one rank have changed on disk; the same on all ranks.
     """
     s, comm = job.settings, job.engine.comm
     batches = job.corpus.batches("val", s.B, s.T)
@@ -220,7 +220,7 @@ class Trainer:
         self.val = {int(k): v if v is not None else nan for k, v in state["val"].items()}
 
     def save(self, run: Run) -> None:
-        """Write a checkpoint; where that fails, warn and continue."""
+        """Write a checkpoint; if that fails, warn and continue."""
         self.tried = self.done
         self.note_changes()
         try:
@@ -295,7 +295,7 @@ class Trainer:
                 self.save(run)
 
     def _fetch(self) -> None:
-        """Read the batches of the next step; where one rank cannot, all end before it.
+        """Read the batches of the next step; if one rank cannot, all end before it.
 
         Between two meetings ranks have different weights, which no checkpoint holds, so the rank that fails ends all.
         """
@@ -361,7 +361,7 @@ class Trainer:
 
     @cached_property
     def token_bytes(self) -> float | None:
-        """The mean bytes of a token of the validation; None where the tokenizer's files are not on this machine."""
+        """The mean bytes of a token of the validation; None if the tokenizer's files are not on this machine."""
         s, lengths = self.job.settings, byte_lengths(self.job.corpus.tokenizer)
         batches = self.job.corpus.batches("val", s.B, s.T)
         if isinstance(batches, Given):

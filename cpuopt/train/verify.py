@@ -37,8 +37,8 @@ class VerifyRow:
     Attributes
     ----------
     what : ``logits``, ``loss``, a tensor's name or ``loss of step 3``.
-    deviation : the largest absolute difference; NaN where one of the two is.
-    allowed : the largest deviation that passes; None where there is nothing to compare with.
+    deviation : the largest absolute difference; NaN if one of the two is.
+    allowed : the largest deviation that passes; None if there is nothing to compare with.
     value : cpuopt's value, for a single number.
     """
 
@@ -60,7 +60,7 @@ def model_beside(state: Path) -> Path:
     Raises
     ------
     UserError
-        Where there is no such file.
+        If there is no such file.
     """
     if not state.is_file():
         raise UserError(f"there is no file {str(state)!r}; expected a debug state, as llm.c writes it")

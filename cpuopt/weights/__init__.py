@@ -30,7 +30,7 @@ def open_weights(path: Path) -> Weights:
     Raises
     ------
     UserError
-        Where it is missing, of no known format, or damaged.
+        If it is missing, of no known format, or damaged.
     """
     if not path.exists():
         raise UserError(
@@ -51,7 +51,7 @@ def copy_into(parameters: Mapping[str, Array], weights: Weights) -> None:
     Raises
     ------
     UserError
-        Where a weight is missing, has another shape, or is not a finite number.
+        If a weight is missing, has another shape, or is not a finite number.
     """
     for name, array in parameters.items():
         where = f"{str(weights.path)!r}: these are weights of another model"
@@ -84,7 +84,7 @@ def check_target(path: Path, config: Config | None = None, tokenizer: str | None
     Raises
     ------
     UserError
-        Where something is there already, the name is of no known format, or its directory cannot be written.
+        If something is there already, the name is of no known format, or its directory cannot be written.
     """
     if path.suffix in (".safetensors", ".pt", ".pth", ".npz"):
         raise UserError(
@@ -137,20 +137,20 @@ def save_weights(
 ) -> None:
     """Write a model, whole or not at all.
 
-    Where the name ends in ``.bin`` it is a file, llm.c's for a GPT-2 and llama2.c's for a llama; else a Hugging Face
+    If the name ends in ``.bin`` it is a file, llm.c's for a GPT-2 and llama2.c's for a llama; else a Hugging Face
     directory. The files of a tokenizer come beside the weights.
 
     Parameters
     ----------
     read : function from a parameter's name to its array.
     padded_vocab : rows of ``wte`` in llm.c's file; the next multiple of 128 by default.
-    tokenizer : the tokenizer's name or file, where it is known; a file of llm.c or llama2.c cannot hold a name.
+    tokenizer : the tokenizer's name or file, if it is known; a file of llm.c or llama2.c cannot hold a name.
     marks : the ids that begin and end a text, for ``config.json``.
 
     Raises
     ------
     UserError
-        Where it cannot be written.
+        If it cannot be written.
     """
     check_target(path, config, tokenizer)
     beside = tokenizer_files(tokenizer)

@@ -70,7 +70,7 @@ def open_model(path: Path) -> Weights:
     Raises
     ------
     UserError
-        Where a tensor is missing, superfluous or of another shape, or the model is not one of cpuopt's.
+        If a tensor is missing, superfluous or of another shape, or the model is not one of cpuopt's.
     """
     folder = path if path.is_dir() else path.parent
     if path.is_dir():

@@ -109,7 +109,7 @@ def open_model(path: Path) -> Weights:
     Raises
     ------
     UserError
-        Where version, sizes and length do not agree.
+        If version, sizes and length do not agree.
     """
     version, sizes, shared, size = _header(path)
     if not _possible(sizes):

@@ -112,7 +112,7 @@ def open_model(path: Path) -> Weights:
     Raises
     ------
     UserError
-        Where magic, version, sizes and length do not agree.
+        If magic, version, sizes and length do not agree.
     """
     words, size = _header(path, MODEL_MAGIC, "an llm.c model")
     _, version, block_size, vocab_size, n_layer, n_head, n_embd, padded = words[:8]
@@ -165,7 +165,7 @@ def open_state(path: Path, model: Weights) -> DebugState:
     Raises
     ------
     UserError
-        Where it is no debug state, or not this model's.
+        If it is no debug state, or not this model's.
     """
     words, size = _header(path, STATE_MAGIC, "an llm.c debug state")
     version, B, T = words[1:4]

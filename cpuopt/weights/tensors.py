@@ -44,7 +44,7 @@ FLOATS = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 
 @dataclass(frozen=True)
 class Marks:
-    """The ids that begin and end a text, where a model's files name them."""
+    """The ids that begin and end a text, if a model's files name them."""
 
     bos: int | None = None
     eos: tuple[int, ...] = ()
@@ -61,7 +61,7 @@ class Weights:
     ----------
     dtype : the stored type of the numbers.
     read : function that reads one parameter as float32, in cpuopt's shape.
-    tokenizer : a tokenizer's name, or the path of its file beside the weights; None where there is neither.
+    tokenizer : a tokenizer's name, or the path of its file beside the weights; None if there is neither.
     padded_vocab : rows of the embedding in llm.c's file.
     marks : the ids that begin and end a text.
     trained_length, trained_on : the tokens of a row, and the fingerprint of the text, in the run that trained them;
@@ -98,7 +98,7 @@ class TensorFile:
     Raises
     ------
     UserError
-        Where the file cannot be read or is invalid. No memory is allocated before the header is checked.
+        If the file cannot be read or is invalid. No memory is allocated before the header is checked.
     """
 
     def __init__(self, path: Path) -> None:
@@ -172,7 +172,7 @@ def read_floats(path: Path, dtype: str, shape: Shape, start: int) -> Array:
     Raises
     ------
     UserError
-        Where the file ends before.
+        If the file ends before.
     """
     try:
         with open_file(path) as file:

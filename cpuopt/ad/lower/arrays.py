@@ -69,7 +69,7 @@ class LocalArrays(Parts):
         return call.args[0] if self.scope.found(call.func) is np.copy and call.args else None
 
     def made_with(self, value: ast.expr) -> str:
-        """The function in `FILLS` that an expression makes an array with; "" where it makes none."""
+        """The function in `FILLS` that an expression makes an array with; "" if it makes none."""
         if not isinstance(value, ast.Call):
             return ""
         if self.copied(value):

@@ -65,7 +65,7 @@ class Helpers(Rewriter):
         return made, result
 
     def inline(self, call: ast.Call, alone: bool = False, function: Any = None) -> list[ast.expr] | None:
-        """Write the body of a function; return its results, None where there are none.
+        """Write the body of a function; return its results, None if there are none.
 
         Parameters
         ----------

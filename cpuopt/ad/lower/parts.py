@@ -17,7 +17,7 @@ from .text import axis_number, indices, negative
 
 @dataclass
 class ArrayPart:
-    """A part of an array under a name: its indices, None where an axis is whole, or the ends of a slice."""
+    """A part of an array under a name: its indices, None if an axis is whole, or the ends of a slice."""
 
     array: str
     at: list[ast.expr | tuple[ast.expr, ast.expr] | None]
@@ -42,7 +42,7 @@ class Parts(Rewriter):
     # Parts -----------------------------------------------------------------------------------------------------------
 
     def row(self, e: ast.expr) -> ArrayPart | None:
-        """The part of an array that an expression names; None where it is none."""
+        """The part of an array that an expression names; None if it is none."""
         match e:
             case ast.Name(id=name) if name in self.rows:
                 return self.rows[name]
@@ -186,7 +186,7 @@ class Parts(Rewriter):
         return super().expr(e)
 
     def loop_of(self, call: ast.Call) -> tuple[ast.Call, Any] | None:
-        """The loop in place of NumPy's function of whole rows, behind its call; None where these are no rows."""
+        """The loop in place of NumPy's function of whole rows, behind its call; None if these are no rows."""
         loop, args = whole.LOOPS.get(id(self.scope.found(call.func))), call.args
         if loop is None and isinstance(call.func, ast.Attribute) and self.row(call.func.value):
             loop, args = whole.METHODS.get(call.func.attr), [call.func.value, *args]

@@ -37,7 +37,7 @@ def _filled(cell: Any) -> bool:
 
 
 def source_of(function: Any) -> tuple[FunctionType, dict[int, str], ast.FunctionDef | None]:
-    """Return a function without its compiler, its lines by number, and its tree; None where it is none."""
+    """Return a function without its compiler, its lines by number, and its tree; None if it is none."""
     plain = inspect.unwrap(getattr(function, "py_func", function))
     plain = getattr(plain, "written_as", plain)
     lines, first = inspect.getsourcelines(plain)

@@ -19,7 +19,7 @@ def stores(block: Iterable[ast.AST]) -> list[str]:
 
 
 def assignments(node: ast.AST) -> Iterator[tuple[str, ast.expr, ast.stmt]]:
-    """Every name that is assigned, with value and statement; where a value is unpacked, with all of it."""
+    """Every name that is assigned, with value and statement; if a value is unpacked, with all of it."""
     for s in ast.walk(node):
         if not isinstance(s, ast.Assign):
             continue

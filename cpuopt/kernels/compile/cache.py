@@ -108,7 +108,7 @@ def fingerprint(function: Any) -> str:
 
 
 def code_digest(dispatcher: Any, signature: Any) -> str:
-    """Hash the machine code that a dispatcher runs for a signature: 12 hexadecimal digits; empty where none is loaded.
+    """Hash the machine code that a dispatcher runs for a signature: 12 hexadecimal digits; empty if none is loaded.
 
     It covers the instructions and constants of the loaded object, and none of the symbols' names.
     """
@@ -246,7 +246,7 @@ class _KernelCache:
         """Do nothing: `compile` has saved it."""
 
     def require_unchanged(self, sig: Any, key: str, callee: bool) -> None:
-        """Raise where the entry's name does not describe the compiled code."""
+        """Raise if the entry's name does not describe the compiled code."""
         walk = Walk(self.dispatcher)
         if self.key(sig, walk, callee) != key:
             raise UncacheableError("something that it depends on changed while it was compiled")

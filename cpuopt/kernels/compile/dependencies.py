@@ -226,5 +226,5 @@ class Walk:
         pickled = kind.__reduce_ex__, kind.__reduce__
         if outside != [object] or pickled != (object.__reduce_ex__, object.__reduce__):
             raise UncacheableError(f"{self.place} is a {name}, which the cache cannot look into")
-        object.__reduce_ex__(value, 2)  # raises where there is more
+        object.__reduce_ex__(value, 2)  # raises if there is more
         return self.describe(kind), self.describe(object.__getstate__(value))

@@ -28,7 +28,7 @@ def warn(message: str) -> None:
 
 
 def folder_in_use() -> Path | None:
-    """Return the folder of the entries, or None where there can be none."""
+    """Return the folder of the entries, or None if there can be none."""
     return prepared(cache_folder("kernels"))
 
 

@@ -175,7 +175,7 @@ def afresh(kernel: Kernel) -> tuple[Any, tuple[types.Type, ...]]:
     Raises
     ------
     UserError
-        Where it does not compile.
+        If it does not compile.
     """
     known, sig = kernel.function, signature_of(kernel)
     options = {k: v for k, v in known.targetoptions.items() if k not in ("nopython", "nogil")}  # type: ignore[attr-defined]

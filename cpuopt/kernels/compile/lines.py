@@ -19,7 +19,7 @@ from . import cache
 from .numba_internals import codegen, compiler, debuginfo, errors
 
 _first: list[bool] = []
-"""Not empty where the text shall be the first code that is made of a module, in place of the code that runs."""
+"""Not empty if the text shall be the first code that is made of a module, in place of the code that runs."""
 
 
 def mark() -> None:

@@ -36,7 +36,7 @@ class BFloat16(types.Type):
         return {types.float32: Conversion.promote, types.float64: Conversion.safe}.get(other)
 
     def can_convert_from(self, typingctx: Any, other: types.Type) -> Conversion | None:
-        """Round a number where it is stored."""
+        """Round a number as it is stored."""
         return Conversion.unsafe if isinstance(other, types.Float | types.Integer | types.Boolean) else None
 
     def unify(self, typingctx: Any, other: types.Type) -> types.Type | None:

@@ -22,7 +22,7 @@ def backward(op: Op, forward: Kernel) -> Backward:
     Raises
     ------
     UnsupportedError
-        Where the forward lies outside the subset, or the declared backward lacks an argument that its adjoint reads.
+        If the forward lies outside the subset, or the declared backward lacks an argument that its adjoint reads.
     """
     first = op.inverts
     assert first is not None

@@ -206,7 +206,7 @@ def softmax_backward(w, score, datt, lse, lse0, delta, n_q, n_k, diagonal):
 
 @helper()
 def block_floats(HS):
-    """Working memory of a block of keys while its tiles are visited: dk, dv, and k where that has to be packed."""
+    """Working memory of a block of keys while its tiles are visited: dk, dv, and k if that has to be packed."""
     return (2 if HS % LANES == 0 else 3) * BLOCK * up(HS, LANES)
 
 
@@ -307,7 +307,7 @@ backward = backward_by(backward_row)
 
 
 def kept_floats(sizes):
-    """Size the memory of blocks of keys: of all blocks or, where a head has only one, of one block for each thread."""
+    """Size the memory of blocks of keys: of all blocks or, if a head has only one, of one block for each thread."""
     heads, blocks = sizes["B"] * sizes["NH"], -(-sizes["T"] // BLOCK)
     held = heads * blocks if blocks > 1 else config.NUMBA_NUM_THREADS
     return held * block_floats.py_func(head_size(sizes))

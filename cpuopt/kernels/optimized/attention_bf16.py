@@ -73,7 +73,7 @@ decode = decode_by(attend, forward_floats)
 
 
 def work_floats(sizes):
-    """Size what one query makes, in float32; or the tiles of each head, where there are enough queries."""
+    """Size what one query makes, in float32; or the tiles of each head, if there are enough queries."""
     many = sizes["T"] >= TILED
     return sizes["B"] * sizes["NH"] * (forward_floats.py_func(sizes["HS"]) if many else sizes["T"] * sizes["HS"])
 

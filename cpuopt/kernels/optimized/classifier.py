@@ -118,7 +118,7 @@ def parts_floats(steps, unit):
 def classifier_backward(epilogue):
     """Block by block: the logits, their gradient in their place, and the two products with it.
 
-    All tokens are one block where an optimizer's step is taken.
+    All tokens are one block if an optimizer's step is taken.
 
     Parallel: as the products; between them the tokens of a block.
     Memory: a block of logits; a strip of the weight's gradient for each thread, if a step is taken from it.

@@ -183,7 +183,7 @@ def start(out, made, keys, values, q, k, v, places, position, att, bg):
 
 
 def work_floats(sizes):
-    """Size the tiles of each head, where there are enough queries."""
+    """Size the tiles of each head, if there are enough queries."""
     return sizes["B"] * sizes["NH"] * (forward_floats.py_func(sizes["HS"]) if sizes["T"] >= TILED else 0)
 
 
@@ -233,8 +233,8 @@ def attention_decode(out, keys, values, qkv, position, att, work):
     """Put the new keys and values away; then, for each query: scores, their softmax, the weighted sum of the values.
 
     Parallel: batch and head; each owns its channels of `out`, its part of the cache, and a slice of `att` and `work`.
-    Where there is little to read, one thread does them all.
-    Memory: one row of attention weights a head; tiles for each head where there are many queries.
+    If there is little to read, one thread does them all.
+    Memory: one row of attention weights a head; tiles for each head if there are many queries.
     Bound: memory for one query; compute for many.
     Source: for many, Dao 2023 (arXiv 2307.08691), algorithm 1.
     """

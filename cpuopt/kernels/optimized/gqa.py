@@ -55,10 +55,10 @@ def gqa_backward(dq, dq_add, dk, dk_add, dv, dv_add, dout, q, k, v, out, lse, ke
 def gqa_decode(out, keys, values, q, k, v, position, att, work):
     """Put the new keys and values away; then, for each query: scores, their softmax, the weighted sum of the values.
 
-    Parallel: batch and key head, with all query heads of its group; batch and query head where there are many queries.
-    Each owns its channels of `out`, its part of the cache, and a slice of `att` and `work`. Where there is little to
+    Parallel: batch and key head, with all query heads of its group; batch and query head if there are many queries.
+    Each owns its channels of `out`, its part of the cache, and a slice of `att` and `work`. If there is little to
     read, one thread does them all.
-    Memory: one row of attention weights a query head; tiles for each of them where there are many queries.
+    Memory: one row of attention weights a query head; tiles for each of them if there are many queries.
     Bound: memory for one query; compute for many.
     Source: for many, Dao 2023 (arXiv 2307.08691), algorithm 1.
     """

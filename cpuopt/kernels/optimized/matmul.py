@@ -15,7 +15,7 @@ dweight   columns of `dout`, packed by      NR columns of `inp`, copied once    
           groups, a strip at a time
 ========  ================================  ====================================  ===================================
 
-So `weight` streams from memory once where it is large, and what comes next of it is fetched while a tile is computed.
+So `weight` streams from memory once if it is large, and what comes next of it is fetched while a tile is computed.
 
 Work is cut into chunks that threads take by ticket, each first of its own share. An element is summed by one thread,
 over k in order, in blocks whose length depends on the shape alone. For few tokens an element of dinp is the sum of
@@ -448,7 +448,7 @@ def matmul_backward_input(dinp, dinp_add, dout, weight, panels, parts, queue):
     For up to `SHARED` tokens, each share of rows has a sum of its own, and these are added in their order.
 
     Parallel: chunks by ticket, each owns a block of `dinp`, or of a share's sum; then chunks of `dinp`.
-    Memory: a panel, and a block of dout where there are few tokens, for each thread; the sums of shares.
+    Memory: a panel, and a block of dout if there are few tokens, for each thread; the sums of shares.
     Bound: compute; for few tokens, the memory that weight streams through.
     """
     M, C = dinp.shape
@@ -585,7 +585,7 @@ def weight_scratch(steps):
 def weight_by(pack_panel, weight_chunk, block_tokens, per):
     """Make the weight's gradient of what is packed by `pack_panel`, in blocks of at most `block_tokens`.
 
-    It is a function of the epilogue. Where that takes an optimizer's step, a strip of the gradient stays in the cache
+    It is a function of the epilogue. If that takes an optimizer's step, a strip of the gradient stays in the cache
     until its weights are updated.
     """
 

@@ -60,13 +60,13 @@ INPUT_SCRATCH = INPUT_SPARE + INPUT_DEPTH * NR + CHUNK_SUMS
 
 
 def odd_rows(*rows):
-    """Size the words of rows along C, where these have to be packed."""
+    """Size the words of rows along C, if these have to be packed."""
     return lambda s: sum(s[r] for r in rows) * (s["C"] // 2 + 1) if s["C"] % 2 else 0
 
 
 @helper(parallel=True)
 def as_words(x, room):
-    """View rows as words, or pack them into `room` where they have an odd number of elements."""
+    """View rows as words, or pack them into `room` if they have an odd number of elements."""
     R, K = x.shape
     if K % 2 == 0:
         return words(x)

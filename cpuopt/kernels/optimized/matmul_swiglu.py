@@ -30,7 +30,7 @@ def matmul_swiglu_backward(dpre, dup, dout, weight, pre, up, panels, parts, queu
     """Blocks of tokens times panels of weight's columns; then the slopes, in the place of what is summed up.
 
     Parallel: as the product; then chunks of fixed size.
-    Memory: a panel, and a block of dout where there are few tokens, for each thread.
+    Memory: a panel, and a block of dout if there are few tokens, for each thread.
     Bound: compute; for few tokens, the memory that weight streams through.
     """
     matmul_backward_input(dpre, False, dout, weight, panels, parts, queue)

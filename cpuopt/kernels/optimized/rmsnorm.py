@@ -14,7 +14,7 @@ ZERO, ONE = np.float32(0), np.float32(1)
 
 @helper(fastmath=EXACT, forceinline=True)
 def inverse_root(x):
-    """Compute 1/sqrt(x): by an estimate, as LLVM may otherwise, it would be NaN where x is infinite."""
+    """Compute 1/sqrt(x): by an estimate, as LLVM may otherwise, it would be NaN if x is infinite."""
     return ONE / np.sqrt(x)
 
 

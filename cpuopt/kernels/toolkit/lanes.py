@@ -2,7 +2,7 @@
 
 LLVM does not turn every loop into vector code, and where it does, loads a polynomial's constants anew in each round. A
 vector is loaded from an array at an offset counted in floats, whatever the array's shape, and combined with vectors or
-float32 by ``+ - * /``; a product and a sum become one fused multiply-add where the machine has it.
+float32 by ``+ - * /``; a product and a sum become one fused multiply-add if the machine has it.
 
 ``_some`` means the first `n` lanes, be `n` negative or large: the others are zero when loaded, left alone when stored.
 """
@@ -270,7 +270,7 @@ def reduce(name: str):
 
 
 sum_lanes = reduce("fadd")
-max_lanes = reduce("fmaximum")  # NaN where a lane is
+max_lanes = reduce("fmaximum")  # NaN if a lane is
 
 
 @intrinsic

@@ -38,7 +38,7 @@ def deal(queue, chunks):
 
 @helper()
 def take(queue, t):
-    """Take a chunk for the t-th thread; -1 where none is left."""
+    """Take a chunk for the t-th thread; -1 if none is left."""
     chunks, shares = np.int64(queue[0]), queue.shape[0] // LINE - 1
     for i in range(shares):
         owner = (np.int64(t) + i) % shares

@@ -145,7 +145,7 @@ class Region(NamedTuple):
     Attributes
     ----------
     chunks : the pieces of work that threads took.
-    largest : the most of them that a thread was given beforehand; 1 where threads take them by ticket.
+    largest : the most of them that a thread was given beforehand; 1 if threads take them by ticket.
     by_ticket : whether a thread that is ready takes the next chunk.
     """
 

@@ -169,7 +169,7 @@ class Emit:
         return self.builder.asm(ir.FunctionType(x.type, [x.type]), "", "=r,0", [x], side_effect=False)
 
     def multiply_add(self, x, y, z):
-        """Compute x * y + z, rounded once where the machine can."""
+        """Compute x * y + z, rounded once if the machine can."""
         name = "fma" if self.tile.fused else "fmuladd"
         return self.call(f"llvm.{name}.v{self.tile.lanes}f32", self.vector, x, y, z)
 

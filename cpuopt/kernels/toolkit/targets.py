@@ -26,7 +26,7 @@ class Target:
     features : those of LLVM's features that choose the tile.
     pipes : the vectors of multiply-adds that a core starts in a cycle, by the vendor's optimization guide.
     model : the scheduling model of LLVM's that `llvm-mca` is to use, where that of the name is none of its own.
-    reason : why llvm-mca's cycles are not those of the pipes, where they are not.
+    reason : why llvm-mca's cycles are not those of the pipes, if they are not.
     """
 
     name: str

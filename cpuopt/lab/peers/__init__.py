@@ -2,7 +2,7 @@
 
 Both sides train the same model from the same weights on the same batches, each in a process of its own, because two
 OpenMP runtimes must not share one. They are compared in pairs (`measure.comparison`), without a control. No ratio is
-given where the two do not compute the same: where the losses of the first steps differ, or those of one batch from the
+given if the two do not compute the same: if the losses of the first steps differ, or those of one batch from the
 same weights. That batch counts with larger weights too, since small ones hide a wrong attention, and in float32 even if
 a side trains in bfloat16.
 """
@@ -193,7 +193,7 @@ class Bench:
         Raises
         ------
         UserError
-            Where nothing could be measured before the failure, or `out` cannot be written.
+            If nothing could be measured before the failure, or `out` cannot be written.
         """
         if out and not out.absolute().parent.is_dir():
             raise UserError(f"--out {out}: there is no folder {str(out.absolute().parent)!r}; make it first")

@@ -194,7 +194,7 @@ def peer_sides(plan: Plan) -> list[Side]:
     Raises
     ------
     UserError
-        Where the script of PyTorch's side is missing.
+        If the script of PyTorch's side is missing.
     """
     script = ROOT / "benchmarks" / "peer_worker.py"
     if plan.peers and not script.is_file():

@@ -65,7 +65,7 @@ def run(rows: Sequence[Plan], view: View, out: Path | None = None, **bench: Any)
     Raises
     ------
     UserError
-        Where the first row fails, or `out` cannot be written.
+        If the first row fails, or `out` cannot be written.
     """
     if out and not out.absolute().parent.is_dir():
         raise UserError(f"--out {out}: there is no folder {str(out.absolute().parent)!r}; make it first")

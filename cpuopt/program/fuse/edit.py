@@ -44,7 +44,7 @@ class Draft:
         return sorted(self.place, key=self.place.__getitem__)
 
     def users(self, values: Iterable[Value], after: Call | None = None, before: Call | None = None) -> list[Call]:
-        """List the calls that use any of some values, in their order; those between two calls, where they are given."""
+        """List the calls that use any of some values, in their order; those between two calls, if they are given."""
         low = -inf if after is None else self.place[after]
         high = inf if before is None else self.place[before]
         found = {c for v in values for c in self._users.get(v, ()) if low < self.place[c] < high}
@@ -150,13 +150,13 @@ class Match:
 
     @property
     def complete(self) -> bool:
-        """Return whether the op has an argument for each that a part has, and can add where a part adds."""
+        """Return whether the op has an argument for each that a part has, and can add if a part adds."""
         args = [(self.op.by_name.get(n), add) for n, v, add in self.given if v is not None]
         return len(dict(args)) == len(args) and all(a and (a.kind == "acc" or not add) for a, add in args)
 
     @property
     def distinct(self) -> bool:
-        """Return whether no value is given twice where the op's backward makes a gradient of each."""
+        """Return whether no value is given twice if the op's backward makes a gradient of each."""
         known = {a.name[1:] for op in self.op.backwards for a in op.args if a.kind == "acc"}
         values = [v for n, v, _ in self.given if n in known and v is not None]
         return len(set(values)) == len(values)

@@ -9,7 +9,7 @@ from .edit import Allowed, Draft
 
 
 def share_residual(draft: Draft, allowed: Allowed) -> None:
-    """Share the incoming gradient of a residual connection, where no later write disturbs a reader."""
+    """Share the incoming gradient of a residual connection, if no later write disturbs a reader."""
     for call in [c for c in draft.calls if c.op.role == "sum" and c.inverts]:
         source, shares = call.args[call.op.operand], call.writes
         own = source.group == "adjoint" and not any(call.adds.values())  # the loss's own adjoint is given, not made

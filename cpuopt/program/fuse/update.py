@@ -81,7 +81,7 @@ class UpdateCalls:
 
 
 def _updates(draft: Draft, call: Call, grads: list[Value], but: Sequence[Call] = ()) -> UpdateCalls | None:
-    """Find the updates from gradients that a call makes; None where another call needs a gradient, or its parameter."""
+    """Find the updates from gradients that a call makes; None if another call needs a gradient, or its parameter."""
     users = [c for c in draft.users(grads) if c is not call and c not in but]
     steps = {c.args["grad"]: c for c in users if isinstance(c.op, ops.Optimizer)}
     optimizers = {c.op for c in steps.values() if isinstance(c.op, ops.Optimizer)}

@@ -48,7 +48,7 @@ def write_report(path: Path, profile: Profile, engine: Engine | None = None, run
     Raises
     ------
     UserError
-        Where the file cannot be written.
+        If the file cannot be written.
     """
     write_whole(path, [report(profile, engine, losses(run) if run else None).encode("utf-8", "replace")])
 
@@ -71,7 +71,7 @@ def losses(run: Path) -> dict[str, list[Point]]:
 
 
 def report(profile: Profile, engine: Engine | None = None, losses: Mapping[str, Sequence[Point]] | None = None) -> str:
-    """Make the page; it has no figures where a kernel of the run did not pass its check in the same run.
+    """Make the page; it has no figures if a kernel of the run did not pass its check in the same run.
 
     Parameters
     ----------

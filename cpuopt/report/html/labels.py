@@ -75,11 +75,11 @@ def place(
     ----------
     frame : the box that holds all names.
     taken : boxes that the name must not meet.
-    avoided : boxes that it does not meet where there is another place within reach.
+    avoided : boxes that it does not meet if there is another place within reach.
 
     Returns
     -------
-    None where the picture is full.
+    None if the picture is full.
     """
     text = shortened(name)
     first = None

@@ -48,7 +48,7 @@ def write_machine_code(path: Path, found: Sequence[Inspection]) -> None:
     Raises
     ------
     UserError
-        Where the file cannot be written.
+        If the file cannot be written.
     """
     write_whole(path, [machine_code(found).encode("utf-8", "replace")])
 
@@ -155,7 +155,7 @@ def sources(f: Inspection) -> list[FunctionSource]:
 
 
 def _functions(file: str) -> Iterator[FunctionSource]:
-    """Read the functions of a file, with their decorators; none where it cannot be read."""
+    """Read the functions of a file, with their decorators; none if it cannot be read."""
     with suppress(OSError, SyntaxError, ValueError):
         text = Path(file).read_text(encoding="utf-8")
         lines = text.splitlines()

@@ -38,7 +38,7 @@ def matrix(layers: Sequence[LayerRow], variant: str, digits: int) -> Markup:
 
 
 def recomputed(layers: Sequence[LayerRow]) -> Markup | None:
-    """Explain the ops that the backward runs again; None where there are none."""
+    """Explain the ops that the backward runs again; None if there are none."""
     again: dict[str, list[LayerRow]] = {}
     for r in layers:
         if r.phase == "backward" and r.op.endswith("_forward"):

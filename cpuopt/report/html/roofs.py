@@ -119,7 +119,7 @@ def _roofs(
 
 
 def _along(text: str, x1: float, y1: float, x2: float, y2: float, taken: list[Box]) -> list[Markup]:
-    """Write the name of a roof along its line, a little above it, where there is space; nothing where there is none."""
+    """Write the name of a roof along its line, a little above it, if there is space; nothing if there is none."""
     length, width = hypot(x2 - x1, y2 - y1), CHAR * len(text)
     angle = atan((y2 - y1) / (x2 - x1)) if x2 > x1 else 0.0
     c, s = cos(angle), sin(angle)

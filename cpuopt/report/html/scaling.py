@@ -21,7 +21,7 @@ def write_report(file: Path, s: Scaling) -> None:
     Raises
     ------
     UserError
-        Where the file cannot be written.
+        If the file cannot be written.
     """
     write_whole(file, [report(s).encode("utf-8", "replace")])
 

@@ -66,7 +66,7 @@ class LogScale(LinearScale):
         return self.start + log10(x / self.low) / log10(self.high / self.low) * (self.end - self.start)
 
     def ticks(self, about: int = 6) -> list[float]:
-        """Choose the powers of ten; where they are few, 2 and 5 times them too."""
+        """Choose the powers of ten; if they are few, 2 and 5 times them too."""
         powers = range(floor(log10(self.low)), ceil(log10(self.high)) + 1)
         for factors in ((1,), (1, 2, 5)):
             found = [m * 10.0**p for p in powers for m in factors if self.low <= m * 10.0**p <= self.high]

@@ -50,7 +50,7 @@ def timeline(step: StepTimes) -> Markup:
 
 
 def _phases(step: StepTimes, x: LinearScale, bottom: float) -> list[Markup]:
-    """Draw the phases above the rows; with its name where there is space for it."""
+    """Draw the phases above the rows; with its name if there is space for it."""
     parts = []
     for bounds, marks in step.runs:
         if bounds:
