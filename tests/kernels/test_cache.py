@@ -689,6 +689,17 @@ def test_a_damaged_entry_is_a_miss_and_is_written_again(folder, damage):
     assert is_hit(compiled(increment), 1)
 
 
+@pytest.mark.parametrize("names", [b"cno_such_module\nX\n.", b"ccpuopt.kernels\nno_such_name\n."])
+def test_an_entry_that_names_what_has_moved_is_a_miss_and_is_written_again(folder, names, recwarn):
+    compiled(increment)(1)
+    (entry,) = folder.glob("*.nbc")
+    entry.write_bytes(entries.sha(entry.stem.encode() + names).encode() + names)
+    assert entries.read(folder, entry.stem) == names
+    assert not is_hit(compiled(increment), 1)
+    assert is_hit(compiled(increment), 1)
+    assert not recwarn.list
+
+
 def test_an_entry_whose_time_cannot_be_set_is_loaded(folder, monkeypatch):
     compiled(increment)(1)
 

@@ -197,9 +197,10 @@ class _KernelCache:
                 walk = Walk(self.dispatcher)
                 key = self.key(sig, walk, bool(libraries.numbers.keys))
                 if payload := entries.read(folder, key):
-                    result = self.load(payload, target)
-                    _made_from.setdefault(self.dispatcher, walk.digest)
-                else:
+                    with contextlib.suppress(ImportError, AttributeError):  # it names a module that is elsewhere now
+                        result = self.load(payload, target)
+                        _made_from.setdefault(self.dispatcher, walk.digest)
+                if not result:
                     self.missing[sigutils.normalize_signature(sig)] = key, sig
         _counts["hits" if result else "misses"] += 1
         return result
