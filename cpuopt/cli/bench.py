@@ -30,8 +30,8 @@ def flags(p: argparse.ArgumentParser) -> None:
         "--peer",
         action="append",
         default=[],
-        help="Compare with torch-eager, -compile, -amp (autocast to bf16), -amp-compile, -bf16 (all in bf16), -best (all "
-        "of them), or transformers, its own model. cpuopt runs in the peer's type, or that of --dtype; the flag "
+        help="Compare with torch-eager, -compile, -amp (autocast to bf16), -amp-compile, -bf16 (all in bf16), -best "
+        "(all of them), or transformers, its own model. cpuopt runs in the peer's type, or that of --dtype; the flag "
         "repeats. Default: torch-eager.",
     )
     p.add_argument(
