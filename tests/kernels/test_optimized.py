@@ -237,6 +237,7 @@ def test_attention_is_that_of_key_heads_repeated(name: str, T: int) -> None:
 MHA = {"T": 15, "C": 128, "NH": 2}
 READ = {
     **{(f"{op}_decode", name): (0,) for op in ("attention", "gqa") for name in ("keys", "values")},  # the end is new
+    **{(op.name, "copy"): () for op in OPS if op.name.startswith("embedding_update")},  # it is written alone
     **dict.fromkeys([("rope_decode", "cos"), ("rope_decode", "sin")], (-1,)),  # the first positions lie before
 }
 """Of the first element and the last, those that are read, where it is not both."""
