@@ -298,7 +298,7 @@ def test_a_side_that_takes_far_longer_is_sampled_by_itself():
 @pytest.mark.parametrize("disturbed", range(6))
 def test_both_sides_have_as_many_samples_when_filling_is_disturbed(disturbed, monkeypatch):
     clock, fills = Clock(), []
-    fill = ab.Timed.fill
+    fill = ab.TimedKernels.fill
 
     def filling(timed, side, outs, *rest):
         fill(timed, side, outs, *rest)
@@ -306,7 +306,7 @@ def test_both_sides_have_as_many_samples_when_filling_is_disturbed(disturbed, mo
             clock.now += 10**9 if len(fills) == disturbed else 10_000
             fills.append(side)
 
-    monkeypatch.setattr(ab.Timed, "fill", filling)
+    monkeypatch.setattr(ab.TimedKernels, "fill", filling)
     pair = ab.Alone((kernel("a", 10_000, clock), kernel("b", 10_000, clock)), SHAPE, 0, clock=clock)
     assert len(fills) > disturbed
     assert pair.lengths["A"] == pair.lengths["B"] == (2, 400)

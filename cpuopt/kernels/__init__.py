@@ -16,6 +16,7 @@ from types import ModuleType
 
 from .. import ops
 from ..errors import UserError
+from . import compile as _  # noqa: F401  (which looks at the settings of numba before that is imported)
 from . import registry
 from .watch import Watch
 
