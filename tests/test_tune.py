@@ -579,8 +579,15 @@ def test_the_verb(capsys, monkeypatch):
     assert "taken" in shown
 
 
-def test_a_plan_is_for_the_usual_optimizer():
-    settings = Settings(model="gpt2-tiny", variant="auto", optimizer="lion")
-    settings, notes = job.planned(settings, models.parse("gpt2-tiny"))
+@pytest.mark.parametrize(
+    ("other", "which"),
+    [
+        ({"optimizer": "lion"}, "adamw"),
+        ({"freeze": ("wte.*",)}, "training all parameters"),
+        ({"moments": "bf16"}, "moments in float32"),
+    ],
+)
+def test_a_plan_is_for_the_usual_step(other, which):
+    settings, notes = job.planned(Settings(model="gpt2-tiny", variant="auto", **other), models.parse("gpt2-tiny"))
     assert settings.plan == ()
-    assert notes == ["--variant auto: plans are for adamw; all ops stay with optimized"]
+    assert notes == [f"--variant auto: plans are for {which}; all ops stay with optimized"]

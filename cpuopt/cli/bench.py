@@ -30,9 +30,9 @@ def flags(p: argparse.ArgumentParser) -> None:
         "--peer",
         action="append",
         default=[],
-        help="Compare with torch-eager, -compile, -amp (autocast to bf16), -amp-compile, -bf16 (all in bf16), -best "
-        "(all of them), or transformers, its own model. cpuopt runs in the peer's type, or that of --dtype; the flag "
-        "repeats. Default: torch-eager.",
+        help="Compare with torch-eager, torch-compile, torch-amp or torch-amp-compile (autocast to bf16), torch-bf16, "
+        "torch-best (all of these), or transformers; the flag repeats. cpuopt takes the peer's type, or that of "
+        "--dtype. Default: torch-eager.",
     )
     p.add_argument(
         "--against",

@@ -36,7 +36,7 @@ from .guard import Guard
 from .provenance import compare, made_by
 from .samples import require_samples
 from .schedule import rate
-from .settings import DTYPES, FREE, stored
+from .settings import DTYPES, FLAGS, FREE, stored
 from .settings import Settings as Settings
 
 Progress = Callable[[int, int, str], None]
@@ -444,8 +444,12 @@ def planned(settings: Settings, config: Config) -> tuple[Settings, list[str]]:
     """Fill in the rules of ``--variant auto`` from the plan for this machine and size; return them with a note."""
     if settings.variant != registry.AUTO or settings.plan is not None:
         return settings, []
-    if settings.optimizer != USUAL or settings.freeze:
-        which = "training all parameters" if settings.freeze else USUAL
+    other = {
+        USUAL: settings.optimizer != USUAL,
+        "training all parameters": bool(settings.freeze),
+        "moments in float32": settings.moments != FLAGS["moments"].default,
+    }
+    if which := next((name for name, differs in other.items() if differs), ""):
         note = f"--variant auto: plans are for {which}; all ops stay with {registry.DEFAULT}"
         return replace(settings, plan=()), [note]
     threads = numba_threads.set_threads(settings.threads)

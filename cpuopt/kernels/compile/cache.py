@@ -196,18 +196,17 @@ class _KernelCache:
             if folder := entries.folder_in_use():
                 walk = Walk(self.dispatcher)
                 key = self.key(sig, walk, bool(libraries.numbers.keys))
-                if payload := entries.read(folder, key):
-                    with contextlib.suppress(ImportError, AttributeError):  # it names a module that is elsewhere now
-                        result = self.load(payload, target)
-                        _made_from.setdefault(self.dispatcher, walk.digest)
-                if not result:
+                if (payload := entries.read(folder, key)) and (content := unpickled(payload)):
+                    result = self.load(content, target)
+                    _made_from.setdefault(self.dispatcher, walk.digest)
+                else:
                     self.missing[sigutils.normalize_signature(sig)] = key, sig
         _counts["hits" if result else "misses"] += 1
         return result
 
-    def load(self, payload: bytes, target: Any) -> Any:
+    def load(self, content: Any, target: Any) -> Any:
         """Bring an entry into memory, and its machine code if it has one."""
-        libdata, *rest = pickle.loads(payload)
+        libdata, *rest = content
         with libraries.own_engine(target):
             result = compiler.CompileResult._rebuild(target, libdata, *rest)
         result.library._reload_init.update(result.reload_init)  # for those that it is linked into
@@ -233,7 +232,7 @@ class _KernelCache:
             if kind == "object":
                 data = *data, libraries.defined(made.library._shared_module)
             payload = serialize.dumps(((name, kind, data), *rest))
-            loaded = self.load(payload, target)
+            loaded = self.load(pickle.loads(payload), target)
             if key and (folder := entries.folder_in_use()):
                 self.require_unchanged(sig, key, callee)
                 entries.write(folder, key, payload)
@@ -283,6 +282,14 @@ def _without_numbas_cache(dispatcher: Any) -> Iterator[None]:
         yield
     finally:
         caching.FunctionCache.load_overload = before
+
+
+def unpickled(payload: bytes) -> Any:
+    """Return the content of an entry; None if it names a module or a function that this version has elsewhere."""
+    try:
+        return pickle.loads(payload)
+    except (ImportError, AttributeError):
+        return None
 
 
 def machine_code(content: bytes) -> str:

@@ -1,21 +1,12 @@
 """Sum of squares on vectors: chunks of fixed size, summed in order, so that the number of threads changes no bit."""
 
-import numpy as np
 from numba import prange
 
 from ... import ops
-from ..compile.jit import helper, kernel
+from ..compile.jit import kernel
+from ..toolkit.epilogue import squares
 
 CHUNK = 16384  # elements: 64 KB, and few enough terms that float32 sums of one chunk stay accurate
-
-
-@helper()
-def sum_squares(inp):
-    """Sum the squares of one chunk."""
-    total = np.float32(0)
-    for i in range(inp.shape[0]):
-        total += inp[i] * inp[i]
-    return total
 
 
 @kernel(ops.sumsq, "optimized", scratch=[("partial", lambda sizes: sizes["N"] // CHUNK + 1)])
@@ -29,10 +20,10 @@ def sumsq(out, inp, partial):
     n = inp.shape[0]
     chunks = (n + CHUNK - 1) // CHUNK
     if chunks == 1:
-        partial[0] = sum_squares(inp)
+        partial[0] = squares(inp)
     else:
         for chunk in prange(chunks):
-            partial[chunk] = sum_squares(inp[chunk * CHUNK : min(chunk * CHUNK + CHUNK, n)])
+            partial[chunk] = squares(inp[chunk * CHUNK : min(chunk * CHUNK + CHUNK, n)])
     total = 0.0
     for chunk in range(chunks):
         total += partial[chunk]
