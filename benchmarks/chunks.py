@@ -1,6 +1,6 @@
-"""Generator of the table of chunks in docs/scaling.md: the work of each optimized kernel, cut for many threads.
+"""The work of each optimized kernel, cut for many threads, as a table of chunks.
 
-    python benchmarks/chunks.py [--check]
+    python benchmarks/chunks.py
 
 The kernels run once, on one thread, with scratch for 16 and for 64; ``toolkit.regions`` counts their chunks. One block
 of each model runs, since all blocks have the same sizes, with the rewrites that are usual and without any.
@@ -13,9 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,8 +26,6 @@ from cpuopt.lab.scale import queue
 from cpuopt.measure.scaling import rounds_of
 from cpuopt.program.program import Call
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "scaling.md"
-MARKED = re.compile(r"(<!-- chunks -->\n)(.*?)(<!-- /chunks -->)", re.DOTALL)
 GPT2 = {"model": "gpt2", "n_layer": 1}
 NANO = {**GPT2, "n_head": 4, "n_embd": 128, "vocab_size": 256}
 BABY = {**GPT2, "n_head": 6, "n_embd": 384, "vocab_size": 256}
@@ -165,15 +161,10 @@ def text() -> str:
 
 
 def main() -> None:
-    """Write the table into the page, or compare it."""
-    p = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    p.add_argument("--check", action="store_true", help="fail where the page differs, and write nothing")
-    check, page = p.parse_args().check, PAGE.read_text()
+    """Print the tables."""
+    argparse.ArgumentParser(description=__doc__.partition("\n")[0]).parse_args()
     regions.watch()  # before any kernel is loaded
-    made = MARKED.sub(lambda m: f"{m[1]}\n{text()}\n{m[3]}", page)
-    if check and made != page:
-        raise SystemExit("chunks: docs/scaling.md is not what the kernels do; run: python benchmarks/chunks.py")
-    PAGE.write_text(made)
+    print(text(), end="")
 
 
 if __name__ == "__main__":

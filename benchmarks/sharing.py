@@ -1,4 +1,4 @@
-"""What it costs to write weights that another core has just read; docs/scaling.md has the figures.
+"""What it costs to write weights that another core has just read; docs/results/scaling.md has the figures.
 
     python benchmarks/sharing.py --model gpt2-124M --size 1x64 --rounds 20
 

@@ -1,4 +1,4 @@
-"""The start of a training process by part, and huge pages against small ones; docs/scaling.md has a table.
+"""The start of a training process by part, and huge pages against small ones; docs/results/scaling.md has a table.
 
     python benchmarks/start.py --model gpt2-124M --size 4x64 --rounds 3
 

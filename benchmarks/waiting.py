@@ -1,4 +1,4 @@
-"""Time of a training step by the way in which threads wait, idle and beside busy processes; docs/scaling.md has more.
+"""Time of a training step by the way in which threads wait, idle and with busy processes; docs/results/scaling.md.
 
     python benchmarks/waiting.py --threads 2 16 --busy 0 2
 

@@ -546,34 +546,6 @@ def script_of(name):
     return module
 
 
-@pytest.fixture
-def pages():
-    return script_of("tables")
-
-
-def test_a_page_is_filled_from_records(fakes, tmp_path, pages, capsys):
-    record = measure(fakes("A", ms=[400]), fakes("B", "torch-eager", ms=[800]))
-    (tmp_path / "main.json").write_text(json.dumps(record))
-    page = tmp_path / "results.md"
-    page.write_text("# Results\n\n<!-- bench:main -->\nold\n<!-- /bench -->\n\nend\n")
-    args = ["--records", str(tmp_path), str(page)]
-    assert pages.main(["--check", *args]) == 1
-    assert "out of date" in capsys.readouterr().err
-    assert pages.main(args) == 0
-    text = page.read_text()
-    assert "| 2x8 | 400.0 | 800.0 | 2.00 [2.00, 2.00] | 5.00 | 120.0 / 240.0 |" in text
-    assert "old" not in text
-    assert text.startswith("# Results\n")
-    assert text.endswith("<!-- /bench -->\n\nend\n")
-    assert pages.main(["--check", *args]) == 0
-
-
-@pytest.mark.parametrize("text", ["<!-- bench:none -->\n<!-- /bench -->", "<!-- bench:none -->\n"])
-def test_a_page_that_cannot_be_filled_says_why(tmp_path, pages, text):
-    with pytest.raises(SystemExit, match=r"tables: .*(none\.json|has no '<!-- /bench -->')"):
-        pages.fill(text, tmp_path)
-
-
 ONEDNN = """onednn_verbose,v1,info,cpu,isa:Intel AVX-512 with Intel DL Boost and bfloat16 support
 onednn_verbose,v1,primitive,info,template:operation,engine,primitive,implementation,prop_kind,memory_descriptors
 onednn_verbose,v1,primitive,exec,cpu,matmul,brg_matmul:avx512_core_bf16,undef,src:bf16::blocked:ab::f0,,256x768,33.3

@@ -1,4 +1,4 @@
-"""The scripts in benchmarks/: what their flags refuse. What they measure is on docs/results.md."""
+"""The scripts in benchmarks/: what their flags refuse. What they measure is on docs/results/."""
 
 import re
 import subprocess

@@ -120,8 +120,11 @@ def commands(page):
     return [(list(takewhile(lambda word: word != "|" and word[:2] != "$(", words)), whole) for words, whole in found]
 
 
-def trouble(words, capsys, whole=True):
-    """What a command names that is not there: a verb, a flag, an op, a variant or a model; else an empty text."""
+def trouble(words, capsys, whole=True, begun=()):
+    """What a command names that is not there: a verb, a flag, an op, a variant or a model; else an empty text.
+
+    Of the ops in `begun`, `new-kernel` has written the variant ``mine``.
+    """
     parser, _ = cli._parser()
     try:
         args, left = parser.parse_known_args(words)
@@ -136,6 +139,7 @@ def trouble(words, capsys, whole=True):
         if not pattern.isupper() and not any(registry.op_matches(op, pattern) for op in [*ops.ALL, *ops.OPTIMIZERS]):
             return f"no op {pattern!r}"
     known = {v for op, v in registry.KERNELS if not named or any(registry.op_matches(op, p) for p in named)}
+    known |= {"mine"} if {*named} & {*begun} else set()
     several = [*(variant if isinstance(variant, list) else []), *(getattr(args, side, "A") for side in "ab")]
     if wrong := [v for v in several if not v.isupper() and v not in known]:
         return f"{named} has no variant {wrong}"
@@ -164,12 +168,13 @@ def test_the_code_of_a_page(page, capsys):
                 module.flags(parser)
                 assert module.run(parser.parse_args(["--model", "llama-tiny"])) == 0
                 assert "total" in capsys.readouterr().out
-    found = [(words, trouble(words, capsys, whole)) for words, whole in commands(page) if words not in PARAMS]
+    begun = [words[1] for words, _ in commands(page) if words[0] == "new-kernel"]
+    found = [(words, trouble(words, capsys, whole, begun)) for words, whole in commands(page) if words not in PARAMS]
     assert [x for x in found if x[1]] == []
 
 
 def test_there_are_commands_and_blocks_to_try():
-    assert sum(whole for page in PAGES for _, whole in commands(page)) > 80
+    assert sum(whole for page in PAGES for _, whole in commands(page)) > 60
     assert sum(len(blocks(page, "python")) for page in PAGES) > 20
 
 
@@ -190,7 +195,7 @@ def test_there_are_commands_and_blocks_to_try():
     ],
 )
 def test_a_name_that_is_not_there_is_noticed(line, said, capsys):
-    assert said in trouble(line.split(), capsys)
+    assert said in trouble(line.split(), capsys, begun=["gelu_backward"])
 
 
 CHANGED = re.compile(r"`([\w/]+\.(?:py|md))`")

@@ -1,0 +1,303 @@
+"""The pages of docs/results/, made from the records of each machine in benchmarks/records/MACHINE/.
+
+::
+
+    python benchmarks/results.py                                 # writes the pages, and docs/chart.py's pictures
+    python benchmarks/results.py --check                         # exit status 1 if one does not follow from its records
+    python benchmarks/results.py --measure --peer-python PYTHON  # measures this machine first; `make results`
+
+``--only front`` measures the record of README's chart alone, and ``--llmc PATH`` adds llm.c's compiled ``train_gpt2``
+to it. A folder of records has the name of a processor: ``zen4``, or any other with ``--machine``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "docs"))
+
+import chart
+from llmc import record as llmc_record
+
+from cpuopt import machine
+from cpuopt.lab.peers.plan import PEERS
+from cpuopt.measure.comparison import CHECKED_STEPS, geometric_mean
+from cpuopt.report.bench import at_all_roofs, at_roofs, digits, libraries, of_peak, size_of
+from cpuopt.wording import spread
+
+ROOT = Path(__file__).resolve().parents[1]
+RECORDS, PAGES = ROOT / "benchmarks" / "records", ROOT / "docs" / "results"
+NAMES = {"zen3": "Zen 3", "zen4": "Zen 4", "zen5": "Zen 5", "xeon": "Xeon"}
+"""Titles of the machines that the overview lists, measured or not."""
+NONE = "not measured"
+SIDES = "cpuopt", "peer"
+LLAMA = ("--model", "smollm2-135M", "--peer", "torch-best", "--peer", "transformers", "--sizes", "1x16,1x64,4x64,1x512")
+RUNS = {
+    "front": ("--sizes", "4x64", "--peer", "torch-best"),
+    "suite": ("--suite", "--peer", "torch-best"),
+    "llama": LLAMA,
+}
+"""The flags of `cpuopt bench` by the record that they make."""
+LEGEND = """A time is the median of whole training steps. The ratio is the peer's time over cpuopt's, with its interval.
+*At roofs* is the ratio that cpuopt would have if each of its calls reached the machine's limit. *% of peak* is the rate
+of the step's FLOPs. It and the memory are those of cpuopt / the fastest peer."""
+MACHINES = re.compile(r"(<!-- machines -->\n).*?(<!-- /machines -->)", re.DOTALL)
+Record = Mapping[str, Any]
+Row = tuple[Mapping[str, Any], list[Mapping[str, Any]]]
+"""The result against the fastest peer of a size, and the results against all of them."""
+
+
+def records_of(folder: Path) -> dict[str, Record]:
+    """Read the records of `cpuopt bench` in a folder by name, those of `RUNS` first.
+
+    Raises
+    ------
+    SystemExit
+        For a file that is no record.
+    """
+    found = {}
+    for path in sorted(folder.glob("*.json"), key=lambda p: ([*RUNS, p.stem].index(p.stem), p.stem)):
+        try:
+            record = json.loads(path.read_text())
+            if record.get("kind") == "cpuopt-bench":
+                found[path.stem] = record
+        except (OSError, ValueError, AttributeError) as e:
+            raise SystemExit(f"results: {path}: {type(e).__name__}: {e}; remove it, or measure again") from e
+    return found
+
+
+def classes(record: Record) -> Iterator[tuple[str, list[Row]]]:
+    """Yield the types of what products read, with the rows of each class: peers of one type."""
+    results = [{"dtype": record.get("dtype") or "float32", "peer_dtype": "float32", **r} for r in record["results"]]
+    for dtype in dict.fromkeys(r["peer_dtype"] for r in results):
+        of = [r for r in results if r["peer_dtype"] == dtype and r["dtype"] == dtype]
+        rows = []
+        for size in dict.fromkeys(map(size_of, of)):
+            ran = [r for r in of if size_of(r) == size and r["ratio"]]
+            if ran:
+                rows.append((min(ran, key=lambda r: r["ratio"]["median"]), ran))
+        if rows:
+            yield dtype, rows
+
+
+def table(rows: Sequence[Row]) -> Iterator[str]:
+    """Yield the lines of a table with a row for each size; cpuopt's time is of the rounds with the fastest peer."""
+    peers = list(dict.fromkeys(r["peer"] for _, ran in rows for r in ran))
+    parts = [*(f"{p} ms" for p in peers), "ratio" if len(peers) == 1 else "ratio to the fastest"]
+    known = {  # records of earlier versions lack some
+        "at roofs": at_roofs,
+        "% of peak": lambda r: " / ".join(of_peak(r, key) for key in SIDES) if r.get("of_peak") else "",
+        "peak MB": lambda r: " / ".join(f"{r['peak_rss_mb'][key]:.0f}" for key in SIDES),
+    }
+    known = {title: write for title, write in known.items() if any(write(best) for best, _ in rows)}
+    yield f"| B x T | cpuopt ms | {' | '.join([*parts, *known])} |"
+    yield f"| --- |{' ---: |' * (len(parts) + len(known) + 1)}"
+    for best, ran in rows:
+        ours = best["step_ms"]["cpuopt"]["median"]
+        theirs = {r["peer"]: r["step_ms"]["peer"]["median"] for r in ran}
+        n = digits(min(ours, *theirs.values()))
+        cells = [f"{ours:.{n}f}", *(f"{theirs[p]:.{n}f}" if p in theirs else "" for p in peers)]
+        cells += [spread(best["ratio"], 2), *(write(best) for write in known.values())]
+        yield f"| {size_of(best)} | {' | '.join(cells)} |"
+    best = [row[0] for row in rows]
+    if len(rows) > 1:
+        mean = f"Geometric mean: {spread(geometric_mean([r['ratio'] for r in best]), 2)}"
+        yield f"\n{', '.join([mean, *at_all_roofs(best)])}."
+
+
+def notes(results: Sequence[Mapping[str, Any]]) -> str:
+    """Fold the doubts of all results into one line: those that differ in numbers alone become one, with their range."""
+    numbers, places = re.compile(r"\d+(?:\.\d+)?"), dict[str, list[str]]()
+    found = dict[str, list[list[str]]]()
+    for r in results:
+        for doubt in filter(None, [r["refused"], *r["doubts"]]):
+            kind = numbers.sub("{}", doubt)
+            found.setdefault(kind, []).append(numbers.findall(doubt))
+            places.setdefault(kind, []).append(f"{size_of(r)} {r['peer']}")
+    texts = []
+    for kind, values in found.items():
+        ranges = [sorted(set(column), key=float) for column in zip(*values, strict=True)]
+        text = kind.format(*(f"{x[0]} to {x[-1]}" if len(x) > 1 else x[0] for x in ranges))
+        where = places[kind]
+        some = f" ({', '.join(where[:3])}{', ...' * (len(where) > 3)})"
+        texts.append(text if len(where) == len(results) else text + some)
+    return f"Notes: {'; '.join(texts)}." if texts else ""
+
+
+def section(name: str, record: Record) -> Iterator[str]:
+    """Yield the part of a page that a record makes."""
+    model, peers = record["model"]["name"], dict.fromkeys(r["peer"] for r in record["results"])
+    yield f"## {'The suite' if model == 'suite' else model} beside {', '.join(peers) if len(peers) < 3 else 'PyTorch'}"
+    for dtype, rows in classes(record):
+        yield f"Products of {dtype}:"
+        yield "\n".join(table(rows))
+    if llmc := record.get("llmc"):
+        ms = llmc["step_ms"]
+        yield f"llm.c's C program takes {ms['median']:,.0f} ms a step ({ms['min']:,.0f} to {ms['max']:,.0f})."
+    found = libraries(record["results"]).items()
+    if products := [f"{p}: {x['products_by']}, {x['linear_gflops']:,.0f} GFLOP/s" for p, x in found]:
+        yield f"What runs a product of 256x768 -> 3072: {'; '.join(products)}."
+    yield notes(record["results"])
+    if left := record.get("left_out"):
+        yield f"Left out: {'; '.join(f'{peer} ({why})' for peer, why in left.items())}."
+    here = record["machine"]
+    versions = {
+        **here["versions"],
+        **{k: v for r in record["results"] for k, v in r["versions"].get("peer", {}).items()},
+    }
+    used = ", ".join(f"{name} {versions[name]}" for name in ("cpuopt", "numba", "numpy", "torch") if name in versions)
+    yield (
+        f"`{name}.json`: {record['threads']} threads, {record['rounds']} alternating rounds, load "
+        f"{here['load_average'][0]:.1f} at the start; {used}; {record['time'][:10]}."
+    )
+
+
+def page(name: str, records: Mapping[str, Record]) -> str:
+    """Return the page of a machine."""
+    newest = max(records.values(), key=lambda r: r["time"])["machine"]
+    sizes = {level: int(size.rstrip("K")) for level, size in newest["caches"].items() if level != "L1i"}
+    caches = ", ".join(f"{level} {size:,} KB" for level, size in sizes.items())
+    parts = [
+        f"# {NAMES.get(name, name)}",
+        f"{newest['cpu']}, {newest['cores']} cores, {caches}, {newest['memory_bytes'] / 1e9:.0f} GB of memory. "
+        f"`python benchmarks/results.py` makes this page from `benchmarks/records/{name}/`.",
+        LEGEND,
+        *(text for key, record in records.items() for text in section(key, record) if text),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def overview(machines: Mapping[str, Mapping[str, Record]]) -> str:
+    """Return the table of all machines."""
+    lines = [
+        "| processor | measured on | float32 to PyTorch | bf16 to PyTorch | at roofs | memory | losses differ by |",
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for name in dict.fromkeys([*NAMES, *machines]):
+        records = machines.get(name, {})
+        key = next((k for k in ("suite", "torch-eager", "front") if k in records), None)
+        title = f"[{NAMES.get(name, name)}]({name}.md)" if records else NAMES[name]
+        if not key:
+            lines.append(f"| {title} | {NONE} |{f' {NONE} |' * 5}")
+            continue
+        found = dict(classes(records[key]))
+        what = "the suite" if key == "suite" else f"{records[key]['model']['name']}, {len(found['float32'])} sizes"
+        best = [row[0] for rows in found.values() for row in rows]
+        cells = [fastest(found.get(dtype)) for dtype in ("float32", "bf16")]
+        roofs = [x.removeprefix("at roofs ") for rows in found.values() for x in at_all_roofs([r[0] for r in rows])]
+        sides = [r["peak_rss_mb"] for r in best]
+        memory = geometric_mean([dict.fromkeys(("median", "low", "high"), s["cpuopt"] / s["peer"]) for s in sides])
+        cells += [", ".join(roofs) or NONE, f"{memory['median']:.2f}", f"{apart(found['float32']):.0e}"]
+        lines.append(f"| {title} | {what} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def fastest(rows: Sequence[Row] | None) -> str:
+    """Write the geometric mean of the ratios to the fastest peer; a single peer is named."""
+    if not rows:
+        return NONE
+    mean = f"{geometric_mean([row[0]['ratio'] for row in rows])['median']:.2f}"
+    of = {r["peer"] for _, ran in rows for r in ran}
+    return mean if len(of) > 1 else f"{mean} ({', '.join(of).removeprefix('torch-')} only)"
+
+
+def apart(rows: Sequence[Row]) -> float:
+    """Return the largest relative difference of the losses of both sides in the first steps."""
+    pairs = [
+        pair
+        for _, ran in rows
+        for r in ran
+        if r["peer"] in PEERS
+        for pair in zip(*(r["losses"][key][:CHECKED_STEPS] for key in SIDES), strict=True)
+    ]
+    return max(abs(a - b) / abs(b) for a, b in pairs)
+
+
+def written(records: Path = RECORDS, pages: Path = PAGES) -> dict[Path, str]:
+    """Return the text of every page and picture, by its file."""
+    machines = {folder.name: found for folder in sorted(records.iterdir()) if (found := records_of(folder))}
+    readme = pages / "README.md"
+    made = {pages / f"{name}.md": page(name, found) for name, found in machines.items()}
+    made[readme] = MACHINES.sub(lambda m: f"{m[1]}\n{overview(machines)}\n\n{m[2]}", readme.read_text())
+    return made | chart.pictures(records, pages.parent)
+
+
+def name_of_this_machine() -> str:
+    """Return the usual name of a folder for this processor."""
+    import llvmlite.binding
+
+    cpu, target = machine.describe()["cpu"], llvmlite.binding.get_host_cpu_name()
+    return target.replace("znver", "zen") if "znver" in target else "xeon" if "Xeon" in cpu else target
+
+
+def measure(args: argparse.Namespace, run: Callable[..., Any] = subprocess.run) -> None:
+    """Measure this machine, and write its records.
+
+    Raises
+    ------
+    SystemExit
+        If something is missing, or a measurement fails.
+    """
+    python = Path(args.peer_python)
+    found = run([str(python), "-c", "import torch"], capture_output=True, check=False) if python.exists() else None
+    if found is None or found.returncode:
+        raise SystemExit(
+            f"results: {str(python)!r} has no PyTorch. 'make {os.path.relpath(python)}' installs it, or name a Python "
+            "that has it: make results PEERS=/path/to/python"
+        )
+    if args.llmc and not args.llmc.is_file():
+        raise SystemExit(f"results: --llmc {args.llmc}: there is no such program; {__doc__.splitlines()[0]}")
+    folder = RECORDS / (args.machine or name_of_this_machine())
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in args.only:
+        out = folder / f"{name}.json"
+        command = [sys.executable, "-m", "cpuopt", "bench", *RUNS[name], "--rounds", str(args.rounds)]
+        done = run([*command, "--peer-python", str(python), "--out", str(out)], check=False, stdout=subprocess.DEVNULL)
+        if done.returncode:
+            raise SystemExit(f"results: the measurement of {name!r} failed, see above; {out} has what was measured")
+        if name == "front" and args.llmc:
+            record = json.loads(out.read_text())
+            out.write_text(json.dumps(record | {"llmc": llmc_record(args.llmc, record["threads"])}, indent=1) + "\n")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write the pages, or with ``--check`` name those that are out of date."""
+    p = argparse.ArgumentParser(description="Make docs/results/ from benchmarks/records/.")
+    p.add_argument("--check", action="store_true", help="write nothing; exit status 1 if a page is out of date")
+    p.add_argument("--measure", action="store_true", help="measure this machine first, for about an hour")
+    p.add_argument("--machine", help="name of its folder; the processor's by default")
+    p.add_argument("--only", type=lambda text: text.split(","), default=list(RUNS), help="records: front,suite,llama")
+    p.add_argument("--rounds", type=int, default=8, help="rounds of each comparison (%(default)s)")
+    p.add_argument("--peer-python", default=sys.executable, help="a Python that has PyTorch; this one by default")
+    p.add_argument("--llmc", type=Path, help="llm.c's compiled train_gpt2, for the record 'front'")
+    args = p.parse_args(argv)
+    if unknown := set(args.only) - set(RUNS):
+        p.error(f"--only {', '.join(unknown)}: expected some of {', '.join(RUNS)}")
+    if args.measure:
+        measure(args)
+    status, made = 0, written()
+    for file, text in made.items():
+        if file.exists() and file.read_text() == text:
+            continue
+        if args.check:
+            print(f"{file} is out of date: python benchmarks/results.py", file=sys.stderr)
+            status = 1
+        else:
+            file.write_text(text)
+    for stray in (page for page in PAGES.glob("*.md") if page.stem in NAMES and page not in made):
+        print(f"{stray} has no records: remove it", file=sys.stderr)
+        status = 1
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,176 @@
+"""docs/results/ and README's chart follow from benchmarks/records/, and `make results` says what is missing."""
+
+import importlib.util
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def results(monkeypatch):
+    spec = importlib.util.spec_from_file_location("results_pages", ROOT / "benchmarks" / "results.py")
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    spec.loader.exec_module(module := importlib.util.module_from_spec(spec))
+    return module
+
+
+@pytest.fixture
+def copy(results, tmp_path, monkeypatch):
+    """A copy of the records, the pages and README, to be changed."""
+    for name in ("docs/results", "benchmarks/records"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    for file in ("README.md", "docs/speed-light.svg", "docs/speed-dark.svg"):
+        shutil.copy(ROOT / file, tmp_path / file)
+    records, pages = tmp_path / "benchmarks" / "records", tmp_path / "docs" / "results"
+    monkeypatch.setattr(results, "RECORDS", records)
+    monkeypatch.setattr(results, "PAGES", pages)
+    monkeypatch.setattr(results, "written", lambda whole=results.written: whole(records, pages))
+    return tmp_path
+
+
+def test_every_page_and_the_chart_follow_from_their_records(results, capsys):
+    assert (results.main(["--check"]), capsys.readouterr().err) == (0, "")
+
+
+def changed(file, change):
+    record = json.loads(file.read_text())
+    change(record)
+    file.write_text(json.dumps(record))
+
+
+def halve(record):
+    for r in record["results"]:
+        r["step_ms"]["cpuopt"]["median"] /= 2
+
+
+@pytest.mark.parametrize(
+    ("record", "stale"),
+    [
+        ("zen4/front", ["zen4.md", "speed-light.svg", "speed-dark.svg", "README.md"]),
+        ("xeon/suite", ["xeon.md"]),
+    ],
+)
+def test_a_page_that_does_not_follow_is_named_and_mended(results, copy, capsys, record, stale):
+    changed(copy / "benchmarks" / "records" / f"{record}.json", halve)
+    assert results.main(["--check"]) == 1
+    said = capsys.readouterr().err.splitlines()
+    assert [Path(line.split(" is out of date")[0]).name for line in said] == stale
+    assert results.main([]) == 0
+    assert results.main(["--check"]) == 0
+
+
+def test_a_page_of_a_machine_without_records_is_named(results, copy, capsys):
+    shutil.rmtree(copy / "benchmarks" / "records" / "xeon")
+    assert results.main(["--check"]) == 1
+    assert "xeon.md has no records" in capsys.readouterr().err
+
+
+def test_the_overview_has_both_classes_and_says_what_is_not_measured(results, copy):
+    def in_bf16(record):
+        rows = [r | {"dtype": "bf16", "peer_dtype": "bf16", "peer": "torch-amp"} for r in record["results"]]
+        faster = [r | {"ratio": dict.fromkeys(r["ratio"], 3.0), "peer": "torch-bf16"} for r in rows]
+        record["results"] = [
+            *(r | {"dtype": "float32", "peer_dtype": "float32"} for r in record["results"]),
+            *(r | {"ratio": dict.fromkeys(r["ratio"], 2.5)} for r in rows),
+            *faster,
+        ]
+
+    changed(copy / "benchmarks" / "records" / "zen4" / "suite.json", in_bf16)
+    results.main([])
+    lines = (copy / "docs" / "results" / "README.md").read_text().splitlines()
+    zen4, zen5 = (next(line for line in lines if name in line) for name in ("zen4.md", "Zen 5"))
+    assert "| 2.50 |" in zen4
+    assert zen5.count("not measured") == 6
+
+
+def test_doubts_of_one_kind_are_one_line_with_their_range(results):
+    rows = [
+        {
+            "B": 1,
+            "T": n,
+            "peer": "torch-eager",
+            "refused": None,
+            "doubts": [f"others used 0.{n} cores", "5 rounds are few"],
+        }
+        for n in (14, 17, 12)
+    ]
+    rows[0]["doubts"].append("a loss is not finite")
+    assert results.notes(rows) == (
+        "Notes: others used 0.12 to 0.17 cores; 5 rounds are few; a loss is not finite (1x14 torch-eager)."
+    )
+    assert results.notes([rows[0] | {"doubts": []}]) == ""
+
+
+def test_the_chart_has_the_five_programs_and_their_words(results):
+    chart = results.chart
+
+    def row(peer, dtype, ours, theirs):
+        times = {"cpuopt": {"median": ours}, "peer": {"median": theirs}}
+        one = {"peer": peer, "dtype": dtype, "peer_dtype": dtype, "step_ms": times}
+        return one | {"B": 4, "T": 64, "ratio": {"median": theirs / ours}}
+
+    record = {
+        "results": [
+            row("torch-eager", "float32", 1024, 2048),
+            row("torch-compile", "float32", 1000, 1600),
+            row("torch-amp-compile", "bf16", 512, 1280),
+            row("torch-bf16", "bf16", 500, 4000),
+        ],
+        "llmc": {"step_ms": {"median": 5120}},
+    }
+    bars = chart.bars(record)
+    assert list(bars) == [
+        "llm.c, C with OpenMP, float32",
+        "PyTorch eager, float32",
+        "PyTorch's fastest mode: torch.compile, autocast to bf16",
+        "cpuopt, float32",
+        "cpuopt, bf16",
+    ]
+    assert list(bars.values()) == pytest.approx([50, 125, 200, 256, 500])
+    light, dark = (chart.draw(bars, theme) for theme in chart.THEMES.values())
+    assert chart.in_words(bars) in light.replace("&#x27;", "'")
+    assert light != dark
+    assert 'width="51.8"' in light  # a tenth of the longest
+    bare = {"results": record["results"][:1]}
+    assert list(chart.bars(bare)) == ["PyTorch eager, float32", "cpuopt, float32"]
+
+
+def test_what_is_missing_is_said_before_anything_is_measured(results, copy, tmp_path):
+    with pytest.raises(SystemExit, match=r"has no PyTorch\. 'make .*' installs it.*make results PEERS="):
+        results.main(["--measure", "--peer-python", str(tmp_path / "none" / "python")])
+    torch = tmp_path / "python"
+    torch.write_text("#!/bin/sh\nexit 0\n")
+    torch.chmod(0o755)
+    with pytest.raises(SystemExit, match=r"--llmc .*train_gpt2: there is no such program"):
+        results.main(["--measure", "--peer-python", str(torch), "--llmc", str(tmp_path / "train_gpt2")])
+
+
+PROGRAM = """#!/usr/bin/env python3
+import os, sys, time
+sizes = [os.path.getsize(f) for f in ("gpt2_124M.bin", "dev/data/tinyshakespeare/tiny_shakespeare_train.bin")]
+assert sizes[0] == 1024 + 4 * 124475904, sizes
+assert sys.stdout.isatty() and os.environ["OMP_NUM_THREADS"] == "2"
+print("val loss 11.0")
+for step in range({steps}):
+    print(f"step {{step}}: train loss 10.5 (took {{1000.0 + step}} ms)")
+time.sleep({sleep})
+"""
+
+
+def test_the_steps_of_llmc_are_read_and_the_program_is_ended(results, tmp_path, monkeypatch):
+    program = tmp_path / "train_gpt2"
+    program.write_text(PROGRAM.format(steps=9, sleep=600))
+    program.chmod(0o755)
+    row = results.llmc_record(program, 2)
+    assert row["step_ms"] == {"median": 1004.5, "min": 1001, "max": 1008, "values": [1001 + i for i in range(8)]}
+    monkeypatch.setattr(sys.modules[results.llmc_record.__module__], "write_inputs", lambda folder: None)
+    program.write_text("#!/bin/sh\necho step 0: train loss 10.5 '(took 5.0 ms)'\necho out of memory\n")
+    with pytest.raises(SystemExit, match=r"ended after 1 of 9 steps: .*out of memory"):
+        results.llmc_record(program, 2)
+    with pytest.raises(SystemExit, match="cannot be started: No such file"):
+        results.llmc_record(tmp_path / "none", 2)
