@@ -1,5 +1,7 @@
 """Values in models, as people write them: against PyTorch, and dropout against its formula."""
 
+import inspect
+import re
 import sys
 from pathlib import Path
 
@@ -11,7 +13,9 @@ from cpuopt import engine as core
 from cpuopt import functional as F
 from cpuopt.comm.threads import Team
 from cpuopt.errors import UserError
+from cpuopt.nn.values import MEANING
 from cpuopt.ops.dropout import keep
+from cpuopt.program.arithmetic import ValueArithmetic
 
 GOLDEN = Path(__file__).parent / "golden"
 sys.path.insert(0, str(GOLDEN))
@@ -128,6 +132,15 @@ def test_merged_axes_are_no_other_shape_to_a_loss():
 
     inputs = {"x": ((2, 3, 4), "float32"), "y": ((2, 3), "int32")}
     assert "classifier_update" in {c.op.name for c in build(Head(), inputs, fuse="all").program.calls}
+
+
+def test_each_operator_of_a_value_stands_in_the_text_of_its_class():
+    """And each that asks the trace has a meaning there; no package above adds to the class."""
+    text = inspect.getsource(ValueArithmetic)
+    own = {name: f for name, f in vars(ValueArithmetic).items() if callable(f)}
+    assert {"__add__", "__rtruediv__", "__neg__", "__pow__", "__eq__", "sum", "view"} <= own.keys()
+    assert [name for name in own if name != "__hash__" and name not in text] == []
+    assert set(re.findall(r'self\._ask\("(\w+)"', text)) | {"missing"} == MEANING.keys()
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,11 @@ import numpy as np
 from ..errors import UserError, told
 from ..ops.declaration import Shape, Spec
 from ..ops.storage import TYPES
-from ..program.program import Program, ReshapedValue, Value, ValueArithmetic
+from ..program.arithmetic import ValueArithmetic
+from ..program.program import Program, ReshapedValue, Value
 from . import functional as F
 from .trace import current, tracing
+from .values import MEANING
 
 T = TypeVar("T")
 Init = Callable[[np.random.Generator, np.ndarray], None]
@@ -51,7 +53,7 @@ def constant(value: float) -> Init:
 
 
 @dataclass(eq=False)
-class Parameter(ValueArithmetic):
+class Parameter(ValueArithmetic[Value]):
     """An array of weights: its shape and its initial values. The numbers live in an engine's arena.
 
     Parameters
@@ -84,7 +86,7 @@ def require_sizes(name: str, *sizes: int) -> None:
 
 
 @dataclass(eq=False)
-class Buffer(ValueArithmetic):
+class Buffer(ValueArithmetic[Value]):
     """A constant array of a module, such as a table: not trained, and in no checkpoint.
 
     Parameters
@@ -314,7 +316,7 @@ def trace_model(model: Module, inputs: Mapping[str, Spec]) -> Program:
     ----------
     inputs : for each of forward's arguments by name, its shape and its dtype.
     """
-    with tracing() as trace:
+    with tracing(MEANING) as trace:
         program = trace.program
         for path, module in model.named_modules():
             trace.paths.setdefault(module, path)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import Any, Protocol
 
 from ..errors import UserError
 from ..ops.declaration import MERGES, Op, Shape, merge
+from ..program.arithmetic import OPEN, open_trace
 from ..program.program import Call, Program, ReshapedValue, Value, base, types_of
-
-_CURRENT: ContextVar[Trace | None] = ContextVar("trace", default=None)
 
 
 class Array(Protocol):
@@ -31,11 +29,13 @@ class Trace:
 
     Attributes
     ----------
+    meaning : what the operators of values do, by name.
     values : the value of each parameter.
     paths : the dotted path of each module.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, meaning: Mapping[str, Callable[..., Any]]) -> None:
+        self.meaning = meaning
         self.program = Program()
         self.layer = ROOT
         self.values: dict[Any, Value] = {}
@@ -134,23 +134,16 @@ def current() -> Trace:
     UserError
         If a functional is called outside a trace.
     """
-    trace = _CURRENT.get()
-    if trace is None:
-        raise UserError("a functional was called outside a model: build an Engine(model, inputs), which traces forward")
+    trace: Trace = open_trace()
     return trace
 
 
-def tracing_now() -> bool:
-    """Return whether a trace is open."""
-    return _CURRENT.get() is not None
-
-
 @contextmanager
-def tracing() -> Iterator[Trace]:
-    """Open a trace."""
-    trace = Trace()
-    token = _CURRENT.set(trace)
+def tracing(meaning: Mapping[str, Callable[..., Any]]) -> Iterator[Trace]:
+    """Open a trace, in which the operators of values mean these functions."""
+    trace = Trace(meaning)
+    token = OPEN.set(trace)
     try:
         yield trace
     finally:
-        _CURRENT.reset(token)
+        OPEN.reset(token)

@@ -1,7 +1,7 @@
-"""Arithmetic on the values of a model, as PyTorch writes it: operators, sums and means, shapes, broadcasting.
+"""What arithmetic on the values of a model computes: operators, sums and means, shapes, broadcasting.
 
-Each operator is one call or two. A shape is part of a call, so ``reshape`` costs nothing. What is broadcast is copied
-along the axes that it lacks.
+`program.arithmetic` has the operators themselves. Each is one call or two. A shape is part of a call, so ``reshape``
+costs nothing. What is broadcast is copied along the axes that it lacks.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from typing import Any, NoReturn
 from .. import ops
 from ..errors import UserError, told
 from ..ops.declaration import Shape
-from ..program.program import ReshapedValue, Value, ValueArithmetic
+from ..program.arithmetic import ValueArithmetic
+from ..program.program import ReshapedValue, Value
 from ..wording import nearest
 from . import functional as F
-from .trace import Array, current, tracing_now
+from .trace import Array, current
 
 
 @told
@@ -179,108 +180,47 @@ def _sizes(shape: tuple[Any, ...]) -> Shape:
     return tuple(map(int, sizes))
 
 
-INSTEAD = {
-    "__matmul__": "x @ y: write F.linear(x, weight) for a weight (out, in)",
-    "__rmatmul__": "x @ y: write F.linear(x, weight) for a weight (out, in)",
-    "__pow__": "x ** n: write products, as in x * x",
-    "__abs__": "abs(x): write F.relu(x) + F.relu(-x)",
-    **dict.fromkeys(
-        ("__rpow__", "__mod__", "__floordiv__"),
-        "a ** x, x % n and x // n: write an op of your own with @differentiable",
-    ),
-    **dict.fromkeys(
-        ("__float__", "__int__", "__index__", "__len__"),
-        "a value of a model is no number: it has none while the model is traced; x.shape has its sizes",
-    ),
-    "__array__": "np.array(x): a value of a model has no elements while the model is traced",
-    "__getitem__": "x[i]: a value has no elements while a model is traced; reshape, sum and transpose select axes",
-    **dict.fromkeys(
-        ("__lt__", "__le__", "__gt__", "__ge__"),
-        "a comparison of values: a model has no branches; write F.relu, or an op of your own with @differentiable",
-    ),
-}
-"""What to write instead of operators that a value does not have."""
-
-
-KNOWN_LATER = "the model is traced once, before its values are known"
-WHILE_TRACED = {
-    "__eq__": f"x == y: {KNOWN_LATER}; write 'x is None' or 'x is y', or an op of your own with @differentiable",
-    "__bool__": f"if x: {KNOWN_LATER}, so no branch depends on one; write 'x is not None' for an argument that may be "
-    "absent, F.relu, or a product with a mask that is an input",
-}
-"""What to write instead of what a value has outside of a trace: its identity."""
-IDENTITY: dict[str, Callable[..., Any]] = {
-    "__eq__": lambda x, y: x is y or NotImplemented,
-    "__bool__": lambda x: True,
-}
-
-
-def _refusing_while_traced(name: str) -> Callable[..., Any]:
-    def method(*args: Any) -> Any:
-        if tracing_now():
-            raise UserError(WHILE_TRACED[name])
-        return IDENTITY[name](*args)
-
-    return method
-
-
-def _refusing(text: str) -> Callable[..., NoReturn]:
-    def refuse(*args: Any) -> NoReturn:
-        raise UserError(text)
-
-    return refuse
-
-
-METHODS = {f.__name__: f for f in (sum, mean, reshape, transpose, expand)} | {"view": reshape}
 NUMPY = {"add": "add", "subtract": "sub", "multiply": "mul", "divide": "truediv", "matmul": "matmul", "power": "pow"}
 NUMPY |= {"negative": "neg", "absolute": "abs"}
 """NumPy's names of operators, which it calls where one side is an array or a number of its own."""
 
 
-def _ufunc(self: Any, ufunc: Any, method: str, *inputs: Any, **more: Any) -> Any:
+def _ufunc(self: Any, ufunc: Any, method: str, *inputs: Any) -> Any:
     """Apply an operator to a value and a number of NumPy; refuse every other function of NumPy."""
     if method != "__call__" or ufunc.__name__ not in NUMPY:
         return _numpy_function(self, ufunc)
     name, (x, *y) = NUMPY[ufunc.__name__], inputs
-    return OPERATORS[f"__{name}__"](x, *y) if isinstance(x, ValueArithmetic) else OPERATORS[f"__r{name}__"](*y, x)
+    if isinstance(x, ValueArithmetic):
+        return getattr(x, f"__{name}__")(*y)
+    return getattr(self, f"__r{name}__")(x)
 
 
-def _numpy_function(self: Any, function: Any, *more: Any) -> NoReturn:
+def _numpy_function(self: Any, function: Any) -> NoReturn:
     name = function.__name__
-    own = f"F.{name}(x)" if name in vars(F) else f"x.{name}(...)" if name in OPERATORS else ""
+    own = f"F.{name}(x)" if name in vars(F) else f"x.{name}(...)" if name in METHODS else ""
     raise UserError(
         f"np.{name}(x): a value of a model is no array of NumPy; "
         f"{f'write {own}' if own else 'take one of cpuopt.functional, or write an op of your own with @differentiable'}"
     )
 
 
-OPERATORS: dict[str, Any] = {
-    "__add__": add,
-    "__radd__": add,
-    "__sub__": sub,
-    "__rsub__": lambda x, y: F.scale(x, -1, _number(y)) if isinstance(y, Real) else sub(_array("-", y), x),
-    "__mul__": mul,
-    "__rmul__": mul,
-    "__truediv__": div,
-    "__rtruediv__": lambda x, y: mul(F.reciprocal(x), y),
-    "__neg__": lambda x: F.scale(x, -1),
-    **{name: told(f, f"x.{name}") for name, f in METHODS.items()},
-    "__array_ufunc__": _ufunc,
-    "__array_function__": _numpy_function,
-    **{name: _refusing(text) for name, text in INSTEAD.items()},
-    **{name: _refusing_while_traced(name) for name in WHILE_TRACED},
-}
-
-
 def _missing(x: Value, name: str) -> NoReturn:
-    if name.startswith("_"):
-        raise AttributeError(name)
     if hasattr(F, name):
         raise AttributeError(f"x.{name}: write F.{name}(x)")
-    methods = [n for n in OPERATORS if not n.startswith("_")]
-    raise AttributeError(f"a value of a model has no {name!r}; {nearest(name, methods)}")
+    raise AttributeError(f"a value of a model has no {name!r}; {nearest(name, [*METHODS, 'view'])}")
 
 
-for _name, _function in OPERATORS.items():
-    setattr(ValueArithmetic, _name, _function)
-Value.__getattr__ = _missing  # type: ignore[attr-defined]
+METHODS = {f.__name__: f for f in (sum, mean, reshape, transpose, expand)}
+MEANING: dict[str, Callable[..., Any]] = METHODS | {
+    "add": add,
+    "sub": sub,
+    "rsub": lambda x, y: F.scale(x, -1, _number(y)) if isinstance(y, Real) else sub(_array("-", y), x),
+    "mul": mul,
+    "truediv": div,
+    "rtruediv": lambda x, y: mul(F.reciprocal(x), y),
+    "neg": lambda x: F.scale(x, -1),
+    "array_ufunc": _ufunc,
+    "array_function": _numpy_function,
+    "missing": _missing,
+}
+"""What the operators and methods of a value do while a model is traced (`program.arithmetic`)."""

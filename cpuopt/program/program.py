@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import UserError
 from ..ops.declaration import Op, Shape
 from ..ops.optimizer import Optimizer
 from ..ops.storage import TYPES, WIDE
+from .arithmetic import OPEN, ValueArithmetic
 
 Group = Literal["parameter", "copy", "constant", "gradient", "moment", "input", "activation", "adjoint"]
 Phase = Literal["convert", "forward", "evaluate", "backward", "reduce", "norm", "update", "start", "outer"]
@@ -25,28 +26,8 @@ the steps that a rank trains alone. ``convert`` writes the copies of weights in 
 date."""
 
 
-class ValueArithmetic:
-    """The operators and methods of a value in a model, each of which adds calls; `nn.values` defines them."""
-
-    __add__: ClassVar[Callable[[Any, Any], Value]]
-    __radd__: ClassVar[Callable[[Any, Any], Value]]
-    __sub__: ClassVar[Callable[[Any, Any], Value]]
-    __rsub__: ClassVar[Callable[[Any, Any], Value]]
-    __mul__: ClassVar[Callable[[Any, Any], Value]]
-    __rmul__: ClassVar[Callable[[Any, Any], Value]]
-    __truediv__: ClassVar[Callable[[Any, Any], Value]]
-    __rtruediv__: ClassVar[Callable[[Any, Any], Value]]
-    __neg__: ClassVar[Callable[[Any], Value]]
-    sum: ClassVar[Callable[..., Value]]
-    mean: ClassVar[Callable[..., Value]]
-    reshape: ClassVar[Callable[..., Value]]
-    view: ClassVar[Callable[..., Value]]
-    transpose: ClassVar[Callable[..., Value]]
-    expand: ClassVar[Callable[..., Value]]
-
-
 @dataclass(eq=False)
-class Value(ValueArithmetic):
+class Value(ValueArithmetic["Value"]):
     """An array that a program reads or writes; the arena assigns its memory.
 
     Parameters
@@ -73,6 +54,14 @@ class Value(ValueArithmetic):
 
     def __str__(self) -> str:
         return self.name
+
+    if not TYPE_CHECKING:  # it would admit every name
+
+        def __getattr__(self, name: str) -> Any:
+            trace = OPEN.get()
+            if trace is None or name.startswith("_"):
+                raise AttributeError(name)
+            trace.meaning["missing"](self, name)
 
 
 class ReshapedValue(Value):
