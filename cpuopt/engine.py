@@ -184,7 +184,7 @@ class Engine:
         """Return the array of a value, or of the name of one. A pooled value holds its numbers only while it lives.
 
         With ``dtype="bfloat16"``, products read copies of the weights. These follow what is written to a weight before
-        the next forward, and later as long as its array is referenced: get it anew before you write again.
+        the next forward, and later as long as anything refers to its array, such as a slice of it.
         """
         if isinstance(value, str):
             if value not in self._by_name:

@@ -485,6 +485,7 @@ def test_other_sizes_are_refused(text):
         ),
         ({"model": "gpt3"}, "--model 'gpt3'"),
         ({"dtype": "half"}, "--dtype 'half': expected one of float32, bf16"),
+        ({"moments": "half"}, "--moments 'half': expected one of float32, bf16"),
     ],
 )
 def test_a_plan_that_cannot_be_measured_is_refused(change, message):
@@ -607,7 +608,10 @@ def test_two_variants_of_cpuopt():
 
 def test_two_variants_in_bfloat16_compute_one_model_in_float32():
     plan = Plan("gpt2-tiny", ((2, 8),), against=("vanilla",), variant="optimized", dtype="bf16", threads=2, rounds=2)
-    result = Bench(plan, pause_s=0).run()["results"][0]
+    plan = replace(plan, moments="bf16")
+    record = Bench(plan, pause_s=0).run()
+    result = record["results"][0]
+    assert report.types_of(record) == ["bf16", "bf16 moments"]
     assert (result["refused"], result["dtype"]) == (None, "bf16")
     assert result["losses"]["cpuopt"] != result["losses"]["peer"]
     np.testing.assert_allclose(result["losses"]["cpuopt"], result["losses"]["peer"], rtol=1e-3)

@@ -4,7 +4,9 @@ import json
 import os
 import subprocess
 import sys
+import zlib
 from dataclasses import replace
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -235,12 +237,18 @@ def test_what_products_read_is_bfloat16_and_the_rest_is_float32():
         assert call.op is ops.copy or len(types) <= 1, call  # a product reads both operands in one type
 
 
+def bits_on(threads):
+    engine = engine_of(threads=threads)
+    return [losses_of(engine), {n: zlib.crc32(x) for n, x in weights_of(engine).items()}]
+
+
 def test_the_bits_do_not_depend_on_threads():
-    runs = []
-    for threads in (1, 2, 3, 4):
-        engine = engine_of(threads=threads)
-        runs.append((losses_of(engine), weights_of(engine)))
-    assert all(run == runs[0] for run in runs)
+    alone, *others = (bits_on(threads) for threads in (1, 2, 3))
+    five = [sys.executable, "-c", "import json, test_bf16; print(json.dumps(test_bf16.bits_on(5)))"]
+    path = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parents[1])])
+    started = {**os.environ, "NUMBA_NUM_THREADS": "5", "PYTHONPATH": path}  # more than this process started with
+    done = subprocess.run(five, env=started, capture_output=True, text=True, check=True)
+    assert [*others, json.loads(done.stdout)] == [alone] * 3
 
 
 @pytest.mark.parametrize("moments", ["float32", "bfloat16"])
@@ -276,6 +284,21 @@ def test_a_weight_that_is_written_is_read():
     engine.forward(**batch)
     kept["wte.weight"][...] /= 2
     assert engine.forward(**batch) == before  # an array that is still held is followed
+
+
+@pytest.mark.parametrize(
+    "part", [lambda x: x[3:5], lambda x: x.reshape(-1)[64:].view(np.uint32), memoryview, lambda x: x.T[1:]]
+)
+def test_what_is_written_through_a_part_of_a_weight_is_read(part):
+    """The array itself is gone, as in ``rows = engine.parameters()["wte.weight"][3:5]``."""
+    name, batch = "h.0.mlp.c_fc.weight", batches(1)[0]
+    engine = engine_of()
+    kept = part(engine.parameters()[name])
+    before = engine.forward(**batch)
+    np.asarray(kept).view(F32)[...] *= 4
+    assert before != engine.forward(**batch)
+    np.asarray(kept).view(F32)[...] /= 4
+    assert before == engine.forward(**batch)
 
 
 def copies_behind(engine):

@@ -181,15 +181,17 @@ class Arena:
         self._map = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if hasattr(mmap, "MADV_HUGEPAGE"):
             self._map.madvise(mmap.MADV_HUGEPAGE)
-        raw = np.frombuffer(self._map, dtype=np.uint8)
-        start = -raw.ctypes.data % PAGE
-        self._bytes = raw[start : start + total_bytes]
+        self._total = total_bytes
+        self._start = -np.frombuffer(self._map, np.uint8).ctypes.data % PAGE
 
     def view(self, value: Value, offset: int, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
-        """Return a value's bytes as an array of its dtype."""
-        if offset >= self._bytes.size and self.window is not None:
-            return np.ndarray(shape, TYPES[value.dtype].dtype, self.window, offset - self._bytes.size)
-        return np.ndarray(shape, TYPES[value.dtype].dtype, self._bytes, offset)
+        """Return a value's bytes as an array of its dtype.
+
+        Whatever is cut out of the array keeps it alive: NumPy would refer to the memory at once if that were an array.
+        """
+        if offset >= self._total and self.window is not None:
+            return np.ndarray(shape, TYPES[value.dtype].dtype, self.window, offset - self._total)
+        return np.ndarray(shape, TYPES[value.dtype].dtype, self._map, self._start + offset)
 
 
 def check_fits(needed: int, hint: Callable[[int], str]) -> None:

@@ -102,9 +102,11 @@ def header(record: Mapping[str, Any]) -> Text:
 
 
 def types_of(record: Mapping[str, Any]) -> list[str]:
-    """Return the types of what cpuopt's products read in a record."""
+    """Return the types of what cpuopt's products read in a record, and that of its moments if it is not the usual."""
     earlier = record.get("dtype") or WIDE  # of records of earlier versions
-    return [*dict.fromkeys(r.get("dtype", earlier) for r in record["results"])]
+    moments = record.get("moments", WIDE)
+    types = [*dict.fromkeys(r.get("dtype", earlier) for r in record["results"])]
+    return [*types, *([f"{moments} moments"] if moments != WIDE else [])]
 
 
 def at_all_roofs(results: Sequence[Mapping[str, Any]]) -> list[str]:

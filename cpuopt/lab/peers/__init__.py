@@ -304,7 +304,7 @@ class Bench:
                 return result
             first = {key: w.steps(CHECKED_STEPS) for key, w in workers.items()}
             result.losses = {key: steps.losses for key, steps in first.items()}
-            tolerance = BF16_TOLERANCE if "bf16" in (result.dtype, result.peer_dtype) else TOLERANCE
+            tolerance = BF16_TOLERANCE if "bf16" in (result.dtype, result.peer_dtype, self.plan.moments) else TOLERANCE
             stored = side.name in PEERS and PEERS[side.name].bf16 == "all"
             losses = first["cpuopt"].losses, first["peer"].losses
             result.refused = disagreement(names, *losses, tolerance, updates_rounded=stored) or None

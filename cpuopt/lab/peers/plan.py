@@ -12,7 +12,7 @@ from ... import models
 from ...errors import UserError
 from ...isolate.process import Side
 from ...ops.storage import WIDE
-from ...train.settings import DTYPES
+from ...train.settings import require
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,7 @@ class Plan:
     against : variants of cpuopt, which run without the swaps and with their own rewrites.
     variant, swap, fuse, kernels : the settings of cpuopt's own side.
     dtype : the type of cpuopt's sides; None: that of the peer, and float32 for `against`. `BEST` has the peers of it.
+    moments : the type in which cpuopt's sides store the optimizer's states.
     threads : the number of threads of every side.
     rounds : the number of rounds, each with a trial of both sides.
     seed : the random seed for the order of trials, the batches and the initial weights.
@@ -78,6 +79,7 @@ class Plan:
     swap: tuple[str, ...] = ()
     fuse: str = "auto"
     dtype: str | None = None
+    moments: str = WIDE
     kernels: tuple[str, ...] = ()
     threads: int = 1
     rounds: int = 10
@@ -101,8 +103,8 @@ class Plan:
         for flag, n, least in ("--rounds", self.rounds, 2), ("--threads", self.threads, 1), ("--seed", self.seed, 0):
             if n < least:
                 raise UserError(f"{flag} {n}: expected {least} or more")
-        if self.dtype not in (None, *DTYPES):
-            raise UserError(f"--dtype {self.dtype!r}: expected one of {', '.join(DTYPES)}")
+        require("dtype", self.dtype)
+        require("moments", self.moments)
         for peer in self.peers:
             if peer not in (*PEERS, BEST):
                 known = ", ".join((*PEERS, BEST))
@@ -178,6 +180,7 @@ def cpuopt_side(
         "swap": swap,
         "fuse": fuse,
         "dtype": dtype,
+        "moments": plan.moments,
         "kernels": plan.kernels,
         "threads": plan.threads,
         "seed": plan.seed,
