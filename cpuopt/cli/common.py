@@ -45,6 +45,13 @@ SHARED: Mapping[str, Mapping[str, Any]] = {
         "metavar": "S",
         "help": "Stop one comparison or check after this many seconds. Default: %(default)s.",
     },
+    "--adapter": {
+        "type": Path,
+        "action": "append",
+        "default": [],
+        "metavar": "DIR",
+        "help": "Add the LoRA adapter in this directory to the weights of --init; the flag repeats.",
+    },
     "--runs": {
         "type": Path,
         "default": Path("runs"),

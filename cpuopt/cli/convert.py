@@ -1,11 +1,14 @@
 """``cpuopt convert``: convert weights between runs, llm.c, llama2.c and Hugging Face.
 
-Names, layouts and types are those that the target's programs read. The tokenizer goes with the weights.
+Names, layouts and types are those that the target's programs read. The tokenizer goes with the weights. Of a run that
+trained adapters, the adapter is written; with --merge, the model that it makes of its base.
 
 Examples::
 
     cpuopt convert runs/RUN model.bin
     cpuopt convert gpt2_124M.bin hf-gpt2 --dtype float32
+    cpuopt convert runs/RUN adapter
+    cpuopt convert adapter tuned --merge --base hf-gpt2
 """
 
 from __future__ import annotations
@@ -13,9 +16,14 @@ from __future__ import annotations
 import argparse
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from ..errors import UserError
 from ..train import settings
-from ..wording import parameters
+from ..wording import count, parameters
+
+if TYPE_CHECKING:
+    from ..weights import Adapter, Weights
 
 SHORT = {"float32": "f32"}
 """The words of ``--dtype`` that files have another one for; earlier versions took that one alone."""
@@ -27,12 +35,19 @@ def flags(p: argparse.ArgumentParser) -> None:
         "source",
         type=Path,
         help="Read the weights of a model file of llm.c or llama2.c, a Hugging Face directory, .safetensors, an "
-        "index, or a run.",
+        "index, a run, or with --merge an adapter.",
     )
     p.add_argument(
         "target",
         type=Path,
         help="Write this path: NAME.bin for llm.c or llama2.c, whichever has the model; else a Hugging Face directory.",
+    )
+    p.add_argument("--merge", action="store_true", help="Write one model of a base model and its adapter.")
+    p.add_argument(
+        "--base",
+        type=Path,
+        metavar="PATH",
+        help="Use this base model for --merge. Default: the one that the adapter names.",
     )
     settings.flags(p, "tokenizer")
     p.add_argument(
@@ -46,13 +61,17 @@ def run(args: argparse.Namespace) -> int:
     from ..files import remove_leftovers
     from ..isolate.process import ended_by_sigterm
     from ..report import console
-    from ..train.checkpoint import open_weights
-    from ..weights import check_target, save_weights, usual_dtype
+    from ..weights import check_target, save_adapter, save_weights, usual_dtype
 
     check_target(args.target)
     for name in remove_leftovers(args.target):
         console.warn(f"removed {name}, left by an interrupted save")
-    weights = open_weights(args.source)
+    weights, adapter = source_of(args)
+    if adapter:
+        with ended_by_sigterm():
+            save_adapter(args.target, weights.config, adapter)
+        print(f"{args.target}: an adapter of rank {adapter.lora.r} for {count(len(adapter.layers), 'layer')}")
+        return 0
     c, tokenizer = weights.config, args.tokenizer or weights.tokenizer
     require_fit(tokenizer, c.vocab_size)
     dtype = SHORT.get(args.dtype, args.dtype) or usual_dtype(args.target, c, weights.dtype)
@@ -61,3 +80,26 @@ def run(args: argparse.Namespace) -> int:
     sizes = ", ".join(f"{name} {n}" for name, n in asdict(c).items())
     print(f"{args.target}: {parameters(c.n_params)}, {sizes}, {dtype}")
     return 0
+
+
+def source_of(args: argparse.Namespace) -> tuple[Weights, Adapter | None]:
+    """Open the source; return its weights, and the adapter that is to be written in place of them, if one is.
+
+    Raises
+    ------
+    UserError
+        For an adapter without a base model, or a flag that the source has no use for.
+    """
+    from ..train.checkpoint import FOLDER, newest, open_weights
+    from ..weights import is_adapter, merge
+    from ..weights.peft import named_base
+
+    if is_adapter(args.source) and args.merge:
+        return merge(open_weights(args.base or named_base(args.source)), [args.source]), None
+    if args.base:
+        raise UserError(f"--base {str(args.base)!r}: is for an adapter's directory and --merge")
+    weights = open_weights(args.source)
+    adapter = newest(args.source).adapter if (args.source / FOLDER).is_dir() else None
+    if args.merge and not adapter:
+        raise UserError(f"--merge: {str(args.source)!r} has no adapter")
+    return weights, None if args.merge else adapter

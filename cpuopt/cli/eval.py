@@ -34,6 +34,7 @@ def flags(p: argparse.ArgumentParser) -> None:
     """Add the verb's flags."""
     p.add_argument("--init", type=Path, required=True, metavar="PATH", help=settings.FLAGS["init"].metadata["help"])
     settings.flags(p, "data", "tokenizer", "B", "variant", "swap", "kernels", "dtype", "threads")
+    shared(p, "--adapter")
     p.add_argument("--model", metavar="FILE.py:NAME", help="Read the model of a run from this file of your own.")
     p.add_argument(
         "-T",
@@ -74,9 +75,9 @@ def run(args: argparse.Namespace) -> int:
     from ..train.checkpoint import open_weights
     from ..train.evaluate import CHOICES, multiple_choice, perplexity, read_examples
     from ..train.job import require_correct
-    from ..weights import copy_into
+    from ..weights import copy_into, merge
 
-    weights = open_weights(args.init)
+    weights = merge(open_weights(args.init), args.adapter)
     c = weights.config
     longest = c.longest(weights.trained_length)
     if args.T is not None and not 1 <= args.T <= longest:

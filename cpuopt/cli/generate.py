@@ -50,6 +50,7 @@ def flags(p: argparse.ArgumentParser) -> None:
         default="float32",
         help="Store in this type the weights that products read, and the cache: float32 or bf16. Default: %(default)s.",
     )
+    shared(p, "--adapter")
     p.add_argument("--prompt", default="", help="Begin with this text. Default: the token that starts a text.")
     p.add_argument(
         "--max-tokens", type=int, help="Generate at most this many tokens. Default: 100; 512 for each chat reply."
@@ -119,6 +120,7 @@ def model_of(args: argparse.Namespace) -> tuple[Config, Weights | None]:
         If neither is given, or both are, and ``--model`` is no file that a run's model is in.
     """
     from ..train.checkpoint import open_weights
+    from ..weights import merge
 
     own = args.model is not None and models.is_own(args.model)
     if (args.init is None and args.model is None) or (args.init is not None and args.model is not None and not own):
@@ -127,7 +129,9 @@ def model_of(args: argparse.Namespace) -> tuple[Config, Weights | None]:
             "preset for random weights"
         )
     asked = models.parse(args.model) if args.model is not None else None  # what is in a run refers to it
-    weights = None if args.init is None else open_weights(Path(args.init))
+    if args.adapter and args.init is None:
+        raise UserError("--adapter: name its base model with --init")
+    weights = None if args.init is None else merge(open_weights(Path(args.init)), args.adapter)
     found = weights.config if weights else asked
     assert found is not None
     return found, weights

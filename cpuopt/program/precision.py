@@ -9,8 +9,8 @@ be bfloat16 is an *operand*. The pass works on a finished step, after the rewrit
 - A weight keeps its float32, and has a copy that lives through all steps. The weight's update writes it, or a call
   behind it if its kernel cannot. So do the calls of the phase ``convert``, which the engine runs when a weight may have
   changed otherwise.
-- Where no weight is trained, as in generation, a weight that is an operand is stored in bfloat16 alone. A call that
-  cannot read it so gets a copy in float32. The cache of keys and values is bfloat16 too.
+- A weight that is an operand and not trained, frozen or in generation, is stored in bfloat16 alone. A call that cannot
+  read it so gets a copy in float32. The cache of keys and values is bfloat16 too.
 
 Sums, statistics, losses, gradients of weights and the states of optimizers stay float32. No model, layer or optimizer
 knows of the pass.

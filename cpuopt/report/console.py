@@ -9,6 +9,7 @@ import termios
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from math import prod
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -183,6 +184,8 @@ class TrainingView:
         swaps = "".join(f", {r}" for r in job.choice.swaps)
         size = parameters(job.config.n_params)
         dtype = "" if s.dtype == FLAGS["dtype"].default else f", {s.dtype}"
+        if trained := sum(prod(p.shape) for p in engine.program.trained) if job.frozen else 0:
+            size += f", {trained:,} of them trained" if not s.lora else f", adapters of {trained:,}"
         self.say(f"{job.name}: {size}, B {s.B}, T {s.T}, {count(engine.threads, 'thread')}{dtype}")
         if s.micro_batches > 1:
             self.say(f"{s.micro_batches} micro-batches make a step of {s.total_batch:,} tokens")
@@ -275,7 +278,10 @@ def next_steps(result: RunResult, job: Job) -> list[str]:
         found.append((f"cpuopt train --resume {path}{model}{kernels}{steps}", "more steps"))
     weights = result.path if result.checkpoint else result.summary["weights"]
     if weights and not isinstance(job.corpus, Given) and not result.diagnosis:
-        found.append((f"cpuopt generate --init {shlex.quote(str(weights))}{model}", "text from its weights"))
+        where = shlex.quote(str(weights))
+        if job.adapter and not result.checkpoint:
+            where = f"{shlex.quote(str(job.settings.init or 'BASE'))} --adapter {where}"
+        found.append((f"cpuopt generate --init {where}{model}", "text from its weights"))
     elif not weights and result.summary["steps"]:
         found.append(("cpuopt train --save-every N ...", "keeps weights, to go on and to generate text"))
     wide = max(len(command) for command, _ in found)

@@ -134,6 +134,17 @@ class Checkpoint:
         return compared(read, self.frozen, repr(str(self.run)), source)
 
     @property
+    def adapter(self) -> weights.Adapter | None:
+        """The adapters that the run trains, if it trains any."""
+        if (lora := self.state["settings"].get("lora")) is None:
+            return None
+        from ..nn.lora import Lora, adapted_layers  # late: numba comes with it
+
+        kept = TensorFile(self.path / PARAMS)
+        layers = tuple(adapted_layers(kept.tensors))
+        return weights.Adapter(self.run, Lora.parse(lora), layers, kept.read, self.state["settings"].get("init"))
+
+    @property
     def marks(self) -> Marks:
         """The ids that begin and end a text; a checkpoint of an earlier version has none."""
         return Marks(**(m | {"eos": tuple(m["eos"])})) if (m := self.state.get("marks")) else NO_MARKS
@@ -359,15 +370,17 @@ def open_weights(path: Path, *through: Path) -> Weights:
             )
         return weights.open_weights(path)
     found = newest(path)
-    read = kept = TensorFile(found.path / PARAMS).read
+    kept = TensorFile(found.path / PARAMS).read
+    initial: Read = kept
     if found.frozen:
         if path.resolve() in through:
             raise UserError(f"the run {str(path)!r} has its frozen parameters from itself: it is damaged")
         initial = found.initial(found.config, found.state["settings"], path.resolve(), *through)
 
-        def read(name: str) -> Array:
-            return initial(name) if name in found.frozen else kept(name)
+    def now(name: str) -> Array:
+        return initial(name) if name in found.frozen else kept(name)
 
+    read = found.adapter.merged(now) if found.adapter else now
     T = found.state["settings"].get("T")
     trained = {"trained_length": T if type(T) is int and T > 0 else None, "trained_on": found.state["corpus"]}
     return Weights(found.path, found.config, "f32", read, found.tokenizer, marks=found.marks, **trained)

@@ -15,7 +15,9 @@ import numpy as np
 
 from ..errors import UserError
 from ..models import Config
-from ..weights.tensors import Array
+from ..ops.storage import TYPES
+from ..program.precision import NARROW
+from ..weights.tensors import Array, to_bf16
 
 if TYPE_CHECKING:  # numba comes with it
     from ..engine import Engine
@@ -23,9 +25,20 @@ if TYPE_CHECKING:  # numba comes with it
 Read = Callable[[str], Array]
 
 
+ROUNDED = "bf16:"
+"""What the hash of numbers in bfloat16 begins with."""
+
+
 def digest(x: Array) -> str:
-    """Return the hash of a parameter's numbers, as float32."""
+    """Return the hash of a parameter's numbers; it says if they are bfloat16."""
+    if x.dtype.name == NARROW:
+        return ROUNDED + sha256(np.ascontiguousarray(x).view(np.uint16).data).hexdigest()
     return sha256(np.ascontiguousarray(x, np.float32).data).hexdigest()
+
+
+def is_that(x: Array, known: str) -> bool:
+    """Return whether float32 numbers have a hash, rounded first if the run had them rounded."""
+    return digest(to_bf16(x).view(TYPES[NARROW].dtype) if known.startswith(ROUNDED) else x) == known
 
 
 def digests(engine: Engine) -> dict[str, str]:
@@ -63,7 +76,7 @@ def compared(read: Read, hashes: Mapping[str, str], run: str, source: str) -> Re
             x = read(name)
         except KeyError as e:
             raise UserError(f"{run}: {source} has no {name!r}, which the run left as it was there") from e
-        if digest(x) != hashes.get(name):
+        if not is_that(x, hashes.get(name, "")):
             raise UserError(
                 f"{run}: {name!r} is not what it was in {source}, and the run left it as it was; restore it, or give "
                 "its place now with --init"

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from .. import models
+from .. import models, nn
 from ..building import Array, BuildOptions, Built, build
 from ..check.gate import Judged, judging, require_loadable, require_right, sized_of
 from ..comm import SERIAL, Comm
@@ -23,15 +23,17 @@ from ..kernels import registry
 from ..kernels.compile import cache
 from ..kernels.toolkit import threads as numba_threads
 from ..models import Config
+from ..nn.initial import initialize
 from ..ops import USUAL
+from ..ops.declaration import Spec
 from ..program.fuse import parse as parse_fusions
 from ..program.fuse import usual as usual_fusions
 from ..program.tree import divides
-from ..weights import NO_MARKS, Marks, Weights, check_target, copy_into
+from ..weights import NO_MARKS, Adapter, Marks, Weights, check_target, copy_into
 from . import plans
 from .checkpoint import Checkpoint, load, open_weights
 from .first import judge_first_step
-from .frozen import digests
+from .frozen import Read, digests, drawn
 from .guard import Guard
 from .provenance import compare, made_by
 from .samples import require_samples
@@ -188,6 +190,25 @@ class Job(TrainingSteps):
     """The hashes of the parameters that steps leave as they are, by name."""
     marks: Marks = NO_MARKS
     """The ids that begin and end a text, as the initial weights name them."""
+    source: Read = field(default=lambda name: {}[name], repr=False)
+    """A function from a parameter that steps leave as it is to its numbers, in float32, where the run has it from."""
+
+    @property
+    def adapter(self) -> Adapter | None:
+        """The adapters that the run trains, as they are now."""
+        if self.settings.lora is None:
+            return None
+        arrays, lora = self.engine.parameters(), nn.Lora.parse(self.settings.lora)
+        layers = tuple(nn.adapted_layers(arrays))
+        return Adapter(Path(self.settings.run), lora, layers, arrays.__getitem__, self.settings.init)
+
+    def weight(self, name: str) -> Array:
+        """Return a parameter of the model as it is now, in float32: with what its adapter adds to it."""
+
+        def read(name: str) -> Array:
+            return self.source(name) if name in self.frozen else self.engine.parameters()[name]
+
+        return self.adapter.merged(read)(name) if self.adapter else read(name)
 
 
 def resumed(checkpoint: Checkpoint, given: Mapping[str, Any]) -> Settings:
@@ -321,7 +342,7 @@ def prepare(
 
         how = how_of(settings, config, comm)
         engine = Engine(
-            *config.sized(B, T),
+            *sized_model(settings, config),
             how,
             seed=settings.seed if weights is None and resume is None else None,
             progress=progress,
@@ -330,17 +351,21 @@ def prepare(
         )
     engine.dropout_seed = settings.seed
     engine.notes[:0] = [*notes, *unused(settings.kernels, engine.kernels), *judged[0].notes()]
+    source = drawn(config, settings.seed) if weights is None else weights.read
     if weights is not None:
-        copy_into(engine.parameters(), weights)
+        parameters = engine.parameters()
+        added = {name: parameters.pop(name) for layer in nn.adapted_layers(parameters) for name in nn.adapter_of(layer)}
+        copy_into(parameters, weights)
+        initialize(sized_model(settings, config)[0], added, settings.seed)
     if resume is not None and (frozen := [p for p in engine.program.parameters if not p.trained]):
-        read = resume.initial(config, vars(settings))
+        source = resume.initial(config, vars(settings))
         for p in frozen:
-            engine.array(p)[...] = read(p.name)
+            engine.array(p)[...] = source(p.name)
     checked = [r.describe() for r in judged[0].results]
     batches = corpus.batches("train", settings.B, settings.T, seed=settings.seed)
     origin = made_by(engine, settings.kernels, config.files)
     job = Job(settings, engine, batches, name, config, corpus, how.choice, how.fuse, checked, origin)
-    job.frozen = digests(engine)
+    job.frozen, job.source = digests(engine), source
     if (known := weights or resume) is not None:
         job.marks = known.marks
     if resume is not None:
@@ -446,7 +471,7 @@ def planned(settings: Settings, config: Config) -> tuple[Settings, list[str]]:
         return settings, []
     other = {
         USUAL: settings.optimizer != USUAL,
-        "training all parameters": bool(settings.freeze),
+        "training all parameters": bool(settings.freeze or settings.lora),
         "moments in float32": settings.moments != FLAGS["moments"].default,
     }
     if which := next((name for name, differs in other.items() if differs), ""):
@@ -473,6 +498,20 @@ def sized(settings: Settings, config: Config | None = None) -> Settings:
             if x:
                 raise UserError(f"{flag}: {models.name_of(config)} brings its own inputs; leave {flag} out")
     return replace(settings, B=B, T=T)
+
+
+def sized_model(settings: Settings, config: Config) -> tuple[nn.Module, dict[str, Spec]]:
+    """Return a job's module, with its adapters if it trains any, and the module's inputs.
+
+    Raises
+    ------
+    UserError
+        If an adapter is for a layer that the model does not have.
+    """
+    module, specs = config.sized(settings.B, settings.T)
+    if settings.lora is not None:
+        nn.add_adapters(module, nn.Lora.parse(settings.lora), config.head)
+    return module, specs
 
 
 def choice_of(settings: Settings) -> registry.Choice:
@@ -522,7 +561,8 @@ def smaller(settings: Settings, config: Config, there: int) -> str:
     B, T = (settings.B, settings.T) if fits else (1, 1)
     while B > 1 or T > 1:
         B, T = (B // 2, T) if B > 1 else (B, T // 2)
-        if build(*config.sized(B, T), how_of(replace(settings, B=B, T=T), config)).plan().total_bytes <= there:
+        less = replace(settings, B=B, T=T)
+        if build(*sized_model(less, config), how_of(less, config)).plan().total_bytes <= there:
             return f"try -B {B} -T {T}"
     return "no B and T fit: try a smaller --model"
 
@@ -533,5 +573,5 @@ def build_only(settings: Settings, comm: Comm = SERIAL) -> Built:
     _, config, _ = model_of(settings)
     load_kernels(settings.kernels)
     settings, notes = planned(sized(settings, config), config)
-    built = build(*config.sized(settings.B, settings.T), how_of(settings, config, comm))
+    built = build(*sized_model(settings, config), how_of(settings, config, comm))
     return replace(built, notes=[*notes, *built.notes])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 
 from ..building import Array
 from ..data.tokenizers import get_tokenizer
@@ -32,8 +32,8 @@ class Samples:
         check_tokens(self.prompt, config, self.context)
         self._reader: Reader | None = None
 
-    def text(self, parameters: Mapping[str, Array], seed: int) -> str:
-        """Return a sample of the model with these parameters.
+    def text(self, read: Callable[[str], Array], seed: int) -> str:
+        """Return a sample of the model whose parameters a function reads.
 
         Raises
         ------
@@ -52,8 +52,8 @@ class Samples:
                 processes=s.processes,
                 kernel_files=s.kernels,
             )
-        for name, p in parameters.items():
-            self._reader.parameters()[name][...] = p
+        for name, p in self._reader.parameters().items():
+            p[...] = read(name)
         self._reader.restart()
         tokens = generate(self._reader, self.prompt, Sampler(TEMPERATURE, seed=seed), s.sample_tokens)
         return s.prompt + "".join(text_of(tokens, self.tokenizer))

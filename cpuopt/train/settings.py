@@ -138,6 +138,13 @@ class Settings:
         "Keep parameters whose names match this glob as they are; the flag repeats.",
         metavar="PATTERN",
     )
+    lora: str | None = setting(
+        None,
+        "Train low-rank adapters alone, as in r=8,alpha=16,dropout=0,rslora,targets=q_proj,v_proj; the targets all are "
+        "every linear layer but the head, and --save writes the adapter for PEFT.",
+        metavar="r=R,...",
+        shown="off",
+    )
     # by default as the optimizer declares; None if it has no such number
     beta1: float | None = setting(None, "Set the decay rate of the first moment (AdamW, Lion).", shown="0.9")
     beta2: float | None = setting(
@@ -278,6 +285,12 @@ class Settings:
         for name in ("outer_lr", "outer_momentum"):
             if not self.local_steps and (x := getattr(self, name)) != FLAGS[name].default:
                 raise UserError(f"{flag(name)} {x}: expected with --local-steps, without which ranks never part")
+        if self.lora is not None:
+            from ..nn.lora import Lora
+
+            Lora.parse(self.lora)
+            if self.save is not None and Path(self.save).suffix:
+                raise UserError(f"--save {self.save}: expected a directory for the adapter of --lora")
         check_name(self.run)
         if self.tensorboard:
             tensorboard.require()
@@ -331,7 +344,7 @@ FREE = {name for name, f in FLAGS.items() if f.metadata["free"]} | {"processes"}
 TYPES = get_type_hints(Settings)
 JOB = ("model", "init", "data", "tokenizer", "B", "T", "steps", "seed", "dtype", "moments")
 KERNELS = ("variant", "swap", "kernels", "fuse", "threads")
-SHARING = ("freeze", "total_batch", "reduce", "zero", "local_steps")
+SHARING = ("freeze", "lora", "total_batch", "reduce", "zero", "local_steps")
 
 
 def flag(name: str) -> str:

@@ -33,7 +33,7 @@ from ..measure.rates import machine_id
 from ..measure.roofline import Roofs
 from ..profiler import Profiler, peak_rss_bytes
 from ..signals import stop_flag
-from ..weights import save_weights
+from ..weights import save_adapter, save_weights
 from ..weights.tensors import all_below
 from . import checkpoint
 from .evaluate import bits_per_byte, text_bytes
@@ -138,7 +138,7 @@ def require_same_weights(comm: Comm, parameters: Mapping[str, Array], step: int)
     CommonError
         Naming the first rank, and the first parameter, that differ from those of rank 0; the same on all ranks.
     """
-    here = {name: zlib.crc32(p.data) for name, p in parameters.items()}
+    here = {name: zlib.crc32(p.view(np.uint8).data) for name, p in parameters.items()}
     first, *others = comm.everyone(here)
     for rank, there in enumerate(others, 1):
         if name := next((name for name, crc in first.items() if there[name] != crc), None):
@@ -333,7 +333,10 @@ class Trainer:
             for path in dict.fromkeys([wanted, _free(wanted), _free(run.path / wanted.name)]):
                 try:
                     tokenizer, marks = self.job.corpus.tokenizer, self.job.marks
-                    save_weights(path, self.job.config, parameters.__getitem__, tokenizer=tokenizer, marks=marks)
+                    if adapter := self.job.adapter:
+                        save_adapter(path, self.job.config, adapter)
+                    else:
+                        save_weights(path, self.job.config, self.job.weight, tokenizer=tokenizer, marks=marks)
                 except UserError as e:
                     self.listener.note(f"the weights are not saved: {e}")
                     self.diagnosis = f"the weights are not at {str(wanted)!r}, and nowhere else"
@@ -375,7 +378,7 @@ class Trainer:
         job = self.job
         if self.samples is None:
             self.samples = Samples(job.settings, job.config, job.corpus.tokenizer)
-        return self.samples.text(job.engine.parameters(), seed=self.done)
+        return self.samples.text(job.weight, seed=self.done)
 
     def take_step(self, profiler: Profiler) -> dict[str, Any]:
         """Take one step; return its metrics."""

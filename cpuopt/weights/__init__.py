@@ -16,9 +16,24 @@ from ..files import temporary, whole_directory, write_synced, write_whole
 from ..files.reading import read_file
 from ..models import CONFIG, Config, gpt2
 from . import huggingface, llama2c, llmc
+from .peft import Adapter, is_adapter, merge, open_adapter, save_adapter
 from .tensors import NO_MARKS, Array, DType, Marks, Read, Weights, all_below
 
-__all__ = ["NO_MARKS", "Marks", "Weights", "check_target", "copy_into", "open_weights", "save_weights", "usual_dtype"]
+__all__ = [
+    "NO_MARKS",
+    "Adapter",
+    "Marks",
+    "Weights",
+    "check_target",
+    "copy_into",
+    "is_adapter",
+    "merge",
+    "open_adapter",
+    "open_weights",
+    "save_adapter",
+    "save_weights",
+    "usual_dtype",
+]
 
 BINARY = ".bin"
 """The ending of llm.c's files and of llama2.c's."""
@@ -35,6 +50,11 @@ def open_weights(path: Path) -> Weights:
     if not path.exists():
         raise UserError(
             f"there is no {str(path)!r}; expected a model file of llm.c or llama2.c, or a Hugging Face directory"
+        )
+    if is_adapter(path):
+        raise UserError(
+            f"{str(path)!r} is an adapter, which needs its base model: name that, and this with --adapter; "
+            "'cpuopt convert --merge' makes one model of both"
         )
     if path.is_dir() or path.name.endswith((".safetensors", ".index.json")):
         return huggingface.open_model(path)

@@ -1,0 +1,221 @@
+"""Adapters in the format of Hugging Face's ``peft``: ``adapter_config.json`` and ``adapter_model.safetensors``.
+
+A tensor is named ``base_model.model.LAYER.lora_A.weight``, with the layer's name in the base model's own files. Both
+matrices lie there as they do here, for layers that are stored (in, out) too.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ..errors import UserError
+from ..files import whole_directory, write_synced
+from ..models import Config, read_object
+from ..nn.lora import ALL, A, B, Lora, adapter_of
+from ..ops.declaration import Shape
+from .huggingface import NAMES, Names
+from .tensors import FLOATS, Array, Read, TensorFile, Weights, all_below, file_parts
+
+CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
+TENSOR = re.compile(rf"base_model\.model\.(?P<layer>.+)\.(?P<matrix>{A}|{B})\.weight")
+KNOWN: Mapping[str, tuple[Any, ...]] = {
+    "peft_type": ("LORA",),
+    "bias": ("none",),
+    "init_lora_weights": (True, False, None, "gaussian", "orthogonal"),  # others change the base model too
+}
+"""The settings of which some values are known to change nothing but what is computed here."""
+IGNORED = {
+    *("task_type", "inference_mode", "peft_version", "revision", "base_model_name_or_path", "auto_mapping"),
+    *("target_modules", "exclude_modules", "layers_pattern", "layers_to_transform"),  # the tensors say which layers
+    *("r", "lora_alpha", "lora_dropout", "use_rslora", "fan_in_fan_out"),
+    *("runtime_config", "megatron_core", "qalora_group_size", "ensure_weight_tying"),
+}
+"""The settings that are read, or that change nothing. Any other must be off: false, null or empty."""
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """Adapters of a model's layers.
+
+    Attributes
+    ----------
+    layers : the names of the layers.
+    read : function from ``LAYER.lora_A.weight`` or ``LAYER.lora_B.weight`` to the array, as float32.
+    base : the name or path of the model that it was trained on, if it is known.
+    """
+
+    path: Path
+    lora: Lora
+    layers: tuple[str, ...]
+    read: Read
+    base: str | None = None
+
+    def merged(self, read: Read) -> Read:
+        """Return a function that reads a parameter of the base model with what its adapter adds to it, as float32."""
+        adapted = {f"{layer}.weight": layer for layer in self.layers}
+
+        def weight(name: str) -> Array:
+            x = read(name)
+            if name not in adapted:
+                return x
+            a, b = map(self.read, adapter_of(adapted[name]))
+            return x + self.lora.scale * (b @ a)
+
+        return weight
+
+    def check(self, config: Config) -> None:
+        """Refuse a model that lacks a layer, or has one of another shape.
+
+        Raises
+        ------
+        UserError
+            Naming the layer.
+        """
+        shapes = config.shapes()
+        for layer in self.layers:
+            if len(of := shapes.get(f"{layer}.weight", ())) != 2:
+                raise UserError(
+                    f"{str(self.path)!r} adapts {layer!r}, which the model does not have: another base model"
+                )
+            for name, want in _shapes(layer, of, self.lora.r).items():
+                if (there := self.read(name)).shape != want:
+                    raise UserError(
+                        f"{str(self.path)!r}: {name!r} has the shape {there.shape}; expected {want} for r = "
+                        f"{self.lora.r} and this base model"
+                    )
+                if not all_below(there):
+                    raise UserError(f"{str(self.path)!r}: {name!r} has numbers that are not finite")
+
+
+def _shapes(layer: str, weight: Shape, r: int) -> dict[str, Shape]:
+    (OC, C), (a, b) = weight, adapter_of(layer)
+    return {a: (r, C), b: (OC, r)}
+
+
+def is_adapter(path: Path) -> bool:
+    """Return whether a path is a directory with an adapter and no model."""
+    return (path / CONFIG).is_file() and not (path / "config.json").exists()
+
+
+def named_base(path: Path) -> Path:
+    """Return the path of the base model that an adapter names.
+
+    Raises
+    ------
+    UserError
+        If there is no such directory or file here.
+    """
+    base = read_object(path / CONFIG).get("base_model_name_or_path")
+    if not isinstance(base, str) or not base or not Path(base).exists():
+        raise UserError(f"{str(path)!r} names the base model {repr(base)[:80]}, which is not here; give it with --base")
+    return Path(base)
+
+
+def open_adapter(path: Path, config: Config) -> Adapter:
+    """Check an adapter's directory, and that it fits a model.
+
+    Raises
+    ------
+    UserError
+        If it cannot be read, computes what cpuopt does not, or belongs to another model.
+    """
+    if not (path / CONFIG).is_file():
+        raise UserError(f"{str(path)!r} has no {CONFIG}; expected a directory that peft or --save wrote")
+    given = read_object(path / CONFIG)
+    for name, x in given.items():
+        if name in KNOWN and not any(type(x) is type(y) and x == y for y in KNOWN[name]):
+            raise UserError(f"{str(path)!r}: {name} is {repr(x)[:60]}; expected {KNOWN[name][0]!r}")
+        if name not in IGNORED | KNOWN.keys() and x:
+            raise UserError(f"{str(path)!r}: {name[:60]!r} is {repr(x)[:60]}, which cpuopt does not compute")
+    lora = _read_lora(path, given)
+    file, names = TensorFile(path / TENSORS), NAMES.get(config.model, Names())
+    places: dict[str, str] = {}
+    for key, tensor in file.tensors.items():
+        part = TENSOR.fullmatch(key)
+        if not part or tensor.dtype not in FLOATS:
+            raise file.wrong(f"tensor {key!r} of {tensor.dtype} is no matrix of an adapter")
+        name = f"{part['layer'].removeprefix(names.prefix)}.{part['matrix']}.weight"
+        if name in places:
+            raise file.wrong(f"tensor {name!r} comes twice")
+        places[name] = key
+    layers = tuple(dict.fromkeys(name.rsplit(".", 2)[0] for name in places))
+    if lacking := [n for layer in layers for n in _shapes(layer, (1, 1), 1) if n not in places]:
+        raise file.wrong(f"lacks {lacking[0]!r}")
+    if not layers:
+        raise file.wrong("has no adapter")
+    base = given.get("base_model_name_or_path")
+    found = Adapter(path, lora, layers, lambda name: file.read(places[name]), base if isinstance(base, str) else None)
+    found.check(config)
+    return found
+
+
+def _read_lora(path: Path, given: Mapping[str, Any]) -> Lora:
+    r, alpha, rslora = given.get("r", 8), given.get("lora_alpha", 8), given.get("use_rslora", False)
+    if type(r) is not int or type(alpha) not in (int, float) or type(rslora) is not bool:
+        raise UserError(
+            f"{str(path)!r}: r, lora_alpha and use_rslora are {str((r, alpha, rslora))[:60]}; expected two numbers and "
+            "true or false"
+        )
+    try:
+        return Lora(r, float(alpha), rslora=rslora)
+    except UserError as e:
+        raise UserError(f"{str(path)!r}: {str(e).removeprefix('--lora: ')}") from e
+
+
+def merge(weights: Weights, adapters: Iterable[Path]) -> Weights:
+    """Add adapters to a model's weights; of several, each adds its product to the same base.
+
+    Raises
+    ------
+    UserError
+        As `open_adapter`.
+    """
+    for path in adapters:
+        weights = replace(weights, read=open_adapter(path, weights.config).merged(weights.read))
+    return weights
+
+
+def save_adapter(path: Path, config: Config, adapter: Adapter) -> None:
+    """Write an adapter's directory, whole or not at all.
+
+    Raises
+    ------
+    UserError
+        If it cannot be written, or a number is not finite.
+    """
+    names, shapes = NAMES.get(config.model, Names()), config.shapes()
+    adapter.check(config)
+    there: dict[str, Shape] = {}
+    for layer in adapter.layers:
+        there |= _shapes(layer, shapes[f"{layer}.weight"], adapter.lora.r)
+    prefix = f"base_model.model.{names.prefix}"
+    parts = file_parts({f"{prefix}{n}": s for n, s in there.items()}, lambda n: adapter.read(n.removeprefix(prefix)))
+    about = {
+        "base_model_name_or_path": adapter.base,
+        "bias": "none",
+        "fan_in_fan_out": any(names.transposed.fullmatch(f"{layer}.weight") for layer in adapter.layers),
+        "inference_mode": True,
+        "lora_alpha": int(alpha) if (alpha := adapter.lora.alpha).is_integer() else alpha,
+        "lora_dropout": adapter.lora.dropout,
+        "peft_type": "LORA",
+        "r": adapter.lora.r,
+        "target_modules": _targets(adapter.lora.targets, adapter.layers),
+        "task_type": "CAUSAL_LM",
+        "use_rslora": adapter.lora.rslora,
+    }
+    try:
+        with whole_directory(path) as folder:
+            write_synced(folder / CONFIG, [json.dumps(about, indent=2).encode()])
+            write_synced(folder / TENSORS, parts)
+    except OSError as e:
+        raise UserError(f"cannot write {str(path)!r}: {e.strerror or e}; free the place or choose another") from e
+
+
+def _targets(targets: Sequence[str], layers: Iterable[str]) -> list[str]:
+    """Return the targets as ``peft`` reads them: ends of the layers' names, for all layers too."""
+    return [*(dict.fromkeys(layer.rpartition(".")[2] for layer in layers) if ALL in targets else targets)]

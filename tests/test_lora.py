@@ -1,0 +1,358 @@
+"""LoRA: adapters beside frozen layers, in a step, in runs and checkpoints, in the files of ``peft``, and merged.
+
+``golden/make_lora.py`` made the golden values with ``peft``; ``golden/compare_lora.py`` lets it open what is written
+here.
+"""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from golden.compare_lora import CASE as LLAMA
+from golden.params import make_batch, make_params
+
+from cpuopt import cli, models, nn
+from cpuopt.engine import Engine
+from cpuopt.errors import UserError
+from cpuopt.kernels.registry import Choice
+from cpuopt.models import from_json, specs
+from cpuopt.nn import Lora
+from cpuopt.program.fuse import usual
+from cpuopt.train import checkpoint, settings
+from cpuopt.weights import merge, open_adapter, open_weights
+
+HERE = Path(__file__).parent / "golden"
+WANT = json.loads((HERE / "lora.json").read_text())
+ADAMW = {"lr": 2e-2, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.1}
+GPT2 = {"n_layer": 2, "n_head": 3, "n_embd": 48, "vocab_size": 131, "block_size": 24}
+SEED = 11
+CASES = {
+    "llama": "r=4,alpha=8,targets=q_proj,v_proj,down_proj",
+    "llama, all": "r=3,alpha=5,rslora",
+    "gpt2": "r=5,alpha=10,targets=c_attn,mlp.c_proj",
+}
+
+
+def engine_of(case, lora="", variant="optimized", **how):
+    """An engine with the weights of a case, the first numbers of its adapters, and its batch."""
+    if case == "gpt2":
+        config, params = models.parse(json.dumps(GPT2)), make_params(**GPT2, seed=SEED)
+        batch = make_batch(2, 19, GPT2["vocab_size"], seed=SEED, ignored=2)
+    else:
+        config, params, batch = from_json(LLAMA.config()), LLAMA.params(), LLAMA.tokens()
+    module, choice = config.module(), Choice(variant)
+    nn.add_adapters(module, Lora.parse(lora or CASES[case]), config.head)
+    fuse = usual(variant, False)
+    engine = Engine(module, specs(*batch[0].shape), choice=choice, fuse=fuse, threads=1, seed=None, **how)
+    rng = np.random.Generator(np.random.PCG64(SEED))
+    drawn = {}
+    for name in WANT[case]["names"]:
+        own = name.removeprefix("transformer.")
+        x = rng.standard_normal(engine.parameters()[own].shape, dtype=np.float32)
+        drawn[own] = x * np.float32(x.shape[-1] ** -0.5) * ("lora_A" in name)
+    for name, p in engine.parameters().items():
+        p[...] = drawn[name] if name in drawn else params[name]
+    return engine, config, dict(zip(("tokens", "targets"), batch, strict=True))
+
+
+def trained(case, **how):
+    """Losses of twenty steps, the norms of the adapters and some logits after them."""
+    engine, _, batch = engine_of(case, **how)
+    losses = [engine.step(**batch, **ADAMW).loss for _ in WANT[case]["losses"]]
+    arrays = engine.parameters()
+    norms = [np.linalg.norm(arrays[n.removeprefix("transformer.")]) for n in WANT[case]["names"]]
+    return losses, norms
+
+
+@pytest.mark.parametrize("variant", ["vanilla", "optimized"])
+@pytest.mark.parametrize("case", CASES)
+def test_twenty_steps_agree_with_peft(case, variant):
+    losses, norms = trained(case, variant=variant)
+    np.testing.assert_allclose(losses, WANT[case]["losses"], rtol=1e-5)
+    np.testing.assert_allclose(norms, WANT[case]["norms"], rtol=1e-4)
+
+
+@pytest.mark.parametrize("wrong", ["r=4,alpha=9", "r=4,alpha=8,rslora"])
+def test_another_scale_is_noticed(wrong):
+    losses, _ = trained("llama", lora=f"{wrong},targets=q_proj,v_proj,down_proj")
+    assert not np.allclose(losses, WANT["llama"]["losses"], rtol=1e-5)
+
+
+def test_steps_change_the_adapters_alone_and_a_frozen_weight_is_bfloat16_alone():
+    plans = {}
+    for dtype in ("float32", "bfloat16"):
+        engine, config, batch = engine_of("llama", dtype=dtype)
+        before = {name: p.copy() for name, p in engine.parameters().items()}
+        losses = [engine.step(**batch, **ADAMW).loss for _ in range(5)]
+        np.testing.assert_allclose(losses, WANT["llama"]["losses"][:5], rtol=1e-2 if dtype == "bfloat16" else 1e-5)
+        changed = {n for n, p in engine.parameters().items() if not np.array_equal(p, before[n])}
+        assert changed == {n for n in before if "lora_" in n} == {p.name for p in engine.program.trained}
+        plans[dtype] = sum(p.nbytes for p in engine.program.parameters if not p.trained)
+        narrow = {p.name for p in engine.program.parameters if p.dtype == "bfloat16"}
+        assert narrow == (
+            {n for n in config.shapes() if "proj.weight" in n or "head" in n} if dtype != "float32" else set()
+        )
+    wide = sum(x.size for n, x in before.items() if n in narrow)
+    assert plans["float32"] - plans["bfloat16"] == 2 * wide
+
+
+def test_dropout_is_in_steps_alone_and_the_same_for_any_threads():
+    engine, _, batch = engine_of("llama", lora=CASES["llama"] + ",dropout=0.5")
+    first = engine.step(**batch, **ADAMW).loss
+    assert engine.forward(**batch) != first
+    again, *_ = engine_of("llama", lora=CASES["llama"] + ",dropout=0.5")
+    again.threads = 2
+    assert again.step(**batch, **ADAMW).loss == first
+    for one in (engine, again):
+        one.step(**batch, **ADAMW)
+    assert all(np.array_equal(p, again.parameters()[n]) for n, p in engine.parameters().items())
+
+
+# The text of --lora
+
+READ = {
+    "": Lora(),
+    "r=2": Lora(r=2),
+    "r=4,alpha=8,dropout=0.1,rslora,targets=q_proj,v_proj": Lora(4, 8.0, 0.1, True, ("q_proj", "v_proj")),
+    "targets=c_attn,mlp.c_proj,r=3,rslora=false": Lora(3, targets=("c_attn", "mlp.c_proj")),
+}
+REFUSED = {
+    "r=0": "r is 0; expected a whole number from 1",
+    "r=x": "'r=x'; expected r to be a whole number",
+    "r=1,r=2": "'r' comes twice",
+    "rank=3": "'rank=3'; did you mean|'rank=3'; known: r, alpha",
+    "alpha=nan": "alpha is nan; expected a number above 0",
+    "dropout=1": "dropout is 1.0; expected a probability",
+    "rslora=3": "expected rslora to be true or false",
+    "targets=": "targets is",
+    "q_proj": "'q_proj'; ",
+}
+
+
+@pytest.mark.parametrize("text", READ)
+def test_a_text_is_read(text):
+    assert Lora.parse(text) == READ[text]
+
+
+@pytest.mark.parametrize("text", REFUSED)
+def test_a_wrong_text_is_refused(text):
+    with pytest.raises(UserError, match=f"--lora: .*(?:{REFUSED[text]})"):
+        Lora.parse(text)
+
+
+def test_targets_are_layers_of_the_model():
+    module = models.parse("llama-tiny").module()
+    with pytest.raises(UserError, match="no linear layer is named 'c_attn'; known: all, q_proj"):
+        nn.add_adapters(module, Lora(targets=("q_proj", "c_attn")))
+    untied = from_json(LLAMA.config())
+    layers = nn.add_adapters(untied.module(), Lora(), untied.head)
+    assert len(layers) == 14
+    assert not any("head" in name for name in layers)
+    assert nn.add_adapters(untied.module(), Lora(targets=("lm_head",)), untied.head) == ["lm_head"]
+
+
+# Files of peft
+
+
+@pytest.fixture
+def base(tmp_path):
+    """A directory with the base model of the golden adapter."""
+    from cpuopt.weights import save_weights
+
+    config = from_json(LLAMA.config())
+    save_weights(tmp_path / "base", config, LLAMA.params().__getitem__)
+    return tmp_path / "base"
+
+
+@pytest.fixture
+def adapter(tmp_path):
+    return Path(shutil.copytree(HERE / "lora", tmp_path / "adapter"))
+
+
+def logits_of(weights):
+    tokens, targets = LLAMA.tokens()
+    engine = Engine(weights.config.module(), specs(*tokens.shape), threads=1, seed=None, train=False)
+    for name, p in engine.parameters().items():
+        p[...] = weights.read(name)
+    engine.forward(tokens=tokens, targets=targets)
+    x = engine.array(engine.program.outputs[1]).ravel()
+    return x[:: x.size // 16]
+
+
+def test_an_adapter_of_peft_merges_to_its_logits(base, adapter):
+    plain = open_weights(base)
+    merged = merge(plain, [adapter])
+    np.testing.assert_allclose(logits_of(merged), WANT["llama"]["logits"], atol=2e-5)
+    assert not np.allclose(logits_of(plain), WANT["llama"]["logits"], atol=1e-2)
+    twice = merge(plain, [adapter, adapter]).read("model.layers.0.mlp.down_proj.weight")
+    once, start = (w.read("model.layers.0.mlp.down_proj.weight") for w in (merged, plain))
+    np.testing.assert_allclose(twice - start, 2 * (once - start), atol=1e-6)
+
+
+def change(folder, **config):
+    path = folder / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | config))
+
+
+HOSTILE = {
+    "peft_type": ({"peft_type": "IA3"}, "peft_type is 'IA3'; expected 'LORA'"),
+    "bias": ({"bias": "all"}, "bias is 'all'; expected 'none'"),
+    "init": ({"init_lora_weights": "pissa"}, "init_lora_weights is 'pissa'"),
+    "dora": ({"use_dora": True}, "'use_dora' is True, which cpuopt does not compute"),
+    "unknown": ({"use_next": {"a": 1}}, "'use_next' is {'a': 1}, which"),
+    "patterns": ({"rank_pattern": {"q_proj": 3}}, "'rank_pattern' is"),
+    "rank of text": ({"r": "4"}, "r, lora_alpha and use_rslora are"),
+    "rank": ({"r": 3}, r"has the shape \(4, 52\); expected \(3, 52\) for r = 3"),
+    "alpha": ({"lora_alpha": float("inf")}, "alpha is inf|no JSON object"),
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_an_adapter_that_is_not_computed_is_refused(adapter, case):
+    given, error = HOSTILE[case]
+    change(adapter, **given)
+    with pytest.raises(UserError, match=error):
+        open_adapter(adapter, from_json(LLAMA.config()))
+
+
+def rewritten(folder, edit):
+    from safetensors.numpy import load_file, save_file
+
+    path = folder / "adapter_model.safetensors"
+    tensors = load_file(path)
+    edit(tensors)
+    save_file(tensors, path)
+
+
+A0 = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
+TENSORS = {
+    "no matrix": (lambda t: t.update(x=t[A0]), "tensor 'x' of F32 is no matrix of an adapter"),
+    "half": (lambda t: t.pop(A0), "lacks 'model.layers.0.self_attn.q_proj.lora_A.weight'"),
+    "not finite": (lambda t: t[A0].__setitem__((0, 0), np.nan), "not finite"),
+    "another layer": (lambda t: [t.update({n.replace("layers.1", "layers.7"): t.pop(n)}) for n in [*t]], "layers.7"),
+    "integers": (lambda t: t.update({A0: t[A0].astype(np.int32)}), "of I32 is no matrix"),
+    "none": (lambda t: t.clear(), "has no adapter"),
+}
+
+
+@pytest.mark.parametrize("case", TENSORS)
+def test_wrong_tensors_of_an_adapter_are_refused(adapter, case):
+    edit, error = TENSORS[case]
+    rewritten(adapter, edit)
+    with pytest.raises(UserError, match=error):
+        open_adapter(adapter, from_json(LLAMA.config()))
+
+
+def test_an_adapter_is_no_model_and_says_what_it_is(adapter, tmp_path):
+    with pytest.raises(UserError, match="is an adapter, which needs its base model"):
+        open_weights(adapter)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match=r"has no adapter_config\.json"):
+        open_adapter(tmp_path / "empty", from_json(LLAMA.config()))
+    assert cli.main(["convert", str(adapter), str(tmp_path / "out"), "--merge"]) == 2  # it names no base
+    assert not (tmp_path / "out").exists()
+
+
+# Runs
+
+TEXT = ["--threads", "1", "--lr", "1e-2", "--val-every", "0", "--lora", "r=3,alpha=6,dropout=0.1"]
+
+
+def run(root, *flags):
+    assert cli.main(["train", "--data", str(root / "text.txt"), "--runs", str(root / "runs"), *flags]) == 0
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A base model, and for each type the adapter of a run of eight steps and a run that was resumed after four."""
+    root = tmp_path_factory.mktemp("lora")
+    (root / "text.txt").write_text("some text to learn from " * 400)
+    base = str(root / "base")
+    run(root, "--model", "llama-tiny", "-T", "16", "--threads", "1", "--steps", "3", "--val-every", "0", "--save", base)
+    for dtype in ("float32", "bf16"):
+        start = ["--init", base, "-T", "16", "--dtype", dtype, *TEXT]
+        run(root, *start, "--steps", "8", "--run", dtype, "--save", str(root / f"{dtype}-whole"))
+        run(root, *start, "--steps", "4", "--run", f"half-{dtype}", "--save-every", "4")
+        (there,) = (root / "runs").glob(f"*-half-{dtype}")
+        run(root, "--resume", str(there), "--steps", "8", "--save", str(root / f"{dtype}-resumed"))
+        there.rename(root / f"{dtype}-run")
+    return root
+
+
+def same(a, b):
+    return a.read_bytes() == b.read_bytes()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bf16"])
+def test_a_run_saves_its_adapter_and_resumes_to_the_bit(made, dtype, tmp_path):
+    whole, resumed, of_run = (made / f"{dtype}-{name}" for name in ("whole", "resumed", "run"))
+    assert same(whole / "adapter_model.safetensors", resumed / "adapter_model.safetensors")
+    assert json.loads((whole / "adapter_config.json").read_text())["base_model_name_or_path"] == str(made / "base")
+    saved = checkpoint.newest(of_run)
+    assert all("lora_" in name for name in checkpoint.TensorFile(saved.path / "params.safetensors").tensors)
+    assert cli.main(["convert", str(of_run), str(tmp_path / "again")]) == 0
+    assert same(whole / "adapter_model.safetensors", tmp_path / "again" / "adapter_model.safetensors")
+    for source, there in ((of_run, "a"), (whole, "b")):
+        assert cli.main(["convert", str(source), str(tmp_path / there), "--merge"]) == 0
+    assert same(tmp_path / "a" / "model.safetensors", tmp_path / "b" / "model.safetensors")
+    read, base = checkpoint.open_weights(of_run).read, open_weights(made / "base").read
+    assert np.array_equal(read("model.embed_tokens.weight"), base("model.embed_tokens.weight"))
+    assert not np.array_equal(read("model.layers.0.mlp.up_proj.weight"), base("model.layers.0.mlp.up_proj.weight"))
+
+
+def test_text_of_an_adapter_is_that_of_the_merged_model(made, capsys):
+    texts = []
+    for source in (["base", "--adapter", str(made / "float32-whole")], ["float32-run"], ["base"]):
+        where = ["--init", str(made / source[0]), *source[1:]]
+        assert cli.main(["generate", *where, "--prompt", "some ", "--seed", "3", "--max-tokens", "12", "--json"]) == 0
+        texts.append(json.loads(capsys.readouterr().out)["ids"])
+    assert texts[0] == texts[1] != texts[2]
+    losses = []
+    for more in ([], ["--adapter", str(made / "float32-whole")]):
+        flags = ["--init", str(made / "base"), "--data", str(made / "text.txt"), "-T", "16", "--limit", "2"]
+        assert cli.main(["eval", *flags, *more, "--json"]) == 0
+        losses.append(json.loads(capsys.readouterr().out)["loss"])
+    assert losses[1] < losses[0]
+
+
+def test_a_base_model_that_has_changed_is_refused(made, tmp_path):
+    root = Path(shutil.copytree(made, tmp_path / "copy"))
+    state = next((root / "bf16-run" / "checkpoints").iterdir()) / "state.json"
+    there = checkpoint.newest(root / "bf16-run")
+    shutil.rmtree(root / "base")
+    shutil.copytree(made / "base", root / "base")
+    rewritten_base = root / "base" / "model.safetensors"
+    from safetensors.numpy import load_file, save_file
+
+    tensors = load_file(rewritten_base)
+    tensors["model.layers.0.mlp.up_proj.weight"][0, 0] += 1
+    save_file(tensors, rewritten_base, {"format": "pt"})
+    read = there.initial(there.config, {"init": str(root / "base")})
+    assert read("model.layers.0.mlp.gate_proj.weight").shape == (160, 64)
+    with pytest.raises(UserError, match=r"'model\.layers\.0\.mlp\.up_proj\.weight' is not what it was"):
+        read("model.layers.0.mlp.up_proj.weight")
+    assert "bf16:" in state.read_text()
+
+
+@pytest.mark.parametrize(
+    ("flags", "error"),
+    [
+        (["--lora", "r=0"], "--lora: r is 0"),
+        (["--lora", "targets=c_attn"], "no linear layer is named 'c_attn'"),
+        (["--lora", "r=2", "--save", "x.bin"], "--save x.bin: expected a directory for the adapter of --lora"),
+    ],
+)
+def test_a_run_with_wrong_adapters_writes_nothing(made, tmp_path, monkeypatch, capsys, flags, error):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["train", "--init", str(made / "base"), "-T", "16", "--threads", "1", *flags]) == 2
+    assert error in capsys.readouterr().err
+    assert not [*tmp_path.iterdir()]
+
+
+def test_settings_of_a_file_have_adapters_too(tmp_path):
+    (tmp_path / "run.toml").write_text('lora = "r=2,targets=q_proj"\n')
+    read = settings.read(tmp_path / "run.toml")
+    assert replace(settings.Settings(), **read).lora == "r=2,targets=q_proj"
