@@ -1,4 +1,4 @@
-"""Pages of the site that lie outside of docs/: README, CONTRIBUTING, and the gallery, with the output of each example.
+"""Pages of the site that lie outside of docs/: README, CONTRIBUTING, the reference, the gallery with its output.
 
 mkdocs calls the functions ``on_...``; mkdocs.yml names this file. Nothing that an example prints is kept: times differ
 from machine to machine, so each build runs them.
@@ -17,6 +17,10 @@ import tempfile
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import reference
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = ROOT / "examples"
@@ -144,6 +148,7 @@ def on_files(files: Any, config: Any) -> Any:
     for name in ("README.md", "CONTRIBUTING.md"):
         text = moved((ROOT / name).read_text(encoding="utf-8"), name)
         files.append(File.generated(config, place(name), content=text))
+    files.append(File.generated(config, "reference.md", content=reference.page()))
     for where, text in gallery(config.extra["execute"]).items():
         files.append(File.generated(config, where, content=text))
     return files

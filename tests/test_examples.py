@@ -148,10 +148,23 @@ def test_what_a_page_loads_from_elsewhere_is_found(pages, tmp_path):
 
 def test_the_site_is_built(tmp_path):
     """`mkdocs build --strict` checks links and anchors as the site has them; the hook, what its pages load."""
-    pytest.importorskip("material")
+    for part in ("material", "mkdocstrings"):
+        pytest.importorskip(part)
     environment = {**os.environ, "EXECUTE_EXAMPLES": "false", "NO_MKDOCS_2_WARNING": "1"}
     build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
     done = subprocess.run(build, cwd=EXAMPLES[0].parent.parent, env=environment, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
     names = {p.relative_to(tmp_path / "site").as_posix() for p in tmp_path.rglob("*.html")}
-    assert {"index.html", "lab.html", "api.html", "contributing.html", "examples/8_tune.html"} <= names
+    assert {
+        "index.html",
+        "lab.html",
+        "api.html",
+        "reference.html",
+        "results/index.html",
+        "contributing.html",
+        "examples/8_tune.html",
+    } <= names
+    text = (tmp_path / "site" / "reference.html").read_text()
+    assert all(f"{name}\n" in text or f"{name}<" in text for name in ("cpuopt.Engine", "cpuopt.functional.gelu"))
+    assert "Train on one batch" in text  # of a method that Engine inherits
+    assert "the variant of every op that has it" in text  # of the docstring

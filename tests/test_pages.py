@@ -161,7 +161,7 @@ PARAMS = (["params"], ["params", "--model", "llama-tiny"])
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_the_code_of_a_page(page, capsys):
     for before, text in blocks(page, "python"):
-        if not quoted(text) and page.name != "api.md":  # whose examples test_api_page runs
+        if not quoted(text) and page.name != "api.md":  # whose recipes test_api runs, one after the other
             module = run(before, text)
             if "flags" in vars(module):  # a verb
                 parser = cli._Parser()
