@@ -18,44 +18,36 @@ AHEAD = 8
 """Vectors in one round of a stream."""
 
 
+def chained(add):
+    """Make a function of (x, sums, threads, rounds) that calls ``add(s, t, a)`` CHAINS times a round and thread."""
+
+    @helper()
+    def part(x, rounds):
+        s, t = load(x, 0), load(x, LANES)
+        a0, a1, a2, a3, a4, a5 = s, s, s, s, s, s
+        a6, a7, a8, a9, a10, a11 = s, s, s, s, s, s
+        for _ in range(rounds):
+            a0, a1, a2, a3 = add(s, t, a0), add(s, t, a1), add(s, t, a2), add(s, t, a3)
+            a4, a5, a6, a7 = add(s, t, a4), add(s, t, a5), add(s, t, a6), add(s, t, a7)
+            a8, a9, a10, a11 = add(s, t, a8), add(s, t, a9), add(s, t, a10), add(s, t, a11)
+        return sum_lanes(((a0 + a1) + (a2 + a3)) + ((a4 + a5) + (a6 + a7)) + ((a8 + a9) + (a10 + a11)))
+
+    @helper(parallel=True)
+    def run(x, sums, threads, rounds):
+        for i in prange(threads):
+            sums[i] = part(x, rounds)
+
+    return run
+
+
 @helper()
-def fma_part(x, rounds):
-    """Run 12 chains of multiply-adds."""
-    s, t = load(x, 0), load(x, LANES)
-    a0, a1, a2, a3, a4, a5 = s, s, s, s, s, s
-    a6, a7, a8, a9, a10, a11 = s, s, s, s, s, s
-    for _ in range(rounds):
-        a0, a1, a2, a3, a4, a5 = a0 * s + t, a1 * s + t, a2 * s + t, a3 * s + t, a4 * s + t, a5 * s + t
-        a6, a7, a8, a9, a10, a11 = a6 * s + t, a7 * s + t, a8 * s + t, a9 * s + t, a10 * s + t, a11 * s + t
-    return sum_lanes(((a0 + a1) + (a2 + a3)) + ((a4 + a5) + (a6 + a7)) + ((a8 + a9) + (a10 + a11)))
+def multiply_add(s, t, a):
+    """Multiply one vector of float32 and add another."""
+    return a * s + t
 
 
-@helper(parallel=True)
-def fma(x, sums, threads, rounds):
-    """Multiply and add ``threads * rounds * CHAINS * LANES`` times."""
-    for i in prange(threads):
-        sums[i] = fma_part(x, rounds)
-
-
-@helper()
-def pairs_part(x, rounds):
-    """Run 12 chains that add the products of two bfloat16 each: the elements of x are words of two."""
-    s, t = load(x, 0), load(x, LANES)
-    a0, a1, a2, a3, a4, a5 = s, s, s, s, s, s
-    a6, a7, a8, a9, a10, a11 = s, s, s, s, s, s
-    for _ in range(rounds):
-        a0, a1, a2 = add_pairs(s, t, a0), add_pairs(s, t, a1), add_pairs(s, t, a2)
-        a3, a4, a5 = add_pairs(s, t, a3), add_pairs(s, t, a4), add_pairs(s, t, a5)
-        a6, a7, a8 = add_pairs(s, t, a6), add_pairs(s, t, a7), add_pairs(s, t, a8)
-        a9, a10, a11 = add_pairs(s, t, a9), add_pairs(s, t, a10), add_pairs(s, t, a11)
-    return sum_lanes(((a0 + a1) + (a2 + a3)) + ((a4 + a5) + (a6 + a7)) + ((a8 + a9) + (a10 + a11)))
-
-
-@helper(parallel=True)
-def pairs(x, sums, threads, rounds):
-    """Multiply and add bfloat16 ``2 * threads * rounds * CHAINS * LANES`` times."""
-    for i in prange(threads):
-        sums[i] = pairs_part(x, rounds)
+fma, pairs = map(chained, (multiply_add, add_pairs))
+"""Of float32; and of bfloat16, where x has words of two, and each call multiplies and adds two of them."""
 
 
 @helper()

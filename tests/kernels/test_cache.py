@@ -788,8 +788,7 @@ print(cache.code_digest(kernel, (numba.typeof(np.zeros(5)),)))
 """
 
 
-@pytest.mark.parametrize("before", [["other"], ["second", "other"]])
-def test_machine_code_is_the_same_whatever_was_compiled_before(tmp_path, before):
+def test_machine_code_is_the_same_whatever_was_compiled_before(tmp_path):
     (tmp_path / "sorts.py").write_text(SORTED)
 
     def code(cached, *functions):
@@ -803,7 +802,8 @@ def test_machine_code_is_the_same_whatever_was_compiled_before(tmp_path, before)
         return done.stdout
 
     alone = code("one", "kernel")
-    assert code("two", *before, "kernel") == alone != "\n"
+    assert code("three", "second", "other", "kernel") == alone != "\n"
+    assert code("two", "other", "kernel") == alone
     for entry in (tmp_path / "two" / "kernels").glob("kernel-*.nbc"):
         entry.unlink()
     assert code("two", "kernel") == alone
@@ -832,7 +832,7 @@ def test_symbols_are_the_same_in_each_process(tmp_path):
         command = [sys.executable, str(tmp_path / "named.py")]
         return subprocess.run(command, env=os.environ | env, capture_output=True, text=True, check=True).stdout
 
-    assert symbol("1") == symbol("2") == symbol("3") != ""
+    assert symbol("1") == symbol("2") != ""
 
 
 def test_an_entry_under_the_name_of_another_is_a_miss(folder):
