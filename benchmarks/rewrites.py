@@ -2,23 +2,20 @@
 
 ::
 
-    python benchmarks/rewrites.py [--sizes "nano 12x64"] [--rewrites recompute] [--rounds 24] [--into docs/core.md]
+    python benchmarks/rewrites.py [--sizes "nano 12x64"] [--rewrites recompute] [--rounds 24]
 
 Both engines live in one process and take turns on the same batch; the losses of their first steps must agree. A trial
 is as many steps as fill a twentieth of a second. A ratio above 1 is what a step costs without the rewrite: it gains
 where the whole interval lies above 1.005, and loses where it lies below 0.995. A rewrite that changes nothing has no
-row. Memory is what the arena needs without the rewrite, beyond what it needs with all of them. With --into, the table
-replaces what is between ``<!-- rewrites -->`` and ``<!-- /rewrites -->`` in a page.
+row. Memory is what the arena needs without the rewrite, beyond what it needs with all of them.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -40,7 +37,6 @@ SIZES = {
 }
 Clock = Callable[[], int]
 TRIAL_S = 0.05
-MARKED = re.compile(r"(<!-- rewrites -->\n)(.*?)(<!-- /rewrites -->)", re.DOTALL)
 HEAD = """\
 | model and size | without | step | control | the rewrite | memory, MB |
 | --- | --- | --- | --- | --- | ---: |"""
@@ -87,32 +83,23 @@ def steps(engine: Engine, batch: Mapping[str, Any], times: int) -> Callable[[], 
 
 
 def main() -> None:
-    """Measure, print the rows, and put them into a page."""
+    """Measure, and print the rows."""
     p = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     p.add_argument("--sizes", type=some_of(SIZES), default=",".join(SIZES), help="of %(default)s")
     p.add_argument("--rewrites", type=some_of(FUSIONS), default=",".join(FUSIONS), help="of %(default)s")
     p.add_argument("--rounds", type=int, default=24, help="rounds of a comparison (%(default)s)")
     p.add_argument("--threads", type=int, default=None, help="number of threads; all cores by default")
     p.add_argument("--cpu", action="store_true", help="CPU time of one thread, where other processes use the cores")
-    p.add_argument("--into", type=Path, help="page that gets the rows")
     args = p.parse_args()
     threads, clock = (1, time.process_time_ns) if args.cpu else (args.threads, time.perf_counter_ns)
     print(HEAD)
-    found = []
     for label in args.sizes:
         for row in rows(label, args.rewrites, args.rounds, threads, clock):
-            found.append(row)
             print(row, flush=True)
     how = "CPU time of one thread" if args.cpu else f"wall time of {args.threads or 'all'} threads"
     cpu, load = describe()["cpu"], os.getloadavg()[1]
     note = f"By `python benchmarks/rewrites.py` on {cpu}: {how}, {args.rounds} rounds, load average {load:.1f}."
     print(f"\n{note}")
-    if args.into:
-        text = args.into.read_text()
-        if not MARKED.search(text):
-            raise SystemExit(f"{args.into}: no '<!-- rewrites -->' with '<!-- /rewrites -->' after it")
-        table = "\n".join([HEAD, *found])
-        args.into.write_text(MARKED.sub(lambda m: f"{m[1]}\n{table}\n\n{note}\n\n{m[3]}", text))
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ def flags(p: argparse.ArgumentParser) -> None:
         "--against",
         metavar="VARIANT",
         help="Check this variant and compare with it, on the same arrays, at --sizes or at the default model's with "
-        "4 x 64 tokens, and exit with status 1 where either is wrong.",
+        "4 x 64 tokens, and exit with status 1 if either is wrong.",
     )
     common.shared(p, "--sizes")
     p.add_argument(

@@ -59,7 +59,7 @@ def flags(p: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the verb; return its exit status: 1 where a kernel or a gradient is wrong."""
+    """Run the verb; return its exit status: 1 if a kernel or a gradient is wrong."""
     if args.gradient:
         return check_gradients(args)
     counts = common.thread_counts(args.threads)

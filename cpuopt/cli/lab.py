@@ -49,7 +49,7 @@ def flags(p: argparse.ArgumentParser) -> None:
     p.add_argument(
         "--once",
         action="store_true",
-        help="Do one round without waiting for a save, and exit with status 1 where a stage fails.",
+        help="Do one round without waiting for a save, and exit with status 1 if a stage fails.",
     )
     p.add_argument("--json", action="store_true", help="Print one JSON object in place of text; this needs --once.")
 

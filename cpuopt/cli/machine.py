@@ -19,7 +19,7 @@ from .common import shared, show, start_numba
 
 def flags(p: argparse.ArgumentParser) -> None:
     """Add the verb's flags."""
-    p.add_argument("--again", action="store_true", help="Measure anew in place of the kept figures.")
+    p.add_argument("--again", action="store_true", help="Measure again, and replace the kept figures.")
     settings.flags(p, "threads")
     shared(p, "--json")
 

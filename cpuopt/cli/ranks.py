@@ -45,7 +45,7 @@ def flags(p: ArgumentParser, elastic: bool = False) -> None:
         "--ranks", type=int, metavar="N", help="Train one model in this many processes on this machine. Default: 1."
     )
     if elastic:
-        words = "Restart with the ranks that are left where one of them dies."
+        words = "Restart with the ranks that are left if one of them dies."
         p.add_argument("--elastic", action="store_true", help=words)
     p.set_defaults(elastic=False)
     p.add_argument("--oversubscribe", action="store_true", help="Allow --ranks to share cores.")
@@ -131,7 +131,7 @@ def _placed(args: Namespace, comm: Comm, promise: Promise) -> RankPlace:
 
 
 def _start(args: Namespace) -> int:
-    """Start the ranks on this machine; with ``--elastic``, again where one of them dies."""
+    """Start the ranks on this machine; with ``--elastic``, again if one of them dies."""
     size, more = args.ranks, list[str]()
     while True:
         program = module("cpuopt", *args.command, "--ranks", str(size), *more)

@@ -155,7 +155,7 @@ class Settings:
     weight_decay: float | None = setting(None, "Decay weights at this rate.", shown="0.0")
     decay: str = setting("all", "Decay all parameters, or only matrices, those of two axes.", one_of(DECAYS))
     clip: float | None = setting(
-        None, "Scale the gradient down to this global norm where it is larger.", POSITIVE, shown="off"
+        None, "Scale the gradient down to this global norm if it is larger.", POSITIVE, shown="off"
     )
     total_batch: int | None = setting(
         None, "Accumulate this many tokens over the micro-batches of a step.", metavar="TOKENS", shown="B * T"
@@ -210,7 +210,7 @@ class Settings:
     )
     save_every: int = setting(
         0,
-        "Write a checkpoint after every so many steps; 0 means only where a run is interrupted.",
+        "Write a checkpoint after every so many steps; 0 means only if a run is interrupted.",
         least(0),
         metavar="N",
         free=True,
