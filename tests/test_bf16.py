@@ -92,6 +92,9 @@ def test_two_rows_are_interleaved_and_float32_is_rounded():
 
 def multiplied(tile, a, b, rows=MR):
     """The sums of a micro-kernel: of words a (rows, K) and b (K, NR)."""
+    if not tile.dot:  # a panel with lines of odd halves and of even ones
+        bits = b.view(np.uint32)[:, None]
+        b = np.ascontiguousarray(np.concatenate([bits & 0xFFFF0000, bits << 16], 1)).view(F32)
     micro = product_of(HOST.vectors, pairs=True, tile=tile)
 
     @jit.helper()
@@ -436,6 +439,11 @@ def every():
         yield "attention_backward", size, of("qkv", "dout", "dqkv")
         size = {"B": 1, "T": T, "HS": C // NH, "NH": NH, "NKV": 1, "S": T + 9}
         yield "gqa_decode", size, of("q", "k", "v", "keys", "values", "out")
+    for BT, C, OC in ((1, 33, 40), (37, 70, 65), (500, 64, 48)):
+        size = {"BT": BT, "C": C, "OC": OC}
+        yield "matmul_forward", size, of("inp", "weight", "out")
+        yield "matmul_backward_input", size, of("dout", "weight", "dinp")
+        yield "matmul_backward_weight", size, of("dout", "inp")
 
 
 def main():
@@ -445,7 +453,7 @@ def main():
 
 @pytest.mark.slow
 @pytest.mark.skipif(not HOST.dot, reason="this processor has no instruction for pairs of bfloat16")
-def test_attention_has_the_same_bits_without_the_instruction(tmp_path):
+def test_products_and_attention_have_the_same_bits_without_the_instruction(tmp_path):
     def run(**env):
         code = f"{SCRIPT}\nimport json\nprint(json.dumps(main()))"
         child = [sys.executable, "-c", code]

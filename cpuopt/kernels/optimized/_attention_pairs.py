@@ -15,15 +15,16 @@ from ..toolkit.pairs import (
     load_some_words,
     load_words,
     pair,
+    put,
     rounded,
     store_first,
     store_second,
 )
-from ..toolkit.simd import LANES, MR, at, narrow_pair_product, pair_product, transpose
+from ..toolkit.simd import LANES, MR, PER_WORD, at, narrow_pair_product, pair_product, transpose_words
 from ..toolkit.tiles import A_LOWER, A_UPPER, C_UPPER, WHOLE, product_by, tell, unpack, up, wait_for
 from .attention import BLOCK, LOG2E, LOWEST, ONE, ZERO, backward_by, forward_by
 
-product = product_by(pair_product, narrow_pair_product, 2)
+product = product_by(pair_product, narrow_pair_product, 2, PER_WORD)
 
 
 @helper()
@@ -47,12 +48,12 @@ def pack(to, to0, x, x0, x_row, rows, room, HS):
 
 @helper()
 def turn(to, to0, room, x, x0, x_row, rows, HS):
-    """Write the words of rows transposed, a row for each two channels; `room` is memory for the packed rows."""
+    """Write the words of rows transposed, lines for each two channels; `room` is memory for the packed rows."""
     width = half_width(HS)
     pack(to, room, x, x0, x_row, rows, up(rows, LANES), HS)
     for t in range(0, rows, LANES):
         for i in range(0, width, LANES):
-            transpose(at(to, to0 + i * BLOCK + t), BLOCK, at(to, room + t * width + i), width)
+            transpose_words(at(to, to0 + i * PER_WORD * BLOCK + t), BLOCK, at(to, room + t * width + i), width)
 
 
 @helper()
@@ -60,14 +61,14 @@ def interleave(to, to0, x, x0, x_row, rows, HS):
     """Interleave rows t and t + 1; zeros stand for a row that is not there, and fill up the width."""
     width, whole = up(HS, LANES), HS - HS % LANES
     for t in range(0, rows, 2):
-        panel, i = to0 + t // 2 * width, x0 + t * x_row
+        panel, i = to0 + t // 2 * PER_WORD * width, x0 + t * x_row
         j = i + x_row if t + 1 < rows else -1
         for c in range(0, whole, LANES):
-            store(to, panel + c, load_pair(x, i + c, j + c if j >= 0 else -1))
+            put(to, panel + c, width, load_pair(x, i + c, j + c if j >= 0 else -1))
         for c in range(whole, HS):
-            to[panel + c] = pair(x, i + c, j + c if j >= 0 else -1)
+            put(to, panel + c, width, pair(x, i + c, j + c if j >= 0 else -1))
         for c in range(HS, width):
-            to[panel + c] = ZERO
+            put(to, panel + c, width, ZERO)
 
 
 @helper()
@@ -111,16 +112,30 @@ def softmax(w, score, top, alpha, total, n_q, n_k, diagonal, scale):
 
 
 @helper()
+def turned_width(HS):
+    """Floats of a row that is transposed into a panel."""
+    return half_width(HS) * PER_WORD
+
+
+@helper()
+def mixed_floats(HS):
+    """Floats of a block of rows that are interleaved."""
+    return BLOCK // 2 * PER_WORD * up(HS, LANES)
+
+
+@helper()
 def forward_floats(HS):
-    """Working memory of one thread: words of rows, q transposed, sums of out, a tile; three numbers for each query."""
-    return BLOCK * (3 * half_width(HS) + up(HS, LANES) + BLOCK + 3)
+    """Working memory of one thread: words of rows, two panels, sums of out, a tile; three numbers for each query."""
+    return mixed_floats(HS) + BLOCK * (half_width(HS) + turned_width(HS) + up(HS, LANES) + BLOCK + 3)
 
 
 @helper()
 def attend(out, o0, o_row, q, q0, q_row, k, k0, v, v0, kv_row, before, n_q, HS, w, packed):
     """Do what that of ``attention`` does."""
     half, width, words, scale = half_width(HS), up(HS, LANES), (HS + 1) // 2, LOG2E / np.sqrt(np.float32(HS))
-    panel, qt, o = packed + BLOCK * half, packed + 2 * BLOCK * half, packed + 3 * BLOCK * half
+    panel = packed + BLOCK * half
+    qt = panel + mixed_floats(HS)
+    o = qt + BLOCK * turned_width(HS)
     score = o + BLOCK * width
     top, alpha, total = score + BLOCK * BLOCK, score + BLOCK * BLOCK + BLOCK, score + BLOCK * BLOCK + 2 * BLOCK
     for t in range(BLOCK):
@@ -157,7 +172,7 @@ forward = forward_by(attend)
 
 
 @helper()
-def put(w, p_rows, d_rows, words, t2, t, p, p1, ds, ds1):
+def put_two(w, p_rows, d_rows, words, t2, t, p, p1, ds, ds1):
     """Store two keys' weights and adjoints of scores: pairs of queries in rows, and of the two keys in `words`."""
     both, d = rounded(p, p1), rounded(ds, ds1)
     i = t2 * BLOCK + t // 2
@@ -188,9 +203,9 @@ def softmax_backward(w, score, datt, words, lse, lse0, delta, n_q, n_k, diagonal
                 ds, ds1 = select_some(t2 - t, none, ds), select_some(t2 + 1 - t, none, ds1)
             if t2 + 1 == end:
                 p1, ds1 = none, none
-            put(w, score, datt, words, t2, t, p, p1, ds, ds1)
+            put_two(w, score, datt, words, t2, t, p, p1, ds, ds1)
         for t2 in range(end + end % 2, min(n_k, end + MR + 1), 2):  # zeros for A_LOWER and A_UPPER
-            put(w, score, datt, words, t2, t, none, none, none, none)
+            put_two(w, score, datt, words, t2, t, none, none, none, none)
 
 
 @helper()
@@ -202,7 +217,8 @@ def block_floats(HS):
 @helper()
 def row_floats(HS):
     """Working memory of one thread: rows and tiles as words and as sums, and a number for each query."""
-    return BLOCK * (4 * half_width(HS) + 2 * up(HS, LANES) + up(HS, LANES) // 2 + 2 * BLOCK + BLOCK // 2 + 3)
+    rows = 2 * half_width(HS) + 2 * turned_width(HS) + up(HS, LANES)
+    return 3 * mixed_floats(HS) + BLOCK * (rows + 2 * BLOCK + BLOCK // 2 + 3)
 
 
 @helper()
@@ -211,11 +227,11 @@ def backward_row(dq, dk, dv, adds, dout, q, k, v, out, lse, places, group, kept,
     NH, T = lse.shape[1:]
     HS, o_row, head, blocks = out.shape[2] // NH, out.shape[2], b * NH + h, (T + BLOCK - 1) // BLOCK
     half, width, words, floats = half_width(HS), up(HS, LANES), (HS + 1) // 2, block_floats(HS)
-    t0, done, size = i * BLOCK, head * blocks, BLOCK * width
+    t0, done, size, turned, mixed = i * BLOCK, head * blocks, BLOCK * width, BLOCK * turned_width(HS), mixed_floats(HS)
     n_q = min(BLOCK, T - t0)
-    qt, dot, ks, vs = base, base + BLOCK * half, base + 2 * BLOCK * half, base + 3 * BLOCK * half
+    qt, dot, ks, vs = base, base + turned, base + 2 * turned, base + 2 * turned + BLOCK * half
     qs = vs + BLOCK * half
-    do, km, dqs = qs + size // 2, qs + size, qs + size + size // 2
+    do, km, dqs = qs + mixed, qs + 2 * mixed, qs + 3 * mixed
     score = dqs + size
     datt, dwords = score + BLOCK * BLOCK, score + 2 * BLOCK * BLOCK
     delta = dwords + BLOCK * BLOCK // 2

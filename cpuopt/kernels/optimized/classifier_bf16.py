@@ -9,19 +9,19 @@ from ..compile.jit import helper, kernel
 from ..toolkit.pairs import halves, narrow
 from ..toolkit.queue import QUEUE, for_each_thread
 from ..toolkit.rules import by_epilogue
-from ..toolkit.simd import MR, NR
+from ..toolkit.simd import MR, NR, PER_WORD
 from .classifier import backward_work, block, gradient_row, loss_block, parts_floats
 from .cross_entropy import count, sum_in_order
-from .matmul import FORWARD_SCRATCH, STRIP, WEIGHT_SCRATCH, forward_panels, up
-from .matmul_bf16 import HALF, INPUT_SCRATCH, linear_bf16, linear_input, linear_weight, odd_rows
+from .matmul import FORWARD_SCRATCH, STRIP, WEIGHT_SCRATCH, up
+from .matmul_bf16 import HALF, INPUT_SCRATCH, linear_bf16, linear_input, linear_weight, odd_rows, word_panels
 
 PER_THREAD = max(FORWARD_SCRATCH, INPUT_SCRATCH, WEIGHT_SCRATCH)
 
 
 def panels(tokens, sizes):
     """Floats of the panels of forward and weight gradient in turn, of blocks of at most so many tokens."""
-    words = -(-sizes["C"] // 2)
-    return max(forward_panels(tokens, words, sizes["V"]), (tokens // 2 + 1) * up(sizes["C"], NR))
+    columns = up(sizes["C"], NR)
+    return max(word_panels(tokens, sizes["C"], sizes["V"]), (tokens // 2 + 1) * columns * PER_WORD)
 
 
 def logits(tokens):

@@ -196,21 +196,35 @@ def put_columns(x, row, column, tile, rows, bias):
 
 
 @helper()
-def pack_tokens(panels, x, row, lo, hi):
-    """panels[row * C + k * NR + j] = x[row + j, k] for k in lo..hi, and zero beyond the last row.
+def put(panels, i, line, x):
+    """Write a float to a panel."""
+    panels[i] = x
 
-    Of LANES rows or fewer, only the first LANES columns of the panel are written, as only they are read.
-    """
-    C = x.shape[1]
-    n = min(NR, x.shape[0] - row)
-    base = row * C
-    full, whole = lo + (hi - lo) // LANES * LANES, n // LANES * LANES
-    for j in range(0, whole, LANES):
-        for k in range(lo, full, LANES):
-            transpose(at(panels, base + k * NR + j), NR, at(x, (row + j) * C + k), C)
-    for k in range(lo, hi):
-        for j in range(whole if k < full else 0, LANES if n <= LANES else NR):
-            panels[base + k * NR + j] = x[row + j, k] if j < n else ZERO
+
+def pack_tokens_by(put, transpose, lines):
+    """Make the function that packs rows into panels, of which `lines` lines hold a column of them."""
+
+    @helper()
+    def pack_tokens(panels, x, row, lo, hi):
+        """Put x[row + j, k] at column j of line k of a panel, for k in lo..hi, and zero beyond the last row.
+
+        Of LANES rows or fewer, only the first LANES columns of the panel are written, as only they are read.
+        """
+        C = x.shape[1]
+        n = min(NR, x.shape[0] - row)
+        base = row * C * lines
+        full, whole = lo + (hi - lo) // LANES * LANES, n // LANES * LANES
+        for j in range(0, whole, LANES):
+            for k in range(lo, full, LANES):
+                transpose(at(panels, base + k * lines * NR + j), NR, at(x, (row + j) * C + k), C)
+        for k in range(lo, hi):
+            for j in range(whole if k < full else 0, LANES if n <= LANES else NR):
+                put(panels, base + k * lines * NR + j, NR, x[row + j, k] if j < n else ZERO)
+
+    return pack_tokens
+
+
+pack_tokens = pack_tokens_by(put, transpose, 1)
 
 
 @helper()
@@ -267,8 +281,8 @@ FORWARD = [
 """Scratch of a linear layer."""
 
 
-def forward_by(multiply, multiply_narrow):
-    """Make the forward by a micro-kernel: of rows of floats, or of words of two bfloat16."""
+def forward_by(multiply, multiply_narrow, pack_tokens, lines):
+    """Make the forward by a micro-kernel: of rows of floats, or of words of two bfloat16; a panel has `lines` for k."""
 
     @helper()
     def forward_sums(sums, weight, panels, m0, m1, n0, n1, most):
@@ -279,12 +293,13 @@ def forward_by(multiply, multiply_narrow):
             depth = min(most, K - k)
             a = at(weight, n0 * K + k)
             for m in range(m0, m1, NR):
-                b = at(panels, m * K + k * NR)
+                b = at(panels, (m * K + k * NR) * lines)
                 if m == m0:  # fetch the next group's rows: one stretch of memory where a block is all of K
                     size = ceil(n1 - n0, groups)
                     ahead, ahead_group, step = at(a, size * K), size * K, 2 * size
                 else:  # fetch the next panel, each group a part of it
-                    ahead, ahead_group, step = at(b, K * NR), depth * NR // groups, 2 * ceil(NR, groups)
+                    ahead, ahead_group = at(b, K * NR * lines), depth * NR // groups * lines
+                    step = 2 * ceil(NR, groups) * lines
                 to = at(sums, (m - m0) * TALL)
                 if m1 - m > LANES:
                     multiply(n1 - n0, a, K, b, NR, to, NR, depth, k > 0, ahead, ahead_group, step, 0)
@@ -304,9 +319,10 @@ def forward_by(multiply, multiply_narrow):
             depth = min(most, K - k)
             for n in range(n0, n1, NR):
                 inside = direct and n + NR <= N
-                b = at(panels, n * K + k * NR)
+                b = at(panels, (n * K + k * NR) * lines)
                 to, to_row = (at(out, m0 * N + n), N) if inside else (at(tile, 0), NR)
-                ahead, ahead_group, step = at(b, K * NR), depth * NR // groups, 2 * ceil(NR, groups)
+                ahead, ahead_group = at(b, K * NR * lines), depth * NR // groups * lines
+                step = 2 * ceil(NR, groups) * lines
                 x, adding = at(inp, m0 * K + k), k > 0
                 multiply(rows, x, K, b, NR, to, to_row, depth, adding and inside, ahead, ahead_group, step, 0)
                 if not direct:
@@ -349,7 +365,7 @@ def forward_by(multiply, multiply_narrow):
     return forward
 
 
-linear = forward_by(multiply, multiply_narrow)
+linear = forward_by(multiply, multiply_narrow, pack_tokens, 1)
 
 
 @kernel(ops.matmul_forward, "optimized", scratch=FORWARD, parallel=False)
@@ -516,8 +532,8 @@ def sum_columns(total, add, dout, m, depth, n0, rows):
         store_some(total, j, t, left)
 
 
-def weight_chunk_by(multiply, pack_outputs, per):
-    """Make the function of a strip of a weight's gradient; `per` tokens are one k of the micro-kernel."""
+def weight_chunk_by(multiply, pack_outputs, per, lines):
+    """Make the function of a strip of a weight's gradient; `per` tokens are one k, for which a panel has `lines`."""
 
     @helper()
     def weight_chunk(grad, row, add, dout, panels, block, spare, n0, n1, tall, most):
@@ -543,9 +559,10 @@ def weight_chunk_by(multiply, pack_outputs, per):
                     for i in range(0, tall, LINE):
                         prefetch(at(dout, (next_m + k) * N + next_n + i))
                 inside = c + NR <= C
-                b = at(panels, m // per * P + c * depth)
+                b = at(panels, (m // per * P + c * depth) * lines)
                 to, to_row = (at(grad, row * C + c), C) if inside else (at(tile, 0), NR)
-                ahead, ahead_group, step = at(b, depth * NR), depth * NR // groups, 2 * ceil(NR, groups)
+                ahead, ahead_group = at(b, depth * NR * lines), depth * NR // groups * lines
+                step = 2 * ceil(NR, groups) * lines
                 x = at(block, 0)
                 multiply(rows, x, PACKED, b, NR, to, to_row, depth, adding and inside, ahead, ahead_group, step, 0)
                 if not inside:
@@ -554,7 +571,7 @@ def weight_chunk_by(multiply, pack_outputs, per):
     return weight_chunk
 
 
-weight_chunk = weight_chunk_by(multiply, pack_outputs, 1)
+weight_chunk = weight_chunk_by(multiply, pack_outputs, 1, 1)
 
 
 @helper()

@@ -19,10 +19,10 @@ from ... import ops
 from ..compile.jit import helper, kernel
 from ..toolkit.elementwise import CHUNK
 from ..toolkit.lanes import store_some
-from ..toolkit.pairs import floats, is_half, load_pair, narrow, pack_pairs, pack_rows, pair, words
+from ..toolkit.pairs import floats, is_half, load_pair, narrow, pack_pairs, pack_rows, pair, put, words
 from ..toolkit.queue import QUEUE, deal, for_each_thread, take
 from ..toolkit.rules import by_epilogue
-from ..toolkit.simd import LANES, LINE, MR, NR, at, narrow_pair_product, pair_product
+from ..toolkit.simd import LANES, LINE, MR, NR, PER_WORD, at, narrow_pair_product, pair_product, transpose_words
 from .matmul import (
     COLUMNS,
     FORWARD,
@@ -39,6 +39,7 @@ from .matmul import (
     forward_by,
     forward_panels,
     multiply_by,
+    pack_tokens_by,
     piece,
     pieces,
     place,
@@ -53,10 +54,11 @@ from .matmul import (
 
 HALF = "bfloat16"
 multiply, multiply_narrow = multiply_by(pair_product), multiply_by(narrow_pair_product)
-linear = forward_by(multiply, multiply_narrow)
+pack_tokens = pack_tokens_by(put, transpose_words, PER_WORD)
+linear = forward_by(multiply, multiply_narrow, pack_tokens, PER_WORD)
 CHUNK_SUMS = INPUT_ROWS * up(COLUMNS, NR)  # of a chunk of dinp, which is rounded when it is done
 INPUT_SPARE = INPUT_ROWS * NR
-INPUT_SCRATCH = INPUT_SPARE + INPUT_DEPTH * NR + CHUNK_SUMS
+INPUT_SCRATCH = INPUT_SPARE + INPUT_DEPTH * NR * PER_WORD + CHUNK_SUMS
 
 
 def odd_rows(*rows):
@@ -84,8 +86,13 @@ def linear_bf16(out, inp, weight, bias, panels, sums, queue, rows):
     linear(out, x, w, bias, panels, sums, queue)
 
 
+def word_panels(M, K, N):
+    """Count the floats of the panels of a forward of M tokens."""
+    return forward_panels(M, -(-K // 2), N) * PER_WORD
+
+
 FORWARD_BF16 = [
-    ("panels", lambda s: forward_panels(s["BT"], -(-s["C"] // 2), s["OC"])),
+    ("panels", lambda s: word_panels(s["BT"], s["C"], s["OC"])),
     *FORWARD[1:],
     ("rows", odd_rows("BT", "OC")),
 ]
@@ -223,7 +230,7 @@ def store_pair(block, to, x, i, j):
     store_some(block, to, load_pair(x, i, j), LANES)
 
 
-weight_chunk = weight_chunk_by(multiply, pack_outputs, 2)
+weight_chunk = weight_chunk_by(multiply, pack_outputs, 2, PER_WORD)
 
 
 @helper()
@@ -233,13 +240,18 @@ def pack_panel(i, panels, inp, depth):
     columns = ceil(C, NR)
     m, c = i // columns * depth, i % columns * NR
     n = ceil(min(depth, M - m), 2)
-    pack_pairs(panels[m // 2 * columns * NR + c * n :], NR, inp, m, c, min(NR, C - c), n)
+    pack_pairs(panels[(m // 2 * columns * NR + c * n) * PER_WORD :], NR, inp, m, c, min(NR, C - c), n)
+
+
+def weight_bf16(steps):
+    """List the scratch of the weight's gradient."""
+    return [("panels", lambda s: up(s["BT"], 2) // 2 * PER_WORD * up(s["C"], NR)), *weight_scratch(steps)[1:]]
 
 
 linear_weight = weight_by(pack_panel, weight_chunk, 2 * WEIGHT_DEPTH, 2)
 
 
-@by_epilogue(ops.matmul_backward_weight, "optimized", of=HALF, scratch=weight_scratch, skips=["dweight"])
+@by_epilogue(ops.matmul_backward_weight, "optimized", of=HALF, scratch=weight_bf16, skips=["dweight"])
 def matmul_backward_weight(epilogue):
     """Pack the columns of the tokens, two tokens interleaved, then strips of dout's columns times all panels.
 

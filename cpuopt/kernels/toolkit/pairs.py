@@ -2,9 +2,10 @@
 
 A word holds two neighbours along the summed axis, the first in its lower half. A row of an even number of bfloat16 is a
 row of words as it lies. If the summed axis runs down the columns, two rows are interleaved. Packing rounds float32 to
-nearest even.
+nearest even. A panel has `PER_WORD` lines for each line of words, which `put` writes.
 """
 
+import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
@@ -15,7 +16,9 @@ from ..compile.jit import helper
 from ..compile.numba_internals import populate_array
 from ..compile.storage import bfloat16, full
 from .lanes import INT, Lanes, load, load_some, store, store_some, vector
-from .simd import F32, HOST, I16, I32, LANES, Emit, unit_of
+from .simd import F32, HOST, I16, I32, LANES, PER_WORD, Emit, unit_of
+
+ZERO = np.float32(0)
 
 
 def seen_as(result, shift):
@@ -186,6 +189,20 @@ store_first, store_second = half_store(False), half_store(True)
 rounded = rounder_of(HOST)
 
 
+@intrinsic
+def put(typingctx, panel, i, line, words):
+    """Write a word or a vector of them to a panel, whose lines are `line` floats apart, from offset i on."""
+
+    def codegen(context, builder, signature, args):
+        emit, (panel, i, line, words) = Lanes(context, builder), args
+        place = emit.point(signature.args[0], panel, i)
+        for n, part in enumerate(emit.lines(words)):
+            emit.store(part, emit.at(place, emit.times(line, n)))
+        return context.get_dummy_value()
+
+    return types.void(panel, INT, INT, words), codegen
+
+
 def adder_of(tile):
     """Make the function of a machine that adds the products of words to sums."""
 
@@ -218,7 +235,7 @@ def pack_rows(to, x, lo, hi):
 
 @helper()
 def pack_pairs(panel, width, x, row, column, columns, depth):
-    """panel[k * width + j] = words of x[row + 2 k, column + j] and x[row + 2 k + 1, column + j], for j < columns.
+    """Put words of x[row + 2 k, column + j] and x[row + 2 k + 1, column + j], for j < columns, in line k of a panel.
 
     A row beyond the last is zero, and so are columns beyond `columns`.
     """
@@ -227,12 +244,13 @@ def pack_pairs(panel, width, x, row, column, columns, depth):
     for k in range(depth):
         i = (row + 2 * k) * C + column
         j = i + C if row + 2 * k + 1 < R else -1
+        to = k * PER_WORD * width
         for n in range(0, whole, LANES):
-            store(panel, k * width + n, load_pair(x, i + n, j + n if j >= 0 else -1))
+            put(panel, to + n, width, load_pair(x, i + n, j + n if j >= 0 else -1))
         for n in range(whole, columns):
-            panel[k * width + n] = pair(x, i + n, j + n if j >= 0 else -1)
+            put(panel, to + n, width, pair(x, i + n, j + n if j >= 0 else -1))
         for n in range(columns, width):
-            panel[k * width + n] = 0
+            put(panel, to + n, width, ZERO)
 
 
 @helper()

@@ -17,7 +17,8 @@ the lower half, and such words take the places of floats: half as many of them. 
     c[i, j] = fma(a_even, b_even, fma(a_odd, b_odd, c[i, j]))
 
 each rounded to nearest even. A processor with ``avx512bf16`` has one instruction for that, which takes subnormal
-numbers as zero; others compute the two multiply-adds, and get the same bits.
+numbers as zero. Others compute the two multiply-adds, and get the same bits. For them a panel has two lines of floats
+for each k, the odd halves and the even ones: then only the words of ``a`` are taken apart in the inner loop.
 """
 
 from collections.abc import Iterable
@@ -30,7 +31,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from ..compile.storage import bfloat16
+from ..compile.storage import bfloat16, full, like
 from . import targets
 
 F32, I32, I64, BIT, POINTER = ir.FloatType(), ir.IntType(32), ir.IntType(64), ir.IntType(1), ir.PointerType()
@@ -102,6 +103,7 @@ def host_features() -> set[str]:
 HOST = tile(host_features())
 LANES, MR, NR = HOST.lanes, HOST.rows, HOST.lanes * HOST.vectors
 LINE = 16  # floats in a cache line
+PER_WORD = 1 if HOST.dot else 2  # floats of a panel for each word: the word itself, or both halves
 SHARED = 7  # rows of the micro-kernel that share a pointer
 
 
@@ -189,14 +191,15 @@ class Emit:
         return z
 
     def half(self, word, odd: bool):
-        """Take the odd or the even half of words, as floats."""
-        words = ir.VectorType(I32, self.tile.lanes)
-        bits = self.builder.bitcast(word, words)
-        if odd:
-            bits = self.builder.and_(bits, ir.Constant(words, [0xFFFF0000] * self.tile.lanes))
-        else:
-            bits = self.builder.shl(bits, ir.Constant(words, [16] * self.tile.lanes))
-        return self.builder.bitcast(bits, self.vector)
+        """Take the odd or the even half of a word or of a vector of them, as floats."""
+        kind = like(word, I32)
+        bits = self.builder.bitcast(word, kind)
+        bits = self.builder.and_(bits, full(kind, 0xFFFF0000)) if odd else self.builder.shl(bits, full(kind, 16))
+        return self.builder.bitcast(bits, word.type)
+
+    def lines(self, word):
+        """List what lines of a panel hold of words."""
+        return [word] if self.tile.dot else [self.half(word, odd) for odd in (True, False)]
 
     def rounded(self, x, y):
         """Round two vectors to bfloat16, one behind the other in one vector of 16 bits."""
@@ -224,7 +227,7 @@ class Emit:
     def product(self, rows, vectors, pairs, a, row, step, b, line, c, c_row, depth, add, ahead, ahead_step, shift):
         """Emit the micro-kernel for some rows and vectors; the other arguments are those of the intrinsic `product`.
 
-        With `pairs`, the floats of a and b are words of two bfloat16.
+        With `pairs`, the floats of a are words of two bfloat16, and a panel holds `lines` of such words.
 
         k goes in pairs. Seven rows share a pointer: x86's addressing finds them by registers of 1, 3 and 5 strides in
         bytes, each times 1, 2 or 4. The offset of the first is a register too: without one, NEON would load its float
@@ -241,29 +244,32 @@ class Emit:
         for place in c_rows:
             self.prefetch(place, write=True)
 
-        parts, accumulate = [lambda word: word], self.multiply_add
-        if pairs and self.tile.dot:
-            accumulate = self.dot
-        elif pairs:
-            parts = [lambda word: self.half(word, odd=True), lambda word: self.half(word, odd=False)]
+        accumulate = self.dot if pairs and self.tile.dot else self.multiply_add
+        passes = [[self.spread]]  # over the rows, by what to make of an element for each line of the panel
+        if pairs and self.tile.lanes == AVX512.lanes and not self.tile.dot:  # both halves would take two registers more
+            passes = [[lambda x, odd=odd: self.spread(self.half(x, odd))] for odd in (True, False)]
+        elif pairs and not self.tile.dot:
+            passes = [[lambda x, odd=odd: self.half(self.spread(x), odd) for odd in (True, False)]]
 
         def one(number, *state):
             (b, one, three, five, *bases), sums = map(self.hidden, state[: -len(spots)]), list(state[-len(spots) :])
             offsets = [zero, one, self.times(one, 2), three, self.times(one, 4), five, self.times(three, 2)]
-            places = [self.at(base, offset, BYTE) for base in bases for offset in offsets]
-            for n, part in enumerate(parts):  # halves apart: their operands together would not fit into the registers
-                if n:  # and loaded again, which LLVM would not do by itself
-                    y_from, *again = map(self.hidden, (b, *bases))
-                    places = [self.at(base, offset, BYTE) for base in again for offset in offsets]
-                else:
-                    y_from = b
-                y = [part(self.load(self.at(y_from, j * self.tile.lanes))) for j in width]
+            for parts in passes:
+                if parts is not passes[0]:  # loaded again, which LLVM would not do by itself
+                    bases = [self.hidden(base) for base in bases]
+                places = [self.at(base, offset, BYTE) for base in bases for offset in offsets]
+                y = []
+                for _ in parts:
+                    y.append([self.load(self.at(b, j * self.tile.lanes)) for j in width])
+                    b = self.at(b, line, BYTE)
                 for i in range(rows):
-                    x = part(self.spread(self.load(places[i], F32)))
-                    for j in width:
-                        spot = i * len(width) + j
-                        sums[spot] = accumulate(x, y[j], sums[spot])
-            return [self.at(b, line, BYTE), one, three, five, *(self.at(base, step, BYTE) for base in bases), *sums]
+                    element = self.load(places[i], F32)
+                    for part, ys in zip(parts, y, strict=True):
+                        x = part(element)
+                        for j in width:
+                            spot = i * len(width) + j
+                            sums[spot] = accumulate(x, ys[j], sums[spot])
+            return [b, one, three, five, *(self.at(base, step, BYTE) for base in bases), *sums]
 
         def two(number, *state):
             place = self.at(ahead, bld.mul(bld.lshr(number, shift), ahead_step))
@@ -380,19 +386,28 @@ def move(typingctx, to, x):
     return types.void(FLOATS, FLOATS), codegen
 
 
-@intrinsic
-def transpose(typingctx, to, to_row, x, x_row):
-    """Write a square of LANES x LANES floats transposed."""
+def transpose_to(lines):
+    """Make the function that writes a square transposed, as the lines that `lines` makes of each column."""
 
-    def codegen(context, builder, signature, args):
-        to, to_row, x, x_row = args
-        emit = Emit(builder, HOST)
-        square = [emit.load(emit.at(x, emit.times(x_row, i))) for i in range(LANES)]
-        for i, row in enumerate(emit.transpose(square)):
-            emit.store(row, emit.at(to, emit.times(to_row, i)))
-        return context.get_dummy_value()
+    @intrinsic
+    def transpose(typingctx, to, to_row, x, x_row):
+        """Write a square of LANES x LANES floats or words transposed."""
 
-    return types.void(FLOATS, INT, FLOATS, INT), codegen
+        def codegen(context, builder, signature, args):
+            to, to_row, x, x_row = args
+            emit = Emit(builder, HOST)
+            square = [emit.load(emit.at(x, emit.times(x_row, i))) for i in range(LANES)]
+            columns = [line for column in emit.transpose(square) for line in lines(emit, column)]
+            for i, line in enumerate(columns):
+                emit.store(line, emit.at(to, emit.times(to_row, i)))
+            return context.get_dummy_value()
+
+        return types.void(FLOATS, INT, FLOATS, INT), codegen
+
+    return transpose
+
+
+transpose, transpose_words = transpose_to(lambda emit, column: [column]), transpose_to(Emit.lines)
 
 
 @intrinsic

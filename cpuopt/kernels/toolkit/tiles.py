@@ -34,8 +34,11 @@ def flat(x):
     return x.reshape(x.size)
 
 
-def product_by(micro, narrow, unit):
-    """Make the product of tiles from the micro-kernels; `unit` elements of a row of a lie in one float."""
+def product_by(micro, narrow, unit, lines):
+    """Make the product of tiles from the micro-kernels.
+
+    `unit` elements of a row of a lie in one float, and b has `lines` rows for each float of a's.
+    """
 
     @helper()
     def product(c, c0, c_row, a, a0, a_row, a_step, b, b0, b_row, rows, cols, depth, part, adds):
@@ -53,7 +56,7 @@ def product_by(micro, narrow, unit):
             end = min(depth, (i + n + unit - 1) // unit) if part == A_LOWER else depth
             x, j = at(a, a0 + i * a_row + k * a_step), i // LANES * LANES if part == C_UPPER else 0
             while j < cols:
-                y, to = at(b, b0 + k * b_row + j), at(c, c0 + i * c_row + j)
+                y, to = at(b, b0 + k * lines * b_row + j), at(c, c0 + i * c_row + j)
                 if j % COLS > 0 or cols - j <= LANES:
                     narrow(n, x, a_row, a_step, y, b_row, to, c_row, end - k, adds, y, 0, 0)
                     j += LANES
@@ -65,7 +68,7 @@ def product_by(micro, narrow, unit):
     return product
 
 
-product = product_by(micro, narrow_product, 1)
+product = product_by(micro, narrow_product, 1, 1)
 
 
 @helper()
