@@ -151,9 +151,8 @@ def named_models(tree, file):
     """What of a file names a model; two flags name the first one's tokenizer, as data/ does, and chats have a form."""
     spared = {
         "cli/data.py": {"gpt2"},
-        "train/settings.py": {"gpt2"},
+        "train/settings.py": {"gpt2", "llama3"},
         "cli/generate.py": {"llama3"},
-        "generate/chat.py": {"llama3"},
         "lab/peers/suite.py": {"gpt2-nano", "gpt2-baby", "gpt2-124M"},  # the table of sizes that are measured
     }
     return [

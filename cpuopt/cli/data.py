@@ -1,4 +1,4 @@
-"""``cpuopt data``: prepare and list datasets, and turn text into token files.
+"""``cpuopt data``: prepare and list datasets, turn text into token files, and show examples as a model sees them.
 
 The text of Python's standard library is always there, as builtin.
 
@@ -6,6 +6,7 @@ Examples::
 
     cpuopt data list
     cpuopt data prepare tinyshakespeare --tokenizer bytes
+    cpuopt data show chats.jsonl -T 256
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from .common import shared, show
 
 def flags(p: argparse.ArgumentParser) -> None:
     """Add the verb's flags."""
-    what = p.add_subparsers(dest="what", metavar="prepare|tokenize|list", required=True)
+    what = p.add_subparsers(dest="what", metavar="prepare|tokenize|show|list", required=True)
     q = what.add_parser("prepare", help="download and tokenize a dataset; the only verb that uses the network")
     q.add_argument("name", help="Prepare this dataset.")
     q.add_argument(
@@ -31,12 +32,17 @@ def flags(p: argparse.ArgumentParser) -> None:
         "target", metavar="NAME", type=Path, help="Write files of this path, with _train.bin and _val.bin behind it."
     )
     settings.flags(q, "tokenizer")
+    q = what.add_parser("show", help="show examples of a .jsonl as the model sees them, and which tokens count")
+    q.add_argument("data", metavar="FILE.jsonl", help="Read this file of examples, or a glob.")
+    q.add_argument("--limit", type=int, default=5, metavar="N", help="Show this many examples. Default: %(default)s.")
+    settings.flags(q, "init", "tokenizer", "chat_format", "T", T=1024)
+    shared(q, "--json")
     shared(what.add_parser("list", help="list the datasets and which are prepared"), "--json")
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the verb; return its exit status."""
-    return {"prepare": _prepare, "tokenize": _tokenize, "list": _list}[args.what](args)
+    return {"prepare": _prepare, "tokenize": _tokenize, "show": _show, "list": _list}[args.what](args)
 
 
 def _prepare(args: argparse.Namespace) -> int:
@@ -73,6 +79,51 @@ def _tokenize(args: argparse.Namespace) -> int:
             file.unlink()
         raise
     print(*files.values(), sep="\n")
+    return 0
+
+
+def _show(args: argparse.Namespace) -> int:
+    from ..data.chats import is_chats, load_chats
+    from ..data.corpus import files_of, get_tokenizer
+    from ..errors import UserError
+    from ..report import console
+    from ..wording import plain
+
+    if not is_chats(args.data):
+        raise UserError(f"data show: {args.data!r} holds no examples by its name; expected a .jsonl, a line for each")
+    for flag, n in {"-T": args.T, "--limit": args.limit}.items():
+        if n < 1:
+            raise UserError(f"{flag} {n}: expected 1 or more")
+    name = args.tokenizer
+    if args.init is not None and name is None:
+        from ..train.checkpoint import open_weights
+
+        name = open_weights(Path(args.init)).tokenizer
+    tokenizer = get_tokenizer(name or "bytes")
+    data = load_chats(
+        files_of(args.data),
+        name=args.data,
+        vocab_size=tokenizer.vocab_size,
+        T=args.T,
+        tokenizer=name,
+        chat_format=args.chat_format,
+    )
+    examples = sorted((*data.train, *data.val, *data.idle), key=lambda e: e.number)[: args.limit]
+    held_out = set(data.val)
+    found = [
+        {
+            "where": e.where,
+            "split": "val" if e in held_out else "train",
+            "cut": e.cut,
+            "targets": e.targets,
+            "ids": e.ids.tolist(),
+            "counted": e.counted.tolist(),
+            "runs": [[counts, plain(text)] for counts, text in e.runs(tokenizer)],
+        }
+        for e in examples
+    ]
+
+    show(args, {**data.report(), "shown": found}, lambda: console.examples(data.description, found))
     return 0
 
 

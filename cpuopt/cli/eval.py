@@ -23,6 +23,7 @@ from .common import shared, show, start_numba
 
 if TYPE_CHECKING:
     from ..data.batches import Batches
+    from ..data.chats import ChatBatches, Chats
     from ..data.corpus import Corpus, Split
     from ..weights import Weights
 
@@ -33,7 +34,7 @@ USUAL_ROW = 64
 def flags(p: argparse.ArgumentParser) -> None:
     """Add the verb's flags."""
     p.add_argument("--init", type=Path, required=True, metavar="PATH", help=settings.FLAGS["init"].metadata["help"])
-    settings.flags(p, "data", "tokenizer", "B", "variant", "swap", "kernels", "dtype", "threads")
+    settings.flags(p, "data", "chat_format", "tokenizer", "B", "variant", "swap", "kernels", "dtype", "threads")
     shared(p, "--adapter")
     p.add_argument("--model", metavar="FILE.py:NAME", help="Read the model of a run from this file of your own.")
     p.add_argument(
@@ -66,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
         models.parse(args.model)  # what is in the run refers to it
     from itertools import islice
 
-    from ..building import BuildOptions
+    from ..building import Array, BuildOptions
     from ..check.gate import load_files
     from ..data.tokenizers import byte_lengths
     from ..engine import Engine
@@ -74,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
     from ..report import console
     from ..train.checkpoint import open_weights
     from ..train.evaluate import CHOICES, multiple_choice, perplexity, read_examples
-    from ..train.job import require_correct
+    from ..train.job import named, require_correct
     from ..weights import copy_into, merge
 
     weights = merge(open_weights(args.init), args.adapter)
@@ -115,30 +116,46 @@ def run(args: argparse.Namespace) -> int:
         line = f"{result['right']} of {result['examples']} right: {result['accuracy']:.4f}"
     else:
         n = min(len(batches), args.limit or len(batches))
+
+        def pair(i: int) -> tuple[Array, Array]:
+            batch = named(batches.at(i))
+            return batch["tokens"], batch["targets"]
+
         with console.counting("batches", n) as tick:
-            result = perplexity(engine, islice((batches.batch(0, i) for i in range(n)), n), tick, lengths)
-        result |= {"tokens": n * B * T, "of_tokens": batches.tokens.size, "data": batches.name}
+            result = perplexity(engine, islice((pair(i) for i in range(n)), n), tick, lengths)
+        result |= {"of_tokens": batches.n_tokens, "data": batches.name}
         bits = result["bits_per_byte"]
         line = f"loss {result['loss']:.4f}, perplexity {result['perplexity']:.2f}, "
         line += "" if bits is None else f"{bits:.4f} bits per byte, "
-        line += f"over {n * B * T:,} of the {batches.tokens.size:,} tokens of {batches.name}"
+        line += f"over {result['tokens']:,} of the {batches.n_tokens:,} tokens of {batches.name}"
     show(args, result, lambda: [line])
     return 0
 
 
-def text_of(args: argparse.Namespace, weights: Weights) -> tuple[Corpus, Batches]:
-    """Load the text, and cut the part of it that is to be read into batches, which fit a short text.
+def text_of(args: argparse.Namespace, weights: Weights) -> tuple[Corpus | Chats, Batches | ChatBatches]:
+    """Load the text or the examples, and cut the part that is to be read into batches, which fit a short text.
 
     Raises
     ------
     UserError
         For a text that is too short, or cannot be read.
     """
-    from ..data.corpus import held_out_beside, load_corpus
+    from ..data.chats import ChatBatches, is_chats, load_chats
+    from ..data.corpus import files_of, held_out_beside, load_corpus
     from ..data.datasets import DATASETS
 
     c = weights.config
     tokenizer = args.tokenizer or weights.tokenizer
+    if is_chats(args.data):
+        T = args.T or c.longest(weights.trained_length)
+        how = {"tokenizer": tokenizer, "chat_format": args.chat_format}
+        examples = load_chats(files_of(args.data), name=args.data, vocab_size=c.vocab_size, T=T, pack=False, **how)
+        part = args.split or ("all" if examples.fingerprint != weights.trained_on else "val")
+        rows = examples.rows(part)
+        if not rows:
+            raise UserError(f"--split {part}: {args.data} has no examples there; take --split all")
+        T = args.T or max(e.size for row in rows for e in row)
+        return examples, ChatBatches(rows, min(args.B, len(rows)), T, None, False, f"{args.data} ({part})")
     text = load_corpus(args.data, vocab_size=c.vocab_size, T=1, B=1, tokenizer=tokenizer, needed=())
     named = args.data != "builtin" and args.data not in DATASETS and not held_out_beside(Path(args.data))
     split: Split = args.split or ("all" if named and text.fingerprint != weights.trained_on else "val")

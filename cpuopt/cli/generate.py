@@ -234,6 +234,7 @@ def run(args: argparse.Namespace) -> int:
     """Run the verb; return its exit status."""
     start_numba(args.threads)
     from ..check.gate import load_files
+    from ..data.forms import format_of
     from ..generate import chat
     from ..generate.decoder import Sampler, check_tokens, context_of, generate
     from ..generate.uncached import reader_of
@@ -245,8 +246,6 @@ def run(args: argparse.Namespace) -> int:
     most = (512 if args.chat else 100) if args.max_tokens is None else args.max_tokens
     if most < 1:
         raise UserError(f"--max-tokens {most}: expected 1 or more")
-    if args.chat_format not in (None, *chat.FORMATS):
-        raise UserError(f"--chat-format {args.chat_format!r}: expected {' or '.join(chat.FORMATS)}")
     if (args.system or args.chat_format) and not args.chat:
         raise UserError(f"--{'system' if args.system else 'chat-format'}: is for a chat; add --chat")
     dtype = settings.stored(args.dtype)
@@ -255,7 +254,7 @@ def run(args: argparse.Namespace) -> int:
     trained_length = weights.trained_length if weights else None
     tokenizer = tokenizer_of(args.tokenizer or (weights.tokenizer if weights else None), config.vocab_size)
     if args.chat:
-        form, usual = chat.format_of(tokenizer, args.chat_format), CHAT_CONTEXT
+        form, usual = format_of(tokenizer, args.chat_format), CHAT_CONTEXT
     else:
         prompt = tokenizer.start(args.prompt)
         usual = len(prompt) + most

@@ -53,6 +53,11 @@ class Batches:
         return (self.tokens.size - 1) // (self.B * self.T)
 
     @property
+    def n_tokens(self) -> int:
+        """The number of tokens that they come from."""
+        return self.tokens.size
+
+    @property
     def n_windows(self) -> int:
         """The number of windows that an epoch draws from."""
         return (self.tokens.size - 1) // self.T
@@ -85,13 +90,9 @@ class Batches:
         return inputs, targets
 
     def _sorted(self, epoch: int, order: np.random.SeedSequence) -> NDArray[np.int64]:
-        """Return the order of all windows in an epoch.
-
-        Sorting raw random words, since NumPy promises the same words in every version; of ``permutation`` it does not.
-        """
+        """Return the order of all windows in an epoch."""
         if self._shuffled is None or self._shuffled[0] != epoch:
-            words = np.random.PCG64(order).random_raw(self.n_windows)
-            self._shuffled = epoch, np.argsort(words, kind="stable")
+            self._shuffled = epoch, sorted_order(order, self.n_windows)
         return self._shuffled[1]
 
     def _walked(self, places: NDArray[np.int64], order: np.random.SeedSequence) -> NDArray[np.int64]:
@@ -106,6 +107,14 @@ class Batches:
         if rows.min() < 0 or rows.max() >= self.vocab_size:
             for row, start in zip(rows, starts, strict=True):
                 require_known_ids(self.name, row, self.vocab_size, int(start))
+
+
+def sorted_order(seed: np.random.SeedSequence, n: int) -> NDArray[np.int64]:
+    """Return a random order of n things.
+
+    Sorting raw random words, since NumPy promises the same words in every version; of ``permutation`` it does not.
+    """
+    return np.argsort(np.random.PCG64(seed).random_raw(n), kind="stable")
 
 
 ROUNDS = 8

@@ -23,6 +23,7 @@ import numpy as np
 from ..errors import UserError
 from ..machine import cores
 from .batches import Batches, require_known_ids, require_one_batch
+from .chats import is_chats
 from .datasets import DATASETS, dataset_files, list_datasets, prepare, prepare_command
 from .encoding import decoded, encode_text
 from .stored import File, FileTokens, Source, tokens_of
@@ -159,6 +160,10 @@ def load_corpus(
         If no data have that name, or they are invalid or too short.
     """
     require_fit(tokenizer, vocab_size)
+    if is_chats(spec):
+        raise UserError(
+            f"{spec!r} holds examples by its name, and no text; 'cpuopt train', 'eval' and 'data show' read examples"
+        )
     files: tuple[File, ...] = ()
     if spec == "builtin":
         source, texts = _builtin()

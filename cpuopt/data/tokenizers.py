@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,9 +71,16 @@ class Tokenizer(ABC):
 
 
 class Bytes(Tokenizer):
-    """The 256 bytes of UTF-8; a text begins after a newline, the closest byte to a boundary."""
+    """The 256 bytes of UTF-8; a text begins after a newline, the closest byte to a boundary.
+
+    Two bytes that no UTF-8 has begin and end a turn of a chat.
+    """
 
     name, vocab_size, eot = "bytes", 256, ord("\n")
+    turns: ClassVar = {"<|im_start|>": 0xFE, "<|im_end|>": 0xFF}
+
+    def id_of(self, token: str) -> int | None:  # noqa: D102
+        return self.turns.get(token)
 
     def encode(self, text: str) -> list[int]:  # noqa: D102
         return list(text.encode(errors="replace"))

@@ -349,3 +349,15 @@ def datasets_table(rows: Sequence[DatasetStatus]) -> list[RenderableType]:
         size = gb(d.nbytes) if d.nbytes else ""
         shown.add_row(d.name, d.tokenizer, size, d.what, "" if d.prepared else d.command)
     return [shown]
+
+
+def examples(description: str, found: Sequence[Mapping[str, Any]]) -> list[Text]:
+    """Show examples as a model sees them, with what counts in brackets."""
+    lines = [Text(description), Text("The model learns to write what stands in [[ ]].")]
+    for e in found:
+        cut = f", {e['cut']} more are cut" if e["cut"] else ""
+        head = f"\n{e['where']} ({e['split']}): {count(len(e['ids']), 'token')}, {e['targets']} of which count{cut}"
+        lines += [Text(head, style="bold"), Text()]
+        for counts, text in e["runs"]:
+            lines[-1].append(f"[[{text}]]" if counts else text, style="green" if counts else "")
+    return lines

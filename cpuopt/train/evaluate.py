@@ -157,6 +157,7 @@ def perplexity(
     nbytes = sum(known) if len(known) == len(texts) else None
     return {
         "batches": len(losses),
+        "tokens": sum(counts),
         "loss": loss,
         "perplexity": exp(loss) if loss < 700 else float("inf"),
         "bits_per_byte": bits_per_byte(loss, sum(counts), nbytes),

@@ -14,7 +14,8 @@ from ..building import Array, BuildOptions, Built, build
 from ..check.gate import Judged, judging, require_loadable, require_right, sized_of
 from ..comm import SERIAL, Comm
 from ..data.batches import SORTED, Batches
-from ..data.corpus import Corpus, load_corpus
+from ..data.chats import ChatBatches, Chats, is_chats, load_chats
+from ..data.corpus import Corpus, files_of, load_corpus
 from ..data.given import Batch, Given
 from ..engine import Engine, Step, load_kernels
 from ..errors import UserError
@@ -95,7 +96,7 @@ class TrainingSteps:
 
     settings: Settings
     engine: Engine
-    batches: Batches | Cycle | Given
+    batches: Batches | Cycle | Given | ChatBatches
     done: int = field(default=0, init=False)
     _fetched: tuple[int, list[dict[str, Array]]] = field(default=(0, []), init=False, repr=False)
     guard: Guard = field(init=False)
@@ -177,7 +178,7 @@ class Job(TrainingSteps):
 
     name: str
     config: Config
-    corpus: Corpus | Given
+    corpus: Corpus | Given | Chats
     choice: registry.Choice
     rewrites: Sequence[str]
     checked: list[dict[str, Any]]
@@ -325,9 +326,9 @@ def prepare(
         settings, notes = planned(settings, config)
         tokenizer = tokenizer_of(settings, weights, resume)
         B, T = settings.B, settings.T
-        corpus: Corpus | Given | None = config.inputs(B, T)
+        corpus: Corpus | Given | Chats | None = config.inputs(B, T)
         if corpus is None:
-            corpus = load_corpus(settings.data, vocab_size=config.vocab_size, T=T, B=B, tokenizer=tokenizer)
+            corpus = data_of(settings, config.vocab_size, tokenizer)
         require_samples(settings, config, corpus.tokenizer, isinstance(corpus, Given))
         judged: list[Judged] = []
 
@@ -375,6 +376,14 @@ def prepare(
         job.guard.restore(resume.state["guard"])
     job.checked += [r.describe() for r in judge_first_step(job)]
     return job
+
+
+def data_of(s: Settings, vocab_size: int, tokenizer: str | None) -> Corpus | Chats:
+    """Load the examples or the text of a job."""
+    if is_chats(s.data):
+        how = {"tokenizer": tokenizer, "chat_format": s.chat_format}
+        return load_chats(files_of(s.data), name=s.data, vocab_size=vocab_size, T=s.T, pack=False, **how)
+    return load_corpus(s.data, vocab_size=vocab_size, T=s.T, B=s.B, tokenizer=tokenizer)
 
 
 def require_shares(settings: Settings, ranks: int) -> None:

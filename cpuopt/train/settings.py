@@ -80,7 +80,15 @@ class Settings:
         "Start from the weights of a model file of llm.c or llama2.c, a Hugging Face directory, or a run.",
         metavar="PATH",
     )
-    data: str = setting("builtin", "Read this text: builtin, a dataset, a text file, a glob, or a .bin of tokens.")
+    data: str = setting(
+        "builtin", "Read this text: builtin, a dataset, a text file, a glob, a .bin of tokens, or a .jsonl of chats."
+    )
+    chat_format: str | None = setting(
+        None,
+        "Write the chats of a .jsonl in the form chatml or llama3 of instruction models.",
+        metavar="NAME",
+        shown="as the tokenizer has",
+    )
     tokenizer: str | None = setting(
         None,
         "Tokenize text by bytes or gpt2 or a file: tokenizer.json, or tokenizer.bin of llama2.c.",
@@ -342,7 +350,7 @@ FLAGS = {f.name: f for f in fields(Settings) if f.metadata}
 FREE = {name for name, f in FLAGS.items() if f.metadata["free"]} | {"processes"}
 """The settings that a resumed run may change."""
 TYPES = get_type_hints(Settings)
-JOB = ("model", "init", "data", "tokenizer", "B", "T", "steps", "seed", "dtype", "moments")
+JOB = ("model", "init", "data", "chat_format", "tokenizer", "B", "T", "steps", "seed", "dtype", "moments")
 KERNELS = ("variant", "swap", "kernels", "fuse", "threads")
 SHARING = ("freeze", "lora", "total_batch", "reduce", "zero", "local_steps")
 

@@ -20,7 +20,6 @@ import numpy as np
 from ..building import Array
 from ..comm import Comm
 from ..comm.agree import Agreement, CommonError
-from ..data.given import Given
 from ..data.stored import DataError
 from ..data.tokenizers import byte_lengths, tokenizer_files
 from ..engine import mean_of
@@ -102,7 +101,7 @@ def validate(job: Job, stopped: Callable[[], int]) -> float | None:
     """
     s, comm = job.settings, job.engine.comm
     batches = job.corpus.batches("val", s.B, s.T)
-    if isinstance(batches, Given):  # nothing is held out
+    if not len(batches):  # nothing is held out
         return None
     n = min(s.val_batches, len(batches))
     mine, found = np.zeros((2, 2 * n))
@@ -112,7 +111,7 @@ def validate(job: Job, stopped: Callable[[], int]) -> float | None:
             return None
         if (i := first + comm.rank) < n and not wrong:
             try:
-                batch = named(batches.batch(0, i))
+                batch = named(batches.at(i))
             except DataError as e:
                 wrong = str(e)
                 continue
@@ -364,14 +363,15 @@ class Trainer:
 
     @cached_property
     def token_bytes(self) -> float | None:
-        """The mean bytes of a token of the validation; None if the tokenizer's files are not on this machine."""
+        """The mean bytes of a target of the validation; None if the tokenizer's files are not on this machine."""
         s, lengths = self.job.settings, byte_lengths(self.job.corpus.tokenizer)
         batches = self.job.corpus.batches("val", s.B, s.T)
-        if isinstance(batches, Given):
+        if not len(batches):
             return None
-        targets = [batches.batch(0, i)[1] for i in range(min(s.val_batches, len(batches)))]
-        found = text_bytes(np.stack(targets), lengths)
-        return None if found is None else found / np.stack(targets).size
+        every = [named(batches.at(i))["targets"] for i in range(min(s.val_batches, len(batches)))]
+        targets = np.concatenate([x[x >= 0] for x in every])
+        found = text_bytes(targets, lengths)
+        return None if found is None else found / targets.size
 
     def sample(self) -> str:
         """Generate a sample; its seed depends only on the run's seed and the step."""

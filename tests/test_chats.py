@@ -1,0 +1,249 @@
+"""Examples of chats: what the model sees, what counts, rows and their order, and what is refused."""
+
+import json
+import os
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cpuopt import cli
+from cpuopt.data.chats import load_chats, packed, said_by
+from cpuopt.data.forms import FORMATS
+from cpuopt.data.tokenizers import Bytes
+from cpuopt.errors import UserError
+from cpuopt.generate.chat import Conversation
+
+TURNS = [("system", "Be odd."), ("user", "What?"), ("assistant", " A zim. "), ("user", "And?"), ("assistant", "")]
+NAMES = ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
+
+
+class Headers(Bytes):
+    """Bytes, and the special tokens of Llama 3's form."""
+
+    name, vocab_size = "headers", 260
+
+    def id_of(self, token):
+        return 256 + NAMES.index(token) if token in NAMES else None
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def lines(*examples, name="c.jsonl"):
+    with open(name, "w") as file:
+        file.write("".join(f"{e if isinstance(e, str) else json.dumps(e)}\n" for e in examples))
+
+
+def chat(*turns):
+    return {"messages": [{"role": role, "content": text} for role, text in turns]}
+
+
+def pairs(n):
+    return [{"prompt": f"q{i}", "completion": "a" * (1 + i % 7)} for i in range(n)]
+
+
+def load(T=256, name="c.jsonl", **how):
+    return load_chats([Path(name)], name=name, vocab_size=512, T=T, **how)
+
+
+# What the model sees, and what counts
+
+
+@pytest.mark.parametrize("form", ["chatml", "llama3"])
+def test_an_example_is_what_a_chat_reads_and_only_answers_count(form, monkeypatch):
+    """By the code of `generate --chat`, which is given the answers as if the model had written them."""
+    tokenizer = Bytes() if form == "chatml" else Headers()
+    monkeypatch.setattr("cpuopt.data.chats.get_tokenizer", lambda name: tokenizer)
+    monkeypatch.setattr("cpuopt.generate.chat.check_tokens", lambda *a: None)
+
+    class Reader:
+        position, config, context = 0, None, 999
+
+    lines(chat(*TURNS))
+    (example,) = load().train
+    talk = Conversation(Reader(), tokenizer, FORMATS[form], "Be odd.")
+    counted = [False] * len(talk.tokens)
+    for (_, said), (_, answer) in zip(TURNS[1::2], TURNS[2::2], strict=True):
+        text = answer.strip() if form == "llama3" else answer
+        monkeypatch.setattr("cpuopt.generate.chat.generate", lambda *a, text=text: iter(text.encode()))
+        list(talk.reply(said, None, 99))
+        written = len(text) + 1  # and the token that ends it
+        behind = len(talk.encoder.closing()) - 1
+        counted += [False] * (len(talk.tokens) - len(counted) - written - behind) + [True] * written + [False] * behind
+    assert example.ids.tolist() == talk.tokens
+    assert example.counted.tolist() == counted
+
+
+def test_the_forms_are_those_of_their_models(monkeypatch):
+    lines(chat(("user", " hi "), ("assistant", "yo")))
+    (example,) = load().train
+    start, end = bytes([0xFE]), bytes([0xFF])
+    text = start + b"user\n hi " + end + b"\n" + start + b"assistant\nyo" + end + b"\n"
+    assert example.ids.tolist() == [*text]
+    assert [i for i, c in zip(example.ids.tolist(), example.counted, strict=True) if c] == [*b"yo", 0xFF]
+    monkeypatch.setattr("cpuopt.data.chats.get_tokenizer", lambda name: Headers())
+    begin, head, tail, eot = range(256, 260)
+    (example,) = load().train
+    whole = [begin, head, *b"user", tail, *b"\n\nhi", eot, head, *b"assistant", tail, *b"\n\nyo", eot]
+    assert example.ids.tolist() == whole
+    assert np.flatnonzero(example.counted).tolist() == [len(whole) - 3, len(whole) - 2, len(whole) - 1]
+
+
+def test_two_fields_are_two_messages_and_all_of_a_text_counts():
+    lines(
+        {"prompt": "What?", "completion": "That."}, chat(("user", "What?"), ("assistant", "That.")), {"text": "plain"}
+    )
+    first, second, text = sorted(load().train, key=lambda e: e.number)
+    assert first.ids.tolist() == second.ids.tolist()
+    assert text.ids.tolist() == [*b"\nplain"]
+    assert text.counted.tolist() == [False] + [True] * 5
+
+
+def test_what_a_message_says_is_no_special_token():
+    lines({"prompt": "<|im_end|>", "completion": "ÿ þ"})
+    (example,) = load().train
+    assert Counter(i for i in example.ids.tolist() if i >= 0xFE) == {0xFE: 2, 0xFF: 2}
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("{", "line 2: Expecting property name"),
+        ("", "line 2: it is empty; expected an example"),
+        ("[1]", "line 2: it is a list"),
+        ('{"text": "a", "text": "b"}', "'text' comes twice"),
+        ({"prompt": "a"}, "it has 'prompt'; expected 'messages', or"),
+        ({"prompt": "a", "completion": 3}, "'completion' is 3; expected a text"),
+        ({"messages": {}}, "'messages' is {}; expected a list of messages"),
+        (chat(("user", "a")), "none of its 1 message is the assistant's"),
+        (chat(("tool", "a"), ("assistant", "b")), "message 1 has the role 'tool'; expected system, user, assistant"),
+        ({"messages": [{"role": "user"}]}, "message 1 is {'role': 'user'}; expected a 'role' and a 'content'"),
+        ({"messages": [{"role": ["user"], "content": "a"}]}, "message 1 has the role"),
+        ({"text": ""}, "line 2: it is empty; expected a text"),
+        ("\udcff", "line 2: 'utf-8' codec can't decode"),
+    ],
+)
+def test_a_line_that_is_no_example_is_named(line, words):
+    text = line if isinstance(line, str) else json.dumps(line)
+    with open("c.jsonl", "wb") as file:
+        file.write(b'{"text": "good"}\n' + text.encode(errors="surrogateescape") + b'\n{"text": "good"}\n')
+    with pytest.raises(UserError) as e:
+        load()
+    assert str(e.value).startswith("'c.jsonl', line 2: ")
+    assert words in str(e.value)
+    assert cli.main(["train", "--model", "llama-tiny", "--data", "c.jsonl", "--steps", "1"]) == 2
+    assert os.listdir(".") == ["c.jsonl"]
+
+
+def test_what_is_cut_and_what_is_not_used_is_reported():
+    lines({"text": "0123456789", "id": 1}, {"text": "0123", "id": 2}, {"prompt": "a" * 30, "completion": "b"})
+    data = load(T=6)
+    r = data.report()
+    assert (r["examples"], r["cut"], r["tokens_cut"]) == (3, 2, (11 - 7) + (52 - 7))
+    assert (r["tokens"], r["counted"]) == (11 + 5 + 52, 6 + 4)
+    assert r["without_counted"] == ["'c.jsonl', line 3"]
+    assert r["unused"] == {"id": 2}
+    assert "1 example left out, because no token counts within -T 6: 'c.jsonl', line 3 first" in data.description
+    lines({"prompt": "a" * 30, "completion": "b"})
+    with pytest.raises(UserError, match="no token of any example counts within -T 6; take a larger -T"):
+        load(T=6)
+
+
+# Split, rows and batches
+
+
+def test_a_tenth_is_held_out_by_the_lines_alone():
+    examples = pairs(57)
+    lines(*examples)
+    here = load()
+    lines(*reversed(examples), name="d.jsonl")
+    there = load(name="d.jsonl")
+    assert (len(here.val), len(here.train)) == (5, 52)
+    assert [e.ids.tolist() for e in here.val] == [e.ids.tolist() for e in there.val]
+    assert load(T=24).val[0].ids[:5].tolist() == here.val[0].ids[:5].tolist()
+    lines(*pairs(9))
+    assert len(load().val) == 0
+    lines(*[examples[0]] * 15, *examples[1:6])
+    held, train = ({e.ids.tobytes() for e in part} for part in (load().val, load().train))
+    assert not held & train
+
+
+def test_rows_have_every_example_once_and_few_rows_do():
+    rng = np.random.Generator(np.random.PCG64(0))
+    lines(*({"text": "x" * int(n)} for n in rng.integers(1, 30, 300)))
+    data = load(T=64)
+    rows = data.rows("train")
+    assert Counter(e.number for row in rows for e in row) == Counter(e.number for e in data.train)
+    assert max(sum(e.size for e in row) for row in rows) <= 64
+    assert len(rows) <= 1.02 * -(-sum(e.size for e in data.train) // 64)
+    assert packed(data.train, 64) == rows
+
+
+@pytest.mark.parametrize("pack", [True, False])
+def test_an_epoch_has_every_target_once_in_an_order_that_follows_from_seed_and_epoch(pack):
+    lines(*pairs(37))
+    data = load(T=100, pack=pack)
+    batches = data.batches("train", 4, 100, seed=3)
+    n = len(batches)
+    for epoch in range(2):
+        seen = [batches.at(epoch * n + i) for i in range(n)]
+        assert sum(int((b["targets"] >= 0).sum()) for b in seen) == sum(e.targets for e in data.train)
+    orders = [np.concatenate([batches.at(epoch * n + i)["tokens"] for i in range(n)]) for epoch in (0, 1)]
+    assert not np.array_equal(*orders)
+    again = data.batches("train", 4, 100, seed=3)
+    assert all(np.array_equal(x, y) for x, y in zip(again.at(n + 1).values(), batches.at(n + 1).values(), strict=True))
+    other = data.batches("train", 4, 100, seed=4)
+    assert not np.array_equal(other.at(0)["tokens"], batches.at(0)["tokens"])
+
+
+def test_a_token_attends_from_where_its_example_begins():
+    lines({"text": "abc"}, {"text": "defgh"})
+    batch = load(T=12).batches("train", 2, 12).at(0)
+    assert batch["tokens"][0, :8].tobytes() == np.array([*b"\ndefg", *b"\nab"], np.int32).tobytes()
+    assert batch["targets"][0].tolist() == [*b"defgh", *b"abc", *[-100] * 4]
+    assert batch["first"][0].tolist() == [0] * 5 + [5] * 3 + [8, 9, 10, 11]
+    assert batch["first"][1].tolist() == list(range(12))
+    assert (batch["targets"][1] == -100).all()
+
+
+# The command line
+
+
+def test_show_prints_examples_with_what_counts_in_brackets(capsys):
+    lines(chat(*TURNS[:3]), {"text": "plain\x1b[2J"})
+    assert cli.main(["data", "show", "c.jsonl", "-T", "200"]) == 0
+    out = capsys.readouterr().out
+    assert "<|im_start|>user\nWhat?<|im_end|>\n<|im_start|>assistant\n[[ A zim. <|im_end|>]]\n" in out
+    assert "[[plain\ufffd[2J]]" in out
+    assert "2 examples to train on, 0 to validate (bytes)" in out
+    assert cli.main(["data", "show", "c.jsonl", "--limit", "1", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [e["where"] for e in found["shown"]] == ["'c.jsonl', line 1"]
+    assert sum(found["shown"][0]["counted"]) == found["shown"][0]["targets"] == len(" A zim. ") + 1
+    assert cli.main(["data", "show", "c.txt"]) == 2
+
+
+def test_said_by_names_what_is_not_used():
+    assert said_by(b'{"messages": [{"role": "assistant", "content": "a", "name": "n"}], "id": 1}') == (
+        [("assistant", "a")],
+        ["id", "messages.name"],
+    )
+
+
+TRAIN = ["train", "--model", "llama-tiny", "-T", "64", "-B", "2", "--data", "c.jsonl", "--variant", "vanilla"]
+
+
+def test_a_run_trains_on_answers_only_and_validates_on_them(capsys):
+    lines(*pairs(20))
+    assert cli.main([*TRAIN, "--steps", "2", "--val-every", "1", "--save-every", "2", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert set(result["val_loss"]) == {"0", "1", "2"}
+    run = next(path for path in os.listdir("runs"))
+    assert cli.main(["eval", "--init", f"runs/{run}", "--data", "c.jsonl", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert abs(found["loss"] - result["val_loss"]["2"]) < 1e-5
+    assert found["data"] == "c.jsonl (val)"
