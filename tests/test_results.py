@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -148,6 +149,33 @@ def test_what_is_missing_is_said_before_anything_is_measured(results, copy, tmp_
     torch.chmod(0o755)
     with pytest.raises(SystemExit, match=r"--llmc .*train_gpt2: there is no such program"):
         results.main(["--measure", "--peer-python", str(torch), "--llmc", str(tmp_path / "train_gpt2")])
+
+
+def test_a_measurement_writes_the_records_of_this_machine(results, copy, tmp_path, monkeypatch):
+    record = json.loads((copy / "benchmarks" / "records" / "zen4" / "front.json").read_text())
+    said = []
+
+    def run(command, **how):
+        if "bench" in command:
+            said.append(command[command.index("bench") + 1 :])
+            Path(command[-1]).write_text(json.dumps(record))
+        return subprocess.CompletedProcess(command, 1 if "bench" in command else 0)  # 1: a peer was refused
+
+    program = tmp_path / "train_gpt2"
+    program.touch()
+    monkeypatch.setattr(results, "measure", lambda args, whole=results.measure: whole(args, run))
+    monkeypatch.setattr(
+        results, "llmc_record", lambda binary, threads: {"step_ms": {"median": 5000.0, "min": 1, "max": 2}}
+    )
+    flags = ["--machine", "zen5", "--only", "front", "--rounds", "4", "--peer-python", sys.executable]
+    assert results.main(["--measure", *flags, "--llmc", str(program)]) == 0
+    out = copy / "benchmarks" / "records" / "zen5" / "front.json"
+    bench = ["--sizes", "4x64", "--peer", "torch-best", "--rounds", "4", "--peer-python", sys.executable]
+    assert said == [[*bench, "--out", str(out)]]
+    assert "llm.c's C program takes 5,000 ms a step" in (copy / "docs" / "results" / "zen5.md").read_text()
+    monkeypatch.setattr(subprocess, "CompletedProcess", lambda command, status: type("Done", (), {"returncode": 2}))
+    with pytest.raises(SystemExit):
+        results.main(["--measure", *flags])
 
 
 PROGRAM = """#!/usr/bin/env python3
