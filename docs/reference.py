@@ -24,7 +24,13 @@ def functions() -> list[str]:
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "Train": ("cpuopt.Engine", "cpuopt.build", "cpuopt.UserError"),
-    "Measure and compare": ("cpuopt.compare", "cpuopt.ProfileReport", "cpuopt.ComparisonReport"),
+    "Measure and compare": (
+        "cpuopt.compare",
+        "cpuopt.sweep",
+        "cpuopt.ProfileReport",
+        "cpuopt.ComparisonReport",
+        "cpuopt.SweepReport",
+    ),
     "Write kernels": (
         *("cpuopt.kernel", "cpuopt.helper", "cpuopt.load_kernels", "cpuopt.Choice"),
         *(f"cpuopt.registry.{name}" for name in ("find", "variants", "Scratch")),
@@ -49,6 +55,7 @@ MEMBERS: dict[str, tuple[str, ...]] = {
     ),
     "cpuopt.ProfileReport": ("write_html",),
     "cpuopt.ComparisonReport": ("verdict", "ratio"),
+    "cpuopt.SweepReport": ("write_html", "write_svg", "write_csv"),
     "cpuopt.nn.Module": ("parameters",),
     "cpuopt.models.Config": ("module", "inputs", "from_transformers", "to_transformers"),
     "cpuopt.data.Corpus": ("batches",),

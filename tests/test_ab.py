@@ -312,6 +312,29 @@ def test_both_sides_have_as_many_samples_when_filling_is_disturbed(disturbed, mo
     assert pair.lengths["A"] == pair.lengths["B"] == (2, 400)
 
 
+@pytest.mark.parametrize("flush", [False, True])
+def test_the_other_state_of_the_caches_stands_beside(flush, monkeypatch):
+    """A kernel that takes 30 us more once the flusher ran, on a clock that both move."""
+    clock, cold = Clock(), []
+
+    def body(out, inp):
+        gelu(out, inp)
+        clock.now += 30_000 * len(cold)
+        cold.clear()
+
+    gelu = kernel("a", 0, Clock()).function
+    monkeypatch.setattr(ab, "_flusher", lambda: lambda: cold.append(1))
+    pair = [kernel(v, ns, clock, body=body) for v, ns in (("a", 10_000), ("b", 20_000))]
+    found = ab.alone(tuple(pair), [SHAPE], clock=clock, analyses=[4], flush=flush, other=True)
+    warm, flushed = {"a_ms": 0.01, "b_ms": 0.02}, {"a_ms": 0.04, "b_ms": 0.05}
+    n = len(SHAPE.layers)
+    assert {k: found[k] / n for k in warm} == pytest.approx(flushed if flush else warm)
+    beside = found["beside"]
+    assert beside.pop("caches") == ("warm" if flush else "cold")
+    assert {k: ms / n for k, ms in beside.items()} == pytest.approx(warm if flush else flushed)
+    assert "beside" not in ab.alone(tuple(pair), [SHAPE], clock=clock, analyses=[2])
+
+
 def test_flushed_turns_are_few_single_calls():
     clock = Clock()
     pair = ab.Alone((kernel("a", 10, clock), kernel("b", 10, clock)), SHAPE, 0, flush=True, clock=clock)

@@ -41,6 +41,7 @@ from cpuopt.report import (
     records,
     scale,
     style,
+    sweep,
     tables,
     tune,
 )
@@ -119,6 +120,20 @@ def tuned():
     c = {"model": "llama3.2-1B", "B": 128, "T": 1024, "threads": 192, "flush": True, "rows": [row], "doubts": []}
     plan = "/home/somebody/.cache/cpuopt/machine/plan.json"
     return {**c, "rules": [f"{OP}@lm_head=mine"], "step": compared("faster"), "finished": True, "plan": plan}
+
+
+def swept():
+    placed = {"ns": 12345.678e6, "gflops": 1234.5, "gbs": 123.4, "roof": "memory", "roof_ns": 1.0, "of_roof": 99.9}
+    row = {"sizes": SIZES, "check": {"status": "MARGINAL"}, "operands": "bfloat16", "warm": placed, "cold": placed}
+    rows = [{**row, "variant": "generated"}, {**row, "variant": "optimized", "ratio": compared("faster")}]
+    c = {"op": OP, "over": {s: [n] for s, n in SIZES.items()}, "fixed": {"NH": 12}, "source": "llama3.2-1B 4x64, h.0"}
+    c |= {
+        "threads": 192,
+        "refused": {"mine": "out[0] is wrong"},
+        "late": ["vanilla: no answer"],
+        "skipped": ["C=1: no"],
+    }
+    return {**c, "rows": rows, "roofs": {"doubts": []}, "doubts": ["other processes used 1.00 cores meanwhile"]}
 
 
 def measured():
@@ -222,6 +237,7 @@ SCREENS = {
     "history": measurements,
     "inspect": inspected,
     "lab": stages,
+    "sweep": lambda: sweep.tables(swept(), RUN),
     "kernels": lambda: console.kernels_table(
         [
             {"op": op, "variant": v, "label": LABEL}

@@ -49,7 +49,11 @@ def flags(p: argparse.ArgumentParser) -> None:
         help="Compare on these layers: on their shapes, or with --in-step on their calls.",
     )
     p.add_argument("--in-step", action="store_true", help="Compare inside real training steps, on the same batches.")
-    p.add_argument("--flush", action="store_true", help="Fill the caches with other data before each call.")
+    p.add_argument(
+        "--flush",
+        action="store_true",
+        help="Fill the caches with other data before each call. Default: warm caches, with the cold times beside.",
+    )
     p.add_argument(
         "--seed",
         type=int,
@@ -100,6 +104,7 @@ def run(args: argparse.Namespace) -> int:
                         layer=args.layer,
                         in_step=args.in_step,
                         flush=args.flush,
+                        other=True,
                         seed=args.seed,
                         analyses=analyses,
                     )

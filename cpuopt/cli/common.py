@@ -59,11 +59,13 @@ SHARED: Mapping[str, Mapping[str, Any]] = {
         "help": "Keep records in this folder. Default: %(default)s.",
     },
     "--html": {"type": Path, "metavar": "FILE", "help": "Write an HTML report to this file."},
+    "--svg": {"type": Path, "metavar": "FILE", "help": "Write the picture to this file."},
+    "--csv": {"type": Path, "metavar": "FILE", "help": "Write the figures to this file, as comma-separated values."},
     "--trace": {"type": Path, "metavar": "FILE", "help": "Write a trace of the last ten steps, for ui.perfetto.dev."},
     "--json": {"action": "store_true", "help": "Print one JSON object in place of text."},
 }
 """Flags that mean the same for every verb."""
-FILES = ("trace", "html", "out")
+FILES = ("trace", "html", "svg", "csv", "out")
 """Flags that name a file to write at the end."""
 
 

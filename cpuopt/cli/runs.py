@@ -1,6 +1,6 @@
 """``cpuopt runs``: list, show and compare what was measured before.
 
-Every profile, ab, bench, tune and train keeps a record in runs/. Two profiles are compared op by op.
+Every profile, ab, sweep, bench, tune and train keeps a record in runs/. Two profiles are compared op by op.
 
 Examples::
 
@@ -41,9 +41,11 @@ def flags(p: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the verb; return its exit status."""
+    from ..files import write_whole
     from ..lab import records
     from ..report import console, html
     from ..report import records as report
+    from ..report.html import sweep
 
     if args.what == "show":
         check_targets(args)
@@ -58,7 +60,10 @@ def run(args: argparse.Namespace) -> int:
                 check_unread([Output("--html", args.html)], [entry.path])
                 if entry.kind == "train" and not (entry.path / "metrics.jsonl").is_file():
                     console.warn(f"{entry.path} has no metrics.jsonl: the report has no losses of the training steps")
-                html.write_report(args.html, records.profile_in(entry), run=entry.path)
+                if entry.kind == "sweep":
+                    write_whole(args.html, [sweep.report(entry.content).encode("utf-8", "replace")])
+                else:
+                    html.write_report(args.html, records.profile_in(entry), run=entry.path)
             show(args, entry.content, lambda: report.shown(entry, detail=args.detail))
     else:
         pair = records.find(args.runs, args.a), records.find(args.runs, args.b)

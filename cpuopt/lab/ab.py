@@ -13,8 +13,9 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from math import inf
+from string import ascii_uppercase
 from typing import Any, ClassVar
 
 import numpy as np
@@ -60,6 +61,8 @@ IMPOSSIBLE = 4.0
 while other processes run."""
 COLD_SAMPLES = 3
 """Samples of a trial with flushed caches."""
+BESIDE_ROUNDS = 3
+"""Rounds, of two trials a side, in the state of the caches that the verdict is not about."""
 Say = Callable[[str], None]
 
 
@@ -170,12 +173,12 @@ def shapes_of(calls: Sequence[Call]) -> list[Shape]:
 
 
 class Alone:
-    """Two kernels on the same arrays of one shape; their results are judged before, during and after the timing.
+    """Kernels on the same arrays of one shape; their results are judged before, during and after the timing.
 
     Parameters
     ----------
-    kernels : A and B.
-    flush : whether other data fill the caches before each call.
+    kernels : A, B and so on.
+    flush : whether other data fill the caches before each call, unless a trial says otherwise.
     clock : in ns.
 
     Raises
@@ -186,38 +189,39 @@ class Alone:
 
     def __init__(
         self,
-        kernels: tuple[Kernel, Kernel],
+        kernels: Sequence[Kernel],
         shape: Shape,
         seed: int,
         flush: bool = False,
         clock: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
-        typed = {side: k.typed(shape.types) for side, k in zip("AB", kernels, strict=True)}
+        self.sides = ascii_uppercase[: len(kernels)]
+        typed = {side: k.typed(shape.types) for side, k in zip(self.sides, kernels, strict=True)}
         self.timed = TimedKernels(typed, shape.case, shape.adds, seed)
         self.functions = {side: k.function for side, k in typed.items()}
         self.rng = np.random.default_rng(seed)
-        self.clock, self.flush = clock, _flusher() if flush else None
-        self.lengths = {"A": (1, 1), "B": (1, 1)}
-        for side in "AB":
+        self.clock, self.cold = clock, flush
+        self.lengths = dict.fromkeys(self.sides, (1, 1))
+        for side in self.sides:
             self.timed.audit(side, BEFORE, "before it was timed")
         self._choose_lengths()
 
     def _choose_lengths(self) -> None:
-        """Choose the number of calls in a sample and of samples in a trial: for both sides by the faster one.
+        """Choose the number of calls in a sample and of samples in a trial: for all sides by the fastest one.
 
         A side that takes `FAR` times as long is sampled by itself, or its trials would have no end.
         """
-        took = {side: min(self._sample(side, "nan", "nan") for _ in range(3)) for side in "AB"}
+        took = {side: min(self.sample(side) for _ in range(3)) for side in self.sides}
         quick, room = min(took.values()), max(1, POOL // max(1, self.timed.nbytes))
         for side, ns in took.items():
             call_s = max(ns if ns > FAR * quick else quick, 1) / 1e9
             calls = max(1, min(MOST_CALLS, room, int(SAMPLE_S / call_s)))
             self.lengths[side] = calls, max(1, min(1000, int(TRIAL_S / (call_s * calls))))
-            if self.flush:
+            if self.cold:
                 self.lengths[side] = 1, COLD_SAMPLES
         self.timed.place(max(calls for calls, _ in self.lengths.values()))
         self.timed.swap(0)
-        most = int(FILL_S * 1e9 / max(1, *(min(self._filling(side) for _ in range(3)) for side in "AB")))
+        most = int(FILL_S * 1e9 / max(1, *(min(self._filling(side) for _ in range(3)) for side in self.sides)))
         for side, (calls, samples) in self.lengths.items():
             self.lengths[side] = calls, max(min(samples, COLD_SAMPLES), min(samples, most))
 
@@ -226,11 +230,18 @@ class Alone:
         self.timed.fill(side, "almost", "numbers", self.lengths[side][0])
         return self.clock() - start
 
-    def _sample(self, side: str, outs: str, scratch: str) -> float:
-        function, calls = self.functions[side], self.lengths[side][0]
+    @cached_property
+    def flush(self) -> Callable[[], object]:
+        """A function that fills all caches with other data."""
+        return _flusher()
+
+    def sample(self, side: str, outs: str = "nan", scratch: str = "nan", cold: bool | None = None) -> float:
+        """Return the ns of a call, in one sample that nobody judges."""
+        cold = self.cold if cold is None else cold
+        function, calls = self.functions[side], 1 if cold else self.lengths[side][0]
         every = self.timed.args[side][:calls]
         self.timed.fill(side, outs, scratch, calls)
-        if self.flush:
+        if cold:
             self.flush()
         start = self.clock()
         for args in every:
@@ -242,15 +253,21 @@ class Alone:
         """The trials of A and B, for a comparison."""
         return partial(self.trial, "A"), partial(self.trial, "B")
 
-    def trial(self, side: str) -> float:
-        """Return the ns of a call: the lower quartile of the samples, of which one drawn at random is judged."""
-        calls, samples = self.lengths[side]
+    def trial(self, side: str, cold: bool | None = None) -> float:
+        """Return the ns of a call: the lower quartile of the samples, of which one drawn at random is judged.
+
+        Parameters
+        ----------
+        cold : whether other data fill the caches before each call; None as the object was made.
+        """
+        cold = self.cold if cold is None else cold
+        calls, samples = (1, COLD_SAMPLES) if cold else self.lengths[side]
         self.timed.swap(int(self.rng.integers(2)))
         outs, scratch = FILLS[self.rng.integers(len(FILLS))], ("nan", "numbers")[self.rng.integers(2)]
         judged = self.rng.integers(samples) if self.rng.random() < self.timed.chance else -1
         times = []
         for i in range(samples):
-            times.append(self._sample(side, outs, scratch))
+            times.append(self.sample(side, outs, scratch, cold))
             if i == judged:
                 self.timed.judge(side, calls, "while it was timed")
             else:
@@ -259,10 +276,20 @@ class Alone:
         return times[(samples - 1) // 4]
 
     def finish(self) -> list[CheckResult]:
-        """Judge both once more, and return the worst result of each."""
-        for side in "AB":
+        """Judge each once more, and return the worst result of each."""
+        for side in self.sides:
             self.timed.audit(side, AFTER, "after it was timed")
         return list(self.timed.worst.values())
+
+
+def beside(pair: Alone, rounds: int = BESIDE_ROUNDS) -> dict[str, Any]:
+    """Time A and B in the other state of the caches: ``caches``, ``warm`` or ``cold``, and ``a_ns`` and ``b_ns``."""
+    times: dict[str, list[float]] = {"A": [], "B": []}
+    for _ in range(rounds):
+        for side in "ABBA":
+            times[side].append(pair.trial(side, not pair.cold))
+    medians = {f"{side.lower()}_ns": float(np.median(ns)) for side, ns in times.items()}
+    return {"caches": "warm" if pair.cold else "cold", **medians}
 
 
 def _flusher() -> Callable[[], object]:
@@ -282,10 +309,15 @@ def alone(
     seed: int = 0,
     analyses: Sequence[int] = ANALYSES,
     stop_above: float = inf,
+    other: bool = False,
     say: Say = lambda text: None,
     clock: Callable[[], int] = time.perf_counter_ns,
 ) -> dict[str, Any]:
     """Compare two kernels on some shapes, on as many threads as are set.
+
+    Parameters
+    ----------
+    other : whether both are also timed in the other state of the caches, for ``beside``; no verdict depends on it.
 
     Raises
     ------
@@ -299,11 +331,12 @@ def alone(
         pair = Alone(kernels, shape, seed, flush, clock)
         asked: dict[str, Any] = {"analyses": analyses, "stop_above": stop_above, "tick": rounds_told(say, at)}
         done.append(compare(*pair.trials, seed=seed + i, **asked))
+        more = {"beside": beside(pair)} if other else {}
         judged += pair.finish()
         calls = {side: n for side, (n, _) in pair.lengths.items()}
         samples = {side: n for side, (_, n) in pair.lengths.items()}
         counts = {"calls_per_sample": calls, "samples_per_trial": samples, **cost(kernels[0].op, shape)}
-        cases.append({**to_json(shape), **entry(done[-1]), **counts})
+        cases.append({**to_json(shape), **entry(done[-1]), **counts, **more})
         require_possible([k.name for k in kernels], cases[-1], numba_threads.get_threads())
         del pair
     weights = [len(s.layers) * float(np.median(c.figures("A"))) for s, c in zip(shapes, done, strict=True)]
@@ -313,10 +346,17 @@ def alone(
         **whole.to_json(),
         "a_ms": a_ms,
         "b_ms": a_ms * whole.ratio["median"],
+        **({"beside": _summed_beside(cases)} if other else {}),
         "cases": cases,
         "checks": [r.describe() for r in judged],
         "doubts": others.warnings(),
     }
+
+
+def _summed_beside(cases: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Sum the times in the other state of the caches over all layers, in ms."""
+    ms = {f"{x}_ms": sum(len(c["layers"]) * c["beside"][f"{x}_ns"] for c in cases) / 1e6 for x in "ab"}
+    return {"caches": cases[0]["beside"]["caches"], **ms}
 
 
 def rounds_told(say: Say, text: str) -> Callable[[int, int], None]:

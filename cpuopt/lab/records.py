@@ -62,7 +62,7 @@ class Entry:
 
     Attributes
     ----------
-    kind : ``ab``, ``bench``, ``profile``, ``tune`` or ``train``.
+    kind : ``ab``, ``bench``, ``profile``, ``sweep``, ``tune`` or ``train``.
     content : the record; for a training run its summary and, as ``profile``, its profile.
     what : a summary of the measurement, in a few words.
     trouble : the reason why it cannot be read; kind, time and content are then empty.
@@ -90,6 +90,9 @@ def summary(kind: str, c: Mapping[str, Any]) -> str:
     """Sum up a record in a few words."""
     if kind == "ab":
         return f"{c['op']}: {c['b']} against {c['a']}{' in the step' if c['in_step'] else ''}: {c['verdict']}"
+    if kind == "sweep":
+        over = " ".join(f"{symbol}={min(n)}..{max(n)}" for symbol, n in c["over"].items())
+        return f"{c['op']}: {', '.join(c['variants'])} over {over}, {count(c['threads'], 'thread')}"
     if kind == "tune":
         step = f"steps {c['step']['verdict']}, {c['step']['ratio']['median']:.3f}" if c["step"] else c["why"]
         changed = len({rule.partition("@")[0] for rule in c["rules"]})

@@ -51,8 +51,8 @@ def ab(request: Mapping[str, Any], say: Say) -> dict[str, Any]:
     if request["in_step"]:
         found = ab.in_step(settings, op, request["variants"], layer=request["layer"], **more)
     else:
-        stop_above = request.get("stop_above", inf)
-        found = ab.alone(pair, shapes, flush=request["flush"], stop_above=stop_above, **more)
+        more |= {"stop_above": request.get("stop_above", inf), "other": request.get("other", False)}
+        found = ab.alone(pair, shapes, flush=request["flush"], **more)
     say("checking again")
     checks += found["checks"] + require_quick(typed, n)
     roofs = machine.stored().get(n)
@@ -71,6 +71,42 @@ def ab(request: Mapping[str, Any], say: Say) -> dict[str, Any]:
         }
     )
     return answer
+
+
+def plan(request: Mapping[str, Any], say: Say) -> dict[str, Any]:
+    """List the sizes of a sweep."""
+    from .sweep import plan
+
+    op, settings = op_named(request["op"]), settings_of(request)
+    found: dict[str, Any] = to_json(plan(op, request["over"], request["sizes"], settings, request["layer"]))
+    return found
+
+
+def sweep(request: Mapping[str, Any], say: Say) -> dict[str, Any]:
+    """Judge and time some variants of an op at one size."""
+    from ..building import set_threads
+    from ..check.gate import require_quick
+    from ..kernels.compile import cache
+    from ..kernels.registry import find
+    from . import ab
+    from .sweep import measure
+
+    op, shape = op_named(request["op"]), ab.Shape.read(request["shape"])
+    typed = [find(op.name, v).typed(shape.types) for v in request["variants"]]
+    n = set_threads(request["threads"], typed)
+    if new := [k for k in typed if (k.name, n, str(shape.types)) not in _quick]:
+        say("checking")
+        require_quick(new, n)
+        _quick.update((k.name, n, str(shape.types)) for k in new)
+    found = measure(typed, shape, seed=request["seed"], rounds=request["rounds"])
+    for kernel, one in zip(typed, found, strict=True):
+        one["hash"] = cache.digest(kernel.function)
+    answer: dict[str, Any] = to_json({"found": found})
+    return answer
+
+
+_quick: set[tuple[str, int, str]] = set()
+"""The kernels that have passed the quick cases in this process, by name, threads and types."""
 
 
 def steps(request: Mapping[str, Any], say: Say) -> dict[str, Any]:
@@ -105,5 +141,8 @@ def settings_of(request: Mapping[str, Any]) -> Any:
     return sized(from_json(Settings, request["settings"]))
 
 
+HANDLERS = {**judging.HANDLERS, "cases": cases, "ab": ab, "plan": plan, "sweep": sweep, "steps": steps}
+"""What a request may ask for."""
+
 if __name__ == "__main__":
-    serve({**judging.HANDLERS, "cases": cases, "ab": ab, "steps": steps}, judging.unchanged)
+    serve(HANDLERS, judging.unchanged)

@@ -370,7 +370,8 @@ class Engine(core.Engine):
         if in_step:
             found = self._in_step(pair, (a, b), layer, analyses, seed, given)
         else:
-            found = ab.alone(pair, ab.shapes_of(self._calls_of(op, layer)), flush=flush, seed=seed, analyses=analyses)
+            asked: dict[str, Any] = {"flush": flush, "seed": seed, "analyses": analyses, "other": True}
+            found = ab.alone(pair, ab.shapes_of(self._calls_of(op, layer)), **asked)
         checks += found["checks"] + require_quick(pair, n)
         B, T = rows_of(self._inputs)
         result = to_json({"B": B, "T": T, "threads": n, **found, "checks": checks})

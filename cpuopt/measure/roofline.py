@@ -101,13 +101,15 @@ class Roofs:
         """Return the smallest level that can hold this many bytes."""
         return next(v.name for v in self.levels if v.holds(self.threads) >= nbytes)
 
-    def bound(self, flops: float, nbytes: float, operands: str = WIDE) -> tuple[float, str]:
+    def bound(self, flops: float, nbytes: float, operands: str = WIDE, held: float | None = None) -> tuple[float, str]:
         """Return the least time of a call, in ns, and the roof that sets it: `FMA`, `BF16`, or a level's name.
 
         Parameters
         ----------
         operands : the storage type of what the call multiplies.
+        held : the bytes that a level must hold for the call to find its own there; those of the call by default, more
+            where calls on other arrays come between, infinity if the caches hold none of them.
         """
-        level, (gflops, name) = self.level(nbytes), self.peak(operands)
+        level, (gflops, name) = self.level(nbytes if held is None else held), self.peak(operands)
         compute, memory = flops / gflops, nbytes / self.bandwidth(level)
         return (compute, name) if compute >= memory else (memory, level)

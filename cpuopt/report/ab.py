@@ -30,6 +30,10 @@ def compared(c: Mapping[str, Any]) -> list[RenderableType]:
     for r in c["results"]:
         name = f"{size_of(r)}, {count(r['threads'], 'thread')}" if size_of(r) else ""
         _row(table, name, r["a_ms"], r["b_ms"], r)
+        if b := r.get("beside"):
+            digits = style.digits(b["a_ms"])
+            times = [f"{b[ms]:,.{digits}f}" for ms in ("a_ms", "b_ms")]
+            table.add_row(f"  {b['caches']} caches", *times, f"{b['b_ms'] / b['a_ms']:.3f}", "", "")
         for case in r.get("cases", []) if len(r.get("cases", [])) > 1 else []:
             name = f"  {text_of(case['sizes'])}, {len(case['layers'])}x"
             _row(table, name, case["a_ns"] / 1e6, case["b_ns"] / 1e6, case)

@@ -147,6 +147,14 @@ def counting(what: str, total: int) -> Iterator[Callable[[], None]]:
 
 
 @contextmanager
+def remaining() -> Iterator[Callable[[str, float, float], None]]:
+    """Show what is measured, how much of the work is done, and the time that remains, on stderr."""
+    with on_stderr("{task.description}", BAR, TimeRemainingColumn()) as bar:
+        task = bar.add_task("")
+        yield lambda text, done, whole: bar.update(task, description=text, completed=done, total=whole)
+
+
+@contextmanager
 def saying() -> Iterator[Callable[[str], None]]:
     """Show a task on stderr while it runs."""
     with ERR.status("") as status:

@@ -12,7 +12,7 @@ from rich.text import Text
 from ..files.reading import from_json
 from ..measure.profile import UNACCOUNTED
 from ..wording import four, one_line
-from . import ab, style, tables
+from . import ab, style, sweep, tables
 from . import bench as bench_report
 from . import tune as tune_report
 
@@ -24,7 +24,7 @@ def listing(found: Sequence[Entry], root: Path) -> list[RenderableType]:
     """Make a table with one row a record; the folder's name holds time and kind."""
     if not found:
         return [
-            Text(f"no records in {root}; make some: cpuopt profile, ab, bench, tune or train; --runs DIR looks there")
+            Text(f"no records in {root}; make some: cpuopt profile, ab, sweep, bench or train; --runs DIR looks there")
         ]
     table = style.table("run", "what")
     table.columns[0].no_wrap = True  # to be copied whole
@@ -43,6 +43,8 @@ def shown(e: Entry, detail: bool = False) -> list[RenderableType]:
         return [head, *ab.tables(e.content, str(e.path))]
     if e.kind == "bench":
         return [head, *bench_report.tables(e.content)]
+    if e.kind == "sweep":
+        return [head, *sweep.tables(e.content, str(e.path))]
     if e.kind == "tune":
         return [head, *tune_report.tables(e.content, str(e.path))]
     if e.content.get("profile"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,6 +36,13 @@ def page(title: str, head: Markup, sections: Sequence[Section]) -> str:
         script=script,
         script_hash=_hash(script),
     )
+
+
+def colours() -> tuple[str, str]:
+    """Return the colours of the page as declarations of variables, for a light theme and for a dark one."""
+    pairs = re.findall(r"(--\w+): light-dark\((#\w+), (#\w+)\);", _file("page.css"))
+    light, dark = ("; ".join(f"{name}: {of[i]}" for name, *of in pairs) for i in range(2))
+    return light, dark
 
 
 def _file(name: str) -> str:

@@ -1,0 +1,91 @@
+"""``cpuopt sweep``: measure kernels of one op over sizes, with warm and cold caches, under the roof.
+
+Each kernel is checked on the arrays of a size before it is timed there; one that is wrong gets no figures. A range
+doubles from its first number to its last. Ctrl-C keeps what was measured.
+
+Examples::
+
+    cpuopt sweep gelu_forward --over N=4096..16777216 --html gelu.html
+    cpuopt sweep matmul_forward --over C=128..2048 --over BT=16,256 --csv a.csv
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from ..train import settings
+from . import common
+from .common import known_op, shared, show, start_numba
+
+
+def flags(p: argparse.ArgumentParser) -> None:
+    """Add the verb's flags."""
+    shared(p, "op", "--runs", "--json", "--csv", "--svg", "--html")
+    p.add_argument(
+        "--over",
+        action="append",
+        default=[],
+        metavar="SYMBOL=A..B",
+        help="Measure at these sizes of a symbol, A, 2 A, 4 A and so on up to B, or at a list, as in C=384,768; the "
+        "flag repeats.",
+    )
+    p.add_argument(
+        "--variants",
+        default="",
+        metavar="A,B,...",
+        help="Measure these variants; ratios are to the first. Default: optimized, and those of --kernels.",
+    )
+    shared(
+        p,
+        "--sizes",
+        help="Set the sizes of other symbols, as in OC=768. Default: those of the op's first call in --model.",
+    )
+    settings.flags(p, "kernels", "dtype", "threads", "B", "T", "model")
+    p.add_argument("--layer", default="*", metavar="GLOB", help="Use the sizes of a call in these layers of the model.")
+    shared(p, "--rounds", default=7, help="Run this many rounds at each size. Default: %(default)s.")
+    p.add_argument("--seed", type=int, default=0, help="Draw inputs from this random seed. Default: %(default)s.")
+    shared(p, "--limit", default=600, help="Stop one size after this many seconds. Default: %(default)s.")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the verb; return its exit status: 1 if a kernel is wrong, 130 after Ctrl-C."""
+    from ..lab import sweep
+
+    over = sweep.parse_all(args.over)
+    fixed = common.sizes_by_symbol(args.sizes)[0] if args.sizes else {}
+    start_numba(args.threads)
+    from ..files import write_whole
+    from ..isolate.child import Child
+    from ..kernels import registry
+    from ..lab import checked, worker
+    from ..measure import rates
+    from ..report import console
+    from ..report import sweep as report
+    from ..report.html import sweep as page
+
+    common.check_targets(args)
+    threads = args.threads or common.cores()
+    with Child(worker.__name__, args.kernels, threads, args.limit) as child:
+        added = [(k["op"], k["variant"]) for k in child.start()]
+        known_op("sweep", args.op, (op for op, _ in added))
+        mine = [v for op, v in added if op == args.op]
+        known = dict.fromkeys([*registry.variants(args.op), *mine])
+        variants = sweep.default_variants(args.op, args.variants, mine, [*known])
+        job = {k: getattr(args, k) for k in ("model", "B", "T", "dtype")} | {"kernels": child.kernels}
+        plan = sweep.Grid.read(child.ask("plan", op=args.op, over=over, sizes=fixed, settings=job, layer=args.layer))
+        with console.saying() as say:
+            roofs = rates.roofs(threads, say)
+            ends = [dict(s.sizes) for s in (plan.shapes[0], plan.shapes[-1])]
+            checked.require(child, threads, args.op, variants, [], ends, lambda i, n: say(f"checking, case {i}/{n}"))
+        found = sweep.Sweep(args.op, variants, plan, roofs)
+        more = {"threads": threads, "seed": args.seed, "rounds": args.rounds}
+        with console.remaining() as progress:
+            found.run(sweep.asking(child, args.op, more), progress)
+    content = found.record(rates.raised, model=args.model, dtype=args.dtype, seed=args.seed)
+    path = common.keep(args.runs, "sweep", args.op, content)
+    for file, make in (args.csv, sweep.csv), (args.svg, page.picture), (args.html, page.report):
+        if file:
+            write_whole(Path(file), [make(content).encode("utf-8", "replace")])
+    show(args, {**content, "path": path}, lambda: report.tables(content, path))
+    return 1 if found.refused else 0 if found.finished else 130

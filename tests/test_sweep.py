@@ -1,0 +1,261 @@
+"""`cpuopt sweep`: ranges, sizes of a model, kernels that are wrong somewhere, the clock, the picture, the verb."""
+
+import csv
+import io
+import json
+import re
+import xml.etree.ElementTree as ET
+from dataclasses import replace
+from math import inf
+
+import numpy as np
+import pytest
+
+import cpuopt
+from cpuopt import cli, ops
+from cpuopt.errors import UserError
+from cpuopt.kernels import registry
+from cpuopt.lab import ab, sweep
+from cpuopt.measure.roofline import Level, Roofs
+from cpuopt.report.html import sweep as page
+from cpuopt.train.job import Settings
+
+ROOFS = Roofs(
+    1, (Level("L2", 1 << 16), Level("memory", None)), 100.0, {"L2": {"read": 100.0}, "memory": {"read": 10.0}}, 1.0
+)
+TINY = Settings(model="gpt2-tiny", B=2, T=8)
+
+
+@pytest.mark.parametrize(("text", "sizes"), [("C=128..1024", [128, 256, 512, 1024]), ("BT=3..20", [3, 6, 12, 20]),
+    ("N=7", [7]), ("N=5..5", [5]), ("C=96,64,96", [64, 96])])  # fmt: skip
+def test_a_range_doubles_up_to_its_end(text, sizes):
+    assert sweep.parse_over(text) == (text.partition("=")[0], sizes)
+
+
+@pytest.mark.parametrize("text", ["C", "C=", "C=0..4", "C=8..4", "C=1..2..3", "C=1..2,3", "C=x", "=4", "C=1.5"])
+def test_another_range_is_refused(text):
+    with pytest.raises(UserError, match=re.escape(f"--over {text!r}: expected SYMBOL=FIRST..LAST")):
+        sweep.parse_over(text)
+
+
+def test_sizes_that_nobody_named_are_those_of_a_call_of_the_model():
+    plan = sweep.plan(ops.matmul_forward, {"C": [32, 96]}, {"BT": 5}, TINY, "h.1.mlp.c_proj")
+    assert [dict(s.sizes) for s in plan.shapes] == [{"BT": 5, "OC": 64, "C": c} for c in (32, 96)]
+    assert (plan.fixed, plan.source) == ({"BT": 5, "OC": 64}, "gpt2-tiny 2x8, h.1.mlp.c_proj")
+    alone = sweep.plan(ops.gelu_forward, {"N": [10]}, {}, TINY)
+    assert (alone.fixed, alone.source, alone.costs[0]["flops"]) == ({}, "", 90)
+    narrow = sweep.plan(ops.matmul_forward, {"C": [32]}, {}, replace(TINY, dtype="bf16"))
+    assert narrow.costs[0]["operands"] == "bfloat16"
+
+
+def test_sizes_that_make_no_call_are_left_out(monkeypatch):
+    plan = sweep.plan(ops.attention_forward, {"C": [32, 33], "T": [4]}, {}, TINY)
+    assert [s.sizes["C"] for s in plan.shapes] == [32]
+    assert plan.skipped == ["C=33 T=4: NH=2 does not divide C=33"]
+    monkeypatch.setattr(sweep, "available_bytes", lambda: 10**6)
+    plan = sweep.plan(ops.gelu_forward, {"N": [1000, 100_000]}, {}, TINY)
+    assert plan.skipped == ["N=100000: its check needs about 0.0 GB, and 0.0 GB are available"]
+    with pytest.raises(UserError, match="no size makes a call; C=33: NH=2 does not divide"):
+        sweep.plan(ops.attention_forward, {"C": [33]}, {}, TINY)
+
+
+@pytest.mark.parametrize(("over", "given", "said"), [
+    ({"X": [1]}, {}, "--over X: gelu_forward has the symbols N"),
+    ({"N": [1]}, {"N": 2}, "--over N with --sizes N"),
+    ({"N": range(1, 500)}, {}, "499 sizes; expected up to 400"),
+])  # fmt: skip
+def test_a_wrong_grid_is_refused(over, given, said):
+    with pytest.raises(UserError, match=said):
+        sweep.plan(ops.gelu_forward, over, given, TINY)
+
+
+class Clock:
+    now = 0
+
+    def __call__(self):
+        return self.now
+
+
+def test_warm_and_cold_trials_are_told_apart(monkeypatch):
+    """A kernel that takes 20 us, and 80 us once the flusher ran, on a clock that both move."""
+    clock, state = Clock(), {"cold": False}
+
+    def body(out, inp):
+        ops_gelu(out, inp)
+        clock.now += 80_000 if state["cold"] else 20_000
+        state["cold"] = False
+
+    kernel = registry.KERNELS["gelu_forward", "optimized"]
+    kernel.compile()
+    ops_gelu = kernel.function
+    monkeypatch.setattr(ab, "_flusher", lambda: lambda: state.update(cold=True))
+    shape = sweep.plan(ops.gelu_forward, {"N": [1000]}, {}, TINY).shapes[0]
+    fake = replace(kernel, function=body, variant="fake")
+    (found,) = sweep.measure([fake], shape, rounds=3, clock=clock)
+    assert (found["warm_ns"], found["cold_ns"]) == ([20_000] * 3, [80_000] * 3)
+    assert found["check"]["status"] == "PASS"
+
+
+def planned(*sizes):
+    return sweep.plan(ops.gelu_forward, {"N": list(sizes)}, {}, TINY)
+
+
+def result(ns, cold=None):
+    check = {"kernel": "k", "case": "", "status": "PASS", "reason": "", "ratio": 0.1}
+    return {"warm_ns": [ns] * 5, "cold_ns": [cold or 2 * ns] * 5, "calls": 4, "check": check}
+
+
+def test_a_kernel_that_is_wrong_at_one_size_has_no_figures_at_any():
+    asked = []
+
+    def ask(variants, shape):
+        asked.append((tuple(variants), shape.sizes["N"]))
+        if "wrong" in variants and shape.sizes["N"] == 2000:
+            raise UserError("gelu_forward[wrong] is wrong on the arrays that are timed: out[0]")
+        if "slow" in variants and shape.sizes["N"] == 2000:
+            raise UserError("no answer to 'sweep' within 3 s; it was ended")
+        return [result(1000.0 + len(v)) for v in variants]
+
+    found = sweep.Sweep("gelu_forward", ["right", "wrong", "slow"], planned(1000, 2000, 4000), ROOFS)
+    found.run(ask)
+    record = found.record()
+    rows = [(r["variant"], r["sizes"]["N"]) for r in record["rows"]]
+    assert rows == [("right", 1000), ("slow", 1000), ("right", 2000), ("right", 4000), ("slow", 4000)]
+    assert record["refused"] == {"wrong": "gelu_forward[wrong] is wrong on the arrays that are timed: out[0]"}
+    assert record["late"] == ["slow at N=2000: no answer to 'sweep' within 3 s; it was ended"]
+    assert asked[-1] == (("right", "slow"), 4000)
+    assert record["rows"][1]["ratio"]["ratio"]["median"] == pytest.approx(1004 / 1005)
+
+
+def test_ctrl_c_keeps_what_was_measured():
+    def ask(variants, shape):
+        if shape.sizes["N"] == 2000:
+            raise KeyboardInterrupt
+        return [result(1000.0)]
+
+    found = sweep.Sweep("gelu_forward", ["right"], planned(1000, 2000, 4000), ROOFS)
+    found.run(ask)
+    record = found.record()
+    assert [r["sizes"]["N"] for r in record["rows"]] == [1000]
+    assert (record["finished"], record["doubts"][0]) == (False, "interrupted: 1 of 3 sizes are measured")
+
+
+def test_the_roof_is_that_of_where_the_arrays_lie():
+    """4 calls of 8 kB take turns: 32 kB lie in L2. With cold caches all comes from memory."""
+    found = sweep.Sweep("gelu_forward", ["right"], planned(1000, 4000), ROOFS)
+    found.run(lambda variants, shape: [result(1000.0)])
+    small, large = found.record()["rows"]
+    assert (small["warm"]["roof"], small["warm"]["roof_ns"], small["warm"]["of_roof"]) == ("FMA", 90.0, 9.0)
+    assert (small["cold"]["roof"], small["cold"]["roof_ns"]) == ("memory", 800.0)
+    assert large["warm"]["roof"] == "memory"  # 4 times 32 kB are more than L2 holds
+    assert ROOFS.bound(0, 8000, held=inf) == (800.0, "memory")
+
+
+def test_a_roof_that_is_passed_is_measured_again():
+    found = sweep.Sweep("gelu_forward", ["right"], planned(1000), ROOFS)
+    found.run(lambda variants, shape: [result(10.0)])
+    faster = replace(ROOFS, gflops=1e4, gbs={"L2": {"read": 1e4}, "memory": {"read": 1e4}})
+    assert found.record(lambda roofs: faster)["rows"][0]["warm"]["of_roof"] < 100
+
+
+def made(variants=("one", "other"), over=None):
+    plan = sweep.plan(ops.matmul_forward, over or {"C": [64, 128, 256], "BT": [4, 8, 16]}, {"OC": 32}, TINY)
+    found = sweep.Sweep("matmul_forward", list(variants), plan, ROOFS)
+    found.run(lambda names, shape: [result(1e3 * shape.sizes["C"] * (i + 1)) for i, _ in enumerate(names)])
+    return found.record(model="gpt2-tiny")
+
+
+def test_the_csv_has_a_line_for_each_size_and_variant():
+    record = made()
+    rows = list(csv.DictReader(io.StringIO(sweep.csv(record))))
+    assert len(rows) == len(record["rows"]) == 18
+    assert [(r["C"], r["BT"], r["OC"], r["variant"]) for r in rows[:2]] == [
+        ("64", "4", "32", "one"),
+        ("64", "4", "32", "other"),
+    ]
+    assert float(rows[1]["warm_ns"]) == 128_000
+    assert float(rows[1]["ratio"]) == 2
+    assert rows[0]["ratio"] == ""
+
+
+@pytest.mark.parametrize("over", [None, {"C": [64, 128]}, {"C": [64]}])
+def test_the_picture_has_a_line_for_each_variant_state_and_roof(over):
+    record = made(over=over)
+    root = ET.fromstring(page.picture(record))
+    lines = [e.get("class") for e in root.iter() if e.tag.endswith(("polyline", "circle")) and "line" in e.get("class")]
+    panels = 3 if over is None else 1
+    wanted = [f"line line{i} {c}" for i in range(2) for c in ("warm", "cold")] + ["line roof warm", "line roof cold"]
+    assert sorted(lines) == sorted(wanted * panels)
+    html = page.report(record)
+    assert html.count('role="img"') == panels
+    assert "prefers-color-scheme: dark" in page.picture(record)
+    tips = [e.text for e in root.iter() if e.tag.endswith("title")]
+    assert any("one, warm caches" in t and "roof" in t for t in tips)
+
+
+def test_a_sweep_without_figures_still_makes_files():
+    record = {**made(), "rows": [], "refused": {"one": "<b>wrong</b>"}}
+    assert "no figures" in page.picture(record)
+    assert "&lt;b&gt;wrong&lt;/b&gt;" in page.report(record)
+
+
+WRONG = """
+from numba import prange
+from cpuopt import kernel, ops
+
+@kernel(ops.residual_forward, "wrong")
+def residual_forward(out, inp1, inp2):
+    for i in prange(len(out)):
+        out[i] = inp1[i] + inp2[i] if len(out) != 3000 else inp1[i]
+
+@kernel(ops.residual_forward, "mine")
+def residual_forward(out, inp1, inp2):
+    for i in prange(len(out)):
+        out[i] = inp1[i] + inp2[i]
+"""
+
+
+def test_the_verb_measures_checks_and_keeps(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(WRONG)
+    flags = ["sweep", "residual_forward", "--over", "N=1500..4096", "--rounds", "3", "--threads", "1"]
+    files = ["--csv", "s.csv", "--svg", "s.svg", "--html", "s.html"]
+    kernels = ["--kernels", "mine.py", "--variants", "mine,wrong"]
+    assert cli.main([*flags, *files, *kernels, "--json"]) == 1
+    record = json.loads(capsys.readouterr().out)
+    assert [(r["variant"], r["sizes"]["N"]) for r in record["rows"]] == [("mine", n) for n in (1500, 3000, 4096)]
+    assert "residual_forward[wrong] is wrong on the arrays that are timed: out[" in record["refused"]["wrong"]
+    assert all(r["warm"]["ns"] > 0 and r["cold"]["of_roof"] > 0 for r in record["rows"])
+    assert all((tmp_path / f).stat().st_size > 100 for f in ("s.csv", "s.svg", "s.html"))
+    assert cli.main(["runs", "list"]) == 0
+    assert "residual_forward: mine, wrong over N=1500..4096, 1 thread" in capsys.readouterr().out
+    assert cli.main(["runs", "show", "sweep", "--html", "again.html"]) == 0
+    shown = capsys.readouterr().out
+    assert "wrong: no figures, because it is wrong" in shown
+    assert "GFLOP/s" in shown
+    assert (tmp_path / "again.html").read_text() == (tmp_path / "s.html").read_text()
+
+
+@pytest.mark.parametrize(("flags", "said"), [
+    ([], "--over is missing"),
+    (["--over", "N=4", "--over", "N=8"], "expected each symbol once"),
+    (["--over", "N=4", "--variants", "optimised"], "no variant 'optimised'; did you mean 'optimized'?"),
+    (["--over", "BT=4"], "--over BT: gelu_forward has the symbols N"),
+])  # fmt: skip
+def test_wrong_flags_are_refused(flags, said, capsys, tmp_path):
+    assert cli.main(["sweep", "gelu_forward", *flags, "--runs", str(tmp_path), "--threads", "1"]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_python_measures_too(tmp_path):
+    found = cpuopt.sweep("gelu_forward", {"N": [512, 1024]}, variants=["optimized", "vanilla"], rounds=3, threads=1)
+    assert [(r["variant"], r["sizes"]["N"]) for r in found.record["rows"]] == [
+        (v, n) for n in (512, 1024) for v in ("optimized", "vanilla")
+    ]
+    assert "vanilla" in str(found)
+    for write, name in (found.write_svg, "a.svg"), (found.write_html, "a.html"), (found.write_csv, "a.csv"):
+        write(tmp_path / name)
+        assert (tmp_path / name).stat().st_size > 100
+    with pytest.raises(UserError, match="no such op"):
+        cpuopt.sweep("gelu", {"N": [4]})
+    assert np.isfinite([r["cold"]["ns"] for r in found.record["rows"]]).all()
