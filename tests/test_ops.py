@@ -6,6 +6,7 @@ import inspect
 import json
 import re
 from collections.abc import Mapping
+from functools import cache
 from math import fsum, prod
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,7 @@ def test_a_wrong_derivative_is_noticed(op: Op, name: str) -> None:
 GOLDEN = Path(__file__).parent / "golden" / "ops.npz"
 
 
+@cache
 def golden() -> dict[tuple[str, str], dict[str, dict[str, Array]]]:
     """Of each op and case: what went in and what came out."""
     found: dict[tuple[str, str], dict[str, dict[str, Array]]] = {}

@@ -27,7 +27,8 @@ from .common import shared, start_numba
 
 if TYPE_CHECKING:
     from ..data.tokenizers import Tokenizer
-    from ..generate.decoder import Reader
+    from ..generate.chat import Conversation
+    from ..generate.decoder import Reader, Sampler
     from ..models import Config
     from ..weights import Weights
 
@@ -230,6 +231,36 @@ def figures_of(said: list[Said], decoder: Reader, dtype: str) -> dict[str, Any]:
     }
 
 
+def require_sense(args: argparse.Namespace, most: int) -> None:
+    """Refuse flags that do not go together."""
+    if most < 1:
+        raise UserError(f"--max-tokens {most}: expected 1 or more")
+    if (args.system or args.chat_format) and not args.chat:
+        raise UserError(f"--{'system' if args.system else 'chat-format'}: is for a chat; add --chat")
+
+
+def replies(
+    args: argparse.Namespace, talk: Conversation, tokenizer: Tokenizer, sampler: Sampler, most: int
+) -> tuple[list[Said], UserError | None]:
+    """Reply to each turn of the user; return what was said, and the error that ended it, if one did."""
+    from ..report import console
+
+    said = list[Said]()
+    for text in user_turns(args):
+        reply = talk.reply(text, sampler, most)
+        try:
+            said.append(Said(text).stream(reply, talk.decoder, tokenizer, most, args.json))
+        except UserError as e:
+            if not sys.stdin.isatty():
+                return said, e
+            console.warn(str(e))  # a shorter turn may mend it
+        if not args.json:
+            console.stream("\n")
+        if talk.decoder.position == talk.decoder.context:
+            break
+    return said, None
+
+
 def run(args: argparse.Namespace) -> int:
     """Run the verb; return its exit status."""
     start_numba(args.threads)
@@ -244,10 +275,7 @@ def run(args: argparse.Namespace) -> int:
     from ..weights import copy_into
 
     most = (512 if args.chat else 100) if args.max_tokens is None else args.max_tokens
-    if most < 1:
-        raise UserError(f"--max-tokens {most}: expected 1 or more")
-    if (args.system or args.chat_format) and not args.chat:
-        raise UserError(f"--{'system' if args.system else 'chat-format'}: is for a chat; add --chat")
+    require_sense(args, most)
     dtype = settings.stored(args.dtype)
     sampler = Sampler(args.temperature, args.top_k, args.top_p, args.seed)
     config, weights = model_of(args)
@@ -282,28 +310,16 @@ def run(args: argparse.Namespace) -> int:
         console.warn(f"random weights of seed {args.seed}, since there is no --init: the text will mean nothing")
     else:
         copy_into(decoder.parameters(), weights)
-    said, refused = list[Said](), None
+    refused = None
     if args.chat:
         talk = chat.Conversation(decoder, tokenizer, form, args.system, weights.marks.eos if weights else ())
-        for text in user_turns(args):
-            reply = talk.reply(text, sampler, most)
-            try:
-                said.append(Said(text).stream(reply, decoder, tokenizer, most, args.json))
-            except UserError as e:
-                if not sys.stdin.isatty():
-                    refused = e
-                    break
-                console.warn(str(e))  # a shorter turn may mend it
-            if not args.json:
-                console.stream("\n")
-            if decoder.position == context:
-                break
+        said, refused = replies(args, talk, tokenizer, sampler, most)
     else:
         if not args.json:
             console.stream(args.prompt)
         stops = tokenizer.stops.union(weights.marks.eos if weights else ())
         tokens = generate(decoder, prompt, sampler, most, stops)
-        said.append(Said(args.prompt).stream(tokens, decoder, tokenizer, most, args.json))
+        said = [Said(args.prompt).stream(tokens, decoder, tokenizer, most, args.json)]
         if not args.json:
             console.stream("\n")
     origin = str(args.init) if args.init else f"random, seed {args.seed}"
