@@ -118,14 +118,35 @@ def commit() -> str | None:
     return head.stdout.strip() + ("+" if changed.stdout.strip() else "") if head.returncode == 0 else None
 
 
+ARM_CORES = {
+    "0x41 0xd03": "Cortex-A53", "0x41 0xd05": "Cortex-A55", "0x41 0xd07": "Cortex-A57", "0x41 0xd08": "Cortex-A72",
+    "0x41 0xd09": "Cortex-A73", "0x41 0xd0a": "Cortex-A75", "0x41 0xd0b": "Cortex-A76", "0x41 0xd0c": "Neoverse N1",
+    "0x41 0xd0d": "Cortex-A77", "0x41 0xd40": "Neoverse V1", "0x41 0xd41": "Cortex-A78", "0x41 0xd44": "Cortex-X1",
+    "0x41 0xd49": "Neoverse N2", "0x41 0xd4f": "Neoverse V2", "0x46 0x001": "A64FX", "0x48 0xd01": "Kunpeng 920",
+    "0x61 0x022": "Apple M1 Icestorm", "0x61 0x023": "Apple M1 Firestorm", "0x61 0x032": "Apple M2 Blizzard",
+    "0x61 0x033": "Apple M2 Avalanche", "0xc0 0xac3": "AmpereOne",
+}  # fmt: skip
+"""Names of cores by implementer and part, the fields of Arm's register MIDR, as Linux writes them."""
+
+
 def _cpu_name() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or "unknown"
+    with suppress(OSError):
+        if found := name_in((PROC / "cpuinfo").read_text()):
+            return found
+    return platform.processor() or platform.machine() or "unknown"
+
+
+def name_in(cpuinfo: str) -> str:
+    """Read the processor's name in the text of ``/proc/cpuinfo``; empty if there is none.
+
+    On Arm, where Linux gives numbers, that is the names of all kinds of cores; an unknown one keeps its numbers.
+    """
+    fields = [(name.strip(), value.strip()) for name, _, value in (v.partition(":") for v in cpuinfo.splitlines())]
+    if found := next((value for name, value in fields if name == "model name"), ""):
+        return found
+    vendors, parts = ([v for name, v in fields if name == f"CPU {field}"] for field in ("implementer", "part"))
+    kinds = dict.fromkeys(map(" ".join, zip(vendors, parts, strict=False)))
+    return " + ".join(ARM_CORES.get(kind, f"Arm core {kind}") for kind in kinds)
 
 
 def caches() -> Iterator[tuple[str, str, str]]:

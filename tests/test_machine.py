@@ -100,6 +100,46 @@ def test_cores_are_physical_performance_cores(computer, monkeypatch, files, allo
     assert machine.cores() == cores
 
 
+def core(implementer, part):
+    """The lines of Linux on an Arm core."""
+    return f"processor\t: 0\nBogoMIPS\t: 50.00\nFeatures\t: fp asimd\nCPU implementer\t: {implementer}\n" + (
+        f"CPU architecture: 8\nCPU variant\t: 0x1\nCPU part\t: {part}\nCPU revision\t: 1\n\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "name"),
+    [
+        ("processor\t: 0\nvendor_id\t: A\nmodel\t: 1\nmodel name\t: AMD EPYC: 9\n\n" * 2, "AMD EPYC: 9"),
+        (core("0x41", "0xd4f") * 4, "Neoverse V2"),
+        (core("0x41", "0xd05") * 4 + core("0x41", "0xd0b") * 2, "Cortex-A55 + Cortex-A76"),
+        (core("0x61", "0xd4f"), "Arm core 0x61 0xd4f"),  # a part is its implementer's
+        ("processor\t: 0\nFeatures\t: fp\n", ""),
+        ("", ""),
+    ],
+)
+def test_the_name_of_the_processor(tmp_path, monkeypatch, cpuinfo, name):
+    assert machine.name_in(cpuinfo) == name
+    monkeypatch.setattr(machine, "PROC", tmp_path)
+    monkeypatch.setattr(machine.platform, "processor", lambda: "")
+    monkeypatch.setattr(machine.platform, "machine", lambda: "aarch64")
+    assert machine.describe()["cpu"] == "aarch64"  # no such file
+    (tmp_path / "cpuinfo").write_text(cpuinfo)
+    assert machine.describe()["cpu"] == (name or "aarch64")
+
+
+def test_caches_as_arm_lists_them(tmp_path, monkeypatch):
+    monkeypatch.setattr(machine, "CACHES", tmp_path)
+    of_core = [("1", "Data", "64K", "0"), ("1", "Instruction", "64K", "0"), ("2", "Unified", "2048K", "0")]
+    for i, values in enumerate([*of_core, ("3", "Unified", None, "0-63")]):  # in clouds, without the shared one's size
+        (folder := tmp_path / f"index{i}").mkdir()
+        for file, value in zip(("level", "type", "size", "shared_cpu_list"), values, strict=True):
+            if value:
+                (folder / file).write_text(f"{value}\n")
+    assert machine.describe()["caches"] == {"L1d": "64K", "L1i": "64K", "L2": "2048K"}
+    assert [level.name for level in lab_machine.levels()] == ["L1", "L2", "memory"]
+
+
 NODE = "devices/system/node/node"
 
 

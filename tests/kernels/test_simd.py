@@ -79,6 +79,16 @@ def test_tile_is_for_the_machine_that_numba_compiles_for(monkeypatch: pytest.Mon
     assert simd.tile(simd.host_features()).lanes == 8
 
 
+@pytest.mark.parametrize("triple", ["aarch64-unknown-linux-gnu", "arm64-apple-darwin23.1.0"])
+def test_every_arm_has_neon_whatever_llvm_can_read(monkeypatch: pytest.MonkeyPatch, triple: str) -> None:
+    monkeypatch.setattr(simd.llvm, "get_process_triple", lambda: triple)
+    monkeypatch.setattr(simd.llvm, "get_host_cpu_features", dict)
+    found = simd.tile(simd.host_features())
+    assert (found.lanes, found.rows, found.dot) == (4, 14, False)
+    monkeypatch.setattr(numba.config, "CPU_NAME", "generic")
+    assert simd.tile(simd.host_features()) == found
+
+
 # Its machine code ---------------------------------------------------------------------------------------------------
 
 

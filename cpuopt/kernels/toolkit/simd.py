@@ -89,10 +89,13 @@ def tile(features: Iterable[str]) -> Tile:
 def host_features() -> set[str]:
     """Return the features of the machine for which numba compiles: this one, or that of ``NUMBA_CPU_NAME``.
 
-    Those of ``CPUOPT_TARGET`` come first: they choose the tile, and nothing else.
+    Those of ``CPUOPT_TARGET`` come first: they choose the tile, and nothing else. Every aarch64 has NEON, also where LLVM
+    names no feature: it reads them from ``/proc/cpuinfo``, which an emulator does not translate, and knows no ``generic``.
     """
     if target := targets.chosen():
         return set(target.features)
+    if llvm.get_process_triple().startswith(("aarch64", "arm64")):
+        return set(targets.NEON)
     if numba.config.CPU_NAME is None and numba.config.CPU_FEATURES is None:
         return {name for name, there in llvm.get_host_cpu_features().items() if there}
     implied = {"x86-64-v3": {"avx2", "fma"}, "x86-64-v4": {"avx2", "fma", "avx512f"}}
