@@ -89,8 +89,8 @@ def tile(features: Iterable[str]) -> Tile:
 def host_features() -> set[str]:
     """Return the features of the machine for which numba compiles: this one, or that of ``NUMBA_CPU_NAME``.
 
-    Those of ``CPUOPT_TARGET`` come first: they choose the tile, and nothing else. Every aarch64 has NEON, also where LLVM
-    names no feature: it reads them from ``/proc/cpuinfo``, which an emulator does not translate, and knows no ``generic``.
+    Those of ``CPUOPT_TARGET`` come first: they choose the tile, and nothing else. Every aarch64 has NEON, also if LLVM
+    names no feature, as under an emulator that shows the ``/proc/cpuinfo`` of another processor.
     """
     if target := targets.chosen():
         return set(target.features)
