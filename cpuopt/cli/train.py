@@ -39,6 +39,9 @@ def flags(p: argparse.ArgumentParser) -> None:
         help="Continue this run from its newest whole checkpoint. Default: the newest run.",
     )
     p.add_argument("--accept-changes", action="store_true", help="Allow --resume with kernels that have changed since.")
+    p.add_argument(
+        "--dry-run", action="store_true", help="Show memory, time and end of the run after a few steps; write nothing."
+    )
     ranks.flags(p, elastic=True)
     shared(p, "--runs", "--html", "--trace", "--json")
 
@@ -51,6 +54,8 @@ def run(args: argparse.Namespace) -> int:
 def _train(args: argparse.Namespace, rank: ranks.Rank) -> int:
     """Train on this rank."""
     comm = rank.comm
+    if args.dry_run and (args.resume is not None or comm.size > 1):
+        raise UserError("--dry-run: plans a new run of one process; leave --resume and --ranks out")
     with Agreement(comm) as agreement:
         given = (settings.read(args.config) if args.config else {}) | common.given(args)
         threads = given.get("threads") or (rank.place.threads if rank.place else None)
@@ -73,6 +78,8 @@ def _train(args: argparse.Namespace, rank: ranks.Rank) -> int:
         if not comm.rank:
             common.check_targets(args, asked)
         agreement.settle(ranks.facts(asked, [*settings.FLAGS]) | {"--resume": resume and resume.path.name})
+    if args.dry_run:
+        return _plan(args, asked)
     rank.link.tell(micro_batches=asked.micro_batches, total_batch=asked.total_batch)
     for wrong in resume.passed_over if resume else ():
         console.warn(f"passed over a checkpoint: {wrong}")
@@ -107,3 +114,29 @@ def _train(args: argparse.Namespace, rank: ranks.Rank) -> int:
         with console.surviving_hangup():
             print(f"cpuopt: {result.diagnosis}{go_on}", file=sys.stderr)
     return result.status
+
+
+def _plan(args: argparse.Namespace, asked: settings.Settings) -> int:
+    """Show what a run takes: planned, then with a few measured steps."""
+    from datetime import datetime
+
+    from ..kernels.toolkit.threads import set_threads
+    from ..measure import rates
+    from ..report import console
+    from ..train.forecast import forecast, measured, require_fit
+    from ..train.job import prepare
+
+    with console.saying() as say:
+        roofs = rates.roofs(set_threads(asked.threads), say)
+        say("planning")
+        found = forecast(asked, roofs)
+    if not found.fits:
+        show(args, found, lambda: console.forecast(found, datetime.now()))
+        require_fit(found, asked)
+    with console.compiling() as progress:
+        job = prepare(asked, progress)
+    with console.saying() as say:
+        say("measuring a few steps")
+        found = measured(found, job)
+    show(args, found, lambda: console.forecast(found, datetime.now()))
+    return 0

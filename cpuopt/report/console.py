@@ -9,6 +9,7 @@ import termios
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import datetime, timedelta
 from math import prod
 from pathlib import Path
 from types import TracebackType
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from ..data.datasets import DatasetStatus
     from ..kernels.registry import Kernel
     from ..train.checkpoint import Checkpoint
+    from ..train.forecast import Forecast
     from ..train.job import Job
     from ..train.trainer import RunResult
     from ..train.verify import VerifyRow
@@ -306,6 +308,27 @@ def program(program: Program, kernels: Sequence[Kernel], plan: ArenaPlan, phases
     groups = [f"#   {name:<12} {n:>15,}" for name, n in plan.describe().items()]
     last = f"# {program.flops / 1e9:.3f} GFLOP a step; bytes by group:"
     return [*program.lines(*phases, note=note), last, *groups]
+
+
+def forecast(f: Forecast, now: datetime) -> list[RenderableType]:
+    """Show what a run takes, until when, and what would take less memory."""
+    parts = ", ".join(f"{k} {gb(v)}" for k, v in f.memory.items() if k not in ("arena", "shared"))
+    step = f"{four(f.roof_ms)} ms a step at the roofs of this machine"
+    if f.step_ms is not None:
+        step = f"{four(f.step_ms)} ms a step, measured ({four(f.roof_ms)} ms at the roofs)"
+    validations = f", {duration(f.validation_s)} of it validations" if f.validation_s >= 1 else ""
+    end = now + timedelta(seconds=f.seconds)
+    lines: list[RenderableType] = [
+        f"memory: {gb(f.arena)} of {gb(f.available)} available: {parts}; shared {gb(-f.memory['shared'])}",
+        f"time: {f.steps:,} steps of {f.tokens:,} tokens, {step}",
+        f"total: {duration(f.seconds)}{validations}; started now, it ends {end:%Y-%m-%d %H:%M}",
+    ]
+    if not f.options:
+        return lines
+    shown = table("with", ">memory", ">ms a step at the roofs")
+    for o in f.options:
+        shown.add_row(o.flags, gb(o.arena), four(o.roof_ms))
+    return [*lines, "less memory:", shown]
 
 
 def kernels_table(rows: Sequence[Mapping[str, str]]) -> list[RenderableType]:

@@ -1,0 +1,173 @@
+"""What a run will take, before it starts: memory by group, the time of its steps, and what would need less.
+
+The time at the roofs is a bound: each call takes at least what its FLOPs and bytes take at the machine's peaks. A few
+measured steps replace it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Any, ClassVar
+
+from ..building import Built
+from ..data.given import Given
+from ..errors import UserError
+from ..machine import available_bytes
+from ..measure.roofline import Roofs
+from ..ops.storage import WIDE
+from ..program.arena import gb
+from .job import Job, build_only, fusions, model_of, named, smaller
+from .settings import DTYPES, Settings
+
+MEASURED = 5
+"""Steps whose median is the time of a step; one more comes before, which is slower."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """A run that takes less memory.
+
+    Attributes
+    ----------
+    flags : what to add to the command.
+    arena : its bytes.
+    roof_ms : the least time of a step.
+    """
+
+    flags: str
+    arena: int
+    roof_ms: float
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What a run takes.
+
+    Attributes
+    ----------
+    memory : the bytes of its arena by group, as of `ArenaPlan.describe`.
+    arena, available : the bytes of the arena, and those that this machine has for it.
+    tokens : of a step.
+    roof_ms : the least time of a step, at the machine's roofs.
+    options : what would take less memory.
+    step_ms : the measured time of a step.
+    validation_s : the time of all validations, measured on one batch.
+    """
+
+    JSON: ClassVar = (
+        *("memory", "arena", "available", "fits", "steps", "tokens", "roof_ms", "step_ms", "validation_s", "seconds"),
+        "options",
+    )
+    memory: dict[str, int]
+    arena: int
+    available: int
+    steps: int
+    tokens: int
+    roof_ms: float
+    options: tuple[Option, ...]
+    step_ms: float | None = None
+    validation_s: float = 0.0
+
+    @property
+    def fits(self) -> bool:
+        """Whether the machine has the memory."""
+        return self.arena <= self.available
+
+    @property
+    def seconds(self) -> float:
+        """The time of all steps and validations; at the roofs, if no step was measured."""
+        return self.steps * (self.step_ms or self.roof_ms) / 1e3 + self.validation_s
+
+
+def forecast(settings: Settings, roofs: Roofs) -> Forecast:
+    """Plan a run: nothing is compiled, loaded or allocated.
+
+    Raises
+    ------
+    UserError
+        For settings that cannot be met.
+    """
+    built = build_only(settings)
+    memory = built.plan().describe()
+    options = [Option(flags, *_cost(build_only(other), roofs)) for flags, other in _others(settings)]
+    return Forecast(
+        memory,
+        memory["arena"],
+        available_bytes(),
+        settings.steps,
+        settings.B * settings.T * settings.micro_batches,
+        roof_ms(built, roofs),
+        tuple(option for option in options if option.arena < memory["arena"]),
+    )
+
+
+def measured(planned: Forecast, job: Job, clock: Callable[[], float] = time.perf_counter) -> Forecast:
+    """Take a few steps of a job, and replace the time at the roofs. The job's weights change."""
+    s = job.settings
+    seconds = [job.take_step(clock=clock).seconds for _ in range(1 + MEASURED)][1:]
+    found = replace(planned, step_ms=median(seconds) * 1e3)
+    batches = job.corpus.batches("val", s.B, s.T)
+    if not s.val_every or isinstance(batches, Given):
+        return found
+    times = []
+    for _ in range(2):
+        start = clock()
+        job.engine.forward(**named(batches.batch(0, 0)))
+        times.append(clock() - start)
+    rounds = 1 + -(-s.steps // s.val_every)  # before the first step, on the way, and behind the last
+    return replace(found, validation_s=rounds * min(s.val_batches, len(batches)) * times[-1])
+
+
+def roof_ms(built: Built, roofs: Roofs) -> float:
+    """Return the least time of a whole step, of all its micro-batches."""
+    once = {"forward", "backward"}
+    n = built.options.micro_batches
+    bounds = (
+        (n if c.phase in once else 1) * roofs.bound(c.flops, c.bytes, c.operands)[0] for c in built.program.step_calls
+    )
+    return sum(bounds) / 1e6
+
+
+def _cost(built: Built, roofs: Roofs) -> tuple[int, float]:
+    return built.plan().describe()["arena"], roof_ms(built, roofs)
+
+
+def _others(s: Settings) -> Iterator[tuple[str, Settings]]:
+    """Yield flags that may take less memory, with the settings that they give."""
+    narrow = next(word for word, of in DTYPES.items() if of != WIDE)
+    for words in (("moments",), ("dtype", "moments")):
+        changes: dict[str, Any] = {word: narrow for word in words if getattr(s, word) != narrow}
+        if changes.keys() == {*words}:
+            yield " ".join(f"--{word} {narrow}" for word in words), replace(s, **changes)
+    if s.lora is None:
+        for changes in (dict[str, Any](dtype=narrow), dict[str, Any]()):
+            yield (
+                " ".join(["--lora r=8", *(f"--{n} {x}" for n, x in changes.items())]),
+                replace(s, lora="r=8", **changes),
+            )
+    names = fusions(s)
+    if "recompute" not in names:
+        more = ",".join((*names, "recompute"))
+        yield f"--fuse {more}", replace(s, fuse=more)
+    for name in ("B", "T"):
+        if (n := getattr(s, name)) > 1 and s.total_batch is None:
+            yield f"-{name} {n // 2}", replace(s, **dict[str, Any]({name: n // 2}))
+
+
+def require_fit(planned: Forecast, settings: Settings) -> None:
+    """Refuse a run that the memory cannot hold.
+
+    Raises
+    ------
+    UserError
+        With both sizes, and what would fit.
+    """
+    if not planned.fits:
+        advice = next((f"take {o.flags}" for o in planned.options if o.arena <= planned.available), "")
+        advice = advice or smaller(settings, model_of(settings)[1], planned.available)
+        raise UserError(
+            f"the run needs {gb(planned.arena)} and {gb(planned.available)} of memory are available; {advice}"
+        )

@@ -1,0 +1,85 @@
+"""What a run takes, before it starts: ``cpuopt train --dry-run``."""
+
+import json
+from itertools import count
+
+import pytest
+
+from cpuopt import cli
+from cpuopt.errors import UserError
+from cpuopt.measure.roofline import Level, Roofs
+from cpuopt.train import forecast
+from cpuopt.train.forecast import measured, require_fit
+from cpuopt.train.job import build_only, prepare
+from cpuopt.train.settings import Settings
+
+ROOFS = Roofs(1, (Level("memory", None),), 10.0, {"memory": {"read": 5.0}}, 1.0, bf16_gflops=20.0, bf16_by="pairs")
+TINY = {"model": "llama-tiny", "B": 2, "T": 16, "threads": 1, "steps": 40}
+
+
+def test_memory_is_that_of_the_run_and_time_that_of_the_roofs():
+    found = forecast.forecast(Settings(**TINY), ROOFS)
+    built = build_only(Settings(**TINY))
+    assert found.memory == built.plan().describe()
+    assert found.tokens == 32
+    bounds = [max(c.flops / 10, c.bytes / 5) for c in built.program.step_calls]
+    assert found.roof_ms == pytest.approx(sum(bounds) / 1e6)
+    assert found.seconds == pytest.approx(40 * found.roof_ms / 1e3)
+    whole = forecast.forecast(Settings(**TINY, total_batch=128), ROOFS)
+    update = sum(max(c.flops / 10, c.bytes / 5) for c in built.program.step_calls if c.phase == "update") / 1e6
+    assert whole.tokens == 128
+    assert 3.5 * (found.roof_ms - update) < whole.roof_ms < 5 * found.roof_ms
+
+
+def test_options_take_less_memory_and_say_what_they_take():
+    found = forecast.forecast(Settings(**TINY), ROOFS)
+    options = {o.flags: o for o in found.options}
+    assert {"--moments bf16", "--lora r=8", "-B 1", "-T 8"} <= options.keys()
+    assert all(o.arena < found.arena for o in found.options)
+    half = build_only(Settings(**{**TINY, "B": 1}))
+    assert options["-B 1"].arena == half.plan().describe()["arena"]
+    tried = forecast.forecast(Settings(**TINY, lora="r=8", dtype="bf16", moments="bf16"), ROOFS)
+    assert {o.flags.split()[0] for o in tried.options} <= {"-B", "-T", "--fuse"}
+
+
+def test_measured_steps_replace_the_roofs_and_validations_count():
+    settings = Settings(**TINY, val_every=10, val_batches=3)
+    planned = forecast.forecast(settings, ROOFS)
+    ticks = count(step=0.5)
+    found = measured(planned, prepare(settings), clock=lambda: next(ticks))
+    assert found.step_ms == 500
+    assert found.validation_s == 5 * 3 * 0.5  # before the first step, and after each ten of forty
+    assert found.seconds == 40 * 0.5 + 7.5
+    silent = measured(planned, prepare(Settings(**TINY, val_every=0)), clock=lambda: next(ticks))
+    assert silent.validation_s == 0
+
+
+def test_a_run_that_does_not_fit_is_refused_with_what_does(monkeypatch):
+    found = forecast.forecast(Settings(**TINY), ROOFS)
+    small = forecast.replace(found, available=max(o.arena for o in found.options))
+    with pytest.raises(UserError, match=r"the run needs .* and .* of memory are available; take --"):
+        require_fit(small, Settings(**TINY))
+    with pytest.raises(UserError, match="no B and T fit"):
+        require_fit(forecast.replace(found, available=1000), Settings(**TINY))
+    require_fit(found, Settings(**TINY))
+
+
+def test_a_dry_run_prints_a_plan_and_writes_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("cpuopt.measure.rates.roofs", lambda n, say: ROOFS)
+    flags = ["train", "--dry-run", "--model", "llama-tiny", "-T", "16", "--threads", "1", "--steps", "30"]
+    assert cli.main([*flags, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["fits"]
+    assert found["step_ms"] > 0
+    assert found["seconds"] == pytest.approx(30 * found["step_ms"] / 1e3 + found["validation_s"])
+    assert cli.main(flags) == 0
+    text = capsys.readouterr().out
+    assert "memory: " in text
+    assert "started now, it ends 2" in text
+    assert not [*tmp_path.iterdir()]
+    monkeypatch.setattr(forecast, "available_bytes", lambda: 10_000)
+    assert cli.main(flags) == 2
+    assert "are available; no B and T fit" in capsys.readouterr().err
+    assert cli.main(["train", "--dry-run", "--resume"]) == 2
+    assert "--dry-run: plans a new run" in capsys.readouterr().err
