@@ -23,8 +23,8 @@ MACHINE, PROCESSOR = "zen4", "Zen 4"
 MODES = {
     "torch-eager": "eager, float32",
     "torch-compile": "torch.compile, float32",
-    "torch-amp": "autocast to bf16",
-    "torch-amp-compile": "torch.compile, autocast to bf16",
+    "torch-amp": "autocast bf16",
+    "torch-amp-compile": "torch.compile, autocast bf16",
     "torch-bf16": "eager, bf16",
 }
 """What the peers of `cpuopt bench` are called in PyTorch."""

@@ -128,7 +128,7 @@ def test_the_chart_has_the_five_programs_and_their_words(results):
     assert list(bars) == [
         "llm.c, C with OpenMP, float32",
         "PyTorch eager, float32",
-        "PyTorch's fastest mode: torch.compile, autocast to bf16",
+        "PyTorch's fastest mode: torch.compile, autocast bf16",
         "cpuopt, float32",
         "cpuopt, bf16",
     ]
