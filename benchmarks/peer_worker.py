@@ -230,7 +230,7 @@ def check(request: dict[str, Any]) -> None:
     mode = request["mode"]
     if request["model"] not in (*LLAMAS, *(["gpt2"] if mode != "transformers" else [])):
         raise PeerError(
-            f"{mode}: PyTorch's side has no model {request['model']!r} so; compare variants: --against vanilla"
+            f"{mode}: this peer has no {request['model']!r}; compare with --peer torch-eager, or --against vanilla"
         )
     if mode == "compile" and not shutil.which(os.environ.get("CXX", "g++")):
         raise PeerError("torch.compile needs a C++ compiler: install g++, or name one in CXX")
