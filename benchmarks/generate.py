@@ -4,11 +4,12 @@
 
     python benchmarks/generate.py [--torch-python PATH] [--model gpt2-124M] [--dtype bf16] [--threads 2] [--rounds 6]
 
-Both read the same prompt and the same tokens, and compute the same logits, which is checked first. PyTorch runs in
-``inference_mode`` with its caches allocated ahead and ``scaled_dot_product_attention``; for a Llama, it is
-transformers' own model with its own cache. The share of the roof is (bytes
-of weights a token / measured read bandwidth) / (time of a token), with the bandwidth measured in each of its trials.
-With ``--dtype bf16`` both keep weights and caches in bfloat16, PyTorch also what it adds up, so logits agree less.
+Whichever is not on trial is stopped. Both read the same prompt and the same tokens, and compute the same logits, which
+is checked first. PyTorch runs in ``inference_mode`` with its caches allocated ahead and
+``scaled_dot_product_attention``; for a Llama, it is transformers' own model with its own cache. The share of the roof
+is (bytes of weights a token / measured read bandwidth) / (time of a token), with the bandwidth measured in each of its
+trials. With ``--dtype bf16`` both keep weights and caches in bfloat16, PyTorch also what it adds up, so logits agree
+less.
 """
 
 from __future__ import annotations
@@ -158,7 +159,16 @@ def work(side: str, model: str, threads: int, dtype: str, tokens: int, prompt: i
         vocab_size = json.loads((folder / "sizes.json").read_text())["vocab_size"]
         read, restart, roof = (given_to_cpuopt if side == "cpuopt" else given_to_torch)(folder, threads, dtype)
     ids = np.random.Generator(np.random.PCG64(SEED)).integers(0, vocab_size, 4096).tolist()
-    for _ in sys.stdin:
+    for line in sys.stdin:
+        request = json.loads(line)
+        if request["do"] == "start":  # the answer says that all is loaded: it is stopped then, and the other one loads
+            print("{}", flush=True)
+            continue
+        way = request["waiting"]
+        if way and side == "cpuopt":
+            from cpuopt.kernels.toolkit.waiting import tell
+
+            tell(way)
         restart()
         marks = [time.perf_counter()]
         for i in range(tokens + 1):
@@ -170,6 +180,7 @@ def work(side: str, model: str, threads: int, dtype: str, tokens: int, prompt: i
             "token_s": median(times[1:]),
             "best_s": min(times[1:]),
             "logits": logits[::97].tolist(),
+            "waiting": way or "as given",
             **roof(),
         }
         print(json.dumps(answer), flush=True)
@@ -192,6 +203,7 @@ def main() -> int:
         work(a.work, a.model, a.threads, TYPES[a.dtype], a.tokens, a.prompt, a.folder)
         return 0
     from cpuopt.isolate.process import Side, Worker  # here, because torch's Python may not have cpuopt
+    from cpuopt.lab.peers import way
     from cpuopt.measure.comparison import compare
 
     flags = ["--model", a.model, "--threads", str(a.threads), "--tokens", str(a.tokens), "--prompt", str(a.prompt)]
@@ -200,7 +212,7 @@ def main() -> int:
     trials: dict[str, list[dict]] = {side: [] for side in pythons}
 
     def trial(side: str) -> float:
-        trials[side].append(workers[side].ask("trial"))
+        trials[side].append(workers[side].ask("trial", waiting=way(workers.values(), a.threads)))
         return trials[side][-1]["token_s"]
 
     with ExitStack() as stack:
@@ -211,13 +223,17 @@ def main() -> int:
         workers = {}
         for side, python in pythons.items():
             command = (python, __file__, "--work", side, *flags)
-            workers[side] = stack.enter_context(Worker(Side(side, command, {}, {"NUMBA_NUM_THREADS": str(a.threads)})))
+            own = Side(side, command, {}, {"NUMBA_NUM_THREADS": str(a.threads)})
+            workers[side] = stack.enter_context(Worker(own, rests=True))
+            workers[side].ask("start")
         sides = partial(trial, "cpuopt"), partial(trial, "torch")
         found = compare(*sides, analyses=[a.rounds], control=False)
     trials = {side: done[1:] for side, done in trials.items()}  # without the warm-up
     d = deviation(*(np.array(done[0]["logits"]) for done in trials.values()))
     how = f"a prompt of {a.prompt}, {a.tokens} tokens, {a.rounds} rounds"
     print(f"{a.model}, {a.dtype}, batch 1, {a.threads} threads, {how}")
+    ways = [t["waiting"] for t in trials["cpuopt"]]
+    print(f"cpuopt's threads: {', '.join(f'{w} in {ways.count(w)} trials' for w in dict.fromkeys(ways))}")
     print(f"logits of the last token deviate by {d:.1e} of the largest")
     for side, done in trials.items():
         token, first = (median(t[k] for t in done) for k in ("token_s", "first_s"))

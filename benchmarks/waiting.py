@@ -1,15 +1,14 @@
-"""Time of a training step by the way in which threads wait, idle and with busy processes; docs/results/scaling.md.
+"""Time of a training step by the way in which threads wait, alone and beside busy processes; docs/results/scaling.md.
 
-    python benchmarks/waiting.py --threads 2 16 --busy 0 2
+    python benchmarks/waiting.py --threads 2 --busy 0 2 [--model gpt2-124M --size 1x16]
 
-The ways take turns, in an order that reverses each round. ``chosen`` is cpuopt's own choice, made before the rounds
-begin; ``short`` spins for some tens of microseconds and then sleeps.
+The ways are processes that take turns, in an order that reverses each round; the others are stopped meanwhile. A turn
+begins with two seconds that do not count, in which ``follow`` may change how its threads wait.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import subprocess
 import sys
@@ -20,17 +19,16 @@ from statistics import median
 from sizes import size
 
 from cpuopt import machine
+from cpuopt.isolate.process import Side, Worker
+from cpuopt.isolate.serve import serve
 
-WAYS = {
-    "chosen": {},
-    "spin": {machine.WAITING: "spin"},
-    "sleep": {machine.WAITING: "sleep"},
-    "short": {"GOMP_SPINCOUNT": "1000"},
-}
+WAYS = "follow", "spin", "sleep"
+SETTLE_S = 2.0
+"""The start of a turn that does not count."""
 
 
-def serve(model: str, B: int, T: int, threads: int, seconds: float) -> None:
-    """Train for some seconds at each line of stdin; print the median time of a step in ms."""
+def answer(model: str, B: int, T: int, threads: int, seconds: float) -> None:
+    """Train for some seconds at each request; answer with the median time of a step in ms."""
     import numpy as np
 
     from cpuopt import Engine, models
@@ -39,15 +37,20 @@ def serve(model: str, B: int, T: int, threads: int, seconds: float) -> None:
     engine = Engine(module, config.specs(B, T), threads=threads)
     ids = np.random.default_rng(0).integers(0, config.vocab_size, (B, T + 1))
     batch = {"tokens": ids[:, :-1], "targets": ids[:, 1:]}
-    engine.step(**batch)
-    print(json.dumps(machine.describe()["waiting"]), flush=True)
-    for _ in sys.stdin:
+
+    def steps(seconds: float) -> list[float]:
         found, end = list[float](), time.perf_counter() + seconds
         while not found or time.perf_counter() < end:
             start = time.perf_counter()
             engine.step(**batch)
             found.append(1e3 * (time.perf_counter() - start))
-        print(median(found), flush=True)
+        return found
+
+    def turn(request, say):
+        steps(SETTLE_S)
+        return {"ms": median(steps(seconds)), "waiting": machine.describe()["waiting"]}
+
+    serve({"start": lambda request, say: {}, "turn": turn})
 
 
 def main() -> None:
@@ -55,40 +58,40 @@ def main() -> None:
     p = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     p.add_argument("--model", default="gpt2-nano", help="preset or JSON (gpt2-nano)")
     p.add_argument("--size", type=size, default="12x64", metavar="BxT")
-    p.add_argument("--threads", type=int, nargs="+", default=[2, 16])
+    p.add_argument("--threads", type=int, nargs="+", default=[2])
     p.add_argument("--busy", type=int, nargs="+", default=[0, 2], help="processes that compute beside it")
     p.add_argument("--rounds", type=int, default=5)
-    p.add_argument("--seconds", type=float, default=1, help="length of a turn")
+    p.add_argument("--seconds", type=float, default=2, help="what counts of a turn")
     p.add_argument("--serve", type=int, help=argparse.SUPPRESS)
     a = p.parse_args()
     B, T = map(int, a.size.split("x"))
     if a.serve:
-        serve(a.model, B, T, a.serve, a.seconds)
+        answer(a.model, B, T, a.serve, a.seconds)
         return
-    clean = {k: v for k, v in os.environ.items() if k not in (*machine.THEIRS, machine.WAITING)}
-    print("| busy | threads | way | ms a step, median | of each turn |\n| ---: | ---: | --- | ---: | --- |")
+    for name in (*machine.THEIRS, machine.WAITING):
+        os.environ.pop(name, None)
+    print("| busy | threads | way | ms a step, median | of each turn | at the end |")
+    print("| ---: | ---: | --- | ---: | --- | --- |")
     for busy in a.busy:
         with ExitStack() as stack:
             for _ in range(busy):
                 stack.callback(subprocess.Popen([sys.executable, "-c", "while True: pass"]).kill)
             workers, turns = {}, {}
             for threads in a.threads:
-                for way, more in WAYS.items():
-                    command = [sys.executable, *sys.argv, "--serve", str(threads)]
-                    environment = {**clean, **more, "NUMBA_NUM_THREADS": str(threads)}
-                    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-                    worker = subprocess.Popen(command, env=environment, text=True, **pipes)
-                    stack.callback(worker.kill)
+                for way in WAYS:
+                    environment = {machine.WAITING: way, "NUMBA_NUM_THREADS": str(threads)}
+                    command = (sys.executable, *sys.argv, "--serve", str(threads))
+                    worker = stack.enter_context(Worker(Side(way, command, {}, environment), rests=True))
+                    worker.ask("start")
                     workers[threads, way], turns[threads, way] = worker, []
-                    print(f"<!-- {threads} threads, {way}: {worker.stdout.readline().strip()} -->")
             for i in range(a.rounds):
                 for key in list(workers)[:: -1 if i % 2 else 1]:
-                    workers[key].stdin.write("\n")
-                    workers[key].stdin.flush()
-                    turns[key].append(float(workers[key].stdout.readline()))
-            for (threads, way), ms in turns.items():
-                each = " ".join(f"{x:.1f}" for x in ms)
-                print(f"| {busy} | {threads} | {way} | {median(ms):.1f} | {each} |", flush=True)
+                    turns[key].append(workers[key].ask("turn"))
+            for (threads, way), found in turns.items():
+                ms, last = [turn["ms"] for turn in found], found[-1]["waiting"]
+                each, now = " ".join(f"{x:.1f}" for x in ms), last.get("now", last["how"])
+                changed = f", {last['changes']} changes" if "changes" in last else ""
+                print(f"| {busy} | {threads} | {way} | {median(ms):.1f} | {each} | {now}{changed} |", flush=True)
 
 
 if __name__ == "__main__":

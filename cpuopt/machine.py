@@ -30,8 +30,8 @@ PROC = Path("/proc")
 LOAD = PROC / "loadavg"
 HUGE = Path("/sys/kernel/mm/transparent_hugepage")
 WAITING = "CPUOPT_WAITING"
-"""The variable that chooses how threads wait. A command sets it for the processes that it starts."""
-WAYS: dict[str, dict[str, str]] = {"spin": {}, "sleep": {"OMP_WAIT_POLICY": "passive"}}
+"""The variable that chooses how threads wait."""
+WAYS: dict[str, dict[str, str]] = {"follow": {}, "spin": {}, "sleep": {"OMP_WAIT_POLICY": "passive"}}
 """The ways of waiting, and the variables of OpenMP's runtime that bring them about. By itself the runtime spins for
 milliseconds; threads that give up sooner are often needed just then, and a small model's step takes twice as long."""
 THEIRS = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
@@ -84,7 +84,7 @@ def describe() -> dict[str, Any]:
         "numa_nodes": numa_nodes(),
         "pages": pages(),
         "load_average": list(os.getloadavg()),
-        "waiting": _waiting or None,
+        "waiting": dict(_waiting) or None,
         "system": platform.system(),
         "versions": versions,
     }
@@ -285,11 +285,11 @@ class Others:
         return time.monotonic(), busy - own.user - own.system - sum(w.cpu_s() for w in self.workers)
 
 
-_waiting: dict[str, str] = {}
-"""What `waiting` has chosen for this process."""
+_waiting: dict[str, Any] = {}
+"""What `waiting` has chosen for this process, and what became of it."""
 
 
-def waiting(threads: int) -> dict[str, str]:
+def waiting(threads: int) -> dict[str, Any]:
     """Choose how threads wait for work; the first choice stays, since threads start once.
 
     To spin finds the next work sooner. To sleep leaves the core to others: where there are more threads than cores,
@@ -297,17 +297,25 @@ def waiting(threads: int) -> dict[str, str]:
 
     Returns
     -------
-    ``how``: ``spin``, ``sleep`` or ``given``, by variables of the environment; and ``why``.
+    ``how``: ``follow`` the load, ``spin``, ``sleep`` or ``given``, by variables of the environment; and ``why``. With
+    ``follow``, ``now`` is ``spin``, ``sleep``, or ``runtime`` where cpuopt cannot change it, and ``changes`` counts.
 
     Raises
     ------
     UserError
-        For a value of ``CPUOPT_WAITING`` that is neither ``spin`` nor ``sleep``.
+        For a value of ``CPUOPT_WAITING`` that is none of these.
     """
     if not _waiting:
         how, why = _choose(threads)
         _waiting.update(how=how, why=why)
+        if how == "follow":
+            _waiting.update(now="spin", changes=0)
     return _waiting
+
+
+def waits(now: str) -> None:
+    """Note how threads that follow the load wait from now on."""
+    _waiting.update(now=now, changes=_waiting.get("changes", 0) + (now != "runtime"))
 
 
 def beside_others() -> str:
@@ -323,14 +331,11 @@ def _choose(threads: int) -> tuple[str, str]:
         return "given", " ".join(given)
     if way := os.environ.get(WAITING):
         if way not in WAYS:
-            raise UserError(f"{WAITING}={way}: expected {' or '.join(WAYS)}")
+            raise UserError(f"{WAITING}={way}: expected {', '.join(WAYS)}")
         return way, f"{WAITING}={way}"
-    there, online, others = cores(), os.cpu_count() or 1, running()
-    if threads > there:
+    if threads > (there := cores()):
         return "sleep", f"{threads} threads on {there} cores"
-    if others + threads > online:
-        return "sleep", f"beside {threads} threads, {others} of other processes run on {online} cores"
-    return "spin", f"{online} cores have room for {threads} threads beside {others} that run"
+    return "follow", f"{there} cores have room for {threads} threads"
 
 
 def running(reads: int = 5, pause_s: float = 4e-3, watch_s: float = 0.2) -> int:

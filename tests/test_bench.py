@@ -5,6 +5,7 @@ import json
 import os
 import re
 import signal
+import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -15,9 +16,10 @@ import psutil
 import pytest
 from rich.console import Console
 
+from cpuopt import machine
 from cpuopt.errors import UserError
-from cpuopt.isolate.process import Side, Worker, ended_by_sigterm
-from cpuopt.lab.peers import Bench, Plan, View, parse_sizes, suite
+from cpuopt.isolate.process import Side, Steps, Worker, ended_by_sigterm
+from cpuopt.lab.peers import Bench, Plan, View, parse_sizes, suite, way
 from cpuopt.lab.peers import plan as bench_plan
 from cpuopt.lab.peers import worker as bench_worker
 from cpuopt.measure.comparison import BF16_TOLERANCE, disagreement, geometric_mean, judge
@@ -74,7 +76,8 @@ for line in sys.stdin:
         losses = [spec.get("losses", {}).get(str(steps + i), 5.0 - 0.1 * (steps + i)) for i in range(n)]
         steps += n
         phases = {"forward": [ms * 0.3] * n, "backward": [ms * 0.6] * n, "update": [ms * 0.1] * n}
-        answer = {"step_ms": [ms] * n, "losses": losses, "phases_ms": phases}
+        ways = spec.get("waiting", [""])
+        answer = {"step_ms": [ms] * n, "losses": losses, "phases_ms": phases, "waiting": ways[(turn - 1) % len(ways)]}
     elif do == "peak":
         answer = {"peak_rss_mb": spec["ms"][0], "versions": {}, "gflop": 20, "peak_gflops": 100, "roof_ms": 160}
         answer["library"] = spec.get("library", {})
@@ -147,7 +150,7 @@ def test_twice_slower_says_2(fakes):
     # 20 GFLOP at 100 GFLOP/s take 200 ms
     assert result["of_peak"] == pytest.approx({"cpuopt": 50, "peer": 25}, rel=0.01)
     assert result["losses"]["peer"][:3] == [5.0, 4.9, 4.8]
-    assert len(result["losses"]["peer"]) == 3 + 8
+    assert len(result["losses"]["peer"]) == 3 + 8 * 2  # with the step of each trial that does not count
     assert result["versions"]["peer"] == {"fake": "1"}
 
 
@@ -165,10 +168,13 @@ def test_a_machine_that_slows_down_meets_both_alike(fakes):
     assert ratio["median"] == pytest.approx(1, abs=0.02)
 
 
-def test_short_steps_fill_a_turn(fakes):
+def test_short_steps_fill_200_ms_behind_one_that_does_not_count(fakes, monkeypatch):
+    asked, steps = [], Worker.steps
+    monkeypatch.setattr(Worker, "steps", lambda worker, n, **more: asked.append(n) or steps(worker, n, **more))
     result = measure(fakes("A", ms=[10]), fakes("B", ms=[20]), plan=replace(PLAN, rounds=2))["results"][0]
-    assert result["steps_per_trial"] == 15
-    assert len(result["step_ms"]["peer"]["values"]) == 30
+    assert result["steps_per_trial"] == 10
+    assert len(result["step_ms"]["peer"]["values"]) == 20
+    assert asked[2:] == [11] * 4
     assert "2 rounds are few: the interval is one of 50 %" in result["doubts"]
 
 
@@ -681,3 +687,101 @@ def test_torch_computes_the_same(model, peers):
         assert result["refused"] is None
         np.testing.assert_allclose(result["losses"]["cpuopt"][:3], result["losses"]["peer"][:3], rtol=1e-5)
         assert result["ratio"]
+
+
+# A side that is not on trial ----------------------------------------------------------------------------------------
+
+
+def test_whichever_side_is_not_on_trial_is_stopped(fakes, tmp_path, monkeypatch):
+    seen = []
+    asked = Worker._ask
+
+    def ask(worker, do, **more):
+        others = [pid for pid in pids(tmp_path) if pid != worker.pid and not is_over(pid)]
+        seen.append((do, worker.pid, [psutil.Process(pid).status() for pid in others]))
+        return asked(worker, do, **more)
+
+    monkeypatch.setattr(Worker, "_ask", ask)
+    measure(fakes("A"), fakes("B"))
+    trials = [found for do, _, found in seen if do == "steps"]
+    assert len(trials) == 2 + 16
+    assert trials == [[psutil.STATUS_STOPPED]] * len(trials)
+    assert [found for do, _, found in seen if do == "init"] == [
+        [],
+        [psutil.STATUS_STOPPED],
+    ]  # alone
+
+
+def is_over(pid):
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+@pytest.mark.parametrize("how", ["end", "raise", "interrupt", "fail"])
+def test_no_side_is_left_stopped_after_a_bench(fakes, tmp_path, monkeypatch, how):
+    error = {"raise": RuntimeError, "interrupt": KeyboardInterrupt}.get(how)
+    view = View()
+    if error:
+        costs = []
+
+        def at(cost):
+            costs.append(cost)
+            if len(costs) > 3:
+                raise error
+
+        monkeypatch.setattr(view, "at", at)
+        with pytest.raises(error):
+            measure(fakes("A"), fakes("B"), view=view)
+    elif how == "fail":
+        with pytest.raises(UserError):
+            measure(fakes("A"), fakes("B", peak="die"))
+    else:
+        measure(fakes("A"), fakes("B"))
+    assert len(pids(tmp_path)) >= 2  # and the fixture looks that all of them are gone
+
+
+KILLED = """
+import json, sys, time
+from cpuopt.isolate.process import Side, Worker
+worker = Worker(Side("peer", tuple(json.loads(sys.argv[1]))), rests=True)
+worker.ask("check")
+print(worker.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_stopped_side_ends_with_a_parent_that_is_killed(fakes, tmp_path):
+    side = fakes("A")
+    parent = subprocess.Popen([sys.executable, "-c", KILLED, json.dumps(side.command)], stdout=subprocess.PIPE)
+    try:
+        pid = int(parent.stdout.readline())
+        assert psutil.Process(pid).status() == psutil.STATUS_STOPPED
+    finally:
+        parent.kill()
+        parent.wait()
+        parent.stdout.close()
+    assert is_gone(pid)
+
+
+def test_the_first_step_of_a_trial_does_not_count():
+    phases = {p: [9.0, 1.0, 2.0] for p in ("forward", "backward", "update")}
+    later = Steps([9.0, 1.0, 2.0], [5.0, 4.0, 3.0], phases, "spin").later()
+    assert later.step_ms == [1.0, 2.0] == later.phases_ms["update"]
+    assert (later.losses, later.waiting) == ([5.0, 4.0, 3.0], "spin")
+
+
+@pytest.mark.parametrize(("used", "how"), [(0.1, "spin"), (0.4, "spin"), (0.6, "sleep"), (2.0, "sleep")])
+def test_threads_wait_as_what_others_use_between_trials_says(monkeypatch, used, how):
+    monkeypatch.setattr(machine.Others, "cores", lambda self: used + os.cpu_count() - 1)
+    for name in (machine.WAITING, *machine.THEIRS):
+        monkeypatch.delenv(name, raising=False)
+    assert way([], 1, 1e-3) == how
+    monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
+    assert way([], 1, 1e-3) is None
+
+
+def test_the_record_says_how_threads_waited_in_each_trial(fakes):
+    record = measure(fakes("A", waiting=["spin", "sleep", "spin"]), fakes("B"), plan=replace(PLAN, rounds=3))
+    assert record["results"][0]["waiting"] == {"spin": 2, "sleep": 1}

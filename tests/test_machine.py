@@ -246,29 +246,38 @@ def fresh(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("threads", "running", "environment", "how", "why"),
     [
-        (16, 1, {}, "spin", "16 cores have room for 16 threads beside 0 that run"),
-        (16, 2, {}, "sleep", "beside 16 threads, 1 of other processes run on 16 cores"),
-        (8, 9, {}, "spin", "beside 8 that run"),
-        (8, 10, {}, "sleep", "beside 8 threads, 9 of"),
+        (16, 1, {}, "follow", "16 cores have room for 16 threads"),
+        (16, 9, {}, "follow", "16 cores have room for 16 threads"),
         (17, 1, {}, "sleep", "17 threads on 16 cores"),
         (16, 1, {"CPUOPT_WAITING": "sleep"}, "sleep", "CPUOPT_WAITING=sleep"),
+        (17, 9, {"CPUOPT_WAITING": "follow"}, "follow", "CPUOPT_WAITING=follow"),
         (17, 9, {"CPUOPT_WAITING": "spin"}, "spin", "CPUOPT_WAITING=spin"),
         (17, 9, {"OMP_WAIT_POLICY": "active", "CPUOPT_WAITING": "sleep"}, "given", "OMP_WAIT_POLICY=active"),
         (1, 1, {"GOMP_SPINCOUNT": "7"}, "given", "GOMP_SPINCOUNT=7"),
     ],
 )
-def test_threads_wait_as_cores_load_and_environment_say(fresh, threads, running, environment, how, why):
+def test_threads_wait_as_cores_and_environment_say(fresh, threads, running, environment, how, why):
     fresh(running, **environment)
     chosen = machine.waiting(threads)
     assert chosen["how"] == how
     assert why in chosen["why"]
-    assert machine.waiting(99) is chosen is machine.describe()["waiting"]  # threads start once; records say how
+    assert machine.waiting(99) is chosen  # threads start once
+    assert machine.describe()["waiting"] == chosen  # records say how
 
 
-@pytest.mark.parametrize(("used", "how"), [(0.4, "spin"), (0.6, "sleep"), (3.0, "sleep")])
-def test_what_only_flares_up_is_no_load(fresh, used, how):
+def test_a_record_keeps_what_held_when_it_was_made(fresh):
+    fresh(1)
+    machine.waiting(16)
+    before = machine.describe()["waiting"]
+    machine.waits("sleep")
+    assert (before["now"], before["changes"]) == ("spin", 0)
+    assert (machine.describe()["waiting"]["now"], machine.describe()["waiting"]["changes"]) == ("sleep", 1)
+
+
+@pytest.mark.parametrize(("used", "count"), [(0.4, 0), (0.6, 1), (3.0, 1)])
+def test_what_only_flares_up_is_no_load(fresh, used, count):
     fresh(2, used=used)
-    assert machine.waiting(16)["how"] == how
+    assert machine.running() == count
 
 
 @pytest.mark.parametrize(("running", "watched"), [(1, []), (2, [0.2])])
@@ -288,7 +297,7 @@ def test_a_quota_counts_as_few_cores(fresh, computer):
 
 def test_an_unknown_way_of_waiting_is_refused(fresh):
     fresh(1, CPUOPT_WAITING="nap")
-    with pytest.raises(UserError, match="CPUOPT_WAITING=nap: expected spin or sleep"):
+    with pytest.raises(UserError, match="CPUOPT_WAITING=nap: expected follow, spin, sleep"):
         machine.waiting(1)
 
 
@@ -299,18 +308,20 @@ def test_a_load_that_cannot_be_read_counts_as_none(fresh, monkeypatch, tmp_path)
     assert machine.running(1) == 0
 
 
-@pytest.mark.parametrize(("running", "variables"), [(1, {}), (9, {"OMP_WAIT_POLICY": "passive"})])
-def test_threads_start_with_the_variables_of_their_way(fresh, monkeypatch, running, variables):
-    fresh(running)
-    seen = []
+@pytest.mark.parametrize(("n", "variables"), [(12, {}), (17, {"OMP_WAIT_POLICY": "passive"})])
+def test_threads_start_with_the_variables_of_their_way(fresh, monkeypatch, n, variables):
+    fresh(1)
+    seen, followed = [], []
+    monkeypatch.setattr(threads, "follow", followed.append)
     monkeypatch.setattr(threads, "threading_layer", lambda: threads.NOT_STARTED)
     monkeypatch.setattr(threads.parallel, "_launch_threads", lambda: seen.append(dict(os.environ)))
-    threads.start(12)
+    threads.start(n)
     assert {n: v for n, v in seen[0].items() if n in machine.THEIRS} == variables
     assert not {*machine.THEIRS} & {*os.environ}  # other processes do not inherit them
     monkeypatch.setattr(threads, "threading_layer", lambda: "omp")
-    threads.start(12)
+    threads.start(n)
     assert len(seen) == 1
+    assert followed == ([12] if n == 12 else [])  # threads that sleep anyway follow nothing
 
 
 @pytest.mark.parametrize("threads", ["1", "2"])

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
 from ..files.reading import to_json
-from ..machine import WAITING, WAYS, require_usable, waiting
 from ..machine import cores as cores
+from ..machine import require_usable, waiting
 from ..train.settings import FLAGS, Settings
 from ..wording import nearest
 
@@ -190,8 +190,7 @@ def start_numba(threads: int | None) -> None:
         raise UserError(f"NUMBA_THREADING_LAYER={layer}: numba knows no such layer; unset it, or take omp or workqueue")
     if "numba" not in sys.modules:  # once it runs, numba refuses another number
         os.environ["NUMBA_NUM_THREADS"] = str(threads or there)
-    if (how := waiting(threads or there)["how"]) in WAYS:
-        os.environ[WAITING] = how  # so that the processes of one measurement wait alike
+    waiting(threads or there)  # which refuses a wrong variable now
 
 
 def thread_counts(text: str, flag: str = "--threads") -> list[int]:

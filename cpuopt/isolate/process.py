@@ -41,6 +41,14 @@ GRACE_S = 10.0
 LONGEST = 1 << 24
 """The largest answer in bytes."""
 
+TIED = """
+import ctypes, os, sys
+ctypes.CDLL(None).prctl(1, 9)
+os.getppid() == int(sys.argv[1]) or os._exit(1)
+os.execvp(sys.argv[2], sys.argv[2:])
+"""
+"""A program that becomes another one, and is killed by Linux when its parent ends, even while it is stopped."""
+
 
 @dataclass(frozen=True)
 class Side:
@@ -68,11 +76,20 @@ class Side:
 
 @dataclass
 class Steps:
-    """Training steps in the order in which they ran: ms each, ms of each phase, the loss before each update."""
+    """Training steps in the order in which they ran: ms each, ms of each phase, the loss before each update.
+
+    `waiting` is how the threads of cpuopt waited for work: ``spin``, ``sleep``, or empty if that is unknown.
+    """
 
     step_ms: list[float] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     phases_ms: dict[str, list[float]] = field(default_factory=lambda: {p: [] for p in PHASES})
+    waiting: str = ""
+
+    def later(self) -> Steps:
+        """Return the times without those of the first step, and all losses."""
+        phases = {p: ms[1:] for p, ms in self.phases_ms.items()}
+        return Steps(self.step_ms[1:], self.losses, phases, self.waiting)
 
     def add(self, more: Steps) -> None:
         """Append the steps of a later trial."""
@@ -90,6 +107,8 @@ class Worker:
     side : the program to start.
     say : called with the worker's progress during a long request.
     limit_s : the seconds that one answer may take.
+    rests : whether the process is stopped (SIGSTOP) while it has nothing to answer, after its first answer. It then
+        ends with this process, however that ends, so that none is left stopped. On Linux only.
 
     Raises
     ------
@@ -98,13 +117,22 @@ class Worker:
         answer in time, or answers something else.
     """
 
-    def __init__(self, side: Side, say: Callable[[str], None] = lambda text: None, limit_s: float = LIMIT_S) -> None:
+    def __init__(
+        self,
+        side: Side,
+        say: Callable[[str], None] = lambda text: None,
+        limit_s: float = LIMIT_S,
+        *,
+        rests: bool = False,
+    ) -> None:
         self.side, self.say, self.limit_s = side, say, limit_s
+        self.rests = rests and sys.platform == "linux"
+        tied = (sys.executable, "-ISc", TIED, str(os.getpid())) if self.rests else ()
         self._buffer, self._heard = b"", 0
         self._stderr, self._doing = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115  (closed in close)
         try:
             self._process = subprocess.Popen(
-                side.command,
+                (*tied, *side.command),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._stderr,
@@ -141,6 +169,7 @@ class Worker:
         assert process.stdin is not None
         assert process.stdout is not None
         process.stdin.close()
+        self._signal(signal.SIGCONT)
         try:
             process.wait(grace_s) if grace_s else None
         except subprocess.TimeoutExpired:
@@ -161,8 +190,23 @@ class Worker:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 
+    def _signal(self, number: int) -> None:
+        """Stop or continue the process, if it rests; return when it has stopped, or ended."""
+        if self.rests and self._process.poll() is None:
+            with suppress(ProcessLookupError, ChildProcessError):
+                os.kill(self.pid, number)
+                if number == signal.SIGSTOP:
+                    os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+
     def ask(self, do: str, **more: Any) -> dict[str, Any]:
         """Send a request and wait for its answer."""
+        self._signal(signal.SIGCONT)
+        try:
+            return self._ask(do, **more)
+        finally:
+            self._signal(signal.SIGSTOP)
+
+    def _ask(self, do: str, **more: Any) -> dict[str, Any]:
         assert self._process.stdin is not None
         deadline = time.monotonic() + self.limit_s
         self._doing.truncate(0)
@@ -186,12 +230,13 @@ class Worker:
                 return answer
             self.say(str(answer["progress"]))
 
-    def steps(self, n: int) -> Steps:
+    def steps(self, n: int, **more: Any) -> Steps:
         """Make it train for n steps."""
-        answer = self.ask("steps", n=n)
+        answer = self.ask("steps", n=n, **more)
         try:
             phases = {p: _numbers(answer["phases_ms"][p], n) for p in PHASES}
-            steps = Steps(_numbers(answer["step_ms"], n), _numbers(answer["losses"], n), phases)
+            waiting = str(answer.get("waiting", ""))
+            steps = Steps(_numbers(answer["step_ms"], n), _numbers(answer["losses"], n), phases, waiting)
             if not all(isfinite(ms) and ms > 0 for ms in steps.step_ms):
                 raise ValueError("a step took no time")
         except (KeyError, TypeError, ValueError) as e:

@@ -50,10 +50,15 @@ def memory(m: Mapping[str, Any]) -> str:
     return f"{numa} · pages of {p['bytes'] >> 10} kB, {huge}{mode}: an arena gets {p['arena']} ones"
 
 
-def waits(chosen: Mapping[str, str] | None) -> str:
+def waits(chosen: Mapping[str, Any] | None) -> str:
     """Describe how threads wait for work."""
+    if not chosen:
+        return ""
     ways = {"spin": " and spin for milliseconds before they sleep", "sleep": " and sleep while they wait"}
-    return f"{ways.get(chosen['how'], '')} ({chosen['why']})" if chosen else ""
+    if chosen["how"] == "follow":
+        now = {"spin": "spin now", "sleep": "sleep now, because others run"}.get(chosen["now"], "as their runtime does")
+        return f" and wait as the load allows: {now}, {count(chosen['changes'], 'change')} so far"
+    return f"{ways.get(chosen['how'], '')} ({chosen['why']})"
 
 
 def noise(n: Mapping[str, Any]) -> str:

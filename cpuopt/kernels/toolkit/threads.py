@@ -13,6 +13,7 @@ from ...errors import UserError
 from ...machine import WAYS, waiting
 from ...machine import cores as cores
 from ..compile.numba_internals import parallel
+from .waiting import follow
 
 SMALL = 512 << 10
 """Bytes below which one thread reads alone: starting others takes microseconds where they spin, 75 where they sleep."""
@@ -26,13 +27,16 @@ def start(n: int) -> None:
     """
     if threading_layer() != NOT_STARTED:
         return
-    way = WAYS.get(waiting(n)["how"], {})
+    chosen = waiting(n)["how"]
+    way = WAYS.get(chosen, {})
     os.environ.update(way)
     try:
         parallel._launch_threads()
     finally:
         for name in way:
             del os.environ[name]
+    if chosen == "follow" and n > 1:
+        follow(n)
 
 
 def set_threads(n: int | None) -> int:

@@ -1,19 +1,20 @@
 """The comparison of whole training steps with a peer: PyTorch, or another variant of cpuopt's kernels.
 
 Both sides train the same model from the same weights on the same batches, each in a process of its own, because two
-OpenMP runtimes must not share one. They are compared in pairs (`measure.comparison`), without a control. No ratio is
-given if the two do not compute the same: if the losses of the first steps differ, or those of one batch from the
-same weights. That batch counts with larger weights too, since small ones hide a wrong attention, and in float32 even if
-a side trains in bfloat16.
+OpenMP runtimes must not share one. Whichever is not asked is stopped, so that it takes nothing from the other. They
+are compared in pairs (`measure.comparison`), without a control. No ratio is given if the two do not compute the same:
+if the losses of the first steps differ, or those of one batch from the same weights. That batch counts with larger
+weights too, since small ones hide a wrong attention, and in float32 even if a side trains in bfloat16.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import os
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -28,6 +29,7 @@ from ...errors import UserError
 from ...files import write_whole
 from ...files.reading import to_json
 from ...isolate.process import LIMIT_S, Side, Steps, Worker, ended_by_sigterm
+from ...kernels.toolkit.waiting import BUSY
 from ...measure.comparison import (
     BF16_TOLERANCE,
     CHECKED_STEPS,
@@ -57,13 +59,28 @@ __all__ = ["Bench", "Plan", "View", "default_sizes", "own_sizes", "parse_sizes"]
 
 BATCHES = 8
 """The number of batches that both sides repeat."""
-TRIAL_MS = 300.0
-"""A trial is as many steps as fill this time, at most `MOST_STEPS`; its median counts."""
+TRIAL_MS = 200.0
+"""A trial is a step that does not count and as many as fill this time, at most `MOST_STEPS`; their median counts."""
 MOST_STEPS = 50
 SCALES = (1.0, 4.0)
 """Numbers that all weights are multiplied by before the two sides' losses are compared."""
 PAUSE_S = 0.25
-"""Between trials: the OpenMP threads of the side that ran last may spin for 0.2 s."""
+"""Between trials, while both sides are stopped: what other processes use is measured then."""
+
+
+def way(workers: Iterable[Worker], threads: int, pause_s: float = PAUSE_S) -> str | None:
+    """Choose how cpuopt's threads wait in the next trial, from what others use in a pause in which no side runs.
+
+    Returns
+    -------
+    ``spin`` or ``sleep``; None if a variable of the environment says how.
+    """
+    others = machine.Others(workers)
+    time.sleep(pause_s)
+    if any(name in os.environ for name in (machine.WAITING, *machine.THEIRS)):
+        return None
+    beyond = others.cores() - ((os.cpu_count() or 1) - threads) if pause_s else 0.0
+    return "sleep" if beyond > BUSY else "spin"
 
 
 @dataclass
@@ -74,6 +91,8 @@ class Result:
     ----------
     refused : why there is no ratio.
     order : the side of each trial, from first to last: A is cpuopt, B the peer.
+    steps_per_trial : those that count.
+    waiting : the number of trials in which cpuopt's threads waited in each way, as by `way`.
     ratios : the peer's time over cpuopt's in each round; a round compares the medians of two trials.
     ratio : their median, and its interval, which is one of `level` percent.
     verdict : on the peer.
@@ -95,6 +114,7 @@ class Result:
     refused: str | None = None
     order: str = ""
     steps_per_trial: int = 0
+    waiting: dict[str, int] = field(default_factory=dict)
     ratio: dict[str, float] | None = None
     level: float = LEVEL
     verdict: str = ""
@@ -295,7 +315,7 @@ class Bench:
             workers = {}
             for key, s in ("cpuopt", self.ours[side.name]), ("peer", side):
                 self.view.stage(f"{B}x{T} {s.name}: start")
-                workers[key] = stack.enter_context(Worker(s, self.view.stage, self.limit_s))
+                workers[key] = stack.enter_context(Worker(s, self.view.stage, self.limit_s, rests=True))
                 result.versions[key] = self._init(workers[key], B, T, folder)
             self.view.stage(f"{B}x{T} {side.name}: first steps")
             names = "cpuopt", side.name
@@ -360,9 +380,11 @@ class Bench:
 
         def train(key: str) -> float:
             nonlocal trials
-            time.sleep(self.pause_s)
-            steps = workers[key].steps(result.steps_per_trial)
+            how = way(workers.values(), self.plan.threads, self.pause_s)
+            steps = workers[key].steps(1 + result.steps_per_trial, waiting=how).later()
             times[key].add(steps)
+            if key == "cpuopt":
+                result.waiting[steps.waiting] = result.waiting.get(steps.waiting, 0) + 1
             trials += 1
             self.view.at(self._cost + (START_ROUNDS + trials / 2) * round_cost(result.B, result.T))
             return float(np.median(steps.step_ms))

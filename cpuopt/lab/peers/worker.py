@@ -163,7 +163,14 @@ def main() -> None:
         return begun("loss").losses(request["scales"])
 
     def steps(request: Mapping[str, Any], say: Say) -> Mapping[str, Any]:
-        return begun("steps").steps(request["n"])
+        from ... import machine
+        from ...kernels.toolkit.waiting import tell
+
+        session, way = begun("steps"), request.get("waiting")
+        if way:
+            tell(way)
+        found, chosen = session.steps(request["n"]), machine.waiting(session.engine.threads)
+        return found | {"waiting": chosen.get("now", chosen["how"])}
 
     def peak(request: Mapping[str, Any], say: Say) -> Mapping[str, Any]:
         return _peak(begun("peak").engine)

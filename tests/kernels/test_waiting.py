@@ -1,0 +1,176 @@
+"""Threads that follow the load: the choice as a function of what others use, and libgomp's threads as they wait."""
+
+import json
+import os
+import subprocess
+import sys
+from itertools import pairwise
+
+import pytest
+
+from cpuopt import machine
+from cpuopt.kernels.toolkit import waiting
+from cpuopt.kernels.toolkit.waiting import PERIOD_S, Waits
+
+SECOND = round(1 / PERIOD_S)
+
+
+def chosen(*loads, room=0):
+    choice = Waits(room)
+    return [choice.look(x) for x in loads]
+
+
+def changes(ways):
+    return sum(a != b for a, b in pairwise([True, *ways]))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "ends", "changed"),
+    [
+        ([0.0] * 20, True, 0),
+        ([2.0] * 20, False, 1),
+        ([0.0] * 10 + [1.5] * 10, False, 1),
+        ([1.5] * 10 + [0.1] * 10, True, 2),
+        ([0.2, 0.4, 0.3] * 7, True, 0),
+    ],
+    ids=["quiet", "loaded", "load comes", "load goes", "a little"],
+)
+def test_the_choice_follows_the_load(seconds, ends, changed):
+    ways = chosen(*(x for x in seconds for _ in range(SECOND)))
+    assert ways[-1] == ends
+    assert changes(ways) == changed
+
+
+def test_what_others_use_of_cores_that_are_left_to_them_is_no_load():
+    assert all(chosen(*[8.3] * 40, room=8))
+    assert not chosen(*[8.6] * 40, room=8)[-1]
+
+
+def test_a_wrong_guess_is_mended_within_a_second():
+    for load, right in (2.0, False), (0.0, True):
+        choice = Waits(0)
+        for _ in range(20):
+            choice.look(2.0 - load)
+        assert choice.spins is not right
+        assert [choice.look(load) for _ in range(SECOND)][-1] is right
+
+
+@pytest.mark.parametrize(
+    ("looks", "changed"), [([2, 0], 0), ([2, 2, 0, 0], 1), ([2] * 3 + [0] * 3, 1), ([0.6, 0.3], 0)]
+)
+def test_a_load_that_comes_and_goes_quickly_does_not_flap(looks, changed):
+    assert changes(chosen(*looks * 40)) == changed
+
+
+def test_two_runs_side_by_side_both_leave_cores_and_return_when_one_ends():
+    first, second, spins = Waits(0), Waits(0), []
+    uses = {True: 1.0, False: 0.8}  # of two cores, beside another run
+    for _ in range(10 * SECOND):
+        a, b = uses[first.spins], uses[second.spins]
+        spins.append((first.look(b), second.look(a)))
+    assert spins[SECOND:] == [(False, False)] * len(spins[SECOND:])
+    assert [first.look(0.0) for _ in range(SECOND)][-1]
+
+
+BURNT = """
+import json, os, sys, time
+import numpy as np
+from cpuopt import machine
+from cpuopt.kernels.toolkit import waiting, threads
+load = [0.0]
+machine.Others.cores = lambda self: load[0]
+os.cpu_count = lambda: 2
+os.sched_getaffinity = lambda pid: {0, 1}
+machine.cores = lambda: 2
+threads.start(2)
+from numba import njit, prange
+@njit(parallel=True)
+def region(x):
+    for i in prange(2):
+        x[i] += 1
+def burnt():
+    x, most = np.zeros(2), 0.0
+    for _ in range(12):
+        region(x)
+        began = time.process_time()
+        time.sleep(0.05)
+        most = max(most, time.process_time() - began)
+    return 1e3 * most
+def until(now):
+    end = time.monotonic() + 60
+    while machine._waiting["now"] != now and time.monotonic() < end:
+        time.sleep(0.05)
+    return [now, burnt(), dict(machine._waiting)]
+region(np.zeros(2))
+if machine._waiting["now"] == "runtime":
+    sys.exit("the threads of this machine are not libgomp's")
+found = [until("spin")]
+load[0] = 2.0
+found.append(until("sleep"))
+load[0] = 0.0
+found.append(until("spin"))
+waiting.tell("sleep")
+found.append(until("sleep"))
+waiting.tell("spin")
+found.append(until("spin"))
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def burnt(clean_environment):
+    environment = {**clean_environment, "NUMBA_NUM_THREADS": "2"}
+    done = subprocess.run([sys.executable, "-c", BURNT], env=environment, capture_output=True, text=True, timeout=300)
+    if "not libgomp's" in done.stderr:
+        pytest.skip(done.stderr)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def clean_environment():
+    return {k: v for k, v in os.environ.items() if k not in (*machine.THEIRS, machine.WAITING)}
+
+
+def test_threads_of_libgomp_burn_processor_time_only_while_they_spin(burnt):
+    for now, ms, state in burnt:
+        assert state["now"] == now
+        assert (ms > 1) == (now == "spin"), burnt  # time of the processor, which other processes do not change
+    assert [state["changes"] for _, _, state in burnt] == [0, 1, 2, 3, 4]
+
+
+TRAINED = """
+import numpy as np
+from cpuopt import Engine, models
+from cpuopt.kernels.toolkit import waiting
+config, module = models.load("gpt2-tiny")
+engine = Engine(module, config.specs(2, 16), threads=2)
+ids = np.random.default_rng(0).integers(0, config.vocab_size, (2, 17))
+losses = []
+for i in range(6):
+    if {switch}:
+        waiting.tell("sleep" if i % 2 else "spin")
+    losses.append(float(engine.step(tokens=ids[:, :-1], targets=ids[:, 1:]).loss).hex())
+print(*losses)
+"""
+
+
+def test_how_threads_wait_changes_no_bit(clean_environment):
+    said = []
+    for switch in True, False:
+        environment = {**clean_environment, "NUMBA_NUM_THREADS": "2"}
+        command = [sys.executable, "-c", TRAINED.format(switch=switch)]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+        said.append(done.stdout)
+    assert said[0] == said[1] != ""
+
+
+def test_without_libgomp_the_runtime_waits_as_it_does(monkeypatch, tmp_path):
+    monkeypatch.setattr(waiting, "MAPS", tmp_path / "maps")
+    monkeypatch.setattr(machine, "_waiting", {"how": "follow", "now": "spin", "changes": 0})
+    for text in "", "7f 0 0 0 0 /lib/libomp.so\n", "7f 0 0 0 0 /a/libgomp.so.1\n7f 0 0 0 0 /b/libgomp.so.1\n":
+        (tmp_path / "maps").write_text(text)
+        waiting.follow(2)
+        assert machine._waiting == {"how": "follow", "now": "runtime", "changes": 0}
+    waiting.tell("sleep")  # does nothing
