@@ -4,10 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 MPI ?= mpich
-MARKED ?= not slow and not peers and not mpi
+MARKED ?= not slow and not peers and not mpi and not arm
 PEERS ?= $(VENV)-peers/bin/python
 
-.PHONY: train train-ranks test check lint docs smoke test-slow test-faults test-oldest test-peers test-mpi results clean
+.PHONY: train train-ranks test check lint docs smoke test-slow test-faults test-oldest test-peers test-mpi test-arm results clean
 # two tests at a time and more where there are cores; whoever is done takes over what is left
 PYTEST := python -m pytest -n auto --maxprocesses 8 --dist worksteal
 
@@ -29,7 +29,7 @@ test: $(VENV)/.dev
 check:
 	$(MAKE) -j2 lint $(VENV)-$(MPI)/.installed
 	$(MAKE) smoke
-	$(MAKE) test MARKED="not peers and not mpi"
+	$(MAKE) test MARKED="not peers and not mpi and not arm"
 	$(MAKE) test-mpi
 
 lint: $(VENV)/.dev
@@ -57,7 +57,7 @@ test-slow: $(VENV)/.dev
 # with the oldest versions that pyproject.toml admits, in an environment and with kernels of their own
 test-oldest: $(VENV)-oldest/.installed
 	CPUOPT_CACHE_DIR=$(CURDIR)/$(VENV)-oldest/cache $(VENV)-oldest/bin/cpuopt warmup --all
-	CPUOPT_CACHE_DIR=$(CURDIR)/$(VENV)-oldest/cache $(VENV)-oldest/bin/$(PYTEST) -m "not slow and not peers and not mpi" $(ARGS)
+	CPUOPT_CACHE_DIR=$(CURDIR)/$(VENV)-oldest/cache $(VENV)-oldest/bin/$(PYTEST) -m "not slow and not peers and not mpi and not arm" $(ARGS)
 
 # the full 124M against PyTorch, Llamas against transformers, and weights exchanged with it, in an environment of their
 # own; `make test-peers PEERS=/path/to/python` takes one that has PyTorch and transformers already;
@@ -77,6 +77,10 @@ test-mpi: $(VENV)-$(MPI)/.installed
 # whole steps beside PyTorch on this machine: its records, its page in docs/results/, the overview and README's chart
 results: $(VENV)/.installed
 	$(BIN)/python benchmarks/results.py --measure --peer-python $(PEERS) $(ARGS)
+
+# on aarch64 under qemu, with Debian's Python in the user's cache; what it compiles stays there too
+test-arm: $(VENV)/.dev
+	nice $(BIN)/python -m pytest -m arm -rs --durations=0 tests/arm $(ARGS)
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
