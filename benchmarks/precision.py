@@ -2,7 +2,9 @@
 
 ::
 
-    python benchmarks/precision.py [--model gpt2-124M] [--sizes 1x16,1x64,4x64] [--rounds 8] [--threads N]
+    python benchmarks/precision.py --out benchmarks/records/zen4/precision.json       # all rows of docs/precision.md
+    python benchmarks/precision.py --model gpt2-124M --sizes 1x16,1x64 [--rounds 8] [--threads N]
+    python benchmarks/precision.py --show benchmarks/records/zen4/precision.json
 
 A third engine stores the moments in bfloat16 too. All are built in one process. Their kernels are checked at the sizes
 of the run, and steps are compared in pairs on the same batch, each engine with that of float32. The losses of the first
@@ -12,6 +14,11 @@ steps must agree within what bfloat16 explains. Times are medians; memory is wha
 from __future__ import annotations
 
 import argparse
+import json
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from sizes import sizes
@@ -19,16 +26,35 @@ from sizes import sizes
 from cpuopt import models
 from cpuopt.check.gate import require_right, sized_of
 from cpuopt.engine import Engine
+from cpuopt.files import write_whole
 from cpuopt.kernels.registry import Choice
+from cpuopt.machine import describe
 from cpuopt.measure.comparison import compare, timer
 from cpuopt.program.fuse import usual
+from cpuopt.wording import spread
 
 FIRST, APART = 4, 1e-2
 """The steps whose losses are compared, and how far apart they may be: bfloat16 has 8 bits of precision."""
 
 
-def row(model: str, B: int, T: int, rounds: int, threads: int | None) -> str:
-    """Measure one size."""
+TYPES: dict[str, dict[str, str]] = {
+    "float32": {},
+    "bf16": {"dtype": "bfloat16"},
+    "bf16, bf16 moments": {"dtype": "bfloat16", "moments": "bfloat16"},
+}
+CASES = {
+    "gpt2-nano": "12x64",
+    "gpt2-baby": "8x256",
+    "stories15M": "4x256",
+    "gpt2-124M": "1x16,1x64,4x64,1x1024",
+    "smollm2-135M": "4x64",
+}
+"""The sizes of each model in docs/precision.md."""
+
+
+def measured(model: str, size: str, rounds: int, threads: int | None) -> dict[str, Any]:
+    """Measure one size: by types, the arena's MB, the median ms of the rounds, and float32's time over it."""
+    B, T = map(int, size.split("x"))
     config = models.parse(model)
     ids = np.random.default_rng(0).integers(0, config.vocab_size, (B, T + 1))
     batch = {"tokens": ids[:, :-1], "targets": ids[:, 1:]}
@@ -39,38 +65,64 @@ def row(model: str, B: int, T: int, rounds: int, threads: int | None) -> str:
         require_right(made.kernels, sized_of([b.call for b in made.calls], made.kernels), threads=made.threads)
         return made
 
-    engines = [engine(), engine(dtype="bfloat16"), engine(dtype="bfloat16", moments="bfloat16")]
-    losses = np.array([[e.step(**batch).loss for _ in range(FIRST)] for e in engines])
+    engines = {name: engine(**types) for name, types in TYPES.items()}
+    losses = np.array([[e.step(**batch).loss for _ in range(FIRST)] for e in engines.values()])
     if not np.allclose(losses, losses[0], rtol=APART):
-        raise SystemExit(f"{B}x{T}: losses {losses.tolist()}; expected those of all types to agree to {APART:g}")
-    a, *others = engines
-    cells = [f"{a.plan.total_bytes / 1e6:,.0f}"]
-    for i, b in enumerate(others):
-        found = compare(
-            timer(lambda: a.step(**batch)), timer(lambda b=b: b.step(**batch)), analyses=[rounds], control=False
-        )
-        ms = [np.median(found.figures(letter)) / 1e6 for letter in "AB"]
-        gains = 1 / np.array([found.verdict().ratio[name] for name in ("median", "high", "low")])
-        cells += [f"{ms[0]:,.1f}"] * (not i)
-        cells += [f"{b.plan.total_bytes / 1e6:,.0f}", f"{ms[1]:,.1f}", "{:.2f} [{:.2f}, {:.2f}]".format(*gains)]
-    return f"| {model} {B}x{T} | {' | '.join(cells)} |"
+        raise SystemExit(f"{size}: losses {losses.tolist()}; expected those of all types to agree to {APART:g}")
+    found: dict[str, Any] = {name: {"arena_mb": e.plan.total_bytes / 1e6} for name, e in engines.items()}
+    a = engines["float32"]
+    for name, b in engines.items():
+        if b is not a:
+            pair = timer(lambda: a.step(**batch)), timer(lambda b=b: b.step(**batch))
+            compared = compare(*pair, analyses=[rounds], control=False)
+            ms = [[ns / 1e6 for ns in compared.figures(letter)] for letter in "AB"]
+            ratio = compared.verdict().ratio
+            gain = {"median": 1 / ratio["median"], "low": 1 / ratio["high"], "high": 1 / ratio["low"]}
+            found[name] |= {"ms": ms[1], "float32_ms": ms[0], "gain": gain}
+    return {"model": model, "size": size, "threads": a.threads, "types": found}
+
+
+def table(record: Mapping[str, Any]) -> Iterator[str]:
+    """Write the record as the table of docs/precision.md; the time of float32 is of its rounds with bf16."""
+    names = list(TYPES)[1:]
+    yield (
+        "| model, B x T | float32, MB | ms | "
+        + " | ".join(f"{n}, MB | ms | float32's time over it" for n in names)
+        + " |"
+    )
+    yield f"| --- |{' ---: |' * (2 + 3 * len(names))}"
+    for row in record["rows"]:
+        of = row["types"]
+        cells = [f"{of['float32']['arena_mb']:,.0f}", f"{np.median(of['bf16']['float32_ms']):,.1f}"]
+        for x in (of[n] for n in names):
+            cells += [f"{x['arena_mb']:,.0f}", f"{np.median(x['ms']):,.1f}", spread(x["gain"], 2)]
+        yield f"| {row['model']} {row['size']} | {' | '.join(cells)} |"
+    how = f"{record['rounds']} rounds, {record['rows'][0]['threads']} threads"
+    yield f"\n{record['machine']['cpu']}; {how}; {record['time'][:10]}."
 
 
 def main() -> None:
-    """Measure and print a table."""
+    """Measure, or show a record."""
     p = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    p.add_argument("--model", default="gpt2-124M")
-    p.add_argument("--sizes", type=sizes, default="1x16,1x64,4x64")
+    p.add_argument("--model", help="by default all of docs/precision.md, with their sizes")
+    p.add_argument("--sizes", type=sizes, help="of --model; 1x16,1x64,4x64 by default")
     p.add_argument("--rounds", type=int, default=8)
     p.add_argument("--threads", type=int)
+    p.add_argument("--out", type=Path, help="write the record to this file, anew after each row")
+    p.add_argument("--show", type=Path, help="print the table of this record, and measure nothing")
     a = p.parse_args()
-    head = ["", "float32, MB", "ms"]
-    for name in ("bf16", "bf16 moments too"):
-        head += [f"{name}, MB", "ms", "float32's time over it"]
-    print(f"| {' | '.join(head)} |\n| --- |{' ---: |' * (len(head) - 1)}")
-    for size in a.sizes:
-        B, T = map(int, size.split("x"))
-        print(row(a.model, B, T, a.rounds, a.threads), flush=True)
+    if a.show:
+        print("\n".join(table(json.loads(a.show.read_text()))))
+        return
+    cases = {a.model: a.sizes or sizes("1x16,1x64,4x64")} if a.model else {m: sizes(x) for m, x in CASES.items()}
+    rows: list[dict[str, Any]] = []
+    began = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+    record = {"kind": "cpuopt-precision", "machine": describe(), "time": began, "rounds": a.rounds, "rows": rows}
+    for model, size in ((m, size) for m, found in cases.items() for size in found):
+        rows.append(measured(model, size, a.rounds, a.threads))
+        print("\n".join([*table(record)][-2 if len(rows) > 1 else 0 : -1]), flush=True)
+        if a.out:
+            write_whole(a.out, [json.dumps(record, indent=1).encode() + b"\n"])
 
 
 if __name__ == "__main__":

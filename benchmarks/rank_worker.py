@@ -76,11 +76,12 @@ class Session:
     def facts(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return what is known without a clock."""
         crc = 0
+        self.engine.collect()
         for p in self.engine.parameters().values():
             crc = zlib.crc32(p.tobytes(), crc)
         sent: dict[str, int] = defaultdict(int)
         last = 0
-        for call in self.engine.program.calls:
+        for call in self.engine.program.step_calls:
             if call.op.name == "exchange":
                 sent[call.phase] += call.args["mine"].nbytes
                 last += call.args["mine"].nbytes * (call.phase == "reduce")

@@ -2,7 +2,7 @@
 
 ::
 
-    python benchmarks/ranks.py [--ranks 1,2,4] [--model gpt2-124M] [-B 4] [-T 64] [--rounds 8] [--link MB/S ...]
+    python benchmarks/ranks.py [--ranks 1,2,4] [--model gpt2-124M] [--dtype bf16] [-B 4] [-T 64] [--link MB/S ...]
 
 Whole processes take turns, step by step, on the same total batch: one rank with a thread a core, and each other number
 of ranks with the cores divided among them. The weights must have the same checksum after the same steps. Memory is that
@@ -30,6 +30,7 @@ from cpuopt.measure.comparison import compare
 from cpuopt.models import parse
 from cpuopt.program.fuse import FUSIONS
 from cpuopt.program.program import Program
+from cpuopt.train.settings import DTYPES
 from cpuopt.wording import spread
 
 LABELS = ("Exchange", "Wait for ranks", "Accumulate", "Copy")
@@ -53,7 +54,7 @@ class Volume:
     def of(program: Program) -> Volume:
         """Count the bytes of a rank's program."""
         sent = {"reduce": 0, "update": 0}
-        for call in program.calls:
+        for call in program.step_calls:
             if call.op.name == "exchange":
                 sent[call.phase] += call.args["mine"].nbytes
         return Volume(sent["reduce"], sent["update"])
@@ -81,11 +82,12 @@ class Host(Serial):
         self.size = size
 
 
-def volume(model: str, B: int, T: int, ranks: int) -> Volume:
+def volume(model: str, B: int, T: int, ranks: int, dtype: str = "float32") -> Volume:
     """Count the bytes of a model's step on some hosts."""
     config = parse(model)
     fuse = [name for name in FUSIONS if name != "update"]
-    return Volume.of(build(config.module(), config.specs(B, T), fuse=fuse, comm=Host(ranks)).program)
+    how = {"fuse": fuse, "comm": Host(ranks), "dtype": DTYPES[dtype]}
+    return Volume.of(build(config.module(), config.specs(B, T), **how).program)
 
 
 def rows(answers: Iterable[Mapping[str, Any]]) -> dict[str, float]:
@@ -181,6 +183,7 @@ def main() -> None:
     p = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     p.add_argument("--ranks", default="1,2", help="numbers of ranks, the first of which the others are compared with")
     p.add_argument("--model", default="gpt2-124M")
+    p.add_argument("--dtype", default="float32", choices=DTYPES, help="of what products and attention read")
     p.add_argument("-B", type=int, default=4)
     p.add_argument("-T", type=int, default=64)
     p.add_argument("--micro-batches", type=int, help="of a step, by default the largest number of ranks")
@@ -192,7 +195,7 @@ def main() -> None:
     a = p.parse_args()
     sizes = [int(n) for n in a.ranks.split(",")]
     total = (a.micro_batches or max(sizes)) * a.B * a.T
-    settings = {"model": a.model, "B": a.B, "T": a.T, "total_batch": total}
+    settings = {"model": a.model, "B": a.B, "T": a.T, "dtype": a.dtype, "total_batch": total}
     print(f"{a.model}, {total} tokens a step in micro-batches of {a.B}x{a.T}, {len(os.sched_getaffinity(0))} cores\n")
     for line in scaling_table(sizes, settings, a.rounds):
         print(line, flush=True)
@@ -205,7 +208,7 @@ def main() -> None:
     with ExitStack() as stack:
         one = Ranks.begun(stack, 1, {**settings, "total_batch": a.B * a.T})
         compute_s = min(one.job.ask("steps", n=4)[0]["step_ms"]) / 1e3
-    v = volume(a.model, a.B, a.T, a.hosts)
+    v = volume(a.model, a.B, a.T, a.hosts, a.dtype)
     print(f"\n{a.hosts} hosts, each with {threads} threads that take {compute_s:.2f} s for {a.B}x{a.T}; each sends")
     sent, gathered = (f"{n / 1e6:,.0f} MB" for n in (v.reduce, v.gather))
     print(f"{sent} of gradients, {100 * a.hidden:.0f} % of it hidden, and {gathered} of weights:\n")

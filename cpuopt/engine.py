@@ -136,6 +136,7 @@ class Engine:
         self.comm, self.micro_batches, self.alone = self.options.comm, self.options.micro_batches, self.options.alone
         self._stale, self._exposed = True, list[weakref.ref[Array]]()
         self._left = False  # whether the weights may differ from those of other ranks
+        self._behind = False  # whether other ranks alone have the float32 of the weights that they updated
         self._busy = Lock()
         self.torn = ""
         """The method that ended within an update, which left the weights partly updated; else empty."""
@@ -193,6 +194,10 @@ class Engine:
         if value not in self.plan.offsets:
             raise UserError(f"{value} is not a value of this engine's program")
         found = self._loaded.array(value)
+        if value.group == "parameter" and self._behind:
+            raise UserError(
+                f"{value}: other ranks have the newest weights in float32; call collect() on all ranks first"
+            )
         if value.group == "parameter" and self.phases["convert"]:
             self._exposed.append(weakref.ref(found))
             self._stale = True
@@ -201,6 +206,24 @@ class Engine:
     def parameters(self) -> dict[str, Array]:
         """Return every parameter by name: views, so writing to them changes the model, as `array` says."""
         return {p.name: self.array(p) for p in self.program.parameters}
+
+    def weights_read(self) -> dict[str, Array]:
+        """Return what a step reads of every parameter that ranks have in common, to compare them: copies, or itself."""
+        return {p.name: self._loaded.array(self.program.copied.get(p, p)) for p in self.program.parameters}
+
+    @exclusive
+    def collect(self) -> None:
+        """Bring the float32 of all weights up to date on this rank; every rank calls it.
+
+        Steps of several ranks with ``dtype="bfloat16"`` send copies, so it comes before `parameters`. Arrays that are
+        referenced through a step stay up to date. In any other engine it does nothing.
+        """
+        self._collect()
+
+    def _collect(self) -> None:
+        if self._behind:
+            with self._whole("collect"):
+                self._run("collect")
 
     def states(self) -> dict[str, dict[str, Array]]:
         """Return the optimizers' states, such as ``lion_m``, for each parameter by its name: views."""
@@ -256,6 +279,8 @@ class Engine:
             if {*phases} & {"update", "outer", *([] if self.two_pass else ["backward"])}:
                 updating.enter_context(self._whole("run"))
             self._run(*phases)
+        if "update" in phases:
+            self._collect()
 
     def _run(self, *phases: Phase) -> None:
         threads.set_threads(self.threads)
@@ -263,15 +288,21 @@ class Engine:
             if phase == "forward":
                 self._convert()
             self.runner(self.phases[phase])
-            if phase in ("update", "outer") and self.options.divided:
-                self._stale = True
+            if phase in ("update", "collect"):
+                self._behind = phase == "update" and bool(self.program.copied)
 
     def _convert(self) -> None:
         """Write the copies of weights in a narrower type, if a weight may have changed other than by an update."""
-        self._exposed = [x for x in self._exposed if x() is not None]
-        if self.phases["convert"] and (self._stale or self._exposed):
+        if self.phases["convert"] and (self._stale or self._held()):
+            if self._behind:
+                raise UserError("a weight was taken within a step; call collect() on all ranks, and take it again")
             self.runner(self.phases["convert"])
             self._stale = False
+
+    def _held(self) -> bool:
+        """Return whether an array of a weight is referenced, so that it may be read or written at any time."""
+        self._exposed = [x for x in self._exposed if x() is not None]
+        return bool(self._exposed)
 
     def counted(self, batch: Mapping[str, Array]) -> int:
         """Return how many terms the loss of a batch is the mean of: targets that are not ignored; else 1.
@@ -352,9 +383,9 @@ class Engine:
             self._left = True
         with ExitStack() as updating:
             losses, square = self._gradients(batches, together, updating)
-            squares = np.zeros(self.comm.size)
-            squares[self.comm.rank] = square
-            losses, squares, counts = self._combined(losses, squares, counts)
+            squares, held = np.zeros((2, self.comm.size))
+            squares[self.comm.rank], held[self.comm.rank] = square, self._held()
+            losses, squares, counts, held = self._combined(losses, squares, counts, held)
             norm = sqrt(fsum(squares) / self.comm.size) if self.alone else sqrt(square)
             done = Step(mean_of(losses, counts), norm, int(counts.sum()))
             if not done.counted or (accept and not accept(done)):
@@ -366,6 +397,8 @@ class Engine:
                 self._loaded.set(Scalar("grad_scale", optimizer.name), scale)
             if together.any():
                 self._run("update")
+                if held.any():
+                    self._run("collect")
         return done
 
     def _batches(

@@ -1,5 +1,7 @@
-"""The scripts in benchmarks/: what their flags refuse. What they measure is on docs/results/."""
+"""The scripts in benchmarks/: what their flags refuse, and tables of docs/precision.md."""
 
+import importlib
+import json
 import re
 import subprocess
 import sys
@@ -25,3 +27,36 @@ def test_a_size_that_is_none_is_refused_in_one_line(name, wrong):
     last = done.stderr.splitlines()[-1]
     assert (done.returncode, "Traceback" in done.stderr) == (2, False)
     assert re.search(f"error: argument {SIZED[name]}: '{wrong}'.*expected", last)
+
+
+PRECISION = FOLDER.parent / "docs" / "precision.md"
+
+
+@pytest.fixture
+def script(monkeypatch, request):
+    """A script of the folder as a module, which is gone after the test."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    yield importlib.import_module(request.param)
+    for name in (request.param, "sizes"):
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize("script", ["curves", "precision"], indirect=True)
+def test_the_page_has_the_tables_of_its_records(script):
+    """A record that was not measured on any machine has no table yet."""
+    page = PRECISION.read_text()
+    for path in (FOLDER / "records").glob(f"*/{script.__name__}.json"):
+        lines = "\n".join(script.table(json.loads(path.read_text())))
+        assert lines in page, f"{path}: python benchmarks/{script.__name__}.py --show {path} prints what belongs there"
+
+
+@pytest.mark.parametrize("script", ["precision"], indirect=True)
+def test_a_record_of_precision_gives_medians_and_gains(script):
+    engine = {"arena_mb": 1640.4, "ms": [50.0, 60.0, 52.0], "float32_ms": [100.0, 104.0, 90.0]}
+    others = {name: {**engine, "gain": {"median": 1.92, "low": 1.8, "high": 2.0}} for name in list(script.TYPES)[1:]}
+    row = {"model": "gpt2-124M", "size": "4x64", "threads": 2, "types": {"float32": {"arena_mb": 1500.0}, **others}}
+    record = {"rows": [row], "rounds": 8, "machine": {"cpu": "Zen 4"}, "time": "2026-11-24T15:00:00"}
+    _, _, line, caption = script.table(record)
+    other = "1,640 | 52.0 | 1.92 [1.80, 2.00]"
+    assert line == f"| gpt2-124M 4x64 | 1,500 | 100.0 | {other} | {other} |"
+    assert "Zen 4; 8 rounds, 2 threads; 2026-11-24." in caption

@@ -213,6 +213,7 @@ def losses_of(engine, n=6, **how):
 
 
 def weights_of(engine):
+    engine.collect()
     return {n: p.tobytes() for n, p in engine.parameters().items()}
 
 

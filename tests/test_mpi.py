@@ -52,13 +52,16 @@ def result(runs):
     return found
 
 
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory):
+def of_one(runs, *more):
     """The result of one process."""
-    runs = tmp_path_factory.mktemp("alone")
-    done = run([*CPUOPT, *TRAIN, "--runs", str(runs)])
+    done = run([*CPUOPT, *TRAIN, "--runs", str(runs), *more])
     assert done.returncode == 0, done.stderr
     return result(runs)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    return of_one(tmp_path_factory.mktemp("alone"))
 
 
 def exchanged(size, messages, *more):
@@ -118,8 +121,11 @@ class Started:
         return self.process.returncode, said
 
 
-def test_elastic_ranks_that_are_killed_end_in_the_same_bits(alone, tmp_path):
-    started = Started(4, tmp_path, "--elastic")
+@pytest.mark.parametrize("dtype", ["float32", "bf16"])
+def test_elastic_ranks_that_are_killed_end_in_the_same_bits(dtype, alone, tmp_path, tmp_path_factory):
+    more = ["--dtype", dtype]
+    want = alone if dtype == "float32" else of_one(tmp_path_factory.mktemp(dtype), *more)
+    started = Started(4, tmp_path, "--elastic", *more)
     for step, size in ((8, 4), (23, 2)):
         started.until(step)
         ranks = started.ranks()
@@ -131,7 +137,7 @@ def test_elastic_ranks_that_are_killed_end_in_the_same_bits(alone, tmp_path):
         f"cpuopt: --elastic: of {n} ranks one died; the run goes on with {n // 2}, from {next(tmp_path.iterdir())}"
         for n in (4, 2)
     ]
-    assert result(tmp_path) == alone
+    assert result(tmp_path) == want
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])

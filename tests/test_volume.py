@@ -26,6 +26,14 @@ def test_a_rank_sends_what_it_does_not_own_and_gets_its_slice_to_all(ranks, host
     assert v.gather == pytest.approx(v.reduce, rel=0.01)
 
 
+def test_in_bfloat16_weights_that_products_alone_read_are_half_the_bytes(ranks):
+    whole, half = (ranks.volume("gpt2-nano", 2, 16, 2, dtype) for dtype in ("float32", "bf16"))
+    named = ranks.parse("gpt2-nano").module().named_parameters()
+    narrow = sum(prod(p.shape) for name, p in named if name.startswith("h.") and len(p.shape) == 2)
+    assert whole.gather - half.gather == pytest.approx(narrow * 2 / 2, rel=0.05)
+    assert half.reduce == pytest.approx(whole.reduce, rel=0.05)
+
+
 def test_at_the_break_even_all_hosts_train_as_fast_as_one(ranks):
     v = ranks.Volume(reduce=3_000_000, gather=1_000_000)
     for hosts in (2, 5):

@@ -437,6 +437,7 @@ class Engine(core.Engine):
 
     @core.exclusive
     def _state(self) -> tuple[int, list[Array]]:
+        self._collect()
         values = [*self.program.parameters, *self.program.moments]
         return self.step_number, [self.array(v).copy() for v in values]
 

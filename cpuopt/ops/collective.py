@@ -100,9 +100,10 @@ class Collective(Op):
         super().__init__(name, *args, label=label, flops=NOTHING, reference=_none, source=MPI, moves=moves)
 
 
-exchange = Collective("exchange", out("theirs", N), inp("mine", S), scalar("peer", integer=True), label="Exchange")
+MOVED = out("theirs", N, types=HALF), inp("mine", S, types=HALF)
+exchange = Collective("exchange", *MOVED, scalar("peer", integer=True), label="Exchange")
 all_reduce = Collective("all_reduce", state("x", N), label="Exchange")
-complete = Collective("complete", state("theirs", N), label="Wait for ranks", moves={"theirs": NOTHING})
+complete = Collective("complete", state("theirs", N, types=HALF), label="Wait for ranks", moves={"theirs": NOTHING})
 combine = Collective("combine", out("total", N, types=DOUBLE), inp("mine", N, types=DOUBLE), label="Exchange")
 barrier = Collective("barrier", state("x", N), label="Wait for ranks", moves={"x": NOTHING})
 COLLECTIVES = (exchange, all_reduce, complete, combine, barrier)

@@ -6,6 +6,10 @@ sends every other rank that rank's slice, and receives its own from all; kernels
 the sum of its slice. It measures the norm of its slice by blocks, applies the optimizer to it, for which it keeps the
 states of its slice alone (ZeRO-1), and receives the other parameters from their owners.
 
+Weights that a step reads as their copies in bfloat16 alone have buckets of their own. Of these a rank receives the
+copies, half the bytes. The float32 of the slices that it does not own is then out of date, until the calls of the phase
+``collect`` have run.
+
 If the buckets lie in memory that all ranks see, nothing is sent: a rank reads its slice in the others' buckets.
 """
 
@@ -18,6 +22,8 @@ from math import prod
 from .. import ops
 from ..comm import Comm
 from ..ops import collective
+from ..ops.storage import TYPES
+from .precision import NARROW
 from .program import Call, Phase, Place, Placed, Program, Value
 from .tree import across, buffers, leaves
 
@@ -37,17 +43,22 @@ class Bucket:
     size : elements, whole blocks.
     after : the call that completes its last gradient.
     cuts : where each rank's slice begins, and the end of the last one.
-    gradients, weights, partials : its memory.
+    narrow : whether steps read the copies of its weights alone.
+    copies : the copies of those of its weights that have one.
+    gradients, weights, partials, halves : its memory; if it is narrow, `halves` is that of the copies.
     """
 
     name: str
     after: Call
+    narrow: bool
+    copies: dict[Value, Value] = field(default_factory=dict)
     starts: dict[Value, int] = field(default_factory=dict)
     size: int = 0
     cuts: list[int] = field(init=False)
     gradients: Value = field(init=False)
     weights: Value = field(init=False)
     partials: list[Value] = field(init=False)
+    halves: Value = field(init=False)
 
     def buffer(self, n: int | None) -> Value:
         """Return a place of `tree`."""
@@ -70,13 +81,19 @@ def buckets_of(program: Program, ranks: int) -> list[Bucket]:
         last |= dict.fromkeys(call.writes, call)
     order = {call: i for i, call in enumerate(program.calls)}
     trained = {p: last[program.adjoint[p]] for p in program.parameters if p in program.adjoint}
+    copies = {call.args["inp"]: call.args["out"] for call in program.phase("convert")}
+    read = {v for call in program.phase("forward", "evaluate", "backward") for v in call.reads}
     found: list[Bucket] = []
+    filling: dict[bool, Bucket] = {}
     for p, call in sorted(trained.items(), key=lambda done: order[done[1]]):
-        if not found or found[-1].size >= BUCKET:
-            found.append(Bucket(f"bucket.{len(found)}", call))
-        bucket = found[-1]
+        narrow = p in copies and p not in read
+        if narrow not in filling or filling[narrow].size >= BUCKET:
+            filling[narrow] = Bucket(f"bucket.{len(found)}", call, narrow)
+            found.append(filling[narrow])
+        bucket, align = filling[narrow], 2 * ALIGN if narrow else ALIGN
         bucket.starts[p], bucket.after = bucket.size, call
-        bucket.size += -(-prod(p.shape) // ALIGN) * ALIGN
+        bucket.size += -(-prod(p.shape) // align) * align
+        bucket.copies |= {p: copies[p]} if p in copies else {}
     for bucket in found:
         bucket.size = -(-bucket.size // ops.BLOCK) * ops.BLOCK
         bucket.divide(ranks)
@@ -121,18 +138,30 @@ class Distribution:
         bucket.gradients = program.value(f"{bucket.name}.gradients", shape, "gradient")
         bucket.weights = program.value(f"{bucket.name}.weights", shape, "parameter")
         bucket.partials = [program.value(f"{bucket.name}.partial", shape, "gradient") for _ in range(partials)]
-        program.kept += [bucket.gradients, bucket.weights, *bucket.partials]
-        program.filled.update([bucket.weights, *bucket.partials])
+        lasting = [bucket.weights, *bucket.partials]
+        if bucket.narrow:
+            bucket.halves = program.value(f"{bucket.name}.{NARROW}", shape, "copy", dtype=NARROW)
+            lasting.append(bucket.halves)
+        program.kept += [bucket.gradients, *lasting]
+        program.filled.update(lasting)
         if self.shared:
             program.window.append(bucket.gradients)
         for p, start in bucket.starts.items():
             program.within[p] = Place(bucket.weights, start)
+            if bucket.narrow:
+                program.within[bucket.copies[p]] = Place(bucket.halves, start)
             program.within[program.adjoint[p]] = Place(bucket.gradients, start)
 
-    def view(self, host: Value, span: tuple[int, int], what: str, peer: int | None = None) -> Value:
-        """Return the elements of a span as a value; with a peer, those of its memory."""
-        value = self.program.value(f"{host}.{what}", (span[1] - span[0],), host.group, dtype=host.dtype)
-        self.program.within[value] = Place(host, span[0], peer)
+    def view(
+        self, host: Value, span: tuple[int, int], what: str, peer: int | None = None, dtype: str | None = None
+    ) -> Value:
+        """Return the elements of a span as a value; with a peer, those of its memory.
+
+        With another type, it has as many elements from the same byte on.
+        """
+        value = self.program.value(f"{host}.{what}", (span[1] - span[0],), host.group, dtype=dtype or host.dtype)
+        start = span[0] * TYPES[host.dtype].bytes // TYPES[value.dtype].bytes
+        self.program.within[value] = Place(host, start, peer)
         return value
 
     def call(self, op: ops.Op, bucket: Bucket, phase: Phase, **args: Value | int) -> Call:
@@ -157,9 +186,9 @@ class Distribution:
         if not self.exact or not self.owns_all or self.size == 1:
             gathered: list[Call] = []
         else:
-            gathered = self.gather([b.gradients for b in self.buckets], "reduce")
+            gathered = self.gather({b: b.gradients for b in self.buckets}, "reduce")
         updates = self.update([c for c in program.calls if c.phase == "update"], "update")
-        program.calls = [*calls, *tail, *gathered, *self.norm(), *updates]
+        program.calls = [*calls, *tail, *gathered, *self.norm(), *updates, *self.collect()]
         self.schedule()
         program.verify()
 
@@ -205,28 +234,28 @@ class Distribution:
             ended += [self.call(ops.accumulate, b, phase, total=pieces[to], part=pieces[by]) for to, by in pairs]
         return begun, ended
 
-    def received(self, host: Value, span: tuple[int, int], peer: int) -> Value:
+    def received(self, host: Value, span: tuple[int, int], peer: int, dtype: str | None = None) -> Value:
         """Return the place in which what a rank sends is found: its own memory, or the same place in this rank's."""
-        return self.view(host, span, f"of {peer}", peer if self.shared else None)
+        return self.view(host, span, f"of {peer}", peer if self.shared else None, dtype)
 
     def space(self, b: Bucket, span: tuple[int, int]) -> Value:
         """Make space for what a rank sends."""
         return self.program.value(f"{b.name}.received", (span[1] - span[0],), "gradient")
 
-    def gather(self, hosts: Sequence[Value], phase: Phase) -> list[Call]:
-        """Return the calls that fill the buckets with the slices of their owners.
+    def gather(self, hosts: Mapping[Bucket, Value], phase: Phase) -> list[Call]:
+        """Return the calls that fill an array of each bucket with the slices of their owners.
 
         They pass through the gradients' buckets, which other ranks see, and which are free once a step is applied.
         """
         publish: list[Call] = []
         begin: list[Call] = []
         end: list[Call] = []
-        for b, host in zip(self.buckets, hosts, strict=True):
-            mine = self.view(b.gradients, b.of(self.rank), "own")
+        for b, host in hosts.items():
+            mine = self.view(b.gradients, b.of(self.rank), "own", dtype=host.dtype)
             if host is not b.gradients:
                 publish.append(self.call(ops.copy, b, phase, out=mine, inp=self.view(host, b.of(self.rank), "own")))
             for peer in self.peers:
-                theirs = self.received(b.gradients, b.of(peer), peer)
+                theirs = self.received(b.gradients, b.of(peer), peer, host.dtype)
                 begin.append(self.call(collective.exchange, b, phase, theirs=theirs, mine=mine, peer=peer))
                 end.append(self.call(collective.complete, b, phase, theirs=theirs))
                 if host is not b.gradients or self.shared:
@@ -275,12 +304,40 @@ class Distribution:
             else:
                 calls.append(self.update_part(call, b, (lo, hi), f"{lo - start}:{hi - start}"))
                 self.program.owned[p] = lo - start, hi - start
-        if not self.owns_all:
-            calls += self.gather([b.weights for b in self.buckets], phase)
-        if self.shared and self.buckets:
-            b = self.buckets[-1]
-            calls.append(self.call(collective.barrier, b, phase, x=b.gradients))
-        return calls
+        return [*calls, *self.spread(phase), *self.meet(phase)]
+
+    def spread(self, phase: Phase) -> list[Call]:
+        """Collect what other ranks have updated, and write the copies of weights.
+
+        After an update, of weights whose copies alone are read, the copies are collected. After an outer step, a rank
+        goes on with weights of its own.
+        """
+        halved = phase == "update" and not self.owns_all
+        narrow = [b for b in self.buckets if b.narrow]
+        copies: list[Call] = []
+        for b in narrow:
+            span = b.of(self.rank) if halved else (0, b.size)
+            both = {"out": self.view(b.halves, span, "own"), "inp": self.view(b.weights, span, "own")}
+            copies += [self.call(ops.copy, b, phase, **both)] if span[0] < span[1] else []
+        hosts = {b: b.halves if halved and b.narrow else b.weights for b in self.buckets}
+        gathered = [] if self.owns_all else self.gather(hosts, phase)
+        wide = [(p, copy) for b in self.buckets if not b.narrow for p, copy in b.copies.items()]
+        rest = [Call(ops.copy, p.name, {"out": copy, "inp": p}, phase) for p, copy in wide]
+        if halved:
+            self.program.copied = {p: copy for b in narrow for p, copy in b.copies.items()}
+        return [*copies, *gathered, *rest] if halved else [*gathered, *copies, *rest]
+
+    def collect(self) -> list[Call]:
+        """Bring the weights up to date whose copies alone were collected."""
+        if not self.program.copied:
+            return []
+        hosts = {b: b.weights for b in self.buckets if b.narrow}
+        return [*self.gather(hosts, "collect"), *self.meet("collect")]
+
+    def meet(self, phase: Phase) -> list[Call]:
+        """Wait until no rank reads the buckets of another, if they lie in memory that all see."""
+        last = self.buckets[-1:] if self.shared else []
+        return [self.call(collective.barrier, b, phase, x=b.gradients) for b in last]
 
     def update_part(self, call: Call, b: Bucket, span: tuple[int, int], what: str) -> Call:
         """Apply the optimizer to a part of a parameter, of which alone this rank keeps the states."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import prod
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from ..errors import UserError
 from ..ops.declaration import Op, Shape
@@ -14,8 +14,8 @@ from ..ops.storage import TYPES, WIDE
 from .arithmetic import OPEN, ValueArithmetic
 
 Group = Literal["parameter", "copy", "constant", "gradient", "moment", "input", "activation", "adjoint"]
-Phase = Literal["convert", "forward", "evaluate", "backward", "reduce", "norm", "update", "start", "outer"]
-PHASES: tuple[Phase, ...] = ("convert", "forward", "evaluate", "backward", "reduce", "norm", "update", "start", "outer")
+Phase = Literal["convert", "forward", "evaluate", "backward", "reduce", "norm", "update", "collect", "start", "outer"]
+PHASES: tuple[Phase, ...] = get_args(Phase)
 PARTS: dict[str, str] = {"convert": "forward", "forward": "forward", "evaluate": "forward", "backward": "backward"}
 PARTS |= dict.fromkeys(PHASES[4:], "update")
 """The part of a step that each phase counts in: forward, backward or update, which has the gradient's norm."""
@@ -23,7 +23,7 @@ PARTS |= dict.fromkeys(PHASES[4:], "update")
 backward computes the loss itself. An evaluation runs the first two. The calls of ``reduce``, which add the gradients of
 micro-batches and ranks, lie between those of the last backward of a step. ``start`` and ``outer`` come before and after
 the steps that a rank trains alone. ``convert`` writes the copies of weights in a narrower type, if they are out of
-date."""
+date. ``collect`` brings a rank's weights up to date, if the other ranks sent it their copies alone."""
 
 
 @dataclass(eq=False)
@@ -249,6 +249,7 @@ class Program:
     filled : those of them that are defined before a step, or written part by part.
     window : the values that all ranks see.
     owned : of parameters whose states this rank keeps in part, the first element and the end of that part.
+    copied : of parameters that a step gets from other ranks as copies alone, these copies.
     backwards : the calls behind the forward of each micro-batch of a step.
     """
 
@@ -268,6 +269,7 @@ class Program:
         self.filled: set[Value] = set()
         self.window: list[Value] = []
         self.owned: dict[Value, tuple[int, int]] = {}
+        self.copied: dict[Value, Value] = {}
         self.backwards: list[list[Placed]] = []
         self._names: set[str] = set()
 
@@ -313,8 +315,8 @@ class Program:
 
     @property
     def step_calls(self) -> list[Call]:
-        """The calls of a training step: all but those of evaluations, and of weights that changed otherwise."""
-        return [c for c in self.calls if c.phase not in ("evaluate", "convert")]
+        """The calls of a training step: all but those of evaluations, and of weights between steps."""
+        return [c for c in self.calls if c.phase not in ("evaluate", "convert", "collect")]
 
     @property
     def work(self) -> dict[str, int]:

@@ -202,6 +202,7 @@ def save(run: Path, engine: Engine, state: Mapping[str, Any], keep: int) -> Path
     comm = engine.comm
     if engine.torn:
         raise UserError("the last step ended within its update, so the weights are of no step")
+    engine.collect()
     for name, p in engine.parameters().items():
         if not all_below(p):
             raise UserError(f"parameter {name} is not finite, so there is no use in a checkpoint")

@@ -130,14 +130,14 @@ def raise_of_any(comm: Comm, wrong: str) -> None:
 
 
 def require_same_weights(comm: Comm, parameters: Mapping[str, Array], step: int) -> None:
-    """Compare checksums of the weights on all ranks.
+    """Compare checksums of the weights, as steps read them, on all ranks.
 
     Raises
     ------
     CommonError
         Naming the first rank, and the first parameter, that differ from those of rank 0; the same on all ranks.
     """
-    here = {name: zlib.crc32(p.view(np.uint8).data) for name, p in parameters.items()}
+    here = {name: zlib.crc32(p.reshape(-1).view(np.uint8).data) for name, p in parameters.items()}
     first, *others = comm.everyone(here)
     for rank, there in enumerate(others, 1):
         if name := next((name for name, crc in first.items() if there[name] != crc), None):
@@ -277,19 +277,15 @@ class Trainer:
                 raise
             if s.val_every and (s.due(s.val_every, self.done) or self.done == s.steps):
                 metrics |= self.measure(run, stopped)
-            last = s.sample_every and self.done == s.steps
-            if (last or s.due(s.sample_every, self.done)) and not self.comm.rank:
-                try:
-                    self.listener.sample(self.done, self.sample())
-                except UserError as e:  # no reason to lose the run
-                    self.listener.note(f"no sample after step {self.done}: {e}")
+            if s.sample_every and (self.done == s.steps or s.due(s.sample_every, self.done)):
+                self.show_sample()
             self.history.append(metrics)
             run.step_done(metrics)
             self.listener.step_done(metrics)
             if run.trouble != trouble and (trouble := run.trouble):
                 self.listener.note(trouble)
             if self.comm.size > 1 and s.due(COMPARE_EVERY, self.done):
-                require_same_weights(self.comm, self.job.engine.parameters(), self.done)
+                require_same_weights(self.comm, self.job.engine.weights_read(), self.done)
             if s.due(s.save_every, self.done) and not self.diagnosis:
                 self.save(run)
 
@@ -323,6 +319,7 @@ class Trainer:
         """Check that the final weights are finite, and write them to `Settings.save`, or else to a path near it."""
         if self.diagnosis:
             return
+        self.job.engine.collect()
         parameters = self.job.engine.parameters()
         if bad := [name for name, p in parameters.items() if not all_below(p)]:
             self.diagnosis = f"the weights are not finite after step {self.done}: {bad[0]} and {len(bad) - 1} more"
@@ -373,6 +370,16 @@ class Trainer:
         found = text_bytes(targets, lengths)
         return None if found is None else found / targets.size
 
+    def show_sample(self) -> None:
+        """Show a sample on the first rank."""
+        self.job.engine.collect()
+        if self.comm.rank:
+            return
+        try:
+            self.listener.sample(self.done, self.sample())
+        except UserError as e:  # no reason to lose the run
+            self.listener.note(f"no sample after step {self.done}: {e}")
+
     def sample(self) -> str:
         """Generate a sample; its seed depends only on the run's seed and the step."""
         job = self.job
@@ -416,6 +423,7 @@ class Trainer:
 
     def _cause(self, number: int) -> str:
         """Find what was not finite in a step, on whatever rank."""
+        self.job.engine.collect()
         found = self.comm.everyone(find_first(self.job.engine, self.job.micro_batches(number)))
         where = [f"{text} on rank {rank}" for rank, text in enumerate(found) if text != NOTHING_FOUND]
         return found[0] if self.comm.size == 1 or not where else where[0]
