@@ -30,7 +30,7 @@ import numba
 import numpy as np
 from numba import types
 
-from . import entries
+from . import entries, perf
 from .dependencies import UncacheableError, Walk, settings, sha
 from .numba_internals import unsupported
 
@@ -62,6 +62,12 @@ def attach(dispatcher: Any) -> None:
         dispatcher.add_overload = functools.partial(cache.add, dispatcher.add_overload)
         dispatcher._compiler.compile = functools.partial(cache.compile, dispatcher._compiler.compile)
         dispatcher._compiler._customize_flags = libraries.customize
+
+
+def entitle(dispatcher: Any, title: str) -> None:
+    """Set the name by which a profiler shows a dispatcher's code."""
+    if isinstance(cache := getattr(dispatcher, "_cache", None), _KernelCache):
+        cache.title = title
 
 
 def is_cached(dispatcher: Any, signature: Any) -> bool:
@@ -145,6 +151,7 @@ class _KernelCache:
         self.dispatcher = dispatcher
         self.label = re.sub(r"[^.\w]+", "_", function.__qualname__)[-80:] + "-" + package
         self.home = function.__module__, function.__qualname__
+        self.title = function.__name__
         self.missing: dict[Any, tuple[str, Any]] = {}
 
     def enable(self) -> None:
@@ -160,7 +167,8 @@ class _KernelCache:
         args, result = sigutils.normalize_signature(signature)
         typed = Walk((args, None if result == types.void else result)).digest
         target = self.dispatcher.targetctx.codegen().magic_tuple()
-        name = sha(repr((self.home, typed, target, settings(), walk.digest, callee)).encode())
+        lines = ("lines",) * perf.with_lines()
+        name = sha(repr((self.home, typed, target, settings(), walk.digest, callee, *lines)).encode())
         return f"{self.label}-{name[:32]}"
 
     def ready(self, compile_: Callable[..., Any], sig: Any) -> Any:
@@ -213,6 +221,8 @@ class _KernelCache:
         if libdata[1] == "bitcode":
             return result._replace(entry_point=libraries.Callee())
         _loaded.setdefault(self.dispatcher, {})[tuple(result.signature.args)] = machine_code(libdata[2][0])
+        code = self.dispatcher.py_func.__code__
+        perf.loaded(self.title, code, libdata[2][0], result.library.get_pointer_to_function)
         return result
 
     def compile(self, compile_: Callable[..., Any], args: Any, result: Any) -> Any:

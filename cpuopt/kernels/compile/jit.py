@@ -23,7 +23,7 @@ from ...ops.declaration import Op
 from .. import registry
 from ..registry import Kernel, Scratch
 from ..toolkit.threads import cores
-from . import cache
+from . import cache, lines, perf
 from .numba_internals import unsupported
 from .progress import Compiling
 from .storage import NUMBA
@@ -34,6 +34,9 @@ FASTMATH = {"reassoc", "contract", "nsz", "arcp", "afn"}
 OPTIONS: dict[str, Any] = {"parallel": True, "fastmath": FASTMATH, "error_model": "numpy", "boundscheck": False}
 """``error_model="numpy"``: a division that checks for zero would keep its loop scalar."""
 
+
+if perf.with_lines():
+    lines.mark(copies=False)
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 PLACE = re.compile(r'File "([^"]*)", line (\d+)')
@@ -123,6 +126,7 @@ def kernel(
             registry.register(Kernel(op, variant, function, parts, where=where, **more), params, of)
             return function
         compiled, label = helper(**{**OPTIONS, **options})(function), f"{op.name}[{variant}] at {where}"
+        cache.entitle(compiled, f"{op.name}[{variant}]")
 
         def types_of(dtypes: Mapping[str, str]) -> tuple[types.Type, ...]:
             sig = signature(op, parts, dtypes)

@@ -1,4 +1,4 @@
-"""Line tables for machine code that stays as it is; for a process that compiles only to look at the result.
+"""Line tables for machine code that stays as it is: for a process that compiles only to look at it, or for perf.
 
 numba's ``debug=True`` keeps variables alive and in memory, which changes the code. Here only places are added: LLVM
 then emits the same instructions, and ``.loc`` directives between them.
@@ -22,8 +22,8 @@ _first: list[bool] = []
 """Not empty if the text shall be the first code that is made of a module, in place of the code that runs."""
 
 
-def mark() -> None:
-    """Make numba mark lines in all that this process compiles from now on, and keep a copy of each module."""
+def mark(copies: bool = True) -> None:
+    """Make numba mark lines in all that this process compiles from now on, and copy each module for `text`."""
     warnings.simplefilter("ignore", errors.NumbaDebugInfoWarning)
     init, add = compiler.CompilerBase.__init__, codegen.CPUCodeLibrary.add_ir_module
     finalize = codegen.CPUCodeLibrary._finalize_final_module
@@ -47,7 +47,8 @@ def mark() -> None:
 
     compiler.CompilerBase.__init__ = init_with_lines
     codegen.CPUCodeLibrary.add_ir_module = add_ir_module
-    codegen.CPUCodeLibrary._finalize_final_module = finalize_and_copy
+    if copies:
+        codegen.CPUCodeLibrary._finalize_final_module = finalize_and_copy
 
 
 def _describe(module: Any) -> None:
