@@ -168,7 +168,7 @@ def test_the_code_of_a_page(page, capsys):
                 module.flags(parser)
                 assert module.run(parser.parse_args(["--model", "llama-tiny"])) == 0
                 assert "total" in capsys.readouterr().out
-    begun = [words[1] for words, _ in commands(page) if words[0] == "new-kernel"]
+    begun = [op for words, _ in commands(page) if words[0] == "new-kernel" for op in words[1:2]]
     found = [(words, trouble(words, capsys, whole, begun)) for words, whole in commands(page) if words not in PARAMS]
     assert [x for x in found if x[1]] == []
 
