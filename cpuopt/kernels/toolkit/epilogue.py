@@ -4,8 +4,9 @@ The rows are stored, added to what is there, or an optimizer's step is taken fro
 
 The file of an optimizer among the kernels has two helpers. ``numbers`` converts its scalars, without ``grad_scale``, to
 float32 numbers that are the same for all elements. ``update`` steps a stretch of elements: it takes that of the
-parameter, of each state and of the gradient, the gradient's scale, and the numbers. A package of variants that has no
-such file takes that of vanilla.
+parameter, of each state and of the gradient, the gradient's scale, and the numbers. It does not read an element of a
+state that it has stored, because a state in bfloat16 then has the rounded number. A package of variants without such a
+file takes that of vanilla.
 """
 
 import inspect
@@ -24,8 +25,8 @@ from ...ops.optimizer import Optimizer
 from ..compile.jit import helper
 from ..registry import BASE
 from .pairs import is_half
-from .rounding import round_at_random, round_two_at_random
-from .tuples import element, joined, rows_of, taken
+from .rounding import rounded_of
+from .tuples import joined, rows_of, taken
 
 ONE = np.float32(1)
 
@@ -117,6 +118,17 @@ def first_of_slice(at, grad):
     return at.start
 
 
+def state_at_random(s: int) -> Any:
+    """Make the function of (parts, draw, first) that returns the s-th state, which is rounded at random, in a tuple."""
+    rounded, n = rounded_of(s), s + 1
+
+    @helper(inline="always")
+    def state(args):
+        return (rounded(args[0][n], args[1], args[2]),)
+
+    return state
+
+
 @cache
 def storing(bias: bool) -> Epilogue:
     """Make the epilogue that stores or adds: `to` is the gradient and its flag, then those of a bias if it has one."""
@@ -202,23 +214,17 @@ class Step:
         numbers = slice(first, first + self.count)
         copy = self.arrays.index("copy")
 
-        states, first_state = self.each - 1, k * self.each + 1
-        unpacked = joined(*(element(s) for s in range(states)))
+        first_state = k * self.each + 1
+        rounding = joined(*map(state_at_random, range(self.each - 1)))
         draw, place = self.arrays.index("draw"), self.arrays.index(f"{self.parameters[k]}_first" if k else "first")
         index_of = first_of_row if self.made and not k else first_of_slice
 
         @helper()
         def step(to, at, grad, scale):
             parts = rows(to[arrays], at)
-            if is_half(to[first_state]):  # the rule computes on states in float32
-                wide, index = np.empty((states, grad.shape[0]), np.float32), to[place] + index_of(at, grad)
-                for s in range(states):
-                    copy_row(wide[s], parts[1:][s])
-                update(*(parts[:1] + unpacked(wide) + (grad, scale) + to[numbers]))
-                for s in range(0, states - 1, 2):
-                    round_two_at_random(parts[1:][s], parts[1:][s + 1], wide[s], wide[s + 1], to[draw], index, s)
-                if states % 2:
-                    round_at_random(parts[1:][states - 1], wide[states - 1], to[draw], index, states - 1)
+            if is_half(to[first_state]):
+                states = rounding((parts, to[draw], to[place] + index_of(at, grad)))
+                update(*(parts[:1] + states + (grad, scale) + to[numbers]))
             else:
                 update(*(parts + (grad, scale) + to[numbers]))  # numba knows no other way
 

@@ -1,79 +1,120 @@
-"""Stochastic rounding of float32 to bfloat16, as ``cpuopt/ops/rounding.py`` defines it.
+"""Stochastic rounding of float32 to bfloat16, as ``cpuopt/ops/rounding.py`` defines it, inside of an optimizer's rule.
+
+A rule gets each state in bfloat16 as a `Rounded`. It widens an element when the rule reads it, and rounds a number at
+random when the rule stores one. So all of a step is one loop, and rounding runs while the processor divides. States
+0 and 1 share a word of random bits; LLVM sees that it is the same and computes it once.
 
 The arithmetic of 32 bits is written for LLVM: numba would give its sums and products 64 bits, at three times the time.
 """
 
-import numpy as np
+import operator
+
 from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic
+from numba.core import cgutils
+from numba.core.imputils import lower_builtin
+from numba.core.typing.templates import AbstractTemplate, infer_global, signature
+from numba.extending import intrinsic, models, register_model
 
 from ...ops.rounding import M1, M2, STEPS
-from ..compile.jit import helper
 from ..compile.storage import QUIET, UP, bfloat16
 
-I16, I32 = ir.IntType(16), ir.IntType(32)
-WORD, HALF_WORD, LOWER, UPPER = np.int64(0xFFFFFFFF), np.int64(32), np.int32(0), np.int32(16)
+I16, I32, I64 = ir.IntType(16), ir.IntType(32), ir.IntType(64)
 
 
-@helper()
-def round_at_random(out, x, draw, first, state):
-    """out[i] = x[i], up or down by the random bits of element first + i; a NaN stays one."""
-    lower, upper = keys(draw, state)
-    shift, begin = UPPER if state % 2 else LOWER, np.int32(first & WORD)
-    for i in range(x.shape[0]):
-        out[i] = drop(x[i], random_word(np.int32(begin + i), lower, upper), shift)
+class Rounded(types.Type):
+    """Elements of a state in bfloat16, with what their random bits depend on."""
 
+    def __init__(self, odd: bool) -> None:
+        super().__init__(name=f"rounded at random, by the {'upper' if odd else 'lower'} half")
+        self.odd = odd
 
-@helper()
-def round_two_at_random(out, out2, x, x2, draw, first, state):
-    """Round an even state and the next one, which share a word of random bits."""
-    lower, upper = keys(draw, state)
-    begin = np.int32(first & WORD)
-    for i in range(x.shape[0]):
-        word = random_word(np.int32(begin + i), lower, upper)
-        out[i] = drop(x[i], word, LOWER)
-        out2[i] = drop(x2[i], word, UPPER)
-
-
-@helper(inline="always")
-def keys(draw, state):
-    """Return the two numbers that make random words those of a step and of two states."""
-    return np.int32(draw & WORD), np.int32(((draw >> HALF_WORD) + state // 2) & WORD)
-
-
-def constant(n):
-    """Return a number for LLVM."""
-    return ir.Constant(I32, int(n))
-
-
-@intrinsic
-def random_word(typingctx, index, lower, upper):
-    """Compute the 32 random bits of an element."""
-
-    def codegen(context, builder, signature, args):
-        index, lower, upper = args
+    # kept here, where the cache of compiled kernels sees a change
+    @staticmethod
+    def random_word(builder, index, lower, upper):
+        """Compute the 32 random bits of an element."""
 
         def mixed(z, bits):
-            return builder.xor(z, builder.lshr(z, constant(bits)))
+            return builder.xor(z, builder.lshr(z, I32(bits)))
 
-        z = builder.add(builder.mul(index, constant(STEPS)), lower)
-        z = builder.xor(builder.mul(mixed(z, 16), constant(M1)), upper)
-        return mixed(builder.mul(mixed(z, 15), constant(M2)), 16)
+        z = builder.add(builder.mul(index, I32(int(STEPS))), lower)
+        z = builder.xor(builder.mul(mixed(z, 16), I32(int(M1))), upper)
+        return mixed(builder.mul(mixed(z, 15), I32(int(M2))), 16)
 
-    return types.int32(types.int32, types.int32, types.int32), codegen
-
-
-@intrinsic
-def drop(typingctx, x, word, shift):
-    """Add 16 bits of a word, from `shift` on, to those of a float32, and drop the lower half."""
-
-    def codegen(context, builder, signature, args):
-        x, word, shift = args
-        random = builder.and_(builder.lshr(word, shift), constant(0xFFFF))
+    def drop(self, builder, x, word):
+        """Add half of a word to the bits of a float32, and drop their lower half; a NaN stays one."""
+        random = builder.lshr(word, I32(UP)) if self.odd else builder.and_(word, I32(0xFFFF))
         bits = builder.bitcast(x, I32)
-        quiet = builder.or_(bits, constant(QUIET))
+        quiet = builder.or_(bits, I32(QUIET))
         bits = builder.select(builder.fcmp_unordered("uno", x, x), quiet, builder.add(bits, random))
-        return builder.trunc(builder.lshr(bits, constant(UP)), I16)
+        return builder.trunc(builder.lshr(bits, I32(UP)), I16)
 
-    return bfloat16(types.float32, types.int32, types.int32), codegen
+    def read(self, context, builder, state, i):
+        """Load an element."""
+        state = cgutils.create_struct_proxy(self)(context, builder, state)
+        return bfloat16.widen(builder, builder.load(builder.gep(state.data, [i], source_etype=I16), typ=I16))
+
+    def write(self, context, builder, state, i, x):
+        """Round a number and store it."""
+        state = cgutils.create_struct_proxy(self)(context, builder, state)
+        word = self.random_word(builder, builder.add(state.first, builder.trunc(i, I32)), state.lower, state.upper)
+        builder.store(self.drop(builder, x, word), builder.gep(state.data, [i], source_etype=I16))
+
+
+@register_model(Rounded)
+class RoundedModel(models.StructModel):
+    """A pointer, not an array: numba would count references to it."""
+
+    def __init__(self, manager, kind) -> None:
+        members = ("data", types.CPointer(types.uint16)), *((n, types.int32) for n in ("first", "lower", "upper"))
+        super().__init__(manager, kind, members)
+
+
+@infer_global(operator.getitem)
+class Read(AbstractTemplate):
+    """An element in float32."""
+
+    def generic(self, args, kws):
+        """Return the signature, if there is one."""
+        return signature(types.float32, args[0], types.intp) if isinstance(args[0], Rounded) else None
+
+
+@infer_global(operator.setitem)
+class Write(AbstractTemplate):
+    """An element, rounded."""
+
+    def generic(self, args, kws):
+        """Return the signature, if there is one."""
+        return signature(types.none, args[0], types.intp, types.float32) if isinstance(args[0], Rounded) else None
+
+
+@lower_builtin(operator.getitem, Rounded, types.intp)
+def _read(context, builder, sig, args):
+    return sig.args[0].read(context, builder, *args)
+
+
+@lower_builtin(operator.setitem, Rounded, types.intp, types.float32)
+def _write(context, builder, sig, args):
+    sig.args[0].write(context, builder, *args)
+    return context.get_dummy_value()
+
+
+def rounded_of(n):
+    """Make the function that gives a rule the n-th state: ``rounded(x, draw, first)``, x from element `first` on."""
+
+    @intrinsic
+    def rounded(typingctx, x, draw, first):
+        kind = Rounded(n % 2 > 0)
+
+        def codegen(context, builder, sig, args):
+            x, draw, first = args
+            made = cgutils.create_struct_proxy(kind)(context, builder)
+            data = context.make_array(sig.args[0])(context, builder, x).data
+            made.data = builder.bitcast(data, made.data.type)
+            made.first, made.lower = builder.trunc(first, I32), builder.trunc(draw, I32)
+            made.upper = builder.add(builder.trunc(builder.lshr(draw, I64(32)), I32), I32(n // 2))
+            return made._getvalue()
+
+        return kind(x, types.int64, types.int64), codegen
+
+    return rounded

@@ -66,13 +66,3 @@ def constant(value: bool) -> Any:
         return (value,)
 
     return constant
-
-
-def element(i: int) -> Any:
-    """Make the function that returns a tuple of one element of an array or tuple."""
-
-    @helper(inline="always")
-    def of(args):
-        return (args[i],)
-
-    return of

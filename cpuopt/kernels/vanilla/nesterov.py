@@ -16,5 +16,6 @@ def update(param, velocity, grad, scale, rate, momentum):
     """Follow the formula."""
     for i in range(param.shape[0]):
         g = grad[i] * scale
-        velocity[i] = momentum * velocity[i] + g
-        param[i] -= rate * (g + momentum * velocity[i])
+        v = momentum * velocity[i] + g
+        velocity[i] = v
+        param[i] -= rate * (g + momentum * v)

@@ -15,5 +15,6 @@ def numbers(lr, momentum, weight_decay):
 def update(param, velocity, grad, scale, rate, momentum, decay):
     """Follow the formula."""
     for i in range(param.shape[0]):
-        velocity[i] = momentum * velocity[i] + (grad[i] * scale + decay * param[i])
-        param[i] -= rate * velocity[i]
+        v = momentum * velocity[i] + (grad[i] * scale + decay * param[i])
+        velocity[i] = v
+        param[i] -= rate * v
