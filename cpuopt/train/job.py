@@ -352,16 +352,7 @@ def prepare(
         )
     engine.dropout_seed = settings.seed
     engine.notes[:0] = [*notes, *unused(settings.kernels, engine.kernels), *judged[0].notes()]
-    source = drawn(config, settings.seed) if weights is None else weights.read
-    if weights is not None:
-        parameters = engine.parameters()
-        added = {name: parameters.pop(name) for layer in nn.adapted_layers(parameters) for name in nn.adapter_of(layer)}
-        copy_into(parameters, weights)
-        initialize(sized_model(settings, config)[0], added, settings.seed)
-    if resume is not None and (frozen := [p for p in engine.program.parameters if not p.trained]):
-        source = resume.initial(config, vars(settings))
-        for p in frozen:
-            engine.array(p)[...] = source(p.name)
+    source = filled(engine, settings, config, weights, resume)
     checked = [r.describe() for r in judged[0].results]
     batches = corpus.batches("train", settings.B, settings.T, seed=settings.seed)
     origin = made_by(engine, settings.kernels, config.files)
@@ -384,6 +375,23 @@ def data_of(s: Settings, vocab_size: int, tokenizer: str | None) -> Corpus | Cha
         how = {"tokenizer": tokenizer, "chat_format": s.chat_format}
         return load_chats(files_of(s.data), name=s.data, vocab_size=vocab_size, T=s.T, pack=False, **how)
     return load_corpus(s.data, vocab_size=vocab_size, T=s.T, B=s.B, tokenizer=tokenizer)
+
+
+def filled(
+    engine: Engine, settings: Settings, config: Config, weights: Weights | None, resume: Checkpoint | None
+) -> Read:
+    """Give the engine the weights that no checkpoint has; return where those that steps leave alone come from."""
+    source = drawn(config, settings.seed) if weights is None else weights.read
+    if weights is not None:
+        parameters = engine.parameters()
+        added = {name: parameters.pop(name) for layer in nn.adapted_layers(parameters) for name in nn.adapter_of(layer)}
+        copy_into(parameters, weights)
+        initialize(sized_model(settings, config)[0], added, settings.seed)
+    if resume is not None and (frozen := [p for p in engine.program.parameters if not p.trained]):
+        source = resume.initial(config, vars(settings))
+        for p in frozen:
+            engine.array(p)[...] = source(p.name)
+    return source
 
 
 def require_shares(settings: Settings, ranks: int) -> None:
