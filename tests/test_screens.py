@@ -44,6 +44,7 @@ from cpuopt.report import (
     sweep,
     tables,
     tune,
+    verdicts,
 )
 from cpuopt.train.verify import VerifyRow
 
@@ -120,6 +121,11 @@ def tuned():
     c = {"model": "llama3.2-1B", "B": 128, "T": 1024, "threads": 192, "flush": True, "rows": [row], "doubts": []}
     plan = "/home/somebody/.cache/cpuopt/machine/plan.json"
     return {**c, "rules": [f"{OP}@lm_head=mine"], "step": compared("faster"), "finished": True, "plan": plan}
+
+
+def errors():
+    c = {"threads": 192, "runs": 123, "words": dict.fromkeys(VERDICTS, 41), "false": 12.3, "at_most": 45.6}
+    return {**c, "power": [{"effect": 0.5, "found": 1.0}, {"effect": 50, "found": 88.0}], "effect": None, "doubts": []}
 
 
 def swept():
@@ -237,6 +243,7 @@ SCREENS = {
     "history": measurements,
     "inspect": inspected,
     "lab": stages,
+    "verdicts": lambda: verdicts.tables(errors(), RUN),
     "sweep": lambda: sweep.tables(swept(), RUN),
     "kernels": lambda: console.kernels_table(
         [

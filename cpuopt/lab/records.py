@@ -90,6 +90,8 @@ def summary(kind: str, c: Mapping[str, Any]) -> str:
     """Sum up a record in a few words."""
     if kind == "ab":
         return f"{c['op']}: {c['b']} against {c['a']}{' in the step' if c['in_step'] else ''}: {c['verdict']}"
+    if kind == "verdicts":
+        return f"{c['runs']} comparisons of a kernel with itself, {c['false']:.1f} % false alarms"
     if kind == "sweep":
         over = " ".join(f"{symbol}={min(n)}..{max(n)}" for symbol, n in c["over"].items())
         return f"{c['op']}: {', '.join(c['variants'])} over {over}, {count(c['threads'], 'thread')}"
