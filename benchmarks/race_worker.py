@@ -1,0 +1,90 @@
+"""PyTorch's side of `race.py`: one run, or a few steps of each mode; a request on stdin, the answer on stdout.
+
+It imports nothing of cpuopt, so that only one OpenMP runtime is in the process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from typing import Any
+
+import numpy as np
+import torch
+from peer_worker import Session
+
+MODES = {
+    "eager": ("eager", ""),
+    "compile": ("compile", ""),
+    "autocast": ("eager", "autocast"),
+    "autocast, compile": ("compile", "autocast"),
+}
+PROBED = 30
+"""Steps of each mode before the race, of which the second half counts."""
+
+
+def session_of(request: dict[str, Any], name: str) -> Session:
+    """Make the model, and compile it if the mode does."""
+    mode, bf16 = MODES[name]
+    return Session({**request, "mode": mode, "bf16": bf16})
+
+
+def step(session: Session, lr: float) -> None:
+    """Take a step at a learning rate."""
+    for group in session.optimizer.param_groups:
+        group["lr"] = lr
+    tokens, targets = session.batches[session.done % len(session.batches)]
+    session.optimizer.zero_grad(set_to_none=True)
+    session.loss(tokens, targets).backward()
+    session.optimizer.step()
+    session.done += 1
+
+
+def probe(request: dict[str, Any]) -> dict[str, float]:
+    """Return the seconds of a step by mode, for those that run here."""
+    found = {}
+    for name in request.get("modes") or MODES:
+        try:
+            session = session_of(request, name)
+            times = []
+            for lr in request["lrs"][:PROBED]:
+                start = time.perf_counter()
+                step(session, lr)
+                times.append(time.perf_counter() - start)
+        except Exception as e:
+            print(f"{name}: {type(e).__name__}: {str(e)[:200]}", file=sys.stderr)
+            continue
+        found[name] = float(np.median(times[len(times) // 2 :]))
+    return found
+
+
+def run(request: dict[str, Any]) -> dict[str, Any]:
+    """Train; return the seconds until it could, and steps, seconds of training and loss at each validation."""
+    session = session_of(request, request["peer"])
+    val = torch.from_numpy(np.load(request["val"]).astype(np.int64))
+    ready, trained, points = time.time() - request["began"], 0.0, []
+    for n, lr in enumerate(request["lrs"], 1):
+        start = time.perf_counter()
+        step(session, lr)
+        trained += time.perf_counter() - start
+        if n % request["every"] == 0 or trained > request["limit_s"] or n == len(request["lrs"]):
+            # with gradients, though nobody reads them: without, it would be compiled again
+            points.append([n, trained, float(np.mean([session.loss(*batch).item() for batch in val]))])
+            if trained > request["limit_s"]:
+                break
+    return {"ready_s": ready, "points": points}
+
+
+def main() -> None:
+    """Answer the request."""
+    request = json.load(sys.stdin)
+    with os.fdopen(os.dup(1), "w") as channel:
+        os.dup2(2, 1)  # what a compiler prints must not come into the answer
+        answer = {"modes": probe(request)} if request["probe"] else run(request)
+        json.dump({**answer, "version": torch.__version__}, channel)
+
+
+if __name__ == "__main__":
+    main()
