@@ -20,7 +20,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from math import prod
+from math import isfinite, prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -191,7 +191,7 @@ def written_by(engine: Engine) -> dict[str, dict[str, Array]]:
 
 
 def save(run: Path, engine: Engine, state: Mapping[str, Any], keep: int) -> Path:
-    """Write a checkpoint, each rank its files; then remove all but the newest `keep`.
+    """Write a checkpoint, each rank its files; then remove all but the newest `keep`, and the best of ``keep_best``.
 
     Raises
     ------
@@ -227,9 +227,20 @@ def save(run: Path, engine: Engine, state: Mapping[str, Any], keep: int) -> Path
                 write_synced(part / MANIFEST, [json.dumps(manifest, indent=2).encode()])
                 stack.close()
                 ours = [p for p in _steps(folder) if p.name <= path.name]  # a later one is damaged, or of another run
+                best = best_step(state["val"]) if state["settings"]["keep_best"] else None
                 for old in ours[keep:]:
-                    discard(old)
+                    if old.name != f"step-{best or 0:08d}":
+                        discard(old)
     return path
+
+
+def best_step(val: Mapping[str, float | None]) -> int | None:
+    """Return the first step of the lowest validation loss, by the steps before each; None if there is none.
+
+    The loss before all steps is not looked at, nor one that is not finite.
+    """
+    known = {int(step): loss for step, loss in val.items() if int(step) and loss is not None and isfinite(loss)}
+    return min(known, key=lambda step: (known[step], step)) if known else None
 
 
 @contextmanager
@@ -352,8 +363,22 @@ def newest(run: Path) -> Checkpoint:
     raise UserError(f"{str(run)!r} has no checkpoint to go on from{': ' + '; '.join(wrong) if wrong else ''}")
 
 
+def chosen(run: Path) -> Checkpoint:
+    """Find the checkpoint whose weights are a run's result: the best with ``keep_best``, else the newest that is whole.
+
+    Raises
+    ------
+    UserError
+        As of `newest`, and if the best is damaged.
+    """
+    found = newest(run)
+    best = best_step(found.state["val"]) if found.state["settings"].get("keep_best") else None
+    path = run / FOLDER / f"step-{best or 0:08d}"
+    return verify(path) if path.is_dir() and path != found.path else found
+
+
 def open_weights(path: Path, *through: Path) -> Weights:
-    """Check weights of any kind: those of a run's newest checkpoint, or files that `cpuopt.weights` reads.
+    """Check weights of any kind: those of a run's checkpoint (`chosen`), or files that `cpuopt.weights` reads.
 
     Parameters
     ----------
@@ -370,7 +395,7 @@ def open_weights(path: Path, *through: Path) -> Weights:
                 f"the run {str(path)!r} has kept no weights; train with --save-every N for checkpoints, or --save PATH"
             )
         return weights.open_weights(path)
-    found = newest(path)
+    found = chosen(path)
     kept = TensorFile(found.path / PARAMS).read
     initial: Read = kept
     if found.frozen:

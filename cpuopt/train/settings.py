@@ -201,6 +201,12 @@ class Settings:
     )
     val_every: int = setting(10, "Validate after every so many steps; 0 means never.", least(0), free=True)
     val_batches: int = setting(5, "Validate on this many batches.", least(1), free=True)
+    patience: int = setting(
+        0, "End the run after this many validations in a row without a lower loss; 0 means never.", least(0), free=True
+    )
+    keep_best: bool = setting(
+        False, "Keep the checkpoint of the lowest validation loss too, and save its weights at the end.", free=True
+    )
     sample_every: int = setting(
         0,
         "Generate a sample of text after every so many steps and the last; 0 means never.",
@@ -299,6 +305,9 @@ class Settings:
             Lora.parse(self.lora)
             if self.save is not None and Path(self.save).suffix:
                 raise UserError(f"--save {self.save}: expected a directory for the adapter of --lora")
+        for name in ("patience", "keep_best"):
+            if getattr(self, name) and not self.val_every:
+                raise UserError(f"{flag(name)}: expected with --val-every N, without which nothing is validated")
         check_name(self.run)
         if self.tensorboard:
             tensorboard.require()

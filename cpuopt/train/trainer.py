@@ -185,12 +185,29 @@ class Trainer:
         self.samples: Samples | None = None
         _ = job.corpus.fingerprint  # read now, not when a signal leaves little time for a checkpoint
         job.settings.check_steps()
+        s = job.settings
+        if (s.patience or s.keep_best) and not len(job.corpus.batches("val", s.B, s.T)):
+            raise UserError(
+                f"--{'patience' if s.patience else 'keep-best'}: the data have nothing held out to validate on; give "
+                "more of them (of examples, a tenth is held out), or leave it out"
+            )
         job.micro_batches(1)  # settings that cannot be met are refused before anything is written
 
     @property
     def done(self) -> int:
         """The number of steps so far."""
         return self.job.done
+
+    @property
+    def best(self) -> int | None:
+        """The step of the lowest validation loss."""
+        return checkpoint.best_step({str(step): loss for step, loss in self.val.items()})
+
+    @property
+    def spent(self) -> bool:
+        """Whether the last validations, as many as the patience, were no better than one before them."""
+        patience, best = self.job.settings.patience, self.best
+        return bool(patience) and best is not None and sum(step > best for step in self.val) >= patience
 
     def state(self) -> dict[str, Any]:
         """Return the content of a checkpoint besides its tensors."""
@@ -267,7 +284,7 @@ class Trainer:
         trouble = ""
         if s.val_every and not self.done:
             self.measure(run, stopped)
-        while self.done < s.steps and not self.diagnosis and not (s.meet(self.done) and stopped()):
+        while self.done < s.steps and not self.diagnosis and not (s.meet(self.done) and (self.spent or stopped())):
             try:
                 self._fetch()
                 metrics = self.take_step(profiler)
@@ -286,8 +303,12 @@ class Trainer:
                 self.listener.note(trouble)
             if self.comm.size > 1 and s.due(COMPARE_EVERY, self.done):
                 require_same_weights(self.comm, self.job.engine.weights_read(), self.done)
-            if s.due(s.save_every, self.done) and not self.diagnosis:
+            best = s.keep_best and "val_loss" in metrics and self.best == self.done
+            if (best or s.due(s.save_every, self.done)) and not self.diagnosis:
                 self.save(run)
+        if self.spent and self.done < s.steps:
+            since = f"no validation since that of step {self.best} was better"
+            self.listener.note(f"ended after step {self.done} of {s.steps}: {since} (--patience {s.patience})")
 
     def _fetch(self) -> None:
         """Read the batches of the next step; if one rank cannot, all end before it.
@@ -319,6 +340,7 @@ class Trainer:
         """Check that the final weights are finite, and write them to `Settings.save`, or else to a path near it."""
         if self.diagnosis:
             return
+        self._take_best(run)
         self.job.engine.collect()
         parameters = self.job.engine.parameters()
         if bad := [name for name, p in parameters.items() if not all_below(p)]:
@@ -342,6 +364,18 @@ class Trainer:
                         f"the weights are at {str(path)!r}, not at {str(wanted)!r}" if path != wanted else ""
                     )
                     return
+
+    def _take_best(self, run: Run) -> None:
+        """Put the best weights in the place of the last, if they are kept and are others."""
+        if not self.job.settings.keep_best or self.best in (None, self.done):
+            return
+        path = run.path / checkpoint.FOLDER / f"step-{self.best:08d}"
+        try:
+            checkpoint.load(checkpoint.verify(path), self.job.engine)
+        except UserError as e:
+            self.diagnosis = f"the best weights, of step {self.best}, cannot be read: {e}"
+        else:
+            self.listener.note(f"the weights are those of step {self.best}, which has the lowest validation loss")
 
     def measure(self, run: Run, stopped: Callable[[], int]) -> dict[str, float]:
         """Measure the validation loss, for the step's metrics; a signal leaves it out, changed data end the run."""
@@ -537,6 +571,7 @@ def _summary(trainer: Trainer, interrupted: bool) -> dict[str, Any]:
         "loss_first": history[0]["loss"] if history else None,
         "loss_last": history[-1]["loss"] if history else None,
         "val_loss": {str(k): v for k, v in trainer.val.items()},
+        "best_step": trainer.best,
         "val_bits_per_byte": bits_per_byte([*trainer.val.values()][-1], 1, trainer.token_bytes)
         if trainer.val
         else None,

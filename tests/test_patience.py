@@ -1,0 +1,87 @@
+"""Early stop and the best checkpoint: when a run ends, which weights it has, and what a resume keeps."""
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cpuopt import cli
+from cpuopt.train import checkpoint, trainer
+from cpuopt.train.checkpoint import best_step
+
+LOSSES = [9.0, 5.0, 3.0, 3.5, 3.0, float("nan"), 2.0, 1.0]
+"""Of the validations after 0, 1, 2, ... steps: the best of the first six is that after step 2."""
+RUN = ["train", "--model", '{"n_layer": 1, "n_head": 2, "n_embd": 16, "vocab_size": 256, "block_size": 32}', "-T", "32"]
+RUN += ["-B", "1", "--variant", "vanilla", "--data", "c.jsonl", "--val-every", "1", "--lr", "1e-2", "--json"]
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with open("c.jsonl", "w") as file:
+        file.writelines(json.dumps({"prompt": str(i), "completion": "ab"[i % 2]}) + "\n" for i in range(20))
+    monkeypatch.setattr(trainer, "validate", lambda job, stopped: LOSSES[job.done])
+
+
+@pytest.fixture
+def train(capsys):
+    def run(*flags):
+        assert cli.main([*RUN, *flags]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    return run
+
+
+def kept():
+    (folder,) = Path("runs").glob("*/checkpoints")
+    return sorted(int(name.removeprefix("step-")) for name in os.listdir(folder))
+
+
+@pytest.mark.parametrize(("patience", "last"), [(0, 7), (1, 3), (2, 4), (3, 5), (4, 7)])
+def test_a_run_ends_after_as_many_validations_without_a_better_one(train, patience, last):
+    assert train("--steps", "7", "--patience", str(patience))["steps"] == last
+
+
+def test_the_best_weights_are_kept_and_saved(train):
+    """Those of a run that ended when they were the best."""
+    found = train(
+        "--steps", "7", "--patience", "3", "--keep-best", "--save", "best", "--save-every", "1", "--keep", "1"
+    )
+    assert (found["steps"], found["best_step"]) == (5, 2)
+    assert kept() == [2, 5]
+    (run,) = Path("runs").iterdir()
+    assert checkpoint.chosen(run).state["step"] == 2
+    assert checkpoint.newest(run).state["step"] == 5
+    for path in Path("runs").glob("*/*"):
+        path.rename(path.with_name(f"old-{path.name}"))
+    train("--steps", "2", "--save", "two")
+    train("--steps", "5", "--save", "five")
+    best, two, five = (Path(name, "model.safetensors").read_bytes() for name in ("best", "two", "five"))
+    assert best == two != five
+
+
+def test_a_resumed_run_keeps_its_patience_and_its_best(train, capsys):
+    flags = ["--patience", "3", "--keep-best"]
+    train("--steps", "4", *flags, "--save-every", "4", "--keep", "1")
+    assert kept() == [2, 4]
+    assert cli.main(["train", "--resume", "--steps", "7", "--save", "best", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["steps"], found["best_step"]) == (5, 2)
+    assert kept() == [2, 5]
+
+
+def test_it_needs_something_to_validate_on(capsys):
+    assert cli.main([*RUN, "--patience", "2", "--val-every", "0"]) == 2
+    assert "--patience: expected with --val-every N" in capsys.readouterr().err
+    Path("c.jsonl").write_text('{"text": "a"}\n')
+    assert cli.main([*RUN, "--keep-best"]) == 2
+    assert "--keep-best: the data have nothing held out" in capsys.readouterr().err
+    assert not os.path.exists("runs")
+
+
+def test_the_first_of_equal_losses_is_the_best_and_none_that_is_not_finite():
+    assert best_step({"0": 0.5, "10": 2.0, "9": 2.0, "11": float("nan"), "12": None}) == 9
+    assert best_step({"0": 0.5, "1": float("inf")}) is None
+    assert np.isfinite(LOSSES[:5]).all()
