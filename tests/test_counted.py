@@ -160,3 +160,52 @@ def test_a_run_goes_on_behind_a_step_without_targets(guard, tmp_path):
     assert [t.refused for t in taken] == ["", UNCOUNTED, ""]
     assert all(np.isfinite(t.loss) for t in taken)
     assert (job.engine.step_number, job.done, job.guard.skipped) == (2, 3, 0)
+
+
+class Lookup(nn.Module):
+    """An embedding and a head: what is in the row of a token reaches no other."""
+
+    def __init__(self):
+        self.wte = nn.Embedding(CONFIG.vocab_size, 48)
+        self.head = nn.Linear(48, CONFIG.vocab_size, bias=False)
+
+    def forward(self, tokens, targets):
+        return F.cross_entropy(self.head(F.silu(self.wte(tokens))), targets)
+
+
+@pytest.mark.parametrize("counted", [1, 12, 128])
+@pytest.mark.parametrize(
+    ("variant", "fuse", "dtype"),
+    [
+        ("vanilla", ("classifier",), "float32"),
+        ("optimized", ("classifier",), "float32"),
+        ("optimized", ("classifier", "update"), "float32"),
+        ("optimized", ("classifier",), "bfloat16"),
+        ("optimized", ("classifier", "update"), "bfloat16"),
+    ],
+)
+def test_a_token_that_is_ignored_takes_part_in_no_product_of_the_head(variant, fuse, dtype, counted):
+    """If the hidden states of ignored tokens are NaN, loss and gradients have the bits that they have without."""
+    given, poison = batch(counted, counted), CONFIG.vocab_size - 1
+    given["tokens"] %= poison
+    given["tokens"][given["targets"] < 0] = poison
+    found = []
+    for value in (1.0, np.nan):
+        engine = Engine(Lookup(), CONFIG.specs(2, T), choice=Choice(variant), fuse=fuse, dtype=dtype, threads=1, seed=1)
+        engine.parameters()["wte.weight"][poison] = value
+        loss = engine.forward(**given)
+        assert engine.step(lr=0.1, **given).loss == pytest.approx(loss, rel=1e-6)
+        found.append((loss, {n: p[:poison] for n, p in engine.parameters().items()}, engine))
+    (loss, weights, _), (other, poisoned, _) = found
+    assert loss == other
+    assert all(np.array_equal(weights[name], poisoned[name]) for name in weights)
+
+
+def test_the_gradients_of_some_counted_rows_are_those_of_unfused_ops():
+    given = batch(3, 40)
+    plain = engine_of(choice=Choice("vanilla"), fuse=())
+    fused = engine_of()
+    for engine in (plain, fused):
+        engine.step(lr=0.0, **given)
+    for (name, g), other in zip(plain.gradients().items(), fused.gradients().values(), strict=True):
+        assert np.abs(g - other).max() <= 2e-5 * np.abs(g).max(), name

@@ -10,11 +10,15 @@ Backward, which gives the loss as well, since it has the logits; a gradient that
     dinp    += dlogits @ weight
     dweight += dlogits^T @ inp
 
+A token whose target is ignored takes part in none of this: its logits are not computed, and its dinp is 0.
+
 An optimizer's step may take the place of dweight if all of the logits may exist at one time, as ``few_tokens`` says.
 
 Source: ``matmul`` and ``cross_entropy``; blocks of tokens, and the gradient in the forward's pass, are those of Hsu et
 al. 2024 (Liger Kernel, arXiv 2410.10989), section 3.2.
 """
+
+import numpy as np
 
 from .cross_entropy import cross_entropy_backward, cross_entropy_forward
 from .cross_entropy import reference_backward as loss_backward
@@ -38,19 +42,27 @@ def few_tokens(sizes):
     return tokens <= max(BLOCK, min(words, max(AT_ONCE, BLOCK + width)))
 
 
+def losses_of(counts, found):
+    """Put the losses of the tokens that count in their places."""
+    losses = np.zeros(counts.shape, found["losses"].dtype)
+    losses[counts] = found["losses"]
+    return {"loss": found["loss"], "losses": losses}
+
+
 def reference_forward(inp, weight, targets, ignore_index):
-    found = loss_forward(inp @ weight.T, targets, ignore_index)
-    return {"loss": found["loss"], "losses": found["losses"]}
+    counts = targets != ignore_index
+    return losses_of(counts, loss_forward(inp[counts] @ weight.T, targets[counts], ignore_index))
 
 
 def reference_backward(dloss, inp, weight, targets, ignore_index):
-    logits = inp @ weight.T
-    found = loss_forward(logits, targets, ignore_index)
-    dlogits = loss_backward(dloss, logits, found["lse"], targets, ignore_index)["dlogits"]
-    dlogits = operand(dlogits)
-    dinp = (weight.T @ dlogits.T).T  # in half of the time that BLAS takes for dlogits @ weight
-    grads = {"dinp": dinp, "dweight": dlogits.T @ inp}
-    return {"loss": found["loss"], "losses": found["losses"], **grads}
+    counts = targets != ignore_index
+    some, ids = inp[counts], targets[counts]
+    logits = some @ weight.T
+    found = loss_forward(logits, ids, ignore_index)
+    dlogits = operand(loss_backward(dloss, logits, found["lse"], ids, ignore_index)["dlogits"])
+    dinp = np.zeros_like(inp)
+    dinp[counts] = (weight.T @ dlogits.T).T  # in half of the time that BLAS takes for dlogits @ weight
+    return {**losses_of(counts, found), "dinp": dinp, "dweight": dlogits.T @ some}
 
 
 classifier_forward = Op(

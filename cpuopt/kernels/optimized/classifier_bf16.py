@@ -10,7 +10,18 @@ from ..toolkit.pairs import halves, narrow
 from ..toolkit.queue import QUEUE, for_each_thread
 from ..toolkit.rules import by_epilogue
 from ..toolkit.simd import MR, NR, PER_WORD
-from .classifier import backward_work, block, gradient_row, loss_block, parts_floats
+from .classifier import (
+    ROWS,
+    backward_work,
+    block,
+    clear,
+    find_rows,
+    gather,
+    gradient_row,
+    loss_block,
+    parts_floats,
+    scatter,
+)
 from .cross_entropy import count, sum_in_order
 from .matmul import FORWARD_SCRATCH, STRIP, WEIGHT_SCRATCH, up
 from .matmul_bf16 import HALF, INPUT_SCRATCH, linear_bf16, linear_input, linear_weight, odd_rows, word_panels
@@ -36,49 +47,60 @@ def logits(tokens):
 
 
 @helper(parallel=True)
-def gradient_block(logits, dlogits, losses, share, targets, ignore_index):
-    """Compute the losses of a block, turn the logits into their gradient, and round that."""
+def gradient_block(logits, dlogits, losses, share, targets, ignore_index, counted):
+    """Compute the losses of some tokens, turn the logits into their gradient, and round that."""
     V, W = logits.shape[1], dlogits.shape[1]
     for t in prange(logits.shape[0]):
         row = np.int64(t)
-        gradient_row(logits, losses, share, targets, ignore_index, row)
+        gradient_row(logits, losses, share, targets, ignore_index, row, counted[t])
         narrow(dlogits, row * W, logits, row * V, V, False)
         if W > V:
             dlogits[t, V] = 0
 
 
-FORWARD = [*logits(block), ("work", for_each_thread(PER_THREAD))]
+def some(tokens):
+    """Size the rows of the tokens that count, in words."""
+    return "some", lambda s: tokens(s) * s["C"] // 2 + 1
+
+
+FORWARD = [*logits(block), ("work", for_each_thread(PER_THREAD)), ROWS, some(block)]
 
 
 @kernel(ops.classifier_forward, "optimized", of=HALF, scratch=FORWARD, parallel=False)
-def classifier_forward(loss, losses, inp, weight, targets, ignore_index, logits, words, panels, rows, queue, work):
-    """Block by block: the logits, and each row's loss.
+def classifier_forward(
+    loss, losses, inp, weight, targets, ignore_index, logits, words, panels, rows, queue, work, counted, some
+):
+    """Block by block of the tokens that count: the logits, and each row's loss.
 
     Parallel: as the product; then the tokens of a block. The mean is serial, in the order of the tokens.
     Memory: a block of logits.
     Bound: compute.
     """
-    BT, V = inp.shape[0], weight.shape[0]
-    threads = work.shape[0] // PER_THREAD
-    for lo in range(0, BT, BLOCK):
-        hi = min(BT, lo + BLOCK)
-        part = logits[: (hi - lo) * V].reshape(hi - lo, V)
-        linear_bf16(part, inp[lo:hi], weight, loss[:0], panels, work[: threads * FORWARD_SCRATCH], queue, rows)
-        loss_block(part, losses[lo:hi], targets[lo:hi], ignore_index)
+    (BT, C), V = inp.shape, weight.shape[0]
+    threads, n = work.shape[0] // PER_THREAD, find_rows(counted, losses, targets, ignore_index)
+    for lo in range(0, n, BLOCK):
+        hi = min(n, lo + BLOCK)
+        part, x = logits[: (hi - lo) * V].reshape(hi - lo, V), inp[lo:hi]
+        if n < BT:
+            x = halves(some)[: (hi - lo) * C].reshape(hi - lo, C)
+            gather(x, inp, counted[lo:hi])
+        linear_bf16(part, x, weight, loss[:0], panels, work[: threads * FORWARD_SCRATCH], queue, rows)
+        loss_block(part, losses, targets, ignore_index, counted[lo:hi])
     loss[0] = sum_in_order(losses) / count(targets, ignore_index)
 
 
 def backward_scratch(steps):
     """List the scratch of the backward: of all tokens at once if it takes an optimizer's step."""
     tokens = (lambda s: s["BT"]) if steps else block
-    return [*logits(tokens), ("work", backward_work(PER_THREAD, steps)), ("parts", parts_floats(steps, 2))]
+    made = [ROWS, some(tokens), ("dsome", lambda s: tokens(s) * s["C"])]
+    return [*logits(tokens), ("work", backward_work(PER_THREAD, steps)), ("parts", parts_floats(steps, 2)), *made]
 
 
 @by_epilogue(ops.classifier_backward, "optimized", of=HALF, scratch=backward_scratch, skips=["dinp", "dweight"])
 def classifier_backward(epilogue):
-    """Block by block: the logits, their gradient in their place and rounded, and the two products with it.
+    """Block by block of the tokens that count: logits, their gradient, rounded in their place, and the products.
 
-    All tokens are one block if an optimizer's step is taken.
+    All of them are one block if an optimizer's step is taken.
 
     Parallel: as the products; between them the tokens of a block.
     Memory: a block of logits, and half of it; a strip of the weight's gradient for each thread, if a step is taken.
@@ -89,7 +111,7 @@ def classifier_backward(epilogue):
     @helper()
     def classifier_backward(
         to, loss, losses, dinp, dinp_add, dloss, inp, weight, targets, ignore_index,
-        logits, words, panels, rows, queue, work, parts,
+        logits, words, panels, rows, queue, work, parts, counted, some, dsome,
     ):  # fmt: skip
         BT, C = inp.shape
         V, most, size = weight.shape[0], BLOCK, WEIGHT_SCRATCH
@@ -97,15 +119,28 @@ def classifier_backward(epilogue):
             most, size = BT, WEIGHT_SCRATCH + max(STRIP, MR * C)
         W, threads = (V + 1) // 2, work.shape[0] // max(PER_THREAD, size)
         share = dloss[0] / np.float32(max(count(targets, ignore_index), 1))
-        for lo in range(0, BT, most):
-            hi = min(BT, lo + most)
-            n, x = hi - lo, inp[lo:hi]
+        total = find_rows(counted, losses, targets, ignore_index)
+        if total < BT and not dinp_add:
+            clear(dinp, targets, ignore_index)
+        for lo in range(0, total, most):
+            hi = min(total, lo + most)
+            n, x, there = hi - lo, inp[lo:hi], counted[lo:hi]
             part, pairs = logits[: n * V].reshape(n, V), words[: n * W].reshape(n, W)
+            if total < BT:
+                x = halves(some)[: n * C].reshape(n, C)
+                gather(x, inp, there)
             linear_bf16(part, x, weight, loss[:0], panels, work[: threads * FORWARD_SCRATCH], queue, rows)
             dlogits = halves(pairs)
-            gradient_block(part, dlogits, losses[lo:hi], share, targets[lo:hi], ignore_index)
+            gradient_block(part, dlogits, losses, share, targets, ignore_index, there)
             if dinp.shape[0] > 0:
-                linear_input(dinp[lo:hi], dinp_add, pairs, weight, work[: threads * INPUT_SCRATCH], parts, queue)
+                d = dinp[lo:hi]
+                if total < BT:
+                    d = dsome[: n * C].reshape(n, C)
+                    if dinp_add:
+                        gather(d, dinp, there)
+                linear_input(d, dinp_add, pairs, weight, work[: threads * INPUT_SCRATCH], parts, queue)
+                if total < BT:
+                    scatter(dinp, d, there)
             if to[0].shape[0] > 0:
                 weight_of(again(to, lo > 0), dlogits, x, panels, work[: threads * size], queue)
         loss[0] = sum_in_order(losses) / count(targets, ignore_index)

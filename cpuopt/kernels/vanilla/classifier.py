@@ -11,7 +11,7 @@ from ..toolkit.rules import stepped
 
 
 @helper()
-def row_losses(logits, inp, weight, target, ignore_index):
+def row_losses(logits, inp, weight, target):
     """Compute the logits of a token, their maximum, the sum of exp(logits - maximum), and the loss."""
     V, C = weight.shape
     top = np.float32(-np.inf)
@@ -24,8 +24,7 @@ def row_losses(logits, inp, weight, target, ignore_index):
     total = np.float32(0)
     for v in range(V):
         total += np.exp(logits[v] - top)
-    loss = np.log(total) + (top - logits[target]) if target != ignore_index else np.float32(0)
-    return top, total, loss
+    return top, total, np.log(total) + (top - logits[target])
 
 
 @helper()
@@ -40,17 +39,12 @@ def mean_loss(losses, targets, ignore_index):
 
 
 @helper()
-def row_backward(dlogits, dinp, dinp_add, weight, top, total, share, target, ignore_index):
-    """Turn the logits of a token into their gradient; compute or add that of the token, if it is not empty."""
+def row_backward(dlogits, dinp, weight, top, total, share, target):
+    """Turn the logits of a token into their gradient; add that of the token, if it is not empty."""
     V, C = weight.shape[0], dinp.shape[0]
-    if not dinp_add:
-        for i in range(C):
-            dinp[i] = 0
     for v in range(V):
-        d = np.float32(0)
-        if target != ignore_index:
-            hit = np.float32(1) if v == target else np.float32(0)
-            d = (np.exp(dlogits[v] - top) / total - hit) * share
+        hit = np.float32(1) if v == target else np.float32(0)
+        d = (np.exp(dlogits[v] - top) / total - hit) * share
         dlogits[v] = d
         for i in range(C):
             dinp[i] += weight[v, i] * d
@@ -67,7 +61,7 @@ def count(targets, ignore_index):
 
 @kernel(ops.classifier_forward, "vanilla", scratch=[("logits", BLOCK * V)])
 def classifier_forward(loss, losses, inp, weight, targets, ignore_index, logits):
-    """Block by block: the logits of each token, and its loss.
+    """Block by block: the logits of each token that counts, and its loss.
 
     Parallel: the tokens of a block.
     Bound: the memory that `weight` streams through, once for each token.
@@ -76,7 +70,9 @@ def classifier_forward(loss, losses, inp, weight, targets, ignore_index, logits)
     for t0 in range(0, BT, BLOCK):
         for t in prange(min(BLOCK, BT - t0)):
             row = logits[np.int64(t) * V : np.int64(t) * V + V]
-            _, _, losses[t0 + t] = row_losses(row, inp[t0 + t], weight, targets[t0 + t], ignore_index)
+            losses[t0 + t] = 0
+            if targets[t0 + t] != ignore_index:
+                _, _, losses[t0 + t] = row_losses(row, inp[t0 + t], weight, targets[t0 + t])
     loss[0] = mean_loss(losses, targets, ignore_index)
 
 
@@ -85,7 +81,7 @@ def classifier_forward(loss, losses, inp, weight, targets, ignore_index, logits)
 def classifier_backward(
     loss, losses, dinp, dinp_add, dweight, dweight_add, dloss, inp, weight, targets, ignore_index, logits
 ):
-    """Block by block: logits, losses, the gradient of each token; then the rows of the weight's gradient.
+    """Block by block: logits, losses and gradient of each token that counts; then the rows of the weight's gradient.
 
     Parallel: the tokens of a block, then the rows of `weight`.
     Bound: the memory that `weight` streams through, twice for each token.
@@ -98,15 +94,20 @@ def classifier_backward(
         for t in prange(n):
             bt = t0 + t
             row = logits[np.int64(t) * V : np.int64(t) * V + V]
-            top, total, losses[bt] = row_losses(row, inp[bt], weight, targets[bt], ignore_index)
+            losses[bt] = 0
             own = dinp[bt] if dinp.shape[0] > 0 else losses[:0]
-            row_backward(row, own, dinp_add, weight, top, total, share, targets[bt], ignore_index)
+            for i in range(0 if dinp_add else own.shape[0]):
+                own[i] = 0
+            if targets[bt] != ignore_index:
+                top, total, losses[bt] = row_losses(row, inp[bt], weight, targets[bt])
+                row_backward(row, own, weight, top, total, share, targets[bt])
         for v in prange(dweight.shape[0]):
             if t0 == 0 and not dweight_add:
                 for i in range(C):
                     dweight[v, i] = 0
             for t in range(n):
-                d = logits[t * V + v]
-                for i in range(C):
-                    dweight[v, i] += inp[t0 + t, i] * d
+                if targets[t0 + t] != ignore_index:
+                    d = logits[t * V + v]
+                    for i in range(C):
+                        dweight[v, i] += inp[t0 + t, i] * d
     loss[0] = mean_loss(losses, targets, ignore_index)
