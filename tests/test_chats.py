@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shlex
 from collections import Counter
 from pathlib import Path
 
@@ -9,7 +11,8 @@ import numpy as np
 import pytest
 
 from cpuopt import cli
-from cpuopt.data.chats import load_chats, packed, said_by
+from cpuopt.cli import common
+from cpuopt.data.chats import encoded, load_chats, packed, said_by
 from cpuopt.data.forms import FORMATS
 from cpuopt.data.tokenizers import Bytes
 from cpuopt.errors import UserError
@@ -247,3 +250,58 @@ def test_a_run_trains_on_answers_only_and_validates_on_them(capsys):
     found = json.loads(capsys.readouterr().out)
     assert abs(found["loss"] - result["val_loss"]["2"]) < 1e-5
     assert found["data"] == "c.jsonl (val)"
+
+
+ANSWERS = {
+    "Blorp?": "A small zim.",
+    "Who hums?": "The grumbo.",
+    "Zed of ix?": "Forty-two fa.",
+    "Why plum?": "Ask the moon.",
+    "Is it wet?": "Only on Odd.",
+}
+
+
+def test_the_commands_of_the_docs_teach_five_answers_by_heart(capsys, monkeypatch):
+    """Nonsense, which no model knows before."""
+    monkeypatch.setenv("NUMBA_NUM_THREADS", threads := os.environ["NUMBA_NUM_THREADS"])
+    monkeypatch.setattr(common, "cores", lambda: int(threads))
+    page = (Path(__file__).parents[1] / "docs" / "training.md").read_text()
+    commands = re.findall(r"^cpuopt (.*(?:qa\.jsonl|tuned --chat).*)$", page, re.M)
+    train, generate = map(shlex.split, commands)
+    lines(*({"prompt": q, "completion": a} for q, a in ANSWERS.items()), name="qa.jsonl")
+    assert cli.main(train) == 0
+    capsys.readouterr()
+    said = {}
+    for question in ANSWERS:
+        assert cli.main([*generate[:-1], question]) == 0
+        said[question] = capsys.readouterr().out.strip()
+    assert said == ANSWERS
+
+
+def losses(capsys, *flags):
+    assert cli.main([*TRAIN, "--val-every", "0", "--json", *flags]) == 0
+    capsys.readouterr()
+    (metrics,) = Path("runs").glob(f"*-{flags[-1]}/metrics.jsonl")
+    return [json.loads(line)["loss"] for line in metrics.read_text().splitlines() if "loss" in line]
+
+
+def test_without_the_mask_the_loss_is_another(capsys, monkeypatch):
+    lines(*pairs(20))
+    answers = losses(capsys, "--steps", "2", "--run", "answers")
+    monkeypatch.setattr("cpuopt.data.chats.encoded", lambda *a: (encoded(*a)[0], [True] * len(encoded(*a)[0])))
+    everything = losses(capsys, "--steps", "2", "--run", "everything")
+    assert min(abs(a - b) for a, b in zip(answers, everything, strict=True)) > 1e-3
+
+
+def test_a_run_that_is_resumed_in_the_middle_of_an_epoch_is_that_of_an_uninterrupted_one(capsys):
+    lines(*pairs(20))
+    losses(capsys, "--steps", "12", "--save-every", "12", "--run", "whole")
+    losses(capsys, "--steps", "5", "--save-every", "5", "--run", "parts")
+    (parts,), (whole,) = Path("runs").glob("*-parts"), Path("runs").glob("*-whole")
+    assert cli.main(["train", "--resume", str(parts), "--steps", "12"]) == 0
+    for name in ("params", "adam_m", "adam_v"):
+        one, two = (run / "checkpoints" / "step-00000012" / f"{name}.safetensors" for run in (parts, whole))
+        assert one.read_bytes() == two.read_bytes()
+    lines(*pairs(20)[:-1], {"prompt": "other", "completion": "line"})
+    assert cli.main(["train", "--resume", str(parts), "--steps", "13"]) == 2
+    assert "holds other text" in capsys.readouterr().err
