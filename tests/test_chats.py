@@ -10,13 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cpuopt import cli
+from cpuopt import Choice, cli
 from cpuopt.cli import common
 from cpuopt.data.chats import encoded, load_chats, packed, said_by
 from cpuopt.data.forms import FORMATS
 from cpuopt.data.tokenizers import Bytes
+from cpuopt.engine import Engine
 from cpuopt.errors import UserError
 from cpuopt.generate.chat import Conversation
+from cpuopt.models import parse
 
 TURNS = [("system", "Be odd."), ("user", "What?"), ("assistant", " A zim. "), ("user", "And?"), ("assistant", "")]
 NAMES = ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
@@ -305,3 +307,24 @@ def test_a_run_that_is_resumed_in_the_middle_of_an_epoch_is_that_of_an_uninterru
     lines(*pairs(20)[:-1], {"prompt": "other", "completion": "line"})
     assert cli.main(["train", "--resume", str(parts), "--steps", "13"]) == 2
     assert "holds other text" in capsys.readouterr().err
+
+
+def test_padded_and_one_by_one_give_the_same_gradients():
+    """Examples of other lengths, in rows of other widths: padding and the number of rows change nothing."""
+    lines(*({"prompt": "q" * n, "completion": "a" * (9 - n)} for n in range(1, 5)))
+    config = parse("llama-tiny")
+
+    def gradients(T, B, micro_batches):
+        batches = load(T=T, pack=False).batches("train", B, T)
+        named = [batches.at(n) for n in range(micro_batches)]
+        how = {"choice": Choice("vanilla"), "micro_batches": micro_batches, "threads": 1, "seed": 1}
+        engine = Engine(config.module(), config.specs(B, T), progress=lambda *a: None, **how)
+        loss = engine.step(lr=0.0, more=named[1:], **named[0]).loss
+        return loss, {name: g.copy() for name, g in engine.gradients().items()}
+
+    loss, padded = gradients(48, 4, 1)
+    for T, B, n in ((48, 1, 4), (60, 4, 1), (48, 2, 2)):
+        other, found = gradients(T, B, n)
+        assert abs(other - loss) < 1e-6 * loss
+        for name, g in padded.items():
+            assert np.abs(g - found[name]).max() <= 1e-6 * np.abs(g).max(), name

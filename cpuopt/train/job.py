@@ -380,7 +380,7 @@ def data_of(s: Settings, vocab_size: int, tokenizer: str | None) -> Corpus | Cha
 def filled(
     engine: Engine, settings: Settings, config: Config, weights: Weights | None, resume: Checkpoint | None
 ) -> Read:
-    """Give the engine the weights that no checkpoint has; return where those that steps leave alone come from."""
+    """Fill in the weights that no checkpoint has; return where those that steps leave alone come from."""
     source = drawn(config, settings.seed) if weights is None else weights.read
     if weights is not None:
         parameters = engine.parameters()
