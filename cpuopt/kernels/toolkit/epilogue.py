@@ -228,7 +228,7 @@ class Step:
             else:
                 update(*(parts + (grad, scale) + to[numbers]))  # numba knows no other way
 
-        @helper()
+        @helper(inline="always")
         def step_and_copy(to, at, grad, scale):
             step(to, at, grad, scale)
             if to[copy].shape[0] > 0:
