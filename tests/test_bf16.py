@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 import cpuopt
-from cpuopt import Choice, models, ops
+from cpuopt import Choice, models, nn, ops
+from cpuopt import functional as F
 from cpuopt.building import build
 from cpuopt.check.cases import MANY, MORE, ODD, SMALL, case, other_types
 from cpuopt.check.check import check
@@ -372,6 +373,26 @@ def test_a_frozen_head_is_read_as_its_copy():
         losses_of(engine, 3), losses_of(engine_of(dtype="float32", freeze=["wte.*"]), 3), rtol=2e-3
     )
     assert weights_of(engine)["wte.weight"] == before
+
+
+class Bigrams(nn.Module):
+    """A head that reads the embedding: an evaluation and a step both need a copy of it."""
+
+    def __init__(self):
+        self.wte, self.head = nn.Embedding(256, 48), nn.Linear(48, 256, bias=False)
+
+    def forward(self, tokens, targets):
+        logits = self.head(self.wte(tokens))
+        return F.cross_entropy(logits, targets), logits
+
+
+def test_a_copy_of_an_evaluation_is_not_that_of_a_step():
+    found = []
+    for dtype in ("float32", "bfloat16"):
+        engine = Engine(Bigrams(), models.specs(4, 16), threads=1, fuse=("classifier",), dtype=dtype)
+        (batch,) = batches(1)
+        found.append([*(engine.step(**batch, lr=1e-2).loss for _ in range(3)), engine.forward(**batch)])
+    np.testing.assert_allclose(*found, rtol=3e-3)
 
 
 def test_memory_has_two_bytes_more_for_each_weight_that_a_product_reads():

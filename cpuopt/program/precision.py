@@ -92,7 +92,12 @@ class _Pass:
             for v in call.writes:
                 writers.setdefault(v, []).append(call)
         calls: list[Call] = []
+        aside: set[Value] = set()  # what has a copy in an evaluation only, which a step leaves out
         for call in self.program.calls:
+            if call.phase != "evaluate":
+                for v in aside:
+                    self.copies.pop(v, None)
+                aside.clear()
             for a in self.wide(call):
                 v = call.args[a.name]
                 call.args[a.name] = self.program.value(f"{v}.{WIDE}", v.shape)
@@ -104,6 +109,7 @@ class _Pass:
                         self.copies[v] = self.copy_of(v)
                         if v.group != "parameter":
                             calls.append(self.cast(v, call))
+                            aside |= {v} if call.phase == "evaluate" else set()
                     call.args[a.name] = self.copies[v]
             if weight := self.stepped(call):
                 call.args["copy"] = self.copies[weight] if inline else None
