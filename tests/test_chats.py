@@ -180,7 +180,7 @@ def test_a_tenth_is_held_out_by_the_lines_alone():
 def test_rows_have_every_example_once_and_few_rows_do():
     rng = np.random.Generator(np.random.PCG64(0))
     lines(*({"text": "x" * int(n)} for n in rng.integers(1, 30, 300)))
-    data = load(T=64)
+    data = load(T=64, pack=True)
     rows = data.rows("train")
     assert Counter(e.number for row in rows for e in row) == Counter(e.number for e in data.train)
     assert max(sum(e.size for e in row) for row in rows) <= 64
@@ -207,7 +207,7 @@ def test_an_epoch_has_every_target_once_in_an_order_that_follows_from_seed_and_e
 
 def test_a_token_attends_from_where_its_example_begins():
     lines({"text": "abc"}, {"text": "defgh"})
-    batch = load(T=12).batches("train", 2, 12).at(0)
+    batch = load(T=12, pack=True).batches("train", 2, 12).at(0)
     assert batch["tokens"][0, :8].tobytes() == np.array([*b"\ndefg", *b"\nab"], np.int32).tobytes()
     assert batch["targets"][0].tolist() == [*b"defgh", *b"abc", *[-100] * 4]
     assert batch["first"][0].tolist() == [0] * 5 + [5] * 3 + [8, 9, 10, 11]

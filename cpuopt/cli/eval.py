@@ -148,8 +148,14 @@ def text_of(args: argparse.Namespace, weights: Weights) -> tuple[Corpus | Chats,
     tokenizer = args.tokenizer or weights.tokenizer
     if is_chats(args.data):
         T = args.T or c.longest(weights.trained_length)
-        how = {"tokenizer": tokenizer, "chat_format": args.chat_format}
-        examples = load_chats(files_of(args.data), name=args.data, vocab_size=c.vocab_size, T=T, pack=False, **how)
+        examples = load_chats(
+            files_of(args.data),
+            name=args.data,
+            vocab_size=c.vocab_size,
+            T=T,
+            tokenizer=tokenizer,
+            chat_format=args.chat_format,
+        )
         part = args.split or ("all" if examples.fingerprint != weights.trained_on else "val")
         rows = examples.rows(part)
         if not rows:

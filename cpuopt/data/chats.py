@@ -322,7 +322,7 @@ def load_chats(
     T: int,
     tokenizer: str | None = None,
     chat_format: str | None = None,
-    pack: bool = True,
+    pack: bool = False,
 ) -> Chats:
     """Read all examples of some files.
 
@@ -333,7 +333,7 @@ def load_chats(
     T : the tokens of a row; longer examples are cut.
     tokenizer : by its name or its file; ``bytes`` without one.
     chat_format : ``chatml`` or ``llama3``; by default what the tokenizer's special tokens allow.
-    pack : whether a row holds as many examples as fit.
+    pack : whether a row holds as many examples as fit; no run asks for it, since attention would see its neighbours.
 
     Raises
     ------

@@ -372,8 +372,14 @@ def prepare(
 def data_of(s: Settings, vocab_size: int, tokenizer: str | None) -> Corpus | Chats:
     """Load the examples or the text of a job."""
     if is_chats(s.data):
-        how = {"tokenizer": tokenizer, "chat_format": s.chat_format}
-        return load_chats(files_of(s.data), name=s.data, vocab_size=vocab_size, T=s.T, pack=False, **how)
+        return load_chats(
+            files_of(s.data),
+            name=s.data,
+            vocab_size=vocab_size,
+            T=s.T,
+            tokenizer=tokenizer,
+            chat_format=s.chat_format,
+        )
     return load_corpus(s.data, vocab_size=vocab_size, T=s.T, B=s.B, tokenizer=tokenizer)
 
 
