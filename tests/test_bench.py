@@ -276,7 +276,7 @@ def test_the_fastest_peer_of_each_size_is_named(fakes):
 LIBRARY = {"torch": "9.9", "capability": "AVX512", "products_by": "MKL SGEMM for Intel(R) Architecture"}
 
 
-def test_the_fastest_peer_of_each_type_is_named(fakes, tmp_path, pages):
+def test_the_fastest_peer_of_each_type_is_named(fakes):
     """The peers of a type are compared with cpuopt in that type, and with each other only."""
     plan = replace(PLAN, peers=("torch-best",), rounds=2)
     ms = {"torch-eager": 900, "torch-compile": 800, "torch-amp": 500, "torch-bf16": 450}
@@ -293,10 +293,6 @@ def test_the_fastest_peer_of_each_type_is_named(fakes, tmp_path, pages):
     assert re.search(r"2x8 +bf16 +torch-bf16 +torch-amp, torch-bf16 +1\.12", text)
     assert re.search(r"torch-amp +9\.9 +AVX512 +215 +MKL SGEMM for Intel\(R\) Architecture", text)
     assert max(map(len, text.splitlines())) <= 80
-    page = pages.markdown(record)
-    assert "| 2x8 | bf16 | torch-bf16 | torch-amp, torch-bf16 | 1.12 [1.12, 1.12] |" in page
-    assert "| torch-amp | 9.9 | AVX512 | 215 | MKL SGEMM for Intel(R) Architecture |" in page
-    assert "% of peak" in page
 
 
 def test_peers_of_two_types_are_not_ranked_together(fakes):
@@ -341,7 +337,7 @@ def test_a_peer_that_this_machine_lacks_is_left_out_with_the_reason(fakes):
         measure(fakes("A"), lacks, plan=replace(plan, peers=("torch-compile",)))
 
 
-def test_a_suite_is_one_record_with_a_mean_over_all_models(fakes, tmp_path, pages):
+def test_a_suite_is_one_record_with_a_mean_over_all_models(fakes, tmp_path):
     rows = [replace(PLAN, model=m, sizes=(s,), rounds=2) for m, s in (("gpt2-tiny", (1, 8)), ("gpt2-nano", (2, 8)))]
     out, seen = tmp_path / "record.json", []
     view = View()
@@ -352,8 +348,6 @@ def test_a_suite_is_one_record_with_a_mean_over_all_models(fakes, tmp_path, page
     assert seen == [(r["model"], r["B"]) for r in record["results"]] == [("gpt2-tiny", 1), ("gpt2-nano", 2)]
     assert record["geometric_mean"]["torch-eager"]["median"] == pytest.approx(2)
     assert "gpt2-nano   2x8     400.0          800.0 2.00 [2.00, 2.00]     5.00 50 / 25" in shown(record)
-    assert "| gpt2-nano 2x8 | 400.0 | 800.0 | 2.00 [2.00, 2.00] | 5.00 |" in pages.markdown(record)
-    assert "| 50 / 25 |" in pages.markdown(record)
     sides["theirs"] = [fakes("B", "torch-eager", steps="die", bad_at=2)]
     failed = suite.run(rows, view, **sides)
     assert [bool(r["ratio"]) for r in failed["results"]] == [True, False]

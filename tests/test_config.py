@@ -88,7 +88,7 @@ def test_every_flag_is_a_setting_and_shows_its_default(capsys):
     verb.flags(p)
     args = p.parse_args([])
     own = {"config", "runs", "html", "json", "resume", "accept_changes", "trace"}
-    own |= {"ranks", "elastic", "oversubscribe"}
+    own |= {"dry_run", "ranks", "elastic", "oversubscribe"}
     assert set(vars(args)) == own
     text = " ".join(p.format_help().split())
     assert "SUPPRESS" not in text

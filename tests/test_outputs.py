@@ -30,12 +30,26 @@ COMMANDS = {
     ("inspect", "--html"): ["inspect", "gelu_forward", "vanilla", *KERNEL],
     ("ad", "--html"): ["ad", "gelu_forward", *KERNEL],
     ("new-kernel", "--out"): ["new-kernel", "gelu_forward", *KERNEL],
+    **{("sweep", f): ["sweep", "gelu_forward", "--over", "N=64", *KERNEL] for f in ("--html", "--csv", "--svg")},
     ("runs", "--html"): ["runs", "show", "it"],
     ("convert", "target"): ["convert", "model.bin"],
     ("data", "target"): ["data", "tokenize", "text.txt"],
 }
 """For each verb and output, the words before it."""
-READ = {"config", "source", "file", "init", "kernels", "model", "tokenizer", "data", "text", "resume"}
+READ = {
+    "config",
+    "source",
+    "file",
+    "init",
+    "adapter",
+    "base",
+    "kernels",
+    "model",
+    "tokenizer",
+    "data",
+    "text",
+    "resume",
+}
 """The flags that name what a command reads, beside which it may write."""
 READ_ALONE = {"choices", "state", "peer_python", "runs"}
 """Those of verbs that write to no place that a flag names, programs, and folders of records."""

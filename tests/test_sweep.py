@@ -228,7 +228,7 @@ def test_the_verb_measures_checks_and_keeps(tmp_path, monkeypatch, capsys):
     assert all(r["warm"]["ns"] > 0 and r["cold"]["of_roof"] > 0 for r in record["rows"])
     assert all((tmp_path / f).stat().st_size > 100 for f in ("s.csv", "s.svg", "s.html"))
     assert cli.main(["runs", "list"]) == 0
-    assert "residual_forward: mine, wrong over N=1500..4096, 1 thread" in capsys.readouterr().out
+    assert "residual_forward: mine, wrong over N=1500..4096, 1 thread" in " ".join(capsys.readouterr().out.split())
     assert cli.main(["runs", "show", "sweep", "--html", "again.html"]) == 0
     shown = capsys.readouterr().out
     assert "wrong: no figures, because it is wrong" in shown

@@ -227,7 +227,7 @@ def save(run: Path, engine: Engine, state: Mapping[str, Any], keep: int) -> Path
                 write_synced(part / MANIFEST, [json.dumps(manifest, indent=2).encode()])
                 stack.close()
                 ours = [p for p in _steps(folder) if p.name <= path.name]  # a later one is damaged, or of another run
-                best = best_step(state["val"]) if state["settings"]["keep_best"] else None
+                best = best_step(state["val"]) if state.get("settings", {}).get("keep_best") else None
                 for old in ours[keep:]:
                     if old.name != f"step-{best or 0:08d}":
                         discard(old)

@@ -24,9 +24,10 @@ BESIDE = (CONFIG, "generation_config.json", *KINDS, *COMPANIONS)
 def of(given: Mapping[str, Any]) -> Iterator[Path]:
     """Yield the files and folders that flags or settings name, by the names of these; some may be missing."""
     yield from PACKAGE.rglob("*")  # which runs
-    for name in ("config", "source", "file", "peer_python"):
+    for name in ("config", "source", "file", "peer_python", "base"):
         if given.get(name):
             yield Path(given[name])
+    yield from map(Path, given.get("adapter") or ())
     for file in given.get("kernels") or ():
         yield from _code(Path(file))
     if isinstance(model := given.get("model"), str):

@@ -50,6 +50,9 @@ class Tensors:
         """Give the parameters."""
         return self.p
 
+    def collect(self):
+        """Do nothing: no rank has other parameters."""
+
     def states(self):
         """Give the optimizer's states."""
         return {"adam_m": self.m, "adam_v": self.v}
