@@ -157,11 +157,11 @@ def text_of(args: argparse.Namespace, weights: Weights) -> tuple[Corpus | Chats,
             chat_format=args.chat_format,
         )
         part = args.split or ("all" if examples.fingerprint != weights.trained_on else "val")
-        rows = examples.rows(part)
-        if not rows:
+        asked = examples.of(part)
+        if not asked:
             raise UserError(f"--split {part}: {args.data} has no examples there; take --split all")
-        T = args.T or max(e.size for row in rows for e in row)
-        return examples, ChatBatches(rows, min(args.B, len(rows)), T, None, False, f"{args.data} ({part})")
+        T = args.T or max(e.size for e in asked)
+        return examples, ChatBatches(asked, min(args.B, len(asked)), T, None, f"{args.data} ({part})")
     text = load_corpus(args.data, vocab_size=c.vocab_size, T=1, B=1, tokenizer=tokenizer, needed=())
     named = args.data != "builtin" and args.data not in DATASETS and not held_out_beside(Path(args.data))
     split: Split = args.split or ("all" if named and text.fingerprint != weights.trained_on else "val")
