@@ -246,13 +246,18 @@ def test_wrong_tensors_of_an_adapter_are_refused(adapter, case):
         open_adapter(adapter, from_json(LLAMA.config()))
 
 
-def test_an_adapter_is_no_model_and_says_what_it_is(adapter, tmp_path):
+def test_an_adapter_is_no_model_and_says_what_it_is(adapter, tmp_path, capsys):
     with pytest.raises(UserError, match="is an adapter, which needs its base model"):
         open_weights(adapter)
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match=r"has no adapter_config\.json"):
         open_adapter(tmp_path / "empty", from_json(LLAMA.config()))
-    assert cli.main(["convert", str(adapter), str(tmp_path / "out"), "--merge"]) == 2  # it names no base
+    for source, base, error in (
+        (str(adapter), [], "names the base model None, which is not here; give it with --base"),
+        ("nowhere", ["--base", "x"], "there is no 'nowhere'"),
+    ):
+        assert cli.main(["convert", source, str(tmp_path / "out"), "--merge", *base]) == 2
+        assert error in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 

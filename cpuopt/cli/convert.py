@@ -96,9 +96,9 @@ def source_of(args: argparse.Namespace) -> tuple[Weights, Adapter | None]:
 
     if is_adapter(args.source) and args.merge:
         return merge(open_weights(args.base or named_base(args.source)), [args.source]), None
+    weights = open_weights(args.source)
     if args.base:
         raise UserError(f"--base {str(args.base)!r}: is for an adapter's directory and --merge")
-    weights = open_weights(args.source)
     adapter = newest(args.source).adapter if (args.source / FOLDER).is_dir() else None
     if args.merge and not adapter:
         raise UserError(f"--merge: {str(args.source)!r} has no adapter")
