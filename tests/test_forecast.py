@@ -50,6 +50,9 @@ def test_measured_steps_replace_the_roofs_and_validations_count():
     assert found.step_ms == 500
     assert found.validation_s == 5 * 3 * 0.5  # before the first step, and after each ten of forty
     assert found.seconds == 40 * 0.5 + 7.5
+    taken = [0.3] * 4 + [0.1] * 60
+    slow_start = iter([t for n, d in enumerate(taken) for t in (n, n + d)])
+    assert measured(planned, prepare(settings), clock=lambda: next(slow_start)).step_ms == pytest.approx(100)
     silent = measured(planned, prepare(Settings(**TINY, val_every=0)), clock=lambda: next(ticks))
     assert silent.validation_s == 0
 

@@ -21,8 +21,9 @@ from ..program.arena import gb
 from .job import Job, build_only, fusions, model_of, named, smaller
 from .settings import DTYPES, Settings
 
-MEASURED = 5
-"""Steps whose median is the time of a step; one more comes before, which is slower."""
+MEASURED, MEASURED_S = 5, 2.0
+"""The least number of steps that are measured, and the seconds for which they are; the median of the later half counts,
+because a process takes its first steps more slowly."""
 
 
 @dataclass(frozen=True)
@@ -106,8 +107,10 @@ def forecast(settings: Settings, roofs: Roofs) -> Forecast:
 def measured(planned: Forecast, job: Job, clock: Callable[[], float] = time.perf_counter) -> Forecast:
     """Take a few steps of a job, and replace the time at the roofs. The job's weights change."""
     s = job.settings
-    seconds = [job.take_step(clock=clock).seconds for _ in range(1 + MEASURED)][1:]
-    found = replace(planned, step_ms=median(seconds) * 1e3)
+    seconds: list[float] = []
+    while len(seconds) <= MEASURED or sum(seconds) < MEASURED_S:
+        seconds.append(job.take_step(clock=clock).seconds)
+    found = replace(planned, step_ms=median(seconds[len(seconds) // 2 :]) * 1e3)
     batches = job.corpus.batches("val", s.B, s.T)
     if not s.val_every or not len(batches):
         return found
