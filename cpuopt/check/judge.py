@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -432,7 +433,9 @@ def surroundings() -> dict[str, Any]:
         "working folder": os.getcwd(),
         "signal handlers": [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)],
     }
-    return found | {"threads": python_threads(), "cores or priorities": scheduling()}
+    if threading.current_thread() is threading.main_thread():  # beside another, as a rank, threads start that are not its
+        found["threads"] = python_threads()
+    return found | {"cores or priorities": scheduling()}
 
 
 def floating_point() -> list[float]:
@@ -446,8 +449,9 @@ SMALLEST, HALVES = np.array([2.0**-126, 2.0**-140], np.float32), np.array([0.5, 
 
 def require_surroundings(before: Mapping[str, Any]) -> None:
     """Raise if a kernel changed its process, as by another rounding mode."""
-    for what, now in surroundings().items():
-        known = before[what]
+    found = surroundings()
+    for what, known in before.items():
+        now = found.get(what, known)
         if now - known if isinstance(now, set) else now != known:
             raise BrokenKernelError(f"left its process with other {what} ({now} instead of {before[what]})")
 

@@ -15,17 +15,17 @@ from math import pi, sqrt
 
 import numpy as np
 
-from .declaration import HALF, N, Op, acc, inp, out
+from .declaration import HALF, N, Op, acc, inp, out, rounded
 
 SOURCE = 'Hendrycks and Gimpel 2016, section 2; torch.nn.functional.gelu(approximate="tanh")'
 
 
 def reference_forward(inp):
-    return {"out": 0.5 * inp * (1 + np.tanh(sqrt(2 / pi) * (inp + 0.044715 * inp * inp**2)))}
+    return {"out": 0.5 * inp * (1 + rounded(np.tanh(sqrt(2 / pi) * (inp + 0.044715 * inp * inp**2))))}
 
 
 def reference_backward(dout, inp):
-    t = np.tanh(sqrt(2 / pi) * (inp + 0.044715 * inp * inp**2))
+    t = rounded(np.tanh(sqrt(2 / pi) * (inp + 0.044715 * inp * inp**2)))
     du = sqrt(2 / pi) * (1 + 3 * 0.044715 * inp**2)
     return {"dinp": dout * (0.5 * (1 + t) + 0.5 * inp * (1 - t**2) * du)}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -28,7 +29,7 @@ from cpuopt.check.cases import (
     spread,
 )
 from cpuopt.check.check import check, check_all
-from cpuopt.check.judge import CheckResult
+from cpuopt.check.judge import CheckResult, expected
 from cpuopt.kernels.registry import KERNELS, Kernel, Scratch
 from cpuopt.ops.declaration import Dim, N, Op
 
@@ -421,6 +422,14 @@ def test_a_gradient_that_is_small_since_its_token_is_certain_is_judged(factor: f
         assert_fails(after(ops.classifier_backward, spoil), r"^dinp\[.*expected", CERTAIN, seed=seed, threads=(1,))
 
 
+@pytest.mark.parametrize(("op", "name"), [(ops.gelu_forward, "out"), (ops.gelu_backward, "dinp")])
+def test_a_gelu_alone_in_its_row_may_err_by_what_its_formula_cancels(op: Op, name: str) -> None:
+    """1 + tanh(u) loses all its digits far down, and no other element of the row tells how large they were."""
+    given = {a.name: np.full(1, -6.0, F32) for a in op.arrays}
+    wanted = expected(op, Case({"N": 1}), given, np.random.default_rng(0))
+    assert abs(wanted.values[name][0]) < 1e-6 < 1 < wanted.scale[name][0]
+
+
 # --- the check itself ----------------------------------------
 
 
@@ -574,6 +583,22 @@ def test_the_number_of_threads_is_kept() -> None:
         assert numba.get_num_threads() == 3
     finally:
         numba.set_num_threads(4)
+
+
+def test_threads_that_start_beside_a_check_are_not_the_kernels() -> None:
+    """Ranks may be threads of one process; in the main thread a kernel that starts one is found (corpus.py)."""
+    found: list[CheckResult] = []
+    ended = threading.Event()
+
+    def beside(a: Any) -> None:
+        threading.Thread(target=ended.wait, daemon=True).start()
+
+    mutant = after(ops.sumsq, beside)
+    rank = threading.Thread(target=lambda: found.append(check(mutant, {"N": 5}, threads=(1,))))
+    rank.start()
+    rank.join()
+    ended.set()
+    assert found[0].verdict == "PASS", str(found[0])
 
 
 def test_mutants_are_not_registered() -> None:
