@@ -433,7 +433,7 @@ def surroundings() -> dict[str, Any]:
         "working folder": os.getcwd(),
         "signal handlers": [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)],
     }
-    if threading.current_thread() is threading.main_thread():  # beside another, as a rank, threads start that are not its
+    if threading.current_thread() is threading.main_thread():  # else others start some, as ranks do
         found["threads"] = python_threads()
     return found | {"cores or priorities": scheduling()}
 
