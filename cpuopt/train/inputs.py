@@ -13,7 +13,7 @@ from ..data.tokenizers import COMPANIONS, KINDS, TOKENIZERS
 from ..errors import UserError
 from ..files.outputs import Output
 from ..models import CONFIG, is_own
-from ..weights import BINARY
+from ..weights.formats import target_format
 from . import checkpoint
 
 PACKAGE = Path(__file__).parents[1]
@@ -45,9 +45,9 @@ def of(given: Mapping[str, Any]) -> Iterator[Path]:
 
 def saved(flag: str, path: Path) -> list[Output]:
     """Return the places that weights and their tokenizer take."""
-    if path.suffix != BINARY:
-        return [Output(flag, path, whole=True)]
-    return [Output(flag, path), *(Output(flag, path.with_name(name)) for name in KINDS)]
+    target = target_format(path)
+    beside = [path.with_name(name) for name in KINDS] if target.beside else []
+    return [Output(flag, path, whole=not target.ending), *(Output(flag, place) for place in beside)]
 
 
 def _code(file: Path) -> Iterator[Path]:

@@ -6,16 +6,15 @@ import os
 from collections.abc import Mapping
 from math import inf
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 
 from ..data.tokenizers import tokenizer_files
 from ..errors import UserError
-from ..files import temporary, whole_directory, write_synced, write_whole
+from ..files import temporary
 from ..files.reading import read_file
-from ..models import CONFIG, Config, gpt2
-from . import huggingface, llama2c, llmc
+from ..models import Config
+from .formats import format_of, require_dtype, target_format
 from .peft import Adapter, is_adapter, merge, open_adapter, save_adapter
 from .tensors import NO_MARKS, Array, DType, Marks, Read, Weights, all_below
 
@@ -35,9 +34,6 @@ __all__ = [
     "usual_dtype",
 ]
 
-BINARY = ".bin"
-"""The ending of llm.c's files and of llama2.c's."""
-
 
 def open_weights(path: Path) -> Weights:
     """Find the format of a file or directory, and check it; the numbers are read later.
@@ -56,9 +52,7 @@ def open_weights(path: Path) -> Weights:
             f"{str(path)!r} is an adapter, which needs its base model: name that, and this with --adapter; "
             "'cpuopt convert --merge' makes one model of both"
         )
-    if path.is_dir() or path.name.endswith((".safetensors", ".index.json")):
-        return huggingface.open_model(path)
-    return llama2c.open_model(path) if llama2c.recognizes(path) else llmc.open_model(path)
+    return format_of(path).read(path)
 
 
 BF16_LIMIT = (2 - 2**-8) * 2.0**127
@@ -110,11 +104,9 @@ def check_target(path: Path, config: Config | None = None, tokenizer: str | None
         raise UserError(
             f"{str(path)!r}: expected a file ending in .bin (llm.c, llama2.c), or a directory (Hugging Face)"
         )
-    if config is not None:
-        _ = binary_format(config).require(config) if path.suffix == BINARY else config.to_transformers()
-    parent = path
+    target, parent = target_format(path, config), path
     try:
-        folder = path.is_dir() and not path.is_symlink() and path.suffix != BINARY and path.name not in ("", "..")
+        folder = path.is_dir() and not path.is_symlink() and not target.ending and path.name not in ("", "..")
         if os.path.lexists(path) and not (folder and not any(path.iterdir())):
             raise UserError(f"{str(path)!r} is there already; move it away or choose another name")
         parent = next(p for p in Path(os.path.abspath(path)).parents if p.exists())
@@ -123,7 +115,7 @@ def check_target(path: Path, config: Config | None = None, tokenizer: str | None
     except (OSError, ValueError) as e:  # a name with a NUL is a ValueError
         why = f" ({e.strerror})" if isinstance(e, OSError) else ""
         raise UserError(f"{str(path)!r}: nothing can be written to {str(parent)!r}{why}; choose another place") from e
-    if path.suffix == BINARY:
+    if target.beside:
         for name, content in tokenizer_files(tokenizer).items():
             if os.path.lexists(there := path.with_name(name)) and not _is(there, content):
                 raise UserError(f"{str(there)!r} is another tokenizer than the model's; choose another directory")
@@ -136,14 +128,9 @@ def _is(path: Path, content: bytes) -> bool:
         return False
 
 
-def binary_format(config: Config) -> ModuleType:
-    """Return the module for the file of a model whose name ends in ``.bin``."""
-    return llmc if isinstance(config, gpt2.Config) else llama2c
-
-
 def usual_dtype(path: Path, config: Config, dtype: DType) -> DType:
     """Return the type to write numbers in that are stored in another file: the same, if the new format has it."""
-    return "f32" if path.suffix == BINARY and binary_format(config) is llama2c else dtype
+    return dtype if dtype in target_format(path, config).dtypes else "f32"
 
 
 def save_weights(
@@ -173,24 +160,12 @@ def save_weights(
         If it cannot be written.
     """
     check_target(path, config, tokenizer)
-    beside = tokenizer_files(tokenizer)
+    target = target_format(path, config)
+    require_dtype(target, dtype)
 
     def checked(name: str) -> Array:
         array = read(name)
         require_finite(f"{str(path)!r} is not written: {name}", array, BF16_LIMIT if dtype == "bf16" else inf)
         return array
 
-    if path.suffix == BINARY:
-        write_whole(path, binary_format(config).model_parts(config, checked, dtype, padded_vocab))
-        for name, content in beside.items():
-            if not os.path.lexists(there := path.with_name(name)):
-                write_whole(there, [content])
-        return
-    try:
-        with whole_directory(path) as folder:
-            write_synced(folder / CONFIG, [huggingface.config_json(config, dtype, tokenizer, marks)])
-            write_synced(folder / huggingface.WEIGHTS, huggingface.weight_parts(config, checked, dtype))
-            for file, content in beside.items():
-                write_synced(folder / file, [content])
-    except OSError as e:
-        raise UserError(f"cannot write {str(path)!r}: {e.strerror or e}; free the place or choose another") from e
+    target.write(path, Weights(path, config, dtype, checked, tokenizer, padded_vocab, marks))

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..data.tokenizers import TOKENIZERS, tokenizer_beside
+from ..data.tokenizers import TOKENIZERS, tokenizer_beside, tokenizer_files
 from ..errors import UserError
-from ..files import Content
+from ..files import Content, whole_directory, write_synced
 from ..models import CONFIG, Config, read_config, read_object
 from ..ops.storage import WIDE
 from .tensors import FLOATS, NO_MARKS, Array, DType, Marks, Read, TensorFile, Weights, file_parts, naturals
@@ -62,6 +62,11 @@ NAMES = {
     **dict.fromkeys(("llama", "qwen2", "qwen3"), LLAMA),
 }
 """The differences of each model whose files differ."""
+
+
+def recognizes(path: Path) -> bool:
+    """Return whether a path is a directory, or a file in one that has a model's name."""
+    return path.is_dir() or path.name.endswith((".safetensors", ".index.json"))
 
 
 def open_model(path: Path) -> Weights:
@@ -191,3 +196,23 @@ def weight_parts(config: Config, read: Read, dtype: DType) -> Iterator[Content]:
 
     there = {f"{names.prefix}{name}": shape[::-1] if turned(name) else shape for name, shape in shapes.items()}
     return file_parts(there, stored, dtype)
+
+
+def write(path: Path, weights: Weights) -> None:
+    """Write a directory, with the files of the tokenizer.
+
+    Raises
+    ------
+    UserError
+        If it cannot be written.
+    """
+    config, dtype, tokenizer = weights.config, weights.dtype, weights.tokenizer
+    beside = tokenizer_files(tokenizer)
+    try:
+        with whole_directory(path) as folder:
+            write_synced(folder / CONFIG, [config_json(config, dtype, tokenizer, weights.marks)])
+            write_synced(folder / WEIGHTS, weight_parts(config, weights.read, dtype))
+            for file, content in beside.items():
+                write_synced(folder / file, [content])
+    except OSError as e:
+        raise UserError(f"cannot write {str(path)!r}: {e.strerror or e}; free the place or choose another") from e

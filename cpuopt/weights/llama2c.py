@@ -168,16 +168,14 @@ def require(config: models.Config) -> Config:
 
 
 def model_parts(config: models.Config, read: Read, dtype: DType, padded_vocab: int | None = None) -> Iterator[Content]:
-    """Yield the parts of a model file of version 0, whose vocabulary is not padded.
+    """Yield the parts of a model file of version 0: float32, and a vocabulary that is not padded.
 
     Raises
     ------
     UserError
-        For a model that ``run.c`` would compute otherwise, and for another type of numbers.
+        For a model that ``run.c`` would compute otherwise.
     """
     c = require(config)
-    if dtype != "f32":
-        raise UserError(f"llama2.c's file holds float32; got {dtype}; leave --dtype out, or name a directory")
     vocabulary = c.vocab_size if c.tie_word_embeddings else -c.vocab_size
     sizes = (c.hidden_size, c.intermediate_size, c.num_hidden_layers, c.num_attention_heads, c.num_key_value_heads)
     yield struct.pack("<7i", *sizes, vocabulary, c.max_position_embeddings)

@@ -1,0 +1,110 @@
+"""The formats of models, in one list: how a file's is recognized, and which one a target's name stands for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+from ..data.tokenizers import tokenizer_files
+from ..errors import UserError
+from ..files import write_whole
+from ..models import Config
+from ..ops.storage import WIDE
+from . import huggingface, llama2c, llmc
+from .tensors import DType, Weights
+
+
+@dataclass(frozen=True)
+class FileFormat:
+    """How models lie in files.
+
+    Attributes
+    ----------
+    name : in messages.
+    ending : that of a target's name; ``""`` for a directory, whose name may end in anything else.
+    models : the models that it is chosen for, if another format has the same ending.
+    dtypes : the types of numbers that it can hold.
+    recognizes : function that tells whether a path is of this format.
+    read : function that checks a path, and finds what it holds; it raises a `UserError` for what is damaged.
+    require : function that raises a `UserError` for a model that the format cannot hold.
+    write : function that writes weights, whole or not at all. Their path is that of the source.
+    beside : whether the tokenizer's files come beside a target that is a file.
+    """
+
+    name: str
+    ending: str
+    models: tuple[str, ...]
+    dtypes: tuple[DType, ...]
+    recognizes: Callable[[Path], bool]
+    read: Callable[[Path], Weights]
+    require: Callable[[Config], object]
+    write: Callable[[Path, Weights], None]
+    beside: bool = False
+
+
+def _binary(module: ModuleType) -> Callable[[Path, Weights], None]:
+    """Return the function that writes a file of a module, and the tokenizer's files beside it."""
+
+    def write(path: Path, weights: Weights) -> None:
+        beside = tokenizer_files(weights.tokenizer)
+        write_whole(path, module.model_parts(weights.config, weights.read, weights.dtype, weights.padded_vocab))
+        for name, content in beside.items():
+            if not os.path.lexists(there := path.with_name(name)):
+                write_whole(there, [content])
+
+    return write
+
+
+HUGGING_FACE = FileFormat(
+    *("a Hugging Face directory", "", (), ("f32", "bf16")),
+    *(huggingface.recognizes, huggingface.open_model, Config.to_transformers, huggingface.write),
+)
+LLAMA2C = FileFormat(
+    *("llama2.c's file", ".bin", ("llama",), ("f32",)),
+    *(llama2c.recognizes, llama2c.open_model, llama2c.require, _binary(llama2c)),
+    beside=True,
+)
+LLMC = FileFormat(
+    *("llm.c's file", ".bin", ("gpt2",), ("f32", "bf16")),
+    *(lambda path: True, llmc.open_model, llmc.require, _binary(llmc)),  # its errors tell what else a file is
+    beside=True,
+)
+FORMATS = (HUGGING_FACE, LLAMA2C, LLMC)
+"""In the order in which a path is tried."""
+
+
+def format_of(path: Path) -> FileFormat:
+    """Return the format of a file or a directory that is there."""
+    return next(f for f in FORMATS if f.recognizes(path))
+
+
+def target_format(path: Path, config: Config | None = None) -> FileFormat:
+    """Return the format that a target's name stands for; of several, the one for a model.
+
+    Raises
+    ------
+    UserError
+        If it cannot hold the model.
+    """
+    fitting = [f for f in FORMATS if f.ending and f.ending == path.suffix] or [HUGGING_FACE]
+    if config is None:
+        return fitting[0]
+    found = next((f for f in fitting if config.model in f.models), fitting[0])
+    found.require(config)
+    return found
+
+
+def require_dtype(found: FileFormat, dtype: DType) -> None:
+    """Refuse a type of numbers that a format cannot hold.
+
+    Raises
+    ------
+    UserError
+        Naming the types that it can.
+    """
+    if dtype not in found.dtypes:
+        known = ", ".join(found.dtypes).replace("f32", WIDE)
+        raise UserError(f"{found.name} holds {known}; got {dtype}; leave --dtype out, or name a directory")
