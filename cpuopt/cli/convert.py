@@ -25,7 +25,7 @@ from ..wording import count, parameters
 if TYPE_CHECKING:
     from ..weights import Adapter, Weights
 
-SHORT = {"float32": "f32"}
+SHORT = {"float32": "f32", "float16": "f16"}
 """The words of ``--dtype`` that files have another one for; earlier versions took that one alone."""
 
 
@@ -51,7 +51,9 @@ def flags(p: argparse.ArgumentParser) -> None:
     )
     settings.flags(p, "tokenizer")
     p.add_argument(
-        "--dtype", choices=["float32", "bf16", "f32"], help="Write numbers of this type. Default: that of the source."
+        "--dtype",
+        choices=["float32", "float16", "bf16", "q8_0", "f32"],
+        help="Write numbers of this type; q8_0 is for GGUF. Default: the type of the source, if the target has it.",
     )
 
 

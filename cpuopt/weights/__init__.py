@@ -16,7 +16,7 @@ from ..files.reading import read_file
 from ..models import Config
 from .formats import format_of, require_dtype, target_format
 from .peft import Adapter, is_adapter, merge, open_adapter, save_adapter
-from .tensors import NO_MARKS, Array, DType, Marks, Read, Weights, all_below
+from .tensors import LIMITS, NO_MARKS, Array, DType, Marks, Read, Weights, all_below
 
 __all__ = [
     "NO_MARKS",
@@ -53,10 +53,6 @@ def open_weights(path: Path) -> Weights:
             "'cpuopt convert --merge' makes one model of both"
         )
     return format_of(path).read(path)
-
-
-BF16_LIMIT = (2 - 2**-8) * 2.0**127
-"""Numbers from here on become infinite as bfloat16."""
 
 
 def copy_into(parameters: Mapping[str, Array], weights: Weights) -> None:
@@ -165,7 +161,7 @@ def save_weights(
 
     def checked(name: str) -> Array:
         array = read(name)
-        require_finite(f"{str(path)!r} is not written: {name}", array, BF16_LIMIT if dtype == "bf16" else inf)
+        require_finite(f"{str(path)!r} is not written: {name}", array, LIMITS[dtype])
         return array
 
     target.write(path, Weights(path, config, dtype, checked, tokenizer, padded_vocab, marks))

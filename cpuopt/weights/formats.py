@@ -11,9 +11,10 @@ from types import ModuleType
 from ..data.tokenizers import tokenizer_files
 from ..errors import UserError
 from ..files import write_whole
+from ..files.gguf import ENDING
 from ..models import Config
 from ..ops.storage import WIDE
-from . import huggingface, llama2c, llmc
+from . import gguf, huggingface, llama2c, llmc
 from .tensors import DType, Weights
 
 
@@ -59,8 +60,12 @@ def _binary(module: ModuleType) -> Callable[[Path, Weights], None]:
 
 
 HUGGING_FACE = FileFormat(
-    *("a Hugging Face directory", "", (), ("f32", "bf16")),
+    *("a Hugging Face directory", "", (), ("f32", "f16", "bf16")),
     *(huggingface.recognizes, huggingface.open_model, Config.to_transformers, huggingface.write),
+)
+GGUF = FileFormat(
+    *("GGUF", ENDING, (), ("f32", "f16", "bf16", "q8_0")),
+    *(gguf.recognizes, gguf.open_model, gguf.require, gguf.write),
 )
 LLAMA2C = FileFormat(
     *("llama2.c's file", ".bin", ("llama",), ("f32",)),
@@ -72,7 +77,7 @@ LLMC = FileFormat(
     *(lambda path: True, llmc.open_model, llmc.require, _binary(llmc)),  # its errors tell what else a file is
     beside=True,
 )
-FORMATS = (HUGGING_FACE, LLAMA2C, LLMC)
+FORMATS = (HUGGING_FACE, GGUF, LLAMA2C, LLMC)
 """In the order in which a path is tried."""
 
 

@@ -121,8 +121,9 @@ def open_model(path: Path) -> Weights:
         x = file.read(there)
         return x.T if names.transposed.fullmatch(name) else x
 
-    bf16 = all(file.tensors[there].dtype == "BF16" for file, there in places.values())
-    return Weights(path, config, "bf16" if bf16 else "f32", read, tokenizer, marks=marks)
+    kinds = {file.tensors[there].dtype for file, there in places.values()}
+    dtype: DType = "bf16" if kinds == {"BF16"} else "f16" if kinds == {"F16"} else "f32"
+    return Weights(path, config, dtype, read, tokenizer, marks=marks)
 
 
 def _same(a: tuple[TensorFile, str], b: tuple[TensorFile, str]) -> bool:
@@ -169,7 +170,7 @@ def _shards(index: Path) -> list[TensorFile]:
 
 def config_json(config: Config, dtype: DType, tokenizer: str | None = None, marks: Marks = NO_MARKS) -> bytes:
     """Return the content of ``config.json`` for a model."""
-    stored = "bfloat16" if dtype == "bf16" else WIDE
+    stored = {"bf16": "bfloat16", "f16": "float16"}.get(dtype, WIDE)
     ends = {"bos_token_id": marks.bos, "eos_token_id": marks.eos[0] if len(marks.eos) == 1 else list(marks.eos) or None}
     return json.dumps(
         {

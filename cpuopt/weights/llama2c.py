@@ -143,12 +143,12 @@ def turned(name: str) -> bool:
 
 def halves(x: Array, head_dim: int) -> Array:
     """Sort the rows of each head: pairs (2i, 2i + 1) become (i, i + half)."""
-    return x.reshape(-1, head_dim // 2, 2, x.shape[1]).swapaxes(1, 2).reshape(x.shape)
+    return x.reshape(-1, head_dim // 2, 2, *x.shape[1:]).swapaxes(1, 2).reshape(x.shape)
 
 
 def pairs(x: Array, head_dim: int) -> Array:
     """Sort the rows of each head back: (i, i + half) become (2i, 2i + 1)."""
-    return x.reshape(-1, 2, head_dim // 2, x.shape[1]).swapaxes(1, 2).reshape(x.shape)
+    return x.reshape(-1, 2, head_dim // 2, *x.shape[1:]).swapaxes(1, 2).reshape(x.shape)
 
 
 def require(config: models.Config) -> Config:

@@ -30,9 +30,11 @@ from ..ops.declaration import Shape
 Array = np.ndarray[Any, Any]
 Read = Callable[[str], Array]
 """A function from a tensor's name to the tensor, as float32."""
-DType = Literal["f32", "bf16"]
-STORED: dict[DType, tuple[int, str]] = {"f32": (4, "<f4"), "bf16": (2, "<u2")}
-"""Bytes of a number of each dtype."""
+DType = Literal["f32", "f16", "bf16", "q8_0"]
+STORED: dict[DType, tuple[int, str]] = {"f32": (4, "<f4"), "f16": (2, "<f2"), "bf16": (2, "<u2")}
+"""Bytes of a number of each dtype that has no blocks."""
+LIMITS: dict[DType, float] = {"f32": inf, "f16": 65520.0, "bf16": (2 - 2**-8) * 2.0**127, "q8_0": 65520.0}
+"""Numbers from here on become infinite; in Q8_0, those of rows that are stored as float16."""
 
 NAME = re.compile(r"[A-Za-z0-9_./-]{1,200}")
 HEADER_LIMIT = 1 << 22
@@ -202,7 +204,9 @@ def to_bf16(x: Array) -> Array:
 
 def content_of(x: Array, dtype: DType) -> Content:
     """Return the bytes of an array in the format of a file."""
-    return (to_bf16(x).astype("<u2", copy=False) if dtype == "bf16" else np.ascontiguousarray(x, "<f4")).data
+    if dtype == "bf16":
+        return to_bf16(x).astype("<u2", copy=False).data
+    return np.ascontiguousarray(x, STORED[dtype][1]).data
 
 
 def file_parts(shapes: Mapping[str, Shape], read: Read, dtype: DType = "f32") -> Iterator[Content]:

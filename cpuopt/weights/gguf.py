@@ -1,0 +1,406 @@
+"""Models in GGUF, the file of llama.cpp: sizes, tensors and tokenizer in one.
+
+Each architecture is a table: what a size and a tensor are called here and there. A matrix lies (out, in) in the file.
+The rows of q and k change places for ``llama``, whose channels rotate in pairs (2i, 2i + 1) there and (i, i + half)
+here. A tied head is left out, and the scaling of Llama 3's positions is a tensor with the divisor of each frequency.
+Matrices have the type of the file; vectors, and GPT-2's positions, are float32 whatever the type.
+
+The numbers of quantized blocks come from the package ``gguf``, both ways.
+
+Source: llama.cpp, ``convert_hf_to_gguf.py``, ``gguf-py/gguf/tensor_mapping.py`` and ``src/llama-model.cpp``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..data.tokenizers import TOKENIZERS
+from ..errors import UserError
+from ..files import Content, write_whole
+from ..files.gguf import STORED, Gguf, header, is_gguf, padded
+from ..files.reading import open_file
+from ..models import Config, model_type
+from ..ops.declaration import Shape
+from ..ops.storage import WIDE
+from .llama2c import halves, pairs
+from .tensors import FLOATS, Array, DType, Marks, Weights, content_of, from_bf16, read_floats, to_bf16
+
+BLOCK = "blk.*."
+LLAMA_LAYER = "model.layers.*."
+LLAMA_TENSORS = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    **{f"{LLAMA_LAYER}self_attn.{x}_proj": f"{BLOCK}attn_{x}" for x in "qkv"},
+    **{f"{LLAMA_LAYER}self_attn.{x}_norm": f"{BLOCK}attn_{x}_norm" for x in "qk"},
+    **{f"{LLAMA_LAYER}mlp.{x}_proj": f"{BLOCK}ffn_{x}" for x in ("gate", "up", "down")},
+    f"{LLAMA_LAYER}self_attn.o_proj": f"{BLOCK}attn_output",
+    f"{LLAMA_LAYER}input_layernorm": f"{BLOCK}attn_norm",
+    f"{LLAMA_LAYER}post_attention_layernorm": f"{BLOCK}ffn_norm",
+}
+LLAMA_SIZES = {
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "block_count": "num_hidden_layers",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "rope.freq_base": "rope_theta",
+}
+GPT2_TENSORS = {
+    "wte": "token_embd",
+    "wpe": "position_embd",
+    "ln_f": "output_norm",
+    "lm_head": "output",
+    "h.*.ln_1": f"{BLOCK}attn_norm",
+    "h.*.attn.c_attn": f"{BLOCK}attn_qkv",
+    "h.*.attn.c_proj": f"{BLOCK}attn_output",
+    "h.*.ln_2": f"{BLOCK}ffn_norm",
+    "h.*.mlp.c_fc": f"{BLOCK}ffn_up",
+    "h.*.mlp.c_proj": f"{BLOCK}ffn_down",
+}
+GPT2_SIZES = {
+    "context_length": "n_positions",
+    "embedding_length": "n_embd",
+    "block_count": "n_layer",
+    "feed_forward_length": "n_inner",
+    "attention.head_count": "n_head",
+    "attention.layer_norm_epsilon": "layer_norm_epsilon",
+}
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """What a model's tensors and sizes are called.
+
+    Attributes
+    ----------
+    tensors : names there by those here, without ``.weight`` and ``.bias``; a star is the number of a layer.
+    sizes : keys of ``config.json`` by those there, which the architecture's name precedes.
+    rotated : the tensors here whose rows change places.
+    """
+
+    tensors: Mapping[str, str]
+    sizes: Mapping[str, str]
+    rotated: re.Pattern[str] = re.compile(r"(?!)")
+
+
+ARCHITECTURES = {
+    "llama": Architecture(LLAMA_TENSORS, LLAMA_SIZES, re.compile(r".*\.[qk]_proj\.(weight|bias)")),
+    **dict.fromkeys(("qwen2", "qwen3"), Architecture(LLAMA_TENSORS, LLAMA_SIZES)),
+    "gpt2": Architecture(GPT2_TENSORS, GPT2_SIZES),
+}
+"""By the name of the architecture, which is that of the model."""
+FACTORS = "rope_freqs.weight"
+"""The tensor of Llama 3's positions."""
+LLAMA3 = {
+    "factor": "rope.scaling.factor",
+    "original_max_position_embeddings": "rope.scaling.original_context_length",
+    "low_freq_factor": "rope.scaling.low_freq_factor",
+    "high_freq_factor": "rope.scaling.high_freq_factor",
+}
+"""The keys of its numbers. llama.cpp reads the tensor alone, so files of others lack some of them."""
+USUAL_LLAMA3 = {"original_max_position_embeddings": 8192, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+IGNORED = re.compile(
+    r"vocab_size|rope\.(dimension_count|scaling\..*|freq_base_swa)|attention\.(value_length|key_length_swa|value_length_swa)"
+    r"|tensor_data_layout|use_parallel_residual"
+)
+"""The keys of an architecture that are read elsewhere, or change nothing. Others must be 0 or false."""
+OPTIONAL = ("attention.key_length", "attention.head_count_kv", "rope.freq_base")
+TOKENIZER = "cpuopt.tokenizer"
+"""The key of a tokenizer that has a name."""
+TYPES: Mapping[DType, str] = {"f32": "F32", "f16": "F16", "bf16": "BF16", "q8_0": "Q8_0"}
+FILE_TYPES: Mapping[DType, int] = {"f32": 0, "f16": 1, "q8_0": 7, "bf16": 32}
+UNROUNDED = re.compile(r"position_embd\..*|rope_freqs\..*")
+"""Tensors that are float32 whatever the type of the file."""
+
+
+def blocks() -> Any:
+    """Return the module of the package ``gguf`` that turns blocks into numbers, and back."""
+    try:
+        from gguf import quants
+    except ModuleNotFoundError:
+        raise UserError(
+            "quantized numbers of GGUF need the package gguf, which is not installed; pip install 'cpuopt[gguf]' (in a "
+            "clone: pip install -e '.[gguf]')"
+        ) from None
+    return quants
+
+
+recognizes = is_gguf
+
+
+def open_model(path: Path) -> Weights:
+    """Check a file.
+
+    Raises
+    ------
+    UserError
+        If header, sizes and tensors do not agree, or cpuopt does not compute the model.
+    """
+    file = Gguf(path)
+    name = file.metadata.get("general.architecture")
+    if not isinstance(name, str) or name not in ARCHITECTURES:
+        known = ", ".join(ARCHITECTURES)
+        raise UserError(f"{str(path)!r} has the architecture {repr(name)[:60]}; expected one of {known}")
+    if (parts := file.metadata.get("split.count", 1)) != 1:
+        raise UserError(f"{str(path)!r} is one of {parts} files of a model; join them with llama-gguf-split --merge")
+    if any(place.dtype not in FLOATS for place in file.tensors.values()):
+        blocks()
+    there = ARCHITECTURES[name]
+    try:
+        config = model_type(name).from_transformers(_given(file, name))
+    except UserError as e:
+        raise UserError(f"{str(path)!r}: {str(e)[:200]}") from e
+    shapes = config.shapes()
+    names = {here: _name(here, there) for here in shapes}
+    surplus = file.tensors.keys() - names.values() - {FACTORS}
+    head, embedding = (_name(f"{layer}.weight", there) for layer in ("lm_head", next(iter(there.tensors))))
+    if head in surplus and _same(file, head, embedding):
+        surplus.remove(head)
+    missing = names.values() - file.tensors.keys()
+    if missing or surplus:
+        parts = [f"lacks {sorted(missing)[0]!r} and {len(missing) - 1} more"] if missing else []
+        parts += [f"has {sorted(surplus)[0]!r} and {len(surplus) - 1} more"] if surplus else []
+        raise UserError(f"{str(path)!r} {' and '.join(parts)}; expected a {name} of the sizes in its metadata")
+    for here, want in shapes.items():
+        if (got := file.tensors[names[here]].shape) != want:
+            raise file.wrong(
+                f"tensor {names[here]!r} has the shape {got}; expected {want} for the sizes in its metadata"
+            )
+    _check_positions(file, config)
+
+    def read(here: str) -> Array:
+        x = _numbers(file, names[here])
+        return halves(x, _head_size(config)) if there.rotated.fullmatch(here) else x
+
+    return Weights(path, config, _dtype(file, names.values()), read, _tokenizer(file), marks=_marks(file, config))
+
+
+def _name(here: str, there: Architecture) -> str:
+    """Return a tensor's name in a file."""
+    stem, _, kind = here.rpartition(".")
+    layer = next((part for part in stem.split(".") if part.isdigit()), "")
+    starred = re.sub(r"\.\d+\.", ".*.", stem, count=1)
+    return f"{there.tensors[starred].replace('*', layer)}.{kind}"
+
+
+def _head_size(config: Config) -> int:
+    return config.cache_sizes["HS"]
+
+
+def _given(file: Gguf, name: str) -> dict[str, Any]:
+    """Return the content of a ``config.json`` for a file's metadata."""
+    there = ARCHITECTURES[name]
+    own = {k.removeprefix(f"{name}."): x for k, x in file.metadata.items() if k.startswith(f"{name}.")}
+    for key, x in own.items():
+        if key not in there.sizes and not IGNORED.fullmatch(key) and not (type(x) in (int, float, bool) and not x):
+            raise UserError(f"{name}.{key} is {str(x)[:60]}, which cpuopt does not compute")
+        if not isinstance(x, int | float | str):
+            raise UserError(f"{name}.{key} is a list; cpuopt has one number for all layers")
+    if lacking := [key for key in there.sizes if key not in own and key not in OPTIONAL]:
+        raise UserError(f"the metadata lack {name}.{lacking[0]}")
+    embedding = file.tensors.get("token_embd.weight")
+    if embedding is None:
+        raise UserError("there is no tensor 'token_embd.weight'")
+    rows = embedding.shape[0]
+    if own.get("vocab_size", rows) != rows:
+        raise UserError(f"{name}.vocab_size is {str(own['vocab_size'])[:60]}; 'token_embd.weight' has {rows} rows")
+    if isinstance(layers := own["block_count"], int) and layers > len(file.tensors):
+        raise UserError(f"{name}.block_count is {layers}; there are {len(file.tensors)} tensors")
+    given = {here: _short(own[key]) for key, here in there.sizes.items() if key in own}
+    given |= {"model_type": name, "vocab_size": rows}
+    if name == "gpt2":
+        return given
+    channels = given.get("head_dim", own.get("rope.dimension_count"))
+    for key in ("rope.dimension_count", "attention.value_length"):
+        if own.get(key, channels) != channels:
+            raise UserError(f"{name}.{key} is {str(own[key])[:60]}; expected {channels}, the channels of a head")
+    return (
+        {"num_key_value_heads": None}
+        | given
+        | {
+            "head_dim": channels,
+            "tie_word_embeddings": "output.weight" not in file.tensors,
+            "attention_bias": "blk.0.attn_q.bias" in file.tensors,
+            "rope_parameters": _rope(file, own),
+        }
+    )
+
+
+def _short(x: Any) -> Any:
+    """Return a float32 as the shortest number that it can stand for: 1e-05, not 9.99999974e-06."""
+    return float(str(np.dtype(WIDE).type(x))) if isinstance(x, float) else x
+
+
+def _rope(file: Gguf, own: Mapping[str, Any]) -> dict[str, Any]:
+    """Read the scaling of positions from the metadata of an architecture."""
+    kind, theta = own.get("rope.scaling.type", "none"), _short(own.get("rope.freq_base", 10000.0))
+    if FACTORS in file.tensors:
+        numbers = {key: _short(own[there]) for key, there in LLAMA3.items() if there in own}
+        factor = float(_numbers(file, FACTORS).max())
+        return {"rope_type": "llama3", "rope_theta": theta, "factor": factor} | USUAL_LLAMA3 | numbers
+    if kind == "linear":
+        return {"rope_type": kind, "rope_theta": theta, "factor": _short(own.get("rope.scaling.factor"))}
+    return {"rope_type": "default" if kind == "none" else kind, "rope_theta": theta}
+
+
+def _divisors(config: Any) -> Array:
+    """Return what divides the frequency of each pair of channels (head_dim / 2,)."""
+    C = config.head_dim
+    frequencies = (config.rope_theta ** -(np.arange(0, C, 2) / C)).astype(WIDE)
+    divisors: Array = (frequencies / config.scaled(frequencies)).astype(WIDE)
+    return divisors
+
+
+def _check_positions(file: Gguf, config: Any) -> None:
+    """Refuse a scaling of positions whose numbers do not give the tensor that llama.cpp reads."""
+    if FACTORS in file.tensors:
+        want, got = _divisors(config), _numbers(file, FACTORS)
+        if got.shape != want.shape or not np.allclose(got, want, rtol=1e-4, atol=0):
+            raise file.wrong(f"tensor {FACTORS!r} is no scaling of Llama 3 with the numbers in its metadata")
+
+
+def _numbers(file: Gguf, name: str) -> Array:
+    """Read a tensor as float32, as it lies in the file.
+
+    Raises
+    ------
+    UserError
+        Where the file has shrunk, or the package ``gguf`` is missing that a quantized tensor needs.
+    """
+    place = file.tensors[name]
+    if place.dtype in FLOATS:
+        return read_floats(file.path, FLOATS[place.dtype], place.shape, place.start)
+    quants = blocks()
+    try:
+        with open_file(file.path) as opened:
+            opened.seek(place.start)
+            raw = np.fromfile(opened, np.uint8, place.size)
+    except OSError as e:
+        raise UserError(f"cannot read {str(file.path)!r}: {e.strerror or e}") from e
+    if raw.size != place.size:
+        raise UserError(f"{str(file.path)!r} ended while it was read: another program changed it; try again")
+    rows = raw.reshape(*place.shape[:-1], -1)
+    with np.errstate(all="ignore"):  # a scale that is not finite makes numbers that are not, which are refused
+        found: Array = quants.dequantize(rows, quants.GGMLQuantizationType(STORED[place.dtype][0]))
+    return found
+
+
+def _same(file: Gguf, a: str, b: str) -> bool:
+    return file.tensors[a].shape == file.tensors[b].shape and bool((_numbers(file, a) == _numbers(file, b)).all())
+
+
+def _dtype(file: Gguf, names: Any) -> DType:
+    """Return the narrowest type that has every number of a file; float32 for blocks other than those of Q8_0."""
+    found = {name: file.tensors[name] for name in names}
+    kinds = {place.dtype for name, place in found.items() if len(place.shape) > 1 and not UNROUNDED.fullmatch(name)}
+    dtype: DType = next((d for d, kind in TYPES.items() if kinds == {kind}), "f32")
+    if dtype in ("f16", "bf16"):
+        for name, place in found.items():
+            x = _numbers(file, name) if place.dtype == "F32" else None
+            if x is not None and not (x == _rounded(x, dtype)).all():
+                return "f32"
+    return dtype
+
+
+def _rounded(x: Array, dtype: DType) -> Array:
+    if dtype == "bf16":
+        return from_bf16(to_bf16(x))
+    with np.errstate(over="ignore"):
+        return x.astype(np.float16).astype(WIDE)
+
+
+def _marks(file: Gguf, config: Config) -> Marks:
+    """Return the ids that begin and end a text."""
+    ids = {}
+    for what in ("bos", "eos", "eot", "eom"):
+        key = f"tokenizer.ggml.{what}_token_id"
+        if (i := file.metadata.get(key)) is not None:
+            if type(i) is not int or not 0 <= i < config.vocab_size:
+                raise file.wrong(f"{key} is {str(i)[:60]}; expected an id below {config.vocab_size}")
+            ids[what] = i
+    ends = (ids[what] for what in ("eos", "eot", "eom") if what in ids)
+    return Marks(ids.get("bos"), tuple(dict.fromkeys(ends)))
+
+
+def _tokenizer(file: Gguf) -> str | None:
+    """Return the name of a file's tokenizer; the file itself if it holds one; or None."""
+    if (name := file.metadata.get(TOKENIZER)) in TOKENIZERS:
+        return str(name)
+    return None
+
+
+def require(config: Config) -> Architecture:
+    """Return the names of a model's tensors and sizes; raise a `UserError` for a model that llama.cpp does not have."""
+    if config.model not in ARCHITECTURES:
+        raise UserError(f"GGUF has no architecture for the model {config.title}; name a directory")
+    return ARCHITECTURES[config.model]
+
+
+def metadata_of(config: Config, dtype: DType) -> dict[str, Any]:
+    """Return the metadata of a model, without the tokenizer."""
+    name, there, given = config.model, require(config), config.to_transformers()
+    about: dict[str, Any] = {"general.architecture": name, "general.type": "model"}
+    about |= {"general.file_type": FILE_TYPES[dtype]} | ({"general.quantization_version": 2} if dtype == "q8_0" else {})
+    own = {key: given[here] for key, here in there.sizes.items() if here in given} | {"vocab_size": config.vocab_size}
+    if name == "gpt2":
+        own |= {"feed_forward_length": 4 * given["n_embd"]}
+    else:
+        rope = given["rope_parameters"]
+        own |= {"rope.freq_base": rope["rope_theta"], "rope.dimension_count": given["head_dim"]}
+        own |= {"attention.value_length": given["head_dim"]}
+        if rope["rope_type"] == "linear":
+            own |= {"rope.scaling.type": "linear", "rope.scaling.factor": rope["factor"]}
+        if rope["rope_type"] == "llama3":
+            own |= {there: rope[key] for key, there in LLAMA3.items()}
+    floats = {key for key, x in own.items() if type(x) is float or key.endswith(("_epsilon", "factor", "freq_base"))}
+    return about | {f"{name}.{key}": float(x) if key in floats else x for key, x in own.items()}
+
+
+def write(path: Path, weights: Weights) -> None:
+    """Write a file, whole or not at all.
+
+    Raises
+    ------
+    UserError
+        If it cannot be written, or the package ``gguf`` is missing that blocks need.
+    """
+    config, dtype, there = weights.config, weights.dtype, require(weights.config)
+    quants = blocks() if dtype == "q8_0" else None
+    made: dict[str, Array] = {}
+    if getattr(config, "rope_type", "") == "llama3":
+        made[FACTORS] = _divisors(config)
+    shapes: dict[str, Shape] = {name: x.shape for name, x in made.items()}
+    here = {_name(name, there): name for name in config.shapes()}
+    shapes |= {_name(name, there): shape for name, shape in config.shapes().items()}
+    kinds = {name: _kind(name, shape, dtype) for name, shape in shapes.items()}
+
+    def numbers() -> Iterator[Content]:
+        for name, kind in kinds.items():
+            x = made[name] if name in made else weights.read(here[name])
+            if there.rotated.fullmatch(here.get(name, "")):
+                x = pairs(x, _head_size(config))
+            if quants and kind == "q8_0":
+                yield quants.quantize(np.ascontiguousarray(x), quants.GGMLQuantizationType.Q8_0).data
+            else:
+                yield content_of(x, kind)
+
+    about = metadata_of(config, dtype)
+    stored = {name: (TYPES[kind], shapes[name]) for name, kind in kinds.items()}
+    write_whole(path, (part for parts in ([header(about, stored)], padded(numbers())) for part in parts))
+
+
+def _kind(name: str, shape: Shape, dtype: DType) -> DType:
+    """Return the type of a tensor in a file of a type; rows that fill no blocks are float16, as llama.cpp has them."""
+    if len(shape) == 1 or UNROUNDED.fullmatch(name):
+        return "f32"
+    return "f16" if dtype == "q8_0" and shape[-1] % STORED["Q8_0"][1] else dtype

@@ -1,0 +1,476 @@
+"""GGUF: hostile headers, sizes and tensors both ways, blocks as the package gguf makes and reads them."""
+
+import struct
+import time
+import tracemalloc
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from golden.llama2c import draw
+
+from cpuopt import cli, models
+from cpuopt.errors import UserError
+from cpuopt.files import gguf as container
+from cpuopt.models import gpt2
+from cpuopt.models.llama import Config, Qwen2, Qwen3
+from cpuopt.weights import gguf as file_of
+from cpuopt.weights import open_weights, save_weights
+from cpuopt.weights.tensors import from_bf16, to_bf16
+
+# A writer of the tests' own, which takes anything ---------------------------------------------------------------------
+
+U8, I32, U32, F32, BOOL, TEXT, ARRAY, U64 = 0, 5, 4, 6, 7, 8, 9, 10
+
+
+def text(x, length=None):
+    raw = x if isinstance(x, bytes) else x.encode()
+    return struct.pack("<Q", len(raw) if length is None else length) + raw
+
+
+def u32(x):
+    return struct.pack("<II", U32, x)
+
+
+SIZES = {
+    "context_length": 4,
+    "embedding_length": 4,
+    "block_count": 1,
+    "feed_forward_length": 6,
+    "attention.head_count": 2,
+    "attention.head_count_kv": 1,
+}
+KEYS = {
+    "general.architecture": struct.pack("<I", TEXT) + text("llama"),
+    **{f"llama.{name}": u32(n) for name, n in SIZES.items()},
+    "llama.attention.layer_norm_rms_epsilon": struct.pack("<If", F32, 1e-5),
+}
+LAYER = {"attn_norm": (4,), "attn_q": (4, 4), "attn_k": (4, 2), "attn_v": (4, 2), "attn_output": (4, 4)}
+LAYER |= {"ffn_norm": (4,), "ffn_gate": (4, 6), "ffn_up": (4, 6), "ffn_down": (6, 4)}
+DIMS = {"token_embd.weight": (4, 8), "output_norm.weight": (4,)}
+DIMS |= {f"blk.0.{name}.weight": dims for name, dims in LAYER.items()}
+
+
+class Made:
+    """The parts of a file, each of which a case may replace."""
+
+    def __init__(self):
+        self.start, self.align = b"GGUF" + struct.pack("<I", 3), 32
+        self.keys = [text(key) + x for key, x in KEYS.items()]
+        self.counts = None
+        self.tensors, at = [], 0
+        for name, dims in DIMS.items():
+            self.tensors.append([name, list(dims), 0, at])
+            at += -(-int(np.prod(dims)) * 4 // 32) * 32
+        self.data = np.linspace(-1, 1, at // 4, dtype="<f4").tobytes()
+
+    def key(self, name, x):
+        self.keys.append(text(name) + x)
+
+    def content(self):
+        counts = self.counts or (len(self.tensors), len(self.keys))
+        head = self.start + struct.pack("<QQ", *counts) + b"".join(self.keys)
+        for name, dims, kind, at in self.tensors:
+            head += text(name) + struct.pack(f"<I{len(dims)}QIQ", len(dims), *dims, kind, at)
+        return head + bytes(-len(head) % self.align) + self.data
+
+
+def array(kind, n, payload=b""):
+    return struct.pack("<IIQ", ARRAY, kind, n) + payload
+
+
+def changed(name, **more):
+    """A case that replaces a key's value."""
+
+    def change(m):
+        m.keys = [text(k) + (more["x"] if k == name else x) for k, x in KEYS.items()]
+
+    return change
+
+
+def tensor(i, **more):
+    """A case that changes a tensor."""
+
+    def change(m):
+        names = ("name", "dims", "kind", "at")
+        for part, x in more.items():
+            m.tensors[i][names.index(part)] = x
+
+    return change
+
+
+def start(x):
+    return lambda m: setattr(m, "start", x)
+
+
+def counts(*n):
+    return lambda m: setattr(m, "counts", n)
+
+
+def more(name, x):
+    return lambda m: m.key(name, x)
+
+
+def cut(m):
+    m.data = m.data[:-1]
+
+
+def twice(m):
+    m.tensors.append(m.tensors[0])
+
+
+def not_a_number(m):
+    m.data = np.full(len(m.data) // 4, np.nan, "<f4").tobytes()
+
+
+HUGE = 2**63
+HOSTILE = {
+    "an empty file": (None, "its header goes on"),
+    "a wrong magic number": (start(b"GGML" + struct.pack("<I", 3)), "begins with b'GGML'"),
+    "version 1": (start(b"GGUF" + struct.pack("<I", 1)), "version 1; expected 2 or 3"),
+    "version 4": (start(b"GGUF" + struct.pack("<I", 4)), "version 4"),
+    "big-endian": (start(b"GGUF" + struct.pack(">I", 3)), "big-endian"),
+    "huge number of tensors": (counts(HUGE, 8), "tensors and 8 keys; expected 65536 at most"),
+    "huge number of keys": (counts(11, HUGE), "expected 65536 at most"),
+    "more tensors than there are": (counts(65000, 8), "give a whole GGUF file"),
+    "more keys than there are": (counts(11, 60000), "give a whole GGUF file"),
+    "a key of 8 EB": (lambda m: m.keys.append(text("a", HUGE)), "a key has 9223372036854775808 bytes"),
+    "a text of 8 EB": (more("a", struct.pack("<I", TEXT) + text("a", HUGE)), "'a' has 9223372036854775808 bytes"),
+    "a key that is no UTF-8": (more(b"\xff\xfe", u32(1)), "a key is no UTF-8"),
+    "a text that is no UTF-8": (more("a", struct.pack("<I", TEXT) + text(b"a\xff")), "'a' is no UTF-8"),
+    "a key of control characters": (more("\x1b[2J", u32(1)), r"the key '\x1b[2J'"),
+    "a key twice": (more("general.architecture", u32(1)), "'general.architecture' twice"),
+    "a type of value that is none": (more("a", struct.pack("<I", 13)), "'a' has the type 13; known"),
+    "true and false and 2": (more("a", struct.pack("<IB", BOOL, 2)), "neither 0 nor 1"),
+    "an array of 2**63 bytes": (more("a", array(U8, HUGE)), "'a' has 9223372036854775808 numbers"),
+    "an array of 2**61 numbers": (more("a", array(U64, 2**61)), "numbers; its header ends before"),
+    "an array of 2**63 texts": (more("a", array(TEXT, HUGE)), "texts; its header ends before"),
+    "arrays in arrays": (more("a", array(ARRAY, 2) + array(ARRAY, 2)[4:] * 999), "an array in an array"),
+    "an alignment of 0": (more("general.alignment", u32(0)), "general.alignment is 0; expected a power of two"),
+    "an alignment of 48": (more("general.alignment", u32(48)), "general.alignment is 48"),
+    "an alignment that is a text": (more("general.alignment", struct.pack("<I", TEXT) + text("32")), "alignment is 32"),
+    "an alignment of 64 in a file of 32": (more("general.alignment", u32(64)), "bytes from"),
+    "a tensor twice": (twice, "has the tensor 'token_embd.weight' twice"),
+    "a tensor with a name of 64": (tensor(0, name="a" * 64), "has a tensor named"),
+    "a tensor with a path": (tensor(0, name="a b"), "has a tensor named 'a b'"),
+    "no dimensions": (tensor(0, dims=[]), "has 0 dimensions; expected 1 to 4"),
+    "five dimensions": (tensor(0, dims=[1] * 5), "has 5 dimensions"),
+    "a dimension of 0": (tensor(0, dims=[4, 0]), "has the shape (0, 4)"),
+    "a product beyond 64 bits": (tensor(0, dims=[2**40] * 4), "the file has"),
+    "a dimension of 2**63": (tensor(0, dims=[HUGE, 2]), "has the shape"),
+    "a type of numbers that is none": (tensor(0, kind=99), "has numbers of type 99; known: F32, F16"),
+    "blocks that a row does not fill": (tensor(0, kind=8), "has rows of 4; expected a multiple of 32 for Q8_0"),
+    "an offset behind the end": (tensor(0, at=1 << 40), "the file has"),
+    "an offset that is not aligned": (tensor(0, at=4), "bytes from"),
+    "tensors that overlap": (tensor(3, at=0), "overlap"),
+    "a file that is cut short": (cut, "the file has"),
+    "another architecture": (
+        changed("general.architecture", x=struct.pack("<I", TEXT) + text("rwkv\n7")),
+        r"'rwkv\n7'",
+    ),
+    "an architecture that is a number": (changed("general.architecture", x=u32(7)), "the architecture 7"),
+    "a missing size": (changed("llama.block_count", x=array(U32, 0)), "llama.block_count is a list"),
+    "sizes by layer": (changed("llama.attention.head_count", x=array(U32, 1, b"\2\0\0\0")), "is a list"),
+    "no layers": (changed("llama.block_count", x=u32(0)), "num_hidden_layers is 0"),
+    "billions of layers": (
+        changed("llama.block_count", x=u32(2**32 - 1)),
+        "block_count is 4294967295; there are 11 tensors",
+    ),
+    "more layers than tensors": (changed("llama.block_count", x=u32(11)), "lacks 'blk.1.attn_k.weight'"),
+    "another width": (changed("llama.embedding_length", x=u32(8)), "has the shape"),
+    "no heads": (changed("llama.attention.head_count", x=u32(0)), "num_attention_heads is 0"),
+    "an epsilon that is NaN": (
+        changed("llama.attention.layer_norm_rms_epsilon", x=struct.pack("<If", F32, float("nan"))),
+        "rms_norm_eps is nan",
+    ),
+    "a size that is a text": (changed("llama.block_count", x=struct.pack("<I", TEXT) + text("1")), "is '1'"),
+    "experts": (more("llama.expert_count", u32(8)), "llama.expert_count is 8, which cpuopt does not compute"),
+    "yarn": (more("llama.rope.scaling.type", struct.pack("<I", TEXT) + text("yarn")), "rope_type 'yarn'"),
+    "half of the channels rotate": (more("llama.rope.dimension_count", u32(1)), "head_dim = 1"),
+    "a tensor of another model": (tensor(1, name="output_gate.weight"), "has 'output_gate.weight' and 0 more"),
+    "an id beyond the vocabulary": (more("tokenizer.ggml.eos_token_id", u32(8)), "expected an id below 8"),
+    "one of several files": (more("split.count", struct.pack("<IH", 2, 3)), "one of 3 files of a model"),
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_a_hostile_file_is_refused_in_one_line(case, tmp_path):
+    change, words = HOSTILE[case]
+    path = tmp_path / "m.gguf"
+    made = Made()
+    path.write_bytes(made.content())
+    assert open_weights(path).config.vocab_size == 8  # what the case changes is all that is wrong
+    if change:
+        change(made)
+    path.write_bytes(made.content() if change else b"")
+    tracemalloc.start()
+    began = time.monotonic()
+    with pytest.raises(UserError) as e:
+        open_weights(path)
+    assert time.monotonic() - began < 2
+    assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    tracemalloc.stop()
+    assert words in str(e.value)
+    assert str(path) in str(e.value)
+    assert len(str(e.value).splitlines()) == 1
+    assert len(str(e.value)) < 600
+
+
+def test_a_file_that_is_cut_anywhere_is_refused(tmp_path):
+    content, path = Made().content(), tmp_path / "m.gguf"
+    for n in [*range(0, 1200, 7), len(content) - 1]:
+        path.write_bytes(content[:n])
+        with pytest.raises(UserError):
+            open_weights(path)
+
+
+def test_a_header_has_a_largest_size(tmp_path, monkeypatch):
+    monkeypatch.setattr(container, "LARGEST", 1000)
+    made, path = Made(), tmp_path / "m.gguf"
+    made.key("a", array(U8, 2000, bytes(2000)))
+    path.write_bytes(made.content())
+    with pytest.raises(UserError, match="'a' has 2000 numbers; its header ends before"):
+        open_weights(path)
+
+
+def test_numbers_that_are_none_are_neither_used_nor_written(tmp_path, capsys):
+    made, path = Made(), tmp_path / "m.gguf"
+    not_a_number(made)
+    path.write_bytes(made.content())
+    assert cli.main(["convert", str(path), str(tmp_path / "hf")]) == 2
+    assert "nan at (0, 0); expected finite numbers" in capsys.readouterr().err
+    assert not (tmp_path / "hf").exists()
+
+
+# Models ---------------------------------------------------------------------------------------------------------------
+
+SMALL = Config(61, 32, 64, 2, 4, 2, 8, 16, rope_theta=5e5, rms_norm_eps=1e-6)
+CASES = {
+    "llama": SMALL,
+    "llama-tied": replace(SMALL, tie_word_embeddings=True, attention_bias=True),
+    "llama-3": replace(
+        SMALL, rope_type="llama3", rope_factor=8.0, rope_original_positions=32, rope_low_freq_factor=2.0
+    ),
+    "llama-linear": replace(SMALL, rope_type="linear", rope_factor=2.5),
+    "qwen2": Qwen2(61, 32, 64, 2, 4, 2, 8, 16),
+    "qwen3": Qwen3(61, 32, 64, 2, 4, 2, 16, 16, tie_word_embeddings=True),
+    "gpt2": gpt2.Config(2, 2, 32, 61, 16),
+}
+
+
+def drawn(config, dtype="f32"):
+    """Parameters that a type has exactly."""
+    rounded = {"f32": lambda x: x, "bf16": lambda x: from_bf16(to_bf16(x)), "f16": lambda x: np.float32(np.float16(x))}
+    return {name: rounded[dtype](x) for name, x in draw(config.shapes(), 5).items()}
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
+@pytest.mark.parametrize("case", CASES)
+def test_a_directory_comes_back_identical(case, dtype, tmp_path):
+    config, params = CASES[case], drawn(CASES[case], dtype)
+    save_weights(tmp_path / "hf", config, params.__getitem__, dtype)
+    words = {"f32": "F32", "bf16": "BF16", "f16": "F16"}
+    assert cli.main(["convert", str(tmp_path / "hf"), str(tmp_path / "m.gguf")]) == 0
+    stored = {
+        t.dtype
+        for name, t in container.Gguf(tmp_path / "m.gguf").tensors.items()
+        if name != "position_embd.weight" and len(t.shape) > 1
+    }
+    assert stored == {words[dtype]}
+    assert cli.main(["convert", str(tmp_path / "m.gguf"), str(tmp_path / "back")]) == 0
+    for name in ("model.safetensors", "config.json"):
+        assert (tmp_path / "back" / name).read_bytes() == (tmp_path / "hf" / name).read_bytes()
+    assert open_weights(tmp_path / "m.gguf").config == config
+
+
+def test_vectors_that_a_narrow_type_lacks_stay_exact(tmp_path):
+    params = drawn(SMALL)
+    save_weights(tmp_path / "m.gguf", SMALL, params.__getitem__, "bf16")
+    weights = open_weights(tmp_path / "m.gguf")
+    assert weights.dtype == "f32"
+    assert np.array_equal(weights.read("model.norm.weight"), params["model.norm.weight"])
+
+
+def test_rows_of_q_and_k_lie_as_llama_cpp_rotates_them(tmp_path):
+    """Of a head of 8: the channels 0, 4, 1, 5 and so on for llama, and qwen2's as they are."""
+    for config, order in ((SMALL, [0, 4, 1, 5, 2, 6, 3, 7]), (CASES["qwen2"], list(range(8)))):
+        params = drawn(config)
+        save_weights(path := tmp_path / f"{config.model}.gguf", config, params.__getitem__)
+        there = file_of._numbers(container.Gguf(path), "blk.1.attn_k.weight")
+        assert np.array_equal(there[:8], params["model.layers.1.self_attn.k_proj.weight"][:8][order])
+
+
+def test_a_scaling_of_llama_3_of_other_files(tmp_path):
+    """They have the tensor alone, for 8192 positions and the factors 1 and 4; another tensor is refused."""
+    config = replace(SMALL, head_dim=64, rope_type="llama3", rope_factor=32.0)
+    params = drawn(config)
+    save_weights(path := tmp_path / "m.gguf", config, params.__getitem__)
+    file = container.Gguf(path)
+    divisors = file_of._numbers(file, "rope_freqs.weight")
+    assert divisors[0] == 1
+    assert divisors[-1] == 32
+    assert 1 < divisors[17] < 32
+    own = {k: x for k, x in file.metadata.items() if "freq_factor" not in k and "scaling" not in k}
+    content = path.read_bytes()
+    stored = {name: (t.dtype, t.shape) for name, t in file.tensors.items()}
+    data = content[next(iter(file.tensors.values())).start :]
+    path.write_bytes(container.header(own, stored) + data)
+    assert open_weights(path).config == config
+    wrong = divisors.copy()
+    wrong[17] *= np.float32(1.01)
+    path.write_bytes(container.header(own, stored) + wrong.tobytes() + data[wrong.nbytes :])
+    with pytest.raises(UserError, match="is no scaling of Llama 3"):
+        open_weights(path)
+
+
+@pytest.mark.parametrize("name", ["llama-tiny", "gpt2-tiny"])
+def test_a_run_starts_from_a_file_and_writes_one(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    config = models.parse(name)
+    params = drawn(config)
+    save_weights(tmp_path / "m.gguf", config, params.__getitem__, "bf16")
+    save_weights(tmp_path / "hf", config, open_weights(tmp_path / "m.gguf").read)
+    (tmp_path / "text.txt").write_text("a text of some length, again and again\n" * 40)
+    words = ["-B", "2", "-T", "16", "--data", "text.txt", "--tokenizer", "bytes", "--limit", "2", "--json"]
+    losses = []
+    for init in ("m.gguf", "hf"):
+        assert cli.main(["eval", "--init", init, *words]) == 0
+        losses.append(capsys.readouterr().out.replace(init, ""))
+    assert losses[0] == losses[1]
+
+
+def test_another_model_and_another_type_are_refused(tmp_path, capsys):
+    params = drawn(SMALL)
+    save_weights(tmp_path / "hf", SMALL, params.__getitem__)
+    assert cli.main(["convert", str(tmp_path / "hf"), str(tmp_path / "new"), "--dtype", "q8_0"]) == 2
+    assert "a Hugging Face directory holds float32, f16, bf16; got q8_0" in capsys.readouterr().err
+
+    class Odd(Config):
+        model = "odd"
+
+    with pytest.raises(UserError, match="GGUF has no architecture for the model odd; name a directory"):
+        save_weights(tmp_path / "odd.gguf", Odd(61, 32, 64, 2, 4, 2, 8, 16), params.__getitem__)
+    assert not (tmp_path / "odd.gguf").exists()
+
+
+# Blocks, with the package gguf ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def package():
+    return pytest.importorskip("gguf")
+
+
+def test_the_package_reads_what_is_written(package, tmp_path):
+    for case, config in CASES.items():
+        params = drawn(config)
+        save_weights(path := tmp_path / f"{case}.gguf", config, params.__getitem__)
+        there = package.GGUFReader(path)
+        ours = container.Gguf(path)
+        for t in there.tensors:
+            assert np.array_equal(t.data, file_of._numbers(ours, t.name))
+        for key, x in ours.metadata.items():
+            got = there.fields[key].contents()
+            assert got == x if not isinstance(x, float) else np.float32(got) == np.float32(x)
+
+
+def test_sizes_of_blocks_are_those_of_the_package(package):
+    for name, (number, *sizes) in container.STORED.items():
+        kind = package.GGMLQuantizationType[name]
+        assert (int(kind), *package.GGML_QUANT_SIZES[kind]) == (number, *sizes)
+
+
+def test_q8_0_is_that_of_the_package_and_as_near_as_said(package, tmp_path):
+    """Of the largest of 32 numbers, 0.0045: half a step of 1/127, and the rounding of the step to float16."""
+    params = drawn(SMALL)
+    save_weights(path := tmp_path / "m.gguf", SMALL, params.__getitem__, "q8_0")
+    weights, file = open_weights(path), container.Gguf(path)
+    assert weights.dtype == "q8_0"
+    far = 0.0
+    for name, x in params.items():
+        got = weights.read(name)
+        if x.ndim == 1:
+            assert np.array_equal(got, x)
+            continue
+        blocks, near = x.reshape(-1, 32), got.reshape(-1, 32)
+        far = max(far, float((np.abs(blocks - near).max(1) / np.abs(blocks).max(1)).max()))
+    assert 0.003 < far < 0.0045
+    place = file.tensors["blk.0.ffn_up.weight"]
+    want = package.quantize(params["model.layers.0.mlp.up_proj.weight"], package.GGMLQuantizationType.Q8_0)
+    assert path.read_bytes()[place.start : place.start + place.size] == want.tobytes()
+    save_weights(tmp_path / "again.gguf", SMALL, weights.read, "q8_0")
+    again = open_weights(tmp_path / "again.gguf")
+    assert all(np.allclose(again.read(n), weights.read(n), rtol=1e-3, atol=1e-6) for n in params)
+
+
+def test_rows_that_fill_no_blocks_are_float16(package, tmp_path):
+    config = replace(SMALL, intermediate_size=40)
+    params = drawn(config)
+    save_weights(path := tmp_path / "m.gguf", config, params.__getitem__, "q8_0")
+    kinds = {name: t.dtype for name, t in container.Gguf(path).tensors.items()}
+    assert kinds["blk.0.ffn_down.weight"] == "F16"
+    assert kinds["blk.0.ffn_up.weight"] == "Q8_0"
+    read = open_weights(path).read("model.layers.0.mlp.down_proj.weight")
+    assert np.array_equal(read, np.float32(np.float16(params["model.layers.0.mlp.down_proj.weight"])))
+
+
+def q4_0(raw):
+    """Numbers of blocks of a scale in float16 and 32 halves of a byte: the low halves first, 8 less."""
+    scale = np.frombuffer(raw, "<f2").reshape(-1, 9)[:, :1].astype(np.float32)
+    bytes_ = np.frombuffer(raw, np.uint8).reshape(-1, 18)[:, 2:]
+    return scale * (np.concatenate([bytes_ & 15, bytes_ >> 4], 1).astype(np.float32) - 8)
+
+
+@pytest.mark.parametrize("kind", [k for k, (_, block, _) in container.STORED.items() if block > 1])
+def test_every_kind_of_blocks_is_read(package, kind, tmp_path):
+    config = Config(64, 256, 256, 1, 4, 2, 64, 16, tie_word_embeddings=True)
+    number, block, width = container.STORED[kind]
+    rng = np.random.default_rng(number)
+    shapes = {file_of._name(name, file_of.ARCHITECTURES["llama"]): s for name, s in config.shapes().items()}
+    stored = {n: ("F32" if len(s) == 1 else kind, s) for n, s in shapes.items()}
+    parts, raw = [], {}
+    for name, (dtype, shape) in stored.items():
+        if dtype == "F32":
+            raw[name] = np.ones(shape, "<f4").tobytes()
+        else:
+            made = rng.integers(0, 256, (int(np.prod(shape)) // block, width), np.uint8)
+            made[:, :4] = np.frombuffer(np.float16([0.01, 0.02]).tobytes(), np.uint8)  # scales that are numbers
+            made[:, -4:] = made[:, :4]
+            raw[name] = made.tobytes()
+        parts += [raw[name], container.padding(len(raw[name]))]
+    about = file_of.metadata_of(config, "f32")
+    (path := tmp_path / "m.gguf").write_bytes(container.header(about, stored) + b"".join(parts))
+    weights = open_weights(path)
+    assert weights.dtype == ("q8_0" if kind == "Q8_0" else "f32")
+    got = weights.read("model.layers.0.mlp.up_proj.weight")
+    assert got.shape == (256, 256)
+    assert np.isfinite(got).all()
+    assert len(np.unique(got)) > 8
+    data = np.frombuffer(raw["blk.0.ffn_up.weight"], np.uint8).reshape(256, -1)
+    assert np.array_equal(got, package.dequantize(data, package.GGMLQuantizationType[kind]))
+    if kind == "Q4_0":
+        assert np.array_equal(got, q4_0(raw["blk.0.ffn_up.weight"]).reshape(256, 256))
+
+
+def test_a_scale_that_is_no_number_is_refused(package, tmp_path, capsys):
+    config = Config(64, 64, 64, 1, 4, 2, 16, 16, tie_word_embeddings=True)
+    params = drawn(config)
+    save_weights(path := tmp_path / "m.gguf", config, params.__getitem__, "q8_0")
+    place, content = container.Gguf(path).tensors["blk.0.ffn_up.weight"], bytearray(path.read_bytes())
+    for scale in (np.nan, np.inf):
+        content[place.start : place.start + 2] = np.float16(scale).tobytes()
+        path.write_bytes(content)
+        assert cli.main(["convert", str(path), str(tmp_path / "hf")]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert "mlp.up_proj.weight holds" in line
+        assert "expected finite numbers" in line
+
+
+def test_a_missing_package_is_named(tmp_path, monkeypatch, capsys, package):
+    params = drawn(SMALL)
+    save_weights(path := tmp_path / "m.gguf", SMALL, params.__getitem__, "q8_0")
+    monkeypatch.setitem(__import__("sys").modules, "gguf", None)
+    for words in ([str(path), str(tmp_path / "hf")], [str(path), str(tmp_path / "n.gguf")]):
+        assert cli.main(["convert", *words]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert "need the package gguf, which is not installed; pip install 'cpuopt[gguf]'" in line
