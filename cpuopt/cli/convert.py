@@ -1,4 +1,4 @@
-"""``cpuopt convert``: convert weights between runs, llm.c, llama2.c and Hugging Face.
+"""``cpuopt convert``: convert weights between runs, llm.c, llama2.c, GGUF and Hugging Face.
 
 Names, layouts and types are those that the target's programs read. The tokenizer goes with the weights. Of a run that
 trained adapters, the adapter is written; with --merge, the model that it makes of its base.
@@ -7,6 +7,7 @@ Examples::
 
     cpuopt convert runs/RUN model.bin
     cpuopt convert gpt2_124M.bin hf-gpt2 --dtype float32
+    cpuopt convert hf-llama model.gguf --dtype q8_0
     cpuopt convert runs/RUN adapter
     cpuopt convert adapter tuned --merge --base hf-gpt2
 """
@@ -34,13 +35,14 @@ def flags(p: argparse.ArgumentParser) -> None:
     p.add_argument(
         "source",
         type=Path,
-        help="Read the weights of a model file of llm.c or llama2.c, a Hugging Face directory, .safetensors, an "
+        help="Read the weights of a model file of llm.c or llama2.c, GGUF, a Hugging Face directory, .safetensors, an "
         "index, a run, or with --merge an adapter.",
     )
     p.add_argument(
         "target",
         type=Path,
-        help="Write this path: NAME.bin for llm.c or llama2.c, whichever has the model; else a Hugging Face directory.",
+        help="Write this path: NAME.bin for llm.c or llama2.c, whichever has the model; NAME.gguf; else a Hugging Face "
+        "directory.",
     )
     p.add_argument("--merge", action="store_true", help="Write one model of a base model and its adapter.")
     p.add_argument(

@@ -1,6 +1,6 @@
 """``cpuopt eval``: show perplexity and bits per byte on text, or multiple choice from an llm.c evaluation file.
 
-The weights come from a run, from llm.c, from llama2.c or from Hugging Face. A file that --data names is read
+The weights come from a run, from llm.c, llama2.c, GGUF or Hugging Face. A file that --data names is read
 whole, unless the weights were trained on it; of everything else, the held-out part is read.
 
 Examples::

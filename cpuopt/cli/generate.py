@@ -126,8 +126,8 @@ def model_of(args: argparse.Namespace) -> tuple[Config, Weights | None]:
     own = args.model is not None and models.is_own(args.model)
     if (args.init is None and args.model is None) or (args.init is not None and args.model is not None and not own):
         raise UserError(
-            "expected either --init with weights (an llm.c model, a Hugging Face directory, a run), or --model with a "
-            "preset for random weights"
+            "expected either --init with weights (llm.c's, llama2.c's, GGUF, a Hugging Face directory, a run), or "
+            "--model with a preset for random weights"
         )
     asked = models.parse(args.model) if args.model is not None else None  # what is in a run refers to it
     if args.adapter and args.init is None:

@@ -2,7 +2,7 @@
 
 ``bytes`` needs nothing. ``gpt2`` is tiktoken's and needs a vocabulary file, which this module only reads: to fetch it
 is the work of ``datasets.prepare``. Others are files that come with a model: Hugging Face's ``tokenizer.json``, read by
-the library ``tokenizers``, and llama2.c's ``tokenizer.bin``.
+the library ``tokenizers``, as is the one inside GGUF, and llama2.c's ``tokenizer.bin``.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from numpy.typing import NDArray
 
 from ..errors import UserError
 from ..files import Content, user_cache
+from ..files.gguf import Gguf, is_gguf
 from ..files.reading import parse_json, read_file
-from . import untrusted
+from . import ggml, untrusted
 from .pieces import Pieces
 
 if TYPE_CHECKING:
@@ -132,7 +133,7 @@ class Json(Tokenizer):
             ) from None
         self.path = str(path)
         try:
-            content = read_file(path, most=LARGEST_JSON)
+            content = self._content(path)
             found = parse_json(content)  # its JSON is strict, and its growth bounded, before a library reads it
             self.to_bytes, self.growth = _bytes_of(found.get("decoder")), untrusted.growth(found)
         except OSError as e:
@@ -142,6 +143,9 @@ class Json(Tokenizer):
         with untrusted.guarded(self.path, "is no tokenizer.json that can be read"):
             self.encoding = tokenizers.Tokenizer.from_str(content.decode())
             self._read()
+
+    def _content(self, path: Path) -> bytes:
+        return read_file(path, most=LARGEST_JSON)
 
     def _read(self) -> None:
         """Find what the file says of its tokens."""
@@ -180,6 +184,13 @@ class Json(Tokenizer):
         if token in self.whole:
             return self.whole[token]
         return self.to_bytes(self.texts[token]) if token in self.texts else b"\xff"
+
+
+class Inside(Json):
+    """The tokenizer inside a GGUF file, read as the ``tokenizer.json`` that says the same."""
+
+    def _content(self, path: Path) -> bytes:
+        return ggml.files(Gguf(path))[self.name]
 
 
 def _bytes_of(decoder: Any) -> Callable[[str], bytes]:
@@ -265,7 +276,8 @@ def tokenizer_files(tokenizer: str | None) -> dict[str, bytes]:
     """
     if tokenizer in (None, *TOKENIZERS):
         return {}
-    path = Path(str(tokenizer))
+    if is_gguf(path := Path(str(tokenizer))):
+        return ggml.files(Gguf(path))
     companions = [p for p in map(path.with_name, COMPANIONS) if path.name == Json.name and p.is_file()]
     try:
         return {kind_of(path.name) or path.name: read_file(path)} | {p.name: read_file(p) for p in companions}
@@ -286,10 +298,11 @@ def get_tokenizer(name: str) -> Tokenizer:
         return Bytes()
     if name == "gpt2":
         return _gpt2()
-    kind = kind_of(name)
+    kind = Inside if is_gguf(Path(name)) else KINDS.get(kind_of(name) or "")
     if kind is None:
         raise UserError(
-            f"unknown tokenizer {name[:200]!r}; expected one of {', '.join(TOKENIZERS)}, or a file: {', '.join(KINDS)}"
+            f"unknown tokenizer {name[:200]!r}; expected one of {', '.join(TOKENIZERS)}, or a file: "
+            f"{', '.join(KINDS)}, GGUF"
         )
     try:
         status = os.stat(name)
@@ -299,8 +312,8 @@ def get_tokenizer(name: str) -> Tokenizer:
 
 
 @cache
-def _from_file(kind: str, path: str, size: int, changed: int) -> Tokenizer:
-    return KINDS[kind](Path(path))
+def _from_file(kind: type[Json] | type[Llama2c], path: str, size: int, changed: int) -> Tokenizer:
+    return kind(Path(path))
 
 
 def _gpt2() -> GPT2Tokenizer:

@@ -77,7 +77,7 @@ class Settings:
     )
     init: str | None = setting(
         None,
-        "Start from the weights of a model file of llm.c or llama2.c, a Hugging Face directory, or a run.",
+        "Start from the weights of a model file of llm.c or llama2.c, GGUF, a Hugging Face directory, or a run.",
         metavar="PATH",
     )
     data: str = setting(
@@ -91,7 +91,7 @@ class Settings:
     )
     tokenizer: str | None = setting(
         None,
-        "Tokenize text by bytes or gpt2 or a file: tokenizer.json, or tokenizer.bin of llama2.c.",
+        "Tokenize text by bytes or gpt2 or a file: tokenizer.json, tokenizer.bin of llama2.c, or GGUF.",
         metavar="NAME|FILE",
         shown="that of --init; else gpt2 for its tokens, and bytes",
     )
@@ -218,7 +218,7 @@ class Settings:
     prompt: str = setting("", "Begin the samples with this text.", free=True)
     save: str | None = setting(
         None,
-        "Write the final weights to this path: NAME.bin (llm.c, llama2.c) or a Hugging Face directory.",
+        "Write the final weights to this path: NAME.bin (llm.c, llama2.c), NAME.gguf, or a Hugging Face directory.",
         metavar="PATH",
         free=True,
     )

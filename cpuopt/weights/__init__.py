@@ -1,4 +1,4 @@
-"""Weights in files: llm.c's and llama2.c's model files and Hugging Face's directories, read and written by tensors."""
+"""Weights in files: those of llm.c, llama2.c and GGUF, Hugging Face's directories, read and written by tensors."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def open_weights(path: Path) -> Weights:
     """
     if not path.exists():
         raise UserError(
-            f"there is no {str(path)!r}; expected a model file of llm.c or llama2.c, or a Hugging Face directory"
+            f"there is no {str(path)!r}; expected a model file of llm.c, llama2.c or GGUF, or a Hugging Face directory"
         )
     if is_adapter(path):
         raise UserError(
@@ -98,7 +98,7 @@ def check_target(path: Path, config: Config | None = None, tokenizer: str | None
     """
     if path.suffix in (".safetensors", ".pt", ".pth", ".npz"):
         raise UserError(
-            f"{str(path)!r}: expected a file ending in .bin (llm.c, llama2.c), or a directory (Hugging Face)"
+            f"{str(path)!r}: expected a file ending in .bin (llm.c, llama2.c) or .gguf, or a directory (Hugging Face)"
         )
     target, parent = target_format(path, config), path
     try:
@@ -140,8 +140,8 @@ def save_weights(
 ) -> None:
     """Write a model, whole or not at all.
 
-    If the name ends in ``.bin`` it is a file, llm.c's for a GPT-2 and llama2.c's for a llama; else a Hugging Face
-    directory. The files of a tokenizer come beside the weights.
+    If the name ends in ``.bin`` it is a file, llm.c's for a GPT-2 and llama2.c's for a llama; in ``.gguf``, GGUF; else
+    a Hugging Face directory. The files of a tokenizer come beside the weights, or into GGUF.
 
     Parameters
     ----------

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from ..data.ggml import KEY
 from ..data.tokenizers import TOKENIZERS
 from ..errors import UserError
 from ..files import Content, write_whole
@@ -28,8 +29,10 @@ from ..files.reading import open_file
 from ..models import Config, model_type
 from ..ops.declaration import Shape
 from ..ops.storage import WIDE
+from . import vocabulary
 from .llama2c import halves, pairs
 from .tensors import FLOATS, Array, DType, Marks, Weights, content_of, from_bf16, read_floats, to_bf16
+from .vocabulary import NAMED
 
 BLOCK = "blk.*."
 LLAMA_LAYER = "model.layers.*."
@@ -115,8 +118,6 @@ IGNORED = re.compile(
 )
 """The keys of an architecture that are read elsewhere, or change nothing. Others must be 0 or false."""
 OPTIONAL = ("attention.key_length", "attention.head_count_kv", "rope.freq_base")
-TOKENIZER = "cpuopt.tokenizer"
-"""The key of a tokenizer that has a name."""
 TYPES: Mapping[DType, str] = {"f32": "F32", "f16": "F16", "bf16": "BF16", "q8_0": "Q8_0"}
 FILE_TYPES: Mapping[DType, int] = {"f32": 0, "f16": 1, "q8_0": 7, "bf16": 32}
 UNROUNDED = re.compile(r"position_embd\..*|rope_freqs\..*")
@@ -323,7 +324,7 @@ def _marks(file: Gguf, config: Config) -> Marks:
     """Return the ids that begin and end a text."""
     ids = {}
     for what in ("bos", "eos", "eot", "eom"):
-        key = f"tokenizer.ggml.{what}_token_id"
+        key = f"{KEY}{what}_token_id"
         if (i := file.metadata.get(key)) is not None:
             if type(i) is not int or not 0 <= i < config.vocab_size:
                 raise file.wrong(f"{key} is {str(i)[:60]}; expected an id below {config.vocab_size}")
@@ -334,9 +335,9 @@ def _marks(file: Gguf, config: Config) -> Marks:
 
 def _tokenizer(file: Gguf) -> str | None:
     """Return the name of a file's tokenizer; the file itself if it holds one; or None."""
-    if (name := file.metadata.get(TOKENIZER)) in TOKENIZERS:
+    if (name := file.metadata.get(NAMED)) in TOKENIZERS:
         return str(name)
-    return None
+    return str(file.path) if f"{KEY}tokens" in file.metadata else None
 
 
 def require(config: Config) -> Architecture:
@@ -395,6 +396,7 @@ def write(path: Path, weights: Weights) -> None:
                 yield content_of(x, kind)
 
     about = metadata_of(config, dtype)
+    about |= vocabulary.metadata_of(weights.tokenizer, config.vocab_size, weights.marks)
     stored = {name: (TYPES[kind], shapes[name]) for name, kind in kinds.items()}
     write_whole(path, (part for parts in ([header(about, stored)], padded(numbers())) for part in parts))
 

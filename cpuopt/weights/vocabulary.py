@@ -1,0 +1,167 @@
+"""The metadata of a tokenizer in GGUF; `cpuopt.data.ggml` reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..data.ggml import BYTE, CONTROL, GPT2, KEY, NORMAL, OWN, PAD, PATTERNS, SPACE, UNKNOWN, UNUSED
+from ..data.tokenizers import BYTE as BYTE_PIECE
+from ..data.tokenizers import BYTES, GPT2Tokenizer, Json, Llama2c, Tokenizer, get_tokenizer
+from ..errors import UserError
+from ..files.gguf import Gguf, is_gguf
+from ..files.reading import parse_json, read_file
+from .tensors import Marks
+
+NAMED = "cpuopt.tokenizer"
+"""The key of a tokenizer that has a name."""
+ALPHABET = {byte[0]: c for c, byte in BYTES.items()}
+TURN = 0xFF
+"""What ends a turn, and so a text, of bytes."""
+
+
+def metadata_of(tokenizer: str | None, size: int, marks: Marks) -> dict[str, Any]:
+    """Return the metadata of a tokenizer.
+
+    Parameters
+    ----------
+    tokenizer : its name, or the path of its file; None for a model of tokens alone.
+    size : rows of the embedding, up to which the vocabulary is filled up.
+    marks : the ids that begin and end a text.
+
+    Raises
+    ------
+    UserError
+        If it cannot be read, or GGUF cannot say what it does.
+    """
+    if tokenizer is None:
+        return {f"{KEY}model": "none"}
+    if is_gguf(path := Path(tokenizer)):
+        return {k: x for k, x in Gguf(path).metadata.items() if k.startswith("tokenizer.")}
+    found = get_tokenizer(tokenizer)
+    if found.vocab_size > size:
+        raise UserError(f"the tokenizer {tokenizer!r} has {found.vocab_size} tokens, and the model's vocabulary {size}")
+    if isinstance(found, Json):
+        made = _of_json(found)
+    elif isinstance(found, Llama2c):
+        made = _of_pieces(found)
+    else:
+        made = _of_bytes(found) | {NAMED: tokenizer}
+    more = size - len(made[f"{KEY}tokens"])
+    made[f"{KEY}tokens"] += [f"{PAD}{i}]" for i in range(size - more, size)]
+    made[f"{KEY}token_type"] = np.array([*made[f"{KEY}token_type"], *[UNUSED] * more], np.int32)
+    if f"{KEY}scores" in made:
+        made[f"{KEY}scores"] = np.array([*made[f"{KEY}scores"], *[0.0] * more], "<f4")
+    begins = {found.eot} if made[f"{KEY}add_bos_token"] else set()
+    ends = [*marks.eos] or sorted(found.stops - begins, key=lambda i: i != found.eot) or [TURN]
+    made[f"{KEY}bos_token_id"] = found.eot if marks.bos is None else marks.bos
+    made |= {f"{KEY}{what}_token_id": i for what, i in zip(("eos", "eot", "eom"), ends, strict=False)}
+    return made
+
+
+def _of_bytes(found: Tokenizer) -> dict[str, Any]:
+    """Return the metadata of bytes without merges, or of GPT-2's byte pairs."""
+    tokens = ["".join(ALPHABET[byte] for byte in found.token_bytes(i)) for i in range(found.vocab_size)]
+    types, merges = [NORMAL] * len(tokens), []
+    if isinstance(found, GPT2Tokenizer):
+        ranks = {found.token_bytes(i): i for i in range(found.eot)}
+        merges = [" ".join(_halves(token, ranks)) for token in ranks if len(token) > 1]
+        tokens[found.eot], types[found.eot] = "<|endoftext|>", CONTROL
+    about = {"model": "gpt2", "pre": "gpt-2", "tokens": tokens, "token_type": types, "merges": merges}
+    return {KEY + name: x for name, x in about.items()} | {f"{KEY}add_bos_token": False}
+
+
+def _halves(token: bytes, ranks: Mapping[bytes, int]) -> list[str]:
+    """Return the two tokens of which another is made: what merges by lower ranks leave."""
+    parts = [bytes([byte]) for byte in token]
+    while len(parts) > 2:
+        made = [ranks.get(a + b, len(ranks)) for a, b in pairwise(parts)]
+        at = made.index(min(made))
+        parts[at : at + 2] = [parts[at] + parts[at + 1]]
+    return ["".join(ALPHABET[byte] for byte in part) for part in parts]
+
+
+def _of_pieces(found: Llama2c) -> dict[str, Any]:
+    """Return the metadata of llama2.c's pieces, of which the first three are special and the next 256 bytes."""
+    texts = [text.decode(errors="replace").replace(" ", SPACE) for text in found.pieces.texts]
+    tokens = ["<unk>", "<s>", "</s>", *texts[3:]]
+    types = [UNKNOWN, CONTROL, CONTROL, *[BYTE] * 256, *[NORMAL] * (len(tokens) - 259)]
+    about: dict[str, Any] = {"model": "llama", "tokens": tokens, "token_type": types, "scores": found.pieces.scores}
+    about |= {"add_bos_token": True, "add_space_prefix": True, "unknown_token_id": 0}
+    return {KEY + name: x for name, x in about.items()}
+
+
+def _of_json(found: Json) -> dict[str, Any]:
+    """Return the metadata of a ``tokenizer.json``."""
+    path = Path(found.path)
+
+    def wrong(what: str) -> UserError:
+        return UserError(f"{found.path!r}: GGUF cannot say {what}; write a directory, or name another with --tokenizer")
+
+    content = parse_json(read_file(path))
+    model, added = content["model"], {token["id"]: token for token in content.get("added_tokens") or []}
+    if model.get("type") != "BPE":
+        raise wrong(f"a model of the kind {str(model.get('type'))[:60]!r}")
+    texts = {i: text for text, i in model["vocab"].items()} | {i: token["content"] for i, token in added.items()}
+    tokens = [texts.get(i, f"{PAD}{i}]") for i in range(found.vocab_size)]
+    kinds = {i: CONTROL if token.get("special") else OWN for i, token in added.items()}
+    types = [kinds.get(i, NORMAL if i in texts else UNUSED) for i in range(len(tokens))]
+    merges = [tuple(m.split(" ", 1)) if isinstance(m, str) else tuple(m) for m in model.get("merges") or []]
+    about: dict[str, Any] = {"tokens": tokens, "token_type": types, "add_bos_token": bool(found.before)}
+    if model.get("byte_fallback"):
+        about |= {"model": "llama", "add_space_prefix": _prefix(content)}
+        ranks = {left + right: -float(n) for n, (left, right) in reversed([*enumerate(merges)])}
+        about["scores"] = [ranks.get(text, 0.0 if len(text) == 1 else -1e9) for text in tokens]
+        for i, text in enumerate(tokens):
+            types[i] = BYTE if BYTE_PIECE.fullmatch(text) else UNKNOWN if text == model.get("unk_token") else types[i]
+        if about["add_space_prefix"] is None:
+            raise wrong("what its normalizer does")
+    else:
+        cut, known = _cut(content), {cut: name for name, cut in reversed([*PATTERNS.items()])}
+        if (content.get("normalizer") or {}).get("type", "NFC") != "NFC" or cut not in known:
+            raise wrong("how it cuts text")
+        about |= {"model": "gpt2", "pre": known[cut], "merges": [" ".join(pair) for pair in merges]}
+    made = {KEY + name: x for name, x in about.items()}
+    if (config := path.with_name("tokenizer_config.json")).is_file():
+        template = parse_json(read_file(config)).get("chat_template")
+        made |= {"tokenizer.chat_template": template} if isinstance(template, str) else {}
+    return made
+
+
+def _steps(part: Any, name: str) -> Sequence[Mapping[str, Any]]:
+    """Return the steps of a part of a ``tokenizer.json``, which may be one."""
+    if not isinstance(part, dict):
+        return []
+    return part.get(name, []) if part.get("type") == "Sequence" else [part]
+
+
+def _cut(content: Mapping[str, Any]) -> tuple[tuple[str, ...], bool] | None:
+    """Return the patterns of a ``tokenizer.json`` of byte pairs as `PATTERNS` has them; None for others."""
+    patterns = []
+    for step in _steps(content.get("pre_tokenizer"), "pretokenizers"):
+        kind, pattern = step.get("type"), step.get("pattern")
+        if kind == "Split" and isinstance(pattern, dict) and "Regex" in pattern:
+            if (step.get("behavior"), step.get("invert", False)) != ("Isolated", False):
+                return None
+            patterns.append(pattern["Regex"])
+        elif kind == "Digits" and step.get("individual_digits"):
+            patterns.append(r"\p{N}")
+        elif kind == "ByteLevel" and not step.get("add_prefix_space"):
+            patterns += [GPT2] if step.get("use_regex", True) else []
+        else:
+            return None
+    return tuple(patterns), bool(content["model"].get("ignore_merges"))
+
+
+def _prefix(content: Mapping[str, Any]) -> bool | None:
+    """Return whether a ``tokenizer.json`` of pieces puts a space before a text; None if it does something else."""
+    steps = [*_steps(content.get("normalizer"), "normalizers"), *_steps(content.get("pre_tokenizer"), "pretokenizers")]
+    kinds = {step.get("type"): step for step in steps}
+    if kinds.keys() - {"Prepend", "Replace", "Metaspace"} or not kinds:
+        return None
+    meta = kinds.get("Metaspace")
+    return "Prepend" in kinds or (meta is not None and meta.get("prepend_scheme", "always") != "never")
