@@ -65,6 +65,7 @@ test-oldest: $(VENV)-oldest/.installed
 test-peers: $(VENV)/.installed $(PEERS)
 	$(BIN)/python tests/golden/compare_124m.py --torch-python $(PEERS) $(ARGS)
 	$(BIN)/python tests/golden/compare_llama.py --python $(PEERS)
+	$(BIN)/python tests/golden/compare_families.py --python $(PEERS)
 	$(BIN)/python tests/golden/compare_transformers.py --python $(PEERS)
 	$(BIN)/python tests/golden/exchange_llama.py --python $(PEERS)
 	$(BIN)/python tests/golden/compare_lora.py --python $(PEERS)

@@ -20,8 +20,8 @@ from cpuopt.kernels.rows.matmul import products_by
 from cpuopt.kernels.toolkit.lanes import load, store
 from cpuopt.kernels.toolkit.pairs import adder_of, load_some_words, load_words
 from cpuopt.kernels.toolkit.simd import HOST, LANES
+from cpuopt.models.families import PRESETS
 from cpuopt.models.gpt2 import GPT2, Config
-from cpuopt.models.llama import PRESETS
 from cpuopt.ops.storage import TYPES
 from cpuopt.train import samples
 from cpuopt.weights import save_weights

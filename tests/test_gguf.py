@@ -13,7 +13,8 @@ from cpuopt import cli, models
 from cpuopt.errors import UserError
 from cpuopt.files import gguf as container
 from cpuopt.models import gpt2
-from cpuopt.models.llama import Config, Qwen2, Qwen3
+from cpuopt.models.families import Qwen2, Qwen3
+from cpuopt.models.llama import Config
 from cpuopt.weights import gguf as file_of
 from cpuopt.weights import open_weights, save_weights
 from cpuopt.weights.tensors import from_bf16, to_bf16

@@ -16,7 +16,8 @@ from cpuopt.data.pieces import Pieces
 from cpuopt.data.tokenizers import get_tokenizer
 from cpuopt.engine import Engine
 from cpuopt.errors import UserError
-from cpuopt.models.llama import Config, Qwen2, Qwen3
+from cpuopt.models.families import Qwen2, Qwen3
+from cpuopt.models.llama import Config
 from cpuopt.weights import copy_into, llama2c, open_weights, save_weights
 
 SMALL = Config(300, 24, 20, 2, 6, 2, 4, 16, tie_word_embeddings=True)

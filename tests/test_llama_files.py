@@ -9,7 +9,8 @@ from golden.llama2c import draw
 
 from cpuopt import cli, models
 from cpuopt.errors import UserError
-from cpuopt.models.llama import Config, Qwen2, Qwen3
+from cpuopt.models.families import Qwen2, Qwen3
+from cpuopt.models.llama import Config
 from cpuopt.weights import open_weights, save_weights
 from cpuopt.weights.tensors import TensorFile
 
@@ -99,7 +100,10 @@ REFUSED = {
     "layer_types": (["full_attention", "sliding_attention"], "layer_types is"),
     "partial_rotary_factor": (0.5, "partial_rotary_factor is 0.5"),
     "quantization_config": ({"bits": 4}, "quantization_config is"),
-    "rope_parameters": ({"rope_type": "yarn", "factor": 4.0}, "rope_type 'yarn'; expected default, linear, llama3"),
+    "rope_parameters": (
+        {"rope_type": "ntk", "factor": 4.0},
+        "rope_type 'ntk'; expected default, linear, dynamic, llama3",
+    ),
     "rope_scaling": ({"type": "linear", "factor": 4.0}, "rope_parameters and rope_scaling differ"),
     "num_attention_heads": ("6", "num_attention_heads is '6'"),
     "num_key_value_heads": (4, "not a multiple of num_key_value_heads = 4"),

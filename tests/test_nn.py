@@ -101,7 +101,7 @@ HOSTILE = [
     (lambda m, x: x * -1e39, "scale: the factor is -1e\\+39; expected a finite number of float32"),
     (lambda m, x: x - None, r"x - y: y is NoneType; expected a value"),
     (lambda m, x: 1 / x - "1", r"x - y: y is str"),
-    (lambda m, x: nn.RotaryEmbedding(3, 9)(x), "RotaryEmbedding: head_size = 3; expected an even number"),
+    (lambda m, x: nn.RotaryEmbedding(3, 9)(x), "RotaryEmbedding: head_size = 3, of which 3 rotate; expected even"),
     (lambda m, x: nn.RMSNorm(3)(x), "rms_norm: rows of 8 channels; expected a multiple of weight's 3"),
     (lambda m, x: F.rms_norm(x, m.table.weight), "argument 'weight' has shape"),
     (lambda m, x: F.rotary_embedding(x, m.table.weight, m.table.weight), "no gradient for 'cos'.*nn.Buffer"),

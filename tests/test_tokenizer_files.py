@@ -22,8 +22,8 @@ from cpuopt.data.encoding import encode_text
 from cpuopt.data.tokenizers import ENDS, get_tokenizer
 from cpuopt.data.tokens import read_tokens, write_tokens
 from cpuopt.errors import UserError
+from cpuopt.models.families import PRESETS
 from cpuopt.models.gpt2 import Config
-from cpuopt.models.llama import PRESETS
 from cpuopt.train import checkpoint
 from cpuopt.weights import Marks, open_weights, save_weights
 

@@ -15,7 +15,6 @@ Examples::
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -81,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
     dtype = SHORT.get(args.dtype, args.dtype) or usual_dtype(args.target, c, weights.dtype)
     with ended_by_sigterm():
         save_weights(args.target, c, weights.read, dtype, weights.padded_vocab, tokenizer, weights.marks)
-    sizes = ", ".join(f"{name} {n}" for name, n in asdict(c).items())
+    sizes = ", ".join(f"{name} {n}" for name, n in c.to_json().items() if name != "model")
     print(f"{args.target}: {parameters(c.n_params)}, {sizes}, {dtype}")
     return 0
 

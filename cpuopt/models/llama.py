@@ -1,17 +1,16 @@
-"""The Llama family, with the parameter and layer names of Hugging Face's checkpoints: Llama, Qwen2 and Qwen3.
+"""The Llama family, with the parameter and layer names of Hugging Face's checkpoints, and Llama itself.
 
-Blocks of grouped-query attention with rotary positions and a SwiGLU, each behind an RMS normalization. Qwen2 has biases
-on q, k and v; Qwen3 normalizes each head of q and k.
+Blocks of grouped-query attention with rotary positions and a gated MLP, with RMS normalizations around them. A member
+of the family is a config: its sizes, where its norms stand, and what its layers do otherwise (`families`).
 
-Source: Touvron et al. 2023 (arXiv 2302.13971), Grattafiori et al. 2024 (arXiv 2407.21783) for the scaling of positions;
-``transformers``, whose sizes' names these are. The initial weights are normal with standard deviation 0.02.
+Source: Touvron et al. 2023 (arXiv 2302.13971); ``transformers``, whose sizes' names these are. The initial weights are
+normal with standard deviation 0.02.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from math import pi
 from typing import Any, ClassVar
 
 import numpy as np
@@ -20,19 +19,10 @@ from .. import functional as F
 from .. import models, nn, ops
 from ..errors import UserError
 from ..program.program import Value
+from . import positions
+from .config import later
 
-SCALINGS: Mapping[str, Mapping[str, str]] = {
-    "default": {},
-    "linear": {"factor": "rope_factor"},
-    "llama3": {
-        "factor": "rope_factor",
-        "low_freq_factor": "rope_low_freq_factor",
-        "high_freq_factor": "rope_high_freq_factor",
-        "original_max_position_embeddings": "rope_original_positions",
-    },
-}
-"""The numbers of each scaling of positions: their keys in ``config.json``, and the fields here."""
-EXPECTED: Mapping[str, tuple[Any, ...]] = {
+EXPECTED: dict[str, tuple[Any, ...]] = {
     # the values that this family computes; the first is the default of config.json
     "hidden_act": ("silu", "swish"),
     "attention_dropout": (0.0, None),
@@ -43,6 +33,8 @@ EXPECTED: Mapping[str, tuple[Any, ...]] = {
     "quantization_config": (None,),
     "add_cross_attention": (False,),
 }
+ACTIVATIONS = {"silu": "silu", "gelu": "gelu_pytorch_tanh"}
+"""The names of activations in ``config.json``."""
 START = nn.normal(0.02)
 
 
@@ -53,7 +45,7 @@ class Config(models.Config):
     Attributes
     ----------
     head_dim : the channels of a head.
-    rope_type : ``default``; ``linear``, with `rope_factor`; ``llama3``, with all four of the numbers.
+    rope_type : ``default``, or a scaling of `positions`, which reads some of the fields behind it.
     """
 
     vocab_size: int = 32000
@@ -73,12 +65,14 @@ class Config(models.Config):
     rope_low_freq_factor: float = 1.0
     rope_high_freq_factor: float = 4.0
     rope_original_positions: int = 8192
+    rope_beta_fast: float = later(32.0)
+    rope_beta_slow: float = later(1.0)
+    rope_attention_factor: float | None = later(None)
+    rope_short_factor: tuple[float, ...] = later(())
+    rope_long_factor: tuple[float, ...] = later(())
 
     model: ClassVar = "llama"
-    qkv_bias: ClassVar[bool | None] = None
-    """Whether q, k and v have biases and o has none; None: `attention_bias` decides for all four."""
-    qk_norm: ClassVar = False
-    """Whether each head of q and k is normalized."""
+    architecture: ClassVar = "LlamaForCausalLM"
     missing: ClassVar[Mapping[str, Any]] = {
         "vocab_size": 32000,
         "hidden_size": 4096,
@@ -92,6 +86,20 @@ class Config(models.Config):
         "rope_theta": 10000.0,
     }
     """The values that ``transformers`` takes where a ``config.json`` lacks them."""
+    expected: ClassVar = EXPECTED | {"sliding_window": (None,)}
+    """The values of keys that are no sizes; the first is written."""
+    written: ClassVar[Mapping[str, Any]] = {}
+    """Keys that are no sizes, and that a ``config.json`` gets."""
+    norms: ClassVar = ("input_layernorm", "", "post_attention_layernorm", "")
+    """The normalizations before and after attention, and before and after the MLP; an empty name is none."""
+    norm_shift: ClassVar = 0
+    """What is added to the weight of a normalization."""
+    qk_norm: ClassVar = ""
+    """Whether q and k are normalized: each ``head``, the whole ``row``, or not."""
+    qkv_bias: ClassVar[bool | None] = None
+    """Whether q, k and v have biases and o has none; None: `attention_bias` decides for all four."""
+    gate: ClassVar = "silu"
+    """The activation that gates the MLP, by its name in `functional`."""
     cached: ClassVar = {
         ops.gqa_forward: ops.gqa_decode,
         ops.rope_forward: ops.rope_decode,
@@ -109,25 +117,45 @@ class Config(models.Config):
             raise UserError(
                 f"model: head_dim = {self.head_dim}; expected an even number, since channels rotate in pairs"
             )
-        if self.rope_type not in SCALINGS:
-            raise UserError(f"model: rope_type is {self.rope_type[:60]!r}; expected {', '.join(SCALINGS)}")
-        for f in fields(self):
-            given, unread = getattr(self, f.name), f.name in SCALINGS["llama3"].values()
-            if unread and f.name not in SCALINGS[self.rope_type].values() and given != f.default:
-                raise UserError(
-                    f"model: {f.name} is {given}; rope_type = {self.rope_type!r} does not read it, so leave it out or "
-                    "name the rope_type"
-                )
-        if self.rope_low_freq_factor >= self.rope_high_freq_factor:
-            raise UserError(
-                f"model: rope_low_freq_factor = {self.rope_low_freq_factor}; expected less than "
-                f"rope_high_freq_factor = {self.rope_high_freq_factor}"
-            )
+        positions.check(self)
+        for name, usual in self.per_layer.items():
+            given = getattr(self, name)
+            if given and len(given) != self.num_hidden_layers:
+                raise UserError(f"model: {name} has {len(given)} entries; expected one for each layer, or none at all")
+            if given == tuple(usual):
+                object.__setattr__(self, name, ())
+
+    @property
+    def per_layer(self) -> dict[str, list[Any]]:
+        """The sizes that list something for each layer, with the list that an empty one stands for."""
+        return {}
+
+    def at(self, name: str, layer: int) -> Any:
+        """Return an entry of a size that is a list."""
+        return (getattr(self, name) or self.per_layer[name])[layer]
+
+    def rotates(self, layer: int) -> bool:
+        """Return whether a layer has rotary positions, or none."""
+        return True
+
+    def window(self, layer: int) -> int | None:
+        """Return the tokens that a token of a layer reads, itself among them; None: all before it."""
+        return None
+
+    def scaled(self, frequencies: np.ndarray) -> np.ndarray:
+        """Scale the inverse frequencies of the rotary positions (rotary_dim / 2,), in float32."""
+        return positions.scaled(self, frequencies)
+
+    @property
+    def rotary_dim(self) -> int:
+        """The channels of a head that rotate."""
+        return self.head_dim
 
     @property
     def block_size(self) -> int:
         """The longest context."""
-        return self.max_position_embeddings
+        found = [self.max_position_embeddings, *filter(None, map(self.window, range(self.num_hidden_layers)))]
+        return min([*found, self.rope_original_positions] if self.rope_type == "longrope" else found)
 
     def module(self) -> nn.Module:
         """Make the module."""
@@ -138,41 +166,34 @@ class Config(models.Config):
         """The sizes of the cache: heads of keys and values, and their channels."""
         return {"NKV": self.num_key_value_heads, "HS": self.head_dim}
 
-    def scaled(self, frequencies: np.ndarray) -> np.ndarray:
-        """Scale the inverse frequencies of the rotary positions (head_dim / 2,), in float32."""
-        if self.rope_type == "linear":
-            return frequencies / np.float32(self.rope_factor)
-        if self.rope_type == "llama3":
-            low, high = self.rope_low_freq_factor, self.rope_high_freq_factor
-            wavelength = np.float32(2 * pi) / frequencies
-            long, short = self.rope_original_positions / low, self.rope_original_positions / high
-            slow = frequencies / np.float32(self.rope_factor)
-            smooth = (np.float32(self.rope_original_positions) / wavelength - np.float32(low)) / np.float32(high - low)
-            between = (np.float32(1) - smooth) * slow + smooth * frequencies
-            return np.where(wavelength > long, slow, np.where(wavelength < short, frequencies, between))
-        return frequencies
+    @classmethod
+    def own_keys(cls) -> list[str]:
+        """Return the sizes that are keys of ``config.json``; `positions` has the others."""
+        return [f.name for f in fields(cls) if f.name == "rope_theta" or not f.name.startswith("rope_")]
 
     @classmethod
     def from_transformers(cls, given: Mapping[str, Any]) -> Config:
         """Read the sizes; refuse what this model does not compute."""
-        for name, allowed in EXPECTED.items():
+        for name, allowed in cls.expected.items():
             if given.get(name, allowed[0]) not in allowed:
                 raise UserError(f"{name} is {repr(given[name])[:60]}; cpuopt's {cls.model} has {allowed[0]!r} only")
+        names = cls.own_keys()
         layers = given.get("layer_types") or []
-        if not isinstance(layers, list) or any(kind != "full_attention" for kind in layers):
+        if "layer_types" not in names and (
+            not isinstance(layers, list) or any(kind != "full_attention" for kind in layers)
+        ):
             raise UserError(f"layer_types is {repr(layers)[:60]}; cpuopt's {cls.model} has 'full_attention' only")
-        if cls is Config and given.get("sliding_window") is not None:  # other models have a switch for it
-            raise UserError(f"sliding_window is {repr(given['sliding_window'])[:60]}; cpuopt's llama has none")
-        sizes = {name: given.get(name, n) for name, n in cls.missing.items()}
-        heads, head_dim = (given.get(n, sizes.pop(n, None)) for n in ("num_key_value_heads", "head_dim"))
+        given = {**cls.missing, **given}
+        sizes = {name: given[name] for name in names if name in given}
+        heads, head_dim = (sizes.pop(n, None) for n in ("num_key_value_heads", "head_dim"))
         if cls.qkv_bias is not None:
-            sizes.pop("attention_bias")  # which this model does not read
+            sizes.pop("attention_bias", None)  # which this model does not read
         c = cls(**sizes, num_key_value_heads=1, head_dim=2)  # so that these numbers are right before they are divided
         return replace(
             c,
             num_key_value_heads=c.num_attention_heads if heads is None else heads,
             head_dim=c.hidden_size // c.num_attention_heads if head_dim is None else head_dim,
-            **rope_of(given, c),
+            **positions.rope_of(given, c),
         )
 
     def to_transformers(self) -> dict[str, Any]:
@@ -182,15 +203,16 @@ class Config(models.Config):
                 f"hidden_size = {self.hidden_size} is not a multiple of num_attention_heads = "
                 f"{self.num_attention_heads}: transformers refuses such a {self.model}"
             )
-        rope = {"rope_type": self.rope_type}
-        rope |= {there: getattr(self, here) for there, here in SCALINGS[self.rope_type].items()}
-        switch = {} if self.model == Config.model else {"use_sliding_window": False}
+        rope = positions.rope_json(self)
+        sizes = {name: getattr(self, name) for name in self.own_keys()}
         return {
-            "architectures": [f"{self.model.capitalize()}ForCausalLM"],
+            "architectures": [self.architecture],
             "model_type": self.model,
-            "hidden_act": "silu",
-            **{f.name: getattr(self, f.name) for f in fields(self) if f.name == "rope_theta" or "rope" not in f.name},
-            **switch,
+            "hidden_act": ACTIVATIONS[self.gate],
+            **sizes,
+            **{name: list(getattr(self, name) or usual) for name, usual in self.per_layer.items()},
+            **self.written,
+            **({positions.ORIGINAL: rope[positions.ORIGINAL]} if self.rope_type == "longrope" else {}),
             "rope_parameters": rope | {"rope_theta": self.rope_theta},
             "rope_scaling": None if self.rope_type == "default" else rope,
             "bos_token_id": None,
@@ -198,117 +220,13 @@ class Config(models.Config):
         }
 
 
-@dataclass(frozen=True)
-class Qwen2(Config):
-    """Sizes of a Qwen2: a Llama with biases on q, k and v."""
-
-    model: ClassVar = "qwen2"
-    qkv_bias: ClassVar = True
-    missing: ClassVar = {
-        **Config.missing,
-        "vocab_size": 151936,
-        "intermediate_size": 22016,
-        "num_key_value_heads": 32,
-        "max_position_embeddings": 32768,
-    }
-
-
-@dataclass(frozen=True)
-class Qwen3(Config):
-    """Sizes of a Qwen3: a Llama that normalizes each head of q and k."""
-
-    model: ClassVar = "qwen3"
-    qk_norm: ClassVar = True
-    missing: ClassVar = {**Qwen2.missing, "head_dim": 128}
-
-
-def rope_of(given: Mapping[str, Any], config: Config) -> dict[str, Any]:
-    """Read the scaling of positions from ``rope_parameters``, or from ``rope_scaling`` of earlier versions.
-
-    Raises
-    ------
-    UserError
-        For a scaling that is not computed, one that lacks a number, and two that differ.
-    """
-    found = {key: given[key] for key in ("rope_parameters", "rope_scaling") if given.get(key)}
-    read = [_rope(key, rope, given, config) for key, rope in found.items()] or [{}]
-    if read[0] != read[-1]:
-        raise UserError("rope_parameters and rope_scaling differ; remove the one that is wrong")
-    return read[0]
-
-
-def _rope(key: str, rope: Any, given: Mapping[str, Any], config: Config) -> dict[str, Any]:
-    """Read the scaling of positions under a key."""
-    if not isinstance(rope, dict):
-        raise UserError(f"{key} is {repr(rope)[:60]}; expected an object")
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind not in tuple(SCALINGS):
-        raise UserError(f"{key} has the rope_type {repr(kind)[:60]}; expected {', '.join(SCALINGS)}")
-    if rope.get("partial_rotary_factor") not in EXPECTED["partial_rotary_factor"]:
-        raise UserError(f"{key}: partial_rotary_factor is {repr(rope['partial_rotary_factor'])[:60]}; expected 1.0")
-    known = {"rope_type", "type", "rope_theta", "partial_rotary_factor", *SCALINGS["llama3"]}
-    if other := sorted(name for name in rope.keys() - known if rope[name] is not None):
-        raise UserError(f"{key} has {other[0][:60]!r}, which cpuopt does not compute; leave it out")
-    usual = {"original_max_position_embeddings": config.max_position_embeddings}
-    first = {n: given[n] for n in usual if n in given}  # at the top level it precedes
-    there = {**usual, **rope, **first}
-    if lacking := [name for name in SCALINGS[kind] if name not in there]:
-        raise UserError(f"{key} has the rope_type {kind!r} and lacks {lacking[0]!r}")
-    theta = rope.get("rope_theta", config.rope_theta)
-    return {"rope_type": kind, "rope_theta": theta} | {here: there[name] for name, here in SCALINGS[kind].items()}
-
-
-def sized(
-    model: type[Config], vocab: int, width: int, ffn: int, layers: int, heads: tuple[int, int, int], **kw: Any
-) -> Config:
-    """Make the sizes of a model; `heads` are those of queries, those of keys, and the channels of one."""
-    NH, NKV, HS = heads
-    return model(vocab, width, ffn, layers, NH, NKV, HS, **kw)
-
-
-LLAMA3: Mapping[str, Any] = {"rope_type": "llama3", "rope_factor": 32.0, "rope_theta": 500000.0}
-PRESETS: Mapping[str, Config] = {
-    "llama-tiny": sized(Config, 256, 64, 160, 2, (4, 2, 16), max_position_embeddings=64, tie_word_embeddings=True),
-    "stories260K": sized(Config, 512, 64, 172, 5, (8, 4, 8), max_position_embeddings=512, tie_word_embeddings=True),
-    "stories15M": sized(Config, 32000, 288, 768, 6, (6, 6, 48), max_position_embeddings=256, tie_word_embeddings=True),
-    "smollm2-135M": sized(
-        Config, 49152, 576, 1536, 30, (9, 3, 64), max_position_embeddings=8192, tie_word_embeddings=True, rope_theta=1e5
-    ),
-    "smollm2-360M": sized(
-        Config,
-        49152,
-        960,
-        2560,
-        32,
-        (15, 5, 64),
-        max_position_embeddings=8192,
-        tie_word_embeddings=True,
-        rope_theta=1e5,
-    ),
-    "qwen3-0.6B": sized(
-        Qwen3,
-        *(151936, 1024, 3072, 28, (16, 8, 128)),
-        max_position_embeddings=40960,
-        rms_norm_eps=1e-6,
-        tie_word_embeddings=True,
-        rope_theta=1e6,
-    ),
-    "tinyllama-1.1B": Config(),
-    "llama3.2-1B": sized(
-        Config,
-        *(128256, 2048, 8192, 16, (32, 8, 64)),
-        max_position_embeddings=131072,
-        tie_word_embeddings=True,
-        **LLAMA3,
-    ),
-}
-"""Sizes by name; ``llama-tiny`` reads bytes and trains in seconds."""
-for _model in (Config, Qwen2, Qwen3):
-    models.register(_model, {name: c for name, c in PRESETS.items() if type(c) is _model})
+def normalization(c: Config, features: int) -> nn.RMSNorm:
+    """Make a normalization of a model."""
+    return nn.RMSNorm(features, c.rms_norm_eps, c.norm_shift)
 
 
 class LlamaAttention(nn.Module):
-    """Causal grouped-query attention with rotary positions, between projections."""
+    """Causal grouped-query attention with rotary positions, or none, between projections."""
 
     def __init__(self, c: Config) -> None:
         width, biased = c.num_attention_heads * c.head_dim, c.attention_bias if c.qkv_bias is None else c.qkv_bias
@@ -319,47 +237,56 @@ class LlamaAttention(nn.Module):
         self.v_proj = nn.Linear(c.hidden_size, keys, bias=biased, init=START)
         self.o_proj = nn.Linear(width, c.hidden_size, bias=c.attention_bias and c.qkv_bias is None, init=START)
         if c.qk_norm:
-            self.q_norm, self.k_norm = (nn.RMSNorm(c.head_dim, c.rms_norm_eps) for _ in "qk")
+            sizes = (c.head_dim, c.head_dim) if c.qk_norm == "head" else (width, keys)
+            self.q_norm, self.k_norm = (normalization(c, size) for size in sizes)
         self.qk_norm = c.qk_norm
 
-    def forward(self, x: Value, rotary: nn.RotaryEmbedding) -> Value:
+    def forward(self, x: Value, rotary: nn.RotaryEmbedding | None) -> Value:
         """Keep the shape (B, T, C)."""
         q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
         if self.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
-        q, k = rotary.forward(q), rotary.forward(k)  # in this layer
+        if rotary:
+            q, k = rotary.forward(q), rotary.forward(k)  # in this layer
         y: Value = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True, head_size=self.head_dim)
         y = self.o_proj(y)
         return y
 
 
 class LlamaMLP(nn.Module):
-    """Two projections, one gated by the SiLU of the other, and one back."""
+    """Two projections, one gated by an activation of the other, and one back."""
 
     def __init__(self, c: Config) -> None:
+        self.gate = getattr(F, c.gate)
         self.gate_proj = nn.Linear(c.hidden_size, c.intermediate_size, bias=False, init=START)
         self.up_proj = nn.Linear(c.hidden_size, c.intermediate_size, bias=False, init=START)
         self.down_proj = nn.Linear(c.intermediate_size, c.hidden_size, bias=False, init=START)
 
     def forward(self, x: Value) -> Value:
         """Keep the shape (B, T, C)."""
-        y: Value = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        y: Value = self.down_proj(self.gate(self.gate_proj(x)) * self.up_proj(x))
         return y
 
 
 class LlamaBlock(nn.Module):
-    """Attention and MLP, each on a normalized residual stream that it adds to."""
+    """Attention and MLP, each between the normalizations that the model has, on a stream that it adds to."""
 
-    def __init__(self, c: Config) -> None:
+    def __init__(self, c: Config, layer: int) -> None:
+        self.norms, self.rotates = c.norms, c.rotates(layer)
         self.self_attn = LlamaAttention(c)
         self.mlp = LlamaMLP(c)
-        self.input_layernorm = nn.RMSNorm(c.hidden_size, c.rms_norm_eps)
-        self.post_attention_layernorm = nn.RMSNorm(c.hidden_size, c.rms_norm_eps)
+        for name in filter(None, c.norms):
+            setattr(self, name, normalization(c, c.hidden_size))
+
+    def normalized(self, place: int, x: Value) -> Value:
+        """Normalize, if the model does it at a place of `Config.norms`."""
+        y: Value = getattr(self, self.norms[place])(x) if self.norms[place] else x
+        return y
 
     def forward(self, x: Value, rotary: nn.RotaryEmbedding) -> Value:
         """Keep the shape (B, T, C)."""
-        x = x + self.self_attn(self.input_layernorm(x), rotary)
-        x = x + self.mlp(self.post_attention_layernorm(x))
+        x = x + self.normalized(1, self.self_attn(self.normalized(0, x), rotary if self.rotates else None))
+        x = x + self.normalized(3, self.mlp(self.normalized(2, x)))
         return x
 
 
@@ -368,9 +295,11 @@ class LlamaDecoder(nn.Module):
 
     def __init__(self, c: Config) -> None:
         self.embed_tokens = nn.Embedding(c.vocab_size, c.hidden_size, init=START)
-        self.layers = [LlamaBlock(c) for _ in range(c.num_hidden_layers)]
-        self.norm = nn.RMSNorm(c.hidden_size, c.rms_norm_eps)
-        self.rotary_emb = nn.RotaryEmbedding(c.head_dim, c.max_position_embeddings, c.rope_theta, c.scaled)
+        self.layers = [LlamaBlock(c, i) for i in range(c.num_hidden_layers)]
+        self.norm = normalization(c, c.hidden_size)
+        self.rotary_emb = nn.RotaryEmbedding(
+            c.head_dim, c.block_size, c.rope_theta, c.scaled, c.rotary_dim, positions.amplitude(c)
+        )
 
     def forward(self, tokens: Value) -> Value:
         """Map ids (B, T) to hidden states (B, T, C)."""

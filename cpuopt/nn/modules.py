@@ -179,15 +179,21 @@ class LayerNorm(Module):
 
 
 class RMSNorm(Module):
-    """Rows normalized by their root mean square, and scaled; or each group of `features` channels of a row."""
+    """Rows normalized by their root mean square, and scaled; or each group of `features` channels of a row.
 
-    def __init__(self, features: int, eps: float = 1e-6) -> None:
-        self.weight = Parameter((features,), constant(1))
-        self.eps = eps
+    Parameters
+    ----------
+    shift : what is added to the weight, which starts at ``1 - shift``: 1 for a weight that is kept as its distance
+        from 1, as in Gemma.
+    """
+
+    def __init__(self, features: int, eps: float = 1e-6, shift: float = 0) -> None:
+        self.weight = Parameter((features,), constant(1 - shift))
+        self.eps, self.shift = eps, shift
 
     def forward(self, x: Value) -> Value:
         """Keep the shape (..., G * features)."""
-        return F.rms_norm(x, self.weight, self.eps)
+        return F.rms_norm(x, self.weight + self.shift if self.shift else self.weight, self.eps)
 
 
 class RotaryEmbedding(Module):
@@ -196,7 +202,10 @@ class RotaryEmbedding(Module):
     Parameters
     ----------
     positions : the longest context.
-    scaling : function that changes the inverse frequencies (head_size / 2,), float32, before the angles are computed.
+    scaling : function that changes the inverse frequencies (rotary_size / 2,), float32, before the angles are computed.
+    rotary_size : how many channels of a head rotate; by default all. Channel i rotates with channel head_size / 2 + i,
+        for i below rotary_size / 2.
+    amplitude : what the cosines and sines are multiplied by.
     """
 
     def __init__(
@@ -205,18 +214,29 @@ class RotaryEmbedding(Module):
         positions: int,
         base: float = 10000.0,
         scaling: Callable[[np.ndarray], np.ndarray] = lambda frequencies: frequencies,
+        rotary_size: int | None = None,
+        amplitude: float = 1.0,
     ) -> None:
-        if head_size % 2 or head_size < 2:
-            raise UserError(f"RotaryEmbedding: head_size = {head_size}; expected an even number, 2 or more")
+        size = head_size if rotary_size is None else rotary_size
+        if head_size % 2 or size % 2 or not 2 <= size <= head_size:
+            raise UserError(
+                f"RotaryEmbedding: head_size = {head_size}, of which {size} rotate; expected even numbers, 2 or more"
+            )
 
         def angles() -> np.ndarray:
-            exponents = np.arange(0, head_size, 2, dtype=np.float32) / np.float32(head_size)
+            exponents = np.arange(0, size, 2, dtype=np.float32) / np.float32(size)
             frequencies = scaling(np.float32(1) / np.float32(base) ** exponents)
             found: np.ndarray = np.arange(positions, dtype=np.float32)[:, None] * frequencies
             return found
 
-        self.cos = Buffer((positions, head_size // 2), lambda: np.cos(angles()))
-        self.sin = Buffer((positions, head_size // 2), lambda: np.sin(angles()))
+        def table(function: Callable[[np.ndarray], np.ndarray], still: float) -> Buffer:
+            def make() -> np.ndarray:
+                found: np.ndarray = function(angles()) * np.float32(amplitude)
+                return np.pad(found, ((0, 0), (0, (head_size - size) // 2)), constant_values=still)
+
+            return Buffer((positions, head_size // 2), make)
+
+        self.cos, self.sin = table(np.cos, 1), table(np.sin, 0)
 
     def forward(self, x: Value) -> Value:
         """Rotate the heads of x (B, T, NH * head_size)."""

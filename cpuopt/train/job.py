@@ -30,7 +30,7 @@ from ..ops.declaration import Spec
 from ..program.fuse import parse as parse_fusions
 from ..program.fuse import usual as usual_fusions
 from ..program.tree import divides
-from ..weights import NO_MARKS, Adapter, Marks, Weights, check_target, copy_into
+from ..weights import NO_MARKS, Adapter, Marks, Weights, check_target, copy_into, require_own
 from . import plans
 from .checkpoint import Checkpoint, load, open_weights
 from .first import judge_first_step
@@ -533,7 +533,9 @@ def sized_model(settings: Settings, config: Config) -> tuple[nn.Module, dict[str
     """
     module, specs = config.sized(settings.B, settings.T)
     if settings.lora is not None:
-        nn.add_adapters(module, nn.Lora.parse(settings.lora), config.head)
+        layers = nn.add_adapters(module, nn.Lora.parse(settings.lora), config.head)
+        if settings.save is not None:
+            require_own(config, layers)
     return module, specs
 
 

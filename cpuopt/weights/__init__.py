@@ -15,7 +15,7 @@ from ..files import temporary
 from ..files.reading import read_file
 from ..models import Config
 from .formats import format_of, require_dtype, target_format
-from .peft import Adapter, is_adapter, merge, open_adapter, save_adapter
+from .peft import Adapter, is_adapter, merge, open_adapter, require_own, save_adapter
 from .tensors import LIMITS, NO_MARKS, Array, DType, Marks, Read, Weights, all_below
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "merge",
     "open_adapter",
     "open_weights",
+    "require_own",
     "save_adapter",
     "save_weights",
     "usual_dtype",

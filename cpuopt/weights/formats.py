@@ -61,7 +61,7 @@ def _binary(module: ModuleType) -> Callable[[Path, Weights], None]:
 
 HUGGING_FACE = FileFormat(
     *("a Hugging Face directory", "", (), ("f32", "f16", "bf16")),
-    *(huggingface.recognizes, huggingface.open_model, Config.to_transformers, huggingface.write),
+    *(huggingface.recognizes, huggingface.open_model, lambda config: config.to_transformers(), huggingface.write),
 )
 GGUF = FileFormat(
     *("GGUF", ENDING, (), ("f32", "f16", "bf16", "q8_0")),

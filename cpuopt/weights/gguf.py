@@ -344,6 +344,8 @@ def require(config: Config) -> Architecture:
     """Return the names of a model's tensors and sizes; raise a `UserError` for a model that llama.cpp does not have."""
     if config.model not in ARCHITECTURES:
         raise UserError(f"GGUF has no architecture for the model {config.title}; name a directory")
+    if (kind := getattr(config, "rope_type", "default")) not in ("default", "linear", "llama3"):
+        raise UserError(f"rope_type is {kind!r}, which cpuopt does not write to GGUF; name a directory")
     return ARCHITECTURES[config.model]
 
 

@@ -1,8 +1,8 @@
 """Models in the format of Hugging Face's ``transformers``: a directory with ``config.json`` and ``model.safetensors``.
 
 Of GPT-2, four weights are stored (in, out) there and (out, in) here; names may begin with ``transformer.``; masks are
-kept beside the weights in older files, and are skipped. The Llama family has the same names and shapes here and there.
-A head that is tied to the embedding may be left out.
+kept beside the weights in older files, and are skipped. The Llama family has the same names and shapes here and there,
+except for layers that a model's files hold as one. A head that is tied to the embedding may be left out.
 """
 
 from __future__ import annotations
@@ -12,13 +12,18 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from ..data.tokenizers import TOKENIZERS, tokenizer_beside, tokenizer_files
 from ..errors import UserError
 from ..files import Content, whole_directory, write_synced
 from ..models import CONFIG, Config, read_config, read_object
+from ..models.llama import Config as Llama
+from ..ops.declaration import Shape
 from ..ops.storage import WIDE
 from .tensors import FLOATS, NO_MARKS, Array, DType, Marks, Read, TensorFile, Weights, file_parts, naturals
 
@@ -40,17 +45,20 @@ class Names:
     transposed : weights that are stored (in, out).
     skipped : tensors that are no weights.
     tied : tensors that are left out where a model ties them, each with the weight that it must then equal.
+    inner : what the names of the module begin with, and those of files without a head do not.
     """
 
     prefix: str = ""
     transposed: re.Pattern[str] = re.compile(r"(?!)")
     skipped: re.Pattern[str] = re.compile(r"(?!)")
     tied: Mapping[str, str] = field(default_factory=dict)
+    inner: str = ""
 
 
 LLAMA = Names(
-    skipped=re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq"),
+    skipped=re.compile(r"(model\.)?layers\.\d+\.self_attn\.rotary_emb\.inv_freq"),
     tied={"lm_head.weight": "model.embed_tokens.weight"},
+    inner="model.",
 )
 NAMES = {
     "gpt2": Names(
@@ -59,9 +67,23 @@ NAMES = {
         re.compile(r"h\.\d+\.attn\.(bias|masked_bias)"),
         {"lm_head.weight": "wte.weight"},
     ),
-    **dict.fromkeys(("llama", "qwen2", "qwen3"), LLAMA),
 }
-"""The differences of each model whose files differ."""
+"""The differences of a model's files; those of the Llama family have their own."""
+
+
+def names_of(config: Config) -> Names:
+    """Return the differences of a model's files."""
+    return NAMES.get(config.model, LLAMA if isinstance(config, Llama) else Names())
+
+
+def tensors_of(config: Config) -> dict[str, list[str]]:
+    """Return the parameters in each tensor of a model's files, one behind the other; the names have no prefix."""
+    found: dict[str, list[str]] = {}
+    for name in config.shapes():
+        ends = ((part, whole) for whole, parts in config.fused.items() for part in parts)
+        there = next((name.replace(part, whole) for part, whole in ends if name.endswith(f"{part}.weight")), name)
+        found.setdefault(there, []).append(name)
+    return found
 
 
 def recognizes(path: Path) -> bool:
@@ -86,25 +108,29 @@ def open_model(path: Path) -> Weights:
             raise UserError(f"{str(path)!r} has neither {WEIGHTS} nor {INDEX}{more if pickled else ''}")
         path = found[0]
     config, tokenizer, marks = _config(folder / CONFIG)
-    names = NAMES.get(config.model, Names())
+    names = names_of(config)
     files = _shards(path) if path.name.endswith(".json") else [TensorFile(path)]
     places: dict[str, tuple[TensorFile, str]] = {}
+    tensors, shapes = tensors_of(config), config.shapes()
     for file in files:
         for there in file.tensors:
             name = there.removeprefix(names.prefix)
+            name = names.inner * (f"{names.inner}{name}" in tensors) + name
             if name in places:
                 raise file.wrong(f"tensor {name!r} comes twice")
             if not names.skipped.fullmatch(name):
                 places[name] = file, there
-    shapes = config.shapes()
-    tied = {weight: places.pop(name) for name, weight in names.tied.items() if name in places.keys() - shapes.keys()}
-    missing, surplus = shapes.keys() - places.keys(), places.keys() - shapes.keys()
+    tied = {weight: places.pop(name) for name, weight in names.tied.items() if name in places.keys() - tensors.keys()}
+    missing, surplus = tensors.keys() - places.keys(), places.keys() - tensors.keys()
     if missing or surplus:
         parts = [f"lacks {sorted(missing)[0]!r} and {len(missing) - 1} more"] if missing else []
         parts += [f"has {sorted(surplus)[0]!r} and {len(surplus) - 1} more"] if surplus else []
         raise UserError(f"{str(path)!r} {' and '.join(parts)}; expected a {config.model} of the sizes in {CONFIG}")
+    rows: dict[str, tuple[str, slice]] = {}
     for name, (file, there) in places.items():
-        t, want = file.tensors[there], shapes[name]
+        heights = [0, *accumulate(shapes[part][0] for part in tensors[name])]
+        rows |= {part: (name, slice(*pair)) for part, pair in zip(tensors[name], pairwise(heights), strict=True)}
+        t, want = file.tensors[there], (heights[-1], *shapes[tensors[name][0]][1:])
         if names.transposed.fullmatch(name):
             want = want[::-1]
         if t.shape != want or t.dtype not in FLOATS:
@@ -117,9 +143,11 @@ def open_model(path: Path) -> Weights:
             raise UserError(f"{str(path)!r}: {place[1]} differs from {name}; {config.model} has one weight for both")
 
     def read(name: str) -> Array:
-        file, there = places[name]
+        whole, part = rows[name]
+        file, there = places[whole]
         x = file.read(there)
-        return x.T if names.transposed.fullmatch(name) else x
+        x = x.T if names.transposed.fullmatch(name) else x[part]
+        return x if (order := config.rows(name)) is None else x[order]
 
     kinds = {file.tensors[there].dtype for file, there in places.values()}
     dtype: DType = "bf16" if kinds == {"BF16"} else "f16" if kinds == {"F16"} else "f32"
@@ -186,17 +214,26 @@ def config_json(config: Config, dtype: DType, tokenizer: str | None = None, mark
 
 def weight_parts(config: Config, read: Read, dtype: DType) -> Iterator[Content]:
     """Return the parts of ``model.safetensors``, with the names and the transposes of ``save_pretrained``."""
-    names, shapes = NAMES.get(config.model, Names()), config.shapes()
+    names, shapes, tensors = names_of(config), config.shapes(), tensors_of(config)
 
     def turned(name: str) -> bool:
-        return names.transposed.fullmatch(name.removeprefix(names.prefix)) is not None
+        return names.transposed.fullmatch(name) is not None
 
     def stored(name: str) -> Array:
-        x = read(name.removeprefix(names.prefix))
+        x = read(name)
+        if (order := config.rows(name)) is not None:
+            x = x[np.argsort(order)]
         return x.T if turned(name) else x
 
-    there = {f"{names.prefix}{name}": shape[::-1] if turned(name) else shape for name, shape in shapes.items()}
-    return file_parts(there, stored, dtype)
+    def joined(there: str) -> Array:
+        parts = [stored(name) for name in tensors[there.removeprefix(names.prefix)]]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    there: dict[str, Shape] = {}
+    for whole, parts in tensors.items():
+        shape = (sum(shapes[name][0] for name in parts), *shapes[parts[0]][1:])
+        there[f"{names.prefix}{whole}"] = shape[::-1] if turned(whole) else shape
+    return file_parts(there, joined, dtype)
 
 
 def write(path: Path, weights: Weights) -> None:

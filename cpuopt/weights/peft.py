@@ -18,7 +18,7 @@ from ..files import whole_directory, write_synced
 from ..models import Config, read_object
 from ..nn.lora import ALL, A, B, Lora, adapter_of
 from ..ops.declaration import Shape
-from .huggingface import NAMES, Names
+from .huggingface import names_of
 from .tensors import FLOATS, Array, Read, TensorFile, Weights, all_below, file_parts
 
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
@@ -133,7 +133,7 @@ def open_adapter(path: Path, config: Config) -> Adapter:
         if name not in IGNORED | KNOWN.keys() and x:
             raise UserError(f"{str(path)!r}: {name[:60]!r} is {repr(x)[:60]}, which cpuopt does not compute")
     lora = _read_lora(path, given)
-    file, names = TensorFile(path / TENSORS), NAMES.get(config.model, Names())
+    file, names = TensorFile(path / TENSORS), names_of(config)
     places: dict[str, str] = {}
     for key, tensor in file.tensors.items():
         part = TENSOR.fullmatch(key)
@@ -180,6 +180,22 @@ def merge(weights: Weights, adapters: Iterable[Path]) -> Weights:
     return weights
 
 
+def require_own(config: Config, layers: Iterable[str]) -> None:
+    """Refuse adapters of layers that a model's own files hold as one: ``peft`` would not find them.
+
+    Raises
+    ------
+    UserError
+        Naming the layer.
+    """
+    for layer in layers:
+        if whole := next((w for w, parts in config.fused.items() if layer.endswith(tuple(parts))), ""):
+            raise UserError(
+                f"files of {config.title} hold {layer!r} in {whole}, of which an adapter here has no part; leave such "
+                "layers out of targets, or keep a checkpoint, of which 'cpuopt convert --merge' makes a model"
+            )
+
+
 def save_adapter(path: Path, config: Config, adapter: Adapter) -> None:
     """Write an adapter's directory, whole or not at all.
 
@@ -188,7 +204,8 @@ def save_adapter(path: Path, config: Config, adapter: Adapter) -> None:
     UserError
         If it cannot be written, or a number is not finite.
     """
-    names, shapes = NAMES.get(config.model, Names()), config.shapes()
+    names, shapes = names_of(config), config.shapes()
+    require_own(config, adapter.layers)
     adapter.check(config)
     there: dict[str, Shape] = {}
     for layer in adapter.layers:

@@ -33,6 +33,10 @@ MODELS = {
     "llama-3": {**HEADS, **LLAMA3, "attention_bias": True, "rms_norm_eps": 1e-6},
     "llama-linear": {**HEADS, "rope_type": "linear", "rope_factor": 4.0, "head_dim": 8},
     "qwen2": {"num_attention_heads": 3, "num_key_value_heads": 3, "rope_theta": 1e6, "rms_norm_eps": 1e-6},
+    "mistral": {**HEADS, "sliding_window": 64, "rope_type": "dynamic", "rope_factor": 2.0},
+    "smollm3": {**HEADS, "tie_word_embeddings": True, "no_rope_layers": [0, 1]},
+    "olmo2": {**HEADS, "head_dim": 8, "rope_type": "yarn", "rope_factor": 4.0, "rope_original_positions": 16},
+    "phi3": {**HEADS, "head_dim": 8, "partial_rotary_factor": 0.75},
     "qwen3": {**HEADS, "head_dim": 32, "tie_word_embeddings": True, "rope_theta": 1e6},
 }
 LAYOUTS = {
@@ -40,6 +44,10 @@ LAYOUTS = {
     "defaults of llama": {"model_type": "llama"},
     "defaults of qwen2": {"model_type": "qwen2"},
     "defaults of qwen3": {"model_type": "qwen3"},
+    "defaults of mistral": {"model_type": "mistral"},
+    "defaults of smollm3": {"model_type": "smollm3"},
+    "defaults of olmo2": {"model_type": "olmo2"},
+    "defaults of phi3": {"model_type": "phi3"},
     "the oldest scaling": {"model_type": "llama", "rope_scaling": {"type": "linear", "factor": 2.0}},
     "an old scaling": {
         "model_type": "llama",

@@ -1,0 +1,148 @@
+"""Each family against values of ``transformers``: what its files say, logits, gradients, AdamW, greedy text, and back.
+
+The values are made by ``golden/transformers_families.py``; ``golden/compare_families.py`` compares whole arrays.
+"""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import safetensors.numpy
+from golden import compare_families
+from golden.compare_families import differences, engine_of, written
+from golden.families import FAMILIES
+from golden.llama_cases import TOLERANCE, distance, summarize
+
+from cpuopt import cli, models
+from cpuopt.errors import UserError
+from cpuopt.weights import open_weights
+from cpuopt.weights.tensors import TensorFile
+
+KEPT = compare_families.kept()
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_it_computes_what_transformers_does(tmp_path, name):
+    assert differences(tmp_path, FAMILIES[name], *KEPT[name]) == {}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_it_comes_back_byte_for_byte(tmp_path, name):
+    there = written(tmp_path / "there", FAMILIES[name], KEPT[name][0])
+    back, again = tmp_path / "back", tmp_path / "again"
+    assert cli.main(["convert", str(there), str(back)]) == cli.main(["convert", str(back), str(again)]) == 0
+    one, two = (TensorFile(folder / "model.safetensors") for folder in (there, back))
+    assert one.tensors.keys() == two.tensors.keys()
+    assert all(one.read(n).tobytes() == two.read(n).tobytes() for n in one.tensors)
+    for file in ("config.json", "model.safetensors"):
+        assert (back / file).read_bytes() == (again / file).read_bytes()
+    config = models.parse(str(there))
+    assert models.parse(str(back)) == config
+    assert models.from_json(json.loads(json.dumps(config.to_json()))) == config
+    said, given = json.loads((back / "config.json").read_text()), KEPT[name][0]["config"]
+    assert {n: said[n] for n in said.keys() & given if n not in SAID_ANEW} == {
+        n: given[n] for n in said.keys() & given if n not in SAID_ANEW
+    }
+
+
+SAID_ANEW = {"rope_parameters", "bos_token_id", "eos_token_id", "use_sliding_window"}
+"""Keys that may be said in other words: what is not known of a text is null."""
+
+
+def test_scaled_positions_are_read_in_every_layout():
+    yarn = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+    c = models.model_type("qwen2").from_transformers({"rope_scaling": yarn, "rope_theta": 1e6})
+    assert (c.rope_type, c.rope_factor, c.rope_original_positions, c.rope_beta_fast) == ("yarn", 4.0, 32768, 32.0)
+    assert c.to_json().keys() == models.MODELS["qwen2"]().to_json().keys()  # as files of earlier versions have them
+    other = models.model_type("qwen2").from_transformers({"rope_scaling": yarn | {"beta_slow": 2}, "rope_theta": 1e6})
+    assert other.to_json()["rope_beta_slow"] == 2
+    assert models.from_json(other.to_json()) == other
+    long = {"type": "su", "short_factor": [1.0] * 48, "long_factor": [2.0] * 48}
+    c = models.model_type("phi3").from_transformers({"rope_scaling": long, "max_position_embeddings": 131072})
+    assert (c.rope_type, c.rope_original_positions, c.block_size) == ("longrope", 4096, 4096)
+    assert c.to_transformers()["original_max_position_embeddings"] == 4096
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "said"),
+    [
+        ("mistral", {"sliding_window": 0}, "sliding_window is 0; expected a whole number from 1"),
+        ("smollm3", {"no_rope_layers": [1, 0]}, "no_rope_layers has 2 entries; expected one for each layer"),
+        ("smollm3", {"no_rope_layers": "1"}, "no_rope_layers is '1'; expected a list"),
+        ("smollm3", {"no_rope_layer_interval": 3}, "no_rope_layer_interval is 3"),
+        ("smollm3", {"use_sliding_window": True}, "use_sliding_window is True"),
+        ("olmo2", {"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
+        ("phi3", {"resid_pdrop": 0.1}, "resid_pdrop is 0.1"),
+        ("phi3", {"partial_rotary_factor": "half"}, "partial_rotary_factor is 'half'"),
+        ("phi3", {"rope_scaling": {"type": "longrope", "short_factor": [1.0]}}, "lacks 'long_factor'"),
+        (
+            "phi3",
+            {"rope_scaling": {"type": "longrope", "short_factor": [1.0] * 47, "long_factor": [1.0] * 48}},
+            "rope_short_factor has 47 numbers; expected 48",
+        ),
+        (
+            "phi3",
+            {"rope_scaling": {"type": "longrope", "short_factor": [1.0] * 48, "long_factor": [0.0] * 48}},
+            "rope_long_factor has 48 numbers; expected 48 above 0",
+        ),
+        (
+            "phi3",
+            {"rope_scaling": {"type": "longrope", "short_factor": [1.0], "long_factor": [1.0], "factor": 2.0}},
+            "factor is 2.0; expected max_position_embeddings / original_max_position_embeddings",
+        ),
+        ("llama", {"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "mscale": 1.0}}, "has 'mscale'"),
+        ("llama", {"rope_scaling": {"rope_type": "yarn", "factor": 2.0}, "rope_theta": 1.0}, "expected more than 1"),
+    ],
+)
+def test_what_cannot_be_computed_is_refused_by_its_key(kind, given, said):
+    with pytest.raises(UserError) as e:
+        models.model_type(kind).from_transformers(given)
+    assert said in str(e.value)
+
+
+WRONG = [
+    ("llama, yarn", {"rope_beta_fast": 8.0}),
+    ("llama, yarn", {"rope_attention_factor": 1.0}),
+    ("olmo2, linear", {"rope_factor": 2.1}),
+    ("smollm3, other layers", {"no_rope_layers": (1, 0)}),
+    ("phi3, in part", {"rope_short_factor": (1.0, 1.5, 2.6)}),
+    ("phi3, in part", {"rope_attention_factor": 1.0}),
+]
+
+
+@pytest.mark.parametrize(("name", "sizes"), WRONG)
+def test_a_wrong_size_is_noticed(tmp_path, name, sizes):
+    on, (about, want) = FAMILIES[name], KEPT[name]
+    weights = open_weights(written(tmp_path / "there", on, about))
+    engine = engine_of(on, replace(weights, config=replace(weights.config, **sizes)), train=False)
+    engine.forward(**dict(zip(("tokens", "targets"), on.tokens(), strict=True)))
+    far = distance(summarize({"logits": engine.array(engine.program.outputs[1])})["logits"], want["logits"])
+    assert far > TOLERANCE
+
+
+def test_files_of_a_model_without_its_head_are_read(tmp_path):
+    on, (about, _) = FAMILIES["qwen3"], KEPT["qwen3"]
+    folder = written(tmp_path / "there", on, about)
+    whole = safetensors.numpy.load_file(folder / "model.safetensors")
+    bare = {name.removeprefix("model."): x for name, x in whole.items()}
+    safetensors.numpy.save_file(bare, folder / "model.safetensors")
+    here = open_weights(folder)
+    assert all(np.array_equal(here.read(name), whole[name]) for name in here.config.shapes())
+    safetensors.numpy.save_file({**bare, "model.norm.weight": bare["norm.weight"]}, folder / "model.safetensors")
+    with pytest.raises(UserError, match=r"tensor 'model.norm.weight' comes twice"):
+        open_weights(folder)
+
+
+def test_a_scaling_that_gguf_would_lose_is_not_written(tmp_path, capsys):
+    there = written(tmp_path / "there", FAMILIES["llama, yarn"], KEPT["llama, yarn"][0])
+    assert cli.main(["convert", str(there), str(tmp_path / "x.gguf")]) == 2
+    assert "rope_type is 'yarn', which cpuopt does not write to GGUF" in capsys.readouterr().err
+
+
+def test_an_adapter_of_a_layer_that_files_do_not_have_is_refused_before_a_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    flags = ["train", "--model", "phi3-tiny", "-B", "1", "-T", "8", "--steps", "1", "--save", "adapter", "--lora"]
+    assert cli.main([*flags, "r=2,targets=q_proj"]) == 2
+    assert "'model.layers.0.self_attn.q_proj' in self_attn.qkv_proj" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
