@@ -276,8 +276,12 @@ class Emit:
 
         def two(number, *state):
             place = self.at(ahead, bld.mul(bld.lshr(number, shift), ahead_step))
-            for j in range(0, self.tile.lanes * self.tile.vectors, LINE):
-                self.prefetch(self.at(place, j))
+            if pairs:  # a line of columns in each of two rows that will be packed as pairs
+                apart = [I64(0), bld.lshr(ahead_step, I64(1))]
+            else:
+                apart = [I64(j) for j in range(0, self.tile.lanes * self.tile.vectors, LINE)]
+            for offset in apart:
+                self.prefetch(self.at(place, offset))
             return one(number, *one(number, *state))
 
         state = [b, *strides, *bases, *([ir.Constant(self.vector, None)] * len(spots))]
