@@ -270,6 +270,11 @@ class Engine:
                 if bad.any():
                     at = tuple(int(i) for i in np.argwhere(bad)[0])
                     raise UserError(f"input '{v.name}' holds {given[at]} at {at}; expected ids from 0 to {v.below - 1}")
+            if v.rising and ((given > np.arange(v.shape[-1])) | (np.diff(given, axis=-1, prepend=0) < 0)).any():
+                raise UserError(
+                    f"input '{v.name}' has a row in which a place is beyond its own or less than the one before it; "
+                    "expected, for each token, the place in its row at which its example starts"
+                )
         return found
 
     @exclusive

@@ -85,7 +85,8 @@ def golden_error(op: Op, name: str, factor: float = 1.0) -> float:
     params = inspect.signature(op.reference).parameters
     shapes = {n: np.full(x.shape, np.nan) for n, x in values["out"].items()}
     args = wide(shapes | {n: x if x.ndim else x.item() for n, x in values["in"].items()})
-    made = op.reference(**{n: args.get(n) for n in params})
+    usual = {n: None if p.default is p.empty else p.default for n, p in params.items()}
+    made = op.reference(**{n: args.get(n, x) for n, x in usual.items()})
     errors = [0.0]
     for n, want in values["out"].items():
         assert made[n].shape == want.shape
@@ -131,23 +132,29 @@ def test_what_ranks_compute_is_numpys() -> None:
     np.testing.assert_allclose(ops.sumsq_blocks.reference(x)["out"], np.linalg.norm(x, axis=1) ** 2, rtol=1e-14)
 
 
-def test_decoding_is_the_forward_of_the_last_tokens() -> None:
+LIMITS: list[dict[str, Any]] = [{}, {"window": 3, "cap": 1.5}]
+
+
+@pytest.mark.parametrize("limits", LIMITS, ids=["all", "limited"])
+def test_decoding_is_the_forward_of_the_last_tokens(limits: dict[str, Any]) -> None:
     rng = np.random.default_rng(0)
     B, T, C, NH, new = 2, 7, 6, 3, 3
     tokens, wte, wpe = rng.integers(0, 11, (B, T)), rng.standard_normal((11, C)), rng.standard_normal((T, C))
     last = ops.embedding_decode.reference(tokens[:, -new:], wte, wpe, T - new)["out"]
     np.testing.assert_allclose(last, ops.embedding_forward.reference(tokens, wte, wpe)["out"][:, -new:], rtol=1e-12)
     qkv = rng.standard_normal((B, T, 3 * C))
-    want = ops.attention_forward.reference(qkv=qkv, lse=np.empty((B, NH, T)))
+    want = ops.attention_forward.reference(qkv=qkv, lse=np.empty((B, NH, T)), **limits)
     _, k, v = (x.reshape(B, T, NH, C // NH).transpose(0, 2, 1, 3) for x in np.split(qkv, 3, axis=-1))
     keys, values = (np.zeros((B, NH, T + 2, C // NH)) for _ in range(2))
     keys[:, :, : T - new], values[:, :, : T - new] = k[:, :, :-new], v[:, :, :-new]
-    got = ops.attention_decode.reference(keys=keys, values=values, qkv=qkv[:, -new:], position=T - new)
+    cache = {"keys": keys, "values": values, "position": T - new}
+    got = ops.attention_decode.reference(qkv=qkv[:, -new:], **cache, **limits)
     np.testing.assert_allclose(got["out"], want["out"][:, -new:], rtol=1e-12)
     np.testing.assert_array_equal(got["keys"][:, :, :T], k)
 
 
-def test_decoding_a_llama_is_the_forward_of_the_last_tokens() -> None:
+@pytest.mark.parametrize("limits", LIMITS, ids=["all", "limited"])
+def test_decoding_a_llama_is_the_forward_of_the_last_tokens(limits: dict[str, Any]) -> None:
     rng = np.random.default_rng(0)
     B, T, NH, NKV, HS, new = 2, 7, 6, 2, 4, 3
     tokens, wte = rng.integers(0, 11, (B, T)), rng.standard_normal((11, 5))
@@ -157,11 +164,11 @@ def test_decoding_a_llama_is_the_forward_of_the_last_tokens() -> None:
     last = ops.rope_decode.reference(x[:, -new:], cos, sin, T - new)["out"]
     np.testing.assert_allclose(last, ops.rope_forward.reference(x, cos, sin)["out"][:, -new:], rtol=1e-12)
     q, k, v = (rng.standard_normal((B, T, n * HS)) for n in (NH, NKV, NKV))
-    want = ops.gqa_forward.reference(q=q, k=k, v=v, lse=np.empty((B, NH, T)))["out"]
+    want = ops.gqa_forward.reference(q=q, k=k, v=v, lse=np.empty((B, NH, T)), **limits)["out"]
     cache = {name: np.zeros((B, NKV, T + 2, HS)) for name in ("keys", "values")}
     for at in (slice(0, T - new), slice(T - new, T)):
         part = {"q": q[:, at], "k": k[:, at], "v": v[:, at]}
-        made = ops.gqa_decode.reference(**cache, **part, position=at.start)
+        made = ops.gqa_decode.reference(**cache, **part, position=at.start, **limits)
         cache = {name: made[name] for name in cache}
         np.testing.assert_allclose(made["out"], want[:, at], rtol=1e-12)
     np.testing.assert_array_equal(cache["keys"][:, :, :T], k.reshape(B, T, NKV, HS).transpose(0, 2, 1, 3))

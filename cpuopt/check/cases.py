@@ -127,6 +127,8 @@ PART = (1 << 21) - 9
 the saved inputs of a backward are computed in float32."""
 SOME = 6
 """The size of a symbol that bounds an index and is in no shape."""
+BEGINS = 1 / 16
+"""The share of tokens at which an example begins, in rows of several."""
 BEHIND = 3
 """The tokens that come before those of a call, in cases with room for more than it adds."""
 
@@ -172,6 +174,7 @@ def cases(op: Op, skips: Sequence[str] = ()) -> list[Case]:
     found += [case(op, GROUPS)] * ("NKV" in op.symbols)
     found += [case(op, VOCABULARY)] * bool({"OC", "V"} & set(op.symbols))
     found += [case(op, sizes, REPEATS) for sizes in (MORE, MANY) if has_ids(op)]
+    found += [case(op, sizes, START, absent=limits(op)) for sizes in (*SIZES, GROUPS) if limits(op)]
     found += [case(op, sizes, types=types) for types in other_types(op) for sizes in (SMALL, ODD)]
     found += [case(op, sizes, absent=gone) for gone in absences(op, skips) for sizes in (SMALL, ODD, ONE_ROW)]
     return found + [case(op, sizes, kind) for kind in kinds if kind not in op.unfit for sizes in (SMALL, ODD)]
@@ -185,6 +188,7 @@ def quick_cases(op: Op, types: Mapping[str, str] | None = None, skips: Sequence[
     kinds += [(ODD, "all count")] * any(a.ignored for a in op.args)
     kinds += [(SMALL, kind) for kind in (ADJOINTS if adjoints(op) else ("symmetric",))]
     found = [case(op, sizes, kind, types=types) for sizes, kind in kinds if kind not in op.unfit]
+    found += [case(op, MORE, START, limits(op), types)] * bool(limits(op))
     absent = [[n for n in gone if n not in (types or {})] for gone in absences(op, skips)]
     return found + [case(op, SMALL, absent=gone, types=types) for gone in absent if gone]
 
@@ -224,8 +228,13 @@ def adjoints(op: Op) -> list[str]:
 
 
 def has_ids(op: Op) -> bool:
-    """Return whether an op, or the forward that it inverts, reads indices."""
-    return any(a.below is not None for of in (op, op.inverts) if of for a in of.args)
+    """Return whether an op, or the forward that it inverts, reads ids, which any element may repeat."""
+    return any(a.below is not None and not a.rising for of in (op, op.inverts) if of for a in of.args)
+
+
+def limits(op: Op) -> list[str]:
+    """List the arguments that limit what a token reads, and that most calls of models do not have."""
+    return [a.name for a in op.args if a.rising]
 
 
 def scalars(op: Op, case: Case, rng: np.random.Generator) -> Numbers:
@@ -328,7 +337,12 @@ def _drawn(
     x = _draw(op, arg, case, rng, known)
     if isinstance(x, np.ndarray) and arg.kind in ("in", "index", "state"):
         x = alter(_planted(arg, x, case))
-    return x
+    return risen(x) if arg.rising and x is not None else x
+
+
+def risen(x: Array) -> Array:
+    """Return the nearest places in rows (B, T) that are at or before their own, and none less than the one before."""
+    return np.minimum(np.maximum.accumulate(x, axis=-1), np.arange(x.shape[-1], dtype=x.dtype))
 
 
 def _planted(arg: Arg, x: Array, case: Case) -> Array:
@@ -345,6 +359,8 @@ def _draw(op: Op, arg: Arg, case: Case, rng: np.random.Generator, known: Numbers
     shape, dtype = tuple(d(case.sizes) for d in arg.shape), case.types.get(arg.name, arg.dtype)
     if arg.below is not None:
         below = arg.below({**dict.fromkeys(arg.below.symbols, SOME), **case.sizes})
+        if arg.rising:  # at each place, a new start or none
+            return np.where(rng.random(shape) < BEGINS, np.arange(shape[-1], dtype=np.int32), np.int32(0))
         return _draw_ids(below, shape, case.kind, known.get(arg.ignored), rng)
     if arg.kind in ("out", "acc"):
         return np.full(shape, np.nan, dtype)

@@ -44,25 +44,52 @@ def embedding(tokens: Array, weight: Array, positions: Array | None = None) -> V
 
 
 @errors.told
-def attention(qkv: Array, n_head: int) -> Value:
-    """Causal attention of n_head heads over a fused qkv (B, T, 3C): (B, T, C)."""
+def attention(qkv: Array, n_head: int, *, starts: Array | None = None, window: int = 0, cap: float = 0) -> Value:
+    """Causal attention of n_head heads over a fused qkv (B, T, 3C): (B, T, C).
+
+    Parameters
+    ----------
+    starts : for each token (B, T), where its example starts in the row; it reads none before. Absent: at 0.
+    window : the number of tokens that a token reads, itself included; 0: all up to it.
+    cap : scores s become cap * tanh(s / cap); 0: they stay.
+    """
+    limits = _limits("attention", starts, window, cap)
     if qkv.shape[-1] % (3 * n_head):
         raise UserError(
             f"attention: qkv has {qkv.shape[-1]} channels; expected a multiple of 3 * n_head = {3 * n_head}"
         )
-    return current().emit(ops.attention_forward, {"qkv": qkv}, NH=n_head)
+    return current().emit(ops.attention_forward, {"qkv": qkv, **limits}, NH=n_head)
+
+
+def _limits(where: str, starts: Array | None, window: int, cap: float) -> dict[str, Any]:
+    """Check what limits attention, and return it by the ops' names."""
+    if not isinstance(window, int) or window < 0:
+        raise UserError(f"{where}: window = {window!r}; expected a number of tokens, or 0 for all")
+    if not (isinstance(cap, Real) and 0 <= float(cap) <= LARGEST):
+        raise UserError(f"{where}: cap = {cap!r}; expected a positive number, or 0 for none")
+    return {"starts": starts, "window": window, "cap": float(cap)}
 
 
 @errors.told
 def scaled_dot_product_attention(
-    query: Array, key: Array, value: Array, *, is_causal: bool = False, enable_gqa: bool = False, head_size: int
+    query: Array,
+    key: Array,
+    value: Array,
+    *,
+    is_causal: bool = False,
+    enable_gqa: bool = False,
+    head_size: int,
+    starts: Array | None = None,
+    window: int = 0,
+    cap: float = 0,
 ) -> Value:
     """Causal attention of query (B, T, NH*HS) over key and value (B, T, NKV*HS): (B, T, NH*HS).
 
     The heads lie side by side in the last axis, where PyTorch has an axis of its own for them. With `enable_gqa`, query
-    head h reads head h // (NH / NKV) of key and value.
+    head h reads head h // (NH / NKV) of key and value. `starts`, `window` and `cap` are those of `attention`.
     """
     where = "scaled_dot_product_attention"
+    limits = _limits(where, starts, window, cap)
     if not is_causal:
         raise UserError(f"{where}: is_causal=False; only is_causal=True is supported")
     for name, x in (("query", query), ("key", key), ("value", value)):
@@ -75,7 +102,7 @@ def scaled_dot_product_attention(
         raise UserError(f"{where}: {NH} query heads and {NKV} key heads; expected a multiple of these")
     if NH != NKV and not enable_gqa:
         raise UserError(f"{where}: {NH} query heads and {NKV} key heads; expected as many, or enable_gqa=True")
-    return current().emit(ops.gqa_forward, {"q": query, "k": key, "v": value}, NH=NH, NKV=NKV, HS=head_size)
+    return current().emit(ops.gqa_forward, {"q": query, "k": key, "v": value, **limits}, NH=NH, NKV=NKV, HS=head_size)
 
 
 @errors.told

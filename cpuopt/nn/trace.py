@@ -111,6 +111,7 @@ class Trace:
                 ignored, first_use = args.get(a.ignored), v.below is None
                 v.allowed = ignored if first_use or v.allowed == ignored else None
                 v.below = a.below(known) if first_use else min(v.below, a.below(known))
+                v.rising = v.rising or a.rising
         args = {a.name: made.get(a.name, args.get(a.name)) for a in op.args}
         self.program.calls.append(Call(op, self.layer, args, given=sizes, views=views))
         return next(iter(made.values()))

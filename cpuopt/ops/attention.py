@@ -2,31 +2,40 @@
 
 The last axis of ``qkv`` holds q, then k, then v, each NH heads of HS = C/NH.
 
-Forward, for each b and head, with s = 1/sqrt(HS)::
+A token t reads the keys from low[t] to t, in all attention ops::
 
-    score[t, t2] = s * q[t] . k[t2]            for t2 <= t
-    lse[t]       = log(sum over t2 <= t of exp(score[t, t2]))
+    low[t] = max(starts[t], t - window + 1)
+
+`starts` is where the example of a token starts in its row, for rows of several examples; absent, it is 0. `window` is
+the number of tokens that a token reads, itself included; 0 stands for all.
+
+Forward, for each b and head, with s = 1/sqrt(HS), and each sum over t2 from low[t] to t::
+
+    score[t, t2] = s * q[t] . k[t2]            or cap * tanh(s * q[t] . k[t2] / cap), if cap > 0
+    lse[t]       = log(sum of exp(score[t, t2]))
     att[t, t2]   = exp(score[t, t2] - lse[t])
-    out[t]       = sum over t2 <= t of att[t, t2] * v[t2]
+    out[t]       = sum of att[t, t2] * v[t2]
 
-Only ``out`` and ``lse`` are kept for the backward, which computes att again::
+Only ``out`` and ``lse`` are kept for the backward, which computes att again. The sums of dk and dv are over the t that
+read t2::
 
     datt[t, t2]   = dout[t] . v[t2]
-    dscore[t, t2] = att[t, t2] * (datt[t, t2] - sum over t3 <= t of att[t, t3] * datt[t, t3])
-                    where that sum also equals dout[t] . out[t]
-    dq[t]  += s * sum over t2 <= t of dscore[t, t2] * k[t2]
-    dk[t2] += s * sum over t >= t2 of dscore[t, t2] * q[t]
-    dv[t2] +=     sum over t >= t2 of att[t, t2] * dout[t]
+    dscore[t, t2] = att[t, t2] * (datt[t, t2] - sum over t3 of att[t, t3] * datt[t, t3])
+                    where that sum also equals dout[t] . out[t]; times 1 - (score[t, t2] / cap)^2, if cap > 0
+    dq[t]  += s * sum of dscore[t, t2] * k[t2]
+    dk[t2] += s * sum of dscore[t, t2] * q[t]
+    dv[t2] +=     sum of att[t, t2] * dout[t]
 
 Source: Vaswani et al. 2017 (arXiv 1706.03762), equation 1; the saved lse follows Dao 2023 (arXiv 2307.08691);
-``torch.nn.functional.scaled_dot_product_attention(is_causal=True)``.
+``torch.nn.functional.scaled_dot_product_attention(is_causal=True)``; the window Beltagy et al. 2020 (arXiv 2004.05150);
+the cap Gemma Team 2024 (arXiv 2408.00118).
 """
 
 from math import sqrt
 
 import numpy as np
 
-from .declaration import HALF, NH, B, C, Op, T, acc, inp, operand, out, rounded
+from .declaration import HALF, NH, B, C, Op, T, acc, index, inp, operand, out, rounded, scalar
 
 SOURCE = "Vaswani et al. 2017, equation 1; Dao 2023 for lse; torch scaled_dot_product_attention(is_causal=True)"
 
@@ -43,39 +52,63 @@ def rows(x):
     return x.transpose(0, 2, 1, 3).reshape(B, T, NH * HS)
 
 
-def scores(qkv, NH):
+def scored(score, starts=None, window=0, cap=0):
+    """Cap scores (..., T, K) of the last T of K tokens, and hide the keys that a token does not read.
+
+    Returns
+    -------
+    The scores, minus infinity for a hidden key; and the slope of the cap, 0 for a hidden key.
+    """
+    T, K = score.shape[-2:]
+    t, t2 = np.arange(K - T, K)[:, None], np.arange(K)
+    hidden = (t2 > t) | ((t2 <= t - window) & (window > 0))
+    if starts is not None:
+        hidden = hidden | (t2 < starts[:, None, :, None])
+    slope = np.ones_like(score)
+    if cap > 0:
+        share = rounded(np.tanh(score / cap))
+        score, slope = cap * share, 1 - share**2
+    return np.where(hidden, -np.inf, score), np.where(hidden, 0, slope)
+
+
+def scores(qkv, NH, *limits):
     q, k, v = (heads(x, NH) for x in np.split(qkv, 3, axis=-1))
     scale = 1 / sqrt(q.shape[-1])
-    score = scale * q @ k.transpose(0, 1, 3, 2)
-    future = np.triu(np.ones(score.shape[-2:], dtype=bool), 1)
-    return q, k, v, scale, np.where(future, -np.inf, score)
+    return q, k, v, scale, *scored(scale * q @ k.transpose(0, 1, 3, 2), *limits)
 
 
-def reference_forward(qkv, lse):
-    _, _, v, _, score = scores(qkv, lse.shape[1])
+def reference_forward(qkv, lse, starts=None, window=0, cap=0):
+    _, _, v, _, score, _ = scores(qkv, lse.shape[1], starts, window, cap)
     top = score.max(axis=-1, keepdims=True)
     lse = np.log(np.exp(score - top).sum(axis=-1)) + top[..., 0]
     att = operand(np.exp(score - lse[..., None]))
     return {"out": rows(att @ v), "lse": lse}
 
 
-def reference_backward(dout, qkv, lse):
+def reference_backward(dout, qkv, lse, starts=None, window=0, cap=0):
     NH = lse.shape[1]
-    q, k, v, scale, score = scores(qkv, NH)
+    q, k, v, scale, score, slope = scores(qkv, NH, starts, window, cap)
     att = rounded(np.exp(score - lse[..., None]))
     do = heads(dout, NH)
     datt = do @ v.transpose(0, 1, 3, 2)
-    dscore = operand(att * (datt - (att * datt).sum(axis=-1, keepdims=True)))
+    dscore = operand(att * (datt - (att * datt).sum(axis=-1, keepdims=True)) * slope)
     dq, dk = scale * dscore @ k, scale * dscore.transpose(0, 1, 3, 2) @ q
     dv = operand(att).transpose(0, 1, 3, 2) @ do
     return {"dqkv": np.concatenate([rows(dq), rows(dk), rows(dv)], axis=-1)}
 
+
+STARTS = index("starts", B, T, below=T, optional=True, rising=True, shown=False)
+WINDOW = scalar("window", integer=True, low=0, high=T, usual=0, shown=False)
+CAP = scalar("cap", low=0, high=60, usual=0, shown=False)
+LIMITS = STARTS, WINDOW, CAP
+"""What limits attention; each may be absent, and then a program's text does not name it."""
 
 attention_forward = Op(
     "attention_forward",
     out("out", B, T, C, reduces=T + C, types=HALF),
     out("lse", B, NH, T, reduces=T + C),
     inp("qkv", B, T, 3 * C, types=HALF),
+    *LIMITS,
     label="Attention Forward",
     flops=2 * B * T * (T + 1) * C + 2 * B * NH * T * (T + 1),
     reference=reference_forward,
@@ -89,6 +122,7 @@ attention_backward = Op(
     inp("qkv", B, T, 3 * C, types=HALF),
     inp("out", B, T, C),
     inp("lse", B, NH, T),
+    *LIMITS,
     label="Attention Backward",
     flops=5 * B * T * (T + 1) * C + 4 * B * NH * T * (T + 1),
     reference=reference_backward,

@@ -134,6 +134,8 @@ class Arg:
     reduces : the number of terms in the sum of each element, which sets the tolerance of its check.
     below : for an index, the size that its elements stay below.
     ignored : for an index, the scalar argument that an element may equal instead.
+    rising : for an index, whether an element names a place in its row that is at or before its own, and none is less
+        than the one before it.
     types : the types that its elements may have, by NumPy's names; the first is the usual one, and that of an ``out``.
         Every kernel of the op takes each of them.
     operand : of an array that is read and has several types, whether it should have the narrow one, as in a product;
@@ -157,6 +159,7 @@ class Arg:
     reduces: Dim = ONE
     below: Dim | None = None
     ignored: str = ""
+    rising: bool = False
     types: Types = FLOAT32
     operand: bool = True
     negative: bool = True
@@ -211,13 +214,28 @@ def inp(
     return Arg(name, "in", dims, optional, types=types, operand=operand, start=start, fan_in=fan_in)
 
 
-def index(name: str, *shape: Dim | int, below: Dim, ignored: str = "", optional: bool = False) -> Arg:
+def index(
+    name: str,
+    *shape: Dim | int,
+    below: Dim,
+    ignored: str = "",
+    optional: bool = False,
+    rising: bool = False,
+    shown: bool = True,
+) -> Arg:
     """Declare an int32 array of indices below `below`, or equal to the scalar argument `ignored`."""
-    return Arg(name, "index", tuple(map(as_dim, shape)), optional, below=below, ignored=ignored, types=("int32",))
+    dims, types = tuple(map(as_dim, shape)), ("int32",)
+    return Arg(name, "index", dims, optional, below=below, ignored=ignored, rising=rising, types=types, shown=shown)
 
 
 def scalar(
-    name: str, integer: bool = False, *, low: float | None = None, high: float | Dim | None = None, usual: float = 0.0
+    name: str,
+    integer: bool = False,
+    *,
+    low: float | None = None,
+    high: float | Dim | None = None,
+    usual: float = 0.0,
+    shown: bool = True,
 ) -> Arg:
     """Declare one number, float64 or int64.
 
@@ -228,7 +246,8 @@ def scalar(
     """
     if low is None or high is None:
         low, high, usual = (1, 3, 2) if integer else (0.25, 0.75, 0.5)
-    return Arg(name, "scalar", types=("int64" if integer else "float64",), low=low, high=high, usual=usual)
+    dtype = "int64" if integer else "float64"
+    return Arg(name, "scalar", types=(dtype,), low=low, high=high, usual=usual, shown=shown)
 
 
 EPS = scalar("eps", low=1e-4, high=0.1, usual=1e-5)

@@ -6,18 +6,21 @@ and v are the thirds of qkv, each NH heads of HS channels::
     out[b, t]          = wte[tokens[b, t]] + wpe[min(p + t, maxT - 1)]              embedding_decode
 
     keys[b, h, p + t]  = k[b, t, h];  values[b, h, p + t] = v[b, t, h]              attention_decode
-    score[t, t2]       = s * q[t] . keys[t2]           for t2 <= p + t, s = 1/sqrt(HS)
-    out[t]             = sum over t2 <= p + t of softmax(score[t])[t2] * values[t2]
+    score[t, t2]       = s * q[t] . keys[t2]           for low <= t2 <= p + t, s = 1/sqrt(HS)
+    out[t]             = sum over low <= t2 <= p + t of softmax(score[t])[t2] * values[t2]
+
+where low is max(0, p + t - window + 1), or 0 if window is 0, and scores are capped as in ``attention_forward``.
 
 What is computed is what ``embedding_forward`` and ``attention_forward`` compute for the last tokens of a sequence.
 Source: Vaswani et al. 2017; the cache as in Pope et al. 2022 (arXiv 2211.05102).
 """
 
+from dataclasses import replace
 from math import sqrt
 
 import numpy as np
 
-from .attention import heads, rows
+from .attention import CAP, WINDOW, heads, rows, scored
 from .declaration import HALF, HS, NH, B, C, Op, S, T, V, index, inp, maxT, operand, out, scalar, state
 
 SOURCE = "Vaswani et al. 2017, with the keys and values kept as in Pope et al. 2022"
@@ -30,14 +33,13 @@ def reference_embedding(tokens, wte, wpe, position):
     return {"out": wte[tokens] + wpe[places]}
 
 
-def reference_attention(keys, values, qkv, position):
+def reference_attention(keys, values, qkv, position, window=0, cap=0):
     NH, new = keys.shape[1], qkv.shape[1]
     known = position + new
     q, k, v = (heads(x, NH) for x in np.split(qkv, 3, axis=-1))
     keys, values = keys.copy(), values.copy()
     keys[:, :, position:known], values[:, :, position:known] = k, v
-    score = q @ keys[:, :, :known].transpose(0, 1, 3, 2) / sqrt(q.shape[-1])
-    score = np.where(np.triu(np.ones((new, known), dtype=bool), position + 1), -np.inf, score)
+    score, _ = scored(q @ keys[:, :, :known].transpose(0, 1, 3, 2) / sqrt(q.shape[-1]), None, window, cap)
     att = np.exp(score - score.max(axis=-1, keepdims=True))
     att = operand(att / att.sum(axis=-1, keepdims=True))
     return {"out": rows(att @ values[:, :, :known]), "keys": keys, "values": values}
@@ -64,6 +66,8 @@ attention_decode = Op(
     state("values", B, NH, S, HS, types=HALF),
     inp("qkv", B, T, 3 * NH * HS, types=HALF),
     scalar("position", integer=True, low=0, high=S - T),
+    replace(WINDOW, high=S),
+    CAP,
     label="Attention Decode",
     flops=4 * B * T * S * NH * HS,
     moves=dict.fromkeys(("keys", "values"), B * S * NH * HS + B * T * NH * HS),

@@ -1,35 +1,38 @@
 """Causal grouped-query attention over separate q, k and v; and the same for tokens behind a cache.
 
 NH query heads of HS channels read NKV heads of keys and values: query head h reads head g = h // (NH / NKV). With as
-many of these as of those, it is multi-head attention.
+many of these as of those, it is multi-head attention. `starts`, `window` and `cap` are those of ``attention_forward``.
 
-Forward, for each b and query head h, with s = 1/sqrt(HS)::
+Forward, for each b and query head h, with s = 1/sqrt(HS), and each sum over t2 from low[t] to t::
 
-    score[t, t2] = s * q[t, h] . k[t2, g]            for t2 <= t
-    lse[t]       = log(sum over t2 <= t of exp(score[t, t2]))
+    score[t, t2] = s * q[t, h] . k[t2, g]            or cap * tanh(s * q[t, h] . k[t2, g] / cap), if cap > 0
+    lse[t]       = log(sum of exp(score[t, t2]))
     att[t, t2]   = exp(score[t, t2] - lse[t])
-    out[t, h]    = sum over t2 <= t of att[t, t2] * v[t2, g]
+    out[t, h]    = sum of att[t, t2] * v[t2, g]
 
-Backward, with att computed again; the sums of dk and dv are over the query heads of a group, too::
+Backward, with att computed again; the sums of dk and dv are over the t that read t2, and over the query heads of a
+group::
 
     datt[t, t2]   = dout[t, h] . v[t2, g]
     dscore[t, t2] = att[t, t2] * (datt[t, t2] - dout[t, h] . out[t, h])
-                    where the product also equals the sum over t3 <= t of att[t, t3] * datt[t, t3]
-    dq[t, h]  += s * sum over t2 <= t of dscore[t, t2] * k[t2, g]
-    dk[t2, g] += s * sum over h and t >= t2 of dscore[t, t2] * q[t, h]
-    dv[t2, g] +=     sum over h and t >= t2 of att[t, t2] * dout[t, h]
+                    where the product also equals the sum over t3 of att[t, t3] * datt[t, t3];
+                    times 1 - (score[t, t2] / cap)^2, if cap > 0
+    dq[t, h]  += s * sum of dscore[t, t2] * k[t2, g]
+    dk[t2, g] += s * sum of dscore[t, t2] * q[t, h]
+    dv[t2, g] +=     sum of att[t, t2] * dout[t, h]
 
-``gqa_decode`` puts k and v behind the `position` tokens that a cache has, and reads all of them.
+``gqa_decode`` puts k and v behind the `position` tokens that a cache has, and reads those of them in the window.
 
 Source: Ainslie et al. 2023 (arXiv 2305.13245); the saved lse follows Dao 2023 (arXiv 2307.08691); the cache Pope et al.
 2022 (arXiv 2211.05102); ``torch.nn.functional.scaled_dot_product_attention(is_causal=True, enable_gqa=True)``.
 """
 
+from dataclasses import replace
 from math import sqrt
 
 import numpy as np
 
-from .attention import heads, rows
+from .attention import CAP, LIMITS, WINDOW, heads, rows, scored
 from .declaration import HALF, HS, NH, NKV, B, Op, S, T, acc, inp, operand, out, rounded, scalar, state
 
 SOURCE = "Ainslie et al. 2023; Dao 2023 for lse; torch scaled_dot_product_attention(is_causal=True, enable_gqa=True)"
@@ -46,44 +49,43 @@ def gathered(x, NKV):
     return x.reshape(B, NKV, NH // NKV, T, HS).sum(axis=2)
 
 
-def scores(q, k, known=0):
-    """Scaled scores of queries behind `known` keys, minus infinity for keys of the future."""
-    score = q @ k.transpose(0, 1, 3, 2) / sqrt(q.shape[-1])
-    return np.where(np.triu(np.ones(score.shape[-2:], dtype=bool), known + 1), -np.inf, score)
+def scores(q, k, *limits):
+    return scored(q @ k.transpose(0, 1, 3, 2) / sqrt(q.shape[-1]), *limits)
 
 
-def reference_forward(q, k, v, lse):
+def reference_forward(q, k, v, lse, starts=None, window=0, cap=0):
     NH = lse.shape[1]
     HS = q.shape[-1] // NH
     q, k, v = (heads(x, x.shape[-1] // HS) for x in (q, k, v))
-    score = scores(q, spread(k, NH))
+    score, _ = scores(q, spread(k, NH), starts, window, cap)
     top = score.max(axis=-1, keepdims=True)
     lse = np.log(np.exp(score - top).sum(axis=-1)) + top[..., 0]
     return {"out": rows(operand(np.exp(score - lse[..., None])) @ spread(v, NH)), "lse": lse}
 
 
-def reference_backward(dout, q, k, v, out, lse):
+def reference_backward(dout, q, k, v, out, lse, starts=None, window=0, cap=0):
     NH = lse.shape[1]
     HS = q.shape[-1] // NH
     NKV, scale = k.shape[-1] // HS, 1 / sqrt(HS)
     q, k, v, o, do = (heads(x, x.shape[-1] // HS) for x in (q, k, v, out, dout))
-    att = rounded(np.exp(scores(q, spread(k, NH)) - lse[..., None]))
+    score, slope = scores(q, spread(k, NH), starts, window, cap)
+    att = rounded(np.exp(score - lse[..., None]))
     datt = do @ spread(v, NH).transpose(0, 1, 3, 2)
     apart = (do * (o - att @ spread(v, NH))).sum(axis=-1, keepdims=True)
     delta = (att * datt).sum(axis=-1, keepdims=True)  # half of it by way of out, so that the check's scale knows both:
     delta = delta + np.where(np.isfinite(apart), apart / 2, 0)
-    dscore = operand(scale * att * (datt - delta))
+    dscore = operand(scale * att * (datt - delta) * slope)
     dk, dv = dscore.transpose(0, 1, 3, 2) @ q, operand(att).transpose(0, 1, 3, 2) @ do
     return {"dq": rows(dscore @ spread(k, NH)), "dk": rows(gathered(dk, NKV)), "dv": rows(gathered(dv, NKV))}
 
 
-def reference_decode(keys, values, q, k, v, position):
+def reference_decode(keys, values, q, k, v, position, window=0, cap=0):
     HS, new = keys.shape[-1], q.shape[1]
     known = position + new
     q, k, v = (heads(x, x.shape[-1] // HS) for x in (q, k, v))
     keys, values = keys.copy(), values.copy()
     keys[:, :, position:known], values[:, :, position:known] = k, v
-    score = scores(q, spread(keys[:, :, :known], q.shape[1]), position)
+    score, _ = scores(q, spread(keys[:, :, :known], q.shape[1]), None, window, cap)
     att = np.exp(score - score.max(axis=-1, keepdims=True))
     att = operand(att / att.sum(axis=-1, keepdims=True))
     return {"out": rows(att @ spread(values[:, :, :known], q.shape[1])), "keys": keys, "values": values}
@@ -98,6 +100,7 @@ gqa_forward = Op(
     inp("q", *QUERIES, types=HALF),
     inp("k", *KEYS, types=HALF),
     inp("v", *KEYS, types=HALF),
+    *LIMITS,
     label="GQA Forward",
     flops=2 * B * T * (T + 1) * NH * HS + 2 * B * NH * T * (T + 1),
     reference=reference_forward,
@@ -115,6 +118,7 @@ gqa_backward = Op(
     inp("v", *KEYS, types=HALF),
     inp("out", *QUERIES),
     inp("lse", B, NH, T),
+    *LIMITS,
     label="GQA Backward",
     flops=5 * B * T * (T + 1) * NH * HS + 4 * B * NH * T * (T + 1),
     reference=reference_backward,
@@ -132,6 +136,8 @@ gqa_decode = Op(
     inp("k", *KEYS, types=HALF),
     inp("v", *KEYS, types=HALF),
     scalar("position", integer=True, low=0, high=S - T),
+    replace(WINDOW, high=S),
+    CAP,
     label="GQA Decode",
     flops=4 * B * T * S * NH * HS,
     moves=dict.fromkeys(("keys", "values"), B * S * NKV * HS + B * T * NKV * HS),

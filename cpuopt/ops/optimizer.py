@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial, wraps
 from inspect import signature
 from math import inf
@@ -27,8 +27,8 @@ BLOCK = 1 << 14
 LR = scalar("lr", low=1e-3, high=3e-2, usual=1e-4)
 GRAD_SCALE = scalar("grad_scale", low=0.05, high=2, usual=1)
 DRAWN = (
-    replace(scalar("draw", integer=True, low=0, high=2**62), shown=False),
-    replace(scalar("first", integer=True, low=0, high=2**33), shown=False),
+    scalar("draw", integer=True, low=0, high=2**62, shown=False),
+    scalar("first", integer=True, low=0, high=2**33, shown=False),
 )
 """What the random bits of states in bfloat16 depend on: the step, and the parameter's first element in the model."""
 STEP = scalar("step", integer=True, low=1, high=5000, usual=1)

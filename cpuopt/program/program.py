@@ -36,6 +36,7 @@ class Value(ValueArithmetic["Value"]):
     group : the purpose; parameters, constants, moments and inputs live through all steps.
     below : for indices, the size that they must stay below.
     allowed : for indices, one more value that is allowed (``ignore_index``).
+    rising : for indices, whether each is a place in its row at or before its own, and none less than the one before.
     trained : for a parameter, whether steps change it.
     """
 
@@ -45,6 +46,7 @@ class Value(ValueArithmetic["Value"]):
     dtype: str = WIDE
     below: int | None = None
     allowed: int | None = None
+    rising: bool = False
     trained: bool = True
 
     @property

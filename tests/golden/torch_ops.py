@@ -69,6 +69,27 @@ class Ops:
         grads = {"dweight": w.grad, "dbias": None if b is None else b.grad}
         self.put("matmul_backward_weight", case, {"dout": dout, "inp": inp}, grads)
 
+    def limited(self, kind: str, B: int, T: int, NH: int, NKV: int, HS: int, limits: Mapping[str, Any]) -> None:
+        """Attention as eager code of ``transformers`` computes it, with a cap, and with a mask of window and starts."""
+        given = {"q": self.normal(B, T, NH * HS), "k": self.normal(B, T, NKV * HS), "v": self.normal(B, T, NKV * HS)}
+        dout, leaves = self.normal(B, T, NH * HS), {name: self.leaf(x) for name, x in given.items()}
+        q, k, v = (x.view(B, T, -1, HS).transpose(1, 2) for x in leaves.values())
+        k, v = (x.repeat_interleave(NH // NKV, dim=1) for x in (k, v))
+        scores = q @ k.transpose(2, 3) / math.sqrt(HS)
+        scores = torch.tanh(scores / limits["cap"]) * limits["cap"]
+        t, t2 = torch.arange(T)[:, None], torch.arange(T)
+        example = torch.tensor(limits["starts"])
+        seen = (t2 <= t) & (t2 > t - limits["window"]) & (example[:, :, None] == example[:, None, :])
+        scores = scores.masked_fill(~seen[:, None], -math.inf)
+        out = (torch.softmax(scores, dim=-1) @ v).transpose(1, 2).reshape(B, T, -1)
+        out.backward(self.const(dout))
+        saved, grads = {"out": out, "lse": scores.logsumexp(dim=-1)}, {f"d{n}": x.grad for n, x in leaves.items()}
+        if kind == "attention":
+            given = {"qkv": np.concatenate(list(given.values()), axis=-1)}
+            grads = {"dqkv": torch.cat(list(grads.values()), dim=-1)}
+        self.put(f"{kind}_forward", "limited", {**given, **limits}, saved)
+        self.put(f"{kind}_backward", "limited", {"dout": dout, **given, **saved, **limits}, grads)
+
     def attention(self, case: str, B: int, T: int, C: int, NH: int, scale: float = 1.0) -> None:
         qkv, dout = self.normal(B, T, 3 * C, scale=scale), self.normal(B, T, C)
         x = self.leaf(qkv)
@@ -294,4 +315,8 @@ def op_values(dtype: torch.dtype) -> Values:
     ops.unary("sum", "odd", lambda x: x.sum(1), ops.normal(3, 7, 5))
     ops.unary("expand", "odd", lambda x: x[:, None].expand(3, 7, 5), ops.normal(3, 5))
     ops.unary("transpose", "odd", lambda x: x.transpose(1, 2), ops.normal(3, 7, 2, 5))
+    starts = np.array([[0] * 4 + [4] * 5, [0, 1] + [2] * 7], dtype=np.int32)
+    limits = {"starts": starts, "window": 4, "cap": 1.5}
+    ops.limited("attention", 2, 9, 3, 3, 4, limits)
+    ops.limited("gqa", 2, 9, 4, 2, 3, limits)
     return ops.values

@@ -312,9 +312,9 @@ def last_token_wins(dwte: Array, dwte_add: bool, dwpe: Array, dwpe_add: bool, do
         dwte[tokens.ravel()] = dout.reshape(-1, dout.shape[-1])
 
 
-def look_ahead(out: Array, lse: Array, qkv: Array, att: Array) -> None:
+def look_ahead(out: Array, *others: Any) -> None:
     """The last query sees the first one's future as well."""
-    vanilla(ops.attention_forward)(out, lse, qkv, att)
+    vanilla(ops.attention_forward)(out, *others)
     out[:, 0] = (out[:, 0] + out[:, 1]) / 2
 
 
@@ -372,7 +372,11 @@ PARTICULAR: Mapping[str, tuple[Kernel, str, str]] = {
     "mean over the ignored too": (mutant(ops.cross_entropy_forward, mean_over_all), "one counts", "loss losses"),
     "no loss where none counts": (mutant(ops.cross_entropy_forward, mean_over_all), "none counts", "loss losses"),
     "a token that comes twice": (mutant(ops.embedding_backward, last_token_wins), "normal", "dwte"),
-    "a look ahead": (after(ops.attention_forward, lambda a: look_ahead(a.out, a.lse, a.qkv, a.att)), "normal", "out"),
+    "a look ahead": (
+        after(ops.attention_forward, lambda a: look_ahead(a.out, a.lse, a.qkv, a.starts, a.window, a.cap, a.att)),
+        "normal",
+        "out",
+    ),
     "no weight decay": (before(ops.adamw, weight_decay=lambda a: 0.0), "normal", "param"),
     "another step": (before(ops.adamw, step=lambda a: a.step - 1), "normal", "param"),
     "eps of the second moment": (before(ops.adamw, eps=lambda a: 2 * a.eps), "tiny", "param"),

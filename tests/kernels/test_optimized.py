@@ -187,6 +187,9 @@ def prepared(op: ops.Op) -> tuple[Case, dict[str, Any]]:
             ids = given[a.name]
             ids[ids < 0] = 1
             ids.flat[0], ids.flat[-1] = 0, a.below(on.sizes) - 1
+    given |= {
+        name: type(given[name])(0) for name in ("window", "cap") if name in given
+    }  # a cap makes an infinite score finite
     if "position" in given:  # behind the first of the cache, which is read then
         given["position"] = on.sizes["S"] - on.sizes["T"] if "S" in on.sizes else given["position"]
     return on, given

@@ -8,7 +8,7 @@ values, queries for the gradients of keys and values.
 import numpy as np
 
 from ..compile.jit import helper
-from ..toolkit.lanes import exp2, larger, load, load_some, select_some, spread, store, sum_lanes
+from ..toolkit.lanes import exp2, larger, load, load_some, spread, store, sum_lanes, tanh
 from ..toolkit.pairs import (
     interleaved,
     load_pair,
@@ -21,8 +21,26 @@ from ..toolkit.pairs import (
     store_second,
 )
 from ..toolkit.simd import LANES, MR, PER_WORD, at, narrow_pair_product, pair_product, transpose_words
-from ..toolkit.tiles import A_LOWER, A_UPPER, C_UPPER, WHOLE, product_by, tell, unpack, up, wait_for
-from .attention import BLOCK, LOG2E, LOWEST, ONE, ZERO, backward_by, forward_by
+from ..toolkit.tiles import COLUMNS, DEPTH, WHOLE, product_by, tell, unpack, up, wait_for
+from .attention import (
+    BLOCK,
+    LOG2E,
+    LOWEST,
+    NAN,
+    ONE,
+    RANGES,
+    ZERO,
+    backward_by,
+    first_tile,
+    forward_by,
+    hide,
+    limited,
+    part_of,
+    reach,
+    select_read,
+    set_ranges,
+    span,
+)
 
 product = product_by(pair_product, narrow_pair_product, 2, PER_WORD)
 
@@ -72,39 +90,43 @@ def interleave(to, to0, x, x0, x_row, rows, HS):
 
 
 @helper()
-def softmax(w, score, top, alpha, total, n_q, n_k, diagonal, scale):
+def softmax(w, score, top, alpha, total, ranges, n_q, n_k, part, scale, cap):
     """Raise `top`, turn scores into words of 2^(scale * score - top) and sum them; the sums before shrink by `alpha`.
 
     The words of keys t2 and t2 + 1 take the place of row t2 / 2.
     """
     for t in range(0, n_q, LANES):
-        end = min(n_k, t + LANES) if diagonal else n_k
-        for t2 in range(t, end if diagonal else t):
+        start, inner, outer, end, least = span(w, ranges, t, n_q, n_k, part)
+        start = start // 2 * 2
+        for t2 in range(start, end if cap > ZERO else start):
             i = score + t2 * BLOCK + t
-            store(w, i, select_some(t2 - t, spread(LOWEST), load(w, i)))
+            store(w, i, tanh(load(w, i) * (scale / cap)) * (cap / scale))
+        hide(w, score, ranges, t, start, inner, outer, end)
         lowest = spread(LOWEST)
         m, m1, m2, m3 = lowest, lowest, lowest, lowest  # four chains of maxima: one would wait for each comparison
-        for t2 in range(0, end - 3, 4):
+        for t2 in range(start, end - 3, 4):
             i = score + t2 * BLOCK + t
             m, m1 = larger(load(w, i), m), larger(load(w, i + BLOCK), m1)
             m2, m3 = larger(load(w, i + 2 * BLOCK), m2), larger(load(w, i + 3 * BLOCK), m3)
         m = larger(larger(m1, m), larger(m2, m3))
-        for t2 in range(end - end % 4, end):
+        for t2 in range(end - (end - start) % 4, end):
             m = larger(load(w, score + t2 * BLOCK + t), m)
         old = load(w, top + t)
         m = larger(m * scale, old)
         shrink = exp2(old - m)
         s = load(w, total + t) * shrink
-        for t2 in range(0, end - 1, 2):
+        for t2 in range(start, end - 1, 2):
             i = score + t2 * BLOCK + t
             e, e1 = exp2(load(w, i) * scale - m), exp2(load(w, i + BLOCK) * scale - m)
             store(w, score + t2 // 2 * BLOCK + t, interleaved(rounded(e, e1)))
             s = s + e + e1
-        if end % 2 > 0:
+        if end > start and end % 2 > 0:
             e = exp2(load(w, score + (end - 1) * BLOCK + t) * scale - m)
             store(w, score + end // 2 * BLOCK + t, interleaved(rounded(e, spread(ZERO))))
             s = s + e
-        for t2 in range((end + 1) // 2, min((n_k + 1) // 2, (end + MR) // 2 + 1)):  # zeros for A_LOWER
+        for t2 in range(least // 2, start // 2):  # zeros for DEPTH
+            store(w, score + t2 * BLOCK + t, spread(ZERO))
+        for t2 in range((end + 1) // 2, min((n_k + 1) // 2, (end + MR) // 2 + 1)):
             store(w, score + t2 * BLOCK + t, spread(ZERO))
         store(w, top + t, m)
         store(w, alpha + t, shrink)
@@ -125,45 +147,55 @@ def mixed_floats(HS):
 
 @helper()
 def forward_floats(HS):
-    """Working memory of one thread: words of rows, two panels, sums of out, a tile; three numbers for each query."""
-    return mixed_floats(HS) + BLOCK * (half_width(HS) + turned_width(HS) + up(HS, LANES) + BLOCK + 3)
+    """Working memory of one thread: words of rows, two panels, sums of out, a tile, its ranges; 3 numbers a query."""
+    return mixed_floats(HS) + BLOCK * (half_width(HS) + turned_width(HS) + up(HS, LANES) + BLOCK + 3) + RANGES
 
 
 @helper()
-def attend(out, o0, o_row, q, q0, q_row, k, k0, v, v0, kv_row, before, n_q, HS, w, packed):
+def attend(out, o0, o_row, q, q0, q_row, k, k0, v, v0, kv_row, before, n_q, HS, limits, row, w, packed):
     """Do what that of ``attention`` does."""
+    starts, window, cap = limits
     half, width, words, scale = half_width(HS), up(HS, LANES), (HS + 1) // 2, LOG2E / np.sqrt(np.float32(HS))
     panel = packed + BLOCK * half
     qt = panel + mixed_floats(HS)
     o = qt + BLOCK * turned_width(HS)
     score = o + BLOCK * width
     top, alpha, total = score + BLOCK * BLOCK, score + BLOCK * BLOCK + BLOCK, score + BLOCK * BLOCK + 2 * BLOCK
-    for t in range(BLOCK):
-        w[top + t], w[total + t] = LOWEST, ZERO
-    turn(w, qt, packed, q, q0, q_row, n_q, HS)
+    ranges = total + BLOCK
     tiles = (before + BLOCK - 1) // BLOCK
-    for tile in range(tiles + 1):
-        diagonal = tile == tiles
+    first, lowest = first_tile(starts, row, window, before)
+    for t in range(BLOCK):
+        w[top + t], w[total + t] = lowest, ZERO
+    for i in range(o, o + BLOCK * width if limited(starts, window) else o):
+        w[i] = ZERO
+    turn(w, qt, packed, q, q0, q_row, n_q, HS)
+    for tile in range(first, tiles + 1):
+        diagonal, again = tile == tiles, tile > 0 or limited(starts, window)
         t2 = before if diagonal else tile * BLOCK
         n_k = n_q if diagonal else min(BLOCK, before - t2)
+        partly = part_of(starts, row, window, before, t2, n_q, diagonal)
+        if partly:
+            set_ranges(w, ranges, starts, row, window, before, t2, n_q, n_k, diagonal)
         # pass 1: the scores, transposed
         key, distance = at(k, k0 + t2 * kv_row), kv_row // 2
         if HS % 2 > 0:
             pack(w, packed, k, k0 + t2 * kv_row, kv_row, n_k, n_k, HS)
             key, distance = at(w, packed), half
-        part = C_UPPER if diagonal else WHOLE
-        product(w, score, BLOCK, key, 0, distance, 1, w, qt, BLOCK, n_k, n_q, words, part, False)
+        part, keys = COLUMNS if partly else WHOLE, ranges + 2 * BLOCK
+        product(w, score, BLOCK, key, 0, distance, 1, w, qt, BLOCK, n_k, n_q, words, part, w, keys, False)
         # pass 2: their powers, and the sums
-        softmax(w, score, top, alpha, total, n_q, n_k, diagonal, scale)
+        softmax(w, score, top, alpha, total, ranges, n_q, n_k, part, scale, cap * LOG2E)
         # pass 3: gather the values
-        for t in range(n_q if tile > 0 else 0):
+        for t in range(n_q if tile > first else 0):
             for i in range(0, width, LANES):
                 store(w, o + t * width + i, load(w, o + t * width + i) * w[alpha + t])
         interleave(w, panel, v, v0 + t2 * kv_row, kv_row, n_k, HS)
-        part = A_LOWER if diagonal else WHOLE
-        product(w, o, width, w, score, 1, BLOCK, w, panel, width, n_q, width, (n_k + 1) // 2, part, tile > 0)
+        part, depth = DEPTH if partly else WHOLE, (n_k + 1) // 2
+        product(w, o, width, w, score, 1, BLOCK, w, panel, width, n_q, width, depth, part, w, ranges, again)
     # pass 4: normalize
     for t in range(n_q):
+        if w[total + t] == ZERO:  # all scores that it reads are minus infinity
+            w[top + t] = NAN
         unpack(out, o0 + t * o_row, o_row, w, o + t * width, width, 1, HS, ONE / w[total + t], False)
     return top
 
@@ -183,28 +215,40 @@ def put_two(w, p_rows, d_rows, words, t2, t, p, p1, ds, ds1):
     store(w, words + t2 // 2 * BLOCK + t, interleaved(d))
 
 
+@helper(forceinline=True)
+def weigh(w, score, datt, log_sum, dot, scale, slope, cap):
+    """Return the weights of a vector of scores, and the adjoints of the scores."""
+    x, d = load(w, score), load(w, datt) * slope - dot
+    if cap > ZERO:
+        share = tanh(x * (scale / cap))
+        x, d = share * (cap / scale), d * (spread(ONE) - share * share)
+    p = exp2(x * scale - log_sum)
+    return p, p * d
+
+
 @helper()
-def softmax_backward(w, score, datt, words, lse, lse0, delta, n_q, n_k, diagonal, scale, slope):
+def softmax_backward(w, score, datt, words, lse, lse0, delta, ranges, n_q, n_k, part, scale, slope, cap):
     """Turn scores into weights, and the weights' adjoints into those of the scores, as words.
 
     The pairs of a row lie in its first half, so that a row of queries overwrites none that is still to be read.
     """
     none = spread(ZERO)
     for t in range(0, n_q, LANES):
-        end = min(n_k, t + LANES) if diagonal else n_k  # keys for any lane
+        start, inner, outer, end, least = span(w, ranges, t, n_q, n_k, part)
         log_sum, dot = load_some(lse, lse0 + t, n_q - t) * LOG2E, load(w, delta + t)
-        for t2 in range(0, end, 2):
+        for t2 in range(start // 2 * 2, end, 2):
             i = t2 * BLOCK + t
-            p, p1 = exp2(load(w, score + i) * scale - log_sum), exp2(load(w, score + i + BLOCK) * scale - log_sum)
-            ds = p * (load(w, datt + i) * slope - dot)
-            ds1 = p1 * (load(w, datt + i + BLOCK) * slope - dot)
-            if diagonal and t2 >= t:
-                p, p1 = select_some(t2 - t, none, p), select_some(t2 + 1 - t, none, p1)
-                ds, ds1 = select_some(t2 - t, none, ds), select_some(t2 + 1 - t, none, ds1)
+            p, ds = weigh(w, score + i, datt + i, log_sum, dot, scale, slope, cap)
+            p1, ds1 = weigh(w, score + i + BLOCK, datt + i + BLOCK, log_sum, dot, scale, slope, cap)
+            if t2 < inner or t2 + 1 >= outer:
+                p, ds = select_read(w, ranges, t2, t, p, none), select_read(w, ranges, t2, t, ds, none)
+                p1, ds1 = select_read(w, ranges, t2 + 1, t, p1, none), select_read(w, ranges, t2 + 1, t, ds1, none)
             if t2 + 1 == end:
                 p1, ds1 = none, none
             put_two(w, score, datt, words, t2, t, p, p1, ds, ds1)
-        for t2 in range(end + end % 2, min(n_k, end + MR + 1), 2):  # zeros for A_LOWER and A_UPPER
+        for t2 in range(least // 2 * 2, start // 2 * 2, 2):  # zeros for DEPTH
+            put_two(w, score, datt, words, t2, t, none, none, none, none)
+        for t2 in range(end + end % 2, min(n_k, end + MR + 1), 2):
             put_two(w, score, datt, words, t2, t, none, none, none, none)
 
 
@@ -218,12 +262,15 @@ def block_floats(HS):
 def row_floats(HS):
     """Working memory of one thread: rows and tiles as words and as sums, and a number for each query."""
     rows = 2 * half_width(HS) + 2 * turned_width(HS) + up(HS, LANES)
-    return 3 * mixed_floats(HS) + BLOCK * (rows + 2 * BLOCK + BLOCK // 2 + 3)
+    return 3 * mixed_floats(HS) + BLOCK * (rows + 2 * BLOCK + BLOCK // 2 + 3) + RANGES
 
 
 @helper()
-def backward_row(dq, dk, dv, adds, dout, q, k, v, out, lse, places, group, kept, first, w, base, steps, b, h, i):
+def backward_row(
+    dq, dk, dv, adds, dout, q, k, v, out, lse, limits, places, group, kept, first, w, base, steps, b, h, i
+):
     """Do what that of ``attention`` does."""
+    starts, window, cap = limits
     NH, T = lse.shape[1:]
     HS, o_row, head, blocks = out.shape[2] // NH, out.shape[2], b * NH + h, (T + BLOCK - 1) // BLOCK
     half, width, words, floats = half_width(HS), up(HS, LANES), (HS + 1) // 2, block_floats(HS)
@@ -235,6 +282,7 @@ def backward_row(dq, dk, dv, adds, dout, q, k, v, out, lse, places, group, kept,
     score = dqs + size
     datt, dwords = score + BLOCK * BLOCK, score + 2 * BLOCK * BLOCK
     delta = dwords + BLOCK * BLOCK // 2
+    ranges = delta + 3 * BLOCK
     q0, q_row, k0, v0, kv_row = places
     slope = ONE / np.sqrt(np.float32(HS))
     x, o = q0 + (b * T + t0) * q_row + h * HS, (b * T + t0) * o_row + h * HS
@@ -251,7 +299,8 @@ def backward_row(dq, dk, dv, adds, dout, q, k, v, out, lse, places, group, kept,
         w[delta + t] = sum_lanes(d) * slope
     for t in range(n_q, up(n_q, LANES)):
         w[delta + t] = ZERO
-    for j in range(i, -1, -1):
+    low, later_low = reach(starts, b * T, window, T, i)
+    for j in range(i, low - 1, -1):
         diagonal, t2, block = j == i, j * BLOCK, (first + j) * floats
         n_k, key, value = min(BLOCK, T - t2), k0 + key_head + t2 * kv_row, v0 + key_head + t2 * kv_row
         dks, dvs = block, block + size
@@ -263,23 +312,25 @@ def backward_row(dq, dk, dv, adds, dout, q, k, v, out, lse, places, group, kept,
         interleave(w, km, k, key, kv_row, n_k, HS)
         if not diagonal:
             wait_for(steps, done + j, i - j)
+        partly, keys = part_of(starts, b * T, window, t0, t2, n_q, diagonal), ranges + 2 * BLOCK
+        if partly:
+            set_ranges(w, ranges, starts, b * T, window, t0, t2, n_q, n_k, diagonal)
         # pass 2: score[t, t2] = q[t] . k[t2] and datt[t, t2] = dout[t] . v[t2], both transposed
-        part = C_UPPER if diagonal else WHOLE
-        product(w, score, BLOCK, k_rows, 0, distance, 1, w, qt, BLOCK, n_k, n_q, words, part, False)
-        product(w, datt, BLOCK, v_rows, 0, distance, 1, w, dot, BLOCK, n_k, n_q, words, part, False)
+        part = COLUMNS if partly else WHOLE
+        product(w, score, BLOCK, k_rows, 0, distance, 1, w, qt, BLOCK, n_k, n_q, words, part, w, keys, False)
+        product(w, datt, BLOCK, v_rows, 0, distance, 1, w, dot, BLOCK, n_k, n_q, words, part, w, keys, False)
         # pass 3: att = 2^(s / ln 2 * score - lse / ln 2), dscore = att * (s * datt - delta)
         scale, lse0 = LOG2E * slope, head * T + t0
-        softmax_backward(w, score, datt, dwords, lse, lse0, delta, n_q, n_k, diagonal, scale, slope)
+        softmax_backward(w, score, datt, dwords, lse, lse0, delta, ranges, n_q, n_k, part, scale, slope, cap * LOG2E)
         # pass 4: dv[t2] += att[t, t2] * dout[t], dk[t2] += dscore[t, t2] * q[t], dq[t] += dscore[t, t2] * k[t2]
-        part = A_UPPER if diagonal else WHOLE
-        product(kept, dvs, width, w, score, BLOCK, 1, w, do, width, n_k, width, depth, part, not diagonal)
-        product(kept, dks, width, w, datt, BLOCK, 1, w, qs, width, n_k, width, depth, part, not diagonal)
-        part = A_LOWER if diagonal else WHOLE
-        product(w, dqs, width, w, dwords, 1, BLOCK, w, km, width, n_q, width, (n_k + 1) // 2, part, not diagonal)
-        if i == blocks - 1:
+        part, adding, deep = DEPTH if partly else WHOLE, not diagonal, (n_k + 1) // 2
+        product(kept, dvs, width, w, score, BLOCK, 1, w, do, width, n_k, width, depth, part, w, keys, adding)
+        product(kept, dks, width, w, datt, BLOCK, 1, w, qs, width, n_k, width, depth, part, w, keys, adding)
+        product(w, dqs, width, w, dwords, 1, BLOCK, w, km, width, n_q, width, deep, part, w, ranges, adding)
+        if i == blocks - 1 or later_low > j:
             later = h % group > 0
             if later:
-                wait_for(steps, done - blocks + j, blocks - j)
+                wait_for(steps, done - blocks + j, i - j + 1)
             unpack(dk, key, kv_row, kept, dks, width, n_k, HS, ONE, later or adds[1])
             unpack(dv, value, kv_row, kept, dvs, width, n_k, HS, ONE, later or adds[2])
         tell(steps, done + j, i - j + 1)

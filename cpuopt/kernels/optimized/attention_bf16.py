@@ -8,7 +8,7 @@ from ..compile.jit import helper, kernel
 from ..toolkit.queue import ORDERED, deal, for_each_thread
 from ..toolkit.tiles import flat
 from ._attention_pairs import attend, backward, forward, forward_floats, row_floats
-from .attention import count_blocks, for_each_head_size, kept_floats
+from .attention import count_blocks, for_each_head_size, kept_floats, limits_of
 from .decode import ATT, TILED, decode_by
 
 HALF = "bfloat16"
@@ -22,16 +22,16 @@ BACKWARD_SCRATCH = [
 
 
 @helper(parallel=True)
-def attention(out, lse, q, k, v, places, group, work, queue):
+def attention(out, lse, q, k, v, limits, places, group, work, queue):
     """Compute attention, wherever q, k and v lie."""
     floats = forward_floats(out.shape[2] // lse.shape[1])
     deal(queue, count_blocks(lse))
     for worker in prange(work.shape[0] // floats):
-        forward(out, lse, q, k, v, places, group, work, np.int64(worker) * floats, queue)
+        forward(out, lse, q, k, v, limits, places, group, work, np.int64(worker) * floats, queue)
 
 
 @helper(parallel=True)
-def gradients(dq, dk, dv, adds, dout, q, k, v, out, lse, places, group, kept, work, queue, steps):
+def gradients(dq, dk, dv, adds, dout, q, k, v, out, lse, limits, places, group, kept, work, queue, steps):
     """Compute the gradients of attention, wherever q, k and v lie."""
     floats = row_floats(out.shape[2] // lse.shape[1])
     deal(queue, count_blocks(lse))
@@ -39,11 +39,11 @@ def gradients(dq, dk, dv, adds, dout, q, k, v, out, lse, places, group, kept, wo
         steps[i] = 0
     for worker in prange(work.shape[0] // floats):
         w = np.int64(worker)
-        backward(dq, dk, dv, adds, dout, q, k, v, out, lse, places, group, kept, work, w, floats, queue, steps)
+        backward(dq, dk, dv, adds, dout, q, k, v, out, lse, limits, places, group, kept, work, w, floats, queue, steps)
 
 
 @kernel(ops.attention_forward, "optimized", of=HALF, scratch=FORWARD_SCRATCH, parallel=False)
-def attention_forward(out, lse, qkv, work, queue):
+def attention_forward(out, lse, qkv, starts, window, cap, work, queue):
     """Block by block of keys, with a running maximum and sum for each query.
 
     Parallel: blocks of queries of each head, handed out by ticket, the longest of a head first.
@@ -51,12 +51,12 @@ def attention_forward(out, lse, qkv, work, queue):
     Bound: compute.
     Source: Dao 2023 (arXiv 2307.08691), algorithm 1.
     """
-    C, x = out.shape[2], flat(qkv)
-    attention(out, lse, x, x, x, (0, 3 * C, C, 2 * C, 3 * C), 1, work, queue)
+    C, x, limits = out.shape[2], flat(qkv), limits_of(starts, window, cap)
+    attention(out, lse, x, x, x, limits, (0, 3 * C, C, 2 * C, 3 * C), 1, work, queue)
 
 
 @kernel(ops.attention_backward, "optimized", of=HALF, scratch=BACKWARD_SCRATCH, parallel=False)
-def attention_backward(dqkv, dqkv_add, dout, qkv, out, lse, kept, work, queue, steps):
+def attention_backward(dqkv, dqkv_add, dout, qkv, out, lse, starts, window, cap, kept, work, queue, steps):
     """Row by row of tiles, from the diagonal back; what a block of keys gathers is kept until the last row.
 
     Parallel: rows of all heads, handed out by ticket, as for float32.
@@ -65,8 +65,8 @@ def attention_backward(dqkv, dqkv_add, dout, qkv, out, lse, kept, work, queue, s
     Source: Dao 2023 (arXiv 2307.08691), algorithm 2, in another order.
     """
     C, d, x, adds = out.shape[2], flat(dqkv), flat(qkv), (dqkv_add, dqkv_add, dqkv_add)
-    places = 0, 3 * C, C, 2 * C, 3 * C
-    gradients(d, d, d, adds, flat(dout), x, x, x, out, lse, places, 1, kept, work, queue, steps)
+    places, limits = (0, 3 * C, C, 2 * C, 3 * C), limits_of(starts, window, cap)
+    gradients(d, d, d, adds, flat(dout), x, x, x, out, lse, limits, places, 1, kept, work, queue, steps)
 
 
 decode = decode_by(attend, forward_floats)
@@ -82,7 +82,7 @@ DECODE_SCRATCH = [ATT, ("work", work_floats)]
 
 
 @kernel(ops.attention_decode, "optimized", of=HALF, scratch=DECODE_SCRATCH, parallel=False)
-def attention_decode(out, keys, values, qkv, position, att, work):
+def attention_decode(out, keys, values, qkv, position, window, cap, att, work):
     """Put the new keys and values away; then, for each query: scores, their softmax, the weighted sum of the values.
 
     Parallel: as for float32.
@@ -90,4 +90,4 @@ def attention_decode(out, keys, values, qkv, position, att, work):
     Bound: memory for one query; compute for many.
     """
     C, x, made = out.shape[2], flat(qkv), work[: out.size if out.shape[1] < TILED else 0]
-    decode(out, made, keys, values, x, x, x, (0, 3 * C, C, 2 * C, 3 * C), position, att, work)
+    decode(out, made, keys, values, x, x, x, (0, 3 * C, C, 2 * C, 3 * C), position, window, np.float32(cap), att, work)

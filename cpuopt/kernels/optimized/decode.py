@@ -9,7 +9,19 @@ from numba import prange
 from ... import ops
 from ...ops.declaration import NH, B, S
 from ..compile.jit import helper, kernel
-from ..toolkit.lanes import exp, larger, load, load_some, max_lanes, select_some, spread, store, store_some, sum_lanes
+from ..toolkit.lanes import (
+    exp,
+    larger,
+    load,
+    load_some,
+    max_lanes,
+    select_some,
+    spread,
+    store,
+    store_some,
+    sum_lanes,
+    tanh,
+)
 from ..toolkit.pairs import add_pairs, is_half, load_some_words, load_words
 from ..toolkit.simd import LANES
 from ..toolkit.threads import SMALL
@@ -19,6 +31,7 @@ from .attention import BLOCK, attend, forward_floats
 TILED = 16  # queries from which on packing them into tiles pays
 CHUNK = 32  # keys or values: 8 KB of the usual heads
 ZERO, ONE, LOWEST = np.float32(0), np.float32(1), np.float32(-np.inf)
+NO_STARTS = np.empty(0, np.int32)
 
 
 @helper()
@@ -57,7 +70,7 @@ def copy(to, i, x, j, n):
 
 
 @helper()
-def scores(att, a, q, q0, keys, k, n, HS):
+def scores(att, a, q, q0, keys, k, n, HS, cap):
     """Compute a query's scores for n rows of keys."""
     scale = ONE / np.sqrt(np.float32(HS))
     for t in range(n):
@@ -65,6 +78,8 @@ def scores(att, a, q, q0, keys, k, n, HS):
             att[a + t] = scale * dot_pairs(q, q0, keys, k + t * HS, HS)
         else:
             att[a + t] = scale * dot(q, q0, keys, k + t * HS, HS)
+    for t in range(0, n if cap > ZERO else 0, LANES):
+        store_some(att, a + t, tanh(load_some(att, a + t, n - t) * (ONE / cap)) * cap, n - t)
 
 
 @helper()
@@ -130,13 +145,16 @@ def put_away(keys, values, k, v, places, position, T, bg):
 
 
 @helper()
-def query(out, o, keys, values, cache, q, q0, group, n, HS, att, a, S):
-    """Compute one query's result for all heads of a group: scores, their softmax, the weighted sum of the values."""
+def query(out, o, keys, values, cache, q, q0, group, n, HS, cap, att, a, S):
+    """Compute one query's result for all heads of a group: scores, their softmax, the weighted sum of the values.
+
+    It reads the n keys and values from `cache` on.
+    """
     chunk = CHUNK if group > 1 else n
     for start in range(0, n, chunk):
         for h in range(group):
             row, some = cache + start * HS, min(chunk, n - start)
-            scores(att, a + h * S + start, q, q0 + h * HS, keys, row, some, HS)
+            scores(att, a + h * S + start, q, q0 + h * HS, keys, row, some, HS, cap)
     for h in range(group):
         att[a + group * S + h] = ONE / softmax(att, a + h * S, n)
     for start in range(0, n, chunk):
@@ -150,7 +168,7 @@ def query(out, o, keys, values, cache, q, q0, group, n, HS, att, a, S):
 
 
 @helper()
-def few(out, made, keys, values, q, k, v, places, position, att, bg):
+def few(out, made, keys, values, q, k, v, places, position, window, cap, att, bg):
     """Do the heads of one group in one row of the batch, query by query; `made` is `out`, or the same in float32."""
     T, C = out.shape[1:]
     NKV, S, HS = keys.shape[1:]
@@ -160,24 +178,27 @@ def few(out, made, keys, values, q, k, v, places, position, att, bg):
     put_away(keys, values, k, v, places, position, T, bg)
     for t in range(T):
         o, now = (b * T + t) * C + x, q0 + (b * T + t) * q_row + x
-        query(made, o, keys, values, cache, q, now, group, position + t + 1, HS, att, bg * group * (S + 1), S)
+        low = max(position + t - window + 1, 0) if window > 0 else 0
+        n, read = position + t + 1 - low, cache + low * HS
+        query(made, o, keys, values, read, q, now, group, n, HS, cap, att, bg * group * (S + 1), S)
         if is_half(q):
             copy(out, o, made, o, group * HS)
 
 
 @helper()
-def is_small(out, keys, position):
+def is_small(out, keys, position, window):
     """Return whether there is too little to read for several threads."""
     B, NKV, _, HS = keys.shape
     T = out.shape[1]
-    return T < TILED and 8 * B * T * NKV * HS * (position + T) < SMALL
+    read = min(position, window) if window > 0 else position
+    return T < TILED and 8 * B * T * NKV * HS * (read + T) < SMALL
 
 
 @helper()
-def start(out, made, keys, values, q, k, v, places, position, att, bg):
+def start(out, made, keys, values, q, k, v, places, position, window, cap, att, bg):
     """Do a group, if it has few queries; put its keys and values away, if it has many."""
     if out.shape[1] < TILED:
-        few(out, made, keys, values, q, k, v, places, position, att, bg)
+        few(out, made, keys, values, q, k, v, places, position, window, cap, att, bg)
     else:
         put_away(keys, values, k, v, places, position, out.shape[1], bg)
 
@@ -191,7 +212,7 @@ def decode_by(attend, floats):
     """Make the function of new tokens from that of a block of queries, and from the working memory that it takes."""
 
     @helper()
-    def many(out, keys, values, q, places, position, work, bh):
+    def many(out, keys, values, q, places, position, limits, work, bh):
         """Do one head of one row of the batch, a block of queries at a time, when its keys and values are put away."""
         T, C = out.shape[1:]
         NKV, S, HS = keys.shape[1:]
@@ -201,22 +222,23 @@ def decode_by(attend, floats):
         cache, known, told = bh // (NH // NKV) * S * HS, flat(keys), flat(values)
         for t in range(0, T, BLOCK):
             o, x, n = (b * T + t) * C + h * HS, q0 + (b * T + t) * q_row + h * HS, min(BLOCK, T - t)
-            attend(out, o, C, q, x, q_row, known, cache, told, cache, HS, position + t, n, HS, work, w)
+            before = position + t
+            attend(out, o, C, q, x, q_row, known, cache, told, cache, HS, before, n, HS, limits, 0, work, w)
 
     @helper(parallel=True)
-    def decode(out, made, keys, values, q, k, v, places, position, att, work):
+    def decode(out, made, keys, values, q, k, v, places, position, window, cap, att, work):
         """Attend to the cache and to the new keys; `made` is `out`, or memory for the same in float32."""
         B, T, C = out.shape
-        groups, heads = B * keys.shape[1], B * (C // keys.shape[3])
-        if is_small(out, keys, position):
+        groups, heads, limits = B * keys.shape[1], B * (C // keys.shape[3]), (NO_STARTS, window, cap)
+        if is_small(out, keys, position, window):
             for bg in range(groups):
-                few(out, made, keys, values, q, k, v, places, position, att, bg)
+                few(out, made, keys, values, q, k, v, places, position, window, cap, att, bg)
         else:
             for task in prange(groups):
-                start(out, made, keys, values, q, k, v, places, position, att, np.int64(task))
+                start(out, made, keys, values, q, k, v, places, position, window, cap, att, np.int64(task))
             if T >= TILED:
                 for task in prange(heads):
-                    many(out, keys, values, q, places, position, work, np.int64(task))
+                    many(out, keys, values, q, places, position, limits, work, np.int64(task))
 
     return decode
 
@@ -229,7 +251,7 @@ DECODE_SCRATCH = [ATT, ("work", work_floats)]
 
 
 @kernel(ops.attention_decode, "optimized", scratch=DECODE_SCRATCH, parallel=False)
-def attention_decode(out, keys, values, qkv, position, att, work):
+def attention_decode(out, keys, values, qkv, position, window, cap, att, work):
     """Put the new keys and values away; then, for each query: scores, their softmax, the weighted sum of the values.
 
     Parallel: batch and head; each owns its channels of `out`, its part of the cache, and a slice of `att` and `work`.
@@ -239,4 +261,5 @@ def attention_decode(out, keys, values, qkv, position, att, work):
     Source: for many, Dao 2023 (arXiv 2307.08691), algorithm 1.
     """
     C, x = out.shape[2], flat(qkv)
-    decode(out, out, keys, values, x, x, x, (0, 3 * C, C, 2 * C, 3 * C), position, att, work)
+    places = 0, 3 * C, C, 2 * C, 3 * C
+    decode(out, out, keys, values, x, x, x, places, position, window, np.float32(cap), att, work)

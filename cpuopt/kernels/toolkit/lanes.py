@@ -18,7 +18,30 @@ from numba.core.typing.templates import AbstractTemplate, infer_global, signatur
 from numba.extending import intrinsic, models, register_model
 
 from ..compile.jit import helper
-from .fastmath import E0, E1, E2, E3, E4, E5, LN2_HI, LN2_LO, LOG2E, ROUND
+from .fastmath import (
+    A1,
+    A3,
+    A5,
+    A7,
+    A9,
+    A11,
+    A13,
+    B0,
+    B2,
+    B4,
+    B6,
+    E0,
+    E1,
+    E2,
+    E3,
+    E4,
+    E5,
+    LN2_HI,
+    LN2_LO,
+    LOG2E,
+    ROUND,
+    TANH_MAX,
+)
 from .simd import F32, HOST, I16, I32, LANES, Emit, unit_of
 
 FLOATS, INTS = ir.VectorType(F32, LANES), ir.VectorType(I32, LANES)
@@ -348,3 +371,13 @@ def log(x):
     f = scale_by_power(x, ROUND - n) - ONE
     p = (((((((spread(L0) * f + L1) * f + L2) * f + L3) * f + L4) * f + L5) * f + L6) * f + L7) * f + L8
     return n * LN2_HI + (f + (f * f * (p * f - HALF) + n * LN2_LO))
+
+
+@helper(forceinline=True)
+def tanh(x):
+    """Compute tanh(x) by the polynomials of `fastmath`. NaN stays."""
+    x = smaller(spread(TANH_MAX), larger(spread(-TANH_MAX), x))
+    s = x * x
+    p = x * ((((((spread(A13) * s + A11) * s + A9) * s + A7) * s + A5) * s + A3) * s + A1)
+    t = p / (((spread(B6) * s + B4) * s + B2) * s + B0)
+    return smaller(spread(ONE), larger(spread(-ONE), t))

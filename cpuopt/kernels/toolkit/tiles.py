@@ -1,4 +1,4 @@
-"""Products of small packed matrices, triangular ones too, for attention; and the packing.
+"""Products of small packed matrices, parts of them too, for attention; and the packing.
 
 A matrix is an array and the offset of its first element. It is small enough for the caches, so there is no blocking:
 only the micro-tiles of ``simd``, at most MR rows by COLS.
@@ -17,9 +17,9 @@ from .simd import product as micro
 
 COLS, ZERO = NR, np.float32(0)
 LOOKS = 2000  # at what another thread will write before this one offers its core: about a microsecond
-WHOLE, C_UPPER, A_LOWER, A_UPPER = range(4)
-"""The computed part of a product c = a @ b: all of it; c from each row's diagonal on; all of c, from an a that is zero
-above its diagonal, or below."""
+WHOLE, COLUMNS, DEPTH = range(3)
+"""What the range of a row limits in a product c = a @ b: nothing; the columns of c; or what is summed over, since a is
+zero beyond it."""
 
 
 @helper()
@@ -41,23 +41,29 @@ def product_by(micro, narrow, unit, lines):
     """
 
     @helper()
-    def product(c, c0, c_row, a, a0, a_row, a_step, b, b0, b_row, rows, cols, depth, part, adds):
+    def product(c, c0, c_row, a, a0, a_row, a_step, b, b0, b_row, rows, cols, depth, part, r, r0, adds):
         """Compute or add ``c[i, j] = sum over k < depth of a[i, k] * b[k, j]`` for i < rows and j < cols.
 
         Rows lie `c_row`, `a_row` and `b_row` floats apart, neighbours in a row of a `a_step`. Columns are rounded up to
-        LANES. Of a triangle, elements less than MR or LANES beyond the diagonal take part as well.
+        LANES. Of a `part`, row i has the range from ``r[r0 + 2*i]`` up to ``r[r0 + 2*i + 1]``; neither end falls from
+        row to row. Elements less than MR or LANES outside take part as well. An empty range adds nothing.
         """
         groups = (rows + MR - 1) // MR
         size, longer = rows // groups, rows % groups
         i = 0
         for g in range(groups):
             n = size + 1 if g < longer else size
-            k = i // unit if part == A_UPPER else 0
-            end = min(depth, (i + n + unit - 1) // unit) if part == A_LOWER else depth
-            x, j = at(a, a0 + i * a_row + k * a_step), i // LANES * LANES if part == C_UPPER else 0
-            while j < cols:
+            j, stop, k, end = 0, cols, 0, depth
+            if part != WHOLE:
+                low, high = np.int64(r[r0 + 2 * i]), np.int64(r[r0 + 2 * (i + n) - 1])
+                if part == COLUMNS:
+                    j, stop = low // LANES * LANES, min(cols, high)
+                else:
+                    k, end = low // unit, min(depth, (high + unit - 1) // unit)
+            x = at(a, a0 + i * a_row + k * a_step)
+            while j < stop and k < end:
                 y, to = at(b, b0 + k * lines * b_row + j), at(c, c0 + i * c_row + j)
-                if j % COLS > 0 or cols - j <= LANES:
+                if j % COLS > 0 or stop - j <= LANES:
                     narrow(n, x, a_row, a_step, y, b_row, to, c_row, end - k, adds, y, 0, 0)
                     j += LANES
                 else:

@@ -26,7 +26,7 @@ def embedding_decode(out, tokens, wte, wpe, position):
 
 
 @kernel(ops.attention_decode, "vanilla", scratch=[("att", B * NH * S)])
-def attention_decode(out, keys, values, qkv, position, att):
+def attention_decode(out, keys, values, qkv, position, window, cap, att):
     """Put the new keys and values away; then, for each query: scores, their softmax, the weighted sum of the values.
 
     Parallel: batch and head; each owns its channels of `out`, its part of the cache, and a slice of `att`.
@@ -44,24 +44,27 @@ def attention_decode(out, keys, values, qkv, position, att):
                 keys[b, h, position + t, i] = qkv[b, t, C + h * HS + i]
                 values[b, h, position + t, i] = qkv[b, t, 2 * C + h * HS + i]
         for t in range(T):
+            low = max(position + t - window + 1, 0) if window > 0 else 0
             # pass 2: q . k, and the maximum
             top = np.float32(-np.inf)
-            for t2 in range(position + t + 1):
+            for t2 in range(low, position + t + 1):
                 score = np.float32(0)
                 for i in range(HS):
                     score += qkv[b, t, h * HS + i] * keys[b, h, t2, i]
                 score *= scale
+                if cap > 0:
+                    score = np.float32(cap) * np.tanh(score / np.float32(cap))
                 top = max(top, score)
                 att[a + t2] = score
             # pass 3: exp, and the sum
             total = np.float32(0)
-            for t2 in range(position + t + 1):
+            for t2 in range(low, position + t + 1):
                 e = np.exp(att[a + t2] - top)
                 total += e
                 att[a + t2] = e
             # pass 4: gather the values
             for i in range(HS):
                 val = np.float32(0)
-                for t2 in range(position + t + 1):
+                for t2 in range(low, position + t + 1):
                     val += att[a + t2] / total * values[b, h, t2, i]
                 out[b, t, h * HS + i] = val

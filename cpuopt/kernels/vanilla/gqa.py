@@ -6,10 +6,11 @@ from numba import prange
 from ... import ops
 from ...ops.declaration import HS, NH, NKV, B, S, T
 from ..compile.jit import kernel
+from .attention import ONE, first_key
 
 
 @kernel(ops.gqa_forward, "vanilla", scratch=[("att", B * NKV * T)])
-def gqa_forward(out, lse, q, k, v, att):
+def gqa_forward(out, lse, q, k, v, starts, window, cap, att):
     """For each query of a group: its scores, their softmax, the weighted sum of the values.
 
     Parallel: batch and key head, with all query heads of its group; each owns slices of `out`, `lse` and `att`.
@@ -32,18 +33,21 @@ def gqa_forward(out, lse, q, k, v, att):
         b, g = bg // NKV, bg % NKV
         for h in range(group):
             for t in range(T):
+                low = first_key(starts, window, b, t)
                 # pass 1: q . k, and the maximum
                 top = np.float32(-np.inf)
-                for t2 in range(t + 1):
+                for t2 in range(low, t + 1):
                     score = np.float32(0)
                     for i in range(HS):
                         score += queries[b, t, g, h, i] * keys[b, t2, g, i]
                     score *= scale
+                    if cap > 0:
+                        score = np.float32(cap) * np.tanh(score / np.float32(cap))
                     top = max(top, score)
                     rows[bg, t2] = score
                 # pass 2: exp, and the sum
                 total = np.float32(0)
-                for t2 in range(t + 1):
+                for t2 in range(low, t + 1):
                     e = np.exp(rows[bg, t2] - top)
                     total += e
                     rows[bg, t2] = e
@@ -51,7 +55,7 @@ def gqa_forward(out, lse, q, k, v, att):
                 # pass 3: normalize, and gather the values
                 for i in range(HS):
                     val = np.float32(0)
-                    for t2 in range(t + 1):
+                    for t2 in range(low, t + 1):
                         val += rows[bg, t2] / total * values[b, t2, g, i]
                     gathered[b, t, g, h, i] = val
 
@@ -59,12 +63,17 @@ def gqa_forward(out, lse, q, k, v, att):
 SUMS = B * T * (NH + 2 * NKV) * HS
 
 
-@kernel(ops.gqa_backward, "vanilla", scratch=[("att", B * NKV * T), ("datt", B * NKV * T), ("sums", SUMS)])
-def gqa_backward(dq, dq_add, dk, dk_add, dv, dv_add, dout, q, k, v, out, lse, att, datt, sums):
+ROWS = [(name, B * NKV * T) for name in ("att", "datt", "slope")]
+
+
+@kernel(ops.gqa_backward, "vanilla", scratch=[*ROWS, ("sums", SUMS)])
+def gqa_backward(
+    dq, dq_add, dk, dk_add, dv, dv_add, dout, q, k, v, out, lse, starts, window, cap, att, datt, slope, sums
+):
     """Per query: its weights again, their adjoints, the softmax Jacobian in full, then q, k and v.
 
     Parallel: batch and key head, with all query heads of its group; each owns slices of `dq`, `dk`, `dv` and scratch.
-    Memory: two rows a key head; the sums in float32.
+    Memory: three rows a key head; the sums in float32.
     Bound: compute.
     """
     B, T, C = dout.shape
@@ -89,25 +98,33 @@ def gqa_backward(dq, dq_add, dk, dk_add, dv, dv_add, dout, q, k, v, out, lse, at
         for h in range(first, first + group):
             q0 = h * HS
             for t in range(T):
+                low = first_key(starts, window, b, t)
                 # pass 1: the weights again
-                for t2 in range(t + 1):
+                for t2 in range(low, t + 1):
                     score = np.float32(0)
                     for i in range(HS):
                         score += q[b, t, q0 + i] * k[b, t2, k0 + i]
-                    att[a + t2] = np.exp(score * scale - lse[b, h, t])
+                    score *= scale
+                    slope[a + t2] = ONE
+                    if cap > 0:
+                        share = np.tanh(score / np.float32(cap))
+                        score = np.float32(cap) * share
+                        slope[a + t2] = ONE - share * share
+                    att[a + t2] = np.exp(score - lse[b, h, t])
                 # pass 2: out[t] += att[t2] * v[t2]
-                for t2 in range(t + 1):
+                for t2 in range(low, t + 1):
                     d = np.float32(0)
                     for i in range(HS):
                         d += v[b, t2, k0 + i] * dout[b, t, q0 + i]
                         sv[b, t2, k0 + i] += att[a + t2] * dout[b, t, q0 + i]
                     datt[a + t2] = d
-                # pass 3: att = softmax(score), then score[t2] = scale * q[t] . k[t2]
-                for t3 in range(t + 1):
+                # pass 3: att = softmax(score), score = cap * tanh(score / cap), then score[t2] = scale * q[t] . k[t2]
+                for t3 in range(low, t + 1):
                     dscore = np.float32(0)
-                    for t2 in range(t + 1):
+                    for t2 in range(low, t + 1):
                         same = np.float32(1) if t2 == t3 else np.float32(0)
                         dscore += att[a + t2] * (same - att[a + t3]) * datt[a + t2]
+                    dscore *= slope[a + t3]
                     for i in range(HS):
                         sq[b, t, q0 + i] += k[b, t3, k0 + i] * dscore * scale
                         sk[b, t3, k0 + i] += q[b, t, q0 + i] * dscore * scale
@@ -120,7 +137,7 @@ def gqa_backward(dq, dq_add, dk, dk_add, dv, dv_add, dout, q, k, v, out, lse, at
 
 
 @kernel(ops.gqa_decode, "vanilla", scratch=[("att", B * NKV * S)])
-def gqa_decode(out, keys, values, q, k, v, position, att):
+def gqa_decode(out, keys, values, q, k, v, position, window, cap, att):
     """Put the new keys and values away; then, for each query: scores, their softmax, the weighted sum of the values.
 
     Parallel: batch and key head; each owns its channels of `out`, its part of the cache, and a slice of `att`.
@@ -140,24 +157,27 @@ def gqa_decode(out, keys, values, q, k, v, position, att):
                 values[b, g, position + t, i] = v[b, t, g * HS + i]
         for h in range(g * group, g * group + group):
             for t in range(T):
+                low = max(position + t - window + 1, 0) if window > 0 else 0
                 # pass 2: q . k, and the maximum
                 top = np.float32(-np.inf)
-                for t2 in range(position + t + 1):
+                for t2 in range(low, position + t + 1):
                     score = np.float32(0)
                     for i in range(HS):
                         score += q[b, t, h * HS + i] * keys[b, g, t2, i]
                     score *= scale
+                    if cap > 0:
+                        score = np.float32(cap) * np.tanh(score / np.float32(cap))
                     top = max(top, score)
                     att[a + t2] = score
                 # pass 3: exp, and the sum
                 total = np.float32(0)
-                for t2 in range(position + t + 1):
+                for t2 in range(low, position + t + 1):
                     e = np.exp(att[a + t2] - top)
                     total += e
                     att[a + t2] = e
                 # pass 4: gather the values
                 for i in range(HS):
                     val = np.float32(0)
-                    for t2 in range(position + t + 1):
+                    for t2 in range(low, position + t + 1):
                         val += att[a + t2] / total * values[b, g, t2, i]
                     out[b, t, h * HS + i] = val
