@@ -32,6 +32,7 @@ from .program.optimizer import Choice as OptimizerChoice
 from .program.optimizer import add_update, freeze
 from .program.precision import NARROW, store_operands, weights_of_products
 from .program.program import Call, Phase, Placed, Program, Scalar, Value
+from .program.recompute import recompute_blocks
 from .program.reverse import reverse
 from .program.schedule import schedule
 from .program.tables import cut_tables
@@ -50,6 +51,7 @@ class BuildOptions:
     ----------
     choice : the variant of each op; vanilla by default.
     fuse : rewrites to apply, out of ``cpuopt.program.fuse.FUSIONS``; without `train` there are none.
+    recompute : how many blocks, or "all", are computed again in the backward of a training step, to need less memory.
     train : whether to generate backward and update.
     micro_batches : how many a step is given on this rank.
     reduce : "exact" to add the gradients of micro-batches and ranks in a fixed tree, so that the bits do not depend on
@@ -71,6 +73,7 @@ class BuildOptions:
 
     choice: registry.Choice = field(default_factory=registry.Choice)
     fuse: Sequence[str] = ()
+    recompute: int | str = 0
     train: bool = True
     micro_batches: int = 1
     reduce: Reduce = "exact"
@@ -196,6 +199,8 @@ def build(
         require_sums(program)
     if how.dtype == NARROW:
         store_operands(program, how.takes, inline=not how.divided, alone=alone)
+    if how.train:
+        recompute_blocks(program, how.recompute)
     for name, word in (("dtype", how.dtype), ("moments", how.moments)):
         if word not in (WIDE, NARROW):
             raise UserError(f"{name} {word!r}: expected '{WIDE}' or '{NARROW}'")

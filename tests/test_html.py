@@ -35,7 +35,7 @@ from cpuopt.report import files, html
 from cpuopt.report.html import curves, labels, markup, shades
 from cpuopt.report.html.listing import layer_columns, op_columns
 from cpuopt.report.html.roofs import roofline
-from cpuopt.report.html.svg import PHASES, LinearScale, LogScale
+from cpuopt.report.html.svg import PARTS, LinearScale, LogScale
 from cpuopt.report.html.timeline import typical
 from cpuopt.wording import four
 
@@ -182,7 +182,7 @@ def test_a_planted_request_is_noticed(page, before, planted):
 def hostile(x):
     """The same, with every name made hostile."""
     if isinstance(x, str):
-        return x if x in PHASES else HOSTILE + x
+        return x if x in PARTS else HOSTILE + x
     if isinstance(x, list):
         return [hostile(v) for v in x]
     if isinstance(x, dict):
@@ -346,7 +346,7 @@ def scale(svg, axis, log=False):
 
 
 def test_an_op_run_again_later_counts_as_of_its_first_phase(profile, engine):
-    again = [replace(r, phase="backward") for r in profile.layers if r.op == "gelu_forward" and r.layer == "h.0.mlp"]
+    again = [replace(r, phase="recompute") for r in profile.layers if r.op == "gelu_forward" and r.layer == "h.0.mlp"]
     mixed = replace(profile, layers=[*again, *(r for r in profile.layers if r.layer != "h.0.mlp")])
     tree = read(html.report(mixed, engine))
     (head, _) = (th for th in tree.all("th", scope="col") if th.text == "gelu_forward")
@@ -556,7 +556,7 @@ def test_the_command_has_a_short_name(argv, said, monkeypatch):
 
 def test_calls_that_the_backward_runs_again_are_explained(profile, engine):
     assert "again in the backward" not in read(html.report(profile, engine)).text
-    again = [replace(r, phase="backward") for r in profile.layers if r.op == "gelu_forward"]
+    again = [replace(r, phase="recompute") for r in profile.layers if r.op == "gelu_forward"]
     mixed = replace(profile, layers=[*again, *(r for r in profile.layers if r.op != "gelu_forward")])
     section = read(html.report(mixed, engine)).one("section", id="matrix")
     ms, share = sum(r.ms for r in again), sum(r.share for r in again)

@@ -90,6 +90,7 @@ def run(args: argparse.Namespace) -> int:
         variant=args.variant,
         swap=tuple(args.swap),
         fuse=args.fuse,
+        recompute=args.recompute,
         dtype=args.dtype,
         moments=args.moments,
         kernels=tuple(args.kernels),

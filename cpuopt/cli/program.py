@@ -51,10 +51,17 @@ def run(args: argparse.Namespace) -> int:
     program, chosen, plan = built.program, built.kernels, built.plan()
     phases = {"all": (), "update": ("norm", "update"), "outer": ("start", "outer")}.get(args.phase, (args.phase,))
     calls = [
-        {"phase": c.phase, "layer": c.layer, "op": c.op.name, "variant": k.variant, "flops": c.flops, "text": str(c)}
+        {
+            "phase": c.shown_phase,
+            "layer": c.layer,
+            "op": c.op.name,
+            "variant": k.variant,
+            "flops": c.flops,
+            "text": str(c),
+        }
         for c, k in zip(program.calls, chosen, strict=True)
         if not phases or c.phase in phases
     ]
-    content = {"calls": calls, "plan": plan.describe(), "flops": program.flops}
+    content = {"calls": calls, "plan": plan.describe(), "flops": program.flops, "repeated": program.repeated_flops}
     show(args, content, lambda: console.program(program, chosen, plan, phases))
     return 0

@@ -86,7 +86,7 @@ class OpRow(Figures):
 
 @dataclass(frozen=True, kw_only=True)
 class LayerRow(Figures):
-    """One op in one layer by one variant."""
+    """One op in one layer by one variant; `phase` is ``recompute`` if it computes again what the forward did."""
 
     layer: str
     variant: str
@@ -212,7 +212,7 @@ class Sums:
 
     def layer_rows(self) -> list[LayerRow]:
         """Return one row a layer, op and variant, layer by layer."""
-        groups = self._groups(lambda b: (b.call.layer, b.call.op.name, b.kernel.variant, b.call.phase))
+        groups = self._groups(lambda b: (b.call.layer, b.call.op.name, b.kernel.variant, b.call.shown_phase))
         layers = list(dict.fromkeys(layer for layer, *_ in groups))
         return [
             LayerRow(op=op, layer=layer, variant=variant, phase=phase, **self._figures(at))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import prod
@@ -16,14 +17,24 @@ from .arithmetic import OPEN, ValueArithmetic
 Group = Literal["parameter", "copy", "constant", "gradient", "moment", "input", "activation", "adjoint"]
 Phase = Literal["convert", "forward", "evaluate", "backward", "reduce", "norm", "update", "collect", "start", "outer"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
-PARTS: dict[str, str] = {"convert": "forward", "forward": "forward", "evaluate": "forward", "backward": "backward"}
-PARTS |= dict.fromkeys(PHASES[4:], "update")
-"""The part of a step that each phase counts in: forward, backward or update, which has the gradient's norm."""
 """The parts of a program. A training step leaves out ``evaluate``, calls that only an evaluation needs because the
 backward computes the loss itself. An evaluation runs the first two. The calls of ``reduce``, which add the gradients of
 micro-batches and ranks, lie between those of the last backward of a step. ``start`` and ``outer`` come before and after
 the steps that a rank trains alone. ``convert`` writes the copies of weights in a narrower type, if they are out of
 date. ``collect`` brings a rank's weights up to date, if the other ranks sent it their copies alone."""
+RECOMPUTE = "recompute"
+"""What is shown in place of ``backward`` for a call that repeats one of the forward."""
+PARTS: dict[str, str] = dict.fromkeys(PHASES[:3], "forward") | dict.fromkeys((RECOMPUTE, "backward"), "backward")
+PARTS |= dict.fromkeys(PHASES[4:], "update")
+"""The part of a step that each phase counts in: forward, backward or update, which has the gradient's norm."""
+BLOCK = re.compile(r"(.*?\.\d+)(?:\.|$)")
+"""The name of a layer inside a block, a module in a list."""
+
+
+def block_of(layer: str) -> str:
+    """Return the block that a layer lies in, or the layer itself if it lies in none."""
+    block = BLOCK.match(layer)
+    return block[1] if block else layer
 
 
 @dataclass(eq=False)
@@ -140,6 +151,7 @@ class Call:
     given : sizes that its arguments need not fix, by symbol; a backward call has those of its forward call.
     views : the shapes of the arguments that it takes in another shape than the value's; a backward call has those of
         its forward call, for their adjoints too.
+    repeats : for a call of the backward that computes again what a call of the forward did, that call.
 
     Attributes
     ----------
@@ -155,6 +167,7 @@ class Call:
     inverts: Call | None = None
     given: dict[str, int] = field(default_factory=dict)
     views: dict[str, Shape] = field(default_factory=dict)
+    repeats: Call | None = None
     sizes: dict[str, int] = field(init=False)
     types: dict[str, str] = field(init=False)
 
@@ -167,6 +180,11 @@ class Call:
         shapes = {a.name: self.shape(a.name) for a in self.op.arrays}
         self.sizes = self.op.bind(shapes, **self.given)
         self.retype()
+
+    @property
+    def shown_phase(self) -> str:
+        """Its phase, or ``recompute`` for a call of the backward that repeats one of the forward."""
+        return RECOMPUTE if self.repeats else self.phase
 
     def retype(self) -> None:
         """Take the types of its values anew."""
@@ -322,11 +340,17 @@ class Program:
 
     @property
     def work(self) -> dict[str, int]:
-        """Floating-point operations of one step, by the storage type of what they multiply."""
+        """Floating-point operations of one step, by the storage type of what they multiply; what is repeated is not."""
         found: dict[str, int] = {}
         for c in self.step_calls:
-            found[c.operands] = found.get(c.operands, 0) + c.flops
+            if not c.repeats:
+                found[c.operands] = found.get(c.operands, 0) + c.flops
         return found
+
+    @property
+    def repeated_flops(self) -> int:
+        """Floating-point operations of one step that compute again what the forward did."""
+        return sum(c.flops for c in self.step_calls if c.repeats)
 
     @property
     def flops(self) -> int:
@@ -337,7 +361,8 @@ class Program:
         """Check that the program is valid; run after every pass.
 
         Each value is defined before it is read; no ``out`` is written twice; a gradient's first writer overwrites and
-        the later ones add; no call is given one array twice if it writes it. (Shapes are checked as calls are made.)
+        the later ones add; no call is given one array twice if it writes it; what a repeated call reads again has not
+        changed since. (Shapes are checked as calls are made.)
 
         Raises
         ------
@@ -346,12 +371,21 @@ class Program:
         """
         known = {*self.parameters, *self.constants, *self.inputs, *self.moments, *self.filled}
         evaluated: set[Value] = set()
+        written: dict[Value, int] = {}
+        place: dict[Call, int] = {}
         for number, call in enumerate(self.calls):
             defined = known | evaluated if call.phase == "evaluate" else known
             where = f"program, call {number}, {call.op.name} in layer {call.layer!r}"
             for v in call.reads:
                 if v not in defined and not defined.issuperset(self._gradients_in(v)):
                     raise UserError(f"{where}: reads {v}, which no earlier call has written")
+            if call.repeats:
+                since = place.get(call.repeats, number)
+                for v in call.reads:
+                    if written.get(v, 0) > since and v in call.repeats.reads:
+                        raise UserError(f"{where}: repeats call {since} and reads {v}, which has changed since")
+            place[call] = number
+            written |= dict.fromkeys(call.writes, number)
             given = [v for v in call.args.values() if isinstance(v, Value)]
             for v in call.writes:
                 if given.count(v) > 1:

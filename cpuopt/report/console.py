@@ -306,7 +306,8 @@ def program(program: Program, kernels: Sequence[Kernel], plan: ArenaPlan, phases
         return f" [{variant[call]}] -> {', '.join(f'{v} @{plan.offsets[v]}' for v in call.writes)}"
 
     groups = [f"#   {name:<12} {n:>15,}" for name, n in plan.describe().items()]
-    last = f"# {program.flops / 1e9:.3f} GFLOP a step; bytes by group:"
+    again = f" and {n / 1e9:.3f} again in the backward" if (n := program.repeated_flops) else ""
+    last = f"# {program.flops / 1e9:.3f} GFLOP a step{again}; bytes by group:"
     return [*program.lines(*phases, note=note), last, *groups]
 
 

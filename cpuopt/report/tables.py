@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +18,7 @@ from ..measure import roofline
 from ..measure.profile import op_ids
 from ..ops import COLLECTIVES
 from ..ops.storage import TYPES, WIDE
-from ..program.program import PARTS
+from ..program.program import PARTS, block_of
 from ..wording import count
 from . import style
 
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 
 GOOD = ("PASS", "MARGINAL")
 """The results of a check with which a kernel's figures are shown."""
-BLOCK = re.compile(r"(.*?\.\d+)(?:\.|$)")
 """The part of a layer's path that names its block: ``h.3`` of ``h.3.mlp.c_fc``."""
 
 
@@ -96,12 +94,6 @@ def failed_kernels(profile: Profile) -> list[str]:
 def by_id(profile: Profile) -> Profile:
     """Return the profile with the ids that flags take in place of labels."""
     return replace(profile, ops=[replace(r, op=op_ids(r.op, r.kernels)) for r in profile.ops])
-
-
-def block_of(layer: str) -> str:
-    """Return the block that a layer lies in, or the layer itself if it lies in none."""
-    block = BLOCK.match(layer)
-    return block[1] if block else layer
 
 
 def header(profile: Profile) -> Text:

@@ -61,7 +61,7 @@ def trace_events(steps: Sequence[StepTimes], process: str = "cpuopt") -> list[di
                 continue
             add(calls[0].call.phase, "phase", int(marks[0]), int(marks[-1]), {"calls": len(calls)})
             for bound, start, end in zip(calls, marks[:-1].tolist(), marks[1:].tolist(), strict=True):
-                add(bound.call.op.name, bound.call.phase, start, end, _args(bound, end - start))
+                add(bound.call.op.name, bound.call.shown_phase, start, end, _args(bound, end - start))
     return events
 
 

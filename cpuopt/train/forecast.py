@@ -18,6 +18,7 @@ from ..machine import available_bytes
 from ..measure.roofline import Roofs
 from ..ops.storage import WIDE
 from ..program.arena import gb
+from ..program.recompute import ALL, blocks
 from .job import Job, build_only, fusions, model_of, named, smaller
 from .settings import DTYPES, Settings
 
@@ -92,7 +93,10 @@ def forecast(settings: Settings, roofs: Roofs) -> Forecast:
     """
     built = build_only(settings)
     memory = built.plan().describe()
-    options = [Option(flags, *_cost(build_only(other), roofs)) for flags, other in _others(settings)]
+    options = [
+        Option(flags, *_cost(build_only(other), roofs))
+        for flags, other in _others(settings, len(blocks(built.program)))
+    ]
     return Forecast(
         memory,
         memory["arena"],
@@ -137,8 +141,8 @@ def _cost(built: Built, roofs: Roofs) -> tuple[int, float]:
     return built.plan().describe()["arena"], roof_ms(built, roofs)
 
 
-def _others(s: Settings) -> Iterator[tuple[str, Settings]]:
-    """Yield flags that may take less memory, with the settings that they give."""
+def _others(s: Settings, n_blocks: int) -> Iterator[tuple[str, Settings]]:
+    """Yield flags that may take less memory, with the settings that they give; the model has `n_blocks`."""
     narrow = next(word for word, of in DTYPES.items() if of != WIDE)
     for words in (("moments",), ("dtype", "moments")):
         changes: dict[str, Any] = {word: narrow for word in words if getattr(s, word) != narrow}
@@ -154,6 +158,10 @@ def _others(s: Settings) -> Iterator[tuple[str, Settings]]:
     if "recompute" not in names:
         more = ",".join((*names, "recompute"))
         yield f"--fuse {more}", replace(s, fuse=more)
+    now = n_blocks if s.recompute == ALL else int(s.recompute)
+    for number, word in ((n_blocks // 2, str(n_blocks // 2)), (n_blocks, ALL)):
+        if now < number:
+            yield f"--recompute {word}", replace(s, recompute=word)
     for name in ("B", "T"):
         if (n := getattr(s, name)) > 1 and s.total_batch is None:
             yield f"-{name} {n // 2}", replace(s, **dict[str, Any]({name: n // 2}))

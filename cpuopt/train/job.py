@@ -550,6 +550,7 @@ def how_of(settings: Settings, config: Config, comm: Comm = SERIAL) -> BuildOpti
     return BuildOptions(
         choice=choice_of(settings),
         fuse=fusions(settings),
+        recompute=settings.recompute if settings.recompute == "all" else int(settings.recompute),
         micro_batches=settings.micro_batches // comm.size,
         reduce="exact" if settings.reduce == "exact" else "fast",
         zero=settings.zero,

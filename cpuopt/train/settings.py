@@ -116,6 +116,14 @@ class Settings:
         "Apply these rewrites: gate, residual, layernorm, gelu, classifier, update, recompute.",
         metavar="all|none|NAME,...",
     )
+    recompute: str | int = setting(
+        0,
+        "Let the backward compute the first N blocks again, or all, in place of keeping what is inside them: less "
+        "memory, the same numbers.",
+        (lambda x: x == "all" or (str(x).isdecimal() and int(x) <= MOST), "all, or a number of blocks"),
+        metavar="all|N",
+        free=True,
+    )
     dtype: str = setting(
         "float32",
         "Store in this type what products and attention read: float32 or bf16. Weights, sums and states stay float32.",
@@ -360,7 +368,7 @@ FREE = {name for name, f in FLAGS.items() if f.metadata["free"]} | {"processes"}
 """The settings that a resumed run may change."""
 TYPES = get_type_hints(Settings)
 JOB = ("model", "init", "data", "chat_format", "tokenizer", "B", "T", "steps", "seed", "dtype", "moments")
-KERNELS = ("variant", "swap", "kernels", "fuse", "threads")
+KERNELS = ("variant", "swap", "kernels", "fuse", "recompute", "threads")
 SHARING = ("freeze", "lora", "total_batch", "reduce", "zero", "local_steps")
 
 

@@ -62,6 +62,7 @@ class Plan:
     peers : names from `PEERS`, or `BEST`.
     against : variants of cpuopt, which run without the swaps and with their own rewrites.
     variant, swap, fuse, kernels : the settings of cpuopt's own side.
+    recompute : the blocks that cpuopt's sides compute again in the backward, as for `train`.
     dtype : the type of cpuopt's sides; None: that of the peer, and float32 for `against`. `BEST` has the peers of it.
     moments : the type in which cpuopt's sides store the optimizer's states.
     threads : the number of threads of every side.
@@ -78,6 +79,7 @@ class Plan:
     variant: str = "vanilla"
     swap: tuple[str, ...] = ()
     fuse: str = "auto"
+    recompute: str | int = 0
     dtype: str | None = None
     moments: str = WIDE
     kernels: tuple[str, ...] = ()
@@ -105,6 +107,7 @@ class Plan:
                 raise UserError(f"{flag} {n}: expected {least} or more")
         require("dtype", self.dtype)
         require("moments", self.moments)
+        require("recompute", self.recompute)
         for peer in self.peers:
             if peer not in (*PEERS, BEST):
                 known = ", ".join((*PEERS, BEST))
@@ -181,6 +184,7 @@ def cpuopt_side(
         "fuse": fuse,
         "dtype": dtype,
         "moments": plan.moments,
+        "recompute": plan.recompute,
         "kernels": plan.kernels,
         "threads": plan.threads,
         "seed": plan.seed,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ..program import Call, Value
+from ..program import Value
+from ..recompute import repeated
 from .edit import Allowed, Draft
 
 CHEAP = ("activation", "normalization")
@@ -27,6 +28,6 @@ def recompute(draft: Draft, allowed: Allowed) -> None:
         weights = [v for v in args.values() if isinstance(v, Value) and v.group == "parameter"]
         if any(set(weights) & set(c.writes) for c in draft.users(weights, before=readers[0])):
             continue  # by an update in the backward
-        args |= {a.name: program.value(f"{(v := args[a.name])}.again", v.shape, dtype=v.dtype) for a in op.written}
-        draft.insert(Call(op, call.layer, args, "backward", given=call.given), before=readers[0])
-        draft.rename(old, args[op.written[0].name], readers)
+        again = repeated(program, call, args, op)
+        draft.insert(again, before=readers[0])
+        draft.rename(old, again.writes[0], readers)

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from math import sqrt
 from typing import TYPE_CHECKING
 
-from ...program.program import PARTS, PHASES
+from ...program.program import PARTS, RECOMPUTE, block_of
 from ...wording import count, four
-from ..tables import block_of, usual_variant
+from ..tables import usual_variant
 from .markup import Markup, join, tag
 from .shades import SHADES
 from .svg import first_phases, short
@@ -41,14 +41,14 @@ def recomputed(layers: Sequence[LayerRow]) -> Markup | None:
     """Explain the ops that the backward runs again; None if there are none."""
     again: dict[str, list[LayerRow]] = {}
     for r in layers:
-        if r.phase == "backward" and r.op.endswith("_forward"):
+        if r.phase == RECOMPUTE:
             again.setdefault(r.op, []).append(r)
     if not again:
         return None
     rows = [r for found in again.values() for r in found]
     ops = ", ".join(f"{op} ({count(sum(r.calls for r in found), 'call')})" for op, found in again.items())
     text = f"Computed again in the backward: {ops}; {four(sum(r.ms for r in rows))} ms"
-    text += f", {sum(r.share for r in rows):.1f} % of the step. Computing them costs less than keeping them in memory."
+    text += f", {sum(r.share for r in rows):.1f} % of the step. So they need no memory until then."
     return tag("p", text, class_="note")
 
 
@@ -58,7 +58,7 @@ def _table(layers: Sequence[LayerRow], key: Callable[[str], str], variant: str, 
         cells.setdefault((key(r.layer), r.op), []).append(r)
     rows = list(dict.fromkeys(name for name, _ in cells))
     phases = first_phases(layers)
-    ops = sorted(phases, key=lambda op: PHASES.index(phases[op]))
+    ops = sorted(phases, key=lambda op: [*PARTS].index(phases[op]))
     usual = {op: usual_variant([r for r in layers if r.op == op], variant) for op in ops}
     most = max(sum(r.ms for r in rs) for rs in cells.values())
     head = [tag("th", tag("span", op), scope="col", class_=PARTS[phases[op]]) for op in ops]
@@ -88,7 +88,7 @@ def _cell(name: str, op: str, rows: Sequence[LayerRow], usual: str, most: float,
     ms = sum(r.ms for r in rows)
     other = any(r.variant != usual for r in rows)
     variants = ", ".join(dict.fromkeys(r.variant for r in rows))
-    again = sum(r.ms for r in rows if r.phase == "backward") if op.endswith("_forward") else 0
+    again = sum(r.ms for r in rows if r.phase == RECOMPUTE)
     tip = f"{name}\n{op} [{variants}]\n{short(ms)} ms, {sum(r.share for r in rows):.2f} % of the step"
     if again:
         tip += f"\n{short(again)} ms of it computed again in the backward"

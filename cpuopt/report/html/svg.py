@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import ceil, floor, log10
 from typing import TYPE_CHECKING
 
-from ...program.program import PHASES, Phase
+from ...program.program import PARTS
 from .markup import Markup, tag
 
 if TYPE_CHECKING:
@@ -17,10 +17,10 @@ WIDTH = 1080
 """Width of a picture in its own units; the page scales it to its own width."""
 
 
-def first_phases(layers: Sequence[LayerRow]) -> dict[str, Phase]:
+def first_phases(layers: Sequence[LayerRow]) -> dict[str, str]:
     """Return for each op the earliest phase that it runs in; a rewrite may run a forward op again in the backward."""
-    found: dict[str, Phase] = {}
-    for phase in PHASES:
+    found: dict[str, str] = {}
+    for phase in PARTS:
         for r in layers:
             if r.phase == phase:
                 found.setdefault(r.op, phase)

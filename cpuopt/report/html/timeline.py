@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from statistics import median
 from typing import TYPE_CHECKING
 
-from ...program.program import PARTS
-from ..tables import block_of
+from ...program.program import PARTS, block_of
 from .markup import Markup, join, tag
 from .svg import WIDTH, LinearScale, legend, picture, rect, short, tick
 

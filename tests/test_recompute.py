@@ -1,0 +1,274 @@
+"""Blocks that are computed again in the backward: the same bits, less memory, and inputs that are not stale."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import cpuopt
+from cpuopt import Choice, cli, models, nn
+from cpuopt import functional as F
+from cpuopt.building import build
+from cpuopt.comm.threads import Team
+from cpuopt.engine import Engine
+from cpuopt.errors import UserError
+from cpuopt.measure.roofline import Level, Roofs
+from cpuopt.nn.lora import Lora, add_adapters
+from cpuopt.program import arena, recompute
+from cpuopt.program.fuse import FUSIONS
+from cpuopt.program.program import RECOMPUTE
+from cpuopt.train import forecast
+from cpuopt.train.settings import Settings, read
+
+ROOT = Path(__file__).parent.parent
+B, T = 2, 16
+ADAMW = {"lr": 1e-2, "weight_decay": 0.1}
+
+
+def model_of(name, lora=None):
+    config, model = models.load(name)
+    if lora:
+        add_adapters(model, Lora.parse(lora), config.head)
+    return model, config.specs(B, T)
+
+
+def batch(i, n=256):
+    ids = np.random.default_rng(i).integers(0, n, (B, T + 1))
+    return {"tokens": ids[:, :-1], "targets": ids[:, 1:]}
+
+
+def train(model, inputs, steps=3, variant="optimized", batch=batch, micro=1, **how):
+    """Train from scratch; give losses and norms, and the bytes of all parameters."""
+    how = {"fuse": tuple(FUSIONS), "choice": Choice(variant), "threads": 2, "micro_batches": micro} | how
+    engine = Engine(model, inputs, **how)
+    every = [[batch(i * micro + n) for n in range(micro)] for i in range(steps)]
+    done = [engine.step(**first, more=more, **ADAMW) for first, *more in every]
+    engine.collect()
+    return [(d.loss, d.grad_norm) for d in done], {n: p.tobytes() for n, p in engine.parameters().items()}
+
+
+ALL = tuple(FUSIONS)
+SUMMED = tuple(n for n in FUSIONS if n not in ("update", "residual"))
+CASES = {
+    "fused": ("gpt2-tiny", {}),
+    "plain": ("gpt2-tiny", {"fuse": ()}),
+    "bf16": ("llama-tiny", {"dtype": "bfloat16"}),
+    "bf16, plain": ("gpt2-tiny", {"dtype": "bfloat16", "fuse": ()}),
+    "micro-batches, added in a tree": ("llama-tiny", {"fuse": SUMMED, "micro": 3, "dtype": "bfloat16"}),
+    "micro-batches, added by the kernels": ("gpt2-tiny", {"fuse": SUMMED, "micro": 2, "reduce": "fast"}),
+    "adapters with dropout": ("llama-tiny", {"lora": "r=4,dropout=0.1", "dtype": "bfloat16"}),
+    "frozen": ("gpt2-tiny", {"freeze": ["h.0.*", "wte.*"]}),
+    "naive": ("gpt2-tiny", {"variant": "vanilla"}),
+}
+
+
+@pytest.fixture(scope="module")
+def trained():
+    """What a case trains to, by the number of its blocks that are computed again; each is trained once."""
+    found = {}
+
+    def get(case, number=0):
+        if (case, number) not in found:
+            name, how = CASES[case]
+            lora = how.get("lora")
+            how = {k: v for k, v in how.items() if k != "lora"}
+            found[case, number] = train(*model_of(name, lora), **how, recompute=number)
+        return found[case, number]
+
+    return get
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_numbers_are_the_same_to_the_last_bit(trained, case):
+    plain = trained(case)
+    assert trained(case, 1) == trained(case, "all") == plain
+    assert np.isfinite(plain[0]).all()
+    assert plain[0][0] != plain[0][1]
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_ranks_compute_the_same(shared):
+    def run(number):
+        def one(comm):
+            def share(i):
+                return batch(2 * i + comm.rank)
+
+            how = {"comm": comm, "fuse": SUMMED, "threads": 1, "recompute": number}
+            return train(*model_of("gpt2-tiny"), batch=share, **how)
+
+        return Team(2, shared=shared).run(one)
+
+    assert run("all") == run(0)
+
+
+# Mutants
+
+
+def stale_memory(monkeypatch):
+    """The memory of what a repeated call reads is free behind the forward."""
+    real = arena.lifetimes
+
+    def short(program, keep=()):
+        found = real(program, keep)
+        last = max(i for i, c in enumerate(program.calls) if c.phase == "forward")
+        inputs = {v for c in program.calls if c.repeats for v in c.reads if v in c.repeats.reads}
+        return found | {v: (found[v][0], last) for v in inputs if v.group == "activation"}
+
+    monkeypatch.setattr(arena, "lifetimes", short)
+
+
+def other_input(monkeypatch):
+    """Repeated products read what the embedding gave, in every block."""
+    real = recompute.repeated
+
+    def wrong(program, call, args, op=None):
+        made = program.calls[0].writes[0]
+        new = {"inp": made} if args.get("inp") is not made and call.op.role == "product" else {}
+        return real(program, call, args | {n: v for n, v in new.items() if v.shape == args[n].shape}, op)
+
+    monkeypatch.setattr(recompute, "repeated", wrong)
+
+
+def other_draw(monkeypatch):
+    """A repeated dropout drops other elements."""
+    real = recompute.repeated
+
+    def wrong(program, call, args, op=None):
+        return real(program, call, args | ({"stream": 99} if "stream" in args else {}), op)
+
+    monkeypatch.setattr(recompute, "repeated", wrong)
+
+
+@pytest.mark.parametrize(
+    ("mutant", "case"),
+    [(stale_memory, "naive"), (other_input, "plain"), (other_draw, "adapters with dropout")],
+    ids=lambda x: getattr(x, "__name__", x),
+)
+def test_a_wrong_repetition_changes_the_numbers(trained, monkeypatch, mutant, case):
+    plain = trained(case)
+    mutant(monkeypatch)
+    name, how = CASES[case]
+    how = dict(how)
+    assert train(*model_of(name, how.pop("lora", None)), **how, recompute="all") != plain
+
+
+def test_an_input_that_changed_is_refused():
+    program = built("gpt2-tiny", fuse=()).program
+    steps = [next(c for c in program.calls if c.op.name == "adamw" and c.layer == f"h.{i}.attn.c_proj") for i in (0, 1)]
+    grad = steps[1].args["grad"]  # of the same shape, and known before block 0 is computed again
+    at = next(i for i, c in enumerate(program.calls) if grad in c.writes)
+    program.calls.insert(at + 1, replace(steps[0], args=steps[0].args | {"grad": grad}, phase="backward"))
+    with pytest.raises(UserError, match=r"repeats call \d+ and reads h.0.attn.c_proj.weight, which has changed since"):
+        program.verify()
+
+
+# Memory
+
+
+def built(name, number="all", size=(B, T), **how):
+    config, model = models.load(name)
+    return build(model, config.specs(*size), choice=Choice("optimized"), recompute=number, **({"fuse": ALL} | how))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_block_keeps_its_input_alone(dtype):
+    plain, some, every = (built("gpt2-nano", n, (4, 64), dtype=dtype) for n in (0, 2, "all"))
+    pools = [b.plan().pool_bytes for b in (plain, some, every)]
+    assert pools[0] > pools[1] > pools[2]
+    program = every.program
+    calls = list(program.phase("forward", "backward"))
+    forward = len(list(program.phase("forward")))
+    kept = {v for c in calls[:forward] for v in c.writes} & {v for c in calls[forward:] for v in c.reads}
+    row = 4 * 64 * 128
+    blocks = [v for v in kept if v.name.startswith("h.") and np.prod(v.shape) >= row]
+    # the sums that begin the last three blocks, and their normalized rows; the first one begins with the embedding's
+    assert sorted(v.name for v in blocks) == sorted(
+        [f"h.{i}.residual.out.2" for i in range(4)] + [f"h.{i}.ln_1.layernorm.out" for i in range(1, 4)]
+    )
+    assert all(np.prod(v.shape) == row for v in blocks)
+    again = [c for c in program.calls if c.repeats and c.repeats in calls]
+    assert {c.phase for c in again} == {"backward"}
+    assert {c.shown_phase for c in again} == {RECOMPUTE}
+    assert program.work == plain.program.work  # the FLOPs that the mathematics needs
+    assert program.repeated_flops > 0.6 * sum(c.flops for c in calls[:forward] if c.layer.startswith("h."))
+
+
+def test_the_plan_of_124m_falls_as_the_docs_say():
+    docs = (ROOT / "docs" / "training.md").read_text()
+    pools = [built("gpt2-124M", n, (4, 64)).plan().pool_bytes / 1e6 for n in (0, 6, "all")]
+    assert "| " + " | ".join(f"{n:.0f} MB" for n in pools) + " |" in docs
+
+
+def test_a_model_without_blocks_and_wrong_numbers_are_refused():
+    class Net(nn.Module):
+        def __init__(self):
+            self.a, self.loss = nn.Linear(6, 6), nn.CrossEntropyLoss()
+
+        def forward(self, x, y):
+            return self.loss(F.gelu(self.a(x)), y)
+
+    inputs = {"x": ((8, 6), "float32"), "y": ((8,), "int32")}
+    build(Net(), inputs, recompute=0)
+    with pytest.raises(UserError, match=r"^recompute all: the model has no blocks, modules in a list"):
+        build(Net(), inputs, recompute="all")
+    with pytest.raises(UserError, match=r"^recompute 3: the model has 2 blocks; expected up to 2, or 'all'$"):
+        built("gpt2-tiny", 3)
+    for wrong in (-1, "half"):
+        with pytest.raises(UserError, match=rf"^recompute '?{wrong}'?: expected a number of blocks, or 'all'$"):
+            built("gpt2-tiny", wrong)
+    with pytest.raises(UserError, match="--recompute 'half': expected all, or a number of blocks"):
+        Settings(recompute="half").check()
+
+
+# As a setting
+
+
+def test_a_file_of_settings_gives_a_number_or_a_word(tmp_path):
+    for text, value in (("recompute = 4", 4), ('recompute = "all"', "all")):
+        (tmp_path / "x.toml").write_text(text)
+        assert read(tmp_path / "x.toml")["recompute"] == value
+        Settings(recompute=value).check()
+
+
+def test_a_run_ends_at_the_same_weights_and_goes_on_without(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    flags = ["train", "--model", "gpt2-tiny", "-B", "2", "-T", "16", "--threads", "1", "--val-every", "0"]
+
+    def losses(*more):
+        assert cli.main([*flags, *more, "--json"]) == 0
+        capsys.readouterr()
+        return sorted((tmp_path / "runs").iterdir())[-1]
+
+    plain = losses("--steps", "4", "--save", "plain.bin", "--run", "a")
+    half = losses("--steps", "2", "--save-every", "2", "--recompute", "all", "--run", "b")
+    assert json.loads((half / "config.json").read_text())["recompute"] == "all"
+    assert cli.main(["train", "--resume", str(half), "--steps", "4", "--recompute", "1", "--save", "b.bin"]) == 0
+    assert (tmp_path / "plain.bin").read_bytes() == (tmp_path / "b.bin").read_bytes()
+    assert plain.name != half.name
+
+
+def test_it_is_shown_in_program_profile_and_forecast(capsys):
+    flags = ["--model", "gpt2-tiny", "-B", "2", "-T", "16", "--threads", "1", "--recompute", "all"]
+    assert cli.main(["program", *flags, "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert {c["op"] for c in shown["calls"] if c["phase"] == "recompute" and c["layer"] == "h.0.attn"} == {
+        "attention_forward"
+    }
+    assert shown["repeated"] > 0
+    assert cli.main(["program", *flags]) == 0
+    assert " GFLOP a step and 0." in capsys.readouterr().out
+    engine = cpuopt.Engine(*model_of("gpt2-tiny"), recompute="all", threads=1)
+    rows = engine.profile(steps=2, roofs=False, **batch(0)).profile.layers
+    mine = [r for r in rows if r.layer == "h.1.attn.c_attn" and r.op == "matmul_forward"]
+    assert sorted(r.phase for r in mine) == ["forward", "recompute"]
+    roofs = Roofs(1, (Level("memory", None),), 10.0, {"memory": {"read": 5.0}}, 1.0)
+    some = Settings(model="gpt2-nano", B=4, T=64, threads=1)
+    found = forecast.forecast(some, roofs)
+    options = {o.flags: o for o in found.options}
+    assert options["--recompute all"].arena < options["--recompute 2"].arena < found.arena
+    assert options["--recompute all"].roof_ms > options["--recompute 2"].roof_ms > found.roof_ms
+    asked = forecast.forecast(replace(some, recompute="all"), roofs)
+    assert asked.arena == options["--recompute all"].arena
+    assert not any("--recompute" in o.flags for o in asked.options)
