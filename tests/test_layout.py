@@ -16,7 +16,7 @@ from cpuopt.kernels import registry
 ROOT = Path(cpuopt.__file__).parent
 FILES = {path.relative_to(ROOT).as_posix(): path for path in sorted(ROOT.rglob("*.py"))}
 ABOVE = """
-library; cli; report; lab; train; custom; generate; check; profiler; measure; weights; engine; building; models;
+library; cli; report; judge; lab; train; custom; generate; check; profiler; measure; weights; engine; building; models;
 functional; nn; program; kernels; data; ad; ops; comm; isolate; machine; files; errors; wording; signals
 """
 """All packages and root modules, from the top down: one imports only those behind it."""

@@ -21,6 +21,9 @@ from cpuopt.check.gate import GateVerdict
 from cpuopt.check.judge import CheckResult
 from cpuopt.data.datasets import list_datasets
 from cpuopt.files.reading import from_json
+from cpuopt.judge.child import PARTS
+from cpuopt.judge.rules import RULES
+from cpuopt.judge.session import Ruling
 from cpuopt.lab import session
 from cpuopt.lab.asm import Loop
 from cpuopt.lab.inspect import Inspection, Remark
@@ -35,6 +38,7 @@ from cpuopt.report import (
     check,
     console,
     inspect,
+    judge,
     lab,
     machine,
     ranks,
@@ -225,6 +229,12 @@ def scaled():
     return scale.tables(Scaling("llama3.2-1B", 64, 1024, "optimized", 200, *told), detail=True)
 
 
+def ruled():
+    told = f"line 12: import multiprocessing.shared_memory; allowed are {RULES['import']}"
+    closed = {"by": "namespaces", "missing": [*PARTS]}
+    return Ruling(OP, "m" * 64, "0" * 64, "", "refused by rule", told, "import", 12, {}, 49, {}, closed, "", 12.34)
+
+
 SCREENS = {
     "profile": lambda: tables.profile_tables(profile()),
     "scale --detail": scaled,
@@ -243,6 +253,7 @@ SCREENS = {
     "history": measurements,
     "inspect": inspected,
     "lab": stages,
+    "judge": lambda: judge.tables(ruled()),
     "verdicts": lambda: verdicts.tables(errors(), RUN),
     "sweep": lambda: sweep.tables(swept(), RUN),
     "kernels": lambda: console.kernels_table(

@@ -80,7 +80,12 @@ def check_all(
 
 
 def check(
-    kernel: Kernel, case: Case | Mapping[str, int], *, threads: Sequence[int] = (1, 2), seed: int = 0
+    kernel: Kernel,
+    case: Case | Mapping[str, int],
+    *,
+    threads: Sequence[int] = (1, 2),
+    seed: int = 0,
+    adds: Sequence[Mapping[str, bool]] = (),
 ) -> CheckResult:
     """Check one kernel on one case. An error of the kernel is in the result; nothing is raised for it.
 
@@ -89,6 +94,7 @@ def check(
     case : or its sizes alone, by symbol.
     threads : numbers of threads to run on; numbers above numba's own are left out.
     seed : the random seed of the arguments, the same for all variants of an op.
+    adds : the flags of gradients to try; by default each mixture of `modes`.
     """
     case = case if isinstance(case, Case) else Case(case)
     kernel = kernel.of(case.types)
@@ -97,7 +103,7 @@ def check(
         counts = counts_up_to(most, threads)
         try:
             scratch = prepare(kernel, case.sizes)
-            result = worst([Trial(kernel, tried, adds, scratch, rng).run(counts) for adds in modes(kernel.op)])
+            result = worst([Trial(kernel, tried, on, scratch, rng).run(counts) for on in adds or modes(kernel.op)])
         except BrokenKernelError as e:
             result = broken(kernel, case, e)
     return noted(result, tried[0][0], bool((kernel.op.inverts or kernel.op).inputs))

@@ -389,7 +389,7 @@ def prepare(kernel: Kernel, sizes: Mapping[str, int]) -> dict[str, Spec]:
     try:
         kernel.compile()
         found = kernel.work(sizes)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, BrokenKernelError):
         raise
     except BaseException as e:
         raise BrokenKernelError(f"does not compile, or has no scratch size: {type(e).__name__}: {e}") from e
@@ -411,7 +411,7 @@ def called(kernel: Kernel, args: Sequence[Any], n: int, then: str = "") -> None:
     try:
         with np.errstate(all="ignore"):  # of a kernel in Python
             kernel.function(*args)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, BrokenKernelError):  # the latter of a kernel in another process
         raise
     except BaseException as e:
         raise BrokenKernelError(f"raised {type(e).__name__}: {e}{then}") from e

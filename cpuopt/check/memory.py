@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -65,6 +66,23 @@ def spoil(x: Array, rng: np.random.Generator) -> None:
         bits(x).flat[rng.integers(x.size)] ^= 1 << (storage(x).limits.nmant - 2 if is_float(x) else 21)
 
 
+def _own(words: int) -> Array:
+    return np.empty(words, np.uint32)
+
+
+_rooms: list[Callable[[int], Array]] = [_own]
+
+
+@contextmanager
+def rooms(of: Callable[[int], Array]) -> Iterator[None]:
+    """Let each new `Memory` lie in the words that a function returns, as in memory that processes share."""
+    _rooms.append(of)
+    try:
+        yield
+    finally:
+        _rooms.pop()
+
+
 class Memory:
     """Arrays in one buffer: each on a cache line, guard words before and after it.
 
@@ -82,7 +100,7 @@ class Memory:
             self.spans[key] = slice(end, end + words)
             end += -(-(words + GUARD) // 16) * 16
         end += MARGINS
-        room = np.empty(end + 16, np.uint32)
+        room = _rooms[-1](end + 16)
         start = -room.ctypes.data // 4 % 16
         self.words = room[start : start + end]
         self.arrays: dict[Any, Array] = {

@@ -60,12 +60,14 @@ class Side:
     command : the command that starts it.
     settings : the settings sent with ``init``, besides those of all sides.
     environment : variables added to those of this process.
+    descriptors : open files that it inherits, besides the standard ones.
     """
 
     name: str
     command: tuple[str, ...]
     settings: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
+    descriptors: tuple[int, ...] = ()
 
     @staticmethod
     def module(name: str, module: str, *args: str, **environment: str) -> Side:
@@ -138,7 +140,7 @@ class Worker:
                 stderr=self._stderr,
                 bufsize=0,
                 env={**os.environ, **side.environment, DOING: str(self._doing.fileno())},
-                pass_fds=[self._doing.fileno()],
+                pass_fds=[self._doing.fileno(), *side.descriptors],
                 start_new_session=True,  # so that what it starts can be ended with it
             )
         except OSError as e:

@@ -1,0 +1,265 @@
+"""The closed process that runs candidates: ``python -m cpuopt.judge.child``, which `remote.Remote` starts.
+
+It loads the package once. For each candidate it forks, and the copy loads the text, compiles it, and calls it on arrays
+in memory that it shares with the judge. So a candidate begins in a process that ran no other, and starts in
+milliseconds. No wanted value is ever here: the judge compares on its side.
+
+Before anything is imported the process gives up what a kernel does not need: the network, writing files, seeing other
+processes, privileges, memory and core dumps. `bwrap` does that where the machine has it, else private namespaces.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import signal
+import struct
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from ..isolate.serve import PR_SET_PDEATHSIG
+
+if TYPE_CHECKING:
+    from ..isolate.serve import Say
+    from ..kernels.registry import Kernel
+
+SHARED = "CPUOPT_SHARED"
+"""Environment variable: the descriptor of the shared memory, and its bytes."""
+CLOSED = "CPUOPT_CLOSED"
+"""Environment variable: set if bwrap has closed the process already."""
+MOST_BYTES, MOST_WRITTEN = 4 << 30, 1 << 20
+"""Bytes that a candidate may allocate, and that it may add to files that were open before: its errors."""
+NEW_USER, NEW_PLACES = 0x10000000, 0x00020000 | 0x40000000 | 0x08000000 | 0x20000000
+"""Linux's flags of namespaces: of users; of mounts, the network, shared memory and processes."""
+MOUNT_SETATTR, HERE, RECURSIVE, READ_ONLY = 442, -100, 0x8000, 1
+PRIVATE, NO_DEVICES = 0x4000 | 0x40000, 0x2 | 0x4 | 0x8
+NO_NEW_PRIVILEGES, DROP_CAPABILITY, CAPABILITIES = 38, 24, 41
+CAPABILITY_VERSION = 0x20080522
+PARTS = ("no network", "no writable files", "no sight of other processes", "no privileges", "limits on memory")
+"""What closes the process."""
+
+
+def close() -> list[str]:
+    """Do without what a kernel does not need; return those of `PARTS` that this system does not allow.
+
+    The process forks, so that the copy is alone among its processes; this one waits, and ends as it does.
+    """
+    missing: list[str] = []
+    libc = ctypes.CDLL(None, use_errno=True)
+    if not os.environ.get(CLOSED):
+        user, group = os.getuid(), os.getgid()
+        if sys.platform != "linux" or libc.unshare(NEW_USER | NEW_PLACES):
+            missing += PARTS[:3]
+        else:
+            for file, text in ("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1"):
+                with suppress(OSError), open(f"/proc/self/{file}", "w") as f:
+                    f.write(text)
+            _go_on_in_a_copy()
+            libc.mount(b"none", b"/", None, PRIVATE, None)
+            if libc.mount(b"proc", b"/proc", b"proc", NO_DEVICES, None):
+                missing.append(PARTS[2])
+            attributes = ctypes.create_string_buffer(struct.pack("QQQQ", READ_ONLY, 0, 0, 0))
+            if libc.syscall(MOUNT_SETATTR, HERE, b"/", RECURSIVE, attributes, ctypes.c_size_t(32)):
+                missing.append(PARTS[1])
+    if sys.platform != "linux" or libc.prctl(NO_NEW_PRIVILEGES, 1, 0, 0, 0):
+        missing.append(PARTS[3])
+    else:
+        for capability in range(CAPABILITIES):
+            libc.prctl(DROP_CAPABILITY, capability, 0, 0, 0)
+        head, none = struct.pack("Ii", CAPABILITY_VERSION, 0), struct.pack("6I", *[0] * 6)
+        libc.capset(ctypes.create_string_buffer(head), ctypes.create_string_buffer(none))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (MOST_WRITTEN, MOST_WRITTEN))
+    return missing
+
+
+def _go_on_in_a_copy() -> None:
+    """Return in a copy of this process, the first of its namespace; the process itself waits and ends as the copy."""
+    if pid := os.fork():
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        _, status = os.waitpid(pid, 0)
+        if os.WIFSIGNALED(status):
+            signal.signal(os.WTERMSIG(status), signal.SIG_DFL) if os.WTERMSIG(status) != signal.SIGKILL else None
+            os.kill(os.getpid(), os.WTERMSIG(status))
+        os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def limit_memory() -> list[str]:
+    """Let this process allocate `MOST_BYTES` more than it has; return what the system does not allow."""
+    with suppress(OSError, ValueError, StopIteration), open("/proc/self/status") as f:
+        held = next(int(line.split()[1]) << 10 for line in f if line.startswith("VmData:"))
+        most = held + MOST_BYTES
+        resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+        return []
+    return [PARTS[4]]
+
+
+class Inside:
+    """The candidate of this process, and the kernel that it is compared with.
+
+    Attributes
+    ----------
+    memory : the memory shared with the judge.
+    missing : what does not close this process.
+    kernels : the candidate ``B`` and the baseline ``A``.
+    """
+
+    def __init__(self, missing: list[str]) -> None:
+        import mmap
+
+        number, size = map(int, os.environ.pop(SHARED).split())
+        self.memory, self.missing = mmap.mmap(number, size), missing
+        os.close(number)
+        self.kernels: dict[str, Kernel] = {}
+        self.typed: dict[tuple[str, str], Kernel] = {}
+        self.batches: dict[int, Any] = {}
+
+    def ready(self, request: Mapping[str, Any], say: Say) -> dict[str, Any]:
+        """Answer that the package is loaded, with what does not close the process."""
+        return {"missing": self.missing}
+
+    def open(self, request: Mapping[str, Any], say: Say) -> dict[str, Any]:
+        """Fork; the copy loads a candidate and answers; this process waits, and tells how the copy ended."""
+        if pid := os.fork():
+            _, status = os.waitpid(pid, 0)
+            return {"ended": signal.Signals(os.WTERMSIG(status)).name if os.WIFSIGNALED(status) else "closed"}
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        self.missing += limit_memory()
+        from .. import kernels
+        from ..errors import UserError
+        from ..kernels import registry
+
+        before = set(registry.KERNELS)
+        kernels.load_file(request["file"], "the candidate", "@kernel functions")
+        mine = [k for key, k in registry.KERNELS.items() if key not in before and k.op.name == request["op"]]
+        if len(mine) != 1:
+            raise UserError(f"the candidate registers {len(mine)} kernels of {request['op']}; expected one")
+        self.kernels = {"B": mine[0], "A": registry.find(request["op"], request["against"])}
+        about = {}
+        for side, k in self.kernels.items():
+            scratch = [[s.name, s.dtype] for s in k.scratch]
+            about[side] = {"variant": k.variant, "scratch": scratch, "narrow": k.narrow, "skips": [*k.skips]}
+            about[side] |= {"where": k.where, "others": [*k.others], "same_bits": k.same_bits}
+        return about
+
+    def kernel(self, request: Mapping[str, Any]) -> Kernel:
+        """Return a kernel for the types of a request, compiled."""
+        key = request["side"], repr(sorted(request["types"].items()))
+        if key not in self.typed:
+            found = self.kernels[request["side"]].of(request["types"])
+            found.compile()
+            self.typed[key] = found
+        return self.typed[key]
+
+    def compile(self, request: Mapping[str, Any], say: Say) -> dict[str, Any]:
+        """Compile a kernel for some types, and return the digest of its machine code."""
+        from ..kernels.compile import jit
+
+        return {"code": jit.code_digest(self.kernel(request))}
+
+    def work(self, request: Mapping[str, Any], say: Say) -> dict[str, Any]:
+        """Return the lengths of a kernel's scratch."""
+        from ..errors import UserError
+
+        kernel = self.kernels[request["side"]].of(request["types"])
+        try:
+            return {"elements": [n for (n,), _ in kernel.work(request["sizes"]).values()]}
+        except UserError:
+            raise
+        except Exception as e:
+            raise UserError(f"{type(e).__name__}: {e}") from e
+
+    def args(self, specs: Any) -> list[Any]:
+        """Return arguments: numbers, and arrays in the shared memory."""
+        import numpy as np
+
+        from ..ops.storage import TYPES
+
+        return [
+            np.ndarray(x["shape"], TYPES[x["type"]].dtype, self.memory, x["at"]) if isinstance(x, dict) else x
+            for x in specs
+        ]
+
+    def call(self, request: Mapping[str, Any], say: Say) -> dict[str, Any]:
+        """Call a kernel once; with ``fenced``, on copies of its arrays between inaccessible pages."""
+        import numpy as np
+
+        from ..check.fences import Fenced
+        from ..check.judge import called
+        from ..check.memory import BrokenKernelError
+
+        kernel, args = self.kernel(request), self.args(request["args"])
+        given = args
+        if request.get("fenced"):
+            edges = [
+                Fenced(x, at_end=request["fenced"] == "end", only_read=False) if isinstance(x, np.ndarray) else None
+                for x in args
+            ]
+            given = [edge.array if edge else x for edge, x in zip(edges, args, strict=True)]
+        try:
+            called(kernel, given, request["threads"])
+        except BrokenKernelError as e:
+            return {"broken": str(e)}
+        for x, y in zip(args, given, strict=True):
+            if x is not y:
+                np.copyto(x, y)
+        return {}
+
+    def batch(self, request: Mapping[str, Any], say: Say) -> dict[str, Any]:
+        """Call a kernel several times in a row, and return the ns that all took."""
+        from time import perf_counter_ns
+
+        from ..isolate.serve import doing
+        from ..kernels.toolkit.threads import get_threads, set_threads
+
+        if "calls" in request:
+            every = [self.args(specs) for specs in request["calls"]]
+            self.batches[request["key"]] = self.kernel(request).function, every
+        function, every = self.batches[request["key"]]
+        if get_threads() != request["threads"]:
+            set_threads(request["threads"])
+        doing(self.kernels[request["side"]].name)
+        start = perf_counter_ns()
+        for args in every:
+            function(*args)
+        return {"ns": perf_counter_ns() - start}
+
+    def fences(self, request: Mapping[str, Any], say: Say) -> dict[str, Any]:
+        """Call a kernel on a small case, each array in turn between inaccessible pages; return the error, or ""."""
+        from ..check.cases import Case
+        from ..check.fences import check_fenced
+        from ..isolate.serve import doing
+
+        case = Case.from_json(request["case"])
+        return {"wrong": check_fenced(self.kernel(request), case, request["threads"], request["seed"], doing)}
+
+    def asm(self, request: Mapping[str, Any], say: Say) -> dict[str, Any]:
+        """Compile a kernel once more, and return its machine code as text."""
+        from ..kernels.compile import jit
+
+        dispatcher, sig = jit.afresh(self.kernel(request))
+        return {"asm": str(dispatcher.overloads[sig].library.get_asm_str())}
+
+    def done(self, request: Mapping[str, Any], say: Say) -> dict[str, Any]:
+        """End the copy of the process that has a candidate."""
+        os._exit(0)
+
+
+def main() -> None:
+    """Close the process, load the package, and answer."""
+    missing = close()
+    from .. import kernels  # noqa: F401  (so that each candidate finds it loaded)
+    from ..check import check, fences, judge, timed  # noqa: F401
+    from ..isolate.serve import serve
+
+    here = Inside(missing)
+    names = ("ready", "open", "compile", "work", "call", "batch", "fences", "asm", "done")
+    serve({name: getattr(here, name) for name in names})
+
+
+if __name__ == "__main__":
+    main()

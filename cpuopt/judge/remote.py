@@ -1,0 +1,284 @@
+"""Kernels that run in the closed process, seen from the judge: they take arrays, as any kernel does.
+
+All that checks and times kernels here works on them unchanged. Their arrays lie in memory that both processes share, so
+nothing is copied, and what they must become stays in this process.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..check.cases import Array, Case
+from ..check.memory import BrokenKernelError
+from ..errors import UserError
+from ..isolate.process import Side, Worker
+from ..kernels.registry import Kernel, Scratch
+from ..kernels.toolkit import threads as numba_threads
+from ..ops.declaration import Op
+from . import child
+
+ROOM = 16 << 30
+"""Bytes of address space of the shared memory; only what is written takes memory."""
+BWRAP = tuple(
+    "bwrap --ro-bind / / --dev /dev --proc /proc --unshare-all --die-with-parent --cap-drop ALL".split()  # noqa: SIM905
+)
+LIMIT_S = 60.0
+"""Seconds that one answer may take, compilation included."""
+
+
+class LostError(BrokenKernelError):
+    """The process of a candidate ended."""
+
+
+class Shared:
+    """Memory that the judge and the closed process see, and the free parts of it."""
+
+    def __init__(self) -> None:
+        self.descriptor = os.memfd_create("cpuopt-judge")
+        os.ftruncate(self.descriptor, ROOM)
+        self.map = mmap.mmap(self.descriptor, ROOM)
+        self.free = [(0, ROOM)]
+        whole = np.frombuffer(self.map, np.uint8)
+        self.start = int(whole.__array_interface__["data"][0])
+        self.whole = whole
+
+    def room(self, words: int) -> Array:
+        """Return so many words of it, which are free again once no array refers to them."""
+        need = -(-4 * words // mmap.PAGESIZE) * mmap.PAGESIZE
+        for i, (at, size) in enumerate(self.free):
+            if size >= need:
+                self.free[i : i + 1] = [(at + need, size - need)] if size > need else []
+                found = np.ndarray((words,), np.uint32, self.map, at)
+                weakref.finalize(found, self._release, at, need)
+                return found
+        raise UserError(f"the arrays of a call need {4 * words >> 20} MB, more than the judge shares with a candidate")
+
+    def _release(self, at: int, size: int) -> None:
+        parts = sorted([*self.free, (at, size)])
+        self.free = parts[:1]
+        for start, length in parts[1:]:
+            before, held = self.free[-1]
+            if before + held == start:
+                self.free[-1] = before, held + length
+            else:
+                self.free.append((start, length))
+
+    def spec(self, x: Any) -> Any:
+        """Return an argument for a request: a number, or where an array lies."""
+        if not isinstance(x, np.ndarray):
+            return x.item() if isinstance(x, np.generic) else x
+        at = int(x.__array_interface__["data"][0]) - self.start
+        if x.size and not 0 <= at <= ROOM - x.nbytes:
+            raise UserError("an array of a call does not lie in the shared memory")
+        return {"at": at if x.size else 0, "shape": x.shape, "type": x.dtype.name}
+
+
+@cache
+def bwrap() -> bool:
+    """Return whether this machine has bwrap, and it may do its work."""
+    if not shutil.which(BWRAP[0]):
+        return False
+    return subprocess.run([*BWRAP, "true"], capture_output=True, timeout=20).returncode == 0
+
+
+@dataclass
+class Clocks:
+    """What the process and the judge measured of the same batches, in ns."""
+
+    inside: list[float] = field(default_factory=list)
+    outside: list[float] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class Far:
+    """A kernel's function that runs in the closed process."""
+
+    remote: Remote
+    side: str
+    types: Mapping[str, str] = field(default_factory=dict)
+    clocks: Clocks = field(default_factory=Clocks)
+    code: str = ""
+    """The digest of its machine code, once it is compiled."""
+    fenced: str = ""
+    """``end`` or ``begin``: where the arrays of a call stand, at inaccessible pages; empty for where they lie."""
+    known: dict[tuple[int, ...], tuple[int, Any]] = field(default_factory=dict)
+
+    def __call__(self, *args: Any) -> None:
+        """Call it once, on arrays in the shared memory."""
+        more = {"fenced": self.fenced} if self.fenced else {}
+        specs = [self.remote.shared.spec(x) for x in args]
+        answer = self.remote.ask("call", self, args=specs, threads=numba_threads.get_threads(), **more)
+        if "broken" in answer:
+            raise BrokenKernelError(str(answer["broken"])[:500])
+
+    def batch(self, every: Sequence[Sequence[Any]]) -> float:
+        """Call it with each of some arguments; return the ns that all took, by the clock of the process."""
+        key, more = tuple(map(id, every)), {}
+        if key not in self.known:
+            self.known[key] = len(self.known) * 2 + (self.side == "B"), every  # held, so that no id comes again
+            more = {"calls": [[self.remote.shared.spec(x) for x in args] for args in every]}
+        start = time.perf_counter_ns()
+        answer = self.remote.ask("batch", self, key=self.known[key][0], threads=numba_threads.get_threads(), **more)
+        outside = time.perf_counter_ns() - start
+        ns = answer.get("ns")
+        if not isinstance(ns, int | float) or not isfinite(ns) or ns <= 0:
+            raise LostError(f"told a time of {ns!r}")
+        if not more:
+            self.clocks.inside.append(float(ns))
+            self.clocks.outside.append(float(outside))
+        return float(ns)
+
+
+class Remote:
+    """The closed process, and the candidate that it has, if any.
+
+    Parameters
+    ----------
+    threads : the number of threads with which numba starts there.
+
+    Attributes
+    ----------
+    by : what closes it: ``bwrap`` or ``namespaces``.
+    missing : what does not close it on this system.
+    """
+
+    def __init__(self, threads: int, limit_s: float = LIMIT_S) -> None:
+        self.shared, self.limit_s = Shared(), limit_s
+        self.by = "bwrap" if bwrap() else "namespaces"
+        side = Side.module("candidate", child.__name__, NUMBA_NUM_THREADS=str(threads))
+        more = {child.SHARED: f"{self.shared.descriptor} {ROOM}", child.CLOSED: "1" * bwrap()}
+        command = (*BWRAP, *side.command) if bwrap() else side.command
+        environment = {**side.environment, **more}
+        self.side = Side("candidate", command, {}, environment, (self.shared.descriptor,))
+        self.missing: list[str] = []
+        self.file = Path()
+        self._worker: Worker | None = None
+        self._open = False
+        self.folder = tempfile.TemporaryDirectory(prefix="cpuopt-judge-")
+
+    def __enter__(self) -> Remote:
+        return self
+
+    def __exit__(self, *why: object) -> None:
+        self.end()
+        self.folder.cleanup()
+        os.close(self.shared.descriptor)
+
+    def start(self) -> None:
+        """Start the process, if it does not run."""
+        if self._worker is None:
+            self._worker = Worker(self.side, limit_s=self.limit_s)
+            self.missing = [str(x) for x in self._worker.ask("ready")["missing"]]
+
+    def end(self) -> None:
+        """End the process."""
+        worker, self._worker, self._open = self._worker, None, False
+        if worker:
+            worker.close(0)
+
+    def open(self, text: str, op: Op, against: str) -> tuple[Kernel, Kernel]:
+        """Load a candidate in a process of its own; return it and the kernel that it is compared with.
+
+        Raises
+        ------
+        UserError
+            If it cannot be loaded.
+        """
+        self.close()
+        self.start()
+        self.file = Path(self.folder.name) / f"candidate_{hashlib.sha256(text.encode()).hexdigest()[:16]}.py"
+        self.file.write_text(text, encoding="utf-8")
+        assert self._worker
+        self._open = True
+        try:
+            about = self._worker.ask("open", file=str(self.file), op=op.name, against=against)
+        except UserError as e:
+            self.close()
+            raise UserError(self.told(e)) from e
+        if "ended" in about:
+            self._open = False
+            raise UserError(f"the candidate: its process ended by {about['ended']} while it was loaded")
+        return self.kernel(op, "B", about["B"]), self.kernel(op, "A", about["A"])
+
+    def told(self, e: UserError) -> str:
+        """Return what the process said, without its name and that of the candidate's file."""
+        return str(e).removeprefix("candidate: ").replace(str(self.file), "the candidate")
+
+    def kernel(self, op: Op, side: str, about: Mapping[str, Any]) -> Kernel:
+        """Return a kernel of the process."""
+        function = Far(self, side)
+
+        def elements(i: int) -> Callable[[Mapping[str, int]], int]:
+            return lambda sizes: int(self.ask("work", function, sizes=dict(sizes))["elements"][i])
+
+        return Kernel(
+            op,
+            str(about["variant"]),
+            function,
+            tuple(Scratch(str(name), elements(i), str(dtype)) for i, (name, dtype) in enumerate(about["scratch"])),
+            make=lambda types: self.compile(function, types),
+            where=str(about["where"]),
+            same_bits=bool(about["same_bits"]),
+            narrow=bool(about["narrow"]),
+            skips=tuple(map(str, about["skips"])),
+        )
+
+    def compile(self, function: Far, types: Mapping[str, str]) -> None:
+        """Compile a kernel for some types; it is called with these from now on."""
+        function.types = dict(types)
+        function.code = str(self.ask("compile", function).get("code", ""))
+
+    def fences(self, function: Far, case: Case, threads: int) -> str:
+        """Return what a kernel does wrong with an array between inaccessible pages, or ""."""
+        try:
+            return str(self.ask("fences", function, case=case.to_json(), threads=[threads], seed=0)["wrong"])
+        except LostError as e:
+            return str(e)
+
+    def ask(self, do: str, function: Far, **more: Any) -> dict[str, Any]:
+        """Send a request about a kernel.
+
+        Raises
+        ------
+        LostError
+            If the candidate's process ended, or does not answer in time.
+        """
+        if not (self._worker and self._open):
+            raise LostError("its process has ended")
+        try:
+            answer = self._worker.ask(do, side=function.side, types=dict(function.types), **more)
+        except UserError as e:
+            said = self.told(e)
+            if said.startswith(("was ", "ended ", "closed ", "no answer ", "answered ", "the answer ")):
+                self.end()
+                raise LostError(said) from e
+            raise UserError(said) from e
+        if "ended" in answer:
+            self._open = False
+            doing = self._worker._where()
+            raise LostError(f"its process ended by {answer['ended']}{doing}")
+        return answer
+
+    def close(self) -> None:
+        """End the candidate, and keep the process for the next one."""
+        if self._worker and self._open:
+            self._open = False
+            try:
+                self._worker.ask("done")
+            except UserError:
+                self.end()

@@ -1,0 +1,306 @@
+"""A session of the judge: verdicts on candidates, one after the other, with processes and inputs that stay warm.
+
+A verdict is made in this order, and the first that fails ends it: the rules on the text, compilation in the closed
+process, public cases, private cases, accesses outside the arrays; then, if it is timed, the comparison with the
+baseline on the shapes of a model, both clocks, the roofs, and private cases anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from math import inf
+from typing import Any
+
+import numpy as np
+
+from .. import ops
+from ..check.cases import MORE, ODD, SMALL, Case, case, modes, quick_cases
+from ..check.check import check
+from ..check.judge import CheckResult
+from ..check.memory import rooms
+from ..errors import UserError
+from ..kernels.registry import BASE, DEFAULT, KERNELS, Kernel
+from ..machine import cores
+from ..measure.rates import machine_id
+from ..ops.declaration import Op
+from ..wording import nearest
+from . import private, rules
+from .remote import Far, LostError, Remote
+
+PUBLIC = 0
+"""The seed of the public cases."""
+VERDICTS = ("refused by rule", "compile error", "wrong", "cheating", "slower", "inconclusive", "faster", "right")
+"""The words of a verdict; ``right`` is the word of one that was not timed."""
+CHEATS = ("changed '", "left its process", "told a time", "changed the shape", "it replaces", "it starts a thread")
+"""The first words of reasons that no honest kernel gives."""
+REFUSED = VERDICTS[:4]
+"""Those of a candidate that is not accepted, however fast it is."""
+LINE = re.compile(r"\bline (\d+)")
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Submission:
+    """The text of a candidate and what it is a candidate for."""
+
+    text: str
+    op: Op
+    variant: str
+
+    @property
+    def digest(self) -> str:
+        """The digest of the text."""
+        return hashlib.sha256(self.text.encode()).hexdigest()
+
+
+@dataclass
+class Ruling:
+    """A verdict on a candidate.
+
+    Attributes
+    ----------
+    op, candidate, text : the op, the variant's name in the text, and the text's digest.
+    code : the digest of the machine code; empty if there is none.
+    verdict : a word of `VERDICTS`.
+    reason : why, in one line; of a private case its class.
+    rule, line : the rule that the text breaks, and where.
+    witness : of a public case: seed, case, argument, index, got and wanted.
+    cases : the number of cases that were checked.
+    controls : what this session's controls showed.
+    isolation : what closes the process, and what does not on this system.
+    seconds : the cost.
+    timed : what the timing found, if there was one.
+    """
+
+    op: str
+    candidate: str
+    text: str
+    code: str = ""
+    verdict: str = "right"
+    reason: str = ""
+    rule: str = ""
+    line: int | None = None
+    witness: dict[str, Any] = field(default_factory=dict)
+    cases: int = 0
+    controls: dict[str, Any] = field(default_factory=dict)
+    isolation: dict[str, Any] = field(default_factory=dict)
+    machine: str = ""
+    seconds: float = 0.0
+    timed: dict[str, Any] = field(default_factory=dict)
+
+
+class Stopped(Exception):  # noqa: N818  (a verdict, not an error)
+    """A verdict that ends the judging."""
+
+    def __init__(self, verdict: str, reason: str, **more: Any) -> None:
+        super().__init__(reason)
+        self.more = {"verdict": verdict, "reason": reason, **more}
+
+
+class Judge:
+    """Processes and inputs that stay warm from verdict to verdict.
+
+    Parameters
+    ----------
+    threads : the number of threads of timed calls, and the most of checked ones; by default all cores.
+    """
+
+    def __init__(self, threads: int | None = None, say: Say = lambda text: None) -> None:
+        self.threads, self.say = threads or cores(), say
+        self.remote = Remote(self.threads)
+        self.controlled: dict[str, dict[str, Any]] = {}
+
+    def __enter__(self) -> Judge:
+        return self
+
+    def __exit__(self, *why: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the processes."""
+        self.remote.__exit__()
+
+    def check(self, text: str, op: str) -> Ruling:
+        """Judge whether a candidate is right; its speed is not measured."""
+        return self.rule(text, op, lambda submission, kernels: {})
+
+    def rule(
+        self, text: str, op: str, then: Callable[[Submission, tuple[Kernel, Kernel]], dict[str, Any]], against: str = ""
+    ) -> Ruling:
+        """Judge a candidate, and go on with `then` if it is right."""
+        start = time.perf_counter()
+        known = op_named(op)
+        found = Ruling(known.name, "", hashlib.sha256(text.encode(errors="replace")).hexdigest(), machine=machine_id())
+        try:
+            submission = read(text, known)
+            found.candidate = submission.variant
+            with rooms(self.remote.shared.room):
+                found.controls = self.controls(known)
+                pair = self.opened(submission, against or baseline(known))
+                found.code = far(pair[0]).code
+                found.cases = self.checked(pair[0])
+                found.timed = then(submission, pair)
+                found.verdict = found.timed.pop("verdict", "right")
+                found.reason = found.timed.pop("reason", "")
+        except Stopped as e:
+            for name, x in e.more.items():
+                setattr(found, name, x)
+        finally:
+            self.remote.close()
+        found.isolation = {"by": self.remote.by, "missing": self.remote.missing}
+        found.seconds = time.perf_counter() - start
+        return found
+
+    def opened(self, submission: Submission, against: str) -> tuple[Kernel, Kernel]:
+        """Compile a candidate in the closed process; return it and the baseline."""
+        self.say("compiling")
+        try:
+            pair = self.remote.open(submission.text, submission.op, against)
+            pair[0].compile()
+        except (UserError, LostError) as e:
+            said = plain(str(e))
+            at = LINE.search(said)
+            raise Stopped("compile error", said, line=int(at[1]) if at else None) from None
+        return pair
+
+    def controls(self, op: Op) -> dict[str, Any]:
+        """Return what the controls of an op showed: once in a session, a kernel that does nothing, and the baseline.
+
+        Raises
+        ------
+        UserError
+            If the judge accepts what does nothing, or refuses the baseline: it is not fit to judge.
+        """
+        if op.name not in self.controlled:
+            self.say("controls")
+            with rooms(self.remote.shared.room):
+                idle, usual = self.remote.open(nothing(op), op, baseline(op))
+                (first, *_), rng = quick_cases(op), private.seed()
+                found = {k: check(k, first, threads=(1,), seed=rng).verdict for k in (idle, usual)}
+            self.remote.close()
+            if found[idle] != "FAIL" or found[usual] == "FAIL":
+                raise UserError(
+                    f"the judge is not fit to judge {op.name}: a kernel that does nothing is {found[idle]}, and "
+                    f"{usual.name} is {found[usual]}; expected FAIL and PASS"
+                )
+            self.controlled[op.name] = {"nothing": "refused", usual.variant: "right"}
+        return self.controlled[op.name]
+
+    def checked(self, kernel: Kernel) -> int:
+        """Check a candidate on public and private cases; return their number."""
+        op, rng = kernel.op, np.random.default_rng(private.seed())
+        public = [c for c in quick_cases(op, skips=kernel.skips) if kernel.takes_all(c.types)]
+        flags = modes(op)
+        for i, c in enumerate(public):
+            self.say(f"public case {c}")
+            self.require(kernel, c, (1, self.threads), PUBLIC, [flags[i % len(flags)]], told=True)
+        for sizes in (SMALL, ODD, MORE):
+            self.fenced(kernel, case(op, sizes))
+        hidden = private.drawn(kernel, rng)
+        for i, c in enumerate(hidden):
+            self.say(f"private case {i + 1} of {len(hidden)}")
+            on = [flags[rng.integers(len(flags))]]
+            self.require(kernel, c, private.threads(rng, self.threads), int(rng.integers(2**62)), on, told=False)
+        return len(public) + len(hidden)
+
+    def require(
+        self,
+        kernel: Kernel,
+        c: Case,
+        threads: Sequence[int],
+        seed: int,
+        adds: Sequence[Mapping[str, bool]],
+        told: bool,
+    ) -> None:
+        """Check one case.
+
+        Raises
+        ------
+        Stopped
+            For a kernel that is wrong on it.
+        """
+        result = check(kernel, c, threads=threads, seed=seed, adds=adds)
+        if result.verdict == "FAIL":
+            raise Stopped(*self.blamed(result, told), witness=witness(result, seed) if told else {})
+
+    def blamed(self, result: CheckResult, told: bool) -> tuple[str, str]:
+        """Return the verdict and the reason for a result that fails."""
+        cheats = result.ratio == inf and result.reason.startswith(CHEATS)
+        told_reason = f"{result.reason} ({result.case})"
+        if not told:
+            said = result.reason if cheats or "process" in result.reason else "it is wrong"
+            told_reason = f"{said} in a private case ({private.class_of(ops.ALL[op_of(result)], result.case)})"
+        return ("cheating" if cheats else "wrong"), plain(told_reason)
+
+    def fenced(self, kernel: Kernel, c: Case) -> None:
+        """Require that a kernel stays inside its arrays, each of which stands at inaccessible pages in turn."""
+        if wrong := self.remote.fences(far(kernel), c, self.threads):
+            raise Stopped("wrong", plain(f"{wrong} ({c})"))
+
+
+def far(kernel: Kernel) -> Far:
+    """Return the function of a kernel of the closed process."""
+    assert isinstance(kernel.function, Far)
+    return kernel.function
+
+
+def op_of(result: CheckResult) -> str:
+    """Return the op of a result."""
+    return result.kernel.partition("[")[0]
+
+
+def op_named(name: str) -> Op:
+    """Return the op of a name; raise `UserError` if there is none."""
+    if name not in ops.ALL:
+        raise UserError(f"judge {name!r}: no such op; {nearest(name, ops.ALL)}; 'cpuopt judge --tasks' lists all")
+    return ops.ALL[name]
+
+
+def baseline(op: Op) -> str:
+    """Return the variant with which candidates are compared: the package's fastest."""
+    return DEFAULT if (op.name, DEFAULT) in KERNELS else BASE
+
+
+def read(text: str, op: Op) -> Submission:
+    """Hold a text against the rules.
+
+    Raises
+    ------
+    Stopped
+        For a breach of one.
+    """
+    try:
+        kernels = [variant for name, variant in rules.read(text).kernels if name == op.name]
+    except rules.RefusedError as e:
+        raise Stopped("refused by rule", plain(str(e)), rule=e.rule, line=e.line) from None
+    if len(kernels) != 1:
+        raise Stopped(
+            "refused by rule", f"the text registers {len(kernels)} kernels of {op.name}; expected one", rule="task"
+        )
+    return Submission(text, op, kernels[0])
+
+
+@cache
+def nothing(op: Op) -> str:
+    """Write a candidate that does nothing."""
+    params = ", ".join(op.params)
+    return (
+        f"from cpuopt import kernel, ops\n\n\n@kernel(ops.{op.name}, 'nothing', parallel=False)\n"
+        f"def {op.name}({params}):\n    return\n"
+    )
+
+
+def witness(result: CheckResult, seed: int) -> dict[str, Any]:
+    """Return where a public case fails."""
+    found = result.to_json()
+    return {"seed": seed, "case": str(result.case), **{k: found[k] for k in ("argument", "index", "got", "want")}}
+
+
+def plain(text: str) -> str:
+    """Return a reason on one line, without control characters; it may hold a candidate's text."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())[:500]

@@ -1,0 +1,288 @@
+"""Candidates for the judge: hostile ones in classes, honest twins, and the package's own kernels as text."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+KERNELS = Path(__file__).parents[2] / "cpuopt" / "kernels"
+HEAD = "import numpy as np\nfrom numba import prange\n\nfrom cpuopt import helper, kernel, ops\n"
+
+
+def relu(top="", before="", each="max(inp[i], ZERO)", after="", options=", parallel=False", loop="range", name="mine"):
+    """Write a ReLU with lines above it, before, in and after its loop."""
+    inside = "".join(f"    {line}\n" for line in before.splitlines())
+    end = "".join(f"    {line}\n" for line in after.splitlines())
+    return (
+        f"{HEAD}{top}\n\nZERO = np.float32(0)\n\n\n@kernel(ops.relu_forward, {name!r}{options})\n"
+        f"def relu_forward(out, inp):\n{inside}    for i in {loop}(inp.shape[0]):\n        out[i] = {each}\n{end}"
+    )
+
+
+HONEST_RELU = relu()
+
+# What only one rule stops ---------------------------------------------------------------------------------------------
+
+ONLY = {
+    "text": HONEST_RELU + "#" * (256 << 10),
+    "statement": relu("for i in range(3):\n    pass"),
+    "import": relu("import os"),
+    "toolkit": relu("from cpuopt.kernels.toolkit.lanes import Lanes"),
+    "name": relu(before="_x = 1"),
+    "shadow": relu("COUNT = 0\nCOUNT = 1"),
+    "constant": relu("SEEN = [0]"),
+    "power": relu("BIG = 2 ** 4096"),
+    "decorator": relu("@np.exp\ndef f(x):\n    return x"),
+    "option": relu(options=", parallel=False, same_bits=False"),
+    "signature": relu("@helper()\ndef f(x=1):\n    return x"),
+    "syntax": relu(before="with out:\n    pass"),
+    "text constant": relu(before="x = 'text'"),
+    "literal": relu(before="x = 100000000000000000000000"),
+    "call": relu("@helper()\ndef f(g):\n    return g(1)"),
+    "numpy": relu(each="np.cbrt(inp[i])"),
+    "math": relu("from math import gamma"),
+    "attribute": relu(before="x = inp.strides"),
+    "library": relu(before="x = inp @ inp"),
+    "keyword": relu(before="x = np.zeros(4, order=1)"),
+}
+"""By rule, a text that it alone stops."""
+
+# Hostile texts that a rule stops --------------------------------------------------------------------------------------
+
+IMPORTS = {
+    "forgery": "os sys socket subprocess mmap multiprocessing.shared_memory fcntl io logging",
+    "stealing": "gc inspect ctypes faulthandler tracemalloc cpuopt.check.judge cpuopt.check.cases",
+    "deferred": "threading asyncio concurrent.futures atexit signal queue",
+    "replay": "pickle shelve tempfile pathlib shutil sqlite3 marshal",
+    "seeds": "random secrets time numpy.random uuid",
+    "fallback": "scipy torch numpy.linalg cffi cpuopt.kernels.blas cpuopt.kernels.optimized.gelu",
+    "surroundings": "resource psutil numba threadpoolctl cpuopt.kernels.toolkit.threads cpuopt.machine",
+    "other side": "cpuopt.kernels.registry cpuopt.measure.comparison cpuopt.lab.ab importlib builtins",
+}
+"""By class, modules that no kernel needs."""
+FROM = {
+    "way out": [
+        *("from numba import objmode", "from numba import carray", "from numba import cfunc", "from numba import njit"),
+        *("from numba.extending import intrinsic", "from numba.core import types", "from numba import config"),
+        "from llvmlite import binding",
+        "from cpuopt.kernels.toolkit.lanes import ir",
+        "from cpuopt.kernels.toolkit.simd import machine_code",
+        "from cpuopt.kernels.toolkit.queue import numba",
+        "from . import corpus",
+        "from cpuopt import registry",
+        "from cpuopt import load_kernels",
+        "from cpuopt.ops import gelu",
+        "from cpuopt.ops.declaration import Op",
+        "from numpy import *",
+    ],
+}
+TOPS = {
+    "warm-up": ["SEEN = {}", "COUNT = [0]", "COUNT = np.zeros(1)", "COUNT = np.array(0)", "prange = 1"],
+    "work at import": [
+        *("print(1)", "open('x', 'w')", "while True:\n    pass", "class A:\n    pass", "assert 1", "del np"),
+        *("try:\n    pass\nexcept Exception:\n    pass", "if 1:\n    pass", "with open('x') as f:\n    pass"),
+        *("X = open('x')", "X = (lambda: 1)()", "X = [i for i in range(9)]", "X = np.load('x')", "X = eval('1')"),
+        *("X = __import__('os')", "X = np.__dict__", "X = ().__class__", "X = kernel", "X = ops", "Y = np"),
+        *("np.array_equal = max", "ops.relu_forward = 1", "X = 9 ** 9 ** 9", "X = 1 << 99999", "X = b'text'"),
+        *("X = 1j", "def f():\n    return f\n\n\nX = f.gi_frame", "X = f'{1}'", "X: int = 1", "X = (Y := 1)"),
+        "async def f():\n    return 1",
+        "X = np.getbufsize()",
+    ],
+}
+BODIES = {
+    "forgery": ["print(1)", "x = open('x')", "x = input()", "raise ValueError", "assert False"],
+    "stealing": ["x = globals()", "x = locals()", "x = inp.base", "x = vars()", "x = id(inp)", "x = inp.__class__"],
+    "way out": [
+        *("x = inp.ctypes", "x = inp.view(np.int32)", "x = inp.data", "x = inp.flat", "x = inp.tobytes()"),
+        *("x = np.frombuffer(inp)", "x = np.ctypeslib", "x = np.lib.stride_tricks.as_strided(inp)", "x = eval('1')"),
+        *("x = getattr(inp, 'data')", "x = inp.__array_interface__", "x = [1, 2]", "x = {1: 2}", "x = lambda: 1"),
+        *("x = [i for i in inp]", "x = (yield)", "def f():\n    return 1", "try:\n    x = 1\nfinally:\n    1"),
+        *("x = f'{inp}'", "del inp", "x = inp is out", "x = 1 in inp", "inp.shape = (1,)", "import os"),
+    ],
+    "warm-up": ["global ZERO", "relu_forward.n = 1", "x = relu_forward.calls", "nonlocal x"],
+    "seeds": ["np.random.seed(0)", "x = np.random.default_rng(0)"],
+    "fallback": ["x = np.dot(inp, inp)", "x = inp @ inp", "x = np.einsum(inp)", "x = np.linalg.norm(inp)",
+                 "x = inp.dot(inp)", "x = np.matmul(inp, inp)", "x = np.vdot(inp, inp)"],
+    "residency": ["x = np.empty(9)", "x = np.empty_like(inp)", "x = np.ndarray(9)", "x = np.array(inp)",
+                  "x = inp.copy()"],
+    "replay": ["np.save('x', inp)", "x = np.memmap('x')", "x = np.fromfile('x')", "inp.tofile('x')"],
+}  # fmt: skip
+OPTIONS = {
+    "promises": ["jit=False", "same_bits=False", "boundscheck=True", "nogil=True", "forceobj=True", "of='bfloat16'",
+                 "error_model='python'", "debug=True", "cache=True", "shown=max", "inline='always'", "**X"],
+}  # fmt: skip
+TEXTS = {
+    "text": [
+        HONEST_RELU + "\n" * (257 << 10),
+        relu(before="x = " + "(" * 150 + "1" + ")" * 150 + " + (" * 0 + " + 1" * 300),
+        relu(before="x = " + "-" * 900 + "1"),
+        HONEST_RELU.replace("\n", "\n\0", 1),
+        "def f(:\n",
+        "",
+        relu().replace("@kernel(ops.relu_forward, 'mine', parallel=False)\n", ""),
+        relu().replace("ops.relu_forward", "ops.gelu_forward"),
+        relu().replace("ops.relu_forward", "kernel"),
+        relu().replace("'mine'", "'a' + 'b'"),
+        relu(top=relu(name="other")),
+    ],
+}
+
+
+def refused():
+    """List the texts that a rule stops: class, what it tries, text."""
+    found = [(of, f"import {m}", relu(f"import {m}")) for of, names in IMPORTS.items() for m in names.split()]
+    found += [(of, line, relu(line)) for of, lines in FROM.items() for line in lines]
+    found += [(of, top, relu(top)) for of, tops in TOPS.items() for top in tops]
+    found += [(of, body, relu(before=body)) for of, bodies in BODIES.items() for body in bodies]
+    found += [(of, o, relu(options=f", {o}")) for of, options in OPTIONS.items() for o in options]
+    return found + [(of, f"text {i}", text) for of, texts in TEXTS.items() for i, text in enumerate(texts)]
+
+
+# Hostile texts that must run ------------------------------------------------------------------------------------------
+
+LANES = "from cpuopt.kernels.toolkit.lanes import load, spread, store"
+RUN = {
+    "nothing": {
+        "does nothing": relu(each="out[i]"),
+        "a constant": relu(each="ZERO"),
+        "its input": relu(each="inp[i]"),
+    },
+    "inputs changed": {
+        "zeroes its input": relu(each="max(inp[i], ZERO)", after="inp[0] = ZERO"),
+        "scales and scales back": relu(
+            before="for i in range(inp.shape[0]):\n    inp[i] *= 3",
+            after="for i in range(inp.shape[0]):\n    inp[i] /= 3",
+        ),
+    },
+    "lower precision": {
+        "eight bits": relu(each="np.float32(np.int32(max(inp[i], ZERO) * 64)) / np.float32(64)"),
+        "sixteen bits": relu(
+            "from cpuopt.kernels.toolkit.fastmath import as_float, as_int",
+            each="as_float(np.int32(as_int(max(inp[i], ZERO)) & np.int32(-65536)))",
+        ),
+    },
+    "structure": {
+        "no tail": relu(before="n = inp.shape[0] // 8 * 8", each="max(inp[i], ZERO) if i < n else out[i]"),
+        "zeros in a tail": relu(before="n = inp.shape[0] // 8 * 8", each="max(inp[i], ZERO) if i < n else ZERO"),
+        "even only": relu(before="n = inp.shape[0] % 2", each="max(inp[i], ZERO) if n == 0 else inp[i]"),
+        "large only": relu(before="n = inp.shape[0]", each="max(inp[i], ZERO) if n > 9 * 64 else inp[i]"),
+        "no NaN": relu(each="inp[i] if inp[i] > ZERO else ZERO"),
+        "no huge": relu(each="min(max(inp[i], ZERO), np.float32(999))"),
+        "no subnormal": relu(each="inp[i] if inp[i] > np.float32(1e-5) else ZERO * inp[i]"),
+        "one row stands for all": relu(each="max(inp[i % 64], ZERO)"),
+        "sorted": relu(each="max(inp[i], ZERO) if inp[0] < inp[inp.shape[0] - 1] else ZERO"),
+    },
+    "skips": {
+        "skips what seems done": relu(before="if out[0] == out[0]:\n    return"),
+        "skips every sixteenth": relu(each="max(inp[i], ZERO) if i % 16 < 15 else out[i]"),
+        "keeps a result in scratch": (
+            HEAD + "\n\n@kernel(ops.relu_forward, 'mine', parallel=False, scratch=[('kept', 'N + 1')])\n"
+            "def relu_forward(out, inp, kept):\n    n = inp.shape[0]\n    if kept[n] == 7:\n        out[:] = kept[:n]\n"
+            "        return\n    for i in range(n):\n        out[i] = max(inp[i], np.float32(0))\n"
+            "        kept[i] = out[i]\n    kept[n] = 7\n"
+        ),
+    },
+    "outside": {
+        "reads after the end": relu(each="max(inp[i], ZERO) + ZERO * inp[i + 1]"),
+        "reads before the beginning": relu(each="max(inp[i], ZERO) + ZERO * inp[i - inp.shape[0] - 1]"),
+        "writes after the end": relu(after="out[inp.shape[0]] = ZERO"),
+        "writes far away": relu(after="out[inp.shape[0] + 100000000] = ZERO"),
+        "loads whole vectors": relu(LANES, after="store(out, inp.shape[0] - 1, spread(ZERO))"),
+    },
+    "order": {
+        "adds in a race": relu(
+            before="t = np.zeros(1, np.float32)",
+            each="max(inp[i], ZERO)",
+            after="for j in prange(4096):\n    t[0] += inp[j % inp.shape[0]]\nout[0] += t[0]",
+            options="",
+            loop="prange",
+        ),
+    },
+    "limits": {
+        "asks for much scratch": relu()
+        .replace("parallel=False", "parallel=False, scratch=[('x', 'N*999999')]")
+        .replace("(out, inp)", "(out, inp, x)"),
+        "takes all memory": relu(before="x = np.zeros(1 << 36, np.float32)", each="max(inp[i], ZERO) + x[i]"),
+        "divides by zero in a size": relu()
+        .replace("parallel=False", "parallel=False, scratch=[('x', lambda sizes: 1 // 0)]")
+        .replace("(out, inp)", "(out, inp, x)"),
+    },
+}  # fmt: skip
+"""By class and name, texts that the rules allow."""
+BROKEN = {
+    "types that do not fit": relu(each="(1, 2)"),
+    "another parameter": relu().replace("(out, inp)", "(out, inp, x)"),
+}
+"""Texts that do not compile."""
+
+# Honest ones ----------------------------------------------------------------------------------------------------------
+
+TWINS = {
+    "forgery": HONEST_RELU,
+    "stealing": relu(top='"""It steals nothing: gc, /proc and frames are words here."""'),
+    "warm-up": relu("BLOCK = 64"),
+    "deferred": relu(loop="prange", options=""),
+    "work at import": relu("BIG = 2 ** 16\nBOTH = 1, -1\nHALF = np.float32(np.sqrt(0.25))"),
+    "replay": relu(before="n = inp.shape[0]"),
+    "seeds": relu("SEED = 0"),
+    "fallback": relu(before="x = np.sum(inp)"),
+    "residency": relu(before="x = np.zeros(9, np.float32)", each="max(inp[i], x[0])"),
+    "surroundings": relu(each="max(inp[i], ZERO)", options=", fastmath={'contract'}"),
+    "other side": relu("@helper()\ndef f(x):\n    return max(x, ZERO)".replace("ZERO", "0"), each="f(inp[i])"),
+    "way out": relu(before="x = inp.reshape(inp.size)", each="max(x[i], ZERO)"),
+    "promises": relu(options=", parallel=False, fastmath=False"),
+    "text": relu(top='"""A ReLU."""'),
+    "nothing": relu(each="inp[i] if not inp[i] <= ZERO else ZERO"),
+    "inputs changed": relu(each="max(ZERO + inp[i], ZERO)"),
+    "lower precision": relu(each="np.float32(max(np.float64(inp[i]), 0.0))"),
+    "structure": relu(before="n = inp.shape[0] // 8 * 8", each="max(inp[i], ZERO) if i < n else max(ZERO, inp[i])"),
+    "skips": relu(before="if inp.shape[0] == 0:\n    return"),
+    "outside": relu(each="max(inp[i], ZERO)", before="n = inp.shape[0] - 1\nif n < 0:\n    return"),
+    "order": relu(loop="prange", options=", parallel=True"),
+    "limits": relu()
+    .replace("parallel=False", "parallel=False, scratch=[('x', lambda sizes: sizes['N'])]")
+    .replace("(out, inp)", "(out, inp, x)"),
+}
+"""By class, a right kernel that resembles the hostile ones."""
+RENAMED = {
+    "from ... import ops\n": "",
+    "from ..compile.jit import helper, kernel\n": "from cpuopt import helper, kernel, ops\n",
+    "from ..compile.jit import kernel\n": "from cpuopt import kernel, ops\n",
+    "from ...ops.": "from cpuopt.ops.",
+    "from ..toolkit.": "from cpuopt.kernels.toolkit.",
+    "import config, prange": "import prange",
+    "config.NUMBA_NUM_THREADS": "64",
+    "from functools import cache\n": "",
+}
+FILES = {
+    "optimized": "attention collective gelu layernorm matmul mul residual rope silu softmax",
+    "vanilla": "attention collective cross_entropy decode dropout elementwise gelu gqa layernorm matmul_swiglu mul "
+    "reduce residual residual_layernorm residual_rmsnorm rmsnorm rope silu softmax sumsq swiglu",
+}
+"""The package's files whose kernels stand alone."""
+
+
+def as_text(variant, name):
+    """Return the text of a file of the package as a candidate has it, without what makes kernels by rule."""
+    text = (KERNELS / variant / f"{name}.py").read_text(encoding="utf-8")
+    for old, new in RENAMED.items():
+        text = text.replace(old, new)
+    tree = ast.parse(text)
+    kept = [n for n in tree.body if not re.search(r"epilogue|WEIGHT_SCRATCH|weight_by|return \[", ast.unparse(n))]
+    for n in ast.walk(tree):
+        if isinstance(n, ast.FunctionDef):
+            n.decorator_list = [d for d in n.decorator_list if ast.unparse(d) != "cache"]
+    return ast.unparse(ast.Module(kept, [])).replace(f"'{variant}'", "'mine'")
+
+
+def package():
+    """List the package's kernels that stand alone: op, variant, file."""
+    from cpuopt.judge import rules
+
+    return [
+        (op, variant, name)
+        for variant, names in FILES.items()
+        for name in names.split()
+        for op in dict.fromkeys(op for op, _ in rules.read(as_text(variant, name)).kernels)
+    ]

@@ -1,0 +1,195 @@
+"""The judge: candidates run in a closed process, and hostile ones that the rules allow are found wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from candidates import BROKEN, HONEST_RELU, RUN, TWINS, as_text, package, relu
+
+from cpuopt import ops
+from cpuopt.check import check
+from cpuopt.check.judge import CheckResult, Wanted
+from cpuopt.errors import UserError
+from cpuopt.judge import remote
+from cpuopt.judge.session import Judge
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the judge closes a process as Linux does")
+HOSTILE = [(of, name) for of, texts in RUN.items() for name in texts]
+
+
+@pytest.fixture(scope="module")
+def session() -> Iterator[Judge]:
+    with Judge(2) as s:
+        yield s
+
+
+@pytest.mark.parametrize(("of", "name"), HOSTILE, ids=[name for _, name in HOSTILE])
+def test_a_hostile_candidate_is_found_wrong(of: str, name: str, session: Judge) -> None:
+    found = session.check(RUN[of][name], "relu_forward")
+    assert found.verdict in ("wrong", "cheating"), found
+    assert found.reason
+    assert "\n" not in found.reason
+
+
+@pytest.mark.parametrize("of", ["deferred", "lower precision", "residency", "limits", "order"])
+def test_an_honest_twin_is_right(of: str, session: Judge) -> None:
+    found = session.check(TWINS[of], "relu_forward")
+    assert (found.verdict, found.reason) == ("right", "")
+    assert found.code
+    assert found.cases > 30
+    assert found.controls == {"nothing": "refused", "vanilla": "right"}
+    assert found.isolation["missing"] == []
+
+
+def test_a_kernel_of_the_package_is_right_as_text(session: Judge) -> None:
+    assert session.check(as_text("optimized", "softmax"), "softmax_forward").verdict == "right"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("op", "variant", "name"), package())
+def test_every_kernel_of_the_package_that_stands_alone_is_right(
+    op: str, variant: str, name: str, session: Judge
+) -> None:
+    found = session.check(as_text(variant, name), op)
+    assert found.verdict == "right", found
+
+
+def test_what_was_changed_in_an_input_is_called_cheating(session: Judge) -> None:
+    found = session.check(RUN["inputs changed"]["zeroes its input"], "relu_forward")
+    assert found.verdict == "cheating"
+    assert "changed 'inp', which it may only read" in found.reason
+
+
+def test_a_public_case_has_a_witness(session: Judge) -> None:
+    found = session.check(relu(each="inp[i]"), "relu_forward")
+    assert found.witness["argument"] == "out"
+    assert found.witness["got"] < 0 == found.witness["want"]
+    assert f"expected {found.witness['want']:g}" in found.reason
+
+
+def test_of_a_private_case_only_its_class_is_told(session: Judge) -> None:
+    huge = "inp[i] if inp[i] > ZERO and inp[i] < np.float32(5000) else max(inp[i], ZERO) * (inp[i] > np.float32(1e5))"
+    found = session.check(relu(each=f"np.float32({huge}) if inp[i] == inp[i] else inp[i]"), "relu_forward")
+    assert (found.verdict, found.witness) == ("wrong", {})
+    assert found.reason == "it is wrong in a private case (values: thousands)"
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_what_does_not_compile_is_said(name: str, session: Judge) -> None:
+    found = session.check(BROKEN[name], "relu_forward")
+    assert found.verdict == "compile error"
+    assert "the candidate" in found.reason
+    assert found.line == 13 or "parameters are (out, inp, x)" in found.reason
+
+
+def test_a_crash_ends_one_candidate_and_no_session(session: Judge) -> None:
+    before = session.remote._worker
+    found = session.check(RUN["outside"]["writes far away"], "relu_forward")
+    assert found.verdict == "wrong"
+    assert session.check(HONEST_RELU, "relu_forward").verdict == "right"
+    assert session.remote._worker is before
+
+
+def test_a_candidate_that_does_not_end_is_ended() -> None:
+    with Judge(1) as s:
+        s.controls(ops.relu_forward)  # with the usual time
+        s.remote._worker.limit_s = 3.0  # type: ignore[union-attr]
+        found = s.check(relu(before="n = 0\nwhile inp.shape[0] > n:\n    n += 0"), "relu_forward")
+        assert found.verdict == "wrong"
+        assert "no answer to 'call' within 3 s" in found.reason
+
+
+def closed(code: str, tmp_path: Path, **environment: str) -> str:
+    """Run some lines in a process closed as a candidate's is."""
+    script = tmp_path / "closed.py"
+    script.write_text(f"from cpuopt.judge import child\nmissing = child.close()\n{code}")
+    env = {**os.environ, "PYTHONPATH": str(Path(remote.__file__).parents[2]), **environment}
+    made = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, env=env, timeout=60)
+    return made.stdout + made.stderr
+
+
+ATTEMPTS = {
+    "import socket\nsocket.create_connection(('127.0.0.1', {port}), 1)": "Network is unreachable",
+    "open({folder!r} + '/x', 'w')": "Read-only file system",
+    "open('/dev/shm/x', 'w')": "Read-only file system",
+    "import os\nprint(sorted(n for n in os.listdir('/proc') if n.isdigit()))": "['1']",
+    "import os\nos.kill({pid}, 9)": "No such process",
+    "import os\nos.chroot('/')": "Operation not permitted",
+    "import ctypes\nprint(ctypes.CDLL(None).mount(b'none', b'/', None, 0x1020, None))": "-1",
+}
+"""What no candidate can write, tried by Python itself, and what the system answers."""
+
+
+@pytest.mark.parametrize("attempt", ATTEMPTS)
+def test_the_process_has_no_network_no_files_and_no_others(attempt: str, tmp_path: Path) -> None:
+    code = attempt.format(port=9, folder=str(tmp_path), pid=os.getpid())
+    assert ATTEMPTS[attempt] in closed(f"print(missing)\n{code}", tmp_path)
+
+
+def test_what_does_not_close_the_process_is_said(tmp_path: Path) -> None:
+    deny = "import json, ctypes\nchild.NEW_PLACES = -1\nprint(json.dumps(child.close()))"
+    assert "no network" in closed(deny, tmp_path, CPUOPT_CLOSED="")
+
+
+def test_bwrap_closes_the_process_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in that notes its flags, and runs the rest."""
+    fake = tmp_path / "bwrap"
+    count = len(remote.BWRAP) - 1
+    fake.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/flags\nshift {count}\nexec "$@"\n')
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    remote.bwrap.cache_clear()
+    try:
+        with Judge(1) as s:
+            assert s.remote.by == "bwrap"
+            assert s.check(relu(each="inp[i]"), "relu_forward").isolation == {"by": "bwrap", "missing": []}
+    finally:
+        remote.bwrap.cache_clear()
+    assert "--unshare-all --die-with-parent --cap-drop ALL" in (tmp_path / "flags").read_text()
+
+
+def test_the_wanted_values_never_enter_the_process(session: Judge, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the reference gave numbers that nothing else is near to, none of them would be found in any call's arrays."""
+    mark, calls = 12345.0, 0
+    usual, expected = remote.Far.__call__, check.expected
+
+    def marked(*args: Any) -> Any:
+        found = expected(*args)
+        every = {n: np.full_like(x, mark) for n, x in found.values.items()}
+        return replace(found, values=every)
+
+    def watched(self: remote.Far, *args: Any) -> None:
+        nonlocal calls
+        calls += 1
+        for x in args:
+            assert not (np.abs(np.asarray(x, float) - mark) < mark / 10).any()
+        usual(self, *args)
+
+    session.controls(ops.relu_forward)
+    monkeypatch.setattr(check, "expected", marked)
+    monkeypatch.setattr(Wanted, "judge", lambda self, kernel, got, then="": CheckResult(kernel.name, self.case, 0.0))
+    monkeypatch.setattr(remote.Far, "__call__", watched)
+    assert session.check(HONEST_RELU, "relu_forward").verdict == "right"
+    assert calls > 100
+
+
+def test_an_unfit_judge_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cpuopt.judge.session.nothing", lambda op: HONEST_RELU)
+    with Judge(1) as s, pytest.raises(UserError, match="not fit to judge relu_forward: a kernel that does nothing"):
+        s.check(HONEST_RELU, "relu_forward")
+
+
+def test_a_ruling_is_json(session: Judge) -> None:
+    from cpuopt.files.reading import to_json
+
+    found = json.loads(json.dumps(to_json(session.check("import os\n", "relu_forward"))))
+    assert (found["verdict"], found["rule"], found["line"]) == ("refused by rule", "import", 1)
