@@ -98,7 +98,7 @@ def limit_memory() -> list[str]:
     return [PARTS[4]]
 
 
-class Inside:
+class Closed:
     """The candidate of this process, and the kernel that it is compared with.
 
     Attributes
@@ -256,7 +256,7 @@ def main() -> None:
     from ..check import check, fences, judge, timed  # noqa: F401
     from ..isolate.serve import serve
 
-    here = Inside(missing)
+    here = Closed(missing)
     names = ("ready", "open", "compile", "work", "call", "batch", "fences", "asm", "done")
     serve({name: getattr(here, name) for name in names})
 
