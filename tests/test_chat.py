@@ -17,13 +17,13 @@ from cpuopt.engine import Engine
 from cpuopt.errors import UserError
 from cpuopt.generate.chat import Conversation
 from cpuopt.generate.decoder import Decoder, Sampler
-from cpuopt.models import PRESETS, llama, load_all
+from cpuopt.models import PRESETS, families, load_all
 from cpuopt.program import arena
 
 load_all()
 CONFIGS = {
     "tied": PRESETS["llama-tiny"],
-    "normed": llama.Qwen3(96, 40, 56, 2, 6, 2, 12, 64, rope_theta=1e6),
+    "normed": families.Qwen3(96, 40, 56, 2, 6, 2, 12, 64, rope_theta=1e6),
     "scaled": llama.Config(
         96,
         36,
