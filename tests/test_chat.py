@@ -17,7 +17,7 @@ from cpuopt.engine import Engine
 from cpuopt.errors import UserError
 from cpuopt.generate.chat import Conversation
 from cpuopt.generate.decoder import Decoder, Sampler
-from cpuopt.models import PRESETS, families, load_all
+from cpuopt.models import PRESETS, families, llama, load_all
 from cpuopt.program import arena
 
 load_all()
