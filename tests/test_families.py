@@ -16,7 +16,8 @@ from golden.llama_cases import TOLERANCE, distance, summarize
 
 from cpuopt import cli, models
 from cpuopt.errors import UserError
-from cpuopt.weights import open_weights
+from cpuopt.generate.decoder import Decoder
+from cpuopt.weights import copy_into, open_weights
 from cpuopt.weights.tensors import TensorFile
 
 KEPT = compare_families.kept()
@@ -91,6 +92,19 @@ def test_scaled_positions_are_read_in_every_layout():
             {"rope_scaling": {"type": "longrope", "short_factor": [1.0], "long_factor": [1.0], "factor": 2.0}},
             "factor is 2.0; expected max_position_embeddings / original_max_position_embeddings",
         ),
+        (
+            "gemma2",
+            {"layer_types": ["full_attention", "chunked_attention"], "num_hidden_layers": 2},
+            "layer_types has 'c",
+        ),
+        ("gemma2", {"hidden_activation": "gelu"}, "hidden_activation is 'gelu'"),
+        ("gemma2", {"attn_logit_softcapping": -1.0}, "attn_logit_softcapping is -1.0"),
+        ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention is True"),
+        (
+            "gemma3_text",
+            {"rope_parameters": {"full_attention": {}, "sliding_attention": {"rope_type": "linear", "factor": 2.0}}},
+            "rope_parameters of sliding_attention",
+        ),
         ("llama", {"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "mscale": 1.0}}, "has 'mscale'"),
         ("llama", {"rope_scaling": {"rope_type": "yarn", "factor": 2.0}, "rope_theta": 1.0}, "expected more than 1"),
     ],
@@ -108,6 +122,12 @@ WRONG = [
     ("smollm3, other layers", {"no_rope_layers": (1, 0)}),
     ("phi3, in part", {"rope_short_factor": (1.0, 1.5, 2.6)}),
     ("phi3, in part", {"rope_attention_factor": 1.0}),
+    ("mistral, window", {"sliding_window": 10}),
+    ("gemma2", {"attn_logit_softcapping": 1.51}),
+    ("gemma2", {"final_logit_softcapping": 2.01}),
+    ("gemma2", {"query_pre_attn_scalar": 255}),
+    ("gemma3", {"layer_types": ("sliding_attention",) * 7}),
+    ("gemma3", {"rope_local_base_freq": 9e3}),
 ]
 
 
@@ -119,6 +139,32 @@ def test_a_wrong_size_is_noticed(tmp_path, name, sizes):
     engine.forward(**dict(zip(("tokens", "targets"), on.tokens(), strict=True)))
     far = distance(summarize({"logits": engine.array(engine.program.outputs[1])})["logits"], want["logits"])
     assert far > TOLERANCE
+
+
+def test_a_wrong_composition_is_noticed(tmp_path, monkeypatch):
+    """Each constant of a member counts."""
+    on, (about, want) = FAMILIES["gemma3"], KEPT["gemma3"]
+    weights = open_weights(written(tmp_path / "there", on, about))
+    for name, wrong in {"gate": "silu", "norm_shift": 0, "embedding_scale": 6.0, "query_scale": 1.0}.items():
+        with monkeypatch.context() as changed:
+            changed.setattr(type(weights.config), name, wrong)
+            engine = engine_of(on, weights, train=False)
+            engine.forward(**dict(zip(("tokens", "targets"), on.tokens(), strict=True)))
+        far = distance(summarize({"logits": engine.array(engine.program.outputs[1])})["logits"], want["logits"])
+        assert far > 100 * TOLERANCE, name
+
+
+def test_a_sample_of_a_model_with_capped_logits_has_them(tmp_path):
+    on, (about, _) = FAMILIES["gemma3, other layers"], KEPT["gemma3, other layers"]
+    weights = open_weights(written(tmp_path / "there", on, about))
+    tokens, targets = on.tokens()
+    engine = engine_of(on, weights, train=False)
+    engine.forward(tokens=tokens, targets=targets)
+    decoder = Decoder(weights.config, context=on.time, threads=1, check=False)
+    copy_into(decoder.parameters(), weights)
+    last = engine.array(engine.program.outputs[1])[0, -1]
+    assert np.abs(decoder.read(tokens[0].tolist()) - last).max() <= TOLERANCE * np.abs(last).max()
+    assert np.abs(last).max() < weights.config.final_logit_softcapping
 
 
 def test_files_of_a_model_without_its_head_are_read(tmp_path):

@@ -75,10 +75,11 @@ def behind_cache(config: Config, program: Program, positions: int, with_head: bo
             own = {a.name: args[a.name] for a in op.args}
             program.calls[i] = Call(op, call.layer, own, given=call.given, views=call.views)
     at = next(i for i, call in enumerate(program.calls) if call.layer == config.head)
-    head, program.calls = program.calls[at], program.calls[: at + with_head]
+    logits = next(i for i, call in enumerate(program.calls) if program.outputs[1] in call.writes)
+    head, program.calls = program.calls[at : logits + 1], program.calls[: logits + 1 if with_head else at]
     read = {v for call in program.calls for v in call.reads}
     program.inputs = [*cache, *(v for v in program.inputs if v in read)]
-    program.outputs = [*head.writes] * with_head + [head.args["inp"]]
+    program.outputs = [program.outputs[1]] * with_head + [head[0].args["inp"]]
     program.verify()
 
 
@@ -172,7 +173,8 @@ class Decoder:
         ]
         assert all(places == fixed[0] for places in fixed)
         self.threads = one.threads
-        self._head = [b for b in one.calls if b.call.layer == config.head]
+        at = next(i for i, b in enumerate(one.calls) if b.call.layer == config.head)
+        self._head = one.calls[at:]
         del one.calls[-len(self._head) :]
         self._logits = one.array(first.outputs[0], (config.vocab_size,))
         self._parameters = {p.name: one.array(p) for p in first.parameters}

@@ -8,10 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import sqrt
 from typing import Any, ClassVar
 
 from .. import models
+from ..errors import UserError
 from .llama import EXPECTED, Config
+
+FULL = ("full_attention",)
+"""The layers without a window."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +79,7 @@ class SmolLM3(Config):
     no_rope_layers: tuple[int, ...] = ()
 
     model: ClassVar = "smollm3"
+    entries: ClassVar = (0, 1)
     architecture: ClassVar = "SmolLM3ForCausalLM"
     expected: ClassVar = EXPECTED | {"no_rope_layer_interval": (4,)}
     written: ClassVar = {"use_sliding_window": False, "pad_token_id": None}
@@ -94,9 +100,9 @@ class SmolLM3(Config):
         """Whether a layer has positions, 1 or 0."""
         return {"no_rope_layers": [int(i % 4 != 3) for i in range(self.num_hidden_layers)]}
 
-    def rotates(self, layer: int) -> bool:
-        """Return whether a layer has positions, which its name in ``config.json`` turns round."""
-        return bool(self.at("no_rope_layers", layer))
+    def rotary(self, layer: int) -> str:
+        """Return no positions where the list has 0."""
+        return "rotary_emb" if self.at("no_rope_layers", layer) else ""
 
 
 @dataclass(frozen=True)
@@ -151,6 +157,130 @@ class Phi3(Mistral):
         first, still, rest = self.rotary_dim // 2, self.rotary_dim, (self.head_dim - self.rotary_dim) // 2
         head = [*range(first), *range(still, still + rest), *range(first, still), *range(still + rest, self.head_dim)]
         return [h * self.head_dim + row for h in range(heads) for row in head]
+
+
+@dataclass(frozen=True)
+class Gemma2(Config):
+    """Sizes of a Gemma 2: four normalizations in a block, GeGLU, caps, and a window in every other layer."""
+
+    tie_word_embeddings: bool = True
+    sliding_window: int | None = 4096
+    layer_types: tuple[str, ...] = ()
+    query_pre_attn_scalar: float = 256
+    attn_logit_softcapping: float | None = 50.0
+    final_logit_softcapping: float | None = 30.0
+
+    model: ClassVar = "gemma2"
+    architecture: ClassVar = "Gemma2ForCausalLM"
+    norms: ClassVar = (
+        *("input_layernorm", "post_attention_layernorm"),
+        *("pre_feedforward_layernorm", "post_feedforward_layernorm"),
+    )
+    norm_shift: ClassVar = 1
+    gate: ClassVar = "gelu"
+    entries: ClassVar = (*FULL, "sliding_attention")
+    full: ClassVar = 2
+    """One layer of so many reads all tokens, the last of them."""
+    expected: ClassVar = EXPECTED | {
+        "hidden_act": ("gelu_pytorch_tanh",),
+        "hidden_activation": ("gelu_pytorch_tanh",),
+        "use_bidirectional_attention": (None, False),
+    }
+    written: ClassVar = {"hidden_activation": "gelu_pytorch_tanh", "pad_token_id": None}
+    missing: ClassVar = {
+        **Config.missing,
+        "vocab_size": 256000,
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 26,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "max_position_embeddings": 8192,
+        "tie_word_embeddings": True,
+    }
+
+    @property
+    def per_layer(self) -> dict[str, list[Any]]:
+        """Which layers have a window."""
+        return {"layer_types": [self.entries[(i + 1) % self.full > 0] for i in range(self.num_hidden_layers)]}
+
+    def window(self, layer: int) -> int | None:
+        """Return the window of a layer that has one."""
+        return None if self.at("layer_types", layer) in FULL else self.sliding_window
+
+    @property
+    def embedding_scale(self) -> float:  # type: ignore[override]
+        """The root of the width."""
+        return sqrt(self.hidden_size)
+
+    @property
+    def query_scale(self) -> float:  # type: ignore[override]
+        """What makes the scale of scores 1 / sqrt(query_pre_attn_scalar)."""
+        return sqrt(self.head_dim / self.query_pre_attn_scalar)
+
+    @property
+    def score_cap(self) -> float:  # type: ignore[override]
+        """The cap of scores."""
+        return self.attn_logit_softcapping or 0
+
+    @property
+    def logit_cap(self) -> float:  # type: ignore[override]
+        """The cap of logits."""
+        return self.final_logit_softcapping or 0
+
+
+@dataclass(frozen=True)
+class Gemma3(Gemma2):
+    """Sizes of a Gemma 3 for text: heads of q and k are normalized, and windows have positions of their own."""
+
+    attn_logit_softcapping: float | None = None
+    final_logit_softcapping: float | None = None
+    rope_local_base_freq: float = 10000.0
+
+    model: ClassVar = "gemma3_text"
+    architecture: ClassVar = "Gemma3ForCausalLM"
+    qk_norm: ClassVar = "head"
+    full: ClassVar = 6
+    missing: ClassVar = {
+        **Gemma2.missing,
+        "vocab_size": 262208,
+        "max_position_embeddings": 131072,
+        "rope_theta": 1e6,
+    }
+
+    @property
+    def local_base(self) -> float:  # type: ignore[override]
+        """The base of the positions of layers with a window."""
+        return self.rope_local_base_freq
+
+    def rotary(self, layer: int) -> str:
+        """Return the positions of a layer: those of windows are not scaled."""
+        return "rotary_emb" if self.at("layer_types", layer) in FULL else "rotary_emb_local"
+
+    @classmethod
+    def from_transformers(cls, given: Mapping[str, Any]) -> Config:
+        """Read the sizes; positions may lie under the kinds of layers, and these follow from a number in old files."""
+        rope, every = given.get("rope_parameters"), given.get("sliding_window_pattern")
+        if isinstance(rope, dict) and rope.keys() & set(cls.entries):
+            full, local = (rope.get(kind) or {} for kind in cls.entries)
+            if other := sorted(local.keys() - {"rope_type", "rope_theta"}) or local.get("rope_type") not in (
+                None,
+                "default",
+            ):
+                raise UserError(f"rope_parameters of sliding_attention: {other} is not computed; expected the default")
+            base = {"rope_local_base_freq": local["rope_theta"]} if "rope_theta" in local else {}
+            given = {**given, "rope_parameters": full, **base}
+        if not given.get("layer_types") and type(every) is int and every > 0:
+            n = given.get("num_hidden_layers", cls.missing["num_hidden_layers"])
+            given = {**given, "layer_types": [cls.entries[(i + 1) % every > 0] for i in range(n)]}
+        return super().from_transformers(given)
+
+    def to_transformers(self) -> dict[str, Any]:
+        """Return the content of ``config.json``."""
+        found = super().to_transformers()
+        kinds = (found["rope_parameters"], {"rope_type": "default", "rope_theta": self.rope_local_base_freq})
+        return found | {"rope_parameters": dict(zip(self.entries, kinds, strict=True))}
 
 
 def sized(
@@ -208,11 +338,29 @@ PRESETS: Mapping[str, Config] = {
         rms_norm_eps=1e-6,
         rope_theta=5e5,
     ),
-    "mistral-tiny": sized(Mistral, *TINY, max_position_embeddings=64),
+    "gemma3-270M": sized(
+        Gemma3,
+        *(262144, 640, 2048, 18, (4, 1, 256)),
+        max_position_embeddings=32768,
+        rms_norm_eps=1e-6,
+        sliding_window=512,
+        rope_theta=1e6,
+    ),
+    "gemma3-1B": sized(
+        Gemma3,
+        *(262144, 1152, 6912, 26, (4, 1, 256)),
+        max_position_embeddings=32768,
+        rms_norm_eps=1e-6,
+        sliding_window=512,
+        rope_theta=1e6,
+    ),
+    "gemma2-tiny": sized(Gemma2, *TINY, max_position_embeddings=64, sliding_window=16, query_pre_attn_scalar=16),
+    "gemma3-tiny": sized(Gemma3, *TINY, max_position_embeddings=64, sliding_window=16, query_pre_attn_scalar=16),
+    "mistral-tiny": sized(Mistral, *TINY, max_position_embeddings=64, sliding_window=16),
     "smollm3-tiny": sized(SmolLM3, *TINY, max_position_embeddings=64, no_rope_layers=(1, 0)),
     "olmo2-tiny": sized(Olmo2, *TINY, max_position_embeddings=64),
     "phi3-tiny": sized(Phi3, *TINY, max_position_embeddings=64, partial_rotary_factor=0.75),
 }
 """Sizes by name; the ``tiny`` ones read bytes and train in seconds."""
-for _model in (Config, Qwen2, Qwen3, Mistral, SmolLM3, Olmo2, Phi3):
+for _model in (Config, Qwen2, Qwen3, Mistral, SmolLM3, Olmo2, Phi3, Gemma2, Gemma3):
     models.register(_model, {name: c for name, c in PRESETS.items() if type(c) is _model})

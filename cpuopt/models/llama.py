@@ -100,6 +100,16 @@ class Config(models.Config):
     """Whether q, k and v have biases and o has none; None: `attention_bias` decides for all four."""
     gate: ClassVar = "silu"
     """The activation that gates the MLP, by its name in `functional`."""
+    entries: ClassVar[tuple[Any, ...]] = ()
+    """What the sizes in `per_layer` may list."""
+    embedding_scale: ClassVar[float] = 1
+    query_scale: ClassVar[float] = 1
+    """What embeddings and queries are multiplied by."""
+    score_cap: ClassVar[float] = 0
+    logit_cap: ClassVar[float] = 0
+    """Scores of attention and logits x become ``cap * tanh(x / cap)``; 0: they stay."""
+    local_base: ClassVar[float] = 0
+    """The base of positions whose name `rotary` may give as ``rotary_emb_local``."""
     cached: ClassVar = {
         ops.gqa_forward: ops.gqa_decode,
         ops.rope_forward: ops.rope_decode,
@@ -122,6 +132,10 @@ class Config(models.Config):
             given = getattr(self, name)
             if given and len(given) != self.num_hidden_layers:
                 raise UserError(f"model: {name} has {len(given)} entries; expected one for each layer, or none at all")
+            if wrong := [x for x in given if x not in self.entries]:
+                raise UserError(
+                    f"model: {name} has {repr(wrong[0])[:60]}; expected {' or '.join(map(repr, self.entries))}"
+                )
             if given == tuple(usual):
                 object.__setattr__(self, name, ())
 
@@ -134,12 +148,12 @@ class Config(models.Config):
         """Return an entry of a size that is a list."""
         return (getattr(self, name) or self.per_layer[name])[layer]
 
-    def rotates(self, layer: int) -> bool:
-        """Return whether a layer has rotary positions, or none."""
-        return True
+    def rotary(self, layer: int) -> str:
+        """Return the name of a layer's rotary positions; it is empty if the layer has none."""
+        return "rotary_emb"
 
     def window(self, layer: int) -> int | None:
-        """Return the tokens that a token of a layer reads, itself among them; None: all before it."""
+        """Return the tokens that a token of a layer reads, itself among them; None: all up to it."""
         return None
 
     def scaled(self, frequencies: np.ndarray) -> np.ndarray:
@@ -154,8 +168,8 @@ class Config(models.Config):
     @property
     def block_size(self) -> int:
         """The longest context."""
-        found = [self.max_position_embeddings, *filter(None, map(self.window, range(self.num_hidden_layers)))]
-        return min([*found, self.rope_original_positions] if self.rope_type == "longrope" else found)
+        long = self.rope_type == "longrope"
+        return min(self.max_position_embeddings, self.rope_original_positions) if long else self.max_position_embeddings
 
     def module(self) -> nn.Module:
         """Make the module."""
@@ -169,7 +183,7 @@ class Config(models.Config):
     @classmethod
     def own_keys(cls) -> list[str]:
         """Return the sizes that are keys of ``config.json``; `positions` has the others."""
-        return [f.name for f in fields(cls) if f.name == "rope_theta" or not f.name.startswith("rope_")]
+        return [f.name for f in fields(cls) if f.name not in ("rope_type", *positions.KEYS.values())]
 
     @classmethod
     def from_transformers(cls, given: Mapping[str, Any]) -> Config:
@@ -228,7 +242,7 @@ def normalization(c: Config, features: int) -> nn.RMSNorm:
 class LlamaAttention(nn.Module):
     """Causal grouped-query attention with rotary positions, or none, between projections."""
 
-    def __init__(self, c: Config) -> None:
+    def __init__(self, c: Config, layer: int) -> None:
         width, biased = c.num_attention_heads * c.head_dim, c.attention_bias if c.qkv_bias is None else c.qkv_bias
         keys = c.num_key_value_heads * c.head_dim
         self.head_dim = c.head_dim
@@ -239,7 +253,8 @@ class LlamaAttention(nn.Module):
         if c.qk_norm:
             sizes = (c.head_dim, c.head_dim) if c.qk_norm == "head" else (width, keys)
             self.q_norm, self.k_norm = (normalization(c, size) for size in sizes)
-        self.qk_norm = c.qk_norm
+        self.qk_norm, self.query_scale = c.qk_norm, c.query_scale
+        self.limits = {"window": c.window(layer) or 0, "cap": c.score_cap}
 
     def forward(self, x: Value, rotary: nn.RotaryEmbedding | None) -> Value:
         """Keep the shape (B, T, C)."""
@@ -248,8 +263,10 @@ class LlamaAttention(nn.Module):
             q, k = self.q_norm(q), self.k_norm(k)
         if rotary:
             q, k = rotary.forward(q), rotary.forward(k)  # in this layer
-        y: Value = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True, head_size=self.head_dim)
-        y = self.o_proj(y)
+        if self.query_scale != 1:
+            q = F.scale(q, self.query_scale)
+        how: Any = {"is_causal": True, "enable_gqa": True, "head_size": self.head_dim, **self.limits}
+        y: Value = self.o_proj(F.scaled_dot_product_attention(q, k, v, **how))
         return y
 
 
@@ -272,8 +289,8 @@ class LlamaBlock(nn.Module):
     """Attention and MLP, each between the normalizations that the model has, on a stream that it adds to."""
 
     def __init__(self, c: Config, layer: int) -> None:
-        self.norms, self.rotates = c.norms, c.rotates(layer)
-        self.self_attn = LlamaAttention(c)
+        self.norms, self.rotary = c.norms, c.rotary(layer)
+        self.self_attn = LlamaAttention(c, layer)
         self.mlp = LlamaMLP(c)
         for name in filter(None, c.norms):
             setattr(self, name, normalization(c, c.hidden_size))
@@ -283,9 +300,9 @@ class LlamaBlock(nn.Module):
         y: Value = getattr(self, self.norms[place])(x) if self.norms[place] else x
         return y
 
-    def forward(self, x: Value, rotary: nn.RotaryEmbedding) -> Value:
+    def forward(self, x: Value, rotary: nn.RotaryEmbedding | None) -> Value:
         """Keep the shape (B, T, C)."""
-        x = x + self.normalized(1, self.self_attn(self.normalized(0, x), rotary if self.rotates else None))
+        x = x + self.normalized(1, self.self_attn(self.normalized(0, x), rotary))
         x = x + self.normalized(3, self.mlp(self.normalized(2, x)))
         return x
 
@@ -300,12 +317,17 @@ class LlamaDecoder(nn.Module):
         self.rotary_emb = nn.RotaryEmbedding(
             c.head_dim, c.block_size, c.rope_theta, c.scaled, c.rotary_dim, positions.amplitude(c)
         )
+        if c.local_base:
+            self.rotary_emb_local = nn.RotaryEmbedding(c.head_dim, c.block_size, c.local_base)
+        self.embedding_scale = c.embedding_scale
 
     def forward(self, tokens: Value) -> Value:
         """Map ids (B, T) to hidden states (B, T, C)."""
         x: Value = self.embed_tokens(tokens)
+        if self.embedding_scale != 1:
+            x = F.scale(x, self.embedding_scale)
         for block in self.layers:
-            x = block(x, self.rotary_emb)
+            x = block(x, getattr(self, block.rotary) if block.rotary else None)
         normalized: Value = self.norm(x)
         return normalized
 
@@ -324,4 +346,6 @@ class Llama(nn.Module):
     def forward(self, tokens: Value, targets: Value) -> tuple[Value, Value]:
         """Map ids (B, T) and the ids that follow them to (loss (1,), logits (B, T, V))."""
         logits = self.lm_head(self.model(tokens))
+        if cap := self.config.logit_cap:
+            logits = F.scale(F.tanh(F.scale(logits, 1 / cap)), cap)
         return self.loss(logits, targets), logits

@@ -105,15 +105,15 @@ ARCHITECTURES = {
 FACTORS = "rope_freqs.weight"
 """The tensor of Llama 3's positions."""
 LLAMA3 = {
-    "factor": "cpuopt.rope.factor",
-    "original_max_position_embeddings": "cpuopt.rope.original_positions",
-    "low_freq_factor": "cpuopt.rope.low_freq_factor",
-    "high_freq_factor": "cpuopt.rope.high_freq_factor",
+    "factor": "rope.scaling.factor",
+    "original_max_position_embeddings": "rope.scaling.original_context_length",
+    "low_freq_factor": "rope.scaling.low_freq_factor",
+    "high_freq_factor": "rope.scaling.high_freq_factor",
 }
-"""The keys of its numbers, which other programs ignore: llama.cpp would scale by a factor of its own once more."""
+"""The keys of its numbers. llama.cpp reads the tensor alone, so files of others lack some of them."""
 USUAL_LLAMA3 = {"original_max_position_embeddings": 8192, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 IGNORED = re.compile(
-    r"vocab_size|rope\.(dimension_count|scaling\..*|scale_linear|freq_base_swa)|attention\.(value_length|key_length_swa|value_length_swa)"
+    r"vocab_size|rope\.(dimension_count|scaling\..*|freq_base_swa)|attention\.(value_length|key_length_swa|value_length_swa)"
     r"|tensor_data_layout|use_parallel_residual"
 )
 """The keys of an architecture that are read elsewhere, or change nothing. Others must be 0 or false."""
@@ -244,18 +244,13 @@ def _short(x: Any) -> Any:
 
 def _rope(file: Gguf, own: Mapping[str, Any]) -> dict[str, Any]:
     """Read the scaling of positions from the metadata of an architecture."""
-    theta = _short(own.get("rope.freq_base", 10000.0))
-    scale = _short(own.get("rope.scaling.factor", own.get("rope.scale_linear", 0.0)))
-    kind = own.get("rope.scaling.type", "linear")  # llama.cpp's default
-    kind = "none" if kind == "linear" and not scale else kind
+    kind, theta = own.get("rope.scaling.type", "none"), _short(own.get("rope.freq_base", 10000.0))
     if FACTORS in file.tensors:
-        if kind != "none" and scale != 1:
-            raise UserError(f"there are both {FACTORS!r} and rope.scaling.factor {scale}; cpuopt has one scaling")
-        numbers = {key: _short(file.metadata[there]) for key, there in LLAMA3.items() if there in file.metadata}
+        numbers = {key: _short(own[there]) for key, there in LLAMA3.items() if there in own}
         factor = float(_numbers(file, FACTORS).max())
         return {"rope_type": "llama3", "rope_theta": theta, "factor": factor} | USUAL_LLAMA3 | numbers
     if kind == "linear":
-        return {"rope_type": kind, "rope_theta": theta, "factor": scale}
+        return {"rope_type": kind, "rope_theta": theta, "factor": _short(own.get("rope.scaling.factor"))}
     return {"rope_type": "default" if kind == "none" else kind, "rope_theta": theta}
 
 
@@ -369,7 +364,7 @@ def metadata_of(config: Config, dtype: DType) -> dict[str, Any]:
         if rope["rope_type"] == "linear":
             own |= {"rope.scaling.type": "linear", "rope.scaling.factor": rope["factor"]}
         if rope["rope_type"] == "llama3":
-            about |= {there: rope[key] for key, there in LLAMA3.items()}
+            own |= {there: rope[key] for key, there in LLAMA3.items()}
     floats = {key for key, x in own.items() if type(x) is float or key.endswith(("_epsilon", "factor", "freq_base"))}
     return about | {f"{name}.{key}": float(x) if key in floats else x for key, x in own.items()}
 

@@ -37,6 +37,8 @@ MODELS = {
     "smollm3": {**HEADS, "tie_word_embeddings": True, "no_rope_layers": [0, 1]},
     "olmo2": {**HEADS, "head_dim": 8, "rope_type": "yarn", "rope_factor": 4.0, "rope_original_positions": 16},
     "phi3": {**HEADS, "head_dim": 8, "partial_rotary_factor": 0.75},
+    "gemma2": {**HEADS, "sliding_window": 9, "query_pre_attn_scalar": 20},
+    "gemma3_text": {**HEADS, "sliding_window": 9, "layer_types": ["full_attention", "sliding_attention"]},
     "qwen3": {**HEADS, "head_dim": 32, "tie_word_embeddings": True, "rope_theta": 1e6},
 }
 LAYOUTS = {
@@ -48,6 +50,15 @@ LAYOUTS = {
     "defaults of smollm3": {"model_type": "smollm3"},
     "defaults of olmo2": {"model_type": "olmo2"},
     "defaults of phi3": {"model_type": "phi3"},
+    "defaults of gemma2": {"model_type": "gemma2"},
+    "defaults of gemma3": {"model_type": "gemma3_text"},
+    "an old gemma3": {
+        "model_type": "gemma3_text",
+        "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+        "rope_theta": 2e6,
+        "rope_local_base_freq": 2e4,
+        "sliding_window_pattern": 2,
+    },
     "the oldest scaling": {"model_type": "llama", "rope_scaling": {"type": "linear", "factor": 2.0}},
     "an old scaling": {
         "model_type": "llama",
@@ -66,7 +77,7 @@ LAYOUTS = {
 
 def described(config: object) -> dict[str, object]:
     """Return the numbers of a config of transformers, by the names of cpuopt's fields."""
-    rope = config.rope_parameters
+    rope = config.rope_parameters.get("full_attention", config.rope_parameters)
     names = {"factor": "rope_factor", "low_freq_factor": "rope_low_freq_factor"}
     names |= {
         "high_freq_factor": "rope_high_freq_factor",

@@ -40,7 +40,7 @@ class Family:
     @property
     def center(self) -> int:
         """The usual weight of a normalization."""
-        return 0 if self.kind.startswith("gemma") else 1
+        return 0 if self.kind.startswith("gemma") else 1  # where it is kept as the distance from 1
 
     def params(self, shapes: Mapping[str, tuple[int, ...]]) -> Values:
         """Draw float32 parameters by name, with norms off their usual weight and biases off 0."""
@@ -75,7 +75,7 @@ FAMILIES = {
     "qwen2": Family("qwen2", sized(53, 44, 36, 2, 2, 1, use_sliding_window=False), 3, 13, 3),
     "qwen3": Family("qwen3", sized(59, 28, 60, 1, 4, 2, head_dim=10, tie_word_embeddings=True), 2, 21, 4),
     "mistral": Family("mistral", sized(71, 36, 44, 2, 6, 3, sliding_window=None), 2, 17, 5),
-    "mistral, window not reached": Family("mistral", sized(47, 40, 28, 1, 5, 1, sliding_window=45), 1, 33, 6),
+    "mistral, window": Family("mistral", sized(47, 40, 28, 2, 5, 1, sliding_window=9), 1, 33, 6),
     "smollm3": Family("smollm3", sized(61, 24, 36, 4, 4, 2), 2, 15, 7),
     "smollm3, other layers": Family("smollm3", sized(43, 30, 20, 2, 3, 3, no_rope_layers=[0, 1]), 1, 29, 8),
     "olmo2": Family("olmo2", sized(73, 36, 28, 2, 6, 2), 2, 19, 9),
@@ -105,5 +105,25 @@ FAMILIES = {
         sized(53, 24, 36, 1, 3, 1, sliding_window=None)
         | {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
         *(1, 23, 13),
+    ),
+    "gemma2": Family(
+        "gemma2",
+        sized(61, 36, 28, 2, 3, 1, head_dim=14, sliding_window=7)
+        | {"attn_logit_softcapping": 1.5, "final_logit_softcapping": 2.0},
+        *(2, 19, 14),
+    ),
+    "gemma2, no caps": Family(
+        "gemma2",
+        sized(53, 24, 44, 1, 4, 2, head_dim=6, sliding_window=13, query_pre_attn_scalar=10)
+        | {"attn_logit_softcapping": None, "final_logit_softcapping": None},
+        *(1, 29, 15),
+    ),
+    "gemma3": Family("gemma3_text", sized(67, 40, 36, 7, 4, 1, head_dim=10, sliding_window=5), 1, 17, 16),
+    "gemma3, other layers": Family(
+        "gemma3_text",
+        sized(43, 28, 20, 3, 2, 2, head_dim=12, sliding_window=11, final_logit_softcapping=3.0)
+        | {"layer_types": ["full_attention", "sliding_attention", "sliding_attention"], "query_pre_attn_scalar": 20}
+        | {"rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 2e5}}},
+        *(2, 23, 17),
     ),
 }
