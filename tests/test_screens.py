@@ -20,7 +20,7 @@ from cpuopt.check.cases import Case
 from cpuopt.check.gate import GateVerdict
 from cpuopt.check.judge import CheckResult
 from cpuopt.data.datasets import list_datasets
-from cpuopt.files.reading import from_json
+from cpuopt.files.reading import from_json, to_json
 from cpuopt.judge.child import PARTS
 from cpuopt.judge.rules import RULES
 from cpuopt.judge.session import Ruling
@@ -229,10 +229,20 @@ def scaled():
     return scale.tables(Scaling("llama3.2-1B", 64, 1024, "optimized", 200, *told), detail=True)
 
 
-def ruled():
+def ruled(**more):
     told = f"line 12: import multiprocessing.shared_memory; allowed are {RULES['import']}"
     closed = {"by": "namespaces", "missing": [*PARTS]}
-    return Ruling(OP, "m" * 64, "0" * 64, "", "refused by rule", told, "import", 12, {}, 49, {}, closed, "", 12.34)
+    return to_json(Ruling(OP, "m" * 64, "0" * 64, "", "inconclusive", told, "", 12, {}, 49, {}, closed, "", 12.3, more))
+
+
+def timed():
+    case = {"sizes": SIZES, "roof_percent": 87.1, "a_us": 12345.6, "b_us": 12345.6, "ratio": RATIO}
+    return ruled(against="optimized", cases=[case] * 2, score=0.123, saves_ms=-1.234, doubts=["others used 0.5 cores"])
+
+
+def ranked():
+    row = {"candidate": "m" * 24, "score": 1.234, "ratio": RATIO, "text": "0" * 64, "against": "optimized"}
+    return {"op": OP, "tries": 1234, "best": [row] * 2}
 
 
 SCREENS = {
@@ -253,7 +263,12 @@ SCREENS = {
     "history": measurements,
     "inspect": inspected,
     "lab": stages,
-    "judge": lambda: judge.tables(ruled()),
+    "judge": lambda: judge.tables(timed()),
+    "judge --check": lambda: judge.tables(ruled()),
+    "judge --board": lambda: judge.tables(ranked()),
+    "judge --tasks": lambda: judge.tables(
+        {"tasks": [{"op": OP, "variants": ["vanilla", "generated", "optimized", "rows", "blas"], "best": 1.234}]}
+    ),
     "verdicts": lambda: verdicts.tables(errors(), RUN),
     "sweep": lambda: sweep.tables(swept(), RUN),
     "kernels": lambda: console.kernels_table(
@@ -338,7 +353,7 @@ def test_the_check_of_words_notices(monkeypatch):
 
 
 def test_every_verb_that_prints_a_table_is_here():
-    lines = {"generate", "eval", "program", "ad", "new-kernel", "convert", "warmup"}
+    lines = {"generate", "eval", "program", "ad", "new-kernel", "convert", "warmup", "mcp"}
     assert {name.split()[0] for name in SCREENS} | lines == {*cli.VERBS}
 
 

@@ -21,7 +21,19 @@ from ..wording import guess, nearest, one_line, plain
 DESCRIPTION = "A CPU performance laboratory for LLM training: train, profile, and swap one kernel at a time."
 GROUPS = {
     "measure a training step": ("profile", "scale", "bench", "machine", "runs", "history"),
-    "write a kernel": ("kernels", "new-kernel", "check", "ab", "sweep", "lab", "inspect", "tune", "judge", "verdicts"),
+    "write a kernel": (
+        "kernels",
+        "new-kernel",
+        "check",
+        "ab",
+        "sweep",
+        "lab",
+        "inspect",
+        "tune",
+        "judge",
+        "mcp",
+        "verdicts",
+    ),
     "read what is generated": ("program", "ad"),
     "train a model": ("train", "data", "generate", "eval", "convert", "verify", "warmup"),
 }

@@ -1,46 +1,82 @@
-"""``cpuopt judge``: judge a kernel that nobody vouches for, from its text.
+"""``cpuopt judge``: judge and time a kernel that nobody vouches for, from its text.
 
-The text is parsed, held against a whitelist, and compiled in a closed process; it is never imported here. What it
-computes is compared with the float64 reference on public and on private cases. The exit status is 1 if it is refused.
+The text is held against a whitelist and compiled in a closed process; it is never imported here. What it computes is
+compared with the float64 reference on public and private cases, then timed beside the fastest kernel of the package.
+The exit status is 1 if it is refused.
 
 Examples::
 
     cpuopt judge mygelu.py --op gelu_forward
-    cpuopt judge mygelu.py --op gelu_forward --json
+    cpuopt judge mygelu.py --op gelu_forward --check --json
+    cpuopt judge --tasks
+    cpuopt judge --board gelu_forward --adopt fast
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import sys
 from pathlib import Path
 
+from .. import models
 from ..errors import UserError
 from ..train import settings
+from . import common
 from .common import shared, show, start_numba
 
 
 def flags(p: argparse.ArgumentParser) -> None:
     """Add the verb's flags."""
-    p.add_argument("file", metavar="FILE", help="Read the candidate from this file.")
-    p.add_argument("--op", required=True, metavar="OP", help="Use the candidate for this op.")
-    settings.flags(p, "threads")
-    shared(p, "--json")
+    p.add_argument("file", nargs="?", metavar="FILE", help="Read the candidate from this file.")
+    p.add_argument("--op", dest="of", default="", metavar="OP", help="Use the candidate for this op.")
+    p.add_argument("--check", action="store_true", help="Check only; time nothing, and keep nothing.")
+    p.add_argument("--serve", action="store_true", help="Answer requests from stdin, a JSON object on each line.")
+    p.add_argument("--tasks", action="store_true", help="List the ops that candidates can be written for.")
+    p.add_argument("--board", default="", metavar="OP", help="List the best submissions for this op.")
+    p.add_argument("--adopt", default="", metavar="NAME", help="Write the best of --board to a file, as this variant.")
+    settings.flags(p, "threads", model=models.DEFAULT)
+    p.add_argument("-B", type=int, default=4, help="Compare at a batch of this many rows. Default: %(default)s.")
+    p.add_argument("-T", type=int, default=64, help="Compare at rows of this many tokens. Default: %(default)s.")
+    shared(p, "--runs", "--json")
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the verb; return its exit status: 1 if the candidate is refused."""
+    asked = [name for name in ("file", "serve", "tasks", "board") if getattr(args, name)]
+    if len(asked) != 1:
+        given = " and ".join(asked) or "nothing"
+        raise UserError(f"judge: {given} given; expected one of FILE, --serve, --tasks and --board")
+    if args.adopt and not args.board:
+        raise UserError(f"--adopt {args.adopt}: add --board OP, whose best it takes")
+    if args.file and not args.of:
+        raise UserError(f"judge {args.file}: add --op OP; 'cpuopt judge --tasks' lists all")
+    common.check_targets(args)
+    text = text_of(args.file) if args.file else ""
     start_numba(args.threads)
     from .. import kernels  # noqa: F401  (registers them)
-    from ..judge.session import REFUSED, Judge, op_named
+    from ..judge.desk import Desk, answer
+    from ..judge.session import REFUSED, op_named
     from ..report import console
     from ..report import judge as report
 
-    op_named(args.op)
-    text = text_of(args.file)
-    with console.saying() as say, Judge(args.threads, say) as session:
-        ruling = session.check(text, args.op)
-    show(args, ruling, lambda: report.tables(ruling))
-    return int(ruling.verdict in REFUSED)
+    for op in filter(None, (args.of, args.board)):
+        op_named(op)
+    with console.saying() as say, Desk(args.runs, args.threads, say) as desk:
+        if args.serve:
+            for line in sys.stdin:
+                print(json.dumps(answer(desk, line)), flush=True)
+            return 0
+        if args.file and args.check:
+            found = desk.check(text, args.of)
+        elif args.file:
+            found = desk.submit(text, args.of, args.model, args.B, args.T)
+        elif args.tasks:
+            found = desk.tasks()
+        else:
+            found = desk.adopt(args.board, args.adopt) if args.adopt else desk.board(args.board)
+    show(args, found, lambda: report.tables(found))
+    return int(found.get("verdict") in REFUSED)
 
 
 def text_of(file: str) -> str:

@@ -18,19 +18,24 @@ from typing import Any
 
 import numpy as np
 
-from .. import ops
+from .. import models, ops
 from ..check.cases import MORE, ODD, SMALL, Case, case, modes, quick_cases
 from ..check.check import check
 from ..check.judge import CheckResult
-from ..check.memory import rooms
+from ..check.memory import BrokenKernelError, rooms
 from ..errors import UserError
 from ..kernels.registry import BASE, DEFAULT, KERNELS, Kernel
+from ..lab import ab, asm
 from ..machine import cores
+from ..measure import rates
+from ..measure.comparison import geometric_mean
 from ..measure.rates import machine_id
+from ..measure.roofline import Roofs
 from ..ops.declaration import Op
+from ..train.job import Settings
 from ..wording import nearest
-from . import private, rules
-from .remote import Far, LostError, Remote
+from . import private, rules, timing
+from .remote import Clocks, Far, LostError, Remote
 
 PUBLIC = 0
 """The seed of the public cases."""
@@ -40,8 +45,46 @@ CHEATS = ("changed '", "left its process", "told a time", "changed the shape", "
 """The first words of reasons that no honest kernel gives."""
 REFUSED = VERDICTS[:4]
 """Those of a candidate that is not accepted, however fast it is."""
+CHEATED = re.compile(r"impossible|after it was timed|while it was timed|told a time|changed '|left its process")
+"""What is said of a kernel that was right in the checks, and is not when it is timed."""
+ANALYSES = (12, 24, 48)
+FAR_SLOWER = 4.0
+"""The factor beyond which a comparison ends early."""
+AGAIN, MOST_LOOPS = 8, 40
 LINE = re.compile(r"\bline (\d+)")
 Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class ModelSizes:
+    """The model whose calls give an op's shapes."""
+
+    model: str = models.DEFAULT
+    B: int = 4
+    T: int = 64
+
+    def shapes(self, op: Op) -> list[ab.Shape]:
+        """List the shapes of an op's calls.
+
+        Raises
+        ------
+        UserError
+            If the model does not call it.
+        """
+        return shapes_of(op, self)
+
+
+@cache
+def shapes_of(op: Op, task: ModelSizes) -> list[ab.Shape]:
+    """List the shapes of an op's calls in a task's model."""
+    return ab.shapes_of(ab.calls_of(op, Settings(model=task.model, B=task.B, T=task.T)))
+
+
+def entry(timed: Mapping[str, Any], roofs: Roofs | None) -> dict[str, Any]:
+    """Return what a verdict tells of one shape: the sizes, the ratio, both times in us, the share of the roof."""
+    share = 100 * ab.bound(roofs, timed)[0] / timed["b_ns"] if roofs else None
+    told = {k: timed[k] for k in ("sizes", "layers", "verdict", "ratio", "control", "level")}
+    return {**told, "a_us": timed["a_ns"] / 1e3, "b_us": timed["b_ns"] / 1e3, "roof_percent": share}
 
 
 @dataclass(frozen=True)
@@ -114,6 +157,8 @@ class Judge:
         self.threads, self.say = threads or cores(), say
         self.remote = Remote(self.threads)
         self.controlled: dict[str, dict[str, Any]] = {}
+        self.drawn: timing.Drawn = {}
+        self.seed = private.seed()
 
     def __enter__(self) -> Judge:
         return self
@@ -128,6 +173,71 @@ class Judge:
     def check(self, text: str, op: str) -> Ruling:
         """Judge whether a candidate is right; its speed is not measured."""
         return self.rule(text, op, lambda submission, kernels: {})
+
+    def time(self, text: str, op: str, task: ModelSizes | None = None, against: str = "") -> Ruling:
+        """Judge a candidate and, if it is right, compare its speed with a baseline's on the shapes of a model.
+
+        Parameters
+        ----------
+        task : the model and its sizes; by default GPT-2's.
+        against : the baseline; by default the package's fastest.
+        """
+        return self.rule(text, op, lambda s, pair: self.timed(pair, (task or ModelSizes()).shapes(s.op)), against)
+
+    def timed(self, pair: tuple[Kernel, Kernel], shapes: Sequence[ab.Shape]) -> dict[str, Any]:
+        """Compare a candidate with the baseline; return the verdict and what it is based on."""
+        mine, usual = pair
+        timing.require_threads(self.threads)
+        for k in pair:
+            far(k).clocks = Clocks()
+        try:
+            made = timing.alone_far(self.drawn)
+            more: dict[str, Any] = {"seed": self.seed % 2**32, "analyses": ANALYSES, "say": self.say, "make": made}
+            found = ab.alone((usual, mine), shapes, stop_above=FAR_SLOWER, **more)
+        except (UserError, BrokenKernelError) as e:
+            said = plain(str(e))
+            raise Stopped("cheating" if CHEATED.search(said) else "wrong", said) from None
+        if said := timing.disagreement(far(usual).clocks, far(mine).clocks):
+            raise Stopped("cheating", said)
+        self.again(mine)
+        roofs = rates.stored().get(self.threads)
+        cases = [entry(c, roofs) for c in found["cases"]]
+        ratio = geometric_mean([c["ratio"] for c in cases])
+        word = "inconclusive" if found["verdict"] == "no difference shown" else found["verdict"]
+        reason = found["why"]
+        if accused := ab.beyond_roofs([f"the {usual.variant} kernel", "the candidate"], found["cases"], roofs):
+            word, reason = "inconclusive", accused[-1]
+        saves = found["a_ms"] - found["b_ms"]
+        return {
+            "verdict": word,
+            "reason": reason,
+            "against": usual.variant,
+            "ratio": ratio,
+            "score": 1 / ratio["high"],
+            "a_ms": found["a_ms"],
+            "b_ms": found["b_ms"],
+            "saves_ms": saves,
+            "cases": cases,
+            "loops": self.loops(mine),
+            "doubts": found["doubts"],
+        }
+
+    def again(self, kernel: Kernel) -> None:
+        """Check some private cases anew, after the timing."""
+        rng = np.random.default_rng(private.seed())
+        flags = modes(kernel.op)
+        for c in private.drawn(kernel, rng)[:AGAIN]:
+            on = [flags[rng.integers(len(flags))]]
+            self.require(kernel, c, private.threads(rng, self.threads), int(rng.integers(2**62)), on, told=False)
+
+    def loops(self, kernel: Kernel) -> list[dict[str, Any]]:
+        """List the innermost loops of a candidate's machine code: vector width, multiply-adds and spills of each."""
+        try:
+            text = str(self.remote.ask("asm", far(kernel))["asm"])
+        except (UserError, LostError):
+            return []
+        kept = ("function", "width", "fmas", "loads", "stores", "spills", "doubles", "calls")
+        return [{k: getattr(loop, k) for k in kept} for loop in asm.loops(text)][:MOST_LOOPS]
 
     def rule(
         self, text: str, op: str, then: Callable[[Submission, tuple[Kernel, Kernel]], dict[str, Any]], against: str = ""

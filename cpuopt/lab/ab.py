@@ -197,7 +197,7 @@ class Alone:
     ) -> None:
         self.sides = ascii_uppercase[: len(kernels)]
         typed = {side: k.typed(shape.types) for side, k in zip(self.sides, kernels, strict=True)}
-        self.timed = TimedKernels(typed, shape.case, shape.adds, seed)
+        self.timed = self.arrays(typed, shape, seed)
         self.functions = {side: k.function for side, k in typed.items()}
         self.rng = np.random.default_rng(seed)
         self.clock, self.cold = clock, flush
@@ -205,6 +205,17 @@ class Alone:
         for side in self.sides:
             self.timed.audit(side, BEFORE, "before it was timed")
         self._choose_lengths()
+
+    def arrays(self, kernels: Mapping[str, Kernel], shape: Shape, seed: int) -> TimedKernels:
+        """Make the arrays."""
+        return TimedKernels(kernels, shape.case, shape.adds, seed)
+
+    def spend(self, side: str, every: Sequence[Sequence[Any]]) -> float:
+        """Call a kernel with each of some arguments, and return the ns that all took."""
+        function, start = self.functions[side], self.clock()
+        for args in every:
+            function(*args)
+        return self.clock() - start
 
     def _choose_lengths(self) -> None:
         """Choose the number of calls in a sample and of samples in a trial: for all sides by the fastest one.
@@ -238,15 +249,12 @@ class Alone:
     def sample(self, side: str, outs: str = "nan", scratch: str = "nan", cold: bool | None = None) -> float:
         """Return the ns of a call, in one sample that nobody judges."""
         cold = self.cold if cold is None else cold
-        function, calls = self.functions[side], 1 if cold else self.lengths[side][0]
+        calls = 1 if cold else self.lengths[side][0]
         every = self.timed.args[side][:calls]
         self.timed.fill(side, outs, scratch, calls)
         if cold:
             self.flush()
-        start = self.clock()
-        for args in every:
-            function(*args)
-        return (self.clock() - start) / calls
+        return self.spend(side, every) / calls
 
     @property
     def trials(self) -> tuple[Trial, Trial]:
@@ -312,11 +320,13 @@ def alone(
     other: bool = False,
     say: Say = lambda text: None,
     clock: Callable[[], int] = time.perf_counter_ns,
+    make: Callable[..., Alone] = Alone,
 ) -> dict[str, Any]:
     """Compare two kernels on some shapes, on as many threads as are set.
 
     Parameters
     ----------
+    make : what holds the kernels and their arrays, from the arguments of `Alone`.
     other : whether both are also timed in the other state of the caches, for ``beside``; no verdict depends on it.
 
     Raises
@@ -328,7 +338,7 @@ def alone(
     done: list[Comparison] = []
     for i, shape in enumerate(shapes):
         say(at := f"{shape}: {i + 1} of {len(shapes)}")
-        pair = Alone(kernels, shape, seed, flush, clock)
+        pair = make(kernels, shape, seed, flush, clock)
         asked: dict[str, Any] = {"analyses": analyses, "stop_above": stop_above, "tick": rounds_told(say, at)}
         done.append(compare(*pair.trials, seed=seed + i, **asked))
         more = {"beside": beside(pair)} if other else {}

@@ -90,6 +90,9 @@ def summary(kind: str, c: Mapping[str, Any]) -> str:
     """Sum up a record in a few words."""
     if kind == "ab":
         return f"{c['op']}: {c['b']} against {c['a']}{' in the step' if c['in_step'] else ''}: {c['verdict']}"
+    if kind == "judge":
+        r = c["ruling"]
+        return f"{c['op']}: {r['candidate']}, {r['verdict']}, score {r['timed']['score']:.3f}"
     if kind == "verdicts":
         return f"{c['runs']} comparisons of a kernel with itself, {c['false']:.1f} % false alarms"
     if kind == "sweep":

@@ -1,25 +1,67 @@
-"""The screen of `cpuopt judge`: the verdict on a candidate, and what it is based on."""
+"""The screens of `cpuopt judge`: a verdict, the tasks, a board, what was adopted."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
 
 from rich.console import RenderableType
 from rich.text import Text
 
-from ..judge.session import REFUSED, Ruling
-from ..wording import count
+from ..judge.session import REFUSED
+from ..wording import count, spread, text_of
 from . import style
 
 
-def tables(r: Ruling) -> list[RenderableType]:
+def tables(c: Mapping[str, Any]) -> list[RenderableType]:
+    """Show an answer of the judge."""
+    if "tasks" in c:
+        return tasks(c)
+    if "best" in c:
+        return board(c)
+    return ruling(c) if "verdict" in c else [Text(f"written to {c['path']}; use it with {c['use']}")]
+
+
+def ruling(r: Mapping[str, Any]) -> list[RenderableType]:
     """Show a verdict."""
-    head = Text(f"{r.op}[{r.candidate or '?'}]: ", "bold")
-    head.append(r.verdict, "bad" if r.verdict in REFUSED else "good")
+    head = Text(f"{r['op']}[{r['candidate'] or '?'}]: ", "bold")
+    head.append(r["verdict"], "bold red" if r["verdict"] in REFUSED else "bold")
     shown: list[RenderableType] = [head]
-    if r.reason:
-        shown.append(Text(r.reason))
-    if r.cases:
-        shown.append(Text(f"right in {count(r.cases, 'case')}, most of them private"))
-    closed = f"closed by {r.isolation['by']}" if r.isolation else ""
-    shown.append(Text(f"{closed}; text {r.text[:12]}; {r.seconds:.1f} s", "dim"))
-    missing = r.isolation.get("missing") or []
-    return [*shown, *style.warnings([f"this system does not allow: {', '.join(missing)}"] * bool(missing))]
+    if r["reason"]:
+        shown.append(Text(r["reason"]))
+    if r["cases"]:
+        shown.append(Text(f"right in {count(r['cases'], 'case')}, most of them private"))
+    t = r["timed"]
+    if t:
+        table = style.table("shape", f">{t['against']} us", ">it us", ">ratio", ">% of roof")
+        for case in t["cases"]:
+            roof = "" if case["roof_percent"] is None else f"{case['roof_percent']:.0f}"
+            times = f"{case['a_us']:.1f}", f"{case['b_us']:.1f}", spread(case["ratio"])
+            table.add_row(Text(text_of(case["sizes"])), *times, roof)
+        shown += [Text(f"score {t['score']:.3f}; the calls of a step take {t['saves_ms']:.3g} ms less"), table]
+    closed = f"closed by {r['isolation']['by']}; " if r["isolation"] else ""
+    place = f"; place {r['place']}" if r.get("place") else ""
+    shown.append(Text(f"{closed}text {r['text'][:12]}; {r['seconds']:.1f} s{place}", "dim"))
+    missing = r["isolation"].get("missing") or []
+    doubts = [*([f"this system does not allow: {', '.join(missing)}"] * bool(missing)), *t.get("doubts", ())]
+    return [*shown, *style.warnings(doubts)]
+
+
+def tasks(c: Mapping[str, Any]) -> list[RenderableType]:
+    """List the tasks."""
+    table = style.table("task", "kernels", ">best score")
+    for t in c["tasks"]:
+        best = "" if t["best"] is None else f"{t['best']:.3f}"
+        table.add_row(Text(t["op"]), Text(", ".join(t["variants"])), best)
+    return [table]
+
+
+def board(c: Mapping[str, Any]) -> list[RenderableType]:
+    """List the submissions of a task."""
+    if not c["best"]:
+        return [Text(f"no submission of {c['op']} is kept; make one: cpuopt judge FILE --op {c['op']}")]
+    table = style.table(">", "kernel", ">score", ">ratio", "text")
+    for i, row in enumerate(c["best"]):
+        times = f"{row['score']:.3f}", spread(row["ratio"])
+        table.add_row(str(i + 1), Text(row["candidate"]), *times, Text(row["text"][:12]))
+    return [Text(f"{c['op']}: {count(c['tries'], 'submission')}, scores against {c['best'][0]['against']}"), table]

@@ -12,7 +12,7 @@ from rich.text import Text
 from ..files.reading import from_json
 from ..measure.profile import UNACCOUNTED
 from ..wording import four, one_line
-from . import ab, style, sweep, tables, verdicts
+from . import ab, judge, style, sweep, tables, verdicts
 from . import bench as bench_report
 from . import tune as tune_report
 
@@ -43,6 +43,8 @@ def shown(e: Entry, detail: bool = False) -> list[RenderableType]:
         return [head, *ab.tables(e.content, str(e.path))]
     if e.kind == "bench":
         return [head, *bench_report.tables(e.content)]
+    if e.kind == "judge":
+        return [head, *judge.ruling(e.content["ruling"])]
     if e.kind == "sweep":
         return [head, *sweep.tables(e.content, str(e.path))]
     if e.kind == "verdicts":

@@ -147,7 +147,7 @@ def keep(root: Path, kind: str, name: str, content: Mapping[str, Any]) -> Path:
 
     Parameters
     ----------
-    kind : ``ab``, ``bench``, ``profile`` or ``tune``.
+    kind : ``ab``, ``bench``, ``judge``, ``profile`` or ``tune``.
     name : the subject of the measurement; characters that do not suit a folder's name are replaced.
     content : any JSON content. Kind, format, time, commit and machine are added.
 
