@@ -388,7 +388,7 @@ def test_bytes_count_each_array_once_and_twice_what_is_read_and_written() -> Non
     assert op.bytes(sizes, {}) == 4 * (10 + 3 + 2 * 3 + 10 + 3)
     assert op.bytes(sizes, {"da": True, "db": False}) == 4 * (2 * 10 + 3 + 2 * 3 + 10 + 3)
     assert op.bytes(sizes, {}, {"y", "db"}) == 4 * (10 + 2 * 3 + 10)
-    assert ops.embedding_forward.bytes({"B": 2, "T": 3, "C": 4, "V": 50257}, {}) == 4 * (3 * 24 + 6)
+    assert ops.embedding_forward.bytes({"B": 2, "T": 3, "C": 4, "V": 50257}, {}, {"starts"}) == 4 * (3 * 24 + 6)
 
 
 def test_parameters_follow_the_declaration() -> None:

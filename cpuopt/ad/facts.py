@@ -250,7 +250,7 @@ class Facts:
         if self.kernel.written(s) != root or any(isinstance(p, If) for p in self.between(block, s)):
             return False
         loops = [p for p in self.between(block, s) if isinstance(p, For)]
-        moving = assigned(block) - {p.var for p in loops}
+        moving = assigned(block) - {p.var for p in loops} - self.settled(block, s, {x for x, _ in sites})
         if names(s.target.slice) & moving:
             return False
         for other, e in sites:
@@ -273,6 +273,16 @@ class Facts:
             if text(want) != text(e):
                 return False
         return True
+
+    def settled(self, block: list[Stmt], s: Stmt, others: set[Stmt]) -> Names:
+        """The scalars that are assigned once in a block, in a block around a statement and others, and before them."""
+        every = [x.name for x in flat(block) if isinstance(x, Assign)]
+        found: Names = set()
+        for b in [self.block_of[p] for p in [*self.between(block, s), s]]:
+            top = next(k for k, x in enumerate(b) if x is s or x in self.parent[s])
+            if others <= set(flat(b)):
+                found |= {x.name for x in b[:top] if type(x) is Assign and every.count(x.name) == 1}
+        return found & self.scalars()
 
     def between(self, block: list[Stmt], s: Stmt) -> list[Stmt]:
         """The statements around one, inside a block."""

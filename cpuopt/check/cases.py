@@ -118,6 +118,8 @@ SIZES = [
 ]
 GROUPS = {"B": 2, "T": 6, "C": 24, "NH": 6, "OC": 10, "V": 12, "NKV": 2}
 """Two groups of three heads: with one group, or groups of one head, any rule finds a query head's key head."""
+LONG = [sizes for sizes in SIZES if sizes["T"] >= 64]
+"""Whole blocks of tokens, in which what a kernel does for a usual call may differ from that for a limited one."""
 VOCABULARY = {"B": 1, "T": 3, "C": 8, "NH": 1, "OC": 50257, "V": 50257}
 FEW = 1 << 19
 """Elements beyond which an array is a view of a stock of numbers, since to draw them takes longer than a kernel does.
@@ -174,7 +176,7 @@ def cases(op: Op, skips: Sequence[str] = ()) -> list[Case]:
     found += [case(op, GROUPS)] * ("NKV" in op.symbols)
     found += [case(op, VOCABULARY)] * bool({"OC", "V"} & set(op.symbols))
     found += [case(op, sizes, REPEATS) for sizes in (MORE, MANY) if has_ids(op)]
-    found += [case(op, sizes, START, absent=limits(op)) for sizes in (*SIZES, GROUPS) if limits(op)]
+    found += [case(op, sizes, START, absent=limits(op)) for sizes in LONG if limits(op)]
     found += [case(op, sizes, types=types) for types in other_types(op) for sizes in (SMALL, ODD)]
     found += [case(op, sizes, absent=gone) for gone in absences(op, skips) for sizes in (SMALL, ODD, ONE_ROW)]
     return found + [case(op, sizes, kind) for kind in kinds if kind not in op.unfit for sizes in (SMALL, ODD)]

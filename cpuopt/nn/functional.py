@@ -36,11 +36,14 @@ def rms_norm(x: Array, weight: Array, eps: float = 1e-5) -> Value:
 
 
 @errors.told
-def embedding(tokens: Array, weight: Array, positions: Array | None = None) -> Value:
-    """Look up tokens (B, T) in weight (V, C), and add rows of positions (maxT, C) if given: (B, T, C)."""
+def embedding(tokens: Array, weight: Array, positions: Array | None = None, starts: Array | None = None) -> Value:
+    """Look up tokens (B, T) in weight (V, C), and add rows of positions (maxT, C) if given: (B, T, C).
+
+    With `starts` (B, T), as in `attention`, the position of a token is counted from where its example starts.
+    """
     if positions is not None and len(tokens.shape) == 2 and tokens.shape[1] > positions.shape[0]:
         raise UserError(f"T = {tokens.shape[1]} is beyond the model's context of {positions.shape[0]} positions")
-    return current().emit(ops.embedding_forward, {"tokens": tokens, "wte": weight, "wpe": positions})
+    return current().emit(ops.embedding_forward, {"tokens": tokens, "wte": weight, "wpe": positions, "starts": starts})
 
 
 @errors.told
@@ -106,14 +109,18 @@ def scaled_dot_product_attention(
 
 
 @errors.told
-def rotary_embedding(x: Array, cos: Array, sin: Array) -> Value:
-    """Rotate the heads of x (B, T, NH*HS), side by side in the last axis, by tables (positions, HS/2), rotate-half."""
+def rotary_embedding(x: Array, cos: Array, sin: Array, starts: Array | None = None) -> Value:
+    """Rotate the heads of x (B, T, NH*HS), side by side in the last axis, by tables (positions, HS/2), rotate-half.
+
+    With `starts` (B, T), as in `attention`, the position of a token is counted from where its example starts.
+    """
     positions, pairs = cos.shape
     if x.shape[-1] % (2 * pairs):
         raise UserError(f"rotary_embedding: {x.shape[-1]} channels; expected a multiple of the head size {2 * pairs}")
     if len(x.shape) == 3 and x.shape[1] > positions:
         raise UserError(f"T = {x.shape[1]} is beyond the model's context of {positions} positions")
-    return current().emit(ops.rope_forward, {"inp": x, "cos": cos, "sin": sin}, NH=x.shape[-1] // (2 * pairs))
+    args = {"inp": x, "cos": cos, "sin": sin, "starts": starts}
+    return current().emit(ops.rope_forward, args, NH=x.shape[-1] // (2 * pairs))
 
 
 @errors.told

@@ -238,9 +238,9 @@ class RotaryEmbedding(Module):
 
         self.cos, self.sin = table(np.cos, 1), table(np.sin, 0)
 
-    def forward(self, x: Value) -> Value:
-        """Rotate the heads of x (B, T, NH * head_size)."""
-        return F.rotary_embedding(x, self.cos, self.sin)
+    def forward(self, x: Value, starts: Value | None = None) -> Value:
+        """Rotate the heads of x (B, T, NH * head_size); `starts` are those of `F.rotary_embedding`."""
+        return F.rotary_embedding(x, self.cos, self.sin, starts)
 
 
 class Embedding(Module):
@@ -249,9 +249,9 @@ class Embedding(Module):
     def __init__(self, num: int, features: int, init: Init | None = None) -> None:
         self.weight = Parameter((num, features), init or normal(1))
 
-    def forward(self, tokens: Value, positions: Value | None = None) -> Value:
-        """Map ids (B, T) to rows (B, T, features), plus rows of `positions` if given."""
-        return F.embedding(tokens, self.weight, positions)
+    def forward(self, tokens: Value, positions: Value | None = None, starts: Value | None = None) -> Value:
+        """Map ids (B, T) to rows (B, T, features), plus rows of `positions` if given, counted from `starts`."""
+        return F.embedding(tokens, self.weight, positions, starts)
 
 
 class GELU(Module):

@@ -305,8 +305,9 @@ def mean_over_all(loss: Array, losses: Array, lse: Array, logits: Array, targets
     loss[0] = losses.mean()
 
 
-def last_token_wins(dwte: Array, dwte_add: bool, dwpe: Array, dwpe_add: bool, dout: Array, tokens: Array) -> None:
-    vanilla(ops.embedding_backward)(dwte, dwte_add, dwpe, dwpe_add, dout, tokens)
+def last_token_wins(dwte: Array, dwte_add: bool, dwpe: Array, dwpe_add: bool, *read: Array) -> None:
+    vanilla(ops.embedding_backward)(dwte, dwte_add, dwpe, dwpe_add, *read)
+    dout, tokens, _ = read
     if not dwte_add:
         dwte[...] = 0
         dwte[tokens.ravel()] = dout.reshape(-1, dout.shape[-1])

@@ -3,7 +3,7 @@
 import pytest
 
 from cpuopt import kernels, ops  # noqa: F401  (importing kernels registers them)
-from cpuopt.check.cases import Case, cases, quick_cases
+from cpuopt.check.cases import Case, cases, limits, quick_cases
 from cpuopt.check.check import check
 from cpuopt.kernels import registry
 
@@ -36,4 +36,5 @@ def test_cases_are_awkward(op: ops.Op) -> None:
         assert any(s[symbol] % 64 == 0 for s in sizes)
     assert {case.kind for case in found} >= {"normal", "large", "offset", "tiny", "constant"}
     optional = frozenset(a.name for a in op.args if a.optional)
-    assert {case.absent for case in found} == {case.absent for case in quick_cases(op)} == {frozenset(), optional}
+    absent = {frozenset(), optional, frozenset(limits(op))}
+    assert {case.absent for case in found} == {case.absent for case in quick_cases(op)} == absent

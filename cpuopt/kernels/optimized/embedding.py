@@ -39,8 +39,23 @@ def zero(grad):
             grad[i, j] = ZERO
 
 
+@helper()
+def sum_position(dwpe, dwpe_add, dout, starts, p):
+    """Sum the rows of the tokens at one position, row by row of the batch, or add them to what is there."""
+    B, T, _ = dout.shape
+    if not dwpe_add:
+        zero(dwpe[p : p + 1])
+    for b in range(B):
+        if starts.shape[0] > 0:
+            for t in range(p, T):
+                if starts[b, t] == t - p:
+                    add(dwpe[p], dout[b, t])
+        elif p < T:
+            add(dwpe[p], dout[b, p])
+
+
 @kernel(ops.embedding_forward, "optimized")
-def embedding_forward(out, tokens, wte, wpe):
+def embedding_forward(out, tokens, wte, wpe, starts):
     """Copy the row of each token, and add the row of its position.
 
     Parallel: the tokens; each owns a row of `out`.
@@ -49,11 +64,12 @@ def embedding_forward(out, tokens, wte, wpe):
     B, T, _ = out.shape
     for bt in prange(B * T):
         b, t = bt // T, bt % T
-        gather(out[b, t], wte[tokens[b, t]], wpe[t])  # of no channels if it is absent
+        p = t - starts[b, t] if starts.shape[0] > 0 else t
+        gather(out[b, t], wte[tokens[b, t]], wpe[p])  # of no channels if it is absent
 
 
 @kernel(ops.embedding_backward, "optimized", skips=["dwte"])
-def embedding_backward(dwte, dwte_add, dwpe, dwpe_add, dout, tokens):
+def embedding_backward(dwte, dwte_add, dwpe, dwpe_add, dout, tokens, starts):
     """Each owner adds its tokens' rows of `dout` in their order, then sums its positions.
 
     Parallel: blocks of rows to be zeroed, if `dwte` is overwritten; then owners of rows of `dwte` and of `dwpe`.
@@ -67,12 +83,9 @@ def embedding_backward(dwte, dwte_add, dwpe, dwpe_add, dout, tokens):
         for b in range(B):
             for t in range(T):
                 if V > 0 and tokens[b, t] % OWNERS == owner:
-                    add(dwte[tokens[b, t]], dout[b, t])  # out[b, t] = wte[tokens[b, t]] + wpe[t]
-        for t in range(owner, maxT, OWNERS):
-            if not dwpe_add:
-                zero(dwpe[t : t + 1])
-            for b in range(B if t < T else 0):
-                add(dwpe[t], dout[b, t])
+                    add(dwte[tokens[b, t]], dout[b, t])  # out[b, t] = wte[tokens[b, t]] + wpe[p]
+        for p in range(owner, maxT, OWNERS):
+            sum_position(dwpe, dwpe_add, dout, starts, p)
 
 
 @helper()
@@ -110,7 +123,7 @@ def embedding_update(epilogue):
     begin, step_row, end = epilogue.begin, epilogue.row, epilogue.end
 
     @helper(parallel=True)
-    def embedding_update(to, dwpe, dwpe_add, held, dout, tokens, rows):
+    def embedding_update(to, dwpe, dwpe_add, held, dout, tokens, starts, rows):
         B, T, C = dout.shape
         ids = tokens.reshape(B * T)
         begin(to)
@@ -120,11 +133,8 @@ def embedding_update(epilogue):
                 row = rows[np.int64(bt) * C : np.int64(bt) * C + C]
                 gradient(row, held_rows, flat, ids, bt)
                 step_row(to, ids[bt], row, bt)
-        for t in prange(dwpe.shape[0]):
-            if not dwpe_add:
-                zero(dwpe[t : t + 1])
-            for b in range(B if t < T else 0):
-                add(dwpe[t], dout[b, t])
+        for p in prange(dwpe.shape[0]):
+            sum_position(dwpe, dwpe_add, dout, starts, p)
         end(to, B * T)
 
     return embedding_update

@@ -32,8 +32,14 @@ def rotate(out, add, inp, token, place, cos, sin, sign):
             rotate_some(out, add, inp, lo + whole, P, cos, sin, row + whole, P - whole, sign)
 
 
+@helper(forceinline=True)
+def position(starts, token, T):
+    """Return the position of a token in its example."""
+    return token % T - starts[token // T, token % T] if starts.shape[0] > 0 else token % T
+
+
 @kernel(ops.rope_forward, "optimized")
-def rope_forward(out, inp, cos, sin):
+def rope_forward(out, inp, cos, sin, starts):
     """Rotate the two channels of each pair, vector by vector.
 
     Parallel: the tokens.
@@ -41,11 +47,11 @@ def rope_forward(out, inp, cos, sin):
     """
     B, T, _ = inp.shape
     for bt in prange(B * T):
-        rotate(out, False, inp, bt, bt % T, cos, sin, FORTH)
+        rotate(out, False, inp, bt, position(starts, bt, T), cos, sin, FORTH)
 
 
 @kernel(ops.rope_backward, "optimized")
-def rope_backward(dinp, dinp_add, dout, cos, sin):
+def rope_backward(dinp, dinp_add, dout, cos, sin, starts):
     """Rotate the two gradients of each pair back, vector by vector.
 
     Parallel: the tokens.
@@ -53,7 +59,7 @@ def rope_backward(dinp, dinp_add, dout, cos, sin):
     """
     B, T, _ = dout.shape
     for bt in prange(B * T):
-        rotate(dinp, dinp_add, dout, bt, bt % T, cos, sin, BACK)
+        rotate(dinp, dinp_add, dout, bt, position(starts, bt, T), cos, sin, BACK)
 
 
 @kernel(ops.rope_decode, "optimized")

@@ -7,7 +7,7 @@ from ..compile.jit import kernel
 
 
 @kernel(ops.rope_forward, "vanilla")
-def rope_forward(out, inp, cos, sin):
+def rope_forward(out, inp, cos, sin, starts):
     """Rotate the two channels of each pair.
 
     Parallel: the tokens.
@@ -20,14 +20,15 @@ def rope_forward(out, inp, cos, sin):
     rotated = out.reshape(B, T, NH, 2, P)
     for bt in prange(B * T):
         b, t = bt // T, bt % T
+        p = t - starts[b, t] if starts.shape[0] > 0 else t
         for h in range(NH):
             for i in range(P):
-                rotated[b, t, h, 0, i] = heads[b, t, h, 0, i] * cos[t, i] - heads[b, t, h, 1, i] * sin[t, i]
-                rotated[b, t, h, 1, i] = heads[b, t, h, 1, i] * cos[t, i] + heads[b, t, h, 0, i] * sin[t, i]
+                rotated[b, t, h, 0, i] = heads[b, t, h, 0, i] * cos[p, i] - heads[b, t, h, 1, i] * sin[p, i]
+                rotated[b, t, h, 1, i] = heads[b, t, h, 1, i] * cos[p, i] + heads[b, t, h, 0, i] * sin[p, i]
 
 
 @kernel(ops.rope_backward, "vanilla")
-def rope_backward(dinp, dinp_add, dout, cos, sin):
+def rope_backward(dinp, dinp_add, dout, cos, sin, starts):
     """Rotate the two gradients of each pair back.
 
     Parallel: the tokens.
@@ -38,12 +39,13 @@ def rope_backward(dinp, dinp_add, dout, cos, sin):
     NH = C // (2 * P)
     for bt in prange(B * T):
         b, t = bt // T, bt % T
+        p = t - starts[b, t] if starts.shape[0] > 0 else t
         for h in range(NH):
             for i in range(P):
                 x = dout[b, t, 2 * h * P + i]
                 y = dout[b, t, 2 * h * P + P + i]
-                dx = x * cos[t, i] + y * sin[t, i]
-                dy = y * cos[t, i] - x * sin[t, i]
+                dx = x * cos[p, i] + y * sin[p, i]
+                dy = y * cos[p, i] - x * sin[p, i]
                 dinp[b, t, 2 * h * P + i] = dinp[b, t, 2 * h * P + i] + dx if dinp_add else dx
                 dinp[b, t, 2 * h * P + P + i] = dinp[b, t, 2 * h * P + P + i] + dy if dinp_add else dy
 
