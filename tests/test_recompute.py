@@ -1,6 +1,7 @@
 """Blocks that are computed again in the backward: the same bits, less memory, and inputs that are not stale."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from cpuopt.program import arena, recompute
 from cpuopt.program.fuse import FUSIONS
 from cpuopt.program.program import RECOMPUTE
 from cpuopt.train import forecast
+from cpuopt.train.job import build_only
 from cpuopt.train.settings import Settings, read
 
 ROOT = Path(__file__).parent.parent
@@ -199,6 +201,19 @@ def test_the_plan_of_124m_falls_as_the_docs_say():
     docs = (ROOT / "docs" / "training.md").read_text()
     pools = [built("gpt2-124M", n, (4, 64)).plan().pool_bytes / 1e6 for n in (0, 6, "all")]
     assert "| " + " | ".join(f"{n:.0f} MB" for n in pools) + " |" in docs
+
+
+@pytest.mark.parametrize(
+    ("how", "row"),
+    [
+        ({"lora": "r=8", "T": 512}, "| `--lora r=8` at 1x512: planned arena |"),
+        ({"moments": "bf16", "T": 256}, "| all weights with `--moments bf16` at 1x256: planned arena |"),
+    ],
+)
+def test_the_plan_of_a_1b_model_is_that_of_the_docs(how, row):
+    docs = (ROOT / "docs" / "training.md").read_text()
+    settings = Settings(model="llama3.2-1B", B=1, dtype="bf16", recompute="all", **how)
+    assert re.search(f"^{re.escape(row)}.*\\| {arena.gb(build_only(settings).plan().total_bytes)} \\|$", docs, re.M)
 
 
 def test_a_model_without_blocks_and_wrong_numbers_are_refused():
