@@ -145,7 +145,7 @@ def test_a_wrong_composition_is_noticed(tmp_path, monkeypatch):
     """Each constant of a member counts."""
     on, (about, want) = FAMILIES["gemma3"], KEPT["gemma3"]
     weights = open_weights(written(tmp_path / "there", on, about))
-    for name, wrong in {"gate": "silu", "norm_shift": 0, "embedding_scale": 6.0, "query_scale": 1.0}.items():
+    for name, wrong in {"gate": "silu", "norm_shift": 0, "scaled_embeddings": False, "qk_norm": ""}.items():
         with monkeypatch.context() as changed:
             changed.setattr(type(weights.config), name, wrong)
             engine = engine_of(on, weights, train=False)

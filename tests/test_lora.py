@@ -246,6 +246,13 @@ def test_wrong_tensors_of_an_adapter_are_refused(adapter, case):
         open_adapter(adapter, from_json(LLAMA.config()))
 
 
+def test_an_adapter_names_its_base_where_a_model_is_wanted(adapter):
+    path = adapter / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"base_model_name_or_path": "org/base-1B"}))
+    with pytest.raises(UserError, match="is an adapter, which needs its base model 'org/base-1B': name that"):
+        open_weights(adapter)
+
+
 def test_an_adapter_is_no_model_and_says_what_it_is(adapter, tmp_path, capsys):
     with pytest.raises(UserError, match="is an adapter, which needs its base model"):
         open_weights(adapter)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from math import sqrt
 from typing import Any, ClassVar
 
 import numpy as np
@@ -35,7 +36,19 @@ EXPECTED: dict[str, tuple[Any, ...]] = {
 }
 ACTIVATIONS = {"silu": "silu", "gelu": "gelu_pytorch_tanh"}
 """The names of activations in ``config.json``."""
+KINDS = ("full_attention", "sliding_attention")
+"""The entries of ``layer_types``."""
+SIZES = (
+    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
+    *("num_attention_heads", "num_key_value_heads", "max_position_embeddings"),
+)
 START = nn.normal(0.02)
+
+
+def usual(*sizes: int | None, **more: Any) -> dict[str, Any]:
+    """Name what ``transformers`` takes where a ``config.json`` lacks it: the numbers of `SIZES`, and other keys."""
+    others = {"rms_norm_eps": 1e-6, "tie_word_embeddings": False, "attention_bias": False, "rope_theta": 10000.0}
+    return dict(zip(SIZES, sizes, strict=True)) | others | more
 
 
 @dataclass(frozen=True)
@@ -73,18 +86,7 @@ class Config(models.Config):
 
     model: ClassVar = "llama"
     architecture: ClassVar = "LlamaForCausalLM"
-    missing: ClassVar[Mapping[str, Any]] = {
-        "vocab_size": 32000,
-        "hidden_size": 4096,
-        "intermediate_size": 11008,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "max_position_embeddings": 2048,
-        "rms_norm_eps": 1e-6,
-        "tie_word_embeddings": False,
-        "attention_bias": False,
-        "rope_theta": 10000.0,
-    }
+    missing: ClassVar[Mapping[str, Any]] = usual(32000, 4096, 11008, 32, 32, None, 2048)
     """The values that ``transformers`` takes where a ``config.json`` lacks them."""
     expected: ClassVar = EXPECTED | {"sliding_window": (None,)}
     """The values of keys that are no sizes; the first is written."""
@@ -100,16 +102,23 @@ class Config(models.Config):
     """Whether q, k and v have biases and o has none; None: `attention_bias` decides for all four."""
     gate: ClassVar = "silu"
     """The activation that gates the MLP, by its name in `functional`."""
-    entries: ClassVar[tuple[Any, ...]] = ()
-    """What the sizes in `per_layer` may list."""
-    embedding_scale: ClassVar[float] = 1
-    query_scale: ClassVar[float] = 1
-    """What embeddings and queries are multiplied by."""
-    score_cap: ClassVar[float] = 0
-    logit_cap: ClassVar[float] = 0
-    """Scores of attention and logits x become ``cap * tanh(x / cap)``; 0: they stay."""
-    local_base: ClassVar[float] = 0
-    """The base of positions whose name `rotary` may give as ``rotary_emb_local``."""
+    scaled_embeddings: ClassVar = False
+    """Whether embeddings are multiplied by the root of the width."""
+    query_pre_attn_scalar: ClassVar[float | None] = None
+    """Scores are divided by its root; None: by that of `head_dim`."""
+    attn_logit_softcapping: ClassVar[float | None] = None
+    final_logit_softcapping: ClassVar[float | None] = None
+    """Scores and logits x become ``cap * tanh(x / cap)``; None: they stay."""
+    sliding_window: ClassVar[int | None] = None
+    """The tokens that a token of a layer with a window reads, itself among them; None: all up to it."""
+    layer_types: ClassVar[tuple[str, ...]] = ()
+    """Which layers have a window; if it is empty, all but the last of `full_every`."""
+    full_every: ClassVar = 0
+    no_rope_layers: ClassVar[tuple[int, ...]] = (1,)
+    """Whether a layer has positions, 1 or 0; if it is empty, each fourth has none."""
+    partial_rotary_factor: ClassVar[float] = 1.0
+    rope_local_base_freq: ClassVar[float | None] = None
+    """The base of the positions of layers with a window, if they have positions of their own."""
     cached: ClassVar = {
         ops.gqa_forward: ops.gqa_decode,
         ops.rope_forward: ops.rope_decode,
@@ -124,37 +133,36 @@ class Config(models.Config):
                 f"{self.num_key_value_heads}"
             )
         if self.head_dim % 2:
-            raise UserError(
-                f"model: head_dim = {self.head_dim}; expected an even number, since channels rotate in pairs"
-            )
+            raise UserError(f"model: head_dim = {self.head_dim}; expected an even number, as channels rotate in pairs")
         positions.check(self)
-        for name, usual in self.per_layer.items():
-            given = getattr(self, name)
+        for name, entries in {"layer_types": KINDS, "no_rope_layers": (0, 1)}.items():
+            given = vars(self).get(name, ())
             if given and len(given) != self.num_hidden_layers:
-                raise UserError(f"model: {name} has {len(given)} entries; expected one for each layer, or none at all")
-            if wrong := [x for x in given if x not in self.entries]:
-                raise UserError(
-                    f"model: {name} has {repr(wrong[0])[:60]}; expected {' or '.join(map(repr, self.entries))}"
-                )
-            if given == tuple(usual):
+                raise UserError(f"model: {name} has {len(given)} entries; expected one for each layer, or none")
+            if wrong := [x for x in given if x not in entries]:
+                raise UserError(f"model: {name} has {repr(wrong[0])[:60]}; expected {' or '.join(map(repr, entries))}")
+            if given and given == self.per_layer[name]:
                 object.__setattr__(self, name, ())
 
     @property
-    def per_layer(self) -> dict[str, list[Any]]:
-        """The sizes that list something for each layer, with the list that an empty one stands for."""
-        return {}
-
-    def at(self, name: str, layer: int) -> Any:
-        """Return an entry of a size that is a list."""
-        return (getattr(self, name) or self.per_layer[name])[layer]
-
-    def rotary(self, layer: int) -> str:
-        """Return the name of a layer's rotary positions; it is empty if the layer has none."""
-        return "rotary_emb"
+    def per_layer(self) -> dict[str, tuple[Any, ...]]:
+        """What the sizes that list something for each layer stand for if they are empty."""
+        layers = range(1, self.num_hidden_layers + 1)
+        kinds = tuple(KINDS[not self.full_every or i % self.full_every > 0] for i in layers)
+        found = {"layer_types": kinds, "no_rope_layers": tuple(int(i % 4 > 0) for i in layers)}
+        return {name: usual for name, usual in found.items() if name in vars(self)}
 
     def window(self, layer: int) -> int | None:
         """Return the tokens that a token of a layer reads, itself among them; None: all up to it."""
-        return None
+        kinds = self.layer_types or self.per_layer.get("layer_types", (KINDS[1],) * self.num_hidden_layers)
+        return self.sliding_window if kinds[layer] == KINDS[1] else None
+
+    def rotary(self, layer: int) -> str:
+        """Return the name of a layer's rotary positions; it is empty if the layer has none."""
+        rotates = self.no_rope_layers or self.per_layer["no_rope_layers"]
+        if not rotates[layer % len(rotates)]:
+            return ""
+        return "rotary_emb_local" if self.rope_local_base_freq and self.window(layer) else "rotary_emb"
 
     def scaled(self, frequencies: np.ndarray) -> np.ndarray:
         """Scale the inverse frequencies of the rotary positions (rotary_dim / 2,), in float32."""
@@ -163,13 +171,22 @@ class Config(models.Config):
     @property
     def rotary_dim(self) -> int:
         """The channels of a head that rotate."""
-        return self.head_dim
+        return int(self.head_dim * self.partial_rotary_factor)
+
+    def rows(self, name: str) -> list[int] | None:
+        """Return the order of the rows of q and k: in a head of the files, all channels that rotate come first."""
+        if not name.endswith(("q_proj.weight", "k_proj.weight")) or self.rotary_dim == self.head_dim:
+            return None
+        heads = self.num_attention_heads if name.endswith("q_proj.weight") else self.num_key_value_heads
+        first, still, rest = self.rotary_dim // 2, self.rotary_dim, (self.head_dim - self.rotary_dim) // 2
+        head = [*range(first), *range(still, still + rest), *range(first, still), *range(still + rest, self.head_dim)]
+        return [h * self.head_dim + row for h in range(heads) for row in head]
 
     @property
     def block_size(self) -> int:
         """The longest context."""
-        long = self.rope_type == "longrope"
-        return min(self.max_position_embeddings, self.rope_original_positions) if long else self.max_position_embeddings
+        most = self.max_position_embeddings
+        return min(most, self.rope_original_positions) if self.rope_type == "longrope" else most
 
     def module(self) -> nn.Module:
         """Make the module."""
@@ -212,7 +229,7 @@ class Config(models.Config):
 
     def to_transformers(self) -> dict[str, Any]:
         """Return the content of ``config.json``, with the rotary positions in the new place and in the old ones."""
-        if self.model == Config.model and self.hidden_size % self.num_attention_heads:
+        if type(self) is Config and self.hidden_size % self.num_attention_heads:
             raise UserError(
                 f"hidden_size = {self.hidden_size} is not a multiple of num_attention_heads = "
                 f"{self.num_attention_heads}: transformers refuses such a {self.model}"
@@ -253,8 +270,8 @@ class LlamaAttention(nn.Module):
         if c.qk_norm:
             sizes = (c.head_dim, c.head_dim) if c.qk_norm == "head" else (width, keys)
             self.q_norm, self.k_norm = (normalization(c, size) for size in sizes)
-        self.qk_norm, self.query_scale = c.qk_norm, c.query_scale
-        self.limits = {"window": c.window(layer) or 0, "cap": c.score_cap}
+        self.qk_norm, self.query_scale = c.qk_norm, sqrt(c.head_dim / (c.query_pre_attn_scalar or c.head_dim))
+        self.limits = {"window": c.window(layer) or 0, "cap": c.attn_logit_softcapping or 0}
 
     def forward(self, x: Value, rotary: nn.RotaryEmbedding | None) -> Value:
         """Keep the shape (B, T, C)."""
@@ -317,15 +334,15 @@ class LlamaDecoder(nn.Module):
         self.rotary_emb = nn.RotaryEmbedding(
             c.head_dim, c.block_size, c.rope_theta, c.scaled, c.rotary_dim, positions.amplitude(c)
         )
-        if c.local_base:
-            self.rotary_emb_local = nn.RotaryEmbedding(c.head_dim, c.block_size, c.local_base)
-        self.embedding_scale = c.embedding_scale
+        if c.rope_local_base_freq:
+            self.rotary_emb_local = nn.RotaryEmbedding(c.head_dim, c.block_size, c.rope_local_base_freq)
+        self.scale = sqrt(c.hidden_size) if c.scaled_embeddings else 1
 
     def forward(self, tokens: Value) -> Value:
         """Map ids (B, T) to hidden states (B, T, C)."""
         x: Value = self.embed_tokens(tokens)
-        if self.embedding_scale != 1:
-            x = F.scale(x, self.embedding_scale)
+        if self.scale != 1:
+            x = F.scale(x, self.scale)
         for block in self.layers:
             x = block(x, getattr(self, block.rotary) if block.rotary else None)
         normalized: Value = self.norm(x)
@@ -346,6 +363,6 @@ class Llama(nn.Module):
     def forward(self, tokens: Value, targets: Value) -> tuple[Value, Value]:
         """Map ids (B, T) and the ids that follow them to (loss (1,), logits (B, T, V))."""
         logits = self.lm_head(self.model(tokens))
-        if cap := self.config.logit_cap:
+        if cap := self.config.final_logit_softcapping:
             logits = F.scale(F.tanh(F.scale(logits, 1 / cap)), cap)
         return self.loss(logits, targets), logits

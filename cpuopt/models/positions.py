@@ -20,34 +20,19 @@ import numpy as np
 from ..errors import UserError
 
 ORIGINAL, PART = "original_max_position_embeddings", "partial_rotary_factor"
-SCALINGS: Mapping[str, Mapping[str, str]] = {
-    "default": {},
-    "linear": {"factor": "rope_factor"},
-    "dynamic": {"factor": "rope_factor"},
-    "llama3": {
-        "factor": "rope_factor",
-        "low_freq_factor": "rope_low_freq_factor",
-        "high_freq_factor": "rope_high_freq_factor",
-        ORIGINAL: "rope_original_positions",
-    },
-    "yarn": {
-        "factor": "rope_factor",
-        ORIGINAL: "rope_original_positions",
-        "beta_fast": "rope_beta_fast",
-        "beta_slow": "rope_beta_slow",
-        "attention_factor": "rope_attention_factor",
-    },
-    "longrope": {
-        "short_factor": "rope_short_factor",
-        "long_factor": "rope_long_factor",
-        ORIGINAL: "rope_original_positions",
-        "attention_factor": "rope_attention_factor",
-    },
+SCALINGS: Mapping[str, tuple[str, ...]] = {
+    "default": (),
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", ORIGINAL),
+    "yarn": ("factor", ORIGINAL, "beta_fast", "beta_slow", "attention_factor"),
+    "longrope": ("short_factor", "long_factor", ORIGINAL, "attention_factor"),
 }
-"""The numbers of each scaling of positions: their keys in ``config.json``, and the fields of the config."""
+"""The numbers of each scaling of positions, by their keys in ``config.json``."""
+KEYS = {key: f"rope_{key}" for keys in SCALINGS.values() for key in keys} | {ORIGINAL: "rope_original_positions"}
+"""The fields of these keys."""
 OPTIONAL = {"beta_fast", "beta_slow", "attention_factor"}
 """Keys that a scaling may lack: the fields have the defaults of ``transformers``."""
-KEYS = {key: field for scaling in SCALINGS.values() for key, field in scaling.items()}
 
 
 def check(c: Any) -> None:
@@ -55,12 +40,10 @@ def check(c: Any) -> None:
     if c.rope_type not in SCALINGS:
         raise UserError(f"model: rope_type is {c.rope_type[:60]!r}; expected {', '.join(SCALINGS)}")
     for f in fields(c):
-        given, unread = getattr(c, f.name), f.name in KEYS.values()
-        if unread and f.name not in SCALINGS[c.rope_type].values() and given != f.default:
-            raise UserError(
-                f"model: {f.name} is {given}; rope_type = {c.rope_type!r} does not read it, so leave it out or "
-                "name the rope_type"
-            )
+        given, read = getattr(c, f.name), [KEYS[key] for key in SCALINGS[c.rope_type]]
+        if f.name in KEYS.values() and f.name not in read and given != f.default:
+            more = "so leave it out or name the rope_type"
+            raise UserError(f"model: {f.name} is {given}; rope_type = {c.rope_type!r} does not read it, {more}")
     if c.rope_low_freq_factor >= c.rope_high_freq_factor:
         raise UserError(
             f"model: rope_low_freq_factor = {c.rope_low_freq_factor}; expected less than "
@@ -82,14 +65,13 @@ def check(c: Any) -> None:
 
 def scaled(c: Any, frequencies: np.ndarray) -> np.ndarray:
     """Scale the inverse frequencies (rotary_dim / 2,) of a model's rotary positions, in float32."""
-    found: np.ndarray
+    found: np.ndarray = frequencies
     n, factor = len(frequencies), np.float32(c.rope_factor)
     powers = np.float32(c.rope_theta) ** (np.arange(0, 2 * n, 2, dtype=np.float32) / np.float32(2 * n))
     if c.rope_type == "linear":
-        return frequencies / factor
+        found = frequencies / factor
     if c.rope_type == "longrope":
         found = np.float32(1) / (np.array(c.rope_short_factor, np.float32) * powers)
-        return found
     if c.rope_type == "yarn":
         first, last = (
             2 * n * log(c.rope_original_positions / (turns * 2 * pi)) / (2 * log(c.rope_theta))
@@ -100,7 +82,6 @@ def scaled(c: Any, frequencies: np.ndarray) -> np.ndarray:
         kept = np.float32(1) - np.clip(ramp, 0, 1)
         slow = np.float32(1) / (factor * powers)
         found = slow * (np.float32(1) - kept) + frequencies * kept
-        return found
     if c.rope_type == "llama3":
         low, high = c.rope_low_freq_factor, c.rope_high_freq_factor
         wavelength = np.float32(2 * pi) / frequencies
@@ -108,8 +89,8 @@ def scaled(c: Any, frequencies: np.ndarray) -> np.ndarray:
         slow = frequencies / factor
         smooth = (np.float32(c.rope_original_positions) / wavelength - np.float32(low)) / np.float32(high - low)
         between = (np.float32(1) - smooth) * slow + smooth * frequencies
-        return np.where(wavelength > long, slow, np.where(wavelength < short, frequencies, between))
-    return frequencies
+        found = np.where(wavelength > long, slow, np.where(wavelength < short, frequencies, between))
+    return found
 
 
 def amplitude(c: Any) -> float:
@@ -150,24 +131,24 @@ def _rope(key: str, rope: Any, given: Mapping[str, Any], config: Any) -> dict[st
     if part and PART not in vars(config) and part[PART] != 1:
         raise UserError(f"{key}: {PART} is {repr(part[PART])[:60]}; expected 1.0")
     known = {"rope_type", "type", "rope_theta", PART, *SCALINGS[kind]}
-    known |= SCALINGS["llama3"].keys()  # which may stand there unread
+    known |= {*SCALINGS["llama3"]}  # which may stand there unread
     if other := sorted(name for name in rope.keys() - known if rope[name] is not None):
         raise UserError(f"{key} has {other[0][:60]!r}, which cpuopt does not compute; leave it out")
-    usual = {ORIGINAL: config.max_position_embeddings}
-    first = {n: given[n] for n in usual if n in given}  # at the top level it precedes
-    there = {**usual, **{n: x for n, x in rope.items() if x is not None or n not in OPTIONAL}, **first}
+    there = {ORIGINAL: config.max_position_embeddings}
+    there |= {n: x for n, x in rope.items() if x is not None or n not in OPTIONAL}
+    there |= {n: given[n] for n in [ORIGINAL] if n in given}  # at the top level it precedes
     if lacking := [name for name in SCALINGS[kind] if name not in there and name not in OPTIONAL]:
         raise UserError(f"{key} has the rope_type {kind!r} and lacks {lacking[0]!r}")
     if kind == "longrope" and rope.get("factor") not in (None, config.max_position_embeddings / there[ORIGINAL]):
         raise UserError(f"{key}: factor is {repr(rope['factor'])[:60]}; expected max_position_embeddings / {ORIGINAL}")
-    theta = rope.get("rope_theta", config.rope_theta)
-    numbers = {here: there[name] for name, here in SCALINGS[kind].items() if name in there}
-    return {"rope_type": kind, "rope_theta": theta} | numbers | {n: x for n, x in part.items() if n in vars(config)}
+    numbers = {KEYS[name]: there[name] for name in SCALINGS[kind] if name in there}
+    numbers |= {"rope_type": kind, "rope_theta": rope.get("rope_theta", config.rope_theta)}
+    return numbers | {n: x for n, x in part.items() if n in vars(config)}
 
 
 def rope_json(c: Any) -> dict[str, Any]:
     """Return the scaling of a model's positions as ``config.json`` has it, without the base."""
     rope = {"rope_type": c.rope_type}
-    rope |= {there: getattr(c, here) for there, here in SCALINGS[c.rope_type].items()}
+    rope |= {name: getattr(c, KEYS[name]) for name in SCALINGS[c.rope_type]}
     rope |= {PART: getattr(c, PART)} if PART in vars(c) else {}
     return {there: list(x) if isinstance(x, tuple) else x for there, x in rope.items() if x is not None}

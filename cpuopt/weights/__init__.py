@@ -15,7 +15,7 @@ from ..files import temporary
 from ..files.reading import read_file
 from ..models import Config
 from .formats import format_of, require_dtype, target_format
-from .peft import Adapter, is_adapter, merge, open_adapter, require_own, save_adapter
+from .peft import Adapter, is_adapter, merge, named, open_adapter, require_own, save_adapter
 from .tensors import LIMITS, NO_MARKS, Array, DType, Marks, Read, Weights, all_below
 
 __all__ = [
@@ -50,8 +50,8 @@ def open_weights(path: Path) -> Weights:
         )
     if is_adapter(path):
         raise UserError(
-            f"{str(path)!r} is an adapter, which needs its base model: name that, and this with --adapter; "
-            "'cpuopt convert --merge' makes one model of both"
+            f"{str(path)!r} is an adapter, which needs its base model{named(path)}: name that, and this with "
+            "--adapter; 'cpuopt convert --merge' makes one model of both"
         )
     return format_of(path).read(path)
 

@@ -102,6 +102,12 @@ def is_adapter(path: Path) -> bool:
     return (path / CONFIG).is_file() and not (path / "config.json").exists()
 
 
+def named(path: Path) -> str:
+    """Return what an adapter says of its base model, for a message."""
+    base = read_object(path / CONFIG).get("base_model_name_or_path")
+    return f" {repr(base)[:80]}" if isinstance(base, str) and base else ""
+
+
 def named_base(path: Path) -> Path:
     """Return the path of the base model that an adapter names.
 
