@@ -2,12 +2,15 @@
 
 ::
 
-    python benchmarks/finetune.py --peer-python PATH [--cases smollm2-135M:4x256,qwen3-0.6B:2x256] [--rounds 4]
+    python benchmarks/finetune.py --peer-python PATH --out benchmarks/records/zen4/finetune.json [--rounds 4]
+    python benchmarks/finetune.py --peer-python PATH --cases smollm2-135M:4x256 --only lora
+    python benchmarks/finetune.py --show benchmarks/records/zen4/finetune.json     # the table of docs/finetune.md
 
 ``PATH`` needs torch, transformers and peft. Each side runs in a process of its own, which is stopped while the other
-is on trial. A trial is one step; a side's time is the median of its trials. The peer runs in each of its modes:
-autocast to bfloat16 over float32 weights, all of the base model in bfloat16, and each of them compiled. Only the
-fastest is shown.
+is on trial. The peer takes two steps in each of its modes: autocast to bfloat16 over float32 weights, all of the model
+in bfloat16, and each of them compiled. In the mode of the faster second step it then takes turns with cpuopt, A B B A.
+A side's time is the median of its steps without the first; its memory is the peak of its process. With ``--busy`` each
+side has one thread, and its processor time counts: several threads wait for each other if others use the cores.
 """
 
 from __future__ import annotations
@@ -18,9 +21,16 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+from sizes import some_of
+
+from cpuopt.files import write_whole
+from cpuopt.machine import describe
 
 MODES = ("autocast", "bfloat16", "autocast, compiled", "bfloat16, compiled")
 LORA = {"r": 8, "alpha": 16.0}
@@ -65,71 +75,128 @@ class Side:
 def serve() -> None:
     """Take the steps of cpuopt, as a side."""
     import resource
-    import time
 
     request = json.loads(sys.stdin.readline())
     from cpuopt.train.job import Settings, prepare
 
     lora = ",".join(f"{name}={x:g}" for name, x in LORA.items()) if request["lora"] else None
     B, T = request["size"]
-    job = prepare(Settings(model=request["model"], B=B, T=T, lora=lora, dtype="bf16", steps=10**6, val_every=0))
-    line, start = {}, time.perf_counter()
+    clock = time.process_time if request["busy"] else time.perf_counter
+    threads = 1 if request["busy"] else None
+    job = prepare(
+        Settings(model=request["model"], B=B, T=T, lora=lora, dtype="bf16", steps=10**6, val_every=0, threads=threads)
+    )
+    line, start = {}, clock()
     while True:
         job.take_step()
-        line = {"ms": (time.perf_counter() - start) * 1e3, "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss}
+        line = {"ms": (clock() - start) * 1e3, "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss}
         print(json.dumps(line), flush=True)
         sys.stdin.readline()
-        start = time.perf_counter()
+        start = clock()
 
 
-def row(model: str, size: str, lora: bool, python: str, rounds: int) -> str:
-    """Compare one case; return the line of the table."""
+def peer_of(request: dict[str, Any], mode: str, python: str) -> Side:
+    """Start the peer in a mode; it has taken its first step."""
+    return Side(
+        python, WORKER, {**request, "mode": mode, "threads": 1 if request["busy"] else len(os.sched_getaffinity(0))}
+    )
+
+
+def probed(request: dict[str, Any], python: str) -> dict[str, dict[str, float]]:
+    """Take two steps of the peer in each mode; return the time of the second and the peak by mode."""
+    found = {}
+    for mode in MODES:
+        side = peer_of(request, mode, python)
+        try:
+            side.step()
+            found[mode] = {"ms": side.ms[0], "gb": side.peak / 1e6}
+        finally:
+            side.end()
+        print(f"# {request['model']} {request['lora']}: {mode}: {found[mode]}", file=sys.stderr)
+    return found
+
+
+def measured(model: str, size: str, lora: bool, python: str, rounds: int, busy: bool) -> dict[str, Any]:
+    """Compare one case."""
     from cpuopt import models
 
     B, T = map(int, size.split("x"))
     config = models.parse(model)
-    request = {"model": model, "config": config.to_transformers(), "size": (B, T), "lora": lora, **LORA}
-    ours = Side(sys.executable, Path(__file__), request)
-    best: tuple[float, str, float, float] | None = None
+    request = {"model": model, "config": config.to_transformers(), "size": (B, T), "lora": lora, "busy": busy, **LORA}
+    modes = probed(request, python)
+    mode = min(modes, key=lambda m: modes[m]["ms"])
+    sides: list[Side] = []
     try:
-        for mode in MODES:
-            peer = Side(python, WORKER, {**request, "mode": mode, "threads": len(os.sched_getaffinity(0))})
-            try:
-                ours.ms.clear()
-                for n in range(2 * rounds + 1):
-                    for side in (ours, peer) if n % 2 else (peer, ours):
-                        side.step()
-                a, b = (median(side.ms[1:]) for side in (ours, peer))
-                print(
-                    f"# {model} {size} {'LoRA' if lora else 'full'} {mode}: {a:,.0f} ms, {b:,.0f} ms", file=sys.stderr
-                )
-                if best is None or b < best[2]:
-                    best = a, mode, b, peer.peak / 1e6
-            finally:
-                peer.end()
+        sides += [Side(sys.executable, Path(__file__), request)]
+        sides += [peer_of(request, mode, python)]
+        for n in range(2 * rounds + 1):
+            for side in sides if n % 2 else sides[::-1]:
+                side.step()
     finally:
-        ours.end()
-    assert best
-    a, mode, b, peak = best
-    cells = [f"{a:,.0f}", f"{b:,.0f} ({mode})", f"{b / a:.2f}", f"{ours.peak / 1e6:.2f}", f"{peak:.2f}"]
-    return f"| {model} {size} {'LoRA' if lora else 'full'} | {' | '.join(cells)} |"
+        for side in sides:
+            side.end()
+    ours, theirs = ({"ms": side.ms[1:], "gb": side.peak / 1e6} for side in sides)
+    return {
+        "model": model, "size": size, "lora": lora, "load": os.getloadavg()[0], "modes": modes,
+        "cpuopt": ours, "peer": {"mode": mode, **theirs},
+    }  # fmt: skip
+
+
+def table(record: Mapping[str, Any]) -> Iterator[str]:
+    """Write a record as the table of docs/finetune.md."""
+    columns = "step, ms | transformers + PEFT, ms | times as fast | memory, GB | theirs, GB | share"
+    yield f"| model, B x T | trained | {columns} |"
+    yield f"| --- | --- |{' ---: |' * 6}"
+    for row in record["rows"]:
+        ours, theirs = row["cpuopt"], row["peer"]
+        a, b = median(ours["ms"]), median(theirs["ms"])
+        cells = [f"{a:,.0f}", f"{b:,.0f}, {theirs['mode']}", f"{b / a:.2f}"]
+        cells += [f"{ours['gb']:.2f}", f"{theirs['gb']:.2f}", f"{ours['gb'] / theirs['gb']:.2f}"]
+        what = "LoRA r=8" if row["lora"] else "all weights"
+        yield f"| {row['model']} {row['size']} | {what} | {' | '.join(cells)} |"
+    loads = [row["load"] for row in record["rows"]]
+    versions = ", ".join(f"{name} {v}" for name, v in record["versions"].items())
+    yield ""
+    how = "processor time of 1 thread" if record["busy"] else f"{record['machine']['cores']} threads"
+    yield (
+        f"{record['machine']['cpu']}, {how}, load average {min(loads):.1f} to "
+        f"{max(loads):.1f}; {versions}; {record['time'][:10]}."
+    )
 
 
 def main() -> None:
-    """Measure and print a table."""
+    """Measure, or show a record."""
     p = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     p.add_argument("--peer-python", help="a Python that has torch, transformers and peft")
     p.add_argument("--cases", default="smollm2-135M:4x256,qwen3-0.6B:2x256")
+    p.add_argument("--only", type=some_of(["lora", "full"]), default=["lora", "full"])
     p.add_argument("--rounds", type=int, default=4)
+    p.add_argument("--busy", action="store_true", help="count the processor time of one thread")
+    p.add_argument("--out", type=Path, help="write the record to this file, anew after each case")
+    p.add_argument("--show", type=Path, help="print the table of this record, and measure nothing")
     p.add_argument("--side", action="store_true", help=argparse.SUPPRESS)
     a = p.parse_args()
     if a.side:
         serve()
-    print("| case | cpuopt bf16, ms | transformers + PEFT, ms | ratio | cpuopt, GB | peer, GB |")
-    print("| --- | ---: | ---: | ---: | ---: | ---: |")
-    for case in a.cases.split(","):
-        for lora in (True, False):
-            print(row(*case.split(":"), lora, a.peer_python, a.rounds), flush=True)
+    if a.show:
+        print("\n".join(table(json.loads(a.show.read_text()))))
+        return
+    if not a.peer_python:
+        p.error("--peer-python PATH is needed: a Python that has torch, transformers and peft")
+    ask = "import json, peft, torch, transformers as t; m = (torch, t, peft); "
+    ask += "print(json.dumps({x.__name__: x.__version__ for x in m}))"
+    versions = json.loads(subprocess.run([a.peer_python, "-c", ask], check=True, capture_output=True).stdout)
+    rows: list[dict[str, Any]] = []
+    record = {
+        "kind": "cpuopt-finetune", "machine": describe(), "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "versions": versions, "rounds": a.rounds, "busy": a.busy, "rows": rows,
+    }  # fmt: skip
+    for model, size in (case.split(":") for case in a.cases.split(",")):
+        for what in a.only:
+            rows.append(measured(model, size, what == "lora", a.peer_python, a.rounds, a.busy))
+            print("\n".join([*table(record)][-3 if len(rows) > 1 else 0 : -2]), flush=True)
+            if a.out:
+                write_whole(a.out, [json.dumps(record, indent=1).encode() + b"\n"])
 
 
 if __name__ == "__main__":

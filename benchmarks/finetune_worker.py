@@ -30,7 +30,8 @@ def main() -> None:
     optimizer = torch.optim.AdamW((p for p in model.parameters() if p.requires_grad), lr=1e-4, fused=True)
     B, T = request["size"]
     ids = torch.randint(0, config.vocab_size, (B, T + 1), generator=torch.Generator().manual_seed(0))
-    start = time.perf_counter()
+    clock = time.process_time if request["busy"] else time.perf_counter
+    start = clock()
     while True:
         with torch.autocast("cpu", torch.bfloat16):
             logits = run(input_ids=ids[:, :-1]).logits
@@ -40,9 +41,9 @@ def main() -> None:
         optimizer.zero_grad()
         loss.item()
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        print(json.dumps({"ms": (time.perf_counter() - start) * 1e3, "peak": peak}), flush=True)
+        print(json.dumps({"ms": (clock() - start) * 1e3, "peak": peak}), flush=True)
         sys.stdin.readline()
-        start = time.perf_counter()
+        start = clock()
 
 
 if __name__ == "__main__":

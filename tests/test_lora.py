@@ -12,9 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from golden.compare_lora import CASE as LLAMA
+from golden.compare_lora import GPT2, WHOLE, T
 from golden.params import make_batch, make_params
 
 from cpuopt import cli, models, nn
+from cpuopt.data.chats import ChatBatches, load_chats
 from cpuopt.engine import Engine
 from cpuopt.errors import UserError
 from cpuopt.kernels.registry import Choice
@@ -27,7 +29,6 @@ from cpuopt.weights import merge, open_adapter, open_weights
 HERE = Path(__file__).parent / "golden"
 WANT = json.loads((HERE / "lora.json").read_text())
 ADAMW = {"lr": 2e-2, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.1}
-GPT2 = {"n_layer": 2, "n_head": 3, "n_embd": 48, "vocab_size": 131, "block_size": 24}
 SEED = 11
 CASES = {
     "llama": "r=4,alpha=8,targets=q_proj,v_proj,down_proj",
@@ -36,13 +37,17 @@ CASES = {
 }
 
 
+def sized_as(sizes):
+    """A config with the parameters that the golden script draws."""
+    if isinstance(sizes, dict):
+        return models.parse(json.dumps(sizes)), make_params(**sizes, seed=SEED)
+    return from_json(sizes.config()), sizes.params()
+
+
 def engine_of(case, lora="", variant="optimized", **how):
     """An engine with the weights of a case, the first numbers of its adapters, and its batch."""
-    if case == "gpt2":
-        config, params = models.parse(json.dumps(GPT2)), make_params(**GPT2, seed=SEED)
-        batch = make_batch(2, 19, GPT2["vocab_size"], seed=SEED, ignored=2)
-    else:
-        config, params, batch = from_json(LLAMA.config()), LLAMA.params(), LLAMA.tokens()
+    config, params = sized_as(GPT2 if case == "gpt2" else LLAMA)
+    batch = make_batch(2, 19, GPT2["vocab_size"], seed=SEED, ignored=2) if case == "gpt2" else LLAMA.tokens()
     module, choice = config.module(), Choice(variant)
     nn.add_adapters(module, Lora.parse(lora or CASES[case]), config.head)
     fuse = usual(variant, False)
@@ -79,6 +84,42 @@ def test_twenty_steps_agree_with_peft(case, variant):
 def test_another_scale_is_noticed(wrong):
     losses, _ = trained("llama", lora=f"{wrong},targets=q_proj,v_proj,down_proj")
     assert not np.allclose(losses, WANT["llama"]["losses"], rtol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def questions():
+    """The batches of the example's questions as bytes, in the order of the lines."""
+    path = HERE.parents[1] / "examples" / "questions.jsonl"
+    data = load_chats([path], name=path.name, vocab_size=256, T=T)
+    return ChatBatches(sorted(data.of("all"), key=lambda e: e.number), 4, T, None, path.name)
+
+
+def losses_of_all_weights(case, batches, variant="optimized"):
+    """Losses of twenty steps on chats in which all weights are trained."""
+    config, params = sized_as(WHOLE[case])
+    fuse = usual(variant, False)
+    engine = Engine(config.module(), specs(4, T), choice=Choice(variant), fuse=fuse, threads=1, seed=None)
+    for name, p in engine.parameters().items():
+        p[...] = params[name]
+    how = {**ADAMW, "lr": 1e-3}
+    return [engine.step(**batches.at(n), **how).loss for n in range(len(WANT["all weights"][case]))]
+
+
+@pytest.mark.parametrize("variant", ["vanilla", "optimized"])
+@pytest.mark.parametrize("case", WHOLE)
+def test_twenty_steps_of_all_weights_on_chats_agree_with_transformers(case, variant, questions):
+    np.testing.assert_allclose(losses_of_all_weights(case, questions, variant), WANT["all weights"][case], rtol=1e-6)
+
+
+def test_steps_on_all_that_is_said_are_other_ones(questions):
+    class Unmasked(ChatBatches):
+        def at(self, n):
+            batch = super().at(n)
+            return batch | {"targets": np.roll(batch["tokens"], -1, axis=1)}
+
+    every = Unmasked(questions.examples, 4, T, None, "")
+    losses = losses_of_all_weights("llama", every)
+    assert np.abs(np.array(losses) / WANT["all weights"]["llama"] - 1).max() > 1e-3
 
 
 def test_steps_change_the_adapters_alone_and_a_frozen_weight_is_bfloat16_alone():

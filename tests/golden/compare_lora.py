@@ -21,6 +21,14 @@ from llama_cases import DEFAULT, Case, sized
 from params import deviation
 
 CASE = Case("qwen2", sized(36, 52, 2, (6, 2, 6), 131, 24, tie_word_embeddings=False), DEFAULT, 3, 17, seed=3)
+GPT2 = {"n_layer": 2, "n_head": 3, "n_embd": 48, "vocab_size": 131, "block_size": 24}
+T = 96
+WHOLE: dict[str, Case | dict[str, int]] = {
+    "llama": Case("llama", sized(36, 52, 2, (6, 2, 6), 256, T), DEFAULT, 4, T, seed=7),
+    "qwen3": Case("qwen3", sized(40, 56, 2, (4, 2, 10), 256, T, tie_word_embeddings=False), DEFAULT, 4, T, seed=6),
+    "gpt2": {**GPT2, "vocab_size": 256, "block_size": T},
+}
+"""The models of which all weights are trained, on ``examples/questions.jsonl`` as bytes, four examples a step."""
 TOLERANCE = 1e-5
 
 

@@ -1,6 +1,7 @@
-"""Make ``lora.json`` and ``lora/`` with ``peft``: twenty steps that train adapters, the last of which it has saved.
+"""Make ``lora.json`` and ``lora/`` with ``peft``: twenty steps that train adapters, or all weights on chats.
 
-Needs transformers 5.24, peft 0.21 and PyTorch 2.13; it takes seconds. With ``--open DIR`` it opens a base model and an
+The adapters of the first case are in ``lora/``. The chats are bytes, encoded here without code of cpuopt. Needs
+transformers 5.24, peft 0.21 and PyTorch 2.13; it takes seconds. With ``--open DIR`` it opens a base model and an
 adapter that cpuopt has written, and saves its logits::
 
     python tests/golden/make_lora.py
@@ -17,6 +18,8 @@ import peft
 import torch
 import transformers
 from compare_lora import CASE as LLAMA
+from compare_lora import GPT2, WHOLE
+from llama_cases import Case
 from params import make_batch, make_params
 from torch.nn import functional as F
 from transformers_llama import model_of
@@ -24,7 +27,8 @@ from transformers_llama import model_of
 HERE = Path(__file__).resolve().parent
 STEPS, SEED = 20, 11
 ADAMW = {"lr": 2e-2, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.1}
-GPT2 = {"n_layer": 2, "n_head": 3, "n_embd": 48, "vocab_size": 131, "block_size": 24}
+ALL = {**ADAMW, "lr": 1e-3}
+QUESTIONS = HERE.parents[1] / "examples" / "questions.jsonl"
 CASES = {
     "llama": {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj", "down_proj"]},
     "llama, all": {"r": 3, "lora_alpha": 5, "use_rslora": True, "target_modules": "all-linear"},
@@ -33,18 +37,64 @@ CASES = {
 """The settings of the adapters, by case."""
 
 
+def gpt2_of(sizes: dict[str, int]) -> torch.nn.Module:
+    """Make a GPT-2 with its seeded parameters in float64."""
+    named = {"n_positions": sizes["block_size"], **{n: sizes[n] for n in ("n_layer", "n_head", "n_embd", "vocab_size")}}
+    config = transformers.GPT2Config(**named, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0, use_cache=False)
+    model = transformers.GPT2LMHeadModel(config).to(torch.float64)
+    with torch.no_grad():
+        for name, x in make_params(**sizes, seed=SEED).items():
+            of = model.get_parameter(f"transformer.{name}")
+            of.copy_(torch.tensor(x if of.shape == x.shape and "c_" not in name else x.T))
+    return model
+
+
 def base_of(case: str) -> tuple[torch.nn.Module, np.ndarray, np.ndarray]:
     """Make a base model with its seeded parameters in float64, tokens and targets."""
     if case != "gpt2":
         return model_of(LLAMA), *LLAMA.tokens()
-    sizes = {"n_positions": GPT2["block_size"], **{n: GPT2[n] for n in ("n_layer", "n_head", "n_embd", "vocab_size")}}
-    config = transformers.GPT2Config(**sizes, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0, use_cache=False)
-    model = transformers.GPT2LMHeadModel(config).to(torch.float64)
-    with torch.no_grad():
-        for name, x in make_params(**GPT2, seed=SEED).items():
-            of = model.get_parameter(f"transformer.{name}")
-            of.copy_(torch.tensor(x if of.shape == x.shape and "c_" not in name else x.T))
-    return model, *make_batch(2, 19, GPT2["vocab_size"], seed=SEED, ignored=2)
+    return gpt2_of(GPT2), *make_batch(2, 19, GPT2["vocab_size"], seed=SEED, ignored=2)
+
+
+def chats(B: int, T: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Return the batches of an epoch: tokens and targets (B, T), in the order of the lines.
+
+    The byte 0xFE begins a turn and 0xFF ends it. The answer counts, and the byte that ends it.
+    """
+    rows = []
+    for line in QUESTIONS.read_text(encoding="utf-8").splitlines():
+        said = json.loads(line)
+        before = b"\xfeuser\n" + said["prompt"].encode() + b"\xff\n\xfeassistant\n"
+        answer = said["completion"].encode() + b"\xff"
+        ids = (before + answer + b"\n")[: T + 1]
+        tokens, targets = np.zeros(T, np.int64), np.full(T, -100)
+        tokens[: len(ids) - 1] = [*ids[:-1]]
+        for i in range(len(before), min(len(before) + len(answer), len(ids))):
+            targets[i - 1] = ids[i]
+        rows.append((tokens, targets))
+    rows += [(np.zeros(T, np.int64), np.full(T, -100))] * (-len(rows) % B)
+    return [tuple(map(np.stack, zip(*rows[n : n + B], strict=True))) for n in range(0, len(rows), B)]  # type: ignore[misc]
+
+
+def steps(model: torch.nn.Module, batches: list[tuple[np.ndarray, np.ndarray]], how: dict[str, object]) -> list[float]:
+    """Train what is trained of a model; return the losses."""
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], **how, foreach=False)
+    losses = []
+    for n in range(STEPS):
+        ids, wanted = (torch.tensor(x, dtype=torch.int64) for x in batches[n % len(batches)])
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(input_ids=ids).logits.flatten(0, 1), wanted.flatten(), ignore_index=-100)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def losses_of(case: str) -> list[float]:
+    """Train all weights of a case on chats; return the losses."""
+    sizes = WHOLE[case]
+    B, T = (sizes.batch, sizes.time) if isinstance(sizes, Case) else (4, sizes["block_size"])
+    return steps(model_of(sizes) if isinstance(sizes, Case) else gpt2_of(sizes), chats(B, T), ALL)
 
 
 def start(names: list[str], shapes: list[tuple[int, ...]]) -> dict[str, np.ndarray]:
@@ -57,23 +107,15 @@ def start(names: list[str], shapes: list[tuple[int, ...]]) -> dict[str, np.ndarr
 def values_of(case: str) -> dict[str, object]:
     """Train the adapters of a case; save those of the first."""
     base, tokens, targets = base_of(case)
-    ids, wanted = torch.tensor(tokens, dtype=torch.int64), torch.tensor(targets, dtype=torch.int64)
     model = peft.get_peft_model(base, peft.LoraConfig(task_type="CAUSAL_LM", **CASES[case])).to(torch.float64)
     adapters = {n: p for n, p in model.named_parameters() if p.requires_grad}
     first = start([*adapters], [tuple(p.shape) for p in adapters.values()])
     with torch.no_grad():
         for name, p in adapters.items():
             p.copy_(torch.tensor(first[name]))
-    optimizer = torch.optim.AdamW(adapters.values(), **ADAMW, foreach=False)
-    losses = []
-    for _ in range(STEPS):
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(input_ids=ids).logits.flatten(0, 1), wanted.flatten(), ignore_index=-100)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
+    losses = steps(model, [(tokens, targets)], ADAMW)
     with torch.no_grad():
-        logits = model(input_ids=ids).logits
+        logits = model(input_ids=torch.tensor(tokens, dtype=torch.int64)).logits
     if case == "llama":
         model.to(torch.float32).save_pretrained(HERE / "lora", save_embedding_layers=False)
         (HERE / "lora" / "README.md").unlink()  # a model card to fill in
@@ -100,7 +142,9 @@ def main() -> None:
             np.save(args.open[2], model(input_ids=ids).logits.numpy())
         return
     found = {"peft": peft.__version__, "transformers": transformers.__version__, "torch": torch.__version__}
-    (HERE / "lora.json").write_text(json.dumps({**found, **{case: values_of(case) for case in CASES}}, indent=1) + "\n")
+    values = {case: values_of(case) for case in CASES}
+    whole = {case: losses_of(case) for case in WHOLE}
+    (HERE / "lora.json").write_text(json.dumps({**found, **values, "all weights": whole}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
