@@ -22,7 +22,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -102,10 +102,10 @@ def peer_of(request: dict[str, Any], mode: str, python: str) -> Side:
     )
 
 
-def probed(request: dict[str, Any], python: str) -> dict[str, dict[str, float]]:
+def probed(request: dict[str, Any], python: str, modes: Sequence[str]) -> dict[str, dict[str, float]]:
     """Take two steps of the peer in each mode; return the time of the second and the peak by mode."""
     found = {}
-    for mode in MODES:
+    for mode in modes:
         side = peer_of(request, mode, python)
         try:
             side.step()
@@ -116,14 +116,16 @@ def probed(request: dict[str, Any], python: str) -> dict[str, dict[str, float]]:
     return found
 
 
-def measured(model: str, size: str, lora: bool, python: str, rounds: int, busy: bool) -> dict[str, Any]:
+def measured(
+    model: str, size: str, lora: bool, python: str, rounds: int, busy: bool, tried: Sequence[str]
+) -> dict[str, Any]:
     """Compare one case."""
     from cpuopt import models
 
     B, T = map(int, size.split("x"))
     config = models.parse(model)
     request = {"model": model, "config": config.to_transformers(), "size": (B, T), "lora": lora, "busy": busy, **LORA}
-    modes = probed(request, python)
+    modes = probed(request, python, tried)
     mode = min(modes, key=lambda m: modes[m]["ms"])
     sides: list[Side] = []
     try:
@@ -172,6 +174,7 @@ def main() -> None:
     p.add_argument("--only", type=some_of(["lora", "full"]), default=["lora", "full"])
     p.add_argument("--rounds", type=int, default=4)
     p.add_argument("--busy", action="store_true", help="count the processor time of one thread")
+    p.add_argument("--eager", action="store_true", help="leave out the peer's compiled modes, which take minutes")
     p.add_argument("--out", type=Path, help="write the record to this file, anew after each case")
     p.add_argument("--show", type=Path, help="print the table of this record, and measure nothing")
     p.add_argument("--side", action="store_true", help=argparse.SUPPRESS)
@@ -186,6 +189,7 @@ def main() -> None:
     ask = "import json, peft, torch, transformers as t; m = (torch, t, peft); "
     ask += "print(json.dumps({x.__name__: x.__version__ for x in m}))"
     versions = json.loads(subprocess.run([a.peer_python, "-c", ask], check=True, capture_output=True).stdout)
+    tried = [mode for mode in MODES if not (a.eager and mode.endswith("compiled"))]
     rows: list[dict[str, Any]] = []
     record = {
         "kind": "cpuopt-finetune", "machine": describe(), "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -193,7 +197,7 @@ def main() -> None:
     }  # fmt: skip
     for model, size in (case.split(":") for case in a.cases.split(",")):
         for what in a.only:
-            rows.append(measured(model, size, what == "lora", a.peer_python, a.rounds, a.busy))
+            rows.append(measured(model, size, what == "lora", a.peer_python, a.rounds, a.busy, tried))
             print("\n".join([*table(record)][-3 if len(rows) > 1 else 0 : -2]), flush=True)
             if a.out:
                 write_whole(a.out, [json.dumps(record, indent=1).encode() + b"\n"])

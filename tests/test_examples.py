@@ -35,9 +35,17 @@ SAYS = {
     "6_generated_backward": [r"def mish_backward\(dinp, dinp_add, dout, inp\):\n"],
     "7_your_own_model": [],
     "8_tune": [r"gelu_forward N=32768(.*\n)+ +mine:BLOCK=512 +\d(.*\n)* +mine:BLOCK=4096 +\d", "--variant auto"],
+    "9_fine_tune": [
+        r"\[\[Orrimel stands on the western shore",
+        r"210 steps: 70 epochs of 3 steps",
+        r"drell\?\nA drell is a flat boat for shallow water\.\n",
+        r"tuned .*mayor of Orrimel\?\nThe mayor of Orrimel is Hanne Tolk\.\n",
+        r"adapter .*mayor of Orrimel\?\nSince the last race, the mayor is Pim Sallow\.\n",
+        r"merged .*mayor of Orrimel\?\nSince the last race, the mayor is Pim Sallow\.\n",
+    ],
     "burgers": [r"viscosity 0\.0\d+ \(true 0\.02\)"],
 }
-PROGRESS = re.compile(r"cpuopt: compiling \d+ kernels, once|compiled \d+/\d+|\d/3 gelu_forward")
+PROGRESS = re.compile(r"cpuopt: compiling \d+ kernels, once|compiled \d+/\d+|\d/3 gelu_forward|\d+ tokens after")
 ROOFS = Roofs(1, (Level("memory", None),), 2.0, {"memory": {"read": 1.0}}, 1.0)
 
 

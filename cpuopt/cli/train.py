@@ -124,8 +124,9 @@ def _plan(args: argparse.Namespace, asked: settings.Settings) -> int:
     from ..measure import rates
     from ..report import console
     from ..train.forecast import forecast, measured, require_fit
-    from ..train.job import prepare
+    from ..train.job import build_only, prepare
 
+    build_only(asked)  # what is refused costs no time for roofs
     with console.saying() as say:
         roofs = rates.roofs(set_threads(asked.threads), say)
         say("planning")

@@ -8,6 +8,7 @@ import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain, count
 from pathlib import Path
 
 from ..errors import UserError
@@ -41,6 +42,12 @@ class Output:
 def temporary(path: Path) -> Path:
     """Return a random temporary name for `path`. Process ids would not do: in containers they repeat."""
     return path.with_name(f".tmp-{path.name}-{os.urandom(4).hex()}")
+
+
+def free(path: Path) -> Path:
+    """Return a path, or where it exists the first free one of ``NAME-2``, ``NAME-3``, ..."""
+    others = (path.with_name(f"{path.stem}-{n}{path.suffix}") for n in count(2))
+    return next(p for p in chain([path], others) if not os.path.lexists(p))
 
 
 def unfit(path: Path, *, mine: bool = False) -> str:

@@ -21,6 +21,7 @@ from rich.segment import Segment
 from rich.text import Text
 
 from ..data.given import Given
+from ..files.outputs import free
 from ..program.arena import ArenaPlan, gb
 from ..program.program import Call, Phase, Program
 from ..train.settings import FLAGS
@@ -200,6 +201,8 @@ class TrainingView:
         if s.micro_batches > 1:
             self.say(f"{s.micro_batches} micro-batches make a step of {s.total_batch:,} tokens")
         self.say(job.corpus.description)
+        if job.epoch_steps:
+            self.say(f"{count(s.steps, 'step')}: {epochs(s.steps, job.epoch_steps)}")
         self.say(f"kernels: {job.choice.variant}{swaps}; rewrites: {', '.join(job.rewrites) or 'none'}")
         for note in engine.notes:
             self.say(note)
@@ -259,6 +262,11 @@ class TrainingView:
         self.say(f"step {step}/{self.job.settings.steps}  validation loss {loss:.4f}")
 
 
+def epochs(steps: int, epoch: float) -> str:
+    """Return how often the steps of a run see each example."""
+    return f"{steps / epoch:.3g} epochs of {epoch:.4g} step{'' if epoch == 1 else 's'}"
+
+
 def summary(result: RunResult, job: Job) -> list[str]:
     """Show the results of a run, its folder, and what may follow."""
     s, lines = result.summary, []
@@ -268,11 +276,15 @@ def summary(result: RunResult, job: Job) -> list[str]:
     if val:
         bits = s.get("val_bits_per_byte")
         lines.append(f"validation loss {val[0]:.4f} -> {val[-1]:.4f}" + (f", {bits:.4f} bits per byte" if bits else ""))
+        if job.settings.keep_best and s["best_step"] is not None:
+            lines.append(f"lowest {s['val_loss'][str(s['best_step'])]:.4f}, after step {s['best_step']}")
     if s["steps"]:
         lines.append(
             f"{s['tokens_per_s']:,.0f} tokens/s, {four(s['step_ms_median'])} ms a step (median); "
             f"peak memory {gb(s['peak_rss_bytes'])}, planned {gb(s['planned_peak_bytes'])}"
         )
+    if s["weights"]:
+        lines.append(f"{'adapter' if job.adapter else 'weights'} {s['weights']}")
     return [*lines, f"run folder {result.path}", *next_steps(result, job)]
 
 
@@ -285,13 +297,16 @@ def next_steps(result: RunResult, job: Job) -> list[str]:
     found = [(f"cpuopt runs show {shlex.quote(result.path.name)}{root}", "the time of each op and layer")]
     if result.checkpoint and not result.diagnosis:
         steps = "" if result.stopped_by else f" --steps {2 * result.summary['steps']}"
+        if saved := result.summary["weights"]:
+            steps += f" --save {shlex.quote(str(free(Path(saved))))}"
         found.append((f"cpuopt train --resume {path}{model}{kernels}{steps}", "more steps"))
     weights = result.path if result.checkpoint else result.summary["weights"]
     if weights and not isinstance(job.corpus, Given) and not result.diagnosis:
         where = shlex.quote(str(weights))
         if job.adapter and not result.checkpoint:
             where = f"{shlex.quote(str(job.settings.init or 'BASE'))} --adapter {where}"
-        found.append((f"cpuopt generate --init {where}{model}", "text from its weights"))
+        chat = " --chat" if job.epoch_steps else ""
+        found.append((f"cpuopt generate --init {where}{model}{chat}", "text from its weights"))
     elif not weights and result.summary["steps"]:
         found.append(("cpuopt train --save-every N ...", "keeps weights, to go on and to generate text"))
     wide = max(len(command) for command, _ in found)
@@ -319,8 +334,11 @@ def forecast(f: Forecast, now: datetime) -> list[RenderableType]:
         step = f"{four(f.step_ms)} ms a step, measured ({four(f.roof_ms)} ms at the roofs)"
     validations = f", {duration(f.validation_s)} of it validations" if f.validation_s >= 1 else ""
     end = now + timedelta(seconds=f.seconds)
+    data = f"{f.data}; {epochs(f.steps, f.epoch_steps)}" if f.epoch_steps else f.data
+    peak = "" if f.peak is None else f"; expected peak of the process {gb(f.peak)}"
     lines: list[RenderableType] = [
-        f"memory: {gb(f.arena)} of {gb(f.available)} available: {parts}; shared {gb(-f.memory['shared'])}",
+        *([data] if data else []),
+        f"memory: {gb(f.arena)} of {gb(f.available)} available: {parts}; shared {gb(-f.memory['shared'])}{peak}",
         f"time: {f.steps:,} steps of {f.tokens:,} tokens, {step}",
         f"total: {duration(f.seconds)}{validations}; started now, it ends {end:%Y-%m-%d %H:%M}",
     ]
@@ -358,7 +376,7 @@ def stream(text: str) -> None:
 def generation(figures: Mapping[str, Any]) -> None:
     """Show on stderr the speed of a generated text, and why it ended."""
     f = figures
-    parts = [f"{f['tokens']} tokens after {f['prompt_tokens']} ({f['stopped']})"]
+    parts = [f"{count(f['tokens'], 'token')} after {f['prompt_tokens']} ({f['stopped']})"]
     if f["first_token_ms"] is not None:
         parts.append(f"the first after {four(f['first_token_ms'])} ms")
     if f["tokens_per_s"]:

@@ -56,11 +56,14 @@ class Forecast:
     options : what would take less memory.
     step_ms : the measured time of a step.
     validation_s : the time of all validations, measured on one batch.
+    peak : the peak memory of the process, once the model is built.
+    data : what is trained on: of chats, how many tokens count, and what is cut.
+    epoch_steps : the steps of an epoch of chats.
     """
 
     JSON: ClassVar = (
         *("memory", "arena", "available", "fits", "steps", "tokens", "roof_ms", "step_ms", "validation_s", "seconds"),
-        "options",
+        *("options", "peak", "data", "epoch_steps"),
     )
     memory: dict[str, int]
     arena: int
@@ -71,6 +74,9 @@ class Forecast:
     options: tuple[Option, ...]
     step_ms: float | None = None
     validation_s: float = 0.0
+    peak: int | None = None
+    data: str = ""
+    epoch_steps: float | None = None
 
     @property
     def fits(self) -> bool:
@@ -114,7 +120,13 @@ def measured(planned: Forecast, job: Job, clock: Callable[[], float] = time.perf
     seconds: list[float] = []
     while len(seconds) <= MEASURED or sum(seconds) < MEASURED_S:
         seconds.append(job.take_step(clock=clock).seconds)
-    found = replace(planned, step_ms=median(seconds[len(seconds) // 2 :]) * 1e3)
+    found = replace(
+        planned,
+        step_ms=median(seconds[len(seconds) // 2 :]) * 1e3,
+        peak=job.engine.predicted_peak_bytes,
+        data=job.corpus.description,
+        epoch_steps=job.epoch_steps,
+    )
     batches = job.corpus.batches("val", s.B, s.T)
     if not s.val_every or not len(batches):
         return found

@@ -195,6 +195,11 @@ class Job(TrainingSteps):
     """A function from a parameter that steps leave as it is to its numbers, in float32, where the run has it from."""
 
     @property
+    def epoch_steps(self) -> float | None:
+        """The steps in which each example of chats is seen once; None for other data."""
+        return len(self.batches) / self.settings.micro_batches if isinstance(self.batches, ChatBatches) else None
+
+    @property
     def adapter(self) -> Adapter | None:
         """The adapters that the run trains, as they are now."""
         if self.settings.lora is None:

@@ -320,7 +320,10 @@ class Settings:
         if self.tensorboard:
             tensorboard.require()
         if self.save is not None:
-            check_target(Path(self.save))
+            try:
+                check_target(Path(self.save))
+            except UserError as e:
+                raise UserError(f"--save {e}") from None
 
     @property
     def micro_batches(self) -> int:

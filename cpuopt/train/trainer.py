@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain, count
 from math import nan
 from pathlib import Path
 from statistics import median
@@ -25,6 +23,7 @@ from ..data.tokenizers import byte_lengths, tokenizer_files
 from ..engine import mean_of
 from ..errors import UserError
 from ..files import remove_leftovers, write_whole
+from ..files.outputs import free
 from ..files.reading import to_json
 from ..machine import commit
 from ..measure.profile import Profile
@@ -348,7 +347,7 @@ class Trainer:
             self.diagnosis += "; they are not saved" if self.job.settings.save is not None else ""
         elif self.job.settings.save is not None and not self.comm.rank:
             wanted = Path(self.job.settings.save)
-            for path in dict.fromkeys([wanted, _free(wanted), _free(run.path / wanted.name)]):
+            for path in dict.fromkeys([wanted, free(wanted), free(run.path / wanted.name)]):
                 try:
                     tokenizer, marks = self.job.corpus.tokenizer, self.job.marks
                     if adapter := self.job.adapter:
@@ -468,12 +467,6 @@ def both(first: AbstractContextManager[object], second: AbstractContextManager[o
     """Enter two contexts."""
     with first, second:
         yield
-
-
-def _free(path: Path) -> Path:
-    """Return a path, or where it exists the first free one of ``NAME-2``, ``NAME-3``, ..."""
-    others = (path.with_name(f"{path.stem}-{n}{path.suffix}") for n in count(2))
-    return next(p for p in chain([path], others) if not os.path.lexists(p))
 
 
 def train(
