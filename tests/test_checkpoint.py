@@ -526,3 +526,15 @@ def test_no_instant_of_a_save_is_a_bad_one_to_be_killed_in(runs):
     seen = json.loads(done.stdout)
     assert (seen["runs"], seen["lost"], seen["mixed"]) == (runs, 0, 0)
     assert seen["killed_in_a_save"] > runs // 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flags", [[], ["--lora", "r=2"]])
+def test_thirty_kills_in_epochs_of_chats_change_no_byte_of_the_end(flags):
+    done = subprocess.run(
+        [sys.executable, FAULTS / "kill_chats.py", "30", *flags], capture_output=True, text=True, timeout=1800
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    seen = json.loads(done.stdout)
+    assert (seen["kills"], seen["lost"], seen["differ"]) == (30, 0, 0)
+    assert seen["in_an_epoch"] > 15

@@ -11,9 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from golden.compare_lora import ADAMW, CASES, WHOLE, T, engine_of, golden, sized_as
 from golden.compare_lora import CASE as LLAMA
-from golden.compare_lora import GPT2, WHOLE, T
-from golden.params import make_batch, make_params
 
 from cpuopt import cli, models, nn
 from cpuopt.data.chats import ChatBatches, load_chats
@@ -27,40 +26,7 @@ from cpuopt.train import checkpoint, settings
 from cpuopt.weights import merge, open_adapter, open_weights
 
 HERE = Path(__file__).parent / "golden"
-WANT = json.loads((HERE / "lora.json").read_text())
-ADAMW = {"lr": 2e-2, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.1}
-SEED = 11
-CASES = {
-    "llama": "r=4,alpha=8,targets=q_proj,v_proj,down_proj",
-    "llama, all": "r=3,alpha=5,rslora",
-    "gpt2": "r=5,alpha=10,targets=c_attn,mlp.c_proj",
-}
-
-
-def sized_as(sizes):
-    """A config with the parameters that the golden script draws."""
-    if isinstance(sizes, dict):
-        return models.parse(json.dumps(sizes)), make_params(**sizes, seed=SEED)
-    return from_json(sizes.config()), sizes.params()
-
-
-def engine_of(case, lora="", variant="optimized", **how):
-    """An engine with the weights of a case, the first numbers of its adapters, and its batch."""
-    config, params = sized_as(GPT2 if case == "gpt2" else LLAMA)
-    batch = make_batch(2, 19, GPT2["vocab_size"], seed=SEED, ignored=2) if case == "gpt2" else LLAMA.tokens()
-    module, choice = config.module(), Choice(variant)
-    nn.add_adapters(module, Lora.parse(lora or CASES[case]), config.head)
-    fuse = usual(variant, False)
-    engine = Engine(module, specs(*batch[0].shape), choice=choice, fuse=fuse, threads=1, seed=None, **how)
-    rng = np.random.Generator(np.random.PCG64(SEED))
-    drawn = {}
-    for name in WANT[case]["names"]:
-        own = name.removeprefix("transformer.")
-        x = rng.standard_normal(engine.parameters()[own].shape, dtype=np.float32)
-        drawn[own] = x * np.float32(x.shape[-1] ** -0.5) * ("lora_A" in name)
-    for name, p in engine.parameters().items():
-        p[...] = drawn[name] if name in drawn else params[name]
-    return engine, config, dict(zip(("tokens", "targets"), batch, strict=True))
+WANT = golden()
 
 
 def trained(case, **how):

@@ -1,8 +1,8 @@
 """Make ``lora.json`` and ``lora/`` with ``peft``: twenty steps that train adapters, or all weights on chats.
 
 The adapters of the first case are in ``lora/``. The chats are bytes, encoded here without code of cpuopt. Needs
-transformers 5.24, peft 0.21 and PyTorch 2.13; it takes seconds. With ``--open DIR`` it opens a base model and an
-adapter that cpuopt has written, and saves its logits::
+transformers 5.24, peft 0.21 and PyTorch 2.13; it takes seconds. With ``--open`` it opens a base model and an adapter of
+cpuopt, and saves its logits; with ``--bf16`` it prints the losses of the same steps in bfloat16::
 
     python tests/golden/make_lora.py
 """
@@ -76,14 +76,22 @@ def chats(B: int, T: int) -> list[tuple[np.ndarray, np.ndarray]]:
     return [tuple(map(np.stack, zip(*rows[n : n + B], strict=True))) for n in range(0, len(rows), B)]  # type: ignore[misc]
 
 
-def steps(model: torch.nn.Module, batches: list[tuple[np.ndarray, np.ndarray]], how: dict[str, object]) -> list[float]:
-    """Train what is trained of a model; return the losses."""
+def steps(
+    model: torch.nn.Module,
+    batches: list[tuple[np.ndarray, np.ndarray]],
+    how: dict[str, object],
+    narrow: bool = False,
+) -> list[float]:
+    """Train what is trained of a model, under autocast to bfloat16 if it is `narrow`; return the losses."""
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], **how, foreach=False)
     losses = []
     for n in range(STEPS):
         ids, wanted = (torch.tensor(x, dtype=torch.int64) for x in batches[n % len(batches)])
         optimizer.zero_grad()
-        loss = F.cross_entropy(model(input_ids=ids).logits.flatten(0, 1), wanted.flatten(), ignore_index=-100)
+        with torch.autocast("cpu", torch.bfloat16, enabled=narrow):  # whose casts of weights last as long as it does
+            logits = model(input_ids=ids).logits
+        logits = logits.float() if narrow else logits
+        loss = F.cross_entropy(logits.flatten(0, 1), wanted.flatten(), ignore_index=-100)
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
@@ -104,15 +112,32 @@ def start(names: list[str], shapes: list[tuple[int, ...]]) -> dict[str, np.ndarr
     return {n: x * ("lora_A" in n) for n, x in zip(names, drawn, strict=True)}
 
 
-def values_of(case: str) -> dict[str, object]:
-    """Train the adapters of a case; save those of the first."""
-    base, tokens, targets = base_of(case)
-    model = peft.get_peft_model(base, peft.LoraConfig(task_type="CAUSAL_LM", **CASES[case])).to(torch.float64)
+def adapted(base: torch.nn.Module, case: str) -> tuple[torch.nn.Module, dict[str, torch.nn.Parameter]]:
+    """Add the adapters of a case, with their first numbers."""
+    model = peft.get_peft_model(base, peft.LoraConfig(task_type="CAUSAL_LM", **CASES[case]))
     adapters = {n: p for n, p in model.named_parameters() if p.requires_grad}
     first = start([*adapters], [tuple(p.shape) for p in adapters.values()])
     with torch.no_grad():
         for name, p in adapters.items():
-            p.copy_(torch.tensor(first[name]))
+            p.data = torch.tensor(first[name], dtype=p.dtype)
+    return model, adapters
+
+
+def bf16_losses(case: str) -> dict[str, list[float]]:
+    """Train the adapters of a case under autocast to bfloat16; return the losses by the type of the base model."""
+    found = {}
+    for name, dtype in (("float32", torch.float32), ("bfloat16", torch.bfloat16)):
+        base, *batch = base_of(case)
+        model, _ = adapted(base.to(dtype), case)
+        found[name] = steps(model, [(batch[0], batch[1])], ADAMW, narrow=True)
+    return found
+
+
+def values_of(case: str) -> dict[str, object]:
+    """Train the adapters of a case; save those of the first."""
+    base, tokens, targets = base_of(case)
+    model, adapters = adapted(base, case)
+    model.to(torch.float64)
     losses = steps(model, [(tokens, targets)], ADAMW)
     with torch.no_grad():
         logits = model(input_ids=torch.tensor(tokens, dtype=torch.int64)).logits
@@ -132,8 +157,12 @@ def main() -> None:
     """Write the golden files; or open what cpuopt has written."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--open", nargs=3, type=Path, metavar=("BASE", "ADAPTER", "OUT"))
+    parser.add_argument("--bf16", action="store_true")
     args = parser.parse_args()
     torch.set_num_threads(1)
+    if args.bf16:
+        print(json.dumps({case: bf16_losses(case) for case in CASES}))
+        return
     if args.open:
         base = transformers.AutoModelForCausalLM.from_pretrained(args.open[0], dtype=torch.float32)
         model = peft.PeftModel.from_pretrained(base, args.open[1]).eval()
