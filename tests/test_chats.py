@@ -2,8 +2,6 @@
 
 import json
 import os
-import re
-import shlex
 from collections import Counter
 from pathlib import Path
 
@@ -11,7 +9,6 @@ import numpy as np
 import pytest
 
 from cpuopt import Choice, cli
-from cpuopt.cli import common
 from cpuopt.data.chats import encoded, load_chats, said_by
 from cpuopt.data.forms import FORMATS
 from cpuopt.data.tokenizers import Bytes
@@ -239,32 +236,6 @@ def test_a_run_trains_on_answers_only_and_validates_on_them(capsys):
     found = json.loads(capsys.readouterr().out)
     assert abs(found["loss"] - result["val_loss"]["2"]) < 1e-5
     assert found["data"] == "c.jsonl (val)"
-
-
-ANSWERS = {
-    "Blorp?": "A small zim.",
-    "Who hums?": "The grumbo.",
-    "Zed of ix?": "Forty-two fa.",
-    "Why plum?": "Ask the moon.",
-    "Is it wet?": "Only on Odd.",
-}
-
-
-def test_the_commands_of_the_docs_teach_five_answers_by_heart(capsys, monkeypatch):
-    """Nonsense, which no model knows before."""
-    monkeypatch.setenv("NUMBA_NUM_THREADS", threads := os.environ["NUMBA_NUM_THREADS"])
-    monkeypatch.setattr(common, "cores", lambda: int(threads))
-    page = (Path(__file__).parents[1] / "docs" / "training.md").read_text()
-    commands = re.findall(r"^cpuopt (.*(?:qa\.jsonl|tuned --chat).*)$", page, re.M)
-    train, generate = map(shlex.split, commands)
-    lines(*({"prompt": q, "completion": a} for q, a in ANSWERS.items()), name="qa.jsonl")
-    assert cli.main(train) == 0
-    capsys.readouterr()
-    said = {}
-    for question in ANSWERS:
-        assert cli.main([*generate[:-1], question]) == 0
-        said[question] = capsys.readouterr().out.strip()
-    assert said == ANSWERS
 
 
 def losses(capsys, *flags):
