@@ -46,7 +46,7 @@ smoke: $(VENV)/.installed
 	$(BIN)/cpuopt train --model gpt2-tiny -B 4 -T 32 --steps 20 --swap 'matmul@h.0.*=blas' --runs $(VENV)/smoke-runs
 	$(BIN)/cpuopt profile --model gpt2-tiny -B 4 -T 32 --steps 3
 
-# the slow tests that stand between a user and a lost run: 200 kills, a full disk, one that becomes read-only
+# the slow tests that stand between a user and a lost run: 260 kills, a full disk, one that becomes read-only
 test-faults: $(VENV)/.dev
 	$(BIN)/python -m pytest -m slow tests/test_checkpoint.py $(ARGS)
 

@@ -45,6 +45,8 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("NUMBA_NUM_THREADS", threads := os.environ["NUMBA_NUM_THREADS"])
     monkeypatch.setattr(common, "cores", lambda: int(threads))
+    monkeypatch.delenv("COLUMNS", raising=False)
+    monkeypatch.setattr(console.OUT, "_width", None)  # of a process that began with 80 columns
     shutil.copy(ROOT / "examples" / "questions.jsonl", "questions.jsonl")
     make_base(Path("questions.jsonl").read_text())
     return tmp_path

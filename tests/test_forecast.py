@@ -1,7 +1,10 @@
 """What a run takes, before it starts: ``cpuopt train --dry-run``."""
 
 import json
+import subprocess
+import sys
 from itertools import count
+from pathlib import Path
 
 import pytest
 
@@ -86,3 +89,26 @@ def test_a_dry_run_prints_a_plan_and_writes_nothing(tmp_path, monkeypatch, capsy
     assert "are available; no B and T fit" in capsys.readouterr().err
     assert cli.main(["train", "--dry-run", "--resume"]) == 2
     assert "--dry-run: plans a new run" in capsys.readouterr().err
+
+
+QUESTIONS = Path(__file__).parents[1] / "examples" / "questions.jsonl"
+SIZES = {"model": "llama", "vocab_size": 256, "num_hidden_layers": 4, "hidden_size": 512, "intermediate_size": 1536}
+SIZES |= {"num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 64, "max_position_embeddings": 128}
+
+
+def said_by(folder, *flags):
+    """What a training on chats, in a process of its own, prints as JSON."""
+    command = [sys.executable, "-m", "cpuopt", "train", "--model", json.dumps(SIZES), "--data", str(QUESTIONS)]
+    command += ["-B", "2", "-T", "112", "--steps", "3", "--threads", "1", "--val-every", "0", "--json", *flags]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("flags", [[], ["--lora", "r=8", "--dtype", "bf16"]])
+def test_the_peak_of_a_plan_is_that_of_the_run(tmp_path, flags):
+    """Of 14 million parameters: most of the peak is the arena."""
+    planned, run = said_by(tmp_path, *flags, "--dry-run"), said_by(tmp_path, *flags)
+    assert planned["peak"] == pytest.approx(run["peak_rss_bytes"], rel=0.05)
+    assert "1,706 of 4,584 tokens count" in planned["data"]
+    assert planned["epoch_steps"] == 23

@@ -123,21 +123,19 @@ def _plan(args: argparse.Namespace, asked: settings.Settings) -> int:
     from ..kernels.toolkit.threads import set_threads
     from ..measure import rates
     from ..report import console
-    from ..train.forecast import forecast, measured, require_fit
-    from ..train.job import build_only, prepare
+    from ..train.forecast import forecast, measured, require_fit, room
+    from ..train.job import prepare
 
-    build_only(asked)  # what is refused costs no time for roofs
+    needed, available = room(asked)
+    with console.compiling() as progress:  # first, so that the process takes the memory of a run
+        job = prepare(asked, progress) if needed <= available else None
     with console.saying() as say:
         roofs = rates.roofs(set_threads(asked.threads), say)
         say("planning")
-        found = forecast(asked, roofs)
-    if not found.fits:
-        show(args, found, lambda: console.forecast(found, datetime.now()))
-        require_fit(found, asked)
-    with console.compiling() as progress:
-        job = prepare(asked, progress)
-    with console.saying() as say:
-        say("measuring a few steps")
-        found = measured(found, job)
+        found = forecast(asked, roofs, available)
+        if job:
+            say("measuring a few steps")
+            found = measured(found, job)
     show(args, found, lambda: console.forecast(found, datetime.now()))
+    require_fit(found, asked)
     return 0

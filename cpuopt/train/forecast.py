@@ -89,8 +89,17 @@ class Forecast:
         return self.steps * (self.step_ms or self.roof_ms) / 1e3 + self.validation_s
 
 
-def forecast(settings: Settings, roofs: Roofs) -> Forecast:
+def room(settings: Settings) -> tuple[int, int]:
+    """Return the bytes of a run's arena, and those that this machine has for it. Nothing is loaded or allocated."""
+    return build_only(settings).plan().describe()["arena"], available_bytes()
+
+
+def forecast(settings: Settings, roofs: Roofs, available: int | None = None) -> Forecast:
     """Plan a run: nothing is compiled, loaded or allocated.
+
+    Parameters
+    ----------
+    available : as `room` gave it, before this process took memory; by default as it is now.
 
     Raises
     ------
@@ -106,7 +115,7 @@ def forecast(settings: Settings, roofs: Roofs) -> Forecast:
     return Forecast(
         memory,
         memory["arena"],
-        available_bytes(),
+        available_bytes() if available is None else available,
         settings.steps,
         settings.B * settings.T * settings.micro_batches,
         roof_ms(built, roofs),

@@ -17,6 +17,7 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 from pathlib import Path
 
 from cpuopt import cli
@@ -42,7 +43,10 @@ def started(*words: str) -> int:
         try:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             status = cli.main([*words])
+        except BaseException:
+            traceback.print_exc()
         finally:
+            sys.stderr.flush()
             os._exit(status)
     return child
 
@@ -71,11 +75,14 @@ def main() -> int:
         child = started(*TRAIN, *flags, "--steps", "1000000", "--runs", "killed")
         run = only(Path("killed"))
         for n in range(kills):
-            before, deadline = lines(run), time.monotonic() + 120
+            before, deadline = lines(run), time.monotonic() + 300
             until = max(before, EVERY * (n == 0)) + rng.randint(1, 9)
             while lines(run) < until:
-                if time.monotonic() > deadline:
-                    raise SystemExit("the run does not go on")
+                over, _ = os.waitpid(child, os.WNOHANG)
+                if over or time.monotonic() > deadline:
+                    if not over:
+                        os.kill(child, signal.SIGKILL)
+                    raise SystemExit(f"the run {'has ended' if over else 'does not go on'} after step {lines(run)}")
                 time.sleep(0.001)
             time.sleep(rng.uniform(0, 0.02))
             os.kill(child, signal.SIGKILL)
