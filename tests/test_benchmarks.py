@@ -1,4 +1,4 @@
-"""The scripts in benchmarks/: what their flags refuse, and tables of docs/precision.md."""
+"""The scripts in benchmarks/: what their flags refuse, and tables of pages in docs/."""
 
 import importlib
 import json
@@ -29,7 +29,8 @@ def test_a_size_that_is_none_is_refused_in_one_line(name, wrong):
     assert re.search(f"error: argument {SIZED[name]}: '{wrong}'.*expected", last)
 
 
-PRECISION = FOLDER.parent / "docs" / "precision.md"
+PAGES = {"curves": "precision.md", "precision": "precision.md", "finetune": "finetune.md"}
+"""The page in docs/ that has the tables of a script."""
 
 
 @pytest.fixture
@@ -41,10 +42,10 @@ def script(monkeypatch, request):
         sys.modules.pop(name, None)
 
 
-@pytest.mark.parametrize("script", ["curves", "precision"], indirect=True)
+@pytest.mark.parametrize("script", PAGES, indirect=True)
 def test_the_page_has_the_tables_of_its_records(script):
     """A record that was not measured on any machine has no table yet."""
-    page = PRECISION.read_text()
+    page = (FOLDER.parent / "docs" / PAGES[script.__name__]).read_text()
     for path in (FOLDER / "records").glob(f"*/{script.__name__}.json"):
         lines = "\n".join(script.table(json.loads(path.read_text())))
         assert lines in page, f"{path}: python benchmarks/{script.__name__}.py --show {path} prints what belongs there"
