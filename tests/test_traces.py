@@ -78,7 +78,7 @@ def chrome_faults(data):
 
 def bound(name, layer, phase="forward", variant="vanilla"):
     op = SimpleNamespace(name=name, label=name.title())
-    call = SimpleNamespace(op=op, layer=layer, phase=phase, args={}, flops=10, bytes=20)
+    call = SimpleNamespace(op=op, layer=layer, phase=phase, shown_phase=phase, args={}, flops=10, bytes=20)
     return SimpleNamespace(call=call, kernel=SimpleNamespace(variant=variant, name=f"{name}[{variant}]"))
 
 
