@@ -10,6 +10,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
+
+import numpy as np
 
 from ..ops import declaration
 from ..ops.declaration import Dim
@@ -45,25 +48,34 @@ def words(text: str) -> set[str]:
     return set(text.split())
 
 
-TOOLKIT: Mapping[str, str] = {
-    "elementwise": "CHUNK SET SET_BOTH loop_of load_each store_each chunks bounds",
-    "fastmath": "EXACT as_int as_float maximum exp tanh",
-    "lanes": "load load_some store store_some transpose add_transposed spread select_some select_positive larger "
-    "smaller max_lanes sum_lanes exp exp2 log",
-    "queue": "for_each_thread QUEUE ORDERED deal take",
-    "simd": "LANES MR NR LINE PER_WORD at product narrow_product copy move transpose prefetch ticket",
-    "tiles": "WHOLE C_UPPER A_LOWER A_UPPER COLS up flat product pack turn unpack tell wait_for",
-    "pairs": "is_half narrow words halves floats load_pair load_words load_some_words add_pairs pack_rows "
-    "pack_pairs put interleaved",
-}
-"""The names of each module of the toolkit that a candidate may import."""
+TOOLKIT = "elementwise fastmath lanes queue simd tiles pairs"
+"""The modules of the toolkit from which a candidate may import."""
+MAKERS = {"queue": {"for_each_thread", "QUEUE", "ORDERED"}, "elementwise": {"loop_of"}}
+"""What a candidate may import of them that is neither a compiled function nor a number."""
+
+
+def usable(module: str) -> set[str]:
+    """Return the names of a module of the toolkit that a candidate may import: compiled functions, and numbers."""
+    there = vars(import_module(f"cpuopt.kernels.toolkit.{module}")).items()
+    found = {name for name, x in there if hasattr(x, "py_func") or type(x).__name__ == "_Intrinsic" or _is_number(x)}
+    return {name for name in found if not name.startswith("_")} | MAKERS.get(module, set())
+
+
+def _is_number(x: object) -> bool:
+    return isinstance(x, int | float | np.number) or (isinstance(x, tuple | set) and all(map(_is_plain, x)))
+
+
+def _is_plain(x: object) -> bool:
+    return isinstance(x, int | float | str | np.number)
+
+
 MODULES: Mapping[str, Collection[str]] = {
     "numba": {"prange"},
     "cpuopt": {"kernel", "helper", "ops"},
     "math": words("sqrt exp expm1 log log1p log2 tanh sinh cosh sin cos atan erf erfc pow fabs floor ceil trunc "
                 "pi e inf nan lcm gcd isnan isinf isfinite"),
     "cpuopt.ops.declaration": {n for n, x in vars(declaration).items() if isinstance(x, Dim)},
-    **{f"cpuopt.kernels.toolkit.{name}": words(names) for name, names in TOOLKIT.items()},
+    **{f"cpuopt.kernels.toolkit.{name}": usable(name) for name in TOOLKIT.split()},
 }  # fmt: skip
 """What a candidate may import from where."""
 TYPES = words("float32 float64 int8 int16 int32 int64 uint8 uint16 uint32 uint64 bool_")

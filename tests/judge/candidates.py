@@ -253,14 +253,17 @@ RENAMED = {
     "from ..toolkit.": "from cpuopt.kernels.toolkit.",
     "import config, prange": "import prange",
     "config.NUMBA_NUM_THREADS": "64",
+    "np.finfo(np.float32).min": "np.float32(-3.4028234663852886e38)",
     "from functools import cache\n": "",
 }
 FILES = {
-    "optimized": "attention collective gelu layernorm matmul mul residual rope silu softmax",
+    "optimized": "collective gelu layernorm mul residual rope silu softmax",
     "vanilla": "attention collective cross_entropy decode dropout elementwise gelu gqa layernorm matmul_swiglu mul "
     "reduce residual residual_layernorm residual_rmsnorm rmsnorm rope silu softmax sumsq swiglu",
 }
 """The package's files whose kernels stand alone."""
+LARGE = {"optimized": "attention matmul"}
+"""Those of hundreds of lines."""
 
 
 def as_text(variant, name):
@@ -276,13 +279,14 @@ def as_text(variant, name):
     return ast.unparse(ast.Module(kept, [])).replace(f"'{variant}'", "'mine'")
 
 
-def package():
+def package(files=FILES):
     """List the package's kernels that stand alone: op, variant, file."""
     from cpuopt.judge import rules
 
     return [
         (op, variant, name)
-        for variant, names in FILES.items()
+        for variant, names in files.items()
         for name in names.split()
+        if not re.search(r"^from \.", as_text(variant, name), re.M)  # of another kernel
         for op in dict.fromkeys(op for op, _ in rules.read(as_text(variant, name)).kernels)
     ]

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from candidates import BROKEN, HONEST_RELU, RUN, TWINS, as_text, package, relu
+from candidates import BROKEN, FILES, HONEST_RELU, LARGE, RUN, TWINS, as_text, package, relu
 
 from cpuopt import ops
 from cpuopt.check import check
@@ -55,12 +55,11 @@ def test_a_kernel_of_the_package_is_right_as_text(session: Judge) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("op", "variant", "name"), package())
-def test_every_kernel_of_the_package_that_stands_alone_is_right(
-    op: str, variant: str, name: str, session: Judge
-) -> None:
-    found = session.check(as_text(variant, name), op)
-    assert found.verdict == "right", found
+@pytest.mark.parametrize("files", [FILES, LARGE], ids=["usual", "large"])
+def test_every_kernel_of_the_package_that_stands_alone_is_right(files: dict[str, str], session: Judge) -> None:
+    every = package(files)
+    found = [session.check(as_text(variant, name), op) for op, variant, name in every]
+    assert [(r.op, r.verdict, r.reason) for r in found if r.verdict != "right"] == []
 
 
 def test_what_was_changed_in_an_input_is_called_cheating(session: Judge) -> None:

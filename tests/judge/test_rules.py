@@ -57,6 +57,8 @@ def test_texts_that_must_run_are_allowed() -> None:
 def test_a_name_of_the_toolkit_that_may_be_imported_is_there() -> None:
     from importlib import import_module
 
+    assert {"load", "tanh", "exp"} <= rules.usable("lanes")
+    assert not {"Lanes", "ir", "types", "define", "intrinsic"} & rules.usable("lanes")
     for module, names in rules.MODULES.items():
         assert {n for n in names if module != "cpuopt" and not hasattr(import_module(module), n)} == set()
 
