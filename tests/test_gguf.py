@@ -13,7 +13,7 @@ from cpuopt import cli, models
 from cpuopt.errors import UserError
 from cpuopt.files import gguf as container
 from cpuopt.models import gpt2
-from cpuopt.models.families import Qwen2, Qwen3
+from cpuopt.models.families import Mistral, Olmo2, Phi3, Qwen2, Qwen3, SmolLM3
 from cpuopt.models.llama import Config
 from cpuopt.weights import gguf as file_of
 from cpuopt.weights import open_weights, save_weights
@@ -187,6 +187,14 @@ HOSTILE = {
     "a size that is a text": (changed("llama.block_count", x=struct.pack("<I", TEXT) + text("1")), "is '1'"),
     "experts": (more("llama.expert_count", u32(8)), "llama.expert_count is 8, which cpuopt does not compute"),
     "yarn": (more("llama.rope.scaling.type", struct.pack("<I", TEXT) + text("yarn")), "rope_type 'yarn'"),
+    "a factor that is NaN": (
+        more("llama.rope.scaling.factor", struct.pack("<If", F32, float("nan"))),
+        "rope_factor is nan",
+    ),
+    "another amplitude": (
+        more("llama.rope.scaling.attn_factor", struct.pack("<If", F32, 2.0)),
+        "llama.rope.scaling.attn_factor is 2.0, which cpuopt does not compute",
+    ),
     "half of the channels rotate": (more("llama.rope.dimension_count", u32(1)), "head_dim = 1"),
     "a tensor of another model": (tensor(1, name="output_gate.weight"), "has 'output_gate.weight' and 0 more"),
     "an id beyond the vocabulary": (more("tokenizer.ggml.eos_token_id", u32(8)), "expected an id below 8"),
@@ -255,6 +263,9 @@ CASES = {
     "llama-linear": replace(SMALL, rope_type="linear", rope_factor=2.5),
     "qwen2": Qwen2(61, 32, 64, 2, 4, 2, 8, 16),
     "qwen3": Qwen3(61, 32, 64, 2, 4, 2, 16, 16, tie_word_embeddings=True),
+    "qwen3-yarn": Qwen3(61, 32, 64, 2, 4, 2, 8, 64, rope_type="yarn", rope_factor=4.0, rope_original_positions=16),
+    "smollm3": SmolLM3(61, 32, 64, 5, 4, 2, 8, 16),
+    "olmo2": Olmo2(61, 32, 64, 2, 4, 2, 8, 16),
     "gpt2": gpt2.Config(2, 2, 32, 61, 16),
 }
 
@@ -311,7 +322,8 @@ def test_a_scaling_of_llama_3_of_other_files(tmp_path):
     assert divisors[0] == 1
     assert divisors[-1] == 32
     assert 1 < divisors[17] < 32
-    own = {k: x for k, x in file.metadata.items() if "freq_factor" not in k and "scaling" not in k}
+    own = {k: x for k, x in file.metadata.items() if not k.startswith("cpuopt.")}
+    assert not any("scaling" in key for key in own)  # llama.cpp would scale once more
     content = path.read_bytes()
     stored = {name: (t.dtype, t.shape) for name, t in file.tensors.items()}
     data = content[next(iter(file.tensors.values())).start :]
@@ -338,6 +350,34 @@ def test_a_run_starts_from_a_file_and_writes_one(name, tmp_path, monkeypatch, ca
         assert cli.main(["eval", "--init", init, *words]) == 0
         losses.append(capsys.readouterr().out.replace(init, ""))
     assert losses[0] == losses[1]
+
+
+def test_a_mistral_is_a_llama_of_its_window(tmp_path):
+    """llama.cpp reads a Mistral as a llama, without its window; within that window both compute the same."""
+    config = Mistral(61, 32, 64, 2, 4, 2, 8, 64, sliding_window=16)
+    params = drawn(config)
+    save_weights(path := tmp_path / "m.gguf", config, params.__getitem__)
+    weights = open_weights(path)
+    assert weights.config == Config(61, 32, 64, 2, 4, 2, 8, 16)
+    assert all(np.array_equal(weights.read(name), x) for name, x in params.items())
+
+
+REFUSED = {
+    "no_rope_layers": SmolLM3(61, 32, 64, 2, 4, 2, 8, 16, no_rope_layers=(0, 1)),
+    "tie_word_embeddings": Olmo2(61, 32, 64, 2, 4, 2, 8, 16, tie_word_embeddings=True),
+    "head_dim": Olmo2(61, 32, 64, 2, 4, 2, 16, 16),
+    "rope_attention_factor": replace(CASES["qwen3-yarn"], rope_attention_factor=1.5),
+    "rope_type is 'dynamic'": replace(SMALL, rope_type="dynamic", rope_factor=2.0),
+    "no architecture for the model phi3": Phi3(61, 32, 64, 2, 4, 2, 8, 16),
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_what_llama_cpp_computes_otherwise_is_not_written(words, tmp_path):
+    config = REFUSED[words]
+    with pytest.raises(UserError, match=words):
+        save_weights(tmp_path / "m.gguf", config, drawn(config).__getitem__)
+    assert not (tmp_path / "m.gguf").exists()
 
 
 def test_another_model_and_another_type_are_refused(tmp_path, capsys):

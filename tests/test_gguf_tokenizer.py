@@ -21,7 +21,7 @@ from cpuopt.weights import Marks, open_weights, save_weights, vocabulary
 SENTENCES = (
     "Once there was a red hen, who'd 12345 eggs on  the sea.\n\n\tIt's DAD'S ÜBER café: naïve? €5!",
     "a\r\n\r\nb   c\u3000d 1a2b33ccc4444",
-    " <|im_end|> [PAD7] <s> \x01 \U0001f600 ٣٤ x\u0301",
+    " <|im_end|> [PAD7] <s> \x01 \U0001f600 ٣٤ cafe\u0301 and all hens and eggs",
     "",
     " ",
 )

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -89,31 +89,51 @@ class Architecture:
     tensors : names there by those here, without ``.weight`` and ``.bias``; a star is the number of a layer.
     sizes : keys of ``config.json`` by those there, which the architecture's name precedes.
     rotated : the tensors here whose rows change places.
+    fixed : the values of fields that llama.cpp takes for granted.
     """
 
     tensors: Mapping[str, str]
     sizes: Mapping[str, str]
     rotated: re.Pattern[str] = re.compile(r"(?!)")
+    fixed: Mapping[str, Any] = field(default_factory=dict)
 
 
+Q_AND_K = re.compile(r".*\.[qk]_proj\.(weight|bias)")
+OLMO2_TENSORS = {
+    **LLAMA_TENSORS,
+    f"{LLAMA_LAYER}post_attention_layernorm": f"{BLOCK}post_attention_norm",
+    f"{LLAMA_LAYER}post_feedforward_layernorm": f"{BLOCK}post_ffw_norm",
+}
 ARCHITECTURES = {
-    "llama": Architecture(LLAMA_TENSORS, LLAMA_SIZES, re.compile(r".*\.[qk]_proj\.(weight|bias)")),
+    "llama": Architecture(LLAMA_TENSORS, LLAMA_SIZES, Q_AND_K),
     **dict.fromkeys(("qwen2", "qwen3"), Architecture(LLAMA_TENSORS, LLAMA_SIZES)),
+    "smollm3": Architecture(LLAMA_TENSORS, LLAMA_SIZES, Q_AND_K, {"no_rope_layers": ()}),
+    "olmo2": Architecture(OLMO2_TENSORS, LLAMA_SIZES, fixed={"tie_word_embeddings": False, "attention_bias": False}),
     "gpt2": Architecture(GPT2_TENSORS, GPT2_SIZES),
 }
-"""By the name of the architecture, which is that of the model."""
+"""By the name of the architecture, which is that of the model that is read."""
+SAME = {"mistral": "llama"}
+"""The architectures of models that have none of their own: a Mistral whose context is its window is a Llama."""
 FACTORS = "rope_freqs.weight"
 """The tensor of Llama 3's positions."""
 LLAMA3 = {
+    "factor": "cpuopt.rope.factor",
+    "original_max_position_embeddings": "cpuopt.rope.original_positions",
+    "low_freq_factor": "cpuopt.rope.low_freq_factor",
+    "high_freq_factor": "cpuopt.rope.high_freq_factor",
+}
+"""The keys of its numbers, which other programs ignore: llama.cpp would scale by a factor of its own once more."""
+YARN = {
     "factor": "rope.scaling.factor",
     "original_max_position_embeddings": "rope.scaling.original_context_length",
-    "low_freq_factor": "rope.scaling.low_freq_factor",
-    "high_freq_factor": "rope.scaling.high_freq_factor",
+    "beta_fast": "rope.scaling.yarn_beta_fast",
+    "beta_slow": "rope.scaling.yarn_beta_slow",
 }
-"""The keys of its numbers. llama.cpp reads the tensor alone, so files of others lack some of them."""
 USUAL_LLAMA3 = {"original_max_position_embeddings": 8192, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 IGNORED = re.compile(
-    r"vocab_size|rope\.(dimension_count|scaling\..*|freq_base_swa)|attention\.(value_length|key_length_swa|value_length_swa)"
+    r"vocab_size|rope\.(dimension_count|scale_linear|freq_base_swa)"
+    r"|attention\.(value_length|key_length_swa|value_length_swa)"
+    r"|rope\.scaling\.(type|factor|finetuned|original_context_length|yarn_beta_(fast|slow))"
     r"|tensor_data_layout|use_parallel_residual"
 )
 """The keys of an architecture that are read elsewhere, or change nothing. Others must be 0 or false."""
@@ -244,13 +264,20 @@ def _short(x: Any) -> Any:
 
 def _rope(file: Gguf, own: Mapping[str, Any]) -> dict[str, Any]:
     """Read the scaling of positions from the metadata of an architecture."""
-    kind, theta = own.get("rope.scaling.type", "none"), _short(own.get("rope.freq_base", 10000.0))
+    theta = _short(own.get("rope.freq_base", 10000.0))
+    scale = _short(own.get("rope.scaling.factor", own.get("rope.scale_linear", 0.0)))
+    kind = own.get("rope.scaling.type", "linear")  # llama.cpp's default
+    kind = "none" if kind == "linear" and not scale else kind
     if FACTORS in file.tensors:
-        numbers = {key: _short(own[there]) for key, there in LLAMA3.items() if there in own}
+        if kind != "none" and scale != 1:
+            raise UserError(f"there are both {FACTORS!r} and rope.scaling.factor {scale}; cpuopt has one scaling")
+        numbers = {key: _short(file.metadata[there]) for key, there in LLAMA3.items() if there in file.metadata}
         factor = float(_numbers(file, FACTORS).max())
         return {"rope_type": "llama3", "rope_theta": theta, "factor": factor} | USUAL_LLAMA3 | numbers
     if kind == "linear":
-        return {"rope_type": kind, "rope_theta": theta, "factor": _short(own.get("rope.scaling.factor"))}
+        return {"rope_type": kind, "rope_theta": theta, "factor": scale}
+    if kind == "yarn":
+        return {"rope_type": kind, "rope_theta": theta} | {k: _short(own[key]) for k, key in YARN.items() if key in own}
     return {"rope_type": "default" if kind == "none" else kind, "rope_theta": theta}
 
 
@@ -342,16 +369,23 @@ def _tokenizer(file: Gguf) -> str | None:
 
 def require(config: Config) -> Architecture:
     """Return the names of a model's tensors and sizes; raise a `UserError` for a model that llama.cpp does not have."""
-    if config.model not in ARCHITECTURES:
+    there = ARCHITECTURES.get(SAME.get(config.model, config.model))
+    if there is None:
         raise UserError(f"GGUF has no architecture for the model {config.title}; name a directory")
-    if (kind := getattr(config, "rope_type", "default")) not in ("default", "linear", "llama3"):
+    if (kind := getattr(config, "rope_type", "default")) not in ("default", "linear", "llama3", "yarn"):
         raise UserError(f"rope_type is {kind!r}, which cpuopt does not write to GGUF; name a directory")
-    return ARCHITECTURES[config.model]
+    fixed = {**there.fixed, **({"rope_attention_factor": None} if kind == "yarn" else {})}
+    if config.model == "olmo2":
+        fixed |= {"head_dim": getattr(config, "hidden_size", 0) // getattr(config, "num_attention_heads", 1)}
+    for name, want in fixed.items():
+        if (got := getattr(config, name)) != want:
+            raise UserError(f"llama.cpp computes a {config.model} with {name} {want}; got {got}, so name a directory")
+    return there
 
 
 def metadata_of(config: Config, dtype: DType) -> dict[str, Any]:
     """Return the metadata of a model, without the tokenizer."""
-    name, there, given = config.model, require(config), config.to_transformers()
+    name, there, given = SAME.get(config.model, config.model), require(config), config.to_transformers()
     about: dict[str, Any] = {"general.architecture": name, "general.type": "model"}
     about |= {"general.file_type": FILE_TYPES[dtype]} | ({"general.quantization_version": 2} if dtype == "q8_0" else {})
     own = {key: given[here] for key, here in there.sizes.items() if here in given} | {"vocab_size": config.vocab_size}
@@ -360,11 +394,16 @@ def metadata_of(config: Config, dtype: DType) -> dict[str, Any]:
     else:
         rope = given["rope_parameters"]
         own |= {"rope.freq_base": rope["rope_theta"], "rope.dimension_count": given["head_dim"]}
-        own |= {"attention.value_length": given["head_dim"]}
+        own |= {
+            "attention.value_length": given["head_dim"],
+            "context_length": min(config.block_size, given.get("sliding_window") or config.block_size),
+        }
         if rope["rope_type"] == "linear":
             own |= {"rope.scaling.type": "linear", "rope.scaling.factor": rope["factor"]}
+        if rope["rope_type"] == "yarn":
+            own |= {"rope.scaling.type": "yarn"} | {key: rope[k] for k, key in YARN.items()}
         if rope["rope_type"] == "llama3":
-            own |= {there: rope[key] for key, there in LLAMA3.items()}
+            about |= {key: rope[k] for k, key in LLAMA3.items()}
     floats = {key for key, x in own.items() if type(x) is float or key.endswith(("_epsilon", "factor", "freq_base"))}
     return about | {f"{name}.{key}": float(x) if key in floats else x for key, x in own.items()}
 
