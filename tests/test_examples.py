@@ -44,6 +44,8 @@ SAYS = {
         r"merged .*mayor of Orrimel\?\nSince the last race, the mayor is Pim Sallow\.\n",
     ],
     "burgers": [r"viscosity 0\.0\d+ \(true 0\.02\)"],
+    "environment": [r"GELU in its tanh form\.\n0\.0 refused by rule line 1: import os; allowed are"],
+    "search": [r"s, try  1: \d+\.\d+ times as fast as optimized", r"@kernel\(ops\.gelu_forward, 'mine'\)"],
 }
 PROGRESS = re.compile(r"cpuopt: compiling \d+ kernels, once|compiled \d+/\d+|\d/3 gelu_forward|\d+ tokens after")
 ROOFS = Roofs(1, (Level("memory", None),), 2.0, {"memory": {"read": 1.0}}, 1.0)
