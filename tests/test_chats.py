@@ -9,13 +9,15 @@ import numpy as np
 import pytest
 
 from cpuopt import Choice, cli
-from cpuopt.data.chats import encoded, load_chats, said_by
+from cpuopt.comm.threads import Team
+from cpuopt.data.chats import encoded, load_chats, packed, said_by
 from cpuopt.data.forms import FORMATS
 from cpuopt.data.tokenizers import Bytes
 from cpuopt.engine import Engine
 from cpuopt.errors import UserError
 from cpuopt.generate.chat import Conversation
 from cpuopt.models import parse
+from cpuopt.train.job import Settings, prepare
 
 TURNS = [("system", "Be odd."), ("user", "What?"), ("assistant", " A zim. "), ("user", "And?"), ("assistant", "")]
 NAMES = ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
@@ -174,9 +176,23 @@ def test_a_tenth_is_held_out_by_the_lines_alone():
     assert not held & train
 
 
-def test_an_epoch_has_every_target_once_in_an_order_that_follows_from_seed_and_epoch():
+def test_rows_have_every_example_once_and_few_rows_do():
+    rng = np.random.Generator(np.random.PCG64(0))
+    lines(*({"text": "x" * int(n)} for n in rng.integers(1, 30, 300)))
+    data = load(T=64, pack=True)
+    rows = data.rows("train")
+    assert Counter(e.number for row in rows for e in row) == Counter(e.number for e in data.train)
+    assert max(sum(e.size for e in row) for row in rows) <= 64
+    assert len(rows) <= 1.02 * -(-sum(e.size for e in data.train) // 64)
+    assert packed(data.train, 64) == rows
+    assert f"packed into {len(rows)} rows of 64 in place of {len(data.train)}, " in data.description
+    assert f"one in each row of 64, 76 % padding (--pack: {len(rows)} rows)" in load(T=64).description
+
+
+@pytest.mark.parametrize("pack", [False, True])
+def test_an_epoch_has_every_target_once_in_an_order_that_follows_from_seed_and_epoch(pack):
     lines(*pairs(37))
-    data = load(T=100)
+    data = load(T=100, pack=pack)
     batches = data.batches("train", 4, 100, seed=3)
     n = len(batches)
     for epoch in range(2):
@@ -199,6 +215,16 @@ def test_a_row_has_one_example_and_padding_of_which_nothing_counts():
     )
 
 
+def test_a_packed_row_says_where_each_example_starts():
+    lines({"text": "abc"}, {"text": "defgh"})
+    batch = load(T=12, pack=True).batches("train", 2, 12).at(0)
+    assert batch["tokens"][0, :8].tobytes() == np.array([*b"\ndefg", *b"\nab"], np.int32).tobytes()
+    assert batch["targets"][0].tolist() == [*b"defgh", *b"abc", *[-100] * 4]
+    assert batch["starts"][0].tolist() == [0] * 5 + [5] * 3 + [8, 9, 10, 11]
+    assert batch["starts"][1].tolist() == list(range(12))
+    assert (batch["targets"][1] == -100).all()
+
+
 # The command line
 
 
@@ -214,6 +240,20 @@ def test_show_prints_examples_with_what_counts_in_brackets(capsys):
     assert [e["where"] for e in found["shown"]] == ["'c.jsonl', line 1"]
     assert sum(found["shown"][0]["counted"]) == found["shown"][0]["targets"] == len(" A zim. ") + 1
     assert cli.main(["data", "show", "c.txt"]) == 2
+
+
+def test_show_prints_packed_rows(capsys):
+    lines({"text": "abc"}, {"text": "defgh"}, {"text": "ijklmnopq"})
+    assert cli.main(["data", "show", "c.jsonl", "-T", "9", "--pack", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["packed"], found["rows"], found["packed_rows"]) == (True, 2, 2)
+    assert [(e["row"], e["start"], e["where"][-1]) for e in found["shown"]] == [(1, 0, "3"), (2, 0, "2"), (2, 5, "1")]
+    assert cli.main(["data", "show", "c.jsonl", "-T", "9", "--pack", "--limit", "1"]) == 0
+    out = capsys.readouterr().out
+    assert "row 1, from token 0: 'c.jsonl', line 3" in out
+    assert "row 2" not in out
+    assert cli.main(["train", "--model", "llama-tiny", "--steps", "1", "--pack"]) == 2
+    assert "--pack: --data builtin is text, whose rows are full; expected a .jsonl" in capsys.readouterr().err
 
 
 def test_said_by_names_what_is_not_used():
@@ -253,10 +293,11 @@ def test_without_the_mask_the_loss_is_another(capsys, monkeypatch):
     assert min(abs(a - b) for a, b in zip(answers, everything, strict=True)) > 1e-3
 
 
-def test_a_run_that_is_resumed_in_the_middle_of_an_epoch_is_that_of_an_uninterrupted_one(capsys):
+@pytest.mark.parametrize("how", [[], ["--pack"]], ids=["padded", "packed"])
+def test_a_run_that_is_resumed_in_the_middle_of_an_epoch_is_that_of_an_uninterrupted_one(how, capsys):
     lines(*pairs(20))
-    losses(capsys, "--steps", "12", "--save-every", "12", "--run", "whole")
-    losses(capsys, "--steps", "5", "--save-every", "5", "--run", "parts")
+    losses(capsys, *how, "--steps", "12", "--save-every", "12", "--run", "whole")
+    losses(capsys, *how, "--steps", "5", "--save-every", "5", "--run", "parts")
     (parts,), (whole,) = Path("runs").glob("*-parts"), Path("runs").glob("*-whole")
     assert cli.main(["train", "--resume", str(parts), "--steps", "12"]) == 0
     for name in ("params", "adam_m", "adam_v"):
@@ -267,22 +308,43 @@ def test_a_run_that_is_resumed_in_the_middle_of_an_epoch_is_that_of_an_uninterru
     assert "holds other text" in capsys.readouterr().err
 
 
-def test_padded_and_one_by_one_give_the_same_gradients():
-    """Examples of other lengths, in rows of other widths: padding and the number of rows change nothing."""
-    lines(*({"prompt": "q" * n, "completion": "a" * (9 - n)} for n in range(1, 5)))
-    config = parse("llama-tiny")
+@pytest.mark.parametrize("model", ["llama-tiny", "gpt2-tiny"])
+def test_packed_padded_and_one_by_one_give_the_same_gradients(model):
+    """Examples of other lengths, in rows of other widths: neither padding nor neighbours in a row change anything."""
+    lines(*({"prompt": "q" * n, "completion": "a" * (3 + n % 2)} for n in range(1, 5)))
+    config = parse(model)
 
-    def gradients(T, B, micro_batches):
-        batches = load(T=T).batches("train", B, T)
+    def gradients(T, B, micro_batches, pack=False, dropped=False):
+        batches = load(T=T, pack=pack).batches("train", B, T)
         named = [batches.at(n) for n in range(micro_batches)]
+        inputs = {name: (x.shape, "int32") for name, x in named[0].items()}
+        if dropped:
+            named[0]["starts"][...] = 0
         how = {"choice": Choice("vanilla"), "micro_batches": micro_batches, "threads": 1, "seed": 1}
-        engine = Engine(config.module(), config.specs(B, T), progress=lambda *a: None, **how)
+        engine = Engine(config.module(), inputs, progress=lambda *a: None, **how)
         loss = engine.step(lr=0.0, more=named[1:], **named[0]).loss
         return loss, {name: g.copy() for name, g in engine.gradients().items()}
 
-    loss, padded = gradients(48, 4, 1)
-    for T, B, n in ((48, 1, 4), (60, 4, 1), (48, 2, 2)):
-        other, found = gradients(T, B, n)
-        assert abs(other - loss) < 1e-6 * loss
-        for name, g in padded.items():
-            assert np.abs(g - found[name]).max() <= 1e-6 * np.abs(g).max(), name
+    def apart(some, other):
+        return max(np.abs(g - other[1][name]).max() / np.abs(g).max() for name, g in some[1].items())
+
+    padded = gradients(40, 4, 1)
+    for T, B, n, pack in ((40, 1, 4, False), (60, 4, 1, False), (40, 2, 2, False), (60, 2, 1, True)):
+        found = gradients(T, B, n, pack)
+        assert abs(found[0] - padded[0]) < 1e-6 * padded[0]
+        assert apart(padded, found) <= 1e-6, (T, B, n, pack)
+    assert apart(padded, gradients(60, 2, 1, True, dropped=True)) > 1e-3
+
+
+def test_two_ranks_share_packed_rows():
+    lines(*pairs(20))
+    settings = Settings(
+        model="llama-tiny", data="c.jsonl", pack=True, B=2, T=64, total_batch=256, threads=1, variant="vanilla"
+    )
+
+    def steps(comm):
+        job = prepare(settings, comm=comm)
+        return [job.take_step().loss for _ in range(2)], job.engine.parameters()["model.norm.weight"].tobytes()
+
+    alone = Team(1).run(steps)
+    assert Team(2).run(steps) == alone * 2

@@ -34,8 +34,10 @@ def flags(p: argparse.ArgumentParser) -> None:
     settings.flags(q, "tokenizer")
     q = what.add_parser("show", help="show examples of a .jsonl as the model sees them, and which tokens count")
     q.add_argument("data", metavar="FILE.jsonl", help="Read this file of examples, or a glob.")
-    q.add_argument("--limit", type=int, default=5, metavar="N", help="Show this many examples. Default: %(default)s.")
-    settings.flags(q, "init", "tokenizer", "chat_format", "T", T=1024)
+    q.add_argument(
+        "--limit", type=int, default=5, metavar="N", help="Show this many examples, or rows. Default: %(default)s."
+    )
+    settings.flags(q, "init", "tokenizer", "chat_format", "pack", "T", T=1024)
     shared(q, "--json")
     shared(what.add_parser("list", help="list the datasets and which are prepared"), "--json")
 
@@ -107,11 +109,15 @@ def _show(args: argparse.Namespace) -> int:
         T=args.T,
         tokenizer=name,
         chat_format=args.chat_format,
+        pack=args.pack,
     )
-    examples = sorted((*data.train, *data.val, *data.idle), key=lambda e: e.number)[: args.limit]
+    examples = sorted((*data.train, *data.val, *data.idle), key=lambda e: e.number)
+    rows = [*data.rows("train"), *data.rows("val")] if args.pack else [[e] for e in examples]
     held_out = set(data.val)
     found = [
         {
+            "row": row,
+            "start": sum(other.size for other in some[:n]),
             "where": e.where,
             "split": "val" if e in held_out else "train",
             "cut": e.cut,
@@ -120,10 +126,11 @@ def _show(args: argparse.Namespace) -> int:
             "counted": e.counted.tolist(),
             "runs": [[counts, plain(text)] for counts, text in e.runs(tokenizer)],
         }
-        for e in examples
+        for row, some in enumerate(rows[: args.limit], 1)
+        for n, e in enumerate(some)
     ]
 
-    show(args, {**data.report(), "shown": found}, lambda: console.examples(data.description, found))
+    show(args, {**data.report(), "shown": found}, lambda: console.examples(data.description, found, args.pack))
     return 0
 
 

@@ -161,7 +161,9 @@ def text_of(args: argparse.Namespace, weights: Weights) -> tuple[Corpus | Chats,
         if not asked:
             raise UserError(f"--split {part}: {args.data} has no examples there; take --split all")
         T = args.T or max(e.size for e in asked)
-        return examples, ChatBatches(asked, min(args.B, len(asked)), T, None, f"{args.data} ({part})")
+        return examples, ChatBatches(
+            [[e] for e in asked], min(args.B, len(asked)), T, None, False, f"{args.data} ({part})"
+        )
     text = load_corpus(args.data, vocab_size=c.vocab_size, T=1, B=1, tokenizer=tokenizer, needed=())
     named = args.data != "builtin" and args.data not in DATASETS and not held_out_beside(Path(args.data))
     split: Split = args.split or ("all" if named and text.fingerprint != weights.trained_on else "val")

@@ -6,12 +6,14 @@ A line is one example::
     {"prompt": "...", "completion": "..."}      the same as a user's message and the assistant's
     {"text": "..."}                             all of which counts
 
-A row of a batch holds one example, and padding behind it, of which nothing counts. A tenth of the examples is held out.
-Which ones depends on their lines alone, and not on the order of the lines.
+A row of a batch holds one example or, packed, as many as fit, each of which attends to itself alone; and padding behind
+them, of which nothing counts. A tenth of the examples is held out. Which ones depends on their lines alone, and not on
+the order of the lines.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -166,6 +168,7 @@ class Chats:
     name : the name that the user gave.
     tokenizer : its name or its file, for `get_tokenizer`.
     T : the tokens of a row, to which examples are cut.
+    pack : whether a row holds as many examples as fit, or one.
     train, val : the examples that have a token that counts.
     idle : the examples that have none within T.
     unused : how often lines have a name that is not used.
@@ -175,6 +178,7 @@ class Chats:
     name: str
     tokenizer: str
     T: int
+    pack: bool
     train: Sequence[ChatExample]
     val: Sequence[ChatExample]
     idle: Sequence[ChatExample]
@@ -188,6 +192,8 @@ class Chats:
         kept = [*self.train, *self.val]
         every = [*kept, *self.idle]
         lengths = [e.ids.size + e.cut for e in every]
+        packed_rows = len(packed(self.train, self.T))
+        rows = packed_rows if self.pack else len(self.train)
         return {
             "examples": len(every),
             "train": len(self.train),
@@ -201,7 +207,10 @@ class Chats:
             "cut": sum(e.cut > 0 for e in every),
             "tokens_cut": sum(e.cut for e in every),
             "without_counted": [e.where for e in self.idle],
-            "padding": 1 - sum(e.size for e in self.train) / (len(self.train) * self.T),
+            "packed": self.pack,
+            "rows": rows,
+            "packed_rows": packed_rows,
+            "padding": 1 - sum(e.size for e in self.train) / (rows * self.T),
             "unused": self.unused,
         }
 
@@ -219,7 +228,12 @@ class Chats:
         if self.idle:
             n, first = count(len(self.idle), "example"), self.idle[0].where
             words.append(f"{n} left out, because no token counts within -T {self.T}: {first} first")
-        words.append(f"one in each row of {self.T}, {100 * r['padding']:.0f} % padding")
+        padding, few = f"{100 * r['padding']:.0f} % padding", count(r["packed_rows"], "row")
+        if self.pack:
+            words.append(f"packed into {few} of {self.T} in place of {r['train']}, {padding}")
+        else:
+            saved = f" (--pack: {few})" if 2 * r["packed_rows"] <= r["rows"] else ""
+            words.append(f"one in each row of {self.T}, {padding}{saved}")
         if self.unused:
             words.append("not used: " + ", ".join(f"{name!r} of {count(n, 'line')}" for name, n in self.unused.items()))
         return "; ".join(words)
@@ -232,46 +246,84 @@ class Chats:
         """Return the examples of ``train``, ``val`` or ``all``."""
         return {"train": self.train, "val": self.val, "all": [*self.train, *self.val]}[split]
 
+    def rows(self, split: str) -> list[list[ChatExample]]:
+        """Lay the examples of a split into rows."""
+        return packed(self.of(split), self.T) if self.pack else [[e] for e in self.of(split)]
+
     def batches(self, split: str, B: int, T: int, seed: int | None = None) -> ChatBatches:
         """Lay the examples of a split into batches: in an order drawn from `seed`, or a fixed one without it."""
         assert T == self.T, "examples are cut to one length"
-        return ChatBatches(self.of(split), B, T, seed, f"{self.name} ({split})")
+        return ChatBatches(self.rows(split), B, T, seed, self.pack, f"{self.name} ({split})")
+
+
+def packed(examples: Sequence[ChatExample], T: int) -> list[list[ChatExample]]:
+    """Lay examples into rows of T tokens: the longest first, each into the fullest row that has room."""
+    rows: list[list[ChatExample]] = []
+    free: list[int] = []  # the sizes of room that some row has, in order
+    with_room: dict[int, list[int]] = {}
+    for e in sorted(examples, key=lambda e: -e.size):
+        at = bisect_left(free, e.size)
+        if at == len(free):
+            room, row = T, len(rows)
+            rows.append([])
+        else:
+            room = free[at]
+            row = with_room[room].pop()
+            if not with_room[room]:
+                free.pop(at)
+        rows[row].append(e)
+        if left := room - e.size:
+            if not with_room.setdefault(left, []):
+                insort(free, left)
+            with_room[left].append(row)
+    return rows
 
 
 class ChatBatches:
-    """Batches of B examples, one in a row of T tokens, as a pure function of (seed, epoch, index).
+    """Batches of B rows of T tokens, as a pure function of (seed, epoch, index).
 
-    An epoch has every example once: what the last batch lacks are rows of which nothing counts.
+    An epoch has every row once: what the last batch lacks are rows of which nothing counts.
     """
 
-    def __init__(self, examples: Sequence[ChatExample], B: int, T: int, seed: int | None, name: str) -> None:
+    def __init__(
+        self, rows: Sequence[Sequence[ChatExample]], B: int, T: int, seed: int | None, pack: bool, name: str
+    ) -> None:
         if seed is not None and seed < 0:
             raise UserError(f"seed {seed} is negative; expected 0 or more")
-        self.examples, self.B, self.T, self.seed, self.name = examples, B, T, seed, name
-        self._order = -1, np.arange(len(examples))
+        self.rows, self.B, self.T, self.seed, self.pack, self.name = rows, B, T, seed, pack, name
+        self._order = -1, np.arange(len(rows))
 
     def __len__(self) -> int:
         """The number of batches of an epoch."""
-        return -(-len(self.examples) // self.B)
+        return -(-len(self.rows) // self.B)
 
     @property
     def n_tokens(self) -> int:
         """The tokens that count."""
-        return sum(e.targets for e in self.examples)
+        return sum(e.targets for row in self.rows for e in row)
 
     def at(self, n: int) -> dict[str, NDArray[np.int32]]:
-        """Return the n-th batch since the beginning of training: `tokens` and `targets`, both (B, T)."""
+        """Return the n-th batch since the beginning of training: `tokens`, `targets` and, if packed, `starts`.
+
+        Each is (B, T). ``starts[b, t]`` is the place in its row at which the example of a token starts; each token of
+        the padding is one of its own.
+        """
         epoch, index = divmod(n, len(self))
         if self.seed is not None and self._order[0] != epoch:
-            self._order = epoch, sorted_order(np.random.SeedSequence(self.seed, spawn_key=(epoch,)), len(self.examples))
+            self._order = epoch, sorted_order(np.random.SeedSequence(self.seed, spawn_key=(epoch,)), len(self.rows))
         order = self._order[1]
         tokens = np.zeros((self.B, self.T), np.int32)
         targets = np.full_like(tokens, IGNORED)
+        starts = np.tile(np.arange(self.T, dtype=np.int32), (self.B, 1))
         for b, number in enumerate(order[index * self.B : (index + 1) * self.B]):
-            e = self.examples[number]
-            tokens[b, : e.size] = e.ids[:-1]
-            targets[b, : e.size] = np.where(e.counted[1:], e.ids[1:], IGNORED)
-        return {"tokens": tokens, "targets": targets}
+            at = 0
+            for e in self.rows[number]:
+                place = slice(at, at + e.size)
+                tokens[b, place] = e.ids[:-1]
+                targets[b, place] = np.where(e.counted[1:], e.ids[1:], IGNORED)
+                starts[b, place] = at
+                at += e.size
+        return {"tokens": tokens, "targets": targets} | ({"starts": starts} if self.pack else {})
 
 
 def load_chats(
@@ -282,6 +334,7 @@ def load_chats(
     T: int,
     tokenizer: str | None = None,
     chat_format: str | None = None,
+    pack: bool = False,
 ) -> Chats:
     """Read all examples of some files.
 
@@ -292,6 +345,7 @@ def load_chats(
     T : the tokens of a row; longer examples are cut.
     tokenizer : by its name or its file; ``bytes`` without one.
     chat_format : ``chatml`` or ``llama3``; by default what the tokenizer's special tokens allow.
+    pack : whether a row holds as many examples as fit.
 
     Raises
     ------
@@ -336,7 +390,7 @@ def load_chats(
         raise UserError(f"--data {name}: no token of any example counts within -T {T}; take a larger -T")
     idle = [e for _, e in found if not e.targets]
     return Chats(
-        name, tokenizer, T, train, val, idle, dict(sorted(unused.items())), digest.hexdigest()[:16], tuple(files)
+        name, tokenizer, T, pack, train, val, idle, dict(sorted(unused.items())), digest.hexdigest()[:16], tuple(files)
     )
 
 

@@ -105,9 +105,9 @@ class GPT2Attention(nn.Module):
         self.c_attn = nn.Linear(c.n_embd, 3 * c.n_embd, init=nn.normal(0.02))
         self.c_proj = nn.Linear(c.n_embd, c.n_embd, init=nn.normal(0.02 * (2 * c.n_layer) ** -0.5))
 
-    def forward(self, x: Value) -> Value:
+    def forward(self, x: Value, starts: Value | None = None) -> Value:
         """Keep the shape (B, T, C)."""
-        y: Value = self.c_proj(F.attention(self.c_attn(x), self.n_head))
+        y: Value = self.c_proj(F.attention(self.c_attn(x), self.n_head, starts=starts))
         return y
 
 
@@ -133,9 +133,9 @@ class GPT2Block(nn.Module):
         self.ln_2 = nn.LayerNorm(c.n_embd)
         self.mlp = GPT2MLP(c)
 
-    def forward(self, x: Value) -> Value:
+    def forward(self, x: Value, starts: Value | None = None) -> Value:
         """Keep the shape (B, T, C)."""
-        x = x + self.attn(self.ln_1(x))
+        x = x + self.attn(self.ln_1(x), starts)
         x = x + self.mlp(self.ln_2(x))
         return x
 
@@ -153,10 +153,10 @@ class GPT2(nn.Module):
         self.lm_head.weight = self.wte.weight
         self.loss = nn.CrossEntropyLoss()
 
-    def forward(self, tokens: Value, targets: Value) -> tuple[Value, Value]:
+    def forward(self, tokens: Value, targets: Value, starts: Value | None = None) -> tuple[Value, Value]:
         """Map ids (B, T) and the ids that follow them to (loss (1,), logits (B, T, V))."""
-        x = self.wte(tokens, self.wpe.weight)
+        x = self.wte(tokens, self.wpe.weight, starts)
         for block in self.h:
-            x = block(x)
+            x = block(x, starts)
         logits = self.lm_head(self.ln_f(x))
         return self.loss(logits, targets), logits

@@ -273,17 +273,17 @@ class LlamaAttention(nn.Module):
         self.qk_norm, self.query_scale = c.qk_norm, sqrt(c.head_dim / (c.query_pre_attn_scalar or c.head_dim))
         self.limits = {"window": c.window(layer) or 0, "cap": c.attn_logit_softcapping or 0}
 
-    def forward(self, x: Value, rotary: nn.RotaryEmbedding | None) -> Value:
+    def forward(self, x: Value, rotary: nn.RotaryEmbedding | None, starts: Value | None = None) -> Value:
         """Keep the shape (B, T, C)."""
         q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
         if self.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
         if rotary:
-            q, k = rotary.forward(q), rotary.forward(k)  # in this layer
+            q, k = rotary.forward(q, starts), rotary.forward(k, starts)  # in this layer
         if self.query_scale != 1:
             q = F.scale(q, self.query_scale)
         how: Any = {"is_causal": True, "enable_gqa": True, "head_size": self.head_dim, **self.limits}
-        y: Value = self.o_proj(F.scaled_dot_product_attention(q, k, v, **how))
+        y: Value = self.o_proj(F.scaled_dot_product_attention(q, k, v, starts=starts, **how))
         return y
 
 
@@ -317,9 +317,9 @@ class LlamaBlock(nn.Module):
         y: Value = getattr(self, self.norms[place])(x) if self.norms[place] else x
         return y
 
-    def forward(self, x: Value, rotary: nn.RotaryEmbedding | None) -> Value:
+    def forward(self, x: Value, rotary: nn.RotaryEmbedding | None, starts: Value | None = None) -> Value:
         """Keep the shape (B, T, C)."""
-        x = x + self.normalized(1, self.self_attn(self.normalized(0, x), rotary))
+        x = x + self.normalized(1, self.self_attn(self.normalized(0, x), rotary, starts))
         x = x + self.normalized(3, self.mlp(self.normalized(2, x)))
         return x
 
@@ -338,13 +338,13 @@ class LlamaDecoder(nn.Module):
             self.rotary_emb_local = nn.RotaryEmbedding(c.head_dim, c.block_size, c.rope_local_base_freq)
         self.scale = sqrt(c.hidden_size) if c.scaled_embeddings else 1
 
-    def forward(self, tokens: Value) -> Value:
+    def forward(self, tokens: Value, starts: Value | None = None) -> Value:
         """Map ids (B, T) to hidden states (B, T, C)."""
         x: Value = self.embed_tokens(tokens)
         if self.scale != 1:
             x = F.scale(x, self.scale)
         for block in self.layers:
-            x = block(x, getattr(self, block.rotary) if block.rotary else None)
+            x = block(x, getattr(self, block.rotary) if block.rotary else None, starts)
         normalized: Value = self.norm(x)
         return normalized
 
@@ -360,9 +360,9 @@ class Llama(nn.Module):
             self.lm_head.weight = self.model.embed_tokens.weight
         self.loss = nn.CrossEntropyLoss()
 
-    def forward(self, tokens: Value, targets: Value) -> tuple[Value, Value]:
+    def forward(self, tokens: Value, targets: Value, starts: Value | None = None) -> tuple[Value, Value]:
         """Map ids (B, T) and the ids that follow them to (loss (1,), logits (B, T, V))."""
-        logits = self.lm_head(self.model(tokens))
+        logits = self.lm_head(self.model(tokens, starts))
         if cap := self.config.final_logit_softcapping:
             logits = F.scale(F.tanh(F.scale(logits, 1 / cap)), cap)
         return self.loss(logits, targets), logits

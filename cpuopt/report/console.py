@@ -401,12 +401,15 @@ def datasets_table(rows: Sequence[DatasetStatus]) -> list[RenderableType]:
     return [shown]
 
 
-def examples(description: str, found: Sequence[Mapping[str, Any]]) -> list[Text]:
-    """Show examples as a model sees them, with what counts in brackets."""
+def examples(description: str, found: Sequence[Mapping[str, Any]], packed: bool = False) -> list[Text]:
+    """Show examples as a model sees them, with what counts in brackets; and if packed, their rows."""
     lines = [Text(description), Text("The model learns to write what stands in [[ ]].")]
     for e in found:
         cut = f", {e['cut']} more are cut" if e["cut"] else ""
-        head = f"\n{e['where']} ({e['split']}): {count(len(e['ids']), 'token')}, {e['targets']} of which count{cut}"
+        place = f"row {e['row']}, from token {e['start']}: " if packed else ""
+        head = (
+            f"\n{place}{e['where']} ({e['split']}): {count(len(e['ids']), 'token')}, {e['targets']} of which count{cut}"
+        )
         lines += [Text(head, style="bold"), Text()]
         for counts, text in e["runs"]:
             lines[-1].append(f"[[{text}]]" if counts else text, style="green" if counts else "")

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -384,6 +385,7 @@ def data_of(s: Settings, vocab_size: int, tokenizer: str | None) -> Corpus | Cha
             T=s.T,
             tokenizer=tokenizer,
             chat_format=s.chat_format,
+            pack=s.pack,
         )
     return load_corpus(s.data, vocab_size=vocab_size, T=s.T, B=s.B, tokenizer=tokenizer)
 
@@ -534,9 +536,17 @@ def sized_model(settings: Settings, config: Config) -> tuple[nn.Module, dict[str
     Raises
     ------
     UserError
-        If an adapter is for a layer that the model does not have.
+        If an adapter is for a layer that the model does not have, or rows of several examples for a model that has no
+        input for where they start.
     """
     module, specs = config.sized(settings.B, settings.T)
+    if settings.pack:
+        if "starts" not in signature(module.forward).parameters:
+            raise UserError(
+                f"--pack: the forward of {models.name_of(config)} takes no `starts` (B, T), where each token's example "
+                "starts in its row; leave --pack out"
+            )
+        specs = {**specs, "starts": specs["tokens"]}
     if settings.lora is not None:
         layers = nn.add_adapters(module, nn.Lora.parse(settings.lora), config.head)
         if settings.save is not None:

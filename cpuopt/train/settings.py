@@ -89,6 +89,9 @@ class Settings:
         metavar="NAME",
         shown="as the tokenizer has",
     )
+    pack: bool = setting(
+        False, "Put as many examples of a .jsonl into a row as fit; each attends to itself alone, from position 0 on."
+    )
     tokenizer: str | None = setting(
         None,
         "Tokenize text by bytes or gpt2 or a file: tokenizer.json, tokenizer.bin of llama2.c, or GGUF.",
@@ -289,6 +292,7 @@ class Settings:
         UserError
             Naming the flag.
         """
+        from ..data.chats import is_chats
         from ..weights import check_target
         from . import tensorboard
         from .record import check_name
@@ -313,6 +317,8 @@ class Settings:
             Lora.parse(self.lora)
             if self.save is not None and Path(self.save).suffix:
                 raise UserError(f"--save {self.save}: expected a directory for the adapter of --lora")
+        if self.pack and not is_chats(self.data):
+            raise UserError(f"--pack: --data {self.data} is text, whose rows are full; expected a .jsonl of examples")
         for name in ("patience", "keep_best"):
             if getattr(self, name) and not self.val_every:
                 raise UserError(f"{flag(name)}: expected with --val-every N, without which nothing is validated")
