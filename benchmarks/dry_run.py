@@ -42,8 +42,9 @@ def serve(what: str) -> dict[str, float]:
     clock = time.process_time if request["busy"] else time.perf_counter
     settings = Settings(**request["job"], threads=1 if request["busy"] else None)
     if what == "plan":
-        roofs = rates.roofs(settings.threads or 1)
-        found = measured(forecast(settings, roofs), prepare(settings), clock)
+        job = prepare(settings)  # first, as the command does
+        roofs = rates.roofs(job.engine.threads)
+        found = measured(forecast(settings, roofs), job, clock)
         assert found.peak is not None
         return {"seconds": found.seconds, "gb": found.peak / 1e9}
     job = prepare(settings)
