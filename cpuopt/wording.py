@@ -82,7 +82,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
         return meant.removeprefix("; ")
     if len(known) <= MANY:
         return f"known: {', '.join(known)}"
+    if len(inside) == 1:
+        return f"did you mean '{inside[0]}'?"
     close = sorted(inside, key=lambda name: not name.startswith(word))[:3] or get_close_matches(word, known, 3, ALIKE)
-    if len(close) == 1:
-        return f"did you mean '{close[0]}'?"
     return f"the nearest of {len(known)}: {', '.join(close)}" if close else f"none of {len(known)} names is like it"

@@ -19,12 +19,15 @@ settings.load_profile("cpuopt")
 
 
 @pytest.fixture(autouse=True)
-def _files_of_one_test(tmp_path_factory):
-    """Forget the modules and kernels that a test brings in its own files, as the next command's process would."""
+def _traces_of_one_test(tmp_path_factory):
+    """Forget what a test leaves: modules and kernels of its own files, and signals that a verb in its end ignores."""
+    handlers = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     before, path = set(sys.modules), list(sys.path)
     registry = sys.modules.get("cpuopt.kernels.registry")
     known = dict(registry.KERNELS) if registry else {}
     yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
     if kernels := sys.modules.get("cpuopt.kernels"):
         kernels.ADDED.clear()
     if known:

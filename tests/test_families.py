@@ -181,9 +181,9 @@ def test_files_of_a_model_without_its_head_are_read(tmp_path):
 
 
 def test_a_scaling_that_gguf_would_lose_is_not_written(tmp_path, capsys):
-    there = written(tmp_path / "there", FAMILIES["llama, yarn"], KEPT["llama, yarn"][0])
+    there = written(tmp_path / "there", FAMILIES["mistral, dynamic"], KEPT["mistral, dynamic"][0])
     assert cli.main(["convert", str(there), str(tmp_path / "x.gguf")]) == 2
-    assert "rope_type is 'yarn', which cpuopt does not write to GGUF" in capsys.readouterr().err
+    assert "rope_type is 'dynamic', which cpuopt does not write to GGUF" in capsys.readouterr().err
 
 
 def test_an_adapter_of_a_layer_that_files_do_not_have_is_refused_before_a_run(tmp_path, monkeypatch, capsys):

@@ -57,7 +57,7 @@ def questions():
     """The batches of the example's questions as bytes, in the order of the lines."""
     path = HERE.parents[1] / "examples" / "questions.jsonl"
     data = load_chats([path], name=path.name, vocab_size=256, T=T)
-    return ChatBatches(sorted(data.of("all"), key=lambda e: e.number), 4, T, None, path.name)
+    return ChatBatches([[e] for e in sorted(data.of("all"), key=lambda e: e.number)], 4, T, None, False, path.name)
 
 
 def losses_of_all_weights(case, batches, variant="optimized"):
@@ -83,7 +83,7 @@ def test_steps_on_all_that_is_said_are_other_ones(questions):
             batch = super().at(n)
             return batch | {"targets": np.roll(batch["tokens"], -1, axis=1)}
 
-    every = Unmasked(questions.examples, 4, T, None, "")
+    every = Unmasked(questions.rows, 4, T, None, False, "")
     losses = losses_of_all_weights("llama", every)
     assert np.abs(np.array(losses) / WANT["all weights"]["llama"] - 1).max() > 1e-3
 

@@ -242,6 +242,8 @@ READ = {
     **{(f"{op}_decode", name): (0,) for op in ("attention", "gqa") for name in ("keys", "values")},  # the end is new
     **{(op.name, "copy"): () for op in OPS if op.name.startswith("embedding_update")},  # it is written alone
     **dict.fromkeys([("rope_decode", "cos"), ("rope_decode", "sin")], (-1,)),  # the first positions lie before
+    **{(f"rope_{way}", name): (0,) for way in ("forward", "backward") for name in ("cos", "sin")},  # examples are short
+    ("embedding_forward", "wpe"): (0,),
 }
 """Of the first element and the last, those that are read, where it is not both."""
 RIGHTLY_FINITE = {
