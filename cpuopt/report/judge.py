@@ -38,7 +38,8 @@ def ruling(r: Mapping[str, Any]) -> list[RenderableType]:
             roof = "" if case["roof_percent"] is None else f"{case['roof_percent']:.0f}"
             times = f"{case['a_us']:.1f}", f"{case['b_us']:.1f}", spread(case["ratio"])
             table.add_row(Text(text_of(case["sizes"])), *times, roof)
-        shown += [Text(f"score {t['score']:.3f}; the calls of a step take {t['saves_ms']:.3g} ms less"), table]
+        saves = f"{abs(t['saves_ms']):.3g} ms {'less' if t['saves_ms'] > 0 else 'more'}"
+        shown += [Text(f"score {t['score']:.3f}; the calls of a step take {saves}"), table]
     closed = f"closed by {r['isolation']['by']}; " if r["isolation"] else ""
     place = f"; place {r['place']}" if r.get("place") else ""
     shown.append(Text(f"{closed}text {r['text'][:12]}; {r['seconds']:.1f} s{place}", "dim"))
