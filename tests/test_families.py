@@ -4,7 +4,9 @@ The values are made by ``golden/transformers_families.py``; ``golden/compare_fam
 """
 
 import json
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,7 +19,9 @@ from golden.llama_cases import TOLERANCE, distance, summarize
 from cpuopt import cli, models
 from cpuopt.errors import UserError
 from cpuopt.generate.decoder import Decoder
+from cpuopt.models.llama import Config as Llama
 from cpuopt.weights import copy_into, open_weights
+from cpuopt.weights.gguf import ARCHITECTURES
 from cpuopt.weights.tensors import TensorFile
 
 KEPT = compare_families.kept()
@@ -165,6 +169,16 @@ def test_a_sample_of_a_model_with_capped_logits_has_them(tmp_path):
     last = engine.array(engine.program.outputs[1])[0, -1]
     assert np.abs(decoder.read(tokens[0].tolist()) - last).max() <= TOLERANCE * np.abs(last).max()
     assert np.abs(last).max() < weights.config.final_logit_softcapping
+
+
+def test_the_page_names_every_family_and_every_architecture_of_gguf():
+    page = (Path(__file__).parents[1] / "docs" / "training.md").read_text()
+    table = page.partition("### Families")[2].partition("\n\nPositions")[0]
+    files = page.partition("- **GGUF**")[2].partition("\n  - ")[0]
+    models.load_all()
+    found = {name for name, config in models.MODELS.items() if issubclass(config, Llama)}
+    assert set(re.findall(r"^\| `(\w+)` \|", table, re.M)) - {"model_type"} == found
+    assert set(re.findall(r"`(\w+)`", files)) == set(ARCHITECTURES)
 
 
 def test_files_of_a_model_without_its_head_are_read(tmp_path):

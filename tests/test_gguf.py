@@ -13,11 +13,11 @@ from cpuopt import cli, models
 from cpuopt.errors import UserError
 from cpuopt.files import gguf as container
 from cpuopt.models import gpt2
-from cpuopt.models.families import Mistral, Olmo2, Phi3, Qwen2, Qwen3, SmolLM3
-from cpuopt.models.llama import Config
+from cpuopt.models.families import Gemma2, Gemma3, Mistral, Olmo2, Phi3, Qwen2, Qwen3, SmolLM3
+from cpuopt.models.llama import KINDS, Config
 from cpuopt.weights import gguf as file_of
 from cpuopt.weights import open_weights, save_weights
-from cpuopt.weights.tensors import from_bf16, to_bf16
+from cpuopt.weights.tensors import TensorFile, from_bf16, to_bf16
 
 # A writer of the tests' own, which takes anything ---------------------------------------------------------------------
 
@@ -266,6 +266,27 @@ CASES = {
     "qwen3-yarn": Qwen3(61, 32, 64, 2, 4, 2, 8, 64, rope_type="yarn", rope_factor=4.0, rope_original_positions=16),
     "smollm3": SmolLM3(61, 32, 64, 5, 4, 2, 8, 16),
     "olmo2": Olmo2(61, 32, 64, 2, 4, 2, 8, 16),
+    "phi3": Phi3(61, 32, 64, 2, 4, 2, 8, 16, sliding_window=12),
+    "phi3-longrope": Phi3(
+        *(61, 32, 64, 2, 4, 2, 8, 64),
+        partial_rotary_factor=0.75,
+        rope_type="longrope",
+        rope_original_positions=16,
+        rope_short_factor=(1.0, 1.05, 2.5),
+        rope_long_factor=(1.0, 4.0, 8.1),
+    ),
+    "gemma2": Gemma2(61, 32, 64, 2, 4, 2, 8, 16, sliding_window=8, query_pre_attn_scalar=8),
+    "gemma3": Gemma3(
+        *(61, 32, 64, 3, 4, 2, 8, 16),
+        sliding_window=8,
+        query_pre_attn_scalar=8,
+        final_logit_softcapping=3.5,
+        rope_local_base_freq=2e4,
+        rope_theta=1e6,
+        rope_type="linear",
+        rope_factor=8.0,
+    ),
+    "gemma3-full": Gemma3(61, 32, 64, 2, 4, 2, 8, 16, sliding_window=None, query_pre_attn_scalar=8),
     "gpt2": gpt2.Config(2, 2, 32, 61, 16),
 }
 
@@ -290,9 +311,94 @@ def test_a_directory_comes_back_identical(case, dtype, tmp_path):
     }
     assert stored == {words[dtype]}
     assert cli.main(["convert", str(tmp_path / "m.gguf"), str(tmp_path / "back")]) == 0
-    for name in ("model.safetensors", "config.json"):
+    rounded = dtype == "f32" and case.startswith("gemma")  # by the 1 that is added to a norm's weight
+    for name in ("config.json", *["model.safetensors"] * (not rounded)):
         assert (tmp_path / "back" / name).read_bytes() == (tmp_path / "hf" / name).read_bytes()
-    assert open_weights(tmp_path / "m.gguf").config == config
+    weights = open_weights(tmp_path / "m.gguf")
+    assert weights.config == config
+    for name, x in params.items():
+        np.testing.assert_allclose(
+            weights.read(name), x, rtol=0, atol=2**-23 * (rounded and name.endswith("norm.weight"))
+        )
+
+
+def test_tensors_lie_as_llama_cpp_has_them(tmp_path):
+    """Those of Phi-3 are joined as in a directory, and the norms of Gemma have the 1 that is added to them."""
+    for config, pairs in (
+        (CASES["phi3-longrope"], {"self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"}),
+        (CASES["gemma3"], {"self_attn.k_norm": "attn_k_norm", "pre_feedforward_layernorm": "ffn_norm"}),
+        (CASES["gemma2"], {"post_attention_layernorm": "post_attention_norm", "mlp.up_proj": "ffn_up"}),
+    ):
+        params, shift = drawn(config), config.norm_shift
+        save_weights(tmp_path / config.model, config, params.__getitem__)
+        save_weights(path := tmp_path / f"{config.model}.gguf", config, params.__getitem__)
+        directory, file = TensorFile(tmp_path / config.model / "model.safetensors"), container.Gguf(path)
+        for here, there in pairs.items():
+            x = directory.read(f"model.layers.1.{here}.weight")
+            got = file_of._numbers(file, f"blk.1.{there}.weight")
+            assert np.array_equal(got, x + np.float32(shift) if "norm" in here else x), there
+        assert not {name for name in file.tensors if name.startswith("output.")} or not config.tie_word_embeddings
+
+
+def rewritten(path, **changes):
+    """Write a file again with other metadata; None leaves a key out."""
+    file = container.Gguf(path)
+    data = path.read_bytes()[min(t.start for t in file.tensors.values()) :]
+    known = file.metadata | {key.replace("__", "."): x for key, x in changes.items()}
+    head = container.header(
+        {key: x for key, x in known.items() if x is not None},
+        {name: (t.dtype, t.shape) for name, t in file.tensors.items()},
+    )
+    path.write_bytes(head + data)
+
+
+CHANGED = [
+    ("phi3", {"phi3__rope__dimension_count": 0}, "rope.dimension_count is 0; expected 1 to 8"),
+    ("phi3", {"phi3__rope__dimension_count": 9}, "rope.dimension_count is 9; expected 1 to 8"),
+    ("phi3", {"phi3__rope__dimension_count": "x"}, "rope.dimension_count is x; expected 1 to 8"),
+    ("phi3", {"phi3__attention__head_count": 0}, "phi3.attention.head_count is 0"),
+    ("phi3", {"phi3__embedding_length": "x"}, "phi3.attention.head_count is 4; expected one for some"),
+    ("phi3", {"phi3__rope__scaling__attn_factor": 1.25}, "rope.scaling.attn_factor is 1.25, and there is no tensor"),
+    ("phi3-longrope", {"phi3__rope__dimension_count": 8}, "rope_short_factor has 3 numbers; expected 4"),
+    ("gemma2", {"gemma2__expert_count": 8}, "gemma2.expert_count is 8, which cpuopt does not compute; llama.cpp runs"),
+    ("gemma3", {"gemma3__attn_logit_softcapping": 9.0}, "gemma3.attn_logit_softcapping is 9.0"),
+    ("llama", {"split__count": 3}, "is one of 3 files of a model; join them with llama.cpp: llama-gguf-split --merge"),
+    ("llama", {"split__count": 3, "general__architecture": None}, "is one of 3 files of a model"),
+]
+
+
+@pytest.mark.parametrize(("case", "changes", "said"), CHANGED)
+def test_other_metadata_are_refused_by_their_key(case, changes, said, tmp_path):
+    save_weights(path := tmp_path / "m.gguf", CASES[case], drawn(CASES[case]).__getitem__)
+    rewritten(path, **changes)
+    with pytest.raises(UserError) as e:
+        open_weights(path)
+    assert said in str(e.value)
+    assert "\n" not in str(e.value)
+
+
+def test_metadata_that_others_write(tmp_path):
+    """A pattern of windows, a file that was joined, and keys that llama.cpp has a default for."""
+    for case, changes, want in (
+        ("gemma3", {"gemma3__attention__sliding_window_pattern": 2}, {"layer_types": (KINDS[1], KINDS[0], KINDS[1])}),
+        ("gemma3", {"gemma3__rope__freq_base_swa": None}, {"rope_local_base_freq": 1e4}),
+        ("gemma2", {"gemma2__attn_logit_softcapping": None}, {"attn_logit_softcapping": 50.0}),
+        ("phi3", {"phi3__attention__key_length": None, "phi3__attention__value_length": None}, {}),
+        ("phi3-longrope", {"phi3__rope__scaling__attn_factor": None}, {"rope_attention_factor": 1.0}),
+        ("llama", {"split__count": 0}, {}),
+    ):
+        save_weights(path := tmp_path / "m.gguf", CASES[case], drawn(CASES[case]).__getitem__)
+        rewritten(path, **changes)
+        assert open_weights(path).config == replace(CASES[case], **want), case
+        path.unlink()
+
+
+def test_the_largest_gemma_divides_scores_by_its_width_for_a_head(tmp_path):
+    config = Gemma2(61, 32, 8, 46, 4, 2, 4, 16, sliding_window=8, query_pre_attn_scalar=8)
+    save_weights(path := tmp_path / "m.gguf", config, drawn(config).__getitem__)
+    assert open_weights(path).config == config
+    with pytest.raises(UserError, match="with query_pre_attn_scalar 8; got 4"):
+        file_of.require(replace(config, query_pre_attn_scalar=4))
 
 
 def test_vectors_that_a_narrow_type_lacks_stay_exact(tmp_path):
@@ -368,7 +474,11 @@ REFUSED = {
     "head_dim": Olmo2(61, 32, 64, 2, 4, 2, 16, 16),
     "rope_attention_factor": replace(CASES["qwen3-yarn"], rope_attention_factor=1.5),
     "rope_type is 'dynamic'": replace(SMALL, rope_type="dynamic", rope_factor=2.0),
-    "no architecture for the model phi3": Phi3(61, 32, 64, 2, 4, 2, 8, 16),
+    "rope_type is 'yarn'": Phi3(61, 32, 64, 2, 4, 2, 8, 16, rope_type="yarn", rope_original_positions=4),
+    "a number sliding_window": replace(CASES["gemma2"], sliding_window=None),
+    "with layer_types": replace(CASES["gemma3"], layer_types=(KINDS[0],) * 3),
+    "with query_pre_attn_scalar 8": replace(CASES["gemma3"], query_pre_attn_scalar=10),
+    "with attn_logit_softcapping None": replace(CASES["gemma3"], attn_logit_softcapping=9.0),
 }
 
 

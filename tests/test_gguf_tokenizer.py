@@ -45,10 +45,12 @@ def byte_pairs(*cuts, ignore_merges=False, normalizer=None):
     return made
 
 
-def pieces(prefix=True):
+def pieces(prefix=True, cut=None):
     made = library.Tokenizer(library.models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
     steps = [normalizers.Prepend("▁")] * prefix + [normalizers.Replace(" ", "▁")]
     made.normalizer = normalizers.Sequence(steps)
+    if cut:
+        made.pre_tokenizer = cut
     ends = [decoders.Strip(" ", 1, 0)] * prefix
     made.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *ends])
     special = ["<unk>", "<s>", "</s>"]
@@ -76,6 +78,7 @@ KINDS = {
     "tekken": lambda: byte_pairs(split("tekken"), END, ignore_merges=True),
     "pieces": pieces,
     "pieces without a space": lambda: pieces(prefix=False),
+    "pieces of Gemma": lambda: pieces(prefix=False, cut=pre_tokenizers.Split(" ", "merged_with_previous")),
 }
 
 

@@ -207,7 +207,7 @@ class Config(models.Config):
         """Read the sizes; refuse what this model does not compute."""
         for name, allowed in cls.expected.items():
             if given.get(name, allowed[0]) not in allowed:
-                raise UserError(f"{name} is {repr(given[name])[:60]}; cpuopt's {cls.model} has {allowed[0]!r} only")
+                raise UserError(f"{name} is {repr(given[name])[:60]}; cpuopt has {allowed[0]!r}, transformers others")
         names = cls.own_keys()
         layers = given.get("layer_types") or []
         if "layer_types" not in names and (

@@ -3,7 +3,9 @@
 Each architecture is a table: what a size and a tensor are called here and there. A matrix lies (out, in) in the file.
 The rows of q and k change places for ``llama``, whose channels rotate in pairs (2i, 2i + 1) there and (i, i + half)
 here. A tied head is left out, and the scaling of Llama 3's positions is a tensor with the divisor of each frequency.
-Matrices have the type of the file; vectors, and GPT-2's positions, are float32 whatever the type.
+What a model's files of Hugging Face hold as one tensor is one here, and the weights of Gemma's normalizations have the
+1 that is added to them. Matrices have the type of the file; vectors, and GPT-2's positions, are float32 whatever the
+type.
 
 The numbers of quantized blocks come from the package ``gguf``, both ways.
 
@@ -13,8 +15,9 @@ Source: llama.cpp, ``convert_hf_to_gguf.py``, ``gguf-py/gguf/tensor_mapping.py``
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import isclose, nextafter
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +30,13 @@ from ..files import Content, write_whole
 from ..files.gguf import STORED, Gguf, header, is_gguf, padded
 from ..files.reading import open_file
 from ..models import Config, model_type
+from ..models.llama import KINDS
+from ..models.llama import Config as Llama
+from ..models.positions import KEYS, ORIGINAL, PART, amplitude
 from ..ops.declaration import Shape
 from ..ops.storage import WIDE
 from . import vocabulary
+from .huggingface import joined, places_of, shapes_of, taken, tensors_of
 from .llama2c import halves, pairs
 from .tensors import FLOATS, Array, DType, Marks, Weights, content_of, from_bf16, read_floats, to_bf16
 from .vocabulary import NAMED
@@ -90,12 +97,23 @@ class Architecture:
     sizes : keys of ``config.json`` by those there, which the architecture's name precedes.
     rotated : the tensors here whose rows change places.
     fixed : the values of fields that llama.cpp takes for granted.
+    numbers : fields that llama.cpp takes a number for.
+    scalings : of positions.
+    partly : whether a part of a head may rotate.
+    largest : the layers of the model whose scores are divided by the root of width / heads; that of others by the root
+        of `head_dim`. None if scores have no such size.
+    model : the model here, if its name differs.
     """
 
     tensors: Mapping[str, str]
     sizes: Mapping[str, str]
     rotated: re.Pattern[str] = re.compile(r"(?!)")
     fixed: Mapping[str, Any] = field(default_factory=dict)
+    numbers: Sequence[str] = ()
+    scalings: Sequence[str] = ("default", "linear", "llama3", "yarn")
+    partly: bool = False
+    largest: int | None = None
+    model: str = ""
 
 
 Q_AND_K = re.compile(r".*\.[qk]_proj\.(weight|bias)")
@@ -104,18 +122,57 @@ OLMO2_TENSORS = {
     f"{LLAMA_LAYER}post_attention_layernorm": f"{BLOCK}post_attention_norm",
     f"{LLAMA_LAYER}post_feedforward_layernorm": f"{BLOCK}post_ffw_norm",
 }
+GEMMA_TENSORS = {**OLMO2_TENSORS, f"{LLAMA_LAYER}pre_feedforward_layernorm": f"{BLOCK}ffn_norm"}
+PHI3_TENSORS = {
+    **LLAMA_TENSORS,
+    f"{LLAMA_LAYER}self_attn.qkv_proj": f"{BLOCK}attn_qkv",
+    f"{LLAMA_LAYER}mlp.gate_up_proj": f"{BLOCK}ffn_up",
+}
+WINDOW = {"attention.sliding_window": "sliding_window"}
+CAPS = {"attn_logit_softcapping": "attn_logit_softcapping", "final_logit_softcapping": "final_logit_softcapping"}
+GEMMA2_SIZES = LLAMA_SIZES | WINDOW | CAPS
+GEMMA3_SIZES = GEMMA2_SIZES | {"attention.sliding_window_pattern": "sliding_window_pattern"}
+GEMMA3_SIZES |= {"rope.freq_base_swa": "rope_local_base_freq"}
+del GEMMA3_SIZES["attn_logit_softcapping"]
+AMPLITUDE = "rope.scaling.attn_factor"
+PHI3_SIZES = LLAMA_SIZES | WINDOW | {AMPLITUDE: "attention_factor"}
+NARROW = {"head_dim": None}
+"""Heads have together as many channels as the model."""
+GEMMA = {"tie_word_embeddings": True, "attention_bias": False, "layer_types": ()}
 ARCHITECTURES = {
     "llama": Architecture(LLAMA_TENSORS, LLAMA_SIZES, Q_AND_K),
     **dict.fromkeys(("qwen2", "qwen3"), Architecture(LLAMA_TENSORS, LLAMA_SIZES)),
     "smollm3": Architecture(LLAMA_TENSORS, LLAMA_SIZES, Q_AND_K, {"no_rope_layers": ()}),
-    "olmo2": Architecture(OLMO2_TENSORS, LLAMA_SIZES, fixed={"tie_word_embeddings": False, "attention_bias": False}),
+    "olmo2": Architecture(
+        OLMO2_TENSORS, LLAMA_SIZES, fixed={"tie_word_embeddings": False, "attention_bias": False, **NARROW}
+    ),
+    "phi3": Architecture(
+        *(PHI3_TENSORS, PHI3_SIZES), fixed=NARROW, scalings=("default", "linear", "longrope"), partly=True
+    ),
+    "gemma2": Architecture(
+        *(GEMMA_TENSORS, GEMMA2_SIZES),
+        fixed=GEMMA,
+        numbers=("sliding_window", *CAPS),
+        scalings=("default", "linear"),
+        largest=46,
+    ),
+    "gemma3": Architecture(
+        *(GEMMA_TENSORS, GEMMA3_SIZES),
+        fixed=GEMMA | {"attn_logit_softcapping": None},
+        scalings=("default", "linear"),
+        largest=62,
+        model="gemma3_text",
+    ),
     "gpt2": Architecture(GPT2_TENSORS, GPT2_SIZES),
 }
-"""By the name of the architecture, which is that of the model that is read."""
-SAME = {"mistral": "llama"}
-"""The architectures of models that have none of their own: a Mistral whose context is its window is a Llama."""
+"""By the name of the architecture, which is that of the model that is read unless it says otherwise."""
+SAME = {"mistral": "llama"} | {there.model: name for name, there in ARCHITECTURES.items() if there.model}
+"""The architectures of models that have none of their name: a Mistral whose context is its window is a Llama."""
 FACTORS = "rope_freqs.weight"
 """The tensor of Llama 3's positions."""
+LONG = {"short_factor": "rope_factors_short.weight", "long_factor": "rope_factors_long.weight"}
+"""The tensors of Phi's longer contexts."""
+NORM = re.compile(r".*norm\.weight")
 LLAMA3 = {
     "factor": "cpuopt.rope.factor",
     "original_max_position_embeddings": "cpuopt.rope.original_positions",
@@ -137,10 +194,13 @@ IGNORED = re.compile(
     r"|tensor_data_layout|use_parallel_residual"
 )
 """The keys of an architecture that are read elsewhere, or change nothing. Others must be 0 or false."""
-OPTIONAL = ("attention.key_length", "attention.head_count_kv", "rope.freq_base")
+OPTIONAL = {"attention.key_length", "attention.head_count_kv", "rope.freq_base"}
+OPTIONAL |= (GEMMA2_SIZES.keys() | GEMMA3_SIZES.keys() | PHI3_SIZES.keys()) - LLAMA_SIZES.keys()
+NONE = {*WINDOW, *CAPS}
+"""The keys of which 0 stands for none."""
 TYPES: Mapping[DType, str] = {"f32": "F32", "f16": "F16", "bf16": "BF16", "q8_0": "Q8_0"}
 FILE_TYPES: Mapping[DType, int] = {"f32": 0, "f16": 1, "q8_0": 7, "bf16": 32}
-UNROUNDED = re.compile(r"position_embd\..*|rope_freqs\..*")
+UNROUNDED = re.compile(r"position_embd\..*|rope_f.*")
 """Tensors that are float32 whatever the type of the file."""
 
 
@@ -169,21 +229,25 @@ def open_model(path: Path) -> Weights:
     """
     file = Gguf(path)
     name = file.metadata.get("general.architecture")
+    if (parts := file.metadata.get("split.count", 0)) not in (0, 1):  # of files that were joined it is 0
+        raise UserError(
+            f"{str(path)!r} is one of {str(parts)[:20]} files of a model; join them with llama.cpp: llama-gguf-split "
+            "--merge FIRST.gguf WHOLE.gguf"
+        )
     if not isinstance(name, str) or name not in ARCHITECTURES:
         known = ", ".join(ARCHITECTURES)
         raise UserError(f"{str(path)!r} has the architecture {repr(name)[:60]}; expected one of {known}")
-    if (parts := file.metadata.get("split.count", 1)) != 1:
-        raise UserError(f"{str(path)!r} is one of {parts} files of a model; join them with llama-gguf-split --merge")
     if any(place.dtype not in FLOATS for place in file.tensors.values()):
         blocks()
     there = ARCHITECTURES[name]
     try:
-        config = model_type(name).from_transformers(_given(file, name))
+        config = model_type(there.model or name).from_transformers(_given(file, name))
     except UserError as e:
         raise UserError(f"{str(path)!r}: {str(e)[:200]}") from e
-    shapes = config.shapes()
+    config = _usual(config)
+    shapes, places = shapes_of(config), places_of(config)
     names = {here: _name(here, there) for here in shapes}
-    surplus = file.tensors.keys() - names.values() - {FACTORS}
+    surplus = file.tensors.keys() - names.values() - {FACTORS, *LONG.values()}
     head, embedding = (_name(f"{layer}.weight", there) for layer in ("lm_head", next(iter(there.tensors))))
     if head in surplus and _same(file, head, embedding):
         surplus.remove(head)
@@ -200,10 +264,27 @@ def open_model(path: Path) -> Weights:
     _check_positions(file, config)
 
     def read(here: str) -> Array:
-        x = _numbers(file, names[here])
-        return halves(x, _head_size(config)) if there.rotated.fullmatch(here) else x
+        whole, rows = places[here]
+        x = _numbers(file, names[whole])[rows]
+        if shift := _shift(config, here):
+            x = x - shift
+        return halves(x, _head_size(config)) if there.rotated.fullmatch(here) else taken(config, here, x)
 
-    return Weights(path, config, _dtype(file, names.values()), read, _tokenizer(file), marks=_marks(file, config))
+    shifts = {name: _shift(config, here) for here, name in names.items()}
+    return Weights(path, config, _dtype(file, shifts), read, _tokenizer(file), marks=_marks(file, config))
+
+
+def _usual(config: Config) -> Config:
+    """Leave out the amplitude of rotary positions, if it is the usual one, as a ``config.json`` does."""
+    if not isinstance(config, Llama) or config.rope_attention_factor is None:
+        return config
+    usual = replace(config, rope_attention_factor=None)
+    return usual if isclose(amplitude(config), amplitude(usual), rel_tol=1e-6) else config
+
+
+def _shift(config: Config, here: str) -> int:
+    """Return what a weight in a file has more than here."""
+    return getattr(config, "norm_shift", 0) if NORM.fullmatch(here) else 0
 
 
 def _name(here: str, there: Architecture) -> str:
@@ -224,7 +305,7 @@ def _given(file: Gguf, name: str) -> dict[str, Any]:
     own = {k.removeprefix(f"{name}."): x for k, x in file.metadata.items() if k.startswith(f"{name}.")}
     for key, x in own.items():
         if key not in there.sizes and not IGNORED.fullmatch(key) and not (type(x) in (int, float, bool) and not x):
-            raise UserError(f"{name}.{key} is {str(x)[:60]}, which cpuopt does not compute")
+            raise UserError(f"{name}.{key} is {str(x)[:60]}, which cpuopt does not compute; llama.cpp runs this file")
         if not isinstance(x, int | float | str):
             raise UserError(f"{name}.{key} is a list; cpuopt has one number for all layers")
     if lacking := [key for key in there.sizes if key not in own and key not in OPTIONAL]:
@@ -237,24 +318,46 @@ def _given(file: Gguf, name: str) -> dict[str, Any]:
         raise UserError(f"{name}.vocab_size is {str(own['vocab_size'])[:60]}; 'token_embd.weight' has {rows} rows")
     if isinstance(layers := own["block_count"], int) and layers > len(file.tensors):
         raise UserError(f"{name}.block_count is {layers}; there are {len(file.tensors)} tensors")
+    own = {key: x for key, x in own.items() if x or key not in NONE}
     given = {here: _short(own[key]) for key, here in there.sizes.items() if key in own}
     given |= {"model_type": name, "vocab_size": rows}
     if name == "gpt2":
         return given
-    channels = given.get("head_dim", own.get("rope.dimension_count"))
+    rope, channels = _rope(file, own), given.get("head_dim", own.get("rope.dimension_count"))
+    if there.largest or there.partly:
+        width, heads = (own[key] for key in ("embedding_length", "attention.head_count"))
+        if not (type(width) is type(heads) is int and 0 < heads <= width):
+            raise UserError(f"{name}.attention.head_count is {str(heads)[:60]}; expected one for some of the channels")
+        channels = given.get("head_dim", width // heads)
+        scores = width // heads if own["block_count"] == there.largest else channels
+        given |= {"query_pre_attn_scalar": scores} if there.largest else {}
+    if there.partly:
+        rope |= {PART: _share(own.pop("rope.dimension_count", channels), channels)}
     for key in ("rope.dimension_count", "attention.value_length"):
         if own.get(key, channels) != channels:
             raise UserError(f"{name}.{key} is {str(own[key])[:60]}; expected {channels}, the channels of a head")
     return (
         {"num_key_value_heads": None}
+        | {name: None for name in WINDOW.values() if name not in there.numbers}
         | given
         | {
             "head_dim": channels,
             "tie_word_embeddings": "output.weight" not in file.tensors,
             "attention_bias": "blk.0.attn_q.bias" in file.tensors,
-            "rope_parameters": _rope(file, own),
+            "rope_parameters": rope,
         }
+        | {key: rope[key] for key in [ORIGINAL] if key in rope}  # which stands there too
     )
+
+
+def _share(turning: Any, channels: Any) -> float:
+    """Return the part of a head that rotates, of which so many channels come."""
+    if not (type(turning) is type(channels) is int and 0 < turning <= channels):
+        raise UserError(
+            f"rope.dimension_count is {str(turning)[:60]}; expected 1 to {channels}, the channels of a head"
+        )
+    share = turning / channels
+    return share if int(channels * share) == turning else nextafter(share, 1)
 
 
 def _short(x: Any) -> Any:
@@ -268,6 +371,15 @@ def _rope(file: Gguf, own: Mapping[str, Any]) -> dict[str, Any]:
     scale = _short(own.get("rope.scaling.factor", own.get("rope.scale_linear", 0.0)))
     kind = own.get("rope.scaling.type", "linear")  # llama.cpp's default
     kind = "none" if kind == "linear" and not scale else kind
+    if there := file.tensors.keys() & LONG.values():
+        if len(there) < len(LONG):
+            raise UserError(f"there is a tensor {there.pop()!r}; expected {' and '.join(LONG.values())}")
+        factors = {key: [_short(float(x)) for x in _numbers(file, name).flat] for key, name in LONG.items()}
+        within = own.get("rope.scaling.original_context_length", own["context_length"])
+        given = {ORIGINAL: within, "attention_factor": _short(own.get(AMPLITUDE, 1.0))}
+        return {"rope_type": "longrope", "rope_theta": theta} | factors | given
+    if own.get(AMPLITUDE, 1) != 1:
+        raise UserError(f"{AMPLITUDE} is {str(own[AMPLITUDE])[:60]}, and there is no tensor {LONG['long_factor']!r}")
     if FACTORS in file.tensors:
         if kind != "none" and scale != 1:
             raise UserError(f"there are both {FACTORS!r} and rope.scaling.factor {scale}; cpuopt has one scaling")
@@ -327,14 +439,19 @@ def _same(file: Gguf, a: str, b: str) -> bool:
     return file.tensors[a].shape == file.tensors[b].shape and bool((_numbers(file, a) == _numbers(file, b)).all())
 
 
-def _dtype(file: Gguf, names: Any) -> DType:
-    """Return the narrowest type that has every number of a file; float32 for blocks other than those of Q8_0."""
-    found = {name: file.tensors[name] for name in names}
+def _dtype(file: Gguf, shifts: Mapping[str, int]) -> DType:
+    """Return the narrowest type that has every number of a file; float32 for blocks other than those of Q8_0.
+
+    Parameters
+    ----------
+    shifts : the tensors, with what each has more than the model's weight.
+    """
+    found = {name: file.tensors[name] for name in shifts}
     kinds = {place.dtype for name, place in found.items() if len(place.shape) > 1 and not UNROUNDED.fullmatch(name)}
     dtype: DType = next((d for d, kind in TYPES.items() if kinds == {kind}), "f32")
     if dtype in ("f16", "bf16"):
         for name, place in found.items():
-            x = _numbers(file, name) if place.dtype == "F32" else None
+            x = _numbers(file, name) - shifts[name] if place.dtype == "F32" else None
             if x is not None and not (x == _rounded(x, dtype)).all():
                 return "f32"
     return dtype
@@ -372,11 +489,17 @@ def require(config: Config) -> Architecture:
     there = ARCHITECTURES.get(SAME.get(config.model, config.model))
     if there is None:
         raise UserError(f"GGUF has no architecture for the model {config.title}; name a directory")
-    if (kind := getattr(config, "rope_type", "default")) not in ("default", "linear", "llama3", "yarn"):
+    if (kind := getattr(config, "rope_type", "default")) not in there.scalings:
         raise UserError(f"rope_type is {kind!r}, which cpuopt does not write to GGUF; name a directory")
-    fixed = {**there.fixed, **({"rope_attention_factor": None} if kind == "yarn" else {})}
-    if config.model == "olmo2":
-        fixed |= {"head_dim": getattr(config, "hidden_size", 0) // getattr(config, "num_attention_heads", 1)}
+    fixed: dict[str, Any] = {**there.fixed, **({"rope_attention_factor": None} if kind == "yarn" else {})}
+    if isinstance(config, Llama):
+        share = config.hidden_size // config.num_attention_heads
+        fixed |= {"head_dim": share} if "head_dim" in fixed else {}
+        large = config.num_hidden_layers == there.largest
+        fixed |= {"query_pre_attn_scalar": share if large else config.head_dim} if there.largest else {}
+    for name in there.numbers:
+        if getattr(config, name) is None:
+            raise UserError(f"llama.cpp computes a {config.model} with a number {name}; got None, so name a directory")
     for name, want in fixed.items():
         if (got := getattr(config, name)) != want:
             raise UserError(f"llama.cpp computes a {config.model} with {name} {want}; got {got}, so name a directory")
@@ -388,23 +511,28 @@ def metadata_of(config: Config, dtype: DType) -> dict[str, Any]:
     name, there, given = SAME.get(config.model, config.model), require(config), config.to_transformers()
     about: dict[str, Any] = {"general.architecture": name, "general.type": "model"}
     about |= {"general.file_type": FILE_TYPES[dtype]} | ({"general.quantization_version": 2} if dtype == "q8_0" else {})
-    own = {key: given[here] for key, here in there.sizes.items() if here in given} | {"vocab_size": config.vocab_size}
+    own = {key: given[here] for key, here in there.sizes.items() if given.get(here) is not None}
+    own |= {key: 0 for key in WINDOW if key in there.sizes and key not in own} | {"vocab_size": config.vocab_size}
     if name == "gpt2":
         own |= {"feed_forward_length": 4 * given["n_embd"]}
     else:
+        assert isinstance(config, Llama)
         rope = given["rope_parameters"]
-        own |= {"rope.freq_base": rope["rope_theta"], "rope.dimension_count": given["head_dim"]}
-        own |= {
-            "attention.value_length": given["head_dim"],
-            "context_length": min(config.block_size, given.get("sliding_window") or config.block_size),
-        }
+        rope = rope.get(KINDS[0], rope)
+        own |= {"rope.freq_base": rope["rope_theta"], "rope.dimension_count": config.rotary_dim}
+        own |= {"attention.value_length": given["head_dim"]}
+        if name != config.model and not there.model:
+            own |= {"context_length": min(config.block_size, config.sliding_window or config.block_size)}
         if rope["rope_type"] == "linear":
             own |= {"rope.scaling.type": "linear", "rope.scaling.factor": rope["factor"]}
         if rope["rope_type"] == "yarn":
             own |= {"rope.scaling.type": "yarn"} | {key: rope[k] for k, key in YARN.items()}
+        if rope["rope_type"] == "longrope":
+            own |= {"rope.scaling.original_context_length": rope[ORIGINAL], AMPLITUDE: amplitude(config)}
         if rope["rope_type"] == "llama3":
             about |= {key: rope[k] for k, key in LLAMA3.items()}
-    floats = {key for key, x in own.items() if type(x) is float or key.endswith(("_epsilon", "factor", "freq_base"))}
+    ends = ("_epsilon", "factor", "freq_base", "freq_base_swa", "softcapping")
+    floats = {key for key, x in own.items() if type(x) is float or key.endswith(ends)}
     return about | {f"{name}.{key}": float(x) if key in floats else x for key, x in own.items()}
 
 
@@ -421,14 +549,18 @@ def write(path: Path, weights: Weights) -> None:
     made: dict[str, Array] = {}
     if getattr(config, "rope_type", "") == "llama3":
         made[FACTORS] = _divisors(config)
+    if getattr(config, "rope_type", "") == "longrope":
+        made |= {name: np.array(getattr(config, KEYS[key]), WIDE) for key, name in LONG.items()}
     shapes: dict[str, Shape] = {name: x.shape for name, x in made.items()}
-    here = {_name(name, there): name for name in config.shapes()}
-    shapes |= {_name(name, there): shape for name, shape in config.shapes().items()}
+    tensors, here = tensors_of(config), {_name(name, there): name for name in shapes_of(config)}
+    shapes |= {_name(name, there): shape for name, shape in shapes_of(config).items()}
     kinds = {name: _kind(name, shape, dtype) for name, shape in shapes.items()}
 
     def numbers() -> Iterator[Content]:
         for name, kind in kinds.items():
-            x = made[name] if name in made else weights.read(here[name])
+            x = made[name] if name in made else joined(config, tensors[here[name]], weights.read)
+            if shift := _shift(config, here.get(name, "")):
+                x = x + shift
             if there.rotated.fullmatch(here.get(name, "")):
                 x = pairs(x, _head_size(config))
             if quants and kind == "q8_0":

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -86,6 +86,35 @@ def tensors_of(config: Config) -> dict[str, list[str]]:
     return found
 
 
+def shapes_of(config: Config) -> dict[str, Shape]:
+    """Return the shape of each tensor of a model's files, as it is here."""
+    shapes = config.shapes()
+    return {
+        there: (sum(shapes[p][0] for p in parts), *shapes[parts[0]][1:]) for there, parts in tensors_of(config).items()
+    }
+
+
+def places_of(config: Config) -> dict[str, tuple[str, slice]]:
+    """Return the place of each parameter in a model's files: a tensor, and its rows there."""
+    shapes, found = config.shapes(), dict[str, tuple[str, slice]]()
+    for there, parts in tensors_of(config).items():
+        heights = [0, *accumulate(shapes[part][0] for part in parts)]
+        found |= {part: (there, slice(*ends)) for part, ends in zip(parts, pairwise(heights), strict=True)}
+    return found
+
+
+def taken(config: Config, name: str, x: Array) -> Array:
+    """Return a parameter whose rows lie as in a model's files, with its rows in the order here."""
+    return x if (order := config.rows(name)) is None else x[order]
+
+
+def joined(config: Config, names: Sequence[str], read: Read) -> Array:
+    """Return the tensor of a model's files that has some parameters."""
+    orders = {name: config.rows(name) for name in names}
+    parts = [read(name) if order is None else read(name)[np.argsort(order)] for name, order in orders.items()]
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
 def recognizes(path: Path) -> bool:
     """Return whether a path is a directory, or a file in one that has a model's name."""
     return path.is_dir() or path.name.endswith((".safetensors", ".index.json"))
@@ -111,7 +140,7 @@ def open_model(path: Path) -> Weights:
     names = names_of(config)
     files = _shards(path) if path.name.endswith(".json") else [TensorFile(path)]
     places: dict[str, tuple[TensorFile, str]] = {}
-    tensors, shapes = tensors_of(config), config.shapes()
+    tensors = shapes_of(config)
     for file in files:
         for there in file.tensors:
             name = there.removeprefix(names.prefix)
@@ -126,11 +155,9 @@ def open_model(path: Path) -> Weights:
         parts = [f"lacks {sorted(missing)[0]!r} and {len(missing) - 1} more"] if missing else []
         parts += [f"has {sorted(surplus)[0]!r} and {len(surplus) - 1} more"] if surplus else []
         raise UserError(f"{str(path)!r} {' and '.join(parts)}; expected a {config.model} of the sizes in {CONFIG}")
-    rows: dict[str, tuple[str, slice]] = {}
+    rows = places_of(config)
     for name, (file, there) in places.items():
-        heights = [0, *accumulate(shapes[part][0] for part in tensors[name])]
-        rows |= {part: (name, slice(*pair)) for part, pair in zip(tensors[name], pairwise(heights), strict=True)}
-        t, want = file.tensors[there], (heights[-1], *shapes[tensors[name][0]][1:])
+        t, want = file.tensors[there], tensors[name]
         if names.transposed.fullmatch(name):
             want = want[::-1]
         if t.shape != want or t.dtype not in FLOATS:
@@ -146,8 +173,7 @@ def open_model(path: Path) -> Weights:
         whole, part = rows[name]
         file, there = places[whole]
         x = file.read(there)
-        x = x.T if names.transposed.fullmatch(name) else x[part]
-        return x if (order := config.rows(name)) is None else x[order]
+        return taken(config, name, x.T if names.transposed.fullmatch(name) else x[part])
 
     kinds = {file.tensors[there].dtype for file, there in places.values()}
     dtype: DType = "bf16" if kinds == {"BF16"} else "f16" if kinds == {"F16"} else "f32"
@@ -214,26 +240,17 @@ def config_json(config: Config, dtype: DType, tokenizer: str | None = None, mark
 
 def weight_parts(config: Config, read: Read, dtype: DType) -> Iterator[Content]:
     """Return the parts of ``model.safetensors``, with the names and the transposes of ``save_pretrained``."""
-    names, shapes, tensors = names_of(config), config.shapes(), tensors_of(config)
+    names, tensors = names_of(config), tensors_of(config)
 
     def turned(name: str) -> bool:
         return names.transposed.fullmatch(name) is not None
 
-    def stored(name: str) -> Array:
-        x = read(name)
-        if (order := config.rows(name)) is not None:
-            x = x[np.argsort(order)]
+    def stored(there: str) -> Array:
+        x = joined(config, tensors[name := there.removeprefix(names.prefix)], read)
         return x.T if turned(name) else x
 
-    def joined(there: str) -> Array:
-        parts = [stored(name) for name in tensors[there.removeprefix(names.prefix)]]
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
-
-    there: dict[str, Shape] = {}
-    for whole, parts in tensors.items():
-        shape = (sum(shapes[name][0] for name in parts), *shapes[parts[0]][1:])
-        there[f"{names.prefix}{whole}"] = shape[::-1] if turned(whole) else shape
-    return file_parts(there, joined, dtype)
+    there = {f"{names.prefix}{name}": x[::-1] if turned(name) else x for name, x in shapes_of(config).items()}
+    return file_parts(there, stored, dtype)
 
 
 def write(path: Path, weights: Weights) -> None:

@@ -161,6 +161,8 @@ def _prefix(content: Mapping[str, Any]) -> bool | None:
     """Return whether a ``tokenizer.json`` of pieces puts a space before a text; None if it does something else."""
     steps = [*_steps(content.get("normalizer"), "normalizers"), *_steps(content.get("pre_tokenizer"), "pretokenizers")]
     kinds = {step.get("type"): step for step in steps}
+    if "Replace" in kinds and kinds.get("Split", {}).get("pattern") == {"String": " "}:
+        del kinds["Split"]  # which finds no space that is left
     if kinds.keys() - {"Prepend", "Replace", "Metaspace"} or not kinds:
         return None
     meta = kinds.get("Metaspace")

@@ -39,6 +39,9 @@ SIZES = {"vocab_size": V, "hidden_size": 256, "intermediate_size": 256, "num_hid
 SIZES |= {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 256}
 LLAMA3 = {"rope_type": "llama3", "rope_factor": 8.0, "rope_theta": 5e5, "rope_original_positions": 64}
 YARN = {"rope_type": "yarn", "rope_factor": 4.0, "rope_theta": 1e6, "rope_original_positions": 64}
+LONG = {"rope_type": "longrope", "max_position_embeddings": 512, "rope_original_positions": 256}
+LONG |= {"rope_short_factor": [1 + i / 8 for i in range(16)], "rope_long_factor": [1.0 + i for i in range(16)]}
+GEMMA = {"sliding_window": 24, "query_pre_attn_scalar": 32}
 MODELS: dict[str, tuple[dict[str, Any], str]] = {
     "llama": ({"model": "llama", **SIZES}, "pieces"),
     "mistral": ({"model": "mistral", **SIZES, "rope_theta": 1e6, "head_dim": 64}, "pieces"),
@@ -49,10 +52,14 @@ MODELS: dict[str, tuple[dict[str, Any], str]] = {
     "qwen3-yarn": ({"model": "qwen3", **SIZES, **YARN}, "qwen2"),
     "smollm3": ({"model": "smollm3", **SIZES, "num_hidden_layers": 4, "tie_word_embeddings": True}, "llama-bpe"),
     "olmo2": ({"model": "olmo2", **SIZES}, "dbrx"),
+    "phi3": ({"model": "phi3", **SIZES, "partial_rotary_factor": 0.75}, "pieces"),
+    "phi3-longrope": ({"model": "phi3", **SIZES, **LONG}, "pieces"),
+    "gemma2": ({"model": "gemma2", **SIZES, **GEMMA}, "pieces"),
+    "gemma3": ({"model": "gemma3_text", **SIZES, **GEMMA, "num_hidden_layers": 6, "rope_theta": 1e6}, "pieces"),
     "gpt2": ({"n_layer": 2, "n_head": 4, "n_embd": 256, "vocab_size": V, "block_size": 256}, "gpt-2"),
     "bytes": ({"model": "llama", **SIZES, "vocab_size": 256}, "bytes"),
 }
-STEPS = {"bytes": 400, "smollm3": 250}
+STEPS = {"bytes": 400, "smollm3": 250, "gemma3": 250}
 """Of models that learn the text more slowly than in 90 steps."""
 DTYPES = ("float32", "bf16", "q8_0")
 QUANTIZED = {"q8_0": 7, "q4_0": 2, "q4_k": 15, "q5_k": 17, "q6_k": 18, "q3_k": 12, "q2_k": 10, "f16": 1}
