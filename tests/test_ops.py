@@ -391,6 +391,14 @@ def test_bytes_count_each_array_once_and_twice_what_is_read_and_written() -> Non
     assert ops.embedding_forward.bytes({"B": 2, "T": 3, "C": 4, "V": 50257}, {}, {"starts"}) == 4 * (3 * 24 + 6)
 
 
+@pytest.mark.parametrize("op", [op for op in ops.ALL.values() if "window" in op.without], ids=str)
+@pytest.mark.parametrize("window", [0, 1, 5, 12, 13, 99])
+def test_flops_of_attention_count_the_pairs_in_the_window(op: Op, window: int) -> None:
+    sizes = {"B": 2, "T": 13, "C": 12, "NH": 3, "HS": 4, "NKV": 1}
+    pairs = sum(1 for t in range(13) for t2 in range(t + 1) if not window or t2 > t - window)
+    assert op.work({**sizes, "window": window}) * (13 * 14 // 2) == op.work(sizes) * pairs
+
+
 def test_parameters_follow_the_declaration() -> None:
     op = ops.matmul_backward_weight
     assert op.params == ["dweight", "dweight_add", "dbias", "dbias_add", "dout", "inp"]

@@ -13,6 +13,7 @@ import pytest
 
 import cpuopt
 from cpuopt import cli, ops
+from cpuopt.check.cases import scalars
 from cpuopt.errors import UserError
 from cpuopt.kernels import registry
 from cpuopt.lab import ab, sweep
@@ -46,6 +47,16 @@ def test_sizes_that_nobody_named_are_those_of_a_call_of_the_model():
     assert (alone.fixed, alone.source, alone.costs[0]["flops"]) == ({}, "", 90)
     narrow = sweep.plan(ops.matmul_forward, {"C": [32]}, {}, replace(TINY, dtype="bf16"))
     assert narrow.costs[0]["operands"] == "bfloat16"
+
+
+def test_a_window_is_a_size_that_work_depends_on():
+    """That of the model's call, if nobody named one; both kernels and references then have it."""
+    settings = replace(TINY, model="mistral-tiny", T=32)
+    plan = sweep.plan(ops.gqa_forward, {"window": [4, 32]}, {}, settings)
+    pairs = [sum(min(t + 1, n) for t in range(32)) for n in (4, 32)]
+    assert plan.costs[0]["flops"] * pairs[1] == plan.costs[1]["flops"] * pairs[0]
+    assert sweep.plan(ops.gqa_forward, {"T": [32]}, {}, settings).fixed["window"] == 16
+    assert scalars(ops.gqa_backward, plan.shapes[0].case, np.random.default_rng(0))["window"] == 4
 
 
 def test_sizes_that_make_no_call_are_left_out(monkeypatch):

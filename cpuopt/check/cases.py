@@ -33,7 +33,7 @@ class Case:
 
     Parameters
     ----------
-    sizes : the sizes of all symbols in the op's shapes, by symbol.
+    sizes : the sizes of all symbols in the op's shapes, by symbol; and numbers of a call that it should have.
     kind : the kind of the inputs: a name in `KINDS`; in `ADJOINTS` for a backward; in `IGNORING` for an op with
         ``ignore_index``; `REPEATS` for an op with indices; or `START`.
     absent : optional arguments that are not given.
@@ -48,7 +48,7 @@ class Case:
     @staticmethod
     def of(call: Call) -> Case:
         """Return the case of a program's call."""
-        return Case(dict(call.sizes), "normal", frozenset(call.absent), call.types)
+        return Case(call.counted, "normal", frozenset(call.absent), call.types)
 
     def to_json(self) -> dict[str, Any]:
         """Return the case for a request, as JSON."""

@@ -28,6 +28,7 @@ def numbers(op: Op, sizes: Mapping[str, int], kind: str, name: str, rng: np.rand
 
     Parameters
     ----------
+    sizes : by symbol; a number by its name is not drawn.
     name : the case; cases of one seed have different numbers.
     large : whether the call has a run's size. It then has no number from an end of its range, and a number that ends at
         a size is as large as that, since the work of a call depends on it.
@@ -37,7 +38,9 @@ def numbers(op: Op, sizes: Mapping[str, int], kind: str, name: str, rng: np.rand
     ignoring = {a.ignored: a for of in (op, op.inverts) if of for a in of.args if a.ignored}
     found: Numbers = {}
     for n, arg in args.items():
-        if kind == A_CLASS and n in ignoring and (below := ignoring[n].below):
+        if n in sizes:
+            found[n] = sizes[n]
+        elif kind == A_CLASS and n in ignoring and (below := ignoring[n].below):
             found[n] = int(rng.integers(below(sizes)))
         else:
             found[n] = number(arg, sizes, rng, usual=kind == START, large=large)

@@ -159,7 +159,7 @@ def shape_at(op: Op, sizes: Mapping[str, int]) -> Shape:
         given = f"; {', '.join(sizes)} is given" if sizes else ""
         raise UserError(f"--sizes: {op.name} has the symbols {', '.join(op.symbols)}: add {missing[0]}=...{given}")
     adds = {a.name: False for a in op.args if a.kind == "acc"}
-    return Shape(Case({s: sizes[s] for s in op.symbols}), adds, ("given sizes",))
+    return Shape(Case({s: sizes[s] for s in (*op.symbols, *op.counted) if s in sizes}), adds, ("given sizes",))
 
 
 def shapes_of(calls: Sequence[Call]) -> list[Shape]:

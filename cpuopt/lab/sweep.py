@@ -126,7 +126,7 @@ def plan(
         For a symbol that the op does not have or that is named twice, too many sizes, or a model without such a call.
     """
     asked = [*over, *given]
-    if unknown := [s for s in asked if s not in op.symbols]:
+    if unknown := [s for s in asked if s not in (*op.symbols, *op.counted)]:
         raise UserError(f"--over {unknown[0]}: {op.name} has the symbols {', '.join(op.symbols)}")
     if twice := [s for s in over if s in given]:
         raise UserError(f"--over {twice[0]} with --sizes {twice[0]}: one of the two sets its size")
@@ -138,11 +138,12 @@ def plan(
         like, source = _shape(first), f"{settings.model} {settings.B}x{settings.T}, {first.layer}"
     else:
         like, source = shape_at(op, {**dict.fromkeys(over, 1), **given}), ""
-    fixed = {s: {**like.sizes, **given}[s] for s in op.symbols if s not in over}
+    known, names = {**like.sizes, **given}, (*op.symbols, *op.counted)
+    fixed = {s: known[s] for s in names if s in known and s not in over}
     points = [dict(zip(over, values, strict=True)) for values in itertools.product(*over.values())]
     shapes, skipped = [], []
     for point in points:
-        sizes = {s: {**fixed, **point}[s] for s in op.symbols}
+        sizes = {s: {**fixed, **point}[s] for s in names if s in known or s in over}
         shape = replace(like, case=replace(like.case, sizes=sizes), layers=("given sizes",))
         if why := impossible(op, shape):
             skipped.append(f"{text_of(point)}: {why}")

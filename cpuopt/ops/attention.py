@@ -32,10 +32,11 @@ the cap Gemma Team 2024 (arXiv 2408.00118).
 """
 
 from math import sqrt
+from typing import Any
 
 import numpy as np
 
-from .declaration import HALF, NH, B, C, Op, T, acc, index, inp, operand, out, rounded, scalar
+from .declaration import HALF, NH, B, C, Dim, Op, T, acc, index, inp, operand, out, rounded, scalar, symbols
 
 SOURCE = "Vaswani et al. 2017, equation 1; Dao 2023 for lse; torch scaled_dot_product_attention(is_causal=True)"
 
@@ -102,6 +103,16 @@ WINDOW = scalar("window", integer=True, low=0, high=T, usual=0, shown=False)
 CAP = scalar("cap", low=0, high=60, usual=0, shown=False)
 LIMITS = STARTS, WINDOW, CAP
 """What limits attention; each may be absent, and then a program's text does not name it."""
+(W,) = symbols(WINDOW.name)
+
+
+def pairs(twice: Dim) -> dict[str, Any]:
+    """Count the FLOPs of all pairs of a token and a key that it reads in its window, from those of two pairs.
+
+    `starts` are not counted: they are known only when a call runs, and each batch has others.
+    """
+    return {"flops": T * (T + 1) * twice, "without": {WINDOW.name: (T - W) * (T - W + 1) * twice}}
+
 
 attention_forward = Op(
     "attention_forward",
@@ -110,7 +121,7 @@ attention_forward = Op(
     inp("qkv", B, T, 3 * C, types=HALF),
     *LIMITS,
     label="Attention Forward",
-    flops=2 * B * T * (T + 1) * C + 2 * B * NH * T * (T + 1),
+    **pairs(2 * B * C + 2 * B * NH),
     reference=reference_forward,
     source=SOURCE,
 )
@@ -124,7 +135,7 @@ attention_backward = Op(
     inp("lse", B, NH, T),
     *LIMITS,
     label="Attention Backward",
-    flops=5 * B * T * (T + 1) * C + 4 * B * NH * T * (T + 1),
+    **pairs(5 * B * C + 4 * B * NH),
     reference=reference_backward,
     source=SOURCE,
     inverts=attention_forward,

@@ -325,7 +325,8 @@ class Op:
     args : the arguments in call order, written ones first.
     label : the row of the profile that it is counted in.
     flops : floating-point operations of one call that the mathematics needs, in size symbols.
-    without : those of them that an absent argument saves, by its name.
+    without : those of them that an argument saves if it is absent, by its name; or that a number saves if it is above
+        0 and below the end of its range, with the number's name as a symbol.
     reference : float64 NumPy function of the arguments it names; returns a dict of the written arrays by name.
     source : the paper, equation or function that it follows.
     inverts : for a backward op, the forward op whose adjoints it computes.
@@ -447,9 +448,21 @@ class Op:
 
         return [*parts] == [op for op in self.fuses if op in parts or not may_lack(op)]
 
+    @cached_property
+    def counted(self) -> list[str]:
+        """The numbers that a call's work depends on."""
+        return [name for name in self.without if self.by_name[name].kind == "scalar"]
+
     def work(self, sizes: Mapping[str, int], absent: Collection[str] = ()) -> int:
-        """Count the floating-point operations of a call."""
-        return self.flops(sizes) - sum(saved(sizes) for name, saved in self.without.items() if name in absent)
+        """Count the floating-point operations of a call.
+
+        Parameters
+        ----------
+        sizes : those of all symbols, and the numbers in `counted` that are not 0.
+        """
+        numbers = {n: min(sizes[n], as_dim(self.by_name[n].high)(sizes)) for n in self.counted if sizes.get(n)}
+        saved = [x for name, x in self.without.items() if name in absent or name in numbers]
+        return self.flops(sizes) - sum(x({**sizes, **numbers}) for x in saved)
 
     def operands(self, types: Mapping[str, str]) -> str:
         """Return the storage type of what a call's products multiply: bfloat16 if it reads an array of it.

@@ -32,7 +32,7 @@ from math import sqrt
 
 import numpy as np
 
-from .attention import CAP, LIMITS, WINDOW, heads, rows, scored
+from .attention import CAP, LIMITS, WINDOW, heads, pairs, rows, scored
 from .declaration import HALF, HS, NH, NKV, B, Op, S, T, acc, inp, operand, out, rounded, scalar, state
 
 SOURCE = "Ainslie et al. 2023; Dao 2023 for lse; torch scaled_dot_product_attention(is_causal=True, enable_gqa=True)"
@@ -102,7 +102,7 @@ gqa_forward = Op(
     inp("v", *KEYS, types=HALF),
     *LIMITS,
     label="GQA Forward",
-    flops=2 * B * T * (T + 1) * NH * HS + 2 * B * NH * T * (T + 1),
+    **pairs(2 * B * NH * HS + 2 * B * NH),
     reference=reference_forward,
     source=SOURCE,
 )
@@ -120,7 +120,7 @@ gqa_backward = Op(
     inp("lse", B, NH, T),
     *LIMITS,
     label="GQA Backward",
-    flops=5 * B * T * (T + 1) * NH * HS + 4 * B * NH * T * (T + 1),
+    **pairs(5 * B * NH * HS + 4 * B * NH),
     reference=reference_backward,
     source=SOURCE,
     inverts=gqa_forward,

@@ -216,9 +216,14 @@ class Call:
         return {n for n, v in self.args.items() if v is None}
 
     @property
+    def counted(self) -> dict[str, int]:
+        """The sizes, and the numbers other than 0 that its work depends on."""
+        return self.sizes | {n: self.args[n] for n in self.op.counted if self.args[n]}
+
+    @property
     def flops(self) -> int:
         """Floating-point operations that the mathematics needs."""
-        return self.op.work(self.sizes, self.absent)
+        return self.op.work(self.counted, self.absent)
 
     @property
     def operands(self) -> str:
