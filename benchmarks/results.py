@@ -47,9 +47,6 @@ RUNS = {
     "llama": LLAMA,
 }
 """The flags of `cpuopt bench` by the record that they make."""
-LEGEND = """A time is the median of whole training steps. The ratio is the peer's time over cpuopt's, with its interval.
-*At roofs* is the ratio that cpuopt would have if each of its calls reached the machine's limit. *% of peak* is the rate
-of the step's FLOPs. It and the memory are those of cpuopt / the fastest peer."""
 MACHINES = re.compile(r"(<!-- machines -->\n).*?(<!-- /machines -->)", re.DOTALL)
 Record = Mapping[str, Any]
 Row = tuple[Mapping[str, Any], list[Mapping[str, Any]]]
@@ -169,8 +166,8 @@ def page(name: str, records: Mapping[str, Record]) -> str:
     parts = [
         f"# {NAMES.get(name, name)}",
         f"{newest['cpu']}, {newest['cores']} cores, {caches}, {newest['memory_bytes'] / 1e9:.0f} GB of memory. "
-        f"`python benchmarks/results.py` makes this page from `benchmarks/records/{name}/`.",
-        LEGEND,
+        f"`python benchmarks/results.py` makes this page from `benchmarks/records/{name}/`. "
+        "[The overview](README.md) says what the columns are.",
         *(text for key, record in records.items() for text in section(key, record) if text),
     ]
     return "\n\n".join(parts) + "\n"
