@@ -38,7 +38,7 @@ def _here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.mark.parametrize("verb", ["train", "check", "runs list", "new-kernel gelu_forward", "data list", "convert a b"])
+@pytest.mark.parametrize("verb", ["train", "runs list", "convert a b"])
 def test_a_working_directory_that_was_removed(verb, tmp_path, monkeypatch):
     gone = tmp_path / "gone"
     gone.mkdir()
@@ -49,22 +49,7 @@ def test_a_working_directory_that_was_removed(verb, tmp_path, monkeypatch):
     assert lines == ["cpuopt: the working directory was removed; change to one that is there"]
 
 
-SETTINGS = {
-    "malformed": "a: [",
-    "a list": "- 1",
-    "a number": "5",
-    "a name that is none": "1: 2",
-    "an unknown alias": "a: *x",
-    "a tag": "!!python/object/apply:os.system ['touch ran']",
-    "doubled 40 times": "a0: &a0 [x]\n" + "".join(f"a{i + 1}: &a{i + 1} [*a{i}, *a{i}]\n" for i in range(40)),
-    "another threading layer": "threading_layer: foo",
-    "no compiler": "disable_jit: 1",
-    "settings that numba takes": "num_threads: 1",
-    "nothing": "",
-}
-
-
-@pytest.mark.parametrize("text", SETTINGS.values(), ids=SETTINGS)
+@pytest.mark.parametrize("text", ["a: [", "num_threads: 1"], ids=["malformed", "settings that numba takes"])
 def test_numbas_settings_in_the_working_directory(text):
     Path(".numba_config.yaml").write_text(text)
     status, (line,) = run("check", "residual", "--quick")
@@ -74,7 +59,7 @@ def test_numbas_settings_in_the_working_directory(text):
     assert os.listdir() == [".numba_config.yaml"]
 
 
-@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda name: os.symlink("/dev/zero", name)])
+@pytest.mark.parametrize("make", [os.mkfifo, lambda name: os.symlink("/dev/zero", name)])
 def test_anything_of_that_name(make):
     make(".numba_config.yaml")
     assert run("kernels")[0] == 2
@@ -94,16 +79,15 @@ print(numba.njit(lambda x: x + 1)(1))
 
 
 @pytest.mark.parametrize(
-    "words",
+    ("words", "place"),
     [
-        "check --quick --kernels",
-        "train --model gpt2-tiny -B 2 -T 8 --steps 1 --swap residual_forward=mine --kernels",
-        "ab residual_forward vanilla mine --rounds 6 --kernels",
-        "inspect residual_forward mine --kernels",
-        "new-kernel gelu_forward --kernels",
+        ("check --quick --kernels", b"k\xff.py"),
+        ("train --model gpt2-tiny -B 2 -T 8 --steps 1 --swap residual_forward=mine --kernels", b"folder\xff/k.py"),
+        ("ab residual_forward vanilla mine --rounds 6 --kernels", b"k\xff.py"),
+        ("inspect residual_forward mine --kernels", b"folder\xff/k.py"),
+        ("new-kernel gelu_forward --kernels", b"k\xff.py"),
     ],
 )
-@pytest.mark.parametrize("place", [b"k\xff.py", b"folder\xff/k.py"])
 def test_a_kernel_file_whose_path_is_not_utf8(words, place):
     path = os.fsdecode(place)
     os.makedirs(os.path.dirname(path) or ".", exist_ok=True)

@@ -39,9 +39,7 @@ def flags(p: argparse.ArgumentParser) -> None:
         help="Compare at several batch sizes, rows by tokens, or at sizes of the op by symbol, as in 'BT=256 C=768', "
         "which need no model. Default: that of -B and -T.",
     )
-    p.add_argument(
-        "--threads", default="", metavar="N,...", help="Compare on these numbers of threads. Default: all cores."
-    )
+    shared(p, "--threads", help="Compare on these numbers of threads. Default: all cores.")
     p.add_argument(
         "--layer",
         default="*",
@@ -54,12 +52,7 @@ def flags(p: argparse.ArgumentParser) -> None:
         action="store_true",
         help="Fill the caches with other data before each call. Default: warm caches, with the cold times beside.",
     )
-    p.add_argument(
-        "--seed",
-        type=int,
-        default=0,
-        help="Draw inputs and the order of trials from this random seed. Default: %(default)s.",
-    )
+    shared(p, "--seed")
     shared(p, "--rounds", default=96)
     shared(p, "--limit", default=600)
 

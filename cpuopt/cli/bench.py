@@ -55,12 +55,7 @@ def flags(p: argparse.ArgumentParser) -> None:
         default=10,
         help="Run this many rounds, each with a trial of both sides. Default: %(default)s.",
     )
-    p.add_argument(
-        "--seed",
-        type=int,
-        default=0,
-        help="Draw weights and the order of trials from this random seed. Default: %(default)s.",
-    )
+    shared(p, "--seed", help="Draw weights and the order of trials from this random seed. Default: %(default)s.")
     p.add_argument(
         "--peer-python",
         default=sys.executable,

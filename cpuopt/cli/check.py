@@ -45,16 +45,11 @@ def flags(p: argparse.ArgumentParser) -> None:
         help="Check the backward references by differences of the forward references.",
     )
     p.add_argument("--quick", action="store_true", help="Check at a few small sizes only, none of a model.")
-    p.add_argument(
-        "--threads",
-        default="",
-        metavar="N,...",
-        help="Require the same bits on these numbers of threads. Default: 1 and all cores.",
-    )
+    shared(p, "--threads", help="Require the same bits on these numbers of threads. Default: 1 and all cores.")
     shared(p, "--sizes")
     p.add_argument("--seed", type=int, help="Draw the inputs from this random seed. Default: a new one each time.")
     shared(p, "--limit", default=120)
-    p.add_argument("--detail", action="store_true", help="Print a row for every case.")
+    shared(p, "--detail", help="Print a row for every case.")
     shared(p, "--json")
 
 

@@ -45,6 +45,13 @@ SHARED: Mapping[str, Mapping[str, Any]] = {
         "metavar": "S",
         "help": "Stop one comparison or check after this many seconds. Default: %(default)s.",
     },
+    "--seed": {
+        "type": int,
+        "default": 0,
+        "help": "Draw inputs and the order of trials from this random seed. Default: %(default)s.",
+    },
+    "--threads": {"default": "", "metavar": "N,..."},
+    "--detail": {"action": "store_true"},
     "--adapter": {
         "type": Path,
         "action": "append",

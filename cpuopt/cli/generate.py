@@ -90,12 +90,7 @@ def flags(p: argparse.ArgumentParser) -> None:
         metavar="P",
         help="Sample from the likeliest tokens of this total probability. Default: %(default)s.",
     )
-    p.add_argument(
-        "--seed",
-        type=int,
-        default=0,
-        help="Draw samples and random weights from this random seed. Default: %(default)s.",
-    )
+    shared(p, "--seed", help="Draw samples and random weights from this random seed. Default: %(default)s.")
     shared(p, "--json")
 
 

@@ -25,17 +25,12 @@ LEAST = 3
 def flags(p: argparse.ArgumentParser) -> None:
     """Add the verb's flags."""
     settings.flags(p, *settings.JOB, *(n for n in settings.KERNELS if n != "threads"), steps=5)
-    p.add_argument(
-        "--threads",
-        default="",
-        metavar="N,...",
-        help="Measure on these numbers of threads. Default: 1, 2, 4, ... and all cores.",
-    )
+    shared(p, "--threads", help="Measure on these numbers of threads. Default: 1, 2, 4, ... and all cores.")
     p.add_argument("--project", default="", metavar="N,...", help="Predict these numbers of threads, as in 16,32,64.")
     p.add_argument(
         "--bandwidth", type=float, metavar="GB/S", help="Predict for this memory bandwidth. Default: as measured here."
     )
-    p.add_argument("--detail", action="store_true", help="Print a second table, by layer.")
+    shared(p, "--detail", help="Print a second table, by layer.")
     shared(p, "--runs", "--json", "--html")
 
 

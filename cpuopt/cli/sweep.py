@@ -44,7 +44,7 @@ def flags(p: argparse.ArgumentParser) -> None:
     settings.flags(p, "kernels", "dtype", "threads", "B", "T", "model")
     p.add_argument("--layer", default="*", metavar="GLOB", help="Use the sizes of a call in these layers of the model.")
     shared(p, "--rounds", default=7, help="Run this many rounds at each size. Default: %(default)s.")
-    p.add_argument("--seed", type=int, default=0, help="Draw inputs from this random seed. Default: %(default)s.")
+    shared(p, "--seed", help="Draw inputs from this random seed. Default: %(default)s.")
     shared(p, "--limit", default=600, help="Stop one size after this many seconds. Default: %(default)s.")
 
 

@@ -31,12 +31,7 @@ def flags(p: argparse.ArgumentParser) -> None:
         metavar="PATTERN",
         help="Measure this op: name, glob or family. The flag repeats, and the plan for other ops stays.",
     )
-    p.add_argument(
-        "--seed",
-        type=int,
-        default=0,
-        help="Draw inputs and the order of trials from this random seed. Default: %(default)s.",
-    )
+    shared(p, "--seed")
     p.add_argument("--again", action="store_true", help="Measure anew in place of what an interrupted run kept.")
     p.add_argument(
         "--budget",

@@ -24,7 +24,7 @@ def flags(p: argparse.ArgumentParser) -> None:
     p.add_argument(
         "--seconds", type=common.seconds, default=120, metavar="S", help="Measure for this long. Default: %(default)s."
     )
-    p.add_argument("--seed", type=int, default=0, help="Draw the orders from this random seed. Default: %(default)s.")
+    shared(p, "--seed", help="Draw the orders from this random seed. Default: %(default)s.")
     shared(p, "--runs", "--json")
 
 

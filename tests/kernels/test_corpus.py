@@ -28,7 +28,6 @@ MANY_CORES = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one co
 @pytest.fixture(autouse=True)
 def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("CPUOPT_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(registry, "KERNELS", dict(registry.KERNELS))
 
 
@@ -122,10 +121,9 @@ LEAVES_A_TRACE = "open('ran', 'a').write(f'{os.getpid()} ')"
 @pytest.mark.parametrize("where", ["at import", "in a call"])
 @pytest.mark.parametrize("verb", WITHOUT_STEPS)
 def test_users_files_run_elsewhere_before_they_run_here(
-    where: str, verb: str, capsys: Any, monkeypatch: pytest.MonkeyPatch
+    where: str, verb: str, capsys: Any
 ) -> None:
     """A kernel that starts a thread, or ends its process, did so in the command itself."""
-    monkeypatch.delenv("CPUOPT_CACHE_DIR")  # the package's kernels are compiled there
     if where == "at import":
         Path("mine.py").write_text(f"{HEAD}{LEAVES_A_TRACE}\nos.nice(1)\n{text('mine', 'gelu_forward')}")
     else:
@@ -180,6 +178,8 @@ def test_the_check_on_a_first_step_changes_nothing(monkeypatch: pytest.MonkeyPat
     plain = prepare(Settings(**settings))
     losses = [plain.take_step().loss for _ in range(3)]
     monkeypatch.setattr("cpuopt.train.first.ours", lambda kernel: False)
+    monkeypatch.setattr("cpuopt.train.first.recall", lambda key, sized: None)
+    monkeypatch.setattr("cpuopt.train.first.remember", lambda key, result: None)
     for more in ({}, {"model": "llama-tiny"}, {"variant": "vanilla"}, {"optimizer": "lion"}):
         job = prepare(Settings(**{**settings, **more}))
         assert len([c for c in job.checked if c["case"].startswith("BT=32")]) > 3

@@ -43,25 +43,6 @@ def gated_recurrence(h, x, a):
                 h[b, t, c] = a[b, t, c] * h[b, t - 1, c] + x[b, t, c]
 
 
-@declared(out("y", T, C), inp("x", T, C), scalar("alpha"))
-def moving_average(y, x, alpha):
-    for c in range(x.shape[1]):
-        s = x[0, c]
-        for t in range(x.shape[0]):
-            s = alpha * x[t, c] + (1 - alpha) * s
-            y[t, c] = s
-
-
-@declared(out("y", T), inp("x", T), inp("b", 3), inp("a", 2))
-def biquad(y, x, b, a):
-    x1, x2, y1, y2 = 0.0, 0.0, 0.0, 0.0
-    for t in range(x.shape[0]):
-        now = b[0] * x[t] + b[1] * x1 + b[2] * x2 - a[0] * y1 - a[1] * y2
-        x2, x1 = x1, x[t]
-        y2, y1 = y1, now
-        y[t] = now
-
-
 @declared(out("y", T), inp("x", T), inp("k", K))
 def all_pole(y, x, k):
     for t in range(x.shape[0]):
@@ -102,61 +83,6 @@ def wkv(y, k, v, w, u):
             top = m
 
 
-@declared(out("y", T, C), inp("x", T, C), inp("nu", C), inp("theta", C))
-def linear_recurrent_unit(y, x, nu, theta):
-    for c in range(x.shape[1]):
-        r = math.exp(-math.exp(nu[c]))
-        cos, sin = r * math.cos(theta[c]), r * math.sin(theta[c])
-        gain = math.sqrt(1.0 - r * r)
-        re, im = 0.0, 0.0
-        for t in range(x.shape[0]):
-            re, im = cos * re - sin * im + gain * x[t, c], sin * re + cos * im
-            y[t, c] = re
-
-
-@declared(out("y", T, C), inp("x", T, C), inp("r", T, C), inp("i", T, C), inp("lam", C))
-def real_gated_lru(y, x, r, i, lam):
-    for c in range(x.shape[1]):
-        h = 0.0
-        for t in range(x.shape[0]):
-            log_a = -8.0 * softplus(lam[c]) * sigmoid(r[t, c])
-            h = math.exp(log_a) * h + math.sqrt(1.0 - math.exp(2.0 * log_a)) * sigmoid(i[t, c]) * x[t, c]
-            y[t, c] = h
-
-
-@declared(out("h", T, C), inp("x", T, 3 * C), inp("w", 3 * C, C))
-def gru_scan(h, x, w):
-    n = h.shape[1]
-    for t in range(x.shape[0]):
-        for j in range(n):
-            ru, zu, nu = 0.0, 0.0, 0.0
-            if t > 0:
-                for k in range(n):
-                    ru += w[j, k] * h[t - 1, k]
-                    zu += w[n + j, k] * h[t - 1, k]
-                    nu += w[2 * n + j, k] * h[t - 1, k]
-            r = sigmoid(x[t, j] + ru)
-            z = sigmoid(x[t, n + j] + zu)
-            new = math.tanh(x[t, 2 * n + j] + r * nu)
-            h[t, j] = (1.0 - z) * new
-            if t > 0:
-                h[t, j] += z * h[t - 1, j]
-
-
-@declared(out("h", T, C), inp("f", T, C), inp("i", T, C), inp("z", T, C))
-def exponential_gates(h, f, i, z):
-    for c in range(f.shape[1]):
-        cell, norm, m = 0.0, 0.0, -np.inf
-        for t in range(f.shape[0]):
-            log_f = -softplus(-f[t, c])
-            new = max(log_f + m, i[t, c])
-            fg, ig = math.exp(log_f + m - new), math.exp(i[t, c] - new)
-            cell = fg * cell + ig * math.tanh(z[t, c])
-            norm = fg * norm + ig
-            h[t, c] = cell / norm
-            m = new
-
-
 @declared(out("y", T, M), inp("q", T, K), inp("k", T, K), inp("v", T, M), inp("beta", T))
 def delta_rule(y, q, k, v, beta):
     S = np.zeros((k.shape[1], v.shape[1]))
@@ -187,14 +113,6 @@ def retention(y, S, q, k, v, decay):
 
 
 @declared(out("y", B, T), inp("x", B, T))
-def cumulative_sum(y, x):
-    for b in prange(x.shape[0]):
-        y[b, 0] = x[b, 0]
-        for t in range(1, x.shape[1]):
-            y[b, t] = y[b, t - 1] + x[b, t]
-
-
-@declared(out("y", B, T), inp("x", B, T))
 def cumulative_product(y, x):
     for b in prange(x.shape[0]):
         p = 1.0
@@ -211,39 +129,6 @@ def prefix_maximum(y, x):
             if x[b, t] > best:
                 best = x[b, t]
             y[b, t] = best
-
-
-@declared(out("y", B, T), inp("x", B, T))
-def prefix_log_sum_exp(y, x):
-    for b in range(x.shape[0]):
-        m, s = -np.inf, 0.0
-        for t in range(x.shape[1]):
-            if x[b, t] > m:
-                s = s * math.exp(m - x[b, t]) + 1.0
-                m = x[b, t]
-            else:
-                s += math.exp(x[b, t] - m)
-            y[b, t] = m + math.log(s)
-
-
-@declared(out("mean", T), inp("z", T), inp("q", 1), inp("r", 1))
-def kalman_filter(mean, z, q, r):
-    m, p = 0.0, 1.0
-    for t in range(z.shape[0]):
-        p = p + q[0] * q[0]
-        gain = p / (p + r[0] * r[0])
-        m += gain * (z[t] - m)
-        p *= 1.0 - gain
-        mean[t] = m
-
-
-@declared(out("y", T), inp("x", T), inp("c", K))
-def horner(y, x, c):
-    for t in range(x.shape[0]):
-        s = 0.0
-        for k in reversed(range(c.shape[0])):
-            s = s * x[t] + c[k]
-        y[t] = s
 
 
 @declared(out("v", T, C), inp("i", T, C), scalar("tau"), scalar("threshold"))
@@ -263,16 +148,6 @@ def advantages(g, r, value, gamma, lam):
     for t in reversed(range(r.shape[0])):
         last = r[t] + gamma * value[t + 1] - value[t] + gamma * lam * last
         g[t] = last
-
-
-@declared(out("loss", 1), inp("e", T), inp("omega", 1), inp("alpha", 1), inp("beta", 1))
-def garch(loss, e, omega, alpha, beta):
-    s = omega[0] * omega[0] + 0.1
-    total = 0.0
-    for t in range(e.shape[0]):
-        total += 0.5 * (math.log(s) + e[t] * e[t] / s)
-        s = omega[0] * omega[0] + 0.1 + alpha[0] * alpha[0] * e[t] * e[t] + beta[0] * beta[0] * s
-    loss[0] = total
 
 
 @declared(out("y", T), inp("x0", 1), inp("r", 1))
