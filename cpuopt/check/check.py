@@ -71,12 +71,12 @@ MOST_VARIED = 1 << 17
 
 
 def check_all(
-    kernels: Iterable[Kernel], *, quick: bool = False, threads: Sequence[int] = (1, 2), seed: int = 0
+    kernels: Iterable[Kernel], *, quick: bool = False, threads: Sequence[int] = (1, 2)
 ) -> list[CheckResult]:
     """Check kernels on all cases of their ops, or on the quick ones."""
     of = {k: quick_cases(k.op, k.types, k.skips) if quick else cases(k.op, k.skips) for k in kernels}
     every = [(k, case) for k in kernels for case in of[k] if k.takes_all(case.types)]
-    return [check(k, case, threads=threads, seed=seed) for k, case in every]
+    return [check(k, case, threads=threads) for k, case in every]
 
 
 def check(

@@ -93,14 +93,12 @@ def require_right(
     *,
     threads: int,
     child: Child | None = None,
-    say: Callable[[str], None] = lambda text: None,
 ) -> Judged:
     """Judge kernels on the quick cases, and at the sizes given, as far as no earlier judgement is remembered.
 
     Parameters
     ----------
     child : the process that has users' files of kernels loaded and judges them; without it they are judged here.
-    say : called with each case that is judged.
 
     Raises
     ------
@@ -119,7 +117,6 @@ def require_right(
             key = key_of(kernel, digest, case, threads)
             result = recall(key, case)
             if result is None:
-                say(f"{kernel.name}  {case.case if isinstance(case, Sized) else case}")
                 if child and in_file(kernel, child):
                     require_same_text(kernel, child)
                 result = judge(kernel, case, threads, child if in_file(kernel, child) else None)

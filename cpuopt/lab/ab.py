@@ -290,10 +290,10 @@ class Alone:
         return list(self.timed.worst.values())
 
 
-def beside(pair: Alone, rounds: int = BESIDE_ROUNDS) -> dict[str, Any]:
+def beside(pair: Alone) -> dict[str, Any]:
     """Time A and B in the other state of the caches: ``caches``, ``warm`` or ``cold``, and ``a_ns`` and ``b_ns``."""
     times: dict[str, list[float]] = {"A": [], "B": []}
-    for _ in range(rounds):
+    for _ in range(BESIDE_ROUNDS):
         for side in "ABBA":
             times[side].append(pair.trial(side, not pair.cold))
     medians = {f"{side.lower()}_ns": float(np.median(ns)) for side, ns in times.items()}

@@ -58,18 +58,17 @@ FILE = '''\
 {kernel}'''
 
 
-def starter(op: Op, variant: str, of: str = BASE) -> str:
+def starter(op: Op, variant: str) -> str:
     """Write the text of a file that registers a copy of a kernel: a correct, slow start for a fast kernel.
 
     Parameters
     ----------
     variant : the name that the copy registers under.
-    of : the variant that is copied.
     """
-    source, own = KERNELS[op.name, of], home(op)
+    source, own = KERNELS[op.name, BASE], home(op)
     function = getattr(source.function, "py_func", source.function)
     write = of_own if own or source.written else caller if takes_all(function) else copied
-    imports, kernel = write(op, variant, of)
+    imports, kernel = write(op, variant)
     formula = inspect.getdoc(own or sys.modules[op.reference.__module__]) or f"Source: {op.source}"
     if "Source:" not in formula:
         formula += "\n\n" + fill(f"Source: {op.source}", 118, subsequent_indent="  ")
@@ -79,12 +78,12 @@ def starter(op: Op, variant: str, of: str = BASE) -> str:
     )
     comments = indent(comments, "# ", lambda line: True).replace("# \n", "#\n")
     unique = "\n".join(dict.fromkeys(imports))
-    return FILE.format(op=op, variant=variant, of=of, imports=unique, comments=comments, kernel=kernel)
+    return FILE.format(op=op, variant=variant, of=BASE, imports=unique, comments=comments, kernel=kernel)
 
 
-def copied(op: Op, variant: str, of: str) -> tuple[list[str], str]:
+def copied(op: Op, variant: str) -> tuple[list[str], str]:
     """Copy the text of a kernel, and find what it imports."""
-    function = KERNELS[op.name, of].function
+    function = KERNELS[op.name, BASE].function
     function = getattr(function, "py_func", function)
     source = inspect.getsource(function)
     (tree,) = ast.parse(source).body
@@ -92,7 +91,7 @@ def copied(op: Op, variant: str, of: str) -> tuple[list[str], str]:
     for d in tree.decorator_list if isinstance(tree, ast.FunctionDef) else ():
         if not isinstance(d, ast.Call):  # what it derives from the package's kernel is there already
             lines[d.lineno - 1] = ""
-    kernel = "".join(lines).replace(f'"{of}"', f'"{variant}"', 1)
+    kernel = "".join(lines).replace(f'"{BASE}"', f'"{variant}"', 1)
     names = {n.id for n in ast.walk(ast.parse(kernel)) if isinstance(n, ast.Name)}
     imports = [line for name, line in IMPORTS.items() if name in names]
     if others := sorted(names & vars(sys.modules[function.__module__]).keys() - IMPORTS.keys()):
@@ -135,7 +134,7 @@ def in_use(op: Op, variant: str) -> str:
     return f"\n       cpuopt train {' '.join([swap, *flags])}"
 
 
-def of_own(op: Op, variant: str, of: str) -> tuple[list[str], str]:
+def of_own(op: Op, variant: str) -> tuple[list[str], str]:
     """Copy a kernel of an op of one's own, whose file the new one lies beside, or a backward that was generated.
 
     Raises
@@ -143,7 +142,7 @@ def of_own(op: Op, variant: str, of: str) -> tuple[list[str], str]:
     UserError
         If the op's file cannot be imported by its name.
     """
-    kernel, module = KERNELS[op.name, of], home(op)
+    kernel, module = KERNELS[op.name, BASE], home(op)
     members = vars(module).items() if module else ()
     name = next((n for n, x in members if op in (getattr(x, "forward", 0), getattr(x, "backward", 0))), "")
     if module and (module.__name__.startswith(UNNAMED) or not name):
@@ -183,12 +182,12 @@ def describe(a: Arg) -> str:
     return f"{a.name}{shape}: {ROLES[a.kind].format(name=a.name)}{optional}"
 
 
-def caller(op: Op, variant: str, of: str) -> tuple[list[str], str]:
+def caller(op: Op, variant: str) -> tuple[list[str], str]:
     """Write a kernel that calls the one made from an optimizer's rule, which has no text of its own."""
-    params = ", ".join([*op.params, *(s.name for s in KERNELS[op.name, of].scratch)])
+    params = ", ".join([*op.params, *(s.name for s in KERNELS[op.name, BASE].scratch)])
     scratch = "[(s.name, s.size, s.dtype) for s in MADE.scratch]"
     kernel = [
-        f'MADE = KERNELS["{op.name}", "{of}"]',
+        f'MADE = KERNELS["{op.name}", "{BASE}"]',
         "made = MADE.function",
         "",
         "",

@@ -258,7 +258,7 @@ def roofs(n: int, say: Callable[[str], None] = lambda text: None) -> Roofs:
     return store(Measurement(say=say).run([n]))[n]
 
 
-def raised(kept: Roofs, say: Callable[[str], None] = lambda text: None) -> Roofs:
+def raised(kept: Roofs) -> Roofs:
     """Measure roofs again that something has passed, once a process; return the better of each figure.
 
     Roofs that are not this machine's kept ones, such as those of a record, come back as they are.
@@ -267,7 +267,7 @@ def raised(kept: Roofs, say: Callable[[str], None] = lambda text: None) -> Roofs
     if n in MEASURED or stored().get(n) != kept:
         return kept
     MEASURED.add(n)
-    return store({n: better(kept, Measurement(say=say).run([n])[n])})[n]
+    return store({n: better(kept, Measurement().run([n])[n])})[n]
 
 
 def beside_others(kept: Roofs) -> bool:

@@ -6,7 +6,7 @@ judged in it, on copies of its arrays; then all that the step changed is put bac
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Protocol
 
@@ -33,7 +33,7 @@ class Guarded(Trainable, Protocol):
     guard: Guard
 
 
-def judge_first_step(job: Guarded, say: Callable[[str], None] = lambda text: None) -> list[CheckResult]:
+def judge_first_step(job: Guarded) -> list[CheckResult]:
     """Judge each distinct call of users' kernels on the arrays of the next step, unless that is remembered.
 
     Ops of one's own, whose reference is plain Python, are left out, and so are steps that ranks share.
@@ -68,7 +68,6 @@ def judge_first_step(job: Guarded, say: Callable[[str], None] = lambda text: Non
         for bound in calls:
             name = str(Sized(bound.kernel, Case.of(bound.call), dict(bound.call.adds)))
             if asked := wanted.pop(name, None):
-                say(name)
                 found.append((judged(bound, asked[0], engine.threads), asked[1]))
                 refuse(found[-1][0], "nothing is run with it, on the arrays of a first step")
             states = [bound.args[bound.call.op.params.index(a.name)] for a in bound.call.op.args if a.kind == "state"]
