@@ -70,9 +70,7 @@ MOST_VARIED = 1 << 17
 """Elements up to which a case is repeated with other inputs in the same arrays, for which the reference runs too."""
 
 
-def check_all(
-    kernels: Iterable[Kernel], *, quick: bool = False, threads: Sequence[int] = (1, 2)
-) -> list[CheckResult]:
+def check_all(kernels: Iterable[Kernel], *, quick: bool = False, threads: Sequence[int] = (1, 2)) -> list[CheckResult]:
     """Check kernels on all cases of their ops, or on the quick ones."""
     of = {k: quick_cases(k.op, k.types, k.skips) if quick else cases(k.op, k.skips) for k in kernels}
     every = [(k, case) for k in kernels for case in of[k] if k.takes_all(case.types)]

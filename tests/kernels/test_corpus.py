@@ -120,9 +120,7 @@ LEAVES_A_TRACE = "open('ran', 'a').write(f'{os.getpid()} ')"
 
 @pytest.mark.parametrize("where", ["at import", "in a call"])
 @pytest.mark.parametrize("verb", WITHOUT_STEPS)
-def test_users_files_run_elsewhere_before_they_run_here(
-    where: str, verb: str, capsys: Any
-) -> None:
+def test_users_files_run_elsewhere_before_they_run_here(where: str, verb: str, capsys: Any) -> None:
     """A kernel that starts a thread, or ends its process, did so in the command itself."""
     if where == "at import":
         Path("mine.py").write_text(f"{HEAD}{LEAVES_A_TRACE}\nos.nice(1)\n{text('mine', 'gelu_forward')}")
