@@ -19,7 +19,7 @@ def test_sizes_are_found():
     assert len(SIZED) == 6
 
 
-@pytest.mark.parametrize(("name", "wrong"), zip(SIZED, ["1by64", "0x4"] * 3, strict=True))
+@pytest.mark.parametrize(("name", "wrong"), [*zip(SIZED, ["1by64", "0x4"] * 3, strict=True)])
 def test_a_size_that_is_none_is_refused_in_one_line(name, wrong):
     command = [sys.executable, str(FOLDER / name), SIZED[name], wrong]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
