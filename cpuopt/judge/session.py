@@ -37,8 +37,6 @@ from ..wording import nearest
 from . import private, rules, timing
 from .remote import Clocks, Far, LostError, Remote
 
-PUBLIC = 0
-"""The seed of the public cases."""
 VERDICTS = ("refused by rule", "compile error", "wrong", "cheating", "slower", "inconclusive", "faster", "right")
 """The words of a verdict; ``right`` is the word of one that was not timed."""
 CHEATS = ("changed '", "left its process", "told a time", "changed the shape", "it replaces", "it starts a thread")
@@ -228,7 +226,7 @@ class Judge:
         flags = modes(kernel.op)
         for c in private.drawn(kernel, rng)[:AGAIN]:
             on = [flags[rng.integers(len(flags))]]
-            self.require(kernel, c, private.threads(rng, self.threads), int(rng.integers(2**62)), on, told=False)
+            self.require(kernel, c, private.threads(rng, self.threads), private.seed_of(c, rng), on, told=False)
 
     def loops(self, kernel: Kernel) -> list[dict[str, Any]]:
         """List the innermost loops of a candidate's machine code: vector width, multiply-adds and spills of each."""
@@ -308,14 +306,14 @@ class Judge:
         flags = modes(op)
         for i, c in enumerate(public):
             self.say(f"public case {c}")
-            self.require(kernel, c, (1, self.threads), PUBLIC, [flags[i % len(flags)]], told=True)
+            self.require(kernel, c, (1, self.threads), private.PUBLIC, [flags[i % len(flags)]], told=True)
         for sizes in (SMALL, ODD, MORE):
             self.fenced(kernel, case(op, sizes))
         hidden = private.drawn(kernel, rng)
         for i, c in enumerate(hidden):
             self.say(f"private case {i + 1} of {len(hidden)}")
             on = [flags[rng.integers(len(flags))]]
-            self.require(kernel, c, private.threads(rng, self.threads), int(rng.integers(2**62)), on, told=False)
+            self.require(kernel, c, private.threads(rng, self.threads), private.seed_of(c, rng), on, told=False)
         return len(public) + len(hidden)
 
     def require(

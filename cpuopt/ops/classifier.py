@@ -23,7 +23,7 @@ import numpy as np
 from .cross_entropy import cross_entropy_backward, cross_entropy_forward
 from .cross_entropy import reference_backward as loss_backward
 from .cross_entropy import reference_forward as loss_forward
-from .declaration import BT, HALF, IGNORE_INDEX, C, Op, Updates, V, acc, index, inp, operand, out
+from .declaration import BT, HALF, IGNORE_INDEX, C, Op, Updates, V, acc, index, inp, operand, out, rounded
 from .matmul import matmul_backward_input, matmul_backward_weight, matmul_forward
 
 SOURCE = "matmul and cross_entropy; blocks of tokens after Hsu et al. 2024 (Liger Kernel), section 3.2"
@@ -57,9 +57,9 @@ def reference_forward(inp, weight, targets, ignore_index):
 def reference_backward(dloss, inp, weight, targets, ignore_index):
     counts = targets != ignore_index
     some, ids = inp[counts], targets[counts]
-    logits = some @ weight.T
+    logits = rounded(some @ weight.T)
     found = loss_forward(logits, ids, ignore_index)
-    dlogits = operand(loss_backward(dloss, logits, found["lse"], ids, ignore_index)["dlogits"])
+    dlogits = operand(loss_backward(dloss, logits, rounded(found["lse"]), ids, ignore_index)["dlogits"])
     dinp = np.zeros_like(inp)
     dinp[counts] = (weight.T @ dlogits.T).T  # in half of the time that BLAS takes for dlogits @ weight
     return {**losses_of(counts, found), "dinp": dinp, "dweight": dlogits.T @ some}

@@ -18,7 +18,7 @@ Source: Ba, Kiros and Hinton 2016 (arXiv 1607.06450), equation 4; ``torch.nn.fun
 
 import numpy as np
 
-from .declaration import BT, EPS, HALF, C, Op, acc, inp, out
+from .declaration import BT, EPS, HALF, C, Op, acc, inp, out, rounded
 
 SOURCE = "Ba, Kiros and Hinton 2016, equation 4; torch.nn.functional.layer_norm"
 
@@ -33,7 +33,7 @@ def reference_forward(inp, weight, bias, eps):
 def reference_backward(dout, inp, weight, mean, rstd):
     xhat = (inp - mean[:, None]) * rstd[:, None]
     g = dout * weight
-    centred = g - g.mean(axis=-1, keepdims=True) - xhat * (g * xhat).mean(axis=-1, keepdims=True)
+    centred = g - rounded(g.mean(axis=-1, keepdims=True)) - xhat * (g * xhat).mean(axis=-1, keepdims=True)
     return {"dinp": rstd[:, None] * centred, "dweight": (dout * xhat).sum(axis=0), "dbias": dout.sum(axis=0)}
 
 

@@ -435,6 +435,14 @@ def test_a_gelu_alone_in_its_row_may_err_by_what_its_formula_cancels(op: Op, nam
     assert abs(wanted.values[name][0]) < 1e-6 < 1 < wanted.scale[name][0]
 
 
+def test_a_gradient_that_cancels_to_zero_in_a_row_of_one_may_err_by_its_terms() -> None:
+    """Of one element, the mean is the element itself, so the formula of layer normalization leaves rounding alone."""
+    kernel = KERNELS["layernorm_backward", "optimized"]
+    for seed in range(12):
+        result = check(kernel, {"BT": 116, "C": 1}, threads=(1,), seed=seed)
+        assert result.verdict == "PASS", str(result)
+
+
 # --- the check itself ----------------------------------------
 
 
