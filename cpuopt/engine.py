@@ -304,6 +304,10 @@ class Engine:
             self.runner(self.phases["convert"])
             self._stale = False
 
+    def weights_put_back(self) -> None:
+        """Say that weights were written behind the engine's back: the next forward writes their copies anew."""
+        self._stale = True
+
     def _held(self) -> bool:
         """Return whether an array of a weight is referenced, so that it may be read or written at any time."""
         self._exposed = [x for x in self._exposed if x() is not None]

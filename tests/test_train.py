@@ -18,7 +18,7 @@ from cpuopt.errors import UserError
 from cpuopt.kernels import registry
 from cpuopt.lab import ab
 from cpuopt.profiler import profile
-from cpuopt.train import job
+from cpuopt.train import first, job
 from cpuopt.train.trainer import train
 
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -423,6 +423,18 @@ def test_a_signal_ends_a_long_validation(prepare, tmp_path, monkeypatch):
     metrics, _, summary = read(result.path)
     assert (result.stopped_by, len(seen), len(metrics)) == (signal.SIGTERM, 55, 2)
     assert summary["val_loss"].keys() == {"0"}
+
+
+def test_a_first_step_that_is_judged_leaves_no_copy_of_a_weight_behind(prepare, monkeypatch):
+    """The weights are put back, and their copies in bfloat16 follow."""
+    monkeypatch.setattr(first, "recall", lambda key, case: None)
+    how = {"dtype": "bf16", "fuse": "none", "swap": ["layernorm_backward=generated"]}
+    judged, plain = prepare(**how), None
+    with monkeypatch.context() as m:
+        m.setattr(job, "judge_first_step", lambda job: [])
+        plain = prepare(**how)
+    assert any(c["kernel"] == "layernorm_backward[generated]" for c in judged.checked[len(plain.checked) :])
+    assert [judged.take_step().loss for _ in range(2)] == [plain.take_step().loss for _ in range(2)]
 
 
 def test_a_signal_before_the_first_step(prepare, tmp_path):

@@ -86,6 +86,7 @@ def judge_first_step(job: Guarded) -> list[CheckResult]:
     finally:
         engine.runner, job.done, engine.step_number = usual, done, number
         job.guard.restore(guard)
+        engine.weights_put_back()
     if changes := watch.changes():
         raise UserError(f"in a first step a kernel changed its process: {'; '.join(changes)}")
     for result, key in found:
