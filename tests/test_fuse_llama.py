@@ -14,7 +14,7 @@ from cpuopt.building import build
 from cpuopt.models import parse, specs
 from cpuopt.program.fuse import FUSIONS
 
-TINY = parse("llama-tiny")
+TINY, GEMMA = parse("llama-tiny"), parse("gemma2-tiny")
 B, T, LAYERS = 2, 16, TINY.num_hidden_layers
 LINEARS = 7 * LAYERS
 BLOCKS = [f"model.layers.{i}.mlp" for i in range(LAYERS)]
@@ -54,12 +54,12 @@ def counts(program):
     return Counter(c.op.name for c in program.calls)
 
 
-def train(fuse=(), **kw):
+def train(fuse=(), config=TINY, **kw):
     def batch(i):
-        ids = np.random.default_rng(i).integers(0, TINY.vocab_size, (B, T + 1))
+        ids = np.random.default_rng(i).integers(0, config.vocab_size, (B, T + 1))
         return {"tokens": ids[:, :-1], "targets": ids[:, 1:]}
 
-    return train_model(TINY.module(), specs(B, T), batch, fuse, **kw)
+    return train_model(config.module(), specs(B, T), batch, fuse, **kw)
 
 
 @pytest.fixture(scope="module")
@@ -104,6 +104,16 @@ def test_an_untied_head_and_normalized_heads_are_rewritten_too(qk_norm):
     assert found["classifier_update"] == found["embedding_backward"] == 1
     assert found["residual_rmsnorm_forward"] == 2 * LAYERS
     assert found["rmsnorm_backward"] == 2 * LAYERS + 1 + 2 * LAYERS * qk_norm
+
+
+def test_the_gate_of_a_gemma_is_rewritten_as_that_of_a_llama():
+    found = counts(llama(ALL, config=GEMMA).program)
+    assert found["matmul_geglu_forward"] == found["matmul_geglu_backward"] == found["geglu_forward"] == LAYERS
+    assert not [op for op in found if op.startswith(("gelu", "mul", "matmul_gelu", "geglu_backward"))]
+    assert llama(("gate", "gelu"), config=GEMMA).program.flops == llama(config=GEMMA).program.flops
+    usual = train(config=GEMMA)
+    for fuse in ("gate",), ("gate", "gelu"), ALL:
+        assert_alike(train(fuse, config=GEMMA), usual, exact=False)
 
 
 @pytest.mark.parametrize("part", ["silu_forward", "silu_backward", "mul_forward", "mul_backward"])

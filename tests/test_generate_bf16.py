@@ -144,7 +144,7 @@ def test_a_block_of_queries_reads_a_cache_of_bfloat16(op, more, variant):
 
 def test_the_kernels_for_few_rows_are_those_of_words():
     found = {k.op.name for (_, v), k in registry.KERNELS.items() if v == "rows" and k.others}
-    assert found == {"matmul_forward", "matmul_gelu_forward", "matmul_swiglu_forward"}
+    assert found == {"matmul_forward", "matmul_geglu_forward", "matmul_gelu_forward", "matmul_swiglu_forward"}
 
 
 # What a decoder holds

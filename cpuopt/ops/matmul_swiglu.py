@@ -30,34 +30,46 @@ def reference_backward(dout, weight, pre, up):
     return {"dpre": slopes["dinp"], "dup": slopes["dup"]}
 
 
-matmul_swiglu_forward = Op(
-    "matmul_swiglu_forward",
-    out("out", BT, OC, reduces=C, types=HALF),
-    out("pre", BT, OC, reduces=C),
-    inp("inp", BT, C, types=HALF),
-    inp("weight", OC, C, types=HALF, fan_in=C),
-    inp("bias", OC, optional=True, start=0),
-    inp("up", BT, OC),
-    label="Matmul + SwiGLU Forward",
-    flops=2 * BT * C * OC + 5 * BT * OC,
-    reference=reference_forward,
-    source="matmul_forward and swiglu_forward",
-    fuses=(matmul_forward, swiglu_forward),
-    renames={"inp": "pre"},
-)
+def linear_gated(name, label, flops, gate, slopes, forward, backward):
+    """Declare a linear layer with a gate, and one that makes the gradients of a gate, from the references of both.
 
-matmul_swiglu_backward = Op(
-    "matmul_swiglu_backward",
-    out("dpre", BT, C, reduces=OC, types=HALF),
-    out("dup", BT, C, reduces=OC, types=HALF),
-    inp("dout", BT, OC, types=HALF),
-    inp("weight", OC, C, types=HALF, fan_in=C),
-    inp("pre", BT, C),
-    inp("up", BT, C),
-    label="Matmul + SwiGLU Backward dinp",
-    flops=2 * BT * C * OC + 10 * BT * C,
-    reference=reference_backward,
-    source="matmul_backward_input and swiglu_backward",
-    fuses=(matmul_backward_input, swiglu_backward),
-    renames={"inp": "pre", "dinp": "dpre"},
+    Parameters
+    ----------
+    flops : those of an element of the gate, forward; the backward has twice as many.
+    gate, slopes : the ops of the gate alone, forward and backward.
+    """
+    first = Op(
+        f"matmul_{name}_forward",
+        out("out", BT, OC, reduces=C, types=HALF),
+        out("pre", BT, OC, reduces=C),
+        inp("inp", BT, C, types=HALF),
+        inp("weight", OC, C, types=HALF, fan_in=C),
+        inp("bias", OC, optional=True, start=0),
+        inp("up", BT, OC),
+        label=f"Matmul + {label} Forward",
+        flops=2 * BT * C * OC + flops * BT * OC,
+        reference=forward,
+        source=f"matmul_forward and {gate.name}",
+        fuses=(matmul_forward, gate),
+        renames={"inp": "pre"},
+    )
+    return first, Op(
+        f"matmul_{name}_backward",
+        out("dpre", BT, C, reduces=OC, types=HALF),
+        out("dup", BT, C, reduces=OC, types=HALF),
+        inp("dout", BT, OC, types=HALF),
+        inp("weight", OC, C, types=HALF, fan_in=C),
+        inp("pre", BT, C),
+        inp("up", BT, C),
+        label=f"Matmul + {label} Backward dinp",
+        flops=2 * BT * C * OC + 2 * flops * BT * C,
+        reference=backward,
+        source=f"matmul_backward_input and {slopes.name}",
+        fuses=(matmul_backward_input, slopes),
+        renames={"inp": "pre", "dinp": "dpre"},
+    )
+
+
+matmul_swiglu_forward, matmul_swiglu_backward = linear_gated(
+    *("swiglu", "SwiGLU", 5, swiglu_forward, swiglu_backward), reference_forward, reference_backward
 )

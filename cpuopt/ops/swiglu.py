@@ -29,30 +29,39 @@ def reference_backward(dout, inp, up):
     return {"dinp": silu_slope(dout * up, inp)["dinp"], "dup": dout * silu(inp)["out"]}
 
 
-swiglu_forward = Op(
-    "swiglu_forward",
-    out("out", N, types=HALF),
-    inp("inp", N),
-    inp("up", N),
-    label="SwiGLU Forward",
-    flops=5 * N,
-    reference=reference_forward,
-    source=SOURCE,
-    role="activation",
-    fuses=(silu_forward, mul_forward),
-    renames={"inp2": "up"},
-)
+def gated(name, label, flops, activation, forward, backward):
+    """Declare an activation that gates another value, and its backward, from the references of both.
 
-swiglu_backward = Op(
-    "swiglu_backward",
-    acc("dinp", N, types=HALF),
-    acc("dup", N, types=HALF),
-    inp("dout", N),
-    inp("inp", N),
-    inp("up", N),
-    label="SwiGLU Backward",
-    flops=10 * N,
-    reference=reference_backward,
-    source=SOURCE,
-    inverts=swiglu_forward,
-)
+    Parameters
+    ----------
+    flops : those of an element, forward; the backward has twice as many.
+    """
+    first = Op(
+        f"{name}_forward",
+        out("out", N, types=HALF),
+        inp("inp", N),
+        inp("up", N),
+        label=f"{label} Forward",
+        flops=flops * N,
+        reference=forward,
+        source=SOURCE,
+        role="activation",
+        fuses=(activation, mul_forward),
+        renames={"inp2": "up"},
+    )
+    return first, Op(
+        f"{name}_backward",
+        acc("dinp", N, types=HALF),
+        acc("dup", N, types=HALF),
+        inp("dout", N),
+        inp("inp", N),
+        inp("up", N),
+        label=f"{label} Backward",
+        flops=2 * flops * N,
+        reference=backward,
+        source=SOURCE,
+        inverts=first,
+    )
+
+
+swiglu_forward, swiglu_backward = gated(*("swiglu", "SwiGLU", 5, silu_forward), reference_forward, reference_backward)

@@ -68,6 +68,8 @@ CORE = {  # what the busiest loop is made of; see the formulas
     "silu_backward": "vdivps",
     "swiglu_forward": "vdivps",
     "swiglu_backward": "vdivps",
+    "geglu_forward": "vdivps",
+    "geglu_backward": "vdivps",
     "mul_forward": "vmulps",
     "mul_backward": "vmulps",
     "scale_forward": "vmulps",

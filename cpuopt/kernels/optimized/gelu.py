@@ -17,23 +17,34 @@ ZERO, ONE, THREE = np.float32(0), np.float32(1), np.float32(3)
 
 
 @helper(forceinline=True)
-def value(x):
+def gelu(x):
     """Compute x/2 * (1 + tanh(u))."""
-    return (x / (exp((x * x * CUBIC + ONE) * x * -TWO_S) + ONE),)
+    return x / (exp((x * x * CUBIC + ONE) * x * -TWO_S) + ONE)
 
 
 @helper(forceinline=True)
-def slope(dout, x):
-    """Compute logistic(2u) + x * logistic'(2u) * 2u', times dout.
+def gelu_and_slope(x):
+    """Compute x * logistic(2u), and logistic(2u) + x * logistic'(2u) * 2u'.
 
     By z = exp(-|2u|) nothing overflows and nothing cancels.
     """
     x2 = x * x * CUBIC
     u2 = (x2 + ONE) * x * TWO_S
     z = exp(smaller(u2, ZERO - u2))
-    q = spread(ONE) / (z + ONE)
-    d = q * (select_positive(u2, spread(ONE), z) + x * z * q * ((x2 * THREE + ONE) * TWO_S))
-    return (d * dout,)
+    q, s = spread(ONE) / (z + ONE), select_positive(u2, spread(ONE), z)
+    return x * (s * q), q * (s + x * z * q * ((x2 * THREE + ONE) * TWO_S))
+
+
+@helper(forceinline=True)
+def value(x):
+    """Compute the output."""
+    return (gelu(x),)
+
+
+@helper(forceinline=True)
+def slope(dout, x):
+    """Compute the gradient."""
+    return (gelu_and_slope(x)[1] * dout,)
 
 
 forward, backward = loop_of(value), loop_of(slope)

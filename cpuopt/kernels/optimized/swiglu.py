@@ -8,20 +8,24 @@ from ..toolkit.elementwise import SET, bounds, chunks, loop_of
 from .silu import silu, silu_and_slope
 
 
-@helper(forceinline=True)
-def value(x, up):
-    """Compute the output."""
-    return (silu(x) * up,)
+def gated(activation, with_slope):
+    """Make the loops of a gate and of its gradients, from its activation, alone and with the slope."""
+
+    @helper(forceinline=True)
+    def value(x, up):
+        """Compute the output."""
+        return (activation(x) * up,)
+
+    @helper(forceinline=True)
+    def slopes(dout, x, up):
+        """Compute the gradients of x and up."""
+        y, slope = with_slope(x)
+        return dout * up * slope, dout * y  # out = y * up
+
+    return loop_of(value), loop_of(slopes)
 
 
-@helper(forceinline=True)
-def slopes(dout, x, up):
-    """Compute the gradients of x and up."""
-    y, slope = silu_and_slope(x)
-    return dout * up * slope, dout * y  # out = x * s * up
-
-
-forward, backward = loop_of(value), loop_of(slopes)
+forward, backward = gated(silu, silu_and_slope)
 
 
 @kernel(ops.swiglu_forward, "optimized")
