@@ -305,7 +305,7 @@ class Engine:
             self._stale = False
 
     def weights_put_back(self) -> None:
-        """Say that weights were written behind the engine's back: the next forward writes their copies anew."""
+        """Have the next forward write the copies of weights anew, after they were written behind the engine's back."""
         self._stale = True
 
     def _held(self) -> bool:
