@@ -23,6 +23,7 @@ from .kernels import registry
 from .kernels.compile import jit
 from .kernels.toolkit import threads
 from .ops.declaration import Arg, Spec
+from .ops.dequantize import Quantized
 from .ops.storage import TYPES, WIDE
 from .program import arena
 from .program.distribute import distribute
@@ -32,6 +33,7 @@ from .program.optimizer import Choice as OptimizerChoice
 from .program.optimizer import add_update, freeze
 from .program.precision import NARROW, store_operands, weights_of_products
 from .program.program import Call, Phase, Placed, Program, Scalar, Value
+from .program.quantize import quantize
 from .program.recompute import recompute_blocks
 from .program.reverse import reverse
 from .program.schedule import schedule
@@ -63,6 +65,7 @@ class BuildOptions:
         matches wins, as in ``{"*": "adamw", "*.bias": "sgd"}``.
     freeze : patterns of parameters that steps leave as they are; they have no gradient and no states.
     dtype : "bfloat16" to store in it what products and attention read; weights, sums and states stay float32.
+    base : "int8" to store in it frozen weights that products in blocks read; by default as `dtype` says.
     moments : "bfloat16" to store the optimizers' states in it, rounded at random.
     masters : whether trained weights stay float32; without training, all that products read can be bfloat16 alone, as
         frozen ones are.
@@ -83,6 +86,7 @@ class BuildOptions:
     optimizer: OptimizerChoice = ops.USUAL
     freeze: Sequence[str] = ()
     dtype: str = WIDE
+    base: str = ""
     moments: str = WIDE
     masters: bool = True
     threads: int | None = None
@@ -105,9 +109,8 @@ class BuildOptions:
 
     def least_bytes(self, p: nn.Parameter) -> int:
         """Return the least bytes of each number of a parameter."""
-        return TYPES[
-            p.dtype if p.trained and self.masters else min(p.dtype, self.dtype, key=lambda t: TYPES[t].bytes)
-        ].bytes
+        frozen = not (p.trained and self.masters)
+        return min(TYPES[t].bytes for t in (p.dtype, *([self.dtype, self.base or self.dtype] if frozen else ())))
 
     @property
     def adding(self) -> bool:
@@ -201,6 +204,8 @@ def build(
         store_operands(program, how.takes, inline=not how.divided, alone=alone)
     if how.train:
         recompute_blocks(program, how.recompute)
+    if how.base:
+        quantize(program, alone, how.base)
     for name, word in (("dtype", how.dtype), ("moments", how.moments)):
         if word not in (WIDE, NARROW):
             raise UserError(f"{name} {word!r}: expected '{WIDE}' or '{NARROW}'")
@@ -265,6 +270,11 @@ class Loaded:
     def array(self, value: Value, shape: tuple[int, ...] | None = None) -> Array:
         """Return the array of a value, in a shape of its own if one is given."""
         return self.memory.view(value, self.plan.offsets[value], value.shape if shape is None else shape)
+
+    def weight(self, value: Value) -> Array:
+        """Return the array of a parameter, to which numbers can be assigned whatever its type."""
+        found, scales = self.array(value), self.built.program.scales.get(value)
+        return found if scales is None else Quantized.of(found, self.array(scales))
 
     def set(self, scalar: Scalar, number: float) -> None:
         """Set a number in all calls that are given it."""

@@ -145,12 +145,13 @@ class Engine:
 
         def draw(loaded: Loaded, ended: Event) -> None:
             if seed is not None:
-                weights = {p.name: loaded.array(p) for p in self.program.parameters}
+                weights = {p.name: loaded.weight(p) for p in self.program.parameters}
                 initialize(model, weights, seed, loaded.threads, ended)
 
         def begin(loaded: Loaded) -> None:
             ready(built, loaded.threads)
-            drawn = sum(p.nbytes for p in self.program.parameters) if seed is not None else 0
+            weights = [*self.program.parameters, *self.program.scales.values()]
+            drawn = sum(p.nbytes for p in weights) if seed is not None else 0
             self.base_bytes = arena.resident_bytes() - drawn
 
         (self._loaded,) = load([built], hint=hint, progress=progress, draw=draw, ready=begin)
@@ -185,7 +186,8 @@ class Engine:
         """Return the array of a value, or of the name of one. A pooled value holds its numbers only while it lives.
 
         With ``dtype="bfloat16"``, products read copies of the weights. These follow what is written to a weight before
-        the next forward, and later as long as anything refers to its array, such as a slice of it.
+        the next forward, and later as long as anything refers to its array, such as a slice of it. A weight in int8 is
+        a `Quantized`: what is assigned to it as a whole is quantized.
         """
         if isinstance(value, str):
             if value not in self._by_name:
@@ -193,7 +195,7 @@ class Engine:
             value = self._by_name[value]
         if value not in self.plan.offsets:
             raise UserError(f"{value} is not a value of this engine's program")
-        found = self._loaded.array(value)
+        found = self._loaded.weight(value)
         if value.group == "parameter" and self._behind:
             raise UserError(
                 f"{value}: other ranks have the newest weights in float32; call collect() on all ranks first"

@@ -42,7 +42,7 @@ def test_options_take_less_memory_and_say_what_they_take():
     half = build_only(Settings(**{**TINY, "B": 1}))
     assert options["-B 1"].arena == half.plan().describe()["arena"]
     tried = forecast.forecast(Settings(**TINY, lora="r=8", dtype="bf16", moments="bf16"), ROOFS)
-    assert {o.flags.split()[0] for o in tried.options} <= {"-B", "-T", "--fuse", "--recompute"}
+    assert {o.flags.split()[0] for o in tried.options} <= {"-B", "-T", "--fuse", "--recompute", "--base"}
 
 
 def test_measured_steps_replace_the_roofs_and_validations_count():

@@ -127,6 +127,8 @@ No array of `cases` has as many."""
 PART = (1 << 21) - 9
 """The largest part of the stock in one array; a larger array takes its numbers more than once. Beyond as many elements,
 the saved inputs of a backward are computed in float32."""
+USUAL_INT8 = 40
+"""The deviation of int8, which then reach the ends of their range."""
 SOME = 6
 """The size of a symbol that bounds an index and is in no shape."""
 BEGINS = 1 / 16
@@ -349,7 +351,7 @@ def risen(x: Array) -> Array:
 
 def _planted(arg: Arg, x: Array, case: Case) -> Array:
     """Return an input with the number that the kind of the case puts into one of its elements."""
-    if case.kind in PLANTED and arg.kind != "index":
+    if case.kind in PLANTED and is_float(x):
         x = x.copy()
         x.flat[zlib.crc32(arg.name.encode()) % x.size] = PLANTED[case.kind]  # another place in each array
     return x
@@ -373,6 +375,8 @@ def _draw(op: Op, arg: Arg, case: Case, rng: np.random.Generator, known: Numbers
         x = KINDS.get(case.kind, np.asarray)(x) * (arg.kind != "state" or case.kind != "constant")
     if case.kind == START and arg.start is not None:
         x = np.full_like(x, arg.start)
+    if dtype == "int8":
+        x = np.clip(np.rint(x * USUAL_INT8), -128, 127)
     return spread((x if arg.negative else np.square(x)).astype(dtype, copy=False), shape)
 
 

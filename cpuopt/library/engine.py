@@ -32,6 +32,7 @@ from ..measure import rates
 from ..measure.comparison import analyses_up_to, summed
 from ..models.own import rows_of
 from ..ops.declaration import Spec
+from ..ops.dequantize import numbers
 from ..profiler import profile
 from ..program.fuse import parse, usual
 from ..program.optimizer import Choice as OptimizerChoice
@@ -131,8 +132,9 @@ class Engine(core.Engine):
     processes : how many processes compile what the cache lacks; one a core by default.
     progress : called with (compiled, to compile, kernel); by default a line on stderr, live on a terminal.
     more : ``reduce``, ``zero`` and ``comm`` of several micro-batches or ranks, as in `cpuopt.building.BuildOptions`;
-        ``dtype="bfloat16"`` to store in it what products and attention read; ``recompute="all"``, or a number of
-        blocks, to compute them again in the backward instead of keeping what is inside them.
+        ``dtype="bfloat16"`` to store in it what products and attention read; ``base="int8"`` for frozen weights
+        of blocks; ``recompute="all"``, or a number of blocks, to compute them again in the backward instead of keeping
+        what is inside them.
 
     Raises
     ------
@@ -295,7 +297,7 @@ class Engine(core.Engine):
         if self._reader is None:
             self._reader = reader_of(self.model, self._inputs, self.choice, self.threads, self.options.dtype)
         for name, x in self.parameters().items():
-            self._reader.parameters()[name][...] = x
+            self._reader.parameters()[name][...] = numbers(x)
         self._reader.restart()
         return generate(self._reader, prompt, sampler, max_tokens, stops)
 

@@ -37,7 +37,7 @@ def initialize(
         drawn = parameters[name] if parameters[name].dtype == np.float32 else np.empty(p.shape, np.float32)
         p.init(rng, drawn)
         if drawn is not parameters[name]:
-            np.copyto(parameters[name], drawn, casting="same_kind")
+            parameters[name][...] = drawn
 
     with ThreadPoolExecutor(workers) as pool:  # NumPy draws without Python's lock
         list(pool.map(lambda named: fill(*named), [(n, p) for n, p in model.named_parameters() if n in parameters]))

@@ -43,7 +43,8 @@ ALL: dict[str, Op] = {op.name: op for op in sorted(_ops, key=_place)}
 """Every declared op by name, in the order of names; a forward comes before its backward."""
 
 globals().update(ALL)
-sumsq: Op  # mypy takes `__getattr__` for the others, and would take this one for the file of its name
+dequantize: Op  # mypy takes `__getattr__` for the others, and would take these for the files of their names
+sumsq: Op
 
 
 def __getattr__(name: str) -> Op:

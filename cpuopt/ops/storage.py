@@ -70,6 +70,7 @@ TYPES = {
         Storage("bfloat16", "float32"),
         Storage("float16", "float32"),
         Storage("float64", "float64"),
+        Storage("int8", "int8"),
         Storage("int32", "int32"),
         Storage("int64", "int64"),
     )

@@ -275,6 +275,7 @@ class Program:
     window : the values that all ranks see.
     owned : of parameters whose states this rank keeps in part, the first element and the end of that part.
     copied : of parameters that a step gets from other ranks as copies alone, these copies.
+    scales : of parameters in int8, the scales of their blocks.
     backwards : the calls behind the forward of each micro-batch of a step.
     """
 
@@ -295,6 +296,7 @@ class Program:
         self.window: list[Value] = []
         self.owned: dict[Value, tuple[int, int]] = {}
         self.copied: dict[Value, Value] = {}
+        self.scales: dict[Value, Value] = {}
         self.backwards: list[list[Placed]] = []
         self._names: set[str] = set()
 

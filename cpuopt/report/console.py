@@ -195,6 +195,7 @@ class TrainingView:
         swaps = "".join(f", {r}" for r in job.choice.swaps)
         size = parameters(job.config.n_params)
         dtype = "" if s.dtype == FLAGS["dtype"].default else f", {s.dtype}"
+        dtype += f", {s.base} base" if s.base else ""
         if trained := sum(prod(p.shape) for p in engine.program.trained) if job.frozen else 0:
             size += f", {trained:,} of them trained" if not s.lora else f", adapters of {trained:,}"
         self.say(f"{job.name}: {size}, B {s.B}, T {s.T}, {count(engine.threads, 'thread')}{dtype}")

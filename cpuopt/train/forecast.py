@@ -18,6 +18,9 @@ from ..machine import available_bytes
 from ..measure.roofline import Roofs
 from ..ops.storage import WIDE
 from ..program.arena import gb
+from ..program.precision import weights_of_products
+from ..program.program import Program
+from ..program.quantize import INT8, quantizable
 from ..program.recompute import ALL, blocks
 from .job import Job, build_only, fusions, model_of, named, smaller
 from .settings import DTYPES, Settings
@@ -108,10 +111,7 @@ def forecast(settings: Settings, roofs: Roofs, available: int | None = None) -> 
     """
     built = build_only(settings)
     memory = built.plan().describe()
-    options = [
-        Option(flags, *_cost(build_only(other), roofs))
-        for flags, other in _others(settings, len(blocks(built.program)))
-    ]
+    options = [Option(flags, *_cost(build_only(other), roofs)) for flags, other in _others(settings, built.program)]
     return Forecast(
         memory,
         memory["arena"],
@@ -162,8 +162,9 @@ def _cost(built: Built, roofs: Roofs) -> tuple[int, float]:
     return built.plan().describe()["arena"], roof_ms(built, roofs)
 
 
-def _others(s: Settings, n_blocks: int) -> Iterator[tuple[str, Settings]]:
-    """Yield flags that may take less memory, with the settings that they give; the model has `n_blocks`."""
+def _others(s: Settings, program: Program) -> Iterator[tuple[str, Settings]]:
+    """Yield flags that may take less memory, with the settings that they give."""
+    n_blocks = len(blocks(program))
     narrow = next(word for word, of in DTYPES.items() if of != WIDE)
     for words in (("moments",), ("dtype", "moments")):
         changes: dict[str, Any] = {word: narrow for word in words if getattr(s, word) != narrow}
@@ -175,6 +176,8 @@ def _others(s: Settings, n_blocks: int) -> Iterator[tuple[str, Settings]]:
                 " ".join(["--lora r=8", *(f"--{n} {x}" for n, x in changes.items())]),
                 replace(s, lora="r=8", **changes),
             )
+    if s.base != INT8 and quantizable(program, [p for p in weights_of_products(program) if not p.trained]):
+        yield f"--base {INT8}", replace(s, base=INT8)
     names = fusions(s)
     if "recompute" not in names:
         more = ",".join((*names, "recompute"))

@@ -30,6 +30,7 @@ from ..ops import USUAL
 from ..ops.declaration import Spec
 from ..program.fuse import parse as parse_fusions
 from ..program.fuse import usual as usual_fusions
+from ..program.quantize import INT8
 from ..program.tree import divides
 from ..weights import NO_MARKS, Adapter, Marks, Weights, check_target, copy_into, require_own
 from . import plans
@@ -574,6 +575,7 @@ def how_of(settings: Settings, config: Config, comm: Comm = SERIAL) -> BuildOpti
         optimizer=settings.optimizer,
         freeze=settings.freeze,
         dtype=stored(settings.dtype),
+        base=INT8 if settings.base == INT8 else "",
         moments=DTYPES[settings.moments],
         threads=settings.threads,
         processes=settings.processes,

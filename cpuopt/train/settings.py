@@ -28,6 +28,7 @@ DECAYS = ("all", "matrices")
 REDUCTIONS = ("exact", "fast")
 DTYPES = {"float32": "float32", "bf16": "bfloat16"}
 """The words of ``--dtype``, and what each stores of what products and attention read."""
+BASES = ("bf16", "int8")
 Allowed = tuple[Callable[[Any], bool], str]
 """A check of a value, and a description of the values that pass."""
 POSITIVE: Allowed = (lambda x: 0 < x < inf, "a positive number")
@@ -163,6 +164,13 @@ class Settings:
         "every linear layer but the head, and --save writes the adapter for PEFT.",
         metavar="r=R,...",
         shown="off",
+    )
+    base: str | None = setting(
+        None,
+        "Keep the frozen weights of linear layers in this type: bf16, as --dtype bf16 does, or int8, in blocks of 64 "
+        "with a scale.",
+        one_of(BASES),
+        shown="that of --dtype",
     )
     # by default as the optimizer declares; None if it has no such number
     beta1: float | None = setting(None, "Set the decay rate of the first moment (AdamW, Lion).", shown="0.9")
@@ -317,6 +325,10 @@ class Settings:
             Lora.parse(self.lora)
             if self.save is not None and Path(self.save).suffix:
                 raise UserError(f"--save {self.save}: expected a directory for the adapter of --lora")
+        if self.base is not None and not (self.lora or self.freeze):
+            raise UserError(f"--base {self.base}: all weights are trained; add --lora r=8, or --freeze PATTERN")
+        if self.base == "bf16" and self.dtype != "bf16":
+            raise UserError("--base bf16: products read it with --dtype bf16 alone; add that, or take --base int8")
         if self.pack and not is_chats(self.data):
             raise UserError(f"--pack: --data {self.data} is text, whose rows are full; expected a .jsonl of examples")
         for name in ("patience", "keep_best"):
@@ -378,7 +390,7 @@ FREE = {name for name, f in FLAGS.items() if f.metadata["free"]} | {"processes"}
 TYPES = get_type_hints(Settings)
 JOB = ("model", "init", "data", "chat_format", "tokenizer", "B", "T", "steps", "seed", "dtype", "moments")
 KERNELS = ("variant", "swap", "kernels", "fuse", "recompute", "threads")
-SHARING = ("freeze", "lora", "total_batch", "reduce", "zero", "local_steps")
+SHARING = ("freeze", "lora", "base", "total_batch", "reduce", "zero", "local_steps")
 
 
 def flag(name: str) -> str:

@@ -101,6 +101,17 @@ MUTANTS: list[tuple[str, Op, dict[str, str]]] = [
     ("dinp2_add is that of dinp1", ops.mul_backward, {"if dinp2_add": "if dinp1_add"}),
     ("the factor is forgotten", ops.scale_backward, {"np.float32(factor) * ": ""}),
     ("positions start at zero", ops.embedding_decode, {"min(position + t,": "min(t,"}),
+    ("the scale of the next block", ops.dequantize, {"scales[n]": "scales[n - 1]"}),
+    ("a byte without a sign", ops.dequantize, {"np.float32(q[n, i])": "np.float32(q[n, i] & 0x7F)"}),
+    (
+        "bits are cut, not rounded",
+        ops.dequantize,
+        {
+            "= np": "= cut(np",
+            "* scales[n]": "* scales[n])",
+            "    for n": "    cut = lambda x: (x.view('i4') >> 16 << 16).view('f4')\n    for n",
+        },
+    ),
 ]
 
 

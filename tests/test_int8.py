@@ -1,0 +1,241 @@
+"""The int8 base of fine-tuning: the bits of a base that holds the same numbers, half its memory, and exact resume."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from cpuopt import Choice, cli, models, nn
+from cpuopt.building import build
+from cpuopt.engine import Engine
+from cpuopt.errors import UserError
+from cpuopt.ops.dequantize import LIMIT, WIDTH, Quantized, numbers
+from cpuopt.program.fuse import FUSIONS
+from cpuopt.train import checkpoint
+from cpuopt.weights import open_weights
+
+RNG = np.random.default_rng(0)
+B, T = 2, 16
+ADAMW = {"lr": 1e-2, "weight_decay": 0.1}
+
+# The numbers of a weight
+
+NORMAL = RNG.standard_normal((6, 4 * WIDTH)).astype(np.float32)
+WEIGHTS = {
+    "normal": NORMAL,
+    "other sizes in each block": NORMAL
+    * np.repeat(10.0 ** np.arange(-12, 12), WIDTH).reshape(6, -1).astype(np.float32),
+    "rows across blocks": NORMAL.reshape(-1, 36 * 2 // 3),
+    "zeros": np.where(NORMAL > 0.5, NORMAL, np.float32(-0.0)) * (np.arange(6)[:, None] % 2 > 0),
+    "subnormal": NORMAL * np.float32(1e-42),
+    "the least number": np.where(NORMAL > 0, np.float32(1e-45), 0).astype(np.float32),
+    "almost too large": np.clip(NORMAL, -0.99, 0.99) * np.float32(LIMIT),
+    "one outlier": np.where(np.arange(NORMAL.size).reshape(6, -1) % WIDTH == 7, np.float32(1e4), NORMAL),
+}
+
+
+def within_half_a_step(x):
+    """Whether each number is as near to what is stored for it as its block's scale allows."""
+    found = Quantized.made(x)
+    half = np.repeat(found.scales.astype(np.float64) / 2, WIDTH).reshape(x.shape)
+    assert np.isfinite(numbers(found)).all()
+    exact = found.view(np.ndarray).astype(np.float64) * 2 * half
+    np.testing.assert_array_equal(numbers(found), exact)  # a product of an int8 and a bfloat16 is a float32
+    return bool((np.abs(x - exact) <= half).all()) and not numbers(found)[x == 0].any()
+
+
+@pytest.mark.parametrize("case", WEIGHTS)
+def test_a_number_is_at_most_half_a_step_off(case):
+    assert within_half_a_step(WEIGHTS[case])
+
+
+def test_a_number_that_is_cut_and_the_scale_of_another_block_are_noticed(monkeypatch):
+    with monkeypatch.context() as changed:
+        changed.setattr(np, "rint", np.trunc)
+        assert not within_half_a_step(NORMAL)
+    real = Quantized.made(NORMAL)
+    real.scales[:] = np.roll(real.scales, 1)
+    assert not np.allclose(numbers(real), NORMAL, atol=0.02)
+    assert np.allclose(numbers(Quantized.made(NORMAL)), NORMAL, atol=0.02)
+
+
+def test_a_weight_is_assigned_as_a_whole():
+    with pytest.raises(UserError, match="assigned as a whole"):
+        Quantized.made(NORMAL)[0] = 1.0
+
+
+# Steps
+
+
+def model_of(lora="r=2,alpha=4"):
+    config, model = models.load("llama-tiny")
+    nn.add_adapters(model, nn.Lora.parse(lora), config.head)
+    return model, config.specs(B, T)
+
+
+def batch(i):
+    ids = np.random.default_rng(i).integers(0, 256, (B, T + 1))
+    return {"tokens": ids[:, :-1], "targets": ids[:, 1:]}
+
+
+def engine_of(base, threads=1, **how):
+    how = {"choice": Choice("optimized"), "fuse": tuple(FUSIONS), "dtype": "bfloat16"} | how
+    return Engine(*model_of(), base=base, threads=threads, **how)
+
+
+def steps(engine, n=3):
+    """Losses, and the bytes of the adapters after some steps."""
+    losses = [engine.step(**batch(i), **ADAMW).loss for i in range(n)]
+    return losses, {p.name: engine.array(p).tobytes() for p in engine.program.trained}
+
+
+@pytest.fixture(scope="module")
+def wide():
+    """Three steps on a base of each type that holds what the int8 of a weight stand for."""
+    found = {}
+
+    def get(dtype, variant="optimized"):
+        if (dtype, variant) not in found:
+            plain = engine_of("", dtype=dtype, choice=Choice(variant))
+            for name, p in engine_of("int8", dtype=dtype).parameters().items():
+                plain.parameters()[name][...] = numbers(p)
+            found[dtype, variant] = steps(plain)
+        return found[dtype, variant]
+
+    return get
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_steps_are_those_on_a_base_of_the_same_numbers(wide, dtype, threads):
+    losses, adapters = steps(engine_of("int8", threads, dtype=dtype))
+    assert (losses, adapters) == wide(dtype)
+    assert len({*losses}) == 3
+    assert losses != steps(engine_of("", dtype=dtype))[0]  # on the weights before they were quantized
+
+
+def test_blocks_that_are_computed_again_and_naive_kernels_read_the_same_numbers(wide):
+    assert steps(engine_of("int8", recompute="all")) == wide("bfloat16")
+    assert steps(engine_of("int8", fuse=(), choice=Choice("vanilla"))) != wide("bfloat16")
+    assert steps(engine_of("int8", choice=Choice("vanilla"))) == wide("bfloat16", "vanilla")
+
+
+def test_the_memory_is_a_byte_a_number_and_one_weight():
+    plans = {base: build(*model_of(), dtype="bfloat16", base=base) for base in ("", "int8")}
+    small = plans["int8"]
+    whole = [p for p in small.program.parameters if p in small.program.scales]
+    outside = [p.name for p in small.program.parameters if not p.trained and p not in whole]
+    assert all("norm" in name or name == "model.embed_tokens.weight" for name in outside)
+    sizes = {base: built.plan().groups["parameter"] for base, built in plans.items()}
+    size = sum(p.nbytes for p in whole)
+    assert sizes[""] - sizes["int8"] == size - 2 * size // WIDTH
+    plan = small.plan()
+    lives = {v: plan.lifetimes[v] for v in plan.lifetimes if ".numbers" in v.name}
+    assert all(last - first == 1 for first, last in lives.values())
+    assert len({plan.offsets[v] for v in lives}) < len(lives) / 4
+
+
+def test_what_has_no_frozen_weight_of_a_block_is_refused():
+    config, model = models.load("gpt2-tiny")
+    with pytest.raises(UserError, match="base 'int8': no product inside a block reads a frozen weight"):
+        build(model, config.specs(B, T), base="int8", freeze=["wte.*", "*.bias"])
+    built = build(model, config.specs(B, T), base="int8", freeze=["h.0.mlp.*"])
+    assert {p.name for p in built.program.scales} == {"h.0.mlp.c_fc.weight", "h.0.mlp.c_proj.weight"}
+
+
+# Runs
+
+FLAGS = ["-T", "16", "--threads", "1", "--lr", "1e-2", "--val-every", "0"]
+LORA = [*FLAGS, "--dtype", "bf16", "--lora", "r=3,alpha=6,dropout=0.1", "--base", "int8"]
+
+
+def run(root, *flags):
+    assert cli.main(["train", "--data", str(root / "text.txt"), "--runs", str(root / "runs"), *flags]) == 0
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A base model, the adapter of a run of eight steps, and that of one that was resumed after four."""
+    root = tmp_path_factory.mktemp("int8")
+    (root / "text.txt").write_text("some text to learn from " * 400)
+    run(root, "--model", "llama-tiny", *FLAGS, "--steps", "2", "--save", str(root / "base"))
+    start = ["--init", str(root / "base"), *LORA]
+    run(root, *start, "--steps", "8", "--run", "whole", "--save", str(root / "whole"))
+    run(root, *start, "--steps", "4", "--run", "half", "--save-every", "4")
+    (there,) = (root / "runs").glob("*-half")
+    run(root, "--resume", str(there), "--steps", "8", "--save", str(root / "resumed"))
+    there.rename(root / "run")
+    return root
+
+
+def adapter_of(folder):
+    return (folder / "adapter_model.safetensors").read_bytes()
+
+
+def test_a_run_resumes_to_the_bit_on_the_same_base(made, tmp_path):
+    assert adapter_of(made / "whole") == adapter_of(made / "resumed")
+    saved = checkpoint.newest(made / "run")
+    kinds = {name.rpartition("layers.")[2].partition(".")[2]: x.partition(":")[0] for name, x in saved.frozen.items()}
+    assert kinds["mlp.up_proj.weight"] == kinds["self_attn.q_proj.weight"] == "int8"
+    state = saved.path / "state.json"
+    assert json.loads(state.read_text())["settings"]["base"] == "int8"
+    other = shutil.copytree(made / "base", tmp_path / "other")
+    from safetensors.numpy import load_file, save_file
+
+    tensors = load_file(other / "model.safetensors")
+    tensors["model.layers.0.mlp.up_proj.weight"][0, 0] *= 1.5
+    save_file(tensors, other / "model.safetensors", {"format": "pt"})
+    with pytest.raises(UserError, match=r"'model\.layers\.0\.mlp\.up_proj\.weight' is not what it was"):
+        saved.initial(saved.config, {"init": str(other)})("model.layers.0.mlp.up_proj.weight")
+
+
+def test_the_adapter_is_merged_into_the_weights_as_they_are_in_the_file(made, tmp_path, capsys):
+    assert cli.main(["convert", str(made / "run"), str(tmp_path / "merged"), "--merge"]) == 0
+    merged, base = open_weights(tmp_path / "merged").read, open_weights(made / "base").read
+    adapter = checkpoint.newest(made / "run").adapter
+    name = "model.layers.1.mlp.down_proj.weight"
+    a, b = (adapter.read(n) for n in nn.adapter_of(name.removesuffix(".weight")))
+    np.testing.assert_allclose(merged(name), base(name) + 2 * (b @ a), atol=1e-6)
+    assert np.array_equal(merged("model.norm.weight"), base("model.norm.weight"))
+    capsys.readouterr()
+    texts = []
+    for source in (["base", "--adapter", str(made / "whole")], ["run"]):
+        where = ["--init", str(made / source[0]), *source[1:]]
+        assert cli.main(["generate", *where, "--prompt", "some ", "--seed", "3", "--max-tokens", "8", "--json"]) == 0
+        texts.append(json.loads(capsys.readouterr().out)["ids"])
+    assert texts[0] == texts[1]
+
+
+def test_a_weight_that_is_not_finite_is_named(made, tmp_path, capsys):
+    from safetensors.numpy import load_file, save_file
+
+    for n, wrong in enumerate((np.nan, np.inf, 3e38)):
+        other = shutil.copytree(made / "base", tmp_path / str(n))
+        tensors = load_file(other / "model.safetensors")
+        tensors["model.layers.0.mlp.up_proj.weight"][3, 5] = wrong
+        save_file(tensors, other / "model.safetensors", {"format": "pt"})
+        assert cli.main(["train", "--init", str(other), *LORA, "--runs", str(tmp_path / "runs")]) == 2
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1
+        assert (
+            f"model.layers.0.mlp.up_proj.weight holds {np.float32(wrong)} at (3, 5); expected finite numbers" in error
+        )
+    assert not (tmp_path / "runs").exists()
+
+
+REFUSED = {
+    "no frozen weight": (["--base", "int8"], "--base int8: all weights are trained; add --lora r=8, or --freeze"),
+    "bf16 for float32": (["--base", "bf16", "--lora", "r=2"], "--base bf16: products read it with --dtype bf16 alone"),
+    "another type": (["--base", "int4", "--lora", "r=2"], "--base 'int4': expected one of bf16, int8"),
+    "the embedding alone": (["--base", "int8", "--freeze", "*embed*"], "base 'int8': no product inside a block"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_base_that_cannot_be_is_refused(tmp_path, monkeypatch, capsys, case):
+    monkeypatch.chdir(tmp_path)
+    flags, error = REFUSED[case]
+    assert cli.main(["train", "--model", "llama-tiny", *FLAGS, *flags]) == 2
+    assert error in capsys.readouterr().err
+    assert not [*tmp_path.iterdir()]
