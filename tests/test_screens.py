@@ -237,12 +237,14 @@ def ruled(**more):
 
 def timed():
     case = {"sizes": SIZES, "roof_percent": 87.1, "a_us": 12345.6, "b_us": 12345.6, "ratio": RATIO}
-    return ruled(against="optimized", cases=[case] * 2, score=0.123, saves_ms=-1.234, doubts=["others used 0.5 cores"])
+    step = {"a_ms": 12.3456, "b_ms": 12.3456, "verdict": "no difference shown", "step": {"ratio": RATIO}}
+    more = {"saves_ms": -1.234, "doubts": ["others used 0.5 cores"], "in_step": step}
+    return ruled(against="optimized", cases=[case] * 2, score=0.123, **more)
 
 
 def ranked():
     row = {"candidate": "m" * 24, "score": 1.234, "ratio": RATIO, "text": "0" * 64, "against": "optimized"}
-    return {"op": OP, "tries": 1234, "best": [row] * 2}
+    return {"op": OP, "tries": 1234, "best": [{**row, "verdict": "faster"}, {**row, "verdict": "slower"}]}
 
 
 SCREENS = {
@@ -268,6 +270,13 @@ SCREENS = {
     "judge --board": lambda: judge.tables(ranked()),
     "judge --tasks": lambda: judge.tables(
         {"tasks": [{"op": OP, "variants": ["vanilla", "generated", "optimized", "rows", "blas"], "best": 1.234}]}
+    ),
+    "judge --tasks --time": lambda: judge.tables(
+        {
+            "tasks": [
+                {"op": OP, "us": {"vanilla": 1e6 / 3, "rows": 12.3}, "baseline": "rows", "roof_us": 1.23, "best": 1.2}
+            ]
+        }
     ),
     "verdicts": lambda: verdicts.tables(errors(), RUN),
     "sweep": lambda: sweep.tables(swept(), RUN),

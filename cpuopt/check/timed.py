@@ -103,6 +103,12 @@ def draw(op: Op, case: Case, adds: Mapping[str, bool], seed: int) -> tuple[Argum
     return first, sets
 
 
+def plausible(x: Array) -> None:
+    """Fill a vector with plausible numbers."""
+    for lo in range(0, x.size, TILE.size):
+        x[lo : lo + TILE.size] = TILE[: x.size - lo]
+
+
 def _turned(x: Array) -> Array:
     return np.ascontiguousarray(x.ravel()[::-1].reshape(x.shape))
 
@@ -208,7 +214,7 @@ class TimedKernels:
                 if outs == "nan":
                     fill(x, FILL)
                 elif self.secret:
-                    x[...] = np.resize(TILE, x.shape)
+                    plausible(x.reshape(-1))
                 elif outs == "other":
                     np.copyto(x, self.sets[held is self.sets[0]].wanted.values[name])
                 else:
@@ -218,8 +224,7 @@ class TimedKernels:
             if scratch == "nan":
                 fill(x, SCRATCH)
             elif scratch == "numbers":
-                for lo in range(0, x.size, TILE.size):
-                    x[lo : lo + TILE.size] = TILE[: x.size - lo]
+                plausible(x)
             beyond[...] = OUTSIDE
 
     def judge(self, side: str, calls: int, when: str) -> None:

@@ -33,9 +33,13 @@ def flags(p: argparse.ArgumentParser) -> None:
     p.add_argument("--check", action="store_true", help="Check only; time nothing, and keep nothing.")
     p.add_argument("--serve", action="store_true", help="Answer requests from stdin, a JSON object on each line.")
     p.add_argument("--tasks", action="store_true", help="List the ops that candidates can be written for.")
+    p.add_argument(
+        "--time", action="store_true", help="Add the package's times and the roof's to --tasks; takes minutes."
+    )
+    p.add_argument("--in-step", action="store_true", help="Compare in training steps of the model too.")
     p.add_argument("--board", default="", metavar="OP", help="List the best submissions for this op.")
     p.add_argument("--adopt", default="", metavar="NAME", help="Write the best of --board to a file, as this variant.")
-    settings.flags(p, "threads", model=models.DEFAULT)
+    settings.flags(p, "kernels", "threads", model=models.DEFAULT)
     p.add_argument("-B", type=int, default=4, help="Compare at a batch of this many rows. Default: %(default)s.")
     p.add_argument("-T", type=int, default=64, help="Compare at rows of this many tokens. Default: %(default)s.")
     shared(p, "--runs", "--json")
@@ -51,6 +55,10 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"--adopt {args.adopt}: add --board OP, whose best it takes")
     if args.file and not args.of:
         raise UserError(f"judge {args.file}: add --op OP; 'cpuopt judge --tasks' lists all")
+    if args.time and not args.tasks:
+        raise UserError("--time: add --tasks, whose kernels it times; a FILE is timed without it")
+    if args.in_step and (args.check or not args.file):
+        raise UserError("--in-step: needs a FILE that is timed, without --check")
     common.check_targets(args)
     text = text_of(args.file) if args.file else ""
     start_numba(args.threads)
@@ -60,9 +68,9 @@ def run(args: argparse.Namespace) -> int:
     from ..report import console
     from ..report import judge as report
 
-    for op in filter(None, (args.of, args.board)):
-        op_named(op)
-    with console.saying() as say, Desk(args.runs, args.threads, say) as desk:
+    with console.saying() as say, Desk(args.runs, args.threads, say, args.kernels) as desk:
+        for op in filter(None, (args.of, args.board)):
+            op_named(op)
         if args.serve:
             for line in sys.stdin:
                 print(json.dumps(answer(desk, line)), flush=True)
@@ -70,9 +78,9 @@ def run(args: argparse.Namespace) -> int:
         if args.file and args.check:
             found = desk.check(text, args.of)
         elif args.file:
-            found = desk.submit(text, args.of, args.model, args.B, args.T)
+            found = desk.submit(text, args.of, args.model, args.B, args.T, args.in_step)
         elif args.tasks:
-            found = desk.tasks()
+            found = desk.tasks(args.time, args.model, args.B, args.T)
         else:
             found = desk.adopt(args.board, args.adopt) if args.adopt else desk.board(args.board)
     show(args, found, lambda: report.tables(found))

@@ -11,6 +11,7 @@ processes, privileges, memory and core dumps. `bwrap` does that where the machin
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import resource
 import signal
@@ -18,6 +19,7 @@ import struct
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from ..isolate.serve import PR_SET_PDEATHSIG
@@ -25,9 +27,13 @@ from ..isolate.serve import PR_SET_PDEATHSIG
 if TYPE_CHECKING:
     from ..isolate.serve import Say
     from ..kernels.registry import Kernel
+    from ..lab.ab import InStep
+    from .clock import Clock
 
 SHARED = "CPUOPT_SHARED"
 """Environment variable: the descriptor of the shared memory, and its bytes."""
+FILES = "CPUOPT_FILES"
+"""Environment variable: the kernel files of who asks, as JSON, which are loaded before any candidate."""
 CLOSED = "CPUOPT_CLOSED"
 """Environment variable: set if bwrap has closed the process already."""
 MOST_BYTES, MOST_WRITTEN = 4 << 30, 1 << 20
@@ -117,6 +123,7 @@ class Closed:
         self.kernels: dict[str, Kernel] = {}
         self.typed: dict[tuple[str, str], Kernel] = {}
         self.batches: dict[int, Any] = {}
+        self.steps: InStep | None = None
 
     def ready(self, request: Mapping[str, Any], say: Say) -> dict[str, Any]:
         """Answer that the package is loaded, with what does not close the process."""
@@ -209,24 +216,59 @@ class Closed:
                 np.copyto(x, y)
         return {}
 
+    @cached_property
+    def clock(self) -> Clock:
+        """The compiled clock."""
+        from .clock import Clock
+
+        return Clock()
+
     def batch(self, request: Mapping[str, Any], say: Say) -> dict[str, Any]:
-        """Call a kernel several times in a row, and return the ns that all took."""
-        from time import perf_counter_ns
+        """Call a kernel several times in a row; return the ns that all took, and those of waiting for cores.
+
+        The threads start before the clock, so that no call pays for that.
+        """
+        import numpy as np
 
         from ..isolate.serve import doing
+        from ..kernels import roofs
         from ..kernels.toolkit.threads import get_threads, set_threads
+        from ..ops.storage import TYPES, WIDE
 
         if "calls" in request:
-            every = [self.args(specs) for specs in request["calls"]]
-            self.batches[request["key"]] = self.kernel(request).function, every
-        function, every = self.batches[request["key"]]
-        if get_threads() != request["threads"]:
-            set_threads(request["threads"])
+            kernel, every = self.kernel(request), [self.args(specs) for specs in request["calls"]]
+            self.batches[request["key"]] = kernel.entry(kernel.types) or kernel.function, every
+        n = request["threads"]
+        if get_threads() != n:
+            set_threads(n)
         doing(self.kernels[request["side"]].name)
-        start = perf_counter_ns()
-        for args in every:
-            function(*args)
-        return {"ns": perf_counter_ns() - start}
+        roofs.nothing(np.zeros(n, TYPES[WIDE].dtype), n)
+        function, every = self.batches[request["key"]]
+        ns, waited = self.clock.spend(function, every, request["times"])
+        return {"ns": ns, "waited": waited}
+
+    def build(self, request: Mapping[str, Any], say: Say) -> dict[str, Any]:
+        """Build a model in which the calls of the op switch between both kernels; return their layers, and losses.
+
+        No step of it is judged here, which would take wanted values.
+        """
+        from ..engine import Engine
+        from ..lab.ab import Change, InStep
+        from ..train.job import Settings, TrainingSteps, data_of, how_of, model_of, sized, sized_model
+
+        _, config, _ = model_of(settings := Settings(**request["settings"]))
+        settings = sized(settings, config)
+        corpus = config.inputs(settings.B, settings.T) or data_of(settings, config.vocab_size, None)
+        engine = Engine(*sized_model(settings, config), how_of(settings, config), seed=settings.seed)
+        batches = corpus.batches("train", settings.B, settings.T, seed=settings.seed)
+        change = Change((self.kernels["A"], self.kernels["B"]))
+        self.steps = InStep(TrainingSteps(settings, engine, batches), [change], audits=False)
+        return {"layers": self.steps.layers[0], "losses": self.steps.losses()}
+
+    def train(self, request: Mapping[str, Any], say: Say) -> dict[str, Any]:
+        """Train for one step with a kernel; return the ns of the step and of the op's calls."""
+        assert self.steps
+        return {"ns": self.steps.trial(request["side"])}
 
     def fences(self, request: Mapping[str, Any], say: Say) -> dict[str, Any]:
         """Call a kernel on a small case, each array in turn between inaccessible pages; return the error, or ""."""
@@ -252,12 +294,13 @@ class Closed:
 def main() -> None:
     """Close the process, load the package, and answer."""
     missing = close()
-    from .. import kernels  # noqa: F401  (so that each candidate finds it loaded)
+    from .. import kernels
     from ..check import check, fences, judge, timed  # noqa: F401
     from ..isolate.serve import serve
 
+    kernels.load_all(json.loads(os.environ.pop(FILES)))
     here = Closed(missing)
-    names = ("ready", "open", "compile", "work", "call", "batch", "fences", "asm", "done")
+    names = ("ready", "open", "compile", "work", "call", "batch", "build", "train", "fences", "asm", "done")
     serve({name: getattr(here, name) for name in names})
 
 

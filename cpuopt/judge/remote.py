@@ -7,6 +7,7 @@ nothing is copied, and what they must become stays in this process.
 from __future__ import annotations
 
 import hashlib
+import json
 import mmap
 import os
 import shutil
@@ -17,7 +18,6 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +112,9 @@ class Far:
     side: str
     types: Mapping[str, str] = field(default_factory=dict)
     clocks: Clocks = field(default_factory=Clocks)
+    """Both clocks of each sample."""
+    long: Clocks = field(default_factory=Clocks)
+    """Both clocks of batches that last."""
     code: str = ""
     """The digest of its machine code, once it is compiled."""
     fenced: str = ""
@@ -126,22 +129,29 @@ class Far:
         if "broken" in answer:
             raise BrokenKernelError(str(answer["broken"])[:500])
 
-    def batch(self, every: Sequence[Sequence[Any]]) -> float:
-        """Call it with each of some arguments; return the ns that all took, by the clock of the process."""
+    def batch(self, every: Sequence[Sequence[Any]], times: int = 1) -> tuple[float, float]:
+        """Call it with each of some arguments, some times in a row.
+
+        Returns
+        -------
+        The ns that all took by the clock of the process, and those for which its threads waited for a core meanwhile.
+        """
         key, more = tuple(map(id, every)), {}
         if key not in self.known:
             self.known[key] = len(self.known) * 2 + (self.side == "B"), every  # held, so that no id comes again
             more = {"calls": [[self.remote.shared.spec(x) for x in args] for args in every]}
+        asked = {"key": self.known[key][0], "times": times, "threads": numba_threads.get_threads(), **more}
         start = time.perf_counter_ns()
-        answer = self.remote.ask("batch", self, key=self.known[key][0], threads=numba_threads.get_threads(), **more)
+        answer = self.remote.ask("batch", self, **asked)
         outside = time.perf_counter_ns() - start
-        ns = answer.get("ns")
-        if not isinstance(ns, int | float) or not isfinite(ns) or ns <= 0:
+        ns, waited = answer.get("ns"), answer.get("waited")
+        if not isinstance(ns, int) or not isinstance(waited, int) or ns <= 0:
             raise LostError(f"told a time of {ns!r}")
         if not more:
-            self.clocks.inside.append(float(ns))
-            self.clocks.outside.append(float(outside))
-        return float(ns)
+            clocks = self.clocks if times == 1 else self.long
+            clocks.inside.append(float(ns))
+            clocks.outside.append(float(outside))
+        return float(ns), float(waited)
 
 
 class Remote:
@@ -150,6 +160,7 @@ class Remote:
     Parameters
     ----------
     threads : the number of threads with which numba starts there.
+    files : kernel files of who asks, which declare ops.
 
     Attributes
     ----------
@@ -157,11 +168,12 @@ class Remote:
     missing : what does not close it on this system.
     """
 
-    def __init__(self, threads: int, limit_s: float = LIMIT_S) -> None:
+    def __init__(self, threads: int, limit_s: float = LIMIT_S, files: Sequence[str] = ()) -> None:
         self.shared, self.limit_s = Shared(), limit_s
         self.by = "bwrap" if bwrap() else "namespaces"
         side = Side.module("candidate", child.__name__, NUMBA_NUM_THREADS=str(threads))
         more = {child.SHARED: f"{self.shared.descriptor} {ROOM}", child.CLOSED: "1" * bwrap()}
+        more[child.FILES] = json.dumps([os.path.abspath(file) for file in files])
         command = (*BWRAP, *side.command) if bwrap() else side.command
         environment = {**side.environment, **more}
         self.side = Side("candidate", command, {}, environment, (self.shared.descriptor,))

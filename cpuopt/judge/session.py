@@ -24,15 +24,16 @@ from ..check.check import check
 from ..check.judge import CheckResult
 from ..check.memory import BrokenKernelError, rooms
 from ..errors import UserError
+from ..kernels.compile import jit
 from ..kernels.registry import BASE, DEFAULT, KERNELS, Kernel
 from ..lab import ab, asm
 from ..machine import cores
 from ..measure import rates
-from ..measure.comparison import geometric_mean
+from ..measure.comparison import compare, disagreement, geometric_mean
 from ..measure.rates import machine_id
 from ..measure.roofline import Roofs
 from ..ops.declaration import Op
-from ..train.job import Settings
+from ..train.job import Settings, build_only
 from ..wording import nearest
 from . import private, rules, timing
 from .remote import Clocks, Far, LostError, Remote
@@ -41,11 +42,15 @@ VERDICTS = ("refused by rule", "compile error", "wrong", "cheating", "slower", "
 """The words of a verdict; ``right`` is the word of one that was not timed."""
 CHEATS = ("changed '", "left its process", "told a time", "changed the shape", "it replaces", "it starts a thread")
 """The first words of reasons that no honest kernel gives."""
+FASTER = VERDICTS[6]
 REFUSED = VERDICTS[:4]
 """Those of a candidate that is not accepted, however fast it is."""
 CHEATED = re.compile(r"impossible|after it was timed|while it was timed|told a time|changed '|left its process")
 """What is said of a kernel that was right in the checks, and is not when it is timed."""
-ANALYSES = (12, 24, 48)
+TIMED_S = 8.0
+"""The seconds that a comparison may take on a calm machine, for all shapes together."""
+STEPS = (6, 12, 24)
+"""Rounds of a comparison in training steps after which there are analyses."""
 FAR_SLOWER = 4.0
 """The factor beyond which a comparison ends early."""
 AGAIN, MOST_LOOPS = 8, 40
@@ -61,21 +66,22 @@ class ModelSizes:
     B: int = 4
     T: int = 64
 
-    def shapes(self, op: Op) -> list[ab.Shape]:
-        """List the shapes of an op's calls.
+    @property
+    def settings(self) -> Settings:
+        """The model's job."""
+        return Settings(model=self.model, B=self.B, T=self.T)
 
-        Raises
-        ------
-        UserError
-            If the model does not call it.
-        """
+    def shapes(self, op: Op) -> list[ab.Shape]:
+        """List the shapes of an op's calls; of an op that the model does not call, one shape at GPT-2's widths."""
         return shapes_of(op, self)
 
 
 @cache
 def shapes_of(op: Op, task: ModelSizes) -> list[ab.Shape]:
-    """List the shapes of an op's calls in a task's model."""
-    return ab.shapes_of(ab.calls_of(op, Settings(model=task.model, B=task.B, T=task.T)))
+    """List the shapes of an op's calls in a task's model, or one at GPT-2's widths."""
+    if op.name in ab.ops_of(task.model):
+        return ab.shapes_of(ab.calls_of(op, task.settings))
+    return [ab.shape_at(op, ab.usual_sizes(op, task.B, task.T))]
 
 
 def entry(timed: Mapping[str, Any], roofs: Roofs | None) -> dict[str, Any]:
@@ -149,11 +155,12 @@ class Judge:
     Parameters
     ----------
     threads : the number of threads of timed calls, and the most of checked ones; by default all cores.
+    files : kernel files of who asks, which are loaded here: the ops that they declare are tasks.
     """
 
-    def __init__(self, threads: int | None = None, say: Say = lambda text: None) -> None:
+    def __init__(self, threads: int | None = None, say: Say = lambda text: None, files: Sequence[str] = ()) -> None:
         self.threads, self.say = threads or cores(), say
-        self.remote = Remote(self.threads)
+        self.remote = Remote(self.threads, files=files)
         self.controlled: dict[str, dict[str, Any]] = {}
         self.drawn: timing.Drawn = {}
         self.seed = private.seed()
@@ -172,30 +179,39 @@ class Judge:
         """Judge whether a candidate is right; its speed is not measured."""
         return self.rule(text, op, lambda submission, kernels: {})
 
-    def time(self, text: str, op: str, task: ModelSizes | None = None, against: str = "") -> Ruling:
+    def time(
+        self, text: str, op: str, task: ModelSizes | None = None, against: str = "", in_step: bool = False
+    ) -> Ruling:
         """Judge a candidate and, if it is right, compare its speed with a baseline's on the shapes of a model.
 
         Parameters
         ----------
         task : the model and its sizes; by default GPT-2's.
         against : the baseline; by default the package's fastest.
+        in_step : whether to compare both in training steps of the model too.
         """
-        return self.rule(text, op, lambda s, pair: self.timed(pair, (task or ModelSizes()).shapes(s.op)), against)
+        task = task or ModelSizes()
+
+        def then(s: Submission, pair: tuple[Kernel, Kernel]) -> dict[str, Any]:
+            found = self.timed(pair, task.shapes(s.op))
+            return {**found, "in_step": self.in_step(pair, task)} if in_step else found
+
+        return self.rule(text, op, then, against)
 
     def timed(self, pair: tuple[Kernel, Kernel], shapes: Sequence[ab.Shape]) -> dict[str, Any]:
         """Compare a candidate with the baseline; return the verdict and what it is based on."""
         mine, usual = pair
         timing.require_threads(self.threads)
         for k in pair:
-            far(k).clocks = Clocks()
+            far(k).clocks, far(k).long = Clocks(), Clocks()
         try:
-            made = timing.alone_far(self.drawn)
-            more: dict[str, Any] = {"seed": self.seed % 2**32, "analyses": ANALYSES, "say": self.say, "make": made}
+            made = timing.alone_far(self.drawn, TIMED_S / len(shapes))
+            more: dict[str, Any] = {"seed": self.seed % 2**32, "say": self.say, "make": made}
             found = ab.alone((usual, mine), shapes, stop_above=FAR_SLOWER, **more)
         except (UserError, BrokenKernelError) as e:
             said = plain(str(e))
             raise Stopped("cheating" if CHEATED.search(said) else "wrong", said) from None
-        if said := timing.disagreement(far(usual).clocks, far(mine).clocks):
+        if said := timing.disagreement(far(usual), far(mine)):
             raise Stopped("cheating", said)
         self.again(mine)
         roofs = rates.stored().get(self.threads)
@@ -219,6 +235,39 @@ class Judge:
             "loops": self.loops(mine),
             "doubts": found["doubts"],
         }
+
+    def in_step(self, pair: tuple[Kernel, Kernel], task: ModelSizes) -> dict[str, Any]:
+        """Compare training steps of the closed process with the baseline and with a candidate that was found right.
+
+        Returns
+        -------
+        The verdict on the op's calls in a step, ``a_ms``, ``b_ms``, ``saves_ms``, and ``step``, that on whole steps.
+        """
+        mine, usual = pair
+        self.say("building the model of a step")
+        job = {"model": task.model, "B": task.B, "T": task.T, "threads": self.threads}
+        settings = Settings(**job, swap=(f"{mine.op.name}={usual.variant}",))  # type: ignore[arg-type]
+        jit.compile_kernels([*build_only(settings).own_kernels.values()])  # the closed process can keep none
+
+        def trial(side: str) -> list[float]:
+            start = time.perf_counter_ns()
+            told = [float(ns) for ns in self.remote.ask("train", far(pair["BA".index(side)]))["ns"]]
+            if not 0 < told[1] <= told[0] <= time.perf_counter_ns() - start:
+                raise Stopped("cheating", "told times of a step that the judge's clock does not confirm")
+            return told
+
+        try:
+            built = self.remote.ask("build", far(mine), settings={**job, "swap": settings.swap})
+            names, losses = (f"the {usual.variant} kernel", "the candidate"), built["losses"]
+            if said := disagreement(names, losses["A"], losses["B"]):
+                raise Stopped("wrong", f"in a training step: {said}")
+            self.say("alternating steps")
+            done = compare(lambda: trial("A"), lambda: trial("B"), seed=self.seed % 2**32, analyses=STEPS, decides=1)
+        except (UserError, BrokenKernelError) as e:
+            raise Stopped("wrong", plain(f"in a training step: {e}")) from None
+        whole, own = (ab.entry(done, i) for i in range(2))
+        a_ms, b_ms = own["a_ns"] / 1e6, own["b_ns"] / 1e6
+        return {**own, "a_ms": a_ms, "b_ms": b_ms, "saves_ms": a_ms - b_ms, "layers": built["layers"], "step": whole}
 
     def again(self, kernel: Kernel) -> None:
         """Check some private cases anew, after the timing."""

@@ -1,8 +1,13 @@
 """The timing of a candidate beside the baseline, both in the closed process, on the same arrays in shared memory.
 
-Two clocks run. One is read in the process, around a batch of calls, and gives the times; the other is the judge's,
-around the request. They differ by what a request costs, and for the candidate by no more than for the baseline, which
-the package brings: a time that was told too small would show.
+A round has a short trial of the candidate and two of the baseline, with the same content of all arrays, in an order
+that is drawn and then reversed. A trial takes 2 ms of calls, so that both sides of a ratio see the same machine. If
+threads waited for a core in most samples of a trial, its round does not count: Linux tells how long they did.
+
+Two clocks run. One is read in the process by compiled code around each call, and gives the times. The other is the
+judge's, around the request. They differ by what a request costs, and for the candidate by no more than for the
+baseline, which the package brings. Some batches are so long that this cost does not matter: a time that was told too
+small would show.
 """
 
 from __future__ import annotations
@@ -14,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from ..check.cases import Arguments
+from ..check.judge import CheckResult
 from ..check.timed import Inputs, TimedKernels, draw
 from ..errors import UserError
 from ..kernels.registry import Kernel
@@ -24,17 +30,28 @@ Drawn = dict[str, tuple[Arguments, list[Inputs]]]
 """Inputs that were drawn before in a session, with the wanted results, by op and shape."""
 CALLS = ((0, "nan", "nan"), (1, "other", "numbers"))
 """The calls between inaccessible pages: set of inputs, outputs, scratch."""
-APART, SLACK, NOISE_NS = 3.0, 0.25, 2e6
+APART, SLACK, NOISE_NS = 3.0, 0.1, 1e5
 """How far the clocks may be apart: times what they are for the baseline, a share of the time, and ns."""
+LONG_ORDER = "ABBAABBA"
 LEAST = 4
 """Batches from which the clocks are compared."""
+LONG_S, MOST_TIMES = 0.02, 10_000
+"""The length of a batch whose clocks must agree, by the time that was told for a call; the most calls in it."""
+TRIAL_S, JUDGED = 2e-3, 8
+"""The length of a trial, and how many times as seldom as in an `Alone` a sample of it is judged."""
+WAITED = 0.02
+"""The share of a sample for which threads may wait for a core, all together."""
+ROUNDS = (12, 384)
+"""The least and the most rounds of a comparison; how many depends on the time that it may take."""
+LOOKS = (8, 4, 2, 1)
+"""The analyses: after an eighth of the rounds, a quarter, a half, and all."""
 
 
-def alone_far(drawn: Drawn) -> Callable[..., AloneFar]:
-    """Return what makes the pair of a shape, with inputs that stay warm."""
+def alone_far(drawn: Drawn, most_s: float) -> Callable[..., AloneFar]:
+    """Return what makes the pair of a shape, with inputs that stay warm, for a comparison of so many seconds."""
 
     def make(kernels: Sequence[Kernel], shape: Shape, seed: int, flush: bool, clock: Callable[[], int]) -> AloneFar:
-        return AloneFar(kernels, shape, seed, drawn)
+        return AloneFar(kernels, shape, seed, drawn, most_s)
 
     return make
 
@@ -45,13 +62,19 @@ class AloneFar(Alone):
     Parameters
     ----------
     drawn : inputs of this seed that were drawn before; those of this shape are added.
+    most_s : the seconds that a comparison may take.
     """
 
-    def __init__(self, kernels: Sequence[Kernel], shape: Shape, seed: int, drawn: Drawn) -> None:
-        self.drawn = drawn
+    trial_s = TRIAL_S
+
+    def __init__(self, kernels: Sequence[Kernel], shape: Shape, seed: int, drawn: Drawn, most_s: float) -> None:
+        self.drawn, self.most_s = drawn, most_s
+        self.calm = self.trials_disturbed = 0
+        self.now: tuple[int, str, str] | None = None
         for k in kernels:
             k.typed(shape.types).compile()
         super().__init__(kernels, shape, seed)
+        self.timed.chance /= JUDGED
         self.fence()
 
     def arrays(self, kernels: Mapping[str, Kernel], shape: Shape, seed: int) -> TimedKernels:
@@ -63,7 +86,36 @@ class AloneFar(Alone):
 
     def spend(self, side: str, every: Sequence[Sequence[Any]]) -> float:
         """Call a kernel with each of some arguments; return the ns by the clock of the process."""
-        return self.far(side).batch(every)
+        ns, waited = self.far(side).batch(every)
+        self.calm += waited <= WAITED * ns
+        return ns
+
+    def trial(self, side: str, cold: bool | None = None) -> float:
+        """Return the ns of a call; the lower quartile of the samples is of one in which no thread waited."""
+        self.calm = 0
+        ns = super().trial(side, cold)
+        self.trials_disturbed += self.calm <= (self.lengths[side][1] - 1) // 4
+        return ns
+
+    def conditions(self) -> tuple[int, str, str]:
+        """Draw the content of the arrays once a round."""
+        self.now = self.now or super().conditions()
+        return self.now
+
+    def disturbed(self) -> bool:
+        """Return whether threads waited for a core in a trial of the round that ends now."""
+        found, self.trials_disturbed, self.now = self.trials_disturbed > 0, 0, None
+        return found
+
+    def rounds(self, analyses: Sequence[int]) -> Sequence[int]:
+        """Choose as many rounds as the time allows, by that of one."""
+        start = time.perf_counter()
+        for side in "ABA":
+            self.trial(side)
+        self.disturbed()
+        few, most = ROUNDS
+        n = max(few, min(most, int(self.most_s / (time.perf_counter() - start))))
+        return [*dict.fromkeys(max(few, n // look) for look in LOOKS)]
 
     def far(self, side: str) -> Far:
         """Return the function of a side."""
@@ -76,6 +128,14 @@ class AloneFar(Alone):
         self.sample(side, "almost", "numbers")
         return time.perf_counter_ns() - start
 
+    def finish(self) -> list[CheckResult]:
+        """Judge each once more, and let both clocks measure batches that last."""
+        for side in LONG_ORDER:
+            every = self.timed.args[side][: self.lengths[side][0]]
+            ns = float(np.median(self.far(side).clocks.inside[-LEAST:]))
+            self.far(side).batch(every, max(2, min(MOST_TIMES, int(LONG_S * 1e9 / ns))))
+        return super().finish()
+
     def fence(self) -> None:
         """Call the candidate at the very size that is timed, with every array at the edge of inaccessible memory."""
         function = self.far("B")
@@ -84,8 +144,12 @@ class AloneFar(Alone):
         function.fenced = ""
 
 
-def disagreement(baseline: Clocks, candidate: Clocks) -> str:
+def disagreement(baseline: Far, candidate: Far) -> str:
     """Return how both clocks disagree about a candidate; empty if they do not."""
+    return _apart(baseline.clocks, candidate.clocks) or _apart(baseline.long, candidate.long)
+
+
+def _apart(baseline: Clocks, candidate: Clocks) -> str:
     if min(len(baseline.inside), len(candidate.inside)) < LEAST:
         return ""
     gaps = [np.asarray(c.outside) - np.asarray(c.inside) for c in (baseline, candidate)]

@@ -45,8 +45,8 @@ TRIAL_S, SAMPLE_S = 8e-3, 2e-5
 """The length of a trial, and the shortest time that one pair of clock readings measures well enough."""
 FAR = 4
 """The largest ratio of both times with which both sides are sampled equally often."""
-FILL_S = 4 * TRIAL_S
-"""The largest share of a trial in which arrays are filled; a trial that would take more has fewer samples."""
+FILLED = 4
+"""How much longer than a trial it may take to fill its arrays; a trial that would take more has fewer samples."""
 MOST_CALLS, POOL = 64, 4 << 20
 """The largest number of calls in a sample, and the bytes that their arrays may take together."""
 GAINS = "the whole step gains"
@@ -136,8 +136,12 @@ def where_it_runs(op: Op) -> str:
     if found := next((name for name in tiny if op.name in ops_of(name)), None):
         usual = models.PRESETS[found].model == models.PRESETS[models.DEFAULT].model
         return f"--model {models.DEFAULT if usual else found}"
-    sizes = case(op, {"B": 4, "T": 64, "C": 768, "NH": 12, "OC": 3072, "V": 50257}).sizes
-    return f"--sizes {shlex.quote(text_of(sizes))}"
+    return f"--sizes {shlex.quote(text_of(usual_sizes(op)))}"
+
+
+def usual_sizes(op: Op, B: int = 4, T: int = 64) -> Mapping[str, int]:
+    """Return the sizes of an op, by symbol, at GPT-2's widths."""
+    return case(op, {"B": B, "T": T, "C": 768, "NH": 12, "OC": 3072, "V": 50257}).sizes
 
 
 @cache
@@ -187,6 +191,8 @@ class Alone:
         For a kernel that is wrong on them, here and from every trial.
     """
 
+    trial_s = TRIAL_S
+
     def __init__(
         self,
         kernels: Sequence[Kernel],
@@ -227,12 +233,14 @@ class Alone:
         for side, ns in took.items():
             call_s = max(ns if ns > FAR * quick else quick, 1) / 1e9
             calls = max(1, min(MOST_CALLS, room, int(SAMPLE_S / call_s)))
-            self.lengths[side] = calls, max(1, min(1000, int(TRIAL_S / (call_s * calls))))
+            self.lengths[side] = calls, max(1, min(1000, int(self.trial_s / (call_s * calls))))
             if self.cold:
                 self.lengths[side] = 1, COLD_SAMPLES
         self.timed.place(max(calls for calls, _ in self.lengths.values()))
         self.timed.swap(0)
-        most = int(FILL_S * 1e9 / max(1, *(min(self._filling(side) for _ in range(3)) for side in self.sides)))
+        most = int(
+            FILLED * self.trial_s * 1e9 / max(1, *(min(self._filling(side) for _ in range(3)) for side in self.sides))
+        )
         for side, (calls, samples) in self.lengths.items():
             self.lengths[side] = calls, max(min(samples, COLD_SAMPLES), min(samples, most))
 
@@ -270,8 +278,8 @@ class Alone:
         """
         cold = self.cold if cold is None else cold
         calls, samples = (1, COLD_SAMPLES) if cold else self.lengths[side]
-        self.timed.swap(int(self.rng.integers(2)))
-        outs, scratch = FILLS[self.rng.integers(len(FILLS))], ("nan", "numbers")[self.rng.integers(2)]
+        which, outs, scratch = self.conditions()
+        self.timed.swap(which)
         judged = self.rng.integers(samples) if self.rng.random() < self.timed.chance else -1
         times = []
         for i in range(samples):
@@ -282,6 +290,19 @@ class Alone:
                 self.timed.probe(side, calls)
         times.sort()
         return times[(samples - 1) // 4]
+
+    def conditions(self) -> tuple[int, str, str]:
+        """Draw the set of inputs of a trial, and the content of outputs and scratch."""
+        which, outs, scratch = (int(self.rng.integers(n)) for n in (2, len(FILLS), 2))
+        return which, FILLS[outs], ("nan", "numbers")[scratch]
+
+    def rounds(self, analyses: Sequence[int]) -> Sequence[int]:
+        """Return the rounds after which there are analyses."""
+        return analyses
+
+    def disturbed(self) -> bool:
+        """Return whether the round that ends now does not count."""
+        return False
 
     def finish(self) -> list[CheckResult]:
         """Judge each once more, and return the worst result of each."""
@@ -339,8 +360,8 @@ def alone(
     for i, shape in enumerate(shapes):
         say(at := f"{shape}: {i + 1} of {len(shapes)}")
         pair = make(kernels, shape, seed, flush, clock)
-        asked: dict[str, Any] = {"analyses": analyses, "stop_above": stop_above, "tick": rounds_told(say, at)}
-        done.append(compare(*pair.trials, seed=seed + i, **asked))
+        asked: dict[str, Any] = {"stop_above": stop_above, "tick": rounds_told(say, at), "disturbed": pair.disturbed}
+        done.append(compare(*pair.trials, seed=seed + i, analyses=pair.rounds(analyses), **asked))
         more = {"beside": beside(pair)} if other else {}
         judged += pair.finish()
         calls = {side: n for side, (n, _) in pair.lengths.items()}
@@ -419,6 +440,7 @@ class InStep:
     ----------
     job : a job, or its settings: with the kernels of B, so that its rewrites keep the calls.
     changes : the calls that switch; all others keep the kernels of the job.
+    audits : whether a step is judged now and then, between those that are timed.
 
     Attributes
     ----------
@@ -426,12 +448,17 @@ class InStep:
     """
 
     def __init__(
-        self, job: Settings | Trainable, changes: Sequence[Change], say: Say = lambda text: None, seed: int = 0
+        self,
+        job: Settings | Trainable,
+        changes: Sequence[Change],
+        say: Say = lambda text: None,
+        seed: int = 0,
+        audits: bool = True,
     ) -> None:
         if isinstance(job, Settings):
             seed, settings = job.seed, job
             job = prepare(settings, lambda done, total, name: say(f"compiling {done}/{total} {name}"))
-        self.job, self.engine = job, job.engine
+        self.job, self.engine, self.audits = job, job.engine, audits
         self.layers: list[list[str]] = []
         self.groups: dict[str, list[dict[int, Bound]]] = {"A": [], "B": []}
         for change in changes:
@@ -473,7 +500,7 @@ class InStep:
 
     def trial(self, side: str) -> tuple[float, ...]:
         """Return the ns of a whole step, then of the calls of each change; in some trials a step is judged first."""
-        if self.rng.random() < 1 / SELDOM:
+        if self.audits and self.rng.random() < 1 / SELDOM:
             self.judged += self.audit("between those that were timed")
         self.use(side)
         self.take_step()

@@ -103,6 +103,12 @@ class Comparison:
         """Number of rounds."""
         return len(self.times["A"])
 
+    def leave_out(self) -> None:
+        """Remove the last round."""
+        for times in self.times.values():
+            del times[-1]
+        self.order = self.order[: -len(self.times)]
+
     def figures(self, letter: str, which: int = 0) -> Array:
         """Return one figure of all trials of a letter."""
         return np.array([t[which] for t in self.times[letter]])
@@ -137,6 +143,7 @@ def compare(
     stop_above: float = inf,
     warm_up: bool = True,
     tick: Callable[[int, int], None] = lambda done, most: None,
+    disturbed: Callable[[], bool] = lambda: False,
 ) -> Comparison:
     """Run trials of A and B in pairs, until an interim analysis reaches a verdict.
 
@@ -149,18 +156,22 @@ def compare(
     stop_above : the factor of `Comparison.slower_than` for an early stop, from two rounds on.
     warm_up : whether A and B run once before.
     tick : called after each round with the number done and the largest number.
+    disturbed : called after each round; one that was disturbed does not count, as long as no more were than count.
     """
     trials = {"A": a, "B": b} | ({"C": a} if control else {})
     found = Comparison({letter: [] for letter in trials})
     rounds = schedule("".join(trials), np.random.default_rng(seed))
     if warm_up:
         a(), b()
-    early = False
+    early, left_out = False, 0
     for analysis in analyses:
         while found.rounds < analysis and not early:
             for letter in next(rounds):
                 found.times[letter].append(np.atleast_1d(trials[letter]()))
                 found.order += letter
+            if disturbed() and left_out < found.rounds:
+                found.leave_out()
+                left_out += 1
             tick(found.rounds, analyses[-1])
             early = found.rounds > 1 and found.slower_than(stop_above, decides)
         if early or _settled(found.verdict(decides)):

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from ..judge.session import REFUSED
+from ..judge.session import FASTER, REFUSED
 from ..wording import count, spread, text_of
 from . import style
 
@@ -40,6 +40,11 @@ def ruling(r: Mapping[str, Any]) -> list[RenderableType]:
             table.add_row(Text(text_of(case["sizes"])), *times, roof)
         saves = f"{abs(t['saves_ms']):.3g} ms {'less' if t['saves_ms'] > 0 else 'more'}"
         shown += [Text(f"score {t['score']:.3f}; the calls of a step take {saves}"), table]
+    if step := t.get("in_step"):
+        whole = spread(step["step"]["ratio"])
+        shown.append(
+            Text(f"in training steps: {step['a_ms']:.3g} ms become {step['b_ms']:.3g}, {step['verdict']}; step {whole}")
+        )
     closed = f"closed by {r['isolation']['by']}; " if r["isolation"] else ""
     place = f"; place {r['place']}" if r.get("place") else ""
     shown.append(Text(f"{closed}text {r['text'][:12]}; {r['seconds']:.1f} s{place}", "dim"))
@@ -50,10 +55,12 @@ def ruling(r: Mapping[str, Any]) -> list[RenderableType]:
 
 def tasks(c: Mapping[str, Any]) -> list[RenderableType]:
     """List the tasks."""
-    table = style.table("task", "kernels", ">best score")
+    timed = "us" in c["tasks"][0]
+    table = style.table("task", *((">vanilla us", ">fastest us", ">roof us") if timed else ("kernels",)), ">best score")
     for t in c["tasks"]:
-        best = "" if t["best"] is None else f"{t['best']:.3f}"
-        table.add_row(Text(t["op"]), Text(", ".join(t["variants"])), best)
+        us = [t["us"]["vanilla"], t["us"][t["baseline"]], t["roof_us"]] if timed else []
+        about = ["" if x is None else f"{x:.4g}" for x in us] or [", ".join(t["variants"])]
+        table.add_row(Text(t["op"]), *map(Text, about), "" if t["best"] is None else f"{t['best']:.3f}")
     return [table]
 
 
@@ -64,5 +71,7 @@ def board(c: Mapping[str, Any]) -> list[RenderableType]:
     table = style.table(">", "kernel", ">score", ">ratio", "text")
     for i, row in enumerate(c["best"]):
         times = f"{row['score']:.3f}", spread(row["ratio"])
-        table.add_row(str(i + 1), Text(row["candidate"]), *times, Text(row["text"][:12]))
-    return [Text(f"{c['op']}: {count(c['tries'], 'submission')}, scores against {c['best'][0]['against']}"), table]
+        place = str(i + 1) if row["verdict"] == FASTER else ""
+        table.add_row(place, Text(row["candidate"]), *times, Text(row["text"][:12]))
+    head = f"{c['op']}: {count(c['tries'], 'submission')}, scores against {c['best'][0]['against']}"
+    return [Text(f"{head}; who is faster has a place"), table]

@@ -188,6 +188,18 @@ class Log:
         return found
 
 
+def loaded(text: str) -> Any:
+    """Compile a module in LLVM's language; return the engine that owns its code."""
+    module = llvm.parse_assembly(text)
+    module.verify()
+    machine = llvm.Target.from_default_triple().create_target_machine()
+    passes = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=2))
+    passes.getModulePassManager().run(module, passes)
+    engine = llvm.create_mcjit_compiler(module, machine)
+    engine.finalize_object()
+    return engine
+
+
 def watch() -> np.ndarray[Any, Any] | None:
     """Measure the regions of every kernel that is loaded from now on.
 
@@ -205,13 +217,7 @@ def watch() -> np.ndarray[Any, Any] | None:
         clock = getattr(time, "CLOCK_MONOTONIC", None)
         if real is None or clock is None:
             return None
-        module = llvm.parse_assembly(str(_Module(clock)))
-        module.verify()
-        machine = llvm.Target.from_default_triple().create_target_machine()
-        passes = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=2))
-        passes.getModulePassManager().run(module, passes)
-        engine = llvm.create_mcjit_compiler(module, machine)
-        engine.finalize_object()
+        engine = loaded(str(_Module(clock)))
         for name, to in ("real", real), ("queue", engine.get_global_value_address("no_queue")):
             ctypes.c_void_p.from_address(engine.get_global_value_address(name)).value = to
         totals = (ctypes.c_int64 * 3).from_address(engine.get_global_value_address("totals"))
