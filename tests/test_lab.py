@@ -73,7 +73,7 @@ def check_commands(text, op):
     lab, *use = [words[words.index("cpuopt") + 1 :] for words in lines]
     assert lab[:2] == ["lab", "THIS_FILE"]
     if not use:
-        assert op in {"sumsq_blocks", "accumulate", "copy", "subtract", "nesterov", "classifier_backward"}
+        assert op in {"sumsq_blocks", "accumulate", "copy", "subtract", "nesterov", "classifier_backward", "dequantize"}
         return
     ((verb, *flags),) = use
     asked = dict(zip(flags[::2], flags[1::2], strict=True))

@@ -17,7 +17,7 @@ from hypothesis import given as given_any
 from hypothesis import strategies as st
 
 from cpuopt import ops
-from cpuopt.check.cases import ODD, ONE_ROW, SIZES, SMALL, arguments, case, cases, reference
+from cpuopt.check.cases import ODD, ONE_ROW, SIZES, SMALL, arguments, case, cases, reference, widened
 from cpuopt.check.gradient import check_gradient
 from cpuopt.errors import UserError
 from cpuopt.ops.declaration import BT, OC, B, C, Dim, N, Op, T, acc, as_dim, inp, merge, out, scalar, state
@@ -30,10 +30,6 @@ EVERY_BACKWARD = pytest.mark.parametrize("op", BACKWARD, ids=[op.name for op in 
 
 
 # --- references against finite differences ----------------------------------------
-
-
-def wide(args: Mapping[str, Any]) -> dict[str, Any]:
-    return {n: x.astype(np.float64) if getattr(x, "dtype", None) == np.float32 else x for n, x in args.items()}
 
 
 @EVERY_BACKWARD
@@ -84,7 +80,7 @@ def golden_error(op: Op, name: str, factor: float = 1.0) -> float:
     values = golden()[op.name, name]
     params = inspect.signature(op.reference).parameters
     shapes = {n: np.full(x.shape, np.nan) for n, x in values["out"].items()}
-    args = wide(shapes | {n: x if x.ndim else x.item() for n, x in values["in"].items()})
+    args = widened(shapes | {n: x if x.ndim else x.item() for n, x in values["in"].items()})
     usual = {n: None if p.default is p.empty else p.default for n, p in params.items()}
     made = op.reference(**{n: args.get(n, x) for n, x in usual.items()})
     errors = [0.0]
@@ -226,7 +222,7 @@ def test_sumsq_exactly() -> None:
 def test_a_reference_gives_what_is_written(op: Op) -> None:
     assert inspect.signature(op.reference).parameters.keys() <= op.by_name.keys()
     for on in [case(op, sizes) for sizes in SIZES[:4]]:
-        args = wide(arguments(op, on, np.random.default_rng(0)))
+        args = widened(arguments(op, on, np.random.default_rng(0)))
         made = op.reference(**{n: args[n] for n in inspect.signature(op.reference).parameters})
         assert made.keys() == {a.name for a in op.written}
         for a in op.written:

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import UserError
-from .declaration import HALF, Dim, Op, inp, out, symbols
+from .declaration import HALF, Op, inp, out, symbols
 from .storage import TYPES, WIDE
 
 (K,) = symbols("K")
@@ -48,7 +48,7 @@ dequantize = Op(
     inp("q", K, WIDTH, types=("int8",)),
     inp("scales", K, types=("bfloat16",)),
     label="Dequantize",
-    flops=Dim({}),
+    flops=WIDTH * K,
     reference=reference,
     source="Dettmers et al. 2022, section 2.1",
 )
