@@ -30,13 +30,15 @@ Drawn = dict[str, tuple[Arguments, list[Inputs]]]
 """Inputs that were drawn before in a session, with the wanted results, by op and shape."""
 CALLS = ((0, "nan", "nan"), (1, "other", "numbers"))
 """The calls between inaccessible pages: set of inputs, outputs, scratch."""
-APART, SLACK, NOISE_NS = 3.0, 0.1, 1e5
-"""How far the clocks may be apart: times what they are for the baseline, a share of the time, and ns."""
+APART, LONG_APART, SLACK, NOISE_NS = 3.0, 1.5, 0.1, 1e5
+"""How far the clocks may be apart: times what they are for the baseline, in samples and long batches; and more."""
 LONG_ORDER = "ABBAABBA"
 LEAST = 4
 """Batches from which the clocks are compared."""
-LONG_S, MOST_TIMES = 0.02, 10_000
-"""The length of a batch whose clocks must agree, by the time that was told for a call; the most calls in it."""
+LAST = 32
+"""Samples from whose lower quartile it follows how many calls a long batch has."""
+LONG_S, MOST_TIMES = 0.1, 10_000
+"""The length of the slower side's long batch, and the most times that its arguments are called with."""
 TRIAL_S, JUDGED = 2e-3, 8
 """The length of a trial, and how many times as seldom as in an `Alone` a sample of it is judged."""
 WAITED = 0.02
@@ -130,11 +132,16 @@ class AloneFar(Alone):
 
     def finish(self) -> list[CheckResult]:
         """Judge each once more, and let both clocks measure batches that last."""
-        for side in LONG_ORDER:
-            every = self.timed.args[side][: self.lengths[side][0]]
-            ns = float(np.median(self.far(side).clocks.inside[-LEAST:]))
-            self.far(side).batch(every, max(2, min(MOST_TIMES, int(LONG_S * 1e9 / ns))))
+        calls = self.lengths["A"][0]
+        times = max(2, min(MOST_TIMES, int(LONG_S * 1e9 / calls / max(map(self.told, "AB")))))
+        for side in LONG_ORDER:  # as many calls of each: what the clocks differ by is that of a call times their number
+            self.far(side).batch(self.timed.args[side][:calls], times)
         return super().finish()
+
+    def told(self, side: str) -> float:
+        """Return the ns of a call in the last samples, by the clock of the process."""
+        last = sorted(self.far(side).clocks.inside[-LAST:])
+        return max(last[(len(last) - 1) // 4], 1.0) / self.lengths[side][0]
 
     def fence(self) -> None:
         """Call the candidate at the very size that is timed, with every array at the edge of inaccessible memory."""
@@ -146,15 +153,16 @@ class AloneFar(Alone):
 
 def disagreement(baseline: Far, candidate: Far) -> str:
     """Return how both clocks disagree about a candidate; empty if they do not."""
-    return _apart(baseline.clocks, candidate.clocks) or _apart(baseline.long, candidate.long)
+    short = _apart(baseline.clocks, candidate.clocks, np.median, APART)
+    return short or _apart(baseline.long, candidate.long, np.min, LONG_APART)  # what else runs only delays an answer
 
 
-def _apart(baseline: Clocks, candidate: Clocks) -> str:
+def _apart(baseline: Clocks, candidate: Clocks, of: Callable[[Any], Any], times: float) -> str:
     if min(len(baseline.inside), len(candidate.inside)) < LEAST:
         return ""
     gaps = [np.asarray(c.outside) - np.asarray(c.inside) for c in (baseline, candidate)]
-    usual, own = (float(np.median(g)) for g in gaps)
-    allowed = APART * max(usual, 0.0) + SLACK * float(np.median(candidate.inside)) + NOISE_NS
+    usual, own = (float(of(g)) for g in gaps)
+    allowed = times * max(usual, 0.0) + SLACK * float(np.median(candidate.inside)) + NOISE_NS
     if own > allowed or float(gaps[1].min()) < 0:
         return (
             f"told times that the judge's clock does not confirm: a request takes {own / 1e3:.0f} us longer than told, "

@@ -105,6 +105,20 @@ def test_clocks_that_agree_and_clocks_that_do_not() -> None:
     assert timing.disagreement(usual, far(5e5, 4e5))
 
 
+def test_clocks_are_compared_in_long_batches_whatever_else_runs() -> None:
+    """Other processes delay three answers of four: neither does that hide a quarter untold, nor is it one."""
+
+    def far(told: float, took: float) -> Any:
+        late = [took + 1e5, took + 3e6, took + 3e6, took + 3e6]
+        return SimpleNamespace(clocks=remote.Clocks(), long=remote.Clocks([told] * 4, late))
+
+    honest = far(2e7, 2e7)
+    assert not timing.disagreement(honest, far(2e7, 2e7))
+    assert timing.disagreement(honest, far(2e7, 2e7 * 4 / 3))
+    busy = remote.Clocks([2e7] * 4, [2.31e7] * 3 + [2.01e7])
+    assert not timing.disagreement(far(2e7, 2e7), SimpleNamespace(clocks=remote.Clocks(), long=busy))
+
+
 def test_the_compiled_clock_measures_a_call() -> None:
     clock, calls = Clock(), list[Any]()
 
