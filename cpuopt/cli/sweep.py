@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
         found = sweep.Sweep(args.op, variants, plan, roofs)
         more = {"threads": threads, "seed": args.seed, "rounds": args.rounds}
         with console.remaining() as progress:
-            found.run(sweep.asking(child, args.op, more), progress)
+            found.run(sweep.asking(child, args.op, more), progress, [child])
     content = found.record(rates.raised, model=args.model, dtype=args.dtype, seed=args.seed)
     path = common.keep(args.runs, "sweep", args.op, content)
     for file, make in (args.csv, sweep.csv), (args.svg, page.picture), (args.html, page.report):

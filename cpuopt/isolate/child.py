@@ -72,6 +72,10 @@ class Child:
         if worker:
             worker.close(grace_s)
 
+    def cpu_s(self) -> float:
+        """The processor time that it has used; 0 if it does not run."""
+        return self._worker.cpu_s() if self._worker else 0.0
+
     def end(self) -> None:
         """End the process for good, from any thread; waiting and later requests get a `UserError`."""
         self.ended = True

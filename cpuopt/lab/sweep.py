@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import re
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf, prod
 from typing import Any
@@ -23,7 +23,7 @@ from ..files.reading import to_json
 from ..isolate.child import Asked
 from ..kernels.registry import Kernel
 from ..kernels.toolkit import threads as numba_threads
-from ..machine import Others, available_bytes
+from ..machine import Counted, Others, available_bytes
 from ..measure.comparison import judge, schedule
 from ..measure.roofline import Roofs, fits
 from ..ops.declaration import Op
@@ -245,9 +245,11 @@ class Sweep:
         self.finished = False
         self.doubts: list[str] = []
 
-    def run(self, ask: Ask, progress: Progress = lambda text, done, whole: None) -> None:
-        """Measure all sizes, until Ctrl-C."""
-        others, work = Others(), [self._work(figures) for figures in self.plan.costs]
+    def run(
+        self, ask: Ask, progress: Progress = lambda text, done, whole: None, workers: Iterable[Counted] = ()
+    ) -> None:
+        """Measure all sizes, until Ctrl-C; `workers` are the processes that `ask` asks."""
+        others, work = Others(workers), [self._work(figures) for figures in self.plan.costs]
         try:
             for i, shape in enumerate(self.plan.shapes):
                 at = text_of({s: shape.sizes[s] for s in self.plan.over})
