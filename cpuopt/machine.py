@@ -257,6 +257,8 @@ class Counted(Protocol):
 class Others:
     """The use of the processors by other processes from now on; time taken by a hypervisor counts too.
 
+    Processes that this one has started count as its own once they have ended.
+
     Parameters
     ----------
     workers : processes that count as this one.
@@ -281,8 +283,7 @@ class Others:
 
         t = psutil.cpu_times()
         busy = sum(getattr(t, name, 0.0) for name in ("user", "nice", "system", "irq", "softirq", "steal"))
-        own = psutil.Process().cpu_times()
-        return time.monotonic(), busy - own.user - own.system - sum(w.cpu_s() for w in self.workers)
+        return time.monotonic(), busy - sum(psutil.Process().cpu_times()[:4]) - sum(w.cpu_s() for w in self.workers)
 
 
 _waiting: dict[str, Any] = {}

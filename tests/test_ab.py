@@ -274,6 +274,14 @@ def test_both_get_the_same_arrays_and_the_clock_decides():
     assert ab.alone((pair[0], pair[0]), [SHAPE], clock=clock, analyses=[4])["verdict"] == "no difference shown"
 
 
+def test_a_kernel_in_bfloat16_is_called_as_in_a_step():
+    """Not by numba's dispatcher, which takes microseconds for each array of a type that NumPy does not have."""
+    copy = registry.find("copy", "optimized")
+    for types in {}, {"out": "bfloat16"}:
+        shape = ab.Shape(Case({"N": 64}, types=types), {}, ("x",))
+        assert (ab.Alone([copy], shape, 0).functions["A"] is copy.function) is (not types)
+
+
 def test_a_kernel_that_writes_outside_while_it_is_timed_is_refused():
     def outside(out, inp):
         gelu(out, inp)

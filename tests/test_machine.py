@@ -4,7 +4,9 @@ import mmap
 import os
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from cpuopt import machine
@@ -220,6 +222,15 @@ def test_a_computer_without_control_groups(monkeypatch):
     monkeypatch.delattr(os, "sched_getaffinity")
     monkeypatch.setattr(os, "cpu_count", lambda: 3)
     assert (machine.cores(), machine.quota(), machine.memory_left(), machine.throttled()) == (3, None, None, None)
+
+
+def test_what_this_process_has_started_is_none_of_the_others(monkeypatch):
+    machine_s, own = iter([10.0, 20.0]), iter([(1.0, 1.0, 0.0, 0.0, 0.0), (2.0, 2.0, 4.0, 3.0, 9.0)])
+    clock = iter([0.0, 1.0])
+    monkeypatch.setattr(psutil, "cpu_times", lambda: SimpleNamespace(user=next(machine_s)))
+    monkeypatch.setattr(psutil, "Process", lambda: SimpleNamespace(cpu_times=lambda: next(own)))
+    monkeypatch.setattr(machine.time, "monotonic", lambda: next(clock))
+    assert machine.Others().cores() == 1.0
 
 
 # How threads wait -----------------------------------------------------------------------------------------------------

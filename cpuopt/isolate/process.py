@@ -159,10 +159,9 @@ class Worker:
         return self._process.pid
 
     def cpu_s(self) -> float:
-        """The processor time that it has used; 0 if it has ended."""
+        """The processor time that it and what it has started have used; 0 if it has ended."""
         with suppress(psutil.Error):
-            times = psutil.Process(self.pid).cpu_times()
-            return float(times.user + times.system)
+            return float(sum(psutil.Process(self.pid).cpu_times()[:4]))  # its own, and its children's that have ended
         return 0.0
 
     def close(self, grace_s: float = GRACE_S) -> None:

@@ -204,12 +204,12 @@ class Alone:
         self.sides = ascii_uppercase[: len(kernels)]
         typed = {side: k.typed(shape.types) for side, k in zip(self.sides, kernels, strict=True)}
         self.timed = self.arrays(typed, shape, seed)
-        self.functions = {side: k.function for side, k in typed.items()}
         self.rng = np.random.default_rng(seed)
         self.clock, self.cold = clock, flush
         self.lengths = dict.fromkeys(self.sides, (1, 1))
         for side in self.sides:
             self.timed.audit(side, BEFORE, "before it was timed")
+        self.functions = {side: k.direct().function for side, k in typed.items()}  # compiled by now, as in a step
         self._choose_lengths()
 
     def arrays(self, kernels: Mapping[str, Kernel], shape: Shape, seed: int) -> TimedKernels:
