@@ -19,7 +19,7 @@ from machine_code import assembly
 from cpuopt import kernels, ops  # noqa: F401  (importing kernels registers them)
 from cpuopt.check.cases import Case, arguments, case
 from cpuopt.check.check import check
-from cpuopt.kernels.optimized.matmul import largest, piece, pieces, prefers_tokens, token_pieces
+from cpuopt.kernels.optimized.matmul import is_thin, largest, piece, pieces, prefers_tokens, token_pieces
 from cpuopt.kernels.registry import KERNELS
 from cpuopt.kernels.toolkit import lanes
 from cpuopt.kernels.toolkit.simd import LANES
@@ -418,6 +418,18 @@ def test_which_side_of_a_product_is_packed_changes_no_bit() -> None:
     assert prefers_tokens.py_func(M, K, N)
     assert not prefers_tokens.py_func(20, K, N)
     np.testing.assert_array_equal(*outs)
+
+
+@pytest.mark.parametrize(("M", "N", "C"), [(300, 9, 77), (130, 40, 5), (129, 70, 32)])
+@pytest.mark.parametrize("half", [False, True], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("name", ["matmul_backward_weight", "matmul_update"])
+def test_a_gradient_of_few_rows_or_columns(name: str, half: bool, M: int, N: int, C: int) -> None:
+    """As an adapter's are: the other side is packed panel by panel, and the product may be transposed."""
+    assert is_thin.py_func(M, N, C)
+    kernel = KERNELS[name, "optimized"]
+    types = {n: "bfloat16" for n in ("dout", "inp", "copy") if half and n in kernel.op.params}
+    found = Case({"BT": M, "OC": N, "C": C}, types=types)
+    assert check(kernel, found).verdict == "PASS"
 
 
 @pytest.mark.parametrize("threads", [1, 2, 16, 64])

@@ -13,7 +13,11 @@ dinp      tokens of `dout`, in place        NR columns of `weight`, copied when 
 for few   tokens of `dout`, copied          NR columns of `weight`, in place      the same
 dweight   columns of `dout`, packed by      NR columns of `inp`, copied once      blocks of tokens, panels, rows
           groups, a strip at a time
+thin      columns of the one that has few,  NR columns of the other, copied when  blocks of tokens, panels, rows; then
+          packed by groups                  their turn comes                      all of it, transposed if need be
 ========  ================================  ====================================  ===================================
+
+A gradient is thin if it has few rows or few columns, as those of an adapter of low rank have.
 
 So `weight` streams from memory once if it is large, and what comes next of it is fetched while a tile is computed.
 
@@ -58,6 +62,8 @@ SHARED = 256  # tokens up to which dinp is summed by shares of weight's rows
 SHARES = 16  # most of them: each needs the memory of a dinp
 SHARE_ROWS = 64  # fewest rows of a share
 PACKED_ROWS = 16  # rows of dout that are packed at a time: they stay in L1 from group to group
+THIN = 32  # rows or columns of a thin gradient
+THIN_DEPTH = 128  # k of a block of a thin gradient: the panel is 16 KB of L1
 OUTPUTS = 48  # columns of dout in a dweight chunk: each row of dweight has pages of its own, and 56 was no faster
 STRIP = 65536  # floats of gradient in a strip: half of a 512 KB L2
 WEIGHT_DEPTH = 512  # most tokens of a dweight block: a panel is 32 KB, the strip of dout 96 KB, that of dweight more
@@ -324,7 +330,10 @@ def forward_by(multiply, multiply_narrow, pack_tokens, lines):
                 ahead, ahead_group = at(b, K * NR * lines), depth * NR // groups * lines
                 step = 2 * ceil(NR, groups) * lines
                 x, adding = at(inp, m0 * K + k), k > 0
-                multiply(rows, x, K, b, NR, to, to_row, depth, adding and inside, ahead, ahead_group, step, 0)
+                if N - n > LANES:
+                    multiply(rows, x, K, b, NR, to, to_row, depth, adding and inside, ahead, ahead_group, step, 0)
+                else:
+                    multiply_narrow(rows, x, K, b, NR, to, to_row, depth, False, ahead, ahead_group, step, 0)
                 if not direct:
                     put_columns(out, m0, n, tile, rows, bias)
                 elif not inside:
@@ -433,7 +442,11 @@ def input_chunk(dinp, add, dout, weight, mine, m0, m1, c0, c1, n0, n1, most):
                 b, line = at(panel, 0), NR
             to, to_row = (at(dinp, m0 * C + c), C) if inside else (at(tile, 0), NR)
             ahead = at(weight, n * C + c + NR if c + NR < c1 else (n + depth) * C + c0)
-            multiply(rows, a, row, b, line, to, to_row, depth, adding and inside, ahead, depth // groups * C, C, shift)
+            step = depth // groups * C
+            if C - c > LANES:
+                multiply(rows, a, row, b, line, to, to_row, depth, adding and inside, ahead, step, C, shift)
+            else:
+                multiply_narrow(rows, a, row, b, line, to, to_row, depth, False, ahead, step, C, shift)
             if not inside:
                 add_columns(dinp, m0, c, tile, rows, adding)
 
@@ -571,7 +584,55 @@ def weight_chunk_by(multiply, pack_outputs, per, lines):
     return weight_chunk
 
 
+def thin_by(multiply, pack_outputs, pack_some, per, lines):
+    """Make the function of columns of a thin product; `per` tokens are one k, for which a panel has `lines`."""
+
+    @helper()
+    def thin_chunk(to, few, many, mine, c0, c1):
+        """Compute few' many[:, c0:c1] in these columns of `to`; a panel is packed when its turn comes."""
+        M, R = few.shape
+        C = many.shape[1]
+        groups = ceil(R, MR)
+        block, panel = mine, mine[THIN_DEPTH * THIN :]
+        tile = panel[THIN_DEPTH * NR * lines :]
+        shift = 0  # so that the groups together fetch one panel
+        while groups >> (shift + 2):
+            shift += 1
+        for m in range(0, M, THIN_DEPTH * per):
+            depth = ceil(min(THIN_DEPTH * per, M - m), per)
+            pack_outputs(block, few, m, depth, 0, R)
+            for c in range(c0, c1, NR):
+                pack_some(panel, many, m, c, depth)
+                inside = c + NR <= C
+                target, row = (at(to, c), C) if inside else (at(tile, 0), NR)
+                ahead = at(many, m * C + c + NR if c + NR < c1 else (m + depth * per) * C + c0)
+                a, b, apart = at(block, 0), at(panel, 0), depth // groups * C
+                multiply(R, a, PACKED, b, NR, target, row, depth, m > 0 and inside, ahead, apart, C, shift)
+                if not inside:
+                    add_columns(to, 0, c, tile, R, m > 0)
+
+    return thin_chunk
+
+
 weight_chunk = weight_chunk_by(multiply, pack_outputs, 1, 1)
+thin_chunk = thin_by(multiply, pack_outputs, pack_columns, 1, 1)
+
+
+@helper()
+def is_thin(M, N, C):
+    """Return whether a gradient of N rows and C columns has so few of either that its panels serve one tile."""
+    few = min(N, C)
+    return 0 < few <= THIN and 2 * few <= max(N, C) and 4 * few <= M
+
+
+@helper()
+def put_thin(grad, row, add, thin, n0, n1):
+    """Put rows n0..n1 of a thin gradient, which is transposed if it has few columns, into `grad`, or add them."""
+    C = grad.shape[1]
+    for i in range(n1 - n0):
+        for j in range(C):
+            new = thin[j, n0 + i] if thin.shape[0] == C else thin[n0 + i, j]
+            grad[row + i, j] = grad[row + i, j] + new if add else new
 
 
 @helper()
@@ -594,12 +655,18 @@ def weight_work(steps):
     return lambda s: for_each_thread(WEIGHT_SCRATCH + (strip_floats(s["C"]) if steps else 0))(s)
 
 
+def weight_panels(s, lines):
+    """Count the floats of `lines` lines of the panels of a weight's gradient; a thin gradient lies there too."""
+    thin = is_thin.py_func(s["BT"], s["OC"], s["C"])
+    return max(lines * up(s["C"], NR), s["OC"] * s["C"] if thin else 0)
+
+
 def weight_scratch(steps):
     """List the scratch of the weight's gradient."""
-    return [("panels", lambda s: s["BT"] * up(s["C"], NR)), ("blocks", weight_work(steps)), QUEUE]
+    return [("panels", lambda s: weight_panels(s, s["BT"])), ("blocks", weight_work(steps)), QUEUE]
 
 
-def weight_by(pack_panel, weight_chunk, block_tokens, per):
+def weight_by(pack_panel, weight_chunk, thin_chunk, block_tokens, per):
     """Make the weight's gradient of what is packed by `pack_panel`, in blocks of at most `block_tokens`.
 
     It is a function of the epilogue. If that takes an optimizer's step, a strip of the gradient stays in the cache
@@ -614,17 +681,29 @@ def weight_by(pack_panel, weight_chunk, block_tokens, per):
         @helper(parallel=True)
         def linear_weight(to, dout, inp, panels, blocks, queue):
             M, N, C = inp.shape[0], rows(to), to[0].shape[1]  # of a frozen weight, C = 0
-            depth = even(M, block_tokens, per)
-            for i in prange(ceil(C, NR) * ceil(M, depth)):
-                pack_panel(i, panels, inp, depth)
+            depth, thin = even(M, block_tokens, per), is_thin(M, N, C) and N * C <= panels.shape[0]
             most, unit, size = OUTPUTS, LANES, WEIGHT_SCRATCH
             if steps:
                 most, unit, size = min(OUTPUTS, max(MR, STRIP // C)), 1, WEIGHT_SCRATCH + max(STRIP, MR * C)
             threads = blocks.shape[0] // size
+            begin(to)
+            whole = panels[: N * C if thin else 0].reshape(min(N, C) if thin else 0, max(N, C))
+            if thin:
+                few, many = (dout, inp) if N < C else (inp, dout)
+                chunks = pieces(many.shape[1], COLUMNS, NR, 1, threads)
+                deal(queue, chunks)
+                for t in prange(threads):
+                    chunk = take(queue, t)
+                    while chunk >= 0:
+                        c0, c1 = piece(chunk, chunks, max(N, C), NR), piece(chunk + 1, chunks, max(N, C), NR)
+                        thin_chunk(whole, few, many, blocks[t * size :], c0, c1)
+                        chunk = take(queue, t)
+            else:
+                for i in prange(ceil(C, NR) * ceil(M, depth)):
+                    pack_panel(i, panels, inp, depth)
             chunks = pieces(N, most, unit, 1, threads)
             tall = largest(chunks, N, unit)
             deal(queue, chunks)
-            begin(to)
             for t in prange(threads):
                 mine = blocks[t * size : (t + 1) * size]
                 block, spare, own = mine[:WEIGHT_BLOCK], mine[WEIGHT_BLOCK:WEIGHT_SCRATCH], mine[WEIGHT_SCRATCH:]
@@ -632,7 +711,11 @@ def weight_by(pack_panel, weight_chunk, block_tokens, per):
                 while chunk >= 0:
                     n0, n1 = piece(chunk, chunks, N, unit), piece(chunk + 1, chunks, N, unit)
                     grad, row, add = place(to, own, n0, tall)
-                    weight_chunk(grad, row, add, dout, panels, block, spare, n0, n1, tall, depth)
+                    if thin:
+                        sum_columns(spare, False, dout, 0, M, n0, n1 - n0)
+                        put_thin(grad, row, add, whole, n0, n1)
+                    else:
+                        weight_chunk(grad, row, add, dout, panels, block, spare, n0, n1, tall, depth)
                     finish(to, grad, spare, n0, n1 - n0)
                     chunk = take(queue, t)
             end(to, N)
@@ -642,7 +725,7 @@ def weight_by(pack_panel, weight_chunk, block_tokens, per):
     return of
 
 
-linear_weight = weight_by(pack_all_columns, weight_chunk, WEIGHT_DEPTH, 1)
+linear_weight = weight_by(pack_all_columns, weight_chunk, thin_chunk, WEIGHT_DEPTH, 1)
 
 
 @by_epilogue(ops.matmul_backward_weight, "optimized", scratch=weight_scratch, skips=["dweight"])

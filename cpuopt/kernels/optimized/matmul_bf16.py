@@ -45,10 +45,12 @@ from .matmul import (
     place,
     prefers_tokens,
     share_floats,
+    thin_by,
     token_pieces,
     up,
     weight_by,
     weight_chunk_by,
+    weight_panels,
     weight_scratch,
 )
 
@@ -132,7 +134,10 @@ def input_chunk(to, row, column, add, dout, weight, mine, m0, m1, c0, c1, n0, n1
             target, target_row = (at(to, edge), W) if inside else (at(tile, 0), NR)
             ahead = at(weight, 2 * n * C + c + NR if c + NR < c1 else 2 * (n + depth) * C + c0)
             b, step = at(panel, 0), depth // groups * C
-            multiply(rows, a, N, b, NR, target, target_row, depth, adding and inside, ahead, step, C, shift)
+            if C - c > LANES:
+                multiply(rows, a, N, b, NR, target, target_row, depth, adding and inside, ahead, step, C, shift)
+            else:
+                multiply_narrow(rows, a, N, b, NR, target, target_row, depth, adding and inside, ahead, step, C, shift)
             if not inside:
                 add_columns(to, row, column + c - c0, tile, rows, adding)
 
@@ -230,7 +235,14 @@ def store_pair(block, to, x, i, j):
     store_some(block, to, load_pair(x, i, j), LANES)
 
 
+@helper()
+def pack_some(panel, x, row, column, depth):
+    """Pack up to NR columns of two times `depth` tokens."""
+    pack_pairs(panel, NR, x, row, column, min(NR, x.shape[1] - column), depth)
+
+
 weight_chunk = weight_chunk_by(multiply, pack_outputs, 2, PER_WORD)
+thin_chunk = thin_by(multiply, pack_outputs, pack_some, 2, PER_WORD)
 
 
 @helper()
@@ -245,10 +257,10 @@ def pack_panel(i, panels, inp, depth):
 
 def weight_bf16(steps):
     """List the scratch of the weight's gradient."""
-    return [("panels", lambda s: up(s["BT"], 2) // 2 * PER_WORD * up(s["C"], NR)), *weight_scratch(steps)[1:]]
+    return [("panels", lambda s: weight_panels(s, up(s["BT"], 2) // 2 * PER_WORD)), *weight_scratch(steps)[1:]]
 
 
-linear_weight = weight_by(pack_panel, weight_chunk, 2 * WEIGHT_DEPTH, 2)
+linear_weight = weight_by(pack_panel, weight_chunk, thin_chunk, 2 * WEIGHT_DEPTH, 2)
 
 
 @by_epilogue(ops.matmul_backward_weight, "optimized", of=HALF, scratch=weight_bf16, skips=["dweight"])
