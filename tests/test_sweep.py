@@ -47,6 +47,8 @@ def test_sizes_that_nobody_named_are_those_of_a_call_of_the_model():
     assert (alone.fixed, alone.source, alone.costs[0]["flops"]) == ({}, "", 90)
     narrow = sweep.plan(ops.matmul_forward, {"C": [32]}, {}, replace(TINY, dtype="bf16"))
     assert narrow.costs[0]["operands"] == "bfloat16"
+    usual = sweep.plan(ops.matmul_forward, {"C": [32]}, {}, Settings())
+    assert usual.source == "gpt2-124M 4x64, h.0.attn.c_attn"
 
 
 def test_a_window_is_a_size_that_work_depends_on():

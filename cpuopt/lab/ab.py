@@ -119,13 +119,11 @@ def calls_of(op: Op, settings: Settings, layer: str = "*") -> list[Call]:
         calls = [c for c in build_only(replace(settings, fuse=fuse)).program.calls if c.op is op]
         if calls:
             break
-    found = [c for c in calls if fnmatchcase(c.layer, layer)]
+    found, model = [c for c in calls if fnmatchcase(c.layer, layer)], settings.model or models.DEFAULT
     if not found:
         if layers := dict.fromkeys(c.layer for c in calls):
-            raise UserError(
-                f"{op.name}: {settings.model} does not call it in a layer {layer!r}; {nearest(layer, layers)}"
-            )
-        raise UserError(f"{op.name}: {settings.model} does not call it; add {where_it_runs(op)}")
+            raise UserError(f"{op.name}: {model} does not call it in a layer {layer!r}; {nearest(layer, layers)}")
+        raise UserError(f"{op.name}: {model} does not call it; add {where_it_runs(op)}")
     return found
 
 

@@ -135,7 +135,7 @@ def plan(
     left = [s for s in op.symbols if s not in asked]
     if left or settings.dtype != WIDE:
         first = calls_of(op, settings, layer)[0]
-        like, source = _shape(first), f"{settings.model} {settings.B}x{settings.T}, {first.layer}"
+        like, source = _shape(first), f"{settings.model or models.DEFAULT} {settings.B}x{settings.T}, {first.layer}"
     else:
         like, source = shape_at(op, {**dict.fromkeys(over, 1), **given}), ""
     known, names = {**like.sizes, **given}, (*op.symbols, *op.counted)
