@@ -458,6 +458,17 @@ def test_a_gradient_that_is_only_added_to_last_is_shared():
     assert layers(assert_the_same_by_all_routes(stream), "residual_backward") == []
 
 
+def test_the_gradient_of_a_sum_within_a_branch_is_shared():
+    """As in an adapter: what the stream adds to it comes after all that reads it."""
+
+    def branch(self, x, y):
+        h = self.a(x)
+        inner = self.norm(h)
+        return F.cross_entropy(h + (self.b(inner) + F.gelu(inner)), y)
+
+    assert layers(assert_the_same_by_all_routes(branch), "residual_backward") == []
+
+
 def test_the_given_gradient_of_the_loss_stays_what_it_is():
     def penalized(self, x, y):
         loss = F.cross_entropy(self.a(x), y)

@@ -30,7 +30,7 @@ def _can_share(values: list[Value], later: Sequence[Call]) -> bool:
         if written is not None and used - {written}:
             return False
         changed = used.intersection(call.writes)
-        if changed and (len(used) > 1 or values[0] in changed):
+        if changed and len(used) > 1:
             return False
         written = next(iter(changed), written)
     return True
