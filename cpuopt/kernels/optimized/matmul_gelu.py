@@ -1,4 +1,4 @@
-"""A linear layer with GELU: the products of ``matmul``, then GELU on all of the sums, as in ``matmul_swiglu``."""
+"""A linear layer with GELU: the products of ``matmul``, then GELU on all of the sums, as in ``matmul_gated``."""
 
 from ... import ops
 from ...ops.declaration import BT, C

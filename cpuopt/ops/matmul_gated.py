@@ -1,43 +1,40 @@
-"""A linear layer and the SwiGLU after it in one: each takes what the other gives while it lies in the cache.
+"""A linear layer and the SwiGLU or GeGLU after it in one: each takes what the other gives while it lies in the cache.
 
-Forward, where the other linear layer has made `up`::
+Forward, where the other linear layer has made `up`, and gate is ``swiglu`` or ``geglu`` (``cpuopt/ops/gated.py``)::
 
     pre = inp @ weight^T + bias
-    out = swiglu(pre, up)
+    out = gate(pre, up)
 
-Backward, for the linear layer that follows the SwiGLU, with the SwiGLU's inputs `pre` and `up`::
+Backward, for the linear layer that follows the gate, with the gate's inputs `pre` and `up`::
 
-    dpre, dup = slopes of swiglu at (pre, up) times (dout @ weight)
+    dpre, dup = slopes of gate at (pre, up) times (dout @ weight)
 
-Source: ``matmul_forward`` and ``swiglu_forward``; ``matmul_backward_input`` and ``swiglu_backward``.
+Source: ``matmul_forward`` and the gate's forward; ``matmul_backward_input`` and the gate's backward.
 """
 
 from .declaration import BT, HALF, OC, C, Op, inp, out
+from .gated import geglu_backward, geglu_forward, swiglu_backward, swiglu_forward
 from .matmul import matmul_backward_input, matmul_forward
 from .matmul import reference_forward as linear
-from .swiglu import reference_backward as swiglu_slopes
-from .swiglu import reference_forward as swiglu
-from .swiglu import swiglu_backward, swiglu_forward
 
 
-def reference_forward(inp, weight, bias, up):
-    pre = linear(inp, weight, bias)["out"]
-    return {"pre": pre, **swiglu(pre, up)}
-
-
-def reference_backward(dout, weight, pre, up):
-    slopes = swiglu_slopes(dout @ weight, pre, up)
-    return {"dpre": slopes["dinp"], "dup": slopes["dup"]}
-
-
-def linear_gated(name, label, flops, gate, slopes, forward, backward):
-    """Declare a linear layer with a gate, and one that makes the gradients of a gate, from the references of both.
+def linear_gated(name, label, flops, gate, slopes):
+    """Declare a linear layer with a gate, and one that makes the gradients of a gate.
 
     Parameters
     ----------
     flops : those of an element of the gate, forward; the backward has twice as many.
     gate, slopes : the ops of the gate alone, forward and backward.
     """
+
+    def reference_forward(inp, weight, bias, up):
+        pre = linear(inp, weight, bias)["out"]
+        return {"pre": pre, **gate.reference(pre, up)}
+
+    def reference_backward(dout, weight, pre, up):
+        found = slopes.reference(dout @ weight, pre, up)
+        return {"dpre": found["dinp"], "dup": found["dup"]}
+
     first = Op(
         f"matmul_{name}_forward",
         out("out", BT, OC, reduces=C, types=HALF),
@@ -48,7 +45,7 @@ def linear_gated(name, label, flops, gate, slopes, forward, backward):
         inp("up", BT, OC),
         label=f"Matmul + {label} Forward",
         flops=2 * BT * C * OC + flops * BT * OC,
-        reference=forward,
+        reference=reference_forward,
         source=f"matmul_forward and {gate.name}",
         fuses=(matmul_forward, gate),
         renames={"inp": "pre"},
@@ -63,13 +60,12 @@ def linear_gated(name, label, flops, gate, slopes, forward, backward):
         inp("up", BT, C),
         label=f"Matmul + {label} Backward dinp",
         flops=2 * BT * C * OC + 2 * flops * BT * C,
-        reference=backward,
+        reference=reference_backward,
         source=f"matmul_backward_input and {slopes.name}",
         fuses=(matmul_backward_input, slopes),
         renames={"inp": "pre", "dinp": "dpre"},
     )
 
 
-matmul_swiglu_forward, matmul_swiglu_backward = linear_gated(
-    *("swiglu", "SwiGLU", 5, swiglu_forward, swiglu_backward), reference_forward, reference_backward
-)
+matmul_swiglu_forward, matmul_swiglu_backward = linear_gated("swiglu", "SwiGLU", 5, swiglu_forward, swiglu_backward)
+matmul_geglu_forward, matmul_geglu_backward = linear_gated("geglu", "GeGLU", 10, geglu_forward, geglu_backward)
