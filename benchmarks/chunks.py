@@ -121,7 +121,7 @@ def worst(call: Call, chunks: dict[int, int]) -> tuple[bool, float, float]:
 def reason(op: str) -> str:
     """Return why an op leaves threads idle; empty where no reason is known."""
     known = [start for start in REASONS if start and op.startswith(start)]
-    elementwise = ("gelu", "silu", "swiglu", "residual_forward", "residual_backward", "mul", "scale", "copy")
+    elementwise = ("gelu", "silu", "swiglu", "geglu", "residual_forward", "residual_backward", "mul", "scale", "copy")
     return REASONS[max(known, key=len)] if known else REASONS[""] if op.startswith(elementwise) else ""
 
 

@@ -1,4 +1,4 @@
-"""Layer normalization of each row, with a learned scale and shift.
+"""Layer normalization of each row, with a learned scale and shift; alone, and of a sum while that lies in the cache.
 
 Forward, for each row of ``inp``::
 
@@ -13,12 +13,18 @@ Backward, with g = dout * weight::
     dweight += sum over rows of dout * xhat
     dbias   += sum over rows of dout
 
+``residual_layernorm`` is a residual connection and the normalization of its sum in one::
+
+    residual = inp1 + inp2
+    out, mean, rstd = layernorm(residual, weight, bias, eps)
+
 Source: Ba, Kiros and Hinton 2016 (arXiv 1607.06450), equation 4; ``torch.nn.functional.layer_norm``.
 """
 
 import numpy as np
 
 from .declaration import BT, EPS, HALF, C, Op, acc, inp, out, rounded
+from .residual import residual_forward
 
 SOURCE = "Ba, Kiros and Hinton 2016, equation 4; torch.nn.functional.layer_norm"
 
@@ -35,6 +41,10 @@ def reference_backward(dout, inp, weight, mean, rstd):
     g = dout * weight
     centred = g - rounded(g.mean(axis=-1, keepdims=True)) - xhat * (g * xhat).mean(axis=-1, keepdims=True)
     return {"dinp": rstd[:, None] * centred, "dweight": (dout * xhat).sum(axis=0), "dbias": dout.sum(axis=0)}
+
+
+def reference_residual(inp1, inp2, weight, bias, eps):
+    return {"residual": inp1 + inp2, **reference_forward(inp1 + inp2, weight, bias, eps)}
 
 
 layernorm_forward = Op(
@@ -68,4 +78,22 @@ layernorm_backward = Op(
     reference=reference_backward,
     source=SOURCE,
     inverts=layernorm_forward,
+)
+residual_layernorm_forward = Op(
+    "residual_layernorm_forward",
+    out("residual", BT, C),
+    out("out", BT, C, reduces=C, types=HALF),
+    out("mean", BT, reduces=C),
+    out("rstd", BT, reduces=C),
+    inp("inp1", BT, C),
+    inp("inp2", BT, C),
+    inp("weight", C, start=1),
+    inp("bias", C, start=0),
+    EPS,
+    label="Residual + Layernorm Forward",
+    flops=9 * BT * C,
+    reference=reference_residual,
+    source="residual_forward and layernorm_forward",
+    fuses=(residual_forward, layernorm_forward),
+    renames={"inp": "residual"},
 )

@@ -1,4 +1,4 @@
-"""Root-mean-square normalization of each row, with a learned scale; or of G groups of C channels in each row.
+"""Root-mean-square normalization of each row, or of G groups of C channels in each row; with a learned scale.
 
 Forward, for each group of ``inp``::
 
@@ -11,6 +11,11 @@ Backward, with g = dout * weight::
     dinp    += rstd * (g - xhat * mean_C(g * xhat))
     dweight += sum over rows and groups of dout * xhat
 
+``residual_rmsnorm`` is a residual connection and the normalization of its sum in one, while the sum lies in the cache::
+
+    residual = inp1 + inp2
+    out, rstd = rmsnorm(residual, weight, eps)
+
 Source: Zhang and Sennrich 2019 (arXiv 1910.07467), equation 4; ``torch.nn.functional.rms_norm``. The groups are the
 heads of q and k in Qwen3.
 """
@@ -18,6 +23,7 @@ heads of q and k in Qwen3.
 import numpy as np
 
 from .declaration import BT, EPS, HALF, C, G, Op, acc, inp, out
+from .residual import residual_forward
 
 SOURCE = "Zhang and Sennrich 2019, equation 4; torch.nn.functional.rms_norm"
 
@@ -38,6 +44,10 @@ def reference_backward(dout, inp, weight, rstd):
     g = d * weight
     dinp = rstd[..., None] * (g - xhat * (g * xhat).mean(axis=-1, keepdims=True))
     return {"dinp": dinp.reshape(inp.shape), "dweight": (d * xhat).sum(axis=(0, 1))}
+
+
+def reference_residual(inp1, inp2, weight, eps):
+    return {"residual": inp1 + inp2, **reference_forward(inp1 + inp2, weight, eps)}
 
 
 rmsnorm_forward = Op(
@@ -67,4 +77,20 @@ rmsnorm_backward = Op(
     reference=reference_backward,
     source=SOURCE,
     inverts=rmsnorm_forward,
+)
+residual_rmsnorm_forward = Op(
+    "residual_rmsnorm_forward",
+    out("residual", BT, G * C),
+    out("out", BT, G * C, reduces=C, types=HALF),
+    out("rstd", BT, G, reduces=C),
+    inp("inp1", BT, G * C),
+    inp("inp2", BT, G * C),
+    inp("weight", C, start=1),
+    EPS,
+    label="Residual + RMSNorm Forward",
+    flops=5 * BT * G * C,
+    reference=reference_residual,
+    source="residual_forward and rmsnorm_forward",
+    fuses=(residual_forward, rmsnorm_forward),
+    renames={"inp": "residual"},
 )

@@ -258,8 +258,8 @@ RENAMED = {
 }
 FILES = {
     "optimized": "collective gelu layernorm mul residual rope silu softmax",
-    "vanilla": "attention collective cross_entropy decode dropout elementwise gated gelu gqa layernorm matmul_gated "
-    "mul reduce residual residual_layernorm residual_rmsnorm rmsnorm rope silu softmax sumsq",
+    "vanilla": "attention collective cross_entropy decode dropout elementwise gated gelu gqa layernorm "
+    "matmul_activation mul reduce residual rmsnorm rope silu softmax sumsq",
 }
 """The package's files whose kernels stand alone."""
 LARGE = {"optimized": "attention matmul"}

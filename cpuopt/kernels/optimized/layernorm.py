@@ -39,6 +39,17 @@ def normalize(out, inp, weight, bias, bt, total, eps):
 
 
 @helper(forceinline=True)
+def residual_row(residual, out, inp1, inp2, weight, bias, bt, eps):
+    """Add row bt, and normalize the sum; return its mean and 1/std."""
+    m = ZERO
+    for i in range(inp1.shape[1]):
+        t = inp1[bt, i] + inp2[bt, i]
+        residual[bt, i] = t
+        m += t
+    return normalize(out, residual, weight, bias, bt, m, eps)
+
+
+@helper(forceinline=True)
 def backward_row(dinp, dinp_add, dweight, dbias, dout, inp, weight, m, s):
     """Compute or add the gradient of a row; add its share to dweight and dbias."""
     C = inp.shape[0]
@@ -101,3 +112,14 @@ def layernorm_backward(dinp, dinp_add, dweight, dweight_add, dbias, dbias_add, d
             backward_row(dinp[bt], dinp_add, dw, db, dout[bt], inp[bt], weight, mean[bt], rstd[bt])
     combine(dweight, dweight_add, partial, chunks, 2 * C)
     combine(dbias, dbias_add, partial[C:], chunks, 2 * C)
+
+
+@kernel(ops.residual_layernorm_forward, "optimized")
+def residual_layernorm_forward(residual, out, mean, rstd, inp1, inp2, weight, bias, eps):
+    """The sum, then mean, variance and the normalized row.
+
+    Parallel: the rows.
+    Bound: memory.
+    """
+    for bt in prange(inp1.shape[0]):
+        mean[bt], rstd[bt] = residual_row(residual, out, inp1, inp2, weight, bias, bt, eps)

@@ -45,6 +45,17 @@ def forward_group(out, inp, weight, g, eps):
 
 
 @helper(forceinline=True)
+def residual_group(residual, out, inp1, inp2, weight, g, eps):
+    """Add group g, and normalize the sum; return 1/rms."""
+    v = ZERO
+    for i in range(weight.shape[0]):
+        t = inp1[g, i] + inp2[g, i]
+        residual[g, i] = t
+        v += t * t
+    return normalize(out, residual, weight, g, v, eps)
+
+
+@helper(forceinline=True)
 def backward_row(dinp, dinp_add, dweight, dout, inp, weight, s):
     """Compute or add the gradient of a group; add its share to dweight."""
     C = weight.shape[0]
@@ -94,3 +105,17 @@ def rmsnorm_backward(dinp, dinp_add, dweight, dweight_add, dout, inp, weight, rs
                 here = slice(g * C, g * C + C)
                 backward_row(dinp[bt, here], dinp_add, dw, dout[bt, here], inp[bt, here], weight, rstd[bt, g])
     combine(dweight, dweight_add, partial, chunks, C)
+
+
+@kernel(ops.residual_rmsnorm_forward, "optimized")
+def residual_rmsnorm_forward(residual, out, rstd, inp1, inp2, weight, eps):
+    """The sum with the mean of its squares, then the normalized group.
+
+    Parallel: the groups of all rows.
+    Bound: memory.
+    """
+    x, y = groups(inp1, weight), groups(inp2, weight)
+    total, normalized = groups(residual, weight), groups(out, weight)
+    s = rstd.reshape(rstd.size)
+    for g in prange(s.shape[0]):
+        s[g] = residual_group(total, normalized, x, y, weight, g, eps)

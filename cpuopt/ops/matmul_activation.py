@@ -1,21 +1,66 @@
-"""A linear layer and the SwiGLU or GeGLU after it in one: each takes what the other gives while it lies in the cache.
+"""A linear layer and the activation after it in one: each takes what the other gives while it lies in the cache.
 
-Forward, where the other linear layer has made `up`, and gate is ``swiglu`` or ``geglu`` (``cpuopt/ops/gated.py``)::
+Forward::
 
     pre = inp @ weight^T + bias
+    out = gelu(pre)
+
+Backward, for the linear layer that follows the activation, with the activation's input `pre`::
+
+    dpre = (dout @ weight) * gelu'(pre)
+
+If the activation gates a value `up`, which another linear layer has made (``cpuopt/ops/gated.py``)::
+
     out = gate(pre, up)
-
-Backward, for the linear layer that follows the gate, with the gate's inputs `pre` and `up`::
-
     dpre, dup = slopes of gate at (pre, up) times (dout @ weight)
 
-Source: ``matmul_forward`` and the gate's forward; ``matmul_backward_input`` and the gate's backward.
+Source: ``matmul_forward`` and the activation's forward; ``matmul_backward_input`` and the activation's backward.
 """
 
 from .declaration import BT, HALF, OC, C, Op, inp, out
 from .gated import geglu_backward, geglu_forward, swiglu_backward, swiglu_forward
+from .gelu import gelu_backward, gelu_forward
 from .matmul import matmul_backward_input, matmul_forward
 from .matmul import reference_forward as linear
+
+
+def product_and_gelu(inp, weight, bias):
+    pre = linear(inp, weight, bias)["out"]
+    return {"pre": pre, **gelu_forward.reference(pre)}
+
+
+def product_and_slope(dout, weight, pre):
+    return {"dpre": gelu_backward.reference(dout @ weight, pre)["dinp"]}
+
+
+matmul_gelu_forward = Op(
+    "matmul_gelu_forward",
+    out("out", BT, OC, reduces=C, types=HALF),
+    out("pre", BT, OC, reduces=C),
+    inp("inp", BT, C, types=HALF),
+    inp("weight", OC, C, types=HALF, fan_in=C),
+    inp("bias", OC, optional=True, start=0),
+    label="Matmul + GELU Forward",
+    flops=2 * BT * C * OC + 9 * BT * OC,
+    reference=product_and_gelu,
+    source="matmul_forward and gelu_forward",
+    fuses=(matmul_forward, gelu_forward),
+    renames={"inp": "pre"},
+)
+
+matmul_gelu_backward = Op(
+    "matmul_gelu_backward",
+    out("dpre", BT, C, reduces=OC, types=HALF),
+    inp("dout", BT, OC, types=HALF),
+    inp("weight", OC, C, types=HALF, fan_in=C),
+    inp("pre", BT, C),
+    label="Matmul + GELU Backward dinp",
+    flops=2 * BT * C * OC + 18 * BT * C,
+    reference=product_and_slope,
+    source="matmul_backward_input and gelu_backward",
+    fuses=(matmul_backward_input, gelu_backward),
+    renames={"inp": "pre", "dinp": "dpre"},
+)
 
 
 def linear_gated(name, label, flops, gate, slopes):
