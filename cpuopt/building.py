@@ -33,7 +33,7 @@ from .program.optimizer import Choice as OptimizerChoice
 from .program.optimizer import add_update, freeze
 from .program.precision import NARROW, store_operands, weights_of_products
 from .program.program import Call, Phase, Placed, Program, Scalar, Value
-from .program.quantize import quantize
+from .program.quantize import INT8, quantize
 from .program.recompute import recompute_blocks
 from .program.reverse import reverse
 from .program.schedule import schedule
@@ -65,7 +65,7 @@ class BuildOptions:
         matches wins, as in ``{"*": "adamw", "*.bias": "sgd"}``.
     freeze : patterns of parameters that steps leave as they are; they have no gradient and no states.
     dtype : "bfloat16" to store in it what products and attention read; weights, sums and states stay float32.
-    base : "int8" to store in it frozen weights that products in blocks read; by default as `dtype` says.
+    base : "int8" or "q8_0" to store in it frozen weights that products in blocks read; by default as `dtype` says.
     moments : "bfloat16" to store the optimizers' states in it, rounded at random.
     masters : whether trained weights stay float32; without training, all that products read can be bfloat16 alone, as
         frozen ones are.
@@ -110,7 +110,9 @@ class BuildOptions:
     def least_bytes(self, p: nn.Parameter) -> int:
         """Return the least bytes of each number of a parameter."""
         frozen = not (p.trained and self.masters)
-        return min(TYPES[t].bytes for t in (p.dtype, *([self.dtype, self.base or self.dtype] if frozen else ())))
+        return min(
+            TYPES[t].bytes for t in (p.dtype, *([self.dtype, INT8 if self.base else self.dtype] if frozen else ()))
+        )
 
     @property
     def adding(self) -> bool:

@@ -382,6 +382,13 @@ def memory_left() -> int | None:
     return min(found, default=None)
 
 
+def age() -> float:
+    """Return the seconds since this process began."""
+    import psutil
+
+    return time.time() - float(psutil.Process().create_time())
+
+
 def available_bytes() -> int:
     """The memory that can still be allocated: the free memory, or the limits of container and process."""
     import psutil

@@ -128,7 +128,7 @@ def test_what_a_message_says_is_no_special_token():
         ({"messages": [{"role": "user"}]}, "message 1 is {'role': 'user'}; expected a 'role' and a 'content'"),
         ({"messages": [{"role": ["user"], "content": "a"}]}, "message 1 has the role"),
         ({"text": ""}, "line 2: it is empty; expected a text"),
-        ("\udcff", "line 2: 'utf-8' codec can't decode"),
+        ("\udcff", "position 0: invalid start byte; expected a file in UTF-8"),
     ],
 )
 def test_a_line_that_is_no_example_is_named(line, words):
@@ -141,6 +141,14 @@ def test_a_line_that_is_no_example_is_named(line, words):
     assert words in str(e.value)
     assert cli.main(["train", "--model", "llama-tiny", "--data", "c.jsonl", "--steps", "1"]) == 2
     assert os.listdir(".") == ["c.jsonl"]
+
+
+def test_a_byte_order_mark_and_lines_of_windows_are_read():
+    Path("c.jsonl").write_bytes(b'\xef\xbb\xbf{"text": "a"}\r\n{"text": "b"}\r\n')
+    assert sorted(e.ids.tolist() for e in load().train) == [[10, 97], [10, 98]]
+    Path("c.jsonl").write_bytes('{"text": "a"}\n{"text": "b"}\n'.encode("utf-16"))  # as PowerShell writes it
+    with pytest.raises(UserError, match=r"line 1: .*; expected a file in UTF-8"):
+        load()
 
 
 def test_what_is_cut_and_what_is_not_used_is_reported():

@@ -355,6 +355,20 @@ def test_a_line_of_training_has_the_time_that_remains():
     assert [view.remaining(n) for n in (1, 2, 4)] == ["", "  0:03:16 remaining", "  0:03:12 remaining"]
 
 
+def test_after_five_steps_a_run_says_when_it_ends(capsys):
+    """Of 100 steps of 2 s, with a validation of 7 s before the first and after each ten."""
+    job = SimpleNamespace(settings=Settings(steps=100, val_every=10))
+    now = [20.0]
+    view = console.TrainingView(job, clock=lambda: now[0])
+    view.opened = 13.0
+    view.validation(0, 5.0)
+    for step in range(8, 15):  # as after a resume
+        now[0] += 2 + 7 * (step == 10)
+        view.say_end(step)
+    (said,) = (line for line in capsys.readouterr().out.splitlines() if "by now" in line)
+    assert "2,000 ms a step by now; 87 more steps and 9 validations take 0:03:57; the run ends at 2" in said
+
+
 def test_two_runs_of_one_second_have_two_folders(run, monkeypatch):
     monkeypatch.setattr("time.strftime", lambda form: "20240102-030405")
     for _ in range(2):

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
@@ -45,19 +46,40 @@ def test_options_take_less_memory_and_say_what_they_take():
     assert {o.flags.split()[0] for o in tried.options} <= {"-B", "-T", "--fuse", "--recompute", "--base"}
 
 
-def test_measured_steps_replace_the_roofs_and_validations_count():
+def test_measured_steps_replace_the_roofs_and_validations_count(tmp_path):
     settings = Settings(**TINY, val_every=10, val_batches=3)
     planned = forecast.forecast(settings, ROOFS)
     ticks = count(step=0.5)
-    found = measured(planned, prepare(settings), clock=lambda: next(ticks))
-    assert found.step_ms == 500
+    found = measured(planned, prepare(settings), tmp_path, 3.0, clock=lambda: next(ticks))
+    assert (found.step_ms, found.start_s, found.saving_s) == (500, 3, 0)
     assert found.validation_s == 5 * 3 * 0.5  # before the first step, and after each ten of forty
-    assert found.seconds == 40 * 0.5 + 7.5
+    assert found.seconds == 3 + 40 * 0.5 + 7.5
     taken = [0.3] * 4 + [0.1] * 60
     slow_start = iter([t for n, d in enumerate(taken) for t in (n, n + d)])
-    assert measured(planned, prepare(settings), clock=lambda: next(slow_start)).step_ms == pytest.approx(100)
-    silent = measured(planned, prepare(Settings(**TINY, val_every=0)), clock=lambda: next(ticks))
+    found = measured(planned, prepare(settings), tmp_path, clock=lambda: next(slow_start))
+    assert (found.step_ms, found.start_s) == (pytest.approx(100), pytest.approx(4 * 0.2))
+    silent = measured(planned, prepare(Settings(**TINY, val_every=0)), tmp_path, clock=lambda: next(ticks))
     assert silent.validation_s == 0
+
+
+def test_checkpoints_and_final_weights_count_and_none_stays(tmp_path, monkeypatch):
+    settings = Settings(**TINY, save_every=10, keep_best=True, val_every=15, save=str(tmp_path / "tuned"))
+    planned, job, ticks = forecast.forecast(settings, ROOFS), prepare(settings), count(step=0.5)
+    found = measured(planned, job, tmp_path / "runs" / "there", clock=lambda: next(ticks))
+    # after 10, 15, 20, 30 and 40 steps; the weights are a third of what a checkpoint has with the moments
+    assert found.saving_s == pytest.approx(0.5 * (5 + 1 / 3), rel=0.01)
+    assert not [*tmp_path.iterdir()]
+    job.settings = replace(settings, steps=44)  # then also after the last step
+    assert measured(planned, job, tmp_path, clock=lambda: next(ticks)).saving_s == pytest.approx(
+        0.5 * (6 + 1 / 3), 0.01
+    )
+
+    def full(*given):
+        raise UserError("No space left on device")
+
+    monkeypatch.setattr(forecast.checkpoint, "save", full)
+    with pytest.raises(UserError, match=r"no checkpoint can be written in '.*': No space left on device"):
+        measured(planned, job, tmp_path)
 
 
 def test_a_run_that_does_not_fit_is_refused_with_what_does(monkeypatch):
@@ -78,7 +100,9 @@ def test_a_dry_run_prints_a_plan_and_writes_nothing(tmp_path, monkeypatch, capsy
     found = json.loads(capsys.readouterr().out)
     assert found["fits"]
     assert found["step_ms"] > 0
-    assert found["seconds"] == pytest.approx(30 * found["step_ms"] / 1e3 + found["validation_s"])
+    assert found["seconds"] == pytest.approx(
+        30 * found["step_ms"] / 1e3 + found["start_s"] + found["validation_s"] + found["saving_s"]
+    )
     assert cli.main(flags) == 0
     text = capsys.readouterr().out
     assert "memory: " in text

@@ -15,6 +15,7 @@ from cpuopt.files import gguf as container
 from cpuopt.models import gpt2
 from cpuopt.models.families import Gemma2, Gemma3, Mistral, Olmo2, Phi3, Qwen2, Qwen3, SmolLM3
 from cpuopt.models.llama import KINDS, Config
+from cpuopt.ops.dequantize import Quantized
 from cpuopt.weights import gguf as file_of
 from cpuopt.weights import open_weights, save_weights
 from cpuopt.weights.tensors import TensorFile, from_bf16, to_bf16
@@ -549,6 +550,9 @@ def test_q8_0_is_that_of_the_package_and_as_near_as_said(package, tmp_path):
     place = file.tensors["blk.0.ffn_up.weight"]
     want = package.quantize(params["model.layers.0.mlp.up_proj.weight"], package.GGMLQuantizationType.Q8_0)
     assert path.read_bytes()[place.start : place.start + place.size] == want.tobytes()
+    base, raw = Quantized.made(weights.read("model.layers.0.mlp.up_proj.weight"), "q8_0"), want.reshape(-1, 34)
+    assert np.array_equal(base.scales, raw[:, :2].copy().view(np.float16)[:, 0])  # the int8 base of fine-tuning
+    assert np.array_equal(base.blocks, raw[:, 2:].view(np.int8))
     save_weights(tmp_path / "again.gguf", SMALL, weights.read, "q8_0")
     again = open_weights(tmp_path / "again.gguf")
     assert all(np.allclose(again.read(n), weights.read(n), rtol=1e-3, atol=1e-6) for n in params)

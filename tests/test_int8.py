@@ -10,12 +10,13 @@ from cpuopt import Choice, cli, models, nn
 from cpuopt.building import build
 from cpuopt.engine import Engine
 from cpuopt.errors import UserError
-from cpuopt.ops.dequantize import LIMIT, WIDTH, Quantized, numbers
+from cpuopt.ops.dequantize import BLOCKS, LIMITS, Quantized, numbers
 from cpuopt.program.fuse import FUSIONS
 from cpuopt.train import checkpoint
 from cpuopt.weights import open_weights
 
 RNG = np.random.default_rng(0)
+WIDTH = BLOCKS["int8"][0]
 B, T = 2, 16
 ADAMW = {"lr": 1e-2, "weight_decay": 0.1}
 
@@ -30,24 +31,46 @@ WEIGHTS = {
     "zeros": np.where(NORMAL > 0.5, NORMAL, np.float32(-0.0)) * (np.arange(6)[:, None] % 2 > 0),
     "subnormal": NORMAL * np.float32(1e-42),
     "the least number": np.where(NORMAL > 0, np.float32(1e-45), 0).astype(np.float32),
-    "almost too large": np.clip(NORMAL, -0.99, 0.99) * np.float32(LIMIT),
+    "almost too large": np.clip(NORMAL, -0.99, 0.99) * np.float32(LIMITS["bfloat16"]),
     "one outlier": np.where(np.arange(NORMAL.size).reshape(6, -1) % WIDTH == 7, np.float32(1e4), NORMAL),
 }
 
 
-def within_half_a_step(x):
+def within_half_a_step(x, base="int8"):
     """Whether each number is as near to what is stored for it as its block's scale allows."""
-    found = Quantized.made(x)
-    half = np.repeat(found.scales.astype(np.float64) / 2, WIDTH).reshape(x.shape)
+    found = Quantized.made(x, base)
+    half = np.repeat(found.scales.astype(np.float64) / 2, BLOCKS[base][0]).reshape(x.shape)
     assert np.isfinite(numbers(found)).all()
     exact = found.view(np.ndarray).astype(np.float64) * 2 * half
     np.testing.assert_array_equal(numbers(found), exact)  # a product of an int8 and a bfloat16 is a float32
     return bool((np.abs(x - exact) <= half).all()) and not numbers(found)[x == 0].any()
 
 
+@pytest.mark.parametrize("base", BLOCKS)
 @pytest.mark.parametrize("case", WEIGHTS)
-def test_a_number_is_at_most_half_a_step_off(case):
-    assert within_half_a_step(WEIGHTS[case])
+def test_a_number_is_at_most_half_a_step_off(case, base):
+    x = WEIGHTS[case]
+    most = np.float32(LIMITS[BLOCKS[base][1]])
+    if not np.abs(x).max() < most:
+        with pytest.raises(UserError, match="expected finite numbers below"):
+            Quantized.made(x, base)
+        x = np.clip(x, -most * np.float32(0.99), most * np.float32(0.99))
+    assert within_half_a_step(x, base)
+
+
+def test_the_blocks_of_ggml_come_back_as_they_are():
+    """Of all scales that a float16 has: each with its largest and others."""
+    scales = np.arange(0x7C00, dtype=np.uint16).view(np.float16)
+    q = np.random.default_rng(0).integers(-127, 128, (scales.size, 32)).astype(np.int8)
+    q[np.arange(scales.size), np.arange(scales.size) % 32] = np.where(np.arange(scales.size) % 2, 127, -127)
+    q[0] = 0
+    x = q * scales.astype(np.float32)[:, None]
+    found = Quantized.made(x, "q8_0")
+    assert np.array_equal(found.blocks, q)
+    assert np.array_equal(found.scales, scales)
+    assert np.array_equal(numbers(found), x)
+    assert not np.array_equal(numbers(Quantized.made(x)), x)  # blocks of 64 round them again
+    assert found.nbytes + found.scales.nbytes == 1.0625 * x.size
 
 
 def test_a_number_that_is_cut_and_the_scale_of_another_block_are_noticed(monkeypatch):
@@ -104,6 +127,14 @@ def wide():
         return found[dtype, variant]
 
     return get
+
+
+def test_steps_on_blocks_of_ggml_are_those_on_their_numbers():
+    small, plain = engine_of("q8_0"), engine_of("")
+    for name, p in small.parameters().items():
+        plain.parameters()[name][...] = numbers(p)
+    assert {p.kind for p in small.parameters().values() if isinstance(p, Quantized)} == {"q8_0"}
+    assert steps(small) == steps(plain)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])

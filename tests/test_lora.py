@@ -121,12 +121,13 @@ def test_dropout_is_in_steps_alone_and_the_same_for_any_threads():
 # The text of --lora
 
 READ = {
-    "": Lora(),
+    "alpha=16": Lora(),
     "r=2": Lora(r=2),
     "r=4,alpha=8,dropout=0.1,rslora,targets=q_proj,v_proj": Lora(4, 8.0, 0.1, True, ("q_proj", "v_proj")),
     "targets=c_attn,mlp.c_proj,r=3,rslora=false": Lora(3, targets=("c_attn", "mlp.c_proj")),
 }
 REFUSED = {
+    "": "it is empty; expected the rank",
     "r=0": "r is 0; expected a whole number from 1",
     "r=x": "'r=x'; expected r to be a whole number",
     "r=1,r=2": "'r' comes twice",

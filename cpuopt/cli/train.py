@@ -40,7 +40,7 @@ def flags(p: argparse.ArgumentParser) -> None:
     )
     p.add_argument("--accept-changes", action="store_true", help="Allow --resume with kernels that have changed since.")
     p.add_argument(
-        "--dry-run", action="store_true", help="Show memory, time and end of the run after a few steps; write nothing."
+        "--dry-run", action="store_true", help="Show memory, time and end of the run after a few steps; keep nothing."
     )
     ranks.flags(p, elastic=True)
     shared(p, "--runs", "--html", "--trace", "--json")
@@ -64,6 +64,7 @@ def _train(args: argparse.Namespace, rank: ranks.Rank) -> int:
         from ..report import console, html
         from ..report.ranks import ranks_table
         from ..train import checkpoint
+        from ..train.forecast import roof_ms
         from ..train.job import prepare, resumed
         from ..train.trainer import train
 
@@ -92,7 +93,9 @@ def _train(args: argparse.Namespace, rank: ranks.Rank) -> int:
         console.note(f"since the checkpoint: {note}")
     with console.saying() as say:
         roofs = machine.roofs(job.engine.threads, say) if args.html and not comm.rank else None
-    with console.TrainingView(job, quiet=args.json) as view:
+    known = machine.stored().get(job.engine.threads)
+    least = roof_ms(job.engine, known) if known else None
+    with console.TrainingView(job, quiet=args.json, roof_ms=least) as view:
         if resume is not None:
             view.note_resume(resume)
         began = lambda path: None if comm.rank else rank.link.tell(run=str(path))  # noqa: E731
@@ -121,21 +124,31 @@ def _plan(args: argparse.Namespace, asked: settings.Settings) -> int:
     from datetime import datetime
 
     from ..kernels.toolkit.threads import set_threads
+    from ..machine import age
     from ..measure import rates
     from ..report import console
     from ..train.forecast import forecast, measured, require_fit, room
     from ..train.job import prepare
 
+    began = age()
     needed, available = room(asked)
+    since = age()
+
+    def compiled(done: int, total: int, kernel: str) -> None:
+        nonlocal since
+        progress(done, total, kernel)
+        since = age()  # a run finds what is compiled here
+
     with console.compiling() as progress:  # first, so that the process takes the memory of a run
-        job = prepare(asked, progress) if needed <= available else None
+        job = prepare(asked, compiled) if needed <= available else None
+    began += age() - since
     with console.saying() as say:
         roofs = rates.roofs(set_threads(asked.threads), say)
         say("planning")
         found = forecast(asked, roofs, available)
         if job:
             say("measuring a few steps")
-            found = measured(found, job)
+            found = measured(found, job, args.runs, began)
     show(args, found, lambda: console.forecast(found, datetime.now()))
     require_fit(found, asked)
     return 0

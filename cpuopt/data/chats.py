@@ -111,7 +111,10 @@ def said_by(line: bytes) -> tuple[Said | str, list[str]]:
     ValueError
         For a line that is no example.
     """
-    table = parse_json(line)
+    try:
+        table = parse_json(line.decode("utf-8-sig"))
+    except UnicodeDecodeError as e:
+        raise ValueError(f"{e}; expected a file in UTF-8") from e
     for name, (kind, words) in SPOKEN.items():
         if name in table and not isinstance(table[name], kind):
             raise ValueError(f"{name!r} is {repr(table[name])[:40]}; expected {words}")

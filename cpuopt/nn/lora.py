@@ -68,8 +68,10 @@ class Lora:
         Raises
         ------
         UserError
-            For an unknown name, one that comes twice, or an impossible value.
+            For no text, an unknown name, one that comes twice, or an impossible value.
         """
+        if not text.strip():
+            raise UserError("--lora: it is empty; expected the rank at least, as in r=8")
         found: dict[str, Any] = {}
         for part in filter(None, map(str.strip, text.split(","))):
             name, _, value = part.partition("=")

@@ -1,23 +1,26 @@
-"""A weight in int8: blocks of 64 numbers with one scale each, and the numbers that they stand for.
+"""A weight in int8: blocks of numbers along its rows with one scale each, and the numbers that they stand for.
 
 Forward::
 
     out[n, i] = q[n, i] * scales[n]
 
-Each scale is a bfloat16, so a product has at most 15 bits and float32 holds it exactly; a bfloat16 holds it rounded to
-nearest. A weight (OC, C) has its blocks along C, and if C is no multiple of 64, across the ends of rows. Quantizing is
-symmetric::
+A product of an int8 and a scale has at most 19 bits, so float32 holds it exactly; a bfloat16 holds it rounded to
+nearest. `BLOCKS` has the sizes of blocks and the types of their scales. A weight (OC, C) has its blocks along C, and
+across the ends of rows if C is no multiple of their size. Quantizing is symmetric::
 
-    scales[n] = max_i |x[n, i]| / 127, rounded up to bfloat16
+    scales[n] = max_i |x[n, i]| / 127, rounded up to the type of scales
     q[n, i]   = x[n, i] / scales[n], rounded to nearest even, so |x - q * scales[n]| <= scales[n] / 2
 
-Division and rounding are exact in IEEE 754, so every machine makes the same numbers.
+Division and rounding are exact in IEEE 754, so every machine makes the same numbers. The numbers of a block of Q8_0
+come back as they are if one of its int8 is 127 or -127: their largest over 127 is the scale. llama.cpp writes no others
+but those that are all zero.
 
 Source: Dettmers et al. 2022 (arXiv 2110.02861), section 2.1, with linear steps; Q8_0 of ggml.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -26,11 +29,11 @@ from ..errors import UserError
 from .declaration import HALF, Op, inp, out, symbols
 from .storage import TYPES, WIDE
 
-(K,) = symbols("K")
-WIDTH = 64
-"""Numbers of a block."""
-LIMIT = 2.0**127
-"""Numbers from here on have no scale whose multiples are all finite."""
+K, W = symbols("K W")
+BLOCKS: Mapping[str, tuple[int, str]] = {"int8": (64, "bfloat16"), "q8_0": (32, "float16")}
+"""The numbers of a block and the type of its scale, by the name of a base; ``q8_0`` is that of ggml."""
+LIMITS: Mapping[str, float] = {"bfloat16": 2.0**127, "float16": 127 * 65504 + 0.5}
+"""Numbers from here on have no scale of a type whose multiples are all finite."""
 MOST = 127
 PART = 1 << 12
 """Blocks that are quantized at a time, in the cache."""
@@ -44,11 +47,11 @@ def reference(q, scales):
 
 dequantize = Op(
     "dequantize",
-    out("out", K, WIDTH, types=HALF),
-    inp("q", K, WIDTH, types=("int8",)),
-    inp("scales", K, types=("bfloat16",)),
+    out("out", K, W, types=HALF),
+    inp("q", K, W, types=("int8",)),
+    inp("scales", K, types=("bfloat16", "float16")),
     label="Dequantize",
-    flops=WIDTH * K,
+    flops=W * K,
     reference=reference,
     source="Dettmers et al. 2022, section 2.1",
 )
@@ -72,27 +75,45 @@ class Quantized(np.ndarray[Any, Any]):
         return found
 
     @classmethod
-    def made(cls, x: Array) -> Quantized:
-        """Quantize an array of float32, whose size is a multiple of `WIDTH`."""
-        found = cls.of(np.empty(x.shape, np.int8), np.empty(x.size // WIDTH, TYPES["bfloat16"].dtype))
+    def made(cls, x: Array, base: str = "int8") -> Quantized:
+        """Quantize an array of float32, whose size is a multiple of that of a block."""
+        width, scale = BLOCKS[base]
+        found = cls.of(np.empty(x.shape, np.int8), np.empty(x.size // width, TYPES[scale].dtype))
         found[...] = x
         return found
+
+    @property
+    def kind(self) -> str:
+        """The name of its blocks in `BLOCKS`."""
+        return next(name for name, (_, scale) in BLOCKS.items() if scale == self.scales.dtype.name)
+
+    @property
+    def limit(self) -> float:
+        """The number below which all that are assigned must be."""
+        return LIMITS[self.scales.dtype.name]
+
+    @property
+    def blocks(self) -> Array:
+        """Its int8, a block in each row."""
+        return self.view(np.ndarray).reshape(self.scales.size, -1)
 
     def __setitem__(self, key: Any, x: Any) -> None:
         if key is not ...:
             raise UserError("a weight in int8 is assigned as a whole, x[...] = numbers, since blocks share a scale")
-        q, scales = self.view(np.ndarray).reshape(-1, WIDTH), self.scales
+        q, scales = self.blocks, self.scales
         if isinstance(x, Quantized):
-            q[...], scales[...] = x.view(np.ndarray).reshape(q.shape), x.scales
+            q[...], scales[...] = x.blocks, x.scales
             return
-        blocks = np.ascontiguousarray(np.broadcast_to(x, self.shape), NUMBER).reshape(-1, WIDTH)
+        blocks = np.ascontiguousarray(np.broadcast_to(x, self.shape), NUMBER).reshape(q.shape)
         for at in range(0, len(blocks), PART):
             part = blocks[at : at + PART]
             most = np.maximum(part.max(1), -part.min(1))
-            if not most.max() < LIMIT:
-                raise UserError(f"a weight in int8 holds {most.max()}; expected finite numbers below {LIMIT:.4g}")
-            up = ((most / NUMBER(MOST)).view(np.uint32) + 0xFFFF) >> 16
-            scales[at : at + PART] = np.maximum(up, most > 0).astype(np.uint16).view(scales.dtype)
+            if not most.max() < self.limit:
+                raise UserError(f"a weight in int8 holds {most.max()}; expected finite numbers below {self.limit:.4g}")
+            exact = most / NUMBER(MOST)
+            near = exact.astype(scales.dtype)
+            bits = near.view(np.uint16) + (near.astype(NUMBER) < exact)  # the next number up
+            scales[at : at + PART] = np.maximum(bits, most > 0).astype(np.uint16).view(scales.dtype)
             by = scales[at : at + PART].astype(NUMBER)[:, None]
             q[at : at + PART] = np.rint(part / np.where(by > 0, by, NUMBER(1)))
 
@@ -101,6 +122,5 @@ def numbers(x: Array) -> Array:
     """Return the float32 that a weight in int8 stands for; any other array as it is."""
     if not isinstance(x, Quantized):
         return x
-    q = x.view(np.ndarray).reshape(-1, WIDTH).astype(NUMBER)
-    found: Array = q * x.scales.astype(NUMBER)[:, None]
+    found: Array = x.blocks.astype(NUMBER) * x.scales.astype(NUMBER)[:, None]
     return found.reshape(x.shape)

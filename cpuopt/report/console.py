@@ -178,12 +178,24 @@ def downloading() -> Iterator[Callable[[str, int, int], None]]:
         yield noted
 
 
-class TrainingView:
-    """The progress of a run: one live line with the time that remains, or a plain line a step."""
+FIRST = 5
+"""The steps after which a run says when it ends."""
 
-    def __init__(self, job: Job, quiet: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
-        self.job, self.quiet, self.clock = job, quiet, clock
+
+class TrainingView:
+    """The progress of a run: one live line with the time that remains, or a plain line a step.
+
+    Parameters
+    ----------
+    roof_ms : the least time of a step, if the machine's roofs are known.
+    """
+
+    def __init__(
+        self, job: Job, quiet: bool = False, clock: Callable[[], float] = time.monotonic, roof_ms: float | None = None
+    ) -> None:
+        self.job, self.quiet, self.clock, self.roof_ms = job, quiet, clock, roof_ms
         self.began: tuple[int, float] | None = None
+        self.opened, self.validation_s = 0.0, 0.0
         self.live = OUT.is_terminal and not quiet
         columns = "step {task.completed}/{task.total}", BAR, "{task.fields[now]}", "remaining", TimeRemainingColumn()
         self.bar = progress(*columns, console=OUT, disable=not self.live)
@@ -210,7 +222,10 @@ class TrainingView:
         parts = ", ".join(f"{k} {gb(v)}" for k, v in plan.items() if k not in ("arena", "shared"))
         self.say(f"memory: {parts}; shared {gb(-plan['shared'])}; arena {gb(plan['arena'])}")
         self.say(f"expected peak of the process {gb(engine.predicted_peak_bytes)}")
+        if self.roof_ms:
+            self.say(f"{four(self.roof_ms)} ms a step at the roofs of this machine")
         self.bar.start()
+        self.opened = self.clock()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None) -> None:
@@ -248,6 +263,22 @@ class TrainingView:
         if not self.live:
             left = self.remaining(metrics["step"])
             self.say(f"step {metrics['step']}/{self.job.settings.steps}  {now}  {four(metrics['step_ms'])} ms{left}")
+        self.say_end(metrics["step"])
+
+    def say_end(self, done: int) -> None:
+        """Print when the run ends, once: after some steps, by their times and by that of the first validation."""
+        s, now = self.job.settings, self.clock()
+        self.began = self.began or (done, now)
+        first, start = self.began
+        if done != first + FIRST or done == s.steps:
+            return
+        within = s.validations(first) - s.validations(done)
+        step, left = (now - start - within * self.validation_s) / FIRST, s.validations(done)
+        seconds = (s.steps - done) * step + left * self.validation_s
+        end = f"{datetime.now() + timedelta(seconds=seconds):%Y-%m-%d %H:%M}"
+        more = f" and {count(left, 'validation')}" if left else ""
+        steps = count(s.steps - done, "more step")
+        self.say(f"{four(1e3 * step)} ms a step by now; {steps}{more} take {duration(seconds)}; the run ends at {end}")
 
     def remaining(self, done: int) -> str:
         """Return the time that the other steps take, at the pace since the second step here; ``""`` if unknown."""
@@ -260,6 +291,8 @@ class TrainingView:
 
     def validation(self, step: int, loss: float) -> None:
         """Show a validation loss."""
+        if not step:
+            self.validation_s = self.clock() - self.opened
         self.say(f"step {step}/{self.job.settings.steps}  validation loss {loss:.4f}")
 
 
@@ -333,7 +366,9 @@ def forecast(f: Forecast, now: datetime) -> list[RenderableType]:
     step = f"{four(f.roof_ms)} ms a step at the roofs of this machine"
     if f.step_ms is not None:
         step = f"{four(f.step_ms)} ms a step, measured ({four(f.roof_ms)} ms at the roofs)"
-    validations = f", {duration(f.validation_s)} of it validations" if f.validation_s >= 1 else ""
+    shares = ("before the first step", f.start_s), ("validations", f.validation_s), ("saving", f.saving_s)
+    shown = [f"{duration(seconds)} {what}" for what, seconds in shares if seconds >= 1]
+    of_it = f", of it {', '.join(shown)}" if shown else ""
     end = now + timedelta(seconds=f.seconds)
     data = f"{f.data}; {epochs(f.steps, f.epoch_steps)}" if f.epoch_steps else f.data
     peak = "" if f.peak is None else f"; expected peak of the process {gb(f.peak)}"
@@ -341,14 +376,14 @@ def forecast(f: Forecast, now: datetime) -> list[RenderableType]:
         *([data] if data else []),
         f"memory: {gb(f.arena)} of {gb(f.available)} available: {parts}; shared {gb(-f.memory['shared'])}{peak}",
         f"time: {f.steps:,} steps of {f.tokens:,} tokens, {step}",
-        f"total: {duration(f.seconds)}{validations}; started now, it ends {end:%Y-%m-%d %H:%M}",
+        f"total: {duration(f.seconds)}{of_it}; started now, it ends {end:%Y-%m-%d %H:%M}",
     ]
     if not f.options:
         return lines
-    shown = table("with", ">memory", ">ms a step at the roofs")
+    options = table("with", ">memory", ">ms a step at the roofs")
     for o in f.options:
-        shown.add_row(o.flags, gb(o.arena), four(o.roof_ms))
-    return [*lines, "less memory:", shown]
+        options.add_row(o.flags, gb(o.arena), four(o.roof_ms))
+    return [*lines, "less memory:", options]
 
 
 def kernels_table(rows: Sequence[Mapping[str, str]]) -> list[RenderableType]:

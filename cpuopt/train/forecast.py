@@ -1,7 +1,8 @@
 """What a run will take, before it starts: memory by group, the time of its steps, and what would need less.
 
 The time at the roofs is a bound: each call takes at least what its FLOPs and bytes take at the machine's peaks. A few
-measured steps replace it.
+measured steps replace it. What else a run does is measured once each: what comes before its first step, the held-out
+batches, and a checkpoint, which is written beside the folder of the runs and removed.
 """
 
 from __future__ import annotations
@@ -9,25 +10,33 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from statistics import median
+from functools import partial
+from math import lcm, prod
+from pathlib import Path
+from statistics import fmean
+from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
 
 from ..building import Built
+from ..engine import Engine
 from ..errors import UserError
 from ..machine import available_bytes
 from ..measure.roofline import Roofs
-from ..ops.storage import WIDE
+from ..ops.dequantize import BLOCKS
+from ..ops.storage import TYPES, WIDE
 from ..program.arena import gb
 from ..program.precision import weights_of_products
 from ..program.program import Program
 from ..program.quantize import INT8, quantizable
 from ..program.recompute import ALL, blocks
+from . import checkpoint
 from .job import Job, build_only, fusions, model_of, named, smaller
+from .record import nearest_folder
 from .settings import DTYPES, Settings
 
 MEASURED, MEASURED_S = 5, 2.0
-"""The least number of steps that are measured, and the seconds for which they are; the median of the later half counts,
-because a process takes its first steps more slowly."""
+"""The least number of steps that are measured, and the seconds for which they are; the mean of the later half counts,
+because a process takes its first steps more slowly. What these take more counts once."""
 
 
 @dataclass(frozen=True)
@@ -57,16 +66,18 @@ class Forecast:
     tokens : of a step.
     roof_ms : the least time of a step, at the machine's roofs.
     options : what would take less memory.
-    step_ms : the measured time of a step.
-    validation_s : the time of all validations, measured on one batch.
+    step_ms : the measured time of a step, with the reading of its batches.
+    start_s : the time from the start of the process to the first step, and what the first steps take more than others.
+    validation_s : the time of all validations.
+    saving_s : the time of all checkpoints, and of the weights at the end.
     peak : the peak memory of the process, once the model is built.
     data : what is trained on: of chats, how many tokens count, and what is cut.
     epoch_steps : the steps of an epoch of chats.
     """
 
     JSON: ClassVar = (
-        *("memory", "arena", "available", "fits", "steps", "tokens", "roof_ms", "step_ms", "validation_s", "seconds"),
-        *("options", "peak", "data", "epoch_steps"),
+        *("memory", "arena", "available", "fits", "steps", "tokens", "roof_ms", "step_ms", "start_s", "validation_s"),
+        *("saving_s", "seconds", "options", "peak", "data", "epoch_steps"),
     )
     memory: dict[str, int]
     arena: int
@@ -76,7 +87,9 @@ class Forecast:
     roof_ms: float
     options: tuple[Option, ...]
     step_ms: float | None = None
+    start_s: float = 0.0
     validation_s: float = 0.0
+    saving_s: float = 0.0
     peak: int | None = None
     data: str = ""
     epoch_steps: float | None = None
@@ -88,8 +101,9 @@ class Forecast:
 
     @property
     def seconds(self) -> float:
-        """The time of all steps and validations; at the roofs, if no step was measured."""
-        return self.steps * (self.step_ms or self.roof_ms) / 1e3 + self.validation_s
+        """The time of the whole run; that of its steps at the roofs, if no step was measured."""
+        steps = self.steps * (self.step_ms or self.roof_ms) / 1e3
+        return self.start_s + steps + self.validation_s + self.saving_s
 
 
 def room(settings: Settings) -> tuple[int, int]:
@@ -123,33 +137,87 @@ def forecast(settings: Settings, roofs: Roofs, available: int | None = None) -> 
     )
 
 
-def measured(planned: Forecast, job: Job, clock: Callable[[], float] = time.perf_counter) -> Forecast:
-    """Take a few steps of a job, and replace the time at the roofs. The job's weights change."""
-    s = job.settings
-    seconds: list[float] = []
+def measured(
+    planned: Forecast,
+    job: Job,
+    root: Path,
+    start_s: float = 0.0,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Forecast:
+    """Take a few steps of a job, and replace the time at the roofs. The job's weights change.
+
+    Parameters
+    ----------
+    root : the folder of the runs, beside which a checkpoint is written, if the run writes any, and removed.
+    start_s : the time that the process took to prepare the job.
+
+    Raises
+    ------
+    UserError
+        If no checkpoint can be written there.
+    """
+    s, seconds = job.settings, list[float]()
     while len(seconds) <= MEASURED or sum(seconds) < MEASURED_S:
-        seconds.append(job.take_step(clock=clock).seconds)
-    found = replace(
+        seconds.append(_time(job.take_step, clock))
+    half = len(seconds) // 2
+    step = fmean(seconds[half:])
+    return replace(
         planned,
-        step_ms=median(seconds[len(seconds) // 2 :]) * 1e3,
+        step_ms=step * 1e3,
+        start_s=start_s + max(0.0, sum(x - step for x in seconds[: min(half, s.steps)])),
+        validation_s=(1 + s.validations(0)) * _validation(job, clock),
+        saving_s=_saving(job, root, clock),
         peak=job.engine.predicted_peak_bytes,
         data=job.corpus.description,
         epoch_steps=job.epoch_steps,
     )
+
+
+def _time(work: Callable[[], object], clock: Callable[[], float]) -> float:
+    start = clock()
+    work()
+    return clock() - start
+
+
+def _validation(job: Job, clock: Callable[[], float]) -> float:
+    """Measure one validation, on some of its batches; the first time that a batch runs is longer and left out."""
+    s = job.settings
     batches = job.corpus.batches("val", s.B, s.T)
-    if not s.val_every or not len(batches):
-        return found
-    times = []
-    for _ in range(2):
-        start = clock()
-        job.engine.forward(**named(batches.at(0)))
-        times.append(clock() - start)
-    rounds = 1 + -(-s.steps // s.val_every)  # before the first step, on the way, and behind the last
-    return replace(found, validation_s=rounds * min(s.val_batches, len(batches)) * times[-1])
+    n, seconds = min(s.val_batches, len(batches)) if s.val_every else 0, list[float]()
+    for i in (0, *range(n)) if n else ():
+        seconds.append(_time(partial(job.engine.forward, **named(batches.at(i))), clock))
+        if len(seconds) > 1 and sum(seconds) > MEASURED_S:
+            break
+    return n * fmean(seconds[1:]) if n else 0.0
 
 
-def roof_ms(built: Built, roofs: Roofs) -> float:
-    """Return the least time of a whole step, of all its micro-batches."""
+def _saving(job: Job, root: Path, clock: Callable[[], float]) -> float:
+    """Measure one checkpoint; return the time of all of a run, and of the weights at its end."""
+    s = job.settings
+    every = [n for n, kept in ((s.save_every, True), (s.val_every, s.keep_best)) if n and kept]
+    both = s.steps // lcm(*every) if len(every) == 2 else 0
+    number = sum(s.steps // n for n in every) - both + (bool(every) and all(s.steps % n for n in every))
+    if not number and s.save is None:
+        return 0.0
+    folder, written = nearest_folder(root), list[int]()
+
+    def save() -> None:
+        with TemporaryDirectory(prefix=".cpuopt-", dir=folder) as there:
+            path = checkpoint.save(Path(there), job.engine, {"step": 0, "val": {}}, 1)
+            written.extend(file.stat().st_size for file in path.iterdir())
+
+    try:
+        one = _time(save, clock)
+    except (OSError, UserError) as e:
+        raise UserError(f"no checkpoint can be written in {str(folder)!r}: {getattr(e, 'strerror', e)}") from e
+    program = job.engine.program
+    kept = program.trained if s.lora else program.parameters
+    weights = 0 if s.save is None else sum(prod(p.shape) * TYPES[WIDE].bytes for p in kept)
+    return one * (number + weights / sum(written))
+
+
+def roof_ms(built: Built | Engine, roofs: Roofs) -> float:
+    """Return the least time of a whole step, of all its micro-batches on this rank."""
     once = {"forward", "backward"}
     n = built.options.micro_batches
     bounds = (
@@ -176,7 +244,7 @@ def _others(s: Settings, program: Program) -> Iterator[tuple[str, Settings]]:
                 " ".join(["--lora r=8", *(f"--{n} {x}" for n, x in changes.items())]),
                 replace(s, lora="r=8", **changes),
             )
-    if s.base != INT8 and quantizable(program, [p for p in weights_of_products(program) if not p.trained]):
+    if s.base not in BLOCKS and quantizable(program, [p for p in weights_of_products(program) if not p.trained]):
         yield f"--base {INT8}", replace(s, base=INT8)
     names = fusions(s)
     if "recompute" not in names:

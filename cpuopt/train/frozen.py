@@ -15,7 +15,7 @@ import numpy as np
 
 from ..errors import UserError
 from ..models import Config
-from ..ops.dequantize import WIDTH, Quantized
+from ..ops.dequantize import BLOCKS, Quantized
 from ..ops.storage import TYPES
 from ..program.precision import NARROW
 from ..weights.tensors import Array, to_bf16
@@ -26,14 +26,14 @@ if TYPE_CHECKING:  # numba comes with it
 Read = Callable[[str], Array]
 
 
-ROUNDED, BLOCKS = "bf16:", "int8:"
-"""What the hash of numbers in bfloat16 begins with, and that of blocks of int8."""
+ROUNDED = "bf16:"
+"""What the hash of numbers in bfloat16 begins with; that of blocks of int8 begins with their name."""
 
 
 def digest(x: Array) -> str:
     """Return the hash of a parameter's numbers; it says if they are bfloat16, or int8 with their scales."""
     if isinstance(x, Quantized):
-        return BLOCKS + sha256(x.tobytes() + x.scales.tobytes()).hexdigest()
+        return f"{x.kind}:" + sha256(x.tobytes() + x.scales.tobytes()).hexdigest()
     if x.dtype.name == NARROW:
         return ROUNDED + sha256(np.ascontiguousarray(x).view(np.uint16).data).hexdigest()
     return sha256(np.ascontiguousarray(x, np.float32).data).hexdigest()
@@ -41,8 +41,9 @@ def digest(x: Array) -> str:
 
 def is_that(x: Array, known: str) -> bool:
     """Return whether float32 numbers have a hash, rounded or quantized first if the run had them so."""
-    if known.startswith(BLOCKS) and x.size % WIDTH == 0:
-        return digest(Quantized.made(x)) == known
+    base = known.partition(":")[0]
+    if base in BLOCKS and x.size % BLOCKS[base][0] == 0:
+        return digest(Quantized.made(x, base)) == known
     return digest(to_bf16(x).view(TYPES[NARROW].dtype) if known.startswith(ROUNDED) else x) == known
 
 

@@ -28,6 +28,7 @@ from ..models import Config
 from ..nn.initial import initialize
 from ..ops import USUAL
 from ..ops.declaration import Spec
+from ..ops.dequantize import BLOCKS
 from ..program.fuse import parse as parse_fusions
 from ..program.fuse import usual as usual_fusions
 from ..program.quantize import INT8
@@ -359,6 +360,8 @@ def prepare(
         )
     engine.dropout_seed = settings.seed
     engine.notes[:0] = [*notes, *unused(settings.kernels, engine.kernels), *judged[0].notes()]
+    if weights is not None and weights.dtype == "q8_0" and settings.base == INT8:
+        engine.notes.append(f"--base {INT8} rounds the blocks of --init again; --base q8_0 keeps their numbers")
     source = filled(engine, settings, config, weights, resume)
     checked = [r.describe() for r in judged[0].results]
     batches = corpus.batches("train", settings.B, settings.T, seed=settings.seed)
@@ -575,7 +578,7 @@ def how_of(settings: Settings, config: Config, comm: Comm = SERIAL) -> BuildOpti
         optimizer=settings.optimizer,
         freeze=settings.freeze,
         dtype=stored(settings.dtype),
-        base=INT8 if settings.base == INT8 else "",
+        base=base if (base := settings.base or "") in BLOCKS else "",
         moments=DTYPES[settings.moments],
         threads=settings.threads,
         processes=settings.processes,

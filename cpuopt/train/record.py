@@ -63,6 +63,11 @@ def _new_folder(root: Path, stem: str) -> Path:
         raise _no_root(root, e) from e
 
 
+def nearest_folder(root: Path) -> Path:
+    """Return the folder of runs, or the nearest of its parents that is there."""
+    return next(p for p in (root, *root.absolute().parents) if os.path.lexists(p))
+
+
 def check_root(root: Path) -> None:
     """Refuse a folder of runs that cannot be written to, before anything is measured.
 
@@ -71,9 +76,8 @@ def check_root(root: Path) -> None:
     UserError
         If no folder can be made in it, or in the nearest of its parents that is there. Nothing stays behind.
     """
-    there = next(p for p in (root, *root.absolute().parents) if os.path.lexists(p))
     try:
-        with TemporaryDirectory(prefix=".cpuopt-", dir=there):
+        with TemporaryDirectory(prefix=".cpuopt-", dir=nearest_folder(root)):
             pass
     except OSError as e:
         raise _no_root(root, e) from e

@@ -28,7 +28,7 @@ DECAYS = ("all", "matrices")
 REDUCTIONS = ("exact", "fast")
 DTYPES = {"float32": "float32", "bf16": "bfloat16"}
 """The words of ``--dtype``, and what each stores of what products and attention read."""
-BASES = ("bf16", "int8")
+BASES = ("bf16", "int8", "q8_0")
 Allowed = tuple[Callable[[Any], bool], str]
 """A check of a value, and a description of the values that pass."""
 POSITIVE: Allowed = (lambda x: 0 < x < inf, "a positive number")
@@ -167,8 +167,8 @@ class Settings:
     )
     base: str | None = setting(
         None,
-        "Keep the frozen weights of linear layers in this type: bf16, as --dtype bf16 does, or int8, in blocks of 64 "
-        "with a scale.",
+        "Keep the frozen weights of linear layers in this type: bf16, as --dtype bf16 does, int8, in blocks of 64 with "
+        "a scale, or q8_0, in the blocks of 32 of GGUF.",
         one_of(BASES),
         shown="that of --dtype",
     )
@@ -370,6 +370,10 @@ class Settings:
     def due(self, every: int, done: int) -> bool:
         """Return whether what happens every some steps happens after `done` of them: of local steps, after the last."""
         return bool(every) and self.meet(done) and done // every > (done - (self.local_steps or 1)) // every
+
+    def validations(self, done: int) -> int:
+        """Count the validations that follow `done` steps; before the first step there is another one."""
+        return -(-self.steps // self.val_every) - done // self.val_every if self.val_every else 0
 
     @property
     def two_pass(self) -> str:

@@ -14,7 +14,6 @@ from ..errors import UserError
 from ..files import temporary
 from ..files.reading import read_file
 from ..models import Config
-from ..ops.dequantize import LIMIT
 from .formats import format_of, require_dtype, target_format
 from .peft import Adapter, is_adapter, merge, named, open_adapter, require_own, save_adapter
 from .tensors import LIMITS, NO_MARKS, Array, DType, Marks, Read, Weights, all_below
@@ -65,7 +64,7 @@ def copy_into(parameters: Mapping[str, Array], weights: Weights) -> None:
     UserError
         If a weight is missing, has another shape, or is not a finite number in the type of its parameter.
     """
-    limits = {"bfloat16": LIMITS["bf16"], "int8": LIMIT}
+    limits = {"bfloat16": LIMITS["bf16"]}
     for name, array in parameters.items():
         where = f"{str(weights.path)!r}: these are weights of another model"
         try:
@@ -74,7 +73,9 @@ def copy_into(parameters: Mapping[str, Array], weights: Weights) -> None:
             raise UserError(f"{where}, without {name!r}") from e
         if read.shape != array.shape:
             raise UserError(f"{where}, whose {name!r} has the shape {read.shape}; expected {array.shape}")
-        require_finite(f"{str(weights.path)!r}: {name}", read, limits.get(array.dtype.name, inf))
+        require_finite(
+            f"{str(weights.path)!r}: {name}", read, getattr(array, "limit", limits.get(array.dtype.name, inf))
+        )
         array[...] = read
 
 

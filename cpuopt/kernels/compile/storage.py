@@ -1,7 +1,8 @@
 """Storage types in numba: what kernels read as float32 and round as they store.
 
 numba has no bfloat16. Here it is a type of 16 bits. It turns into float32 when a kernel computes with it, and a number
-is rounded to it when a kernel stores one. So the text of a naive kernel serves for every storage type.
+is rounded to it when a kernel stores one. So the text of a naive kernel serves for every storage type. Nor has numba a
+float16 for processors; here kernels read it, and none writes it.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ UP, HALF, QUIET = (
 class BFloat16(types.Type):
     """A bfloat16 in memory."""
 
-    def __init__(self) -> None:
-        super().__init__(name="bfloat16")
+    def __init__(self, name: str = "bfloat16") -> None:
+        super().__init__(name=name)
 
     def can_convert_to(self, typingctx: Any, other: types.Type) -> Conversion | None:
         """Widen to float32 first of all."""
@@ -64,6 +65,25 @@ class BFloat16(types.Type):
         return builder.trunc(builder.lshr(bits, full(words, UP)), like(x, I16))
 
 
+class Float16(BFloat16):
+    """A float16 in memory, which is read alone."""
+
+    def can_convert_from(self, typingctx: Any, other: types.Type) -> Conversion | None:
+        """Refuse to store a number."""
+        return None
+
+    @staticmethod
+    def widen(builder: ir.IRBuilder, bits: ir.Value) -> ir.Value:
+        """Turn bits into float32 in arithmetic that all processors have: a power of two moves the exponent."""
+        word = builder.zext(bits, I32)
+        sign = builder.shl(builder.and_(word, full(I32, 0x8000)), full(I32, UP))
+        rest = builder.shl(builder.and_(word, full(I32, 0x7FFF)), full(I32, 13))
+        finite = builder.bitcast(builder.fmul(builder.bitcast(rest, F32), ir.Constant(F32, 2.0**112)), I32)
+        other = builder.or_(rest, full(I32, 0x7F800000))  # infinity, or NaN
+        size = builder.select(builder.icmp_unsigned("<", rest, full(I32, 0x7C00 << 13)), finite, other)
+        return builder.bitcast(builder.or_(size, sign), F32)
+
+
 def like(value: ir.Value, element: ir.Type) -> ir.Type:
     """Return the type of as many elements as a value has."""
     return ir.VectorType(element, value.type.count) if isinstance(value.type, ir.VectorType) else element
@@ -74,6 +94,7 @@ def full(kind: ir.Type, number: int) -> ir.Constant:
     return ir.Constant(kind, [number] * kind.count if isinstance(kind, ir.VectorType) else number)
 
 
+@register_model(Float16)
 @register_model(BFloat16)
 class BFloat16Model(models.PrimitiveModel):
     """Held as its bits."""
@@ -82,7 +103,7 @@ class BFloat16Model(models.PrimitiveModel):
         super().__init__(manager, kind, I16)
 
 
-bfloat16 = BFloat16()
+bfloat16, float16 = BFloat16(), Float16("float16")
 
 
 @lower_cast(BFloat16, types.Float)
@@ -97,6 +118,7 @@ def _narrow(context: Any, builder: ir.IRBuilder, of: types.Type, to: types.Type,
     return to.narrow(builder, context.cast(builder, x, of, types.float32))
 
 
-FROM_DTYPE[TYPES["bfloat16"].dtype] = bfloat16  # so that a dispatcher knows such an array
-NUMBA: dict[str, types.Type] = {name: getattr(types, name, bfloat16) for name in TYPES}
+OWN = {"bfloat16": bfloat16, "float16": float16}
+FROM_DTYPE.update({TYPES[name].dtype: kind for name, kind in OWN.items()})  # so that a dispatcher knows such an array
+NUMBA: dict[str, types.Type] = {name: OWN.get(name) or getattr(types, name) for name in TYPES}
 """numba's type of an element, by the name of the storage type."""

@@ -4,7 +4,6 @@ import numpy as np
 from numba import prange
 
 from ... import ops
-from ...ops.dequantize import WIDTH
 from ..compile.jit import kernel
 
 
@@ -16,5 +15,5 @@ def dequantize(out, q, scales):
     Bound: memory.
     """
     for n in prange(scales.shape[0]):
-        for i in range(WIDTH):
+        for i in range(q.shape[1]):
             out[n, i] = np.float32(q[n, i]) * scales[n]
