@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from ..kernels.registry import Kernel
-from ..ops.declaration import Op, Spec
+from ..ops.declaration import Op, Spec, sparing
 from ..ops.storage import is_float
 from .cases import (
     FEW,
@@ -138,6 +138,15 @@ def _asked(op: Op, case: Case, seed: int, rng: np.random.Generator) -> Tried:
             if is_float(x):
                 fewer.append({**given, n: np.where(np.isfinite(x), x, finite[n])})
         spared = [expected(op, case, without, rng) for without in fewer]
+        marks: list[bool] = []
+
+        def left_out(x: Array, hidden: Array) -> Array:
+            marks.append(True)
+            return np.where(hidden, 0, x)
+
+        with sparing(left_out):
+            first = expected(op, case, given, rng)
+            spared += [first, *(expected(op, case, without, rng) for without in fewer[1:])] if marks else []
         tried[0][1].spared = {
             n: [(s.values[n], s.whole_scale(op.by_name[n])) for s in spared] for n in spared[0].values
         }

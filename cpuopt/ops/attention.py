@@ -36,7 +36,7 @@ from typing import Any
 
 import numpy as np
 
-from .declaration import HALF, NH, B, C, Dim, Op, T, acc, index, inp, operand, out, rounded, scalar, symbols
+from .declaration import HALF, NH, B, C, Dim, Op, T, acc, index, inp, operand, out, rounded, scalar, spared, symbols
 
 SOURCE = "Vaswani et al. 2017, equation 1; Dao 2023 for lse; torch scaled_dot_product_attention(is_causal=True)"
 
@@ -58,7 +58,7 @@ def scored(score, starts=None, window=0, cap=0):
 
     Returns
     -------
-    The scores, minus infinity for a hidden key; and the slope of the cap, 0 for a hidden key.
+    The scores, minus infinity for a hidden key; the slope of the cap, 0 for a hidden key; and which keys are hidden.
     """
     T, K = score.shape[-2:]
     t, t2 = np.arange(K - T, K)[:, None], np.arange(K)
@@ -69,7 +69,7 @@ def scored(score, starts=None, window=0, cap=0):
     if cap > 0:
         share = rounded(np.tanh(score / cap))
         score, slope = cap * share, 1 - share**2
-    return np.where(hidden, -np.inf, score), np.where(hidden, 0, slope)
+    return np.where(hidden, -np.inf, score), np.where(hidden, 0, slope), hidden
 
 
 def scores(qkv, NH, *limits):
@@ -79,7 +79,7 @@ def scores(qkv, NH, *limits):
 
 
 def reference_forward(qkv, lse, starts=None, window=0, cap=0):
-    _, _, v, _, score, _ = scores(qkv, lse.shape[1], starts, window, cap)
+    _, _, v, _, score, *_ = scores(qkv, lse.shape[1], starts, window, cap)
     top = score.max(axis=-1, keepdims=True)
     lse = np.log(np.exp(score - top).sum(axis=-1)) + top[..., 0]
     att = operand(np.exp(score - lse[..., None]))
@@ -88,11 +88,11 @@ def reference_forward(qkv, lse, starts=None, window=0, cap=0):
 
 def reference_backward(dout, qkv, lse, starts=None, window=0, cap=0):
     NH = lse.shape[1]
-    q, k, v, scale, score, slope = scores(qkv, NH, starts, window, cap)
-    att = rounded(np.exp(score - lse[..., None]))
+    q, k, v, scale, score, slope, hidden = scores(qkv, NH, starts, window, cap)
+    att = rounded(spared(np.exp(score - lse[..., None]), hidden))
     do = heads(dout, NH)
-    datt = do @ v.transpose(0, 1, 3, 2)
-    dscore = operand(att * (datt - (att * datt).sum(axis=-1, keepdims=True)) * slope)
+    datt = spared(do @ v.transpose(0, 1, 3, 2), hidden)
+    dscore = operand(spared(att * (datt - (att * datt).sum(axis=-1, keepdims=True)) * slope, hidden))
     dq, dk = scale * dscore @ k, scale * dscore.transpose(0, 1, 3, 2) @ q
     dv = operand(att).transpose(0, 1, 3, 2) @ do
     return {"dqkv": np.concatenate([rows(dq), rows(dk), rows(dv)], axis=-1)}

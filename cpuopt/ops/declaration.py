@@ -277,6 +277,27 @@ def operand(x: Any) -> Any:
     return _read.get()(x)
 
 
+_spared: ContextVar[Callable[[Any, Any], Any]] = ContextVar("spared", default=lambda x, hidden: x)
+
+
+def spared(x: Any, hidden: Any) -> Any:
+    """Mark numbers inside a reference that a kernel may leave out where a mask hides them, because they count as zero.
+
+    Zero times NaN is NaN, so only a kernel that computes them has it from there. The judge takes both.
+    """
+    return _spared.get()(x, hidden)
+
+
+@contextmanager
+def sparing(how: Callable[[Any, Any], Any]) -> Iterator[None]:
+    """Apply a function to all numbers that references mark as `spared`, and to what hides them."""
+    token = _spared.set(how)
+    try:
+        yield
+    finally:
+        _spared.reset(token)
+
+
 @contextmanager
 def moving(how: Callable[[Any], Any], operands: bool = False) -> Iterator[None]:
     """Apply a function to all numbers that references mark as rounded, or to those that they mark as operands."""

@@ -39,7 +39,7 @@ def reference_attention(keys, values, qkv, position, window=0, cap=0):
     q, k, v = (heads(x, NH) for x in np.split(qkv, 3, axis=-1))
     keys, values = keys.copy(), values.copy()
     keys[:, :, position:known], values[:, :, position:known] = k, v
-    score, _ = scored(q @ keys[:, :, :known].transpose(0, 1, 3, 2) / sqrt(q.shape[-1]), None, window, cap)
+    score, *_ = scored(q @ keys[:, :, :known].transpose(0, 1, 3, 2) / sqrt(q.shape[-1]), None, window, cap)
     att = np.exp(score - score.max(axis=-1, keepdims=True))
     att = operand(att / att.sum(axis=-1, keepdims=True))
     return {"out": rows(att @ values[:, :, :known]), "keys": keys, "values": values}

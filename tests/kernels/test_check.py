@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -616,3 +617,18 @@ def test_threads_that_start_beside_a_check_are_not_the_kernels() -> None:
 
 def test_mutants_are_not_registered() -> None:
     assert "mutant" not in {variant for _, variant in KERNELS}
+
+
+@pytest.mark.parametrize(("seed", "sizes"), [(19, ODD), (98, SMALL)])
+def test_a_kernel_may_leave_out_what_a_mask_hides(
+    seed: int, sizes: Mapping[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An infinite score of a token that does not read a key: its weight is zero, and only zero times NaN is NaN."""
+    kernel = KERNELS["gqa_backward", "vanilla"]
+    on = [dict.fromkeys(("dq", "dk", "dv"), False)]
+    assert check(kernel, case(kernel.op, sizes, "infinity"), threads=(1,), seed=seed, adds=on).verdict == "PASS"
+    monkeypatch.setattr("cpuopt.check.check.sparing", lambda how: nullcontext())
+    monkeypatch.setattr("cpuopt.check.check._last", {})
+    found = check(kernel, case(kernel.op, sizes, "infinity"), threads=(1,), seed=seed, adds=on)
+    assert found.verdict == "FAIL"
+    assert "expected nan" in found.reason
