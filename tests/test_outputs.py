@@ -32,6 +32,7 @@ COMMANDS = {
     ("new-kernel", "--out"): ["new-kernel", "gelu_forward", *KERNEL],
     **{("sweep", f): ["sweep", "gelu_forward", "--over", "N=64", *KERNEL] for f in ("--html", "--csv", "--svg")},
     ("runs", "--html"): ["runs", "show", "it"],
+    ("judge", "--html"): ["judge", "--tasks", *KERNEL],
     ("convert", "target"): ["convert", "model.bin"],
     ("data", "target"): ["data", "tokenize", "text.txt"],
 }

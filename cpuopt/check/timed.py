@@ -74,19 +74,21 @@ class Inputs:
     rows: dict[str, Array] = field(default_factory=dict)
 
 
-def draw(op: Op, case: Case, adds: Mapping[str, bool], seed: int) -> tuple[Arguments, list[Inputs]]:
-    """Draw the scalars and shapes of a call, and two sets of inputs; large inputs may be the same in both."""
+def draw(op: Op, case: Case, adds: Mapping[str, bool], seed: int, more: int = 0) -> tuple[Arguments, list[Inputs]]:
+    """Draw the scalars and shapes of a call, and two sets of inputs, or more; large inputs may be the same in all."""
     rng = np.random.default_rng(seed)
     known = scalars(op, case, rng)
     first = arguments(op, case, rng, given_scalars=known)
-    if op.inverts:  # the saved inputs belong to it
-        second = arguments(op, case, rng, given_scalars=known)
-    else:
-        reads = [x for a in op.arrays if a.kind in ("in", "index", "state") and (x := first[a.name]) is not None]
-        stays = LARGE if any(x.size <= LARGE for x in reads) else inf
-        second = {n: _turned(x) if isinstance(x, np.ndarray) and x.size <= stays else x for n, x in first.items()}
+    reads = [x for a in op.arrays if a.kind in ("in", "index", "state") and (x := first[a.name]) is not None]
+    stays = LARGE if any(x.size <= LARGE for x in reads) and not op.inverts else inf
+    every = [first]
+    if not op.inverts:
+        every.append({n: _turned(x) if isinstance(x, np.ndarray) and x.size <= stays else x for n, x in first.items()})
+    while len(every) < 2 + more:  # of a backward all that is saved belongs to each other
+        other = arguments(op, case, rng, given_scalars=known)
+        every.append({n: x if not isinstance(x, np.ndarray) or x.size <= stays else first[n] for n, x in other.items()})
     sets, shared = [], dict[str, Array]()
-    for given in (first, second):
+    for given in every:
         contents = {a.name: given[a.name] for a in op.arrays if a.kind in ("in", "index", "state")}
         contents = {n: x for n, x in contents.items() if x is not None}
         starts = {}
@@ -154,7 +156,10 @@ class TimedKernels:
         return sum(x.nbytes for x in self.given.values() if isinstance(x, np.ndarray))
 
     def place(self, slots: int) -> None:
-        """Lay out the arrays of so many calls, then scratch, where each kernel's begins at the same place."""
+        """Lay out the arrays of so many calls, then scratch, where each kernel's begins at the same place.
+
+        If it is `secret`, each call has scratch of its own: what a call left there could be the result of a later one.
+        """
         self.held: list[Inputs | None] = [None] * slots
         arrays, room = absent_as_empty(next(iter(self.kernels.values())), self.given), 0
         spans: dict[str, list[slice]] = {side: [] for side in self.kernels}
@@ -167,31 +172,42 @@ class TimedKernels:
             room = max(room, at)
         indices = [a.name for a in self.op.arrays if a.kind == "index"]
         every = {(i, name): x for i in range(slots) for name, x in arrays.items()}
-        self.memory = Memory(every | {"scratch": np.empty(room, np.uint32)}, indices)
-        placed, scratch = self.memory.arrays, self.memory.arrays["scratch"]
+        parts = range(slots if self.secret else 1)
+        self.memory = Memory(every | {(i, "scratch"): np.empty(room, np.uint32) for i in parts}, indices)
+        placed, scratch = self.memory.arrays, [self.memory.arrays[i, "scratch"] for i in parts]
         self.slots = [{name: placed[i, name] for name in arrays} for i in range(slots)]
         self.scratch = {
-            side: [np.ndarray(*spec, scratch[span]) for span, spec in zip(of, self.work[side], strict=True)]
+            side: [
+                [np.ndarray(*spec, x[span]) for span, spec in zip(of, self.work[side], strict=True)] for x in scratch
+            ]
             for side, of in spans.items()
         }
-        self.beyond = {side: [scratch[span.stop : span.stop + GUARD // 2] for span in of] for side, of in spans.items()}
+        """For each side the scratch of each call, or one for all."""
+        self.beyond = {
+            side: [[x[span.stop : span.stop + GUARD // 2] for span in of] for x in scratch]
+            for side, of in spans.items()
+        }
         self.args = {
-            side: [call_args(self.op, slot, self.given, self.adds) + of for slot in self.slots]
+            side: [call_args(self.op, x, self.given, self.adds) + of[i % len(of)] for i, x in enumerate(self.slots)]
             for side, of in self.scratch.items()
         }
 
     def swap(self, which: int) -> None:
         """Change the inputs: neighbours among the calls of a sample get different ones."""
-        for i, slot in enumerate(self.slots):
-            old, new = self.held[i], self.sets[(i + which) % 2]
-            if old is new:
-                continue
-            if old:
-                self._restore(slot, old)
-            for name, x in new.contents.items():
-                if old is None or old.contents[name] is not x:
-                    np.copyto(slot[name], x)
-            self.held[i] = new
+        for i in range(len(self.slots)):
+            self.hold(i, self.sets[(i + which) % 2])
+
+    def hold(self, i: int, new: Inputs) -> None:
+        """Change the inputs of a call."""
+        old, slot = self.held[i], self.slots[i]
+        if old is new:
+            return
+        if old:
+            self._restore(slot, old)
+        for name, x in new.contents.items():
+            if old is None or old.contents[name] is not x:
+                np.copyto(slot[name], x)
+        self.held[i] = new
 
     def _restore(self, slot: Mapping[str, Array], held: Inputs) -> None:
         """Restore the inputs that the last call changed."""
@@ -220,12 +236,13 @@ class TimedKernels:
                 else:
                     np.copyto(x, held.wanted.values[name])
                     x.flat[self.rng.integers(0, x.size, -(-x.size // 16))] = 0.75
-        for x, beyond in zip(self.scratch[side], self.beyond[side], strict=True):
-            if scratch == "nan":
-                fill(x, SCRATCH)
-            elif scratch == "numbers":
-                plausible(x)
-            beyond[...] = OUTSIDE
+        for work, ends in zip(self.scratch[side][:calls], self.beyond[side], strict=False):
+            for x, beyond in zip(work, ends, strict=True):
+                if scratch == "nan":
+                    fill(x, SCRATCH)
+                elif scratch == "numbers":
+                    plausible(x)
+                beyond[...] = OUTSIDE
 
     def judge(self, side: str, calls: int, when: str) -> None:
         """Judge the last sample.
@@ -243,7 +260,7 @@ class TimedKernels:
                 read = {(i, n): x for n, x in held.contents.items() if n not in held.wanted.values}
                 self.memory.require_same(read)
             self.memory.require_whole()
-            if any((beyond != OUTSIDE).any() for beyond in self.beyond[side]):
+            if any((beyond != OUTSIDE).any() for ends in self.beyond[side][:calls] for beyond in ends):
                 raise BrokenKernelError("wrote outside its arrays: past the end of its scratch")
             require_surroundings(self.surroundings)
 

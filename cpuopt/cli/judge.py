@@ -10,6 +10,7 @@ Examples::
     cpuopt judge mygelu.py --op gelu_forward --check --json
     cpuopt judge --tasks
     cpuopt judge --board gelu_forward --adopt fast
+    cpuopt judge --tasks --html boards.html
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def flags(p: argparse.ArgumentParser) -> None:
     settings.flags(p, "kernels", "threads", model=models.DEFAULT)
     p.add_argument("-B", type=int, default=4, help="Compare at a batch of this many rows. Default: %(default)s.")
     p.add_argument("-T", type=int, default=64, help="Compare at rows of this many tokens. Default: %(default)s.")
-    shared(p, "--runs", "--json")
+    shared(p, "--runs", "--json", "--html")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -59,14 +60,18 @@ def run(args: argparse.Namespace) -> int:
         raise UserError("--time: add --tasks, whose kernels it times; a FILE is timed without it")
     if args.in_step and (args.check or not args.file):
         raise UserError("--in-step: needs a FILE that is timed, without --check")
+    if args.html and not (args.tasks or args.board):
+        raise UserError(f"--html {args.html}: add --board OP for its board, or --tasks for the boards of all")
     common.check_targets(args)
     text = text_of(args.file) if args.file else ""
     start_numba(args.threads)
-    from .. import kernels  # noqa: F401  (registers them)
+    from .. import kernels, ops  # noqa: F401  (registers them)
+    from ..files import write_whole
     from ..judge.desk import Desk, answer
     from ..judge.session import REFUSED, op_named
     from ..report import console
     from ..report import judge as report
+    from ..report.html import board as page
 
     with console.saying() as say, Desk(args.runs, args.threads, say, args.kernels) as desk:
         for op in filter(None, (args.of, args.board)):
@@ -83,6 +88,9 @@ def run(args: argparse.Namespace) -> int:
             found = desk.tasks(args.time, args.model, args.B, args.T)
         else:
             found = desk.adopt(args.board, args.adopt) if args.adopt else desk.board(args.board)
+        if args.html:
+            boards = [desk.board(op) for op in ([args.board] if args.board else ops.ALL)]
+            write_whole(args.html, [page.report(boards).encode("utf-8", "replace")])
     show(args, found, lambda: report.tables(found))
     return int(found.get("verdict") in REFUSED)
 

@@ -5,7 +5,8 @@ in memory that it shares with the judge. So a candidate begins in a process that
 milliseconds. No wanted value is ever here: the judge compares on its side.
 
 Before anything is imported the process gives up what a kernel does not need: the network, writing files, seeing other
-processes, privileges, memory and core dumps. `bwrap` does that where the machine has it, else private namespaces.
+processes, privileges, memory and core dumps. `bwrap` does that where the machine has it, else private namespaces. The
+copy that loads a candidate also has a filter on what it asks the system for.
 """
 
 from __future__ import annotations
@@ -17,15 +18,17 @@ import resource
 import signal
 import struct
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from ..isolate.serve import PR_SET_PDEATHSIG
+from . import seccomp
 
 if TYPE_CHECKING:
-    from ..isolate.serve import Say
+    from ..isolate.serve import Handler, Say
     from ..kernels.registry import Kernel
     from ..lab.ab import InStep
     from .clock import Clock
@@ -44,7 +47,12 @@ MOUNT_SETATTR, HERE, RECURSIVE, READ_ONLY = 442, -100, 0x8000, 1
 PRIVATE, NO_DEVICES = 0x4000 | 0x40000, 0x2 | 0x4 | 0x8
 NO_NEW_PRIVILEGES, DROP_CAPABILITY, CAPABILITIES = 38, 24, 41
 CAPABILITY_VERSION = 0x20080522
-PARTS = ("no network", "no writable files", "no sight of other processes", "no privileges", "limits on memory")
+HIGHEST, AROUND = 0x7000_0000_0000, 4 << 16
+"""Below which address the shared memory lies, and the bytes around arrays that a call sees."""
+PARTS = (
+    *("no network", "no writable files", "no sight of other processes", "no privileges", "limits on memory"),
+    "a filter on calls of the system",
+)
 """What closes the process."""
 
 
@@ -104,21 +112,76 @@ def limit_memory() -> list[str]:
     return [PARTS[4]]
 
 
+def array_in(values: Mapping[str, Any]) -> str:
+    """Return the name of a value that is an array, or has one in a tuple or in what a function captured; or ""."""
+    import numpy as np
+
+    for name, value in values.items():
+        todo, seen = [value], set[int]()
+        while todo:
+            x = todo.pop()
+            if isinstance(x, np.ndarray):
+                return name
+            if id(x) not in seen:
+                seen.add(id(x))
+                cells = getattr(getattr(x, "py_func", x), "__closure__", None) or ()
+                todo += x if isinstance(x, tuple) else [cell.cell_contents for cell in cells]
+    return ""
+
+
+class Window:
+    """Memory that is shared with the judge, at an address that nobody can guess; a call sees its own arrays alone.
+
+    All else of it is inaccessible, so that no kernel finds a place there that outlasts a call.
+    """
+
+    def __init__(self, descriptor: int, size: int) -> None:
+        import mmap
+
+        self.page, self.shown = mmap.PAGESIZE, (0, 0)
+        self.libc = ctypes.CDLL(None, use_errno=True)
+        self.libc.mmap.restype = ctypes.c_void_p
+        self.libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+        self.libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+        hint = int.from_bytes(os.urandom(5), "little") * mmap.PAGESIZE % HIGHEST
+        self.start = self.libc.mmap(hint, size, 0, mmap.MAP_SHARED, descriptor, 0)
+        if self.start in (None, ctypes.c_void_p(-1).value):
+            raise MemoryError(f"the shared memory, {size >> 30} GiB of addresses, cannot be mapped")
+        self.memory = memoryview((ctypes.c_ubyte * size).from_address(self.start)).cast("B")
+
+    def show(self, lo: int, hi: int) -> None:
+        """Make these bytes accessible, and what lies around arrays; nothing, if there are none."""
+        lo, hi = (max(0, lo - AROUND) // self.page * self.page, hi + AROUND) if hi > lo else (0, 0)
+        hi = min(-(-hi // self.page) * self.page, len(self.memory))
+        if self.shown != (lo, hi):
+            for (a, b), access in (self.shown, 0), ((lo, hi), 3):
+                if b > a and self.libc.mprotect(self.start + a, b - a, access):
+                    raise MemoryError("the access to the shared memory cannot be changed")
+            self.shown = lo, hi
+
+
+def span_of(specs: Sequence[Any]) -> tuple[int, int]:
+    """Return the bytes of the shared memory from the first array of some arguments to the end of the last one."""
+    from ..ops.storage import TYPES
+
+    arrays = [x for x in specs if isinstance(x, dict) and prod(x["shape"])]
+    ends = [x["at"] + prod(x["shape"]) * TYPES[x["type"]].bytes for x in arrays]
+    return min((x["at"] for x in arrays), default=0), max(ends, default=0)
+
+
 class Closed:
     """The candidate of this process, and the kernel that it is compared with.
 
     Attributes
     ----------
-    memory : the memory shared with the judge.
+    window : the memory shared with the judge.
     missing : what does not close this process.
     kernels : the candidate ``B`` and the baseline ``A``.
     """
 
     def __init__(self, missing: list[str]) -> None:
-        import mmap
-
         number, size = map(int, os.environ.pop(SHARED).split())
-        self.memory, self.missing = mmap.mmap(number, size), missing
+        self.window, self.missing = Window(number, size), missing
         os.close(number)
         self.kernels: dict[str, Kernel] = {}
         self.typed: dict[tuple[str, str], Kernel] = {}
@@ -136,17 +199,23 @@ class Closed:
             return {"ended": signal.Signals(os.WTERMSIG(status)).name if os.WIFSIGNALED(status) else "closed"}
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         self.missing += limit_memory()
+        if not self.missing.count(PARTS[3]) and seccomp.install():
+            self.missing = [part for part in self.missing if part not in PARTS[:2]]  # no sockets, and only reading
+        else:
+            self.missing.append(PARTS[5])
         from .. import kernels
         from ..errors import UserError
         from ..kernels import registry
 
         before = set(registry.KERNELS)
-        kernels.load_file(request["file"], "the candidate", "@kernel functions")
+        module = kernels.load_file(request["file"], "the candidate", "@kernel functions")
+        if name := array_in(vars(module)):
+            raise UserError(f"the candidate: {name!r} holds an array, which outlasts a call; constants are numbers")
         mine = [k for key, k in registry.KERNELS.items() if key not in before and k.op.name == request["op"]]
         if len(mine) != 1:
             raise UserError(f"the candidate registers {len(mine)} kernels of {request['op']}; expected one")
         self.kernels = {"B": mine[0], "A": registry.find(request["op"], request["against"])}
-        about = {}
+        about: dict[str, Any] = {"missing": self.missing}
         for side, k in self.kernels.items():
             scratch = [[s.name, s.dtype] for s in k.scratch]
             about[side] = {"variant": k.variant, "scratch": scratch, "narrow": k.narrow, "skips": [*k.skips]}
@@ -187,7 +256,7 @@ class Closed:
         from ..ops.storage import TYPES
 
         return [
-            np.ndarray(x["shape"], TYPES[x["type"]].dtype, self.memory, x["at"]) if isinstance(x, dict) else x
+            np.ndarray(x["shape"], TYPES[x["type"]].dtype, self.window.memory, x["at"]) if isinstance(x, dict) else x
             for x in specs
         ]
 
@@ -199,7 +268,8 @@ class Closed:
         from ..check.judge import called
         from ..check.memory import BrokenKernelError
 
-        kernel, args = self.kernel(request), self.args(request["args"])
+        kernel, args, span = self.kernel(request), self.args(request["args"]), span_of(request["args"])
+        self.window.show(*span)
         given = args
         if request.get("fenced"):
             edges = [
@@ -207,10 +277,12 @@ class Closed:
                 for x in args
             ]
             given = [edge.array if edge else x for edge, x in zip(edges, args, strict=True)]
+            self.window.show(0, 0)
         try:
             called(kernel, given, request["threads"])
         except BrokenKernelError as e:
             return {"broken": str(e)}
+        self.window.show(*span)
         for x, y in zip(args, given, strict=True):
             if x is not y:
                 np.copyto(x, y)
@@ -237,13 +309,15 @@ class Closed:
 
         if "calls" in request:
             kernel, every = self.kernel(request), [self.args(specs) for specs in request["calls"]]
-            self.batches[request["key"]] = kernel.entry(kernel.types) or kernel.function, every
+            span = span_of([x for specs in request["calls"] for x in specs])
+            self.batches[request["key"]] = kernel.entry(kernel.types) or kernel.function, every, span
         n = request["threads"]
         if get_threads() != n:
             set_threads(n)
         doing(self.kernels[request["side"]].name)
         roofs.nothing(np.zeros(n, TYPES[WIDE].dtype), n)
-        function, every = self.batches[request["key"]]
+        function, every, span = self.batches[request["key"]]
+        self.window.show(*span)
         ns, waited = self.clock.spend(function, every, request["times"])
         return {"ns": ns, "waited": waited}
 
@@ -280,15 +354,39 @@ class Closed:
         return {"wrong": check_fenced(self.kernel(request), case, request["threads"], request["seed"], doing)}
 
     def asm(self, request: Mapping[str, Any], say: Say) -> dict[str, Any]:
-        """Compile a kernel once more, and return its machine code as text."""
-        from ..kernels.compile import jit
+        """Compile a kernel once more, with its lines, and return its machine code as text, and that code's digest.
 
-        dispatcher, sig = jit.afresh(self.kernel(request))
-        return {"asm": str(dispatcher.overloads[sig].library.get_asm_str())}
+        All that this process compiles later has lines too.
+        """
+        from ..kernels.compile import jit, lines
+
+        def compiled() -> Any:
+            dispatcher, sig = jit.afresh(self.kernel(request))
+            return dispatcher.overloads[sig].library
+
+        kernel = self.kernel(request)
+        lines.mark()
+        text, code = lines.text(compiled)
+        return {"asm": text, "code": code, "line": int(kernel.where.rpartition(":")[2])}
 
     def done(self, request: Mapping[str, Any], say: Say) -> dict[str, Any]:
         """End the copy of the process that has a candidate."""
         os._exit(0)
+
+
+def said(handler: Handler) -> Handler:
+    """Let a handler answer with any error, which a candidate's text can cause."""
+    from ..errors import UserError
+
+    def answering(request: Mapping[str, Any], say: Say) -> Mapping[str, Any]:
+        try:
+            return handler(request, say)
+        except UserError:
+            raise
+        except Exception as e:
+            raise UserError(f"{type(e).__name__}: {e}") from e
+
+    return answering
 
 
 def main() -> None:
@@ -301,7 +399,7 @@ def main() -> None:
     kernels.load_all(json.loads(os.environ.pop(FILES)))
     here = Closed(missing)
     names = ("ready", "open", "compile", "work", "call", "batch", "build", "train", "fences", "asm", "done")
-    serve({name: getattr(here, name) for name in names})
+    serve({name: said(getattr(here, name)) for name in names})
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from time import perf_counter_ns
-from typing import Any
+from typing import Any, get_type_hints
 
 import numpy as np
 
@@ -40,6 +40,7 @@ from .session import FASTER, REFUSED, Judge, ModelSizes, Say, Stopped, baseline,
 MODEL, ROWS, TOKENS = ModelSizes.model, ModelSizes.B, ModelSizes.T
 KIND = "judge"
 """The kind of the records of submissions."""
+TYPES = {str: "a text", int: "a whole number", bool: "true or false"}
 ROUNDS, LONGEST_S = 20, 0.2
 """The most calls of each of the package's kernels for a description, and the seconds after which there is no other."""
 
@@ -168,8 +169,8 @@ class Desk:
         judge = self.judge
         try:
             pair = judge.opened(read(text, op_named(op)), baseline(op_named(op)))
-            asm = str(judge.remote.ask("asm", pair[0].function)["asm"])  # type: ignore[arg-type]
-            return {"loops": judge.loops(pair[0]), "asm": asm}
+            asm, loops = judge.machine_code(pair[0])
+            return {"loops": loops, "asm": asm}
         except (Stopped, LostError) as e:
             raise UserError(str(e)) from e
         finally:
@@ -230,6 +231,7 @@ class Desk:
                 row = {k: r[k] for k in ("candidate", "text", "code", "verdict")}
                 row |= {k: r["timed"][k] for k in ("score", "ratio", "against")}
                 row |= {"task": c["task"], "time": e.time, "path": str(e.path), "source": c["source"]}
+                row["machine"] = c["machine"]["cpu"]
                 key = str(r["code"] or r["text"])
                 best[key] = min(best.get(key, row), row, key=lambda x: float(x["score"]))
         return {
@@ -238,8 +240,8 @@ class Desk:
             "best": sorted(best.values(), key=lambda x: (x["verdict"] != FASTER, -x["score"])),
         }
 
-    def adopt(self, op: str, name: str, folder: Path = Path()) -> dict[str, Any]:
-        """Write the best submission of a task to a file, registered under a name: a kernel like any other.
+    def adopt(self, op: str, name: str) -> dict[str, Any]:
+        """Write the best submission of a task to a file here, registered under a name: a kernel like any other.
 
         Raises
         ------
@@ -251,7 +253,7 @@ class Desk:
             raise UserError(f"--adopt {name}: the board of {op} in {self.root} is empty; submit a kernel first")
         if not name.isidentifier() or name in variants(op):
             raise UserError(f"--adopt {name!r}: expected a new name of letters and digits; {op} has {variants(op)}")
-        path = folder / f"{name}_{op}.py"
+        path = Path(f"{name}_{op}.py")
         outputs.check(path, "--adopt")
         if path.exists():
             raise UserError(f"--adopt {name}: {path} is there already; move it, or take another name")
@@ -291,7 +293,7 @@ def answer(desk: Desk, line: str) -> dict[str, Any]:
     """Answer a request, ``{"do": NAME, ...}`` on one line; a mistake becomes ``{"error": ...}``."""
     try:
         request = json.loads(line)
-        if not isinstance(request, dict) or request.get("do") not in functions(desk):
+        if not isinstance(request, dict) or str(request.get("do")) not in functions(desk):
             raise UserError(f"expected an object with do, one of {', '.join(functions(desk))}")
         asked = {k: x for k, x in request.items() if k not in ("do", "id")}
         function = functions(desk)[request["do"]]
@@ -299,6 +301,9 @@ def answer(desk: Desk, line: str) -> dict[str, Any]:
             inspect.signature(function).bind(**asked)
         except TypeError as e:
             raise UserError(f"{request['do']}: {e}") from e
+        for name, want in get_type_hints(function).items():
+            if name in asked and type(asked[name]) is not want:
+                raise UserError(f"{request['do']}: {name} is {asked[name]!r:.80}; expected {TYPES[want]}")
         found = {"answer": to_json(function(**asked))}
         return {**found, "id": request["id"]} if "id" in request else found
     except (UserError, ValueError, RecursionError) as e:

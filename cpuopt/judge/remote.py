@@ -225,6 +225,7 @@ class Remote:
         if "ended" in about:
             self._open = False
             raise UserError(f"the candidate: its process ended by {about['ended']} while it was loaded")
+        self.missing = [str(x) for x in about["missing"]]
         return self.kernel(op, "B", about["B"]), self.kernel(op, "A", about["A"])
 
     def told(self, e: UserError) -> str:

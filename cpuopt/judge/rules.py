@@ -18,7 +18,7 @@ from ..ops import declaration
 from ..ops.declaration import Dim
 
 RULES: Mapping[str, str] = {
-    "text": "Python of at most 256 KiB, 200 levels deep",
+    "text": "Python in UTF-8 of at most 256 KiB, 200 levels deep",
     "statement": "imports, constants and functions at the level of the file",
     "import": "numpy as np, math, numba's prange, cpuopt's kernel, helper and ops, symbols of sizes, and the toolkit",
     "toolkit": "functions and numbers of the kernel toolkit that kernels call",
@@ -149,8 +149,11 @@ class _Text:
         try:
             tree = ast.parse(self.text)
             depth = _depth(tree)
-        except (SyntaxError, ValueError, RecursionError, MemoryError) as e:
+            other = depth <= DEEPEST and ast.dump(ast.parse(self.text.encode())) != ast.dump(tree)
+        except (SyntaxError, ValueError, RecursionError, MemoryError, LookupError) as e:
             raise RefusedError("text", getattr(e, "lineno", None) or 1, f"it cannot be parsed ({e})") from None
+        if other:  # an encoding can hide lines in what is a comment here
+            self.refuse("text", None, "the encoding that it declares makes another text of it")
         if depth > DEEPEST:
             self.refuse("text", None, f"its syntax is {depth} levels deep")
         self.defined = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
@@ -269,7 +272,8 @@ class _Text:
             self.refuse("decorator", node, "several decorators")
         a = node.args
         every = [*a.posonlyargs, *a.args, *a.kwonlyargs]
-        if a.vararg or a.kwarg or a.kwonlyargs or a.defaults or node.returns or any(x.annotation for x in every):
+        more = a.vararg, a.kwarg, a.kwonlyargs, a.defaults, node.returns, getattr(node, "type_params", None)
+        if any(more) or any(x.annotation for x in every):
             self.refuse("signature", node, f"def {node.name}({ast.unparse(a)})")
         if inside is None:
             self.bind(node.name, "function", node)
@@ -399,6 +403,8 @@ class _Body:
                 self.call(node)
             case ast.BinOp(op=ast.MatMult()):
                 file.refuse("library", node, _shown(node))
+            case ast.Subscript(ctx=ast.Store()) if self.texts:  # an array of Python could count its calls
+                file.refuse("syntax", node, f"an assignment to {_shown(node)}")
             case ast.Compare() if not all(isinstance(op, (*COMPARISONS, *[ast.In] * self.texts)) for op in node.ops):
                 file.refuse("syntax", node, _shown(node))
             case _:

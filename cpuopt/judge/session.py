@@ -21,11 +21,13 @@ import numpy as np
 from .. import models, ops
 from ..check.cases import MORE, ODD, SMALL, Case, case, modes, quick_cases
 from ..check.check import check
-from ..check.judge import CheckResult
+from ..check.judge import CheckResult, keeping_threads
 from ..check.memory import BrokenKernelError, rooms
+from ..check.timed import TimedKernels
 from ..errors import UserError
 from ..kernels.compile import jit
 from ..kernels.registry import BASE, DEFAULT, KERNELS, Kernel
+from ..kernels.toolkit import threads as numba_threads
 from ..lab import ab, asm
 from ..machine import cores
 from ..measure import rates
@@ -45,7 +47,10 @@ CHEATS = ("changed '", "left its process", "told a time", "changed the shape", "
 FASTER = VERDICTS[6]
 REFUSED = VERDICTS[:4]
 """Those of a candidate that is not accepted, however fast it is."""
-CHEATED = re.compile(r"impossible|after it was timed|while it was timed|told a time|changed '|left its process")
+CHEATED = re.compile(
+    r"impossible|after it was timed|while it was timed|told a time|changed '|left its process|keeps what it computed"
+    r"|that it had not seen"
+)
 """What is said of a kernel that was right in the checks, and is not when it is timed."""
 TIMED_S = 8.0
 """The seconds that a comparison may take on a calm machine, for all shapes together."""
@@ -53,7 +58,7 @@ STEPS = (6, 12, 24)
 """Rounds of a comparison in training steps after which there are analyses."""
 FAR_SLOWER = 4.0
 """The factor beyond which a comparison ends early."""
-AGAIN, MOST_LOOPS = 8, 40
+AGAIN, CALLS, MOST_LOOPS = 8, 64, 40
 LINE = re.compile(r"\bline (\d+)")
 Say = Callable[[str], None]
 
@@ -194,7 +199,9 @@ class Judge:
 
         def then(s: Submission, pair: tuple[Kernel, Kernel]) -> dict[str, Any]:
             found = self.timed(pair, task.shapes(s.op))
-            return {**found, "in_step": self.in_step(pair, task)} if in_step else found
+            if in_step:
+                found["in_step"] = self.in_step(pair, task)
+            return {**found, "loops": self.loops(pair[0])}
 
         return self.rule(text, op, then, against)
 
@@ -232,7 +239,6 @@ class Judge:
             "b_ms": found["b_ms"],
             "saves_ms": saves,
             "cases": cases,
-            "loops": self.loops(mine),
             "doubts": found["doubts"],
         }
 
@@ -277,14 +283,24 @@ class Judge:
             on = [flags[rng.integers(len(flags))]]
             self.require(kernel, c, private.threads(rng, self.threads), private.seed_of(c, rng), on, told=False)
 
+    def machine_code(self, kernel: Kernel) -> tuple[str, list[dict[str, Any]]]:
+        """Return a candidate's machine code as text, and its innermost loops, with lines, vector width and spills.
+
+        It is the last request about a candidate: the process compiles otherwise afterwards.
+        """
+        found = self.remote.ask("asm", far(kernel))
+        text, file = str(found["asm"]), self.remote.file.name
+        kept = ("width", "fmas", "loads", "stores", "spills", "doubles", "calls")
+        loops = asm.loops(text, file, int(found["line"]))[:MOST_LOOPS]
+        told = [{"lines": v.where.removeprefix(f"{file}:")} | {k: getattr(v, k) for k in kept} for v in loops]
+        return text, told
+
     def loops(self, kernel: Kernel) -> list[dict[str, Any]]:
-        """List the innermost loops of a candidate's machine code: vector width, multiply-adds and spills of each."""
+        """List the innermost loops of a candidate's machine code; of a process that ended, none."""
         try:
-            text = str(self.remote.ask("asm", far(kernel))["asm"])
+            return self.machine_code(kernel)[1]
         except (UserError, LostError):
             return []
-        kept = ("function", "width", "fmas", "loads", "stores", "spills", "doubles", "calls")
-        return [{k: getattr(loop, k) for k in kept} for loop in asm.loops(text)][:MOST_LOOPS]
 
     def rule(
         self, text: str, op: str, then: Callable[[Submission, tuple[Kernel, Kernel]], dict[str, Any]], against: str = ""
@@ -358,6 +374,7 @@ class Judge:
             self.require(kernel, c, (1, self.threads), private.PUBLIC, [flags[i % len(flags)]], told=True)
         for sizes in (SMALL, ODD, MORE):
             self.fenced(kernel, case(op, sizes))
+        self.repeated(kernel, rng)
         hidden = private.drawn(kernel, rng)
         for i, c in enumerate(hidden):
             self.say(f"private case {i + 1} of {len(hidden)}")
@@ -393,6 +410,19 @@ class Judge:
             said = result.reason if cheats or "process" in result.reason else "it is wrong"
             told_reason = f"{said} in a private case ({private.class_of(ops.ALL[op_of(result)], result.case)})"
         return ("cheating" if cheats else "wrong"), plain(told_reason)
+
+    def repeated(self, kernel: Kernel, rng: np.random.Generator) -> None:
+        """Require that a kernel stays right in many calls, each of which finds in scratch what the last one left."""
+        flags, small = modes(kernel.op), case(kernel.op, SMALL)
+        on = flags[rng.integers(len(flags))]
+        calls = [(int(which), "nan", "kept") for which in rng.integers(2, size=CALLS)]
+        try:
+            with keeping_threads() as most:
+                numba_threads.set_threads(min(most, self.threads))
+                timed = TimedKernels({"B": kernel}, small, on, private.seed(), secret=True)
+                timed.audit("B", calls, "called repeatedly")
+        except (UserError, BrokenKernelError) as e:
+            raise Stopped("wrong", plain(str(e).replace(" on the arrays that are timed", ""))) from None
 
     def fenced(self, kernel: Kernel, c: Case) -> None:
         """Require that a kernel stays inside its arrays, each of which stands at inaccessible pages in turn."""

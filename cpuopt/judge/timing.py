@@ -24,12 +24,15 @@ from ..check.timed import Inputs, TimedKernels, draw
 from ..errors import UserError
 from ..kernels.registry import Kernel
 from ..lab.ab import Alone, Shape
+from . import private
 from .remote import Clocks, Far
 
 Drawn = dict[str, tuple[Arguments, list[Inputs]]]
 """Inputs that were drawn before in a session, with the wanted results, by op and shape."""
-CALLS = ((0, "nan", "nan"), (1, "other", "numbers"))
-"""The calls between inaccessible pages: set of inputs, outputs, scratch."""
+CALLS = tuple((which, outs, scratch) for which in (0, 1) for outs in ("nan", "other") for scratch in ("nan", "numbers"))
+"""What the arrays of timed calls hold: set of inputs, outputs, scratch."""
+AT_EDGE = 2
+"""Calls with the arrays at each edge of inaccessible memory, which hold some of `CALLS`, drawn for each candidate."""
 APART, LONG_APART, SLACK, NOISE_NS = 3.0, 1.5, 0.1, 1e5
 """How far the clocks may be apart: times what they are for the baseline, in samples and long batches; and more."""
 LONG_ORDER = "ABBAABBA"
@@ -41,6 +44,11 @@ LONG_S, MOST_TIMES = 0.1, 10_000
 """The length of the slower side's long batch, and the most times that its arguments are called with."""
 TRIAL_S, JUDGED = 2e-3, 8
 """The length of a trial, and how many times as seldom as in an `Alone` a sample of it is judged."""
+FRESH, DEAR_FLOPS = (3, 1), 1e9
+"""Sets of inputs that each candidate sees once: of most shapes, and of those with as many FLOPs or more."""
+KEEPS, CALM = 1.5, 1.25
+"""How many times as long a call may take with them as with inputs that came before; and of the baseline, if it is calm.
+"""
 WAITED = 0.02
 """The share of a sample for which threads may wait for a core, all together."""
 ROUNDS = (12, 384)
@@ -76,6 +84,9 @@ class AloneFar(Alone):
         for k in kernels:
             k.typed(shape.types).compile()
         super().__init__(kernels, shape, seed)
+        self.rng, self.timed.rng = (
+            np.random.default_rng(private.seed()) for _ in range(2)
+        )  # others for each candidate
         self.timed.chance /= JUDGED
         self.fence()
 
@@ -83,7 +94,8 @@ class AloneFar(Alone):
         """Make the arrays, into which no right result is put."""
         op, key = next(iter(kernels.values())).op, f"{next(iter(kernels.values())).op.name} {shape}"
         if key not in self.drawn:
-            self.drawn[key] = draw(op, shape.case, shape.adds, seed)
+            more = FRESH[op.flops(shape.sizes) >= DEAR_FLOPS]
+            self.drawn[key] = draw(op, shape.case, shape.adds, seed, more)
         return TimedKernels(kernels, shape.case, shape.adds, seed, self.drawn[key], secret=True)
 
     def spend(self, side: str, every: Sequence[Sequence[Any]]) -> float:
@@ -136,7 +148,31 @@ class AloneFar(Alone):
         times = max(2, min(MOST_TIMES, int(LONG_S * 1e9 / calls / max(map(self.told, "AB")))))
         for side in LONG_ORDER:  # as many calls of each: what the clocks differ by is that of a call times their number
             self.far(side).batch(self.timed.args[side][:calls], times)
+        self.require_no_memory()
         return super().finish()
+
+    def require_no_memory(self) -> None:
+        """Call each with inputs that it never saw, between calls with those that it was timed with.
+
+        Raises
+        ------
+        UserError
+            For a candidate that is wrong with them, or takes longer: it keeps results, wherever that is.
+        """
+        took: dict[str, list[tuple[float, float]]] = {"A": [], "B": []}
+        for i, fresh in enumerate(self.timed.sets[2:]):
+            for side, ns in took.items():
+                ns.append((self.once(side, self.timed.sets[i % 2]), self.once(side, fresh)))
+                self.timed.judge(side, 1, "with inputs that it had not seen")
+        self.timed.swap(0)
+        if said := memory({side: ([a for a, _ in ns], [b for _, b in ns]) for side, ns in took.items()}):
+            raise UserError(f"{self.timed.kernels['B'].name} {said}")
+
+    def once(self, side: str, inputs: Inputs) -> float:
+        """Return the ns of a call with some inputs."""
+        self.timed.hold(0, inputs)
+        self.timed.fill(side, "nan", "nan", 1)
+        return self.spend(side, self.timed.args[side][:1])
 
     def told(self, side: str) -> float:
         """Return the ns of a call in the last samples, by the clock of the process."""
@@ -145,10 +181,21 @@ class AloneFar(Alone):
 
     def fence(self) -> None:
         """Call the candidate at the very size that is timed, with every array at the edge of inaccessible memory."""
-        function = self.far("B")
-        for function.fenced in ("end", "begin"):
-            self.timed.audit("B", CALLS, "beside inaccessible memory, at the size that is timed")
+        function, calls = self.far("B"), [CALLS[i] for i in self.rng.permutation(len(CALLS))]
+        for i, function.fenced in enumerate(("end", "begin")):
+            some = calls[AT_EDGE * i :][:AT_EDGE]
+            self.timed.audit("B", some, "beside inaccessible memory, at the size that is timed")
         function.fenced = ""
+
+
+def memory(took: Mapping[str, tuple[Sequence[float], Sequence[float]]]) -> str:
+    """Return that a candidate keeps results, by the ns of both sides with known inputs and with new ones; or ""."""
+    (usual, fresh), (known, new) = took["A"], took["B"]
+    calm = not fresh or min(fresh) <= CALM * max(usual)
+    if calm and new and min(new) > KEEPS * max(known):
+        said = f"it takes {min(new) / 1e3:.0f} us with inputs that it had not seen, and {max(known) / 1e3:.0f} us with"
+        return f"keeps what it computed: {said} others"
+    return ""
 
 
 def disagreement(baseline: Far, candidate: Far) -> str:

@@ -40,6 +40,11 @@ def ruling(r: Mapping[str, Any]) -> list[RenderableType]:
             table.add_row(Text(text_of(case["sizes"])), *times, roof)
         saves = f"{abs(t['saves_ms']):.3g} ms {'less' if t['saves_ms'] > 0 else 'more'}"
         shown += [Text(f"score {t['score']:.3f}; the calls of a step take {saves}"), table]
+    if loops := t.get("loops"):
+        widest, spills = max(v["width"] for v in loops), sum(v["spills"] for v in loops)
+        shown.append(
+            Text(f"{count(len(loops), 'innermost loop')}, vectors of up to {widest}, {count(spills, 'spill')}")
+        )
     if step := t.get("in_step"):
         whole = spread(step["step"]["ratio"])
         shown.append(
@@ -73,5 +78,6 @@ def board(c: Mapping[str, Any]) -> list[RenderableType]:
         times = f"{row['score']:.3f}", spread(row["ratio"])
         place = str(i + 1) if row["verdict"] == FASTER else ""
         table.add_row(place, Text(row["candidate"]), *times, Text(row["text"][:12]))
-    head = f"{c['op']}: {count(c['tries'], 'submission')}, scores against {c['best'][0]['against']}"
-    return [Text(f"{head}; who is faster has a place"), table]
+    best = c["best"][0]
+    head = f"{c['op']}: {count(c['tries'], 'submission')}, scores against {best['against']} on {best['machine']}"
+    return [Text(f"{head}; who is faster has a place"), table, Text("the text of the first:"), Text(best["source"])]

@@ -108,12 +108,27 @@ BODIES = {
                   "x = inp.copy()"],
     "replay": ["np.save('x', inp)", "x = np.memmap('x')", "x = np.fromfile('x')", "inp.tofile('x')"],
 }  # fmt: skip
+PYTHON = {
+    "way out": ["x = [1]", "x = {1: 2}", "x = f'{a}'", "x = (y := a)", "x = a.__class__", "x = a.__code__", "a.x = 1",
+                "x = [i for i in a]", "import os", "yield a", "global ZERO", "x = open('x')", "x = type(a)"],
+    "warm-up": ["a[0] = a[0] + 1", "a[()] += 1", "x = np.zeros(1)\n    x[0] = 1", "a['N'] = 0"],
+}  # fmt: skip
+"""Lines of a function of Python, which sizes scratch."""
 OPTIONS = {
     "promises": ["jit=False", "same_bits=False", "boundscheck=True", "nogil=True", "forceobj=True", "of='bfloat16'",
                  "error_model='python'", "debug=True", "cache=True", "shown=max", "inline='always'", "**X"],
 }  # fmt: skip
+SIGNED = ["def f(a, /, b=[]):", "def f(*a):", "def f(a: int):", "def f(a) -> int:", "def f(*, a):"]
+"""Functions of Python with more than names of parameters."""
 TEXTS = {
     "text": [
+        "# coding: utf-7\n# +AAo-import os+AAo-\n" + HONEST_RELU,
+        "# -*- coding: unicode_escape -*-\n# \\nimport os\n" + HONEST_RELU,
+        "# A ReLU.\n# vim: fileencoding=utf-7\n# +AAo-open('x')+AAo-\n" + HONEST_RELU,
+        "# coding: nothing\n" + HONEST_RELU,
+        relu(before="# a comment\rimport os"),
+        relu(before="x = \uff45val('1')"),
+        "\ufeff" + relu("import os"),
         HONEST_RELU + "\n" * (257 << 10),
         relu(before="x = " + "(" * 150 + "1" + ")" * 150 + " + (" * 0 + " + 1" * 300),
         relu(before="x = " + "-" * 900 + "1"),
@@ -135,6 +150,8 @@ def refused():
     found += [(of, line, relu(line)) for of, lines in FROM.items() for line in lines]
     found += [(of, top, relu(top)) for of, tops in TOPS.items() for top in tops]
     found += [(of, body, relu(before=body)) for of, bodies in BODIES.items() for body in bodies]
+    found += [(of, f"def f: {x}", relu(f"def f(a):\n    {x}\n    return a")) for of, xs in PYTHON.items() for x in xs]
+    found += [("promises", line, relu(f"{line}\n    return a")) for line in SIGNED]
     found += [(of, o, relu(options=f", {o}")) for of, options in OPTIONS.items() for o in options]
     return found + [(of, f"text {i}", text) for of, texts in TEXTS.items() for i, text in enumerate(texts)]
 
@@ -142,6 +159,15 @@ def refused():
 # Hostile texts that must run ------------------------------------------------------------------------------------------
 
 LANES = "from cpuopt.kernels.toolkit.lanes import load, spread, store"
+SCRATCH = "parallel=False, scratch=[('x', {})]"
+
+
+def scratched(size, **more):
+    """Write a ReLU with scratch of some size."""
+    return relu(**more).replace("parallel=False", SCRATCH.format(size)).replace("(out, inp)", "(out, inp, x)")
+
+
+LATER = "max(inp[i], ZERO) if {} < 9 else out[i]"
 RUN = {
     "nothing": {
         "does nothing": relu(each="out[i]"),
@@ -190,7 +216,36 @@ RUN = {
         "writes far away": relu(after="out[inp.shape[0] + 100000000] = ZERO"),
         "loads whole vectors": relu(LANES, after="store(out, inp.shape[0] - 1, spread(ZERO))"),
     },
+    "state": {
+        "counts calls far behind": relu(before="n = np.int64(1 << 31)\nout[n] += 1", each=LATER.format("out[n]")),
+        "counts calls far ahead": relu(before="n = np.int64(1 << 30)\ninp[n] += 1", each=LATER.format("inp[n]")),
+        "counts calls beside a row of its own": relu(
+            before="x = np.zeros(8, np.float32)\nx[1 << 27] += 1", each=LATER.format("x[1 << 27]")
+        ),
+        "counts calls in scratch": scratched(8, before="x[0] = x[0] + 1 if x[0] > 0 else 1", each=LATER.format("x[0]")),
+        "is wrong once it sees its own result": relu(
+            before="done = 0\nfor i in range(inp.shape[0]):\n    done += out[i] == max(inp[i], ZERO)",
+            each="max(inp[i], ZERO) + (done > inp.shape[0] // 2)",
+        ),
+    },
+    "arithmetic": {
+        "counts in 8 bits": relu(before="n = np.int8(inp.shape[0])", each="max(inp[i], ZERO) if i < n else ZERO"),
+        "counts in 16 bits": relu(
+            before="n = inp.shape[0]", each="max(inp[np.int64(np.uint8(i))], ZERO) if n > 255 else max(inp[i], ZERO)"
+        ),
+        "wraps around": relu(each="max(inp[i - 1], ZERO) if i == 0 else max(inp[i], ZERO)"),
+        "calls itself for ever": relu("@helper()\ndef f(x):\n    return f(x + 1) if x > 0 else x", before="n = f(1)"),
+        "has no end in a size": scratched("lambda sizes: f(sizes['N'])", top="def f(n):\n    return f(n + 1)"),
+        "has a size that is no number": scratched("lambda sizes: 0.0 * math.inf", top="import math"),
+        "has a negative size": scratched("lambda sizes: -sizes['N']"),
+    },
     "order": {
+        "leaves the last thread's part": relu(
+            before="m = inp.shape[0] // 2 if inp.shape[0] > 900 else inp.shape[0]\nfor j in prange(2):\n"
+            "    for i in range(j * m, min(m + j * m, inp.shape[0])):\n        out[i] = max(inp[i], ZERO)",
+            each="out[i]",
+            options="",
+        ),
         "adds in a race": relu(
             before="t = np.zeros(1, np.float32)",
             each="max(inp[i], ZERO)",
@@ -210,8 +265,22 @@ RUN = {
     },
 }  # fmt: skip
 """By class and name, texts that the rules allow."""
+OUTLASTS = {
+    "an array": relu("SEEN = np.sqrt((0.0, 1.0))"),
+    "an array in a tuple": relu("SEEN = (1, (np.float32((0.0,) * 9), 1))"),
+    "numbers that a vector writes": relu(
+        f"{LANES}\nSEEN = np.float32((0.0,) * 400000)", before="store(SEEN, 0, spread(ZERO))"
+    ),
+    "an array that a helper captured": relu(
+        f"{LANES}\ndef made():\n    x = np.float32((0.0,) * 99)\n    @helper()\n    def f(y):\n"
+        "        return max(x[0], y)\n    return f\n\n\nSEEN = made()",
+        each="SEEN(inp[i])",
+    ),
+}
+"""Texts with a constant that would keep what a call writes."""
 BROKEN = {
     "types that do not fit": relu(each="(1, 2)"),
+    "scratch of an unknown type": scratched("9, 'object'"),
     "another parameter": relu().replace("(out, inp)", "(out, inp, x)"),
 }
 """Texts that do not compile."""
@@ -240,6 +309,8 @@ TWINS = {
     "skips": relu(before="if inp.shape[0] == 0:\n    return"),
     "outside": relu(each="max(inp[i], ZERO)", before="n = inp.shape[0] - 1\nif n < 0:\n    return"),
     "order": relu(loop="prange", options=", parallel=True"),
+    "state": scratched("8", before="x[0] = 1", each="max(inp[i], ZERO * x[0])"),
+    "arithmetic": relu(before="n = np.int32(inp.shape[0])", each="max(inp[i], ZERO) if i < n else ZERO"),
     "limits": relu()
     .replace("parallel=False", "parallel=False, scratch=[('x', lambda sizes: sizes['N'])]")
     .replace("(out, inp)", "(out, inp, x)"),

@@ -25,6 +25,7 @@ from cpuopt.judge.desk import Desk, answer, renamed
 from cpuopt.judge.session import REFUSED, Judge, ModelSizes, Ruling
 from cpuopt.kernels import forget
 from cpuopt.kernels.registry import KERNELS
+from cpuopt.machine import describe
 from cpuopt.measure.comparison import compare
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the judge closes a process as Linux does")
@@ -33,6 +34,7 @@ TINY = ModelSizes("gpt2-tiny", 1, 8)
 (SHAPE,) = TINY.shapes(ops.gelu_forward)
 N = SHAPE.sizes["N"]
 LOOP = "for i in prange(inp.shape[0]):"
+TANH = "from cpuopt.kernels.toolkit.fastmath import tanh"
 
 
 @pytest.fixture(autouse=True)
@@ -61,7 +63,20 @@ def test_a_timed_verdict_has_its_score_and_what_it_is_based_on(judge: Judge) -> 
     assert t["score"] == pytest.approx(1 / t["ratio"]["high"])
     assert t["cases"][0]["sizes"] == {"N": N}
     assert t["saves_ms"] == pytest.approx(t["a_ms"] - t["b_ms"])
+    at = GELU[: GELU.index("        x = inp[i]")].count("\n") + 1
+    assert {loop["lines"] for loop in t["loops"]} == {f"{at}-{at + 1}"}
+    assert all(loop["calls"][0] == "tanhf" for loop in t["loops"])
     assert json.dumps(t)
+
+
+def test_the_loops_of_a_candidate_are_told_with_their_lines(judge: Judge, tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    vars(desk)["judge"] = judge
+    wide = GELU.replace("np.tanh", "tanh").replace("import prange", f"import prange\n{TANH}")
+    found = desk.inspect(wide, "gelu_forward")
+    best = max(found["loops"], key=lambda loop: loop["width"])
+    assert best["width"] >= 4
+    assert (best["spills"], best["calls"], best["doubles"]) == (0, [], 0)
 
 
 AT_SIZE = {
@@ -159,6 +174,47 @@ def test_no_right_result_lies_in_an_array_before_a_secret_call() -> None:
             assert (alike < 0.1) == secret
 
 
+def test_each_call_of_a_sample_has_scratch_of_its_own() -> None:
+    """Else a kernel could find there what it computed for the same inputs two calls before."""
+    kernel = KERNELS["layernorm_backward", "optimized"]
+    timed = TimedKernels({"A": kernel}, Case({"BT": 4, "C": 8}), {}, 1, secret=True)
+    timed.place(3)
+    timed.swap(0)
+    work = [args[-1] for args in timed.args["A"]]
+    assert not any(np.shares_memory(work[i], work[i + 1]) for i in range(2))
+    for x in work:
+        x.fill(7)
+    timed.fill("A", "nan", "nan", 2)
+    assert [bool(np.isnan(x).all()) for x in work] == [True, True, False]
+
+
+def test_a_kernel_that_keeps_results_is_told_by_its_times() -> None:
+    usual = [100.0, 110.0, 105.0], [101.0, 140.0, 108.0]
+    assert not timing.memory({"A": usual, "B": usual})
+    kept = [50.0, 52.0, 90.0], [150.0, 400.0, 160.0]
+    said = timing.memory({"A": usual, "B": kept})
+    assert said.startswith("keeps what it computed: it takes 0 us with inputs that it had not seen")
+    assert session.CHEATED.search(said)
+    assert not timing.memory({"A": ([100.0] * 3, [190.0] * 3), "B": kept})  # the machine was not calm
+    assert not timing.memory({"A": usual, "B": ([50.0, 120.0], [150.0, 400.0])})
+
+
+def test_results_that_are_kept_are_found_wherever_they_lie(judge: Judge, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that answers at once if the arrays hold what they held before."""
+    usual, seen = remote.Far.batch, set[bytes]()
+
+    def quick(self: remote.Far, every: Any, times: int = 1) -> tuple[float, float]:
+        ns, waited = usual(self, every, times)
+        key = self.side.encode() + every[0][1].tobytes()
+        known = key in seen or seen.add(key)
+        return (ns / 5 if known and self.side == "B" else ns), waited
+
+    monkeypatch.setattr(remote.Far, "batch", quick)
+    found = judge.time(GELU, "gelu_forward", TINY)
+    assert found.verdict == "cheating", found
+    assert "keeps what it computed" in found.reason
+
+
 # The board ------------------------------------------------------------------------------------------------------------
 
 
@@ -213,6 +269,24 @@ def test_only_what_is_faster_has_a_place(tmp_path: Path) -> None:
     assert desk.board("gelu_forward")["best"][0]["verdict"] == "faster"
 
 
+def test_a_page_has_the_boards_and_the_best_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    desk = board_of(tmp_path, 0.9, 1.25, 1.25, 1.0)
+    for text, op in ("slow <b>", "gelu_forward"), ("fast <i>", "gelu_forward"), ("one", "relu_forward"):
+        desk.submit(text, op)
+    for words, boards in (["--tasks"], 2), (["--board", "gelu_forward"], 1):
+        assert cli.main(["judge", *words, "--html", "b.html", "--json"]) == 0
+        page = Path("b.html").read_text()
+        assert page.count("<section") == boards
+        assert "<pre>fast &lt;i&gt;</pre>" in page
+        assert "<pre>slow" not in page
+        for shown in ("1.250", "[0.800, 0.800]", "optimized", describe()["cpu"]):
+            assert shown in page
+    capsys.readouterr()
+    assert cli.main(["judge", "--board", "gelu_forward"]) == 0
+    assert "the text of the first: fast <i>" in " ".join(capsys.readouterr().out.split())
+
+
 def test_to_submit_a_kernel_again_gains_nothing(tmp_path: Path) -> None:
     desk = board_of(tmp_path, 1.1, 1.1, *[1.09, 1.09, 1.01, 1.01, 1.5, 1.4, 1.05, 1.05])
     for _ in range(5):
@@ -259,6 +333,12 @@ def test_what_cannot_be_adopted_is_said(tmp_path: Path, monkeypatch: pytest.Monk
         ('{"do": "close"}', "expected an object with do"),
         ('{"do": "check", "op": "gelu_forward"}', "check: missing a required argument: 'text'"),
         ('{"do": "check", "text": "", "op": "gelu"}', "judge 'gelu': no such op"),
+        ('{"do": "check", "text": 5, "op": "gelu_forward"}', "check: text is 5; expected a text"),
+        ('{"do": "tasks", "time": 1}', "tasks: time is 1; expected true or false"),
+        ('{"do": "describe", "op": "gelu_forward", "B": true}', "describe: B is True; expected a whole number"),
+        ('{"do": "board", "op": ["gelu_forward"]}', "board: op is ['gelu_forward']; expected a text"),
+        ('{"do": "adopt", "op": "gelu_forward", "name": "x", "folder": "/"}', "adopt: got an unexpected keyword"),
+        ('{"do": ["check"]}', "expected an object with do, one of tasks"),
         ('{"do": "board", "op": "gelu_forward", "x": 1}', "board: got an unexpected keyword argument 'x'"),
     ],
 )
@@ -391,6 +471,7 @@ def test_a_time_of_a_step_that_the_judges_clock_does_not_confirm_is_cheating(
         (["x.py", "--op", "gelu_forward"], "judge x.py: No such file or directory; expected the text of a kernel"),
         (["--tasks", "--adopt", "fast"], "--adopt fast: add --board OP"),
         (["--board", "gelu_forward", "--time"], "--time: add --tasks"),
+        (["x.py", "--op", "gelu_forward", "--html", "x"], "--html x: add --board OP for its board, or --tasks"),
         (["x.py", "--op", "gelu_forward", "--check", "--in-step"], "--in-step: needs a FILE that is timed"),
         (["--board", "gelu"], "judge 'gelu': no such op"),
     ],

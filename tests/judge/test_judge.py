@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from candidates import BROKEN, FILES, HONEST_RELU, LARGE, RUN, TWINS, as_text, package, relu
+from candidates import BROKEN, FILES, HONEST_RELU, LARGE, OUTLASTS, RUN, TWINS, as_text, package, relu
 
 from cpuopt import ops
 from cpuopt.check import check
 from cpuopt.check.judge import CheckResult, Wanted
 from cpuopt.errors import UserError
-from cpuopt.judge import remote
+from cpuopt.judge import remote, seccomp
 from cpuopt.judge.session import Judge
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the judge closes a process as Linux does")
@@ -40,7 +40,7 @@ def test_a_hostile_candidate_is_found_wrong(of: str, name: str, session: Judge) 
     assert "\n" not in found.reason
 
 
-@pytest.mark.parametrize("of", ["deferred", "lower precision", "residency", "limits", "order"])
+@pytest.mark.parametrize("of", ["deferred", "lower precision", "residency", "limits", "order", "state"])
 def test_an_honest_twin_is_right(of: str, session: Judge) -> None:
     found = session.check(TWINS[of], "relu_forward")
     assert (found.verdict, found.reason) == ("right", "")
@@ -87,7 +87,18 @@ def test_what_does_not_compile_is_said(name: str, session: Judge) -> None:
     found = session.check(BROKEN[name], "relu_forward")
     assert found.verdict == "compile error"
     assert "the candidate" in found.reason
-    assert found.line == 13 or "parameters are (out, inp, x)" in found.reason
+    assert (
+        found.line == 13
+        or "parameters are (out, inp, x)" in found.reason
+        or "scratch 'x' has the type 'object'" in found.reason
+    )
+
+
+@pytest.mark.parametrize("name", OUTLASTS)
+def test_no_constant_outlasts_a_call(name: str, session: Judge) -> None:
+    found = session.check(OUTLASTS[name], "relu_forward")
+    assert (found.verdict, found.cases) == ("compile error", 0)
+    assert "holds an array, which outlasts a call" in found.reason
 
 
 def test_a_crash_ends_one_candidate_and_no_session(session: Judge) -> None:
@@ -109,8 +120,13 @@ def test_a_candidate_that_does_not_end_is_ended() -> None:
 
 def closed(code: str, tmp_path: Path, **environment: str) -> str:
     """Run some lines in a process closed as a candidate's is."""
+    return run_in(f"from cpuopt.judge import child\nmissing = child.close()\n{code}", tmp_path, **environment)
+
+
+def run_in(code: str, tmp_path: Path, **environment: str) -> str:
+    """Run some lines in a process, and return what it printed."""
     script = tmp_path / "closed.py"
-    script.write_text(f"from cpuopt.judge import child\nmissing = child.close()\n{code}")
+    script.write_text(code)
     env = {**os.environ, "PYTHONPATH": str(Path(remote.__file__).parents[2]), **environment}
     made = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, env=env, timeout=60)
     return made.stdout + made.stderr
@@ -132,6 +148,67 @@ ATTEMPTS = {
 def test_the_process_has_no_network_no_files_and_no_others(attempt: str, tmp_path: Path) -> None:
     code = attempt.format(port=9, folder=str(tmp_path), pid=os.getpid())
     assert ATTEMPTS[attempt] in closed(f"print(missing)\n{code}", tmp_path)
+
+
+FILTERED = {
+    "import socket\nsocket.socket()": "Operation not permitted",
+    "open({folder!r} + '/x', 'w')": "Read-only file system",
+    "import os\nos.mkdir({folder!r} + '/x')": "Operation not permitted",
+    "import os\nos.kill({pid}, 0)": "Operation not permitted",
+    "import os\nos.fork()": "Operation not permitted",
+    "import os\nos.execv('/bin/true', ['true'])": "Operation not permitted",
+    "import os\nos.sched_setaffinity(0, [0])": "Operation not permitted",
+    "import ctypes\nprint(ctypes.CDLL(None).ptrace(0, 0, 0, 0))": "-1",
+    "import threading\nt = threading.Thread(target=print, args=['a thread'])\nt.start()\nt.join()": "a thread",
+    "import os\nos.kill(os.getpid(), 0)\nprint('itself')": "itself",
+    "print(len(open('/proc/self/status').read()) > 99)": "True",
+}
+"""What a candidate's process asks for without any namespace, and what the filter answers."""
+
+
+@pytest.mark.parametrize("attempt", FILTERED)
+def test_a_filter_closes_the_process_where_no_namespace_does(attempt: str, tmp_path: Path) -> None:
+    code = attempt.format(folder=str(tmp_path), pid=os.getppid())
+    script = "from cpuopt.judge import child, seccomp\nchild.NEW_PLACES = -1\nchild.close()\nprint(seccomp.install())"
+    made = run_in(f"{script}\n{code}", tmp_path, CPUOPT_CLOSED="")
+    assert made.startswith("True\n")
+    assert FILTERED[attempt] in made
+
+
+def test_a_call_sees_its_own_arrays_alone(tmp_path: Path) -> None:
+    code = """
+import mmap, os
+from cpuopt.judge.child import AROUND, Window, span_of
+size = 64 << 20
+file = os.memfd_create("x")
+os.ftruncate(file, size)
+windows = [Window(file, size) for _ in range(2)]
+assert windows[0].start != windows[1].start
+judge, (one, other) = mmap.mmap(file, size), windows
+span = span_of([3, {"at": 32 << 20, "shape": (2, 5), "type": "bfloat16"}, {"at": 0, "shape": (0,), "type": "float32"}])
+assert span == (32 << 20, (32 << 20) + 20), span
+for at, seen in ((32 << 20, 1), ((32 << 20) + AROUND, 1), ((32 << 20) - AROUND, 1), (31 << 20, 0), (33 << 20, 0)):
+    one.show(*span)
+    if not os.fork():
+        one.memory[at] = 120
+        os._exit(7)
+    assert (os.waitpid(-1, 0)[1] >> 8 == 7) == bool(seen), at
+    assert (judge[at] == 120) == bool(seen)
+one.show(0, 0)
+if not os.fork():
+    one.memory[32 << 20]
+    os._exit(7)
+assert os.waitpid(-1, 0)[1] == 11
+print("done")
+"""
+    assert run_in(code, tmp_path) == "done\n"
+
+
+def test_the_filter_knows_other_machines() -> None:
+    """Of another machine, the numbers of the same calls; those that it does not have are left out."""
+    mine, other = (seccomp.program(machine, 7) for machine in seccomp.ARCHITECTURES)
+    assert len(other) < len(mine)
+    assert len(mine) % 8 == 0
 
 
 def test_what_does_not_close_the_process_is_said(tmp_path: Path) -> None:

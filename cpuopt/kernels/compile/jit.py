@@ -118,6 +118,11 @@ def kernel(
         parts = tuple(Scratch(*of) for of in scratch)
         all_types = function.__module__.startswith("cpuopt.") if narrow is None else narrow
         where = f"{here.__code__.co_filename}:{here.__code__.co_firstlineno}"
+        if unknown := next((s for s in parts if s.dtype not in NUMBA), None):
+            raise UserError(
+                f"{op.name}[{variant}]: scratch '{unknown.name}' has the type {unknown.dtype!r}; expected one of "
+                f"{', '.join(NUMBA)}  [{where}]"
+            )
         params = list(inspect.signature(function).parameters)
         if takes_all(function):
             params = [*op.params, *(s.name for s in parts)]
