@@ -1,6 +1,7 @@
 """How often the judge errs: verdicts on copies of the package's kernel, and on ones that are some percent slower.
 
     python benchmarks/judge_power.py --same 200 --slower 60 [--percent 3] [--model gpt2-124M] [--json FILE]
+        [--seconds S]
 
 All verdicts are on `gelu_forward`, in one session. The copies have the text of the package's kernel. The slower ones
 compute a share of each chunk twice, in another file each, so that nothing is kept from one to the next.
@@ -12,6 +13,7 @@ import argparse
 import json
 import time
 from collections import Counter
+from math import inf
 from pathlib import Path
 
 import numpy as np
@@ -50,13 +52,17 @@ def main() -> None:
     p.add_argument("-B", type=int, default=4)
     p.add_argument("-T", type=int, default=64)
     p.add_argument("--threads", type=int)
-    p.add_argument("--json", type=Path, help="write each verdict to this file")
+    p.add_argument("--json", type=Path, help="write each verdict to this file; go on where an earlier command stopped")
+    p.add_argument("--seconds", type=float, default=inf, help="stop after so many seconds")
     a = p.parse_args()
     kinds = np.random.default_rng(0).permutation([0.0] * a.same + [a.percent] * a.slower)
-    found, others, start = [], Others(), time.perf_counter()
+    found = json.loads(a.json.read_text()) if a.json and a.json.exists() else []
+    others, start = Others(), time.perf_counter()
     with Judge(a.threads) as judge:
         judge.controls(OP)
-        for i, percent in enumerate(map(float, kinds)):
+        for i, percent in enumerate(map(float, kinds[len(found) :]), len(found)):
+            if time.perf_counter() - start > a.seconds:
+                break
             r = judge.time(text_of(i, percent), OP.name, ModelSizes(a.model, a.B, a.T))
             ratio = r.timed.get("ratio", {"median": 0.0, "low": 0.0, "high": 0.0})
             row = {"percent": percent, "verdict": r.verdict, "reason": r.reason, "ratio": ratio, "seconds": r.seconds}
@@ -65,7 +71,7 @@ def main() -> None:
             kind = f"{percent:g} % slower" if percent else "copy"
             interval = f"{ratio['median']:.4f} ({ratio['low']:.4f} to {ratio['high']:.4f})"
             print(f"{i + 1:4} {kind:12} {r.verdict:12} {interval} {r.seconds:5.1f} s  {r.reason}", flush=True)
-    for percent in sorted(set(kinds)):
+    for percent in sorted({r["percent"] for r in found}):
         rows = [r for r in found if r["percent"] == percent]
         words = Counter(r["verdict"] for r in rows)
         widths = [r["ratio"]["high"] - r["ratio"]["low"] for r in rows]

@@ -1,11 +1,14 @@
 """Search for a faster kernel, with the judge.
 
-A naive kernel's text is changed, judged, and kept if it wins. Nothing here knows kernels: `mutated` has two rewrites of
-a text. A program that writes kernels stands in its place. `SECONDS=300 MODEL=gpt2-124M OP=gelu_backward` in front of
-the command searches longer.
+A naive kernel's text is changed, judged, and kept if it wins. Nothing here knows kernels: `REWRITES` change a text
+without a thought of whether it stays right, which the judge finds out. A program that writes kernels stands in their
+place. `OP=softmax_forward SECONDS=300 MODEL=gpt2-124M OUT=curve.json` in front of the command searches longer, and
+keeps the curve.
 """
 
 import ast
+import copy
+import json
 import os
 import random
 import time
@@ -15,54 +18,121 @@ from cpuopt.judge import naive
 from cpuopt.judge.session import REFUSED, Judge, ModelSizes
 
 OP, MODEL = os.environ.get("OP", "gelu_forward"), os.environ.get("MODEL", "gpt2-tiny")
-SECONDS = float(os.environ.get("SECONDS", "10"))
+SECONDS, SEED = float(os.environ.get("SECONDS", "10")), int(os.environ.get("SEED", "0"))
 POLYNOMIALS = {"np.tanh": "tanh", "np.exp": "exp", "np.maximum": "maximum", "max": "maximum"}
+
+
+def loops(tree):
+    """List the loops over one range, each with the list of statements that it stands in."""
+    bodies = [b for n in ast.walk(tree) if isinstance(b := getattr(n, "body", None), list)]
+    found = [(b, n) for b in bodies for n in b if isinstance(n, ast.For) and isinstance(n.iter, ast.Call)]
+    return [(b, n) for b, n in found if len(n.iter.args) == 1]
+
+
+def inner(loop):
+    """List the loops inside a loop."""
+    return [n for n in ast.walk(loop) if isinstance(n, ast.For) and n is not loop]
+
+
+def named(node, names):
+    """Copy a statement with other expressions in the place of names."""
+
+    class Rename(ast.NodeTransformer):
+        def visit_Name(self, found):
+            return ast.parse(names[found.id], mode="eval").body if found.id in names else found
+
+    return Rename().visit(copy.deepcopy(node))
 
 
 def vectorize(tree):
     """Call the toolkit's polynomials: a loop around them becomes vectors."""
-    names = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and (name := POLYNOMIALS.get(ast.unparse(node.func))):
-            node.func = ast.Name(name)
-            names.add(name)
-    if names:
-        tree.body[:0] = ast.parse(f"from cpuopt.kernels.toolkit.fastmath import {', '.join(sorted(names))}").body
+    calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and ast.unparse(n.func) in POLYNOMIALS]
+    for node in calls:
+        node.func = ast.Name(POLYNOMIALS[ast.unparse(node.func)])
+    names = sorted({n.func.id for n in calls})
+    tree.body[:0] = [ast.ImportFrom("cpuopt.kernels.toolkit.fastmath", [ast.alias(n)], 0) for n in names]
 
 
 def block(tree):
-    """Give each thread blocks of a loop over elements."""
-    kernel = tree.body[-1]
-    loop = kernel.body[-1]
-    if "BLOCK" in ast.unparse(tree) or any(isinstance(n, ast.For) for n in ast.walk(loop) if n is not loop):
-        return
+    """Give each thread blocks of the outer loop."""
+    body, loop = random.choice([(b, n) for b, n in loops(tree) if n.iter.func.id == "prange"])
     i, end = ast.unparse(loop.target), ast.unparse(loop.iter.args[0])
-    text = (
-        f"for b in prange(({end} + BLOCK - 1) // BLOCK):\n    for {i} in range(b * BLOCK, min({end}, (b + 1) * BLOCK)):"
-    )
-    kernel.body[-1:] = ast.parse(f"{text}\n        pass").body
-    kernel.body[-1].body[0].body = loop.body
-    tree.body[-1:] = [*ast.parse(f"BLOCK = {random.choice((256, 1024, 4096))}").body, kernel]
+    size = f"BLOCK_{len(tree.body)}"
+    ends = f"range(b * {size}, min({end}, (b + 1) * {size}))"
+    made = ast.parse(f"for b in prange(({end} + {size} - 1) // {size}):\n    for {i} in {ends}:\n        pass").body[0]
+    made.body[0].body = loop.body
+    body[body.index(loop)] = made
+    number = ast.parse(f"{size} = {random.choice((4, 16, 256, 1024, 4096))}").body
+    tree.body[-1:] = [*number, tree.body[-1]]
+
+
+def unroll(tree):
+    """Do some turns of an inner loop at a time, each with sums and maxima of its own."""
+    body, loop = random.choice([(b, n) for b, n in loops(tree) if n.iter.func.id == "range" and not inner(n)])
+    i, end, k, at = ast.unparse(loop.target), ast.unparse(loop.iter.args[0]), random.choice((2, 4, 8)), body.index(loop)
+    sums = [s.target.id for s in loop.body if isinstance(s, ast.AugAssign) and isinstance(s.target, ast.Name)]
+    tops = [s.targets[0].id for s in loop.body if isinstance(s, ast.Assign) and "max" in ast.unparse(s)[:20]]
+    turns, before, after = [], [], []
+    for turn in range(k):
+        own = {x: f"{x}_{turn}" for x in sums + tops} if turn else {}
+        turns += [named(s, {i: f"({i}_0 * {k} + {turn})", **own}) for s in loop.body]
+        before += [f"{own[x]} = {x}" if x in tops else f"{own[x]} = np.float32(0)" for x in own]
+        after += [f"{x} = max({x}, {own[x]})" if x in tops else f"{x} += {own[x]}" for x in own]
+    whole = ast.parse(f"for {i}_0 in range({end} // {k}):\n    pass").body[0]
+    rest = ast.parse(f"for {i} in range({end} // {k} * {k}, {end}):\n    pass").body[0]
+    whole.body, rest.body = turns, loop.body
+    body[at : at + 1] = [*ast.parse("\n".join(before)).body, whole, rest, *ast.parse("\n".join(after)).body]
+
+
+def order(tree):
+    """Exchange two loops, one of which has only the other inside."""
+    outer = random.choice([n for _, n in loops(tree) if len(n.body) == 1 and isinstance(n.body[0], ast.For)])
+    (last,) = outer.body
+    outer.target, outer.iter, last.target, last.iter = last.target, last.iter, outer.target, outer.iter
+
+
+def axis(tree):
+    """Let the threads share another loop."""
+    outer = random.choice([n for _, n in loops(tree) if inner(n)])
+    last = random.choice(inner(outer))
+    outer.iter.func.id, last.iter.func.id = last.iter.func.id, outer.iter.func.id
+
+
+def number(tree):
+    """Double or halve a number of the file."""
+    every = [n for n in tree.body if isinstance(n, ast.Assign) and isinstance(n.value, ast.Constant)]
+    value = random.choice(every).value
+    value.value = max(1, random.choice((value.value * 2, value.value // 2)))
+
+
+REWRITES = (vectorize, block, unroll, order, axis, number)
 
 
 def mutated(text):
     """Return another text of the kernel."""
     tree = ast.parse(text)
-    for rewrite in random.sample((vectorize, block), random.randint(1, 2)):
-        rewrite(tree)
+    for rewrite in random.sample(REWRITES, random.randint(1, 2)):
+        try:
+            rewrite(tree)
+        except IndexError:  # there is nothing that it could change
+            continue
     return ast.unparse(ast.fix_missing_locations(tree))
 
 
-random.seed(0)
+random.seed(SEED)
 best = text = naive.text_of(ops.ALL[OP])
-start, score, seen = time.monotonic(), 0.0, set()
+start, score, seen, curve = time.monotonic(), 0.0, set(), []
 with Judge() as judge:
-    while not seen or (time.monotonic() - start < SECONDS and len(seen) < 30):
+    while text not in seen and (not seen or time.monotonic() - start < SECONDS):
         seen.add(text)
         found = judge.time(text, OP, ModelSizes(MODEL))
         speed = 0.0 if found.verdict in REFUSED else 1 / found.timed["ratio"]["median"]
+        curve.append({"s": time.monotonic() - start, "speed": speed, "verdict": found.verdict, "reason": found.reason})
         if speed > score:
             best, score = text, speed
-            print(f"{time.monotonic() - start:5.0f} s, try {len(seen):2}: {speed:.2f} times as fast as optimized")
+            print(f"{curve[-1]['s']:5.0f} s, try {len(seen):2}: {speed:.2f} times as fast as optimized", flush=True)
         text = next((t for t in (mutated(best) for _ in range(99)) if t not in seen), best)
 print(best)
+if out := os.environ.get("OUT"):
+    with open(out, "w") as file:
+        json.dump({"op": OP, "model": MODEL, "seed": SEED, "tries": curve, "best": best}, file, indent=1)
