@@ -70,6 +70,30 @@ def test_scaled_positions_are_read_in_every_layout():
 
 
 @pytest.mark.parametrize(
+    ("kind", "given", "want"),
+    [
+        ("smollm3", {"pretraining_tp": 2, "layer_types": ["full_attention"] * 36, "sliding_window": None}, {}),
+        ("smollm3", {"no_rope_layers": None}, {"no_rope_layers": ()}),
+        ("gemma3_text", {"layer_types": None, "sliding_window_pattern": 6}, {"layer_types": ()}),
+        ("gemma2", {"sliding_window": None, "attn_logit_softcapping": None}, {"tie_word_embeddings": True}),
+        ("mistral", {"head_dim": None, "num_key_value_heads": None}, {"head_dim": 128, "num_key_value_heads": 32}),
+        ("qwen2", {"sliding_window": 131072, "use_sliding_window": False, "max_window_layers": 21}, {}),
+        ("qwen3", {"dtype": "bfloat16", "torch_dtype": "float16"}, {"head_dim": 128}),
+        (
+            "mistral",
+            {"rope_scaling": {"type": "yarn", "factor": 16.0, "finetuned": True}, "max_position_embeddings": 8192},
+            {"rope_type": "yarn", "rope_factor": 16.0, "rope_original_positions": 8192},
+        ),
+        ("llama", {"rope_scaling": {"type": "linear", "rope_type": "linear", "factor": 2}}, {"rope_factor": 2}),
+        ("llama", {"rope_scaling": {}, "rope_parameters": {"rope_theta": 5e5}}, {"rope_theta": 5e5}),
+    ],
+)
+def test_what_people_have_is_read(kind, given, want):
+    config = models.model_type(kind).from_transformers(given)
+    assert {name: getattr(config, name) for name in want} == want
+
+
+@pytest.mark.parametrize(
     ("kind", "given", "said"),
     [
         ("mistral", {"sliding_window": 0}, "sliding_window is 0; expected a whole number from 1"),
@@ -110,6 +134,8 @@ def test_scaled_positions_are_read_in_every_layout():
             "rope_parameters of sliding_attention",
         ),
         ("llama", {"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "mscale": 1.0}}, "has 'mscale'"),
+        ("llama", {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "lacks 'low_freq_factor'"),
+        ("llama", {"rope_scaling": {"rope_type": "linear"}}, "lacks 'factor'"),
         ("llama", {"rope_scaling": {"rope_type": "yarn", "factor": 2.0}, "rope_theta": 1.0}, "expected more than 1"),
     ],
 )

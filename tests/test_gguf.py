@@ -172,7 +172,7 @@ HOSTILE = {
     ),
     "an architecture that is a number": (changed("general.architecture", x=u32(7)), "the architecture 7"),
     "a missing size": (changed("llama.block_count", x=array(U32, 0)), "llama.block_count is a list"),
-    "sizes by layer": (changed("llama.attention.head_count", x=array(U32, 1, b"\2\0\0\0")), "is a list"),
+    "sizes by layer": (changed("llama.attention.head_count", x=array(U32, 2, b"\2\0\0\0\1\0\0\0")), "is a list"),
     "no layers": (changed("llama.block_count", x=u32(0)), "num_hidden_layers is 0"),
     "billions of layers": (
         changed("llama.block_count", x=u32(2**32 - 1)),
@@ -387,6 +387,8 @@ def test_metadata_that_others_write(tmp_path):
         ("phi3", {"phi3__attention__key_length": None, "phi3__attention__value_length": None}, {}),
         ("phi3-longrope", {"phi3__rope__scaling__attn_factor": None}, {"rope_attention_factor": 1.0}),
         ("llama", {"split__count": 0}, {}),
+        ("llama", {"llama__attention__head_count_kv": np.array([2, 2], "<u4")}, {}),
+        ("llama", {"llama__rope__dimension_count": None, "llama__vocab_size": None}, {}),
     ):
         save_weights(path := tmp_path / "m.gguf", CASES[case], drawn(CASES[case]).__getitem__)
         rewritten(path, **changes)

@@ -94,7 +94,6 @@ REFUSED = {
     "hidden_act": ("gelu", "hidden_act is 'gelu'"),
     "attention_dropout": (0.1, "attention_dropout is 0.1"),
     "mlp_bias": (True, "mlp_bias is True"),
-    "pretraining_tp": (2, "pretraining_tp is 2"),
     "use_sliding_window": (True, "use_sliding_window is True"),
     "sliding_window": (4096, "sliding_window is 4096"),
     "layer_types": (["full_attention", "sliding_attention"], "layer_types is"),

@@ -387,12 +387,23 @@ def test_bytes_count_each_array_once_and_twice_what_is_read_and_written() -> Non
     assert ops.embedding_forward.bytes({"B": 2, "T": 3, "C": 4, "V": 50257}, {}, {"starts"}) == 4 * (3 * 24 + 6)
 
 
-@pytest.mark.parametrize("op", [op for op in ops.ALL.values() if "window" in op.without], ids=str)
+@pytest.mark.parametrize("op", [op for op in ops.ALL.values() if "window" in op.without and not op.moves], ids=str)
 @pytest.mark.parametrize("window", [0, 1, 5, 12, 13, 99])
 def test_flops_of_attention_count_the_pairs_in_the_window(op: Op, window: int) -> None:
     sizes = {"B": 2, "T": 13, "C": 12, "NH": 3, "HS": 4, "NKV": 1}
     pairs = sum(1 for t in range(13) for t2 in range(t + 1) if not window or t2 > t - window)
     assert op.work({**sizes, "window": window}) * (13 * 14 // 2) == op.work(sizes) * pairs
+
+
+@pytest.mark.parametrize(("op", "heads"), [(ops.attention_decode, 3), (ops.gqa_decode, 1)], ids=str)
+def test_decoding_counts_the_keys_in_the_window(op: Op, heads: int) -> None:
+    sizes = {"B": 2, "T": 1, "NH": 3, "HS": 4, "NKV": 1, "S": 20}
+    types = dict.fromkeys(("keys", "values"), "bfloat16")
+    beside = op.bytes(sizes, {}, ("keys", "values"))
+    for window, read in ((0, 20), (1, 1), (7, 7), (20, 20), (99, 20)):
+        given = {**sizes, "window": window}
+        assert op.work(given) == 2 * 2 * (2 * 3 * 4) * read
+        assert op.bytes(given, {}, types=types) == beside + 2 * 2 * (2 * heads * 4) * (read + 1)
 
 
 def test_parameters_follow_the_declaration() -> None:

@@ -28,7 +28,6 @@ EXPECTED: dict[str, tuple[Any, ...]] = {
     "hidden_act": ("silu", "swish"),
     "attention_dropout": (0.0, None),
     "mlp_bias": (False,),
-    "pretraining_tp": (1, None),
     "use_sliding_window": (False,),
     "partial_rotary_factor": (1.0, None),
     "quantization_config": (None,),
@@ -38,6 +37,7 @@ ACTIVATIONS = {"silu": "silu", "gelu": "gelu_pytorch_tanh"}
 """The names of activations in ``config.json``."""
 KINDS = ("full_attention", "sliding_attention")
 """The entries of ``layer_types``."""
+LISTS = ("layer_types", "no_rope_layers")  # null: the usual ones
 SIZES = (
     *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
     *("num_attention_heads", "num_key_value_heads", "max_position_embeddings"),
@@ -214,7 +214,7 @@ class Config(models.Config):
             not isinstance(layers, list) or any(kind != "full_attention" for kind in layers)
         ):
             raise UserError(f"layer_types is {repr(layers)[:60]}; cpuopt's {cls.model} has 'full_attention' only")
-        given = {**cls.missing, **given}
+        given = {**cls.missing, **{n: x for n, x in given.items() if x is not None or n not in LISTS}}
         sizes = {name: given[name] for name in names if name in given}
         heads, head_dim = (sizes.pop(n, None) for n in ("num_key_value_heads", "head_dim"))
         if cls.qkv_bias is not None:

@@ -131,7 +131,7 @@ def _rope(key: str, rope: Any, given: Mapping[str, Any], config: Any) -> dict[st
     if part and PART not in vars(config) and part[PART] != 1:
         raise UserError(f"{key}: {PART} is {repr(part[PART])[:60]}; expected 1.0")
     known = {"rope_type", "type", "rope_theta", PART, *SCALINGS[kind]}
-    known |= {*SCALINGS["llama3"]}  # which may stand there unread
+    known |= {*SCALINGS["llama3"], "finetuned"}  # which may stand there unread
     if other := sorted(name for name in rope.keys() - known if rope[name] is not None):
         raise UserError(f"{key} has {other[0][:60]!r}, which cpuopt does not compute; leave it out")
     there = {ORIGINAL: config.max_position_embeddings}

@@ -351,7 +351,8 @@ class Op:
     reference : float64 NumPy function of the arguments it names; returns a dict of the written arrays by name.
     source : the paper, equation or function that it follows.
     inverts : for a backward op, the forward op whose adjoints it computes.
-    moves : the least number of elements of an argument that a call moves, where kind and shape mislead.
+    moves : the least number of elements of an argument that a call moves, where kind and shape mislead. A number of
+        `without` may be a symbol of it, and is the end of its range if a call has none.
     role : its part in a model; a backward op has that of the op that it inverts.
     fuses : for a fused op, the ops that it stands for, in the order of their calls.
     renames : for a fused op, its names of the last part's arguments, if they differ.
@@ -474,6 +475,11 @@ class Op:
         """The numbers that a call's work depends on."""
         return [name for name in self.without if self.by_name[name].kind == "scalar"]
 
+    def _numbered(self, sizes: Mapping[str, int]) -> dict[str, int]:
+        """Return sizes with the numbers in `counted`, of which 0 stands for the end of its range."""
+        ends = {n: as_dim(self.by_name[n].high)(sizes) for n in self.counted}
+        return {**sizes, **{n: min(sizes.get(n) or end, end) for n, end in ends.items()}}
+
     def work(self, sizes: Mapping[str, int], absent: Collection[str] = ()) -> int:
         """Count the floating-point operations of a call.
 
@@ -481,9 +487,9 @@ class Op:
         ----------
         sizes : those of all symbols, and the numbers in `counted` that are not 0.
         """
-        numbers = {n: min(sizes[n], as_dim(self.by_name[n].high)(sizes)) for n in self.counted if sizes.get(n)}
-        saved = [x for name, x in self.without.items() if name in absent or name in numbers]
-        return self.flops(sizes) - sum(x({**sizes, **numbers}) for x in saved)
+        known = self._numbered(sizes)
+        saved = [x for name, x in self.without.items() if name in absent or name in self.counted]
+        return self.flops(known) - sum(x(known) for x in saved)
 
     def operands(self, types: Mapping[str, str]) -> str:
         """Return the storage type of what a call's products multiply: bfloat16 if it reads an array of it.
@@ -506,14 +512,15 @@ class Op:
 
         Parameters
         ----------
+        sizes : as those of `work`.
         types : the types of the arguments that do not have their usual one.
         """
-        types = types or {}
+        types, known = types or {}, self._numbered(sizes)
 
         def moved(a: Arg) -> int:
             itemsize = TYPES[types.get(a.name, a.dtype)].bytes
             if a.name in self.moves:
-                return self.moves[a.name](sizes) * itemsize
+                return self.moves[a.name](known) * itemsize
             twice = a.kind == "state" or (a.kind == "acc" and adds.get(a.name, False))
             return prod(d(sizes) for d in a.shape) * itemsize * (2 if twice else 1)
 

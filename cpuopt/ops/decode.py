@@ -17,11 +17,12 @@ Source: Vaswani et al. 2017; the cache as in Pope et al. 2022 (arXiv 2211.05102)
 
 from dataclasses import replace
 from math import sqrt
+from typing import Any
 
 import numpy as np
 
-from .attention import CAP, WINDOW, heads, rows, scored
-from .declaration import HALF, HS, NH, B, C, Op, S, T, V, index, inp, maxT, operand, out, scalar, state
+from .attention import CAP, WINDOW, W, heads, rows, scored
+from .declaration import HALF, HS, NH, B, C, Dim, Op, S, T, V, index, inp, maxT, operand, out, scalar, state
 
 SOURCE = "Vaswani et al. 2017, with the keys and values kept as in Pope et al. 2022"
 
@@ -43,6 +44,21 @@ def reference_attention(keys, values, qkv, position, window=0, cap=0):
     att = np.exp(score - score.max(axis=-1, keepdims=True))
     att = operand(att / att.sum(axis=-1, keepdims=True))
     return {"out": rows(att @ values[:, :, :known]), "keys": keys, "values": values}
+
+
+def cached(NKV: Dim) -> dict[str, Any]:
+    """Count what attention behind a full cache does, and moves: a cache that is not yet full asks for less.
+
+    Parameters
+    ----------
+    NKV : the heads of keys and values.
+    """
+    moved = B * W * NKV * HS + B * T * NKV * HS
+    return {
+        "flops": 4 * B * T * S * NH * HS,
+        "without": {WINDOW.name: 4 * B * T * (S - W) * NH * HS},
+        "moves": dict.fromkeys(("keys", "values"), moved),
+    }
 
 
 embedding_decode = Op(
@@ -69,8 +85,7 @@ attention_decode = Op(
     replace(WINDOW, high=S),
     CAP,
     label="Attention Decode",
-    flops=4 * B * T * S * NH * HS,
-    moves=dict.fromkeys(("keys", "values"), B * S * NH * HS + B * T * NH * HS),
+    **cached(NH),
     reference=reference_attention,
     source=SOURCE,
 )

@@ -34,6 +34,7 @@ import numpy as np
 
 from .attention import CAP, LIMITS, WINDOW, heads, pairs, rows, scored
 from .declaration import HALF, HS, NH, NKV, B, Op, S, T, acc, inp, operand, out, rounded, scalar, spared, state
+from .decode import cached
 
 SOURCE = "Ainslie et al. 2023; Dao 2023 for lse; torch scaled_dot_product_attention(is_causal=True, enable_gqa=True)"
 
@@ -139,8 +140,7 @@ gqa_decode = Op(
     replace(WINDOW, high=S),
     CAP,
     label="GQA Decode",
-    flops=4 * B * T * S * NH * HS,
-    moves=dict.fromkeys(("keys", "values"), B * S * NKV * HS + B * T * NKV * HS),
+    **cached(NKV),
     reference=reference_decode,
     source=SOURCE,
 )

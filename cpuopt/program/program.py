@@ -233,7 +233,7 @@ class Call:
     @property
     def bytes(self) -> int:
         """The least number of bytes that must move."""
-        return self.op.bytes(self.sizes, self.adds, self.absent, self.types)
+        return self.op.bytes(self.counted, self.adds, self.absent, self.types)
 
     def __str__(self) -> str:
         words = []

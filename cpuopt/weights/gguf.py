@@ -302,7 +302,7 @@ def _head_size(config: Config) -> int:
 def _given(file: Gguf, name: str) -> dict[str, Any]:
     """Return the content of a ``config.json`` for a file's metadata."""
     there = ARCHITECTURES[name]
-    own = {k.removeprefix(f"{name}."): x for k, x in file.metadata.items() if k.startswith(f"{name}.")}
+    own = {k.removeprefix(f"{name}."): _one(x) for k, x in file.metadata.items() if k.startswith(f"{name}.")}
     for key, x in own.items():
         if key not in there.sizes and not IGNORED.fullmatch(key) and not (type(x) in (int, float, bool) and not x):
             raise UserError(f"{name}.{key} is {str(x)[:60]}, which cpuopt does not compute; llama.cpp runs this file")
@@ -358,6 +358,11 @@ def _share(turning: Any, channels: Any) -> float:
         )
     share = turning / channels
     return share if int(channels * share) == turning else nextafter(share, 1)
+
+
+def _one(x: Any) -> Any:
+    """Return the number that an array has for every layer."""
+    return x[0].item() if isinstance(x, np.ndarray) and x.size and (x == x[0]).all() else x
 
 
 def _short(x: Any) -> Any:

@@ -64,13 +64,15 @@ STEPS = {"bytes": 400, "smollm3": 250, "gemma3": 250}
 DTYPES = ("float32", "bf16", "q8_0")
 QUANTIZED = {"q8_0": 7, "q4_0": 2, "q4_k": 15, "q5_k": 17, "q6_k": 18, "q3_k": 12, "q2_k": 10, "f16": 1}
 """The types that llama.cpp makes of float32 files, by its numbers of them; mixtures of several kinds of blocks."""
+REQUANTIZED = ("llama", "mistral", "qwen3", "phi3", "gemma2", "gemma3")
+"""The models whose files llama.cpp quantizes."""
 
 
 def llama_side(folder: Path) -> None:
     """Open every file; write the ids of lines, greedy text and the logits of the text. Runs in the subprocess."""
     import llama_cpp
 
-    for name in (name for name in ("llama", "qwen3") if (folder / f"{name}-hf").is_dir()):
+    for name in (name for name in REQUANTIZED if (folder / f"{name}-hf").is_dir()):
         for kind, number in QUANTIZED.items():
             params = llama_cpp.llama_model_quantize_default_params()
             params.ftype, params.nthread = number, 1

@@ -20,8 +20,8 @@ from ..toolkit.pairs import (
     store_first,
     store_second,
 )
-from ..toolkit.simd import LANES, MR, PER_WORD, at, narrow_pair_product, pair_product, transpose_words
-from ..toolkit.tiles import COLUMNS, DEPTH, WHOLE, product_by, tell, unpack, up, wait_for
+from ..toolkit.simd import LANES, PER_WORD, at, narrow_pair_product, pair_product, transpose_words
+from ..toolkit.tiles import COLUMNS, DEPTH, PART, WHOLE, product_by, tell, unpack, up, wait_for
 from .attention import (
     BLOCK,
     LOG2E,
@@ -96,7 +96,7 @@ def softmax(w, score, top, alpha, total, ranges, n_q, n_k, part, scale, cap):
     The words of keys t2 and t2 + 1 take the place of row t2 / 2.
     """
     for t in range(0, n_q, LANES):
-        start, inner, outer, end, least = span(w, ranges, t, n_q, n_k, part)
+        start, inner, outer, end = span(w, ranges, t, n_q, n_k, part)
         start = start // 2 * 2
         for t2 in range(start, end if cap > ZERO else start):
             i = score + t2 * BLOCK + t
@@ -124,9 +124,9 @@ def softmax(w, score, top, alpha, total, ranges, n_q, n_k, part, scale, cap):
             e = exp2(load(w, score + (end - 1) * BLOCK + t) * scale - m)
             store(w, score + end // 2 * BLOCK + t, interleaved(rounded(e, spread(ZERO))))
             s = s + e
-        for t2 in range(least // 2, start // 2):  # zeros for DEPTH
+        for t2 in range(start // PART * PART // 2, start // 2):  # zeros for DEPTH
             store(w, score + t2 * BLOCK + t, spread(ZERO))
-        for t2 in range((end + 1) // 2, min((n_k + 1) // 2, (end + MR) // 2 + 1)):
+        for t2 in range((end + 1) // 2, min((n_k + 1) // 2, up(end, PART) // 2)):
             store(w, score + t2 * BLOCK + t, spread(ZERO))
         store(w, top + t, m)
         store(w, alpha + t, shrink)
@@ -166,8 +166,8 @@ def attend(out, o0, o_row, q, q0, q_row, k, k0, v, v0, kv_row, before, n_q, HS, 
     first, lowest = first_tile(starts, row, window, before)
     for t in range(BLOCK):
         w[top + t], w[total + t] = lowest, ZERO
-    for i in range(o, o + BLOCK * width if limited(starts, window) else o):
-        w[i] = ZERO
+    for i in range(o, o + BLOCK * width if limited(starts, window) else o, LANES):
+        store(w, i, spread(ZERO))
     turn(w, qt, packed, q, q0, q_row, n_q, HS)
     for tile in range(first, tiles + 1):
         diagonal, again = tile == tiles, tile > 0 or limited(starts, window)
@@ -234,7 +234,7 @@ def softmax_backward(w, score, datt, words, lse, lse0, delta, ranges, n_q, n_k, 
     """
     none = spread(ZERO)
     for t in range(0, n_q, LANES):
-        start, inner, outer, end, least = span(w, ranges, t, n_q, n_k, part)
+        start, inner, outer, end = span(w, ranges, t, n_q, n_k, part)
         log_sum, dot = load_some(lse, lse0 + t, n_q - t) * LOG2E, load(w, delta + t)
         for t2 in range(start // 2 * 2, end, 2):
             i = t2 * BLOCK + t
@@ -246,9 +246,9 @@ def softmax_backward(w, score, datt, words, lse, lse0, delta, ranges, n_q, n_k, 
             if t2 + 1 == end:
                 p1, ds1 = none, none
             put_two(w, score, datt, words, t2, t, p, p1, ds, ds1)
-        for t2 in range(least // 2 * 2, start // 2 * 2, 2):  # zeros for DEPTH
+        for t2 in range(start // PART * PART, start // 2 * 2, 2):  # zeros for DEPTH
             put_two(w, score, datt, words, t2, t, none, none, none, none)
-        for t2 in range(end + end % 2, min(n_k, end + MR + 1), 2):
+        for t2 in range(end + end % 2, min(n_k, up(end, PART)), 2):
             put_two(w, score, datt, words, t2, t, none, none, none, none)
 
 

@@ -16,10 +16,12 @@ from ... import ops
 from ..compile.jit import helper, kernel
 from ..toolkit.lanes import exp2, larger, load, load_some, log, select_some, spread, store, store_some, sum_lanes, tanh
 from ..toolkit.queue import ORDERED, deal, for_each_thread, take
-from ..toolkit.simd import LANES, MR
+from ..toolkit.simd import LANES
 from ..toolkit.tiles import (
+    BLOCK,
     COLUMNS,
     DEPTH,
+    PART,
     WHOLE,
     flat,
     pack,
@@ -31,7 +33,6 @@ from ..toolkit.tiles import (
     wait_for,
 )
 
-BLOCK = 64  # queries, and keys: a tile fills 16 KB, half of the usual first-level cache
 RANGES = 4 * BLOCK  # the two ends of each query's and of each key's range in a tile
 ZERO, ONE, LOWEST = np.float32(0), np.float32(1), np.float32(-np.inf)
 NAN = np.float32(np.nan)
@@ -71,48 +72,47 @@ def first_key(starts, row, window, t):
 
 @helper()
 def set_ranges(w, ranges, starts, row, window, t0, t2, n_q, n_k, diagonal):
-    """Set the ranges of queries from t0 and keys from t2 on: of each query, then, RANGES / 2 behind, of each key.
+    """Set the ranges of queries from t0 and keys from t2 on: the first key and the end of each query; then of each key.
 
     The queries that fill up the last vector read what the last query reads.
     """
-    keys, q = ranges + 2 * BLOCK, 0
+    first, end = w[ranges : ranges + BLOCK], w[ranges + BLOCK : ranges + 2 * BLOCK]
     for t in range(n_q):
-        w[ranges + 2 * t + 1] = t + 1 if diagonal else n_k
+        end[t] = t + 1 if diagonal else n_k
+    low, high = w[ranges + 2 * BLOCK : ranges + 3 * BLOCK], w[ranges + 3 * BLOCK : ranges + 4 * BLOCK]
     for i in range(n_k):
-        w[keys + 2 * i] = i if diagonal else 0
-    if limited(starts, window):
+        low[i] = i if diagonal else 0
+    if starts.size > 0:
+        q = 0
         for t in range(n_q):
-            w[ranges + 2 * t] = min(max(first_key(starts, row, window, t0 + t) - t2, 0), n_k)
+            first[t] = min(max(first_key(starts, row, window, t0 + t) - t2, 0), n_k)
         for i in range(n_k):
-            while q < n_q and w[ranges + 2 * q] <= i:
+            while q < n_q and first[q] <= i:
                 q += 1
-            w[keys + 2 * i + 1] = q if q < n_q else BLOCK
+            high[i] = q if q < n_q else BLOCK
     else:
+        before = t2 + window - 1 - t0 if window > 0 else BLOCK  # queries that read no fewer keys than all
         for t in range(n_q):
-            w[ranges + 2 * t] = 0
+            first[t] = min(max(t - before, 0), n_k)
         for i in range(n_k):
-            w[keys + 2 * i + 1] = BLOCK
+            high[i] = max(i + before + 1, 0) if i + before + 1 < n_q else BLOCK
 
 
 @helper()
 def span(w, ranges, t, n_q, n_k, part):
-    """Return the keys that a vector of queries reads: the first, the first and the end of all queries, and the end.
-
-    The last number is the first key whose row a product may read for one of the queries, together with its neighbours.
-    """
+    """Return the keys that a vector of queries reads: the first, the first and the end of all queries, and the end."""
     if part == WHOLE:
-        return 0, 0, n_k + 1, n_k, 0
-    last, before = ranges + 2 * (min(t + LANES, n_q) - 1), ranges + 2 * max(t - MR + 1, 0)
-    start, end = np.int64(w[ranges + 2 * t]), np.int64(w[last + 1])
-    least = max(0, min(np.int64(w[before]), start - MR + 1))
-    return start, np.int64(w[last]), min(end, np.int64(w[ranges + 2 * t + 1])), end, least
+        return 0, 0, n_k + 1, n_k
+    last, ends = min(t + LANES, n_q) - 1, ranges + BLOCK
+    start, end = np.int64(w[ranges + t]), np.int64(w[ends + last])
+    return start, np.int64(w[ranges + last]), min(end, np.int64(w[ends + t])), end
 
 
 @helper(forceinline=True)
 def select_read(w, ranges, t2, t, x, other):
     """Take x for the queries from t on that read key t2, and `other` for those that do not."""
-    i = ranges + 2 * BLOCK + 2 * t2
-    return select_some(np.int64(w[i]) - t, other, select_some(np.int64(w[i + 1]) - t, x, other))
+    i = ranges + 2 * BLOCK + t2
+    return select_some(np.int64(w[i]) - t, other, select_some(np.int64(w[i + BLOCK]) - t, x, other))
 
 
 @helper()
@@ -130,7 +130,7 @@ def hide(w, score, ranges, t, start, inner, outer, end):
 def softmax(w, score, top, alpha, total, ranges, n_q, n_k, part, cap):
     """Raise `top`, turn scores into 2^(score - top) and sum them; what was summed before shrinks by `alpha`."""
     for t in range(0, n_q, LANES):
-        start, inner, outer, end, least = span(w, ranges, t, n_q, n_k, part)
+        start, inner, outer, end = span(w, ranges, t, n_q, n_k, part)
         for t2 in range(start, end if cap > ZERO else start):
             i = score + t2 * BLOCK + t
             store(w, i, tanh(load(w, i) * (ONE / cap)) * cap)
@@ -151,9 +151,9 @@ def softmax(w, score, top, alpha, total, ranges, n_q, n_k, part, cap):
             e = exp2(load(w, i) - m)
             store(w, i, e)
             s = s + e
-        for t2 in range(least, start):  # zeros for DEPTH
+        for t2 in range(start // PART * PART, start):  # zeros for DEPTH
             store(w, score + t2 * BLOCK + t, spread(ZERO))
-        for t2 in range(end, min(n_k, end + MR)):
+        for t2 in range(end, min(n_k, up(end, PART))):
             store(w, score + t2 * BLOCK + t, spread(ZERO))
         store(w, top + t, m)
         store(w, alpha + t, shrink)
@@ -197,8 +197,8 @@ def attend(out, o0, o_row, q, q0, q_row, k, k0, v, v0, kv_row, before, n_q, HS, 
     first, lowest = first_tile(starts, row, window, before)
     for t in range(BLOCK):
         w[top + t], w[total + t] = lowest, ZERO
-    for i in range(o, o + BLOCK * width if limited(starts, window) else o):
-        w[i] = ZERO
+    for i in range(o, o + BLOCK * width if limited(starts, window) else o, LANES):
+        store(w, i, spread(ZERO))
     rows, row_at, distance = q, q0, q_row
     if width > HS or n_q % LANES > 0:
         pack(w, packed, width, up(n_q, LANES), q, q0, q_row, n_q, HS)
@@ -306,7 +306,7 @@ def softmax_backward(w, score, datt, lse, lse0, delta, ranges, n_q, n_k, part, c
     """Turn scores into weights, and the weights' adjoints into those of the scores."""
     none = spread(ZERO)
     for t in range(0, n_q, LANES):
-        start, inner, outer, end, least = span(w, ranges, t, n_q, n_k, part)
+        start, inner, outer, end = span(w, ranges, t, n_q, n_k, part)
         log_sum, dot = load_some(lse, lse0 + t, n_q - t) * LOG2E, load(w, delta + t)
         for t2 in range(start, end):
             i = t2 * BLOCK + t
@@ -315,10 +315,10 @@ def softmax_backward(w, score, datt, lse, lse0, delta, ranges, n_q, n_k, part, c
                 p, ds = select_read(w, ranges, t2, t, p, none), select_read(w, ranges, t2, t, ds, none)
             store(w, score + i, p)
             store(w, datt + i, ds)
-        for t2 in range(least, start):  # zeros for DEPTH
+        for t2 in range(start // PART * PART, start):  # zeros for DEPTH
             store(w, score + t2 * BLOCK + t, none)
             store(w, datt + t2 * BLOCK + t, none)
-        for t2 in range(end, min(n_k, end + MR)):
+        for t2 in range(end, min(n_k, up(end, PART))):
             store(w, score + t2 * BLOCK + t, none)
             store(w, datt + t2 * BLOCK + t, none)
 

@@ -15,7 +15,9 @@ from .lanes import INT, Lanes, load, load_some, spread, store, store_some, trans
 from .simd import I32, LANES, MR, NR, at, narrow_product
 from .simd import product as micro
 
+BLOCK = 64  # rows and columns of a tile of scores: 16 KB, half of the usual first-level cache
 COLS, ZERO = NR, np.float32(0)
+PART = min(LANES, 2 ** (MR.bit_length() - 1))  # most rows of a micro-tile that share a range; a vector has whole groups
 LOOKS = 2000  # at what another thread will write before this one offers its core: about a microsecond
 WHOLE, COLUMNS, DEPTH = range(3)
 """What the range of a row limits in a product c = a @ b: nothing; the columns of c; or what is summed over, since a is
@@ -45,17 +47,18 @@ def product_by(micro, narrow, unit, lines):
         """Compute or add ``c[i, j] = sum over k < depth of a[i, k] * b[k, j]`` for i < rows and j < cols.
 
         Rows lie `c_row`, `a_row` and `b_row` floats apart, neighbours in a row of a `a_step`. Columns are rounded up to
-        LANES. Of a `part`, row i has the range from ``r[r0 + 2*i]`` up to ``r[r0 + 2*i + 1]``; neither end falls from
-        row to row. Elements less than MR or LANES outside take part as well. An empty range adds nothing.
+        LANES. Of a `part`, row i has the range from ``r[r0 + i]`` up to ``r[r0 + BLOCK + i]``; neither end falls from
+        row to row. PART rows from a multiple of it on compute all that one of them needs, and columns are whole
+        vectors. An empty range adds nothing.
         """
-        groups = (rows + MR - 1) // MR
-        size, longer = rows // groups, rows % groups
+        groups = (rows + MR - 1) // MR if part == WHOLE else (rows + PART - 1) // PART
+        size, longer = rows // groups if part == WHOLE else PART, rows % groups if part == WHOLE else 0
         i = 0
         for g in range(groups):
-            n = size + 1 if g < longer else size
+            n = min(size + 1 if g < longer else size, rows - i)
             j, stop, k, end = 0, cols, 0, depth
             if part != WHOLE:
-                low, high = np.int64(r[r0 + 2 * i]), np.int64(r[r0 + 2 * (i + n) - 1])
+                low, high = np.int64(r[r0 + i]), np.int64(r[r0 + BLOCK + i + n - 1])
                 if part == COLUMNS:
                     j, stop = low // LANES * LANES, min(cols, high)
                 else:
