@@ -1,6 +1,7 @@
-"""GELU on vectors: the tanh written as a logistic function, so that one polynomial exp serves both directions.
+"""GELU on vectors: the tanh written as a logistic function, so that one polynomial serves both directions.
 
-``(1 + tanh(u))/2 = 1/(1 + exp(-2u))`` stays accurate where tanh(u) nears -1 and ``1 + tanh(u)`` cancels.
+``(1 + tanh(u))/2 = 1/(1 + exp(-2u))`` stays accurate where tanh(u) nears -1 and ``1 + tanh(u)`` cancels. It is a power
+of 2, for which the polynomial of u takes its constants divided by ln 2.
 """
 
 import numpy as np
@@ -9,17 +10,19 @@ from numba import prange
 from ... import ops
 from ..compile.jit import helper, kernel
 from ..toolkit.elementwise import SET, bounds, chunks, loop_of
-from ..toolkit.lanes import exp, select_positive, smaller, spread
+from ..toolkit.lanes import exp2, select_positive, smaller, spread
 
-TWO_S = np.float32(2 * np.sqrt(2 / np.pi))
-CUBIC = np.float32(0.044715)  # Hendrycks and Gimpel 2016
-ZERO, ONE, THREE = np.float32(0), np.float32(1), np.float32(3)
+CUBIC = 0.044715  # Hendrycks and Gimpel 2016
+TWO_S = 2 * np.sqrt(2 / np.pi)
+U1, U3 = np.float32(TWO_S / np.log(2)), np.float32(TWO_S * CUBIC / np.log(2))  # 2u / ln 2 = U1 x + U3 x^3
+D0, D2 = np.float32(TWO_S), np.float32(3 * TWO_S * CUBIC)  # 2u' = D0 + D2 x^2
+ZERO, ONE = np.float32(0), np.float32(1)
 
 
 @helper(forceinline=True)
 def gelu(x):
     """Compute x/2 * (1 + tanh(u))."""
-    return x / (exp((x * x * CUBIC + ONE) * x * -TWO_S) + ONE)
+    return x / (exp2((x * x * -U3 - U1) * x) + ONE)
 
 
 @helper(forceinline=True)
@@ -28,11 +31,11 @@ def gelu_and_slope(x):
 
     By z = exp(-|2u|) nothing overflows and nothing cancels.
     """
-    x2 = x * x * CUBIC
-    u2 = (x2 + ONE) * x * TWO_S
-    z = exp(smaller(u2, ZERO - u2))
-    q, s = spread(ONE) / (z + ONE), select_positive(u2, spread(ONE), z)
-    return x * (s * q), q * (s + x * z * q * ((x2 * THREE + ONE) * TWO_S))
+    x2 = x * x
+    u = (x2 * U3 + U1) * x
+    z = exp2(smaller(u, ZERO - u))
+    q, s = spread(ONE) / (z + ONE), select_positive(u, spread(ONE), z)
+    return x * (s * q), q * (s + x * z * q * (x2 * D2 + D0))
 
 
 @helper(forceinline=True)
