@@ -355,3 +355,13 @@ def test_a_step_that_gains_more_than_its_op_is_doubted():
     )
     assert ab.impossible(told(100.0, 0.94, 0.97), [told(50.0, 0.90, 1.10)]) == []
     assert ab.impossible(told(100.0, 1.1, 1.2), [told(50.0, 0.90, 1.10)]) == []
+
+
+def test_the_second_inputs_are_in_the_domain_too():
+    """Starts of examples rise, also where all other inputs are turned round."""
+    _, sets = timed.draw(ops.rope_forward, Case({"B": 4, "T": 40, "NH": 1, "P": 1, "maxT": 40}), {}, 1)
+    for one in sets:
+        starts = one.contents["starts"]
+        assert (np.diff(starts) >= 0).all()
+        assert (starts <= np.arange(40)).all()
+    assert sets[0].contents["starts"].any()

@@ -30,7 +30,7 @@ from ..kernels.registry import Kernel
 from ..kernels.toolkit import threads as numba_threads
 from ..ops.declaration import Op
 from ..ops.storage import TYPES, storage
-from .cases import Arguments, Array, Case, arguments, scalars
+from .cases import Arguments, Array, Case, arguments, risen, scalars
 from .judge import (
     MARGIN,
     CheckResult,
@@ -83,7 +83,8 @@ def draw(op: Op, case: Case, adds: Mapping[str, bool], seed: int, more: int = 0)
     stays = LARGE if any(x.size <= LARGE for x in reads) and not op.inverts else inf
     every = [first]
     if not op.inverts:
-        every.append({n: _turned(x) if isinstance(x, np.ndarray) and x.size <= stays else x for n, x in first.items()})
+        turned = {n: _turned(x) for n, x in first.items() if isinstance(x, np.ndarray) and x.size <= stays}
+        every.append(first | {n: risen(x) if op.by_name[n].rising else x for n, x in turned.items()})
     while len(every) < 2 + more:  # of a backward all that is saved belongs to each other
         other = arguments(op, case, rng, given_scalars=known)
         every.append({n: x if not isinstance(x, np.ndarray) or x.size <= stays else first[n] for n, x in other.items()})

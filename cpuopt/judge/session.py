@@ -208,11 +208,12 @@ class Judge:
     def timed(self, pair: tuple[Kernel, Kernel], shapes: Sequence[ab.Shape]) -> dict[str, Any]:
         """Compare a candidate with the baseline; return the verdict and what it is based on."""
         mine, usual = pair
+        pairs: list[timing.AloneFar] = []
         timing.require_threads(self.threads)
         for k in pair:
             far(k).clocks, far(k).long = Clocks(), Clocks()
         try:
-            made = timing.alone_far(self.drawn, TIMED_S / len(shapes))
+            made = timing.alone_far(self.drawn, TIMED_S / len(shapes), pairs)
             more: dict[str, Any] = {"seed": self.seed % 2**32, "say": self.say, "make": made}
             found = ab.alone((usual, mine), shapes, stop_above=FAR_SLOWER, **more)
         except (UserError, BrokenKernelError) as e:
@@ -228,6 +229,8 @@ class Judge:
         reason = found["why"]
         if accused := ab.beyond_roofs([f"the {usual.variant} kernel", "the candidate"], found["cases"], roofs):
             word, reason = "inconclusive", accused[-1]
+        if word in ("slower", FASTER) and ratio["low"] < FAR_SLOWER and any(p.busy for p in pairs):
+            word, reason = "inconclusive", "threads waited for a core in more than half of all rounds: others run here"
         saves = found["a_ms"] - found["b_ms"]
         return {
             "verdict": word,

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from ..check.cases import Arguments
+from ..check.cases import Arguments, elements
 from ..check.judge import CheckResult
 from ..check.timed import Inputs, TimedKernels, draw
 from ..errors import UserError
@@ -35,7 +35,8 @@ AT_EDGE = 2
 """Calls with the arrays at each edge of inaccessible memory, which hold some of `CALLS`, drawn for each candidate."""
 APART, LONG_APART, SLACK, NOISE_NS = 3.0, 1.5, 0.1, 1e5
 """How far the clocks may be apart: times what they are for the baseline, in samples and long batches; and more."""
-LONG_ORDER = "ABBAABBA"
+LONG_ORDER, MOST_LONG = "ABBAABBA", 4
+"""Long batches of both sides, and how often they are repeated at most, as long as the clocks disagree."""
 LEAST = 4
 """Batches from which the clocks are compared."""
 LAST = 32
@@ -44,8 +45,8 @@ LONG_S, MOST_TIMES = 0.1, 10_000
 """The length of the slower side's long batch, and the most times that its arguments are called with."""
 TRIAL_S, JUDGED = 2e-3, 8
 """The length of a trial, and how many times as seldom as in an `Alone` a sample of it is judged."""
-FRESH, DEAR_FLOPS = (3, 1), 1e9
-"""Sets of inputs that each candidate sees once: of most shapes, and of those with as many FLOPs or more."""
+FRESH, MANY = (3, 1), 1 << 21
+"""Sets of inputs that each candidate sees once: of most shapes, and of those whose arrays have as many elements."""
 KEEPS, CALM = 1.5, 1.25
 """How many times as long a call may take with them as with inputs that came before; and of the baseline, if it is calm.
 """
@@ -57,11 +58,17 @@ LOOKS = (8, 4, 2, 1)
 """The analyses: after an eighth of the rounds, a quarter, a half, and all."""
 
 
-def alone_far(drawn: Drawn, most_s: float) -> Callable[..., AloneFar]:
-    """Return what makes the pair of a shape, with inputs that stay warm, for a comparison of so many seconds."""
+def alone_far(drawn: Drawn, most_s: float, pairs: list[AloneFar]) -> Callable[..., AloneFar]:
+    """Return what makes the pair of a shape, with inputs that stay warm, for a comparison of so many seconds.
+
+    Parameters
+    ----------
+    pairs : where each pair that is made is put.
+    """
 
     def make(kernels: Sequence[Kernel], shape: Shape, seed: int, flush: bool, clock: Callable[[], int]) -> AloneFar:
-        return AloneFar(kernels, shape, seed, drawn, most_s)
+        pairs.append(AloneFar(kernels, shape, seed, drawn, most_s))
+        return pairs[-1]
 
     return make
 
@@ -80,6 +87,7 @@ class AloneFar(Alone):
     def __init__(self, kernels: Sequence[Kernel], shape: Shape, seed: int, drawn: Drawn, most_s: float) -> None:
         self.drawn, self.most_s = drawn, most_s
         self.calm = self.trials_disturbed = 0
+        self.rounds_disturbed: list[bool] = []
         self.now: tuple[int, str, str] | None = None
         for k in kernels:
             k.typed(shape.types).compile()
@@ -94,7 +102,7 @@ class AloneFar(Alone):
         """Make the arrays, into which no right result is put."""
         op, key = next(iter(kernels.values())).op, f"{next(iter(kernels.values())).op.name} {shape}"
         if key not in self.drawn:
-            more = FRESH[op.flops(shape.sizes) >= DEAR_FLOPS]
+            more = FRESH[elements(op, shape.case) >= MANY]
             self.drawn[key] = draw(op, shape.case, shape.adds, seed, more)
         return TimedKernels(kernels, shape.case, shape.adds, seed, self.drawn[key], secret=True)
 
@@ -119,7 +127,13 @@ class AloneFar(Alone):
     def disturbed(self) -> bool:
         """Return whether threads waited for a core in a trial of the round that ends now."""
         found, self.trials_disturbed, self.now = self.trials_disturbed > 0, 0, None
+        self.rounds_disturbed.append(found)
         return found
+
+    @property
+    def busy(self) -> bool:
+        """Whether threads waited for a core in more than half of all rounds: then times say little."""
+        return 2 * sum(self.rounds_disturbed) > len(self.rounds_disturbed)
 
     def rounds(self, analyses: Sequence[int]) -> Sequence[int]:
         """Choose as many rounds as the time allows, by that of one."""
@@ -127,6 +141,7 @@ class AloneFar(Alone):
         for side in "ABA":
             self.trial(side)
         self.disturbed()
+        self.rounds_disturbed.clear()
         few, most = ROUNDS
         n = max(few, min(most, int(self.most_s / (time.perf_counter() - start))))
         return [*dict.fromkeys(max(few, n // look) for look in LOOKS)]
@@ -146,8 +161,8 @@ class AloneFar(Alone):
         """Judge each once more, and let both clocks measure batches that last."""
         calls = self.lengths["A"][0]
         times = max(2, min(MOST_TIMES, int(LONG_S * 1e9 / calls / max(map(self.told, "AB")))))
-        for side in LONG_ORDER:  # as many calls of each: what the clocks differ by is that of a call times their number
-            self.far(side).batch(self.timed.args[side][:calls], times)
+        functions = {side: self.far(side) for side in "AB"}
+        confirm(functions, lambda side: functions[side].batch(self.timed.args[side][:calls], times))
         self.require_no_memory()
         return super().finish()
 
@@ -186,6 +201,20 @@ class AloneFar(Alone):
             some = calls[AT_EDGE * i :][:AT_EDGE]
             self.timed.audit("B", some, "beside inaccessible memory, at the size that is timed")
         function.fenced = ""
+
+
+def confirm(functions: Mapping[str, Far], batch: Callable[[str], object]) -> None:
+    """Let both clocks measure long batches, again as long as they disagree: a lie is in each, a delay is by chance.
+
+    Parameters
+    ----------
+    batch : makes as many calls of either side, since the clocks differ by that of a call times their number.
+    """
+    for _ in range(MOST_LONG):
+        for side in LONG_ORDER:
+            batch(side)
+        if not disagreement(functions["A"], functions["B"]):
+            return
 
 
 def memory(took: Mapping[str, tuple[Sequence[float], Sequence[float]]]) -> str:

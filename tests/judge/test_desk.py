@@ -134,6 +134,35 @@ def test_clocks_are_compared_in_long_batches_whatever_else_runs() -> None:
     assert not timing.disagreement(far(2e7, 2e7), SimpleNamespace(clocks=remote.Clocks(), long=busy))
 
 
+def test_clocks_that_disagree_are_compared_again() -> None:
+    """All first batches of the candidate are delayed; a process that tells a fifth too little does so in all."""
+    for later, batches, said in ((2.01e7, 16, False), (2.5e7, 32, True)):
+        functions: Any = {s: SimpleNamespace(clocks=remote.Clocks(), long=remote.Clocks()) for s in "AB"}
+        count = iter(range(99))
+
+        def batch(side: str, later: float = later, functions: Any = functions, count: Any = count) -> None:
+            took = 4.3e7 if next(count) < 8 else later
+            functions[side].long.inside.append(2e7)
+            functions[side].long.outside.append(2.01e7 if side == "A" else took)
+
+        timing.confirm(functions, batch)
+        assert next(count) == batches
+        assert bool(timing.disagreement(functions["A"], functions["B"])) == said
+
+
+def test_a_verdict_beside_other_processes_is_inconclusive(judge: Judge, monkeypatch: pytest.MonkeyPatch) -> None:
+    pair: Any = SimpleNamespace(rounds_disturbed=[True, True, False])
+    assert timing.AloneFar.busy.fget(pair)  # type: ignore[attr-defined]
+    pair.rounds_disturbed.append(False)
+    assert not timing.AloneFar.busy.fget(pair)  # type: ignore[attr-defined]
+    monkeypatch.setattr(session, "FAR_SLOWER", np.inf)
+    for busy, words in (False, ("slower", "inconclusive")), (True, ("inconclusive",)):
+        monkeypatch.setattr(timing.AloneFar, "busy", busy)
+        found = judge.time(GELU, "gelu_forward", TINY)
+        assert found.verdict in words, found
+        assert "threads waited" in found.reason or not busy
+
+
 def test_the_compiled_clock_measures_a_call() -> None:
     clock, calls = Clock(), list[Any]()
 
