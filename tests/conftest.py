@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-os.environ["NUMBA_NUM_THREADS"] = "4"  # the same bits on more threads than a machine has cores
+THREADS = "4"
+os.environ["NUMBA_NUM_THREADS"] = THREADS  # the same bits on more threads than a machine has cores
 os.environ["OMP_WAIT_POLICY"] = "passive"  # so that the surplus threads do not spin
 
 for number in (signal.SIGINT, signal.SIGHUP):  # which nohup and a script's & leave ignored, here and in children
@@ -18,21 +19,32 @@ settings.register_profile("cpuopt", deadline=None, derandomize=True)  # a busy m
 settings.load_profile("cpuopt")
 
 
+TABLES = {"cpuopt.kernels.registry": "KERNELS", "cpuopt.ops": "ALL"}
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """Run in an empty folder, on as many cores as numba has threads."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("cpuopt.cli.common.cores", lambda: int(THREADS))
+
+
 @pytest.fixture(autouse=True)
 def _traces_of_one_test(tmp_path_factory):
-    """Forget what a test leaves: modules and kernels of its own files, and signals that a verb in its end ignores."""
+    """Forget what a test leaves: modules, ops and kernels of its own files, threads and signals that a verb has set."""
     handlers = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     before, path = set(sys.modules), list(sys.path)
-    registry = sys.modules.get("cpuopt.kernels.registry")
-    known = dict(registry.KERNELS) if registry else {}
+    tables = [(m, name, dict(getattr(m, name))) for home, name in TABLES.items() if (m := sys.modules.get(home))]
     yield
+    os.environ["NUMBA_NUM_THREADS"] = THREADS
     for number, handler in handlers.items():
         signal.signal(number, handler)
     if kernels := sys.modules.get("cpuopt.kernels"):
         kernels.ADDED.clear()
-    if known:
-        registry.KERNELS.clear()
-        registry.KERNELS.update(known)
+    for module, name, known in tables:
+        table = getattr(module, name)
+        table.clear()
+        table.update(known)
     if path != sys.path:
         sys.path[:] = path
         here = tmp_path_factory.getbasetemp().resolve()

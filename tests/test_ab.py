@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import os
 from itertools import islice
 from pathlib import Path
 
@@ -401,8 +400,6 @@ def gelu_forward(out, inp):
 @pytest.fixture(autouse=True)
 def _here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(registry, "KERNELS", registry.KERNELS.copy())
-    monkeypatch.setenv("NUMBA_NUM_THREADS", os.environ["NUMBA_NUM_THREADS"])
     Path("mine.py").write_text(FILE)
 
 

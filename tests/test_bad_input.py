@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from cpuopt import cli
-from cpuopt.cli import common
 from cpuopt.data.corpus import write_tokens
 from cpuopt.engine import Engine
 from cpuopt.kernels import registry
@@ -29,12 +28,8 @@ GELU = "@kernel(ops.gelu_forward, '{variant}', jit=False)\ndef gelu_forward({par
 
 
 @pytest.fixture(autouse=True)
-def _here(tmp_path, monkeypatch):
-    """Run in a folder with one text; keep numba's threads and the registry as they are."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("NUMBA_NUM_THREADS", threads := os.environ["NUMBA_NUM_THREADS"])
-    monkeypatch.setattr(common, "cores", lambda: int(threads))
-    monkeypatch.setattr(registry, "KERNELS", registry.KERNELS.copy())
+def _here(here, monkeypatch):
+    """Run in a folder with one text."""
     monkeypatch.setattr(machine, "roofs", lambda n, say: replace(ROOFS, threads=n))
     monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))  # a busy machine is worth a line of its own
     Path("text.txt").write_text("".join(f"{i} squared is {i * i}.\n" for i in range(1000)))

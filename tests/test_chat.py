@@ -2,14 +2,12 @@
 
 import io
 import json
-import os
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from cpuopt import cli
-from cpuopt.cli import common
 from cpuopt.cli import generate as verb
 from cpuopt.data.forms import FORMATS, format_of
 from cpuopt.data.tokenizers import Bytes
@@ -42,11 +40,7 @@ CONFIGS = {
 IDS = np.random.Generator(np.random.PCG64(1)).integers(0, 96, 64)
 
 
-@pytest.fixture(autouse=True)
-def _here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("NUMBA_NUM_THREADS", threads := os.environ["NUMBA_NUM_THREADS"])
-    monkeypatch.setattr(common, "cores", lambda: int(threads))
+pytestmark = pytest.mark.usefixtures("here")
 
 
 @pytest.fixture(scope="module", params=CONFIGS)

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 
 from cpuopt import cli, files
-from cpuopt.cli import common
 from cpuopt.errors import UserError
 from cpuopt.train import checkpoint, job
 from cpuopt.train.record import Run
@@ -493,14 +492,7 @@ def test_a_killed_run_goes_on_and_ends_as_if_it_had_not_been(command, tmp_path, 
     assert one["main.log"] == two["main.log"]
 
 
-@pytest.fixture
-def _quiet_threads(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("NUMBA_NUM_THREADS", threads := os.environ["NUMBA_NUM_THREADS"])
-    monkeypatch.setattr(common, "cores", lambda: int(threads))
-
-
-@pytest.mark.usefixtures("_quiet_threads")
+@pytest.mark.usefixtures("here")
 def test_the_command_line_passes_over_a_bad_checkpoint_and_says_so(two, capsys):
     os.truncate(two / "checkpoints" / "step-00000010" / "adam_v.safetensors", 100)
     assert cli.main(["train", "--resume"]) == 0

@@ -55,12 +55,7 @@ ENVIRONMENT = {name: v for name, v in os.environ.items() if name != "NUMBA_NUM_T
 
 
 @pytest.fixture(autouse=True)
-def _here(tmp_path, monkeypatch):
-    """Run in an empty folder; keep numba's threads and the registry as they are."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("NUMBA_NUM_THREADS", threads := os.environ["NUMBA_NUM_THREADS"])
-    monkeypatch.setattr(common, "cores", lambda: int(threads))  # numba refuses another number once it runs
-    monkeypatch.setattr(registry, "KERNELS", registry.KERNELS.copy())
+def _here(here, monkeypatch):
     monkeypatch.setattr(machine, "roofs", lambda n, say: replace(ROOFS, threads=n))
 
 

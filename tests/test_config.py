@@ -2,23 +2,18 @@
 
 import argparse
 import json
-import os
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from cpuopt import cli
-from cpuopt.cli import common
 from cpuopt.cli import train as verb
 from cpuopt.train.job import Settings
 
 
 @pytest.fixture(autouse=True)
-def _here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("NUMBA_NUM_THREADS", threads := os.environ["NUMBA_NUM_THREADS"])
-    monkeypatch.setattr(common, "cores", lambda: int(threads))
+def _here(here):
     Path("text.txt").write_text("".join(f"{i} squared is {i * i}.\n" for i in range(1000)))
     Path("c.toml").write_text(
         'model = "gpt2-tiny"\ndata = "text.txt"\nB = 2\nT = 16\nsteps = 2\nvariant = "vanilla"\n'

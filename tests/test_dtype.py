@@ -1,7 +1,6 @@
 """``--dtype bf16``: a setting of a run like any other, in every verb that builds a step."""
 
 import json
-import os
 from dataclasses import replace
 
 import numpy as np
@@ -23,7 +22,6 @@ FLAGS = ["--model", "gpt2-tiny", "-B", "2", "-T", "16", "--threads", "1", "--dty
 @pytest.fixture(autouse=True)
 def _here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("NUMBA_NUM_THREADS", os.environ["NUMBA_NUM_THREADS"])
 
 
 def newest_run(tmp_path):

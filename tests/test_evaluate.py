@@ -1,7 +1,6 @@
 """Evaluation: perplexity, multiple choice, and files that lie."""
 
 import json
-import os
 import struct
 from math import exp, log
 from pathlib import Path
@@ -12,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cpuopt import cli
-from cpuopt.cli import common
 from cpuopt.data import tokenizers
 from cpuopt.data.corpus import load_corpus
 from cpuopt.engine import Engine
@@ -51,11 +49,7 @@ EXAMPLES = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def _here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("NUMBA_NUM_THREADS", threads := os.environ["NUMBA_NUM_THREADS"])
-    monkeypatch.setattr(common, "cores", lambda: int(threads))
+pytestmark = pytest.mark.usefixtures("here")
 
 
 @pytest.fixture(scope="module")

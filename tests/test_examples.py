@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cpuopt import files, ops
+from cpuopt import files
 from cpuopt.kernels import registry
 from cpuopt.measure import rates
 from cpuopt.measure.roofline import Level, Roofs
@@ -58,14 +58,9 @@ def _aside(monkeypatch, tmp_path, tmp_path_factory):
     here = tmp_path_factory.getbasetemp()  # whose kernels are those of other tests
     kept = {name: k for name, k in registry.KERNELS.items() if here not in Path(k.file).parents}
     monkeypatch.setattr(registry, "KERNELS", kept)
-    monkeypatch.setenv("NUMBA_NUM_THREADS", os.environ["NUMBA_NUM_THREADS"])
     monkeypatch.setattr(rates, "roofs", lambda n, say=None: ROOFS)
     monkeypatch.setattr(files, "alone", lambda *what: nullcontext())  # another test may tune meanwhile
     monkeypatch.setattr(rates, "folder", lambda: tmp_path / "machine")
-    every = dict(ops.ALL)
-    yield
-    ops.ALL.clear()
-    ops.ALL.update(every)
 
 
 @pytest.fixture(scope="module")

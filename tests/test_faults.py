@@ -20,7 +20,6 @@ import numpy as np
 import pytest
 
 from cpuopt import cli, engine, files, weights
-from cpuopt.cli import common
 from cpuopt.data import batches
 from cpuopt.data.corpus import load_corpus
 from cpuopt.errors import UserError
@@ -37,10 +36,7 @@ SIZES = '{"n_layer": 1, "n_head": 2, "n_embd": 16, "vocab_size": 256, "block_siz
 
 
 @pytest.fixture(autouse=True)
-def _here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("NUMBA_NUM_THREADS", threads := os.environ["NUMBA_NUM_THREADS"])
-    monkeypatch.setattr(common, "cores", lambda: int(threads))
+def _here(here):
     Path("text.txt").write_text("".join(chr(97 + i * i % 23) for i in range(400)))
 
 
@@ -412,7 +408,6 @@ WORDS += ["--val-every", "0", "--swap", "gelu_forward=mine", "--steps", "2", "--
 @pytest.fixture
 def own(monkeypatch):
     """A run whose kernel file can change, as if each command were a process of its own."""
-    monkeypatch.setattr(registry, "KERNELS", registry.KERNELS.copy())
     before = registry.KERNELS.copy()
 
     def command(*flags, half=0.5, more=""):

@@ -13,7 +13,6 @@ from test_pages import commands
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from cpuopt import cli, nn
-from cpuopt.cli import common
 from cpuopt.engine import Engine
 from cpuopt.models import parse
 from cpuopt.report import console
@@ -40,11 +39,8 @@ def make_base(questions):
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
+def folder(here, tmp_path, monkeypatch):
     """What the page asks for, in the present folder."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("NUMBA_NUM_THREADS", threads := os.environ["NUMBA_NUM_THREADS"])
-    monkeypatch.setattr(common, "cores", lambda: int(threads))
     monkeypatch.delenv("COLUMNS", raising=False)
     monkeypatch.setattr(console.OUT, "_width", None)  # of a process that began with 80 columns
     shutil.copy(ROOT / "examples" / "questions.jsonl", "questions.jsonl")

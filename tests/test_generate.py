@@ -1,7 +1,6 @@
 """Generation: with its cache as without, and what the sampler may choose."""
 
 import json
-import os
 from collections import Counter
 from pathlib import Path
 
@@ -10,13 +9,11 @@ import pytest
 from rich.console import Console
 
 from cpuopt import cli
-from cpuopt.cli import common
 from cpuopt.data.tokenizers import Bytes
 from cpuopt.engine import Engine
 from cpuopt.errors import UserError
 from cpuopt.generate import decoder as generate
 from cpuopt.generate.decoder import BLOCKS, Decoder, Sampler, read_bandwidth, text_of
-from cpuopt.kernels import registry
 from cpuopt.models.gpt2 import GPT2, Config
 from cpuopt.report import console
 from cpuopt.train import checkpoint
@@ -48,11 +45,7 @@ def decoders(whole):
     return made
 
 
-@pytest.fixture(autouse=True)
-def _here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("NUMBA_NUM_THREADS", threads := os.environ["NUMBA_NUM_THREADS"])
-    monkeypatch.setattr(common, "cores", lambda: int(threads))
+pytestmark = pytest.mark.usefixtures("here")
 
 
 @pytest.mark.parametrize("variant", ["vanilla", "optimized"])
@@ -359,7 +352,6 @@ def test_a_swap_that_matches_nothing_is_refused(whole, capsys, swap):
 
 
 def test_eval_and_generate_run_no_wrong_kernel(whole, capsys, monkeypatch):
-    monkeypatch.setattr(registry, "KERNELS", registry.KERNELS.copy())
     save_weights(Path("model"), CONFIG, whole[0].__getitem__)
     Path("text.txt").write_text("abcdefgh" * 500)
     Path("mine.py").write_text(

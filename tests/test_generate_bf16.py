@@ -1,7 +1,6 @@
 """Generation in bfloat16: its kernels, what it holds, and its logits beside those of float32."""
 
 import json
-import os
 
 import numpy as np
 import pytest
@@ -10,7 +9,6 @@ import cpuopt
 from cpuopt import Choice, cli, ops
 from cpuopt.check.cases import MORE, case
 from cpuopt.check.check import check
-from cpuopt.cli import common
 from cpuopt.engine import Engine
 from cpuopt.generate.decoder import BLOCKS, Decoder, read_bandwidth
 from cpuopt.generate.uncached import Uncached, reader_of
@@ -260,10 +258,7 @@ def test_an_evaluation_in_bfloat16_keeps_the_weights_in_float32():
 
 
 @pytest.fixture
-def model(weights, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("NUMBA_NUM_THREADS", threads := os.environ["NUMBA_NUM_THREADS"])
-    monkeypatch.setattr(common, "cores", lambda: int(threads))
+def model(weights, tmp_path, here):
     exact = {name: p.astype(BF16).astype(F32) for name, p in weights.items()}
     save_weights(tmp_path / "model", CONFIG, exact.__getitem__)
     save_weights(tmp_path / "half", CONFIG, exact.__getitem__, dtype="bf16")

@@ -1,7 +1,6 @@
 """`cpuopt inspect`: what a loop is made of, on texts and on kernels with planted faults."""
 
 import json
-import os
 import platform
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -169,8 +168,6 @@ def once(tmp_path_factory):
 def _here(tmp_path, monkeypatch, once):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("cpuopt.lab.inspect.inspect", lambda op, v, files, parallel=0: once(op, v, parallel))
-    monkeypatch.setattr(registry, "KERNELS", registry.KERNELS.copy())
-    monkeypatch.setenv("NUMBA_NUM_THREADS", os.environ["NUMBA_NUM_THREADS"])
     Path("mine.py").write_text(FILE)
 
 

@@ -45,8 +45,6 @@ def residual_forward(out, inp1, inp2):
 @pytest.fixture(autouse=True)
 def _here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(registry, "KERNELS", registry.KERNELS.copy())
-    monkeypatch.setenv("NUMBA_NUM_THREADS", os.environ["NUMBA_NUM_THREADS"])
     monkeypatch.setattr(machine, "roofs", lambda n, say: ROOFS)
 
 

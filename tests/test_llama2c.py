@@ -1,6 +1,5 @@
 """llama2.c's model files and tokenizer: read, written, computed as ``run.c`` does, and files that lie."""
 
-import os
 import struct
 from dataclasses import replace
 from math import inf, nan, prod
@@ -22,12 +21,6 @@ from cpuopt.weights import copy_into, llama2c, open_weights, save_weights
 
 SMALL = Config(300, 24, 20, 2, 6, 2, 4, 16, tie_word_embeddings=True)
 UNTIED = replace(SMALL, tie_word_embeddings=False)
-
-
-@pytest.fixture(autouse=True)
-def _threads(monkeypatch):
-    """Verbs fix the number of threads for the process; tests have one already."""
-    monkeypatch.setenv("NUMBA_NUM_THREADS", os.environ["NUMBA_NUM_THREADS"])
 
 
 def same(weights, params):

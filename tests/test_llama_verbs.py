@@ -1,13 +1,11 @@
 """A Llama goes through every verb that takes a model, by a preset or by its sizes; no verb knows it."""
 
 import json
-import os
 from pathlib import Path
 
 import pytest
 
 from cpuopt import cli, models
-from cpuopt.cli import common
 from cpuopt.train.checkpoint import newest
 from cpuopt.train.job import Settings, build_only
 
@@ -17,11 +15,7 @@ MODEL = json.dumps(SIZES)
 STEP = ["--model", MODEL, "-B", "2", "-T", "16", "--variant", "vanilla"]
 
 
-@pytest.fixture(autouse=True)
-def _here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("NUMBA_NUM_THREADS", threads := os.environ["NUMBA_NUM_THREADS"])
-    monkeypatch.setattr(common, "cores", lambda: int(threads))
+pytestmark = pytest.mark.usefixtures("here")
 
 
 def ran(capsys, *flags):

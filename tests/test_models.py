@@ -1,7 +1,6 @@
 """Models by name: a second model, which is one class here, goes through the verbs that the first one goes through."""
 
 import json
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -10,7 +9,6 @@ import numpy as np
 import pytest
 
 from cpuopt import cli, models, nn
-from cpuopt.cli import common
 from cpuopt.engine import Engine
 from cpuopt.errors import UserError
 from cpuopt.generate.decoder import Decoder
@@ -63,14 +61,11 @@ class Untied(gpt2.Config):
 
 
 @pytest.fixture(autouse=True)
-def _registered(monkeypatch, tmp_path):
+def _registered(monkeypatch, here):
     models.load_all()
     monkeypatch.setattr(models, "MODELS", dict(models.MODELS))
     monkeypatch.setattr(models, "PRESETS", dict(models.PRESETS))
     models.register(Config, {"mlp-tiny": Config()})
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("NUMBA_NUM_THREADS", threads := os.environ["NUMBA_NUM_THREADS"])
-    monkeypatch.setattr(common, "cores", lambda: int(threads))
 
 
 def ran(capsys, *flags):

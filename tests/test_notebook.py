@@ -35,7 +35,6 @@ class Shell:
 @pytest.fixture(autouse=True)
 def _aside(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(registry, "KERNELS", dict(registry.KERNELS))
 
 
 def test_the_extension_adds_two_magics():

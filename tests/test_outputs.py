@@ -57,10 +57,7 @@ READ_ALONE = {"choices", "state", "peer_python", "runs"}
 
 
 @pytest.fixture(autouse=True)
-def _here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("NUMBA_NUM_THREADS", os.environ["NUMBA_NUM_THREADS"])
-    monkeypatch.setattr(common, "cores", lambda: int(os.environ["NUMBA_NUM_THREADS"]))
+def _here(here):
     Path("text.txt").write_text("a text of some length\n" * 200)
     Path("mine.py").write_text("open('ran', 'w').close()\n")  # nothing may run it
 

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from cpuopt import cli, kernels, models
-from cpuopt.cli import common
 from cpuopt.errors import UserError
 from cpuopt.models import own
 from cpuopt.train import checkpoint, job
@@ -105,11 +104,8 @@ net = Net()
 
 
 @pytest.fixture(autouse=True)
-def _alone(monkeypatch, tmp_path):
+def _alone(monkeypatch, here):
     forget(monkeypatch)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("NUMBA_NUM_THREADS", threads := os.environ["NUMBA_NUM_THREADS"])
-    monkeypatch.setattr(common, "cores", lambda: int(threads))
     Path("own.py").write_text(FILE)
 
 

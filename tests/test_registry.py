@@ -28,11 +28,6 @@ def zeros(variant="zeros", options="", scratch=""):
 PLAIN = ", jit=False"
 
 
-@pytest.fixture(autouse=True)
-def registry_as_it_was(monkeypatch):
-    monkeypatch.setattr(registry, "KERNELS", dict(registry.KERNELS))
-
-
 @pytest.fixture
 def file(tmp_path):
     """Write a kernel file and give its path."""

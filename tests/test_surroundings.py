@@ -134,7 +134,6 @@ def test_no_place_for_temporary_files(monkeypatch, capsys):
     def none():
         raise FileNotFoundError(2, "No usable temporary directory found in ['/tmp']")
 
-    monkeypatch.setenv("NUMBA_NUM_THREADS", os.environ["NUMBA_NUM_THREADS"])
     monkeypatch.setattr("tempfile._get_default_tempdir", none)
     monkeypatch.setattr("tempfile.tempdir", None)
     assert cli.main(["check", "residual", "--quick", "--variant", "vanilla"]) == 2

@@ -30,12 +30,6 @@ from cpuopt.weights import Marks, open_weights, save_weights
 TEXT = Path(json.__file__).read_text() + "naïve café, größer, 你好 \U0001f600\n"
 
 
-@pytest.fixture(autouse=True)
-def _threads(monkeypatch):
-    """Verbs fix the number of threads for the process; tests have one already."""
-    monkeypatch.setenv("NUMBA_NUM_THREADS", os.environ["NUMBA_NUM_THREADS"])
-
-
 def byte_level():
     """The kind of GPT-2, Llama 3, SmolLM2 and Qwen, with Llama 3's first token and Qwen's chat."""
     t = Tokenizer(models.BPE())

@@ -2,7 +2,6 @@
 
 import functools
 import json
-import os
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -31,14 +30,12 @@ SETTINGS = Settings(model="gpt2-tiny", B=2, T=8, threads=1)
 @pytest.fixture(autouse=True)
 def _here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(registry, "KERNELS", registry.KERNELS.copy())
     for name in ("attention_forward", "matmul_gelu_forward"):
         usual, other = registry.KERNELS[name, "optimized"], registry.KERNELS["gelu_forward", "optimized"]
         registry.KERNELS[name, "mine"] = replace(usual, variant="mine", function=other.function)
         registry.KERNELS[name, "twin"] = replace(usual, variant="twin")
     monkeypatch.setattr(cache, "digest", DIGEST)  # no test changes a function
     monkeypatch.setattr(machine, "folder", lambda: tmp_path / "machine")
-    monkeypatch.setenv("NUMBA_NUM_THREADS", os.environ["NUMBA_NUM_THREADS"])
 
 
 def told(word, ratio=0.9):

@@ -1,15 +1,13 @@
 """Text of a model without a cache: a module in a user's file, in every place that makes text."""
 
 import json
-import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from cpuopt import Engine, cli, kernels, nn, ops
+from cpuopt import Engine, cli, kernels, nn
 from cpuopt import functional as F
-from cpuopt.cli import common
 from cpuopt.errors import UserError
 from cpuopt.generate import uncached
 from cpuopt.generate.decoder import Decoder, Sampler, generate
@@ -92,18 +90,13 @@ def brought():
 
 
 @pytest.fixture(autouse=True)
-def lm(monkeypatch, tmp_path):
+def lm(monkeypatch, here):
     """Return what --model takes for a name in the file, which each test runs anew."""
     monkeypatch.setattr(own, "OPENED", {})
     own._made.cache_clear()
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("NUMBA_NUM_THREADS", threads := os.environ["NUMBA_NUM_THREADS"])
-    monkeypatch.setattr(common, "cores", lambda: int(threads))
     kernels.forget("lm.py")
     Path("lm.py").write_text(FILE)
-    yield "lm.py:{}".format
-    for name in ("decayed_forward", "decayed_backward"):
-        ops.ALL.pop(name, None)
+    return "lm.py:{}".format
 
 
 def ran(capsys, *flags):

@@ -12,7 +12,6 @@ import pytest
 from tokenizers import Tokenizer
 
 from cpuopt import cli, kernels, models
-from cpuopt.cli import common
 from cpuopt.data import encoding, untrusted
 from cpuopt.data.corpus import load_corpus
 from cpuopt.data.encoding import encode_text, parts
@@ -28,11 +27,8 @@ BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": Tr
 
 
 @pytest.fixture(autouse=True)
-def _here(tmp_path, monkeypatch):
+def _here(here):
     """A folder of its own, and an end to what would wait for ever."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("NUMBA_NUM_THREADS", os.environ["NUMBA_NUM_THREADS"])
-    monkeypatch.setattr(common, "cores", lambda: int(os.environ["NUMBA_NUM_THREADS"]))
     before = signal.signal(signal.SIGALRM, lambda number, frame: pytest.fail("it waits"))
     signal.alarm(60)
     yield

@@ -3,7 +3,6 @@
 import importlib.util
 import json
 import linecache
-import os
 import re
 import sys
 from contextlib import nullcontext
@@ -46,15 +45,9 @@ QUICK = ("--rounds", "6", "--threads", "1")
 @pytest.fixture(autouse=True)
 def _here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("NUMBA_NUM_THREADS", os.environ["NUMBA_NUM_THREADS"])
     monkeypatch.setattr(machine, "roofs", lambda n, say: ROOFS)
     monkeypatch.setattr(files, "alone", lambda *what: nullcontext())  # another test may tune meanwhile
-    every, kernels = dict(ops.ALL), dict(registry.KERNELS)
     Path("relu2.py").write_text(RELU2)
-    yield
-    for there, before in (ops.ALL, every), (registry.KERNELS, kernels):
-        there.clear()
-        there.update(before)
 
 
 @pytest.fixture

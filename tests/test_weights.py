@@ -36,12 +36,6 @@ def params():
     return make_params(**SMALL, seed=17)
 
 
-@pytest.fixture(autouse=True)
-def _threads(monkeypatch):
-    """Verbs fix the number of threads for the process; tests have one already."""
-    monkeypatch.setenv("NUMBA_NUM_THREADS", os.environ["NUMBA_NUM_THREADS"])
-
-
 def same(weights, params):
     return all(np.array_equal(weights.read(name), p) for name, p in params.items())
 

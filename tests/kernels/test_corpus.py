@@ -14,7 +14,6 @@ from cpuopt import cli, ops
 from cpuopt.check.gate import GateVerdict, Planned, conform
 from cpuopt.errors import UserError
 from cpuopt.isolate.child import Child
-from cpuopt.kernels import registry
 from cpuopt.measure.roofline import Level, Roofs
 from cpuopt.train.job import Settings, build_only, prepare
 
@@ -28,7 +27,6 @@ MANY_CORES = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one co
 @pytest.fixture(autouse=True)
 def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(registry, "KERNELS", dict(registry.KERNELS))
 
 
 def checked(source: str, quick: bool) -> dict[str, GateVerdict]:

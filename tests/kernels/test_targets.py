@@ -16,7 +16,6 @@ import pytest
 
 from cpuopt import cli
 from cpuopt.errors import UserError
-from cpuopt.kernels import registry
 from cpuopt.kernels.toolkit import simd, targets
 from cpuopt.kernels.toolkit.targets import TARGETS
 from cpuopt.lab import targets as reader
@@ -144,7 +143,6 @@ def gelu_forward(out, inp):
 def test_the_verb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "mine.py").write_text(KERNEL)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(registry, "KERNELS", registry.KERNELS.copy())
     asked = ["inspect", "gelu_forward", "line", "--kernels", "mine.py", "--target"]
     assert cli.main([*asked, "neoverse-v2", "--json"]) == 0
     (found,) = json.loads(capsys.readouterr().out)["kernels"]
