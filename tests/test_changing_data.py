@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_faults import SIZES, Listener, _here, prepare, run  # noqa: F401  (a fixture)
+from listening import Listener
+from test_faults import SIZES, _here, prepare, run  # noqa: F401  (a fixture)
 
 from cpuopt import cli
 from cpuopt.comm.threads import Team
@@ -157,7 +158,7 @@ def test_a_small_file_is_used_as_it_was_and_the_change_is_said(change):
 
     class Timed(Listener):
         def note(self, text):
-            super().note((self.steps, text))
+            super().note((len(self.steps), text))
 
     result, ready, listener = run(Timed(2, change), data="t.bin", steps=4, save_every=1)
     assert result.status == 0

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from listening import KilledError, Listener, die
 
 from cpuopt import cli, files
 from cpuopt.errors import UserError
@@ -23,28 +24,6 @@ from cpuopt.train.trainer import train
 FAULTS = Path(__file__).parent / "faults"
 TENSORS = checkpoint.TENSORS["adamw"]
 ALL_FILES = (*TENSORS, checkpoint.STATE, checkpoint.MANIFEST)
-
-
-class KilledError(Exception):
-    """Stands for the end of the process."""
-
-
-class Listener:
-    def __init__(self, die_after=None):
-        self.die_after, self.notes = die_after, []
-
-    def step_done(self, metrics):
-        if metrics["step"] == self.die_after:
-            raise KilledError
-
-    def validation(self, step, loss):
-        pass
-
-    def sample(self, step, text):
-        self.notes.append((step, text))
-
-    def note(self, text):
-        self.notes.append(text)
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +49,7 @@ def small(text, tmp_path):
         ready = job.prepare(given, resume=resume)
         if change:
             change(ready)
-        listener = Listener(die_after)
+        listener = Listener(die_after, die)
         ticks = itertools.count(step=0.25)
         try:
             result = train(ready, root, listener, lambda: next(ticks), resume)

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from listening import Listener, raising
 
 from cpuopt import cli, engine, files, weights
 from cpuopt.data import batches
@@ -40,27 +41,6 @@ def _here(here):
     Path("text.txt").write_text("".join(chr(97 + i * i % 23) for i in range(400)))
 
 
-class Listener:
-    """Hears of a run; calls `act` when some steps are done."""
-
-    def __init__(self, after=None, act=lambda: None):
-        self.notes, self.steps, self.after, self.act = [], 0, after, act
-
-    def step_done(self, metrics):
-        self.steps += 1
-        if self.steps == self.after:
-            self.act()
-
-    def validation(self, step, loss):
-        pass
-
-    def sample(self, step, text):
-        pass
-
-    def note(self, text):
-        self.notes.append(text)
-
-
 def prepare(**more):
     base = {"model": SIZES, "data": "text.txt", "B": 2, "T": 8, "steps": 3, "val_every": 0, "variant": "vanilla"}
     return job.prepare(job.Settings(**{**base, **more}))
@@ -71,10 +51,6 @@ def run(listener=None, change=lambda ready: None, **more):
     change(ready)
     ticks = itertools.count(step=0.25)
     return train(ready, Path("runs"), listener, lambda: next(ticks)), ready, listener
-
-
-def raising(*numbers):
-    return lambda: [signal.raise_signal(n) for n in numbers]
 
 
 # What `--save` writes, and where

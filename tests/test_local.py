@@ -5,7 +5,8 @@ import zlib
 
 import numpy as np
 import pytest
-from test_ranks import GPT2, SETTINGS, TWO_PASS, B, Listener, T
+from listening import Listener
+from test_ranks import GPT2, SETTINGS, TWO_PASS, B, T
 
 from cpuopt import Choice, UserError, ops
 from cpuopt.comm.threads import Team, Thread

@@ -7,7 +7,8 @@ import time
 from pathlib import Path
 
 import pytest
-from test_faults import Listener, _here, run  # noqa: F401  (a fixture)
+from listening import Listener
+from test_faults import _here, run  # noqa: F401  (a fixture)
 
 from cpuopt import cli
 from cpuopt.errors import UserError

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from listening import Listener
 
 from cpuopt import Choice, UserError, ops
 from cpuopt.comm.threads import Team
@@ -218,23 +219,6 @@ def test_the_text_of_a_program_shows_what_ranks_exchange(small_buckets):
 
 
 # Jobs: the loop, validation and checkpoints
-
-
-class Listener:
-    def __init__(self):
-        self.steps, self.vals, self.notes = [], [], []
-
-    def step_done(self, metrics):
-        self.steps.append({k: v for k, v in metrics.items() if k in ("step", "loss", "grad_norm", "val_loss")})
-
-    def validation(self, step, loss):
-        self.vals.append((step, loss))
-
-    def sample(self, step, text):
-        self.notes.append(text)
-
-    def note(self, text):
-        self.notes.append(text)
 
 
 SETTINGS = {"model": json.dumps({"n_layer": 2, "n_embd": 48, "n_head": 3, "vocab_size": 256, "block_size": 32})}

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from listening import KilledError, Listener, die
 
 from cpuopt import cli
 from cpuopt.errors import UserError
@@ -17,25 +18,6 @@ from cpuopt.train.trainer import train
 pytest.importorskip("tensorboardX")
 accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
 SIZES = '{"n_layer": 1, "n_head": 2, "n_embd": 16, "vocab_size": 256, "block_size": 16}'
-
-
-class KilledError(Exception):
-    """Stands for the end of the process."""
-
-
-class Listener:
-    def __init__(self, die_after):
-        self.die_after, self.notes = die_after, []
-
-    def step_done(self, metrics):
-        if metrics["step"] == self.die_after:
-            raise KilledError
-
-    def validation(self, step, loss):
-        pass
-
-    def note(self, text):
-        self.notes.append(text)
 
 
 @pytest.fixture
@@ -49,7 +31,7 @@ def run(tmp_path):
         settings = settings or job.resumed(resume, more)
         settings.check()
         with contextlib.suppress(KilledError):
-            train(job.prepare(settings, resume=resume), tmp_path / "runs", Listener(die_after), resume=resume)
+            train(job.prepare(settings, resume=resume), tmp_path / "runs", Listener(die_after, die), resume=resume)
         (path,) = (tmp_path / "runs").iterdir()
         return path
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from listening import Listener, raising
 
 from cpuopt.errors import UserError
 from cpuopt.kernels import registry
@@ -39,33 +40,6 @@ def prepare(text):
         return job.prepare(job.Settings(**{"variant": "vanilla"} | small | settings))
 
     return prepare
-
-
-class Listener:
-    """Hears of a run; sends `signals` when `after` steps are done."""
-
-    def __init__(self, after=None, signals=()):
-        self.steps, self.vals, self.notes, self.after, self.signals = [], [], [], after, signals
-
-    def step_done(self, metrics):
-        self.steps.append(metrics)
-        if len(self.steps) == self.after:
-            self.send()
-
-    def validation(self, step, loss):
-        self.vals.append(step)
-        if self.after == 0:
-            self.send()
-
-    def sample(self, step, text):
-        self.notes.append((step, text))
-
-    def note(self, text):
-        self.notes.append(text)
-
-    def send(self):
-        for number in self.signals:
-            signal.raise_signal(number)
 
 
 def read(folder):
@@ -149,7 +123,7 @@ def test_validation_falls(prepare, tmp_path):
 def test_validation_comes_first_every_so_often_and_last(prepare, tmp_path, steps, every, at):
     result = train(prepare(steps=steps, val_every=every), tmp_path, listener := Listener())
     metrics, profile, summary = read(result.path)
-    assert listener.vals == at
+    assert [step for step, _ in listener.vals] == at
     assert [m["step"] for m in metrics] == list(range(1, steps + 1))
     assert [m["step"] for m in metrics if "val_loss" in m] == [step for step in at if step]
     log = (result.path / "main.log").read_text().splitlines()
@@ -400,7 +374,7 @@ def test_a_guard_that_is_off_lets_all_through(prepare, tmp_path):
 @pytest.mark.parametrize("number", INTERRUPTS)
 def test_a_signal_ends_the_run_after_its_step(prepare, tmp_path, number):
     before = [signal.getsignal(n) for n in INTERRUPTS]
-    result = train(prepare(steps=9, val_every=2), tmp_path, Listener(after=4, signals=[number]))
+    result = train(prepare(steps=9, val_every=2), tmp_path, Listener(4, raising(number)))
     metrics, profile, summary = read(result.path)
     assert (result.stopped_by, summary["interrupted"]) == (number, True)
     assert len(metrics) == summary["steps"] == profile["steps"] + profile["warmup"] == 4
@@ -438,7 +412,7 @@ def test_a_first_step_that_is_judged_leaves_no_copy_of_a_weight_behind(prepare, 
 
 
 def test_a_signal_before_the_first_step(prepare, tmp_path):
-    result = train(prepare(steps=9, val_every=2), tmp_path, Listener(after=0, signals=[signal.SIGINT]))
+    result = train(prepare(steps=9, val_every=2), tmp_path, Listener(0, raising(signal.SIGINT)))
     metrics, profile, summary = read(result.path)
     assert (metrics, profile, summary["steps"], summary["interrupted"]) == ([], {}, 0, True)
     assert (summary["loss_last"], summary["step_ms_median"]) == (None, None)
@@ -446,7 +420,7 @@ def test_a_signal_before_the_first_step(prepare, tmp_path):
 
 def test_a_second_signal_ends_the_run_at_once(prepare, tmp_path):
     before = [signal.getsignal(n) for n in INTERRUPTS]
-    listener = Listener(after=2, signals=[signal.SIGTERM, signal.SIGINT])
+    listener = Listener(2, raising(signal.SIGTERM, signal.SIGINT))
     with pytest.raises(KeyboardInterrupt):
         train(prepare(steps=9), tmp_path, listener)
     assert len(listener.steps) == 2
