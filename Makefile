@@ -66,10 +66,8 @@ test-oldest: $(VENV)-oldest/.installed
 # quarter of an hour, has an environment of its own; LLAMA_CPP=/path/to/python takes another, and LLAMA_CPP= none
 test-peers: $(VENV)/.dev $(PEERS) $(LLAMA_CPP)
 	$(BIN)/python tests/golden/compare_124m.py --torch-python $(PEERS) $(ARGS)
-	$(BIN)/python tests/golden/compare_llama.py --python $(PEERS)
 	$(BIN)/python tests/golden/compare_families.py --python $(PEERS)
-	$(BIN)/python tests/golden/compare_transformers.py --python $(PEERS)
-	$(BIN)/python tests/golden/exchange_llama.py --python $(PEERS)
+	$(BIN)/python tests/golden/exchange_transformers.py --python $(PEERS)
 	$(BIN)/python tests/golden/compare_lora.py --python $(PEERS)
 	$(if $(LLAMA_CPP),$(BIN)/python tests/golden/compare_llama_cpp.py --python $(LLAMA_CPP))
 	$(if $(RUN_C),$(BIN)/python tests/golden/compare_run_c.py $(RUN_C))

@@ -46,14 +46,22 @@ def computed(on: Family) -> tuple[dict[str, Any], Values]:
             assert best.values[0] - best.values[1] > CLOSE, best
             ids.append(int(best.indices[0]))
     about["text"] = ids[-TEXT:]
-    tokens, targets = (torch.tensor(x, dtype=torch.int64) for x in on.tokens())
+    tokens, targets = on.tokens()
+    return about, values_of(model, parameters, tokens, targets)
+
+
+def values_of(
+    model: torch.nn.Module, parameters: dict[str, torch.nn.Parameter], tokens: np.ndarray, targets: np.ndarray
+) -> Values:
+    """Compute ``logits``, ``loss``, ``grad/<name>``, ten ``losses``, and the norms of the weights after them."""
+    ids, wanted = (torch.tensor(x, dtype=torch.int64) for x in (tokens, targets))
     optimizer = torch.optim.AdamW(model.parameters(), **ADAMW, foreach=False)
     values: Values = {}
     losses = []
     for step in range(STEPS):
         optimizer.zero_grad()
-        logits = model(input_ids=tokens, use_cache=False).logits
-        loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-100)
+        logits = model(input_ids=ids, use_cache=False).logits
+        loss = F.cross_entropy(logits.flatten(0, 1), wanted.flatten(), ignore_index=-100)
         loss.backward()
         if step == 0:
             values |= {"logits": logits.detach().numpy(), "loss": np.array([loss.item()])}
@@ -61,7 +69,7 @@ def computed(on: Family) -> tuple[dict[str, Any], Values]:
         optimizer.step()
         losses.append(loss.item())
     values["losses"] = np.array(losses)
-    return about, values | norms_after({name: p.detach().numpy() for name, p in parameters.items()})
+    return values | norms_after({name: p.detach().numpy() for name, p in parameters.items()})
 
 
 def main() -> None:

@@ -7,14 +7,13 @@ Run with transformers 5.23 and PyTorch 2.13; it takes seconds::
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import numpy as np
 import torch
 import transformers
-from llama_cases import ADAMW, CASES, STEPS, Case, Values, norms_after, packed, summarize
-from torch.nn import functional as F
+from llama_cases import CASES, Case, packed, summarize
+from transformers_families import values_of
 
 HERE = Path(__file__).resolve().parent
 CLASSES = {
@@ -40,40 +39,15 @@ def model_of(case: Case) -> torch.nn.Module:
     return model
 
 
-def values_of(case: Case) -> Values:
-    """Compute ``logits``, ``loss``, ``grad/<name>``, ten ``losses``, and the norms of the weights after them."""
-    model = model_of(case)
-    parameters = {name: model.get_parameter(name) for name in case.shapes()}
-    tokens, targets = (torch.tensor(x, dtype=torch.int64) for x in case.tokens())
-    optimizer = torch.optim.AdamW(model.parameters(), **ADAMW, foreach=False)
-    values: Values = {}
-    losses = []
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        logits = model(input_ids=tokens).logits
-        loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-100)
-        loss.backward()
-        if step == 0:
-            values |= {"logits": logits.detach().numpy(), "loss": np.array([loss.item()])}
-            values |= {f"grad/{name}": p.grad.numpy().copy() for name, p in parameters.items()}
-        optimizer.step()
-        losses.append(loss.item())
-    values["losses"] = np.array(losses)
-    return values | norms_after({name: p.detach().numpy() for name, p in parameters.items()})
-
-
 def main() -> None:
-    """Write the golden file, or the whole values of every case to a given folder."""
+    """Write the golden file."""
     torch.set_num_threads(1)
-    if len(sys.argv) == 2:
-        for case, on in CASES.items():
-            np.savez(Path(sys.argv[1], f"{case}.npz"), **values_of(on))
-        return
-    rows = {case: summarize(values_of(on)) for case, on in CASES.items()}
-    np.savez_compressed(
-        HERE / "llama.npz",
-        **{f"{case}/{part}": x for case, found in rows.items() for part, x in packed(found).items()},
-    )
+    flat = {}
+    for case, on in CASES.items():
+        model = model_of(on)
+        values = values_of(model, {name: model.get_parameter(name) for name in on.shapes()}, *on.tokens())
+        flat |= {f"{case}/{part}": x for part, x in packed(summarize(values)).items()}
+    np.savez_compressed(HERE / "llama.npz", **flat)
     print(f"llama.npz: {(HERE / 'llama.npz').stat().st_size / 1000:.0f} kB")
 
 

@@ -1,8 +1,8 @@
-"""Exchange the Llama family with Hugging Face's ``transformers``: what cpuopt writes it loads, and the other way round.
+"""Exchange GPT-2 and the Llama family with Hugging Face's ``transformers``: what cpuopt writes it loads, and the other way round.
 
 ``transformers`` runs in a process of its own, under a Python that has it and PyTorch::
 
-    python tests/golden/exchange_llama.py [--python PATH]
+    python tests/golden/exchange_transformers.py [--python PATH]
 
 For each model: the logits of the same file; every number of the model's config; tensors saved again, in shards and in
 one file, in float32 and bfloat16; and configs in the layouts of earlier versions, which both read alike.
@@ -28,7 +28,9 @@ T, V, TOLERANCE = 40, 211, 1e-5
 SIZES = {"vocab_size": V, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2, "head_dim": 16}
 HEADS = {"num_attention_heads": 6, "num_key_value_heads": 2}
 LLAMA3 = {"rope_type": "llama3", "rope_factor": 8.0, "rope_theta": 5e5, "rope_original_positions": 16}
+GPT2 = {"n_layer": 3, "n_head": 4, "n_embd": 64, "vocab_size": V, "block_size": 48}
 MODELS = {
+    "gpt2": GPT2,
     "llama": {**HEADS, "tie_word_embeddings": True},
     "llama-3": {**HEADS, **LLAMA3, "attention_bias": True, "rms_norm_eps": 1e-6},
     "llama-linear": {**HEADS, "rope_type": "linear", "rope_factor": 4.0, "head_dim": 8},
@@ -77,6 +79,8 @@ LAYOUTS = {
 
 def described(config: object) -> dict[str, object]:
     """Return the numbers of a config of transformers, by the names of cpuopt's fields."""
+    if config.model_type == "gpt2":
+        return {name: getattr(config, "n_positions" if name == "block_size" else name) for name in GPT2}
     rope = config.rope_parameters.get("full_attention", config.rope_parameters)
     names = {"factor": "rope_factor", "low_freq_factor": "rope_low_freq_factor"}
     names |= {
@@ -168,8 +172,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as made:
         folder, wrong = Path(made), []
         for seed, (name, more) in enumerate(MODELS.items()):
-            sizes = {"model": name.partition("-")[0], **SIZES, "max_position_embeddings": 64, **more}
-            config = models.from_json(sizes)
+            sizes = {} if more is GPT2 else {**SIZES, "max_position_embeddings": 64}
+            config = models.from_json({"model": name.partition("-")[0], **sizes, **more})
             params = draw(config.shapes(), seed)
             (folder / name).mkdir()
             save_weights(folder / name / "ours", config, params.__getitem__)
