@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from verbs import ran
 
 from cpuopt import cli, models
 from cpuopt.train.checkpoint import newest
@@ -16,12 +17,6 @@ STEP = ["--model", MODEL, "-B", "2", "-T", "16", "--variant", "vanilla"]
 
 
 pytestmark = pytest.mark.usefixtures("here")
-
-
-def ran(capsys, *flags):
-    """Run a verb that succeeds; give what it prints as JSON."""
-    assert cli.main([*flags, "--json"]) == 0
-    return json.loads(capsys.readouterr().out)
 
 
 def test_it_trains_resumes_reports_evaluates_and_generates(capsys):

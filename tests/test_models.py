@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
+from verbs import ran, refused
 
 from cpuopt import cli, models, nn
 from cpuopt.engine import Engine
@@ -66,19 +67,6 @@ def _registered(monkeypatch, here):
     monkeypatch.setattr(models, "MODELS", dict(models.MODELS))
     monkeypatch.setattr(models, "PRESETS", dict(models.PRESETS))
     models.register(Config, {"mlp-tiny": Config()})
-
-
-def ran(capsys, *flags):
-    """Run a verb that succeeds; give what it prints as JSON."""
-    assert cli.main([*flags, "--json"]) == 0
-    return json.loads(capsys.readouterr().out)
-
-
-def refused(capsys, *flags):
-    """Run a verb that refuses; give its one line."""
-    assert cli.main([*flags]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    return line
 
 
 def test_a_second_model_trains_resumes_evaluates_and_is_converted(capsys):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from verbs import ran, refused
 
 from cpuopt import cli, kernels, models
 from cpuopt.errors import UserError
@@ -114,19 +115,6 @@ def forget(monkeypatch):
     monkeypatch.setattr(own, "OPENED", {})
     kernels.forget("own.py")
     own._made.cache_clear()
-
-
-def ran(capsys, *flags):
-    """Run a verb that succeeds; return what it prints as JSON."""
-    assert cli.main([*flags, "--json"]) == 0
-    return json.loads(capsys.readouterr().out)
-
-
-def refused(capsys, *flags):
-    """Run a verb that refuses; return its one line."""
-    assert cli.main([*flags]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    return line
 
 
 def weights(run):

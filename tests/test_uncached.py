@@ -1,10 +1,10 @@
 """Text of a model without a cache: a module in a user's file, in every place that makes text."""
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
+from verbs import ran
 
 from cpuopt import Engine, cli, kernels, nn
 from cpuopt import functional as F
@@ -97,11 +97,6 @@ def lm(monkeypatch, here):
     kernels.forget("lm.py")
     Path("lm.py").write_text(FILE)
     return "lm.py:{}".format
-
-
-def ran(capsys, *flags):
-    assert cli.main([*flags, "--json"]) == 0
-    return json.loads(capsys.readouterr().out)
 
 
 def refused(capsys, *flags):

@@ -1,4 +1,4 @@
-"""Exchange GPT-2 and the Llama family with Hugging Face's ``transformers``: what cpuopt writes it loads, and the other way round.
+"""Exchange GPT-2 and the Llama family with Hugging Face's ``transformers``: each loads what the other writes.
 
 ``transformers`` runs in a process of its own, under a Python that has it and PyTorch::
 
