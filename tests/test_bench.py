@@ -606,9 +606,9 @@ def test_two_variants_of_cpuopt():
     assert view.used == [pytest.approx(0, abs=0.1)]
 
 
-def test_two_variants_in_bfloat16_compute_one_model_in_float32():
-    plan = Plan("gpt2-tiny", ((2, 8),), against=("vanilla",), variant="optimized", dtype="bf16", threads=2, rounds=2)
-    plan = replace(plan, moments="bf16")
+def test_two_sides_in_bfloat16_compute_one_model_in_float32():
+    how = {"swap": ("matmul_forward=vanilla",), "dtype": "bf16", "moments": "bf16", "threads": 2, "rounds": 2}
+    plan = Plan("gpt2-tiny", ((2, 8),), against=("optimized",), variant="optimized", **how)
     record = Bench(plan, pause_s=0).run()
     result = record["results"][0]
     assert report.types_of(record) == ["bf16", "bf16 moments"]

@@ -54,8 +54,13 @@ def test_a_kernel_of_the_package_is_right_as_text(session: Judge) -> None:
     assert session.check(as_text("optimized", "softmax"), "softmax_forward").verdict == "right"
 
 
+FASTER = FILES["optimized"].split()
+ONCE = {**FILES, "vanilla": " ".join(name for name in FILES["vanilla"].split() if name not in FASTER)}
+"""Of an op with two texts the optimized one."""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("files", [FILES, LARGE], ids=["usual", "large"])
+@pytest.mark.parametrize("files", [ONCE, LARGE], ids=["usual", "large"])
 def test_every_kernel_of_the_package_that_stands_alone_is_right(files: dict[str, str], session: Judge) -> None:
     every = package(files)
     found = [session.check(as_text(variant, name), op) for op, variant, name in every]
