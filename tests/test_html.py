@@ -18,7 +18,6 @@ import numpy as np
 import pytest
 
 from cpuopt import cli
-from cpuopt.cli import common
 from cpuopt.engine import Engine
 from cpuopt.errors import UserError
 from cpuopt.files.reading import to_json
@@ -645,10 +644,7 @@ def test_no_figure_of_a_kernel_that_did_not_pass(profile, engine):
 
 
 @pytest.mark.parametrize("flag", ["--html", "--trace"])
-def test_a_file_that_cannot_be_written_is_refused_before_anything_runs(flag, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("NUMBA_NUM_THREADS", os.environ["NUMBA_NUM_THREADS"])
-    monkeypatch.setattr(common, "cores", lambda: int(os.environ["NUMBA_NUM_THREADS"]))
+def test_a_file_that_cannot_be_written_is_refused_before_anything_runs(flag, tmp_path, here, capsys):
     long = f"{'x' * 300}.html"
     for path, why in (("none/r.html", "No such directory"), (".", "Is a directory"), (long, "File name too long")):
         assert cli.main(["profile", "--model", "gpt2-tiny", flag, path]) == 2
@@ -667,26 +663,11 @@ def test_a_file_is_whole_or_not_there(tmp_path):
     assert [f.name for f in tmp_path.iterdir()] == ["r.html"]
 
 
-def test_train_and_profile_write_reports(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("NUMBA_NUM_THREADS", threads := os.environ["NUMBA_NUM_THREADS"])
-    monkeypatch.setattr(common, "cores", lambda: int(threads))
+def test_train_and_profile_write_reports(tmp_path, here, monkeypatch, capsys):
     monkeypatch.setattr(machine, "roofs", lambda n, say: replace(ROOFS, threads=n))
     (tmp_path / "text.txt").write_text("".join(f"{i} squared is {i * i}.\n" for i in range(1000)))
-    small = [
-        "--model",
-        "gpt2-tiny",
-        "--data",
-        "text.txt",
-        "-B",
-        "2",
-        "-T",
-        "16",
-        "--variant",
-        "vanilla",
-        "--steps",
-        "3",
-    ]
+    small = ["--model", "gpt2-tiny", "--data", "text.txt", "-B", "2", "-T", "16", "--variant", "vanilla"]
+    small += ["--steps", "3"]
     assert cli.main(["profile", *small, "--html", "p.html", "--json"]) == 0
     profile = json.loads(capsys.readouterr().out)
     tree = read((tmp_path / "p.html").read_text())

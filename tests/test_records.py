@@ -208,7 +208,6 @@ def test_the_verbs(tmp_path, capsys):
 
 def test_a_run_with_one_kernel_of_one_layer_swapped_shows_that_layer_alone(tmp_path, monkeypatch, capsys):
     threads = os.environ["NUMBA_NUM_THREADS"]
-    monkeypatch.setenv("NUMBA_NUM_THREADS", threads)
     (tmp_path / "text.txt").write_text("".join(f"{i} squared is {i * i}.\n" for i in range(500)))
     job = ["train", "--model", "gpt2-tiny", "--data", "text.txt", "-B", "2", "-T", "16", "--variant", "vanilla"]
     job += ["--threads", threads, "--val-every", "0", "--steps", "4"]

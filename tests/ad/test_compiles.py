@@ -47,12 +47,12 @@ def every_form(y, x, w):
             y[i, j] = total[j] * x[i].dot(w)
 
 
-def test_forms_that_numba_lacks_compile_and_are_right(registered):
+def test_forms_that_numba_lacks_compile_and_are_right():
     op = differentiable(out("y", P, Q), inp("x", P, Q), inp("w", Q))(every_form)
     assert {r.verdict for r in op.check()} == {"PASS"}
 
 
-def test_a_parallel_loop_makes_its_arrays_in_each_iteration_and_the_backward_quotes_what_was_written(registered):
+def test_a_parallel_loop_makes_its_arrays_in_each_iteration_and_the_backward_quotes_what_was_written():
     op = differentiable(out("y", P, Q), inp("x", P, Q), inp("w", Q))(every_form)
     code = inspect.getsource(op.compiled)
     assert "    unit = np.empty(x.shape[1], np.float64)" in code
@@ -65,7 +65,7 @@ def clipped(h, x):
         h[i] = np.clip(0.5 * h[i] + x[i], -1.0, 1.0)
 
 
-def test_so_does_an_update_in_place(registered):
+def test_so_does_an_update_in_place():
     op = differentiable(state("h", N), inp("x", N))(clipped)
     assert {r.verdict for r in op.check()} == {"PASS"}
 
@@ -75,7 +75,7 @@ def plain(out, inp):
         out[i] = inp[i] * inp[i]
 
 
-def test_what_numba_takes_is_compiled_as_it_was_written(registered):
+def test_what_numba_takes_is_compiled_as_it_was_written():
     op = differentiable(out("out", N), inp("inp", N))(plain)
     assert op.compiled is plain
 
@@ -85,7 +85,7 @@ def another(out, inp):
         out[i] = inp[i] * inp[i] * inp[i]
 
 
-def test_what_numba_refuses_is_an_error_with_its_line(registered, monkeypatch):
+def test_what_numba_refuses_is_an_error_with_its_line(monkeypatch):
     op = differentiable(out("out", N), inp("inp", N))(another)
     monkeypatch.setitem(op.compiled.__globals__, "prange", object())
     with pytest.raises(UserError, match=r"another_forward\[vanilla\] .* compile: .* \(line \d+: for i in prange"):
@@ -102,6 +102,6 @@ def column(y, x0):
         y[i] = x[i, 0] + x[i, 1]
 
 
-def test_a_copy_has_the_axes_that_are_declared(registered):
+def test_a_copy_has_the_axes_that_are_declared():
     op = differentiable(out("y", P), inp("x0", P, 2))(column)
     assert {r.verdict for r in op.check()} == {"PASS"}

@@ -48,7 +48,7 @@ def drawn(op, on):
 
 
 @pytest.fixture
-def linear(registered):
+def linear():
     return made(recurrence, out("h", T, C), inp("x", T, C), inp("a", C))
 
 
@@ -75,7 +75,7 @@ def squares(y, x):
         y[t] = h
 
 
-def test_a_formula_that_leaves_float64_too_is_judged_on_smaller_inputs(registered):
+def test_a_formula_that_leaves_float64_too_is_judged_on_smaller_inputs():
     op = made(squares, out("y", T), inp("x", T))
     assert drawn(op.forward, Case({"T": 90})).scale < 1
     assert np.isfinite(op.forward.reference(**drawn(op.forward, Case({"T": 90})))["y"]).all()
@@ -98,7 +98,7 @@ def log_sum_naive(y, x):
     y[0] = math.log(s)
 
 
-def test_a_kernel_that_overflows_where_its_reference_does_not_fails(registered):
+def test_a_kernel_that_overflows_where_its_reference_does_not_fails():
     stable = made(log_sum, out("y", 1), inp("x", P))
     kernel(stable.forward, "naive", parallel=False)(log_sum_naive)
     large = Case({"P": 40}, "thousands")
@@ -107,7 +107,7 @@ def test_a_kernel_that_overflows_where_its_reference_does_not_fails(registered):
     assert check(of(stable, "naive"), large).verdict == "FAIL"
 
 
-def test_a_formula_that_overflows_on_the_way_is_judged_where_it_does_not(registered):
+def test_a_formula_that_overflows_on_the_way_is_judged_where_it_does_not():
     naive = made(log_sum_naive, out("y", 1), inp("x", P))
     assert check(of(naive), Case({"P": 40}, "thousands")).verdict == "PASS"
 
@@ -122,7 +122,7 @@ def squash_of_two(y, x):
         y[i] = math.exp(x[i]) / (1.0 + math.exp(x[i]))
 
 
-def test_an_overflow_that_leaves_the_result_right_scales_nothing(registered):
+def test_an_overflow_that_leaves_the_result_right_scales_nothing():
     op = made(squash, out("y", N), inp("x", N))
     kernel(op.forward, "other")(squash_of_two)
     large = Case({"N": 40}, "thousands")
@@ -136,7 +136,7 @@ def inverse_power(y, x):
         y[i] = 1.0 / x[i] ** 8
 
 
-def test_a_formula_that_divides_is_judged_on_larger_inputs(registered):
+def test_a_formula_that_divides_is_judged_on_larger_inputs():
     op = made(inverse_power, out("y", N), inp("x", N))
     assert drawn(op.forward, case(op.forward, SMALL, "tiny")).scale > 1
     assert check(of(op), case(op.forward, SMALL, "tiny")).verdict == "PASS"
@@ -147,7 +147,7 @@ def too_large(y, x):
         y[i] = 1e30 * (1.5 + math.sin(x[i])) * 1e30
 
 
-def test_what_fits_at_no_scale_says_so(registered):
+def test_what_fits_at_no_scale_says_so():
     op = made(too_large, out("y", N), inp("x", N))
     with pytest.raises(UserError, match="leaves float32's range, on random inputs of any scale; declare its domain"):
         check(of(op), case(op.forward, SMALL))
@@ -160,7 +160,7 @@ def lookup(y, tab, x):
         y[i] = tab[k] * x[i]
 
 
-def test_an_integer_of_a_number_is_judged_without_nan(registered):
+def test_an_integer_of_a_number_is_judged_without_nan():
     op = made(lookup, out("y", P), inp("tab", Q), inp("x", P))
     assert {r.verdict for r in op.check()} == {"PASS"}
 
@@ -170,7 +170,7 @@ def lookup_between(y, tab, x):
         y[i] = tab[int(x[i] * (tab.shape[0] - 1))]
 
 
-def test_an_index_outside_the_table_asks_for_a_domain(registered):
+def test_an_index_outside_the_table_asks_for_a_domain():
     declared = out("y", P), inp("tab", Q), inp("x", P)
     op = made(lookup_between, *declared, inputs=lambda a: {"x": 100 * np.abs(a["x"]) + 100})
     with pytest.raises(UserError, match=r"IndexError.*declare its domain with inputs="):
@@ -184,12 +184,12 @@ def scaled(y, x, eps, lr, beta1):
     y[0] = eps * math.log(z) * beta1
 
 
-def test_a_scalar_is_drawn_whatever_its_name(registered):
+def test_a_scalar_is_drawn_whatever_its_name():
     op = made(scaled, out("y", 1), inp("x", P), scalar("eps"), scalar("lr"), scalar("beta1"))
     assert {r.verdict for r in op.check()} == {"PASS"}
 
 
-def test_inputs_may_give_a_scalar(registered):
+def test_inputs_may_give_a_scalar():
     declared = out("y", 1), inp("x", P), scalar("eps"), scalar("lr"), scalar("beta1")
     op = made(scaled, *declared, inputs=lambda a: {"eps": 0.75, "x": a["x"] / 2})
     assert drawn(op.forward, case(op.forward, SMALL))["eps"] == 0.75
@@ -201,6 +201,6 @@ def positions(y, x, pos):
         y[i] = x[i] * pos[i]
 
 
-def test_an_index_below_a_size_that_no_array_has(registered):
+def test_an_index_below_a_size_that_no_array_has():
     op = made(positions, out("y", P), inp("x", P), index("pos", P, below=Q))
     assert {r.verdict for r in op.check()} == {"PASS"}

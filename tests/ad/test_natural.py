@@ -52,13 +52,13 @@ def made(monkeypatch, name):
 
 
 @pytest.mark.parametrize("name", ACCEPTED)
-def test_the_decorator_judges_it_right(registered, uncompiled, monkeypatch, name):
+def test_the_decorator_judges_it_right(uncompiled, monkeypatch, name):
     made(monkeypatch, name).judge()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ACCEPTED)
-def test_what_is_accepted_compiles(registered, monkeypatch, name):
+def test_what_is_accepted_compiles(monkeypatch, name):
     op = made(monkeypatch, name)
     for part in [op.forward, *[op.backward] * op.read.rewritten]:
         registry.KERNELS[part.name, registry.BASE].compile()
@@ -112,7 +112,7 @@ def fourth_power(out, inp):
         out[i] *= out[i]
 
 
-def test_an_output_that_is_written_twice_is_computed_again_by_the_compiled_backward(registered):
+def test_an_output_that_is_written_twice_is_computed_again_by_the_compiled_backward():
     op = differentiable(out("out", N), inp("inp", N))(fourth_power)
     assert "out" not in op.backward.by_name
     assert {r.verdict for r in op.check()} == {"PASS"}
@@ -143,7 +143,7 @@ def projection(out, inp, weight):
         out[b] = np.dot(inp[b], weight) / length + 0.1 * (row.max() - np.min(row)) + weight.mean() * np.sum(inp[b])
 
 
-def test_functions_of_whole_rows_are_loops(registered):
+def test_functions_of_whole_rows_are_loops():
     declared = out("out", BT), inp("inp", BT, C), inp("weight", C)
     found = judge.judge(natural.Natural(projection, declared))
     assert found.kind == "right", found.detail
@@ -165,7 +165,7 @@ def relax(u, k):
             row[i] += k[0] * (old[i - 1] - row[i])
 
 
-def test_an_update_in_place_compiles_and_is_right(registered):
+def test_an_update_in_place_compiles_and_is_right():
     op = differentiable(state("u", T, C), inp("k", 1))(relax)
     assert op.forward.params == ["u", "k", "u_before"]
     assert {r.verdict for r in op.check()} == {"PASS"}
@@ -177,7 +177,7 @@ def leaking(out, u, inp):
         out[i] = u[i]
 
 
-def test_parameters_in_another_order_are_refused_in_the_words_of_the_file(registered):
+def test_parameters_in_another_order_are_refused_in_the_words_of_the_file():
     with pytest.raises(UserError) as e:
         differentiable(out("out", N), inp("inp", N), state("u", N))(leaking)
     said = "parameters are (out, u, inp); the declaration says otherwise: write def leaking(out, inp, u)"
@@ -189,13 +189,13 @@ def roots_forward(y, x):
         y[i] = np.sqrt(x[i] - 4.0) + np.sqrt(5.0 - x[i])
 
 
-def test_the_gradient_is_judged_on_the_declared_inputs(registered):
+def test_the_gradient_is_judged_on_the_declared_inputs():
     declared = (out("y", N), inp("x", N))
     with pytest.raises(UserError, match="declare inputs="):
         differentiable(*declared)(roots_forward).judge()
 
 
-def test_inputs_that_are_no_inputs_are_refused(registered):
+def test_inputs_that_are_no_inputs_are_refused():
     op = differentiable(out("y", N), inp("x", N), inputs=lambda a: {"x": a["x"][:1]})(roots_forward)
     with pytest.raises(UserError, match="inputs= returned 'x' of shape"):
         op.judge()
@@ -205,13 +205,13 @@ def between_four_and_five(a):
     return {"x": 4.5 + 0.4 * np.tanh(a["x"])}
 
 
-def test_a_domain_of_ones_own_makes_a_gradient_finite(registered):
+def test_a_domain_of_ones_own_makes_a_gradient_finite():
     op = differentiable(out("y", N), inp("x", N), inputs=between_four_and_five)(roots_forward)
     op.judge()
     assert op.judged
 
 
-def test_a_size_with_a_number_added_is_found(registered):
+def test_a_size_with_a_number_added_is_found():
     op = differentiable(out("y", T), inp("x", T + 4))(natural.ALL["savitzky_golay"].function)
     assert op.forward.bind({"x": (9,)}) == {"T": 5}
     assert (T - 1)({"T": 5}) == 4

@@ -19,7 +19,7 @@ def test_there_are_twenty():
 
 
 @pytest.mark.parametrize("name", KERNELS)
-def test_a_recurrence_as_first_written_compiles_and_is_right(registered, monkeypatch, name):
+def test_a_recurrence_as_first_written_compiles_and_is_right(monkeypatch, name):
     kernel = KERNELS[name]
     monkeypatch.setattr(kernel.function, "__name__", f"natural_{name}")
     op = differentiable(*kernel.args)(kernel.function)

@@ -38,7 +38,7 @@ def square_backward_wrong(dinp, dinp_add, dout, inp):
         dinp[i] = dinp[i] + d if dinp_add else d
 
 
-def test_an_op_of_ones_own_has_a_backward_and_a_check(registered):
+def test_an_op_of_ones_own_has_a_backward_and_a_check():
     square = differentiable(out("out", N), inp("inp", N), flops=N)(square_forward)
     assert square.backward.params == ["dinp", "dinp_add", "dout", "inp"]
     assert {r.verdict for r in square.check()} == {"PASS"}
@@ -69,7 +69,7 @@ def halved(monkeypatch):
     monkeypatch.setattr(Activity, "leaves", lambda self, s, e, seed: leaves(self, s, e, seed)[:1])
 
 
-def test_a_gradient_is_judged_before_a_model_uses_it(registered, monkeypatch, tmp_path):
+def test_a_gradient_is_judged_before_a_model_uses_it(monkeypatch, tmp_path):
     monkeypatch.setattr(emit, "cache_folder", lambda name: tmp_path / name)
     square = differentiable(out("out", N), inp("inp", N))(square_forward)
     assert not square.judged
@@ -96,7 +96,7 @@ def nothing_forward(out, inp):
         out[i] = np.log(-inp[i] * inp[i])
 
 
-def test_a_gradient_is_compared_where_its_forward_is_finite(registered):
+def test_a_gradient_is_compared_where_its_forward_is_finite():
     logs = differentiable(out("out", N), inp("inp", N))(logs_forward)
     logs.judge()
     assert logs.judged
@@ -105,7 +105,7 @@ def test_a_gradient_is_compared_where_its_forward_is_finite(registered):
 
 
 @pytest.mark.parametrize("factor", [np.float32(2), np.float32(3)])
-def test_a_number_from_around_the_function_is_the_one_of_this_function(registered, factor):
+def test_a_number_from_around_the_function_is_the_one_of_this_function(factor):
     def scaled_forward(out, inp):
         for i in prange(inp.shape[0]):
             out[i] = inp[i] * factor
@@ -115,7 +115,7 @@ def test_a_number_from_around_the_function_is_the_one_of_this_function(registere
     assert getattr(function, "py_func", function).__globals__["factor"] == factor
 
 
-def test_an_op_outside_the_subset_registers_nothing(registered):
+def test_an_op_outside_the_subset_registers_nothing():
     def lost_forward(out, inp):
         while inp[0] > 0:
             out[0] = inp[0]
@@ -188,7 +188,7 @@ def test_ad_prints_the_source_its_plan_and_a_page(tmp_path, capsys):
     assert "did you mean" in capsys.readouterr().err
 
 
-def test_ad_compares_the_generated_kernel_with_another(monkeypatch, capsys, registered):
+def test_ad_compares_the_generated_kernel_with_another(monkeypatch, capsys):
     monkeypatch.setattr(verb, "SIZES", SMALL)
     assert main(["ad", "gelu", "--against", "vanilla"]) == 0
     said = capsys.readouterr().out
@@ -215,7 +215,7 @@ def cast_forward(out, inp):
         out[i] = x * x * np.float32(0.3)
 
 
-def test_a_cast_to_float32_roughens_no_comparison(registered):
+def test_a_cast_to_float32_roughens_no_comparison():
     """The reference, an op's own text, is float64 throughout."""
     cast = differentiable(out("out", N), inp("inp", N))(cast_forward)
     (found,) = check_gradient(cast.backward)

@@ -216,7 +216,7 @@ def last_row_unwritten(out, inp):
 
 
 @pytest.mark.parametrize("function", [only_added, partly_unwritten, read_before, last_row_unwritten])
-def test_an_output_that_depends_on_what_stood_in_it_is_refused(registered, function):
+def test_an_output_that_depends_on_what_stood_in_it_is_refused(function):
     op = differentiable(out("out", N), inp("inp", N, T))(function)
     with pytest.raises(
         UserError, match=r":\d+: 'out\[i\] .*: 'out' depends on its content before the call.*; assign every element"
@@ -232,7 +232,7 @@ def first_assigned(out, inp):
             out[i] += inp[i, j] * inp[i, j]
 
 
-def test_an_output_that_is_assigned_and_then_added_to_is_judged(registered):
+def test_an_output_that_is_assigned_and_then_added_to_is_judged():
     differentiable(out("out", N), inp("inp", N, T))(first_assigned).judge()
 
 
@@ -270,7 +270,7 @@ def refused_when_declared():
 
 
 @pytest.mark.parametrize("function", refused_when_declared(), ids=lambda f: f.__name__)
-def test_a_declaration_that_its_kernel_contradicts_is_refused(registered, function):
+def test_a_declaration_that_its_kernel_contradicts_is_refused(function):
     found = {f.__name__: told for f, told in refused_when_declared().items()}
     args, why = found[function.__name__]
     with pytest.raises(UserError, match=rf"test_wrong_gradients.py:\d+: '.*': .*{why}.*; "):
@@ -321,7 +321,7 @@ ARGUMENTS = {"out": out("out", N), "inp": inp("inp", N), "mask": inp("mask", N),
 
 
 @pytest.mark.parametrize("function", RIGHT)
-def test_no_right_gradient_is_called_wrong(registered, function):
+def test_no_right_gradient_is_called_wrong(function):
     declared = [ARGUMENTS[n] for n in function.__code__.co_varnames[: function.__code__.co_argcount]]
     op = differentiable(*declared)(function)
     op.judge()
@@ -329,7 +329,7 @@ def test_no_right_gradient_is_called_wrong(registered, function):
 
 
 @pytest.mark.parametrize("function", RIGHT)
-def test_a_gradient_that_is_off_by_a_millionth_is_called_wrong(registered, function, monkeypatch):
+def test_a_gradient_that_is_off_by_a_millionth_is_called_wrong(function, monkeypatch):
     declared = [ARGUMENTS[n] for n in function.__code__.co_varnames[: function.__code__.co_argcount]]
     op = differentiable(*declared)(function)
     true = op.backward.reference
@@ -429,7 +429,7 @@ def in_a_parallel_loop(y, x):
 
 
 @pytest.mark.parametrize(("function", "shape"), [(hands_on, (N,)), (exchanges, (N,)), (in_a_parallel_loop, (T, C))])
-def test_an_array_that_is_handed_on_is_the_one_that_is_read_next(registered, uncompiled, function, shape):
+def test_an_array_that_is_handed_on_is_the_one_that_is_read_next(uncompiled, function, shape):
     op = differentiable(out("y", *shape), inp("x", *shape))(function)
     op.judge()
     assert op.judged
@@ -469,6 +469,6 @@ def gate(y, x, threshold):
         y[i] = x[i] * x[i] if x[i] > threshold[0] else 0.1 * x[i]
 
 
-def test_a_gradient_that_nothing_adds_to_is_zero(registered):
+def test_a_gradient_that_nothing_adds_to_is_zero():
     op = differentiable(out("y", N), inp("x", N), inp("threshold", 1))(gate)
     assert {r.verdict for r in op.check()} == {"PASS"}
