@@ -29,6 +29,17 @@ def here(tmp_path, monkeypatch):
     monkeypatch.setattr("cpuopt.cli.common.cores", lambda: int(THREADS))
 
 
+@pytest.fixture
+def measured(monkeypatch):
+    """Let the machine's rates be measured already."""
+    from cpuopt.measure.roofline import Level, Roofs  # which imports numba
+
+    def roofs(n=1, say=None):
+        return Roofs(n, (Level("memory", None),), 1e4, {"memory": {"read": 1e3}}, 1.0)
+
+    monkeypatch.setattr("cpuopt.measure.rates.roofs", roofs)
+
+
 @pytest.fixture(autouse=True)
 def _traces_of_one_test(tmp_path_factory):
     """Forget what a test leaves: modules, ops and kernels of its own files, threads and signals that a verb has set."""

@@ -13,8 +13,6 @@ import pytest
 from test_pages import BLOCK
 
 import cpuopt
-from cpuopt.measure import rates
-from cpuopt.measure.roofline import Level, Roofs
 
 DOCS = Path(__file__).parents[1] / "docs"
 spec = importlib.util.spec_from_file_location("reference", DOCS / "reference.py")
@@ -67,12 +65,9 @@ def test_the_examples_of_docstrings_run():
     assert sum(r.failed for r in results) == 0
 
 
-def test_the_recipes_run_one_after_the_other(tmp_path, monkeypatch, capsys):
+def test_the_recipes_run_one_after_the_other(tmp_path, measured, monkeypatch, capsys):
     """A reader pastes them into one session; kernels need a file, so the page is one."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(
-        rates, "roofs", lambda *how: Roofs(1, (Level("memory", None),), 1e2, {"memory": {"read": 9}}, 1.0)
-    )
     text = (DOCS / "api.md").read_text(encoding="utf-8")
     code = [m[2] for m in BLOCK.finditer(text) if m[1] == "python"]
     assert len(code) == 10

@@ -5,7 +5,6 @@ import os
 import re
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,22 +14,18 @@ from cpuopt import cli
 from cpuopt.data.corpus import write_tokens
 from cpuopt.engine import Engine
 from cpuopt.kernels import registry
-from cpuopt.measure import rates as machine
-from cpuopt.measure.roofline import Level, Roofs
 from cpuopt.program import arena
 from cpuopt.program.fuse import FUSIONS
 from cpuopt.train import record
 
 JOB = ["--model", "gpt2-tiny", "--data", "text.txt", "-B", "2", "-T", "16", "--steps", "2"]
-ROOFS = Roofs(1, (Level("memory", None),), 1e4, {"memory": {"read": 1e3}}, 1.0)
 HEAD = "from cpuopt import kernel, ops\n"
 GELU = "@kernel(ops.gelu_forward, '{variant}', jit=False)\ndef gelu_forward({params}):\n    {body}\n"
 
 
 @pytest.fixture(autouse=True)
-def _here(here, monkeypatch):
+def _here(here, measured, monkeypatch):
     """Run in a folder with one text."""
-    monkeypatch.setattr(machine, "roofs", lambda n, say: replace(ROOFS, threads=n))
     monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))  # a busy machine is worth a line of its own
     Path("text.txt").write_text("".join(f"{i} squared is {i * i}.\n" for i in range(1000)))
 

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -20,8 +19,6 @@ from cpuopt.building import build
 from cpuopt.cli import common
 from cpuopt.files import whole_directory
 from cpuopt.kernels import registry
-from cpuopt.measure import rates as machine
-from cpuopt.measure.roofline import Level, Roofs
 from cpuopt.models import specs
 from cpuopt.models.gpt2 import GPT2, PRESETS
 from cpuopt.program.fuse import FUSIONS
@@ -49,14 +46,9 @@ def residual_forward(out, inp1, inp2):
     for i in prange(inp1.shape[0]):
         out[i] = inp1[i] + inp2[i] if inp1[i] != {unique} else inp2[i] + {unique}
 """
+pytestmark = pytest.mark.usefixtures("here", "measured")
 CORES = common.cores()
-ROOFS = Roofs(1, (Level("memory", None),), 1e4, {"memory": {"read": 1e3}}, 1.0)
 ENVIRONMENT = {name: v for name, v in os.environ.items() if name != "NUMBA_NUM_THREADS"}
-
-
-@pytest.fixture(autouse=True)
-def _here(here, monkeypatch):
-    monkeypatch.setattr(machine, "roofs", lambda n, say: replace(ROOFS, threads=n))
 
 
 @pytest.fixture

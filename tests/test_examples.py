@@ -14,7 +14,6 @@ import pytest
 from cpuopt import files
 from cpuopt.kernels import registry
 from cpuopt.measure import rates
-from cpuopt.measure.roofline import Level, Roofs
 
 EXAMPLES = sorted(Path(__file__).parent.parent.glob("examples/*.py"))
 LEARNS = "6_generated_backward", "7_your_own_model", "burgers"
@@ -48,17 +47,15 @@ SAYS = {
     "search": [r"s, try  1: \d+\.\d+ times as fast as optimized", r"@kernel\(ops\.gelu_forward, 'mine'\)"],
 }
 PROGRESS = re.compile(r"cpuopt: compiling \d+ kernels, once|compiled \d+/\d+|\d/3 gelu_forward|\d+ tokens after")
-ROOFS = Roofs(1, (Level("memory", None),), 2.0, {"memory": {"read": 1.0}}, 1.0)
 
 
 @pytest.fixture(autouse=True)
-def _aside(monkeypatch, tmp_path, tmp_path_factory):
+def _aside(measured, monkeypatch, tmp_path, tmp_path_factory):
     """Leave no kernel, op, file or plan behind."""
     monkeypatch.chdir(tmp_path)
     here = tmp_path_factory.getbasetemp()  # whose kernels are those of other tests
     kept = {name: k for name, k in registry.KERNELS.items() if here not in Path(k.file).parents}
     monkeypatch.setattr(registry, "KERNELS", kept)
-    monkeypatch.setattr(rates, "roofs", lambda n, say=None: ROOFS)
     monkeypatch.setattr(files, "alone", lambda *what: nullcontext())  # another test may tune meanwhile
     monkeypatch.setattr(rates, "folder", lambda: tmp_path / "machine")
 

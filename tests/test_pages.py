@@ -17,8 +17,6 @@ from cpuopt import functional as F
 from cpuopt.errors import UserError
 from cpuopt.kernels import registry
 from cpuopt.kernels.toolkit import regions
-from cpuopt.measure import rates
-from cpuopt.measure.roofline import Level, Roofs
 from cpuopt.models import is_own
 from cpuopt.ops.declaration import Op
 from cpuopt.program import fuse
@@ -57,12 +55,9 @@ GIVEN = {
 
 
 @pytest.fixture(autouse=True)
-def _as_before(tmp_path, monkeypatch):
+def _as_before(tmp_path, measured, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(
-        rates, "roofs", lambda *how: Roofs(1, (Level("memory", None),), 1e2, {"memory": {"read": 9}}, 1.0)
-    )
     monkeypatch.setattr(regions, "watch", lambda: None)  # too late in a process that has kernels
     models.load_all()
     tables = (ops.ALL, registry.KERNELS, models.MODELS, models.PRESETS)

@@ -21,10 +21,7 @@ from cpuopt.kernels import registry
 from cpuopt.kernels.compile import cache
 from cpuopt.lab.ab import shape_at
 from cpuopt.lab.starter import starter
-from cpuopt.measure import rates as machine
-from cpuopt.measure.roofline import Level, Roofs
 
-ROOFS = Roofs(1, (Level("memory", None),), 100.0, {"memory": {"read": 10.0}}, 1.0)
 RELU2 = """
 from numba import prange
 
@@ -43,9 +40,8 @@ QUICK = ("--rounds", "6", "--threads", "1")
 
 
 @pytest.fixture(autouse=True)
-def _here(tmp_path, monkeypatch):
+def _here(tmp_path, measured, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(machine, "roofs", lambda n, say: ROOFS)
     monkeypatch.setattr(files, "alone", lambda *what: nullcontext())  # another test may tune meanwhile
     Path("relu2.py").write_text(RELU2)
 
