@@ -64,8 +64,9 @@ STEPS = {"bytes": 400, "smollm3": 250, "gemma3": 250}
 DTYPES = ("float32", "bf16", "q8_0")
 QUANTIZED = {"q8_0": 7, "q4_0": 2, "q4_k": 15, "q5_k": 17, "q6_k": 18, "q3_k": 12, "q2_k": 10, "f16": 1}
 """The types that llama.cpp makes of float32 files, by its numbers of them; mixtures of several kinds of blocks."""
-REQUANTIZED = ("llama", "mistral", "qwen3", "phi3", "gemma2", "gemma3")
-"""The models whose files llama.cpp quantizes."""
+REQUANTIZED = dict.fromkeys(("mistral", "phi3", "gemma2", "gemma3"), ("q8_0", "q4_k"))
+REQUANTIZED |= dict.fromkeys(("llama", "qwen3"), tuple(QUANTIZED))
+"""The models whose files llama.cpp quantizes, and to which types."""
 
 
 def llama_side(folder: Path) -> None:
@@ -73,9 +74,9 @@ def llama_side(folder: Path) -> None:
     import llama_cpp
 
     for name in (name for name in REQUANTIZED if (folder / f"{name}-hf").is_dir()):
-        for kind, number in QUANTIZED.items():
+        for kind in REQUANTIZED[name]:
             params = llama_cpp.llama_model_quantize_default_params()
-            params.ftype, params.nthread = number, 1
+            params.ftype, params.nthread = QUANTIZED[kind], 1
             made = [str(folder / f"{name}-{dtype}.gguf").encode() for dtype in ("float32", f"theirs-{kind}")]
             assert llama_cpp.llama_model_quantize(*made, params) == 0, kind
     found = {}
