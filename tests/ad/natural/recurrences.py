@@ -5,15 +5,11 @@ import math
 import numpy as np
 from numba import prange
 
-from cpuopt.ops.declaration import B, C, T, index, inp, out, scalar, symbols
+from cpuopt.ops.declaration import C, T, index, inp, out, scalar, symbols
 
 from .table import declared
 
 D, K, L, M = symbols("D K L M")
-
-
-def sigmoid(v):
-    return 1.0 / (1.0 + math.exp(-v))
 
 
 def softplus(v):
@@ -32,25 +28,6 @@ def linear_recurrence(h, x, a, b):
         for t in range(x.shape[0]):
             h[t, c] = a[c] * prev + b[c] * x[t, c]
             prev = h[t, c]
-
-
-@declared(out("h", B, T, C), inp("x", B, T, C), inp("a", B, T, C))
-def gated_recurrence(h, x, a):
-    for b in prange(x.shape[0]):
-        for c in range(x.shape[2]):
-            h[b, 0, c] = x[b, 0, c]
-            for t in range(1, x.shape[1]):
-                h[b, t, c] = a[b, t, c] * h[b, t - 1, c] + x[b, t, c]
-
-
-@declared(out("y", T), inp("x", T), inp("k", K))
-def all_pole(y, x, k):
-    for t in range(x.shape[0]):
-        s = x[t]
-        for j in range(k.shape[0]):
-            if t - j - 1 >= 0:
-                s -= k[j] * y[t - j - 1]
-        y[t] = s
 
 
 @declared(
@@ -83,73 +60,6 @@ def wkv(y, k, v, w, u):
             top = m
 
 
-@declared(out("y", T, M), inp("q", T, K), inp("k", T, K), inp("v", T, M), inp("beta", T))
-def delta_rule(y, q, k, v, beta):
-    S = np.zeros((k.shape[1], v.shape[1]))
-    for t in range(q.shape[0]):
-        for j in range(v.shape[1]):
-            old = 0.0
-            for i in range(k.shape[1]):
-                old += S[i, j] * k[t, i]
-            for i in range(k.shape[1]):
-                S[i, j] += sigmoid(beta[t]) * k[t, i] * (v[t, j] - old)
-            y[t, j] = 0.0
-            for i in range(k.shape[1]):
-                y[t, j] += S[i, j] * q[t, i]
-
-
-@declared(out("y", T, M), out("S", K, M), inp("q", T, K), inp("k", T, K), inp("v", T, M), scalar("decay"))
-def retention(y, S, q, k, v, decay):
-    S[:] = 0.0
-    for t in range(q.shape[0]):
-        for i in range(k.shape[1]):
-            for j in range(v.shape[1]):
-                S[i, j] = decay * S[i, j] + k[t, i] * v[t, j]
-        for j in range(v.shape[1]):
-            s = 0.0
-            for i in range(k.shape[1]):
-                s += q[t, i] * S[i, j]
-            y[t, j] = s
-
-
-@declared(out("y", B, T), inp("x", B, T))
-def cumulative_product(y, x):
-    for b in prange(x.shape[0]):
-        p = 1.0
-        for t in range(x.shape[1]):
-            p *= x[b, t]
-            y[b, t] = p
-
-
-@declared(out("y", B, T), inp("x", B, T))
-def prefix_maximum(y, x):
-    for b in range(x.shape[0]):
-        best = -np.inf
-        for t in range(x.shape[1]):
-            if x[b, t] > best:
-                best = x[b, t]
-            y[b, t] = best
-
-
-@declared(out("v", T, C), inp("i", T, C), scalar("tau"), scalar("threshold"))
-def leaky_integrate_and_fire(v, i, tau, threshold):
-    for c in range(i.shape[1]):
-        u = 0.0
-        for t in range(i.shape[0]):
-            u += (i[t, c] - u) / tau
-            if u > threshold:
-                u -= threshold
-            v[t, c] = u
-
-
-@declared(out("g", T), inp("r", T), inp("value", T + 1), scalar("gamma"), scalar("lam"))
-def advantages(g, r, value, gamma, lam):
-    last = 0.0
-    for t in reversed(range(r.shape[0])):
-        last = r[t] + gamma * value[t + 1] - value[t] + gamma * lam * last
-        g[t] = last
-
-
 @declared(out("y", T), inp("x0", 1), inp("r", 1))
 def logistic_map(y, x0, r):
     x = x0[0]
@@ -165,31 +75,6 @@ def lorenz(p, p0, k, dt):
         dx, dy, dz = k[0] * (y - x), x * (k[1] - z) - y, x * y - k[2] * z
         x, y, z = x + dt * dx, y + dt * dy, z + dt * dz
         p[t, 0], p[t, 1], p[t, 2] = x, y, z
-
-
-@declared(out("mean", T), out("var", T), inp("x", T))
-def welford(mean, var, x):
-    m, s = 0.0, 0.0
-    for t in range(x.shape[0]):
-        d = x[t] - m
-        m += d / (t + 1)
-        s += d * (x[t] - m)
-        mean[t] = m + s / (t + 1)
-        var[t] = s / (t + 1)
-
-
-@declared(out("loss", 1), out("R", T + 1, K + 1), inp("D", T, K), scalar("gamma"))
-def soft_dtw(loss, R, D, gamma):
-    n, m = D.shape
-    R[:, :] = 1e5
-    R[0, 0] = 0.0
-    for i in range(1, n + 1):
-        for j in range(1, m + 1):
-            a, b, c = -R[i - 1, j - 1] / gamma, -R[i - 1, j] / gamma, -R[i, j - 1] / gamma
-            top = max(a, b, c)
-            z = math.exp(a - top) + math.exp(b - top) + math.exp(c - top)
-            R[i, j] = D[i - 1, j - 1] - gamma * (math.log(z) + top)
-    loss[0] = R[n, m]
 
 
 @declared(out("loss", 1), out("alpha", T, 2 * L + 1), inp("logp", T, C), index("labels", L, below=C))
@@ -248,23 +133,6 @@ def thomas(x, lower, diag, upper, rhs):
     x[n - 1] = d[n - 1]
     for i in reversed(range(n - 1)):
         x[i] = d[i] - c[i] * x[i + 1]
-
-
-@declared(out("y", C), inp("q", C), inp("k", T, C), inp("v", T, C))
-def online_attention(y, q, k, v):
-    n = q.shape[0]
-    o = np.zeros(n)
-    m, s = -np.inf, 0.0
-    for t in range(k.shape[0]):
-        score = np.dot(q, k[t]) / math.sqrt(n)
-        new = max(m, score)
-        keep, e = math.exp(m - new), math.exp(score - new)
-        for c in range(n):
-            o[c] = keep * o[c] + e * v[t, c]
-        s = keep * s + e
-        m = new
-    for c in range(n):
-        y[c] = o[c] / s
 
 
 @declared(out("w", C), inp("w0", C), inp("curvature", C), inp("lr", 1), scalar("beta1"), scalar("step", integer=True))
