@@ -28,7 +28,7 @@ def test_a_size_that_is_none_is_refused_in_one_line(name, wrong):
     assert re.search(f"error: argument {SIZED[name]}: '{wrong}'.*expected", last)
 
 
-PAGES = {"curves": "precision.md", "precision": "precision.md", "finetune": "finetune.md"}
+PAGES = {"curves": "precision.md", "precision": "precision.md", "finetune": "finetune.md", "plans": "finetune.md"}
 """The page in docs/ that has the tables of a script."""
 
 
