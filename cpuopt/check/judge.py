@@ -30,6 +30,7 @@ from dataclasses import dataclass, field, replace
 from math import inf, isfinite, isnan, nan, prod, sqrt
 from typing import Any, Literal
 
+import numba
 import numpy as np
 from numpy.typing import DTypeLike
 
@@ -384,6 +385,10 @@ def operand_scale(
     return {n: np.maximum(np.sqrt(x), row_size(np.sqrt(x))) for n, x in moved.items()}  # a few signs may cancel
 
 
+SCRATCH = 1 << 17
+"""Elements of scratch that a kernel may have for each thread, whatever its arrays."""
+
+
 def prepare(kernel: Kernel, sizes: Mapping[str, int]) -> dict[str, Spec]:
     """Compile a kernel, and return the scratch that it asks for, by name."""
     try:
@@ -393,14 +398,21 @@ def prepare(kernel: Kernel, sizes: Mapping[str, int]) -> dict[str, Spec]:
         raise
     except BaseException as e:
         raise BrokenKernelError(f"does not compile, or has no scratch size: {type(e).__name__}: {e}") from e
+    require_usual(kernel, sizes, found)
+    return found
+
+
+def require_usual(kernel: Kernel, sizes: Mapping[str, int], scratch: Mapping[str, Spec]) -> None:
+    """Raise `BrokenKernelError` for more scratch than a kernel can need."""
     known = [a for a in kernel.op.arrays if all(d.symbols <= sizes.keys() for d in a.shape)]  # absent arguments are not
-    most = max(1 << 22, 64 * sum(prod(d(sizes) for d in a.shape) for a in known))
-    for name, ((n,), _) in found.items():
+    least = max(1 << 22, SCRATCH * numba.config.NUMBA_NUM_THREADS)  # type: ignore[attr-defined]
+    most = max(least, 64 * sum(prod(d(sizes) for d in a.shape) for a in known))
+    for name, ((n,), _) in scratch.items():
         if n > most:
             raise BrokenKernelError(
-                f"asks for {n} elements of scratch '{name}', more than 64 for each element of its arrays"
+                f"asks for {n:,} elements of scratch '{name}'; expected up to {most:,}: 64 for each element of its "
+                f"arrays, or {SCRATCH:,} for each thread"
             )
-    return found
 
 
 def called(kernel: Kernel, args: Sequence[Any], n: int, then: str = "") -> None:

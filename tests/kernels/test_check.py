@@ -30,7 +30,7 @@ from cpuopt.check.cases import (
     spread,
 )
 from cpuopt.check.check import check, check_all
-from cpuopt.check.judge import CheckResult, expected
+from cpuopt.check.judge import CheckResult, expected, require_usual
 from cpuopt.kernels.registry import KERNELS, Kernel, Scratch
 from cpuopt.ops.declaration import Dim, N, Op
 
@@ -632,3 +632,12 @@ def test_a_kernel_may_leave_out_what_a_mask_hides(
     found = check(kernel, case(kernel.op, sizes, "infinity"), threads=(1,), seed=seed, adds=on)
     assert found.verdict == "FAIL"
     assert "expected nan" in found.reason
+
+
+def test_scratch_for_many_threads_is_usual(monkeypatch):
+    monkeypatch.setattr(numba.config, "NUMBA_NUM_THREADS", 512)
+    for kernel in KERNELS.values():
+        if kernel.variant in ("vanilla", "optimized"):
+            for on in quick_cases(kernel.op, skips=kernel.skips):
+                typed = kernel.of(on.types)
+                require_usual(typed, on.sizes, typed.work(on.sizes))

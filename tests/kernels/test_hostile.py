@@ -355,7 +355,7 @@ def has_negative_scratch(out, inp1, inp2, work):
     add(out, inp1, inp2)
 
 
-@refused(r"asks for 1000000000 elements of scratch 'work'", scratch=(("work", 10**9),))
+@refused(r"asks for 1,000,000,000 elements of scratch 'work'", scratch=(("work", 10**9),))
 def has_absurd_scratch(out, inp1, inp2, work):
     add(out, inp1, inp2)
 
