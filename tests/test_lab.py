@@ -4,6 +4,7 @@ import ast
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from cpuopt.check.check import check
 from cpuopt.cli import lab as verb
 from cpuopt.errors import UserError
 from cpuopt.isolate.child import Child
+from cpuopt.judge import rules
 from cpuopt.kernels import registry
 from cpuopt.lab import ab, session
 from cpuopt.lab.starter import starter
@@ -63,6 +65,9 @@ def test_a_starter_registers_its_kernel_and_says_what_is_declared(op, tmp_path):
     names = {n.id for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Name)}
     imported = {a.asname or a.name for n in ast.parse(text).body if isinstance(n, ast.ImportFrom) for a in n.names}
     assert imported <= names
+    leans = re.search(r"^from cpuopt\.(kernels\.registry|kernels\.vanilla|ops\.(?!declaration))", text, re.MULTILINE)
+    assert bool(leans) == bool(re.search("update|classifier|gqa_[fb]|^(adamw|sgd|lion|nesterov)$", op))
+    assert leans or (op, "mine") in rules.read(text).kernels  # the judge takes it too
 
 
 def check_commands(text, op):

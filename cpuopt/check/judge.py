@@ -30,7 +30,6 @@ from dataclasses import dataclass, field, replace
 from math import inf, isfinite, isnan, nan, prod, sqrt
 from typing import Any, Literal
 
-import numba
 import numpy as np
 from numpy.typing import DTypeLike
 
@@ -405,7 +404,7 @@ def prepare(kernel: Kernel, sizes: Mapping[str, int]) -> dict[str, Spec]:
 def require_usual(kernel: Kernel, sizes: Mapping[str, int], scratch: Mapping[str, Spec]) -> None:
     """Raise `BrokenKernelError` for more scratch than a kernel can need."""
     known = [a for a in kernel.op.arrays if all(d.symbols <= sizes.keys() for d in a.shape)]  # absent arguments are not
-    least = max(1 << 22, SCRATCH * numba.config.NUMBA_NUM_THREADS)  # type: ignore[attr-defined]
+    least = max(1 << 22, SCRATCH * numba_threads.most_threads())
     most = max(least, 64 * sum(prod(d(sizes) for d in a.shape) for a in known))
     for name, ((n,), _) in scratch.items():
         if n > most:

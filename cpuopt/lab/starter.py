@@ -6,6 +6,9 @@ import ast
 import inspect
 import shlex
 import sys
+from importlib.util import resolve_name
+from itertools import chain
+from pathlib import Path
 from textwrap import dedent, fill, indent, wrap
 from types import ModuleType
 
@@ -34,6 +37,8 @@ IMPORTS = {
     "kernel": "from cpuopt import kernel, ops",
     "ops": "from cpuopt import kernel, ops",
 }
+HOMES = {"...": "cpuopt", "..compile.jit": "cpuopt"}
+"""Where a kernel imports what a file of the package's kernels imports from there."""
 COMMENTS = """\
 {formula}
 
@@ -81,22 +86,59 @@ def starter(op: Op, variant: str) -> str:
     return FILE.format(op=op, variant=variant, of=BASE, imports=unique, comments=comments, kernel=kernel)
 
 
-def copied(op: Op, variant: str) -> tuple[list[str], str]:
-    """Copy the text of a kernel, and find what it imports."""
-    function = KERNELS[op.name, BASE].function
+def copied(op: Op, variant: str, of: str = BASE) -> tuple[list[str], str]:
+    """Copy the text of a kernel and what it needs of its file, and find what both import."""
+    function = KERNELS[op.name, of].function
     function = getattr(function, "py_func", function)
-    source = inspect.getsource(function)
-    (tree,) = ast.parse(source).body
-    lines = source.splitlines(keepends=True)
-    for d in tree.decorator_list if isinstance(tree, ast.FunctionDef) else ():
-        if not isinstance(d, ast.Call):  # what it derives from the package's kernel is there already
-            lines[d.lineno - 1] = ""
-    kernel = "".join(lines).replace(f'"{BASE}"', f'"{variant}"', 1)
-    names = {n.id for n in ast.walk(ast.parse(kernel)) if isinstance(n, ast.Name)}
-    imports = [line for name, line in IMPORTS.items() if name in names]
-    if others := sorted(names & vars(sys.modules[function.__module__]).keys() - IMPORTS.keys()):
-        imports.append(f"from {function.__module__} import {', '.join(others)}")
-    return imports, kernel
+    text = Path(function.__code__.co_filename).read_text(encoding="utf-8")
+    tree, lines = ast.parse(text), text.splitlines()
+    named = {name: node for node in tree.body for name in _defined(node)}
+    wanted, todo = dict[str, ast.stmt](), [function.__name__]
+    while todo:
+        one = todo.pop()
+        if one in named and one not in wanted:
+            wanted[one] = node = named[one]
+            if isinstance(node, ast.FunctionDef):  # what derives others from the package's kernel has done so
+                node.decorator_list = [d for d in node.decorator_list if isinstance(d, ast.Call)]
+            todo += _needed(node)
+    imports, parts, home_of = list[str](), list[str](), dict[str, list[str]]()
+    for node in tree.body:
+        if node not in wanted.values():
+            continue
+        if isinstance(node, ast.ImportFrom) and node.level:
+            package = "." * node.level + (node.module or "")
+            home = HOMES.get(package) or resolve_name(package, function.__module__.rpartition(".")[0])
+            names = [a.asname or a.name for a in node.names if (a.asname or a.name) in wanted]
+            home_of.setdefault(home, []).extend(names)
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            imports.append(ast.unparse(node))
+        else:
+            decorated = [lines[d.lineno - 1 : d.end_lineno] for d in getattr(node, "decorator_list", ())]
+            whole = "\n".join([*chain(*decorated), *lines[node.lineno - 1 : node.end_lineno]])
+            parts.append(f"\n\n{whole}\n" if isinstance(node, ast.FunctionDef) else whole)
+    imports += [f"from {home} import {', '.join(sorted(names))}" for home, names in home_of.items()]
+    kernel = "\n".join(parts).replace(f'"{of}"', f'"{variant}"', 1)
+    return imports, f"{kernel.strip()}\n"
+
+
+def _needed(node: ast.stmt) -> set[str]:
+    """List the names that a statement of a module has from elsewhere."""
+    names = [n for n in ast.walk(node) if isinstance(n, ast.Name)]
+    own = {n.id for n in names if isinstance(n.ctx, ast.Store)}
+    decorators = getattr(node, "decorator_list", ())
+    return {n.id for n in names} - own | {n.id for d in decorators for n in ast.walk(d) if isinstance(n, ast.Name)}
+
+
+def _defined(node: ast.stmt) -> list[str]:
+    """List the names that a statement of a module defines."""
+    match node:
+        case ast.FunctionDef():
+            return [node.name]
+        case ast.Import() | ast.ImportFrom():
+            return [a.asname or a.name for a in node.names]
+        case ast.Assign():
+            return [n.id for t in node.targets for n in ast.walk(t) if isinstance(n, ast.Name)]
+    return []
 
 
 def home(op: Op) -> ModuleType | None:

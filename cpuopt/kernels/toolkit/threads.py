@@ -67,6 +67,11 @@ def planned_for(n: int) -> Iterator[None]:
         numba.config.NUMBA_NUM_THREADS = before
 
 
+def most_threads() -> int:
+    """Return the number of threads with which numba was started, for which kernels ask for scratch."""
+    return int(numba.config.NUMBA_NUM_THREADS)  # type: ignore[attr-defined]
+
+
 def get_threads() -> int:
     """Return the number of threads for kernels called from this Python thread."""
     return int(numba.get_num_threads())
