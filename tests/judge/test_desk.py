@@ -233,10 +233,11 @@ def test_results_that_are_kept_are_found_wherever_they_lie(judge: Judge, monkeyp
     usual, seen = remote.Far.batch, set[bytes]()
 
     def quick(self: remote.Far, every: Any, times: int = 1) -> tuple[float, float]:
-        ns, waited = usual(self, every, times)
+        usual(self, every, times)
         key = self.side.encode() + every[0][1].tobytes()
         known = key in seen or seen.add(key)
-        return (ns / 5 if known and self.side == "B" else ns), waited
+        ns = (2e4 if known and self.side == "B" else 1e5) * len(every) * times
+        return ns, ns
 
     monkeypatch.setattr(remote.Far, "batch", quick)
     found = judge.time(GELU, "gelu_forward", TINY)
