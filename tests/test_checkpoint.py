@@ -509,3 +509,11 @@ def test_kills_in_epochs_of_chats_change_no_byte_of_the_end(flags):
     seen = json.loads(done.stdout)
     assert (seen["kills"], seen["lost"], seen["differ"]) == (6, 0, 0)
     assert seen["in_an_epoch"] > 2
+
+
+def test_a_run_that_cannot_be_resumed_says_why(tmp_path):
+    (tmp_path / "short").mkdir()
+    with pytest.raises(UserError, match="short' has kept no checkpoint; train with --save-every N"):
+        checkpoint.find_run(tmp_path, "short")
+    with pytest.raises(UserError, match="there is no run .*other'; list the runs with cpuopt runs list"):
+        checkpoint.find_run(tmp_path, "other")

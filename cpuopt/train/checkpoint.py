@@ -424,7 +424,11 @@ def find_run(root: Path, name: str) -> Path:
         for path in (Path(name), root / name):
             if (path / FOLDER).is_dir():
                 return path
-        raise UserError(f"--resume {name}: there is no {str(root / name / FOLDER)!r}; list the runs with `ls {root}`")
+        if found := next((p for p in (Path(name), root / name) if p.is_dir()), None):
+            raise UserError(
+                f"--resume {name}: the run {str(found)!r} has kept no checkpoint; train with --save-every N for some"
+            )
+        raise UserError(f"--resume {name}: there is no run {str(root / name)!r}; list the runs with cpuopt runs list")
     runs = [p for p in record.runs_of(root) if (p / FOLDER).is_dir()]
     if not runs:
         raise UserError(f"--resume: no run in {str(root)!r} has a checkpoint; name one, or another --runs")
