@@ -515,5 +515,5 @@ def test_a_run_that_cannot_be_resumed_says_why(tmp_path):
     (tmp_path / "short").mkdir()
     with pytest.raises(UserError, match="short' has kept no checkpoint; train with --save-every N"):
         checkpoint.find_run(tmp_path, "short")
-    with pytest.raises(UserError, match="there is no run .*other'; list the runs with cpuopt runs list"):
+    with pytest.raises(UserError, match=r"there is no run .*other'; list the runs with cpuopt runs list"):
         checkpoint.find_run(tmp_path, "other")
