@@ -160,6 +160,9 @@ def test_targets_are_layers_of_the_model():
     assert len(layers) == 14
     assert not any("head" in name for name in layers)
     assert nn.add_adapters(untied.module(), Lora(targets=("lm_head",)), untied.head) == ["lm_head"]
+    for name in ("llama-tiny", "gpt2-tiny"):  # whose heads are the embedding; refused before any step
+        with pytest.raises(UserError, match="the weight of 'lm_head' is that of another layer"):
+            nn.add_adapters(models.parse(name).module(), Lora(targets=("lm_head",)))
 
 
 # Files of peft

@@ -142,7 +142,7 @@ def add_adapters(model: Module, lora: Lora, head: str = "") -> list[str]:
     Raises
     ------
     UserError
-        If a target is no linear layer of the model.
+        If a target is no linear layer of the model, or one whose weight is that of another layer.
     """
     layers = {name: m for name, m in model.named_modules() if isinstance(m, Linear)}
     chosen = {name: m for name, m in layers.items() if lora.is_target(name, head)}
@@ -152,6 +152,12 @@ def add_adapters(model: Module, lora: Lora, head: str = "") -> list[str]:
             raise UserError(f"--lora: no linear layer is named {target!r}; {nearest(target, [ALL, *ends])}")
     if not chosen:
         raise UserError("--lora: the model has no linear layer but its head")
+    own = {name for name, _ in model.named_parameters()}
+    if tied := [name for name in chosen if f"{name}.weight" not in own]:
+        raise UserError(
+            f"--lora: the weight of {tied[0]!r} is that of another layer, so no file could hold the model with this "
+            "adapter; leave the layer out of targets"
+        )
     for p in model.parameters():
         p.trained = False
     adapted = {m: LoraLinear(m, lora) for m in dict.fromkeys(chosen.values())}
