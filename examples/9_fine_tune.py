@@ -20,7 +20,8 @@ NEWS = [
 
 def cpuopt(*words: object) -> None:
     print("$ cpuopt", *words)
-    assert main([str(word) for word in words]) == 0
+    if status := main([str(word) for word in words]):
+        raise SystemExit(status)
 
 
 with TemporaryDirectory() as folder:

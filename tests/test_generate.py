@@ -198,6 +198,13 @@ def test_a_character_of_several_tokens_comes_whole():
 # The command line
 
 
+@pytest.mark.parametrize(("share", "said"), [(0.9, "90% of what memory allows"), (1.5, "more than memory gave")])
+def test_a_share_that_no_memory_gives_is_no_figure(share, said, capsys):
+    known = {"tokens": 3, "prompt_tokens": 1, "stopped": "max tokens", "first_token_ms": 1.0, "tokens_per_s": 9.0}
+    console.generation({**known, "weight_bytes": 10**6, "threads": 2, "read_bytes_per_s": 5e10, "share_of_roof": share})
+    assert said in " ".join(capsys.readouterr().err.split())
+
+
 def test_generate_prints_a_text_and_its_figures(whole, capsys):
     save_weights(Path("model"), CONFIG, whole[0].__getitem__)
     flags = ["generate", "--init", "model", "--prompt", "abc", "--max-tokens", "20", "--seed", "4"]

@@ -65,6 +65,8 @@ def run(args: argparse.Namespace) -> int:
     from ..report import console
     from ..report.lab import Screen
 
+    if args.file.is_dir():
+        raise UserError(f"lab {args.file}: a directory; expected a Python file of kernels")
     if not args.file.is_file():
         raise UserError(f"lab {args.file}: no such file; 'cpuopt new-kernel OP --out {args.file}' writes one")
     if args.json and not args.once:

@@ -420,11 +420,12 @@ def generation(figures: Mapping[str, Any]) -> None:
     put(ERR, ", ".join(parts))
     if f["stopped"] == "context full":
         put(ERR, f"the context of {f['context']} tokens is full, so the text ends here; to go on, prompt with its end")
-    if f["share_of_roof"]:
+    if share := f["share_of_roof"]:
+        part = f"{100 * share:.0f}% of what memory allows" if share < 1.1 else "more than memory gave when measured"
         put(
             ERR,
             f"{gb(f['weight_bytes'])} of weights a token, which {count(f['threads'], 'thread')} read at "
-            f"{f['read_bytes_per_s'] / 1e9:.1f} GB/s: {100 * f['share_of_roof']:.0f}% of what memory allows",
+            f"{f['read_bytes_per_s'] / 1e9:.1f} GB/s: {part}",
         )
 
 
