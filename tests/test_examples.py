@@ -14,6 +14,7 @@ import pytest
 from cpuopt import files
 from cpuopt.kernels import registry
 from cpuopt.measure import rates
+from cpuopt.measure.roofline import Level, Roofs
 
 EXAMPLES = sorted(Path(__file__).parent.parent.glob("examples/*.py"))
 LEARNS = "6_generated_backward", "7_your_own_model", "burgers"
@@ -44,13 +45,16 @@ SAYS = {
     ],
     "burgers": [r"viscosity 0\.0\d+ \(true 0\.02\)"],
     "environment": [r"GELU in its tanh form\.\n0\.0 refused by rule line 1: import os; allowed are"],
-    "search": [r"s, try  1: \d+\.\d+ times as fast as optimized", r"@kernel\(ops\.gelu_forward, 'mine'\)"],
+    "search": [r"s, try  1: at least \d+\.\d+ times as fast as", r"@kernel\(ops\.gelu_forward, ['\"]mine['\"]\)"],
 }
 PROGRESS = re.compile(r"cpuopt: compiling \d+ kernels, once|compiled \d+/\d+|\d/3 gelu_forward|\d+ tokens after")
 
 
+SLOW = Roofs(1, (Level("memory", None),), 2.0, {"memory": {"read": 1.0}}, 1.0)
+
+
 @pytest.fixture(autouse=True)
-def _aside(measured, monkeypatch, tmp_path, tmp_path_factory):
+def _aside(monkeypatch, tmp_path, tmp_path_factory):
     """Leave no kernel, op, file or plan behind."""
     monkeypatch.chdir(tmp_path)
     here = tmp_path_factory.getbasetemp()  # whose kernels are those of other tests
@@ -58,6 +62,7 @@ def _aside(measured, monkeypatch, tmp_path, tmp_path_factory):
     monkeypatch.setattr(registry, "KERNELS", kept)
     monkeypatch.setattr(files, "alone", lambda *what: nullcontext())  # another test may tune meanwhile
     monkeypatch.setattr(rates, "folder", lambda: tmp_path / "machine")
+    monkeypatch.setattr(rates, "roofs", lambda n, say=None: SLOW)
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +100,8 @@ def test_an_example_runs_in_a_process_and_a_folder_of_its_own(pages, tmp_path):
 
 
 def test_a_script_is_short():
-    assert [path.name for path in EXAMPLES if len(path.read_text().splitlines()) > 70] == []
+    most = {"search": 150}  # six rewrites of a text
+    assert [p.name for p in EXAMPLES if len(p.read_text().splitlines()) > most.get(p.stem, 70)] == []
     (mlp,) = (path for path in EXAMPLES if path.stem == "7_your_own_model")
     assert len(mlp.read_text().splitlines()) < 45
 
