@@ -11,6 +11,7 @@ from functools import cache
 from itertools import pairwise
 from typing import Any
 
+import ml_dtypes
 import numba
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from cpuopt import kernels, ops  # noqa: F401  (importing kernels registers them
 from cpuopt.check.cases import Case, arguments, case
 from cpuopt.check.check import check
 from cpuopt.kernels.optimized.matmul import is_thin, largest, piece, pieces, prefers_tokens, token_pieces
+from cpuopt.kernels.optimized.matmul_bf16 import prefers_word_tokens
 from cpuopt.kernels.registry import KERNELS
 from cpuopt.kernels.toolkit import lanes
 from cpuopt.kernels.toolkit.simd import LANES
@@ -405,19 +407,34 @@ def test_part_of_a_vector(n: int) -> None:
     assert np.array_equal(out[4 * LANES :].reshape(LANES, LANES), 2 * x.reshape(LANES, LANES).T)
 
 
-def test_which_side_of_a_product_is_packed_changes_no_bit() -> None:
+@pytest.mark.parametrize(
+    ("prefers", "half", "M", "K", "N"),
+    [(prefers_tokens, False, 200, 70, 45), (prefers_word_tokens, True, 200, 70, 45)],
+    ids=["float32", "bfloat16"],
+)
+def test_which_side_of_a_product_is_packed_changes_no_bit(prefers: Any, half: bool, M: int, K: int, N: int) -> None:
     """Of many tokens the weight is packed, of few the tokens."""
-    forward, (M, K, N) = KERNELS["matmul_forward", "optimized"], (200, 70, 45)
+    kind = ml_dtypes.bfloat16 if half else F32
+    forward = KERNELS["matmul_forward", "optimized"].of(dict.fromkeys(("inp", "weight"), "bfloat16") if half else {})
+    forward.compile()
     rng = np.random.default_rng(0)
-    inp, weight, bias = (rng.standard_normal(shape, F32) for shape in ((M, K), (N, K), (N,)))
-    outs = []
+    inp, weight = (rng.standard_normal(shape, F32).astype(kind) for shape in ((M, K), (N, K)))
+    bias, outs = rng.standard_normal(N, F32), []
     for tokens in (M, 20):
         out, work = np.zeros((tokens, N), F32), forward.work({"BT": tokens, "C": K, "OC": N}).values()
-        forward.function(out, inp[:tokens], weight, bias, *(np.zeros(n, kind) for n, kind in work))
+        forward.direct().function(out, inp[:tokens], weight, bias, *(np.zeros(n, kind) for n, kind in work))
         outs.append(out[:20])
-    assert prefers_tokens.py_func(M, K, N)
-    assert not prefers_tokens.py_func(20, K, N)
+    words = K // 2 if half else K
+    assert prefers.py_func(M, words, N)
+    assert not prefers.py_func(20, words, N)
     np.testing.assert_array_equal(*outs)
+
+
+def test_words_are_packed_of_tokens_if_rows_of_the_result_share_places_in_the_cache() -> None:
+    """Their tiles would be written to few places of L1, at half the time of a product of floats."""
+    assert not prefers_word_tokens.py_func(1024, 384, 3072)
+    assert prefers_word_tokens.py_func(1024, 384, 2304)
+    assert prefers_tokens.py_func(1024, 384, 3072)
 
 
 @pytest.mark.parametrize(("M", "N", "C"), [(300, 9, 77), (130, 40, 5), (129, 70, 32)])

@@ -261,9 +261,9 @@ def prefers_tokens(M, K, N):
     return 2 * N * K < M * (K + N)
 
 
-def forward_panels(M, K, N):
+def forward_panels(M, K, N, prefers=prefers_tokens):
     """Count the floats of the panels of a forward of M tokens."""
-    return up(N if prefers_tokens.py_func(M, K, N) else M, NR) * K
+    return up(N if prefers.py_func(M, K, N) else M, NR) * K
 
 
 @helper()
@@ -287,8 +287,11 @@ FORWARD = [
 """Scratch of a linear layer."""
 
 
-def forward_by(multiply, multiply_narrow, pack_tokens, lines):
-    """Make the forward by a micro-kernel: of rows of floats, or of words of two bfloat16; a panel has `lines` for k."""
+def forward_by(multiply, multiply_narrow, pack_tokens, lines, prefers):
+    """Make the forward by a micro-kernel: of rows of floats, or of words of two bfloat16; a panel has `lines` for k.
+
+    ``prefers(M, K, N)`` tells whether the weight is packed.
+    """
 
     @helper()
     def forward_sums(sums, weight, panels, m0, m1, n0, n1, most):
@@ -347,7 +350,7 @@ def forward_by(multiply, multiply_narrow, pack_tokens, lines):
         N = weight.shape[0]
         threads = sums.shape[0] // FORWARD_SCRATCH
         slices = ceil(K, SLICE)
-        many = prefers_tokens(M, K, N)
+        many = prefers(M, K, N)
         packed = weight if many else inp
         for i in prange(ceil(packed.shape[0], NR) * slices):
             lo = i % slices * SLICE
@@ -374,7 +377,7 @@ def forward_by(multiply, multiply_narrow, pack_tokens, lines):
     return forward
 
 
-linear = forward_by(multiply, multiply_narrow, pack_tokens, 1)
+linear = forward_by(multiply, multiply_narrow, pack_tokens, 1, prefers_tokens)
 
 
 @kernel(ops.matmul_forward, "optimized", scratch=FORWARD, parallel=False)

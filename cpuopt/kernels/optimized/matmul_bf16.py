@@ -24,6 +24,7 @@ from ..toolkit.queue import QUEUE, deal, for_each_thread, take
 from ..toolkit.rules import by_epilogue
 from ..toolkit.simd import LANES, LINE, MR, NR, PER_WORD, at, narrow_pair_product, pair_product, transpose_words
 from .matmul import (
+    ALIASED,
     COLUMNS,
     FORWARD,
     INPUT_DEPTH,
@@ -57,7 +58,18 @@ from .matmul import (
 HALF = "bfloat16"
 multiply, multiply_narrow = multiply_by(pair_product), multiply_by(narrow_pair_product)
 pack_tokens = pack_tokens_by(put, transpose_words, PER_WORD)
-linear = forward_by(multiply, multiply_narrow, pack_tokens, PER_WORD)
+
+
+@helper()
+def prefers_word_tokens(M, K, N):
+    """Return whether a forward of words packs the weight: not if rows of the result share their places in L1.
+
+    Writing a tile of sums to such rows takes as long as for floats, but its product takes half the time.
+    """
+    return prefers_tokens(M, K, N) and N % (ALIASED // 2) > 0
+
+
+linear = forward_by(multiply, multiply_narrow, pack_tokens, PER_WORD, prefers_word_tokens)
 CHUNK_SUMS = INPUT_ROWS * up(COLUMNS, NR)  # of a chunk of dinp, which is rounded when it is done
 INPUT_SPARE = INPUT_ROWS * NR
 INPUT_SCRATCH = INPUT_SPARE + INPUT_DEPTH * NR * PER_WORD + CHUNK_SUMS
@@ -90,7 +102,7 @@ def linear_bf16(out, inp, weight, bias, panels, sums, queue, rows):
 
 def word_panels(M, K, N):
     """Count the floats of the panels of a forward of M tokens."""
-    return forward_panels(M, -(-K // 2), N) * PER_WORD
+    return forward_panels(M, -(-K // 2), N, prefers_word_tokens) * PER_WORD
 
 
 FORWARD_BF16 = [
