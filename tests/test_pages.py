@@ -196,7 +196,7 @@ def test_a_name_that_is_not_there_is_noticed(line, said, capsys):
 CHANGED = re.compile(r"`([\w/]+\.(?:py|md))`")
 
 
-@pytest.mark.parametrize("place", range(2))
+@pytest.mark.parametrize("place", range(3))
 def test_a_change_that_contributing_shows_fits_the_files(place):
     """What stands around it, and what goes, is in a file that is named before; or the change is made already."""
     before, text = blocks(ROOT / "CONTRIBUTING.md", "diff")[place]
