@@ -288,10 +288,7 @@ FORWARD = [
 
 
 def forward_by(multiply, multiply_narrow, pack_tokens, lines, prefers):
-    """Make the forward by a micro-kernel: of rows of floats, or of words of two bfloat16; a panel has `lines` for k.
-
-    ``prefers(M, K, N)`` tells whether the weight is packed.
-    """
+    """Make the forward of rows of floats, or of words, of which a panel has `lines`; `prefers`: to pack the weight."""
 
     @helper()
     def forward_sums(sums, weight, panels, m0, m1, n0, n1, most):
