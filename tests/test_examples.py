@@ -1,7 +1,9 @@
 """Every example runs, and every page of the gallery is made of one. No test here depends on a time or a verdict."""
 
+import ast
 import importlib.util
 import os
+import random
 import re
 import runpy
 import subprocess
@@ -9,9 +11,11 @@ import sys
 from contextlib import nullcontext
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from cpuopt import files
+from cpuopt import files, ops
+from cpuopt.judge.session import Judge
 from cpuopt.kernels import registry
 from cpuopt.measure import rates
 from cpuopt.measure.roofline import Level, Roofs
@@ -100,10 +104,101 @@ def test_an_example_runs_in_a_process_and_a_folder_of_its_own(pages, tmp_path):
 
 
 def test_a_script_is_short():
-    most = {"search": 150}  # six rewrites of a text
+    most = {"search": 170}  # seven rewrites of a text
     assert [p.name for p in EXAMPLES if len(p.read_text().splitlines()) > most.get(p.stem, 70)] == []
     (mlp,) = (path for path in EXAMPLES if path.stem == "7_your_own_model")
     assert len(mlp.read_text().splitlines()) < 45
+
+
+@pytest.fixture(scope="module")
+def search():
+    """What the search defines, without its loop."""
+    (path,) = (path for path in EXAMPLES if path.stem == "search")
+    head, line, _ = path.read_text().partition("\nrandom.seed(")
+    assert line
+    exec(compile(head, str(path), "exec"), names := {})
+    return names
+
+
+@pytest.fixture(scope="module")
+def judge():
+    with Judge(1) as judge:
+        yield judge
+
+
+def rewritten(search, op, *rewrites):
+    tree = ast.parse(search["IMPORTS"] + search["naive"].text_of(ops.ALL[op]))
+    for rewrite in rewrites:
+        search[rewrite](tree)
+    return ast.unparse(ast.fix_missing_locations(tree))
+
+
+@pytest.mark.parametrize(
+    ("op", "times", "gone", "made"),
+    [
+        ("gelu_forward", 1, "np.tanh", "(ONE + tanh(S * (x + CUBIC * x * x * x)))"),
+        ("gelu_forward", 2, "np.tanh", "(exp2(np.float32(-2.88539008) * (S * (x + CUBIC * x * x * x)))"),
+        ("silu_forward", 1, "np.exp", "exp2(np.float32(1.44269504) * -abs(inp[i]))"),
+        ("softmax_forward", 1, "np.exp", "exp2(np.float32(1.44269504) * (inp[bt, v] - top))"),
+        ("softmax_forward", 1, " max(", "top = maximum(top, inp[bt, v])"),
+    ],
+)
+def test_the_search_writes_functions_with_those_of_the_toolkit(search, judge, monkeypatch, op, times, gone, made):
+    monkeypatch.setattr(random, "choice", lambda of: of[0])
+    assert gone in rewritten(search, op)
+    text = rewritten(search, op, *["vectorize"] * times)
+    assert gone not in text
+    assert made in text, text
+    assert judge.check(text, op).verdict == "right"
+    wrong = text.replace("1.44269504", "1.443").replace("2.88539008", "2.886")
+    assert wrong == text or judge.check(wrong, op).verdict == "wrong"
+
+
+def computed(text, path, inp):
+    """Compile a candidate's softmax, and call it."""
+    path.write_text(text)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    spec.loader.exec_module(module := importlib.util.module_from_spec(spec))
+    module.softmax_forward(out := np.empty_like(inp), inp)
+    return out
+
+
+def test_the_search_guesses_and_does_anew_what_it_guessed_wrong(search, judge, monkeypatch, tmp_path):
+    monkeypatch.setattr(random, "choice", lambda of: of[0])
+    text = rewritten(search, "softmax_forward", "guess")
+    tree = ast.parse(text)
+    (row,) = (n for n in ast.walk(tree) if isinstance(n, ast.For) and n.iter.func.id == "prange")
+    (check,) = (n for n in row.body if isinstance(n, ast.If))
+    assert [ast.unparse(n.iter) for n in (row.body[1], check.body[0])] == ["range(min(V, 64))", "range(V)"]
+    assert ast.unparse(check.test) == "not abs(total) < np.float32(1e+30)"
+    assert list(map(ast.unparse, check.body[1:])) == list(map(ast.unparse, row.body[2:4]))
+    assert judge.check(text, "softmax_forward").verdict == "right"
+    inp = np.where(np.arange(300) < 100, 0, 200).astype(np.float32)[None]  # the first are far below the maximum
+    want = np.where(inp > 0, np.float32(1 / 200), 0)
+    np.testing.assert_allclose(computed(text, tmp_path / "made.py", inp), want, rtol=1e-6)
+    row.body.remove(check)
+    text = ast.unparse(tree).replace("'mine'", "'hasty'")
+    assert np.isnan(computed(text, tmp_path / "hasty.py", inp)).any()
+
+
+def test_the_search_guesses_only_where_a_sum_tells(search):
+    for op in ("gelu_forward", "residual_forward"):  # no two loops in a row
+        with pytest.raises(IndexError):
+            rewritten(search, op, "guess")
+    before = rewritten(search, "softmax_forward")
+    for seed in range(20):
+        random.seed(seed)
+        tree = ast.parse(before)
+        search["guess"](tree)
+        assert "if not abs(total) < " in ast.unparse(tree)  # and not of the last loop, which divides
+
+
+def test_the_search_applies_each_rewrite(search):
+    before = rewritten(search, "softmax_forward")
+    random.seed(0)
+    found = {search["mutated"](before) for _ in range(100)}
+    for made in ("exp2(", "if not abs(total)", "v_0 in range", "BLOCK_", "in prange(V)"):
+        assert any(made in text.partition("def ")[2] for text in found), made
 
 
 def test_a_page_has_the_script_and_what_it_printed(pages, monkeypatch):

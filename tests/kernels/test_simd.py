@@ -17,7 +17,7 @@ from cpuopt.kernels.compile import jit
 from cpuopt.kernels.optimized import matmul
 from cpuopt.kernels.registry import KERNELS
 from cpuopt.kernels.toolkit import simd
-from cpuopt.kernels.toolkit.fastmath import exp, maximum, tanh
+from cpuopt.kernels.toolkit.fastmath import exp, exp2, maximum, tanh
 from cpuopt.kernels.toolkit.simd import (
     AVX2,
     AVX512,
@@ -268,6 +268,12 @@ def exps(out, x):
 
 
 @jit.helper()
+def powers(out, x):
+    for i in range(x.shape[0]):
+        out[i] = exp2(x[i])
+
+
+@jit.helper()
 def tanhs(out, x):
     for i in range(x.shape[0]):
         out[i] = tanh(x[i])
@@ -309,6 +315,16 @@ def test_exp_error() -> None:
     assert np.isfinite(got[np.isfinite(rounded)]).all()
 
 
+def test_exp2_error() -> None:
+    x = every(2003)
+    with np.errstate(over="ignore"):
+        got, want = of(powers, x), np.exp2(x.astype(np.float64))
+    normal = (x >= -126.49) & (x <= 127.49)
+    assert np.abs(got[normal] / want[normal] - 1).max() <= 1.6e-7
+    assert (got[x < -126.51] == 0).all()
+    assert np.isinf(got[x > 127.51]).all()
+
+
 def test_tanh_error() -> None:
     x = every(2003)
     got, want = of(tanhs, x), np.tanh(x.astype(np.float64))
@@ -321,6 +337,7 @@ def test_tanh_error() -> None:
 def test_special_values() -> None:
     x = [np.inf, -np.inf, np.nan, 0, -1e30, 1e30, -104.5, 89.5]
     np.testing.assert_array_equal(of(exps, x), np.array([np.inf, 0, np.nan, 1, 0, np.inf, 0, np.inf], F32))
+    np.testing.assert_array_equal(of(powers, x[:6]), np.array([np.inf, 0, np.nan, 1, 0, np.inf], F32))
     np.testing.assert_array_equal(of(tanhs, x), np.array([1, -1, np.nan, 0, -1, 1, -1, 1], F32))
 
 
@@ -347,10 +364,11 @@ def test_loops_of_fast_functions_are_vector_code() -> None:
         fresh.compile((array, array))
         return str(next(iter(fresh.inspect_asm().values())))
 
-    for function, core in ((exps, "vfmadd"), (tanhs, "vdivps"), (largest, "vmaxps")):
+    for function, core in ((exps, "vfmadd"), (powers, "vfmadd"), (tanhs, "vdivps"), (largest, "vmaxps")):
         text = code(function)
         assert re.search(rf"\s{core}\w*\s.*%ymm", text)
         assert "expf" not in text
+        assert "exp2f" not in text
         assert "tanhf" not in text
         assert "fmaximum" not in text
     text = code(library_exps)

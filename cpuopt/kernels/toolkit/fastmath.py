@@ -1,14 +1,15 @@
-"""``exp``, ``tanh`` and ``maximum`` of one float32, as kernels call them in a loop.
+"""``exp``, ``exp2``, ``tanh`` and ``maximum`` of one float32, as kernels call them in a loop.
 
 They are polynomials in plain float32, without a branch or a call: LLVM vectorizes a loop around them for
 whatever the machine has. NumPy's functions of the same name become one call of libm for each element.
 
-NaN goes through all three; infinities give the exact limits. `tests/kernels/test_simd.py` holds the errors to:
+NaN goes through all four; infinities give the exact limits. `tests/kernels/test_simd.py` holds the errors to:
 
 ========  =============================================  =====================================
 function  largest error                                  beyond the range
 ========  =============================================  =====================================
 exp       1e-7 of the value; 1.4e-45 where subnormal     0 below -103.98, infinite above 88.73
+exp2      1.6e-7 of the value                            0 below -126.5, infinite above 127.5
 tanh      3e-7 of the value; 2e-42 where below 1e-35     -1 and 1
 maximum   none; NaN if either is NaN                     signs of zero are not kept apart
 ========  =============================================  =====================================
@@ -111,3 +112,20 @@ def tanh(x):
     t = p / (((B6 * s + B4) * s + B2) * s + B0)
     t = ONE if t > ONE else t
     return -ONE if t < -ONE else t
+
+
+POWER = ROUND + np.float32(127)  # so that the lowest bits of POWER + n are the exponent of 2^n
+EXP2_MIN, EXP2_MAX = np.float32(-127), np.float32(128)  # 2^-127 counts as 0 and 2^128 as infinite
+T6, T5, T4 = np.float32(1.5345812426e-4), np.float32(1.3399930904e-3), np.float32(9.6184890717e-3)
+T3, T2, T1 = np.float32(5.5503286421e-2), np.float32(2.4022646248e-1), np.float32(6.9314718246e-1)
+
+
+@helper(fastmath=EXACT, forceinline=True)
+def exp2(x):
+    """2^x = 2^n * 2^r with n = round(x), so |r| <= 1/2, and a minimax polynomial of r."""
+    x = EXP2_MAX if x > EXP2_MAX else x
+    x = EXP2_MIN if x < EXP2_MIN else x
+    y = x + POWER
+    r = x - (y - POWER)
+    p = (((((T6 * r + T5) * r + T4) * r + T3) * r + T2) * r + T1) * r + ONE
+    return p * as_float(np.int32(as_int(y) << MANTISSA))

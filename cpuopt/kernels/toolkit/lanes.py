@@ -36,10 +36,19 @@ from .fastmath import (
     E3,
     E4,
     E5,
+    EXP2_MAX,
+    EXP2_MIN,
     LN2_HI,
     LN2_LO,
     LOG2E,
+    POWER,
     ROUND,
+    T1,
+    T2,
+    T3,
+    T4,
+    T5,
+    T6,
     TANH_MAX,
 )
 from .simd import F32, HOST, I16, I32, LANES, Emit, unit_of
@@ -344,11 +353,7 @@ def exponent(typingctx, x):
     return vector(vector), codegen
 
 
-POWER = ROUND + np.float32(127)  # so that the lowest bits of POWER + n are the exponent of 2^n
-EXP2_MIN, EXP2_MAX = np.float32(-127), np.float32(128)
 HALF_ROOT = 0x3F3504F3  # the bits of the root of 1/2
-T6, T5, T4 = np.float32(1.5345812426e-4), np.float32(1.3399930904e-3), np.float32(9.6184890717e-3)
-T3, T2, T1 = np.float32(5.5503286421e-2), np.float32(2.4022646248e-1), np.float32(6.9314718246e-1)
 L0, L1, L2 = np.float32(7.0376836292e-2), np.float32(-1.1514610310e-1), np.float32(1.1676998740e-1)
 L3, L4, L5 = np.float32(-1.2420140846e-1), np.float32(1.4249322787e-1), np.float32(-1.6668057665e-1)
 L6, L7, L8 = np.float32(2.0000714765e-1), np.float32(-2.4999993993e-1), np.float32(3.3333331174e-1)
@@ -357,7 +362,7 @@ HALF = np.float32(0.5)
 
 @helper(forceinline=True)
 def exp2(x):
-    """Compute 2^x by a minimax polynomial of the fraction; 0 below -126.5, infinite above 127.5. NaN stays."""
+    """Compute 2^x by the polynomial of `fastmath`; 0 below -126.5, infinite above 127.5. NaN stays."""
     x = smaller(spread(EXP2_MAX), larger(spread(EXP2_MIN), x))
     y = x + POWER
     r = x - (y - POWER)
