@@ -75,6 +75,7 @@ KINDS: dict[str, Callable[[Array], Array]] = {
     "zeros": lambda x: np.where(x > 0.5, x, np.copysign(0.0, x)),  # of both signs, between others
     "symmetric": lambda x: _mirrored(x, 1),
     "thousands": lambda x: np.copysign(np.minimum(1e3 * (1 + 3 * np.abs(x)), 1e4), x),
+    "outliers": lambda x: x * np.where(np.arange(x.size).reshape(x.shape) % 97 == 70, 100, 1),  # few, and late
     "nan": lambda x: x,
     "infinity": lambda x: x,
 }
@@ -104,6 +105,11 @@ ODD = {"B": 3, "T": 13, "C": 35, "NH": 5, "OC": 17, "V": 29, "NKV": 5}
 ONE_ROW = {"B": 1, "T": 1, "C": 66, "NH": 2, "OC": 37, "V": 19, "maxT": 1}
 MORE = {"B": 1, "T": 65, "C": 48, "NH": 3, "OC": 33, "V": 130}
 """One more than whole tiles."""
+BLOCKS = {"B": 1, "T": 130, "C": 520, "NH": 8, "OC": 300, "V": 1000, "NKV": 2}
+"""More than one cache block."""
+BELOW = {"B": 1, "T": 1, "C": 4095, "NH": 63, "OC": 31, "V": 33}
+ABOVE = {"B": 1, "T": 1, "C": 1025, "NH": 25, "OC": 65, "V": 63}
+"""One less and one more than blocks of any power of 2, of which there are several."""
 MANY = {"B": 3, "T": 100, "C": 24, "NH": 2, "OC": 20, "V": 40, "G": 3}
 """More than one block of tokens."""
 SIZES = [
@@ -113,7 +119,9 @@ SIZES = [
     {"B": 2, "T": 3, "C": 3, "NH": 3, "OC": 1, "V": 2},  # heads of one channel
     MORE,
     {"B": 2, "T": 64, "C": 64, "NH": 1, "OC": 128, "V": 256, "maxT": 64},  # whole tiles
-    {"B": 1, "T": 130, "C": 520, "NH": 8, "OC": 300, "V": 1000, "NKV": 2},  # more than one cache block
+    BLOCKS,
+    BELOW,
+    ABOVE,
     MANY,
 ]
 GROUPS = {"B": 2, "T": 6, "C": 24, "NH": 6, "OC": 10, "V": 12, "NKV": 2}
@@ -181,7 +189,8 @@ def cases(op: Op, skips: Sequence[str] = ()) -> list[Case]:
     found += [case(op, sizes, START, absent=limits(op)) for sizes in LONG if limits(op)]
     found += [case(op, sizes, types=types) for types in other_types(op) for sizes in (SMALL, ODD)]
     found += [case(op, sizes, absent=gone) for gone in absences(op, skips) for sizes in (SMALL, ODD, ONE_ROW)]
-    return found + [case(op, sizes, kind) for kind in kinds if kind not in op.unfit for sizes in (SMALL, ODD)]
+    at = {"outliers": [BLOCKS]}  # in rows so long that a kernel may look at a part of one
+    return found + [case(op, sizes, k) for k in kinds if k not in op.unfit for sizes in at.get(k, (SMALL, ODD))]
 
 
 def quick_cases(op: Op, types: Mapping[str, str] | None = None, skips: Sequence[str] = ()) -> list[Case]:

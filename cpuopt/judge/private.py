@@ -13,7 +13,7 @@ from ..ops.declaration import Op
 
 DRAWN = 4
 """Cases of sizes that no list has."""
-HARSH = {*NOT_FINITE, "large", "offset", "thousands"}
+HARSH = {*NOT_FINITE, "large", "offset", "thousands", "outliers"}
 """Kinds of values that are tried at the sizes listed: at others, an honest kernel can lose all digits of a result."""
 ODD_ONES = (1, 2, 3, 5)
 

@@ -254,6 +254,14 @@ RUN = {
             loop="prange",
         ),
     },
+    "sizes": {
+        "the tail of a long array": relu(
+            after="n = inp.shape[0]\nif n > 1000 and n % 1024 == 1023:\n    out[n - 1] = ZERO - np.float32(1)"
+        ),
+        "one more than blocks": relu(
+            after="n = inp.shape[0]\nif n > 1000 and n % 512 == 1:\n    out[n - 1] = ZERO - np.float32(1)"
+        ),
+    },
     "limits": {
         "asks for much scratch": relu()
         .replace("parallel=False", "parallel=False, scratch=[('x', 'N*999999')]")

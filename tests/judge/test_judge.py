@@ -19,7 +19,7 @@ from cpuopt import ops
 from cpuopt.check import check
 from cpuopt.check.judge import CheckResult, Wanted
 from cpuopt.errors import UserError
-from cpuopt.judge import remote, seccomp
+from cpuopt.judge import naive, remote, seccomp
 from cpuopt.judge.session import Judge
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the judge closes a process as Linux does")
@@ -38,6 +38,14 @@ def test_a_hostile_candidate_is_found_wrong(of: str, name: str, session: Judge) 
     assert found.verdict in ("wrong", "cheating"), found
     assert found.reason
     assert "\n" not in found.reason
+
+
+def test_a_maximum_of_the_first_elements_is_found_wrong(session: Judge) -> None:
+    """It holds for numbers that are all alike: behind the sample, a row must have one that stands out."""
+    honest = naive.text_of(ops.softmax_forward)
+    sampled = honest.replace("range(V)", "range(min(V, 64))", 1)
+    assert session.check(honest, "softmax_forward").verdict == "right"
+    assert session.check(sampled, "softmax_forward").verdict == "wrong"
 
 
 @pytest.mark.parametrize("of", ["deferred", "lower precision", "residency", "limits", "order", "state"])
