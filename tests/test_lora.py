@@ -324,6 +324,26 @@ def made(tmp_path_factory):
     return root
 
 
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ([], "the run is complete after 8 steps, and its --save "),
+        (["--model", "gpt2-tiny"], "base', not 'gpt2-tiny'; leave that out"),
+        (["--clip", "1"], "the run has no --clip, not 1.0; leave that out"),
+    ],
+)
+def test_what_a_complete_run_is_not_resumed_for(made, capsys, flags, said):
+    assert cli.main(["train", "--resume", str(made / "float32-run"), *flags]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line
+
+
+def test_a_complete_run_saves_again(made, tmp_path):
+    there = shutil.copytree(made / "float32-run", tmp_path / "run")
+    run(made, "--resume", str(there), "--save", str(tmp_path / "again"))
+    assert same(tmp_path / "again" / "adapter_model.safetensors", made / "float32-whole" / "adapter_model.safetensors")
+
+
 def same(a, b):
     return a.read_bytes() == b.read_bytes()
 
