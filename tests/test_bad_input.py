@@ -65,6 +65,7 @@ def test_the_command_that_the_others_are_made_from_is_right(capsys):
             for n in (0, -4)
         ],
         *[(flag, 10**23, f"{flag} {10**23}: expected 1 or more, up to ") for flag in ("-B", "--steps", "--threads")],
+        *[("--threads", n, f"--threads {n}: expected 1 or more, up to 4,096") for n in (0, -1, 4097)],
         ("--val-batches", 0, "--val-batches 0: expected 1 or more"),
         ("--val-every", -1, "--val-every -1: expected 0 or more"),
         ("--seed", -1, "--seed -1: expected 0 or more"),

@@ -116,9 +116,14 @@ def test_what_a_message_says_is_no_special_token():
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("{", "line 2: Expecting property name"),
+        ("{", "line 2: it is no JSON (Expecting property name"),
+        (
+            "hello",
+            "line 2: it is no JSON (Expecting value at character 1); expected an object with 'messages', or 'prompt' "
+            "and 'completion', or 'text', on one line",
+        ),
         ("", "line 2: it is empty; expected an example"),
-        ("[1]", "line 2: it is a list"),
+        ("[1]", "line 2: it is a list; expected an object with 'messages', or"),
         ('{"text": "a", "text": "b"}', "'text' comes twice"),
         ({"prompt": "a"}, "it has 'prompt'; expected 'messages', or"),
         ({"prompt": "a", "completion": 3}, "'completion' is 3; expected a text"),

@@ -133,6 +133,15 @@ def test_what_people_have_is_read(kind, given, want):
             {"rope_parameters": {"full_attention": {}, "sliding_attention": {"rope_type": "linear", "factor": 2.0}}},
             "rope_parameters of sliding_attention",
         ),
+        *(
+            ("gemma3_text", {"sliding_window_pattern": x}, f"sliding_window_pattern is {x!r}; expected a whole number")
+            for x in ("x", -1, 0, True, 2.0, [])
+        ),
+        ("gemma3_text", {"sliding_window_pattern": 2, "num_hidden_layers": "x"}, "num_hidden_layers is 'x'"),
+        ("gemma3_text", {"sliding_window_pattern": 2, "num_hidden_layers": 10**12}, "num_hidden_layers is 1000000000"),
+        ("gemma2", {"layer_types": []}, "layer_types is []; expected an entry for each layer, or null"),
+        ("gemma3_text", {"layer_types": [], "sliding_window_pattern": 2}, "layer_types is []; expected an entry"),
+        ("smollm3", {"no_rope_layers": []}, "no_rope_layers is []; expected an entry for each layer, or null"),
         ("llama", {"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "mscale": 1.0}}, "has 'mscale'"),
         ("llama", {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "lacks 'low_freq_factor'"),
         ("llama", {"rope_scaling": {"rope_type": "linear"}}, "lacks 'factor'"),

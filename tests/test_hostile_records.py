@@ -147,7 +147,8 @@ def test_a_record_with_any_field_broken_is_shown_or_refused_in_one_line(kind, sh
         ('{"kind": "ab"}', "kind and time are missing"),
         ('{"kind": "ab", "time": "x"}', "lacks 'op'"),
         ("\xff{}", "codec can't decode"),
-        ("null", "it is a NoneType"),
+        ("null", "it is null"),
+        ('{"time": ' + "9" * 10_000 + "}", "a number has 10,000 digits; expected 640 at most"),
     ],
 )
 def test_what_is_no_record_is_a_line_of_the_list(content, why, shown, tmp_path):
@@ -260,8 +261,8 @@ def test_a_misfit_says_where(tmp_path):
 
     p = {**profile(), "raw": []}
     assert misfit(p, Profile) == ""
-    assert misfit({**p, "B": "4"}, Profile) == "B is '4'; expected int"
+    assert misfit({**p, "B": "4"}, Profile) == "B is '4'; expected a whole number"
     assert misfit({**p, "ops": [{}]}, Profile) == "ops[0] lacks 'bytes'"
-    assert misfit({**p, "ops": [{**p["ops"][0], "ms": None}]}, Profile) == "ops[0].ms is None; expected float"
+    assert misfit({**p, "ops": [{**p["ops"][0], "ms": None}]}, Profile) == "ops[0].ms is None; expected a number"
     (tmp_path / "x").write_text('{"a": [1, 2.5]}')
-    assert misfit(read_json(tmp_path / "x"), dict[str, list[int]]) == "a[1] is 2.5; expected int"
+    assert misfit(read_json(tmp_path / "x"), dict[str, list[int]]) == "a[1] is 2.5; expected a whole number"

@@ -133,9 +133,10 @@ REFUSED = {
     "r=1,r=2": "'r' comes twice",
     "rank=3": "'rank=3'; did you mean|'rank=3'; known: r, alpha",
     "alpha=nan": "alpha is nan; expected a number above 0",
+    "alpha=1e39": r"alpha is 1e\+39; expected a number above 0 that float32 holds, below 3\.4e\+38",
     "dropout=1": "dropout is 1.0; expected a probability",
     "rslora=3": "expected rslora to be true or false",
-    "targets=": "targets is",
+    "r=8,targets=": "targets is empty; expected names of layers, such as q_proj,v_proj, or all$",
     "q_proj": "'q_proj'; ",
 }
 
@@ -193,14 +194,17 @@ def logits_of(weights):
     return x[:: x.size // 16]
 
 
-def test_an_adapter_of_peft_merges_to_its_logits(base, adapter):
+def test_an_adapter_of_peft_merges_to_its_logits(base, adapter, tmp_path):
     plain = open_weights(base)
     merged = merge(plain, [adapter])
     np.testing.assert_allclose(logits_of(merged), WANT["llama"]["logits"], atol=2e-5)
     assert not np.allclose(logits_of(plain), WANT["llama"]["logits"], atol=1e-2)
-    twice = merge(plain, [adapter, adapter]).read("model.layers.0.mlp.down_proj.weight")
+    other = Path(shutil.copytree(adapter, tmp_path / "other"))
+    twice = merge(plain, [adapter, other]).read("model.layers.0.mlp.down_proj.weight")
     once, start = (w.read("model.layers.0.mlp.down_proj.weight") for w in (merged, plain))
     np.testing.assert_allclose(twice - start, 2 * (once - start), atol=1e-6)
+    with pytest.raises(UserError, match=r"--adapter .*other: it comes twice, and would be added twice; name each"):
+        merge(plain, [other, adapter, other.parent / "x" / ".." / "other"])
 
 
 def change(folder, **config):
@@ -218,6 +222,7 @@ HOSTILE = {
     "rank of text": ({"r": "4"}, "r, lora_alpha and use_rslora are"),
     "rank": ({"r": 3}, r"has the shape \(4, 52\); expected \(3, 52\) for r = 3"),
     "alpha": ({"lora_alpha": float("inf")}, "alpha is inf|no JSON object"),
+    "alpha beyond float32": ({"lora_alpha": 1e308}, r"alpha is 1e\+308; expected a number above 0 that float32 holds"),
 }
 
 
@@ -255,6 +260,20 @@ def test_wrong_tensors_of_an_adapter_are_refused(adapter, case):
     rewritten(adapter, edit)
     with pytest.raises(UserError, match=error):
         open_adapter(adapter, from_json(LLAMA.config()))
+
+
+@pytest.mark.parametrize("large", [1e25, 1e38])
+def test_an_adapter_whose_product_overflows_is_named(base, adapter, tmp_path, capfd, large):
+    rewritten(adapter, lambda tensors: [t.fill(large) for t in tensors.values()])
+    for command in (
+        ["generate", "--init", str(base), "--adapter", str(adapter), "--threads", "1", "--max-tokens", "1"],
+        ["convert", str(adapter), str(tmp_path / "out"), "--merge", "--base", str(base)],
+    ):
+        assert cli.main(command) == 2
+        (line,) = capfd.readouterr().err.splitlines()
+        assert f"{str(adapter)!r}: what this adapter adds to 'model.layers.0." in line
+        assert "is more than float32 holds; expected smaller numbers or alpha: take another adapter" in line
+    assert not (tmp_path / "out").exists()
 
 
 def test_an_adapter_names_its_base_where_a_model_is_wanted(adapter):
@@ -303,6 +322,26 @@ def made(tmp_path_factory):
         run(root, "--resume", str(there), "--steps", "8", "--save", str(root / f"{dtype}-resumed"))
         there.rename(root / f"{dtype}-run")
     return root
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ([], "the run is complete after 8 steps, and its --save "),
+        (["--model", "gpt2-tiny"], "base', not 'gpt2-tiny'; leave that out"),
+        (["--clip", "1"], "the run has no --clip, not 1.0; leave that out"),
+    ],
+)
+def test_what_a_complete_run_is_not_resumed_for(made, capsys, flags, said):
+    assert cli.main(["train", "--resume", str(made / "float32-run"), *flags]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line
+
+
+def test_a_complete_run_saves_again(made, tmp_path):
+    there = shutil.copytree(made / "float32-run", tmp_path / "run")
+    run(made, "--resume", str(there), "--save", str(tmp_path / "again"))
+    assert same(tmp_path / "again" / "adapter_model.safetensors", made / "float32-whole" / "adapter_model.safetensors")
 
 
 def same(a, b):

@@ -401,3 +401,9 @@ def test_no_number_of_columns_swallows_what_is_printed(columns):
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "COLUMNS": columns})
     assert done.returncode == 0, done.stderr
     assert "tinyshakespeare" in "".join(done.stdout.split())
+
+
+@pytest.mark.parametrize(("steps", "epoch", "words"), [
+    (3, 3, "1 epoch of 3 steps"), (2, 1, "2 epochs of 1 step"), (1, 4, "0.25 epochs of 4 steps")])  # fmt: skip
+def test_one_epoch_is_no_plural(steps, epoch, words):
+    assert console.epochs(steps, epoch) == words

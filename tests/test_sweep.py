@@ -33,10 +33,26 @@ def test_a_range_doubles_up_to_its_end(text, sizes):
     assert sweep.parse_over(text) == (text.partition("=")[0], sizes)
 
 
-@pytest.mark.parametrize("text", ["C", "C=", "C=0..4", "C=8..4", "C=1..2..3", "C=1..2,3", "C=x", "=4", "C=1.5"])
+@pytest.mark.parametrize("text", ["C", "C=", "C=0..4", "C=1..2..3", "C=1..2,3", "C=x", "=4", "C=1.5"])
 def test_another_range_is_refused(text):
     with pytest.raises(UserError, match=re.escape(f"--over {text!r}: expected SYMBOL=FIRST..LAST")):
         sweep.parse_over(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("N=8..4", "--over 'N=8..4': the last size, 4, is below the first, 8"),
+        ("N=1000000000000000", "--over: 1000000000000000 is too large; expected sizes of up to 12 digits"),
+        ("N=1.." + "9" * 5000, "is too large; expected sizes of up to 12 digits"),
+        ("N=1,1000000000000", "--over: 1000000000000 is too large"),
+    ],
+)
+def test_a_size_that_cannot_be_is_refused_by_what_is_wrong(text, said):
+    with pytest.raises(UserError) as e:
+        sweep.parse_over(text)
+    assert said in str(e.value)
+    assert len(str(e.value)) < 200
 
 
 def test_sizes_that_nobody_named_are_those_of_a_call_of_the_model():

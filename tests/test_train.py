@@ -329,6 +329,16 @@ def test_a_fault_that_does_not_come_again_is_said_to_be_one(prepare, tmp_path):
     assert "suspect the memory or the processor" in listener.notes[0]
 
 
+@pytest.mark.parametrize(("variant", "two_pass"), [("vanilla", True), ("optimized", False)])
+def test_squares_that_overflow_are_no_fault_of_the_machine(prepare, tmp_path, variant, two_pass):
+    ready = prepare(steps=1, lora="r=2,alpha=1e38", variant=variant)
+    assert ready.engine.two_pass == two_pass
+    result = train(ready, tmp_path, listener := Listener())
+    (said,) = listener.notes if two_pass else [result.diagnosis]
+    assert "grad_norm is inf; the gradients are finite, but float32 cannot hold the sum of their squares" in said
+    assert "a lower alpha of --lora" in said
+
+
 @pytest.mark.parametrize("number", [0, 1])
 def test_the_micro_batch_is_named(prepare, tmp_path, number):
     ready = prepare(steps=1, total_batch=64)

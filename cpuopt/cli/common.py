@@ -15,7 +15,7 @@ from ..errors import UserError
 from ..files.reading import to_json
 from ..machine import cores as cores
 from ..machine import require_usable, waiting
-from ..train.settings import FLAGS, Settings
+from ..train.settings import FLAGS, MOST_THREADS, Settings
 from ..wording import nearest
 
 if TYPE_CHECKING:
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 LAYERS = ("default", "safe", "threadsafe", "forksafe", "omp", "tbb", "workqueue")
 """The names of numba's threading layers."""
-MOST_THREADS = 4096
-"""More than any machine has: a number beyond is a slip."""
 
 
 def seconds(text: str) -> float:

@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import pairwise
+from json import JSONDecodeError
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -45,6 +46,7 @@ SPOKEN: dict[str, tuple[type, str]] = {
     "text": (str, "a text"),
 }
 """The names that a line may have, with the type of each; others are reported, and not used."""
+EXPECTED = "'messages', or 'prompt' and 'completion', or 'text'"
 TEXT_ENDS = ("<|end_of_text|>", "<|endoftext|>", "</s>")
 """Tokens that end a text, of which the first that a tokenizer has is the last of an example of text."""
 Said = list[tuple[str, str]]
@@ -115,6 +117,12 @@ def said_by(line: bytes) -> tuple[Said | str, list[str]]:
         table = parse_json(line.decode("utf-8-sig"))
     except UnicodeDecodeError as e:
         raise ValueError(f"{e}; expected a file in UTF-8") from e
+    except JSONDecodeError as e:
+        raise ValueError(
+            f"it is no JSON ({e.msg} at character {e.colno}); expected an object with {EXPECTED}, on one line"
+        ) from e
+    except ValueError as e:
+        raise ValueError(f"{e}; expected an object with {EXPECTED}") from e
     for name, (kind, words) in SPOKEN.items():
         if name in table and not isinstance(table[name], kind):
             raise ValueError(f"{name!r} is {repr(table[name])[:40]}; expected {words}")
@@ -126,7 +134,7 @@ def said_by(line: bytes) -> tuple[Said | str, list[str]]:
         return [("user", table["prompt"]), ("assistant", table["completion"])], unused
     if found != {"messages"}:
         names = ", ".join(map(repr, sorted(table))) or "nothing"
-        raise ValueError(f"it has {names[:80]}; expected 'messages', or 'prompt' and 'completion', or 'text'")
+        raise ValueError(f"it has {names[:80]}; expected {EXPECTED}")
     said: Said = []
     for n, message in enumerate(table["messages"], 1):
         if not isinstance(message, dict) or not isinstance(message.get("content"), str):

@@ -26,6 +26,21 @@ LARGEST_JSON = 64 << 20
 has 3 MB."""
 MOST = {int: 2.0**63, float: 1e300}
 """The largest number, so that arithmetic on numbers does not overflow."""
+DIGITS = 640
+"""The most digits of a whole number, which Python reads however it is set up."""
+WORDS = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "a text",
+    NoneType: "null",
+    list: "a list",
+    tuple: "a list",
+    frozenset: "a list",
+    dict: "an object",
+    Mapping: "an object",
+}
+"""What JSON and TOML call a type."""
 
 
 def parse_json(text: bytes | str) -> dict[str, Any]:
@@ -34,7 +49,8 @@ def parse_json(text: bytes | str) -> dict[str, Any]:
     Raises
     ------
     ValueError
-        For any other text, a name that comes twice, NaN, and nesting deeper than `DEEPEST`.
+        For any other text, a name that comes twice, NaN, a number of more than `DIGITS`, and nesting deeper than
+        `DEEPEST`.
     """
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -47,13 +63,18 @@ def parse_json(text: bytes | str) -> dict[str, Any]:
     def refuse(word: str) -> None:
         raise ValueError(f"{word} is no number")
 
+    def whole(digits: str) -> int:
+        if len(digits) > DIGITS:
+            raise ValueError(f"a number has {len(digits):,} digits; expected {DIGITS} at most")
+        return int(digits)
+
     deep = ValueError(f"it is nested more than {DEEPEST} deep")
     try:
-        table = json.loads(text, object_pairs_hook=unique, parse_constant=refuse)
+        table = json.loads(text, object_pairs_hook=unique, parse_constant=refuse, parse_int=whole)
     except RecursionError:
         raise deep from None
     if not isinstance(table, dict):
-        raise ValueError(f"it is a {type(table).__name__}")
+        raise ValueError(f"it is {WORDS[type(table)]}")
     level: list[Any] = [table]
     for _ in range(DEEPEST):
         level = [v for x in level for v in (x.values() if isinstance(x, dict) else x if isinstance(x, list) else ())]
@@ -121,7 +142,7 @@ def from_json(hint: Any, x: Any, at: str = "it") -> Any:
     Raises
     ------
     ValueError
-        Naming the first value that does not fit, as in ``ops[3].ms is 'x'; expected float``.
+        Naming the first value that does not fit, as in ``ops[3].ms is 'x'; expected a number``.
     """
     origin, args = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
@@ -135,7 +156,8 @@ def from_json(hint: Any, x: Any, at: str = "it") -> Any:
     number = hint in MOST and type(x) in (int, hint)
     if hint is Any or (number and abs(x) < MOST[hint]) or (hint not in MOST and type(x) is (hint or NoneType)):
         return x
-    raise ValueError(f"{at} is {repr(x)[:60]}; expected {getattr(origin or hint, '__name__', hint)}")
+    limits = f" between -{MOST[hint]:.3g} and {MOST[hint]:.3g}" if number else ""
+    raise ValueError(f"{at} is {repr(x)[:60]}; expected {WORDS.get(origin or hint or NoneType, hint)}{limits}")
 
 
 def _either(hints: tuple[Any, ...], x: Any, at: str) -> Any:
@@ -146,7 +168,7 @@ def _either(hints: tuple[Any, ...], x: Any, at: str) -> Any:
             return from_json(hint, x, at)
         except ValueError as e:
             wrong.append(e)
-    raise max(wrong, key=lambda e: (not str(e).endswith("expected NoneType"), len(str(e))))
+    raise max(wrong, key=lambda e: (not str(e).endswith(f"expected {WORDS[NoneType]}"), len(str(e))))
 
 
 def _object(hint: Any, x: Any, at: str) -> Any:

@@ -41,6 +41,8 @@ ROUNDS, LEAST = 7, 3
 BUDGET_S = 2.0
 MOST = 400
 """The most sizes of a sweep."""
+DIGITS = 12
+"""The most digits of a size."""
 PAUSE = 0.15
 """Seconds after which the threads of another library, which spin for a while, have gone to sleep."""
 CALLS = 60
@@ -59,13 +61,17 @@ def parse_over(text: str) -> tuple[str, list[int]]:
     UserError
         For anything else.
     """
-    number = "[1-9][0-9]{0,11}"
+    number = "[1-9][0-9]*"
     found = re.fullmatch(rf"([A-Za-z_]\w*)=({number})(?:\.\.({number})|((?:,{number})*))", text.strip())
-    if not found or (found[3] and int(found[3]) < int(found[2])):
+    if not found:
         raise UserError(
             f"--over {text!r}: expected SYMBOL=FIRST..LAST, which doubles, or SYMBOL=N,N,...; as C=128..2048"
         )
+    if large := next((n for n in re.findall(number, text.partition("=")[2]) if len(n) > DIGITS), ""):
+        raise UserError(f"--over: {large[:40]} is too large; expected sizes of up to {DIGITS} digits")
     first = int(found[2])
+    if found[3] and int(found[3]) < first:
+        raise UserError(f"--over {text!r}: the last size, {found[3]}, is below the first, {first}; swap them")
     if not found[3]:
         return found[1], sorted({first, *(int(n) for n in found[4].split(",") if n)})
     last = int(found[3])

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 from .. import models
 from ..errors import UserError
+from .config import MOST_LAYERS
 from .llama import EXPECTED, KINDS, SIZES, Config, usual
 from .positions import ORIGINAL
 
@@ -148,8 +149,10 @@ class Gemma3(Gemma2):
                 raise UserError(f"rope_parameters of {KINDS[1]} are {repr(local)[:60]}; expected the default, unscaled")
             base = {"rope_local_base_freq": local["rope_theta"]} if "rope_theta" in local else {}
             given = {**given, "rope_parameters": full, **base}
-        if not given.get("layer_types") and type(every) is int and every > 0:
-            n = given.get("num_hidden_layers", cls.missing["num_hidden_layers"])
+        if every is not None and not (type(every) is int and every > 0):
+            raise UserError(f"sliding_window_pattern is {repr(every)[:60]}; expected a whole number of 1 or more")
+        n = given.get("num_hidden_layers", cls.missing["num_hidden_layers"])
+        if every and given.get("layer_types") is None and type(n) is int and n <= MOST_LAYERS:  # others are refused
             given = {**given, "layer_types": [KINDS[(i + 1) % every > 0] for i in range(n)]}
         return super().from_transformers(given)
 

@@ -209,6 +209,8 @@ class Config(models.Config):
             if given.get(name, allowed[0]) not in allowed:
                 raise UserError(f"{name} is {repr(given[name])[:60]}; cpuopt has {allowed[0]!r}, transformers others")
         names = cls.own_keys()
+        if empty := next((name for name in LISTS if name in names and given.get(name) == []), ""):
+            raise UserError(f"{empty} is []; expected an entry for each layer, or null")
         layers = given.get("layer_types") or []
         if "layer_types" not in names and (
             not isinstance(layers, list) or any(kind != "full_attention" for kind in layers)

@@ -26,6 +26,8 @@ ALL = "all"
 """The targets that stand for every linear layer but the head."""
 MOST = 1 << 16
 """A rank beyond is a slip."""
+LARGEST = 2.0**128
+"""The numbers of float32 are below."""
 
 
 @dataclass(frozen=True)
@@ -49,12 +51,14 @@ class Lora:
     def __post_init__(self) -> None:
         for name, right, want in (
             ("r", 1 <= self.r <= MOST, f"a whole number from 1 to {MOST:,}"),
-            ("alpha", 0 < self.alpha < float("inf"), "a number above 0"),
+            ("alpha", 0 < self.alpha < LARGEST, f"a number above 0 that float32 holds, below {LARGEST:.2g}"),
             ("dropout", 0 <= self.dropout < 1, "a probability, 0 or more and below 1"),
             ("targets", self.targets and all(self.targets), f"names of layers, such as q_proj,v_proj, or {ALL}"),
         ):
             if not right:
-                raise UserError(f"--lora: {name} is {getattr(self, name)!r}; expected {want}")
+                x = getattr(self, name)
+                given = repr(x) if name != "targets" else ",".join(x) or "empty"
+                raise UserError(f"--lora: {name} is {given}; expected {want}")
 
     @property
     def scale(self) -> float:

@@ -298,7 +298,8 @@ class TrainingView:
 
 def epochs(steps: int, epoch: float) -> str:
     """Return how often the steps of a run see each example."""
-    return f"{steps / epoch:.3g} epochs of {epoch:.4g} step{'' if epoch == 1 else 's'}"
+    seen = f"{steps / epoch:.3g}"
+    return f"{seen} epoch{'' if seen == '1' else 's'} of {epoch:.4g} step{'' if epoch == 1 else 's'}"
 
 
 def summary(result: RunResult, job: Job) -> list[str]:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping
-from math import fsum, isfinite, sqrt
+from math import fsum, isfinite, isinf, sqrt
 from typing import Any
 
 import numpy as np
 
+from .. import ops
 from ..building import Array
 from ..engine import Engine, Step
 from ..program.program import Phase
@@ -89,6 +90,10 @@ class Guard:
 
 
 NOTHING_FOUND = "computed again all is finite: suspect the memory or the processor, or a kernel that races"
+OVERFLOW = (
+    "the gradients are finite, but float32 cannot hold the sum of their squares: take a lower --lr, or a lower alpha "
+    "of --lora"
+)
 
 
 def find_first(engine: Engine, batches: Iterable[Mapping[str, Array]]) -> str:
@@ -99,6 +104,8 @@ def find_first(engine: Engine, batches: Iterable[Mapping[str, Array]]) -> str:
     for name, array in engine.parameters().items():
         if not all_below(array):
             return f"parameter {name} holds {_example(array)}"
+    if not engine.two_pass and _overflown_states(engine):
+        return OVERFLOW
     phases: tuple[Phase, ...] = ("forward", "backward") if engine.two_pass else ("forward", "evaluate")
     for number, batch in enumerate(batches):
         if not engine.counted(batch):
@@ -110,7 +117,19 @@ def find_first(engine: Engine, batches: Iterable[Mapping[str, Array]]) -> str:
                 if not all_below(engine.array(v)):
                     where = f"{bound.kernel.name} in layer {bound.call.layer!r}"
                     return f"{where} gave {_example(engine.array(v))} in {v}, micro-batch {number}"
-    return NOTHING_FOUND
+    gradients = [engine.array(c.args["inp"]) for c in engine.program.phase("norm") if c.op is ops.sumsq]
+    with np.errstate(over="ignore"):
+        return OVERFLOW if engine.two_pass and any(isinf(np.vdot(g, g)) for g in gradients) else NOTHING_FOUND
+
+
+def _overflown_states(engine: Engine) -> bool:
+    """Return whether a norm is infinite, and the first moments, averages of gradients, are finite.
+
+    Where updates are fused, they are what is left of the gradients.
+    """
+    norms = [engine.array(v) for v in engine.program.norm_terms]
+    moments = [engine.array(next(iter(states.values()))) for states in engine.program.states.values() if states]
+    return any(np.isinf(x).any() for x in norms) and all(map(all_below, moments))
 
 
 def _example(array: Array) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -34,6 +35,7 @@ from ..program.fuse import usual as usual_fusions
 from ..program.quantize import INT8
 from ..program.tree import divides
 from ..weights import NO_MARKS, Adapter, Marks, Weights, check_target, copy_into, require_own
+from ..wording import count
 from . import plans
 from .checkpoint import Checkpoint, load, open_weights
 from .first import judge_first_step
@@ -42,7 +44,7 @@ from .guard import Guard
 from .provenance import compare, made_by
 from .samples import require_samples
 from .schedule import rate
-from .settings import DTYPES, FLAGS, FREE, stored
+from .settings import DTYPES, FLAGS, FREE, flag, stored
 from .settings import Settings as Settings
 
 Progress = Callable[[int, int, str], None]
@@ -243,7 +245,10 @@ def resumed(checkpoint: Checkpoint, given: Mapping[str, Any]) -> Settings:
         if models.is_own(other.get("model", "")) and str(models.parse(other["model"])) == checkpoint.state["model"]:
             del other["model"]  # the same, from another folder; what is in the file is compared
     if other:
-        flags = ", ".join(f"{n} {there[n]!r}, not {x!r}" for n, x in other.items())
+        had = {n: f"no {flag(n)}" if there[n] is None else f"{n} {there[n]!r}" for n in other}
+        if "model" in other and there["init"]:
+            had["model"] = f"the model of --init {there['init']!r}"
+        flags = ", ".join(f"{had[n]}, not {x!r}" for n, x in other.items())
         raise UserError(f"--resume {str(checkpoint.run)!r}: the run has {flags}; leave that out, or start a new run")
     if there["kernels"] and "kernels" not in given:
         flags = " ".join(f"--kernels {file!r}" for file in there["kernels"])
@@ -251,7 +256,14 @@ def resumed(checkpoint: Checkpoint, given: Mapping[str, Any]) -> Settings:
             f"--resume {str(checkpoint.run)!r}: the run has kernels of its own, which are code that no checkpoint "
             f"starts by itself; if you trust these files, name them: {flags}"
         )
-    return Settings(**there | dict(given))
+    settings = Settings(**there | dict(given))
+    done = checkpoint.state["step"]
+    if done >= settings.steps and "save" not in given and settings.save and os.path.lexists(settings.save):
+        raise UserError(
+            f"--resume {str(checkpoint.run)!r}: the run is complete after {count(done, 'step')}, and its --save "
+            f"{settings.save!r} is there; to go on, give more steps with --steps N, and another --save PATH"
+        )
+    return settings
 
 
 def model_of(settings: Settings, resume: Checkpoint | None = None) -> tuple[str, Config, Weights | None]:

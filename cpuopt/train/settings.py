@@ -43,9 +43,13 @@ MOST = 10**9
 """More of anything than one run can do or hold: a number beyond is a slip."""
 
 
-def least(n: int) -> Allowed:
-    """Allow whole numbers from n on, up to `MOST`."""
-    return lambda x: n <= x <= MOST, f"{n} or more, up to {MOST:,}"
+MOST_THREADS = 4096
+"""More than any machine has: a number beyond is a slip."""
+
+
+def least(n: int, most: int = MOST) -> Allowed:
+    """Allow whole numbers from n on, up to a largest."""
+    return lambda x: n <= x <= most, f"{n} or more, up to {most:,}"
 
 
 def one_of(words: Iterable[str]) -> Allowed:
@@ -141,7 +145,7 @@ class Settings:
     threads: int | None = setting(
         None,
         "Run on this many threads.",
-        least(1),
+        least(1, MOST_THREADS),
         shown="the physical performance cores this process may use",
         free=True,
     )

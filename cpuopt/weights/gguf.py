@@ -255,7 +255,7 @@ def open_model(path: Path) -> Weights:
     if missing or surplus:
         parts = [f"lacks {sorted(missing)[0]!r} and {len(missing) - 1} more"] if missing else []
         parts += [f"has {sorted(surplus)[0]!r} and {len(surplus) - 1} more"] if surplus else []
-        raise UserError(f"{str(path)!r} {' and '.join(parts)}; expected a {name} of the sizes in its metadata")
+        raise UserError(f"{str(path)!r} {' and '.join(parts)}; expected {name} of the sizes in its metadata")
     for here, want in shapes.items():
         if (got := file.tensors[names[here]].shape) != want:
             raise file.wrong(
@@ -504,10 +504,10 @@ def require(config: Config) -> Architecture:
         fixed |= {"query_pre_attn_scalar": share if large else config.head_dim} if there.largest else {}
     for name in there.numbers:
         if getattr(config, name) is None:
-            raise UserError(f"llama.cpp computes a {config.model} with a number {name}; got None, so name a directory")
+            raise UserError(f"llama.cpp computes {config.model} with a number {name}; got None, so name a directory")
     for name, want in fixed.items():
         if (got := getattr(config, name)) != want:
-            raise UserError(f"llama.cpp computes a {config.model} with {name} {want}; got {got}, so name a directory")
+            raise UserError(f"llama.cpp computes {config.model} with {name} {want}; got {got}, so name a directory")
     return there
 
 

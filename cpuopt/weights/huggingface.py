@@ -154,7 +154,7 @@ def open_model(path: Path) -> Weights:
     if missing or surplus:
         parts = [f"lacks {sorted(missing)[0]!r} and {len(missing) - 1} more"] if missing else []
         parts += [f"has {sorted(surplus)[0]!r} and {len(surplus) - 1} more"] if surplus else []
-        raise UserError(f"{str(path)!r} {' and '.join(parts)}; expected a {config.model} of the sizes in {CONFIG}")
+        raise UserError(f"{str(path)!r} {' and '.join(parts)}; expected {config.model} of the sizes in {CONFIG}")
     rows = places_of(config)
     for name, (file, there) in places.items():
         t, want = file.tensors[there], tensors[name]

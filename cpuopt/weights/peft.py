@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ..errors import UserError
 from ..files import whole_directory, write_synced
 from ..models import Config, read_object
@@ -56,7 +58,10 @@ class Adapter:
     base: str | None = None
 
     def merged(self, read: Read) -> Read:
-        """Return a function that reads a parameter of the base model with what its adapter adds to it, as float32."""
+        """Return a function that reads a parameter of the base model with what its adapter adds to it, as float32.
+
+        It raises a `UserError` for finite numbers whose product or sum float32 cannot hold.
+        """
         adapted = {f"{layer}.weight": layer for layer in self.layers}
 
         def weight(name: str) -> Array:
@@ -64,7 +69,14 @@ class Adapter:
             if name not in adapted:
                 return x
             a, b = map(self.read, adapter_of(adapted[name]))
-            return x + self.lora.scale * (b @ a)
+            with np.errstate(over="ignore", invalid="ignore"):
+                y: Array = x + self.lora.scale * (b @ a)
+            if not all_below(y) and all(map(all_below, (x, a, b))):
+                raise UserError(
+                    f"{str(self.path)!r}: what this adapter adds to {name!r} is more than float32 holds; expected "
+                    "smaller numbers or alpha: take another adapter, or train it again with a lower --lr"
+                )
+            return y
 
         return weight
 
@@ -179,9 +191,13 @@ def merge(weights: Weights, adapters: Iterable[Path]) -> Weights:
     Raises
     ------
     UserError
-        As `open_adapter`.
+        As `open_adapter`, and for one that comes twice.
     """
+    seen = set[Path]()
     for path in adapters:
+        if path.resolve() in seen:
+            raise UserError(f"--adapter {path}: it comes twice, and would be added twice; name each adapter once")
+        seen.add(path.resolve())
         weights = replace(weights, read=open_adapter(path, weights.config).merged(weights.read))
     return weights
 
