@@ -1,6 +1,7 @@
 """One engine under Ctrl-C and under several threads: its weights are always those after whole steps."""
 
 import os
+import secrets
 import signal
 import threading
 import time
@@ -8,12 +9,14 @@ from contextlib import suppress
 
 import numpy as np
 import pytest
+from numba import types
 
 from cpuopt import Choice
 from cpuopt import Engine as Library
 from cpuopt.building import run_calls
 from cpuopt.engine import Engine
 from cpuopt.errors import UserError
+from cpuopt.kernels.compile import jit, libraries
 from cpuopt.models import specs
 from cpuopt.models.gpt2 import GPT2, PRESETS
 from cpuopt.program.fuse import FUSIONS
@@ -274,3 +277,21 @@ def test_a_profile_puts_back_all_that_its_steps_changed(monkeypatch):
         engine.profile(steps=1, roofs=False)
     engine.runner = run_calls
     assert bits(engine) == changed
+
+
+def test_a_ctrl_c_while_llvm_calls_back_comes_after_it(monkeypatch):
+    usual, seen = libraries.Library._object_compiled_hook, []
+
+    def hook(module, content):
+        signal.raise_signal(signal.SIGINT)
+        usual(module, content)
+        seen.append(module.name)
+
+    monkeypatch.setattr(libraries.Library, "_object_compiled_hook", hook)
+    new = secrets.randbits(30)  # so that the cache has no such function
+    add = jit.helper()(lambda a: a + new)
+    with pytest.raises(KeyboardInterrupt):
+        add.compile((types.int64,))
+    assert seen
+    monkeypatch.undo()
+    assert add(1) == 1 + new
