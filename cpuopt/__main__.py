@@ -2,7 +2,22 @@
 
 import sys
 
-from .cli import main
+
+def main() -> int:
+    """Run the command; return its status, which is 130 after a Ctrl-C at any time."""
+    try:
+        from .signals import never_lost
+
+        with never_lost():
+            from . import cli
+
+            status = cli.main()
+    except KeyboardInterrupt:
+        print("cpuopt: interrupted", file=sys.stderr)
+        status = 130
+    exec("")  # forgets a Ctrl-C within an earlier exec of text, for which Python would end by the signal
+    return status
+
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -3,14 +3,18 @@
 import os
 import secrets
 import signal
+import subprocess
+import sys
 import threading
 import time
 from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
 import pytest
 from numba import types
 
+import cpuopt
 from cpuopt import Choice
 from cpuopt import Engine as Library
 from cpuopt.building import run_calls
@@ -20,8 +24,9 @@ from cpuopt.kernels.compile import jit, libraries
 from cpuopt.models import specs
 from cpuopt.models.gpt2 import GPT2, PRESETS
 from cpuopt.program.fuse import FUSIONS
-from cpuopt.signals import deferred
+from cpuopt.signals import deferred, never_lost
 
+ROOT = Path(cpuopt.__file__).parents[1]
 TINY, B, T = PRESETS["gpt2-tiny"], 2, 16
 TWO_PASS = tuple(n for n in FUSIONS if n != "update")
 STEPS = 3
@@ -279,6 +284,22 @@ def test_a_profile_puts_back_all_that_its_steps_changed(monkeypatch):
     assert bits(engine) == changed
 
 
+def test_a_ctrl_c_in_a_destructor_is_not_lost():
+    class Closing:
+        def __del__(self):
+            signal.raise_signal(signal.SIGINT)
+
+    before = sys.unraisablehook
+
+    def work():
+        Closing()
+        time.sleep(5)
+
+    with never_lost(), pytest.raises(KeyboardInterrupt):
+        work()
+    assert sys.unraisablehook is before
+
+
 def test_a_ctrl_c_while_llvm_calls_back_comes_after_it(monkeypatch):
     usual, seen = libraries.Library._object_compiled_hook, []
 
@@ -295,3 +316,26 @@ def test_a_ctrl_c_while_llvm_calls_back_comes_after_it(monkeypatch):
     assert seen
     monkeypatch.undo()
     assert add(1) == 1 + new
+
+
+AT_IMPORT = """
+import signal, sys
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started the tests may have it ignored
+
+class Finder:
+    def find_spec(name, path, target=None):
+        if name == "MODULE":
+            exec("signal.raise_signal(signal.SIGINT)")
+
+sys.meta_path.insert(0, Finder)
+"""
+
+
+@pytest.mark.parametrize("module", ["cpuopt.signals", "cpuopt.cli", "cpuopt.cli.profile", "numba"])
+def test_a_ctrl_c_while_the_command_is_imported(module, tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(AT_IMPORT.replace("MODULE", module))
+    env = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    words = [sys.executable, "-m", "cpuopt", "profile", "--model", "gpt2-tiny"]
+    done = subprocess.run(words, env=env, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "cpuopt: interrupted\n")
