@@ -1,6 +1,7 @@
 """``python -m cpuopt``, and the ``cpuopt`` command."""
 
 import sys
+from io import TextIOWrapper
 
 
 def main() -> int:
@@ -8,6 +9,8 @@ def main() -> int:
     try:
         from .signals import never_lost
 
+        if isinstance(sys.stdout, TextIOWrapper):
+            sys.stdout.reconfigure(errors="replace")  # a dot of a table is "?" where the locale has none
         with never_lost():
             from . import cli
 
