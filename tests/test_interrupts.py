@@ -15,7 +15,7 @@ import pytest
 from numba import types
 
 import cpuopt
-from cpuopt import Choice
+from cpuopt import Choice, cli
 from cpuopt import Engine as Library
 from cpuopt.building import run_calls
 from cpuopt.engine import Engine
@@ -25,6 +25,7 @@ from cpuopt.models import specs
 from cpuopt.models.gpt2 import GPT2, PRESETS
 from cpuopt.program.fuse import FUSIONS
 from cpuopt.signals import deferred, never_lost
+from cpuopt.train import trainer
 
 ROOT = Path(cpuopt.__file__).parents[1]
 TINY, B, T = PRESETS["gpt2-tiny"], 2, 16
@@ -339,3 +340,16 @@ def test_a_ctrl_c_while_the_command_is_imported(module, tmp_path):
     words = [sys.executable, "-m", "cpuopt", "profile", "--model", "gpt2-tiny"]
     done = subprocess.run(words, env=env, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "cpuopt: interrupted\n")
+
+
+def test_a_ctrl_c_before_the_first_step_says_what_is_not_written(monkeypatch, capsys):
+    usual = trainer.opened
+
+    def opened(*given):
+        signal.raise_signal(signal.SIGINT)
+        return usual(*given)
+
+    monkeypatch.setattr(trainer, "opened", opened)
+    words = ["train", "--model", "gpt2-tiny", "--steps", "3", "--val-every", "0", "--threads", "1"]
+    assert cli.main([*words, "--trace", "t.json"]) == 130
+    assert "--trace t.json: not written, because no step was done" in capsys.readouterr().err

@@ -108,7 +108,7 @@ def _train(args: argparse.Namespace, rank: ranks.Rank) -> int:
         html.write_report(args.html, result.profile, job.engine, result.path)
     common.write_trace(args, result.profile)
     for flag in common.FILES:
-        if result.profile is None and getattr(args, flag):
+        if result.profile is None and getattr(args, flag, None):
             console.warn(f"--{flag} {getattr(args, flag)}: not written, because no step was done")
     with console.surviving_hangup():
         show(args, {**result.summary, "path": str(result.path)}, lambda: console.summary(result, job))
