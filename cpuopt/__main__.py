@@ -1,8 +1,26 @@
 """``python -m cpuopt``, and the ``cpuopt`` command."""
 
 import sys
+from io import TextIOWrapper
 
-from .cli import main
+
+def main() -> int:
+    """Run the command; return its status, which is 130 after a Ctrl-C at any time."""
+    try:
+        from .signals import never_lost
+
+        if isinstance(sys.stdout, TextIOWrapper):
+            sys.stdout.reconfigure(errors="replace")  # a dot of a table is "?" where the locale has none
+        with never_lost():
+            from . import cli
+
+            status = cli.main()
+    except KeyboardInterrupt:
+        print("cpuopt: interrupted", file=sys.stderr)
+        status = 130
+    exec("")  # forgets a Ctrl-C within an earlier exec of text, for which Python would end by the signal
+    return status
+
 
 if __name__ == "__main__":
     sys.exit(main())

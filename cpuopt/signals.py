@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import _thread
+import os
 import signal
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -84,3 +88,25 @@ def stop_flag(last: bool = False) -> Iterator[Callable[[], int]]:
     finally:
         for s, handler in before.items():
             signal.signal(s, signal.SIG_IGN if last and hit and s != signal.SIGINT else handler)
+
+
+@contextmanager
+def never_lost() -> Iterator[None]:
+    """Send a Ctrl-C again if it came where Python drops exceptions: in a destructor, or in a callback of C."""
+    usual = sys.unraisablehook
+
+    def again() -> None:
+        time.sleep(0.01)  # until that has returned
+        os.kill(os.getpid(), signal.SIGINT)
+
+    def hook(dropped: sys.UnraisableHookArgs) -> None:
+        if issubclass(dropped.exc_type, KeyboardInterrupt):
+            _thread.start_new_thread(again, ())  # threading takes locks, which the main thread may hold
+        else:
+            usual(dropped)
+
+    sys.unraisablehook = hook
+    try:
+        yield
+    finally:
+        sys.unraisablehook = usual

@@ -89,6 +89,17 @@ def test_numba_set_to_what_cannot_work(name, value, monkeypatch, capsys):
     assert "unset it" in line
 
 
+@pytest.mark.parametrize("words", ["train --model gpt2-tiny --steps 1", "check gelu --quick", "machine", "warmup"])
+def test_a_threading_layer_that_is_not_installed(words):
+    without = "import sys; sys.modules['numba.np.ufunc.tbbpool'] = None; from cpuopt import cli; sys.exit(cli.main())"
+    env = os.environ | {"NUMBA_THREADING_LAYER": "tbb", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", without, *words.split()], env=env, capture_output=True, text=True, check=False
+    )
+    asked = "cpuopt: NUMBA_THREADING_LAYER=tbb: its library is not installed; unset it, or take omp or workqueue\n"
+    assert (done.returncode, done.stderr) == (2, asked)
+
+
 def test_a_nul_byte_anywhere_is_no_text(monkeypatch):
     monkeypatch.setattr(corpus, "PIECE", 1000)
     whole = bytearray(b"some text\n" * 20_000)

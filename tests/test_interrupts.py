@@ -1,24 +1,33 @@
 """One engine under Ctrl-C and under several threads: its weights are always those after whole steps."""
 
 import os
+import secrets
 import signal
+import subprocess
+import sys
 import threading
 import time
 from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
 import pytest
+from numba import types
 
-from cpuopt import Choice
+import cpuopt
+from cpuopt import Choice, cli
 from cpuopt import Engine as Library
 from cpuopt.building import run_calls
 from cpuopt.engine import Engine
 from cpuopt.errors import UserError
+from cpuopt.kernels.compile import jit, libraries
 from cpuopt.models import specs
 from cpuopt.models.gpt2 import GPT2, PRESETS
 from cpuopt.program.fuse import FUSIONS
-from cpuopt.signals import deferred
+from cpuopt.signals import deferred, never_lost
+from cpuopt.train import trainer
 
+ROOT = Path(cpuopt.__file__).parents[1]
 TINY, B, T = PRESETS["gpt2-tiny"], 2, 16
 TWO_PASS = tuple(n for n in FUSIONS if n != "update")
 STEPS = 3
@@ -274,3 +283,73 @@ def test_a_profile_puts_back_all_that_its_steps_changed(monkeypatch):
         engine.profile(steps=1, roofs=False)
     engine.runner = run_calls
     assert bits(engine) == changed
+
+
+def test_a_ctrl_c_in_a_destructor_is_not_lost():
+    class Closing:
+        def __del__(self):
+            signal.raise_signal(signal.SIGINT)
+
+    before = sys.unraisablehook
+
+    def work():
+        Closing()
+        time.sleep(5)
+
+    with never_lost(), pytest.raises(KeyboardInterrupt):
+        work()
+    assert sys.unraisablehook is before
+
+
+def test_a_ctrl_c_while_llvm_calls_back_comes_after_it(monkeypatch):
+    usual, seen = libraries.Library._object_compiled_hook, []
+
+    def hook(module, content):
+        signal.raise_signal(signal.SIGINT)
+        usual(module, content)
+        seen.append(module.name)
+
+    monkeypatch.setattr(libraries.Library, "_object_compiled_hook", hook)
+    new = secrets.randbits(30)  # so that the cache has no such function
+    add = jit.helper()(lambda a: a + new)
+    with pytest.raises(KeyboardInterrupt):
+        add.compile((types.int64,))
+    assert seen
+    monkeypatch.undo()
+    assert add(1) == 1 + new
+
+
+AT_IMPORT = """
+import signal, sys
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started the tests may have it ignored
+
+class Finder:
+    def find_spec(name, path, target=None):
+        if name == "MODULE":
+            exec("signal.raise_signal(signal.SIGINT)")
+
+sys.meta_path.insert(0, Finder)
+"""
+
+
+@pytest.mark.parametrize("module", ["cpuopt.signals", "cpuopt.cli", "cpuopt.cli.profile", "numba"])
+def test_a_ctrl_c_while_the_command_is_imported(module, tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(AT_IMPORT.replace("MODULE", module))
+    env = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    words = [sys.executable, "-m", "cpuopt", "profile", "--model", "gpt2-tiny"]
+    done = subprocess.run(words, env=env, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "cpuopt: interrupted\n")
+
+
+def test_a_ctrl_c_before_the_first_step_says_what_is_not_written(monkeypatch, capsys):
+    usual = trainer.opened
+
+    def opened(*given):
+        signal.raise_signal(signal.SIGINT)
+        return usual(*given)
+
+    monkeypatch.setattr(trainer, "opened", opened)
+    words = ["train", "--model", "gpt2-tiny", "--steps", "3", "--val-every", "0", "--threads", "1"]
+    assert cli.main([*words, "--trace", "t.json"]) == 130
+    assert "--trace t.json: not written, because no step was done" in capsys.readouterr().err

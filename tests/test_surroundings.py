@@ -148,3 +148,20 @@ def test_a_line_of_the_input_that_does_not_end(monkeypatch):
         next(turns)
     monkeypatch.setattr("sys.stdin", io.StringIO("hello"))
     assert [*generate.user_turns(argparse.Namespace(prompt="", json=False))] == ["hello"]
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [{"PYTHONIOENCODING": "ascii"}, {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}],
+    ids=["encoding", "locale"],
+)
+def test_an_output_that_has_no_dot(environment):
+    env = {k: v for k, v in os.environ.items() if k not in ("PYTHONIOENCODING", "PYTHONUTF8")}
+    done = subprocess.run(
+        [sys.executable, "-m", "cpuopt", "check", "gelu", "--quick", "--threads", "1"],
+        env=env | {"PYTHONPATH": str(ROOT)} | environment,
+        capture_output=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b" FAIL ? threads 1 ? --seed " in done.stdout

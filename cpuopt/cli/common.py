@@ -196,6 +196,10 @@ def start_numba(threads: int | None) -> None:
     if "numba" not in sys.modules:  # once it runs, numba refuses another number
         os.environ["NUMBA_NUM_THREADS"] = str(threads or there)
     waiting(threads or there)  # which refuses a wrong variable now
+    if layer in ("tbb", "safe"):  # whose library may be missing, which a child process could not say
+        from ..kernels.toolkit.threads import start
+
+        start(threads or there)
 
 
 def thread_counts(text: str, flag: str = "--threads") -> list[int]:

@@ -1,6 +1,7 @@
 """How functions are compiled for the cache: in an LLVM engine of their own, under symbols that follow from keys.
 
-To import it changes numba: symbols get other numbers, and the body of a parallel loop is a callee.
+To import it changes numba: symbols get other numbers, the body of a parallel loop is a callee, and signals wait while
+LLVM makes or reads machine code.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 
 import llvmlite.binding as llvm
 
+from ...signals import deferred
 from .dependencies import sha
 from .numba_internals import bytecode, codegen, parfor_lowering
 
@@ -181,3 +183,6 @@ def _create_callee(lowerer: Any, parfor: Any, typemap: Any, typing: Any, target:
 
 
 parfor_lowering._create_gufunc_for_parfor_body = _create_callee
+
+# LLVM calls numba back for its object cache; what a handler raises there, as for Ctrl-C, ctypes would drop.
+codegen.JITCodeLibrary._finalize_specific = deferred()(codegen.JITCodeLibrary._finalize_specific)

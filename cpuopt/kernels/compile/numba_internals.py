@@ -42,6 +42,7 @@ _ALIKE: Internals = {
     ),
     "core.codegen:CPUCodeLibrary.serialize_using_object_code": ("self", "_get_compiled_object _get_module_for_linking"),
     "core.codegen:JitEngine._load_defined_symbols": ("self mod", "functions global_variables _defined_symbols"),
+    "core.codegen:JITCodeLibrary._finalize_specific": ("self", "_engine finalize_object"),
     "core.codegen:JITCodeLibrary.get_pointer_to_function": ("self name", "is_symbol_defined get_function_address"),
     "core.codegen:JITCPUCodegen.set_env": ("self env_name env", "_engine"),
     "core.compiler:CompileResult._reduce": ("self", "serialize_using_object_code reload_init"),

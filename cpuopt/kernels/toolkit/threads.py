@@ -12,6 +12,7 @@ import numba
 from ...errors import UserError
 from ...machine import WAYS, waiting
 from ...machine import cores as cores
+from ...wording import one_line
 from ..compile.numba_internals import parallel
 from .waiting import follow
 
@@ -24,6 +25,11 @@ def start(n: int) -> None:
     """Start numba's threads, of which n will run and wait as `machine.waiting` chooses; once in a process.
 
     The runtime of OpenMP reads its variables when it is loaded, and child processes should not inherit them.
+
+    Raises
+    ------
+    UserError
+        If numba cannot load the layer that ``NUMBA_THREADING_LAYER`` asks for.
     """
     if threading_layer() != NOT_STARTED:
         return
@@ -32,6 +38,11 @@ def start(n: int) -> None:
     os.environ.update(way)
     try:
         parallel._launch_threads()
+    except ValueError as e:
+        if not str(e).startswith("No threading layer"):
+            raise UserError(f"numba starts no threads: {one_line(str(e))}") from e
+        asked = f"NUMBA_THREADING_LAYER={numba.config.THREADING_LAYER}"
+        raise UserError(f"{asked}: its library is not installed; unset it, or take omp or workqueue") from e
     finally:
         for name in way:
             del os.environ[name]
