@@ -14,12 +14,10 @@ def main() -> int:
         with never_lost():
             from . import cli
 
-            status = cli.main()
+            return cli.main()
     except KeyboardInterrupt:
         print("cpuopt: interrupted", file=sys.stderr)
-        status = 130
-    exec("")  # forgets a Ctrl-C within an earlier exec of text, for which Python would end by the signal
-    return status
+        return 130
 
 
 if __name__ == "__main__":

@@ -327,7 +327,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started the 
 class Finder:
     def find_spec(name, path, target=None):
         if name == "MODULE":
-            exec("signal.raise_signal(signal.SIGINT)")
+            signal.raise_signal(signal.SIGINT)
 
 sys.meta_path.insert(0, Finder)
 """
