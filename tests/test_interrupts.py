@@ -20,6 +20,7 @@ from cpuopt import Engine as Library
 from cpuopt.building import run_calls
 from cpuopt.engine import Engine
 from cpuopt.errors import UserError
+from cpuopt.files import private
 from cpuopt.kernels.compile import jit, libraries
 from cpuopt.models import specs
 from cpuopt.models.gpt2 import GPT2, PRESETS
@@ -353,3 +354,18 @@ def test_a_ctrl_c_before_the_first_step_says_what_is_not_written(monkeypatch, ca
     words = ["train", "--model", "gpt2-tiny", "--steps", "3", "--val-every", "0", "--threads", "1"]
     assert cli.main([*words, "--trace", "t.json"]) == 130
     assert "--trace t.json: not written, because no step was done" in capsys.readouterr().err
+
+
+def test_a_ctrl_c_on_the_way_to_a_folder_of_the_cache_is_not_lost(monkeypatch, tmp_path):
+    usual, closed = os.close, []
+
+    def close(descriptor):
+        usual(descriptor)
+        closed.append(descriptor)
+        if len(closed) == 1:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(os, "close", close)
+    with pytest.raises(KeyboardInterrupt), private.opened(tmp_path):
+        pass
+    assert len(closed) == 2

@@ -68,8 +68,8 @@ def _walk(folder: Path, make: bool) -> int:
                 left += reversed(target.parts)
                 name = left.pop() if target.is_absolute() else "."
             there = _open(here, name, PARENT if left else FOLDER, make)
-            os.close(here)
-            here, at = there, Path(os.path.normpath(at / name))
+            passed, here, at = here, there, Path(os.path.normpath(at / name))
+            os.close(passed)  # last: after a Ctrl-C here, what is closed below is open
         _require_own(os.fstat(here), folder)
     except BaseException:
         os.close(here)
