@@ -177,17 +177,20 @@ class AloneFar(Alone):
         took: dict[str, list[tuple[float, float]]] = {"A": [], "B": []}
         for i, fresh in enumerate(self.timed.sets[2:]):
             for side, ns in took.items():
-                ns.append((self.once(side, self.timed.sets[i % 2]), self.once(side, fresh)))
+                known, _ = self.once(side, self.timed.sets[i % 2])
+                new, waited = self.once(side, fresh)
+                if waited <= WAITED * new:  # otherwise its time is that of another process
+                    ns.append((known, new))
                 self.timed.judge(side, 1, "with inputs that it had not seen")
         self.timed.swap(0)
         if said := memory({side: ([a for a, _ in ns], [b for _, b in ns]) for side, ns in took.items()}):
             raise UserError(f"{self.timed.kernels['B'].name} {said}")
 
-    def once(self, side: str, inputs: Inputs) -> float:
-        """Return the ns of a call with some inputs."""
+    def once(self, side: str, inputs: Inputs) -> tuple[float, float]:
+        """Return the ns of a call with some inputs, and those for which its threads waited for a core."""
         self.timed.hold(0, inputs)
         self.timed.fill(side, "nan", "nan", 1)
-        return self.spend(side, self.timed.args[side][:1])
+        return self.far(side).batch(self.timed.args[side][:1])
 
     def told(self, side: str) -> float:
         """Return the ns of a call in the last samples, by the clock of the process."""
