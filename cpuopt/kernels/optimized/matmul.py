@@ -261,9 +261,9 @@ def prefers_tokens(M, K, N):
     return 2 * N * K < M * (K + N)
 
 
-def forward_panels(M, K, N, prefers=prefers_tokens):
+def forward_panels(M, K, N):
     """Count the floats of the panels of a forward of M tokens."""
-    return up(N if prefers.py_func(M, K, N) else M, NR) * K
+    return up(N if prefers_tokens.py_func(M, K, N) else M, NR) * K
 
 
 @helper()

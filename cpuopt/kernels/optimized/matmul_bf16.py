@@ -38,7 +38,6 @@ from .matmul import (
     count_shares,
     even,
     forward_by,
-    forward_panels,
     multiply_by,
     pack_tokens_by,
     piece,
@@ -102,7 +101,8 @@ def linear_bf16(out, inp, weight, bias, panels, sums, queue, rows):
 
 def word_panels(M, K, N):
     """Count the floats of the panels of a forward of M tokens."""
-    return forward_panels(M, -(-K // 2), N, prefers_word_tokens) * PER_WORD
+    words = -(-K // 2)
+    return up(N if prefers_word_tokens.py_func(M, words, N) else M, NR) * words * PER_WORD
 
 
 FORWARD_BF16 = [
