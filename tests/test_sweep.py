@@ -263,7 +263,7 @@ def test_the_verb_measures_checks_and_keeps(tmp_path, monkeypatch, capsys):
     assert [(r["variant"], r["sizes"]["N"]) for r in record["rows"]] == [("mine", n) for n in (1500, 3000, 4096)]
     assert "residual_forward[wrong] is wrong on the arrays that are timed: out[" in record["refused"]["wrong"]
     assert all(r["warm"]["ns"] > 0 and r["cold"]["of_roof"] > 0 for r in record["rows"])
-    assert own[-1] > own[0]  # the process that measures is not one of the others
+    assert max(own) > min(own)  # the processes that measure, of which one may follow another, are none of the others
     assert all((tmp_path / f).stat().st_size > 100 for f in ("s.csv", "s.svg", "s.html"))
     assert cli.main(["runs", "list"]) == 0
     assert "residual_forward: mine, wrong over N=1500..4096, 1 thread" in " ".join(capsys.readouterr().out.split())

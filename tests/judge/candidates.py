@@ -319,6 +319,7 @@ TWINS = {
     "order": relu(loop="prange", options=", parallel=True"),
     "state": scratched("8", before="x[0] = 1", each="max(inp[i], ZERO * x[0])"),
     "arithmetic": relu(before="n = np.int32(inp.shape[0])", each="max(inp[i], ZERO) if i < n else ZERO"),
+    "sizes": relu(before="n = inp.shape[0]", each="max(inp[i], ZERO) if i < n - n % 1024 else max(inp[i], ZERO)"),
     "limits": relu()
     .replace("parallel=False", "parallel=False, scratch=[('x', lambda sizes: sizes['N'])]")
     .replace("(out, inp)", "(out, inp, x)"),
