@@ -70,6 +70,22 @@ def test_a_planted_entry_is_not_read_and_is_replaced(folder, plant):
     assert (path.stat().st_mode & 0o777, path.stat().st_uid) == (0o600, os.geteuid())
 
 
+def test_an_entry_that_another_process_replaces_meanwhile_is_read(folder, monkeypatch):
+    assert write_entry(folder / "entry", b"mine")
+    fstat, size = os.fstat, len(b"mine" + seal("entry", b"mine"))
+
+    def replaced(descriptor):
+        if fstat(descriptor).st_size == size and fstat(descriptor).st_nlink:
+            assert write_entry(folder / "entry", b"of another process")
+        return fstat(descriptor)
+
+    monkeypatch.setattr(os, "fstat", replaced)
+    assert read_entry(folder / "entry") == b"mine"
+    monkeypatch.undo()
+    monkeypatch.setenv("CPUOPT_CACHE_DIR", str(folder.parent))
+    assert read_entry(folder / "entry") == b"of another process"
+
+
 def test_an_entry_is_this_users_whatever_the_mask_of_new_files(folder):
     before = os.umask(0)
     try:

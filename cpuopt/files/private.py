@@ -153,7 +153,8 @@ def read(path: Path) -> bytes:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode) or status.st_size > LARGEST:
                 raise OSError(errno.EINVAL, f"{path.name} is no file of at most {LARGEST >> 20} MB")
-            if status.st_uid != os.geteuid() or status.st_mode & OTHERS or status.st_nlink != 1:
+            names = status.st_nlink  # 0: another process put a new file in its place since it was opened
+            if status.st_uid != os.geteuid() or status.st_mode & OTHERS or names > 1:
                 raise UnsafeError(f"files in it may be another user's; delete it: rm -r {quote(str(path.parent))}")
             content = file.read()
             with suppress(OSError):  # a disk that is read-only
