@@ -29,7 +29,9 @@ from cpuopt.kernels.toolkit.simd import (
     Tile,
     at,
     copy,
+    listed_pair_product,
     move,
+    pair_product,
     product,
     transpose,
 )
@@ -154,6 +156,33 @@ def test_product(rows: int, depth: int, add: bool) -> None:
             want[place] = (want[place] if add else 0) + x[i] @ y
         multiply(a, row, step, b, line, c, c_row, c_row, rows, depth, add)
         np.testing.assert_allclose(c, want, rtol=1e-5)  # what lies around the tile is as it was
+
+
+list_places = matmul.places_of((0, 2))
+
+
+@jit.helper()
+def fetch_and_multiply(to, places, row, a, b, line, c, fetched, rows, depth):
+    n = list_places(to, places, 1, row, 2, 3)
+    pair_product(rows, at(a, 0), depth, 1, at(b, 0), line, at(c, 0), NR, depth, False, at(a, 0), 0, 0)
+    list_ = at(places, 2)
+    listed_pair_product(rows, at(a, 0), depth, 1, at(b, 0), line, at(fetched, 0), NR, depth, False, list_, 0, 0)
+    return n
+
+
+@pytest.mark.parametrize("rows", [1, MR])
+def test_what_an_update_reads_is_listed_and_fetching_it_changes_no_bit(rows: int) -> None:
+    rng = np.random.default_rng(rows)
+    depth, to = 11, tuple(np.zeros((4, n), F32) for n in (5, 6, 7))
+    places, c = np.zeros(2 * 6, F32), np.full((2, rows, NR), np.nan, F32)
+    a, b = (rng.random(n * depth, F32) for n in (rows, NR * simd.PER_WORD))
+    for x in a, b:  # words of which one half is zero
+        x.view(np.uint32)[:] &= 0xFFFF0000
+    assert fetch_and_multiply(to, places, 1, a, b, NR, c[0], c[1], rows, depth) == 5
+    want = [x.ctypes.data + x.itemsize * (row * x.shape[1] + 3) for x in (to[0], to[2]) for row in (1, 2)]
+    assert places.view(np.int64).tolist() == [0, *want, 0]
+    np.testing.assert_array_equal(c[0], c[1])
+    assert np.isfinite(c).all()
 
 
 @jit.helper()

@@ -41,7 +41,21 @@ from ..toolkit.lanes import add_transposed, load, load_some, spread, store, stor
 from ..toolkit.pairs import is_half, narrow
 from ..toolkit.queue import QUEUE, deal, for_each_thread, take
 from ..toolkit.rules import by_epilogue
-from ..toolkit.simd import LANES, LINE, MR, NR, at, copy, move, narrow_product, prefetch, product, transpose
+from ..toolkit.simd import (
+    HOST,
+    LANES,
+    LINE,
+    MR,
+    NR,
+    at,
+    copy,
+    move,
+    narrow_product,
+    prefetch,
+    product,
+    put_place,
+    transpose,
+)
 
 ZERO = np.float32(0)
 PACKED = 0  # as a row stride: the rows of a group lie interleaved
@@ -72,7 +86,9 @@ FORWARD_SCRATCH = WIDE * TALL + TALL
 INPUT_SPARE = INPUT_ROWS * NR
 INPUT_SCRATCH = INPUT_SPARE + INPUT_DEPTH * NR + SHORT_DEPTH * FEW
 WEIGHT_BLOCK = WEIGHT_DEPTH * OUTPUTS
-WEIGHT_SCRATCH = WEIGHT_BLOCK + OUTPUTS + OUTPUTS * NR
+PLACES = SHARED // 2  # to fetch while a group is multiplied: one for every second of at most SHARED tokens
+WEIGHT_SPARE = OUTPUTS + OUTPUTS * NR  # the bias's gradient, and a tile
+WEIGHT_SCRATCH = WEIGHT_BLOCK + WEIGHT_SPARE + 2 * PLACES * -(-OUTPUTS // MR)
 
 
 def up(n, step):
@@ -545,43 +561,97 @@ def sum_columns(total, add, dout, m, depth, n0, rows):
         store_some(total, j, t, left)
 
 
-def weight_chunk_by(multiply, pack_outputs, per, lines):
-    """Make the function of a strip of a weight's gradient; `per` tokens are one k, for which a panel has `lines`."""
+@helper(inline="always")
+def no_places(to, places, n, row, rows, c):
+    """List none."""
+    return n
 
-    @helper()
-    def weight_chunk(grad, row, add, dout, panels, block, spare, n0, n1, tall, most):
-        """Compute rows n0..n1 of the weight's gradient in rows `row`.. of `grad`, and of the bias's in `spare`.
 
-        `most` is the number of tokens of a block.
-        """
-        M, N = dout.shape
-        C = grad.shape[1]
-        P = ceil(C, NR) * NR
-        rows = n1 - n0
-        groups = ceil(rows, MR)
-        tile = spare[OUTPUTS:]
-        for m in range(0, M, most):
-            tokens = min(most, M - m)
-            depth = ceil(tokens, per)
-            pack_outputs(block, dout, m, depth, n0, rows)
-            sum_columns(spare, m > 0, dout, m, tokens, n0, rows)
-            adding = add or m > 0
-            next_m, next_n = (m + tokens, n0) if m + tokens < M else (0, n1)
-            for c in range(0, C, NR):
-                for k in range(tokens * c // P, tokens * (c + NR) // P):  # fetch its part of what is packed next
-                    for i in range(0, tall, LINE):
-                        prefetch(at(dout, (next_m + k) * N + next_n + i))
-                inside = c + NR <= C
-                b = at(panels, (m // per * P + c * depth) * lines)
-                to, to_row = (at(grad, row * C + c), C) if inside else (at(tile, 0), NR)
-                ahead, ahead_group = at(b, depth * NR * lines), depth * NR // groups * lines
-                step = 2 * ceil(NR, groups) * lines
-                x = at(block, 0)
-                multiply(rows, x, PACKED, b, NR, to, to_row, depth, adding and inside, ahead, ahead_group, step, 0)
-                if not inside:
-                    add_columns(grad, row, c, tile, rows, adding)
+def places_of(reads):
+    """Make the function that lists the places of column c of some rows, of the elements `reads` of a tuple of arrays.
 
-    return weight_chunk
+    They become the places from the n-th on; the number of all is returned.
+    """
+    if not reads:
+        return no_places
+    *others, last = reads
+    before = places_of(tuple(others))
+
+    @helper(inline="always")
+    def list_places(to, places, n, row, rows, c):
+        n = before(to, places, n, row, rows, c)
+        for i in range(rows):
+            put_place(places, n + i, at(to[last], (row + i) * to[last].shape[1] + c))
+        return n + rows
+
+    return list_places
+
+
+def weight_chunk_by(multiply, pack_outputs, per, lines, fetch=None):
+    """Make the function that makes, for an epilogue, that of a strip of a weight's gradient.
+
+    `per` tokens are one k, for which a panel has `lines`. `fetch` is `multiply` with a list of places: what the update
+    of a strip reads is fetched while the strip is made, if the machine has time for it.
+    """
+    multiply_ahead = fetch or multiply
+
+    @cache
+    def of(epilogue):
+        reads = epilogue.reads if fetch and HOST.ahead and MR * len(epilogue.reads) <= PLACES else ()
+        fetches, list_places = len(reads) > 0, places_of(reads)
+
+        @helper(inline="always")
+        def list_ahead(places, most, to, row, rows, c, panel, length):
+            """List for each group what its update reads at column c, and then a part of the panel: `most` places."""
+            groups = ceil(rows, MR)
+            size, longer, part = rows // groups, rows % groups, length // groups
+            for g in range(groups):
+                n, first = size + 1 if g < longer else size, PLACES * g
+                end = list_places(to, places, first, row, n, c)
+                for i in range(end, first + most):
+                    put_place(places, i, at(panel, part * g + (i - end) * 2 * LINE))
+                row += n
+
+        @helper()
+        def weight_chunk(to, grad, row, add, dout, panels, block, spare, n0, n1, tall, most):
+            """Compute rows n0..n1 of the weight's gradient in rows `row`.. of `grad`, and of the bias's in `spare`.
+
+            `most` is the number of tokens of a block.
+            """
+            M, N = dout.shape
+            C = grad.shape[1]
+            P = ceil(C, NR) * NR
+            rows = n1 - n0
+            groups = ceil(rows, MR)
+            tile, places = spare[OUTPUTS:], spare[WEIGHT_SPARE:]
+            for m in range(0, M, most):
+                tokens = min(most, M - m)
+                depth = ceil(tokens, per)
+                pack_outputs(block, dout, m, depth, n0, rows)
+                sum_columns(spare, m > 0, dout, m, tokens, n0, rows)
+                adding = add or m > 0
+                next_m, next_n = (m + tokens, n0) if m + tokens < M else (0, n1)
+                for c in range(0, C, NR):
+                    for k in range(tokens * c // P, tokens * (c + NR) // P):  # fetch its part of what is packed next
+                        for i in range(0, tall, LINE):
+                            prefetch(at(dout, (next_m + k) * N + next_n + i))
+                    inside = c + NR <= C
+                    b = at(panels, (m // per * P + c * depth) * lines)
+                    out, line = (at(grad, row * C + c), C) if inside else (at(tile, 0), NR)
+                    x, adds, length = at(block, 0), adding and inside, depth * NR * lines
+                    if fetches and M <= SHARED:
+                        list_ahead(places, depth // 2, to, n0, rows, c, at(b, length), length)
+                        ahead, apart = at(places, 0), 2 * PLACES
+                        multiply_ahead(rows, x, PACKED, b, NR, out, line, depth, adds, ahead, apart, 0, 0)
+                    else:
+                        ahead, apart, step = at(b, length), length // groups, 2 * ceil(NR, groups) * lines
+                        multiply(rows, x, PACKED, b, NR, out, line, depth, adds, ahead, apart, step, 0)
+                    if not inside:
+                        add_columns(grad, row, c, tile, rows, adding)
+
+        return weight_chunk
+
+    return of
 
 
 def thin_by(multiply, pack_outputs, pack_some, per, lines):
@@ -676,7 +746,7 @@ def weight_by(pack_panel, weight_chunk, thin_chunk, block_tokens, per):
     @cache
     def of(epilogue):
         begin, rows, place, finish = epilogue.begin, epilogue.rows, epilogue.place, epilogue.finish
-        end, steps = epilogue.end, epilogue.steps
+        end, steps, strip = epilogue.end, epilogue.steps, weight_chunk(epilogue)
 
         @helper(parallel=True)
         def linear_weight(to, dout, inp, panels, blocks, queue):
@@ -715,7 +785,7 @@ def weight_by(pack_panel, weight_chunk, thin_chunk, block_tokens, per):
                         sum_columns(spare, False, dout, 0, M, n0, n1 - n0)
                         put_thin(grad, row, add, whole, n0, n1)
                     else:
-                        weight_chunk(grad, row, add, dout, panels, block, spare, n0, n1, tall, depth)
+                        strip(to, grad, row, add, dout, panels, block, spare, n0, n1, tall, depth)
                     finish(to, grad, spare, n0, n1 - n0)
                     chunk = take(queue, t)
             end(to, N)

@@ -22,7 +22,18 @@ from ..toolkit.lanes import store_some
 from ..toolkit.pairs import floats, is_half, load_pair, narrow, pack_pairs, pack_rows, pair, put, words
 from ..toolkit.queue import QUEUE, deal, for_each_thread, take
 from ..toolkit.rules import by_epilogue
-from ..toolkit.simd import LANES, LINE, MR, NR, PER_WORD, at, narrow_pair_product, pair_product, transpose_words
+from ..toolkit.simd import (
+    LANES,
+    LINE,
+    MR,
+    NR,
+    PER_WORD,
+    at,
+    listed_pair_product,
+    narrow_pair_product,
+    pair_product,
+    transpose_words,
+)
 from .matmul import (
     ALIASED,
     COLUMNS,
@@ -253,7 +264,7 @@ def pack_some(panel, x, row, column, depth):
     pack_pairs(panel, NR, x, row, column, min(NR, x.shape[1] - column), depth)
 
 
-weight_chunk = weight_chunk_by(multiply, pack_outputs, 2, PER_WORD)
+weight_chunk = weight_chunk_by(multiply, pack_outputs, 2, PER_WORD, multiply_by(listed_pair_product))
 thin_chunk = thin_by(multiply, pack_outputs, pack_some, 2, PER_WORD)
 
 

@@ -49,6 +49,7 @@ class Epilogue:
     end : ``end(to, rows)`` comes last.
     step : ``step(to, at, grad, scale)`` takes the step of a part of the first parameter, by an index or a slice.
     row : ``row(to, n, grad, i)`` takes that of row n, and keeps the squares of its gradient as the i-th for `end`.
+    reads : the elements of `to` whose rows `finish` reads and writes.
     """
 
     steps: bool
@@ -60,6 +61,7 @@ class Epilogue:
     end: Any
     step: Any = None
     row: Any = None
+    reads: tuple[int, ...] = ()
 
 
 @helper()
@@ -272,7 +274,8 @@ class Step:
                 total += to[partial][n]
             to[sumsq][0] = total
 
-        return Epilogue(True, begin, rows_of_weight, place, finish, again, end, step, step_row)
+        reads = (*range(self.each), self.arrays.index("copy"))
+        return Epilogue(True, begin, rows_of_weight, place, finish, again, end, step, step_row, reads)
 
     def _rows(self, step_row: Any) -> tuple[Any, Any]:
         partial = self.arrays.index("partial")

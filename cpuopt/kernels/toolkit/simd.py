@@ -48,6 +48,8 @@ class Tile:
     spare : the number of registers that must stay free beyond the sums and the operands of the multiply-adds.
     fused : whether the machine has a fused multiply-add; without it, LLVM is left to choose.
     dot : whether the machine has an instruction for pairs of bfloat16.
+    ahead : whether a weight's gradient leaves memory time to fetch what its update reads. So it is on Zen 5, which has
+        ``avxvnni`` beside ``avx512bf16``, and not on Zen 3 and Zen 4.
     """
 
     lanes: int
@@ -57,6 +59,7 @@ class Tile:
     rows: int = 0
     vectors: int = 0
     dot: bool = False
+    ahead: bool = False
 
 
 AVX512 = Tile(lanes=16, registers=32)
@@ -82,7 +85,8 @@ def tile(features: Iterable[str]) -> Tile:
     for vectors in range(1, machine.registers):
         rows = (machine.registers - machine.spare - 1) // vectors - 1
         if rows * vectors >= 8 and rows + vectors <= 0.75 * rows * vectors:
-            return replace(machine, rows=rows, vectors=vectors, dot={"avx512f", "avx512bf16"} <= features)
+            dot = {"avx512f", "avx512bf16"} <= features
+            return replace(machine, rows=rows, vectors=vectors, dot=dot, ahead=dot and "avxvnni" in features)
     raise AssertionError(machine)
 
 
@@ -227,16 +231,17 @@ class Emit:
                 bld.store(value, cell)
         return [bld.load(cell, typ=v.type) for cell, v in zip(cells, state, strict=True)]
 
-    def product(self, rows, vectors, pairs, a, row, step, b, line, c, c_row, depth, add, ahead, ahead_step, shift):
+    def product(self, rows, vectors, pairs, listed, a, row, step, b, line, c, c_row, depth, add, ahead, *fetch):
         """Emit the micro-kernel for some rows and vectors; the other arguments are those of the intrinsic `product`.
 
-        With `pairs`, the floats of a are words of two bfloat16, and a panel holds `lines` of such words.
+        With `pairs`, the floats of a are words of two bfloat16, and a panel holds `lines` of such words. If `listed`,
+        `ahead` is a list of places, of which every second k fetches the next: two lines of the cache.
 
         k goes in pairs. Seven rows share a pointer: x86's addressing finds them by registers of 1, 3 and 5 strides in
         bytes, each times 1, 2 or 4. The offset of the first is a register too: without one, NEON would load its float
         by an instruction that takes a multiply-add's place.
         """
-        bld, width = self.builder, range(vectors)
+        bld, width, (ahead_step, shift) = self.builder, range(vectors), fetch
         bases = [self.hidden(self.at(a, self.times(row, i))) for i in range(0, rows, SHARED)]
         line, step, *strides = (
             self.hidden(self.times(x, 4 * n)) for x, n in ((line, 1), (step, 1), (row, 1), (row, 3), (row, 5))
@@ -276,7 +281,10 @@ class Emit:
 
         def two(number, *state):
             place = self.at(ahead, bld.mul(bld.lshr(number, shift), ahead_step))
-            if pairs:  # a line of columns in each of two rows that will be packed as pairs
+            if listed:
+                place = bld.inttoptr(self.load(self.at(ahead, number, I64), I64), POINTER)
+                apart = [I64(0), I64(LINE)]
+            elif pairs:  # a line of columns in each of two rows that will be packed as pairs
                 apart = [I64(0), bld.lshr(ahead_step, I64(1))]
             else:
                 apart = [I64(j) for j in range(0, self.tile.lanes * self.tile.vectors, LINE)]
@@ -324,12 +332,13 @@ def at(typingctx, array, offset):
     return FLOATS(array, INT), codegen
 
 
-def product_of(vectors: int, pairs: bool = False, tile: Tile = HOST):
+def product_of(vectors: int, pairs: bool = False, tile: Tile = HOST, listed: bool = False):
     """Make the micro-kernel of `vectors` vectors of columns.
 
     Parameters
     ----------
     pairs : whether it multiplies words of two bfloat16.
+    listed : whether `ahead` is a list of the places to fetch, which `put_place` writes, one for every second k.
     """
 
     @intrinsic
@@ -349,7 +358,7 @@ def product_of(vectors: int, pairs: bool = False, tile: Tile = HOST):
                 block = builder.append_basic_block(f"rows{n}")
                 choice.add_case(I64(n), block)
                 with builder.goto_block(block):
-                    Emit(builder, tile).product(n, vectors, pairs, *args)
+                    Emit(builder, tile).product(n, vectors, pairs, listed, *args)
                     builder.branch(end)
             builder.position_at_end(end)
             return context.get_dummy_value()
@@ -362,6 +371,20 @@ def product_of(vectors: int, pairs: bool = False, tile: Tile = HOST):
 
 product, narrow_product = product_of(HOST.vectors), product_of(1)
 pair_product, narrow_pair_product = product_of(HOST.vectors, pairs=True), product_of(1, pairs=True)
+listed_pair_product = product_of(HOST.vectors, pairs=True, listed=True)
+
+
+@intrinsic
+def put_place(typingctx, places, i, place):
+    """Write the i-th place of a list, which takes two floats each."""
+
+    def codegen(context, builder, signature, args):
+        data = context.make_array(signature.args[0])(context, builder, args[0]).data
+        emit = Emit(builder, HOST)
+        emit.store(builder.ptrtoint(args[2], I64), emit.at(data, args[1], I64))
+        return context.get_dummy_value()
+
+    return types.void(places, INT, FLOATS), codegen
 
 
 @intrinsic
@@ -447,7 +470,7 @@ def micro_kernel(shape: Tile, rows: int, triple: str) -> ir.Module:
     kinds = [POINTER, I64, I64, POINTER, I64, POINTER, I64, I64, BIT, POINTER, I64, I64]
     function = ir.Function(module, ir.FunctionType(ir.VoidType(), kinds), "product")
     builder = ir.IRBuilder(function.append_basic_block())
-    Emit(builder, shape).product(rows, shape.vectors, False, *function.args)
+    Emit(builder, shape).product(rows, shape.vectors, False, False, *function.args)
     builder.ret_void()
     return module
 
