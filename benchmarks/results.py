@@ -188,14 +188,18 @@ def overview(machines: Mapping[str, Mapping[str, Record]]) -> str:
             continue
         found = dict(classes(records[key]))
         what = "the suite" if key == "suite" else f"{records[key]['model']['name']}, {len(found['float32'])} sizes"
-        best = [row[0] for rows in found.values() for row in rows]
         cells = [fastest(found.get(dtype)) for dtype in ("float32", "bf16")]
-        roofs = [x.removeprefix("at roofs ") for rows in found.values() for x in at_all_roofs([r[0] for r in rows])]
-        sides = [r["peak_rss_mb"] for r in best]
-        memory = geometric_mean([dict.fromkeys(("median", "low", "high"), s["cpuopt"] / s["peer"]) for s in sides])
-        cells += [", ".join(roofs) or NONE, f"{memory['median']:.2f}", f"{apart(found['float32']):.0e}"]
+        best = [[row[0] for row in rows] for rows in found.values()]
+        roofs = [x.removeprefix("at roofs ") for results in best for x in at_all_roofs(results)]
+        memory = [geometric_mean([share(r["peak_rss_mb"]) for r in results])["median"] for results in best]
+        cells += [", ".join(roofs) or NONE, ", ".join(f"{m:.2f}" for m in memory), f"{apart(found['float32']):.0e}"]
         lines.append(f"| {title} | {what} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def share(of: Mapping[str, float]) -> dict[str, float]:
+    """Return cpuopt's part of both sides' numbers, as a ratio without an interval."""
+    return dict.fromkeys(("median", "low", "high"), of["cpuopt"] / of["peer"])
 
 
 def fastest(rows: Sequence[Row] | None) -> str:
