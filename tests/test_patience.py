@@ -72,6 +72,19 @@ def test_a_resumed_run_keeps_its_patience_and_its_best(train, capsys):
     assert kept() == [2, 5]
 
 
+def test_the_last_weights_do_not_pass_for_the_best(train, capsys):
+    """A run that kept no checkpoint of its best step, and is asked for its weights when it goes on."""
+    train("--steps", "4", "--save-every", "4")
+    flags = ["--keep-best", "--patience", "3", "--steps", "7", "--save", "best", "--json"]
+    assert cli.main(["train", "--resume", *flags]) == 1
+    out, err = capsys.readouterr()
+    found = json.loads(out)
+    assert (found["steps"], found["best_step"], found["weights"]) == (5, 2, "best")
+    assert found["diagnosis"].startswith("the best weights, of step 2, cannot be read: ")
+    assert found["diagnosis"].endswith("; the weights are those of step 5")
+    assert "cpuopt: the best weights, of step 2" in err
+
+
 def test_it_needs_something_to_validate_on(capsys):
     assert cli.main([*RUN, "--patience", "2", "--val-every", "0"]) == 2
     assert "--patience: expected with --val-every N" in capsys.readouterr().err

@@ -341,28 +341,29 @@ class Trainer:
             return
         self._take_best(run)
         self.job.engine.collect()
-        parameters = self.job.engine.parameters()
+        parameters, wrong = self.job.engine.parameters(), ""
         if bad := [name for name, p in parameters.items() if not all_below(p)]:
-            self.diagnosis = f"the weights are not finite after step {self.done}: {bad[0]} and {len(bad) - 1} more"
-            self.diagnosis += "; they are not saved" if self.job.settings.save is not None else ""
+            wrong = f"the weights are not finite after step {self.done}: {bad[0]} and {len(bad) - 1} more"
+            wrong += "; they are not saved" if self.job.settings.save is not None else ""
         elif self.job.settings.save is not None and not self.comm.rank:
-            wanted = Path(self.job.settings.save)
-            for path in dict.fromkeys([wanted, free(wanted), free(run.path / wanted.name)]):
-                try:
-                    tokenizer, marks = self.job.corpus.tokenizer, self.job.marks
-                    if adapter := self.job.adapter:
-                        save_adapter(path, self.job.config, adapter)
-                    else:
-                        save_weights(path, self.job.config, self.job.weight, tokenizer=tokenizer, marks=marks)
-                except UserError as e:
-                    self.listener.note(f"the weights are not saved: {e}")
-                    self.diagnosis = f"the weights are not at {str(wanted)!r}, and nowhere else"
+            wrong = self._save_weights(run, Path(self.job.settings.save))
+        self.diagnosis = "; ".join(filter(None, (self.diagnosis, wrong)))
+
+    def _save_weights(self, run: Run, wanted: Path) -> str:
+        """Write the weights to a path, or else to one near it; return what went wrong, or ``""``."""
+        for path in dict.fromkeys([wanted, free(wanted), free(run.path / wanted.name)]):
+            try:
+                tokenizer, marks = self.job.corpus.tokenizer, self.job.marks
+                if adapter := self.job.adapter:
+                    save_adapter(path, self.job.config, adapter)
                 else:
-                    self.weights = path
-                    self.diagnosis = (
-                        f"the weights are at {str(path)!r}, not at {str(wanted)!r}" if path != wanted else ""
-                    )
-                    return
+                    save_weights(path, self.job.config, self.job.weight, tokenizer=tokenizer, marks=marks)
+            except UserError as e:
+                self.listener.note(f"the weights are not saved: {e}")
+            else:
+                self.weights = path
+                return f"the weights are at {str(path)!r}, not at {str(wanted)!r}" if path != wanted else ""
+        return f"the weights are not at {str(wanted)!r}, and nowhere else"
 
     def _take_best(self, run: Run) -> None:
         """Put the best weights in the place of the last, if they are kept and are others."""
@@ -373,6 +374,7 @@ class Trainer:
             checkpoint.load(checkpoint.verify(path), self.job.engine)
         except UserError as e:
             self.diagnosis = f"the best weights, of step {self.best}, cannot be read: {e}"
+            self.diagnosis += f"; the weights are those of step {self.done}"
         else:
             self.listener.note(f"the weights are those of step {self.best}, which has the lowest validation loss")
 
