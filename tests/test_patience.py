@@ -62,6 +62,15 @@ def test_the_best_weights_are_kept_and_saved(train):
     assert best == two != five
 
 
+def test_the_adapter_of_a_run_is_that_of_its_best_step(train):
+    train("--steps", "4", "--lora", "r=2", "--keep-best", "--save", "a", "--save-every", "1", "--keep", "1")
+    assert kept() == [2, 4]
+    (run,) = Path("runs").iterdir()
+    assert cli.main(["convert", str(run), "b"]) == 0
+    best, converted = (Path(name, "adapter_model.safetensors").read_bytes() for name in "ab")
+    assert best == converted
+
+
 def test_a_resumed_run_keeps_its_patience_and_its_best(train, capsys):
     flags = ["--patience", "3", "--keep-best"]
     train("--steps", "4", *flags, "--save-every", "4", "--keep", "1")

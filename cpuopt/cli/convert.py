@@ -93,7 +93,7 @@ def source_of(args: argparse.Namespace) -> tuple[Weights, Adapter | None]:
     UserError
         For an adapter without a base model, or a flag that the source has no use for.
     """
-    from ..train.checkpoint import FOLDER, newest, open_weights
+    from ..train.checkpoint import FOLDER, chosen, open_weights
     from ..weights import is_adapter, merge
     from ..weights.peft import named_base
 
@@ -102,7 +102,7 @@ def source_of(args: argparse.Namespace) -> tuple[Weights, Adapter | None]:
     weights = open_weights(args.source)
     if args.base:
         raise UserError(f"--base {str(args.base)!r}: is for an adapter's directory and --merge")
-    adapter = newest(args.source).adapter if (args.source / FOLDER).is_dir() else None
+    adapter = chosen(args.source).adapter if (args.source / FOLDER).is_dir() else None
     if args.merge and not adapter:
         raise UserError(f"--merge: {str(args.source)!r} has no adapter")
     return weights, None if args.merge else adapter
