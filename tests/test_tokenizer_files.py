@@ -13,6 +13,7 @@ import pytest
 from golden.llama2c import draw, tokenizer_bin
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from listening import Listener
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from cpuopt import cli
@@ -25,6 +26,8 @@ from cpuopt.errors import UserError
 from cpuopt.models.families import PRESETS
 from cpuopt.models.gpt2 import Config
 from cpuopt.train import checkpoint
+from cpuopt.train.job import Settings, prepare
+from cpuopt.train.trainer import train
 from cpuopt.weights import Marks, open_weights, save_weights
 
 TEXT = Path(json.__file__).read_text() + "naïve café, größer, 你好 \U0001f600\n"
@@ -309,6 +312,17 @@ def test_a_run_keeps_its_tokenizer(tmp_path, folder, capsys):
     assert cli.main(["train", *flags]) == 0
     state = json.loads((checkpoint.newest(run).path / "state.json").read_text())
     assert (state["step"], state["tokenizer"]) == (2, "tokenizer.json")
+
+
+def test_a_tokenizer_that_is_gone_at_the_end_of_a_run_costs_no_weights(tmp_path, folder):
+    (tmp_path / "a.txt").write_text(TEXT)
+    kept, out = (folder / "tokenizer.json").read_bytes(), tmp_path / "out"
+    how = {"B": 2, "T": 8, "steps": 2, "val_every": 0, "variant": "vanilla", "save": str(out)}
+    job = prepare(Settings(init=str(folder), data=str(tmp_path / "a.txt"), **how))
+    result = train(job, tmp_path / "runs", Listener(1, lambda: shutil.rmtree(folder)))
+    assert (result.status, result.summary["weights"]) == (0, str(out))
+    assert open_weights(out).tokenizer == str(out / "tokenizer.json")
+    assert (out / "tokenizer.json").read_bytes() == kept
 
 
 def test_a_checkpoint_names_no_file_elsewhere(tmp_path):

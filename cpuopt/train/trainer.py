@@ -353,7 +353,7 @@ class Trainer:
         """Write the weights to a path, or else to one near it; return what went wrong, or ``""``."""
         for path in dict.fromkeys([wanted, free(wanted), free(run.path / wanted.name)]):
             try:
-                tokenizer, marks = self.job.corpus.tokenizer, self.job.marks
+                tokenizer, marks = self._tokenizer_in(run), self.job.marks
                 if adapter := self.job.adapter:
                     save_adapter(path, self.job.config, adapter)
                 else:
@@ -364,6 +364,11 @@ class Trainer:
                 self.weights = path
                 return f"the weights are at {str(path)!r}, not at {str(wanted)!r}" if path != wanted else ""
         return f"the weights are not at {str(wanted)!r}, and nowhere else"
+
+    def _tokenizer_in(self, run: Run) -> str:
+        """Return the tokenizer's name or file; the copy in the run's folder if the file is gone."""
+        name, copy = self.job.corpus.tokenizer, next(iter(self.tokenizer), None)
+        return name if copy is None or Path(name).exists() else str(run.path / copy)
 
     def _take_best(self, run: Run) -> None:
         """Put the best weights in the place of the last, if they are kept and are others."""
