@@ -52,6 +52,14 @@ def blocks():
     return File(Path("x"))
 
 
+def test_a_large_text_becomes_tokens_as_a_small_one_does(monkeypatch):
+    for name, most in (("small", stored.LARGE), ("large", 0)):
+        monkeypatch.setattr(stored, "LARGE", most)
+        assert cli.main(["data", "tokenize", "text.txt", name, "--tokenizer", "bytes"]) == 0
+    for split in ("train", "val"):
+        assert Path(f"large_{split}.bin").read_bytes() == Path(f"small_{split}.bin").read_bytes()
+
+
 def test_a_file_is_read_as_it_was_first_or_not_at_all():
     file, content = blocks(), Path("x").read_bytes()
     for lo, hi in ((0, 10), (BLOCK - 1, BLOCK + 1), (5, N), (N - 1, N), (7, 7), (N, N)):

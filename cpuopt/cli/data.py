@@ -74,7 +74,7 @@ def _tokenize(args: argparse.Namespace) -> int:
     written: list[Path] = []
     try:
         for split, file in files.items():
-            write_tokens(file, getattr(corpus, split), wide=tokenizer.vocab_size > 1 << 16)
+            write_tokens(file, getattr(corpus, split)[:], wide=tokenizer.vocab_size > 1 << 16)
             written.append(file)
     except BaseException:  # both or none
         for file in written:
