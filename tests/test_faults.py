@@ -488,6 +488,35 @@ def test_a_kernel_that_cannot_be_looked_through_is_judged_by_its_file():
     assert provenance.compare({**now, "files": {"a.py": "2"}}, now) == (["kernel 'a[x]' is not what it was"], [])
 
 
+@pytest.mark.parametrize(
+    ("then", "now", "said"),
+    [
+        ({}, {"guard": "skip"}, "--guard skip leaves out the rewrite 'update', which the run had"),
+        ({}, {"guard_z": 6.0}, "--guard-z leaves out the rewrite 'update', which the run had"),
+        (
+            {"guard": "skip"},
+            {"guard": "stop"},
+            "without --guard skip the rewrite 'update' comes in, which the run did not have",
+        ),
+    ],
+)
+def test_a_guard_that_changes_the_rewrites_is_said_in_place_of_the_kernels(then, now, said):
+    run(steps=1, save_every=1, variant="optimized", **then)
+    found = altered(lambda state: None)
+    settings = job.resumed(found, {"steps": 2, **now})
+    with pytest.raises(UserError) as e:
+        job.prepare(settings, resume=found)
+    assert f": {said}: the run would go on as another one; " in str(e.value)
+    assert "--accept-changes" in str(e.value)
+    assert job.prepare(settings, resume=found, accept_changes=True).changes == (f"after step 1: {said}",)
+
+
+def test_an_edited_kernel_is_named_beside_other_rewrites():
+    now = {"kernels": {"a[x]": "1", "b[x]": "1"}, "code": {}, "files": {}, "versions": {}, "machine": {}, "run": {}}
+    then = {**now, "kernels": {"a[x]": "2", "c[x]": "1"}}
+    assert provenance.compare(then, now, "why") == (["why", "kernel 'a[x]' is not what it was"], [])
+
+
 def test_files_of_kernels_of_one_name_are_all_seen():
     for folder, text in (("a", "x"), ("b", "y")):
         Path(folder).mkdir()

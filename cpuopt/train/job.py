@@ -463,12 +463,13 @@ def since(resume: Checkpoint, job: Job, accept: bool) -> tuple[tuple[str, ...], 
     Raises
     ------
     UserError
-        For another text, and for other kernels or another order of the text if that is not accepted.
+        For another text, and for other kernels, rewrites or another order of the text if that is not accepted.
     """
     s, there = job.settings, resume.state["corpus"]
     if there not in (job.corpus.fingerprint, job.corpus.ends):
         raise UserError(f"--data {s.data} holds other text than when {str(resume.path)!r} was written")
-    refused, notes = compare(resume.state.get("made_by"), job.made_by)
+    then = from_json(Settings, resume.state["settings"], "settings")
+    refused, notes = compare(resume.state.get("made_by"), job.made_by, rewritten(then, s))
     if isinstance(job.corpus, Corpus) and there == job.corpus.ends:
         notes.append("the checkpoint knows the sizes and the ends of its text only, so the rest may be another now")
         if (windows := job.corpus.batches("train", s.B, s.T, seed=s.seed).n_windows) > SORTED:
@@ -480,6 +481,15 @@ def since(resume: Checkpoint, job: Job, accept: bool) -> tuple[tuple[str, ...], 
         )
     before = resume.state.get("changes", [])
     return (*before, *(f"after step {resume.state['step']}: {text}" for text in refused)), (*refused, *notes)
+
+
+def rewritten(then: Settings, now: Settings) -> str:
+    """Return which setting of a resumed run adds or leaves out the rewrite ``update``; ``""`` if none does."""
+    if fusions(then) == fusions(now):
+        return ""
+    if now.two_pass:
+        return f"{now.two_pass} leaves out the rewrite 'update', which the run had"
+    return f"without {then.two_pass} the rewrite 'update' comes in, which the run did not have"
 
 
 def require_correct(engine: Engine, files: Sequence[str]) -> list[dict[str, Any]]:

@@ -56,12 +56,13 @@ def _digests(files: Iterable[Path]) -> dict[str, str]:
     return found
 
 
-def compare(then: Any, now: Mapping[str, Mapping[str, str]]) -> tuple[list[str], list[str]]:
+def compare(then: Any, now: Mapping[str, Mapping[str, str]], rewritten: str = "") -> tuple[list[str], list[str]]:
     """Return the changes since a checkpoint: those that the user must accept, and those that are only noted.
 
     Parameters
     ----------
     then : the provenance in a checkpoint; None in those of earlier versions.
+    rewritten : the reason why other kernels run than then, which stands in place of their names.
     """
     if not isinstance(then, Mapping):
         return [], ["the checkpoint does not say which kernels made it, so they may be others now"]
@@ -70,11 +71,12 @@ def compare(then: Any, now: Mapping[str, Mapping[str, str]]) -> tuple[list[str],
         part: [name for name in {**parts[part], **now[part]} if parts[part].get(name) != now[part].get(name)]
         for part in now
     }
+    refused = [rewritten] if rewritten and parts["kernels"].keys() != now["kernels"].keys() else []
     for part in ("kernels", "code"):
         alone = parts[part].keys() ^ now[part].keys()
-        other[part] = [n for n in other[part] if n not in alone or not n.startswith(BY_RANKS)]
+        other[part] = [n for n in other[part] if n not in alone or not (rewritten or n.startswith(BY_RANKS))]
     unseen = [name for name, digest in now["kernels"].items() if digest == UNKNOWN] if other["files"] else []
-    refused = [f"kernel {name!r} is not what it was" for name in dict.fromkeys([*other["kernels"], *unseen])]
+    refused += [f"kernel {name!r} is not what it was" for name in dict.fromkeys([*other["kernels"], *unseen])]
     refused += [f"the model's file {name!r} is not what it was" for name in other.get("models", ())]
     notes = [f"{name!r} has changed, but none of its kernels that run" for name in other["files"] if not refused]
     for part in ("versions", "machine", "run"):
