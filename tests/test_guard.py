@@ -97,7 +97,10 @@ def test_a_guard_goes_on_from_its_state():
     accepted(one, 100)
     one.judge(BAD[0])
     two = Guard(6.0)
-    two.restore(json.loads(json.dumps(one.state())))
+    accepted(two, 20, seed=9)  # which a state replaces
+    for _ in range(2):
+        two.restore(json.loads(json.dumps(one.state())))
+    assert two.state() == one.state()
     for step in [*steps(60, seed=5), Step(4.5, 1.0), Step(4.7, 1.0), Step(5.0, 1.0)]:
         assert one.judge(step) == two.judge(step)
     assert one.state() == two.state()

@@ -82,11 +82,10 @@ class Guard:
         return {"skipped": self.skipped, "recent": list(self.recent), "windows": windows}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state."""
+        """Go on from a state, which replaces what was seen so far."""
         self.skipped = state["skipped"]
-        self.recent.extend(state["recent"])
-        for name, window in self.windows.items():
-            window.extend(state["windows"][name])
+        self.recent = deque(state["recent"], maxlen=TRIES)
+        self.windows = {name: deque(state["windows"][name], maxlen=WINDOW) for name in self.windows}
 
 
 NOTHING_FOUND = "computed again all is finite: suspect the memory or the processor, or a kernel that races"

@@ -15,6 +15,7 @@ from cpuopt.check.gate import GateVerdict, Planned, conform
 from cpuopt.errors import UserError
 from cpuopt.isolate.child import Child
 from cpuopt.measure.roofline import Level, Roofs
+from cpuopt.train.guard import Guard
 from cpuopt.train.job import Settings, build_only, prepare
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -182,5 +183,6 @@ def test_the_check_on_a_first_step_changes_nothing(monkeypatch: pytest.MonkeyPat
     for more in ({}, {"model": "llama-tiny"}, {"variant": "vanilla"}, {"optimizer": "lion"}):
         job = prepare(Settings(**{**settings, **more}))
         assert len([c for c in job.checked if c["case"].startswith("BT=32")]) > 3
+        assert job.guard.state() == Guard().state()
         if not more:
             assert [job.take_step().loss for _ in range(3)] == losses
