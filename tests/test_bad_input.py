@@ -68,7 +68,7 @@ def test_the_command_that_the_others_are_made_from_is_right(capsys):
         *[("--threads", n, f"--threads {n}: expected 1 or more, up to 4,096") for n in (0, -1, 4097)],
         ("--val-batches", 0, "--val-batches 0: expected 1 or more"),
         ("--val-every", -1, "--val-every -1: expected 0 or more"),
-        ("--seed", -1, "--seed -1: expected 0 or more"),
+        *[("--seed", n, f"--seed {n}: expected 0 or more, below 2**63") for n in (-1, 2**63)],
         *[("--lr", x, f"--lr {x}: expected a positive number") for x in (0.0, -0.1, "nan", "inf")],
         *[("--eps", x, f"--eps {x}: expected a positive number") for x in (0.0, "nan")],
         *[("--clip", x, f"--clip {x}: expected a positive number") for x in (0.0, -1.0, "nan")],

@@ -35,6 +35,8 @@ POSITIVE: Allowed = (lambda x: 0 < x < inf, "a positive number")
 NOT_NEGATIVE: Allowed = (lambda x: 0 <= x < inf, "0 or more")
 FRACTION: Allowed = (lambda x: 0 <= x < 1, "0 or more, and less than 1")
 SHARE: Allowed = (lambda x: 0 <= x <= 1, "a share of --lr, from 0 to 1")
+SEED: Allowed = (lambda x: 0 <= x < 2**63, "0 or more, below 2**63")
+"""No larger number is read from a checkpoint (`reading.MOST`)."""
 
 
 LARGEST = 1 << 20
@@ -149,7 +151,7 @@ class Settings:
         shown="the physical performance cores this process may use",
         free=True,
     )
-    seed: int = setting(0, "Draw initial weights, data order and dropout from this random seed.", NOT_NEGATIVE)
+    seed: int = setting(0, "Draw initial weights, data order and dropout from this random seed.", SEED)
     lr: float = setting(1e-4, "Set the peak of the learning rate.", POSITIVE)
     schedule: str = setting(
         "constant", "Change the learning rate over time: constant, cosine, linear or wsd.", one_of(SCHEDULES)
