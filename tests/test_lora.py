@@ -365,6 +365,18 @@ def test_a_run_saves_its_adapter_and_resumes_to_the_bit(made, dtype, tmp_path):
     assert not np.array_equal(read("model.layers.0.mlp.up_proj.weight"), base("model.layers.0.mlp.up_proj.weight"))
 
 
+@pytest.mark.parametrize(
+    "given", [["model.gguf"], ["model.bin"], ["out", "--dtype", "q8_0"], ["out", "--tokenizer", "bytes"]]
+)
+def test_an_adapter_does_not_become_the_file_of_a_model(made, tmp_path, monkeypatch, capsys, given):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["convert", str(made / "float32-run"), *given]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"{' '.join(given[1:]) or repr(given[0])}: is for a model, and " in line
+    assert "; add --merge for a model, or name a directory alone for the adapter" in line
+    assert not [*tmp_path.iterdir()]
+
+
 def test_text_of_an_adapter_is_that_of_the_merged_model(made, capsys):
     texts = []
     for source in (["base", "--adapter", str(made / "float32-whole")], ["float32-run"], ["base"]):

@@ -95,6 +95,7 @@ def source_of(args: argparse.Namespace) -> tuple[Weights, Adapter | None]:
     """
     from ..train.checkpoint import FOLDER, chosen, open_weights
     from ..weights import is_adapter, merge
+    from ..weights.formats import target_format
     from ..weights.peft import named_base
 
     if is_adapter(args.source) and args.merge:
@@ -105,4 +106,16 @@ def source_of(args: argparse.Namespace) -> tuple[Weights, Adapter | None]:
     adapter = chosen(args.source).adapter if (args.source / FOLDER).is_dir() else None
     if args.merge and not adapter:
         raise UserError(f"--merge: {str(args.source)!r} has no adapter")
-    return weights, None if args.merge else adapter
+    if args.merge or not adapter:
+        return weights, None
+    of_models = {
+        repr(str(args.target)): target_format(args.target).ending,
+        f"--dtype {args.dtype}": args.dtype,
+        f"--tokenizer {args.tokenizer}": args.tokenizer,
+    }
+    if given := next((words for words, x in of_models.items() if x), ""):
+        raise UserError(
+            f"{given}: is for a model, and {str(args.source)!r} has trained an adapter; add --merge for a model, or "
+            "name a directory alone for the adapter"
+        )
+    return weights, adapter
