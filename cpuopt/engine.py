@@ -37,12 +37,11 @@ from .ops.rounding import draw_of
 from .program import arena
 from .program.optimizer import in_range, numbers
 from .program.program import DRAWS, PHASES, Phase, Scalar, Value
+from .program.tree import MOST_MICRO_BATCHES
 from .signals import deferred
 from .wording import nearest
 
 F = TypeVar("F", bound=Callable[..., Any])
-MOST_MICRO_BATCHES = 1 << 20
-"""More than a step ever has: each micro-batch of each step has random numbers of its own."""
 
 
 @dataclass(frozen=True)

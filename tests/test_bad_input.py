@@ -13,10 +13,13 @@ import pytest
 from cpuopt import cli
 from cpuopt.data.corpus import write_tokens
 from cpuopt.engine import Engine
+from cpuopt.errors import UserError
 from cpuopt.kernels import registry
 from cpuopt.program import arena
 from cpuopt.program.fuse import FUSIONS
+from cpuopt.program.tree import MOST_MICRO_BATCHES
 from cpuopt.train import record
+from cpuopt.train.settings import Settings
 
 JOB = ["--model", "gpt2-tiny", "--data", "text.txt", "-B", "2", "-T", "16", "--steps", "2"]
 HEAD = "from cpuopt import kernel, ops\n"
@@ -79,6 +82,14 @@ def test_the_command_that_the_others_are_made_from_is_right(capsys):
 )
 def test_numbers_that_no_run_can_use(refused, flag, value, words):
     assert refused("train", f"{flag}={value}" if flag[1] == "-" else f"{flag}{value}").startswith(words)
+
+
+def test_more_micro_batches_than_have_random_numbers_of_their_own():
+    most = MOST_MICRO_BATCHES * 32
+    Settings(B=2, T=16, total_batch=most).check()
+    for more in (most + 32, most + 33, 10**30):
+        with pytest.raises(UserError, match=f"^--total-batch {more}: expected {most} or less, 1,048,576 micro-batches"):
+            Settings(B=2, T=16, total_batch=more).check()
 
 
 @pytest.mark.parametrize("verb", ["profile", "program", "warmup"])

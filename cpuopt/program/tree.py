@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+MOST_MICRO_BATCHES = 1 << 20
+"""The most that a step can have, because each micro-batch of each step has random numbers of its own."""
 OWN: int | None = None
 """The place of the gradients themselves; other places are numbered buffers."""
 

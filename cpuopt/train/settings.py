@@ -18,6 +18,7 @@ from typing import Any, get_args, get_type_hints
 from .. import models
 from ..errors import UserError
 from ..files.reading import from_json, parse_json, read_file
+from ..program.tree import MOST_MICRO_BATCHES
 from ..wording import guess, nearest
 from .schedule import SCHEDULES
 
@@ -316,6 +317,11 @@ class Settings:
         self.check_optimizer()
         if self.warmup_steps and self.warmup_steps >= self.steps:
             raise UserError(f"--warmup-steps {self.warmup_steps}: expected less than the {self.steps} steps of --steps")
+        if self.micro_batches > MOST_MICRO_BATCHES:
+            raise UserError(
+                f"--total-batch {self.total_batch}: expected {MOST_MICRO_BATCHES * self.B * self.T} or less, "
+                f"{MOST_MICRO_BATCHES:,} micro-batches of -B {self.B} times -T {self.T}; take a larger -B or -T"
+            )
         if self.total_batch is not None and (self.total_batch < 1 or self.total_batch % (self.B * self.T)):
             near = max(1, round(self.total_batch / (self.B * self.T))) * self.B * self.T
             raise UserError(
