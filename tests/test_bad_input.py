@@ -204,6 +204,20 @@ def test_data(refused, data, words):
     assert words in refused("train", "--data", data)
 
 
+@pytest.mark.parametrize(
+    ("data", "form", "words"),
+    [
+        ("c.jsonl", "alpaca", "--chat-format 'alpaca': expected chatml or llama3"),
+        ("text.txt", "chatml", "--chat-format chatml: --data text.txt is text, which has no messages; expected a "),
+    ],
+)
+def test_forms_of_chats(refused, data, form, words):
+    Path("c.jsonl").write_text('{"text": "of no form"}\n')
+    assert refused("train", "--data", data, "--chat-format", form).startswith(words)
+    if data == "c.jsonl":
+        assert refused("data", "show", data, "--chat-format", form, base=[]) == words
+
+
 # Kernels
 
 

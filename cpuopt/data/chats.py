@@ -32,7 +32,7 @@ from ..errors import UserError
 from ..files.reading import parse_json
 from ..wording import count
 from .batches import require_known_ids, sorted_order
-from .forms import FORMATS, TurnEncoder, format_of
+from .forms import FORMATS, TurnEncoder, format_of, require_format
 from .stored import File, tokens_of
 from .tokenizers import Tokenizer, get_tokenizer, require_fit
 
@@ -363,6 +363,7 @@ def load_chats(
     UserError
         For a file that cannot be read, and for the first line that is no example.
     """
+    require_format(chat_format)
     require_fit(tokenizer, vocab_size)
     tokenizer = tokenizer or "bytes"
     t, form = get_tokenizer(tokenizer), None

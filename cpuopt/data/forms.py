@@ -56,6 +56,12 @@ FORMATS = {
 }
 
 
+def require_format(name: str | None) -> None:
+    """Refuse the name of a form that does not exist; None is no name."""
+    if name is not None and name not in FORMATS:
+        raise UserError(f"--chat-format {name!r}: expected {' or '.join(FORMATS)}")
+
+
 def format_of(tokenizer: Tokenizer, asked: str | None = None, flag: str = "--chat") -> Format:
     """Return the form that was asked for, or else the one whose special tokens a tokenizer has.
 
@@ -68,8 +74,7 @@ def format_of(tokenizer: Tokenizer, asked: str | None = None, flag: str = "--cha
     UserError
         If it lacks some of them.
     """
-    if asked is not None and asked not in FORMATS:
-        raise UserError(f"--chat-format {asked!r}: expected {' or '.join(FORMATS)}")
+    require_format(asked)
     lacking: list[str] = []
     for name in [asked] if asked else FORMATS:
         missing = next((t for t in FORMATS[name].needed if tokenizer.id_of(t) is None), None)

@@ -308,6 +308,7 @@ class Settings:
             Naming the flag.
         """
         from ..data.chats import is_chats
+        from ..data.forms import require_format
         from ..weights import check_target
         from . import tensorboard
         from .record import check_name
@@ -343,6 +344,12 @@ class Settings:
             raise UserError("--base bf16: products read it with --dtype bf16 alone; add that, or take --base int8")
         if self.pack and not is_chats(self.data):
             raise UserError(f"--pack: --data {self.data} is text, whose rows are full; expected a .jsonl of examples")
+        require_format(self.chat_format)
+        if self.chat_format is not None and not is_chats(self.data):
+            raise UserError(
+                f"--chat-format {self.chat_format}: --data {self.data} is text, which has no messages; expected a "
+                ".jsonl of chats"
+            )
         for name in ("patience", "keep_best"):
             if getattr(self, name) and not self.val_every:
                 raise UserError(f"{flag(name)}: expected with --val-every N, without which nothing is validated")
