@@ -359,7 +359,30 @@ def test_a_closed_terminal_ends_the_run_with_a_checkpoint():
     assert checkpoint.newest(path).state["step"] == done == len((path / "metrics.jsonl").read_text().splitlines())
 
 
-def test_only_a_lost_terminal_is_survived():
+def unread(*words):
+    """Run a command whose output goes to a pipe that is closed, as behind ``| head -1``."""
+    ours, theirs = os.pipe()
+    os.close(ours)
+    environment = {name: v for name, v in os.environ.items() if name != "NUMBA_NUM_THREADS"}
+    command = [sys.executable, "-m", "cpuopt", *words]
+    try:
+        return subprocess.run(command, stdout=theirs, stderr=subprocess.PIPE, text=True, env=environment, timeout=300)
+    finally:
+        os.close(theirs)
+
+
+@pytest.mark.parametrize("more", [[], ["--json"]])
+def test_a_run_whose_output_nobody_reads_goes_on(more):
+    words = ["train", "--model", SIZES, "--data", "text.txt", "-B", "2", "-T", "8", "--variant", "vanilla"]
+    done = unread(*words, "--steps", "3", "--val-every", "0", "--save", "out", *more)
+    assert done.returncode == 0, done.stderr
+    assert "Broken" not in done.stderr
+    (path,) = Path("runs").iterdir()
+    assert json.loads((path / "summary.json").read_text())["steps"] == 3
+    assert weights.open_weights(Path("out")).config.n_embd == 16
+
+
+def test_only_output_that_is_lost_is_survived():
     with console.surviving_hangup():
         raise OSError(errno.EIO, "gone")
     with pytest.raises(BrokenPipeError), console.surviving_hangup():
@@ -572,6 +595,11 @@ def test_an_older_checkpoint_of_many_rows_had_another_order(monkeypatch):
     with pytest.raises(UserError, match="the order of the text, for 44 rows"):
         job.prepare(settings, resume=found)
     assert "order of the text" in job.prepare(settings, resume=found, accept_changes=True).changes[0]
+
+
+def test_a_table_that_nobody_reads_ends_the_command_without_a_word():
+    found = unread("kernels")
+    assert (found.returncode, found.stderr) == (1, "")
 
 
 def test_an_output_that_no_disk_takes_costs_one_line():

@@ -88,7 +88,9 @@ def _train(args: argparse.Namespace, rank: ranks.Rank) -> int:
         job = prepare(asked, progress, resume, args.accept_changes, comm=comm, agreed=agreement.settle)
     if rank.place and not args.json:
         there = comm.everyone([rank.place.host, *rank.place.cores])
-        console.show([*ranks_table(there, comm.everyone(threads)), *default])
+        table = ranks_table(there, comm.everyone(threads))
+        with console.surviving_hangup():
+            console.show([*table, *default])
     for note in job.notes:
         console.note(f"since the checkpoint: {note}")
     with console.saying() as say:

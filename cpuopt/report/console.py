@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import select
 import shlex
 import termios
 import time
@@ -68,6 +69,10 @@ class Plain(Console):
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(plain(segment.text), segment.style)
 
+    def on_broken_pipe(self) -> None:
+        """Raise the error of a pipe that nobody reads; rich would end the process."""
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
 
 OUT, ERR = Plain(), Plain(stderr=True)
 
@@ -102,20 +107,29 @@ def put(console: Console, shown: RenderableType) -> None:
 
 @contextmanager
 def surviving_hangup() -> Iterator[None]:
-    """Discard output once the terminal is closed, so that the work goes on."""
+    """Discard output once the terminal is closed, or nobody reads the pipe, so that the work goes on."""
     try:
         yield
     except OSError as e:
-        if e.errno != errno.EIO:
+        lost = [shown for shown in (1, 2) if _is_lost(shown)]
+        if e.errno != errno.EIO and not (e.errno == errno.EPIPE and lost):
             raise
         null = os.open(os.devnull, os.O_WRONLY)
-        for shown in (1, 2):
-            try:
-                termios.tcgetattr(shown)
-            except termios.error as gone:
-                if gone.args[0] == errno.EIO:
-                    os.dup2(null, shown)
+        for shown in lost:
+            os.dup2(null, shown)
         os.close(null)
+
+
+def _is_lost(descriptor: int) -> bool:
+    """Return whether a descriptor is of a closed terminal, or of a pipe that nobody reads."""
+    try:
+        termios.tcgetattr(descriptor)
+    except termios.error as e:
+        if e.args[0] == errno.EIO:
+            return True
+    waiting = select.poll()
+    waiting.register(descriptor, 0)  # errors are reported without being asked for
+    return bool(waiting.poll(0))
 
 
 @contextmanager
