@@ -86,9 +86,9 @@ FORWARD_SCRATCH = WIDE * TALL + TALL
 INPUT_SPARE = INPUT_ROWS * NR
 INPUT_SCRATCH = INPUT_SPARE + INPUT_DEPTH * NR + SHORT_DEPTH * FEW
 WEIGHT_BLOCK = WEIGHT_DEPTH * OUTPUTS
-PLACES = SHARED // 2  # to fetch while a group is multiplied: one for every second of at most SHARED tokens
+LISTED = SHARED // 2  # to fetch while a group is multiplied: one for every second of at most SHARED tokens
 WEIGHT_SPARE = OUTPUTS + OUTPUTS * NR  # the bias's gradient, and a tile
-WEIGHT_SCRATCH = WEIGHT_BLOCK + WEIGHT_SPARE + 2 * PLACES * -(-OUTPUTS // MR)
+WEIGHT_SCRATCH = WEIGHT_BLOCK + WEIGHT_SPARE + 2 * LISTED * -(-OUTPUTS // MR)
 
 
 def up(n, step):
@@ -597,7 +597,7 @@ def weight_chunk_by(multiply, pack_outputs, per, lines, fetch=None):
 
     @cache
     def of(epilogue):
-        reads = epilogue.reads if fetch and HOST.ahead and MR * len(epilogue.reads) <= PLACES else ()
+        reads = epilogue.reads if fetch and HOST.ahead and MR * len(epilogue.reads) <= LISTED else ()
         fetches, list_places = len(reads) > 0, places_of(reads)
 
         @helper(inline="always")
@@ -606,7 +606,7 @@ def weight_chunk_by(multiply, pack_outputs, per, lines, fetch=None):
             groups = ceil(rows, MR)
             size, longer, part = rows // groups, rows % groups, length // groups
             for g in range(groups):
-                n, first = size + 1 if g < longer else size, PLACES * g
+                n, first = size + 1 if g < longer else size, LISTED * g
                 end = list_places(to, places, first, row, n, c)
                 for i in range(end, first + most):
                     put_place(places, i, at(panel, part * g + (i - end) * 2 * LINE))
@@ -641,7 +641,7 @@ def weight_chunk_by(multiply, pack_outputs, per, lines, fetch=None):
                     x, adds, length = at(block, 0), adding and inside, depth * NR * lines
                     if fetches and M <= SHARED:
                         list_ahead(places, depth // 2, to, n0, rows, c, at(b, length), length)
-                        ahead, apart = at(places, 0), 2 * PLACES
+                        ahead, apart = at(places, 0), 2 * LISTED
                         multiply_ahead(rows, x, PACKED, b, NR, out, line, depth, adds, ahead, apart, 0, 0)
                     else:
                         ahead, apart, step = at(b, length), length // groups, 2 * ceil(NR, groups) * lines
