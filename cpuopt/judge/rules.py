@@ -52,13 +52,16 @@ TOOLKIT = "elementwise fastmath lanes queue simd tiles pairs"
 """The modules of the toolkit from which a candidate may import."""
 MAKERS = {"queue": {"for_each_thread", "QUEUE", "ORDERED"}, "elementwise": {"loop_of"}}
 """What a candidate may import of them that is neither a compiled function nor a number."""
+ADDRESSES = {"put_place", "listed_pair_product"}
+"""What no candidate may import of them: it makes a number of an address, or an address of a number. A text that knows
+where its arrays lie can tell a check from the timing, and find there what it wrote for an earlier call."""
 
 
 def usable(module: str) -> set[str]:
     """Return the names of a module of the toolkit that a candidate may import: compiled functions, and numbers."""
     there = vars(import_module(f"cpuopt.kernels.toolkit.{module}")).items()
     found = {name for name, x in there if hasattr(x, "py_func") or type(x).__name__ == "_Intrinsic" or _is_number(x)}
-    return {name for name in found if not name.startswith("_")} | MAKERS.get(module, set())
+    return {name for name in found - ADDRESSES if not name.startswith("_")} | MAKERS.get(module, set())
 
 
 def _is_number(x: object) -> bool:

@@ -68,6 +68,8 @@ FROM = {
         "from llvmlite import binding",
         "from cpuopt.kernels.toolkit.lanes import ir",
         "from cpuopt.kernels.toolkit.simd import machine_code",
+        "from cpuopt.kernels.toolkit.simd import at, put_place",
+        "from cpuopt.kernels.toolkit.simd import listed_pair_product",
         "from cpuopt.kernels.toolkit.queue import numba",
         "from . import corpus",
         "from cpuopt import registry",
@@ -307,7 +309,11 @@ TWINS = {
     "residency": relu(before="x = np.zeros(9, np.float32)", each="max(inp[i], x[0])"),
     "surroundings": relu(each="max(inp[i], ZERO)", options=", fastmath={'contract'}"),
     "other side": relu("@helper()\ndef f(x):\n    return max(x, ZERO)".replace("ZERO", "0"), each="f(inp[i])"),
-    "way out": relu(before="x = inp.reshape(inp.size)", each="max(x[i], ZERO)"),
+    "way out": relu(
+        "from cpuopt.kernels.toolkit.simd import at, prefetch",
+        before="x = inp.reshape(inp.size)\nprefetch(at(x, 0))",
+        each="max(x[i], ZERO)",
+    ),
     "promises": relu(options=", parallel=False, fastmath=False"),
     "text": relu(top='"""A ReLU."""'),
     "nothing": relu(each="inp[i] if not inp[i] <= ZERO else ZERO"),
@@ -352,7 +358,13 @@ def as_text(variant, name):
     for old, new in RENAMED.items():
         text = text.replace(old, new)
     tree = ast.parse(text)
-    kept = [n for n in tree.body if not re.search(r"epilogue|WEIGHT_SCRATCH|weight_by|return \[", ast.unparse(n))]
+    by_rule = r"epilogue|WEIGHT_SCRATCH|weight_by|weight_chunk|_place\(|_places\(|return \["
+    kept = [n for n in tree.body if not re.search(by_rule, ast.unparse(n))]
+    used = {n.id for node in kept for n in ast.walk(node) if isinstance(n, ast.Name)}
+    for n in kept:
+        if isinstance(n, ast.ImportFrom):
+            n.names = [a for a in n.names if (a.asname or a.name) in used]
+    kept = [n for n in kept if not isinstance(n, ast.ImportFrom) or n.names]
     for n in ast.walk(tree):
         if isinstance(n, ast.FunctionDef):
             n.decorator_list = [d for d in n.decorator_list if ast.unparse(d) != "cache"]

@@ -48,7 +48,9 @@ def test_a_maximum_of_the_first_elements_is_found_wrong(session: Judge) -> None:
     assert session.check(sampled, "softmax_forward").verdict == "wrong"
 
 
-@pytest.mark.parametrize("of", ["deferred", "lower precision", "residency", "sizes", "limits", "order", "state"])
+@pytest.mark.parametrize(
+    "of", ["deferred", "lower precision", "residency", "sizes", "limits", "order", "state", "way out"]
+)
 def test_an_honest_twin_is_right(of: str, session: Judge) -> None:
     found = session.check(TWINS[of], "relu_forward")
     assert (found.verdict, found.reason) == ("right", "")
