@@ -13,6 +13,7 @@ from cpuopt.kernels import registry
 from cpuopt.kernels.registry import Kernel, op_matches
 from cpuopt.models import specs
 from cpuopt.models.gpt2 import GPT2, PRESETS
+from cpuopt.ops.declaration import N
 
 
 def zeros(variant="zeros", options="", scratch=""):
@@ -77,6 +78,22 @@ def test_the_parameters_must_be_the_declared_ones():
     assert "write def gelu_backward(dinp, dinp_add, dout, inp, work)" in message
     assert re.search(r"test_registry\.py:\d+\]$", message)
     assert "mine" not in registry.variants("gelu_backward")
+
+
+@pytest.mark.parametrize("size", ["N + 1", 1.5, None])
+def test_a_size_of_scratch_is_a_number_or_a_function(size):
+    def decorate():
+        @kernel(ops.gelu_forward, "mine", scratch=[("work", size)], jit=False)
+        def gelu_forward(out, inp, work): ...
+
+    message = refused(decorate)
+    assert message.startswith(f"gelu_forward[mine]: scratch 'work' has the size {size!r}; write a number, a function")
+    assert "mine" not in registry.variants("gelu_forward")
+
+
+@pytest.mark.parametrize("size", [7, np.int64(7), N, lambda sizes: sizes["N"]])
+def test_a_size_of_scratch_becomes_a_number_of_elements(size):
+    assert registry.Scratch("work", size).elements({"N": 7}) == 7
 
 
 def test_a_second_registration_names_both_places():

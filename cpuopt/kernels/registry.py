@@ -40,7 +40,7 @@ class Scratch:
 
     def elements(self, sizes: Mapping[str, int]) -> int:
         """Compute its length."""
-        return self.size if isinstance(self.size, int) else int(self.size(sizes))
+        return int(self.size(sizes) if callable(self.size) else self.size)
 
 
 @dataclass(frozen=True)

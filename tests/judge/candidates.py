@@ -205,7 +205,8 @@ RUN = {
         "skips what seems done": relu(before="if out[0] == out[0]:\n    return"),
         "skips every sixteenth": relu(each="max(inp[i], ZERO) if i % 16 < 15 else out[i]"),
         "keeps a result in scratch": (
-            HEAD + "\n\n@kernel(ops.relu_forward, 'mine', parallel=False, scratch=[('kept', 'N + 1')])\n"
+            HEAD + "\n\n@kernel(ops.relu_forward, 'mine', parallel=False,\n"
+            "        scratch=[('kept', lambda sizes: sizes['N'] + 1)])\n"
             "def relu_forward(out, inp, kept):\n    n = inp.shape[0]\n    if kept[n] == 7:\n        out[:] = kept[:n]\n"
             "        return\n    for i in range(n):\n        out[i] = max(inp[i], np.float32(0))\n"
             "        kept[i] = out[i]\n    kept[n] = 7\n"
@@ -265,9 +266,7 @@ RUN = {
         ),
     },
     "limits": {
-        "asks for much scratch": relu()
-        .replace("parallel=False", "parallel=False, scratch=[('x', 'N*999999')]")
-        .replace("(out, inp)", "(out, inp, x)"),
+        "asks for much scratch": scratched("lambda sizes: sizes['N'] * 999999"),
         "takes all memory": relu(before="x = np.zeros(1 << 36, np.float32)", each="max(inp[i], ZERO) + x[i]"),
         "divides by zero in a size": relu()
         .replace("parallel=False", "parallel=False, scratch=[('x', lambda sizes: 1 // 0)]")
@@ -275,6 +274,11 @@ RUN = {
     },
 }  # fmt: skip
 """By class and name, texts that the rules allow."""
+FOUND = {
+    "keeps a result in scratch": "and what it wrote was left",
+    "asks for much scratch": "elements of scratch 'x'; expected up to",
+}
+"""Words of the reason by which some of them are found, which others could hide."""
 OUTLASTS = {
     "an array": relu("SEEN = np.sqrt((0.0, 1.0))"),
     "an array in a tuple": relu("SEEN = (1, (np.float32((0.0,) * 9), 1))"),
@@ -291,6 +295,7 @@ OUTLASTS = {
 BROKEN = {
     "types that do not fit": relu(each="(1, 2)"),
     "scratch of an unknown type": scratched("9, 'object'"),
+    "scratch whose size is a text": scratched("'N + 1'"),
     "another parameter": relu().replace("(out, inp)", "(out, inp, x)"),
 }
 """Texts that do not compile."""

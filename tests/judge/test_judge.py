@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from candidates import BROKEN, FILES, HONEST_RELU, LARGE, OUTLASTS, RUN, TWINS, as_text, package, relu
+from candidates import BROKEN, FILES, FOUND, HONEST_RELU, LARGE, OUTLASTS, RUN, TWINS, as_text, package, relu
 
 from cpuopt import ops
 from cpuopt.check import check
@@ -37,6 +37,7 @@ def test_a_hostile_candidate_is_found_wrong(of: str, name: str, session: Judge) 
     found = session.check(RUN[of][name], "relu_forward")
     assert found.verdict in ("wrong", "cheating"), found
     assert found.reason
+    assert FOUND.get(name, "") in found.reason
     assert "\n" not in found.reason
 
 
@@ -106,6 +107,7 @@ def test_what_does_not_compile_is_said(name: str, session: Judge) -> None:
         found.line == 13
         or "parameters are (out, inp, x)" in found.reason
         or "scratch 'x' has the type 'object'" in found.reason
+        or "scratch 'x' has the size 'N + 1'; write a number" in found.reason
     )
 
 

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack
+from numbers import Integral
 from queue import SimpleQueue
 from typing import Any
 
@@ -92,7 +93,7 @@ def kernel(
         takes all of them as ``*args``.
     variant : the name that ``--variant`` and ``--swap`` use.
     scratch : ``(name, size)`` of float32 working memory, or ``(name, size, dtype)``; a size is a number, an expression
-        such as ``BT*C``, or a function of the sizes.
+        of symbols such as ``BT * C``, which is no text, or a function of the sizes.
     jit : False for a plain Python function.
     same_bits : whether it promises identical bits for any number of threads.
     skips : gradients that it does not compute if their array has length zero, since what they are of is frozen; the
@@ -122,6 +123,12 @@ def kernel(
             raise UserError(
                 f"{op.name}[{variant}]: scratch '{unknown.name}' has the type {unknown.dtype!r}; expected one of "
                 f"{', '.join(NUMBA)}  [{where}]"
+            )
+        if odd := next((s for s in parts if not (isinstance(s.size, Integral) or callable(s.size))), None):
+            raise UserError(
+                f"{op.name}[{variant}]: scratch '{odd.name}' has the size {odd.size!r}; write a number, a function as "
+                "in lambda sizes: sizes['N'] + 1, or N + 1 without quotes, with N from cpuopt.ops.declaration  "
+                f"[{where}]"
             )
         params = list(inspect.signature(function).parameters)
         if takes_all(function):
